@@ -1,0 +1,1 @@
+//! What the programs in `bin/` share.

@@ -1,0 +1,1 @@
+//! Raw bindings to DPDK (filled by the build script).

@@ -1,0 +1,65 @@
+//! Every limit of the stack, with the assertions between them.
+
+use core::time::Duration;
+
+/// Frames taken from a queue in one burst.
+pub const RX_BURST: usize = 32;
+/// Frames a turn may hold for the port: an ACK for each frame received, and as many data packets.
+pub const TX_BURST: usize = 64;
+/// Packets one queue pair may build in a turn before the next one gets its chance.
+pub const QP_TX_BUDGET: usize = 16;
+/// Queue pairs served from the ready list in a turn.
+pub const READY_BUDGET: usize = 64;
+/// Frames waiting in a shard's inbox (handed over, or addressed to ourselves).
+pub const INBOX_DEPTH: usize = 1024;
+/// How long a port may refuse every frame before the backlog is dropped, under its counter.
+pub const TX_STALL: Duration = Duration::from_millis(1);
+
+/// Bits of a queue pair number that name the shard.
+pub const SHARD_BITS: u32 = 4;
+/// Shards a device can have.
+pub const SHARDS_MAX: usize = 1 << SHARD_BITS;
+/// Queue pairs a shard can hold.
+pub const QPS_PER_SHARD_MAX: usize = 1 << 17;
+
+/// Work requests in a send or receive queue.
+pub const QUEUE_DEPTH_MAX: u32 = 1 << 15;
+/// Scatter/gather elements of a work request.
+pub const SGE_MAX: usize = 16;
+/// Inline bytes of a work request.
+pub const INLINE_MAX: u32 = 512;
+/// Entries of a completion queue.
+pub const CQE_MAX: u32 = 1 << 22;
+/// Bytes of a message (IBA 9.7.7: 2^31).
+pub const MESSAGE_MAX: u32 = 1 << 31;
+/// READ and ATOMIC requests outstanding at either end of a queue pair.
+pub const RD_ATOMIC_MAX: u8 = 16;
+/// Memory regions of a device.
+pub const MR_MAX: usize = 1 << 16;
+
+/// Request packets a queue pair may have unacknowledged.
+pub const WINDOW_PACKETS: u32 = 256;
+/// A packet asks for an acknowledgement at least this often inside a message.
+pub const ACK_REQ_STRIDE: u32 = 32;
+
+/// Neighbour resolution: time between two requests, and how many are sent.
+pub const NEIGHBOUR_RETRY: Duration = Duration::from_millis(250);
+/// Requests sent before a neighbour counts as unreachable.
+pub const NEIGHBOUR_TRIES: u8 = 5;
+/// How long an unreachable neighbour is remembered before it is asked for again.
+pub const NEIGHBOUR_FAILED_HOLD: Duration = Duration::from_secs(1);
+/// How long a neighbour entry is used before it is asked for again (the old address stays in use meanwhile).
+pub const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(60);
+/// Entries of the neighbour table.
+pub const NEIGHBOUR_MAX: usize = 1024;
+
+/// The background helper polls hot this long after the last frame.
+pub const HELPER_HOT: Duration = Duration::from_micros(50);
+/// The longest sleep of the background helper while a queue pair is connected.
+pub const HELPER_SLEEP: Duration = Duration::from_millis(1);
+
+const _: () = assert!(TX_BURST >= 2 * RX_BURST, "a burst received must find room for its ACKs");
+const _: () = assert!(WINDOW_PACKETS < 1 << 23, "half the PSN circle is the specification's limit");
+const _: () = assert!(ACK_REQ_STRIDE * 2 <= WINDOW_PACKETS, "an ACK must arrive before the window closes");
+const _: () = assert!(QUEUE_DEPTH_MAX.is_power_of_two() && QUEUE_DEPTH_MAX < 1 << 23);
+const _: () = assert!(MR_MAX.is_power_of_two() && MR_MAX <= 1 << 24);

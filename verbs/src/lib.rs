@@ -1,0 +1,1 @@
+//! RDMA verbs in Rust.
