@@ -163,7 +163,8 @@ impl core::str::FromStr for Mac {
         let mut parts = s.split(':');
         for byte in &mut out {
             let part = parts.next().ok_or("a MAC address has six parts, as 02:00:00:00:00:01")?;
-            *byte = u8::from_str_radix(part, 16).map_err(|_| "a MAC address is hexadecimal, as 02:00:00:00:00:01")?;
+            *byte = u8::from_str_radix(part, 16)
+                .map_err(|_| "a MAC address is hexadecimal, as 02:00:00:00:00:01")?;
         }
         if parts.next().is_some() {
             return Err("a MAC address has six parts, as 02:00:00:00:00:01");
@@ -325,7 +326,9 @@ mod tests {
 
     #[test]
     fn packet_counts() {
-        for (len, n) in [(0, 1), (1, 1), (1023, 1), (1024, 1), (1025, 2), (2048, 2), (2049, 3), (1 << 31, 1 << 21)] {
+        for (len, n) in
+            [(0, 1), (1, 1), (1023, 1), (1024, 1), (1025, 2), (2048, 2), (2049, 3), (1 << 31, 1 << 21)]
+        {
             assert_eq!(Mtu::Mtu1024.packets(len), n, "length {len}");
         }
     }

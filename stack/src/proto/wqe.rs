@@ -1,0 +1,208 @@
+//! Work queue elements: how a work request lies in a ring slot.
+//!
+//! A slot is a run of 16-byte granules. A send slot holds a [`SendWqe`] (three granules), then either its
+//! scatter/gather list (a granule each) or its inline data. A receive slot holds a [`RecvWqe`] (one granule),
+//! then its list. The slot size is fixed when the queue is made ([`send_stride`], [`recv_stride`]), so a work
+//! request is found by its sequence number alone.
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+use super::status::{SendFlags, WrOpcode};
+
+/// The unit of a ring slot.
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C, align(16))]
+pub struct Granule(pub [u64; 2]);
+
+/// Bytes of a [`Granule`].
+pub const GRANULE: usize = size_of::<Granule>();
+
+/// A scatter/gather element, `struct ibv_sge`.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Sge {
+    /// Address of the buffer (an offset for a zero-based region).
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Local key of the memory region.
+    pub lkey: u32,
+}
+
+/// The fixed part of a send work request in its slot.
+#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SendWqe {
+    /// The caller's tag.
+    pub wr_id: u64,
+    /// Remote virtual address (WRITE, READ, atomics).
+    pub remote_addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Bytes of the message, `0 ..= 2^31`.
+    pub length: u32,
+    /// The queue pair's epoch under which the request was accepted.
+    pub epoch: u32,
+    opcode: u8,
+    flags: u8,
+    /// Elements of the list behind the header; 0 for inline data.
+    pub num_sge: u8,
+    reserved: u8,
+    /// Immediate data or key to invalidate (low half); the compare or add operand of an atomic.
+    pub arg0: u64,
+    /// The swap operand of COMPARE&SWAP.
+    pub arg1: u64,
+}
+
+/// The fixed part of a receive work request in its slot.
+#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RecvWqe {
+    /// The caller's tag.
+    pub wr_id: u64,
+    /// The queue pair's epoch under which the request was accepted.
+    pub epoch: u32,
+    /// Elements of the list behind the header.
+    pub num_sge: u32,
+}
+
+const SEND_HEADER: usize = size_of::<SendWqe>() / GRANULE;
+const RECV_HEADER: usize = size_of::<RecvWqe>() / GRANULE;
+const _: () = assert!(size_of::<Granule>() == 16 && size_of::<Sge>() == GRANULE);
+const _: () = assert!(size_of::<SendWqe>() == 48 && size_of::<RecvWqe>() == 16);
+
+/// Granules of a send slot that holds `max_sge` elements or `max_inline` bytes; a multiple of a cache line.
+pub const fn send_stride(max_sge: usize, max_inline: usize) -> usize {
+    let inline = max_inline.div_ceil(GRANULE);
+    let body = if max_sge > inline { max_sge } else { inline };
+    (SEND_HEADER + body).next_multiple_of(64 / GRANULE)
+}
+
+/// Granules of a receive slot that holds `max_sge` elements.
+pub const fn recv_stride(max_sge: usize) -> usize {
+    (RECV_HEADER + max_sge).next_multiple_of(2)
+}
+
+impl SendWqe {
+    /// A request of `opcode` with nothing else set.
+    pub fn new(wr_id: u64, opcode: WrOpcode, flags: SendFlags) -> Self {
+        Self { wr_id, opcode: opcode as u8, flags: flags.bits() as u8, ..Self::new_zeroed() }
+    }
+    /// The operation.
+    #[inline]
+    pub fn opcode(&self) -> WrOpcode {
+        WrOpcode::from_u8(self.opcode)
+    }
+    /// The send flags.
+    #[inline]
+    pub fn flags(&self) -> SendFlags {
+        SendFlags::from_bits_truncate(u32::from(self.flags))
+    }
+    /// Whether a success makes a completion.
+    #[inline]
+    pub fn signaled(&self) -> bool {
+        self.flags().contains(SendFlags::SIGNALED)
+    }
+    /// Marks the request as signalled (`sq_sig_all`).
+    pub fn set_signaled(&mut self) {
+        self.flags |= SendFlags::SIGNALED.bits() as u8;
+    }
+    /// Immediate data, in the byte order of the wire.
+    #[inline]
+    pub fn imm(&self) -> [u8; 4] {
+        (self.arg0 as u32).to_ne_bytes()
+    }
+    /// Sets the immediate data.
+    pub fn set_imm(&mut self, imm: [u8; 4]) {
+        self.arg0 = u64::from(u32::from_ne_bytes(imm));
+    }
+    /// The fixed part of a slot.
+    #[inline]
+    pub fn of(slot: &[Granule]) -> &Self {
+        let (wqe, _) = Self::ref_from_prefix(slot.as_bytes()).expect("a send slot holds a header");
+        wqe
+    }
+    /// The scatter/gather list of a slot.
+    #[inline]
+    pub fn sges(slot: &[Granule]) -> &[Sge] {
+        let n = Self::of(slot).num_sge as usize;
+        let body = slot[SEND_HEADER..].as_bytes();
+        <[Sge]>::ref_from_prefix_with_elems(body, n).map_or(&[], |(list, _)| list)
+    }
+    /// The inline data of a slot.
+    #[inline]
+    pub fn inline_data(slot: &[Granule]) -> &[u8] {
+        let body = slot[SEND_HEADER..].as_bytes();
+        &body[..(Self::of(slot).length as usize).min(body.len())]
+    }
+    /// Writes the fixed part and returns the rest of the slot, for the list or the inline data.
+    #[inline]
+    pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
+        let (head, body) = slot.split_at_mut(SEND_HEADER);
+        head.as_mut_bytes().copy_from_slice(self.as_bytes());
+        body.as_mut_bytes()
+    }
+}
+
+impl RecvWqe {
+    /// The fixed part of a slot.
+    #[inline]
+    pub fn of(slot: &[Granule]) -> &Self {
+        let (wqe, _) = Self::ref_from_prefix(slot.as_bytes()).expect("a receive slot holds a header");
+        wqe
+    }
+    /// The scatter/gather list of a slot.
+    #[inline]
+    pub fn sges(slot: &[Granule]) -> &[Sge] {
+        let n = Self::of(slot).num_sge as usize;
+        let body = slot[RECV_HEADER..].as_bytes();
+        <[Sge]>::ref_from_prefix_with_elems(body, n).map_or(&[], |(list, _)| list)
+    }
+    /// Writes the fixed part and returns the rest of the slot, for the list.
+    #[inline]
+    pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
+        let (head, body) = slot.split_at_mut(RECV_HEADER);
+        head.as_mut_bytes().copy_from_slice(self.as_bytes());
+        body.as_mut_bytes()
+    }
+}
+
+/// Copies a scatter/gather list into the body that [`SendWqe::put`] or [`RecvWqe::put`] returned.
+#[inline]
+pub fn put_sges(body: &mut [u8], sges: &[Sge]) {
+    body[..size_of_val(sges)].copy_from_slice(sges.as_bytes());
+}
+
+/// A completion queue entry: one cache line, `struct ibv_wc` and what poll needs to skip stale ones.
+#[derive(Clone, Copy, Default, Debug)]
+#[repr(C, align(64))]
+pub struct Cqe {
+    /// The work request's tag.
+    pub wr_id: u64,
+    /// Index of the queue pair in the device's table of words (see [`crate::sync::words`]).
+    pub qp_index: u32,
+    /// Epoch of the queue pair; an older one than the table's makes poll skip the entry.
+    pub epoch: u32,
+    /// Number of the queue pair.
+    pub qpn: u32,
+    /// Received bytes; for READ and atomics, the bytes returned.
+    pub byte_len: u32,
+    /// Immediate data in wire order, or the invalidated key, as `flags` says.
+    pub imm: u32,
+    /// Source queue pair of a datagram.
+    pub src_qp: u32,
+    /// A vendor error number (a [`crate::wire::Discard`] or fault, for people).
+    pub vendor_err: u32,
+    /// `WcStatus` as a number.
+    pub status: u8,
+    /// `WcOpcode` as a number.
+    pub opcode: u8,
+    /// `WcFlags` bits.
+    pub flags: u8,
+    /// Whether the message asked for a solicited event.
+    pub solicited: bool,
+    /// Nanoseconds of the shard's clock when the completion was made.
+    pub timestamp: u64,
+}
+
+const _: () = assert!(size_of::<Cqe>() == 64);

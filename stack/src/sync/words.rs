@@ -1,0 +1,58 @@
+//! One published word a queue pair: its epoch, its state and its gates.
+//!
+//! Written by the shard that owns the queue pair, read by posters (may I post?) and by whoever polls a
+//! completion queue (is this entry of an earlier life?). A word is `epoch << 32 | state << 16 | gates`.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The words of a device, by queue pair index.
+#[derive(Debug)]
+pub struct Words(Box<[AtomicU64]>);
+
+/// What a word says at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Word(u64);
+
+impl Word {
+    /// Packs the three parts.
+    pub const fn new(epoch: u32, state: u8, gates: u16) -> Self {
+        Self((epoch as u64) << 32 | (state as u64) << 16 | gates as u64)
+    }
+    /// The epoch: grows by one at every RESET and when the queue pair is destroyed.
+    pub const fn epoch(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+    /// The verbs state as a number.
+    pub const fn state(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
+    /// The gates, as bits.
+    pub const fn gates(self) -> u16 {
+        self.0 as u16
+    }
+}
+
+impl Words {
+    /// Words for `n` queue pairs, all zero.
+    pub fn new(n: usize) -> Self {
+        Self((0..n).map(|_| AtomicU64::new(0)).collect())
+    }
+    /// The word of queue pair `index`.
+    #[inline]
+    pub fn load(&self, index: u32) -> Word {
+        Word(self.0[index as usize].load(Ordering::Acquire))
+    }
+    /// Publishes a word; only the owner of the queue pair's shard does.
+    #[inline]
+    pub fn store(&self, index: u32, word: Word) {
+        self.0[index as usize].store(word.0, Ordering::Release);
+    }
+    /// How many words there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
