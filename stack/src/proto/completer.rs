@@ -1,0 +1,291 @@
+//! The completer: responses in, completed work requests and retries out (IBA 9.7.5 to 9.7.7).
+//!
+//! Works on the [`Requester`]'s state. What succeeded is told by [`Requester::head`] moving on: everything
+//! before it is done, in order. READ data and atomic results are placed by the caller between
+//! [`Requester::handle_response`] and [`Requester::placed`], so a response is checked before a byte is written
+//! and counts only after it was.
+
+use super::requester::{RequestKind, Requester, SendRing};
+use super::status::WcStatus;
+use super::tables::{NakCode, Syndrome, rnr_delay};
+use super::wqe::SendWqe;
+use crate::id::Psn;
+use crate::time::Instant;
+use crate::wire::{Discard, Kind, Packet, Position};
+
+/// What a response asks of the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Response {
+    /// Nothing more than looking at [`Requester::head`].
+    Done,
+    /// Part of the sent packets will go out again.
+    Retry(RetryCause),
+    /// READ data: write the payload at `offset` of the message's local buffers, then call `placed`.
+    Place {
+        /// The READ.
+        seq: u32,
+        /// First byte of the message that the payload holds.
+        offset: u32,
+    },
+    /// The result of an atomic: write it, in host order, to the local buffer, then call `placed`.
+    PlaceAtomic {
+        /// The atomic.
+        seq: u32,
+        /// The value before the operation.
+        original: u64,
+    },
+    /// The oldest work request failed; the queue pair goes to ERR.
+    Failed(WcStatus),
+}
+
+/// Why packets go out again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RetryCause {
+    /// NAK: PSN sequence error.
+    SequenceNak,
+    /// A later response or acknowledgement passed a READ or ATOMIC that is not answered.
+    ImpliedNak,
+    /// RNR NAK: after its delay.
+    Rnr,
+    /// The local ACK timeout.
+    Timeout,
+}
+
+impl Requester {
+    /// Handles an ACKNOWLEDGE, READ RESPONSE or ATOMIC ACKNOWLEDGE.
+    ///
+    /// A response that answers nothing outstanding is an `Err`: drop and count it.
+    #[inline]
+    pub fn handle_response(
+        &mut self,
+        now: Instant,
+        pkt: &Packet<'_>,
+        sq: &impl SendRing,
+    ) -> Result<Response, Discard> {
+        let psn = pkt.psn;
+        if psn.diff(self.next) >= 0 {
+            return Err(Discard::GhostAck);
+        }
+        if psn.diff(self.una) < 0 {
+            // The newest acknowledgement again may still carry newer credits.
+            if pkt.row.kind == Kind::Ack && psn == self.una.sub(1) {
+                let aeth = pkt.aeth();
+                if let Syndrome::Ack { credits } = Syndrome::decode(aeth.syndrome) {
+                    self.grant(Psn::new(aeth.msn), credits);
+                }
+            }
+            return Err(Discard::GhostAck);
+        }
+        match pkt.row.kind {
+            Kind::Ack => self.handle_ack(now, pkt),
+            Kind::ReadResponse => self.handle_read_response(now, pkt, sq),
+            Kind::AtomicAck => self.handle_atomic_ack(now, pkt),
+            _ => Err(Discard::UnexpectedResponse),
+        }
+    }
+
+    /// The data of the last `Place` or `PlaceAtomic` is written: the response counts.
+    pub fn placed(&mut self, now: Instant, psn: Psn) {
+        let e = *self.entry(self.head);
+        self.una = psn.add(1);
+        if psn == e.last {
+            self.rd_outstanding -= 1;
+            self.complete_head();
+        } else {
+            self.read_psns -= 1;
+        }
+        self.progress(now);
+    }
+
+    /// The ACK timer or the RNR wait ended, if `now` is past [`Requester::deadline`].
+    pub fn handle_timeout(&mut self, now: Instant) -> Response {
+        if now < self.deadline {
+            return Response::Done;
+        }
+        self.deadline = Instant::FAR;
+        if self.rnr_wait {
+            self.rnr_wait = false;
+            self.arm(now);
+            return Response::Retry(RetryCause::Rnr);
+        }
+        self.going_back = false;
+        self.go_back(now, RetryCause::Timeout)
+    }
+
+    fn handle_ack(&mut self, now: Instant, pkt: &Packet<'_>) -> Result<Response, Discard> {
+        let psn = pkt.psn;
+        let aeth = pkt.aeth();
+        match Syndrome::decode(aeth.syndrome) {
+            Syndrome::Ack { credits } => {
+                self.grant(Psn::new(aeth.msn), credits);
+                Ok(self.acknowledge(now, psn))
+            }
+            Syndrome::RnrNak { .. } | Syndrome::Nak(NakCode::PsnSequenceError) if self.rnr_wait => {
+                // Packets behind the refused one: soft-RoCE answers them with a sequence NAK of its own.
+                Err(Discard::GhostAck)
+            }
+            Syndrome::RnrNak { timer } => {
+                let implied = self.acknowledge(now, psn.sub(1));
+                if implied != Response::Done {
+                    return Ok(implied);
+                }
+                if !self.rnr_forever() {
+                    if self.rnr_left == 0 {
+                        return Ok(Response::Failed(WcStatus::RnrRetryExcErr));
+                    }
+                    self.rnr_left -= 1;
+                }
+                self.rnr_wait = true;
+                self.deadline = now.after(rnr_delay(timer));
+                self.rewind(psn);
+                Ok(Response::Retry(RetryCause::Rnr))
+            }
+            Syndrome::Nak(NakCode::PsnSequenceError) => {
+                let implied = self.acknowledge(now, psn.sub(1));
+                if implied != Response::Done {
+                    return Ok(implied);
+                }
+                Ok(self.go_back(now, RetryCause::SequenceNak))
+            }
+            Syndrome::Nak(code) => {
+                // The request that holds the PSN fails; whatever is older and unanswered fails in its stead.
+                self.acknowledge(now, psn.sub(1));
+                Ok(code.requester_status().map_or(Response::Done, Response::Failed))
+            }
+            Syndrome::Reserved => Err(Discard::ReservedSyndrome),
+        }
+    }
+
+    fn handle_read_response(
+        &mut self,
+        now: Instant,
+        pkt: &Packet<'_>,
+        sq: &impl SendRing,
+    ) -> Result<Response, Discard> {
+        let psn = pkt.psn;
+        if let Some(r) = self.reach(now, psn) {
+            return Ok(r);
+        }
+        let e = *self.entry(self.head);
+        if e.kind != RequestKind::Read {
+            return Ok(Response::Failed(WcStatus::BadRespErr));
+        }
+        if pkt.row.position != Position::Middle
+            && !matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. })
+        {
+            return Ok(Response::Failed(WcStatus::BadRespErr));
+        }
+        let length = SendWqe::of(sq.slot(self.head)).length;
+        let offset = (psn.diff(e.first) as u32 & 0x00ff_ffff) << self.mtu.log2();
+        let last = psn == e.last;
+        let want = if last { length - offset } else { self.mtu.bytes() as u32 };
+        // A restarted READ may be answered from FIRST on (the specification) or go on with MIDDLE (soft-RoCE).
+        let closes = matches!(pkt.row.position, Position::Last | Position::Only);
+        if closes != last || pkt.payload.len() != want as usize {
+            return Ok(Response::Failed(WcStatus::LocLenErr));
+        }
+        Ok(Response::Place { seq: self.head, offset })
+    }
+
+    fn handle_atomic_ack(&mut self, now: Instant, pkt: &Packet<'_>) -> Result<Response, Discard> {
+        if let Some(r) = self.reach(now, pkt.psn) {
+            return Ok(r);
+        }
+        if self.entry(self.head).kind != RequestKind::Atomic
+            || !matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. })
+        {
+            return Ok(Response::Failed(WcStatus::BadRespErr));
+        }
+        Ok(Response::PlaceAtomic { seq: self.head, original: pkt.atomic_ack() })
+    }
+
+    /// A READ or ATOMIC response with this PSN acknowledges all before it. `None`: it is the one expected next.
+    fn reach(&mut self, now: Instant, psn: Psn) -> Option<Response> {
+        if psn != self.una {
+            let r = self.acknowledge(now, psn.sub(1));
+            if r != Response::Done {
+                return Some(r);
+            }
+            if psn != self.una {
+                return Some(self.go_back(now, RetryCause::ImpliedNak));
+            }
+        }
+        None
+    }
+
+    /// Everything up to `acked` arrived at the peer. Stops at a READ or ATOMIC without its response.
+    #[inline]
+    fn acknowledge(&mut self, now: Instant, acked: Psn) -> Response {
+        let before = self.una;
+        let mut implied = false;
+        while self.head != self.started {
+            let e = *self.entry(self.head);
+            if acked.diff(e.last) < 0 {
+                if e.kind == RequestKind::Message && acked.diff(self.una) >= 0 {
+                    self.una = acked.add(1);
+                }
+                break;
+            }
+            if e.kind != RequestKind::Message {
+                implied = true;
+                break;
+            }
+            self.una = e.last.add(1);
+            self.complete_head();
+        }
+        if self.una != before {
+            self.progress(now);
+        }
+        if implied { self.go_back(now, RetryCause::ImpliedNak) } else { Response::Done }
+    }
+
+    #[inline]
+    fn complete_head(&mut self) {
+        if self.cur == self.head {
+            self.cur = self.cur.wrapping_add(1);
+        }
+        self.head = self.head.wrapping_add(1);
+        self.skip_stale();
+    }
+
+    #[inline]
+    fn progress(&mut self, now: Instant) {
+        self.going_back = false;
+        self.retry_left = self.retry_cnt;
+        self.rnr_left = self.rnr_retry;
+        self.catch_up();
+        if !self.rnr_wait {
+            self.rearm(now);
+        }
+    }
+
+    /// Sends everything from `una` on again, once until there is progress or a timeout.
+    fn go_back(&mut self, now: Instant, cause: RetryCause) -> Response {
+        if self.going_back {
+            return Response::Done;
+        }
+        if self.retry_left == 0 {
+            return Response::Failed(WcStatus::RetryExcErr);
+        }
+        self.retry_left -= 1;
+        self.going_back = cause != RetryCause::Timeout;
+        self.rewind(self.una);
+        self.deadline = Instant::FAR;
+        self.arm(now);
+        Response::Retry(cause)
+    }
+
+    /// Credits of an acknowledgement (IBA 9.7.7.2). Once unlimited, always unlimited.
+    #[inline]
+    fn grant(&mut self, msn: Psn, credits: Option<u32>) {
+        match credits {
+            None => self.unlimited = true,
+            Some(n) => {
+                let lsn = msn.add(n);
+                if lsn.diff(self.lsn) > 0 {
+                    self.lsn = lsn;
+                }
+            }
+        }
+    }
+}

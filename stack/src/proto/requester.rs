@@ -1,0 +1,514 @@
+//! The requester: work requests in, request packets out (IBA 9.7.2 to 9.7.4).
+//!
+//! Owns the send side's sequence numbers. [`Requester::poll_transmit`] says which packet is next; what comes
+//! back is the [completer](super::completer)'s business, which moves the same state on or back. Never touches
+//! a payload byte: a [`Segment`] says which part of which work request goes out.
+
+use super::state::Gates;
+use super::status::{SendFlags, WcStatus, WrOpcode};
+use super::tables::{RNR_RETRY_FOREVER, ack_timeout};
+use super::wqe::{Granule, SendWqe};
+use crate::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
+use crate::id::{Mtu, Psn};
+use crate::time::Instant;
+use crate::wire::{AtomicEth, Ext, Kind, Opcode, Position, Reth, Tail};
+
+/// The send queue as the requester sees it: slots by sequence number.
+pub trait SendRing {
+    /// Sequence number behind the last posted request.
+    fn published(&mut self) -> u32;
+    /// The slot of a posted request that is not released.
+    fn slot(&self, seq: u32) -> &[Granule];
+}
+
+/// One request packet to build.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// The work request it belongs to.
+    pub seq: u32,
+    /// Opcode of the packet.
+    pub opcode: Opcode,
+    /// Its sequence number.
+    pub psn: Psn,
+    /// Whether it asks for an acknowledgement.
+    pub ack_req: bool,
+    /// Whether it carries the solicited event bit.
+    pub solicited: bool,
+    /// Its extended headers.
+    pub ext: Ext,
+    /// First byte of the message that it carries.
+    pub offset: u32,
+    /// Payload bytes; 0 for READ and atomics.
+    pub len: u32,
+    /// Whether this range went out before.
+    pub again: bool,
+}
+
+/// What the requester remembers of a started work request.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Started {
+    pub first: Psn,
+    pub last: Psn,
+    pub kind: RequestKind,
+}
+
+/// How a work request is answered.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub enum RequestKind {
+    /// By an acknowledgement: SEND and WRITE.
+    #[default]
+    Message,
+    /// By READ responses.
+    Read,
+    /// By an ATOMIC acknowledgement.
+    Atomic,
+    /// Accepted under an earlier epoch: takes no sequence number, completes silently.
+    Stale,
+}
+
+/// Why [`Requester::poll_transmit`] returned nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Idle {
+    /// Nothing is posted, or the state allows nothing.
+    NothingToDo,
+    /// Waiting for the peer: window, credits, fence, READ limit, RNR.
+    Waiting,
+    /// A work request failed on this side and is the oldest: see [`Requester::local_failure`].
+    Failed,
+}
+
+/// The send side's settings, from the queue pair's attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct RequesterConfig {
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// First sequence number.
+    pub sq_psn: Psn,
+    /// Exponent of the local ACK timeout, 0 = none.
+    pub timeout: u8,
+    /// Retries after a timeout or sequence error, `0..=7`.
+    pub retry_cnt: u8,
+    /// Retries after an RNR NAK, 7 = for ever.
+    pub rnr_retry: u8,
+    /// READ and ATOMIC requests outstanding at most.
+    pub max_rd_atomic: u8,
+}
+
+/// The send side of one reliable queue pair.
+#[derive(Debug)]
+pub struct Requester {
+    pub(super) mtu: Mtu,
+    pub(super) retry_cnt: u8,
+    pub(super) retry_left: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) rnr_left: u8,
+    max_rd_atomic: u8,
+    pub(super) rd_outstanding: u8,
+    /// A retry for the oldest unacknowledged packet is under way; cleared by progress or a timeout.
+    pub(super) going_back: bool,
+    /// The peer's credits are not limited (it said so, or is on a shared receive queue).
+    pub(super) unlimited: bool,
+    /// Waiting out an RNR NAK until `deadline`.
+    pub(super) rnr_wait: bool,
+    since_ack_req: u8,
+    timeout_ns: u64,
+    /// When the ACK timer, or the RNR wait, ends; `FAR` when nothing runs.
+    pub(super) deadline: Instant,
+
+    /// Oldest work request that is not complete.
+    pub(super) head: u32,
+    /// The work request whose packet is next, `head ..= started`.
+    pub(super) cur: u32,
+    /// Behind the last started work request.
+    pub(super) started: u32,
+    /// Oldest sequence number that is not acknowledged (READ: not received).
+    pub(super) una: Psn,
+    /// Sequence number of the next packet.
+    pub(super) cur_psn: Psn,
+    /// Behind the highest sequence number used so far.
+    pub(super) next: Psn,
+    /// First sequence number of the next work request to start.
+    assigned: Psn,
+    /// READ response numbers between `una` and `assigned`: they are no packets of ours in flight.
+    pub(super) read_psns: u32,
+    /// Send sequence number of the next request to start; the peer's MSN counts the same (IBA 9.7.7.2).
+    ssn: Psn,
+    /// Limit sequence number: credits granted by the peer.
+    pub(super) lsn: Psn,
+    failed: Option<(u32, WcStatus)>,
+    pub(super) log: Box<[Started]>,
+}
+
+impl Requester {
+    /// A requester at rest, for a send queue of `depth` requests (a power of two).
+    pub fn new(depth: u32) -> Self {
+        assert!(depth.is_power_of_two(), "a send queue of {depth} requests");
+        Self {
+            mtu: Mtu::Mtu1024,
+            retry_cnt: 0,
+            retry_left: 0,
+            rnr_retry: 0,
+            rnr_left: 0,
+            max_rd_atomic: 0,
+            rd_outstanding: 0,
+            going_back: false,
+            unlimited: false,
+            rnr_wait: false,
+            since_ack_req: 0,
+            timeout_ns: 0,
+            deadline: Instant::FAR,
+            head: 0,
+            cur: 0,
+            started: 0,
+            una: Psn::new(0),
+            cur_psn: Psn::new(0),
+            next: Psn::new(0),
+            assigned: Psn::new(0),
+            read_psns: 0,
+            ssn: Psn::new(1),
+            lsn: Psn::new(0),
+            failed: None,
+            log: vec![Started::default(); depth as usize].into_boxed_slice(),
+        }
+    }
+
+    /// Forgets everything; the queue goes on at sequence number `seq`.
+    pub fn reset(&mut self, seq: u32) {
+        let log = core::mem::take(&mut self.log);
+        *self = Self { log, head: seq, cur: seq, started: seq, ..Self::new(1) };
+    }
+
+    /// RTR → RTS: starts at the first sequence number.
+    pub fn start(&mut self, c: &RequesterConfig) {
+        self.una = c.sq_psn;
+        self.cur_psn = c.sq_psn;
+        self.next = c.sq_psn;
+        self.assigned = c.sq_psn;
+        self.configure(c);
+    }
+
+    /// Takes over changed attributes (also in SQD); sequence numbers stay.
+    pub fn configure(&mut self, c: &RequesterConfig) {
+        self.mtu = c.mtu;
+        self.timeout_ns = ack_timeout(c.timeout).map_or(0, |t| t.as_nanos() as u64);
+        self.retry_cnt = c.retry_cnt;
+        self.retry_left = c.retry_cnt;
+        self.rnr_retry = c.rnr_retry;
+        self.rnr_left = c.rnr_retry;
+        self.max_rd_atomic = c.max_rd_atomic;
+    }
+
+    /// Sequence number of the oldest work request that is not complete: all before it succeeded.
+    #[inline]
+    pub fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// When [`Requester::handle_timeout`] wants to be called.
+    #[inline]
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether every started work request is complete: what SQD waits for.
+    #[inline]
+    pub fn drained(&self) -> bool {
+        self.head == self.started
+    }
+
+    /// Sequence number of the next packet, as `ibv_query_qp` tells it (`sq_psn`).
+    pub fn sq_psn(&self) -> Psn {
+        self.assigned
+    }
+
+    /// Starts the ACK timer if a packet is due and none runs, even when the port takes no frame: a link that is
+    /// down and a peer that is dead end alike.
+    #[inline]
+    pub fn arm(&mut self, now: Instant) {
+        if self.deadline == Instant::FAR && self.timeout_ns != 0 {
+            self.deadline = now.after_nanos(self.timeout_ns);
+        }
+    }
+
+    pub(super) fn rearm(&mut self, now: Instant) {
+        self.deadline = if self.una == self.next || self.timeout_ns == 0 {
+            Instant::FAR
+        } else {
+            now.after_nanos(self.timeout_ns)
+        };
+    }
+
+    /// Marks a work request as failed on this side (a bad local key, a malformed request). It completes with
+    /// `status` once everything before it has completed; nothing from it on is sent.
+    pub fn fail_local(&mut self, seq: u32, status: WcStatus) {
+        match self.failed {
+            Some((first, _)) if (first.wrapping_sub(seq) as i32) <= 0 => {}
+            _ => self.failed = Some((seq, status)),
+        }
+    }
+
+    /// The status of the oldest work request, if it failed on this side.
+    #[inline]
+    pub fn local_failure(&self) -> Option<WcStatus> {
+        self.failed.and_then(|(seq, status)| (seq == self.head).then_some(status))
+    }
+
+    #[inline]
+    pub(super) fn entry(&self, seq: u32) -> &Started {
+        &self.log[seq as usize & (self.log.len() - 1)]
+    }
+
+    /// Request packets sent and not acknowledged.
+    #[inline]
+    fn in_flight(&self) -> u32 {
+        (self.cur_psn.diff(self.una) as u32 & 0x00ff_ffff).saturating_sub(self.read_psns)
+    }
+
+    /// The next packet to build, or why there is none.
+    #[inline]
+    pub fn poll_transmit(
+        &mut self,
+        now: Instant,
+        gates: Gates,
+        epoch: u32,
+        sq: &mut impl SendRing,
+    ) -> Result<Segment, Idle> {
+        loop {
+            if self.rnr_wait {
+                return Err(Idle::Waiting);
+            }
+            if self.failed.is_some_and(|(seq, _)| (self.cur.wrapping_sub(seq) as i32) >= 0) {
+                return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
+            }
+            if self.cur == self.started {
+                self.start_next(now, gates, epoch, sq)?;
+            }
+            if !gates.has(Gates::TX_RETRY) {
+                return Err(Idle::NothingToDo);
+            }
+            if self.entry(self.cur).kind == RequestKind::Stale {
+                self.cur = self.cur.wrapping_add(1);
+                continue;
+            }
+            break;
+        }
+        let in_flight = self.in_flight();
+        if in_flight >= WINDOW_PACKETS {
+            return Err(Idle::Waiting);
+        }
+        let started = *self.entry(self.cur);
+        let wqe = SendWqe::of(sq.slot(self.cur));
+        let segment = match started.kind {
+            RequestKind::Message => self.message_segment(wqe, &started, in_flight),
+            RequestKind::Read => self.read_segment(wqe, &started),
+            RequestKind::Atomic | RequestKind::Stale => self.atomic_segment(wqe),
+        };
+        let last = match started.kind {
+            RequestKind::Message => self.cur_psn,
+            _ => started.last,
+        };
+        if last == started.last {
+            self.cur = self.cur.wrapping_add(1);
+        }
+        self.cur_psn = last.add(1);
+        if self.cur_psn.diff(self.next) > 0 || !segment.again {
+            self.next = self.cur_psn;
+        }
+        self.arm(now);
+        Ok(segment)
+    }
+
+    /// Gives the next posted work request its sequence numbers, if everything allows it to start.
+    fn start_next(
+        &mut self,
+        now: Instant,
+        gates: Gates,
+        epoch: u32,
+        sq: &mut impl SendRing,
+    ) -> Result<(), Idle> {
+        if self.started == sq.published() || !gates.has(Gates::START_WQE) {
+            return Err(Idle::NothingToDo);
+        }
+        let wqe = SendWqe::of(sq.slot(self.started));
+        let mask = self.log.len() - 1;
+        if wqe.epoch != epoch {
+            self.log[self.started as usize & mask] =
+                Started { first: self.assigned, last: self.assigned.sub(1), kind: RequestKind::Stale };
+            self.started = self.started.wrapping_add(1);
+            self.skip_stale();
+            return Ok(());
+        }
+        let opcode = wqe.opcode();
+        let (kind, takes_recv) = match opcode {
+            WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv | WrOpcode::RdmaWriteWithImm => {
+                (RequestKind::Message, true)
+            }
+            WrOpcode::RdmaWrite => (RequestKind::Message, false),
+            WrOpcode::RdmaRead => (RequestKind::Read, false),
+            WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => (RequestKind::Atomic, false),
+            _ => {
+                self.fail_local(self.started, WcStatus::LocQpOpErr);
+                return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
+            }
+        };
+        if wqe.flags().contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
+            return Err(Idle::Waiting);
+        }
+        if kind != RequestKind::Message {
+            if self.max_rd_atomic == 0 {
+                self.fail_local(self.started, WcStatus::LocQpOpErr);
+                return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
+            }
+            if self.rd_outstanding >= self.max_rd_atomic {
+                return Err(Idle::Waiting);
+            }
+        }
+        // One request beyond the credits may go: its answer tells when there are more (IBA 9.7.7.2).
+        if takes_recv && !self.unlimited && self.ssn.diff(self.lsn) > 1 {
+            return Err(Idle::Waiting);
+        }
+        let packets = if kind == RequestKind::Atomic { 1 } else { self.mtu.packets(wqe.length) };
+        let outstanding = self.assigned.diff(self.una) as u32 & 0x00ff_ffff;
+        if outstanding + packets > 1 << 23 {
+            return Err(Idle::Waiting);
+        }
+        let first = self.assigned;
+        self.log[self.started as usize & mask] = Started { first, last: first.add(packets - 1), kind };
+        self.assigned = first.add(packets);
+        self.started = self.started.wrapping_add(1);
+        self.ssn = self.ssn.add(1);
+        if kind != RequestKind::Message {
+            self.rd_outstanding += 1;
+            self.read_psns += packets - 1;
+        }
+        if !takes_recv {
+            self.lsn = self.lsn.add(1);
+        }
+        self.arm(now);
+        Ok(())
+    }
+
+    /// Completes stale requests that are the oldest.
+    pub(super) fn skip_stale(&mut self) {
+        while self.head != self.started && self.entry(self.head).kind == RequestKind::Stale {
+            if self.cur == self.head {
+                self.cur = self.cur.wrapping_add(1);
+            }
+            self.head = self.head.wrapping_add(1);
+        }
+    }
+
+    #[inline]
+    fn message_segment(&mut self, wqe: &SendWqe, started: &Started, in_flight: u32) -> Segment {
+        let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
+        let mtu = self.mtu.bytes() as u32;
+        let offset = index << self.mtu.log2();
+        let is_last = self.cur_psn == started.last;
+        let position = match (index, is_last) {
+            (0, true) => Position::Only,
+            (0, false) => Position::First,
+            (_, false) => Position::Middle,
+            (_, true) => Position::Last,
+        };
+        let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
+        let (kind, tail, ext) = match wqe.opcode() {
+            WrOpcode::Send => (Kind::Send, Tail::None, Ext::None),
+            WrOpcode::SendWithImm if is_last => (Kind::Send, Tail::Imm, Ext::Imm(wqe.imm())),
+            WrOpcode::SendWithInv if is_last => (Kind::Send, Tail::Inv, Ext::Inv(wqe.arg0 as u32)),
+            WrOpcode::SendWithImm | WrOpcode::SendWithInv => (Kind::Send, Tail::None, Ext::None),
+            WrOpcode::RdmaWriteWithImm if index == 0 && is_last => {
+                (Kind::Write, Tail::Imm, Ext::RethImm(reth, wqe.imm()))
+            }
+            WrOpcode::RdmaWriteWithImm if is_last => (Kind::Write, Tail::Imm, Ext::Imm(wqe.imm())),
+            _ if index == 0 => (Kind::Write, Tail::None, Ext::Reth(reth)),
+            _ => (Kind::Write, Tail::None, Ext::None),
+        };
+        let again = self.cur_psn.diff(self.next) < 0;
+        // A retried range asks at once; inside a message often enough that the window never closes silently.
+        self.since_ack_req += 1;
+        let restarted = again && self.cur_psn == self.una;
+        let ack_req = is_last
+            || restarted
+            || u32::from(self.since_ack_req) >= ACK_REQ_STRIDE
+            || in_flight + 1 >= WINDOW_PACKETS;
+        if ack_req {
+            self.since_ack_req = 0;
+        }
+        let takes_recv = kind == Kind::Send || tail == Tail::Imm;
+        Segment {
+            seq: self.cur,
+            opcode: Opcode::rc(kind, position, tail),
+            psn: self.cur_psn,
+            ack_req,
+            solicited: is_last && takes_recv && wqe.flags().contains(SendFlags::SOLICITED),
+            ext,
+            offset,
+            len: if is_last { wqe.length - offset } else { mtu },
+            again,
+        }
+    }
+
+    /// A READ request for what is still missing: a retry starts at the first response not received.
+    fn read_segment(&mut self, wqe: &SendWqe, started: &Started) -> Segment {
+        let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
+        let skipped = index << self.mtu.log2();
+        let reth = Reth {
+            va: wqe.remote_addr.wrapping_add(u64::from(skipped)),
+            rkey: wqe.rkey,
+            len: wqe.length - skipped,
+        };
+        self.request_segment(Opcode::RC_READ_REQUEST, Ext::Reth(reth))
+    }
+
+    fn atomic_segment(&mut self, wqe: &SendWqe) -> Segment {
+        let (opcode, swap_add, compare) = if wqe.opcode() == WrOpcode::AtomicCmpAndSwp {
+            (Opcode::RC_CMP_SWAP, wqe.arg1, wqe.arg0)
+        } else {
+            (Opcode::RC_FETCH_ADD, wqe.arg0, 0)
+        };
+        let eth = AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_add, compare };
+        self.request_segment(opcode, Ext::Atomic(eth))
+    }
+
+    fn request_segment(&mut self, opcode: Opcode, ext: Ext) -> Segment {
+        self.since_ack_req = 0;
+        Segment {
+            seq: self.cur,
+            opcode,
+            psn: self.cur_psn,
+            ack_req: true,
+            solicited: false,
+            ext,
+            offset: 0,
+            len: 0,
+            again: self.cur_psn.diff(self.next) < 0,
+        }
+    }
+
+    /// Makes `psn`, at or behind `una`, the next packet.
+    pub(super) fn rewind(&mut self, psn: Psn) {
+        let mut seq = self.head;
+        while seq != self.started {
+            let e = self.entry(seq);
+            if e.kind != RequestKind::Stale && e.last.diff(psn) >= 0 {
+                break;
+            }
+            seq = seq.wrapping_add(1);
+        }
+        self.cur = seq;
+        self.cur_psn = psn;
+    }
+
+    /// After `una` moved: a cursor that was set back and overtaken by a late acknowledgement moves with it.
+    #[inline]
+    pub(super) fn catch_up(&mut self) {
+        if self.una.diff(self.cur_psn) > 0 {
+            self.rewind(self.una);
+        }
+    }
+
+    /// Whether RNR NAKs are retried for ever.
+    pub(super) fn rnr_forever(&self) -> bool {
+        self.rnr_retry == RNR_RETRY_FOREVER
+    }
+}

@@ -1,0 +1,683 @@
+//! The responder: request packets in, verdicts and answers out (IBA 9.7.4, 9.7.5, 9.9.3).
+//!
+//! [`Responder::handle_request`] checks a packet in the specification's order and says what is to be placed;
+//! after the caller placed it, [`Responder::accept`] moves the state on. Nothing changes for a packet that is
+//! refused, except what the refusal itself is. Answers wait in [`Responder::poll_transmit`], in PSN order.
+
+use super::fault::{Fault, Reply as Answer};
+use super::tables::{CREDIT_UNLIMITED, Syndrome, credit_code};
+use crate::config::MESSAGE_MAX;
+use crate::id::{Mtu, PdId, Psn, QpType};
+use crate::mem::{Access, MrTable};
+use crate::wire::{Aeth, Discard, Kind, Opcode, Packet, Position, Tail};
+
+/// The receive side's settings, from the queue pair's attributes.
+#[derive(Clone, Copy, Debug)]
+pub struct ResponderConfig {
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// What the peer may do (`qp_access_flags`).
+    pub access: Access,
+    /// RNR timer code sent in RNR NAKs, `0..=31`.
+    pub min_rnr_timer: u8,
+}
+
+/// Where the queue pair's receives come from.
+pub trait ReceiveSource {
+    /// Takes the next receive request and returns the bytes its buffers hold; `None` when there is none.
+    fn take(&mut self) -> Option<u64>;
+}
+
+/// What to do with a packet that passed every check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// Nothing to place: call [`Responder::accept`].
+    Accept,
+    /// Write the payload at `offset` of the receive request's buffers, then `accept`.
+    Receive {
+        /// Bytes of the message before this packet.
+        offset: u64,
+    },
+    /// Write the payload at this address of our memory, then `accept`.
+    Write {
+        /// First byte, checked against the key for the whole payload.
+        addr: u64,
+        /// Whether the message ends here: its last byte is stored last.
+        last: bool,
+    },
+    /// Perform the atomic on the 64-bit word at this address, then [`Responder::accept_atomic`].
+    Atomic {
+        /// The word, 8-byte aligned.
+        addr: u64,
+        /// COMPARE&SWAP, else FETCH&ADD.
+        swap: bool,
+    },
+    /// A duplicate: an answer is queued where one is due; nothing is placed.
+    Duplicate,
+}
+
+/// A receive completion that [`Responder::accept`] produced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Received {
+    /// Bytes of the message.
+    pub byte_len: u32,
+    /// Whether it is a WRITE with immediate.
+    pub write: bool,
+    /// Immediate data or invalidated key.
+    pub tail: Option<ReceivedTail>,
+    /// The message asked for a solicited event.
+    pub solicited: bool,
+}
+
+/// What came with the last packet of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReceivedTail {
+    /// Immediate data.
+    Imm([u8; 4]),
+    /// A key to invalidate.
+    Inv(u32),
+}
+
+/// An answer to build.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answered {
+    /// ACKNOWLEDGE with this syndrome.
+    Ack {
+        /// Its PSN.
+        psn: Psn,
+        /// Syndrome and MSN.
+        aeth: Aeth,
+        /// Where it is a NAK that ends the queue pair, the fault: enter ERR once it is with the port.
+        fatal: Option<Fault>,
+    },
+    /// A READ response; look the key up again before its data leaves.
+    Read {
+        /// Its PSN.
+        psn: Psn,
+        /// FIRST, MIDDLE, LAST or ONLY.
+        opcode: Opcode,
+        /// Syndrome and MSN (not sent in MIDDLE).
+        aeth: Aeth,
+        /// Key of the request.
+        rkey: u32,
+        /// Virtual address of the payload.
+        va: u64,
+        /// Bytes.
+        len: u32,
+    },
+    /// An ATOMIC ACKNOWLEDGE.
+    Atomic {
+        /// Its PSN.
+        psn: Psn,
+        /// Syndrome and MSN.
+        aeth: Aeth,
+        /// The value before the operation.
+        original: u64,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum InProgress {
+    None,
+    Send,
+    Write,
+}
+
+/// A READ or ATOMIC that may have to be answered again (IBA 9.7.5.1.2: responder resources).
+#[derive(Clone, Copy, Debug)]
+struct Resource {
+    kind: Kind,
+    /// An answer is due.
+    pending: bool,
+    first: Psn,
+    last: Psn,
+    /// First PSN of the answer being sent: it goes out as FIRST or ONLY.
+    start: Psn,
+    /// PSN of the next response packet.
+    next: Psn,
+    rkey: u32,
+    len: u32,
+    va: u64,
+    /// Operands of an atomic, compared with a duplicate's.
+    operands: [u64; 2],
+    original: u64,
+}
+
+/// The receive side of one reliable queue pair.
+#[derive(Debug)]
+pub struct Responder {
+    epsn: Psn,
+    msn: Psn,
+    mtu: Mtu,
+    access: Access,
+    min_rnr_timer: u8,
+    in_progress: InProgress,
+    /// A NAK is out: no other one until the expected packet arrives.
+    nak_latch: bool,
+    /// A receive request is held by the message in progress.
+    holds_receive: bool,
+    fatal: Option<Fault>,
+    ack: Option<(Psn, Pending)>,
+    capacity: u64,
+    received: u64,
+    write_va: u64,
+    write_left: u32,
+    write_len: u32,
+    write_rkey: u32,
+    /// Slot that the next READ or ATOMIC takes: the oldest.
+    oldest: u8,
+    pending: u8,
+    resources: Box<[Resource]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pending {
+    Ack,
+    Nak(u8),
+}
+
+impl Default for Responder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Responder {
+    /// A responder at rest.
+    pub fn new() -> Self {
+        Self {
+            epsn: Psn::new(0),
+            msn: Psn::new(0),
+            mtu: Mtu::Mtu1024,
+            access: Access::empty(),
+            min_rnr_timer: 0,
+            in_progress: InProgress::None,
+            nak_latch: false,
+            holds_receive: false,
+            fatal: None,
+            ack: None,
+            capacity: 0,
+            received: 0,
+            write_va: 0,
+            write_left: 0,
+            write_len: 0,
+            write_rkey: 0,
+            oldest: 0,
+            pending: 0,
+            resources: Box::default(),
+        }
+    }
+
+    /// INIT → RTR: expects `rq_psn` and keeps `max_dest_rd_atomic` READs and atomics for replay.
+    pub fn start(&mut self, c: &ResponderConfig, rq_psn: Psn, max_dest_rd_atomic: u8) {
+        *self = Self { epsn: rq_psn, ..Self::new() };
+        self.resize_resources(max_dest_rd_atomic);
+        self.configure(c);
+    }
+
+    /// Takes over changed attributes; sequence numbers stay.
+    pub fn configure(&mut self, c: &ResponderConfig) {
+        self.mtu = c.mtu;
+        self.access = c.access;
+        self.min_rnr_timer = c.min_rnr_timer;
+    }
+
+    /// Another number of resources (SQD → SQD); what is kept for replay is forgotten when it changes.
+    pub fn resize_resources(&mut self, max_dest_rd_atomic: u8) {
+        if self.resources.len() == usize::from(max_dest_rd_atomic) {
+            return;
+        }
+        let zero = Psn::new(0);
+        let idle = Resource {
+            kind: Kind::Ack,
+            pending: false,
+            first: zero,
+            last: zero,
+            start: zero,
+            next: zero,
+            rkey: 0,
+            len: 0,
+            va: 0,
+            operands: [0; 2],
+            original: 0,
+        };
+        self.resources = vec![idle; usize::from(max_dest_rd_atomic)].into_boxed_slice();
+        self.oldest = 0;
+        self.pending = 0;
+    }
+
+    /// The sequence number expected next, as `ibv_query_qp` tells it (`rq_psn`).
+    pub fn rq_psn(&self) -> Psn {
+        self.epsn
+    }
+
+    /// Whether the message in progress holds a receive request.
+    pub fn holds_receive(&self) -> bool {
+        self.holds_receive
+    }
+
+    /// Whether an answer waits for [`Responder::poll_transmit`].
+    #[inline]
+    pub fn has_answer(&self) -> bool {
+        self.ack.is_some() || self.pending > 0
+    }
+
+    /// Checks a request packet. `Err(Ok(fault))`: refused, answered by [`Responder::refuse`];
+    /// `Err(Err(discard))`: dropped without an answer.
+    #[inline]
+    pub fn handle_request(
+        &mut self,
+        pkt: &Packet<'_>,
+        pd: PdId,
+        rq: &mut impl ReceiveSource,
+        keys: &MrTable,
+    ) -> Result<Verdict, Result<Fault, Discard>> {
+        if self.fatal.is_some() {
+            return Err(Err(Discard::BadState));
+        }
+        let distance = pkt.psn.diff(self.epsn);
+        if distance > 0 {
+            if self.nak_latch {
+                return Err(Err(Discard::OutOfSequence));
+            }
+            return Err(Ok(Fault::PsnGap));
+        }
+        if distance < 0 {
+            return self.handle_duplicate(pkt).map_err(Err);
+        }
+        self.nak_latch = false;
+        self.check_sequence(pkt)?;
+        self.check_enabled(pkt)?;
+        self.take_resource(pkt, rq)?;
+        self.check_packet_length(pkt)?;
+        match pkt.row.kind {
+            Kind::Send => self.check_send(pkt),
+            Kind::Write => self.check_write(pkt, pd, keys),
+            Kind::ReadRequest => self.check_read(pkt, pd, keys),
+            _ => self.check_atomic(pkt, pd, keys),
+        }
+        .map_err(Ok)
+    }
+
+    /// IBA 9.7.4.1.2: a message goes on with its own kind; anything else starts one.
+    #[inline]
+    fn check_sequence(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
+        let starts = matches!(pkt.row.position, Position::First | Position::Only);
+        let good = match self.in_progress {
+            InProgress::None => starts,
+            InProgress::Send => !starts && pkt.row.kind == Kind::Send,
+            InProgress::Write => !starts && pkt.row.kind == Kind::Write,
+        };
+        if good { Ok(()) } else { Err(Ok(Fault::BadSequence)) }
+    }
+
+    #[inline]
+    fn check_enabled(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
+        let need = match pkt.row.kind {
+            Kind::Send => return Ok(()),
+            Kind::Write => Access::REMOTE_WRITE,
+            Kind::ReadRequest => Access::REMOTE_READ,
+            Kind::CmpSwap | Kind::FetchAdd => Access::REMOTE_ATOMIC,
+            _ => return Err(Ok(Fault::BadOpcode)),
+        };
+        if self.access.contains(need) { Ok(()) } else { Err(Ok(Fault::NotEnabled)) }
+    }
+
+    #[inline]
+    fn take_resource(
+        &mut self,
+        pkt: &Packet<'_>,
+        rq: &mut impl ReceiveSource,
+    ) -> Result<(), Result<Fault, Discard>> {
+        match pkt.row.kind {
+            Kind::Send | Kind::Write => {
+                if pkt.row.takes_recv && !self.holds_receive {
+                    self.capacity = rq.take().ok_or(Ok(Fault::NoReceive))?;
+                    self.holds_receive = true;
+                }
+                Ok(())
+            }
+            _ => match self.resources.get(usize::from(self.oldest)) {
+                Some(r) if !r.pending => Ok(()),
+                _ => Err(Ok(Fault::TooManyRdAtomic)),
+            },
+        }
+    }
+
+    /// IBA 9.7.4.1.6 (C9-92 and following): full packets but the last, and the right pad.
+    #[inline]
+    fn check_packet_length(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
+        let (len, mtu) = (pkt.payload.len(), self.mtu.bytes());
+        let good = match pkt.row.kind {
+            Kind::Send | Kind::Write => match pkt.row.position {
+                Position::First | Position::Middle => len == mtu && pkt.pad == 0,
+                Position::Last => (1..=mtu).contains(&len),
+                Position::Only => len <= mtu,
+            },
+            _ => len == 0,
+        };
+        let pad = (4 - len % 4) % 4;
+        if good && usize::from(pkt.pad) == pad { Ok(()) } else { Err(Ok(Fault::BadLength)) }
+    }
+
+    #[inline]
+    fn check_send(&self, pkt: &Packet<'_>) -> Result<Verdict, Fault> {
+        let offset = if self.in_progress == InProgress::None { 0 } else { self.received };
+        let end = offset + pkt.payload.len() as u64;
+        if end > self.capacity || end > u64::from(MESSAGE_MAX) {
+            return Err(Fault::SendTooLong);
+        }
+        Ok(if pkt.payload.is_empty() { Verdict::Accept } else { Verdict::Receive { offset } })
+    }
+
+    #[inline]
+    fn check_write(&mut self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+        let len = pkt.payload.len() as u32;
+        let last = matches!(pkt.row.position, Position::Last | Position::Only);
+        let (va, rkey, left) = if self.in_progress == InProgress::None {
+            let reth = pkt.reth();
+            if reth.len > MESSAGE_MAX {
+                return Err(Fault::BadLength);
+            }
+            (reth.va, reth.rkey, reth.len)
+        } else {
+            (self.write_va, self.write_rkey, self.write_left)
+        };
+        if if last { len != left } else { len >= left } {
+            return Err(Fault::BadLength);
+        }
+        if left == 0 {
+            // C9-88: a message of no bytes is not checked against any key.
+            return Ok(Verdict::Accept);
+        }
+        // The whole range that is left, once more with every packet: a key may be revoked in mid-message.
+        let addr = keys
+            .check(rkey, pd, Access::REMOTE_WRITE, va, u64::from(left))
+            .map_err(|_| Fault::RemoteAccess)?;
+        Ok(Verdict::Write { addr, last })
+    }
+
+    fn check_read(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+        let reth = pkt.reth();
+        if reth.len > MESSAGE_MAX {
+            return Err(Fault::BadLength);
+        }
+        if reth.len > 0 {
+            keys.check(reth.rkey, pd, Access::REMOTE_READ, reth.va, u64::from(reth.len))
+                .map_err(|_| Fault::RemoteAccess)?;
+        }
+        Ok(Verdict::Accept)
+    }
+
+    fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+        let eth = pkt.atomic();
+        if eth.va % 8 != 0 {
+            return Err(Fault::Misaligned);
+        }
+        let addr =
+            keys.check(eth.rkey, pd, Access::REMOTE_ATOMIC, eth.va, 8).map_err(|_| Fault::RemoteAccess)?;
+        if addr % 8 != 0 {
+            return Err(Fault::Misaligned); // a zero-based region that does not start on a word
+        }
+        Ok(Verdict::Atomic { addr, swap: pkt.row.kind == Kind::CmpSwap })
+    }
+
+    /// The packet that [`Responder::handle_request`] passed is placed: the state moves on.
+    #[inline]
+    pub fn accept(&mut self, pkt: &Packet<'_>) -> Option<Received> {
+        let len = pkt.payload.len() as u32;
+        let starts = matches!(pkt.row.position, Position::First | Position::Only);
+        let ends = matches!(pkt.row.position, Position::Last | Position::Only);
+        let mut received = None;
+        match pkt.row.kind {
+            Kind::Send => {
+                self.received = if starts { 0 } else { self.received } + u64::from(len);
+                self.in_progress = if ends { InProgress::None } else { InProgress::Send };
+                if ends {
+                    received = Some(self.received(pkt, self.received as u32));
+                }
+            }
+            Kind::Write => {
+                if starts {
+                    let reth = pkt.reth();
+                    self.write_va = reth.va;
+                    self.write_rkey = reth.rkey;
+                    self.write_len = reth.len;
+                    self.write_left = reth.len;
+                }
+                self.write_va = self.write_va.wrapping_add(u64::from(len));
+                self.write_left -= len;
+                self.in_progress = if ends { InProgress::None } else { InProgress::Write };
+                if pkt.row.takes_recv {
+                    received = Some(self.received(pkt, self.write_len));
+                }
+            }
+            _ => {
+                let reth = pkt.reth();
+                let packets = self.mtu.packets(reth.len);
+                self.keep(Resource {
+                    kind: Kind::ReadRequest,
+                    pending: true,
+                    first: pkt.psn,
+                    last: pkt.psn.add(packets - 1),
+                    start: pkt.psn,
+                    next: pkt.psn,
+                    rkey: reth.rkey,
+                    len: reth.len,
+                    va: reth.va,
+                    operands: [0; 2],
+                    original: 0,
+                });
+                self.advance(packets);
+                self.msn = self.msn.add(1);
+                return None;
+            }
+        }
+        self.advance(1);
+        if ends {
+            self.msn = self.msn.add(1);
+        }
+        if pkt.ack_req {
+            self.ack = Some((pkt.psn, Pending::Ack));
+        } else if matches!(self.ack, Some((_, Pending::Nak(_)))) {
+            self.ack = None; // the packet that it asked for is here
+        }
+        received
+    }
+
+    /// The atomic that [`Responder::handle_request`] passed is executed; `original` is what the word held.
+    pub fn accept_atomic(&mut self, pkt: &Packet<'_>, original: u64) {
+        let eth = pkt.atomic();
+        self.keep(Resource {
+            kind: pkt.row.kind,
+            pending: true,
+            first: pkt.psn,
+            last: pkt.psn,
+            start: pkt.psn,
+            next: pkt.psn,
+            rkey: eth.rkey,
+            len: 8,
+            va: eth.va,
+            operands: [eth.swap_add, eth.compare],
+            original,
+        });
+        self.advance(1);
+        self.msn = self.msn.add(1);
+    }
+
+    /// Moves on by `packets`. Every quarter of the circle, resources so old that their numbers are about to be
+    /// new again are forgotten.
+    #[inline]
+    fn advance(&mut self, packets: u32) {
+        let before = self.epsn;
+        self.epsn = before.add(packets);
+        if (before.get() ^ self.epsn.get()) >> 22 != 0 {
+            for r in self.resources.iter_mut().filter(|r| !r.pending && before.diff(r.last) > 1 << 21) {
+                r.kind = Kind::Ack;
+            }
+        }
+    }
+
+    fn received(&mut self, pkt: &Packet<'_>, byte_len: u32) -> Received {
+        self.holds_receive = false;
+        let tail = match pkt.row.tail {
+            Tail::None => None,
+            Tail::Imm => Some(ReceivedTail::Imm(pkt.imm())),
+            Tail::Inv => Some(ReceivedTail::Inv(pkt.inv())),
+        };
+        Received { byte_len, write: pkt.row.kind == Kind::Write, tail, solicited: pkt.solicited }
+    }
+
+    fn keep(&mut self, r: Resource) {
+        let slots = self.resources.len();
+        self.resources[usize::from(self.oldest)] = r;
+        self.oldest = ((usize::from(self.oldest) + 1) % slots) as u8;
+        self.pending += 1;
+        self.ack = None; // its response acknowledges everything before it
+    }
+
+    /// Queues the answer to a fault. Returns whether the queue pair ends with it: drop what comes, and enter
+    /// ERR when [`Responder::poll_transmit`] hands out the NAK (or at once, where there is none).
+    pub fn refuse(&mut self, pkt: &Packet<'_>, fault: Fault, ty: QpType) -> bool {
+        let outcome = fault.outcome(ty);
+        match outcome.reply {
+            Answer::None => {}
+            Answer::Rnr => {
+                let syndrome = Syndrome::RnrNak { timer: self.min_rnr_timer };
+                self.nak(pkt.psn, syndrome);
+            }
+            Answer::Nak(code) => {
+                let psn = if fault == Fault::PsnGap { self.epsn } else { pkt.psn };
+                self.nak(psn, Syndrome::Nak(code));
+            }
+        }
+        if outcome.fatal {
+            self.fatal = Some(fault);
+        }
+        outcome.fatal
+    }
+
+    fn nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.nak_latch = true;
+        self.ack = Some((psn, Pending::Nak(syndrome.encode())));
+    }
+
+    /// IBA 9.7.5.1.4 (C9-105): a duplicate is answered again and never executed again; its faults drop it.
+    fn handle_duplicate(&mut self, pkt: &Packet<'_>) -> Result<Verdict, Discard> {
+        let psn = pkt.psn;
+        match pkt.row.kind {
+            Kind::Send | Kind::Write => {
+                if !matches!(self.ack, Some((_, Pending::Nak(_)))) {
+                    let psn = self.acknowledgeable(psn);
+                    self.ack = Some((psn, Pending::Ack));
+                }
+            }
+            kind => {
+                let log2 = self.mtu.log2();
+                let r = self
+                    .resources
+                    .iter_mut()
+                    .find(|r| r.kind == kind && psn.diff(r.first) >= 0 && psn.diff(r.last) <= 0)
+                    .ok_or(Discard::Duplicate)?;
+                let same = if kind == Kind::ReadRequest {
+                    let (reth, skipped) = (pkt.reth(), (psn.diff(r.first) as u32) << log2);
+                    (reth.rkey, reth.va, reth.len)
+                        == (r.rkey, r.va.wrapping_add(u64::from(skipped)), r.len - skipped.min(r.len))
+                } else {
+                    let eth = pkt.atomic();
+                    (eth.rkey, eth.va, [eth.swap_add, eth.compare]) == (r.rkey, r.va, r.operands)
+                };
+                if !same || !pkt.payload.is_empty() {
+                    return Err(Discard::Duplicate);
+                }
+                r.start = psn;
+                r.next = psn;
+                self.pending += u8::from(!r.pending);
+                r.pending = true;
+            }
+        }
+        Ok(Verdict::Duplicate)
+    }
+
+    /// The highest PSN that may be acknowledged after a duplicate of `psn` without passing a READ or ATOMIC
+    /// that its requester may still be waiting for.
+    fn acknowledgeable(&self, psn: Psn) -> Psn {
+        self.resources
+            .iter()
+            .filter(|r| r.kind != Kind::Ack && r.first.diff(psn) > 0 && r.first.diff(self.epsn) < 0)
+            .map(|r| r.first.sub(1))
+            .min_by_key(|p| p.diff(psn))
+            .unwrap_or(self.epsn.sub(1))
+    }
+
+    /// The next answer, in PSN order: READ and ATOMIC responses, then the one acknowledgement that is due.
+    /// `credits`: receive requests available, `None` with a shared receive queue.
+    #[inline]
+    pub fn poll_transmit(&mut self, credits: Option<u32>) -> Option<Answered> {
+        if self.pending > 0 {
+            if let Some(answer) = self.poll_resource(credits) {
+                return Some(answer);
+            }
+        }
+        let (psn, pending) = self.ack.take()?;
+        Some(match pending {
+            Pending::Ack => Answered::Ack { psn, aeth: self.aeth(credits), fatal: None },
+            Pending::Nak(syndrome) => {
+                let aeth = Aeth { syndrome, msn: self.msn.get() };
+                Answered::Ack { psn, aeth, fatal: self.fatal }
+            }
+        })
+    }
+
+    fn aeth(&self, credits: Option<u32>) -> Aeth {
+        let syndrome = credits.map_or(CREDIT_UNLIMITED, credit_code);
+        Aeth { syndrome, msn: self.msn.get() }
+    }
+
+    fn poll_resource(&mut self, credits: Option<u32>) -> Option<Answered> {
+        let aeth = self.aeth(credits);
+        let (slots, mtu) = (self.resources.len(), self.mtu);
+        let index = (0..slots)
+            .map(|i| (usize::from(self.oldest) + i) % slots)
+            .find(|&i| self.resources[i].pending)?;
+        let r = &mut self.resources[index];
+        let psn = r.next;
+        let answer = if r.kind == Kind::ReadRequest {
+            let offset = (psn.diff(r.first) as u32 & 0x00ff_ffff) << mtu.log2();
+            let position = match (psn == r.start, psn == r.last) {
+                (true, true) => Position::Only,
+                (true, false) => Position::First,
+                (false, false) => Position::Middle,
+                (false, true) => Position::Last,
+            };
+            let len = if psn == r.last { r.len - offset } else { mtu.bytes() as u32 };
+            Answered::Read {
+                psn,
+                opcode: Opcode::rc(Kind::ReadResponse, position, Tail::None),
+                aeth,
+                rkey: r.rkey,
+                va: r.va.wrapping_add(u64::from(offset)),
+                len,
+            }
+        } else {
+            Answered::Atomic { psn, aeth, original: r.original }
+        };
+        r.next = psn.add(1);
+        if psn == r.last {
+            r.pending = false;
+            self.pending -= 1;
+        }
+        Some(answer)
+    }
+
+    /// The READ response just handed out cannot be made: its key was revoked. Queues the NAK with its PSN and
+    /// drops every other answer; the queue pair ends with it.
+    pub fn refuse_read(&mut self, psn: Psn) {
+        for r in &mut self.resources {
+            r.pending = false;
+        }
+        self.pending = 0;
+        self.fatal = Some(Fault::RemoteAccess);
+        self.nak(psn, Syndrome::Nak(super::tables::NakCode::RemoteAccessError));
+    }
+}
