@@ -1,4 +1,12 @@
 //! Turns packets and work requests into verdicts and segments. Never reads a clock, touches user memory or
 //! allocates on the data path. Called by `shard` and by tests.
+//!
+//! What the specification prints as a table is a table here ([`state`], [`tables`], [`fault`], [`status`]);
+//! what it writes as procedure is code.
 
+pub mod attr;
+pub mod fault;
+pub mod state;
+pub mod status;
+pub mod tables;
 pub mod wqe;
