@@ -1,0 +1,345 @@
+//! One owned frame buffer, whatever memory it lives in, and the pool of those that live on the heap.
+//!
+//! A [`Frame`] is the only handle to its buffer: it is neither `Copy` nor `Clone`, and dropping it gives the
+//! buffer back. So a frame can be neither leaked by forgetting a return code nor freed twice.
+//!
+//! This file owns the raw pointers. They are sound because a frame is made in two places only: by
+//! [`HeapPool`], from a slot that was taken off the free list, and by `port/dpdk`, from an mbuf that DPDK
+//! handed over; both give up their own access until the frame is dropped.
+
+use core::alloc::Layout;
+use core::fmt;
+use core::ptr::NonNull;
+use crossbeam_queue::ArrayQueue;
+use std::sync::Arc;
+
+/// How a frame's buffer goes back to where it came from.
+///
+/// Each kind of buffer has one `static` of this type; its address tells the kinds apart.
+#[repr(C)]
+pub(crate) struct FrameKind {
+    /// Takes the frame's handle back. Called once, by the frame's drop.
+    pub(crate) free: unsafe extern "C" fn(NonNull<()>),
+}
+
+/// An owned buffer with one Ethernet frame in it.
+///
+/// The frame occupies the first [`len`](Self::len) bytes of a buffer of [`capacity`](Self::capacity) bytes.
+/// Dropping a frame returns its buffer to its pool, on any thread.
+#[repr(C)]
+pub struct Frame {
+    data: NonNull<u8>,
+    len: u32,
+    cap: u32,
+    handle: NonNull<()>,
+    kind: &'static FrameKind,
+}
+
+const _: () = assert!(size_of::<Frame>() == 32 && size_of::<Option<Frame>>() == 32);
+
+// SAFETY: a frame is the only handle to its buffer, and every `FrameKind::free` may be called on any thread.
+unsafe impl Send for Frame {}
+// SAFETY: `&Frame` gives out `&[u8]` alone.
+unsafe impl Sync for Frame {}
+
+impl Frame {
+    /// Puts a frame together.
+    ///
+    /// # Safety
+    /// `data` is valid for reads and writes of `cap` initialised bytes and nothing else accesses them until
+    /// `kind.free(handle)` is called; `len <= cap`; `kind.free` may be called once with `handle`, on any thread.
+    #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+    pub(crate) unsafe fn from_raw(
+        data: NonNull<u8>,
+        len: u32,
+        cap: u32,
+        handle: NonNull<()>,
+        kind: &'static FrameKind,
+    ) -> Self {
+        debug_assert!(len <= cap);
+        Self { data, len, cap, handle, kind }
+    }
+
+    /// A frame around a vector: for tests and rare paths, as it allocates. The capacity is the vector's length.
+    ///
+    /// # Panics
+    /// When the vector is longer than `u32::MAX`.
+    pub fn from_vec(bytes: Vec<u8>) -> Self {
+        static BOXED: FrameKind = FrameKind { free: free_boxed };
+        unsafe extern "C" fn free_boxed(handle: NonNull<()>) {
+            // SAFETY: `handle` is the box that `from_vec` leaked for this frame alone.
+            drop(unsafe { Box::from_raw(handle.cast::<Vec<u8>>().as_ptr()) });
+        }
+        let len = u32::try_from(bytes.len()).expect("a frame is shorter than 4 GiB");
+        let mut boxed = NonNull::from(Box::leak(Box::new(bytes)));
+        // SAFETY: the box was leaked just now, nobody else has it.
+        let data = NonNull::from(unsafe { boxed.as_mut() }.as_mut_slice()).cast();
+        // SAFETY: the vector's `len` bytes stay where they are until `free_boxed` takes the box back.
+        unsafe { Self::from_raw(data, len, len, boxed.cast(), &BOXED) }
+    }
+
+    /// Bytes of the frame.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether the frame has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes that the buffer can hold.
+    #[inline]
+    pub fn capacity(&self) -> usize {
+        self.cap as usize
+    }
+
+    /// The bytes of the frame, from the destination MAC address on.
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        // SAFETY: `data` is valid for `cap >= len` initialised bytes, and `&self` excludes writers.
+        unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
+    }
+
+    /// The bytes of the frame, to change.
+    #[inline]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `data`; `&mut self` excludes every other access.
+        unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.len as usize) }
+    }
+
+    /// The whole buffer: write here, then [`set_len`](Self::set_len).
+    #[inline]
+    pub fn buffer_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `data` is valid for `cap` initialised bytes; `&mut self` excludes every other access.
+        unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.cap as usize) }
+    }
+
+    /// Sets the number of bytes that the frame has.
+    ///
+    /// # Panics
+    /// When `n` exceeds the [`capacity`](Self::capacity).
+    #[inline]
+    pub fn set_len(&mut self, n: usize) {
+        assert!(n <= self.cap as usize, "a frame of {n} bytes in a buffer of {}", self.cap);
+        self.len = n as u32;
+    }
+
+    /// Replaces the contents by `bytes`, as far as the buffer holds them; whether it holds them all.
+    pub fn fill(&mut self, bytes: &[u8]) -> bool {
+        let n = bytes.len().min(self.capacity());
+        self.buffer_mut()[..n].copy_from_slice(&bytes[..n]);
+        self.set_len(n);
+        n == bytes.len()
+    }
+}
+
+impl Drop for Frame {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: this is the frame's drop, so `handle` is given back once.
+        unsafe { (self.kind.free)(self.handle) }
+    }
+}
+
+impl fmt::Debug for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frame({} of {} bytes)", self.len, self.cap)
+    }
+}
+
+/// A bounded pool of heap buffers, for ports without DPDK and for tests.
+///
+/// All memory is allocated by [`new`](Self::new); [`alloc`](Self::alloc) and dropping frames never allocate.
+/// Clones share the pool. The memory lives until the last clone and the last frame are gone.
+#[derive(Clone)]
+pub struct HeapPool {
+    slab: Arc<Slab>,
+}
+
+/// What a slot starts with; the buffer follows at [`HEADER`].
+struct SlotHeader {
+    slab: *const Slab,
+    index: u32,
+}
+
+/// Distance from a slot to its buffer: buffers stay aligned to cache lines.
+const HEADER: usize = 64;
+const _: () = assert!(size_of::<SlotHeader>() <= HEADER);
+
+struct Slab {
+    base: NonNull<u8>,
+    layout: Layout,
+    stride: usize,
+    capacity: u32,
+    free: ArrayQueue<u32>,
+}
+
+// SAFETY: the slots are handed out through `free`, a concurrent queue, each to one frame at a time.
+unsafe impl Send for Slab {}
+// SAFETY: as above; the other fields never change.
+unsafe impl Sync for Slab {}
+
+static HEAP: FrameKind = FrameKind { free: free_slot };
+
+unsafe extern "C" fn free_slot(handle: NonNull<()>) {
+    let header = handle.cast::<SlotHeader>();
+    // SAFETY: the header was written when the slab was made and is never written again; the slab lives, as
+    // the frame that is being dropped holds one count of its `Arc`.
+    let (slab, index) = unsafe { (header.as_ref().slab, header.as_ref().index) };
+    // SAFETY: `alloc` turned one count of the `Arc` into this frame; here it turns back.
+    let slab = unsafe { Arc::from_raw(slab) };
+    let pushed = slab.free.push(index);
+    debug_assert!(pushed.is_ok(), "a slot came back twice");
+}
+
+impl HeapPool {
+    /// A pool of `frames` buffers of `capacity` bytes each.
+    ///
+    /// # Panics
+    /// When the numbers are zero, too large for the address space, or memory has run out.
+    pub fn new(frames: usize, capacity: usize) -> Self {
+        assert!(frames > 0 && capacity > 0, "a pool has room for at least one frame of one byte");
+        let stride = (HEADER + capacity).next_multiple_of(64);
+        let capacity = u32::try_from(capacity).expect("a frame is shorter than 4 GiB");
+        let count = u32::try_from(frames).expect("a pool has fewer than 2^32 frames");
+        let bytes = stride.checked_mul(frames).expect("the pool fits the address space");
+        let layout = Layout::from_size_align(bytes, 64).expect("the pool fits the address space");
+        // SAFETY: the layout's size is not zero.
+        let base = unsafe { std::alloc::alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(layout) };
+        let slab = Arc::new(Slab { base, layout, stride, capacity, free: ArrayQueue::new(frames) });
+        for index in 0..count {
+            let header = SlotHeader { slab: Arc::as_ptr(&slab), index };
+            // SAFETY: slot `index` lies inside the allocation, is aligned to 64 bytes and has no owner yet.
+            unsafe { slab.slot(index).cast::<SlotHeader>().write(header) };
+            let _ = slab.free.push(index);
+        }
+        Self { slab }
+    }
+
+    /// An empty frame; `None` while all buffers are out.
+    #[inline]
+    pub fn alloc(&self) -> Option<Frame> {
+        let index = self.slab.free.pop()?;
+        let slot = self.slab.slot(index);
+        let _ = Arc::into_raw(Arc::clone(&self.slab));
+        // SAFETY: the slot came off the free list, so nobody else has it; its buffer is `capacity` bytes that
+        // were zeroed at the start; the `Arc` count that was just leaked belongs to this frame.
+        Some(unsafe { Frame::from_raw(slot.add(HEADER), 0, self.slab.capacity, slot.cast(), &HEAP) })
+    }
+
+    /// Buffers that are in the pool now.
+    pub fn available(&self) -> usize {
+        self.slab.free.len()
+    }
+
+    /// Bytes that each frame can hold.
+    pub fn capacity(&self) -> usize {
+        self.slab.capacity as usize
+    }
+}
+
+impl fmt::Debug for HeapPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HeapPool({} of {} buffers free)", self.slab.free.len(), self.slab.free.capacity())
+    }
+}
+
+impl Slab {
+    fn slot(&self, index: u32) -> NonNull<u8> {
+        debug_assert!((index as usize) < self.free.capacity());
+        // SAFETY: only indices below the number of slots are ever on the free list.
+        unsafe { self.base.add(index as usize * self.stride) }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; each frame holds a count of the `Arc`, so none is left.
+        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_in_are_frames_out() {
+        // Goal: every buffer comes back exactly once, whatever the order and the thread of the drops.
+        let pool = HeapPool::new(8, 100);
+        for round in 0..10 {
+            let mut frames: Vec<Frame> = std::iter::from_fn(|| pool.alloc()).collect();
+            assert_eq!((frames.len(), pool.available()), (8, 0), "round {round}");
+            let half = frames.split_off(4);
+            std::thread::spawn(move || drop(half)).join().unwrap();
+            assert_eq!(pool.available(), 4);
+            drop(frames);
+            assert_eq!(pool.available(), 8);
+        }
+    }
+
+    #[test]
+    fn buffers_do_not_overlap() {
+        let pool = HeapPool::new(4, 65);
+        let mut frames: Vec<Frame> = std::iter::from_fn(|| pool.alloc()).collect();
+        for (i, frame) in frames.iter_mut().enumerate() {
+            assert!(frame.is_empty() && frame.capacity() == 65);
+            frame.buffer_mut().fill(i as u8);
+            frame.set_len(65);
+        }
+        for (i, frame) in frames.iter().enumerate() {
+            assert!(frame.data().iter().all(|&b| b == i as u8));
+            assert_eq!(frame.data().as_ptr() as usize % 64, 0);
+        }
+    }
+
+    #[test]
+    fn the_pool_outlives_its_handle() {
+        let pool = HeapPool::new(2, 10);
+        let mut frame = pool.alloc().unwrap();
+        drop(pool);
+        assert!(frame.fill(b"still here"));
+        assert_eq!(frame.data(), b"still here");
+        assert!(!frame.fill(b"longer than ten"));
+        assert_eq!(frame.data(), b"longer tha");
+    }
+
+    #[test]
+    fn vectors_become_frames() {
+        let mut frame = Frame::from_vec(vec![1, 2, 3]);
+        frame.data_mut()[1] = 9;
+        assert_eq!(frame.data(), [1, 9, 3]);
+        frame.set_len(1);
+        assert_eq!((frame.len(), frame.capacity()), (1, 3));
+        assert!(Frame::from_vec(Vec::new()).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "a frame of 4 bytes in a buffer of 3")]
+    fn a_frame_stays_inside_its_buffer() {
+        Frame::from_vec(vec![0; 3]).set_len(4);
+    }
+
+    #[test]
+    fn threads_share_a_pool() {
+        // Goal: under contention no buffer has two owners.
+        let pool = HeapPool::new(16, 16);
+        std::thread::scope(|scope| {
+            for id in 0..4u8 {
+                let pool = pool.clone();
+                scope.spawn(move || {
+                    for _ in 0..if cfg!(miri) { 50 } else { 20_000 } {
+                        let Some(mut frame) = pool.alloc() else { continue };
+                        frame.fill(&[id; 16]);
+                        assert!(frame.data().iter().all(|&b| b == id));
+                    }
+                });
+            }
+        });
+        assert_eq!(pool.available(), 16);
+    }
+}

@@ -1,0 +1,256 @@
+//! Names of ports: text to [`PortSpec`] and back.
+
+use super::{Port, PortError, PortOptions};
+use core::fmt;
+use core::str::FromStr;
+use std::path::PathBuf;
+
+/// Which end of a memif socket a port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemifRole {
+    /// Listens on the socket.
+    Server,
+    /// Connects to the socket.
+    Client,
+}
+
+/// Names a port. Parsed from and shown as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortSpec {
+    /// `loopback`: what is sent is received.
+    Loopback,
+    /// `unix:LOCAL,peer=REMOTE`: one Ethernet frame in each datagram of a unix socket.
+    Unix {
+        /// Our socket.
+        local: PathBuf,
+        /// The peer's socket.
+        peer: PathBuf,
+    },
+    /// `memif:PATH[,role=server|client][,OPTION=VALUE..]`: shared memory between two processes (DPDK net_memif).
+    ///
+    /// Without a role, whoever finds nobody listening on PATH becomes the server.
+    Memif {
+        /// The socket over which the two ends meet.
+        path: PathBuf,
+        /// Which end this is.
+        role: Option<MemifRole>,
+        /// More options of net_memif, as `rsize=11`.
+        options: Vec<(String, String)>,
+    },
+    /// `tap:IFACE[,OPTION=VALUE..]`: a Linux network interface of that name is made (DPDK net_tap).
+    Tap {
+        /// The interface that appears.
+        iface: String,
+        /// More options of net_tap.
+        options: Vec<(String, String)>,
+    },
+    /// `af_packet:IFACE[,OPTION=VALUE..]`: an existing Linux network interface (DPDK net_af_packet).
+    AfPacket {
+        /// The interface.
+        iface: String,
+        /// More options of net_af_packet.
+        options: Vec<(String, String)>,
+    },
+    /// `vhost:PATH[,OPTION=VALUE..]`: a QEMU guest with virtio-net over vhost-user (DPDK net_vhost).
+    Vhost {
+        /// The socket over which QEMU and we meet.
+        path: PathBuf,
+        /// More options of net_vhost.
+        options: Vec<(String, String)>,
+    },
+    /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
+    Dpdk {
+        /// As after EAL's `--vdev` or `--allow`.
+        devargs: String,
+    },
+}
+
+impl PortSpec {
+    /// Opens the port. Its peer need not be there yet.
+    ///
+    /// # Errors
+    /// See [`PortError`].
+    pub fn open(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
+        let _ = options;
+        Err(PortError::NoDpdk(self.to_string()))
+    }
+}
+
+/// The forms, for messages.
+const FORMS: &str =
+    "loopback, unix:LOCAL,peer=REMOTE, memif:PATH, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
+
+impl FromStr for PortSpec {
+    type Err = PortError;
+
+    fn from_str(text: &str) -> Result<Self, PortError> {
+        parse(text).map_err(|reason| PortError::Spec { spec: text.into(), reason })
+    }
+}
+
+fn parse(text: &str) -> Result<PortSpec, String> {
+    let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+    match kind {
+        "loopback" if rest.is_empty() => return Ok(PortSpec::Loopback),
+        "loopback" => return Err("loopback takes no arguments".into()),
+        "unix" | "memif" | "tap" | "af_packet" | "vhost" | "dpdk" => {}
+        _ => return Err(format!("no such kind of port; there are {FORMS}")),
+    }
+    if kind == "dpdk" {
+        return match rest {
+            "" => Err("a device is missing, as in dpdk:net_ring0 or dpdk:0000:03:00.0".into()),
+            devargs => Ok(PortSpec::Dpdk { devargs: devargs.into() }),
+        };
+    }
+    let mut parts = rest.split(',');
+    let first = parts.next().unwrap_or_default();
+    let mut options = Vec::new();
+    for part in parts {
+        match part.split_once('=') {
+            Some((key, value)) if !key.is_empty() && !value.is_empty() => {
+                if options.iter().any(|(k, _)| k == key) {
+                    return Err(format!("option {key} is there twice"));
+                }
+                options.push((key.to_owned(), value.to_owned()));
+            }
+            _ => return Err(format!("{part:?} is not an option; options are written NAME=VALUE")),
+        }
+    }
+    let mut take = |key: &str| options.iter().position(|(k, _)| k == key).map(|i| options.remove(i).1);
+    match kind {
+        "unix" => {
+            let peer = take("peer").ok_or("the peer's socket is missing: unix:LOCAL,peer=REMOTE")?;
+            if let Some((key, _)) = options.first() {
+                return Err(format!("a unix port has no option {key}; only peer=PATH"));
+            }
+            if first == peer {
+                return Err("the local socket and the peer's are the same; each end needs its own".into());
+            }
+            Ok(PortSpec::Unix { local: socket(first)?, peer: socket(&peer)? })
+        }
+        "memif" => {
+            let role = match take("role").as_deref() {
+                None => None,
+                Some("server") => Some(MemifRole::Server),
+                Some("client") => Some(MemifRole::Client),
+                Some(other) => return Err(format!("role={other} is unknown; it is server or client")),
+            };
+            Ok(PortSpec::Memif { path: socket(first)?, role, options })
+        }
+        "tap" => Ok(PortSpec::Tap { iface: iface(first)?, options }),
+        "af_packet" => Ok(PortSpec::AfPacket { iface: iface(first)?, options }),
+        _ => Ok(PortSpec::Vhost { path: socket(first)?, options }),
+    }
+}
+
+/// Longest path of a unix socket (`sun_path` less its NUL, unix(7)).
+const SOCKET_PATH_MAX: usize = 107;
+/// Longest name of a network interface (`IFNAMSIZ` less its NUL, netdevice(7)).
+const IFACE_MAX: usize = 15;
+
+fn socket(path: &str) -> Result<PathBuf, String> {
+    match path.len() {
+        0 => Err("the socket's path is missing".into()),
+        1..=SOCKET_PATH_MAX => Ok(path.into()),
+        n => Err(format!(
+            "the socket's path has {n} bytes; the system allows {SOCKET_PATH_MAX}, use a shorter one"
+        )),
+    }
+}
+
+fn iface(name: &str) -> Result<String, String> {
+    match name.len() {
+        0 => Err("the interface's name is missing".into()),
+        1..=IFACE_MAX if !name.contains(|c: char| c == '/' || c.is_whitespace()) => Ok(name.into()),
+        1..=IFACE_MAX => Err(format!("{name:?} is not an interface's name: no blanks, no slashes")),
+        n => Err(format!("an interface's name has at most {IFACE_MAX} bytes; this one has {n}")),
+    }
+}
+
+impl fmt::Display for PortSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let none: &[(String, String)] = &[];
+        let options = match self {
+            Self::Loopback => return f.write_str("loopback"),
+            Self::Dpdk { devargs } => return write!(f, "dpdk:{devargs}"),
+            Self::Unix { local, peer } => {
+                write!(f, "unix:{},peer={}", local.display(), peer.display())?;
+                none
+            }
+            Self::Memif { path, role, options } => {
+                write!(f, "memif:{}", path.display())?;
+                match role {
+                    Some(MemifRole::Server) => f.write_str(",role=server")?,
+                    Some(MemifRole::Client) => f.write_str(",role=client")?,
+                    None => {}
+                }
+                options
+            }
+            Self::Tap { iface, options } => {
+                write!(f, "tap:{iface}")?;
+                options
+            }
+            Self::AfPacket { iface, options } => {
+                write!(f, "af_packet:{iface}")?;
+                options
+            }
+            Self::Vhost { path, options } => {
+                write!(f, "vhost:{}", path.display())?;
+                options
+            }
+        };
+        for (key, value) in options {
+            write!(f, ",{key}={value}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_come_back_as_they_went_in() {
+        for text in [
+            "loopback",
+            "unix:/tmp/a,peer=/tmp/b",
+            "memif:/tmp/m.sock",
+            "memif:/tmp/m.sock,role=server,rsize=11",
+            "memif:/tmp/m.sock,role=client",
+            "tap:roce0",
+            "af_packet:eth1,framesz=8192",
+            "vhost:/tmp/v.sock,client=1",
+            "dpdk:net_ring0",
+            "dpdk:0000:03:00.0,dv_flow_en=1",
+        ] {
+            assert_eq!(text.parse::<PortSpec>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn errors_say_what_would_be_right() {
+        let long = format!("memif:/{}", "x".repeat(107));
+        for (text, part) in [
+            ("", "there are loopback, unix:LOCAL,peer=REMOTE"),
+            ("ethernet:x", "no such kind of port"),
+            ("loopback:1", "takes no arguments"),
+            ("unix:/tmp/a", "peer's socket is missing"),
+            ("unix:/tmp/a,peer=/tmp/a", "each end needs its own"),
+            ("unix:,peer=/tmp/a", "path is missing"),
+            ("unix:/a,peer=/b,x=1", "no option x"),
+            ("memif", "path is missing"),
+            ("memif:/a,role=master", "it is server or client"),
+            ("memif:/a,rsize", "written NAME=VALUE"),
+            ("memif:/a,rsize=1,rsize=2", "twice"),
+            (long.as_str(), "the system allows 107"),
+            ("tap:", "name is missing"),
+            ("tap:a b", "no blanks"),
+            ("tap:a-name-that-is-long", "at most 15 bytes"),
+            ("dpdk:", "a device is missing"),
+        ] {
+            let error = text.parse::<PortSpec>().unwrap_err().to_string();
+            assert!(error.contains(part), "{text:?} gave {error:?}");
+        }
+    }
+}
