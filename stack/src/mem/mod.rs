@@ -1,1 +1,13 @@
-//! mem
+//! Memory keys, bounds and scatter/gather arithmetic.
+//!
+//! Turns a key, an address and a length into a host address or a fault, and a list of scatter/gather elements
+//! into the pieces that cover a range of a message. Never touches the memory that it speaks of, never blocks a
+//! lookup, reads no clock. Called by control threads that register and by every shard for every packet.
+
+mod access;
+pub mod sge;
+mod table;
+
+pub use access::Access;
+pub use sge::Sge;
+pub use table::{KeyFault, MemError, MrTable};

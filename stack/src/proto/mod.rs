@@ -5,7 +5,10 @@
 //! what it writes as procedure is code.
 
 pub mod attr;
+pub mod completer;
 pub mod fault;
+pub mod requester;
+pub mod responder;
 pub mod state;
 pub mod status;
 pub mod tables;

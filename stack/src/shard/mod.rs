@@ -1,1 +1,2 @@
 //! shard
+pub mod wheel;

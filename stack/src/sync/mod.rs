@@ -1,4 +1,13 @@
-//! Queues between threads. Rings, completion lanes, doorbells and published words: who may write what is in
-//! the type. Called by `shard` on one side and by the objects of `device` on the other.
+//! Lock-free plumbing between threads: rings, completion lanes and doorbells.
+//!
+//! Turns what one thread wrote into what another thread may read, and says who may touch which slot when.
+//! Never blocks, never allocates after creation, reads no clock, knows nothing of packets or verbs. Called by
+//! posters and pollers on one side and by the shard that owns the other end.
+//!
+//! [`spsc`] is the only file here with `unsafe`; [`lanes`] is built on it, [`doorbell`] on atomics alone.
 
+pub mod doorbell;
+pub mod lanes;
+pub(crate) mod primitive;
+pub mod spsc;
 pub mod words;

@@ -1,0 +1,257 @@
+//! A hierarchical timing wheel: which of many objects is due, without looking at the others.
+//!
+//! Turns deadlines into calls in the order of their ticks. Never reads a clock, never allocates except in
+//! [`Wheel::reserve`]. Called by the shard that owns it.
+//!
+//! # How it works
+//!
+//! Time is counted in ticks of [`TICK_NANOS`]. A deadline is a number of nine digits to the base 64, and so is the
+//! wheel's position. An entry lies on the level of the highest digit in which its deadline differs from the
+//! position, in the slot of that digit's value; hence it lies ahead of the position, every entry of a level
+//! comes before every entry of a higher one, and the earliest slot is a `trailing_zeros`. When the position
+//! reaches a slot above level 0, its entries move down, each at most eight times in its life. Nine digits hold
+//! every [`Instant`], so nothing is too far away.
+//!
+//! An entry never fires early: deadlines are rounded up to a tick, the present is rounded down.
+
+use crate::time::Instant;
+
+/// Nanoseconds of a tick: 4.096 us, the unit of IBA timeouts.
+pub const TICK_NANOS: u64 = 1 << TICK_LOG2;
+const TICK_LOG2: u32 = 12;
+const DIGIT: u32 = 6;
+const SLOTS: usize = 1 << DIGIT;
+const LEVELS: usize = 9;
+/// Entries that one call of [`Wheel::expire`] moves to a lower level, beside those that it reports.
+const MOVES_MAX: usize = 256;
+/// No entry.
+const NIL: u32 = u32::MAX;
+/// Not in a list.
+const IDLE: u16 = u16::MAX;
+
+const _: () = assert!(LEVELS as u32 * DIGIT > u64::BITS - TICK_LOG2, "every instant has a place");
+
+/// One per id, a member of the circular list of its slot.
+#[derive(Clone, Copy)]
+struct Entry {
+    tick: u64,
+    next: u32,
+    prev: u32,
+    /// `level * SLOTS + slot`, or `IDLE`.
+    place: u16,
+}
+
+/// A timing wheel for ids `0 .. reserved`, each with at most one deadline.
+pub struct Wheel {
+    /// The position: every tick before it is done with.
+    tick: u64,
+    /// The level whose slot at the position is being moved down, if that was interrupted.
+    moving: Option<usize>,
+    /// Bit `s` of level `l`: the slot has entries.
+    occupied: [u64; LEVELS],
+    /// First entry of each slot, or `NIL`; its `prev` is the last.
+    heads: Box<[u32; LEVELS * SLOTS]>,
+    entries: Vec<Entry>,
+    scheduled: usize,
+}
+
+impl Wheel {
+    /// An empty wheel at `now`, without ids.
+    pub fn new(now: Instant) -> Self {
+        Self {
+            tick: now.as_nanos() >> TICK_LOG2,
+            moving: None,
+            occupied: [0; LEVELS],
+            heads: Box::new([NIL; LEVELS * SLOTS]),
+            entries: Vec::new(),
+            scheduled: 0,
+        }
+    }
+
+    /// Makes room for ids below `ids`. Ids that there were stay.
+    pub fn reserve(&mut self, ids: u32) {
+        if self.entries.len() < ids as usize {
+            self.entries.resize(ids as usize, Entry { tick: 0, next: NIL, prev: NIL, place: IDLE });
+        }
+    }
+
+    /// Ids that have a deadline.
+    pub fn len(&self) -> usize {
+        self.scheduled
+    }
+
+    /// Whether no id has a deadline.
+    pub fn is_empty(&self) -> bool {
+        self.scheduled == 0
+    }
+
+    /// Whether `id` has a deadline.
+    #[inline]
+    pub fn is_scheduled(&self, id: u32) -> bool {
+        self.entries.get(id as usize).is_some_and(|entry| entry.place != IDLE)
+    }
+
+    /// Sets the deadline of `id`, instead of an earlier one if it has one. A deadline that is past is due at
+    /// the next [`Wheel::expire`].
+    ///
+    /// # Panics
+    /// If `id` was not reserved.
+    #[inline]
+    pub fn schedule(&mut self, id: u32, at: Instant) {
+        // A position ahead of a clock that went back, too, is the past.
+        let tick = round_up(at).max(self.tick);
+        let entry = &self.entries[id as usize];
+        if entry.place != IDLE {
+            if entry.tick == tick {
+                return;
+            }
+            self.unlink(id);
+        }
+        self.link(id, tick);
+    }
+
+    /// Takes the deadline of `id` away. Returns whether it had one.
+    #[inline]
+    pub fn cancel(&mut self, id: u32) -> bool {
+        let scheduled = self.is_scheduled(id);
+        if scheduled {
+            self.unlink(id);
+        }
+        scheduled
+    }
+
+    /// Calls `due` for ids whose deadline is not after `now`, up to `max` of them, in the order of their ticks,
+    /// and takes their deadlines away. Returns whether it stopped before it was through: call again.
+    ///
+    /// The work is bounded by `max`, however far `now` jumped: beside the calls, a fixed number of entries is
+    /// moved between levels. A `now` before that of an earlier call counts as that one.
+    pub fn expire(&mut self, now: Instant, max: usize, mut due: impl FnMut(u32)) -> bool {
+        let target = (now.as_nanos() >> TICK_LOG2).max(self.tick);
+        let (mut fired, mut moves) = (0, 0);
+        loop {
+            if let Some(level) = self.moving {
+                if !self.move_down(level, &mut moves) {
+                    return true;
+                }
+                self.moving = None;
+            }
+            let Some((level, slot_tick)) = self.earliest() else { break };
+            if slot_tick > target {
+                break;
+            }
+            if level > 0 {
+                self.tick = slot_tick;
+                self.moving = Some(level);
+                continue;
+            }
+            self.tick = slot_tick;
+            let head = slot_of(slot_tick, 0);
+            while self.heads[head] != NIL {
+                if fired == max {
+                    return true;
+                }
+                let id = self.heads[head];
+                self.unlink(id);
+                fired += 1;
+                due(id);
+            }
+        }
+        self.tick = target;
+        false
+    }
+
+    /// An instant before which [`Wheel::expire`] has nothing to do, or `None` if there is no deadline at all.
+    ///
+    /// Within the first level it is the instant at which the next deadline fires, above it the beginning of the
+    /// span of ticks that the deadline is in: to wait for it means to come back at most eight times.
+    #[inline]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.moving.is_some() {
+            return (!self.is_empty()).then(|| instant(self.tick));
+        }
+        self.earliest().map(|(_, tick)| instant(tick))
+    }
+
+    /// Level and first tick of the earliest slot with entries.
+    #[inline]
+    fn earliest(&self) -> Option<(usize, u64)> {
+        let level = self.occupied.iter().position(|&bits| bits != 0)?;
+        let slot = u64::from(self.occupied[level].trailing_zeros());
+        let shift = level as u32 * DIGIT;
+        let above = self.tick >> (shift + DIGIT) << (shift + DIGIT);
+        Some((level, above | slot << shift))
+    }
+
+    /// Moves the entries of the slot at the position down from `level`. Returns whether it is empty now.
+    fn move_down(&mut self, level: usize, moves: &mut usize) -> bool {
+        let head = slot_of(self.tick, level);
+        while self.heads[head] != NIL {
+            if *moves == MOVES_MAX {
+                return false;
+            }
+            *moves += 1;
+            let id = self.heads[head];
+            let tick = self.entries[id as usize].tick;
+            self.unlink(id);
+            self.link(id, tick);
+        }
+        true
+    }
+
+    /// Appends an idle entry to the list that `tick` belongs to.
+    #[inline]
+    fn link(&mut self, id: u32, tick: u64) {
+        debug_assert!(tick >= self.tick);
+        // The highest digit that differs; level 0 if none does.
+        let level = ((u64::BITS - 1 - (tick ^ self.tick | 1).leading_zeros()) / DIGIT) as usize;
+        let place = slot_of(tick, level);
+        let head = self.heads[place];
+        let (next, prev) = if head == NIL {
+            self.heads[place] = id;
+            self.occupied[level] |= 1 << (place % SLOTS);
+            (id, id)
+        } else {
+            let last = core::mem::replace(&mut self.entries[head as usize].prev, id);
+            self.entries[last as usize].next = id;
+            (head, last)
+        };
+        self.entries[id as usize] = Entry { tick, next, prev, place: place as u16 };
+        self.scheduled += 1;
+    }
+
+    /// Takes an entry out of its list.
+    #[inline]
+    fn unlink(&mut self, id: u32) {
+        let Entry { next, prev, place, .. } = self.entries[id as usize];
+        let place = place as usize;
+        self.entries[id as usize].place = IDLE;
+        self.scheduled -= 1;
+        if next == id {
+            self.heads[place] = NIL;
+            self.occupied[place / SLOTS] &= !(1 << (place % SLOTS));
+            return;
+        }
+        self.entries[next as usize].prev = prev;
+        self.entries[prev as usize].next = next;
+        if self.heads[place] == id {
+            self.heads[place] = next;
+        }
+    }
+}
+
+/// Index of the slot of `tick` on `level`.
+#[inline]
+fn slot_of(tick: u64, level: usize) -> usize {
+    level * SLOTS + (tick >> (level as u32 * DIGIT)) as usize % SLOTS
+}
+
+/// The first tick that begins at or after `at`.
+#[inline]
+fn round_up(at: Instant) -> u64 {
+    at.as_nanos().div_ceil(TICK_NANOS)
+}
+
+#[inline]
+fn instant(tick: u64) -> Instant {
+    Instant::from_nanos(tick.saturating_mul(TICK_NANOS))
+}

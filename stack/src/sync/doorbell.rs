@@ -1,0 +1,188 @@
+//! Doorbells: who of up to 2^17 objects has something to do, as a two-level atomic bitmap.
+//!
+//! Ringing twice is ringing once, so nothing overflows. Any thread rings; the shard's owner drains.
+//!
+//! # Why no ring is lost
+//!
+//! A ringer publishes its work, then looks at its bit. If the bit is clear it sets it (release), and whoever
+//! makes a word of bits non-zero sets the word's summary bit afterwards (release). The drainer clears the
+//! summary bit first, then the bits (acquire), then looks for work; it sets the summary bit again where it left
+//! something. So a bit is set only while its summary bit is set, or will be by a ringer on its way, or while the
+//! drainer is at that word.
+//!
+//! If the bit is set already the ringer leaves it alone. Then the drainer has yet to clear it, and must find
+//! the work after that: the ringer's "write work, read bit" against the drainer's "clear bit, read work" needs
+//! a sequentially consistent fence between the two halves on both sides.
+
+use super::primitive::{AtomicU32, AtomicU64, Ordering, fence};
+use crossbeam_utils::CachePadded;
+
+const WORD: u32 = u64::BITS;
+
+/// A set of doorbells, numbered from 0.
+pub struct Doorbells {
+    /// Bit `g`: one of the words of group `g` may be non-zero.
+    summary: CachePadded<AtomicU64>,
+    /// Where the next drain starts, so that a small budget serves everybody. Only a hint.
+    cursor: CachePadded<AtomicU32>,
+    words: Box<[AtomicU64]>,
+    /// Base-2 logarithm of the words in a group: 0 for up to 4096 doorbells.
+    group_log2: u32,
+    len: u32,
+}
+
+impl Doorbells {
+    /// `n` doorbells, none rung.
+    ///
+    /// # Panics
+    /// If `n` is above 2^31.
+    pub fn new(n: u32) -> Self {
+        assert!(n <= 1 << 31, "too many doorbells");
+        let words = n.div_ceil(WORD);
+        Self {
+            summary: CachePadded::new(AtomicU64::new(0)),
+            cursor: CachePadded::new(AtomicU32::new(0)),
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            group_log2: words.div_ceil(WORD).next_power_of_two().trailing_zeros(),
+            len: n,
+        }
+    }
+
+    /// Doorbells of the set.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether the set has no doorbells at all. For "is one rung" see [`Doorbells::any`].
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Rings doorbell `i`. What the calling thread wrote before is visible to the drain that reports it.
+    ///
+    /// # Panics
+    /// If there is no doorbell `i`.
+    #[inline]
+    pub fn ring(&self, i: u32) {
+        assert!(i < self.len, "doorbell {i} of {}", self.len);
+        let word = &self.words[(i / WORD) as usize];
+        let bit = 1 << (i % WORD);
+        // The caller's work must be visible before the bit is looked at; pairs with the fence in `sweep`.
+        fence(Ordering::SeqCst);
+        if word.load(Ordering::Relaxed) & bit != 0 {
+            return;
+        }
+        let before = word.fetch_or(bit, Ordering::Release);
+        let group = 1 << ((i / WORD) >> self.group_log2);
+        // Whoever made the word non-zero must set the summary. The others do it too where they see it clear,
+        // so that nobody waits for a thread that was preempted between the two steps.
+        if before == 0 || self.summary.load(Ordering::Relaxed) & group == 0 {
+            self.summary.fetch_or(group, Ordering::Release);
+        }
+    }
+
+    /// Whether a doorbell is rung: one load. True once too often at times, never false too long.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.summary.load(Ordering::Relaxed) != 0
+    }
+
+    /// Clears up to `max` doorbells and calls `each` for every one, after clearing it. Returns how many.
+    ///
+    /// Goes round: a doorbell that did not fit in `max` comes first next time. A doorbell is reported at most
+    /// once a drain, those rung meanwhile possibly only by the next one.
+    #[inline]
+    pub fn drain(&self, max: u32, mut each: impl FnMut(u32)) -> u32 {
+        if max == 0 || !self.any() {
+            return 0;
+        }
+        let from = self.cursor.load(Ordering::Relaxed);
+        let mut left = max;
+        let mut stopped = self.sweep(from, self.len, &mut left, &mut each);
+        if stopped.is_none() && from > 0 {
+            stopped = self.sweep(0, from, &mut left, &mut each);
+        }
+        let next = stopped.unwrap_or(0);
+        if next != from {
+            self.cursor.store(next, Ordering::Relaxed);
+        }
+        max - left
+    }
+
+    /// Drains the doorbells `lo .. hi`. Returns the number after the last one reported when `left` ran out.
+    fn sweep(&self, lo: u32, hi: u32, left: &mut u32, each: &mut impl FnMut(u32)) -> Option<u32> {
+        let mut groups = self.summary.load(Ordering::Relaxed);
+        groups &= u64::MAX.checked_shl((lo / WORD) >> self.group_log2).unwrap_or(0);
+        while groups != 0 {
+            let g = groups.trailing_zeros();
+            let group = 1u64 << g;
+            groups &= !group;
+            if g << self.group_log2 >= hi.div_ceil(WORD) {
+                break;
+            }
+            // Acquire: with the summary bit come the bits that it stands for.
+            if self.summary.fetch_and(!group, Ordering::AcqRel) & group == 0 {
+                continue;
+            }
+            let first = g << self.group_log2;
+            let end = (first + (1 << self.group_log2)).min(self.words.len() as u32);
+            let mut remains = false;
+            let mut last = None;
+            for w in first..end {
+                let word = &self.words[w as usize];
+                let rung = word.load(Ordering::Relaxed);
+                if rung == 0 {
+                    continue;
+                }
+                let take = lowest(rung & range_mask(w, lo, hi), *left);
+                if take == 0 {
+                    remains = true;
+                    continue;
+                }
+                let before = word.fetch_and(!take, Ordering::AcqRel);
+                remains |= before & !take != 0;
+                // Pairs with the fence in `ring`: cleared before the caller looks for work.
+                fence(Ordering::SeqCst);
+                let mut bits = before & take;
+                *left -= bits.count_ones();
+                while bits != 0 {
+                    let i = w * WORD + bits.trailing_zeros();
+                    bits &= bits - 1;
+                    last = Some(i + 1);
+                    each(i);
+                }
+            }
+            if remains {
+                self.summary.fetch_or(group, Ordering::Release);
+            }
+            if *left == 0 {
+                return Some(last.map_or(0, |i| if i >= self.len { 0 } else { i }));
+            }
+        }
+        None
+    }
+}
+
+/// The lowest `n` bits that are set in `bits`.
+#[inline]
+fn lowest(bits: u64, n: u32) -> u64 {
+    if bits.count_ones() <= n {
+        return bits;
+    }
+    let mut rest = bits;
+    for _ in 0..n {
+        rest &= rest - 1;
+    }
+    bits & !rest
+}
+
+/// The bits of word `w` that stand for doorbells in `lo .. hi`.
+#[inline]
+fn range_mask(w: u32, lo: u32, hi: u32) -> u64 {
+    let base = w * WORD;
+    let below = |n: u32| match n.saturating_sub(base) {
+        n if n >= WORD => u64::MAX,
+        n => (1u64 << n) - 1,
+    };
+    below(hi) & !below(lo)
+}

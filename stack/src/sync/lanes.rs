@@ -1,0 +1,257 @@
+//! Completion queues: one ring ("lane") for each shard that feeds the queue, one reader.
+//!
+//! A shard stages completions while it works through a turn and publishes them at its end, when the packets
+//! that they depend on have left. The reader takes from the lanes in turn. Lanes keep their order; there is
+//! none between lanes, as verbs promises none between queue pairs.
+//!
+//! # The bound
+//!
+//! `cqe` bounds the completions that wait in all lanes together. With one lane that is a count between the two
+//! ends of its ring. With several, a lane takes credits from a shared budget in blocks of [`BLOCK`] and the
+//! reader gives them back once a poll. As a lane may sit on a part of a block, the budget holds a block a lane
+//! more than `cqe`: the queue never overflows below `cqe` entries, and always above `cqe + lanes * BLOCK`.
+//!
+//! # Events
+//!
+//! A queue made by [`cq_with_events`] can be armed. Both sides write, fence and read: the lane publishes, then
+//! looks whether the reader is armed; the reader arms, then polls once more. One of them sees the other, so
+//! either the event fires or the poll finds the completion. Queues made by [`cq`] skip the fence.
+
+use super::primitive::{Arc, AtomicU8, AtomicU32, Ordering, fence};
+use super::spsc::{self, Consumer, Producer};
+use crossbeam_utils::CachePadded;
+
+/// Credits that a lane takes from the shared budget at a time.
+pub const BLOCK: u32 = 16;
+/// Entries that a poll takes from one lane before it looks at the next.
+pub const POLL_BATCH: usize = 16;
+
+/// The completion queue is full: the completion was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("completion queue overflow")]
+pub struct Overflow;
+
+/// What the reader wants to be told of (`ibv_req_notify_cq(3)`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub enum Arm {
+    /// The next completion that is solicited or in error.
+    Solicited = 1,
+    /// The next completion of any kind.
+    Next = 2,
+}
+
+const NOT_ARMED: u8 = 0;
+
+struct Shared {
+    /// Credits that no lane holds. Not used by a queue with one lane.
+    budget: CachePadded<AtomicU32>,
+    /// `NOT_ARMED` or an `Arm`. Not used by a queue without events.
+    armed: CachePadded<AtomicU8>,
+}
+
+/// The shard's end of a lane. `Send`, not `Sync`.
+pub struct CqLane<E> {
+    ring: Producer<E>,
+    /// Entries behind the published index, not visible to the reader.
+    staged: u32,
+    /// Entries that may be staged before credits have to be fetched.
+    credits: u32,
+    /// The bound of a queue with one lane; `None` where the budget is shared.
+    sole_bound: Option<u32>,
+    events: bool,
+    staged_solicited: bool,
+    shared: Arc<Shared>,
+}
+
+/// The polling end of a completion queue. `Send`, not `Sync`.
+pub struct CqReader<E> {
+    lanes: Box<[Consumer<E>]>,
+    /// The lane that the next poll looks at first.
+    next: usize,
+    events: bool,
+    shared: Arc<Shared>,
+}
+
+/// A completion queue of at least `cqe` entries, fed by `lanes` lanes, that is polled only.
+///
+/// # Panics
+/// If `cqe` or `lanes` is zero, or `cqe` is above 2^31.
+pub fn cq<E: Copy + Default + Send>(cqe: u32, lanes: usize) -> (CqReader<E>, Vec<CqLane<E>>) {
+    build(cqe, lanes, 0, false)
+}
+
+/// [`cq`] that can be armed: [`CqLane::publish`] then costs a full fence.
+///
+/// # Panics
+/// As [`cq`].
+pub fn cq_with_events<E: Copy + Default + Send>(cqe: u32, lanes: usize) -> (CqReader<E>, Vec<CqLane<E>>) {
+    build(cqe, lanes, 0, true)
+}
+
+fn build<E: Copy + Default + Send>(
+    cqe: u32,
+    lanes: usize,
+    start: u32,
+    events: bool,
+) -> (CqReader<E>, Vec<CqLane<E>>) {
+    assert!(cqe > 0 && lanes > 0, "a completion queue has entries and lanes");
+    assert!(cqe <= 1 << 31, "a completion queue of {cqe} entries");
+    let slack = u32::try_from(lanes).ok().and_then(|n| n.checked_mul(BLOCK));
+    let budget = slack.and_then(|n| n.checked_add(cqe)).expect("too many lanes");
+    let shared = Arc::new(Shared {
+        budget: CachePadded::new(AtomicU32::new(budget)),
+        armed: CachePadded::new(AtomicU8::new(NOT_ARMED)),
+    });
+    // Each lane can hold all of `cqe`: which shard completes what is not known beforehand.
+    let (producers, consumers): (Vec<_>, Vec<_>) =
+        (0..lanes).map(|_| spsc::ring_at(cqe.next_power_of_two(), 1, start)).unzip();
+    let writers = producers
+        .into_iter()
+        .map(|ring| CqLane {
+            ring,
+            staged: 0,
+            credits: 0,
+            sole_bound: (lanes == 1).then_some(cqe),
+            events,
+            staged_solicited: false,
+            shared: shared.clone(),
+        })
+        .collect();
+    (CqReader { lanes: consumers.into(), next: 0, events, shared }, writers)
+}
+
+impl<E: Copy + Send> CqLane<E> {
+    /// Stages a completion: the reader does not see it before [`CqLane::publish`].
+    ///
+    /// # Errors
+    /// [`Overflow`] when the queue is full. What was staged before stays staged.
+    #[inline]
+    pub fn push(&mut self, e: E) -> Result<(), Overflow> {
+        if self.credits == 0 {
+            self.fetch_credits()?;
+        }
+        let slot = self.ring.slot(self.staged).ok_or(Overflow)?;
+        slot[0] = e;
+        self.staged += 1;
+        self.credits -= 1;
+        Ok(())
+    }
+
+    /// Says that something staged since the last publish is solicited or an error, which
+    /// [`Arm::Solicited`] asks for.
+    #[inline]
+    pub fn mark_solicited(&mut self) {
+        self.staged_solicited = true;
+    }
+
+    /// Whether there is something to publish.
+    #[inline]
+    pub fn has_staged(&self) -> bool {
+        self.staged != 0
+    }
+
+    /// Makes everything staged visible to the reader. Returns whether an event is due: at most once for each
+    /// time the queue was armed, over all lanes, and never for a queue made by [`cq`].
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        if self.staged == 0 {
+            return false;
+        }
+        self.ring.publish(self.staged);
+        self.staged = 0;
+        self.events && self.take_event()
+    }
+
+    fn take_event(&mut self) -> bool {
+        let solicited = core::mem::take(&mut self.staged_solicited);
+        // Pairs with the fence in `CqReader::arm`.
+        fence(Ordering::SeqCst);
+        let wanted = match self.shared.armed.load(Ordering::Relaxed) {
+            NOT_ARMED => false,
+            armed => solicited || armed == Arm::Next as u8,
+        };
+        // Two lanes may get here at once: one of them takes the arming.
+        wanted && self.shared.armed.swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
+    }
+
+    #[cold]
+    fn fetch_credits(&mut self) -> Result<(), Overflow> {
+        self.credits = match self.sole_bound {
+            Some(cqe) => cqe - self.ring.in_use() - self.staged,
+            None => self
+                .shared
+                .budget
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n > 0).then(|| n - n.min(BLOCK)))
+                .map_or(0, |n| n.min(BLOCK)),
+        };
+        if self.credits == 0 { Err(Overflow) } else { Ok(()) }
+    }
+}
+
+impl<E: Copy + Send> CqReader<E> {
+    /// Takes up to `out.len()` completions and returns how many. At most [`POLL_BATCH`] of a lane before the
+    /// next lane has its turn.
+    #[inline]
+    pub fn poll(&mut self, out: &mut [E]) -> usize {
+        let max = out.len();
+        let mut slots = out.iter_mut();
+        self.poll_with(max, |e| {
+            if let Some(slot) = slots.next() {
+                *slot = *e;
+            }
+        })
+    }
+
+    /// [`CqReader::poll`] that hands up to `max` completions to `each` where they lie.
+    #[inline]
+    pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
+        let mut taken = 0;
+        let mut empty = 0;
+        while taken < max && empty < self.lanes.len() {
+            let lane = &mut self.lanes[self.next];
+            let from = lane.released();
+            let mut seq = from;
+            for _ in 0..POLL_BATCH.min(max - taken) {
+                let Some(slot) = lane.get(seq) else { break };
+                each(&slot[0]);
+                seq = seq.wrapping_add(1);
+            }
+            lane.release_to(seq);
+            let n = seq.wrapping_sub(from) as usize;
+            taken += n;
+            empty = if n == 0 { empty + 1 } else { 0 };
+            self.next += 1;
+            if self.next == self.lanes.len() {
+                self.next = 0;
+            }
+        }
+        if taken > 0 && self.lanes.len() > 1 {
+            self.shared.budget.fetch_add(taken as u32, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// Completions that a poll would find now.
+    pub fn len(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.unreleased() as usize).sum()
+    }
+
+    /// Whether a poll would find nothing now.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.lanes.iter().all(|lane| lane.unreleased() == 0)
+    }
+
+    /// Asks for one event. The caller then polls once more: completions published before are not announced.
+    /// [`Arm::Next`] is not weakened by a later [`Arm::Solicited`] (IBA 11.4.2.2).
+    ///
+    /// # Panics
+    /// If the queue was made by [`cq`].
+    pub fn arm(&self, what: Arm) {
+        assert!(self.events, "armed a completion queue that was made without events");
+        self.shared.armed.fetch_max(what as u8, Ordering::AcqRel);
+        // Pairs with the fence in `CqLane::publish`.
+        fence(Ordering::SeqCst);
+    }
+}

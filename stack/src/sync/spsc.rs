@@ -1,0 +1,390 @@
+//! Single-producer single-consumer rings of fixed-size slots.
+//!
+//! The producer fills slots in place and publishes them; the consumer looks at every published slot, in any
+//! order and as often as it likes, until it releases it. A send queue keeps its work requests that way until
+//! they are acknowledged. Sequence numbers are wrapping `u32`s: slot `seq` lives at `seq % slots`.
+//!
+//! # Who may touch a slot
+//!
+//! With `released <= published <= released + slots` on the circle of sequence numbers:
+//!
+//! | sequence numbers | belong to | access |
+//! | --- | --- | --- |
+//! | `released .. published` | [`Consumer`] | shared references, bounded by a borrow of the consumer |
+//! | `published .. released + slots` | [`Producer`] | one exclusive reference, bounded by a borrow of the producer |
+//!
+//! Slots change hands in two places only. [`Producer::publish`] takes `&mut self`, so no reference of the
+//! producer is alive, and is a release store that the consumer acquires. [`Consumer::release_to`] takes
+//! `&mut self`, so no reference of the consumer is alive, and is a release store that the producer acquires.
+//! Both ends check a sequence number against their own index and a copy of the other's; a copy is never ahead
+//! of the original, so a stale one only makes an end see fewer slots than it has.
+//!
+//! # Cost
+//!
+//! Each end's index has cache lines of its own. The producer reads the consumer's index only when the ring
+//! looks full, the consumer reads the producer's only when it looks empty (or when [`Consumer::published`]
+//! asks for the present value), so a line travels once a batch and not once a slot.
+
+use super::primitive::{Arc, AtomicU32, Ordering};
+use core::cell::Cell;
+use core::ptr::NonNull;
+use crossbeam_utils::CachePadded;
+use std::alloc::Layout;
+
+/// Alignment of the slot memory, and so of slot 0, in bytes.
+pub const ALIGN: usize = 64;
+/// Slot memory up to this many bytes is initialised at creation; slots beyond it when they are first used, so
+/// that a ring made for the worst case costs only what it uses.
+const EAGER_BYTES: usize = 1 << 20;
+
+/// What both ends share.
+struct Shared<T> {
+    /// Next sequence number to publish. Written by the producer alone.
+    published: CachePadded<AtomicU32>,
+    /// Oldest sequence number not yet released. Written by the consumer alone.
+    released: CachePadded<AtomicU32>,
+    memory: NonNull<T>,
+    layout: Layout,
+    #[cfg(loom)]
+    trackers: Vec<loom::cell::UnsafeCell<()>>,
+}
+
+// SAFETY: the atomics are `Sync`. `memory` is only dereferenced through `Producer` and `Consumer`, which touch
+// disjoint slots (module documentation). `T: Send` lets values written by one thread be read by the other, and
+// `T: Copy` means that nothing is dropped here.
+unsafe impl<T: Send> Sync for Shared<T> {}
+// SAFETY: as above; the allocation belongs to whoever drops the last `Arc`.
+unsafe impl<T: Send> Send for Shared<T> {}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // SAFETY: `memory` was allocated with exactly `layout` in `ring_at`, and both ends are gone.
+        unsafe { std::alloc::dealloc(self.memory.as_ptr().cast(), self.layout) }
+    }
+}
+
+/// What each end knows of the memory.
+struct View<T> {
+    shared: Arc<Shared<T>>,
+    base: NonNull<T>,
+    mask: u32,
+    stride: usize,
+}
+
+impl<T> View<T> {
+    /// First element of the slot of `seq`.
+    #[inline]
+    fn slot(&self, seq: u32) -> NonNull<T> {
+        // SAFETY: `seq & mask < slots`, and the allocation holds `slots * stride` elements.
+        unsafe { self.base.add((seq & self.mask) as usize * self.stride) }
+    }
+    #[inline]
+    fn slots(&self) -> u32 {
+        self.mask + 1
+    }
+    /// Tells loom that the slot is written (`true`) or read.
+    #[cfg(loom)]
+    fn track(&self, seq: u32, write: bool) {
+        let cell = &self.shared.trackers[(seq & self.mask) as usize];
+        if write {
+            cell.with_mut(|_| ());
+        } else {
+            cell.with(|_| ());
+        }
+    }
+    #[cfg(not(loom))]
+    #[inline(always)]
+    fn track(&self, _seq: u32, _write: bool) {}
+}
+
+/// The end that fills slots. `Send`, not `Sync`: one thread at a time.
+pub struct Producer<T> {
+    view: View<T>,
+    /// Our own index; the shared one is a copy for the consumer.
+    published: u32,
+    /// The consumer's index when we last looked: never ahead of the original.
+    released: Cell<u32>,
+    /// Slots `0 .. initialised` hold values; the others are filled when they are first handed out.
+    initialised: u32,
+    fill: T,
+}
+
+/// The end that reads and releases slots. `Send`, not `Sync`: one thread at a time.
+pub struct Consumer<T> {
+    view: View<T>,
+    /// Our own index; the shared one is a copy for the producer.
+    released: u32,
+    /// The producer's index when we last looked: never ahead of the original.
+    published: Cell<u32>,
+}
+
+// SAFETY: the pointer is to memory that the `Arc` keeps alive; `Shared` is `Send + Sync` for `T: Send`, and an
+// end that moves to another thread takes its index and its slots with it.
+unsafe impl<T: Send> Send for Producer<T> {}
+// SAFETY: as for `Producer`.
+unsafe impl<T: Send> Send for Consumer<T> {}
+
+/// A ring of `slots` slots of `stride` elements each, all `T::default()`; sequence numbers start at 0.
+///
+/// The memory is contiguous and starts at a multiple of [`ALIGN`] bytes; slots are aligned likewise when
+/// `stride * size_of::<T>()` is a multiple of it.
+///
+/// # Panics
+/// If `slots` is not a power of two, `stride` or the size of `T` is zero, or the memory would not fit the
+/// address space. Aborts as `Vec` does when the allocator has no memory.
+pub fn ring<T: Copy + Default + Send>(slots: u32, stride: usize) -> (Producer<T>, Consumer<T>) {
+    ring_at(slots, stride, 0)
+}
+
+/// [`ring`] with the first sequence number chosen: lets a test cross the wrap of `u32` in its first steps.
+///
+/// # Panics
+/// As [`ring`].
+pub fn ring_at<T: Copy + Default + Send>(
+    slots: u32,
+    stride: usize,
+    start: u32,
+) -> (Producer<T>, Consumer<T>) {
+    assert!(slots.is_power_of_two(), "a ring has a power of two of slots");
+    assert!(stride > 0 && size_of::<T>() > 0, "a slot has a size");
+    let elements = (slots as usize).checked_mul(stride).expect("ring size overflows");
+    let layout =
+        Layout::array::<T>(elements).and_then(|layout| layout.align_to(ALIGN)).expect("ring size overflows");
+    // SAFETY: `layout` is not of size zero, as asserted above.
+    let raw = unsafe { std::alloc::alloc(layout) };
+    let Some(memory) = NonNull::new(raw.cast::<T>()) else { std::alloc::handle_alloc_error(layout) };
+
+    let shared = Arc::new(Shared {
+        published: CachePadded::new(AtomicU32::new(start)),
+        released: CachePadded::new(AtomicU32::new(start)),
+        memory,
+        layout,
+        #[cfg(loom)]
+        trackers: (0..slots).map(|_| loom::cell::UnsafeCell::new(())).collect(),
+    });
+    let view = || View { shared: shared.clone(), base: memory, mask: slots - 1, stride };
+    let mut producer = Producer {
+        view: view(),
+        published: start,
+        released: Cell::new(start),
+        initialised: 0,
+        fill: T::default(),
+    };
+    let eager = (EAGER_BYTES / (stride * size_of::<T>())).min(slots as usize);
+    producer.initialise(eager as u32);
+    let consumer = Consumer { view: view(), released: start, published: Cell::new(start) };
+    (producer, consumer)
+}
+
+impl<T: Copy + Send> Producer<T> {
+    /// Slots of the ring.
+    #[inline]
+    pub fn slots(&self) -> u32 {
+        self.view.slots()
+    }
+
+    /// Elements of a slot.
+    #[inline]
+    pub fn stride(&self) -> usize {
+        self.view.stride
+    }
+
+    /// Sequence number of the next slot to be published.
+    #[inline]
+    pub fn published(&self) -> u32 {
+        self.published
+    }
+
+    /// Slots published and not yet released, as of now. Never too small.
+    #[inline]
+    pub fn in_use(&self) -> u32 {
+        self.refresh();
+        self.published.wrapping_sub(self.released.get())
+    }
+
+    /// Slots that may be filled, not less than one if there is one. Looks at the consumer's index only when
+    /// there seems to be none, so there may be more than it says; the exact number is `slots() - in_use()`.
+    #[inline]
+    pub fn free(&mut self) -> u32 {
+        if self.free_cached() == 0 {
+            self.refresh();
+        }
+        self.free_cached()
+    }
+
+    /// The `ahead`-th slot that is not published yet, to be filled, or `None` when the ring has no room for it.
+    ///
+    /// It still holds what was last written to it.
+    #[inline]
+    pub fn slot(&mut self, ahead: u32) -> Option<&mut [T]> {
+        if !self.has_room(ahead) {
+            return None;
+        }
+        let seq = self.published.wrapping_add(ahead);
+        self.ensure_initialised(seq);
+        self.view.track(seq, true);
+        // SAFETY: `seq` is in `published .. released + slots` (`has_room`), which belongs to the producer: the
+        // consumer released it, which `refresh` acquired, or never had it. It is initialised. The reference
+        // borrows `self` exclusively, so there is no other one and `publish` cannot run while it lives.
+        Some(unsafe { core::slice::from_raw_parts_mut(self.view.slot(seq).as_ptr(), self.view.stride) })
+    }
+
+    /// Hands the next `n` slots to the consumer, as they are.
+    ///
+    /// # Panics
+    /// If the ring has fewer than `n` free slots.
+    #[inline]
+    pub fn publish(&mut self, n: u32) {
+        if n == 0 {
+            return;
+        }
+        assert!(self.has_room(n - 1), "published {n} slots of a ring that has fewer free");
+        // A slot that is published without having been looked at: the consumer must find a value in it.
+        self.ensure_initialised_through(n);
+        self.published = self.published.wrapping_add(n);
+        self.view.shared.published.store(self.published, Ordering::Release);
+    }
+
+    #[inline]
+    fn free_cached(&self) -> u32 {
+        self.view.slots() - self.published.wrapping_sub(self.released.get())
+    }
+
+    #[inline]
+    fn has_room(&self, ahead: u32) -> bool {
+        if ahead < self.free_cached() {
+            return true;
+        }
+        self.refresh();
+        ahead < self.free_cached()
+    }
+
+    #[inline]
+    fn refresh(&self) {
+        self.released.set(self.view.shared.released.load(Ordering::Acquire));
+    }
+
+    /// Makes sure that the free slot of `seq` holds values.
+    #[inline]
+    fn ensure_initialised(&mut self, seq: u32) {
+        let index = seq & self.view.mask;
+        if index >= self.initialised {
+            self.initialise(index + 1);
+        }
+    }
+
+    /// Makes sure that the next `n` slots, which are free, hold values.
+    #[inline]
+    fn ensure_initialised_through(&mut self, n: u32) {
+        if self.initialised != self.view.slots() {
+            for ahead in 0..n {
+                self.ensure_initialised(self.published.wrapping_add(ahead));
+            }
+        }
+    }
+
+    /// Fills the slots at index `self.initialised .. end`.
+    #[cold]
+    fn initialise(&mut self, end: u32) {
+        for index in self.initialised..end {
+            let slot = self.view.slot(index).as_ptr();
+            for i in 0..self.view.stride {
+                // SAFETY: inside the allocation (`View::slot`, `i < stride`). A slot that was never initialised
+                // was never published (`publish` initialises), so the consumer has no reference to it.
+                unsafe { slot.add(i).write(self.fill) };
+            }
+        }
+        self.initialised = end;
+    }
+}
+
+impl<T: Copy + Send> Consumer<T> {
+    /// Slots of the ring.
+    #[inline]
+    pub fn slots(&self) -> u32 {
+        self.view.slots()
+    }
+
+    /// Elements of a slot.
+    #[inline]
+    pub fn stride(&self) -> usize {
+        self.view.stride
+    }
+
+    /// Sequence number after the last published slot, as of now (an acquire load).
+    #[inline]
+    pub fn published(&self) -> u32 {
+        let published = self.view.shared.published.load(Ordering::Acquire);
+        self.published.set(published);
+        published
+    }
+
+    /// Sequence number of the oldest slot not yet released.
+    #[inline]
+    pub fn released(&self) -> u32 {
+        self.released
+    }
+
+    /// Slots published and not yet released, as of now.
+    #[inline]
+    pub fn unreleased(&self) -> u32 {
+        self.published().wrapping_sub(self.released)
+    }
+
+    /// Whether slot `seq` is published and not released. Looks at the producer's index only when it seems not.
+    #[inline]
+    pub fn has(&self, seq: u32) -> bool {
+        let ahead = seq.wrapping_sub(self.released);
+        if ahead < self.published.get().wrapping_sub(self.released) {
+            return true;
+        }
+        ahead < self.published().wrapping_sub(self.released)
+    }
+
+    /// The slot of `seq`, or `None` when it is not published or already released.
+    #[inline]
+    pub fn get(&self, seq: u32) -> Option<&[T]> {
+        if !self.has(seq) {
+            return None;
+        }
+        self.view.track(seq, false);
+        // SAFETY: `seq` is in `released .. published` (`has`), which belongs to the consumer: the producer wrote
+        // it before its release store, which `published` acquired, and writes it again only after we release
+        // it. `release_to` needs `&mut self`, so it cannot run while the reference, which borrows `self`, lives.
+        Some(unsafe { core::slice::from_raw_parts(self.view.slot(seq).as_ptr(), self.view.stride) })
+    }
+
+    /// The slot of `seq`.
+    ///
+    /// # Panics
+    /// If it is not published or already released: the caller lost count.
+    #[inline]
+    pub fn slot(&self, seq: u32) -> &[T] {
+        match self.get(seq) {
+            Some(slot) => slot,
+            None => self.lost_count(seq),
+        }
+    }
+
+    /// Gives every slot before `seq` back to the producer.
+    ///
+    /// # Panics
+    /// If `seq` is not in `released() ..= published()`.
+    #[inline]
+    pub fn release_to(&mut self, seq: u32) {
+        if seq == self.released {
+            return;
+        }
+        if !self.has(seq.wrapping_sub(1)) {
+            self.lost_count(seq);
+        }
+        self.released = seq;
+        self.view.shared.released.store(seq, Ordering::Release);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lost_count(&self, seq: u32) -> ! {
+        panic!("slot {seq} is not in {} .. {} of the ring", self.released, self.published.get())
+    }
+}
