@@ -8,6 +8,7 @@
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::status::{SendFlags, WrOpcode};
+pub use crate::mem::Sge;
 
 /// The unit of a ring slot.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -16,18 +17,6 @@ pub struct Granule(pub [u64; 2]);
 
 /// Bytes of a [`Granule`].
 pub const GRANULE: usize = size_of::<Granule>();
-
-/// A scatter/gather element, `struct ibv_sge`.
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Sge {
-    /// Address of the buffer (an offset for a zero-based region).
-    pub addr: u64,
-    /// Bytes.
-    pub length: u32,
-    /// Local key of the memory region.
-    pub lkey: u32,
-}
 
 /// The fixed part of a send work request in its slot.
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -91,7 +80,7 @@ impl SendWqe {
     /// The operation.
     #[inline]
     pub fn opcode(&self) -> WrOpcode {
-        WrOpcode::from_u8(self.opcode)
+        WrOpcode::from_number(u32::from(self.opcode)).unwrap_or(WrOpcode::Driver1)
     }
     /// The send flags.
     #[inline]

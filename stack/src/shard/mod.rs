@@ -1,2 +1,272 @@
-//! shard
+//! One poll-mode core: turns frames of a port's queue into work for its queue pairs and back.
+//!
+//! A shard owns its queue pairs, its timers and its port queue; nothing else writes them. It never blocks,
+//! waits or reads a clock. Whoever holds the claim on it (see `device`) calls [`Shard::poll_once`] and, between
+//! two turns, the control calls below.
+
+use std::sync::Arc;
+
+use crate::id::{QpState, QpType, Qpn};
+use crate::port::{PortQueue, RxBurst};
+use crate::proto::attr::{AttrMask, QpAttr};
+use crate::proto::state::{self, ModifyContext, ModifyError};
+use crate::proto::wqe::Cqe;
+use crate::sync::lanes::CqLane;
+use crate::sync::words::Word;
+use crate::time::Instant;
+
+mod complete;
+mod copy;
+pub mod counters;
+mod env;
+mod poll;
+mod qp;
+mod qp_table;
+mod rx;
+mod shared;
+mod tx;
 pub mod wheel;
+
+pub use qp::QpSpec;
+pub use shared::{EventQueue, Shared, SharedConfig};
+
+use env::Env;
+use qp::{Cause, Qp};
+use qp_table::QpTable;
+
+/// A completion lane of a shard: one for each completion queue that the shard feeds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneId(pub u32);
+
+/// What a turn did.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// Frames received.
+    pub rx: usize,
+    /// Frames sent.
+    pub tx: usize,
+    /// There is work that did not fit into this turn.
+    pub more: bool,
+}
+
+impl Turn {
+    /// Whether the turn moved nothing and left nothing.
+    pub fn idle(&self) -> bool {
+        self.rx == 0 && self.tx == 0 && !self.more
+    }
+}
+
+/// The queue pairs of a shard, by slot and by number.
+#[derive(Debug, Default)]
+struct Qps {
+    slots: Vec<Option<Box<Qp>>>,
+    table: QpTable,
+}
+
+impl Qps {
+    #[inline]
+    fn get(&mut self, slot: u32) -> Option<&mut Qp> {
+        self.slots.get_mut(slot as usize)?.as_deref_mut()
+    }
+    #[inline]
+    fn find(&mut self, qpn: Qpn) -> Option<&mut Qp> {
+        let slot = self.table.get(qpn)?;
+        self.get(slot)
+    }
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
+        self.slots.iter_mut().filter_map(|qp| qp.as_deref_mut())
+    }
+}
+
+/// One poll-mode core.
+pub struct Shard {
+    rx: RxBurst,
+    qps: Qps,
+    env: Env,
+}
+
+impl core::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Shard").field("id", &self.env.id).field("qps", &self.qps.table.len()).finish()
+    }
+}
+
+impl Shard {
+    /// Shard `id` of a device, with its queue of the device's port.
+    pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
+        Self { rx: RxBurst::new(), qps: Qps::default(), env: Env::new(id, shared, queue, now) }
+    }
+
+    /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let env = &self.env;
+        let busy = !env.ready.is_empty()
+            || !env.answering.is_empty()
+            || env.backlog() > 0
+            || env.shared.doorbells[env.id].any()
+            || !env.shared.inboxes[env.id].is_empty()
+            || env.net_seen != env.shared.net_generation();
+        if busy {
+            return Some(env.now);
+        }
+        let net = env.shared.net_deadline();
+        let net = (net != Instant::FAR).then_some(net);
+        [env.wheel.next_deadline(), net].into_iter().flatten().min()
+    }
+
+    /// The calling thread takes the shard over from another one.
+    pub fn claimed(&mut self) {
+        self.env.queue.claimed();
+    }
+
+    /// The calling thread is about to leave the shard to another one.
+    pub fn released(&mut self) {
+        self.env.queue.released();
+    }
+
+    /// Frames that wait for the port.
+    pub fn tx_backlog(&self) -> usize {
+        self.env.backlog()
+    }
+
+    /// Whether nothing is left to send: no frame, no answer, no request that could go now.
+    pub fn quiet(&self) -> bool {
+        self.env.backlog() == 0 && self.env.answering.is_empty() && self.env.ready.is_empty()
+    }
+
+    /// Queue pairs in RTR or above.
+    pub fn connected_qps(&self) -> usize {
+        self.env.connected
+    }
+
+    /// Queue pairs of this shard.
+    pub fn qps(&self) -> usize {
+        self.qps.table.len()
+    }
+
+    /// Adds the lane by which this shard feeds a completion queue.
+    pub fn attach_lane(&mut self, lane: CqLane<Cqe>) -> LaneId {
+        let lanes = &mut self.env.lanes;
+        let free = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
+        if free == lanes.len() {
+            lanes.push(None);
+        }
+        lanes[free] = Some(lane);
+        LaneId(free as u32)
+    }
+
+    /// Removes a lane; no queue pair uses it any more.
+    pub fn detach_lane(&mut self, lane: LaneId) {
+        self.env.lanes[lane.0 as usize] = None;
+    }
+
+    /// Adds a queue pair, in RESET.
+    ///
+    /// # Panics
+    /// If the slot is taken or the number is in use: the device gives both out.
+    pub fn create_qp(&mut self, spec: QpSpec) {
+        let slot = spec.slot as usize;
+        if self.qps.slots.len() <= slot {
+            self.qps.slots.resize_with(slot + 1, || None);
+            self.env.wheel.reserve(slot as u32 + 1);
+        }
+        assert!(self.qps.slots[slot].is_none(), "slot {slot} is taken");
+        let index = (self.env.id * self.env.shared.qps_per_shard + slot) as u32;
+        let epoch = self.env.shared.words.load(index).epoch();
+        self.qps.table.insert(spec.qpn, spec.slot);
+        let mut qp = Box::new(Qp::new(spec, index, epoch));
+        self.env.publish_word(&mut qp);
+        self.qps.slots[slot] = Some(qp);
+    }
+
+    /// `ibv_modify_qp(3)`: all of it, or an error and nothing.
+    pub fn modify_qp(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        attr: &QpAttr,
+        mask: AttrMask,
+    ) -> Result<(), ModifyError> {
+        let env = &mut self.env;
+        env.now = now;
+        let qp = self.qps.get(slot).expect("the device knows which slots are taken");
+        let context = ModifyContext {
+            ty: qp.ty,
+            state: qp.state,
+            draining: qp.draining,
+            port_mtu: env.shared.mtu,
+            gids: env.shared.gids.len(),
+            pkeys: 1,
+            privileged: false,
+        };
+        let to = state::modify(&context, attr, mask)?;
+        qp.attr.take(attr, mask);
+        let from = qp.state;
+        if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
+            qp.set_path(&env.shared);
+        }
+        match (from, to) {
+            (_, QpState::Reset | QpState::Err) => {}
+            (_, QpState::Rtr) => {
+                let config = qp.responder_config();
+                let psn = crate::id::Psn::new(qp.attr.rq_psn);
+                qp.responder.start(&config, psn, qp.attr.max_dest_rd_atomic);
+            }
+            (QpState::Rtr, QpState::Rts) => {
+                let config = qp.requester_config();
+                qp.requester.start(&config);
+                let config = qp.responder_config();
+                qp.responder.configure(&config);
+            }
+            _ => {
+                let (requester, responder) = (qp.requester_config(), qp.responder_config());
+                qp.requester.configure(&requester);
+                qp.responder.configure(&responder);
+                if mask.contains(AttrMask::MAX_DEST_RD_ATOMIC) {
+                    qp.responder.resize_resources(qp.attr.max_dest_rd_atomic);
+                }
+            }
+        }
+        if mask.contains(AttrMask::AV) {
+            env.resolve(qp);
+        }
+        if to == QpState::Sqd && from == QpState::Rts && !mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) {
+            qp.attr.en_sqd_async_notify = false;
+        }
+        if to != from || to == QpState::Reset {
+            env.enter(qp, to, Cause::default());
+            if to == QpState::Sqd {
+                env.check_drained(qp);
+            }
+            if to == QpState::Rts {
+                env.mark_ready(qp);
+            }
+        }
+        Ok(())
+    }
+
+    /// The attributes as set, with the state and sequence numbers as they are.
+    pub fn query_qp(&mut self, slot: u32) -> QpAttr {
+        let qp = self.qps.get(slot).expect("the device knows which slots are taken");
+        let mut attr = (*qp.attr).clone();
+        attr.qp_state = qp.state;
+        attr.cur_qp_state = qp.state;
+        attr.sq_draining = qp.draining;
+        if matches!(qp.state, QpState::Rts | QpState::Sqd) && qp.ty == QpType::Rc {
+            attr.sq_psn = qp.requester.sq_psn().get();
+        }
+        if matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd) && qp.ty == QpType::Rc {
+            attr.rq_psn = qp.responder.rq_psn().get();
+        }
+        attr
+    }
+
+    /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
+    pub fn destroy_qp(&mut self, slot: u32) {
+        let Some(qp) = self.qps.slots.get_mut(slot as usize).and_then(Option::take) else { return };
+        self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
+        self.env.wheel.cancel(slot);
+        self.qps.table.remove(qp.qpn);
+        self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));
+    }
+}

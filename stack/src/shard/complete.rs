@@ -1,0 +1,222 @@
+//! Completions: staged while a turn runs, published at its end, when the answers are with the port.
+
+use super::counters::Counter;
+use super::env::Env;
+use super::qp::{Cause, Qp};
+use crate::id::QpState;
+use crate::proto::responder::{Received, ReceivedTail};
+use crate::proto::state::{Event, internal};
+use crate::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
+use crate::proto::wqe::{Cqe, RecvWqe, SendWqe};
+
+use super::LaneId;
+
+impl Env {
+    fn entry(&self, qp: &Qp, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
+        Cqe {
+            wr_id,
+            qp_index: qp.index,
+            epoch: qp.epoch,
+            qpn: qp.qpn.get(),
+            status: status as u8,
+            opcode: opcode as u8,
+            solicited: status != WcStatus::Success,
+            timestamp: self.now.as_nanos(),
+            ..Cqe::default()
+        }
+    }
+
+    /// Stages a completion. `false`: the completion queue is full, the entry is lost.
+    #[inline]
+    fn push(&mut self, lane: LaneId, cqe: Cqe) -> bool {
+        let Some(Some(writer)) = self.lanes.get_mut(lane.0 as usize) else { return true };
+        if !writer.has_staged() {
+            self.dirty.push(lane);
+        }
+        if cqe.solicited {
+            writer.mark_solicited();
+        }
+        let taken = writer.push(cqe).is_ok();
+        self.count(if taken { Counter::Completions } else { Counter::CqOverflows });
+        taken
+    }
+
+    fn mark_finished(&mut self, qp: &mut Qp) {
+        if !qp.in_finished {
+            qp.in_finished = true;
+            self.finished.push(qp.slot);
+        }
+    }
+
+    /// Completes the send requests that the requester is done with.
+    #[inline]
+    pub fn complete_sends(&mut self, qp: &mut Qp) {
+        if qp.sq_done == qp.requester.head() {
+            return;
+        }
+        let taken = self.stage_successes(qp);
+        self.mark_finished(qp);
+        if !taken {
+            self.overflow(qp);
+        }
+        self.check_drained(qp);
+    }
+
+    /// Stages the completions of requests that succeeded. `false`: some were lost.
+    #[inline]
+    fn stage_successes(&mut self, qp: &mut Qp) -> bool {
+        let head = qp.requester.head();
+        let mut taken = true;
+        while qp.sq_done != head {
+            let wqe = SendWqe::of(qp.sq.0.slot(qp.sq_done));
+            qp.sq_done = qp.sq_done.wrapping_add(1);
+            if wqe.signaled() && wqe.epoch == qp.epoch {
+                let (wr_id, byte_len) = (wqe.wr_id, wqe.length);
+                let opcode = wqe.opcode().wc_opcode().unwrap_or(WcOpcode::Send);
+                let cqe = Cqe { byte_len, ..self.entry(qp, wr_id, WcStatus::Success, opcode) };
+                taken &= self.push(qp.send_lane, cqe);
+            }
+        }
+        taken
+    }
+
+    /// Raises SQ_DRAINED once everything that had started is complete.
+    pub fn check_drained(&mut self, qp: &mut Qp) {
+        if qp.draining && qp.requester.drained() {
+            qp.draining = false;
+            if qp.attr.en_sqd_async_notify {
+                self.shared.events.raise(AsyncEvent::SqDrained, Some(qp.qpn));
+            }
+        }
+    }
+
+    /// Completes the receive request that is held.
+    #[inline]
+    pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received) {
+        let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
+        let opcode = if done.write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+        let (flags, imm) = match done.tail {
+            None => (WcFlags::empty(), 0),
+            Some(ReceivedTail::Imm(imm)) => (WcFlags::WITH_IMM, u32::from_ne_bytes(imm)),
+            Some(ReceivedTail::Inv(key)) => (WcFlags::WITH_INV, key),
+        };
+        let cqe = Cqe {
+            byte_len: done.byte_len,
+            flags: flags.bits() as u8,
+            imm,
+            solicited: done.solicited,
+            ..self.entry(qp, wr_id, WcStatus::Success, opcode)
+        };
+        let taken = self.push(qp.recv_lane, cqe);
+        self.mark_finished(qp);
+        if !taken {
+            self.overflow(qp);
+        }
+    }
+
+    /// A completion was lost: the queue is unusable, and so is the queue pair.
+    fn overflow(&mut self, qp: &mut Qp) {
+        self.shared.events.raise(AsyncEvent::CqErr, Some(qp.qpn));
+        self.shared.events.raise(AsyncEvent::QpFatal, Some(qp.qpn));
+        self.fail(qp, Event::Fatal, Cause::default());
+    }
+
+    /// The queue pair leaves its state by itself.
+    pub fn fail(&mut self, qp: &mut Qp, event: Event, cause: Cause) {
+        if let Some(to) = internal(qp.state, qp.ty, event) {
+            self.count(Counter::QpErrors);
+            self.enter(qp, to, cause);
+        }
+    }
+
+    /// Enters a state: publishes its gates and does what entering means. Attributes are the caller's business.
+    pub fn enter(&mut self, qp: &mut Qp, to: QpState, cause: Cause) {
+        let connected = |s: QpState| !matches!(s, QpState::Reset | QpState::Init);
+        self.connected -= usize::from(connected(qp.state));
+        self.connected += usize::from(connected(to));
+        qp.state = to;
+        if to == QpState::Reset {
+            qp.epoch = qp.epoch.wrapping_add(1);
+        }
+        self.publish_word(qp);
+        match to {
+            QpState::Reset => self.clear(qp),
+            QpState::Sqd => qp.draining = true,
+            QpState::Err => {
+                qp.draining = false;
+                self.flush_queues(qp, cause);
+            }
+            QpState::Sqe => self.flush_queues(qp, cause),
+            QpState::Rtr | QpState::Rts => self.mark_ready(qp),
+            QpState::Init => {}
+        }
+    }
+
+    /// Makes epoch, state and gates known to posters and pollers.
+    pub fn publish_word(&self, qp: &mut Qp) {
+        qp.gates = crate::proto::state::Gates::of(qp.state, qp.ty);
+        let word = crate::sync::words::Word::new(qp.epoch, qp.state as u8, u16::from(qp.gates.bits()));
+        self.shared.words.store(qp.index, word);
+    }
+
+    /// RESET: every request is gone, without a completion; poll skips completions of the old epoch.
+    fn clear(&mut self, qp: &mut Qp) {
+        let sq_end = qp.sq.0.published();
+        let rq_end = qp.rq.ring.published();
+        qp.requester.reset(sq_end);
+        qp.responder = crate::proto::responder::Responder::new();
+        qp.sq_done = sq_end;
+        qp.sq.0.release_to(sq_end);
+        qp.rq.taken = rq_end;
+        qp.rq.epoch = qp.epoch;
+        qp.rq.ring.release_to(rq_end);
+        qp.draining = false;
+        qp.comm_est = false;
+        let cap = qp.attr.cap;
+        *qp.attr = crate::proto::attr::QpAttr { cap, port_num: 1, ..Default::default() };
+        self.wheel.cancel(qp.slot);
+        qp.wakes_at = crate::time::Instant::FAR;
+    }
+
+    /// ERR: everything completes with a flush error, in order; the reason first.
+    pub fn flush_queues(&mut self, qp: &mut Qp, cause: Cause) {
+        use crate::proto::state::Gates;
+        let mut taken = true;
+        if qp.gates.has(Gates::FLUSH_SQ) {
+            taken &= self.stage_successes(qp); // what succeeded before the failure comes first
+            let end = qp.sq.0.published();
+            let mut status = cause.send;
+            while qp.sq_done != end {
+                let wqe = *SendWqe::of(qp.sq.0.slot(qp.sq_done));
+                qp.sq_done = qp.sq_done.wrapping_add(1);
+                if wqe.epoch == qp.epoch {
+                    let status = status.take().unwrap_or(WcStatus::WrFlushErr);
+                    let opcode = wqe.opcode().wc_opcode().unwrap_or(WcOpcode::Send);
+                    let cqe = self.entry(qp, wqe.wr_id, status, opcode);
+                    taken &= self.push(qp.send_lane, cqe);
+                }
+            }
+            qp.requester.reset(end);
+        }
+        if qp.gates.has(Gates::FLUSH_RQ) {
+            if qp.responder.holds_receive() {
+                let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
+                let cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);
+                taken &= self.push(qp.recv_lane, cqe);
+            }
+            qp.responder = crate::proto::responder::Responder::new();
+            while qp.rq.taken != qp.rq.ring.published() {
+                let wqe = *RecvWqe::of(qp.rq.ring.slot(qp.rq.taken));
+                qp.rq.taken = qp.rq.taken.wrapping_add(1);
+                if wqe.epoch == qp.epoch {
+                    let cqe = self.entry(qp, wqe.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv);
+                    taken &= self.push(qp.recv_lane, cqe);
+                }
+            }
+        }
+        if !taken {
+            self.shared.events.raise(AsyncEvent::CqErr, Some(qp.qpn));
+        }
+        self.mark_finished(qp);
+    }
+}

@@ -1,0 +1,110 @@
+//! Byte copying between packets and registered memory: the only code that touches it.
+//!
+//! Registered memory belongs to the program and to its peers at the same time, so it is never borrowed: bytes
+//! are copied in and out through raw pointers. Every address comes from [`MrTable::check`] in the same turn,
+//! which is what makes the accesses sound: a region stays mapped until each shard has passed a turn boundary
+//! after its key was revoked (`device` sees to that when it deregisters), and whoever registered the range
+//! vouched for it.
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use crate::id::PdId;
+use crate::mem::{Access, MrTable, Sge, sge};
+
+/// A local key, range or right is not good: nothing was copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LocalProtection;
+
+/// Memory of one protection domain, as seen within one turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory<'a> {
+    /// The device's regions.
+    pub keys: &'a MrTable,
+    /// The queue pair's protection domain.
+    pub pd: PdId,
+}
+
+impl Memory<'_> {
+    /// Copies bytes `offset..` of a scatter/gather list into `to`.
+    #[inline]
+    pub fn gather(&self, sges: &[Sge], offset: u64, to: &mut [u8]) -> Result<(), LocalProtection> {
+        let mut done = 0;
+        for piece in sge::pieces(sges, offset, to.len() as u64).ok_or(LocalProtection)? {
+            let len = piece.length as usize;
+            let from = self.check(&piece, Access::empty())?;
+            read(from, &mut to[done..done + len]);
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Copies `from` to bytes `offset..` of a scatter/gather list, after checking all of it. With `last` the
+    /// last byte is stored last.
+    #[inline]
+    pub fn scatter(&self, sges: &[Sge], offset: u64, from: &[u8], last: bool) -> Result<(), LocalProtection> {
+        let pieces = sge::pieces(sges, offset, from.len() as u64).ok_or(LocalProtection)?;
+        for piece in pieces.clone() {
+            self.check(&piece, Access::LOCAL_WRITE)?;
+        }
+        let mut done = 0;
+        for piece in pieces {
+            let len = piece.length as usize;
+            let to = self.check(&piece, Access::LOCAL_WRITE)?;
+            write(to, &from[done..done + len], last && done + len == from.len());
+            done += len;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn check(&self, piece: &Sge, need: Access) -> Result<u64, LocalProtection> {
+        self.keys
+            .check(piece.lkey, self.pd, need, piece.addr, u64::from(piece.length))
+            .map_err(|_| LocalProtection)
+    }
+}
+
+/// Copies registered memory at `addr` into `to`.
+#[inline]
+pub fn read(addr: u64, to: &mut [u8]) {
+    // SAFETY: `addr .. addr + len` passed `MrTable::check` in this turn, so it is mapped (module comment);
+    // `to` is a packet buffer or a local, never registered memory. A concurrent writer can make the bytes
+    // stale or mixed, as on any RDMA device; they are plain bytes.
+    unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, to.as_mut_ptr(), to.len()) }
+}
+
+/// Copies `from` to registered memory at `addr`. With `last` the last byte is stored last, with release:
+/// programs spin on the last byte of a message.
+#[inline]
+pub fn write(addr: u64, from: &[u8], last: bool) {
+    let to = addr as *mut u8;
+    match from {
+        [body @ .., tail] if last => {
+            // SAFETY: `addr .. addr + len` passed `MrTable::check` for writing in this turn, so it is mapped
+            // and writable (module comment); `from` is a packet buffer, never registered memory. A byte has no
+            // alignment to break.
+            unsafe {
+                core::ptr::copy_nonoverlapping(body.as_ptr(), to, body.len());
+                AtomicU8::from_ptr(to.add(body.len())).store(*tail, Ordering::Release);
+            }
+        }
+        // SAFETY: as above.
+        _ => unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) },
+    }
+}
+
+/// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at `addr`; returns what it held. A CPU atomic:
+/// atomic against other shards and against the program.
+pub fn atomic(addr: u64, swap: bool, swap_add: u64, compare: u64) -> u64 {
+    debug_assert!(addr % 8 == 0);
+    // SAFETY: the eight bytes passed `MrTable::check` for atomics in this turn, so they are mapped and
+    // writable (module comment), and the responder refused an address that is not a multiple of 8.
+    let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
+    if swap {
+        match word.compare_exchange(compare, swap_add, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(original) | Err(original) => original,
+        }
+    } else {
+        word.fetch_add(swap_add, Ordering::AcqRel)
+    }
+}

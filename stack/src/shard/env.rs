@@ -1,0 +1,251 @@
+//! What a shard works with beside its queue pairs: the port's queue, the frames of this turn, the timers, the
+//! completion lanes and the lists of queue pairs with something to do.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::counters::{Counter, Counters};
+use super::copy::Memory;
+use super::qp::{Qp, Route};
+use super::wheel::Wheel;
+use super::{LaneId, Shared};
+use crate::config::{TX_BURST, TX_STALL};
+use crate::id::PdId;
+use crate::net::Resolution;
+use crate::port::{Frame, PortQueue, TxBurst};
+use crate::proto::wqe::Cqe;
+use crate::sync::lanes::CqLane;
+use crate::time::Instant;
+use crate::wire::Discard;
+
+/// Frames of one kind on their way to the port.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    pub frames: TxBurst,
+    /// Since when the port has refused every frame; `None` while it takes some.
+    refused_since: Option<Instant>,
+}
+
+pub(super) struct Env {
+    pub id: usize,
+    pub now: Instant,
+    pub shared: Arc<Shared>,
+    pub queue: Box<dyn PortQueue>,
+    /// Acknowledgements and responses: completions wait for these.
+    pub answers: Backlog,
+    /// Requests, and what the IP host sends.
+    pub requests: Backlog,
+    /// An empty frame that was not needed.
+    spare: Option<Frame>,
+    pub wheel: Wheel,
+    pub lanes: Vec<Option<CqLane<Cqe>>>,
+    /// Lanes with something staged.
+    pub dirty: Vec<LaneId>,
+    /// Queue pairs with requests to send.
+    pub ready: VecDeque<u32>,
+    /// Queue pairs with answers to send.
+    pub answering: VecDeque<u32>,
+    /// Queue pairs whose ring slots are freed when completions are published.
+    pub finished: Vec<u32>,
+    /// IPv4 identification of the next packet.
+    pub ip_id: u16,
+    /// Generation of the neighbour table that the queue pairs' routes are from.
+    pub net_seen: u64,
+    /// Queue pairs in RTR or above.
+    pub connected: usize,
+}
+
+impl Env {
+    pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
+        Self {
+            id,
+            now,
+            shared,
+            queue,
+            answers: Backlog::default(),
+            requests: Backlog::default(),
+            spare: None,
+            wheel: Wheel::new(now),
+            lanes: Vec::new(),
+            dirty: Vec::new(),
+            ready: VecDeque::new(),
+            answering: VecDeque::new(),
+            finished: Vec::new(),
+            ip_id: 0,
+            net_seen: 0,
+            connected: 0,
+        }
+    }
+
+    #[inline]
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters[self.id]
+    }
+    #[inline]
+    pub fn count(&self, counter: Counter) {
+        self.counters().add(counter, 1);
+    }
+    #[inline]
+    pub fn discard(&self, reason: Discard) {
+        self.counters().discard(reason, 1);
+    }
+    #[inline]
+    pub fn memory(&self, pd: PdId) -> Memory<'_> {
+        Memory { keys: &self.shared.mrs, pd }
+    }
+
+    #[inline]
+    pub fn next_ip_id(&mut self) -> u16 {
+        self.ip_id = self.ip_id.wrapping_add(1);
+        self.ip_id
+    }
+
+    /// An empty frame to build a packet in.
+    #[inline]
+    pub fn take_frame(&mut self) -> Option<Frame> {
+        match self.spare.take() {
+            Some(frame) => Some(frame),
+            None => self.queue.alloc(),
+        }
+    }
+
+    /// A frame that was not needed after all.
+    #[inline]
+    pub fn keep_frame(&mut self, frame: Frame) {
+        self.spare = Some(frame);
+    }
+
+    /// Marks a queue pair as having requests to send.
+    #[inline]
+    pub fn mark_ready(&mut self, qp: &mut Qp) {
+        if !qp.in_ready {
+            qp.in_ready = true;
+            self.ready.push_back(qp.slot);
+        }
+    }
+
+    /// Marks a queue pair as having answers to send.
+    #[inline]
+    pub fn mark_answering(&mut self, qp: &mut Qp) {
+        if !qp.in_answers {
+            qp.in_answers = true;
+            self.answering.push_back(qp.slot);
+        }
+    }
+
+    /// Sees to it that the queue pair is woken at its deadline. Later deadlines are found when an earlier one
+    /// fires, so this is seldom more than a comparison.
+    #[inline]
+    pub fn arm(&mut self, qp: &mut Qp) {
+        let deadline = qp.requester.deadline();
+        if deadline < qp.wakes_at {
+            qp.wakes_at = deadline;
+            self.wheel.schedule(qp.slot, deadline);
+        }
+    }
+
+    /// Sends a finished frame on the queue pair's way.
+    #[inline]
+    pub fn send(&mut self, route: Route, dest_shard: usize, frame: Frame, answer: bool) {
+        if route == Route::Inside {
+            self.count(Counter::ToSelf);
+            self.hand_over(dest_shard, frame);
+        } else if answer {
+            self.answers.frames.push(frame);
+        } else {
+            self.requests.frames.push(frame);
+        }
+    }
+
+    /// Puts a frame into a shard's inbox.
+    pub fn hand_over(&self, shard: usize, frame: Frame) {
+        let full = match self.shared.inboxes.get(shard) {
+            Some(inbox) => inbox.push(frame).is_err(),
+            None => return self.discard(Discard::UnknownQpn),
+        };
+        if full {
+            self.discard(Discard::InboxFull);
+        }
+    }
+
+    /// Hands waiting frames to the port, answers first. Returns how many it took.
+    #[inline]
+    pub fn flush(&mut self) -> usize {
+        let mut sent = 0;
+        if !self.answers.frames.is_empty() {
+            sent += flush(&mut *self.queue, &mut self.answers, self.now, &self.shared.counters[self.id]);
+        }
+        if self.answers.frames.is_empty() && !self.requests.frames.is_empty() {
+            sent += flush(&mut *self.queue, &mut self.requests, self.now, &self.shared.counters[self.id]);
+        }
+        sent
+    }
+
+    /// Frames that wait for the port.
+    pub fn backlog(&self) -> usize {
+        self.answers.frames.len() + self.requests.frames.len()
+    }
+
+    /// Looks the queue pair's next hop up, and asks for it if nobody knows it. `true`: it cannot be reached.
+    pub fn resolve(&mut self, qp: &mut Qp) -> bool {
+        if qp.route == Route::Inside {
+            return false;
+        }
+        let shared = self.shared.clone();
+        let found = shared.with_net(|net| {
+            let found = net.resolve(self.now, &qp.peer);
+            self.net_transmit(net);
+            found
+        });
+        match found {
+            Resolution::Known(mac) => {
+                qp.template.set_dst_mac(mac);
+                qp.route = Route::Known;
+                false
+            }
+            Resolution::Pending => {
+                // An entry that is asked for again keeps serving; a queue pair that has an address keeps it.
+                false
+            }
+            Resolution::Failed => {
+                qp.route = Route::Pending;
+                true
+            }
+        }
+    }
+
+    /// Sends what the IP host has to send.
+    pub fn net_transmit(&mut self, net: &mut crate::net::Net) {
+        while self.requests.frames.len() < TX_BURST / 2 {
+            let Some(mut frame) = self.take_frame() else { return };
+            match net.poll_transmit(self.now, frame.buffer_mut()) {
+                Some(len) => {
+                    frame.set_len(len);
+                    self.requests.frames.push(frame);
+                }
+                None => return self.keep_frame(frame),
+            }
+        }
+    }
+}
+
+#[inline]
+fn flush(queue: &mut dyn PortQueue, backlog: &mut Backlog, now: Instant, counters: &Counters) -> usize {
+    let bytes: usize = backlog.frames.iter().map(Frame::len).sum();
+    let sent = queue.tx_burst(&mut backlog.frames);
+    let left: usize = backlog.frames.iter().map(Frame::len).sum();
+    if sent > 0 {
+        counters.add(Counter::TxFrames, sent as u64);
+        counters.add(Counter::TxBytes, (bytes - left) as u64);
+        backlog.refused_since = None;
+    } else {
+        // A link that is down keeps its frames for a moment; then they count as lost on it.
+        let since = *backlog.refused_since.get_or_insert(now);
+        if now.nanos_since(since) >= TX_STALL.as_nanos() as u64 {
+            counters.discard(Discard::TxStalled, backlog.frames.len() as u64);
+            backlog.frames.clear();
+            backlog.refused_since = None;
+        }
+    }
+    sent
+}

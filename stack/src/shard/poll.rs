@@ -1,0 +1,177 @@
+//! One turn of the loop: receive, timers, doorbells, answers, requests, publish. Every part of it is bounded.
+
+use super::counters::Counter;
+use super::qp::Route;
+use super::{Shard, Shared, Turn};
+use crate::config::{READY_BUDGET, RX_BURST};
+use crate::id::QpState;
+use crate::net::Resolution;
+use crate::time::Instant;
+use crate::wire::{Ingress, locate};
+
+impl Shard {
+    /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
+    pub fn poll_once(&mut self, now: Instant) -> Turn {
+        self.env.now = now;
+        let mut turn = Turn::default();
+        if self.env.backlog() > 0 {
+            turn.tx += self.env.flush();
+        }
+        turn.rx += self.receive_burst();
+        turn.rx += self.receive_inbox();
+        self.run_timers();
+        self.run_net();
+        self.run_doorbells();
+        // What must be with the port before a completion may be seen goes first.
+        if !self.env.answering.is_empty() {
+            self.send_answers();
+        }
+        if !self.env.ready.is_empty() {
+            self.send_requests();
+        }
+        if self.env.backlog() > 0 {
+            turn.tx += self.env.flush();
+        }
+        if self.env.answers.frames.is_empty() {
+            self.publish();
+        }
+        turn.more = !self.env.ready.is_empty() || !self.env.answering.is_empty() || self.env.backlog() > 0;
+        turn
+    }
+
+    #[inline]
+    fn receive_burst(&mut self) -> usize {
+        let n = self.env.queue.rx_burst(&mut self.rx);
+        if n == 0 {
+            return 0;
+        }
+        let bytes: usize = self.rx.iter().map(|f| f.len()).sum();
+        self.env.counters().add(Counter::RxFrames, n as u64);
+        self.env.counters().add(Counter::RxBytes, bytes as u64);
+        let mut foreign = 0u64;
+        for (i, frame) in self.rx.iter_mut().enumerate() {
+            if self.env.receive(&mut self.qps, frame).is_err() {
+                foreign |= 1 << i;
+            }
+        }
+        if foreign != 0 {
+            self.hand_over(foreign);
+        }
+        self.env.queue.recycle(&mut self.rx);
+        n
+    }
+
+    /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.
+    #[cold]
+    fn hand_over(&mut self, foreign: u64) {
+        for (i, frame) in self.rx.drain(..).enumerate() {
+            if foreign >> i & 1 == 0 {
+                continue;
+            }
+            if let Ok(Ingress::Roce(layout)) = locate(frame.data()) {
+                self.env.count(Counter::HandedOver);
+                self.env.hand_over(Shared::shard_of(layout.dqpn), frame);
+            }
+        }
+    }
+
+    /// Frames handed over by other shards, and those we sent to ourselves.
+    #[inline]
+    fn receive_inbox(&mut self) -> usize {
+        let mut n = 0;
+        while n < RX_BURST {
+            let Some(mut frame) = self.env.shared.inboxes[self.env.id].pop() else { break };
+            // Whoever put it here looked at the queue pair number: it is ours.
+            let _ = self.env.receive(&mut self.qps, &mut frame);
+            n += 1;
+        }
+        n
+    }
+
+    fn run_timers(&mut self) {
+        let (env, qps) = (&mut self.env, &mut self.qps);
+        let mut due = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
+        env.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
+        for slot in due {
+            let Some(qp) = qps.get(slot) else { continue };
+            qp.wakes_at = Instant::FAR;
+            if qp.requester.deadline() <= env.now {
+                let response = qp.requester.handle_timeout(env.now);
+                env.after_requester(qp, response);
+            } else {
+                env.arm(qp);
+            }
+        }
+    }
+
+    /// The IP host: requests that are due, and routes that changed.
+    #[inline]
+    fn run_net(&mut self) {
+        let env = &mut self.env;
+        if env.now >= env.shared.net_deadline() {
+            let shared = env.shared.clone();
+            shared.with_net(|net| env.net_transmit(net));
+        }
+        let generation = env.shared.net_generation();
+        if generation != env.net_seen {
+            env.net_seen = generation;
+            self.resolve_all();
+        }
+    }
+
+    /// Looks every connected queue pair's next hop up again: the neighbour table changed, which is rare.
+    #[cold]
+    fn resolve_all(&mut self) {
+        for qp in self.qps.iter_mut() {
+            if qp.peer.is_zero() || qp.state == QpState::Reset {
+                continue;
+            }
+            let env = &mut self.env;
+            let known = env.shared.clone().with_net(|net| net.resolve(env.now, &qp.peer));
+            if let Resolution::Known(mac) = known {
+                if qp.route != Route::Inside {
+                    qp.template.set_dst_mac(mac);
+                    qp.route = Route::Known;
+                }
+            }
+            env.mark_ready(qp);
+            if qp.responder.has_answer() {
+                env.mark_answering(qp);
+            }
+        }
+    }
+
+    #[inline]
+    fn run_doorbells(&mut self) {
+        let shared = &self.env.shared;
+        let bells = &shared.doorbells[self.env.id];
+        if !bells.any() {
+            return;
+        }
+        let mut rung = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
+        bells.drain(READY_BUDGET as u32, |slot| rung.push(slot));
+        for slot in rung {
+            if let Some(qp) = self.qps.get(slot) {
+                self.env.mark_ready(qp);
+            }
+        }
+    }
+
+    /// Makes this turn's completions visible and gives their ring slots back to the posters.
+    #[inline]
+    fn publish(&mut self) {
+        while let Some(lane) = self.env.dirty.pop() {
+            if let Some(Some(writer)) = self.env.lanes.get_mut(lane.0 as usize) {
+                writer.publish();
+            }
+        }
+        while let Some(slot) = self.env.finished.pop() {
+            if let Some(qp) = self.qps.get(slot) {
+                qp.in_finished = false;
+                qp.sq.0.release_to(qp.sq_done);
+                let held = u32::from(qp.responder.holds_receive());
+                qp.rq.ring.release_to(qp.rq.taken.wrapping_sub(held));
+            }
+        }
+    }
+}

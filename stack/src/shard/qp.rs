@@ -1,0 +1,239 @@
+//! A queue pair as its shard holds it: the three machines, their rings, and the way to the peer.
+
+use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
+use crate::mem::sge;
+use crate::proto::attr::{QpAttr, QpCap};
+use crate::proto::requester::{Requester, RequesterConfig, SendRing};
+use crate::proto::responder::{ReceiveSource, Responder, ResponderConfig};
+use crate::proto::state::Gates;
+use crate::proto::status::WcStatus;
+use crate::proto::wqe::{Granule, RecvWqe};
+use crate::sync::spsc::Consumer;
+use crate::time::Instant;
+use crate::wire::{Flow, Template, udp_source_port};
+
+use super::{LaneId, Shared};
+
+/// What a queue pair is made of; [`Shard::create_qp`](super::Shard::create_qp) takes it.
+#[derive(Debug)]
+pub struct QpSpec {
+    /// Slot in the shard, free.
+    pub slot: u32,
+    /// Number; its top bits name the shard.
+    pub qpn: Qpn,
+    /// Service type.
+    pub ty: QpType,
+    /// Protection domain.
+    pub pd: PdId,
+    /// The send queue's ring.
+    pub sq: Consumer<Granule>,
+    /// The receive queue's ring.
+    pub rq: Consumer<Granule>,
+    /// Where send completions go.
+    pub send_lane: LaneId,
+    /// Where receive completions go.
+    pub recv_lane: LaneId,
+    /// Capacities, as granted.
+    pub cap: QpCap,
+}
+
+/// The send queue's ring, consumer side.
+#[derive(Debug)]
+pub(super) struct Sq(pub Consumer<Granule>);
+
+impl SendRing for Sq {
+    #[inline]
+    fn published(&mut self) -> u32 {
+        self.0.published()
+    }
+    #[inline]
+    fn slot(&self, seq: u32) -> &[Granule] {
+        self.0.slot(seq)
+    }
+}
+
+/// The receive queue's ring, consumer side: requests are taken in order, one at a time.
+#[derive(Debug)]
+pub(super) struct Rq {
+    pub ring: Consumer<Granule>,
+    /// Behind the last request taken.
+    pub taken: u32,
+    pub epoch: u32,
+}
+
+impl Rq {
+    /// Requests that can be taken.
+    #[inline]
+    pub fn available(&self) -> u32 {
+        self.ring.published().wrapping_sub(self.taken)
+    }
+    /// The slot of the request taken last.
+    #[inline]
+    pub fn held(&self) -> &[Granule] {
+        self.ring.slot(self.taken.wrapping_sub(1))
+    }
+}
+
+impl ReceiveSource for Rq {
+    #[inline]
+    fn take(&mut self) -> Option<u64> {
+        while self.taken != self.ring.published() {
+            let slot = self.ring.slot(self.taken);
+            self.taken = self.taken.wrapping_add(1);
+            // A request posted under an earlier epoch raced with a RESET: it is gone.
+            if RecvWqe::of(slot).epoch == self.epoch {
+                return Some(sge::total(RecvWqe::sges(slot)));
+            }
+        }
+        None
+    }
+}
+
+/// Whether frames can go to the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Route {
+    /// The template has the next hop's Ethernet address.
+    Known,
+    /// To one of our own addresses: turned round inside.
+    Inside,
+    /// Being resolved.
+    Pending,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct Qp {
+    // Read for every packet.
+    pub gates: Gates,
+    pub ty: QpType,
+    pub state: QpState,
+    pub route: Route,
+    /// In the list of queue pairs with requests to send.
+    pub in_ready: bool,
+    /// In the list of queue pairs with answers to send.
+    pub in_answers: bool,
+    /// In the list of queue pairs whose ring slots are freed at the end of the turn.
+    pub in_finished: bool,
+    pub comm_est: bool,
+    pub draining: bool,
+    pub slot: u32,
+    pub index: u32,
+    pub epoch: u32,
+    pub qpn: Qpn,
+    pub pd: PdId,
+    pub send_lane: LaneId,
+    pub recv_lane: LaneId,
+    pub peer: Gid,
+    pub local: Gid,
+    /// When the wheel wakes this queue pair; `FAR` if it does not.
+    pub wakes_at: Instant,
+    /// Send requests before this one have their completions.
+    pub sq_done: u32,
+    pub sq: Sq,
+    pub rq: Rq,
+    pub requester: Requester,
+    pub responder: Responder,
+    pub template: Template,
+    // Cold.
+    pub attr: Box<QpAttr>,
+}
+
+impl Qp {
+    pub fn new(spec: QpSpec, index: u32, epoch: u32) -> Self {
+        let attr = QpAttr { cap: spec.cap, port_num: 1, ..QpAttr::default() };
+        let taken = spec.rq.released();
+        let first = spec.sq.released();
+        let mut requester = Requester::new(spec.sq.slots());
+        requester.reset(first);
+        Self {
+            gates: Gates::CLOSED,
+            ty: spec.ty,
+            state: QpState::Reset,
+            route: Route::Pending,
+            in_ready: false,
+            in_answers: false,
+            in_finished: false,
+            comm_est: false,
+            draining: false,
+            slot: spec.slot,
+            index,
+            epoch,
+            qpn: spec.qpn,
+            pd: spec.pd,
+            send_lane: spec.send_lane,
+            recv_lane: spec.recv_lane,
+            peer: Gid::default(),
+            local: Gid::default(),
+            wakes_at: Instant::FAR,
+            sq_done: first,
+            sq: Sq(spec.sq),
+            rq: Rq { ring: spec.rq, taken, epoch },
+            requester,
+            responder: Responder::new(),
+            template: Template::new(&Flow::default()),
+            attr: Box::new(attr),
+        }
+    }
+
+    pub fn requester_config(&self) -> RequesterConfig {
+        let a = &self.attr;
+        RequesterConfig {
+            mtu: self.mtu(),
+            sq_psn: crate::id::Psn::new(a.sq_psn),
+            timeout: a.timeout,
+            retry_cnt: a.retry_cnt,
+            rnr_retry: a.rnr_retry,
+            max_rd_atomic: a.max_rd_atomic,
+        }
+    }
+
+    pub fn responder_config(&self) -> ResponderConfig {
+        ResponderConfig {
+            mtu: self.mtu(),
+            access: crate::mem::Access::from_bits_truncate(self.attr.qp_access_flags),
+            min_rnr_timer: self.attr.min_rnr_timer,
+        }
+    }
+
+    fn mtu(&self) -> crate::id::Mtu {
+        crate::id::Mtu::from_enum(self.attr.path_mtu).unwrap_or(crate::id::Mtu::Mtu256)
+    }
+
+    /// Takes the way to the peer over from the address vector.
+    pub fn set_path(&mut self, shared: &Shared) {
+        let Some(grh) = self.attr.ah_attr.grh else { return };
+        self.peer = grh.dgid;
+        self.local = shared.gids.get(usize::from(grh.sgid_index)).copied().unwrap_or_default();
+        let remote = Qpn::new(self.attr.dest_qp_num);
+        let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
+        self.route = if shared.gids.contains(&self.peer) { Route::Inside } else { Route::Pending };
+        self.template = Template::new(&Flow {
+            src_mac: shared.mac,
+            dst_mac: if self.route == Route::Inside { shared.mac } else { Mac::default() },
+            vlan: shared.vlan.map(|vid| priority | vid),
+            src: self.local,
+            dst: self.peer,
+            traffic_class: grh.traffic_class,
+            hop_limit: if grh.hop_limit == 0 { 64 } else { grh.hop_limit },
+            flow_label: grh.flow_label,
+            src_port: udp_source_port(grh.flow_label, self.qpn, remote),
+            dqpn: remote,
+            ..Flow::default()
+        });
+    }
+
+    /// Credits to tell the peer: receive requests it may use.
+    #[inline]
+    pub fn credits(&self) -> Option<u32> {
+        Some(self.rq.available())
+    }
+}
+
+/// How a queue pair came into ERR.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Cause {
+    /// Status of the oldest send request, if it is the reason.
+    pub send: Option<WcStatus>,
+    /// Status of the receive request held, if it is the reason.
+    pub recv: Option<WcStatus>,
+}

@@ -1,0 +1,245 @@
+//! Receiving: a frame becomes a packet, the packet finds its queue pair and its machine, its bytes find memory.
+//!
+//! A packet is verified (lengths, state, addresses, ICRC, sequence, key, bounds) before a byte of it is placed.
+//! Whatever is dropped is counted under its name.
+
+use super::copy;
+use super::counters::Counter;
+use super::env::Env;
+use super::qp::{Cause, Qp, Route};
+use super::{Qps, Shared};
+use crate::id::{QpState, QpType};
+use crate::port::Frame;
+use crate::proto::completer::{Response, RetryCause};
+use crate::proto::fault::Fault;
+use crate::proto::responder::{ReceivedTail, Verdict};
+use crate::proto::state::{Event, Gates};
+use crate::proto::status::{AsyncEvent, WcStatus};
+use crate::proto::tables::Syndrome;
+use crate::proto::wqe::{RecvWqe, SendWqe};
+use crate::wire::{Discard, Ingress, Kind, Layout, Packet, Position, Transport, icrc, locate};
+
+impl Env {
+    /// Handles a received frame. `Err(shard)`: it belongs to another shard, hand it over.
+    #[inline]
+    pub(super) fn receive(&mut self, qps: &mut Qps, frame: &mut Frame) -> Result<(), usize> {
+        let layout = match locate(frame.data()) {
+            Ok(Ingress::Roce(layout)) => layout,
+            Ok(Ingress::Other) => {
+                self.receive_other(frame);
+                return Ok(());
+            }
+            Err(reason) => {
+                self.discard(reason);
+                return Ok(());
+            }
+        };
+        let shard = Shared::shard_of(layout.dqpn);
+        if shard != self.id && shard < self.shared.inboxes.len() {
+            return Err(shard);
+        }
+        if let Err(reason) = self.receive_packet(qps, frame, &layout) {
+            self.discard(reason);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
+        let qp = qps.find(layout.dqpn).ok_or(Discard::UnknownQpn)?;
+        if qp.ty != QpType::Rc || layout.row.transport != Transport::Rc {
+            return Err(Discard::WrongTransport);
+        }
+        if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
+            return Err(Discard::BadState);
+        }
+        if !icrc::check(frame.data_mut(), layout) {
+            return Err(Discard::BadIcrc);
+        }
+        let pkt = layout.packet(frame.data());
+        if pkt.dst != qp.local {
+            return Err(Discard::NotOurAddress);
+        }
+        if pkt.src != qp.peer {
+            return Err(Discard::WrongPeer);
+        }
+        if layout.vid() != self.shared.vlan {
+            return Err(Discard::UnknownVlan);
+        }
+        // One partition, the default one, with full membership: limited peers may talk to us.
+        if pkt.pkey & 0x7fff != 0x7fff {
+            return Err(Discard::BadPkey);
+        }
+        if !qp.comm_est {
+            qp.comm_est = true;
+            if qp.state == QpState::Rtr {
+                self.shared.events.raise(AsyncEvent::CommEst, Some(qp.qpn));
+            }
+        }
+        if layout.row.request { self.handle_request(qp, &pkt) } else { self.handle_response(qp, &pkt) }
+    }
+
+    /// Frames that are no RoCE packets are the IP host's.
+    fn receive_other(&mut self, frame: &Frame) {
+        self.count(Counter::NetFrames);
+        let reply = self.take_frame();
+        let shared = self.shared.clone();
+        shared.with_net(|net| {
+            let mut none = [];
+            let (mut reply, now) = (reply, self.now);
+            let buffer = reply.as_mut().map_or(&mut none[..], |r| r.buffer_mut());
+            let len = net.handle_frame(now, frame.data(), buffer);
+            match (reply, len) {
+                (Some(mut r), Some(len)) if !self.requests.frames.is_full() => {
+                    r.set_len(len);
+                    self.requests.frames.push(r);
+                }
+                (Some(r), _) => self.keep_frame(r),
+                (None, _) => self.discard(Discard::NoBuffer),
+            }
+            self.net_transmit(net);
+        });
+    }
+
+    #[inline]
+    fn handle_request(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+        match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+            Ok(verdict) => {
+                if let Err(fault) = self.place(qp, pkt, verdict) {
+                    self.refuse(qp, pkt, fault);
+                }
+            }
+            Err(Ok(fault)) => self.refuse(qp, pkt, fault),
+            Err(Err(reason)) => return Err(reason),
+        }
+        if qp.responder.has_answer() {
+            self.mark_answering(qp);
+        }
+        Ok(())
+    }
+
+    /// Puts the packet's bytes where the verdict says, then lets the responder move on.
+    #[inline]
+    fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
+        match verdict {
+            Verdict::Accept => {}
+            Verdict::Receive { offset } => {
+                let last = matches!(pkt.row.position, Position::Last | Position::Only);
+                self.memory(qp.pd)
+                    .scatter(RecvWqe::sges(qp.rq.held()), offset, pkt.payload, last)
+                    .map_err(|_| Fault::ReceiveProtection)?;
+            }
+            Verdict::Write { addr, last } => copy::write(addr, pkt.payload, last),
+            Verdict::Atomic { addr, swap } => {
+                let eth = pkt.atomic();
+                let original = copy::atomic(addr, swap, eth.swap_add, eth.compare);
+                self.count(Counter::RequestsReceived);
+                qp.responder.accept_atomic(pkt, original);
+                return Ok(());
+            }
+            Verdict::Duplicate => {
+                self.count(Counter::DuplicatesAnswered);
+                return Ok(());
+            }
+        }
+        if pkt.row.has_inv {
+            // The key is dead before the completion that tells of it.
+            self.shared.mrs.invalidate(pkt.inv(), qp.pd).map_err(|_| Fault::BadInvalidate)?;
+        }
+        self.count(Counter::RequestsReceived);
+        if let Some(received) = qp.responder.accept(pkt) {
+            debug_assert!(received.tail.is_some() == (pkt.row.has_imm || pkt.row.has_inv));
+            debug_assert!(!matches!(received.tail, Some(ReceivedTail::Inv(_))) || pkt.row.has_inv);
+            self.complete_receive(qp, &received);
+        }
+        Ok(())
+    }
+
+    fn refuse(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
+        let ends = qp.responder.refuse(pkt, fault, qp.ty);
+        if ends && !qp.responder.has_answer() {
+            self.end_by_fault(qp, fault);
+        }
+    }
+
+    /// ERR after a fault of the peer's; its NAK, where there is one, is with the port's frames already.
+    pub(super) fn end_by_fault(&mut self, qp: &mut Qp, fault: Fault) {
+        let outcome = fault.outcome(qp.ty);
+        if !qp.responder.holds_receive() {
+            if let Some(event) = outcome.event {
+                self.shared.events.raise(event, Some(qp.qpn));
+            }
+        }
+        self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
+    }
+
+    #[inline]
+    fn handle_response(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+        self.count_response(pkt);
+        let response = qp.requester.handle_response(self.now, pkt, &qp.sq)?;
+        let placed = match response {
+            Response::Place { seq, offset } => {
+                let slot = qp.sq.0.slot(seq);
+                Some(self.memory(qp.pd).scatter(SendWqe::sges(slot), u64::from(offset), pkt.payload, true))
+            }
+            Response::PlaceAtomic { seq, original } => {
+                let slot = qp.sq.0.slot(seq);
+                Some(self.memory(qp.pd).scatter(SendWqe::sges(slot), 0, &original.to_ne_bytes(), true))
+            }
+            _ => None,
+        };
+        match placed {
+            Some(Ok(())) => qp.requester.placed(self.now, pkt.psn),
+            Some(Err(_)) => {
+                self.complete_sends(qp);
+                self.fail_send(qp, WcStatus::LocProtErr);
+                return Ok(());
+            }
+            None => {}
+        }
+        self.after_requester(qp, response);
+        Ok(())
+    }
+
+    /// After the requester's state moved: completions, retries, failure, and more to send.
+    pub(super) fn after_requester(&mut self, qp: &mut Qp, response: Response) {
+        self.complete_sends(qp);
+        match response {
+            Response::Failed(status) => return self.fail_send(qp, status),
+            Response::Retry(cause) => self.count(match cause {
+                RetryCause::Timeout => Counter::RetriesTimeout,
+                RetryCause::SequenceNak => Counter::RetriesSequence,
+                RetryCause::ImpliedNak => Counter::RetriesImplied,
+                RetryCause::Rnr => Counter::RetriesRnr,
+            }),
+            _ => {}
+        }
+        if let Some(status) = qp.requester.local_failure() {
+            return self.fail_send(qp, status);
+        }
+        self.mark_ready(qp);
+        self.arm(qp);
+    }
+
+    /// The oldest send request fails, and the queue pair with it.
+    pub(super) fn fail_send(&mut self, qp: &mut Qp, status: WcStatus) {
+        self.fail(qp, Event::SendError, Cause { send: Some(status), recv: None });
+    }
+
+    fn count_response(&self, pkt: &Packet<'_>) {
+        self.count(match pkt.row.kind {
+            Kind::Ack => match Syndrome::decode(pkt.aeth().syndrome) {
+                Syndrome::Ack { .. } => Counter::AcksReceived,
+                Syndrome::RnrNak { .. } => Counter::RnrNaksReceived,
+                _ => Counter::NaksReceived,
+            },
+            _ => Counter::ResponsesReceived,
+        });
+    }
+
+    /// Whether a queue pair's frames can leave.
+    #[inline]
+    pub(super) fn reachable(qp: &Qp) -> bool {
+        qp.route != Route::Pending
+    }
+}

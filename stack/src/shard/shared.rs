@@ -1,0 +1,164 @@
+//! What the shards of a device share, each part with its own rule of access.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::counters::Counters;
+use crate::config::INBOX_DEPTH;
+use crate::id::{Gid, Mac, Mtu, Qpn};
+use crate::mem::MrTable;
+use crate::net::Net;
+use crate::port::Frame;
+use crate::proto::status::AsyncEvent;
+use crate::sync::doorbell::Doorbells;
+use crate::sync::words::Words;
+use crate::time::Instant;
+
+/// Shared by the shards of a device and its control plane.
+#[derive(Debug)]
+pub struct Shared {
+    /// Memory regions: registered by control calls, looked up by every shard without a lock.
+    pub mrs: MrTable,
+    /// The IP host: neighbours, ARP, ICMP. Only non-RoCE frames and address resolution take the lock.
+    pub net: Mutex<Net>,
+    /// [`Net::generation`] as of the last change: shards look their neighbours up again when it moves.
+    net_generation: AtomicU64,
+    /// When the IP host has something to send again, in nanoseconds; `u64::MAX` for never.
+    net_deadline: AtomicU64,
+    /// Addresses of this device, fixed when it opens.
+    pub gids: Box<[Gid]>,
+    /// The port's Ethernet address.
+    pub mac: Mac,
+    /// VLAN that our addresses are in.
+    pub vlan: Option<u16>,
+    /// Largest path MTU the port carries.
+    pub mtu: Mtu,
+    /// Queue pairs a shard can hold: the index of a queue pair is `shard * qps_per_shard + slot`.
+    pub qps_per_shard: usize,
+    /// One bitmap a shard; a bit is a queue pair's slot.
+    pub doorbells: Box<[Doorbells]>,
+    /// Frames for a shard from the others, and from itself.
+    pub inboxes: Box<[ArrayQueue<Frame>]>,
+    /// Epoch, state and gates of every queue pair.
+    pub words: Words,
+    /// Counters, one set a shard.
+    pub counters: Box<[Counters]>,
+    /// Asynchronous events that nobody fetched yet.
+    pub events: EventQueue,
+}
+
+/// What [`Shared::new`] needs to know.
+#[derive(Debug)]
+pub struct SharedConfig {
+    /// The IP host.
+    pub net: Net,
+    /// Its addresses.
+    pub gids: Vec<Gid>,
+    /// The port's Ethernet address.
+    pub mac: Mac,
+    /// VLAN of our addresses.
+    pub vlan: Option<u16>,
+    /// Largest path MTU the port carries.
+    pub mtu: Mtu,
+    /// Shards.
+    pub shards: usize,
+    /// Queue pairs each can hold.
+    pub qps_per_shard: usize,
+}
+
+impl Shared {
+    /// The shared part of a device that has no queue pairs yet.
+    pub fn new(c: SharedConfig) -> Self {
+        Self {
+            mrs: MrTable::new(),
+            net: Mutex::new(c.net),
+            net_generation: AtomicU64::new(0),
+            net_deadline: AtomicU64::new(u64::MAX),
+            gids: c.gids.into(),
+            mac: c.mac,
+            vlan: c.vlan,
+            mtu: c.mtu,
+            qps_per_shard: c.qps_per_shard,
+            doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
+            inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
+            words: Words::new(c.shards * c.qps_per_shard),
+            counters: (0..c.shards).map(|_| Counters::default()).collect(),
+            events: EventQueue::default(),
+        }
+    }
+
+    /// The shard whose queue pairs have this number: its top bits.
+    #[inline]
+    pub fn shard_of(qpn: Qpn) -> usize {
+        (qpn.get() >> (24 - crate::config::SHARD_BITS)) as usize
+    }
+
+    /// Works with the IP host and publishes what changed by it.
+    pub fn with_net<R>(&self, f: impl FnOnce(&mut Net) -> R) -> R {
+        let mut net = self.net.lock().unwrap_or_else(PoisonError::into_inner);
+        let r = f(&mut net);
+        self.net_generation.store(net.generation(), Ordering::Release);
+        let deadline = net.poll_timeout().map_or(u64::MAX, Instant::as_nanos);
+        self.net_deadline.store(deadline, Ordering::Release);
+        r
+    }
+
+    /// Changes whenever a neighbour's address may have.
+    #[inline]
+    pub fn net_generation(&self) -> u64 {
+        self.net_generation.load(Ordering::Acquire)
+    }
+
+    /// When [`Net::poll_transmit`] has something to send.
+    #[inline]
+    pub fn net_deadline(&self) -> Instant {
+        Instant::from_nanos(self.net_deadline.load(Ordering::Acquire))
+    }
+}
+
+/// Asynchronous events, bounded.
+#[derive(Debug, Default)]
+pub struct EventQueue {
+    queue: Mutex<VecDeque<(AsyncEvent, Option<Qpn>)>>,
+    lost: AtomicU64,
+    raised: std::sync::Condvar,
+}
+
+impl EventQueue {
+    /// Events kept at most; older ones win.
+    pub const CAPACITY: usize = 4096;
+
+    /// Appends an event about a queue pair, or about the device.
+    pub fn raise(&self, event: AsyncEvent, qpn: Option<Qpn>) {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.len() < Self::CAPACITY {
+            queue.push_back((event, qpn));
+            self.raised.notify_one();
+        } else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The oldest event, if there is one.
+    pub fn try_get(&self) -> Option<(AsyncEvent, Option<Qpn>)> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    /// The oldest event; waits for one at most this long.
+    pub fn get_timeout(&self, timeout: core::time::Duration) -> Option<(AsyncEvent, Option<Qpn>)> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut queue, _) = self
+            .raised
+            .wait_timeout_while(queue, timeout, |q| q.is_empty())
+            .unwrap_or_else(PoisonError::into_inner);
+        queue.pop_front()
+    }
+
+    /// Events that found the queue full.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
