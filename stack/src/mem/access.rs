@@ -33,7 +33,7 @@ bitflags::bitflags! {
 
 impl Access {
     /// Whether a region may have these rights: what lets the peer write needs [`Access::LOCAL_WRITE`]
-    /// (`ibv_reg_mr(3)`, IBA 10.6.3.1), and every bit is known.
+    /// (`ibv_reg_mr(3)`), and every bit is known.
     pub const fn is_valid(self) -> bool {
         let remote_writes = Self::REMOTE_WRITE.bits() | Self::REMOTE_ATOMIC.bits();
         let known = self.bits() & !Self::all().bits() == 0;

@@ -75,3 +75,71 @@ impl Iterator for Pieces<'_> {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sge(addr: u64, len: u32, lkey: u32) -> Sge {
+        Sge { addr, len, lkey }
+    }
+
+    #[test]
+    fn covers_the_range() {
+        let list = [sge(100, 10, 1), sge(0, 0, 9), sge(200, 5, 2), sge(300, 7, 3)];
+        let get = |offset, len| pieces(&list, offset, len).map(Iterator::collect::<Vec<_>>);
+        assert_eq!(total(&list), 22);
+        assert_eq!(get(0, 22), Some(vec![sge(100, 10, 1), sge(200, 5, 2), sge(300, 7, 3)]));
+        assert_eq!(get(10, 5), Some(vec![sge(200, 5, 2)]));
+        assert_eq!(get(9, 3), Some(vec![sge(109, 1, 1), sge(200, 2, 2)]));
+        assert_eq!(get(22, 0), Some(vec![]));
+        assert_eq!(get(0, 0), Some(vec![]));
+        assert_eq!(get(23, 0), None);
+        assert_eq!(get(0, 23), None);
+        assert_eq!(get(21, 2), None);
+        assert_eq!(get(1, u64::MAX), None);
+        assert_eq!(get(u64::MAX, 1), None);
+        assert_eq!(pieces(&[], 0, 0).map(Iterator::count), Some(0));
+        assert!(pieces(&[], 0, 1).is_none() && pieces(&[], 1, 0).is_none());
+    }
+
+    #[test]
+    fn large_lists_do_not_overflow() {
+        let list = [sge(0, u32::MAX, 1); 16];
+        assert_eq!(total(&list), 16 * u32::MAX as u64);
+        let last = pieces(&list, total(&list) - 1, 1).map(Iterator::collect::<Vec<_>>);
+        assert_eq!(last, Some(vec![sge(u32::MAX as u64 - 1, 1, 1)]));
+    }
+
+    /// An element that wraps around the end of the address space must not become one at its beginning.
+    #[test]
+    fn wrapping_element_is_refused() {
+        let list = [sge(8, 8, 1), sge(u64::MAX - 3, 8, 2)];
+        assert!(pieces(&list, 0, 8).is_some(), "the element is not needed");
+        assert!(pieces(&list, 0, 9).is_none());
+        assert!(pieces(&list, 13, 1).is_none());
+    }
+
+    proptest! {
+        /// Against a message written out as one `(address, key)` for each byte.
+        #[test]
+        fn matches_a_flat_model(
+            list in proptest::collection::vec((0..1u64 << 40, prop_oneof![Just(0u32), 0..20u32], 0..4u32), 0..17),
+            offset in 0..200u64,
+            len in 0..200u64,
+        ) {
+            let list: Vec<Sge> = list.into_iter().map(|(addr, len, lkey)| sge(addr, len, lkey)).collect();
+            let bytes = |s: Sge| (0..s.len as u64).map(move |i| (s.addr + i, s.lkey));
+            let flat: Vec<(u64, u32)> = list.iter().copied().flat_map(bytes).collect();
+            prop_assert_eq!(total(&list), flat.len() as u64);
+            let want = flat.get(offset as usize..(offset + len) as usize);
+            let got = pieces(&list, offset, len);
+            prop_assert_eq!(got.is_some(), want.is_some());
+            if let (Some(got), Some(want)) = (got, want) {
+                prop_assert!(got.clone().all(|piece| piece.len > 0));
+                prop_assert_eq!(got.flat_map(bytes).collect::<Vec<_>>(), want);
+            }
+        }
+    }
+}

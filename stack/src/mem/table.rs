@@ -57,7 +57,7 @@ pub enum MemError {
     UnknownKey,
 }
 
-/// Why a key does not grant an access, in the order of the checks (IBA 9.7.4.1.5, 9.7.5.2.4).
+/// Why a key does not grant an access, in the order of the checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum KeyFault {
     /// No region with this key is registered (any more).
@@ -88,6 +88,12 @@ struct Slot {
     len: AtomicU64,
 }
 
+/// A chunk of slots in which nothing is registered, made on the heap.
+fn chunk() -> Box<[Slot; CHUNK]> {
+    let slots: Box<[Slot]> = (0..CHUNK).map(|_| Slot::default()).collect();
+    slots.try_into().unwrap_or_else(|_| unreachable!("collected as many slots as a chunk has"))
+}
+
 /// What only registration needs to know of a slot.
 struct Issue {
     /// Key of the permutation that makes tags of generations.
@@ -108,7 +114,7 @@ struct Free {
 
 /// Every memory region of a device. Control threads register and revoke; every shard looks up, without a lock.
 pub struct MrTable {
-    chunks: [OnceLock<Box<[Slot]>>; CHUNKS],
+    chunks: [OnceLock<Box<[Slot; CHUNK]>>; CHUNKS],
     free: Mutex<Free>,
 }
 
@@ -148,8 +154,7 @@ impl MrTable {
         addr.checked_add(len).ok_or(MemError::InvalidRange)?;
         let (index, key) = self.free().issue(random).ok_or(MemError::Full)?;
 
-        let chunk =
-            self.chunks[index >> CHUNK_LOG2].get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect());
+        let chunk = self.chunks[index >> CHUNK_LOG2].get_or_init(chunk);
         let slot = &chunk[index & (CHUNK - 1)];
         slot.pd.store(pd.0, Ordering::Relaxed);
         slot.access.store(access.bits(), Ordering::Relaxed);
@@ -278,4 +283,326 @@ fn permute(x: u16, secret: u32) -> u16 {
         (left, right) = (right, left ^ (mixed >> 24) as u8);
     }
     u16::from_be_bytes([left, right])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+    use std::sync::atomic::AtomicBool;
+
+    const PD: PdId = PdId(7);
+    const ALL: Access = Access::LOCAL_WRITE
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC);
+
+    fn renew(table: &MrTable, key: u32, addr: u64, random: u32) -> u32 {
+        table.revoke(key).unwrap();
+        table.reclaim(key);
+        table.register(PD, addr, 64, ALL, random).unwrap()
+    }
+
+    #[test]
+    fn checks_in_order() {
+        let t = MrTable::new();
+        let key = t.register(PD, 0x1000, 0x100, Access::REMOTE_READ, 0x1234_5678).unwrap();
+        let check = |key, pd, need, va, len| t.check(key, pd, need, va, len);
+        assert_eq!(check(key, PD, Access::REMOTE_READ, 0x1000, 0x100), Ok(0x1000));
+        assert_eq!(check(key, PD, Access::empty(), 0x10ff, 1), Ok(0x10ff));
+        // Everything is wrong: the key comes first, then the domain, the right, the range.
+        assert_eq!(check(key ^ 1, PdId(8), Access::REMOTE_WRITE, 0, 1), Err(KeyFault::UnknownKey));
+        assert_eq!(check(key ^ 1 << 31, PD, Access::empty(), 0x1000, 1), Err(KeyFault::UnknownKey));
+        assert_eq!(check(0, PD, Access::empty(), 0x1000, 1), Err(KeyFault::UnknownKey));
+        assert_eq!(check(key, PdId(8), Access::REMOTE_WRITE, 0, 1), Err(KeyFault::WrongPd));
+        assert_eq!(check(key, PD, Access::REMOTE_WRITE, 0, 1), Err(KeyFault::NoAccess));
+        assert_eq!(
+            check(key, PD, Access::REMOTE_READ | Access::LOCAL_WRITE, 0x1000, 1),
+            Err(KeyFault::NoAccess)
+        );
+        assert_eq!(check(key, PD, Access::REMOTE_READ, 0xfff, 1), Err(KeyFault::OutOfRange));
+    }
+
+    #[test]
+    fn edges_of_the_range() {
+        let t = MrTable::new();
+        let high = u64::MAX - 0x100;
+        for (addr, len) in [(0x1000, 0x100), (0, 0x100), (high, 0x100), (0x1000, 0), (0, u64::MAX)] {
+            let key = t.register(PD, addr, len, Access::empty(), 1).unwrap();
+            let ok = |va: u64, n| t.check(key, PD, Access::empty(), va, n) == Ok(va);
+            assert!(ok(addr, len) && ok(addr, 0) && ok(addr + len, 0));
+            assert_eq!(ok(addr, 1), len > 0);
+            assert!(!ok(addr + len, 1) && !ok(addr + len, u64::MAX) && !ok(u64::MAX, u64::MAX));
+            if let Some(longer) = len.checked_add(1) {
+                assert!(!ok(addr, longer));
+                // The bytes beside the region, around the end of the address space too.
+                let (before, behind) = (addr.wrapping_sub(1), (addr + len).wrapping_add(1));
+                assert!([0, 1, longer].into_iter().all(|n| !ok(before, n) && !ok(behind, n)));
+            }
+        }
+        let end = t.register(PD, u64::MAX, 1, Access::empty(), 1);
+        assert_eq!(end, Err(MemError::InvalidRange));
+        assert_eq!(t.register(PD, 1, u64::MAX, Access::empty(), 1), Err(MemError::InvalidRange));
+    }
+
+    #[test]
+    fn zero_based_addresses_are_offsets() {
+        let t = MrTable::new();
+        let key = t.register(PD, 0x1000, 0x100, Access::ZERO_BASED, 1).unwrap();
+        assert_eq!(t.check(key, PD, Access::empty(), 0, 0x100), Ok(0x1000));
+        assert_eq!(t.check(key, PD, Access::empty(), 0xff, 1), Ok(0x10ff));
+        assert_eq!(t.check(key, PD, Access::empty(), 0x1000, 1), Err(KeyFault::OutOfRange));
+        assert_eq!(t.check(key, PD, Access::empty(), u64::MAX, 1), Err(KeyFault::OutOfRange));
+    }
+
+    #[test]
+    fn rights_that_do_not_go_together() {
+        let t = MrTable::new();
+        for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::from_bits_retain(1 << 30)] {
+            assert_eq!(t.register(PD, 0, 1, access, 1), Err(MemError::InvalidAccess));
+        }
+    }
+
+    #[test]
+    fn revoked_once_reclaimed_once() {
+        let t = MrTable::new();
+        let key = t.register(PD, 0x1000, 64, ALL, 1).unwrap();
+        assert_eq!(t.revoke(key ^ 1), Err(MemError::UnknownKey));
+        assert_eq!(t.revoke(u32::MAX), Err(MemError::UnknownKey));
+        assert_eq!(t.revoke(NO_KEY), Err(MemError::UnknownKey));
+        t.revoke(key).unwrap();
+        assert_eq!(t.revoke(key), Err(MemError::UnknownKey));
+        assert_eq!(t.check(key, PD, ALL, 0x1000, 1), Err(KeyFault::UnknownKey));
+        t.reclaim(key);
+        let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| t.reclaim(key)));
+        assert!(again.is_err(), "reclaimed twice");
+        let live = t.register(PD, 0x1000, 64, ALL, 1).unwrap();
+        let early = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| t.reclaim(live)));
+        assert!(early.is_err(), "reclaimed alive");
+        assert_eq!(t.check(live, PD, ALL, 0x1000, 1), Ok(0x1000));
+    }
+
+    /// Fills the table, so that each slot comes back as soon as it is freed, and walks one slot through every
+    /// generation: no key repeats before the wrap.
+    #[test]
+    fn stale_keys_never_match_until_the_generation_wraps() {
+        let t = MrTable::new();
+        let keys: Vec<u32> = (0..MR_MAX)
+            .map(|i| t.register(PD, 0, 64, ALL, (i as u32).wrapping_mul(0x9e37_79b9)).unwrap())
+            .collect();
+        assert_eq!(t.register(PD, 0, 64, ALL, 1), Err(MemError::Full));
+        let distinct: HashSet<u32> = keys.iter().copied().collect();
+        assert_eq!(distinct.len(), MR_MAX);
+        for slot in [0, 5] {
+            let first = keys[slot];
+            let mut seen = HashSet::from([first]);
+            let mut key = first;
+            // Slot 0 has one tag less, the one that would make its key zero.
+            for _ in 1..(1 << TAG_BITS) - usize::from(slot == 0) {
+                key = renew(&t, key, 0, 9);
+                assert_eq!(key >> TAG_BITS, first >> TAG_BITS);
+                assert!(seen.insert(key), "a key came back");
+            }
+            assert_eq!(renew(&t, key, 0, 9), first, "the generation wrapped");
+            assert!(!seen.contains(&NO_KEY));
+        }
+    }
+
+    #[test]
+    fn slots_are_reused_in_the_order_they_became_free() {
+        let t = MrTable::new();
+        let keys: Vec<u32> = (0..MR_MAX).map(|i| t.register(PD, 0, 64, ALL, i as u32).unwrap()).collect();
+        let order = [40_000, 3, 65_535, 0, 17];
+        for i in order {
+            t.revoke(keys[i]).unwrap();
+        }
+        assert_eq!(t.register(PD, 0, 64, ALL, 1), Err(MemError::Full), "revoked is not free yet");
+        for i in order {
+            t.reclaim(keys[i]);
+        }
+        for i in order {
+            assert_eq!(t.register(PD, 0, 64, ALL, 1).unwrap() >> TAG_BITS, i as u32);
+        }
+    }
+
+    /// Tags of one generation under different secrets, and of successive generations under one, spread.
+    #[test]
+    fn tags_are_a_permutation_and_spread() {
+        for secret in [0, 1, 0xdead_beef, u32::MAX] {
+            let tags: HashSet<u16> = (0..=u16::MAX).map(|x| permute(x, secret)).collect();
+            assert_eq!(tags.len(), 1 << 16);
+            let mut steps: Vec<u16> =
+                (0..1000).map(|x| permute(x + 1, secret).wrapping_sub(permute(x, secret))).collect();
+            steps.sort_unstable();
+            steps.dedup();
+            assert!(steps.len() > 950, "{} different steps", steps.len());
+        }
+        let tags: HashSet<u16> = (0..1000).map(|secret| permute(0, secret)).collect();
+        assert!(tags.len() > 950, "{} different tags", tags.len());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Register { pd: u32, addr: u64, len: u64, access: u32, random: u32 },
+        Revoke(usize),
+        Reclaim(usize),
+        Check { which: usize, flip: u32, pd: u32, need: u32, va: i64, len: u64 },
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let addr = prop_oneof![0..64u64, 1000..1064u64, u64::MAX - 64..=u64::MAX];
+        let len = prop_oneof![0..64u64, u64::MAX - 64..=u64::MAX];
+        let flip = prop_oneof![8 => Just(0), 1 => any::<u32>(), 1 => (0..32u32).prop_map(|b| 1 << b)];
+        prop_oneof![
+            (0..2u32, addr, len.clone(), 0..64u32, any::<u32>())
+                .prop_map(|(pd, addr, len, access, random)| Op::Register { pd, addr, len, access, random }),
+            (0..32usize).prop_map(Op::Revoke),
+            (0..32usize).prop_map(Op::Reclaim),
+            (0..32usize, flip, 0..2u32, 0..16u32, -70..70i64, len)
+                .prop_map(|(which, flip, pd, need, va, len)| Op::Check { which, flip, pd, need, va, len }),
+        ]
+    }
+
+    #[derive(Clone, Copy, PartialEq)]
+    enum Life {
+        Live,
+        Revoked,
+        Gone,
+    }
+
+    proptest! {
+        /// Against a plain list of regions, with the range arithmetic done in 128 bits.
+        #[test]
+        fn table_matches_a_list(ops in proptest::collection::vec(op(), 1..200)) {
+            let t = MrTable::new();
+            let mut list: Vec<(u32, u32, u64, u64, u32, Life)> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Register { pd, addr, len, access, random } => {
+                        let got = t.register(PdId(pd), addr, len, Access::from_bits_retain(access), random);
+                        if access & 0b1010 != 0 && access & 1 == 0 {
+                            prop_assert_eq!(got, Err(MemError::InvalidAccess));
+                        } else if addr as u128 + len as u128 > u64::MAX as u128 {
+                            prop_assert_eq!(got, Err(MemError::InvalidRange));
+                        } else {
+                            list.push((got.unwrap(), pd, addr, len, access, Life::Live));
+                        }
+                    }
+                    Op::Revoke(i) if i < list.len() => {
+                        let live = list[i].5 == Life::Live;
+                        prop_assert_eq!(t.revoke(list[i].0).is_ok(), live);
+                        if live {
+                            list[i].5 = Life::Revoked;
+                        }
+                    }
+                    Op::Reclaim(i) if i < list.len() && list[i].5 == Life::Revoked => {
+                        t.reclaim(list[i].0);
+                        list[i].5 = Life::Gone;
+                    }
+                    Op::Check { which, flip, pd, need, va, len } if which < list.len() => {
+                        let key = list[which].0 ^ flip;
+                        let zero_based = list[which].4 & 32 != 0;
+                        let va = if zero_based { 0 } else { list[which].2 }.wrapping_add_signed(va);
+                        let got = t.check(key, PdId(pd), Access::from_bits_retain(need), va, len);
+                        let region = list.iter().find(|r| r.0 == key && r.5 == Life::Live);
+                        let want = match region {
+                            None => Err(KeyFault::UnknownKey),
+                            Some(r) if r.1 != pd => Err(KeyFault::WrongPd),
+                            Some(r) if r.4 & need != need => Err(KeyFault::NoAccess),
+                            Some(&(_, _, addr, size, access, _)) => {
+                                let start = if access & 32 != 0 { 0 } else { addr } as u128;
+                                let (va, end) = (va as u128, va as u128 + len as u128);
+                                if va < start || end > start + size as u128 {
+                                    Err(KeyFault::OutOfRange)
+                                } else {
+                                    Ok((addr as u128 + va - start) as u64)
+                                }
+                            }
+                        };
+                        prop_assert_eq!(got, want);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Two threads turn shards and look keys up while the main thread registers, revokes, waits for the turn
+    /// boundaries and reclaims. Every region has its own domain, address and length: a mixture would show.
+    #[test]
+    fn lookups_race_revocation() {
+        const SHARDS: usize = 2;
+        let t = MrTable::new();
+        // Slots beyond the first few are taken, so that those few are reused all the time.
+        for i in 0..MR_MAX - 4 {
+            t.register(PdId(u32::MAX), 0, 0, Access::empty(), i as u32).unwrap();
+        }
+        let published: [AtomicU64; 4] = Default::default();
+        let turns: [AtomicU64; SHARDS] = Default::default();
+        let stop = AtomicBool::new(false);
+        // What region number `n` looks like.
+        let shape = |n: u64| (PdId(n as u32), n << 20, 1 + n % 1000);
+        std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..SHARDS)
+                .map(|shard| {
+                    let (t, published, turns, stop) = (&t, &published, &turns, &stop);
+                    scope.spawn(move || {
+                        let (mut hits, mut misses) = (0u64, 0u64);
+                        while !stop.load(Ordering::Relaxed) {
+                            // A turn: the loads of the one before are over when the count goes up.
+                            turns[shard].fetch_add(1, Ordering::AcqRel);
+                            for cell in published {
+                                let word = cell.load(Ordering::Acquire);
+                                let (key, n) = (word as u32, word >> 32);
+                                let (pd, addr, len) = shape(n);
+                                for _ in 0..4 {
+                                    match t.check(key, pd, ALL, addr, len) {
+                                        Ok(host) => {
+                                            assert_eq!(host, addr);
+                                            hits += 1;
+                                        }
+                                        Err(fault) => {
+                                            assert_eq!(fault, KeyFault::UnknownKey);
+                                            misses += 1;
+                                        }
+                                    }
+                                }
+                            }
+                        }
+                        (hits, misses)
+                    })
+                })
+                .collect();
+            let mut keys: [Option<u32>; 4] = [None; 4];
+            // Bounded by time too: on a busy machine a turn may last as long as a time slice.
+            let start = std::time::Instant::now();
+            for n in 1..20_000u64 {
+                if start.elapsed().as_millis() > 1500 {
+                    break;
+                }
+                let i = n as usize % 4;
+                if let Some(key) = keys[i].take() {
+                    t.revoke(key).unwrap();
+                    let before: Vec<u64> = turns.iter().map(|turn| turn.load(Ordering::Acquire)).collect();
+                    // Two boundaries: the turn that may have begun before the revocation is over.
+                    for (turn, before) in turns.iter().zip(before) {
+                        while turn.load(Ordering::Acquire) < before + 2 {
+                            std::thread::yield_now();
+                        }
+                    }
+                    t.reclaim(key);
+                }
+                let (pd, addr, len) = shape(n);
+                let key = t.register(pd, addr, len, ALL, n as u32).unwrap();
+                published[i].store(n << 32 | u64::from(key), Ordering::Release);
+                keys[i] = Some(key);
+            }
+            stop.store(true, Ordering::Relaxed);
+            for reader in readers {
+                let (hits, misses) = reader.join().unwrap();
+                assert!(hits > 0, "{hits} hits, {misses} misses");
+            }
+        });
+    }
 }

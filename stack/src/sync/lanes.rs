@@ -244,7 +244,7 @@ impl<E: Copy + Send> CqReader<E> {
     }
 
     /// Asks for one event. The caller then polls once more: completions published before are not announced.
-    /// [`Arm::Next`] is not weakened by a later [`Arm::Solicited`] (IBA 11.4.2.2).
+    /// [`Arm::Next`] is not weakened by a later [`Arm::Solicited`].
     ///
     /// # Panics
     /// If the queue was made by [`cq`].
@@ -253,5 +253,253 @@ impl<E: Copy + Send> CqReader<E> {
         self.shared.armed.fetch_max(what as u8, Ordering::AcqRel);
         // Pairs with the fence in `CqLane::publish`.
         fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push(usize, u8),
+        Publish(usize),
+        Poll(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0..4usize, 1..30u8).prop_map(|(lane, n)| Op::Push(lane, n)),
+            (0..4usize).prop_map(Op::Publish),
+            (0..60usize).prop_map(Op::Poll),
+        ]
+    }
+
+    proptest! {
+        /// Against a queue a lane. A completion carries its lane and its number in the lane.
+        #[test]
+        fn lanes_match_queues(
+            cqe in 1..70u32,
+            lanes in 1..5usize,
+            start in prop_oneof![Just(0), u32::MAX - 20..=u32::MAX],
+            ops in proptest::collection::vec(op(), 1..200),
+        ) {
+            let (mut reader, mut writers) = build::<(usize, u64)>(cqe, lanes, start, false);
+            let mut staged = vec![VecDeque::new(); lanes];
+            let mut visible = vec![VecDeque::new(); lanes];
+            let mut next = 0;
+            for op in ops {
+                match op {
+                    Op::Push(lane, n) => {
+                        let lane = lane % lanes;
+                        for _ in 0..n {
+                            let waiting: usize = staged.iter().chain(&visible).map(VecDeque::len).sum();
+                            let got = writers[lane].push((lane, next));
+                            if waiting < cqe as usize {
+                                prop_assert_eq!(got, Ok(()), "{} of {} entries", waiting, cqe);
+                            }
+                            let bound = if lanes == 1 { cqe } else { cqe + lanes as u32 * BLOCK };
+                            if waiting >= bound as usize {
+                                prop_assert_eq!(got, Err(Overflow));
+                            }
+                            if got.is_ok() {
+                                staged[lane].push_back((lane, next));
+                                next += 1;
+                            }
+                        }
+                        prop_assert_eq!(writers[lane].has_staged(), !staged[lane].is_empty());
+                    }
+                    Op::Publish(lane) => {
+                        let lane = lane % lanes;
+                        prop_assert!(!writers[lane].publish());
+                        prop_assert!(!writers[lane].has_staged());
+                        let entries = core::mem::take(&mut staged[lane]);
+                        visible[lane].extend(entries);
+                    }
+                    Op::Poll(max) => {
+                        let there: usize = visible.iter().map(VecDeque::len).sum();
+                        let mut out = vec![(9, 0); max];
+                        let n = reader.poll(&mut out);
+                        prop_assert_eq!(n, max.min(there));
+                        for e in &out[..n] {
+                            prop_assert_eq!(visible[e.0].pop_front(), Some(*e));
+                        }
+                    }
+                }
+                prop_assert_eq!(reader.len(), visible.iter().map(VecDeque::len).sum::<usize>());
+                prop_assert_eq!(reader.is_empty(), visible.iter().all(VecDeque::is_empty));
+            }
+        }
+    }
+
+    /// A lane that is never empty does not keep the reader from the others.
+    #[test]
+    fn no_lane_starves() {
+        let (mut reader, mut lanes) = cq::<usize>(256, 3);
+        let mut counts = [0; 3];
+        for _ in 0..50 {
+            while lanes[0].push(0).is_ok() && reader.len() < 100 {
+                lanes[0].publish();
+            }
+            for (number, lane) in lanes.iter_mut().enumerate().skip(1) {
+                let _ = lane.push(number);
+                lane.publish();
+            }
+            lanes[0].publish();
+            reader.poll_with(20, |&lane| counts[lane] += 1);
+        }
+        assert!(counts.iter().all(|&n| n >= 45), "{counts:?}");
+    }
+
+    #[test]
+    fn overflow_keeps_what_was_staged() {
+        let (mut reader, mut lanes) = cq::<u32>(3, 1);
+        assert_eq!([0, 1, 2, 3].map(|n| lanes[0].push(n).is_ok()), [true, true, true, false]);
+        assert_eq!(reader.poll(&mut [9; 4]), 0, "staged is not visible");
+        lanes[0].publish();
+        let mut out = [9; 4];
+        assert_eq!(reader.poll(&mut out), 3);
+        assert_eq!(out, [0, 1, 2, 9]);
+        assert_eq!(lanes[0].push(4), Ok(()));
+    }
+
+    #[test]
+    fn events_fire_once_an_arming() {
+        let (reader, mut lanes) = cq_with_events::<u32>(64, 2);
+        let mut complete = |lane: usize, solicited: bool| {
+            lanes[lane].push(1).unwrap();
+            if solicited {
+                lanes[lane].mark_solicited();
+            }
+            lanes[lane].publish()
+        };
+        assert!(!complete(0, true), "not armed");
+        reader.arm(Arm::Next);
+        reader.arm(Arm::Solicited);
+        assert!(complete(1, false), "still armed for the next");
+        assert!(!complete(0, true), "once");
+        reader.arm(Arm::Solicited);
+        assert!(!complete(0, false));
+        assert!(complete(0, true));
+        reader.arm(Arm::Solicited);
+        assert!(!complete(0, false), "the mark went with its batch");
+    }
+
+    /// Two shards and a reader. What a lane could not push it tries again: nothing is lost, doubled or
+    /// reordered, and the queue never holds more than its bound.
+    #[test]
+    fn threads_keep_every_completion() {
+        const ITEMS: u64 = 60_000;
+        const CQE: u32 = 100;
+        let (mut reader, lanes) = build::<(u64, u64, u64)>(CQE, 2, u32::MAX - 500, false);
+        let seal = |lane: u64, n: u64| (lane << 32 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        std::thread::scope(|scope| {
+            for (lane, mut writer) in (0u64..).zip(lanes) {
+                scope.spawn(move || {
+                    let mut n = 0;
+                    while n < ITEMS {
+                        let refused = writer.push((lane, n, seal(lane, n))).is_err();
+                        n += u64::from(!refused);
+                        if refused || n % 5 == 0 || n == ITEMS {
+                            writer.publish();
+                        }
+                        if refused {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let mut next = [0; 2];
+            while next != [ITEMS; 2] {
+                assert!(reader.len() <= (CQE + 2 * BLOCK) as usize);
+                let n = reader.poll_with(37, |&(lane, n, sealed)| {
+                    assert_eq!((n, sealed), (next[lane as usize], seal(lane, n)));
+                    next[lane as usize] += 1;
+                });
+                if n == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        assert!(reader.is_empty());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    /// The reader arms and polls once more: it gets the event or finds the completion.
+    #[test]
+    fn no_wakeup_is_lost() {
+        loom::model(|| {
+            let (mut reader, mut lanes) = cq_with_events::<u32>(2, 1);
+            let mut lane = lanes.remove(0);
+            let shard = thread::spawn(move || {
+                lane.push(1).unwrap();
+                lane.publish()
+            });
+            reader.arm(Arm::Next);
+            let found = reader.poll(&mut [0; 2]);
+            let event = shard.join().unwrap();
+            assert!(event || found == 1, "the completion would sleep");
+            assert_eq!(found + reader.poll(&mut [0; 2]), 1);
+        });
+    }
+
+    /// Two shards complete at once: one of them, not both, takes the arming.
+    #[test]
+    fn one_event_an_arming() {
+        loom::model(|| {
+            let (mut reader, mut lanes) = cq_with_events::<u32>(2, 2);
+            reader.arm(Arm::Next);
+            let mut other = lanes.remove(1);
+            let mut lane = lanes.remove(0);
+            let shard = thread::spawn(move || {
+                other.push(1).unwrap();
+                other.publish()
+            });
+            lane.push(2).unwrap();
+            let first = lane.publish();
+            let second = shard.join().unwrap();
+            assert!(first != second, "{first} {second}");
+            assert_eq!(reader.poll(&mut [0; 4]), 2);
+        });
+    }
+
+    /// Three completions through a queue of two: the credits come back with the slots.
+    #[test]
+    fn capacity_two() {
+        loom::model(|| {
+            let (mut reader, mut lanes) = cq::<u32>(2, 1);
+            let mut lane = lanes.remove(0);
+            let shard = thread::spawn(move || {
+                let mut n = 0;
+                while n < 3 {
+                    match lane.push(n) {
+                        Ok(()) => {
+                            n += 1;
+                            lane.publish();
+                        }
+                        Err(Overflow) => thread::yield_now(),
+                    }
+                }
+            });
+            let mut want = 0;
+            while want < 3 {
+                let before = want;
+                reader.poll_with(2, |&n| {
+                    assert_eq!(n, want);
+                    want += 1;
+                });
+                if want == before {
+                    thread::yield_now();
+                }
+            }
+            shard.join().unwrap();
+        });
     }
 }

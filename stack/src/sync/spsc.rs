@@ -98,6 +98,11 @@ impl<T> View<T> {
 }
 
 /// The end that fills slots. `Send`, not `Sync`: one thread at a time.
+///
+/// ```compile_fail
+/// fn shared<T: Sync>(_: T) {}
+/// shared(stack::sync::spsc::ring::<u64>(2, 1).0);
+/// ```
 pub struct Producer<T> {
     view: View<T>,
     /// Our own index; the shared one is a copy for the consumer.
@@ -110,6 +115,19 @@ pub struct Producer<T> {
 }
 
 /// The end that reads and releases slots. `Send`, not `Sync`: one thread at a time.
+///
+/// A reference to a slot cannot outlive its release:
+/// ```compile_fail
+/// let (mut tx, mut rx) = stack::sync::spsc::ring::<u64>(2, 1);
+/// tx.publish(1);
+/// let slot = rx.slot(0);
+/// rx.release_to(1);
+/// assert_eq!(slot[0], 0);
+/// ```
+/// ```compile_fail
+/// fn shared<T: Sync>(_: T) {}
+/// shared(stack::sync::spsc::ring::<u64>(2, 1).1);
+/// ```
 pub struct Consumer<T> {
     view: View<T>,
     /// Our own index; the shared one is a copy for the producer.
@@ -386,5 +404,289 @@ impl<T: Copy + Send> Consumer<T> {
     #[inline(never)]
     fn lost_count(&self, seq: u32) -> ! {
         panic!("slot {seq} is not in {} .. {} of the ring", self.released, self.published.get())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    /// Sequence numbers to start from: some cross the wrap at once.
+    fn start() -> impl Strategy<Value = u32> {
+        prop_oneof![Just(0), u32::MAX - 20..=u32::MAX, any::<u32>()]
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        /// Write the slot so many ahead, publish so many.
+        Write(u32),
+        Publish(u32),
+        Read(u32),
+        Release(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            (0..20u32).prop_map(Op::Write),
+            (0..6u32).prop_map(Op::Publish),
+            (0..20u32).prop_map(Op::Read),
+            (0..6u32).prop_map(Op::Release),
+        ]
+    }
+
+    proptest! {
+        /// Against a queue of published values and an array of what the free slots hold.
+        #[test]
+        fn ring_matches_a_queue(
+            start in start(),
+            slots_log2 in 0..5u32,
+            stride in 1..4usize,
+            ops in proptest::collection::vec(op(), 1..300),
+        ) {
+            let slots = 1 << slots_log2;
+            let (mut tx, mut rx) = ring_at::<u64>(slots, stride, start);
+            let mut queue: VecDeque<u64> = VecDeque::new();
+            // What free slots hold, the next to be published first.
+            let mut free: VecDeque<u64> = vec![0; slots as usize].into();
+            let mut value = 0;
+            for op in ops {
+                match op {
+                    Op::Write(ahead) => {
+                        let slot = tx.slot(ahead);
+                        prop_assert_eq!(slot.is_some(), (ahead as usize) < free.len());
+                        if let Some(slot) = slot {
+                            prop_assert_eq!(slot[stride - 1], free[ahead as usize]);
+                            value += 1;
+                            slot.fill(value);
+                            free[ahead as usize] = value;
+                        }
+                    }
+                    Op::Publish(n) => {
+                        let n = n.min(slots - tx.in_use());
+                        tx.publish(n);
+                        queue.extend(free.drain(..n as usize));
+                    }
+                    Op::Read(ahead) => {
+                        let seq = rx.released().wrapping_add(ahead);
+                        prop_assert_eq!(rx.has(seq), (ahead as usize) < queue.len());
+                        let want = queue.get(ahead as usize).map(|&value| vec![value; stride]);
+                        prop_assert_eq!(rx.get(seq).map(<[u64]>::to_vec), want);
+                        prop_assert!(rx.get(rx.released().wrapping_sub(1 + ahead)).is_none());
+                    }
+                    Op::Release(n) => {
+                        let n = n.min(rx.unreleased());
+                        rx.release_to(rx.released().wrapping_add(n));
+                        free.extend(queue.drain(..n as usize));
+                    }
+                }
+                prop_assert_eq!(rx.unreleased() as usize, queue.len());
+                prop_assert_eq!(rx.published(), tx.published());
+                prop_assert_eq!(tx.published().wrapping_sub(rx.released()) as usize, queue.len());
+                prop_assert!((tx.free() as usize) <= free.len() && (tx.free() == 0) == free.is_empty());
+                prop_assert_eq!(tx.in_use() as usize, queue.len());
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_aligned() {
+        #[derive(Clone, Copy, Default)]
+        struct Granule([u8; 16]);
+        for stride in [1, 3, 4] {
+            let (mut tx, _rx) = ring::<Granule>(4, stride);
+            let slot = tx.slot(0).unwrap();
+            assert_eq!(slot.len(), stride);
+            assert_eq!(slot[0].0, [0; 16]);
+            assert_eq!(slot.as_ptr() as usize % ALIGN, 0);
+        }
+        let (mut tx, _rx) = ring::<[u64; 8]>(4, 1);
+        assert_eq!(tx.slot(3).unwrap().as_ptr() as usize % 64, 0);
+    }
+
+    /// A ring above the eager limit: slots that nobody wrote hold the default, on the first lap and later,
+    /// wherever the sequence starts.
+    #[test]
+    fn large_ring_holds_defaults() {
+        #[derive(Clone, Copy, PartialEq, Debug)]
+        struct Odd(u64);
+        impl Default for Odd {
+            fn default() -> Self {
+                Self(0x5eed)
+            }
+        }
+        let slots = 1 << 18;
+        assert!(slots as usize * size_of::<Odd>() > EAGER_BYTES);
+        for start in [0, 5, slots - 3, u32::MAX - 7] {
+            let (mut tx, mut rx) = ring_at::<Odd>(slots, 1, start);
+            let mut left = slots + 10;
+            while left > 0 {
+                let n = left.min(1000);
+                tx.slot(n - 1).unwrap()[0] = Odd(1);
+                tx.publish(n);
+                let first = rx.released();
+                for i in 0..n {
+                    let got = rx.slot(first.wrapping_add(i))[0];
+                    assert!(got == Odd(0x5eed) || got == Odd(1), "{got:?}");
+                }
+                assert_eq!(rx.slot(first.wrapping_add(n - 1))[0], Odd(1));
+                rx.release_to(first.wrapping_add(n));
+                left -= n;
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "published 3 slots")]
+    fn publishing_too_much_panics() {
+        let (mut tx, _rx) = ring::<u64>(2, 1);
+        tx.publish(3);
+    }
+
+    #[test]
+    #[should_panic(expected = "is not in")]
+    fn reading_too_far_panics() {
+        let (mut tx, rx) = ring::<u64>(2, 1);
+        tx.publish(1);
+        rx.slot(1);
+    }
+
+    #[test]
+    fn releasing_too_much_or_backwards_panics() {
+        for to in [4, 1, u32::MAX] {
+            let (mut tx, mut rx) = ring::<u64>(4, 1);
+            tx.publish(3);
+            rx.release_to(2);
+            let release = std::panic::AssertUnwindSafe(|| rx.release_to(to));
+            assert!(std::panic::catch_unwind(release).is_err(), "released to {to}");
+        }
+    }
+
+    #[test]
+    fn either_end_may_go_first() {
+        let (mut tx, rx) = ring::<u64>(2, 1);
+        tx.slot(0).unwrap()[0] = 7;
+        tx.publish(1);
+        drop(tx);
+        assert_eq!(rx.slot(0), [7]);
+        let (mut tx, rx) = ring::<u64>(2, 1);
+        drop(rx);
+        tx.publish(2);
+        assert!(tx.slot(0).is_none());
+    }
+
+    /// Two threads, small rings, batches of every size, across the wrap of the sequence numbers. The consumer
+    /// reads slots out of order and twice before it releases them.
+    #[test]
+    fn two_threads_keep_every_byte() {
+        const ITEMS: u64 = 200_000;
+        for slots in [1, 2, 64] {
+            let items = if slots < 8 { ITEMS / 20 } else { ITEMS };
+            let (mut tx, mut rx) = ring_at::<[u64; 2]>(slots, 4, u32::MAX - 1000);
+            let seal = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let producer = std::thread::spawn(move || {
+                let mut n = 0u64;
+                while n < items {
+                    let batch = (1 + n % 7).min(items - n).min(slots.into()) as u32;
+                    let mut staged = 0;
+                    while staged < batch {
+                        let Some(slot) = tx.slot(staged) else {
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        slot.fill([n, seal(n)]);
+                        n += 1;
+                        staged += 1;
+                    }
+                    tx.publish(staged);
+                }
+            });
+            let mut next = 0u64;
+            while next < items {
+                let (from, n) = (rx.released(), rx.unreleased());
+                if n == 0 {
+                    std::thread::yield_now();
+                }
+                for i in (0..n).rev().chain(0..n) {
+                    let want = next + u64::from(i);
+                    assert!(rx.slot(from.wrapping_add(i)).iter().all(|&x| x == [want, seal(want)]));
+                }
+                rx.release_to(from.wrapping_add(n));
+                next += u64::from(n);
+            }
+            producer.join().unwrap();
+            assert_eq!(rx.unreleased(), 0);
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    /// Three items through two slots: every item arrives once and in order, and the trackers of the slots see no
+    /// access that races with another.
+    #[test]
+    fn capacity_two() {
+        loom::model(|| {
+            let (mut tx, mut rx) = ring_at::<u32>(2, 1, u32::MAX);
+            let producer = thread::spawn(move || {
+                let mut n = 0;
+                while n < 3 {
+                    match tx.slot(0) {
+                        Some(slot) => {
+                            n += 1;
+                            slot[0] = n;
+                            tx.publish(1);
+                        }
+                        None => thread::yield_now(),
+                    }
+                }
+            });
+            let mut want = 1;
+            while want <= 3 {
+                let seq = rx.released();
+                match rx.get(seq) {
+                    Some(slot) => {
+                        assert_eq!(slot, [want]);
+                        want += 1;
+                        rx.release_to(seq.wrapping_add(1));
+                    }
+                    None => thread::yield_now(),
+                }
+            }
+            producer.join().unwrap();
+            assert_eq!(rx.unreleased(), 0);
+        });
+    }
+
+    /// Batches, and a consumer that releases both slots at once.
+    #[test]
+    fn capacity_two_batched() {
+        loom::model(|| {
+            let (mut tx, mut rx) = ring::<u32>(2, 1);
+            let producer = thread::spawn(move || {
+                for first in [1, 3] {
+                    while tx.slot(1).is_none() {
+                        thread::yield_now();
+                    }
+                    tx.slot(0).unwrap()[0] = first;
+                    tx.slot(1).unwrap()[0] = first + 1;
+                    tx.publish(2);
+                }
+            });
+            for first in [1, 3] {
+                let seq = rx.released();
+                while rx.unreleased() == 0 {
+                    thread::yield_now();
+                }
+                assert_eq!(rx.unreleased(), 2, "a batch appears as a whole");
+                assert_eq!((rx.slot(seq.wrapping_add(1))[0], rx.slot(seq)[0]), (first + 1, first));
+                rx.release_to(seq.wrapping_add(2));
+            }
+            producer.join().unwrap();
+        });
     }
 }
