@@ -28,6 +28,9 @@ bitflags::bitflags! {
         const FLUSH_PERSISTENT = 1 << 9;
         /// Stores may become visible out of order.
         const RELAXED_ORDERING = 1 << 20;
+        /// The peer may invalidate the key with SEND with invalidate. No flag of verbs: there, keys of memory
+        /// windows and fast registration have this right by their kind.
+        const REMOTE_INVALIDATE = 1 << 30;
     }
 }
 
@@ -59,6 +62,7 @@ mod tests {
             (Access::FLUSH_GLOBAL, 256),
             (Access::FLUSH_PERSISTENT, 512),
             (Access::RELAXED_ORDERING, 1 << 20),
+            (Access::REMOTE_INVALIDATE, 1 << 30),
         ];
         assert_eq!(bits.len(), Access::all().iter().count());
         for (access, value) in bits {

@@ -1,13 +1,15 @@
 //! Scatter/gather lists: which bytes of memory a range of a message is.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
 /// A scatter/gather element, laid out as `struct ibv_sge`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Sge {
     /// Address of the first byte; an offset where the region is zero-based.
     pub addr: u64,
     /// Length in bytes; zero is an element that holds nothing.
-    pub len: u32,
+    pub length: u32,
     /// Key of the region that the bytes are in.
     pub lkey: u32,
 }
@@ -17,7 +19,7 @@ const _: () = assert!(size_of::<Sge>() == 16);
 /// Bytes that a list holds.
 #[inline]
 pub fn total(sges: &[Sge]) -> u64 {
-    sges.iter().map(|sge| sge.len as u64).sum()
+    sges.iter().map(|sge| sge.length as u64).sum()
 }
 
 /// The pieces of memory that bytes `offset .. offset + len` of a list are, in order. None of them is empty, and
@@ -36,8 +38,8 @@ pub fn pieces(sges: &[Sge], offset: u64, len: u64) -> Option<Pieces<'_>> {
         if before >= end {
             break;
         }
-        sge.addr.checked_add(sge.len as u64)?;
-        let after = before + sge.len as u64;
+        sge.addr.checked_add(sge.length as u64)?;
+        let after = before + sge.length as u64;
         if !found && offset < after {
             found = true;
             rest = &sges[i..];
@@ -66,10 +68,10 @@ impl Iterator for Pieces<'_> {
             let (first, rest) = self.rest.split_first()?;
             self.rest = rest;
             let skip = core::mem::take(&mut self.skip);
-            let len = ((first.len - skip) as u64).min(self.left) as u32;
+            let len = ((first.length - skip) as u64).min(self.left) as u32;
             if len > 0 {
                 self.left -= len as u64;
-                return Some(Sge { addr: first.addr + skip as u64, len, lkey: first.lkey });
+                return Some(Sge { addr: first.addr + skip as u64, length: len, lkey: first.lkey });
             }
         }
         None
@@ -82,7 +84,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sge(addr: u64, len: u32, lkey: u32) -> Sge {
-        Sge { addr, len, lkey }
+        Sge { addr, length: len, lkey }
     }
 
     #[test]
@@ -130,14 +132,14 @@ mod tests {
             len in 0..200u64,
         ) {
             let list: Vec<Sge> = list.into_iter().map(|(addr, len, lkey)| sge(addr, len, lkey)).collect();
-            let bytes = |s: Sge| (0..s.len as u64).map(move |i| (s.addr + i, s.lkey));
+            let bytes = |s: Sge| (0..s.length as u64).map(move |i| (s.addr + i, s.lkey));
             let flat: Vec<(u64, u32)> = list.iter().copied().flat_map(bytes).collect();
             prop_assert_eq!(total(&list), flat.len() as u64);
             let want = flat.get(offset as usize..(offset + len) as usize);
             let got = pieces(&list, offset, len);
             prop_assert_eq!(got.is_some(), want.is_some());
             if let (Some(got), Some(want)) = (got, want) {
-                prop_assert!(got.clone().all(|piece| piece.len > 0));
+                prop_assert!(got.clone().all(|piece| piece.length > 0));
                 prop_assert_eq!(got.flat_map(bytes).collect::<Vec<_>>(), want);
             }
         }

@@ -124,6 +124,12 @@ impl Default for MrTable {
     }
 }
 
+impl core::fmt::Debug for MrTable {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("MrTable").finish_non_exhaustive()
+    }
+}
+
 impl MrTable {
     /// An empty table. Memory is allocated as slots come into use, 32 KiB at a time.
     pub fn new() -> Self {
@@ -178,6 +184,15 @@ impl MrTable {
             .map_err(|_| MemError::UnknownKey)
     }
 
+    /// SEND with invalidate: revokes a key that its owner gave to the peer for this ([`Access::REMOTE_INVALIDATE`]).
+    ///
+    /// # Errors
+    /// Those of [`MrTable::check`]; the key stays.
+    pub fn invalidate(&self, key: u32, pd: PdId) -> Result<(), KeyFault> {
+        self.granting(key, pd, Access::REMOTE_INVALIDATE)?;
+        self.revoke(key).map_err(|_| KeyFault::UnknownKey)
+    }
+
     /// Lets the slot of a revoked key be used again, under a new generation. To be called once, after every
     /// shard has passed a turn boundary since the revocation.
     ///
@@ -203,6 +218,22 @@ impl MrTable {
     /// [`KeyFault::OutOfRange`] that applies.
     #[inline]
     pub fn check(&self, key: u32, pd: PdId, need: Access, va: u64, len: u64) -> Result<u64, KeyFault> {
+        let (slot, access) = self.granting(key, pd, need)?;
+        let addr = slot.addr.load(Ordering::Relaxed);
+        let size = slot.len.load(Ordering::Relaxed);
+        let start = if access & Access::ZERO_BASED.bits() != 0 { 0 } else { addr };
+        // An address before the start gives an offset of at least 2^64 - start, which is above size because
+        // start + size is below 2^64.
+        let offset = va.wrapping_sub(start);
+        if offset > size || len > size - offset {
+            return Err(KeyFault::OutOfRange);
+        }
+        Ok(addr + offset)
+    }
+
+    /// The slot and rights of a live key of this domain that grants `need`.
+    #[inline]
+    fn granting(&self, key: u32, pd: PdId, need: Access) -> Result<(&Slot, u32), KeyFault> {
         let slot = self.slot(key).ok_or(KeyFault::UnknownKey)?;
         if slot.key.load(Ordering::Acquire) != key || key == NO_KEY {
             return Err(KeyFault::UnknownKey);
@@ -214,16 +245,7 @@ impl MrTable {
         if access & need.bits() != need.bits() {
             return Err(KeyFault::NoAccess);
         }
-        let addr = slot.addr.load(Ordering::Relaxed);
-        let size = slot.len.load(Ordering::Relaxed);
-        let start = if access & Access::ZERO_BASED.bits() != 0 { 0 } else { addr };
-        // An address before the start gives an offset of at least 2^64 - start, which is above size because
-        // start + size is below 2^64.
-        let offset = va.wrapping_sub(start);
-        if offset > size || len > size - offset {
-            return Err(KeyFault::OutOfRange);
-        }
-        Ok(addr + offset)
+        Ok((slot, access))
     }
 
     #[inline]

@@ -31,6 +31,12 @@ pub struct Doorbells {
     len: u32,
 }
 
+impl core::fmt::Debug for Doorbells {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Doorbells").finish_non_exhaustive()
+    }
+}
+
 impl Doorbells {
     /// `n` doorbells, none rung.
     ///

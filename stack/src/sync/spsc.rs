@@ -194,6 +194,12 @@ pub fn ring_at<T: Copy + Default + Send>(
     (producer, consumer)
 }
 
+impl<T> core::fmt::Debug for Producer<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Producer").finish_non_exhaustive()
+    }
+}
+
 impl<T: Copy + Send> Producer<T> {
     /// Slots of the ring.
     #[inline]
@@ -313,6 +319,12 @@ impl<T: Copy + Send> Producer<T> {
             }
         }
         self.initialised = end;
+    }
+}
+
+impl<T> core::fmt::Debug for Consumer<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Consumer").finish_non_exhaustive()
     }
 }
 
