@@ -1,1 +1,461 @@
-//! net
+//! What an IP host owes its link: turns frames that are not RoCE into answers and known neighbours.
+//!
+//! Answers ARP, neighbour discovery and echo requests for our addresses, finds out the stations of others, and keeps
+//! the GID table. Reads no clock, does no I/O, allocates nothing after creation. Called by a shard, for frames that
+//! `wire` does not take for RoCE and for destinations it has to reach, and by tests.
+//!
+//! ```
+//! use stack::id::{Gid, Mac};
+//! use stack::net::{Net, NetConfig, Resolution};
+//! use stack::time::Instant;
+//!
+//! let mut config = NetConfig::new(Mac([2, 0, 0, 0, 0, 1]));
+//! config.addrs.push(("10.0.0.1".parse().unwrap(), 24));
+//! let mut net = Net::new(&config);
+//! let peer = Gid::v4([10, 0, 0, 2]);
+//! assert_eq!(net.resolve(Instant::ZERO, &peer), Resolution::Pending);
+//! let mut frame = [0; stack::net::FRAME_MAX];
+//! let len = net.poll_transmit(Instant::ZERO, &mut frame).expect("an ARP request is due");
+//! assert_eq!(&frame[..6], &[0xff; 6]);
+//! assert_eq!(len, 42);
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod counter;
+mod frame;
+mod neighbour;
+
+#[cfg(test)]
+mod tests;
+
+use core::net::Ipv6Addr;
+
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv4Message, Icmpv4Packet, Icmpv4Repr,
+    Icmpv6Message, Icmpv6Packet, Icmpv6Repr, IpProtocol, Ipv4Packet, Ipv6Packet, NdiscNeighborFlags,
+    NdiscRepr, RawHardwareAddress,
+};
+
+use crate::id::{Gid, Mac};
+use crate::time::Instant;
+
+pub use config::{GIDS_MAX, GidTable, NetConfig, NetConfigError};
+pub use counter::NetCounter;
+pub use neighbour::Resolution;
+
+use config::{Routes, is_host, is_station};
+use counter::COUNTERS;
+use frame::{Ethernet, Link};
+use neighbour::{Due, Learned, Neighbours};
+
+/// Bytes that hold every frame of [`Net::poll_transmit`], and every answer but that to a longer echo request:
+/// Ethernet with VLAN tag, IPv6, neighbour solicitation with one option.
+pub const FRAME_MAX: usize = 18 + 40 + 24 + 8;
+
+/// The host side of one port.
+#[derive(Debug)]
+pub struct Net {
+    mac: Mac,
+    vlan: Option<u16>,
+    gids: GidTable,
+    routes: Routes,
+    neighbours: Neighbours,
+    counters: [u64; COUNTERS],
+}
+
+/// How a frame ended: answered with so many bytes, taken note of, or ignored.
+type Handled = Result<Option<usize>, NetCounter>;
+
+impl Net {
+    /// A host with these addresses, which knows nobody.
+    ///
+    /// Takes any configuration: a prefix longer than its address counts as the whole address, a VLAN id is cut to
+    /// its 12 bits, and 0 is no VLAN. [`NetConfig::check`] tells whether that is what was meant.
+    pub fn new(config: &NetConfig) -> Self {
+        Self {
+            mac: config.mac,
+            vlan: config.vlan,
+            gids: GidTable::new(config),
+            routes: Routes::new(config),
+            neighbours: Neighbours::new(),
+            counters: [0; COUNTERS],
+        }
+    }
+
+    /// Our Ethernet address.
+    pub fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// Our GIDs.
+    pub fn gids(&self) -> &GidTable {
+        &self.gids
+    }
+
+    /// Whether a frame with this tag control information (`None`: untagged) is of our VLAN. A priority tag, VLAN
+    /// id 0, counts as untagged.
+    #[inline]
+    pub fn accepts_vlan(&self, tci: Option<u16>) -> bool {
+        frame::belongs(tci, self.vlan)
+    }
+
+    /// How often something happened.
+    pub fn counter(&self, which: NetCounter) -> u64 {
+        self.counters[which as usize]
+    }
+
+    /// Every counter with its value.
+    pub fn counters(&self) -> impl Iterator<Item = (NetCounter, u64)> {
+        NetCounter::ALL.iter().map(|c| (*c, self.counter(*c)))
+    }
+
+    fn count(&mut self, which: NetCounter) {
+        self.counters[which as usize] += 1;
+    }
+
+    /// Where frames to `dst` go: the station of the destination or of its gateway. Asks the link if need be: then
+    /// [`Net::poll_transmit`] has something to send.
+    ///
+    /// Our own addresses are at our station, multicast addresses at their Ethernet group. The answer holds until
+    /// [`Net::generation`] moves.
+    pub fn resolve(&mut self, now: Instant, dst: &Gid) -> Resolution {
+        if dst.is_multicast() {
+            return Resolution::Known(Mac::multicast(dst));
+        }
+        if self.gids.is_local(dst) {
+            return Resolution::Known(self.mac);
+        }
+        let Some(next_hop) = self.routes.next_hop(dst).filter(is_host) else {
+            return Resolution::Failed;
+        };
+        let (resolution, evicted) = self.neighbours.resolve(now, &next_hop);
+        if evicted {
+            self.count(NetCounter::NeighbourEvicted);
+        }
+        resolution
+    }
+
+    /// Changes whenever an answer of [`Net::resolve`] may have changed; never 0. It also moves when an answer grew
+    /// old: asking again then refreshes it.
+    pub fn generation(&self) -> u64 {
+        self.neighbours.generation()
+    }
+
+    /// When [`Net::poll_transmit`] is to be called next; `None`: not before something else happens.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.neighbours.deadline()
+    }
+
+    /// Writes the next request that is due into `out` (at least [`FRAME_MAX`] bytes) and returns the frame's length.
+    /// Call until `None`.
+    pub fn poll_transmit(&mut self, now: Instant, out: &mut [u8]) -> Option<usize> {
+        loop {
+            let request = match self.neighbours.poll(now)? {
+                Due::Send(request) => request,
+                Due::Unreachable => {
+                    self.count(NetCounter::NeighbourUnreachable);
+                    continue;
+                }
+            };
+            let Some(ours) = self.routes.source_for(&request.target) else { continue };
+            let sent = match (ours.as_v4(), request.target.as_v4()) {
+                (Some(ours), Some(target)) => {
+                    let link = self.link(request.station.unwrap_or(Mac::BROADCAST));
+                    frame::arp_request(out, link, ours.into(), target.into())
+                }
+                _ => {
+                    let (ours, target) = (Ipv6Addr::from(ours.0), Ipv6Addr::from(request.target.0));
+                    let group = frame::group(frame::solicited_node(target));
+                    let link = self.link(request.station.unwrap_or(group));
+                    frame::solicitation(out, link, ours, target, request.station.is_some())
+                }
+            };
+            self.count(if sent.is_some() { NetCounter::RequestSent } else { NetCounter::ReplyTooLong });
+            return sent;
+        }
+    }
+
+    /// Takes a frame that is not RoCE. Writes the answer, if there is one, into `reply` and returns its length.
+    ///
+    /// Anything goes for `frame`; what is ignored is counted. An answer is never longer than its question, except
+    /// that a neighbour solicitation without a source address option is answered with [`FRAME_MAX`] bytes.
+    pub fn handle_frame(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Option<usize> {
+        match self.handle(now, frame, reply) {
+            Ok(reply_len) => reply_len,
+            Err(reason) => {
+                self.count(reason);
+                None
+            }
+        }
+    }
+
+    fn handle(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Handled {
+        let frame = Ethernet::parse(frame).ok_or(NetCounter::TooShort)?;
+        if !is_station(frame.src) {
+            return Err(NetCounter::BadSourceStation);
+        }
+        if frame.src == self.mac {
+            return Err(NetCounter::OwnFrame);
+        }
+        if is_station(frame.dst) && frame.dst != self.mac {
+            return Err(NetCounter::NotOurStation);
+        }
+        if !self.accepts_vlan(frame.tci) {
+            return Err(NetCounter::WrongVlan);
+        }
+        match frame.ethertype {
+            frame::ARP => self.handle_arp(now, frame.payload, reply),
+            frame::IPV4 => self.handle_ipv4(&frame, reply),
+            frame::IPV6 => self.handle_ipv6(now, &frame, reply),
+            _ => Err(NetCounter::OtherEthertype),
+        }
+    }
+
+    fn link(&self, dst: Mac) -> Link {
+        Link { src: self.mac, dst, vlan: self.vlan }
+    }
+
+    /// Counts an answer that was written, or that did not fit.
+    fn answered(&mut self, which: NetCounter, len: Option<usize>) -> Handled {
+        let len = len.ok_or(NetCounter::ReplyTooLong)?;
+        self.count(which);
+        Ok(Some(len))
+    }
+
+    /// Takes over a neighbour's station.
+    fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, create: bool) -> Learned {
+        let learned = self.neighbours.learn(now, gid, mac, create && self.routes.on_link(gid));
+        match learned {
+            Learned::Yes => self.count(NetCounter::NeighbourLearned),
+            Learned::Evicted => {
+                self.count(NetCounter::NeighbourLearned);
+                self.count(NetCounter::NeighbourEvicted);
+            }
+            Learned::Full => self.count(NetCounter::NeighbourTableFull),
+            Learned::Unknown => {}
+        }
+        learned
+    }
+
+    /// RFC 826, with the checks of RFC 5227: a request for us is answered and its sender remembered; any other
+    /// packet updates a sender that is known.
+    fn handle_arp(&mut self, now: Instant, packet: &[u8], reply: &mut [u8]) -> Handled {
+        let packet = ArpPacket::new_checked(packet).map_err(|_| NetCounter::BadArp)?;
+        let ArpRepr::EthernetIpv4 {
+            operation,
+            source_hardware_addr,
+            source_protocol_addr: sender,
+            target_protocol_addr: target,
+            ..
+        } = ArpRepr::parse(&packet).map_err(|_| NetCounter::BadArp)?
+        else {
+            return Err(NetCounter::BadArp);
+        };
+        let station = Mac(source_hardware_addr.0);
+        let sender_gid = Gid::v4(sender.octets());
+        let probe = sender.is_unspecified(); // asks whether an address is free
+        if !is_station(station) || !(probe || is_host(&sender_gid)) {
+            return Err(NetCounter::BadArp);
+        }
+        if self.gids.is_local(&sender_gid) {
+            return Err(NetCounter::AddressConflict);
+        }
+        let for_us = self.gids.is_local(&Gid::v4(target.octets()));
+        match operation {
+            ArpOperation::Request if for_us => {
+                if !probe {
+                    self.learn(now, &sender_gid, station, true);
+                }
+                let len = frame::arp_reply(reply, self.link(station), target, sender, station);
+                self.answered(NetCounter::ArpAnswered, len)
+            }
+            ArpOperation::Request | ArpOperation::Reply if !probe => {
+                match (self.learn(now, &sender_gid, station, false), operation) {
+                    (Learned::Unknown, ArpOperation::Reply) => Err(NetCounter::UnsolicitedAnswer),
+                    (Learned::Unknown, _) => Err(NetCounter::NotForUs),
+                    _ => Ok(None),
+                }
+            }
+            ArpOperation::Request => Err(NetCounter::NotForUs),
+            _ => Err(NetCounter::BadArp),
+        }
+    }
+
+    /// Echo requests to our address (RFC 792, RFC 1122 3.2.2.6). The answer goes to the station it came from.
+    fn handle_ipv4(&mut self, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
+        let packet = Ipv4Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
+        if packet.version() != 4 || packet.header_len() < 20 || !packet.verify_checksum() {
+            return Err(NetCounter::BadIp);
+        }
+        let (src, dst) = (packet.src_addr(), packet.dst_addr());
+        let sender = Gid::v4(src.octets());
+        if frame.dst != self.mac || !self.gids.is_local(&Gid::v4(dst.octets())) {
+            return Err(NetCounter::BadIpAddress);
+        }
+        if !is_host(&sender) || self.gids.is_local(&sender) {
+            return Err(NetCounter::BadIpAddress);
+        }
+        if packet.more_frags() || packet.frag_offset() != 0 {
+            return Err(NetCounter::Fragment);
+        }
+        if packet.next_header() != IpProtocol::Icmp {
+            return Err(NetCounter::OtherProtocol);
+        }
+        let icmp = Icmpv4Packet::new_checked(packet.payload()).map_err(|_| NetCounter::BadIcmp)?;
+        if !icmp.verify_checksum() {
+            return Err(NetCounter::BadIcmp);
+        }
+        if icmp.msg_type() != Icmpv4Message::EchoRequest || icmp.msg_code() != 0 {
+            return Err(NetCounter::OtherIcmp);
+        }
+        let echo =
+            Icmpv4Repr::EchoReply { ident: icmp.echo_ident(), seq_no: icmp.echo_seq_no(), data: icmp.data() };
+        let len = frame::icmpv4(reply, self.link(frame.src), dst, src, &echo);
+        self.answered(NetCounter::EchoAnswered, len)
+    }
+
+    /// Neighbour discovery and echo requests. Extension headers are not looked behind.
+    fn handle_ipv6(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
+        let packet = Ipv6Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
+        if packet.version() != 6 {
+            return Err(NetCounter::BadIp);
+        }
+        let (src, dst) = (packet.src_addr(), packet.dst_addr());
+        let sender = Gid(src.octets());
+        if !self.is_ours(&dst) && !self.is_our_group(&dst) {
+            return Err(NetCounter::BadIpAddress);
+        }
+        if !(src.is_unspecified() || is_host(&sender)) || sender.as_v4().is_some() {
+            return Err(NetCounter::BadIpAddress);
+        }
+        if self.gids.is_local(&sender) {
+            return Err(NetCounter::AddressConflict);
+        }
+        if packet.next_header() != IpProtocol::Icmpv6 {
+            return Err(NetCounter::OtherProtocol);
+        }
+        let kind = Icmpv6Message::from(*packet.payload().first().ok_or(NetCounter::BadIcmp)?);
+        let is_nd = matches!(kind, Icmpv6Message::NeighborSolicit | Icmpv6Message::NeighborAdvert);
+        if !is_nd && kind != Icmpv6Message::EchoRequest {
+            return Err(NetCounter::OtherIcmp);
+        }
+        let icmp = Icmpv6Packet::new_checked(packet.payload()).map_err(|_| NetCounter::BadIcmp)?;
+        if !icmp.verify_checksum(&src, &dst) {
+            return Err(NetCounter::BadIcmp);
+        }
+        if icmp.msg_code() != 0 {
+            return Err(if is_nd { NetCounter::BadNd } else { NetCounter::OtherIcmp });
+        }
+        if !is_nd {
+            if frame.dst != self.mac || dst.is_multicast() || src.is_unspecified() {
+                return Err(NetCounter::BadIpAddress);
+            }
+            let (ident, seq_no) = (icmp.echo_ident(), icmp.echo_seq_no());
+            let echo = Icmpv6Repr::EchoReply { ident, seq_no, data: icmp.payload() };
+            let len = frame::icmpv6(reply, self.link(frame.src), dst, src, &echo);
+            return self.answered(NetCounter::EchoAnswered, len);
+        }
+        if packet.hop_limit() != frame::ND_HOP_LIMIT {
+            return Err(NetCounter::BadHopLimit);
+        }
+        match NdiscRepr::parse(&icmp).map_err(|_| NetCounter::BadNd)? {
+            NdiscRepr::NeighborSolicit { target_addr, lladdr } => {
+                let station = lladdr.map(station_of).transpose()?;
+                self.handle_solicitation(now, frame.src, src, dst, target_addr, station, reply)
+            }
+            NdiscRepr::NeighborAdvert { flags, target_addr, lladdr } => {
+                let station = lladdr.map(station_of).transpose()?;
+                self.handle_advertisement(now, dst, flags, target_addr, station)
+            }
+            _ => Err(NetCounter::OtherIcmp),
+        }
+    }
+
+    /// RFC 4861 7.1.1 and 7.2.3, 7.2.4.
+    #[expect(clippy::too_many_arguments, reason = "the fields of one packet")]
+    fn handle_solicitation(
+        &mut self,
+        now: Instant,
+        frame_src: Mac,
+        src: Ipv6Addr,
+        dst: Ipv6Addr,
+        target: Ipv6Addr,
+        station: Option<Mac>,
+        reply: &mut [u8],
+    ) -> Handled {
+        // An unspecified source asks whether the address is free, and has no station to tell.
+        let probe = src.is_unspecified();
+        if target.is_multicast() || (probe && (station.is_some() || dst != frame::solicited_node(target))) {
+            return Err(NetCounter::BadNd);
+        }
+        if !self.is_ours(&target) {
+            return Err(NetCounter::NotForUs);
+        }
+        let (dst, station, flags) = if probe {
+            let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+            (all, frame::group(all), NdiscNeighborFlags::OVERRIDE)
+        } else {
+            if let Some(station) = station {
+                self.learn(now, &Gid(src.octets()), station, true);
+            }
+            (src, station.unwrap_or(frame_src), NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE)
+        };
+        let lladdr = Some(EthernetAddress(self.mac.0).into());
+        let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { flags, target_addr: target, lladdr });
+        let len = frame::icmpv6(reply, self.link(station), target, dst, &advert);
+        self.answered(NetCounter::SolicitationAnswered, len)
+    }
+
+    /// RFC 4861 7.1.2 and 7.2.5.
+    fn handle_advertisement(
+        &mut self,
+        now: Instant,
+        dst: Ipv6Addr,
+        flags: NdiscNeighborFlags,
+        target: Ipv6Addr,
+        station: Option<Mac>,
+    ) -> Handled {
+        let solicited = flags.contains(NdiscNeighborFlags::SOLICITED);
+        if target.is_multicast() || (dst.is_multicast() && solicited) {
+            return Err(NetCounter::BadNd);
+        }
+        if self.is_ours(&target) {
+            return Err(NetCounter::AddressConflict);
+        }
+        let target = Gid(target.octets());
+        let known = self.neighbours.station(&target);
+        // An answer to a request that went to one station need not repeat its address.
+        let Some(station) = station.or(known.filter(|_| solicited)) else {
+            return Err(if known.is_some() { NetCounter::BadNd } else { NetCounter::UnsolicitedAnswer });
+        };
+        if known.is_some_and(|k| k != station) && !flags.contains(NdiscNeighborFlags::OVERRIDE) {
+            return Err(NetCounter::NoOverride);
+        }
+        match self.learn(now, &target, station, false) {
+            Learned::Unknown => Err(NetCounter::UnsolicitedAnswer),
+            _ => Ok(None),
+        }
+    }
+
+    fn is_ours(&self, addr: &Ipv6Addr) -> bool {
+        let gid = Gid(addr.octets());
+        gid.as_v4().is_none() && self.gids.is_local(&gid)
+    }
+
+    /// Whether an IPv6 group has us as a member: all nodes, and the solicited-node groups of our addresses.
+    fn is_our_group(&self, addr: &Ipv6Addr) -> bool {
+        const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+        let mut ours = self.gids.iter().filter(|g| g.as_v4().is_none());
+        *addr == ALL_NODES || ours.any(|g| frame::solicited_node(Ipv6Addr::from(g.0)) == *addr)
+    }
+}
+
+/// The Ethernet address of a neighbour discovery option.
+fn station_of(option: RawHardwareAddress) -> Result<Mac, NetCounter> {
+    match <[u8; 6]>::try_from(option.as_bytes()) {
+        Ok(bytes) if is_station(Mac(bytes)) => Ok(Mac(bytes)),
+        _ => Err(NetCounter::BadNd),
+    }
+}

@@ -1,0 +1,204 @@
+//! What a host on the link is configured with, and its GID table.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::id::{Gid, Mac};
+
+/// Entries a GID table can have: an index is 8 bits wide (`sgid_index` of `struct ibv_global_route`).
+pub const GIDS_MAX: usize = 256;
+const _: () = assert!(GIDS_MAX == 256, "the text of `NetConfigError::TooMany` says so");
+
+/// Addresses of one port.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct NetConfig {
+    /// Our Ethernet address.
+    pub mac: Mac,
+    /// Our IP addresses, each with the length of its on-link prefix in bits.
+    pub addrs: Vec<(IpAddr, u8)>,
+    /// Next hop of IPv4 destinations that are not on the link.
+    pub gateway: Option<Ipv4Addr>,
+    /// Next hop of IPv6 destinations that are not on the link.
+    pub gateway6: Option<Ipv6Addr>,
+    /// VLAN id of every frame, `1 ..= 4094`; `None`: untagged.
+    pub vlan: Option<u16>,
+}
+
+/// Why a [`NetConfig`] makes no sense.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NetConfigError {
+    /// The Ethernet address is zero or a group address.
+    #[error("{0} is not the address of a single station")]
+    Mac(Mac),
+    /// An address that no host can have.
+    #[error("{0} is not the address of a host")]
+    Address(IpAddr),
+    /// A prefix longer than an address.
+    #[error("prefix /{prefix} of {addr} is too long, allowed are 0 to {}", bits(*.addr))]
+    Prefix {
+        /// The address.
+        addr: IpAddr,
+        /// Its prefix.
+        prefix: u8,
+    },
+    /// A VLAN id that is reserved.
+    #[error("VLAN id {0} is reserved, allowed are 1 to 4094")]
+    Vlan(u16),
+    /// More addresses than a GID index can name.
+    #[error("{0} addresses, allowed are up to 255")]
+    TooMany(usize),
+}
+
+/// Bits of an address of this family.
+const fn bits(addr: IpAddr) -> u8 {
+    if addr.is_ipv4() { 32 } else { 128 }
+}
+
+impl NetConfig {
+    /// A host with this Ethernet address and nothing but its link-local address.
+    pub fn new(mac: Mac) -> Self {
+        Self { mac, ..Self::default() }
+    }
+
+    /// Whether everything makes sense. [`Net::new`](super::Net::new) does not ask: it cuts what is too long.
+    pub fn check(&self) -> Result<(), NetConfigError> {
+        if !is_station(self.mac) {
+            return Err(NetConfigError::Mac(self.mac));
+        }
+        if self.addrs.len() >= GIDS_MAX {
+            return Err(NetConfigError::TooMany(self.addrs.len()));
+        }
+        for &(addr, prefix) in &self.addrs {
+            if !is_host(&Gid::from_ip(addr)) {
+                return Err(NetConfigError::Address(addr));
+            }
+            if prefix > bits(addr) {
+                return Err(NetConfigError::Prefix { addr, prefix });
+            }
+        }
+        let gateways = [self.gateway.map(IpAddr::V4), self.gateway6.map(IpAddr::V6)];
+        if let Some(addr) = gateways.into_iter().flatten().find(|a| !is_host(&Gid::from_ip(*a))) {
+            return Err(NetConfigError::Address(addr));
+        }
+        match self.vlan {
+            Some(vlan) if !(1..=4094).contains(&vlan) => Err(NetConfigError::Vlan(vlan)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Whether an Ethernet address is that of one station.
+pub(super) fn is_station(mac: Mac) -> bool {
+    mac.0[0] & 1 == 0 && mac.0 != [0; 6]
+}
+
+/// Whether an address can be that of one host: not unspecified, loopback, multicast, broadcast.
+pub(super) fn is_host(gid: &Gid) -> bool {
+    match gid.to_ip() {
+        IpAddr::V4(a) => a.octets()[0] != 0 && !a.is_loopback() && !a.is_multicast() && !a.is_broadcast(),
+        IpAddr::V6(a) => !a.is_unspecified() && !a.is_loopback() && !a.is_multicast(),
+    }
+}
+
+/// Whether an address is of `fe80::/10`.
+pub(super) fn is_link_local(gid: &Gid) -> bool {
+    gid.0[0] == 0xfe && gid.0[1] & 0xc0 == 0x80
+}
+
+/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order
+/// (IBA A17.4). An address given twice keeps its first index.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GidTable {
+    gids: Vec<Gid>,
+}
+
+impl GidTable {
+    /// The table of a configuration.
+    pub fn new(config: &NetConfig) -> Self {
+        let mut gids = vec![Gid::link_local(config.mac)];
+        for gid in config.addrs.iter().map(|(addr, _)| Gid::from_ip(*addr)) {
+            if !gids.contains(&gid) && gids.len() < GIDS_MAX {
+                gids.push(gid);
+            }
+        }
+        Self { gids }
+    }
+    /// Entries, at least one.
+    #[expect(clippy::len_without_is_empty, reason = "it never is")]
+    pub fn len(&self) -> usize {
+        self.gids.len()
+    }
+    /// The GID at an index.
+    pub fn get(&self, index: usize) -> Option<Gid> {
+        self.gids.get(index).copied()
+    }
+    /// The index of a GID.
+    pub fn index_of(&self, gid: Gid) -> Option<usize> {
+        self.gids.iter().position(|g| *g == gid)
+    }
+    /// Whether a GID is one of ours.
+    #[inline]
+    pub fn is_local(&self, gid: &Gid) -> bool {
+        self.gids.contains(gid)
+    }
+    /// Every GID, in index order.
+    pub fn iter(&self) -> impl Iterator<Item = Gid> {
+        self.gids.iter().copied()
+    }
+}
+
+/// On-link prefixes and gateways: who is a destination's next hop.
+#[derive(Clone, Debug)]
+pub(super) struct Routes {
+    /// Our address, and the bits of its GID that an on-link destination shares.
+    prefixes: Vec<(Gid, u8)>,
+    gateway: Option<Gid>,
+    gateway6: Option<Gid>,
+    link_local: Gid,
+}
+
+impl Routes {
+    pub(super) fn new(config: &NetConfig) -> Self {
+        let prefixes = config.addrs.iter().map(|&(addr, prefix)| {
+            let gid = Gid::from_ip(addr);
+            (gid, 128 - bits(gid.to_ip()) + prefix.min(bits(gid.to_ip())))
+        });
+        Self {
+            prefixes: prefixes.collect(),
+            gateway: config.gateway.map(|a| Gid::from_ip(a.into())),
+            gateway6: config.gateway6.map(|a| Gid::from_ip(a.into())),
+            link_local: Gid::link_local(config.mac),
+        }
+    }
+
+    /// Whether a destination is on the link.
+    pub(super) fn on_link(&self, dst: &Gid) -> bool {
+        is_link_local(dst) || self.prefixes.iter().any(|(own, len)| share(own, dst, *len))
+    }
+
+    /// Whom to ask the link for; `None`: no route.
+    pub(super) fn next_hop(&self, dst: &Gid) -> Option<Gid> {
+        if self.on_link(dst) {
+            return Some(*dst);
+        }
+        if dst.as_v4().is_some() { self.gateway } else { self.gateway6 }
+    }
+
+    /// Our address to ask with: one on the target's subnet, else any of its family.
+    pub(super) fn source_for(&self, target: &Gid) -> Option<Gid> {
+        let same_family = |gid: &Gid| gid.as_v4().is_some() == target.as_v4().is_some();
+        let on_subnet = self.prefixes.iter().find(|(own, len)| share(own, target, *len)).map(|(own, _)| *own);
+        let any = || self.prefixes.iter().map(|(own, _)| *own).find(same_family);
+        match target.as_v4() {
+            Some(_) => on_subnet.or_else(any),
+            None if is_link_local(target) => Some(self.link_local),
+            None => Some(on_subnet.unwrap_or(self.link_local)),
+        }
+    }
+}
+
+/// Whether two GIDs of one family agree in their first `len` bits.
+fn share(a: &Gid, b: &Gid, len: u8) -> bool {
+    let differing = u128::from_be_bytes(a.0) ^ u128::from_be_bytes(b.0);
+    a.as_v4().is_some() == b.as_v4().is_some()
+        && differing.checked_shr(128 - u32::from(len)).unwrap_or(0) == 0
+}

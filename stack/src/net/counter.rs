@@ -1,0 +1,83 @@
+//! What becomes of frames that end here, by name.
+
+macro_rules! counters {
+    ($($(#[$meta:meta])* $variant:ident = $name:literal;)*) => {
+        /// What a frame (or a neighbour) ended as. Nothing disappears without one of these.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        #[repr(u8)]
+        pub enum NetCounter { $($(#[$meta])* $variant,)* }
+
+        impl NetCounter {
+            /// Every counter, in index order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Its name in statistics.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// We answered an ARP request.
+    ArpAnswered = "arp_answered";
+    /// We answered a neighbour solicitation.
+    SolicitationAnswered = "nd_solicitation_answered";
+    /// We answered an echo request.
+    EchoAnswered = "echo_answered";
+    /// An ARP reply or a neighbour advertisement was taken over.
+    NeighbourLearned = "neighbour_learned";
+    /// We asked for a neighbour.
+    RequestSent = "neighbour_request_sent";
+    /// A neighbour did not answer any request.
+    NeighbourUnreachable = "neighbour_unreachable";
+    /// An entry gave way to another in the full table.
+    NeighbourEvicted = "neighbour_evicted";
+    /// A sender was not remembered: the table is full of neighbours in use.
+    NeighbourTableFull = "neighbour_table_full";
+
+    /// Ignored: shorter than its headers.
+    TooShort = "ignored_too_short";
+    /// Ignored: addressed to another station.
+    NotOurStation = "ignored_not_our_station";
+    /// Ignored: the source is a group address or zero.
+    BadSourceStation = "ignored_bad_source_station";
+    /// Ignored: we sent it ourselves.
+    OwnFrame = "ignored_own_frame";
+    /// Ignored: of another VLAN.
+    WrongVlan = "ignored_wrong_vlan";
+    /// Ignored: neither ARP nor IP.
+    OtherEthertype = "ignored_other_ethertype";
+    /// Ignored: ARP with lengths, types or an operation that are not Ethernet and IPv4, or an impossible sender.
+    BadArp = "ignored_bad_arp";
+    /// Ignored: ARP or ND that asks for somebody else.
+    NotForUs = "ignored_not_for_us";
+    /// Ignored: an answer to a question we did not ask.
+    UnsolicitedAnswer = "ignored_unsolicited_answer";
+    /// Ignored: another station claims one of our addresses.
+    AddressConflict = "ignored_address_conflict";
+    /// Ignored: an IP header that is malformed or has a wrong checksum.
+    BadIp = "ignored_bad_ip";
+    /// Ignored: an IP fragment.
+    Fragment = "ignored_fragment";
+    /// Ignored: an IP packet whose destination is not ours, or whose source cannot be answered.
+    BadIpAddress = "ignored_bad_ip_address";
+    /// Ignored: IP, but not ICMP.
+    OtherProtocol = "ignored_other_protocol";
+    /// Ignored: ICMP that is malformed or has a wrong checksum.
+    BadIcmp = "ignored_bad_icmp";
+    /// Ignored: ICMP of a kind that asks nothing of us.
+    OtherIcmp = "ignored_other_icmp";
+    /// Ignored: neighbour discovery with a hop limit below 255, so not from this link.
+    BadHopLimit = "ignored_bad_hop_limit";
+    /// Ignored: neighbour discovery that breaks one of its rules.
+    BadNd = "ignored_bad_nd";
+    /// Ignored: an advertisement of another station address that does not claim to override.
+    NoOverride = "ignored_no_override";
+    /// Not answered: the answer does not fit the buffer.
+    ReplyTooLong = "reply_too_long";
+}
+
+/// Number of counters.
+pub(super) const COUNTERS: usize = NetCounter::ALL.len();

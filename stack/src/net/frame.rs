@@ -1,0 +1,200 @@
+//! Frames: the Ethernet header with its VLAN tag, and the few kinds of frame we send.
+
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+use smoltcp::phy::ChecksumCapabilities;
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv4Packet, Icmpv4Repr, Icmpv6Packet, Icmpv6Repr,
+    IpProtocol, Ipv4Packet, Ipv4Repr, Ipv6Packet, Ipv6Repr, NdiscRepr,
+};
+
+use crate::id::{Gid, Mac};
+
+pub(super) const ARP: u16 = 0x0806;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
+const VLAN: u16 = 0x8100;
+
+/// Hop limit that proves a neighbour discovery packet to be from this link (RFC 4861 7.1).
+pub(super) const ND_HOP_LIMIT: u8 = 255;
+/// Time to live of everything else.
+const HOP_LIMIT: u8 = 64;
+
+/// Bits of a tag control field that name the VLAN.
+const VID: u16 = 0x0fff;
+
+/// An Ethernet frame taken apart.
+pub(super) struct Ethernet<'a> {
+    pub(super) dst: Mac,
+    pub(super) src: Mac,
+    /// Tag control information, if tagged.
+    pub(super) tci: Option<u16>,
+    pub(super) ethertype: u16,
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Ethernet<'a> {
+    pub(super) fn parse(frame: &'a [u8]) -> Option<Self> {
+        let (dst, rest) = frame.split_first_chunk::<6>()?;
+        let (src, rest) = rest.split_first_chunk::<6>()?;
+        let (ethertype, rest) = take_u16(rest)?;
+        let (tci, ethertype, payload) = if ethertype == VLAN {
+            let (tci, rest) = take_u16(rest)?;
+            let (ethertype, payload) = take_u16(rest)?;
+            (Some(tci), ethertype, payload)
+        } else {
+            (None, ethertype, rest)
+        };
+        Some(Self { dst: Mac(*dst), src: Mac(*src), tci, ethertype, payload })
+    }
+}
+
+fn take_u16(bytes: &[u8]) -> Option<(u16, &[u8])> {
+    let (head, rest) = bytes.split_first_chunk::<2>()?;
+    Some((u16::from_be_bytes(*head), rest))
+}
+
+/// Whether a frame with this tag belongs to `vlan`. A priority tag (VLAN id 0) counts as untagged.
+pub(super) fn belongs(tci: Option<u16>, vlan: Option<u16>) -> bool {
+    let given = tci.map(|t| t & VID).filter(|vid| *vid != 0);
+    given == vlan.map(|v| v & VID).filter(|vid| *vid != 0)
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy)]
+pub(super) struct Link {
+    pub(super) src: Mac,
+    pub(super) dst: Mac,
+    pub(super) vlan: Option<u16>,
+}
+
+impl Link {
+    /// Writes the header and returns the `len` bytes behind it, and the length of the frame.
+    fn begin<'a>(&self, out: &'a mut [u8], ethertype: u16, len: usize) -> Option<(&'a mut [u8], usize)> {
+        let (header, out) = out.split_first_chunk_mut::<12>()?;
+        header[..6].copy_from_slice(&self.dst.0);
+        header[6..].copy_from_slice(&self.src.0);
+        let mut written = 12;
+        let mut rest = out;
+        if let Some(vid) = self.vlan.map(|v| v & VID).filter(|vid| *vid != 0) {
+            let (tag, after) = rest.split_first_chunk_mut::<4>()?;
+            tag[..2].copy_from_slice(&VLAN.to_be_bytes());
+            tag[2..].copy_from_slice(&vid.to_be_bytes());
+            (rest, written) = (after, written + 4);
+        }
+        let (kind, rest) = rest.split_first_chunk_mut::<2>()?;
+        *kind = ethertype.to_be_bytes();
+        Some((rest.get_mut(..len)?, written + 2 + len))
+    }
+}
+
+const NO_MAC: EthernetAddress = EthernetAddress([0; 6]);
+
+fn eth(mac: Mac) -> EthernetAddress {
+    EthernetAddress(mac.0)
+}
+
+/// An ARP reply: `ours` is at our station.
+pub(super) fn arp_reply(
+    out: &mut [u8],
+    link: Link,
+    ours: Ipv4Addr,
+    theirs: Ipv4Addr,
+    station: Mac,
+) -> Option<usize> {
+    let repr = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Reply,
+        source_hardware_addr: eth(link.src),
+        source_protocol_addr: ours,
+        target_hardware_addr: eth(station),
+        target_protocol_addr: theirs,
+    };
+    arp(out, link, &repr)
+}
+
+/// An ARP request: who has `target`?
+pub(super) fn arp_request(out: &mut [u8], link: Link, ours: Ipv4Addr, target: Ipv4Addr) -> Option<usize> {
+    let repr = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Request,
+        source_hardware_addr: eth(link.src),
+        source_protocol_addr: ours,
+        target_hardware_addr: NO_MAC,
+        target_protocol_addr: target,
+    };
+    arp(out, link, &repr)
+}
+
+fn arp(out: &mut [u8], link: Link, repr: &ArpRepr) -> Option<usize> {
+    let (body, len) = link.begin(out, ARP, repr.buffer_len())?;
+    repr.emit(&mut ArpPacket::new_unchecked(body));
+    Some(len)
+}
+
+/// An ICMP message over IPv4.
+pub(super) fn icmpv4(
+    out: &mut [u8],
+    link: Link,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+    icmp: &Icmpv4Repr<'_>,
+) -> Option<usize> {
+    let ip = Ipv4Repr {
+        src_addr: src,
+        dst_addr: dst,
+        next_header: IpProtocol::Icmp,
+        payload_len: icmp.buffer_len(),
+        hop_limit: HOP_LIMIT,
+    };
+    let (body, len) = link.begin(out, IPV4, ip.buffer_len() + icmp.buffer_len())?;
+    let checksums = ChecksumCapabilities::default();
+    ip.emit(&mut Ipv4Packet::new_unchecked(&mut *body), &checksums);
+    icmp.emit(&mut Icmpv4Packet::new_unchecked(&mut body[ip.buffer_len()..]), &checksums);
+    Some(len)
+}
+
+/// An ICMPv6 message; neighbour discovery goes with the hop limit that it demands.
+pub(super) fn icmpv6(
+    out: &mut [u8],
+    link: Link,
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    icmp: &Icmpv6Repr<'_>,
+) -> Option<usize> {
+    let hop_limit = if matches!(icmp, Icmpv6Repr::Ndisc(_)) { ND_HOP_LIMIT } else { HOP_LIMIT };
+    let ip = Ipv6Repr {
+        src_addr: src,
+        dst_addr: dst,
+        next_header: IpProtocol::Icmpv6,
+        payload_len: icmp.buffer_len(),
+        hop_limit,
+    };
+    let (body, len) = link.begin(out, IPV6, ip.buffer_len() + icmp.buffer_len())?;
+    ip.emit(&mut Ipv6Packet::new_unchecked(&mut *body));
+    let mut packet = Icmpv6Packet::new_unchecked(&mut body[ip.buffer_len()..]);
+    icmp.emit(&src, &dst, &mut packet, &ChecksumCapabilities::default());
+    Some(len)
+}
+
+/// A neighbour solicitation for `target`, to its multicast group or to `station` alone.
+pub(super) fn solicitation(
+    out: &mut [u8],
+    link: Link,
+    ours: Ipv6Addr,
+    target: Ipv6Addr,
+    unicast: bool,
+) -> Option<usize> {
+    let dst = if unicast { target } else { solicited_node(target) };
+    let solicit = NdiscRepr::NeighborSolicit { target_addr: target, lladdr: Some(eth(link.src).into()) };
+    icmpv6(out, link, ours, dst, &Icmpv6Repr::Ndisc(solicit))
+}
+
+/// The solicited-node multicast address `ff02::1:ffXX:XXXX` (RFC 4291 2.7.1).
+pub(super) fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = addr.octets();
+    Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c])
+}
+
+/// The Ethernet group of an IPv6 multicast address.
+pub(super) fn group(addr: Ipv6Addr) -> Mac {
+    Mac::multicast(&Gid(addr.octets()))
+}
