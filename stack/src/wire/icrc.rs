@@ -1,0 +1,104 @@
+//! The invariant CRC (IBA 7.8.1, A17): CRC-32/ISO-HDLC over eight bytes of ones, then everything from the IP
+//! header to the pad, with the fields that a router may change set to ones.
+//!
+//! `crc32fast` rather than `crc-fast`, by measurement (crc32fast / crc-fast, ns, Xeon with AVX-512): 64 bytes
+//! 8 / 43, 128 bytes 8 / 59, 1080 bytes 31 / 81, 4140 bytes 63 / 103.
+
+use super::Layout;
+
+/// CRC of eight bytes of ones, which stand for the link header that RoCEv2 does not have.
+const SEED: u32 = !0xdebb_20e3;
+
+/// CRC of anything followed by its own CRC.
+const RESIDUE: u32 = 0x2144_df1c;
+
+/// Bytes of IP header, UDP header and BTH that have a mask: whole blocks of 16.
+pub(super) const MASK_LEN: usize = 64;
+
+/// Bits outside the ICRC in IPv4 + UDP + BTH: TOS, TTL, header checksum, UDP checksum, BTH byte 4.
+pub(super) static MASK_V4: [u8; MASK_LEN] = {
+    let mut m = [0; MASK_LEN];
+    m[1] = 0xff;
+    m[8] = 0xff;
+    m[10] = 0xff;
+    m[11] = 0xff;
+    m[26] = 0xff;
+    m[27] = 0xff;
+    m[32] = 0xff;
+    m
+};
+
+/// Bits outside the ICRC in IPv6 + UDP + BTH: traffic class, flow label, hop limit, UDP checksum, BTH byte 4.
+pub(super) static MASK_V6: [u8; MASK_LEN] = {
+    let mut m = [0; MASK_LEN];
+    m[0] = 0x0f;
+    m[1] = 0xff;
+    m[2] = 0xff;
+    m[3] = 0xff;
+    m[7] = 0xff;
+    m[46] = 0xff;
+    m[47] = 0xff;
+    m[52] = 0xff;
+    m
+};
+
+/// ICRC of `covered`: the IP header to the end of the pad, variant fields already all ones. It goes to the
+/// wire with its least significant byte first.
+#[inline]
+pub fn of_masked(covered: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(SEED);
+    hasher.update(covered);
+    hasher.finalize()
+}
+
+/// Whether the ICRC of a located frame is right.
+///
+/// Writes ones over the variant fields while it computes and puts them back: the frame is the same after.
+///
+/// # Panics
+/// If `frame` is not the frame that `layout` was made from, but a shorter one.
+#[inline]
+pub fn check(frame: &mut [u8], layout: &Layout) -> bool {
+    let packet = &mut frame[layout.l3 as usize..layout.end as usize];
+    let mask = if layout.ipv6 { &MASK_V6 } else { &MASK_V4 };
+    // The black box keeps the compiler from turning the mask into a narrow store for each field: the CRC
+    // loads whole blocks, and a load that overlaps a narrower store in flight must wait for it.
+    let mask = core::hint::black_box(mask);
+    if let Some(head) = packet.first_chunk_mut::<MASK_LEN>() {
+        let saved = *head;
+        *head = masked(head, mask);
+        let good = of_masked(packet) == RESIDUE;
+        if let Some(head) = packet.first_chunk_mut() {
+            *head = saved;
+        }
+        good
+    } else if let Some((head, rest)) = packet.split_first_chunk::<48>() {
+        // IPv4 only. An ACK has just these 48 bytes: three blocks, cheaper to mask in a copy.
+        residue(&masked(head, mask), rest) == RESIDUE
+    } else if let Some((head, rest)) = packet.split_first_chunk::<44>() {
+        residue(&masked(head, mask), rest) == RESIDUE
+    } else {
+        false
+    }
+}
+
+/// `head` with ones over its variant fields.
+#[inline(always)]
+fn masked<const N: usize>(head: &[u8; N], mask: &[u8; MASK_LEN]) -> [u8; N] {
+    let mut masked = *head;
+    for (byte, mask) in masked.iter_mut().zip(mask) {
+        *byte |= mask;
+    }
+    masked
+}
+
+/// CRC of a masked head and what follows it.
+#[inline(always)]
+fn residue(head: &[u8], rest: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new_with_initial(SEED);
+    hasher.update(head);
+    if !rest.is_empty() {
+        hasher.update(rest);
+    }
+    hasher.finalize()
+}

@@ -1,0 +1,231 @@
+//! Finds a RoCEv2 packet in a frame: every check that needs nothing but the bytes, except the ICRC.
+
+use super::{
+    Bth, Discard, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN,
+    Packet, Row, UDP_LEN, UDP_PORT, VLAN_LEN, be16,
+};
+use crate::id::{Gid, Qpn};
+
+/// EtherType of RoCEv1 (IBA A16), which this stack does not speak.
+const ETHER_ROCE_V1: u16 = 0x8915;
+/// EtherType of an outer provider tag.
+const ETHER_QINQ: u16 = 0x88a8;
+/// IPv6 next header: a fragment follows.
+const IPV6_FRAGMENT: u8 = 44;
+
+/// What a frame is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ingress {
+    /// A RoCEv2 packet, well formed as far as its bytes can tell.
+    Roce(Layout),
+    /// Anything else: ARP, ICMP, neighbour discovery, other UDP ports.
+    Other,
+}
+
+/// Where the parts of a located packet are. Offsets count from the start of the frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Offset of the IP header.
+    pub l3: u16,
+    /// Whether that is IPv6.
+    pub ipv6: bool,
+    /// Tag control information of the 802.1Q tag. A priority tag (VLAN 0) counts as untagged: `None`.
+    pub vlan: Option<u16>,
+    /// Offset of the BTH.
+    pub bth: u16,
+    /// One past the ICRC, from the UDP length; the frame may go on with Ethernet padding.
+    pub end: u16,
+    /// The opcode's row.
+    pub row: &'static Row,
+    /// The destination queue pair.
+    pub dqpn: Qpn,
+}
+
+/// Finds the packet in `frame`.
+///
+/// The checksum of an IPv4 header is not verified: the ICRC covers every field of that header which this
+/// stack acts on but the ECN bits, and a port with checksum offload has verified it already. A UDP checksum
+/// is ignored for the same reason.
+///
+/// # Errors
+/// [`Discard`] for a frame that is RoCEv2, or may be, and must be dropped.
+#[inline]
+pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
+    let Some(eth) = frame.first_chunk::<ETH_LEN>() else { return Err(Discard::TooShort) };
+    match be16(eth, 12) {
+        ETHER_IPV4 => locate_ipv4(frame, ETH_LEN, None),
+        ETHER_IPV6 => locate_ipv6(frame, ETH_LEN, None),
+        ETHER_VLAN => locate_tagged(frame),
+        ETHER_ROCE_V1 | ETHER_QINQ => Err(Discard::BadEtherType),
+        _ => Ok(Ingress::Other),
+    }
+}
+
+fn locate_tagged(frame: &[u8]) -> Result<Ingress, Discard> {
+    const L3: usize = ETH_LEN + VLAN_LEN;
+    let Some(eth) = frame.first_chunk::<L3>() else { return Err(Discard::TooShort) };
+    let vlan = Some(be16(eth, 14)).filter(|tci| tci & 0x0fff != 0);
+    match be16(eth, 16) {
+        ETHER_IPV4 => locate_ipv4(frame, L3, vlan),
+        ETHER_IPV6 => locate_ipv6(frame, L3, vlan),
+        ETHER_VLAN | ETHER_ROCE_V1 | ETHER_QINQ => Err(Discard::BadEtherType),
+        _ => Ok(Ingress::Other),
+    }
+}
+
+#[inline(always)]
+fn locate_ipv4(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Discard> {
+    let packet = frame.get(l3..).unwrap_or_default();
+    let Some(ip) = packet.first_chunk::<IPV4_LEN>() else { return Err(Discard::TooShort) };
+    if ip[0] >> 4 != 4 {
+        return Err(Discard::BadEtherType);
+    }
+    if ip[9] != IP_PROTO_UDP {
+        return Ok(Ingress::Other);
+    }
+    if ip[0] != 0x45 {
+        return Err(Discard::IpOptions);
+    }
+    // More fragments, or not the first. DF and the reserved bit may be anything.
+    if be16(ip, 6) & 0x3fff != 0 {
+        return Err(Discard::Fragment);
+    }
+    let total_len = be16(ip, 2) as usize;
+    if packet.len() < total_len {
+        return Err(Discard::TooShort);
+    }
+    let Some(body_len) = total_len.checked_sub(IPV4_LEN) else { return Err(Discard::BadLength) };
+    locate_udp(frame, l3, l3 + IPV4_LEN, body_len, false, vlan)
+}
+
+#[inline(always)]
+fn locate_ipv6(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Discard> {
+    let packet = frame.get(l3..).unwrap_or_default();
+    let Some(ip) = packet.first_chunk::<IPV6_LEN>() else { return Err(Discard::TooShort) };
+    if ip[0] >> 4 != 6 {
+        return Err(Discard::BadEtherType);
+    }
+    match ip[6] {
+        IP_PROTO_UDP => {}
+        IPV6_FRAGMENT => return Err(Discard::Fragment),
+        _ => return Ok(Ingress::Other),
+    }
+    let body_len = be16(ip, 4) as usize;
+    if packet.len() < IPV6_LEN + body_len {
+        return Err(Discard::TooShort);
+    }
+    locate_udp(frame, l3, l3 + IPV6_LEN, body_len, true, vlan)
+}
+
+/// The UDP header is at `udp`, with `body_len` bytes to the end of the IP packet, which the frame has.
+#[inline(always)]
+fn locate_udp(
+    frame: &[u8],
+    l3: usize,
+    udp: usize,
+    body_len: usize,
+    ipv6: bool,
+    vlan: Option<u16>,
+) -> Result<Ingress, Discard> {
+    let rest = frame.get(udp..).unwrap_or_default();
+    let Some(head) = rest.first_chunk::<UDP_LEN>() else { return Err(Discard::TooShort) };
+    if be16(head, 2) != UDP_PORT {
+        return Ok(Ingress::Other);
+    }
+    let udp_len = be16(head, 4) as usize;
+    let end = udp + udp_len;
+    // `end` fits its 16 bits in any frame of less than 64 KiB, and no port makes longer ones.
+    if udp_len > body_len || udp_len % 4 != 0 || end > u16::MAX as usize {
+        return Err(Discard::BadLength);
+    }
+    let Some(bth) = rest.get(UDP_LEN..).and_then(|b| b.first_chunk::<{ Bth::LEN }>()) else {
+        return Err(Discard::TooShort);
+    };
+    let bth = Bth(*bth);
+    if udp_len < UDP_LEN + Bth::LEN + ICRC_LEN {
+        return Err(Discard::BadLength);
+    }
+    if bth.tver() != 0 {
+        return Err(Discard::BadTver);
+    }
+    let Some(row) = bth.opcode().row() else { return Err(Discard::UnknownOpcode) };
+    if udp_len < UDP_LEN + row.header_len as usize + bth.pad() as usize + ICRC_LEN {
+        return Err(Discard::BadLength);
+    }
+    Ok(Ingress::Roce(Layout {
+        l3: l3 as u16,
+        ipv6,
+        vlan,
+        bth: (udp + UDP_LEN) as u16,
+        end: end as u16,
+        row,
+        dqpn: bth.dqpn(),
+    }))
+}
+
+impl Layout {
+    /// The fields of the packet.
+    ///
+    /// # Panics
+    /// If `frame` is not the frame that this layout was made from and is shorter, or has other header bytes.
+    #[inline]
+    pub fn packet<'a>(&self, frame: &'a [u8]) -> Packet<'a> {
+        let (header, rest) =
+            frame[self.bth as usize..self.end as usize].split_at(self.row.header_len as usize);
+        let (bth, ext) = header.split_first_chunk().expect("a row's headers start with the BTH");
+        let bth = Bth(*bth);
+        let ip_header = &frame[self.l3 as usize..self.bth as usize - UDP_LEN];
+        let (src, dst, traffic_class) = self.addresses(ip_header);
+        Packet {
+            row: self.row,
+            psn: bth.psn(),
+            dqpn: self.dqpn,
+            pkey: bth.pkey(),
+            solicited: bth.solicited(),
+            ack_req: bth.ack_req(),
+            mig_req: bth.mig_req(),
+            pad: bth.pad(),
+            fecn: bth.fecn(),
+            becn: bth.becn(),
+            src,
+            dst,
+            traffic_class,
+            ip_header,
+            ext,
+            payload: &rest[..rest.len() - ICRC_LEN - bth.pad() as usize],
+        }
+    }
+
+    /// The destination address alone, for whoever must choose before looking closer.
+    ///
+    /// # Panics
+    /// As [`Layout::packet`].
+    #[inline]
+    pub fn dst(&self, frame: &[u8]) -> Gid {
+        self.addresses(&frame[self.l3 as usize..self.bth as usize - UDP_LEN]).1
+    }
+
+    /// Source, destination, traffic class.
+    #[inline(always)]
+    fn addresses(&self, ip_header: &[u8]) -> (Gid, Gid, u8) {
+        if self.ipv6 {
+            let ip: &[u8; IPV6_LEN] = ip_header.first_chunk().expect("an IPv6 layout has an IPv6 header");
+            let gid = |at: usize| {
+                let mut gid = [0; 16];
+                gid.copy_from_slice(&ip[at..at + 16]);
+                Gid(gid)
+            };
+            (gid(8), gid(24), ip[0] << 4 | ip[1] >> 4)
+        } else {
+            let ip: &[u8; IPV4_LEN] = ip_header.first_chunk().expect("an IPv4 layout has an IPv4 header");
+            let gid = |at: usize| Gid::v4([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]]);
+            (gid(12), gid(16), ip[1])
+        }
+    }
+
+    /// The VLAN of the packet, `None` for an untagged one.
+    #[inline]
+    pub fn vid(&self) -> Option<u16> {
+        self.vlan.map(|tci| tci & 0x0fff)
+    }
+}

@@ -1,0 +1,179 @@
+//! The fields of a received packet.
+
+use super::{
+    Aeth, AtomicEth, Deth, Ext, ExtHeader, Feth, Flow, Header, Layout, Reth, Row, UDP_LEN, VLAN_LEN, be16,
+};
+use crate::id::{Gid, Mac, Psn, Qpn};
+
+/// A received packet; borrows its frame. Made by [`Layout::packet`].
+///
+/// The accessors of extension headers belong to rows that have the header. Asked of another row, which is a
+/// mistake of the caller that the bytes of a packet cannot bring about, they return zeros, and debug builds
+/// panic.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// What the table knows of the opcode.
+    pub row: &'static Row,
+    /// Packet sequence number.
+    pub psn: Psn,
+    /// Destination queue pair.
+    pub dqpn: Qpn,
+    /// Partition key.
+    pub pkey: u16,
+    /// Solicited event.
+    pub solicited: bool,
+    /// The requester asks for an acknowledgement.
+    pub ack_req: bool,
+    /// Migration bit; means nothing.
+    pub mig_req: bool,
+    /// Pad bytes that followed the payload, 0..=3.
+    pub pad: u8,
+    /// Forward congestion notification.
+    pub fecn: bool,
+    /// Backward congestion notification.
+    pub becn: bool,
+    /// Source address.
+    pub src: Gid,
+    /// Destination address.
+    pub dst: Gid,
+    /// TOS byte or traffic class: DSCP in bits 7:2, ECN in 1:0.
+    pub traffic_class: u8,
+    /// The IP header as received, 20 or 40 bytes.
+    pub ip_header: &'a [u8],
+    /// The extension headers.
+    pub ext: &'a [u8],
+    /// The payload, without pad and ICRC.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// The bytes of `header`.
+    #[inline(always)]
+    fn header<const N: usize>(&self, header: ExtHeader) -> [u8; N] {
+        debug_assert!(N == header.len() && self.row.has(header), "{} has no {header:?}", self.row.name);
+        let at = self.row.offset_of(header).unwrap_or(usize::MAX);
+        self.ext.get(at..).and_then(|b| b.first_chunk()).copied().unwrap_or([0; N])
+    }
+
+    /// Address, R_Key and length of a WRITE, READ, FLUSH or ATOMIC WRITE.
+    #[inline]
+    pub fn reth(&self) -> Reth {
+        Reth::read(&self.header(ExtHeader::Reth))
+    }
+    /// Address, R_Key and operands of an atomic operation.
+    #[inline]
+    pub fn atomic(&self) -> AtomicEth {
+        AtomicEth::read(&self.header(ExtHeader::AtomicEth))
+    }
+    /// Syndrome and MSN of a response.
+    #[inline]
+    pub fn aeth(&self) -> Aeth {
+        Aeth::read(&self.header(ExtHeader::Aeth))
+    }
+    /// The original value that an atomic operation replaced.
+    #[inline]
+    pub fn atomic_ack(&self) -> u64 {
+        u64::from_be_bytes(self.header(ExtHeader::AtomicAckEth))
+    }
+    /// Immediate data, in the order of the wire.
+    #[inline]
+    pub fn imm(&self) -> [u8; 4] {
+        self.header(ExtHeader::ImmDt)
+    }
+    /// The R_Key to invalidate.
+    #[inline]
+    pub fn inv(&self) -> u32 {
+        u32::from_be_bytes(self.header(ExtHeader::Ieth))
+    }
+    /// Q_Key and source queue pair of a datagram.
+    #[inline]
+    pub fn deth(&self) -> Deth {
+        Deth::read(&self.header(ExtHeader::Deth))
+    }
+    /// What a FLUSH flushes.
+    #[inline]
+    pub fn feth(&self) -> Feth {
+        Feth::read(&self.header(ExtHeader::Feth))
+    }
+    /// The XRC shared receive queue, 24 bits.
+    #[inline]
+    pub fn xrceth(&self) -> u32 {
+        u32::from_be_bytes(self.header(ExtHeader::Xrceth)) & 0x00ff_ffff
+    }
+    /// The end-to-end context of a reliable datagram, 24 bits.
+    #[inline]
+    pub fn rdeth(&self) -> u32 {
+        u32::from_be_bytes(self.header(ExtHeader::Rdeth)) & 0x00ff_ffff
+    }
+    /// The ECN field: 0 not capable, 1 and 2 capable, 3 congestion experienced (RFC 3168).
+    #[inline]
+    pub fn ecn(&self) -> u8 {
+        self.traffic_class & 3
+    }
+
+    /// The fields that vary within a flow, such that a [`super::Template`] builds this packet again. `None`
+    /// for the headers of reliable datagrams, which have no [`Ext`].
+    pub fn to_header(&self) -> Option<Header> {
+        use ExtHeader as E;
+        let (srqn, headers) = match self.row.headers {
+            [E::Xrceth, rest @ ..] => (self.xrceth(), rest),
+            headers => (0, headers),
+        };
+        let ext = match headers {
+            [] => Ext::None,
+            [E::ImmDt] => Ext::Imm(self.imm()),
+            [E::Ieth] => Ext::Inv(self.inv()),
+            [E::Reth] => Ext::Reth(self.reth()),
+            [E::Reth, E::ImmDt] => Ext::RethImm(self.reth(), self.imm()),
+            [E::Feth, E::Reth] => Ext::FlushReth(self.feth(), self.reth()),
+            [E::AtomicEth] => Ext::Atomic(self.atomic()),
+            [E::Aeth] => Ext::Aeth(self.aeth()),
+            [E::Aeth, E::AtomicAckEth] => Ext::AtomicAck(self.aeth(), self.atomic_ack()),
+            [E::Deth] => Ext::Deth(self.deth()),
+            [E::Deth, E::ImmDt] => Ext::DethImm(self.deth(), self.imm()),
+            _ => return None,
+        };
+        Some(Header {
+            opcode: self.row.opcode,
+            psn: self.psn,
+            ack_req: self.ack_req,
+            solicited: self.solicited,
+            ip_id: if self.ip_header.len() == super::IPV4_LEN { be16(self.ip_header, 4) } else { 0 },
+            srqn,
+            ext,
+            payload_len: self.payload.len() as u32,
+        })
+    }
+}
+
+impl Layout {
+    /// The flow that the packet belongs to, as its sender sees it.
+    ///
+    /// # Panics
+    /// As [`Layout::packet`].
+    pub fn flow(&self, frame: &[u8]) -> Flow {
+        let packet = self.packet(frame);
+        let ip = packet.ip_header;
+        let mac = |at: usize| {
+            let mut mac = [0; 6];
+            mac.copy_from_slice(&frame[at..at + 6]);
+            Mac(mac)
+        };
+        // A priority tag is no VLAN to the layers above, but it was sent.
+        let tagged = self.l3 as usize == super::ETH_LEN + VLAN_LEN;
+        Flow {
+            src_mac: mac(6),
+            dst_mac: mac(0),
+            vlan: tagged.then(|| be16(frame, super::ETH_LEN)),
+            src: packet.src,
+            dst: packet.dst,
+            traffic_class: packet.traffic_class,
+            hop_limit: if self.ipv6 { ip[7] } else { ip[8] },
+            flow_label: if self.ipv6 { u32::from_be_bytes([0, ip[1] & 0x0f, ip[2], ip[3]]) } else { 0 },
+            src_port: be16(frame, self.bth as usize - UDP_LEN),
+            dqpn: packet.dqpn,
+            pkey: packet.pkey,
+            mig_req: packet.mig_req,
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Builds packets: the constant headers of a flow are laid out once, a packet fills in what varies.
+//!
+//! While a packet is built its headers stand in masked form, with ones wherever the ICRC wants ones, so that
+//! the ICRC is one pass over contiguous bytes; [`Template::seal`] puts the real values in last.
+
+use super::opcode::HEADER_LEN_MAX;
+use super::{
+    Aeth, AtomicEth, Bth, CNP_PAYLOAD, Deth, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ExtHeader, Feth,
+    Flow, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, Opcode, Reth, Transport, UDP_LEN, UDP_PORT, VLAN_LEN,
+    be16, icrc, pad_count,
+};
+use crate::id::{Mac, Psn, Qpn};
+
+/// Bytes before the BTH, at most.
+const OUTER_MAX: usize = ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN;
+/// Bytes of extension headers, at most.
+const EXT_MAX: usize = HEADER_LEN_MAX - Bth::LEN;
+/// Headers of a packet from the Ethernet header on, at most. [`Template::begin`] wants a buffer of this size.
+pub const HEADERS_MAX: usize = OUTER_MAX + HEADER_LEN_MAX;
+
+/// BECN, the only bit of BTH byte 4 that is ever sent, and only by a CNP (IBA A17.9.3).
+const BECN: u8 = 0x40;
+
+/// The extension headers of a packet, beside the XRCETH. Must be those of the opcode's row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ext {
+    /// None.
+    None,
+    /// Immediate data, in the order of the wire.
+    Imm([u8; 4]),
+    /// An R_Key to invalidate.
+    Inv(u32),
+    /// RETH.
+    Reth(Reth),
+    /// RETH and immediate data.
+    RethImm(Reth, [u8; 4]),
+    /// FETH and RETH.
+    FlushReth(Feth, Reth),
+    /// AtomicETH.
+    Atomic(AtomicEth),
+    /// AETH.
+    Aeth(Aeth),
+    /// AETH and the original value.
+    AtomicAck(Aeth, u64),
+    /// DETH.
+    Deth(Deth),
+    /// DETH and immediate data.
+    DethImm(Deth, [u8; 4]),
+}
+
+/// What varies from packet to packet of a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Opcode; a known one.
+    pub opcode: Opcode,
+    /// Packet sequence number.
+    pub psn: Psn,
+    /// Ask for an acknowledgement.
+    pub ack_req: bool,
+    /// Solicited event.
+    pub solicited: bool,
+    /// IPv4 identification; not sent over IPv6.
+    pub ip_id: u16,
+    /// XRC shared receive queue, 24 bits; sent with XRC requests only.
+    pub srqn: u32,
+    /// The extension headers of the opcode.
+    pub ext: Ext,
+    /// Bytes of payload that will follow, pad not counted.
+    pub payload_len: u32,
+}
+
+impl Default for Header {
+    /// An empty SEND, PSN 0.
+    fn default() -> Self {
+        Self {
+            opcode: Opcode::RC_SEND_ONLY,
+            psn: Psn::default(),
+            ack_req: false,
+            solicited: false,
+            ip_id: 0,
+            srqn: 0,
+            ext: Ext::None,
+            payload_len: 0,
+        }
+    }
+}
+
+/// The headers of a [`Flow`], laid out.
+#[derive(Clone, Copy, Debug)]
+pub struct Template {
+    /// Ethernet to BTH, variant fields all ones.
+    head: [u8; OUTER_MAX + Bth::LEN],
+    /// Offset of the IP header.
+    l3: u8,
+    /// Offset of the BTH.
+    bth: u8,
+    ipv6: bool,
+    /// BTH byte 1 without SE and pad.
+    mig_req: u8,
+    traffic_class: u8,
+    hop_limit: u8,
+    flow_label: u32,
+    /// Sum of the IPv4 header's 16-bit words, without length, identification and checksum.
+    sum: u32,
+}
+
+impl Template {
+    /// Lays out the headers of `flow`. IPv4 if the destination is an IPv4 address.
+    pub fn new(flow: &Flow) -> Self {
+        let ipv6 = flow.dst.as_v4().is_none();
+        let l3 = ETH_LEN + if flow.vlan.is_some() { VLAN_LEN } else { 0 };
+        let udp = l3 + if ipv6 { IPV6_LEN } else { IPV4_LEN };
+        let bth = udp + UDP_LEN;
+
+        let mut head = [0; OUTER_MAX + Bth::LEN];
+        head[..6].copy_from_slice(&flow.dst_mac.0);
+        head[6..12].copy_from_slice(&flow.src_mac.0);
+        if let Some(tci) = flow.vlan {
+            head[12..14].copy_from_slice(&ETHER_VLAN.to_be_bytes());
+            head[14..16].copy_from_slice(&tci.to_be_bytes());
+        }
+        let ether_type = if ipv6 { ETHER_IPV6 } else { ETHER_IPV4 };
+        head[l3 - 2..l3].copy_from_slice(&ether_type.to_be_bytes());
+
+        let ip = &mut head[l3..];
+        if ipv6 {
+            ip[0] = 0x60;
+            ip[6] = IP_PROTO_UDP;
+            ip[8..24].copy_from_slice(&flow.src.0);
+            ip[24..40].copy_from_slice(&flow.dst.0);
+        } else {
+            ip[0] = 0x45;
+            ip[6] = 0x40; // DF
+            ip[9] = IP_PROTO_UDP;
+            ip[12..16].copy_from_slice(&flow.src.0[12..]);
+            ip[16..20].copy_from_slice(&flow.dst.0[12..]);
+        }
+        head[udp..udp + 2].copy_from_slice(&flow.src_port.to_be_bytes());
+        head[udp + 2..udp + 4].copy_from_slice(&UDP_PORT.to_be_bytes());
+        let mut base = Bth::default();
+        base.set_mig_req(flow.mig_req);
+        base.set_pkey(flow.pkey);
+        base.set_dqpn(flow.dqpn);
+        head[bth..bth + Bth::LEN].copy_from_slice(&base.0);
+
+        let mask: &[u8] = if ipv6 { &icrc::MASK_V6 } else { &icrc::MASK_V4 };
+        for (byte, mask) in head[l3..bth + Bth::LEN].iter_mut().zip(mask) {
+            *byte |= mask;
+        }
+
+        let mut template = Self {
+            head,
+            l3: l3 as u8,
+            bth: bth as u8,
+            ipv6,
+            mig_req: base.0[1],
+            traffic_class: flow.traffic_class,
+            hop_limit: flow.hop_limit,
+            flow_label: flow.flow_label & 0xf_ffff,
+            sum: 0,
+        };
+        template.sum_ipv4();
+        template
+    }
+
+    /// Sends to another next hop from now on.
+    pub fn set_dst_mac(&mut self, mac: Mac) {
+        self.head[..6].copy_from_slice(&mac.0);
+    }
+
+    /// Sends to another queue pair behind the same address from now on.
+    pub fn set_dqpn(&mut self, dqpn: Qpn) {
+        let at = self.bth as usize + 5;
+        self.head[at..at + 3].copy_from_slice(&dqpn.get().to_be_bytes()[1..]);
+    }
+
+    /// Sends with another UDP source port from now on.
+    pub fn set_src_port(&mut self, port: u16) {
+        let at = self.bth as usize - UDP_LEN;
+        self.head[at..at + 2].copy_from_slice(&port.to_be_bytes());
+    }
+
+    /// Sends with another TOS byte or traffic class from now on.
+    pub fn set_traffic_class(&mut self, traffic_class: u8) {
+        self.traffic_class = traffic_class;
+        self.sum_ipv4();
+    }
+
+    /// Recomputes the constant part of the IPv4 header checksum.
+    fn sum_ipv4(&mut self) {
+        let mut ip = [0; IPV4_LEN];
+        ip.copy_from_slice(&self.head[self.l3 as usize..self.l3 as usize + IPV4_LEN]);
+        ip[1] = self.traffic_class;
+        ip[8] = self.hop_limit;
+        ip[10..12].fill(0);
+        self.sum = ip.chunks_exact(2).map(|word| u32::from(be16(word, 0))).sum();
+    }
+
+    /// Writes the headers of a packet, in masked form, and returns the offset of the payload, which the
+    /// caller writes next. [`Template::seal`] finishes the packet.
+    ///
+    /// # Panics
+    /// If `buf` is shorter than [`HEADERS_MAX`]. Debug builds also panic if `h.ext` is not what the opcode
+    /// takes.
+    #[inline]
+    pub fn begin(&self, buf: &mut [u8], h: &Header) -> usize {
+        let head: &mut [u8; HEADERS_MAX] = buf.first_chunk_mut().expect("a buffer of HEADERS_MAX bytes");
+        // Offsets that are constants in each arm leave plain stores, without bounds checks.
+        match (self.ipv6, self.l3 as usize == ETH_LEN) {
+            (false, true) => self.begin_at::<{ ETH_LEN }, { ETH_LEN + IPV4_LEN }>(head, h),
+            (false, false) => {
+                self.begin_at::<{ ETH_LEN + VLAN_LEN }, { ETH_LEN + VLAN_LEN + IPV4_LEN }>(head, h)
+            }
+            (true, true) => self.begin_at::<{ ETH_LEN }, { ETH_LEN + IPV6_LEN }>(head, h),
+            (true, false) => {
+                self.begin_at::<{ ETH_LEN + VLAN_LEN }, { ETH_LEN + VLAN_LEN + IPV6_LEN }>(head, h)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn begin_at<const L3: usize, const UDP: usize>(&self, buf: &mut [u8; HEADERS_MAX], h: &Header) -> usize {
+        let bth = UDP + UDP_LEN;
+        buf[..bth + Bth::LEN].copy_from_slice(&self.head[..bth + Bth::LEN]);
+
+        let ext: &mut [u8; EXT_MAX] =
+            buf[bth + Bth::LEN..].first_chunk_mut().expect("HEADERS_MAX has room for it");
+        let ext_len = write_ext(ext, h);
+        debug_assert_eq!(
+            h.opcode.row().map(|row| row.header_len as usize),
+            Some(Bth::LEN + ext_len),
+            "{:?} does not go with {:?}",
+            h.ext,
+            h.opcode,
+        );
+
+        let pad = pad_count(h.payload_len as usize);
+        let udp_len = UDP_LEN + Bth::LEN + ext_len + h.payload_len as usize + pad + ICRC_LEN;
+        debug_assert!(udp_len + IPV4_LEN <= u16::MAX as usize, "an IP packet has 16 bits of length");
+        if UDP - L3 == IPV4_LEN {
+            buf[L3 + 2..L3 + 4].copy_from_slice(&((IPV4_LEN + udp_len) as u16).to_be_bytes());
+            buf[L3 + 4..L3 + 6].copy_from_slice(&h.ip_id.to_be_bytes());
+        } else {
+            buf[L3 + 4..L3 + 6].copy_from_slice(&(udp_len as u16).to_be_bytes());
+        }
+        buf[UDP + 4..UDP + 6].copy_from_slice(&(udp_len as u16).to_be_bytes());
+
+        buf[bth] = h.opcode.0;
+        buf[bth + 1] = self.mig_req | u8::from(h.solicited) << 7 | (pad as u8) << 4;
+        buf[bth + 8..bth + 12].copy_from_slice(&(u32::from(h.ack_req) << 31 | h.psn.get()).to_be_bytes());
+        bth + Bth::LEN + ext_len
+    }
+
+    /// Finishes a packet that [`Template::begin`] began: zeroes the pad, appends the ICRC, puts the variant
+    /// fields and the IPv4 header checksum in. `payload_len` is what the header said. Returns the length of
+    /// the frame, without Ethernet padding and FCS.
+    ///
+    /// # Panics
+    /// If `buf` has no room for pad and ICRC. Debug builds also panic if `payload_len` is another length.
+    #[inline]
+    pub fn seal(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
+        let end = payload_offset + payload_len;
+        let covered_end = end + pad_count(payload_len);
+        let frame = &mut buf[..covered_end + ICRC_LEN];
+        let l3 = self.l3 as usize;
+        let bth = self.bth as usize;
+        debug_assert_eq!(
+            be16(frame, bth - 4) as usize,
+            frame.len() - (bth - UDP_LEN),
+            "the payload is not as long as begin() was told"
+        );
+
+        // Four zeros at the end of the payload are the pad and the room for the ICRC, whatever the pad count.
+        frame[end..end + 4].fill(0);
+        let icrc = icrc::of_masked(&frame[l3..covered_end]);
+        frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
+
+        if self.ipv6 {
+            let packet: &mut [u8; IPV6_LEN + UDP_LEN + Bth::LEN] =
+                frame[l3..].first_chunk_mut().expect("begin() wrote more than that");
+            let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label;
+            packet[..4].copy_from_slice(&word.to_be_bytes());
+            packet[7] = self.hop_limit;
+            finish_udp(packet.last_chunk_mut().expect("the array is longer"));
+        } else {
+            let packet: &mut [u8; IPV4_LEN + UDP_LEN + Bth::LEN] =
+                frame[l3..].first_chunk_mut().expect("begin() wrote more than that");
+            // Two folds are enough for ten words.
+            let sum = self.sum + u32::from(be16(packet, 2)) + u32::from(be16(packet, 4));
+            let sum = (sum & 0xffff) + (sum >> 16);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            packet[1] = self.traffic_class;
+            packet[8] = self.hop_limit;
+            packet[10..12].copy_from_slice(&(!sum as u16).to_be_bytes());
+            finish_udp(packet.last_chunk_mut().expect("the array is longer"));
+        }
+        covered_end + ICRC_LEN
+    }
+
+    /// Builds a whole congestion notification packet and returns its length (IBA A17.9.3).
+    ///
+    /// # Panics
+    /// If `buf` has no room for it; [`HEADERS_MAX`] bytes are enough.
+    pub fn cnp(&self, buf: &mut [u8], ip_id: u16) -> usize {
+        let h = Header { opcode: Opcode::CNP, ip_id, payload_len: CNP_PAYLOAD as u32, ..Header::default() };
+        let at = self.begin(buf, &h);
+        buf[at..at + CNP_PAYLOAD].fill(0);
+        self.seal(buf, at, CNP_PAYLOAD)
+    }
+}
+
+const _: () = assert!(HEADERS_MAX >= OUTER_MAX + Bth::LEN + CNP_PAYLOAD + ICRC_LEN, "cnp() says so");
+
+/// Replaces the masked fields of UDP header and BTH. No UDP checksum: the ICRC is stronger.
+#[inline(always)]
+fn finish_udp(b: &mut [u8; UDP_LEN + Bth::LEN]) {
+    b[6] = 0;
+    b[7] = 0;
+    b[UDP_LEN + 4] = if b[UDP_LEN] == Opcode::CNP.0 { BECN } else { 0 };
+}
+
+/// Writes the extension headers and returns their length.
+#[inline(always)]
+fn write_ext(b: &mut [u8; EXT_MAX], h: &Header) -> usize {
+    if h.opcode.transport() == Some(Transport::Xrc)
+        && h.opcode.row().is_some_and(|row| row.has(ExtHeader::Xrceth))
+    {
+        b[..4].copy_from_slice(&(h.srqn & 0x00ff_ffff).to_be_bytes());
+        return 4 + write_base_ext::<4>(b, &h.ext);
+    }
+    write_base_ext::<0>(b, &h.ext)
+}
+
+/// Writes `ext` at offset `AT` and returns its length.
+#[inline(always)]
+fn write_base_ext<const AT: usize>(b: &mut [u8; EXT_MAX], ext: &Ext) -> usize {
+    /// The `N` bytes at `at`; both are constants, so this is checked at compile time in effect.
+    #[inline(always)]
+    fn field<const N: usize>(b: &mut [u8; EXT_MAX], at: usize) -> &mut [u8; N] {
+        b[at..].first_chunk_mut().expect("EXT_MAX is the longest row")
+    }
+    match ext {
+        Ext::None => 0,
+        Ext::Imm(imm) => {
+            *field(b, AT) = *imm;
+            4
+        }
+        Ext::Inv(rkey) => {
+            *field(b, AT) = rkey.to_be_bytes();
+            4
+        }
+        Ext::Reth(reth) => {
+            reth.write(field(b, AT));
+            Reth::LEN
+        }
+        Ext::RethImm(reth, imm) => {
+            reth.write(field(b, AT));
+            *field(b, AT + Reth::LEN) = *imm;
+            Reth::LEN + 4
+        }
+        Ext::FlushReth(feth, reth) => {
+            feth.write(field(b, AT));
+            reth.write(field(b, AT + Feth::LEN));
+            Feth::LEN + Reth::LEN
+        }
+        Ext::Atomic(atomic) => {
+            atomic.write(field(b, AT));
+            AtomicEth::LEN
+        }
+        Ext::Aeth(aeth) => {
+            aeth.write(field(b, AT));
+            Aeth::LEN
+        }
+        Ext::AtomicAck(aeth, original) => {
+            aeth.write(field(b, AT));
+            *field(b, AT + Aeth::LEN) = original.to_be_bytes();
+            Aeth::LEN + 8
+        }
+        Ext::Deth(deth) => {
+            deth.write(field(b, AT));
+            Deth::LEN
+        }
+        Ext::DethImm(deth, imm) => {
+            deth.write(field(b, AT));
+            *field(b, AT + Deth::LEN) = *imm;
+            Deth::LEN + 4
+        }
+    }
+}

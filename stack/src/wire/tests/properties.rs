@@ -1,0 +1,212 @@
+//! Properties over random inputs.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::id::Mtu;
+
+prop_compose! {
+    fn flows()(
+        v6: bool, macs: ([u8; 6], [u8; 6]), vlan: Option<u16>, src: [u8; 16], dst: [u8; 16], traffic_class: u8,
+        hop_limit: u8, flow_label in 0..1u32 << 20, src_port: u16, dqpn: u32, pkey: u16, mig_req: bool,
+    ) -> Flow {
+        let gid = |g: [u8; 16]| if v6 { Gid([&[0x20], &g[1..]].concat().try_into().unwrap()) }
+            else { Gid::v4([g[0], g[1], g[2], g[3]]) };
+        Flow {
+            src_mac: Mac(macs.0), dst_mac: Mac(macs.1), vlan, src: gid(src), dst: gid(dst), traffic_class, hop_limit,
+            flow_label: if v6 { flow_label } else { 0 }, src_port, dqpn: Qpn::new(dqpn), pkey, mig_req,
+        }
+    }
+}
+
+/// Headers of every row that a template can build.
+fn headers() -> impl Strategy<Value = Header> {
+    let rows: Vec<&'static Row> = Row::all().iter().filter(|row| row.transport != Transport::Rd).collect();
+    let fields = (any::<u32>(), any::<bool>(), any::<bool>(), any::<u16>(), any::<u32>());
+    let numbers = (any::<u64>(), any::<u32>(), any::<u32>(), any::<[u8; 4]>(), any::<u64>(), any::<u64>());
+    (prop::sample::select(rows), fields, numbers, any::<(u8, u8)>()).prop_map(|(row, bth, n, (x, y))| {
+        use ExtHeader as E;
+        let reth = Reth { va: n.0, rkey: n.1, len: n.2 };
+        let aeth = Aeth { syndrome: x, msn: n.1 & 0xff_ffff };
+        let deth = Deth { qkey: n.1, src_qpn: Qpn::new(n.2) };
+        let (srqn, rest) = match row.headers {
+            [E::Xrceth, rest @ ..] => (bth.4 & 0xff_ffff, rest),
+            rest => (0, rest),
+        };
+        let ext = match rest {
+            [] => Ext::None,
+            [E::ImmDt] => Ext::Imm(n.3),
+            [E::Ieth] => Ext::Inv(n.1),
+            [E::Reth] => Ext::Reth(reth),
+            [E::Reth, E::ImmDt] => Ext::RethImm(reth, n.3),
+            [E::Feth, E::Reth] => Ext::FlushReth(Feth { selectivity: x & 3, placement: y & 15 }, reth),
+            [E::AtomicEth] => Ext::Atomic(AtomicEth { va: n.0, rkey: n.1, swap_add: n.4, compare: n.5 }),
+            [E::Aeth] => Ext::Aeth(aeth),
+            [E::Aeth, E::AtomicAckEth] => Ext::AtomicAck(aeth, n.4),
+            [E::Deth] => Ext::Deth(deth),
+            [E::Deth, E::ImmDt] => Ext::DethImm(deth, n.3),
+            other => unreachable!("{other:?}"),
+        };
+        Header {
+            opcode: row.opcode,
+            psn: Psn::new(bth.0),
+            ack_req: bth.1,
+            solicited: bth.2,
+            ip_id: bth.3,
+            srqn,
+            ext,
+            payload_len: 0,
+        }
+    })
+}
+
+/// Sets one field of a BTH and reads it back.
+type Field = (&'static str, [u8; 12], fn(&mut Bth, u32), fn(&Bth) -> u32, u32);
+
+/// Every field of the BTH: name, its bits, setter, getter, mask of values.
+const FIELDS: [Field; 11] = {
+    const fn bits(at: usize, masks: &[u8]) -> [u8; 12] {
+        let mut out = [0; 12];
+        let mut i = 0;
+        while i < masks.len() {
+            out[at + i] = masks[i];
+            i += 1;
+        }
+        out
+    }
+    [
+        ("opcode", bits(0, &[0xff]), |b, v| b.set_opcode(Opcode(v as u8)), |b| b.opcode().0 as u32, 0xff),
+        ("solicited", bits(1, &[0x80]), |b, v| b.set_solicited(v & 1 != 0), |b| b.solicited() as u32, 1),
+        ("mig_req", bits(1, &[0x40]), |b, v| b.set_mig_req(v & 1 != 0), |b| b.mig_req() as u32, 1),
+        ("pad", bits(1, &[0x30]), |b, v| b.set_pad(v as u8), |b| b.pad() as u32, 3),
+        ("tver", bits(1, &[0x0f]), |b, v| b.set_tver(v as u8), |b| b.tver() as u32, 15),
+        ("pkey", bits(2, &[0xff, 0xff]), |b, v| b.set_pkey(v as u16), |b| b.pkey() as u32, 0xffff),
+        ("fecn", bits(4, &[0x80]), |b, v| b.set_fecn(v & 1 != 0), |b| b.fecn() as u32, 1),
+        ("becn", bits(4, &[0x40]), |b, v| b.set_becn(v & 1 != 0), |b| b.becn() as u32, 1),
+        ("dqpn", bits(5, &[0xff; 3]), |b, v| b.set_dqpn(Qpn::new(v)), |b| b.dqpn().get(), 0xff_ffff),
+        ("ack_req", bits(8, &[0x80]), |b, v| b.set_ack_req(v & 1 != 0), |b| b.ack_req() as u32, 1),
+        ("psn", bits(9, &[0xff; 3]), |b, v| b.set_psn(Psn::new(v)), |b| b.psn().get(), 0xff_ffff),
+    ]
+};
+
+proptest! {
+    /// Goal: what a template builds, `locate` takes, and gives back every field.
+    #[test]
+    fn headers_round_trip(flow in flows(), header in headers(), payload: Vec<u8>) {
+        let frame = build(&flow, &header, &payload);
+        let layout = accept(&frame).unwrap();
+        prop_assert_eq!(layout.flow(&frame), flow);
+        prop_assert_eq!(layout.end as usize, frame.len());
+        let packet = layout.packet(&frame);
+        prop_assert_eq!(packet.payload, &payload[..]);
+        let ip_id = if layout.ipv6 { 0 } else { header.ip_id };
+        prop_assert_eq!(packet.to_header(), Some(Header { payload_len: payload.len() as u32, ip_id, ..header }));
+        prop_assert_eq!(packet.becn, header.opcode == Opcode::CNP);
+        let covered = &frame[layout.l3 as usize..frame.len() - 4];
+        prop_assert_eq!(&frame[frame.len() - 4..], slow_icrc(covered).to_le_bytes());
+    }
+
+    /// Goal: setting a field of the BTH changes its bits and no others.
+    #[test]
+    fn fields_keep_to_their_bits(bytes: [u8; 12], value: u32) {
+        for (name, bits, set, get, mask) in FIELDS {
+            let mut bth = Bth(bytes);
+            set(&mut bth, value);
+            prop_assert_eq!(get(&bth), value & mask, "{}", name);
+            for i in 0..12 {
+                prop_assert_eq!(bth.0[i] & !bits[i], bytes[i] & !bits[i], "{} touches byte {}", name, i);
+            }
+        }
+    }
+
+    /// Goal: extension headers give their bytes back.
+    #[test]
+    fn extension_headers_round_trip(b: [u8; 28]) {
+        let mut out = [0; 28];
+        let (reth, aeth) = (b.first_chunk().unwrap(), b.first_chunk().unwrap());
+        Reth::read(reth).write(out.first_chunk_mut().unwrap());
+        prop_assert_eq!(&out[..16], &b[..16]);
+        Aeth::read(aeth).write(out.first_chunk_mut().unwrap());
+        prop_assert_eq!(&out[..4], &b[..4]);
+        AtomicEth::read(&b).write(&mut out);
+        prop_assert_eq!(out, b);
+        let mut deth: [u8; 8] = *b.first_chunk().unwrap();
+        deth[4] = 0;
+        let mut out = [0xa5; 8];
+        Deth::read(&deth).write(&mut out);
+        prop_assert_eq!(out, deth);
+        let feth = [0, 0, 0, b[3] & 0x3f];
+        let mut out = [0xa5; 4];
+        Feth::read(&feth).write(&mut out);
+        prop_assert_eq!(out, feth);
+    }
+
+    /// Goal: the segments of a message are the message, and each obeys the rule of its row.
+    #[test]
+    fn segments_make_the_message(
+        len in prop_oneof![0..20_000u32, (1u32 << 31) - 10_000..=1 << 31],
+        mtu in prop::sample::select(Mtu::ALL.to_vec()),
+        start: prop::sample::Index,
+    ) {
+        let count = mtu.packets(len);
+        // All of a short message, a part of a long one.
+        let first = if count <= 100 { 0 } else { start.index(count as usize) as u32 };
+        let last = count.min(first + 100);
+        let mut offset = u64::from(first) * mtu.bytes() as u64;
+        for index in first..last {
+            let s = segment(len, mtu, index);
+            prop_assert_eq!(u64::from(s.offset), offset);
+            prop_assert_eq!(s.position.starts(), index == 0);
+            prop_assert_eq!(s.position.ends(), index + 1 == count);
+            let row = Opcode::rc(Kind::Send, s.position, Tail::None).row().unwrap();
+            prop_assert!(row.payload.allows(s.len as usize, mtu), "{:?} {:?}", s, row);
+            prop_assert_eq!((s.len as usize + pad_count(s.len as usize)) % 4, 0);
+            offset += u64::from(s.len);
+        }
+        if last == count {
+            prop_assert_eq!(offset, u64::from(len));
+        }
+    }
+
+    /// Goal: whatever the bytes, nothing panics, and what is located has its parts inside the frame.
+    #[test]
+    fn random_frames_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        harmless(&bytes);
+    }
+
+    /// Goal: as above, near valid packets.
+    #[test]
+    fn damaged_packets_do_no_harm(
+        which in 0..7usize,
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut: prop::sample::Index,
+        extra in prop::collection::vec(any::<u8>(), 0..8),
+    ) {
+        let mut bytes = vectors::all()[which].bytes.clone();
+        for (at, byte) in damage {
+            // The first bytes after the addresses decide most.
+            let at = 12 + at.index(60);
+            if let Some(b) = bytes.get_mut(at) {
+                *b = byte;
+            }
+        }
+        harmless(&bytes);
+        bytes.extend(extra);
+        harmless(&bytes);
+        bytes.truncate(cut.index(bytes.len()));
+        harmless(&bytes);
+    }
+}
+
+fn harmless(bytes: &[u8]) {
+    let Ok(Ingress::Roce(layout)) = locate(bytes) else { return };
+    assert!(layout.end as usize <= bytes.len());
+    let mut frame = bytes.to_vec();
+    icrc::check(&mut frame, &layout);
+    assert_eq!(frame, bytes);
+    let packet = layout.packet(bytes);
+    let parts = 12 + packet.ext.len() + packet.payload.len() + packet.pad as usize + 4;
+    assert_eq!(parts, (layout.end - layout.bth) as usize);
+    layout.flow(bytes);
+    packet.to_header();
+}
