@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::counters::{Counter, Counters};
 use super::copy::Memory;
+use super::counters::{Counter, Counters};
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
 use super::{LaneId, Shared};

@@ -90,7 +90,6 @@ impl QpTable {
     pub fn len(&self) -> usize {
         self.len
     }
-
 }
 
 #[cfg(test)]

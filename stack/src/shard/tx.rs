@@ -111,7 +111,8 @@ impl Env {
                         continue;
                     };
                     self.count(Counter::ResponsesSent);
-                    let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
+                    let ext =
+                        if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
                     self.build(qp, &mut frame, opcode, psn, ext, len, |to| copy::read(addr, to));
                     self.dispatch(qp, frame, true);
                 }

@@ -1,0 +1,175 @@
+//! The architecture as a test: imports point down, and `unsafe` stays in the files that are listed here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Each module of the stack and what it may import, `id`, `time` and `config` aside, which all may.
+const LAYERS: &[(&str, &[&str])] = &[
+    ("id", &[]),
+    ("time", &[]),
+    ("config", &[]),
+    ("wire", &[]),
+    ("sync", &[]),
+    ("mem", &[]),
+    ("proto", &["wire", "mem"]),
+    ("net", &["wire"]),
+    ("port", &["sync"]),
+    ("shard", &["wire", "sync", "mem", "proto", "net", "port"]),
+    ("device", &["wire", "sync", "mem", "proto", "net", "port", "shard"]),
+    ("sim", &["wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
+];
+const COMMON: &[&str] = &["id", "time", "config"];
+
+/// Where `unsafe` may be: the ring, the frame, DPDK, the copies, memory registration, the bindings.
+const UNSAFE: &[&str] = &[
+    "dpdk-sys/src/",
+    "stack/src/sync/spsc.rs",
+    "stack/src/port/frame.rs",
+    "stack/src/port/dpdk/",
+    "stack/src/shard/copy.rs",
+    "verbs/src/mr.rs",
+];
+
+/// Crates and what of this workspace they may use.
+const CRATES: &[(&str, &[&str])] =
+    &[("dpdk-sys", &[]), ("stack", &["dpdk_sys"]), ("verbs", &["stack"]), ("apps", &["verbs"])];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
+}
+
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
+        let path = entry.expect("a directory entry").path();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// The lines of a file that are code: no comments, no doc comments.
+fn code(path: &Path) -> Vec<(usize, String)> {
+    let text = fs::read_to_string(path).expect("a source file is UTF-8");
+    let lines =
+        text.lines().enumerate().map(|(i, l)| (i + 1, l.split("//").next().unwrap_or("").to_string()));
+    lines.filter(|(_, l)| !l.trim().is_empty()).collect()
+}
+
+/// Whether `word` stands in `line` as a word of its own.
+fn has_word(line: &str, word: &str) -> bool {
+    line.match_indices(word).any(|(at, _)| {
+        let edge = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        edge(line[..at].chars().next_back()) && edge(line[at + word.len()..].chars().next())
+    })
+}
+
+/// Names that `crate::{a, b::c}` and `crate::a::b` import on one line of code.
+fn imported(line: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for (at, _) in line.match_indices("crate::") {
+        let rest = &line[at + "crate::".len()..];
+        let items = match rest.strip_prefix('{') {
+            Some(list) => list.split([',', '}']).map(str::trim).collect(),
+            None => vec![rest],
+        };
+        for item in items {
+            let name: String = item.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            if !name.is_empty() {
+                names.push(name);
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn imports_point_down() {
+    let src = root().join("stack/src");
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for (module, below) in LAYERS {
+        let mut files = Vec::new();
+        let (dir, file) = (src.join(module), src.join(format!("{module}.rs")));
+        if dir.is_dir() {
+            sources(&dir, &mut files)
+        } else {
+            files.push(file)
+        }
+        for path in files {
+            seen += 1;
+            for (n, line) in code(&path) {
+                for name in imported(&line) {
+                    let known = LAYERS.iter().any(|(m, _)| *m == name);
+                    let allowed =
+                        name == *module || COMMON.contains(&name.as_str()) || below.contains(&name.as_str());
+                    if known && !allowed {
+                        wrong.push(format!("{}:{n}: {module} may not use {name}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(seen > 30, "found only {seen} files");
+    assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn crates_point_down() {
+    let mut wrong = Vec::new();
+    for (name, below) in CRATES {
+        let mut files = Vec::new();
+        sources(&root().join(name), &mut files);
+        for path in files {
+            for (n, line) in code(&path) {
+                for (other, _) in CRATES {
+                    let ident = other.replace('-', "_");
+                    let used = line.contains(&format!("{ident}::")) && has_word(&line, &ident);
+                    let inside =
+                        line.contains(&format!("crate::{ident}")) || line.contains(&format!("::{ident}::"));
+                    if used && !inside && ident != name.replace('-', "_") && !below.contains(&ident.as_str())
+                    {
+                        wrong.push(format!("{}:{n}: {name} may not use {ident}", path.display()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "crates that point up:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn unsafe_is_fenced() {
+    let mut wrong = Vec::new();
+    let mut fenced = 0;
+    for name in ["dpdk-sys", "stack", "verbs", "apps", "benches"] {
+        let mut files = Vec::new();
+        sources(&root().join(name), &mut files);
+        for path in files {
+            let shown = path.strip_prefix(root()).expect("below the root").display().to_string();
+            if shown.starts_with("dpdk-sys/build") || shown.ends_with("tests/layering.rs") {
+                continue;
+            }
+            let listed = UNSAFE.iter().any(|u| shown.starts_with(u));
+            // A string that speaks of the word is no block.
+            let uses = |l: &str| has_word(l, "unsafe") && !l.contains('"');
+            for (n, line) in code(&path).iter().filter(|(_, l)| uses(l)) {
+                if listed {
+                    fenced += 1;
+                } else {
+                    wrong.push(format!("{shown}:{n}: {}", line.trim()));
+                }
+            }
+        }
+    }
+    assert!(fenced > 0, "the listed files have no unsafe code: the test looks in the wrong place");
+    assert!(wrong.is_empty(), "unsafe outside the listed files:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_test_sees_what_it_should() {
+    assert_eq!(imported("use crate::{id, wire::Psn};"), ["id", "wire"]);
+    assert_eq!(imported("let x = crate::shard::Turn::default();"), ["shard"]);
+    assert!(has_word("unsafe { x }", "unsafe") && !has_word("unsafely()", "unsafe"));
+}
