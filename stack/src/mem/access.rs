@@ -81,6 +81,6 @@ mod tests {
                 "{bits:#b}"
             );
         }
-        assert!(!Access::from_bits_retain(1 << 30).is_valid());
+        assert!(!Access::from_bits_retain(1 << 31).is_valid());
     }
 }

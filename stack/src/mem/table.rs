@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn rights_that_do_not_go_together() {
         let t = MrTable::new();
-        for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::from_bits_retain(1 << 30)] {
+        for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::from_bits_retain(1 << 31)] {
             assert_eq!(t.register(PD, 0, 1, access, 1), Err(MemError::InvalidAccess));
         }
     }
