@@ -37,19 +37,34 @@ pub struct Frame {
 
 const _: () = assert!(size_of::<Frame>() == 32 && size_of::<Option<Frame>>() == 32);
 
+/// Where the fields are: data, len, cap, handle, kind. C code fills frames in.
+#[cfg(feature = "dpdk")]
+pub(crate) const FIELD_OFFSETS: [usize; 5] = [
+    core::mem::offset_of!(Frame, data),
+    core::mem::offset_of!(Frame, len),
+    core::mem::offset_of!(Frame, cap),
+    core::mem::offset_of!(Frame, handle),
+    core::mem::offset_of!(Frame, kind),
+];
+
 // SAFETY: a frame is the only handle to its buffer, and every `FrameKind::free` may be called on any thread.
 unsafe impl Send for Frame {}
 // SAFETY: `&Frame` gives out `&[u8]` alone.
 unsafe impl Sync for Frame {}
 
 impl Frame {
+    /// Whether the buffer is of this kind.
+    #[cfg(feature = "dpdk")]
+    pub(crate) fn is(&self, kind: &'static FrameKind) -> bool {
+        core::ptr::eq(self.kind, kind)
+    }
+
     /// Puts a frame together.
     ///
     /// # Safety
     /// `data` is valid for reads and writes of `cap` initialised bytes and nothing else accesses them until
     /// `kind.free(handle)` is called; `len <= cap`; `kind.free` may be called once with `handle`, on any thread.
-    #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
-    pub(crate) unsafe fn from_raw(
+    unsafe fn from_raw(
         data: NonNull<u8>,
         len: u32,
         cap: u32,

@@ -6,10 +6,23 @@
 use crate::config;
 use crate::id::Mac;
 
+mod capture;
+mod counters;
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
+mod fault;
 pub mod frame;
+mod loopback;
+mod pair;
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+mod socket_file;
 mod spec;
+mod unix;
 
+pub use capture::capture;
+pub use fault::{FaultPlan, fault};
 pub use frame::{Frame, HeapPool};
+pub use pair::{Steering, pair, pair_with};
 pub use spec::{MemifRole, PortSpec};
 
 /// Frames that a queue received in one burst.
@@ -123,6 +136,46 @@ pub struct PortOptions {
 impl Default for PortOptions {
     fn default() -> Self {
         Self { queues: 1, mtu: 4200, mac: None, frames: 4096 }
+    }
+}
+
+impl PortOptions {
+    /// Numbers that every kind of port takes.
+    fn check(&self) -> Result<(), PortError> {
+        let fail = |reason: String| Err(PortError::Options(reason));
+        if !(1..=config::SHARDS_MAX).contains(&self.queues) {
+            return fail(format!("a port has 1 to {} queues, not {}", config::SHARDS_MAX, self.queues));
+        }
+        if !(MTU_MIN..=MTU_MAX).contains(&self.mtu) {
+            return fail(format!("an MTU is {MTU_MIN} to {MTU_MAX} bytes, not {}", self.mtu));
+        }
+        if !(FRAMES_MIN..=FRAMES_MAX).contains(&self.frames) {
+            return fail(format!("a queue has {FRAMES_MIN} to {FRAMES_MAX} buffers, not {}", self.frames));
+        }
+        match self.mac {
+            Some(mac) if mac.0[0] & 1 == 1 || mac == Mac::default() => {
+                fail(format!("{mac} is no address of one station: use one like 02:00:00:00:00:01"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Smallest and largest MTU of a port: what IPv4 asks for, and jumbo frames.
+const MTU_MIN: usize = 576;
+const MTU_MAX: usize = 9600;
+/// Least and most buffers of a queue.
+const FRAMES_MIN: usize = 256;
+const FRAMES_MAX: usize = 1 << 18;
+
+impl Mac {
+    /// A random address, locally administered and of one station.
+    pub(crate) fn random() -> Self {
+        let mut bytes = [0; 6];
+        // Two ports with the same address must not come about.
+        getrandom::fill(&mut bytes).expect("the operating system has randomness");
+        bytes[0] = bytes[0] & 0xfc | 0x02;
+        Self(bytes)
     }
 }
 

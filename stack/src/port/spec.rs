@@ -71,8 +71,15 @@ impl PortSpec {
     /// # Errors
     /// See [`PortError`].
     pub fn open(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
-        let _ = options;
-        Err(PortError::NoDpdk(self.to_string()))
+        options.check()?;
+        match self {
+            Self::Loopback => Ok(Box::new(super::loopback::Loopback::new(options))),
+            Self::Unix { local, peer } => super::unix::open(self, local, peer, options),
+            #[cfg(feature = "dpdk")]
+            _ => super::dpdk::open(self, options),
+            #[cfg(not(feature = "dpdk"))]
+            _ => Err(PortError::NoDpdk(self.to_string())),
+        }
     }
 }
 
@@ -144,7 +151,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
 }
 
 /// Longest path of a unix socket (`sun_path` less its NUL, unix(7)).
-const SOCKET_PATH_MAX: usize = 107;
+pub(super) const SOCKET_PATH_MAX: usize = 107;
 /// Longest name of a network interface (`IFNAMSIZ` less its NUL, netdevice(7)).
 const IFACE_MAX: usize = 15;
 

@@ -1,0 +1,192 @@
+//! Finds the distribution's DPDK, compiles the shim and generates its bindings.
+//!
+//! DPDK is linked statically by default: the shared `librte_eal` loads every driver plugin of the distribution
+//! when it starts (more than a hundred, and libraries such as libibverbs with them), the static one contains
+//! what is listed here. `DPDK_SYS_LINK=shared` takes the distribution's shared libraries with all their drivers
+//! instead. `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Libraries that the static build contains where the distribution has them (names differ between releases).
+const LIBRARIES: &[&str] = &[
+    "eal", "log", "argparse", "kvargs", "telemetry", "ring", "mempool", "mbuf", "net", "meter", "ethdev", "pci",
+    "rcu", "hash", "timer", "cryptodev", "dmadev", "security", "vhost", "gso", "ip_frag", "eventdev", "stack",
+    "bus_vdev", "bus_pci", "bus_auxiliary", "mempool_ring", "common_iavf",
+];
+
+/// Drivers that the static build contains where the distribution has them.
+const DRIVERS: &[&str] = &[
+    "net_memif", "net_tap", "net_af_packet", "net_vhost", "net_ring", "net_null", "net_virtio", "net_vmxnet3",
+    "net_e1000", "net_igc", "net_ixgbe", "net_i40e", "net_iavf", "net_ice", "net_ena",
+];
+
+/// What else a driver needs: libraries of the system.
+const SYSTEM: &[(&str, &[&str])] = &[("net_af_xdp", &["xdp", "bpf"]), ("net_pcap", &["pcap"])];
+
+fn main() {
+    for name in ["DPDK_SYS_LINK", "DPDK_SYS_DRIVERS", "LD", "OBJCOPY", "AR"] {
+        println!("cargo:rerun-if-env-changed={name}");
+    }
+    for file in ["build.rs", "src/shim.c", "src/shim.h"] {
+        println!("cargo:rerun-if-changed={file}");
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let shared = match env::var("DPDK_SYS_LINK").as_deref() {
+        Ok("shared") => true,
+        Ok("static") | Err(_) => false,
+        Ok(other) => fail(&format!("DPDK_SYS_LINK={other} is unknown: it is static or shared")),
+    };
+    let dpdk = pkg_config::Config::new()
+        .atleast_version("22.11")
+        .cargo_metadata(shared)
+        .probe("libdpdk")
+        .unwrap_or_else(|error| fail(&format!("libdpdk 22.11 or later was not found.\n{INSTALL}\n\n{error}")));
+    if !shared {
+        link_static(&out);
+    }
+    // pkg-config's other flags (-march, -include rte_config.h) are needed by DPDK's headers.
+    let flags = cflags();
+
+    let mut shim = cc::Build::new();
+    shim.file("src/shim.c").include("src").opt_level(3).warnings(true).flag("-Wno-deprecated-declarations");
+    for path in &dpdk.include_paths {
+        shim.flag("-isystem").flag(path.to_str().expect("include paths are UTF-8"));
+    }
+    for flag in &flags {
+        shim.flag(flag);
+    }
+    if !shared {
+        shim.define("DPDK_SYS_GUARDED_MEMIF", None);
+    }
+    shim.compile("dpdk_sys_shim");
+    if !shared {
+        // After the shim, which needs it.
+        println!("cargo:rustc-link-search=native={}", out.display());
+        println!("cargo:rustc-link-lib=static:+whole-archive,-bundle=dpdk_sys_all");
+    }
+    println!("cargo:rustc-link-lib=dylib=numa");
+    if has_library("bsd") {
+        println!("cargo:rustc-link-lib=dylib=bsd");
+    }
+    for name in ["dl", "pthread", "m"] {
+        println!("cargo:rustc-link-lib=dylib={name}");
+    }
+
+    bindings(&out);
+}
+
+const INSTALL: &str = "On Debian and Ubuntu:  apt-get install libdpdk-dev libclang-dev pkg-config libnuma-dev binutils\n\
+     (Without DPDK, build with --no-default-features: everything but the DPDK ports works.)";
+
+fn fail(message: &str) -> ! {
+    eprintln!("\ndpdk-sys: {message}\n");
+    std::process::exit(1)
+}
+
+fn cflags() -> Vec<String> {
+    let pkg_config = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
+    let output = Command::new(pkg_config)
+        .args(["--cflags-only-other", "libdpdk"])
+        .output()
+        .unwrap_or_else(|error| fail(&format!("pkg-config does not run ({error}).\n{INSTALL}")));
+    String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
+}
+
+fn library_dirs() -> Vec<PathBuf> {
+    let mut dirs = Vec::new();
+    if let Ok(dir) = pkg_config::get_variable("libdpdk", "libdir") {
+        dirs.push(PathBuf::from(dir));
+    }
+    if let Ok(target) = env::var("TARGET") {
+        let multiarch = target.replace("-unknown-", "-");
+        dirs.push(Path::new("/usr/lib").join(&multiarch));
+        dirs.push(Path::new("/lib").join(multiarch));
+    }
+    dirs.push("/usr/lib64".into());
+    dirs.push("/usr/lib".into());
+    dirs
+}
+
+fn has_library(name: &str) -> bool {
+    library_dirs().iter().any(|dir| dir.join(format!("lib{name}.so")).exists())
+}
+
+/// Merges the wanted archives into one object, so that their order and cycles do not matter, every constructor
+/// (drivers register in one) is linked, and `munmap` of net_memif can be led through the shim.
+fn link_static(out: &Path) {
+    let dirs = library_dirs();
+    let find = |name: &str| {
+        let file = format!("librte_{name}.a");
+        dirs.iter().map(|dir| dir.join(&file)).find(|path| path.exists())
+    };
+    let extra = env::var("DPDK_SYS_DRIVERS").unwrap_or_default();
+    let extra: Vec<&str> = extra.split([',', ' ']).filter(|name| !name.is_empty()).collect();
+    let mut archives = Vec::new();
+    for name in LIBRARIES.iter().chain(DRIVERS).copied().chain(extra.iter().copied()) {
+        match find(name) {
+            Some(path) if name == "net_memif" => archives.push(guard_memif(&path, out)),
+            Some(path) => archives.push(path),
+            None if extra.contains(&name) || ["eal", "net_memif"].contains(&name) => fail(&format!(
+                "librte_{name}.a was not found beside libdpdk.\n{INSTALL}\n(or set DPDK_SYS_LINK=shared)"
+            )),
+            // Another release, another set of libraries.
+            None => {}
+        }
+        if let Some((_, libs)) = SYSTEM.iter().find(|(driver, _)| *driver == name) {
+            for lib in *libs {
+                println!("cargo:rustc-link-lib=dylib={lib}");
+            }
+        }
+    }
+    let object = out.join("dpdk_sys_all.o");
+    run(Command::new(tool("LD", "ld")).args(["-r", "--whole-archive", "-o"]).arg(&object).args(&archives));
+    let archive = out.join("libdpdk_sys_all.a");
+    let _ = std::fs::remove_file(&archive);
+    run(Command::new(tool("AR", "ar")).arg("rcs").arg(&archive).arg(&object));
+    let _ = std::fs::remove_file(&object);
+}
+
+/// net_memif unmaps its rings on DPDK's interrupt thread as soon as the peer is gone, even while another thread
+/// is inside a burst. The shim's `dpdk_sys_munmap` waits for such a burst to end.
+fn guard_memif(archive: &Path, out: &Path) -> PathBuf {
+    let guarded = out.join("librte_net_memif_guarded.a");
+    run(Command::new(tool("OBJCOPY", "objcopy"))
+        .args(["--redefine-sym", "munmap=dpdk_sys_munmap"])
+        .arg(archive)
+        .arg(&guarded));
+    guarded
+}
+
+fn tool(variable: &str, default: &str) -> String {
+    env::var(variable).unwrap_or_else(|_| default.into())
+}
+
+fn run(command: &mut Command) {
+    match command.status() {
+        Ok(status) if status.success() => {}
+        Ok(status) => fail(&format!("{command:?} failed: {status}")),
+        Err(error) => fail(&format!("{command:?} does not run ({error}).\n{INSTALL}")),
+    }
+}
+
+/// The shim's header includes nothing of DPDK, so the bindings hold the shim's functions and constants alone.
+fn bindings(out: &Path) {
+    let result = std::panic::catch_unwind(|| {
+        bindgen::Builder::default()
+            .header("src/shim.h")
+            .allowlist_function("dpdk_sys_.*")
+            .allowlist_type("dpdk_sys_.*")
+            .allowlist_var("DPDK_SYS_.*")
+            .use_core()
+            .merge_extern_blocks(true)
+            .generate()
+    });
+    let bindings = match result {
+        Ok(Ok(bindings)) => bindings,
+        Ok(Err(error)) => fail(&format!("the bindings could not be made: {error}\n{INSTALL}")),
+        Err(_) => fail(&format!("libclang, which makes the bindings, was not found.\n{INSTALL}")),
+    };
+    bindings.write_to_file(out.join("bindings.rs")).expect("OUT_DIR can be written");
+}

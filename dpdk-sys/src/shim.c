@@ -1,0 +1,614 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "shim.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <net/if.h>
+#include <net/if_arp.h>
+#include <unistd.h>
+
+#include <rte_alarm.h>
+#include <rte_dev.h>
+#include <rte_eal.h>
+#include <rte_errno.h>
+#include <rte_ethdev.h>
+#include <rte_lcore.h>
+#include <rte_log.h>
+#include <rte_mbuf.h>
+#include <rte_mempool.h>
+#include <rte_pause.h>
+#include <rte_version.h>
+
+_Static_assert(sizeof(dpdk_sys_frame) == 32, "a frame has 32 bytes");
+_Static_assert(DPDK_SYS_LCORE_NONE == LCORE_ID_ANY, "no lcore");
+_Static_assert(DPDK_SYS_PORTS_MAX <= RTE_MAX_ETHPORTS, "each port has a gate");
+
+/* Set in a forked child, where the parent's queues, pools and threads must not be touched. */
+static int forked;
+
+/* ---- gates ---- */
+
+enum { OPEN = 0, INSIDE = 1, CLOSED = 2 };
+
+static struct {
+	uint8_t state;
+} __attribute__((aligned(64))) gates[DPDK_SYS_PORTS_MAX][DPDK_SYS_QUEUES_MAX] = {
+	[0 ... DPDK_SYS_PORTS_MAX - 1] = { [0 ... DPDK_SYS_QUEUES_MAX - 1] = { CLOSED } }
+};
+
+uint8_t *
+dpdk_sys_gate(uint16_t port, uint16_t queue)
+{
+	return &gates[port][queue].state;
+}
+
+/* A burst takes microseconds, unless its thread lost the CPU: leave ours to it then. */
+static inline void
+wait_a_little(unsigned int spins)
+{
+	if (spins < 1000)
+		rte_pause();
+	else
+		sched_yield();
+}
+
+/* From open to closed; waits while a thread is inside. */
+static void
+gate_close(uint8_t *gate)
+{
+	for (unsigned int spins = 0;; spins++) {
+		uint8_t state = OPEN;
+		if (__atomic_compare_exchange_n(gate, &state, CLOSED, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED) ||
+		    state == CLOSED)
+			return;
+		wait_a_little(spins);
+	}
+}
+
+void
+dpdk_sys_gates_close(uint16_t port)
+{
+	for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++)
+		gate_close(&gates[port][q].state);
+}
+
+void
+dpdk_sys_gates_open(uint16_t port, uint16_t n)
+{
+	for (int q = 0; q < n && q < DPDK_SYS_QUEUES_MAX; q++)
+		__atomic_store_n(&gates[port][q].state, OPEN, __ATOMIC_RELEASE);
+}
+
+#ifdef DPDK_SYS_GUARDED_MEMIF
+int dpdk_sys_munmap(void *addr, size_t len);
+
+/* net_memif calls this instead of munmap (see build.rs). It has cleared its "connected" flag before, so a burst
+ * that starts from now on does not touch the memory; one that runs is waited for. */
+int
+dpdk_sys_munmap(void *addr, size_t len)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	for (int p = 0; p < DPDK_SYS_PORTS_MAX; p++) {
+		for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++) {
+			uint8_t *gate = &gates[p][q].state;
+			for (unsigned int spins = 0; __atomic_load_n(gate, __ATOMIC_ACQUIRE) == INSIDE; spins++)
+				wait_a_little(spins);
+		}
+	}
+	return munmap(addr, len);
+}
+#endif
+
+/* ---- data path ---- */
+
+/* The mempool's per-lcore cache goes by the thread's lcore id. The queue lends its reserved id to the calling
+ * thread for the time of one call, so no two threads can ever use one cache at once. */
+static inline unsigned int
+lcore_enter(uint32_t lcore)
+{
+	unsigned int before = RTE_PER_LCORE(_lcore_id);
+	RTE_PER_LCORE(_lcore_id) = lcore;
+	return before;
+}
+
+static inline void
+lcore_leave(unsigned int before)
+{
+	RTE_PER_LCORE(_lcore_id) = before;
+}
+
+static inline void
+frame_of(dpdk_sys_frame *f, struct rte_mbuf *m, const void *kind, uint32_t len)
+{
+	f->data = rte_pktmbuf_mtod(m, void *);
+	f->len = len;
+	f->cap = (uint32_t)m->buf_len - m->data_off;
+	f->handle = m;
+	f->kind = kind;
+}
+
+void
+dpdk_sys_rx_burst(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t room, dpdk_sys_burst *result)
+{
+	struct rte_mbuf *mbufs[DPDK_SYS_BURST_MAX];
+	uint64_t bytes = 0;
+	uint32_t frames = 0, dropped = 0;
+
+	if (room > DPDK_SYS_BURST_MAX)
+		room = DPDK_SYS_BURST_MAX;
+	unsigned int before = lcore_enter(q->lcore);
+	uint16_t n = rte_eth_rx_burst(q->port, q->queue, mbufs, (uint16_t)room);
+	for (uint16_t i = 0; i < n; i++) {
+		struct rte_mbuf *m = mbufs[i];
+		if (i + 4 < n)
+			rte_prefetch0(rte_pktmbuf_mtod(mbufs[i + 4], void *));
+		if (unlikely(m->nb_segs != 1 && rte_pktmbuf_linearize(m) != 0)) {
+			rte_pktmbuf_free(m);
+			dropped++;
+			continue;
+		}
+		uint32_t len = m->data_len;
+		frame_of(&out[frames], m, q->kind, len);
+		if (unlikely(len > out[frames].cap)) {
+			rte_pktmbuf_free(m);
+			dropped++;
+			continue;
+		}
+		bytes += len;
+		frames++;
+	}
+	lcore_leave(before);
+	result->bytes = bytes;
+	result->frames = frames;
+	result->dropped = dropped;
+}
+
+void
+dpdk_sys_tx_burst(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_t n, dpdk_sys_burst *result)
+{
+	struct rte_mbuf *mbufs[DPDK_SYS_BURST_MAX];
+	uint32_t lens[DPDK_SYS_BURST_MAX];
+	uint32_t i;
+	uint64_t bytes = 0;
+
+	if (n > DPDK_SYS_BURST_MAX)
+		n = DPDK_SYS_BURST_MAX;
+	for (i = 0; i < n; i++) {
+		const dpdk_sys_frame *f = &frames[i];
+		if (unlikely(f->kind != q->kind || f->len > q->max_len))
+			break;
+		struct rte_mbuf *m = f->handle;
+		m->data_len = (uint16_t)f->len;
+		m->pkt_len = f->len;
+		m->ol_flags = 0;
+		mbufs[i] = m;
+		lens[i] = f->len;
+	}
+	uint32_t sent = 0;
+	if (i > 0) {
+		unsigned int before = lcore_enter(q->lcore);
+		sent = rte_eth_tx_burst(q->port, q->queue, mbufs, (uint16_t)i);
+		lcore_leave(before);
+	}
+	for (i = 0; i < sent; i++)
+		bytes += lens[i];
+	result->bytes = bytes;
+	result->frames = sent;
+	result->dropped = 0;
+}
+
+int
+dpdk_sys_alloc(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t n)
+{
+	struct rte_mbuf *mbufs[DPDK_SYS_BURST_MAX];
+
+	if (n > DPDK_SYS_BURST_MAX)
+		return -EINVAL;
+	if (unlikely(forked))
+		return -ENODEV;
+	unsigned int before = lcore_enter(q->lcore);
+	int ret = rte_pktmbuf_alloc_bulk(q->pool, mbufs, n);
+	lcore_leave(before);
+	if (ret != 0)
+		return ret;
+	for (uint32_t i = 0; i < n; i++)
+		frame_of(&out[i], mbufs[i], q->kind, 0);
+	return 0;
+}
+
+int
+dpdk_sys_free_bulk(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_t n)
+{
+	struct rte_mbuf *mbufs[DPDK_SYS_BURST_MAX];
+
+	if (n > DPDK_SYS_BURST_MAX)
+		return 0;
+	for (uint32_t i = 0; i < n; i++) {
+		if (unlikely(frames[i].kind != q->kind))
+			return 0;
+		mbufs[i] = frames[i].handle;
+	}
+	if (unlikely(forked))
+		return 1;
+	unsigned int before = lcore_enter(q->lcore);
+	rte_pktmbuf_free_bulk(mbufs, n);
+	lcore_leave(before);
+	return 1;
+}
+
+void
+dpdk_sys_free(void *handle)
+{
+	/* In a forked child the buffer is the parent's. */
+	if (likely(!forked))
+		rte_pktmbuf_free(handle);
+}
+
+/* ---- the environment ---- */
+
+void
+dpdk_sys_block_signals(void)
+{
+	sigset_t all;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, NULL);
+}
+
+int
+dpdk_sys_huge_page_works(size_t bytes)
+{
+	/* MAP_HUGE_SHIFT is 26: the page size's logarithm goes into the flags. */
+	int log2 = 63 - __builtin_clzll((unsigned long long)bytes);
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+		       MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | (log2 << 26), -1, 0);
+	if (p == MAP_FAILED)
+		return 0;
+	munmap(p, bytes);
+	return 1;
+}
+
+static void (*log_line)(const char *, size_t);
+
+static ssize_t
+log_write(void *cookie, const char *text, size_t len)
+{
+	(void)cookie;
+	if (log_line != NULL)
+		log_line(text, len);
+	return (ssize_t)len;
+}
+
+int
+dpdk_sys_log_to(void (*line)(const char *text, size_t len), uint32_t level)
+{
+	cookie_io_functions_t io = { .write = log_write };
+	FILE *f = fopencookie(NULL, "w", io);
+
+	if (f == NULL)
+		return -ENOMEM;
+	setvbuf(f, NULL, _IOLBF, 512);
+	log_line = line;
+	rte_log_set_global_level(level);
+	return rte_openlog_stream(f) == 0 ? 0 : -EINVAL;
+}
+
+static void
+in_child(void)
+{
+	forked = 1;
+	for (int p = 0; p < DPDK_SYS_PORTS_MAX; p++)
+		for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++)
+			gates[p][q].state = CLOSED;
+}
+
+int
+dpdk_sys_eal_init(int argc, char **argv)
+{
+	int ret = rte_eal_init(argc, argv);
+	if (ret < 0)
+		return rte_errno != 0 ? -rte_errno : -EINVAL;
+	pthread_atfork(NULL, NULL, in_child);
+	return 0;
+}
+
+int
+dpdk_sys_forked(void)
+{
+	return forked;
+}
+
+const char *
+dpdk_sys_version(void)
+{
+	return rte_version();
+}
+
+void
+dpdk_sys_cpu_list(char *out, size_t size)
+{
+	cpu_set_t set;
+	size_t used = 0;
+
+	if (size > 0)
+		out[0] = '\0';
+	if (sched_getaffinity(0, sizeof(set), &set) != 0)
+		return;
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (!CPU_ISSET(cpu, &set))
+			continue;
+		int last = cpu;
+		while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &set))
+			last++;
+		int n = snprintf(out + used, size - used, "%s%d-%d", used > 0 ? "," : "", cpu, last);
+		if (n < 0 || (size_t)n >= size - used) {
+			out[used] = '\0';
+			return;
+		}
+		used += (size_t)n;
+		cpu = last;
+	}
+}
+
+uint32_t
+dpdk_sys_lcore_reserve(void)
+{
+	unsigned int before = RTE_PER_LCORE(_lcore_id);
+	uint32_t lcore = DPDK_SYS_LCORE_NONE;
+
+	/* The id is what counts: it stays reserved after this thread has its own back. */
+	if (rte_thread_register() == 0)
+		lcore = rte_lcore_id();
+	RTE_PER_LCORE(_lcore_id) = before;
+	return lcore;
+}
+
+void
+dpdk_sys_lcore_release(uint32_t lcore)
+{
+	unsigned int before = RTE_PER_LCORE(_lcore_id);
+
+	if (lcore == DPDK_SYS_LCORE_NONE || forked)
+		return;
+	RTE_PER_LCORE(_lcore_id) = lcore;
+	rte_thread_unregister();
+	RTE_PER_LCORE(_lcore_id) = before;
+}
+
+int
+dpdk_sys_on_interrupt_thread(void (*fn)(void *), void *arg)
+{
+	return rte_eal_alarm_set(1, fn, arg);
+}
+
+/* ---- ports ---- */
+
+int
+dpdk_sys_hotplug_add(const char *bus, const char *name, const char *args)
+{
+	return rte_eal_hotplug_add(bus, name, args);
+}
+
+int
+dpdk_sys_hotplug_remove(const char *bus, const char *name)
+{
+	return rte_eal_hotplug_remove(bus, name);
+}
+
+int
+dpdk_sys_port_by_name(const char *name)
+{
+	uint16_t port;
+
+	if (rte_eth_dev_get_port_by_name(name, &port) != 0 || port >= DPDK_SYS_PORTS_MAX)
+		return -ENODEV;
+	return port;
+}
+
+void *
+dpdk_sys_pool_create(const char *name, uint32_t n, uint32_t room, int *error)
+{
+	struct rte_mempool *pool;
+
+	if (room + RTE_PKTMBUF_HEADROOM > UINT16_MAX) {
+		*error = EINVAL;
+		return NULL;
+	}
+	pool = rte_pktmbuf_pool_create(name, n, n >= 1024 ? 256 : 0, 0,
+				       (uint16_t)(room + RTE_PKTMBUF_HEADROOM), SOCKET_ID_ANY);
+	*error = pool == NULL ? rte_errno : 0;
+	return pool;
+}
+
+int
+dpdk_sys_pool_free(void *pool)
+{
+	if (forked || rte_mempool_full(pool) != 1)
+		return 0;
+	rte_mempool_free(pool);
+	return 1;
+}
+
+uint32_t
+dpdk_sys_pool_in_use(const void *pool)
+{
+	return rte_mempool_in_use_count(pool);
+}
+
+int
+dpdk_sys_port_limits(uint16_t port, dpdk_sys_limits *out)
+{
+	struct rte_eth_dev_info info;
+	int ret = rte_eth_dev_info_get(port, &info);
+
+	if (ret != 0)
+		return ret;
+	memset(out, 0, sizeof(*out));
+	out->max_rx_queues = info.max_rx_queues;
+	out->max_tx_queues = info.max_tx_queues;
+	out->max_mtu = info.max_mtu;
+	out->rx_ring = info.default_rxportconf.ring_size;
+	out->tx_ring = info.default_txportconf.ring_size;
+	snprintf(out->driver, sizeof(out->driver), "%s", info.driver_name != NULL ? info.driver_name : "?");
+	return 0;
+}
+
+int
+dpdk_sys_port_setup(uint16_t port, uint16_t queues, uint32_t mtu, uint16_t *rx_ring, uint16_t *tx_ring,
+		    void *pool, const char **stage)
+{
+	struct rte_eth_dev_info info;
+	struct rte_eth_conf conf;
+	int ret;
+
+	*stage = "asking what it can do";
+	ret = rte_eth_dev_info_get(port, &info);
+	if (ret != 0)
+		return ret;
+
+	memset(&conf, 0, sizeof(conf));
+	/* A software device that says 1500 may carry more all the same; it is not asked. */
+	uint32_t default_max = info.max_mtu != 0 ? info.max_mtu : UINT16_MAX;
+	if (info.max_rx_pktlen != 0 && mtu + RTE_ETHER_HDR_LEN + RTE_ETHER_CRC_LEN + 4 > info.max_rx_pktlen)
+		default_max = 0;
+	if (mtu <= default_max)
+		conf.rxmode.mtu = mtu;
+	if (info.tx_offload_capa & RTE_ETH_TX_OFFLOAD_MBUF_FAST_FREE)
+		conf.txmode.offloads |= RTE_ETH_TX_OFFLOAD_MBUF_FAST_FREE;
+	/* RoCEv2 is UDP: spread by its ports over the queues where the device can. */
+	uint64_t rss = info.flow_type_rss_offloads &
+		       (RTE_ETH_RSS_NONFRAG_IPV4_UDP | RTE_ETH_RSS_NONFRAG_IPV6_UDP);
+	if (queues > 1 && rss != 0) {
+		conf.rxmode.mq_mode = RTE_ETH_MQ_RX_RSS;
+		conf.rx_adv_conf.rss_conf.rss_hf = rss;
+	}
+
+	*stage = "configuring its queues";
+	ret = rte_eth_dev_configure(port, queues, queues, &conf);
+	if (ret != 0)
+		return ret;
+	*stage = "sizing its rings";
+	ret = rte_eth_dev_adjust_nb_rx_tx_desc(port, rx_ring, tx_ring);
+	if (ret != 0)
+		return ret;
+	for (uint16_t q = 0; q < queues; q++) {
+		struct rte_eth_rxconf rx = info.default_rxconf;
+		struct rte_eth_txconf tx = info.default_txconf;
+		rx.offloads = conf.rxmode.offloads;
+		tx.offloads = conf.txmode.offloads;
+		*stage = "setting up a receive queue";
+		ret = rte_eth_rx_queue_setup(port, q, *rx_ring, SOCKET_ID_ANY, &rx, pool);
+		if (ret != 0)
+			return ret;
+		*stage = "setting up a transmit queue";
+		ret = rte_eth_tx_queue_setup(port, q, *tx_ring, SOCKET_ID_ANY, &tx);
+		if (ret != 0)
+			return ret;
+	}
+	return 0;
+}
+
+int
+dpdk_sys_port_start(uint16_t port)
+{
+	return rte_eth_dev_start(port);
+}
+
+int
+dpdk_sys_port_stop(uint16_t port)
+{
+	return rte_eth_dev_stop(port);
+}
+
+int
+dpdk_sys_port_get_mac(uint16_t port, uint8_t mac[6])
+{
+	struct rte_ether_addr addr;
+	int ret = rte_eth_macaddr_get(port, &addr);
+
+	if (ret == 0)
+		memcpy(mac, addr.addr_bytes, 6);
+	return ret;
+}
+
+int
+dpdk_sys_port_set_mac(uint16_t port, const uint8_t mac[6])
+{
+	struct rte_ether_addr addr;
+
+	memcpy(addr.addr_bytes, mac, 6);
+	return rte_eth_dev_default_mac_addr_set(port, &addr);
+}
+
+int
+dpdk_sys_port_set_mtu(uint16_t port, uint32_t mtu)
+{
+	return mtu <= UINT16_MAX ? rte_eth_dev_set_mtu(port, (uint16_t)mtu) : -EINVAL;
+}
+
+int
+dpdk_sys_port_get_mtu(uint16_t port, uint32_t *mtu)
+{
+	uint16_t value;
+	int ret = rte_eth_dev_get_mtu(port, &value);
+
+	if (ret == 0)
+		*mtu = value;
+	return ret;
+}
+
+int
+dpdk_sys_port_promiscuous(uint16_t port)
+{
+	return rte_eth_promiscuous_enable(port);
+}
+
+int
+dpdk_sys_port_link(uint16_t port)
+{
+	struct rte_eth_link link;
+
+	memset(&link, 0, sizeof(link));
+	if (forked || rte_eth_link_get_nowait(port, &link) != 0)
+		return 0;
+	return link.link_status == RTE_ETH_LINK_UP;
+}
+
+int
+dpdk_sys_port_missed(uint16_t port, uint64_t *rx, uint64_t *tx)
+{
+	struct rte_eth_stats stats;
+	int ret = forked ? -ENODEV : rte_eth_stats_get(port, &stats);
+
+	if (ret == 0) {
+		*rx = stats.imissed + stats.ierrors + stats.rx_nombuf;
+		*tx = stats.oerrors;
+	}
+	return ret;
+}
+
+int
+dpdk_sys_iface_set_mac(const char *iface, const uint8_t mac[6])
+{
+	struct ifreq request;
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -errno;
+	memset(&request, 0, sizeof(request));
+	snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", iface);
+	request.ifr_hwaddr.sa_family = ARPHRD_ETHER;
+	memcpy(request.ifr_hwaddr.sa_data, mac, 6);
+	int ret = ioctl(fd, SIOCSIFHWADDR, &request) == 0 ? 0 : -errno;
+	close(fd);
+	return ret;
+}

@@ -1,0 +1,249 @@
+//! A port that writes every frame, both ways, to a pcap file.
+
+use super::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use core::time::Duration;
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+use pcap_file::{DataLink, TsResolution};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Instant, SystemTime};
+
+/// Packets reach the disk at least this often while frames flow or the port is maintained.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+
+/// Wraps `port` so that every frame it receives and sends is also written to the file at `path`.
+///
+/// The file is a pcap with nanoseconds and Ethernet's link type, readable while it grows. All queues write to it,
+/// in the order of their bursts. A frame that the port does not accept is written when it is accepted.
+///
+/// # Errors
+/// When the file cannot be made.
+pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: port.info().name.clone(), reason };
+    let file = File::create(path)
+        .map_err(|error| fail(format!("the capture file {} cannot be made: {error}", path.display())))?;
+    let file = Output(Arc::new(Mutex::new(BufWriter::with_capacity(1 << 16, file))));
+    let header = PcapHeader {
+        datalink: DataLink::ETHERNET,
+        ts_resolution: TsResolution::NanoSecond,
+        ..PcapHeader::default()
+    };
+    let writer = PcapWriter::with_header(file.clone(), header)
+        .map_err(|error| fail(format!("the capture file {} cannot be written: {error}", path.display())))?;
+    let inner = Inner { writer, file, flushed: Instant::now(), failed: false, path: path.into() };
+    let log = Log(Arc::new(Mutex::new(inner)));
+    log.lock().flush();
+    Ok(Box::new(CapturePort { port, log }))
+}
+
+/// The file, shared by the writer and by whoever flushes.
+#[derive(Clone)]
+struct Output(Arc<Mutex<BufWriter<File>>>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).write(bytes)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).flush()
+    }
+}
+
+struct Inner {
+    writer: PcapWriter<Output>,
+    file: Output,
+    flushed: Instant,
+    failed: bool,
+    path: PathBuf,
+}
+
+#[derive(Clone)]
+struct Log(Arc<Mutex<Inner>>);
+
+impl Log {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Inner {
+    fn write(&mut self, at: Duration, bytes: &[u8]) {
+        // A full disk must not stop the traffic.
+        let packet = PcapPacket::new(at, bytes.len() as u32, bytes);
+        let result = self.writer.write_packet(&packet).map(drop).map_err(|error| error.to_string());
+        self.note(result);
+    }
+
+    fn flush(&mut self) {
+        let result = self.file.flush().map_err(|error| error.to_string());
+        self.note(result);
+        self.flushed = Instant::now();
+    }
+
+    fn flush_if_due(&mut self) {
+        if self.flushed.elapsed() >= FLUSH_EVERY {
+            self.flush();
+        }
+    }
+
+    fn note(&mut self, result: Result<(), String>) {
+        let Err(error) = result else { return };
+        if !core::mem::replace(&mut self.failed, true) {
+            tracing::warn!("the capture {} is incomplete: {error}", self.path.display());
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+fn now() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
+struct CapturePort {
+    port: Box<dyn Port>,
+    log: Log,
+}
+
+impl Port for CapturePort {
+    fn info(&self) -> &PortInfo {
+        self.port.info()
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let queue = self.port.take_queue(index)?;
+        Some(Box::new(CaptureQueue { queue, log: self.log.clone(), bytes: Vec::new(), ends: Vec::new() }))
+    }
+
+    fn link_up(&self) -> bool {
+        self.port.link_up()
+    }
+
+    fn maintain(&self) {
+        self.log.lock().flush_if_due();
+        self.port.maintain();
+    }
+
+    fn stats(&self) -> PortStats {
+        self.port.stats()
+    }
+}
+
+struct CaptureQueue {
+    queue: Box<dyn PortQueue>,
+    log: Log,
+    /// Copies of the frames that are being sent, and where each ends.
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl PortQueue for CaptureQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        let before = out.len();
+        let n = self.queue.rx_burst(out);
+        if n > 0 {
+            let at = now();
+            let mut log = self.log.lock();
+            for frame in &out[before..] {
+                log.write(at, frame.data());
+            }
+            log.flush_if_due();
+        }
+        n
+    }
+
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        if frames.is_empty() {
+            return self.queue.tx_burst(frames);
+        }
+        // An accepted frame is gone, so it is copied before.
+        self.bytes.clear();
+        self.ends.clear();
+        for frame in &*frames {
+            self.bytes.extend_from_slice(frame.data());
+            self.ends.push(self.bytes.len());
+        }
+        let at = now();
+        let n = self.queue.tx_burst(frames);
+        if n > 0 {
+            let mut log = self.log.lock();
+            let mut start = 0;
+            for &end in &self.ends[..n] {
+                log.write(at, &self.bytes[start..end]);
+                start = end;
+            }
+            log.flush_if_due();
+        }
+        n
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        self.queue.alloc()
+    }
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        self.queue.recycle(frames);
+    }
+    fn claimed(&mut self) {
+        self.queue.claimed();
+    }
+    fn released(&mut self) {
+        self.queue.released();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pair;
+    use super::*;
+    use pcap_file::pcap::PcapReader;
+
+    #[test]
+    fn both_directions_of_all_queues_are_in_the_file() {
+        let path = std::env::temp_dir().join(format!("roce-capture-{}.pcap", std::process::id()));
+        let (a, b) = pair(2);
+        let a = capture(a, &path).unwrap();
+        let mut qa = [a.take_queue(0).unwrap(), a.take_queue(1).unwrap()];
+        let mut qb = [b.take_queue(0).unwrap(), b.take_queue(1).unwrap()];
+        let mut burst = TxBurst::new();
+        let mut got = RxBurst::new();
+        let mut expected = Vec::new();
+        for i in 0..100u8 {
+            let queue = usize::from(i % 2);
+            let (from, to) = if i % 3 == 0 { (&mut qb, &mut qa) } else { (&mut qa, &mut qb) };
+            let bytes = vec![i; 20 + usize::from(i)];
+            let mut frame = from[queue].alloc().unwrap();
+            frame.fill(&bytes);
+            expected.push(bytes);
+            burst.push(frame);
+            assert_eq!(from[queue].tx_burst(&mut burst), 1);
+            assert_eq!(to[queue].rx_burst(&mut got), 1);
+            to[queue].recycle(&mut got);
+        }
+        drop((a, qa));
+        let mut reader = PcapReader::new(File::open(&path).unwrap()).unwrap();
+        assert_eq!(reader.header().datalink, DataLink::ETHERNET);
+        let mut packets = Vec::new();
+        let mut last = Duration::ZERO;
+        while let Some(packet) = reader.next_packet() {
+            let packet = packet.unwrap();
+            assert!(packet.timestamp >= last && packet.orig_len as usize == packet.data.len());
+            last = packet.timestamp;
+            packets.push(packet.data.into_owned());
+        }
+        assert_eq!(packets, expected);
+        assert!(now().abs_diff(last) < Duration::from_secs(60));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_made_is_an_error() {
+        let error = capture(pair(1).0, Path::new("/no/such/dir/x.pcap")).err().unwrap().to_string();
+        assert!(error.contains("/no/such/dir/x.pcap cannot be made"), "{error}");
+    }
+}

@@ -1,0 +1,483 @@
+//! From a [`PortSpec`] to a running device: checks whose failure DPDK would not explain, then the steps.
+
+use super::eal::{self, Eal, errno_text, says};
+use super::port::{Device, DpdkPort, Pool, Shared, State};
+use crate::config::SHARDS_MAX;
+use crate::id::Mac;
+use crate::port::counters::Counters;
+use crate::port::{L2_OVERHEAD, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, socket_file};
+use core::ffi::CStr;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use dpdk_sys as sys;
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::Arc;
+
+const _: () = assert!(SHARDS_MAX <= sys::DPDK_SYS_QUEUES_MAX as usize, "each shard has a queue, each queue a gate");
+
+/// Entries of a device's rings, unless it prefers another number.
+const RING: u16 = 1024;
+/// Base-2 logarithm of the entries of a memif's rings.
+const MEMIF_RSIZE: &str = "10";
+
+/// What a specification asks of DPDK.
+#[derive(Debug)]
+struct Plan {
+    bus: &'static str,
+    name: String,
+    args: String,
+    /// Bytes that an mbuf has room for.
+    room: usize,
+    mtu: usize,
+    /// The address that the port has where its device has none to set.
+    mac: Option<Mac>,
+    memif: Option<MemifRole>,
+    /// The Linux interface that the device makes: to be told apart from the port by its address.
+    kernel_side: Option<String>,
+    /// Whether the device's MTU is ours to set.
+    set_mtu: bool,
+}
+
+/// Opens a DPDK port.
+pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    let plan = plan(spec, options).map_err(fail)?;
+    let pci = (plan.bus == "pci").then_some(plan.name.as_str());
+    let eal = Eal::get(pci)?;
+    if pci.is_some() && !eal.pci {
+        return Err(fail(
+            "DPDK runs without PCI in this process, as its first port was none: open the PCI port first".into(),
+        ));
+    }
+    let queues = options.queues;
+    let frames = options.frames;
+    let on_interrupt_thread = plan.memif.is_some();
+    let device = Device { eal, bus: plan.bus, name: plan.name.clone(), on_interrupt_thread };
+    let name = spec.to_string();
+    let opened = eal.call(move || {
+        eal::forget_log();
+        steps(device, &plan, queues, frames).map(|(shared, mac, mtu)| {
+            let info = PortInfo { name, mac, mtu, queues };
+            let taken = (0..queues).map(|_| AtomicBool::new(false)).collect();
+            DpdkPort { info, taken, shared }
+        })
+    });
+    Ok(Box::new(opened.map_err(fail)?))
+}
+
+/// The device's steps from nothing to running, on DPDK's thread.
+fn steps(device: Device, plan: &Plan, queues: usize, frames: usize) -> Result<(Arc<Shared>, Mac, usize), String> {
+    Pool::reap();
+    let name = c_string(&plan.name)?;
+    let bus = c_string(device.bus)?;
+    let args = c_string(&plan.args)?;
+    // SAFETY: terminated strings that DPDK copies.
+    let ret = unsafe { sys::dpdk_sys_hotplug_add(bus.as_ptr(), name.as_ptr(), args.as_ptr()) };
+    if ret != 0 {
+        // Nothing was added, so nothing is to be removed.
+        let eal = device.eal;
+        core::mem::forget(device);
+        return Err(not_added(plan, ret, eal));
+    }
+    // SAFETY: a terminated string.
+    let port = unsafe { sys::dpdk_sys_port_by_name(name.as_ptr()) };
+    let Ok(port) = u16::try_from(port) else {
+        return Err(format!(
+            "the device {} made no Ethernet port, or more than {} ports are open: name an Ethernet device",
+            plan.name,
+            sys::DPDK_SYS_PORTS_MAX
+        ));
+    };
+
+    // SAFETY: an all-zero value of this plain structure is valid.
+    let mut limits: sys::dpdk_sys_limits = unsafe { core::mem::zeroed() };
+    // SAFETY: the port exists; the structure is ours.
+    let ret = unsafe { sys::dpdk_sys_port_limits(port, &raw mut limits) };
+    if ret != 0 {
+        return Err(format!("the device does not say what it can do: {}{}", errno_text(ret), says()));
+    }
+    let most = usize::from(limits.max_rx_queues.min(limits.max_tx_queues));
+    if queues > most {
+        return Err(format!("the device has {most} queues, not {queues}: use fewer shards"));
+    }
+
+    let ring = |preferred: u16| if preferred == 0 { RING } else { preferred };
+    let (mut rx_ring, mut tx_ring) = (ring(limits.rx_ring), ring(limits.tx_ring));
+    let buffers = queues * (frames + usize::from(rx_ring) + usize::from(tx_ring));
+    let pool = pool(device.eal, buffers, plan.room)?;
+    let mut stage = core::ptr::null();
+    // SAFETY: the port exists and is stopped; the pool outlives it (see `Shared`).
+    let ret = unsafe {
+        sys::dpdk_sys_port_setup(
+            port,
+            queues as u16,
+            plan.mtu as u32,
+            &raw mut rx_ring,
+            &raw mut tx_ring,
+            pool.as_ptr(),
+            &raw mut stage,
+        )
+    };
+    if ret != 0 {
+        // SAFETY: the shim set it to a literal.
+        let stage = unsafe { CStr::from_ptr(stage) }.to_string_lossy();
+        return Err(format!("{stage} failed: {}{}", errno_text(ret), says()));
+    }
+
+    let mac = address(port, plan.mac);
+    let mut mtu = plan.mtu;
+    if plan.set_mtu {
+        // SAFETY: the port exists. A device without the call carries what its buffers hold.
+        let ret = unsafe { sys::dpdk_sys_port_set_mtu(port, mtu as u32) };
+        if ret != 0 && plan.bus == "pci" {
+            let mut has = 0;
+            // SAFETY: the port exists; the number is ours.
+            if unsafe { sys::dpdk_sys_port_get_mtu(port, &raw mut has) } == 0 {
+                mtu = mtu.min(has as usize);
+            }
+        }
+    }
+    // SAFETY: the port exists. Not every device knows it, and those that do not take all frames anyway.
+    let _ = unsafe { sys::dpdk_sys_port_promiscuous(port) };
+
+    // SAFETY: runs on DPDK's thread; the ids go back when the port does.
+    let lcores = (0..queues).map(|_| unsafe { sys::dpdk_sys_lcore_reserve() }).collect();
+    let counters = (0..queues).map(|_| Counters::default()).collect();
+    let state = State::new(plan.memif == Some(MemifRole::Client));
+    let max_frame = plan.mtu + L2_OVERHEAD;
+    let shared = Arc::new(Shared { port, max_frame, lcores, counters, state, device, pool });
+    let starting = Arc::clone(&shared);
+    let ret = shared.device.step(move || starting.start()).unwrap_or(-libc_enomem());
+    // A memif client whose server is not there yet is started by `maintain`.
+    if ret != 0 && !shared.state.reconnects {
+        return Err(format!("the device does not start: {}{}", errno_text(ret), says()));
+    }
+    if let Some(iface) = &plan.kernel_side {
+        tell_apart(iface, mac);
+    }
+    Ok((shared, mac, mtu))
+}
+
+/// ENOMEM, the only way in which arranging a call on the interrupt thread fails.
+const fn libc_enomem() -> i32 {
+    12
+}
+
+fn c_string(text: &str) -> Result<CString, String> {
+    CString::new(text).map_err(|_| "there is a NUL in it".to_owned())
+}
+
+/// The sentence for a device that DPDK did not add.
+fn not_added(plan: &Plan, ret: i32, eal: &Eal) -> String {
+    let what = errno_text(ret);
+    let says = says();
+    match plan.bus {
+        "pci" => format!(
+            "the PCI device {} was not added: {what}; bind it to vfio-pci (dpdk-devbind.py) and allow \
+             access to /dev/vfio{says}",
+            plan.name
+        ),
+        _ if !eal.huge && says.contains("memory") => {
+            format!("out of memory: raise EalOptions::memory_mib or reserve huge pages{says}")
+        }
+        _ => format!("the device {} was not added: {what}; check its name and options{says}", plan.name),
+    }
+}
+
+fn pool(eal: &Eal, buffers: usize, room: usize) -> Result<Pool, String> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let name = c_string(&format!("roce_{}", NUMBER.fetch_add(1, Ordering::Relaxed)))?;
+    let mut error = 0;
+    // SAFETY: a terminated name; the numbers are bounded by the options' checks.
+    let pool = unsafe { sys::dpdk_sys_pool_create(name.as_ptr(), buffers as u32, room as u32, &raw mut error) };
+    match NonNull::new(pool) {
+        // SAFETY: made just now.
+        Some(pool) => Ok(unsafe { Pool::new(pool) }),
+        None => {
+            let mib = buffers * (room + 512) / (1 << 20) + 1;
+            let remedy = if eal.huge {
+                "reserve more huge pages (sysctl vm.nr_hugepages=512) or ask for fewer frames"
+            } else {
+                "raise EalOptions::memory_mib, reserve huge pages (sysctl vm.nr_hugepages=512) or ask for fewer frames"
+            };
+            Err(format!("no memory for {buffers} buffers, {mib} MiB ({}): {remedy}", errno_text(error)))
+        }
+    }
+}
+
+/// The port's address: the wanted one where the device can be told, else its own.
+fn address(port: u16, wanted: Option<Mac>) -> Mac {
+    let mut mac = Mac::default();
+    if let Some(wanted) = wanted {
+        // SAFETY: the port exists; six bytes. Software devices need not know: they take every frame.
+        let _ = unsafe { sys::dpdk_sys_port_set_mac(port, wanted.0.as_ptr()) };
+        return wanted;
+    }
+    // SAFETY: the port exists; six bytes.
+    unsafe { sys::dpdk_sys_port_get_mac(port, mac.0.as_mut_ptr()) };
+    mac
+}
+
+/// net_tap gives its own address to the Linux interface too; a bridge would keep the port's frames then.
+fn tell_apart(iface: &str, port: Mac) {
+    let mut other = port;
+    other.0[0] |= 2;
+    other.0[5] ^= 0x80;
+    if let Ok(name) = c_string(iface) {
+        // SAFETY: a terminated name and six bytes. On failure the interface works, but not in a bridge.
+        let ret = unsafe { sys::dpdk_sys_iface_set_mac(name.as_ptr(), other.0.as_ptr()) };
+        if ret != 0 {
+            tracing::warn!("{iface} keeps the port's own address and will not work in a bridge: {}", errno_text(ret));
+        }
+    }
+}
+
+/// A number that no other device of this process has.
+fn number() -> u32 {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
+    let max_frame = port.mtu + L2_OVERHEAD;
+    let room = max_frame.next_multiple_of(64);
+    let mut plan = Plan {
+        bus: "vdev",
+        name: String::new(),
+        args: String::new(),
+        room,
+        mtu: port.mtu,
+        mac: port.mac,
+        memif: None,
+        kernel_side: None,
+        set_mtu: true,
+    };
+    match spec {
+        PortSpec::Memif { path, role, options } => memif(&mut plan, path, *role, options, port)?,
+        PortSpec::Tap { iface, options } => {
+            tap_possible(iface)?;
+            let mac = port.mac.unwrap_or_else(Mac::random);
+            plan.mac = Some(mac);
+            plan.name = format!("net_tap{}", number());
+            plan.args = format!("iface={iface},mac={mac}");
+            more(&mut plan.args, options, &["remote"])?;
+            plan.kernel_side = Some(iface.clone());
+        }
+        PortSpec::AfPacket { iface, options } => {
+            let mtu = interface_mtu(iface)?;
+            if !capable(CAP_NET_RAW) {
+                return Err("raw sockets need CAP_NET_RAW: run as root or grant the capability".into());
+            }
+            plan.mtu = plan.mtu.min(mtu);
+            plan.set_mtu = false;
+            plan.name = format!("net_af_packet{}", number());
+            // A slot holds the frame and the kernel's header of it, and the driver copies it as a whole.
+            let slot = (max_frame + 128).next_power_of_two().max(2048);
+            plan.room = slot;
+            let given = |key: &str| options.iter().any(|(k, _)| k == key);
+            plan.args = format!("iface={iface},qpairs={}", port.queues);
+            for (key, value) in [("framesz", slot), ("blocksz", slot.max(4096)), ("framecnt", 512)] {
+                if !given(key) {
+                    plan.args.push_str(&format!(",{key}={value}"));
+                }
+            }
+            more(&mut plan.args, options, &["framesz", "blocksz", "framecnt", "qdisc_bypass", "fanout_mode"])?;
+        }
+        PortSpec::Vhost { path, options } => {
+            let path = socket_file::absolute(path)?;
+            if !options.iter().any(|(key, value)| key == "client" && value == "1") {
+                socket_file::make_way(Path::new(&path))?;
+            }
+            plan.mac = Some(port.mac.unwrap_or_else(Mac::random));
+            plan.name = format!("net_vhost{}", number());
+            plan.args = format!("iface={path},queues={}", port.queues);
+            more(
+                &mut plan.args,
+                options,
+                &["client", "iommu-support", "postcopy-support", "tso", "linear-buffer", "ext-buffer", "legacy-ol-flags"],
+            )?;
+        }
+        PortSpec::Dpdk { devargs } => {
+            let (name, args) = devargs.split_once(',').unwrap_or((devargs, ""));
+            plan.args = args.into();
+            match pci_address(name) {
+                Some(address) => {
+                    if !Path::new("/sys/bus/pci/devices").join(&address).exists() {
+                        return Err(format!("there is no PCI device {address}: see lspci -D"));
+                    }
+                    plan.bus = "pci";
+                    plan.name = address;
+                }
+                None => plan.name = name.into(),
+            }
+        }
+        PortSpec::Loopback | PortSpec::Unix { .. } => return Err("this port does not use DPDK".into()),
+    }
+    Ok(plan)
+}
+
+fn memif(
+    plan: &mut Plan,
+    path: &Path,
+    role: Option<MemifRole>,
+    options: &[(String, String)],
+    port: &PortOptions,
+) -> Result<(), String> {
+    let path = socket_file::absolute(path)?;
+    let path = Path::new(&path);
+    let role = role.unwrap_or(match socket_file::look(path)? {
+        socket_file::Look::Alive => MemifRole::Client,
+        socket_file::Look::Stale | socket_file::Look::Missing => MemifRole::Server,
+    });
+    if role == MemifRole::Server {
+        socket_file::make_way(path)?;
+    }
+    let mac = port.mac.unwrap_or_else(Mac::random);
+    plan.memif = Some(role);
+    plan.mac = Some(mac);
+    plan.name = format!("net_memif{}", number());
+    let role = match role {
+        MemifRole::Server => "server",
+        MemifRole::Client => "client",
+    };
+    plan.args = format!("role={role},socket={},socket-abstract=no,mac={mac}", path.display());
+    let mut numbers = [("rsize", MEMIF_RSIZE.to_owned()), ("bsize", (plan.room + 64).to_string())];
+    for (key, value) in &mut numbers {
+        if let Some((_, given)) = options.iter().find(|(k, _)| k == key) {
+            value.clone_from(given);
+        }
+        let parsed: usize = value.parse().map_err(|_| format!("{key}={value} is not a number"))?;
+        match *key {
+            "rsize" if !(1..=14).contains(&parsed) => {
+                return Err(format!("rsize={parsed} is out of range: rings have 2^1 to 2^14 slots"));
+            }
+            "bsize" if parsed < port.mtu + L2_OVERHEAD || parsed > usize::from(u16::MAX) => {
+                return Err(format!(
+                    "bsize={parsed} is out of range: a buffer holds a frame of {} bytes and at most 65535",
+                    port.mtu + L2_OVERHEAD
+                ));
+            }
+            _ => {}
+        }
+        plan.args.push_str(&format!(",{key}={value}"));
+    }
+    let others: Vec<_> = options.iter().filter(|(key, _)| key != "rsize" && key != "bsize").cloned().collect();
+    if others.iter().any(|(key, _)| key == "zero-copy") {
+        return Err("zero-copy is off for good: the peer could change a frame that was checked already".into());
+    }
+    more(&mut plan.args, &others, &["id", "secret", "owner-uid", "owner-gid"])
+        .map_err(|error| error.replace("are id", "are rsize, bsize, id"))
+}
+
+/// Appends options, those of a list only: DPDK's own message for an unknown one says little.
+fn more(args: &mut String, options: &[(String, String)], known: &[&str]) -> Result<(), String> {
+    for (key, value) in options {
+        if !known.contains(&key.as_str()) {
+            return Err(format!("there is no option {key}; the options are {}", known.join(", ")));
+        }
+        args.push_str(&format!(",{key}={value}"));
+    }
+    Ok(())
+}
+
+/// A full PCI address, if the text is one: `03:00.0` or `0000:03:00.0`.
+fn pci_address(text: &str) -> Option<String> {
+    let (bus, function) = text.rsplit_once('.')?;
+    let hex = |part: &str, most: usize| {
+        !part.is_empty() && part.len() <= most && part.chars().all(|c| c.is_ascii_hexdigit())
+    };
+    let parts: Vec<&str> = bus.split(':').collect();
+    let (domain, bus, device) = match *parts.as_slice() {
+        [bus, device] => ("0000", bus, device),
+        [domain, bus, device] => (domain, bus, device),
+        _ => return None,
+    };
+    (hex(domain, 8) && hex(bus, 2) && hex(device, 2) && hex(function, 1))
+        .then(|| format!("{domain:0>4}:{bus:0>2}:{device:0>2}.{function}").to_lowercase())
+}
+
+/// Bits of a capability set (capabilities(7)).
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_NET_RAW: u32 = 13;
+
+/// Whether the process has the capability; yes where that is unknown.
+fn capable(bit: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string("/proc/self/status") else { return true };
+    let Some(line) = status.lines().find_map(|line| line.strip_prefix("CapEff:")) else { return true };
+    u64::from_str_radix(line.trim(), 16).map_or(true, |set| set >> bit & 1 == 1)
+}
+
+fn tap_possible(iface: &str) -> Result<(), String> {
+    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
+        return Err(match error.kind() {
+            std::io::ErrorKind::NotFound => "there is no /dev/net/tun: load it with modprobe tun".into(),
+            std::io::ErrorKind::PermissionDenied => "/dev/net/tun may not be opened: run as root or allow it".into(),
+            _ => format!("/dev/net/tun cannot be opened: {error}"),
+        });
+    }
+    if !capable(CAP_NET_ADMIN) {
+        return Err("network interfaces need CAP_NET_ADMIN: run as root or grant the capability".into());
+    }
+    let existing = Path::new("/sys/class/net").join(iface);
+    if existing.exists() && !existing.join("tun_flags").exists() {
+        return Err(format!("{iface} exists and is no tap interface: choose another name, or use af_packet:{iface}"));
+    }
+    Ok(())
+}
+
+fn interface_mtu(iface: &str) -> Result<usize, String> {
+    let file = Path::new("/sys/class/net").join(iface).join("mtu");
+    match std::fs::read_to_string(&file) {
+        Ok(text) => text.trim().parse().map_err(|_| format!("{} has no number", file.display())),
+        Err(_) => Err(format!("there is no network interface {iface}: see ip link")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(text: &str) -> Result<Plan, String> {
+        plan(&text.parse().unwrap(), &PortOptions::default())
+    }
+
+    #[test]
+    fn pci_addresses_are_told_from_names() {
+        assert_eq!(pci_address("3:0.1").as_deref(), Some("0000:03:00.1"));
+        assert_eq!(pci_address("0000:AF:00.0").as_deref(), Some("0000:af:00.0"));
+        for name in ["net_ring0", "net_pcap0.1", "a:b:c:d.0", "03:00", ".0", "::.0"] {
+            assert_eq!(pci_address(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn memif_plans() {
+        let dir = std::env::temp_dir().display().to_string();
+        let plan = planned(&format!("memif:{dir}/no-such-memif.sock,rsize=11")).unwrap();
+        assert_eq!(plan.memif, Some(MemifRole::Server), "nobody listens, so we do");
+        assert!(plan.args.contains("role=server") && plan.args.contains("rsize=11"), "{}", plan.args);
+        assert!(plan.args.contains("bsize=4288"), "{}", plan.args);
+        assert_eq!(plan.room, 4224);
+        for (options, part) in [
+            ("rsize=15", "2^14"),
+            ("rsize=x", "not a number"),
+            ("bsize=2048", "a frame of 4218 bytes"),
+            ("zero-copy=yes", "off for good"),
+            ("colour=red", "the options are rsize, bsize, id"),
+        ] {
+            let error = planned(&format!("memif:{dir}/no-such-memif.sock,{options}")).unwrap_err();
+            assert!(error.contains(part), "{options}: {error}");
+        }
+        let error = planned("memif:/no/such/directory/memif.sock").unwrap_err();
+        assert!(error.contains("/no/such/directory"), "{error}");
+    }
+
+    #[test]
+    fn devices_that_are_not_there() {
+        let error = planned("af_packet:nosuchif0").unwrap_err();
+        assert_eq!(error, "there is no network interface nosuchif0: see ip link");
+        let error = planned("dpdk:ffff:ff:1f.7").unwrap_err();
+        assert_eq!(error, "there is no PCI device ffff:ff:1f.7: see lspci -D");
+    }
+}

@@ -1,0 +1,256 @@
+//! A started DPDK port: its life, its restarts, its end.
+
+use super::eal::{Eal, forked};
+use super::queue::DpdkQueue;
+use crate::port::counters::{Counters, sum};
+use crate::port::{Port, PortInfo, PortQueue, PortStats};
+use core::ffi::c_void;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use dpdk_sys as sys;
+use std::ffi::CString;
+use std::sync::{Arc, Mutex, mpsc};
+
+/// Calls of `maintain` between two attempts to reconnect: about 100 ms, ample for a handshake on a busy machine.
+const RECONNECT_CALLS: u32 = 10;
+
+/// A pool of mbufs.
+pub(super) struct Pool(NonNull<c_void>);
+
+// SAFETY: a mempool may be used from any thread.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+/// Pools whose port is gone while frames of theirs are still around.
+static GRAVEYARD: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
+
+impl Pool {
+    /// # Safety
+    /// `pool` is a mempool of mbufs that nobody else frees.
+    pub(super) unsafe fn new(pool: NonNull<c_void>) -> Self {
+        Self(pool)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+
+    /// Frees the pools that have all their buffers back. On DPDK's thread.
+    pub(super) fn reap() {
+        let mut graves = GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // SAFETY: the pools in the graveyard belong to no port, so once every buffer is back nothing refers to
+        // them; a pool that was freed leaves the list.
+        graves.retain(|pool| unsafe { sys::dpdk_sys_pool_free(pool.as_ptr()) == 0 });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let mut graves = GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        graves.push(Self(self.0));
+        drop(graves);
+        // In a forked child there is no environment, and nothing to free.
+        if let Ok(eal) = Eal::get(None) {
+            eal.spawn(Self::reap);
+        }
+    }
+}
+
+/// A device that was added to DPDK; dropping it removes the device.
+pub(super) struct Device {
+    pub(super) eal: &'static Eal,
+    pub(super) bus: &'static str,
+    pub(super) name: String,
+    /// The driver's handlers on the interrupt thread must not run beside a removal.
+    pub(super) on_interrupt_thread: bool,
+}
+
+impl Device {
+    /// Runs a control step where it is safe for this device, and waits for it.
+    pub(super) fn step<R: Send + 'static>(&self, step: impl FnOnce() -> R + Send + 'static) -> Option<R> {
+        if !self.on_interrupt_thread {
+            return Some(self.eal.call(step));
+        }
+        let (reply, result) = mpsc::sync_channel(1);
+        let arranged = self.eal.on_interrupt_thread(move || {
+            let _ = reply.send(step());
+        });
+        if arranged { result.recv().ok() } else { None }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if forked() {
+            return;
+        }
+        let Ok(name) = CString::new(self.name.as_str()) else { return };
+        let bus = CString::new(self.bus).unwrap_or_default();
+        self.step(move || {
+            // SAFETY: the strings are terminated; the port was stopped by its owner, or never started.
+            unsafe {
+                if let Ok(port) = u16::try_from(sys::dpdk_sys_port_by_name(name.as_ptr())) {
+                    sys::dpdk_sys_gates_close(port);
+                    sys::dpdk_sys_port_stop(port);
+                }
+                sys::dpdk_sys_hotplug_remove(bus.as_ptr(), name.as_ptr());
+            }
+        });
+    }
+}
+
+/// What a port and its queues share. The last of them to go closes the device.
+pub(super) struct Shared {
+    pub(super) port: u16,
+    pub(super) max_frame: usize,
+    pub(super) lcores: Vec<u32>,
+    pub(super) counters: Vec<Counters>,
+    pub(super) state: State,
+    /// Before the pool: fields are dropped in this order.
+    pub(super) device: Device,
+    pub(super) pool: Pool,
+}
+
+/// Whether the device runs, and whether someone is at work on it.
+#[derive(Default)]
+pub(super) struct State {
+    /// The device is started and its gates are open.
+    pub(super) started: AtomicBool,
+    /// This end has to reconnect by itself when its peer went away.
+    pub(super) reconnects: bool,
+    busy: AtomicBool,
+    down_calls: AtomicU32,
+    restarts: AtomicU64,
+}
+
+impl State {
+    pub(super) fn new(reconnects: bool) -> Self {
+        Self { reconnects, ..Self::default() }
+    }
+}
+
+impl Shared {
+    /// Starts the device and opens the gates; on the thread where the device's control steps run.
+    pub(super) fn start(&self) -> i32 {
+        // SAFETY: the port is configured and stopped, and its gates are closed.
+        let ret = unsafe { sys::dpdk_sys_port_start(self.port) };
+        if ret == 0 {
+            // SAFETY: the port is started, with this many queues.
+            unsafe { sys::dpdk_sys_gates_open(self.port, self.lcores.len() as u16) };
+            self.state.started.store(true, Ordering::Release);
+        }
+        ret
+    }
+
+    /// Closes the gates and stops the device; same thread as [`start`](Self::start).
+    fn stop(&self) {
+        self.state.started.store(false, Ordering::Release);
+        // SAFETY: the port exists as long as `self`; with the gates closed nobody is inside its queues.
+        unsafe {
+            sys::dpdk_sys_gates_close(self.port);
+            sys::dpdk_sys_port_stop(self.port);
+        }
+    }
+
+    pub(super) fn link_up(&self) -> bool {
+        // SAFETY: the port exists as long as `self`.
+        self.state.started.load(Ordering::Acquire) && unsafe { sys::dpdk_sys_port_link(self.port) != 0 }
+    }
+
+    /// Arranges a restart on the interrupt thread, unless one is under way.
+    fn restart(self: &Arc<Self>) {
+        if self.state.busy.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let shared = Arc::clone(self);
+        let eal = self.device.eal;
+        let arranged = eal.on_interrupt_thread(move || {
+            // The peer may have come back since.
+            if !shared.link_up() {
+                if shared.state.started.load(Ordering::Acquire) {
+                    shared.stop();
+                }
+                if shared.start() == 0 {
+                    shared.state.restarts.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            shared.state.busy.store(false, Ordering::Release);
+            // This may be the last reference, and closing waits for the interrupt thread: not here.
+            let eal = shared.device.eal;
+            eal.spawn(move || drop(shared));
+        });
+        if !arranged {
+            self.state.busy.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if forked() {
+            return;
+        }
+        // SAFETY: the port still exists; no queue is left, so nobody goes through the gates any more.
+        unsafe { sys::dpdk_sys_gates_close(self.port) };
+        let lcores = core::mem::take(&mut self.lcores);
+        self.device.eal.call(move || {
+            for lcore in lcores {
+                // SAFETY: reserved for this port's queues, which are gone.
+                unsafe { sys::dpdk_sys_lcore_release(lcore) };
+            }
+        });
+        // Then the fields: the device is stopped and removed, the pool waits for its last frame.
+    }
+}
+
+/// A port on a DPDK device.
+pub(super) struct DpdkPort {
+    pub(super) info: PortInfo,
+    pub(super) taken: Vec<AtomicBool>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Port for DpdkPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        Some(Box::new(DpdkQueue::new(Arc::clone(&self.shared), index)))
+    }
+
+    fn link_up(&self) -> bool {
+        self.shared.link_up()
+    }
+
+    fn maintain(&self) {
+        let state = &self.shared.state;
+        if !state.reconnects || forked() {
+            return;
+        }
+        if self.shared.link_up() {
+            state.down_calls.store(0, Ordering::Relaxed);
+        } else if state.down_calls.fetch_add(1, Ordering::Relaxed) + 1 >= RECONNECT_CALLS {
+            state.down_calls.store(0, Ordering::Relaxed);
+            self.shared.restart();
+        }
+    }
+
+    fn stats(&self) -> PortStats {
+        let restarts = self.shared.state.restarts.load(Ordering::Relaxed);
+        let mut stats = PortStats { restarts, ..sum(&self.shared.counters) };
+        if !self.shared.state.busy.load(Ordering::Acquire) {
+            let (mut rx, mut tx) = (0, 0);
+            // SAFETY: the port exists as long as `shared`.
+            if unsafe { sys::dpdk_sys_port_missed(self.shared.port, &raw mut rx, &raw mut tx) } == 0 {
+                stats.rx_dropped += rx;
+                stats.tx_dropped += tx;
+            }
+        }
+        stats
+    }
+}

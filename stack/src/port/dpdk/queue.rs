@@ -1,0 +1,197 @@
+//! One queue pair of a DPDK port: bursts, each one call into the shim.
+
+use super::port::Shared;
+use crate::config::{RX_BURST, TX_BURST};
+use crate::port::frame::{FIELD_OFFSETS, FrameKind};
+use crate::port::{Frame, PortQueue, RxBurst, TxBurst};
+use arrayvec::ArrayVec;
+use core::mem::{align_of, offset_of, size_of};
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, Ordering};
+use dpdk_sys as sys;
+use std::sync::Arc;
+
+/// Buffers that a queue keeps at hand.
+const STOCK: usize = 32;
+
+const _: () = assert!(RX_BURST <= sys::DPDK_SYS_BURST_MAX as usize);
+const _: () = assert!(TX_BURST <= sys::DPDK_SYS_BURST_MAX as usize);
+const _: () = assert!(STOCK <= sys::DPDK_SYS_BURST_MAX as usize);
+const _: () = {
+    // The shim reads and writes frames in place.
+    assert!(size_of::<Frame>() == size_of::<sys::dpdk_sys_frame>());
+    assert!(align_of::<Frame>() == align_of::<sys::dpdk_sys_frame>());
+    assert!(FIELD_OFFSETS[0] == offset_of!(sys::dpdk_sys_frame, data));
+    assert!(FIELD_OFFSETS[1] == offset_of!(sys::dpdk_sys_frame, len));
+    assert!(FIELD_OFFSETS[2] == offset_of!(sys::dpdk_sys_frame, cap));
+    assert!(FIELD_OFFSETS[3] == offset_of!(sys::dpdk_sys_frame, handle));
+    assert!(FIELD_OFFSETS[4] == offset_of!(sys::dpdk_sys_frame, kind));
+};
+
+/// Frames whose buffer is an mbuf, of whatever pool.
+static MBUF: FrameKind = FrameKind { free: free_mbuf };
+
+unsafe extern "C" fn free_mbuf(handle: NonNull<()>) {
+    // SAFETY: the handle of a frame of this kind is an mbuf that the frame owned.
+    unsafe { sys::dpdk_sys_free(handle.as_ptr().cast()) }
+}
+
+/// States of a gate, as in the shim.
+const OPEN: u8 = 0;
+const INSIDE: u8 = 1;
+
+/// One queue pair.
+pub(super) struct DpdkQueue {
+    raw: sys::dpdk_sys_queue,
+    gate: &'static AtomicU8,
+    stock: ArrayVec<Frame, STOCK>,
+    index: usize,
+    shared: Arc<Shared>,
+}
+
+// SAFETY: `raw` points to the pool, which `shared` keeps, and to a static; both may be used on any thread. The
+// queue's lcore id is lent to the calling thread inside a call only, and calls take `&mut self`.
+unsafe impl Send for DpdkQueue {}
+
+impl DpdkQueue {
+    pub(super) fn new(shared: Arc<Shared>, index: usize) -> Self {
+        // SAFETY: the port has fewer than DPDK_SYS_PORTS_MAX and the queue fewer than DPDK_SYS_QUEUES_MAX (`open`
+        // checks both); the byte is a static of the shim that is only ever accessed atomically.
+        let gate = unsafe { AtomicU8::from_ptr(sys::dpdk_sys_gate(shared.port, index as u16)) };
+        let raw = sys::dpdk_sys_queue {
+            port: shared.port,
+            queue: index as u16,
+            lcore: shared.lcores[index],
+            pool: shared.pool.as_ptr(),
+            kind: (&raw const MBUF).cast(),
+            max_len: shared.max_frame as u32,
+        };
+        Self { raw, gate, stock: ArrayVec::new(), index, shared }
+    }
+
+    /// Runs `burst` inside the gate; `None` while the device is being restarted.
+    #[inline]
+    fn inside(&self, burst: impl FnOnce(&sys::dpdk_sys_queue, &mut sys::dpdk_sys_burst)) -> Option<sys::dpdk_sys_burst> {
+        if self.gate.compare_exchange(OPEN, INSIDE, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return None;
+        }
+        let mut result = sys::dpdk_sys_burst { bytes: 0, frames: 0, dropped: 0 };
+        burst(&self.raw, &mut result);
+        self.gate.store(OPEN, Ordering::Release);
+        Some(result)
+    }
+
+    /// Copies a frame that is no mbuf into one.
+    #[cold]
+    fn import(&mut self, frame: &Frame) -> Option<Frame> {
+        let mut copy = self.alloc()?;
+        copy.fill(frame.data());
+        Some(copy)
+    }
+}
+
+impl PortQueue for DpdkQueue {
+    #[inline]
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        let room = out.remaining_capacity();
+        if room == 0 {
+            return 0;
+        }
+        let first = out.len();
+        let Some(result) = self.inside(|raw, result| {
+            // SAFETY: the vector has room for `room` frames behind `first`; the shim writes whole frames, each of
+            // which owns its mbuf from then on; we hold the gate.
+            unsafe {
+                let spare = out.as_mut_ptr().add(first).cast();
+                sys::dpdk_sys_rx_burst(raw, spare, room as u32, result);
+            }
+        }) else {
+            return 0;
+        };
+        let n = result.frames as usize;
+        if n > 0 {
+            // SAFETY: the shim filled in `n <= room` frames.
+            unsafe { out.set_len(first + n) };
+            let counters = &self.shared.counters[self.index];
+            counters.rx_frames.add(n as u64);
+            counters.rx_bytes.add(result.bytes);
+        }
+        if result.dropped > 0 {
+            self.shared.counters[self.index].rx_dropped.add(u64::from(result.dropped));
+        }
+        n
+    }
+
+    #[inline]
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        let mut taken = 0;
+        while !frames.is_empty() {
+            let len = frames.len();
+            let Some(result) = self.inside(|raw, result| {
+                // SAFETY: `len` frames are there; those that the result counts belong to DPDK afterwards and are
+                // forgotten below; we hold the gate.
+                unsafe { sys::dpdk_sys_tx_burst(raw, frames.as_ptr().cast(), len as u32, result) }
+            }) else {
+                return taken;
+            };
+            let n = result.frames as usize;
+            if n > 0 {
+                // SAFETY: the first `n <= len` frames have a new owner; the others move to the front.
+                unsafe {
+                    frames.set_len(0);
+                    core::ptr::copy(frames.as_ptr().add(n), frames.as_mut_ptr(), len - n);
+                    frames.set_len(len - n);
+                }
+                taken += n;
+                let counters = &self.shared.counters[self.index];
+                counters.tx_frames.add(n as u64);
+                counters.tx_bytes.add(result.bytes);
+            }
+            let Some(front) = frames.first() else { break };
+            if front.len() > self.raw.max_len as usize {
+                self.shared.counters[self.index].tx_dropped.add(1);
+                frames.remove(0);
+                taken += 1;
+            } else if front.is(&MBUF) {
+                break; // The device is full.
+            } else {
+                let foreign = frames.remove(0);
+                let Some(copy) = self.import(&foreign) else {
+                    frames.insert(0, foreign);
+                    break;
+                };
+                frames.insert(0, copy);
+            }
+        }
+        taken
+    }
+
+    #[inline]
+    fn alloc(&mut self) -> Option<Frame> {
+        if self.stock.is_empty() {
+            // SAFETY: the stock is empty and has room for STOCK frames; on success all of them were written.
+            unsafe {
+                let out = self.stock.as_mut_ptr().cast();
+                if sys::dpdk_sys_alloc(&raw const self.raw, out, STOCK as u32) == 0 {
+                    self.stock.set_len(STOCK);
+                }
+            }
+        }
+        self.stock.pop()
+    }
+
+    #[inline]
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        let n = frames.len();
+        if n == 0 {
+            return;
+        }
+        // SAFETY: `n` frames are there; if the shim freed them they are forgotten, otherwise nothing happened.
+        unsafe {
+            if sys::dpdk_sys_free_bulk(&raw const self.raw, frames.as_ptr().cast(), n as u32) != 0 {
+                frames.set_len(0);
+            }
+        }
+        frames.clear();
+    }
+}

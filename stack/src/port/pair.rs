@@ -1,0 +1,240 @@
+//! Two ports of one process joined back to back, and one joined to itself: a link for tests.
+
+use super::counters::{Counters, sum};
+use super::{Frame, HeapPool, Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst};
+use crate::id::Mac;
+use core::sync::atomic::{AtomicBool, Ordering};
+use crossbeam_queue::ArrayQueue;
+use std::sync::Arc;
+
+/// Frames that wait in one queue of the link.
+const DEPTH: usize = 1024;
+
+/// Chooses the queue on which a frame arrives: from the sending queue, the frame, and the number of queues at
+/// the receiving end. The result is taken modulo that number.
+pub type Steering = Arc<dyn Fn(usize, &[u8], usize) -> usize + Send + Sync>;
+
+/// Two ports with `queues` queues each; a frame sent on one arrives at the other, on the queue of the same number.
+///
+/// Their addresses are 02:00:00:00:00:01 and 02:00:00:00:00:02, their MTU 4200.
+pub fn pair(queues: usize) -> (Box<dyn Port>, Box<dyn Port>) {
+    let options = PortOptions { queues, ..PortOptions::default() };
+    pair_with(&options, &options, Arc::new(|from, _, _| from))
+}
+
+/// Two joined ports whose frames arrive on the queue that `steering` chooses. A missing address is given as by
+/// [`pair`].
+///
+/// # Panics
+/// When the options have no queue or no frames.
+pub fn pair_with(a: &PortOptions, b: &PortOptions, steering: Steering) -> (Box<dyn Port>, Box<dyn Port>) {
+    let (to_a, to_b) = (Wire::new(a.queues, &steering), Wire::new(b.queues, &steering));
+    let port = |name: &str, last: u8, options: &PortOptions, tx: &Arc<Wire>, rx: &Arc<Wire>| {
+        let mac = options.mac.unwrap_or(Mac([2, 0, 0, 0, 0, last]));
+        Box::new(WirePort::new(name.into(), mac, options, Arc::clone(tx), Arc::clone(rx)))
+    };
+    (port("pair:a", 1, a, &to_b, &to_a), port("pair:b", 2, b, &to_a, &to_b))
+}
+
+/// One direction of a link.
+pub(super) struct Wire {
+    queues: Vec<ArrayQueue<Frame>>,
+    steering: Steering,
+}
+
+impl Wire {
+    pub(super) fn new(queues: usize, steering: &Steering) -> Arc<Self> {
+        assert!(queues > 0, "a port has at least one queue");
+        let steering = Arc::clone(steering);
+        Arc::new(Self { queues: (0..queues).map(|_| ArrayQueue::new(DEPTH)).collect(), steering })
+    }
+}
+
+/// A port at the end of two wires.
+pub(super) struct WirePort {
+    info: PortInfo,
+    tx: Arc<Wire>,
+    rx: Arc<Wire>,
+    pool: HeapPool,
+    taken: Vec<AtomicBool>,
+    counters: Arc<[Counters]>,
+}
+
+impl WirePort {
+    pub(super) fn new(name: String, mac: Mac, options: &PortOptions, tx: Arc<Wire>, rx: Arc<Wire>) -> Self {
+        let info = PortInfo { name, mac, mtu: options.mtu, queues: options.queues };
+        let pool = HeapPool::new(options.queues * options.frames, info.max_frame());
+        let taken = (0..options.queues).map(|_| AtomicBool::new(false)).collect();
+        let counters = (0..options.queues).map(|_| Counters::default()).collect();
+        Self { info, tx, rx, pool, taken, counters }
+    }
+}
+
+impl Port for WirePort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        Some(Box::new(WireQueue {
+            index,
+            max_frame: self.info.max_frame(),
+            tx: Arc::clone(&self.tx),
+            rx: Arc::clone(&self.rx),
+            pool: self.pool.clone(),
+            counters: Arc::clone(&self.counters),
+        }))
+    }
+
+    fn link_up(&self) -> bool {
+        true
+    }
+
+    fn stats(&self) -> PortStats {
+        sum(&self.counters)
+    }
+}
+
+struct WireQueue {
+    index: usize,
+    max_frame: usize,
+    tx: Arc<Wire>,
+    rx: Arc<Wire>,
+    pool: HeapPool,
+    counters: Arc<[Counters]>,
+}
+
+impl PortQueue for WireQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        let counters = &self.counters[self.index];
+        let before = out.len();
+        while !out.is_full() {
+            let Some(frame) = self.rx.queues[self.index].pop() else { break };
+            if frame.len() > self.max_frame {
+                counters.rx_dropped.add(1);
+                continue;
+            }
+            counters.rx(frame.len());
+            out.push(frame);
+        }
+        out.len() - before
+    }
+
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        let counters = &self.counters[self.index];
+        // Backwards, so that taking a frame is a pop.
+        frames.reverse();
+        let before = frames.len();
+        while let Some(frame) = frames.pop() {
+            let len = frame.len();
+            if len > self.max_frame {
+                counters.tx_dropped.add(1);
+                continue;
+            }
+            let to = (self.tx.steering)(self.index, frame.data(), self.tx.queues.len());
+            match self.tx.queues[to % self.tx.queues.len()].push(frame) {
+                Ok(()) => counters.tx(len),
+                Err(frame) => {
+                    frames.push(frame);
+                    break;
+                }
+            }
+        }
+        frames.reverse();
+        before - frames.len()
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        self.pool.alloc()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn send(queue: &mut dyn PortQueue, bytes: &[u8]) -> usize {
+        let mut burst = TxBurst::new();
+        let mut frame = queue.alloc().unwrap();
+        frame.fill(bytes);
+        burst.push(frame);
+        queue.tx_burst(&mut burst)
+    }
+
+    #[test]
+    fn frames_arrive_at_the_other_end_and_buffers_come_back() {
+        let options = PortOptions { frames: 64, ..PortOptions::default() };
+        let (a, b) = pair_with(&options, &options, Arc::new(|from, _, _| from));
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        assert!(a.take_queue(0).is_none() && a.take_queue(1).is_none(), "a queue has one owner");
+        for round in 0..1000u32 {
+            assert_eq!(send(&mut *qa, &round.to_be_bytes()), 1);
+            let mut got = RxBurst::new();
+            assert_eq!(qb.rx_burst(&mut got), 1);
+            assert_eq!(got[0].data(), round.to_be_bytes());
+            qb.recycle(&mut got);
+            assert_eq!(qa.rx_burst(&mut got), 0);
+        }
+        assert_eq!((a.stats().tx_frames, b.stats().rx_bytes), (1000, 4000));
+        let all: Vec<Frame> = std::iter::from_fn(|| qa.alloc()).collect();
+        assert_eq!(all.len(), 64, "no buffer was lost");
+    }
+
+    #[test]
+    fn a_full_queue_leaves_the_rest_in_order() {
+        let options = PortOptions { frames: 2000, ..PortOptions::default() };
+        let (a, b) = pair_with(&options, &options, Arc::new(|from, _, _| from));
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        let mut sent = 0u32;
+        let mut burst = TxBurst::new();
+        loop {
+            while !burst.is_full() {
+                let mut frame = qa.alloc().unwrap();
+                frame.fill(&sent.to_be_bytes());
+                sent += 1;
+                burst.push(frame);
+            }
+            if qa.tx_burst(&mut burst) < burst.capacity() {
+                break;
+            }
+        }
+        let mut got = RxBurst::new();
+        let mut next = 0u32;
+        while next < sent {
+            qa.tx_burst(&mut burst);
+            qb.rx_burst(&mut got);
+            for frame in got.drain(..) {
+                assert_eq!(frame.data(), next.to_be_bytes());
+                next += 1;
+            }
+        }
+        assert!(burst.is_empty());
+    }
+
+    #[test]
+    fn steering_chooses_the_queue() {
+        let options = PortOptions { queues: 3, frames: 64, ..PortOptions::default() };
+        let (a, b) = pair_with(&options, &options, Arc::new(|_, frame, _| frame[0].into()));
+        let mut qa = a.take_queue(1).unwrap();
+        let mut qb: Vec<_> = (0..3).map(|i| b.take_queue(i).unwrap()).collect();
+        for byte in 0..7u8 {
+            send(&mut *qa, &[byte]);
+        }
+        let mut got = RxBurst::new();
+        let counts: Vec<usize> = qb.iter_mut().map(|queue| queue.rx_burst(&mut got)).collect();
+        assert_eq!(counts, [3, 2, 2]);
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_is_counted() {
+        let (a, b) = pair(1);
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        let mut burst = TxBurst::new();
+        burst.push(Frame::from_vec(vec![0; a.info().max_frame() + 1]));
+        assert_eq!((qa.tx_burst(&mut burst), a.stats().tx_dropped), (1, 1));
+        assert_eq!(qb.rx_burst(&mut RxBurst::new()), 0);
+    }
+}

@@ -1,0 +1,116 @@
+//! Files of unix sockets: told alive from stale, and removed when stale.
+
+use std::io::ErrorKind;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+/// What is at a path.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Nothing.
+    Missing,
+    /// A socket that a process has open.
+    Alive,
+    /// A socket file that its process left behind.
+    Stale,
+}
+
+/// Looks without disturbing whoever is there.
+///
+/// Linux looks for the socket before it compares the types. So connecting a datagram socket is refused where
+/// nobody is, and finds the wrong type where a listener is, which notices nothing. Connecting it to another
+/// datagram socket sends nothing either.
+pub(super) fn look(path: &Path) -> Result<Look, String> {
+    let metadata = match std::fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Look::Missing),
+        Err(error) => return Err(format!("{} cannot be looked at: {error}", path.display())),
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(format!("{} exists and is no socket: choose another path", path.display()));
+    }
+    let probe = UnixDatagram::unbound().map_err(|error| format!("no socket can be made: {error}"))?;
+    match probe.connect(path) {
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Look::Stale),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            // A datagram socket that is connected to its peer also refuses this way, but that one is in use.
+            match std::fs::File::options().write(true).open(path) {
+                Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                    Err(format!("{} may not be used: change its owner or mode", path.display()))
+                }
+                _ => Ok(Look::Alive),
+            }
+        }
+        Ok(()) | Err(_) => Ok(Look::Alive),
+    }
+}
+
+/// Makes room for a socket of our own at `path`: removes a stale file.
+///
+/// # Errors
+/// When somebody uses the path, or the file cannot be removed.
+pub(super) fn make_way(path: &Path) -> Result<(), String> {
+    match look(path)? {
+        Look::Missing => Ok(()),
+        Look::Alive => Err(format!(
+            "another process listens on {} already: end it, take another path, or take the other role",
+            path.display()
+        )),
+        Look::Stale => match std::fs::remove_file(path) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(format!("the stale socket {} cannot be removed: {error}", path.display())),
+        },
+    }
+}
+
+/// The path as one that starts at the root, in a directory that we may write to.
+pub(super) fn absolute(path: &Path) -> Result<String, String> {
+    let path = std::path::absolute(path).map_err(|error| format!("the path cannot be resolved: {error}"))?;
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    match std::fs::metadata(dir) {
+        Ok(metadata) if metadata.is_dir() => {}
+        Ok(_) => return Err(format!("{} is no directory", dir.display())),
+        Err(error) => return Err(format!("the socket's directory {} cannot be used: {error}", dir.display())),
+    }
+    let text = path.to_str().ok_or("the path is not UTF-8")?;
+    if text.len() > super::spec::SOCKET_PATH_MAX {
+        return Err(format!("the path {text} is longer than the {} bytes that sockets may have", super::spec::SOCKET_PATH_MAX));
+    }
+    if text.contains(',') {
+        return Err(format!("the path {text} has a comma, which DPDK's options cannot have"));
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn alive_is_told_from_stale() {
+        let dir = std::env::temp_dir().join(format!("roce-look-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("a.sock");
+        assert_eq!(look(&path), Ok(Look::Missing));
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert_eq!(look(&path), Ok(Look::Alive));
+        assert!(listener.accept().is_err(), "the listener notices nothing");
+        assert!(make_way(&path).unwrap_err().contains("another process listens"));
+        drop(listener);
+        assert_eq!(look(&path), Ok(Look::Stale));
+        assert_eq!(make_way(&path), Ok(()));
+        assert_eq!(look(&path), Ok(Look::Missing));
+        let datagrams = UnixDatagram::bind(&path).unwrap();
+        assert_eq!(look(&path), Ok(Look::Alive));
+        drop(datagrams);
+        assert_eq!(look(&path), Ok(Look::Stale));
+        let file = dir.join("file");
+        std::fs::write(&file, "").unwrap();
+        assert!(look(&file).unwrap_err().contains("is no socket"));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

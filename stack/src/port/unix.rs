@@ -1,0 +1,239 @@
+//! One Ethernet frame in each datagram of a unix socket: a link to another process without DPDK.
+//!
+//! The sockets are not connected, so either side may start first, end and start again. A frame for a peer that
+//! is not there is lost, as on a cable; a peer whose socket is full pushes back.
+
+use super::counters::{Counters, sum};
+use super::{Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
+use super::{RxBurst, TxBurst, socket_file};
+use crate::id::Mac;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The system's buffers for the socket are full (ENOBUFS), which passes.
+const ENOBUFS: i32 = 105;
+
+pub(super) fn open(
+    spec: &PortSpec,
+    local: &Path,
+    peer: &Path,
+    options: &PortOptions,
+) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    socket_file::make_way(local).map_err(fail)?;
+    let socket = UnixDatagram::bind(local)
+        .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
+        .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
+    let mac = options.mac.unwrap_or_else(Mac::random);
+    let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
+    let shared = Arc::new(Shared {
+        socket,
+        local: local.into(),
+        peer: peer.into(),
+        // One byte more than a frame, so that one that is too long shows.
+        pool: HeapPool::new(options.queues * options.frames, info.max_frame() + 1),
+        max_frame: info.max_frame(),
+        counters: (0..options.queues).map(|_| Counters::default()).collect(),
+    });
+    let taken = (0..options.queues).map(|_| AtomicBool::new(false)).collect();
+    Ok(Box::new(UnixPort { info, taken, shared }))
+}
+
+struct Shared {
+    socket: UnixDatagram,
+    local: PathBuf,
+    peer: PathBuf,
+    pool: HeapPool,
+    max_frame: usize,
+    counters: Vec<Counters>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.local);
+    }
+}
+
+struct UnixPort {
+    info: PortInfo,
+    taken: Vec<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+impl Port for UnixPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        Some(Box::new(UnixQueue { index, spare: None, shared: Arc::clone(&self.shared) }))
+    }
+
+    fn link_up(&self) -> bool {
+        matches!(socket_file::look(&self.shared.peer), Ok(socket_file::Look::Alive))
+    }
+
+    fn stats(&self) -> PortStats {
+        sum(&self.shared.counters)
+    }
+}
+
+struct UnixQueue {
+    index: usize,
+    /// The buffer of the next frame, kept over polls that find nothing.
+    spare: Option<Frame>,
+    shared: Arc<Shared>,
+}
+
+impl PortQueue for UnixQueue {
+    /// All frames arrive on queue 0: two queues that share the socket would put them out of order.
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        if self.index != 0 {
+            return 0;
+        }
+        let counters = &self.shared.counters[0];
+        let before = out.len();
+        // Frames that are dropped count too, so that a flood of them does not keep the caller here.
+        for _ in 0..out.remaining_capacity() {
+            let Some(mut frame) = self.spare.take().or_else(|| self.shared.pool.alloc()) else { break };
+            match self.shared.socket.recv(frame.buffer_mut()) {
+                Ok(n) if n <= self.shared.max_frame => {
+                    frame.set_len(n);
+                    counters.rx(n);
+                    out.push(frame);
+                }
+                Ok(_) => {
+                    counters.rx_dropped.add(1);
+                    self.spare = Some(frame);
+                }
+                Err(_) => {
+                    self.spare = Some(frame);
+                    break;
+                }
+            }
+        }
+        out.len() - before
+    }
+
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        let counters = &self.shared.counters[self.index];
+        let mut taken = 0;
+        for frame in &*frames {
+            if frame.len() > self.shared.max_frame {
+                counters.tx_dropped.add(1);
+            } else {
+                match self.shared.socket.send_to(frame.data(), &self.shared.peer) {
+                    Ok(n) => counters.tx(n),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) if error.raw_os_error() == Some(ENOBUFS) => break,
+                    Err(_) => counters.tx_dropped.add(1),
+                }
+            }
+            taken += 1;
+        }
+        frames.drain(..taken);
+        taken
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        self.shared.pool.alloc()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exchange(from: &mut dyn PortQueue, to: &mut dyn PortQueue, bytes: &[u8]) -> Vec<Vec<u8>> {
+        let mut burst = TxBurst::new();
+        let mut frame = from.alloc().unwrap();
+        assert!(frame.fill(bytes));
+        burst.push(frame);
+        assert_eq!(from.tx_burst(&mut burst), 1);
+        let mut got = RxBurst::new();
+        to.rx_burst(&mut got);
+        got.iter().map(|frame| frame.data().to_vec()).collect()
+    }
+
+    #[test]
+    fn either_side_may_start_first_and_start_again() {
+        let dir = std::env::temp_dir().join(format!("roce-unix-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let spec = |local: &str, peer: &str| -> PortSpec {
+            format!("unix:{0}/{local},peer={0}/{peer}", dir.display()).parse().unwrap()
+        };
+        let options = PortOptions { frames: 256, ..PortOptions::default() };
+        let (spec_a, spec_b) = (spec("a", "b"), spec("b", "a"));
+
+        let a = spec_a.open(&options).unwrap();
+        let mut qa = a.take_queue(0).unwrap();
+        assert!(!a.link_up());
+        let mut burst = TxBurst::new();
+        burst.push(Frame::from_vec(vec![1, 2, 3]));
+        assert_eq!((qa.tx_burst(&mut burst), a.stats().tx_dropped), (1, 1), "nobody is there: lost, and counted");
+
+        let b = spec_b.open(&options).unwrap();
+        let mut qb = b.take_queue(0).unwrap();
+        assert!(a.link_up() && b.link_up());
+        let whole = vec![7; a.info().max_frame()];
+        assert_eq!(exchange(&mut *qa, &mut *qb, &whole), [whole]);
+        assert_eq!(exchange(&mut *qb, &mut *qa, b"back"), [b"back"]);
+        assert_eq!(spec_a.open(&options).err().map(|error| error.to_string().contains("another process")), Some(true));
+
+        drop((b, qb));
+        assert!(!a.link_up());
+        // A killed process leaves its file behind.
+        drop(UnixDatagram::bind(dir.join("b")).unwrap());
+        let b = spec_b.open(&options).unwrap();
+        let mut qb = b.take_queue(0).unwrap();
+        assert_eq!(exchange(&mut *qa, &mut *qb, b"again"), [b"again"]);
+
+        // A frame longer than the MTU allows is dropped at the receiver under its counter.
+        let stranger = UnixDatagram::unbound().unwrap();
+        stranger.send_to(&vec![0; b.info().max_frame() + 1], dir.join("b")).unwrap();
+        stranger.send_to(b"fits", dir.join("b")).unwrap();
+        let mut got = RxBurst::new();
+        assert_eq!((qb.rx_burst(&mut got), got[0].data()), (1, &b"fits"[..]));
+        assert_eq!(b.stats().rx_dropped, 1);
+
+        drop((a, qa, b, qb));
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "the sockets are removed");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_full_socket_pushes_back() {
+        let dir = std::env::temp_dir().join(format!("roce-unix-full-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let spec: PortSpec = format!("unix:{0}/a,peer={0}/b", dir.display()).parse().unwrap();
+        let peer = UnixDatagram::bind(dir.join("b")).unwrap();
+        let port = spec.open(&PortOptions { frames: 4096, ..PortOptions::default() }).unwrap();
+        let mut queue = port.take_queue(0).unwrap();
+        let mut sent = 0u32;
+        let mut burst = TxBurst::new();
+        loop {
+            while !burst.is_full() {
+                burst.push(Frame::from_vec(sent.to_be_bytes().to_vec()));
+                sent += 1;
+            }
+            if queue.tx_burst(&mut burst) < burst.capacity() {
+                break;
+            }
+        }
+        let mut buffer = [0; 8];
+        for next in 0..sent {
+            queue.tx_burst(&mut burst);
+            peer.recv(&mut buffer).unwrap();
+            assert_eq!(buffer[..4], next.to_be_bytes());
+        }
+        assert_eq!(port.stats().tx_dropped, 0);
+        drop((port, queue));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
