@@ -1,0 +1,51 @@
+# What the scripts share. Sourced, not run.
+# shellcheck shell=bash
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf '\033[1m%s\033[0m\n' "== $*" >&2; }
+die() { printf '%s\n' "$*" >&2; exit 1; }
+
+# need COMMAND-OR-PKG-CONFIG-TEST PACKAGE ...: installs what is missing, with apt-get.
+# It asks first where that needs root and a person is there to answer.
+install_packages() {
+    local missing=() p
+    for p in "$@"; do
+        dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    command -v apt-get >/dev/null || die "Install these packages (their Debian names) and try again: ${missing[*]}"
+    local sudo=()
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || die "Missing packages: ${missing[*]}. As root: apt-get install ${missing[*]}"
+        sudo=(sudo)
+    fi
+    say "missing packages: ${missing[*]}"
+    if [ -t 0 ] && [ "$(id -u)" -ne 0 ]; then
+        local answer
+        read -r -p "Install them now with sudo apt-get? [Y/n] " answer
+        case "$answer" in [nN]*) die "Nothing was installed. When you are ready: sudo apt-get install ${missing[*]}" ;; esac
+    fi
+    local try
+    for try in 1 2 3; do
+        if "${sudo[@]}" apt-get update -q >/dev/null &&
+            "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}" >/dev/null; then
+            return 0
+        fi
+        say "apt-get failed (try $try of 3)"
+        sleep 5
+    done
+    die "apt-get could not install: ${missing[*]}"
+}
+
+need_rust() {
+    command -v cargo >/dev/null || [ ! -f "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
+    command -v cargo >/dev/null || die "Rust is missing: install it from https://rustup.rs and try again."
+}
+
+# What the default build needs: a C compiler, DPDK's headers and libraries, libclang for the bindings.
+need_build() {
+    need_rust
+    install_packages gcc libc6-dev pkg-config libdpdk-dev libclang-dev
+}
