@@ -157,18 +157,13 @@ impl ExtHeader {
     const COUNT: usize = Self::Ieth as usize + 1;
 
     /// Bytes on the wire.
-    pub const fn len(self) -> usize {
+    pub const fn size(self) -> usize {
         match self {
             Self::Rdeth | Self::Xrceth | Self::Feth | Self::Aeth | Self::ImmDt | Self::Ieth => 4,
             Self::Deth | Self::AtomicAckEth => 8,
             Self::Reth => 16,
             Self::AtomicEth => 28,
         }
-    }
-
-    /// Never: every extension header has bytes.
-    pub const fn is_empty(self) -> bool {
-        false
     }
 }
 
@@ -255,7 +250,7 @@ impl Row {
         while i < headers.len() {
             assert!(i == 0 || (headers[i - 1] as u8) < headers[i] as u8, "headers are not in wire order");
             offsets[headers[i] as usize] = end as u8;
-            end += headers[i].len();
+            end += headers[i].size();
             i += 1;
         }
         let has_imm = offsets[ExtHeader::ImmDt as usize] != Self::ABSENT;

@@ -50,7 +50,7 @@ impl<'a> Packet<'a> {
     /// The bytes of `header`.
     #[inline(always)]
     fn header<const N: usize>(&self, header: ExtHeader) -> [u8; N] {
-        debug_assert!(N == header.len() && self.row.has(header), "{} has no {header:?}", self.row.name);
+        debug_assert!(N == header.size() && self.row.has(header), "{} has no {header:?}", self.row.name);
         let at = self.row.offset_of(header).unwrap_or(usize::MAX);
         self.ext.get(at..).and_then(|b| b.first_chunk()).copied().unwrap_or([0; N])
     }

@@ -103,11 +103,7 @@ fn every_opcode_agrees_with_a_second_transcription() {
         assert_eq!(row.request, !answer, "{}", row.name);
         assert_eq!(row.has_imm, letters.contains('i'), "{}", row.name);
         assert_eq!(row.has_inv, letters.contains('v'), "{}", row.name);
-        let takes_recv = code != 0x81
-            && match code % 32 {
-                0x00 | 0x04 | 0x05 | 0x09 | 0x0b | 0x17 => true,
-                _ => false,
-            };
+        let takes_recv = code != 0x81 && matches!(code % 32, 0x00 | 0x04 | 0x05 | 0x09 | 0x0b | 0x17);
         assert_eq!(row.takes_recv, takes_recv, "{}", row.name);
     }
     assert_eq!(known, 25 + 12 + 23 + 2 + 1 + 25);
