@@ -5,6 +5,7 @@ use stack::id::Mtu;
 use stack::proto::status::WrOpcode;
 
 fn main() {
+    let only = std::env::args().nth(1);
     for (name, opcode, len, count) in [
         ("SEND 64", WrOpcode::Send, 64, 2_000_000),
         ("WRITE 64", WrOpcode::RdmaWrite, 64, 2_000_000),
@@ -13,6 +14,9 @@ fn main() {
         ("WRITE 65536", WrOpcode::RdmaWrite, 65536, 20_000),
         ("SEND 65536", WrOpcode::Send, 65536, 20_000),
     ] {
+        if only.as_deref().is_some_and(|o| !name.starts_with(o)) {
+            continue;
+        }
         let mut link = Link::new(Mtu::Mtu4096);
         link.run(opcode, len, count / 10);
         let start = std::time::Instant::now();
