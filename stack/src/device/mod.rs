@@ -1,1 +1,269 @@
-//! device
+//! The control plane's front door: opens a port, spreads its queues over shards, turns them or lets them be turned.
+//!
+//! Hands out the objects that `verbs` wraps: protection domains, memory regions, completion queues, queue pairs.
+//! Never touches packets, and no memory of users. Called by `verbs`; everything that `verbs` and programs above it
+//! may use of the stack is exported here.
+//!
+//! # Who owns a shard
+//!
+//! A shard sits behind a mutex. Whoever turns it takes the mutex for one turn and never waits for it; a control call
+//! announces itself first, so that those who turn stand back, and then waits for the end of the turn that is under
+//! way. Nobody who holds a shard waits for anything, so control calls cannot deadlock, on whichever thread they are
+//! made and whoever turns the crank.
+//!
+//! # Life
+//!
+//! Children hold their parents ([`QpCore`] its queues and domain, each of them the [`Device`]), so the order in which
+//! handles are dropped does not matter. Threads of the device hold the shards, not the device; when the last handle
+//! goes, they are stopped, and what is left to send is sent within [`CLOSE_DRAIN`].
+
+#![forbid(unsafe_code)]
+
+mod claim;
+mod config;
+mod cq;
+mod drive;
+mod error;
+mod limits;
+mod mr;
+mod numbers;
+mod pd;
+mod qp;
+mod random;
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use crate::port::{Port, PortStats};
+use crate::shard::Shard;
+use crate::sync::doorbell::Doorbells;
+use crate::sync::words::Words;
+
+use claim::Core;
+use numbers::Numbers;
+use random::Random;
+
+pub use config::{Clock, DeviceConfig, Drive, PortSource};
+pub use cq::{CqCore, CqTap};
+pub use error::{DeviceError, OpenError};
+pub use limits::{AtomicCap, DeviceAttr, PortAttr, PortState};
+pub use mr::MrCore;
+pub use pd::PdCore;
+pub use qp::{QpCore, QpInit, RingTap};
+
+/// Every limit of the stack.
+pub use crate::config as limit;
+pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
+pub use crate::mem::{Access, MemError};
+pub use crate::port;
+pub use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr, QpCap};
+pub use crate::proto::state::{ModifyError, state_name, type_name};
+pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
+pub use crate::proto::wqe::{self, Sge};
+pub use crate::shard::Turn;
+pub use crate::shard::counters::{Counter, CounterSnapshot};
+pub use crate::time::Instant;
+pub use crate::wire::Discard;
+
+/// How long closing a device goes on sending what is left to send.
+pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
+/// How often the link is looked after.
+pub const MAINTAIN_EVERY: Duration = Duration::from_millis(10);
+
+/// An open device: a port, its shards and the numbers given out.
+pub struct Device {
+    core: Arc<Core>,
+    threads: Vec<JoinHandle<()>>,
+    numbers: Mutex<Numbers>,
+    random: Random,
+    next_pd: AtomicU32,
+}
+
+impl Device {
+    /// Opens the port, makes the shards and starts the threads that `config.drive` asks for.
+    ///
+    /// # Errors
+    /// [`OpenError`]: one sentence that says what to do.
+    pub fn open(mut config: DeviceConfig) -> Result<Arc<Self>, OpenError> {
+        config.check()?;
+        let random = Random::new(config.seed)?;
+        let shards = config.shards;
+        let port = config.open_port()?;
+        let info = port.info();
+        if info.queues < shards {
+            return Err(OpenError::Queues { port: info.name.clone(), queues: info.queues, shards });
+        }
+        let net_config = config.net(info.mac)?;
+        let shared = Arc::new(claim::shared(&net_config, info, shards, config.qps_per_shard));
+        let drive = config.drive.clone();
+        let clock = claim::ClockSource::new(&config.clock);
+        let now = clock.now();
+        let mut made = Vec::with_capacity(shards);
+        for index in 0..shards {
+            let queue = port
+                .take_queue(index)
+                .ok_or_else(|| OpenError::QueueTaken { port: port.info().name.clone(), queue: index })?;
+            made.push(Shard::new(index, shared.clone(), queue, now));
+        }
+        let core = Arc::new(Core::new(shared, made, port, clock, &drive));
+        let threads = drive::start(&core, &drive)?;
+        Ok(Arc::new(Self {
+            core,
+            threads,
+            numbers: Mutex::new(Numbers::new(shards, config.qps_per_shard)),
+            random,
+            next_pd: AtomicU32::new(1),
+        }))
+    }
+
+    /// Closes the device.
+    ///
+    /// # Errors
+    /// [`DeviceError::Busy`] while something else refers to it; it comes back with the error.
+    pub fn close(self: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
+        match Arc::try_unwrap(self) {
+            Ok(device) => {
+                drop(device);
+                Ok(())
+            }
+            Err(device) => {
+                let busy = DeviceError::Busy { object: "context", users: Arc::strong_count(&device) - 1 };
+                Err((busy, device))
+            }
+        }
+    }
+
+    /// Number of shards.
+    pub fn shards(&self) -> usize {
+        self.core.cells.len()
+    }
+    /// The shard that a queue pair number belongs to.
+    pub fn shard_of(&self, qpn: Qpn) -> usize {
+        numbers::shard_of(qpn)
+    }
+    /// Now, by the device's clock.
+    pub fn now(&self) -> Instant {
+        self.core.now()
+    }
+    /// The port's addresses: the link-local one, then the configured ones in order.
+    pub fn gids(&self) -> &[Gid] {
+        &self.core.shared.gids
+    }
+    /// Counters of all shards, added up.
+    pub fn counters(&self) -> CounterSnapshot {
+        let mut sum = CounterSnapshot::default();
+        for counters in &self.core.shared.counters {
+            sum += counters.snapshot();
+        }
+        sum
+    }
+    /// Counters of one shard.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn shard_counters(&self, shard: usize) -> CounterSnapshot {
+        self.core.shared.counters[shard].snapshot()
+    }
+    /// The port's own counters.
+    pub fn port_stats(&self) -> PortStats {
+        self.core.port.stats()
+    }
+    /// The port.
+    pub fn port(&self) -> &dyn Port {
+        &*self.core.port
+    }
+
+    /// One turn of a shard; `None` where somebody else has it, or waits to make a control call.
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    #[inline]
+    pub fn turn(&self, shard: usize) -> Option<Turn> {
+        self.core.turn(shard)
+    }
+    /// Time until the shard has something to do of its own accord; `None`: nothing is due, or it is being turned.
+    pub fn next_deadline(&self, shard: usize) -> Option<Duration> {
+        let deadline = self.core.peek(shard, |s| s.next_deadline())??;
+        Some(Duration::from_nanos(deadline.nanos_since(self.now())))
+    }
+
+    /// The oldest asynchronous event, if there is one.
+    pub fn try_event(&self) -> Option<(AsyncEvent, Option<Qpn>)> {
+        self.core.shared.events.try_get()
+    }
+
+    /// Waits for an asynchronous event; `None` after `timeout`. Turns shards that nobody else turns meanwhile.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`].
+    pub fn wait_event(&self, timeout: Duration) -> Result<Option<(AsyncEvent, Option<Qpn>)>, DeviceError> {
+        claim::not_inside_turn()?;
+        let start = std::time::Instant::now();
+        let mut idle: u32 = 0;
+        loop {
+            if let Some(event) = self.try_event() {
+                return Ok(Some(event));
+            }
+            let waited = start.elapsed();
+            if waited >= timeout {
+                return Ok(None);
+            }
+            if self.core.turn_all() {
+                idle = 0;
+                continue;
+            }
+            // Short sleeps first, for events that follow at once.
+            idle = (idle + 1).min(20);
+            std::thread::sleep(Duration::from_micros(u64::from(idle) * 50).min(timeout - waited));
+        }
+    }
+
+    /// Allocates a protection domain.
+    pub fn alloc_pd(self: &Arc<Self>) -> Arc<PdCore> {
+        PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Makes a completion queue of at least `cqe` entries.
+    ///
+    /// # Errors
+    /// [`DeviceError::Range`].
+    pub fn create_cq(self: &Arc<Self>, cqe: u32) -> Result<Arc<CqCore>, DeviceError> {
+        CqCore::new(self.clone(), cqe)
+    }
+
+    fn core(&self) -> &Core {
+        &self.core
+    }
+    fn words(&self) -> &Words {
+        &self.core.shared.words
+    }
+    fn doorbells(&self, shard: usize) -> &Doorbells {
+        &self.core.shared.doorbells[shard]
+    }
+    fn numbers(&self) -> std::sync::MutexGuard<'_, Numbers> {
+        claim::lock(&self.numbers)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.core.stop();
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            // A thread that panicked has told so; there is nothing to add.
+            let _ = thread.join();
+        }
+        self.core.drain_tx(CLOSE_DRAIN);
+    }
+}
+
+impl core::fmt::Debug for Device {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Device")
+            .field("port", &self.core.port.info().name)
+            .field("shards", &self.shards())
+            .finish()
+    }
+}

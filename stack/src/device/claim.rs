@@ -1,0 +1,309 @@
+//! Shards and who holds them: turns, control calls, and the rules between the two.
+
+use core::cell::Cell as ThreadCell;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::Thread;
+
+use crossbeam_utils::CachePadded;
+
+use super::MAINTAIN_EVERY;
+use super::config::{Clock, Drive};
+use super::error::DeviceError;
+use crate::id::Mtu;
+use crate::net::{Net, NetConfig};
+use crate::port::{Port, PortInfo};
+use crate::proto::status::AsyncEvent;
+use crate::shard::{Shard, Shared, SharedConfig, Turn};
+use crate::time::Instant;
+
+thread_local! {
+    /// Whether this thread is inside a turn or a control call of some shard.
+    static HOLDS_SHARD: ThreadCell<bool> = const { ThreadCell::new(false) };
+}
+
+/// Marks the thread as holding a shard, until dropped.
+struct Holding;
+
+impl Holding {
+    #[inline]
+    fn begin() -> Self {
+        HOLDS_SHARD.set(true);
+        Self
+    }
+}
+impl Drop for Holding {
+    #[inline]
+    fn drop(&mut self) {
+        HOLDS_SHARD.set(false);
+    }
+}
+
+/// Refuses a call that would wait for a shard which this very thread holds.
+pub(super) fn not_inside_turn() -> Result<(), DeviceError> {
+    if HOLDS_SHARD.get() { Err(DeviceError::InsideTurn) } else { Ok(()) }
+}
+
+/// Locks a mutex whose data stays usable when a holder panicked: each change under it is complete in itself.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The device's clock.
+pub(super) enum ClockSource {
+    Monotonic(std::time::Instant),
+    Manual(Arc<AtomicU64>),
+}
+
+impl ClockSource {
+    pub(super) fn new(clock: &Clock) -> Self {
+        match clock {
+            Clock::Monotonic => Self::Monotonic(std::time::Instant::now()),
+            Clock::Manual(ns) => Self::Manual(ns.clone()),
+        }
+    }
+    #[inline]
+    pub(super) fn now(&self) -> Instant {
+        Instant::from_nanos(match self {
+            Self::Monotonic(origin) => origin.elapsed().as_nanos() as u64,
+            Self::Manual(ns) => ns.load(Ordering::Acquire),
+        })
+    }
+}
+
+/// A shard and what those who want it say to each other.
+pub(super) struct Cell {
+    shard: Mutex<Shard>,
+    /// Control calls that wait for the shard: those who turn it stand back while there are any.
+    waiting: AtomicU32,
+    /// Turns made by others than the background helper, so that it can see them. Written by holders only.
+    turns: AtomicU32,
+}
+
+/// What the device's threads share with its handles.
+pub(super) struct Core {
+    pub shared: Arc<Shared>,
+    pub cells: Box<[CachePadded<Cell>]>,
+    pub port: Box<dyn Port>,
+    /// Whether polling a completion queue turns the shards that feed it.
+    pub callers_turn: bool,
+    clock: ClockSource,
+    stop: AtomicBool,
+    /// When the link is looked after next, in nanoseconds; written under shard 0's claim.
+    maintain_at: AtomicU64,
+    link_up: AtomicBool,
+    /// The background helper, to be woken when a control call gave it something to do.
+    helper: Mutex<Option<Thread>>,
+}
+
+/// What all shards of a new device share.
+pub(super) fn shared(config: &NetConfig, port: &PortInfo, shards: usize, qps_per_shard: usize) -> Shared {
+    let net = Net::new(config);
+    let gids = net.gids().iter().collect();
+    let mtu = Mtu::of_link(port.mtu);
+    Shared::new(SharedConfig { net, gids, mac: port.mac, vlan: config.vlan, mtu, shards, qps_per_shard })
+}
+
+impl Core {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        shards: Vec<Shard>,
+        port: Box<dyn Port>,
+        clock: ClockSource,
+        drive: &Drive,
+    ) -> Self {
+        let cells = shards
+            .into_iter()
+            .map(|shard| {
+                let shard = Mutex::new(shard);
+                CachePadded::new(Cell { shard, waiting: AtomicU32::new(0), turns: AtomicU32::new(0) })
+            })
+            .collect();
+        let link_up = AtomicBool::new(port.link_up());
+        Self {
+            shared,
+            cells,
+            port,
+            callers_turn: *drive == Drive::Caller,
+            clock,
+            stop: AtomicBool::new(false),
+            maintain_at: AtomicU64::new(0),
+            link_up,
+            helper: Mutex::new(None),
+        }
+    }
+
+    #[inline]
+    pub(super) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// One turn, unless somebody else has the shard or a control call waits for it.
+    #[inline]
+    pub(super) fn turn(&self, index: usize) -> Option<Turn> {
+        let cell = &self.cells[index];
+        let (turn, _) = self.turn_and(cell, index, |_| ())?;
+        // Only holders write, and the next one sees it through the lock; no read-modify-write is needed. A lost count
+        // would cost the helper a look.
+        cell.turns.store(cell.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        Some(turn)
+    }
+
+    /// One turn, and a look at the shard after it.
+    #[inline]
+    fn turn_and<R>(&self, cell: &Cell, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<(Turn, R)> {
+        if cell.waiting.load(Ordering::Relaxed) != 0 {
+            // On a machine with few cores the waiting thread may need this one's.
+            std::thread::yield_now();
+            return None;
+        }
+        let mut shard = match cell.shard.try_lock() {
+            Ok(shard) => shard,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let _holding = Holding::begin();
+        shard.claimed();
+        let now = self.now();
+        let turn = shard.poll_once(now);
+        if index == 0 {
+            self.maintain(now);
+        }
+        let seen = look(&shard);
+        shard.released();
+        Some((turn, seen))
+    }
+
+    /// A turn of every shard that is free. Whether there was work.
+    pub(super) fn turn_all(&self) -> bool {
+        let mut work = false;
+        for index in 0..self.cells.len() {
+            if let Some(turn) = self.turn(index) {
+                work |= !turn.idle();
+            }
+        }
+        work
+    }
+
+    /// A look at a shard that nobody holds.
+    pub(super) fn peek<R>(&self, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<R> {
+        match self.cells[index].shard.try_lock() {
+            Ok(shard) => Some(look(&shard)),
+            Err(_) => None,
+        }
+    }
+
+    /// Works on a shard between two turns, on the calling thread.
+    pub(super) fn control<R>(
+        &self,
+        index: usize,
+        work: impl FnOnce(&mut Shard, Instant) -> R,
+    ) -> Result<R, DeviceError> {
+        not_inside_turn()?;
+        let cell = &self.cells[index];
+        cell.waiting.fetch_add(1, Ordering::Relaxed);
+        let mut shard = lock(&cell.shard);
+        cell.waiting.fetch_sub(1, Ordering::Relaxed);
+        let result = {
+            let _holding = Holding::begin();
+            shard.claimed();
+            let result = work(&mut shard, self.now());
+            shard.released();
+            result
+        };
+        drop(shard);
+        if let Some(helper) = &*lock(&self.helper) {
+            helper.unpark();
+        }
+        Ok(result)
+    }
+
+    /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the
+    /// lock.
+    pub(super) fn pass_turn_boundaries(&self) -> Result<(), DeviceError> {
+        for index in 0..self.cells.len() {
+            self.control(index, |_, _| ())?;
+        }
+        Ok(())
+    }
+
+    /// Looks after the link when it is time; by whoever holds shard 0.
+    #[inline]
+    fn maintain(&self, now: Instant) {
+        if now.as_nanos() >= self.maintain_at.load(Ordering::Relaxed) {
+            self.maintain_now(now);
+        }
+    }
+    #[cold]
+    fn maintain_now(&self, now: Instant) {
+        self.maintain_at.store(now.after(MAINTAIN_EVERY).as_nanos(), Ordering::Relaxed);
+        self.port.maintain();
+        let up = self.port.link_up();
+        if self.link_up.swap(up, Ordering::Relaxed) != up {
+            self.shared.events.raise(if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr }, None);
+        }
+    }
+
+    /// Tells the device's threads to end.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Turns the shards until they have nothing left to send, for at most `bound`.
+    pub(super) fn drain_tx(&self, bound: Duration) {
+        let start = std::time::Instant::now();
+        loop {
+            let mut backlog = 0;
+            for (index, cell) in self.cells.iter().enumerate() {
+                // A shard that somebody holds counts as not empty.
+                backlog += self.turn_and(cell, index, |s| s.tx_backlog()).map_or(1, |(_, n)| n);
+            }
+            if backlog == 0 || start.elapsed() >= bound {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// The loop of a dedicated thread: turns one shard for ever, and lets it go only for control calls.
+    pub(super) fn run_dedicated(&self, index: usize) {
+        let cell = &self.cells[index];
+        while !self.stop.load(Ordering::Relaxed) {
+            if cell.waiting.load(Ordering::Relaxed) != 0 {
+                std::thread::yield_now();
+                continue;
+            }
+            let mut shard = lock(&cell.shard);
+            let _holding = Holding::begin();
+            shard.claimed();
+            while cell.waiting.load(Ordering::Relaxed) == 0 && !self.stop.load(Ordering::Relaxed) {
+                let now = self.now();
+                shard.poll_once(now);
+                if index == 0 {
+                    self.maintain(now);
+                }
+            }
+            shard.released();
+        }
+    }
+
+    /// Whether the device's threads are to end.
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+    /// Names the thread that a control call is to wake.
+    pub(super) fn set_helper(&self, thread: Thread) {
+        *lock(&self.helper) = Some(thread);
+    }
+    /// How many turns others than the helper made, modulo 2^32.
+    pub(super) fn turns_of_callers(&self, index: usize) -> u32 {
+        self.cells[index].turns.load(Ordering::Relaxed)
+    }
+    /// A turn by the helper: how much was done, what is due next, and how many queue pairs are connected.
+    pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, Option<Instant>, usize)> {
+        let (turn, (deadline, connected)) =
+            self.turn_and(&self.cells[index], index, |s| (s.next_deadline(), s.connected_qps()))?;
+        Some((turn, deadline, connected))
+    }
+}

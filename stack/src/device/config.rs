@@ -1,0 +1,195 @@
+//! What a device is opened with.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::sync::atomic::AtomicU64;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::error::OpenError;
+use crate::config::{QPS_PER_SHARD_MAX, SHARDS_MAX};
+use crate::id::Mac;
+use crate::net::NetConfig;
+use crate::port::{Port, PortOptions, PortSpec, capture};
+
+/// Who turns the shards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drive {
+    /// A poll-mode thread for each shard that never sleeps, pinned to a core.
+    Dedicated {
+        /// A core for each shard, by the system's number; empty: threads are not pinned.
+        cores: Vec<usize>,
+    },
+    /// The embedder's own loop, with a reactor for each shard. Nothing happens unless it turns them, or waits in a
+    /// blocking call.
+    Embedded,
+    /// Whoever polls a completion queue; a background thread takes over while nobody does, and sleeps when there is
+    /// nothing to do (at most 1 ms while a queue pair is connected).
+    Caller,
+}
+
+/// Where the device takes the time from.
+#[derive(Clone, Debug, Default)]
+pub enum Clock {
+    /// The system's monotonic clock, from the opening of the device on.
+    #[default]
+    Monotonic,
+    /// Nanoseconds that somebody else sets: a simulation.
+    Manual(Arc<AtomicU64>),
+}
+
+/// The port: named, or already open.
+pub enum PortSource {
+    /// To be opened by name.
+    Spec(PortSpec),
+    /// Already open; its queues must not be taken.
+    Opened(Box<dyn Port>),
+}
+
+impl From<PortSpec> for PortSource {
+    fn from(spec: PortSpec) -> Self {
+        Self::Spec(spec)
+    }
+}
+impl From<Box<dyn Port>> for PortSource {
+    fn from(port: Box<dyn Port>) -> Self {
+        Self::Opened(port)
+    }
+}
+impl fmt::Debug for PortSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Spec(spec) => write!(f, "{spec}"),
+            Self::Opened(port) => write!(f, "{} (open)", port.info().name),
+        }
+    }
+}
+
+/// How a device is opened. Set the fields that matter and take the rest from [`DeviceConfig::default`].
+#[derive(Debug)]
+pub struct DeviceConfig {
+    /// The port.
+    pub port: PortSource,
+    /// Our addresses with the lengths of their prefixes; they become GIDs 1, 2, ... (0 is the link-local one).
+    pub addrs: Vec<(IpAddr, u8)>,
+    /// Where IPv4 packets go whose destination is on none of our prefixes.
+    pub gateway: Option<Ipv4Addr>,
+    /// Where IPv6 packets go whose destination is on none of our prefixes.
+    pub gateway6: Option<Ipv6Addr>,
+    /// VLAN to send on and to accept, `1 ..= 4094`.
+    pub vlan: Option<u16>,
+    /// Our Ethernet address; the port's own, or a random one, where absent. Only for a port opened by name.
+    pub mac: Option<Mac>,
+    /// Largest L3 packet in bytes. Only for a port opened by name.
+    pub mtu: usize,
+    /// Shards, `1 ..= 16`: how many threads can work at once.
+    pub shards: usize,
+    /// Who turns them.
+    pub drive: Drive,
+    /// Keys, queue pair numbers and first PSNs are drawn from this seed instead of the system's randomness: for runs
+    /// that must repeat, never where a peer is not trusted.
+    pub seed: Option<u64>,
+    /// The clock.
+    pub clock: Clock,
+    /// Queue pairs that a shard can hold, `1 ..= 131072`.
+    pub qps_per_shard: usize,
+    /// Writes every frame, both ways, into this pcap file.
+    pub pcap: Option<PathBuf>,
+}
+
+impl Default for DeviceConfig {
+    /// One shard on a loopback port without addresses but the link-local one, turned by its callers.
+    fn default() -> Self {
+        Self {
+            port: PortSource::Spec(PortSpec::Loopback),
+            addrs: Vec::new(),
+            gateway: None,
+            gateway6: None,
+            vlan: None,
+            mac: None,
+            mtu: PortOptions::default().mtu,
+            shards: 1,
+            drive: Drive::Caller,
+            seed: None,
+            clock: Clock::Monotonic,
+            qps_per_shard: 4096,
+            pcap: None,
+        }
+    }
+}
+
+impl DeviceConfig {
+    /// The default on a port.
+    pub fn new(port: impl Into<PortSource>) -> Self {
+        Self { port: port.into(), ..Self::default() }
+    }
+    /// A device that talks to itself: a loopback port with the address 192.0.2.1/24 at GID index 1.
+    pub fn loopback() -> Self {
+        Self { addrs: vec![(IpAddr::from([192, 0, 2, 1]), 24)], ..Self::default() }
+    }
+    /// With one more address.
+    #[must_use]
+    pub fn addr(mut self, addr: impl Into<IpAddr>, prefix: u8) -> Self {
+        self.addrs.push((addr.into(), prefix));
+        self
+    }
+    /// Turned by these.
+    #[must_use]
+    pub fn drive(mut self, drive: Drive) -> Self {
+        self.drive = drive;
+        self
+    }
+    /// With this many shards.
+    #[must_use]
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// Everything that can be wrong without looking at the port.
+    pub(super) fn check(&self) -> Result<(), OpenError> {
+        let range = |what, given, min, max| {
+            if (min..=max).contains(&given) {
+                Ok(())
+            } else {
+                Err(OpenError::Range { what, given, min, max })
+            }
+        };
+        range("shards", self.shards, 1, SHARDS_MAX)?;
+        range("qps_per_shard", self.qps_per_shard, 1, QPS_PER_SHARD_MAX)?;
+        if let Drive::Dedicated { cores } = &self.drive {
+            if !cores.is_empty() && cores.len() < self.shards {
+                return Err(OpenError::Cores { shards: self.shards, cores: cores.len() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The host on the link, with the address of the port that was opened.
+    pub(super) fn net(&self, mac: Mac) -> Result<NetConfig, OpenError> {
+        let net = NetConfig {
+            mac,
+            addrs: self.addrs.clone(),
+            gateway: self.gateway,
+            gateway6: self.gateway6,
+            vlan: self.vlan,
+        };
+        net.check()?;
+        Ok(net)
+    }
+
+    /// Opens the port, or takes the open one, with what the configuration puts around it.
+    pub(super) fn open_port(&mut self) -> Result<Box<dyn Port>, OpenError> {
+        let options =
+            PortOptions { queues: self.shards, mtu: self.mtu, mac: self.mac, ..PortOptions::default() };
+        let source = core::mem::replace(&mut self.port, PortSource::Spec(PortSpec::Loopback));
+        let port = match source {
+            PortSource::Spec(spec) => spec.open(&options)?,
+            PortSource::Opened(port) => port,
+        };
+        match &self.pcap {
+            Some(path) => Ok(capture(port, path)?),
+            None => Ok(port),
+        }
+    }
+}

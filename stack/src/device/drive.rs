@@ -1,0 +1,135 @@
+//! The device's own threads: dedicated ones, or one helper for when nobody polls.
+
+use core::time::Duration;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Instant as SystemInstant;
+
+use super::claim::Core;
+use super::config::Drive;
+use super::error::OpenError;
+use crate::config::{HELPER_HOT, HELPER_SLEEP};
+use crate::proto::status::AsyncEvent;
+
+/// After its hot phase the helper gives up its time slice between looks, for this long.
+const HELPER_YIELD: Duration = Duration::from_micros(200);
+/// The longest sleep of the helper while no queue pair is connected: neighbours still ask who we are.
+const HELPER_IDLE: Duration = Duration::from_millis(10);
+
+const _: () = assert!(HELPER_HOT.as_nanos() < HELPER_SLEEP.as_nanos());
+const _: () = assert!(HELPER_SLEEP.as_nanos() <= HELPER_IDLE.as_nanos());
+
+/// Starts the threads that a drive needs.
+pub(super) fn start(core: &Arc<Core>, drive: &Drive) -> Result<Vec<JoinHandle<()>>, OpenError> {
+    let started = match drive {
+        Drive::Embedded => Ok(Vec::new()),
+        Drive::Caller => helper(core).map(|thread| vec![thread]),
+        Drive::Dedicated { cores } => dedicated(core, cores),
+    };
+    if started.is_err() {
+        // Threads that did start see it and end; they hold nothing but the shards.
+        core.stop();
+    }
+    started
+}
+
+/// A thread of the device that dies of a panic says so: nobody turns its shards any more.
+struct Fatal<'a>(&'a Core);
+
+impl Drop for Fatal<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.shared.events.raise(AsyncEvent::DeviceFatal, None);
+        }
+    }
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, OpenError> {
+    thread::Builder::new().name(name.clone()).spawn(body).map_err(|source| OpenError::Thread { name, source })
+}
+
+fn dedicated(core: &Arc<Core>, cores: &[usize]) -> Result<Vec<JoinHandle<()>>, OpenError> {
+    let available = core_affinity::get_core_ids().unwrap_or_default();
+    let mut pins = Vec::with_capacity(cores.len());
+    for &wanted in cores.iter().take(core.cells.len()) {
+        let pin = available.iter().find(|c| c.id == wanted).ok_or_else(|| OpenError::NoSuchCore {
+            core: wanted,
+            available: available.iter().map(|c| c.id).collect(),
+        })?;
+        pins.push(*pin);
+    }
+    (0..core.cells.len())
+        .map(|index| {
+            let (core, pin) = (core.clone(), pins.get(index).copied());
+            spawn(format!("roce-shard-{index}"), move || {
+                if let Some(pin) = pin {
+                    // The core was in our set a moment ago. Where it is gone, the thread runs elsewhere: slower, right.
+                    if !core_affinity::set_for_current(pin) {
+                        tracing::warn!(
+                            core = pin.id,
+                            shard = index,
+                            "the shard's thread could not be pinned"
+                        );
+                    }
+                }
+                let _fatal = Fatal(&core);
+                core.run_dedicated(index);
+            })
+        })
+        .collect()
+}
+
+fn helper(core: &Arc<Core>) -> Result<JoinHandle<()>, OpenError> {
+    let thread = {
+        let core = core.clone();
+        spawn("roce-helper".into(), move || {
+            let _fatal = Fatal(&core);
+            help(&core);
+        })?
+    };
+    core.set_helper(thread.thread().clone());
+    Ok(thread)
+}
+
+/// Turns every shard that no caller turned since the last look; hot while there is work, asleep when there is none.
+fn help(core: &Core) {
+    let shards = core.cells.len();
+    let mut seen: Vec<u32> = (0..shards).map(|i| core.turns_of_callers(i)).collect();
+    let mut last_work = SystemInstant::now();
+    while !core.stopped() {
+        let mut sleep = HELPER_IDLE;
+        let (mut helped, mut work) = (false, false);
+        for (index, seen) in seen.iter_mut().enumerate() {
+            let turns = core.turns_of_callers(index);
+            if turns != *seen {
+                // Somebody polls: stand back, and look again soon.
+                *seen = turns;
+                sleep = sleep.min(HELPER_SLEEP);
+                continue;
+            }
+            let Some((turn, deadline, connected)) = core.turn_by_helper(index) else {
+                sleep = sleep.min(HELPER_SLEEP);
+                continue;
+            };
+            helped = true;
+            work |= !turn.idle();
+            if connected > 0 {
+                sleep = sleep.min(HELPER_SLEEP);
+            }
+            if let Some(deadline) = deadline {
+                sleep = sleep.min(Duration::from_nanos(deadline.nanos_since(core.now())));
+            }
+        }
+        if work {
+            last_work = SystemInstant::now();
+        }
+        let idle = last_work.elapsed();
+        if helped && idle < HELPER_HOT {
+            core::hint::spin_loop();
+        } else if helped && idle < HELPER_HOT + HELPER_YIELD {
+            thread::yield_now();
+        } else if !sleep.is_zero() {
+            thread::park_timeout(sleep);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Why the device says no.
+
+use crate::mem::MemError;
+use crate::net::NetConfigError;
+use crate::port::PortError;
+use crate::proto::state::ModifyError;
+
+/// Why a device could not be opened: one sentence that says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The port could not be opened.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// The addresses make no sense.
+    #[error("address configuration: {0}")]
+    Net(#[from] NetConfigError),
+    /// A number of the configuration is out of its range.
+    #[error("{what} is {given}; allowed are {min} to {max}")]
+    Range {
+        /// The field.
+        what: &'static str,
+        /// What was given.
+        given: usize,
+        /// Smallest value.
+        min: usize,
+        /// Largest value.
+        max: usize,
+    },
+    /// Fewer cores than shards.
+    #[error(
+        "{shards} shards, but {cores} cores for their threads; name one core for each shard, or none at all"
+    )]
+    Cores {
+        /// Shards.
+        shards: usize,
+        /// Cores named.
+        cores: usize,
+    },
+    /// A core that does not exist, or that this process may not use.
+    #[error("core {core} cannot be used by this process; choose from {available:?}")]
+    NoSuchCore {
+        /// The core named.
+        core: usize,
+        /// Cores that can be used.
+        available: Vec<usize>,
+    },
+    /// The port has fewer queues than there are shards.
+    #[error(
+        "port {port} has {queues} queues for {shards} shards; open it with a queue for each, or use fewer shards"
+    )]
+    Queues {
+        /// The port.
+        port: String,
+        /// Its queues.
+        queues: usize,
+        /// Shards asked for.
+        shards: usize,
+    },
+    /// Somebody else took a queue of the port.
+    #[error(
+        "queue {queue} of port {port} was taken by somebody else; a device needs all of its port's queues"
+    )]
+    QueueTaken {
+        /// The port.
+        port: String,
+        /// The queue.
+        queue: usize,
+    },
+    /// A thread could not be started.
+    #[error("the thread {name} could not be started: {source}")]
+    Thread {
+        /// Its name.
+        name: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The operating system gave no random numbers.
+    #[error("the operating system gave no random numbers, which keys and queue pair numbers need")]
+    Random,
+}
+
+/// Why a control call was refused. Nothing has changed then.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// Something still refers to the object.
+    #[error("the {object} is still in use by {users} other object(s) or handle(s); destroy those first")]
+    Busy {
+        /// The object.
+        object: &'static str,
+        /// How many refer to it.
+        users: usize,
+    },
+    /// A number is out of its range.
+    #[error("{what} is {given}; this device allows {min} to {max}")]
+    Range {
+        /// The attribute.
+        what: &'static str,
+        /// What was given.
+        given: u64,
+        /// Smallest value.
+        min: u64,
+        /// Largest value.
+        max: u64,
+    },
+    /// All of something are in use.
+    #[error(
+        "no {what} is left: all {limit} are in use or at rest; destroy some, or open the device with more"
+    )]
+    Exhausted {
+        /// What there is none of.
+        what: &'static str,
+        /// How many there are.
+        limit: usize,
+    },
+    /// There is only one of these, and it exists.
+    #[error("the {what} exists already, and there is only one")]
+    Exists {
+        /// The object.
+        what: &'static str,
+    },
+    /// An object of another device was passed in.
+    #[error("the {what} belongs to another device; all objects of a call must come from the same one")]
+    Foreign {
+        /// The object.
+        what: &'static str,
+    },
+    /// The call was made from inside a turn of a shard, on the thread that turns it: it would wait for itself.
+    #[error("a control call from inside a turn of a shard would wait for itself; make it after the turn")]
+    InsideTurn,
+    /// Access rights that no memory of this device can have.
+    #[error("reg_mr: {what} is not supported by this device; leave it out")]
+    Access {
+        /// The rights, by name.
+        what: String,
+    },
+    /// The operating system gave no random numbers.
+    #[error("the operating system gave no random numbers, which keys and queue pair numbers need")]
+    Random,
+    /// A Modify QP call was refused.
+    #[error("modify_qp: {0}")]
+    Modify(#[from] ModifyError),
+    /// A registration was refused.
+    #[error("reg_mr: {0}")]
+    Memory(#[from] MemError),
+}
