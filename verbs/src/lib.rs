@@ -1,1 +1,79 @@
-//! RDMA verbs in Rust.
+//! RDMA verbs in Rust, over a userspace RoCEv2 stack.
+//!
+//! The objects are those of libibverbs, one per file, and so are the names: whoever knows the C API finds
+//! `ibv_post_send` under [`Qp::post_send`]. A program opens a [`Context`], allocates a [`Pd`], registers memory
+//! as [`Mr`], makes a [`Cq`] and a [`Qp`], connects the queue pair ([`Qp::connect_rc`]), posts [`SendWr`] and
+//! [`RecvWr`], and polls [`Wc`].
+//!
+//! - Every object is `Send + Sync` and its calls take `&self`; using an object from several threads costs a lock
+//!   for each queue. The lock-free way is a handle that is split off once: [`SendQueue`], [`RecvQueue`],
+//!   [`CqPoller`].
+//! - Children keep their parents alive, so dropping is always right. Explicit destruction of something that is
+//!   still in use fails with `EBUSY` and gives the object back.
+//! - Registered memory is never lent as a slice, because a peer may write to it at any moment; [`Mr::read`] and
+//!   [`Mr::write`] copy.
+//! - Who turns the crank is [`Drive`], chosen at [`Context::open`].
+//!
+//! ```
+//! use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // A queue pair that is connected to itself, over the loopback port.
+//! let context = Context::open(DeviceConfig::loopback())?;
+//! let pd = context.alloc_pd()?;
+//! let mr = pd.reg_mr(4096, Access::LOCAL_WRITE)?;
+//! let cq = context.create_cq(16)?;
+//! let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+//! qp.connect_rc(&qp.endpoint(1)?, &RcOptions { sgid_index: 1, ..RcOptions::default() })?;
+//!
+//! mr.write(0, b"hello")?;
+//! qp.post_recv(&[RecvWr::new(1, &[mr.sge(1024..2048)?])])?;
+//! qp.post_send(&[SendWr::send(2, &[mr.sge(0..5)?]).signaled()])?;
+//! let mut done = [Wc::default(); 2];
+//! let mut n = 0;
+//! while n < 2 {
+//!     n += cq.poll(&mut done[n..])?;
+//! }
+//! let mut text = [0; 5];
+//! mr.read(1024, &mut text)?;
+//! assert_eq!(&text, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+
+#![deny(unsafe_code)]
+
+mod attr;
+mod connect;
+mod context;
+mod cq;
+pub mod error;
+mod mr;
+mod pd;
+mod qp;
+mod wc;
+mod wr;
+
+pub use attr::{attr_init, attr_rtr, attr_rts, attr_to};
+pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
+pub use context::{AsyncEventRecord, Context, Reactor};
+pub use cq::{Cq, CqPoller};
+pub use error::{PostError, PostErrorKind, VerbsError};
+pub use mr::Mr;
+pub use pd::Pd;
+pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
+pub use wc::Wc;
+pub use wr::{RecvWr, SendWr};
+
+pub use stack::device::{
+    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
+    DeviceConfig, DeviceError, Discard, Drive, Gid, GlobalRoute, Mac, ModifyError, Mtu, OpenError,
+    PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn, SendFlags, Sge,
+    Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
+};
+
+/// Every limit of the stack.
+pub use stack::device::limit as limits;
+/// Ports: how frames come in and go out. For programs that name a port ([`PortSpec`](port::PortSpec)) or use one
+/// without the stack.
+pub use stack::device::port;

@@ -1,0 +1,65 @@
+//! Attribute sets of the transitions that bring up an RC queue pair, ready for [`Qp::modify`](crate::Qp::modify).
+
+use stack::device::{Access, AhAttr, AttrMask, Gid, GlobalRoute, Mtu, Psn, QpAttr, QpState, Qpn};
+
+/// Just a state: for [`QpState::Reset`] and [`QpState::Err`], which take no attributes, and RTS to SQD and back.
+pub fn attr_to(state: QpState) -> (QpAttr, AttrMask) {
+    (QpAttr { qp_state: state, ..QpAttr::default() }, AttrMask::STATE)
+}
+
+/// RESET to INIT of a connected queue pair: what the peer may do, on port 1, with the default partition key.
+pub fn attr_init(access: Access) -> (QpAttr, AttrMask) {
+    let attr = QpAttr {
+        qp_state: QpState::Init,
+        port_num: 1,
+        pkey_index: 0,
+        qp_access_flags: access.bits(),
+        ..QpAttr::default()
+    };
+    (attr, AttrMask::STATE | AttrMask::PORT | AttrMask::PKEY_INDEX | AttrMask::ACCESS_FLAGS)
+}
+
+/// INIT to RTR of an RC queue pair: the path to the peer, its queue pair and first PSN. READ and atomic depth and RNR
+/// timer have the usual values (16, 12: 0.64 ms); change them in the result where others are wanted.
+pub fn attr_rtr(dgid: Gid, sgid_index: u8, dest: Qpn, rq_psn: Psn, path_mtu: Mtu) -> (QpAttr, AttrMask) {
+    let grh = GlobalRoute { dgid, sgid_index, hop_limit: 64, ..GlobalRoute::default() };
+    let attr = QpAttr {
+        qp_state: QpState::Rtr,
+        ah_attr: AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() },
+        path_mtu: path_mtu as u8,
+        dest_qp_num: dest.get(),
+        rq_psn: rq_psn.get(),
+        max_dest_rd_atomic: 16,
+        min_rnr_timer: 12,
+        ..QpAttr::default()
+    };
+    let mask = AttrMask::STATE
+        | AttrMask::AV
+        | AttrMask::PATH_MTU
+        | AttrMask::DEST_QPN
+        | AttrMask::RQ_PSN
+        | AttrMask::MAX_DEST_RD_ATOMIC
+        | AttrMask::MIN_RNR_TIMER;
+    (attr, mask)
+}
+
+/// RTR to RTS of an RC queue pair: its first PSN. Timeout (14: 67 ms), retries (7), RNR retries (7: for ever) and READ
+/// and atomic depth (16) have the usual values; change them in the result where others are wanted.
+pub fn attr_rts(sq_psn: Psn) -> (QpAttr, AttrMask) {
+    let attr = QpAttr {
+        qp_state: QpState::Rts,
+        sq_psn: sq_psn.get(),
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        max_rd_atomic: 16,
+        ..QpAttr::default()
+    };
+    let mask = AttrMask::STATE
+        | AttrMask::SQ_PSN
+        | AttrMask::TIMEOUT
+        | AttrMask::RETRY_CNT
+        | AttrMask::RNR_RETRY
+        | AttrMask::MAX_QP_RD_ATOMIC;
+    (attr, mask)
+}

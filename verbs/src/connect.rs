@@ -1,0 +1,186 @@
+//! Connecting an RC queue pair with what the two sides tell each other by other means.
+
+use core::fmt;
+use core::net::IpAddr;
+use core::str::FromStr;
+
+use stack::device::{Access, Gid, Mtu, Psn, QpState, Qpn};
+
+use crate::attr::{attr_init, attr_rtr, attr_rts};
+use crate::error::VerbsError;
+use crate::qp::Qp;
+
+/// What one side tells the other to be connected: shown as `IP,QPN,PSN` and parsed from that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct RcEndpoint {
+    /// Address.
+    pub gid: Gid,
+    /// Queue pair.
+    pub qpn: Qpn,
+    /// First PSN that it sends.
+    pub psn: Psn,
+}
+
+impl fmt::Display for RcEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{:#08x},{:#08x}", self.gid.to_ip(), self.qpn.get(), self.psn.get())
+    }
+}
+
+/// A text that is not an [`RcEndpoint`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0:?} is not an endpoint; it is written IP,QPN,PSN as in 10.0.0.1,0x1234ab,0x000100")]
+pub struct ParseEndpointError(String);
+
+impl FromStr for RcEndpoint {
+    type Err = ParseEndpointError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let mut parts = text.trim().split(',');
+            let ip: IpAddr = parts.next()?.trim().parse().ok()?;
+            let mut number = || {
+                let part = parts.next()?.trim();
+                let n = match part.strip_prefix("0x") {
+                    Some(hex) => u32::from_str_radix(hex, 16),
+                    None => part.parse(),
+                };
+                n.ok().filter(|n| *n < 1 << 24)
+            };
+            let endpoint = Self { gid: Gid::from_ip(ip), qpn: Qpn::new(number()?), psn: Psn::new(number()?) };
+            parts.next().is_none().then_some(endpoint)
+        };
+        parse().ok_or_else(|| ParseEndpointError(text.into()))
+    }
+}
+
+/// How an RC connection is to be. The default has every right for the peer, the path MTU of the port, timeout 14
+/// (67 ms), 7 retries, endless RNR retries, RNR timer 12 (0.64 ms) and 16 READ and atomic requests each way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RcOptions {
+    /// Index of our address in the GID table: 0 is the link-local one, then the configured ones in order.
+    pub sgid_index: u8,
+    /// Path MTU; the largest that the port carries where absent. Both sides need the same.
+    pub path_mtu: Option<Mtu>,
+    /// What the peer may do.
+    pub access: Access,
+    /// Hop limit (time to live).
+    pub hop_limit: u8,
+    /// DSCP (upper six bits) and ECN.
+    pub traffic_class: u8,
+    /// Flow label, 20 bits; 0 lets the queue pair numbers choose the UDP source port.
+    pub flow_label: u32,
+    /// Service level, 0 to 7: the VLAN priority.
+    pub sl: u8,
+    /// Exponent of the local ACK timeout, 0 to 31: 4.096 us * 2^timeout; 0 waits for ever.
+    pub timeout: u8,
+    /// Transport retries, 0 to 7.
+    pub retry_cnt: u8,
+    /// RNR retries, 0 to 6; 7 is for ever.
+    pub rnr_retry: u8,
+    /// Code of the delay that our RNR NAK asks for, 0 to 31.
+    pub min_rnr_timer: u8,
+    /// READ and atomic requests outstanding as requester.
+    pub max_rd_atomic: u8,
+    /// READ and atomic requests outstanding as responder.
+    pub max_dest_rd_atomic: u8,
+}
+
+impl Default for RcOptions {
+    fn default() -> Self {
+        Self {
+            sgid_index: 0,
+            path_mtu: None,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            hop_limit: 64,
+            traffic_class: 0,
+            flow_label: 0,
+            sl: 0,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+        }
+    }
+}
+
+impl Qp {
+    /// What to tell the peer: our address at `sgid_index`, our queue pair number and our first PSN, which was drawn
+    /// at random when the queue pair was made.
+    ///
+    /// # Errors
+    /// [`VerbsError::NoSuchIndex`].
+    pub fn endpoint(&self, sgid_index: u8) -> Result<RcEndpoint, VerbsError> {
+        let gid = self.gid(sgid_index)?;
+        Ok(RcEndpoint { gid, qpn: self.qp_num(), psn: self.first_psn() })
+    }
+
+    /// RESET to INIT, so that receives can be posted before the peer is told anything.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`].
+    pub fn init_rc(&self, options: &RcOptions) -> Result<(), VerbsError> {
+        let (attr, mask) = attr_init(options.access);
+        self.modify(&attr, mask)
+    }
+
+    /// Connects an RC queue pair to `peer`: from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
+    ///
+    /// Returns as soon as the queue pair is ready; the peer's hardware address is found out meanwhile, and what is
+    /// posted waits for it.
+    ///
+    /// # Errors
+    /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
+    pub fn connect_rc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
+        match self.state()? {
+            QpState::Reset => self.init_rc(options)?,
+            QpState::Init => {}
+            found => {
+                return Err(VerbsError::WrongState { found, wanted: "connecting starts from RESET or INIT" });
+            }
+        }
+        let path_mtu = options.path_mtu.unwrap_or(self.port_path_mtu());
+        let (mut attr, mask) = attr_rtr(peer.gid, options.sgid_index, peer.qpn, peer.psn, path_mtu);
+        attr.ah_attr.sl = options.sl;
+        if let Some(grh) = &mut attr.ah_attr.grh {
+            grh.hop_limit = options.hop_limit;
+            grh.traffic_class = options.traffic_class;
+            grh.flow_label = options.flow_label;
+        }
+        attr.max_dest_rd_atomic = options.max_dest_rd_atomic;
+        attr.min_rnr_timer = options.min_rnr_timer;
+        self.modify(&attr, mask)?;
+
+        let (mut attr, mask) = attr_rts(self.first_psn());
+        attr.timeout = options.timeout;
+        attr.retry_cnt = options.retry_cnt;
+        attr.rnr_retry = options.rnr_retry;
+        attr.max_rd_atomic = options.max_rd_atomic;
+        self.modify(&attr, mask)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_come_back_from_their_text() {
+        for ip in ["10.0.0.1", "fd00::7"] {
+            let e = RcEndpoint {
+                gid: Gid::from_ip(ip.parse().unwrap()),
+                qpn: Qpn::new(0xabcdef),
+                psn: Psn::new(0x100),
+            };
+            assert_eq!(e.to_string(), format!("{ip},0xabcdef,0x000100"));
+            assert_eq!(e.to_string().parse(), Ok(e));
+        }
+        let decimal: RcEndpoint = "10.0.0.1,17,256\n".parse().unwrap();
+        assert_eq!((decimal.qpn.get(), decimal.psn.get()), (17, 256));
+        for bad in ["", "10.0.0.1", "10.0.0.1,1", "x,1,1", "10.0.0.1,0x1000000,1", "10.0.0.1,1,1,1"] {
+            assert!(bad.parse::<RcEndpoint>().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What can go wrong, as types; and the error number that a C program would see for each.
+
+use stack::device::{DeviceError, MemError, OpenError, QpState, QpType, WrOpcode, state_name, type_name};
+
+/// Error numbers of Linux (errno(3)), as far as verbs returns them.
+pub mod errno {
+    /// Operation not permitted.
+    pub const EPERM: i32 = 1;
+    /// Input/output error.
+    pub const EIO: i32 = 5;
+    /// Out of memory, or of room in a queue.
+    pub const ENOMEM: i32 = 12;
+    /// Bad address.
+    pub const EFAULT: i32 = 14;
+    /// Still in use.
+    pub const EBUSY: i32 = 16;
+    /// No such device.
+    pub const ENODEV: i32 = 19;
+    /// Invalid argument.
+    pub const EINVAL: i32 = 22;
+    /// Would wait for itself.
+    pub const EDEADLK: i32 = 35;
+    /// Not supported.
+    pub const EOPNOTSUPP: i32 = 95;
+    /// Timed out.
+    pub const ETIMEDOUT: i32 = 110;
+}
+
+use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
+
+/// Why a control call failed. The text says what was wrong, with the value, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// The device could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The device refused a control call.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A range that is not inside a memory region.
+    #[error(
+        "bytes {start}..{end} are not inside the memory region of {len} bytes; use a range within 0..{len}"
+    )]
+    OutOfRegion {
+        /// First byte.
+        start: u64,
+        /// One past the last byte.
+        end: u64,
+        /// Bytes of the region.
+        len: u64,
+    },
+    /// An offset whose address is not a multiple of 8.
+    #[error("address {addr:#x} is not a multiple of 8, as a 64-bit access needs; use an aligned offset")]
+    Misaligned {
+        /// The address.
+        addr: u64,
+    },
+    /// Memory that does not exist in this process, or may not be written.
+    #[error("memory {addr:#x}..+{len} is not mapped with the rights asked for; register memory that exists")]
+    BadAddress {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The operating system gave no memory.
+    #[error("no memory for a region of {len} bytes; register less, or free some")]
+    NoMemory {
+        /// Bytes asked for.
+        len: usize,
+    },
+    /// The split handle of this queue is elsewhere.
+    #[error("the {what} is in use as a split handle; use that one, or drop it first")]
+    Split {
+        /// The queue.
+        what: &'static str,
+    },
+    /// Memory that the region may not write.
+    #[error(
+        "the memory region was registered without LOCAL_WRITE over memory of the caller; it is only read here"
+    )]
+    ReadOnly,
+    /// The call needs the queue pair in another state.
+    #[error("the queue pair is in {}; {wanted}", state_name(*.found))]
+    WrongState {
+        /// The state it is in.
+        found: QpState,
+        /// What the call needs.
+        wanted: &'static str,
+    },
+    /// An index that is not in a table.
+    #[error("{what} {index} does not exist; there are {count}, from {first}")]
+    NoSuchIndex {
+        /// The table.
+        what: &'static str,
+        /// The index.
+        index: usize,
+        /// The first valid index.
+        first: usize,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+impl VerbsError {
+    /// The error number of the C API, from [`errno`].
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Open(e) => open_errno(e),
+            Self::Device(e) => device_errno(e),
+            Self::OutOfRegion { .. }
+            | Self::Misaligned { .. }
+            | Self::ReadOnly
+            | Self::WrongState { .. }
+            | Self::NoSuchIndex { .. } => EINVAL,
+            Self::BadAddress { .. } => EFAULT,
+            Self::NoMemory { .. } => ENOMEM,
+            Self::Split { .. } => EBUSY,
+        }
+    }
+}
+
+fn open_errno(error: &OpenError) -> i32 {
+    match error {
+        OpenError::Port(_) => ENODEV,
+        OpenError::Thread { .. } => ENOMEM,
+        OpenError::Random => EIO,
+        _ => EINVAL,
+    }
+}
+
+fn device_errno(error: &DeviceError) -> i32 {
+    match error {
+        DeviceError::Busy { .. } => EBUSY,
+        DeviceError::Exhausted { .. } => ENOMEM,
+        DeviceError::InsideTurn => EDEADLK,
+        DeviceError::Access { .. } => EOPNOTSUPP,
+        DeviceError::Random => EIO,
+        DeviceError::Modify(e) => e.errno(),
+        DeviceError::Memory(e) => memory_errno(e),
+        _ => EINVAL,
+    }
+}
+
+const fn memory_errno(error: &MemError) -> i32 {
+    match error {
+        MemError::Full => ENOMEM,
+        MemError::InvalidAccess | MemError::InvalidRange | MemError::UnknownKey => EINVAL,
+    }
+}
+
+/// Why a work request was not taken. Those before it in the list were; it and those behind it were not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("work request {bad_wr} of the list: {kind}")]
+pub struct PostError {
+    /// Position in the list of the first request that was not taken.
+    pub bad_wr: usize,
+    /// What is wrong with it.
+    pub kind: PostErrorKind,
+}
+
+impl PostError {
+    /// The error number of the C API, from [`errno`].
+    pub fn errno(&self) -> i32 {
+        match self.kind {
+            PostErrorKind::Full { .. } => ENOMEM,
+            PostErrorKind::NoDataPath { .. } => EOPNOTSUPP,
+            PostErrorKind::Split => EBUSY,
+            _ => EINVAL,
+        }
+    }
+}
+
+/// The reasons of a [`PostError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostErrorKind {
+    /// The queue pair's state does not allow posting (IBA 10.3.1).
+    #[error("the queue pair is in {}; sends are taken from RTS on, receives from INIT on", state_name(*.0))]
+    State(QpState),
+    /// Every slot of the queue holds a request that has not completed.
+    #[error("the queue is full with {depth} requests; poll for completions first, or make it deeper")]
+    Full {
+        /// Requests that the queue holds.
+        depth: u32,
+    },
+    /// More scatter/gather elements than the queue was made for.
+    #[error("{given} scatter/gather elements; the queue was made for {max}")]
+    TooManySge {
+        /// Elements given.
+        given: usize,
+        /// Elements allowed.
+        max: u32,
+    },
+    /// More inline data than the queue was made for.
+    #[error("{given} bytes of inline data; the queue was made for {max}")]
+    InlineTooLong {
+        /// Bytes given.
+        given: usize,
+        /// Bytes allowed.
+        max: u32,
+    },
+    /// Inline data on an operation that sends none.
+    #[error("{0} takes no inline data; only sends and writes do")]
+    InlineNotAllowed(WrOpcode),
+    /// The operation does not exist on this type of queue pair (ibv_post_send(3)).
+    #[error("{opcode} does not exist on a queue pair of type {}", type_name(*.qp_type))]
+    Opcode {
+        /// The operation.
+        opcode: WrOpcode,
+        /// The queue pair's type.
+        qp_type: QpType,
+    },
+    /// An atomic whose result is not 8 bytes long (IBA 9.4.5).
+    #[error("an atomic returns 8 bytes; the list has {0}")]
+    AtomicLength(u64),
+    /// An atomic on an address that is not a multiple of 8 (IBA 9.4.5).
+    #[error("an atomic needs a remote address that is a multiple of 8, not {0:#x}")]
+    AtomicAddress(u64),
+    /// A message of more than 2^31 bytes (IBA 9.7.7).
+    #[error("a message of {0} bytes; 2147483648 is the longest")]
+    TooLong(u64),
+    /// Sending and receiving on this type of queue pair does not exist yet; control calls do.
+    #[error("queue pairs of type {} carry no data yet; use RC", type_name(*.qp_type))]
+    NoDataPath {
+        /// The queue pair's type.
+        qp_type: QpType,
+    },
+    /// The split handle of this queue is elsewhere.
+    #[error("the queue is in use as a split handle; post through that one, or drop it first")]
+    Split,
+}

@@ -1,0 +1,437 @@
+//! Memory regions. The one file of this crate that touches raw memory.
+//!
+//! A region that owns its buffer gives no reference to it: the peers of a connection, and the shards of this
+//! process, may write to it at any moment. All access of the safe API goes through relaxed atomic accesses, so a
+//! reader sees some mix of old and new bytes but never undefined behaviour, and an aligned 8-byte word is always
+//! read and written whole.
+
+#![allow(unsafe_code, reason = "registered memory is raw memory")]
+
+use core::ops::Range;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::sync::Arc;
+
+use stack::device::{Access, MrCore, PdCore, Sge};
+
+use crate::error::VerbsError;
+use crate::pd::Pd;
+
+/// Buffers start on a page, so that a region's offset and its address agree in their low bits.
+const PAGE: usize = 4096;
+/// Buffers of at least this size start on a huge page and ask for huge pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A registered memory region (`struct ibv_mr`).
+///
+/// Made by [`Pd::reg_mr`], which owns its buffer, or by
+/// [`Pd::reg_mr_raw`]. Dropping it deregisters it; requests that name it and have not started
+/// then end with a protection error, at us or at the peer.
+#[derive(Debug)]
+#[doc(alias = "ibv_mr")]
+pub struct Mr {
+    core: MrCore,
+    memory: Memory,
+}
+
+/// The memory behind a region.
+#[derive(Debug)]
+struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+    /// How the buffer was allocated, if the region owns it.
+    owned: Option<Layout>,
+    /// Whether it may be written by us.
+    writable: bool,
+}
+
+// SAFETY: `base..base + len` is valid until `Memory` is dropped (owned) or by the contract of `reg_mr_raw`, and is
+// accessed through atomics only, so any thread may do so through a shared reference.
+unsafe impl Send for Memory {}
+// SAFETY: as for Send.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// A zeroed buffer of `len` bytes.
+    fn alloc(len: usize) -> Result<Self, VerbsError> {
+        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
+        let no_memory = VerbsError::NoMemory { len };
+        // Never 0 bytes, and whole words, so that every byte lies in an 8-byte word of ours.
+        let Ok(layout) = Layout::from_size_align(len.max(1), align) else { return Err(no_memory) };
+        let layout = layout.pad_to_align();
+        // SAFETY: the layout's size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        let Some(base) = NonNull::new(base) else { return Err(no_memory) };
+        if align == HUGE_PAGE {
+            // SAFETY: the range was just allocated by us; the advice changes no content. Without huge pages it
+            // fails, which costs speed only.
+            unsafe { libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
+        }
+        Ok(Self { base, len, owned: Some(layout), writable: true })
+    }
+
+    #[inline]
+    fn byte(&self, at: usize) -> &AtomicU8 {
+        debug_assert!(at < self.len);
+        // SAFETY: `at < len` (every caller has checked its range), the memory is valid as said above.
+        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(at)) }
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at + 8 <= self.len && (self.base.as_ptr() as usize + at) & 7 == 0);
+        // SAFETY: `at + 8 <= len` and the address is a multiple of 8 (every caller has checked both), the memory is
+        // valid as said above.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
+    }
+
+    /// Splits `len` bytes from `at` on into bytes before the first aligned word, bytes in words, bytes behind.
+    #[inline]
+    fn split(&self, at: usize, len: usize) -> (usize, usize) {
+        let address = self.base.as_ptr() as usize + at;
+        let head = (address.wrapping_neg() & 7).min(len);
+        (head, head + ((len - head) & !7))
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(layout) = self.owned {
+            // SAFETY: allocated with this layout by `Memory::alloc`, and nobody refers to it: the region's key was
+            // revoked, and every shard has passed a turn boundary since, before this runs.
+            unsafe { dealloc(self.base.as_ptr(), layout) };
+        }
+    }
+}
+
+/// Makes sure that the memory exists, with the rights that are asked for, and is present.
+fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
+    if len == 0 {
+        return Ok(());
+    }
+    let bad = || VerbsError::BadAddress { addr, len };
+    let end = addr.checked_add(len).ok_or_else(bad)?;
+    let start = addr & !(PAGE as u64 - 1);
+    let advise = |advice| {
+        // SAFETY: populating faults pages in as an access would and changes no content; a range that is not mapped, or
+        // not with the right, is refused by the system.
+        let result = unsafe { libc::madvise(start as *mut _, (end - start) as usize, advice) };
+        if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+    };
+    match advise(libc::MADV_POPULATE_READ) {
+        0 => {}
+        // The advice is newer than the kernel (Linux 5.14), or the mapping is a special one: nothing is known.
+        libc::EINVAL => return Ok(()),
+        _ => return Err(bad()),
+    }
+    // What can be read and is not special is refused here only where it cannot be written.
+    if write && advise(libc::MADV_POPULATE_WRITE) != 0 { Err(bad()) } else { Ok(()) }
+}
+
+impl Pd {
+    /// Registers memory that belongs to the caller. The range is faulted in.
+    ///
+    /// # Safety
+    /// From now until the region is dropped or deregistered, `addr..addr + len` must stay mapped and valid for reads,
+    /// and with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it at any moment,
+    /// from other threads: nobody may hold a reference to it (`&[u8]`, `&mut [u8]`) meanwhile, and accesses must be
+    /// volatile or atomic, or ordered by completions.
+    ///
+    /// # Errors
+    /// As [`reg_mr`](Self::reg_mr), and `EFAULT` where the memory is not mapped with these rights.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, VerbsError> {
+        // SAFETY: the caller promises what `Mr::raw` asks for.
+        unsafe { Mr::raw(self.core(), addr, len, access) }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        if self.core.dereg().is_err() {
+            // The key may still be in use. It is refused only inside a turn, where no region is dropped; but memory that
+            // a peer may reach is never given back.
+            self.memory.owned = None;
+        }
+    }
+}
+
+impl Mr {
+    pub(crate) fn owned(pd: &Arc<PdCore>, len: usize, access: Access) -> Result<Self, VerbsError> {
+        let memory = Memory::alloc(len)?;
+        let core = pd.reg_mr(memory.base.as_ptr() as u64, len as u64, access)?;
+        Ok(Self { core, memory })
+    }
+
+    /// # Safety
+    /// As for [`Pd::reg_mr_raw`].
+    pub(crate) unsafe fn raw(
+        pd: &Arc<PdCore>,
+        addr: *mut u8,
+        len: usize,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        let bad = VerbsError::BadAddress { addr: addr as u64, len: len as u64 };
+        let Some(base) = NonNull::new(addr) else { return Err(bad) };
+        let writable = access.contains(Access::LOCAL_WRITE);
+        populate(addr as u64, len as u64, writable)?;
+        let core = pd.reg_mr(addr as u64, len as u64, access)?;
+        Ok(Self { core, memory: Memory { base, len, owned: None, writable } })
+    }
+
+    /// The local key, for [`Sge`].
+    #[inline]
+    pub fn lkey(&self) -> u32 {
+        self.core.key()
+    }
+    /// The key to give to peers. The same number as [`lkey`](Self::lkey).
+    #[inline]
+    pub fn rkey(&self) -> u32 {
+        self.core.key()
+    }
+    /// The address of the first byte, to give to peers. For a zero-based region, peers count from 0.
+    #[inline]
+    pub fn addr(&self) -> u64 {
+        self.memory.base.as_ptr() as u64
+    }
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.memory.len
+    }
+    /// Whether the region has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.memory.len == 0
+    }
+    /// The rights it was registered with.
+    pub fn access(&self) -> Access {
+        self.core.access()
+    }
+    /// The first byte. Accesses through it race with peers and shards: use volatile or atomic ones, and stay
+    /// within [`len`](Self::len) and the life of the region.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory.base.as_ptr()
+    }
+    /// The address by which requests name offset `at`.
+    #[inline]
+    fn va(&self, at: usize) -> u64 {
+        let base = if self.core.access().contains(Access::ZERO_BASED) { 0 } else { self.addr() };
+        base + at as u64
+    }
+
+    /// A scatter/gather element for a range of bytes.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`] where the range is not inside the region or longer than 2^32 - 1 bytes.
+    #[inline]
+    pub fn sge(&self, range: Range<usize>) -> Result<Sge, VerbsError> {
+        if range.start > range.end || range.end > self.len() || range.end - range.start > u32::MAX as usize {
+            return Err(self.outside(range.start, range.end));
+        }
+        Ok(Sge { addr: self.va(range.start), length: (range.end - range.start) as u32, lkey: self.lkey() })
+    }
+
+    /// Copies bytes from `offset` on out of the region.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`].
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), VerbsError> {
+        self.within(offset, out.len())?;
+        let m = &self.memory;
+        let (head, words_end) = m.split(offset, out.len());
+        for (i, b) in out[..head].iter_mut().enumerate() {
+            *b = m.byte(offset + i).load(Ordering::Relaxed);
+        }
+        for (i, w) in out[head..words_end].chunks_exact_mut(8).enumerate() {
+            w.copy_from_slice(&m.word(offset + head + 8 * i).load(Ordering::Relaxed).to_ne_bytes());
+        }
+        for (i, b) in out[words_end..].iter_mut().enumerate() {
+            *b = m.byte(offset + words_end + i).load(Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes into the region, from `offset` on.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`].
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError> {
+        self.within(offset, data.len())?;
+        self.writable()?;
+        let m = &self.memory;
+        let (head, words_end) = m.split(offset, data.len());
+        for (i, b) in data[..head].iter().enumerate() {
+            m.byte(offset + i).store(*b, Ordering::Relaxed);
+        }
+        for (i, w) in data[head..words_end].chunks_exact(8).enumerate() {
+            let w = u64::from_ne_bytes(w.try_into().expect("a chunk has 8 bytes"));
+            m.word(offset + head + 8 * i).store(w, Ordering::Relaxed);
+        }
+        for (i, b) in data[words_end..].iter().enumerate() {
+            m.byte(offset + words_end + i).store(*b, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Sets a range of bytes to `value`.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`].
+    pub fn fill(&self, range: Range<usize>, value: u8) -> Result<(), VerbsError> {
+        let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
+        self.within(range.start, len)?;
+        self.writable()?;
+        let m = &self.memory;
+        let (head, words_end) = m.split(range.start, len);
+        let word = u64::from_ne_bytes([value; 8]);
+        for i in (0..head).chain(words_end..len) {
+            m.byte(range.start + i).store(value, Ordering::Relaxed);
+        }
+        for i in (head..words_end).step_by(8) {
+            m.word(range.start + i).store(word, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The bytes from `offset` on, copied.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`].
+    pub fn to_vec(&self, range: Range<usize>) -> Result<Vec<u8>, VerbsError> {
+        let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
+        self.within(range.start, len)?;
+        let mut out = vec![0; len];
+        self.read(range.start, &mut out)?;
+        Ok(out)
+    }
+
+    /// One byte, with acquire: what the peer wrote before it is visible after it. A program that spins on the last
+    /// byte of a message reads it with this.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`].
+    #[inline]
+    pub fn read_u8(&self, offset: usize) -> Result<u8, VerbsError> {
+        self.within(offset, 1)?;
+        Ok(self.memory.byte(offset).load(Ordering::Acquire))
+    }
+
+    /// The 8 bytes at `offset` as an atomic of the host's byte order, in one step with respect to remote atomics
+    /// and to the CPU.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] where the address is not a multiple of 8;
+    /// [`VerbsError::ReadOnly`].
+    #[inline]
+    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, VerbsError> {
+        self.writable()?;
+        self.aligned_word(offset)
+    }
+    #[inline]
+    fn aligned_word(&self, offset: usize) -> Result<&AtomicU64, VerbsError> {
+        self.within(offset, 8)?;
+        let addr = self.addr() + offset as u64;
+        if addr & 7 != 0 {
+            return Err(VerbsError::Misaligned { addr });
+        }
+        Ok(self.memory.word(offset))
+    }
+
+    /// The 8 bytes at `offset` as a number of the host's byte order, read in one step with acquire.
+    ///
+    /// # Errors
+    /// As for [`atomic_u64`](Self::atomic_u64).
+    #[inline]
+    pub fn read_u64(&self, offset: usize) -> Result<u64, VerbsError> {
+        Ok(self.aligned_word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores a number in the host's byte order into the 8 bytes at `offset`, in one step with release.
+    ///
+    /// # Errors
+    /// As for [`atomic_u64`](Self::atomic_u64).
+    #[inline]
+    pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
+        self.atomic_u64(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Deregisters the region and frees its buffer. On return no shard refers to the memory any more.
+    ///
+    /// # Errors
+    /// `EDEADLK` from inside a turn; the region comes back with the error.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn dereg(self) -> Result<(), (VerbsError, Self)> {
+        match self.core.dereg() {
+            Ok(()) => Ok(()),
+            Err(e) => Err((e.into(), self)),
+        }
+    }
+
+    #[inline]
+    fn within(&self, offset: usize, len: usize) -> Result<(), VerbsError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len() => Ok(()),
+            end => Err(self.outside(offset, end.unwrap_or(usize::MAX))),
+        }
+    }
+    #[inline]
+    fn writable(&self) -> Result<(), VerbsError> {
+        if self.memory.writable { Ok(()) } else { Err(VerbsError::ReadOnly) }
+    }
+    #[cold]
+    fn outside(&self, start: usize, end: usize) -> VerbsError {
+        VerbsError::OutOfRegion { start: start as u64, end: end as u64, len: self.len() as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::errno::EFAULT;
+    use crate::{Context, DeviceConfig, QpInitAttr, RcOptions, SendWr, Wc};
+
+    const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+
+    // Here and not with the other tests of the API, because this is the file that may be unsafe.
+    #[test]
+    fn raw_memory_is_checked_and_used() {
+        let context = Context::open(DeviceConfig::loopback()).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+        let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+        let options = RcOptions { sgid_index: 1, ..RcOptions::default() };
+        qp.connect_rc(&qp.endpoint(1).unwrap(), &options).unwrap();
+        let mut memory = vec![7u8; 10_000];
+        // SAFETY: the vector outlives the region and is only touched through it meanwhile.
+        let raw = unsafe { pd.reg_mr_raw(memory.as_mut_ptr(), memory.len(), RIGHTS) }.unwrap();
+        qp.post_send(&[SendWr::write(1, &[], raw.addr() + 5001, raw.rkey()).inline(b"data").signaled()])
+            .unwrap();
+        let mut wc = [Wc::default()];
+        while cq.poll(&mut wc).unwrap() == 0 {}
+        assert!(wc[0].is_ok(), "{wc:?}");
+        raw.dereg().unwrap();
+        assert_eq!(&memory[5000..5006], b"\x07data\x07");
+    }
+
+    #[test]
+    fn raw_memory_must_exist_with_its_rights() {
+        let context = Context::open(DeviceConfig::loopback()).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let text = "only to be read";
+        let (addr, len) = (text.as_ptr().cast_mut(), text.len());
+        for (addr, len) in [(0x1000 as *mut u8, PAGE), (core::ptr::null_mut(), 1), (addr, len)] {
+            // SAFETY: refused, so nobody touches it.
+            let e = unsafe { pd.reg_mr_raw(addr, len, RIGHTS) }.unwrap_err();
+            assert_eq!(e.errno(), EFAULT, "{e}");
+        }
+        // SAFETY: the text lives for ever, and the region only reads it.
+        let mr = unsafe { pd.reg_mr_raw(addr, len, Access::empty()) }.unwrap();
+        assert_eq!(mr.to_vec(0..4).unwrap(), b"only");
+        assert!(matches!(mr.write(0, b"x"), Err(VerbsError::ReadOnly)));
+        assert!(matches!(mr.fill(0..1, 0), Err(VerbsError::ReadOnly)));
+        assert!(matches!(mr.write_u64(0, 0), Err(VerbsError::ReadOnly)));
+    }
+}

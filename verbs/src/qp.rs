@@ -1,0 +1,362 @@
+//! Queue pairs, and the handles that post to them.
+
+use std::sync::Arc;
+
+use stack::device::{
+    AttrMask, Gid, Mtu, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType, Qpn, RingTap,
+};
+
+use crate::cq::Cq;
+use crate::error::{PostError, PostErrorKind, VerbsError};
+use crate::wr::{RecvWr, SendLimits, SendWr};
+
+/// What a queue pair is to be (`struct ibv_qp_init_attr`).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_qp_init_attr")]
+pub struct QpInitAttr<'a> {
+    /// Service type.
+    pub qp_type: QpType,
+    /// Where send requests complete.
+    pub send_cq: &'a Cq,
+    /// Where receive requests complete; may be the same.
+    pub recv_cq: &'a Cq,
+    /// Sizes of the queues.
+    pub cap: QpCap,
+    /// Every send request makes a completion.
+    pub sq_sig_all: bool,
+    /// The shard that is to own the queue pair; the least loaded one where absent.
+    pub shard: Option<usize>,
+}
+
+impl<'a> QpInitAttr<'a> {
+    /// An RC queue pair of 128 requests each way, 4 elements each, 208 bytes inline.
+    pub const fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::new(QpType::Rc, send_cq, recv_cq)
+    }
+    /// A queue pair of any type, of the same sizes.
+    pub const fn new(qp_type: QpType, send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        let cap = QpCap {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 208,
+        };
+        Self { qp_type, send_cq, recv_cq, cap, sq_sig_all: false, shard: None }
+    }
+    /// With these sizes.
+    #[must_use]
+    pub const fn cap(mut self, cap: QpCap) -> Self {
+        self.cap = cap;
+        self
+    }
+    /// With a completion for every send request.
+    #[must_use]
+    pub const fn sig_all(mut self) -> Self {
+        self.sq_sig_all = true;
+        self
+    }
+    /// On this shard.
+    #[must_use]
+    pub const fn on_shard(mut self, shard: usize) -> Self {
+        self.shard = Some(shard);
+        self
+    }
+}
+
+/// A queue pair (`struct ibv_qp`).
+#[derive(Debug)]
+#[doc(alias = "ibv_qp")]
+pub struct Qp {
+    core: Arc<QpCore>,
+    send_cq: Cq,
+    recv_cq: Cq,
+}
+
+impl Qp {
+    pub(crate) fn create(pd: &Arc<PdCore>, init: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+        let core = pd.create_qp(&QpInit {
+            qp_type: init.qp_type,
+            send_cq: init.send_cq.core(),
+            recv_cq: init.recv_cq.core(),
+            cap: init.cap,
+            sq_sig_all: init.sq_sig_all,
+            shard: init.shard,
+        })?;
+        let cq = |cq: &Cq| Cq::new(cq.core().clone());
+        Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq) })
+    }
+
+    /// Its number.
+    #[inline]
+    pub fn qp_num(&self) -> Qpn {
+        self.core.qpn()
+    }
+    /// Its service type.
+    pub fn qp_type(&self) -> QpType {
+        self.core.qp_type()
+    }
+    /// The sizes that were granted.
+    pub fn cap(&self) -> QpCap {
+        self.core.cap()
+    }
+    /// The shard that owns it.
+    pub fn shard(&self) -> usize {
+        self.core.shard()
+    }
+    /// The first PSN that [`connect_rc`](Self::connect_rc) sends, drawn at random.
+    pub fn first_psn(&self) -> Psn {
+        self.core.first_psn()
+    }
+    /// The state it is in, without a control call.
+    ///
+    /// # Errors
+    /// None today.
+    pub fn state(&self) -> Result<QpState, VerbsError> {
+        Ok(self.core.state())
+    }
+    pub(crate) fn gid(&self, index: u8) -> Result<Gid, VerbsError> {
+        crate::context::gid(self.core.device(), usize::from(index))
+    }
+    pub(crate) fn port_path_mtu(&self) -> Mtu {
+        self.core.device().port_attr().active_mtu
+    }
+
+    /// Changes attributes, and the state where [`AttrMask::STATE`] is given (ibv_modify_qp(3)). For each transition
+    /// and type there is a set of required and of optional attributes; anything missing or foreign is refused, by
+    /// name, and nothing has changed then.
+    ///
+    /// Entering RESET discards all requests and completions of the queue pair; entering ERR flushes them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Modify`](crate::DeviceError::Modify): `EINVAL`, for a Q_Key of the privileged half `EPERM`, for
+    /// mask bits that name no attribute `EOPNOTSUPP`. `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), VerbsError> {
+        Ok(self.core.modify(attr, mask)?)
+    }
+
+    /// Every attribute as it is now, and what the queue pair was created with; `cap` is what was granted.
+    ///
+    /// # Errors
+    /// `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<(QpAttr, QpInitAttr<'_>), VerbsError> {
+        let init = QpInitAttr {
+            qp_type: self.qp_type(),
+            send_cq: &self.send_cq,
+            recv_cq: &self.recv_cq,
+            cap: self.cap(),
+            sq_sig_all: self.core.sq_sig_all(),
+            shard: Some(self.shard()),
+        };
+        Ok((self.core.query()?, init))
+    }
+
+    /// Posts a list of send requests, in order. They are visible to the device together, when the call returns.
+    ///
+    /// # Errors
+    /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` below
+    /// RTS, for an operation that the type does not have, for lists and lengths beyond the limits; `ENOMEM` when the
+    /// queue is full; `EBUSY` while a [`SendQueue`] exists; `EOPNOTSUPP` on types that carry no data yet.
+    #[doc(alias = "ibv_post_send")]
+    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        match self.core.sq().as_mut() {
+            Some(ring) => post_send(&self.core, ring, &self.send_limits(), wrs),
+            None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
+        }
+    }
+
+    /// Posts a list of receive requests, in order.
+    ///
+    /// # Errors
+    /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` in
+    /// RESET and for lists beyond the limit; `ENOMEM` when the queue is full; `EBUSY` while a [`RecvQueue`] exists;
+    /// `EOPNOTSUPP` on types that carry no data yet.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        match self.core.rq().as_mut() {
+            Some(ring) => post_recv(&self.core, ring, self.core.cap().max_recv_sge, wrs),
+            None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
+        }
+    }
+
+    fn send_limits(&self) -> SendLimits {
+        let cap = self.core.cap();
+        SendLimits::new(self.core.qp_type(), cap.max_send_sge, cap.max_inline_data)
+    }
+
+    /// Splits off the lock-free handles. Dropping one gives its queue back to the plain calls.
+    ///
+    /// # Errors
+    /// [`VerbsError::Split`] while one of them exists.
+    pub fn split(&self) -> Result<(SendQueue, RecvQueue), VerbsError> {
+        let (mut sq, mut rq) = (self.core.sq(), self.core.rq());
+        if sq.is_none() || rq.is_none() {
+            return Err(VerbsError::Split { what: "queue pair" });
+        }
+        let send = SendQueue { ring: sq.take(), limits: self.send_limits(), core: self.core.clone() };
+        let max_sge = self.core.cap().max_recv_sge;
+        let recv = RecvQueue { ring: rq.take(), max_sge, core: self.core.clone() };
+        Ok((send, recv))
+    }
+
+    /// Destroys the queue pair. Its requests end without completions.
+    ///
+    /// # Errors
+    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, `EDEADLK` from inside a turn; it comes back with the
+    /// error.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
+        let Self { core, send_cq, recv_cq } = self;
+        QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq }))
+    }
+}
+
+/// The lock-free handle of a send queue, from [`Qp::split`].
+#[derive(Debug)]
+pub struct SendQueue {
+    /// Taken only by `drop`.
+    ring: Option<RingTap>,
+    limits: SendLimits,
+    core: Arc<QpCore>,
+}
+
+impl SendQueue {
+    /// As [`Qp::post_send`], without a lock.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`].
+    #[inline]
+    #[doc(alias = "ibv_post_send")]
+    pub fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        match &mut self.ring {
+            Some(ring) => post_send(&self.core, ring, &self.limits, wrs),
+            None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
+        }
+    }
+    /// Requests that can be posted now.
+    pub fn free(&mut self) -> usize {
+        self.ring.as_mut().map_or(0, |ring| ring.free() as usize)
+    }
+    /// The queue pair's number.
+    pub fn qp_num(&self) -> Qpn {
+        self.core.qpn()
+    }
+}
+
+impl Drop for SendQueue {
+    fn drop(&mut self) {
+        *self.core.sq() = self.ring.take();
+    }
+}
+
+/// The lock-free handle of a receive queue, from [`Qp::split`].
+#[derive(Debug)]
+pub struct RecvQueue {
+    /// Taken only by `drop`.
+    ring: Option<RingTap>,
+    max_sge: u32,
+    core: Arc<QpCore>,
+}
+
+impl RecvQueue {
+    /// As [`Qp::post_recv`], without a lock.
+    ///
+    /// # Errors
+    /// As [`Qp::post_recv`].
+    #[inline]
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        match &mut self.ring {
+            Some(ring) => post_recv(&self.core, ring, self.max_sge, wrs),
+            None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
+        }
+    }
+    /// Requests that can be posted now.
+    pub fn free(&mut self) -> usize {
+        self.ring.as_mut().map_or(0, |ring| ring.free() as usize)
+    }
+    /// The queue pair's number.
+    pub fn qp_num(&self) -> Qpn {
+        self.core.qpn()
+    }
+}
+
+impl Drop for RecvQueue {
+    fn drop(&mut self) {
+        *self.core.rq() = self.ring.take();
+    }
+}
+
+#[inline]
+fn post_send(
+    core: &QpCore,
+    ring: &mut RingTap,
+    limits: &SendLimits,
+    wrs: &[SendWr<'_>],
+) -> Result<(), PostError> {
+    let epoch = match core.may_post_send() {
+        Ok(epoch) => epoch,
+        Err(state) => return refused(wrs.len(), state),
+    };
+    let sig_all = core.sq_sig_all();
+    let mut posted = 0;
+    let mut result = Ok(());
+    for (i, wr) in wrs.iter().enumerate() {
+        let put = wr.check(limits).and_then(|length| match ring.slot(posted) {
+            Some(slot) => {
+                wr.encode(slot, length, epoch, sig_all);
+                Ok(())
+            }
+            None => Err(PostErrorKind::Full { depth: ring.depth() }),
+        });
+        if let Err(kind) = put {
+            result = Err(PostError { bad_wr: i, kind });
+            break;
+        }
+        posted += 1;
+    }
+    if posted > 0 {
+        ring.publish(posted);
+        core.send_posted();
+    }
+    result
+}
+
+#[inline]
+fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+    let epoch = match core.may_post_recv() {
+        Ok(epoch) => epoch,
+        Err(state) => return refused(wrs.len(), state),
+    };
+    if core.qp_type() != QpType::Rc && !wrs.is_empty() {
+        return Err(PostError { bad_wr: 0, kind: PostErrorKind::NoDataPath { qp_type: core.qp_type() } });
+    }
+    let mut posted = 0;
+    let mut result = Ok(());
+    for (i, wr) in wrs.iter().enumerate() {
+        let put = wr.check(max_sge).and_then(|()| match ring.slot(posted) {
+            Some(slot) => {
+                wr.encode(slot, epoch);
+                Ok(())
+            }
+            None => Err(PostErrorKind::Full { depth: ring.depth() }),
+        });
+        if let Err(kind) = put {
+            result = Err(PostError { bad_wr: i, kind });
+            break;
+        }
+        posted += 1;
+    }
+    if posted > 0 {
+        ring.publish(posted);
+        core.recv_posted();
+    }
+    result
+}
+
+#[cold]
+fn refused(wrs: usize, state: QpState) -> Result<(), PostError> {
+    if wrs == 0 { Ok(()) } else { Err(PostError { bad_wr: 0, kind: PostErrorKind::State(state) }) }
+}

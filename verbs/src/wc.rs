@@ -1,0 +1,73 @@
+//! Work completions.
+
+use stack::device::wqe::Cqe;
+use stack::device::{Qpn, WcFlags, WcOpcode, WcStatus};
+
+/// A work completion (`struct ibv_wc`).
+///
+/// Where [`status`](Self::status) is not [`WcStatus::Success`], only it, `wr_id`, `qp_num` and `vendor_err` mean
+/// something (ibv_poll_cq(3)).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_wc")]
+pub struct Wc {
+    /// The work request's tag.
+    pub wr_id: u64,
+    /// How the work request ended.
+    pub status: WcStatus,
+    /// What kind of work request it was.
+    pub opcode: WcOpcode,
+    /// What else is valid.
+    pub wc_flags: WcFlags,
+    /// Bytes received; for READ and atomics, bytes returned.
+    pub byte_len: u32,
+    /// The queue pair.
+    pub qp_num: Qpn,
+    /// The sender's queue pair of a datagram.
+    pub src_qp: Qpn,
+    /// A number that tells more about an error, for people.
+    pub vendor_err: u32,
+    /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
+    pub timestamp: u64,
+    imm: u32,
+}
+
+impl Wc {
+    /// The immediate data that came with the message, as the number the sender gave.
+    #[inline]
+    pub fn imm_data(&self) -> Option<u32> {
+        self.wc_flags.contains(WcFlags::WITH_IMM).then(|| u32::from_be(self.imm))
+    }
+    /// The key of ours that the message invalidated.
+    #[inline]
+    pub fn invalidated_rkey(&self) -> Option<u32> {
+        self.wc_flags.contains(WcFlags::WITH_INV).then_some(self.imm)
+    }
+    /// Whether the work request succeeded.
+    #[inline]
+    pub fn is_ok(&self) -> bool {
+        self.status == WcStatus::Success
+    }
+
+    #[inline]
+    pub(crate) fn from_cqe(cqe: &Cqe) -> Self {
+        Self {
+            wr_id: cqe.wr_id,
+            status: WcStatus::from_number(u32::from(cqe.status)).unwrap_or(WcStatus::GeneralErr),
+            opcode: WcOpcode::from_number(u32::from(cqe.opcode)).unwrap_or(WcOpcode::Send),
+            wc_flags: WcFlags::from_bits_truncate(u32::from(cqe.flags)),
+            byte_len: cqe.byte_len,
+            qp_num: Qpn::new(cqe.qpn),
+            src_qp: Qpn::new(cqe.src_qp),
+            vendor_err: cqe.vendor_err,
+            timestamp: cqe.timestamp,
+            imm: cqe.imm,
+        }
+    }
+}
+
+impl Default for Wc {
+    /// An entry to be overwritten by a poll.
+    fn default() -> Self {
+        Self::from_cqe(&Cqe::default())
+    }
+}

@@ -1,0 +1,305 @@
+//! Work requests: what a caller asks for, checked and encoded in place in a ring slot.
+
+use stack::device::wqe::{Granule, RecvWqe, SendWqe, put_sges};
+use stack::device::{QpType, SendFlags, Sge, WrOpcode};
+
+use crate::error::PostErrorKind;
+
+/// Bytes of the longest message (IBA 9.7.7).
+const MESSAGE_MAX: u64 = stack::device::limit::MESSAGE_MAX as u64;
+
+/// A send work request (`struct ibv_send_wr`): an operation, its buffers, its flags.
+///
+/// Made by a constructor for each operation and refined with builder calls:
+/// `SendWr::send(7, &[mr.sge(0..64)?]).signaled()`. The lists are borrowed only until the post call returns; the
+/// memory they name belongs to the device until the request has completed.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_send_wr")]
+pub struct SendWr<'a> {
+    wr_id: u64,
+    opcode: WrOpcode,
+    flags: SendFlags,
+    sges: &'a [Sge],
+    inline: &'a [u8],
+    remote_addr: u64,
+    rkey: u32,
+    arg0: u64,
+    arg1: u64,
+}
+
+impl<'a> SendWr<'a> {
+    #[inline]
+    const fn new(wr_id: u64, opcode: WrOpcode, sges: &'a [Sge]) -> Self {
+        Self {
+            wr_id,
+            opcode,
+            flags: SendFlags::empty(),
+            sges,
+            inline: &[],
+            remote_addr: 0,
+            rkey: 0,
+            arg0: 0,
+            arg1: 0,
+        }
+    }
+    #[inline]
+    const fn at(mut self, remote_addr: u64, rkey: u32) -> Self {
+        self.remote_addr = remote_addr;
+        self.rkey = rkey;
+        self
+    }
+    #[inline]
+    const fn imm(mut self, imm: u32) -> Self {
+        self.arg0 = imm.to_be() as u64;
+        self
+    }
+
+    /// SEND: the message goes into the peer's next receive request.
+    #[inline]
+    pub const fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
+        Self::new(wr_id, WrOpcode::Send, sges)
+    }
+    /// SEND with 4 bytes of immediate data that the peer finds in its completion. `imm` is a number; it travels in
+    /// network byte order.
+    #[inline]
+    pub const fn send_with_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> Self {
+        Self::new(wr_id, WrOpcode::SendWithImm, sges).imm(imm)
+    }
+    /// SEND that invalidates one of the peer's keys.
+    #[inline]
+    pub const fn send_with_inv(wr_id: u64, sges: &'a [Sge], invalidate_rkey: u32) -> Self {
+        let mut wr = Self::new(wr_id, WrOpcode::SendWithInv, sges);
+        wr.arg0 = invalidate_rkey as u64;
+        wr
+    }
+    /// RDMA WRITE into the peer's memory at `remote_addr`, under its key `rkey`.
+    #[inline]
+    pub const fn write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
+        Self::new(wr_id, WrOpcode::RdmaWrite, sges).at(remote_addr, rkey)
+    }
+    /// RDMA WRITE that also completes a receive request of the peer, with immediate data (see
+    /// [`send_with_imm`](Self::send_with_imm)).
+    #[inline]
+    pub const fn write_with_imm(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, imm: u32) -> Self {
+        Self::new(wr_id, WrOpcode::RdmaWriteWithImm, sges).at(remote_addr, rkey).imm(imm)
+    }
+    /// RDMA READ from the peer's memory at `remote_addr` into our buffers.
+    #[inline]
+    pub const fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
+        Self::new(wr_id, WrOpcode::RdmaRead, sges).at(remote_addr, rkey)
+    }
+    /// COMPARE & SWAP of the 8 bytes at `remote_addr`, a multiple of 8: where they equal `compare`, they become
+    /// `swap`. The 8 bytes that were there come back into our buffers.
+    #[inline]
+    pub const fn cmp_and_swp(
+        wr_id: u64,
+        sges: &'a [Sge],
+        remote_addr: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    ) -> Self {
+        let mut wr = Self::new(wr_id, WrOpcode::AtomicCmpAndSwp, sges).at(remote_addr, rkey);
+        wr.arg0 = compare;
+        wr.arg1 = swap;
+        wr
+    }
+    /// FETCH & ADD on the 8 bytes at `remote_addr`, a multiple of 8. The 8 bytes that were there come back into our
+    /// buffers.
+    #[inline]
+    pub const fn fetch_and_add(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, add: u64) -> Self {
+        let mut wr = Self::new(wr_id, WrOpcode::AtomicFetchAndAdd, sges).at(remote_addr, rkey);
+        wr.arg0 = add;
+        wr
+    }
+
+    /// Success makes a completion. An error always does.
+    #[inline]
+    #[must_use]
+    pub const fn signaled(self) -> Self {
+        self.flag(SendFlags::SIGNALED)
+    }
+    /// Sets the solicited event bit of a SEND or a WRITE with immediate.
+    #[inline]
+    #[must_use]
+    pub const fn solicited(self) -> Self {
+        self.flag(SendFlags::SOLICITED)
+    }
+    /// Starts only when every earlier READ and atomic of the queue pair has completed (IBA 10.8.3.3).
+    #[inline]
+    #[must_use]
+    pub const fn fenced(self) -> Self {
+        self.flag(SendFlags::FENCE)
+    }
+    /// Sends `data` instead of the scatter/gather list. It is copied when the request is posted, needs no key and
+    /// may be reused at once. Sends and writes only, up to the queue's `max_inline_data`.
+    #[inline]
+    #[must_use]
+    pub const fn inline(mut self, data: &'a [u8]) -> Self {
+        self.sges = &[];
+        self.inline = data;
+        self.flag(SendFlags::INLINE)
+    }
+    #[inline]
+    const fn flag(mut self, flag: SendFlags) -> Self {
+        self.flags = self.flags.union(flag);
+        self
+    }
+
+    /// The caller's tag, which comes back in the completion.
+    #[inline]
+    pub const fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+    /// The operation.
+    #[inline]
+    pub const fn opcode(&self) -> WrOpcode {
+        self.opcode
+    }
+    /// The flags.
+    #[inline]
+    pub const fn flags(&self) -> SendFlags {
+        self.flags
+    }
+
+    /// Every check that a post makes on the request itself; the message's length in bytes.
+    #[inline]
+    pub(crate) fn check(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
+        if limits.opcodes & bit(self.opcode) == 0 {
+            return Err(limits.wrong_opcode(self.opcode));
+        }
+        if self.flags.contains(SendFlags::INLINE) {
+            if INLINE_OPCODES & bit(self.opcode) == 0 {
+                return Err(PostErrorKind::InlineNotAllowed(self.opcode));
+            }
+            if self.inline.len() > limits.max_inline as usize {
+                return Err(PostErrorKind::InlineTooLong {
+                    given: self.inline.len(),
+                    max: limits.max_inline,
+                });
+            }
+            return Ok(self.inline.len() as u32);
+        }
+        if self.sges.len() > limits.max_sge as usize {
+            return Err(PostErrorKind::TooManySge { given: self.sges.len(), max: limits.max_sge });
+        }
+        let length: u64 = self.sges.iter().map(|s| u64::from(s.length)).sum();
+        if length > MESSAGE_MAX {
+            return Err(PostErrorKind::TooLong(length));
+        }
+        if ATOMIC_OPCODES & bit(self.opcode) != 0 {
+            if length != 8 {
+                return Err(PostErrorKind::AtomicLength(length));
+            }
+            if self.remote_addr & 7 != 0 {
+                return Err(PostErrorKind::AtomicAddress(self.remote_addr));
+            }
+        }
+        Ok(length as u32)
+    }
+
+    /// Writes the request into a slot.
+    #[inline]
+    pub(crate) fn encode(&self, slot: &mut [Granule], length: u32, epoch: u32, sig_all: bool) {
+        let mut flags = self.flags;
+        flags.set(SendFlags::SIGNALED, sig_all || flags.contains(SendFlags::SIGNALED));
+        let mut wqe = SendWqe::new(self.wr_id, self.opcode, flags);
+        wqe.remote_addr = self.remote_addr;
+        wqe.rkey = self.rkey;
+        wqe.length = length;
+        wqe.epoch = epoch;
+        wqe.num_sge = self.sges.len() as u8;
+        wqe.arg0 = self.arg0;
+        wqe.arg1 = self.arg1;
+        let body = wqe.put(slot);
+        if flags.contains(SendFlags::INLINE) {
+            body[..self.inline.len()].copy_from_slice(self.inline);
+        } else {
+            put_sges(body, self.sges);
+        }
+    }
+}
+
+const fn bit(opcode: WrOpcode) -> u32 {
+    1 << opcode as u8
+}
+
+const SENDS: u32 = bit(WrOpcode::Send) | bit(WrOpcode::SendWithImm);
+const WRITES: u32 = bit(WrOpcode::RdmaWrite) | bit(WrOpcode::RdmaWriteWithImm);
+const ATOMIC_OPCODES: u32 = bit(WrOpcode::AtomicCmpAndSwp) | bit(WrOpcode::AtomicFetchAndAdd);
+const INLINE_OPCODES: u32 = SENDS | WRITES | bit(WrOpcode::SendWithInv);
+
+/// Operations that exist on a type of queue pair (ibv_post_send(3)), of those that have a constructor.
+const fn opcodes_of(qp_type: QpType) -> u32 {
+    match qp_type {
+        QpType::Rc | QpType::XrcIni => {
+            SENDS | WRITES | ATOMIC_OPCODES | bit(WrOpcode::RdmaRead) | bit(WrOpcode::SendWithInv)
+        }
+        // The manual lists SEND with invalidate for UC too, but no UC packet can carry it.
+        QpType::Uc => SENDS | WRITES,
+        QpType::Ud | QpType::Gsi => SENDS,
+        QpType::XrcTgt => 0,
+    }
+}
+
+/// What a send queue accepts, worked out once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendLimits {
+    /// Bit set of the opcodes that can be posted.
+    opcodes: u32,
+    max_sge: u32,
+    max_inline: u32,
+    qp_type: QpType,
+}
+
+impl SendLimits {
+    pub(crate) fn new(qp_type: QpType, max_sge: u32, max_inline: u32) -> Self {
+        let opcodes = if qp_type == QpType::Rc { opcodes_of(qp_type) } else { 0 };
+        Self { opcodes, max_sge, max_inline, qp_type }
+    }
+
+    #[cold]
+    fn wrong_opcode(&self, opcode: WrOpcode) -> PostErrorKind {
+        if opcodes_of(self.qp_type) & bit(opcode) == 0 {
+            PostErrorKind::Opcode { opcode, qp_type: self.qp_type }
+        } else {
+            PostErrorKind::NoDataPath { qp_type: self.qp_type }
+        }
+    }
+}
+
+/// A receive work request (`struct ibv_recv_wr`): buffers for one message, filled in list order.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_recv_wr")]
+pub struct RecvWr<'a> {
+    wr_id: u64,
+    sges: &'a [Sge],
+}
+
+impl<'a> RecvWr<'a> {
+    /// Buffers for one message. The list is borrowed only until the post call returns; the memory it names belongs
+    /// to the device until the request has completed. An empty list takes a message of 0 bytes.
+    #[inline]
+    pub const fn new(wr_id: u64, sges: &'a [Sge]) -> Self {
+        Self { wr_id, sges }
+    }
+    /// The caller's tag, which comes back in the completion.
+    #[inline]
+    pub const fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+    /// Every check that a post makes on the request itself.
+    #[inline]
+    pub(crate) fn check(&self, max_sge: u32) -> Result<(), PostErrorKind> {
+        if self.sges.len() > max_sge as usize {
+            return Err(PostErrorKind::TooManySge { given: self.sges.len(), max: max_sge });
+        }
+        Ok(())
+    }
+    /// Writes the request into a slot.
+    #[inline]
+    pub(crate) fn encode(&self, slot: &mut [Granule], epoch: u32) {
+        let wqe = RecvWqe { wr_id: self.wr_id, epoch, num_sge: self.sges.len() as u32 };
+        put_sges(wqe.put(slot), self.sges);
+    }
+}
