@@ -1,0 +1,106 @@
+//! What the tests share: devices, connected queue pairs, and polling with an end.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::time::{Duration, Instant};
+
+use verbs::{
+    Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, QpState, RcOptions, Wc, attr_to,
+};
+
+/// No wait of a test lasts longer.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Options of every connection of the tests: our first configured address.
+pub fn options() -> RcOptions {
+    RcOptions { sgid_index: 1, ..RcOptions::default() }
+}
+
+/// Every right that a region can have here.
+pub fn all_rights() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}
+
+/// A device on a loopback port, turned by nobody but `pump`.
+pub fn embedded() -> Context {
+    Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap()
+}
+
+/// A device on a loopback port, turned by whoever polls.
+pub fn device() -> Context {
+    Context::open(DeviceConfig::loopback()).unwrap()
+}
+
+/// Turns every shard once.
+pub fn pump(context: &Context) {
+    for shard in 0..context.shards() {
+        context.reactor(shard).unwrap().poll_once();
+    }
+}
+
+/// Two queue pairs of one device, connected to each other.
+pub struct Pair {
+    pub a: Qp,
+    pub b: Qp,
+    pub mr: Mr,
+    pub cq_a: Cq,
+    pub cq_b: Cq,
+    pub pd: Pd,
+    pub context: Context,
+}
+
+impl Pair {
+    pub fn new(context: Context) -> Self {
+        Self::with(context, |init| init)
+    }
+
+    pub fn with(context: Context, change: impl Fn(QpInitAttr<'_>) -> QpInitAttr<'_>) -> Self {
+        let pd = context.alloc_pd().unwrap();
+        let (cq_a, cq_b) = (context.create_cq(4096).unwrap(), context.create_cq(4096).unwrap());
+        let a = pd.create_qp(&change(QpInitAttr::rc(&cq_a, &cq_a))).unwrap();
+        let b = pd.create_qp(&change(QpInitAttr::rc(&cq_b, &cq_b))).unwrap();
+        a.connect_rc(&b.endpoint(1).unwrap(), &options()).unwrap();
+        b.connect_rc(&a.endpoint(1).unwrap(), &options()).unwrap();
+        let mr = pd.reg_mr(64 << 10, all_rights()).unwrap();
+        Self { a, b, mr, cq_a, cq_b, pd, context }
+    }
+
+    /// The next `n` completions of A.
+    pub fn done_a(&self, n: usize) -> Vec<Wc> {
+        take(&self.context, &self.cq_a, n)
+    }
+    /// The next `n` completions of B.
+    pub fn done_b(&self, n: usize) -> Vec<Wc> {
+        take(&self.context, &self.cq_b, n)
+    }
+}
+
+/// Turns the device and polls until there are `n` completions.
+pub fn take(context: &Context, cq: &Cq, n: usize) -> Vec<Wc> {
+    let mut done = Vec::new();
+    let start = Instant::now();
+    let mut wc = [Wc::default(); 16];
+    while done.len() < n {
+        assert!(start.elapsed() < PATIENCE, "{} of {n} completions: {done:?}", done.len());
+        pump(context);
+        let room = (n - done.len()).min(wc.len());
+        let got = cq.poll(&mut wc[..room]).unwrap();
+        done.extend_from_slice(&wc[..got]);
+    }
+    done
+}
+
+/// Turns the device for a while and makes sure that no completion appears.
+pub fn nothing(context: &Context, cq: &Cq) {
+    let mut wc = [Wc::default(); 1];
+    for _ in 0..200 {
+        pump(context);
+        assert_eq!(cq.poll(&mut wc).unwrap(), 0, "{wc:?}");
+    }
+}
+
+pub fn enter(qp: &Qp, state: QpState) {
+    let (attr, mask) = attr_to(state);
+    qp.modify(&attr, mask).unwrap();
+    assert_eq!(qp.state().unwrap(), state);
+}

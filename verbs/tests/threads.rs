@@ -1,0 +1,261 @@
+//! Threads: one that does everything, several that share a queue, reactors that control each other's queue pairs.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, Pair, all_rights, enter, options};
+use verbs::port::{Port, pair};
+use verbs::{
+    AsyncEvent, AttrMask, Context, CqPoller, DeviceConfig, Drive, QpInitAttr, QpState, RecvWr, SendWr, Wc,
+    attr_to,
+};
+
+fn drives() -> [Drive; 3] {
+    [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }]
+}
+
+fn open(port: Box<dyn Port>, last: u8, drive: &Drive, shards: usize) -> Context {
+    let config = DeviceConfig::new(port).addr([192, 0, 2, last], 24).shards(shards).drive(drive.clone());
+    Context::open(config).unwrap()
+}
+
+/// Polls until `n` completions are there; in the embedded drive it turns both devices.
+fn poll(drive: &Drive, contexts: [&Context; 2], cq: &verbs::Cq, n: usize) -> Vec<Wc> {
+    let start = Instant::now();
+    let (mut done, mut wc) = (Vec::new(), [Wc::default(); 32]);
+    while done.len() < n {
+        assert!(start.elapsed() < PATIENCE, "{} of {n} in {drive:?}", done.len());
+        if *drive == Drive::Embedded {
+            contexts.into_iter().for_each(common::pump);
+        }
+        let got = cq.poll(&mut wc).unwrap();
+        done.extend_from_slice(&wc[..got]);
+    }
+    assert!(done.iter().all(Wc::is_ok), "{done:?}");
+    done
+}
+
+// Two devices on a link, so that neighbours are resolved too, and one thread.
+#[test]
+fn a_single_thread_does_everything_in_each_drive() {
+    for drive in drives() {
+        let (a, b) = pair(2);
+        let (a, b) = (open(a, 1, &drive, 2), open(b, 2, &drive, 2));
+        let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+        let (cq_a, cq_b) = (a.create_cq(64).unwrap(), b.create_cq(64).unwrap());
+        let (mr_a, mr_b) =
+            (pd_a.reg_mr(1 << 16, all_rights()).unwrap(), pd_b.reg_mr(1 << 16, all_rights()).unwrap());
+        mr_a.write(0, b"over the link").unwrap();
+        for shard in [0, 1] {
+            let qp_a = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a).on_shard(shard)).unwrap();
+            let qp_b = pd_b.create_qp(&QpInitAttr::rc(&cq_b, &cq_b).on_shard(shard)).unwrap();
+            assert_eq!((qp_a.shard(), qp_a.qp_num().get() >> 20), (shard, shard as u32));
+            qp_a.connect_rc(&qp_b.endpoint(1).unwrap(), &options()).unwrap();
+            qp_b.connect_rc(&qp_a.endpoint(1).unwrap(), &options()).unwrap();
+            qp_b.post_recv(&[RecvWr::new(1, &[mr_b.sge(0..100).unwrap()])]).unwrap();
+            qp_a.post_send(&[SendWr::send(2, &[mr_a.sge(0..13).unwrap()]).signaled()]).unwrap();
+            assert_eq!(poll(&drive, [&a, &b], &cq_b, 1)[0].byte_len, 13);
+            poll(&drive, [&a, &b], &cq_a, 1);
+            assert_eq!(mr_b.to_vec(0..13).unwrap(), b"over the link");
+            let whole = [mr_a.sge(0..1 << 16).unwrap()];
+            qp_a.post_send(&[SendWr::read(3, &whole, mr_b.addr(), mr_b.rkey()).signaled()]).unwrap();
+            poll(&drive, [&a, &b], &cq_a, 1);
+
+            let (mut attr, mask) = attr_to(QpState::Sqd);
+            attr.en_sqd_async_notify = true;
+            qp_a.modify(&attr, mask | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
+            let event = a.get_async_event(PATIENCE).unwrap().unwrap();
+            assert_eq!((event.event, event.qp_num), (AsyncEvent::SqDrained, Some(qp_a.qp_num())));
+            enter(&qp_a, QpState::Err);
+            qp_a.destroy().unwrap();
+            qp_b.destroy().unwrap();
+        }
+        mr_a.dereg().unwrap();
+        mr_b.dereg().unwrap();
+        cq_a.destroy().unwrap();
+        cq_b.destroy().unwrap();
+        pd_a.dealloc().unwrap();
+        pd_b.dealloc().unwrap();
+        assert!(a.counters().iter().any(|(name, value)| name == "tx_frames" && value > 0));
+        a.close().unwrap();
+        b.close().unwrap();
+    }
+}
+
+// Nobody polls: the background helper answers for us, and a peer sees it.
+#[test]
+fn the_helper_works_while_nobody_polls() {
+    let (a, b) = pair(1);
+    let (a, b) = (open(a, 1, &Drive::Caller, 1), open(b, 2, &Drive::Caller, 1));
+    let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+    let (cq_a, cq_b) = (a.create_cq(64).unwrap(), b.create_cq(64).unwrap());
+    let qp_a = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
+    let qp_b = pd_b.create_qp(&QpInitAttr::rc(&cq_b, &cq_b)).unwrap();
+    qp_a.connect_rc(&qp_b.endpoint(1).unwrap(), &options()).unwrap();
+    qp_b.connect_rc(&qp_a.endpoint(1).unwrap(), &options()).unwrap();
+    let mr = pd_b.reg_mr(64, all_rights()).unwrap();
+    qp_a.post_send(&[
+        SendWr::write(1, &[], 0, 0),
+        SendWr::write(2, &[], mr.addr(), mr.rkey()).inline(b"helped"),
+    ])
+    .unwrap();
+    let start = Instant::now();
+    while mr.read_u8(5).unwrap() != b'd' {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(mr.to_vec(0..6).unwrap(), b"helped");
+}
+
+// Each request completes exactly once although two threads post to either end of one connection.
+#[test]
+fn two_threads_post_through_the_plain_object() {
+    const EACH: usize = 3000;
+    let context = Context::open(DeviceConfig::loopback()).unwrap();
+    let p = Pair::new(context);
+    let received = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..2u64 {
+            let (p, received) = (&p, &received);
+            scope.spawn(move || {
+                for i in 0..EACH as u64 {
+                    let id = thread << 32 | i;
+                    while p.b.post_recv(&[RecvWr::new(id, &[])]).is_err() {
+                        std::thread::yield_now();
+                    }
+                    while p.a.post_send(&[SendWr::send_with_imm(id, &[], i as u32).signaled()]).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let start = Instant::now();
+                let mut wc = [Wc::default(); 7];
+                while received.load(Ordering::Relaxed) < 2 * EACH {
+                    assert!(start.elapsed() < 3 * PATIENCE, "{} received", received.load(Ordering::Relaxed));
+                    let n = p.cq_b.poll(&mut wc).unwrap();
+                    assert!(wc[..n].iter().all(Wc::is_ok));
+                    received.fetch_add(n, Ordering::Relaxed);
+                }
+            });
+        }
+        let mut seen = std::collections::HashSet::new();
+        let (start, mut wc) = (Instant::now(), [Wc::default(); 32]);
+        while seen.len() < 2 * EACH {
+            assert!(start.elapsed() < 3 * PATIENCE, "{} of {}", seen.len(), 2 * EACH);
+            let n = p.cq_a.poll(&mut wc).unwrap();
+            for wc in &wc[..n] {
+                assert!(wc.is_ok() && seen.insert(wc.wr_id), "{wc:?}");
+            }
+        }
+    });
+    assert_eq!(received.load(Ordering::Relaxed), 2 * EACH);
+}
+
+// Two reactors, each on its own shard, modify queue pairs of the other one's shard while both turn.
+#[test]
+fn control_calls_of_two_reactors_against_each_other() {
+    let context = Context::open(DeviceConfig::loopback().shards(2).drive(Drive::Embedded)).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let busy = AtomicUsize::new(2);
+    std::thread::scope(|scope| {
+        for shard in 0..2 {
+            let (context, pd, busy) = (&context, &pd, &busy);
+            scope.spawn(move || {
+                let mut reactor = context.reactor(shard).unwrap();
+                let cq = context.create_cq(16).unwrap();
+                let other = pd.create_qp(&QpInitAttr::rc(&cq, &cq).on_shard(1 - shard)).unwrap();
+                for _ in 0..300 {
+                    reactor.poll_once();
+                    other.connect_rc(&other.endpoint(1).unwrap(), &options()).unwrap();
+                    let mr = pd.reg_mr(64, all_rights()).unwrap();
+                    reactor.poll_once();
+                    mr.dereg().unwrap();
+                    enter(&other, QpState::Err);
+                    enter(&other, QpState::Reset);
+                    let extra = pd.create_qp(&QpInitAttr::rc(&cq, &cq).on_shard(1 - shard)).unwrap();
+                    reactor.poll_once();
+                    drop(extra);
+                }
+                // Keeps turning until the other one is through.
+                busy.fetch_sub(1, Ordering::Relaxed);
+                let start = Instant::now();
+                while busy.load(Ordering::Relaxed) > 0 && start.elapsed() < PATIENCE {
+                    reactor.poll_once();
+                }
+            });
+        }
+    });
+}
+
+// A control call gets its turn although other threads poll the shard as hard as they can.
+#[test]
+fn control_calls_are_not_starved_by_hot_loops() {
+    for drive in drives() {
+        let context = Context::open(DeviceConfig::loopback().drive(drive.clone())).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut reactor = context.reactor(0).unwrap();
+                    while !stop.load(Ordering::Relaxed) {
+                        reactor.poll_once();
+                    }
+                });
+            }
+            let pd = context.alloc_pd().unwrap();
+            let cq = context.create_cq(16).unwrap();
+            let start = Instant::now();
+            for _ in 0..200 {
+                let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+                qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+                qp.destroy().unwrap();
+            }
+            let took = start.elapsed();
+            stop.store(true, Ordering::Relaxed);
+            assert!(took < PATIENCE, "1000 control calls took {took:?} in {drive:?}");
+        });
+    }
+}
+
+// Post and poll by split handles on one thread while another one resets the queue pair again and again.
+#[test]
+fn posts_against_resets() {
+    let context = Context::open(DeviceConfig::loopback()).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(4096).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).sig_all()).unwrap();
+    let (mut sq, mut rq) = qp.split().unwrap();
+    let mut poller: CqPoller = cq.poller().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        scope.spawn(move || {
+            let mut wc = [Wc::default(); 16];
+            let mut posted = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                // Refusals are right: the state changes all the time.
+                let _ = rq.post_recv(&[RecvWr::new(1, &[])]);
+                posted +=
+                    u64::from(sq.post_send(&[SendWr::send(2, &[]), SendWr::write(3, &[], 0, 0)]).is_ok());
+                poller.poll(&mut wc).unwrap();
+            }
+            assert!(posted > 0);
+        });
+        for _ in 0..300 {
+            qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+            std::thread::sleep(Duration::from_micros(100));
+            enter(&qp, QpState::Err);
+            enter(&qp, QpState::Reset);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    // A clean life after all of that.
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    qp.post_recv(&[RecvWr::new(7, &[])]).unwrap();
+    qp.post_send(&[SendWr::send(8, &[])]).unwrap();
+    let ids: Vec<u64> = common::take(&context, &cq, 2).iter().map(|wc| wc.wr_id).collect();
+    assert!(ids.contains(&7) && ids.contains(&8), "{ids:?}");
+}
