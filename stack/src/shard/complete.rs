@@ -144,6 +144,8 @@ impl Env {
             QpState::Sqd => qp.draining = true,
             QpState::Err => {
                 qp.draining = false;
+                // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
+                core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
                 self.flush_queues(qp, cause);
             }
             QpState::Sqe => self.flush_queues(qp, cause),

@@ -248,7 +248,7 @@ impl Shard {
     /// The attributes as set, with the state and sequence numbers as they are.
     pub fn query_qp(&mut self, slot: u32) -> QpAttr {
         let qp = self.qps.get(slot).expect("the device knows which slots are taken");
-        let mut attr = (*qp.attr).clone();
+        let mut attr = *qp.attr;
         attr.qp_state = qp.state;
         attr.cur_qp_state = qp.state;
         attr.sq_draining = qp.draining;

@@ -108,9 +108,9 @@ mod tests {
             if x & 0x100 == 0 {
                 table.remove(qpn);
                 oracle.remove(&qpn);
-            } else if !oracle.contains_key(&qpn) {
+            } else if let std::collections::hash_map::Entry::Vacant(free) = oracle.entry(qpn) {
                 table.insert(qpn, i);
-                oracle.insert(qpn, i);
+                free.insert(i);
             }
             let probe = Qpn::new(x >> 5 & 0x3ff);
             assert_eq!(table.get(probe), oracle.get(&probe).copied());
