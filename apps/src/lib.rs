@@ -1,1 +1,23 @@
-//! What the programs in `bin/` share.
+//! What the programs `roce-perf` and `roce-pingpong` are made of.
+//!
+//! Everything here programs against the public API of the `verbs` crate, as any other program would. `cli` says
+//! what can be asked for, `plan` and `protocol` what the two ends of `roce-perf` agree on, `session` runs it,
+//! `measure` holds the loops that are timed, `report` and `json` show the result.
+
+pub mod cli;
+pub mod counters;
+pub mod error;
+pub mod json;
+pub mod lend;
+pub mod measure;
+pub mod oob;
+pub mod pin;
+pub mod pingpong;
+pub mod plan;
+pub mod progress;
+pub mod protocol;
+pub mod report;
+pub mod rig;
+pub mod session;
+pub mod stop;
+pub mod verify;

@@ -1,0 +1,713 @@
+//! A storage target that embeds the stack: a block store in a file, served over RDMA.
+//!
+//! ```text
+//! cargo run --release --example storage -- demo                     # both ends in one process
+//! cargo run --release --example storage -- serve /tmp/disk.img      # two processes
+//! cargo run --release --example storage -- client localhost
+//! ```
+//!
+//! The point of the example is *whose loop it is*. The target has one thread, its own, and in it one loop that
+//! turns the network and does the file I/O; the library starts no thread (`Drive::Embedded`). A SPDK-like
+//! reactor, an io_uring loop or a database's event loop would look the same:
+//!
+//! ```text
+//! loop {
+//!     reactor.poll_once();      // the network's turn: frames in, frames out
+//!     target.step();            // our turn: completions in, pread and pwrite, requests out
+//! }
+//! ```
+//!
+//! The protocol is that of every RDMA storage protocol in miniature. A client SENDs a small command with the
+//! number of a block and the address and key of its own buffer. The *target* moves the data: it RDMA WRITEs the
+//! block into that buffer, or RDMA READs it from there. Then it SENDs a small response with a status. The data
+//! never pass through a receive queue, and the client's program takes no part in moving them.
+
+use clap::{Parser, Subcommand};
+use std::error::Error;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use verbs::port::{MemifRole, Port, PortSpec};
+use verbs::{
+    Access, Context, CqPoller, DeviceConfig, Drive, Mr, PortSource, Qp, QpCap, QpInitAttr, RcEndpoint,
+    RcOptions, Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc,
+};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Bytes of a block.
+const BLOCK: usize = 4096;
+/// Commands that a client may have outstanding: the depth of all queues, and the number of staging buffers.
+const DEPTH: u32 = 16;
+
+// ------------------------------------------------------------------------------------------------- the protocol
+
+/// What a client asks for. On the wire: operation, tag, block, address, key; 32 bytes, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Command {
+    op: Op,
+    /// Comes back in the response.
+    tag: u32,
+    /// Number of the block.
+    block: u64,
+    /// The client's buffer, `BLOCK` bytes, and its key.
+    addr: u64,
+    rkey: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Op {
+    Read = 1,
+    Write = 2,
+}
+
+impl Command {
+    const LEN: usize = 32;
+
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[..4].copy_from_slice(&(self.op as u32).to_le_bytes());
+        b[4..8].copy_from_slice(&self.tag.to_le_bytes());
+        b[8..16].copy_from_slice(&self.block.to_le_bytes());
+        b[16..24].copy_from_slice(&self.addr.to_le_bytes());
+        b[24..28].copy_from_slice(&self.rkey.to_le_bytes());
+        b
+    }
+
+    /// A peer may send anything: what is no command gives `None`.
+    fn from_bytes(b: &[u8]) -> Option<Self> {
+        let b: &[u8; Self::LEN] = b.try_into().ok()?;
+        let u32_at = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let op = match u32_at(0) {
+            1 => Op::Read,
+            2 => Op::Write,
+            _ => return None,
+        };
+        Some(Self { op, tag: u32_at(4), block: u64_at(8), addr: u64_at(16), rkey: u32_at(24) })
+    }
+}
+
+/// How it went. On the wire: tag and status, 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Response {
+    tag: u32,
+    status: Status,
+}
+
+/// 0, or what the file system said, as an error number of Linux.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Status(u32);
+
+impl Status {
+    const OK: Self = Self(0);
+    /// EIO: the file system gave no number.
+    const IO: Self = Self(5);
+    /// EINVAL: not a command, or a block that does not exist.
+    const INVALID: Self = Self(22);
+
+    fn of(result: io::Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::OK,
+            Err(e) => e.raw_os_error().map_or(Self::IO, |n| Self(n as u32)),
+        }
+    }
+}
+
+impl Response {
+    const LEN: usize = 8;
+
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[..4].copy_from_slice(&self.tag.to_le_bytes());
+        b[4..].copy_from_slice(&self.status.0.to_le_bytes());
+        b
+    }
+
+    fn from_bytes(b: &[u8; Self::LEN]) -> Self {
+        let u32_at = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
+        Self { tag: u32_at(0), status: Status(u32_at(4)) }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------- the store
+
+/// Blocks in a file. It knows nothing of RDMA.
+struct Store {
+    file: File,
+    blocks: u64,
+}
+
+impl Store {
+    /// Opens the file, and makes it as long as it should be.
+    fn open(path: &Path, blocks: u64, read_only: bool) -> Result<Self> {
+        let grow = || -> io::Result<File> {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+            if file.metadata()?.len() < blocks * BLOCK as u64 {
+                file.set_len(blocks * BLOCK as u64)?;
+            }
+            if read_only { File::open(path) } else { Ok(file) }
+        };
+        let file = grow().map_err(|e| format!("the store {} cannot be opened: {e}", path.display()))?;
+        Ok(Self { file, blocks })
+    }
+
+    fn read(&self, block: u64, out: &mut [u8; BLOCK]) -> Status {
+        if block >= self.blocks {
+            return Status::INVALID;
+        }
+        Status::of(self.file.read_exact_at(out, block * BLOCK as u64))
+    }
+
+    fn write(&self, block: u64, data: &[u8; BLOCK]) -> Status {
+        if block >= self.blocks {
+            return Status::INVALID;
+        }
+        Status::of(self.file.write_all_at(data, block * BLOCK as u64))
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- the target
+
+/// One client's connection to the target.
+///
+/// Each of the `DEPTH` slots carries one command from its arrival to its response: a receive buffer, a staging
+/// block, a response buffer. Registered memory is never a plain slice, as the peer may access it at any moment:
+/// bytes are copied in and out by `Mr::read` and `Mr::write`.
+struct Target<'a> {
+    store: &'a Store,
+    // Handles go before the queue pair they were split from, and that before the memory it works on.
+    sq: SendQueue,
+    rq: RecvQueue,
+    cq: CqPoller,
+    qp: Qp,
+    commands: Mr,
+    staging: Mr,
+    responses: Mr,
+    slots: [Option<Command>; DEPTH as usize],
+    block: Box<[u8; BLOCK]>,
+}
+
+/// What a completion is about: the upper half of a request's tag; the slot is the lower half.
+const RECV: u64 = 1 << 32;
+const FETCHED: u64 = 2 << 32;
+const ANSWERED: u64 = 3 << 32;
+
+impl<'a> Target<'a> {
+    fn new(context: &Context, store: &'a Store) -> Result<Self> {
+        let pd = context.alloc_pd()?;
+        // A completion for every receive, and for every send that is signalled: at most one of each a slot.
+        let cq = context.create_cq(4 * DEPTH)?;
+        let cap = QpCap {
+            max_send_wr: 2 * DEPTH, // the data and the response
+            max_recv_wr: DEPTH,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap))?;
+        // INIT: receives can be posted before the client hears of us, so that no command ever finds an empty queue.
+        qp.init_rc(&options())?;
+        let (sq, rq) = qp.split()?;
+        let mut target = Self {
+            store,
+            sq,
+            rq,
+            cq: cq.poller()?,
+            qp,
+            commands: pd.reg_mr(DEPTH as usize * Command::LEN, Access::LOCAL_WRITE)?,
+            staging: pd.reg_mr(DEPTH as usize * BLOCK, Access::LOCAL_WRITE)?,
+            responses: pd.reg_mr(DEPTH as usize * Response::LEN, Access::LOCAL_WRITE)?,
+            slots: [None; DEPTH as usize],
+            block: Box::new([0; BLOCK]),
+        };
+        for slot in 0..DEPTH as usize {
+            target.post_receive(slot)?;
+        }
+        Ok(target)
+    }
+
+    /// Our share of the loop: whatever has completed is taken one step further. Never waits.
+    fn step(&mut self) -> Result<()> {
+        let mut done = [Wc::default(); 16];
+        let n = self.cq.poll(&mut done)?;
+        for wc in &done[..n] {
+            if !wc.is_ok() {
+                return Err(format!("the connection failed: {}", wc.status).into());
+            }
+            let slot = (wc.wr_id & 0xffff_ffff) as usize;
+            match wc.wr_id & !0xffff_ffff {
+                RECV => self.start(slot, wc.byte_len as usize)?,
+                FETCHED => self.store_fetched(slot)?,
+                _ => self.post_receive(slot)?, // The response is out: the slot is free for the next command.
+            }
+        }
+        Ok(())
+    }
+
+    /// A command has arrived.
+    fn start(&mut self, slot: usize, len: usize) -> Result<()> {
+        let mut bytes = vec![0; len.min(Command::LEN)];
+        self.commands.read(slot * Command::LEN, &mut bytes)?;
+        let Some(command) = Command::from_bytes(&bytes) else {
+            return self.answer(slot, Response { tag: 0, status: Status::INVALID }, None);
+        };
+        self.slots[slot] = Some(command);
+        match command.op {
+            Op::Read => {
+                let status = self.store.read(command.block, &mut self.block);
+                if status != Status::OK {
+                    return self.answer(slot, Response { tag: command.tag, status }, None);
+                }
+                self.staging.write(slot * BLOCK, &self.block[..])?;
+                // The data, and right behind them the response. An RC queue pair keeps the order: when the client
+                // sees the response, the data are in its memory. So the WRITE needs no completion of its own.
+                self.answer(slot, Response { tag: command.tag, status }, Some(command))
+            }
+            Op::Write => {
+                let sge = [self.staging_sge(slot)?];
+                let fetch = SendWr::read(FETCHED | slot as u64, &sge, command.addr, command.rkey);
+                Ok(self.sq.post_send(&[fetch.signaled()])?)
+            }
+        }
+    }
+
+    /// The data of a write command have been read from the client.
+    fn store_fetched(&mut self, slot: usize) -> Result<()> {
+        let command = self.slots[slot].ok_or("a READ completed that belongs to no command")?;
+        self.staging.read(slot * BLOCK, &mut self.block[..])?;
+        let status = self.store.write(command.block, &self.block);
+        self.answer(slot, Response { tag: command.tag, status }, None)
+    }
+
+    /// Posts the response, behind the data of a read command.
+    fn answer(&mut self, slot: usize, response: Response, data_for: Option<Command>) -> Result<()> {
+        let at = slot * Response::LEN;
+        self.responses.write(at, &response.to_bytes())?;
+        let words = [self.responses.sge(at..at + Response::LEN)?];
+        let reply = SendWr::send(ANSWERED | slot as u64, &words).signaled();
+        match data_for {
+            Some(command) => {
+                let data = [self.staging_sge(slot)?];
+                let write = SendWr::write(0, &data, command.addr, command.rkey);
+                self.sq.post_send(&[write, reply])?;
+            }
+            None => self.sq.post_send(&[reply])?,
+        }
+        Ok(())
+    }
+
+    fn post_receive(&mut self, slot: usize) -> Result<()> {
+        self.slots[slot] = None;
+        let at = slot * Command::LEN;
+        let sge = [self.commands.sge(at..at + Command::LEN)?];
+        Ok(self.rq.post_recv(&[RecvWr::new(RECV | slot as u64, &sge)])?)
+    }
+
+    fn staging_sge(&self, slot: usize) -> Result<Sge> {
+        Ok(self.staging.sge(slot * BLOCK..(slot + 1) * BLOCK)?)
+    }
+}
+
+/// The embedder's loop: serves one client until it hangs up.
+fn serve_client(context: &Context, reactor: &mut Reactor, store: &Store, mut tcp: TcpStream) -> Result<()> {
+    let mut target = Target::new(context, store)?;
+    let peer = exchange(&mut tcp, &target.qp)?;
+    target.qp.connect_rc(&peer, &options())?;
+    tcp.write_all(b"ready\n")?;
+    tcp.set_nonblocking(true)?;
+    for turn in 0u64.. {
+        reactor.poll_once(); // the network's turn
+        target.step()?; // our turn
+        if turn % 1024 == 0 && hung_up(&mut tcp) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Serves clients, one after the other.
+fn serve(context: &Context, store: &Store, listener: &TcpListener, clients: usize) -> Result<()> {
+    let mut reactor = context.reactor(0)?;
+    listener.set_nonblocking(true)?;
+    let mut served = 0;
+    while served < clients {
+        match listener.accept() {
+            Ok((tcp, from)) => {
+                tcp.set_nonblocking(false)?;
+                tcp.set_read_timeout(Some(Duration::from_secs(10)))?;
+                if let Err(e) = serve_client(context, &mut reactor, store, tcp) {
+                    eprintln!("storage: client {from}: {e}");
+                }
+                served += 1;
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                // Nobody is connected: the host still answers its neighbours.
+                reactor.poll_once();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
+}
+
+// --------------------------------------------------------------------------------------------------- the client
+
+/// A client with one command outstanding.
+struct Client {
+    sq: SendQueue,
+    rq: RecvQueue,
+    cq: CqPoller,
+    _qp: Qp,
+    /// The block that the target reads or writes. Remote access is granted for this region alone.
+    block: Mr,
+    /// Command and response.
+    messages: Mr,
+    tag: u32,
+    _tcp: TcpStream,
+}
+
+impl Client {
+    fn connect(context: &Context, mut tcp: TcpStream) -> Result<Self> {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(8)?;
+        let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+        let block = pd.reg_mr(BLOCK, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        let messages = pd.reg_mr(Command::LEN + Response::LEN, Access::LOCAL_WRITE)?;
+        let peer = exchange(&mut tcp, &qp)?;
+        qp.connect_rc(&peer, &options())?;
+        let mut ready = String::new();
+        BufReader::new(&mut tcp).read_line(&mut ready)?;
+        if ready != "ready\n" {
+            return Err("the target is not ready".into());
+        }
+        let (sq, rq) = qp.split()?;
+        Ok(Self { sq, rq, cq: cq.poller()?, _qp: qp, block, messages, tag: 0, _tcp: tcp })
+    }
+
+    /// One command, and its status.
+    fn command(&mut self, op: Op, block: u64) -> Result<Status> {
+        self.tag += 1;
+        let command = Command { op, tag: self.tag, block, addr: self.block.addr(), rkey: self.block.rkey() };
+        // First the receive for the response, then the command that causes it.
+        let response = [self.messages.sge(Command::LEN..Command::LEN + Response::LEN)?];
+        self.rq.post_recv(&[RecvWr::new(1, &response)])?;
+        self.messages.write(0, &command.to_bytes())?;
+        let sge = [self.messages.sge(0..Command::LEN)?];
+        self.sq.post_send(&[SendWr::send(0, &sge).signaled()])?;
+
+        let mut done = [Wc::default(); 2];
+        let (mut sent, mut answered) = (false, false);
+        let since = Instant::now();
+        while !(sent && answered) {
+            // With Drive::Caller, polling is what turns the network on this side.
+            let n = self.cq.poll(&mut done)?;
+            for wc in &done[..n] {
+                if !wc.is_ok() {
+                    return Err(format!("the command failed: {}", wc.status).into());
+                }
+                if wc.opcode.is_recv() { answered = true } else { sent = true }
+            }
+            if n == 0 && since.elapsed() > Duration::from_secs(30) {
+                return Err("the target does not answer".into());
+            }
+        }
+        let mut bytes = [0; Response::LEN];
+        self.messages.read(Command::LEN, &mut bytes)?;
+        let response = Response::from_bytes(&bytes);
+        if response.tag != self.tag {
+            return Err(format!("response {} to command {}", response.tag, self.tag).into());
+        }
+        Ok(response.status)
+    }
+
+    fn write(&mut self, block: u64, data: &[u8; BLOCK]) -> Result<Status> {
+        self.block.write(0, data)?;
+        self.command(Op::Write, block)
+    }
+
+    fn read(&mut self, block: u64, out: &mut [u8; BLOCK]) -> Result<Status> {
+        let status = self.command(Op::Read, block)?;
+        self.block.read(0, out)?;
+        Ok(status)
+    }
+}
+
+/// Writes every block, reads every block back, compares, and checks that what cannot work is refused.
+fn exercise(client: &mut Client, blocks: u64, read_only: bool) -> Result<()> {
+    let contents = |block: u64| -> [u8; BLOCK] {
+        let mut data = [0; BLOCK];
+        for (n, chunk) in data.chunks_exact_mut(8).enumerate() {
+            chunk.copy_from_slice(
+                &((block << 16 | n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes(),
+            );
+        }
+        data
+    };
+    let mut found = [0; BLOCK];
+    let since = Instant::now();
+    if read_only {
+        let status = client.write(0, &contents(0))?;
+        if status == Status::OK {
+            return Err("a read-only store took a write".into());
+        }
+        println!("block 0: write refused with status {}, as the store is read-only", status.0);
+    } else {
+        for block in 0..blocks {
+            let status = client.write(block, &contents(block))?;
+            if status != Status::OK {
+                return Err(format!("writing block {block} ended with status {}", status.0).into());
+            }
+        }
+    }
+    for block in 0..blocks {
+        let status = client.read(block, &mut found)?;
+        if status != Status::OK {
+            return Err(format!("reading block {block} ended with status {}", status.0).into());
+        }
+        if !read_only && found != contents(block) {
+            return Err(
+                format!("block {block} came back with other contents than it was written with").into()
+            );
+        }
+    }
+    let written = if read_only { 0 } else { blocks };
+    println!("{written} blocks written, {blocks} blocks read and compared in {:.1?}", since.elapsed());
+    match client.read(u64::MAX, &mut found)? {
+        Status::INVALID => println!("block {}: read refused with status 22, as it does not exist", u64::MAX),
+        other => return Err(format!("a block that does not exist was read with status {}", other.0).into()),
+    }
+    Ok(())
+}
+
+// -------------------------------------------------------------------------------------- opening and connecting
+
+/// The connection's attributes; our address is the first one we were configured with.
+fn options() -> RcOptions {
+    RcOptions { sgid_index: 1, ..RcOptions::default() }
+}
+
+fn open(port: PortSource, addr: [u8; 4], drive: Drive) -> Result<Context> {
+    let addrs = vec![(IpAddr::from(addr), 24)];
+    Ok(Context::open(DeviceConfig { port, addrs, drive, ..DeviceConfig::default() })?)
+}
+
+/// Tells the other end our queue pair, one line of text over TCP, and learns about its own.
+fn exchange(tcp: &mut TcpStream, qp: &Qp) -> Result<RcEndpoint> {
+    writeln!(tcp, "{}", qp.endpoint(options().sgid_index)?)?;
+    // Byte by byte: nothing behind the line may be taken. No line is longer than an address and two numbers.
+    let mut line = Vec::new();
+    for byte in tcp.take(100).bytes() {
+        match byte? {
+            b'\n' => return Ok(std::str::from_utf8(&line)?.parse()?),
+            byte => line.push(byte),
+        }
+    }
+    Err("the other end sent no endpoint".into())
+}
+
+fn hung_up(tcp: &mut TcpStream) -> bool {
+    match tcp.read(&mut [0; 16]) {
+        Ok(n) => n == 0,
+        Err(e) => e.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// Connects, for up to ten seconds: the target may start later.
+fn reach(host: &str, port: u16) -> Result<TcpStream> {
+    let since = Instant::now();
+    loop {
+        let addr = (host, port).to_socket_addrs()?.next().ok_or("the host has no address")?;
+        match TcpStream::connect_timeout(&addr, Duration::from_secs(5)) {
+            Ok(tcp) => {
+                tcp.set_read_timeout(Some(Duration::from_secs(10)))?;
+                return Ok(tcp);
+            }
+            Err(e) if since.elapsed() > Duration::from_secs(10) => {
+                return Err(format!("no target answers at {host}:{port} ({e})").into());
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// A target and a client in one process, joined by an in-process link. Two contexts, as two machines would have.
+fn demo(file: &Path, blocks: u64, read_only: bool) -> Result<()> {
+    let store = Store::open(file, blocks, read_only)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let tcp_port = listener.local_addr()?.port();
+    let (a, b): (Box<dyn Port>, Box<dyn Port>) = verbs::port::pair(1);
+    let target = open(a.into(), [10, 77, 0, 1], Drive::Embedded)?;
+    let client = open(b.into(), [10, 77, 0, 2], Drive::Caller)?;
+    std::thread::scope(|scope| {
+        // The demo's own thread: it stands for the target's process.
+        let served = scope.spawn(|| serve(&target, &store, &listener, 1));
+        let result = reach("127.0.0.1", tcp_port)
+            .and_then(|tcp| Client::connect(&client, tcp))
+            .and_then(|mut client| exercise(&mut client, blocks, read_only));
+        let served = served.join().map_err(|_| "the target's thread panicked")?;
+        result.and(served)
+    })
+}
+
+/// A block store in a file, served over RDMA
+#[derive(Parser)]
+#[command(name = "storage", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Cmd,
+}
+
+#[derive(Subcommand)]
+enum Cmd {
+    /// Serve a file
+    Serve {
+        /// The file; it is made, and grown, as needed
+        file: PathBuf,
+        /// Blocks of 4096 bytes in it
+        #[arg(long, default_value_t = 256)]
+        blocks: u64,
+        /// Refuse writes
+        #[arg(long)]
+        read_only: bool,
+        /// Port to send and receive frames on
+        #[arg(long, default_value = "memif:/tmp/roce.sock")]
+        port: PortSpec,
+        /// TCP port for the exchange of addresses
+        #[arg(long, default_value_t = 18516)]
+        tcp_port: u16,
+        /// End after so many clients
+        #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+        clients: usize,
+    },
+    /// Write and read all blocks of a target, and compare
+    Client {
+        /// Host of the target
+        host: String,
+        /// Blocks to use
+        #[arg(long, default_value_t = 256)]
+        blocks: u64,
+        /// The target is read-only
+        #[arg(long)]
+        read_only: bool,
+        /// Port to send and receive frames on
+        #[arg(long, default_value = "memif:/tmp/roce.sock")]
+        port: PortSpec,
+        /// TCP port of the target
+        #[arg(long, default_value_t = 18516)]
+        tcp_port: u16,
+    },
+    /// Both in one process, over an in-process link
+    Demo {
+        /// The file [default: one in the temporary directory, removed afterwards]
+        #[arg(long)]
+        file: Option<PathBuf>,
+        /// Blocks to use
+        #[arg(long, default_value_t = 256)]
+        blocks: u64,
+        /// Serve the file read-only
+        #[arg(long)]
+        read_only: bool,
+    },
+}
+
+/// Over memif, one end listens on the socket and the other connects to it.
+fn with_role(mut port: PortSpec, ours: MemifRole) -> PortSource {
+    if let PortSpec::Memif { role: role @ None, .. } = &mut port {
+        *role = Some(ours);
+    }
+    port.into()
+}
+
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Cmd::Serve { file, blocks, read_only, port, tcp_port, clients } => {
+            let store = Store::open(&file, blocks, read_only)?;
+            let context = open(with_role(port, MemifRole::Server), [10, 77, 0, 1], Drive::Embedded)?;
+            let listener = TcpListener::bind(("0.0.0.0", tcp_port)).map_err(|e| {
+                format!("cannot listen on TCP port {tcp_port} ({e}); choose another --tcp-port")
+            })?;
+            serve(&context, &store, &listener, clients)
+        }
+        Cmd::Client { host, blocks, read_only, port, tcp_port } => {
+            let context = open(with_role(port, MemifRole::Client), [10, 77, 0, 2], Drive::Caller)?;
+            let mut client = Client::connect(&context, reach(&host, tcp_port)?)?;
+            exercise(&mut client, blocks, read_only)
+        }
+        Cmd::Demo { file: Some(file), blocks, read_only } => demo(&file, blocks, read_only),
+        Cmd::Demo { file: None, blocks, read_only } => {
+            let file = std::env::temp_dir().join(format!("storage-demo-{}.img", std::process::id()));
+            let result = demo(&file, blocks, read_only);
+            let _ = std::fs::remove_file(&file);
+            result
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("storage: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("storage-test-{}-{name}.img", std::process::id()))
+    }
+
+    #[test]
+    fn blocks_come_back_as_they_were_written() {
+        let file = store("rw");
+        let result = demo(&file, 40, false);
+        let len = std::fs::metadata(&file).map(|m| m.len());
+        let _ = std::fs::remove_file(&file);
+        result.unwrap();
+        assert_eq!(len.unwrap(), 40 * BLOCK as u64);
+    }
+
+    #[test]
+    fn a_read_only_store_refuses_writes_and_serves_reads() {
+        let file = store("ro");
+        let result = demo(&file, 4, true);
+        let _ = std::fs::remove_file(&file);
+        result.unwrap();
+    }
+
+    #[test]
+    fn errors_of_the_file_become_statuses() {
+        let file = store("short");
+        let store = Store::open(&file, 4, false).unwrap();
+        OpenOptions::new().write(true).open(&file).unwrap().set_len(BLOCK as u64).unwrap();
+        let mut block = [0; BLOCK];
+        assert_eq!(store.read(0, &mut block), Status::OK);
+        assert_eq!(store.read(2, &mut block), Status::IO);
+        assert_eq!(store.read(4, &mut block), Status::INVALID);
+        assert_eq!(store.write(4, &block), Status::INVALID);
+        let _ = std::fs::remove_file(&file);
+    }
+
+    #[test]
+    fn commands_and_responses_come_back_from_their_bytes() {
+        let command =
+            Command { op: Op::Write, tag: 7, block: 1 << 40, addr: 0x7f00_dead_b000, rkey: 0x1234_5678 };
+        assert_eq!(Command::from_bytes(&command.to_bytes()), Some(command));
+        let mut unknown = command.to_bytes();
+        unknown[0] = 3;
+        assert_eq!(Command::from_bytes(&unknown), None);
+        assert_eq!(Command::from_bytes(&unknown[..31]), None);
+        let response = Response { tag: 9, status: Status(28) };
+        assert_eq!(Response::from_bytes(&response.to_bytes()), response);
+    }
+}

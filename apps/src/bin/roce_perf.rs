@@ -1,0 +1,18 @@
+//! `roce-perf`: measures RDMA, and the port below it.
+
+use apps::cli::perf::{PerfCli, PerfCommand, RawCommand};
+use apps::{error, session, stop};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = PerfCli::parse();
+    let result = stop::install().and_then(|()| match &cli.command {
+        PerfCommand::Server(args) | PerfCommand::Raw { command: RawCommand::Server(args) } => {
+            session::server::serve(args)
+        }
+        PerfCommand::Client(args) => session::client::run_client(args),
+        PerfCommand::Raw { command: RawCommand::Client(args) } => session::client::run_raw(args),
+    });
+    error::finish("roce-perf", result)
+}

@@ -1,0 +1,11 @@
+//! `roce-pingpong`: bounces a message over one RC queue pair; its peer may be the stock `ibv_rc_pingpong`.
+
+use apps::cli::pingpong::PingpongCli;
+use apps::{error, pingpong, stop};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = PingpongCli::parse();
+    error::finish("roce-pingpong", stop::install().and_then(|()| pingpong::run(&cli)))
+}

@@ -1,0 +1,84 @@
+//! The options that open a device; the same in every program.
+
+use super::parse;
+use clap::{Args, ValueEnum};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use verbs::Mac;
+use verbs::port::PortSpec;
+
+/// The port that two programs on one machine meet on when none is named.
+pub const DEFAULT_PORT: &str = "memif:/tmp/roce.sock";
+
+/// Who turns the shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DriveArg {
+    /// The measuring thread itself, between two polls: lowest latency
+    Embedded,
+    /// One pinned thread a shard, started by the device
+    Dedicated,
+    /// Whoever polls a completion queue, with a helper when nobody does
+    Caller,
+}
+
+/// How to open the device.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArgs {
+    /// Port to send and receive frames on
+    ///
+    /// memif:PATH (shared memory with a process on this machine), tap:IFACE, af_packet:IFACE, vhost:PATH,
+    /// dpdk:DEVARGS (any DPDK device, by name with arguments or by PCI address), unix:LOCAL,peer=REMOTE
+    /// (datagrams; needs no DPDK), loopback.
+    #[arg(long, value_name = "SPEC", default_value = DEFAULT_PORT, value_parser = parse::port)]
+    pub port: PortSpec,
+
+    /// Our address, with its prefix length; may be given several times
+    ///
+    /// [default: 10.77.0.1/24 for a server, 10.77.0.2/24 for a client]
+    #[arg(long, value_name = "ADDR/PREFIX", value_parser = parse::ip_prefix)]
+    pub ip: Vec<(IpAddr, u8)>,
+
+    /// IPv4 router for addresses that are not on our link
+    #[arg(long, value_name = "ADDR")]
+    pub gateway: Option<Ipv4Addr>,
+
+    /// IPv6 router for addresses that are not on our link
+    #[arg(long, value_name = "ADDR")]
+    pub gateway6: Option<Ipv6Addr>,
+
+    /// The peer's RDMA address, instead of the one it tells over TCP
+    #[arg(long, value_name = "ADDR")]
+    pub peer_ip: Option<IpAddr>,
+
+    /// Ethernet address of the port [default: the device's own, or a random one]
+    #[arg(long, value_name = "MAC", value_parser = |s: &str| s.parse::<Mac>())]
+    pub mac: Option<Mac>,
+
+    /// VLAN to send in and receive from
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
+    pub vlan: Option<u16>,
+
+    /// Largest IP packet of the port, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 4200,
+          value_parser = clap::value_parser!(u16).range(576..=9600))]
+    pub link_mtu: u16,
+
+    /// Who turns the shards
+    #[arg(long, value_enum, default_value_t = DriveArg::Embedded)]
+    pub drive: DriveArg,
+
+    /// Shards: poll-mode workers with a port queue each
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub shards: u8,
+
+    /// Cores to pin to: first our own thread's, then (dedicated) one a shard
+    ///
+    /// [default: 0 for a server, 1 for a client, where the machine has it]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cores: Vec<usize>,
+
+    /// Capture everything that goes over the port into this file
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+}

@@ -1,0 +1,11 @@
+//! Command lines: what the programs take, and what each option means.
+//!
+//! Turns text into typed values and refuses what cannot be right, with a sentence that says what would be.
+//! Opens nothing and starts nothing.
+
+pub mod device;
+pub mod parse;
+pub mod perf;
+pub mod pingpong;
+
+pub use device::DeviceArgs;

@@ -1,0 +1,57 @@
+//! Why a program ends: one sentence for a person, and an exit code for a script.
+
+use std::process::ExitCode;
+
+/// The result of everything in this crate that can end a program.
+pub type Result<T> = std::result::Result<T, AppError>;
+
+/// Why a program ends early. `Display` is one clear sentence without the program's name.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The command line asks for something that cannot be done.
+    #[error("{0}")]
+    Usage(String),
+    /// The port, the device or a file cannot be used.
+    #[error("{0}")]
+    Setup(String),
+    /// The TCP connection to the other end failed.
+    #[error(transparent)]
+    Oob(#[from] crate::oob::OobError),
+    /// The other end refused, or said that it failed.
+    #[error("the other end gave up: {0}")]
+    Peer(String),
+    /// A work request completed in error.
+    #[error("{0}")]
+    Completion(String),
+    /// The data that arrived are not the data that were sent.
+    #[error("the data are wrong: {0}")]
+    Verify(String),
+    /// A limit in time passed.
+    #[error("{0}")]
+    Timeout(String),
+    /// SIGINT or SIGTERM.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl AppError {
+    /// What the process returns: 2 for a wrong command line, 130 after a signal, 1 otherwise.
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Usage(_) => 2,
+            Self::Interrupted => 130,
+            _ => 1,
+        }
+    }
+}
+
+/// Ends a program: prints the error, if any, in one line and returns the exit code.
+pub fn finish(program: &str, result: Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            ExitCode::from(error.code())
+        }
+    }
+}

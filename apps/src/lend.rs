@@ -1,0 +1,94 @@
+//! A port whose queues come back.
+//!
+//! A port gives each queue away once. Measuring the bare port first and RDMA on it afterwards needs the same
+//! queue twice, so this one takes a queue back when its user drops it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use verbs::port::Frame;
+use verbs::port::{Port, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+
+type Slot = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
+
+/// A port that may be used by one user after the other. Clones are the same port.
+#[derive(Clone)]
+pub struct LentPort {
+    port: Arc<dyn Port>,
+    queues: Arc<[Slot]>,
+}
+
+impl LentPort {
+    /// Takes over a port and all of its queues.
+    pub fn new(port: Box<dyn Port>) -> Self {
+        let queues = (0..port.info().queues).map(|n| Arc::new(Mutex::new(port.take_queue(n)))).collect();
+        Self { port: port.into(), queues }
+    }
+}
+
+impl Port for LentPort {
+    fn info(&self) -> &PortInfo {
+        self.port.info()
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let slot = self.queues.get(index)?;
+        let queue = slot.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        Some(Box::new(Lent { queue: Some(queue), home: slot.clone() }))
+    }
+
+    fn link_up(&self) -> bool {
+        self.port.link_up()
+    }
+
+    fn maintain(&self) {
+        self.port.maintain();
+    }
+
+    fn stats(&self) -> PortStats {
+        self.port.stats()
+    }
+}
+
+/// A queue that goes home when it is dropped.
+struct Lent {
+    /// Absent only while it is dropped.
+    queue: Option<Box<dyn PortQueue>>,
+    home: Slot,
+}
+
+impl Lent {
+    #[inline]
+    fn queue(&mut self) -> &mut dyn PortQueue {
+        self.queue.as_mut().expect("a queue is there until it is dropped").as_mut()
+    }
+}
+
+impl PortQueue for Lent {
+    #[inline]
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.queue().rx_burst(out)
+    }
+    #[inline]
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        self.queue().tx_burst(frames)
+    }
+    #[inline]
+    fn alloc(&mut self) -> Option<Frame> {
+        self.queue().alloc()
+    }
+    #[inline]
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        self.queue().recycle(frames);
+    }
+    fn claimed(&mut self) {
+        self.queue().claimed();
+    }
+    fn released(&mut self) {
+        self.queue().released();
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = self.queue.take();
+    }
+}

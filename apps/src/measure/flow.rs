@@ -1,0 +1,493 @@
+//! Many messages at once: bandwidth and rate.
+//!
+//! The requests of a queue pair lie prepared in a table as long as its send queue, so that posting a list is
+//! passing a slice of it. Where a request depends on its number (checked data, COMPARE & SWAP) it is made anew
+//! each time instead.
+
+use super::link::{Link, of_wr_id, wr_id};
+use super::watch::{Watch, out_of_turn};
+use crate::error::{AppError, Result};
+use crate::plan::{Op, Spec};
+use crate::protocol::{Flow, Message};
+use crate::rig::Crank;
+use crate::verify;
+use std::time::{Duration, Instant};
+use verbs::{RecvWr, SendWr, Sge, Wc};
+
+/// Completions taken in one poll.
+const POLL: usize = 32;
+/// Receives posted again in one call, at most.
+const REPOST: u32 = 32;
+
+/// What one end counted.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Its requests.
+    pub sent: Flow,
+    /// What it received.
+    pub received: Flow,
+}
+
+/// Runs one measurement at one end, until both are through.
+///
+/// # Errors
+/// Failed requests, wrong data, the peer's failure, a signal.
+pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
+    let qps = link.sqs.len();
+    let zeros = vec![0u8; if spec.inline { spec.size as usize } else { 0 }];
+    let tx_sges = sges(link.role.requests, qps, spec.tx_depth, |q, n| link.tx_sge(spec, q, n))?;
+    let rx_sges = sges(link.inbox.is_some(), qps, spec.rx_depth, |q, n| link.rx_sge(spec, q, n))?;
+    let mut tx = link.role.requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
+    let mut rx = link.inbox.is_some().then(|| Rx::new(spec, &rx_sges, qps));
+    let mut passive = [Wc::default(); 1];
+    // What this end has told, and what it was told: how many messages there were.
+    let mut told = tx.is_none();
+    let mut peer_sent: Option<Vec<u64>> = None;
+
+    loop {
+        crank.turn();
+        match &mut tx {
+            Some(tx) => {
+                tx.post(link)?;
+                tx.reap(link)?;
+                if !told && tx.is_done() {
+                    watch.tell(&Message::Finish { sent: tx.counts() })?;
+                    told = true;
+                }
+            }
+            // In the caller-driven way, a poll is what turns the shards.
+            None if rx.is_none() && !crank.is_mine() => {
+                link.send_cq.poll(&mut passive)?;
+            }
+            None => {}
+        }
+        if let Some(rx) = &mut rx {
+            rx.reap(link)?;
+        }
+        if told && (!link.role.serves || peer_sent.is_some()) {
+            let expected = peer_sent.as_ref().map_or(0, |sent| sent.iter().sum());
+            if rx.as_ref().is_none_or(|rx| rx.meter.total >= expected) {
+                break;
+            }
+        }
+        if watch.due() {
+            let now = Instant::now();
+            let mut outstanding = false;
+            if let Some(tx) = &mut tx {
+                tx.stop_when_due(now);
+                outstanding = !tx.is_done();
+            }
+            match watch.look(now, outstanding)? {
+                Some(Message::Finish { sent }) if link.role.serves && sent.len() == qps => {
+                    peer_sent = Some(sent)
+                }
+                Some(message) => return Err(out_of_turn(&message)),
+                None => {}
+            }
+        }
+    }
+    if let Some(sent) = &peer_sent {
+        if rx.as_ref().is_some_and(|rx| rx.meter.total > sent.iter().sum()) {
+            return Err(AppError::Verify("more messages arrived than were sent".into()));
+        }
+        link.check_target(spec, sent)?;
+    }
+    Ok(Outcome {
+        sent: tx.map(|tx| tx.meter.flow()).unwrap_or_default(),
+        received: rx.map(|rx| rx.meter.flow()).unwrap_or_default(),
+    })
+}
+
+/// The scatter/gather element of each position of each queue, one queue after the other.
+fn sges(wanted: bool, qps: usize, depth: u32, of: impl Fn(usize, usize) -> Result<Sge>) -> Result<Vec<Sge>> {
+    if !wanted {
+        return Ok(Vec::new());
+    }
+    (0..qps).flat_map(|q| (0..depth as usize).map(move |n| (q, n))).map(|(q, n)| of(q, n)).collect()
+}
+
+/// The request for message `seq`.
+#[inline]
+pub(super) fn request<'a>(
+    link: &Link,
+    op: Op,
+    sge: &'a [Sge],
+    inline: Option<&'a [u8]>,
+    (qp, index): (usize, u32),
+    seq: u64,
+) -> SendWr<'a> {
+    let (id, at, rkey) = (wr_id(qp, index), link.remote_addr(op, qp, index as usize), link.remote.rkey);
+    let wr = match op {
+        Op::Send => SendWr::send(id, sge),
+        Op::Write => SendWr::write(id, sge, at, rkey),
+        Op::Read => SendWr::read(id, sge, at, rkey),
+        Op::FetchAdd => SendWr::fetch_and_add(id, sge, at, rkey, 1),
+        Op::CmpSwap => SendWr::cmp_and_swp(id, sge, at, rkey, seq, seq.wrapping_add(1)),
+    };
+    match inline {
+        Some(data) => wr.inline(data),
+        None => wr,
+    }
+}
+
+/// The sending half.
+struct Tx<'a> {
+    spec: &'a Spec,
+    sges: &'a [Sge],
+    /// Prepared requests, one queue pair after the other; empty where they are made anew.
+    table: Vec<SendWr<'a>>,
+    qps: Vec<TxQp>,
+    /// Contents of one message, where data are checked.
+    scratch: Vec<u8>,
+    meter: Meter,
+    deadline: Option<Instant>,
+    done: usize,
+    wcs: [Wc; POLL],
+}
+
+#[derive(Clone, Copy)]
+struct TxQp {
+    posted: u64,
+    retired: u64,
+    /// Messages to send; not known yet where time decides.
+    target: u64,
+    /// Position in the queue of the next request.
+    head: u32,
+    /// Position in the queue of the oldest request that has not completed.
+    tail: u32,
+}
+
+impl<'a> Tx<'a> {
+    fn new(link: &Link, spec: &'a Spec, sges: &'a [Sge], zeros: &'a [u8]) -> Self {
+        let fresh = spec.verify || spec.op == Op::CmpSwap;
+        let qps = link.sqs.len();
+        let mut table = Vec::new();
+        if !fresh {
+            for (n, sge) in sges.iter().enumerate() {
+                let (qp, index) = (n / spec.tx_depth as usize, n as u32 % spec.tx_depth);
+                let inline = spec.inline.then_some(zeros);
+                let wr = request(link, spec.op, std::slice::from_ref(sge), inline, (qp, index), 0);
+                table.push(if (index + 1) % spec.cq_mod == 0 { wr.signaled() } else { wr });
+            }
+        }
+        let target = spec.iters.unwrap_or(u64::MAX);
+        Self {
+            spec,
+            sges,
+            table,
+            qps: vec![TxQp { posted: 0, retired: 0, target, head: 0, tail: 0 }; qps],
+            scratch: vec![0; if spec.verify { spec.size as usize } else { 0 }],
+            meter: Meter::new(),
+            deadline: None,
+            done: 0,
+            wcs: [Wc::default(); POLL],
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done == self.qps.len()
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        self.qps.iter().map(|qp| qp.posted).collect()
+    }
+
+    /// Posts to every queue as many whole lists as it has room for.
+    #[inline]
+    fn post(&mut self, link: &mut Link) -> Result<()> {
+        let depth = self.spec.tx_depth;
+        for q in 0..self.qps.len() {
+            loop {
+                let qp = &self.qps[q];
+                let left = qp.target - qp.posted;
+                let list = u64::from(self.spec.post_list.min(depth - qp.head)).min(left) as u32;
+                if list == 0 || qp.posted - qp.retired + u64::from(list) > u64::from(depth) {
+                    break;
+                }
+                if self.table.is_empty() {
+                    self.post_fresh(link, q)?;
+                    continue;
+                }
+                let from = q * depth as usize + qp.head as usize;
+                let wrs = &mut self.table[from..from + list as usize];
+                if left == u64::from(list) {
+                    // The last one of all tells that it, and with it all others, are done.
+                    if let Some(last) = wrs.last_mut() {
+                        *last = last.signaled();
+                    }
+                }
+                link.sqs[q].post_send(wrs)?;
+                self.advance(q, list);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn advance(&mut self, q: usize, n: u32) {
+        let qp = &mut self.qps[q];
+        qp.posted += u64::from(n);
+        qp.head += n;
+        if qp.head == self.spec.tx_depth {
+            qp.head = 0;
+        }
+    }
+
+    /// Makes and posts one request.
+    fn post_fresh(&mut self, link: &mut Link, q: usize) -> Result<()> {
+        let spec = self.spec;
+        let TxQp { posted: seq, target, head, .. } = self.qps[q];
+        let at = link.tx_offset(q, head as usize);
+        let mut inline = None;
+        if spec.verify && !spec.op.is_atomic() {
+            let local = link.local.as_ref().expect("an end that requests has memory");
+            if spec.op == Op::Read {
+                local.fill(at..at + spec.size as usize, 0)?;
+            } else {
+                verify::fill(&mut self.scratch, link.role.tx_stream(q), seq);
+                local.write(at, &self.scratch)?;
+                inline = spec.inline.then_some(&self.scratch[..]);
+            }
+        }
+        let sge = &self.sges[q * spec.tx_depth as usize + head as usize];
+        let mut wr = request(link, spec.op, std::slice::from_ref(sge), inline, (q, head), seq);
+        if (head + 1) % spec.cq_mod == 0 || seq + 1 == target {
+            wr = wr.signaled();
+        }
+        link.sqs[q].post_send(&[wr])?;
+        self.advance(q, 1);
+        Ok(())
+    }
+
+    /// Takes completions: each stands for all requests of its queue up to it.
+    #[inline]
+    fn reap(&mut self, link: &mut Link) -> Result<()> {
+        let n = link.send_cq.poll(&mut self.wcs)?;
+        if n == 0 {
+            self.meter.pause();
+            return Ok(());
+        }
+        let depth = self.spec.tx_depth;
+        let mut messages = 0;
+        for k in 0..n {
+            let wc = self.wcs[k];
+            if !wc.is_ok() {
+                return Err(link.failed(self.spec.op.name(), &wc));
+            }
+            let (q, index) = of_wr_id(wc.wr_id);
+            let TxQp { retired, tail, .. } = self.qps[q];
+            let count = (index + depth - tail) % depth + 1;
+            if self.spec.verify && self.spec.op.answers() {
+                for i in 0..count {
+                    self.check_answer(link, q, (tail + i) % depth, retired + u64::from(i))?;
+                }
+            }
+            let qp = &mut self.qps[q];
+            qp.retired += u64::from(count);
+            qp.tail = if index + 1 == depth { 0 } else { index + 1 };
+            messages += u64::from(count);
+            if qp.retired == qp.target {
+                self.done += 1;
+            }
+        }
+        self.meter.count(messages);
+        if self.deadline.is_none() {
+            self.deadline = Some(Instant::now() + Duration::from_millis(self.spec.duration_ms));
+        }
+        Ok(())
+    }
+
+    /// Checks what came back for message `seq`.
+    fn check_answer(&mut self, link: &Link, q: usize, index: u32, seq: u64) -> Result<()> {
+        let local = link.local.as_ref().expect("an end that requests has memory");
+        let at = link.tx_offset(q, index as usize);
+        if self.spec.op == Op::Read {
+            local.read(at, &mut self.scratch)?;
+            return verify::check(&self.scratch, link.role.rx_stream(q), u64::from(index));
+        }
+        let is = local.read_u64(at)?;
+        // Queue pairs share the word of FETCH & ADD: there, only the sum at the end can be told.
+        if (self.spec.op == Op::CmpSwap || self.qps.len() == 1) && is != seq {
+            return Err(AppError::Verify(format!(
+                "{} {seq} of queue pair {q} found {is} instead of {seq}",
+                self.spec.op.name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Sets the end of a measurement that time limits: what is posted, up to the next signalled request.
+    fn stop_when_due(&mut self, now: Instant) {
+        if self.spec.iters.is_some() || self.deadline.is_none_or(|deadline| now < deadline) {
+            return;
+        }
+        for qp in &mut self.qps {
+            if qp.target == u64::MAX {
+                qp.target = qp.posted.next_multiple_of(u64::from(self.spec.cq_mod));
+                if qp.retired == qp.target {
+                    self.done += 1;
+                }
+            }
+        }
+    }
+}
+
+/// The receiving half of SEND.
+struct Rx<'a> {
+    spec: &'a Spec,
+    /// Prepared requests, one queue pair after the other.
+    table: Vec<RecvWr<'a>>,
+    qps: Vec<RxQp>,
+    repost: u32,
+    scratch: Vec<u8>,
+    meter: Meter,
+    wcs: [Wc; POLL],
+}
+
+#[derive(Clone, Copy, Default)]
+struct RxQp {
+    /// Messages received.
+    seq: u64,
+    /// Position in the queue of the oldest request that is to be posted again, and how many there are.
+    head: u32,
+    free: u32,
+}
+
+impl<'a> Rx<'a> {
+    fn new(spec: &'a Spec, sges: &'a [Sge], qps: usize) -> Self {
+        let depth = spec.rx_depth as usize;
+        let table = sges
+            .iter()
+            .enumerate()
+            .map(|(n, sge)| RecvWr::new(wr_id(n / depth, (n % depth) as u32), std::slice::from_ref(sge)));
+        Self {
+            spec,
+            table: table.collect(),
+            qps: vec![RxQp::default(); qps],
+            repost: (spec.rx_depth / 4).clamp(1, REPOST),
+            scratch: vec![0; if spec.verify { spec.size as usize } else { 0 }],
+            meter: Meter::new(),
+            wcs: [Wc::default(); POLL],
+        }
+    }
+
+    /// Takes completions and posts receives again, in batches.
+    #[inline]
+    fn reap(&mut self, link: &mut Link) -> Result<()> {
+        let n = link.recv_cq.poll(&mut self.wcs)?;
+        if n == 0 {
+            self.meter.pause();
+            return Ok(());
+        }
+        let depth = self.spec.rx_depth;
+        for k in 0..n {
+            let wc = self.wcs[k];
+            if !wc.is_ok() {
+                return Err(link.failed("receive", &wc));
+            }
+            let (q, index) = of_wr_id(wc.wr_id);
+            if u64::from(wc.byte_len) != self.spec.size {
+                return Err(AppError::Verify(format!(
+                    "a message of {} bytes arrived instead of {}",
+                    wc.byte_len, self.spec.size
+                )));
+            }
+            let qp = &mut self.qps[q];
+            if self.spec.verify {
+                let inbox = link.inbox.as_ref().expect("an end that receives has memory");
+                inbox.read(link.rx_offset(q, index as usize), &mut self.scratch)?;
+                verify::check(&self.scratch, link.role.rx_stream(q), qp.seq)?;
+            }
+            qp.seq += 1;
+            qp.free += 1;
+            while qp.free >= self.repost {
+                let list = qp.free.min(depth - qp.head);
+                let from = q * depth as usize + qp.head as usize;
+                link.rqs[q].post_recv(&self.table[from..from + list as usize])?;
+                qp.free -= list;
+                qp.head += list;
+                if qp.head == depth {
+                    qp.head = 0;
+                }
+            }
+        }
+        self.meter.count(n as u64);
+        Ok(())
+    }
+}
+
+/// Counts messages, and the time from the first batch to the last. The clock is read when a batch is the first
+/// and when nothing comes after one: not once a batch.
+pub(super) struct Meter {
+    start: Instant,
+    first: Option<Instant>,
+    at_first: u64,
+    last: Instant,
+    fresh: bool,
+    /// All messages.
+    pub(super) total: u64,
+}
+
+impl Meter {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self { start: now, first: None, at_first: 0, last: now, fresh: false, total: 0 }
+    }
+    #[inline]
+    pub(super) fn count(&mut self, n: u64) {
+        self.total += n;
+        if self.first.is_none() {
+            self.first = Some(Instant::now());
+            self.at_first = self.total;
+        } else {
+            self.fresh = true;
+        }
+    }
+    #[inline]
+    pub(super) fn pause(&mut self) {
+        if self.fresh {
+            self.last = Instant::now();
+            self.fresh = false;
+        }
+    }
+    pub(super) fn flow(mut self) -> Flow {
+        self.pause();
+        let Some(first) = self.first else { return Flow::default() };
+        // The first batch carries the time before it (address resolution, the peer's start), so it does not
+        // count, unless there is no other.
+        let (timed, elapsed) = match self.total - self.at_first {
+            0 => (self.total, first - self.start),
+            timed => (timed, self.last - first),
+        };
+        Flow { messages: self.total, timed, elapsed_ns: elapsed.as_nanos().max(1) as u64 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_meter_leaves_the_first_batch_out() {
+        let mut meter = Meter::new();
+        meter.count(10);
+        std::thread::sleep(Duration::from_millis(2));
+        meter.count(5);
+        meter.pause();
+        std::thread::sleep(Duration::from_millis(20));
+        meter.pause();
+        let flow = meter.flow();
+        assert_eq!((flow.messages, flow.timed), (15, 5));
+        assert!((2_000_000..20_000_000).contains(&flow.elapsed_ns), "{flow:?}");
+    }
+
+    #[test]
+    fn a_single_batch_counts_from_the_start() {
+        let mut meter = Meter::new();
+        meter.count(3);
+        let flow = meter.flow();
+        assert_eq!((flow.messages, flow.timed), (3, 3));
+        assert!(flow.rate().is_some());
+        assert_eq!(Meter::new().flow().rate(), None);
+    }
+}

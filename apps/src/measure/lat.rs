@@ -1,0 +1,353 @@
+//! One message at a time: latency.
+//!
+//! SEND and WRITE bounce between the two ends, and half of a round trip counts. READ and atomics are answered by
+//! the other end's stack alone, and the whole round trip counts, from the post to the completion.
+
+use super::flow::request;
+use super::link::{Link, of_wr_id, wr_id};
+use super::watch::{Watch, out_of_turn};
+use super::{Latency, histogram};
+use crate::error::{AppError, Result};
+use crate::plan::{Op, Spec};
+use crate::protocol::Message;
+use crate::rig::{Crank, Side};
+use crate::verify;
+use hdrhistogram::Histogram;
+use std::hint::spin_loop;
+use std::time::{Duration, Instant};
+use verbs::{RecvWr, Sge, Wc};
+
+/// Messages before those that count: they find the neighbour's address and warm the caches.
+const WARM_UP: u64 = 200;
+
+/// Runs the client's end; the latencies.
+///
+/// # Errors
+/// Failed requests, wrong data, the peer's failure, a signal.
+pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Latency> {
+    let mut hist = histogram();
+    let mut bounce = Bounce::new(link, spec)?;
+    let warm_up = WARM_UP.min(spec.iters.unwrap_or(u64::MAX).div_ceil(10));
+    let total = spec.iters.map_or(u64::MAX, |n| n + warm_up);
+    let limit = Duration::from_millis(spec.duration_ms);
+    let (mut end, mut seq) = (None, 0);
+    let mut before = Instant::now();
+    while seq < total {
+        bounce.send(link, seq)?;
+        match spec.op {
+            Op::Send | Op::Write => bounce.receive(link, crank, watch, seq, None)?,
+            Op::Read | Op::FetchAdd | Op::CmpSwap => bounce.answer(link, crank, watch, seq)?,
+        };
+        let after = Instant::now();
+        if seq >= warm_up {
+            record(&mut hist, after - before, spec.op);
+            if spec.iters.is_none() && after >= *end.get_or_insert(after + limit) {
+                seq += 1;
+                break;
+            }
+        }
+        seq += 1;
+        before = if bounce.tidy(link, crank, seq)? { Instant::now() } else { after };
+    }
+    bounce.drain(link, crank, watch)?;
+    watch.tell(&Message::Finish { sent: vec![seq] })?;
+    Ok(Latency::from(&hist))
+}
+
+fn record(hist: &mut Histogram<u64>, round_trip: Duration, op: Op) {
+    let ns = round_trip.as_nanos() as u64;
+    hist.saturating_record(if op.answers() { ns } else { ns / 2 });
+}
+
+/// Runs the server's end of a SEND or WRITE bounce: every message goes back, until the client says how many there
+/// were.
+///
+/// # Errors
+/// As [`client`].
+pub fn server(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<()> {
+    let mut bounce = Bounce::new(link, spec)?;
+    let mut finish = None;
+    let mut seq = 0;
+    while finish != Some(seq) {
+        if !bounce.receive(link, crank, watch, seq, Some(&mut finish))? {
+            if finish.is_some_and(|n| n < seq) {
+                return Err(AppError::Verify("more messages arrived than were sent".into()));
+            }
+            break;
+        }
+        bounce.send(link, seq)?;
+        seq += 1;
+        bounce.tidy(link, crank, seq)?;
+    }
+    bounce.drain(link, crank, watch)
+}
+
+/// The value of a WRITE's last byte: never 0, and never that of the message before.
+fn marker(seq: u64) -> u8 {
+    (seq % 255) as u8 + 1
+}
+
+/// One end of a bounce.
+struct Bounce<'a> {
+    spec: &'a Spec,
+    tx_sges: Vec<Sge>,
+    rx_sges: Vec<Sge>,
+    /// Contents of a message.
+    scratch: Vec<u8>,
+    posted: u64,
+    retired: u64,
+    /// Receives to post again: how many, and from which position on.
+    free: u32,
+    head: u32,
+    wc: [Wc; 8],
+}
+
+impl<'a> Bounce<'a> {
+    fn new(link: &Link, spec: &'a Spec) -> Result<Self> {
+        let tx = (0..spec.tx_depth as usize).map(|n| link.tx_sge(spec, 0, n));
+        let rx = (0..spec.rx_depth as usize).map(|n| link.rx_sge(spec, 0, n));
+        Ok(Self {
+            spec,
+            tx_sges: tx.collect::<Result<_>>()?,
+            rx_sges: if link.inbox.is_some() { rx.collect::<Result<_>>()? } else { Vec::new() },
+            scratch: vec![0; spec.size as usize],
+            posted: 0,
+            retired: 0,
+            free: 0,
+            head: 0,
+            wc: [Wc::default(); 8],
+        })
+    }
+
+    /// Posts message `seq`.
+    #[inline]
+    fn send(&mut self, link: &mut Link, seq: u64) -> Result<()> {
+        let spec = self.spec;
+        let index = (seq % u64::from(spec.tx_depth)) as u32;
+        let mut changed = false;
+        if spec.verify && !spec.op.answers() {
+            verify::fill(&mut self.scratch, link.role.tx_stream(0), seq);
+            changed = true;
+        }
+        if spec.op == Op::Write {
+            if let Some(last) = self.scratch.last_mut() {
+                *last = marker(seq);
+            }
+            let at = link.tx_offset(0, index as usize);
+            let local = link.local.as_ref().expect("both ends of a bounce send");
+            if changed {
+                local.write(at, &self.scratch)?;
+            } else if !spec.inline {
+                local.write(at + spec.size as usize - 1, &[marker(seq)])?;
+            }
+        } else if changed {
+            let local = link.local.as_ref().expect("both ends of a bounce send");
+            local.write(link.tx_offset(0, index as usize), &self.scratch)?;
+        }
+        let inline = spec.inline.then_some(&self.scratch[..]);
+        let sge = &self.tx_sges[index as usize..=index as usize];
+        let wr = match spec.op {
+            // All messages of a WRITE bounce land in the same place.
+            Op::Write => {
+                let wr = verbs::SendWr::write(wr_id(0, index), sge, link.remote.addr, link.remote.rkey);
+                if let Some(data) = inline { wr.inline(data) } else { wr }
+            }
+            op => request(link, op, sge, inline, (0, index), seq),
+        };
+        // Every answer must be seen; of a bounce's own completions, now and then one.
+        let signal = spec.op.answers() || (index + 1) % spec.cq_mod == 0;
+        link.sqs[0].post_send(&[if signal { wr.signaled() } else { wr }])?;
+        self.posted = seq + 1;
+        Ok(())
+    }
+
+    /// Waits for the other end's message `seq`; whether it came. With `finish`, the client's last word ends the wait
+    /// once that many messages have come.
+    #[inline]
+    fn receive(
+        &mut self,
+        link: &mut Link,
+        crank: &mut Crank,
+        watch: &mut Watch<'_>,
+        seq: u64,
+        mut finish: Option<&mut Option<u64>>,
+    ) -> Result<bool> {
+        let last = (self.spec.size as usize).saturating_sub(1);
+        loop {
+            crank.turn();
+            if self.spec.op == Op::Send {
+                if link.recv_cq.poll(&mut self.wc[..1])? == 1 {
+                    self.arrived(link, seq)?;
+                    return Ok(true);
+                }
+            } else {
+                let target = link.target.as_ref().expect("both ends of a bounce can be written to");
+                if target.read_u8(last)? == marker(seq) {
+                    self.written(link, seq)?;
+                    return Ok(true);
+                }
+                if !crank.is_mine() {
+                    self.reap(link)?;
+                }
+            }
+            if watch.due() {
+                self.reap(link)?;
+                let outstanding = self.posted > 0 && self.retired < self.posted;
+                match (watch.look(Instant::now(), outstanding)?, &mut finish) {
+                    (Some(Message::Finish { sent }), Some(finish)) if sent.len() == 1 => {
+                        **finish = Some(sent[0])
+                    }
+                    (Some(message), _) => return Err(out_of_turn(&message)),
+                    (None, _) => {}
+                }
+                if finish.as_ref().is_some_and(|finish| finish.is_some_and(|n| n <= seq)) {
+                    return Ok(false);
+                }
+            }
+            spin_loop();
+        }
+    }
+
+    /// Checks a message that a receive completion announced.
+    #[inline]
+    fn arrived(&mut self, link: &mut Link, seq: u64) -> Result<()> {
+        let wc = self.wc[0];
+        if !wc.is_ok() {
+            return Err(link.failed("receive", &wc));
+        }
+        self.free += 1;
+        if self.spec.verify {
+            let inbox = link.inbox.as_ref().expect("both ends of a SEND bounce receive");
+            inbox.read(link.rx_offset(0, of_wr_id(wc.wr_id).1 as usize), &mut self.scratch)?;
+            verify::check(&self.scratch, link.role.rx_stream(0), seq)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a message that was written into our memory.
+    fn written(&mut self, link: &Link, seq: u64) -> Result<()> {
+        if self.spec.verify {
+            let target = link.target.as_ref().expect("both ends of a bounce can be written to");
+            let body = self.spec.size as usize - 1;
+            target.read(0, &mut self.scratch)?;
+            verify::check(&self.scratch[..body & !7], link.role.rx_stream(0), seq)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the completion of message `seq`, which brings its answer.
+    #[inline]
+    fn answer(
+        &mut self,
+        link: &mut Link,
+        crank: &mut Crank,
+        watch: &mut Watch<'_>,
+        seq: u64,
+    ) -> Result<bool> {
+        loop {
+            crank.turn();
+            if self.reap(link)? > 0 {
+                if self.spec.verify {
+                    self.check_answer(link, seq)?;
+                }
+                return Ok(true);
+            }
+            if watch.due() {
+                if let Some(message) = watch.look(Instant::now(), true)? {
+                    return Err(out_of_turn(&message));
+                }
+            }
+            spin_loop();
+        }
+    }
+
+    fn check_answer(&mut self, link: &Link, seq: u64) -> Result<()> {
+        let index = (seq % u64::from(self.spec.tx_depth)) as usize;
+        let local = link.local.as_ref().expect("the client has memory");
+        let at = link.tx_offset(0, index);
+        if self.spec.op == Op::Read {
+            local.read(at, &mut self.scratch)?;
+            local.fill(at..at + self.scratch.len(), 0)?;
+            return verify::check(&self.scratch, link.role.rx_stream(0), index as u64);
+        }
+        let is = local.read_u64(at)?;
+        if is == seq {
+            return Ok(());
+        }
+        Err(AppError::Verify(format!("{} {seq} found {is} instead of {seq}", self.spec.op.name())))
+    }
+
+    /// Takes send completions; how many.
+    #[inline]
+    fn reap(&mut self, link: &mut Link) -> Result<usize> {
+        let n = link.send_cq.poll(&mut self.wc)?;
+        for wc in &self.wc[..n] {
+            if !wc.is_ok() {
+                return Err(link.failed(self.spec.op.name(), wc));
+            }
+            let depth = u64::from(self.spec.tx_depth);
+            let tail = self.retired % depth;
+            self.retired += (u64::from(of_wr_id(wc.wr_id).1) + depth - tail) % depth + 1;
+        }
+        Ok(n)
+    }
+
+    /// Between two messages: posts receives again, makes room in the send queue. Whether that took time.
+    #[inline]
+    fn tidy(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<bool> {
+        let batch = (self.spec.rx_depth / 2).max(1);
+        let mut busy = self.spec.verify;
+        if self.free >= batch {
+            while self.free > 0 {
+                let index = self.head as usize;
+                link.rqs[0].post_recv(&[RecvWr::new(wr_id(0, self.head), &self.rx_sges[index..=index])])?;
+                self.head = (self.head + 1) % self.spec.rx_depth;
+                self.free -= 1;
+            }
+            busy = true;
+        }
+        if seq - self.retired >= u64::from(self.spec.tx_depth.div_ceil(2)) {
+            self.reap(link)?;
+            busy = true;
+        }
+        while seq - self.retired >= u64::from(self.spec.tx_depth) {
+            crate::stop::check()?;
+            crank.turn();
+            self.reap(link)?;
+        }
+        Ok(busy)
+    }
+
+    /// Waits for the completions that are still due. What is unsignalled behind them has arrived: the other end has
+    /// answered it, or said that it is through.
+    fn drain(&mut self, link: &mut Link, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<()> {
+        let signalled = self.posted - self.posted % u64::from(self.spec.cq_mod);
+        while self.retired < signalled {
+            crank.turn();
+            self.reap(link)?;
+            if watch.due() {
+                if let Some(message) = watch.look(Instant::now(), true)? {
+                    return Err(out_of_turn(&message));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the ends of a latency measurement do at `side`.
+///
+/// # Errors
+/// As [`client`].
+pub fn run(
+    side: Side,
+    link: &mut Link,
+    spec: &Spec,
+    crank: &mut Crank,
+    watch: &mut Watch<'_>,
+) -> Result<Option<Latency>> {
+    match side {
+        Side::Client => client(link, spec, crank, watch).map(Some),
+        Side::Server => server(link, spec, crank, watch).map(|()| None),
+    }
+}

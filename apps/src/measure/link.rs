@@ -1,0 +1,353 @@
+//! Queue pairs, memory and completion queues of one measurement, at one end.
+
+use crate::error::{AppError, Result};
+use crate::plan::{Mode, Op, Spec};
+use crate::protocol::{End, QpEnd, gid_hex, parse_gid};
+use crate::rig::{OpenDevice, Side};
+use crate::verify;
+use verbs::{
+    Access, Cq, CqPoller, Gid, Mr, Mtu, Pd, Psn, Qp, QpCap, QpInitAttr, Qpn, RcEndpoint, RcOptions,
+    RecvQueue, RecvWr, SendQueue, Sge, Wc, WcStatus,
+};
+
+/// Distance between the words that atomics change: a cache line.
+const WORD_STRIDE: usize = 64;
+
+/// What an end does in a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Role {
+    /// It posts send requests.
+    pub requests: bool,
+    /// The other end posts send requests to it.
+    pub serves: bool,
+    /// Set in the stream numbers of data that this end sends, so that the directions differ.
+    pub side: Side,
+}
+
+impl Role {
+    /// The role of `side` in `spec`.
+    pub fn of(side: Side, spec: &Spec) -> Self {
+        let both = spec.bidirectional || spec.mode == Mode::Lat && !spec.op.answers();
+        Self { requests: both || side == Side::Client, serves: both || side == Side::Server, side }
+    }
+    /// The stream of queue pair `qp` towards the other end.
+    pub fn tx_stream(&self, qp: usize) -> u32 {
+        qp as u32 | if self.side == Side::Client { 0x8000 } else { 0 }
+    }
+    /// The stream of queue pair `qp` from the other end.
+    pub fn rx_stream(&self, qp: usize) -> u32 {
+        self.tx_stream(qp) ^ 0x8000
+    }
+}
+
+/// The other end's memory, for WRITE, READ and atomics.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Remote {
+    /// Address of its first byte.
+    pub addr: u64,
+    /// Its key.
+    pub rkey: u32,
+}
+
+/// One end of a measurement, ready to run. Fields are dropped in order: handles before what they belong to.
+#[derive(Debug)]
+pub struct Link {
+    /// Send queues, by queue pair.
+    pub sqs: Vec<SendQueue>,
+    /// Receive queues, by queue pair.
+    pub rqs: Vec<RecvQueue>,
+    /// Completions of sends.
+    pub send_cq: CqPoller,
+    /// Completions of receives.
+    pub recv_cq: CqPoller,
+    qps: Vec<Qp>,
+    /// What we send from, or READ and fetch into.
+    pub local: Option<Mr>,
+    /// What we receive into.
+    pub inbox: Option<Mr>,
+    /// What the other end may access.
+    pub target: Option<Mr>,
+    /// The other end's target.
+    pub remote: Remote,
+    /// The other end's address, for messages.
+    pub peer: Gid,
+    /// What this end does.
+    pub role: Role,
+    _cqs: [Cq; 2],
+    _pd: Pd,
+    gid: Gid,
+    op: Op,
+    send_cq_len: usize,
+    options: RcOptions,
+    stride: usize,
+    tx_slots: usize,
+    rx_slots: usize,
+}
+
+impl Link {
+    /// Makes everything that does not need to know the other end.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn new(device: &OpenDevice, spec: &Spec, side: Side, gid_index: u8, mtu: Mtu) -> Result<Self> {
+        let context = &device.context;
+        let role = Role::of(side, spec);
+        let gid = device.gid(gid_index)?;
+        let pd = context.alloc_pd()?;
+        let qps = spec.qps as usize;
+        let (stride, tx_slots, rx_slots) =
+            (spec.stride() as usize, spec.tx_slots() as usize, spec.rx_slots() as usize);
+        let receives = spec.op == Op::Send && role.serves;
+
+        let send_cq = context.create_cq(spec.qps * spec.tx_depth)?;
+        let recv_cq = context.create_cq(if receives { spec.qps * spec.rx_depth } else { 1 })?;
+        let memory = |wanted: bool, len: usize, access: Access| {
+            if wanted { pd.reg_mr(len, access).map(Some) } else { Ok(None) }
+        };
+        let local = memory(role.requests, qps * tx_slots * stride, Access::LOCAL_WRITE)?;
+        let inbox = memory(receives, qps * rx_slots * stride, Access::LOCAL_WRITE)?;
+        let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let target = match spec.op {
+            Op::Send => None,
+            Op::FetchAdd | Op::CmpSwap => memory(role.serves, qps * WORD_STRIDE, remote)?,
+            Op::Write | Op::Read => memory(role.serves, qps * tx_slots * stride, remote)?,
+        };
+
+        let cap = QpCap {
+            max_send_wr: spec.tx_depth,
+            max_recv_wr: if receives { spec.rx_depth } else { 1 },
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: if spec.inline { spec.size as u32 } else { 0 },
+        };
+        let init = QpInitAttr::rc(&send_cq, &recv_cq).cap(cap);
+        let made: Vec<Qp> = (0..qps).map(|_| pd.create_qp(&init)).collect::<std::result::Result<_, _>>()?;
+        let options = RcOptions {
+            sgid_index: gid_index,
+            path_mtu: Some(mtu),
+            traffic_class: spec.tclass,
+            timeout: spec.timeout,
+            retry_cnt: spec.retry,
+            rnr_retry: spec.rnr_retry,
+            min_rnr_timer: 1,
+            max_rd_atomic: spec.outs,
+            ..RcOptions::default()
+        };
+        let link = Self {
+            sqs: Vec::with_capacity(qps),
+            rqs: Vec::with_capacity(qps),
+            send_cq: send_cq.poller()?,
+            recv_cq: recv_cq.poller()?,
+            local,
+            inbox,
+            target,
+            remote: Remote::default(),
+            peer: gid,
+            role,
+            qps: made,
+            _cqs: [send_cq, recv_cq],
+            _pd: pd,
+            gid,
+            op: spec.op,
+            send_cq_len: (spec.qps * spec.tx_depth) as usize,
+            options,
+            stride,
+            tx_slots,
+            rx_slots,
+        };
+        link.fill_memory(spec)?;
+        Ok(link)
+    }
+
+    /// Gives memory the contents that the other end expects to read.
+    fn fill_memory(&self, spec: &Spec) -> Result<()> {
+        let mut scratch = vec![0; spec.size as usize];
+        for qp in 0..self.qps.len() {
+            for slot in 0..self.tx_slots {
+                if let (Some(target), Op::Read, true) = (&self.target, spec.op, spec.verify) {
+                    verify::fill(&mut scratch, self.role.tx_stream(qp), slot as u64);
+                    target.write(self.tx_offset(qp, slot), &scratch)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What to tell the other end.
+    pub fn end(&self) -> End {
+        let target = self.target.as_ref();
+        End {
+            gid: gid_hex(&self.gid),
+            qps: self
+                .qps
+                .iter()
+                .map(|qp| QpEnd { qpn: qp.qp_num().get(), psn: qp.first_psn().get() })
+                .collect(),
+            addr: target.map_or(0, Mr::addr),
+            rkey: target.map_or(0, Mr::rkey),
+            len: target.map_or(0, |mr| mr.len() as u64),
+        }
+    }
+
+    /// Connects to the other end and posts the receives.
+    ///
+    /// # Errors
+    /// An end that does not fit ours; what the device says.
+    pub fn connect(&mut self, other: &End, spec: &Spec, peer: Option<Gid>) -> Result<()> {
+        let misfit = |what: &str| AppError::Peer(format!("its end of the measurement has {what}"));
+        let gid = parse_gid(&other.gid).ok_or_else(|| misfit("no valid GID"))?;
+        if other.qps.len() != self.qps.len() {
+            return Err(misfit("another number of queue pairs"));
+        }
+        let needed = match spec.op {
+            Op::Send => 0,
+            Op::FetchAdd | Op::CmpSwap => self.qps.len() * WORD_STRIDE,
+            Op::Write | Op::Read => self.qps.len() * self.tx_slots * self.stride,
+        };
+        if self.role.requests && other.len < needed as u64 {
+            return Err(misfit("too little memory"));
+        }
+        self.peer = peer.unwrap_or(gid);
+        self.remote = Remote { addr: other.addr, rkey: other.rkey };
+        for (qp, other) in self.qps.iter().zip(&other.qps) {
+            let endpoint = RcEndpoint { gid: self.peer, qpn: Qpn::new(other.qpn), psn: Psn::new(other.psn) };
+            qp.connect_rc(&endpoint, &self.options)?;
+            let (sq, rq) = qp.split()?;
+            self.sqs.push(sq);
+            self.rqs.push(rq);
+        }
+        if self.inbox.is_some() {
+            for qp in 0..self.qps.len() {
+                for slot in 0..spec.rx_depth {
+                    let sge = [self.rx_sge(spec, qp, slot as usize)?];
+                    self.rqs[qp].post_recv(&[RecvWr::new(wr_id(qp, slot), &sge)])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where slot `index` of queue pair `qp` begins in [`local`](Self::local), and in the target of WRITE and READ.
+    pub fn tx_offset(&self, qp: usize, index: usize) -> usize {
+        (qp * self.tx_slots + index % self.tx_slots) * self.stride
+    }
+    /// Where receive `index` of queue pair `qp` begins in [`inbox`](Self::inbox).
+    pub fn rx_offset(&self, qp: usize, index: usize) -> usize {
+        (qp * self.rx_slots + index % self.rx_slots) * self.stride
+    }
+    /// The buffer of send request `index` of queue pair `qp`.
+    ///
+    /// # Errors
+    /// None that this program's own numbers give.
+    pub fn tx_sge(&self, spec: &Spec, qp: usize, index: usize) -> Result<Sge> {
+        let at = self.tx_offset(qp, index);
+        let mr = self.local.as_ref().ok_or_else(no_memory)?;
+        Ok(mr.sge(at..at + spec.size as usize)?)
+    }
+    /// The buffer of receive `index` of queue pair `qp`.
+    ///
+    /// # Errors
+    /// None that this program's own numbers give.
+    pub fn rx_sge(&self, spec: &Spec, qp: usize, index: usize) -> Result<Sge> {
+        let at = self.rx_offset(qp, index);
+        let mr = self.inbox.as_ref().ok_or_else(no_memory)?;
+        Ok(mr.sge(at..at + spec.size as usize)?)
+    }
+    /// The remote address of request `index` of queue pair `qp`.
+    pub fn remote_addr(&self, op: Op, qp: usize, index: usize) -> u64 {
+        let offset = match op {
+            Op::FetchAdd => 0,
+            Op::CmpSwap => qp * WORD_STRIDE,
+            Op::Send | Op::Write | Op::Read => self.tx_offset(qp, index),
+        };
+        self.remote.addr + offset as u64
+    }
+
+    /// Checks, after the other end is through, what it left in our memory: the last message in each slot
+    /// (WRITE), the sums (atomics).
+    ///
+    /// # Errors
+    /// [`AppError::Verify`] with the first difference.
+    pub fn check_target(&self, spec: &Spec, sent: &[u64]) -> Result<()> {
+        let Some(target) = &self.target else { return Ok(()) };
+        let differs = |what: String, want: u64, is: u64| {
+            Err(AppError::Verify(format!("{what} is {is} after {want} operations from 0")))
+        };
+        match spec.op {
+            Op::FetchAdd => {
+                let (want, is) = (sent.iter().sum(), target.read_u64(0)?);
+                if want != is {
+                    return differs("the shared word".into(), want, is);
+                }
+            }
+            Op::CmpSwap => {
+                for (qp, &want) in sent.iter().enumerate() {
+                    let is = target.read_u64(qp * WORD_STRIDE)?;
+                    if want != is {
+                        return differs(format!("the word of queue pair {qp}"), want, is);
+                    }
+                }
+            }
+            Op::Write if spec.verify && spec.mode != Mode::Lat => {
+                let mut scratch = vec![0; spec.size as usize];
+                for (qp, &sent) in sent.iter().enumerate() {
+                    for seq in sent.saturating_sub(self.tx_slots as u64)..sent {
+                        let index = (seq % u64::from(spec.tx_depth)) as usize;
+                        target.read(self.tx_offset(qp, index), &mut scratch)?;
+                        verify::check(&scratch, self.role.rx_stream(qp), seq)?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The sentence for a request `wc` called `op` that failed. Where it was merely flushed, the reason is in another
+    /// completion, which is looked for.
+    pub fn failed(&mut self, op: &str, wc: &Wc) -> AppError {
+        let mut wcs = [Wc::default(); 32];
+        let mut left = if wc.status == WcStatus::WrFlushErr { self.send_cq_len } else { 0 };
+        while left > 0 {
+            let Ok(n @ 1..) = self.send_cq.poll(&mut wcs) else { break };
+            left = left.saturating_sub(n);
+            let reason = |wc: &&Wc| !wc.is_ok() && wc.status != WcStatus::WrFlushErr;
+            if let Some(first) = wcs[..n].iter().find(reason) {
+                return completion_error(self.op.name(), first, &self.peer);
+            }
+        }
+        completion_error(op, wc, &self.peer)
+    }
+}
+
+fn no_memory() -> AppError {
+    AppError::Setup("this end has no memory for the requests of this measurement".into())
+}
+
+/// The sentence for a completion in error.
+pub fn completion_error(op: &str, wc: &Wc, peer: &Gid) -> AppError {
+    let name = wc.status.name().trim_start_matches("IBV_WC_");
+    let advice = match wc.status {
+        WcStatus::RetryExcErr => "; the peer is gone, or no longer reachable",
+        WcStatus::WrFlushErr => "; the queue pair had failed before",
+        _ => "",
+    };
+    AppError::Completion(format!(
+        "{op} with {} ended with {name}: {}{advice} (queue pair {:#08x})",
+        peer.to_ip(),
+        wc.status,
+        wc.qp_num.get()
+    ))
+}
+
+/// A tag: queue pair and position in its queue.
+#[inline]
+pub fn wr_id(qp: usize, index: u32) -> u64 {
+    (qp as u64) << 32 | u64::from(index)
+}
+
+/// The queue pair and the position of a tag.
+#[inline]
+pub fn of_wr_id(id: u64) -> (usize, u32) {
+    ((id >> 32) as usize, id as u32)
+}

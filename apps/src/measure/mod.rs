@@ -1,0 +1,48 @@
+//! The loops that are timed. They program against split handles and allocate nothing while they run.
+
+pub mod flow;
+pub mod lat;
+pub mod link;
+pub mod raw;
+pub mod watch;
+
+use hdrhistogram::Histogram;
+
+/// Longest latency that is told apart: a minute.
+const LATENCY_MAX_NS: u64 = 60_000_000_000;
+
+/// An empty histogram of nanoseconds with three digits, which records without allocating.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LATENCY_MAX_NS, 3)
+        .expect("1 ns to a minute with three digits is a valid range")
+}
+
+/// The figures of a histogram.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Latency {
+    /// Shortest.
+    pub min_ns: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// 99.9th percentile.
+    pub p999_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+    /// How many were recorded.
+    pub count: u64,
+}
+
+impl From<&Histogram<u64>> for Latency {
+    fn from(h: &Histogram<u64>) -> Self {
+        Self {
+            min_ns: h.min(),
+            p50_ns: h.value_at_quantile(0.5),
+            p99_ns: h.value_at_quantile(0.99),
+            p999_ns: h.value_at_quantile(0.999),
+            max_ns: h.max(),
+            count: h.len(),
+        }
+    }
+}

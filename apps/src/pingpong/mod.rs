@@ -1,0 +1,271 @@
+//! `roce-pingpong`: the first program that everyone runs.
+//!
+//! One RC queue pair, one buffer, one message bounced to and fro, in the manner of `ibv_rc_pingpong`: same
+//! exchange, same order of work, same lines of output.
+
+pub mod exchange;
+
+use crate::cli::pingpong::PingpongCli;
+use crate::error::{AppError, Result};
+use crate::json::{JsonFile, Row};
+use crate::measure::link::completion_error;
+use crate::oob;
+use crate::rig::{Crank, OpenDevice, Rig, Side};
+use crate::stop;
+use exchange::{Destination, Stream};
+use std::time::{Duration, Instant};
+use verbs::{
+    Access, CqPoller, Mr, Psn, QpCap, QpInitAttr, Qpn, RcEndpoint, RcOptions, RecvQueue, RecvWr, SendQueue,
+};
+use verbs::{SendWr, Wc};
+
+/// Tags of requests, as the stock tool numbers them.
+const RECV_ID: u64 = 1;
+const SEND_ID: u64 = 2;
+/// What the buffer is filled with, and the distance of the bytes that `--chk` sets and looks at.
+const FILL: u8 = 0x7b;
+const PAGE: usize = 4096;
+/// How long the end that is through first stays, for the other to get everything.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Runs the program.
+///
+/// # Errors
+/// Whatever ends it early.
+pub fn run(cli: &PingpongCli) -> Result<()> {
+    let json = cli.json.as_deref().map(JsonFile::create).transpose()?;
+    let side = if cli.host.is_some() { Side::Client } else { Side::Server };
+    let listener = match side {
+        Side::Server => Some(oob::listen(&cli.bind, cli.tcp_port)?),
+        Side::Client => None,
+    };
+    let mut rig = Rig::open(&cli.device, side)?;
+    let path_mtu = rig.path_mtu();
+    if cli.mtu > path_mtu {
+        return Err(AppError::Usage(format!(
+            "path MTU {} does not fit through a port of {} bytes; use -m {} or a larger --link-mtu",
+            cli.mtu.bytes(),
+            rig.link_mtu(),
+            path_mtu.bytes()
+        )));
+    }
+    let peer_ip = cli.device.peer_ip;
+    let device = rig.device()?;
+    let gid = device.gid(cli.gid_idx)?;
+    let OpenDevice { context, crank } = device;
+
+    let pd = context.alloc_pd()?;
+    let size = cli.size as usize;
+    let mr = pd.reg_mr(size, Access::LOCAL_WRITE)?;
+    mr.fill(0..size, FILL)?;
+    let cq = context.create_cq(cli.rx_depth + 1)?;
+    let cap = QpCap {
+        max_send_wr: 1,
+        max_recv_wr: cli.rx_depth,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap))?;
+    let options = RcOptions {
+        sgid_index: cli.gid_idx,
+        path_mtu: Some(cli.mtu),
+        access: Access::empty(),
+        sl: cli.sl,
+        traffic_class: cli.sl << 5,
+        max_rd_atomic: 1,
+        max_dest_rd_atomic: 1,
+        ..RcOptions::default()
+    };
+    qp.init_rc(&options)?;
+    let poller = cq.poller()?;
+    let (sq, rq) = qp.split()?;
+    let mut game = Game { mr: &mr, sq, rq, poller, cli, posted: 0, peer: gid };
+    game.post_receives()?;
+
+    let ours = Destination { lid: 0, qpn: qp.qp_num().get(), psn: qp.first_psn().get(), gid };
+    println!("  local address:  {ours}");
+    let connect = |theirs: &Destination| -> Result<()> {
+        let gid = peer_ip.map_or(theirs.gid, verbs::Gid::from_ip);
+        let endpoint = RcEndpoint { gid, qpn: Qpn::new(theirs.qpn), psn: Psn::new(theirs.psn) };
+        Ok(qp.connect_rc(&endpoint, &options)?)
+    };
+    let mut idle = || {
+        crank.turn();
+        stop::check()
+    };
+    let (theirs, mut stream) = match (&listener, &cli.host) {
+        (Some(listener), _) => {
+            let stream = loop {
+                match oob::try_accept(listener)? {
+                    Some((stream, _)) => break stream,
+                    None => idle()?,
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            let mut stream = Stream::new(stream)?;
+            (exchange::answer(&mut stream, &ours, &mut idle, connect)?, stream)
+        }
+        (None, host) => {
+            let host = host.as_deref().unwrap_or("localhost");
+            let mut stream = Stream::new(oob::connect::<AppError>(host, cli.tcp_port, cli.wait, &mut idle)?)?;
+            let theirs = exchange::ask(&mut stream, &ours, &mut idle)?;
+            connect(&theirs)?;
+            (theirs, stream)
+        }
+    };
+    println!("  remote address: {theirs}");
+    game.peer = theirs.gid;
+
+    let elapsed = game.play(side, crank, &mut stream)?;
+    if cli.check {
+        check_contents(&mr)?;
+    }
+    let seconds = elapsed.as_secs_f64().max(1e-9);
+    let bytes = cli.size * cli.iters * 2;
+    println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
+    println!(
+        "{} iters in {seconds:.2} seconds = {:.2} usec/iter",
+        cli.iters,
+        seconds * 1e6 / cli.iters as f64
+    );
+    stream.linger(LINGER, || {
+        crank.turn();
+        stop::check()
+    })?;
+    drop(game);
+    drop(qp);
+    match json {
+        Some(file) => file.write(&[row(cli, seconds, &rig)]),
+        None => Ok(()),
+    }
+}
+
+fn row(cli: &PingpongCli, seconds: f64, rig: &Rig) -> Row {
+    let messages = cli.iters * 2;
+    let rate = messages as f64 / seconds;
+    let totals = rig.counts().totals();
+    Row {
+        op: "pingpong",
+        mode: "lat",
+        size: cli.size,
+        mtu: Some(cli.mtu.bytes() as u64),
+        qps: Some(1),
+        port: cli.device.port.to_string(),
+        msgs_per_s: Some(rate),
+        gbit_per_s: Some(rate * cli.size as f64 * 8.0 / 1e9),
+        retries: Some(totals.retries),
+        naks: Some(totals.naks),
+        rnr: Some(totals.rnr),
+        drops: Some(totals.drops),
+        messages,
+        verified: cli.check,
+        ..Row::default()
+    }
+}
+
+/// Checks what the last message brought: zero at the start of each page, the fill everywhere else.
+fn check_contents(mr: &Mr) -> Result<()> {
+    let data = mr.to_vec(0..mr.len())?;
+    match data.iter().enumerate().find(|(n, b)| **b != if n % PAGE == 0 { 0 } else { FILL }) {
+        None => Ok(()),
+        Some((n, b)) => Err(AppError::Verify(format!(
+            "byte {n} of the message is {b:#04x}; does the other end check contents as well (-c)?"
+        ))),
+    }
+}
+
+/// The ball, the rackets, the score.
+struct Game<'a> {
+    mr: &'a Mr,
+    sq: SendQueue,
+    rq: RecvQueue,
+    poller: CqPoller,
+    cli: &'a PingpongCli,
+    /// Receives that are posted.
+    posted: u32,
+    peer: verbs::Gid,
+}
+
+impl Game<'_> {
+    /// Fills the receive queue up.
+    fn post_receives(&mut self) -> Result<()> {
+        let sge = [self.mr.sge(0..self.mr.len())?];
+        while self.posted < self.cli.rx_depth {
+            self.rq.post_recv(&[RecvWr::new(RECV_ID, &sge)])?;
+            self.posted += 1;
+        }
+        Ok(())
+    }
+
+    fn post_send(&mut self) -> Result<()> {
+        let sge = [self.mr.sge(0..self.mr.len())?];
+        Ok(self.sq.post_send(&[SendWr::send(SEND_ID, &sge).signaled()])?)
+    }
+
+    /// Plays all rounds; the time they took.
+    fn play(&mut self, side: Side, crank: &mut Crank, stream: &mut Stream) -> Result<Duration> {
+        if self.cli.check {
+            for page in (0..self.mr.len()).step_by(PAGE) {
+                self.mr.write(page, &[0])?;
+            }
+        }
+        let (mut sent, mut received) = (0u64, 0u64);
+        let (mut sending, mut receiving) = (false, true);
+        let mut wcs = [Wc::default(); 2];
+        let mut idle_turns = 0u32;
+        let mut closed_since = None;
+        let start = Instant::now();
+        if side == Side::Client {
+            self.post_send()?;
+            sending = true;
+        }
+        while received < self.cli.iters || sent < self.cli.iters {
+            crank.turn();
+            let n = self.poller.poll(&mut wcs)?;
+            for wc in &wcs[..n] {
+                let is_send = wc.wr_id == SEND_ID;
+                if !wc.is_ok() {
+                    return Err(completion_error(if is_send { "SEND" } else { "receive" }, wc, &self.peer));
+                }
+                if is_send {
+                    (sent, sending) = (sent + 1, false);
+                } else {
+                    (received, receiving) = (received + 1, false);
+                    self.posted -= 1;
+                    if self.posted <= self.cli.rx_depth / 2 {
+                        self.post_receives()?;
+                    }
+                }
+            }
+            // The next round: the ball is back, and our own last stroke is over.
+            if n > 0 && !sending && !receiving && sent < self.cli.iters {
+                self.post_send()?;
+                (sending, receiving) = (true, true);
+            }
+            idle_turns = if n > 0 { 0 } else { idle_turns.wrapping_add(1) };
+            if idle_turns % 4096 == 4095 {
+                stop::check()?;
+                // The stock tool closes its end right after the exchange. So an end that is closed means something
+                // only when nothing else moves for long; requests that are outstanding fail by themselves.
+                let now = Instant::now();
+                if !sending && stream.is_closed() {
+                    let since = *closed_since.get_or_insert(now);
+                    if now - since > GONE {
+                        return Err(AppError::Timeout(format!(
+                            "no message came for {GONE:?}, and the other end closed its TCP connection; it ended \
+                             after {received} of {} messages",
+                            self.cli.iters
+                        )));
+                    }
+                }
+            } else if n > 0 {
+                closed_since = None;
+            }
+        }
+        Ok(start.elapsed())
+    }
+}
+
+/// How long a peer whose TCP connection is closed may be silent.
+const GONE: Duration = Duration::from_secs(10);

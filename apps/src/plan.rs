@@ -1,0 +1,394 @@
+//! What is to be measured: the command line's wishes turned into complete specifications, which the client
+//! sends to the server, and which both ends check.
+
+use crate::cli::perf::{MeasureArgs, RawClientArgs};
+use crate::error::{AppError, Result};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+use verbs::Mtu;
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// SEND into a posted receive.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// FETCH & ADD of 8 bytes.
+    FetchAdd,
+    /// COMPARE & SWAP of 8 bytes.
+    CmpSwap,
+}
+
+impl Op {
+    /// Every operation.
+    pub const ALL: [Self; 5] = [Self::Send, Self::Write, Self::Read, Self::FetchAdd, Self::CmpSwap];
+
+    /// Its name in rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::FetchAdd => "fetch_add",
+            Self::CmpSwap => "cmp_swap",
+        }
+    }
+    /// Whether it is an atomic.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Self::FetchAdd | Self::CmpSwap)
+    }
+    /// Whether the requester gets data back; its latency is then a whole round trip.
+    pub const fn answers(self) -> bool {
+        matches!(self, Self::Read | Self::FetchAdd | Self::CmpSwap)
+    }
+}
+
+/// How it is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Bandwidth of many outstanding messages
+    Bw,
+    /// Latency of one message at a time
+    Lat,
+    /// Rate of many small messages
+    Rate,
+}
+
+impl Mode {
+    /// Its name in rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bw => "bw",
+            Self::Lat => "lat",
+            Self::Rate => "rate",
+        }
+    }
+}
+
+/// Memory that one end spends on the buffers of one measurement.
+const BUFFER_BUDGET: u64 = 64 << 20;
+/// Queue entries that one end spends on one measurement.
+const ENTRY_BUDGET: u64 = 1 << 19;
+/// Largest distance between two buffers is a multiple of this.
+const SLOT_ALIGN: u64 = 64;
+
+/// One RDMA measurement, complete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Operation.
+    pub op: Op,
+    /// Mode.
+    pub mode: Mode,
+    /// Bytes of a message.
+    pub size: u64,
+    /// Messages a queue pair; `None`: until `duration_ms` is over.
+    pub iters: Option<u64>,
+    /// Time of the measurement where `iters` is absent.
+    pub duration_ms: u64,
+    /// Send requests outstanding a queue pair; a multiple of `cq_mod`.
+    pub tx_depth: u32,
+    /// Receive requests posted a queue pair.
+    pub rx_depth: u32,
+    /// Queue pairs.
+    pub qps: u32,
+    /// Path MTU in bytes; `None`: the largest that both ports carry.
+    pub mtu: Option<u32>,
+    /// Whether messages travel inline.
+    pub inline: bool,
+    /// Requests posted in one call.
+    pub post_list: u32,
+    /// Every how many requests one is signalled.
+    pub cq_mod: u32,
+    /// READs and atomics outstanding.
+    pub outs: u8,
+    /// Both ends send requests.
+    pub bidirectional: bool,
+    /// Traffic class.
+    pub tclass: u8,
+    /// Local ACK timeout exponent.
+    pub timeout: u8,
+    /// Retries.
+    pub retry: u8,
+    /// RNR retries.
+    pub rnr_retry: u8,
+    /// Check the data.
+    pub verify: bool,
+}
+
+impl Spec {
+    /// Distance between two message buffers.
+    pub fn stride(&self) -> u64 {
+        self.size.max(8).next_multiple_of(SLOT_ALIGN)
+    }
+    /// Message buffers a queue pair has on its sending side: as many as requests where each must keep its
+    /// contents, fewer where that would take too much memory.
+    pub fn tx_slots(&self) -> u64 {
+        self.slots(self.tx_depth)
+    }
+    /// Message buffers a queue pair has on its receiving side.
+    pub fn rx_slots(&self) -> u64 {
+        self.slots(self.rx_depth)
+    }
+    fn slots(&self, depth: u32) -> u64 {
+        (BUFFER_BUDGET / u64::from(self.qps) / self.stride()).clamp(1, u64::from(depth))
+    }
+    /// Time that the measurement takes, as far as it is known beforehand.
+    pub fn expected(&self) -> Option<Duration> {
+        self.iters.is_none().then(|| Duration::from_millis(self.duration_ms))
+    }
+    /// How it is called while it runs.
+    pub fn title(&self) -> String {
+        format!("{} {} {}", self.op.name(), self.mode.name(), crate::report::bytes(self.size))
+    }
+    /// How long an end may wait for the other's completion error: all retries of one request.
+    pub fn retry_span(&self) -> Duration {
+        let one = Duration::from_nanos(4096u64 << self.timeout.min(31));
+        let all = one * 4 * (u32::from(self.retry) + 1) + Duration::from_secs(1);
+        if self.timeout == 0 { Duration::from_secs(10) } else { all.min(Duration::from_secs(600)) }
+    }
+
+    /// Makes the dependent values agree with each other.
+    fn settle(mut self) -> Self {
+        if self.op.is_atomic() {
+            self.size = 8;
+        }
+        if self.mode == Mode::Lat {
+            (self.qps, self.bidirectional, self.post_list) = (1, false, 1);
+        }
+        if self.verify || self.op.answers() {
+            // Every outstanding request needs a buffer of its own: its contents count.
+            let slots = BUFFER_BUDGET / u64::from(self.qps) / self.stride();
+            let fit = |depth: u32| u64::from(depth).min(slots.max(1)) as u32;
+            (self.tx_depth, self.rx_depth) = (fit(self.tx_depth), fit(self.rx_depth));
+        }
+        self.cq_mod = self.cq_mod.min(self.tx_depth.div_ceil(2)).max(1);
+        self.tx_depth -= self.tx_depth % self.cq_mod;
+        // A list is posted whole: what unsignalled requests may still occupy must leave room for it.
+        self.post_list = self.post_list.min(self.tx_depth - self.cq_mod + 1);
+        self
+    }
+
+    /// Refuses what this program cannot do, whoever asks for it.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let fail = |what: &str| Err(format!("the measurement {}: {what}", self.title()));
+        if self.size > crate::cli::parse::SIZE_MAX {
+            return fail("the message is too long");
+        }
+        if self.mode == Mode::Lat && self.op != Op::Send && self.size == 0 {
+            return fail("a message of 0 bytes cannot be seen in memory; measure at least 1 byte");
+        }
+        if self.op.is_atomic() && self.size != 8 {
+            return fail("an atomic has 8 bytes");
+        }
+        let depths = [self.tx_depth, self.rx_depth, self.post_list, self.cq_mod];
+        if depths.iter().any(|d| !(1..=verbs::limits::QUEUE_DEPTH_MAX).contains(d)) {
+            return fail("a queue depth is out of range");
+        }
+        if self.tx_depth % self.cq_mod != 0 {
+            return fail("the send depth is not a multiple of the signalling distance");
+        }
+        if self.post_list > self.tx_depth - self.cq_mod + 1 {
+            return fail("the post list is longer than the room that unsignalled requests leave");
+        }
+        if !(1..=1024).contains(&self.qps) || self.mode == Mode::Lat && self.qps != 1 {
+            return fail("the number of queue pairs is out of range");
+        }
+        if u64::from(self.qps) * u64::from(self.tx_depth.max(self.rx_depth)) > ENTRY_BUDGET {
+            return fail("queue pairs times queue depth exceed 524288; use fewer or shorter queues");
+        }
+        if self.stride() * u64::from(self.qps) > 4 << 30 {
+            return fail("queue pairs times message size exceed 4 GiB; use fewer or shorter messages");
+        }
+        let needed = self.verify || self.op.answers();
+        if needed
+            && (self.tx_slots() < u64::from(self.tx_depth) || self.rx_slots() < u64::from(self.rx_depth))
+        {
+            return fail("not every outstanding message has a buffer of its own; use shorter queues");
+        }
+        if self.mtu.is_some_and(|m| Mtu::from_bytes(m as usize).is_none()) {
+            return fail("there is no such path MTU");
+        }
+        let ranges = self.timeout <= 31 && self.retry <= 7 && self.rnr_retry <= 7;
+        if !ranges || !(1..=verbs::limits::RD_ATOMIC_MAX).contains(&self.outs) {
+            return fail("an attribute of the connection is out of range");
+        }
+        match self.iters {
+            Some(0) => fail("no messages"),
+            None if !(1..=3_600_000).contains(&self.duration_ms) => fail("the duration is out of range"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Sizes of `--all`.
+fn all_sizes() -> Vec<u64> {
+    (1..=23).map(|n| 1 << n).collect()
+}
+
+/// Every measurement of a client's command line, in the order of the table.
+///
+/// # Errors
+/// [`AppError::Usage`] with what does not fit together.
+pub fn from_args(args: &MeasureArgs) -> Result<Vec<Spec>> {
+    let mut ops = Vec::new();
+    for op in args.op.iter().flat_map(|arg| arg.ops()) {
+        if !ops.contains(op) {
+            ops.push(*op);
+        }
+    }
+    let mut specs: Vec<Spec> = Vec::new();
+    for &mode in &args.mode {
+        if mode == Mode::Lat && args.mode.len() == 1 && (args.qps > 1 || args.bidirectional) {
+            return Err(AppError::Usage(
+                "--mode lat uses one queue pair, one message at a time; --qps and --bidirectional are for bw \
+                 and rate"
+                    .into(),
+            ));
+        }
+        for &op in &ops {
+            let sizes = match mode {
+                _ if op.is_atomic() => vec![8],
+                _ if args.all => all_sizes(),
+                _ if !args.size.is_empty() => args.size.clone(),
+                Mode::Bw => vec![65536],
+                Mode::Lat | Mode::Rate => vec![64],
+            };
+            for size in sizes {
+                let spec = one(args, op, mode, size);
+                spec.check().map_err(AppError::Usage)?;
+                if !specs.contains(&spec) {
+                    specs.push(spec);
+                }
+            }
+        }
+    }
+    Ok(specs)
+}
+
+fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
+    let (tx_depth, inline, post_list, cq_mod) = match mode {
+        Mode::Bw => (128, 0, 1, 16),
+        Mode::Lat => (64, 64, 1, 16),
+        Mode::Rate => (512, 0, 32, 64),
+    };
+    let inline = u64::from(args.inline.unwrap_or(inline));
+    Spec {
+        op,
+        mode,
+        size,
+        iters: args.iters,
+        duration_ms: args.duration.as_millis() as u64,
+        tx_depth: args.tx_depth.unwrap_or(tx_depth),
+        rx_depth: args.rx_depth.unwrap_or(512),
+        qps: args.qps,
+        mtu: args.mtu.map(|m| m.bytes() as u32),
+        inline: size <= inline && inline > 0 && !op.answers(),
+        post_list: args.post_list.unwrap_or(post_list),
+        cq_mod: args.cq_mod.unwrap_or(cq_mod),
+        outs: args.outs,
+        bidirectional: args.bidirectional,
+        tclass: args.tclass,
+        timeout: args.timeout,
+        retry: args.retry,
+        rnr_retry: args.rnr_retry,
+        verify: args.verify,
+    }
+    .settle()
+}
+
+/// One measurement of bare frames.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RawSpec {
+    /// Latency (one frame to and fro) or rate (as many as possible; bw is the same).
+    pub mode: Mode,
+    /// Bytes of a frame, without FCS.
+    pub frame: u32,
+    /// Time of the measurement.
+    pub duration_ms: u64,
+}
+
+/// Shortest frame: Ethernet's, without FCS.
+pub const FRAME_MIN: u64 = 60;
+
+impl RawSpec {
+    /// Refuses what cannot be done on a port of `link_mtu` bytes.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn check(&self, link_mtu: usize) -> std::result::Result<(), String> {
+        let max = link_mtu as u64 + 14;
+        if !(FRAME_MIN..=max).contains(&u64::from(self.frame)) {
+            return Err(format!(
+                "a frame has {FRAME_MIN} to {max} bytes on this port, not {}; see --link-mtu",
+                self.frame
+            ));
+        }
+        if !(1..=3_600_000).contains(&self.duration_ms) {
+            return Err("the duration of a raw measurement is out of range".into());
+        }
+        Ok(())
+    }
+    /// Whether `self` and `other` give the same figures.
+    pub fn same_as(&self, other: &Self) -> bool {
+        self.frame == other.frame && (self.mode == Mode::Lat) == (other.mode == Mode::Lat)
+    }
+    /// How it is called while it runs.
+    pub fn title(&self) -> String {
+        format!("raw {} {} B", self.mode.name(), self.frame)
+    }
+}
+
+/// The raw measurements of a raw client's command line.
+pub fn raw_from_args(args: &RawClientArgs) -> Vec<RawSpec> {
+    let duration_ms = args.duration.as_millis() as u64;
+    let pairs = args.mode.iter().flat_map(|&mode| args.size.iter().map(move |&size| (mode, size)));
+    pairs.map(|(mode, size)| RawSpec { mode, frame: size as u32, duration_ms }).collect()
+}
+
+/// The raw measurement whose figure is the limit of `spec`, with path MTU `mtu`.
+pub fn limit_of(spec: &Spec, mtu: Mtu, ipv6: bool, duration: Duration) -> RawSpec {
+    let frame = frame_len(spec.op, spec.size, mtu, ipv6).max(FRAME_MIN);
+    RawSpec { mode: spec.mode, frame: frame as u32, duration_ms: duration.as_millis() as u64 }
+}
+
+/// Bytes of the longest frame that carries data of a message, without FCS: Ethernet, IP, UDP and BTH, the
+/// extended headers, the data padded to four, the ICRC.
+pub fn frame_len(op: Op, size: u64, mtu: Mtu, ipv6: bool) -> u64 {
+    let base = 14 + if ipv6 { 40 } else { 20 } + 8 + 12 + 4;
+    let mtu = mtu.bytes() as u64;
+    let data = size.min(mtu).next_multiple_of(4);
+    // A message of several packets has its bulk in Middle packets, which have no extended header.
+    let ext = match op {
+        _ if size > 2 * mtu => 0,
+        Op::Send => 0,
+        Op::Write => 16,
+        Op::Read => 4,
+        Op::FetchAdd | Op::CmpSwap => return base + 28,
+    };
+    base + ext + data
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_as_long_as_the_packets_on_the_wire() {
+        // SEND ONLY of 64 bytes: 14 + 20 + 8 + 12 + 64 + 4.
+        assert_eq!(frame_len(Op::Send, 64, Mtu::Mtu4096, false), 122);
+        assert_eq!(frame_len(Op::Write, 64, Mtu::Mtu4096, false), 138);
+        assert_eq!(frame_len(Op::Read, 64, Mtu::Mtu4096, true), 146);
+        assert_eq!(frame_len(Op::Write, 65536, Mtu::Mtu4096, false), 58 + 4096);
+        assert_eq!(frame_len(Op::FetchAdd, 8, Mtu::Mtu1024, false), 86);
+        assert_eq!(frame_len(Op::Send, 3, Mtu::Mtu1024, false), 62);
+    }
+}

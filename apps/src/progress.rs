@@ -1,0 +1,51 @@
+//! A progress bar on the terminal, for runs that take longer than a moment.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// Runs shorter than this show no bar.
+const WORTH_IT: Duration = Duration::from_secs(2);
+
+/// A bar over the measurements of a session; invisible where nobody would see it.
+///
+/// A thread of the bar's own redraws it five times a second: the measuring thread touches it only between
+/// measurements.
+#[derive(Debug)]
+pub struct Progress(Option<ProgressBar>);
+
+impl Progress {
+    /// A bar over `steps` measurements that are expected to take `expected` together (`None`: nobody knows).
+    pub fn new(steps: usize, expected: Option<Duration>) -> Self {
+        if expected.is_some_and(|t| t < WORTH_IT) || !std::io::stderr().is_terminal() {
+            return Self(None);
+        }
+        let bar = ProgressBar::new(steps as u64);
+        let style = ProgressStyle::with_template("{spinner} [{bar:30}] {pos}/{len} {elapsed} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(Some(bar))
+    }
+
+    /// The next measurement starts.
+    pub fn start(&self, what: String) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(what);
+        }
+    }
+
+    /// A measurement is done.
+    pub fn step(&self) {
+        if let Some(bar) = &self.0 {
+            bar.inc(1);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The port and the device of a program: opened as the command line says, usable bare and with the stack on it.
+
+use crate::cli::device::{DeviceArgs, DriveArg};
+use crate::counters::Counts;
+use crate::error::{AppError, Result};
+use crate::lend::LentPort;
+use crate::{pin, stop};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+use verbs::port::{self, MemifRole, Port, PortOptions, PortQueue, PortSpec, PortStats};
+use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsError};
+
+/// How long the peer's end of the link may take to come up.
+const LINK_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a closed device may take to give its queues back.
+const RETURN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Which end of a session a program is: it decides what is not said on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Listens.
+    Server,
+    /// Connects.
+    Client,
+}
+
+impl Side {
+    fn addr(self) -> (IpAddr, u8) {
+        let last = if self == Self::Server { 1 } else { 2 };
+        (IpAddr::V4(Ipv4Addr::new(10, 77, 0, last)), 24)
+    }
+    fn core(self) -> usize {
+        usize::from(self == Self::Client)
+    }
+    fn memif_role(self) -> MemifRole {
+        match self {
+            Self::Server => MemifRole::Server,
+            Self::Client => MemifRole::Client,
+        }
+    }
+}
+
+impl From<VerbsError> for AppError {
+    fn from(e: VerbsError) -> Self {
+        Self::Setup(e.to_string())
+    }
+}
+
+impl From<verbs::PostError> for AppError {
+    fn from(e: verbs::PostError) -> Self {
+        Self::Completion(format!("a request could not be posted: {e}"))
+    }
+}
+
+/// Turns the shards, where that is the measuring thread's work.
+#[derive(Debug, Default)]
+pub struct Crank {
+    reactors: Vec<Reactor>,
+}
+
+impl Crank {
+    /// One turn of every shard that nobody else turns.
+    #[inline]
+    pub fn turn(&mut self) {
+        for reactor in &mut self.reactors {
+            let _ = reactor.poll_once();
+        }
+    }
+    /// Whether this thread turns the shards by [`turn`](Self::turn) alone; otherwise polling a completion queue
+    /// may be what turns them.
+    #[inline]
+    pub fn is_mine(&self) -> bool {
+        !self.reactors.is_empty()
+    }
+}
+
+/// An open device and the means to turn it.
+#[derive(Debug)]
+pub struct OpenDevice {
+    /// The shards' crank. Before the context, so that it is dropped first.
+    pub crank: Crank,
+    /// The device.
+    pub context: Context,
+}
+
+impl OpenDevice {
+    /// Our GID with this index.
+    ///
+    /// # Errors
+    /// A sentence that names the GIDs there are.
+    pub fn gid(&self, index: u8) -> Result<Gid> {
+        self.context.query_gid(1, usize::from(index)).map_err(|_| {
+            let all = (0..usize::from(u8::MAX)).map_while(|n| self.context.query_gid(1, n).ok());
+            let all: Vec<_> = all.enumerate().map(|(n, gid)| format!("{n}: {gid}")).collect();
+            AppError::Usage(format!("there is no GID with index {index}; there are {}", all.join(", ")))
+        })
+    }
+}
+
+/// The port, and the device on it while there is one.
+pub struct Rig {
+    args: DeviceArgs,
+    side: Side,
+    device: Option<OpenDevice>,
+    port: LentPort,
+}
+
+impl Rig {
+    /// Opens the port and pins the calling thread.
+    ///
+    /// # Errors
+    /// What is wrong with the options, or with the port.
+    pub fn open(args: &DeviceArgs, side: Side) -> Result<Self> {
+        match args.cores.first() {
+            Some(&core) => pin::pin(core)?,
+            None if args.drive == DriveArg::Embedded => pin::pin_if_possible(side.core()),
+            None => {}
+        }
+        let mut spec = args.port.clone();
+        if let PortSpec::Memif { role: role @ None, .. } = &mut spec {
+            *role = Some(side.memif_role());
+        }
+        let options = PortOptions {
+            queues: usize::from(args.shards),
+            mtu: usize::from(args.link_mtu),
+            mac: args.mac,
+            ..PortOptions::default()
+        };
+        let mut port = spec.open(&options).map_err(|e| AppError::Setup(e.to_string()))?;
+        if let Some(path) = &args.pcap {
+            port = port::capture(port, path).map_err(|e| AppError::Setup(format!("--pcap: {e}")))?;
+        }
+        Ok(Self { args: args.clone(), side, device: None, port: LentPort::new(port) })
+    }
+
+    /// The options it was opened with.
+    pub fn args(&self) -> &DeviceArgs {
+        &self.args
+    }
+
+    /// The bare port.
+    pub fn port(&self) -> &LentPort {
+        &self.port
+    }
+
+    /// Largest IP packet of the port.
+    pub fn link_mtu(&self) -> usize {
+        self.port.info().mtu
+    }
+
+    /// Largest path MTU of the port.
+    pub fn path_mtu(&self) -> Mtu {
+        Mtu::of_link(self.link_mtu())
+    }
+
+    /// The first of our addresses.
+    pub fn addr(&self) -> IpAddr {
+        self.args.ip.first().copied().unwrap_or(self.side.addr()).0
+    }
+
+    /// What the port counted.
+    pub fn stats(&self) -> PortStats {
+        self.port.stats()
+    }
+
+    /// Waits until the link is up.
+    ///
+    /// # Errors
+    /// A sentence when it does not come up.
+    pub fn wait_for_link(&mut self) -> Result<()> {
+        let since = Instant::now();
+        while !self.port.link_up() {
+            stop::check()?;
+            if since.elapsed() > LINK_PATIENCE {
+                return Err(AppError::Timeout(format!(
+                    "port {}: the link is still down after {LINK_PATIENCE:?}; is the other end running, on the same \
+                     socket or cable?",
+                    self.args.port
+                )));
+            }
+            self.idle();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// What is to be done while nothing is measured: the host keeps answering its neighbours.
+    pub fn idle(&mut self) {
+        match &mut self.device {
+            Some(device) => device.crank.turn(),
+            None => self.port.maintain(),
+        }
+    }
+
+    /// Queue 0 of the bare port, without a device on it.
+    ///
+    /// # Errors
+    /// When the queue does not come back from the device that was closed for it.
+    pub fn raw_queue(&mut self) -> Result<Box<dyn PortQueue>> {
+        self.device = None;
+        let since = Instant::now();
+        loop {
+            if let Some(queue) = self.port.take_queue(0) {
+                return Ok(queue);
+            }
+            if since.elapsed() > RETURN_PATIENCE {
+                return Err(AppError::Setup(format!("port {}: its queue is still in use", self.args.port)));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The device, opened on the port if it is not.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn device(&mut self) -> Result<&mut OpenDevice> {
+        if self.device.is_none() {
+            self.device = Some(self.open_device()?);
+        }
+        Ok(self.device.as_mut().expect("it was just opened"))
+    }
+
+    fn open_device(&self) -> Result<OpenDevice> {
+        let args = &self.args;
+        let shards = usize::from(args.shards);
+        let config = DeviceConfig {
+            port: PortSource::Opened(Box::new(self.port.clone())),
+            addrs: if args.ip.is_empty() { vec![self.side.addr()] } else { args.ip.clone() },
+            gateway: args.gateway,
+            gateway6: args.gateway6,
+            vlan: args.vlan,
+            shards,
+            drive: match args.drive {
+                DriveArg::Embedded => Drive::Embedded,
+                DriveArg::Caller => Drive::Caller,
+                DriveArg::Dedicated => Drive::Dedicated { cores: self.shard_cores(shards) },
+            },
+            ..DeviceConfig::default()
+        };
+        let context = Context::open(config)?;
+        let mut crank = Crank::default();
+        if args.drive == DriveArg::Embedded {
+            for shard in 0..shards {
+                crank.reactors.push(context.reactor(shard)?);
+            }
+        }
+        Ok(OpenDevice { crank, context })
+    }
+
+    /// Cores for the device's own threads: those after the first on the command line, or from our side's usual
+    /// core on.
+    fn shard_cores(&self, shards: usize) -> Vec<usize> {
+        if self.args.cores.len() > 1 {
+            return self.args.cores[1..].iter().copied().cycle().take(shards).collect();
+        }
+        let count = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..shards).map(|n| (self.side.core() + n) % count).collect()
+    }
+
+    /// Everything that the device and its port counted so far.
+    pub fn counts(&self) -> Counts {
+        let stats = self.port.stats();
+        let port = [
+            ("port_rx_dropped", stats.rx_dropped),
+            ("port_tx_dropped", stats.tx_dropped),
+            ("port_restarts", stats.restarts),
+        ];
+        let port = Counts::new(port);
+        match &self.device {
+            Some(device) => Counts::new(device.context.counters().iter()).plus(&port),
+            None => port,
+        }
+    }
+}

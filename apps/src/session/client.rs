@@ -1,0 +1,358 @@
+//! The client: says what is measured, measures it, shows the result.
+
+use super::{Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, tell_failure};
+use crate::cli::perf::{ClientArgs, RawClientArgs, ReachArgs};
+use crate::counters::Counts;
+use crate::error::{AppError, Result};
+use crate::json::{JsonFile, Row};
+use crate::measure::Latency;
+use crate::measure::link::Link;
+use crate::measure::raw::Raw;
+use crate::measure::watch::{Watch, out_of_turn};
+use crate::oob::{self, Channel};
+use crate::plan::{self, Mode, RawSpec, Spec};
+use crate::progress::Progress;
+use crate::protocol::{Flow, Hello, Message, Report};
+use crate::report;
+use crate::rig::{Rig, Side};
+use crate::stop;
+use std::time::Duration;
+use verbs::{Mac, Mtu};
+
+/// Runs `roce-perf client`.
+///
+/// # Errors
+/// Whatever ends the session early.
+pub fn run_client(args: &ClientArgs) -> Result<()> {
+    let measure = &args.measure;
+    let specs = plan::from_args(measure)?;
+    let json = measure.json.as_deref().map(JsonFile::create).transpose()?;
+    let mut rig = Rig::open(&args.device, Side::Client)?;
+    let ipv6 = rig.addr().is_ipv6();
+    let mut client = Client::connect(&args.reach, &mut rig)?;
+    let mut mtus = Vec::with_capacity(specs.len());
+    for spec in &specs {
+        mtus.push(path_mtu(spec, rig.link_mtu(), client.server.link_mtu)?);
+    }
+    let mut raw: Vec<RawSpec> = Vec::new();
+    for (spec, &mtu) in specs.iter().zip(&mtus).filter(|_| measure.limit) {
+        let wanted = plan::limit_of(spec, mtu, ipv6, measure.limit_duration);
+        if !raw.iter().any(|have| have.same_as(&wanted)) {
+            raw.push(wanted);
+        }
+    }
+    let limits = raw.clone();
+    let mut rows = Rows::new(&rig);
+    let result = client.run(&mut rig, raw, &specs, &mut rows, |client, rig, rows, progress| {
+        client.channel.send(&Message::Open)?;
+        rig.device()?.gid(measure.gid_index)?;
+        client.expect(rig, "an open device", |m| matches!(m, Message::Opened))?;
+        for (index, (spec, &mtu)) in specs.iter().zip(&mtus).enumerate() {
+            progress.start(spec.title());
+            let (measured, theirs, ours) = client.measure(rig, index, spec, measure.gid_index, mtu)?;
+            let limit = limits.iter().position(|have| {
+                measure.limit && have.same_as(&plan::limit_of(spec, mtu, ipv6, measure.limit_duration))
+            });
+            rows.add(spec, mtu, &measured, &theirs, &ours, limit);
+            progress.step();
+        }
+        Ok(())
+    });
+    rows.show(json.as_ref(), result)
+}
+
+/// Runs `roce-perf raw client`.
+///
+/// # Errors
+/// Whatever ends the session early.
+pub fn run_raw(args: &RawClientArgs) -> Result<()> {
+    let specs = plan::raw_from_args(args);
+    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    let mut rig = Rig::open(&args.device, Side::Client)?;
+    for spec in &specs {
+        spec.check(rig.link_mtu()).map_err(AppError::Usage)?;
+    }
+    let mut client = Client::connect(&args.reach, &mut rig)?;
+    let mut rows = Rows::new(&rig);
+    let result = client.run(&mut rig, specs, &[], &mut rows, |_, _, _, _| Ok(()));
+    rows.show(json.as_ref(), result)
+}
+
+/// A connected client.
+struct Client {
+    channel: Channel,
+    server: Hello,
+}
+
+impl Client {
+    fn connect(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
+        let stream = oob::connect::<AppError>(&reach.host, reach.oob_port, reach.wait, || {
+            rig.idle();
+            stop::check()
+        })?;
+        let mut channel = Channel::new(stream)?;
+        channel.send(&Message::Hello(Hello::ours(rig.link_mtu())))?;
+        let server = match await_message(&mut channel, rig, "a greeting")? {
+            Message::Hello(hello) => hello,
+            other => return Err(out_of_turn(&other)),
+        };
+        server.check().map_err(AppError::Peer)?;
+        Ok(Self { channel, server })
+    }
+
+    /// Agrees on the measurements, runs the raw ones, then `rdma`; takes leave of the server.
+    fn run(
+        &mut self,
+        rig: &mut Rig,
+        raw: Vec<RawSpec>,
+        specs: &[Spec],
+        rows: &mut Rows,
+        rdma: impl FnOnce(&mut Self, &mut Rig, &mut Rows, &Progress) -> Result<()>,
+    ) -> Result<()> {
+        let expected: Option<Duration> = specs.iter().map(Spec::expected).sum::<Option<Duration>>();
+        let expected =
+            expected.map(|t| t + raw.iter().map(|r| Duration::from_millis(r.duration_ms)).sum::<Duration>());
+        let progress = Progress::new(raw.len() + specs.len(), expected);
+        let result = self.session(rig, &raw, specs, rows, rdma, &progress);
+        drop(progress);
+        match &result {
+            Ok(()) => drop(self.channel.send(&Message::Bye)),
+            Err(e) => tell_failure(&mut self.channel, e),
+        }
+        result
+    }
+
+    fn session(
+        &mut self,
+        rig: &mut Rig,
+        raw: &[RawSpec],
+        specs: &[Spec],
+        rows: &mut Rows,
+        rdma: impl FnOnce(&mut Self, &mut Rig, &mut Rows, &Progress) -> Result<()>,
+        progress: &Progress,
+    ) -> Result<()> {
+        self.channel.send(&Message::Session { raw: raw.to_vec(), rdma: specs.to_vec() })?;
+        match await_message(&mut self.channel, rig, "its consent")? {
+            Message::Accept => {}
+            Message::Refuse { reason } => return Err(AppError::Peer(reason)),
+            other => return Err(out_of_turn(&other)),
+        }
+        for (index, spec) in raw.iter().enumerate() {
+            progress.start(spec.title());
+            self.measure_raw(rig, index, spec, rows)?;
+            progress.step();
+        }
+        if specs.is_empty() { Ok(()) } else { rdma(self, rig, rows, progress) }
+    }
+
+    fn expect(
+        &mut self,
+        rig: &mut Rig,
+        what: &'static str,
+        is: impl Fn(&Message) -> bool,
+    ) -> Result<Message> {
+        let message = await_message(&mut self.channel, rig, what)?;
+        if is(&message) { Ok(message) } else { Err(out_of_turn(&message)) }
+    }
+
+    fn measure_raw(&mut self, rig: &mut Rig, index: usize, spec: &RawSpec, rows: &mut Rows) -> Result<()> {
+        let queue = rig.raw_queue()?;
+        let mac = verbs::port::Port::info(rig.port()).mac.to_string();
+        self.channel.send(&Message::RawStart { index, mac })?;
+        let theirs = match await_message(&mut self.channel, rig, "a ready port")? {
+            Message::RawReady { mac } => mac.parse::<Mac>(),
+            other => return Err(out_of_turn(&other)),
+        };
+        let theirs = theirs.map_err(|e| AppError::Peer(format!("it sent no MAC address: {e}")))?;
+        rig.wait_for_link()?;
+        let mut raw = Raw::new(rig.port(), queue, theirs);
+        let mut watch = Watch::new(&mut self.channel, Duration::ZERO);
+        let mut latency = None;
+        let (sent, mut drops) = match spec.mode {
+            Mode::Lat => {
+                let (figures, sent, lost) = raw.ping(spec, &mut watch)?;
+                latency = Some(figures);
+                (sent, lost)
+            }
+            Mode::Bw | Mode::Rate => (raw.stream(spec, &mut watch)?, 0),
+        };
+        drop(raw);
+        self.channel.send(&Message::RawFinish { sent })?;
+        let report = self.expect(rig, "its raw figures", |m| matches!(m, Message::RawReport { .. }))?;
+        let Message::RawReport { received, timed, elapsed_ns } = report else {
+            return Err(out_of_turn(&report));
+        };
+        if latency.is_none() {
+            drops = sent.saturating_sub(received);
+            if received == 0 {
+                return Err(AppError::Timeout(format!(
+                    "port {}: none of {sent} frames of {} bytes arrived; are both ends on the same socket or cable, \
+                     with the same MTU?",
+                    rows.port, spec.frame
+                )));
+            }
+        }
+        rows.add_raw(spec, latency, Flow { messages: received, timed, elapsed_ns }, drops);
+        Ok(())
+    }
+
+    /// Runs one RDMA measurement; ours, theirs, and what our device counted.
+    fn measure(
+        &mut self,
+        rig: &mut Rig,
+        index: usize,
+        spec: &Spec,
+        gid_index: u8,
+        mtu: Mtu,
+    ) -> Result<(Measured, Report, Counts)> {
+        let before = rig.counts();
+        let peer = peer_override(rig.args());
+        let mut link = Link::new(rig.device()?, spec, Side::Client, gid_index, mtu)?;
+        self.channel.send(&Message::Start { index, end: link.end() })?;
+        let end = match await_message(&mut self.channel, rig, "its queue pairs")? {
+            Message::Ready { end } => end,
+            other => return Err(out_of_turn(&other)),
+        };
+        link.connect(&end, spec, peer)?;
+        self.channel.send(&Message::Go)?;
+        let measured = run(&mut link, spec, &mut rig.device()?.crank, &mut self.channel)?;
+        let report = match await_message(&mut self.channel, rig, "its report")? {
+            Message::Report(report) => report,
+            other => return Err(out_of_turn(&other)),
+        };
+        self.channel.send(&Message::Done)?;
+        drop(link);
+        Ok((measured, report, rig.counts().since(&before)))
+    }
+}
+
+/// The rows so far, and what both ends counted.
+struct Rows {
+    port: String,
+    rows: Vec<Row>,
+    /// How many of the rows are raw ones: the first.
+    raw: usize,
+    client: Counts,
+    server: Counts,
+}
+
+impl Rows {
+    fn new(rig: &Rig) -> Self {
+        Self {
+            port: rig.args().port.to_string(),
+            rows: Vec::new(),
+            raw: 0,
+            client: Counts::default(),
+            server: Counts::default(),
+        }
+    }
+
+    fn add_raw(&mut self, spec: &RawSpec, latency: Option<Latency>, flow: Flow, drops: u64) {
+        let rate = if latency.is_some() { None } else { flow.rate() };
+        let mut row = Row {
+            op: "raw",
+            mode: spec.mode.name(),
+            size: u64::from(spec.frame),
+            port: self.port.clone(),
+            msgs_per_s: rate,
+            gbit_per_s: rate.map(|r| r * f64::from(spec.frame) * 8.0 / 1e9),
+            drops: Some(drops),
+            messages: flow.messages,
+            ..Row::default()
+        };
+        put_latency(&mut row, latency, "one_way");
+        self.rows.push(row);
+        self.raw += 1;
+    }
+
+    fn add(
+        &mut self,
+        spec: &Spec,
+        mtu: Mtu,
+        ours: &Measured,
+        theirs: &Report,
+        counts: &Counts,
+        limit: Option<usize>,
+    ) {
+        let totals = counts.plus(&theirs.counters).totals();
+        self.client = self.client.plus(counts);
+        self.server = self.server.plus(&theirs.counters);
+        // SEND counts where it arrives, everything else where it completes.
+        let flows = match counted_at_receiver(spec.op) {
+            true => [theirs.received, ours.received],
+            false => [ours.sent, theirs.sent],
+        };
+        let rates: Vec<f64> = flows.iter().filter_map(Flow::rate).collect();
+        let rate = (!rates.is_empty()).then(|| rates.iter().sum::<f64>());
+        let mut row = Row {
+            op: spec.op.name(),
+            mode: spec.mode.name(),
+            size: spec.size,
+            mtu: Some(mtu.bytes() as u64),
+            qps: Some(u64::from(spec.qps)),
+            port: self.port.clone(),
+            msgs_per_s: rate,
+            gbit_per_s: rate.map(|r| r * spec.size as f64 * 8.0 / 1e9),
+            retries: Some(totals.retries),
+            naks: Some(totals.naks),
+            rnr: Some(totals.rnr),
+            drops: Some(totals.drops),
+            messages: flows.iter().map(|f| f.messages).sum::<u64>() + ours.latency.map_or(0, |l| l.count),
+            bidirectional: spec.bidirectional,
+            verified: spec.verify,
+            ..Row::default()
+        };
+        if spec.mode == Mode::Lat {
+            (row.msgs_per_s, row.gbit_per_s) = (None, None);
+        }
+        put_latency(&mut row, ours.latency, if spec.op.answers() { "round_trip" } else { "one_way" });
+        if let Some(raw) = limit.and_then(|n| self.rows.get(n)).filter(|_| !spec.bidirectional) {
+            put_limit(&mut row, raw, spec, mtu);
+        }
+        self.rows.push(row);
+    }
+
+    /// Writes and prints what there is, also when the session ended early.
+    fn show(&self, json: Option<&JsonFile>, result: Result<()>) -> Result<()> {
+        if !self.rows.is_empty() {
+            println!("{}", report::table(&self.rows));
+            if self.rows.len() > self.raw {
+                println!("{}", report::counters(&self.client, &self.server));
+            }
+        }
+        if let Some(file) = json {
+            let written = file.write(&self.rows);
+            return result.and(written);
+        }
+        result
+    }
+}
+
+fn put_latency(row: &mut Row, latency: Option<Latency>, kind: &'static str) {
+    if let Some(l) = latency {
+        row.latency = Some(kind);
+        row.min_ns = Some(l.min_ns);
+        row.p50_ns = Some(l.p50_ns);
+        row.p99_ns = Some(l.p99_ns);
+        row.p999_ns = Some(l.p999_ns);
+        row.max_ns = Some(l.max_ns);
+        row.messages = l.count;
+    }
+}
+
+/// Puts the raw figure of the same kind beside a row's own.
+fn put_limit(row: &mut Row, raw: &Row, spec: &Spec, mtu: Mtu) {
+    let packets = f64::from(mtu.packets(spec.size as u32));
+    let (limit, figure, kind) = match spec.mode {
+        Mode::Bw => (raw.gbit_per_s, row.gbit_per_s, "gbit_per_s"),
+        Mode::Rate => (raw.msgs_per_s.map(|r| r / packets), row.msgs_per_s, "frames_per_s"),
+        Mode::Lat => {
+            let (ways, kind) = if spec.op.answers() { (2, "round_trip_ns") } else { (1, "one_way_ns") };
+            (raw.p50_ns.map(|ns| (ns * ways) as f64), row.p50_ns.map(|ns| ns as f64), kind)
+        }
+    };
+    let Some(limit) = limit.filter(|l| *l > 0.0) else { return };
+    row.limit = Some(limit);
+    row.limit_kind = Some(kind);
+    row.ratio = figure.map(|f| f / limit);
+}

@@ -1,0 +1,107 @@
+//! A session of `roce-perf`: the list of measurements that a client and a server agree on, and how they run it.
+
+pub mod client;
+pub mod server;
+
+use crate::cli::device::DeviceArgs;
+use crate::error::{AppError, Result};
+use crate::measure::link::Link;
+use crate::measure::watch::Watch;
+use crate::measure::{Latency, flow, lat};
+use crate::oob::{Channel, OobError};
+use crate::plan::{Mode, Op, Spec};
+use crate::protocol::{Flow, Message};
+use crate::rig::{Crank, Rig, Side};
+use crate::stop;
+use std::time::{Duration, Instant};
+use verbs::{Gid, Mtu};
+
+/// How long the other end may think about an answer.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Waits for the next message, and keeps the device going meanwhile.
+///
+/// # Errors
+/// Silence, the peer's failure, a signal.
+pub fn await_message(channel: &mut Channel, rig: &mut Rig, what: &'static str) -> Result<Message> {
+    let since = Instant::now();
+    let mut turns = 0u32;
+    loop {
+        rig.idle();
+        turns += 1;
+        // Turns are much cheaper than looks at a socket.
+        if turns % 64 != 0 {
+            continue;
+        }
+        stop::check()?;
+        match channel.try_recv()? {
+            Some(Message::Failed { reason }) => return Err(AppError::Peer(reason)),
+            Some(message) => return Ok(message),
+            None if since.elapsed() > ANSWER => return Err(OobError::Silent(ANSWER, what).into()),
+            None if since.elapsed() > Duration::from_millis(50) => {
+                std::thread::sleep(Duration::from_micros(200))
+            }
+            None => {}
+        }
+    }
+}
+
+/// Tells the other end why this one gives up, as far as it still listens.
+pub fn tell_failure(channel: &mut Channel, error: &AppError) {
+    let _ = channel.send(&Message::Failed { reason: error.to_string() });
+}
+
+/// What one end measured.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// Its requests.
+    pub sent: Flow,
+    /// What it received.
+    pub received: Flow,
+    /// Latencies, at the client.
+    pub latency: Option<Latency>,
+}
+
+/// Runs one end of a connected measurement.
+///
+/// # Errors
+/// See [`flow::run`] and [`lat::run`].
+pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channel) -> Result<Measured> {
+    let side = link.role.side;
+    let mut watch = Watch::new(channel, spec.retry_span());
+    let passive = side == Side::Server && !link.role.requests;
+    if spec.mode == Mode::Lat && !passive {
+        let latency = lat::run(side, link, spec, crank, &mut watch)?;
+        return Ok(Measured { latency, ..Measured::default() });
+    }
+    let outcome = flow::run(link, spec, crank, &mut watch)?;
+    Ok(Measured { sent: outcome.sent, received: outcome.received, latency: None })
+}
+
+/// The path MTU of a measurement, for ports of these sizes.
+///
+/// # Errors
+/// A sentence when the one that was asked for does not fit.
+pub fn path_mtu(spec: &Spec, ours: usize, theirs: usize) -> Result<Mtu> {
+    let smaller = ours.min(theirs);
+    let largest = Mtu::of_link(smaller);
+    match spec.mtu.and_then(|m| Mtu::from_bytes(m as usize)) {
+        Some(mtu) if mtu > largest => Err(AppError::Usage(format!(
+            "path MTU {} does not fit through a port of {smaller} bytes; use --mtu {} or a larger --link-mtu",
+            mtu.bytes(),
+            largest.bytes()
+        ))),
+        Some(mtu) => Ok(mtu),
+        None => Ok(largest),
+    }
+}
+
+/// The address of the peer, where the command line overrides what it says.
+pub fn peer_override(args: &DeviceArgs) -> Option<Gid> {
+    args.peer_ip.map(Gid::from_ip)
+}
+
+/// Whether the figure of `op` is taken where messages arrive.
+pub fn counted_at_receiver(op: Op) -> bool {
+    op == Op::Send
+}

@@ -1,0 +1,136 @@
+//! What goes wrong ends in one sentence and an exit code, and leaves nothing behind.
+
+mod common;
+
+use common::{Bench, Link, PERF, PINGPONG, free_port, run};
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+#[test]
+fn wrong_options() {
+    run(PERF, &["client", "--wrong", "host"]).bad("unexpected argument '--wrong'");
+    run(PERF, &["client", "--port", "eth0", "host"]).bad("no such kind of port");
+    run(PERF, &[]).bad("Usage");
+    run(PINGPONG, &["-m", "1000"]).bad("there are 256, 512");
+    run(PERF, &["server", "--port", "loopback", "--cores", "4000"]).bad("core 4000 is not one");
+    run(PINGPONG, &["--port", "loopback", "-g", "9", "host"]).bad("there is no GID with index 9");
+    run(PINGPONG, &["--port", "loopback", "--link-mtu", "1500", "-m", "4096", "host"]).bad("use -m 1024");
+}
+
+#[test]
+fn missing_devices_and_files() {
+    let bench = Bench::new(Link::Unix);
+    let port = bench.client_port();
+    run(PERF, &["server", "--port", "unix:/nonexistent/a,peer=/nonexistent/b"]).bad("/nonexistent/a");
+    run(PERF, &["client", "--port", &port, "--json", "/nonexistent/x", "host"]).bad("--json /nonexistent/x");
+    run(PERF, &["client", "--port", &port, "--pcap", "/nonexistent/x", "host"]).bad("--pcap");
+    run(PINGPONG, &["--port", &port, "--pcap", "/nonexistent/x", "host"]).bad("--pcap");
+}
+
+#[cfg(not(feature = "dpdk"))]
+#[test]
+fn a_build_without_dpdk_says_so() {
+    run(PERF, &["server", "--port", "memif:/tmp/roce-none.sock"]).bad("needs DPDK");
+}
+
+#[cfg(feature = "dpdk")]
+#[test]
+fn missing_dpdk_devices() {
+    run(PERF, &["server", "--port", "af_packet:no-such-if0"]).bad("no-such-if0");
+    run(PERF, &["server", "--port", "dpdk:0000:ff:1f.7"]).bad("0000:ff:1f.7");
+}
+
+#[test]
+fn nobody_answers() {
+    let bench = Bench::new(Link::Unix);
+    let port = bench.client_port();
+    let tcp = free_port().to_string();
+    let args = ["client", "--port", &port, "--oob-port", &tcp, "--wait", "300ms", "127.0.0.1"];
+    run(PERF, &args).bad("no server answers at 127.0.0.1");
+    run(PINGPONG, &["--port", &port, "-p", &tcp, "--wait", "300ms", "127.0.0.1"]).bad("no server answers");
+    assert!(!bench.path("b").exists(), "the socket is left behind");
+}
+
+/// Waits until the server has its sockets.
+fn wait_for(path: &std::path::Path) {
+    let since = Instant::now();
+    while !path.exists() {
+        assert!(since.elapsed() < Duration::from_secs(10), "{} does not appear", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn busy_sockets() {
+    let bench = Bench::new(Link::Unix);
+    let _server = bench.perf_server(&[]);
+    wait_for(&bench.path("a"));
+    let (tcp, other) = (bench.tcp.to_string(), free_port().to_string());
+    run(PERF, &["server", "--port", &bench.server_port(), "--oob-port", &other]).bad("another process");
+    let port = format!("unix:{},peer=/tmp/x", bench.path("c").display());
+    run(PERF, &["server", "--port", &port, "--oob-port", &tcp]).bad("choose another --oob-port");
+}
+
+#[test]
+fn a_server_that_is_killed() {
+    for mode in ["rate", "bw", "lat"] {
+        for op in ["send", "write", "read"] {
+            let bench = Bench::new(Link::Unix);
+            let mut server = bench.perf_server(&[]);
+            wait_for(&bench.path("a"));
+            let client = bench.perf_client(&["--op", op, "--mode", mode, "-D", "30s", "--retry", "3"]);
+            std::thread::sleep(Duration::from_millis(700));
+            server.kill();
+            let since = Instant::now();
+            let client = client.finish().bad("roce-perf: ");
+            let told = client.stderr.contains("RETRY_EXC_ERR")
+                || client.stderr.contains("closed the TCP connection");
+            assert!(told, "{op} {mode}: {}", client.all());
+            assert!(since.elapsed() < Duration::from_secs(20), "{op} {mode}: {:?}", since.elapsed());
+        }
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_does_not_take_the_server_along() {
+    let bench = Bench::new(Link::Unix);
+    let _server = bench.perf_server(&[]);
+    let mut client = bench.perf_client(&["--op", "send", "--mode", "rate", "-D", "30s"]);
+    std::thread::sleep(Duration::from_millis(700));
+    client.kill();
+    bench.perf_client(&["-n", "20", "--verify"]).finish().good();
+}
+
+#[test]
+fn strangers_at_the_tcp_port() {
+    let bench = Bench::new(Link::Unix);
+    let _server = bench.perf_server(&[]);
+    wait_for(&bench.path("a"));
+    for junk in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"", b"{\"type\":\"go\"}\n", &[b'x'; 2 << 20]] {
+        let mut stranger = TcpStream::connect(("127.0.0.1", bench.tcp)).unwrap();
+        let _ = stranger.write_all(junk);
+    }
+    bench.perf_client(&["-n", "20"]).finish().good();
+}
+
+#[test]
+fn a_signal_ends_a_server_and_removes_its_socket() {
+    for (signal, program) in [("-INT", PERF), ("-TERM", PINGPONG)] {
+        let bench = Bench::new(Link::Unix);
+        let (port, tcp) = (bench.server_port(), bench.tcp.to_string());
+        let args = match program == PERF {
+            true => vec!["server", "--oob-port", &tcp, "--port", &port],
+            false => vec!["-p", &tcp, "--port", &port],
+        };
+        let mut server = common::Running::start(program, &args);
+        wait_for(&bench.path("a"));
+        std::thread::sleep(Duration::from_millis(200));
+        let killed = Command::new("kill").args([signal, &server.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+        let server = server.finish().bad("interrupted");
+        assert_eq!(server.code, Some(130), "{}", server.all());
+        assert!(!bench.path("a").exists(), "the socket is left behind");
+    }
+}

@@ -1,0 +1,132 @@
+//! The command lines: what is taken, what is refused and with which sentence.
+
+use apps::cli::perf::{PerfCli, PerfCommand};
+use apps::cli::pingpong::PingpongCli;
+use apps::plan::{self, Mode, Op, Spec};
+use clap::{CommandFactory, Parser};
+
+fn client(args: &[&str]) -> Result<Vec<Spec>, String> {
+    let line = ["roce-perf", "client", "host"].iter().chain(args);
+    match PerfCli::try_parse_from(line).map_err(|e| e.to_string())?.command {
+        PerfCommand::Client(args) => plan::from_args(&args.measure).map_err(|e| e.to_string()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_definitions_are_consistent() {
+    PerfCli::command().debug_assert();
+    PingpongCli::command().debug_assert();
+}
+
+#[test]
+fn help_teaches_by_example() {
+    for (command, part) in [
+        (PerfCli::command(), "roce-perf client localhost"),
+        (PingpongCli::command(), "ibv_rc_pingpong -d rxe0 -g 1"),
+    ] {
+        let help = command.clone().render_long_help().to_string();
+        assert!(help.contains("Examples") && help.contains(part), "{help}");
+    }
+    let mut perf = PerfCli::command();
+    for name in ["server", "client", "raw"] {
+        let help = perf.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+        assert!(help.len() > 200, "{name}: {help}");
+    }
+}
+
+#[test]
+fn short_options_are_those_of_perftest() {
+    let line = "-s 4096 -n 100 -t 64 -r 128 -q 2 -m 1024 -I 0 -l 4 -Q 8 -b --mode bw --op write";
+    let specs = client(&line.split(' ').collect::<Vec<_>>()).unwrap();
+    let [spec] = &specs[..] else { panic!("{specs:?}") };
+    assert_eq!((spec.op, spec.mode, spec.size, spec.iters), (Op::Write, Mode::Bw, 4096, Some(100)));
+    assert_eq!((spec.tx_depth, spec.rx_depth, spec.qps, spec.mtu), (64, 128, 2, Some(1024)));
+    assert_eq!((spec.inline, spec.post_list, spec.cq_mod, spec.bidirectional), (false, 4, 8, true));
+}
+
+#[test]
+fn lists_multiply_and_atomics_have_one_size() {
+    let specs = client(&["--op", "send,atomic", "--mode", "lat,rate", "-s", "64,1k"]).unwrap();
+    let short: Vec<_> = specs.iter().map(|s| (s.mode, s.op, s.size)).collect();
+    let per_mode = [(Op::Send, 64), (Op::Send, 1024), (Op::FetchAdd, 8), (Op::CmpSwap, 8)];
+    let want: Vec<_> =
+        [Mode::Lat, Mode::Rate].iter().flat_map(|m| per_mode.map(|(o, s)| (*m, o, s))).collect();
+    assert_eq!(short, want);
+    assert!(specs.iter().all(|s| s.check().is_ok()));
+}
+
+#[test]
+fn all_sizes_are_the_powers_of_two_to_8_mib() {
+    let specs = client(&["--op", "write", "--mode", "bw", "--all"]).unwrap();
+    let sizes: Vec<_> = specs.iter().map(|s| s.size).collect();
+    assert_eq!(sizes.len(), 23);
+    assert_eq!((sizes[0], sizes[22]), (2, 8 << 20));
+    assert!(sizes.windows(2).all(|w| w[1] == 2 * w[0]));
+}
+
+#[test]
+fn every_plan_can_be_carried_out() {
+    for extra in
+        [&["--verify"][..], &["-t", "1"], &["-t", "7", "-Q", "3", "-l", "5"], &["-q", "16"], &["-r", "1"]]
+    {
+        for mode in ["bw", "rate", "lat"] {
+            if mode == "lat" && extra[0] == "-q" {
+                continue;
+            }
+            let line = [&["--op", "send,write,read,atomic", "--all", "--mode", mode][..], extra].concat();
+            for spec in client(&line).unwrap() {
+                spec.check().unwrap();
+                assert!(spec.tx_depth % spec.cq_mod == 0 && spec.tx_depth > 0, "{spec:?}");
+                assert!(spec.post_list <= spec.tx_depth - spec.cq_mod + 1, "{spec:?}");
+                if spec.verify {
+                    assert_eq!(spec.tx_slots(), u64::from(spec.tx_depth), "{spec:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    for (args, part) in [
+        (&["--op", "sendd"][..], "possible values: send, write, read, atomic"),
+        (&["--mode", "fast"], "possible values: bw, lat, rate"),
+        (&["-m", "1000"], "there are 256, 512, 1024, 2048 and 4096"),
+        (&["-s", "64x"], "is not a size; write 64, 4k or 8m"),
+        (&["-s", "2g"], "at most 1073741824 bytes"),
+        (&["-s", "64", "-a"], "cannot be used with"),
+        (&["-n", "0"], "1..=1000000000000"),
+        (&["-n", "5", "-D", "1"], "cannot be used with"),
+        (&["-D", "2h"], "write 2, 2s, 500ms"),
+        (&["-q", "0"], "1..=1024"),
+        (&["-q", "2", "--mode", "lat"], "uses one queue pair"),
+        (&["--mode", "lat", "--op", "write", "-s", "0"], "measure at least 1 byte"),
+        (&["-q", "1024", "-t", "32768", "--mode", "bw", "-s", "8"], "use fewer or shorter queues"),
+        (&["--ip", "10.0.0.1/40"], "a number up to 32"),
+        (&["--ip", "host"], "write 10.77.0.1/24"),
+        (&["--mac", "1:2:3"], "a MAC address"),
+        (&["--port", "memif:"], "path is missing"),
+        (&["--port", "eth0"], "no such kind of port"),
+        (&["--timeout", "32"], "0..=31"),
+        (&["--drive", "auto"], "embedded"),
+        (&["--wrong"], "unexpected argument '--wrong'"),
+    ] {
+        let error = client(args).unwrap_err();
+        assert!(error.contains(part), "{args:?} gave {error:?}");
+    }
+}
+
+#[test]
+fn pingpong_has_the_stock_tools_options() {
+    let cli = PingpongCli::try_parse_from(
+        "roce-pingpong -p 1 -s 64 -m 512 -r 3 -n 4 -l 5 -e -g 2 -c host".split(' '),
+    )
+    .unwrap();
+    assert_eq!((cli.tcp_port, cli.size, cli.mtu.bytes(), cli.rx_depth), (1, 64, 512, 3));
+    assert_eq!((cli.iters, cli.sl, cli.events, cli.gid_idx, cli.check), (4, 5, true, 2, true));
+    assert_eq!(cli.host.as_deref(), Some("host"));
+    let cli = PingpongCli::try_parse_from(["roce-pingpong"]).unwrap();
+    assert_eq!((cli.tcp_port, cli.size, cli.mtu.bytes(), cli.rx_depth), (18515, 4096, 1024, 500));
+    assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, 1, None));
+}

@@ -1,0 +1,205 @@
+//! Starts the programs in pairs, on ports of their own.
+#![allow(dead_code)]
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Longest that any run here may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The programs poll, and a pair of them fills two cores: one pair at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The port between two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// Unix datagrams.
+    Unix,
+    /// DPDK's shared memory.
+    #[cfg(feature = "dpdk")]
+    Memif,
+}
+
+impl Link {
+    /// Every kind that this build has.
+    pub const ALL: &'static [Self] = &[
+        Self::Unix,
+        #[cfg(feature = "dpdk")]
+        Self::Memif,
+    ];
+}
+
+/// A directory and a TCP port for one pair of programs.
+pub struct Bench {
+    dir: PathBuf,
+    link: Link,
+    pub tcp: u16,
+    _guard: MutexGuard<'static, ()>,
+}
+
+impl Bench {
+    pub fn new(link: Link) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("roce-apps-{}-{n}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self { dir, link, tcp: free_port(), _guard: guard }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    pub fn server_port(&self) -> String {
+        self.port("a", "b")
+    }
+
+    pub fn client_port(&self) -> String {
+        self.port("b", "a")
+    }
+
+    fn port(&self, ours: &str, theirs: &str) -> String {
+        match self.link {
+            Link::Unix => format!("unix:{},peer={}", self.path(ours).display(), self.path(theirs).display()),
+            #[cfg(feature = "dpdk")]
+            Link::Memif => {
+                let _ = (ours, theirs);
+                format!("memif:{}", self.path("memif").display())
+            }
+        }
+    }
+
+    /// `roce-perf server` with the options that every pair needs.
+    pub fn perf_server(&self, args: &[&str]) -> Running {
+        let (port, tcp) = (self.server_port(), self.tcp.to_string());
+        let base = ["server", "--port", &port, "--oob-port", &tcp, "--bind", "127.0.0.1"];
+        Running::start(PERF, &[&base[..], args].concat())
+    }
+
+    /// `roce-perf client` likewise.
+    pub fn perf_client(&self, args: &[&str]) -> Running {
+        let (port, tcp) = (self.client_port(), self.tcp.to_string());
+        let base = ["client", "--port", &port, "--oob-port", &tcp, "127.0.0.1"];
+        Running::start(PERF, &[&base[..], args].concat())
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+pub const PERF: &str = env!("CARGO_BIN_EXE_roce-perf");
+pub const PINGPONG: &str = env!("CARGO_BIN_EXE_roce-pingpong");
+
+/// A TCP port that was free a moment ago.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A program that runs; killed when dropped.
+pub struct Running(Option<Child>);
+
+impl Running {
+    pub fn start(program: &str, args: &[&str]) -> Self {
+        let child = Command::new(program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{program}: {e}"));
+        Self(Some(child))
+    }
+
+    fn child(&mut self) -> &mut Child {
+        self.0.as_mut().unwrap()
+    }
+
+    pub fn id(&mut self) -> u32 {
+        self.child().id()
+    }
+
+    pub fn kill(&mut self) {
+        self.child().kill().unwrap();
+        self.child().wait().unwrap();
+    }
+
+    /// Waits for the end, within the limit.
+    pub fn finish(mut self) -> Finished {
+        let since = Instant::now();
+        while self.child().try_wait().unwrap().is_none() {
+            if since.elapsed() > LIMIT {
+                self.child().kill().unwrap();
+                let output = self.0.take().unwrap().wait_with_output().unwrap();
+                panic!("still running after {LIMIT:?}: {}", Finished::from(output).all());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        self.0.take().unwrap().wait_with_output().unwrap().into()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// How a program ended.
+pub struct Finished {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Finished {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Finished {
+    pub fn all(&self) -> String {
+        format!("code {:?}\n{}\n{}", self.code, self.stdout, self.stderr)
+    }
+
+    #[track_caller]
+    pub fn good(self) -> Self {
+        assert_eq!(self.code, Some(0), "{}", self.all());
+        self
+    }
+
+    /// Failed, with one sentence that contains `part`.
+    #[track_caller]
+    pub fn bad(self, part: &str) -> Self {
+        assert!(!matches!(self.code, None | Some(0 | 101)), "{}", self.all());
+        assert!(self.stderr.contains(part), "{part:?} is not in: {}", self.all());
+        assert!(!self.stderr.contains("panicked"), "{}", self.all());
+        self
+    }
+}
+
+/// Runs a program to its end.
+pub fn run(program: &str, args: &[&str]) -> Finished {
+    Running::start(program, args).finish()
+}
+
+/// The rows of a JSON file.
+pub fn rows(path: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    serde_json::from_str::<Vec<serde_json::Value>>(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}

@@ -1,0 +1,198 @@
+//! The programs against each other, as two processes over a real port.
+
+mod common;
+
+use common::{Bench, Link, PERF, PINGPONG, Running, rows};
+
+fn pingpong(link: Link, extra: &[&str]) {
+    let bench = Bench::new(link);
+    let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
+    let (json, pcap) = (bench.path("rows.json"), bench.path("frames.pcap"));
+    let server =
+        Running::start(PINGPONG, &[&["--port", &a, "-p", &tcp, "-n", "100", "-c"][..], extra].concat());
+    let files = ["--json", json.to_str().unwrap(), "--pcap", pcap.to_str().unwrap()];
+    let base = ["--port", &b, "-p", &tcp, "-n", "100", "-c", "127.0.0.1"];
+    let client = Running::start(PINGPONG, &[&base[..], &files, extra].concat());
+    for end in [client.finish().good(), server.finish().good()] {
+        let lines: Vec<_> = end.stdout.lines().collect();
+        assert!(lines[0].starts_with("  local address:  LID 0x0000, QPN 0x"), "{}", end.all());
+        assert!(lines[1].starts_with("  remote address: LID 0x0000, QPN 0x"), "{}", end.all());
+        assert!(lines[2].contains(" bytes in ") && lines[2].ends_with(" Mbit/sec"), "{}", end.all());
+        assert!(lines[3].starts_with("100 iters in ") && lines[3].ends_with(" usec/iter"), "{}", end.all());
+    }
+    let rows = rows(&json);
+    assert_eq!((rows.len(), &rows[0]["op"]), (1, &"pingpong".into()));
+    let pcap = std::fs::read(&pcap).unwrap();
+    assert!(pcap.len() > 100 * 1024, "{} bytes captured", pcap.len());
+    // In the byte order that the magic number tells, the last word of the header is the link type.
+    let word = if pcap[0] == 0xa1 { u32::from_be_bytes } else { u32::from_le_bytes };
+    assert_eq!(word(pcap[20..24].try_into().unwrap()), 1, "link type Ethernet");
+}
+
+#[test]
+fn pingpong_over_every_link() {
+    for &link in Link::ALL {
+        pingpong(link, &[]);
+    }
+}
+
+#[test]
+fn pingpong_in_every_drive_and_odd_sizes() {
+    for extra in [
+        &["--drive", "caller"][..],
+        &["--drive", "dedicated"],
+        &["-s", "1", "-r", "1"],
+        &["-s", "10001", "-m", "256"],
+        &["-s", "0"],
+    ] {
+        let bench = Bench::new(Link::Unix);
+        let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
+        let server =
+            Running::start(PINGPONG, &[&["--port", &a, "-p", &tcp, "-n", "20", "-c"][..], extra].concat());
+        let base = ["--port", &b, "-p", &tcp, "-n", "20", "-c", "127.0.0.1"];
+        Running::start(PINGPONG, &[&base[..], extra].concat()).finish().good();
+        server.finish().good();
+    }
+}
+
+fn perf(link: Link, args: &[&str]) -> Vec<serde_json::Value> {
+    perf_with(link, &[], args)
+}
+
+fn perf_with(link: Link, both: &[&str], args: &[&str]) -> Vec<serde_json::Value> {
+    let bench = Bench::new(link);
+    let json = bench.path("rows.json");
+    let server = bench.perf_server(&[&["--once"][..], both].concat());
+    let files = ["--json", json.to_str().unwrap()];
+    let client = bench.perf_client(&[args, both, &files].concat()).finish();
+    let server = server.finish();
+    assert!(client.code == Some(0) && server.code == Some(0), "{}\n{}", client.all(), server.all());
+    assert!(client.stdout.contains("client: ") && client.stdout.contains("server: "), "{}", client.all());
+    rows(&json)
+}
+
+#[test]
+fn every_operation_in_every_mode_with_checked_data() {
+    for &link in Link::ALL {
+        let rows =
+            perf(link, &["--op", "send,write,read,atomic", "--mode", "lat,bw,rate", "-n", "64", "--verify"]);
+        let names: Vec<_> =
+            rows.iter().map(|r| format!("{}-{}", r["op"], r["mode"]).replace('"', "")).collect();
+        assert_eq!(names.len(), 15, "{names:?}");
+        for row in &rows {
+            assert_eq!(row["verified"], true);
+            let lat = row["mode"] == "lat";
+            assert_eq!(row["p50_ns"].is_u64(), lat, "{row}");
+            assert_eq!(row["msgs_per_s"].is_f64(), !lat, "{row}");
+            assert!(row["limit"].is_null() && row["ratio"].is_null(), "{row}");
+            assert!(row["messages"].as_u64().unwrap() >= 57, "{row}");
+        }
+    }
+}
+
+#[test]
+fn sizes_around_the_path_mtu_with_checked_data() {
+    let rows = perf(
+        Link::Unix,
+        &[
+            "--op",
+            "send,write,read",
+            "--mode",
+            "bw,lat",
+            "-s",
+            "1,255,256,257,1000",
+            "-m",
+            "256",
+            "-n",
+            "10",
+            "--verify",
+        ],
+    );
+    assert_eq!(rows.len(), 30);
+    assert!(rows.iter().all(|r| r["mtu"] == 256));
+}
+
+#[test]
+fn empty_messages() {
+    assert_eq!(perf(Link::Unix, &["--op", "send", "--mode", "lat,rate", "-s", "0", "-n", "20"]).len(), 2);
+}
+
+#[test]
+fn several_queue_pairs_both_ways() {
+    let rows = perf(
+        Link::Unix,
+        &[
+            "--op",
+            "send,write,read,atomic",
+            "--mode",
+            "bw",
+            "-s",
+            "64",
+            "-q",
+            "3",
+            "-b",
+            "-n",
+            "40",
+            "--verify",
+        ],
+    );
+    assert_eq!(rows.len(), 5);
+    for row in &rows {
+        assert_eq!((&row["qps"], &row["bidirectional"]), (&3.into(), &true.into()));
+        assert_eq!(row["messages"], 240, "{row}");
+    }
+}
+
+#[test]
+fn queues_of_awkward_depths() {
+    for args in ["-t 1 -r 1", "-t 7 -r 3 -Q 3 -l 5", "-t 16 -Q 16 -l 16 -I 64", "-t 33 -Q 1 -l 33"] {
+        let common = ["--op", "send,write", "--mode", "rate,lat", "-n", "50", "--verify"];
+        let rows = perf(Link::Unix, &[&common[..], &args.split(' ').collect::<Vec<_>>()].concat());
+        assert_eq!(rows.len(), 4, "{args}");
+    }
+}
+
+#[test]
+fn every_drive_and_several_shards() {
+    for both in [&["--drive", "caller"][..], &["--drive", "dedicated"]] {
+        let args = ["--op", "send,write,read", "--mode", "lat,rate", "-n", "30", "--verify"];
+        assert_eq!(perf_with(Link::Unix, both, &args).len(), 6);
+    }
+}
+
+#[test]
+fn the_limit_is_measured_on_the_same_port_in_the_same_run() {
+    for &link in Link::ALL {
+        let args = "--op send,write --mode lat,bw,rate -D 100ms --limit --limit-duration 100ms -s 64";
+        let rows = perf(link, &args.split(' ').collect::<Vec<_>>());
+        let (raw, rdma): (Vec<_>, Vec<_>) = rows.iter().partition(|r| r["op"] == "raw");
+        assert_eq!((raw.len(), rdma.len()), (4, 6), "{rows:?}");
+        for row in rdma {
+            let (limit, ratio) = (row["limit"].as_f64().unwrap(), row["ratio"].as_f64().unwrap());
+            assert!(limit > 0.0 && ratio > 0.0, "{row}");
+        }
+        assert!(raw.iter().all(|r| r["mtu"].is_null() && r["retries"].is_null()), "{raw:?}");
+    }
+}
+
+#[test]
+fn raw_alone() {
+    let bench = Bench::new(Link::Unix);
+    let json = bench.path("rows.json");
+    let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
+    let server = Running::start(PERF, &["raw", "server", "--once", "--port", &a, "--oob-port", &tcp]);
+    let base = ["raw", "client", "--port", &b, "--oob-port", &tcp, "127.0.0.1"];
+    let args = ["-D", "50ms", "-s", "60,1514", "--json", json.to_str().unwrap()];
+    Running::start(PERF, &[&base[..], &args].concat()).finish().good();
+    server.finish().good();
+    assert_eq!(rows(&json).len(), 4);
+}
+
+#[test]
+fn one_server_serves_one_client_after_the_other() {
+    let bench = Bench::new(Link::Unix);
+    let _server = bench.perf_server(&[]);
+    for extra in [&[][..], &["--limit", "--limit-duration", "20ms"], &["--mode", "rate"]] {
+        bench.perf_client(&[&["-n", "20"][..], extra].concat()).finish().good();
+    }
+}
