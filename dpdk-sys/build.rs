@@ -11,15 +11,53 @@ use std::process::Command;
 
 /// Libraries that the static build contains where the distribution has them (names differ between releases).
 const LIBRARIES: &[&str] = &[
-    "eal", "log", "argparse", "kvargs", "telemetry", "ring", "mempool", "mbuf", "net", "meter", "ethdev", "pci",
-    "rcu", "hash", "timer", "cryptodev", "dmadev", "security", "vhost", "gso", "ip_frag", "eventdev", "stack",
-    "bus_vdev", "bus_pci", "bus_auxiliary", "mempool_ring", "common_iavf",
+    "eal",
+    "log",
+    "argparse",
+    "kvargs",
+    "telemetry",
+    "ring",
+    "mempool",
+    "mbuf",
+    "net",
+    "meter",
+    "ethdev",
+    "pci",
+    "rcu",
+    "hash",
+    "timer",
+    "cryptodev",
+    "dmadev",
+    "security",
+    "vhost",
+    "gso",
+    "ip_frag",
+    "eventdev",
+    "stack",
+    "bus_vdev",
+    "bus_pci",
+    "bus_auxiliary",
+    "mempool_ring",
+    "common_iavf",
 ];
 
 /// Drivers that the static build contains where the distribution has them.
 const DRIVERS: &[&str] = &[
-    "net_memif", "net_tap", "net_af_packet", "net_vhost", "net_ring", "net_null", "net_virtio", "net_vmxnet3",
-    "net_e1000", "net_igc", "net_ixgbe", "net_i40e", "net_iavf", "net_ice", "net_ena",
+    "net_memif",
+    "net_tap",
+    "net_af_packet",
+    "net_vhost",
+    "net_ring",
+    "net_null",
+    "net_virtio",
+    "net_vmxnet3",
+    "net_e1000",
+    "net_igc",
+    "net_ixgbe",
+    "net_i40e",
+    "net_iavf",
+    "net_ice",
+    "net_ena",
 ];
 
 /// What else a driver needs: libraries of the system.
@@ -42,7 +80,9 @@ fn main() {
         .atleast_version("22.11")
         .cargo_metadata(shared)
         .probe("libdpdk")
-        .unwrap_or_else(|error| fail(&format!("libdpdk 22.11 or later was not found.\n{INSTALL}\n\n{error}")));
+        .unwrap_or_else(|error| {
+            fail(&format!("libdpdk 22.11 or later was not found.\n{INSTALL}\n\n{error}"))
+        });
     if !shared {
         link_static(&out);
     }

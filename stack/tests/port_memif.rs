@@ -107,7 +107,11 @@ fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
     for size in [14, 60, 64, 65, 1000, 1514, 2048, 4096, max] {
         let mut sent: Option<Instant> = None;
         'answered: loop {
-            assert!(start.elapsed() < PATIENCE, "{what}: no answer to {size} bytes, link up: {}", port.link_up());
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{what}: no answer to {size} bytes, link up: {}",
+                port.link_up()
+            );
             clock.maintain(port);
             // A frame that was sent while the link went down is lost, as on every link: send again.
             if sent.is_none_or(|at| at.elapsed() > Duration::from_millis(50)) {
@@ -125,7 +129,9 @@ fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
             for frame in &got {
                 if frame.len() == size {
                     assert_eq!(frame.data()[0], 0xee);
-                    assert!(frame.data().iter().enumerate().skip(1).all(|(i, &byte)| byte == (i % 251) as u8));
+                    assert!(
+                        frame.data().iter().enumerate().skip(1).all(|(i, &byte)| byte == (i % 251) as u8)
+                    );
                     queue.recycle(&mut got);
                     break 'answered;
                 }
@@ -342,7 +348,10 @@ fn errors_say_what_to_do() {
     assert!(busy.contains("another process listens") && busy.contains("take another path"), "{busy}");
     let unknown = error("dpdk:net_nosuchdriver0", &options);
     assert!(unknown.contains("check its name and options"), "{unknown}");
-    let big = error("memif:/tmp/roce-too-big.sock", &PortOptions { frames: 1 << 18, queues: 16, ..options.clone() });
+    let big = error(
+        "memif:/tmp/roce-too-big.sock",
+        &PortOptions { frames: 1 << 18, queues: 16, ..options.clone() },
+    );
     assert!(big.contains("no memory for") && big.contains("huge pages"), "{big}");
     let option = error("memif:/tmp/roce-option.sock,colour=red", &options);
     assert!(option.contains("there is no option colour; the options are rsize"), "{option}");

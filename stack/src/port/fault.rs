@@ -82,7 +82,15 @@ impl Port for FaultPort {
         let queue = self.port.take_queue(index)?;
         let way = |on: bool, which: u64| {
             let rng = Rng(self.seed ^ (index as u64 * 2 + which + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            Way { plan: Arc::clone(&self.plan), on, rng, number: 0, calls: 0, held: Vec::new(), ready: VecDeque::new() }
+            Way {
+                plan: Arc::clone(&self.plan),
+                on,
+                rng,
+                number: 0,
+                calls: 0,
+                held: Vec::new(),
+                ready: VecDeque::new(),
+            }
         };
         let (rx, tx) = (way(self.plan.rx, 0), way(self.plan.tx, 1));
         Some(Box::new(FaultQueue { queue, rx, tx, lost: Arc::clone(&self.lost) }))
@@ -310,7 +318,8 @@ mod tests {
     /// Sends `n` numbered frames through a port with the plan; the treatment is at the sender or at the receiver.
     fn run(plan: &FaultPlan, at_sender: bool, seed: u64, n: u32) -> (Vec<Vec<u8>>, PortStats) {
         let (a, b) = pair(1);
-        let (a, b) = if at_sender { (fault(a, plan.clone(), seed), b) } else { (a, fault(b, plan.clone(), seed)) };
+        let (a, b) =
+            if at_sender { (fault(a, plan.clone(), seed), b) } else { (a, fault(b, plan.clone(), seed)) };
         let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
         let mut arrived = Vec::new();
         let mut burst = TxBurst::new();

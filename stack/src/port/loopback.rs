@@ -57,7 +57,8 @@ mod tests {
 
     #[test]
     fn options_are_checked() {
-        let open = |options: PortOptions| PortSpec::Loopback.open(&options).err().map(|error| error.to_string());
+        let open =
+            |options: PortOptions| PortSpec::Loopback.open(&options).err().map(|error| error.to_string());
         let good = PortOptions::default();
         assert_eq!(open(good.clone()), None);
         for (options, part) in [

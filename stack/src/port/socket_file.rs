@@ -72,11 +72,16 @@ pub(super) fn absolute(path: &Path) -> Result<String, String> {
     match std::fs::metadata(dir) {
         Ok(metadata) if metadata.is_dir() => {}
         Ok(_) => return Err(format!("{} is no directory", dir.display())),
-        Err(error) => return Err(format!("the socket's directory {} cannot be used: {error}", dir.display())),
+        Err(error) => {
+            return Err(format!("the socket's directory {} cannot be used: {error}", dir.display()));
+        }
     }
     let text = path.to_str().ok_or("the path is not UTF-8")?;
     if text.len() > super::spec::SOCKET_PATH_MAX {
-        return Err(format!("the path {text} is longer than the {} bytes that sockets may have", super::spec::SOCKET_PATH_MAX));
+        return Err(format!(
+            "the path {text} is longer than the {} bytes that sockets may have",
+            super::spec::SOCKET_PATH_MAX
+        ));
     }
     if text.contains(',') {
         return Err(format!("the path {text} has a comma, which DPDK's options cannot have"));

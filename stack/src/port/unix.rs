@@ -176,7 +176,11 @@ mod tests {
         assert!(!a.link_up());
         let mut burst = TxBurst::new();
         burst.push(Frame::from_vec(vec![1, 2, 3]));
-        assert_eq!((qa.tx_burst(&mut burst), a.stats().tx_dropped), (1, 1), "nobody is there: lost, and counted");
+        assert_eq!(
+            (qa.tx_burst(&mut burst), a.stats().tx_dropped),
+            (1, 1),
+            "nobody is there: lost, and counted"
+        );
 
         let b = spec_b.open(&options).unwrap();
         let mut qb = b.take_queue(0).unwrap();
@@ -184,7 +188,10 @@ mod tests {
         let whole = vec![7; a.info().max_frame()];
         assert_eq!(exchange(&mut *qa, &mut *qb, &whole), [whole]);
         assert_eq!(exchange(&mut *qb, &mut *qa, b"back"), [b"back"]);
-        assert_eq!(spec_a.open(&options).err().map(|error| error.to_string().contains("another process")), Some(true));
+        assert_eq!(
+            spec_a.open(&options).err().map(|error| error.to_string().contains("another process")),
+            Some(true)
+        );
 
         drop((b, qb));
         assert!(!a.link_up());

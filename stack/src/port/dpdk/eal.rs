@@ -34,7 +34,9 @@ static EAL: OnceLock<Result<Eal, PortError>> = OnceLock::new();
 /// When it has started already, or was configured before.
 pub fn configure(options: EalOptions) -> Result<(), PortError> {
     OPTIONS.set(options).map_err(|_| {
-        PortError::Eal("its options are settled once, before the first DPDK port is opened: set them earlier".into())
+        PortError::Eal(
+            "its options are settled once, before the first DPDK port is opened: set them earlier".into(),
+        )
     })
 }
 
@@ -200,7 +202,9 @@ fn start(pci: Option<&str>) -> Result<Eal, PortError> {
     let result = started.recv().unwrap_or_else(|_| Err("its thread ended".into()));
     result.map(|()| Eal { jobs, huge, pci }).map_err(|reason| {
         let hint = match (huge, options.memory_mib) {
-            (true, _) => "; start with EalOptions::huge_pages = false if the reserved huge pages cannot be used".into(),
+            (true, _) => {
+                "; start with EalOptions::huge_pages = false if the reserved huge pages cannot be used".into()
+            }
             (false, mib) => format!("; it needs {mib} MiB of memory, see EalOptions::memory_mib"),
         };
         PortError::Eal(format!("the environment did not start: {reason}{}{hint}", says()))

@@ -14,7 +14,8 @@ use std::ffi::CString;
 use std::path::Path;
 use std::sync::Arc;
 
-const _: () = assert!(SHARDS_MAX <= sys::DPDK_SYS_QUEUES_MAX as usize, "each shard has a queue, each queue a gate");
+const _: () =
+    assert!(SHARDS_MAX <= sys::DPDK_SYS_QUEUES_MAX as usize, "each shard has a queue, each queue a gate");
 
 /// Entries of a device's rings, unless it prefers another number.
 const RING: u16 = 1024;
@@ -47,7 +48,8 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
     let eal = Eal::get(pci)?;
     if pci.is_some() && !eal.pci {
         return Err(fail(
-            "DPDK runs without PCI in this process, as its first port was none: open the PCI port first".into(),
+            "DPDK runs without PCI in this process, as its first port was none: open the PCI port first"
+                .into(),
         ));
     }
     let queues = options.queues;
@@ -67,7 +69,12 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
 }
 
 /// The device's steps from nothing to running, on DPDK's thread.
-fn steps(device: Device, plan: &Plan, queues: usize, frames: usize) -> Result<(Arc<Shared>, Mac, usize), String> {
+fn steps(
+    device: Device,
+    plan: &Plan,
+    queues: usize,
+    frames: usize,
+) -> Result<(Arc<Shared>, Mac, usize), String> {
     Pool::reap();
     let name = c_string(&plan.name)?;
     let bus = c_string(device.bus)?;
@@ -128,13 +135,15 @@ fn steps(device: Device, plan: &Plan, queues: usize, frames: usize) -> Result<(A
     let mac = address(port, plan.mac);
     let mut mtu = plan.mtu;
     if plan.set_mtu {
-        // SAFETY: the port exists. A device without the call carries what its buffers hold.
+        // SAFETY: the port exists. A software device without the call carries what its buffers hold; a NIC and
+        // net_tap (at 1500, in DPDK 22.11) refuse longer frames.
         let ret = unsafe { sys::dpdk_sys_port_set_mtu(port, mtu as u32) };
-        if ret != 0 && plan.bus == "pci" {
+        if ret != 0 && (plan.bus == "pci" || plan.kernel_side.is_some()) {
             let mut has = 0;
             // SAFETY: the port exists; the number is ours.
             if unsafe { sys::dpdk_sys_port_get_mtu(port, &raw mut has) } == 0 {
                 mtu = mtu.min(has as usize);
+                tracing::warn!("{} carries an MTU of {mtu} at most", plan.name);
             }
         }
     }
@@ -145,7 +154,7 @@ fn steps(device: Device, plan: &Plan, queues: usize, frames: usize) -> Result<(A
     let lcores = (0..queues).map(|_| unsafe { sys::dpdk_sys_lcore_reserve() }).collect();
     let counters = (0..queues).map(|_| Counters::default()).collect();
     let state = State::new(plan.memif == Some(MemifRole::Client));
-    let max_frame = plan.mtu + L2_OVERHEAD;
+    let max_frame = mtu + L2_OVERHEAD;
     let shared = Arc::new(Shared { port, max_frame, lcores, counters, state, device, pool });
     let starting = Arc::clone(&shared);
     let ret = shared.device.step(move || starting.start()).unwrap_or(-libc_enomem());
@@ -190,7 +199,8 @@ fn pool(eal: &Eal, buffers: usize, room: usize) -> Result<Pool, String> {
     let name = c_string(&format!("roce_{}", NUMBER.fetch_add(1, Ordering::Relaxed)))?;
     let mut error = 0;
     // SAFETY: a terminated name; the numbers are bounded by the options' checks.
-    let pool = unsafe { sys::dpdk_sys_pool_create(name.as_ptr(), buffers as u32, room as u32, &raw mut error) };
+    let pool =
+        unsafe { sys::dpdk_sys_pool_create(name.as_ptr(), buffers as u32, room as u32, &raw mut error) };
     match NonNull::new(pool) {
         // SAFETY: made just now.
         Some(pool) => Ok(unsafe { Pool::new(pool) }),
@@ -228,7 +238,10 @@ fn tell_apart(iface: &str, port: Mac) {
         // SAFETY: a terminated name and six bytes. On failure the interface works, but not in a bridge.
         let ret = unsafe { sys::dpdk_sys_iface_set_mac(name.as_ptr(), other.0.as_ptr()) };
         if ret != 0 {
-            tracing::warn!("{iface} keeps the port's own address and will not work in a bridge: {}", errno_text(ret));
+            tracing::warn!(
+                "{iface} keeps the port's own address and will not work in a bridge: {}",
+                errno_text(ret)
+            );
         }
     }
 }
@@ -282,7 +295,11 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
                     plan.args.push_str(&format!(",{key}={value}"));
                 }
             }
-            more(&mut plan.args, options, &["framesz", "blocksz", "framecnt", "qdisc_bypass", "fanout_mode"])?;
+            more(
+                &mut plan.args,
+                options,
+                &["framesz", "blocksz", "framecnt", "qdisc_bypass", "fanout_mode"],
+            )?;
         }
         PortSpec::Vhost { path, options } => {
             let path = socket_file::absolute(path)?;
@@ -295,7 +312,15 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
             more(
                 &mut plan.args,
                 options,
-                &["client", "iommu-support", "postcopy-support", "tso", "linear-buffer", "ext-buffer", "legacy-ol-flags"],
+                &[
+                    "client",
+                    "iommu-support",
+                    "postcopy-support",
+                    "tso",
+                    "linear-buffer",
+                    "ext-buffer",
+                    "legacy-ol-flags",
+                ],
             )?;
         }
         PortSpec::Dpdk { devargs } => {
@@ -362,9 +387,12 @@ fn memif(
         }
         plan.args.push_str(&format!(",{key}={value}"));
     }
-    let others: Vec<_> = options.iter().filter(|(key, _)| key != "rsize" && key != "bsize").cloned().collect();
+    let others: Vec<_> =
+        options.iter().filter(|(key, _)| key != "rsize" && key != "bsize").cloned().collect();
     if others.iter().any(|(key, _)| key == "zero-copy") {
-        return Err("zero-copy is off for good: the peer could change a frame that was checked already".into());
+        return Err(
+            "zero-copy is off for good: the peer could change a frame that was checked already".into()
+        );
     }
     more(&mut plan.args, &others, &["id", "secret", "owner-uid", "owner-gid"])
         .map_err(|error| error.replace("are id", "are rsize, bsize, id"))
@@ -412,7 +440,9 @@ fn tap_possible(iface: &str) -> Result<(), String> {
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/net/tun") {
         return Err(match error.kind() {
             std::io::ErrorKind::NotFound => "there is no /dev/net/tun: load it with modprobe tun".into(),
-            std::io::ErrorKind::PermissionDenied => "/dev/net/tun may not be opened: run as root or allow it".into(),
+            std::io::ErrorKind::PermissionDenied => {
+                "/dev/net/tun may not be opened: run as root or allow it".into()
+            }
             _ => format!("/dev/net/tun cannot be opened: {error}"),
         });
     }
@@ -421,7 +451,9 @@ fn tap_possible(iface: &str) -> Result<(), String> {
     }
     let existing = Path::new("/sys/class/net").join(iface);
     if existing.exists() && !existing.join("tun_flags").exists() {
-        return Err(format!("{iface} exists and is no tap interface: choose another name, or use af_packet:{iface}"));
+        return Err(format!(
+            "{iface} exists and is no tap interface: choose another name, or use af_packet:{iface}"
+        ));
     }
     Ok(())
 }

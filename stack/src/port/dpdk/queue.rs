@@ -71,7 +71,10 @@ impl DpdkQueue {
 
     /// Runs `burst` inside the gate; `None` while the device is being restarted.
     #[inline]
-    fn inside(&self, burst: impl FnOnce(&sys::dpdk_sys_queue, &mut sys::dpdk_sys_burst)) -> Option<sys::dpdk_sys_burst> {
+    fn inside(
+        &self,
+        burst: impl FnOnce(&sys::dpdk_sys_queue, &mut sys::dpdk_sys_burst),
+    ) -> Option<sys::dpdk_sys_burst> {
         if self.gate.compare_exchange(OPEN, INSIDE, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return None;
         }
