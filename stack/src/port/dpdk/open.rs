@@ -135,13 +135,15 @@ fn steps(
     let mac = address(port, plan.mac);
     let mut mtu = plan.mtu;
     if plan.set_mtu {
-        // SAFETY: the port exists. A device without the call carries what its buffers hold.
+        // SAFETY: the port exists. A software device without the call carries what its buffers hold; a NIC and
+        // net_tap (at 1500, in DPDK 22.11) refuse longer frames.
         let ret = unsafe { sys::dpdk_sys_port_set_mtu(port, mtu as u32) };
-        if ret != 0 && plan.bus == "pci" {
+        if ret != 0 && (plan.bus == "pci" || plan.kernel_side.is_some()) {
             let mut has = 0;
             // SAFETY: the port exists; the number is ours.
             if unsafe { sys::dpdk_sys_port_get_mtu(port, &raw mut has) } == 0 {
                 mtu = mtu.min(has as usize);
+                tracing::warn!("{} carries an MTU of {mtu} at most", plan.name);
             }
         }
     }
@@ -152,7 +154,7 @@ fn steps(
     let lcores = (0..queues).map(|_| unsafe { sys::dpdk_sys_lcore_reserve() }).collect();
     let counters = (0..queues).map(|_| Counters::default()).collect();
     let state = State::new(plan.memif == Some(MemifRole::Client));
-    let max_frame = plan.mtu + L2_OVERHEAD;
+    let max_frame = mtu + L2_OVERHEAD;
     let shared = Arc::new(Shared { port, max_frame, lcores, counters, state, device, pool });
     let starting = Arc::clone(&shared);
     let ret = shared.device.step(move || starting.start()).unwrap_or(-libc_enomem());

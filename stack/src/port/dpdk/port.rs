@@ -9,47 +9,52 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use dpdk_sys as sys;
 use std::ffi::CString;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 /// Calls of `maintain` between two attempts to reconnect: about 100 ms, ample for a handshake on a busy machine.
 const RECONNECT_CALLS: u32 = 10;
 
-/// A pool of mbufs.
-pub(super) struct Pool(NonNull<c_void>);
+/// A mempool; whoever holds this may free it.
+#[derive(Clone, Copy)]
+struct Mempool(NonNull<c_void>);
 
 // SAFETY: a mempool may be used from any thread.
-unsafe impl Send for Pool {}
+unsafe impl Send for Mempool {}
 // SAFETY: as above.
-unsafe impl Sync for Pool {}
+unsafe impl Sync for Mempool {}
 
 /// Pools whose port is gone while frames of theirs are still around.
-static GRAVEYARD: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
+static GRAVEYARD: Mutex<Vec<Mempool>> = Mutex::new(Vec::new());
+
+fn graveyard() -> MutexGuard<'static, Vec<Mempool>> {
+    GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The mbufs of a port. Once dropped, it is freed as soon as all its frames are back.
+pub(super) struct Pool(Mempool);
 
 impl Pool {
     /// # Safety
     /// `pool` is a mempool of mbufs that nobody else frees.
     pub(super) unsafe fn new(pool: NonNull<c_void>) -> Self {
-        Self(pool)
+        Self(Mempool(pool))
     }
 
     pub(super) fn as_ptr(&self) -> *mut c_void {
-        self.0.as_ptr()
+        self.0.0.as_ptr()
     }
 
     /// Frees the pools that have all their buffers back. On DPDK's thread.
     pub(super) fn reap() {
-        let mut graves = GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         // SAFETY: the pools in the graveyard belong to no port, so once every buffer is back nothing refers to
         // them; a pool that was freed leaves the list.
-        graves.retain(|pool| unsafe { sys::dpdk_sys_pool_free(pool.as_ptr()) == 0 });
+        graveyard().retain(|pool| unsafe { sys::dpdk_sys_pool_free(pool.0.as_ptr()) == 0 });
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let mut graves = GRAVEYARD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        graves.push(Self(self.0));
-        drop(graves);
+        graveyard().push(self.0);
         // In a forked child there is no environment, and nothing to free.
         if let Ok(eal) = Eal::get(None) {
             eal.spawn(Self::reap);

@@ -1,0 +1,373 @@
+//! Goal: two processes exchange frames over memif, whoever starts first, and go on when either is killed and
+//! started again.
+#![cfg(feature = "dpdk")]
+
+use stack::port::{Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const CHILD: &str = "ROCE_PORT_TEST_CHILD";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The other process: sends every frame back with its first byte changed, until its stdin ends.
+#[test]
+fn child() {
+    let Ok(job) = std::env::var(CHILD) else { return };
+    let (queues, spec) = job.split_once('|').unwrap();
+    let queues: usize = queues.parse().unwrap();
+    let port = open(spec, queues);
+    println!("\nchild is ready");
+    let done = Arc::new(AtomicBool::new(false));
+    std::thread::spawn({
+        let done = Arc::clone(&done);
+        move || {
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            done.store(true, Ordering::Relaxed);
+        }
+    });
+    let mut all: Vec<_> = (0..queues).map(|i| port.take_queue(i).unwrap()).collect();
+    let mut clock = Ticker::new();
+    let mut got = RxBurst::new();
+    let mut back = TxBurst::new();
+    while !done.load(Ordering::Relaxed) {
+        clock.maintain(&*port);
+        for queue in &mut all {
+            queue.rx_burst(&mut got);
+            for mut frame in got.drain(..) {
+                frame.data_mut()[0] = 0xee;
+                back.push(frame);
+            }
+            queue.tx_burst(&mut back);
+            back.clear();
+        }
+    }
+}
+
+struct Ticker(Instant);
+
+impl Ticker {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+    fn maintain(&mut self, port: &dyn Port) {
+        if self.0.elapsed() >= Duration::from_millis(10) {
+            self.0 = Instant::now();
+            port.maintain();
+            std::thread::yield_now();
+        }
+    }
+}
+
+struct Peer(Child);
+
+impl Peer {
+    fn start(spec: &str, queues: usize) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["child", "--exact", "--nocapture"])
+            .env(CHILD, format!("{queues}|{spec}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "child is ready"), "the other process did not start");
+        Self(child)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn socket(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("roce-{}-{name}.sock", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+fn open(spec: &str, queues: usize) -> Box<dyn Port> {
+    let options = PortOptions { queues, frames: 1024, ..PortOptions::default() };
+    spec.parse::<PortSpec>().unwrap().open(&options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Sends frames of many sizes and waits until each size came back.
+fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
+    let max = port.info().max_frame();
+    let mut clock = Ticker::new();
+    let mut got = RxBurst::new();
+    let mut burst = TxBurst::new();
+    let start = Instant::now();
+    for size in [14, 60, 64, 65, 1000, 1514, 2048, 4096, max] {
+        let mut sent: Option<Instant> = None;
+        'answered: loop {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{what}: no answer to {size} bytes, link up: {}",
+                port.link_up()
+            );
+            clock.maintain(port);
+            // A frame that was sent while the link went down is lost, as on every link: send again.
+            if sent.is_none_or(|at| at.elapsed() > Duration::from_millis(50)) {
+                let mut frame = queue.alloc().expect("buffers come back");
+                frame.set_len(size);
+                for (i, byte) in frame.data_mut().iter_mut().enumerate() {
+                    *byte = (i % 251) as u8;
+                }
+                burst.push(frame);
+                queue.tx_burst(&mut burst);
+                burst.clear();
+                sent = Some(Instant::now());
+            }
+            queue.rx_burst(&mut got);
+            for frame in &got {
+                if frame.len() == size {
+                    assert_eq!(frame.data()[0], 0xee);
+                    assert!(
+                        frame.data().iter().enumerate().skip(1).all(|(i, &byte)| byte == (i % 251) as u8)
+                    );
+                    queue.recycle(&mut got);
+                    break 'answered;
+                }
+            }
+            queue.recycle(&mut got);
+        }
+    }
+}
+
+#[test]
+fn the_client_may_start_first_and_the_server_again() {
+    let path = socket("client-first");
+    let port = open(&format!("memif:{},role=client", path.display()), 1);
+    let mut queue = port.take_queue(0).unwrap();
+    assert!(!port.link_up());
+    let mut burst = TxBurst::new();
+    let mut frame = queue.alloc().unwrap();
+    frame.fill(&[0; 60]);
+    burst.push(frame);
+    assert_eq!(queue.tx_burst(&mut burst), 0, "no link, no frames");
+    assert_eq!(queue.rx_burst(&mut RxBurst::new()), 0);
+
+    let server = format!("memif:{},role=server", path.display());
+    for round in 0..3 {
+        let peer = Peer::start(&server, 1);
+        exchange(&*port, &mut *queue, &format!("server started, round {round}"));
+        assert!(port.link_up());
+        drop(peer); // Killed: its socket file stays.
+        assert!(path.exists());
+        let start = Instant::now();
+        while port.link_up() {
+            assert!(start.elapsed() < PATIENCE, "the link stays up without a peer");
+        }
+    }
+    assert!(port.stats().restarts >= 3);
+    drop((port, queue, burst));
+    let _ = std::fs::remove_file(&path);
+}
+
+#[test]
+fn the_client_may_start_again() {
+    let path = socket("client-again");
+    let port = open(&format!("memif:{}", path.display()), 1); // Nobody listens: this is the server.
+    let mut queue = port.take_queue(0).unwrap();
+    for round in 0..3 {
+        let peer = Peer::start(&format!("memif:{}", path.display()), 1); // Somebody listens: a client.
+        exchange(&*port, &mut *queue, &format!("client started, round {round}"));
+        drop(peer);
+    }
+    drop((port, queue));
+    assert!(!path.exists(), "the socket goes with the server");
+}
+
+#[test]
+fn several_queues() {
+    let path = socket("queues");
+    let port = open(&format!("memif:{},role=server", path.display()), 3);
+    let _peer = Peer::start(&format!("memif:{},role=client", path.display()), 3);
+    for i in 0..3 {
+        let mut queue = port.take_queue(i).unwrap();
+        assert!(port.take_queue(i).is_none());
+        exchange(&*port, &mut *queue, &format!("queue {i}"));
+    }
+}
+
+#[test]
+fn a_peer_that_dies_under_full_traffic_harms_nobody() {
+    // Goal: the driver unmaps its rings while another thread works in them; nothing may be touched afterwards.
+    let path = socket("dies");
+    let server = format!("memif:{},role=server", path.display());
+    let port: Arc<dyn Port> = Arc::from(open(&format!("memif:{},role=client", path.display()), 2));
+    let done = Arc::new(AtomicBool::new(false));
+    let echoed = Arc::new(AtomicU64::new(0));
+    let threads: Vec<_> = (0..2)
+        .map(|i| {
+            let (port, done, echoed) = (Arc::clone(&port), Arc::clone(&done), Arc::clone(&echoed));
+            std::thread::spawn(move || {
+                let mut queue = port.take_queue(i).unwrap();
+                let mut got = RxBurst::new();
+                let mut burst = TxBurst::new();
+                let mut clock = Ticker::new();
+                while !done.load(Ordering::Relaxed) {
+                    // Both maintain, against each other.
+                    clock.maintain(&*port);
+                    while !burst.is_full() {
+                        let Some(mut frame) = queue.alloc() else { break };
+                        frame.set_len(1000);
+                        burst.push(frame);
+                    }
+                    queue.tx_burst(&mut burst);
+                    queue.rx_burst(&mut got);
+                    echoed.fetch_add(got.len() as u64, Ordering::Relaxed);
+                    queue.recycle(&mut got);
+                }
+            })
+        })
+        .collect();
+    for _ in 0..6 {
+        let peer = Peer::start(&server, 2);
+        let before = echoed.load(Ordering::Relaxed);
+        let start = Instant::now();
+        while echoed.load(Ordering::Relaxed) < before + 10_000 {
+            assert!(start.elapsed() < PATIENCE, "no traffic");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        drop(peer);
+    }
+    done.store(true, Ordering::Relaxed);
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let _ = std::fs::remove_file(&path);
+}
+
+#[test]
+fn ports_come_and_go_and_frames_outlive_them() {
+    // Goal: neither a pool nor an lcore id is lost: many times more rounds than there is memory for.
+    let path = socket("again");
+    let mut kept = Vec::new();
+    for round in 0..40u8 {
+        let options = PortOptions { queues: 4, frames: 2048, ..PortOptions::default() };
+        let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
+        let port = spec.open(&options).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let mut queue = port.take_queue(3).unwrap();
+        drop(port);
+        let mut frame = queue.alloc().unwrap();
+        assert!(frame.capacity() >= 4218);
+        frame.fill(&[round; 100]);
+        if round % 16 == 0 {
+            kept.push(frame);
+        }
+    }
+    for (i, frame) in kept.iter().enumerate() {
+        assert_eq!(frame.data(), [i as u8 * 16; 100]);
+    }
+}
+
+#[test]
+fn buffers_are_bounded_and_come_back() {
+    let path = socket("bounded");
+    let port = open(&format!("memif:{},role=server", path.display()), 1);
+    let mut queue = port.take_queue(0).unwrap();
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        let frames: Vec<_> = std::iter::from_fn(|| queue.alloc()).collect();
+        counts.push(frames.len());
+        // On another thread, where the pool has no cache.
+        std::thread::spawn(move || drop(frames)).join().unwrap();
+    }
+    assert!(counts[0] >= 1024 && counts.iter().all(|&n| n.abs_diff(counts[0]) <= 32), "{counts:?}");
+}
+
+#[test]
+fn foreign_and_long_frames() {
+    let path = socket("foreign");
+    let port = open(&format!("memif:{},role=server", path.display()), 1);
+    let _peer = Peer::start(&format!("memif:{},role=client", path.display()), 1);
+    let mut queue = port.take_queue(0).unwrap();
+    exchange(&*port, &mut *queue, "before");
+    let mut burst = TxBurst::new();
+    burst.push(stack::port::Frame::from_vec(vec![0; port.info().max_frame() + 1]));
+    burst.push(stack::port::Frame::from_vec(vec![7; 100]));
+    let mut own = queue.alloc().unwrap();
+    own.fill(&[8; 101]);
+    burst.push(own);
+    assert_eq!(queue.tx_burst(&mut burst), 3);
+    assert_eq!(port.stats().tx_dropped, 1, "the long one");
+    let mut answers = Vec::new();
+    let start = Instant::now();
+    while answers.len() < 2 && start.elapsed() < PATIENCE {
+        let mut got = RxBurst::new();
+        queue.rx_burst(&mut got);
+        answers.extend(got.iter().map(|frame| (frame.len(), frame.data()[1])).filter(|&(len, _)| len < 1000));
+    }
+    assert_eq!(answers, [(100, 7), (101, 8)]);
+}
+
+#[test]
+fn a_peer_with_longer_frames_does_not_overrun_buffers() {
+    let path = socket("longer");
+    let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
+    let port = spec.open(&PortOptions { mtu: 1500, frames: 1024, ..PortOptions::default() }).unwrap();
+    let peer: PortSpec = format!("memif:{},role=client", path.display()).parse().unwrap();
+    let peer = peer.open(&PortOptions { mtu: 9000, frames: 1024, ..PortOptions::default() }).unwrap();
+    let (mut queue, mut from) = (port.take_queue(0).unwrap(), peer.take_queue(0).unwrap());
+    let start = Instant::now();
+    let mut got = RxBurst::new();
+    while got.is_empty() {
+        assert!(start.elapsed() < PATIENCE);
+        peer.maintain();
+        let mut burst = TxBurst::new();
+        for len in [9018, 1514] {
+            let Some(mut frame) = from.alloc() else { continue };
+            frame.set_len(len);
+            burst.push(frame);
+        }
+        from.tx_burst(&mut burst);
+        queue.rx_burst(&mut got);
+    }
+    assert!(got.iter().all(|frame| frame.len() == 1514));
+    assert!(port.stats().rx_dropped > 0, "the long frames are counted");
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let path = socket("busy");
+    let spec = format!("memif:{},role=server", path.display());
+    let _port = open(&spec, 1);
+    let error = |spec: &str, options: &PortOptions| {
+        spec.parse::<PortSpec>().unwrap().open(options).err().expect("an error").to_string()
+    };
+    let options = PortOptions { frames: 1024, ..PortOptions::default() };
+    let busy = error(&spec, &options);
+    assert!(busy.contains("another process listens") && busy.contains("take another path"), "{busy}");
+    let unknown = error("dpdk:net_nosuchdriver0", &options);
+    assert!(unknown.contains("check its name and options"), "{unknown}");
+    let big = error(
+        "memif:/tmp/roce-too-big.sock",
+        &PortOptions { frames: 1 << 18, queues: 16, ..options.clone() },
+    );
+    assert!(big.contains("no memory for") && big.contains("huge pages"), "{big}");
+    let option = error("memif:/tmp/roce-option.sock,colour=red", &options);
+    assert!(option.contains("there is no option colour; the options are rsize"), "{option}");
+}
+
+#[test]
+fn other_devices() {
+    let port = open("dpdk:net_ring7", 1);
+    let mut queue = port.take_queue(0).unwrap();
+    assert!(port.link_up());
+    let mut burst = TxBurst::new();
+    let mut frame = queue.alloc().unwrap();
+    frame.fill(b"round");
+    burst.push(frame);
+    assert_eq!(queue.tx_burst(&mut burst), 1);
+    let mut got = RxBurst::new();
+    assert_eq!(queue.rx_burst(&mut got), 1);
+    assert_eq!(got[0].data(), b"round");
+}
