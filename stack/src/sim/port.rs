@@ -108,6 +108,11 @@ impl SimWire {
         lock(&self.state).denied
     }
 
+    /// Takes a buffer and never gives it back, to see whether somebody notices.
+    pub fn lose_a_buffer(&self) {
+        core::mem::forget(self.pool.alloc());
+    }
+
     /// Buffers that are out of the pool.
     pub fn buffers_out(&self) -> usize {
         self.buffers - self.pool.available()
