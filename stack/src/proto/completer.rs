@@ -105,7 +105,8 @@ impl Requester {
         self.deadline = Instant::FAR;
         if self.rnr_wait {
             self.rnr_wait = false;
-            self.arm(now);
+            // Everything may have been acknowledged meanwhile: then nothing is left to time.
+            self.rearm(now);
             return Response::Retry(RetryCause::Rnr);
         }
         self.going_back = false;
@@ -163,6 +164,9 @@ impl Requester {
         sq: &impl SendRing,
     ) -> Result<Response, Discard> {
         let psn = pkt.psn;
+        if pkt.row.position != Position::Middle {
+            self.grant_by(pkt);
+        }
         if let Some(r) = self.reach(now, psn) {
             return Ok(r);
         }
@@ -188,6 +192,7 @@ impl Requester {
     }
 
     fn handle_atomic_ack(&mut self, now: Instant, pkt: &Packet<'_>) -> Result<Response, Discard> {
+        self.grant_by(pkt);
         if let Some(r) = self.reach(now, pkt.psn) {
             return Ok(r);
         }
@@ -264,6 +269,10 @@ impl Requester {
         if self.going_back {
             return Response::Done;
         }
+        if self.rnr_wait {
+            self.rewind(self.una); // once the wait is over
+            return Response::Done;
+        }
         if self.retry_left == 0 {
             return Response::Failed(WcStatus::RetryExcErr);
         }
@@ -273,6 +282,15 @@ impl Requester {
         self.deadline = Instant::FAR;
         self.arm(now);
         Response::Retry(cause)
+    }
+
+    /// Credits in the AETH of a READ or ATOMIC response, which may be the only acknowledgement there is.
+    #[inline]
+    fn grant_by(&mut self, pkt: &Packet<'_>) {
+        let aeth = pkt.aeth();
+        if let Syndrome::Ack { credits } = Syndrome::decode(aeth.syndrome) {
+            self.grant(Psn::new(aeth.msn), credits);
+        }
     }
 
     /// Credits of an acknowledgement (IBA 9.7.7.2). Once unlimited, always unlimited.

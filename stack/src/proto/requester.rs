@@ -327,6 +327,9 @@ impl Requester {
         sq: &mut impl SendRing,
     ) -> Result<(), Idle> {
         if self.started == sq.published() || !gates.has(Gates::START_WQE) {
+            if self.drained() {
+                self.deadline = Instant::FAR; // whatever was due when the timer started is gone
+            }
             return Err(Idle::NothingToDo);
         }
         let wqe = SendWqe::of(sq.slot(self.started));

@@ -129,6 +129,8 @@ struct Resource {
     kind: Kind,
     /// An answer is due.
     pending: bool,
+    /// It was answered in full before: the requester may have that answer and be done with it.
+    replay: bool,
     first: Psn,
     last: Psn,
     /// First PSN of the answer being sent: it goes out as FIRST or ONLY.
@@ -231,6 +233,7 @@ impl Responder {
         let idle = Resource {
             kind: Kind::Ack,
             pending: false,
+            replay: false,
             first: zero,
             last: zero,
             start: zero,
@@ -338,7 +341,7 @@ impl Responder {
                 Ok(())
             }
             _ => match self.resources.get(usize::from(self.oldest)) {
-                Some(r) if !r.pending => Ok(()),
+                Some(r) if !r.pending || r.replay => Ok(()),
                 _ => Err(Ok(Fault::TooManyRdAtomic)),
             },
         }
@@ -458,6 +461,7 @@ impl Responder {
                 self.keep(Resource {
                     kind: Kind::ReadRequest,
                     pending: true,
+                    replay: false,
                     first: pkt.psn,
                     last: pkt.psn.add(packets - 1),
                     start: pkt.psn,
@@ -491,6 +495,7 @@ impl Responder {
         self.keep(Resource {
             kind: pkt.row.kind,
             pending: true,
+            replay: false,
             first: pkt.psn,
             last: pkt.psn,
             start: pkt.psn,
@@ -530,6 +535,8 @@ impl Responder {
 
     fn keep(&mut self, r: Resource) {
         let slots = self.resources.len();
+        // Only a replay may be cut off: whoever asks for the next READ has this one's answer.
+        self.pending -= u8::from(self.resources[usize::from(self.oldest)].pending);
         self.resources[usize::from(self.oldest)] = r;
         self.oldest = ((usize::from(self.oldest) + 1) % slots) as u8;
         self.pending += 1;
@@ -567,9 +574,11 @@ impl Responder {
         let psn = pkt.psn;
         match pkt.row.kind {
             Kind::Send | Kind::Write => {
-                if !matches!(self.ack, Some((_, Pending::Nak(_)))) {
-                    let psn = self.acknowledgeable(psn);
-                    self.ack = Some((psn, Pending::Ack));
+                let psn = self.acknowledgeable(psn);
+                match self.ack {
+                    Some((_, Pending::Nak(_))) => {}
+                    Some((waiting, Pending::Ack)) if waiting.diff(psn) > 0 => {}
+                    _ => self.ack = Some((psn, Pending::Ack)),
                 }
             }
             kind => {
@@ -592,6 +601,7 @@ impl Responder {
                 }
                 r.start = psn;
                 r.next = psn;
+                r.replay |= !r.pending;
                 self.pending += u8::from(!r.pending);
                 r.pending = true;
             }
@@ -671,13 +681,23 @@ impl Responder {
     }
 
     /// The READ response just handed out cannot be made: its key was revoked. Queues the NAK with its PSN and
-    /// drops every other answer; the queue pair ends with it.
-    pub fn refuse_read(&mut self, psn: Psn) {
+    /// drops every other answer; the queue pair ends with it. `false`: it was a replay, which is dropped, as
+    /// any duplicate with a fault is.
+    pub fn refuse_read(&mut self, psn: Psn) -> bool {
+        let reads = |r: &&mut Resource| {
+            r.kind == Kind::ReadRequest && psn.diff(r.first) >= 0 && psn.diff(r.last) <= 0
+        };
+        if let Some(r) = self.resources.iter_mut().find(reads).filter(|r| r.replay) {
+            self.pending -= u8::from(r.pending);
+            r.pending = false;
+            return false;
+        }
         for r in &mut self.resources {
             r.pending = false;
         }
         self.pending = 0;
         self.fatal = Some(Fault::RemoteAccess);
         self.nak(psn, Syndrome::Nak(super::tables::NakCode::RemoteAccessError));
+        true
     }
 }

@@ -47,6 +47,8 @@ counters! {
     RequestsSent "requests_sent",
     /// Request packets accepted.
     RequestsReceived "requests_received",
+    /// Request packets refused: a NAK was due, sent or overtaken by the packet that it asked for.
+    RequestsRefused "requests_refused",
     /// Acknowledgements sent.
     AcksSent "acks_sent",
     /// Acknowledgements received.

@@ -156,6 +156,7 @@ impl Env {
     }
 
     fn refuse(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
+        self.count(Counter::RequestsRefused);
         let ends = qp.responder.refuse(pkt, fault, qp.ty);
         if ends && !qp.responder.has_answer() {
             self.end_by_fault(qp, fault);

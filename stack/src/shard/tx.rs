@@ -107,7 +107,9 @@ impl Env {
                     };
                     let Ok(addr) = addr else {
                         self.keep_frame(frame);
-                        qp.responder.refuse_read(psn);
+                        if !qp.responder.refuse_read(psn) {
+                            self.discard(Discard::Duplicate);
+                        }
                         continue;
                     };
                     self.count(Counter::ResponsesSent);
@@ -127,8 +129,11 @@ impl Env {
             self.flush_queues(qp, super::qp::Cause::default());
             return Stop::Done;
         }
+        // A packet is due: only then does the ACK timer run while there is no way to send it.
+        let posted = qp.requester.head() != qp.sq.0.published();
+        let may_go = qp.gates.has(if qp.requester.drained() { Gates::START_WQE } else { Gates::TX_RETRY });
+        let due = posted && may_go;
         if !Self::reachable(qp) {
-            let due = qp.requester.head() != qp.sq.0.published() && qp.gates.has(Gates::TX_RETRY);
             if self.resolve(qp) && due {
                 self.fail_send(qp, WcStatus::RetryExcErr);
                 return Stop::Done;
@@ -143,8 +148,10 @@ impl Env {
         for _ in 0..QP_TX_BUDGET.min(self.requests.frames.remaining_capacity()) {
             let Some(mut frame) = self.take_frame() else {
                 self.discard(Discard::NoBuffer);
-                qp.requester.arm(self.now);
-                return Stop::More;
+                if due {
+                    qp.requester.arm(self.now);
+                }
+                return if due { Stop::More } else { Stop::Done };
             };
             let segment = match qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &mut qp.sq) {
                 Ok(segment) => segment,

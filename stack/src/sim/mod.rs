@@ -1,1 +1,22 @@
-//! sim
+//! A deterministic network of whole devices, for tests.
+//!
+//! Turns a seed into a run: real shards over simulated ports, links on which everything goes wrong that can, and
+//! virtual time that jumps from one thing to the next. Nothing here reads a clock, starts a thread or depends on
+//! the order of a hash map, so a seed that failed fails again. Called by tests alone.
+//!
+//! - [`peer::Rig`]: one node and a hand-made peer, packet by packet; the conformance cases use it.
+//! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
+//! - [`workload::run`]: a whole random run of one seed, with every [checker](check).
+
+#![forbid(unsafe_code)]
+
+pub mod check;
+pub mod link;
+pub mod memory;
+pub mod node;
+pub mod peer;
+pub mod port;
+pub mod rng;
+pub mod seen;
+pub mod workload;
+pub mod world;

@@ -1,0 +1,349 @@
+//! What must hold whatever the network does. A checker is fed with events and complains by an `Err`.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::node::Node;
+use super::seen::Seen;
+use crate::config::WINDOW_PACKETS;
+use crate::id::{Psn, Qpn};
+use crate::proto::status::WcStatus;
+use crate::proto::tables::Syndrome;
+use crate::proto::wqe::Cqe;
+use crate::shard::counters::Counter;
+use crate::wire::Kind;
+
+/// What is wrong, in words.
+pub type Check = Result<(), String>;
+
+/// Each work request of a queue completes once, in order; unsignalled ones without a completion of their own,
+/// unless they fail.
+#[derive(Clone, Debug, Default)]
+pub struct Completions {
+    outstanding: VecDeque<(u64, bool)>,
+    failed: bool,
+}
+
+impl Completions {
+    /// A request was posted.
+    pub fn posted(&mut self, wr_id: u64, signaled: bool) {
+        self.outstanding.push_back((wr_id, signaled));
+    }
+
+    /// A completion was polled. Returns the tags that are complete by it, in order.
+    pub fn completed(&mut self, wr_id: u64, status: WcStatus) -> Result<Vec<u64>, String> {
+        let mut done = Vec::new();
+        if self.failed && status != WcStatus::WrFlushErr {
+            return Err(format!("request {wr_id} completes with {status:?} after an earlier one failed"));
+        }
+        while let Some((id, signaled)) = self.outstanding.pop_front() {
+            done.push(id);
+            if id == wr_id {
+                self.failed |= status != WcStatus::Success;
+                return if signaled || status != WcStatus::Success {
+                    Ok(done)
+                } else {
+                    Err(format!("unsignalled request {wr_id} completes"))
+                };
+            }
+            if signaled || self.failed {
+                return Err(format!("request {wr_id} completes before request {id}"));
+            }
+        }
+        Err(format!("request {wr_id} completes, but is not outstanding"))
+    }
+
+    /// Requests whose completion is not known.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// Whether nothing is left but unsignalled requests behind the last completion.
+    pub fn settled(&self) -> bool {
+        self.outstanding.iter().all(|(_, signaled)| !signaled)
+    }
+
+    /// Whether a request failed.
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+}
+
+/// Bytes of remote memory that one queue pair alone writes: what they must be, and what a READ may return.
+///
+/// Writes count in the order of their work requests. A READ that is repeated may see later writes that started
+/// before it completed (IBA 9.5, table 79), up to the next fence.
+#[derive(Clone, Debug)]
+pub struct FlatMemory {
+    bytes: Vec<u8>,
+    /// Writes that are posted and not known to be complete: tag, offset, data.
+    pending: VecDeque<Pending>,
+}
+
+#[derive(Clone, Debug)]
+struct Pending {
+    wr_id: u64,
+    offset: usize,
+    data: Vec<u8>,
+    fenced: bool,
+}
+
+impl FlatMemory {
+    /// Memory that holds `bytes`.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        Self { bytes, pending: VecDeque::new() }
+    }
+
+    /// A request was posted; `data` is empty for one that writes nothing.
+    pub fn posted(&mut self, wr_id: u64, offset: usize, data: &[u8], fenced: bool) {
+        self.pending.push_back(Pending { wr_id, offset, data: data.to_vec(), fenced });
+    }
+
+    /// The oldest request is complete: its bytes are there.
+    pub fn completed(&mut self, wr_id: u64) {
+        let write = self.pending.pop_front().expect("a request is posted before it completes");
+        assert_eq!(write.wr_id, wr_id, "the caller goes in order");
+        self.bytes[write.offset..write.offset + write.data.len()].copy_from_slice(&write.data);
+    }
+
+    /// The oldest request is a READ that returned `got`; then it is complete.
+    pub fn read(&mut self, wr_id: u64, offset: usize, got: &[u8]) -> Check {
+        for (i, byte) in got.iter().enumerate() {
+            let at = offset + i;
+            let later = self.pending.iter().skip(1).take_while(|w| !w.fenced);
+            let mut later = later.filter_map(|w| at.checked_sub(w.offset).and_then(|i| w.data.get(i)));
+            if self.bytes[at] != *byte && !later.any(|b| b == byte) {
+                return Err(format!(
+                    "READ {wr_id} returned {byte:#04x} for byte {at}, which holds {:#04x}",
+                    self.bytes[at]
+                ));
+            }
+        }
+        self.completed(wr_id);
+        Ok(())
+    }
+
+    /// Compares with the memory itself. Bytes of writes that are not known to be complete may be either.
+    pub fn matches(&self, memory: &[u8]) -> Check {
+        for (at, (got, want)) in memory.iter().zip(&self.bytes).enumerate() {
+            let mut pending =
+                self.pending.iter().filter_map(|w| at.checked_sub(w.offset).and_then(|i| w.data.get(i)));
+            if got != want && !pending.any(|b| b == got) {
+                return Err(format!("byte {at} of a target is {got:#04x}, should be {want:#04x}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A word that atomics of one queue pair alone change.
+#[derive(Clone, Debug, Default)]
+pub struct FlatWord {
+    /// What it holds after every operation that is known to be complete.
+    pub value: u64,
+    /// Operations that are posted: `Ok((compare, swap))` or `Err(add)`.
+    pub pending: VecDeque<Result<(u64, u64), u64>>,
+}
+
+impl FlatWord {
+    fn next(value: u64, op: Result<(u64, u64), u64>) -> u64 {
+        match op {
+            Ok((compare, swap)) if value == compare => swap,
+            Ok(_) => value,
+            Err(add) => value.wrapping_add(add),
+        }
+    }
+
+    /// The oldest operation returned `original`.
+    pub fn completed(&mut self, original: Option<u64>) -> Check {
+        let op = self.pending.pop_front().expect("an atomic is posted before it completes");
+        let before = self.value;
+        self.value = Self::next(before, op);
+        match original {
+            Some(original) if original != before => {
+                Err(format!("an atomic returned {original:#x}, the word held {before:#x}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares with the word itself: some of the pending operations, in order, may have been executed.
+    pub fn matches(&self, word: u64) -> Check {
+        let mut value = self.value;
+        let mut reached = value == word;
+        for op in &self.pending {
+            value = Self::next(value, *op);
+            reached |= value == word;
+        }
+        if reached { Ok(()) } else { Err(format!("a word is {word:#x}, should be {:#x}", self.value)) }
+    }
+}
+
+/// A message that must arrive.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// The data of a SEND; empty for a WRITE.
+    pub data: Vec<u8>,
+    /// Its length.
+    pub len: usize,
+    /// Immediate data.
+    pub imm: Option<[u8; 4]>,
+    /// A WRITE with immediate.
+    pub write: bool,
+}
+
+/// Messages of a queue pair arrive once, in order, unmodified.
+#[derive(Clone, Debug, Default)]
+pub struct Arrivals {
+    expected: VecDeque<Message>,
+    /// Messages that arrived.
+    pub arrived: u64,
+}
+
+impl Arrivals {
+    /// A message was posted.
+    pub fn posted(&mut self, message: Message) {
+        self.expected.push_back(message);
+    }
+
+    /// A message arrived.
+    pub fn arrived(&mut self, got: &Message) -> Check {
+        self.arrived += 1;
+        match self.expected.pop_front() {
+            Some(want) if want == *got => Ok(()),
+            Some(want) if (want.len, want.imm, want.write) == (got.len, got.imm, got.write) => {
+                let at = want.data.iter().zip(&got.data).position(|(a, b)| a != b);
+                Err(format!("message {} of {} bytes differs at byte {at:?}", self.arrived, got.len))
+            }
+            Some(want) => Err(format!(
+                "message {} is {} bytes, imm {:?}, write {}; should be {} bytes, imm {:?}, write {}",
+                self.arrived, got.len, got.imm, got.write, want.len, want.imm, want.write
+            )),
+            None => Err(format!("a message of {} bytes arrives that nobody sent", got.len)),
+        }
+    }
+
+    /// Messages that have not arrived.
+    pub fn missing(&self) -> usize {
+        self.expected.len()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Sender {
+    /// Request packets sent and not answered, by PSN.
+    flying: VecDeque<Psn>,
+    high: Option<Psn>,
+    una: Option<Psn>,
+}
+
+/// No requester has more than its window in flight, nor passes half of the circle (IBA 9.7.1).
+#[derive(Debug, Default)]
+pub struct Window(BTreeMap<(usize, Qpn), Sender>);
+
+impl Window {
+    /// A node sent a packet to a peer's queue pair.
+    pub fn sent(&mut self, node: usize, seen: &Seen) -> Check {
+        if !seen.is_request() {
+            return Ok(());
+        }
+        let sender = self.0.entry((node, seen.dqpn)).or_default();
+        let psn = Psn::new(seen.psn);
+        let una = *sender.una.get_or_insert(psn);
+        if sender.high.is_none_or(|high| psn.diff(high) > 0) {
+            sender.high = Some(psn);
+            sender.flying.push_back(psn);
+        }
+        if sender.flying.len() > WINDOW_PACKETS as usize {
+            return Err(format!("{} request packets in flight to {:?}", sender.flying.len(), seen.dqpn));
+        }
+        // Far behind is far ahead, on a circle; a repeated READ may be a little behind what the link delivered.
+        if psn.diff(una) < -(1 << 22) {
+            return Err(format!("PSN {psn:?} is more than half a circle beyond {una:?}"));
+        }
+        Ok(())
+    }
+
+    /// A node is given a packet; `peer` is the number of the queue pair that its requests go to.
+    pub fn delivered(&mut self, node: usize, peer: Qpn, seen: &Seen) {
+        if seen.is_request() {
+            return;
+        }
+        let Some(sender) = self.0.get_mut(&(node, peer)) else { return };
+        let psn = Psn::new(seen.psn);
+        let acked = match (seen.kind(), seen.ext) {
+            (Kind::Ack, _) => match Syndrome::decode(seen.aeth().syndrome) {
+                Syndrome::Ack { .. } => psn.add(1),
+                _ => psn,
+            },
+            _ => psn.add(1),
+        };
+        if sender.una.is_some_and(|una| (1..1 << 22).contains(&acked.diff(una))) {
+            sender.una = Some(acked);
+            while sender.flying.front().is_some_and(|p| p.diff(acked) < 0) {
+                sender.flying.pop_front();
+            }
+        }
+    }
+}
+
+/// Nothing was written outside of what was granted.
+pub fn guards(node: &Node) -> Check {
+    match node.regions().iter().position(|r| !r.guards_intact()) {
+        Some(i) => Err(format!("node {}: bytes around region {i} were written", node.config.index)),
+        None => Ok(()),
+    }
+}
+
+/// Buffers in are buffers out: all but one spare frame a shard are in the pools of a node that is at rest.
+pub fn no_leak(node: &Node) -> Check {
+    for (shard, wire) in node.wires.iter().enumerate() {
+        if wire.buffers_out() > 1 {
+            return Err(format!(
+                "node {}: {} buffers of shard {shard} did not come back",
+                node.config.index,
+                wire.buffers_out()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The counters know every frame: what the port gave and took, and how each packet received ended.
+pub fn counters(node: &Node, delivered: u64, taken: u64) -> Check {
+    let c = node.counters();
+    let (rx, tx) = (c.get(Counter::RxFrames), c.get(Counter::TxFrames));
+    if (rx, tx) != (delivered, taken) {
+        return Err(format!(
+            "node {}: {delivered} frames were delivered and {taken} taken, it counted {rx} and {tx}",
+            node.config.index
+        ));
+    }
+    // A packet is accepted, answered as a duplicate, refused, a response, for the IP host, or dropped by name. A
+    // response that is dropped counts twice.
+    let named: u64 = [
+        Counter::RequestsReceived,
+        Counter::DuplicatesAnswered,
+        Counter::RequestsRefused,
+        Counter::AcksReceived,
+        Counter::NaksReceived,
+        Counter::RnrNaksReceived,
+        Counter::ResponsesReceived,
+        Counter::NetFrames,
+    ]
+    .into_iter()
+    .map(|counter| c.get(counter))
+    .sum();
+    let dropped = c.drops();
+    if rx > named + dropped {
+        return Err(format!(
+            "node {}: of {rx} frames received only {named} were used and {dropped} dropped by name",
+            node.config.index
+        ));
+    }
+    Ok(())
+}
+
+/// The status of a completion.
+pub fn status(cqe: &Cqe) -> WcStatus {
+    WcStatus::from_number(u32::from(cqe.status)).expect("a status of verbs")
+}

@@ -1,0 +1,252 @@
+//! One direction of a link, and everything that can go wrong on it.
+
+use core::time::Duration;
+
+use super::peer::is_covered;
+use super::rng::Rng;
+use super::seen::Seen;
+use crate::time::Instant;
+use crate::wire::{Ingress, locate};
+
+macro_rules! faults {
+    ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
+        /// What can go wrong with a frame, or with the port that sends it.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub enum Fault {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Fault {
+            /// Every fault.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+            /// Its name in a report.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)+
+                }
+            }
+        }
+    };
+}
+
+faults! {
+    /// One frame is lost.
+    Loss "loss",
+    /// Every frame is lost for a while.
+    Blackhole "blackhole",
+    /// Nothing gets through in this direction, until the link is healed.
+    Partition "partition",
+    /// The frame arrives twice.
+    Duplicate "duplicate",
+    /// The frame is overtaken by later ones.
+    Reorder "reorder",
+    /// One bit that the ICRC covers is another.
+    Corrupt "corrupt",
+    /// The end of the frame is missing.
+    Truncate "truncate",
+    /// A second copy arrives after its window is long over.
+    LateDuplicate "late_duplicate",
+    /// The transmit ring takes no frame for a while.
+    TxFull "tx_full",
+    /// The pool gives no buffer out for a while.
+    NoBuffer "no_buffer",
+}
+
+/// Kinds of faults.
+pub const FAULTS: usize = Fault::ALL.len();
+
+/// How often each fault happened.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Fired(pub [u64; FAULTS]);
+
+impl Fired {
+    /// Counts one.
+    pub fn count(&mut self, fault: Fault) {
+        self.0[fault as usize] += 1;
+    }
+    /// How often this fault happened.
+    pub fn get(&self, fault: Fault) -> u64 {
+        self.0[fault as usize]
+    }
+    /// Adds another count.
+    pub fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(a, b)| *a += b);
+    }
+    /// Every fault by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        Fault::ALL.iter().map(|f| (f.name(), self.get(*f)))
+    }
+}
+
+/// How a link, or a port, behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Time from one end to the other.
+    pub delay: Duration,
+    /// Frames in a million that meet each fault; for port faults, turns in a million after which one begins.
+    pub ppm: [u32; FAULTS],
+    /// How long a blackhole lasts.
+    pub hole: Duration,
+    /// How much later a reordered frame may come.
+    pub jitter: Duration,
+    /// How much later a late duplicate comes.
+    pub late: Duration,
+    /// How long a port fault lasts.
+    pub stall: Duration,
+}
+
+impl Plan {
+    /// Nothing goes wrong.
+    pub const CLEAN: Self = Self {
+        delay: Duration::from_micros(2),
+        ppm: [0; FAULTS],
+        hole: Duration::from_micros(200),
+        jitter: Duration::from_micros(20),
+        late: Duration::from_millis(5),
+        stall: Duration::from_micros(50),
+    };
+
+    /// The same with one fault at a rate.
+    #[must_use]
+    pub const fn with(mut self, fault: Fault, ppm: u32) -> Self {
+        self.ppm[fault as usize] = ppm;
+        self
+    }
+
+    /// The rate of a fault.
+    pub const fn rate(&self, fault: Fault) -> u32 {
+        self.ppm[fault as usize]
+    }
+}
+
+/// What a hand-written rule does with a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// Carries it.
+    Pass,
+    /// Loses it.
+    Drop,
+    /// Carries it, and again after this time.
+    Again(Duration),
+    /// Carries it this much later.
+    Late(Duration),
+}
+
+/// A hand-written rule.
+pub type Rule = Box<dyn FnMut(&Seen) -> Fate>;
+
+/// A frame on its way.
+#[derive(Clone, Debug)]
+pub struct Flight {
+    /// When it arrives.
+    pub at: Instant,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// One direction between two nodes.
+pub struct Link {
+    /// How it behaves.
+    pub plan: Plan,
+    /// Looks at each frame before chance does.
+    pub rule: Option<Rule>,
+    hole_until: Instant,
+    partitioned: bool,
+    rng: Rng,
+}
+
+impl core::fmt::Debug for Link {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Link").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// A link with a generator of its own.
+    pub fn new(plan: Plan, rng: Rng) -> Self {
+        Self { plan, rule: None, hole_until: Instant::ZERO, partitioned: false, rng }
+    }
+
+    /// Nothing goes wrong from now on.
+    pub fn heal(&mut self) {
+        self.plan = Plan { delay: self.plan.delay, ..Plan::CLEAN };
+        self.rule = None;
+        self.partitioned = false;
+        self.hole_until = Instant::ZERO;
+    }
+
+    /// Takes a frame at `now`; what arrives of it, and when.
+    pub fn carry(&mut self, now: Instant, frame: &[u8], fired: &mut Fired, out: &mut Vec<Flight>) {
+        let mut at = now.after(self.plan.delay);
+        if let Some(rule) = &mut self.rule {
+            if let Some(seen) = Seen::decode(now, frame) {
+                match rule(&seen) {
+                    Fate::Pass => {}
+                    Fate::Drop => return fired.count(Fault::Loss),
+                    Fate::Again(after) => {
+                        fired.count(Fault::Duplicate);
+                        out.push(Flight { at: at.after(after), bytes: frame.to_vec() });
+                    }
+                    Fate::Late(by) => {
+                        fired.count(Fault::Reorder);
+                        at = at.after(by);
+                    }
+                }
+            }
+        }
+        let plan = self.plan;
+        let mut hit = |fault: Fault, rng: &mut Rng| {
+            let hit = rng.ppm(plan.rate(fault));
+            if hit {
+                fired.count(fault);
+            }
+            hit
+        };
+        if self.partitioned || hit(Fault::Partition, &mut self.rng) {
+            self.partitioned = true;
+            return;
+        }
+        if now < self.hole_until || hit(Fault::Blackhole, &mut self.rng) {
+            if now >= self.hole_until {
+                self.hole_until = now.after(plan.hole);
+            }
+            return;
+        }
+        if hit(Fault::Loss, &mut self.rng) {
+            return;
+        }
+        let mut bytes = frame.to_vec();
+        if hit(Fault::Duplicate, &mut self.rng) {
+            out.push(Flight { at, bytes: bytes.clone() });
+        }
+        if hit(Fault::LateDuplicate, &mut self.rng) {
+            out.push(Flight { at: at.after(plan.late), bytes: bytes.clone() });
+        }
+        if hit(Fault::Reorder, &mut self.rng) {
+            at = at.after_nanos(self.rng.range(1, plan.jitter.as_nanos() as u64));
+        }
+        if hit(Fault::Corrupt, &mut self.rng) {
+            corrupt(&mut bytes, &mut self.rng);
+        }
+        if hit(Fault::Truncate, &mut self.rng) {
+            bytes.truncate(self.rng.below(bytes.len() as u64) as usize);
+        }
+        out.push(Flight { at, bytes });
+    }
+}
+
+/// Flips one bit that the ICRC covers; any bit of a frame that has none.
+fn corrupt(bytes: &mut [u8], rng: &mut Rng) {
+    let layout = match locate(bytes) {
+        Ok(Ingress::Roce(layout)) => Some(layout),
+        _ => None,
+    };
+    loop {
+        let bit = rng.below(bytes.len() as u64 * 8) as usize;
+        if layout.is_none_or(|l| is_covered(&l, bit / 8)) {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            return;
+        }
+    }
+}

@@ -1,0 +1,620 @@
+//! A simulated host: a real device core over simulated port queues, with the memory, queues and calls that a
+//! program on it has.
+
+use std::sync::Arc;
+
+use super::memory::Region;
+use super::port::{self, SimWire};
+use super::rng::Rng;
+use crate::config::SHARD_BITS;
+use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
+use crate::mem::{Access, Sge, sge};
+use crate::net::{Net, NetConfig};
+use crate::port::L2_OVERHEAD;
+use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
+use crate::proto::state::{EINVAL, Gates, ModifyError};
+use crate::proto::status::{SendFlags, WrOpcode};
+use crate::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, put_sges, recv_stride, send_stride};
+use crate::shard::counters::{Counter, CounterSnapshot};
+use crate::shard::{LaneId, QpSpec, Shard, Shared, SharedConfig};
+use crate::sync::lanes::{CqReader, cq};
+use crate::sync::spsc::{Producer, ring};
+use crate::time::Instant;
+use crate::wire::Discard;
+
+/// `ENOMEM`: the queue is full.
+pub const ENOMEM: i32 = 12;
+
+/// What a node is made of.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Number of the node, which its addresses are made of.
+    pub index: u8,
+    /// Shards, 1 to 4.
+    pub shards: usize,
+    /// Largest path MTU of the port.
+    pub mtu: Mtu,
+    /// IPv6 instead of IPv4.
+    pub ipv6: bool,
+    /// Buffers of each queue.
+    pub buffers: usize,
+    /// Queue pairs each shard can hold.
+    pub qps_per_shard: usize,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self { index: 0, shards: 1, mtu: Mtu::Mtu4096, ipv6: false, buffers: 512, qps_per_shard: 16 }
+    }
+}
+
+/// How a queue pair is created and connected.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig {
+    /// Send requests, a power of two.
+    pub send_depth: u32,
+    /// Receive requests, a power of two.
+    pub recv_depth: u32,
+    /// Scatter/gather elements of either.
+    pub sges: u32,
+    /// Inline bytes.
+    pub inline: u32,
+    /// Path MTU.
+    pub mtu: Mtu,
+    /// Exponent of the ACK timeout.
+    pub timeout: u8,
+    /// Transport retries.
+    pub retry_cnt: u8,
+    /// RNR retries.
+    pub rnr_retry: u8,
+    /// RNR timer code sent.
+    pub min_rnr_timer: u8,
+    /// READs and atomics outstanding as requester.
+    pub max_rd_atomic: u8,
+    /// READs and atomics kept as responder.
+    pub max_dest_rd_atomic: u8,
+    /// What the peer may do.
+    pub access: Access,
+    /// First sequence number sent.
+    pub sq_psn: u32,
+    /// First sequence number expected.
+    pub rq_psn: u32,
+    /// Every send request makes a completion.
+    pub sq_sig_all: bool,
+}
+
+impl Default for QpConfig {
+    /// The set-up of the conformance cases: PMTU 1024, PSN 0x100 both ways, timeout 14, 7 retries of each
+    /// kind, 4 READs and atomics, all remote rights.
+    fn default() -> Self {
+        Self {
+            send_depth: 64,
+            recv_depth: 64,
+            sges: 4,
+            inline: 128,
+            mtu: Mtu::Mtu1024,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            access: remote_rights(),
+            sq_psn: 0x100,
+            rq_psn: 0x100,
+            sq_sig_all: false,
+        }
+    }
+}
+
+/// Local write and every remote right of the base protocol.
+pub fn remote_rights() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}
+
+/// A queue pair of a node, by number in order of creation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct QpId(pub usize);
+
+/// A completion queue of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct CqId(pub usize);
+
+/// A region of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct MrId(pub usize);
+
+/// A send work request, as a program writes it.
+#[derive(Clone, Debug)]
+pub struct SendWr {
+    /// The caller's tag.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: WrOpcode,
+    /// Signalled, solicited, fenced.
+    pub flags: SendFlags,
+    /// Where the data is, or goes.
+    pub sges: Vec<Sge>,
+    /// The data itself, instead.
+    pub inline: Option<Vec<u8>>,
+    /// Remote address.
+    pub remote_addr: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Immediate data, in the order of the wire.
+    pub imm: [u8; 4],
+    /// The key that a SEND with invalidate names.
+    pub inv: u32,
+    /// Compare operand of a swap, addend of an addition.
+    pub compare_add: u64,
+    /// Swap operand.
+    pub swap: u64,
+}
+
+impl SendWr {
+    /// A request of `opcode`, signalled, with nothing else set.
+    pub fn new(wr_id: u64, opcode: WrOpcode) -> Self {
+        Self {
+            wr_id,
+            opcode,
+            flags: SendFlags::SIGNALED,
+            sges: Vec::new(),
+            inline: None,
+            remote_addr: 0,
+            rkey: 0,
+            imm: [0; 4],
+            inv: 0,
+            compare_add: 0,
+            swap: 0,
+        }
+    }
+    /// The local buffers.
+    #[must_use]
+    pub fn sges(mut self, sges: &[Sge]) -> Self {
+        self.sges = sges.to_vec();
+        self
+    }
+    /// Inline data.
+    #[must_use]
+    pub fn inline(mut self, data: &[u8]) -> Self {
+        self.inline = Some(data.to_vec());
+        self
+    }
+    /// The remote buffer.
+    #[must_use]
+    pub fn remote(mut self, addr: u64, rkey: u32) -> Self {
+        (self.remote_addr, self.rkey) = (addr, rkey);
+        self
+    }
+    /// Immediate data.
+    #[must_use]
+    pub fn imm(mut self, imm: [u8; 4]) -> Self {
+        self.imm = imm;
+        self
+    }
+    /// Operands of an atomic: compare or add, swap.
+    #[must_use]
+    pub fn operands(mut self, compare_add: u64, swap: u64) -> Self {
+        (self.compare_add, self.swap) = (compare_add, swap);
+        self
+    }
+    /// Success makes no completion.
+    #[must_use]
+    pub fn unsignaled(mut self) -> Self {
+        self.flags.remove(SendFlags::SIGNALED);
+        self
+    }
+    /// More flags.
+    #[must_use]
+    pub fn with(mut self, flags: SendFlags) -> Self {
+        self.flags |= flags;
+        self
+    }
+    /// Bytes of the message.
+    pub fn length(&self) -> u64 {
+        self.inline.as_ref().map_or_else(|| sge::total(&self.sges), |d| d.len() as u64)
+    }
+}
+
+/// The program's side of a queue pair.
+#[derive(Debug)]
+pub struct SimQp {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its shard.
+    pub shard: usize,
+    /// Its slot there.
+    pub slot: u32,
+    /// Where its send completions go.
+    pub send_cq: CqId,
+    /// Where its receive completions go.
+    pub recv_cq: CqId,
+    /// What it was created with.
+    pub config: QpConfig,
+    index: u32,
+    sq: Producer<Granule>,
+    rq: Producer<Granule>,
+}
+
+struct SimCq {
+    reader: CqReader<Cqe>,
+    /// One lane a shard.
+    lanes: Vec<LaneId>,
+}
+
+/// A host with one device, in its own memory.
+pub struct Node {
+    /// What it was made of.
+    pub config: NodeConfig,
+    /// Ethernet address.
+    pub mac: Mac,
+    /// IP address.
+    pub gid: Gid,
+    /// What the shards share.
+    pub shared: Arc<Shared>,
+    /// The shards.
+    pub shards: Vec<Shard>,
+    /// The other ends of their port queues.
+    pub wires: Vec<SimWire>,
+    regions: Vec<Region>,
+    qps: Vec<Option<SimQp>>,
+    cqs: Vec<SimCq>,
+    rng: Rng,
+}
+
+impl core::fmt::Debug for Node {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Node").field("index", &self.config.index).field("qps", &self.qps.len()).finish()
+    }
+}
+
+/// Entry 1 of the GID table: the configured address, behind the link-local one.
+const SGID_INDEX: u8 = 1;
+/// The protection domain that regions and queue pairs are in, if nobody says otherwise.
+pub const PD: PdId = PdId(1);
+
+/// The IP host of node `index`.
+pub fn net_config(index: u8, ipv6: bool) -> NetConfig {
+    let addr = if ipv6 {
+        (core::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, u16::from(index) + 1).into(), 64)
+    } else {
+        (core::net::Ipv4Addr::new(10, 0, 0, index + 1).into(), 24)
+    };
+    NetConfig { addrs: vec![addr], ..NetConfig::new(Mac([2, 0, 0, 0, 0, index + 1])) }
+}
+
+impl Node {
+    /// A node at `now`; `rng` is the operating system's randomness.
+    pub fn new(config: NodeConfig, now: Instant, rng: Rng) -> Self {
+        assert!((1..=4).contains(&config.shards), "a node has 1 to 4 shards");
+        let net = Net::new(&net_config(config.index, config.ipv6));
+        let gids: Vec<Gid> = net.gids().iter().collect();
+        let (mac, gid) = (net.mac(), gids[usize::from(SGID_INDEX)]);
+        let shared = Arc::new(Shared::new(SharedConfig {
+            net,
+            gids,
+            mac,
+            vlan: None,
+            mtu: config.mtu,
+            shards: config.shards,
+            qps_per_shard: config.qps_per_shard,
+        }));
+        let frame_len = config.mtu.bytes() + Mtu::OVERHEAD + L2_OVERHEAD;
+        let (mut shards, mut wires) = (Vec::new(), Vec::new());
+        for id in 0..config.shards {
+            let (queue, wire) = port::queue(config.buffers, frame_len);
+            shards.push(Shard::new(id, shared.clone(), Box::new(queue), now));
+            wires.push(wire);
+        }
+        Self {
+            config,
+            mac,
+            gid,
+            shared,
+            shards,
+            wires,
+            regions: Vec::new(),
+            qps: Vec::new(),
+            cqs: Vec::new(),
+            rng,
+        }
+    }
+
+    /// Registers `len` fresh bytes in [`PD`].
+    pub fn register(&mut self, len: usize, access: Access) -> MrId {
+        self.register_in(PD, len, access)
+    }
+
+    /// Registers `len` fresh bytes in a protection domain.
+    pub fn register_in(&mut self, pd: PdId, len: usize, access: Access) -> MrId {
+        let mut region = Region::new(len);
+        let random = self.rng.next() as u32;
+        region.access = access;
+        region.key = self
+            .shared
+            .mrs
+            .register(pd, region.addr(), len as u64, access, random)
+            .expect("the access flags go together");
+        self.regions.push(region);
+        MrId(self.regions.len() - 1)
+    }
+
+    /// Deregisters a region; its memory stays readable here.
+    pub fn deregister(&mut self, mr: MrId) {
+        self.shared.mrs.revoke(self.regions[mr.0].key).expect("the region is registered");
+    }
+
+    /// A region.
+    pub fn mr(&self, mr: MrId) -> &Region {
+        &self.regions[mr.0]
+    }
+
+    /// Every region.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// A completion queue of `cqe` entries, fed by every shard.
+    pub fn create_cq(&mut self, cqe: u32) -> CqId {
+        let (reader, lanes) = cq(cqe, self.shards.len());
+        let lanes = self.shards.iter_mut().zip(lanes).map(|(shard, lane)| shard.attach_lane(lane)).collect();
+        self.cqs.push(SimCq { reader, lanes });
+        CqId(self.cqs.len() - 1)
+    }
+
+    /// A queue pair in RESET, on a shard.
+    pub fn create_qp(&mut self, shard: usize, config: QpConfig, send_cq: CqId, recv_cq: CqId) -> QpId {
+        let slot = (0..self.config.qps_per_shard as u32)
+            .find(|slot| !self.qps.iter().flatten().any(|qp| (qp.shard, qp.slot) == (shard, *slot)))
+            .expect("the shard has a free slot");
+        let qpn = loop {
+            let low = self.rng.below(1 << (24 - SHARD_BITS)) as u32;
+            let qpn = Qpn::new((shard as u32) << (24 - SHARD_BITS) | low);
+            if !matches!(qpn.get(), 0 | 1 | 0xff_ffff) && !self.qps.iter().flatten().any(|qp| qp.qpn == qpn) {
+                break qpn;
+            }
+        };
+        let (sq, sq_shard) =
+            ring(config.send_depth, send_stride(config.sges as usize, config.inline as usize));
+        let (rq, rq_shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
+        self.shards[shard].create_qp(QpSpec {
+            slot,
+            qpn,
+            ty: QpType::Rc,
+            pd: PD,
+            sq: sq_shard,
+            rq: rq_shard,
+            send_lane: self.cqs[send_cq.0].lanes[shard],
+            recv_lane: self.cqs[recv_cq.0].lanes[shard],
+            cap: QpCap {
+                max_send_wr: config.send_depth,
+                max_recv_wr: config.recv_depth,
+                max_send_sge: config.sges,
+                max_recv_sge: config.sges,
+                max_inline_data: config.inline,
+            },
+        });
+        let index = (shard * self.config.qps_per_shard) as u32 + slot;
+        self.qps.push(Some(SimQp { qpn, shard, slot, send_cq, recv_cq, config, index, sq, rq }));
+        QpId(self.qps.len() - 1)
+    }
+
+    /// The queue pair.
+    ///
+    /// # Panics
+    /// If it was destroyed.
+    pub fn qp(&self, qp: QpId) -> &SimQp {
+        self.qps[qp.0].as_ref().expect("the queue pair is there")
+    }
+
+    fn qp_mut(&mut self, qp: QpId) -> &mut SimQp {
+        self.qps[qp.0].as_mut().expect("the queue pair is there")
+    }
+
+    /// `ibv_modify_qp(3)`.
+    pub fn modify(
+        &mut self,
+        now: Instant,
+        qp: QpId,
+        attr: &QpAttr,
+        mask: AttrMask,
+    ) -> Result<(), ModifyError> {
+        let (shard, slot) = (self.qp(qp).shard, self.qp(qp).slot);
+        self.shards[shard].modify_qp(now, slot, attr, mask)
+    }
+
+    /// Changes nothing but the state.
+    pub fn modify_state(&mut self, now: Instant, qp: QpId, to: QpState) -> Result<(), ModifyError> {
+        self.modify(now, qp, &QpAttr { qp_state: to, ..QpAttr::default() }, AttrMask::STATE)
+    }
+
+    /// `ibv_query_qp(3)`.
+    pub fn query(&mut self, qp: QpId) -> QpAttr {
+        let (shard, slot) = (self.qp(qp).shard, self.qp(qp).slot);
+        self.shards[shard].query_qp(slot)
+    }
+
+    /// The published state.
+    pub fn state(&self, qp: QpId) -> QpState {
+        QpState::from_enum(self.shared.words.load(self.qp(qp).index).state()).expect("a state is published")
+    }
+
+    /// Removes a queue pair.
+    pub fn destroy(&mut self, qp: QpId) {
+        let gone = self.qps[qp.0].take().expect("the queue pair is there");
+        self.shards[gone.shard].destroy_qp(gone.slot);
+    }
+
+    /// The attributes that lead a queue pair to a peer, with every value of its configuration.
+    pub fn attr_to(&self, qp: QpId, peer: Gid, dest: Qpn) -> QpAttr {
+        let c = self.qp(qp).config;
+        let grh = GlobalRoute { dgid: peer, sgid_index: SGID_INDEX, ..GlobalRoute::default() };
+        QpAttr {
+            path_mtu: c.mtu as u8,
+            rq_psn: c.rq_psn,
+            sq_psn: c.sq_psn,
+            dest_qp_num: dest.get(),
+            qp_access_flags: c.access.bits() & 0x1f,
+            ah_attr: AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() },
+            max_rd_atomic: c.max_rd_atomic,
+            max_dest_rd_atomic: c.max_dest_rd_atomic,
+            min_rnr_timer: c.min_rnr_timer,
+            timeout: c.timeout,
+            retry_cnt: c.retry_cnt,
+            rnr_retry: c.rnr_retry,
+            port_num: 1,
+            ..QpAttr::default()
+        }
+    }
+
+    /// RESET → INIT.
+    pub fn to_init(&mut self, now: Instant, qp: QpId) {
+        let attr = QpAttr { qp_state: QpState::Init, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
+        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        self.modify(now, qp, &attr, mask).expect("RESET to INIT");
+    }
+
+    /// INIT → RTR, towards a peer.
+    pub fn to_rtr(&mut self, now: Instant, qp: QpId, peer: Gid, dest: Qpn) {
+        let attr = QpAttr { qp_state: QpState::Rtr, ..self.attr_to(qp, peer, dest) };
+        let mask = AttrMask::STATE
+            | AttrMask::AV
+            | AttrMask::PATH_MTU
+            | AttrMask::DEST_QPN
+            | AttrMask::RQ_PSN
+            | AttrMask::MAX_DEST_RD_ATOMIC
+            | AttrMask::MIN_RNR_TIMER;
+        self.modify(now, qp, &attr, mask).expect("INIT to RTR");
+    }
+
+    /// RTR → RTS.
+    pub fn to_rts(&mut self, now: Instant, qp: QpId) {
+        let attr = QpAttr { qp_state: QpState::Rts, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
+        let mask = AttrMask::STATE
+            | AttrMask::TIMEOUT
+            | AttrMask::RETRY_CNT
+            | AttrMask::RNR_RETRY
+            | AttrMask::SQ_PSN
+            | AttrMask::MAX_QP_RD_ATOMIC;
+        self.modify(now, qp, &attr, mask).expect("RTR to RTS");
+    }
+
+    /// Posts a send request as verbs does: checks, encodes in place, publishes, rings.
+    ///
+    /// # Errors
+    /// `EINVAL` in a state that takes none or for a request that is not allowed, `ENOMEM` if the queue is full.
+    pub fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), i32> {
+        let word = self.shared.words.load(self.qp(qp).index);
+        if !Gates::from_bits(word.gates() as u8).has(Gates::POST_SEND) {
+            return Err(EINVAL);
+        }
+        let q = self.qp_mut(qp);
+        let length = wr.length();
+        let atomic = matches!(wr.opcode, WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
+        let reads = atomic || wr.opcode == WrOpcode::RdmaRead;
+        if wr.sges.len() > q.config.sges as usize
+            || length > 1 << 31
+            || wr.inline.as_ref().is_some_and(|d| reads || d.len() > q.config.inline as usize)
+            || atomic && (length != 8 || wr.remote_addr % 8 != 0)
+        {
+            return Err(EINVAL);
+        }
+        let Some(slot) = q.sq.slot(0) else { return Err(ENOMEM) };
+        let mut flags = wr.flags;
+        flags.set(SendFlags::INLINE, wr.inline.is_some());
+        let mut wqe = SendWqe::new(wr.wr_id, wr.opcode, flags);
+        wqe.remote_addr = wr.remote_addr;
+        wqe.rkey = wr.rkey;
+        wqe.length = length as u32;
+        wqe.epoch = word.epoch();
+        wqe.num_sge = if wr.inline.is_some() { 0 } else { wr.sges.len() as u8 };
+        match wr.opcode {
+            WrOpcode::SendWithInv => wqe.arg0 = u64::from(wr.inv),
+            _ if atomic => (wqe.arg0, wqe.arg1) = (wr.compare_add, wr.swap),
+            _ => wqe.set_imm(wr.imm),
+        }
+        if q.config.sq_sig_all {
+            wqe.set_signaled();
+        }
+        let body = wqe.put(slot);
+        match &wr.inline {
+            Some(data) => body[..data.len()].copy_from_slice(data),
+            None => put_sges(body, &wr.sges),
+        }
+        q.sq.publish(1);
+        let (shard, slot) = (q.shard, q.slot);
+        self.shared.doorbells[shard].ring(slot);
+        Ok(())
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    /// As [`Node::post_send`].
+    pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
+        let word = self.shared.words.load(self.qp(qp).index);
+        if !Gates::from_bits(word.gates() as u8).has(Gates::POST_RECV) {
+            return Err(EINVAL);
+        }
+        let q = self.qp_mut(qp);
+        if sges.len() > q.config.sges as usize {
+            return Err(EINVAL);
+        }
+        let Some(slot) = q.rq.slot(0) else { return Err(ENOMEM) };
+        let wqe = RecvWqe { wr_id, epoch: word.epoch(), num_sge: sges.len() as u32 };
+        put_sges(wqe.put(slot), sges);
+        q.rq.publish(1);
+        let (shard, slot) = (q.shard, q.slot);
+        // Only a queue pair that flushes has to know.
+        if Gates::from_bits(word.gates() as u8).has(Gates::FLUSH_RQ) {
+            self.shared.doorbells[shard].ring(slot);
+        }
+        Ok(())
+    }
+
+    /// Send requests that are posted and not released by the shard.
+    pub fn sends_in_use(&self, qp: QpId) -> u32 {
+        self.qp(qp).sq.in_use()
+    }
+
+    /// Receive requests that are posted and not released by the shard.
+    pub fn receives_in_use(&self, qp: QpId) -> u32 {
+        self.qp(qp).rq.in_use()
+    }
+
+    /// `ibv_poll_cq(3)`: takes up to `max` completions; those of an earlier life of a queue pair are skipped.
+    pub fn poll_cq(&mut self, cq: CqId, max: usize) -> Vec<Cqe> {
+        let mut out = Vec::new();
+        let words = &self.shared.words;
+        self.cqs[cq.0].reader.poll_with(max, |cqe| {
+            if words.load(cqe.qp_index).epoch() == cqe.epoch {
+                out.push(*cqe);
+            }
+        });
+        out
+    }
+
+    /// The sum of the shards' counters.
+    pub fn counters(&self) -> CounterSnapshot {
+        let mut sum = CounterSnapshot::default();
+        for counters in &self.shared.counters {
+            sum += counters.snapshot();
+        }
+        sum
+    }
+
+    /// One counter, summed over the shards.
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.counters().get(counter)
+    }
+
+    /// Packets dropped for a reason, summed over the shards.
+    pub fn discarded(&self, reason: Discard) -> u64 {
+        self.counters().discarded(reason)
+    }
+
+    /// When a shard wants its next turn.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.shards.iter().filter_map(Shard::next_deadline).min()
+    }
+}

@@ -1,0 +1,120 @@
+//! A port without a link: the simulated world holds its other end.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::port::{Frame, HeapPool, PortQueue, RxBurst, TxBurst};
+
+/// What the two ends of a queue share.
+#[derive(Debug, Default)]
+struct State {
+    rx: VecDeque<Frame>,
+    tx: VecDeque<Frame>,
+    /// Frames that the transmit ring holds before it is full.
+    tx_room: Option<usize>,
+    /// No buffer is given out.
+    starved: bool,
+    refused: u64,
+    denied: u64,
+}
+
+/// The shard's end: a [`PortQueue`].
+#[derive(Debug)]
+pub struct SimQueue {
+    state: Arc<Mutex<State>>,
+    pool: HeapPool,
+}
+
+/// The world's end.
+#[derive(Clone, Debug)]
+pub struct SimWire {
+    state: Arc<Mutex<State>>,
+    pool: HeapPool,
+    buffers: usize,
+}
+
+/// A queue with a pool of `buffers` frames of `frame_len` bytes.
+pub fn queue(buffers: usize, frame_len: usize) -> (SimQueue, SimWire) {
+    let pool = HeapPool::new(buffers, frame_len);
+    let state = Arc::new(Mutex::new(State::default()));
+    (SimQueue { state: state.clone(), pool: pool.clone() }, SimWire { state, pool, buffers })
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl PortQueue for SimQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        let mut state = lock(&self.state);
+        let n = state.rx.len().min(out.remaining_capacity());
+        out.extend(state.rx.drain(..n));
+        n
+    }
+
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        let mut state = lock(&self.state);
+        let room = state.tx_room.map_or(usize::MAX, |room| room.saturating_sub(state.tx.len()));
+        let n = frames.len().min(room);
+        state.refused += (frames.len() - n) as u64;
+        state.tx.extend(frames.drain(..n));
+        n
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        let mut state = lock(&self.state);
+        let frame = if state.starved { None } else { self.pool.alloc() };
+        state.denied += u64::from(frame.is_none());
+        frame
+    }
+}
+
+impl SimWire {
+    /// Puts a frame into the receive ring. `false`: the pool has no buffer for it.
+    pub fn deliver(&self, bytes: &[u8]) -> bool {
+        let Some(mut frame) = self.pool.alloc() else { return false };
+        let whole = frame.fill(bytes);
+        lock(&self.state).rx.push_back(frame);
+        whole
+    }
+
+    /// The oldest frame in the transmit ring.
+    pub fn take(&self) -> Option<Frame> {
+        lock(&self.state).tx.pop_front()
+    }
+
+    /// Limits the transmit ring to so many frames; `None` for no limit.
+    pub fn limit_tx(&self, room: Option<usize>) {
+        lock(&self.state).tx_room = room;
+    }
+
+    /// Whether the pool gives no buffer out.
+    pub fn starve(&self, on: bool) {
+        lock(&self.state).starved = on;
+    }
+
+    /// Frames waiting in the receive ring.
+    pub fn waiting(&self) -> usize {
+        lock(&self.state).rx.len()
+    }
+
+    /// How often a frame found the transmit ring full.
+    pub fn refused(&self) -> u64 {
+        lock(&self.state).refused
+    }
+
+    /// How often there was no buffer.
+    pub fn denied(&self) -> u64 {
+        lock(&self.state).denied
+    }
+
+    /// Takes a buffer and never gives it back, to see whether somebody notices.
+    pub fn lose_a_buffer(&self) {
+        core::mem::forget(self.pool.alloc());
+    }
+
+    /// Buffers that are out of the pool.
+    pub fn buffers_out(&self) -> usize {
+        self.buffers - self.pool.available()
+    }
+}

@@ -1,0 +1,391 @@
+//! Nodes, links between them, and virtual time.
+
+use core::fmt::{self, Write as _};
+use core::time::Duration;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::path::Path;
+
+use pcap_file::DataLink;
+use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
+
+use super::check::{self, Check, Window};
+use super::link::{Fault, Fired, Flight, Link, Plan};
+use super::node::{Node, NodeConfig, QpConfig, QpId};
+use super::rng::Rng;
+use super::seen::Seen;
+use crate::id::Qpn;
+use crate::shard::Shared;
+use crate::time::Instant;
+use crate::wire::{Ingress, locate};
+
+/// How a port chooses the queue of a frame that it receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Steering {
+    /// The queue of the shard that owns the queue pair.
+    ByQpn,
+    /// A hash of the destination queue pair's number, as receive-side scaling that knows nothing of shards.
+    Hash,
+    /// Any.
+    Random,
+}
+
+/// Time that a turn takes when there is more work.
+const TURN: Duration = Duration::from_nanos(200);
+
+/// What a world remembers for people: a trace and every frame. Only when asked to.
+#[derive(Debug, Default)]
+pub struct Record {
+    lines: Vec<String>,
+    frames: Vec<(Instant, Vec<u8>)>,
+}
+
+impl Record {
+    /// The last `n` lines of the trace.
+    pub fn tail(&self, n: usize) -> String {
+        let mut out = String::new();
+        for line in &self.lines[self.lines.len().saturating_sub(n)..] {
+            let _ = writeln!(out, "{line}");
+        }
+        out
+    }
+
+    /// Lines of the trace.
+    pub fn lines(&self) -> &[String] {
+        &self.lines
+    }
+
+    /// Writes the frames to a capture file that Wireshark opens.
+    pub fn write_pcap(&self, path: &Path) -> Result<(), String> {
+        let file = std::fs::File::create(path).map_err(|e| e.to_string())?;
+        let header = PcapHeader {
+            datalink: DataLink::ETHERNET,
+            ts_resolution: pcap_file::TsResolution::NanoSecond,
+            ..PcapHeader::default()
+        };
+        let mut writer = PcapWriter::with_header(file, header).map_err(|e| e.to_string())?;
+        for (at, bytes) in &self.frames {
+            let packet = PcapPacket::new(Duration::from_nanos(at.as_nanos()), bytes.len() as u32, bytes);
+            writer.write_packet(&packet).map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+/// A frame on its way: when it arrives, in which order it was sent, to which node.
+type Due = Reverse<(Instant, u64, usize, Vec<u8>)>;
+
+/// Several nodes and every link between them.
+pub struct World {
+    /// Virtual time.
+    pub now: Instant,
+    /// The nodes.
+    pub nodes: Vec<Node>,
+    /// How ports choose queues.
+    pub steering: Steering,
+    /// Faults that happened.
+    pub fired: Fired,
+    /// Frames given to each node.
+    pub delivered: Vec<u64>,
+    /// Frames taken from each node.
+    pub taken: Vec<u64>,
+    /// Frames that found no buffer on arrival.
+    pub overrun: u64,
+    /// A trace and the frames, if somebody wants them.
+    pub record: Option<Record>,
+    links: Vec<Link>,
+    flights: BinaryHeap<Due>,
+    sent: u64,
+    squeezed: Vec<Vec<Instant>>,
+    window: Window,
+    /// Peer's number of each queue pair of ours.
+    peers: BTreeMap<(usize, Qpn), Qpn>,
+    rng: Rng,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("now", &self.now).field("nodes", &self.nodes).finish_non_exhaustive()
+    }
+}
+
+impl World {
+    /// Nodes of these kinds, linked without faults.
+    pub fn new(seed: u64, configs: Vec<NodeConfig>) -> Self {
+        let mut rng = Rng::new(seed);
+        let now = Instant::from_nanos(1_000_000);
+        let n = configs.len();
+        let nodes: Vec<Node> =
+            configs.into_iter().enumerate().map(|(i, c)| Node::new(c, now, rng.fork(i as u64))).collect();
+        let links = (0..n * n).map(|i| Link::new(Plan::CLEAN, rng.fork(100 + i as u64))).collect();
+        Self {
+            now,
+            steering: Steering::ByQpn,
+            fired: Fired::default(),
+            delivered: vec![0; n],
+            taken: vec![0; n],
+            overrun: 0,
+            record: None,
+            links,
+            flights: BinaryHeap::new(),
+            sent: 0,
+            squeezed: nodes.iter().map(|node| vec![Instant::ZERO; node.wires.len()]).collect(),
+            window: Window::default(),
+            peers: BTreeMap::new(),
+            nodes,
+            rng,
+        }
+    }
+
+    /// Two nodes with one shard each.
+    pub fn pair(seed: u64) -> Self {
+        Self::new(seed, (0..2).map(|index| NodeConfig { index, ..NodeConfig::default() }).collect())
+    }
+
+    /// The link from one node to another.
+    pub fn link(&mut self, from: usize, to: usize) -> &mut Link {
+        let n = self.nodes.len();
+        &mut self.links[from * n + to]
+    }
+
+    /// Every link and port works from now on; what is on its way arrives.
+    pub fn heal(&mut self) {
+        self.links.iter_mut().for_each(Link::heal);
+        for wire in self.nodes.iter().flat_map(|n| &n.wires) {
+            wire.limit_tx(None);
+            wire.starve(false);
+        }
+    }
+
+    /// Puts a note into the trace.
+    pub fn note(&mut self, node: usize, text: impl FnOnce() -> String) {
+        if let Some(record) = &mut self.record {
+            record.lines.push(format!("[{:?} node {node}] {}", self.now, text()));
+        }
+    }
+
+    /// Connects two queue pairs, through INIT and RTR to RTS, and waits until they know each other's address.
+    pub fn connect(&mut self, a: (usize, QpId), b: (usize, QpId)) {
+        for (one, other) in [(a, b), (b, a)] {
+            let (gid, qpn) = (self.nodes[other.0].gid, self.nodes[other.0].qp(other.1).qpn);
+            let now = self.now;
+            let node = &mut self.nodes[one.0];
+            node.to_init(now, one.1);
+            node.to_rtr(now, one.1, gid, qpn);
+            node.to_rts(now, one.1);
+            self.peers.insert((one.0, node.qp(one.1).qpn), qpn);
+        }
+        self.run_for(Duration::from_micros(100));
+    }
+
+    /// Creates a queue pair on each of two nodes, with one completion queue each, and connects them.
+    pub fn connected(&mut self, config: QpConfig) -> [Endpoint; 2] {
+        let ends = [0, 1].map(|node| {
+            let cq = self.nodes[node].create_cq(4096);
+            Endpoint { node, qp: self.nodes[node].create_qp(0, config, cq, cq), cq }
+        });
+        self.connect((ends[0].node, ends[0].qp), (ends[1].node, ends[1].qp));
+        ends
+    }
+
+    /// One step: frames that are due arrive, each shard has a turn, and time goes on to what comes next. `None`:
+    /// nothing will ever happen again.
+    pub fn step(&mut self) -> Result<Option<Instant>, String> {
+        self.step_within(Duration::MAX)
+    }
+
+    /// One step after which time goes on by `limit` at most.
+    pub fn step_within(&mut self, limit: Duration) -> Result<Option<Instant>, String> {
+        self.deliver();
+        self.squeeze();
+        let mut busy = false;
+        for node in 0..self.nodes.len() {
+            for shard in 0..self.nodes[node].shards.len() {
+                let turn = self.nodes[node].shards[shard].poll_once(self.now);
+                busy |= turn.more;
+                self.collect(node, shard)?;
+                busy |= self.nodes[node].wires[shard].waiting() > 0;
+            }
+        }
+        let deadlines = self.nodes.iter().filter_map(Node::next_deadline);
+        let arrival = self.flights.peek().map(|Reverse(f)| f.0);
+        let stalls = self.squeezed.iter().flatten().copied().filter(|until| *until != Instant::ZERO);
+        let next = deadlines.chain(arrival).chain(stalls).min();
+        let soon = self.now.after(TURN);
+        let next = if busy { Some(next.map_or(soon, |n| n.min(soon))) } else { next };
+        let next = next.map(|n| n.max(soon));
+        let latest = self.now.after(limit);
+        let next = if limit == Duration::MAX { next } else { Some(next.map_or(latest, |n| n.min(latest))) };
+        if let Some(next) = next {
+            self.now = next;
+        }
+        Ok(next)
+    }
+
+    /// Steps until `end`, or until nothing will ever happen; then it is `end`.
+    ///
+    /// # Panics
+    /// If a checker complains.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now.after(time);
+        loop {
+            match self.step() {
+                Err(e) => panic!("{e}"),
+                Ok(Some(now)) if now <= end => {}
+                Ok(_) => break,
+            }
+        }
+        self.now = end;
+    }
+
+    /// Steps until `done` says so. `false`: not before `time` was over.
+    ///
+    /// # Panics
+    /// If a checker complains.
+    pub fn run_until(&mut self, time: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let end = self.now.after(time);
+        while !done(self) {
+            match self.step() {
+                Err(e) => panic!("{e}"),
+                Ok(Some(now)) if now <= end => {}
+                Ok(_) => return done(self),
+            }
+        }
+        true
+    }
+
+    fn deliver(&mut self) {
+        while self.flights.peek().is_some_and(|Reverse(f)| f.0 <= self.now) {
+            let Some(Reverse((_, _, to, bytes))) = self.flights.pop() else { break };
+            let queue = self.steer(to, &bytes);
+            if let Some(seen) = Seen::decode(self.now, &bytes) {
+                self.note(to, || format!("got  {seen:?}"));
+                if let Some(peer) = self.peers.get(&(to, seen.dqpn)) {
+                    self.window.delivered(to, *peer, &seen);
+                }
+            } else {
+                self.note(to, || format!("got  {} bytes that are no sound packet", bytes.len()));
+            }
+            if self.nodes[to].wires[queue].deliver(&bytes) {
+                self.delivered[to] += 1;
+            } else {
+                self.overrun += 1;
+                self.note(to, || "no buffer for it".into());
+            }
+        }
+    }
+
+    fn steer(&mut self, to: usize, bytes: &[u8]) -> usize {
+        let queues = self.nodes[to].wires.len();
+        if queues == 1 {
+            return 0;
+        }
+        let dqpn = match locate(bytes) {
+            Ok(Ingress::Roce(layout)) => layout.dqpn,
+            _ => return 0,
+        };
+        match self.steering {
+            Steering::ByQpn => Shared::shard_of(dqpn).min(queues - 1),
+            Steering::Hash => (dqpn.get().wrapping_mul(0x9e37_79b9) >> 16) as usize % queues,
+            Steering::Random => self.rng.below(queues as u64) as usize,
+        }
+    }
+
+    /// Port faults begin and end.
+    fn squeeze(&mut self) {
+        let n = self.nodes.len();
+        for node in 0..n {
+            let plan = self.links[node * n + (node + 1) % n].plan;
+            for (shard, until) in self.squeezed[node].iter_mut().enumerate() {
+                let wire = &self.nodes[node].wires[shard];
+                if *until != Instant::ZERO && *until <= self.now {
+                    *until = Instant::ZERO;
+                    wire.limit_tx(None);
+                    wire.starve(false);
+                }
+                if *until != Instant::ZERO {
+                    continue;
+                }
+                for fault in [Fault::TxFull, Fault::NoBuffer] {
+                    if self.rng.ppm(plan.rate(fault)) {
+                        self.fired.count(fault);
+                        *until = self.now.after(plan.stall);
+                        match fault {
+                            Fault::TxFull => wire.limit_tx(Some(self.rng.below(3) as usize)),
+                            _ => wire.starve(true),
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a shard sent goes onto the links.
+    fn collect(&mut self, node: usize, shard: usize) -> Check {
+        let n = self.nodes.len();
+        let mut arrivals = Vec::new();
+        while let Some(frame) = self.nodes[node].wires[shard].take() {
+            let bytes = frame.data().to_vec();
+            drop(frame);
+            self.taken[node] += 1;
+            if let Some(seen) = Seen::decode(self.now, &bytes) {
+                self.note(node, || format!("sent {seen:?}"));
+                self.window.sent(node, &seen).map_err(|e| format!("node {node}: {e}"))?;
+            } else if matches!(locate(&bytes), Ok(Ingress::Roce(_)) | Err(_)) {
+                return Err(format!("node {node} sent a packet that is not sound"));
+            }
+            if let Some(record) = &mut self.record {
+                record.frames.push((self.now, bytes.clone()));
+            }
+            for to in (0..n).filter(|to| *to != node) {
+                if bytes[0] & 1 == 0 && bytes[..6] != self.nodes[to].mac.0 {
+                    continue;
+                }
+                let (before, count) = (self.fired, arrivals.len());
+                self.links[node * n + to].carry(self.now, &bytes, &mut self.fired, &mut arrivals);
+                if self.fired != before || arrivals.len() != count + 1 {
+                    let what: Vec<_> = Fault::ALL
+                        .iter()
+                        .filter(|f| self.fired.get(**f) != before.get(**f))
+                        .map(|f| f.name())
+                        .collect();
+                    self.note(node, || format!("  on the link: {what:?}"));
+                }
+                for Flight { at, bytes } in arrivals.drain(..) {
+                    self.sent += 1;
+                    self.flights.push(Reverse((at, self.sent, to, bytes)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every checker that looks at nodes as a whole; `at_rest` adds those that need nothing to be under way.
+    pub fn check(&self, at_rest: bool) -> Check {
+        for (i, node) in self.nodes.iter().enumerate() {
+            check::guards(node)?;
+            if at_rest {
+                check::no_leak(node)?;
+                check::counters(node, self.delivered[i], self.taken[i])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frames on the links.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+}
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Endpoint {
+    /// Its node.
+    pub node: usize,
+    /// Its queue pair.
+    pub qp: QpId,
+    /// The completion queue of both its queues.
+    pub cq: super::node::CqId,
+}

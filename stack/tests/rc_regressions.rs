@@ -1,0 +1,137 @@
+//! Mistakes that once were in the protocol machines and the shard, each as a story that must end well.
+
+use std::time::Duration;
+
+use stack::id::QpState;
+use stack::mem::Access;
+use stack::proto::status::{WcStatus, WrOpcode};
+use stack::sim::node::SendWr;
+use stack::sim::peer::{Rig, ack, ack_with, pkt};
+use stack::wire::Opcode;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn send(rig: &Rig, id: u64, len: usize) -> SendWr {
+    SendWr::new(id, WrOpcode::Send).sges(&[rig.node.mr(rig.buf).sge(0, len)])
+}
+
+fn read(rig: &Rig, id: u64, len: usize) -> SendWr {
+    SendWr::new(id, WrOpcode::RdmaRead).sges(&[rig.node.mr(rig.buf).sge(0, len)]).remote(0x1000, 7)
+}
+
+// Goal: credits that arrive in a READ response count. SEND and READ go out together, the READ response
+// acknowledges both, and no ACKNOWLEDGE ever comes: the next SEND must not wait for one.
+#[test]
+fn read_responses_carry_credits() {
+    let mut rig = Rig::new();
+    rig.node.post_send(rig.qp, &send(&rig, 1, 8)).unwrap();
+    assert_eq!(rig.post(&read(&rig, 2, 8)).len(), 2);
+    let answer = pkt(Opcode::RC_READ_RESPONSE_ONLY, 0x101).aeth(0x0a, 2).len(8);
+    assert!(rig.send(&answer).is_empty());
+    assert_eq!(rig.done(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(rig.post(&send(&rig, 3, 8)).len(), 1, "the READ response granted credits");
+}
+
+// The same with the response of an atomic.
+#[test]
+fn atomic_acknowledgements_carry_credits() {
+    let mut rig = Rig::new();
+    rig.node.post_send(rig.qp, &send(&rig, 1, 8)).unwrap();
+    let add = SendWr::new(2, WrOpcode::AtomicFetchAndAdd).sges(&[rig.node.mr(rig.buf).sge(0, 8)]);
+    assert_eq!(rig.post(&add.remote(0x1000, 7)).len(), 2);
+    rig.send(&pkt(Opcode::RC_ATOMIC_ACKNOWLEDGE, 0x101).atomic_ack(2, 5));
+    assert_eq!(rig.done(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(rig.post(&send(&rig, 3, 8)).len(), 1);
+    assert_eq!(rig.post(&send(&rig, 4, 8)).len(), 1, "the syndrome says: no limit");
+}
+
+// Goal: a request that is acknowledged while its RNR wait runs (the network duplicated it, and the duplicate
+// found a receive) leaves an idle queue pair idle: no timer runs, nothing fails.
+#[test]
+fn no_timer_runs_after_an_acknowledgement_during_an_rnr_wait() {
+    let mut rig = Rig::with(|c| c.qp.timeout = 8);
+    rig.post(&send(&rig, 1, 8));
+    rig.send(&ack_with(0x100, 0x20 | 20, 0));
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, WcStatus::Success)]);
+    assert!(rig.wait(200 * MS).is_empty());
+    assert_eq!(rig.state(), QpState::Rts);
+    assert!(rig.done().is_empty());
+}
+
+// Goal: a port without buffers starts no timer of a queue pair that has nothing to send.
+#[test]
+fn no_timer_runs_without_buffers_and_without_work() {
+    let mut rig = Rig::with(|c| c.qp.timeout = 8);
+    rig.post(&send(&rig, 1, 8));
+    rig.node.wires[0].starve(true);
+    rig.inject(&pkt(Opcode::RC_SEND_ONLY, 0x100).a().len(4)); // its answer takes the last buffer
+    rig.inject(&ack(0x100, 1));
+    for _ in 0..10 {
+        rig.node.shards[0].poll_once(rig.now);
+    }
+    rig.node.wires[0].starve(false);
+    assert_eq!(rig.run().len(), 1);
+    assert_eq!(rig.done().len(), 2);
+    assert!(rig.wait(200 * MS).is_empty());
+    assert_eq!(rig.state(), QpState::Rts, "an idle queue pair cannot run out of retries");
+}
+
+// Goal: a READ that the network duplicated, and whose answer is being replayed, does not count as outstanding:
+// the requester had its answer long ago and may ask for the next.
+#[test]
+fn a_replayed_read_does_not_take_the_slot_of_a_new_one() {
+    let mut rig = Rig::with(|c| c.qp.max_dest_rd_atomic = 1);
+    let read = |rig: &Rig, psn| pkt(Opcode::RC_READ_REQUEST, psn).a().reth(rig.va(0), rig.rkey(), 8);
+    let first = read(&rig, 0x100);
+    assert_eq!(rig.send(&first).len(), 1);
+    // In one burst: the late duplicate, then the next READ.
+    let second = read(&rig, 0x101);
+    let said = rig.send_all(&[first, second]);
+    assert_eq!(rig.state(), QpState::Rts, "{said:?}");
+    assert_eq!(said.last().unwrap().psn, 0x101);
+    assert!(said.iter().all(|s| s.opcode == Opcode::RC_READ_RESPONSE_ONLY), "{said:?}");
+}
+
+// Goal: a duplicate of a READ that was answered in full does no harm after its key is gone: it is dropped.
+#[test]
+fn a_duplicate_read_after_its_key_is_gone_is_dropped() {
+    let mut rig = Rig::new();
+    let mr = rig.node.register(64, Access::REMOTE_READ);
+    let (va, key) = (rig.node.mr(mr).va(0), rig.node.mr(mr).key);
+    let read = pkt(Opcode::RC_READ_REQUEST, 0x100).a().reth(va, key, 8);
+    assert_eq!(rig.send(&read).len(), 1);
+    rig.node.deregister(mr);
+    assert!(rig.send(&read).is_empty());
+    assert_eq!(rig.state(), QpState::Rts);
+}
+
+// Goal: an implied NAK during an RNR wait does not cut the wait short.
+#[test]
+fn an_implied_nak_does_not_end_an_rnr_wait() {
+    let mut rig = Rig::with(|c| c.qp.timeout = 1);
+    rig.send(&ack(0x0ff, 0)); // credits without limit, from an acknowledgement of nothing
+    rig.node.post_send(rig.qp, &send(&rig, 1, 8)).unwrap();
+    rig.node.post_send(rig.qp, &read(&rig, 2, 8)).unwrap();
+    assert_eq!(rig.post(&send(&rig, 3, 8)).len(), 3);
+    // RNR for the first; then a duplicate of it was accepted and everything behind it, and the answer to the
+    // READ is lost: the acknowledgement of the last implies that.
+    rig.send(&ack_with(0x100, 0x20 | 20, 0)); // 10.24 ms
+    rig.send(&ack(0x102, 3));
+    assert!(rig.wait(10 * MS).is_empty(), "nothing before the delay is over");
+    let said = rig.wait(MS);
+    assert_eq!(said[0].opcode, Opcode::RC_READ_REQUEST, "{said:?}");
+    assert_eq!(said[0].psn, 0x101);
+}
+
+// Goal: a late acknowledgement of a duplicate keeps the newer one that is waiting to go out.
+#[test]
+fn the_answer_to_a_duplicate_does_not_replace_a_newer_acknowledgement() {
+    let mut rig = Rig::new();
+    let one = pkt(Opcode::RC_SEND_ONLY, 0x100).a().len(4);
+    let read = pkt(Opcode::RC_READ_REQUEST, 0x101).a().reth(rig.va(0), rig.rkey(), 8);
+    rig.send_all(&[one.clone(), read]);
+    let two = pkt(Opcode::RC_SEND_ONLY, 0x102).a().len(4);
+    let said = rig.send_all(&[two, one]);
+    assert!(said.iter().any(|s| s.is_ack(0x102)), "{said:?}");
+}
