@@ -52,21 +52,26 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The device's clock.
 pub(super) enum ClockSource {
-    Monotonic(std::time::Instant),
+    /// The CPU's own counter where it is steady, else the system's clock; and its reading at the origin.
+    Monotonic(quanta::Clock, u64),
     Manual(Arc<AtomicU64>),
 }
 
 impl ClockSource {
     pub(super) fn new(clock: &Clock) -> Self {
         match clock {
-            Clock::Monotonic => Self::Monotonic(std::time::Instant::now()),
+            Clock::Monotonic => {
+                let clock = quanta::Clock::new();
+                let origin = clock.raw();
+                Self::Monotonic(clock, origin)
+            }
             Clock::Manual(ns) => Self::Manual(ns.clone()),
         }
     }
     #[inline]
     pub(super) fn now(&self) -> Instant {
         Instant::from_nanos(match self {
-            Self::Monotonic(origin) => origin.elapsed().as_nanos() as u64,
+            Self::Monotonic(clock, origin) => clock.delta_as_nanos(*origin, clock.raw()),
             Self::Manual(ns) => ns.load(Ordering::Acquire),
         })
     }

@@ -1,4 +1,4 @@
-//! One turn of the loop: receive, timers, doorbells, answers, requests, publish. Every part of it is bounded.
+//! One turn of the loop: doorbells, requests, receive, timers, answers, publish. Every part of it is bounded.
 
 use super::counters::Counter;
 use super::qp::Route;
@@ -14,6 +14,11 @@ impl Shard {
     pub fn poll_once(&mut self, now: Instant) -> Turn {
         self.env.now = now;
         let mut turn = Turn::default();
+        // What was posted since the last turn goes first: nothing that arrives could make it go sooner.
+        self.run_doorbells();
+        if !self.env.ready.is_empty() {
+            self.send_requests();
+        }
         if self.env.backlog() > 0 {
             turn.tx += self.env.flush();
         }
@@ -21,13 +26,9 @@ impl Shard {
         turn.rx += self.receive_inbox();
         self.run_timers();
         self.run_net();
-        self.run_doorbells();
-        // What must be with the port before a completion may be seen goes first.
+        // What must be with the port before a completion may be seen.
         if !self.env.answering.is_empty() {
             self.send_answers();
-        }
-        if !self.env.ready.is_empty() {
-            self.send_requests();
         }
         if self.env.backlog() > 0 {
             turn.tx += self.env.flush();
