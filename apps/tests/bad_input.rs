@@ -14,7 +14,9 @@ fn wrong_options() {
     run(PERF, &["client", "--port", "eth0", "host"]).bad("no such kind of port");
     run(PERF, &[]).bad("Usage");
     run(PINGPONG, &["-m", "1000"]).bad("there are 256, 512");
-    run(PERF, &["server", "--port", "loopback", "--cores", "4000"]).bad("core 4000 is not one");
+    let tcp = free_port().to_string();
+    run(PERF, &["server", "--port", "loopback", "--oob-port", &tcp, "--cores", "4000"])
+        .bad("core 4000 is not one");
     run(PINGPONG, &["--port", "loopback", "-g", "9", "host"]).bad("there is no GID with index 9");
     run(PINGPONG, &["--port", "loopback", "--link-mtu", "1500", "-m", "4096", "host"]).bad("use -m 1024");
 }
@@ -23,7 +25,9 @@ fn wrong_options() {
 fn missing_devices_and_files() {
     let bench = Bench::new(Link::Unix);
     let port = bench.client_port();
-    run(PERF, &["server", "--port", "unix:/nonexistent/a,peer=/nonexistent/b"]).bad("/nonexistent/a");
+    let tcp = free_port().to_string();
+    run(PERF, &["server", "--oob-port", &tcp, "--port", "unix:/nonexistent/a,peer=/nonexistent/b"])
+        .bad("/nonexistent/a");
     run(PERF, &["client", "--port", &port, "--json", "/nonexistent/x", "host"]).bad("--json /nonexistent/x");
     run(PERF, &["client", "--port", &port, "--pcap", "/nonexistent/x", "host"]).bad("--pcap");
     run(PINGPONG, &["--port", &port, "--pcap", "/nonexistent/x", "host"]).bad("--pcap");
@@ -32,14 +36,16 @@ fn missing_devices_and_files() {
 #[cfg(not(feature = "dpdk"))]
 #[test]
 fn a_build_without_dpdk_says_so() {
-    run(PERF, &["server", "--port", "memif:/tmp/roce-none.sock"]).bad("needs DPDK");
+    let tcp = free_port().to_string();
+    run(PERF, &["server", "--oob-port", &tcp, "--port", "memif:/tmp/roce-none.sock"]).bad("needs DPDK");
 }
 
 #[cfg(feature = "dpdk")]
 #[test]
 fn missing_dpdk_devices() {
-    run(PERF, &["server", "--port", "af_packet:no-such-if0"]).bad("no-such-if0");
-    run(PERF, &["server", "--port", "dpdk:0000:ff:1f.7"]).bad("0000:ff:1f.7");
+    let tcp = free_port().to_string();
+    run(PERF, &["server", "--oob-port", &tcp, "--port", "af_packet:no-such-if0"]).bad("no-such-if0");
+    run(PERF, &["server", "--oob-port", &tcp, "--port", "dpdk:0000:ff:1f.7"]).bad("0000:ff:1f.7");
 }
 
 #[test]
@@ -62,6 +68,15 @@ fn wait_for(path: &std::path::Path) {
     }
 }
 
+/// Waits until a measurement is under way: a fixed sleep would end before a client on a busy machine has connected.
+fn wait_for_traffic(pcap: &std::path::Path) {
+    let since = Instant::now();
+    while std::fs::metadata(pcap).map_or(0, |file| file.len()) < 64 << 10 {
+        assert!(since.elapsed() < Duration::from_secs(30), "no traffic");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn busy_sockets() {
     let bench = Bench::new(Link::Unix);
@@ -80,8 +95,11 @@ fn a_server_that_is_killed() {
             let bench = Bench::new(Link::Unix);
             let mut server = bench.perf_server(&[]);
             wait_for(&bench.path("a"));
-            let client = bench.perf_client(&["--op", op, "--mode", mode, "-D", "30s", "--retry", "3"]);
-            std::thread::sleep(Duration::from_millis(700));
+            let pcap = bench.path("frames.pcap");
+            let args =
+                ["--op", op, "--mode", mode, "-D", "30s", "--retry", "3", "--pcap", pcap.to_str().unwrap()];
+            let client = bench.perf_client(&args);
+            wait_for_traffic(&pcap);
             server.kill();
             let since = Instant::now();
             let client = client.finish().bad("roce-perf: ");
@@ -97,8 +115,10 @@ fn a_server_that_is_killed() {
 fn a_client_that_is_killed_does_not_take_the_server_along() {
     let bench = Bench::new(Link::Unix);
     let _server = bench.perf_server(&[]);
-    let mut client = bench.perf_client(&["--op", "send", "--mode", "rate", "-D", "30s"]);
-    std::thread::sleep(Duration::from_millis(700));
+    let pcap = bench.path("frames.pcap");
+    let args = ["--op", "send", "--mode", "rate", "-D", "30s", "--pcap", pcap.to_str().unwrap()];
+    let mut client = bench.perf_client(&args);
+    wait_for_traffic(&pcap);
     client.kill();
     bench.perf_client(&["-n", "20", "--verify"]).finish().good();
 }
