@@ -6,6 +6,13 @@ use stack::proto::status::WrOpcode;
 
 fn main() {
     let only = std::env::args().nth(1);
+    if only.as_deref().is_none_or(|o| o == "PING") {
+        let mut link = Link::new(Mtu::Mtu4096);
+        link.ping(64, 100_000);
+        let start = std::time::Instant::now();
+        link.ping(64, 2_000_000);
+        println!("{:12} {:8.1} ns a message", "PING 64", start.elapsed().as_nanos() as f64 / 2e6);
+    }
     for (name, opcode, len, count) in [
         ("SEND 64", WrOpcode::Send, 64, 2_000_000),
         ("WRITE 64", WrOpcode::RdmaWrite, 64, 2_000_000),

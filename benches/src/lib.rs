@@ -215,3 +215,22 @@ impl Link {
         format!("a: {}\nb: {}", one(&self.a), one(&self.b))
     }
 }
+
+impl Link {
+    /// Moves `count` messages of `len` bytes from `a` to `b` by SEND, one after the other: what a ping-pong pays.
+    pub fn ping(&mut self, len: u32, count: u32) {
+        for _ in 0..count {
+            self.b.fill_receives(len);
+            assert_eq!(self.a.post(WrOpcode::Send, len, (0, 0), 1), 1);
+            self.now += 1000;
+            let now = Instant::from_nanos(self.now);
+            self.a.shard.poll_once(now);
+            self.b.shard.poll_once(now);
+            let mut received = 0;
+            self.b.cq.poll_with(1, |c| received += u32::from(c.status == 0));
+            assert_eq!(received, 1, "{}", self.counters());
+            self.a.shard.poll_once(now);
+            self.a.cq.poll_with(1, |_| ());
+        }
+    }
+}

@@ -3,7 +3,7 @@
 use core::cell::Cell as ThreadCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 
 use crossbeam_utils::CachePadded;
@@ -16,6 +16,7 @@ use crate::net::{Net, NetConfig};
 use crate::port::{Port, PortInfo};
 use crate::proto::status::AsyncEvent;
 use crate::shard::{Shard, Shared, SharedConfig, Turn};
+use crate::sync::claim::Claim;
 use crate::time::Instant;
 
 thread_local! {
@@ -79,9 +80,7 @@ impl ClockSource {
 
 /// A shard and what those who want it say to each other.
 pub(super) struct Cell {
-    shard: Mutex<Shard>,
-    /// Control calls that wait for the shard: those who turn it stand back while there are any.
-    waiting: AtomicU32,
+    shard: Claim<Shard>,
     /// Turns made by others than the background helper, so that it can see them. Written by holders only.
     turns: AtomicU32,
 }
@@ -120,10 +119,7 @@ impl Core {
     ) -> Self {
         let cells = shards
             .into_iter()
-            .map(|shard| {
-                let shard = Mutex::new(shard);
-                CachePadded::new(Cell { shard, waiting: AtomicU32::new(0), turns: AtomicU32::new(0) })
-            })
+            .map(|shard| CachePadded::new(Cell { shard: Claim::new(shard), turns: AtomicU32::new(0) }))
             .collect();
         let link_up = AtomicBool::new(port.link_up());
         Self {
@@ -158,15 +154,12 @@ impl Core {
     /// One turn, and a look at the shard after it.
     #[inline]
     fn turn_and<R>(&self, cell: &Cell, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<(Turn, R)> {
-        if cell.waiting.load(Ordering::Relaxed) != 0 {
-            // On a machine with few cores the waiting thread may need this one's.
-            std::thread::yield_now();
+        let Some(mut shard) = cell.shard.try_take() else {
+            if cell.shard.wanted() {
+                // On a machine with few cores the waiting thread may need this one's.
+                std::thread::yield_now();
+            }
             return None;
-        }
-        let mut shard = match cell.shard.try_lock() {
-            Ok(shard) => shard,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
         };
         let _holding = Holding::begin();
         shard.claimed();
@@ -193,10 +186,7 @@ impl Core {
 
     /// A look at a shard that nobody holds.
     pub(super) fn peek<R>(&self, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<R> {
-        match self.cells[index].shard.try_lock() {
-            Ok(shard) => Some(look(&shard)),
-            Err(_) => None,
-        }
+        self.cells[index].shard.try_take().map(|shard| look(&shard))
     }
 
     /// Works on a shard between two turns, on the calling thread.
@@ -206,10 +196,7 @@ impl Core {
         work: impl FnOnce(&mut Shard, Instant) -> R,
     ) -> Result<R, DeviceError> {
         not_inside_turn()?;
-        let cell = &self.cells[index];
-        cell.waiting.fetch_add(1, Ordering::Relaxed);
-        let mut shard = lock(&cell.shard);
-        cell.waiting.fetch_sub(1, Ordering::Relaxed);
+        let mut shard = self.cells[index].shard.take();
         let result = {
             let _holding = Holding::begin();
             shard.claimed();
@@ -275,14 +262,13 @@ impl Core {
     pub(super) fn run_dedicated(&self, index: usize) {
         let cell = &self.cells[index];
         while !self.stop.load(Ordering::Relaxed) {
-            if cell.waiting.load(Ordering::Relaxed) != 0 {
+            let Some(mut shard) = cell.shard.try_take() else {
                 std::thread::yield_now();
                 continue;
-            }
-            let mut shard = lock(&cell.shard);
+            };
             let _holding = Holding::begin();
             shard.claimed();
-            while cell.waiting.load(Ordering::Relaxed) == 0 && !self.stop.load(Ordering::Relaxed) {
+            while !cell.shard.wanted() && !self.stop.load(Ordering::Relaxed) {
                 let now = self.now();
                 shard.poll_once(now);
                 if index == 0 {

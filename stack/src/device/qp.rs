@@ -1,7 +1,6 @@
 //! Queue pairs: two rings to post into, and a place on a shard.
 
 use core::fmt;
-use core::sync::atomic::{Ordering, fence};
 use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -17,6 +16,7 @@ use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, recv_stride, send_stride};
 use crate::shard::QpSpec;
+use crate::sync::asymmetric;
 use crate::sync::spsc::{self, Producer};
 use crate::sync::words::Word;
 
@@ -258,9 +258,9 @@ impl QpCore {
     /// message arrives, but one posted in ERR has to be flushed.
     #[inline]
     pub fn recv_posted(&self) {
-        // Publish, fence, look at the state here; publish the state, fence, look at the ring in the shard: one of the
+        // Publish, fence, look at the state here; publish the state, fence (heavy), look at the ring in the shard: one of the
         // two sees the other.
-        fence(Ordering::SeqCst);
+        asymmetric::light();
         if Gates::from_bits(self.word().gates() as u8).has(Gates::FLUSH_RQ) {
             self.send_posted();
         }

@@ -145,7 +145,7 @@ impl Env {
             QpState::Err => {
                 qp.draining = false;
                 // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
-                core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
+                crate::sync::asymmetric::heavy();
                 self.flush_queues(qp, cause);
             }
             QpState::Sqe => self.flush_queues(qp, cause),

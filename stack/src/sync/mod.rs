@@ -4,8 +4,10 @@
 //! Never blocks, never allocates after creation, reads no clock, knows nothing of packets or verbs. Called by
 //! posters and pollers on one side and by the shard that owns the other end.
 //!
-//! [`spsc`] is the only file here with `unsafe`; [`lanes`] is built on it, [`doorbell`] on atomics alone.
+//! `unsafe` is in [`spsc`], [`claim`] and [`asymmetric`]; [`lanes`] is built on rings, [`doorbell`] on atomics alone.
 
+pub mod asymmetric;
+pub mod claim;
 pub mod doorbell;
 pub mod lanes;
 pub(crate) mod primitive;

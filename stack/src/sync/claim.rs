@@ -1,0 +1,321 @@
+//! A claim on a value: one holder at a time, with a way in for the thread that takes it all the time which costs
+//! no atomic read-modify-write.
+//!
+//! A poll-mode core takes and leaves its shard millions of times a second; a control call wants it hardly ever.
+//! So a claim leans to a thread: one that took it [`LEAN_AFTER`] times in a row becomes its *owner* and from then on
+//! says "I am inside" with a plain store, and looks whether somebody waits ([`super::asymmetric`]). Everybody else
+//! announces itself, takes the lock and waits until the owner is not inside. The owner does not have to come by for
+//! that: if it never takes the claim again, nobody notices.
+//!
+//! Why the value has one holder at a time: whoever is not the owner holds `lock`, and while there is an owner it
+//! also counts in `waiting` from before its heavy fence to the end of its hold. An owner that finds `waiting` zero
+//! behind its light fence either entered before that heavy fence, and is then seen `inside` and waited for, or
+//! after the count went down again, which is released and acquired. `owner` changes only under `lock` with the
+//! owner kept out.
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+
+use super::asymmetric::{heavy, light, prepare};
+use super::primitive::{AtomicU32, AtomicU64, Ordering};
+
+/// Takings in a row, by one thread, after which a claim leans to it.
+pub const LEAN_AFTER: u32 = 64;
+
+/// A value that one thread at a time may claim.
+pub struct Claim<T> {
+    /// 1 while somebody who is not the owner holds the claim.
+    lock: AtomicU32,
+    /// Those who wait for the claim, or hold it while there is an owner: the owner stays out.
+    waiting: AtomicU32,
+    /// 1 while the owner holds the claim.
+    inside: AtomicU32,
+    /// The thread that the claim leans to; 0 for none.
+    owner: AtomicU64,
+    /// Who took the lock last, and how often in a row; written under `lock`.
+    last: AtomicU64,
+    row: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: `value` is reached through a `Claimed` alone, and there is one at a time (module comment).
+unsafe impl<T: Send> Sync for Claim<T> {}
+
+/// The claim, held; given back when dropped.
+pub struct Claimed<'a, T> {
+    claim: &'a Claim<T>,
+    how: How,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    Owner,
+    Locked,
+    /// With a count in `waiting`.
+    Announced,
+}
+
+std::thread_local! {
+    static HERE: u8 = const { 0 };
+}
+
+/// A number for the calling thread, never 0, that no other living thread has.
+#[inline]
+fn thread_number() -> u64 {
+    HERE.with(|here| core::ptr::from_ref(here).addr() as u64)
+}
+
+impl<T> Claim<T> {
+    /// A claim that nobody holds.
+    pub fn new(value: T) -> Self {
+        prepare();
+        Self {
+            lock: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            inside: AtomicU32::new(0),
+            owner: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            row: AtomicU32::new(0),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Whether somebody waits for the claim: whoever holds it for long should let it go.
+    #[inline]
+    pub fn wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes the claim if it is free and nobody waits for it. Not to be called by a thread that holds it.
+    #[inline]
+    pub fn try_take(&self) -> Option<Claimed<'_, T>> {
+        let me = thread_number();
+        if self.owner.load(Ordering::Relaxed) == me {
+            self.inside.store(1, Ordering::Relaxed);
+            light();
+            if self.waiting.load(Ordering::Acquire) == 0 {
+                return Some(Claimed { claim: self, how: How::Owner });
+            }
+            self.inside.store(0, Ordering::Release);
+            return None;
+        }
+        self.try_take_lock(me)
+    }
+
+    fn try_take_lock(&self, me: u64) -> Option<Claimed<'_, T>> {
+        if self.wanted() || !self.lock_now() {
+            return None;
+        }
+        if self.owner.load(Ordering::Relaxed) == 0 {
+            self.lean(me);
+            return Some(Claimed { claim: self, how: How::Locked });
+        }
+        // It leans to another thread, which may be inside. If not, it leans to nobody for a while.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        heavy();
+        if self.inside.load(Ordering::Acquire) != 0 {
+            self.lock.store(0, Ordering::Release);
+            self.waiting.fetch_sub(1, Ordering::Release);
+            return None;
+        }
+        self.owner.store(0, Ordering::Relaxed);
+        self.last.store(me, Ordering::Relaxed);
+        self.row.store(0, Ordering::Relaxed);
+        Some(Claimed { claim: self, how: How::Announced })
+    }
+
+    /// Takes the claim; waits until it is free. Those who turn it in a loop stand back for this. Not to be called
+    /// by a thread that holds it.
+    pub fn take(&self) -> Claimed<'_, T> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let mut tries = 0u32;
+        while !self.lock_now() {
+            pause(&mut tries);
+        }
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner != 0 && owner != thread_number() {
+            heavy();
+            while self.inside.load(Ordering::Acquire) != 0 {
+                pause(&mut tries);
+            }
+        }
+        Claimed { claim: self, how: How::Announced }
+    }
+
+    #[inline]
+    fn lock_now(&self) -> bool {
+        self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Under `lock`, without an owner: counts takings in a row.
+    #[inline]
+    fn lean(&self, me: u64) {
+        if self.last.load(Ordering::Relaxed) != me {
+            self.last.store(me, Ordering::Relaxed);
+            self.row.store(0, Ordering::Relaxed);
+        }
+        let row = self.row.load(Ordering::Relaxed) + 1;
+        self.row.store(row, Ordering::Relaxed);
+        if row >= LEAN_AFTER {
+            self.owner.store(me, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits a little; on a machine with few cores the holder may need this one's.
+fn pause(tries: &mut u32) {
+    *tries += 1;
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    if *tries % 64 == 0 {
+        std::thread::yield_now();
+    } else {
+        core::hint::spin_loop();
+    }
+}
+
+impl<T> Drop for Claimed<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        let claim = self.claim;
+        match self.how {
+            How::Owner => claim.inside.store(0, Ordering::Release),
+            How::Locked => claim.lock.store(0, Ordering::Release),
+            How::Announced => {
+                claim.lock.store(0, Ordering::Release);
+                claim.waiting.fetch_sub(1, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl<T> Deref for Claimed<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this is the one `Claimed` there is (module comment), borrowed for as long as the reference.
+        unsafe { &*self.claim.value.get() }
+    }
+}
+
+impl<T> DerefMut for Claimed<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above, borrowed mutably.
+        unsafe { &mut *self.claim.value.get() }
+    }
+}
+
+impl<T> core::fmt::Debug for Claim<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Claim").field("wanted", &self.wanted()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64 as Count};
+
+    /// A counter that loses counts if two threads are inside at once.
+    fn bump(claim: &mut Claimed<'_, [u64; 16]>) {
+        for n in claim.iter_mut() {
+            *n += 1;
+        }
+    }
+
+    #[test]
+    fn one_holder_at_a_time() {
+        let claim = Claim::new([0u64; 16]);
+        let (stop, counted) = (AtomicBool::new(false), Count::new(0));
+        let controls = if cfg!(miri) { 5 } else { 2_000 };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut mine = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Some(mut held) = claim.try_take() {
+                            bump(&mut held);
+                            mine += 1;
+                        } else {
+                            std::thread::yield_now();
+                        }
+                    }
+                    counted.fetch_add(mine, Ordering::Relaxed);
+                });
+            }
+            for _ in 0..controls {
+                bump(&mut claim.take());
+            }
+            counted.fetch_add(controls, Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
+        });
+        let total = counted.load(Ordering::Relaxed);
+        assert_eq!(*claim.take(), [total; 16]);
+    }
+
+    #[test]
+    fn leans_to_a_thread_and_away_again() {
+        let claim = Claim::new(());
+        for _ in 0..LEAN_AFTER {
+            assert_eq!(claim.owner.load(Ordering::Relaxed), 0);
+            drop(claim.try_take().expect("free"));
+        }
+        assert_eq!(claim.owner.load(Ordering::Relaxed), thread_number());
+        drop(claim.take());
+        let held = claim.try_take().expect("free");
+        assert!(held.how == How::Owner, "a control call of its own does not change the owner");
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(claim.try_take().is_none(), "the owner is inside"));
+        });
+        drop(held);
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(claim.try_take().is_some(), "the owner is outside, and need not come by"));
+        });
+        assert_eq!(claim.owner.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn nobody_enters_while_somebody_waits() {
+        let claim = Claim::new(());
+        let held = claim.take();
+        assert!(claim.wanted() && claim.try_take().is_none());
+        drop(held);
+        assert!(!claim.wanted() && claim.try_take().is_some());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicU32 as Flag;
+
+    /// The owner turns, another thread has a control call: never both inside.
+    #[test]
+    fn owner_and_control_call() {
+        loom::model(|| {
+            let claim = Arc::new(Claim::new(()));
+            let held = Arc::new(Flag::new(0));
+            claim.owner.store(thread_number(), Ordering::Relaxed);
+            let other = {
+                let (claim, held) = (claim.clone(), held.clone());
+                loom::thread::spawn(move || {
+                    let guard = claim.take();
+                    assert_eq!(held.fetch_add(1, Ordering::Relaxed), 0);
+                    held.fetch_sub(1, Ordering::Relaxed);
+                    drop(guard);
+                })
+            };
+            for _ in 0..2 {
+                if let Some(guard) = claim.try_take() {
+                    assert_eq!(held.fetch_add(1, Ordering::Relaxed), 0);
+                    held.fetch_sub(1, Ordering::Relaxed);
+                    drop(guard);
+                }
+            }
+            other.join().unwrap();
+        });
+    }
+}
