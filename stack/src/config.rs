@@ -10,6 +10,14 @@ pub const TX_BURST: usize = 64;
 pub const QP_TX_BUDGET: usize = 16;
 /// Queue pairs served from the ready list in a turn.
 pub const READY_BUDGET: usize = 64;
+/// Queue pairs whose send queues a shard looks at every turn, so that their posters need not ring.
+pub const WATCHED_MAX: usize = 8;
+/// A queue pair is watched after this many doorbells, each at most [`WATCH_GAP`] after the one before.
+pub const WATCH_AFTER: u8 = 16;
+/// See [`WATCH_AFTER`].
+pub const WATCH_GAP: Duration = Duration::from_micros(100);
+/// A queue pair is watched until nothing was posted for this long.
+pub const WATCH_IDLE: Duration = Duration::from_millis(1);
 /// Frames waiting in a shard's inbox (handed over, or addressed to ourselves).
 pub const INBOX_DEPTH: usize = 1024;
 /// How long a port may refuse every frame before the backlog is dropped, under its counter.
@@ -59,6 +67,7 @@ pub const HELPER_HOT: Duration = Duration::from_micros(50);
 pub const HELPER_SLEEP: Duration = Duration::from_millis(1);
 
 const _: () = assert!(TX_BURST >= 2 * RX_BURST, "a burst received must find room for its ACKs");
+const _: () = assert!(WATCH_GAP.as_nanos() < WATCH_IDLE.as_nanos());
 const _: () = assert!(WINDOW_PACKETS < 1 << 23, "half the PSN circle is the specification's limit");
 const _: () = assert!(ACK_REQ_STRIDE * 2 <= WINDOW_PACKETS, "an ACK must arrive before the window closes");
 const _: () = assert!(QUEUE_DEPTH_MAX.is_power_of_two() && QUEUE_DEPTH_MAX < 1 << 23);

@@ -227,7 +227,7 @@ impl QpCore {
     #[inline]
     fn gate(&self, gate: Gates) -> Result<u32, QpState> {
         let word = self.word();
-        if Gates::from_bits(word.gates() as u8).has(gate) { Ok(word.epoch()) } else { Err(state_of(word)) }
+        if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(state_of(word)) }
     }
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {
@@ -252,6 +252,15 @@ impl QpCore {
     /// Tells the shard of send requests that were published.
     #[inline]
     pub fn send_posted(&self) {
+        // Publish, fence, look at the promise here; take the promise back, fence (heavy), look at the ring in the shard.
+        asymmetric::light();
+        if !self.word().is_watched() {
+            self.ring();
+        }
+    }
+    /// Rings the queue pair's doorbell.
+    #[inline]
+    fn ring(&self) {
         self.device().doorbells(self.shard).ring(self.slot);
     }
     /// Tells the shard of receive requests that were published, where that matters: it finds them by itself when a
@@ -261,8 +270,8 @@ impl QpCore {
         // Publish, fence, look at the state here; publish the state, fence (heavy), look at the ring in the shard: one of the
         // two sees the other.
         asymmetric::light();
-        if Gates::from_bits(self.word().gates() as u8).has(Gates::FLUSH_RQ) {
-            self.send_posted();
+        if Gates::from_bits(self.word().gates()).has(Gates::FLUSH_RQ) {
+            self.ring();
         }
     }
 

@@ -157,7 +157,8 @@ impl Env {
     /// Makes epoch, state and gates known to posters and pollers.
     pub fn publish_word(&self, qp: &mut Qp) {
         qp.gates = crate::proto::state::Gates::of(qp.state, qp.ty);
-        let word = crate::sync::words::Word::new(qp.epoch, qp.state as u8, u16::from(qp.gates.bits()));
+        let word =
+            crate::sync::words::Word::new(qp.epoch, qp.state as u8, qp.gates.bits()).watched(qp.watched);
         self.shared.words.store(qp.index, word);
     }
 

@@ -4,12 +4,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
+
 use super::copy::Memory;
 use super::counters::{Counter, Counters};
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
 use super::{LaneId, Shared};
-use crate::config::{TX_BURST, TX_STALL};
+use crate::config::{TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
 use crate::net::Resolution;
 use crate::port::{Frame, PortQueue, TxBurst};
@@ -45,6 +47,8 @@ pub(super) struct Env {
     pub ready: VecDeque<u32>,
     /// Queue pairs with answers to send.
     pub answering: VecDeque<u32>,
+    /// Queue pairs whose send queues are looked at every turn: posting to them costs no doorbell.
+    pub watched: ArrayVec<u32, WATCHED_MAX>,
     /// Queue pairs whose ring slots are freed when completions are published.
     pub finished: Vec<u32>,
     /// IPv4 identification of the next packet.
@@ -70,6 +74,7 @@ impl Env {
             dirty: Vec::new(),
             ready: VecDeque::new(),
             answering: VecDeque::new(),
+            watched: ArrayVec::new(),
             finished: Vec::new(),
             ip_id: 0,
             net_seen: 0,

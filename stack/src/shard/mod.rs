@@ -105,7 +105,8 @@ impl Shard {
             || env.backlog() > 0
             || env.shared.doorbells[env.id].any()
             || !env.shared.inboxes[env.id].is_empty()
-            || env.net_seen != env.shared.net_generation();
+            || env.net_seen != env.shared.net_generation()
+            || self.watched_posts();
         if busy {
             return Some(env.now);
         }

@@ -1,11 +1,14 @@
 //! One turn of the loop: doorbells, requests, receive, timers, answers, publish. Every part of it is bounded.
 
 use super::counters::Counter;
-use super::qp::Route;
+use super::env::Env;
+use super::qp::{Qp, Route};
 use super::{Shard, Shared, Turn};
-use crate::config::{READY_BUDGET, RX_BURST};
+use crate::config::{READY_BUDGET, RX_BURST, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::id::QpState;
 use crate::net::Resolution;
+use crate::proto::requester::SendRing;
+use crate::sync::asymmetric::heavy;
 use crate::time::Instant;
 use crate::wire::{Ingress, locate};
 
@@ -15,6 +18,7 @@ impl Shard {
         self.env.now = now;
         let mut turn = Turn::default();
         // What was posted since the last turn goes first: nothing that arrives could make it go sooner.
+        self.run_watched();
         self.run_doorbells();
         if !self.env.ready.is_empty() {
             self.send_requests();
@@ -156,10 +160,49 @@ impl Shard {
         let mut rung = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
         bells.drain(READY_BUDGET as u32, |slot| rung.push(slot));
         for slot in rung {
-            if let Some(qp) = self.qps.get(slot) {
-                self.env.mark_ready(qp);
+            let Some(qp) = self.qps.get(slot) else { continue };
+            self.env.mark_ready(qp);
+            let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;
+            qp.posted_at = self.env.now;
+            qp.rings = if soon { qp.rings.saturating_add(1) } else { 0 };
+            if qp.rings >= WATCH_AFTER && !qp.watched && !self.env.watched.is_full() {
+                qp.watched = true;
+                qp.sq_seen = qp.sq.published();
+                self.env.watched.push(slot);
+                self.env.publish_word(qp);
             }
         }
+    }
+
+    /// Queue pairs that are posted to all the time are looked at instead of waiting for their doorbells.
+    #[inline]
+    fn run_watched(&mut self) {
+        let mut i = 0;
+        while let Some(&slot) = self.env.watched.get(i) {
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) else {
+                self.env.watched.swap_remove(i);
+                continue;
+            };
+            let published = qp.sq.published();
+            if published != qp.sq_seen {
+                qp.sq_seen = published;
+                qp.posted_at = self.env.now;
+                self.env.mark_ready(qp);
+            } else if self.env.now.nanos_since(qp.posted_at) > WATCH_IDLE.as_nanos() as u64 {
+                self.env.unwatch(qp);
+                continue; // the next look takes it off the list
+            }
+            i += 1;
+        }
+    }
+
+    /// Whether something was posted to a watched queue pair since the last look.
+    pub(super) fn watched_posts(&self) -> bool {
+        let posted = |slot: &u32| {
+            let qp = self.qps.slots.get(*slot as usize).and_then(|qp| qp.as_deref());
+            qp.is_some_and(|qp| qp.sq.0.published() != qp.sq_seen)
+        };
+        self.env.watched.iter().any(posted)
     }
 
     /// Makes this turn's completions visible and gives their ring slots back to the posters.
@@ -177,6 +220,20 @@ impl Shard {
                 let held = u32::from(qp.responder.holds_receive());
                 qp.rq.ring.release_to(qp.rq.taken.wrapping_sub(held));
             }
+        }
+    }
+}
+
+impl Env {
+    /// From here on posters ring again. Whoever posted without ringing, because it saw the promise, is noticed.
+    #[cold]
+    fn unwatch(&mut self, qp: &mut Qp) {
+        qp.watched = false;
+        qp.rings = 0;
+        self.publish_word(qp);
+        heavy();
+        if qp.sq.published() != qp.sq_seen {
+            self.mark_ready(qp);
         }
     }
 }

@@ -114,6 +114,8 @@ pub(super) struct Qp {
     pub in_answers: bool,
     /// In the list of queue pairs whose ring slots are freed at the end of the turn.
     pub in_finished: bool,
+    /// Looked at every turn: its posters do not ring.
+    pub watched: bool,
     pub comm_est: bool,
     pub draining: bool,
     pub slot: u32,
@@ -127,6 +129,12 @@ pub(super) struct Qp {
     pub local: Gid,
     /// When the wheel wakes this queue pair; `FAR` if it does not.
     pub wakes_at: Instant,
+    /// Doorbells in a row, each soon after the one before.
+    pub rings: u8,
+    /// When something was last posted, as far as the shard noticed.
+    pub posted_at: Instant,
+    /// What was posted when the shard last looked.
+    pub sq_seen: u32,
     /// Send requests before this one have their completions.
     pub sq_done: u32,
     pub sq: Sq,
@@ -153,6 +161,7 @@ impl Qp {
             in_ready: false,
             in_answers: false,
             in_finished: false,
+            watched: false,
             comm_est: false,
             draining: false,
             slot: spec.slot,
@@ -165,6 +174,9 @@ impl Qp {
             peer: Gid::default(),
             local: Gid::default(),
             wakes_at: Instant::FAR,
+            rings: 0,
+            posted_at: Instant::ZERO,
+            sq_seen: first,
             sq_done: first,
             sq: Sq(spec.sq),
             rq: Rq { ring: spec.rq, taken, epoch },

@@ -505,7 +505,7 @@ impl Node {
     /// `EINVAL` in a state that takes none or for a request that is not allowed, `ENOMEM` if the queue is full.
     pub fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), i32> {
         let word = self.shared.words.load(self.qp(qp).index);
-        if !Gates::from_bits(word.gates() as u8).has(Gates::POST_SEND) {
+        if !Gates::from_bits(word.gates()).has(Gates::POST_SEND) {
             return Err(EINVAL);
         }
         let q = self.qp_mut(qp);
@@ -553,7 +553,7 @@ impl Node {
     /// As [`Node::post_send`].
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
         let word = self.shared.words.load(self.qp(qp).index);
-        if !Gates::from_bits(word.gates() as u8).has(Gates::POST_RECV) {
+        if !Gates::from_bits(word.gates()).has(Gates::POST_RECV) {
             return Err(EINVAL);
         }
         let q = self.qp_mut(qp);
@@ -566,7 +566,7 @@ impl Node {
         q.rq.publish(1);
         let (shard, slot) = (q.shard, q.slot);
         // Only a queue pair that flushes has to know.
-        if Gates::from_bits(word.gates() as u8).has(Gates::FLUSH_RQ) {
+        if Gates::from_bits(word.gates()).has(Gates::FLUSH_RQ) {
             self.shared.doorbells[shard].ring(slot);
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! One published word a queue pair: its epoch, its state and its gates.
 //!
 //! Written by the shard that owns the queue pair, read by posters (may I post?) and by whoever polls a
-//! completion queue (is this entry of an earlier life?). A word is `epoch << 32 | state << 16 | gates`.
+//! completion queue (is this entry of an earlier life?). A word is `epoch << 32 | state << 16 | flags << 8 | gates`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,26 +9,37 @@ use core::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug)]
 pub struct Words(Box<[AtomicU64]>);
 
+const WATCHED: u64 = 1 << 8;
+
 /// What a word says at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Word(u64);
 
 impl Word {
     /// Packs the three parts.
-    pub const fn new(epoch: u32, state: u8, gates: u16) -> Self {
+    pub const fn new(epoch: u32, state: u8, gates: u8) -> Self {
         Self((epoch as u64) << 32 | (state as u64) << 16 | gates as u64)
     }
     /// The epoch: grows by one at every RESET and when the queue pair is destroyed.
     pub const fn epoch(self) -> u32 {
         (self.0 >> 32) as u32
     }
+    /// The same word, with the shard's promise to look at the send queue every turn: posters need not ring.
+    #[must_use]
+    pub const fn watched(self, watched: bool) -> Self {
+        Self(if watched { self.0 | WATCHED } else { self.0 & !WATCHED })
+    }
+    /// Whether the shard looks at the send queue every turn.
+    pub const fn is_watched(self) -> bool {
+        self.0 & WATCHED != 0
+    }
     /// The verbs state as a number.
     pub const fn state(self) -> u8 {
         (self.0 >> 16) as u8
     }
     /// The gates, as bits.
-    pub const fn gates(self) -> u16 {
-        self.0 as u16
+    pub const fn gates(self) -> u8 {
+        self.0 as u8
     }
 }
 
