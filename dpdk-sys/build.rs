@@ -3,7 +3,7 @@
 //! DPDK is linked statically by default: the shared `librte_eal` loads every driver plugin of the distribution
 //! when it starts (more than a hundred, and libraries such as libibverbs with them), the static one contains
 //! what is listed here. `DPDK_SYS_LINK=shared` takes the distribution's shared libraries with all their drivers
-//! instead. `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
+//! instead (but leaves net_memif's races unguarded, see `MEMIF_GUARDS`). `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -154,7 +154,7 @@ fn has_library(name: &str) -> bool {
 }
 
 /// Merges the wanted archives into one object, so that their order and cycles do not matter, every constructor
-/// (drivers register in one) is linked, and `munmap` of net_memif can be led through the shim.
+/// (drivers register in one) is linked, and net_memif can be guarded.
 fn link_static(out: &Path) {
     let dirs = library_dirs();
     let find = |name: &str| {
@@ -188,14 +188,23 @@ fn link_static(out: &Path) {
     let _ = std::fs::remove_file(&object);
 }
 
-/// net_memif unmaps its rings on DPDK's interrupt thread as soon as the peer is gone, even while another thread
-/// is inside a burst. The shim's `dpdk_sys_munmap` waits for such a burst to end.
+/// Calls of net_memif that are led through the shim, which says of each what is wrong without.
+const MEMIF_GUARDS: &[(&str, &str)] = &[
+    ("munmap", "dpdk_sys_munmap"),
+    ("sendmsg", "dpdk_sys_sendmsg"),
+    ("recvmsg", "dpdk_sys_recvmsg"),
+    ("rte_intr_callback_register", "dpdk_sys_intr_callback_register"),
+    ("rte_intr_instance_free", "dpdk_sys_intr_instance_free"),
+];
+
+/// net_memif with some of its calls led through the shim.
 fn guard_memif(archive: &Path, out: &Path) -> PathBuf {
     let guarded = out.join("librte_net_memif_guarded.a");
-    run(Command::new(tool("OBJCOPY", "objcopy"))
-        .args(["--redefine-sym", "munmap=dpdk_sys_munmap"])
-        .arg(archive)
-        .arg(&guarded));
+    let mut objcopy = Command::new(tool("OBJCOPY", "objcopy"));
+    for (from, to) in MEMIF_GUARDS {
+        objcopy.arg("--redefine-sym").arg(format!("{from}={to}"));
+    }
+    run(objcopy.arg(archive).arg(&guarded));
     guarded
 }
 

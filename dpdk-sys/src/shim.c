@@ -2,6 +2,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+/* net_memif's listening sockets are known to DPDK by handles whose accessors are not public in every release. */
+#define ALLOW_EXPERIMENTAL_API
+#define ALLOW_INTERNAL_API
 #include "shim.h"
 
 #include <errno.h>
@@ -20,6 +23,7 @@
 #include <rte_alarm.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
+#include <rte_interrupts.h>
 #include <rte_errno.h>
 #include <rte_ethdev.h>
 #include <rte_lcore.h>
@@ -106,6 +110,92 @@ dpdk_sys_munmap(void *addr, size_t len)
 		}
 	}
 	return munmap(addr, len);
+}
+
+ssize_t dpdk_sys_sendmsg(int fd, const struct msghdr *message, int flags);
+
+/* net_memif calls this instead of sendmsg. When greeting a client fails, the driver closes the socket while its
+ * handler stays registered, and the interrupt thread panics over the closed file. So a message to a peer that is
+ * gone counts as sent: the end of file that follows takes the driver's orderly way out. */
+ssize_t
+dpdk_sys_sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	ssize_t sent = sendmsg(fd, message, flags | MSG_NOSIGNAL);
+
+	if (sent < 0 && (errno == EPIPE || errno == ECONNRESET)) {
+		sent = 0;
+		for (size_t i = 0; i < message->msg_iovlen; i++)
+			sent += (ssize_t)message->msg_iov[i].iov_len;
+	}
+	return sent;
+}
+
+ssize_t dpdk_sys_recvmsg(int fd, struct msghdr *message, int flags);
+
+/* net_memif calls this instead of recvmsg. The interrupt thread finds a handler by the number of a file: after one
+ * connection was closed and another opened, an old event may reach the new handler, which must not wait for a
+ * message then, least of all one from a port that this thread serves too. */
+ssize_t
+dpdk_sys_recvmsg(int fd, struct msghdr *message, int flags)
+{
+	return recvmsg(fd, message, flags | MSG_DONTWAIT);
+}
+
+int dpdk_sys_intr_callback_register(const struct rte_intr_handle *handle, rte_intr_callback_fn fn, void *arg);
+void dpdk_sys_intr_instance_free(struct rte_intr_handle *handle);
+
+/* Listening sockets of memif servers. On the interrupt thread and DPDK's own, hence the lock. */
+static pthread_mutex_t listeners_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+	const struct rte_intr_handle *handle;
+	rte_intr_callback_fn fn;
+	void *arg;
+} listeners[DPDK_SYS_PORTS_MAX];
+
+/* net_memif calls this instead of rte_intr_callback_register: remembers the handlers of listening sockets. */
+int
+dpdk_sys_intr_callback_register(const struct rte_intr_handle *handle, rte_intr_callback_fn fn, void *arg)
+{
+	int listens = 0;
+	socklen_t size = sizeof(listens);
+	int ret = rte_intr_callback_register(handle, fn, arg);
+
+	if (ret == 0 && getsockopt(rte_intr_fd_get(handle), SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 &&
+	    listens) {
+		pthread_mutex_lock(&listeners_lock);
+		for (int i = 0; i < DPDK_SYS_PORTS_MAX; i++) {
+			if (listeners[i].handle == NULL) {
+				listeners[i].handle = handle;
+				listeners[i].fn = fn;
+				listeners[i].arg = arg;
+				break;
+			}
+		}
+		pthread_mutex_unlock(&listeners_lock);
+	}
+	return ret;
+}
+
+/* net_memif calls this instead of rte_intr_instance_free. DPDK 22.11 frees the handle of a listening socket without
+ * unregistering its handler or closing it: a connection would call the handler with freed memory. */
+void
+dpdk_sys_intr_instance_free(struct rte_intr_handle *handle)
+{
+	rte_intr_callback_fn fn = NULL;
+	void *arg = NULL;
+
+	pthread_mutex_lock(&listeners_lock);
+	for (int i = 0; i < DPDK_SYS_PORTS_MAX; i++) {
+		if (handle != NULL && listeners[i].handle == handle) {
+			fn = listeners[i].fn;
+			arg = listeners[i].arg;
+			listeners[i].handle = NULL;
+		}
+	}
+	pthread_mutex_unlock(&listeners_lock);
+	if (fn != NULL && rte_intr_callback_unregister(handle, fn, arg) > 0)
+		close(rte_intr_fd_get(handle));
+	rte_intr_instance_free(handle);
 }
 #endif
 

@@ -2,12 +2,13 @@
 //! started again.
 #![cfg(feature = "dpdk")]
 
+use stack::port::dpdk::EalOptions;
 use stack::port::{Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_PORT_TEST_CHILD";
@@ -74,7 +75,9 @@ impl Peer {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap() == "child is ready"), "the other process did not start");
+        if !lines.any(|line| line.unwrap() == "child is ready") {
+            panic!("the other process did not start: {}", child.wait().unwrap());
+        }
         Self(child)
     }
 }
@@ -92,7 +95,17 @@ fn socket(name: &str) -> PathBuf {
     path
 }
 
+/// The tests' processes do without huge pages: others may take those at the same time.
+fn plain_memory() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let options = EalOptions { huge_pages: false, ..EalOptions::default() };
+        stack::port::dpdk::configure(options).unwrap();
+    });
+}
+
 fn open(spec: &str, queues: usize) -> Box<dyn Port> {
+    plain_memory();
     let options = PortOptions { queues, frames: 1024, ..PortOptions::default() };
     spec.parse::<PortSpec>().unwrap().open(&options).unwrap_or_else(|error| panic!("{error}"))
 }
@@ -251,11 +264,12 @@ fn ports_come_and_go_and_frames_outlive_them() {
     // Goal: neither a pool nor an lcore id is lost: many times more rounds than there is memory for.
     let path = socket("again");
     let mut kept = Vec::new();
+    plain_memory();
     for round in 0..40u8 {
-        let options = PortOptions { queues: 4, frames: 2048, ..PortOptions::default() };
+        let options = PortOptions { queues: 2, frames: 512, ..PortOptions::default() };
         let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
         let port = spec.open(&options).unwrap_or_else(|error| panic!("round {round}: {error}"));
-        let mut queue = port.take_queue(3).unwrap();
+        let mut queue = port.take_queue(1).unwrap();
         drop(port);
         let mut frame = queue.alloc().unwrap();
         assert!(frame.capacity() >= 4218);
@@ -312,6 +326,7 @@ fn foreign_and_long_frames() {
 #[test]
 fn a_peer_with_longer_frames_does_not_overrun_buffers() {
     let path = socket("longer");
+    plain_memory();
     let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
     let port = spec.open(&PortOptions { mtu: 1500, frames: 1024, ..PortOptions::default() }).unwrap();
     let peer: PortSpec = format!("memif:{},role=client", path.display()).parse().unwrap();

@@ -1,6 +1,7 @@
 //! Goal: frames pass between a net_tap port and the Linux interface that it makes, both ways.
 #![cfg(feature = "dpdk")]
 
+use stack::port::dpdk::EalOptions;
 use stack::port::{PortOptions, PortSpec, RxBurst, TxBurst};
 use std::net::UdpSocket;
 use std::process::Command;
@@ -18,6 +19,9 @@ fn possible() -> bool {
             return false;
         }
     }
+    // The two tests share the process, and settle this once.
+    let plain = EalOptions { huge_pages: false, ..EalOptions::default() };
+    let _ = stack::port::dpdk::configure(plain);
     true
 }
 

@@ -11,8 +11,11 @@ use dpdk_sys as sys;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
-/// Calls of `maintain` between two attempts to reconnect: about 100 ms, ample for a handshake on a busy machine.
-const RECONNECT_CALLS: u32 = 10;
+/// Calls of `maintain` until the next attempt where nobody listened: about 50 ms.
+const RETRY_CALLS: u32 = 5;
+/// Calls of `maintain` until a connection that is not up is given up: about 250 ms, for the handshake of a peer
+/// that has other things to do.
+const HANDSHAKE_CALLS: u32 = 25;
 
 /// A mempool; whoever holds this may free it.
 #[derive(Clone, Copy)]
@@ -73,15 +76,21 @@ pub(super) struct Device {
 
 impl Device {
     /// Runs a control step where it is safe for this device, and waits for it.
+    ///
+    /// DPDK's thread waits as well: it adds and removes devices one after the other, as DPDK's lists of them have
+    /// no lock.
     pub(super) fn step<R: Send + 'static>(&self, step: impl FnOnce() -> R + Send + 'static) -> Option<R> {
-        if !self.on_interrupt_thread {
-            return Some(self.eal.call(step));
-        }
-        let (reply, result) = mpsc::sync_channel(1);
-        let arranged = self.eal.on_interrupt_thread(move || {
-            let _ = reply.send(step());
-        });
-        if arranged { result.recv().ok() } else { None }
+        let (eal, on_interrupt_thread) = (self.eal, self.on_interrupt_thread);
+        eal.call(move || {
+            if !on_interrupt_thread {
+                return Some(step());
+            }
+            let (reply, result) = mpsc::sync_channel(1);
+            let arranged = eal.on_interrupt_thread(move || {
+                let _ = reply.send(step());
+            });
+            if arranged { result.recv().ok() } else { None }
+        })
     }
 }
 
@@ -164,30 +173,45 @@ impl Shared {
     }
 
     /// Arranges a restart on the interrupt thread, unless one is under way.
+    ///
+    /// Stopping and starting are two rounds of that thread: it finds handlers by file number, and an event of the
+    /// old connection must not reach the new one.
     fn restart(self: &Arc<Self>) {
         if self.state.busy.swap(true, Ordering::AcqRel) {
             return;
         }
-        let shared = Arc::clone(self);
-        let eal = self.device.eal;
-        let arranged = eal.on_interrupt_thread(move || {
+        self.restart_step(|shared| {
             // The peer may have come back since.
-            if !shared.link_up() {
-                if shared.state.started.load(Ordering::Acquire) {
-                    shared.stop();
-                }
+            if shared.link_up() {
+                return shared.restart_done();
+            }
+            if shared.state.started.load(Ordering::Acquire) {
+                shared.stop();
+            }
+            shared.restart_step(|shared| {
                 if shared.start() == 0 {
                     shared.state.restarts.fetch_add(1, Ordering::Relaxed);
                 }
-            }
-            shared.state.busy.store(false, Ordering::Release);
+                shared.restart_done();
+            });
+        });
+    }
+
+    fn restart_step(self: &Arc<Self>, step: fn(&Arc<Self>)) {
+        let shared = Arc::clone(self);
+        let eal = self.device.eal;
+        let arranged = eal.on_interrupt_thread(move || {
+            step(&shared);
             // This may be the last reference, and closing waits for the interrupt thread: not here.
-            let eal = shared.device.eal;
             eal.spawn(move || drop(shared));
         });
         if !arranged {
-            self.state.busy.store(false, Ordering::Release);
+            self.restart_done();
         }
+    }
+
+    fn restart_done(&self) {
+        self.state.busy.store(false, Ordering::Release);
     }
 }
 
@@ -239,7 +263,10 @@ impl Port for DpdkPort {
         }
         if self.shared.link_up() {
             state.down_calls.store(0, Ordering::Relaxed);
-        } else if state.down_calls.fetch_add(1, Ordering::Relaxed) + 1 >= RECONNECT_CALLS {
+            return;
+        }
+        let patience = if state.started.load(Ordering::Acquire) { HANDSHAKE_CALLS } else { RETRY_CALLS };
+        if state.down_calls.fetch_add(1, Ordering::Relaxed) + 1 >= patience {
             state.down_calls.store(0, Ordering::Relaxed);
             self.shared.restart();
         }
