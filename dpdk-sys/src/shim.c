@@ -13,9 +13,11 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <linux/membarrier.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <net/if.h>
 #include <net/if_arp.h>
 #include <unistd.h>
@@ -42,18 +44,29 @@ static int forked;
 
 /* ---- gates ---- */
 
-enum { OPEN = 0, INSIDE = 1, CLOSED = 2 };
-
+/* A burst says that it is inside with a plain store and looks whether the gate is closed, with a light fence between
+ * the two; whoever closes the gate does the reverse with a heavy one. A locked instruction instead would wait for the
+ * stores of the burst before, which on shared memory take as long as a cache line between two cores. */
 static struct {
-	uint8_t state;
+	uint8_t inside, closed;
 } __attribute__((aligned(64))) gates[DPDK_SYS_PORTS_MAX][DPDK_SYS_QUEUES_MAX] = {
-	[0 ... DPDK_SYS_PORTS_MAX - 1] = { [0 ... DPDK_SYS_QUEUES_MAX - 1] = { CLOSED } }
+	[0 ... DPDK_SYS_PORTS_MAX - 1] = { [0 ... DPDK_SYS_QUEUES_MAX - 1] = { 0, 1 } }
 };
 
 uint8_t *
 dpdk_sys_gate(uint16_t port, uint16_t queue)
 {
-	return &gates[port][queue].state;
+	return &gates[port][queue].inside;
+}
+
+/* Makes every thread of the process pass a full fence. The light side is light only if the process is registered for
+ * this; otherwise it is a full fence, and a full fence here is enough. */
+static void
+heavy_fence(void)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	(void)syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 /* A burst takes microseconds, unless its thread lost the CPU: leave ours to it then. */
@@ -66,31 +79,22 @@ wait_a_little(unsigned int spins)
 		sched_yield();
 }
 
-/* From open to closed; waits while a thread is inside. */
-static void
-gate_close(uint8_t *gate)
-{
-	for (unsigned int spins = 0;; spins++) {
-		uint8_t state = OPEN;
-		if (__atomic_compare_exchange_n(gate, &state, CLOSED, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED) ||
-		    state == CLOSED)
-			return;
-		wait_a_little(spins);
-	}
-}
-
 void
 dpdk_sys_gates_close(uint16_t port)
 {
 	for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++)
-		gate_close(&gates[port][q].state);
+		__atomic_store_n(&gates[port][q].closed, 1, __ATOMIC_RELAXED);
+	heavy_fence();
+	for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++)
+		for (unsigned int spins = 0; __atomic_load_n(&gates[port][q].inside, __ATOMIC_ACQUIRE); spins++)
+			wait_a_little(spins);
 }
 
 void
 dpdk_sys_gates_open(uint16_t port, uint16_t n)
 {
 	for (int q = 0; q < n && q < DPDK_SYS_QUEUES_MAX; q++)
-		__atomic_store_n(&gates[port][q].state, OPEN, __ATOMIC_RELEASE);
+		__atomic_store_n(&gates[port][q].closed, 0, __ATOMIC_RELEASE);
 }
 
 #ifdef DPDK_SYS_GUARDED_MEMIF
@@ -101,14 +105,11 @@ int dpdk_sys_munmap(void *addr, size_t len);
 int
 dpdk_sys_munmap(void *addr, size_t len)
 {
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	for (int p = 0; p < DPDK_SYS_PORTS_MAX; p++) {
-		for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++) {
-			uint8_t *gate = &gates[p][q].state;
-			for (unsigned int spins = 0; __atomic_load_n(gate, __ATOMIC_ACQUIRE) == INSIDE; spins++)
+	heavy_fence();
+	for (int p = 0; p < DPDK_SYS_PORTS_MAX; p++)
+		for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++)
+			for (unsigned int spins = 0; __atomic_load_n(&gates[p][q].inside, __ATOMIC_ACQUIRE); spins++)
 				wait_a_little(spins);
-		}
-	}
 	return munmap(addr, len);
 }
 
@@ -398,7 +399,7 @@ in_child(void)
 	forked = 1;
 	for (int p = 0; p < DPDK_SYS_PORTS_MAX; p++)
 		for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++)
-			gates[p][q].state = CLOSED;
+			gates[p][q].closed = 1;
 }
 
 int

@@ -58,8 +58,8 @@ void dpdk_sys_free(void *handle);
 
 /* ---- gates: who may be inside a port's queues ---- */
 
-/* One byte for each queue, a cache line apart: 0 open, 1 a thread is inside a burst, 2 closed. The caller works
- * on them with atomic operations: open to inside on entry, inside to open on exit. All start closed. */
+/* Two bytes for each queue, a cache line apart: "a burst is inside" and "closed". Whoever starts a burst stores 1 to the
+ * first, passes a light fence, looks at the second, and stores 0 to the first when it leaves. All start closed. */
 uint8_t *dpdk_sys_gate(uint16_t port, uint16_t queue);
 /* Closes all gates of a port, waiting until nobody is inside. */
 void dpdk_sys_gates_close(uint16_t port);

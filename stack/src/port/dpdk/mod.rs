@@ -2,7 +2,7 @@
 //! [`PortSpec::open`](super::PortSpec::open).
 //!
 //! - DPDK's environment starts with the first port, on a thread of its own ([`eal`]); control steps run there.
-//! - Each queue has a *gate*, one byte: a burst goes through it, and whoever stops the device closes it first. A
+//! - Each queue has a *gate*: a burst goes through it, and whoever stops the device closes it first. A
 //!   burst through a closed gate moves nothing. So a device can be restarted under running shards, and the
 //!   unmapping of a memif whose peer died waits for the burst that runs.
 //! - Stopping and starting a memif happens on DPDK's interrupt thread, where its driver's own handlers run: the

@@ -4,6 +4,7 @@ use super::port::Shared;
 use crate::config::{RX_BURST, TX_BURST};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::{Frame, PortQueue, RxBurst, TxBurst};
+use crate::sync::asymmetric::{light, prepare};
 use arrayvec::ArrayVec;
 use core::mem::{align_of, offset_of, size_of};
 use core::ptr::NonNull;
@@ -36,14 +37,13 @@ unsafe extern "C" fn free_mbuf(handle: NonNull<()>) {
     unsafe { sys::dpdk_sys_free(handle.as_ptr().cast()) }
 }
 
-/// States of a gate, as in the shim.
-const OPEN: u8 = 0;
-const INSIDE: u8 = 1;
+/// The two bytes of a gate, as in the shim: a burst is inside; the gate is closed.
+type Gate = [AtomicU8; 2];
 
 /// One queue pair.
 pub(super) struct DpdkQueue {
     raw: sys::dpdk_sys_queue,
-    gate: &'static AtomicU8,
+    gate: &'static Gate,
     stock: ArrayVec<Frame, STOCK>,
     index: usize,
     shared: Arc<Shared>,
@@ -55,9 +55,10 @@ unsafe impl Send for DpdkQueue {}
 
 impl DpdkQueue {
     pub(super) fn new(shared: Arc<Shared>, index: usize) -> Self {
+        prepare();
         // SAFETY: the port has fewer than DPDK_SYS_PORTS_MAX and the queue fewer than DPDK_SYS_QUEUES_MAX (`open`
-        // checks both); the byte is a static of the shim that is only ever accessed atomically.
-        let gate = unsafe { AtomicU8::from_ptr(sys::dpdk_sys_gate(shared.port, index as u16)) };
+        // checks both); its two bytes are a static of the shim that is only ever accessed atomically.
+        let gate = unsafe { &*sys::dpdk_sys_gate(shared.port, index as u16).cast::<Gate>() };
         let raw = sys::dpdk_sys_queue {
             port: shared.port,
             queue: index as u16,
@@ -75,12 +76,16 @@ impl DpdkQueue {
         &self,
         burst: impl FnOnce(&sys::dpdk_sys_queue, &mut sys::dpdk_sys_burst),
     ) -> Option<sys::dpdk_sys_burst> {
-        if self.gate.compare_exchange(OPEN, INSIDE, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        let [inside, closed] = self.gate;
+        inside.store(1, Ordering::Relaxed);
+        light();
+        if closed.load(Ordering::Acquire) != 0 {
+            inside.store(0, Ordering::Release);
             return None;
         }
         let mut result = sys::dpdk_sys_burst { bytes: 0, frames: 0, dropped: 0 };
         burst(&self.raw, &mut result);
-        self.gate.store(OPEN, Ordering::Release);
+        inside.store(0, Ordering::Release);
         Some(result)
     }
 
