@@ -444,6 +444,7 @@ impl Run {
             self.turn(false)?;
         }
         self.settle(100)?;
+        self.report.failed = self.flows.iter().filter(|f| f.sends.failed()).count() as u64;
         self.teardown()?;
         self.report.steps = steps;
         self.report.time = Duration::from_nanos(self.world.now.as_nanos());
@@ -451,7 +452,6 @@ impl Run {
         for node in &self.world.nodes {
             self.report.counters += node.counters();
         }
-        self.report.failed = self.flows.iter().filter(|f| f.sends.failed()).count() as u64;
         Ok(self.report)
     }
 
