@@ -462,7 +462,8 @@ fn q33_duplicate_read_response() {
 
 #[test]
 fn q34_read_response_of_the_wrong_length() {
-    let cases: [(usize, &[(Opcode, u32, usize)]); 7] = [
+    type Responses = [(Opcode, u32, usize)];
+    let cases: [(usize, &Responses); 7] = [
         (100, &[(O::RC_READ_RESPONSE_ONLY, 0x100, 96)]),
         (100, &[(O::RC_READ_RESPONSE_ONLY, 0x100, 104)]),
         (2000, &[(O::RC_READ_RESPONSE_FIRST, 0x100, 1020)]),
