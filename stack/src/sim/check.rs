@@ -347,3 +347,116 @@ pub fn counters(node: &Node, delivered: u64, taken: u64) -> Check {
 pub fn status(cqe: &Cqe) -> WcStatus {
     WcStatus::from_number(u32::from(cqe.status)).expect("a status of verbs")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::node::NodeConfig;
+    use super::super::peer::{frame, pkt};
+    use super::super::rng::Rng;
+    use super::*;
+    use crate::time::Instant;
+    use crate::wire::{Flow, Opcode};
+
+    // Goal, of each test here: the checker is content with what is right and fires on what is wrong.
+
+    #[test]
+    fn completions_once_and_in_order() {
+        let queue = || {
+            let mut c = Completions::default();
+            [(1, true), (2, false), (3, true), (4, true)].into_iter().for_each(|(id, s)| c.posted(id, s));
+            c
+        };
+        let mut c = queue();
+        assert_eq!(c.completed(1, WcStatus::Success), Ok(vec![1]));
+        assert_eq!(c.completed(3, WcStatus::Success), Ok(vec![2, 3]));
+        assert!(c.completed(3, WcStatus::Success).is_err(), "twice");
+        assert!(queue().completed(3, WcStatus::Success).is_err(), "out of order");
+        assert!(queue().completed(9, WcStatus::Success).is_err(), "never posted");
+        let mut c = queue();
+        c.completed(1, WcStatus::Success).unwrap();
+        assert!(c.completed(2, WcStatus::Success).is_err(), "unsignalled");
+        let mut c = queue();
+        c.completed(1, WcStatus::RetryExcErr).unwrap();
+        assert!(c.clone().completed(3, WcStatus::WrFlushErr).is_err(), "unsignalled ones are flushed too");
+        assert!(c.completed(2, WcStatus::Success).is_err(), "nothing succeeds behind a failure");
+    }
+
+    #[test]
+    fn memory_holds_what_was_written() {
+        let mut m = FlatMemory::new(vec![0; 8]);
+        m.posted(1, 2, &[1, 1], false);
+        m.posted(2, 0, &[], false);
+        m.posted(3, 2, &[2, 2], false);
+        m.posted(4, 4, &[3], true);
+        assert!(m.matches(&[0, 0, 1, 2, 0, 0, 0, 0]).is_ok(), "pending bytes may be either");
+        assert!(m.matches(&[0, 1, 0, 0, 0, 0, 0, 0]).is_err());
+        m.completed(1);
+        assert!(m.clone().read(2, 2, &[1, 1]).is_ok());
+        assert!(m.clone().read(2, 2, &[2, 1]).is_ok(), "a later WRITE may be seen");
+        assert!(m.clone().read(2, 2, &[0, 1]).is_err(), "an earlier one must be");
+        assert!(m.clone().read(2, 4, &[3]).is_err(), "a fenced one may not");
+        m.read(2, 2, &[1, 1]).unwrap();
+        (3..=4).for_each(|id| m.completed(id));
+        assert!(m.matches(&[0, 0, 2, 2, 3, 0, 0, 0]).is_ok());
+        assert!(m.matches(&[0, 0, 2, 1, 3, 0, 0, 0]).is_err(), "a WRITE that was lost");
+    }
+
+    #[test]
+    fn atomics_count_once() {
+        let mut w = FlatWord { value: 5, pending: [Err(1), Ok((6, 9))].into() };
+        assert!([5, 6, 9].into_iter().all(|v| w.matches(v).is_ok()) && w.matches(7).is_err());
+        assert!(w.clone().completed(Some(6)).is_err(), "executed twice");
+        w.completed(Some(5)).unwrap();
+        w.completed(Some(6)).unwrap();
+        assert!(w.matches(9).is_ok() && w.matches(6).is_err());
+    }
+
+    #[test]
+    fn messages_arrive_once() {
+        let message = |data: &[u8]| Message { data: data.to_vec(), len: data.len(), imm: None, write: false };
+        let mut a = Arrivals::default();
+        a.posted(message(b"one"));
+        a.posted(message(b"two"));
+        assert!(a.clone().arrived(&message(b"two")).is_err(), "in order");
+        assert!(a.clone().arrived(&Message { imm: Some([0; 4]), ..message(b"one") }).is_err());
+        a.arrived(&message(b"one")).unwrap();
+        assert!(a.clone().arrived(&message(b"twp")).unwrap_err().contains("Some(2)"), "unmodified");
+        a.arrived(&message(b"two")).unwrap();
+        assert!(a.arrived(&message(b"two")).is_err(), "once");
+    }
+
+    #[test]
+    fn windows_are_kept() {
+        let seen = |opcode, psn| {
+            let p = pkt(opcode, psn);
+            let p = if opcode == Opcode::RC_ACKNOWLEDGE { p.aeth(0x1f, 0) } else { p };
+            Seen::decode(Instant::ZERO, &frame(&Flow::default(), &p)).expect("a sound packet")
+        };
+        let send = |psn| seen(Opcode::RC_SEND_ONLY, psn);
+        let mut w = Window::default();
+        for i in 0..WINDOW_PACKETS {
+            w.sent(0, &send(0xff_ffff + i)).unwrap();
+        }
+        w.sent(0, &send(5)).unwrap(); // again
+        assert!(w.sent(0, &send(0xff_ffff + WINDOW_PACKETS)).is_err(), "one too many");
+        let mut w = Window::default();
+        for i in 0..3 * WINDOW_PACKETS {
+            w.sent(0, &send(i)).unwrap();
+            w.delivered(0, Flow::default().dqpn, &seen(Opcode::RC_ACKNOWLEDGE, i));
+        }
+        assert!(w.sent(0, &send(1 << 23 | 0x1000)).is_err(), "more than half of the circle");
+    }
+
+    #[test]
+    fn frames_are_counted() {
+        let node = Node::new(NodeConfig::default(), Instant::ZERO, Rng::new(1));
+        assert!(counters(&node, 0, 0).is_ok());
+        assert!(counters(&node, 1, 0).is_err() && counters(&node, 0, 1).is_err());
+        node.shared.counters[0].add(Counter::RxFrames, 1);
+        assert!(counters(&node, 1, 0).unwrap_err().contains("by name"), "a frame that nobody explains");
+        assert!(guards(&node).is_ok() && no_leak(&node).is_ok());
+        node.wires[0].lose_a_buffer();
+        node.wires[0].lose_a_buffer();
+        assert!(no_leak(&node).is_err());
+    }
+}

@@ -6,6 +6,7 @@
 //!
 //! - [`peer::Rig`]: one node and a hand-made peer, packet by packet; the conformance cases use it.
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
+//! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
 //! - [`workload::run`]: a whole random run of one seed, with every [checker](check).
 
 #![forbid(unsafe_code)]
@@ -18,5 +19,6 @@ pub mod peer;
 pub mod port;
 pub mod rng;
 pub mod seen;
+pub mod story;
 pub mod workload;
 pub mod world;

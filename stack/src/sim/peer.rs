@@ -7,9 +7,9 @@ use super::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, SendWr, net_conf
 use super::rng::Rng;
 use super::seen::Seen;
 use crate::id::{Gid, Mac, Psn, QpState, Qpn};
-use crate::mem::Access;
+use crate::mem::{Access, Sge};
 use crate::net::Net;
-use crate::proto::status::{AsyncEvent, WcStatus};
+use crate::proto::status::{AsyncEvent, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
 use crate::time::Instant;
 use crate::wire::{
@@ -40,6 +40,12 @@ pub fn ack_with(psn: u32, syndrome: u8, msn: u32) -> Pkt {
 }
 
 impl Pkt {
+    /// Another PSN.
+    #[must_use]
+    pub fn at(mut self, psn: u32) -> Self {
+        self.header.psn = Psn::new(psn);
+        self
+    }
     /// Asks for an acknowledgement.
     #[must_use]
     pub fn a(mut self) -> Self {
@@ -163,6 +169,21 @@ pub struct Rig {
     receives: u64,
 }
 
+/// Where requests of [`Rig::wr`] go.
+pub const REMOTE_VA: u64 = 0x7000_0000;
+/// The key they carry.
+pub const REMOTE_KEY: u32 = 0x1234_5678;
+
+/// The opcodes of packets.
+pub fn opcodes(said: &[Seen]) -> Vec<Opcode> {
+    said.iter().map(|s| s.opcode).collect()
+}
+
+/// The sequence numbers of packets.
+pub fn psns(said: &[Seen]) -> Vec<u32> {
+    said.iter().map(|s| s.psn).collect()
+}
+
 /// Number of the peer's queue pair.
 pub const PEER_QPN: Qpn = Qpn::new(0x00ab_cdef);
 
@@ -227,6 +248,44 @@ impl Rig {
     /// The bytes at the start of the receive buffer with this `wr_id`.
     pub fn received(&self, wr_id: u64, len: usize) -> Vec<u8> {
         self.node.mr(self.recv).read(RECV_LEN * wr_id as usize, len)
+    }
+
+    /// A piece of the node's own buffers.
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        self.node.mr(self.buf).sge(offset, len)
+    }
+
+    /// A signalled request with one buffer of `len` bytes, to [`REMOTE_VA`] and [`REMOTE_KEY`] where it has a
+    /// remote side.
+    pub fn wr(&self, wr_id: u64, opcode: WrOpcode, len: usize) -> SendWr {
+        SendWr::new(wr_id, opcode).sges(&[self.sge(0, len)]).remote(REMOTE_VA, REMOTE_KEY)
+    }
+
+    /// The peer says that its credits have no limit.
+    pub fn unlimited(&mut self) {
+        let psn = Psn::new(self.node.qp(self.qp).config.sq_psn).sub(1).get();
+        let said = self.send(&ack(psn, 0));
+        assert!(said.is_empty());
+    }
+
+    /// Posts several send requests before the node has a turn.
+    pub fn post_all(&mut self, wrs: &[SendWr]) -> Vec<Seen> {
+        for wr in wrs {
+            self.node.post_send(self.qp, wr).expect("the request is good and the queue has room");
+        }
+        self.run()
+    }
+
+    /// Posts a receive request with any buffers.
+    pub fn post_recv_of(&mut self, wr_id: u64, sges: &[Sge]) {
+        self.node.post_recv(self.qp, wr_id, sges).expect("the receive queue has room");
+    }
+
+    /// One turn of the node, and what it said in it.
+    pub fn turn(&mut self) -> Vec<Seen> {
+        self.node.shards[0].poll_once(self.now);
+        let frames = core::iter::from_fn(|| self.node.wires[0].take());
+        frames.filter_map(|f| Seen::decode(self.now, f.data())).collect()
     }
 
     /// Posts a send request and lets the node work.

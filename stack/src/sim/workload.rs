@@ -444,6 +444,8 @@ impl Run {
             self.turn(false)?;
         }
         self.settle(100)?;
+        self.idle()?;
+        self.report.failed = self.flows.iter().filter(|f| f.sends.failed()).count() as u64;
         self.teardown()?;
         self.report.steps = steps;
         self.report.time = Duration::from_nanos(self.world.now.as_nanos());
@@ -451,7 +453,6 @@ impl Run {
         for node in &self.world.nodes {
             self.report.counters += node.counters();
         }
-        self.report.failed = self.flows.iter().filter(|f| f.sends.failed()).count() as u64;
         Ok(self.report)
     }
 
@@ -470,6 +471,22 @@ impl Run {
             self.world.step_within(Duration::from_micros(1))?;
         }
         self.poll()
+    }
+
+    /// Queue pairs with nothing to do do nothing: after a while, each that has not failed is as it was.
+    fn idle(&mut self) -> Check {
+        let end = self.world.now.after(Duration::from_secs(1));
+        while self.world.now < end {
+            self.world.step_within(Duration::from_millis(10))?;
+        }
+        self.poll()?;
+        for flow in self.flows.iter().filter(|f| !f.sends.failed()) {
+            let state = self.world.nodes[flow.from].state(flow.qp);
+            if state != QpState::Rts {
+                return Err(format!("{:?} had nothing to do and is in {state:?}", flow.qpn));
+            }
+        }
+        Ok(())
     }
 
     fn teardown(&mut self) -> Check {

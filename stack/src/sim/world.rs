@@ -93,6 +93,8 @@ pub struct World {
     pub overrun: u64,
     /// A trace and the frames, if somebody wants them.
     pub record: Option<Record>,
+    /// Every packet that a node sent, with the node, if somebody wants to look at them.
+    pub tap: Option<Vec<(usize, Seen)>>,
     links: Vec<Link>,
     flights: BinaryHeap<Due>,
     sent: u64,
@@ -126,6 +128,7 @@ impl World {
             taken: vec![0; n],
             overrun: 0,
             record: None,
+            tap: None,
             links,
             flights: BinaryHeap::new(),
             sent: 0,
@@ -332,6 +335,9 @@ impl World {
             if let Some(seen) = Seen::decode(self.now, &bytes) {
                 self.note(node, || format!("sent {seen:?}"));
                 self.window.sent(node, &seen).map_err(|e| format!("node {node}: {e}"))?;
+                if let Some(tap) = &mut self.tap {
+                    tap.push((node, seen));
+                }
             } else if matches!(locate(&bytes), Ok(Ingress::Roce(_)) | Err(_)) {
                 return Err(format!("node {node} sent a packet that is not sound"));
             }
@@ -371,6 +377,11 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Forgets what a connection's numbers were: they start again after RESET.
+    pub fn forget_windows(&mut self) {
+        self.window = Window::default();
     }
 
     /// Frames on the links.

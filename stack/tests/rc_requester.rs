@@ -1,0 +1,742 @@
+//! The requester of a reliable connection against a hand-made peer. The set-up unless said otherwise: PMTU 1024,
+//! PSN 0x100 both ways, timeout 14, 7 retries of each kind, 4 READs and atomics. A `q` and a number name the
+//! case.
+
+use std::time::Duration;
+
+use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
+use stack::id::{Mtu, PdId, Psn, QpState};
+use stack::mem::{Access, Sge};
+use stack::proto::requester::{Idle, Requester, RequesterConfig, SendRing};
+use stack::proto::state::Gates;
+use stack::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
+use stack::proto::tables::{ack_timeout, rnr_delay};
+use stack::proto::wqe::{Granule, SendWqe, put_sges, send_stride};
+use stack::sim::node::SendWr;
+use stack::sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, opcodes, pkt, psns};
+use stack::sim::seen::Seen;
+use stack::time::Instant;
+use stack::wire::{Ext, Opcode, Reth};
+
+use Opcode as O;
+use WcStatus::{
+    BadRespErr, LocLenErr, LocProtErr, RemAccessErr, RemInvReqErr, RemOpErr, RetryExcErr, RnrRetryExcErr,
+    Success, WrFlushErr,
+};
+use WrOpcode::{AtomicCmpAndSwp, AtomicFetchAndAdd, RdmaRead, RdmaWrite, RdmaWriteWithImm, Send};
+
+const MS: Duration = Duration::from_millis(1);
+/// The ACK timeout of the set-up.
+const T: Duration = Duration::from_nanos(4096 << 14);
+
+fn response(opcode: Opcode, psn: u32, len: usize) -> Pkt {
+    let p = pkt(opcode, psn).len(len);
+    if opcode == O::RC_READ_RESPONSE_MIDDLE { p } else { p.aeth(0x1f, 1) }
+}
+
+/// A rig whose peer never runs out of receives.
+fn rig() -> Rig {
+    with(|_| ())
+}
+
+fn with(change: impl FnOnce(&mut stack::sim::peer::RigConfig)) -> Rig {
+    let mut rig = Rig::with(|c| {
+        c.receives = 0;
+        change(c);
+    });
+    rig.unlimited();
+    rig
+}
+
+fn reth(va: u64, len: u32) -> Ext {
+    Ext::Reth(Reth { va, rkey: REMOTE_KEY, len })
+}
+
+#[test]
+fn q01_psn_wraps_inside_a_message() {
+    let mut rig = with(|c| c.qp.sq_psn = 0xff_fffe);
+    let said = rig.post(&rig.wr(1, RdmaWrite, 5000));
+    assert_eq!(psns(&said), [0xff_fffe, 0xff_ffff, 0, 1, 2]);
+    assert!(rig.done().is_empty());
+    rig.send(&ack(2, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q03_packets_of_a_message() {
+    for (len, packets) in [(0, 1), (1, 1), (1023, 1), (1024, 1), (1025, 2), (2048, 2), (2049, 3)] {
+        for (opcode, names) in [
+            (Send, [O::RC_SEND_ONLY, O::RC_SEND_FIRST, O::RC_SEND_MIDDLE, O::RC_SEND_LAST]),
+            (RdmaWrite, [O::RC_WRITE_ONLY, O::RC_WRITE_FIRST, O::RC_WRITE_MIDDLE, O::RC_WRITE_LAST]),
+        ] {
+            let mut rig = rig();
+            let bytes: Vec<u8> = (0..len).map(|i| i as u8 ^ 0x5a).collect();
+            rig.node.mr(rig.buf).write(0, &bytes);
+            let said = rig.post(&rig.wr(1, opcode, len));
+            let want = match packets {
+                1 => vec![names[0]],
+                2 => vec![names[1], names[3]],
+                _ => vec![names[1], names[2], names[3]],
+            };
+            assert_eq!(opcodes(&said), want, "{opcode:?} of {len}");
+            assert_eq!(said.iter().flat_map(|s| s.payload.clone()).collect::<Vec<_>>(), bytes);
+            assert!(said.iter().rev().skip(1).all(|s| s.payload.len() == 1024 && !s.ack_req));
+            assert!(said.last().unwrap().ack_req);
+        }
+    }
+}
+
+/// A send queue of one request, without memory.
+struct OneRequest(Vec<Granule>);
+
+impl SendRing for OneRequest {
+    fn published(&mut self) -> u32 {
+        1
+    }
+    fn slot(&self, _: u32) -> &[Granule] {
+        &self.0
+    }
+}
+
+// Goal: 2^31 bytes are one message of 524288 packets; the peer acknowledges now and then.
+#[test]
+fn q04_write_of_2_31_bytes() {
+    let mut slot = vec![Granule::default(); send_stride(1, 0)];
+    let mut wqe = SendWqe::new(1, RdmaWrite, SendFlags::SIGNALED);
+    (wqe.remote_addr, wqe.rkey, wqe.length, wqe.num_sge) = (REMOTE_VA, REMOTE_KEY, 1 << 31, 1);
+    put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 1 << 31, lkey: 1 }]);
+    let mut sq = OneRequest(slot);
+    let mut requester = Requester::new(1);
+    let config = RequesterConfig {
+        mtu: Mtu::Mtu4096,
+        sq_psn: Psn::new(0xff_0000),
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        max_rd_atomic: 4,
+    };
+    requester.start(&config);
+    let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
+    let now = Instant::from_nanos(1);
+    let (mut packets, mut bytes, mut in_flight) = (0u32, 0u64, 0);
+    let mut last = None;
+    loop {
+        match requester.poll_transmit(now, gates, 0, &mut sq) {
+            Ok(segment) => {
+                assert_eq!(segment.psn, Psn::new(0xff_0000).add(packets));
+                assert_eq!(u64::from(segment.offset), bytes);
+                if packets == 0 {
+                    assert_eq!(segment.ext, reth(REMOTE_VA, 0x8000_0000));
+                }
+                packets += 1;
+                in_flight += 1;
+                bytes += u64::from(segment.len);
+                last = Some(segment);
+            }
+            Err(Idle::Waiting) => {
+                assert!(in_flight <= WINDOW_PACKETS);
+                let acked = last.expect("something is sent").psn;
+                assert!(last.is_some_and(|s| s.ack_req), "the window never closes without a question");
+                acknowledge(&mut requester, now, acked, &sq);
+                in_flight = 0;
+            }
+            Err(_) => break,
+        }
+    }
+    assert_eq!((packets, bytes), (524_288, 1 << 31));
+    assert_eq!(last.unwrap().offset, (1 << 31) - 4096);
+    assert_eq!(requester.head(), 0);
+    acknowledge(&mut requester, now, last.unwrap().psn, &sq);
+    assert_eq!(requester.head(), 1, "complete");
+}
+
+/// Hands the requester an acknowledgement as from the wire.
+fn acknowledge(requester: &mut Requester, now: Instant, psn: Psn, sq: &OneRequest) {
+    let frame = stack::sim::peer::frame(&stack::wire::Flow::default(), &ack(psn.get(), 1));
+    let Ok(stack::wire::Ingress::Roce(layout)) = stack::wire::locate(&frame) else {
+        panic!("an acknowledgement is a packet")
+    };
+    requester.handle_response(now, &layout.packet(&frame), sq).expect("it answers something");
+}
+
+#[test]
+fn q05_one_acknowledgement_completes_three() {
+    let mut rig = rig();
+    let wrs = [1, 2, 3].map(|id| rig.wr(id, Send, 10));
+    assert_eq!(psns(&rig.post_all(&wrs)), [0x100, 0x101, 0x102]);
+    rig.send(&ack(0x102, 3));
+    assert_eq!(rig.done(), [(1, Success), (2, Success), (3, Success)]);
+}
+
+#[test]
+fn q06_q07_acknowledgements_of_nothing_outstanding() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, Send, 10));
+    for psn in [0xff, 0x80, 0x101, 0x102, 0x100 + (1 << 22), 0x100 + (1 << 23)] {
+        assert!(rig.send(&ack(psn, 1)).is_empty(), "{psn:#x}");
+        assert!(rig.done().is_empty(), "{psn:#x}");
+    }
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q08_acknowledgement_inside_a_message() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, Send, 4096));
+    assert!(rig.send(&ack(0x101, 0)).is_empty());
+    assert!(rig.done().is_empty());
+    let said = rig.wait(T + MS);
+    assert_eq!(opcodes(&said), [O::RC_SEND_MIDDLE, O::RC_SEND_LAST]);
+    assert_eq!(psns(&said), [0x102, 0x103]);
+}
+
+#[test]
+fn q09_sequence_nak_inside_a_message() {
+    let mut rig = rig();
+    rig.node.mr(rig.buf).write(0, &(0..4096).map(|i| (i / 7) as u8).collect::<Vec<_>>());
+    let first = rig.post_all(&[rig.wr(1, Send, 8), rig.wr(2, RdmaWrite, 4096)]);
+    let again = rig.send(&ack_with(0x103, 0x60, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+    assert_eq!(again.len(), 2);
+    for (a, b) in again.iter().zip(&first[3..]) {
+        assert_eq!((a.opcode, a.psn, a.ext, &a.payload), (b.opcode, b.psn, b.ext, &b.payload));
+    }
+    assert!(again[0].ack_req, "what goes out again asks for an answer");
+}
+
+#[test]
+fn q10_sequence_nak_outside_of_the_window() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, Send, 10));
+    for psn in [0xff, 0x101, 0x200] {
+        assert!(rig.send(&ack_with(psn, 0x60, 0)).is_empty(), "{psn:#x}");
+    }
+    assert!(rig.done().is_empty());
+}
+
+#[test]
+fn q11_last_packet_lost() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, Send, 2048));
+    rig.send(&ack(0x100, 0));
+    let said = rig.wait(T + MS);
+    assert_eq!(opcodes(&said), [O::RC_SEND_LAST]);
+    assert!(said[0].ack_req);
+    rig.send(&ack(0x101, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+/// Transmissions of a request to a silent peer, with their times since the first, and how it ends.
+fn silent(timeout: u8, retry_cnt: u8) -> (Vec<Duration>, Rig) {
+    let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (timeout, retry_cnt));
+    let start = rig.now;
+    let mut said = rig.post_all(&[rig.wr(1, Send, 10), rig.wr(2, Send, 10).unsignaled()]);
+    said.extend(rig.wait(Duration::from_secs(2)));
+    let times = said.iter().filter(|s| s.psn == 0x100).map(|s| Duration::from_nanos(s.at.nanos_since(start)));
+    (times.collect(), rig)
+}
+
+#[test]
+fn q13_q14_q15_silent_peer() {
+    let t = ack_timeout(8).unwrap();
+    for retry_cnt in [3, 0, 7] {
+        let (times, mut rig) = silent(8, retry_cnt);
+        assert_eq!(times.len(), 1 + usize::from(retry_cnt));
+        for (i, at) in times.iter().enumerate() {
+            let due = t * i as u32;
+            assert!((due..due * 4 + t).contains(at), "transmission {i} after {at:?}");
+        }
+        assert_eq!(rig.done(), [(1, RetryExcErr), (2, WrFlushErr)]);
+        assert_eq!(rig.state(), QpState::Err);
+    }
+}
+
+#[test]
+fn q16_no_timer() {
+    let (times, mut rig) = silent(0, 7);
+    assert_eq!(times.len(), 1);
+    assert!(rig.done().is_empty());
+    assert_eq!(rig.state(), QpState::Rts);
+    assert_eq!(psns(&rig.send(&ack_with(0x100, 0x60, 0))), [0x100, 0x101], "a sequence NAK is still handled");
+}
+
+#[test]
+fn q17_progress_renews_the_retries() {
+    let mut rig = with(|c| c.qp.timeout = 8);
+    let t = ack_timeout(8).unwrap();
+    rig.post_all(&[rig.wr(1, Send, 10), rig.wr(2, Send, 10)]);
+    let said = rig.wait(t * 11 / 2);
+    assert_eq!(said.iter().filter(|s| s.psn == 0x100).count(), 5);
+    rig.send(&ack(0x100, 1));
+    let said = rig.wait(t * 20);
+    assert_eq!(said.iter().filter(|s| s.psn == 0x101).count(), 7, "all seven retries again");
+    assert_eq!(rig.done(), [(1, Success), (2, RetryExcErr)]);
+}
+
+#[test]
+fn q18_rnr_delays() {
+    for code in 0..32 {
+        let mut rig = with(|c| c.qp.timeout = 20);
+        rig.post(&rig.wr(1, Send, 10));
+        let start = rig.now;
+        assert!(rig.send(&ack_with(0x100, 0x20 | code, 0)).is_empty());
+        let said = rig.wait(rnr_delay(code) * 2);
+        assert_eq!(psns(&said), [0x100], "code {code}");
+        let waited = Duration::from_nanos(said[0].at.nanos_since(start));
+        assert!(waited >= rnr_delay(code), "code {code}: {waited:?}");
+        assert!(waited <= rnr_delay(code) + Duration::from_micros(10), "code {code}: {waited:?}");
+    }
+}
+
+#[test]
+fn q19_q20_rnr_retries() {
+    for retries in [0u8, 3] {
+        let mut rig = with(|c| c.qp.rnr_retry = retries);
+        rig.post(&rig.wr(1, Send, 10));
+        for _ in 0..retries {
+            assert!(rig.send(&ack_with(0x100, 0x21, 0)).is_empty());
+            assert_eq!(rig.wait(MS).len(), 1);
+            assert!(rig.done().is_empty());
+        }
+        rig.send(&ack_with(0x100, 0x21, 0));
+        assert_eq!(rig.done(), [(1, RnrRetryExcErr)]);
+        assert_eq!(rig.state(), QpState::Err);
+    }
+}
+
+#[test]
+fn q21_rnr_for_ever() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, Send, 10));
+    for i in 0..1000 {
+        assert!(rig.send(&ack_with(0x100, 0x21, 0)).is_empty());
+        assert_eq!(rig.wait(MS / 10).len(), 1, "round {i}");
+    }
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q22_rnr_wait_longer_than_the_ack_timeout() {
+    let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (1, 0));
+    rig.post(&rig.wr(1, Send, 10));
+    rig.send(&ack_with(0x100, 0x20 | 20, 0)); // 10.24 ms, the ACK timeout is 8 us
+    assert!(rig.wait(10 * MS).is_empty());
+    assert_eq!(rig.wait(Duration::from_micros(245)).len(), 1);
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, Success)], "retry_cnt 0 was not charged");
+}
+
+#[test]
+fn q23_sequence_nak_during_an_rnr_wait() {
+    let mut rig = rig();
+    rig.post_all(&[rig.wr(1, Send, 10), rig.wr(2, Send, 10)]);
+    rig.send(&ack_with(0x100, 0x20 | 20, 0));
+    assert!(rig.send(&ack_with(0x100, 0x60, 0)).is_empty(), "soft-RoCE's second NAK");
+    assert!(rig.send(&ack_with(0x100, 0x20 | 20, 0)).is_empty());
+    assert!(rig.wait(10 * MS).is_empty());
+    assert_eq!(psns(&rig.wait(MS)), [0x100, 0x101]);
+}
+
+#[test]
+fn q24_rnr_nak_acknowledges_what_is_before() {
+    let mut rig = rig();
+    let wrs = [1, 2, 3].map(|id| rig.wr(id, Send, 10));
+    rig.post_all(&wrs);
+    rig.send(&ack_with(0x102, 0x21, 2));
+    assert_eq!(rig.done(), [(1, Success), (2, Success)]);
+    assert_eq!(psns(&rig.wait(MS)), [0x102]);
+}
+
+#[test]
+fn q25_fatal_naks() {
+    for (nak, status) in [(0x61, RemInvReqErr), (0x62, RemAccessErr), (0x63, RemOpErr)] {
+        let mut rig = rig();
+        let wrs = [1, 2, 3].map(|id| rig.wr(id, RdmaWrite, 10));
+        rig.post_all(&wrs);
+        assert!(rig.send(&ack_with(0x101, nak, 1)).is_empty());
+        assert_eq!(rig.done(), [(1, Success), (2, status), (3, WrFlushErr)]);
+        assert_eq!(rig.state(), QpState::Err);
+    }
+}
+
+#[test]
+fn q26_reserved_syndromes() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, Send, 10));
+    for syndrome in (0x40..0x60).chain(0x65..=0xff) {
+        assert!(rig.send(&ack_with(0x100, syndrome, 1)).is_empty());
+        assert!(rig.done().is_empty(), "{syndrome:#x}");
+    }
+    assert_eq!(psns(&rig.wait(T + MS)), [0x100], "then the timeout");
+    assert_eq!(rig.state(), QpState::Rts);
+}
+
+#[test]
+fn q27_read_of_four_packets() {
+    let mut rig = rig();
+    let said = rig.post(&rig.wr(1, RdmaRead, 4096));
+    assert_eq!(opcodes(&said), [O::RC_READ_REQUEST]);
+    assert_eq!(said[0].ext, reth(REMOTE_VA, 4096));
+    for (opcode, psn) in [
+        (O::RC_READ_RESPONSE_FIRST, 0x100),
+        (O::RC_READ_RESPONSE_MIDDLE, 0x101),
+        (O::RC_READ_RESPONSE_MIDDLE, 0x102),
+        (O::RC_READ_RESPONSE_LAST, 0x103),
+    ] {
+        assert!(rig.done().is_empty());
+        rig.send(&response(opcode, psn, 1024));
+    }
+    assert_eq!(rig.done(), [(1, Success)]);
+    let packet: Vec<u8> = (0..1024).map(|i| i as u8).collect();
+    assert_eq!(rig.node.mr(rig.buf).read(0, 4096), packet.repeat(4));
+    assert_eq!(psns(&rig.post(&rig.wr(2, Send, 1))), [0x104]);
+}
+
+/// A READ of 4096 bytes of which only the first response arrived, after the third did: it is asked for again.
+fn restarted(rig: &mut Rig) -> Vec<Seen> {
+    rig.post(&rig.wr(1, RdmaRead, 4096));
+    rig.send(&response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024));
+    rig.send(&response(O::RC_READ_RESPONSE_MIDDLE, 0x102, 1024))
+}
+
+#[test]
+fn q28_read_response_lost() {
+    let said = restarted(&mut rig());
+    assert_eq!(opcodes(&said), [O::RC_READ_REQUEST]);
+    assert_eq!((said[0].psn, said[0].ext), (0x101, reth(REMOTE_VA + 1024, 3072)));
+}
+
+#[test]
+fn q29_q30_restarted_read_is_answered() {
+    for first in [O::RC_READ_RESPONSE_FIRST, O::RC_READ_RESPONSE_MIDDLE] {
+        let mut rig = rig();
+        restarted(&mut rig);
+        rig.send(&response(first, 0x101, 1024));
+        rig.send(&response(O::RC_READ_RESPONSE_MIDDLE, 0x102, 1024));
+        rig.send(&response(O::RC_READ_RESPONSE_LAST, 0x103, 1024));
+        assert_eq!(rig.done(), [(1, Success)], "{first:?}");
+    }
+}
+
+#[test]
+fn q31_one_packet_of_a_read_left() {
+    for last in [O::RC_READ_RESPONSE_ONLY, O::RC_READ_RESPONSE_LAST] {
+        let mut rig = rig();
+        rig.post(&rig.wr(1, RdmaRead, 1025));
+        rig.send(&response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024));
+        let said = rig.wait(T + MS);
+        assert_eq!((said[0].psn, said[0].ext), (0x101, reth(REMOTE_VA + 1024, 1)));
+        rig.send(&response(last, 0x101, 1));
+        assert_eq!(rig.done(), [(1, Success)], "{last:?}");
+    }
+}
+
+#[test]
+fn q32_read_passed_by_an_acknowledgement() {
+    let mut rig = rig();
+    rig.post_all(&[rig.wr(1, RdmaRead, 100), rig.wr(2, Send, 10)]);
+    let said = rig.send(&ack(0x101, 2));
+    assert_eq!(opcodes(&said), [O::RC_READ_REQUEST, O::RC_SEND_ONLY]);
+    assert!(rig.done().is_empty(), "the SEND waits for the READ");
+    rig.send(&response(O::RC_READ_RESPONSE_ONLY, 0x100, 100));
+    rig.send(&ack(0x101, 2));
+    assert_eq!(rig.done(), [(1, Success), (2, Success)]);
+}
+
+#[test]
+fn q33_duplicate_read_response() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, RdmaRead, 2048));
+    let first = response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024);
+    rig.send(&first);
+    rig.node.mr(rig.buf).fill(0, 1024, 9);
+    assert!(rig.send(&first).is_empty());
+    assert_eq!(rig.node.mr(rig.buf).read(0, 1024), [9; 1024], "not written twice");
+    rig.send(&response(O::RC_READ_RESPONSE_LAST, 0x101, 1024));
+    rig.send(&first);
+    assert_eq!(rig.done(), [(1, Success)]);
+    assert_eq!(rig.state(), QpState::Rts);
+}
+
+#[test]
+fn q34_read_response_of_the_wrong_length() {
+    type Responses = [(Opcode, u32, usize)];
+    let cases: [(usize, &Responses); 7] = [
+        (100, &[(O::RC_READ_RESPONSE_ONLY, 0x100, 96)]),
+        (100, &[(O::RC_READ_RESPONSE_ONLY, 0x100, 104)]),
+        (2000, &[(O::RC_READ_RESPONSE_FIRST, 0x100, 1020)]),
+        (2000, &[(O::RC_READ_RESPONSE_FIRST, 0x100, 1024), (O::RC_READ_RESPONSE_LAST, 0x101, 972)]),
+        (2000, &[(O::RC_READ_RESPONSE_FIRST, 0x100, 1024), (O::RC_READ_RESPONSE_LAST, 0x101, 980)]),
+        (3000, &[(O::RC_READ_RESPONSE_FIRST, 0x100, 1024), (O::RC_READ_RESPONSE_MIDDLE, 0x101, 1028)]),
+        (3000, &[(O::RC_READ_RESPONSE_FIRST, 0x100, 1024), (O::RC_READ_RESPONSE_LAST, 0x101, 1024)]),
+    ];
+    for (len, responses) in cases {
+        let mut rig = rig();
+        rig.node.mr(rig.buf).fill(0, 8192, 0xa5);
+        rig.post(&rig.wr(1, RdmaRead, len));
+        for (opcode, psn, len) in responses {
+            rig.send(&response(*opcode, *psn, *len));
+        }
+        assert_eq!(rig.done(), [(1, LocLenErr)], "{responses:?}");
+        assert_eq!(rig.state(), QpState::Err);
+        assert_eq!(rig.node.mr(rig.buf).read(len, 1000), [0xa5; 1000]);
+        assert!(rig.node.regions().iter().all(|r| r.guards_intact()));
+    }
+}
+
+#[test]
+fn q35_read_response_to_a_send() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, Send, 10));
+    rig.send(&response(O::RC_READ_RESPONSE_ONLY, 0x100, 10));
+    assert_eq!(rig.done(), [(1, BadRespErr)]);
+    assert_eq!(rig.state(), QpState::Err);
+}
+
+#[test]
+fn q36_read_response_with_a_nak() {
+    let mut rig = rig();
+    rig.node.mr(rig.buf).fill(0, 10, 0xa5);
+    rig.post(&rig.wr(1, RdmaRead, 10));
+    rig.send(&pkt(O::RC_READ_RESPONSE_ONLY, 0x100).aeth(0x62, 0).len(10));
+    assert_eq!(rig.node.mr(rig.buf).read(0, 10), [0xa5; 10]);
+    assert_eq!(rig.state(), QpState::Err);
+    assert_eq!(rig.done().len(), 1);
+}
+
+#[test]
+fn q37_read_of_nothing() {
+    let mut rig = rig();
+    let wr = SendWr::new(1, RdmaRead).remote(0, 0);
+    assert_eq!(rig.post(&wr)[0].ext, Ext::Reth(Reth { va: 0, rkey: 0, len: 0 }));
+    rig.send(&response(O::RC_READ_RESPONSE_ONLY, 0x100, 0));
+    let cqes = rig.cqes();
+    assert_eq!((cqes.len(), cqes[0].status, cqes[0].byte_len), (1, Success as u8, 0));
+    assert_eq!(cqes[0].opcode, WcOpcode::RdmaRead as u8);
+    assert_eq!(psns(&rig.post(&rig.wr(2, Send, 1))), [0x101], "it took one PSN");
+}
+
+#[test]
+fn q38_read_into_memory_that_is_not_writable() {
+    let mut rig = rig();
+    let mr = rig.node.register(64, Access::empty());
+    let wr = SendWr::new(1, RdmaRead).sges(&[rig.node.mr(mr).sge(0, 8)]).remote(REMOTE_VA, REMOTE_KEY);
+    rig.post(&wr);
+    rig.send(&response(O::RC_READ_RESPONSE_ONLY, 0x100, 8));
+    assert_eq!(rig.done(), [(1, LocProtErr)]);
+    assert_eq!(rig.node.mr(mr).read(0, 64), [0; 64]);
+}
+
+#[test]
+fn q39_read_into_odd_pieces() {
+    let mut rig = rig();
+    rig.node.mr(rig.buf).fill(0, 4096, 0xa5);
+    let pieces = [(3, 500), (801, 1), (1203, 524)];
+    let sges = pieces.map(|(at, len)| rig.sge(at, len));
+    let wr = SendWr::new(1, RdmaRead).sges(&sges).remote(REMOTE_VA + 5, REMOTE_KEY);
+    assert_eq!(rig.post(&wr)[0].ext, reth(REMOTE_VA + 5, 1025));
+    rig.send(&response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024));
+    rig.send(&response(O::RC_READ_RESPONSE_LAST, 0x101, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+    let got = rig.node.mr(rig.buf).read(0, 4096);
+    let mut want = vec![0xa5; 4096];
+    let stream: Vec<u8> = (0..1024).map(|i| i as u8).chain([0]).collect();
+    let mut from = 0;
+    for (at, len) in pieces {
+        want[at..at + len].copy_from_slice(&stream[from..from + len]);
+        from += len;
+    }
+    assert_eq!(got, want);
+}
+
+#[test]
+fn q40_q41_one_read_at_a_time() {
+    let mut rig = with(|c| c.qp.max_rd_atomic = 1);
+    let wrs = [rig.wr(1, RdmaRead, 8), rig.wr(2, RdmaRead, 8), rig.wr(3, Send, 8)];
+    assert_eq!(psns(&rig.post_all(&wrs)), [0x100]);
+    let said = rig.send(&response(O::RC_READ_RESPONSE_ONLY, 0x100, 8));
+    assert_eq!(
+        opcodes(&said),
+        [O::RC_READ_REQUEST, O::RC_SEND_ONLY],
+        "the SEND stays behind the second READ"
+    );
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q42_q43_fence() {
+    for first in [RdmaRead, AtomicFetchAndAdd] {
+        let mut rig = rig();
+        let fenced = rig.wr(2, RdmaWrite, 8).with(SendFlags::FENCE);
+        let said = rig.post_all(&[rig.wr(1, first, 8), fenced]);
+        assert_eq!(said.len(), 1, "the fenced WRITE waits for {first:?}");
+        let answer = match first {
+            RdmaRead => response(O::RC_READ_RESPONSE_ONLY, 0x100, 8),
+            _ => pkt(O::RC_ATOMIC_ACKNOWLEDGE, 0x100).atomic_ack(1, 0),
+        };
+        assert_eq!(opcodes(&rig.send(&answer)), [O::RC_WRITE_ONLY]);
+        let mut free = self::rig();
+        assert_eq!(free.post_all(&[free.wr(1, first, 8), free.wr(2, RdmaWrite, 8)]).len(), 2);
+    }
+}
+
+#[test]
+fn q45_atomic_response_lost() {
+    let mut rig = rig();
+    let first = rig.post(&rig.wr(1, AtomicCmpAndSwp, 8).operands(5, 6));
+    assert_eq!((first[0].atomic().compare, first[0].atomic().swap_add), (5, 6));
+    let again = rig.wait(T + MS);
+    assert_eq!((again[0].opcode, again[0].psn, again[0].ext), (O::RC_CMP_SWAP, 0x100, first[0].ext));
+    rig.send(&pkt(O::RC_ATOMIC_ACKNOWLEDGE, 0x100).atomic_ack(1, 0x0102_0304_0506_0708));
+    assert_eq!(rig.done(), [(1, Success)]);
+    assert_eq!(rig.node.mr(rig.buf).word(0), 0x0102_0304_0506_0708, "in host order");
+}
+
+#[test]
+fn q47_solicited() {
+    let mut rig = rig();
+    for (opcode, solicits) in [(Send, true), (RdmaWriteWithImm, true), (RdmaWrite, false), (RdmaRead, false)]
+    {
+        let said = rig.post(&rig.wr(1, opcode, 2048).with(SendFlags::SOLICITED));
+        let bits: Vec<bool> = said.iter().map(|s| s.solicited).collect();
+        let want = if said.len() == 1 { vec![solicits] } else { vec![false, solicits] };
+        assert_eq!(bits, want, "{opcode:?}");
+    }
+}
+
+#[test]
+fn q49_q50_inline() {
+    let mut rig = rig();
+    let mut wr = SendWr::new(1, Send).inline(b"as it was");
+    wr.sges = vec![Sge { addr: 1, length: 9, lkey: 0xdead_beef }]; // never looked at
+    assert_eq!(rig.post(&wr)[0].payload, b"as it was");
+    wr.inline = Some(b"overwrite".to_vec());
+    assert_eq!(rig.wait(T + MS)[0].payload, b"as it was");
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q52_empty_element_with_a_bad_key() {
+    let mut rig = rig();
+    rig.node.mr(rig.buf).write(0, b"abcdef");
+    let sges = [rig.sge(0, 3), Sge { addr: 5, length: 0, lkey: 0xdead_beef }, rig.sge(3, 3)];
+    assert_eq!(rig.post(&SendWr::new(1, Send).sges(&sges))[0].payload, b"abcdef");
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q53_bad_local_keys() {
+    let bad: [fn(&Rig) -> Sge; 3] = [
+        |rig| rig.sge((1 << 16) - 4, 8),
+        |rig| Sge { lkey: rig.sge(0, 8).lkey ^ 1, ..rig.sge(0, 8) },
+        |rig| rig.node.regions().last().unwrap().sge(0, 8),
+    ];
+    for bad in bad {
+        let mut rig = rig();
+        rig.node.register_in(PdId(2), 64, Access::LOCAL_WRITE);
+        let wrs = [rig.wr(1, Send, 8), SendWr::new(2, Send).sges(&[bad(&rig)]), rig.wr(3, Send, 8)];
+        assert_eq!(psns(&rig.post_all(&wrs)), [0x100], "nothing is sent from bad memory, nor behind it");
+        assert!(rig.done().is_empty(), "the older request comes first");
+        rig.send(&ack(0x100, 1));
+        assert_eq!(rig.done(), [(1, Success), (2, LocProtErr), (3, WrFlushErr)]);
+        assert_eq!(rig.state(), QpState::Err);
+    }
+}
+
+#[test]
+fn q54_one_signalled_of_ten() {
+    let mut rig = with(|c| c.qp.send_depth = 16);
+    for round in 0..5 {
+        let wrs: Vec<SendWr> = (0..10)
+            .map(|id| if id == 9 { rig.wr(id, Send, 8) } else { rig.wr(id, Send, 8).unsignaled() })
+            .collect();
+        let said = rig.post_all(&wrs);
+        rig.send(&ack(said[9].psn, 10 * (round + 1)));
+        assert_eq!(rig.done(), [(9, Success)]);
+        assert_eq!(rig.node.sends_in_use(rig.qp), 0, "all slots are free");
+    }
+}
+
+#[test]
+fn q55_unsignalled_request_fails() {
+    let mut rig = rig();
+    rig.post(&rig.wr(1, RdmaWrite, 8).unsignaled());
+    rig.send(&ack_with(0x100, 0x62, 0));
+    assert_eq!(rig.done(), [(1, RemAccessErr)]);
+}
+
+#[test]
+fn q56_q57_credits() {
+    let mut rig = Rig::new();
+    rig.post(&rig.wr(1, Send, 8));
+    rig.send(&ack_with(0x100, 0x00, 1)); // none left
+    let wrs = [2, 3, 4].map(|id| rig.wr(id, Send, 8));
+    let said = rig.post_all(&wrs);
+    assert_eq!(psns(&said), [0x101], "one may probe");
+    assert!(said[0].ack_req);
+    assert_eq!(psns(&rig.send(&ack_with(0x101, 0x1f, 2))), [0x102, 0x103], "no limit: all go");
+    // Q57: a WRITE takes no receive.
+    let mut rig = Rig::new();
+    rig.post(&rig.wr(1, Send, 8));
+    rig.send(&ack_with(0x100, 0x00, 1));
+    let wrs = [2, 3, 4].map(|id| rig.wr(id, RdmaWrite, 8));
+    assert_eq!(rig.post_all(&wrs).len(), 3);
+}
+
+#[test]
+fn q59_ten_megabytes() {
+    let mut rig = with(|c| c.qp.mtu = Mtu::Mtu4096);
+    let mr = rig.node.register(10 << 20, Access::empty());
+    let wr = SendWr::new(1, RdmaWrite).sges(&[rig.node.mr(mr).sge(0, 10 << 20)]).remote(REMOTE_VA, 1);
+    let mut said = rig.post(&wr);
+    let (mut sent, mut since) = (0, 0);
+    while !said.is_empty() {
+        assert!(said.len() <= WINDOW_PACKETS as usize);
+        for s in &said {
+            since = if s.ack_req { 0 } else { since + 1 };
+            assert!(since < ACK_REQ_STRIDE, "packet {:#x}", s.psn);
+        }
+        sent += said.len();
+        let last = said.last().unwrap();
+        assert!(last.ack_req, "the window closes with a question");
+        said = rig.send(&ack(last.psn, u32::from(sent == 2560)));
+    }
+    assert_eq!(sent, 2560);
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q62_write_of_nothing() {
+    let mut rig = rig();
+    let said = rig.post(&SendWr::new(1, RdmaWrite));
+    assert_eq!((said[0].opcode, said[0].ext), (O::RC_WRITE_ONLY, Ext::Reth(Reth { va: 0, rkey: 0, len: 0 })));
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+}
+
+#[test]
+fn q63_error_stops_everything() {
+    // During an RNR wait.
+    let mut rig = rig();
+    rig.post_all(&[rig.wr(1, Send, 8), rig.wr(2, Send, 8)]);
+    rig.send(&ack_with(0x100, 0x20 | 20, 0));
+    rig.node.modify_state(rig.now, rig.qp, QpState::Err).unwrap();
+    assert!(rig.wait(Duration::from_secs(2)).is_empty());
+    let flushed: Vec<_> =
+        rig.cqes().iter().filter(|c| c.opcode == WcOpcode::Send as u8).map(|c| c.wr_id).collect();
+    assert_eq!(flushed, [1, 2]);
+    // While a READ is active.
+    let mut rig = self::rig();
+    rig.post(&rig.wr(1, RdmaRead, 4096));
+    rig.send(&response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024));
+    rig.node.modify_state(rig.now, rig.qp, QpState::Err).unwrap();
+    rig.node.mr(rig.buf).fill(0, 4096, 7);
+    assert!(rig.send(&response(O::RC_READ_RESPONSE_MIDDLE, 0x101, 1024)).is_empty());
+    assert!(rig.wait(Duration::from_secs(2)).is_empty());
+    assert_eq!(rig.node.mr(rig.buf).read(0, 4096), [7; 4096]);
+    assert_eq!(rig.done()[0], (1, WrFlushErr));
+}
