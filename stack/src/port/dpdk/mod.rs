@@ -1,7 +1,7 @@
 //! Turns DPDK devices into ports. Never configures what a port does not need, never looks into frames. Called by
 //! [`PortSpec::open`](super::PortSpec::open).
 //!
-//! - DPDK's environment starts with the first port, on a thread of its own ([`eal`]); control steps run there.
+//! - DPDK's environment starts with the first port, on a thread of its own (`eal.rs`); control steps run there.
 //! - Each queue has a *gate*: a burst goes through it, and whoever stops the device closes it first. A
 //!   burst through a closed gate moves nothing. So a device can be restarted under running shards, and the
 //!   unmapping of a memif whose peer died waits for the burst that runs.
