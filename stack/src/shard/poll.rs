@@ -4,7 +4,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
 use super::{Shard, Shared, Turn};
-use crate::config::{READY_BUDGET, RX_BURST, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
+use crate::config::{READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::id::QpState;
 use crate::net::Resolution;
 use crate::proto::requester::SendRing;
@@ -26,7 +26,14 @@ impl Shard {
         if self.env.backlog() > 0 {
             turn.tx += self.env.flush();
         }
-        turn.rx += self.receive_burst();
+        for _ in 0..RX_BURSTS {
+            let n = self.receive_burst();
+            turn.rx += n;
+            // Responses are often followed by what the program waits for; a request is answered first.
+            if n == 0 || !self.env.answering.is_empty() {
+                break;
+            }
+        }
         turn.rx += self.receive_inbox();
         self.run_timers();
         self.run_net();
@@ -40,6 +47,7 @@ impl Shard {
         if self.env.answers.frames.is_empty() {
             self.publish();
         }
+        self.was_idle = turn.rx == 0 && turn.tx == 0;
         turn.more = !self.env.ready.is_empty() || !self.env.answering.is_empty() || self.env.backlog() > 0;
         turn
     }
