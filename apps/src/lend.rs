@@ -79,12 +79,6 @@ impl PortQueue for Lent {
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.queue().recycle(frames);
     }
-    fn claimed(&mut self) {
-        self.queue().claimed();
-    }
-    fn released(&mut self) {
-        self.queue().released();
-    }
 }
 
 impl Drop for Lent {

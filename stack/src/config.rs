@@ -4,8 +4,6 @@ use core::time::Duration;
 
 /// Frames taken from a queue in one burst.
 pub const RX_BURST: usize = 32;
-/// Turns in a row that may share one reading of the clock while there is work.
-pub const TURNS_A_READING: u8 = 4;
 /// Bursts taken in a turn as long as they bring nothing that wants an answer.
 pub const RX_BURSTS: usize = 4;
 /// Frames a turn may hold for the port: an ACK for each frame received, and as many data packets.

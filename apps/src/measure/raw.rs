@@ -77,8 +77,7 @@ pub struct Raw<'a> {
 
 impl<'a> Raw<'a> {
     /// Takes the queue over; [`Drop`] gives it back.
-    pub fn new(port: &'a dyn Port, mut queue: Box<dyn PortQueue>, theirs: Mac) -> Self {
-        queue.claimed();
+    pub fn new(port: &'a dyn Port, queue: Box<dyn PortQueue>, theirs: Mac) -> Self {
         let ours = port.info().mac;
         Self { port, queue, rx: RxBurst::new(), tx: TxBurst::new(), ours, theirs }
     }
@@ -276,7 +275,6 @@ impl Drop for Raw<'_> {
     fn drop(&mut self) {
         self.rx.clear();
         self.tx.clear();
-        self.queue.released();
     }
 }
 

@@ -11,7 +11,6 @@ use crossbeam_utils::CachePadded;
 use super::MAINTAIN_EVERY;
 use super::config::{Clock, Drive};
 use super::error::DeviceError;
-use crate::config::TURNS_A_READING;
 use crate::id::Mtu;
 use crate::net::{Net, NetConfig};
 use crate::port::{Port, PortInfo};
@@ -141,16 +140,6 @@ impl Core {
         self.clock.now()
     }
 
-    /// The time for a turn. Reading the clock takes as long as handling a packet, so turns that follow closely on
-    /// one that had work share a reading, a few at a time.
-    #[inline]
-    fn time_of_turn(&self, shard: &mut Shard) -> Instant {
-        match &self.clock {
-            ClockSource::Monotonic(..) => shard.recent_time(TURNS_A_READING).unwrap_or_else(|| self.now()),
-            ClockSource::Manual(_) => self.now(),
-        }
-    }
-
     /// One turn, unless somebody else has the shard or a control call waits for it.
     #[inline]
     pub(super) fn turn(&self, index: usize) -> Option<Turn> {
@@ -173,14 +162,12 @@ impl Core {
             return None;
         };
         let _holding = Holding::begin();
-        shard.claimed();
-        let now = self.time_of_turn(&mut shard);
+        let now = self.now();
         let turn = shard.poll_once(now);
         if index == 0 {
             self.maintain(now);
         }
         let seen = look(&shard);
-        shard.released();
         Some((turn, seen))
     }
 
@@ -210,9 +197,7 @@ impl Core {
         let mut shard = self.cells[index].shard.take();
         let result = {
             let _holding = Holding::begin();
-            shard.claimed();
             let result = work(&mut shard, self.now());
-            shard.released();
             result
         };
         drop(shard);
@@ -278,15 +263,13 @@ impl Core {
                 continue;
             };
             let _holding = Holding::begin();
-            shard.claimed();
             while !cell.shard.wanted() && !self.stop.load(Ordering::Relaxed) {
-                let now = self.time_of_turn(&mut shard);
+                let now = self.now();
                 shard.poll_once(now);
                 if index == 0 {
                     self.maintain(now);
                 }
             }
-            shard.released();
         }
     }
 

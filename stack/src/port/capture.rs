@@ -189,12 +189,6 @@ impl PortQueue for CaptureQueue {
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.queue.recycle(frames);
     }
-    fn claimed(&mut self) {
-        self.queue.claimed();
-    }
-    fn released(&mut self) {
-        self.queue.released();
-    }
 }
 
 #[cfg(test)]

@@ -52,12 +52,6 @@ pub trait PortQueue: Send {
     fn recycle(&mut self, frames: &mut RxBurst) {
         frames.clear();
     }
-
-    /// The calling thread takes over the queue.
-    fn claimed(&mut self) {}
-
-    /// The calling thread is about to leave the queue to another one.
-    fn released(&mut self) {}
 }
 
 /// What a port is.

@@ -83,9 +83,6 @@ pub struct Shard {
     rx: RxBurst,
     qps: Qps,
     env: Env,
-    was_idle: bool,
-    /// Turns that used the last reading of the clock.
-    same_time: u8,
 }
 
 impl core::fmt::Debug for Shard {
@@ -98,15 +95,7 @@ impl Shard {
     /// Shard `id` of a device, with its queue of the device's port.
     pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
         let env = Env::new(id, shared, queue, now);
-        Self { rx: RxBurst::new(), qps: Qps::default(), env, was_idle: true, same_time: 0 }
-    }
-
-    /// The time of the last turn, if that had work and at most `turns` turns have used this reading since.
-    #[inline]
-    pub fn recent_time(&mut self, turns: u8) -> Option<Instant> {
-        let recent = !self.was_idle && self.same_time < turns;
-        self.same_time = if recent { self.same_time + 1 } else { 0 };
-        recent.then_some(self.env.now)
+        Self { rx: RxBurst::new(), qps: Qps::default(), env }
     }
 
     /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.
@@ -125,16 +114,6 @@ impl Shard {
         let net = env.shared.net_deadline();
         let net = (net != Instant::FAR).then_some(net);
         [env.wheel.next_deadline(), net].into_iter().flatten().min()
-    }
-
-    /// The calling thread takes the shard over from another one.
-    pub fn claimed(&mut self) {
-        self.env.queue.claimed();
-    }
-
-    /// The calling thread is about to leave the shard to another one.
-    pub fn released(&mut self) {
-        self.env.queue.released();
     }
 
     /// Frames that wait for the port.

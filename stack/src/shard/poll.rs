@@ -47,7 +47,6 @@ impl Shard {
         if self.env.answers.frames.is_empty() {
             self.publish();
         }
-        self.was_idle = turn.rx == 0 && turn.tx == 0;
         turn.more = !self.env.ready.is_empty() || !self.env.answering.is_empty() || self.env.backlog() > 0;
         turn
     }
