@@ -51,6 +51,8 @@ pub const MR_MAX: usize = 1 << 16;
 pub const WINDOW_PACKETS: u32 = 256;
 /// A packet asks for an acknowledgement at least this often inside a message.
 pub const ACK_REQ_STRIDE: u32 = 32;
+/// With fewer credits left than this, every message asks for an acknowledgement, which brings new ones.
+pub const CREDITS_LOW: i32 = 16;
 
 /// Neighbour resolution: time between two requests, and how many are sent.
 pub const NEIGHBOUR_RETRY: Duration = Duration::from_millis(250);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, PdId, Psn, QpState};
 use stack::mem::{Access, Sge};
+use stack::proto::attr::{AttrMask, QpAttr};
 use stack::proto::requester::{Idle, Requester, RequesterConfig, SendRing};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
@@ -225,6 +226,43 @@ fn q11_last_packet_lost() {
     assert!(said[0].ack_req);
     rig.send(&ack(0x101, 1));
     assert_eq!(rig.done(), [(1, Success)]);
+}
+
+/// Nobody waits for an unsignalled request: it is acknowledged with a later one, or when the timer asks.
+#[test]
+fn unsignalled_requests_ask_for_their_ack_late() {
+    let mut rig = with(|c| (c.qp.send_depth, c.qp.retry_cnt) = (16, 0));
+    let said = rig.post_all(&[rig.wr(2, Send, 8).unsignaled(), rig.wr(3, Send, 2000).unsignaled()]);
+    assert_eq!(opcodes(&said), [O::RC_SEND_ONLY, O::RC_SEND_FIRST, O::RC_SEND_LAST]);
+    assert!(said.iter().all(|s| !s.ack_req));
+    // The timer sends the last packet again, and that is no retry: there are none to spend.
+    let said = rig.wait(T + MS);
+    assert_eq!(opcodes(&said), [O::RC_SEND_LAST]);
+    assert!(said[0].psn == 0x102 && said[0].ack_req);
+    rig.send(&ack(0x102, 2));
+    assert_eq!(rig.node.sends_in_use(rig.qp), 0, "all slots are free");
+    assert_eq!(rig.wait(T * 4).len(), 0);
+    assert_eq!(rig.state(), QpState::Rts);
+    // A signalled request asks, and so does one that leaves fewer than half of the slots.
+    assert!(rig.post(&rig.wr(4, Send, 8))[0].ack_req);
+    let wrs: Vec<SendWr> = (5..14).map(|id| rig.wr(id, Send, 8).unsignaled()).collect();
+    let asked: Vec<bool> = rig.post_all(&wrs).iter().map(|s| s.ack_req).collect();
+    assert_eq!(asked, [false, false, false, false, false, false, false, true, true]);
+    // The question may be lost, too: then the peer counts as silent.
+    rig.wait(T * 8);
+    let status = |id| if id == 4 { RetryExcErr } else { WrFlushErr };
+    assert_eq!(rig.done(), (4..14).map(|id| (id, status(id))).collect::<Vec<_>>());
+}
+
+/// SQD does not wait for the timer.
+#[test]
+fn sqd_asks_for_the_ack_of_unsignalled_requests() {
+    let mut rig = rig();
+    assert!(!rig.post(&rig.wr(2, Send, 8).unsignaled())[0].ack_req);
+    let attr = QpAttr { qp_state: QpState::Sqd, ..QpAttr::default() };
+    rig.node.modify(rig.now, rig.qp, &attr, AttrMask::STATE).unwrap();
+    let said = rig.run();
+    assert!(said.len() == 1 && said[0].psn == 0x100 && said[0].ack_req, "{said:?}");
 }
 
 /// Transmissions of a request to a silent peer, with their times since the first, and how it ends.

@@ -49,6 +49,9 @@ pub enum RetryCause {
     Rnr,
     /// The local ACK timeout.
     Timeout,
+    /// Nothing came after unsignalled requests, so nothing asked for their acknowledgement: the last packet goes
+    /// out again to ask. Not charged to the retry count.
+    Probe,
 }
 
 impl Requester {
@@ -108,6 +111,11 @@ impl Requester {
             // Everything may have been acknowledged meanwhile: then nothing is left to time.
             self.rearm(now);
             return Response::Retry(RetryCause::Rnr);
+        }
+        if self.silent() && self.retry_left == self.retry_cnt {
+            self.probe();
+            self.arm(now);
+            return Response::Retry(RetryCause::Probe);
         }
         self.going_back = false;
         self.go_back(now, RetryCause::Timeout)

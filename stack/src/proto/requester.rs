@@ -8,7 +8,7 @@ use super::state::Gates;
 use super::status::{SendFlags, WcStatus, WrOpcode};
 use super::tables::{RNR_RETRY_FOREVER, ack_timeout};
 use super::wqe::{Granule, SendWqe};
-use crate::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
+use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, WINDOW_PACKETS};
 use crate::id::{Mtu, Psn};
 use crate::time::Instant;
 use crate::wire::{AtomicEth, Ext, Kind, Opcode, Position, Reth, Tail};
@@ -110,6 +110,8 @@ pub struct Requester {
     pub(super) unlimited: bool,
     /// Waiting out an RNR NAK until `deadline`.
     pub(super) rnr_wait: bool,
+    /// The next packet asks for an acknowledgement of what went out without.
+    probing: bool,
     since_ack_req: u8,
     timeout_ns: u64,
     /// When the ACK timer, or the RNR wait, ends; `FAR` when nothing runs.
@@ -154,6 +156,7 @@ impl Requester {
             going_back: false,
             unlimited: false,
             rnr_wait: false,
+            probing: false,
             since_ack_req: 0,
             timeout_ns: 0,
             deadline: Instant::FAR,
@@ -430,10 +433,12 @@ impl Requester {
         // A retried range asks at once; inside a message often enough that the window never closes silently.
         self.since_ack_req += 1;
         let restarted = again && self.cur_psn == self.una;
-        let ack_req = is_last
+        let ack_req = (is_last && self.wants_answer(wqe))
             || restarted
+            || self.probing
             || u32::from(self.since_ack_req) >= ACK_REQ_STRIDE
             || in_flight + 1 >= WINDOW_PACKETS;
+        self.probing = false;
         if ack_req {
             self.since_ack_req = 0;
         }
@@ -448,6 +453,30 @@ impl Requester {
             offset,
             len: if is_last { wqe.length - offset } else { mtu },
             again,
+        }
+    }
+
+    /// Whether the end of this message asks for its acknowledgement. Somebody waits for a signalled request; an
+    /// unsignalled one may be acknowledged along with a later one, as long as neither slots nor credits run short.
+    /// If nothing follows, the timer asks ([`Requester::probe`]).
+    #[inline]
+    fn wants_answer(&self, wqe: &SendWqe) -> bool {
+        let slots_short = self.started.wrapping_sub(self.head) as usize * 2 > self.log.len();
+        let credits_short =
+            !self.unlimited && wqe.opcode() != WrOpcode::RdmaWrite && self.lsn.diff(self.ssn) < CREDITS_LOW;
+        wqe.signaled() || slots_short || credits_short || self.timeout_ns == 0
+    }
+
+    /// Whether packets went out since an acknowledgement was last asked for, and nothing is left to send.
+    pub(super) fn silent(&self) -> bool {
+        self.since_ack_req > 0 && self.cur_psn == self.next && self.una != self.next && !self.rnr_wait
+    }
+
+    /// Sends the last packet again, asking for an acknowledgement this time.
+    pub fn probe(&mut self) {
+        if self.silent() {
+            self.rewind(self.next.sub(1));
+            self.probing = true;
         }
     }
 

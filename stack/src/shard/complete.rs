@@ -141,7 +141,11 @@ impl Env {
         self.publish_word(qp);
         match to {
             QpState::Reset => self.clear(qp),
-            QpState::Sqd => qp.draining = true,
+            QpState::Sqd => {
+                qp.draining = true;
+                qp.requester.probe();
+                self.mark_ready(qp);
+            }
             QpState::Err => {
                 qp.draining = false;
                 // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.

@@ -77,6 +77,8 @@ counters! {
     RetriesImplied "retries_implied",
     /// Retries after an RNR NAK.
     RetriesRnr "retries_rnr",
+    /// Packets sent again only to ask for the acknowledgement of unsignalled requests that nothing followed.
+    AckProbes "ack_probes",
     /// Completions made.
     Completions "completions",
     /// Completions lost to a full completion queue.

@@ -212,6 +212,7 @@ impl Env {
                 RetryCause::SequenceNak => Counter::RetriesSequence,
                 RetryCause::ImpliedNak => Counter::RetriesImplied,
                 RetryCause::Rnr => Counter::RetriesRnr,
+                RetryCause::Probe => Counter::AckProbes,
             }),
             _ => {}
         }
