@@ -81,18 +81,17 @@ pub enum Kind {
     Nak,
     /// A frame was discarded.
     Drop,
-    /// More about one of the others, which it would count twice.
+    /// More about one of the others, which it would count twice; or worth knowing, though nothing is wrong.
     Detail,
 }
 
 /// Counters that tell of traffic.
-const TRAFFIC: [&str; 14] = [
+const TRAFFIC: [&str; 13] = [
     "rx_frames",
     "rx_bytes",
     "tx_frames",
     "tx_bytes",
     "net_frames",
-    "handed_over",
     "to_self",
     "requests_sent",
     "requests_received",
@@ -103,8 +102,9 @@ const TRAFFIC: [&str; 14] = [
     "completions",
 ];
 
-/// Counters that tell more about something that is counted elsewhere.
-const DETAILS: [&str; 7] = [
+/// Counters that tell more about something that is counted elsewhere, or that is worth knowing though nothing is wrong.
+const DETAILS: [&str; 8] = [
+    "handed_over",
     "naks_received",
     "rnr_naks_received",
     "duplicates_answered",

@@ -21,7 +21,7 @@ const CONNECT_RETRY: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 pub enum OobError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {addr} ({error}); choose another --oob-port, or end the program that uses it")]
+    #[error("cannot listen on {addr} ({error}); {}", listen_remedy(error))]
     Listen {
         /// The address.
         addr: String,
@@ -59,6 +59,15 @@ pub enum OobError {
     /// Nothing came for too long.
     #[error("the other end said nothing for {0:?} while {1} was expected")]
     Silent(Duration, &'static str),
+}
+
+/// What to do when a TCP port cannot be listened on.
+pub fn listen_remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "choose a TCP port from 1024 on, or run as root",
+        ErrorKind::AddrNotAvailable => "the address to listen on must be one of this machine's",
+        _ => "choose another TCP port, or end the program that uses it",
+    }
 }
 
 /// One TCP connection with line-based messages.

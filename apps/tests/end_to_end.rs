@@ -56,10 +56,11 @@ fn pingpong_in_every_drive_and_odd_sizes() {
 }
 
 fn perf(link: Link, args: &[&str]) -> Vec<serde_json::Value> {
-    perf_with(link, &[], args)
+    perf_with(link, &[], args).0
 }
 
-fn perf_with(link: Link, both: &[&str], args: &[&str]) -> Vec<serde_json::Value> {
+/// The rows, and what the client printed.
+fn perf_with(link: Link, both: &[&str], args: &[&str]) -> (Vec<serde_json::Value>, String) {
     let bench = Bench::new(link);
     let json = bench.path("rows.json");
     let server = bench.perf_server(&[&["--once"][..], both].concat());
@@ -68,7 +69,7 @@ fn perf_with(link: Link, both: &[&str], args: &[&str]) -> Vec<serde_json::Value>
     let server = server.finish();
     assert!(client.code == Some(0) && server.code == Some(0), "{}\n{}", client.all(), server.all());
     assert!(client.stdout.contains("client: ") && client.stdout.contains("server: "), "{}", client.all());
-    rows(&json)
+    (rows(&json), client.stdout)
 }
 
 #[test]
@@ -152,11 +153,25 @@ fn queues_of_awkward_depths() {
     }
 }
 
+// Two queue pairs, so that either shard has one. Over memif frames arrive on the queue of the same number; over
+// unix datagrams all arrive on the first, and the second shard's are handed over.
 #[test]
-fn every_drive_and_several_shards() {
-    for both in [&["--drive", "caller"][..], &["--drive", "dedicated"]] {
-        let args = ["--op", "send,write,read", "--mode", "lat,rate", "-n", "30", "--verify"];
-        assert_eq!(perf_with(Link::Unix, both, &args).len(), 6);
+fn every_drive_with_one_shard_and_with_two() {
+    for &link in Link::ALL {
+        for drive in ["embedded", "caller", "dedicated"] {
+            for shards in ["1", "2"] {
+                let both = ["--drive", drive, "--shards", shards];
+                let args = "--op send,write,read --mode lat,bw -q 2 -s 8k -n 40 --verify";
+                let (rows, text) = perf_with(link, &both, &args.split(' ').collect::<Vec<_>>());
+                assert_eq!(rows.len(), 6, "{link:?} {both:?}");
+                let (bw, lat): (Vec<_>, Vec<_>) = rows.iter().partition(|r| r["mode"] == "bw");
+                assert!(bw.iter().all(|r| r["qps"] == 2 && r["messages"] == 80), "{bw:?}");
+                assert!(lat.iter().all(|r| r["qps"] == 1), "{lat:?}");
+                let wrong_queue = link == Link::Unix && shards == "2";
+                let told = text.lines().filter(|line| line.contains("handed_over")).count();
+                assert_eq!(told, if wrong_queue { 2 } else { 0 }, "{link:?} {both:?}\n{text}");
+            }
+        }
     }
 }
 

@@ -63,6 +63,15 @@ impl Bench {
         self.port("b", "a")
     }
 
+    /// The socket that a server makes.
+    pub fn server_socket(&self) -> PathBuf {
+        match self.link {
+            Link::Unix => self.path("a"),
+            #[cfg(feature = "dpdk")]
+            Link::Memif => self.path("memif"),
+        }
+    }
+
     fn port(&self, ours: &str, theirs: &str) -> String {
         match self.link {
             Link::Unix => format!("unix:{},peer={}", self.path(ours).display(), self.path(theirs).display()),

@@ -65,7 +65,29 @@ pub(super) fn make_way(path: &Path) -> Result<(), String> {
     }
 }
 
-/// The path as one that starts at the root, in a directory that we may write to.
+/// Makes room for a socket that DPDK will make at `path`, whose own errors do not name the cause.
+///
+/// # Errors
+/// As [`make_way`], and when the directory takes no new files.
+pub(super) fn make_way_for_dpdk(path: &Path) -> Result<(), String> {
+    make_way(path)?;
+    let dir = path.parent().unwrap_or(Path::new("/"));
+    // A file beside it: a trial at the path itself could meet a peer that looks for us there.
+    let trial = dir.join(format!(".roce-{}-{:?}", std::process::id(), std::thread::current().id()));
+    match std::fs::File::create_new(&trial) {
+        Ok(_) => {
+            let _ = std::fs::remove_file(&trial);
+            Ok(())
+        }
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(format!(
+            "the socket {} cannot be made ({error}): take a path in a directory that you may write to",
+            path.display()
+        )),
+    }
+}
+
+/// The path as one that starts at the root, in a directory that exists.
 pub(super) fn absolute(path: &Path) -> Result<String, String> {
     let path = std::path::absolute(path).map_err(|error| format!("the path cannot be resolved: {error}"))?;
     let dir = path.parent().unwrap_or(Path::new("/"));
@@ -116,6 +138,10 @@ mod tests {
         let file = dir.join("file");
         std::fs::write(&file, "").unwrap();
         assert!(look(&file).unwrap_err().contains("is no socket"));
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(make_way_for_dpdk(&path), Ok(()));
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "the trial leaves nothing behind");
+        assert!(make_way_for_dpdk(Path::new("/proc/a.sock")).unwrap_err().contains("you may write to"));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -304,7 +304,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
         PortSpec::Vhost { path, options } => {
             let path = socket_file::absolute(path)?;
             if !options.iter().any(|(key, value)| key == "client" && value == "1") {
-                socket_file::make_way(Path::new(&path))?;
+                socket_file::make_way_for_dpdk(Path::new(&path))?;
             }
             plan.mac = Some(port.mac.unwrap_or_else(Mac::random));
             plan.name = format!("net_vhost{}", number());
@@ -356,7 +356,7 @@ fn memif(
         socket_file::Look::Stale | socket_file::Look::Missing => MemifRole::Server,
     });
     if role == MemifRole::Server {
-        socket_file::make_way(path)?;
+        socket_file::make_way_for_dpdk(path)?;
     }
     let mac = port.mac.unwrap_or_else(Mac::random);
     plan.memif = Some(role);
