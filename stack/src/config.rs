@@ -22,8 +22,9 @@ pub const WATCH_GAP: Duration = Duration::from_micros(100);
 pub const WATCH_IDLE: Duration = Duration::from_millis(1);
 /// Frames waiting in a shard's inbox (handed over, or addressed to ourselves).
 pub const INBOX_DEPTH: usize = 1024;
-/// How long a port may refuse every frame before the backlog is dropped, under its counter.
-pub const TX_STALL: Duration = Duration::from_millis(1);
+/// How long a port may refuse every frame before the backlog is dropped, under its counter: some time slices of the
+/// peer's process or virtual machine, and less than the usual ACK timeout (67 ms), which a dropped frame costs.
+pub const TX_STALL: Duration = Duration::from_millis(20);
 
 /// Bits of a queue pair number that name the shard.
 pub const SHARD_BITS: u32 = 4;

@@ -7,7 +7,7 @@ use stack::mem::Access;
 use stack::proto::status::{WcStatus, WrOpcode};
 use stack::sim::node::SendWr;
 use stack::sim::peer::{Rig, ack, ack_with, pkt};
-use stack::wire::Opcode;
+use stack::wire::{Discard, Opcode};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -134,4 +134,22 @@ fn the_answer_to_a_duplicate_does_not_replace_a_newer_acknowledgement() {
     let two = pkt(Opcode::RC_SEND_ONLY, 0x102).a().len(4);
     let said = rig.send_all(&[two, one]);
     assert!(said.iter().any(|s| s.is_ack(0x102)), "{said:?}");
+}
+
+// Goal: a port that takes nothing while the peer's process waits for its time slice loses nothing: the request
+// goes out once, when there is room. A port that stays shut drops the backlog, under its counter.
+#[test]
+fn a_peer_that_is_not_scheduled_for_a_while_costs_no_frame() {
+    let mut rig = Rig::with(|c| c.qp.timeout = 18); // 1.07 s: not what sends it again
+    let stalled = |rig: &Rig| rig.node.counters().discarded(Discard::TxStalled);
+    for (pause, sent, lost) in [(15 * MS, 1, 0), (30 * MS, 0, 1)] {
+        rig.node.wires[0].limit_tx(Some(0));
+        rig.node.post_send(rig.qp, &send(&rig, 1, 8)).unwrap();
+        rig.node.shards[0].poll_once(rig.now);
+        rig.now = rig.now.after(pause);
+        rig.node.shards[0].poll_once(rig.now);
+        rig.node.wires[0].limit_tx(None);
+        assert_eq!((rig.run().len(), stalled(&rig)), (sent, lost), "after {pause:?}");
+        rig.send(&ack(0x100, 1));
+    }
 }
