@@ -207,3 +207,19 @@ fn new_rnr_timer_while_running() {
     let mtu = Mtu::from_enum(rig.node.query(rig.qp).path_mtu);
     assert_eq!(mtu, Some(Mtu::Mtu1024));
 }
+
+// Goal: whoever sees a receive completion may exit at once, and the peer has its acknowledgement all the same.
+#[test]
+fn a_receive_completion_waits_for_its_acknowledgement() {
+    let mut rig = rig(4, QpState::Rts);
+    rig.node.wires[0].limit_tx(Some(0));
+    rig.inject(&pkt(O::RC_SEND_ONLY, 0x100).a().len(8));
+    for _ in 0..3 {
+        rig.node.shards[0].poll_once(rig.now);
+    }
+    assert_eq!(rig.done(), [], "the acknowledgement is not with the port");
+    rig.node.wires[0].limit_tx(None);
+    let said = rig.run();
+    assert!(said.iter().any(|s| s.is_ack(0x100)), "{said:?}");
+    assert_eq!(rig.done().len(), 1);
+}

@@ -51,6 +51,8 @@ pub(super) struct Env {
     pub watched: ArrayVec<u32, WATCHED_MAX>,
     /// Queue pairs whose ring slots are freed when completions are published.
     pub finished: Vec<u32>,
+    /// An answer found no buffer this turn.
+    pub starved: bool,
     /// IPv4 identification of the next packet.
     pub ip_id: u16,
     /// Generation of the neighbour table that the queue pairs' routes are from.
@@ -76,6 +78,7 @@ impl Env {
             answering: VecDeque::new(),
             watched: ArrayVec::new(),
             finished: Vec::new(),
+            starved: false,
             ip_id: 0,
             net_seen: 0,
             connected: 0,

@@ -16,6 +16,7 @@ impl Shard {
     /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
     pub fn poll_once(&mut self, now: Instant) -> Turn {
         self.env.now = now;
+        self.env.starved = false;
         let mut turn = Turn::default();
         // What was posted since the last turn goes first: nothing that arrives could make it go sooner.
         self.run_watched();
@@ -44,7 +45,7 @@ impl Shard {
         if self.env.backlog() > 0 {
             turn.tx += self.env.flush();
         }
-        if self.env.answers.frames.is_empty() {
+        if self.env.answers.frames.is_empty() && !self.env.starved {
             self.publish();
         }
         turn.more = !self.env.ready.is_empty() || !self.env.answering.is_empty() || self.env.backlog() > 0;

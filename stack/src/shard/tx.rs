@@ -74,6 +74,7 @@ impl Env {
             }
             let Some(mut frame) = self.take_frame() else {
                 self.discard(Discard::NoBuffer);
+                self.starved = true;
                 return Stop::More;
             };
             let Some(answer) = qp.responder.poll_transmit(qp.credits()) else {
