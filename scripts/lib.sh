@@ -2,12 +2,15 @@
 # shellcheck shell=bash
 
 set -euo pipefail
+# Where the caller is: paths on the command line are relative to it.
+here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf '\033[1m%s\033[0m\n' "== $*" >&2; }
+path() { (cd "$here" && realpath -m "$1"); }
 die() { printf '%s\n' "$*" >&2; exit 1; }
 
-# need COMMAND-OR-PKG-CONFIG-TEST PACKAGE ...: installs what is missing, with apt-get.
+# install_packages PACKAGE ...: installs what is missing, with apt-get.
 # It asks first where that needs root and a person is there to answer.
 install_packages() {
     local missing=() p
@@ -40,6 +43,7 @@ install_packages() {
 }
 
 need_rust() {
+    # shellcheck source=/dev/null
     command -v cargo >/dev/null || [ ! -f "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"
     command -v cargo >/dev/null || die "Rust is missing: install it from https://rustup.rs and try again."
 }

@@ -501,9 +501,10 @@ fn open(port: PortSource, addr: [u8; 4], drive: Drive) -> Result<Context> {
 fn exchange(tcp: &mut TcpStream, qp: &Qp) -> Result<RcEndpoint> {
     writeln!(tcp, "{}", qp.endpoint(options().sgid_index)?)?;
     // Byte by byte: nothing behind the line may be taken. No line is longer than an address and two numbers.
-    let mut line = Vec::new();
-    for byte in tcp.take(100).bytes() {
-        match byte? {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() < 100 {
+        tcp.read_exact(&mut byte)?;
+        match byte[0] {
             b'\n' => return Ok(std::str::from_utf8(&line)?.parse()?),
             byte => line.push(byte),
         }

@@ -354,10 +354,14 @@ pub fn raw_from_args(args: &RawClientArgs) -> Vec<RawSpec> {
     pairs.map(|(mode, size)| RawSpec { mode, frame: size as u32, duration_ms }).collect()
 }
 
-/// The raw measurement whose figure is the limit of `spec`, with path MTU `mtu`.
-pub fn limit_of(spec: &Spec, mtu: Mtu, ipv6: bool, duration: Duration) -> RawSpec {
+/// The raw measurement whose figure is the limit of `spec`, with path MTU `mtu`. The latency of a message of several
+/// packets has none: it is not the time of one frame.
+pub fn limit_of(spec: &Spec, mtu: Mtu, ipv6: bool, duration: Duration) -> Option<RawSpec> {
+    if spec.mode == Mode::Lat && spec.size > mtu.bytes() as u64 {
+        return None;
+    }
     let frame = frame_len(spec.op, spec.size, mtu, ipv6).max(FRAME_MIN);
-    RawSpec { mode: spec.mode, frame: frame as u32, duration_ms: duration.as_millis() as u64 }
+    Some(RawSpec { mode: spec.mode, frame: frame as u32, duration_ms: duration.as_millis() as u64 })
 }
 
 /// Bytes of the longest frame that carries data of a message, without FCS: Ethernet, IP, UDP and BTH, the

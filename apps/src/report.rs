@@ -7,9 +7,12 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableComponent
 /// What is not there.
 const NONE: &str = "-";
 
+/// A column: its title, and what a row has in it.
+type Column = (&'static str, fn(&Row) -> Option<String>);
+
 /// The rows as a table. Columns in which no row has a value are left out.
 pub fn table(rows: &[Row]) -> String {
-    let columns: [(&str, fn(&Row) -> Option<String>); 14] = [
+    let columns: [Column; 14] = [
         ("op", |r| Some(r.op.into())),
         ("mode", |r| Some(if r.bidirectional { format!("{} both ways", r.mode) } else { r.mode.into() })),
         ("size", |r| Some(bytes(r.size))),
@@ -129,7 +132,7 @@ mod tests {
     #[test]
     fn columns_without_values_are_left_out() {
         let bw = Row { op: "write", mode: "bw", size: 4096, gbit_per_s: Some(61.5), ..Row::default() };
-        let text = table(&[bw.clone()]);
+        let text = table(core::slice::from_ref(&bw));
         assert!(text.contains("61.500") && !text.contains("p50") && !text.contains("of raw"), "{text}");
         let lat = Row { op: "send", mode: "lat", size: 64, p50_ns: Some(890), ..Row::default() };
         let text = table(&[bw, lat]);

@@ -35,8 +35,9 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
         mtus.push(path_mtu(spec, rig.link_mtu(), client.server.link_mtu)?);
     }
     let mut raw: Vec<RawSpec> = Vec::new();
+    let limit_of = |spec: &Spec, mtu| plan::limit_of(spec, mtu, ipv6, measure.limit_duration);
     for (spec, &mtu) in specs.iter().zip(&mtus).filter(|_| measure.limit) {
-        let wanted = plan::limit_of(spec, mtu, ipv6, measure.limit_duration);
+        let Some(wanted) = limit_of(spec, mtu) else { continue };
         if !raw.iter().any(|have| have.same_as(&wanted)) {
             raw.push(wanted);
         }
@@ -50,9 +51,8 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
         for (index, (spec, &mtu)) in specs.iter().zip(&mtus).enumerate() {
             progress.start(spec.title());
             let (measured, theirs, ours) = client.measure(rig, index, spec, measure.gid_index, mtu)?;
-            let limit = limits.iter().position(|have| {
-                measure.limit && have.same_as(&plan::limit_of(spec, mtu, ipv6, measure.limit_duration))
-            });
+            let wanted = limit_of(spec, mtu).filter(|_| measure.limit);
+            let limit = wanted.and_then(|wanted| limits.iter().position(|have| have.same_as(&wanted)));
             rows.add(spec, mtu, &measured, &theirs, &ours, limit);
             progress.step();
         }
