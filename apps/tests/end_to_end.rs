@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Bench, Link, PERF, PINGPONG, Running, rows};
+use std::time::Duration;
 
 fn pingpong(link: Link, extra: &[&str]) {
     let bench = Bench::new(link);
@@ -53,6 +54,25 @@ fn pingpong_in_every_drive_and_odd_sizes() {
         Running::start(PINGPONG, &[&base[..], extra].concat()).finish().good();
         server.finish().good();
     }
+}
+
+// A peer's kernel that looks a route up when it hears of us needs its carrier by then.
+#[test]
+fn pingpong_exchanges_addresses_once_the_link_is_up() {
+    use std::io::{ErrorKind, Read};
+    let bench = Bench::new(Link::Unix);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (b, tcp) = (bench.client_port(), listener.local_addr().unwrap().port().to_string());
+    let mut client = Running::start(PINGPONG, &["--port", &b, "-p", &tcp, "127.0.0.1"]);
+    let mut stream = listener.accept().unwrap().0;
+    let mut line = [0; 52];
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let early = stream.read(&mut line).map_err(|e| e.kind());
+    assert!(matches!(early, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "{early:?}");
+    let _peer = std::os::unix::net::UnixDatagram::bind(bench.path("a")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.read_exact(&mut line).unwrap();
+    client.kill();
 }
 
 fn perf(link: Link, args: &[&str]) -> Vec<serde_json::Value> {
