@@ -97,6 +97,26 @@ impl OpenDevice {
     }
 }
 
+/// Waits until the link of `port` is up, and does `idle` meanwhile.
+///
+/// # Errors
+/// A sentence when it does not come up; those of `idle`.
+pub fn await_link(port: &LentPort, mut idle: impl FnMut() -> Result<()>) -> Result<()> {
+    let since = Instant::now();
+    while !port.link_up() {
+        if since.elapsed() > LINK_PATIENCE {
+            return Err(AppError::Timeout(format!(
+                "port {}: the link is still down after {LINK_PATIENCE:?}; is the other end running, on the same \
+                 socket or cable?",
+                port.info().name
+            )));
+        }
+        idle()?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
 /// The port, and the device on it while there is one.
 pub struct Rig {
     args: DeviceArgs,
@@ -168,20 +188,11 @@ impl Rig {
     /// # Errors
     /// A sentence when it does not come up.
     pub fn wait_for_link(&mut self) -> Result<()> {
-        let since = Instant::now();
-        while !self.port.link_up() {
-            stop::check()?;
-            if since.elapsed() > LINK_PATIENCE {
-                return Err(AppError::Timeout(format!(
-                    "port {}: the link is still down after {LINK_PATIENCE:?}; is the other end running, on the same \
-                     socket or cable?",
-                    self.args.port
-                )));
-            }
+        let port = self.port.clone();
+        await_link(&port, || {
             self.idle();
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+            stop::check()
+        })
     }
 
     /// What is to be done while nothing is measured: the host keeps answering its neighbours.

@@ -3,6 +3,8 @@
 mod common;
 
 use common::{Bench, Link, PERF, PINGPONG, Running, rows};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 fn pingpong(link: Link, extra: &[&str]) {
     let bench = Bench::new(link);
@@ -53,6 +55,82 @@ fn pingpong_in_every_drive_and_odd_sizes() {
         Running::start(PINGPONG, &[&base[..], extra].concat()).finish().good();
         server.finish().good();
     }
+}
+
+// A peer's kernel that looks a route up when it hears of us needs its carrier by then.
+#[test]
+fn pingpong_exchanges_addresses_once_the_link_is_up() {
+    use std::io::{ErrorKind, Read};
+    let bench = Bench::new(Link::Unix);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (b, tcp) = (bench.client_port(), listener.local_addr().unwrap().port().to_string());
+    let mut client = Running::start(PINGPONG, &["--port", &b, "-p", &tcp, "127.0.0.1"]);
+    let mut stream = listener.accept().unwrap().0;
+    let mut line = [0; 52];
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    let early = stream.read(&mut line).map_err(|e| e.kind());
+    assert!(matches!(early, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "{early:?}");
+    let _peer = std::os::unix::net::UnixDatagram::bind(bench.path("a")).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.read_exact(&mut line).unwrap();
+    client.kill();
+}
+
+// The stock tool closes its TCP connection right after the exchange, so that says nothing about the messages. Here a
+// relay does the same, and loses the acknowledgement of the last message once.
+#[test]
+fn pingpong_stays_to_repeat_its_last_acknowledgement_when_the_peer_closed_early() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixDatagram;
+    let bench = Bench::new(Link::Unix);
+    let path = |name: &str| bench.path(name).display().to_string();
+    let sockets = ["ra", "rb"].map(|name| UnixDatagram::bind(path(name)).unwrap());
+    let stop = AtomicBool::new(false);
+    let carry = |from: &UnixDatagram, to: String, mut lose_an_ack: bool| {
+        let mut frame = [0; 8192];
+        from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+        while !stop.load(Ordering::Relaxed) {
+            let Ok(n) = from.recv(&mut frame) else { continue };
+            let is_ack = n > 42 && frame[12..14] == [8, 0] && frame[42] == 17;
+            if lose_an_ack && is_ack {
+                lose_an_ack = false;
+            } else {
+                let _ = from.send_to(&frame[..n], &to);
+            }
+        }
+        assert!(!lose_an_ack, "no acknowledgement came by");
+    };
+    let tcp = bench.tcp.to_string();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let relay = listener.local_addr().unwrap().port().to_string();
+    std::thread::scope(|threads| {
+        let (from_server, from_client) = (&sockets[0], &sockets[1]);
+        threads.spawn(|| carry(from_server, path("b"), false));
+        threads.spawn(|| carry(from_client, path("a"), true));
+        let ports =
+            [("a", "ra"), ("b", "rb")].map(|(own, peer)| format!("unix:{},peer={}", path(own), path(peer)));
+        let server = Running::start(PINGPONG, &["--port", &ports[0], "-p", &tcp, "-n", "1"]);
+        let client = Running::start(PINGPONG, &["--port", &ports[1], "-p", &relay, "-n", "1", "127.0.0.1"]);
+        let mut near = listener.accept().unwrap().0;
+        let mut far = (0..500).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(20));
+            std::net::TcpStream::connect(("127.0.0.1", bench.tcp)).ok()
+        });
+        let far = far.as_mut().expect("the server listens");
+        let mut line = [0; 52];
+        near.read_exact(&mut line).unwrap();
+        far.write_all(&line).unwrap();
+        far.read_exact(&mut line).unwrap();
+        near.write_all(&line).unwrap();
+        near.read_exact(&mut line[..5]).unwrap();
+        near.shutdown(std::net::Shutdown::Both).unwrap();
+        far.write_all(&line[..5]).unwrap();
+        far.shutdown(std::net::Shutdown::Both).unwrap();
+        let [client, server] = [client.finish(), server.finish()];
+        stop.store(true, Ordering::Relaxed);
+        client.good();
+        server.good();
+    });
 }
 
 fn perf(link: Link, args: &[&str]) -> Vec<serde_json::Value> {

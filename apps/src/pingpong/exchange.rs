@@ -75,6 +75,9 @@ impl fmt::Display for Destination {
 #[derive(Debug)]
 pub struct Stream(TcpStream);
 
+/// How long we stay for a stock tool that may need our last acknowledgement again: a few of its ACK timeouts (67 ms).
+const REPEATS: Duration = Duration::from_millis(300);
+
 /// How long the other end may think.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -125,16 +128,20 @@ impl Stream {
     }
 
     /// Says that this end is through, and works on until the other end is, for at most `limit`: it may still need
-    /// an answer repeated. The stock tool closes its end right after the exchange, so it never keeps us waiting.
+    /// an answer repeated. The stock tool closes its end right after the exchange, so an end that was closed all
+    /// along says nothing: then it is [`REPEATS`] that we stay.
     ///
     /// # Errors
     /// Those of `idle`.
     pub fn linger(mut self, limit: Duration, mut idle: impl FnMut() -> Result<()>) -> Result<()> {
         let _ = self.0.shutdown(std::net::Shutdown::Write);
+        let early = self.is_closed();
+        let limit = if early { REPEATS.min(limit) } else { limit };
         let since = Instant::now();
         let mut rest = [0; 16];
         while since.elapsed() < limit {
             match self.0.read(&mut rest) {
+                _ if early => {}
                 Ok(n) if n > 0 => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 _ => break,

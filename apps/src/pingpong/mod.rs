@@ -10,7 +10,7 @@ use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
 use crate::measure::link::completion_error;
 use crate::oob;
-use crate::rig::{Crank, OpenDevice, Rig, Side};
+use crate::rig::{self, Crank, OpenDevice, Rig, Side};
 use crate::stop;
 use exchange::{Destination, Stream};
 use std::time::{Duration, Instant};
@@ -50,6 +50,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         )));
     }
     let peer_ip = cli.device.peer_ip;
+    let port = rig.port().clone();
     let device = rig.device()?;
     let gid = device.gid(cli.gid_idx)?;
     let OpenDevice { context, crank } = device;
@@ -94,6 +95,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         crank.turn();
         stop::check()
     };
+    // The link before the exchange: soft-RoCE looks the route to our GID up when it hears of it, and gives up if its
+    // end of the link has no carrier yet.
     let (theirs, mut stream) = match (&listener, &cli.host) {
         (Some(listener), _) => {
             let stream = loop {
@@ -104,11 +107,13 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
                 std::thread::sleep(Duration::from_millis(1));
             };
             let mut stream = Stream::new(stream)?;
+            rig::await_link(&port, &mut idle)?;
             (exchange::answer(&mut stream, &ours, &mut idle, connect)?, stream)
         }
         (None, host) => {
             let host = host.as_deref().unwrap_or("localhost");
             let mut stream = Stream::new(oob::connect::<AppError>(host, cli.tcp_port, cli.wait, &mut idle)?)?;
+            rig::await_link(&port, &mut idle)?;
             let theirs = exchange::ask(&mut stream, &ours, &mut idle)?;
             connect(&theirs)?;
             (theirs, stream)
