@@ -197,8 +197,7 @@ impl Core {
         let mut shard = self.cells[index].shard.take();
         let result = {
             let _holding = Holding::begin();
-            let result = work(&mut shard, self.now());
-            result
+            work(&mut shard, self.now())
         };
         drop(shard);
         if let Some(helper) = &*lock(&self.helper) {
