@@ -1,0 +1,55 @@
+//! What README.md shows is true: its code is that of the example, and its command lines are ones the programs take.
+
+use apps::cli::perf::PerfCli;
+use apps::cli::pingpong::PingpongCli;
+use clap::Parser;
+
+const README: &str = include_str!("../../README.md");
+const STORAGE: &str = include_str!("../examples/storage.rs");
+
+/// Lines of the blocks in this language.
+fn blocks(language: &str) -> Vec<Vec<&'static str>> {
+    let mut all = Vec::new();
+    let mut lines = README.lines();
+    while let Some(line) = lines.next() {
+        if let Some(found) = line.strip_prefix("```") {
+            let block = lines.by_ref().take_while(|line| *line != "```").collect();
+            if found == language {
+                all.push(block);
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn its_code_is_the_examples() {
+    let example: Vec<_> = STORAGE.lines().map(str::trim).collect();
+    let excerpts = blocks("rust");
+    assert!(!excerpts.is_empty());
+    for excerpt in excerpts {
+        let excerpt: Vec<_> = excerpt.into_iter().map(str::trim).collect();
+        let found = example.windows(excerpt.len()).any(|window| window == excerpt);
+        assert!(found, "not in apps/examples/storage.rs:\n{}", excerpt.join("\n"));
+    }
+}
+
+#[test]
+fn its_command_lines_are_understood() {
+    let mut seen = 0;
+    for line in blocks("sh").concat() {
+        let words: Vec<_> = line.split(" #").next().unwrap().split_whitespace().collect();
+        match words.first().and_then(|word| word.strip_prefix("target/release/")) {
+            Some("roce-perf") => {
+                PerfCli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+                seen += 1;
+            }
+            Some("roce-pingpong") => {
+                PingpongCli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+                seen += 1;
+            }
+            _ => {}
+        }
+    }
+    assert!(seen > 10, "{seen} command lines");
+}
