@@ -129,7 +129,7 @@ impl Stream {
 
     /// Says that this end is through, and works on until the other end is, for at most `limit`: it may still need
     /// an answer repeated. The stock tool closes its end right after the exchange, so an end that was closed all
-    /// along says nothing: then it is [`REPEATS`] that we stay.
+    /// along says nothing: then it is `REPEATS` that we stay.
     ///
     /// # Errors
     /// Those of `idle`.
