@@ -494,7 +494,10 @@ fn options() -> RcOptions {
 
 fn open(port: PortSource, addr: [u8; 4], drive: Drive) -> Result<Context> {
     let addrs = vec![(IpAddr::from(addr), 24)];
-    Ok(Context::open(DeviceConfig { port, addrs, drive, ..DeviceConfig::default() })?)
+    let context = Context::open(DeviceConfig { port, addrs, drive, ..DeviceConfig::default() })?;
+    // Now, not with the first queue pair: a port that cannot be used is said at once, and a server's can be found.
+    context.start()?;
+    Ok(context)
 }
 
 /// Tells the other end our queue pair, one line of text over TCP, and learns about its own.

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use verbs::port::Frame;
-use verbs::port::{Port, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use verbs::port::{Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 
 type Slot = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
@@ -33,6 +33,10 @@ impl Port for LentPort {
         let slot = self.queues.get(index)?;
         let queue = slot.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         Some(Box::new(Lent { queue: Some(queue), home: slot.clone() }))
+    }
+
+    fn start(&self) -> Result<(), PortError> {
+        self.port.start()
     }
 
     fn link_up(&self) -> bool {

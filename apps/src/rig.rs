@@ -250,6 +250,7 @@ impl Rig {
             ..DeviceConfig::default()
         };
         let context = Context::open(config)?;
+        context.start()?;
         let mut crank = Crank::default();
         if args.drive == DriveArg::Embedded {
             for shard in 0..shards {

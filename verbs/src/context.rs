@@ -34,11 +34,25 @@ pub struct AsyncEventRecord {
 impl Context {
     /// Opens a device: its port, its shards and, as [`Drive`](crate::Drive) says, its threads.
     ///
+    /// Opening and querying a device whose address is ours to choose (memif, tap, vhost) needs no DPDK: such a port
+    /// starts with the first queue pair or by [`start`](Self::start), and its link is down until then. See
+    /// [`PortSpec::open_lazy`](port::PortSpec::open_lazy).
+    ///
     /// # Errors
     /// [`VerbsError::Open`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(config: DeviceConfig) -> Result<Self, VerbsError> {
         Ok(Self { device: Device::open(config)? })
+    }
+
+    /// Starts the port if it is not: for programs that want to know at once whether its device can be used, or
+    /// whose peer is to find them before their first queue pair.
+    ///
+    /// # Errors
+    /// `ENODEV` with one sentence that says what to do, after which it may be tried again; `EDEADLK` from inside a
+    /// turn.
+    pub fn start(&self) -> Result<(), VerbsError> {
+        Ok(self.device.start()?)
     }
 
     /// What the device can do.

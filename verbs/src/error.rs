@@ -134,6 +134,7 @@ fn device_errno(error: &DeviceError) -> i32 {
     match error {
         DeviceError::Busy { .. } => EBUSY,
         DeviceError::Exhausted { .. } => ENOMEM,
+        DeviceError::Port(_) => ENODEV,
         DeviceError::InsideTurn => EDEADLK,
         DeviceError::Access { .. } => EOPNOTSUPP,
         DeviceError::Random => EIO,

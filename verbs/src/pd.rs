@@ -44,14 +44,15 @@ impl Pd {
         Ok(mr)
     }
 
-    /// Makes a queue pair, in RESET. The sizes granted are at least those asked for ([`Qp::cap`]).
+    /// Makes a queue pair, in RESET; the first one starts the port. The sizes granted are at least those asked for ([`Qp::cap`]).
     ///
     /// RC carries data. Queue pairs of other types can be made and modified through their whole state table; posting
     /// to them is refused with `EOPNOTSUPP`, because their data path does not exist yet.
     ///
     /// # Errors
     /// `EINVAL` for sizes above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), a shard that does not exist
-    /// or a completion queue of another context; `ENOMEM` without queue pair numbers; `EDEADLK` from inside a turn.
+    /// or a completion queue of another context; `ENOMEM` without queue pair numbers; `ENODEV` where this starts the
+    /// port ([`Context::start`](crate::Context::start)) and its device cannot be opened; `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_create_qp")]
     pub fn create_qp(&self, init: &QpInitAttr<'_>) -> Result<Qp, VerbsError> {
         Qp::create(&self.core, init)

@@ -40,7 +40,8 @@ pub enum Clock {
 
 /// The port: named, or already open.
 pub enum PortSource {
-    /// To be opened by name.
+    /// To be opened by name, where that is possible with its device left alone until the wire is used
+    /// ([`PortSpec::open_lazy`]).
     Spec(PortSpec),
     /// Already open; its queues must not be taken.
     Opened(Box<dyn Port>),
@@ -184,7 +185,7 @@ impl DeviceConfig {
             PortOptions { queues: self.shards, mtu: self.mtu, mac: self.mac, ..PortOptions::default() };
         let source = core::mem::replace(&mut self.port, PortSource::Spec(PortSpec::Loopback));
         let port = match source {
-            PortSource::Spec(spec) => spec.open(&options)?,
+            PortSource::Spec(spec) => spec.open_lazy(&options)?,
             PortSource::Opened(port) => port,
         };
         match &self.pcap {

@@ -129,6 +129,9 @@ pub enum DeviceError {
     /// The call was made from inside a turn of a shard, on the thread that turns it: it would wait for itself.
     #[error("a control call from inside a turn of a shard would wait for itself; make it after the turn")]
     InsideTurn,
+    /// The port, whose opening was put off until it is used, could not be opened.
+    #[error(transparent)]
+    Port(Box<PortError>),
     /// Access rights that no memory of this device can have.
     #[error("reg_mr: {what} is not supported by this device; leave it out")]
     Access {

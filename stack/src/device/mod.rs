@@ -84,6 +84,9 @@ pub struct Device {
 impl Device {
     /// Opens the port, makes the shards and starts the threads that `config.drive` asks for.
     ///
+    /// A port that is opened by name may be one whose device, and DPDK with it, is left alone until the wire is used
+    /// ([`PortSpec::open_lazy`](port::PortSpec::open_lazy)); see [`start`](Self::start).
+    ///
     /// # Errors
     /// [`OpenError`]: one sentence that says what to do.
     pub fn open(mut config: DeviceConfig) -> Result<Arc<Self>, OpenError> {
@@ -116,6 +119,16 @@ impl Device {
             random,
             next_pd: AtomicU32::new(1),
         }))
+    }
+
+    /// Starts the port, where opening its device was put off; the first queue pair does the same. Until then the
+    /// link is down, and nobody answers our neighbours.
+    ///
+    /// # Errors
+    /// [`DeviceError::Port`], after which it may be tried again; [`DeviceError::InsideTurn`].
+    pub fn start(&self) -> Result<(), DeviceError> {
+        claim::not_inside_turn()?;
+        self.core.port.start().map_err(|error| DeviceError::Port(Box::new(error)))
     }
 
     /// Closes the device.

@@ -127,6 +127,8 @@ impl QpCore {
             let max = device.shards() as u64 - 1;
             return Err(DeviceError::Range { what: "shard", given: shard as u64, min: 0, max });
         }
+        // The first use of the wire, if nobody started the port before.
+        device.start()?;
         let first_psn = Psn::new(device.random.next()?);
         let (shard, (slot, qpn)) = {
             let mut numbers = device.numbers();

@@ -121,6 +121,10 @@ impl Port for CapturePort {
         Some(Box::new(CaptureQueue { queue, log: self.log.clone(), bytes: Vec::new(), ends: Vec::new() }))
     }
 
+    fn start(&self) -> Result<(), PortError> {
+        self.port.start()
+    }
+
     fn link_up(&self) -> bool {
         self.port.link_up()
     }

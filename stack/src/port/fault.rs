@@ -2,7 +2,7 @@
 //!
 //! There is no clock here: a frame is held back by counting the frames and the bursts that pass it.
 
-use super::{Frame, Port, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use super::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -94,6 +94,10 @@ impl Port for FaultPort {
         };
         let (rx, tx) = (way(self.plan.rx, 0), way(self.plan.tx, 1));
         Some(Box::new(FaultQueue { queue, rx, tx, lost: Arc::clone(&self.lost) }))
+    }
+
+    fn start(&self) -> Result<(), PortError> {
+        self.port.start()
     }
 
     fn link_up(&self) -> bool {

@@ -12,6 +12,8 @@ mod counters;
 pub mod dpdk;
 mod fault;
 pub mod frame;
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+mod lazy;
 mod loopback;
 mod pair;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
@@ -103,6 +105,15 @@ pub trait Port: Send + Sync {
     /// The queue keeps the port's device open.
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>>;
 
+    /// Makes the link usable, where that was put off ([`PortSpec::open_lazy`]); a port is started when it is used
+    /// first. Starting it again changes nothing; after an error it may be tried again.
+    ///
+    /// # Errors
+    /// Why the port's device cannot be opened.
+    fn start(&self) -> Result<(), PortError> {
+        Ok(())
+    }
+
     /// Whether a frame that is sent now has a chance to arrive.
     fn link_up(&self) -> bool;
 
@@ -147,7 +158,7 @@ impl PortOptions {
             return fail(format!("a queue has {FRAMES_MIN} to {FRAMES_MAX} buffers, not {}", self.frames));
         }
         match self.mac {
-            Some(mac) if mac.0[0] & 1 == 1 || mac == Mac::default() => {
+            Some(mac) if !mac.is_station() => {
                 fail(format!("{mac} is no address of one station: use one like 02:00:00:00:00:01"))
             }
             _ => Ok(()),
@@ -163,6 +174,11 @@ const FRAMES_MIN: usize = 256;
 const FRAMES_MAX: usize = 1 << 18;
 
 impl Mac {
+    /// Whether it can be the address of one station.
+    pub(crate) fn is_station(&self) -> bool {
+        self.0[0] & 1 == 0 && *self != Self::default()
+    }
+
     /// A random address, locally administered and of one station.
     pub(crate) fn random() -> Self {
         let mut bytes = [0; 6];

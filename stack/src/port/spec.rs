@@ -81,6 +81,27 @@ impl PortSpec {
             _ => Err(PortError::NoDpdk(self.to_string())),
         }
     }
+
+    /// As [`open`](Self::open), but a device of DPDK, and DPDK's environment, may wait until the port is started
+    /// ([`Port::start`]).
+    ///
+    /// It waits where the port's address and MTU are ours to choose: memif, tap, vhost, and virtual devices of
+    /// `dpdk:` for which the options or the arguments name an address (`mac=`). Such a port is a link that is down
+    /// until it is started; for a memif without a role, it is then decided who is the server. Where only the device
+    /// knows its address (af_packet, PCI, other virtual devices) it is opened at once, and so are ports without DPDK.
+    ///
+    /// # Errors
+    /// See [`PortError`]. What can be told without DPDK is told here, the rest by [`Port::start`].
+    pub fn open_lazy(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
+        match self {
+            #[cfg(feature = "dpdk")]
+            Self::Memif { .. } | Self::Tap { .. } | Self::Vhost { .. } | Self::Dpdk { .. } => {
+                options.check()?;
+                super::dpdk::open_lazy(self, options)
+            }
+            _ => self.open(options),
+        }
+    }
 }
 
 /// The forms, for messages.

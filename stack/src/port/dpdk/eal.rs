@@ -40,6 +40,12 @@ pub fn configure(options: EalOptions) -> Result<(), PortError> {
     })
 }
 
+/// Whether DPDK's environment has started in this process. It does so when the first DPDK port opens, or is
+/// started after [`open_lazy`](crate::port::PortSpec::open_lazy).
+pub fn started() -> bool {
+    EAL.get().is_some_and(Result::is_ok)
+}
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The started environment.

@@ -5,7 +5,9 @@ use super::port::{Device, DpdkPort, Pool, Shared, State};
 use crate::config::SHARDS_MAX;
 use crate::id::Mac;
 use crate::port::counters::Counters;
-use crate::port::{L2_OVERHEAD, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, socket_file};
+use crate::port::{
+    L2_OVERHEAD, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, socket_file,
+};
 use core::ffi::CStr;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -66,6 +68,33 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
         })
     });
     Ok(Box::new(opened.map_err(fail)?))
+}
+
+/// Largest MTU of a tap (DPDK 22.11).
+const TAP_MTU: usize = 1500;
+
+/// Opens a DPDK port, but its device only when the port is started, if what the port is can be told before that.
+pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    // Made again when it is needed, as much may change until then; now for its errors.
+    let plan = plan(spec, options).map_err(fail)?;
+    let Some(mac) = chosen_address(spec, &plan) else { return open(spec, options) };
+    let mtu = if plan.kernel_side.is_some() { plan.mtu.min(TAP_MTU) } else { plan.mtu };
+    let info = PortInfo { name: spec.to_string(), mac, mtu, queues: options.queues };
+    let (spec, options) = (spec.clone(), PortOptions { mac: Some(mac), mtu, ..options.clone() });
+    Ok(lazy::lazy(info, move || open(&spec, &options)))
+}
+
+/// The address that a port will have, where that is ours to say: not for devices with an address of their own.
+fn chosen_address(spec: &PortSpec, plan: &Plan) -> Option<Mac> {
+    match spec {
+        PortSpec::Memif { .. } | PortSpec::Tap { .. } | PortSpec::Vhost { .. } => plan.mac,
+        PortSpec::Dpdk { .. } if plan.bus == "vdev" => {
+            let given = plan.args.split(',').find_map(|arg| arg.strip_prefix("mac="));
+            plan.mac.or(given.and_then(|mac| mac.parse().ok()).filter(Mac::is_station))
+        }
+        _ => None,
+    }
 }
 
 /// The device's steps from nothing to running, on DPDK's thread.
