@@ -103,8 +103,9 @@ const TRAFFIC: [&str; 13] = [
 ];
 
 /// Counters that tell more about something that is counted elsewhere, or that is worth knowing though nothing is wrong.
-const DETAILS: [&str; 9] = [
+const DETAILS: [&str; 10] = [
     "ack_probes",
+    "requests_refused",
     "handed_over",
     "naks_received",
     "rnr_naks_received",
