@@ -103,7 +103,9 @@ const TRAFFIC: [&str; 13] = [
 ];
 
 /// Counters that tell more about something that is counted elsewhere, or that is worth knowing though nothing is wrong.
-const DETAILS: [&str; 8] = [
+const DETAILS: [&str; 10] = [
+    "ack_probes",
+    "requests_refused",
     "handed_over",
     "naks_received",
     "rnr_naks_received",
@@ -132,6 +134,7 @@ impl Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verbs::{Counter, Discard};
 
     #[test]
     fn kinds_by_name() {
@@ -158,5 +161,16 @@ mod tests {
         let after = Counts::new([("a", 5), ("b", 1), ("c", 2)]);
         assert_eq!(after.since(&before), Counts::new([("a", 2), ("c", 2)]));
         assert_eq!(before.plus(&after), Counts::new([("a", 8), ("b", 2), ("c", 2)]));
+    }
+
+    // A counter that the stack gets and this list does not know would be shown as a drop.
+    #[test]
+    fn drops_are_the_reasons_of_the_stack() {
+        for counter in Counter::ALL {
+            assert_ne!(Kind::of(counter.name()), Kind::Drop, "{}", counter.name());
+        }
+        for reason in Discard::ALL {
+            assert_eq!(Kind::of(reason.name()), Kind::Drop, "{}", reason.name());
+        }
     }
 }
