@@ -53,7 +53,10 @@ fn missing_dpdk_devices() {
 fn no_permission() {
     let id = Command::new("id").arg("-u").output().unwrap();
     if id.stdout != b"0\n" || Command::new("setpriv").arg("--version").output().is_err() {
-        eprintln!("SKIPPED no_permission: it needs root, and setpriv, to become another user");
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED no_permission: it needs root, and setpriv, to become another user"
+        );
         return;
     }
     let bench = Bench::new(Link::Unix);

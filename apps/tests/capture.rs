@@ -4,6 +4,7 @@ mod common;
 
 use common::{Bench, Link};
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -34,7 +35,8 @@ fn tshark_decodes_every_frame() {
         server.finish().good();
         for pcap in files {
             let Some(opcodes) = tshark(&pcap, "infiniband", &["infiniband.bth.opcode"]) else {
-                eprintln!(
+                let _ = writeln!(
+                    std::io::stderr(),
                     "SKIPPED tshark_decodes_every_frame: tshark is not installed (apt-get install tshark)"
                 );
                 return;
