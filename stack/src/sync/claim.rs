@@ -55,14 +55,25 @@ enum How {
     Announced,
 }
 
+#[cfg(not(loom))]
 std::thread_local! {
     static HERE: u8 = const { 0 };
 }
 
 /// A number for the calling thread, never 0, that no other living thread has.
+#[cfg(not(loom))]
 #[inline]
 fn thread_number() -> u64 {
     HERE.with(|here| core::ptr::from_ref(here).addr() as u64)
+}
+
+/// The model checker's threads share one of the system's.
+#[cfg(loom)]
+fn thread_number() -> u64 {
+    use core::hash::{Hash, Hasher};
+    let mut hash = std::hash::DefaultHasher::new();
+    loom::thread::current().id().hash(&mut hash);
+    hash.finish() | 1
 }
 
 impl<T> Claim<T> {
