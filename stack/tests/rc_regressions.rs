@@ -5,6 +5,7 @@ use std::time::Duration;
 use stack::id::QpState;
 use stack::mem::Access;
 use stack::proto::status::{WcStatus, WrOpcode};
+use stack::shard::counters::Counter;
 use stack::sim::node::SendWr;
 use stack::sim::peer::{Rig, ack, ack_with, pkt};
 use stack::wire::{Discard, Opcode};
@@ -152,4 +153,19 @@ fn a_peer_that_is_not_scheduled_for_a_while_costs_no_frame() {
         assert_eq!((rig.run().len(), stalled(&rig)), (sent, lost), "after {pause:?}");
         rig.send(&ack(0x100, 1));
     }
+}
+
+// Goal: the counter of RNR retries counts a retry once: not the NAK and the end of its delay, nor a delay that ends
+// after everything was acknowledged.
+#[test]
+fn an_rnr_nak_counts_as_one_retry() {
+    let mut rig = Rig::with(|c| c.qp.timeout = 18);
+    let retries = |rig: &Rig| rig.node.counters().get(Counter::RetriesRnr);
+    rig.post(&send(&rig, 1, 8));
+    rig.send(&ack_with(0x100, 0x20 | 20, 0)); // 10.24 ms
+    assert_eq!(retries(&rig), 0, "not sent again yet");
+    assert_eq!((rig.wait(11 * MS).len(), retries(&rig)), (1, 1));
+    rig.send(&ack_with(0x100, 0x20 | 20, 0));
+    rig.send(&ack(0x100, 1));
+    assert_eq!((rig.wait(11 * MS).len(), retries(&rig)), (0, 1));
 }

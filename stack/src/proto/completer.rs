@@ -108,9 +108,9 @@ impl Requester {
         self.deadline = Instant::FAR;
         if self.rnr_wait {
             self.rnr_wait = false;
-            // Everything may have been acknowledged meanwhile: then nothing is left to time.
+            // Everything may have been acknowledged meanwhile: then nothing is left to time, or to send again.
             self.rearm(now);
-            return Response::Retry(RetryCause::Rnr);
+            return if self.una == self.next { Response::Done } else { Response::Retry(RetryCause::Rnr) };
         }
         if self.silent() && self.retry_left == self.retry_cnt {
             self.probe();
@@ -147,7 +147,7 @@ impl Requester {
                 self.rnr_wait = true;
                 self.deadline = now.after(rnr_delay(timer));
                 self.rewind(psn);
-                Ok(Response::Retry(RetryCause::Rnr))
+                Ok(Response::Done) // the retry is told when the delay is over
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 let implied = self.acknowledge(now, psn.sub(1));
