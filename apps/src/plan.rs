@@ -193,7 +193,7 @@ impl Spec {
         if depths.iter().any(|d| !(1..=verbs::limits::QUEUE_DEPTH_MAX).contains(d)) {
             return fail("a queue depth is out of range");
         }
-        if self.tx_depth % self.cq_mod != 0 {
+        if !self.tx_depth.is_multiple_of(self.cq_mod) {
             return fail("the send depth is not a multiple of the signalling distance");
         }
         if self.post_list > self.tx_depth - self.cq_mod + 1 {

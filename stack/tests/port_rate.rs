@@ -45,7 +45,7 @@ fn sender() {
         }
         queue.tx_burst(&mut burst);
         turns = turns.wrapping_add(1);
-        if turns % 65536 == 0 {
+        if turns.is_multiple_of(65536) {
             port.maintain();
         }
     }

@@ -155,7 +155,7 @@ impl<'a> Bounce<'a> {
             op => request(link, op, sge, inline, (0, index), seq),
         };
         // Every answer must be seen; of a bounce's own completions, now and then one.
-        let signal = spec.op.answers() || (index + 1) % spec.cq_mod == 0;
+        let signal = spec.op.answers() || (index + 1).is_multiple_of(spec.cq_mod);
         link.sqs[0].post_send(&[if signal { wr.signaled() } else { wr }])?;
         self.posted = seq + 1;
         Ok(())
@@ -252,10 +252,10 @@ impl<'a> Bounce<'a> {
                 }
                 return Ok(true);
             }
-            if watch.due() {
-                if let Some(message) = watch.look(Instant::now(), true)? {
-                    return Err(out_of_turn(&message));
-                }
+            if watch.due()
+                && let Some(message) = watch.look(Instant::now(), true)?
+            {
+                return Err(out_of_turn(&message));
             }
             spin_loop();
         }
@@ -325,10 +325,10 @@ impl<'a> Bounce<'a> {
         while self.retired < signalled {
             crank.turn();
             self.reap(link)?;
-            if watch.due() {
-                if let Some(message) = watch.look(Instant::now(), true)? {
-                    return Err(out_of_turn(&message));
-                }
+            if watch.due()
+                && let Some(message) = watch.look(Instant::now(), true)?
+            {
+                return Err(out_of_turn(&message));
             }
         }
         Ok(())

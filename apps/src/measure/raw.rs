@@ -220,11 +220,11 @@ impl<'a> Raw<'a> {
     fn bounce(&mut self, kind: Kind, len: usize, seq: u64, watch: &mut Watch<'_>) -> Result<()> {
         self.tx.clear();
         loop {
-            if self.tx.is_empty() {
-                if let Some(mut frame) = self.queue.alloc() {
-                    put(&mut frame, len, self.theirs, self.ours, kind, seq);
-                    self.tx.push(frame);
-                }
+            if self.tx.is_empty()
+                && let Some(mut frame) = self.queue.alloc()
+            {
+                put(&mut frame, len, self.theirs, self.ours, kind, seq);
+                self.tx.push(frame);
             }
             if self.queue.tx_burst(&mut self.tx) == 1 {
                 return Ok(());

@@ -30,7 +30,7 @@ pub fn await_message(channel: &mut Channel, rig: &mut Rig, what: &'static str) -
         rig.idle();
         turns += 1;
         // Turns are much cheaper than looks at a socket.
-        if turns % 64 != 0 {
+        if !turns.is_multiple_of(64) {
             continue;
         }
         stop::check()?;

@@ -158,10 +158,11 @@ impl DeviceConfig {
         };
         range("shards", self.shards, 1, SHARDS_MAX)?;
         range("qps_per_shard", self.qps_per_shard, 1, QPS_PER_SHARD_MAX)?;
-        if let Drive::Dedicated { cores } = &self.drive {
-            if !cores.is_empty() && cores.len() < self.shards {
-                return Err(OpenError::Cores { shards: self.shards, cores: cores.len() });
-            }
+        if let Drive::Dedicated { cores } = &self.drive
+            && !cores.is_empty()
+            && cores.len() < self.shards
+        {
+            return Err(OpenError::Cores { shards: self.shards, cores: cores.len() });
         }
         Ok(())
     }

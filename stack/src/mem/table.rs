@@ -37,7 +37,7 @@ const CHUNKS: usize = MR_MAX / CHUNK;
 const NO_KEY: u32 = 0;
 
 const _: () = assert!(MR_MAX <= 1 << (32 - TAG_BITS), "a key names every slot");
-const _: () = assert!(MR_MAX % CHUNK == 0);
+const _: () = assert!(MR_MAX.is_multiple_of(CHUNK));
 const _: () = assert!(size_of::<Slot>() == 32, "two slots a cache line");
 
 /// Why a registration or deregistration was refused: the caller is wrong, or the table is full.

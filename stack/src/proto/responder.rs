@@ -414,7 +414,7 @@ impl Responder {
 
     fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let eth = pkt.atomic();
-        if eth.va % 8 != 0 {
+        if !eth.va.is_multiple_of(8) {
             return Err(Fault::Misaligned);
         }
         let addr =
@@ -624,10 +624,10 @@ impl Responder {
     /// `credits`: receive requests available, `None` with a shared receive queue.
     #[inline]
     pub fn poll_transmit(&mut self, credits: Option<u32>) -> Option<Answered> {
-        if self.pending > 0 {
-            if let Some(answer) = self.poll_resource(credits) {
-                return Some(answer);
-            }
+        if self.pending > 0
+            && let Some(answer) = self.poll_resource(credits)
+        {
+            return Some(answer);
         }
         let (psn, pending) = self.ack.take()?;
         Some(match pending {

@@ -96,7 +96,7 @@ pub fn write(addr: u64, from: &[u8], last: bool) {
 /// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at `addr`; returns what it held. A CPU atomic:
 /// atomic against other shards and against the program.
 pub fn atomic(addr: u64, swap: bool, swap_add: u64, compare: u64) -> u64 {
-    debug_assert!(addr % 8 == 0);
+    debug_assert!(addr.is_multiple_of(8));
     // SAFETY: the eight bytes passed `MrTable::check` for atomics in this turn, so they are mapped and
     // writable (module comment), and the responder refused an address that is not a multiple of 8.
     let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };

@@ -145,11 +145,11 @@ impl Shard {
             }
             let env = &mut self.env;
             let known = env.shared.clone().with_net(|net| net.resolve(env.now, &qp.peer));
-            if let Resolution::Known(mac) = known {
-                if qp.route != Route::Inside {
-                    qp.template.set_dst_mac(mac);
-                    qp.route = Route::Known;
-                }
+            if let Resolution::Known(mac) = known
+                && qp.route != Route::Inside
+            {
+                qp.template.set_dst_mac(mac);
+                qp.route = Route::Known;
             }
             env.mark_ready(qp);
             if qp.responder.has_answer() {

@@ -166,10 +166,10 @@ impl Env {
     /// ERR after a fault of the peer's; its NAK, where there is one, is with the port's frames already.
     pub(super) fn end_by_fault(&mut self, qp: &mut Qp, fault: Fault) {
         let outcome = fault.outcome(qp.ty);
-        if !qp.responder.holds_receive() {
-            if let Some(event) = outcome.event {
-                self.shared.events.raise(event, Some(qp.qpn));
-            }
+        if !qp.responder.holds_receive()
+            && let Some(event) = outcome.event
+        {
+            self.shared.events.raise(event, Some(qp.qpn));
         }
         self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
     }

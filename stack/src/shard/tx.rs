@@ -159,10 +159,10 @@ impl Env {
                 Err(idle) => {
                     self.keep_frame(frame);
                     self.complete_sends(qp); // stale requests need no packet
-                    if idle == Idle::Failed {
-                        if let Some(status) = qp.requester.local_failure() {
-                            self.fail_send(qp, status);
-                        }
+                    if idle == Idle::Failed
+                        && let Some(status) = qp.requester.local_failure()
+                    {
+                        self.fail_send(qp, status);
                     }
                     return Stop::Done;
                 }

@@ -179,19 +179,19 @@ impl Link {
     /// Takes a frame at `now`; what arrives of it, and when.
     pub fn carry(&mut self, now: Instant, frame: &[u8], fired: &mut Fired, out: &mut Vec<Flight>) {
         let mut at = now.after(self.plan.delay);
-        if let Some(rule) = &mut self.rule {
-            if let Some(seen) = Seen::decode(now, frame) {
-                match rule(&seen) {
-                    Fate::Pass => {}
-                    Fate::Drop => return fired.count(Fault::Loss),
-                    Fate::Again(after) => {
-                        fired.count(Fault::Duplicate);
-                        out.push(Flight { at: at.after(after), bytes: frame.to_vec() });
-                    }
-                    Fate::Late(by) => {
-                        fired.count(Fault::Reorder);
-                        at = at.after(by);
-                    }
+        if let Some(rule) = &mut self.rule
+            && let Some(seen) = Seen::decode(now, frame)
+        {
+            match rule(&seen) {
+                Fate::Pass => {}
+                Fate::Drop => return fired.count(Fault::Loss),
+                Fate::Again(after) => {
+                    fired.count(Fault::Duplicate);
+                    out.push(Flight { at: at.after(after), bytes: frame.to_vec() });
+                }
+                Fate::Late(by) => {
+                    fired.count(Fault::Reorder);
+                    at = at.after(by);
                 }
             }
         }

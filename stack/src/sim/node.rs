@@ -515,7 +515,7 @@ impl Node {
         if wr.sges.len() > q.config.sges as usize
             || length > 1 << 31
             || wr.inline.as_ref().is_some_and(|d| reads || d.len() > q.config.inline as usize)
-            || atomic && (length != 8 || wr.remote_addr % 8 != 0)
+            || atomic && (length != 8 || !wr.remote_addr.is_multiple_of(8))
         {
             return Err(EINVAL);
         }

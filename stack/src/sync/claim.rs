@@ -179,7 +179,7 @@ fn pause(tries: &mut u32) {
     #[cfg(loom)]
     loom::thread::yield_now();
     #[cfg(not(loom))]
-    if *tries % 64 == 0 {
+    if (*tries).is_multiple_of(64) {
         std::thread::yield_now();
     } else {
         core::hint::spin_loop();

@@ -135,7 +135,7 @@ fn locate_udp(
     let udp_len = be16(head, 4) as usize;
     let end = udp + udp_len;
     // `end` fits its 16 bits in any frame of less than 64 KiB, and no port makes longer ones.
-    if udp_len > body_len || udp_len % 4 != 0 || end > u16::MAX as usize {
+    if udp_len > body_len || !udp_len.is_multiple_of(4) || end > u16::MAX as usize {
         return Err(Discard::BadLength);
     }
     let Some(bth) = rest.get(UDP_LEN..).and_then(|b| b.first_chunk::<{ Bth::LEN }>()) else {
