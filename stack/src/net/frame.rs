@@ -188,7 +188,7 @@ pub(super) fn solicitation(
     icmpv6(out, link, ours, dst, &Icmpv6Repr::Ndisc(solicit))
 }
 
-/// The solicited-node multicast address `ff02::1:ffXX:XXXX` (RFC 4291 2.7.1).
+/// The solicited-node multicast address in `ff02::1:ff00:0/104` (RFC 4291 2.7.1).
 pub(super) fn solicited_node(addr: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = addr.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c])
