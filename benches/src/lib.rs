@@ -67,7 +67,7 @@ impl End {
             .mrs
             .register(PdId(1), memory.as_ptr() as u64, memory.len() as u64, all, 7)
             .expect("a fresh table has room");
-        let (sq, sq_consumer) = ring(DEPTH, send_stride(1, 64));
+        let (sq, sq_consumer) = ring(DEPTH, send_stride(0, 1, 64));
         let (rq, rq_consumer) = ring(DEPTH, recv_stride(1));
         let cap = QpCap { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QpCap::default() };
         let spec = QpSpec {

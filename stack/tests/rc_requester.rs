@@ -102,7 +102,7 @@ impl SendRing for OneRequest {
 // Goal: 2^31 bytes are one message of 524288 packets; the peer acknowledges now and then.
 #[test]
 fn q04_write_of_2_31_bytes() {
-    let mut slot = vec![Granule::default(); send_stride(1, 0)];
+    let mut slot = vec![Granule::default(); send_stride(0, 1, 0)];
     let mut wqe = SendWqe::new(1, RdmaWrite, SendFlags::SIGNALED);
     (wqe.remote_addr, wqe.rkey, wqe.length, wqe.num_sge) = (REMOTE_VA, REMOTE_KEY, 1 << 31, 1);
     put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 1 << 31, lkey: 1 }]);

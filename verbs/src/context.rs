@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stack::device::{
-    AsyncEvent, CounterSnapshot, Device, DeviceAttr, DeviceConfig, Gid, PortAttr, Qpn, Turn, port,
-};
+use stack::device::{CounterSnapshot, Device, DeviceAttr, DeviceConfig, Event, Gid, PortAttr, Turn, port};
 
 use crate::cq::Cq;
 use crate::error::VerbsError;
@@ -19,16 +17,6 @@ use crate::pd::Pd;
 #[doc(alias = "ibv_context")]
 pub struct Context {
     device: Arc<Device>,
-}
-
-/// Something that belongs to no work request (`struct ibv_async_event`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[doc(alias = "ibv_async_event")]
-pub struct AsyncEventRecord {
-    /// What happened.
-    pub event: AsyncEvent,
-    /// The queue pair that it happened to, where there is one.
-    pub qp_num: Option<Qpn>,
 }
 
 impl Context {
@@ -134,9 +122,8 @@ impl Context {
 
     /// The oldest asynchronous event that nobody took, or `None`.
     #[doc(alias = "ibv_get_async_event")]
-    pub fn try_get_async_event(&self) -> Option<AsyncEventRecord> {
-        let (event, qp_num) = self.device.try_event()?;
-        Some(AsyncEventRecord { event, qp_num })
+    pub fn try_get_async_event(&self) -> Option<Event> {
+        self.device.try_event()
     }
 
     /// Waits for an asynchronous event, `None` after `timeout`. While it waits the caller turns shards that nobody
@@ -145,9 +132,8 @@ impl Context {
     /// # Errors
     /// `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_get_async_event")]
-    pub fn get_async_event(&self, timeout: Duration) -> Result<Option<AsyncEventRecord>, VerbsError> {
-        let event = self.device.wait_event(timeout)?;
-        Ok(event.map(|(event, qp_num)| AsyncEventRecord { event, qp_num }))
+    pub fn get_async_event(&self, timeout: Duration) -> Result<Option<Event>, VerbsError> {
+        Ok(self.device.wait_event(timeout)?)
     }
 
     /// The handle by which a program turns a shard in its own loop: for [`Drive::Embedded`](crate::Drive::Embedded),

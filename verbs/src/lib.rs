@@ -56,7 +56,7 @@ mod wr;
 
 pub use attr::{attr_init, attr_rtr, attr_rts, attr_to};
 pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
-pub use context::{AsyncEventRecord, Context, Reactor};
+pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use mr::Mr;
@@ -67,9 +67,9 @@ pub use wr::{RecvWr, SendWr};
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
-    DeviceConfig, DeviceError, Discard, Drive, Gid, GlobalRoute, Mac, ModifyError, Mtu, OpenError,
-    PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn, SendFlags, Sge,
-    Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
+    DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, Gid, GlobalRoute, Mac, ModifyError, Mtu,
+    OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
+    SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
 };
 
 /// Every limit of the stack.

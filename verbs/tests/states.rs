@@ -4,8 +4,8 @@ mod common;
 
 use common::{Pair, all_rights, device, embedded, enter, nothing, options, pump};
 use verbs::{
-    Access, AsyncEvent, AttrMask, QpAttr, QpCap, QpInitAttr, QpState, QpType, RecvWr, SendWr, WcOpcode,
-    WcStatus, attr_init, attr_rtr, attr_rts, attr_to, error::errno,
+    Access, AsyncEvent, AttrMask, EventElement, QpAttr, QpCap, QpInitAttr, QpState, QpType, RecvWr, SendWr,
+    WcOpcode, WcStatus, attr_init, attr_rtr, attr_rts, attr_to, error::errno,
 };
 
 #[test]
@@ -124,13 +124,13 @@ fn s24_s26_events_of_a_queue_pair() {
     a.post_send(&[SendWr::send(2, &[]).signaled()]).unwrap();
     assert_eq!(common::take(&context, &cq, 2).len(), 2);
     let event = context.try_get_async_event().unwrap();
-    assert_eq!((event.event, event.qp_num), (AsyncEvent::CommEst, Some(b.qp_num())));
+    assert_eq!((event.event, event.element), (AsyncEvent::CommEst, EventElement::Qp(b.qp_num())));
 
     let (mut attr, mask) = attr_to(QpState::Sqd);
     attr.en_sqd_async_notify = true;
     a.modify(&attr, mask | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
     let event = context.get_async_event(common::PATIENCE).unwrap().unwrap();
-    assert_eq!((event.event, event.qp_num), (AsyncEvent::SqDrained, Some(a.qp_num())));
+    assert_eq!((event.event, event.element), (AsyncEvent::SqDrained, EventElement::Qp(a.qp_num())));
     assert!(!a.query().unwrap().0.sq_draining);
     assert_eq!(context.get_async_event(std::time::Duration::from_millis(2)).unwrap(), None);
 }

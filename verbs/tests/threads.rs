@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, Pair, all_rights, enter, options};
 use verbs::port::{Port, pair};
 use verbs::{
-    AsyncEvent, AttrMask, Context, CqPoller, DeviceConfig, Drive, QpInitAttr, QpState, RecvWr, SendWr, Wc,
-    attr_to,
+    AsyncEvent, AttrMask, Context, CqPoller, DeviceConfig, Drive, EventElement, QpInitAttr, QpState, RecvWr,
+    SendWr, Wc, attr_to,
 };
 
 fn drives() -> [Drive; 3] {
@@ -67,7 +67,10 @@ fn a_single_thread_does_everything_in_each_drive() {
             attr.en_sqd_async_notify = true;
             qp_a.modify(&attr, mask | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
             let event = a.get_async_event(PATIENCE).unwrap().unwrap();
-            assert_eq!((event.event, event.qp_num), (AsyncEvent::SqDrained, Some(qp_a.qp_num())));
+            assert_eq!(
+                (event.event, event.element),
+                (AsyncEvent::SqDrained, EventElement::Qp(qp_a.qp_num()))
+            );
             enter(&qp_a, QpState::Err);
             qp_a.destroy().unwrap();
             qp_b.destroy().unwrap();

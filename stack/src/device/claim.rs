@@ -15,7 +15,7 @@ use crate::id::Mtu;
 use crate::net::{Net, NetConfig};
 use crate::port::{Port, PortInfo};
 use crate::proto::status::AsyncEvent;
-use crate::shard::{Shard, Shared, SharedConfig, Turn};
+use crate::shard::{EventElement, Shard, Shared, SharedConfig, Turn};
 use crate::sync::claim::Claim;
 use crate::time::Instant;
 
@@ -228,7 +228,8 @@ impl Core {
         self.port.maintain();
         let up = self.port.link_up();
         if self.link_up.swap(up, Ordering::Relaxed) != up {
-            self.shared.events.raise(if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr }, None);
+            let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
+            self.shared.events.raise(event, EventElement::Port);
         }
     }
 

@@ -10,6 +10,7 @@ use super::config::Drive;
 use super::error::OpenError;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
 use crate::proto::status::AsyncEvent;
+use crate::shard::EventElement;
 
 /// After its hot phase the helper gives up its time slice between looks, for this long.
 const HELPER_YIELD: Duration = Duration::from_micros(200);
@@ -39,7 +40,7 @@ struct Fatal<'a>(&'a Core);
 impl Drop for Fatal<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.shared.events.raise(AsyncEvent::DeviceFatal, None);
+            self.0.shared.events.raise(AsyncEvent::DeviceFatal, EventElement::Device);
         }
     }
 }

@@ -62,8 +62,8 @@ pub use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr
 pub use crate::proto::state::{ModifyError, state_name, type_name};
 pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 pub use crate::proto::wqe::{self, Sge};
-pub use crate::shard::Turn;
 pub use crate::shard::counters::{Counter, CounterSnapshot};
+pub use crate::shard::{Event, EventElement, Turn};
 pub use crate::time::Instant;
 pub use crate::wire::Discard;
 
@@ -203,7 +203,7 @@ impl Device {
     }
 
     /// The oldest asynchronous event, if there is one.
-    pub fn try_event(&self) -> Option<(AsyncEvent, Option<Qpn>)> {
+    pub fn try_event(&self) -> Option<Event> {
         self.core.shared.events.try_get()
     }
 
@@ -211,7 +211,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
-    pub fn wait_event(&self, timeout: Duration) -> Result<Option<(AsyncEvent, Option<Qpn>)>, DeviceError> {
+    pub fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
         claim::not_inside_turn()?;
         let start = std::time::Instant::now();
         let mut idle: u32 = 0;

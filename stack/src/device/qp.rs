@@ -142,7 +142,7 @@ impl QpCore {
         let created = || -> Result<Arc<Self>, DeviceError> {
             let send_lane = init.send_cq.lane(shard)?;
             let recv_lane = init.recv_cq.lane(shard)?;
-            let send_stride = send_stride(cap.max_send_sge as usize, cap.max_inline_data as usize);
+            let send_stride = send_stride(0, cap.max_send_sge as usize, cap.max_inline_data as usize);
             let recv_stride = recv_stride(cap.max_recv_sge as usize);
             let (sq_producer, sq) = spsc::ring(cap.max_send_wr, send_stride);
             let (rq_producer, rq) = spsc::ring(cap.max_recv_wr, recv_stride);

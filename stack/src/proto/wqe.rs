@@ -1,7 +1,8 @@
 //! Work queue elements: how a work request lies in a ring slot.
 //!
-//! A slot is a run of 16-byte granules. A send slot holds a [`SendWqe`] (three granules), then either its
-//! scatter/gather list (a granule each) or its inline data. A receive slot holds a [`RecvWqe`] (one granule),
+//! A slot is a run of 16-byte granules. A send slot holds a [`SendWqe`] (three granules), then its address block
+//! (datagrams and XRC: [`SendWqe::ext`] granules), then either its scatter/gather list (a granule each) or its
+//! inline data. A receive slot holds a [`RecvWqe`] (one granule),
 //! then its list. The slot size is fixed when the queue is made ([`send_stride`], [`recv_stride`]), so a work
 //! request is found by its sequence number alone.
 
@@ -36,7 +37,8 @@ pub struct SendWqe {
     flags: u8,
     /// Elements of the list behind the header; 0 for inline data.
     pub num_sge: u8,
-    reserved: u8,
+    /// Granules of the address block between the header and the list.
+    pub ext: u8,
     /// Immediate data or key to invalidate (low half); the compare or add operand of an atomic.
     pub arg0: u64,
     /// The swap operand of COMPARE&SWAP.
@@ -60,11 +62,12 @@ const RECV_HEADER: usize = size_of::<RecvWqe>() / GRANULE;
 const _: () = assert!(size_of::<Granule>() == 16 && size_of::<Sge>() == GRANULE);
 const _: () = assert!(size_of::<SendWqe>() == 48 && size_of::<RecvWqe>() == 16);
 
-/// Granules of a send slot that holds `max_sge` elements or `max_inline` bytes; a multiple of a cache line.
-pub const fn send_stride(max_sge: usize, max_inline: usize) -> usize {
+/// Granules of a send slot that holds an address block of `ext` granules and `max_sge` elements or `max_inline`
+/// bytes; a multiple of a cache line.
+pub const fn send_stride(ext: usize, max_sge: usize, max_inline: usize) -> usize {
     let inline = max_inline.div_ceil(GRANULE);
     let body = if max_sge > inline { max_sge } else { inline };
-    (SEND_HEADER + body).next_multiple_of(64 / GRANULE)
+    (SEND_HEADER + ext + body).next_multiple_of(64 / GRANULE)
 }
 
 /// Granules of a receive slot that holds `max_sge` elements.
@@ -111,20 +114,27 @@ impl SendWqe {
         let (wqe, _) = Self::ref_from_prefix(slot.as_bytes()).expect("a send slot holds a header");
         wqe
     }
+    /// The address block of a slot.
+    #[inline]
+    pub fn ext_block(slot: &[Granule]) -> &[Granule] {
+        &slot[SEND_HEADER..SEND_HEADER + Self::of(slot).ext as usize]
+    }
     /// The scatter/gather list of a slot.
     #[inline]
     pub fn sges(slot: &[Granule]) -> &[Sge] {
-        let n = Self::of(slot).num_sge as usize;
-        let body = slot[SEND_HEADER..].as_bytes();
+        let wqe = Self::of(slot);
+        let (n, body) = (wqe.num_sge as usize, slot[SEND_HEADER + wqe.ext as usize..].as_bytes());
         <[Sge]>::ref_from_prefix_with_elems(body, n).map_or(&[], |(list, _)| list)
     }
     /// The inline data of a slot.
     #[inline]
     pub fn inline_data(slot: &[Granule]) -> &[u8] {
-        let body = slot[SEND_HEADER..].as_bytes();
-        &body[..(Self::of(slot).length as usize).min(body.len())]
+        let wqe = Self::of(slot);
+        let body = slot[SEND_HEADER + wqe.ext as usize..].as_bytes();
+        &body[..(wqe.length as usize).min(body.len())]
     }
-    /// Writes the fixed part and returns the rest of the slot, for the list or the inline data.
+    /// Writes the fixed part and returns the rest of the slot: the address block, if `ext` says there is one, then
+    /// the list or the inline data.
     #[inline]
     pub fn put(self, slot: &mut [Granule]) -> &mut [u8] {
         let (head, body) = slot.split_at_mut(SEND_HEADER);

@@ -9,7 +9,7 @@ use crate::proto::state::{Event, internal};
 use crate::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
 use crate::proto::wqe::{Cqe, RecvWqe, SendWqe};
 
-use super::LaneId;
+use super::{EventElement, LaneId};
 
 impl Env {
     fn entry(&self, qp: &Qp, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
@@ -85,7 +85,7 @@ impl Env {
         if qp.draining && qp.requester.drained() {
             qp.draining = false;
             if qp.attr.en_sqd_async_notify {
-                self.shared.events.raise(AsyncEvent::SqDrained, Some(qp.qpn));
+                self.shared.events.raise(AsyncEvent::SqDrained, EventElement::Qp(qp.qpn));
             }
         }
     }
@@ -116,8 +116,8 @@ impl Env {
 
     /// A completion was lost: the queue is unusable, and so is the queue pair.
     fn overflow(&mut self, qp: &mut Qp) {
-        self.shared.events.raise(AsyncEvent::CqErr, Some(qp.qpn));
-        self.shared.events.raise(AsyncEvent::QpFatal, Some(qp.qpn));
+        self.shared.events.raise(AsyncEvent::CqErr, EventElement::Qp(qp.qpn));
+        self.shared.events.raise(AsyncEvent::QpFatal, EventElement::Qp(qp.qpn));
         self.fail(qp, Event::Fatal, Cause::default());
     }
 
@@ -222,7 +222,7 @@ impl Env {
             }
         }
         if !taken {
-            self.shared.events.raise(AsyncEvent::CqErr, Some(qp.qpn));
+            self.shared.events.raise(AsyncEvent::CqErr, EventElement::Qp(qp.qpn));
         }
         self.mark_finished(qp);
     }

@@ -19,6 +19,7 @@ mod complete;
 mod copy;
 pub mod counters;
 mod env;
+mod events;
 mod poll;
 mod qp;
 mod qp_table;
@@ -27,8 +28,9 @@ mod shared;
 mod tx;
 pub mod wheel;
 
+pub use events::{Event, EventElement, EventQueue};
 pub use qp::QpSpec;
-pub use shared::{EventQueue, Shared, SharedConfig};
+pub use shared::{Shared, SharedConfig};
 
 use env::Env;
 use qp::{Cause, Qp};

@@ -7,7 +7,7 @@ use super::copy;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
-use super::{Qps, Shared};
+use super::{EventElement, Qps, Shared};
 use crate::id::{QpState, QpType};
 use crate::port::Frame;
 use crate::proto::completer::{Response, RetryCause};
@@ -73,7 +73,7 @@ impl Env {
         if !qp.comm_est {
             qp.comm_est = true;
             if qp.state == QpState::Rtr {
-                self.shared.events.raise(AsyncEvent::CommEst, Some(qp.qpn));
+                self.shared.events.raise(AsyncEvent::CommEst, EventElement::Qp(qp.qpn));
             }
         }
         if layout.row.request { self.handle_request(qp, &pkt) } else { self.handle_response(qp, &pkt) }
@@ -169,7 +169,7 @@ impl Env {
         if !qp.responder.holds_receive()
             && let Some(event) = outcome.event
         {
-            self.shared.events.raise(event, Some(qp.qpn));
+            self.shared.events.raise(event, EventElement::Qp(qp.qpn));
         }
         self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
     }

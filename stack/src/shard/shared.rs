@@ -1,18 +1,17 @@
 //! What the shards of a device share, each part with its own rule of access.
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 
 use super::counters::Counters;
+use super::events::EventQueue;
 use crate::config::INBOX_DEPTH;
 use crate::id::{Gid, Mac, Mtu, Qpn};
 use crate::mem::MrTable;
 use crate::net::Net;
 use crate::port::Frame;
-use crate::proto::status::AsyncEvent;
 use crate::sync::doorbell::Doorbells;
 use crate::sync::words::Words;
 use crate::time::Instant;
@@ -116,49 +115,5 @@ impl Shared {
     #[inline]
     pub fn net_deadline(&self) -> Instant {
         Instant::from_nanos(self.net_deadline.load(Ordering::Acquire))
-    }
-}
-
-/// Asynchronous events, bounded.
-#[derive(Debug, Default)]
-pub struct EventQueue {
-    queue: Mutex<VecDeque<(AsyncEvent, Option<Qpn>)>>,
-    lost: AtomicU64,
-    raised: std::sync::Condvar,
-}
-
-impl EventQueue {
-    /// Events kept at most; older ones win.
-    pub const CAPACITY: usize = 4096;
-
-    /// Appends an event about a queue pair, or about the device.
-    pub fn raise(&self, event: AsyncEvent, qpn: Option<Qpn>) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.len() < Self::CAPACITY {
-            queue.push_back((event, qpn));
-            self.raised.notify_one();
-        } else {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// The oldest event, if there is one.
-    pub fn try_get(&self) -> Option<(AsyncEvent, Option<Qpn>)> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    }
-
-    /// The oldest event; waits for one at most this long.
-    pub fn get_timeout(&self, timeout: core::time::Duration) -> Option<(AsyncEvent, Option<Qpn>)> {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut queue, _) = self
-            .raised
-            .wait_timeout_while(queue, timeout, |q| q.is_empty())
-            .unwrap_or_else(PoisonError::into_inner);
-        queue.pop_front()
-    }
-
-    /// Events that found the queue full.
-    pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
     }
 }

@@ -375,7 +375,7 @@ impl Node {
             }
         };
         let (sq, sq_shard) =
-            ring(config.send_depth, send_stride(config.sges as usize, config.inline as usize));
+            ring(config.send_depth, send_stride(0, config.sges as usize, config.inline as usize));
         let (rq, rq_shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
         self.shards[shard].create_qp(QpSpec {
             slot,

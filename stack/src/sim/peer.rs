@@ -406,7 +406,7 @@ impl Rig {
 
     /// The asynchronous events that are there.
     pub fn events(&mut self) -> Vec<AsyncEvent> {
-        core::iter::from_fn(|| self.node.shared.events.try_get()).map(|(event, _)| event).collect()
+        core::iter::from_fn(|| self.node.shared.events.try_get()).map(|e| e.event).collect()
     }
 
     /// The published state of the queue pair.
