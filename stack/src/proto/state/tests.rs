@@ -6,35 +6,7 @@ use crate::proto::attr::{AhAttr, GlobalRoute};
 type M = AttrMask;
 
 /// The table a second time, as text in the short names of the kernel's table, by required and optional.
-const SECOND: &str = "
-    RESET INIT RC,UC,XRC_INI,XRC_TGT : PKI PORT ACC :
-    RESET INIT UD                    : PKI PORT QKEY :
-    RESET INIT GSI                   : PKI QKEY :
-    INIT INIT RC,UC,XRC_INI,XRC_TGT  : : PKI PORT ACC
-    INIT INIT UD                     : : PKI PORT QKEY
-    INIT INIT GSI                    : : PKI QKEY
-    INIT RTR RC,XRC_TGT              : AV MTU DQP RQP MDR MNR : ALT ACC PKI
-    INIT RTR UC,XRC_INI              : AV MTU DQP RQP : ALT ACC PKI
-    INIT RTR UD,GSI                  : : PKI QKEY
-    RTR RTS RC                       : TMO RTY RNR SQP MRD : CUR ALT ACC MNR MIG
-    RTR RTS XRC_INI                  : TMO RTY RNR SQP MRD : CUR ALT ACC MIG
-    RTR RTS XRC_TGT                  : TMO SQP : CUR ALT ACC MNR MIG
-    RTR RTS UC                       : SQP : CUR ALT ACC MIG
-    RTR RTS UD,GSI                   : SQP : CUR QKEY
-    RTS RTS RC,XRC_TGT               : : CUR ACC ALT MIG MNR
-    RTS RTS UC,XRC_INI               : : CUR ACC ALT MIG
-    RTS RTS UD,GSI                   : : CUR QKEY
-    RTS SQD RC,UC,UD,XRC_INI,XRC_TGT,GSI : : NTF
-    SQD RTS RC,XRC_TGT               : : CUR ALT ACC MNR MIG
-    SQD RTS UC,XRC_INI               : : CUR ALT ACC MIG
-    SQD RTS UD,GSI                   : : CUR QKEY
-    SQD SQD RC                       : : PORT AV TMO RTY RNR MRD MDR ALT ACC PKI MNR MIG
-    SQD SQD XRC_INI                  : : PORT AV TMO RTY RNR MRD ALT ACC PKI MIG
-    SQD SQD XRC_TGT                  : : PORT AV TMO MDR ALT ACC PKI MNR MIG
-    SQD SQD UC                       : : AV ALT ACC PKI MIG
-    SQD SQD UD,GSI                   : : PKI QKEY
-    SQE RTS UD,GSI                   : : CUR QKEY
-    SQE RTS UC                       : : CUR ACC";
+const SECOND: &str = include_str!("transitions.txt");
 
 fn bit(short: &str) -> u32 {
     // Bit positions, not the constants: they are what the C API fixes.
