@@ -7,6 +7,7 @@
 pub mod cli;
 pub mod counters;
 pub mod error;
+pub mod interop;
 pub mod json;
 pub mod lend;
 pub mod measure;

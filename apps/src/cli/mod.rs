@@ -4,6 +4,7 @@
 //! Opens nothing and starts nothing.
 
 pub mod device;
+pub mod interop;
 pub mod parse;
 pub mod perf;
 pub mod pingpong;

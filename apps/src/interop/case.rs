@@ -1,0 +1,134 @@
+//! What goes wrong on purpose, each with both sides as the requester: what one does, the other has to name.
+
+use super::cell::{Cell, Op, Requester, Service};
+use super::run::{Bench, Pair, Terms};
+use crate::error::{AppError, Result};
+use verbs::{Access, Mtu, WcStatus};
+
+/// One case.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Its name.
+    pub name: &'static str,
+    /// The request.
+    pub op: Op,
+    /// Bytes.
+    pub len: u32,
+    /// Added to the key.
+    pub key: u32,
+    /// Added to the address.
+    pub off: u64,
+    /// What the responder's queue pair allows.
+    pub access: Access,
+    /// RNR retries.
+    pub rnr_retry: u8,
+    /// The responder's queue pair is destroyed first.
+    pub gone: bool,
+    /// How the request ends.
+    pub status: WcStatus,
+}
+
+const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+const fn case(name: &'static str, op: Op, len: u32, status: WcStatus) -> Case {
+    Case { name, op, len, key: 0, off: 0, access: RIGHTS, rnr_retry: 7, gone: false, status }
+}
+
+/// Every case.
+pub const CASES: &[Case] = &[
+    Case { key: 0x100, ..case("bad key, WRITE", Op::Write, 64, WcStatus::RemAccessErr) },
+    Case { key: 0x100, ..case("bad key, READ", Op::Read, 64, WcStatus::RemAccessErr) },
+    Case { key: 0x100, ..case("bad key, FETCH&ADD", Op::Fadd, 8, WcStatus::RemAccessErr) },
+    Case { off: (8 << 20) - 32, ..case("out of bounds, WRITE", Op::Write, 64, WcStatus::RemAccessErr) },
+    Case {
+        off: (8 << 20) - 3000,
+        ..case("out of bounds, long WRITE", Op::Write, 4000, WcStatus::RemAccessErr)
+    },
+    Case { off: (8 << 20) - 32, ..case("out of bounds, READ", Op::Read, 64, WcStatus::RemAccessErr) },
+    Case { access: Access::REMOTE_READ, ..case("no right, WRITE", Op::Write, 64, WcStatus::RemInvReqErr) },
+    Case { access: Access::REMOTE_WRITE, ..case("no right, READ", Op::Read, 64, WcStatus::RemInvReqErr) },
+    Case {
+        access: Access::REMOTE_WRITE,
+        ..case("no right, COMPARE&SWAP", Op::Cas, 8, WcStatus::RemInvReqErr)
+    },
+    Case {
+        rnr_retry: 2,
+        ..case("no receive, RNR retries exhausted", Op::Send, 64, WcStatus::RnrRetryExcErr)
+    },
+    Case { gone: true, ..case("peer gone, retries exhausted", Op::Write, 64, WcStatus::RetryExcErr) },
+];
+
+impl Bench {
+    /// Runs a case with this side as the requester.
+    ///
+    /// # Errors
+    /// What was seen instead.
+    pub fn case(&mut self, case: &Case, by: Requester, mtu: Mtu) -> Result<()> {
+        let cell = Cell {
+            service: Service::Rc,
+            op: case.op,
+            by,
+            len: case.len,
+            mtu,
+            count: 1,
+            srq: false,
+            psn: 0x1000,
+        };
+        let terms = Terms {
+            access: case.access,
+            rnr_retry: case.rnr_retry,
+            retry_cnt: if case.gone { 2 } else { 7 },
+            timeout: if case.gone { 12 } else { 18 },
+            ..Terms::default()
+        };
+        let pair = self.pair(&cell, 16, &terms)?;
+        match by {
+            Requester::Us => self.case_ours(case, pair),
+            Requester::Linux => self.case_theirs(case, pair),
+        }
+    }
+
+    fn case_ours(&mut self, case: &Case, pair: Pair) -> Result<()> {
+        if case.gone {
+            self.remote.ask(&format!("destroy qp={}", pair.id))?;
+        }
+        let to = (pair.addr + case.off, pair.rkey.wrapping_add(case.key));
+        self.post(&pair, case.op, 0, case.len, to, 1, 1)?;
+        let status = self.next()?.status;
+        let closed = if case.gone { Ok(()) } else { self.close(pair) };
+        judge(case, status)?;
+        closed
+    }
+
+    fn case_theirs(&mut self, case: &Case, mut pair: Pair) -> Result<()> {
+        if case.gone {
+            pair.qp.destroy().map_err(|(e, _)| AppError::Setup(e.to_string()))?;
+            let reply = self.ask_run(case, pair.id)?;
+            self.remote.ask(&format!("destroy qp={}", pair.id))?;
+            return judge(case, reply);
+        }
+        let status = self.ask_run(case, pair.id)?;
+        pair.rkey = 0;
+        self.close(pair)?;
+        judge(case, status)
+    }
+
+    fn ask_run(&mut self, case: &Case, id: u64) -> Result<WcStatus> {
+        let (addr, rkey) = self.region();
+        let reply = self.remote.ask(&format!(
+            "run qp={id} op={} count=1 len={} addr={} rkey={} stride=64 seed=1 window=1",
+            case.op.name(),
+            case.len,
+            addr + case.off,
+            rkey.wrapping_add(case.key)
+        ))?;
+        Ok(WcStatus::from_number(reply.num("status") as u32).unwrap_or(WcStatus::GeneralErr))
+    }
+}
+
+fn judge(case: &Case, status: WcStatus) -> Result<()> {
+    if status == case.status {
+        return Ok(());
+    }
+    Err(AppError::Verify(format!("ended with {}, not {}", status.name(), case.status.name())))
+}
