@@ -7,11 +7,13 @@
 //! - [`peer::Rig`]: one node and a hand-made peer, packet by packet; the conformance cases use it.
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
 //! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
+//! - [`fuzz`]: any bytes as packets, calls or attributes; fuzzers and the replay of what they found use it.
 //! - [`workload::run`]: a whole random run of one seed, with every [checker](check).
 
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod fuzz;
 pub mod link;
 pub mod memory;
 pub mod node;

@@ -12,7 +12,7 @@ use crate::mem::{Access, Sge, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
-use crate::proto::state::{EINVAL, Gates, ModifyError};
+use crate::proto::state::{EINVAL, Gates, ModifyError, rule};
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, put_sges, recv_stride, send_stride};
 use crate::shard::counters::{Counter, CounterSnapshot};
@@ -51,6 +51,8 @@ impl Default for NodeConfig {
 /// How a queue pair is created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
+    /// Service type.
+    pub ty: QpType,
     /// Send requests, a power of two.
     pub send_depth: u32,
     /// Receive requests, a power of two.
@@ -88,6 +90,7 @@ impl Default for QpConfig {
     /// kind, 4 READs and atomics, all remote rights.
     fn default() -> Self {
         Self {
+            ty: QpType::Rc,
             send_depth: 64,
             recv_depth: 64,
             sges: 4,
@@ -380,7 +383,7 @@ impl Node {
         self.shards[shard].create_qp(QpSpec {
             slot,
             qpn,
-            ty: QpType::Rc,
+            ty: config.ty,
             pd: PD,
             sq: sq_shard,
             rq: rq_shard,
@@ -467,35 +470,30 @@ impl Node {
         }
     }
 
+    /// What the queue pair's type wants to be given on the way from one state to another.
+    fn wanted(&self, qp: QpId, from: QpState, to: QpState) -> AttrMask {
+        let rule = rule(from, to, self.qp(qp).config.ty).expect("a transition that every type has");
+        rule.required | AttrMask::STATE
+    }
+
     /// RESET → INIT.
     pub fn to_init(&mut self, now: Instant, qp: QpId) {
         let attr = QpAttr { qp_state: QpState::Init, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
-        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        let mask = self.wanted(qp, QpState::Reset, QpState::Init);
         self.modify(now, qp, &attr, mask).expect("RESET to INIT");
     }
 
     /// INIT → RTR, towards a peer.
     pub fn to_rtr(&mut self, now: Instant, qp: QpId, peer: Gid, dest: Qpn) {
         let attr = QpAttr { qp_state: QpState::Rtr, ..self.attr_to(qp, peer, dest) };
-        let mask = AttrMask::STATE
-            | AttrMask::AV
-            | AttrMask::PATH_MTU
-            | AttrMask::DEST_QPN
-            | AttrMask::RQ_PSN
-            | AttrMask::MAX_DEST_RD_ATOMIC
-            | AttrMask::MIN_RNR_TIMER;
+        let mask = self.wanted(qp, QpState::Init, QpState::Rtr);
         self.modify(now, qp, &attr, mask).expect("INIT to RTR");
     }
 
     /// RTR → RTS.
     pub fn to_rts(&mut self, now: Instant, qp: QpId) {
         let attr = QpAttr { qp_state: QpState::Rts, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
-        let mask = AttrMask::STATE
-            | AttrMask::TIMEOUT
-            | AttrMask::RETRY_CNT
-            | AttrMask::RNR_RETRY
-            | AttrMask::SQ_PSN
-            | AttrMask::MAX_QP_RD_ATOMIC;
+        let mask = self.wanted(qp, QpState::Rtr, QpState::Rts);
         self.modify(now, qp, &attr, mask).expect("RTR to RTS");
     }
 
