@@ -8,6 +8,7 @@
 pub mod config;
 pub mod device;
 pub mod id;
+pub mod mark;
 pub mod mem;
 pub mod net;
 pub mod port;

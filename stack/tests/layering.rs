@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each module of the stack and what it may import, `id`, `time` and `config` aside, which all may.
+/// Each module of the stack and what it may import, `id`, `time`, `config` and `mark` aside, which all may.
 const LAYERS: &[(&str, &[&str])] = &[
     ("id", &[]),
+    ("mark", &[]),
     ("time", &[]),
     ("config", &[]),
     ("wire", &[]),
@@ -18,7 +19,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("device", &["wire", "sync", "mem", "proto", "net", "port", "shard"]),
     ("sim", &["wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
 ];
-const COMMON: &[&str] = &["id", "time", "config"];
+const COMMON: &[&str] = &["id", "time", "config", "mark"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, the frame, DPDK, the copies, memory registration, the bindings.
 const UNSAFE: &[&str] = &[

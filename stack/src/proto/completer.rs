@@ -10,6 +10,7 @@ use super::status::WcStatus;
 use super::tables::{NakCode, Syndrome, rnr_delay};
 use super::wqe::SendWqe;
 use crate::id::Psn;
+use crate::mark::{Mark, hit};
 use crate::time::Instant;
 use crate::wire::{Discard, Kind, Packet, Position};
 
@@ -74,9 +75,11 @@ impl Requester {
             if pkt.row.kind == Kind::Ack && psn == self.una.sub(1) {
                 let aeth = pkt.aeth();
                 if let Syndrome::Ack { credits } = Syndrome::decode(aeth.syndrome) {
+                    hit(Mark::CreditsAgain);
                     self.grant(Psn::new(aeth.msn), credits);
                 }
             }
+            hit(Mark::GhostAck);
             return Err(Discard::GhostAck);
         }
         match pkt.row.kind {
@@ -107,6 +110,7 @@ impl Requester {
         }
         self.deadline = Instant::FAR;
         if self.rnr_wait {
+            hit(Mark::RnrOver);
             self.rnr_wait = false;
             // Everything may have been acknowledged meanwhile: then nothing is left to time, or to send again.
             self.rearm(now);
@@ -117,6 +121,7 @@ impl Requester {
             self.arm(now);
             return Response::Retry(RetryCause::Probe);
         }
+        hit(Mark::Timeout);
         self.going_back = false;
         self.go_back(now, RetryCause::Timeout)
     }
@@ -131,15 +136,18 @@ impl Requester {
             }
             Syndrome::RnrNak { .. } | Syndrome::Nak(NakCode::PsnSequenceError) if self.rnr_wait => {
                 // Packets behind the refused one: soft-RoCE answers them with a sequence NAK of its own.
+                hit(Mark::NakInRnrWait);
                 Err(Discard::GhostAck)
             }
             Syndrome::RnrNak { timer } => {
+                hit(Mark::RnrNak);
                 let implied = self.acknowledge(now, psn.sub(1));
                 if implied != Response::Done {
                     return Ok(implied);
                 }
                 if !self.rnr_forever() {
                     if self.rnr_left == 0 {
+                        hit(Mark::RnrExhausted);
                         return Ok(Response::Failed(WcStatus::RnrRetryExcErr));
                     }
                     self.rnr_left -= 1;
@@ -150,6 +158,7 @@ impl Requester {
                 Ok(Response::Done) // the retry is told when the delay is over
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
+                hit(Mark::SequenceNak);
                 let implied = self.acknowledge(now, psn.sub(1));
                 if implied != Response::Done {
                     return Ok(implied);
@@ -157,6 +166,7 @@ impl Requester {
                 Ok(self.go_back(now, RetryCause::SequenceNak))
             }
             Syndrome::Nak(code) => {
+                hit(Mark::FatalNak);
                 // The request that holds the PSN fails; whatever is older and unanswered fails in its stead.
                 self.acknowledge(now, psn.sub(1));
                 Ok(code.requester_status().map_or(Response::Done, Response::Failed))
@@ -220,6 +230,7 @@ impl Requester {
                 return Some(r);
             }
             if psn != self.una {
+                hit(Mark::ImpliedByResponse);
                 return Some(self.go_back(now, RetryCause::ImpliedNak));
             }
         }
@@ -240,6 +251,7 @@ impl Requester {
                 break;
             }
             if e.kind != RequestKind::Message {
+                hit(Mark::ImpliedByAck);
                 implied = true;
                 break;
             }
@@ -275,6 +287,7 @@ impl Requester {
     /// Sends everything from `una` on again, once until there is progress or a timeout.
     fn go_back(&mut self, now: Instant, cause: RetryCause) -> Response {
         if self.going_back {
+            hit(Mark::GoBackAgain);
             return Response::Done;
         }
         if self.rnr_wait {
@@ -282,6 +295,7 @@ impl Requester {
             return Response::Done;
         }
         if self.retry_left == 0 {
+            hit(Mark::RetriesExhausted);
             return Response::Failed(WcStatus::RetryExcErr);
         }
         self.retry_left -= 1;

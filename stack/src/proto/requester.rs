@@ -10,6 +10,7 @@ use super::tables::{RNR_RETRY_FOREVER, ack_timeout};
 use super::wqe::{Granule, SendWqe};
 use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, WINDOW_PACKETS};
 use crate::id::{Mtu, Psn};
+use crate::mark::{Mark, hit};
 use crate::time::Instant;
 use crate::wire::{AtomicEth, Ext, Kind, Opcode, Position, Reth, Tail};
 
@@ -297,6 +298,7 @@ impl Requester {
         }
         let in_flight = self.in_flight();
         if in_flight >= WINDOW_PACKETS {
+            hit(Mark::WindowFull);
             return Err(Idle::Waiting);
         }
         let started = *self.entry(self.cur);
@@ -358,6 +360,7 @@ impl Requester {
             }
         };
         if wqe.flags().contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
+            hit(Mark::FenceWaits);
             return Err(Idle::Waiting);
         }
         if kind != RequestKind::Message {
@@ -366,11 +369,13 @@ impl Requester {
                 return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
             }
             if self.rd_outstanding >= self.max_rd_atomic {
+                hit(Mark::ReadLimit);
                 return Err(Idle::Waiting);
             }
         }
         // One request beyond the credits may go: its answer tells when there are more (IBA 9.7.7.2).
         if takes_recv && !self.unlimited && self.ssn.diff(self.lsn) > 1 {
+            hit(Mark::NoCredits);
             return Err(Idle::Waiting);
         }
         let packets = if kind == RequestKind::Atomic { 1 } else { self.mtu.packets(wqe.length) };
@@ -475,6 +480,7 @@ impl Requester {
     /// Sends the last packet again, asking for an acknowledgement this time.
     pub fn probe(&mut self) {
         if self.silent() {
+            hit(Mark::Probe);
             self.rewind(self.next.sub(1));
             self.probing = true;
         }
@@ -484,6 +490,9 @@ impl Requester {
     fn read_segment(&mut self, wqe: &SendWqe, started: &Started) -> Segment {
         let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
         let skipped = index << self.mtu.log2();
+        if index > 0 {
+            hit(Mark::ReadRestart);
+        }
         let reth = Reth {
             va: wqe.remote_addr.wrapping_add(u64::from(skipped)),
             rkey: wqe.rkey,
@@ -535,6 +544,7 @@ impl Requester {
     #[inline]
     pub(super) fn catch_up(&mut self) {
         if self.una.diff(self.cur_psn) > 0 {
+            hit(Mark::RetryOvertaken);
             self.rewind(self.una);
         }
     }

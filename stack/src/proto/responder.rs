@@ -8,6 +8,7 @@ use super::fault::{Fault, Reply as Answer};
 use super::tables::{CREDIT_UNLIMITED, Syndrome, credit_code};
 use crate::config::MESSAGE_MAX;
 use crate::id::{Mtu, PdId, Psn, QpType};
+use crate::mark::{Mark, hit};
 use crate::mem::{Access, MrTable};
 use crate::wire::{Aeth, Discard, Kind, Opcode, Packet, Position, Tail};
 
@@ -281,8 +282,10 @@ impl Responder {
         let distance = pkt.psn.diff(self.epsn);
         if distance > 0 {
             if self.nak_latch {
+                hit(Mark::GapAgain);
                 return Err(Err(Discard::OutOfSequence));
             }
+            hit(Mark::Gap);
             return Err(Ok(Fault::PsnGap));
         }
         if distance < 0 {
@@ -484,6 +487,7 @@ impl Responder {
         if pkt.ack_req {
             self.ack = Some((pkt.psn, Pending::Ack));
         } else if matches!(self.ack, Some((_, Pending::Nak(_)))) {
+            hit(Mark::NakWithdrawn);
             self.ack = None; // the packet that it asked for is here
         }
         received
@@ -536,7 +540,10 @@ impl Responder {
     fn keep(&mut self, r: Resource) {
         let slots = self.resources.len();
         // Only a replay may be cut off: whoever asks for the next READ has this one's answer.
-        self.pending -= u8::from(self.resources[usize::from(self.oldest)].pending);
+        if self.resources[usize::from(self.oldest)].pending {
+            hit(Mark::ReplayCutOff);
+            self.pending -= 1;
+        }
         self.resources[usize::from(self.oldest)] = r;
         self.oldest = ((usize::from(self.oldest) + 1) % slots) as u8;
         self.pending += 1;
@@ -550,6 +557,7 @@ impl Responder {
         match outcome.reply {
             Answer::None => {}
             Answer::Rnr => {
+                hit(Mark::NotReady);
                 let syndrome = Syndrome::RnrNak { timer: self.min_rnr_timer };
                 self.nak(pkt.psn, syndrome);
             }
@@ -574,7 +582,11 @@ impl Responder {
         let psn = pkt.psn;
         match pkt.row.kind {
             Kind::Send | Kind::Write => {
+                hit(Mark::DuplicateMessage);
                 let psn = self.acknowledgeable(psn);
+                if psn != self.epsn.sub(1) {
+                    hit(Mark::DuplicateHeldBack);
+                }
                 match self.ack {
                     Some((_, Pending::Nak(_))) => {}
                     Some((waiting, Pending::Ack)) if waiting.diff(psn) > 0 => {}
@@ -587,7 +599,10 @@ impl Responder {
                     .resources
                     .iter_mut()
                     .find(|r| r.kind == kind && psn.diff(r.first) >= 0 && psn.diff(r.last) <= 0)
-                    .ok_or(Discard::Duplicate)?;
+                    .ok_or_else(|| {
+                        hit(Mark::DuplicateForgotten);
+                        Discard::Duplicate
+                    })?;
                 let same = if kind == Kind::ReadRequest {
                     let (reth, skipped) = (pkt.reth(), (psn.diff(r.first) as u32) << log2);
                     (reth.rkey, reth.va, reth.len)
@@ -599,6 +614,7 @@ impl Responder {
                 if !same || !pkt.payload.is_empty() {
                     return Err(Discard::Duplicate);
                 }
+                hit(if kind == Kind::ReadRequest { Mark::DuplicateRead } else { Mark::DuplicateAtomic });
                 r.start = psn;
                 r.next = psn;
                 r.replay |= !r.pending;
@@ -696,6 +712,7 @@ impl Responder {
             r.pending = false;
         }
         self.pending = 0;
+        hit(Mark::ReadRevoked);
         self.fatal = Some(Fault::RemoteAccess);
         self.nak(psn, Syndrome::Nak(super::tables::NakCode::RemoteAccessError));
         true
