@@ -66,6 +66,15 @@ pub const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(60);
 /// Entries of the neighbour table.
 pub const NEIGHBOUR_MAX: usize = 1024;
 
+/// Multicast groups that a device can be in.
+pub const MCAST_GRP_MAX: usize = 128;
+/// Queue pairs attached to one multicast group.
+pub const MCAST_QP_ATTACH_MAX: usize = 64;
+/// A multicast group is reported so many times when it is joined (RFC 3376 8.1, the robustness variable, and one).
+pub const GROUP_REPORTS: u8 = 3;
+/// Time between these reports (RFC 3376 8.11).
+pub const GROUP_REPORT_GAP: Duration = Duration::from_secs(1);
+
 /// The background helper polls hot this long after the last frame.
 pub const HELPER_HOT: Duration = Duration::from_micros(50);
 /// The longest sleep of the background helper while a queue pair is connected.

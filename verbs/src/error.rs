@@ -26,7 +26,7 @@ pub mod errno {
     pub const ETIMEDOUT: i32 = 110;
 }
 
-use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
+use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
 
 /// Why a control call failed. The text says what was wrong, with the value, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -136,6 +136,7 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::Exhausted { .. } => ENOMEM,
         DeviceError::Port(_) => ENODEV,
         DeviceError::InsideTurn => EDEADLK,
+        DeviceError::TimedOut { .. } => ETIMEDOUT,
         DeviceError::Access { .. } => EOPNOTSUPP,
         DeviceError::Random => EIO,
         DeviceError::Modify(e) => e.errno(),

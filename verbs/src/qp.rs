@@ -108,6 +108,9 @@ impl Qp {
     pub fn first_psn(&self) -> Psn {
         self.core.first_psn()
     }
+    pub(crate) fn core(&self) -> &QpCore {
+        &self.core
+    }
     /// The state it is in, without a control call.
     ///
     /// # Errors

@@ -220,6 +220,9 @@ fn control_calls_from_inside_a_turn() {
         let (attr, mask) = attr_to(QpState::Err);
         refused(up(&weak_qp).modify(&attr, mask), EDEADLK, &["inside a turn"]);
         refused(up(&weak_qp).query().map(drop), EDEADLK, &["inside a turn"]);
+        refused(up(&weak_qp).drain_qp(common::PATIENCE), EDEADLK, &["inside a turn"]);
+        refused(up(&weak_qp).drain_by_sqd(common::PATIENCE), EDEADLK, &["inside a turn"]);
+        refused(up(&weak_qp).begin_drain(verbs::DrainKind::Sq).map(drop), EDEADLK, &["inside a turn"]);
         refused(
             weak_context.upgrade().unwrap().get_async_event(common::PATIENCE),
             EDEADLK,

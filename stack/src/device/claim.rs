@@ -230,6 +230,9 @@ impl Core {
         if self.link_up.swap(up, Ordering::Relaxed) != up {
             let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
             self.shared.events.raise(event, EventElement::Port);
+            if up {
+                self.shared.with_net(|net| net.announce(now));
+            }
         }
     }
 

@@ -126,6 +126,16 @@ pub enum DeviceError {
         /// The object.
         what: &'static str,
     },
+    /// What was waited for did not come in time.
+    #[error(
+        "the {what} did not end within {after:?}; what was started goes on and can be waited for again, with more time"
+    )]
+    TimedOut {
+        /// What was waited for.
+        what: &'static str,
+        /// How long.
+        after: core::time::Duration,
+    },
     /// The call was made from inside a turn of a shard, on the thread that turns it: it would wait for itself.
     #[error("a control call from inside a turn of a shard would wait for itself; make it after the turn")]
     InsideTurn,

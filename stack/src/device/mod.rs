@@ -22,6 +22,7 @@
 mod claim;
 mod config;
 mod cq;
+mod drain;
 mod drive;
 mod error;
 mod limits;
@@ -63,7 +64,7 @@ pub use crate::proto::state::{ModifyError, state_name, type_name};
 pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 pub use crate::proto::wqe::{self, Sge};
 pub use crate::shard::counters::{Counter, CounterSnapshot};
-pub use crate::shard::{Event, EventElement, Turn};
+pub use crate::shard::{DrainKind, DrainMark, Event, EventElement, Turn};
 pub use crate::time::Instant;
 pub use crate::wire::Discard;
 

@@ -207,6 +207,10 @@ impl QpCore {
     pub fn shard(&self) -> usize {
         self.shard
     }
+    /// Its index in the shard.
+    pub(super) fn slot(&self) -> u32 {
+        self.slot
+    }
     /// A first PSN for it, drawn at random.
     pub fn first_psn(&self) -> Psn {
         self.first_psn

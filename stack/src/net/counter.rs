@@ -32,6 +32,12 @@ counters! {
     RequestSent = "neighbour_request_sent";
     /// A neighbour did not answer any request.
     NeighbourUnreachable = "neighbour_unreachable";
+    /// We told routers of a multicast group that we are in.
+    GroupReported = "group_report_sent";
+    /// We told routers of a multicast group that we left.
+    GroupLeft = "group_leave_sent";
+    /// A router asked for multicast groups that we are in.
+    GroupQueried = "group_query_heard";
     /// An entry gave way to another in the full table.
     NeighbourEvicted = "neighbour_evicted";
     /// A sender was not remembered: the table is full of neighbours in use.
@@ -71,6 +77,11 @@ counters! {
     OtherIcmp = "ignored_other_icmp";
     /// Ignored: neighbour discovery with a hop limit below 255, so not from this link.
     BadHopLimit = "ignored_bad_hop_limit";
+    /// Ignored: a group membership message (IGMP, MLD) that is malformed, has a wrong checksum, or does not come from
+    /// this link.
+    BadGroupMessage = "ignored_bad_group_message";
+    /// Ignored: a group membership message that asks nothing of us.
+    OtherGroupMessage = "ignored_other_group_message";
     /// Ignored: neighbour discovery that breaks one of its rules.
     BadNd = "ignored_bad_nd";
     /// Ignored: an advertisement of another station address that does not claim to override.

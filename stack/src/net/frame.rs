@@ -15,6 +15,9 @@ pub(super) const IPV4: u16 = 0x0800;
 pub(super) const IPV6: u16 = 0x86dd;
 const VLAN: u16 = 0x8100;
 
+/// Next header of ICMPv6.
+pub(super) const ICMPV6: u8 = 58;
+
 /// Hop limit that proves a neighbour discovery packet to be from this link (RFC 4861 7.1).
 pub(super) const ND_HOP_LIMIT: u8 = 255;
 /// Time to live of everything else.
@@ -186,6 +189,88 @@ pub(super) fn solicitation(
     let dst = if unicast { target } else { solicited_node(target) };
     let solicit = NdiscRepr::NeighborSolicit { target_addr: target, lladdr: Some(eth(link.src).into()) };
     icmpv6(out, link, ours, dst, &Icmpv6Repr::Ndisc(solicit))
+}
+
+/// The Internet checksum of `parts`, each of an even length (RFC 1071): 0 over what holds a right one.
+pub(super) fn checksum(parts: &[&[u8]]) -> u16 {
+    let words = parts.iter().flat_map(|part| part.chunks(2));
+    let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0))).sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    !(((sum & 0xffff) + (sum >> 16)) as u16)
+}
+
+/// What the checksum of an ICMPv6 message covers beside it.
+pub(super) fn icmpv6_pseudo(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> [u8; 40] {
+    let mut pseudo = [0; 40];
+    pseudo[..16].copy_from_slice(&src.octets());
+    pseudo[16..32].copy_from_slice(&dst.octets());
+    pseudo[32..36].copy_from_slice(&(len as u32).to_be_bytes());
+    pseudo[39] = ICMPV6;
+    pseudo
+}
+
+/// An IGMPv2 message (RFC 2236 2): time to live 1, with the router alert option.
+pub(super) fn igmp(
+    out: &mut [u8],
+    link: Link,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+    kind: u8,
+    of: Ipv4Addr,
+) -> Option<usize> {
+    const HEADER: usize = 24;
+    let (body, len) = link.begin(out, IPV4, HEADER + 8)?;
+    // Internetwork control, as other hosts mark it; don't fragment; checksum to come; router alert.
+    let start = [0x46, 0xc0, 0, (HEADER + 8) as u8, 0, 0, 0x40, 0, 1, 2, 0, 0];
+    body[..12].copy_from_slice(&start);
+    body[12..16].copy_from_slice(&src.octets());
+    body[16..20].copy_from_slice(&dst.octets());
+    body[20..HEADER].copy_from_slice(&[0x94, 4, 0, 0]);
+    let sum = checksum(&[&body[..HEADER]]);
+    body[10..12].copy_from_slice(&sum.to_be_bytes());
+    body[HEADER..HEADER + 4].copy_from_slice(&[kind, 0, 0, 0]);
+    body[HEADER + 4..].copy_from_slice(&of.octets());
+    let sum = checksum(&[&body[HEADER..]]);
+    body[HEADER + 2..HEADER + 4].copy_from_slice(&sum.to_be_bytes());
+    Some(len)
+}
+
+/// An MLDv1 message (RFC 2710 3): hop limit 1, with the router alert option.
+pub(super) fn mld(
+    out: &mut [u8],
+    link: Link,
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    kind: u8,
+    of: Ipv6Addr,
+) -> Option<usize> {
+    const HEADERS: usize = 48;
+    let (body, len) = link.begin(out, IPV6, HEADERS + 24)?;
+    body[..8].copy_from_slice(&[0x60, 0, 0, 0, 0, 8 + 24, 0, 1]);
+    body[8..24].copy_from_slice(&src.octets());
+    body[24..40].copy_from_slice(&dst.octets());
+    body[40..HEADERS].copy_from_slice(&[ICMPV6, 0, 5, 2, 0, 0, 1, 0]);
+    body[HEADERS..HEADERS + 8].copy_from_slice(&[kind, 0, 0, 0, 0, 0, 0, 0]);
+    body[HEADERS + 8..].copy_from_slice(&of.octets());
+    let sum = checksum(&[&icmpv6_pseudo(src, dst, 24), &body[HEADERS..]]);
+    body[HEADERS + 2..HEADERS + 4].copy_from_slice(&sum.to_be_bytes());
+    Some(len)
+}
+
+/// Whether hop-by-hop options hold a router alert (RFC 2711).
+pub(super) fn router_alert(mut options: &[u8]) -> bool {
+    while let [kind, rest @ ..] = options {
+        if *kind == 0 {
+            options = rest; // one byte of padding
+            continue;
+        }
+        let Some((len, rest)) = rest.split_first() else { return false };
+        if *kind == 5 {
+            return true;
+        }
+        options = rest.get(usize::from(*len)..).unwrap_or_default();
+    }
+    false
 }
 
 /// The solicited-node multicast address in `ff02::1:ff00:0/104` (RFC 4291 2.7.1).

@@ -1,7 +1,7 @@
 //! What an IP host owes its link: turns frames that are not RoCE into answers and known neighbours.
 //!
 //! Answers ARP, neighbour discovery and echo requests for our addresses, finds out the stations of others, and keeps
-//! the GID table. Reads no clock, does no I/O, allocates nothing after creation. Called by a shard, for frames that
+//! the GID table. Joins multicast groups, tells the link's routers of them and answers their queries. Reads no clock, does no I/O, allocates nothing after creation. Called by a shard, for frames that
 //! `wire` does not take for RoCE and for destinations it has to reach, and by tests.
 //!
 //! ```
@@ -25,12 +25,13 @@
 mod config;
 mod counter;
 mod frame;
+mod groups;
 mod neighbour;
 
 #[cfg(test)]
 mod tests;
 
-use core::net::Ipv6Addr;
+use core::net::{Ipv4Addr, Ipv6Addr};
 
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv4Message, Icmpv4Packet, Icmpv4Repr,
@@ -43,16 +44,28 @@ use crate::time::Instant;
 
 pub use config::{GIDS_MAX, GidTable, NetConfig, NetConfigError};
 pub use counter::NetCounter;
+pub use groups::JoinError;
 pub use neighbour::Resolution;
 
 use config::{Routes, is_host, is_station};
 use counter::COUNTERS;
 use frame::{Ethernet, Link};
+use groups::{Groups, Membership};
 use neighbour::{Due, Learned, Neighbours};
 
 /// Bytes that hold every frame of [`Net::poll_transmit`], and every answer but that to a longer echo request:
 /// Ethernet with VLAN tag, IPv6, neighbour solicitation with one option.
 pub const FRAME_MAX: usize = 18 + 40 + 24 + 8;
+
+/// Kinds of IGMP messages (RFC 2236 2.1).
+const IGMP_QUERY: u8 = 0x11;
+const IGMP_REPORT: u8 = 0x16;
+const IGMP_LEAVE: u8 = 0x17;
+/// Kinds of MLD messages, which are ICMPv6 (RFC 2710 3.1).
+const MLD_QUERY: u8 = 130;
+const MLD_REPORT: u8 = 131;
+const MLD_DONE: u8 = 132;
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
 /// The host side of one port.
 #[derive(Debug)]
@@ -62,6 +75,7 @@ pub struct Net {
     gids: GidTable,
     routes: Routes,
     neighbours: Neighbours,
+    groups: Groups,
     counters: [u64; COUNTERS],
 }
 
@@ -80,6 +94,7 @@ impl Net {
             gids: GidTable::new(config),
             routes: Routes::new(config),
             neighbours: Neighbours::new(),
+            groups: Groups::new(config.mac),
             counters: [0; COUNTERS],
         }
     }
@@ -145,12 +160,46 @@ impl Net {
 
     /// When [`Net::poll_transmit`] is to be called next; `None`: not before something else happens.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.neighbours.deadline()
+        let (a, b) = (self.neighbours.deadline(), self.groups.deadline());
+        a.into_iter().chain(b).min()
+    }
+
+    /// Becomes a member of a multicast group: routers and switches are told, and asked questions answered. Joining a
+    /// group again changes nothing.
+    ///
+    /// # Errors
+    /// [`JoinError`].
+    pub fn join(&mut self, now: Instant, group: &Gid) -> Result<(), JoinError> {
+        self.groups.join(now, group)
+    }
+
+    /// Leaves a multicast group; `false` if we are not in it.
+    pub fn leave(&mut self, now: Instant, group: &Gid) -> bool {
+        self.groups.leave(now, group)
+    }
+
+    /// Whether we are in a multicast group by [`Net::join`].
+    pub fn is_member(&self, group: &Gid) -> bool {
+        self.groups.contains(group)
+    }
+
+    /// The link came up: whoever is at its end now learns of our groups.
+    pub fn announce(&mut self, now: Instant) {
+        self.groups.announce(now);
     }
 
     /// Writes the next request that is due into `out` (at least [`FRAME_MAX`] bytes) and returns the frame's length.
     /// Call until `None`.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut [u8]) -> Option<usize> {
+        if let Some(membership) = self.groups.poll(now) {
+            let sent = self.membership(membership, out);
+            self.count(match (membership, sent) {
+                (_, None) => NetCounter::ReplyTooLong,
+                (Membership::Report(_), _) => NetCounter::GroupReported,
+                (Membership::Leave(_), _) => NetCounter::GroupLeft,
+            });
+            return sent;
+        }
         loop {
             let request = match self.neighbours.poll(now)? {
                 Due::Send(request) => request,
@@ -174,6 +223,28 @@ impl Net {
             };
             self.count(if sent.is_some() { NetCounter::RequestSent } else { NetCounter::ReplyTooLong });
             return sent;
+        }
+    }
+
+    /// Writes a report, to its group, or a farewell, to the routers of the link.
+    fn membership(&self, membership: Membership, out: &mut [u8]) -> Option<usize> {
+        let (group, leave) = match membership {
+            Membership::Report(group) => (group, false),
+            Membership::Leave(group) => (group, true),
+        };
+        if let Some(of) = group.as_v4() {
+            let dst = if leave { [224, 0, 0, 2] } else { of };
+            let kind = if leave { IGMP_LEAVE } else { IGMP_REPORT };
+            // A host without an address of the family reports all the same (RFC 3376 4.2.13).
+            let src = self.routes.source_for(&group).and_then(|g| g.as_v4()).unwrap_or_default();
+            let link = self.link(Mac::multicast(&Gid::v4(dst)));
+            frame::igmp(out, link, src.into(), dst.into(), kind, of.into())
+        } else {
+            const ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+            let of = Ipv6Addr::from(group.0);
+            let (dst, kind) = if leave { (ROUTERS, MLD_DONE) } else { (of, MLD_REPORT) };
+            let src = Ipv6Addr::from(Gid::link_local(self.mac).0);
+            frame::mld(out, self.link(frame::group(dst)), src, dst, kind, of)
         }
     }
 
@@ -207,7 +278,7 @@ impl Net {
         }
         match frame.ethertype {
             frame::ARP => self.handle_arp(now, frame.payload, reply),
-            frame::IPV4 => self.handle_ipv4(&frame, reply),
+            frame::IPV4 => self.handle_ipv4(now, &frame, reply),
             frame::IPV6 => self.handle_ipv6(now, &frame, reply),
             _ => Err(NetCounter::OtherEthertype),
         }
@@ -284,13 +355,16 @@ impl Net {
     }
 
     /// Echo requests to our address (RFC 792, RFC 1122 3.2.2.6). The answer goes to the station it came from.
-    fn handle_ipv4(&mut self, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
+    fn handle_ipv4(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = Ipv4Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
         if packet.version() != 4 || packet.header_len() < 20 || !packet.verify_checksum() {
             return Err(NetCounter::BadIp);
         }
         let (src, dst) = (packet.src_addr(), packet.dst_addr());
         let sender = Gid::v4(src.octets());
+        if packet.next_header() == IpProtocol::Igmp && dst.is_multicast() {
+            return self.handle_igmp(now, dst, packet.payload());
+        }
         if frame.dst != self.mac || !self.gids.is_local(&Gid::v4(dst.octets())) {
             return Err(NetCounter::BadIpAddress);
         }
@@ -324,6 +398,9 @@ impl Net {
         }
         let (src, dst) = (packet.src_addr(), packet.dst_addr());
         let sender = Gid(src.octets());
+        if packet.next_header() == IpProtocol::HopByHop && dst.is_multicast() {
+            return self.handle_mld(now, &packet);
+        }
         if !self.is_ours(&dst) && !self.is_our_group(&dst) {
             return Err(NetCounter::BadIpAddress);
         }
@@ -394,8 +471,7 @@ impl Net {
             return Err(NetCounter::NotForUs);
         }
         let (dst, station, flags) = if probe {
-            let all = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-            (all, frame::group(all), NdiscNeighborFlags::OVERRIDE)
+            (ALL_NODES, frame::group(ALL_NODES), NdiscNeighborFlags::OVERRIDE)
         } else {
             if let Some(station) = station {
                 self.learn(now, &Gid(src.octets()), station, true);
@@ -439,6 +515,72 @@ impl Net {
         }
     }
 
+    /// A query for members of IPv4 groups, of any version: what later ones add does not matter to a host that wants
+    /// all of a group's sources (RFC 3376 7.2.1).
+    fn handle_igmp(&mut self, now: Instant, dst: Ipv4Addr, message: &[u8]) -> Handled {
+        let Some(&[kind, code, _, _, a, b, c, d]) = message.first_chunk::<8>() else {
+            return Err(NetCounter::BadGroupMessage);
+        };
+        if frame::checksum(&[message]) != 0 {
+            return Err(NetCounter::BadGroupMessage);
+        }
+        if kind != IGMP_QUERY {
+            return Err(NetCounter::OtherGroupMessage);
+        }
+        let general = [a, b, c, d] == [0; 4];
+        let group = Gid::v4([a, b, c, d]);
+        // A general query goes to all hosts, a specific one to its group.
+        if dst.octets() != if general { [224, 0, 0, 1] } else { [a, b, c, d] } {
+            return Err(NetCounter::BadGroupMessage);
+        }
+        self.queried(now, Some(group).filter(|_| !general), true, groups::igmp_delay(code))
+    }
+
+    /// A query for members of IPv6 groups, of any version, with the checks of RFC 2710 5: from this link, with a router
+    /// alert.
+    fn handle_mld(&mut self, now: Instant, packet: &Ipv6Packet<&[u8]>) -> Handled {
+        let (src, dst) = (packet.src_addr(), packet.dst_addr());
+        let payload = packet.payload();
+        let headers = payload.get(1).map_or(8, |len| 8 + 8 * usize::from(*len));
+        let (Some(options), Some(message)) = (payload.get(2..headers), payload.get(headers..)) else {
+            return Err(NetCounter::BadIp);
+        };
+        if payload[0] != frame::ICMPV6 {
+            return Err(NetCounter::OtherProtocol);
+        }
+        let pseudo = frame::icmpv6_pseudo(src, dst, message.len());
+        let from_here = config::is_link_local(&Gid(src.octets())) && packet.hop_limit() == 1;
+        if !from_here || !frame::router_alert(options) || frame::checksum(&[&pseudo, message]) != 0 {
+            return Err(NetCounter::BadGroupMessage);
+        }
+        let Some(query) = message.first_chunk::<24>() else { return Err(NetCounter::BadGroupMessage) };
+        if query[0] != MLD_QUERY || query[1] != 0 {
+            return Err(NetCounter::OtherGroupMessage);
+        }
+        let delay = groups::mld_delay(u16::from_be_bytes([query[4], query[5]]));
+        let mut group = Gid::default();
+        group.0.copy_from_slice(&query[8..]);
+        let general = group.is_zero();
+        if dst != if general { ALL_NODES } else { Ipv6Addr::from(group.0) } {
+            return Err(NetCounter::BadGroupMessage);
+        }
+        self.queried(now, Some(group).filter(|_| !general), false, delay)
+    }
+
+    fn queried(
+        &mut self,
+        now: Instant,
+        group: Option<Gid>,
+        ipv4: bool,
+        max: core::time::Duration,
+    ) -> Handled {
+        if !self.groups.query(now, group.as_ref(), ipv4, max) {
+            return Err(NetCounter::OtherGroupMessage);
+        }
+        self.count(NetCounter::GroupQueried);
+        Ok(None)
+    }
+
     fn is_ours(&self, addr: &Ipv6Addr) -> bool {
         let gid = Gid(addr.octets());
         gid.as_v4().is_none() && self.gids.is_local(&gid)
@@ -446,7 +588,6 @@ impl Net {
 
     /// Whether an IPv6 group has us as a member: all nodes, and the solicited-node groups of our addresses.
     fn is_our_group(&self, addr: &Ipv6Addr) -> bool {
-        const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
         let mut ours = self.gids.iter().filter(|g| g.as_v4().is_none());
         *addr == ALL_NODES || ours.any(|g| frame::solicited_node(Ipv6Addr::from(g.0)) == *addr)
     }

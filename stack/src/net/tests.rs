@@ -3,6 +3,8 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
+mod groups;
+
 use proptest::prelude::*;
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, NdiscNeighborFlags, NdiscRepr};

@@ -195,10 +195,15 @@ impl Requester {
     pub fn configure(&mut self, c: &RequesterConfig) {
         self.mtu = c.mtu;
         self.timeout_ns = ack_timeout(c.timeout).map_or(0, |t| t.as_nanos() as u64);
-        self.retry_cnt = c.retry_cnt;
-        self.retry_left = c.retry_cnt;
-        self.rnr_retry = c.rnr_retry;
-        self.rnr_left = c.rnr_retry;
+        // What is left of an unchanged count stays: entering SQD gives a peer that is gone no new retries.
+        if self.retry_cnt != c.retry_cnt {
+            self.retry_cnt = c.retry_cnt;
+            self.retry_left = c.retry_cnt;
+        }
+        if self.rnr_retry != c.rnr_retry {
+            self.rnr_retry = c.rnr_retry;
+            self.rnr_left = c.rnr_retry;
+        }
         self.max_rd_atomic = c.max_rd_atomic;
     }
 
@@ -304,7 +309,11 @@ impl Requester {
         let started = *self.entry(self.cur);
         let wqe = SendWqe::of(sq.slot(self.cur));
         let segment = match started.kind {
-            RequestKind::Message => self.message_segment(wqe, &started, in_flight),
+            RequestKind::Message => {
+                // In SQD nothing follows that could ask for the acknowledgement of what has started.
+                let draining = !gates.has(Gates::START_WQE);
+                self.message_segment(wqe, &started, in_flight, draining)
+            }
             RequestKind::Read => self.read_segment(wqe, &started),
             RequestKind::Atomic | RequestKind::Stale => self.atomic_segment(wqe),
         };
@@ -410,7 +419,13 @@ impl Requester {
     }
 
     #[inline]
-    fn message_segment(&mut self, wqe: &SendWqe, started: &Started, in_flight: u32) -> Segment {
+    fn message_segment(
+        &mut self,
+        wqe: &SendWqe,
+        started: &Started,
+        in_flight: u32,
+        draining: bool,
+    ) -> Segment {
         let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
         let mtu = self.mtu.bytes() as u32;
         let offset = index << self.mtu.log2();
@@ -438,7 +453,7 @@ impl Requester {
         // A retried range asks at once; inside a message often enough that the window never closes silently.
         self.since_ack_req += 1;
         let restarted = again && self.cur_psn == self.una;
-        let ack_req = (is_last && self.wants_answer(wqe))
+        let ack_req = (is_last && (draining || self.wants_answer(wqe)))
             || restarted
             || self.probing
             || u32::from(self.since_ack_req) >= ACK_REQ_STRIDE
@@ -475,6 +490,13 @@ impl Requester {
     /// Whether packets went out since an acknowledgement was last asked for, and nothing is left to send.
     pub(super) fn silent(&self) -> bool {
         self.since_ack_req > 0 && self.cur_psn == self.next && self.una != self.next && !self.rnr_wait
+    }
+
+    /// SQD was entered: what went out unasked for is asked for now, unless packets that will ask are left to send.
+    pub fn drain(&mut self) {
+        if self.cur == self.started {
+            self.probe();
+        }
     }
 
     /// Sends the last packet again, asking for an acknowledgement this time.

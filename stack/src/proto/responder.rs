@@ -225,9 +225,11 @@ impl Responder {
         self.min_rnr_timer = c.min_rnr_timer;
     }
 
-    /// Another number of resources (SQD → SQD); what is kept for replay is forgotten when it changes.
+    /// Another number of resources (SQD → SQD). The receive side goes on meanwhile: the newest requests are kept, with
+    /// their answers, as far as there is room.
     pub fn resize_resources(&mut self, max_dest_rd_atomic: u8) {
-        if self.resources.len() == usize::from(max_dest_rd_atomic) {
+        let (had, slots) = (self.resources.len(), usize::from(max_dest_rd_atomic));
+        if had == slots {
             return;
         }
         let zero = Psn::new(0);
@@ -245,9 +247,14 @@ impl Responder {
             operands: [0; 2],
             original: 0,
         };
-        self.resources = vec![idle; usize::from(max_dest_rd_atomic)].into_boxed_slice();
+        let mut resources = vec![idle; slots].into_boxed_slice();
+        // From the newest backwards, so that slot 0 is the oldest.
+        for back in 0..had.min(slots) {
+            resources[slots - 1 - back] = self.resources[(usize::from(self.oldest) + had - 1 - back) % had];
+        }
+        self.pending = resources.iter().filter(|r| r.pending).count() as u8;
+        self.resources = resources;
         self.oldest = 0;
-        self.pending = 0;
     }
 
     /// The sequence number expected next, as `ibv_query_qp` tells it (`rq_psn`).
@@ -764,6 +771,51 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    // Goal: what is being answered, and what may be asked again, survives another number of resources.
+    #[test]
+    fn s31_resources_are_kept_when_their_number_changes() {
+        let mut responder = ready(0);
+        let read = |n: u32, pending| Resource {
+            kind: Kind::ReadRequest,
+            pending,
+            replay: false,
+            first: Psn::new(n),
+            last: Psn::new(n),
+            start: Psn::new(n),
+            next: Psn::new(n),
+            rkey: 0,
+            len: 0,
+            va: 0,
+            operands: [0; 2],
+            original: 0,
+        };
+        for n in 0..6 {
+            responder.keep(read(n, n == 5));
+        }
+        responder.pending = 1;
+        let kept = |r: &Responder| {
+            let n = r.resources.len();
+            let at = |i| &r.resources[(usize::from(r.oldest) + i) % n];
+            let known = (0..n).map(at).filter(|r| r.kind == Kind::ReadRequest);
+            known.map(|r| r.first.get()).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(&responder), [2, 3, 4, 5]);
+        responder.resize_resources(6);
+        assert_eq!((kept(&responder), responder.pending), (vec![2, 3, 4, 5], 1));
+        responder.keep(read(6, true));
+        responder.keep(read(7, true));
+        assert_eq!(
+            kept(&responder),
+            [2, 3, 4, 5, 6, 7],
+            "the new slots are used before an old one gives way"
+        );
+        responder.pending = 3;
+        responder.resize_resources(2);
+        assert_eq!((kept(&responder), responder.pending), (vec![6, 7], 2));
+        responder.resize_resources(0);
+        assert_eq!((kept(&responder), responder.pending), (vec![], 0));
     }
 
     // Goal: a READ kept for replay is forgotten before its numbers come round and would match a new request.

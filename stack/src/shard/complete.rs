@@ -143,7 +143,7 @@ impl Env {
             QpState::Reset => self.clear(qp),
             QpState::Sqd => {
                 qp.draining = true;
-                qp.requester.probe();
+                qp.requester.drain();
                 self.mark_ready(qp);
             }
             QpState::Err => {

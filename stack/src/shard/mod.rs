@@ -18,6 +18,7 @@ use crate::time::Instant;
 mod complete;
 mod copy;
 pub mod counters;
+mod drain;
 mod env;
 mod events;
 mod poll;
@@ -28,6 +29,7 @@ mod shared;
 mod tx;
 pub mod wheel;
 
+pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
 pub use qp::QpSpec;
 pub use shared::{Shared, SharedConfig};

@@ -1,0 +1,116 @@
+//! Draining a queue pair: where its queues end now, and whether everything before that has its completion.
+//!
+//! A control call marks the ends of the two rings; they are the markers that a program on other devices posts. The
+//! turns that follow publish the completions and release the slots, in this order, so a slot that is released has
+//! its completion where the program polls. Nothing here is seen by the data path.
+
+use super::Shard;
+use super::qp::{Cause, Qp};
+use crate::id::QpState;
+use crate::proto::attr::{AttrMask, QpAttr};
+use crate::proto::state::ModifyError;
+use crate::time::Instant;
+
+/// What a drain is to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DrainKind {
+    /// Both queues, in ERR.
+    Qp,
+    /// The send queue, in ERR.
+    Sq,
+    /// The receive queue, in ERR.
+    Rq,
+    /// The send requests that had started, in SQD.
+    Sqd,
+}
+
+/// How far a drain has come: the ends of the rings that it waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DrainMark {
+    kind: DrainKind,
+    /// The life of the queue pair that is drained. RESET ends it, with all that was posted.
+    epoch: u32,
+    /// Behind the last send request of the time.
+    sq: u32,
+    /// Behind the last receive request of the time.
+    rq: u32,
+}
+
+/// Whether a ring position is at or behind a mark.
+fn reached(at: u32, mark: u32) -> bool {
+    at.wrapping_sub(mark) as i32 >= 0
+}
+
+impl Qp {
+    /// Whether the completion of every receive request before `mark` is published. One that was taken from a shared
+    /// queue counts as well: no message holds it, and what was staged for it is out.
+    fn receives_done(&self, mark: u32) -> bool {
+        reached(self.rq.ring.released(), mark) && !self.responder.holds_receive() && !self.in_finished
+    }
+
+    /// Whether the completion of every send request before `mark` is published.
+    fn sends_done(&self, mark: u32) -> bool {
+        reached(self.sq.0.released(), mark)
+    }
+}
+
+impl Shard {
+    /// Starts a drain: the queue pair enters ERR (SQD for [`DrainKind::Sqd`], unless it is in ERR), and what its
+    /// queues hold now is marked.
+    ///
+    /// # Errors
+    /// [`ModifyError`], for [`DrainKind::Sqd`] in a state from which SQD is not entered.
+    pub fn begin_drain(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        kind: DrainKind,
+    ) -> Result<DrainMark, ModifyError> {
+        let state = self.drained_qp(slot).state;
+        let to = match (kind, state) {
+            (DrainKind::Sqd, QpState::Sqd | QpState::Err) | (_, QpState::Err) => None,
+            (DrainKind::Sqd, _) => Some(QpState::Sqd),
+            _ => Some(QpState::Err),
+        };
+        if let Some(qp_state) = to {
+            self.modify_qp(now, slot, &QpAttr { qp_state, ..QpAttr::default() }, AttrMask::STATE)?;
+        }
+        Ok(self.mark_ends(now, slot, kind))
+    }
+
+    /// Whether the drain is over: everything before its marks has its completion where the program polls, or was
+    /// discarded by a RESET. The mark of an orderly drain moves on when a failure ends it in ERR.
+    pub fn drained(&mut self, now: Instant, slot: u32, mark: &mut DrainMark) -> bool {
+        let qp = self.drained_qp(slot);
+        if qp.epoch != mark.epoch {
+            return true;
+        }
+        match (mark.kind, qp.state) {
+            (DrainKind::Qp, _) => qp.sends_done(mark.sq) && qp.receives_done(mark.rq),
+            (DrainKind::Sq, _) => qp.sends_done(mark.sq),
+            (DrainKind::Rq, _) => qp.receives_done(mark.rq),
+            (DrainKind::Sqd, QpState::Sqd) => !qp.draining && qp.sends_done(qp.sq_done),
+            (DrainKind::Sqd, QpState::Err) => {
+                *mark = self.mark_ends(now, slot, DrainKind::Qp);
+                self.drained(now, slot, mark)
+            }
+            // Somebody took it out of SQD, which it leaves drained.
+            (DrainKind::Sqd, _) => true,
+        }
+    }
+
+    fn mark_ends(&mut self, now: Instant, slot: u32, kind: DrainKind) -> DrainMark {
+        let env = &mut self.env;
+        env.now = now;
+        let qp = self.qps.get(slot).expect("the device knows which slots are taken");
+        if qp.state == QpState::Err {
+            // What was posted since ERR was entered need not wait for its doorbell.
+            env.flush_queues(qp, Cause::default());
+        }
+        DrainMark { kind, epoch: qp.epoch, sq: qp.sq.0.published(), rq: qp.rq.ring.published() }
+    }
+
+    fn drained_qp(&mut self, slot: u32) -> &mut Qp {
+        self.qps.get(slot).expect("the device knows which slots are taken")
+    }
+}
