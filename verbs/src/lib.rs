@@ -43,6 +43,7 @@
 
 #![deny(unsafe_code)]
 
+mod ah;
 mod attr;
 mod connect;
 mod context;
@@ -55,7 +56,8 @@ mod qp;
 mod wc;
 mod wr;
 
-pub use attr::{attr_init, attr_rtr, attr_rts, attr_to};
+pub use ah::{Ah, GRH_LEN, ah_attr_to};
+pub use attr::{attr_init, attr_init_ud, attr_rtr, attr_rtr_uc, attr_rts, attr_rts_uc, attr_rts_ud, attr_to};
 pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
 pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
@@ -69,7 +71,7 @@ pub use wr::{RecvWr, SendWr};
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
-    DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, Gid, GlobalRoute, Mac,
+    DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid, GlobalRoute, Mac,
     ModifyError, Mtu, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState,
     QpType, Qpn, SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
 };
