@@ -228,6 +228,12 @@ pub enum PostErrorKind {
         /// The queue pair's type.
         qp_type: QpType,
     },
+    /// The queue pair's receive requests come from a shared receive queue (ibv_post_recv(3)).
+    #[error("the queue pair takes its receive requests from shared receive queue {number}; post them there")]
+    SharedReceiveQueue {
+        /// Number of the shared receive queue.
+        number: u32,
+    },
     /// The split handle of this queue is elsewhere.
     #[error("the queue is in use as a split handle; post through that one, or drop it first")]
     Split,

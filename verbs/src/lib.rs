@@ -51,6 +51,7 @@ pub mod error;
 mod mr;
 mod pd;
 mod qp;
+mod srq;
 mod wc;
 mod wr;
 
@@ -62,6 +63,7 @@ pub use error::{PostError, PostErrorKind, VerbsError};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
+pub use srq::{Srq, SrqInitAttr};
 pub use wc::Wc;
 pub use wr::{RecvWr, SendWr};
 
@@ -69,7 +71,7 @@ pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
     DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, Gid, GlobalRoute, Mac, ModifyError, Mtu,
     OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
-    SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
+    SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
 };
 
 /// Every limit of the stack.
