@@ -45,6 +45,8 @@ pub const CQE_MAX: u32 = 1 << 22;
 pub const MESSAGE_MAX: u32 = 1 << 31;
 /// READ and ATOMIC requests outstanding at either end of a queue pair.
 pub const RD_ATOMIC_MAX: u8 = 16;
+/// Shared receive queues of a device.
+pub const SRQ_MAX: usize = 1 << 16;
 /// Memory regions of a device.
 pub const MR_MAX: usize = 1 << 16;
 

@@ -251,6 +251,12 @@ pub enum PostErrorKind {
     /// An address handle of another protection domain.
     #[error("the address handle belongs to another protection domain; make one in the queue pair's own")]
     ForeignAh,
+    /// The queue pair's receive requests come from a shared receive queue (ibv_post_recv(3)).
+    #[error("the queue pair takes its receive requests from shared receive queue {number}; post them there")]
+    SharedReceiveQueue {
+        /// Number of the shared receive queue.
+        number: u32,
+    },
     /// The split handle of this queue is elsewhere.
     #[error("the queue is in use as a split handle; post through that one, or drop it first")]
     Split,

@@ -53,6 +53,7 @@ pub mod error;
 mod mr;
 mod pd;
 mod qp;
+mod srq;
 mod wc;
 mod wr;
 
@@ -66,14 +67,16 @@ pub use error::{PostError, PostErrorKind, VerbsError};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
+pub use srq::{Srq, SrqInitAttr};
 pub use wc::Wc;
 pub use wr::{RecvWr, SendWr};
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
-    DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid, GlobalRoute, Mac,
-    ModifyError, Mtu, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState,
-    QpType, Qpn, SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
+    DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid, GlobalRoute,
+    Mac, ModifyError, Mtu, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap,
+    QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode,
+    state_name, type_name,
 };
 
 /// Every limit of the stack.

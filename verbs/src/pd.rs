@@ -7,6 +7,7 @@ use stack::device::{Access, PdCore};
 use crate::error::VerbsError;
 use crate::mr::Mr;
 use crate::qp::{Qp, QpInitAttr};
+use crate::srq::{Srq, SrqInitAttr};
 
 /// A protection domain (`struct ibv_pd`): queue pairs and memory regions work together only within one.
 #[derive(Debug)]
@@ -58,10 +59,20 @@ impl Pd {
         Qp::create(&self.core, init)
     }
 
+    /// Makes a shared receive queue. Its `max_wr` is exactly what was asked for.
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes of 0 or above the device's limits ([`DeviceAttr`](crate::DeviceAttr)) and for a limit above
+    /// the size; `ENOMEM` when the device has no more of them.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, VerbsError> {
+        Srq::create(&self.core, init)
+    }
+
     /// Frees the protection domain.
     ///
     /// # Errors
-    /// `EBUSY` while it has queue pairs or memory regions; it comes back with the error.
+    /// `EBUSY` while it has queue pairs, shared receive queues or memory regions; it comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         PdCore::dealloc(self.core).map_err(|(e, core)| (e.into(), Self { core }))

@@ -8,6 +8,7 @@ use stack::device::{
 
 use crate::cq::Cq;
 use crate::error::{PostError, PostErrorKind, VerbsError};
+use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr, has_data_path};
 
 /// What a queue pair is to be (`struct ibv_qp_init_attr`).
@@ -20,6 +21,9 @@ pub struct QpInitAttr<'a> {
     pub send_cq: &'a Cq,
     /// Where receive requests complete; may be the same.
     pub recv_cq: &'a Cq,
+    /// Where receive requests are taken from instead of a receive queue of its own: RC, UC and UD. The receive sizes
+    /// of `cap` are ignored then, and 0 is granted.
+    pub srq: Option<&'a Srq>,
     /// Sizes of the queues.
     pub cap: QpCap,
     /// Every send request makes a completion.
@@ -50,12 +54,18 @@ impl<'a> QpInitAttr<'a> {
             max_recv_sge: 4,
             max_inline_data: 208,
         };
-        Self { qp_type, send_cq, recv_cq, cap, sq_sig_all: false, shard: None }
+        Self { qp_type, send_cq, recv_cq, srq: None, cap, sq_sig_all: false, shard: None }
     }
     /// With these sizes.
     #[must_use]
     pub const fn cap(mut self, cap: QpCap) -> Self {
         self.cap = cap;
+        self
+    }
+    /// With receive requests from this shared receive queue.
+    #[must_use]
+    pub const fn srq(mut self, srq: &'a Srq) -> Self {
+        self.srq = Some(srq);
         self
     }
     /// With a completion for every send request.
@@ -79,20 +89,23 @@ pub struct Qp {
     core: Arc<QpCore>,
     send_cq: Cq,
     recv_cq: Cq,
+    srq: Option<Srq>,
 }
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<PdCore>, init: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         let core = pd.create_qp(&QpInit {
             qp_type: init.qp_type,
-            send_cq: init.send_cq.core(),
-            recv_cq: init.recv_cq.core(),
+            send_cq: Some(init.send_cq.core()),
+            recv_cq: Some(init.recv_cq.core()),
+            srq: init.srq.map(Srq::core),
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
             shard: init.shard,
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
-        Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq) })
+        let srq = init.srq.map(Srq::again);
+        Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq), srq })
     }
 
     /// Its number.
@@ -157,6 +170,7 @@ impl Qp {
             qp_type: self.qp_type(),
             send_cq: &self.send_cq,
             recv_cq: &self.recv_cq,
+            srq: self.srq.as_ref(),
             cap: self.cap(),
             sq_sig_all: self.core.sq_sig_all(),
             shard: Some(self.shard()),
@@ -182,13 +196,13 @@ impl Qp {
     ///
     /// # Errors
     /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` in
-    /// RESET and for lists beyond the limit; `ENOMEM` when the queue is full; `EBUSY` while a [`RecvQueue`] exists;
+    /// RESET, for lists beyond the limit, and always where a shared receive queue is used; `ENOMEM` when the queue is full; `EBUSY` while a [`RecvQueue`] exists;
     /// `EOPNOTSUPP` on types that carry no data yet.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         match self.core.rq().as_mut() {
             Some(ring) => post_recv(&self.core, ring, self.core.cap().max_recv_sge, wrs),
-            None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
+            None => no_ring(&self.core),
         }
     }
 
@@ -203,7 +217,7 @@ impl Qp {
     /// [`VerbsError::Split`] while one of them exists.
     pub fn split(&self) -> Result<(SendQueue, RecvQueue), VerbsError> {
         let (mut sq, mut rq) = (self.core.sq(), self.core.rq());
-        if sq.is_none() || rq.is_none() {
+        if sq.is_none() || (rq.is_none() && self.srq.is_none()) {
             return Err(VerbsError::Split { what: "queue pair" });
         }
         let send = SendQueue { ring: sq.take(), limits: self.send_limits(), core: self.core.clone() };
@@ -219,8 +233,8 @@ impl Qp {
     /// error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
-        let Self { core, send_cq, recv_cq } = self;
-        QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq }))
+        let Self { core, send_cq, recv_cq, srq } = self;
+        QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq }))
     }
 }
 
@@ -281,7 +295,7 @@ impl RecvQueue {
     pub fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         match &mut self.ring {
             Some(ring) => post_recv(&self.core, ring, self.max_sge, wrs),
-            None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
+            None => no_ring(&self.core),
         }
     }
     /// Requests that can be posted now.
@@ -365,6 +379,16 @@ fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]
         core.recv_posted();
     }
     result
+}
+
+/// There is no ring to post to: it is split off, or there never was one.
+#[cold]
+fn no_ring(core: &QpCore) -> Result<(), PostError> {
+    let kind = match core.srq() {
+        Some(srq) => PostErrorKind::SharedReceiveQueue { number: srq.number() },
+        None => PostErrorKind::Split,
+    };
+    Err(PostError { bad_wr: 0, kind })
 }
 
 #[cold]

@@ -289,10 +289,17 @@ pub(crate) struct SendLimits {
 }
 
 impl SendLimits {
-    pub(crate) fn new(qp_type: QpType, pd: &Arc<PdCore>, max_sge: u32, max_inline: u32) -> Self {
+    pub(crate) fn new(qp_type: QpType, pd: Option<&Arc<PdCore>>, max_sge: u32, max_inline: u32) -> Self {
         let opcodes = if has_data_path(qp_type) { opcodes_of(qp_type) } else { 0 };
         let datagram = matches!(qp_type, QpType::Ud | QpType::Gsi);
-        Self { opcodes, max_sge, max_inline, qp_type, datagram, pd: Arc::as_ptr(pd).addr() }
+        Self {
+            opcodes,
+            max_sge,
+            max_inline,
+            qp_type,
+            datagram,
+            pd: pd.map_or(0, |pd| Arc::as_ptr(pd).addr()),
+        }
     }
 
     /// Whether a request has the destination that the type asks for.

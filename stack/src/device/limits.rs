@@ -1,7 +1,9 @@
 //! What the device can do, in the words of `ibv_query_device(3)` and `ibv_query_port(3)`.
 
 use super::Device;
-use crate::config::{CQE_MAX, INLINE_MAX, MESSAGE_MAX, MR_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX};
+use crate::config::{
+    CQE_MAX, INLINE_MAX, MESSAGE_MAX, MR_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX, SRQ_MAX,
+};
 use crate::id::{Mac, Mtu};
 
 /// With what remote atomics are atomic (`enum ibv_atomic_cap`).
@@ -34,6 +36,12 @@ pub struct DeviceAttr {
     pub max_inline_data: u32,
     /// Entries of a completion queue.
     pub max_cqe: u32,
+    /// Shared receive queues.
+    pub max_srq: usize,
+    /// Requests of a shared receive queue.
+    pub max_srq_wr: u32,
+    /// Scatter/gather elements of such a request.
+    pub max_srq_sge: u32,
     /// Memory regions.
     pub max_mr: usize,
     /// READ and atomic requests outstanding as responder, for each queue pair.
@@ -96,6 +104,9 @@ impl Device {
             max_sge: SGE_MAX as u32,
             max_inline_data: INLINE_MAX,
             max_cqe: CQE_MAX,
+            max_srq: SRQ_MAX,
+            max_srq_wr: QUEUE_DEPTH_MAX,
+            max_srq_sge: SGE_MAX as u32,
             max_mr: MR_MAX,
             max_qp_rd_atom: RD_ATOMIC_MAX,
             max_qp_init_rd_atom: RD_ATOMIC_MAX,

@@ -32,6 +32,7 @@ mod numbers;
 mod pd;
 mod qp;
 mod random;
+mod srq;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -55,6 +56,7 @@ pub use limits::{AtomicCap, DeviceAttr, PortAttr, PortState};
 pub use mr::MrCore;
 pub use pd::PdCore;
 pub use qp::{QpCore, QpInit, RingTap};
+pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap};
 
 /// Every limit of the stack.
 pub use crate::config as limit;
@@ -81,6 +83,7 @@ pub struct Device {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
     numbers: Mutex<Numbers>,
+    srqs: Mutex<srq::SrqNumbers>,
     random: Random,
     next_pd: AtomicU32,
 }
@@ -120,6 +123,7 @@ impl Device {
             core,
             threads,
             numbers: Mutex::new(Numbers::new(shards, config.qps_per_shard)),
+            srqs: Mutex::default(),
             random,
             next_pd: AtomicU32::new(1),
         }))

@@ -7,6 +7,7 @@ use super::ah::AhCore;
 use super::error::DeviceError;
 use super::mr::MrCore;
 use super::qp::{QpCore, QpInit};
+use super::srq::{SrqAttr, SrqCore};
 use crate::id::PdId;
 use crate::mem::Access;
 use crate::proto::attr::AhAttr;
@@ -49,12 +50,20 @@ impl PdCore {
         AhCore::new(self.clone(), attr)
     }
 
+    /// Makes a shared receive queue of exactly `max_wr` requests.
+    ///
+    /// # Errors
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`].
+    pub fn create_srq(self: &Arc<Self>, attr: &SrqAttr) -> Result<Arc<SrqCore>, DeviceError> {
+        SrqCore::new(self.clone(), attr)
+    }
+
     /// Makes a queue pair, in RESET.
     ///
     /// # Errors
     /// [`DeviceError`].
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<QpCore>, DeviceError> {
-        QpCore::new(self.clone(), init)
+        QpCore::new(self.device.clone(), Some(self.clone()), init)
     }
 
     /// Frees the domain.

@@ -9,14 +9,15 @@ use super::claim::{lock, not_inside_turn};
 use super::cq::CqCore;
 use super::error::DeviceError;
 use super::pd::PdCore;
+use super::srq::SrqCore;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
-use crate::id::{Psn, QpState, QpType, Qpn};
+use crate::id::{PdId, Psn, QpState, QpType, Qpn};
 use crate::proto::address::UD_EXT;
 use crate::proto::attr::{AttrMask, QpAttr, QpCap};
 use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, recv_stride, send_stride};
-use crate::shard::QpSpec;
+use crate::shard::{LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
 use crate::sync::spsc::{self, Producer};
 use crate::sync::words::Word;
@@ -29,10 +30,12 @@ const REST_MIN: Duration = Duration::from_secs(1);
 pub struct QpInit<'a> {
     /// Service type.
     pub qp_type: QpType,
-    /// Where send requests complete.
-    pub send_cq: &'a Arc<CqCore>,
-    /// Where receive requests complete.
-    pub recv_cq: &'a Arc<CqCore>,
+    /// Where send requests complete; an XRC target has none.
+    pub send_cq: Option<&'a Arc<CqCore>>,
+    /// Where receive requests complete; an XRC queue pair has none.
+    pub recv_cq: Option<&'a Arc<CqCore>>,
+    /// Where receive requests are taken from instead of a queue of its own.
+    pub srq: Option<&'a Arc<SrqCore>>,
     /// Sizes of the queues.
     pub cap: QpCap,
     /// Every send request makes a completion.
@@ -73,9 +76,11 @@ impl fmt::Debug for RingTap {
 
 /// A queue pair.
 pub struct QpCore {
-    pd: Arc<PdCore>,
-    send_cq: Arc<CqCore>,
-    recv_cq: Arc<CqCore>,
+    device: Arc<Device>,
+    pd: Option<Arc<PdCore>>,
+    send_cq: Option<Arc<CqCore>>,
+    recv_cq: Option<Arc<CqCore>>,
+    srq: Option<Arc<SrqCore>>,
     sq: Mutex<Option<RingTap>>,
     rq: Mutex<Option<RingTap>>,
     /// Index in the device's table of words.
@@ -113,17 +118,28 @@ fn grant(cap: &QpCap) -> Result<QpCap, DeviceError> {
 }
 
 impl QpCore {
-    pub(super) fn new(pd: Arc<PdCore>, init: &QpInit<'_>) -> Result<Arc<Self>, DeviceError> {
+    pub(super) fn new(
+        device: Arc<Device>,
+        pd: Option<Arc<PdCore>>,
+        init: &QpInit<'_>,
+    ) -> Result<Arc<Self>, DeviceError> {
         not_inside_turn()?;
-        let device = pd.device().clone();
         for (what, cq) in
             [("send completion queue", init.send_cq), ("receive completion queue", init.recv_cq)]
         {
-            if !Arc::ptr_eq(cq.device(), &device) {
+            if cq.is_some_and(|cq| !Arc::ptr_eq(cq.device(), &device)) {
                 return Err(DeviceError::Foreign { what });
             }
         }
+        if init.srq.is_some_and(|srq| !Arc::ptr_eq(srq.device(), &device)) {
+            return Err(DeviceError::Foreign { what: "shared receive queue" });
+        }
         let cap = grant(&init.cap)?;
+        let cap = match init.srq {
+            // ibv_create_qp(3): the sizes of the receive queue are ignored.
+            Some(_) => QpCap { max_recv_wr: 0, max_recv_sge: 0, ..cap },
+            None => cap,
+        };
         if let Some(shard) = init.shard.filter(|s| *s >= device.shards()) {
             let max = device.shards() as u64 - 1;
             return Err(DeviceError::Range { what: "shard", given: shard as u64, min: 0, max });
@@ -141,22 +157,33 @@ impl QpCore {
             }
         };
         let created = || -> Result<Arc<Self>, DeviceError> {
-            let send_lane = init.send_cq.lane(shard)?;
-            let recv_lane = init.recv_cq.lane(shard)?;
+            let lane = |cq: Option<&Arc<CqCore>>| cq.map_or(Ok(LaneId::NONE), |cq| cq.lane(shard));
+            let send_lane = lane(init.send_cq)?;
+            let recv_lane = lane(init.recv_cq)?;
             let send_stride =
                 send_stride(ext_of(init.qp_type), cap.max_send_sge as usize, cap.max_inline_data as usize);
-            let recv_stride = recv_stride(cap.max_recv_sge as usize);
             let (sq_producer, sq) = spsc::ring(cap.max_send_wr, send_stride);
-            let (rq_producer, rq) = spsc::ring(cap.max_recv_wr, recv_stride);
-            let spec = QpSpec { slot, qpn, ty: init.qp_type, pd: pd.id(), sq, rq, send_lane, recv_lane, cap };
+            let (rq_tap, rq) = match init.srq {
+                Some(srq) => (None, RecvSource::Shared(srq.end())),
+                None => {
+                    let (producer, ring) =
+                        spsc::ring(cap.max_recv_wr, recv_stride(cap.max_recv_sge as usize));
+                    (Some(RingTap(producer)), RecvSource::Own(ring))
+                }
+            };
+            // An XRC target has none of its own: the shared receive queue that a packet names has one.
+            let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());
+            let spec = QpSpec { slot, qpn, ty: init.qp_type, pd: pd_id, sq, rq, send_lane, recv_lane, cap };
             device.core().control(shard, |s, _| s.create_qp(spec))?;
             let per_shard = device.core().shared.qps_per_shard as u32;
             Ok(Arc::new(Self {
+                device: device.clone(),
                 pd: pd.clone(),
-                send_cq: init.send_cq.clone(),
-                recv_cq: init.recv_cq.clone(),
+                send_cq: init.send_cq.cloned(),
+                recv_cq: init.recv_cq.cloned(),
+                srq: init.srq.cloned(),
                 sq: Mutex::new(Some(RingTap(sq_producer))),
-                rq: Mutex::new(Some(RingTap(rq_producer))),
+                rq: Mutex::new(rq_tap),
                 index: shard as u32 * per_shard + slot,
                 slot,
                 shard,
@@ -172,19 +199,24 @@ impl QpCore {
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
-        self.pd.device()
+        &self.device
     }
-    /// The protection domain.
-    pub fn pd(&self) -> &Arc<PdCore> {
-        &self.pd
+    /// The protection domain; an XRC target has none.
+    pub fn pd(&self) -> Option<&Arc<PdCore>> {
+        self.pd.as_ref()
     }
-    /// Where send requests complete.
-    pub fn send_cq(&self) -> &Arc<CqCore> {
-        &self.send_cq
+    /// Where send requests complete; an XRC target has none.
+    pub fn send_cq(&self) -> Option<&Arc<CqCore>> {
+        self.send_cq.as_ref()
     }
-    /// Where receive requests complete.
-    pub fn recv_cq(&self) -> &Arc<CqCore> {
-        &self.recv_cq
+    /// Where receive requests complete; an XRC queue pair has none.
+    pub fn recv_cq(&self) -> Option<&Arc<CqCore>> {
+        self.recv_cq.as_ref()
+    }
+    /// The shared receive queue that it takes from, if it does.
+    #[inline]
+    pub fn srq(&self) -> Option<&Arc<SrqCore>> {
+        self.srq.as_ref()
     }
     /// Its number.
     pub fn qpn(&self) -> Qpn {
@@ -222,7 +254,7 @@ impl QpCore {
     pub fn sq(&self) -> MutexGuard<'_, Option<RingTap>> {
         lock(&self.sq)
     }
-    /// The posting end of the receive queue, `None` while it is split off.
+    /// The posting end of the receive queue, `None` while it is split off, and where there is none.
     #[inline]
     pub fn rq(&self) -> MutexGuard<'_, Option<RingTap>> {
         lock(&self.rq)
@@ -319,7 +351,7 @@ impl QpCore {
 
 impl Drop for QpCore {
     fn drop(&mut self) {
-        let device = self.pd.device();
+        let device = &self.device;
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
         let destroyed = device.core().control(self.shard, |s, now| {
             let attr = s.query_qp(self.slot);

@@ -12,7 +12,7 @@ use super::status::{SendFlags, WrOpcode};
 pub use crate::mem::Sge;
 
 /// The unit of a ring slot.
-#[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(16))]
 pub struct Granule(pub [u64; 2]);
 

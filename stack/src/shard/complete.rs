@@ -3,7 +3,7 @@
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp};
-use crate::id::{QpState, Qpn};
+use crate::id::{QpState, QpType, Qpn};
 use crate::proto::responder::{Received, ReceivedTail};
 use crate::proto::state::{Event, internal};
 use crate::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
@@ -85,7 +85,7 @@ impl Env {
         if qp.draining && qp.requester.drained() {
             qp.draining = false;
             if qp.attr.en_sqd_async_notify {
-                self.shared.events.raise(AsyncEvent::SqDrained, EventElement::Qp(qp.qpn));
+                self.raise(qp, AsyncEvent::SqDrained);
             }
         }
     }
@@ -131,10 +131,36 @@ impl Env {
         }
     }
 
+    /// An unreliable queue pair gives the message in progress up, and keeps its state. A request of its own ring is
+    /// used again for the next message; an entry of a shared receive queue completes in error (IBA 9.9.3, class E).
+    /// Returns whether it did: the responder then holds nothing any more.
+    pub fn give_up_receive(&mut self, qp: &mut Qp) -> bool {
+        if !qp.rq.is_shared() {
+            return false;
+        }
+        let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
+        let cqe = self.entry(qp, wr_id, WcStatus::RemInvReqErr, WcOpcode::Recv);
+        if !self.push(qp.recv_lane, cqe) {
+            self.overflow(qp);
+        }
+        true
+    }
+
+    /// An asynchronous event of a queue pair.
+    #[cold]
+    pub fn raise(&self, qp: &Qp, event: AsyncEvent) {
+        if qp.ownerless {
+            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told.
+            tracing::warn!(qpn = qp.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
+        } else {
+            self.shared.events.raise(event, EventElement::Qp(qp.qpn));
+        }
+    }
+
     /// A completion was lost: the queue is unusable, and so is the queue pair.
     fn overflow(&mut self, qp: &mut Qp) {
-        self.shared.events.raise(AsyncEvent::CqErr, EventElement::Qp(qp.qpn));
-        self.shared.events.raise(AsyncEvent::QpFatal, EventElement::Qp(qp.qpn));
+        self.raise(qp, AsyncEvent::CqErr);
+        self.raise(qp, AsyncEvent::QpFatal);
         self.fail(qp, Event::Fatal, Cause::default());
     }
 
@@ -168,6 +194,10 @@ impl Env {
                 // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
                 crate::sync::asymmetric::heavy();
                 self.flush_queues(qp, cause);
+                if qp.rq.is_shared() && qp.ty != QpType::XrcIni {
+                    // It holds no entry of the shared receive queue now, and takes none any more (IBA 10.3.1).
+                    self.raise(qp, AsyncEvent::QpLastWqeReached);
+                }
             }
             QpState::Sqe => self.flush_queues(qp, cause),
             QpState::Rtr | QpState::Rts => self.mark_ready(qp),
@@ -186,14 +216,11 @@ impl Env {
     /// RESET: every request is gone, without a completion; poll skips completions of the old epoch.
     fn clear(&mut self, qp: &mut Qp) {
         let sq_end = qp.sq.0.published();
-        let rq_end = qp.rq.ring.published();
         qp.requester.reset(sq_end);
         qp.responder = crate::proto::responder::Responder::new();
         qp.sq_done = sq_end;
         qp.sq.0.release_to(sq_end);
-        qp.rq.taken = rq_end;
-        qp.rq.epoch = qp.epoch;
-        qp.rq.ring.release_to(rq_end);
+        qp.rq.reset(qp.epoch);
         qp.draining = false;
         qp.comm_est = false;
         let cap = qp.attr.cap;
@@ -233,17 +260,13 @@ impl Env {
                 taken &= self.push(qp.recv_lane, cqe);
             }
             qp.responder = crate::proto::responder::Responder::new();
-            while qp.rq.taken != qp.rq.ring.published() {
-                let wqe = *RecvWqe::of(qp.rq.ring.slot(qp.rq.taken));
-                qp.rq.taken = qp.rq.taken.wrapping_add(1);
-                if wqe.epoch == qp.epoch {
-                    let cqe = self.entry(qp, wqe.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv);
-                    taken &= self.push(qp.recv_lane, cqe);
-                }
+            while let Some(wqe) = qp.rq.take_to_flush() {
+                let cqe = self.entry(qp, wqe.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv);
+                taken &= self.push(qp.recv_lane, cqe);
             }
         }
         if !taken {
-            self.shared.events.raise(AsyncEvent::CqErr, EventElement::Qp(qp.qpn));
+            self.raise(qp, AsyncEvent::CqErr);
         }
         self.mark_finished(qp);
     }

@@ -25,6 +25,7 @@ mod paths;
 mod poll;
 mod qp;
 mod qp_table;
+mod rq;
 mod rx;
 mod shared;
 mod tx;
@@ -34,6 +35,7 @@ pub mod wheel;
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
 pub use qp::QpSpec;
+pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
 pub use shared::{Shared, SharedConfig};
 
 use env::Env;
@@ -43,6 +45,11 @@ use qp_table::QpTable;
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaneId(pub u32);
+
+impl LaneId {
+    /// No lane: completions go nowhere.
+    pub const NONE: Self = Self(u32::MAX);
+}
 
 /// What a turn did.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -158,6 +165,13 @@ impl Shard {
         self.env.lanes[lane.0 as usize] = None;
     }
 
+    /// Lets go of the old rings of shared receive queues that were resized.
+    pub fn refresh_srqs(&mut self) {
+        for qp in self.qps.iter_mut() {
+            qp.rq.refresh();
+        }
+    }
+
     /// Adds a queue pair, in RESET.
     ///
     /// # Panics
@@ -172,7 +186,7 @@ impl Shard {
         let index = (self.env.id * self.env.shared.qps_per_shard + slot) as u32;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
-        let mut qp = Box::new(Qp::new(spec, index, epoch));
+        let mut qp = Box::new(Qp::new(spec, index, epoch, &self.env.shared));
         self.env.publish_word(&mut qp);
         self.qps.slots[slot] = Some(qp);
     }

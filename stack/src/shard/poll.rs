@@ -233,8 +233,7 @@ impl Shard {
             if let Some(qp) = self.qps.get(slot) {
                 qp.in_finished = false;
                 qp.sq.0.release_to(qp.sq_done);
-                let held = u32::from(qp.responder.holds_receive());
-                qp.rq.ring.release_to(qp.rq.taken.wrapping_sub(held));
+                qp.rq.release(qp.responder.holds_receive());
             }
         }
     }

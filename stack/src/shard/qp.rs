@@ -1,18 +1,20 @@
 //! A queue pair as its shard holds it: the three machines, their rings, and the way to the peer.
 
+use std::sync::Arc;
+
 use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
-use crate::mem::sge;
 use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
 use crate::proto::requester::{Requester, RequesterConfig, SendRing};
-use crate::proto::responder::{ReceiveSource, Responder, ResponderConfig};
+use crate::proto::responder::{Responder, ResponderConfig};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
-use crate::proto::wqe::{Granule, RecvWqe};
+use crate::proto::wqe::Granule;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
 use crate::wire::{Flow, Template, udp_source_port};
 
+use super::rq::{RecvSource, Rq};
 use super::{LaneId, Shared};
 
 /// What a queue pair is made of; [`Shard::create_qp`](super::Shard::create_qp) takes it.
@@ -28,11 +30,11 @@ pub struct QpSpec {
     pub pd: PdId,
     /// The send queue's ring.
     pub sq: Consumer<Granule>,
-    /// The receive queue's ring.
-    pub rq: Consumer<Granule>,
+    /// Where its receive requests come from.
+    pub rq: RecvSource,
     /// Where send completions go.
     pub send_lane: LaneId,
-    /// Where receive completions go.
+    /// Where receive completions go; for an XRC target the shared receive queues say so.
     pub recv_lane: LaneId,
     /// Capacities, as granted.
     pub cap: QpCap,
@@ -50,43 +52,6 @@ impl SendRing for Sq {
     #[inline]
     fn slot(&self, seq: u32) -> &[Granule] {
         self.0.slot(seq)
-    }
-}
-
-/// The receive queue's ring, consumer side: requests are taken in order, one at a time.
-#[derive(Debug)]
-pub(super) struct Rq {
-    pub ring: Consumer<Granule>,
-    /// Behind the last request taken.
-    pub taken: u32,
-    pub epoch: u32,
-}
-
-impl Rq {
-    /// Requests that can be taken.
-    #[inline]
-    pub fn available(&self) -> u32 {
-        self.ring.published().wrapping_sub(self.taken)
-    }
-    /// The slot of the request taken last.
-    #[inline]
-    pub fn held(&self) -> &[Granule] {
-        self.ring.slot(self.taken.wrapping_sub(1))
-    }
-}
-
-impl ReceiveSource for Rq {
-    #[inline]
-    fn take(&mut self) -> Option<u64> {
-        while self.taken != self.ring.published() {
-            let slot = self.ring.slot(self.taken);
-            self.taken = self.taken.wrapping_add(1);
-            // A request posted under an earlier epoch raced with a RESET: it is gone.
-            if RecvWqe::of(slot).epoch == self.epoch {
-                return Some(sge::total(RecvWqe::sges(slot)));
-            }
-        }
-        None
     }
 }
 
@@ -118,12 +83,16 @@ pub(super) struct Qp {
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
     pub comm_est: bool,
+    /// No user has a handle: a receive-only queue pair that belongs to an XRC domain. Its events are logged.
+    pub ownerless: bool,
     pub draining: bool,
     pub slot: u32,
     pub index: u32,
     pub epoch: u32,
     pub qpn: Qpn,
     pub pd: PdId,
+    /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
+    pub recv_pd: PdId,
     pub send_lane: LaneId,
     pub recv_lane: LaneId,
     pub peer: Gid,
@@ -152,10 +121,11 @@ pub(super) struct Qp {
 }
 
 impl Qp {
-    pub fn new(spec: QpSpec, index: u32, epoch: u32) -> Self {
+    pub fn new(spec: QpSpec, index: u32, epoch: u32, shared: &Arc<Shared>) -> Self {
         let attr = QpAttr { cap: spec.cap, port_num: 1, ..QpAttr::default() };
-        let taken = spec.rq.released();
         let first = spec.sq.released();
+        let recv_pd = if let RecvSource::Shared(end) = &spec.rq { end.pd } else { spec.pd };
+        let ownerless = matches!(spec.rq, RecvSource::Named { ownerless: true, .. });
         let mut requester = Requester::new(spec.sq.slots());
         requester.reset(first);
         Self {
@@ -168,12 +138,14 @@ impl Qp {
             in_finished: false,
             watched: false,
             comm_est: false,
+            ownerless,
             draining: false,
             slot: spec.slot,
             index,
             epoch,
             qpn: spec.qpn,
             pd: spec.pd,
+            recv_pd,
             send_lane: spec.send_lane,
             recv_lane: spec.recv_lane,
             peer: Gid::default(),
@@ -184,7 +156,7 @@ impl Qp {
             sq_seen: first,
             sq_done: first,
             sq: Sq(spec.sq),
-            rq: Rq { ring: spec.rq, taken, epoch },
+            rq: Rq::new(spec.rq, epoch, shared),
             requester,
             responder: Responder::new(),
             template: Template::new(&Flow::default()),
@@ -261,7 +233,7 @@ impl Qp {
     /// Credits to tell the peer: receive requests it may use.
     #[inline]
     pub fn credits(&self) -> Option<u32> {
-        Some(self.rq.available())
+        self.rq.credits()
     }
 }
 

@@ -7,7 +7,7 @@ use super::copy;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
-use super::{EventElement, Qps, Shared};
+use super::{Qps, Shared};
 use crate::id::{QpState, QpType};
 use crate::port::Frame;
 use crate::proto::completer::{Response, RetryCause};
@@ -69,7 +69,7 @@ impl Env {
         if !qp.comm_est {
             qp.comm_est = true;
             if qp.state == QpState::Rtr {
-                self.shared.events.raise(AsyncEvent::CommEst, EventElement::Qp(qp.qpn));
+                self.raise(qp, AsyncEvent::CommEst);
             }
         }
         if layout.row.request { self.handle_request(qp, &pkt) } else { self.handle_response(qp, &pkt) }
@@ -146,7 +146,7 @@ impl Env {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {
                 let last = matches!(pkt.row.position, Position::Last | Position::Only);
-                self.memory(qp.pd)
+                self.memory(qp.recv_pd)
                     .scatter(RecvWqe::sges(qp.rq.held()), offset, pkt.payload, last)
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
@@ -190,7 +190,7 @@ impl Env {
         if !qp.responder.holds_receive()
             && let Some(event) = outcome.event
         {
-            self.shared.events.raise(event, EventElement::Qp(qp.qpn));
+            self.raise(qp, event);
         }
         self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
     }

@@ -386,7 +386,7 @@ impl Node {
             ty: config.ty,
             pd: PD,
             sq: sq_shard,
-            rq: rq_shard,
+            rq: rq_shard.into(),
             send_lane: self.cqs[send_cq.0].lanes[shard],
             recv_lane: self.cqs[recv_cq.0].lanes[shard],
             cap: QpCap {

@@ -73,7 +73,7 @@ impl Requester {
             }
         }
         let started = *self.entry(seq);
-        let mut segment = self.message_segment(wqe, &started, 0);
+        let mut segment = self.message_segment(wqe, &started, 0, false);
         // The same packet in the class of UC; nothing is asked for, and nothing ever goes out again.
         let row = segment.opcode.row().expect("a segment has an opcode of the table");
         segment.opcode =

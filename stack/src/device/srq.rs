@@ -1,0 +1,248 @@
+//! Shared receive queues: entries that any number of queue pairs, on any shards, take from.
+
+use core::fmt;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Device;
+use super::claim::{lock, not_inside_turn};
+use super::error::DeviceError;
+use super::pd::PdCore;
+use crate::config::{QUEUE_DEPTH_MAX, SGE_MAX, SRQ_MAX};
+use crate::proto::wqe::{Granule, recv_stride};
+use crate::shard::{SrqEnd, srq_words};
+use crate::sync::srq::{self, Poster};
+
+/// Attributes of a shared receive queue (`struct ibv_srq_attr`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SrqAttr {
+    /// Requests that may wait in it.
+    pub max_wr: u32,
+    /// Scatter/gather elements of a request.
+    pub max_sge: u32,
+    /// The limit event comes once when a message leaves fewer requests than this; 0: it does not come.
+    pub srq_limit: u32,
+}
+
+bitflags::bitflags! {
+    /// Which attributes [`SrqCore::modify`] is to change (`enum ibv_srq_attr_mask`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct SrqAttrMask: u32 {
+        /// `max_wr`: resize.
+        const MAX_WR = 1;
+        /// `srq_limit`: arm the limit event, or disarm it.
+        const LIMIT = 1 << 1;
+    }
+}
+
+/// Which numbers of shared receive queues are in use.
+#[derive(Debug, Default)]
+pub(super) struct SrqNumbers {
+    live: HashSet<u32>,
+    last: u32,
+}
+
+impl SrqNumbers {
+    /// The next number, 24 bits and not 0: a number comes back only after all others did.
+    fn take(&mut self) -> Result<u32, DeviceError> {
+        if self.live.len() >= SRQ_MAX {
+            return Err(DeviceError::Exhausted { what: "shared receive queue", limit: SRQ_MAX });
+        }
+        // At most as many steps as numbers are in use.
+        loop {
+            self.last = if self.last >= 0xff_ffff { 1 } else { self.last + 1 };
+            if self.live.insert(self.last) {
+                return Ok(self.last);
+            }
+        }
+    }
+}
+
+/// The posting end of a shared receive queue.
+pub struct SrqTap {
+    poster: Poster,
+    /// An entry is laid out here before its words are stored.
+    entry: Box<[Granule]>,
+}
+
+impl SrqTap {
+    /// Writes the `ahead`-th entry that is not published yet. `false`: the queue is full, nothing was written.
+    #[inline]
+    pub fn put(&mut self, ahead: u32, write: impl FnOnce(&mut [Granule])) -> bool {
+        write(&mut self.entry);
+        let words = <[u64]>::ref_from_bytes(self.entry.as_bytes()).expect("granules are whole words");
+        self.poster.put(ahead, words)
+    }
+    /// Makes the next `n` entries visible to the shards.
+    #[inline]
+    pub fn publish(&mut self, n: u32) {
+        self.poster.publish(n);
+    }
+    /// Requests that may wait.
+    pub fn depth(&self) -> u32 {
+        self.poster.capacity()
+    }
+    /// Requests that wait.
+    pub fn len(&self) -> u32 {
+        self.poster.len()
+    }
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl fmt::Debug for SrqTap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.poster.fmt(f)
+    }
+}
+
+/// A shared receive queue. Its queue pairs hold it.
+pub struct SrqCore {
+    pd: Arc<PdCore>,
+    number: u32,
+    max_sge: u32,
+    tap: Mutex<SrqTap>,
+}
+
+fn within(what: &'static str, given: u32, min: u32, max: u32) -> Result<(), DeviceError> {
+    if (min..=max).contains(&given) {
+        return Ok(());
+    }
+    Err(DeviceError::Range { what, given: given.into(), min: min.into(), max: max.into() })
+}
+
+impl SrqCore {
+    pub(super) fn new(pd: Arc<PdCore>, attr: &SrqAttr) -> Result<Arc<Self>, DeviceError> {
+        within("max_wr", attr.max_wr, 1, QUEUE_DEPTH_MAX)?;
+        within("max_sge", attr.max_sge, 0, SGE_MAX as u32)?;
+        within("srq_limit", attr.srq_limit, 0, attr.max_wr)?;
+        let max_sge = attr.max_sge.max(1);
+        let (mut poster, _) = srq::queue(attr.max_wr, srq_words(max_sge as usize));
+        poster.arm(attr.srq_limit);
+        let entry = vec![Granule::default(); recv_stride(max_sge as usize)].into_boxed_slice();
+        let number = lock(&pd.device().srqs).take()?;
+        Ok(Arc::new(Self { pd, number, max_sge, tap: Mutex::new(SrqTap { poster, entry }) }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.pd.device()
+    }
+    /// The protection domain of its buffers.
+    pub fn pd(&self) -> &Arc<PdCore> {
+        &self.pd
+    }
+    /// Its number in the device, 24 bits and not 0.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+    /// Scatter/gather elements of a request, as granted.
+    #[inline]
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+    /// The posting end.
+    #[inline]
+    pub fn tap(&self) -> MutexGuard<'_, SrqTap> {
+        lock(&self.tap)
+    }
+    /// What a shard takes from.
+    pub(super) fn end(&self) -> SrqEnd {
+        SrqEnd { number: self.number, pd: self.pd.id(), taker: self.tap().poster.taker() }
+    }
+
+    /// The attributes as they are: a limit that was reached is 0.
+    pub fn query(&self) -> SrqAttr {
+        let tap = self.tap();
+        SrqAttr { max_wr: tap.depth(), max_sge: self.max_sge, srq_limit: tap.poster.limit() }
+    }
+
+    /// Changes the attributes that the mask names: all of them, or none.
+    ///
+    /// # Errors
+    /// [`DeviceError::Range`] for a size of 0, above the device's limit, below the requests that wait or below the
+    /// limit that is armed, for a limit above the size, and for mask bits that name no attribute;
+    /// [`DeviceError::InsideTurn`].
+    pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), DeviceError> {
+        not_inside_turn()?;
+        let unknown = mask.bits() & !SrqAttrMask::all().bits();
+        if unknown != 0 {
+            let (given, max) = (mask.bits().into(), SrqAttrMask::all().bits().into());
+            return Err(DeviceError::Range { what: "srq_attr_mask", given, min: 0, max });
+        }
+        {
+            let mut tap = self.tap();
+            let resize = mask.contains(SrqAttrMask::MAX_WR);
+            let size = if resize { attr.max_wr } else { tap.depth() };
+            let limit = if mask.contains(SrqAttrMask::LIMIT) { attr.srq_limit } else { tap.poster.limit() };
+            if resize {
+                within("max_wr", size, limit.max(1), QUEUE_DEPTH_MAX)?;
+            }
+            within("srq_limit", limit, 0, size)?;
+            if resize && size != tap.depth() {
+                tap.poster.resize(size).map_err(|waiting| DeviceError::Range {
+                    what: "max_wr, with the requests that wait,",
+                    given: size.into(),
+                    min: waiting.into(),
+                    max: QUEUE_DEPTH_MAX.into(),
+                })?;
+            }
+            if mask.contains(SrqAttrMask::LIMIT) {
+                tap.poster.arm(limit);
+            }
+        }
+        if mask.contains(SrqAttrMask::MAX_WR) {
+            // Takers follow by themselves; this lets go of the old ring.
+            for shard in 0..self.device().shards() {
+                self.device().core().control(shard, |s, _| s.refresh_srqs())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the queue; requests that wait in it end without completions.
+    ///
+    /// # Errors
+    /// [`DeviceError::Busy`] while queue pairs use it; it comes back with the error.
+    pub fn destroy(srq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
+        if let Err(e) = not_inside_turn() {
+            return Err((e, srq));
+        }
+        Arc::try_unwrap(srq).map(drop).map_err(|srq| {
+            let users = Arc::strong_count(&srq) - 1;
+            (DeviceError::Busy { object: "shared receive queue", users }, srq)
+        })
+    }
+}
+
+impl Drop for SrqCore {
+    fn drop(&mut self) {
+        lock(&self.device().srqs).live.remove(&self.number);
+    }
+}
+
+impl fmt::Debug for SrqCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SrqCore").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_back_last_and_are_never_zero() {
+        let mut numbers = SrqNumbers { last: 0xff_fffe, ..SrqNumbers::default() };
+        assert_eq!(numbers.take(), Ok(0xff_ffff));
+        assert_eq!(numbers.take(), Ok(1));
+        numbers.live.remove(&1);
+        assert_eq!(numbers.take(), Ok(2));
+        numbers.last = 0;
+        assert_eq!((numbers.take(), numbers.take()), (Ok(1), Ok(3)));
+    }
+}

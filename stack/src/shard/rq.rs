@@ -1,0 +1,241 @@
+//! Where a queue pair's receive requests come from: its own ring, or a shared receive queue.
+
+use std::sync::Arc;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::{EventElement, LaneId, Shared};
+use crate::config::SGE_MAX;
+use crate::id::PdId;
+use crate::mem::sge;
+use crate::proto::responder::ReceiveSource;
+use crate::proto::status::AsyncEvent;
+use crate::proto::wqe::{GRANULE, Granule, RecvWqe, recv_stride};
+use crate::sync::spsc::Consumer;
+use crate::sync::srq::Taker;
+
+/// Where a queue pair is to take its receive requests from.
+#[derive(Debug)]
+pub enum RecvSource {
+    /// Its own ring.
+    Own(Consumer<Granule>),
+    /// A shared receive queue.
+    Shared(SrqEnd),
+    /// The XRC shared receive queue of this domain that each message names: an XRC target.
+    Named {
+        /// The XRC domain.
+        xrcd: u32,
+        /// The queue pair belongs to the domain, and no user has a handle: its events go to the log.
+        ownerless: bool,
+    },
+    /// Nowhere: an XRC initiator receives no messages.
+    Nowhere,
+}
+
+impl From<Consumer<Granule>> for RecvSource {
+    fn from(ring: Consumer<Granule>) -> Self {
+        Self::Own(ring)
+    }
+}
+
+/// A shared receive queue, as those see it who take from it.
+#[derive(Clone, Debug)]
+pub struct SrqEnd {
+    /// Its number in the device.
+    pub number: u32,
+    /// The protection domain of its buffers.
+    pub pd: PdId,
+    /// Its entries: a [`RecvWqe`] and a scatter/gather list each.
+    pub taker: Taker,
+}
+
+/// An XRC shared receive queue, as each shard knows it.
+#[derive(Debug)]
+pub struct XrcSrq {
+    /// Its XRC domain.
+    pub xrcd: u32,
+    /// What is taken, and under which number.
+    pub end: SrqEnd,
+    /// The shard's lane to its completion queue.
+    pub lane: LaneId,
+}
+
+/// The receive queue of a queue pair: requests are taken in order, one at a time.
+#[derive(Debug)]
+pub(super) enum Rq {
+    Own(OwnRq),
+    Shared(Box<SharedRq>),
+}
+
+#[derive(Debug)]
+pub(super) struct OwnRq {
+    ring: Consumer<Granule>,
+    /// Behind the last request taken.
+    taken: u32,
+    epoch: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct SharedRq {
+    /// `None`: an XRC target that no message has named a queue to yet.
+    end: Option<SrqEnd>,
+    /// The entry taken last, copied: its slot has been free since.
+    held: [Granule; HELD],
+    shared: Arc<Shared>,
+    /// The XRC domain, for an XRC target.
+    xrcd: Option<u32>,
+}
+
+const HELD: usize = recv_stride(SGE_MAX);
+/// 64-bit words of a shared receive queue's entry with `max_sge` elements.
+pub const fn srq_words(max_sge: usize) -> usize {
+    recv_stride(max_sge) * GRANULE / size_of::<u64>()
+}
+
+impl Rq {
+    pub fn new(source: RecvSource, epoch: u32, shared: &Arc<Shared>) -> Self {
+        let (end, xrcd) = match source {
+            RecvSource::Own(ring) => return Self::Own(OwnRq { taken: ring.released(), ring, epoch }),
+            RecvSource::Shared(end) => (Some(end), None),
+            RecvSource::Named { xrcd, .. } => (None, Some(xrcd)),
+            RecvSource::Nowhere => (None, None),
+        };
+        let held = [Granule::default(); HELD];
+        Self::Shared(Box::new(SharedRq { end, held, shared: shared.clone(), xrcd }))
+    }
+
+    /// Requests that can be taken; `None`, no limit that the peer should know of, where others take too
+    /// (IBA 9.7.7.2: a queue pair on a shared receive queue grants no credits).
+    #[inline]
+    pub fn credits(&self) -> Option<u32> {
+        match self {
+            Self::Own(own) => Some(own.ring.published().wrapping_sub(own.taken)),
+            Self::Shared(_) => None,
+        }
+    }
+    /// The request taken last.
+    #[inline]
+    pub fn held(&self) -> &[Granule] {
+        match self {
+            Self::Own(own) => own.ring.slot(own.taken.wrapping_sub(1)),
+            Self::Shared(shared) => &shared.held,
+        }
+    }
+    /// Whether it is, or may be, a shared receive queue.
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared(_))
+    }
+
+    /// For a queue pair in ERR: the next request of its own ring. Entries of a shared receive queue stay.
+    pub fn take_to_flush(&mut self) -> Option<RecvWqe> {
+        let Self::Own(own) = self else { return None };
+        while own.taken != own.ring.published() {
+            let wqe = *RecvWqe::of(own.ring.slot(own.taken));
+            own.taken = own.taken.wrapping_add(1);
+            if wqe.epoch == own.epoch {
+                return Some(wqe);
+            }
+        }
+        None
+    }
+
+    /// RESET: requests of its own ring are gone, and so is one that was taken from a shared receive queue.
+    pub fn reset(&mut self, epoch: u32) {
+        match self {
+            Self::Own(own) => {
+                own.taken = own.ring.published();
+                own.epoch = epoch;
+                own.ring.release_to(own.taken);
+            }
+            Self::Shared(shared) => {
+                if shared.xrcd.is_some() {
+                    shared.end = None;
+                }
+            }
+        }
+    }
+
+    /// Behind the last request posted to its own ring; 0 where there is none.
+    pub fn published(&self) -> u32 {
+        if let Self::Own(own) = self { own.ring.published() } else { 0 }
+    }
+    /// The oldest slot of its own ring that the poster does not have back; 0 where there is none.
+    pub fn released(&self) -> u32 {
+        if let Self::Own(own) = self { own.ring.released() } else { 0 }
+    }
+
+    /// Gives the slots of completed requests back to the poster. `holds`: the one taken last is not complete.
+    #[inline]
+    pub fn release(&mut self, holds: bool) {
+        if let Self::Own(own) = self {
+            own.ring.release_to(own.taken.wrapping_sub(u32::from(holds)));
+        }
+    }
+
+    /// The XRC domain of an XRC target.
+    pub fn xrcd(&self) -> Option<u32> {
+        match self {
+            Self::Own(_) => None,
+            Self::Shared(shared) => shared.xrcd,
+        }
+    }
+    /// The number of the shared receive queue that is taken from.
+    pub fn srq_number(&self) -> Option<u32> {
+        match self {
+            Self::Own(_) => None,
+            Self::Shared(shared) => shared.end.as_ref().map(|end| end.number),
+        }
+    }
+    /// An XRC target takes from this queue from now on, or from none.
+    pub fn attach(&mut self, end: Option<SrqEnd>) {
+        if let Self::Shared(shared) = self {
+            shared.end = end;
+        }
+    }
+    /// Follows a resize of a shared receive queue.
+    pub fn refresh(&mut self) {
+        if let Self::Shared(shared) = self
+            && let Some(end) = &mut shared.end
+        {
+            end.taker.refresh();
+        }
+    }
+}
+
+impl ReceiveSource for Rq {
+    #[inline]
+    fn take(&mut self) -> Option<u64> {
+        match self {
+            Self::Own(own) => own.take(),
+            Self::Shared(shared) => shared.take(),
+        }
+    }
+}
+
+impl OwnRq {
+    #[inline]
+    fn take(&mut self) -> Option<u64> {
+        while self.taken != self.ring.published() {
+            let slot = self.ring.slot(self.taken);
+            self.taken = self.taken.wrapping_add(1);
+            // A request posted under an earlier epoch raced with a RESET: it is gone.
+            if RecvWqe::of(slot).epoch == self.epoch {
+                return Some(sge::total(RecvWqe::sges(slot)));
+            }
+        }
+        None
+    }
+}
+
+impl SharedRq {
+    #[inline(never)]
+    fn take(&mut self) -> Option<u64> {
+        let end = self.end.as_mut()?;
+        let words = <[u64]>::mut_from_bytes(self.held.as_mut_bytes()).expect("granules are whole words");
+        if end.taker.take(words)?.limit_reached {
+            self.shared.events.raise(AsyncEvent::SrqLimitReached, EventElement::Srq(end.number));
+        }
+        Some(sge::total(RecvWqe::sges(&self.held)))
+    }
+}

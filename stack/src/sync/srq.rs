@@ -1,0 +1,473 @@
+//! The ring of a shared receive queue: one poster, any number of takers, first in first out.
+//!
+//! An entry is a fixed number of 64-bit words. The [`Poster`] writes entries and publishes them; a [`Taker`]
+//! copies the oldest entry out and takes it with one compare-exchange. Nobody keeps entries aside, so the count
+//! is true at every moment, and nobody waits: a compare-exchange fails only because another taker had the entry.
+//!
+//! # Why a copy before the compare-exchange is good
+//!
+//! A slot is written again only after `head` has moved past it. A taker copies the words first and moves `head`
+//! then, with release; the poster reads `head` with acquire before it writes. So if the compare-exchange
+//! succeeds, the copy was made while the slot was full; if it fails, the copy, which may be of two entries, is
+//! thrown away. The words are atomics, so even that copy is no data race. `head` is 64 bits wide and never
+//! comes back to a value.
+//!
+//! # Resizing
+//!
+//! [`Poster::resize`] copies the entries into a new ring at the same sequence numbers, hangs it behind the old
+//! one, and closes the old one by a bit in `head`. Takers that meet the bit go on in the new ring. Until then
+//! they take from the old ring; so none of them sees a gap, an entry twice, or another order.
+
+use super::primitive::{Arc, AtomicU32, AtomicU64, Ordering};
+use crossbeam_utils::CachePadded;
+use std::sync::OnceLock;
+
+/// In `head`: the ring is closed, its successor has the entries.
+const CLOSED: u64 = 1 << 63;
+
+struct Ring {
+    /// Sequence number of the oldest entry, and [`CLOSED`]. Moved by takers.
+    head: CachePadded<AtomicU64>,
+    /// Behind the newest entry. Moved by the poster.
+    tail: CachePadded<AtomicU64>,
+    /// Entries that may wait.
+    capacity: u32,
+    /// Slots less one; there is a power of two of them.
+    mask: u64,
+    /// Words of an entry.
+    words: usize,
+    slots: Box<[AtomicU64]>,
+    next: OnceLock<Arc<Ring>>,
+}
+
+impl Ring {
+    fn new(capacity: u32, words: usize, start: u64) -> Self {
+        assert!((1..=1 << 31).contains(&capacity), "a shared receive queue of {capacity} entries");
+        let slots = capacity.next_power_of_two() as usize;
+        Self {
+            head: CachePadded::new(AtomicU64::new(start)),
+            tail: CachePadded::new(AtomicU64::new(start)),
+            capacity,
+            mask: slots as u64 - 1,
+            words,
+            slots: (0..slots * words).map(|_| AtomicU64::new(0)).collect(),
+            next: OnceLock::new(),
+        }
+    }
+
+    #[inline]
+    fn slot(&self, seq: u64) -> &[AtomicU64] {
+        let at = (seq & self.mask) as usize * self.words;
+        &self.slots[at..at + self.words]
+    }
+
+    fn copy_to(&self, seq: u64, to: &mut [u64]) {
+        for (word, to) in self.slot(seq).iter().zip(to) {
+            *to = word.load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// A shared receive queue of `capacity` entries of `words` 64-bit words each.
+///
+/// # Panics
+/// If `capacity` is 0 or above 2^31.
+pub fn queue(capacity: u32, words: usize) -> (Poster, Taker) {
+    queue_at(capacity, words, 0)
+}
+
+fn queue_at(capacity: u32, words: usize, start: u64) -> (Poster, Taker) {
+    let ring = Arc::new(Ring::new(capacity, words, start));
+    let limit = Arc::new(AtomicU32::new(0));
+    (Poster { ring: ring.clone(), limit: limit.clone() }, Taker { ring, limit })
+}
+
+/// The end that posts. There is one; a lock around it makes it many.
+pub struct Poster {
+    ring: Arc<Ring>,
+    limit: Arc<AtomicU32>,
+}
+
+/// An end that takes. Each shard that receives has its own.
+#[derive(Clone)]
+pub struct Taker {
+    ring: Arc<Ring>,
+    limit: Arc<AtomicU32>,
+}
+
+/// An entry was taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// Fewer entries than the armed limit are left. Told once: the limit is disarmed.
+    pub limit_reached: bool,
+}
+
+impl Poster {
+    /// Entries that wait.
+    pub fn len(&self) -> u32 {
+        let head = self.ring.head.load(Ordering::Acquire);
+        (self.ring.tail.load(Ordering::Relaxed) - head) as u32
+    }
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Entries that may wait.
+    pub fn capacity(&self) -> u32 {
+        self.ring.capacity
+    }
+
+    /// Writes the `ahead`-th entry that is not published yet. `false`: the queue is full.
+    ///
+    /// # Panics
+    /// If `entry` is longer than the queue's entries. A shorter one leaves the rest of the slot as it was.
+    #[inline]
+    pub fn put(&mut self, ahead: u32, entry: &[u64]) -> bool {
+        let ring = &*self.ring;
+        assert!(entry.len() <= ring.words, "an entry of {} words", entry.len());
+        if self.len() + ahead >= ring.capacity {
+            return false;
+        }
+        let seq = ring.tail.load(Ordering::Relaxed) + u64::from(ahead);
+        for (word, value) in ring.slot(seq).iter().zip(entry) {
+            word.store(*value, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Makes the next `n` entries, all of them put before, visible to takers.
+    #[inline]
+    pub fn publish(&mut self, n: u32) {
+        let tail = self.ring.tail.load(Ordering::Relaxed);
+        self.ring.tail.store(tail + u64::from(n), Ordering::Release);
+    }
+
+    /// Arms the limit: the take that leaves fewer entries than this says so, once. 0 disarms.
+    pub fn arm(&mut self, limit: u32) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+    /// The limit that is armed, 0 for none.
+    pub fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Another end to take from.
+    pub fn taker(&self) -> Taker {
+        Taker { ring: self.ring.clone(), limit: self.limit.clone() }
+    }
+
+    /// Makes it a queue of `capacity` entries. What waits stays, in its order.
+    ///
+    /// # Errors
+    /// The number of entries that wait, if it is larger; nothing has changed then.
+    ///
+    /// # Panics
+    /// As [`queue`].
+    pub fn resize(&mut self, capacity: u32) -> Result<(), u32> {
+        let old = &*self.ring;
+        let tail = old.tail.load(Ordering::Relaxed);
+        let mut head = old.head.load(Ordering::Acquire);
+        if tail - head > u64::from(capacity) {
+            return Err((tail - head) as u32);
+        }
+        let new = Arc::new(Ring::new(capacity, old.words, head));
+        let mut entry = vec![0; old.words];
+        for seq in head..tail {
+            old.copy_to(seq, &mut entry);
+            for (word, value) in new.slot(seq).iter().zip(&entry) {
+                word.store(*value, Ordering::Relaxed);
+            }
+        }
+        new.tail.store(tail, Ordering::Relaxed);
+        assert!(old.next.set(new.clone()).is_ok(), "a ring is closed once");
+        // Fails once for each entry that is taken meanwhile, at most for those that were there.
+        loop {
+            new.head.store(head, Ordering::Relaxed);
+            match old.head.compare_exchange(head, head | CLOSED, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => break,
+                Err(moved) => head = moved,
+            }
+        }
+        self.ring = new;
+        Ok(())
+    }
+}
+
+impl Taker {
+    /// Takes the oldest entry: copies it to `to`, as far as that reaches. `None` when there is none.
+    ///
+    /// Lock-free: it looks again only when another taker was quicker.
+    #[inline]
+    pub fn take(&mut self, to: &mut [u64]) -> Option<Taken> {
+        loop {
+            let head = self.ring.head.load(Ordering::Acquire);
+            if head & CLOSED != 0 {
+                self.refresh();
+                continue;
+            }
+            if head == self.ring.tail.load(Ordering::Acquire) {
+                return None;
+            }
+            self.ring.copy_to(head, to);
+            if self.ring.head.compare_exchange(head, head + 1, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                let left = self.ring.tail.load(Ordering::Relaxed) - (head + 1);
+                return Some(Taken { limit_reached: self.limit_reached(left) });
+            }
+        }
+    }
+
+    fn limit_reached(&self, left: u64) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        limit != 0
+            && left < u64::from(limit)
+            && self.limit.compare_exchange(limit, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Goes on to the newest ring, after a resize. Takes do so by themselves; an end that is seldom used would
+    /// keep the old ring in memory.
+    #[cold]
+    pub fn refresh(&mut self) {
+        while let Some(next) = self.ring.next.get().cloned() {
+            if self.ring.head.load(Ordering::Acquire) & CLOSED == 0 {
+                return; // not closed yet: entries are still taken here
+            }
+            self.ring = next;
+        }
+    }
+
+    /// Words of an entry.
+    pub fn words(&self) -> usize {
+        self.ring.words
+    }
+}
+
+impl core::fmt::Debug for Poster {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Poster").field("len", &self.len()).field("capacity", &self.capacity()).finish()
+    }
+}
+
+impl core::fmt::Debug for Taker {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Taker").field("words", &self.words()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        /// Put so many, publish them.
+        Post(u32),
+        Take(u32),
+        Arm(u32),
+        Resize(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            3 => (0..6u32).prop_map(Op::Post),
+            3 => (0..6u32).prop_map(Op::Take),
+            1 => (0..6u32).prop_map(Op::Arm),
+            1 => (1..20u32).prop_map(Op::Resize),
+        ]
+    }
+
+    proptest! {
+        /// Against a queue: order, counts, capacity, the limit event, across resizes.
+        #[test]
+        fn matches_a_queue(capacity in 1..12u32, words in 1..4usize, ops in proptest::collection::vec(op(), 1..200)) {
+            let (mut poster, mut taker) = queue(capacity, words);
+            let mut other = taker.clone();
+            let (mut model, mut room, mut limit, mut value) = (VecDeque::new(), capacity, 0u32, 0u64);
+            for op in ops {
+                match op {
+                    Op::Post(n) => {
+                        let mut put = 0;
+                        while put < n && poster.put(put, &vec![value + 1; words]) {
+                            value += 1;
+                            model.push_back(value);
+                            put += 1;
+                        }
+                        prop_assert_eq!(put < n, put + poster.len() == room && put < n);
+                        poster.publish(put);
+                    }
+                    Op::Take(n) => {
+                        for i in 0..n {
+                            let mut got = vec![0; words];
+                            let taken = if i % 2 == 0 { &mut taker } else { &mut other }.take(&mut got);
+                            let want = model.pop_front();
+                            prop_assert_eq!(taken.is_some(), want.is_some());
+                            let (Some(taken), Some(want)) = (taken, want) else { continue };
+                            prop_assert_eq!(got, vec![want; words]);
+                            let reached = limit != 0 && (model.len() as u32) < limit;
+                            prop_assert_eq!(taken.limit_reached, reached);
+                            if reached {
+                                limit = 0;
+                            }
+                        }
+                    }
+                    Op::Arm(n) => {
+                        limit = n;
+                        poster.arm(n);
+                    }
+                    Op::Resize(n) => {
+                        let fits = model.len() <= n as usize;
+                        prop_assert_eq!(poster.resize(n), if fits { Ok(()) } else { Err(model.len() as u32) });
+                        if fits {
+                            room = n;
+                        }
+                    }
+                }
+                prop_assert_eq!(poster.len() as usize, model.len());
+                prop_assert_eq!((poster.capacity(), poster.limit()), (room, limit));
+                prop_assert!(poster.len() <= room);
+            }
+        }
+    }
+
+    /// Three takers and a poster that resizes now and then: every entry arrives once, whole, and in order.
+    #[test]
+    fn threads_share_every_entry() {
+        const ITEMS: u64 = 60_000;
+        const WORDS: usize = 5;
+        let (mut poster, taker) = queue(8, WORDS);
+        let done = std::sync::atomic::AtomicU64::new(0);
+        let seen: Vec<Vec<u64>> = std::thread::scope(|s| {
+            let takers: Vec<_> = (0..3)
+                .map(|_| {
+                    let (mut taker, done) = (taker.clone(), &done);
+                    s.spawn(move || {
+                        let (mut seen, mut entry) = (Vec::new(), [0; WORDS]);
+                        while done.load(std::sync::atomic::Ordering::Relaxed) < ITEMS {
+                            if taker.take(&mut entry).is_none() {
+                                std::thread::yield_now();
+                                continue;
+                            }
+                            assert_eq!(entry, [entry[0]; WORDS], "an entry of one piece");
+                            seen.push(entry[0]);
+                            done.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        }
+                        seen
+                    })
+                })
+                .collect();
+            let mut next = 0;
+            while next < ITEMS {
+                if next % 1000 == 999 {
+                    let _ = poster.resize(4 + (next / 1000 % 13) as u32);
+                }
+                if poster.put(0, &[next; WORDS]) {
+                    poster.publish(1);
+                    next += 1;
+                } else {
+                    std::thread::yield_now();
+                }
+            }
+            takers.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        for one in &seen {
+            assert!(one.windows(2).all(|w| w[0] < w[1]), "a taker sees the order of posting");
+        }
+        let mut all: Vec<u64> = seen.into_iter().flatten().collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..ITEMS));
+        assert!(poster.is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "of 0 entries")]
+    fn an_empty_queue_is_refused() {
+        let _ = queue(0, 1);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    /// Takes until `n` entries were taken by all takers together.
+    fn drain(taker: &mut Taker, left: &AtomicU32) -> Vec<u64> {
+        let mut seen = Vec::new();
+        while left.load(Ordering::Relaxed) > 0 {
+            let mut entry = [0; 2];
+            match taker.take(&mut entry) {
+                Some(_) => {
+                    assert_eq!(entry[0], entry[1], "an entry of one piece");
+                    seen.push(entry[0]);
+                    left.fetch_sub(1, Ordering::Relaxed);
+                }
+                None => thread::yield_now(),
+            }
+        }
+        seen
+    }
+
+    /// Three entries through two slots, two takers.
+    #[test]
+    fn capacity_two() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let (mut poster, mut taker) = queue(2, 2);
+            poster.put(0, &[1, 1]);
+            poster.put(1, &[2, 2]);
+            poster.publish(2);
+            let left = Arc::new(AtomicU32::new(3));
+            let other = {
+                let (mut taker, left) = (taker.clone(), left.clone());
+                thread::spawn(move || drain(&mut taker, &left))
+            };
+            let third = thread::spawn(move || {
+                while !poster.put(0, &[3, 3]) {
+                    thread::yield_now();
+                }
+                poster.publish(1);
+                poster
+            });
+            let mine = drain(&mut taker, &left);
+            let theirs = other.join().unwrap();
+            assert!(third.join().unwrap().is_empty());
+            assert!(mine.is_sorted() && theirs.is_sorted(), "{mine:?} {theirs:?}");
+            let mut all = [mine, theirs].concat();
+            all.sort_unstable();
+            assert_eq!(all, [1, 2, 3]);
+        });
+    }
+
+    /// A resize under a take: nothing is lost, doubled or out of order, and the limit is told once.
+    #[test]
+    fn resize_under_a_take() {
+        loom::model(|| {
+            let (mut poster, mut taker) = queue(2, 2);
+            poster.put(0, &[1, 1]);
+            poster.put(1, &[2, 2]);
+            poster.publish(2);
+            poster.arm(2);
+            let resizer = thread::spawn(move || {
+                poster.resize(3).unwrap();
+                poster.put(0, &[3, 3]);
+                poster.publish(1);
+            });
+            let (mut want, mut told) = (1, 0);
+            while want <= 3 {
+                let mut entry = [0; 2];
+                match taker.take(&mut entry) {
+                    Some(taken) => {
+                        assert_eq!(entry, [want, want]);
+                        told += u32::from(taken.limit_reached);
+                        want += 1;
+                    }
+                    None => thread::yield_now(),
+                }
+            }
+            resizer.join().unwrap();
+            assert_eq!(told, 1);
+        });
+    }
+}

@@ -1,0 +1,124 @@
+//! Shared receive queues.
+
+use std::sync::Arc;
+
+use stack::device::{PdCore, SrqAttr, SrqAttrMask, SrqCore, SrqTap};
+
+use crate::error::{PostError, PostErrorKind, VerbsError};
+use crate::wr::RecvWr;
+
+/// What a shared receive queue is to be (`struct ibv_srq_init_attr`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[doc(alias = "ibv_srq_init_attr")]
+pub struct SrqInitAttr {
+    /// Its sizes, and the limit to arm at once (0: none).
+    pub attr: SrqAttr,
+}
+
+impl SrqInitAttr {
+    /// Room for `max_wr` requests of up to `max_sge` elements, no limit armed.
+    pub const fn new(max_wr: u32, max_sge: u32) -> Self {
+        Self { attr: SrqAttr { max_wr, max_sge, srq_limit: 0 } }
+    }
+}
+
+/// A shared receive queue (`struct ibv_srq`): receive requests for all queue pairs that were made with it
+/// ([`QpInitAttr::srq`](crate::QpInitAttr::srq)), on whichever shards they are.
+///
+/// A message takes the oldest request, whichever queue pair it is for; the completion goes to that queue pair's
+/// receive completion queue. The buffers are of the queue's protection domain. When it is empty, reliable senders
+/// are asked to come again (RNR NAK) and unreliable messages are dropped.
+///
+/// A request leaves the queue when a message takes it. When a queue pair enters ERR, the request that it holds
+/// completes in error, those in the queue stay, and `QP_LAST_WQE_REACHED` tells that it takes none any more. RESET
+/// and destruction of a queue pair end the request that it holds without a completion.
+#[derive(Debug)]
+#[doc(alias = "ibv_srq")]
+pub struct Srq {
+    core: Arc<SrqCore>,
+}
+
+impl Srq {
+    pub(crate) fn create(pd: &Arc<PdCore>, init: &SrqInitAttr) -> Result<Self, VerbsError> {
+        Ok(Self { core: pd.create_srq(&init.attr)? })
+    }
+    pub(crate) fn core(&self) -> &Arc<SrqCore> {
+        &self.core
+    }
+    pub(crate) fn again(&self) -> Self {
+        Self { core: self.core.clone() }
+    }
+
+    /// Its number in the device: what [`EventElement::Srq`](crate::EventElement::Srq) names.
+    #[doc(alias = "ibv_get_srq_num")]
+    pub fn srq_num(&self) -> u32 {
+        self.core.number()
+    }
+
+    /// Posts a list of receive requests, in order. They are visible to the shards together, when the call returns.
+    ///
+    /// # Errors
+    /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` for
+    /// lists beyond the limit, `ENOMEM` when the queue is full.
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let mut tap = self.core.tap();
+        let mut posted = 0;
+        let mut result = Ok(());
+        for (i, wr) in wrs.iter().enumerate() {
+            if let Err(kind) = wr.check(self.core.max_sge()).and_then(|()| put(&mut tap, posted, wr)) {
+                result = Err(PostError { bad_wr: i, kind });
+                break;
+            }
+            posted += 1;
+        }
+        tap.publish(posted);
+        result
+    }
+
+    /// Changes the attributes that the mask names, all of them or none: the limit is armed (0: disarmed), the queue
+    /// resized. What waits in it stays, in its order.
+    ///
+    /// A limit that is armed below what waits tells so at the next message, not at once.
+    ///
+    /// # Errors
+    /// `EINVAL` for a limit above the size, for a size of 0, above the device's
+    /// ([`DeviceAttr::max_srq_wr`](crate::DeviceAttr::max_srq_wr)), below the armed limit or below what waits, for
+    /// unknown mask bits; `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), VerbsError> {
+        Ok(self.core.modify(attr, mask)?)
+    }
+
+    /// The sizes, and the limit that is armed: 0 after its event.
+    ///
+    /// # Errors
+    /// None today.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn query(&self) -> Result<SrqAttr, VerbsError> {
+        Ok(self.core.query())
+    }
+
+    /// Requests that wait in it at this moment.
+    pub fn waiting(&self) -> u32 {
+        self.core.tap().len()
+    }
+
+    /// Destroys the queue. Requests that wait in it end without completions.
+    ///
+    /// # Errors
+    /// `EBUSY` while a queue pair uses it, `EDEADLK` from inside a turn; it comes back with the error.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
+        SrqCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))
+    }
+}
+
+#[inline]
+fn put(tap: &mut SrqTap, ahead: u32, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+    // Requests of a shared receive queue belong to no queue pair's epoch.
+    if tap.put(ahead, |entry| wr.encode(entry, 0)) {
+        return Ok(());
+    }
+    Err(PostErrorKind::Full { depth: tap.depth() })
+}
