@@ -9,6 +9,7 @@ use super::claim::{lock, not_inside_turn};
 use super::cq::CqCore;
 use super::error::DeviceError;
 use super::pd::PdCore;
+use super::stats::QpEntry;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::id::{Psn, QpState, QpType, Qpn};
 use crate::proto::attr::{AttrMask, QpAttr, QpCap};
@@ -16,6 +17,7 @@ use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, recv_stride, send_stride};
 use crate::shard::QpSpec;
+use crate::shard::counters::{CounterSnapshot, QpCounters};
 use crate::sync::asymmetric;
 use crate::sync::spsc::{self, Producer};
 use crate::sync::words::Word;
@@ -87,6 +89,7 @@ pub struct QpCore {
     sq_sig_all: bool,
     cap: QpCap,
     first_psn: Psn,
+    counters: Arc<QpCounters>,
 }
 
 /// Checks sizes against the device's limits; what is granted.
@@ -147,15 +150,20 @@ impl QpCore {
             let (sq_producer, sq) = spsc::ring(cap.max_send_wr, send_stride);
             let (rq_producer, rq) = spsc::ring(cap.max_recv_wr, recv_stride);
             let spec = QpSpec { slot, qpn, ty: init.qp_type, pd: pd.id(), sq, rq, send_lane, recv_lane, cap };
-            device.core().control(shard, |s, _| s.create_qp(spec))?;
+            let counters = device.core().control(shard, |s, _| s.create_qp(spec))?;
             let per_shard = device.core().shared.qps_per_shard as u32;
+            let index = shard as u32 * per_shard + slot;
+            device
+                .core()
+                .qps
+                .insert(qpn, QpEntry { qp_type: init.qp_type, shard, index, counters: counters.clone() });
             Ok(Arc::new(Self {
                 pd: pd.clone(),
                 send_cq: init.send_cq.clone(),
                 recv_cq: init.recv_cq.clone(),
                 sq: Mutex::new(Some(RingTap(sq_producer))),
                 rq: Mutex::new(Some(RingTap(rq_producer))),
-                index: shard as u32 * per_shard + slot,
+                index,
                 slot,
                 shard,
                 qpn,
@@ -163,6 +171,7 @@ impl QpCore {
                 sq_sig_all: init.sq_sig_all,
                 cap,
                 first_psn,
+                counters,
             }))
         };
         created().inspect_err(|_| device.numbers().put_back(shard, slot, qpn, device.now()))
@@ -220,6 +229,12 @@ impl QpCore {
     #[inline]
     pub fn rq(&self) -> MutexGuard<'_, Option<RingTap>> {
         lock(&self.rq)
+    }
+
+    /// What it counted since it was made; 0 where only a shard counts ([`Counter::per_qp`](super::Counter::per_qp)).
+    /// Never stops the shard.
+    pub fn counters(&self) -> CounterSnapshot {
+        self.counters.snapshot()
     }
 
     #[inline]
@@ -314,6 +329,7 @@ impl QpCore {
 impl Drop for QpCore {
     fn drop(&mut self) {
         let device = self.pd.device();
+        device.core().qps.remove(self.qpn);
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
         let destroyed = device.core().control(self.shard, |s, now| {
             let attr = s.query_qp(self.slot);

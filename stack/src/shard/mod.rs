@@ -32,6 +32,7 @@ pub use events::{Event, EventElement, EventQueue};
 pub use qp::QpSpec;
 pub use shared::{Shared, SharedConfig};
 
+use counters::QpCounters;
 use env::Env;
 use qp::{Cause, Qp};
 use qp_table::QpTable;
@@ -154,11 +155,11 @@ impl Shard {
         self.env.lanes[lane.0 as usize] = None;
     }
 
-    /// Adds a queue pair, in RESET.
+    /// Adds a queue pair, in RESET. What it counts can be read at any time from what is returned.
     ///
     /// # Panics
     /// If the slot is taken or the number is in use: the device gives both out.
-    pub fn create_qp(&mut self, spec: QpSpec) {
+    pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
         let slot = spec.slot as usize;
         if self.qps.slots.len() <= slot {
             self.qps.slots.resize_with(slot + 1, || None);
@@ -170,7 +171,9 @@ impl Shard {
         self.qps.table.insert(spec.qpn, spec.slot);
         let mut qp = Box::new(Qp::new(spec, index, epoch));
         self.env.publish_word(&mut qp);
+        let counters = qp.counters.clone();
         self.qps.slots[slot] = Some(qp);
+        counters
     }
 
     /// `ibv_modify_qp(3)`: all of it, or an error and nothing.

@@ -1,5 +1,7 @@
 //! A queue pair as its shard holds it: the three machines, their rings, and the way to the peer.
 
+use std::sync::Arc;
+
 use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
 use crate::mem::sge;
 use crate::proto::attr::{QpAttr, QpCap};
@@ -12,6 +14,7 @@ use crate::sync::spsc::Consumer;
 use crate::time::Instant;
 use crate::wire::{Flow, Template, udp_source_port};
 
+use super::counters::QpCounters;
 use super::{LaneId, Shared};
 
 /// What a queue pair is made of; [`Shard::create_qp`](super::Shard::create_qp) takes it.
@@ -142,6 +145,7 @@ pub(super) struct Qp {
     pub requester: Requester,
     pub responder: Responder,
     pub template: Template,
+    pub counters: Arc<QpCounters>,
     // Cold.
     pub attr: Box<QpAttr>,
 }
@@ -183,6 +187,7 @@ impl Qp {
             requester,
             responder: Responder::new(),
             template: Template::new(&Flow::default()),
+            counters: Arc::new(QpCounters::default()),
             attr: Box::new(attr),
         }
     }
@@ -217,6 +222,7 @@ impl Qp {
         self.peer = grh.dgid;
         self.local = shared.gids.get(usize::from(grh.sgid_index)).copied().unwrap_or_default();
         let remote = Qpn::new(self.attr.dest_qp_num);
+        self.counters.set_peer(Some((self.peer, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
         self.route = if shared.gids.contains(&self.peer) { Route::Inside } else { Route::Pending };
         self.template = Template::new(&Flow {
