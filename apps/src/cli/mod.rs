@@ -7,5 +7,6 @@ pub mod device;
 pub mod parse;
 pub mod perf;
 pub mod pingpong;
+pub mod stat;
 
 pub use device::DeviceArgs;
