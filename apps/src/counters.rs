@@ -86,13 +86,17 @@ pub enum Kind {
 }
 
 /// Counters that tell of traffic.
-const TRAFFIC: [&str; 13] = [
+const TRAFFIC: [&str; 17] = [
     "rx_frames",
     "rx_bytes",
     "tx_frames",
     "tx_bytes",
     "net_frames",
     "to_self",
+    "send_messages",
+    "send_bytes",
+    "recv_messages",
+    "recv_bytes",
     "requests_sent",
     "requests_received",
     "responses_sent",
@@ -103,7 +107,7 @@ const TRAFFIC: [&str; 13] = [
 ];
 
 /// Counters that tell more about something that is counted elsewhere, or that is worth knowing though nothing is wrong.
-const DETAILS: [&str; 10] = [
+const DETAILS: [&str; 19] = [
     "ack_probes",
     "requests_refused",
     "handed_over",
@@ -114,6 +118,15 @@ const DETAILS: [&str; 10] = [
     "cq_overflows",
     "qp_errors",
     "port_restarts",
+    "timeouts",
+    "naks_sent_sequence",
+    "naks_sent_invalid",
+    "naks_sent_access",
+    "naks_sent_operational",
+    "naks_received_sequence",
+    "naks_received_invalid",
+    "naks_received_access",
+    "naks_received_operational",
 ];
 
 impl Kind {

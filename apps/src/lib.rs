@@ -1,8 +1,8 @@
-//! What the programs `roce-perf` and `roce-pingpong` are made of.
+//! What the programs `roce-perf`, `roce-pingpong` and `roce-stat` are made of.
 //!
 //! Everything here programs against the public API of the `verbs` crate, as any other program would. `cli` says
 //! what can be asked for, `plan` and `protocol` what the two ends of `roce-perf` agree on, `session` runs it,
-//! `measure` holds the loops that are timed, `report` and `json` show the result.
+//! `measure` holds the loops that are timed, `report` and `json` show the result. `stat` looks at running stacks.
 
 pub mod cli;
 pub mod counters;
@@ -20,5 +20,6 @@ pub mod protocol;
 pub mod report;
 pub mod rig;
 pub mod session;
+pub mod stat;
 pub mod stop;
 pub mod verify;

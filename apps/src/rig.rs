@@ -6,9 +6,10 @@ use crate::error::{AppError, Result};
 use crate::lend::LentPort;
 use crate::{pin, stop};
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use verbs::port::{self, MemifRole, Port, PortOptions, PortQueue, PortSpec, PortStats};
-use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsError};
+use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsError, stats};
 
 /// How long the peer's end of the link may take to come up.
 const LINK_PATIENCE: Duration = Duration::from_secs(10);
@@ -247,6 +248,7 @@ impl Rig {
                 DriveArg::Caller => Drive::Caller,
                 DriveArg::Dedicated => Drive::Dedicated { cores: self.shard_cores(shards) },
             },
+            stats: self.stats_path()?,
             ..DeviceConfig::default()
         };
         let context = Context::open(config)?;
@@ -258,6 +260,16 @@ impl Rig {
             }
         }
         Ok(OpenDevice { crank, context })
+    }
+
+    /// Where the device shows its counters: as given, or where `roce-stat` looks.
+    fn stats_path(&self) -> Result<Option<PathBuf>> {
+        match &self.args.stats {
+            Some(path) if path.as_os_str().is_empty() => {
+                stats::runtime_dir().map(Some).map_err(|e| AppError::Setup(format!("--stats: {e}")))
+            }
+            given => Ok(given.clone()),
+        }
     }
 
     /// Cores for the device's own threads: those after the first on the command line, or from our side's usual

@@ -76,7 +76,7 @@ impl End {
             ty: QpType::Rc,
             pd: PdId(1),
             sq: sq_consumer,
-            rq: rq_consumer,
+            rq: rq_consumer.into(),
             send_lane: lane,
             recv_lane: lane,
             cap,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stack::device::{CounterSnapshot, Device, DeviceAttr, DeviceConfig, Event, Gid, PortAttr, Turn, port};
+use stack::device::{
+    CounterSnapshot, Device, DeviceAttr, DeviceConfig, Event, Gid, PortAttr, Turn, port, stats,
+};
 
 use crate::cq::Cq;
 use crate::error::VerbsError;
@@ -106,6 +108,15 @@ impl Context {
     pub fn shard_counters(&self, shard: usize) -> Result<CounterSnapshot, VerbsError> {
         self.shard(shard)?;
         Ok(self.device.shard_counters(shard))
+    }
+    /// The device, its shards and its queue pairs with all that they counted, as `roce-stat` shows it. Stops nothing.
+    pub fn stats(&self) -> stats::Snapshot {
+        self.device.stats()
+    }
+    /// The socket on which other processes get [`stats`](Self::stats), where
+    /// [`DeviceConfig::stats`](crate::DeviceConfig::stats) asked for one.
+    pub fn stats_path(&self) -> Option<&std::path::Path> {
+        self.device.stats_path()
     }
     /// The port's own counters.
     pub fn port_stats(&self) -> port::PortStats {

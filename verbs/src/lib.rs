@@ -84,3 +84,5 @@ pub use stack::device::limit as limits;
 /// Ports: how frames come in and go out. For programs that name a port ([`PortSpec`](port::PortSpec)) or use one
 /// without the stack.
 pub use stack::device::port;
+/// What a running stack is doing, from inside or from another process.
+pub use stack::device::stats;

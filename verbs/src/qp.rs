@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use stack::device::{
-    AttrMask, Gid, Mtu, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType, Qpn, RingTap,
+    AttrMask, CounterSnapshot, Gid, Mtu, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType, Qpn,
+    RingTap,
 };
 
 use crate::cq::Cq;
@@ -131,6 +132,11 @@ impl Qp {
     }
     pub(crate) fn core(&self) -> &QpCore {
         &self.core
+    }
+    /// What it counted since it was made: frames, messages, retries by cause, NAKs by code, drops by reason. Counters
+    /// that only shards have ([`Counter::per_qp`](crate::Counter::per_qp)) are 0. Reads memory, stops nothing.
+    pub fn counters(&self) -> CounterSnapshot {
+        self.core.counters()
     }
     /// The state it is in, without a control call.
     ///

@@ -81,4 +81,10 @@ pub struct DeviceArgs {
     /// Capture everything that goes over the port into this file
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
+
+    /// Show counters to roce-stat on this unix socket
+    ///
+    /// In a directory the socket is named after the process; without a path it is where roce-stat looks by itself.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "")]
+    pub stats: Option<PathBuf>,
 }

@@ -8,5 +8,6 @@ pub mod interop;
 pub mod parse;
 pub mod perf;
 pub mod pingpong;
+pub mod stat;
 
 pub use device::DeviceArgs;

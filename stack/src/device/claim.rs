@@ -11,6 +11,7 @@ use crossbeam_utils::CachePadded;
 use super::MAINTAIN_EVERY;
 use super::config::{Clock, Drive};
 use super::error::DeviceError;
+use super::stats::QpList;
 use crate::id::Mtu;
 use crate::net::{Net, NetConfig};
 use crate::port::{Port, PortInfo};
@@ -90,6 +91,8 @@ pub(super) struct Core {
     pub shared: Arc<Shared>,
     pub cells: Box<[CachePadded<Cell>]>,
     pub port: Box<dyn Port>,
+    /// Queue pairs that exist, for whoever looks on.
+    pub qps: QpList,
     /// Whether polling a completion queue turns the shards that feed it.
     pub callers_turn: bool,
     clock: ClockSource,
@@ -126,6 +129,7 @@ impl Core {
             shared,
             cells,
             port,
+            qps: QpList::default(),
             callers_turn: *drive == Drive::Caller,
             clock,
             stop: AtomicBool::new(false),

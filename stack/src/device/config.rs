@@ -96,6 +96,9 @@ pub struct DeviceConfig {
     pub qps_per_shard: usize,
     /// Writes every frame, both ways, into this pcap file.
     pub pcap: Option<PathBuf>,
+    /// Shows its counters on this unix socket, which only this user may connect to; in a directory, on one named after
+    /// the process ([`stats`](super::stats)). Off where absent.
+    pub stats: Option<PathBuf>,
 }
 
 impl Default for DeviceConfig {
@@ -115,6 +118,7 @@ impl Default for DeviceConfig {
             clock: Clock::Monotonic,
             qps_per_shard: 4096,
             pcap: None,
+            stats: None,
         }
     }
 }
@@ -144,6 +148,14 @@ impl DeviceConfig {
     #[must_use]
     pub fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;
+        self
+    }
+
+    /// Showing its counters on this unix socket, or on one in this directory; `roce-stat` looks by itself in
+    /// [`stats::runtime_dir`](super::stats::runtime_dir).
+    #[must_use]
+    pub fn stats(mut self, path: impl Into<PathBuf>) -> Self {
+        self.stats = Some(path.into());
         self
     }
 

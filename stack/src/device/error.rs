@@ -76,6 +76,14 @@ pub enum OpenError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The socket that shows the counters could not be made.
+    #[error("the statistics socket {}: {reason}", path.display())]
+    Stats {
+        /// Where it was to be.
+        path: std::path::PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
     /// The operating system gave no random numbers.
     #[error("the operating system gave no random numbers, which keys and queue pair numbers need")]
     Random,

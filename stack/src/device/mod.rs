@@ -33,6 +33,8 @@ mod pd;
 mod qp;
 mod random;
 mod srq;
+pub mod stats;
+mod stats_socket;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -47,6 +49,7 @@ use crate::sync::words::Words;
 use claim::Core;
 use numbers::Numbers;
 use random::Random;
+use stats_socket::StatsSocket;
 
 pub use ah::AhCore;
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
@@ -86,6 +89,8 @@ pub struct Device {
     srqs: Mutex<srq::SrqNumbers>,
     random: Random,
     next_pd: AtomicU32,
+    /// Shows the counters, where it was asked for.
+    stats: Option<StatsSocket>,
 }
 
 impl Device {
@@ -118,6 +123,7 @@ impl Device {
             made.push(Shard::new(index, shared.clone(), queue, now));
         }
         let core = Arc::new(Core::new(shared, made, port, clock, &drive));
+        let stats = config.stats.as_deref().map(|path| StatsSocket::open(path, &core)).transpose()?;
         let threads = drive::start(&core, &drive)?;
         Ok(Arc::new(Self {
             core,
@@ -126,6 +132,7 @@ impl Device {
             srqs: Mutex::default(),
             random,
             next_pd: AtomicU32::new(1),
+            stats,
         }))
     }
 
@@ -186,6 +193,14 @@ impl Device {
     /// If there is no such shard.
     pub fn shard_counters(&self, shard: usize) -> CounterSnapshot {
         self.core.shared.counters[shard].snapshot()
+    }
+    /// What the device, its shards and its queue pairs counted and are, as `roce-stat` gets it. Never stops a shard.
+    pub fn stats(&self) -> stats::Snapshot {
+        stats::Snapshot::of(&self.core)
+    }
+    /// The socket that shows [`stats`](Self::stats) to others, if there is one.
+    pub fn stats_path(&self) -> Option<&std::path::Path> {
+        self.stats.as_ref().map(StatsSocket::path)
     }
     /// The port's own counters.
     pub fn port_stats(&self) -> PortStats {
@@ -270,6 +285,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        self.stats = None;
         self.core.stop();
         for thread in self.threads.drain(..) {
             thread.thread().unpark();

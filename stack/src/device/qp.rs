@@ -10,6 +10,7 @@ use super::cq::CqCore;
 use super::error::DeviceError;
 use super::pd::PdCore;
 use super::srq::SrqCore;
+use super::stats::QpEntry;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::id::{PdId, Psn, QpState, QpType, Qpn};
 use crate::proto::address::UD_EXT;
@@ -17,6 +18,7 @@ use crate::proto::attr::{AttrMask, QpAttr, QpCap};
 use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, recv_stride, send_stride};
+use crate::shard::counters::{CounterSnapshot, QpCounters};
 use crate::shard::{LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
 use crate::sync::spsc::{self, Producer};
@@ -93,6 +95,7 @@ pub struct QpCore {
     sq_sig_all: bool,
     cap: QpCap,
     first_psn: Psn,
+    counters: Arc<QpCounters>,
 }
 
 /// Checks sizes against the device's limits; what is granted.
@@ -174,8 +177,13 @@ impl QpCore {
             // An XRC target has none of its own: the shared receive queue that a packet names has one.
             let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());
             let spec = QpSpec { slot, qpn, ty: init.qp_type, pd: pd_id, sq, rq, send_lane, recv_lane, cap };
-            device.core().control(shard, |s, _| s.create_qp(spec))?;
+            let counters = device.core().control(shard, |s, _| s.create_qp(spec))?;
             let per_shard = device.core().shared.qps_per_shard as u32;
+            let index = shard as u32 * per_shard + slot;
+            device
+                .core()
+                .qps
+                .insert(qpn, QpEntry { qp_type: init.qp_type, shard, index, counters: counters.clone() });
             Ok(Arc::new(Self {
                 device: device.clone(),
                 pd: pd.clone(),
@@ -184,7 +192,7 @@ impl QpCore {
                 srq: init.srq.cloned(),
                 sq: Mutex::new(Some(RingTap(sq_producer))),
                 rq: Mutex::new(rq_tap),
-                index: shard as u32 * per_shard + slot,
+                index,
                 slot,
                 shard,
                 qpn,
@@ -192,6 +200,7 @@ impl QpCore {
                 sq_sig_all: init.sq_sig_all,
                 cap,
                 first_psn,
+                counters,
             }))
         };
         created().inspect_err(|_| device.numbers().put_back(shard, slot, qpn, device.now()))
@@ -258,6 +267,12 @@ impl QpCore {
     #[inline]
     pub fn rq(&self) -> MutexGuard<'_, Option<RingTap>> {
         lock(&self.rq)
+    }
+
+    /// What it counted since it was made; 0 where only a shard counts ([`Counter::per_qp`](super::Counter::per_qp)).
+    /// Never stops the shard.
+    pub fn counters(&self) -> CounterSnapshot {
+        self.counters.snapshot()
     }
 
     #[inline]
@@ -352,6 +367,7 @@ impl QpCore {
 impl Drop for QpCore {
     fn drop(&mut self) {
         let device = &self.device;
+        device.core().qps.remove(self.qpn);
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
         let destroyed = device.core().control(self.shard, |s, now| {
             let attr = s.query_qp(self.slot);

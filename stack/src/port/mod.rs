@@ -17,7 +17,7 @@ mod lazy;
 mod loopback;
 mod pair;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
-mod socket_file;
+pub(crate) mod socket_file;
 mod spec;
 mod unix;
 

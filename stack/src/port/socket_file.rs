@@ -50,7 +50,7 @@ pub(super) fn look(path: &Path) -> Result<Look, String> {
 ///
 /// # Errors
 /// When somebody uses the path, or the file cannot be removed.
-pub(super) fn make_way(path: &Path) -> Result<(), String> {
+pub(crate) fn make_way(path: &Path) -> Result<(), String> {
     match look(path)? {
         Look::Missing => Ok(()),
         Look::Alive => Err(format!(

@@ -28,7 +28,7 @@ impl Env {
 
     /// Stages a completion. `false`: the completion queue is full, the entry is lost.
     #[inline]
-    fn push(&mut self, lane: LaneId, cqe: Cqe) -> bool {
+    fn push(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
         let Some(Some(writer)) = self.lanes.get_mut(lane.0 as usize) else { return true };
         if !writer.has_staged() {
             self.dirty.push(lane);
@@ -37,7 +37,11 @@ impl Env {
             writer.mark_solicited();
         }
         let taken = writer.push(cqe).is_ok();
-        self.count(if taken { Counter::Completions } else { Counter::CqOverflows });
+        if taken {
+            self.count(Counter::Completions);
+        } else {
+            self.count_of(qp, Counter::CqOverflows);
+        }
         taken
     }
 
@@ -67,15 +71,25 @@ impl Env {
     fn stage_successes(&mut self, qp: &mut Qp) -> bool {
         let head = qp.requester.head();
         let mut taken = true;
+        let (mut messages, mut bytes) = (0, 0);
         while qp.sq_done != head {
             let wqe = SendWqe::of(qp.sq.0.slot(qp.sq_done));
             qp.sq_done = qp.sq_done.wrapping_add(1);
+            if wqe.epoch == qp.epoch {
+                messages += 1;
+                bytes += u64::from(wqe.length);
+            }
             if wqe.signaled() && wqe.epoch == qp.epoch {
                 let (wr_id, byte_len) = (wqe.wr_id, wqe.length);
                 let opcode = wqe.opcode().wc_opcode().unwrap_or(WcOpcode::Send);
                 let cqe = Cqe { byte_len, ..self.entry(qp, wr_id, WcStatus::Success, opcode) };
-                taken &= self.push(qp.send_lane, cqe);
+                taken &= self.push(qp, qp.send_lane, cqe);
             }
+        }
+        if messages > 0 {
+            self.counters().add(Counter::SendMessages, messages);
+            self.counters().add(Counter::SendBytes, bytes);
+            qp.counters.send_done(messages, bytes);
         }
         taken
     }
@@ -124,7 +138,11 @@ impl Env {
 
     #[inline]
     fn finish_receive(&mut self, qp: &mut Qp, cqe: Cqe) {
-        let taken = self.push(qp.recv_lane, cqe);
+        let bytes = u64::from(cqe.byte_len);
+        self.count(Counter::RecvMessages);
+        self.counters().add(Counter::RecvBytes, bytes);
+        qp.counters.recv_done(bytes);
+        let taken = self.push(qp, qp.recv_lane, cqe);
         self.mark_finished(qp);
         if !taken {
             self.overflow(qp);
@@ -133,17 +151,17 @@ impl Env {
 
     /// An unreliable queue pair gives the message in progress up, and keeps its state. A request of its own ring is
     /// used again for the next message; an entry of a shared receive queue completes in error (IBA 9.9.3, class E).
-    /// Returns whether it did: the responder then holds nothing any more.
-    pub fn give_up_receive(&mut self, qp: &mut Qp) -> bool {
-        if !qp.rq.is_shared() {
-            return false;
+    #[cold]
+    pub fn give_up_receive(&mut self, qp: &mut Qp) {
+        if !qp.rq.is_shared() || !qp.responder.holds_receive() {
+            return;
         }
+        qp.responder.let_go();
         let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
         let cqe = self.entry(qp, wr_id, WcStatus::RemInvReqErr, WcOpcode::Recv);
-        if !self.push(qp.recv_lane, cqe) {
+        if !self.push(qp, qp.recv_lane, cqe) {
             self.overflow(qp);
         }
-        true
     }
 
     /// An asynchronous event of a queue pair.
@@ -167,7 +185,7 @@ impl Env {
     /// The queue pair leaves its state by itself.
     pub fn fail(&mut self, qp: &mut Qp, event: Event, cause: Cause) {
         if let Some(to) = internal(qp.state, qp.ty, event) {
-            self.count(Counter::QpErrors);
+            self.count_of(qp, Counter::QpErrors);
             self.enter(qp, to, cause);
         }
     }
@@ -223,6 +241,7 @@ impl Env {
         qp.rq.reset(qp.epoch);
         qp.draining = false;
         qp.comm_est = false;
+        qp.counters.set_peer(None);
         let cap = qp.attr.cap;
         *qp.attr = crate::proto::attr::QpAttr { cap, port_num: 1, ..Default::default() };
         self.wheel.cancel(qp.slot);
@@ -244,7 +263,7 @@ impl Env {
                     let status = status.take().unwrap_or(WcStatus::WrFlushErr);
                     let opcode = wqe.opcode().wc_opcode().unwrap_or(WcOpcode::Send);
                     let cqe = self.entry(qp, wqe.wr_id, status, opcode);
-                    taken &= self.push(qp.send_lane, cqe);
+                    taken &= self.push(qp, qp.send_lane, cqe);
                 }
             }
             if qp.state == QpState::Sqe {
@@ -257,12 +276,12 @@ impl Env {
             if qp.responder.holds_receive() {
                 let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
                 let cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);
-                taken &= self.push(qp.recv_lane, cqe);
+                taken &= self.push(qp, qp.recv_lane, cqe);
             }
             qp.responder = crate::proto::responder::Responder::new();
             while let Some(wqe) = qp.rq.take_to_flush() {
                 let cqe = self.entry(qp, wqe.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv);
-                taken &= self.push(qp.recv_lane, cqe);
+                taken &= self.push(qp, qp.recv_lane, cqe);
             }
         }
         if !taken {

@@ -1,8 +1,12 @@
-//! Counters of a shard: every packet that went one way or another, every drop by its name.
+//! Counters of a shard and of each of its queue pairs: every packet that went one way or another, every drop by its
+//! name.
 //!
 //! Written by the shard alone, with plain loads and stores; read by anybody at any time.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::id::{Gid, Qpn};
+use crate::proto::tables::NakCode;
 
 use crate::wire::Discard;
 
@@ -29,44 +33,29 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames taken from the port.
+    // What every packet moves comes first: in a queue pair's block it is one cache line.
+    /// Frames taken from the port; of a queue pair, those that its state, addresses and keys let in.
     RxFrames "rx_frames",
-    /// Their bytes.
+    /// Their bytes, Ethernet header to ICRC.
     RxBytes "rx_bytes",
-    /// Frames the port took.
+    /// Frames the port took; of a queue pair, those that it sent, answers and packets sent again among them.
     TxFrames "tx_frames",
-    /// Their bytes.
+    /// Their bytes, Ethernet header to ICRC.
     TxBytes "tx_bytes",
-    /// Frames that belong to the IP host: ARP, neighbour discovery, ICMP.
-    NetFrames "net_frames",
-    /// Frames handed to another shard.
-    HandedOver "handed_over",
-    /// Frames to one of our own addresses, turned round inside.
-    ToSelf "to_self",
-    /// Request packets sent.
-    RequestsSent "requests_sent",
-    /// Request packets accepted.
-    RequestsReceived "requests_received",
+    /// Send requests that succeeded, unsignalled ones among them.
+    SendMessages "send_messages",
+    /// Bytes of their messages: sent, or for READ and ATOMIC fetched.
+    SendBytes "send_bytes",
+    /// Receive requests that succeeded.
+    RecvMessages "recv_messages",
+    /// Bytes of their messages.
+    RecvBytes "recv_bytes",
+
+    // What a queue pair counts beside that, rarely.
+    /// Requests seen before and answered again.
+    DuplicatesAnswered "duplicates_answered",
     /// Request packets refused: a NAK was due, sent or overtaken by the packet that it asked for.
     RequestsRefused "requests_refused",
-    /// Acknowledgements sent.
-    AcksSent "acks_sent",
-    /// Acknowledgements received.
-    AcksReceived "acks_received",
-    /// NAKs sent, RNR NAKs aside.
-    NaksSent "naks_sent",
-    /// NAKs received, RNR NAKs aside.
-    NaksReceived "naks_received",
-    /// RNR NAKs sent.
-    RnrNaksSent "rnr_naks_sent",
-    /// RNR NAKs received.
-    RnrNaksReceived "rnr_naks_received",
-    /// READ and ATOMIC responses sent.
-    ResponsesSent "responses_sent",
-    /// READ and ATOMIC responses received.
-    ResponsesReceived "responses_received",
-    /// Duplicate requests answered again.
-    DuplicatesAnswered "duplicates_answered",
     /// Packets sent again.
     Retransmitted "retransmitted",
     /// Retries after the local ACK timeout.
@@ -79,15 +68,98 @@ counters! {
     RetriesRnr "retries_rnr",
     /// Packets sent again only to ask for the acknowledgement of unsignalled requests that nothing followed.
     AckProbes "ack_probes",
-    /// Completions made.
-    Completions "completions",
+    /// Local ACK timeouts: those that led to a retry, and the last one, that none was left for.
+    Timeouts "timeouts",
+    /// NAKs sent, RNR NAKs aside; each is under its code, too.
+    NaksSent "naks_sent",
+    /// NAKs sent for a missing packet (code 0).
+    NaksSentSequence "naks_sent_sequence",
+    /// NAKs sent for an invalid request (code 1).
+    NaksSentInvalid "naks_sent_invalid",
+    /// NAKs sent for a remote access error (code 2).
+    NaksSentAccess "naks_sent_access",
+    /// NAKs sent for a remote operational error (code 3).
+    NaksSentOperational "naks_sent_operational",
+    /// RNR NAKs sent.
+    RnrNaksSent "rnr_naks_sent",
+    /// NAKs received, RNR NAKs aside, those with reserved codes among them; each known one is under its code, too.
+    NaksReceived "naks_received",
+    /// NAKs received for a missing packet (code 0).
+    NaksReceivedSequence "naks_received_sequence",
+    /// NAKs received for an invalid request (code 1).
+    NaksReceivedInvalid "naks_received_invalid",
+    /// NAKs received for a remote access error (code 2).
+    NaksReceivedAccess "naks_received_access",
+    /// NAKs received for a remote operational error (code 3).
+    NaksReceivedOperational "naks_received_operational",
+    /// RNR NAKs received.
+    RnrNaksReceived "rnr_naks_received",
     /// Completions lost to a full completion queue.
     CqOverflows "cq_overflows",
     /// Queue pairs that went to ERR by themselves.
     QpErrors "qp_errors",
+
+    // What only a shard counts.
+    /// Frames that belong to the IP host: ARP, neighbour discovery, ICMP.
+    NetFrames "net_frames",
+    /// Frames handed to another shard.
+    HandedOver "handed_over",
+    /// Frames to one of our own addresses, turned round inside.
+    ToSelf "to_self",
+    /// Request packets sent.
+    RequestsSent "requests_sent",
+    /// Request packets accepted.
+    RequestsReceived "requests_received",
+    /// Acknowledgements sent.
+    AcksSent "acks_sent",
+    /// Acknowledgements received.
+    AcksReceived "acks_received",
+    /// READ and ATOMIC responses sent.
+    ResponsesSent "responses_sent",
+    /// READ and ATOMIC responses received.
+    ResponsesReceived "responses_received",
+    /// Completions made.
+    Completions "completions",
+}
+
+impl Counter {
+    /// Whether queue pairs have this counter, too.
+    pub const fn per_qp(self) -> bool {
+        (self as usize) < QP_COUNTERS
+    }
+
+    /// The counter of NAKs sent with this code; `None`: the code is of a service that does not exist here.
+    pub(super) const fn nak_sent(code: NakCode) -> Option<Self> {
+        match code {
+            NakCode::PsnSequenceError => Some(Self::NaksSentSequence),
+            NakCode::InvalidRequest => Some(Self::NaksSentInvalid),
+            NakCode::RemoteAccessError => Some(Self::NaksSentAccess),
+            NakCode::RemoteOperationalError => Some(Self::NaksSentOperational),
+            NakCode::InvalidRdRequest => None,
+        }
+    }
+
+    /// As [`nak_sent`](Self::nak_sent), of NAKs received.
+    pub(super) const fn nak_received(code: NakCode) -> Option<Self> {
+        match code {
+            NakCode::PsnSequenceError => Some(Self::NaksReceivedSequence),
+            NakCode::InvalidRequest => Some(Self::NaksReceivedInvalid),
+            NakCode::RemoteAccessError => Some(Self::NaksReceivedAccess),
+            NakCode::RemoteOperationalError => Some(Self::NaksReceivedOperational),
+            NakCode::InvalidRdRequest => None,
+        }
+    }
 }
 
 const N: usize = Counter::ALL.len() + Discard::COUNT;
+/// Counters that queue pairs have: those before the first that only a shard has.
+const QP_COUNTERS: usize = Counter::NetFrames as usize;
+/// Counters that move with every packet.
+const HOT: usize = Counter::DuplicatesAnswered as usize;
+const COLD: usize = QP_COUNTERS - HOT + Discard::COUNT;
+
+const _: () = assert!(HOT * size_of::<u64>() == 64, "what every packet moves is one cache line");
+const _: () = assert!(Counter::RxFrames as usize == 0 && Counter::RecvBytes as usize == HOT - 1);
 
 /// The counters of one shard.
 #[derive(Debug)]
@@ -100,22 +172,23 @@ impl Default for Counters {
     }
 }
 
+/// Only one thread writes, so no read-modify-write is needed.
+#[inline]
+fn bump(cell: &AtomicU64, n: u64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
 impl Counters {
     /// Adds to a counter. Only the shard that owns them may.
     #[inline]
     pub fn add(&self, counter: Counter, n: u64) {
-        Self::bump(&self.0[counter as usize], n);
+        bump(&self.0[counter as usize], n);
     }
 
     /// Counts a dropped packet. Only the shard that owns them may.
     #[inline]
     pub fn discard(&self, reason: Discard, n: u64) {
-        Self::bump(&self.0[Counter::ALL.len() + reason as usize], n);
-    }
-
-    #[inline]
-    fn bump(cell: &AtomicU64, n: u64) {
-        cell.store(cell.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+        bump(&self.0[Counter::ALL.len() + reason as usize], n);
     }
 
     /// The values now; those of a running shard are not of one instant.
@@ -124,7 +197,126 @@ impl Counters {
     }
 }
 
-/// Values of a shard's counters, or the sum over several shards.
+/// Whom a queue pair talks to: address and number.
+pub type Peer = (Gid, Qpn);
+
+/// What a queue pair counts, and whom it talks to, for others to read while its shard works.
+///
+/// A packet touches one cache line of it, the first; all else is rare. Only its shard writes.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct QpCounters {
+    hot: [AtomicU64; HOT],
+    cold: [AtomicU64; COLD],
+    /// Odd while the peer is being changed.
+    peer_version: AtomicU32,
+    peer_qpn: AtomicU32,
+    peer_gid: [AtomicU64; 2],
+}
+
+impl Default for QpCounters {
+    fn default() -> Self {
+        Self {
+            hot: [const { AtomicU64::new(0) }; HOT],
+            cold: [const { AtomicU64::new(0) }; COLD],
+            peer_version: AtomicU32::new(0),
+            peer_qpn: AtomicU32::new(0),
+            peer_gid: [const { AtomicU64::new(0) }; 2],
+        }
+    }
+}
+
+impl QpCounters {
+    /// Tries at reading a peer that is being changed.
+    const PEER_TRIES: usize = 64;
+
+    /// A frame of this many bytes went to the queue pair.
+    #[inline]
+    pub fn received(&self, bytes: usize) {
+        bump(&self.hot[Counter::RxFrames as usize], 1);
+        bump(&self.hot[Counter::RxBytes as usize], bytes as u64);
+    }
+    /// A frame of this many bytes left the queue pair.
+    #[inline]
+    pub fn sent(&self, bytes: usize) {
+        bump(&self.hot[Counter::TxFrames as usize], 1);
+        bump(&self.hot[Counter::TxBytes as usize], bytes as u64);
+    }
+    /// So many send requests with so many bytes succeeded.
+    #[inline]
+    pub fn send_done(&self, messages: u64, bytes: u64) {
+        bump(&self.hot[Counter::SendMessages as usize], messages);
+        bump(&self.hot[Counter::SendBytes as usize], bytes);
+    }
+    /// A receive request with so many bytes succeeded.
+    #[inline]
+    pub fn recv_done(&self, bytes: u64) {
+        bump(&self.hot[Counter::RecvMessages as usize], 1);
+        bump(&self.hot[Counter::RecvBytes as usize], bytes);
+    }
+    /// Adds 1 to a counter that queue pairs have; others are left out.
+    pub fn count(&self, counter: Counter) {
+        let at = counter as usize;
+        match at.checked_sub(HOT) {
+            None => bump(&self.hot[at], 1),
+            Some(_) if !counter.per_qp() => {}
+            Some(at) => bump(&self.cold[at], 1),
+        }
+    }
+    /// Counts a packet to this queue pair that was dropped.
+    pub fn discard(&self, reason: Discard) {
+        bump(&self.cold[QP_COUNTERS - HOT + reason as usize], 1);
+    }
+
+    /// Tells whom the queue pair talks to from now on.
+    #[cold]
+    pub fn set_peer(&self, peer: Option<Peer>) {
+        let (gid, qpn) = peer.unwrap_or((Gid::default(), Qpn::new(0)));
+        let (high, low) = gid.0.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().fold(0u64, |word, b| word << 8 | u64::from(*b));
+        // Sequentially consistent: a reader that saw the same even version before and after saw one peer.
+        let version = self.peer_version.load(Ordering::Relaxed);
+        self.peer_version.store(version.wrapping_add(1), Ordering::SeqCst);
+        self.peer_gid[0].store(word(high), Ordering::SeqCst);
+        self.peer_gid[1].store(word(low), Ordering::SeqCst);
+        self.peer_qpn.store(qpn.get(), Ordering::SeqCst);
+        self.peer_version.store(version.wrapping_add(2), Ordering::SeqCst);
+    }
+
+    /// Whom the queue pair talks to; `None` before it knows, or while that changes.
+    pub fn peer(&self) -> Option<Peer> {
+        for _ in 0..Self::PEER_TRIES {
+            let before = self.peer_version.load(Ordering::SeqCst);
+            let gid = [0, 1].map(|i| self.peer_gid[i].load(Ordering::SeqCst));
+            let qpn = self.peer_qpn.load(Ordering::SeqCst);
+            if before & 1 == 0 && self.peer_version.load(Ordering::SeqCst) == before {
+                let mut bytes = [0; 16];
+                bytes[..8].copy_from_slice(&gid[0].to_be_bytes());
+                bytes[8..].copy_from_slice(&gid[1].to_be_bytes());
+                return (gid != [0; 2]).then(|| (Gid(bytes), Qpn::new(qpn)));
+            }
+        }
+        None
+    }
+
+    /// The values now, those that only a shard counts as 0; those of a running queue pair are not of one instant.
+    pub fn snapshot(&self) -> CounterSnapshot {
+        let mut values = [0; N];
+        for (value, cell) in values.iter_mut().zip(&self.hot) {
+            *value = cell.load(Ordering::Relaxed);
+        }
+        let (cold, discards) = self.cold.split_at(QP_COUNTERS - HOT);
+        for (value, cell) in values[HOT..].iter_mut().zip(cold) {
+            *value = cell.load(Ordering::Relaxed);
+        }
+        for (value, cell) in values[Counter::ALL.len()..].iter_mut().zip(discards) {
+            *value = cell.load(Ordering::Relaxed);
+        }
+        CounterSnapshot(values)
+    }
+}
+
+/// Values of the counters of a shard or a queue pair, or the sum over several.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CounterSnapshot([u64; N]);
 
@@ -181,5 +373,55 @@ impl core::ops::Sub for CounterSnapshot {
     /// What was counted since `earlier`.
     fn sub(self, earlier: Self) -> Self {
         Self(core::array::from_fn(|i| self.0[i].wrapping_sub(earlier.0[i])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Each counter of a queue pair lands in its own place, and those of shards in none.
+    #[test]
+    fn a_queue_pairs_counters_have_places_of_their_own() {
+        let qp = QpCounters::default();
+        for (n, counter) in Counter::ALL.iter().enumerate() {
+            (0..=n).for_each(|_| qp.count(*counter));
+        }
+        for (n, reason) in Discard::ALL.into_iter().enumerate() {
+            (0..1000 + n).for_each(|_| qp.discard(reason));
+        }
+        let values = qp.snapshot();
+        for (n, counter) in Counter::ALL.iter().enumerate() {
+            assert_eq!(values.get(*counter), if counter.per_qp() { n as u64 + 1 } else { 0 }, "{counter:?}");
+        }
+        for (n, reason) in Discard::ALL.into_iter().enumerate() {
+            assert_eq!(values.discarded(reason), 1000 + n as u64, "{reason}");
+        }
+        assert!(Counter::QpErrors.per_qp() && !Counter::NetFrames.per_qp());
+    }
+
+    #[test]
+    fn what_every_packet_moves_is_one_line() {
+        let qp = QpCounters::default();
+        let base = &raw const qp as usize;
+        assert_eq!(base % 64, 0);
+        assert_eq!(&raw const qp.hot as usize, base);
+        qp.received(100);
+        qp.sent(70);
+        qp.send_done(2, 8);
+        qp.recv_done(5);
+        let hot: Vec<_> = qp.hot.iter().map(|c| c.load(Ordering::Relaxed)).collect();
+        assert_eq!(hot, [1, 100, 1, 70, 2, 8, 1, 5]);
+    }
+
+    #[test]
+    fn a_peer_is_told_and_taken_back() {
+        let qp = QpCounters::default();
+        assert_eq!(qp.peer(), None);
+        let gid = Gid(core::array::from_fn(|i| i as u8 + 1));
+        qp.set_peer(Some((gid, Qpn::new(0x12_3456))));
+        assert_eq!(qp.peer(), Some((gid, Qpn::new(0x12_3456))));
+        qp.set_peer(None);
+        assert_eq!(qp.peer(), None);
     }
 }

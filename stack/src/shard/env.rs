@@ -113,6 +113,11 @@ impl Env {
     pub fn count(&self, counter: Counter) {
         self.counters().add(counter, 1);
     }
+    /// Counts something that a queue pair counts, too, and that is rare.
+    pub fn count_of(&self, qp: &Qp, counter: Counter) {
+        self.count(counter);
+        qp.counters.count(counter);
+    }
     #[inline]
     pub fn discard(&self, reason: Discard) {
         self.counters().discard(reason, 1);

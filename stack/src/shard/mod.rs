@@ -38,6 +38,7 @@ pub use qp::QpSpec;
 pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
 pub use shared::{Shared, SharedConfig};
 
+use counters::QpCounters;
 use env::Env;
 use qp::{Cause, Qp};
 use qp_table::QpTable;
@@ -172,11 +173,11 @@ impl Shard {
         }
     }
 
-    /// Adds a queue pair, in RESET.
+    /// Adds a queue pair, in RESET. What it counts can be read at any time from what is returned.
     ///
     /// # Panics
     /// If the slot is taken or the number is in use: the device gives both out.
-    pub fn create_qp(&mut self, spec: QpSpec) {
+    pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
         let slot = spec.slot as usize;
         if self.qps.slots.len() <= slot {
             self.qps.slots.resize_with(slot + 1, || None);
@@ -188,7 +189,9 @@ impl Shard {
         self.qps.table.insert(spec.qpn, spec.slot);
         let mut qp = Box::new(Qp::new(spec, index, epoch, &self.env.shared));
         self.env.publish_word(&mut qp);
+        let counters = qp.counters.clone();
         self.qps.slots[slot] = Some(qp);
+        counters
     }
 
     /// `ibv_modify_qp(3)`: all of it, or an error and nothing.

@@ -7,7 +7,9 @@ use super::{Shard, Shared, Turn};
 use crate::config::{READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::id::QpState;
 use crate::net::Resolution;
+use crate::proto::completer::{Response, RetryCause};
 use crate::proto::requester::SendRing;
+use crate::proto::status::WcStatus;
 use crate::sync::asymmetric::heavy;
 use crate::time::Instant;
 use crate::wire::{Ingress, locate};
@@ -117,6 +119,11 @@ impl Shard {
             qp.wakes_at = Instant::FAR;
             if qp.requester.deadline() <= env.now {
                 let response = qp.requester.handle_timeout(env.now);
+                if let Response::Retry(RetryCause::Timeout) | Response::Failed(WcStatus::RetryExcErr) =
+                    response
+                {
+                    env.count_of(qp, Counter::Timeouts);
+                }
                 env.after_requester(qp, response);
             } else {
                 env.arm(qp);

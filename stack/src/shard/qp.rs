@@ -14,6 +14,7 @@ use crate::sync::spsc::Consumer;
 use crate::time::Instant;
 use crate::wire::{Flow, Template, udp_source_port};
 
+use super::counters::QpCounters;
 use super::rq::{RecvSource, Rq};
 use super::{LaneId, Shared};
 
@@ -116,6 +117,7 @@ pub(super) struct Qp {
     pub address: UdAddress,
     /// Behind the last unreliable work request that waits for its frames to leave.
     pub leaving: u32,
+    pub counters: Arc<QpCounters>,
     // Cold.
     pub attr: Box<QpAttr>,
 }
@@ -162,6 +164,7 @@ impl Qp {
             template: Template::new(&Flow::default()),
             address: UdAddress::default(),
             leaving: first,
+            counters: Arc::new(QpCounters::default()),
             attr: Box::new(attr),
         }
     }
@@ -213,6 +216,7 @@ impl Qp {
         self.peer = grh.dgid;
         self.local = shared.gids.get(usize::from(grh.sgid_index)).copied().unwrap_or_default();
         let remote = Qpn::new(self.attr.dest_qp_num);
+        self.counters.set_peer(Some((self.peer, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
         self.route = if shared.gids.contains(&self.peer) { Route::Inside } else { Route::Pending };
         self.template = Template::new(&Flow {

@@ -39,9 +39,18 @@ impl Env {
             return Err(shard);
         }
         if let Err(reason) = self.receive_packet(qps, frame, &layout) {
-            self.discard(reason);
+            self.drop_packet(qps, &layout, reason);
         }
         Ok(())
+    }
+
+    /// Counts a dropped packet, at its queue pair too, if it has one.
+    #[cold]
+    fn drop_packet(&self, qps: &mut Qps, layout: &Layout, reason: Discard) {
+        self.discard(reason);
+        if let Some(qp) = qps.find(layout.dqpn) {
+            qp.counters.discard(reason);
+        }
     }
 
     #[inline]
@@ -66,6 +75,7 @@ impl Env {
             return Err(Discard::WrongPeer);
         }
         self.check_realm(layout, &pkt)?;
+        qp.counters.received(frame.len());
         if !qp.comm_est {
             qp.comm_est = true;
             if qp.state == QpState::Rtr {
@@ -159,7 +169,7 @@ impl Env {
                 return Ok(());
             }
             Verdict::Duplicate => {
-                self.count(Counter::DuplicatesAnswered);
+                self.count_of(qp, Counter::DuplicatesAnswered);
                 return Ok(());
             }
         }
@@ -177,7 +187,7 @@ impl Env {
     }
 
     fn refuse(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
-        self.count(Counter::RequestsRefused);
+        self.count_of(qp, Counter::RequestsRefused);
         let ends = qp.responder.refuse(pkt, fault, qp.ty);
         if ends && !qp.responder.has_answer() {
             self.end_by_fault(qp, fault);
@@ -197,7 +207,7 @@ impl Env {
 
     #[inline]
     fn handle_response(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
-        self.count_response(pkt);
+        self.count_response(qp, pkt);
         let response = qp.requester.handle_response(self.now, pkt, &qp.sq)?;
         let placed = match response {
             Response::Place { seq, offset } => {
@@ -228,13 +238,7 @@ impl Env {
         self.complete_sends(qp);
         match response {
             Response::Failed(status) => return self.fail_send(qp, status),
-            Response::Retry(cause) => self.count(match cause {
-                RetryCause::Timeout => Counter::RetriesTimeout,
-                RetryCause::SequenceNak => Counter::RetriesSequence,
-                RetryCause::ImpliedNak => Counter::RetriesImplied,
-                RetryCause::Rnr => Counter::RetriesRnr,
-                RetryCause::Probe => Counter::AckProbes,
-            }),
+            Response::Retry(cause) => self.count_retry(qp, cause),
             _ => {}
         }
         if let Some(status) = qp.requester.local_failure() {
@@ -244,20 +248,47 @@ impl Env {
         self.arm(qp);
     }
 
+    #[cold]
+    fn count_retry(&self, qp: &Qp, cause: RetryCause) {
+        self.count_of(
+            qp,
+            match cause {
+                RetryCause::Timeout => Counter::RetriesTimeout,
+                RetryCause::SequenceNak => Counter::RetriesSequence,
+                RetryCause::ImpliedNak => Counter::RetriesImplied,
+                RetryCause::Rnr => Counter::RetriesRnr,
+                RetryCause::Probe => Counter::AckProbes,
+            },
+        );
+    }
+
     /// The oldest send request fails, and the queue pair with it.
     pub(super) fn fail_send(&mut self, qp: &mut Qp, status: WcStatus) {
         self.fail(qp, Event::SendError, Cause { send: Some(status), recv: None });
     }
 
-    fn count_response(&self, pkt: &Packet<'_>) {
+    #[inline]
+    fn count_response(&self, qp: &Qp, pkt: &Packet<'_>) {
         self.count(match pkt.row.kind {
             Kind::Ack => match Syndrome::decode(pkt.aeth().syndrome) {
                 Syndrome::Ack { .. } => Counter::AcksReceived,
-                Syndrome::RnrNak { .. } => Counter::RnrNaksReceived,
-                _ => Counter::NaksReceived,
+                syndrome => return self.count_nak(qp, syndrome),
             },
             _ => Counter::ResponsesReceived,
         });
+    }
+
+    #[cold]
+    fn count_nak(&self, qp: &Qp, syndrome: Syndrome) {
+        if let Syndrome::RnrNak { .. } = syndrome {
+            return self.count_of(qp, Counter::RnrNaksReceived);
+        }
+        self.count_of(qp, Counter::NaksReceived);
+        if let Syndrome::Nak(code) = syndrome
+            && let Some(counter) = Counter::nak_received(code)
+        {
+            self.count_of(qp, counter);
+        }
     }
 
     /// Whether a queue pair's frames can leave.

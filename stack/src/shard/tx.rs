@@ -12,6 +12,7 @@ use crate::port::Frame;
 use crate::proto::requester::Idle;
 use crate::proto::responder::Answered;
 use crate::proto::status::{SendFlags, WcStatus};
+use crate::proto::tables::Syndrome;
 use crate::proto::wqe::SendWqe;
 use crate::wire::{Discard, Ext, Header, Opcode};
 
@@ -83,11 +84,10 @@ impl Env {
             };
             match answer {
                 Answered::Ack { psn, aeth, fatal } => {
-                    self.count(match aeth.syndrome >> 5 {
-                        0 => Counter::AcksSent,
-                        1 => Counter::RnrNaksSent,
-                        _ => Counter::NaksSent,
-                    });
+                    match aeth.syndrome >> 5 {
+                        0 => self.count(Counter::AcksSent),
+                        _ => self.count_nak_sent(qp, aeth.syndrome),
+                    }
                     self.build(qp, &mut frame, Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), 0, |_| ());
                     self.dispatch(qp, frame, true);
                     if let Some(fault) = fatal {
@@ -110,6 +110,7 @@ impl Env {
                         self.keep_frame(frame);
                         if !qp.responder.refuse_read(psn) {
                             self.discard(Discard::Duplicate);
+                            qp.counters.discard(Discard::Duplicate);
                         }
                         continue;
                     };
@@ -197,10 +198,27 @@ impl Env {
             }
             let total = qp.template.seal(buffer, at, len);
             frame.set_len(total);
-            self.count(if segment.again { Counter::Retransmitted } else { Counter::RequestsSent });
+            if segment.again {
+                self.count_of(qp, Counter::Retransmitted);
+            } else {
+                self.count(Counter::RequestsSent);
+            }
             self.dispatch(qp, frame, false);
         }
         Stop::More
+    }
+
+    #[cold]
+    fn count_nak_sent(&self, qp: &Qp, syndrome: u8) {
+        if let Syndrome::RnrNak { .. } = Syndrome::decode(syndrome) {
+            return self.count_of(qp, Counter::RnrNaksSent);
+        }
+        self.count_of(qp, Counter::NaksSent);
+        if let Syndrome::Nak(code) = Syndrome::decode(syndrome)
+            && let Some(counter) = Counter::nak_sent(code)
+        {
+            self.count_of(qp, counter);
+        }
     }
 
     /// Builds an answer in `frame`.
@@ -235,6 +253,7 @@ impl Env {
 
     #[inline]
     fn dispatch(&mut self, qp: &Qp, frame: Frame, answer: bool) {
+        qp.counters.sent(frame.len());
         let shard = Shared::shard_of(Qpn::new(qp.attr.dest_qp_num));
         self.send(qp.route, shard, frame, answer);
     }

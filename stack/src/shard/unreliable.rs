@@ -92,6 +92,7 @@ impl Env {
             }
             self.count(Counter::RequestsSent);
             let dqpn = if qp.is_datagram() { qp.address.remote_qpn } else { qp.attr.dest_qp_num };
+            qp.counters.sent(frame.len());
             let route = if path == Path::Inside { Route::Inside } else { Route::Known };
             self.send(route, Shared::shard_of(Qpn::new(dqpn)), frame, false);
         }
@@ -214,6 +215,7 @@ impl Env {
                 return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
             }
             self.check_realm(layout, &pkt)?;
+            qp.counters.received(frame.len());
             return self.receive_datagram(qp, &pkt, layout.priority());
         }
         if pkt.dst != qp.local {
@@ -223,6 +225,7 @@ impl Env {
             return Err(Discard::WrongPeer);
         }
         self.check_realm(layout, &pkt)?;
+        qp.counters.received(frame.len());
         self.receive_message(qp, &pkt)
     }
 
@@ -237,8 +240,15 @@ impl Env {
         let pkt = &Packet { ack_req: false, ..*pkt };
         if qp.responder.cuts_off(pkt) {
             self.discard(Discard::OutOfSequence);
+            self.give_up_receive(qp);
         }
-        let verdict = qp.responder.handle_message(pkt, qp.pd, &mut qp.rq, &self.shared.mrs)?;
+        let verdict = match qp.responder.handle_message(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+            Ok(verdict) => verdict,
+            Err(reason) => {
+                self.give_up_receive(qp);
+                return Err(reason);
+            }
+        };
         if let Err(fault) = self.place(qp, pkt, verdict) {
             self.end_receiving(qp, pkt, fault);
         }

@@ -285,7 +285,7 @@ mod tests {
         for ns in [1, TICK_NANOS - 1, TICK_NANOS, TICK_NANOS + 1, 64 * TICK_NANOS, HOUR, 3 * HOUR + 1] {
             let mut w = wheel(1);
             w.schedule(0, at(ns));
-            assert_eq!(fired(&mut w, ns - 1), [], "{ns}");
+            assert!(fired(&mut w, ns - 1).is_empty(), "{ns}");
             assert_eq!(fired(&mut w, ns + TICK_NANOS - 1), [0], "{ns}");
         }
     }
@@ -302,17 +302,17 @@ mod tests {
         assert!(w.is_empty() && !w.cancel(0) && !w.cancel(99) && !w.is_scheduled(0));
         w.schedule(0, at(0));
         assert!(w.cancel(0) && w.next_deadline().is_none());
-        assert_eq!(fired(&mut w, 2 * HOUR), []);
+        assert!(fired(&mut w, 2 * HOUR).is_empty());
     }
 
     #[test]
     fn clock_that_goes_back() {
         let mut w = wheel(2);
-        assert_eq!(fired(&mut w, HOUR), []);
+        assert!(fired(&mut w, HOUR).is_empty());
         w.schedule(0, at(HOUR / 2));
         w.schedule(1, at(2 * HOUR));
         assert_eq!(fired(&mut w, 5), [0], "past already, whatever the clock says now");
-        assert_eq!(fired(&mut w, 2 * HOUR - TICK_NANOS), []);
+        assert!(fired(&mut w, 2 * HOUR - TICK_NANOS).is_empty());
         assert_eq!(fired(&mut w, 2 * HOUR + TICK_NANOS), [1]);
     }
 
@@ -320,7 +320,7 @@ mod tests {
     fn far_is_never() {
         let mut w = wheel(1);
         w.schedule(0, Instant::FAR);
-        assert_eq!(fired(&mut w, u64::MAX), []);
+        assert!(fired(&mut w, u64::MAX).is_empty());
         assert_eq!(w.next_deadline(), Some(Instant::FAR));
         assert!(w.cancel(0));
     }

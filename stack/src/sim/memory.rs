@@ -142,7 +142,7 @@ mod tests {
         region.write(3, &bytes);
         assert_eq!(region.read(3, 17), bytes);
         assert_eq!(region.read(0, 21), [&[0; 3][..], &bytes, &[0]].concat());
-        assert_eq!(region.read(8, 0), []);
+        assert!(region.read(8, 0).is_empty());
         assert!(region.guards_intact());
     }
 

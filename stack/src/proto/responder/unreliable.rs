@@ -76,6 +76,11 @@ impl Responder {
         self.in_progress = InProgress::None;
     }
 
+    /// The receive request held completed in error: the next message takes another one.
+    pub fn let_go(&mut self) {
+        self.holds_receive = false;
+    }
+
     /// Checks a datagram for a queue pair with the Q_Key `qkey`. The network header goes to the first [`GRH_LEN`] bytes
     /// of the receive request, the payload behind it; then [`Responder::accept_datagram`].
     ///

@@ -201,7 +201,7 @@ fn p13_ethernet_padding_is_not_payload() {
     frame.extend([0xdd; 2]);
     let layout = accept(&frame).unwrap();
     assert_eq!(layout.end, 58);
-    assert_eq!(layout.packet(&frame).payload, []);
+    assert!(layout.packet(&frame).payload.is_empty());
 }
 
 /// Packet A with another UDP length and a right ICRC, if there is room for one.

@@ -1,0 +1,79 @@
+//! Which stacks run: snapshots from the sockets named, or from those in a directory.
+
+use crate::error::{AppError, Result};
+use std::path::{Path, PathBuf};
+use verbs::stats::{self, Snapshot, StatsError};
+
+/// The stacks that answered.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// Each socket and what it said, by path.
+    pub stacks: Vec<(PathBuf, Snapshot)>,
+    /// Sentences about sockets that gave nothing.
+    pub notes: Vec<String>,
+}
+
+impl Found {
+    /// The notes, for a person.
+    pub fn tell(&self) {
+        self.notes.iter().for_each(|note| eprintln!("roce-stat: {note}"));
+    }
+}
+
+/// A snapshot of each stack at these paths; of those in the default directory where there are none.
+///
+/// A socket in a directory that nobody serves any more is removed: its process ended without doing so.
+///
+/// # Errors
+/// When no stack answers.
+pub fn find(paths: &[PathBuf]) -> Result<Found> {
+    let default;
+    let paths = match paths {
+        [] => {
+            default = [stats::runtime_dir().map_err(|e| AppError::Setup(e.to_string()))?];
+            &default
+        }
+        paths => paths,
+    };
+    let mut found = Found::default();
+    for path in paths {
+        if path.is_dir() { in_dir(path, &mut found)? } else { one(path, &mut found, false) }
+    }
+    if found.stacks.is_empty() {
+        let places: Vec<_> = paths.iter().map(|p| p.display().to_string()).collect();
+        let notes = found.notes.iter().map(|note| format!("; {note}")).collect::<String>();
+        return Err(AppError::Setup(format!(
+            "no running stack found in {}{notes}; start one with --stats (roce-pingpong --stats), or with \
+             DeviceConfig::stats in your program",
+            places.join(", ")
+        )));
+    }
+    Ok(found)
+}
+
+fn in_dir(dir: &Path, found: &mut Found) -> Result<()> {
+    let fail = |e: std::io::Error| AppError::Setup(format!("{} cannot be read ({e})", dir.display()));
+    let mut sockets = Vec::new();
+    for entry in std::fs::read_dir(dir).map_err(fail)? {
+        let path = entry.map_err(fail)?.path();
+        if path.extension().is_some_and(|e| e == "sock") {
+            sockets.push(path);
+        }
+    }
+    sockets.sort();
+    sockets.iter().for_each(|path| one(path, found, true));
+    Ok(())
+}
+
+fn one(path: &Path, found: &mut Found, tidy: bool) {
+    match Snapshot::fetch(path) {
+        Ok(snapshot) => found.stacks.push((path.into(), snapshot)),
+        Err(StatsError::Stale { .. }) if tidy => found.notes.push(match std::fs::remove_file(path) {
+            Ok(()) => format!("removed {}: its process ended without doing so", path.display()),
+            Err(error) => format!("{} is stale and cannot be removed ({error})", path.display()),
+        }),
+        // It ended between our look at the directory and the connection.
+        Err(StatsError::Io { source, .. }) if tidy && source.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => found.notes.push(error.to_string()),
+    }
+}

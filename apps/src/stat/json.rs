@@ -1,0 +1,18 @@
+//! `--json`: one object an interval, one a line.
+
+use super::rates::StackRates;
+use serde::Serialize;
+
+/// Field names are the interface for scripts: they are added to, never renamed.
+#[derive(Serialize)]
+struct Line<'a> {
+    version: u32,
+    stacks: &'a [StackRates],
+}
+
+/// The object of an interval, with the end of its line.
+pub fn line(stacks: &[StackRates]) -> String {
+    let mut text = serde_json::to_string(&Line { version: 1, stacks }).expect("keys are strings");
+    text.push('\n');
+    text
+}

@@ -1,0 +1,80 @@
+//! `roce-stat`: looks at running stacks from outside.
+//!
+//! `find` fetches snapshots from sockets, `rates` turns two of them into rows, and `table`, `json` and `view` show those.
+
+pub mod find;
+pub mod json;
+pub mod rates;
+pub mod table;
+pub mod view;
+
+use crate::cli::stat::StatCli;
+use crate::error::{AppError, Result};
+use crate::stop;
+use find::Found;
+use rates::{Query, StackRates};
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// How long a wait goes on without a look at the signals.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// Runs the program.
+///
+/// # Errors
+/// When there is nothing to look at, or the output cannot be written.
+pub fn run(cli: &StatCli) -> Result<()> {
+    let first = find::find(&cli.paths)?;
+    first.tell();
+    if !cli.once && !cli.json {
+        if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+            return Err(AppError::Usage(
+                "the live view needs a terminal; use --once for a table, or --json".into(),
+            ));
+        }
+        return view::run(cli, first);
+    }
+    let query = Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() };
+    let rounds = if cli.once { 1 } else { cli.count.unwrap_or(u64::MAX) };
+    let mut before = first;
+    for _ in 0..rounds {
+        sleep(cli.interval)?;
+        let now = find::find(&cli.paths)?;
+        now.tell();
+        let stacks = compare(&before, &now, &query);
+        let text = if cli.json { json::line(&stacks) } else { table::render(&stacks) };
+        if let Err(error) =
+            std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush())
+        {
+            // Whoever read us has seen enough.
+            return match error.kind() {
+                std::io::ErrorKind::BrokenPipe => Ok(()),
+                _ => Err(AppError::Setup(format!("the output cannot be written ({error})"))),
+            };
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// Each stack that is there now, with what it did since `before`.
+pub fn compare(before: &Found, now: &Found, query: &Query) -> Vec<StackRates> {
+    now.stacks
+        .iter()
+        .map(|(path, snapshot)| {
+            let old = before.stacks.iter().find(|(p, s)| p == path && s.pid == snapshot.pid);
+            StackRates::new(old.map(|(_, s)| s), snapshot, query)
+        })
+        .collect()
+}
+
+fn sleep(time: Duration) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        stop::check()?;
+        match time.checked_sub(start.elapsed()) {
+            Some(left) if !left.is_zero() => std::thread::sleep(left.min(SLICE)),
+            _ => return Ok(()),
+        }
+    }
+}

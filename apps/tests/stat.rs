@@ -1,0 +1,205 @@
+//! `roce-stat` from end to end: against a device of this process, and against a program.
+
+mod common;
+
+use apps::cli::stat::StatCli;
+use clap::{CommandFactory, Parser};
+use common::{Bench, Link, PINGPONG, Running, run};
+use serde_json::Value;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use verbs::{Access, Context, Cq, DeviceConfig, Mr, Qp, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+
+const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
+
+/// A queue pair that is connected to itself, on a device that shows itself.
+struct Stack {
+    qp: Qp,
+    cq: Cq,
+    mr: Mr,
+    context: Context,
+}
+
+impl Stack {
+    fn at(path: &Path) -> Self {
+        let context = Context::open(DeviceConfig::loopback().stats(path)).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let mr = pd.reg_mr(4096, Access::LOCAL_WRITE).unwrap();
+        let cq = context.create_cq(16).unwrap();
+        let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+        qp.connect_rc(&qp.endpoint(1).unwrap(), &RcOptions { sgid_index: 1, ..RcOptions::default() })
+            .unwrap();
+        Self { qp, cq, mr, context }
+    }
+
+    fn message(&self, len: usize) {
+        self.qp.post_recv(&[RecvWr::new(1, &[self.mr.sge(2048..4096).unwrap()])]).unwrap();
+        self.qp.post_send(&[SendWr::send(2, &[self.mr.sge(0..len).unwrap()]).signaled()]).unwrap();
+        let (mut done, mut wc, start) = (0, [Wc::default(); 2], Instant::now());
+        while done < 2 {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            let n = self.cq.poll(&mut wc).unwrap();
+            assert!(wc[..n].iter().all(Wc::is_ok));
+            done += n;
+        }
+    }
+
+    fn qpn(&self) -> u32 {
+        self.qp.qp_num().get()
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+fn object(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+#[test]
+fn the_definition_is_consistent_and_teaches() {
+    StatCli::command().debug_assert();
+    let help = StatCli::command().render_long_help().to_string();
+    for part in ["Examples", "--stats", "Keys of the live view", "XDG_RUNTIME_DIR", "read only"] {
+        assert!(help.contains(part), "{part}: {help}");
+    }
+    for wrong in [&["--interval", "0"][..], &["--count", "2"], &["--sort", "luck"], &["--interval", "2h"]] {
+        assert!(StatCli::try_parse_from([&["roce-stat"], wrong].concat()).is_err(), "{wrong:?}");
+    }
+    let help = run(STAT, &["--help"]).good().stdout;
+    assert!(help.contains("roce-pingpong --stats"), "{help}");
+}
+
+#[test]
+fn one_table_has_the_queue_pair() {
+    let bench = Bench::new(Link::Unix);
+    let path = bench.path("s.sock");
+    let stack = Stack::at(&path);
+    stack.message(100);
+    let out = run(STAT, &["--once", "--interval", "50ms", text(&path)]).good().stdout;
+    let qpn = format!("{:#08x}", stack.qpn());
+    let line =
+        out.lines().find(|line| line.trim_start().starts_with(&qpn)).unwrap_or_else(|| panic!("{out}"));
+    for part in ["RC", "RTS", "192.0.2.1"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    assert!(out.contains("1 of 1 queue pairs") && out.contains("drops: none"), "{out}");
+    assert!(out.contains(&format!("pid {}", std::process::id())), "{out}");
+    let none = run(STAT, &["--once", "--interval", "10ms", "--filter", "UD", text(&path)]).good().stdout;
+    assert!(!none.contains(&qpn) && none.contains("0 of 1 queue pairs"), "{none}");
+}
+
+#[test]
+fn json_is_what_the_device_counted() {
+    let bench = Bench::new(Link::Unix);
+    let path = bench.path("s.sock");
+    let stack = Stack::at(&path);
+    (0..3).for_each(|_| stack.message(100));
+    let out = run(STAT, &["--once", "--json", "--interval", "10ms", text(&path)]).good().stdout;
+    assert_eq!(out.lines().count(), 1);
+    let line = object(&out);
+    assert_eq!(line["version"], 1);
+    let shown = &line["stacks"][0];
+    assert_eq!(shown["pid"], std::process::id());
+    assert_eq!((&shown["qps_total"], &shown["shards"][0]["qps"]), (&1.into(), &1.into()));
+    let qp = &shown["qps"][0];
+    assert_eq!((&qp["qpn"], &qp["peer"]["qpn"]), (&stack.qpn().into(), &stack.qpn().into()));
+    assert_eq!((&qp["qp_type"], &qp["state"]), (&"RC".into(), &"RTS".into()));
+    for (name, value) in stack.qp.counters().iter().filter(|(_, value)| *value > 0) {
+        assert_eq!(qp["counters"][name], value, "{name}");
+    }
+    assert_eq!(qp["counters"]["send_messages"], 3);
+    assert_eq!(qp["counters"]["recv_bytes"], 300);
+    let lines = run(STAT, &["--json", "--count", "3", "--interval", "10ms", text(&path)]).good().stdout;
+    let lines: Vec<_> = lines.lines().map(object).collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines.iter().all(|line| line["stacks"][0]["interval_s"].as_f64().unwrap() > 0.009));
+}
+
+#[test]
+fn a_directory_shows_all_and_what_is_stale_goes() {
+    let bench = Bench::new(Link::Unix);
+    let dir = bench.path("run");
+    std::fs::create_dir(&dir).unwrap();
+    let stale = dir.join("1-0.sock");
+    drop(UnixListener::bind(&stale).unwrap());
+    std::fs::write(dir.join("notes.txt"), "not a socket").unwrap();
+    let (a, b) = (Stack::at(&dir), Stack::at(&dir));
+    let out = run(STAT, &["--once", "--json", "--interval", "10ms", text(&dir)]).good();
+    assert_eq!(object(&out.stdout)["stacks"].as_array().unwrap().len(), 2);
+    assert!(out.stderr.contains("removed") && out.stderr.contains("1-0.sock"), "{}", out.stderr);
+    assert!(!stale.exists());
+    let name = |context: &Context| context.stats_path().unwrap().to_owned();
+    let (gone, here) = (name(&a.context), name(&b.context));
+    drop(a);
+    assert!(!gone.exists() && here.exists(), "a device that closes takes its socket along");
+    run(STAT, &["--once", "--interval", "10ms", text(&dir)]).good();
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let bench = Bench::new(Link::Unix);
+    let dir = bench.path("run");
+    std::fs::create_dir(&dir).unwrap();
+    let nothing = run(STAT, &["--once", text(&dir)]).bad("no running stack found in");
+    assert!(nothing.stderr.contains("start one with --stats"), "{}", nothing.stderr);
+    run(STAT, &["--once", text(&dir.join("missing.sock"))]).bad("missing.sock");
+    let stale = bench.path("stale.sock");
+    drop(UnixListener::bind(&stale).unwrap());
+    run(STAT, &["--once", text(&stale)]).bad("no process serves this socket");
+    assert!(stale.exists(), "a path that was named is left alone");
+    let path = bench.path("s.sock");
+    let _stack = Stack::at(&path);
+    run(STAT, &[text(&path)]).bad("needs a terminal");
+    run(PINGPONG, &["--port", "loopback", "--stats=/nonexistent/s", "host"]).bad("no directory /nonexistent");
+}
+
+// Somebody else's socket that sends anything but a snapshot.
+#[test]
+fn what_is_no_stack_is_refused() {
+    use std::io::Write;
+    let bench = Bench::new(Link::Unix);
+    for (n, (sent, part)) in [
+        (&b"hello"[..], "no statistics socket"),
+        (b"", "no statistics socket"),
+        (b"{\"version\":99}", "version 99"),
+        (b"{\"version\":1,\"pid\":", "no statistics socket"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let path: PathBuf = bench.path(&format!("{n}.sock"));
+        let listener = UnixListener::bind(&path).unwrap();
+        let server = std::thread::spawn(move || listener.accept().unwrap().0.write_all(sent).unwrap());
+        run(STAT, &["--once", text(&path)]).bad(part);
+        server.join().unwrap();
+    }
+}
+
+// The option, and the directory where both look: a program that waits for its peer is seen by its pid.
+#[test]
+fn a_program_with_the_option_is_found() {
+    let bench = Bench::new(Link::Unix);
+    let dir = bench.path("run");
+    std::fs::create_dir(&dir).unwrap();
+    let (port, tcp) = (bench.server_port(), bench.tcp.to_string());
+    let stats = format!("--stats={}", dir.display());
+    let mut server = Running::start(
+        PINGPONG,
+        &["--port", &port, "-p", &tcp, "--bind", "127.0.0.1", "--drive", "caller", &stats],
+    );
+    let start = Instant::now();
+    let out = loop {
+        let out = run(STAT, &["--once", "--json", "--interval", "10ms", text(&dir)]);
+        if out.code == Some(0) && object(&out.stdout)["stacks"][0]["qps_total"] == 1 {
+            break out;
+        }
+        assert!(start.elapsed() < Duration::from_secs(20), "{}", out.all());
+    };
+    let line = object(&out.stdout);
+    let stack = &line["stacks"][0];
+    assert_eq!(stack["pid"], server.id());
+    assert_eq!(stack["program"], "roce-pingpong");
+}

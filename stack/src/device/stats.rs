@@ -1,0 +1,379 @@
+//! What a running stack is doing, for whoever looks on: its shards, its queue pairs and what they counted.
+//!
+//! [`Snapshot::of`] a device reads counters and published words; it never takes a shard's claim, so nothing waits for
+//! it. A device that was asked to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix
+//! socket, and [`Snapshot::fetch`] takes one from there.
+//!
+//! # Protocol
+//!
+//! Whoever connects gets one snapshot, a JSON object, and the end of the stream; what a client sends is never read.
+//! `version` is [`VERSION`]; fields and counters are added without a new version, so a reader skips names that it does
+//! not know and takes counters that are missing for 0 (those that are 0 are left out). `nc -U SOCKET` shows it.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::claim::{Core, lock};
+use crate::id::{QpState, QpType, Qpn};
+use crate::proto::state::{state_name, type_name};
+use crate::shard::counters::{CounterSnapshot, QpCounters};
+
+/// Version of the protocol.
+pub const VERSION: u32 = 1;
+/// Queue pairs that a snapshot lists; [`Snapshot::qps_total`] tells how many there are.
+pub const QPS_LISTED: usize = 16_384;
+/// Bytes that [`Snapshot::fetch`] takes at most.
+const FETCH_MAX: u64 = 64 << 20;
+/// How long [`Snapshot::fetch`] waits for the next bytes.
+const FETCH_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Counters by name; those that are 0 are left out.
+pub type Counts = BTreeMap<String, u64>;
+
+/// A running stack at one moment; numbers of running shards are not of one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Version of the protocol.
+    pub version: u32,
+    /// Process.
+    pub pid: u32,
+    /// Name of its program.
+    #[serde(default)]
+    pub program: String,
+    /// The port, as it was opened.
+    #[serde(default)]
+    pub port: String,
+    /// Its Ethernet address.
+    #[serde(default)]
+    pub mac: String,
+    /// Whether its link is up.
+    #[serde(default)]
+    pub link_up: bool,
+    /// Our addresses, in the order of the GID table.
+    #[serde(default)]
+    pub gids: Vec<String>,
+    /// When the snapshot was taken, by the device's clock, in nanoseconds; rates are differences over it.
+    pub at_ns: u64,
+    /// What the port counted.
+    #[serde(default)]
+    pub port_counters: Counts,
+    /// The shards.
+    pub shards: Vec<ShardStats>,
+    /// Queue pairs that exist.
+    pub qps_total: usize,
+    /// The queue pairs, by number; the first [`QPS_LISTED`].
+    pub qps: Vec<QpStats>,
+}
+
+/// A shard at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShardStats {
+    /// Its number.
+    pub id: usize,
+    /// Its queue pairs.
+    #[serde(default)]
+    pub qps: usize,
+    /// What it counted.
+    #[serde(default)]
+    pub counters: Counts,
+}
+
+/// A queue pair at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpStats {
+    /// Its number.
+    pub qpn: u32,
+    /// Service type: `RC`, `UD`, ...
+    #[serde(default)]
+    pub qp_type: String,
+    /// State: `RESET`, `INIT`, ...
+    #[serde(default)]
+    pub state: String,
+    /// Its shard.
+    #[serde(default)]
+    pub shard: usize,
+    /// Whom it talks to, once it is connected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<PeerStats>,
+    /// What it counted.
+    #[serde(default)]
+    pub counters: Counts,
+}
+
+/// The other end of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerStats {
+    /// Its address.
+    pub gid: String,
+    /// Its queue pair.
+    pub qpn: u32,
+}
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StatsError {
+    /// Nobody listens any more: the process ended without removing its socket.
+    #[error("{}: no process serves this socket any more; remove it", path.display())]
+    Stale {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The socket cannot be used.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// What came is no snapshot.
+    #[error("{}: this is no statistics socket ({reason})", path.display())]
+    Format {
+        /// The socket.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The stack is of another version.
+    #[error(
+        "{}: the stack speaks version {theirs} of the statistics, this program {VERSION}; use programs of one build",
+        path.display()
+    )]
+    Version {
+        /// The socket.
+        path: PathBuf,
+        /// The version there.
+        theirs: u32,
+    },
+    /// The default directory cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Dir {
+        /// The directory.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+fn counts<'a>(values: impl Iterator<Item = (&'a str, u64)>) -> Counts {
+    values.filter(|(_, value)| *value != 0).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+impl From<&CounterSnapshot> for Counts {
+    fn from(values: &CounterSnapshot) -> Self {
+        counts(values.iter())
+    }
+}
+
+impl Snapshot {
+    pub(super) fn of(core: &Core) -> Self {
+        let shared = &core.shared;
+        let port = core.port.stats();
+        let info = core.port.info();
+        let (entries, total, per_shard) = core.qps.list(core.cells.len());
+        Self {
+            version: VERSION,
+            pid: std::process::id(),
+            program: program(),
+            port: info.name.clone(),
+            mac: info.mac.to_string(),
+            link_up: core.port.link_up(),
+            gids: shared.gids.iter().map(ToString::to_string).collect(),
+            at_ns: core.now().as_nanos(),
+            port_counters: counts(
+                [
+                    ("rx_frames", port.rx_frames),
+                    ("rx_bytes", port.rx_bytes),
+                    ("tx_frames", port.tx_frames),
+                    ("tx_bytes", port.tx_bytes),
+                    ("rx_dropped", port.rx_dropped),
+                    ("tx_dropped", port.tx_dropped),
+                    ("restarts", port.restarts),
+                ]
+                .into_iter(),
+            ),
+            shards: shared
+                .counters
+                .iter()
+                .enumerate()
+                .map(|(id, counters)| ShardStats {
+                    id,
+                    qps: per_shard[id],
+                    counters: (&counters.snapshot()).into(),
+                })
+                .collect(),
+            qps_total: total,
+            qps: entries
+                .into_iter()
+                .map(|(qpn, entry)| QpStats {
+                    qpn,
+                    qp_type: type_name(entry.qp_type).to_owned(),
+                    state: QpState::from_enum(shared.words.load(entry.index).state())
+                        .map_or(String::new(), |state| state_name(state).to_owned()),
+                    shard: entry.shard,
+                    peer: entry
+                        .counters
+                        .peer()
+                        .map(|(gid, qpn)| PeerStats { gid: gid.to_string(), qpn: qpn.get() }),
+                    counters: (&entry.counters.snapshot()).into(),
+                })
+                .collect(),
+        }
+    }
+
+    /// The snapshot as it goes over the socket.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("names of counters are strings, and nothing else can fail")
+    }
+
+    /// Takes a snapshot from the device that listens at `path`.
+    ///
+    /// # Errors
+    /// [`StatsError`]; what the other side sends is checked, at most 64 MiB of it are taken, and no pause of more than
+    /// 2 seconds.
+    pub fn fetch(path: &Path) -> Result<Self, StatsError> {
+        let io = |source: std::io::Error| match source.kind() {
+            std::io::ErrorKind::ConnectionRefused => StatsError::Stale { path: path.into() },
+            _ => StatsError::Io { path: path.into(), source },
+        };
+        let stream = UnixStream::connect(path).map_err(io)?;
+        stream.set_read_timeout(Some(FETCH_PATIENCE)).map_err(io)?;
+        let mut text = Vec::new();
+        stream.take(FETCH_MAX).read_to_end(&mut text).map_err(io)?;
+        Self::parse(&text).map_err(|reason| match reason {
+            Ok(theirs) => StatsError::Version { path: path.into(), theirs },
+            Err(reason) => StatsError::Format { path: path.into(), reason },
+        })
+    }
+
+    /// `Err(Ok(version))`: of another version; `Err(Err(reason))`: no snapshot.
+    fn parse(text: &[u8]) -> Result<Self, Result<u32, String>> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let bad = |e: serde_json::Error| Err(e.to_string());
+        let Versioned { version } = serde_json::from_slice(text).map_err(bad)?;
+        if version != VERSION {
+            return Err(Ok(version));
+        }
+        serde_json::from_slice(text).map_err(bad)
+    }
+}
+
+fn program() -> String {
+    let exe = std::env::current_exe().ok();
+    let name = exe.as_deref().and_then(Path::file_name);
+    name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The directory where stacks show themselves by default and `roce-stat` looks for them: `$XDG_RUNTIME_DIR/roce`, or
+/// `/tmp/roce-UID` where that is not set. It is made if it does not exist, for this user alone.
+///
+/// # Errors
+/// [`StatsError::Dir`]: it cannot be made, or somebody else could put a socket into it.
+pub fn runtime_dir() -> Result<PathBuf, StatsError> {
+    let fail = |path: &Path, reason: String| Err(StatsError::Dir { path: path.into(), reason });
+    // The owner of our own entry in /proc is who we are.
+    let uid = match std::fs::metadata("/proc/self") {
+        Ok(metadata) => metadata.uid(),
+        Err(error) => return fail(Path::new("/proc/self"), error.to_string()),
+    };
+    let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|base| base.is_dir());
+    let dir = base.map_or_else(|| PathBuf::from(format!("/tmp/roce-{uid}")), |base| base.join("roce"));
+    match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
+        Ok(()) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => return fail(&dir, format!("cannot be made ({error}); name a path yourself")),
+    }
+    match std::fs::symlink_metadata(&dir) {
+        Ok(m) if !m.is_dir() => fail(&dir, "is no directory; remove it, or name a path yourself".into()),
+        Ok(m) if m.uid() != uid => {
+            fail(&dir, format!("belongs to user {}, not to us; name a path yourself", m.uid()))
+        }
+        Ok(m) if m.permissions().mode() & 0o022 != 0 => {
+            fail(&dir, "may be written by others; make it yours (chmod 700), or name a path yourself".into())
+        }
+        Ok(_) => Ok(dir),
+        Err(error) => fail(&dir, error.to_string()),
+    }
+}
+
+/// What looking on needs to know of a queue pair.
+#[derive(Clone, Debug)]
+pub(super) struct QpEntry {
+    pub qp_type: QpType,
+    pub shard: usize,
+    /// Index of its word.
+    pub index: u32,
+    pub counters: Arc<QpCounters>,
+}
+
+/// The queue pairs that exist, by number. Creating and destroying them takes the lock for a moment; shards never do.
+#[derive(Debug, Default)]
+pub(super) struct QpList(Mutex<BTreeMap<u32, QpEntry>>);
+
+impl QpList {
+    pub(super) fn insert(&self, qpn: Qpn, entry: QpEntry) {
+        lock(&self.0).insert(qpn.get(), entry);
+    }
+    pub(super) fn remove(&self, qpn: Qpn) {
+        lock(&self.0).remove(&qpn.get());
+    }
+    /// The first of them, how many there are, and how many on each shard.
+    fn list(&self, shards: usize) -> (Vec<(u32, QpEntry)>, usize, Vec<usize>) {
+        let qps = lock(&self.0);
+        let mut per_shard = vec![0; shards];
+        qps.values().for_each(|entry| per_shard[entry.shard] += 1);
+        let listed = qps.iter().take(QPS_LISTED).map(|(qpn, entry)| (*qpn, entry.clone())).collect();
+        (listed, qps.len(), per_shard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_survives_the_way() {
+        let sent = Snapshot {
+            version: VERSION,
+            pid: 7,
+            port: "unix:/a \"b\"\n,peer=/c".into(),
+            at_ns: u64::MAX,
+            shards: vec![ShardStats { id: 1, qps: 2, counters: [("rx_frames".into(), u64::MAX)].into() }],
+            qps_total: 1,
+            qps: vec![QpStats {
+                qpn: 0x12_3456,
+                peer: Some(PeerStats { gid: "::1".into(), qpn: 3 }),
+                ..QpStats::default()
+            }],
+            ..Snapshot::default()
+        };
+        assert_eq!(Snapshot::parse(&sent.to_json()), Ok(sent));
+    }
+
+    #[test]
+    fn what_is_no_snapshot_is_refused() {
+        for text in
+            ["", "{", "[]", "{\"version\":1}", "hello", "{\"version\":-1}", "{\"version\":1,\"qps\":3}"]
+        {
+            assert!(matches!(Snapshot::parse(text.as_bytes()), Err(Err(_))), "{text}");
+        }
+        assert_eq!(Snapshot::parse(b"{\"version\":2,\"new\":[]}"), Err(Ok(2)));
+    }
+
+    #[test]
+    fn names_that_are_not_known_are_skipped() {
+        let text = br#"{"version":1,"pid":1,"at_ns":0,"shards":[],"qps_total":0,"qps":[],"later":{"a":[1]}}"#;
+        assert_eq!(Snapshot::parse(text).unwrap().pid, 1);
+    }
+}

@@ -1,0 +1,150 @@
+//! The socket that shows a device's counters: one thread, asleep unless somebody connects.
+//!
+//! It reads counters and published words, never takes a shard's claim, and never reads what a client sends. One client is
+//! served at a time, for at most [`CLIENT_PATIENCE`]; a client that hangs costs the others that much and nobody else
+//! anything.
+
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::claim::Core;
+use super::error::OpenError;
+use super::stats::Snapshot;
+use crate::port::socket_file::make_way;
+
+/// How long a client may take to read its snapshot.
+const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
+/// Rest after each client, so that even one that connects all the time gets little of this machine.
+const REST: Duration = Duration::from_millis(5);
+/// Bytes written between two looks at the clock.
+const PIECE: usize = 32 << 10;
+
+/// The socket and its thread, until dropped.
+#[derive(Debug)]
+pub(super) struct StatsSocket {
+    path: PathBuf,
+    /// Device and inode of the socket's file: it is removed only while it is ours.
+    file: (u64, u64),
+    /// The listening socket once more, to wake the thread by shutting it down.
+    waker: UnixStream,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StatsSocket {
+    /// Listens at `path`, or in the directory `path` under a name of this process's own.
+    pub(super) fn open(path: &Path, core: &Arc<Core>) -> Result<Self, OpenError> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let path = if path.is_dir() {
+            let n = NEXT.fetch_add(1, Ordering::Relaxed);
+            path.join(format!("{}-{n}.sock", std::process::id()))
+        } else {
+            path.to_owned()
+        };
+        let (listener, file) =
+            listen(&path).map_err(|reason| OpenError::Stats { path: path.clone(), reason })?;
+        let system =
+            |error: std::io::Error| OpenError::Stats { path: path.clone(), reason: error.to_string() };
+        // Shutting a listening socket down ends its `accept`; the type that can do that is the stream's.
+        let waker = UnixStream::from(OwnedFd::from(listener.try_clone().map_err(system)?));
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (core, stop) = (core.clone(), stop.clone());
+            let body = move || serve(&listener, &core, &stop);
+            let name = String::from("roce-stats");
+            thread::Builder::new()
+                .name(name.clone())
+                .spawn(body)
+                .map_err(|source| OpenError::Thread { name, source })?
+        };
+        Ok(Self { path, file, waker, stop, thread: Some(thread) })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for StatsSocket {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // It fails only for a socket that is shut down already.
+        let _ = self.waker.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|m| (m.dev(), m.ino()))
+}
+
+/// A listening socket that at no moment anybody but this user could connect to: it is made in a directory of its own
+/// and moved to its place when its mode is set.
+fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), String> {
+    make_way(path)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !dir.is_dir() {
+        return Err(format!("there is no directory {}; make it, or name another path", dir.display()));
+    }
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let nest = dir.join(format!(".roce{}-{n}", std::process::id()));
+    let (failed, egg) = (|error: std::io::Error| format!("it cannot be made ({error})"), nest.join("s"));
+    std::fs::DirBuilder::new().mode(0o700).create(&nest).map_err(failed)?;
+    let made = || -> std::io::Result<(UnixListener, (u64, u64))> {
+        let listener = UnixListener::bind(&egg)?;
+        std::fs::set_permissions(&egg, std::fs::Permissions::from_mode(0o600))?;
+        let file = identity(&egg)?;
+        std::fs::rename(&egg, path)?;
+        Ok((listener, file))
+    };
+    let made = made().map_err(failed);
+    let _ = std::fs::remove_file(&egg);
+    let _ = std::fs::remove_dir(&nest);
+    made
+}
+
+fn serve(listener: &UnixListener, core: &Core, stop: &AtomicBool) {
+    while !stop.load(Ordering::Acquire) {
+        match listener.accept() {
+            Ok((client, _)) if !stop.load(Ordering::Acquire) => {
+                // A client that went away, or was too slow, asks again.
+                let _ = show(client, &Snapshot::of(core).to_json(), stop);
+                thread::park_timeout(REST);
+            }
+            Ok(_) => {}
+            // No descriptor is free, or the client is gone again.
+            Err(_) => thread::park_timeout(REST),
+        }
+    }
+}
+
+fn show(mut client: UnixStream, mut text: &[u8], stop: &AtomicBool) -> std::io::Result<()> {
+    let start = Instant::now();
+    while !text.is_empty() && !stop.load(Ordering::Acquire) {
+        let left = CLIENT_PATIENCE.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        client.set_write_timeout(Some(left))?;
+        let n = client.write(&text[..text.len().min(PIECE)])?;
+        if n == 0 {
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        text = &text[n..];
+    }
+    Ok(())
+}
