@@ -199,9 +199,6 @@ fn u18_to_our_own_address() {
             mr.write(0, &text(1000)).unwrap();
             mr.fill(8192..10_000, 0).unwrap();
             to.post_recv(&[RecvWr::new(7, &[mr.sge(8192..10_000).unwrap()])]).unwrap();
-            let wr =
-                SendWr::send(1, std::slice::from_ref(const { &verbs::Sge { addr: 0, length: 0, lkey: 0 } }));
-            assert!(a.post_send(&[wr]).is_err(), "no destination");
             let sge = [mr.sge(0..1000).unwrap()];
             a.post_send(&[SendWr::send(1, &sge).to(&ah, to.qp_num(), QKEY).signaled()]).unwrap();
             let mut done = take(&context, &cq, 2);
@@ -214,7 +211,7 @@ fn u18_to_our_own_address() {
             assert_eq!(area[0] >> 4 == 6, gid.as_v4().is_none());
             let back = pd.create_ah_from_wc(&done[1], area[..].try_into().unwrap()).unwrap();
             assert_eq!(back.attr().grh.unwrap().dgid, gid);
-            back.destroy().unwrap();
+            back.destroy();
         }
         assert_eq!(context.counters().get(Counter::ToSelf), before + 2);
     }
@@ -255,7 +252,7 @@ fn u20_address_handles_of_others_are_refused() {
     // A domain with address handles is in use.
     let (e, other_pd) = other_pd.dealloc().unwrap_err();
     assert_eq!(e.errno(), errno::EBUSY);
-    theirs.destroy().unwrap();
+    theirs.destroy();
     other_pd.dealloc().unwrap();
 }
 
