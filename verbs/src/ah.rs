@@ -14,6 +14,29 @@ pub const GRH_LEN: usize = 40;
 /// An address handle (`struct ibv_ah`): the way to a peer, for datagrams of queue pairs of the same protection domain.
 ///
 /// A posted request carries a copy: the handle may go as soon as the post call has returned.
+///
+/// ```
+/// use verbs::{Access, Context, DeviceConfig, GRH_LEN, QpInitAttr, RecvWr, SendWr, Wc, ah_attr_to};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = Context::open(DeviceConfig::loopback())?;
+/// let pd = context.alloc_pd()?;
+/// let mr = pd.reg_mr(4096, Access::LOCAL_WRITE)?;
+/// let cq = context.create_cq(16)?;
+/// let qp = pd.create_qp(&QpInitAttr::ud(&cq, &cq))?;
+/// qp.activate_ud(0x1234)?;
+///
+/// // To ourselves; the first 40 bytes of the receive are for the network header.
+/// let ah = pd.create_ah(&ah_attr_to(context.query_gid(1, 1)?, 1))?;
+/// qp.post_recv(&[RecvWr::new(1, &[mr.sge(0..GRH_LEN + 100)?])])?;
+/// qp.post_send(&[SendWr::send(2, &[]).inline(b"hello").to(&ah, qp.qp_num(), 0x1234)])?;
+/// let mut done = [Wc::default()];
+/// while cq.poll(&mut done)? == 0 {}
+/// assert_eq!((done[0].byte_len, done[0].src_qp), (45, qp.qp_num()));
+/// assert_eq!(mr.to_vec(GRH_LEN..GRH_LEN + 5)?, b"hello");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[doc(alias = "ibv_ah")]
 pub struct Ah {
@@ -28,14 +51,9 @@ impl Ah {
     pub fn attr(&self) -> &AhAttr {
         self.core.attr()
     }
-    /// Frees the address handle; the protection domain can be freed then.
-    ///
-    /// # Errors
-    /// None today.
+    /// Frees the address handle, which nothing can keep: requests that were posted with it carry a copy.
     #[doc(alias = "ibv_destroy_ah")]
-    pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
-        Ok(())
-    }
+    pub fn destroy(self) {}
 }
 
 /// An address vector to `dgid` from our address at `sgid_index`, on port 1, with hop limit 64.

@@ -231,7 +231,7 @@ pub enum PostErrorKind {
     #[error("a message of {0} bytes; 2147483648 is the longest")]
     TooLong(u64),
     /// Sending and receiving on this type of queue pair does not exist yet; control calls do.
-    #[error("queue pairs of type {} carry no data yet; use RC", type_name(*.qp_type))]
+    #[error("queue pairs of type {} carry no data yet; use RC, UC or UD", type_name(*.qp_type))]
     NoDataPath {
         /// The queue pair's type.
         qp_type: QpType,

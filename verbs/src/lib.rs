@@ -2,8 +2,9 @@
 //!
 //! The objects are those of libibverbs, one per file, and so are the names: whoever knows the C API finds
 //! `ibv_post_send` under [`Qp::post_send`]. A program opens a [`Context`], allocates a [`Pd`], registers memory
-//! as [`Mr`], makes a [`Cq`] and a [`Qp`], connects the queue pair ([`Qp::connect_rc`]), posts [`SendWr`] and
-//! [`RecvWr`], and polls [`Wc`].
+//! as [`Mr`], makes a [`Cq`] and a [`Qp`], connects the queue pair ([`Qp::connect_rc`], [`Qp::connect_uc`]), posts
+//! [`SendWr`] and [`RecvWr`], and polls [`Wc`]. Datagrams need no connection ([`Qp::activate_ud`]), but an address
+//! handle ([`Ah`]) for each peer.
 //!
 //! - Every object is `Send + Sync` and its calls take `&self`; using an object from several threads costs a lock
 //!   for each queue. The lock-free way is a handle that is split off once: [`SendQueue`], [`RecvQueue`],
