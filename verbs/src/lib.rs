@@ -43,10 +43,13 @@
 
 #![deny(unsafe_code)]
 
+mod async_event;
 mod attr;
+mod comp_channel;
 mod connect;
 mod context;
 mod cq;
+mod cq_ex;
 pub mod error;
 mod mr;
 mod pd;
@@ -54,10 +57,13 @@ mod qp;
 mod wc;
 mod wr;
 
+pub use async_event::AsyncEventGuard;
 pub use attr::{attr_init, attr_rtr, attr_rts, attr_to};
+pub use comp_channel::{CompChannel, CqEvent};
 pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
 pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
+pub use cq_ex::{CqExPoll, CqInitAttr, CqWcFlags};
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use mr::Mr;
 pub use pd::Pd;
@@ -69,7 +75,7 @@ pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
     DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, Gid, GlobalRoute, Mac, ModifyError, Mtu,
     OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
-    SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
+    SendFlags, Sge, Turn, VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
 };
 
 /// Every limit of the stack.

@@ -24,7 +24,8 @@ pub struct Wc {
     pub qp_num: Qpn,
     /// The sender's queue pair of a datagram.
     pub src_qp: Qpn,
-    /// A number that tells more about an error, for people.
+    /// What exactly went wrong, where the status is an error: [`VendorErr`](crate::VendorErr) has the numbers and their
+    /// texts.
     pub vendor_err: u32,
     /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
     pub timestamp: u64,

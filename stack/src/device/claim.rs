@@ -92,6 +92,8 @@ pub(super) struct Core {
     pub port: Box<dyn Port>,
     /// Whether polling a completion queue turns the shards that feed it.
     pub callers_turn: bool,
+    /// Whether threads of the device turn every shard all the time.
+    pub dedicated: bool,
     clock: ClockSource,
     stop: AtomicBool,
     /// When the link is looked after next, in nanoseconds; written under shard 0's claim.
@@ -127,6 +129,7 @@ impl Core {
             cells,
             port,
             callers_turn: *drive == Drive::Caller,
+            dedicated: matches!(drive, Drive::Dedicated { .. }),
             clock,
             stop: AtomicBool::new(false),
             maintain_at: AtomicU64::new(0),
@@ -200,10 +203,15 @@ impl Core {
             work(&mut shard, self.now())
         };
         drop(shard);
+        self.wake_helper();
+        Ok(result)
+    }
+
+    /// Wakes the background helper, where there is one: it may have something to do soon.
+    pub(super) fn wake_helper(&self) {
         if let Some(helper) = &*lock(&self.helper) {
             helper.unpark();
         }
-        Ok(result)
     }
 
     /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the

@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 
 use super::copy::Memory;
 use super::counters::{Counter, Counters};
+use super::cq::Lane;
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
 use super::{LaneId, Shared};
@@ -15,8 +16,6 @@ use crate::config::{TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
 use crate::net::Resolution;
 use crate::port::{Frame, PortQueue, TxBurst};
-use crate::proto::wqe::Cqe;
-use crate::sync::lanes::CqLane;
 use crate::time::Instant;
 use crate::wire::Discard;
 
@@ -40,7 +39,7 @@ pub(super) struct Env {
     /// An empty frame that was not needed.
     spare: Option<Frame>,
     pub wheel: Wheel,
-    pub lanes: Vec<Option<CqLane<Cqe>>>,
+    pub lanes: Vec<Option<Lane>>,
     /// Lanes with something staged.
     pub dirty: Vec<LaneId>,
     /// Queue pairs with requests to send.
@@ -57,6 +56,8 @@ pub(super) struct Env {
     pub ip_id: u16,
     /// Generation of the neighbour table that the queue pairs' routes are from.
     pub net_seen: u64,
+    /// [`Shared::overruns`] as of the last look at the lanes.
+    pub overruns_seen: u32,
     /// Queue pairs in RTR or above.
     pub connected: usize,
 }
@@ -81,6 +82,7 @@ impl Env {
             starved: false,
             ip_id: 0,
             net_seen: 0,
+            overruns_seen: 0,
             connected: 0,
         }
     }

@@ -3,6 +3,8 @@
 use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
 use crate::mem::sge;
 use crate::proto::attr::{QpAttr, QpCap};
+use crate::proto::completer::RetryCause;
+use crate::proto::fault::Fault;
 use crate::proto::requester::{Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{ReceiveSource, Responder, ResponderConfig};
 use crate::proto::state::Gates;
@@ -143,6 +145,12 @@ pub(super) struct Qp {
     pub responder: Responder,
     pub template: Template,
     // Cold.
+    /// QP_FATAL was raised because a completion queue overran.
+    pub overran: bool,
+    /// What the peer did that ends the queue pair, for the completion that tells of it.
+    pub fault: Option<Fault>,
+    /// Why requests were sent again last.
+    pub retried: Option<RetryCause>,
     pub attr: Box<QpAttr>,
 }
 
@@ -183,6 +191,9 @@ impl Qp {
             requester,
             responder: Responder::new(),
             template: Template::new(&Flow::default()),
+            overran: false,
+            fault: None,
+            retried: None,
             attr: Box::new(attr),
         }
     }
