@@ -1,13 +1,17 @@
 //! The device context: the root of every object.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    CounterSnapshot, Device, DeviceAttr, DeviceConfig, Event, Gid, PortAttr, Turn, port, stats,
+    CounterSnapshot, CqInit, Device, DeviceAttr, DeviceConfig, Gid, PortAttr, Turn, port, stats,
 };
 
+use crate::async_event::AsyncEventGuard;
+use crate::comp_channel::CompChannel;
 use crate::cq::Cq;
+use crate::cq_ex::{CqInitAttr, CqWcFlags};
 use crate::error::VerbsError;
 use crate::pd::Pd;
 
@@ -94,7 +98,42 @@ impl Context {
     /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`].
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> Result<Cq, VerbsError> {
-        Ok(Cq::new(self.device.create_cq(cqe)?))
+        self.create_cq_ex(&CqInitAttr::new(cqe))
+    }
+
+    /// Makes a completion queue, with events where [`CqInitAttr::channel`] says so.
+    ///
+    /// # Errors
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], for a channel of another device, for a
+    /// `comp_vector` that does not exist; `EOPNOTSUPP` for fields that completions of RoCE do not have.
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, VerbsError> {
+        let count = self.num_comp_vectors();
+        if init.comp_vector >= count {
+            let (index, count) = (init.comp_vector as usize, count as usize);
+            return Err(VerbsError::NoSuchIndex { what: "completion vector", index, first: 0, count });
+        }
+        let missing = init.wc_flags.difference(CqWcFlags::SUPPORTED);
+        if !missing.is_empty() {
+            return Err(VerbsError::NoSuchField(missing));
+        }
+        let channel = init.channel.map(CompChannel::core);
+        let init = CqInit { cqe: init.cqe, channel, context: init.cq_context };
+        Ok(Cq::new(self.device.create_cq(&init)?))
+    }
+
+    /// Makes a completion channel: where completion queues tell of completions, with a descriptor for epoll(7).
+    ///
+    /// # Errors
+    /// `EMFILE` without a file descriptor.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_comp_channel(&self) -> Result<CompChannel, VerbsError> {
+        Ok(CompChannel::new(self.device.create_channel()?))
+    }
+
+    /// Event sources to choose from in [`CqInitAttr::comp_vector`]: 1.
+    pub fn num_comp_vectors(&self) -> u32 {
+        1
     }
 
     /// The counters of all shards, added up.
@@ -131,20 +170,36 @@ impl Context {
         self.device.now().as_nanos()
     }
 
-    /// The oldest asynchronous event that nobody took, or `None`.
+    /// The oldest asynchronous event that nobody fetched, or `None`: never waits. Dropping it acknowledges it.
     #[doc(alias = "ibv_get_async_event")]
-    pub fn try_get_async_event(&self) -> Option<Event> {
-        self.device.try_event()
+    pub fn try_get_async_event(&self) -> Option<AsyncEventGuard> {
+        self.device.try_event().map(|event| AsyncEventGuard::new(event, &self.device))
     }
 
     /// Waits for an asynchronous event, `None` after `timeout`. While it waits the caller turns shards that nobody
-    /// else turns, so it returns in every [`Drive`](crate::Drive).
+    /// else turns, so it returns in every [`Drive`](crate::Drive). Dropping the event acknowledges it.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_get_async_event")]
-    pub fn get_async_event(&self, timeout: Duration) -> Result<Option<Event>, VerbsError> {
-        Ok(self.device.wait_event(timeout)?)
+    pub fn get_async_event(&self, timeout: Duration) -> Result<Option<AsyncEventGuard>, VerbsError> {
+        let event = self.device.wait_event(timeout)?;
+        Ok(event.map(|event| AsyncEventGuard::new(event, &self.device)))
+    }
+
+    /// A descriptor for epoll(7), readable while an asynchronous event waits (`async_fd` of `struct ibv_context`). It
+    /// must not be read. The first call makes it.
+    ///
+    /// # Errors
+    /// `EMFILE` without a file descriptor.
+    pub fn async_fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
+        Ok(self.device.event_fd()?)
+    }
+
+    /// Asynchronous events that were lost because nobody fetched those before them: 4096 are kept, and those that tell
+    /// of an unusable object take the place of others.
+    pub fn async_events_lost(&self) -> u64 {
+        self.device.events_lost()
     }
 
     /// The handle by which a program turns a shard in its own loop: for [`Drive::Embedded`](crate::Drive::Embedded),

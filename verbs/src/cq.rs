@@ -1,9 +1,12 @@
 //! Completion queues.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use stack::device::{CqCore, CqTap};
+use stack::device::wqe::Cqe;
+use stack::device::{CqCore, CqTap, DeviceError};
 
+use crate::cq_ex::CqExPoll;
 use crate::error::VerbsError;
 use crate::wc::Wc;
 
@@ -30,16 +33,72 @@ impl Cq {
         self.core.cqe()
     }
 
+    /// Its number in the device: [`EventElement::Cq`](crate::EventElement::Cq) and [`CqEvent`](crate::CqEvent) name it.
+    pub fn number(&self) -> u32 {
+        self.core.state().number()
+    }
+    /// What [`CqInitAttr::cq_context`](crate::CqInitAttr::cq_context) said.
+    pub fn cq_context(&self) -> u64 {
+        self.core.state().context()
+    }
+
     /// Takes up to `wc.len()` completions and returns how many; 0 when there are none. Completions of a queue pair
     /// that was reset or destroyed since are skipped.
     ///
     /// # Errors
-    /// [`VerbsError::Split`] while a [`CqPoller`] exists.
+    /// [`VerbsError::Split`] while a [`CqPoller`] exists. [`DeviceError::CqOverrun`] (`EIO`) when the queue overran and
+    /// what it held is polled.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
         let mut tap = self.core.tap();
         let tap = tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;
-        Ok(poll(&self.core, tap, wc))
+        poll(&self.core, tap, wc)
+    }
+
+    /// Starts reading completions one by one and field by field; `None`: there is none.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    #[doc(alias = "ibv_start_poll")]
+    pub fn start_poll(&self) -> Result<Option<CqExPoll<'_>>, VerbsError> {
+        CqExPoll::start(&self.core)
+    }
+
+    /// Asks for one event on the queue's channel: for the next completion, or, `solicited_only`, for the next that is of
+    /// a message sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED), or an error. Asked for both, the next
+    /// completion it is.
+    ///
+    /// Completions that are there already make no event: poll after this, then wait. An event may find nothing, if that
+    /// poll took what it is about.
+    ///
+    /// # Errors
+    /// `EINVAL` for a queue without a channel.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
+        Ok(self.core.arm(solicited_only)?)
+    }
+
+    /// Acknowledges `n` events that [`CompChannel::get_cq_event`](crate::CompChannel::get_cq_event) returned for this
+    /// queue. Until all are, it cannot be destroyed.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than were fetched.
+    #[doc(alias = "ibv_ack_cq_events")]
+    pub fn ack_events(&self, n: u32) -> Result<(), VerbsError> {
+        Ok(self.core.ack_events(n)?)
+    }
+
+    /// Goes on with at least `cqe` entries, under load too. What waits stays, in order, and does not count against the new
+    /// size.
+    ///
+    /// # Errors
+    /// `EINVAL` for 0 entries, fewer than wait now, or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe);
+    /// `EIO` when the queue overran; `EBUSY` while a [`CqPoller`] exists, which can resize; `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
+        let mut tap = self.core.tap();
+        let tap = tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;
+        Ok(self.core.resize(tap, cqe)?)
     }
 
     /// Splits off the lock-free handle. Dropping it gives the queue back to [`poll`](Self::poll).
@@ -51,13 +110,24 @@ impl Cq {
         Ok(CqPoller { tap: Some(tap), core: self.core.clone() })
     }
 
-    /// Frees the completion queue.
+    /// Frees the completion queue. Its events that nobody fetched are gone with it. Never waits.
     ///
     /// # Errors
-    /// `EBUSY` while queue pairs or a [`CqPoller`] use it; it comes back with the error.
+    /// `EBUSY` while queue pairs or a [`CqPoller`] use it, or an event of it, of either kind, was fetched and not
+    /// acknowledged; it comes back with the error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         CqCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))
+    }
+
+    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
+    /// at most `timeout`.
+    ///
+    /// # Errors
+    /// As `destroy`; `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
+        CqCore::destroy_wait(self.core, timeout).map_err(|(e, core)| (e.into(), Self { core }))
     }
 }
 
@@ -73,11 +143,35 @@ impl CqPoller {
     /// As [`Cq::poll`], without a lock.
     ///
     /// # Errors
-    /// None today.
+    /// [`DeviceError::CqOverrun`] as there.
     #[inline]
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&mut self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
-        Ok(self.tap.as_mut().map_or(0, |tap| poll(&self.core, tap, wc)))
+        match &mut self.tap {
+            Some(tap) => poll(&self.core, tap, wc),
+            None => Ok(0),
+        }
+    }
+
+    /// As [`Cq::req_notify`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn req_notify(&mut self, solicited_only: bool) -> Result<(), VerbsError> {
+        Ok(self.core.arm(solicited_only)?)
+    }
+
+    /// As [`Cq::resize`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&mut self, cqe: u32) -> Result<(), VerbsError> {
+        match &mut self.tap {
+            Some(tap) => Ok(self.core.resize(tap, cqe)?),
+            None => Err(VerbsError::Split { what: "completion queue" }),
+        }
     }
 }
 
@@ -88,20 +182,43 @@ impl Drop for CqPoller {
 }
 
 #[inline]
-fn poll(core: &CqCore, tap: &mut CqTap, wc: &mut [Wc]) -> usize {
-    let mut n = fill(core, tap, wc);
-    if n == 0 && core.turn_feeders() {
-        n = fill(core, tap, wc);
-    }
-    n
-}
-
-#[inline]
-fn fill(core: &CqCore, tap: &mut CqTap, wc: &mut [Wc]) -> usize {
+fn poll(core: &CqCore, tap: &mut CqTap, wc: &mut [Wc]) -> Result<usize, VerbsError> {
     let mut n = 0;
-    core.poll_with(tap, wc.len(), |cqe| {
+    fill(core, tap, wc.len(), |cqe| {
         wc[n] = Wc::from_cqe(cqe);
         n += 1;
-    });
-    n
+    })
+}
+
+/// Hands up to `max` completions to `each`; turns the feeding shards and looks again where there are none.
+#[inline]
+pub(crate) fn fill(
+    core: &CqCore,
+    tap: &mut CqTap,
+    max: usize,
+    mut each: impl FnMut(&Cqe),
+) -> Result<usize, VerbsError> {
+    let mut n = 0;
+    let mut counted = |cqe: &Cqe| {
+        each(cqe);
+        n += 1;
+    };
+    core.poll_with(tap, max, &mut counted);
+    if n > 0 {
+        return Ok(n);
+    }
+    let mut counted = |cqe: &Cqe| {
+        each(cqe);
+        n += 1;
+    };
+    if core.turn_feeders() {
+        core.poll_with(tap, max, &mut counted);
+    } else if core.state().failed() && max > 0 {
+        // What came before the loss may have been published since the first look.
+        core.poll_with(tap, max, &mut counted);
+    }
+    if n == 0 && max > 0 && core.state().failed() {
+        return Err(DeviceError::CqOverrun.into());
+    }
+    Ok(n)
 }

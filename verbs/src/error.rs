@@ -20,13 +20,15 @@ pub mod errno {
     pub const EINVAL: i32 = 22;
     /// Would wait for itself.
     pub const EDEADLK: i32 = 35;
+    /// Too many open files.
+    pub const EMFILE: i32 = 24;
     /// Not supported.
     pub const EOPNOTSUPP: i32 = 95;
     /// Timed out.
     pub const ETIMEDOUT: i32 = 110;
 }
 
-use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
+use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, EMFILE, ENODEV, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
 
 /// Why a control call failed. The text says what was wrong, with the value, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +97,9 @@ pub enum VerbsError {
         /// What is wrong.
         reason: &'static str,
     },
+    /// Completions were asked for fields that they do not have.
+    #[error("completions on RoCE carry no {0:?}; leave it out of wc_flags")]
+    NoSuchField(crate::cq_ex::CqWcFlags),
     /// An index that is not in a table.
     #[error("{what} {index} does not exist; there are {count}, from {first}")]
     NoSuchIndex {
@@ -124,6 +129,7 @@ impl VerbsError {
             Self::BadAddress { .. } => EFAULT,
             Self::NoMemory { .. } => ENOMEM,
             Self::Split { .. } => EBUSY,
+            Self::NoSuchField(_) => EOPNOTSUPP,
         }
     }
 }
@@ -139,13 +145,14 @@ fn open_errno(error: &OpenError) -> i32 {
 
 fn device_errno(error: &DeviceError) -> i32 {
     match error {
-        DeviceError::Busy { .. } => EBUSY,
+        DeviceError::Busy { .. } | DeviceError::Unacked { .. } => EBUSY,
         DeviceError::Exhausted { .. } => ENOMEM,
         DeviceError::Port(_) => ENODEV,
         DeviceError::InsideTurn => EDEADLK,
         DeviceError::TimedOut { .. } => ETIMEDOUT,
         DeviceError::Access { .. } => EOPNOTSUPP,
-        DeviceError::Random => EIO,
+        DeviceError::Random | DeviceError::CqOverrun => EIO,
+        DeviceError::Descriptor(_) => EMFILE,
         DeviceError::Modify(e) => e.errno(),
         DeviceError::Memory(e) => memory_errno(e),
         _ => EINVAL,

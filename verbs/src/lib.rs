@@ -45,10 +45,13 @@
 #![deny(unsafe_code)]
 
 mod ah;
+mod async_event;
 mod attr;
+mod comp_channel;
 mod connect;
 mod context;
 mod cq;
+mod cq_ex;
 mod drain;
 pub mod error;
 mod mr;
@@ -59,10 +62,13 @@ mod wc;
 mod wr;
 
 pub use ah::{Ah, GRH_LEN, ah_attr_to};
+pub use async_event::AsyncEventGuard;
 pub use attr::{attr_init, attr_init_ud, attr_rtr, attr_rtr_uc, attr_rts, attr_rts_uc, attr_rts_ud, attr_to};
+pub use comp_channel::{CompChannel, CqEvent};
 pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
 pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
+pub use cq_ex::{CqExPoll, CqInitAttr, CqWcFlags};
 pub use drain::Drain;
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use mr::Mr;
@@ -76,8 +82,8 @@ pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
     DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid, GlobalRoute,
     Mac, ModifyError, Mtu, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap,
-    QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode,
-    state_name, type_name,
+    QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, VendorErr, WcFlags, WcOpcode, WcStatus,
+    WrOpcode, state_name, type_name,
 };
 
 /// Every limit of the stack.

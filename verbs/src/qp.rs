@@ -1,6 +1,7 @@
 //! Queue pairs, and the handles that post to them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use stack::device::{
     AttrMask, CounterSnapshot, Gid, Mtu, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType, Qpn,
@@ -232,15 +233,28 @@ impl Qp {
         Ok((send, recv))
     }
 
-    /// Destroys the queue pair. Its requests end without completions.
+    /// Destroys the queue pair. Its requests end without completions, and its asynchronous events that nobody fetched
+    /// are gone with it. Never waits.
     ///
     /// # Errors
-    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, `EDEADLK` from inside a turn; it comes back with the
-    /// error.
+    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists or an asynchronous event of it was fetched and not
+    /// acknowledged, `EDEADLK` from inside a turn; it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let Self { core, send_cq, recv_cq, srq } = self;
         QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq }))
+    }
+
+    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
+    /// at most `timeout`.
+    ///
+    /// # Errors
+    /// As `destroy`.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
+        let Self { core, send_cq, recv_cq, srq } = self;
+        QpCore::destroy_wait(core, timeout)
+            .map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq }))
     }
 }
 

@@ -28,7 +28,8 @@ pub struct Wc {
     pub sl: u8,
     /// Index of the partition key of a datagram: 0, the only one.
     pub pkey_index: u16,
-    /// A number that tells more about an error, for people.
+    /// What exactly went wrong, where the status is an error: [`VendorErr`](crate::VendorErr) has the numbers and their
+    /// texts.
     pub vendor_err: u32,
     /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
     pub timestamp: u64,

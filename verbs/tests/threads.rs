@@ -71,6 +71,7 @@ fn a_single_thread_does_everything_in_each_drive() {
                 (event.event, event.element),
                 (AsyncEvent::SqDrained, EventElement::Qp(qp_a.qp_num()))
             );
+            drop(event);
             enter(&qp_a, QpState::Err);
             qp_a.destroy().unwrap();
             qp_b.destroy().unwrap();

@@ -95,6 +95,8 @@ pub(super) struct Core {
     pub qps: QpList,
     /// Whether polling a completion queue turns the shards that feed it.
     pub callers_turn: bool,
+    /// Whether threads of the device turn every shard all the time.
+    pub dedicated: bool,
     clock: ClockSource,
     stop: AtomicBool,
     /// When the link is looked after next, in nanoseconds; written under shard 0's claim.
@@ -131,6 +133,7 @@ impl Core {
             port,
             qps: QpList::default(),
             callers_turn: *drive == Drive::Caller,
+            dedicated: matches!(drive, Drive::Dedicated { .. }),
             clock,
             stop: AtomicBool::new(false),
             maintain_at: AtomicU64::new(0),
@@ -204,10 +207,15 @@ impl Core {
             work(&mut shard, self.now())
         };
         drop(shard);
+        self.wake_helper();
+        Ok(result)
+    }
+
+    /// Wakes the background helper, where there is one: it may have something to do soon.
+    pub(super) fn wake_helper(&self) {
         if let Some(helper) = &*lock(&self.helper) {
             helper.unpark();
         }
-        Ok(result)
     }
 
     /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the

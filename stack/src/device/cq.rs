@@ -2,15 +2,17 @@
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Device;
-use super::claim::lock;
+use super::channel::ChannelCore;
+use super::claim::{lock, not_inside_turn};
 use super::error::DeviceError;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
-use crate::shard::LaneId;
-use crate::sync::lanes::{self, CqLane, CqReader};
+use crate::shard::{CqState, EventElement, LaneId};
+use crate::sync::lanes::{self, Arm, Armer, CqLane, CqReader};
 
 /// The reading end of a completion queue: whoever has it may poll.
 pub struct CqTap(CqReader<Cqe>);
@@ -30,35 +32,71 @@ enum Lane {
     Moving,
 }
 
+/// What a completion queue is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct CqInit<'a> {
+    /// Entries, at least.
+    pub cqe: u32,
+    /// Where its events go; `None`: it has none.
+    pub channel: Option<&'a Arc<ChannelCore>>,
+    /// The program's own.
+    pub context: u64,
+}
+
 /// A completion queue. Its queue pairs and pollers hold it.
 pub struct CqCore {
     device: Arc<Device>,
-    cqe: u32,
+    cqe: AtomicU32,
     tap: Mutex<Option<CqTap>>,
     lanes: Mutex<Vec<Lane>>,
     /// Shards that have a lane, as bits.
     feeders: AtomicU32,
+    state: Arc<CqState>,
+    /// Held, and how to arm; `None` where there are no events.
+    channel: Option<(Arc<ChannelCore>, Armer)>,
+}
+
+fn check_cqe(cqe: u32, min: u32) -> Result<(), DeviceError> {
+    if (min.max(1)..=CQE_MAX).contains(&cqe) {
+        return Ok(());
+    }
+    let (given, max) = (cqe.into(), CQE_MAX.into());
+    Err(DeviceError::Range { what: "cqe", given, min: min.max(1).into(), max })
 }
 
 impl CqCore {
-    pub(super) fn new(device: Arc<Device>, cqe: u32) -> Result<Arc<Self>, DeviceError> {
-        if !(1..=CQE_MAX).contains(&cqe) {
-            let (given, max) = (cqe.into(), CQE_MAX.into());
-            return Err(DeviceError::Range { what: "cqe", given, min: 1, max });
+    pub(super) fn new(device: Arc<Device>, init: &CqInit<'_>) -> Result<Arc<Self>, DeviceError> {
+        check_cqe(init.cqe, 1)?;
+        if init.channel.is_some_and(|c| !Arc::ptr_eq(c.device(), &device)) {
+            return Err(DeviceError::Foreign { what: "completion channel" });
         }
-        let (reader, lanes) = lanes::cq(cqe, device.shards());
+        let make = if init.channel.is_some() { lanes::cq_with_events } else { lanes::cq };
+        let (reader, lanes) = make(init.cqe, device.shards());
+        let number = device.next_cq.fetch_add(1, Ordering::Relaxed);
+        let events = init.channel.map(|c| c.queue().clone());
         Ok(Arc::new(Self {
             device,
-            cqe,
+            cqe: AtomicU32::new(init.cqe),
+            channel: init.channel.map(|c| (c.clone(), reader.armer())),
             tap: Mutex::new(Some(CqTap(reader))),
             lanes: Mutex::new(lanes.into_iter().map(Lane::Spare).collect()),
             feeders: AtomicU32::new(0),
+            state: Arc::new(CqState::new(number, init.context, events)),
         }))
     }
 
     /// Entries that fit.
     pub fn cqe(&self) -> u32 {
-        self.cqe
+        self.cqe.load(Ordering::Relaxed)
+    }
+    /// Its number, context and condition.
+    #[inline]
+    pub fn state(&self) -> &Arc<CqState> {
+        &self.state
+    }
+    /// Where its events go.
+    pub fn channel(&self) -> Option<&Arc<ChannelCore>> {
+        self.channel.as_ref().map(|(channel, _)| channel)
     }
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
@@ -91,6 +129,18 @@ impl CqCore {
         }
     }
 
+    /// A queue pair was reset or destroyed: its completions that no live one stands before take no room any more. Poll
+    /// skips the others.
+    pub(super) fn drop_stale(&self) {
+        let words = self.device.words();
+        // Whoever has the tap polls, and skips them all.
+        if let Ok(mut tap) = self.tap.try_lock()
+            && let Some(tap) = &mut *tap
+        {
+            tap.0.discard_while(|cqe| words.load(cqe.qp_index).epoch() != cqe.epoch);
+        }
+    }
+
     /// Where callers turn the crank: one turn of each shard that feeds this queue and that nobody else turns. Whether
     /// it is worth looking again.
     #[inline]
@@ -107,14 +157,58 @@ impl CqCore {
         true
     }
 
+    /// Asks for one event, for the next completion or for the next that is solicited or an error.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoChannel`].
+    pub fn arm(&self, solicited_only: bool) -> Result<(), DeviceError> {
+        let (_, armer) = self.channel.as_ref().ok_or(DeviceError::NoChannel)?;
+        armer.arm(if solicited_only { Arm::Solicited } else { Arm::Next });
+        // The program is about to sleep; where callers turn the crank, somebody has to do it for them.
+        self.device.core().wake_helper();
+        Ok(())
+    }
+
+    /// Acknowledges `n` completion events.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotFetched`].
+    pub fn ack_events(&self, n: u32) -> Result<(), DeviceError> {
+        self.state.ack(n).map_err(|fetched| DeviceError::NotFetched { given: n, fetched })
+    }
+
+    /// Goes on with `cqe` entries; what waits stays, in order. `tap` is this queue's.
+    ///
+    /// # Errors
+    /// [`DeviceError::Range`] also below the completions that wait, [`DeviceError::CqOverrun`],
+    /// [`DeviceError::InsideTurn`].
+    pub fn resize(&self, tap: &mut CqTap, cqe: u32) -> Result<(), DeviceError> {
+        not_inside_turn()?;
+        if self.state.overran() {
+            return Err(DeviceError::CqOverrun);
+        }
+        let mut lanes = lock(&self.lanes);
+        check_cqe(cqe, u32::try_from(tap.0.len()).unwrap_or(u32::MAX))?;
+        for (shard, (lane, new)) in lanes.iter_mut().zip(tap.0.resize(cqe)).enumerate() {
+            match lane {
+                Lane::Attached(id) => self.device.core().control(shard, |s, _| s.replace_lane(*id, new))?,
+                Lane::Spare(_) | Lane::Moving => *lane = Lane::Spare(new),
+            }
+        }
+        self.cqe.store(cqe, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// The lane from a shard, made on first use.
     pub(super) fn lane(&self, shard: usize) -> Result<LaneId, DeviceError> {
         let mut lanes = lock(&self.lanes);
         match core::mem::replace(&mut lanes[shard], Lane::Moving) {
             Lane::Spare(lane) => {
                 let mut lane = Some(lane);
-                let attached =
-                    self.device.core().control(shard, |s, _| lane.take().map(|l| s.attach_lane(l)));
+                let attached = self
+                    .device
+                    .core()
+                    .control(shard, |s, _| lane.take().map(|l| s.attach_cq(l, self.state.clone())));
                 match attached {
                     Ok(Some(id)) => {
                         lanes[shard] = Lane::Attached(id);
@@ -136,15 +230,41 @@ impl CqCore {
         }
     }
 
-    /// Frees the queue.
+    /// Frees the queue. Its events that nobody fetched are gone with it.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`]; it comes back with the error.
+    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::Unacked`] while an event of it that was
+    /// fetched is not acknowledged; it comes back with the error.
     pub fn destroy(cq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
-        Arc::try_unwrap(cq).map(drop).map_err(|cq| {
+        let cq = Arc::try_unwrap(cq).map_err(|cq| {
             let users = Arc::strong_count(&cq) - 1;
             (DeviceError::Busy { object: "completion queue", users }, cq)
-        })
+        })?;
+        let retired = cq.state.retire().and_then(|()| {
+            let events = &cq.device.core().shared.events;
+            events.retire(cq.element()).inspect_err(|_| cq.state.keep())
+        });
+        match retired {
+            Ok(()) => {
+                drop(cq);
+                Ok(())
+            }
+            Err(events) => Err((DeviceError::Unacked { object: "completion queue", events }, Arc::new(cq))),
+        }
+    }
+
+    /// [`destroy`](Self::destroy) that waits until its events are acknowledged, for at most `timeout`.
+    ///
+    /// # Errors
+    /// As `destroy`, and [`DeviceError::InsideTurn`].
+    pub fn destroy_wait(cq: Arc<Self>, timeout: Duration) -> Result<(), (DeviceError, Arc<Self>)> {
+        let (device, state, element) = (cq.device.clone(), cq.state.clone(), cq.element());
+        let unacked = || state.unacked() + device.core().shared.events.unacked(element);
+        device.destroy_wait(timeout, cq, Self::destroy, unacked)
+    }
+
+    fn element(&self) -> EventElement {
+        EventElement::Cq(self.state.number())
     }
 }
 
@@ -156,11 +276,18 @@ impl Drop for CqCore {
                 let _ = self.device.core().control(shard, |s, _| s.detach_lane(id));
             }
         }
+        self.state.abandon();
+        let events = &self.device.core().shared.events;
+        events.purge(self.element());
+        events.forget(self.element());
     }
 }
 
 impl fmt::Debug for CqCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CqCore").field("cqe", &self.cqe).finish_non_exhaustive()
+        f.debug_struct("CqCore")
+            .field("number", &self.state.number())
+            .field("cqe", &self.cqe())
+            .finish_non_exhaustive()
     }
 }

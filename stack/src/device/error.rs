@@ -101,6 +101,35 @@ pub enum DeviceError {
         /// How many refer to it.
         users: usize,
     },
+    /// Events of the object were fetched and not acknowledged.
+    #[error("{events} event(s) of the {object} were fetched and not acknowledged; acknowledge them first")]
+    Unacked {
+        /// The object.
+        object: &'static str,
+        /// How many.
+        events: u32,
+    },
+    /// More events were acknowledged than were fetched.
+    #[error("{given} events acknowledged, but {fetched} were fetched and not acknowledged yet")]
+    NotFetched {
+        /// How many were to be acknowledged.
+        given: u32,
+        /// How many could be.
+        fetched: u32,
+    },
+    /// A completion queue without a channel was asked for an event.
+    #[error(
+        "the completion queue was made without a completion channel, so it has no events; make it with one"
+    )]
+    NoChannel,
+    /// A completion was lost because the completion queue was full.
+    #[error(
+        "the completion queue overran and is unusable; destroy it and its queue pairs, and make a larger one"
+    )]
+    CqOverrun,
+    /// The operating system gave no file descriptor.
+    #[error("no file descriptor for events ({0}); close some, or allow the process more")]
+    Descriptor(std::io::ErrorKind),
     /// A number is out of its range.
     #[error("{what} is {given}; this device allows {min} to {max}")]
     Range {

@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod ah;
+mod channel;
 mod claim;
 mod config;
 mod cq;
@@ -44,6 +45,7 @@ use std::thread::JoinHandle;
 use crate::port::{Port, PortStats};
 use crate::shard::Shard;
 use crate::sync::doorbell::Doorbells;
+use crate::sync::eventfd::EventFd;
 use crate::sync::words::Words;
 
 use claim::Core;
@@ -52,8 +54,9 @@ use random::Random;
 use stats_socket::StatsSocket;
 
 pub use ah::AhCore;
+pub use channel::ChannelCore;
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
-pub use cq::{CqCore, CqTap};
+pub use cq::{CqCore, CqInit, CqTap};
 pub use error::{DeviceError, OpenError};
 pub use limits::{AtomicCap, DeviceAttr, PortAttr, PortState};
 pub use mr::MrCore;
@@ -70,9 +73,10 @@ pub use crate::proto::address::{self, GSI_QKEY, UdAddress};
 pub use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr, QpCap};
 pub use crate::proto::state::{ModifyError, state_name, type_name};
 pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
+pub use crate::proto::vendor::VendorErr;
 pub use crate::proto::wqe::{self, Sge};
 pub use crate::shard::counters::{Counter, CounterSnapshot};
-pub use crate::shard::{DrainKind, DrainMark, Event, EventElement, Turn};
+pub use crate::shard::{CqState, DrainKind, DrainMark, Event, EventElement, Turn};
 pub use crate::time::Instant;
 pub use crate::wire::Discard;
 
@@ -91,6 +95,7 @@ pub struct Device {
     next_pd: AtomicU32,
     /// Shows the counters, where it was asked for.
     stats: Option<StatsSocket>,
+    next_cq: AtomicU32,
 }
 
 impl Device {
@@ -133,6 +138,7 @@ impl Device {
             random,
             next_pd: AtomicU32::new(1),
             stats,
+            next_cq: AtomicU32::new(1),
         }))
     }
 
@@ -174,6 +180,13 @@ impl Device {
     /// Now, by the device's clock.
     pub fn now(&self) -> Instant {
         self.core.now()
+    }
+    /// A time of the device's clock as nanoseconds since 1970, by the system's clock as it is set now.
+    pub fn wallclock_ns(&self, at: u64) -> u64 {
+        let since_1970 =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let ago = self.now().as_nanos().saturating_sub(at);
+        u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ago)
     }
     /// The port's addresses: the link-local one, then the configured ones in order.
     pub fn gids(&self) -> &[Gid] {
@@ -225,7 +238,7 @@ impl Device {
         Some(Duration::from_nanos(deadline.nanos_since(self.now())))
     }
 
-    /// The oldest asynchronous event, if there is one.
+    /// The oldest asynchronous event, if there is one. It is to be acknowledged: [`ack_event`](Self::ack_event).
     pub fn try_event(&self) -> Option<Event> {
         self.core.shared.events.try_get()
     }
@@ -235,24 +248,91 @@ impl Device {
     /// # Errors
     /// [`DeviceError::InsideTurn`].
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<Event>, DeviceError> {
+        self.wait(timeout, self.core.shared.events.made_fd(), || self.try_event())
+    }
+
+    /// Acknowledges an asynchronous event.
+    pub fn ack_event(&self, event: &Event) {
+        self.core.shared.events.ack(event.element);
+    }
+
+    /// Asynchronous events that were lost because nobody fetched those before them.
+    pub fn events_lost(&self) -> u64 {
+        self.core.shared.events.lost()
+    }
+
+    /// A descriptor that is readable while an asynchronous event waits.
+    ///
+    /// # Errors
+    /// [`DeviceError::Descriptor`].
+    pub fn event_fd(&self) -> Result<std::os::fd::BorrowedFd<'_>, DeviceError> {
+        use std::os::fd::AsFd;
+        let fd = self.core.shared.events.fd();
+        fd.map(|fd| fd.as_fd()).map_err(|e| DeviceError::Descriptor(e.kind()))
+    }
+
+    /// Looks until there is something, for at most `timeout`. Turns shards that nobody else turns meanwhile, so it ends
+    /// on whichever thread it is called. `fd` becomes readable when there is something.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`].
+    fn wait<R>(
+        &self,
+        timeout: Duration,
+        fd: Option<&EventFd>,
+        mut look: impl FnMut() -> Option<R>,
+    ) -> Result<Option<R>, DeviceError> {
         claim::not_inside_turn()?;
         let start = std::time::Instant::now();
         let mut idle: u32 = 0;
         loop {
-            if let Some(event) = self.try_event() {
-                return Ok(Some(event));
+            if let Some(found) = look() {
+                return Ok(Some(found));
             }
-            let waited = start.elapsed();
-            if waited >= timeout {
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
                 return Ok(None);
             }
-            if self.core.turn_all() {
+            if !self.core.dedicated && self.core.turn_all() {
                 idle = 0;
                 continue;
             }
-            // Short sleeps first, for events that follow at once.
+            // Short sleeps first, for what follows at once.
             idle = (idle + 1).min(20);
-            std::thread::sleep(Duration::from_micros(u64::from(idle) * 50).min(timeout - waited));
+            let nap = Duration::from_micros(u64::from(idle) * 50).min(left);
+            match fd {
+                // Nothing that this thread does could make it come sooner.
+                Some(fd) if self.core.dedicated => fd.wait(left),
+                Some(fd) => fd.wait(nap),
+                None => std::thread::sleep(nap),
+            }
+        }
+    }
+
+    /// Destroys an object; where its events are not acknowledged, tries again when `unacked` says that they are, for at
+    /// most `timeout`.
+    fn destroy_wait<T>(
+        &self,
+        timeout: Duration,
+        object: Arc<T>,
+        destroy: impl Fn(Arc<T>) -> Result<(), (DeviceError, Arc<T>)>,
+        unacked: impl Fn() -> u32,
+    ) -> Result<(), (DeviceError, Arc<T>)> {
+        let start = std::time::Instant::now();
+        let mut object = object;
+        loop {
+            match destroy(object) {
+                Err((e @ DeviceError::Unacked { .. }, back)) => {
+                    object = back;
+                    let left = timeout.saturating_sub(start.elapsed());
+                    match self.wait(left, None, || (unacked() == 0).then_some(())) {
+                        Ok(Some(())) => {}
+                        Ok(None) => return Err((e, object)),
+                        Err(e) => return Err((e, object)),
+                    }
+                }
+                other => return other,
+            }
         }
     }
 
@@ -261,12 +341,20 @@ impl Device {
         PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Makes a completion queue of at least `cqe` entries.
+    /// Makes a completion queue.
     ///
     /// # Errors
-    /// [`DeviceError::Range`].
-    pub fn create_cq(self: &Arc<Self>, cqe: u32) -> Result<Arc<CqCore>, DeviceError> {
-        CqCore::new(self.clone(), cqe)
+    /// [`DeviceError::Range`], [`DeviceError::Foreign`] for a channel of another device.
+    pub fn create_cq(self: &Arc<Self>, init: &CqInit<'_>) -> Result<Arc<CqCore>, DeviceError> {
+        CqCore::new(self.clone(), init)
+    }
+
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// [`DeviceError::Descriptor`].
+    pub fn create_channel(self: &Arc<Self>) -> Result<Arc<ChannelCore>, DeviceError> {
+        ChannelCore::new(self.clone())
     }
 
     fn core(&self) -> &Core {

@@ -19,7 +19,7 @@ use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, recv_stride, send_stride};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
-use crate::shard::{LaneId, QpSpec, RecvSource};
+use crate::shard::{EventElement, LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
 use crate::sync::spsc::{self, Producer};
 use crate::sync::words::Word;
@@ -132,6 +132,9 @@ impl QpCore {
         {
             if cq.is_some_and(|cq| !Arc::ptr_eq(cq.device(), &device)) {
                 return Err(DeviceError::Foreign { what });
+            }
+            if cq.is_some_and(|cq| cq.state().overran()) {
+                return Err(DeviceError::CqOverrun);
             }
         }
         if init.srq.is_some_and(|srq| !Arc::ptr_eq(srq.device(), &device)) {
@@ -336,7 +339,18 @@ impl QpCore {
     /// [`DeviceError::Modify`], [`DeviceError::InsideTurn`].
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), DeviceError> {
         let core = self.device().core();
-        Ok(core.control(self.shard, |s, now| s.modify_qp(now, self.slot, attr, mask))??)
+        core.control(self.shard, |s, now| s.modify_qp(now, self.slot, attr, mask))??;
+        if mask.contains(AttrMask::STATE) && attr.qp_state == QpState::Reset {
+            self.drop_stale();
+        }
+        Ok(())
+    }
+
+    /// Takes completions of an earlier life out of the completion queues.
+    fn drop_stale(&self) {
+        for cq in [&self.send_cq, &self.recv_cq].into_iter().flatten() {
+            cq.drop_stale();
+        }
     }
 
     /// Every attribute.
@@ -348,19 +362,39 @@ impl QpCore {
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
-    /// Destroys the queue pair.
+    /// Destroys the queue pair. Its asynchronous events that nobody fetched are gone with it.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::InsideTurn`]; it comes back with the
-    /// error.
+    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::Unacked`] while an event of it that was
+    /// fetched is not acknowledged, [`DeviceError::InsideTurn`]; it comes back with the error.
     pub fn destroy(qp: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn() {
             return Err((e, qp));
         }
-        Arc::try_unwrap(qp).map(drop).map_err(|qp| {
+        let qp = Arc::try_unwrap(qp).map_err(|qp| {
             let users = Arc::strong_count(&qp) - 1;
             (DeviceError::Busy { object: "queue pair", users }, qp)
-        })
+        })?;
+        match qp.device().core().shared.events.retire(qp.element()) {
+            Ok(()) => {
+                drop(qp);
+                Ok(())
+            }
+            Err(events) => Err((DeviceError::Unacked { object: "queue pair", events }, Arc::new(qp))),
+        }
+    }
+
+    /// [`destroy`](Self::destroy) that waits until its events are acknowledged, for at most `timeout`.
+    ///
+    /// # Errors
+    /// As `destroy`.
+    pub fn destroy_wait(qp: Arc<Self>, timeout: Duration) -> Result<(), (DeviceError, Arc<Self>)> {
+        let (device, element) = (qp.device().clone(), qp.element());
+        device.destroy_wait(timeout, qp, Self::destroy, || device.core().shared.events.unacked(element))
+    }
+
+    fn element(&self) -> EventElement {
+        EventElement::Qp(self.qpn)
     }
 }
 
@@ -375,6 +409,9 @@ impl Drop for QpCore {
             now.after(retry_span(&attr).max(REST_MIN))
         });
         if let Ok(until) = destroyed {
+            self.drop_stale();
+            device.core().shared.events.purge(self.element());
+            device.core().shared.events.forget(self.element());
             device.numbers().put_back(self.shard, self.slot, self.qpn, until);
         }
     }

@@ -13,4 +13,5 @@ pub mod responder;
 pub mod state;
 pub mod status;
 pub mod tables;
+pub mod vendor;
 pub mod wqe;

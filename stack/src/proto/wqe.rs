@@ -190,7 +190,7 @@ pub struct Cqe {
     pub imm: u32,
     /// Source queue pair of a datagram.
     pub src_qp: u32,
-    /// A vendor error number (a [`crate::wire::Discard`] or fault, for people).
+    /// What exactly went wrong, where the status is an error ([`super::vendor`]).
     pub vendor_err: u32,
     /// `WcStatus` as a number.
     pub status: u8,

@@ -7,9 +7,19 @@ use crate::id::{QpState, QpType, Qpn};
 use crate::proto::responder::{Received, ReceivedTail};
 use crate::proto::state::{Event, internal};
 use crate::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
+use crate::proto::vendor::VendorErr;
 use crate::proto::wqe::{Cqe, RecvWqe, SendWqe};
 
 use super::{EventElement, LaneId};
+
+#[cold]
+fn vendor_err(qp: &Qp, status: WcStatus, opcode: WcOpcode) -> u32 {
+    if opcode.is_recv() {
+        VendorErr::of_recv(status, qp.fault).0
+    } else {
+        VendorErr::of_send(status, qp.retried).0
+    }
+}
 
 impl Env {
     fn entry(&self, qp: &Qp, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
@@ -21,6 +31,7 @@ impl Env {
             status: status as u8,
             opcode: opcode as u8,
             solicited: status != WcStatus::Success,
+            vendor_err: if status == WcStatus::Success { 0 } else { vendor_err(qp, status, opcode) },
             timestamp: self.now.as_nanos(),
             ..Cqe::default()
         }
@@ -29,20 +40,34 @@ impl Env {
     /// Stages a completion. `false`: the completion queue is full, the entry is lost.
     #[inline]
     fn push(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
-        let Some(Some(writer)) = self.lanes.get_mut(lane.0 as usize) else { return true };
-        if !writer.has_staged() {
+        let Some(Some(to)) = self.lanes.get_mut(lane.0 as usize) else { return true };
+        if !to.writer.has_staged() {
             self.dirty.push(lane);
         }
         if cqe.solicited {
-            writer.mark_solicited();
+            to.writer.mark_solicited();
         }
-        let taken = writer.push(cqe).is_ok();
+        let taken = to.writer.push(cqe).is_ok();
         if taken {
             self.count(Counter::Completions);
         } else {
-            self.count_of(qp, Counter::CqOverflows);
+            self.overrun(qp, lane);
         }
         taken
+    }
+
+    /// A completion was lost: the queue is unusable. Told once; at the end of the turn the other queue pairs that use it
+    /// are ended, here, and by the other shards in their turns.
+    #[cold]
+    fn overrun(&mut self, qp: &Qp, lane: LaneId) {
+        self.count_of(qp, Counter::CqOverflows);
+        let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) else { return };
+        lane.lost = true;
+        lane.writer.poison();
+        if lane.cq.overrun() {
+            self.shared.events.raise(AsyncEvent::CqErr, EventElement::Cq(lane.cq.number()));
+            self.shared.note_overrun();
+        }
     }
 
     fn mark_finished(&mut self, qp: &mut Qp) {
@@ -61,7 +86,7 @@ impl Env {
         let taken = self.stage_successes(qp);
         self.mark_finished(qp);
         if !taken {
-            self.overflow(qp);
+            self.end_by_overrun(qp);
         }
         self.check_drained(qp);
     }
@@ -145,7 +170,7 @@ impl Env {
         let taken = self.push(qp, qp.recv_lane, cqe);
         self.mark_finished(qp);
         if !taken {
-            self.overflow(qp);
+            self.end_by_overrun(qp);
         }
     }
 
@@ -160,7 +185,7 @@ impl Env {
         let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
         let cqe = self.entry(qp, wr_id, WcStatus::RemInvReqErr, WcOpcode::Recv);
         if !self.push(qp, qp.recv_lane, cqe) {
-            self.overflow(qp);
+            self.end_by_overrun(qp);
         }
     }
 
@@ -175,11 +200,18 @@ impl Env {
         }
     }
 
-    /// A completion was lost: the queue is unusable, and so is the queue pair.
-    fn overflow(&mut self, qp: &mut Qp) {
-        self.raise(qp, AsyncEvent::CqErr);
-        self.raise(qp, AsyncEvent::QpFatal);
-        self.fail(qp, Event::Fatal, Cause::default());
+    /// A completion queue of the queue pair is unusable, and so is the queue pair.
+    #[cold]
+    pub fn end_by_overrun(&mut self, qp: &mut Qp) {
+        if qp.state == QpState::Reset {
+            return; // unused; it fails with its first completion
+        }
+        if !core::mem::replace(&mut qp.overran, true) {
+            self.shared.events.raise(AsyncEvent::QpFatal, EventElement::Qp(qp.qpn));
+        }
+        if qp.state != QpState::Err {
+            self.fail(qp, Event::Fatal, Cause::default());
+        }
     }
 
     /// The queue pair leaves its state by itself.
@@ -242,6 +274,9 @@ impl Env {
         qp.draining = false;
         qp.comm_est = false;
         qp.counters.set_peer(None);
+        qp.overran = false;
+        qp.fault = None;
+        qp.retried = None;
         let cap = qp.attr.cap;
         *qp.attr = crate::proto::attr::QpAttr { cap, port_num: 1, ..Default::default() };
         self.wheel.cancel(qp.slot);
@@ -285,7 +320,7 @@ impl Env {
             }
         }
         if !taken {
-            self.raise(qp, AsyncEvent::CqErr);
+            self.end_by_overrun(qp);
         }
         self.mark_finished(qp);
     }

@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 
 use super::copy::Memory;
 use super::counters::{Counter, Counters};
+use super::cq::Lane;
 use super::paths::Paths;
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
@@ -16,8 +17,6 @@ use crate::config::{TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
 use crate::net::Resolution;
 use crate::port::{Frame, PortQueue, TxBurst};
-use crate::proto::wqe::Cqe;
-use crate::sync::lanes::CqLane;
 use crate::time::Instant;
 use crate::wire::Discard;
 
@@ -54,7 +53,7 @@ pub(super) struct Env {
     /// An empty frame that was not needed.
     spare: Option<Frame>,
     pub wheel: Wheel,
-    pub lanes: Vec<Option<CqLane<Cqe>>>,
+    pub lanes: Vec<Option<Lane>>,
     /// Lanes with something staged.
     pub dirty: Vec<LaneId>,
     /// Unreliable work requests whose frames wait for the port, oldest first.
@@ -75,6 +74,8 @@ pub(super) struct Env {
     pub ip_id: u16,
     /// Generation of the neighbour table that the queue pairs' routes are from.
     pub net_seen: u64,
+    /// [`Shared::overruns`] as of the last look at the lanes.
+    pub overruns_seen: u32,
     /// Queue pairs in RTR or above.
     pub connected: usize,
 }
@@ -101,6 +102,7 @@ impl Env {
             starved: false,
             ip_id: 0,
             net_seen: 0,
+            overruns_seen: 0,
             connected: 0,
         }
     }

@@ -1,11 +1,16 @@
 //! Asynchronous events: what happens to an object and belongs to no work request (IBA 11.6.3).
+//!
+//! An event that was fetched is acknowledged when its handler is done with the object; until then the object is not
+//! destroyed (ibv_ack_async_event(3)). So the queue counts, for each object, the events that are out.
 
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::id::Qpn;
 use crate::proto::status::AsyncEvent;
+use crate::sync::eventfd::EventFd;
 
 /// What an asynchronous event happened to (`struct ibv_async_event`, its union).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -31,46 +36,201 @@ pub struct Event {
     pub element: EventElement,
 }
 
+#[derive(Debug, Default)]
+struct Inner {
+    queue: VecDeque<Event>,
+    /// Events that were fetched and not acknowledged.
+    unacked: HashMap<EventElement, u32>,
+    /// Objects that are being destroyed: nothing more is said of them.
+    retired: Vec<EventElement>,
+    /// The descriptor is readable.
+    signalled: bool,
+}
+
 /// Asynchronous events, bounded.
 #[derive(Debug, Default)]
 pub struct EventQueue {
-    queue: Mutex<VecDeque<Event>>,
+    inner: Mutex<Inner>,
     lost: AtomicU64,
-    raised: std::sync::Condvar,
+    /// Made when somebody asks for it.
+    fd: OnceLock<EventFd>,
+}
+
+/// Whether an event tells that an object is unusable: such events are the last to be lost.
+fn is_fatal(event: AsyncEvent) -> bool {
+    use AsyncEvent::{CqErr, DeviceFatal, QpFatal, SrqErr, WqFatal};
+    matches!(event, CqErr | QpFatal | DeviceFatal | SrqErr | WqFatal)
 }
 
 impl EventQueue {
-    /// Events kept at most; older ones win.
+    /// Events kept at most; older ones win, but one that tells of an unusable object takes the place of the newest that
+    /// does not.
     pub const CAPACITY: usize = 4096;
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// Appends an event about an object of the device.
     pub fn raise(&self, event: AsyncEvent, element: EventElement) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue.len() < Self::CAPACITY {
-            queue.push_back(Event { event, element });
-            self.raised.notify_one();
-        } else {
+        let mut inner = self.lock();
+        if inner.retired.contains(&element) {
+            return;
+        }
+        if inner.queue.len() >= Self::CAPACITY {
             self.lost.fetch_add(1, Ordering::Relaxed);
+            let lesser =
+                if is_fatal(event) { inner.queue.iter().rposition(|e| !is_fatal(e.event)) } else { None };
+            match lesser {
+                Some(at) => drop(inner.queue.remove(at)),
+                None => return,
+            }
+        }
+        inner.queue.push_back(Event { event, element });
+        if let Some(fd) = self.fd.get() {
+            fd.signal();
+            inner.signalled = true;
         }
     }
 
-    /// The oldest event, if there is one.
+    /// The oldest event, if there is one. It is to be acknowledged with [`EventQueue::ack`].
     pub fn try_get(&self) -> Option<Event> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        let mut inner = self.lock();
+        let event = inner.queue.pop_front()?;
+        *inner.unacked.entry(event.element).or_default() += 1;
+        self.settle(&mut inner);
+        Some(event)
     }
 
-    /// The oldest event; waits for one at most this long.
-    pub fn get_timeout(&self, timeout: core::time::Duration) -> Option<Event> {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut queue, _) = self
-            .raised
-            .wait_timeout_while(queue, timeout, |q| q.is_empty())
-            .unwrap_or_else(PoisonError::into_inner);
-        queue.pop_front()
+    /// Acknowledges an event about this object.
+    pub fn ack(&self, element: EventElement) {
+        let mut inner = self.lock();
+        if let Some(n) = inner.unacked.get_mut(&element) {
+            *n -= 1;
+            if *n == 0 {
+                inner.unacked.remove(&element);
+            }
+        }
     }
 
-    /// Events that found the queue full.
+    /// Events about this object that were fetched and not acknowledged.
+    pub fn unacked(&self, element: EventElement) -> u32 {
+        self.lock().unacked.get(&element).copied().unwrap_or(0)
+    }
+
+    /// Before an object is destroyed: takes its events out of the queue and lets no more in, until
+    /// [`EventQueue::forget`].
+    ///
+    /// # Errors
+    /// The number of its events that were fetched and not acknowledged; nothing has changed then.
+    pub fn retire(&self, element: EventElement) -> Result<(), u32> {
+        let mut inner = self.lock();
+        if let Some(n) = inner.unacked.get(&element) {
+            return Err(*n);
+        }
+        inner.retired.push(element);
+        inner.queue.retain(|e| e.element != element);
+        self.settle(&mut inner);
+        Ok(())
+    }
+
+    /// After an object is gone, or when it stays after all: its number may be used again.
+    pub fn forget(&self, element: EventElement) {
+        self.lock().retired.retain(|e| *e != element);
+    }
+
+    /// Takes the events of an object that is gone out of the queue.
+    pub fn purge(&self, element: EventElement) {
+        let mut inner = self.lock();
+        inner.queue.retain(|e| e.element != element);
+        self.settle(&mut inner);
+    }
+
+    /// Events that found the queue full, or had to make room.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
+    }
+
+    /// A descriptor that is readable while the queue holds something; made by the first call.
+    ///
+    /// # Errors
+    /// Those of eventfd(2).
+    pub fn fd(&self) -> io::Result<&EventFd> {
+        let mut inner = self.lock();
+        if self.fd.get().is_none() {
+            let fd = EventFd::new()?;
+            if !inner.queue.is_empty() {
+                fd.signal();
+                inner.signalled = true;
+            }
+            // The lock is held: nobody else sets it.
+            let _ = self.fd.set(fd);
+        }
+        Ok(self.fd.get().expect("it was set above"))
+    }
+
+    /// The descriptor, where somebody asked for it.
+    pub fn made_fd(&self) -> Option<&EventFd> {
+        self.fd.get()
+    }
+
+    /// Makes the descriptor unreadable when the queue is empty.
+    fn settle(&self, inner: &mut Inner) {
+        if inner.signalled && inner.queue.is_empty() {
+            inner.signalled = false;
+            if let Some(fd) = self.fd.get() {
+                fd.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CQ: EventElement = EventElement::Cq(1);
+
+    // A full queue keeps what tells of unusable objects, and counts what it loses.
+    #[test]
+    fn fatal_events_take_the_place_of_others() {
+        let events = EventQueue::default();
+        events.raise(AsyncEvent::QpFatal, CQ);
+        for _ in 1..EventQueue::CAPACITY {
+            events.raise(AsyncEvent::CommEst, CQ);
+        }
+        assert_eq!(events.lost(), 0);
+        events.raise(AsyncEvent::CommEst, EventElement::Port);
+        assert_eq!(events.lost(), 1);
+        events.raise(AsyncEvent::DeviceFatal, EventElement::Device);
+        assert_eq!(events.lost(), 2);
+        let all: Vec<_> = core::iter::from_fn(|| events.try_get()).collect();
+        assert_eq!(all.len(), EventQueue::CAPACITY);
+        assert_eq!((all[0].event, all[all.len() - 1].event), (AsyncEvent::QpFatal, AsyncEvent::DeviceFatal));
+        assert!(all.iter().all(|e| e.element != EventElement::Port));
+        // Nothing but fatal events: the newest is lost, and counted.
+        for _ in 0..=EventQueue::CAPACITY {
+            events.raise(AsyncEvent::CqErr, CQ);
+        }
+        assert_eq!(events.lost(), 3);
+    }
+
+    #[test]
+    fn an_object_is_retired_when_its_events_are_acknowledged() {
+        let events = EventQueue::default();
+        for _ in 0..3 {
+            events.raise(AsyncEvent::CqErr, CQ);
+        }
+        events.raise(AsyncEvent::PortErr, EventElement::Port);
+        assert_eq!(events.try_get().map(|e| e.element), Some(CQ));
+        assert_eq!(events.retire(CQ), Err(1));
+        events.ack(CQ);
+        assert_eq!((events.unacked(CQ), events.retire(CQ)), (0, Ok(())));
+        events.raise(AsyncEvent::CqErr, CQ);
+        assert_eq!(events.try_get().map(|e| e.element), Some(EventElement::Port), "nobody hears of it");
+        assert_eq!(events.try_get(), None);
+        events.forget(CQ);
+        events.raise(AsyncEvent::CqErr, CQ);
+        assert_eq!(events.try_get().map(|e| e.element), Some(CQ), "the number is used again");
     }
 }

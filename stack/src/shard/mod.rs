@@ -18,6 +18,7 @@ use crate::time::Instant;
 mod complete;
 mod copy;
 pub mod counters;
+mod cq;
 mod drain;
 mod env;
 mod events;
@@ -32,6 +33,7 @@ mod tx;
 mod unreliable;
 pub mod wheel;
 
+pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
 pub use qp::QpSpec;
@@ -39,6 +41,7 @@ pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
 pub use shared::{Shared, SharedConfig};
 
 use counters::QpCounters;
+use cq::Lane;
 use env::Env;
 use qp::{Cause, Qp};
 use qp_table::QpTable;
@@ -121,6 +124,7 @@ impl Shard {
             || env.shared.doorbells[env.id].any()
             || !env.shared.inboxes[env.id].is_empty()
             || env.net_seen != env.shared.net_generation()
+            || env.overruns_seen != env.shared.overruns()
             || self.watched_posts();
         if busy {
             return Some(env.now);
@@ -150,15 +154,29 @@ impl Shard {
         self.qps.table.len()
     }
 
-    /// Adds the lane by which this shard feeds a completion queue.
+    /// Adds the lane by which this shard alone feeds a completion queue that is polled only.
     pub fn attach_lane(&mut self, lane: CqLane<Cqe>) -> LaneId {
+        self.attach_cq(lane, Arc::new(CqState::new(0, 0, None)))
+    }
+
+    /// Adds the lane by which this shard feeds a completion queue.
+    pub fn attach_cq(&mut self, writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
         let lanes = &mut self.env.lanes;
         let free = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
         if free == lanes.len() {
             lanes.push(None);
         }
-        lanes[free] = Some(lane);
+        lanes[free] = Some(Lane { writer, cq, lost: false });
         LaneId(free as u32)
+    }
+
+    /// Puts a lane of the resized queue in the place of the old one. What is staged goes along.
+    pub fn replace_lane(&mut self, lane: LaneId, new: CqLane<Cqe>) {
+        if let Some(Some(lane)) = self.env.lanes.get_mut(lane.0 as usize)
+            && lane.writer.replace_with(new)
+        {
+            lane.notify();
+        }
     }
 
     /// Removes a lane; no queue pair uses it any more.

@@ -232,8 +232,10 @@ impl Shard {
     #[inline]
     fn publish(&mut self) {
         while let Some(lane) = self.env.dirty.pop() {
-            if let Some(Some(writer)) = self.env.lanes.get_mut(lane.0 as usize) {
-                writer.publish();
+            if let Some(Some(lane)) = self.env.lanes.get_mut(lane.0 as usize)
+                && lane.writer.publish()
+            {
+                lane.notify();
             }
         }
         while let Some(slot) = self.env.finished.pop() {
@@ -241,6 +243,31 @@ impl Shard {
                 qp.in_finished = false;
                 qp.sq.0.release_to(qp.sq_done);
                 qp.rq.release(qp.responder.holds_receive());
+            }
+        }
+        let overruns = self.env.shared.overruns();
+        if overruns != self.env.overruns_seen {
+            self.env.overruns_seen = overruns;
+            self.end_overrun();
+        }
+    }
+
+    /// A completion queue overran, here or elsewhere: its lanes take no more, and the queue pairs that use it end in
+    /// ERR. Once a queue, so it may take a look at every queue pair. What was pushed before is published.
+    #[cold]
+    fn end_overrun(&mut self) {
+        for id in 0..self.env.lanes.len() {
+            let Some(lane) = &mut self.env.lanes[id] else { continue };
+            if !lane.cq.overran() {
+                continue;
+            }
+            lane.writer.poison();
+            if lane.lost {
+                lane.cq.set_failed();
+            }
+            let id = super::LaneId(id as u32);
+            for qp in self.qps.iter_mut().filter(|qp| qp.send_lane == id || qp.recv_lane == id) {
+                self.env.end_by_overrun(qp);
             }
         }
     }

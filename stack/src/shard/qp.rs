@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
 use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
+use crate::proto::completer::RetryCause;
+use crate::proto::fault::Fault;
 use crate::proto::requester::{Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{Responder, ResponderConfig};
 use crate::proto::state::Gates;
@@ -119,6 +121,12 @@ pub(super) struct Qp {
     pub leaving: u32,
     pub counters: Arc<QpCounters>,
     // Cold.
+    /// QP_FATAL was raised because a completion queue overran.
+    pub overran: bool,
+    /// What the peer did that ends the queue pair, for the completion that tells of it.
+    pub fault: Option<Fault>,
+    /// Why requests were sent again last.
+    pub retried: Option<RetryCause>,
     pub attr: Box<QpAttr>,
 }
 
@@ -165,6 +173,9 @@ impl Qp {
             address: UdAddress::default(),
             leaving: first,
             counters: Arc::new(QpCounters::default()),
+            overran: false,
+            fault: None,
+            retried: None,
             attr: Box::new(attr),
         }
     }

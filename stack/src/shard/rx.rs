@@ -197,6 +197,7 @@ impl Env {
     /// ERR after a fault of the peer's; its NAK, where there is one, is with the port's frames already.
     pub(super) fn end_by_fault(&mut self, qp: &mut Qp, fault: Fault) {
         let outcome = fault.outcome(qp.ty);
+        qp.fault = Some(fault);
         if !qp.responder.holds_receive()
             && let Some(event) = outcome.event
         {
@@ -238,7 +239,12 @@ impl Env {
         self.complete_sends(qp);
         match response {
             Response::Failed(status) => return self.fail_send(qp, status),
-            Response::Retry(cause) => self.count_retry(qp, cause),
+            Response::Retry(cause) => {
+                if cause != RetryCause::Probe {
+                    qp.retried = Some(cause);
+                }
+                self.count_retry(qp, cause);
+            }
             _ => {}
         }
         if let Some(status) = qp.requester.local_failure() {

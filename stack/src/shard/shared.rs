@@ -1,6 +1,6 @@
 //! What the shards of a device share, each part with its own rule of access.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
@@ -27,6 +27,9 @@ pub struct Shared {
     net_generation: AtomicU64,
     /// When the IP host has something to send again, in nanoseconds; `u64::MAX` for never.
     net_deadline: AtomicU64,
+    /// Completion queues that overran so far: shards look at their lanes again when it moves. Read every turn, beside
+    /// the two above.
+    overruns: AtomicU32,
     /// Addresses of this device, fixed when it opens.
     pub gids: Box<[Gid]>,
     /// The port's Ethernet address.
@@ -76,6 +79,7 @@ impl Shared {
             net: Mutex::new(c.net),
             net_generation: AtomicU64::new(0),
             net_deadline: AtomicU64::new(u64::MAX),
+            overruns: AtomicU32::new(0),
             gids: c.gids.into(),
             mac: c.mac,
             vlan: c.vlan,
@@ -109,6 +113,17 @@ impl Shared {
     #[inline]
     pub fn net_generation(&self) -> u64 {
         self.net_generation.load(Ordering::Acquire)
+    }
+
+    /// Changes whenever a completion queue overran.
+    #[inline]
+    pub fn overruns(&self) -> u32 {
+        self.overruns.load(Ordering::Acquire)
+    }
+
+    /// A completion queue overran.
+    pub(super) fn note_overrun(&self) {
+        self.overruns.fetch_add(1, Ordering::Release);
     }
 
     /// When [`Net::poll_transmit`] has something to send.

@@ -16,6 +16,12 @@
 //! A queue made by [`cq_with_events`] can be armed. Both sides write, fence and read: the lane publishes, then
 //! looks whether the reader is armed; the reader arms, then polls once more. One of them sees the other, so
 //! either the event fires or the poll finds the completion. Queues made by [`cq`] skip the fence.
+//!
+//! # Another size
+//!
+//! [`CqReader::resize`] makes new lanes, which take the place of the old ones one by one, each between two turns of its
+//! shard ([`CqLane::replace_with`]). The reader empties the old rings first, so each lane's order stays; what waits in
+//! them does not count against the new bound.
 
 use super::primitive::{Arc, AtomicU8, AtomicU32, Ordering, fence};
 use super::spsc::{self, Consumer, Producer};
@@ -46,8 +52,8 @@ const NOT_ARMED: u8 = 0;
 struct Shared {
     /// Credits that no lane holds. Not used by a queue with one lane.
     budget: CachePadded<AtomicU32>,
-    /// `NOT_ARMED` or an `Arm`. Not used by a queue without events.
-    armed: CachePadded<AtomicU8>,
+    /// `NOT_ARMED` or an `Arm`. Not used by a queue without events. The queue keeps it when its lanes change.
+    armed: Arc<CachePadded<AtomicU8>>,
 }
 
 /// The shard's end of a lane. `Send`, not `Sync`.
@@ -61,6 +67,8 @@ pub struct CqLane<E> {
     sole_bound: Option<u32>,
     events: bool,
     staged_solicited: bool,
+    /// Nothing more is taken.
+    poisoned: bool,
     shared: Arc<Shared>,
 }
 
@@ -71,14 +79,20 @@ pub struct CqReader<E> {
     next: usize,
     events: bool,
     shared: Arc<Shared>,
+    /// Lanes from before a resize, whose entries come first; no writer has them any more.
+    older: Option<Box<CqReader<E>>>,
 }
+
+/// Arms a completion queue from any thread: the reader may be elsewhere. See [`CqReader::arm`].
+#[derive(Clone)]
+pub struct Armer(Arc<CachePadded<AtomicU8>>);
 
 /// A completion queue of at least `cqe` entries, fed by `lanes` lanes, that is polled only.
 ///
 /// # Panics
 /// If `cqe` or `lanes` is zero, or `cqe` is above 2^31.
 pub fn cq<E: Copy + Default + Send>(cqe: u32, lanes: usize) -> (CqReader<E>, Vec<CqLane<E>>) {
-    build(cqe, lanes, 0, false)
+    build(cqe, lanes, 0, None)
 }
 
 /// [`cq`] that can be armed: [`CqLane::publish`] then costs a full fence.
@@ -86,22 +100,27 @@ pub fn cq<E: Copy + Default + Send>(cqe: u32, lanes: usize) -> (CqReader<E>, Vec
 /// # Panics
 /// As [`cq`].
 pub fn cq_with_events<E: Copy + Default + Send>(cqe: u32, lanes: usize) -> (CqReader<E>, Vec<CqLane<E>>) {
-    build(cqe, lanes, 0, true)
+    build(cqe, lanes, 0, Some(not_armed()))
+}
+
+fn not_armed() -> Arc<CachePadded<AtomicU8>> {
+    Arc::new(CachePadded::new(AtomicU8::new(NOT_ARMED)))
 }
 
 fn build<E: Copy + Default + Send>(
     cqe: u32,
     lanes: usize,
     start: u32,
-    events: bool,
+    armed: Option<Arc<CachePadded<AtomicU8>>>,
 ) -> (CqReader<E>, Vec<CqLane<E>>) {
     assert!(cqe > 0 && lanes > 0, "a completion queue has entries and lanes");
     assert!(cqe <= 1 << 31, "a completion queue of {cqe} entries");
     let slack = u32::try_from(lanes).ok().and_then(|n| n.checked_mul(BLOCK));
     let budget = slack.and_then(|n| n.checked_add(cqe)).expect("too many lanes");
+    let events = armed.is_some();
     let shared = Arc::new(Shared {
         budget: CachePadded::new(AtomicU32::new(budget)),
-        armed: CachePadded::new(AtomicU8::new(NOT_ARMED)),
+        armed: armed.unwrap_or_else(not_armed),
     });
     // Each lane can hold all of `cqe`: which shard completes what is not known beforehand.
     let (producers, consumers): (Vec<_>, Vec<_>) =
@@ -115,10 +134,11 @@ fn build<E: Copy + Default + Send>(
             sole_bound: (lanes == 1).then_some(cqe),
             events,
             staged_solicited: false,
+            poisoned: false,
             shared: shared.clone(),
         })
         .collect();
-    (CqReader { lanes: consumers.into(), next: 0, events, shared }, writers)
+    (CqReader { lanes: consumers.into(), next: 0, events, shared, older: None }, writers)
 }
 
 impl<E: Copy + Send> CqLane<E> {
@@ -175,8 +195,41 @@ impl<E: Copy + Send> CqLane<E> {
         wanted && self.shared.armed.swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
     }
 
+    /// From now on nothing is taken; what was staged stays staged.
+    pub fn poison(&mut self) {
+        self.poisoned = true;
+        self.credits = 0;
+    }
+
+    /// Goes on as `new`, a lane of the resized queue. What is staged goes along; where the new lane has no room for all
+    /// of it, it is published in the old one. Returns whether an event is due.
+    pub fn replace_with(&mut self, mut new: Self) -> bool {
+        let mut fits = true;
+        for ahead in 0..self.staged {
+            let Some(slot) = self.ring.slot(ahead) else { unreachable!("what is staged has its slot") };
+            fits = fits && new.push(slot[0]).is_ok();
+        }
+        let due = if fits {
+            new.staged_solicited = self.staged_solicited;
+            false
+        } else {
+            // Slots that were filled and never published are filled again.
+            new.credits += new.staged;
+            new.staged = 0;
+            self.publish()
+        };
+        if self.poisoned {
+            new.poison();
+        }
+        *self = new;
+        due
+    }
+
     #[cold]
     fn fetch_credits(&mut self) -> Result<(), Overflow> {
+        if self.poisoned {
+            return Err(Overflow);
+        }
         self.credits = match self.sole_bound {
             Some(cqe) => cqe - self.ring.in_use() - self.staged,
             None => self
@@ -206,6 +259,30 @@ impl<E: Copy + Send> CqReader<E> {
     /// [`CqReader::poll`] that hands up to `max` completions to `each` where they lie.
     #[inline]
     pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
+        if self.older.is_some() {
+            return self.poll_older(max, &mut each);
+        }
+        self.poll_lanes(max, &mut each)
+    }
+
+    /// Takes from before the last resize first.
+    #[cold]
+    fn poll_older(&mut self, max: usize, each: &mut dyn FnMut(&E)) -> usize {
+        let Some(older) = &mut self.older else { return 0 };
+        // Links are made by resizes only, and each holds something: there are few.
+        let mut taken = older.poll_older(max, each);
+        if older.older.is_none() {
+            taken += older.poll_lanes(max - taken, &mut *each);
+            if older.is_empty() {
+                self.older = None;
+                taken += self.poll_lanes(max - taken, each);
+            }
+        }
+        taken
+    }
+
+    #[inline]
+    fn poll_lanes(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
         let mut taken = 0;
         let mut empty = 0;
         while taken < max && empty < self.lanes.len() {
@@ -232,15 +309,41 @@ impl<E: Copy + Send> CqReader<E> {
         taken
     }
 
+    /// Drops completions at the front of each lane as long as they are `dead`, so that they take no room.
+    pub fn discard_while(&mut self, mut dead: impl FnMut(&E) -> bool) {
+        self.discard_from_lanes(&mut dead);
+    }
+
+    fn discard_from_lanes(&mut self, dead: &mut dyn FnMut(&E) -> bool) {
+        let mut dropped = 0;
+        for lane in &mut self.lanes {
+            let from = lane.released();
+            let mut seq = from;
+            while lane.get(seq).is_some_and(|slot| dead(&slot[0])) {
+                seq = seq.wrapping_add(1);
+            }
+            lane.release_to(seq);
+            dropped += seq.wrapping_sub(from);
+        }
+        if dropped > 0 && self.lanes.len() > 1 {
+            self.shared.budget.fetch_add(dropped, Ordering::Relaxed);
+        }
+        if let Some(older) = &mut self.older {
+            older.discard_from_lanes(dead);
+        }
+    }
+
     /// Completions that a poll would find now.
     pub fn len(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.unreleased() as usize).sum()
+        let older = self.older.as_ref().map_or(0, |older| older.len());
+        older + self.lanes.iter().map(|lane| lane.unreleased() as usize).sum::<usize>()
     }
 
     /// Whether a poll would find nothing now.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.lanes.iter().all(|lane| lane.unreleased() == 0)
+            && self.older.as_ref().is_none_or(|older| older.is_empty())
     }
 
     /// Asks for one event. The caller then polls once more: completions published before are not announced.
@@ -249,8 +352,44 @@ impl<E: Copy + Send> CqReader<E> {
     /// # Panics
     /// If the queue was made by [`cq`].
     pub fn arm(&self, what: Arm) {
+        self.armer().arm(what);
+    }
+
+    /// A handle that does what [`CqReader::arm`] does.
+    ///
+    /// # Panics
+    /// If the queue was made by [`cq`].
+    pub fn armer(&self) -> Armer {
         assert!(self.events, "armed a completion queue that was made without events");
-        self.shared.armed.fetch_max(what as u8, Ordering::AcqRel);
+        Armer(self.shared.armed.clone())
+    }
+
+    /// Goes on with `cqe` entries. The new lanes are for [`CqLane::replace_with`], each for the writer of its number;
+    /// all of them must be handed over before the next poll. What waits now is polled first.
+    ///
+    /// # Panics
+    /// As [`cq`].
+    pub fn resize(&mut self, cqe: u32) -> Vec<CqLane<E>>
+    where
+        E: Default,
+    {
+        let armed = self.events.then(|| self.shared.armed.clone());
+        let (reader, writers) = build(cqe, self.lanes.len(), 0, armed);
+        let mut older = core::mem::replace(self, reader);
+        // A link that holds nothing is dropped, so that there are never more links than entries, and one. The newest one
+        // may still be written to.
+        if older.older.as_ref().is_some_and(|o| o.lanes.iter().all(|lane| lane.unreleased() == 0)) {
+            older.older = older.older.take().and_then(|o| o.older);
+        }
+        self.older = Some(Box::new(older));
+        writers
+    }
+}
+
+impl Armer {
+    /// As [`CqReader::arm`].
+    pub fn arm(&self, what: Arm) {
+        self.0.fetch_max(what as u8, Ordering::AcqRel);
         // Pairs with the fence in `CqLane::publish`.
         fence(Ordering::SeqCst);
     }
@@ -286,7 +425,7 @@ mod tests {
             start in prop_oneof![Just(0), u32::MAX - 20..=u32::MAX],
             ops in proptest::collection::vec(op(), 1..200),
         ) {
-            let (mut reader, mut writers) = build::<(usize, u64)>(cqe, lanes, start, false);
+            let (mut reader, mut writers) = build::<(usize, u64)>(cqe, lanes, start, None);
             let mut staged = vec![VecDeque::new(); lanes];
             let mut visible = vec![VecDeque::new(); lanes];
             let mut next = 0;
@@ -387,13 +526,107 @@ mod tests {
         assert!(!complete(0, false), "the mark went with its batch");
     }
 
+    /// Staged and published entries keep their order through a resize, and an arming stays.
+    #[test]
+    fn resize_keeps_entries_in_order() {
+        let (mut reader, mut lanes) = cq_with_events::<(usize, u32)>(8, 2);
+        let mut next = [0; 2];
+        let mut push = |lanes: &mut Vec<CqLane<(usize, u32)>>, lane: usize, n: u32| {
+            for _ in 0..n {
+                lanes[lane].push((lane, next[lane])).unwrap();
+                next[lane] += 1;
+            }
+        };
+        push(&mut lanes, 0, 3);
+        push(&mut lanes, 1, 2);
+        lanes[0].publish();
+        push(&mut lanes, 0, 2); // staged in lane 0, and all of lane 1
+        reader.arm(Arm::Next);
+        for cqe in [64, 16] {
+            let new = reader.resize(cqe);
+            for (lane, new) in lanes.iter_mut().zip(new) {
+                assert!(!lane.replace_with(new), "nothing was published");
+            }
+            assert_eq!(reader.len(), 3);
+        }
+        let mut seen = [0; 2];
+        let mut check = |e: &(usize, u32)| {
+            assert_eq!(e.1, seen[e.0]);
+            seen[e.0] += 1;
+        };
+        assert_eq!(reader.poll_with(2, &mut check), 2);
+        push(&mut lanes, 0, 1);
+        assert!(lanes[0].publish(), "still armed");
+        assert!(!lanes[1].publish(), "once");
+        assert_eq!(reader.len(), 1 + 3 + 2);
+        assert_eq!(reader.poll_with(64, &mut check), 6);
+        assert!(reader.is_empty());
+        assert_eq!(seen, [6, 2]);
+        // The new bound is in force, and below it nothing is refused.
+        for n in 0..16 {
+            lanes[n % 2].push((0, 0)).unwrap();
+        }
+    }
+
+    /// What does not fit into the new lane is published in the old one, whole and in order.
+    #[test]
+    fn resize_below_what_is_staged_loses_nothing() {
+        let (mut reader, mut lanes) = cq_with_events::<u32>(8, 1);
+        reader.arm(Arm::Next);
+        (0..5).for_each(|n| lanes[0].push(n).unwrap());
+        let new = reader.resize(2).remove(0);
+        assert!(lanes[0].replace_with(new), "published, so the event is due");
+        assert_eq!([5, 6].map(|n| lanes[0].push(n)), [Ok(()); 2]);
+        lanes[0].publish();
+        let mut out = [9; 8];
+        assert_eq!(reader.poll(&mut out), 7);
+        assert_eq!(out[..7], [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    /// What is dropped gives its room back, behind a resize too; what is not dead stays, and all behind it.
+    #[test]
+    fn the_dead_make_room() {
+        for lanes in [1, 2] {
+            let (mut reader, mut writers) = cq::<u32>(32, lanes);
+            for round in 0..20 {
+                for _ in 0..32 {
+                    writers[0].push(round).unwrap();
+                }
+                writers[0].publish();
+                if round == 10 {
+                    writers[0].replace_with(reader.resize(32).remove(0));
+                }
+                reader.discard_while(|e| *e <= round);
+                assert!(reader.is_empty());
+            }
+            for e in [1, 2, 1] {
+                writers[0].push(e).unwrap();
+            }
+            writers[0].publish();
+            reader.discard_while(|e| *e == 1);
+            let mut out = [0; 4];
+            assert_eq!((reader.poll(&mut out), out), (2, [2, 1, 0, 0]));
+        }
+    }
+
+    #[test]
+    fn a_poisoned_lane_takes_nothing() {
+        let (mut reader, mut lanes) = cq::<u32>(4, 1);
+        lanes[0].push(1).unwrap();
+        lanes[0].poison();
+        assert_eq!(lanes[0].push(2), Err(Overflow));
+        lanes[0].publish();
+        assert_eq!(reader.poll(&mut [0; 4]), 1);
+        assert_eq!(lanes[0].push(3), Err(Overflow));
+    }
+
     /// Two shards and a reader. What a lane could not push it tries again: nothing is lost, doubled or
     /// reordered, and the queue never holds more than its bound.
     #[test]
     fn threads_keep_every_completion() {
         const ITEMS: u64 = 60_000;
         const CQE: u32 = 100;
-        let (mut reader, lanes) = build::<(u64, u64, u64)>(CQE, 2, u32::MAX - 500, false);
+        let (mut reader, lanes) = build::<(u64, u64, u64)>(CQE, 2, u32::MAX - 500, None);
         let seal = |lane: u64, n: u64| (lane << 32 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         std::thread::scope(|scope| {
             for (lane, mut writer) in (0u64..).zip(lanes) {

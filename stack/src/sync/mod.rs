@@ -4,12 +4,13 @@
 //! Never blocks, never allocates after creation, reads no clock, knows nothing of packets or verbs. Called by
 //! posters and pollers on one side and by the shard that owns the other end.
 //!
-//! `unsafe` is in [`spsc`], [`claim`] and [`asymmetric`]; [`lanes`] is built on rings, [`doorbell`] and [`srq`] on
-//! atomics alone.
+//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`] and [`eventfd`]; [`lanes`] is built on rings, [`doorbell`] and
+//! [`srq`] on atomics alone.
 
 pub mod asymmetric;
 pub mod claim;
 pub mod doorbell;
+pub mod eventfd;
 pub mod lanes;
 pub(crate) mod primitive;
 pub mod spsc;

@@ -1,0 +1,67 @@
+//! Completion channels: how a program sleeps until a completion comes.
+
+use core::fmt;
+use core::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use super::Device;
+use super::error::DeviceError;
+use crate::shard::{CqState, EventChannel};
+
+/// A completion channel. Its completion queues hold it.
+pub struct ChannelCore {
+    device: Arc<Device>,
+    queue: Arc<EventChannel>,
+}
+
+impl ChannelCore {
+    pub(super) fn new(device: Arc<Device>) -> Result<Arc<Self>, DeviceError> {
+        let queue = EventChannel::new().map_err(|e| DeviceError::Descriptor(e.kind()))?;
+        Ok(Arc::new(Self { device, queue: Arc::new(queue) }))
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+    pub(super) fn queue(&self) -> &Arc<EventChannel> {
+        &self.queue
+    }
+
+    /// The completion queue of the oldest event, if there is one.
+    pub fn try_get(&self) -> Option<Arc<CqState>> {
+        self.queue.try_get()
+    }
+
+    /// Waits for an event; `None` after `timeout`. Turns shards that nobody else turns meanwhile.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`].
+    pub fn get(&self, timeout: Duration) -> Result<Option<Arc<CqState>>, DeviceError> {
+        self.device.wait(timeout, Some(self.queue.fd()), || self.queue.try_get())
+    }
+
+    /// Frees the channel.
+    ///
+    /// # Errors
+    /// [`DeviceError::Busy`] while completion queues use it; it comes back with the error.
+    pub fn destroy(channel: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
+        Arc::try_unwrap(channel).map(drop).map_err(|channel| {
+            let users = Arc::strong_count(&channel) - 1;
+            (DeviceError::Busy { object: "completion channel", users }, channel)
+        })
+    }
+}
+
+impl AsFd for ChannelCore {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.queue.fd().as_fd()
+    }
+}
+
+impl fmt::Debug for ChannelCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChannelCore").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,204 @@
+//! What a completion queue is to the shards that feed it: its number, whether it overran, and whom to wake.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::proto::wqe::Cqe;
+use crate::sync::eventfd::EventFd;
+use crate::sync::lanes::CqLane;
+
+/// A lane as its shard holds it.
+pub(super) struct Lane {
+    pub writer: CqLane<Cqe>,
+    pub cq: Arc<CqState>,
+    /// A completion was lost in this lane.
+    pub lost: bool,
+}
+
+/// A completion queue, as its device and its shards share it.
+#[derive(Debug)]
+pub struct CqState {
+    number: u32,
+    context: u64,
+    channel: Option<Arc<EventChannel>>,
+    /// A completion was lost, and CQ_ERR raised for it.
+    overrun: AtomicBool,
+    /// What the shard that lost a completion had before it can be polled: then polls fail.
+    failed: AtomicBool,
+    /// Events in the channel's queue. Changed under the channel's lock.
+    queued: AtomicU32,
+    /// Events that were fetched and not acknowledged. Increased under the channel's lock.
+    unacked: AtomicU32,
+    /// Being destroyed: no more events. Changed under the channel's lock.
+    retired: AtomicBool,
+}
+
+impl CqState {
+    /// A queue with a number and the program's own context; its events go to `channel`.
+    pub fn new(number: u32, context: u64, channel: Option<Arc<EventChannel>>) -> Self {
+        Self {
+            number,
+            context,
+            channel,
+            overrun: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            queued: AtomicU32::new(0),
+            unacked: AtomicU32::new(0),
+            retired: AtomicBool::new(false),
+        }
+    }
+
+    /// Its number in the device.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+    /// The program's own context.
+    pub fn context(&self) -> u64 {
+        self.context
+    }
+    /// Whether it overran, and what it held before can be polled.
+    #[inline]
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+    /// Whether it overran.
+    pub fn overran(&self) -> bool {
+        self.overrun.load(Ordering::Acquire)
+    }
+    /// Events that were fetched and not acknowledged.
+    pub fn unacked(&self) -> u32 {
+        self.unacked.load(Ordering::Acquire)
+    }
+
+    /// A completion was lost. `true` for the first one.
+    pub(super) fn overrun(&self) -> bool {
+        !self.overrun.swap(true, Ordering::AcqRel)
+    }
+    /// What came before the loss is published.
+    pub(super) fn set_failed(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Acknowledges `n` events (`ibv_ack_cq_events(3)`).
+    ///
+    /// # Errors
+    /// How many there are to acknowledge, where that is less; nothing has changed then.
+    pub fn ack(&self, n: u32) -> Result<(), u32> {
+        let update = |unacked: u32| unacked.checked_sub(n);
+        self.unacked.fetch_update(Ordering::AcqRel, Ordering::Acquire, update).map(drop)
+    }
+
+    /// Before the queue is destroyed: its events leave the channel, and no more come.
+    ///
+    /// # Errors
+    /// How many events were fetched and not acknowledged; nothing has changed then.
+    pub fn retire(&self) -> Result<(), u32> {
+        let Some(channel) = &self.channel else { return Ok(()) };
+        let mut waiting = channel.lock();
+        match self.unacked() {
+            0 => {
+                self.retired.store(true, Ordering::Relaxed);
+                channel.purge(&mut waiting, self);
+                Ok(())
+            }
+            n => Err(n),
+        }
+    }
+
+    /// The queue is gone, with whatever was not acknowledged.
+    pub fn abandon(&self) {
+        if let Some(channel) = &self.channel {
+            let mut waiting = channel.lock();
+            self.retired.store(true, Ordering::Relaxed);
+            channel.purge(&mut waiting, self);
+        }
+    }
+
+    /// The queue stays after all.
+    pub fn keep(&self) {
+        self.retired.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Lane {
+    /// A completion event is due.
+    #[cold]
+    pub fn notify(&self) {
+        if let Some(channel) = &self.cq.channel {
+            channel.notify(&self.cq);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    queue: VecDeque<Arc<CqState>>,
+    /// The descriptor is readable.
+    signalled: bool,
+}
+
+/// Completion events on their way to a program (`struct ibv_comp_channel`).
+#[derive(Debug)]
+pub struct EventChannel {
+    waiting: Mutex<Waiting>,
+    fd: EventFd,
+}
+
+impl EventChannel {
+    /// Events of one completion queue that wait at most. One more says nothing new: whoever fetches those polls.
+    pub const PER_CQ: u32 = 1024;
+
+    /// A channel with its descriptor.
+    ///
+    /// # Errors
+    /// Those of eventfd(2).
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { waiting: Mutex::default(), fd: EventFd::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends an event of `cq`.
+    fn notify(&self, cq: &Arc<CqState>) {
+        let mut waiting = self.lock();
+        if cq.retired.load(Ordering::Relaxed) || cq.queued.load(Ordering::Relaxed) >= Self::PER_CQ {
+            return;
+        }
+        cq.queued.fetch_add(1, Ordering::Relaxed);
+        waiting.queue.push_back(cq.clone());
+        waiting.signalled = true;
+        self.fd.signal();
+    }
+
+    /// The queue of the oldest event, if there is one. It is to be acknowledged with [`CqState::ack`].
+    pub fn try_get(&self) -> Option<Arc<CqState>> {
+        let mut waiting = self.lock();
+        let cq = waiting.queue.pop_front()?;
+        cq.queued.fetch_sub(1, Ordering::Relaxed);
+        cq.unacked.fetch_add(1, Ordering::AcqRel);
+        self.settle(&mut waiting);
+        Some(cq)
+    }
+
+    /// The descriptor, readable while an event waits.
+    pub fn fd(&self) -> &EventFd {
+        &self.fd
+    }
+
+    fn purge(&self, waiting: &mut Waiting, cq: &CqState) {
+        waiting.queue.retain(|other| !core::ptr::eq(&**other, cq));
+        cq.queued.store(0, Ordering::Relaxed);
+        self.settle(waiting);
+    }
+
+    fn settle(&self, waiting: &mut Waiting) {
+        if waiting.signalled && waiting.queue.is_empty() {
+            waiting.signalled = false;
+            self.fd.clear();
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! A file descriptor that is readable while something waits to be fetched: what a program gives to epoll(7).
+//!
+//! An eventfd(2). Whoever adds to a queue signals, whoever empties it clears, both under the queue's lock; so the
+//! descriptor is readable exactly while the queue holds something. Each signal wakes those who wait, so level- and
+//! edge-triggered waiting both work. Programs wait on the descriptor; they must not read or write it.
+
+use core::time::Duration;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// An eventfd(2), closed on exec, not blocking.
+#[derive(Debug)]
+pub struct EventFd(File);
+
+impl EventFd {
+    /// A new descriptor, not readable.
+    ///
+    /// # Errors
+    /// Those of eventfd(2): the process has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: takes two numbers, touches no memory.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: eventfd just made the descriptor, and nobody else has it.
+        Ok(Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Makes the descriptor readable and wakes those who wait for it.
+    pub fn signal(&self) {
+        // Fails only at 2^64 - 2 signals that nobody cleared, and the descriptor is readable then.
+        let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+
+    /// Makes the descriptor not readable. To be called only after a signal: a program may have made the descriptor
+    /// blocking.
+    pub fn clear(&self) {
+        // Fails only where nothing was signalled.
+        let _ = (&self.0).read(&mut [0; 8]);
+    }
+
+    /// Waits until the descriptor is readable, a signal handler ran, or this long.
+    pub fn wait(&self, timeout: Duration) {
+        let mut fds = [libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+        let timeout = libc::timespec {
+            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: one pollfd, which is ours for the time of the call; a time that the call only reads; no signal mask.
+        unsafe { libc::ppoll(fds.as_mut_ptr(), 1, &timeout, core::ptr::null()) };
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn readable_between_signal_and_clear() {
+        let fd = EventFd::new().unwrap();
+        let start = Instant::now();
+        fd.wait(Duration::from_millis(2));
+        assert!(start.elapsed() >= Duration::from_millis(2), "nothing was signalled");
+        fd.signal();
+        fd.signal();
+        fd.wait(Duration::MAX);
+        fd.clear();
+        let start = Instant::now();
+        fd.wait(Duration::from_millis(2));
+        assert!(start.elapsed() >= Duration::from_millis(2), "one clear takes every signal");
+    }
+}

@@ -1,0 +1,203 @@
+//! Extended completion queues: how they are made, and completions read field by field.
+
+use std::sync::MutexGuard;
+
+use stack::device::wqe::Cqe;
+use stack::device::{CqCore, CqTap, Qpn, WcFlags, WcOpcode, WcStatus};
+
+use crate::comp_channel::CompChannel;
+use crate::cq::fill;
+use crate::error::VerbsError;
+use crate::wc::Wc;
+
+bitflags::bitflags! {
+    /// Fields that completions are asked to carry (`enum ibv_create_cq_wc_flags`). Ours carry all that exist on RoCE,
+    /// asked for or not.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+    #[doc(alias = "ibv_create_cq_wc_flags")]
+    pub struct CqWcFlags: u64 {
+        /// Length.
+        const BYTE_LEN = 1;
+        /// Immediate data.
+        const IMM = 1 << 1;
+        /// Number of the queue pair.
+        const QP_NUM = 1 << 2;
+        /// Sender of a datagram.
+        const SRC_QP = 1 << 3;
+        /// Source LID; 0 on RoCE.
+        const SLID = 1 << 4;
+        /// Service level.
+        const SL = 1 << 5;
+        /// Path bits of the destination LID; 0 on RoCE.
+        const DLID_PATH_BITS = 1 << 6;
+        /// Time of completion on the device's clock.
+        const COMPLETION_TIMESTAMP = 1 << 7;
+        /// VLAN of a raw packet: not supported.
+        const CVLAN = 1 << 8;
+        /// Flow tag of a raw packet: not supported.
+        const FLOW_TAG = 1 << 9;
+        /// Tag matching: not supported.
+        const TM_INFO = 1 << 10;
+        /// Time of completion as wall clock time.
+        const COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11;
+    }
+}
+
+impl CqWcFlags {
+    /// What a completion queue of ours can be asked for.
+    pub const SUPPORTED: Self =
+        Self::all().difference(Self::CVLAN).difference(Self::FLOW_TAG).difference(Self::TM_INFO);
+}
+
+/// What a completion queue is to be (`struct ibv_cq_init_attr_ex`).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_cq_init_attr_ex")]
+pub struct CqInitAttr<'a> {
+    /// Entries, at least.
+    pub cqe: u32,
+    /// Where its events go; `None`: it has none, and costs less.
+    pub channel: Option<&'a CompChannel>,
+    /// Which of the device's event sources to use; below
+    /// [`Context::num_comp_vectors`](crate::Context::num_comp_vectors), which is 1.
+    pub comp_vector: u32,
+    /// The program's own; events carry it.
+    pub cq_context: u64,
+    /// What completions must carry.
+    pub wc_flags: CqWcFlags,
+}
+
+impl<'a> CqInitAttr<'a> {
+    /// A queue of at least `cqe` entries, without events.
+    pub const fn new(cqe: u32) -> Self {
+        Self { cqe, channel: None, comp_vector: 0, cq_context: 0, wc_flags: CqWcFlags::empty() }
+    }
+    /// With events, which go to `channel`.
+    #[must_use]
+    pub const fn channel(mut self, channel: &'a CompChannel) -> Self {
+        self.channel = Some(channel);
+        self
+    }
+    /// With a number that its events carry.
+    #[must_use]
+    pub const fn context(mut self, cq_context: u64) -> Self {
+        self.cq_context = cq_context;
+        self
+    }
+}
+
+/// Completions read one by one and field by field (`ibv_start_poll(3)`), from [`Cq::start_poll`](crate::Cq::start_poll).
+///
+/// It stands at a completion, which has left the queue; [`next_poll`](Self::next_poll) goes to the next one. While it
+/// lives, other polls of the queue wait. Dropping it is `ibv_end_poll`.
+#[doc(alias = "ibv_cq_ex")]
+#[doc(alias = "ibv_end_poll")]
+pub struct CqExPoll<'a> {
+    core: &'a CqCore,
+    tap: MutexGuard<'a, Option<CqTap>>,
+    cqe: Cqe,
+}
+
+impl<'a> CqExPoll<'a> {
+    /// At the first completion; `None`: there is none.
+    pub(crate) fn start(core: &'a CqCore) -> Result<Option<Self>, VerbsError> {
+        let mut poll = Self { core, tap: core.tap(), cqe: Cqe::default() };
+        Ok(poll.next_poll()?.then_some(poll))
+    }
+
+    /// Goes to the next completion. `false`: there is none, and it stays where it is.
+    ///
+    /// # Errors
+    /// As [`Cq::poll`](crate::Cq::poll).
+    #[doc(alias = "ibv_next_poll")]
+    pub fn next_poll(&mut self) -> Result<bool, VerbsError> {
+        let tap = self.tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;
+        let cqe = &mut self.cqe;
+        Ok(fill(self.core, tap, 1, |next| *cqe = *next)? == 1)
+    }
+
+    /// Everything at once.
+    pub fn wc(&self) -> Wc {
+        Wc::from_cqe(&self.cqe)
+    }
+    /// The work request's tag.
+    pub fn wr_id(&self) -> u64 {
+        self.cqe.wr_id
+    }
+    /// How the work request ended. Where it did not succeed, only `wr_id`, the queue pair and the vendor error are valid.
+    pub fn status(&self) -> WcStatus {
+        self.wc().status
+    }
+    /// What kind of work request it was.
+    #[doc(alias = "ibv_wc_read_opcode")]
+    pub fn read_opcode(&self) -> WcOpcode {
+        self.wc().opcode
+    }
+    /// See [`Wc::vendor_err`].
+    #[doc(alias = "ibv_wc_read_vendor_err")]
+    pub fn read_vendor_err(&self) -> u32 {
+        self.cqe.vendor_err
+    }
+    /// Bytes received; for READ and atomics, bytes returned.
+    #[doc(alias = "ibv_wc_read_byte_len")]
+    pub fn read_byte_len(&self) -> u32 {
+        self.cqe.byte_len
+    }
+    /// See [`Wc::imm_data`].
+    #[doc(alias = "ibv_wc_read_imm_data")]
+    pub fn read_imm_data(&self) -> Option<u32> {
+        self.wc().imm_data()
+    }
+    /// See [`Wc::invalidated_rkey`].
+    #[doc(alias = "ibv_wc_read_invalidated_rkey")]
+    pub fn read_invalidated_rkey(&self) -> Option<u32> {
+        self.wc().invalidated_rkey()
+    }
+    /// The queue pair.
+    #[doc(alias = "ibv_wc_read_qp_num")]
+    pub fn read_qp_num(&self) -> Qpn {
+        Qpn::new(self.cqe.qpn)
+    }
+    /// The sender's queue pair of a datagram.
+    #[doc(alias = "ibv_wc_read_src_qp")]
+    pub fn read_src_qp(&self) -> Qpn {
+        Qpn::new(self.cqe.src_qp)
+    }
+    /// What else is valid.
+    #[doc(alias = "ibv_wc_read_wc_flags")]
+    pub fn read_wc_flags(&self) -> WcFlags {
+        self.wc().wc_flags
+    }
+    /// The sender's LID: 0 on RoCE.
+    #[doc(alias = "ibv_wc_read_slid")]
+    pub fn read_slid(&self) -> u32 {
+        0
+    }
+    /// The service level of a datagram: frames do not keep it, so 0.
+    #[doc(alias = "ibv_wc_read_sl")]
+    pub fn read_sl(&self) -> u8 {
+        0
+    }
+    /// Path bits of our LID: 0 on RoCE.
+    #[doc(alias = "ibv_wc_read_dlid_path_bits")]
+    pub fn read_dlid_path_bits(&self) -> u8 {
+        0
+    }
+    /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
+    #[doc(alias = "ibv_wc_read_completion_ts")]
+    pub fn read_completion_ts(&self) -> u64 {
+        self.cqe.timestamp
+    }
+    /// When the completion was made: nanoseconds since 1970 by the system's clock as it is set now. Reads both clocks.
+    #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
+    pub fn read_completion_wallclock_ns(&self) -> u64 {
+        self.core.device().wallclock_ns(self.cqe.timestamp)
+    }
+    /// Ends polling, as dropping does.
+    pub fn end_poll(self) {}
+}
+
+impl std::fmt::Debug for CqExPoll<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CqExPoll").field("at", &self.wc()).finish_non_exhaustive()
+    }
+}
