@@ -49,6 +49,7 @@ mod context;
 mod cq;
 pub mod error;
 mod mr;
+mod mw;
 mod pd;
 mod qp;
 mod wc;
@@ -59,17 +60,18 @@ pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
 pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
 pub use error::{PostError, PostErrorKind, VerbsError};
-pub use mr::Mr;
+pub use mr::{Mr, Rereg};
+pub use mw::{Mw, MwBind, MwBindInfo};
 pub use pd::Pd;
 pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
 pub use wc::Wc;
-pub use wr::{RecvWr, SendWr};
+pub use wr::{FlushLevel, FlushPlacement, RecvWr, SendWr};
 
 pub use stack::device::{
-    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
+    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr, DeviceCap,
     DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, Gid, GlobalRoute, Mac, ModifyError, Mtu,
-    OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
-    SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
+    MwType, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType,
+    Qpn, SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
 /// Every limit of the stack.

@@ -26,6 +26,7 @@ mod drive;
 mod error;
 mod limits;
 mod mr;
+mod mw;
 mod numbers;
 mod pd;
 mod qp;
@@ -48,15 +49,16 @@ use random::Random;
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
 pub use cq::{CqCore, CqTap};
 pub use error::{DeviceError, OpenError};
-pub use limits::{AtomicCap, DeviceAttr, PortAttr, PortState};
+pub use limits::{AtomicCap, DeviceAttr, DeviceCap, PortAttr, PortState};
 pub use mr::MrCore;
+pub use mw::MwCore;
 pub use pd::PdCore;
 pub use qp::{QpCore, QpInit, RingTap};
 
 /// Every limit of the stack.
 pub use crate::config as limit;
 pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
-pub use crate::mem::{Access, MemError};
+pub use crate::mem::{Access, MemError, MwType, inc_rkey};
 pub use crate::port;
 pub use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr, QpCap};
 pub use crate::proto::state::{ModifyError, state_name, type_name};

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::Device;
 use super::error::DeviceError;
 use super::mr::MrCore;
+use super::mw::MwCore;
 use super::qp::{QpCore, QpInit};
 use crate::id::PdId;
-use crate::mem::Access;
+use crate::mem::{Access, MwType};
 
 /// A protection domain. Its queue pairs and regions hold it.
 #[derive(Debug)]
@@ -37,6 +38,23 @@ impl PdCore {
     /// [`DeviceError::Memory`], [`DeviceError::Random`].
     pub fn reg_mr(self: &Arc<Self>, addr: u64, len: u64, access: Access) -> Result<MrCore, DeviceError> {
         MrCore::new(self.clone(), addr, len, access)
+    }
+
+    /// Allocates a region for fast registration, of `len` bytes at `addr`; nothing is registered yet. The memory must
+    /// stay valid as for [`PdCore::reg_mr`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_mr(self: &Arc<Self>, addr: u64, len: u64) -> Result<MrCore, DeviceError> {
+        MrCore::alloc(self.clone(), addr, len)
+    }
+
+    /// Allocates a memory window.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_mw(self: &Arc<Self>, mw_type: MwType) -> Result<MwCore, DeviceError> {
+        MwCore::new(self.clone(), mw_type)
     }
 
     /// Makes a queue pair, in RESET.
