@@ -45,7 +45,7 @@ pub const CQE_MAX: u32 = 1 << 22;
 pub const MESSAGE_MAX: u32 = 1 << 31;
 /// READ and ATOMIC requests outstanding at either end of a queue pair.
 pub const RD_ATOMIC_MAX: u8 = 16;
-/// Memory regions of a device.
+/// Memory regions and windows of a device, together.
 pub const MR_MAX: usize = 1 << 16;
 
 /// Request packets a queue pair may have unacknowledged.

@@ -215,3 +215,187 @@ impl MrTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const PD: PdId = PdId(7);
+    const QP: Qpn = Qpn::new(0x1234);
+    const ALL: Access = Access::LOCAL_WRITE
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::MW_BIND);
+
+    fn bind(window: u32, region: u32, addr: u64, len: u64) -> Bind {
+        Bind { window, qpn: QP, pd: PD, region, addr, len, access: Access::REMOTE_WRITE }
+    }
+
+    fn remote(t: &MrTable, key: u32, va: u64, len: u64) -> Result<u64, KeyFault> {
+        t.check_remote(key, PD, QP, Access::REMOTE_WRITE, va, len)
+    }
+
+    #[test]
+    fn variants_count_up_and_wrap() {
+        assert_eq!(inc_rkey(0x1234_5600), 0x1234_5601);
+        assert_eq!(inc_rkey(0x1234_56ff), 0x1234_5600);
+        assert_eq!(inc_rkey(u32::MAX), 0xffff_ff00);
+    }
+
+    /// Each of the user's 256 choices is a key, and no other choice is while it is bound.
+    #[test]
+    fn every_variant_is_compared_in_full() {
+        let t = MrTable::new();
+        let region = t.register(PD, 0x1000, 0x1000, ALL, 1).unwrap();
+        let mut key = t.alloc_window(PD, MwType::Two, 0).unwrap();
+        for _ in 0..256 {
+            key = inc_rkey(key);
+            t.bind(&bind(key, region, 0x1000, 64)).unwrap();
+            assert_eq!(remote(&t, key, 0x1000, 64), Ok(0x1000));
+            for bit in 0..32 {
+                let other = key ^ 1 << bit;
+                assert!(other == region || remote(&t, other, 0x1000, 64).is_err(), "{key:#x} {other:#x}");
+                assert_ne!(t.invalidate(other, PD, None), Ok(()));
+            }
+            t.invalidate(key, PD, Some(QP)).unwrap();
+            assert_eq!(remote(&t, key, 0x1000, 64), Err(KeyFault::UnknownKey));
+            assert_eq!(t.invalidate(key, PD, None), Err(KeyFault::UnknownKey));
+        }
+    }
+
+    /// Faults come in the order of the checks, and none of them changes anything.
+    #[test]
+    fn a_window_grants_what_it_says() {
+        let t = MrTable::new();
+        let region = t.register(PD, 0x1000, 0x1000, ALL, 1).unwrap();
+        let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
+        t.bind(&bind(key, region, 0x1800, 64)).unwrap();
+        let check = |pd, qpn, need, va| t.check_remote(key, pd, qpn, need, va, 8);
+        let (write, read, other) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Qpn::new(9));
+        assert_eq!(check(PD, QP, write, 0x1838), Ok(0x1838));
+        assert_eq!(check(PdId(8), other, read, 0), Err(KeyFault::WrongPd));
+        assert_eq!(check(PD, other, read, 0), Err(KeyFault::WrongQp));
+        assert_eq!(check(PD, QP, read, 0), Err(KeyFault::NoAccess));
+        assert_eq!(check(PD, QP, write, 0x1839), Err(KeyFault::OutOfRange));
+        assert_eq!(check(PD, QP, write, 0x17ff), Err(KeyFault::OutOfRange));
+        assert_eq!(t.check(key, PD, Access::empty(), 0x1800, 1), Err(KeyFault::UnknownKey), "locally");
+        assert_eq!(t.check_whole(key, PD, QP, write), Ok(()));
+        assert_eq!(t.check_whole(key, PD, QP, read), Err(KeyFault::NoAccess));
+        // Bound already; and the same with another domain, which comes first.
+        let again = bind(inc_rkey(key), region, 0x1000, 64);
+        assert_eq!(t.bind(&Bind { pd: PdId(8), ..again }), Err(KeyFault::WrongPd));
+        assert_eq!(t.bind(&again), Err(KeyFault::WrongState));
+        assert_eq!(t.invalidate(key, PD, Some(other)), Err(KeyFault::WrongQp));
+        assert_eq!(t.invalidate(region, PD, None), Err(KeyFault::WrongState));
+        assert_eq!(remote(&t, key, 0x1800, 64), Ok(0x1800));
+    }
+
+    /// The count of windows is exact over every way in which one ends.
+    #[test]
+    fn a_region_stays_as_long_as_its_windows() {
+        let t = MrTable::new();
+        let (a, b) = (t.register(PD, 0, 64, ALL, 1).unwrap(), t.register(PD, 64, 64, ALL, 2).unwrap());
+        let (one, two) =
+            (t.alloc_window(PD, MwType::One, 3).unwrap(), t.alloc_window(PD, MwType::Two, 4).unwrap());
+        t.bind(&bind(one, a, 0, 8)).unwrap();
+        t.bind(&bind(two, a, 0, 8)).unwrap();
+        assert_eq!(t.revoke(a), Err(MemError::Bound(2)));
+        t.bind(&bind(inc_rkey(one), b, 64, 8)).unwrap();
+        assert_eq!((t.revoke(a), t.revoke(b)), (Err(MemError::Bound(1)), Err(MemError::Bound(1))));
+        t.invalidate(two, PD, None).unwrap();
+        t.revoke(a).unwrap();
+        t.bind(&bind(one, b, 0, 0)).unwrap();
+        t.bind(&bind(two, b, 64, 8)).unwrap();
+        t.forget_qp(Qpn::new(77));
+        assert_eq!(t.revoke(b), Err(MemError::Bound(1)));
+        t.forget_qp(QP);
+        t.bind(&bind(two, b, 64, 8)).unwrap();
+        t.revoke(two).unwrap();
+        assert_eq!(t.revoke(two), Err(MemError::UnknownKey));
+        assert_eq!(t.bind(&bind(two, b, 64, 8)), Err(KeyFault::UnknownKey), "it is gone");
+        t.bind(&bind(one, b, 64, 8)).unwrap();
+        t.revoke_with_windows(b).unwrap();
+        assert_eq!(remote(&t, one, 64, 8), Err(KeyFault::UnknownKey));
+        assert_eq!(t.free().bound, 0);
+        for key in [a, b, two] {
+            t.reclaim(key);
+        }
+        t.revoke(one).unwrap();
+        t.reclaim(one);
+    }
+
+    /// The part of a variable key that is not the user's comes back only after its slot was used 256 times.
+    #[test]
+    fn stale_variable_keys_never_match_until_the_generation_wraps() {
+        let t = MrTable::new();
+        let fill = crate::config::MR_MAX - 1;
+        for i in 0..fill {
+            t.register(PD, 0, 0, Access::empty(), i as u32).unwrap();
+        }
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..256 {
+            let key = t.alloc_fast(PD, 0x1000, 64, 0x9e37_79b9).unwrap();
+            assert!(seen.insert(key >> USER_BITS), "a key came back");
+            t.fast_register(key, PD, 0x1000, 64, ALL).unwrap();
+            t.revoke(key).unwrap();
+            t.reclaim(key);
+        }
+        let key = t.alloc_window(PD, MwType::One, 1).unwrap();
+        assert!(!seen.insert(key >> USER_BITS), "the generation wrapped");
+    }
+
+    /// A thread binds one window to one range after another under the same key; others look it up. Every range has its
+    /// own address and length, and all of them hold the byte that is asked for: a mixture of two would show.
+    #[test]
+    fn lookups_race_rebinding() {
+        let t = MrTable::new();
+        let region = t.register(PD, 0x10_0000, 0x10_0000, ALL, 1).unwrap();
+        let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
+        let stop = AtomicBool::new(false);
+        let zero_based = |n: u64| Bind {
+            access: Access::REMOTE_WRITE | Access::ZERO_BASED,
+            ..bind(key, region, 0x10_0000 + n, n + 1)
+        };
+        std::thread::scope(|scope| {
+            let reader = || {
+                let (mut hits, mut misses) = (0u64, 0u64);
+                while !stop.load(Ordering::Relaxed) {
+                    for n in 0..64u64 {
+                        // The window of `n` bytes more than one starts at `n`: byte `n` of it is at twice that, or more.
+                        match t.check_remote(key, PD, QP, Access::REMOTE_WRITE, n, 1) {
+                            Ok(addr) => {
+                                let start = addr - n - 0x10_0000;
+                                assert!(start >= n, "byte {n} of the window at {start}, which has fewer");
+                                hits += 1;
+                            }
+                            Err(KeyFault::UnknownKey | KeyFault::OutOfRange) => misses += 1,
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                }
+                (hits, misses)
+            };
+            let readers = [scope.spawn(reader), scope.spawn(reader)];
+            let start = std::time::Instant::now();
+            let mut n = 0;
+            while start.elapsed().as_millis() < 300 {
+                t.bind(&zero_based(n)).unwrap();
+                n = (n + 37) % 64;
+                if n % 3 == 0 {
+                    std::thread::yield_now();
+                }
+                t.invalidate(key, PD, None).unwrap();
+            }
+            // Whatever the machine's load was: at rest it is found.
+            t.bind(&zero_based(63)).unwrap();
+            assert!(remote(&t, key, 0, 64).is_ok());
+            stop.store(true, Ordering::Relaxed);
+            for reader in readers {
+                let (hits, misses) = reader.join().unwrap();
+                assert!(hits + misses > 0);
+            }
+        });
+    }
+}
