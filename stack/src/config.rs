@@ -47,7 +47,7 @@ pub const MESSAGE_MAX: u32 = 1 << 31;
 pub const RD_ATOMIC_MAX: u8 = 16;
 /// Shared receive queues of a device.
 pub const SRQ_MAX: usize = 1 << 16;
-/// Memory regions of a device.
+/// Memory regions and windows of a device, together.
 pub const MR_MAX: usize = 1 << 16;
 
 /// Request packets a queue pair may have unacknowledged.

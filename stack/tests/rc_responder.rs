@@ -266,9 +266,9 @@ fn r17_illegal_successors() {
 #[test]
 fn r18_legal_successors() {
     let mut rig = Rig::new();
-    let key = rig.node.register(8, Access::REMOTE_INVALIDATE);
+    let key = rig.node.register_fast(8, Access::empty());
     let inv = rig.node.mr(key).key;
-    let key = rig.node.register(8, Access::REMOTE_INVALIDATE);
+    let key = rig.node.register_fast(8, Access::empty());
     let inv2 = rig.node.mr(key).key;
     let write = |p: Pkt, len| p.reth(rig.va(0), rig.rkey(), len);
     let story = [
@@ -574,7 +574,7 @@ fn r45_receive_with_a_bad_key() {
 #[test]
 fn r46_send_with_invalidate() {
     let mut rig = Rig::new();
-    let mr = rig.node.register(64, remote_rights() | Access::REMOTE_INVALIDATE);
+    let mr = rig.node.register_fast(64, remote_rights());
     let (va, key) = (rig.node.mr(mr).va(0), rig.node.mr(mr).key);
     let write = |psn| pkt(O::RC_WRITE_ONLY, psn).a().reth(va, key, 8).len(8);
     assert!(rig.send(&write(E))[0].is_ack(E));

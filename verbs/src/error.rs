@@ -28,7 +28,7 @@ pub mod errno {
     pub const ETIMEDOUT: i32 = 110;
 }
 
-use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, EMFILE, ENODEV, ENOMEM, EOPNOTSUPP, ETIMEDOUT};
+use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, EMFILE, ENODEV, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
 
 /// Why a control call failed. The text says what was wrong, with the value, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +100,39 @@ pub enum VerbsError {
     /// Completions were asked for fields that they do not have.
     #[error("completions on RoCE carry no {0:?}; leave it out of wc_flags")]
     NoSuchField(crate::cq_ex::CqWcFlags),
+    /// A work request of a call that posts one was not taken.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The call is for memory windows of the other type.
+    #[error("{call} is for memory windows of type {wanted}")]
+    WindowType {
+        /// The call.
+        call: &'static str,
+        /// The type it is for.
+        wanted: u8,
+    },
+    /// A key that does not belong to the object, whatever its low 8 bits are.
+    #[error("key {given:#010x} is not one of {own:#010x}, of which only the low 8 bits may be chosen")]
+    ForeignKey {
+        /// The key given.
+        given: u32,
+        /// The object's key.
+        own: u32,
+    },
+    /// A bind without a memory region, of some bytes.
+    #[error("a bind of {length} bytes at {addr:#x} names no memory region; name one, or unbind with neither")]
+    NoRegion {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Objects of different protection domains.
+    #[error("the {what} belongs to another protection domain; use one of the same")]
+    OtherPd {
+        /// The object.
+        what: &'static str,
+    },
     /// An index that is not in a table.
     #[error("{what} {index} does not exist; there are {count}, from {first}")]
     NoSuchIndex {
@@ -125,11 +158,16 @@ impl VerbsError {
             | Self::ReadOnly
             | Self::WrongState { .. }
             | Self::NoNetworkHeader { .. }
+            | Self::WindowType { .. }
+            | Self::ForeignKey { .. }
+            | Self::NoRegion { .. }
             | Self::NoSuchIndex { .. } => EINVAL,
             Self::BadAddress { .. } => EFAULT,
             Self::NoMemory { .. } => ENOMEM,
             Self::Split { .. } => EBUSY,
             Self::NoSuchField(_) => EOPNOTSUPP,
+            Self::OtherPd { .. } => EPERM,
+            Self::Post(e) => e.errno(),
         }
     }
 }
@@ -162,6 +200,7 @@ fn device_errno(error: &DeviceError) -> i32 {
 const fn memory_errno(error: &MemError) -> i32 {
     match error {
         MemError::Full => ENOMEM,
+        MemError::Bound(_) => EBUSY,
         MemError::InvalidAccess | MemError::InvalidRange | MemError::UnknownKey => EINVAL,
     }
 }
@@ -228,12 +267,15 @@ pub enum PostErrorKind {
         /// The queue pair's type.
         qp_type: QpType,
     },
-    /// An atomic whose result is not 8 bytes long (IBA 9.4.5).
-    #[error("an atomic returns 8 bytes; the list has {0}")]
+    /// An atomic whose result, or an atomic write whose data, is not 8 bytes long (IBA 9.4.5, A19).
+    #[error("an atomic returns or writes 8 bytes; the list has {0}")]
     AtomicLength(u64),
     /// An atomic on an address that is not a multiple of 8 (IBA 9.4.5).
     #[error("an atomic needs a remote address that is a multiple of 8, not {0:#x}")]
     AtomicAddress(u64),
+    /// A FLUSH that names no placement.
+    #[error("a flush needs a placement: FlushPlacement::GLOBAL, PERSISTENT or both")]
+    NoPlacement,
     /// A message of more than 2^31 bytes (IBA 9.7.7).
     #[error("a message of {0} bytes; 2147483648 is the longest")]
     TooLong(u64),

@@ -55,6 +55,7 @@ mod cq_ex;
 mod drain;
 pub mod error;
 mod mr;
+mod mw;
 mod pd;
 mod qp;
 mod srq;
@@ -71,19 +72,20 @@ pub use cq::{Cq, CqPoller};
 pub use cq_ex::{CqExPoll, CqInitAttr, CqWcFlags};
 pub use drain::Drain;
 pub use error::{PostError, PostErrorKind, VerbsError};
-pub use mr::Mr;
+pub use mr::{Mr, Rereg};
+pub use mw::{Mw, MwBind, MwBindInfo};
 pub use pd::Pd;
 pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
 pub use srq::{Srq, SrqInitAttr};
 pub use wc::Wc;
-pub use wr::{RecvWr, SendWr};
+pub use wr::{FlushLevel, FlushPlacement, RecvWr, SendWr};
 
 pub use stack::device::{
-    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
+    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr, DeviceCap,
     DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid, GlobalRoute,
-    Mac, ModifyError, Mtu, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap,
-    QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, VendorErr, WcFlags, WcOpcode, WcStatus,
-    WrOpcode, state_name, type_name,
+    Mac, ModifyError, Mtu, MwType, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr,
+    QpCap, QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, VendorErr, WcFlags, WcOpcode,
+    WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
 /// Every limit of the stack.

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
-use stack::device::{Access, MrCore, PdCore, Sge};
+use stack::device::{Access, DeviceError, MemError, MrCore, PdCore, Sge};
 
 use crate::error::VerbsError;
 use crate::pd::Pd;
@@ -25,14 +25,25 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A registered memory region (`struct ibv_mr`).
 ///
-/// Made by [`Pd::reg_mr`], which owns its buffer, or by
-/// [`Pd::reg_mr_raw`]. Dropping it deregisters it; requests that name it and have not started
-/// then end with a protection error, at us or at the peer.
+/// Made by [`Pd::reg_mr`], which owns its buffer, by [`Pd::reg_mr_raw`], or for fast registration by
+/// [`Pd::alloc_mr`]. Dropping it deregisters it and unbinds its memory windows; requests that name it and have not
+/// started then end with a protection error, at us or at the peer.
 #[derive(Debug)]
 #[doc(alias = "ibv_mr")]
 pub struct Mr {
     core: MrCore,
     memory: Memory,
+}
+
+/// What of a region is to change (`ibv_rereg_mr(3)`): what is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rereg<'a> {
+    /// The protection domain (`IBV_REREG_MR_CHANGE_PD`).
+    pub pd: Option<&'a Pd>,
+    /// Bytes of a new buffer (`IBV_REREG_MR_CHANGE_TRANSLATION`).
+    pub len: Option<usize>,
+    /// The rights (`IBV_REREG_MR_CHANGE_ACCESS`).
+    pub access: Option<Access>,
 }
 
 /// The memory behind a region.
@@ -149,7 +160,7 @@ impl Pd {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        if self.core.dereg().is_err() {
+        if self.core.dereg_with_windows().is_err() {
             // The key may still be in use. It is refused only inside a turn, where no region is dropped; but memory that
             // a peer may reach is never given back.
             self.memory.owned = None;
@@ -178,6 +189,92 @@ impl Mr {
         populate(addr as u64, len as u64, writable)?;
         let core = pd.reg_mr(addr as u64, len as u64, access)?;
         Ok(Self { core, memory: Memory { base, len, owned: None, writable } })
+    }
+
+    pub(crate) fn fast(pd: &Arc<PdCore>, len: usize) -> Result<Self, VerbsError> {
+        let memory = Memory::alloc(len)?;
+        let core = pd.alloc_mr(memory.base.as_ptr() as u64, len as u64)?;
+        Ok(Self { core, memory })
+    }
+    pub(crate) fn pd_core(&self) -> &Arc<PdCore> {
+        self.core.pd()
+    }
+    /// Every check of a fast registration that can be made before its turn comes.
+    pub(crate) fn may_fast_register(&self, range: &Range<usize>, access: Access) -> Result<(), VerbsError> {
+        if !self.core.is_fast() {
+            return Err(
+                DeviceError::WrongKind { call: "REG_MR", wanted: "region for fast registration" }.into()
+            );
+        }
+        if access.intersects(Access::UNSUPPORTED) {
+            let what = format!("{:?}", access & Access::UNSUPPORTED);
+            return Err(DeviceError::Access { what }.into());
+        }
+        if !access.is_valid() {
+            return Err(DeviceError::Memory(MemError::InvalidAccess).into());
+        }
+        self.contains(range)
+    }
+    /// Chooses the low 8 bits of the key under which the next [`SendWr::reg_mr`](crate::SendWr::reg_mr) registers a
+    /// region for fast registration; the new [`rkey`](Self::rkey) and [`lkey`](Self::lkey). A registration that is
+    /// alive keeps its key; to name it in requests, remember that key.
+    ///
+    /// # Errors
+    /// `EINVAL` for an ordinary region.
+    #[doc(alias = "ib_update_fast_reg_key")]
+    pub fn update_fast_reg_key(&self, variant: u8) -> Result<u32, VerbsError> {
+        Ok(self.core.update_key(variant)?)
+    }
+
+    /// Changes the region: its protection domain, its buffer, its rights, as far as they are given. The key stays; while
+    /// the call lasts it grants nothing. A new buffer is zeroed, and on return no shard refers to the old one, which is
+    /// freed.
+    ///
+    /// # Errors
+    /// As [`Pd::reg_mr`]; `EBUSY` while memory windows are bound to the region; `EINVAL` for a region for fast
+    /// registration, a protection domain of another context, or [`Access::LOCAL_WRITE`] over memory of the caller that
+    /// was registered without; `EDEADLK` from inside a turn. The region is then as it was (what ibv_rereg_mr(3) tells
+    /// by `IBV_REREG_MR_ERR_INPUT`).
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
+        let memory = change.len.map(Memory::alloc).transpose()?;
+        let kept = memory.as_ref().unwrap_or(&self.memory);
+        let writes = change.access.unwrap_or(self.core.access()).contains(Access::LOCAL_WRITE);
+        if writes && !kept.writable {
+            return Err(VerbsError::ReadOnly);
+        }
+        self.change(change, memory)
+    }
+
+    /// As [`rereg`](Self::rereg), for memory that belongs to the caller instead of a new buffer; `change.len` means
+    /// nothing. The range is faulted in.
+    ///
+    /// # Safety
+    /// As for [`Pd::reg_mr_raw`].
+    ///
+    /// # Errors
+    /// As [`rereg`](Self::rereg), and `EFAULT` where the memory is not mapped with these rights.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub unsafe fn rereg_raw(
+        &mut self,
+        addr: *mut u8,
+        len: usize,
+        change: &Rereg<'_>,
+    ) -> Result<(), VerbsError> {
+        let bad = VerbsError::BadAddress { addr: addr as u64, len: len as u64 };
+        let Some(base) = NonNull::new(addr) else { return Err(bad) };
+        let writable = change.access.unwrap_or(self.core.access()).contains(Access::LOCAL_WRITE);
+        populate(addr as u64, len as u64, writable)?;
+        self.change(change, Some(Memory { base, len, owned: None, writable }))
+    }
+
+    fn change(&mut self, change: &Rereg<'_>, memory: Option<Memory>) -> Result<(), VerbsError> {
+        let range = memory.as_ref().map(|m| (m.base.as_ptr() as u64, m.len as u64));
+        self.core.rereg(change.pd.map(Pd::core), range, change.access)?;
+        if let Some(memory) = memory {
+            self.memory = memory; // the old buffer is freed: no shard refers to it
+        }
+        Ok(())
     }
 
     /// The local key, for [`Sge`].
@@ -362,7 +459,7 @@ impl Mr {
     /// Deregisters the region and frees its buffer. On return no shard refers to the memory any more.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn; the region comes back with the error.
+    /// `EBUSY` while memory windows are bound to it, `EDEADLK` from inside a turn; the region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn dereg(self) -> Result<(), (VerbsError, Self)> {
         match self.core.dereg() {
@@ -371,6 +468,11 @@ impl Mr {
         }
     }
 
+    /// Whether a range of bytes is inside.
+    pub(crate) fn contains(&self, range: &Range<usize>) -> Result<(), VerbsError> {
+        let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
+        self.within(range.start, len)
+    }
     #[inline]
     fn within(&self, offset: usize, len: usize) -> Result<(), VerbsError> {
         match offset.checked_add(len) {

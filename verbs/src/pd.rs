@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use stack::device::{Access, PdCore};
+use stack::device::{Access, MwType, PdCore};
 
 use crate::error::VerbsError;
 use crate::mr::Mr;
+use crate::mw::Mw;
 use crate::qp::{Qp, QpInitAttr};
 use crate::srq::{Srq, SrqInitAttr};
 
@@ -28,11 +29,32 @@ impl Pd {
     /// huge page).
     ///
     /// # Errors
-    /// `EINVAL` for rights that do not go together (remote write or atomic without local write, ibv_reg_mr(3)) or that
-    /// this device does not have, `ENOMEM` without memory or keys.
+    /// `EINVAL` for rights that do not go together (remote write or atomic without local write, ibv_reg_mr(3)),
+    /// `EOPNOTSUPP` for those that this device does not have ([`Access::UNSUPPORTED`]), `ENOMEM` without memory or keys.
+    /// [`Access::RELAXED_ORDERING`] and [`Access::HUGETLB`] are hints, which change nothing here.
     #[doc(alias = "ibv_reg_mr")]
     pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, VerbsError> {
         Mr::owned(&self.core, len, access)
+    }
+
+    /// Allocates a region for fast registration over a new, zeroed buffer of `len` bytes, which it owns. Its key grants
+    /// nothing until a [`SendWr::reg_mr`](crate::SendWr::reg_mr) request registers all or part of the buffer.
+    ///
+    /// # Errors
+    /// `ENOMEM` without memory or keys.
+    #[doc(alias = "ib_alloc_mr")]
+    pub fn alloc_mr(&self, len: usize) -> Result<Mr, VerbsError> {
+        Mr::fast(&self.core, len)
+    }
+
+    /// Allocates a memory window, which grants nothing until it is bound: one of type 1 by
+    /// [`Qp::bind_mw`], one of type 2 by a [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
+    ///
+    /// # Errors
+    /// `ENOMEM` without keys.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
+        Mw::alloc(&self.core, mw_type)
     }
 
     /// Registers a buffer with the bytes of `data`.
@@ -72,7 +94,7 @@ impl Pd {
     /// Frees the protection domain.
     ///
     /// # Errors
-    /// `EBUSY` while it has queue pairs, shared receive queues or memory regions; it comes back with the error.
+    /// `EBUSY` while it has queue pairs, shared receive queues, memory regions or windows; it comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         PdCore::dealloc(self.core).map_err(|(e, core)| (e.into(), Self { core }))

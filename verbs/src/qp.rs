@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    AttrMask, CounterSnapshot, Gid, Mtu, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType, Qpn,
-    RingTap,
+    AttrMask, CounterSnapshot, Gid, Mtu, MwType, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType,
+    Qpn, RingTap,
 };
 
 use crate::cq::Cq;
 use crate::error::{PostError, PostErrorKind, VerbsError};
+use crate::mw::{Mw, MwBind};
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr, has_data_path};
 
@@ -211,6 +212,27 @@ impl Qp {
             Some(ring) => post_recv(&self.core, ring, self.core.cap().max_recv_sge, wrs),
             None => no_ring(&self.core),
         }
+    }
+
+    /// Binds a memory window of type 1: posts a request that gives it part of a region under a new key, and takes the
+    /// old key away, when its turn comes in the send queue. The new key, which is the window's from now on. A bind that
+    /// is not possible then ends the queue pair with `MW_BIND_ERR`.
+    ///
+    /// # Errors
+    /// `EINVAL` for a window of type 2 or bytes without a region; `EPERM` for a window or region of another protection
+    /// domain; as [`post_send`](Self::post_send).
+    #[doc(alias = "ibv_bind_mw")]
+    pub fn bind_mw(&self, mw: &Mw, bind: &MwBind<'_>) -> Result<u32, VerbsError> {
+        if mw.mw_type() != MwType::One {
+            return Err(VerbsError::WindowType { call: "bind_mw", wanted: 1 });
+        }
+        if !self.core.pd().is_some_and(|pd| Arc::ptr_eq(pd, mw.pd_core())) {
+            return Err(VerbsError::OtherPd { what: "memory window" });
+        }
+        mw.core().bind_next(|rkey| {
+            let wr = SendWr::bind(bind.wr_id, mw, rkey, &bind.bind_info)?.with(bind.send_flags);
+            Ok(self.post_send(&[wr])?)
+        })
     }
 
     fn send_limits(&self) -> SendLimits {

@@ -1,16 +1,43 @@
 //! Work requests: what a caller asks for, checked and encoded in place in a ring slot.
 
+use core::ops::Range;
 use std::sync::Arc;
 
 use stack::device::address::UD_EXT;
 use stack::device::wqe::{Granule, RecvWqe, SendWqe, put_sges};
-use stack::device::{PdCore, QpType, Qpn, SendFlags, Sge, WrOpcode};
+use stack::device::{Access, MwType, PdCore, QpType, Qpn, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
-use crate::error::PostErrorKind;
+use crate::error::{PostErrorKind, VerbsError};
+use crate::mr::Mr;
+use crate::mw::{Mw, MwBindInfo, own_key};
 
 /// Bytes of the longest message (IBA 9.7.7).
 const MESSAGE_MAX: u64 = stack::device::limit::MESSAGE_MAX as u64;
+
+bitflags::bitflags! {
+    /// How far a FLUSH goes (`enum ibv_placement_type`, IBA A19).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+    #[doc(alias = "ibv_placement_type")]
+    pub struct FlushPlacement: u8 {
+        /// Visible to everybody on the peer.
+        const GLOBAL = 1;
+        /// Safe from loss of power.
+        const PERSISTENT = 1 << 1;
+    }
+}
+
+/// What a FLUSH is about (`enum ibv_selectivity_level`, IBA A19).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[repr(u8)]
+#[doc(alias = "ibv_selectivity_level")]
+pub enum FlushLevel {
+    /// The range that it names.
+    #[default]
+    Range = 0,
+    /// The whole memory region, wherever it is.
+    Mr = 1,
+}
 
 /// A send work request (`struct ibv_send_wr`): an operation, its buffers, its flags.
 ///
@@ -120,6 +147,85 @@ impl<'a> SendWr<'a> {
         wr
     }
 
+    /// ATOMIC WRITE (IBA A19): 8 bytes into the peer's memory at `remote_addr`, a multiple of 8, in one step, behind
+    /// everything that this queue pair wrote before. The bytes are a list of 8, or [`inline`](Self::inline).
+    #[inline]
+    #[doc(alias = "ibv_wr_atomic_write")]
+    pub const fn atomic_write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
+        Self::new(wr_id, WrOpcode::AtomicWrite, sges).at(remote_addr, rkey)
+    }
+    /// FLUSH (IBA A19): completes when what this queue pair wrote before, in the `len` bytes at `remote_addr` or in the
+    /// whole region, has got as far as `placement` says. The key must grant it ([`Access::FLUSH_GLOBAL`]).
+    #[inline]
+    #[doc(alias = "ibv_wr_flush")]
+    pub const fn flush(
+        wr_id: u64,
+        remote_addr: u64,
+        len: u32,
+        rkey: u32,
+        placement: FlushPlacement,
+        level: FlushLevel,
+    ) -> Self {
+        let mut wr = Self::new(wr_id, WrOpcode::Flush, &[]).at(remote_addr, rkey);
+        wr.arg0 = (level as u64) << 8 | placement.bits() as u64;
+        wr.arg1 = len as u64;
+        wr
+    }
+    /// LOCAL_INV: takes a key of ours away, of a window of type 2 or a region for fast registration, when everything
+    /// before it on this queue pair has completed. Where it completes in success nobody uses the key any more; a key
+    /// that cannot be invalidated ends the queue pair with `LOC_QP_OP_ERR`.
+    #[inline]
+    #[doc(alias = "ibv_wr_local_inv")]
+    pub const fn local_inv(wr_id: u64, rkey: u32) -> Self {
+        Self::new(wr_id, WrOpcode::LocalInv, &[]).at(0, rkey)
+    }
+    /// BIND_MW of a window of type 2: `rkey` grants part of a region from now on, to requests that come in on this queue
+    /// pair. It is a key of the window with other low 8 bits ([`inc_rkey`](crate::inc_rkey)), and the window is not
+    /// bound, or was invalidated. A bind that is not possible ends the queue pair with `MW_BIND_ERR`.
+    ///
+    /// # Errors
+    /// `EINVAL` for a window of type 1, a foreign `rkey`, or bytes without a region; `EPERM` for a region of another
+    /// protection domain.
+    #[doc(alias = "ibv_wr_bind_mw")]
+    pub fn bind_mw(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, VerbsError> {
+        if mw.mw_type() != MwType::Two {
+            return Err(VerbsError::WindowType { call: "a BIND_MW request", wanted: 2 });
+        }
+        own_key(rkey, mw.rkey())?;
+        Self::bind(wr_id, mw, rkey, info)
+    }
+    pub(crate) fn bind(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, VerbsError> {
+        let MwBindInfo { mr, addr, length, access } = *info;
+        let region = match mr {
+            Some(mr) if !Arc::ptr_eq(mr.pd_core(), mw.pd_core()) => {
+                return Err(VerbsError::OtherPd { what: "memory region" });
+            }
+            Some(mr) => mr.rkey(),
+            None if (addr, length) != (0, 0) => return Err(VerbsError::NoRegion { addr, length }),
+            None => 0,
+        };
+        let mut wr = Self::new(wr_id, WrOpcode::BindMw, &[]).at(addr, rkey);
+        wr.arg0 = u64::from(access.bits()) << 32 | u64::from(region);
+        wr.arg1 = length;
+        Ok(wr)
+    }
+    /// REG_MR: the region for fast registration is this range of its buffer from now on, with these rights, under its
+    /// present key ([`Mr::update_fast_reg_key`]). Peers name bytes by address, or with [`Access::ZERO_BASED`] by their
+    /// offset from the start of the range. It must not be registered, or was invalidated; otherwise, and on a queue pair
+    /// of another protection domain, the queue pair ends with `LOC_QP_OP_ERR`.
+    ///
+    /// # Errors
+    /// `EINVAL` for an ordinary region, a range outside of the buffer, or rights that do not go together; `EOPNOTSUPP`
+    /// for [`Access::UNSUPPORTED`].
+    #[doc(alias = "IB_WR_REG_MR")]
+    pub fn reg_mr(wr_id: u64, mr: &Mr, range: Range<usize>, access: Access) -> Result<Self, VerbsError> {
+        mr.may_fast_register(&range, access)?;
+        let mut wr = Self::new(wr_id, WrOpcode::RegMr, &[]).at(mr.addr() + range.start as u64, mr.rkey());
+        wr.arg0 = u64::from(access.bits()) << 32;
+        wr.arg1 = (range.end - range.start) as u64;
+        Ok(wr)
+    }
+
     /// Where a datagram goes: to the queue pair `remote_qpn` behind `ah`, with its Q_Key. With bit 31 of `remote_qkey`
     /// set, the sender's own Q_Key is sent instead (IBA 10.2.5). Every request on a UD queue pair needs it, and no
     /// other takes it.
@@ -157,6 +263,10 @@ impl<'a> SendWr<'a> {
         self.sges = &[];
         self.inline = data;
         self.flag(SendFlags::INLINE)
+    }
+    /// With the flags of an [`MwBind`](crate::MwBind): only those that a bind has.
+    pub(crate) const fn with(self, flags: SendFlags) -> Self {
+        self.flag(flags.intersection(SendFlags::SIGNALED.union(SendFlags::FENCE)))
     }
     #[inline]
     const fn flag(mut self, flag: SendFlags) -> Self {
@@ -199,6 +309,9 @@ impl<'a> SendWr<'a> {
                     max: limits.max_inline,
                 });
             }
+            if self.opcode == WrOpcode::AtomicWrite {
+                self.check_atomic(self.inline.len() as u64)?;
+            }
             return Ok(self.inline.len() as u32);
         }
         if self.sges.len() > limits.max_sge as usize {
@@ -208,15 +321,32 @@ impl<'a> SendWr<'a> {
         if length > MESSAGE_MAX {
             return Err(PostErrorKind::TooLong(length));
         }
-        if ATOMIC_OPCODES & bit(self.opcode) != 0 {
-            if length != 8 {
-                return Err(PostErrorKind::AtomicLength(length));
-            }
-            if self.remote_addr & 7 != 0 {
-                return Err(PostErrorKind::AtomicAddress(self.remote_addr));
-            }
+        if CHECKED_OPCODES & bit(self.opcode) != 0 {
+            self.check_operands(length)?;
         }
         Ok(length as u32)
+    }
+
+    #[cold]
+    fn check_operands(&self, length: u64) -> Result<(), PostErrorKind> {
+        if self.opcode != WrOpcode::Flush {
+            return self.check_atomic(length);
+        }
+        match self.arg1 {
+            _ if self.arg0 as u8 == 0 => Err(PostErrorKind::NoPlacement),
+            len if len > MESSAGE_MAX => Err(PostErrorKind::TooLong(len)),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_atomic(&self, length: u64) -> Result<(), PostErrorKind> {
+        if length != 8 {
+            return Err(PostErrorKind::AtomicLength(length));
+        }
+        if self.remote_addr & 7 != 0 {
+            return Err(PostErrorKind::AtomicAddress(self.remote_addr));
+        }
+        Ok(())
     }
 
     /// Writes the request into a slot.
@@ -254,13 +384,20 @@ const fn bit(opcode: WrOpcode) -> u32 {
 const SENDS: u32 = bit(WrOpcode::Send) | bit(WrOpcode::SendWithImm);
 const WRITES: u32 = bit(WrOpcode::RdmaWrite) | bit(WrOpcode::RdmaWriteWithImm);
 const ATOMIC_OPCODES: u32 = bit(WrOpcode::AtomicCmpAndSwp) | bit(WrOpcode::AtomicFetchAndAdd);
-const INLINE_OPCODES: u32 = SENDS | WRITES | bit(WrOpcode::SendWithInv);
+/// Memory placement (IBA A19).
+const PLACEMENT: u32 = bit(WrOpcode::AtomicWrite) | bit(WrOpcode::Flush);
+/// Operations on our own keys.
+const LOCAL: u32 = bit(WrOpcode::LocalInv) | bit(WrOpcode::BindMw) | bit(WrOpcode::RegMr);
+const INLINE_OPCODES: u32 = SENDS | WRITES | bit(WrOpcode::SendWithInv) | bit(WrOpcode::AtomicWrite);
+/// Those with more to check than their lists.
+const CHECKED_OPCODES: u32 = ATOMIC_OPCODES | PLACEMENT;
 
 /// Operations that exist on a type of queue pair (ibv_post_send(3)), of those that have a constructor.
 const fn opcodes_of(qp_type: QpType) -> u32 {
     match qp_type {
         QpType::Rc | QpType::XrcIni => {
-            SENDS | WRITES | ATOMIC_OPCODES | bit(WrOpcode::RdmaRead) | bit(WrOpcode::SendWithInv)
+            let reads = ATOMIC_OPCODES | bit(WrOpcode::RdmaRead);
+            SENDS | WRITES | reads | PLACEMENT | LOCAL | bit(WrOpcode::SendWithInv)
         }
         // The manual lists SEND with invalidate for UC too, but no UC packet can carry it.
         QpType::Uc => SENDS | WRITES,

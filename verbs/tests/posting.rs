@@ -185,7 +185,8 @@ fn every_operation_arrives() {
     let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
     let mr = pd.reg_mr(1 << 20, common::all_rights()).unwrap();
-    let window = pd.reg_mr(64, common::all_rights() | verbs::Access::REMOTE_INVALIDATE).unwrap();
+    let window = pd.alloc_mr(64).unwrap();
+    qp.post_send(&[SendWr::reg_mr(0, &window, 0..64, common::all_rights()).unwrap()]).unwrap();
     let (big, at, key) = (300_000, mr.addr() + (512 << 10), mr.rkey());
     for i in 0..big {
         mr.write(i, &[(i % 251) as u8]).unwrap();
@@ -219,7 +220,7 @@ fn every_operation_arrives() {
     assert_eq!(done[0].byte_len as usize, big);
     assert_eq!((done[1].opcode, done[1].invalidated_rkey()), (WcOpcode::Recv, Some(window.rkey())));
     same();
-    // The key is gone for good; its region can be deregistered all the same.
+    // The key is gone; its region can be deregistered all the same.
     qp.post_send(&[SendWr::write(9, &sge, window.addr(), window.rkey())]).unwrap();
     // The queue pair is its own peer: it has failed as responder before the NAK reaches it as requester.
     assert_eq!(common::take(&context, &cq, 1)[0].status, WcStatus::WrFlushErr);

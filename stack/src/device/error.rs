@@ -197,6 +197,14 @@ pub enum DeviceError {
         /// Our address.
         ours: Gid,
     },
+    /// The call is for another kind of object.
+    #[error("{call} needs a {wanted}; this is none")]
+    WrongKind {
+        /// The call.
+        call: &'static str,
+        /// What it is for.
+        wanted: &'static str,
+    },
     /// The operating system gave no random numbers.
     #[error("the operating system gave no random numbers, which keys and queue pair numbers need")]
     Random,

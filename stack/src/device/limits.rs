@@ -17,6 +17,26 @@ pub enum AtomicCap {
     Glob,
 }
 
+bitflags::bitflags! {
+    /// Features of a device, with the values of `enum ibv_device_cap_flags` and, from bit 32 on, of
+    /// `device_cap_flags_ex` (`ibv_query_device_ex(3)`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+    pub struct DeviceCap: u64 {
+        /// Memory windows of type 1.
+        const MEM_WINDOW = 1 << 17;
+        /// Fast registration, local invalidation and SEND with invalidate.
+        const MEM_MGT_EXTENSIONS = 1 << 21;
+        /// Memory windows of type 2B, tied to a queue pair and a protection domain.
+        const MEM_WINDOW_TYPE_2B = 1 << 24;
+        /// FLUSH to global visibility.
+        const FLUSH_GLOBAL = 1 << 38;
+        /// FLUSH to persistence.
+        const FLUSH_PERSISTENT = 1 << 39;
+        /// ATOMIC WRITE.
+        const ATOMIC_WRITE = 1 << 40;
+    }
+}
+
 /// Limits of a device (`struct ibv_device_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
@@ -42,8 +62,12 @@ pub struct DeviceAttr {
     pub max_srq_wr: u32,
     /// Scatter/gather elements of such a request.
     pub max_srq_sge: u32,
-    /// Memory regions.
+    /// Memory regions, if there are no windows: both have their keys from one table.
     pub max_mr: usize,
+    /// Memory windows, if there are no regions.
+    pub max_mw: usize,
+    /// What of the optional features there is; FLUSH to persistence is not among them.
+    pub device_cap_flags: DeviceCap,
     /// READ and atomic requests outstanding as responder, for each queue pair.
     pub max_qp_rd_atom: u8,
     /// READ and atomic requests outstanding as requester, for each queue pair.
@@ -108,6 +132,12 @@ impl Device {
             max_srq_wr: QUEUE_DEPTH_MAX,
             max_srq_sge: SGE_MAX as u32,
             max_mr: MR_MAX,
+            max_mw: MR_MAX,
+            device_cap_flags: DeviceCap::MEM_WINDOW
+                | DeviceCap::MEM_MGT_EXTENSIONS
+                | DeviceCap::MEM_WINDOW_TYPE_2B
+                | DeviceCap::FLUSH_GLOBAL
+                | DeviceCap::ATOMIC_WRITE,
             max_qp_rd_atom: RD_ATOMIC_MAX,
             max_qp_init_rd_atom: RD_ATOMIC_MAX,
             atomic_cap: AtomicCap::Glob,

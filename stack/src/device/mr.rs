@@ -1,44 +1,65 @@
 //! Memory regions: keys that come and go.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
 
 use super::claim::not_inside_turn;
 use super::error::DeviceError;
 use super::pd::PdCore;
-use crate::mem::Access;
+use crate::mem::{Access, MemError};
 
-/// A registered region. Dropping it deregisters it.
+/// Rights that only a device with such a feature grants are refused rather than ignored.
+///
+/// # Errors
+/// [`DeviceError::Access`], with their names.
+pub(super) fn supported(access: Access) -> Result<(), DeviceError> {
+    let refused = access & Access::UNSUPPORTED;
+    if refused.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<_> = refused.iter_names().map(|(name, _)| name).collect();
+    Err(DeviceError::Access { what: names.join(" | ") })
+}
+
+/// A region, registered or for fast registration. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct MrCore {
     pd: Arc<PdCore>,
+    /// As it was given out.
     key: u32,
+    /// With the variant byte that the user chose, where it is the user's.
+    current: AtomicU32,
+    addr: u64,
+    len: u64,
     access: Access,
+    fast: bool,
     live: AtomicBool,
 }
 
 impl MrCore {
     pub(super) fn new(pd: Arc<PdCore>, addr: u64, len: u64, access: Access) -> Result<Self, DeviceError> {
-        // Pages are neither moved nor paged on behalf of the device, and nothing flushes: rights that only a device
-        // with such a feature grants are refused rather than ignored.
-        let unsupported =
-            Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT | Access::MW_BIND | Access::ON_DEMAND;
-        let refused = access & unsupported;
-        if !refused.is_empty() {
-            let names: Vec<_> = refused.iter_names().map(|(name, _)| name).collect();
-            return Err(DeviceError::Access { what: names.join(" | ") });
-        }
+        supported(access)?;
         let device = pd.device();
         let key = device.core().shared.mrs.register(pd.id(), addr, len, access, device.random.next()?)?;
-        Ok(Self { pd, key, access, live: AtomicBool::new(true) })
+        Ok(Self::of(pd, key, (addr, len), access, false))
+    }
+
+    pub(super) fn alloc(pd: Arc<PdCore>, addr: u64, len: u64) -> Result<Self, DeviceError> {
+        let device = pd.device();
+        let key = device.core().shared.mrs.alloc_fast(pd.id(), addr, len, device.random.next()?)?;
+        Ok(Self::of(pd, key, (addr, len), Access::empty(), true))
+    }
+
+    fn of(pd: Arc<PdCore>, key: u32, (addr, len): (u64, u64), access: Access, fast: bool) -> Self {
+        Self { pd, key, current: key.into(), addr, len, access, fast, live: true.into() }
     }
 
     /// The key, local and remote.
     #[inline]
     pub fn key(&self) -> u32 {
-        self.key
+        self.current.load(Ordering::Relaxed)
     }
-    /// The rights it was registered with.
+    /// The rights it was registered with; none for fast registration, whose rights are in its requests.
     #[inline]
     pub fn access(&self) -> Access {
         self.access
@@ -47,29 +68,111 @@ impl MrCore {
     pub fn pd(&self) -> &Arc<PdCore> {
         &self.pd
     }
+    /// Whether it is for fast registration.
+    pub fn is_fast(&self) -> bool {
+        self.fast
+    }
+
+    /// Chooses the low 8 bits of the key for the next fast registration; the key.
+    ///
+    /// # Errors
+    /// [`DeviceError::WrongKind`] for an ordinary region.
+    pub fn update_key(&self, variant: u8) -> Result<u32, DeviceError> {
+        if !self.fast {
+            return Err(DeviceError::WrongKind {
+                call: "choosing a key",
+                wanted: "region for fast registration",
+            });
+        }
+        let key = self.key & !0xff | u32::from(variant);
+        self.current.store(key, Ordering::Relaxed);
+        Ok(key)
+    }
+
+    /// Changes the protection domain, the memory and the rights, as far as they are given. The key stays. Between the
+    /// call and its return the key grants nothing; on return no shard refers to the memory that it had before.
+    ///
+    /// # Errors
+    /// [`DeviceError::Foreign`], [`DeviceError::Access`], [`DeviceError::Memory`]; [`DeviceError::Busy`] while windows
+    /// are bound to it; [`DeviceError::WrongKind`] for a region for fast registration; [`DeviceError::InsideTurn`].
+    /// The region is as it was.
+    pub fn rereg(
+        &mut self,
+        pd: Option<&Arc<PdCore>>,
+        memory: Option<(u64, u64)>,
+        access: Option<Access>,
+    ) -> Result<(), DeviceError> {
+        not_inside_turn()?;
+        if self.fast {
+            return Err(DeviceError::WrongKind { call: "rereg_mr", wanted: "ordinary memory region" });
+        }
+        let pd = pd.unwrap_or(&self.pd).clone();
+        if !Arc::ptr_eq(pd.device(), self.pd.device()) {
+            return Err(DeviceError::Foreign { what: "protection domain" });
+        }
+        let (addr, len) = memory.unwrap_or((self.addr, self.len));
+        let access = access.unwrap_or(self.access);
+        supported(access)?;
+        if !access.is_valid() {
+            return Err(MemError::InvalidAccess.into());
+        }
+        addr.checked_add(len).ok_or(MemError::InvalidRange)?;
+        let core = pd.device().core();
+        core.shared.mrs.revoke(self.key).map_err(busy)?;
+        core.pass_turn_boundaries()?;
+        core.shared.mrs.restore(self.key, pd.id(), addr, len, access)?;
+        (self.addr, self.len, self.access) = (addr, len, access);
+        self.pd = pd;
+        Ok(())
+    }
 
     /// Deregisters the region. On return no shard refers to the memory: the key is revoked, and each shard has passed
     /// the end of a turn since. A second call does nothing.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`]: the region is as it was.
+    /// [`DeviceError::InsideTurn`]; [`DeviceError::Busy`] while memory windows are bound to it. The region is as it
+    /// was.
     pub fn dereg(&self) -> Result<(), DeviceError> {
+        self.end(false)
+    }
+
+    /// As [`MrCore::dereg`]; windows that are bound to the region are unbound.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`]: the region is as it was.
+    pub fn dereg_with_windows(&self) -> Result<(), DeviceError> {
+        self.end(true)
+    }
+
+    fn end(&self, windows: bool) -> Result<(), DeviceError> {
         not_inside_turn()?;
         if !self.live.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
         let core = self.pd.device().core();
-        // The key may be gone already where the peer invalidated it.
-        let _ = core.shared.mrs.revoke(self.key);
+        let mrs = &core.shared.mrs;
+        let revoked = if windows { mrs.revoke_with_windows(self.key) } else { mrs.revoke(self.key) };
+        if let Err(error @ MemError::Bound(_)) = revoked {
+            self.live.store(true, Ordering::Release);
+            return Err(busy(error));
+        }
         core.pass_turn_boundaries()?;
-        core.shared.mrs.reclaim(self.key);
+        mrs.reclaim(self.key);
         Ok(())
+    }
+}
+
+/// In the words of a device: what has windows is in use.
+fn busy(error: MemError) -> DeviceError {
+    match error {
+        MemError::Bound(windows) => DeviceError::Busy { object: "memory region", users: windows as usize },
+        other => DeviceError::Memory(other),
     }
 }
 
 impl Drop for MrCore {
     fn drop(&mut self) {
         // Refused only inside a turn, where no handle of a user is dropped; the key then stays.
-        let _ = self.dereg();
+        let _ = self.dereg_with_windows();
     }
 }

@@ -6,10 +6,11 @@ use super::Device;
 use super::ah::AhCore;
 use super::error::DeviceError;
 use super::mr::MrCore;
+use super::mw::MwCore;
 use super::qp::{QpCore, QpInit};
 use super::srq::{SrqAttr, SrqCore};
 use crate::id::PdId;
-use crate::mem::Access;
+use crate::mem::{Access, MwType};
 use crate::proto::attr::AhAttr;
 
 /// A protection domain. Its queue pairs and regions hold it.
@@ -56,6 +57,23 @@ impl PdCore {
     /// [`DeviceError::Range`], [`DeviceError::Exhausted`].
     pub fn create_srq(self: &Arc<Self>, attr: &SrqAttr) -> Result<Arc<SrqCore>, DeviceError> {
         SrqCore::new(self.clone(), attr)
+    }
+
+    /// Allocates a region for fast registration, of `len` bytes at `addr`; nothing is registered yet. The memory must
+    /// stay valid as for [`PdCore::reg_mr`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_mr(self: &Arc<Self>, addr: u64, len: u64) -> Result<MrCore, DeviceError> {
+        MrCore::alloc(self.clone(), addr, len)
+    }
+
+    /// Allocates a memory window.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_mw(self: &Arc<Self>, mw_type: MwType) -> Result<MwCore, DeviceError> {
+        MwCore::new(self.clone(), mw_type)
     }
 
     /// Makes a queue pair, in RESET.

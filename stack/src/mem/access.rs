@@ -28,13 +28,14 @@ bitflags::bitflags! {
         const FLUSH_PERSISTENT = 1 << 9;
         /// Stores may become visible out of order.
         const RELAXED_ORDERING = 1 << 20;
-        /// The peer may invalidate the key with SEND with invalidate. No flag of verbs: there, keys of memory
-        /// windows and fast registration have this right by their kind.
-        const REMOTE_INVALIDATE = 1 << 30;
     }
 }
 
 impl Access {
+    /// Rights that no memory of this device has: its pages are mapped when they are registered, and its memory is
+    /// ordinary memory, which a FLUSH cannot make persistent.
+    pub const UNSUPPORTED: Self = Self::ON_DEMAND.union(Self::FLUSH_PERSISTENT);
+
     /// Whether a region may have these rights: what lets the peer write needs [`Access::LOCAL_WRITE`]
     /// (`ibv_reg_mr(3)`), and every bit is known.
     pub const fn is_valid(self) -> bool {
@@ -62,7 +63,6 @@ mod tests {
             (Access::FLUSH_GLOBAL, 256),
             (Access::FLUSH_PERSISTENT, 512),
             (Access::RELAXED_ORDERING, 1 << 20),
-            (Access::REMOTE_INVALIDATE, 1 << 30),
         ];
         assert_eq!(bits.len(), Access::all().iter().count());
         for (access, value) in bits {

@@ -5,9 +5,12 @@
 //! lookup, reads no clock. Called by control threads that register and by every shard for every packet.
 
 mod access;
+mod issue;
 pub mod sge;
 mod table;
+pub mod variable;
 
 pub use access::Access;
 pub use sge::Sge;
 pub use table::{KeyFault, MemError, MrTable};
+pub use variable::{Bind, MwType, inc_rkey};

@@ -1,44 +1,68 @@
-//! The table of memory regions: keys in, host addresses out.
+//! The table of keys: keys in, host addresses out.
 //!
 //! # Keys
 //!
 //! A key is the slot's index in its upper 16 bits and a tag in its lower 16. The tag is the slot's generation
-//! under a permutation of the 16-bit numbers that is drawn from the random number of the slot's first
-//! registration: tags look random to whoever does not know it, and as a permutation repeats nothing, a key that
-//! was revoked matches again only after its slot was registered 2^16 times. Slots are used in the order in
-//! which they became free, so that takes 2^16 registrations of every slot when the others are free too. Zero is
-//! never a key.
+//! under a permutation that is drawn from the random number of the slot's first use: tags look random to whoever
+//! does not know it, and as a permutation repeats nothing, a key that was revoked matches again only after its slot
+//! was used 2^16 times. Slots are used in the order in which they became free, so that takes 2^16 uses of every
+//! slot when the others are free too. Zero is never a key.
+//!
+//! Memory windows and fast-registration regions are *variable*: the low 8 bits of their key belong to the user,
+//! and the tag has 8 bits. All 32 bits are compared all the same. They have slots of their own kind, as long as
+//! there are any, so that neither kind meets the stale keys of the other. See [`variable`](super::variable).
 //!
 //! # Why a lookup cannot mix two registrations
 //!
 //! A slot is a handful of atomics. [`MrTable::register`] stores the fields, then the key with release order; a
 //! lookup loads the key with acquire order, compares all 32 bits, then loads the fields: it sees those of that
-//! key or of a later registration of the slot. There is no later one before [`MrTable::reclaim`], and `reclaim`
-//! is called only after every shard has passed a turn boundary since [`MrTable::revoke`]. A lookup belongs to a
+//! key or of a later registration of the slot. There is no later one before [`MrTable::reclaim`] (or
+//! [`MrTable::restore`]), and that is called only after every shard has passed a turn boundary since
+//! [`MrTable::revoke`]. A lookup belongs to a
 //! turn. One that found the key alive began before the revocation was visible to its shard, and its turn,
 //! including every copy that relies on the answer, is over when that shard passes the boundary; one that begins
 //! later finds the key gone. The boundary (the claim of the shard, taken and given back) also orders the loads of
 //! that turn before the stores of the next registration. Whoever looks up keys without turning a shard must
 //! hold the claim of one.
+//!
+//! The key of a variable slot comes and goes without a turn boundary in between, in a work request. So such a slot
+//! carries a version: a lookup that finds the mark of a variable slot reads everything once more, between two reads
+//! of the version, and finds the key gone if it changed. For an ordinary region the mark costs nothing, as it is
+//! part of the mask with which the rights are compared.
+//!
+//! # Why memory outlives its keys
+//!
+//! A window grants memory of a region; the region counts its windows, and is neither deregistered nor invalidated
+//! while it has some (or takes them with it, when its owner drops it). So whatever address a lookup has returned
+//! belongs to a region whose key, and whose windows' keys, are revoked before the turn boundary that ends its life.
+//! A work request that takes a key away revokes it at once; its completion waits for the turn boundary of the other
+//! shards, so that who sees it knows that nobody uses the key any more (see `shard`).
+//!
+//! Everything but a lookup takes the table's lock: nobody who holds it waits for anything.
 
 use super::Access;
+use super::issue::{Free, Issue, Kind};
 use crate::config::MR_MAX;
-use crate::id::PdId;
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::id::{PdId, Qpn};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-const TAG_BITS: u32 = 16;
+pub(super) const TAG_BITS: u32 = 16;
 const CHUNK_LOG2: usize = 10;
 /// Slots that are allocated together.
 const CHUNK: usize = 1 << CHUNK_LOG2;
 const CHUNKS: usize = MR_MAX / CHUNK;
 /// In the key field of a slot: nothing is registered.
-const NO_KEY: u32 = 0;
+pub(super) const NO_KEY: u32 = 0;
+/// In the rights of a slot, beside those of [`Access`]: the slot is variable.
+pub(super) const VARIABLE: u32 = 1 << 31;
+/// In the rights of a slot: it is a memory window, whose key grants nothing locally.
+pub(super) const WINDOW: u32 = 1 << 30;
 
 const _: () = assert!(MR_MAX <= 1 << (32 - TAG_BITS), "a key names every slot");
 const _: () = assert!(MR_MAX.is_multiple_of(CHUNK));
-const _: () = assert!(size_of::<Slot>() == 32, "two slots a cache line");
+const _: () = assert!(size_of::<Slot>() == 64, "a lookup touches one cache line");
+const _: () = assert!(Access::all().bits() & (VARIABLE | WINDOW) == 0);
 
 /// Why a registration or deregistration was refused: the caller is wrong, or the table is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -55,6 +79,9 @@ pub enum MemError {
     /// No region with this key is registered.
     #[error("no memory region has this key")]
     UnknownKey,
+    /// Memory windows are bound to the region.
+    #[error("{0} memory window(s) are bound to the memory region; unbind or deallocate them first")]
+    Bound(u32),
 }
 
 /// Why a key does not grant an access, in the order of the checks.
@@ -66,26 +93,136 @@ pub enum KeyFault {
     /// The region belongs to another protection domain.
     #[error("the memory region belongs to another protection domain")]
     WrongPd,
+    /// The memory window is bound to another queue pair.
+    #[error("the memory window is bound to another queue pair")]
+    WrongQp,
     /// The region does not allow this kind of access.
     #[error("the memory region does not allow this access")]
     NoAccess,
     /// The range is not inside the region.
     #[error("the range is not inside the memory region")]
     OutOfRange,
+    /// The key is of a kind, or in a state, that does not allow this operation.
+    #[error("the key is of a kind or in a state that does not allow this operation")]
+    WrongState,
 }
 
-/// One region. Written by `register` while no lookup can find it.
+/// What a key grants.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grant {
+    pub pd: PdId,
+    /// With the marks.
+    pub access: u32,
+    /// Queue pair that alone may use the key; 0 for any.
+    pub qpn: u32,
+    /// Address by which requests name the first byte.
+    pub start: u64,
+    /// Host address of the first byte.
+    pub addr: u64,
+    /// Length in bytes; neither `start + len` nor `addr + len` overflows.
+    pub len: u64,
+}
+
+/// One region or window. Written under the table's lock, while no lookup can find it or under a new version.
 #[derive(Default)]
-#[repr(C, align(32))]
-struct Slot {
-    /// The key of the region that is registered here, or `NO_KEY`.
+#[repr(C, align(64))]
+pub(super) struct Slot {
+    /// The key of what is registered here, or `NO_KEY`.
     key: AtomicU32,
     pd: AtomicU32,
     access: AtomicU32,
-    /// Host address of the first byte.
+    qpn: AtomicU32,
+    start: AtomicU64,
     addr: AtomicU64,
-    /// Length in bytes; `addr + len` does not overflow.
     len: AtomicU64,
+    /// Odd while a variable slot changes.
+    version: AtomicU32,
+}
+
+impl Slot {
+    pub fn key(&self) -> u32 {
+        self.key.load(Ordering::Acquire)
+    }
+
+    /// Makes the key grant something. Of an ordinary slot that no lookup can find, or of a variable one.
+    pub fn publish(&self, key: u32, grant: &Grant) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.key.store(NO_KEY, Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release); // whoever sees a field that follows sees the odd version
+        self.pd.store(grant.pd.0, Ordering::Relaxed);
+        self.access.store(grant.access, Ordering::Relaxed);
+        self.qpn.store(grant.qpn, Ordering::Relaxed);
+        self.start.store(grant.start, Ordering::Relaxed);
+        self.addr.store(grant.addr, Ordering::Relaxed);
+        self.len.store(grant.len, Ordering::Relaxed);
+        self.key.store(key, Ordering::Release);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Takes the key away.
+    pub fn clear(&self, key: u32) -> Result<(), MemError> {
+        self.key
+            .compare_exchange(key, NO_KEY, Ordering::AcqRel, Ordering::Relaxed)
+            .map(|_| ())
+            .map_err(|_| MemError::UnknownKey)
+    }
+
+    /// What the key grants; of an ordinary slot, or under the table's lock.
+    pub fn grant(&self) -> Grant {
+        Grant {
+            pd: PdId(self.pd.load(Ordering::Relaxed)),
+            access: self.access.load(Ordering::Relaxed),
+            qpn: self.qpn.load(Ordering::Relaxed),
+            start: self.start.load(Ordering::Relaxed),
+            addr: self.addr.load(Ordering::Relaxed),
+            len: self.len.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The host address of `len` bytes at `va`.
+    #[inline]
+    fn place(&self, va: u64, len: u64) -> Result<u64, KeyFault> {
+        let start = self.start.load(Ordering::Relaxed);
+        let addr = self.addr.load(Ordering::Relaxed);
+        let size = self.len.load(Ordering::Relaxed);
+        // An address before the start gives an offset of at least 2^64 - start, which is above size because
+        // start + size is below 2^64.
+        let offset = va.wrapping_sub(start);
+        if offset > size || len > size - offset {
+            return Err(KeyFault::OutOfRange);
+        }
+        Ok(addr.wrapping_add(offset))
+    }
+
+    /// A lookup in a variable slot, whose fields may change meanwhile.
+    #[inline(never)]
+    fn check_variable(
+        &self,
+        key: u32,
+        qpn: Option<Qpn>,
+        need: Access,
+        va: u64,
+        len: u64,
+    ) -> Result<u64, KeyFault> {
+        let version = self.version.load(Ordering::Acquire);
+        let live = self.key.load(Ordering::Relaxed) == key;
+        let access = self.access.load(Ordering::Relaxed);
+        let tied = self.qpn.load(Ordering::Relaxed);
+        let placed = self.place(va, len);
+        fence(Ordering::Acquire);
+        let changed = version & 1 != 0 || self.version.load(Ordering::Relaxed) != version;
+        if !live || changed || access & WINDOW != 0 && qpn.is_none() {
+            return Err(KeyFault::UnknownKey); // also where it came back: it was gone for a moment
+        }
+        if tied != 0 && qpn.is_none_or(|qpn| qpn.get() != tied) {
+            return Err(KeyFault::WrongQp);
+        }
+        if access & need.bits() != need.bits() {
+            return Err(KeyFault::NoAccess);
+        }
+        placed
+    }
 }
 
 /// A chunk of slots in which nothing is registered, made on the heap.
@@ -94,25 +231,8 @@ fn chunk() -> Box<[Slot; CHUNK]> {
     slots.try_into().unwrap_or_else(|_| unreachable!("collected as many slots as a chunk has"))
 }
 
-/// What only registration needs to know of a slot.
-struct Issue {
-    /// Key of the permutation that makes tags of generations.
-    secret: u32,
-    /// Of the next registration.
-    generation: u16,
-    /// The key that was given out and not yet reclaimed.
-    key: Option<u32>,
-}
-
-/// Who gets which slot next.
-struct Free {
-    /// Slots that were used before and may be used again, longest free first.
-    queue: VecDeque<u16>,
-    /// One entry for each slot that was ever used. Those beyond have been free for longer than any in `queue`.
-    issues: Vec<Issue>,
-}
-
-/// Every memory region of a device. Control threads register and revoke; every shard looks up, without a lock.
+/// Every memory region and window of a device. Control threads register and revoke; every shard looks up, without a
+/// lock.
 pub struct MrTable {
     chunks: [OnceLock<Box<[Slot; CHUNK]>>; CHUNKS],
     free: Mutex<Free>,
@@ -130,13 +250,20 @@ impl core::fmt::Debug for MrTable {
     }
 }
 
+/// The grant of a region.
+pub(super) fn region(pd: PdId, addr: u64, len: u64, access: Access) -> Result<Grant, MemError> {
+    if !access.is_valid() {
+        return Err(MemError::InvalidAccess);
+    }
+    addr.checked_add(len).ok_or(MemError::InvalidRange)?;
+    let start = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
+    Ok(Grant { pd, access: access.bits(), qpn: 0, start, addr, len })
+}
+
 impl MrTable {
-    /// An empty table. Memory is allocated as slots come into use, 32 KiB at a time.
+    /// An empty table. Memory is allocated as slots come into use, 64 KiB at a time.
     pub fn new() -> Self {
-        Self {
-            chunks: [const { OnceLock::new() }; CHUNKS],
-            free: Mutex::new(Free { queue: VecDeque::new(), issues: Vec::new() }),
-        }
+        Self { chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::new(Free::default()) }
     }
 
     /// Registers `len` bytes at host address `addr` for protection domain `pd` and returns the key, which
@@ -154,43 +281,56 @@ impl MrTable {
         access: Access,
         random: u32,
     ) -> Result<u32, MemError> {
-        if !access.is_valid() {
-            return Err(MemError::InvalidAccess);
-        }
-        addr.checked_add(len).ok_or(MemError::InvalidRange)?;
-        let (index, key) = self.free().issue(random).ok_or(MemError::Full)?;
-
-        let chunk = self.chunks[index >> CHUNK_LOG2].get_or_init(chunk);
-        let slot = &chunk[index & (CHUNK - 1)];
-        slot.pd.store(pd.0, Ordering::Relaxed);
-        slot.access.store(access.bits(), Ordering::Relaxed);
-        slot.addr.store(addr, Ordering::Relaxed);
-        slot.len.store(len, Ordering::Relaxed);
-        slot.key.store(key, Ordering::Release);
+        let grant = region(pd, addr, len, access)?;
+        let mut free = self.free();
+        let (index, key) = free.issue(random, Kind::Region, pd).ok_or(MemError::Full)?;
+        self.slot_at(index).publish(key, &grant);
         Ok(key)
     }
 
     /// Takes the key away: no lookup that begins after this finds it. A lookup that is under way may still
     /// succeed, so the memory is in use until every shard has passed a turn boundary; then [`MrTable::reclaim`].
     ///
-    /// # Errors
-    /// [`MemError::UnknownKey`] if no region has this key, as after an earlier revocation: of several threads
-    /// that revoke a key one succeeds.
-    pub fn revoke(&self, key: u32) -> Result<(), MemError> {
-        let slot = self.slot(key).filter(|_| key != NO_KEY).ok_or(MemError::UnknownKey)?;
-        slot.key
-            .compare_exchange(key, NO_KEY, Ordering::AcqRel, Ordering::Relaxed)
-            .map(|_| ())
-            .map_err(|_| MemError::UnknownKey)
-    }
-
-    /// SEND with invalidate: revokes a key that its owner gave to the peer for this ([`Access::REMOTE_INVALIDATE`]).
+    /// A window or fast-registration region is named by the key that it was allocated with, whatever its low 8 bits
+    /// are now, and is gone with this, registered or not; a bound window is unbound.
     ///
     /// # Errors
-    /// Those of [`MrTable::check`]; the key stays.
-    pub fn invalidate(&self, key: u32, pd: PdId) -> Result<(), KeyFault> {
-        self.granting(key, pd, Access::REMOTE_INVALIDATE)?;
-        self.revoke(key).map_err(|_| KeyFault::UnknownKey)
+    /// [`MemError::UnknownKey`] if there is none with this key, as after an earlier revocation: of several threads
+    /// that revoke a key one succeeds. [`MemError::Bound`] while windows are bound to the region.
+    pub fn revoke(&self, key: u32) -> Result<(), MemError> {
+        self.revoke_and(key, false)
+    }
+
+    /// As [`MrTable::revoke`]; windows that are bound to the region are unbound.
+    ///
+    /// # Errors
+    /// [`MemError::UnknownKey`].
+    pub fn revoke_with_windows(&self, key: u32) -> Result<(), MemError> {
+        self.revoke_and(key, true)
+    }
+
+    fn revoke_and(&self, key: u32, windows: bool) -> Result<(), MemError> {
+        let mut free = self.free();
+        let index = (key >> TAG_BITS) as usize;
+        let issue = free.issued(key).ok_or(MemError::UnknownKey)?;
+        if issue.windows > 0 {
+            if !windows {
+                return Err(MemError::Bound(issue.windows));
+            }
+            self.unbind_all(&mut free, |issue| issue.region == Some(index as u16));
+        }
+        let slot = self.slot_at(index);
+        let issue = free.issued(key).ok_or(MemError::UnknownKey)?;
+        if issue.kind == Kind::Region {
+            return slot.clear(key);
+        }
+        issue.kind = Kind::Retired;
+        let live = slot.key();
+        if live != NO_KEY {
+            slot.clear(live)?;
+        }
+        free.unbind(index);
+        Ok(())
     }
 
     /// Lets the slot of a revoked key be used again, under a new generation. To be called once, after every
@@ -199,16 +339,35 @@ impl MrTable {
     /// # Panics
     /// If the key was not revoked, or was reclaimed before.
     pub fn reclaim(&self, key: u32) {
-        let live = self.slot(key).is_none_or(|slot| slot.key.load(Ordering::Acquire) == key);
-        let returned = !live && self.free().put_back(key);
+        let mut free = self.free();
+        let live = self.slot(key).is_none_or(|slot| slot.key() != NO_KEY);
+        let returned = !live && free.put_back(key);
         assert!(returned, "reclaimed a key that is not revoked");
     }
 
-    /// Whether `key` grants `need` on the `len` bytes at `va`, and where they are: the host address of the first.
+    /// Re-registration: gives a revoked region its key back, for what it is to be from now on. To be called after
+    /// every shard has passed a turn boundary since the revocation.
     ///
-    /// `need` is what the operation does: [`Access::REMOTE_WRITE`], [`Access::REMOTE_READ`],
-    /// [`Access::REMOTE_ATOMIC`] for the peer's requests, [`Access::LOCAL_WRITE`] for what is scattered locally,
-    /// the empty set for what is gathered. The answer holds until the end of the turn.
+    /// # Errors
+    /// As [`MrTable::register`]; nothing has changed then.
+    ///
+    /// # Panics
+    /// If the key was not revoked.
+    pub fn restore(&self, key: u32, pd: PdId, addr: u64, len: u64, access: Access) -> Result<(), MemError> {
+        let grant = region(pd, addr, len, access)?;
+        let mut free = self.free();
+        let issue = free.issued(key).filter(|issue| issue.kind == Kind::Region);
+        let slot = self.slot_at((key >> TAG_BITS) as usize);
+        assert!(issue.is_some() && slot.key() == NO_KEY, "restored a key that is not revoked");
+        slot.publish(key, &grant);
+        Ok(())
+    }
+
+    /// Whether `key` grants `need` on the `len` bytes at `va` to this side, and where they are: the host address of
+    /// the first. Keys of memory windows grant nothing here.
+    ///
+    /// `need` is what the operation does: [`Access::LOCAL_WRITE`] for what is scattered locally, the empty set for
+    /// what is gathered. The answer holds until the end of the turn.
     ///
     /// Length zero: the address may be anything from the first byte to one past the last. Requests of length
     /// zero are not to be checked at all (IBA C9-88), which is the caller's to know. So is alignment.
@@ -218,97 +377,96 @@ impl MrTable {
     /// [`KeyFault::OutOfRange`] that applies.
     #[inline]
     pub fn check(&self, key: u32, pd: PdId, need: Access, va: u64, len: u64) -> Result<u64, KeyFault> {
-        let (slot, access) = self.granting(key, pd, need)?;
-        let addr = slot.addr.load(Ordering::Relaxed);
-        let size = slot.len.load(Ordering::Relaxed);
-        let start = if access & Access::ZERO_BASED.bits() != 0 { 0 } else { addr };
-        // An address before the start gives an offset of at least 2^64 - start, which is above size because
-        // start + size is below 2^64.
-        let offset = va.wrapping_sub(start);
-        if offset > size || len > size - offset {
-            return Err(KeyFault::OutOfRange);
-        }
-        Ok(addr + offset)
+        self.look_up(key, pd, None, need, va, len)
     }
 
-    /// The slot and rights of a live key of this domain that grants `need`.
+    /// As [`MrTable::check`], for a request of the peer to queue pair `qpn`: `need` is [`Access::REMOTE_WRITE`],
+    /// [`Access::REMOTE_READ`], [`Access::REMOTE_ATOMIC`] or a right to flush, and a memory window will do.
+    ///
+    /// # Errors
+    /// As [`MrTable::check`], and [`KeyFault::WrongQp`] where a window is bound to another queue pair.
     #[inline]
-    fn granting(&self, key: u32, pd: PdId, need: Access) -> Result<(&Slot, u32), KeyFault> {
+    pub fn check_remote(
+        &self,
+        key: u32,
+        pd: PdId,
+        qpn: Qpn,
+        need: Access,
+        va: u64,
+        len: u64,
+    ) -> Result<u64, KeyFault> {
+        self.look_up(key, pd, Some(qpn), need, va, len)
+    }
+
+    /// As [`MrTable::check_remote`], for all that the key names, wherever it is.
+    ///
+    /// # Errors
+    /// As [`MrTable::check_remote`].
+    pub fn check_whole(&self, key: u32, pd: PdId, qpn: Qpn, need: Access) -> Result<(), KeyFault> {
+        let start = self.slot(key).ok_or(KeyFault::UnknownKey)?.start.load(Ordering::Relaxed);
+        self.check_remote(key, pd, qpn, need, start, 0).map(|_| ())
+    }
+
+    #[inline]
+    fn look_up(
+        &self,
+        key: u32,
+        pd: PdId,
+        qpn: Option<Qpn>,
+        need: Access,
+        va: u64,
+        len: u64,
+    ) -> Result<u64, KeyFault> {
         let slot = self.slot(key).ok_or(KeyFault::UnknownKey)?;
-        if slot.key.load(Ordering::Acquire) != key || key == NO_KEY {
+        if slot.key() != key || key == NO_KEY {
             return Err(KeyFault::UnknownKey);
         }
         if slot.pd.load(Ordering::Relaxed) != pd.0 {
             return Err(KeyFault::WrongPd);
         }
         let access = slot.access.load(Ordering::Relaxed);
-        if access & need.bits() != need.bits() {
+        if access & (need.bits() | VARIABLE) != need.bits() {
+            if access & VARIABLE != 0 {
+                return slot.check_variable(key, qpn, need, va, len);
+            }
             return Err(KeyFault::NoAccess);
         }
-        Ok((slot, access))
+        slot.place(va, len)
     }
 
     #[inline]
-    fn slot(&self, key: u32) -> Option<&Slot> {
+    pub(super) fn slot(&self, key: u32) -> Option<&Slot> {
         let index = (key >> TAG_BITS) as usize;
         Some(&self.chunks.get(index >> CHUNK_LOG2)?.get()?[index & (CHUNK - 1)])
     }
 
+    /// A slot that is in use or about to be.
+    pub(super) fn slot_at(&self, index: usize) -> &Slot {
+        &self.chunks[index >> CHUNK_LOG2].get_or_init(chunk)[index & (CHUNK - 1)]
+    }
+
     /// No code panics while it holds the lock, so a poisoned one would still guard a whole list.
-    fn free(&self) -> MutexGuard<'_, Free> {
+    pub(super) fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl Free {
-    /// The slot that has been free for longest, and its key.
-    fn issue(&mut self, random: u32) -> Option<(usize, u32)> {
-        let index = if self.issues.len() < MR_MAX {
-            // A generation to start from and a secret that does not give it away.
-            let secret = random.wrapping_mul(0x9e37_79b1) ^ random >> 15;
-            self.issues.push(Issue { secret, generation: random as u16, key: None });
-            self.issues.len() - 1
-        } else {
-            self.queue.pop_front()? as usize
-        };
-        let issue = &mut self.issues[index];
-        let mut key = NO_KEY;
-        // Twice at most: one tag of slot 0 would make the key zero.
-        while key == NO_KEY {
-            key = (index as u32) << TAG_BITS | permute(issue.generation, issue.secret) as u32;
-            issue.generation = issue.generation.wrapping_add(1);
-        }
-        issue.key = Some(key);
-        Some((index, key))
-    }
-
-    /// Whether the key was out.
-    fn put_back(&mut self, key: u32) -> bool {
-        let index = key >> TAG_BITS;
-        match self.issues.get_mut(index as usize) {
-            Some(issue) if issue.key == Some(key) => {
-                issue.key = None;
-                self.queue.push_back(index as u16);
-                true
+    /// Unbinds the windows that `which` names.
+    pub(super) fn unbind_all(&self, free: &mut Free, which: impl Fn(&Issue) -> bool) {
+        for index in 0..free.issues.len() {
+            if free.issues[index].region.is_none() || !which(&free.issues[index]) {
+                continue;
             }
-            _ => false,
+            let slot = self.slot_at(index);
+            // Under the lock nobody else takes it away.
+            let _ = slot.clear(slot.key());
+            free.unbind(index);
         }
     }
-}
-
-/// A permutation of the 16-bit numbers chosen by `secret`: a Feistel network over two bytes.
-fn permute(x: u16, secret: u32) -> u16 {
-    let [mut left, mut right] = x.to_be_bytes();
-    for round in 0..6u32 {
-        let mixed = (secret.rotate_left(round * 5) ^ right as u32 ^ round << 8).wrapping_mul(0x85eb_ca6b);
-        let mixed = (mixed ^ mixed >> 15).wrapping_mul(0xc2b2_ae35);
-        (left, right) = (right, left ^ (mixed >> 24) as u8);
-    }
-    u16::from_be_bytes([left, right])
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::issue::permute;
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashSet;

@@ -190,7 +190,7 @@ impl Requester {
         }
         let e = *self.entry(self.head);
         if e.kind != RequestKind::Read {
-            return Ok(Response::Failed(WcStatus::BadRespErr));
+            return Ok(self.handle_placed(now, pkt, e.kind));
         }
         if pkt.row.position != Position::Middle
             && !matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. })
@@ -207,6 +207,22 @@ impl Requester {
             return Ok(Response::Failed(WcStatus::LocLenErr));
         }
         Ok(Response::Place { seq: self.head, offset })
+    }
+
+    /// The empty READ response that answers an ATOMIC WRITE or a FLUSH (IBA A19).
+    #[cold]
+    fn handle_placed(&mut self, now: Instant, pkt: &Packet<'_>, kind: RequestKind) -> Response {
+        let good = kind == RequestKind::Placement
+            && pkt.row.position == Position::Only
+            && matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. });
+        if !good {
+            return Response::Failed(WcStatus::BadRespErr);
+        }
+        if !pkt.payload.is_empty() {
+            return Response::Failed(WcStatus::LocLenErr);
+        }
+        self.placed(now, pkt.psn);
+        Response::Done
     }
 
     fn handle_atomic_ack(&mut self, now: Instant, pkt: &Packet<'_>) -> Result<Response, Discard> {
@@ -270,7 +286,7 @@ impl Requester {
             self.cur = self.cur.wrapping_add(1);
         }
         self.head = self.head.wrapping_add(1);
-        self.skip_stale();
+        self.skip_silent();
     }
 
     #[inline]

@@ -15,7 +15,7 @@ pub enum Fault {
     NoReceive,
     /// A FIRST, MIDDLE, LAST or ONLY where the message in progress does not allow it.
     BadSequence,
-    /// An opcode that the specification reserves.
+    /// An opcode, or a field of its header, that the specification reserves.
     BadOpcode,
     /// The queue pair's access flags do not allow this operation.
     NotEnabled,

@@ -41,7 +41,7 @@ pub struct Segment {
     pub ext: Ext,
     /// First byte of the message that it carries.
     pub offset: u32,
-    /// Payload bytes; 0 for READ and atomics.
+    /// Payload bytes; 0 for READ, atomics and FLUSH.
     pub len: u32,
     /// Whether this range went out before.
     pub again: bool,
@@ -65,8 +65,20 @@ pub enum RequestKind {
     Read,
     /// By an ATOMIC acknowledgement.
     Atomic,
+    /// By an empty READ response: ATOMIC WRITE and FLUSH (IBA A19).
+    Placement,
+    /// By nobody: a local operation, carried out when it started. Takes no sequence number.
+    Local,
     /// Accepted under an earlier epoch: takes no sequence number, completes silently.
     Stale,
+}
+
+impl RequestKind {
+    /// Whether it takes no sequence number and is complete as soon as everything before it is.
+    #[inline]
+    pub(super) fn is_silent(self) -> bool {
+        matches!(self, Self::Local | Self::Stale)
+    }
 }
 
 /// Why [`Requester::poll_transmit`] returned nothing.
@@ -78,6 +90,9 @@ pub enum Idle {
     Waiting,
     /// A work request failed on this side and is the oldest: see [`Requester::local_failure`].
     Failed,
+    /// The work request with this sequence number is a local operation whose turn has come: carry it out, then call
+    /// [`Requester::local_done`], or [`Requester::fail_local`], and ask again.
+    Local(u32),
 }
 
 /// The send side's settings, from the queue pair's attributes.
@@ -297,7 +312,7 @@ impl Requester {
             if !gates.has(Gates::TX_RETRY) {
                 return Err(Idle::NothingToDo);
             }
-            if self.entry(self.cur).kind == RequestKind::Stale {
+            if self.entry(self.cur).kind.is_silent() {
                 self.cur = self.cur.wrapping_add(1);
                 continue;
             }
@@ -317,7 +332,8 @@ impl Requester {
                 self.message_segment(wqe, &started, in_flight, draining)
             }
             RequestKind::Read => self.read_segment(wqe, &started),
-            RequestKind::Atomic | RequestKind::Stale => self.atomic_segment(wqe),
+            RequestKind::Placement => self.placement_segment(wqe),
+            RequestKind::Atomic | RequestKind::Local | RequestKind::Stale => self.atomic_segment(wqe),
         };
         let last = match started.kind {
             RequestKind::Message => self.cur_psn,
@@ -351,10 +367,7 @@ impl Requester {
         let wqe = SendWqe::of(sq.slot(self.started));
         let mask = self.log.len() - 1;
         if wqe.epoch != epoch {
-            self.log[self.started as usize & mask] =
-                Started { first: self.assigned, last: self.assigned.sub(1), kind: RequestKind::Stale };
-            self.started = self.started.wrapping_add(1);
-            self.skip_stale();
+            self.pass(RequestKind::Stale);
             return Ok(());
         }
         let opcode = wqe.opcode();
@@ -365,6 +378,11 @@ impl Requester {
             WrOpcode::RdmaWrite => (RequestKind::Message, false),
             WrOpcode::RdmaRead => (RequestKind::Read, false),
             WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => (RequestKind::Atomic, false),
+            WrOpcode::AtomicWrite | WrOpcode::Flush => (RequestKind::Placement, false),
+            WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr => {
+                let (opcode, fenced) = (opcode, wqe.flags().contains(SendFlags::FENCE));
+                return self.start_local(opcode, fenced);
+            }
             _ => {
                 self.fail_local(self.started, WcStatus::LocQpOpErr);
                 return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
@@ -389,7 +407,10 @@ impl Requester {
             hit(Mark::NoCredits);
             return Err(Idle::Waiting);
         }
-        let packets = if kind == RequestKind::Atomic { 1 } else { self.mtu.packets(wqe.length) };
+        let packets = match kind {
+            RequestKind::Message | RequestKind::Read => self.mtu.packets(wqe.length),
+            _ => 1,
+        };
         let outstanding = self.assigned.diff(self.una) as u32 & 0x00ff_ffff;
         if outstanding + packets > 1 << 23 {
             return Err(Idle::Waiting);
@@ -410,9 +431,43 @@ impl Requester {
         Ok(())
     }
 
-    /// Completes stale requests that are the oldest.
-    pub(super) fn skip_stale(&mut self) {
-        while self.head != self.started && self.entry(self.head).kind == RequestKind::Stale {
+    /// Whether a local operation may be carried out now. It follows what has started before it; an invalidation
+    /// follows what has completed, so that no earlier request still uses the key.
+    #[cold]
+    fn start_local(&mut self, opcode: WrOpcode, fenced: bool) -> Result<(), Idle> {
+        if opcode == WrOpcode::LocalInv && !self.drained() {
+            if self.silent() {
+                self.probe(); // nothing behind it would ask for the acknowledgement
+                return Ok(());
+            }
+            return Err(Idle::Waiting);
+        }
+        if fenced && self.rd_outstanding > 0 {
+            return Err(Idle::Waiting);
+        }
+        Err(Idle::Local(self.started))
+    }
+
+    /// The local operation of [`Idle::Local`] is carried out.
+    #[cold]
+    pub fn local_done(&mut self, seq: u32) {
+        debug_assert_eq!(seq, self.started, "a local operation is carried out when it starts");
+        self.pass(RequestKind::Local);
+    }
+
+    /// Starts the next request, which takes no sequence number.
+    #[cold]
+    fn pass(&mut self, kind: RequestKind) {
+        let mask = self.log.len() - 1;
+        self.log[self.started as usize & mask] =
+            Started { first: self.assigned, last: self.assigned.sub(1), kind };
+        self.started = self.started.wrapping_add(1);
+        self.skip_silent();
+    }
+
+    /// Completes requests without sequence numbers that are the oldest.
+    pub(super) fn skip_silent(&mut self) {
+        while self.head != self.started && self.entry(self.head).kind.is_silent() {
             if self.cur == self.head {
                 self.cur = self.cur.wrapping_add(1);
             }
@@ -535,6 +590,18 @@ impl Requester {
         self.request_segment(opcode, Ext::Atomic(eth))
     }
 
+    #[cold]
+    fn placement_segment(&mut self, wqe: &SendWqe) -> Segment {
+        if wqe.opcode() == WrOpcode::AtomicWrite {
+            let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
+            let segment = self.request_segment(Opcode::RC_ATOMIC_WRITE, Ext::Reth(reth));
+            return Segment { len: wqe.length, ..segment };
+        }
+        let (feth, len) = wqe.flush();
+        let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len };
+        self.request_segment(Opcode::RC_FLUSH, Ext::FlushReth(feth, reth))
+    }
+
     fn request_segment(&mut self, opcode: Opcode, ext: Ext) -> Segment {
         self.since_ack_req = 0;
         Segment {
@@ -555,7 +622,7 @@ impl Requester {
         let mut seq = self.head;
         while seq != self.started {
             let e = self.entry(seq);
-            if e.kind != RequestKind::Stale && e.last.diff(psn) >= 0 {
+            if !e.kind.is_silent() && e.last.diff(psn) >= 0 {
                 break;
             }
             seq = seq.wrapping_add(1);

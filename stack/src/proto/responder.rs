@@ -10,7 +10,7 @@ use crate::config::MESSAGE_MAX;
 use crate::id::{Mtu, PdId, Psn, QpType};
 use crate::mark::{Mark, hit};
 use crate::mem::{Access, MrTable};
-use crate::wire::{Aeth, Discard, Kind, Opcode, Packet, Position, Tail};
+use crate::wire::{Aeth, Discard, Feth, Kind, Opcode, Packet, Position, Tail};
 
 mod unreliable;
 
@@ -57,6 +57,13 @@ pub enum Verdict {
         /// COMPARE&SWAP, else FETCH&ADD.
         swap: bool,
     },
+    /// ATOMIC WRITE: store the payload into the 64-bit word at this address in one step, then `accept`.
+    Store {
+        /// The word, 8-byte aligned.
+        addr: u64,
+    },
+    /// FLUSH: make everything placed before visible to every CPU, then `accept`.
+    Flush,
     /// A duplicate: an answer is queued where one is due; nothing is placed.
     Duplicate,
 }
@@ -128,7 +135,7 @@ enum InProgress {
     Write,
 }
 
-/// A READ or ATOMIC that may have to be answered again (IBA 9.7.5.1.2: responder resources).
+/// A READ, ATOMIC, ATOMIC WRITE or FLUSH that may have to be answered again (IBA 9.7.5.1.2: responder resources).
 #[derive(Clone, Copy, Debug)]
 struct Resource {
     kind: Kind,
@@ -311,6 +318,8 @@ impl Responder {
             Kind::Send => self.check_send(pkt),
             Kind::Write => self.check_write(pkt, pd, keys),
             Kind::ReadRequest => self.check_read(pkt, pd, keys),
+            Kind::AtomicWrite => self.check_atomic_write(pkt, pd, keys),
+            Kind::Flush => self.check_flush(pkt, pd, keys),
             _ => self.check_atomic(pkt, pd, keys),
         }
         .map_err(Ok)
@@ -332,9 +341,10 @@ impl Responder {
     fn check_enabled(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
         let need = match pkt.row.kind {
             Kind::Send => return Ok(()),
-            Kind::Write => Access::REMOTE_WRITE,
+            Kind::Write | Kind::AtomicWrite => Access::REMOTE_WRITE,
             Kind::ReadRequest => Access::REMOTE_READ,
             Kind::CmpSwap | Kind::FetchAdd => Access::REMOTE_ATOMIC,
+            Kind::Flush => flush_right(pkt.feth()).ok_or(Ok(Fault::BadOpcode))?,
             _ => return Err(Ok(Fault::BadOpcode)),
         };
         if self.access.contains(need) { Ok(()) } else { Err(Ok(Fault::NotEnabled)) }
@@ -371,6 +381,7 @@ impl Responder {
                 Position::Last => (1..=mtu).contains(&len),
                 Position::Only => len <= mtu,
             },
+            Kind::AtomicWrite => len == 8,
             _ => len == 0,
         };
         let pad = (4 - len % 4) % 4;
@@ -409,7 +420,7 @@ impl Responder {
         }
         // The whole range that is left, once more with every packet: a key may be revoked in mid-message.
         let addr = keys
-            .check(rkey, pd, Access::REMOTE_WRITE, va, u64::from(left))
+            .check_remote(rkey, pd, pkt.dqpn, Access::REMOTE_WRITE, va, u64::from(left))
             .map_err(|_| Fault::RemoteAccess)?;
         Ok(Verdict::Write { addr, last })
     }
@@ -420,7 +431,7 @@ impl Responder {
             return Err(Fault::BadLength);
         }
         if reth.len > 0 {
-            keys.check(reth.rkey, pd, Access::REMOTE_READ, reth.va, u64::from(reth.len))
+            keys.check_remote(reth.rkey, pd, pkt.dqpn, Access::REMOTE_READ, reth.va, u64::from(reth.len))
                 .map_err(|_| Fault::RemoteAccess)?;
         }
         Ok(Verdict::Accept)
@@ -431,12 +442,47 @@ impl Responder {
         if !eth.va.is_multiple_of(8) {
             return Err(Fault::Misaligned);
         }
-        let addr =
-            keys.check(eth.rkey, pd, Access::REMOTE_ATOMIC, eth.va, 8).map_err(|_| Fault::RemoteAccess)?;
+        let addr = keys
+            .check_remote(eth.rkey, pd, pkt.dqpn, Access::REMOTE_ATOMIC, eth.va, 8)
+            .map_err(|_| Fault::RemoteAccess)?;
         if addr % 8 != 0 {
             return Err(Fault::Misaligned); // a zero-based region that does not start on a word
         }
         Ok(Verdict::Atomic { addr, swap: pkt.row.kind == Kind::CmpSwap })
+    }
+
+    /// IBA A19.4: one aligned word, written in one step.
+    #[cold]
+    fn check_atomic_write(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+        let reth = pkt.reth();
+        if reth.len != 8 {
+            return Err(Fault::BadLength);
+        }
+        if !reth.va.is_multiple_of(8) {
+            return Err(Fault::Misaligned);
+        }
+        let addr = keys
+            .check_remote(reth.rkey, pd, pkt.dqpn, Access::REMOTE_WRITE, reth.va, 8)
+            .map_err(|_| Fault::RemoteAccess)?;
+        if addr % 8 != 0 {
+            return Err(Fault::Misaligned); // a zero-based region that does not start on a word
+        }
+        Ok(Verdict::Store { addr })
+    }
+
+    /// IBA A19.3: the range must be inside the region, unless the whole region is flushed.
+    #[cold]
+    fn check_flush(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+        let (feth, reth) = (pkt.feth(), pkt.reth());
+        let need = flush_right(feth).ok_or(Fault::BadOpcode)?;
+        let granted = match feth.selectivity {
+            FLUSH_RANGE => {
+                keys.check_remote(reth.rkey, pd, pkt.dqpn, need, reth.va, u64::from(reth.len)).map(|_| ())
+            }
+            _ => keys.check_whole(reth.rkey, pd, pkt.dqpn, need),
+        };
+        granted.map_err(|_| Fault::RemoteAccess)?;
+        Ok(Verdict::Flush)
     }
 
     /// The packet that [`Responder::handle_request`] passed is placed: the state moves on.
@@ -469,11 +515,12 @@ impl Responder {
                     received = Some(self.received(pkt, self.write_len));
                 }
             }
-            _ => {
+            kind => {
+                // READ, ATOMIC WRITE and FLUSH: answered by READ responses, the last two by an empty one.
                 let reth = pkt.reth();
-                let packets = self.mtu.packets(reth.len);
+                let packets = if kind == Kind::ReadRequest { self.mtu.packets(reth.len) } else { 1 };
                 self.keep(Resource {
-                    kind: Kind::ReadRequest,
+                    kind,
                     pending: true,
                     replay: false,
                     first: pkt.psn,
@@ -614,15 +661,20 @@ impl Responder {
                         hit(Mark::DuplicateForgotten);
                         Discard::Duplicate
                     })?;
-                let same = if kind == Kind::ReadRequest {
-                    let (reth, skipped) = (pkt.reth(), (psn.diff(r.first) as u32) << log2);
-                    (reth.rkey, reth.va, reth.len)
-                        == (r.rkey, r.va.wrapping_add(u64::from(skipped)), r.len - skipped.min(r.len))
-                } else {
-                    let eth = pkt.atomic();
-                    (eth.rkey, eth.va, [eth.swap_add, eth.compare]) == (r.rkey, r.va, r.operands)
+                let same = match kind {
+                    Kind::CmpSwap | Kind::FetchAdd => {
+                        let eth = pkt.atomic();
+                        (eth.rkey, eth.va, [eth.swap_add, eth.compare]) == (r.rkey, r.va, r.operands)
+                    }
+                    // Of the others only a READ can start behind its first number.
+                    _ => {
+                        let (reth, skipped) = (pkt.reth(), (psn.diff(r.first) as u32) << log2);
+                        (reth.rkey, reth.va, reth.len)
+                            == (r.rkey, r.va.wrapping_add(u64::from(skipped)), r.len - skipped.min(r.len))
+                    }
                 };
-                if !same || !pkt.payload.is_empty() {
+                let payload = if kind == Kind::AtomicWrite { 8 } else { 0 };
+                if !same || pkt.payload.len() != payload {
                     return Err(Discard::Duplicate);
                 }
                 hit(if kind == Kind::ReadRequest { Mark::DuplicateRead } else { Mark::DuplicateAtomic });
@@ -679,7 +731,9 @@ impl Responder {
             .find(|&i| self.resources[i].pending)?;
         let r = &mut self.resources[index];
         let psn = r.next;
-        let answer = if r.kind == Kind::ReadRequest {
+        let answer = if matches!(r.kind, Kind::AtomicWrite | Kind::Flush) {
+            Answered::Read { psn, opcode: Opcode::RC_READ_RESPONSE_ONLY, aeth, rkey: 0, va: 0, len: 0 }
+        } else if r.kind == Kind::ReadRequest {
             let offset = (psn.diff(r.first) as u32 & 0x00ff_ffff) << mtu.log2();
             let position = match (psn == r.start, psn == r.last) {
                 (true, true) => Position::Only,
@@ -727,6 +781,24 @@ impl Responder {
         self.fatal = Some(Fault::RemoteAccess);
         self.nak(psn, Syndrome::Nak(super::tables::NakCode::RemoteAccessError));
         true
+    }
+}
+
+/// FLUSH selects the range that the request names (IBA A19.2).
+const FLUSH_RANGE: u8 = 0;
+/// FLUSH selects the whole region.
+const FLUSH_REGION: u8 = 1;
+
+/// The rights that a FLUSH needs; `None` where it asks for nothing, or for what the annex reserves.
+fn flush_right(feth: Feth) -> Option<Access> {
+    if !matches!(feth.selectivity, FLUSH_RANGE | FLUSH_REGION) {
+        return None;
+    }
+    match feth.placement {
+        1 => Some(Access::FLUSH_GLOBAL),
+        2 => Some(Access::FLUSH_PERSISTENT),
+        3 => Some(Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT)),
+        _ => None,
     }
 }
 

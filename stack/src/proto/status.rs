@@ -94,6 +94,8 @@ numbered! {
         Tso = 7, TSO, "segmentation offload";
         Flush = 8, FLUSH, "flush";
         AtomicWrite = 9, ATOMIC_WRITE, "atomic write";
+        /// The number is ours: the C API has no fast registration.
+        RegMr = 10, REG_MR, "fast registration";
         Recv = 128, RECV, "receive";
         RecvRdmaWithImm = 129, RECV_RDMA_WITH_IMM, "receive of an RDMA write with immediate";
     }
@@ -123,6 +125,9 @@ numbered! {
         Driver1 = 11, DRIVER1, "driver specific";
         Flush = 14, FLUSH, "flush";
         AtomicWrite = 15, ATOMIC_WRITE, "atomic write";
+        /// The number is ours, the first behind those of the C API, which has no fast registration; in the kernel the
+        /// work request is `IB_WR_REG_MR`.
+        RegMr = 16, REG_MR, "fast registration";
     }
 }
 
@@ -148,6 +153,7 @@ impl WrOpcode {
             Self::Tso => WcOpcode::Tso,
             Self::Flush => WcOpcode::Flush,
             Self::AtomicWrite => WcOpcode::AtomicWrite,
+            Self::RegMr => WcOpcode::RegMr,
             Self::Driver1 => return None,
         })
     }
@@ -255,9 +261,9 @@ mod tests {
     #[test]
     fn opcodes_have_the_numbers_of_verbs() {
         let wc: Vec<_> = WcOpcode::ALL.iter().map(|o| o.number()).collect();
-        assert_eq!(wc, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 128, 129]);
+        assert_eq!(wc, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 128, 129]);
         let wr: Vec<_> = WrOpcode::ALL.iter().map(|o| o.number()).collect();
-        assert_eq!(wr, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 15]);
+        assert_eq!(wr, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 15, 16]);
         assert_eq!((WrOpcode::RdmaWrite as u8, WrOpcode::Send as u8, WrOpcode::RdmaRead as u8), (0, 2, 4));
         assert_eq!((WrOpcode::SendWithInv as u8, WrOpcode::Flush as u8), (9, 14));
         for opcode in WcOpcode::ALL {

@@ -9,7 +9,9 @@
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::status::{SendFlags, WrOpcode};
+use crate::mem::Access;
 pub use crate::mem::Sge;
+use crate::wire::Feth;
 
 /// The unit of a ring slot.
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -39,9 +41,10 @@ pub struct SendWqe {
     pub num_sge: u8,
     /// Granules of the address block between the header and the list.
     pub ext: u8,
-    /// Immediate data or key to invalidate (low half); the compare or add operand of an atomic.
+    /// Immediate data or key to invalidate (low half); the compare or add operand of an atomic; what a FLUSH selects;
+    /// key (low half) and rights (high half) of a bind or registration.
     pub arg0: u64,
-    /// The swap operand of COMPARE&SWAP.
+    /// The swap operand of COMPARE&SWAP; the length of a FLUSH, a bind or a registration.
     pub arg1: u64,
 }
 
@@ -107,6 +110,24 @@ impl SendWqe {
     /// Sets the immediate data.
     pub fn set_imm(&mut self, imm: [u8; 4]) {
         self.arg0 = u64::from(u32::from_ne_bytes(imm));
+    }
+    /// What a FLUSH selects, how far it goes, and its length in bytes.
+    pub fn flush(&self) -> (Feth, u32) {
+        let feth = Feth { selectivity: (self.arg0 >> 8) as u8, placement: self.arg0 as u8 };
+        (feth, self.arg1 as u32)
+    }
+    /// Sets what a FLUSH selects, how far it goes, and its length in bytes.
+    pub fn set_flush(&mut self, feth: Feth, len: u32) {
+        self.arg0 = u64::from(feth.selectivity) << 8 | u64::from(feth.placement);
+        self.arg1 = u64::from(len);
+    }
+    /// Key and rights of a bind (the region's key) or a registration (no key).
+    pub fn key_and_access(&self) -> (u32, Access) {
+        (self.arg0 as u32, Access::from_bits_retain((self.arg0 >> 32) as u32))
+    }
+    /// Sets key and rights of a bind or a registration.
+    pub fn set_key_and_access(&mut self, key: u32, access: Access) {
+        self.arg0 = u64::from(access.bits()) << 32 | u64::from(key);
     }
     /// The fixed part of a slot.
     #[inline]

@@ -93,6 +93,25 @@ pub fn write(addr: u64, from: &[u8], last: bool) {
     }
 }
 
+/// ATOMIC WRITE: stores the eight bytes of `from` at `addr` in one step, with release. Does nothing with any other
+/// number of bytes, which the responder has refused.
+#[cold]
+pub fn store(addr: u64, from: &[u8]) {
+    debug_assert!(addr.is_multiple_of(8) && from.len() == 8);
+    let Ok(bytes) = <[u8; 8]>::try_from(from) else { return };
+    // SAFETY: the eight bytes passed `MrTable::check` for writing in this turn, so they are mapped and writable
+    // (module comment), and the responder refused an address that is not a multiple of 8.
+    let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
+    word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+}
+
+/// FLUSH to global visibility: what this core has stored is visible to every CPU before anything after it. Memory is
+/// coherent, so a fence is all it takes.
+#[cold]
+pub fn flush() {
+    core::sync::atomic::fence(Ordering::SeqCst);
+}
+
 /// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at `addr`; returns what it held. A CPU atomic:
 /// atomic against other shards and against the program.
 pub fn atomic(addr: u64, swap: bool, swap_add: u64, compare: u64) -> u64 {

@@ -13,7 +13,7 @@ use super::paths::Paths;
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
 use super::{LaneId, Shared};
-use crate::config::{TX_BURST, TX_STALL, WATCHED_MAX};
+use crate::config::{SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
 use crate::net::Resolution;
 use crate::port::{Frame, PortQueue, TxBurst};
@@ -70,6 +70,12 @@ pub(super) struct Env {
     pub finished: Vec<u32>,
     /// An answer found no buffer this turn.
     pub starved: bool,
+    /// Completions wait for other shards: see [`Env::settle`].
+    pub settling: bool,
+    /// A key was taken away since the last look at the other shards.
+    pub revoked: bool,
+    /// Other shards that were in a turn when a key was taken away, and which turn it was.
+    pub unsettled: ArrayVec<(usize, u32), SHARDS_MAX>,
     /// IPv4 identification of the next packet.
     pub ip_id: u16,
     /// Generation of the neighbour table that the queue pairs' routes are from.
@@ -100,6 +106,9 @@ impl Env {
             watched: ArrayVec::new(),
             finished: Vec::new(),
             starved: false,
+            settling: false,
+            revoked: false,
+            unsettled: ArrayVec::new(),
             ip_id: 0,
             net_seen: 0,
             overruns_seen: 0,

@@ -22,6 +22,7 @@ mod cq;
 mod drain;
 mod env;
 mod events;
+mod local;
 mod paths;
 mod poll;
 mod qp;
@@ -120,6 +121,7 @@ impl Shard {
         let env = &self.env;
         let busy = !env.ready.is_empty()
             || !env.answering.is_empty()
+            || env.settling
             || env.backlog() > 0
             || env.shared.doorbells[env.id].any()
             || !env.shared.inboxes[env.id].is_empty()
@@ -308,6 +310,7 @@ impl Shard {
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
         self.qps.table.remove(qp.qpn);
+        self.env.shared.mrs.forget_qp(qp.qpn);
         self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));
     }
 }

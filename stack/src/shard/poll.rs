@@ -1,5 +1,7 @@
 //! One turn of the loop: doorbells, requests, receive, timers, answers, publish. Every part of it is bounded.
 
+use core::sync::atomic::Ordering;
+
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
@@ -10,13 +12,21 @@ use crate::net::Resolution;
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::requester::SendRing;
 use crate::proto::status::WcStatus;
-use crate::sync::asymmetric::heavy;
+use crate::sync::asymmetric::{heavy, light};
 use crate::time::Instant;
 use crate::wire::{Ingress, locate};
 
 impl Shard {
     /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
     pub fn poll_once(&mut self, now: Instant) -> Turn {
+        self.env.begin_turn();
+        let turn = self.turn(now);
+        self.env.end_turn();
+        turn
+    }
+
+    #[inline]
+    fn turn(&mut self, now: Instant) -> Turn {
         self.env.now = now;
         self.env.starved = false;
         let mut turn = Turn::default();
@@ -48,12 +58,18 @@ impl Shard {
             turn.tx += self.env.flush();
         }
         if !self.env.leaving.is_empty() {
-            self.settle();
+            self.complete_gone();
         }
-        if self.env.answers.frames.is_empty() && !self.env.starved {
+        if self.env.answers.frames.is_empty()
+            && !self.env.starved
+            && (!self.env.settling || self.env.settle())
+        {
             self.publish();
         }
-        turn.more = !self.env.ready.is_empty() || !self.env.answering.is_empty() || self.env.backlog() > 0;
+        turn.more = self.env.settling
+            || !self.env.ready.is_empty()
+            || !self.env.answering.is_empty()
+            || self.env.backlog() > 0;
         turn
     }
 
@@ -274,6 +290,23 @@ impl Shard {
 }
 
 impl Env {
+    /// From here to [`Env::end_turn`] keys are looked up and used.
+    #[inline]
+    fn begin_turn(&self) {
+        let turn = &self.shared.turning[self.id];
+        turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if self.shared.turning.len() > 1 {
+            light(); // before the first lookup: pairs with the fence in `settle`
+        }
+    }
+
+    /// Nothing that was looked up in this turn is used any more.
+    #[inline]
+    fn end_turn(&self) {
+        let turn = &self.shared.turning[self.id];
+        turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+
     /// From here on posters ring again. Whoever posted without ringing, because it saw the promise, is noticed.
     #[cold]
     fn unwatch(&mut self, qp: &mut Qp) {

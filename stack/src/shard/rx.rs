@@ -168,6 +168,8 @@ impl Env {
                 qp.responder.accept_atomic(pkt, original);
                 return Ok(());
             }
+            Verdict::Store { addr } => copy::store(addr, pkt.payload),
+            Verdict::Flush => copy::flush(),
             Verdict::Duplicate => {
                 self.count_of(qp, Counter::DuplicatesAnswered);
                 return Ok(());
@@ -175,7 +177,8 @@ impl Env {
         }
         if pkt.row.has_inv {
             // The key is dead before the completion that tells of it.
-            self.shared.mrs.invalidate(pkt.inv(), qp.pd).map_err(|_| Fault::BadInvalidate)?;
+            self.shared.mrs.invalidate(pkt.inv(), qp.pd, Some(qp.qpn)).map_err(|_| Fault::BadInvalidate)?;
+            self.keys_revoked();
         }
         self.count(Counter::RequestsReceived);
         if let Some(received) = qp.responder.accept(pkt) {

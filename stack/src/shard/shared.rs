@@ -4,6 +4,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::CachePadded;
 
 use super::counters::Counters;
 use super::events::EventQueue;
@@ -44,6 +45,8 @@ pub struct Shared {
     pub doorbells: Box<[Doorbells]>,
     /// Frames for a shard from the others, and from itself.
     pub inboxes: Box<[ArrayQueue<Frame>]>,
+    /// For each shard, a number that is odd during its turns and moves on at each end of one.
+    pub turning: Box<[CachePadded<AtomicU32>]>,
     /// Epoch, state and gates of every queue pair.
     pub words: Words,
     /// Counters, one set a shard.
@@ -87,6 +90,7 @@ impl Shared {
             qps_per_shard: c.qps_per_shard,
             doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
+            turning: (0..c.shards).map(|_| CachePadded::default()).collect(),
             words: Words::new(c.shards * c.qps_per_shard),
             counters: (0..c.shards).map(|_| Counters::default()).collect(),
             events: EventQueue::default(),

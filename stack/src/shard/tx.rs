@@ -104,7 +104,14 @@ impl Env {
                 Answered::Read { psn, opcode, aeth, rkey, va, len } => {
                     let addr = match len {
                         0 => Ok(0),
-                        _ => self.shared.mrs.check(rkey, qp.pd, Access::REMOTE_READ, va, u64::from(len)),
+                        _ => self.shared.mrs.check_remote(
+                            rkey,
+                            qp.pd,
+                            qp.qpn,
+                            Access::REMOTE_READ,
+                            va,
+                            u64::from(len),
+                        ),
                     };
                     let Ok(addr) = addr else {
                         self.keep_frame(frame);
@@ -162,7 +169,11 @@ impl Env {
                 Ok(segment) => segment,
                 Err(idle) => {
                     self.keep_frame(frame);
-                    self.complete_sends(qp); // stale requests need no packet
+                    if let Idle::Local(seq) = idle {
+                        self.carry_out(qp, seq);
+                        continue;
+                    }
+                    self.complete_sends(qp); // stale requests and local operations need no packet
                     if idle == Idle::Failed
                         && let Some(status) = qp.requester.local_failure()
                     {

@@ -23,7 +23,7 @@ use crate::wire::{Discard, Flow, Header, Layout, Packet, Template, Transport, ic
 
 impl Shard {
     /// Completes unreliable work requests whose frames have gone.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn complete_gone(&mut self) {
         let env = &mut self.env;
         while let Some(leaving) = env.leaving.front().copied().filter(|l| l.mark <= env.requests.gone) {
             env.leaving.pop_front();

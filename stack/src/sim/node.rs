@@ -8,11 +8,11 @@ use super::port::{self, SimWire};
 use super::rng::Rng;
 use crate::config::SHARD_BITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
-use crate::mem::{Access, Sge, sge};
+use crate::mem::{Access, MwType, Sge, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
-use crate::proto::state::{EINVAL, Gates, ModifyError, rule};
+use crate::proto::state::{EINVAL, Gates, ModifyError, QP_ACCESS_FLAGS, rule};
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, put_sges, recv_stride, send_stride};
 use crate::shard::counters::{Counter, CounterSnapshot};
@@ -148,9 +148,9 @@ pub struct SendWr {
     pub imm: [u8; 4],
     /// The key that a SEND with invalidate names.
     pub inv: u32,
-    /// Compare operand of a swap, addend of an addition.
+    /// Compare operand of a swap, addend of an addition; first operand of a FLUSH, bind or registration.
     pub compare_add: u64,
-    /// Swap operand.
+    /// Swap operand; second operand of a FLUSH, bind or registration.
     pub swap: u64,
 }
 
@@ -342,6 +342,32 @@ impl Node {
         MrId(self.regions.len() - 1)
     }
 
+    /// `len` fresh bytes for fast registration, none of them registered.
+    pub fn alloc_fast(&mut self, len: usize) -> MrId {
+        let mut region = Region::new(len);
+        let random = self.rng.next() as u32;
+        region.key =
+            self.shared.mrs.alloc_fast(PD, region.addr(), len as u64, random).expect("a slot is free");
+        self.regions.push(region);
+        MrId(self.regions.len() - 1)
+    }
+
+    /// `len` fresh bytes, registered as by a REG_MR request.
+    pub fn register_fast(&mut self, len: usize, access: Access) -> MrId {
+        let mr = self.alloc_fast(len);
+        let region = &mut self.regions[mr.0];
+        region.access = access;
+        let registered =
+            self.shared.mrs.fast_register(region.key, PD, region.addr(), region.len() as u64, access);
+        registered.expect("the access flags go together");
+        mr
+    }
+
+    /// A memory window that is not bound: its key.
+    pub fn alloc_window(&mut self, ty: MwType) -> u32 {
+        self.shared.mrs.alloc_window(PD, ty, self.rng.next() as u32).expect("a slot is free")
+    }
+
     /// Deregisters a region; its memory stays readable here.
     pub fn deregister(&mut self, mr: MrId) {
         self.shared.mrs.revoke(self.regions[mr.0].key).expect("the region is registered");
@@ -457,7 +483,7 @@ impl Node {
             rq_psn: c.rq_psn,
             sq_psn: c.sq_psn,
             dest_qp_num: dest.get(),
-            qp_access_flags: c.access.bits() & 0x1f,
+            qp_access_flags: c.access.bits() & QP_ACCESS_FLAGS,
             ah_attr: AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() },
             max_rd_atomic: c.max_rd_atomic,
             max_dest_rd_atomic: c.max_dest_rd_atomic,
@@ -528,6 +554,9 @@ impl Node {
         wqe.num_sge = if wr.inline.is_some() { 0 } else { wr.sges.len() as u8 };
         match wr.opcode {
             WrOpcode::SendWithInv => wqe.arg0 = u64::from(wr.inv),
+            WrOpcode::Flush | WrOpcode::BindMw | WrOpcode::RegMr => {
+                (wqe.arg0, wqe.arg1) = (wr.compare_add, wr.swap);
+            }
             _ if atomic => (wqe.arg0, wqe.arg1) = (wr.compare_add, wr.swap),
             _ => wqe.set_imm(wr.imm),
         }

@@ -21,7 +21,7 @@ impl Requester {
                 return Err(self.failed_idle());
             }
             if self.cur != self.started {
-                if self.entry(self.cur).kind == RequestKind::Stale {
+                if self.entry(self.cur).kind.is_silent() {
                     self.cur = self.cur.wrapping_add(1);
                     continue;
                 }
@@ -34,7 +34,7 @@ impl Requester {
                 return Ok(self.started);
             }
             self.begin(RequestKind::Stale, 0);
-            self.skip_stale();
+            self.skip_silent();
         }
     }
 
@@ -159,7 +159,7 @@ impl Requester {
         if (seq.wrapping_sub(self.head) as i32) > 0 {
             self.head = seq;
         }
-        self.skip_stale();
+        self.skip_silent();
     }
 
     /// SQE: every work request before `seq` is gone. Sequence numbers stay, for the way back to RTS.

@@ -1,0 +1,78 @@
+//! Memory windows: keys that grant part of a region for a while.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::claim::{lock, not_inside_turn};
+use super::error::DeviceError;
+use super::pd::PdCore;
+use crate::mem::{MwType, inc_rkey};
+
+/// A memory window. Dropping it deallocates it.
+#[derive(Debug)]
+pub struct MwCore {
+    pd: Arc<PdCore>,
+    mw_type: MwType,
+    /// As it was given out.
+    key: u32,
+    /// Of type 1: as of the bind posted last.
+    current: Mutex<u32>,
+    live: AtomicBool,
+}
+
+impl MwCore {
+    pub(super) fn new(pd: Arc<PdCore>, mw_type: MwType) -> Result<Self, DeviceError> {
+        let device = pd.device();
+        let key = device.core().shared.mrs.alloc_window(pd.id(), mw_type, device.random.next()?)?;
+        Ok(Self { pd, mw_type, key, current: Mutex::new(key), live: AtomicBool::new(true) })
+    }
+
+    /// The type.
+    pub fn mw_type(&self) -> MwType {
+        self.mw_type
+    }
+    /// The protection domain.
+    pub fn pd(&self) -> &Arc<PdCore> {
+        &self.pd
+    }
+    /// The key: of type 1 that of the last bind, of type 2 the one to derive keys from.
+    pub fn rkey(&self) -> u32 {
+        *lock(&self.current)
+    }
+
+    /// Posts a bind under the next key; the key, if it was posted. Of several threads one binds at a time.
+    ///
+    /// # Errors
+    /// Those of `post`; the key stays.
+    pub fn bind_next<E>(&self, post: impl FnOnce(u32) -> Result<(), E>) -> Result<u32, E> {
+        let mut current = lock(&self.current);
+        let next = inc_rkey(*current);
+        post(next)?;
+        *current = next;
+        Ok(next)
+    }
+
+    /// Deallocates the window, bound or not. On return no shard uses it: its key is revoked, and each shard has passed
+    /// the end of a turn since. A second call does nothing.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`]: the window is as it was.
+    pub fn dealloc(&self) -> Result<(), DeviceError> {
+        not_inside_turn()?;
+        if !self.live.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let core = self.pd.device().core();
+        core.shared.mrs.revoke(self.key)?;
+        core.pass_turn_boundaries()?;
+        core.shared.mrs.reclaim(self.key);
+        Ok(())
+    }
+}
+
+impl Drop for MwCore {
+    fn drop(&mut self) {
+        // Refused only inside a turn, where no handle of a user is dropped; the key then stays.
+        let _ = self.dealloc();
+    }
+}

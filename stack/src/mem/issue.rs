@@ -1,0 +1,172 @@
+//! Which slot and which key are next: what only registration needs to know of the table.
+
+use super::MwType;
+use super::table::{NO_KEY, TAG_BITS};
+use crate::config::MR_MAX;
+use crate::id::PdId;
+use std::collections::VecDeque;
+
+/// Bits of a variable key that belong to its user.
+pub(super) const USER_BITS: u32 = 8;
+const USER_MASK: u32 = (1 << USER_BITS) - 1;
+
+/// What a slot is used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// A memory region.
+    Region,
+    /// A region for fast registration: its memory, which a work request registers all or part of.
+    Fast { addr: u64, len: u64 },
+    /// A memory window.
+    Window(MwType),
+    /// A variable slot whose key was revoked for good and waits for its reclaim.
+    Retired,
+}
+
+/// What only registration needs to know of a slot.
+pub(super) struct Issue {
+    /// Key of the permutation that makes tags of generations.
+    secret: u32,
+    /// Of the next use.
+    generation: u16,
+    /// The key that was given out and not yet reclaimed.
+    key: Option<u32>,
+    pub kind: Kind,
+    pub pd: PdId,
+    /// Of a region: windows that are bound to it.
+    pub windows: u32,
+    /// Of a window: slot of the region that it is bound to.
+    pub region: Option<u16>,
+    /// Of a bound window of type 2: its queue pair.
+    pub qpn: u32,
+}
+
+/// Who gets which slot next.
+#[derive(Default)]
+pub(super) struct Free {
+    /// Slots that were used before and may be used again, longest free first: ordinary ones, variable ones.
+    queues: [VecDeque<u16>; 2],
+    /// One entry for each slot that was ever used. Those beyond have been free for longer than any in `queues`.
+    pub issues: Vec<Issue>,
+    /// Windows that are bound.
+    pub bound: usize,
+}
+
+impl Free {
+    /// The slot that has been free for longest, and its key.
+    pub fn issue(&mut self, random: u32, kind: Kind, pd: PdId) -> Option<(usize, u32)> {
+        let variable = kind != Kind::Region;
+        let index = if self.issues.len() < MR_MAX {
+            // A generation to start from and a secret that does not give it away.
+            let secret = random.wrapping_mul(0x9e37_79b1) ^ random >> 15;
+            let generation = random as u16;
+            self.issues.push(Issue {
+                secret,
+                generation,
+                key: None,
+                kind,
+                pd,
+                windows: 0,
+                region: None,
+                qpn: 0,
+            });
+            self.issues.len() - 1
+        } else {
+            let [own, other] = if variable { [1, 0] } else { [0, 1] };
+            let index = self.queues[own].pop_front();
+            usize::from(index.or_else(|| self.queues[other].pop_front())?)
+        };
+        let issue = &mut self.issues[index];
+        let mut key = NO_KEY;
+        // Twice at most: one tag of slot 0 would make the key zero. Of a variable key every choice of the user's bits
+        // must be good.
+        while key & !(if variable { USER_MASK } else { 0 }) == NO_KEY {
+            let tag = if variable {
+                u16::from(permute_byte(issue.generation as u8, issue.secret)) << USER_BITS
+                    | (random >> 16) as u16 & USER_MASK as u16
+            } else {
+                permute(issue.generation, issue.secret)
+            };
+            key = (index as u32) << TAG_BITS | u32::from(tag);
+            issue.generation = issue.generation.wrapping_add(1);
+        }
+        issue.key = Some(key);
+        (issue.kind, issue.pd) = (kind, pd);
+        Some((index, key))
+    }
+
+    /// The use of a slot that this key belongs to; of a variable key the user's bits may be any.
+    pub fn issued(&mut self, key: u32) -> Option<&mut Issue> {
+        let issue = self.issues.get_mut((key >> TAG_BITS) as usize)?;
+        let foreign = match issue.kind {
+            Kind::Retired => return None,
+            Kind::Region => 0,
+            _ => USER_MASK,
+        };
+        (issue.key? | foreign == key | foreign).then_some(issue)
+    }
+
+    /// Counts a window as bound to a region, for a queue pair (0: for all of them).
+    pub fn bind(&mut self, window: usize, region: u16, qpn: u32) {
+        self.unbind(window);
+        (self.issues[window].region, self.issues[window].qpn) = (Some(region), qpn);
+        self.issues[usize::from(region)].windows += 1;
+        self.bound += 1;
+    }
+
+    /// Counts a window as not bound, if it was.
+    pub fn unbind(&mut self, window: usize) {
+        if let Some(region) = self.issues[window].region.take() {
+            self.issues[usize::from(region)].windows -= 1;
+            self.bound -= 1;
+        }
+    }
+
+    /// Whether the key was out.
+    pub fn put_back(&mut self, key: u32) -> bool {
+        let index = key >> TAG_BITS;
+        match self.issues.get_mut(index as usize) {
+            Some(issue) if issue.key == Some(key) => {
+                issue.key = None;
+                let queue = usize::from(issue.kind != Kind::Region);
+                self.queues[queue].push_back(index as u16);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A permutation of the 16-bit numbers chosen by `secret`: a Feistel network over two bytes.
+pub(super) fn permute(x: u16, secret: u32) -> u16 {
+    let [mut left, mut right] = x.to_be_bytes();
+    for round in 0..6u32 {
+        let mixed = (secret.rotate_left(round * 5) ^ right as u32 ^ round << 8).wrapping_mul(0x85eb_ca6b);
+        let mixed = (mixed ^ mixed >> 15).wrapping_mul(0xc2b2_ae35);
+        (left, right) = (right, left ^ (mixed >> 24) as u8);
+    }
+    u16::from_be_bytes([left, right])
+}
+
+/// A permutation of the 8-bit numbers chosen by `secret`: odd multiplications, shifts and additions, each of them one.
+fn permute_byte(x: u8, secret: u32) -> u8 {
+    let [a, b, c, d] = secret.to_be_bytes();
+    let x = x.wrapping_mul(a | 1) ^ b;
+    let x = (x ^ x >> 4).wrapping_mul(c | 1).wrapping_add(d);
+    x ^ x >> 3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// The upper byte of a variable tag repeats only after 256 uses.
+    #[test]
+    fn bytes_are_permuted() {
+        for secret in [0, 1, 0xdead_beef, 0x1234_5678, u32::MAX] {
+            let bytes: HashSet<u8> = (0..=u8::MAX).map(|x| permute_byte(x, secret)).collect();
+            assert_eq!(bytes.len(), 256, "{secret:#x}");
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Keys whose low 8 bits belong to the user: memory windows and fast-registration regions (IBA 10.6.7, 11.2.8).
+//!
+//! They are allocated once by a control call, and then come alive and die in work requests, as often as the user
+//! likes: [`MrTable::bind`] and [`MrTable::fast_register`] give them a range of memory, [`MrTable::invalidate`] takes
+//! it away. Each of them is one step under the table's lock, without a turn boundary; why a lookup is right all the
+//! same stands in the [table](super::table)'s documentation.
+
+use super::Access;
+use super::issue::{Kind, USER_BITS};
+use super::table::{Grant, KeyFault, MemError, MrTable, NO_KEY, TAG_BITS, VARIABLE, WINDOW, region};
+use crate::id::{PdId, Qpn};
+
+/// The types of memory window (`enum ibv_mw_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+#[doc(alias = "ibv_mw_type")]
+pub enum MwType {
+    /// Bound by [`ibv_bind_mw(3)`](https://man7.org/linux/man-pages/man3/ibv_bind_mw.3.html), which chooses the key;
+    /// usable through every queue pair of the protection domain; ends by binding it anew.
+    One = 1,
+    /// Bound by a work request with a key that the user chooses; usable through the queue pair that bound it alone
+    /// (type 2B); ends by invalidation.
+    Two = 2,
+}
+
+/// The same key with the next variant byte (`ibv_inc_rkey(3)`): the low 8 bits count up and wrap.
+#[doc(alias = "ibv_inc_rkey")]
+pub const fn inc_rkey(rkey: u32) -> u32 {
+    const MASK: u32 = (1 << USER_BITS) - 1;
+    rkey & !MASK | rkey.wrapping_add(1) & MASK
+}
+
+/// The rights that a window can grant.
+const WINDOW_ACCESS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::ZERO_BASED)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::RELAXED_ORDERING);
+
+/// A bind request.
+#[derive(Clone, Copy, Debug)]
+pub struct Bind {
+    /// The window's key from now on; its low 8 bits are free to choose.
+    pub window: u32,
+    /// The queue pair that carries the request out.
+    pub qpn: Qpn,
+    /// Its protection domain.
+    pub pd: PdId,
+    /// Key of the region.
+    pub region: u32,
+    /// First byte, as requests name it in the region.
+    pub addr: u64,
+    /// Bytes; 0 unbinds a window of type 1.
+    pub len: u64,
+    /// What the peer may do through the window.
+    pub access: Access,
+}
+
+impl MrTable {
+    /// A memory window that is not bound; returns its key.
+    ///
+    /// # Errors
+    /// [`MemError::Full`].
+    pub fn alloc_window(&self, pd: PdId, ty: MwType, random: u32) -> Result<u32, MemError> {
+        self.free().issue(random, Kind::Window(ty), pd).map(|(_, key)| key).ok_or(MemError::Full)
+    }
+
+    /// A region for fast registration, of `len` bytes at host address `addr`, none of which is registered; returns its
+    /// key.
+    ///
+    /// # Errors
+    /// [`MemError::InvalidRange`], [`MemError::Full`].
+    pub fn alloc_fast(&self, pd: PdId, addr: u64, len: u64, random: u32) -> Result<u32, MemError> {
+        addr.checked_add(len).ok_or(MemError::InvalidRange)?;
+        let issue = self.free().issue(random, Kind::Fast { addr, len }, pd);
+        issue.map(|(_, key)| key).ok_or(MemError::Full)
+    }
+
+    /// REG_MR: the region of `key` is its `len` bytes at host address `addr` from now on, with these rights; with
+    /// [`Access::ZERO_BASED`] requests name bytes by their offset from `addr`.
+    ///
+    /// # Errors
+    /// [`KeyFault::UnknownKey`] where no fast-registration region has this key, whatever its low 8 bits;
+    /// [`KeyFault::WrongPd`]; [`KeyFault::WrongState`] while it is registered; [`KeyFault::NoAccess`] for rights that
+    /// no region can have; [`KeyFault::OutOfRange`] where the bytes are not in its memory.
+    pub fn fast_register(
+        &self,
+        key: u32,
+        pd: PdId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), KeyFault> {
+        let mut free = self.free();
+        let issue = free.issued(key).ok_or(KeyFault::UnknownKey)?;
+        let Kind::Fast { addr: base, len: size } = issue.kind else { return Err(KeyFault::UnknownKey) };
+        if issue.pd != pd {
+            return Err(KeyFault::WrongPd);
+        }
+        let slot = self.slot_at((key >> TAG_BITS) as usize);
+        if slot.key() != NO_KEY {
+            return Err(KeyFault::WrongState);
+        }
+        if access.intersects(Access::UNSUPPORTED) {
+            return Err(KeyFault::NoAccess);
+        }
+        let grant = region(pd, addr, len, access).map_err(|_| KeyFault::NoAccess)?;
+        let offset = addr.wrapping_sub(base);
+        if offset > size || len > size - offset {
+            return Err(KeyFault::OutOfRange);
+        }
+        slot.publish(key, &Grant { access: access.bits() | VARIABLE, ..grant });
+        Ok(())
+    }
+
+    /// Binds a memory window to a range of a region (IBA 10.6.7.1).
+    ///
+    /// # Errors
+    /// [`KeyFault::UnknownKey`] for the window or the region; [`KeyFault::WrongPd`] where they and the queue pair are
+    /// not of one domain; [`KeyFault::WrongState`] where a window of type 2 is bound, or is to be unbound like this,
+    /// where one of type 1 is to be zero-based, or the region is; [`KeyFault::NoAccess`] for a right that a window
+    /// cannot grant, a region without [`Access::MW_BIND`], or one without [`Access::LOCAL_WRITE`] where the peer is to
+    /// write; [`KeyFault::OutOfRange`]. The window is as it was.
+    pub fn bind(&self, bind: &Bind) -> Result<(), KeyFault> {
+        let mut free = self.free();
+        let index = (bind.window >> TAG_BITS) as usize;
+        let issue = free.issued(bind.window).ok_or(KeyFault::UnknownKey)?;
+        let Kind::Window(ty) = issue.kind else { return Err(KeyFault::UnknownKey) };
+        if issue.pd != bind.pd {
+            return Err(KeyFault::WrongPd); // C10-72
+        }
+        let window = self.slot_at(index);
+        let wrong = match ty {
+            MwType::One => bind.access.contains(Access::ZERO_BASED), // o10-36.2.2
+            MwType::Two => window.key() != NO_KEY || bind.len == 0,  // o10-37.2.30, o10-37.2.40
+        };
+        if wrong {
+            return Err(KeyFault::WrongState);
+        }
+        let bound = if bind.len == 0 { None } else { Some(self.bindable(bind)?) };
+        // From here on nothing fails.
+        let Some(grant) = bound else {
+            free.unbind(index);
+            let _ = window.clear(window.key()); // not bound before: nothing to take away
+            return Ok(());
+        };
+        let region = (bind.region >> TAG_BITS) as u16;
+        let qpn = if ty == MwType::Two { bind.qpn.get() } else { 0 };
+        free.bind(index, region, qpn);
+        window.publish(bind.window, &Grant { qpn, ..grant });
+        Ok(())
+    }
+
+    /// What the window grants, if the region allows it. Under the lock.
+    fn bindable(&self, bind: &Bind) -> Result<Grant, KeyFault> {
+        let slot = self.slot(bind.region).filter(|slot| slot.key() == bind.region && bind.region != NO_KEY);
+        let region = slot.ok_or(KeyFault::UnknownKey)?.grant();
+        let rights = Access::from_bits_truncate(region.access);
+        if region.access & WINDOW != 0 {
+            return Err(KeyFault::UnknownKey);
+        }
+        if region.pd != bind.pd {
+            return Err(KeyFault::WrongPd);
+        }
+        if rights.contains(Access::ZERO_BASED) {
+            return Err(KeyFault::WrongState); // C10-75
+        }
+        let writes = bind.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        let needs = if writes { Access::MW_BIND | Access::LOCAL_WRITE } else { Access::MW_BIND };
+        if !WINDOW_ACCESS.contains(bind.access) || !rights.contains(needs) {
+            return Err(KeyFault::NoAccess); // C10-73, C10-74
+        }
+        let offset = bind.addr.wrapping_sub(region.start);
+        if offset > region.len || bind.len > region.len - offset {
+            return Err(KeyFault::OutOfRange); // C10-75
+        }
+        let addr = region.addr + offset;
+        let start = if bind.access.contains(Access::ZERO_BASED) { 0 } else { addr };
+        let access = bind.access.bits() | VARIABLE | WINDOW;
+        Ok(Grant { pd: bind.pd, access, qpn: 0, start, addr, len: bind.len })
+    }
+
+    /// LOCAL_INV, and a peer's SEND with invalidate to queue pair `remote`: takes the key of a fast-registration region
+    /// or a window of type 2 away, until it is registered or bound again.
+    ///
+    /// # Errors
+    /// [`KeyFault::UnknownKey`] where nothing alive has all 32 bits of this key; [`KeyFault::WrongPd`];
+    /// [`KeyFault::WrongQp`] where the peer names a window that is bound to another queue pair;
+    /// [`KeyFault::WrongState`] for an ordinary region, a window of type 1, and a region with windows. The key stays.
+    pub fn invalidate(&self, key: u32, pd: PdId, remote: Option<Qpn>) -> Result<(), KeyFault> {
+        let mut free = self.free();
+        let slot = self.slot(key).filter(|slot| slot.key() == key && key != NO_KEY);
+        let (slot, issue) = slot.zip(free.issued(key)).ok_or(KeyFault::UnknownKey)?;
+        if issue.pd != pd {
+            return Err(KeyFault::WrongPd);
+        }
+        match issue.kind {
+            Kind::Fast { .. } if issue.windows == 0 => {}
+            Kind::Window(MwType::Two) if remote.is_none_or(|qpn| qpn.get() == issue.qpn) => {}
+            Kind::Window(MwType::Two) => return Err(KeyFault::WrongQp),
+            _ => return Err(KeyFault::WrongState),
+        }
+        slot.clear(key).map_err(|_| KeyFault::UnknownKey)?;
+        free.unbind((key >> TAG_BITS) as usize);
+        Ok(())
+    }
+
+    /// A queue pair is destroyed: the windows of type 2 that it bound are unbound, because its number will be given
+    /// out again.
+    pub fn forget_qp(&self, qpn: Qpn) {
+        let mut free = self.free();
+        if free.bound > 0 {
+            self.unbind_all(&mut free, |issue| issue.qpn == qpn.get());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const PD: PdId = PdId(7);
+    const QP: Qpn = Qpn::new(0x1234);
+    const ALL: Access = Access::LOCAL_WRITE
+        .union(Access::REMOTE_WRITE)
+        .union(Access::REMOTE_READ)
+        .union(Access::REMOTE_ATOMIC)
+        .union(Access::MW_BIND);
+
+    fn bind(window: u32, region: u32, addr: u64, len: u64) -> Bind {
+        Bind { window, qpn: QP, pd: PD, region, addr, len, access: Access::REMOTE_WRITE }
+    }
+
+    fn remote(t: &MrTable, key: u32, va: u64, len: u64) -> Result<u64, KeyFault> {
+        t.check_remote(key, PD, QP, Access::REMOTE_WRITE, va, len)
+    }
+
+    #[test]
+    fn variants_count_up_and_wrap() {
+        assert_eq!(inc_rkey(0x1234_5600), 0x1234_5601);
+        assert_eq!(inc_rkey(0x1234_56ff), 0x1234_5600);
+        assert_eq!(inc_rkey(u32::MAX), 0xffff_ff00);
+    }
+
+    /// Each of the user's 256 choices is a key, and no other choice is while it is bound.
+    #[test]
+    fn every_variant_is_compared_in_full() {
+        let t = MrTable::new();
+        let region = t.register(PD, 0x1000, 0x1000, ALL, 1).unwrap();
+        let mut key = t.alloc_window(PD, MwType::Two, 0).unwrap();
+        for _ in 0..256 {
+            key = inc_rkey(key);
+            t.bind(&bind(key, region, 0x1000, 64)).unwrap();
+            assert_eq!(remote(&t, key, 0x1000, 64), Ok(0x1000));
+            for bit in 0..32 {
+                let other = key ^ 1 << bit;
+                assert!(other == region || remote(&t, other, 0x1000, 64).is_err(), "{key:#x} {other:#x}");
+                assert_ne!(t.invalidate(other, PD, None), Ok(()));
+            }
+            t.invalidate(key, PD, Some(QP)).unwrap();
+            assert_eq!(remote(&t, key, 0x1000, 64), Err(KeyFault::UnknownKey));
+            assert_eq!(t.invalidate(key, PD, None), Err(KeyFault::UnknownKey));
+        }
+    }
+
+    /// Faults come in the order of the checks, and none of them changes anything.
+    #[test]
+    fn a_window_grants_what_it_says() {
+        let t = MrTable::new();
+        let region = t.register(PD, 0x1000, 0x1000, ALL, 1).unwrap();
+        let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
+        t.bind(&bind(key, region, 0x1800, 64)).unwrap();
+        let check = |pd, qpn, need, va| t.check_remote(key, pd, qpn, need, va, 8);
+        let (write, read, other) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Qpn::new(9));
+        assert_eq!(check(PD, QP, write, 0x1838), Ok(0x1838));
+        assert_eq!(check(PdId(8), other, read, 0), Err(KeyFault::WrongPd));
+        assert_eq!(check(PD, other, read, 0), Err(KeyFault::WrongQp));
+        assert_eq!(check(PD, QP, read, 0), Err(KeyFault::NoAccess));
+        assert_eq!(check(PD, QP, write, 0x1839), Err(KeyFault::OutOfRange));
+        assert_eq!(check(PD, QP, write, 0x17ff), Err(KeyFault::OutOfRange));
+        assert_eq!(t.check(key, PD, Access::empty(), 0x1800, 1), Err(KeyFault::UnknownKey), "locally");
+        assert_eq!(t.check_whole(key, PD, QP, write), Ok(()));
+        assert_eq!(t.check_whole(key, PD, QP, read), Err(KeyFault::NoAccess));
+        // Bound already; and the same with another domain, which comes first.
+        let again = bind(inc_rkey(key), region, 0x1000, 64);
+        assert_eq!(t.bind(&Bind { pd: PdId(8), ..again }), Err(KeyFault::WrongPd));
+        assert_eq!(t.bind(&again), Err(KeyFault::WrongState));
+        assert_eq!(t.invalidate(key, PD, Some(other)), Err(KeyFault::WrongQp));
+        assert_eq!(t.invalidate(region, PD, None), Err(KeyFault::WrongState));
+        assert_eq!(remote(&t, key, 0x1800, 64), Ok(0x1800));
+    }
+
+    /// The count of windows is exact over every way in which one ends.
+    #[test]
+    fn a_region_stays_as_long_as_its_windows() {
+        let t = MrTable::new();
+        let (a, b) = (t.register(PD, 0, 64, ALL, 1).unwrap(), t.register(PD, 64, 64, ALL, 2).unwrap());
+        let (one, two) =
+            (t.alloc_window(PD, MwType::One, 3).unwrap(), t.alloc_window(PD, MwType::Two, 4).unwrap());
+        t.bind(&bind(one, a, 0, 8)).unwrap();
+        t.bind(&bind(two, a, 0, 8)).unwrap();
+        assert_eq!(t.revoke(a), Err(MemError::Bound(2)));
+        t.bind(&bind(inc_rkey(one), b, 64, 8)).unwrap();
+        assert_eq!((t.revoke(a), t.revoke(b)), (Err(MemError::Bound(1)), Err(MemError::Bound(1))));
+        t.invalidate(two, PD, None).unwrap();
+        t.revoke(a).unwrap();
+        t.bind(&bind(one, b, 0, 0)).unwrap();
+        t.bind(&bind(two, b, 64, 8)).unwrap();
+        t.forget_qp(Qpn::new(77));
+        assert_eq!(t.revoke(b), Err(MemError::Bound(1)));
+        t.forget_qp(QP);
+        t.bind(&bind(two, b, 64, 8)).unwrap();
+        t.revoke(two).unwrap();
+        assert_eq!(t.revoke(two), Err(MemError::UnknownKey));
+        assert_eq!(t.bind(&bind(two, b, 64, 8)), Err(KeyFault::UnknownKey), "it is gone");
+        t.bind(&bind(one, b, 64, 8)).unwrap();
+        t.revoke_with_windows(b).unwrap();
+        assert_eq!(remote(&t, one, 64, 8), Err(KeyFault::UnknownKey));
+        assert_eq!(t.free().bound, 0);
+        for key in [a, b, two] {
+            t.reclaim(key);
+        }
+        t.revoke(one).unwrap();
+        t.reclaim(one);
+    }
+
+    /// The part of a variable key that is not the user's comes back only after its slot was used 256 times.
+    #[test]
+    fn stale_variable_keys_never_match_until_the_generation_wraps() {
+        let t = MrTable::new();
+        let fill = crate::config::MR_MAX - 1;
+        for i in 0..fill {
+            t.register(PD, 0, 0, Access::empty(), i as u32).unwrap();
+        }
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..256 {
+            let key = t.alloc_fast(PD, 0x1000, 64, 0x9e37_79b9).unwrap();
+            assert!(seen.insert(key >> USER_BITS), "a key came back");
+            t.fast_register(key, PD, 0x1000, 64, ALL).unwrap();
+            t.revoke(key).unwrap();
+            t.reclaim(key);
+        }
+        let key = t.alloc_window(PD, MwType::One, 1).unwrap();
+        assert!(!seen.insert(key >> USER_BITS), "the generation wrapped");
+    }
+
+    /// A thread binds one window to one range after another under the same key; others look it up. Every range has its
+    /// own address and length, and all of them hold the byte that is asked for: a mixture of two would show.
+    #[test]
+    fn lookups_race_rebinding() {
+        let t = MrTable::new();
+        let region = t.register(PD, 0x10_0000, 0x10_0000, ALL, 1).unwrap();
+        let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
+        let stop = AtomicBool::new(false);
+        let zero_based = |n: u64| Bind {
+            access: Access::REMOTE_WRITE | Access::ZERO_BASED,
+            ..bind(key, region, 0x10_0000 + n, n + 1)
+        };
+        std::thread::scope(|scope| {
+            let reader = || {
+                let (mut hits, mut misses) = (0u64, 0u64);
+                while !stop.load(Ordering::Relaxed) {
+                    for n in 0..64u64 {
+                        // The window of `n` bytes more than one starts at `n`: byte `n` of it is at twice that, or more.
+                        match t.check_remote(key, PD, QP, Access::REMOTE_WRITE, n, 1) {
+                            Ok(addr) => {
+                                let start = addr - n - 0x10_0000;
+                                assert!(start >= n, "byte {n} of the window at {start}, which has fewer");
+                                hits += 1;
+                            }
+                            Err(KeyFault::UnknownKey | KeyFault::OutOfRange) => misses += 1,
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                }
+                (hits, misses)
+            };
+            let readers = [scope.spawn(reader), scope.spawn(reader)];
+            let start = std::time::Instant::now();
+            let mut n = 0;
+            while start.elapsed().as_millis() < 300 {
+                t.bind(&zero_based(n)).unwrap();
+                n = (n + 37) % 64;
+                if n % 3 == 0 {
+                    std::thread::yield_now();
+                }
+                t.invalidate(key, PD, None).unwrap();
+            }
+            // Whatever the machine's load was: at rest it is found.
+            t.bind(&zero_based(63)).unwrap();
+            assert!(remote(&t, key, 0, 64).is_ok());
+            stop.store(true, Ordering::Relaxed);
+            for reader in readers {
+                let (hits, misses) = reader.join().unwrap();
+                assert!(hits + misses > 0);
+            }
+        });
+    }
+}

@@ -1,0 +1,98 @@
+//! Memory windows.
+
+use core::ops::Range;
+use std::sync::Arc;
+
+use stack::device::{Access, MwCore, MwType, PdCore, SendFlags};
+
+use crate::error::VerbsError;
+use crate::mr::Mr;
+
+/// A memory window (`struct ibv_mw`): a key that grants part of a memory region for a while, given and taken away
+/// without a control call. Dropping it deallocates it.
+#[derive(Debug)]
+#[doc(alias = "ibv_mw")]
+pub struct Mw {
+    core: MwCore,
+}
+
+/// What a window is bound to (`struct ibv_mw_bind_info`).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_mw_bind_info")]
+pub struct MwBindInfo<'a> {
+    /// The region, registered with [`Access::MW_BIND`] and not zero-based; of the window's protection domain. None
+    /// unbinds a window of type 1.
+    pub mr: Option<&'a Mr>,
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Bytes; 0 unbinds a window of type 1.
+    pub length: u64,
+    /// What the peer may do: remote rights, and [`Access::ZERO_BASED`] for a window of type 2. Writes and atomics need
+    /// a region with [`Access::LOCAL_WRITE`].
+    pub access: Access,
+}
+
+impl<'a> MwBindInfo<'a> {
+    /// A range of a region.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`].
+    pub fn new(mr: &'a Mr, range: Range<usize>, access: Access) -> Result<Self, VerbsError> {
+        mr.contains(&range)?;
+        let (addr, length) = (mr.addr() + range.start as u64, (range.end - range.start) as u64);
+        Ok(Self { mr: Some(mr), addr, length, access })
+    }
+    /// Nothing: a window of type 1 grants nothing any more.
+    pub const fn unbind() -> Self {
+        Self { mr: None, addr: 0, length: 0, access: Access::empty() }
+    }
+}
+
+/// A request to bind a window of type 1 (`struct ibv_mw_bind`).
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_mw_bind")]
+pub struct MwBind<'a> {
+    /// The caller's tag, which comes back in the completion.
+    pub wr_id: u64,
+    /// Signalled, fenced.
+    pub send_flags: SendFlags,
+    /// What to bind it to.
+    pub bind_info: MwBindInfo<'a>,
+}
+
+impl Mw {
+    pub(crate) fn alloc(pd: &Arc<PdCore>, mw_type: MwType) -> Result<Self, VerbsError> {
+        Ok(Self { core: pd.alloc_mw(mw_type)? })
+    }
+    pub(crate) fn core(&self) -> &MwCore {
+        &self.core
+    }
+    pub(crate) fn pd_core(&self) -> &Arc<PdCore> {
+        self.core.pd()
+    }
+    /// The type.
+    pub fn mw_type(&self) -> MwType {
+        self.core.mw_type()
+    }
+    /// The key: of type 1 that of the last bind; of type 2 the one from which [`inc_rkey`](crate::inc_rkey) makes the
+    /// keys to bind it with.
+    pub fn rkey(&self) -> u32 {
+        self.core.rkey()
+    }
+    /// Deallocates the window, bound or not. On return it grants nothing any more.
+    ///
+    /// # Errors
+    /// `EDEADLK` from inside a turn; it comes back with the error.
+    #[doc(alias = "ibv_dealloc_mw")]
+    pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
+        match self.core.dealloc() {
+            Ok(()) => Ok(()),
+            Err(e) => Err((e.into(), self)),
+        }
+    }
+}
+
+/// Whether two keys differ in their low 8 bits at most.
+pub(crate) fn own_key(given: u32, own: u32) -> Result<(), VerbsError> {
+    if given >> 8 == own >> 8 { Ok(()) } else { Err(VerbsError::ForeignKey { given, own }) }
+}

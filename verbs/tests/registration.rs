@@ -1,0 +1,223 @@
+//! Registration beyond `reg_mr`: by work requests, again, and with the rights that are hints.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Pair, all_rights, embedded, nothing};
+use verbs::error::errno::{EINVAL, EOPNOTSUPP};
+use verbs::{
+    Access, Context, DeviceCap, DeviceConfig, Drive, Mr, QpState, RecvWr, Rereg, SendWr, VerbsError,
+    WcOpcode, WcStatus,
+};
+
+fn write(p: &Pair, addr: u64, key: u32) -> WcStatus {
+    p.a.post_send(&[SendWr::write(99, &[], addr, key).inline(b"new data").signaled()]).unwrap();
+    p.done_a(1)[0].status
+}
+
+fn register(p: &Pair, mr: &Mr, access: Access) {
+    p.b.post_send(&[SendWr::reg_mr(1, mr, 0..mr.len(), access).unwrap().signaled()]).unwrap();
+    assert_eq!(p.done_b(1)[0].status, WcStatus::Success);
+}
+
+#[track_caller]
+fn refused<T: core::fmt::Debug>(result: Result<T, VerbsError>, errno: i32, word: &str) {
+    let error = result.unwrap_err();
+    assert_eq!(error.errno(), errno, "{error}");
+    assert!(error.to_string().contains(word), "{error}");
+}
+
+#[test]
+fn r60_fast_registration() {
+    // How the key dies, or what of the memory it never named.
+    for case in 0..4 {
+        let p = Pair::new(embedded());
+        let mr = p.pd.alloc_mr(4096).unwrap();
+        let key = mr.update_fast_reg_key(0x5a).unwrap();
+        assert_eq!((key & 0xff, mr.rkey(), mr.lkey()), (0x5a, key, key));
+        let wr = SendWr::reg_mr(7, &mr, 64..128, all_rights()).unwrap().signaled();
+        p.b.post_send(&[wr]).unwrap();
+        let wc = p.done_b(1)[0];
+        assert_eq!(
+            (wc.opcode, wc.wr_id, wc.status, wc.qp_num),
+            (WcOpcode::RegMr, 7, WcStatus::Success, p.b.qp_num())
+        );
+        let addr = mr.addr() + 64;
+        assert_eq!(write(&p, addr, key), WcStatus::Success);
+        assert_eq!(mr.to_vec(64..72).unwrap(), b"new data");
+        let (at, with) = match case {
+            0 => {
+                p.b.post_send(&[SendWr::local_inv(8, key).signaled()]).unwrap();
+                let wc = p.done_b(1)[0];
+                assert_eq!((wc.opcode, wc.wr_id, wc.status), (WcOpcode::LocalInv, 8, WcStatus::Success));
+                (addr, key)
+            }
+            1 => {
+                // Registered anew under the next key: the old one stays dead.
+                let next = mr.update_fast_reg_key(0x5b).unwrap();
+                let again = SendWr::reg_mr(9, &mr, 0..4096, all_rights()).unwrap();
+                p.b.post_send(&[SendWr::local_inv(8, key), again.signaled()]).unwrap();
+                assert!(p.done_b(1)[0].is_ok());
+                assert_eq!(write(&p, mr.addr(), next), WcStatus::Success);
+                (addr, key)
+            }
+            2 => (addr + 57, key),
+            _ => {
+                p.b.post_recv(&[RecvWr::new(3, &[])]).unwrap();
+                p.a.post_send(&[SendWr::send_with_inv(4, &[], key)]).unwrap();
+                assert_eq!(p.done_b(1)[0].invalidated_rkey(), Some(key));
+                (addr, key)
+            }
+        };
+        assert_eq!(write(&p, at, with), WcStatus::RemAccessErr, "case {case}");
+    }
+}
+
+// A registered range serves our own requests too.
+#[test]
+fn fast_registration_for_local_use() {
+    let p = Pair::new(embedded());
+    let mr = p.pd.alloc_mr(64).unwrap();
+    mr.write(0, b"gathered").unwrap();
+    p.a.post_send(&[
+        SendWr::reg_mr(1, &mr, 0..64, Access::LOCAL_WRITE).unwrap(),
+        SendWr::write(2, &[mr.sge(0..8).unwrap()], p.mr.addr(), p.mr.rkey()).signaled(),
+        SendWr::read(3, &[mr.sge(8..16).unwrap()], p.mr.addr(), p.mr.rkey()).signaled(),
+    ])
+    .unwrap();
+    assert!(p.done_a(2).iter().all(|wc| wc.is_ok()));
+    assert_eq!(mr.to_vec(0..16).unwrap(), b"gatheredgathered");
+}
+
+#[test]
+fn local_operations_with_bad_keys_end_the_queue_pair() {
+    for case in 0..3 {
+        let p = Pair::new(embedded());
+        let mr = p.pd.alloc_mr(64).unwrap();
+        register(&p, &mr, Access::empty());
+        let wr = match case {
+            0 => SendWr::local_inv(5, p.mr.rkey()), // an ordinary region
+            1 => SendWr::local_inv(5, mr.rkey() ^ 1),
+            _ => SendWr::reg_mr(5, &mr, 0..64, Access::empty()).unwrap(), // it is registered
+        };
+        p.b.post_send(&[wr, SendWr::local_inv(6, mr.rkey())]).unwrap();
+        let done = p.done_b(2);
+        assert_eq!((done[0].wr_id, done[0].status), (5, WcStatus::LocQpOpErr), "case {case}");
+        assert_eq!((done[1].wr_id, done[1].status), (6, WcStatus::WrFlushErr));
+        assert_eq!(p.b.state().unwrap(), QpState::Err);
+    }
+}
+
+#[test]
+fn registrations_that_are_refused_at_once() {
+    let p = Pair::new(embedded());
+    let mr = p.pd.alloc_mr(64).unwrap();
+    refused(SendWr::reg_mr(1, &p.mr, 0..64, Access::empty()), EINVAL, "fast registration");
+    refused(SendWr::reg_mr(1, &mr, 0..65, Access::empty()), EINVAL, "not inside");
+    #[allow(clippy::reversed_empty_ranges, reason = "what the call is to refuse")]
+    let backwards = 8..4;
+    refused(SendWr::reg_mr(1, &mr, backwards, Access::empty()), EINVAL, "not inside");
+    refused(SendWr::reg_mr(1, &mr, 0..64, Access::REMOTE_WRITE), EINVAL, "local write");
+    refused(SendWr::reg_mr(1, &mr, 0..64, Access::UNSUPPORTED), EOPNOTSUPP, "ON_DEMAND");
+    refused(p.mr.update_fast_reg_key(1), EINVAL, "fast registration");
+    let mut mr = mr;
+    refused(mr.rereg(&Rereg::default()), EINVAL, "ordinary memory region");
+    nothing(&p.context, &p.cq_b);
+}
+
+#[test]
+fn rereg_mr_changes_what_is_given() {
+    let mut p = Pair::new(embedded());
+    let mut mr = p.pd.reg_mr(64, Access::LOCAL_WRITE).unwrap();
+    let key = mr.rkey();
+    mr.write(0, b"kept").unwrap();
+    mr.rereg(&Rereg { access: Some(all_rights()), ..Rereg::default() }).unwrap();
+    assert_eq!((mr.rkey(), mr.access(), mr.len()), (key, all_rights(), 64));
+    assert_eq!(mr.to_vec(0..4).unwrap(), b"kept");
+    assert_eq!(write(&p, mr.addr(), key), WcStatus::Success);
+    // Other memory under the same key.
+    mr.rereg(&Rereg { len: Some(8192), ..Rereg::default() }).unwrap();
+    assert_eq!((mr.rkey(), mr.len(), mr.to_vec(0..8).unwrap()), (key, 8192, vec![0; 8]));
+    assert_eq!(write(&p, mr.addr() + 8184, key), WcStatus::Success);
+    // What is refused changes nothing.
+    let other = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
+    let foreign = other.alloc_pd().unwrap();
+    let change = Rereg::default();
+    refused(mr.rereg(&Rereg { pd: Some(&foreign), ..change }), EINVAL, "another device");
+    refused(mr.rereg(&Rereg { access: Some(Access::REMOTE_WRITE), ..change }), EINVAL, "local write");
+    refused(mr.rereg(&Rereg { access: Some(Access::ON_DEMAND), ..change }), EOPNOTSUPP, "ON_DEMAND");
+    let too_long = Rereg { len: Some(usize::MAX / 2), ..change };
+    refused(mr.rereg(&too_long), verbs::error::errno::ENOMEM, "no memory");
+    assert_eq!((mr.len(), mr.access()), (8192, all_rights()));
+    assert_eq!(write(&p, mr.addr(), key), WcStatus::Success);
+    // Another domain: the queue pairs of the first have no business there any more, and it can go.
+    let pd = p.context.alloc_pd().unwrap();
+    mr.rereg(&Rereg { pd: Some(&pd), ..change }).unwrap();
+    assert_eq!(write(&p, mr.addr(), key), WcStatus::RemAccessErr);
+    let (error, back) = pd.dealloc().unwrap_err();
+    assert_eq!(error.errno(), verbs::error::errno::EBUSY);
+    p.pd = back;
+}
+
+// Goal: a region changes its memory from another thread while the shard of its queue pair turns, between requests that
+// find the memory that it has.
+#[test]
+fn rereg_mr_while_shards_turn() {
+    let context = Context::open(DeviceConfig::loopback().drive(Drive::Dedicated { cores: vec![] })).unwrap();
+    let p = Pair::new(context);
+    let write = |addr, key| {
+        p.a.post_send(&[SendWr::write(1, &[], addr, key).inline(b"new data").signaled()]).unwrap();
+        let (start, mut wc) = (std::time::Instant::now(), [verbs::Wc::default()]);
+        while p.cq_a.poll(&mut wc).unwrap() == 0 {
+            assert!(start.elapsed() < common::PATIENCE);
+            std::thread::yield_now();
+        }
+        wc[0].status
+    };
+    let target = std::sync::Mutex::new(p.pd.reg_mr(4096, all_rights()).unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..50 {
+                let change =
+                    Rereg { len: Some(if round % 2 == 0 { 8192 } else { 4096 }), ..Rereg::default() };
+                target.lock().unwrap().rereg(&change).unwrap();
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Release);
+        });
+        let mut wrote = 0;
+        while !stop.load(Ordering::Acquire) || wrote == 0 {
+            let mr = target.lock().unwrap();
+            assert_eq!(write(mr.addr(), mr.rkey()), WcStatus::Success);
+            assert_eq!(mr.to_vec(0..8).unwrap(), b"new data");
+            wrote += 1;
+        }
+    });
+}
+
+#[test]
+fn r57_zero_based_region() {
+    let p = Pair::new(embedded());
+    let mr = p.pd.reg_mr(64, all_rights() | Access::ZERO_BASED).unwrap();
+    assert_eq!(write(&p, 0, mr.rkey()), WcStatus::Success);
+    assert_eq!(mr.to_vec(0..8).unwrap(), b"new data");
+    p.a.post_send(&[SendWr::write(1, &[], 64, mr.rkey()).inline(b"x").signaled()]).unwrap();
+    assert_eq!(p.done_a(1)[0].status, WcStatus::RemAccessErr);
+}
+
+#[test]
+fn hints_are_taken_and_features_are_announced() {
+    let p = Pair::new(embedded());
+    let hints = Access::RELAXED_ORDERING | Access::HUGETLB;
+    let mr = p.pd.reg_mr(64, all_rights() | hints).unwrap();
+    assert!(mr.access().contains(hints));
+    assert_eq!(write(&p, mr.addr(), mr.rkey()), WcStatus::Success);
+    let attr = p.context.query_device();
+    let caps = attr.device_cap_flags;
+    assert!(caps.contains(DeviceCap::MEM_WINDOW | DeviceCap::MEM_WINDOW_TYPE_2B));
+    assert!(caps.contains(DeviceCap::MEM_MGT_EXTENSIONS | DeviceCap::ATOMIC_WRITE | DeviceCap::FLUSH_GLOBAL));
+    assert!(!caps.contains(DeviceCap::FLUSH_PERSISTENT));
+    assert_eq!(attr.max_mw, attr.max_mr);
+}
