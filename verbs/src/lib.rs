@@ -49,6 +49,7 @@ mod context;
 mod cq;
 mod drain;
 pub mod error;
+mod mcast;
 mod mr;
 mod pd;
 mod qp;

@@ -26,6 +26,9 @@ pub struct QpInitAttr<'a> {
     pub sq_sig_all: bool,
     /// The shard that is to own the queue pair; the least loaded one where absent.
     pub shard: Option<usize>,
+    /// It gets no copy of what it sends to a multicast group that it is attached to itself.
+    #[doc(alias = "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB")]
+    pub block_self_mcast_lb: bool,
 }
 
 impl<'a> QpInitAttr<'a> {
@@ -42,7 +45,7 @@ impl<'a> QpInitAttr<'a> {
             max_recv_sge: 4,
             max_inline_data: 208,
         };
-        Self { qp_type, send_cq, recv_cq, cap, sq_sig_all: false, shard: None }
+        Self { qp_type, send_cq, recv_cq, cap, sq_sig_all: false, shard: None, block_self_mcast_lb: false }
     }
     /// With these sizes.
     #[must_use]
@@ -54,6 +57,12 @@ impl<'a> QpInitAttr<'a> {
     #[must_use]
     pub const fn sig_all(mut self) -> Self {
         self.sq_sig_all = true;
+        self
+    }
+    /// Without copies of what it sends to a multicast group that it is attached to itself.
+    #[must_use]
+    pub const fn block_self_mcast_lb(mut self) -> Self {
+        self.block_self_mcast_lb = true;
         self
     }
     /// On this shard.
@@ -82,6 +91,7 @@ impl Qp {
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
             shard: init.shard,
+            block_self_mcast_lb: init.block_self_mcast_lb,
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
         Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq) })
@@ -152,6 +162,7 @@ impl Qp {
             cap: self.cap(),
             sq_sig_all: self.core.sq_sig_all(),
             shard: Some(self.shard()),
+            block_self_mcast_lb: self.core.block_self_mcast_lb(),
         };
         Ok((self.core.query()?, init))
     }
@@ -207,7 +218,7 @@ impl Qp {
     /// Destroys the queue pair. Its requests end without completions.
     ///
     /// # Errors
-    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, `EDEADLK` from inside a turn; it comes back with the
+    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists or it is attached to a multicast group, `EDEADLK` from inside a turn; it comes back with the
     /// error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {

@@ -1,7 +1,10 @@
 //! What the device can do, in the words of `ibv_query_device(3)` and `ibv_query_port(3)`.
 
 use super::Device;
-use crate::config::{CQE_MAX, INLINE_MAX, MESSAGE_MAX, MR_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX};
+use crate::config::{
+    CQE_MAX, INLINE_MAX, MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX, MESSAGE_MAX, MR_MAX, QUEUE_DEPTH_MAX,
+    RD_ATOMIC_MAX, SGE_MAX,
+};
 use crate::id::{Mac, Mtu};
 
 /// With what remote atomics are atomic (`enum ibv_atomic_cap`).
@@ -42,6 +45,12 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u8,
     /// With what remote atomics are atomic.
     pub atomic_cap: AtomicCap,
+    /// Multicast groups that queue pairs of the device can be attached to at a time.
+    pub max_mcast_grp: usize,
+    /// Queue pairs attached to one multicast group.
+    pub max_mcast_qp_attach: usize,
+    /// Queue pairs attached to multicast groups, over all groups.
+    pub max_total_mcast_qp_attach: usize,
     /// Ports: 1.
     pub phys_port_cnt: u8,
     /// Entries of the partition key table: 1, the default key.
@@ -100,6 +109,9 @@ impl Device {
             max_qp_rd_atom: RD_ATOMIC_MAX,
             max_qp_init_rd_atom: RD_ATOMIC_MAX,
             atomic_cap: AtomicCap::Glob,
+            max_mcast_grp: MCAST_GRP_MAX,
+            max_mcast_qp_attach: MCAST_QP_ATTACH_MAX,
+            max_total_mcast_qp_attach: MCAST_GRP_MAX * MCAST_QP_ATTACH_MAX,
             phys_port_cnt: 1,
             max_pkeys: 1,
             shards: self.shards(),

@@ -26,6 +26,7 @@ mod drain;
 mod drive;
 mod error;
 mod limits;
+mod mcast;
 mod mr;
 mod numbers;
 mod pd;
@@ -38,7 +39,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::port::{Port, PortStats};
-use crate::shard::Shard;
+use crate::shard::{McastTable, Shard};
 use crate::sync::doorbell::Doorbells;
 use crate::sync::words::Words;
 
@@ -80,6 +81,8 @@ pub struct Device {
     numbers: Mutex<Numbers>,
     random: Random,
     next_pd: AtomicU32,
+    /// Multicast groups: what every shard has a copy of.
+    mcast: Mutex<Arc<McastTable>>,
 }
 
 impl Device {
@@ -119,6 +122,7 @@ impl Device {
             numbers: Mutex::new(Numbers::new(shards, config.qps_per_shard)),
             random,
             next_pd: AtomicU32::new(1),
+            mcast: Mutex::default(),
         }))
     }
 
@@ -255,6 +259,9 @@ impl Device {
     }
     fn doorbells(&self, shard: usize) -> &Doorbells {
         &self.core.shared.doorbells[shard]
+    }
+    fn mcast(&self) -> &Mutex<Arc<McastTable>> {
+        &self.mcast
     }
     fn numbers(&self) -> std::sync::MutexGuard<'_, Numbers> {
         claim::lock(&self.numbers)

@@ -38,6 +38,8 @@ pub struct QpInit<'a> {
     pub sq_sig_all: bool,
     /// The shard; the least loaded one where absent.
     pub shard: Option<usize>,
+    /// It gets no copy of what it sends to a multicast group that it is attached to.
+    pub block_self_mcast_lb: bool,
 }
 
 /// The posting end of a queue: whoever has it may post.
@@ -85,6 +87,7 @@ pub struct QpCore {
     qpn: Qpn,
     qp_type: QpType,
     sq_sig_all: bool,
+    block_self_mcast_lb: bool,
     cap: QpCap,
     first_psn: Psn,
 }
@@ -161,6 +164,7 @@ impl QpCore {
                 qpn,
                 qp_type: init.qp_type,
                 sq_sig_all: init.sq_sig_all,
+                block_self_mcast_lb: init.block_self_mcast_lb,
                 cap,
                 first_psn,
             }))
@@ -197,6 +201,10 @@ impl QpCore {
     #[inline]
     pub fn sq_sig_all(&self) -> bool {
         self.sq_sig_all
+    }
+    /// Whether it gets no copy of what it sends to a multicast group that it is attached to.
+    pub fn block_self_mcast_lb(&self) -> bool {
+        self.block_self_mcast_lb
     }
     /// The sizes that were granted.
     #[inline]
@@ -302,11 +310,18 @@ impl QpCore {
     /// Destroys the queue pair.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::InsideTurn`]; it comes back with the
+    /// [`DeviceError::Busy`] while something else refers to it or it is attached to a multicast group, [`DeviceError::InsideTurn`]; it comes back with the
     /// error.
     pub fn destroy(qp: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn() {
             return Err((e, qp));
+        }
+        let groups = qp.groups().len();
+        if groups > 0 {
+            return Err((
+                DeviceError::Busy { object: "queue pair attached to multicast groups", users: groups },
+                qp,
+            ));
         }
         Arc::try_unwrap(qp).map(drop).map_err(|qp| {
             let users = Arc::strong_count(&qp) - 1;
@@ -317,6 +332,7 @@ impl QpCore {
 
 impl Drop for QpCore {
     fn drop(&mut self) {
+        self.detach_all();
         let device = self.pd.device();
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
         let destroyed = device.core().control(self.shard, |s, now| {

@@ -10,7 +10,7 @@ use super::copy::Memory;
 use super::counters::{Counter, Counters};
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
-use super::{LaneId, Shared};
+use super::{LaneId, McastTable, Shared};
 use crate::config::{TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
 use crate::net::Resolution;
@@ -59,6 +59,8 @@ pub(super) struct Env {
     pub net_seen: u64,
     /// Queue pairs in RTR or above.
     pub connected: usize,
+    /// Multicast groups with their queue pairs, of the whole device.
+    pub mcast: Arc<McastTable>,
 }
 
 impl Env {
@@ -82,6 +84,7 @@ impl Env {
             ip_id: 0,
             net_seen: 0,
             connected: 0,
+            mcast: Arc::default(),
         }
     }
 

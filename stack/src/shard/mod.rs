@@ -21,6 +21,7 @@ pub mod counters;
 mod drain;
 mod env;
 mod events;
+mod mcast;
 mod poll;
 mod qp;
 mod qp_table;
@@ -31,6 +32,7 @@ pub mod wheel;
 
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
+pub use mcast::{AttachError, McastTable, Member};
 pub use qp::QpSpec;
 pub use shared::{Shared, SharedConfig};
 
@@ -154,6 +156,11 @@ impl Shard {
     /// Removes a lane; no queue pair uses it any more.
     pub fn detach_lane(&mut self, lane: LaneId) {
         self.env.lanes[lane.0 as usize] = None;
+    }
+
+    /// The multicast groups of the device from now on.
+    pub fn set_mcast(&mut self, table: Arc<McastTable>) {
+        self.env.mcast = table;
     }
 
     /// Adds a queue pair, in RESET.
