@@ -45,6 +45,9 @@ impl Shard {
         if self.env.backlog() > 0 {
             turn.tx += self.env.flush();
         }
+        if !self.env.leaving.is_empty() {
+            self.settle();
+        }
         if self.env.answers.frames.is_empty() && !self.env.starved {
             self.publish();
         }
@@ -96,12 +99,14 @@ impl Shard {
         if self.env.shared.inboxes[self.env.id].is_empty() {
             return n;
         }
+        self.env.from_inside = true;
         while n < RX_BURST {
             let Some(mut frame) = self.env.shared.inboxes[self.env.id].pop() else { break };
             // Whoever put it here looked at the queue pair number: it is ours.
             let _ = self.env.receive(&mut self.qps, &mut frame);
             n += 1;
         }
+        self.env.from_inside = false;
         n
     }
 
@@ -139,7 +144,12 @@ impl Shard {
     /// Looks every connected queue pair's next hop up again: the neighbour table changed, which is rare.
     #[cold]
     fn resolve_all(&mut self) {
+        self.env.paths.clear();
         for qp in self.qps.iter_mut() {
+            if qp.is_datagram() {
+                self.env.mark_ready(qp);
+                continue;
+            }
             if qp.peer.is_zero() || qp.state == QpState::Reset {
                 continue;
             }

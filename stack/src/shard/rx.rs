@@ -8,7 +8,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
 use super::{EventElement, Qps, Shared};
-use crate::id::{QpState, QpType};
+use crate::id::{QpState, QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::fault::Fault;
@@ -35,7 +35,7 @@ impl Env {
             }
         };
         let shard = Shared::shard_of(layout.dqpn);
-        if shard != self.id && shard < self.shared.inboxes.len() {
+        if shard != self.id && shard < self.shared.inboxes.len() && layout.dqpn != Qpn::MULTICAST {
             return Err(shard);
         }
         if let Err(reason) = self.receive_packet(qps, frame, &layout) {
@@ -46,9 +46,11 @@ impl Env {
 
     #[inline]
     fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
-        let qp = qps.find(layout.dqpn).ok_or(Discard::UnknownQpn)?;
+        let Some(qp) = qps.find(layout.dqpn) else {
+            return self.receive_unaddressed(qps, frame, layout);
+        };
         if qp.ty != QpType::Rc || layout.row.transport != Transport::Rc {
-            return Err(Discard::WrongTransport);
+            return self.receive_unreliable(qp, frame, layout);
         }
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
@@ -63,13 +65,7 @@ impl Env {
         if pkt.src != qp.peer {
             return Err(Discard::WrongPeer);
         }
-        if layout.vid() != self.shared.vlan {
-            return Err(Discard::UnknownVlan);
-        }
-        // One partition, the default one, with full membership: limited peers may talk to us.
-        if pkt.pkey & 0x7fff != 0x7fff {
-            return Err(Discard::BadPkey);
-        }
+        self.check_realm(layout, &pkt)?;
         if !qp.comm_est {
             qp.comm_est = true;
             if qp.state == QpState::Rtr {
@@ -77,6 +73,33 @@ impl Env {
             }
         }
         if layout.row.request { self.handle_request(qp, &pkt) } else { self.handle_response(qp, &pkt) }
+    }
+
+    /// VLAN and partition.
+    #[inline]
+    pub(super) fn check_realm(&self, layout: &Layout, pkt: &Packet<'_>) -> Result<(), Discard> {
+        if layout.vid() != self.shared.vlan {
+            return Err(Discard::UnknownVlan);
+        }
+        // One partition, the default one, with full membership: limited peers may talk to us.
+        if pkt.pkey & 0x7fff != 0x7fff {
+            return Err(Discard::BadPkey);
+        }
+        Ok(())
+    }
+
+    /// A packet for a number that no queue pair of this shard has: a group's, or nobody's.
+    #[cold]
+    fn receive_unaddressed(
+        &mut self,
+        qps: &mut Qps,
+        frame: &mut Frame,
+        layout: &Layout,
+    ) -> Result<(), Discard> {
+        if layout.dqpn == Qpn::MULTICAST {
+            return self.receive_multicast(qps, frame, layout);
+        }
+        Err(Discard::UnknownQpn)
     }
 
     /// Frames that are no RoCE packets are the IP host's.
@@ -120,7 +143,7 @@ impl Env {
 
     /// Puts the packet's bytes where the verdict says, then lets the responder move on.
     #[inline]
-    fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
+    pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
         match verdict {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {

@@ -81,6 +81,8 @@ discards! {
     UnknownVlan,
     /// A multicast packet of a group that nobody joined.
     NotOurMulticast,
+    /// A multicast packet of our own that the link sent back; attached queue pairs had their copies when it went out.
+    OwnMulticast,
     /// No queue pair has the destination number, or the number is reserved.
     UnknownQpn,
     /// The opcode's class is not the queue pair's.
@@ -112,6 +114,8 @@ discards! {
     /// A message longer than the datagram receive work request.
     ReceiveTooSmall,
 
+    /// An unreliable message to a peer whose Ethernet address nobody tells; it counts as lost on the way.
+    Unreachable,
     /// Another shard's inbox had no room.
     InboxFull,
     /// The port refused frames for so long that the backlog was dropped.
