@@ -7,6 +7,7 @@
 //! one copy for each other shard that has some into its inbox; so does the shard that sends one. All of this is rare, and
 //! cold.
 
+use super::counters::Counter;
 use super::env::Env;
 use super::{Qps, Shared};
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
@@ -121,7 +122,7 @@ impl Env {
             if ours {
                 return Err(Discard::OwnMulticast);
             }
-            self.copy_to_shards(frame, members, Some(self.id));
+            self.copy_to_shards(frame, members, Some(self.id), Counter::HandedOver);
         }
         let sender = pkt.deth().src_qpn;
         for member in members {
@@ -148,11 +149,11 @@ impl Env {
         let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { return };
         let table = self.mcast.clone();
         let members = table.members(&layout.dst(frame.data()));
-        self.copy_to_shards(frame, members, None);
+        self.copy_to_shards(frame, members, None, Counter::ToSelf);
     }
 
     /// One copy for the inbox of each shard that has queue pairs among `members`, but for `except`.
-    fn copy_to_shards(&mut self, frame: &Frame, members: &[Member], except: Option<usize>) {
+    fn copy_to_shards(&mut self, frame: &Frame, members: &[Member], except: Option<usize>, counter: Counter) {
         let mut shards = members.iter().fold(0u32, |set, m| set | 1 << Shared::shard_of(m.qpn));
         shards &= !except.map_or(0, |shard| 1 << shard);
         while shards != 0 {
@@ -163,6 +164,7 @@ impl Env {
                 continue;
             };
             if copy.fill(frame.data()) {
+                self.count(counter);
                 self.hand_over(shard, copy);
             } else {
                 self.keep_frame(copy); // a buffer of the port holds every frame that the port carries
