@@ -54,6 +54,7 @@ mod cq;
 mod cq_ex;
 mod drain;
 pub mod error;
+mod mcast;
 mod mr;
 mod mw;
 mod pd;

@@ -33,6 +33,9 @@ pub struct QpInitAttr<'a> {
     pub sq_sig_all: bool,
     /// The shard that is to own the queue pair; the least loaded one where absent.
     pub shard: Option<usize>,
+    /// It gets no copy of what it sends to a multicast group that it is attached to itself.
+    #[doc(alias = "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB")]
+    pub block_self_mcast_lb: bool,
 }
 
 impl<'a> QpInitAttr<'a> {
@@ -57,7 +60,16 @@ impl<'a> QpInitAttr<'a> {
             max_recv_sge: 4,
             max_inline_data: 208,
         };
-        Self { qp_type, send_cq, recv_cq, srq: None, cap, sq_sig_all: false, shard: None }
+        Self {
+            qp_type,
+            send_cq,
+            recv_cq,
+            srq: None,
+            cap,
+            sq_sig_all: false,
+            shard: None,
+            block_self_mcast_lb: false,
+        }
     }
     /// With these sizes.
     #[must_use]
@@ -75,6 +87,12 @@ impl<'a> QpInitAttr<'a> {
     #[must_use]
     pub const fn sig_all(mut self) -> Self {
         self.sq_sig_all = true;
+        self
+    }
+    /// Without copies of what it sends to a multicast group that it is attached to itself.
+    #[must_use]
+    pub const fn block_self_mcast_lb(mut self) -> Self {
+        self.block_self_mcast_lb = true;
         self
     }
     /// On this shard.
@@ -105,6 +123,7 @@ impl Qp {
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
             shard: init.shard,
+            block_self_mcast_lb: init.block_self_mcast_lb,
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
         let srq = init.srq.map(Srq::again);
@@ -182,6 +201,7 @@ impl Qp {
             cap: self.cap(),
             sq_sig_all: self.core.sq_sig_all(),
             shard: Some(self.shard()),
+            block_self_mcast_lb: self.core.block_self_mcast_lb(),
         };
         Ok((self.core.query()?, init))
     }
@@ -259,8 +279,8 @@ impl Qp {
     /// are gone with it. Never waits.
     ///
     /// # Errors
-    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists or an asynchronous event of it was fetched and not
-    /// acknowledged, `EDEADLK` from inside a turn; it comes back with the error.
+    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, it is attached to a multicast group, or an asynchronous
+    /// event of it was fetched and not acknowledged, `EDEADLK` from inside a turn; it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let Self { core, send_cq, recv_cq, srq } = self;

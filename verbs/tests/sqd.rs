@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use link::{End, Link};
 use verbs::{
-    Access, AttrMask, Counter, DeviceError, Discard, ModifyError, Qp, QpAttr, QpState, RcOptions, RecvWr,
-    SendWr, VerbsError, WcStatus, error::errno,
+    Access, AsyncEvent, AttrMask, Counter, DeviceError, Discard, EventElement, ModifyError, Qp, QpAttr,
+    QpInitAttr, QpState, QpType, RcOptions, RecvWr, SendWr, VerbsError, WcStatus, ah_attr_to, error::errno,
 };
 
 use WcStatus::{RemInvReqErr, RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
@@ -350,4 +350,63 @@ fn s31_new_path() {
     to(b, a);
     link.wait(70 * MS);
     assert_eq!((a.done(), b.done()), (vec![(1, Success)], vec![(2, Success)]));
+}
+
+// Nobody acknowledges: what has started is over when it has left.
+#[test]
+fn s27_s28_uc_in_the_middle_of_a_hundred_packet_write() {
+    let link = Link::with(&RcOptions::default(), |mut init| {
+        init.qp_type = QpType::Uc;
+        init
+    });
+    let (a, b) = (&link.a, &link.b);
+    let data: Vec<u8> = (0..100 * 1024).map(|i: usize| (i / 5) as u8).collect();
+    a.mr.write(0, &data).unwrap();
+    let list = [a.mr.sge(0..data.len()).unwrap()];
+    let write = SendWr::write(1, &list, b.mr.addr(), b.mr.rkey()).signaled();
+    b.qp.post_recv(&[RecvWr::new(9, &[])]).unwrap();
+    a.qp.post_send(&[write, SendWr::send(2, &[]).signaled()]).unwrap();
+    link.turn();
+    let out = a.count(Counter::RequestsSent);
+    assert!((1..100).contains(&out), "{out} packets");
+    a.to_sqd();
+    assert!(a.is_draining());
+    draining(change(&a.qp, QpAttr::default(), AttrMask::empty()));
+    link.turns(30);
+    assert_eq!((a.is_draining(), a.drained_events(), a.done()), (false, 1, vec![(1, Success)]));
+    assert!(b.mr.to_vec(0..data.len()).unwrap() == data);
+    assert_eq!((a.count(Counter::RequestsSent), b.done()), (100, vec![]));
+    a.to(QpState::Rts);
+    link.turns(10);
+    assert_eq!((a.done(), b.done()), (vec![(2, Success)], vec![(9, Success)]));
+}
+
+#[test]
+fn s26_s28_s30_ud() {
+    let context = common::embedded();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
+    let mr = pd.reg_mr(64, common::all_rights()).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::ud(&cq, &cq)).unwrap();
+    qp.activate_ud(0x11).unwrap();
+    let ah = pd.create_ah(&ah_attr_to(context.query_gid(1, 1).unwrap(), 1)).unwrap();
+    let post = |id| qp.post_send(&[SendWr::send(id, &[]).signaled().to(&ah, qp.qp_num(), 0x11)]).unwrap();
+    post(1);
+    let attr = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
+    qp.modify(&attr, AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
+    // Nothing had started.
+    assert!(!qp.query().unwrap().0.sq_draining);
+    let event = context.try_get_async_event().unwrap();
+    assert_eq!((event.event, event.element), (AsyncEvent::SqDrained, EventElement::Qp(qp.qp_num())));
+    post(2);
+    qp.post_recv(&[RecvWr::new(3, &[mr.sge(0..64).unwrap()])]).unwrap();
+    common::nothing(&context, &cq);
+    change(&qp, QpAttr { qkey: 0x22, ..QpAttr::default() }, AttrMask::QKEY).unwrap();
+    change(&qp, QpAttr { qkey: 0x11, ..QpAttr::default() }, AttrMask::QKEY).unwrap();
+    qp.modify(&QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, AttrMask::STATE).unwrap();
+    let done = common::take(&context, &cq, 3);
+    let sends: Vec<u64> = done.iter().map(|wc| wc.wr_id).filter(|id| *id < 3).collect();
+    assert_eq!(sends, [1, 2], "in order");
+    assert!(done.iter().all(|wc| wc.status == Success), "{done:?}");
+    assert!(context.try_get_async_event().is_none());
+    qp.drain_qp(common::PATIENCE).unwrap();
 }

@@ -1,10 +1,10 @@
 //! Why the device says no.
 
-use crate::id::Gid;
+use crate::id::{Gid, QpType};
 use crate::mem::MemError;
 use crate::net::NetConfigError;
 use crate::port::PortError;
-use crate::proto::state::ModifyError;
+use crate::proto::state::{ModifyError, type_name};
 
 /// Why a device could not be opened: one sentence that says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -163,6 +163,24 @@ pub enum DeviceError {
     Foreign {
         /// The object.
         what: &'static str,
+    },
+    /// A queue pair that takes no multicast.
+    #[error("the queue pair is of type {}; only UD queue pairs are attached to multicast groups", type_name(*.qp_type))]
+    McastQp {
+        /// Its type.
+        qp_type: QpType,
+    },
+    /// An address that is no group's.
+    #[error("{gid} is no multicast GID; IPv4 groups are ::ffff:224.0.0.0/4, IPv6 groups ff00::/8")]
+    McastGid {
+        /// The address.
+        gid: Gid,
+    },
+    /// The queue pair is not attached to the group.
+    #[error("the queue pair is not attached to the multicast group {group}")]
+    NotAttached {
+        /// The group.
+        group: Gid,
     },
     /// What was waited for did not come in time.
     #[error(

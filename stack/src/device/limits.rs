@@ -2,7 +2,8 @@
 
 use super::Device;
 use crate::config::{
-    CQE_MAX, INLINE_MAX, MESSAGE_MAX, MR_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX, SRQ_MAX,
+    CQE_MAX, INLINE_MAX, MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX, MESSAGE_MAX, MR_MAX, QUEUE_DEPTH_MAX,
+    RD_ATOMIC_MAX, SGE_MAX, SRQ_MAX,
 };
 use crate::id::{Mac, Mtu};
 
@@ -74,6 +75,12 @@ pub struct DeviceAttr {
     pub max_qp_init_rd_atom: u8,
     /// With what remote atomics are atomic.
     pub atomic_cap: AtomicCap,
+    /// Multicast groups that queue pairs of the device can be attached to at a time.
+    pub max_mcast_grp: usize,
+    /// Queue pairs attached to one multicast group.
+    pub max_mcast_qp_attach: usize,
+    /// Queue pairs attached to multicast groups, over all groups.
+    pub max_total_mcast_qp_attach: usize,
     /// Ports: 1.
     pub phys_port_cnt: u8,
     /// Entries of the partition key table: 1, the default key.
@@ -141,6 +148,9 @@ impl Device {
             max_qp_rd_atom: RD_ATOMIC_MAX,
             max_qp_init_rd_atom: RD_ATOMIC_MAX,
             atomic_cap: AtomicCap::Glob,
+            max_mcast_grp: MCAST_GRP_MAX,
+            max_mcast_qp_attach: MCAST_QP_ATTACH_MAX,
+            max_total_mcast_qp_attach: MCAST_GRP_MAX * MCAST_QP_ATTACH_MAX,
             phys_port_cnt: 1,
             max_pkeys: 1,
             shards: self.shards(),

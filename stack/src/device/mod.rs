@@ -28,6 +28,7 @@ mod drain;
 mod drive;
 mod error;
 mod limits;
+mod mcast;
 mod mr;
 mod mw;
 mod numbers;
@@ -44,7 +45,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use crate::port::{Port, PortStats};
-use crate::shard::Shard;
+use crate::shard::{McastTable, Shard};
 use crate::sync::doorbell::Doorbells;
 use crate::sync::eventfd::EventFd;
 use crate::sync::words::Words;
@@ -98,6 +99,8 @@ pub struct Device {
     /// Shows the counters, where it was asked for.
     stats: Option<StatsSocket>,
     next_cq: AtomicU32,
+    /// Multicast groups: what every shard has a copy of.
+    mcast: Mutex<Arc<McastTable>>,
 }
 
 impl Device {
@@ -141,6 +144,7 @@ impl Device {
             next_pd: AtomicU32::new(1),
             stats,
             next_cq: AtomicU32::new(1),
+            mcast: Mutex::default(),
         }))
     }
 
@@ -367,6 +371,9 @@ impl Device {
     }
     fn doorbells(&self, shard: usize) -> &Doorbells {
         &self.core.shared.doorbells[shard]
+    }
+    fn mcast(&self) -> &Mutex<Arc<McastTable>> {
+        &self.mcast
     }
     fn numbers(&self) -> std::sync::MutexGuard<'_, Numbers> {
         claim::lock(&self.numbers)

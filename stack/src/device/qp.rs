@@ -44,6 +44,8 @@ pub struct QpInit<'a> {
     pub sq_sig_all: bool,
     /// The shard; the least loaded one where absent.
     pub shard: Option<usize>,
+    /// It gets no copy of what it sends to a multicast group that it is attached to.
+    pub block_self_mcast_lb: bool,
 }
 
 /// The posting end of a queue: whoever has it may post.
@@ -93,6 +95,7 @@ pub struct QpCore {
     qpn: Qpn,
     qp_type: QpType,
     sq_sig_all: bool,
+    block_self_mcast_lb: bool,
     cap: QpCap,
     first_psn: Psn,
     counters: Arc<QpCounters>,
@@ -201,6 +204,7 @@ impl QpCore {
                 qpn,
                 qp_type: init.qp_type,
                 sq_sig_all: init.sq_sig_all,
+                block_self_mcast_lb: init.block_self_mcast_lb,
                 cap,
                 first_psn,
                 counters,
@@ -243,6 +247,10 @@ impl QpCore {
     #[inline]
     pub fn sq_sig_all(&self) -> bool {
         self.sq_sig_all
+    }
+    /// Whether it gets no copy of what it sends to a multicast group that it is attached to.
+    pub fn block_self_mcast_lb(&self) -> bool {
+        self.block_self_mcast_lb
     }
     /// The sizes that were granted.
     #[inline]
@@ -365,11 +373,17 @@ impl QpCore {
     /// Destroys the queue pair. Its asynchronous events that nobody fetched are gone with it.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::Unacked`] while an event of it that was
-    /// fetched is not acknowledged, [`DeviceError::InsideTurn`]; it comes back with the error.
+    /// [`DeviceError::Busy`] while something else refers to it or it is attached to a multicast group,
+    /// [`DeviceError::Unacked`] while an event of it that was fetched is not acknowledged, [`DeviceError::InsideTurn`];
+    /// it comes back with the error.
     pub fn destroy(qp: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn() {
             return Err((e, qp));
+        }
+        let groups = qp.groups().len();
+        if groups > 0 {
+            let busy = DeviceError::Busy { object: "queue pair attached to multicast groups", users: groups };
+            return Err((busy, qp));
         }
         let qp = Arc::try_unwrap(qp).map_err(|qp| {
             let users = Arc::strong_count(&qp) - 1;
@@ -400,6 +414,7 @@ impl QpCore {
 
 impl Drop for QpCore {
     fn drop(&mut self) {
+        self.detach_all();
         let device = &self.device;
         device.core().qps.remove(self.qpn);
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.

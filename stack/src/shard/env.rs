@@ -12,7 +12,7 @@ use super::cq::Lane;
 use super::paths::Paths;
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
-use super::{LaneId, Shared};
+use super::{LaneId, McastTable, Shared};
 use crate::config::{SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
 use crate::net::Resolution;
@@ -84,6 +84,10 @@ pub(super) struct Env {
     pub overruns_seen: u32,
     /// Queue pairs in RTR or above.
     pub connected: usize,
+    /// The frame being received comes from a shard of this device: it has seen to the other shards' copies.
+    pub from_inside: bool,
+    /// Multicast groups with their queue pairs, of the whole device.
+    pub mcast: Arc<McastTable>,
 }
 
 impl Env {
@@ -113,6 +117,8 @@ impl Env {
             net_seen: 0,
             overruns_seen: 0,
             connected: 0,
+            from_inside: false,
+            mcast: Arc::default(),
         }
     }
 

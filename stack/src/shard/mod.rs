@@ -23,6 +23,7 @@ mod drain;
 mod env;
 mod events;
 mod local;
+mod mcast;
 mod paths;
 mod poll;
 mod qp;
@@ -37,6 +38,7 @@ pub mod wheel;
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
+pub use mcast::{AttachError, McastTable, Member};
 pub use qp::QpSpec;
 pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
 pub use shared::{Shared, SharedConfig};
@@ -184,6 +186,11 @@ impl Shard {
     /// Removes a lane; no queue pair uses it any more.
     pub fn detach_lane(&mut self, lane: LaneId) {
         self.env.lanes[lane.0 as usize] = None;
+    }
+
+    /// The multicast groups of the device from now on.
+    pub fn set_mcast(&mut self, table: Arc<McastTable>) {
+        self.env.mcast = table;
     }
 
     /// Lets go of the old rings of shared receive queues that were resized.

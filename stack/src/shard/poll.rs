@@ -117,12 +117,14 @@ impl Shard {
         if self.env.shared.inboxes[self.env.id].is_empty() {
             return n;
         }
+        self.env.from_inside = true;
         while n < RX_BURST {
             let Some(mut frame) = self.env.shared.inboxes[self.env.id].pop() else { break };
             // Whoever put it here looked at the queue pair number: it is ours.
             let _ = self.env.receive(&mut self.qps, &mut frame);
             n += 1;
         }
+        self.env.from_inside = false;
         n
     }
 

@@ -8,7 +8,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
 use super::{Qps, Shared};
-use crate::id::{QpState, QpType};
+use crate::id::{QpState, QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::fault::Fault;
@@ -35,7 +35,7 @@ impl Env {
             }
         };
         let shard = Shared::shard_of(layout.dqpn);
-        if shard != self.id && shard < self.shared.inboxes.len() {
+        if shard != self.id && shard < self.shared.inboxes.len() && layout.dqpn != Qpn::MULTICAST {
             return Err(shard);
         }
         if let Err(reason) = self.receive_packet(qps, frame, &layout) {
@@ -98,15 +98,17 @@ impl Env {
         Ok(())
     }
 
-    /// A packet for a number that no queue pair of this shard has. Group datagrams (to [`Qpn::MULTICAST`]) would be
-    /// given to [`Env::receive_datagram`] for each queue pair of the group from here.
+    /// A packet for a number that no queue pair of this shard has: a group's, or nobody's.
     #[cold]
     fn receive_unaddressed(
         &mut self,
-        _qps: &mut Qps,
-        _frame: &mut Frame,
-        _layout: &Layout,
+        qps: &mut Qps,
+        frame: &mut Frame,
+        layout: &Layout,
     ) -> Result<(), Discard> {
+        if layout.dqpn == Qpn::MULTICAST {
+            return self.receive_multicast(qps, frame, layout);
+        }
         Err(Discard::UnknownQpn)
     }
 

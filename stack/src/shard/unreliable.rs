@@ -93,6 +93,9 @@ impl Env {
             self.count(Counter::RequestsSent);
             let dqpn = if qp.is_datagram() { qp.address.remote_qpn } else { qp.attr.dest_qp_num };
             qp.counters.sent(frame.len());
+            if dqpn == Qpn::MULTICAST.get() {
+                self.loop_back(&frame);
+            }
             let route = if path == Path::Inside { Route::Inside } else { Route::Known };
             self.send(route, Shared::shard_of(Qpn::new(dqpn)), frame, false);
         }

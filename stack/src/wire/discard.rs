@@ -81,6 +81,8 @@ discards! {
     UnknownVlan,
     /// A multicast packet of a group that nobody joined.
     NotOurMulticast,
+    /// A multicast packet of our own that the link sent back; attached queue pairs had their copies when it went out.
+    OwnMulticast,
     /// No queue pair has the destination number, or the number is reserved.
     UnknownQpn,
     /// The opcode's class is not the queue pair's.

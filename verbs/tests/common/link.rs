@@ -9,7 +9,7 @@ use std::time::Duration;
 use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst, pair};
 use verbs::{
     Access, AsyncEvent, AttrMask, Clock, Context, Counter, Cq, DeviceConfig, Drive, EventElement, Mr, Pd, Qp,
-    QpAttr, QpInitAttr, QpState, RcOptions, Wc, WcStatus,
+    QpAttr, QpInitAttr, QpState, QpType, RcOptions, Wc, WcStatus,
 };
 
 /// Shut, it keeps everything from arriving; what was sent waits on the link.
@@ -151,8 +151,13 @@ impl Link {
         };
         let (a, b) = (end(Box::new(ValvePort(a, valve.clone())), 1), end(b, 2));
         let options = RcOptions { sgid_index: 1, path_mtu: Some(verbs::Mtu::Mtu1024), ..*options };
-        a.qp.connect_rc(&b.qp.endpoint(1).unwrap(), &options).unwrap();
-        b.qp.connect_rc(&a.qp.endpoint(1).unwrap(), &options).unwrap();
+        for (from, to) in [(&a.qp, &b.qp), (&b.qp, &a.qp)] {
+            let peer = to.endpoint(1).unwrap();
+            match from.qp_type() {
+                QpType::Uc => from.connect_uc(&peer, &options).unwrap(),
+                _ => from.connect_rc(&peer, &options).unwrap(),
+            }
+        }
         let link = Self { a, b, valve, clock };
         // Neighbours find each other.
         link.turns(20);

@@ -1,0 +1,218 @@
+//! Multicast groups of a device: which queue pairs are attached to each.
+//!
+//! Changed by control calls, which hand each shard a new table between two of its turns; so the shards read theirs
+//! without a lock, and after a change no shard uses an older one.
+//!
+//! A group datagram from the link is verified by the shard that received it, which serves its own queue pairs and puts
+//! one copy for each other shard that has some into its inbox; so does the shard that sends one. All of this is rare, and
+//! cold.
+
+use super::counters::Counter;
+use super::env::Env;
+use super::{Qps, Shared};
+use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
+use crate::id::{Gid, Qpn};
+use crate::port::Frame;
+use crate::proto::state::Gates;
+use crate::wire::{Discard, Ingress, Layout, Transport, icrc, locate};
+
+/// A queue pair attached to a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Its number.
+    pub qpn: Qpn,
+    /// It gets no copy of what it sends to the group itself (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub block_self: bool,
+}
+
+/// Why a queue pair cannot be attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AttachError {
+    /// There are [`MCAST_GRP_MAX`] groups.
+    Groups,
+    /// The group has [`MCAST_QP_ATTACH_MAX`] queue pairs.
+    Members,
+}
+
+/// Groups with their queue pairs.
+#[derive(Clone, Default, Debug)]
+pub struct McastTable {
+    groups: Vec<(Gid, Vec<Member>)>, // sorted by address; none is empty
+}
+
+impl McastTable {
+    fn find(&self, group: &Gid) -> Result<usize, usize> {
+        self.groups.binary_search_by(|(g, _)| g.cmp(group))
+    }
+
+    /// The queue pairs attached to a group.
+    pub fn members(&self, group: &Gid) -> &[Member] {
+        self.find(group).map_or(&[], |i| &self.groups[i].1)
+    }
+
+    /// Groups that a queue pair is attached to.
+    pub fn groups_of(&self, qpn: Qpn) -> impl Iterator<Item = Gid> + '_ {
+        let has = move |(_, members): &&(Gid, Vec<Member>)| members.iter().any(|m| m.qpn == qpn);
+        self.groups.iter().filter(has).map(|(group, _)| *group)
+    }
+
+    /// Attaches a queue pair. `Ok(true)`: it is the first of its group; attaching it again changes nothing.
+    ///
+    /// # Errors
+    /// [`AttachError`]; nothing has changed then.
+    pub fn attach(&mut self, group: Gid, member: Member) -> Result<bool, AttachError> {
+        match self.find(&group) {
+            Ok(i) => {
+                let members = &mut self.groups[i].1;
+                if members.iter().any(|m| m.qpn == member.qpn) {
+                    return Ok(false);
+                }
+                if members.len() == MCAST_QP_ATTACH_MAX {
+                    return Err(AttachError::Members);
+                }
+                members.push(member);
+                Ok(false)
+            }
+            Err(_) if self.groups.len() == MCAST_GRP_MAX => Err(AttachError::Groups),
+            Err(i) => {
+                self.groups.insert(i, (group, vec![member]));
+                Ok(true)
+            }
+        }
+    }
+
+    /// Detaches a queue pair. `Some(true)`: it was the last of its group; `None`: it is not attached.
+    pub fn detach(&mut self, group: &Gid, qpn: Qpn) -> Option<bool> {
+        let i = self.find(group).ok()?;
+        let members = &mut self.groups[i].1;
+        let at = members.iter().position(|m| m.qpn == qpn)?;
+        members.remove(at);
+        let last = members.is_empty();
+        if last {
+            self.groups.remove(i);
+        }
+        Some(last)
+    }
+}
+
+impl Env {
+    /// A packet for the queue pairs of a multicast group.
+    #[cold]
+    pub(super) fn receive_multicast(
+        &mut self,
+        qps: &mut Qps,
+        frame: &mut Frame,
+        layout: &Layout,
+    ) -> Result<(), Discard> {
+        let table = self.mcast.clone();
+        let members = table.members(&layout.dst(frame.data()));
+        if members.is_empty() {
+            return Err(Discard::NotOurMulticast);
+        }
+        if layout.row.transport != Transport::Ud {
+            return Err(Discard::WrongTransport);
+        }
+        if !icrc::check(frame.data_mut(), layout) {
+            return Err(Discard::BadIcrc);
+        }
+        let pkt = layout.packet(frame.data());
+        self.check_realm(layout, &pkt)?;
+        let ours = self.shared.gids.contains(&pkt.src);
+        if !self.from_inside {
+            if ours {
+                return Err(Discard::OwnMulticast);
+            }
+            self.copy_to_shards(frame, members, Some(self.id), Counter::HandedOver);
+        }
+        let sender = pkt.deth().src_qpn;
+        for member in members {
+            let blocked = ours && member.block_self && member.qpn == sender;
+            if blocked || Shared::shard_of(member.qpn) != self.id {
+                continue;
+            }
+            // Each by itself: one that drops its copy keeps nobody else from having one.
+            let received = match qps.find(member.qpn) {
+                Some(qp) if qp.gates.has(Gates::RX_REQ) => self.receive_datagram(qp, &pkt, layout.priority()),
+                Some(_) => Err(Discard::BadState),
+                None => Err(Discard::UnknownQpn),
+            };
+            if let Err(reason) = received {
+                self.discard(reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// A datagram of ours is about to leave for a multicast group: attached queue pairs of this device get theirs.
+    #[cold]
+    pub(super) fn loop_back(&mut self, frame: &Frame) {
+        let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { return };
+        let table = self.mcast.clone();
+        let members = table.members(&layout.dst(frame.data()));
+        self.copy_to_shards(frame, members, None, Counter::ToSelf);
+    }
+
+    /// One copy for the inbox of each shard that has queue pairs among `members`, but for `except`.
+    fn copy_to_shards(&mut self, frame: &Frame, members: &[Member], except: Option<usize>, counter: Counter) {
+        let mut shards = members.iter().fold(0u32, |set, m| set | 1 << Shared::shard_of(m.qpn));
+        shards &= !except.map_or(0, |shard| 1 << shard);
+        while shards != 0 {
+            let shard = shards.trailing_zeros() as usize;
+            shards &= shards - 1;
+            let Some(mut copy) = self.take_frame() else {
+                self.discard(Discard::NoBuffer);
+                continue;
+            };
+            if copy.fill(frame.data()) {
+                self.count(counter);
+                self.hand_over(shard, copy);
+            } else {
+                self.keep_frame(copy); // a buffer of the port holds every frame that the port carries
+                self.discard(Discard::NoBuffer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(n: u32) -> Member {
+        Member { qpn: Qpn::new(n), block_self: false }
+    }
+    fn group(n: usize) -> Gid {
+        Gid::v4([239, 0, (n >> 8) as u8, n as u8])
+    }
+
+    #[test]
+    fn attach_and_detach() {
+        let mut table = McastTable::default();
+        assert_eq!(table.attach(group(1), member(7)), Ok(true));
+        assert_eq!(table.attach(group(1), member(7)), Ok(false), "again");
+        assert_eq!(table.attach(group(1), member(8)), Ok(false));
+        assert_eq!(table.attach(group(0), member(8)), Ok(true));
+        assert_eq!(table.members(&group(1)), [member(7), member(8)]);
+        assert_eq!(table.members(&group(2)), []);
+        assert_eq!(table.groups_of(Qpn::new(8)).collect::<Vec<_>>(), [group(0), group(1)]);
+        assert_eq!(table.detach(&group(1), Qpn::new(9)), None);
+        assert_eq!(table.detach(&group(2), Qpn::new(7)), None);
+        assert_eq!(table.detach(&group(1), Qpn::new(7)), Some(false));
+        assert_eq!(table.detach(&group(1), Qpn::new(8)), Some(true));
+        assert_eq!(table.members(&group(1)), []);
+        assert_eq!(table.groups_of(Qpn::new(8)).count(), 1);
+    }
+
+    #[test]
+    fn limits_are_as_announced() {
+        let mut table = McastTable::default();
+        for g in 0..MCAST_GRP_MAX {
+            for m in 0..MCAST_QP_ATTACH_MAX as u32 {
+                assert_eq!(table.attach(group(g), member(m)), Ok(m == 0));
+            }
+        }
+        assert_eq!(table.attach(group(MCAST_GRP_MAX), member(0)), Err(AttachError::Groups));
+        assert_eq!(table.attach(group(0), member(1 << 20)), Err(AttachError::Members));
+        assert_eq!(table.attach(group(0), member(0)), Ok(false));
+    }
+}

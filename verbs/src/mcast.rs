@@ -1,0 +1,37 @@
+//! Multicast: UD queue pairs attached to groups.
+//!
+//! A datagram sent to a group's address and [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) arrives at every attached queue pair
+//! whose Q_Key it carries, on whichever shard, each with a copy of its own. The sender is no exception if it is attached,
+//! unless it was made with [`block_self_mcast_lb`](crate::QpInitAttr::block_self_mcast_lb). While a group has a queue
+//! pair the device is a member of it on the link: it reports so to routers and switches (IGMP, MLD) and answers them.
+
+use stack::device::Gid;
+
+use crate::error::VerbsError;
+use crate::qp::Qp;
+
+impl Qp {
+    /// Attaches the queue pair to a multicast group, in any state. Attaching it again changes nothing. The group is an
+    /// IPv4 address 224.0.0.0/4 ([`Gid::from_ip`]) or an IPv6 address ff00::/8; RoCE has no LIDs, `lid` is not looked at.
+    ///
+    /// # Errors
+    /// `EINVAL` for a queue pair that is not UD and for an address that is no group's; `ENOMEM` beyond
+    /// [`DeviceAttr::max_mcast_grp`](crate::DeviceAttr::max_mcast_grp) or
+    /// [`max_mcast_qp_attach`](crate::DeviceAttr::max_mcast_qp_attach); `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_mcast(&self, gid: Gid, lid: u16) -> Result<(), VerbsError> {
+        let _ = lid;
+        Ok(self.core().attach_mcast(&gid)?)
+    }
+
+    /// Detaches the queue pair from a multicast group. When it returns, no more copies arrive; those that have
+    /// completed stay in the completion queue. The last queue pair of a group makes the device leave it.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is not attached, and as [`attach_mcast`](Self::attach_mcast); `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach_mcast(&self, gid: Gid, lid: u16) -> Result<(), VerbsError> {
+        let _ = lid;
+        Ok(self.core().detach_mcast(&gid)?)
+    }
+}
