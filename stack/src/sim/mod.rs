@@ -12,6 +12,9 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod conn;
+pub mod flow;
+pub mod layout;
 pub mod link;
 pub mod memory;
 pub mod node;
@@ -20,5 +23,6 @@ pub mod port;
 pub mod rng;
 pub mod seen;
 pub mod story;
+pub mod swarm;
 pub mod workload;
 pub mod world;
