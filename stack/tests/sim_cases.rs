@@ -491,6 +491,33 @@ fn corrupted_frames_are_dropped() {
     assert!(after.discarded(Discard::BadIcrc) > 25);
 }
 
+// Goal: a packet that a switch marked is a packet like any other: nothing is dropped, nothing goes out again.
+#[test]
+fn r61_marks_of_congestion() {
+    for ipv6 in [false, true] {
+        let mut s = Story::on(NodeConfig { ipv6, ..NodeConfig::default() }, |_| ());
+        for (from, to) in [(A, B), (B, A)] {
+            s.world.link(from, to).plan = Plan::CLEAN.with(Fault::Mark, 1_000_000);
+        }
+        s.receives(B, 2);
+        s.put(A, 0, &[7; 3000]);
+        s.post(A, WrOpcode::Send, 3000);
+        s.post(A, WrOpcode::RdmaWrite, 3000);
+        s.post(A, WrOpcode::RdmaRead, 3000);
+        s.wait(MS);
+        for opcode in [Send, RdmaWrite, RdmaRead] {
+            s.expect_cqe(A, opcode, Success);
+        }
+        s.expect_cqe(B, Recv, Success);
+        assert_eq!(s.get(B, 1 << 15, 3000), [7; 3000]);
+        assert!(s.world.fired.get(Fault::Mark) >= 10);
+        for node in [A, B] {
+            let counters = s.world.nodes[node].counters();
+            assert_eq!((counters.drops(), counters.get(Counter::Retransmitted)), (0, 0));
+        }
+    }
+}
+
 // Goal: the faults of a port reach the shard.
 #[test]
 fn each_port_fault_reaches_the_shard() {

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use stack::mark::Mark;
 use stack::sim::link::Fault;
+use stack::sim::swarm::Swarm;
 use stack::sim::workload::{self, Plant, Report};
 
 fn number(name: &str) -> Option<u64> {
@@ -70,6 +71,22 @@ fn q60_seeds() {
         let never: Vec<_> = happened.iter().filter(|(name, count)| *count == 0 && !rare(name)).collect();
         assert!(never.is_empty(), "in {n} seeds these never happened: {never:?}");
         assert!(report.completed > 10 * report.failed, "most requests must succeed");
+    }
+}
+
+// Goal: with 1 % loss, reordering and duplication both ways, every request of a long mixed run succeeds, with its data and
+// in its order. `SIM_OPS` says how many; a million take a while.
+#[test]
+fn q60_a_long_run() {
+    let ops = number("SIM_OPS").unwrap_or(20_000);
+    let faults = [Fault::Loss, Fault::Reorder, Fault::Duplicate].map(|fault| (fault, 10_000));
+    match workload::run_swarm(1, &Swarm::plain(ops / 2, &faults), Plant::None) {
+        Ok(report) => {
+            println!("{} requests, {:?} of virtual time", report.completed, report.time);
+            assert_eq!((report.completed, report.failed), (ops / 2 * 2, 0));
+            assert!(faults.iter().all(|(fault, _)| report.fired.get(*fault) > ops / 200));
+        }
+        Err(failure) => panic!("{failure}"),
     }
 }
 

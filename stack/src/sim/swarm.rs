@@ -37,6 +37,10 @@ pub struct Swarm {
     pub zero_based: bool,
     /// Queue pairs may run out of retries.
     pub may_fail: bool,
+    /// Steps after which the faults end at the latest.
+    pub steps: u64,
+    /// Virtual time after which they do.
+    pub time: Duration,
 }
 
 /// Where a connection begins and ends.
@@ -117,6 +121,30 @@ impl Swarm {
             max_len: mtu.bytes() * if bulk { 400 } else { rng.range(1, 5) as usize } + rng.below(7) as usize,
             zero_based: rng.one_in(3),
             may_fail: harsh,
+            steps: 20_000,
+            time: Duration::from_secs(2),
+        }
+    }
+
+    /// Two nodes and one connection, with `ops` requests each way; every link fault of `faults` in the given parts of a
+    /// million, to the end.
+    pub fn plain(ops: u64, faults: &[(Fault, u32)]) -> Self {
+        let plan = faults.iter().fold(Plan::CLEAN, |plan, (fault, ppm)| plan.with(*fault, *ppm));
+        Self {
+            shards: vec![1, 1],
+            steering: Steering::ByQpn,
+            ipv6: false,
+            vlan: None,
+            conns: vec![Ends::Two(0, 1)],
+            buffers: 512,
+            qp: QpConfig { timeout: 8, ..QpConfig::default() },
+            plans: vec![vec![plan; 2]; 2],
+            ops,
+            max_len: 5000,
+            zero_based: false,
+            may_fail: false,
+            steps: u64::MAX,
+            time: Duration::MAX,
         }
     }
 

@@ -26,8 +26,6 @@ use crate::time::Instant;
 
 /// Virtual time in which everything must be over once the links are healed.
 const LIVENESS: Duration = Duration::from_secs(20);
-/// Virtual time that phase 1 may take.
-const FAULTY: Instant = Instant::from_nanos(2_000_000_000);
 /// Steps in which everything must be over.
 const STEPS: u64 = 2_000_000;
 
@@ -127,9 +125,14 @@ pub fn run(seed: u64) -> Result<Report, Box<Failure>> {
 
 /// Runs one seed with something planted in it.
 pub fn run_planted(seed: u64, plant: Plant) -> Result<Report, Box<Failure>> {
+    run_swarm(seed, &Swarm::draw(&mut Rng::new(seed)), plant)
+}
+
+/// Runs one seed with choices that somebody else made.
+pub fn run_swarm(seed: u64, swarm: &Swarm, plant: Plant) -> Result<Report, Box<Failure>> {
     let attempt = |record: Option<Record>| {
         mark::take();
-        let mut run = Run::new(seed, record, plant);
+        let mut run = Run::new(seed, swarm.clone(), record, plant);
         let result = catch_unwind(AssertUnwindSafe(|| run.go()));
         let result = result.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
@@ -141,7 +144,7 @@ pub fn run_planted(seed: u64, plant: Plant) -> Result<Report, Box<Failure>> {
     let Err(message) = result else { return result.map_err(|_| unreachable!()) };
     if plant != Plant::None {
         // Nobody will look at it.
-        let swarm = Swarm::draw(&mut Rng::new(seed));
+        let swarm = swarm.clone();
         return Err(Box::new(Failure { seed, message, swarm, trace: String::new(), files: None }));
     }
     let (again, mut run) = attempt(Some(Record::default()));
@@ -160,7 +163,8 @@ pub fn run_planted(seed: u64, plant: Plant) -> Result<Report, Box<Failure>> {
 
 /// The trace of a run, for comparisons.
 pub fn trace(seed: u64) -> Vec<String> {
-    let mut run = Run::new(seed, Some(Record::default()), Plant::None);
+    let swarm = Swarm::draw(&mut Rng::new(seed));
+    let mut run = Run::new(seed, swarm, Some(Record::default()), Plant::None);
     let _ = run.go();
     run.world.record.take().map_or_else(Vec::new, |r| r.lines().to_vec())
 }
@@ -189,9 +193,8 @@ pub(super) struct Run {
 }
 
 impl Run {
-    fn new(seed: u64, record: Option<Record>, plant: Plant) -> Self {
-        let mut rng = Rng::new(seed);
-        let swarm = Swarm::draw(&mut rng);
+    fn new(seed: u64, swarm: Swarm, record: Option<Record>, plant: Plant) -> Self {
+        let mut rng = Rng::new(!seed);
         let config = |(i, shards): (usize, &usize)| NodeConfig {
             index: i as u8,
             shards: *shards,
@@ -244,10 +247,10 @@ impl Run {
     fn go(&mut self) -> Result<Report, String> {
         // Phase 1: safe, whatever happens.
         let mut steps = 0;
-        while self.flows.iter().any(|f| f.left(self.swarm.ops) > 0) && steps < 20_000 {
+        while self.flows.iter().any(|f| f.left(self.swarm.ops) > 0) && steps < self.swarm.steps {
             steps += 1;
             self.turn()?;
-            if self.world.now > FAULTY {
+            if Duration::from_nanos(self.world.now.as_nanos()) > self.swarm.time {
                 break;
             }
         }
