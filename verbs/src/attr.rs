@@ -1,4 +1,4 @@
-//! Attribute sets of the transitions that bring up an RC queue pair, ready for [`Qp::modify`](crate::Qp::modify).
+//! Attribute sets of the transitions that bring up a queue pair, ready for [`Qp::modify`](crate::Qp::modify).
 
 use stack::device::{Access, AhAttr, AttrMask, Gid, GlobalRoute, Mtu, Psn, QpAttr, QpState, Qpn};
 
@@ -62,4 +62,28 @@ pub fn attr_rts(sq_psn: Psn) -> (QpAttr, AttrMask) {
         | AttrMask::RNR_RETRY
         | AttrMask::MAX_QP_RD_ATOMIC;
     (attr, mask)
+}
+
+/// INIT to RTR of a UC queue pair: the path to the peer, its queue pair and first PSN.
+pub fn attr_rtr_uc(dgid: Gid, sgid_index: u8, dest: Qpn, rq_psn: Psn, path_mtu: Mtu) -> (QpAttr, AttrMask) {
+    let (attr, mask) = attr_rtr(dgid, sgid_index, dest, rq_psn, path_mtu);
+    (attr, mask.difference(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER))
+}
+
+/// RTR to RTS of a UC queue pair: its first PSN.
+pub fn attr_rts_uc(sq_psn: Psn) -> (QpAttr, AttrMask) {
+    let attr = QpAttr { qp_state: QpState::Rts, sq_psn: sq_psn.get(), ..QpAttr::default() };
+    (attr, AttrMask::STATE | AttrMask::SQ_PSN)
+}
+
+/// RESET to INIT of a UD queue pair: its Q_Key, on port 1, with the default partition key. To RTR then with
+/// [`attr_to`], and to RTS with [`attr_rts_ud`].
+pub fn attr_init_ud(qkey: u32) -> (QpAttr, AttrMask) {
+    let attr = QpAttr { qp_state: QpState::Init, port_num: 1, pkey_index: 0, qkey, ..QpAttr::default() };
+    (attr, AttrMask::STATE | AttrMask::PORT | AttrMask::PKEY_INDEX | AttrMask::QKEY)
+}
+
+/// RTR to RTS of a UD queue pair: its first PSN, which nobody looks at.
+pub fn attr_rts_ud(sq_psn: Psn) -> (QpAttr, AttrMask) {
+    attr_rts_uc(sq_psn)
 }

@@ -4,9 +4,9 @@ use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 
-use stack::device::{Access, Gid, Mtu, Psn, QpState, Qpn};
+use stack::device::{Access, AttrMask, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn};
 
-use crate::attr::{attr_init, attr_rtr, attr_rts};
+use crate::attr::{attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_uc, attr_rts_ud, attr_to};
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
@@ -134,21 +134,8 @@ impl Qp {
     /// # Errors
     /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
     pub fn connect_rc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
-        match self.state()? {
-            QpState::Reset => self.init_rc(options)?,
-            QpState::Init => {}
-            found => {
-                return Err(VerbsError::WrongState { found, wanted: "connecting starts from RESET or INIT" });
-            }
-        }
-        let path_mtu = options.path_mtu.unwrap_or(self.port_path_mtu());
-        let (mut attr, mask) = attr_rtr(peer.gid, options.sgid_index, peer.qpn, peer.psn, path_mtu);
-        attr.ah_attr.sl = options.sl;
-        if let Some(grh) = &mut attr.ah_attr.grh {
-            grh.hop_limit = options.hop_limit;
-            grh.traffic_class = options.traffic_class;
-            grh.flow_label = options.flow_label;
-        }
+        self.init_connected(options)?;
+        let (mut attr, mask) = self.path_attr(peer, options);
         attr.max_dest_rd_atomic = options.max_dest_rd_atomic;
         attr.min_rnr_timer = options.min_rnr_timer;
         self.modify(&attr, mask)?;
@@ -159,6 +146,64 @@ impl Qp {
         attr.rnr_retry = options.rnr_retry;
         attr.max_rd_atomic = options.max_rd_atomic;
         self.modify(&attr, mask)
+    }
+
+    /// Connects a UC queue pair to `peer`, as [`connect_rc`](Self::connect_rc) does an RC one. Of the options, timeout,
+    /// retries, RNR timer and READ and atomic depths mean nothing to UC.
+    ///
+    /// # Errors
+    /// As [`connect_rc`](Self::connect_rc).
+    pub fn connect_uc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
+        self.init_connected(options)?;
+        let (attr, mask) = self.path_attr(peer, options);
+        let mask = mask.difference(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER);
+        self.modify(&attr, mask)?;
+        let (attr, mask) = attr_rts_uc(self.first_psn());
+        self.modify(&attr, mask)
+    }
+
+    /// Brings a UD queue pair from RESET (or INIT) to RTS with the Q_Key `qkey`, below 0x80000000. Queue pair 1 (GSI) has
+    /// the Q_Key [`GSI_QKEY`](crate::GSI_QKEY), whatever is given here.
+    ///
+    /// # Errors
+    /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
+    pub fn activate_ud(&self, qkey: u32) -> Result<(), VerbsError> {
+        if self.starts_at()? == QpState::Reset {
+            let (attr, mut mask) = attr_init_ud(qkey);
+            if self.qp_type() == QpType::Gsi {
+                mask.remove(AttrMask::PORT);
+            }
+            self.modify(&attr, mask)?;
+        }
+        let (attr, mask) = attr_to(QpState::Rtr);
+        self.modify(&attr, mask)?;
+        let (attr, mask) = attr_rts_ud(self.first_psn());
+        self.modify(&attr, mask)
+    }
+
+    /// The state that a bring-up starts from.
+    fn starts_at(&self) -> Result<QpState, VerbsError> {
+        match self.state()? {
+            from @ (QpState::Reset | QpState::Init) => Ok(from),
+            found => Err(VerbsError::WrongState { found, wanted: "connecting starts from RESET or INIT" }),
+        }
+    }
+
+    fn init_connected(&self, options: &RcOptions) -> Result<(), VerbsError> {
+        if self.starts_at()? == QpState::Reset { self.init_rc(options) } else { Ok(()) }
+    }
+
+    /// The path to the peer, as INIT to RTR takes it.
+    fn path_attr(&self, peer: &RcEndpoint, options: &RcOptions) -> (QpAttr, AttrMask) {
+        let path_mtu = options.path_mtu.unwrap_or(self.port_path_mtu());
+        let (mut attr, mask) = attr_rtr(peer.gid, options.sgid_index, peer.qpn, peer.psn, path_mtu);
+        attr.ah_attr.sl = options.sl;
+        if let Some(grh) = &mut attr.ah_attr.grh {
+            grh.hop_limit = options.hop_limit;
+            grh.traffic_class = options.traffic_class;
+            grh.flow_label = options.flow_label;
+        }
+        (attr, mask)
     }
 }
 

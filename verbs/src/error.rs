@@ -89,6 +89,12 @@ pub enum VerbsError {
         /// What the call needs.
         wanted: &'static str,
     },
+    /// Bytes that do not tell where a datagram came from.
+    #[error("no address handle can be made from this completion and network header: {reason}")]
+    NoNetworkHeader {
+        /// What is wrong.
+        reason: &'static str,
+    },
     /// An index that is not in a table.
     #[error("{what} {index} does not exist; there are {count}, from {first}")]
     NoSuchIndex {
@@ -113,6 +119,7 @@ impl VerbsError {
             | Self::Misaligned { .. }
             | Self::ReadOnly
             | Self::WrongState { .. }
+            | Self::NoNetworkHeader { .. }
             | Self::NoSuchIndex { .. } => EINVAL,
             Self::BadAddress { .. } => EFAULT,
             Self::NoMemory { .. } => ENOMEM,
@@ -223,11 +230,26 @@ pub enum PostErrorKind {
     #[error("a message of {0} bytes; 2147483648 is the longest")]
     TooLong(u64),
     /// Sending and receiving on this type of queue pair does not exist yet; control calls do.
-    #[error("queue pairs of type {} carry no data yet; use RC", type_name(*.qp_type))]
+    #[error("queue pairs of type {} carry no data yet; use RC, UC or UD", type_name(*.qp_type))]
     NoDataPath {
         /// The queue pair's type.
         qp_type: QpType,
     },
+    /// A datagram without a destination.
+    #[error("a request on a queue pair of type {} needs a destination; add .to(&ah, qpn, qkey)", type_name(*.qp_type))]
+    NoAddress {
+        /// The queue pair's type.
+        qp_type: QpType,
+    },
+    /// A destination on a connected queue pair.
+    #[error("a queue pair of type {} has one peer; leave .to() out", type_name(*.qp_type))]
+    UnexpectedAddress {
+        /// The queue pair's type.
+        qp_type: QpType,
+    },
+    /// An address handle of another protection domain.
+    #[error("the address handle belongs to another protection domain; make one in the queue pair's own")]
+    ForeignAh,
     /// The split handle of this queue is elsewhere.
     #[error("the queue is in use as a split handle; post through that one, or drop it first")]
     Split,

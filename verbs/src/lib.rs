@@ -2,8 +2,9 @@
 //!
 //! The objects are those of libibverbs, one per file, and so are the names: whoever knows the C API finds
 //! `ibv_post_send` under [`Qp::post_send`]. A program opens a [`Context`], allocates a [`Pd`], registers memory
-//! as [`Mr`], makes a [`Cq`] and a [`Qp`], connects the queue pair ([`Qp::connect_rc`]), posts [`SendWr`] and
-//! [`RecvWr`], and polls [`Wc`].
+//! as [`Mr`], makes a [`Cq`] and a [`Qp`], connects the queue pair ([`Qp::connect_rc`], [`Qp::connect_uc`]), posts
+//! [`SendWr`] and [`RecvWr`], and polls [`Wc`]. Datagrams need no connection ([`Qp::activate_ud`]), but an address
+//! handle ([`Ah`]) for each peer.
 //!
 //! - Every object is `Send + Sync` and its calls take `&self`; using an object from several threads costs a lock
 //!   for each queue. The lock-free way is a handle that is split off once: [`SendQueue`], [`RecvQueue`],
@@ -43,6 +44,7 @@
 
 #![deny(unsafe_code)]
 
+mod ah;
 mod attr;
 mod connect;
 mod context;
@@ -54,7 +56,8 @@ mod qp;
 mod wc;
 mod wr;
 
-pub use attr::{attr_init, attr_rtr, attr_rts, attr_to};
+pub use ah::{Ah, GRH_LEN, ah_attr_to};
+pub use attr::{attr_init, attr_init_ud, attr_rtr, attr_rtr_uc, attr_rts, attr_rts_uc, attr_rts_ud, attr_to};
 pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
 pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
@@ -67,9 +70,9 @@ pub use wr::{RecvWr, SendWr};
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
-    DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, Gid, GlobalRoute, Mac, ModifyError, Mtu,
-    OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
-    SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
+    DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, GSI_QKEY, Gid, GlobalRoute, Mac,
+    ModifyError, Mtu, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState,
+    QpType, Qpn, SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
 };
 
 /// Every limit of the stack.

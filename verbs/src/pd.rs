@@ -46,7 +46,7 @@ impl Pd {
 
     /// Makes a queue pair, in RESET; the first one starts the port. The sizes granted are at least those asked for ([`Qp::cap`]).
     ///
-    /// RC carries data. Queue pairs of other types can be made and modified through their whole state table; posting
+    /// RC, UC, UD and GSI carry data. XRC queue pairs can be made and modified through their whole state table; posting
     /// to them is refused with `EOPNOTSUPP`, because their data path does not exist yet.
     ///
     /// # Errors

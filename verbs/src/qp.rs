@@ -8,7 +8,7 @@ use stack::device::{
 
 use crate::cq::Cq;
 use crate::error::{PostError, PostErrorKind, VerbsError};
-use crate::wr::{RecvWr, SendLimits, SendWr};
+use crate::wr::{RecvWr, SendLimits, SendWr, has_data_path};
 
 /// What a queue pair is to be (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,14 @@ impl<'a> QpInitAttr<'a> {
     /// An RC queue pair of 128 requests each way, 4 elements each, 208 bytes inline.
     pub const fn rc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::new(QpType::Rc, send_cq, recv_cq)
+    }
+    /// A UC queue pair, of the same sizes.
+    pub const fn uc(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::new(QpType::Uc, send_cq, recv_cq)
+    }
+    /// A UD queue pair, of the same sizes.
+    pub const fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
+        Self::new(QpType::Ud, send_cq, recv_cq)
     }
     /// A queue pair of any type, of the same sizes.
     pub const fn new(qp_type: QpType, send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
@@ -183,7 +191,7 @@ impl Qp {
 
     fn send_limits(&self) -> SendLimits {
         let cap = self.core.cap();
-        SendLimits::new(self.core.qp_type(), cap.max_send_sge, cap.max_inline_data)
+        SendLimits::new(self.core.qp_type(), self.core.pd(), cap.max_send_sge, cap.max_inline_data)
     }
 
     /// Splits off the lock-free handles. Dropping one gives its queue back to the plain calls.
@@ -330,7 +338,7 @@ fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]
         Ok(epoch) => epoch,
         Err(state) => return refused(wrs.len(), state),
     };
-    if core.qp_type() != QpType::Rc && !wrs.is_empty() {
+    if !has_data_path(core.qp_type()) && !wrs.is_empty() {
         return Err(PostError { bad_wr: 0, kind: PostErrorKind::NoDataPath { qp_type: core.qp_type() } });
     }
     let mut posted = 0;

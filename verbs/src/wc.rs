@@ -24,6 +24,10 @@ pub struct Wc {
     pub qp_num: Qpn,
     /// The sender's queue pair of a datagram.
     pub src_qp: Qpn,
+    /// Service level of a datagram: the priority of its VLAN tag, 0 without one.
+    pub sl: u8,
+    /// Index of the partition key of a datagram: 0, the only one.
+    pub pkey_index: u16,
     /// A number that tells more about an error, for people.
     pub vendor_err: u32,
     /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
@@ -58,6 +62,8 @@ impl Wc {
             byte_len: cqe.byte_len,
             qp_num: Qpn::new(cqe.qpn),
             src_qp: Qpn::new(cqe.src_qp),
+            sl: cqe.sl,
+            pkey_index: 0,
             vendor_err: cqe.vendor_err,
             timestamp: cqe.timestamp,
             imm: cqe.imm,

@@ -1,8 +1,12 @@
 //! Work requests: what a caller asks for, checked and encoded in place in a ring slot.
 
-use stack::device::wqe::{Granule, RecvWqe, SendWqe, put_sges};
-use stack::device::{QpType, SendFlags, Sge, WrOpcode};
+use std::sync::Arc;
 
+use stack::device::address::UD_EXT;
+use stack::device::wqe::{Granule, RecvWqe, SendWqe, put_sges};
+use stack::device::{PdCore, QpType, Qpn, SendFlags, Sge, WrOpcode};
+
+use crate::ah::Ah;
 use crate::error::PostErrorKind;
 
 /// Bytes of the longest message (IBA 9.7.7).
@@ -25,6 +29,8 @@ pub struct SendWr<'a> {
     rkey: u32,
     arg0: u64,
     arg1: u64,
+    /// Where a datagram goes; its queue pair is in `arg1`, its Q_Key in `rkey`.
+    ah: Option<&'a Ah>,
 }
 
 impl<'a> SendWr<'a> {
@@ -40,6 +46,7 @@ impl<'a> SendWr<'a> {
             rkey: 0,
             arg0: 0,
             arg1: 0,
+            ah: None,
         }
     }
     #[inline]
@@ -113,6 +120,17 @@ impl<'a> SendWr<'a> {
         wr
     }
 
+    /// Where a datagram goes: to the queue pair `remote_qpn` behind `ah`, with its Q_Key. With bit 31 of `remote_qkey`
+    /// set, the sender's own Q_Key is sent instead (IBA 10.2.5). Every request on a UD queue pair needs it, and no
+    /// other takes it.
+    #[inline]
+    #[must_use]
+    pub const fn to(mut self, ah: &'a Ah, remote_qpn: Qpn, remote_qkey: u32) -> Self {
+        self.ah = Some(ah);
+        self.arg1 = remote_qpn.get() as u64;
+        self.rkey = remote_qkey;
+        self
+    }
     /// Success makes a completion. An error always does.
     #[inline]
     #[must_use]
@@ -168,6 +186,9 @@ impl<'a> SendWr<'a> {
         if limits.opcodes & bit(self.opcode) == 0 {
             return Err(limits.wrong_opcode(self.opcode));
         }
+        if self.ah.is_some() || limits.datagram {
+            limits.check_address(self.ah)?;
+        }
         if self.flags.contains(SendFlags::INLINE) {
             if INLINE_OPCODES & bit(self.opcode) == 0 {
                 return Err(PostErrorKind::InlineNotAllowed(self.opcode));
@@ -211,7 +232,13 @@ impl<'a> SendWr<'a> {
         wqe.num_sge = self.sges.len() as u8;
         wqe.arg0 = self.arg0;
         wqe.arg1 = self.arg1;
-        let body = wqe.put(slot);
+        let body = match self.ah {
+            None => wqe.put(slot),
+            Some(ah) => {
+                wqe.ext = UD_EXT as u8;
+                ah.core().address().to(Qpn::new(self.arg1 as u32), self.rkey).put(wqe.put(slot))
+            }
+        };
         if flags.contains(SendFlags::INLINE) {
             body[..self.inline.len()].copy_from_slice(self.inline);
         } else {
@@ -242,6 +269,11 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
     }
 }
 
+/// Whether queue pairs of a type carry data.
+pub(crate) const fn has_data_path(qp_type: QpType) -> bool {
+    matches!(qp_type, QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi)
+}
+
 /// What a send queue accepts, worked out once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
@@ -250,12 +282,27 @@ pub(crate) struct SendLimits {
     max_sge: u32,
     max_inline: u32,
     qp_type: QpType,
+    /// Every request names its destination.
+    datagram: bool,
+    /// The queue pair's protection domain, by its place in memory: the queue pair keeps it there.
+    pd: usize,
 }
 
 impl SendLimits {
-    pub(crate) fn new(qp_type: QpType, max_sge: u32, max_inline: u32) -> Self {
-        let opcodes = if qp_type == QpType::Rc { opcodes_of(qp_type) } else { 0 };
-        Self { opcodes, max_sge, max_inline, qp_type }
+    pub(crate) fn new(qp_type: QpType, pd: &Arc<PdCore>, max_sge: u32, max_inline: u32) -> Self {
+        let opcodes = if has_data_path(qp_type) { opcodes_of(qp_type) } else { 0 };
+        let datagram = matches!(qp_type, QpType::Ud | QpType::Gsi);
+        Self { opcodes, max_sge, max_inline, qp_type, datagram, pd: Arc::as_ptr(pd).addr() }
+    }
+
+    /// Whether a request has the destination that the type asks for.
+    fn check_address(&self, ah: Option<&Ah>) -> Result<(), PostErrorKind> {
+        match ah {
+            Some(_) if !self.datagram => Err(PostErrorKind::UnexpectedAddress { qp_type: self.qp_type }),
+            Some(ah) if Arc::as_ptr(ah.core().pd()).addr() != self.pd => Err(PostErrorKind::ForeignAh),
+            Some(_) => Ok(()),
+            None => Err(PostErrorKind::NoAddress { qp_type: self.qp_type }),
+        }
     }
 
     #[cold]

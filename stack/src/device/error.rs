@@ -1,5 +1,6 @@
 //! Why the device says no.
 
+use crate::id::Gid;
 use crate::mem::MemError;
 use crate::net::NetConfigError;
 use crate::port::PortError;
@@ -137,6 +138,17 @@ pub enum DeviceError {
     Access {
         /// The rights, by name.
         what: String,
+    },
+    /// An address vector without a global route.
+    #[error("ah_attr has no GRH (is_global is 0); RoCE needs one")]
+    NoGrh,
+    /// A destination that cannot be reached from the source address given.
+    #[error("dgid is {dgid}, the address at sgid_index is {ours}; both must be IPv4, or both IPv6")]
+    Dgid {
+        /// The destination.
+        dgid: Gid,
+        /// Our address.
+        ours: Gid,
     },
     /// The operating system gave no random numbers.
     #[error("the operating system gave no random numbers, which keys and queue pair numbers need")]

@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ah;
 mod claim;
 mod config;
 mod cq;
@@ -45,6 +46,7 @@ use claim::Core;
 use numbers::Numbers;
 use random::Random;
 
+pub use ah::AhCore;
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
 pub use cq::{CqCore, CqTap};
 pub use error::{DeviceError, OpenError};
@@ -58,6 +60,7 @@ pub use crate::config as limit;
 pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
 pub use crate::mem::{Access, MemError};
 pub use crate::port;
+pub use crate::proto::address::{self, GSI_QKEY, UdAddress};
 pub use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr, QpCap};
 pub use crate::proto::state::{ModifyError, state_name, type_name};
 pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use super::Device;
+use super::ah::AhCore;
 use super::error::DeviceError;
 use super::mr::MrCore;
 use super::qp::{QpCore, QpInit};
 use crate::id::PdId;
 use crate::mem::Access;
+use crate::proto::attr::AhAttr;
 
 /// A protection domain. Its queue pairs and regions hold it.
 #[derive(Debug)]
@@ -37,6 +39,14 @@ impl PdCore {
     /// [`DeviceError::Memory`], [`DeviceError::Random`].
     pub fn reg_mr(self: &Arc<Self>, addr: u64, len: u64, access: Access) -> Result<MrCore, DeviceError> {
         MrCore::new(self.clone(), addr, len, access)
+    }
+
+    /// Makes an address handle.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoGrh`], [`DeviceError::Range`], [`DeviceError::Dgid`].
+    pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<AhCore, DeviceError> {
+        AhCore::new(self.clone(), attr)
     }
 
     /// Makes a queue pair, in RESET.

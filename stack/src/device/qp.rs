@@ -11,6 +11,7 @@ use super::error::DeviceError;
 use super::pd::PdCore;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::id::{Psn, QpState, QpType, Qpn};
+use crate::proto::address::UD_EXT;
 use crate::proto::attr::{AttrMask, QpAttr, QpCap};
 use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
@@ -142,7 +143,8 @@ impl QpCore {
         let created = || -> Result<Arc<Self>, DeviceError> {
             let send_lane = init.send_cq.lane(shard)?;
             let recv_lane = init.recv_cq.lane(shard)?;
-            let send_stride = send_stride(0, cap.max_send_sge as usize, cap.max_inline_data as usize);
+            let send_stride =
+                send_stride(ext_of(init.qp_type), cap.max_send_sge as usize, cap.max_inline_data as usize);
             let recv_stride = recv_stride(cap.max_recv_sge as usize);
             let (sq_producer, sq) = spsc::ring(cap.max_send_wr, send_stride);
             let (rq_producer, rq) = spsc::ring(cap.max_recv_wr, recv_stride);
@@ -330,6 +332,14 @@ impl Drop for QpCore {
 /// the timeout (IBA 9.7.6.1.3).
 fn retry_span(attr: &QpAttr) -> Duration {
     ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1))
+}
+
+/// Granules of the address block in a type's send requests.
+const fn ext_of(qp_type: QpType) -> usize {
+    match qp_type {
+        QpType::Ud | QpType::Gsi => UD_EXT,
+        _ => 0,
+    }
 }
 
 fn state_of(word: Word) -> QpState {

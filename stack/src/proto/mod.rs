@@ -4,6 +4,7 @@
 //! What the specification prints as a table is a table here ([`state`], [`tables`], [`fault`], [`status`]);
 //! what it writes as procedure is code.
 
+pub mod address;
 pub mod attr;
 pub mod completer;
 pub mod fault;

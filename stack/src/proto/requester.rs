@@ -14,6 +14,8 @@ use crate::mark::{Mark, hit};
 use crate::time::Instant;
 use crate::wire::{AtomicEth, Ext, Kind, Opcode, Position, Reth, Tail};
 
+mod unreliable;
+
 /// The send queue as the requester sees it: slots by sequence number.
 pub trait SendRing {
     /// Sequence number behind the last posted request.

@@ -12,6 +12,10 @@ use crate::mark::{Mark, hit};
 use crate::mem::{Access, MrTable};
 use crate::wire::{Aeth, Discard, Kind, Opcode, Packet, Position, Tail};
 
+mod unreliable;
+
+pub use unreliable::GRH_LEN;
+
 /// The receive side's settings, from the queue pair's attributes.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponderConfig {

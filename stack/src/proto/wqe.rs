@@ -200,6 +200,8 @@ pub struct Cqe {
     pub flags: u8,
     /// Whether the message asked for a solicited event.
     pub solicited: bool,
+    /// Service level of a datagram: the priority of its VLAN tag.
+    pub sl: u8,
     /// Nanoseconds of the shard's clock when the completion was made.
     pub timestamp: u64,
 }

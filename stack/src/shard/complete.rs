@@ -3,7 +3,7 @@
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp};
-use crate::id::QpState;
+use crate::id::{QpState, Qpn};
 use crate::proto::responder::{Received, ReceivedTail};
 use crate::proto::state::{Event, internal};
 use crate::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
@@ -93,6 +93,19 @@ impl Env {
     /// Completes the receive request that is held.
     #[inline]
     pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received) {
+        let cqe = self.received(qp, done);
+        self.finish_receive(qp, cqe);
+    }
+
+    /// Completes the receive request that is held with a datagram of `src_qp`.
+    pub fn complete_datagram(&mut self, qp: &mut Qp, done: &Received, src_qp: Qpn, sl: u8) {
+        let cqe = self.received(qp, done);
+        let flags = cqe.flags | WcFlags::GRH.bits() as u8;
+        self.finish_receive(qp, Cqe { flags, src_qp: src_qp.get(), sl, ..cqe });
+    }
+
+    #[inline]
+    fn received(&self, qp: &Qp, done: &Received) -> Cqe {
         let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
         let opcode = if done.write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let (flags, imm) = match done.tail {
@@ -100,13 +113,17 @@ impl Env {
             Some(ReceivedTail::Imm(imm)) => (WcFlags::WITH_IMM, u32::from_ne_bytes(imm)),
             Some(ReceivedTail::Inv(key)) => (WcFlags::WITH_INV, key),
         };
-        let cqe = Cqe {
+        Cqe {
             byte_len: done.byte_len,
             flags: flags.bits() as u8,
             imm,
             solicited: done.solicited,
             ..self.entry(qp, wr_id, WcStatus::Success, opcode)
-        };
+        }
+    }
+
+    #[inline]
+    fn finish_receive(&mut self, qp: &mut Qp, cqe: Cqe) {
         let taken = self.push(qp.recv_lane, cqe);
         self.mark_finished(qp);
         if !taken {
@@ -203,7 +220,11 @@ impl Env {
                     taken &= self.push(qp.send_lane, cqe);
                 }
             }
-            qp.requester.reset(end);
+            if qp.state == QpState::Sqe {
+                qp.requester.forget(end);
+            } else {
+                qp.requester.reset(end);
+            }
         }
         if qp.gates.has(Gates::FLUSH_RQ) {
             if qp.responder.holds_receive() {

@@ -8,6 +8,7 @@ use arrayvec::ArrayVec;
 
 use super::copy::Memory;
 use super::counters::{Counter, Counters};
+use super::paths::Paths;
 use super::qp::{Qp, Route};
 use super::wheel::Wheel;
 use super::{LaneId, Shared};
@@ -26,6 +27,19 @@ pub(super) struct Backlog {
     pub frames: TxBurst,
     /// Since when the port has refused every frame; `None` while it takes some.
     refused_since: Option<Instant>,
+    /// Frames that went, ever: the port took them, or they were lost on a link that was down too long.
+    pub gone: u64,
+}
+
+/// Unreliable work requests that are complete when frames of the request backlog have gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaving {
+    /// [`Backlog::gone`] when their last frame has.
+    pub mark: u64,
+    pub slot: u32,
+    pub epoch: u32,
+    /// Behind the last of them.
+    pub seq: u32,
 }
 
 pub(super) struct Env {
@@ -43,6 +57,10 @@ pub(super) struct Env {
     pub lanes: Vec<Option<CqLane<Cqe>>>,
     /// Lanes with something staged.
     pub dirty: Vec<LaneId>,
+    /// Unreliable work requests whose frames wait for the port, oldest first.
+    pub leaving: VecDeque<Leaving>,
+    /// Ways to the peers of datagrams.
+    pub paths: Paths,
     /// Queue pairs with requests to send.
     pub ready: VecDeque<u32>,
     /// Queue pairs with answers to send.
@@ -74,6 +92,8 @@ impl Env {
             wheel: Wheel::new(now),
             lanes: Vec::new(),
             dirty: Vec::new(),
+            leaving: VecDeque::new(),
+            paths: Paths::default(),
             ready: VecDeque::new(),
             answering: VecDeque::new(),
             watched: ArrayVec::new(),
@@ -242,6 +262,7 @@ fn flush(queue: &mut dyn PortQueue, backlog: &mut Backlog, now: Instant, counter
     let bytes: usize = backlog.frames.iter().map(Frame::len).sum();
     let sent = queue.tx_burst(&mut backlog.frames);
     let left: usize = backlog.frames.iter().map(Frame::len).sum();
+    backlog.gone += sent as u64;
     if sent > 0 {
         counters.add(Counter::TxFrames, sent as u64);
         counters.add(Counter::TxBytes, (bytes - left) as u64);
@@ -251,6 +272,7 @@ fn flush(queue: &mut dyn PortQueue, backlog: &mut Backlog, now: Instant, counter
         let since = *backlog.refused_since.get_or_insert(now);
         if now.nanos_since(since) >= TX_STALL.as_nanos() as u64 {
             counters.discard(Discard::TxStalled, backlog.frames.len() as u64);
+            backlog.gone += backlog.frames.len() as u64;
             backlog.frames.clear();
             backlog.refused_since = None;
         }

@@ -20,12 +20,14 @@ mod copy;
 pub mod counters;
 mod env;
 mod events;
+mod paths;
 mod poll;
 mod qp;
 mod qp_table;
 mod rx;
 mod shared;
 mod tx;
+mod unreliable;
 pub mod wheel;
 
 pub use events::{Event, EventElement, EventQueue};
@@ -191,10 +193,14 @@ impl Shard {
             port_mtu: env.shared.mtu,
             gids: env.shared.gids.len(),
             pkeys: 1,
-            privileged: false,
+            // Whoever has queue pair 1 has the privilege: its Q_Key is of the privileged half.
+            privileged: qp.ty == QpType::Gsi,
         };
         let to = state::modify(&context, attr, mask)?;
         qp.attr.take(attr, mask);
+        if qp.is_datagram() {
+            qp.attr.path_mtu = env.shared.mtu as u8; // no attribute of theirs: a datagram is as long as the port allows
+        }
         let from = qp.state;
         if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
             qp.set_path(&env.shared);
@@ -227,6 +233,9 @@ impl Shard {
         if to == QpState::Sqd && from == QpState::Rts && !mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) {
             qp.attr.en_sqd_async_notify = false;
         }
+        if (from, to) == (QpState::Sqe, QpState::Rts) {
+            env.flush_queues(qp, Cause::default()); // what was posted in SQE ends there
+        }
         if to != from || to == QpState::Reset {
             env.enter(qp, to, Cause::default());
             if to == QpState::Sqd {
@@ -246,10 +255,11 @@ impl Shard {
         attr.qp_state = qp.state;
         attr.cur_qp_state = qp.state;
         attr.sq_draining = qp.draining;
-        if matches!(qp.state, QpState::Rts | QpState::Sqd) && qp.ty == QpType::Rc {
+        if matches!(qp.state, QpState::Rts | QpState::Sqd | QpState::Sqe) {
             attr.sq_psn = qp.requester.sq_psn().get();
         }
-        if matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd) && qp.ty == QpType::Rc {
+        let receives = matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+        if receives && matches!(qp.ty, QpType::Rc | QpType::Uc) {
             attr.rq_psn = qp.responder.rq_psn().get();
         }
         attr

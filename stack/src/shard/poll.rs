@@ -45,6 +45,9 @@ impl Shard {
         if self.env.backlog() > 0 {
             turn.tx += self.env.flush();
         }
+        if !self.env.leaving.is_empty() {
+            self.settle();
+        }
         if self.env.answers.frames.is_empty() && !self.env.starved {
             self.publish();
         }
@@ -139,7 +142,12 @@ impl Shard {
     /// Looks every connected queue pair's next hop up again: the neighbour table changed, which is rare.
     #[cold]
     fn resolve_all(&mut self) {
+        self.env.paths.clear();
         for qp in self.qps.iter_mut() {
+            if qp.is_datagram() {
+                self.env.mark_ready(qp);
+                continue;
+            }
             if qp.peer.is_zero() || qp.state == QpState::Reset {
                 continue;
             }

@@ -2,6 +2,7 @@
 
 use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
 use crate::mem::sge;
+use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
 use crate::proto::requester::{Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{ReceiveSource, Responder, ResponderConfig};
@@ -142,6 +143,10 @@ pub(super) struct Qp {
     pub requester: Requester,
     pub responder: Responder,
     pub template: Template,
+    /// The destination that the template was made for, of a datagram queue pair.
+    pub address: UdAddress,
+    /// Behind the last unreliable work request that waits for its frames to leave.
+    pub leaving: u32,
     // Cold.
     pub attr: Box<QpAttr>,
 }
@@ -183,8 +188,27 @@ impl Qp {
             requester,
             responder: Responder::new(),
             template: Template::new(&Flow::default()),
+            address: UdAddress::default(),
+            leaving: first,
             attr: Box::new(attr),
         }
+    }
+
+    /// Whether its packets name their destination one by one (UD, GSI).
+    #[inline]
+    pub fn is_datagram(&self) -> bool {
+        matches!(self.ty, QpType::Ud | QpType::Gsi)
+    }
+
+    /// Whether nobody acknowledges its packets.
+    #[inline]
+    pub fn is_unreliable(&self) -> bool {
+        matches!(self.ty, QpType::Uc | QpType::Ud | QpType::Gsi)
+    }
+
+    /// Its Q_Key; that of queue pair 1 is fixed.
+    pub fn qkey(&self) -> u32 {
+        if self.ty == QpType::Gsi { GSI_QKEY } else { self.attr.qkey }
     }
 
     pub fn requester_config(&self) -> RequesterConfig {

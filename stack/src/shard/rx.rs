@@ -46,9 +46,11 @@ impl Env {
 
     #[inline]
     fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
-        let qp = qps.find(layout.dqpn).ok_or(Discard::UnknownQpn)?;
+        let Some(qp) = qps.find(layout.dqpn) else {
+            return self.receive_unaddressed(qps, frame, layout);
+        };
         if qp.ty != QpType::Rc || layout.row.transport != Transport::Rc {
-            return Err(Discard::WrongTransport);
+            return self.receive_unreliable(qp, frame, layout);
         }
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
@@ -63,13 +65,7 @@ impl Env {
         if pkt.src != qp.peer {
             return Err(Discard::WrongPeer);
         }
-        if layout.vid() != self.shared.vlan {
-            return Err(Discard::UnknownVlan);
-        }
-        // One partition, the default one, with full membership: limited peers may talk to us.
-        if pkt.pkey & 0x7fff != 0x7fff {
-            return Err(Discard::BadPkey);
-        }
+        self.check_realm(layout, &pkt)?;
         if !qp.comm_est {
             qp.comm_est = true;
             if qp.state == QpState::Rtr {
@@ -77,6 +73,31 @@ impl Env {
             }
         }
         if layout.row.request { self.handle_request(qp, &pkt) } else { self.handle_response(qp, &pkt) }
+    }
+
+    /// VLAN and partition.
+    #[inline]
+    pub(super) fn check_realm(&self, layout: &Layout, pkt: &Packet<'_>) -> Result<(), Discard> {
+        if layout.vid() != self.shared.vlan {
+            return Err(Discard::UnknownVlan);
+        }
+        // One partition, the default one, with full membership: limited peers may talk to us.
+        if pkt.pkey & 0x7fff != 0x7fff {
+            return Err(Discard::BadPkey);
+        }
+        Ok(())
+    }
+
+    /// A packet for a number that no queue pair of this shard has. Group datagrams (to [`Qpn::MULTICAST`]) would be
+    /// given to [`Env::receive_datagram`] for each queue pair of the group from here.
+    #[cold]
+    fn receive_unaddressed(
+        &mut self,
+        _qps: &mut Qps,
+        _frame: &mut Frame,
+        _layout: &Layout,
+    ) -> Result<(), Discard> {
+        Err(Discard::UnknownQpn)
     }
 
     /// Frames that are no RoCE packets are the IP host's.
@@ -120,7 +141,7 @@ impl Env {
 
     /// Puts the packet's bytes where the verdict says, then lets the responder move on.
     #[inline]
-    fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
+    pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
         match verdict {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {

@@ -17,7 +17,7 @@ use crate::wire::{Discard, Ext, Header, Opcode};
 
 /// Why a queue pair stopped sending for this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stop {
+pub(super) enum Stop {
     /// Nothing left to send until something happens.
     Done,
     /// Out of budget, frames or room: it goes on next turn.
@@ -129,6 +129,9 @@ impl Env {
         if qp.gates.has(Gates::FLUSH_SQ) || qp.gates.has(Gates::FLUSH_RQ) {
             self.flush_queues(qp, super::qp::Cause::default());
             return Stop::Done;
+        }
+        if qp.is_unreliable() {
+            return self.request_unreliable(qp);
         }
         // A packet is due: only then does the ACK timer run while there is no way to send it.
         let posted = qp.requester.head() != qp.sq.0.published();

@@ -112,6 +112,8 @@ discards! {
     /// A message longer than the datagram receive work request.
     ReceiveTooSmall,
 
+    /// An unreliable message to a peer whose Ethernet address nobody tells; it counts as lost on the way.
+    Unreachable,
     /// Another shard's inbox had no room.
     InboxFull,
     /// The port refused frames for so long that the backlog was dropped.

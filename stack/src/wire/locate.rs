@@ -223,6 +223,12 @@ impl Layout {
         }
     }
 
+    /// Priority of the 802.1Q tag, 0 without one.
+    #[inline]
+    pub fn priority(&self) -> u8 {
+        self.vlan.map_or(0, |tci| (tci >> 13) as u8)
+    }
+
     /// The VLAN of the packet, `None` for an untagged one.
     #[inline]
     pub fn vid(&self) -> Option<u16> {

@@ -1,0 +1,328 @@
+//! The send side of UC and UD: every packet goes out once, and nobody answers (IBA 9.8.2, 9.8.3).
+//!
+//! The cursor and sequence numbers are those of the reliable [`Requester`]; its timers, retries, window and credits
+//! rest. A work request succeeds when its last frame has left: [`Requester::left`].
+
+use super::{Idle, RequestKind, Requester, Segment, SendRing, Started};
+use crate::id::Qpn;
+use crate::proto::address::UdAddress;
+use crate::proto::state::Gates;
+use crate::proto::status::{SendFlags, WcStatus, WrOpcode};
+use crate::proto::wqe::SendWqe;
+use crate::wire::{Deth, Ext, Opcode, Transport};
+
+impl Requester {
+    /// The work request that the next packet belongs to, or why there is none. Starts nothing, so that the caller can
+    /// find the way to its destination first.
+    #[inline]
+    pub fn peek_unreliable(&mut self, gates: Gates, epoch: u32, sq: &mut impl SendRing) -> Result<u32, Idle> {
+        loop {
+            if self.failed.is_some_and(|(seq, _)| (self.cur.wrapping_sub(seq) as i32) >= 0) {
+                return Err(self.failed_idle());
+            }
+            if self.cur != self.started {
+                if self.entry(self.cur).kind == RequestKind::Stale {
+                    self.cur = self.cur.wrapping_add(1);
+                    continue;
+                }
+                return if gates.has(Gates::TX_RETRY) { Ok(self.cur) } else { Err(Idle::NothingToDo) };
+            }
+            if self.started == sq.published() || !gates.has(Gates::START_WQE) {
+                return Err(Idle::NothingToDo);
+            }
+            if SendWqe::of(sq.slot(self.started)).epoch == epoch {
+                return Ok(self.started);
+            }
+            self.begin(RequestKind::Stale, 0);
+            self.skip_stale();
+        }
+    }
+
+    fn failed_idle(&self) -> Idle {
+        if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting }
+    }
+
+    /// Gives the next posted work request its sequence numbers.
+    fn begin(&mut self, kind: RequestKind, packets: u32) {
+        let first = self.assigned;
+        let mask = self.log.len() - 1;
+        self.assigned = first.add(packets);
+        self.log[self.started as usize & mask] = Started { first, last: self.assigned.sub(1), kind };
+        self.started = self.started.wrapping_add(1);
+    }
+
+    /// The next packet of an unreliable connection, or why there is none.
+    #[inline]
+    pub fn poll_message(
+        &mut self,
+        gates: Gates,
+        epoch: u32,
+        sq: &mut impl SendRing,
+    ) -> Result<Segment, Idle> {
+        let seq = self.peek_unreliable(gates, epoch, sq)?;
+        let wqe = SendWqe::of(sq.slot(seq));
+        if self.cur == self.started {
+            match wqe.opcode() {
+                WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => {
+                    self.begin(RequestKind::Message, self.mtu.packets(wqe.length));
+                }
+                _ => {
+                    self.fail_local(seq, WcStatus::LocQpOpErr);
+                    return Err(self.failed_idle());
+                }
+            }
+        }
+        let started = *self.entry(seq);
+        let mut segment = self.message_segment(wqe, &started, 0);
+        // The same packet in the class of UC; nothing is asked for, and nothing ever goes out again.
+        let row = segment.opcode.row().expect("a segment has an opcode of the table");
+        segment.opcode =
+            Opcode::of(Transport::Uc, row.kind, row.position, row.tail).expect("SEND and WRITE exist on UC");
+        segment.ack_req = false;
+        self.sent(self.cur_psn == started.last);
+        Ok(segment)
+    }
+
+    /// The next datagram, from queue pair `qpn` with the Q_Key `qkey`, or why there is none. One that is longer than
+    /// the port's path MTU fails with `LOC_LEN_ERR` (IBA C10-93).
+    #[inline]
+    pub fn poll_datagram(
+        &mut self,
+        gates: Gates,
+        epoch: u32,
+        sq: &mut impl SendRing,
+        qpn: Qpn,
+        qkey: u32,
+    ) -> Result<Segment, Idle> {
+        let seq = self.peek_unreliable(gates, epoch, sq)?;
+        let slot = sq.slot(seq);
+        let wqe = SendWqe::of(slot);
+        let checked = match (wqe.opcode(), UdAddress::of(slot)) {
+            (WrOpcode::Send | WrOpcode::SendWithImm, Some(address)) => {
+                if wqe.length as usize > self.mtu.bytes() { Err(WcStatus::LocLenErr) } else { Ok(address) }
+            }
+            _ => Err(WcStatus::LocQpOpErr),
+        };
+        let address = match checked {
+            Ok(address) => address,
+            Err(status) => {
+                self.fail_local(seq, status);
+                return Err(self.failed_idle());
+            }
+        };
+        if self.cur == self.started {
+            self.begin(RequestKind::Message, 1);
+        }
+        let deth = Deth { qkey: address.qkey(qkey), src_qpn: qpn };
+        let (opcode, ext) = match wqe.opcode() {
+            WrOpcode::SendWithImm => (Opcode::UD_SEND_ONLY_IMM, Ext::DethImm(deth, wqe.imm())),
+            _ => (Opcode::UD_SEND_ONLY, Ext::Deth(deth)),
+        };
+        let segment = Segment {
+            seq,
+            opcode,
+            psn: self.cur_psn,
+            ack_req: false,
+            solicited: wqe.flags().contains(SendFlags::SOLICITED),
+            ext,
+            offset: 0,
+            len: wqe.length,
+            again: false,
+        };
+        self.sent(true);
+        Ok(segment)
+    }
+
+    /// Moves on behind the packet that was just handed out.
+    #[inline]
+    fn sent(&mut self, last: bool) {
+        self.cur_psn = self.cur_psn.add(1);
+        self.next = self.cur_psn;
+        self.una = self.cur_psn;
+        self.since_ack_req = 0;
+        self.cur = self.cur.wrapping_add(u32::from(last));
+    }
+
+    /// Sequence number behind the last work request whose packets are all built: what to give to
+    /// [`Requester::left`] when they have left.
+    #[inline]
+    pub fn built(&self) -> u32 {
+        match self.failed {
+            Some((seq, _)) if (self.cur.wrapping_sub(seq) as i32) > 0 => seq,
+            _ => self.cur,
+        }
+    }
+
+    /// The frames of every work request before `seq` have left: these are complete.
+    #[inline]
+    pub fn left(&mut self, seq: u32) {
+        if (seq.wrapping_sub(self.head) as i32) > 0 {
+            self.head = seq;
+        }
+        self.skip_stale();
+    }
+
+    /// SQE: every work request before `seq` is gone. Sequence numbers stay, for the way back to RTS.
+    pub fn forget(&mut self, seq: u32) {
+        self.head = seq;
+        self.cur = seq;
+        self.started = seq;
+        self.assigned = self.cur_psn;
+        self.failed = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RequesterConfig;
+    use super::*;
+    use crate::id::{Mtu, Psn, QpState, QpType};
+    use crate::proto::address::UD_EXT;
+    use crate::proto::attr::GlobalRoute;
+    use crate::proto::wqe::Granule;
+
+    #[derive(Default)]
+    struct Ring(Vec<Vec<Granule>>);
+
+    impl Ring {
+        fn post(&mut self, opcode: WrOpcode, length: u32, address: Option<UdAddress>) {
+            let mut slot = vec![Granule::default(); 8];
+            let mut wqe = SendWqe::new(self.0.len() as u64, opcode, SendFlags::SIGNALED);
+            wqe.length = length;
+            wqe.epoch = 1;
+            wqe.set_imm([1, 2, 3, 4]);
+            wqe.ext = address.map_or(0, |_| UD_EXT as u8);
+            let body = wqe.put(&mut slot);
+            if let Some(address) = address {
+                address.put(body);
+            }
+            self.0.push(slot);
+        }
+    }
+
+    impl SendRing for Ring {
+        fn published(&mut self) -> u32 {
+            self.0.len() as u32
+        }
+        fn slot(&self, seq: u32) -> &[Granule] {
+            &self.0[seq as usize]
+        }
+    }
+
+    fn requester(sq_psn: u32) -> Requester {
+        let mut r = Requester::new(16);
+        r.start(&RequesterConfig {
+            mtu: Mtu::Mtu256,
+            sq_psn: Psn::new(sq_psn),
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            max_rd_atomic: 0,
+        });
+        r
+    }
+
+    const RTS: Gates = Gates::of(QpState::Rts, QpType::Uc);
+    const SQD: Gates = Gates::of(QpState::Sqd, QpType::Uc);
+
+    #[test]
+    fn u06_messages_are_cut_and_ask_for_nothing() {
+        let (mut r, mut ring) = (requester(0xff_fffe), Ring::default());
+        ring.post(WrOpcode::Send, 600, None);
+        ring.post(WrOpcode::RdmaWriteWithImm, 257, None);
+        ring.post(WrOpcode::SendWithImm, 0, None);
+        let mut seen = Vec::new();
+        while let Ok(s) = r.poll_message(RTS, 1, &mut ring) {
+            assert!(!s.ack_req && !s.again);
+            seen.push((s.opcode, s.psn.get(), s.offset, s.len));
+        }
+        assert_eq!(
+            seen,
+            [
+                (Opcode::UC_SEND_FIRST, 0xff_fffe, 0, 256),
+                (Opcode::UC_SEND_MIDDLE, 0xff_ffff, 256, 256),
+                (Opcode::UC_SEND_LAST, 0, 512, 88),
+                (Opcode::UC_WRITE_FIRST, 1, 0, 256),
+                (Opcode::UC_WRITE_LAST_IMM, 2, 256, 1),
+                (Opcode::UC_SEND_ONLY_IMM, 3, 0, 0),
+            ]
+        );
+        assert_eq!((r.head(), r.built(), r.sq_psn().get()), (0, 3, 4));
+        assert_eq!(r.deadline(), crate::time::Instant::FAR, "no timer runs");
+        r.left(2);
+        assert!(!r.drained());
+        r.left(3);
+        assert!(r.drained());
+    }
+
+    #[test]
+    fn a_drained_queue_ends_the_message_in_progress_and_starts_none() {
+        let (mut r, mut ring) = (requester(0), Ring::default());
+        ring.post(WrOpcode::Send, 300, None);
+        ring.post(WrOpcode::Send, 1, None);
+        assert!(r.poll_message(RTS, 1, &mut ring).is_ok());
+        assert_eq!(r.poll_message(SQD, 1, &mut ring).unwrap().opcode, Opcode::UC_SEND_LAST);
+        assert_eq!(r.poll_message(SQD, 1, &mut ring).unwrap_err(), Idle::NothingToDo);
+        r.left(r.built());
+        assert!(r.drained());
+        assert_eq!(r.poll_message(RTS, 1, &mut ring).unwrap().psn.get(), 2);
+    }
+
+    #[test]
+    fn u15_too_long_a_datagram_fails_after_what_was_before_it() {
+        let (mut r, mut ring) = (requester(7), Ring::default());
+        let address = UdAddress::new(&GlobalRoute::default(), 0).to(Qpn::new(5), 0x22);
+        ring.post(WrOpcode::Send, 256, Some(address));
+        ring.post(WrOpcode::Send, 257, Some(address));
+        let s = r.poll_datagram(RTS, 1, &mut ring, Qpn::new(3), 0x11).unwrap();
+        let deth = Deth { qkey: 0x22, src_qpn: Qpn::new(3) };
+        assert_eq!((s.opcode, s.psn.get(), s.ext), (Opcode::UD_SEND_ONLY, 7, Ext::Deth(deth)));
+        let poll = |r: &mut Requester, ring: &mut Ring| {
+            r.poll_datagram(RTS, 1, ring, Qpn::new(3), 0x11).map(|s| s.psn.get())
+        };
+        assert_eq!(poll(&mut r, &mut ring), Err(Idle::Waiting), "the first has not left yet");
+        assert_eq!((r.built(), r.local_failure()), (1, None));
+        r.left(1);
+        assert_eq!(poll(&mut r, &mut ring), Err(Idle::Failed));
+        assert_eq!(r.local_failure(), Some(WcStatus::LocLenErr));
+        // SQE and back: the numbers go on.
+        r.forget(2);
+        ring.post(WrOpcode::SendWithImm, 1, Some(address));
+        let s = r.poll_datagram(RTS, 1, &mut ring, Qpn::new(3), 0x11).unwrap();
+        assert_eq!((s.seq, s.psn.get(), s.opcode), (2, 8, Opcode::UD_SEND_ONLY_IMM));
+    }
+
+    #[test]
+    fn requests_of_an_earlier_life_are_skipped() {
+        let (mut r, mut ring) = (requester(0), Ring::default());
+        for _ in 0..3 {
+            ring.post(WrOpcode::Send, 1, None);
+        }
+        let stale = |ring: &mut Ring, i: usize| {
+            let mut wqe = *SendWqe::of(&ring.0[i]);
+            wqe.epoch = 0;
+            wqe.put(&mut ring.0[i]);
+        };
+        stale(&mut ring, 0);
+        stale(&mut ring, 2);
+        let s = r.poll_message(RTS, 1, &mut ring).unwrap();
+        assert_eq!((s.seq, s.psn.get(), r.head()), (1, 0, 1));
+        assert_eq!(r.poll_message(RTS, 1, &mut ring).unwrap_err(), Idle::NothingToDo);
+        assert_eq!(r.built(), 3);
+        r.left(2);
+        assert!(r.drained(), "a stale request needs no frame");
+    }
+
+    #[test]
+    fn operations_without_a_packet_fail() {
+        for opcode in [WrOpcode::RdmaRead, WrOpcode::SendWithInv, WrOpcode::AtomicFetchAndAdd] {
+            let (mut r, mut ring) = (requester(0), Ring::default());
+            ring.post(opcode, 8, None);
+            assert_eq!(r.poll_message(RTS, 1, &mut ring).unwrap_err(), Idle::Failed);
+            assert_eq!(r.local_failure(), Some(WcStatus::LocQpOpErr));
+        }
+        let (mut r, mut ring) = (requester(0), Ring::default());
+        ring.post(WrOpcode::Send, 8, None);
+        assert_eq!(r.poll_datagram(RTS, 1, &mut ring, Qpn::new(3), 1).unwrap_err(), Idle::Failed);
+    }
+}

@@ -1,0 +1,77 @@
+//! Where datagrams go: next hops by address, so that sending one takes no lock.
+
+use super::env::Env;
+use crate::id::{Gid, Mac};
+use crate::net::Resolution;
+
+/// Peers remembered; a power of two. Two that share a slot take turns, at the price of a lock each time.
+const SLOTS: usize = 64;
+
+/// The way to an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Path {
+    /// To this station.
+    Known(Mac),
+    /// To one of our own addresses: turned round inside.
+    Inside,
+    /// Being asked for.
+    Pending,
+    /// Nobody knows it.
+    Failed,
+}
+
+/// Ways that are known, until the neighbour table changes.
+#[derive(Debug)]
+pub(super) struct Paths([Option<(Gid, Path)>; SLOTS]);
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self([None; SLOTS])
+    }
+}
+
+impl Paths {
+    /// Forgets everything: the neighbour table changed.
+    pub fn clear(&mut self) {
+        self.0 = [None; SLOTS];
+    }
+
+    #[inline]
+    fn slot(gid: &Gid) -> usize {
+        // The host part of an address is what differs between neighbours.
+        let host = u32::from_be_bytes([gid.0[12], gid.0[13], gid.0[14], gid.0[15]]);
+        (host.wrapping_mul(0x9e37_79b9) >> (32 - SLOTS.trailing_zeros())) as usize
+    }
+}
+
+impl Env {
+    /// The way to an address; asks the link for it if need be.
+    #[inline]
+    pub fn path_to(&mut self, gid: &Gid) -> Path {
+        match self.paths.0[Paths::slot(gid)] {
+            Some((known, path)) if known == *gid => path,
+            _ => self.find_path(gid),
+        }
+    }
+
+    #[cold]
+    fn find_path(&mut self, gid: &Gid) -> Path {
+        let path = if self.shared.gids.contains(gid) {
+            Path::Inside
+        } else {
+            let shared = self.shared.clone();
+            let found = shared.with_net(|net| {
+                let found = net.resolve(self.now, gid);
+                self.net_transmit(net);
+                found
+            });
+            match found {
+                Resolution::Known(mac) => Path::Known(mac),
+                Resolution::Pending => return Path::Pending,
+                Resolution::Failed => return Path::Failed,
+            }
+        };
+        self.paths.0[Paths::slot(gid)] = Some((*gid, path));
+        path
+    }
+}

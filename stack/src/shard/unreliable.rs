@@ -1,0 +1,279 @@
+//! UC and UD: sending without answers, receiving without answering.
+//!
+//! A send request is complete when the port took its last frame. A peer whose Ethernet address nobody tells costs the
+//! message, as any other loss would.
+
+use super::counters::Counter;
+use super::env::{Env, Leaving};
+use super::paths::Path;
+use super::qp::{Qp, Route};
+use super::tx::Stop;
+use super::{EventElement, Shard, Shared};
+use crate::config::QP_TX_BUDGET;
+use crate::id::{QpState, QpType, Qpn};
+use crate::port::Frame;
+use crate::proto::address::UdAddress;
+use crate::proto::fault::Fault;
+use crate::proto::requester::{Idle, Segment};
+use crate::proto::responder::Verdict;
+use crate::proto::state::Gates;
+use crate::proto::status::{AsyncEvent, SendFlags, WcStatus};
+use crate::proto::wqe::{RecvWqe, SendWqe};
+use crate::wire::{Discard, Flow, Header, Layout, Packet, Template, Transport, icrc, udp_source_port};
+
+impl Shard {
+    /// Completes unreliable work requests whose frames have gone.
+    pub(super) fn settle(&mut self) {
+        let env = &mut self.env;
+        while let Some(leaving) = env.leaving.front().copied().filter(|l| l.mark <= env.requests.gone) {
+            env.leaving.pop_front();
+            // An epoch ends with a RESET and with the queue pair.
+            let Some(qp) = self.qps.get(leaving.slot).filter(|qp| qp.epoch == leaving.epoch) else {
+                continue;
+            };
+            qp.requester.left(leaving.seq);
+            env.complete_sends(qp);
+            if let Some(status) = qp.requester.local_failure() {
+                env.fail_send(qp, status);
+            }
+        }
+    }
+}
+
+impl Env {
+    /// Builds packets of an unreliable queue pair.
+    pub(super) fn request_unreliable(&mut self, qp: &mut Qp) -> Stop {
+        let stop = self.build_unreliable(qp);
+        let built = qp.requester.built();
+        if built != qp.requester.head() && built != qp.leaving {
+            qp.leaving = built;
+            let mark = self.requests.gone + self.requests.frames.len() as u64;
+            self.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, seq: built });
+        }
+        stop
+    }
+
+    fn build_unreliable(&mut self, qp: &mut Qp) -> Stop {
+        for _ in 0..QP_TX_BUDGET.min(self.requests.frames.remaining_capacity()) {
+            let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &mut qp.sq) {
+                Ok(seq) => seq,
+                Err(idle) => return self.rest(qp, idle),
+            };
+            let path = if qp.is_datagram() { self.aim(qp, seq) } else { self.connection_path(qp) };
+            if path == Path::Pending {
+                return Stop::Done; // woken when the neighbour table changes, at the latest when it gives up
+            }
+            let Some(mut frame) = self.take_frame() else {
+                self.discard(Discard::NoBuffer);
+                return Stop::More;
+            };
+            let segment = if qp.is_datagram() {
+                let (qpn, qkey) = (qp.qpn, qp.qkey());
+                qp.requester.poll_datagram(qp.gates, qp.epoch, &mut qp.sq, qpn, qkey)
+            } else {
+                qp.requester.poll_message(qp.gates, qp.epoch, &mut qp.sq)
+            };
+            let segment = match segment {
+                Ok(segment) => segment,
+                Err(idle) => {
+                    self.keep_frame(frame);
+                    return self.rest(qp, idle);
+                }
+            };
+            if self.fill(qp, &segment, &mut frame).is_err() {
+                self.keep_frame(frame);
+                qp.requester.fail_local(segment.seq, WcStatus::LocProtErr);
+                continue; // the next look says whether older requests have to leave first
+            }
+            if path == Path::Failed {
+                self.discard(Discard::Unreachable);
+                self.keep_frame(frame);
+                continue;
+            }
+            self.count(Counter::RequestsSent);
+            let dqpn = if qp.is_datagram() { qp.address.remote_qpn } else { qp.attr.dest_qp_num };
+            let route = if path == Path::Inside { Route::Inside } else { Route::Known };
+            self.send(route, Shared::shard_of(Qpn::new(dqpn)), frame, false);
+        }
+        Stop::More
+    }
+
+    /// Nothing to build: stale requests complete silently, and a request that failed here, once it is the oldest.
+    fn rest(&mut self, qp: &mut Qp, idle: Idle) -> Stop {
+        self.complete_sends(qp);
+        if idle == Idle::Failed
+            && let Some(status) = qp.requester.local_failure()
+        {
+            self.fail_send(qp, status);
+        }
+        Stop::Done
+    }
+
+    /// The way of an unreliable connection; its template has the next hop.
+    fn connection_path(&mut self, qp: &mut Qp) -> Path {
+        if qp.route == Route::Pending && self.resolve(qp) {
+            return Path::Failed;
+        }
+        match qp.route {
+            Route::Inside => Path::Inside,
+            Route::Known => Path::Known(self.shared.mac), // only the kind matters: the template has the address
+            Route::Pending => Path::Pending,
+        }
+    }
+
+    /// Points the template at the destination of a datagram.
+    fn aim(&mut self, qp: &mut Qp, seq: u32) -> Path {
+        let Some(address) = UdAddress::of(qp.sq.0.slot(seq)).copied() else {
+            return Path::Inside; // goes nowhere: the requester refuses it
+        };
+        let path = self.path_to(&address.dgid());
+        let mac = match path {
+            Path::Known(mac) => mac,
+            Path::Inside => self.shared.mac,
+            Path::Pending | Path::Failed => return path,
+        };
+        if !qp.address.same_path(&address) {
+            let priority = u16::from(address.sl & 7) << 13;
+            qp.template = Template::new(&Flow {
+                src_mac: self.shared.mac,
+                vlan: self.shared.vlan.map(|vid| priority | vid),
+                src: self.shared.gids.get(usize::from(address.sgid_index)).copied().unwrap_or_default(),
+                dst: address.dgid(),
+                traffic_class: address.traffic_class,
+                hop_limit: if address.hop_limit == 0 { 64 } else { address.hop_limit },
+                flow_label: address.flow_label,
+                ..Flow::default()
+            });
+        }
+        qp.address = address;
+        let remote = Qpn::new(address.remote_qpn);
+        qp.template.set_dst_mac(mac);
+        qp.template.set_dqpn(remote);
+        qp.template.set_src_port(udp_source_port(address.flow_label, qp.qpn, remote));
+        path
+    }
+
+    /// Builds the packet of a segment in `frame`.
+    #[inline]
+    fn fill(
+        &mut self,
+        qp: &Qp,
+        segment: &Segment,
+        frame: &mut Frame,
+    ) -> Result<(), super::copy::LocalProtection> {
+        let header = Header {
+            opcode: segment.opcode,
+            psn: segment.psn,
+            ack_req: false,
+            solicited: segment.solicited,
+            ip_id: self.next_ip_id(),
+            srqn: 0,
+            ext: segment.ext,
+            payload_len: segment.len,
+        };
+        let slot = qp.sq.0.slot(segment.seq);
+        let (len, offset) = (segment.len as usize, segment.offset as usize);
+        let buffer = frame.buffer_mut();
+        let at = qp.template.begin(buffer, &header);
+        let payload = &mut buffer[at..at + len];
+        if len > 0 {
+            if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
+                payload.copy_from_slice(&SendWqe::inline_data(slot)[offset..offset + len]);
+            } else {
+                self.memory(qp.pd).gather(SendWqe::sges(slot), offset as u64, payload)?;
+            }
+        }
+        let total = qp.template.seal(buffer, at, len);
+        frame.set_len(total);
+        Ok(())
+    }
+
+    /// A packet for a queue pair that is not RC, or of a class that is not.
+    #[inline(never)]
+    pub(super) fn receive_unreliable(
+        &mut self,
+        qp: &mut Qp,
+        frame: &mut Frame,
+        layout: &Layout,
+    ) -> Result<(), Discard> {
+        match (qp.ty, layout.row.transport) {
+            (QpType::Uc, Transport::Uc) | (QpType::Ud | QpType::Gsi, Transport::Ud) => {}
+            _ => return Err(Discard::WrongTransport),
+        }
+        if !qp.gates.has(Gates::RX_REQ) {
+            return Err(Discard::BadState);
+        }
+        if !icrc::check(frame.data_mut(), layout) {
+            return Err(Discard::BadIcrc);
+        }
+        let pkt = layout.packet(frame.data());
+        if qp.is_datagram() {
+            // A group address goes with the group's queue pair number, and never comes here.
+            if !self.shared.gids.contains(&pkt.dst) {
+                let group = pkt.dst.is_multicast();
+                return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
+            }
+            self.check_realm(layout, &pkt)?;
+            return self.receive_datagram(qp, &pkt, layout.priority());
+        }
+        if pkt.dst != qp.local {
+            return Err(Discard::NotOurAddress);
+        }
+        if pkt.src != qp.peer {
+            return Err(Discard::WrongPeer);
+        }
+        self.check_realm(layout, &pkt)?;
+        self.receive_message(qp, &pkt)
+    }
+
+    fn receive_message(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+        if !qp.comm_est {
+            qp.comm_est = true;
+            if qp.state == QpState::Rtr {
+                self.shared.events.raise(AsyncEvent::CommEst, EventElement::Qp(qp.qpn));
+            }
+        }
+        // Nobody answers, whatever the packet asks for.
+        let pkt = &Packet { ack_req: false, ..*pkt };
+        if qp.responder.cuts_off(pkt) {
+            self.discard(Discard::OutOfSequence);
+        }
+        let verdict = qp.responder.handle_message(pkt, qp.pd, &mut qp.rq, &self.shared.mrs)?;
+        if let Err(fault) = self.place(qp, pkt, verdict) {
+            self.end_receiving(qp, pkt, fault);
+        }
+        Ok(())
+    }
+
+    /// Gives a datagram that belongs to this queue pair by its address to its next receive request. The frame is
+    /// verified; `sl` is the priority it came with.
+    pub(super) fn receive_datagram(&mut self, qp: &mut Qp, pkt: &Packet<'_>, sl: u8) -> Result<(), Discard> {
+        let qkey = qp.qkey();
+        let Verdict::Receive { offset } = qp.responder.handle_datagram(pkt, qkey, &mut qp.rq)? else {
+            return Ok(());
+        };
+        // An IPv4 header lies at the end of the area, behind zeros.
+        let mut network = [0; crate::proto::responder::GRH_LEN];
+        let at = network.len() - pkt.ip_header.len();
+        network[at..].copy_from_slice(pkt.ip_header);
+        let (memory, sges) = (self.memory(qp.pd), RecvWqe::sges(qp.rq.held()));
+        let placed = memory
+            .scatter(sges, 0, &network, false)
+            .and_then(|()| memory.scatter(sges, offset, pkt.payload, true));
+        if placed.is_err() {
+            self.end_receiving(qp, pkt, Fault::ReceiveProtection);
+            return Ok(());
+        }
+        self.count(Counter::RequestsReceived);
+        let done = qp.responder.accept_datagram(pkt);
+        self.complete_datagram(qp, &done, pkt.deth().src_qpn, sl);
+        Ok(())
+    }
+
+    /// Our own receive request is bad: it completes with the fault's status, and the queue pair is in ERR.
+    #[cold]
+    fn end_receiving(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
+        qp.responder.refuse(pkt, fault, qp.ty);
+        self.end_by_fault(qp, fault);
+    }
+}
