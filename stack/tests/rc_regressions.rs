@@ -169,3 +169,20 @@ fn an_rnr_nak_counts_as_one_retry() {
     rig.send(&ack(0x100, 1));
     assert_eq!((rig.wait(11 * MS).len(), retries(&rig)), (0, 1));
 }
+
+// Goal: a READ that waits behind a full window waits: its response numbers, which are no packets in flight, count
+// only once it has gone out. (It went out as packet 257.)
+#[test]
+fn a_read_behind_a_full_window_waits() {
+    use stack::config::WINDOW_PACKETS;
+    let mut rig = Rig::with(|c| c.qp.mtu = stack::id::Mtu::Mtu256);
+    rig.unlimited();
+    let write = SendWr::new(1, WrOpcode::RdmaWrite).sges(&[rig.sge(0, 256 * WINDOW_PACKETS as usize)]);
+    let long_read = read(&rig, 2, 256 * 20);
+    let said = rig.post_all(&[write.remote(0x1000, 7), long_read]);
+    assert_eq!(said.len(), WINDOW_PACKETS as usize);
+    assert!(said.iter().all(|s| s.opcode != Opcode::RC_READ_REQUEST));
+    let said = rig.send(&ack(0x100 + 9, 0));
+    assert_eq!(said.len(), 1, "one READ, and nothing behind it");
+    assert_eq!((said[0].opcode, said[0].psn), (Opcode::RC_READ_REQUEST, 0x100 + WINDOW_PACKETS));
+}

@@ -7,7 +7,7 @@ use stack::proto::attr::{AttrMask, QpAttr};
 use stack::proto::status::{AsyncEvent, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::NakCode::{PsnSequenceError, RemoteAccessError};
 use stack::shard::counters::Counter;
-use stack::sim::link::{FAULTS, Fate, Fault, Fired, Flight, Link, Plan};
+use stack::sim::link::{Fate, Fault, Fired, Flight, Link, Plan};
 use stack::sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
 use stack::sim::peer::{Rig, pkt};
 use stack::sim::rng::Rng;
@@ -450,7 +450,7 @@ fn c03_completion_queue_overflow() {
 // Goal: the fault injector injects. Each kind of link fault, at the rate of one, changes what arrives.
 #[test]
 fn each_link_fault_reaches_the_other_side() {
-    let frame = Rig::new().frame(&pkt(O::RC_SEND_ONLY, 1).len(100));
+    let frame = Rig::new().frame(&pkt(O::RC_SEND_ONLY, 1).len(200));
     for fault in Fault::ALL {
         let mut link = Link::new(Plan::CLEAN.with(*fault, 1_000_000), Rng::new(1));
         let (mut fired, mut out) = (Fired::default(), Vec::<Flight>::new());
@@ -460,18 +460,18 @@ fn each_link_fault_reaches_the_other_side() {
         let whole = out.iter().filter(|f| f.bytes == frame).count();
         let in_order = out.windows(2).all(|w| w[0].at < w[1].at);
         match fault {
-            Fault::Loss | Fault::Blackhole | Fault::Partition => assert!(out.is_empty(), "{fault:?}"),
+            Fault::Loss | Fault::Blackhole | Fault::Partition | Fault::Narrow => {
+                assert!(out.is_empty(), "{fault:?}")
+            }
             Fault::Duplicate | Fault::LateDuplicate => assert_eq!(whole, 40, "{fault:?}"),
             Fault::Reorder => assert!(whole == 20 && !in_order),
-            Fault::Corrupt | Fault::Truncate => assert!(out.len() == 20 && whole == 0, "{fault:?}"),
-            // A port's faults are not the link's.
-            Fault::TxFull | Fault::NoBuffer => assert!(whole == 20 && in_order),
+            Fault::Corrupt | Fault::Truncate | Fault::Mark => {
+                assert!(out.len() == 20 && whole == 0, "{fault:?}")
+            }
+            _ => assert!(!fault.of_link() && whole == 20 && in_order, "{fault:?} is not the link's"),
         }
-        if !matches!(fault, Fault::TxFull | Fault::NoBuffer) {
-            assert!(fired.get(*fault) > 0, "{fault:?}");
-        }
+        assert_eq!(fired.get(*fault) > 0, fault.of_link(), "{fault:?}");
     }
-    assert_eq!(FAULTS, 10);
 }
 
 // Goal: every corrupted bit is noticed by the ICRC or a length check, none is believed.
@@ -489,6 +489,33 @@ fn corrupted_frames_are_dropped() {
     assert_eq!(after.get(Counter::RequestsReceived), 0);
     assert!(after.drops() + after.get(Counter::NetFrames) >= 50);
     assert!(after.discarded(Discard::BadIcrc) > 25);
+}
+
+// Goal: a packet that a switch marked is a packet like any other: nothing is dropped, nothing goes out again.
+#[test]
+fn r61_marks_of_congestion() {
+    for ipv6 in [false, true] {
+        let mut s = Story::on(NodeConfig { ipv6, ..NodeConfig::default() }, |_| ());
+        for (from, to) in [(A, B), (B, A)] {
+            s.world.link(from, to).plan = Plan::CLEAN.with(Fault::Mark, 1_000_000);
+        }
+        s.receives(B, 2);
+        s.put(A, 0, &[7; 3000]);
+        s.post(A, WrOpcode::Send, 3000);
+        s.post(A, WrOpcode::RdmaWrite, 3000);
+        s.post(A, WrOpcode::RdmaRead, 3000);
+        s.wait(MS);
+        for opcode in [Send, RdmaWrite, RdmaRead] {
+            s.expect_cqe(A, opcode, Success);
+        }
+        s.expect_cqe(B, Recv, Success);
+        assert_eq!(s.get(B, 1 << 15, 3000), [7; 3000]);
+        assert!(s.world.fired.get(Fault::Mark) >= 10);
+        for node in [A, B] {
+            let counters = s.world.nodes[node].counters();
+            assert_eq!((counters.drops(), counters.get(Counter::Retransmitted)), (0, 0));
+        }
+    }
 }
 
 // Goal: the faults of a port reach the shard.

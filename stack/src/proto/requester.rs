@@ -149,7 +149,7 @@ pub struct Requester {
     pub(super) next: Psn,
     /// First sequence number of the next work request to start.
     assigned: Psn,
-    /// READ response numbers between `una` and `assigned`: they are no packets of ours in flight.
+    /// READ response numbers between `una` and `next`: they are no packets of ours in flight.
     pub(super) read_psns: u32,
     /// Send sequence number of the next request to start; the peer's MSN counts the same (IBA 9.7.7.2).
     ssn: Psn,
@@ -422,7 +422,6 @@ impl Requester {
         self.ssn = self.ssn.add(1);
         if kind != RequestKind::Message {
             self.rd_outstanding += 1;
-            self.read_psns += packets - 1;
         }
         if !takes_recv {
             self.lsn = self.lsn.add(1);
@@ -571,6 +570,9 @@ impl Requester {
         let skipped = index << self.mtu.log2();
         if index > 0 {
             hit(Mark::ReadRestart);
+        }
+        if self.cur_psn == self.next {
+            self.read_psns += started.last.diff(started.first) as u32 & 0x00ff_ffff;
         }
         let reth = Reth {
             va: wqe.remote_addr.wrapping_add(u64::from(skipped)),

@@ -1,6 +1,6 @@
 //! What must hold whatever the network does. A checker is fed with events and complains by an `Err`.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::node::Node;
 use super::seen::Seen;
@@ -145,6 +145,16 @@ pub struct FlatWord {
 }
 
 impl FlatWord {
+    /// A word that holds `value`.
+    pub fn new(value: u64) -> Self {
+        Self { value, pending: VecDeque::new() }
+    }
+
+    /// What it will hold after everything that is posted.
+    pub fn expected(&self) -> u64 {
+        self.pending.iter().fold(self.value, |value, op| Self::next(value, *op))
+    }
+
     fn next(value: u64, op: Result<(u64, u64), u64>) -> u64 {
         match op {
             Ok((compare, swap)) if value == compare => swap,
@@ -178,6 +188,39 @@ impl FlatWord {
     }
 }
 
+/// A word to which many queue pairs add one: each addition counts once, so no two see the same value.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Additions posted.
+    pub posted: u64,
+    seen: BTreeSet<u64>,
+}
+
+impl Tally {
+    /// An addition is complete and found `original`.
+    pub fn completed(&mut self, original: u64) -> Check {
+        if original >= self.posted {
+            return Err(format!("an addition found {original} after {} were posted", self.posted));
+        }
+        if !self.seen.insert(original) {
+            return Err(format!("two additions found {original}"));
+        }
+        Ok(())
+    }
+
+    /// Compares with the word itself: all that completed are in it, and no more than were posted; `all`: none failed.
+    pub fn matches(&self, word: u64, all: bool) -> Check {
+        let done = self.seen.len() as u64;
+        if word < done || word > self.posted || all && word != self.posted {
+            return Err(format!(
+                "{} additions were posted, {done} are complete, the sum is {word}",
+                self.posted
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// A message that must arrive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
@@ -185,8 +228,10 @@ pub struct Message {
     pub data: Vec<u8>,
     /// Its length.
     pub len: usize,
-    /// Immediate data.
-    pub imm: Option<[u8; 4]>,
+    /// Immediate data, or the key that it invalidated.
+    pub tail: Option<[u8; 4]>,
+    /// That is a key.
+    pub inv: bool,
     /// A WRITE with immediate.
     pub write: bool,
 }
@@ -210,16 +255,23 @@ impl Arrivals {
         self.arrived += 1;
         match self.expected.pop_front() {
             Some(want) if want == *got => Ok(()),
-            Some(want) if (want.len, want.imm, want.write) == (got.len, got.imm, got.write) => {
+            Some(want)
+                if (want.len, want.tail, want.inv, want.write) == (got.len, got.tail, got.inv, got.write) =>
+            {
                 let at = want.data.iter().zip(&got.data).position(|(a, b)| a != b);
                 Err(format!("message {} of {} bytes differs at byte {at:?}", self.arrived, got.len))
             }
             Some(want) => Err(format!(
-                "message {} is {} bytes, imm {:?}, write {}; should be {} bytes, imm {:?}, write {}",
-                self.arrived, got.len, got.imm, got.write, want.len, want.imm, want.write
+                "message {} is {} bytes, tail {:?}, write {}; should be {} bytes, tail {:?}, write {}",
+                self.arrived, got.len, got.tail, got.write, want.len, want.tail, want.write
             )),
             None => Err(format!("a message of {} bytes arrives that nobody sent", got.len)),
         }
+    }
+
+    /// A new life: what has not arrived never will.
+    pub fn forget(&mut self) {
+        self.expected.clear();
     }
 
     /// Messages that have not arrived.
@@ -234,6 +286,8 @@ struct Sender {
     flying: VecDeque<Psn>,
     high: Option<Psn>,
     una: Option<Psn>,
+    /// About where the life before this one ended: its last frames may still wait for the port.
+    before: Option<Psn>,
 }
 
 /// No requester has more than its window in flight, nor passes half of the circle (IBA 9.7.1).
@@ -241,6 +295,12 @@ struct Sender {
 pub struct Window(BTreeMap<(usize, Qpn), Sender>);
 
 impl Window {
+    /// A connection begins: what a node sends to that queue pair starts at `first`, far from where it was before.
+    pub fn begin(&mut self, node: usize, peer: Qpn, first: Psn) {
+        let before = self.0.get(&(node, peer)).and_then(|s| s.una);
+        self.0.insert((node, peer), Sender { una: Some(first), before, ..Sender::default() });
+    }
+
     /// A node sent a packet to a peer's queue pair.
     pub fn sent(&mut self, node: usize, seen: &Seen) -> Check {
         if !seen.is_request() {
@@ -248,10 +308,16 @@ impl Window {
         }
         let sender = self.0.entry((node, seen.dqpn)).or_default();
         let psn = Psn::new(seen.psn);
+        if sender.before.is_some_and(|before| psn.diff(before).abs() < 1 << 16) {
+            return Ok(()); // of the life before
+        }
         let una = *sender.una.get_or_insert(psn);
         if sender.high.is_none_or(|high| psn.diff(high) > 0) {
             sender.high = Some(psn);
-            sender.flying.push_back(psn);
+            // A READ asked for from its middle, after the link delivered a later response, is behind.
+            if psn.diff(una) >= 0 {
+                sender.flying.push_back(psn);
+            }
         }
         if sender.flying.len() > WINDOW_PACKETS as usize {
             return Err(format!("{} request packets in flight to {:?}", sender.flying.len(), seen.dqpn));
@@ -292,6 +358,20 @@ pub fn guards(node: &Node) -> Check {
         Some(i) => Err(format!("node {}: bytes around region {i} were written", node.config.index)),
         None => Ok(()),
     }
+}
+
+/// A node without queue pairs waits for nothing but the clock of its IP host.
+pub fn nothing_left(node: &Node) -> Check {
+    for (i, shard) in node.shards.iter().enumerate() {
+        let net = node.shared.net_deadline();
+        if shard.qps() > 0 || shard.connected_qps() > 0 || !shard.quiet() {
+            return Err(format!("node {}: something is left on shard {i}", node.config.index));
+        }
+        if let Some(at) = shard.next_deadline().filter(|at| *at != net) {
+            return Err(format!("node {}: shard {i} still waits, until {at:?}", node.config.index));
+        }
+    }
+    Ok(())
 }
 
 /// Buffers in are buffers out: all but one spare frame a shard are in the pools of a node that is at rest.
@@ -413,12 +493,18 @@ mod tests {
 
     #[test]
     fn messages_arrive_once() {
-        let message = |data: &[u8]| Message { data: data.to_vec(), len: data.len(), imm: None, write: false };
+        let message = |data: &[u8]| Message {
+            data: data.to_vec(),
+            len: data.len(),
+            tail: None,
+            inv: false,
+            write: false,
+        };
         let mut a = Arrivals::default();
         a.posted(message(b"one"));
         a.posted(message(b"two"));
         assert!(a.clone().arrived(&message(b"two")).is_err(), "in order");
-        assert!(a.clone().arrived(&Message { imm: Some([0; 4]), ..message(b"one") }).is_err());
+        assert!(a.clone().arrived(&Message { tail: Some([0; 4]), ..message(b"one") }).is_err());
         a.arrived(&message(b"one")).unwrap();
         assert!(a.clone().arrived(&message(b"twp")).unwrap_err().contains("Some(2)"), "unmodified");
         a.arrived(&message(b"two")).unwrap();

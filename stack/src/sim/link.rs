@@ -10,7 +10,11 @@ use crate::wire::{Ingress, locate};
 
 macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
-        /// What can go wrong with a frame, or with the port that sends it.
+        /// What can go wrong with a frame, with the port that sends it, or with the program.
+        ///
+        /// A new one needs three things: its rate in [`Swarm::draw`](super::workload::Swarm::draw), the place where it happens,
+        /// and a line in `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one
+        /// never happened.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Fault {
@@ -20,6 +24,10 @@ macro_rules! faults {
         impl Fault {
             /// Every fault.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+            /// Whether it happens on a link; the others happen to a port or in a program.
+            pub const fn of_link(self) -> bool {
+                (self as u8) < Self::EarlierLife as u8
+            }
             /// Its name in a report.
             pub const fn name(self) -> &'static str {
                 match self {
@@ -47,10 +55,32 @@ faults! {
     Truncate "truncate",
     /// A second copy arrives after its window is long over.
     LateDuplicate "late_duplicate",
+    /// The path carries small frames alone for a while.
+    Narrow "narrow",
+    /// A switch marks the frame: congestion experienced in the IP header, FECN and BECN in the BTH.
+    Mark "ecn_mark",
+    /// A frame sent to an earlier life of a queue pair arrives: before a RESET, or before its number was used again.
+    EarlierLife "earlier_life",
     /// The transmit ring takes no frame for a while.
     TxFull "tx_full",
     /// The pool gives no buffer out for a while.
     NoBuffer "no_buffer",
+    /// The program does not look at its completions.
+    SlowConsumer "slow_consumer",
+    /// The program posts no receives.
+    FewReceives "few_receives",
+    /// A queue pair goes to SQD in the middle of its work, and back.
+    Drain "drain",
+    /// A queue pair goes to ERR in the middle of its work.
+    ToError "to_error",
+    /// A queue pair goes to RESET in the middle of its work.
+    ToReset "to_reset",
+    /// A queue pair is destroyed in the middle of its work.
+    Destroy "destroy",
+    /// A new queue pair gets the number of one that was destroyed.
+    NumberAgain "number_again",
+    /// A region is deregistered while its key is in use.
+    Deregister "deregister",
 }
 
 /// Kinds of faults.
@@ -86,7 +116,7 @@ pub struct Plan {
     pub delay: Duration,
     /// Frames in a million that meet each fault; for port faults, turns in a million after which one begins.
     pub ppm: [u32; FAULTS],
-    /// How long a blackhole lasts.
+    /// How long a blackhole or a narrow path lasts.
     pub hole: Duration,
     /// How much later a reordered frame may come.
     pub jitter: Duration,
@@ -143,7 +173,12 @@ pub struct Flight {
     pub at: Instant,
     /// Its bytes.
     pub bytes: Vec<u8>,
+    /// The bytes are as they were sent, ECN marks aside.
+    pub whole: bool,
 }
+
+/// Bytes of a frame that a narrow path still carries.
+pub const NARROW: usize = 200;
 
 /// One direction between two nodes.
 pub struct Link {
@@ -152,6 +187,7 @@ pub struct Link {
     /// Looks at each frame before chance does.
     pub rule: Option<Rule>,
     hole_until: Instant,
+    narrow_until: Instant,
     partitioned: bool,
     rng: Rng,
 }
@@ -165,7 +201,14 @@ impl core::fmt::Debug for Link {
 impl Link {
     /// A link with a generator of its own.
     pub fn new(plan: Plan, rng: Rng) -> Self {
-        Self { plan, rule: None, hole_until: Instant::ZERO, partitioned: false, rng }
+        Self {
+            plan,
+            rule: None,
+            hole_until: Instant::ZERO,
+            narrow_until: Instant::ZERO,
+            partitioned: false,
+            rng,
+        }
     }
 
     /// Nothing goes wrong from now on.
@@ -174,6 +217,7 @@ impl Link {
         self.rule = None;
         self.partitioned = false;
         self.hole_until = Instant::ZERO;
+        self.narrow_until = Instant::ZERO;
     }
 
     /// Takes a frame at `now`; what arrives of it, and when.
@@ -187,7 +231,7 @@ impl Link {
                 Fate::Drop => return fired.count(Fault::Loss),
                 Fate::Again(after) => {
                     fired.count(Fault::Duplicate);
-                    out.push(Flight { at: at.after(after), bytes: frame.to_vec() });
+                    out.push(Flight { at: at.after(after), bytes: frame.to_vec(), whole: true });
                 }
                 Fate::Late(by) => {
                     fired.count(Fault::Reorder);
@@ -216,24 +260,54 @@ impl Link {
         if hit(Fault::Loss, &mut self.rng) {
             return;
         }
+        if frame.len() > NARROW && (now < self.narrow_until || hit(Fault::Narrow, &mut self.rng)) {
+            if now >= self.narrow_until {
+                self.narrow_until = now.after(plan.hole);
+            }
+            return;
+        }
         let mut bytes = frame.to_vec();
+        if hit(Fault::Mark, &mut self.rng) {
+            congest(&mut bytes, &mut self.rng);
+        }
         if hit(Fault::Duplicate, &mut self.rng) {
-            out.push(Flight { at, bytes: bytes.clone() });
+            out.push(Flight { at, bytes: bytes.clone(), whole: true });
         }
         if hit(Fault::LateDuplicate, &mut self.rng) {
-            out.push(Flight { at: at.after(plan.late), bytes: bytes.clone() });
+            out.push(Flight { at: at.after(plan.late), bytes: bytes.clone(), whole: true });
         }
         if hit(Fault::Reorder, &mut self.rng) {
             at = at.after_nanos(self.rng.range(1, plan.jitter.as_nanos() as u64));
         }
+        let mut whole = true;
         if hit(Fault::Corrupt, &mut self.rng) {
+            whole = false;
             corrupt(&mut bytes, &mut self.rng);
         }
         if hit(Fault::Truncate, &mut self.rng) {
+            whole = false;
             bytes.truncate(self.rng.below(bytes.len() as u64) as usize);
         }
-        out.push(Flight { at, bytes });
+        out.push(Flight { at, bytes, whole });
     }
+}
+
+/// Sets what a congested switch sets: the ECN bits to "congestion experienced", and any of FECN and BECN.
+fn congest(bytes: &mut [u8], rng: &mut Rng) {
+    let Ok(Ingress::Roce(layout)) = locate(bytes) else { return };
+    let (l3, bth) = (usize::from(layout.l3), usize::from(layout.bth));
+    if layout.ipv6 {
+        bytes[l3 + 1] |= 0x30;
+    } else {
+        bytes[l3 + 1] |= 3;
+        bytes[l3 + 10..l3 + 12].fill(0);
+        let words = bytes[l3..l3 + 20].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
+        let sum: u32 = words.sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        bytes[l3 + 10..l3 + 12].copy_from_slice(&sum.to_be_bytes());
+    }
+    bytes[bth + 4] |= rng.pick(&[0x80, 0x40, 0xc0]);
 }
 
 /// Flips one bit that the ICRC covers; any bit of a frame that has none.

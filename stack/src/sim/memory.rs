@@ -85,6 +85,16 @@ impl Region {
         let mut at = offset;
         let mut rest = bytes;
         while !rest.is_empty() {
+            if at.is_multiple_of(8) && rest.len() >= 8 {
+                // Whole words, which is nearly all there is.
+                let (whole, tail) = rest.as_chunks::<8>();
+                for (cell, word) in self.words[GUARD + at / 8..].iter().zip(whole) {
+                    cell.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+                }
+                at += 8 * whole.len();
+                rest = tail;
+                continue;
+            }
             let skip = at % 8;
             let n = rest.len().min(8 - skip);
             let cell = &self.words[GUARD + at / 8];
@@ -98,7 +108,16 @@ impl Region {
 
     /// Sets `len` bytes to `byte`.
     pub fn fill(&self, offset: usize, len: usize, byte: u8) {
-        self.write(offset, &vec![byte; len]);
+        assert!(offset + len <= self.len, "{offset} + {len} of a region of {}", self.len);
+        let (first, end) = (offset.next_multiple_of(8), (offset + len) & !7);
+        if first >= end {
+            return self.write(offset, &vec![byte; len]);
+        }
+        self.write(offset, &[byte; 8][..first - offset]);
+        for cell in &self.words[GUARD + first / 8..GUARD + end / 8] {
+            cell.store(u64::from_ne_bytes([byte; 8]), Ordering::Relaxed);
+        }
+        self.write(end, &[byte; 8][..offset + len - end]);
     }
 
     /// The 64-bit word, in host order, at an offset that is a multiple of 8.

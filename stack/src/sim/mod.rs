@@ -13,7 +13,10 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+mod conn;
+pub mod flow;
 pub mod fuzz;
+pub mod layout;
 pub mod link;
 pub mod memory;
 pub mod node;
@@ -22,5 +25,6 @@ pub mod port;
 pub mod rng;
 pub mod seen;
 pub mod story;
+pub mod swarm;
 pub mod workload;
 pub mod world;

@@ -8,7 +8,7 @@ use super::port::{self, SimWire};
 use super::rng::Rng;
 use crate::config::SHARD_BITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
-use crate::mem::{Access, MwType, Sge, sge};
+use crate::mem::{Access, KeyFault, MwType, Sge, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
@@ -36,6 +36,8 @@ pub struct NodeConfig {
     pub mtu: Mtu,
     /// IPv6 instead of IPv4.
     pub ipv6: bool,
+    /// VLAN of the port.
+    pub vlan: Option<u16>,
     /// Buffers of each queue.
     pub buffers: usize,
     /// Queue pairs each shard can hold.
@@ -44,7 +46,15 @@ pub struct NodeConfig {
 
 impl Default for NodeConfig {
     fn default() -> Self {
-        Self { index: 0, shards: 1, mtu: Mtu::Mtu4096, ipv6: false, buffers: 512, qps_per_shard: 16 }
+        Self {
+            index: 0,
+            shards: 1,
+            mtu: Mtu::Mtu4096,
+            ipv6: false,
+            vlan: None,
+            buffers: 512,
+            qps_per_shard: 16,
+        }
     }
 }
 
@@ -290,14 +300,14 @@ impl Node {
     /// A node at `now`; `rng` is the operating system's randomness.
     pub fn new(config: NodeConfig, now: Instant, rng: Rng) -> Self {
         assert!((1..=4).contains(&config.shards), "a node has 1 to 4 shards");
-        let net = Net::new(&net_config(config.index, config.ipv6));
+        let net = Net::new(&NetConfig { vlan: config.vlan, ..net_config(config.index, config.ipv6) });
         let gids: Vec<Gid> = net.gids().iter().collect();
         let (mac, gid) = (net.mac(), gids[usize::from(SGID_INDEX)]);
         let shared = Arc::new(Shared::new(SharedConfig {
             net,
             gids,
             mac,
-            vlan: None,
+            vlan: config.vlan,
             mtu: config.mtu,
             shards: config.shards,
             qps_per_shard: config.qps_per_shard,
@@ -373,6 +383,33 @@ impl Node {
         self.shared.mrs.revoke(self.regions[mr.0].key).expect("the region is registered");
     }
 
+    /// Registers a region once more, whose key is dead, with the rights that it had.
+    pub fn register_again(&mut self, mr: MrId) {
+        let random = self.rng.next() as u32;
+        let region = &mut self.regions[mr.0];
+        let (addr, len) = (region.addr(), region.len() as u64);
+        region.key = self
+            .shared
+            .mrs
+            .register(PD, addr, len, region.access, random)
+            .expect("the access flags go together");
+    }
+
+    /// Whether anything can be done by a key.
+    pub fn key_lives(&self, key: u32) -> bool {
+        self.shared.mrs.check(key, PD, Access::empty(), 0, 0) != Err(KeyFault::UnknownKey)
+    }
+
+    /// Lets the slot of a deregistered region's key be used again.
+    pub fn reclaim(&mut self, mr: MrId) {
+        self.shared.mrs.reclaim(self.regions[mr.0].key);
+    }
+
+    /// Other values for the next connection of a queue pair; its queues stay as they are.
+    pub fn configure(&mut self, qp: QpId, config: QpConfig) {
+        self.qp_mut(qp).config = config;
+    }
+
     /// A region.
     pub fn mr(&self, mr: MrId) -> &Region {
         &self.regions[mr.0]
@@ -393,10 +430,26 @@ impl Node {
 
     /// A queue pair in RESET, on a shard.
     pub fn create_qp(&mut self, shard: usize, config: QpConfig, send_cq: CqId, recv_cq: CqId) -> QpId {
+        self.create_qp_as(None, shard, config, send_cq, recv_cq)
+    }
+
+    /// The same with a number that is free, of that shard: one that was used before, for example.
+    pub fn create_qp_as(
+        &mut self,
+        number: Option<Qpn>,
+        shard: usize,
+        config: QpConfig,
+        send_cq: CqId,
+        recv_cq: CqId,
+    ) -> QpId {
         let slot = (0..self.config.qps_per_shard as u32)
             .find(|slot| !self.qps.iter().flatten().any(|qp| (qp.shard, qp.slot) == (shard, *slot)))
             .expect("the shard has a free slot");
         let qpn = loop {
+            if let Some(qpn) = number {
+                assert!(!self.qps.iter().flatten().any(|qp| qp.qpn == qpn), "{qpn:?} is in use");
+                break qpn;
+            }
             let low = self.rng.below(1 << (24 - SHARD_BITS)) as u32;
             let qpn = Qpn::new((shard as u32) << (24 - SHARD_BITS) | low);
             if !matches!(qpn.get(), 0 | 1 | 0xff_ffff) && !self.qps.iter().flatten().any(|qp| qp.qpn == qpn) {

@@ -69,9 +69,14 @@ impl Story {
 
     /// The same on nodes with several shards.
     pub fn of(shards: usize, change: impl FnOnce(&mut QpConfig)) -> Self {
+        Self::on(NodeConfig { shards, ..NodeConfig::default() }, change)
+    }
+
+    /// The same on other nodes.
+    pub fn on(node: NodeConfig, change: impl FnOnce(&mut QpConfig)) -> Self {
         let mut config = QpConfig::default();
         change(&mut config);
-        let nodes = [0, 1].map(|index| NodeConfig { index, shards, ..NodeConfig::default() });
+        let nodes = [0, 1].map(|index| NodeConfig { index, ..node.clone() });
         let mut world = World::new(1, nodes.to_vec());
         let ends = world.connected(config);
         let mrs = [A, B].map(|node| world.nodes[node].register(1 << 16, remote_rights()));

@@ -5,6 +5,7 @@ use core::time::Duration;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::path::Path;
+use std::rc::Rc;
 
 use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -14,7 +15,7 @@ use super::link::{Fault, Fired, Flight, Link, Plan};
 use super::node::{Node, NodeConfig, QpConfig, QpId};
 use super::rng::Rng;
 use super::seen::Seen;
-use crate::id::Qpn;
+use crate::id::{Psn, Qpn};
 use crate::shard::Shared;
 use crate::time::Instant;
 use crate::wire::{Ingress, locate};
@@ -72,8 +73,42 @@ impl Record {
     }
 }
 
-/// A frame on its way: when it arrives, in which order it was sent, to which node.
-type Due = Reverse<(Instant, u64, usize, Vec<u8>)>;
+/// A frame on its way. What arrives first comes first; of two that arrive at once, the one sent first.
+struct Due {
+    at: Instant,
+    number: u64,
+    to: usize,
+    sent: Instant,
+    /// What it says, if it is a packet that nothing happened to.
+    seen: Option<Rc<Seen>>,
+    bytes: Vec<u8>,
+}
+
+impl Due {
+    fn key(&self) -> (Instant, u64) {
+        (self.at, self.number)
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Due {}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
 
 /// Several nodes and every link between them.
 pub struct World {
@@ -96,12 +131,14 @@ pub struct World {
     /// Every packet that a node sent, with the node, if somebody wants to look at them.
     pub tap: Option<Vec<(usize, Seen)>>,
     links: Vec<Link>,
-    flights: BinaryHeap<Due>,
+    flights: BinaryHeap<Reverse<Due>>,
     sent: u64,
     squeezed: Vec<Vec<Instant>>,
     window: Window,
     /// Peer's number of each queue pair of ours.
     peers: BTreeMap<(usize, Qpn), Qpn>,
+    /// When the present life of each queue pair began.
+    born: BTreeMap<(usize, Qpn), Instant>,
     rng: Rng,
 }
 
@@ -135,6 +172,7 @@ impl World {
             squeezed: nodes.iter().map(|node| vec![Instant::ZERO; node.wires.len()]).collect(),
             window: Window::default(),
             peers: BTreeMap::new(),
+            born: BTreeMap::new(),
             nodes,
             rng,
         }
@@ -169,16 +207,26 @@ impl World {
 
     /// Connects two queue pairs, through INIT and RTR to RTS, and waits until they know each other's address.
     pub fn connect(&mut self, a: (usize, QpId), b: (usize, QpId)) {
-        for (one, other) in [(a, b), (b, a)] {
+        self.link_up(a, b);
+        self.run_for(Duration::from_micros(100));
+    }
+
+    /// Leads two queue pairs, in RESET, to each other and to RTS; they may be one and the same. What was known of an
+    /// earlier life of their numbers is forgotten.
+    pub fn link_up(&mut self, a: (usize, QpId), b: (usize, QpId)) {
+        let both = [(a, b), (b, a)];
+        for &(one, other) in if a == b { &both[..1] } else { &both[..] } {
             let (gid, qpn) = (self.nodes[other.0].gid, self.nodes[other.0].qp(other.1).qpn);
             let now = self.now;
             let node = &mut self.nodes[one.0];
             node.to_init(now, one.1);
             node.to_rtr(now, one.1, gid, qpn);
             node.to_rts(now, one.1);
-            self.peers.insert((one.0, node.qp(one.1).qpn), qpn);
+            let own = node.qp(one.1).qpn;
+            self.peers.insert((one.0, own), qpn);
+            self.born.insert((one.0, own), now);
+            self.window.begin(one.0, qpn, Psn::new(node.qp(one.1).config.sq_psn));
         }
-        self.run_for(Duration::from_micros(100));
     }
 
     /// Creates a queue pair on each of two nodes, with one completion queue each, and connects them.
@@ -211,7 +259,7 @@ impl World {
             }
         }
         let deadlines = self.nodes.iter().filter_map(Node::next_deadline);
-        let arrival = self.flights.peek().map(|Reverse(f)| f.0);
+        let arrival = self.flights.peek().map(|Reverse(f)| f.at);
         let stalls = self.squeezed.iter().flatten().copied().filter(|until| *until != Instant::ZERO);
         let next = deadlines.chain(arrival).chain(stalls).min();
         let soon = self.now.after(TURN);
@@ -258,12 +306,16 @@ impl World {
     }
 
     fn deliver(&mut self) {
-        while self.flights.peek().is_some_and(|Reverse(f)| f.0 <= self.now) {
-            let Some(Reverse((_, _, to, bytes))) = self.flights.pop() else { break };
+        while self.flights.peek().is_some_and(|Reverse(f)| f.at <= self.now) {
+            let Some(Reverse(Due { to, sent, seen, bytes, .. })) = self.flights.pop() else { break };
             let queue = self.steer(to, &bytes);
-            if let Some(seen) = Seen::decode(self.now, &bytes) {
-                self.note(to, || format!("got  {seen:?}"));
-                if let Some(peer) = self.peers.get(&(to, seen.dqpn)) {
+            if let Some(seen) = seen {
+                let life = (to, seen.dqpn);
+                let stale = self.born.get(&life).is_some_and(|born| sent < *born);
+                self.note(to, || format!("got  {seen:?}{}", if stale { " of an earlier life" } else { "" }));
+                if stale {
+                    self.fired.count(Fault::EarlierLife);
+                } else if let Some(peer) = self.peers.get(&life) {
                     self.window.delivered(to, *peer, &seen);
                 }
             } else {
@@ -332,11 +384,12 @@ impl World {
             let bytes = frame.data().to_vec();
             drop(frame);
             self.taken[node] += 1;
-            if let Some(seen) = Seen::decode(self.now, &bytes) {
+            let seen = Seen::decode(self.now, &bytes).map(Rc::new);
+            if let Some(seen) = &seen {
                 self.note(node, || format!("sent {seen:?}"));
-                self.window.sent(node, &seen).map_err(|e| format!("node {node}: {e}"))?;
+                self.window.sent(node, seen).map_err(|e| format!("node {node}: {e}"))?;
                 if let Some(tap) = &mut self.tap {
-                    tap.push((node, seen));
+                    tap.push((node, Seen::clone(seen)));
                 }
             } else if matches!(locate(&bytes), Ok(Ingress::Roce(_)) | Err(_)) {
                 return Err(format!("node {node} sent a packet that is not sound"));
@@ -358,9 +411,11 @@ impl World {
                         .collect();
                     self.note(node, || format!("  on the link: {what:?}"));
                 }
-                for Flight { at, bytes } in arrivals.drain(..) {
+                for Flight { at, bytes, whole } in arrivals.drain(..) {
                     self.sent += 1;
-                    self.flights.push(Reverse((at, self.sent, to, bytes)));
+                    let seen = seen.clone().filter(|_| whole);
+                    let due = Due { at, number: self.sent, to, sent: self.now, seen, bytes };
+                    self.flights.push(Reverse(due));
                 }
             }
         }

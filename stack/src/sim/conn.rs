@@ -1,0 +1,391 @@
+//! The lives of a connection in a random run: it is drained, broken, torn down and made anew while others work.
+
+use core::time::Duration;
+
+use super::check::Check;
+use super::flow::Flow;
+use super::link::Fault;
+use super::node::{MrId, QpConfig, QpId};
+use super::swarm::Ends;
+use super::workload::{Plant, Run, flushed};
+use crate::id::QpState;
+use crate::proto::attr::{AttrMask, QpAttr};
+use crate::proto::status::WcStatus;
+use crate::time::Instant;
+
+/// Lives of a connection while the faults are on.
+const LIVES: u32 = 4;
+/// Virtual time in which a queue pair in ERR must have flushed everything.
+const FLUSH: Duration = Duration::from_millis(50);
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub node: usize,
+    pub qp: QpId,
+    shard: usize,
+    /// First sequence number that it sends in this life.
+    psn: u32,
+    /// Destroyed, or in RESET.
+    gone: Option<Gone>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Gone {
+    Reset,
+    Destroyed,
+}
+
+/// What a connection is up to.
+#[derive(Clone, Debug)]
+pub(super) enum Phase {
+    /// It works.
+    Live,
+    /// One end is in SQD, until then at least; once it is drained, with this sequence number.
+    Draining { end: usize, until: Instant, psn: Option<u32> },
+    /// Something happened that ends it; until then its programs have not noticed.
+    Broken { until: Instant },
+    /// Both ends are in ERR and flush.
+    Flushing { until: Instant },
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Conn {
+    /// Two ends, or one that is connected to itself.
+    pub ends: Vec<End>,
+    /// Its first flow; each end has one.
+    flow: usize,
+    pub phase: Phase,
+    /// Lives, this one included.
+    pub lives: u32,
+    /// Requests may fail: retries may run out, or something was done to it.
+    pub may_end: bool,
+    /// A key that it uses was revoked: the region, and what it held then.
+    dead: Option<(usize, MrId, Vec<u8>)>,
+    config: QpConfig,
+}
+
+impl Conn {
+    /// What a request may fail with.
+    pub fn allowed(&self, teardown: bool) -> Vec<WcStatus> {
+        let mut allowed = Vec::new();
+        if self.may_end {
+            allowed.extend([WcStatus::RetryExcErr, WcStatus::RnrRetryExcErr, WcStatus::WrFlushErr]);
+        }
+        if self.dead.is_some() {
+            allowed.extend([
+                WcStatus::RemAccessErr,
+                WcStatus::RemOpErr,
+                WcStatus::LocProtErr,
+                WcStatus::LocAccessErr,
+            ]);
+        }
+        if teardown {
+            allowed.push(WcStatus::WrFlushErr);
+        }
+        allowed
+    }
+}
+
+impl Run {
+    /// The connection that a flow belongs to.
+    pub fn conn_of(&self, flow: usize) -> usize {
+        self.conns.iter().position(|c| (c.flow..c.flow + c.ends.len()).contains(&flow)).expect("it is in one")
+    }
+
+    /// Makes a connection, and its flows.
+    pub fn create(&mut self, ends: Ends) {
+        let nodes = match ends {
+            Ends::Two(a, b) => vec![a, b],
+            Ends::Itself(a) => vec![a],
+        };
+        let config = self.swarm.qp;
+        let mut made = Vec::new();
+        for node in nodes {
+            let shard = self.rng.below(self.swarm.shards[node] as u64) as usize;
+            let cq = self.cqs[node];
+            let qp = self.world.nodes[node].create_qp(shard, config, cq, cq);
+            // Each side starts where it likes; the other side is told.
+            let psn = if made.is_empty() { config.sq_psn } else { self.rng.next() as u32 & 0xff_ffff };
+            made.push(End { node, qp, shard, psn, gone: None });
+        }
+        let flow = self.flows.len();
+        self.conns.push(Conn {
+            ends: made,
+            flow,
+            phase: Phase::Live,
+            lives: 0,
+            may_end: false,
+            dead: None,
+            config,
+        });
+        let conn = self.conns.len() - 1;
+        for (from, to) in pairs(&self.conns[conn].ends) {
+            let new = Flow::new(&mut self.world.nodes, (from.node, from.qp), (to.node, to.qp), &self.swarm);
+            self.flows.push(new);
+        }
+        self.live(conn);
+    }
+
+    /// A new life: both ends are in RESET.
+    fn live(&mut self, i: usize) {
+        if !self.faulty {
+            self.conns[i].config.rnr_retry = 7; // from now on everything must succeed
+        }
+        let ends = self.conns[i].ends.clone();
+        for (from, to) in pairs(&ends) {
+            let psns = (from.psn, to.psn);
+            let config = QpConfig { sq_psn: psns.0, rq_psn: psns.1, ..self.conns[i].config };
+            self.world.nodes[from.node].configure(from.qp, config);
+        }
+        let last = ends[ends.len() - 1];
+        self.world.link_up((ends[0].node, ends[0].qp), (last.node, last.qp));
+        let base = self.base();
+        let first = self.conns[i].flow;
+        for (k, (from, to)) in pairs(&ends).into_iter().enumerate() {
+            let nodes = &mut self.world.nodes;
+            let flow = &mut self.flows[first + k];
+            (flow.qp, flow.peer) = (from.qp, to.qp);
+            flow.qpn = nodes[from.node].qp(from.qp).qpn;
+            flow.peer_qpn = nodes[to.node].qp(to.qp).qpn;
+            flow.begin(nodes, &mut self.rng, base);
+        }
+        let conn = &mut self.conns[i];
+        conn.phase = Phase::Live;
+        conn.lives += 1;
+        conn.may_end = self.swarm.may_fail && self.faulty;
+        conn.dead = None;
+    }
+
+    /// A request failed, as it may: the connection is over.
+    pub fn broken(&mut self, i: usize) {
+        if !self.teardown && matches!(self.conns[i].phase, Phase::Live | Phase::Draining { .. }) {
+            self.report.failed += 1;
+            self.break_up(i);
+        }
+    }
+
+    fn break_up(&mut self, i: usize) {
+        let until = self.world.now.after_nanos(self.rng.below(400_000));
+        self.conns[i].phase = Phase::Broken { until };
+        self.conns[i].may_end = true;
+    }
+
+    /// Both ends go to ERR.
+    pub fn break_ends(&mut self, i: usize) -> Check {
+        for end in self.conns[i].ends.clone() {
+            let now = self.world.now;
+            if end.gone.is_none() {
+                self.world.nodes[end.node]
+                    .modify_state(now, end.qp, QpState::Err)
+                    .map_err(|e| e.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What happens to a connection in this turn.
+    pub fn advance(&mut self, i: usize) -> Check {
+        let now = self.world.now;
+        match self.conns[i].phase.clone() {
+            Phase::Live if self.faulty => {
+                self.trouble(i);
+                Ok(())
+            }
+            Phase::Live => Ok(()),
+            Phase::Draining { end, until, psn } => self.drain(i, end, until, psn),
+            Phase::Broken { until } if until > now && self.faulty => Ok(()),
+            Phase::Broken { .. } => {
+                // While the faults are on, it may stay as it is.
+                if self.faulty && self.conns[i].lives >= LIVES {
+                    return Ok(());
+                }
+                self.break_ends(i)?;
+                self.conns[i].phase = Phase::Flushing { until: now.after(FLUSH) };
+                Ok(())
+            }
+            Phase::Flushing { until } => self.flush(i, until),
+        }
+    }
+
+    /// Something is done to a connection that works.
+    fn trouble(&mut self, i: usize) {
+        let k = self.rng.below(self.conns[i].ends.len() as u64) as usize;
+        let end = self.conns[i].ends[k];
+        let rate = |fault| self.swarm.program(end.node, fault);
+        let faults = [Fault::Drain, Fault::ToError, Fault::ToReset, Fault::Destroy, Fault::Deregister];
+        let Some(fault) = faults.into_iter().find(|f| self.rng.ppm(rate(*f))) else { return };
+        // In the middle of its work, or it is no fault.
+        let flow = self.conns[i].flow + k;
+        if self.flows[flow].sends.outstanding() == 0 || fault != Fault::Drain && self.conns[i].lives >= LIVES
+        {
+            return;
+        }
+        let now = self.world.now;
+        self.world.fired.count(fault);
+        self.world.note(end.node, || format!("{} {:?}", fault.name(), end.qp));
+        let node = &mut self.world.nodes[end.node];
+        match fault {
+            Fault::Drain => {
+                if node.modify_state(now, end.qp, QpState::Sqd).is_ok() {
+                    let until = now.after_nanos(self.rng.below(300_000));
+                    self.conns[i].phase = Phase::Draining { end: k, until, psn: None };
+                }
+                return;
+            }
+            Fault::ToError => node.modify_state(now, end.qp, QpState::Err).expect("ERR is always allowed"),
+            Fault::ToReset => {
+                node.modify_state(now, end.qp, QpState::Reset).expect("RESET is always allowed");
+                self.gone(i, k, Gone::Reset);
+            }
+            Fault::Destroy => {
+                node.destroy(end.qp);
+                self.gone(i, k, Gone::Destroyed);
+            }
+            _ => self.deregister(i),
+        }
+        self.break_up(i);
+    }
+
+    fn gone(&mut self, i: usize, k: usize, how: Gone) {
+        let conn = &mut self.conns[i];
+        conn.ends[k].gone = Some(how);
+        let other = conn.flow + conn.ends.len() - 1 - k;
+        self.flows[conn.flow + k].sender_gone();
+        self.flows[other].receiver_gone();
+    }
+
+    /// One of a flow's regions is deregistered, whatever it is used for.
+    fn deregister(&mut self, i: usize) {
+        let n = self.conns[i].ends.len() as u64;
+        let flow = &mut self.flows[self.conns[i].flow + self.rng.below(n) as usize];
+        let none = MrId(usize::MAX);
+        let (node, slot) = match self.rng.below(4) {
+            0 => (flow.from, &mut flow.mrs.src),
+            1 => (flow.from, &mut flow.mrs.sink),
+            2 => (flow.to, &mut flow.mrs.target),
+            _ => (flow.to, &mut flow.mrs.recv),
+        };
+        let mr = *slot;
+        self.world.nodes[node].deregister(mr);
+        let region = self.world.nodes[node].mr(mr);
+        let held = region.read(0, region.len());
+        if self.plant == Plant::DeadRegion && !self.planted {
+            self.planted = true;
+            region.write(0, &[!held[0]]);
+        }
+        debug_assert_ne!(mr, none);
+        self.conns[i].dead = Some((node, mr, held));
+    }
+
+    /// SQD: what had started is finished, nothing starts, then back to RTS.
+    fn drain(&mut self, i: usize, k: usize, until: Instant, psn: Option<u32>) -> Check {
+        let (now, end) = (self.world.now, self.conns[i].ends[k]);
+        let node = &mut self.world.nodes[end.node];
+        if node.state(end.qp) != QpState::Sqd {
+            self.conns[i].phase = Phase::Live; // it failed; its completions will tell
+            return Ok(());
+        }
+        let attr = node.query(end.qp);
+        match psn {
+            None if attr.sq_draining => {}
+            None => {
+                self.conns[i].phase = Phase::Draining { end: k, until, psn: Some(attr.sq_psn) };
+            }
+            Some(psn) if psn != attr.sq_psn => {
+                return Err(format!("{:?} was drained at {psn:#x} and starts requests", end.qp));
+            }
+            Some(_) if now >= until || !self.faulty => {
+                let attr = QpAttr { qp_state: QpState::Rts, ..QpAttr::default() };
+                node.modify(now, end.qp, &attr, AttrMask::STATE).map_err(|e| format!("SQD to RTS: {e}"))?;
+                self.conns[i].phase = Phase::Live;
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Everything of a connection in ERR is flushed; then it begins again.
+    fn flush(&mut self, i: usize, until: Instant) -> Check {
+        let (first, n) = (self.conns[i].flow, self.conns[i].ends.len());
+        let done = |f: &Flow| {
+            // Unsignalled requests that had succeeded make no completion.
+            let gone = f.sends.outstanding() == 0;
+            let in_use = if gone { 0 } else { self.world.nodes[f.from].sends_in_use(f.qp) };
+            if f.sends.settled() && in_use == 0 && f.receives.outstanding() == 0 {
+                Ok(())
+            } else {
+                flushed(f)
+            }
+        };
+        if let Err(e) = self.flows[first..first + n].iter().try_for_each(done) {
+            return if self.world.now > until { Err(e) } else { Ok(()) };
+        }
+        for flow in first..first + n {
+            self.flows[flow].matches(&self.world.nodes)?;
+        }
+        if let Some((node, mr, held)) = self.conns[i].dead.take() {
+            let region = self.world.nodes[node].mr(mr);
+            if region.read(0, region.len()) != held {
+                return Err(format!("node {node}: a region was written after it was deregistered"));
+            }
+            self.world.nodes[node].reclaim(mr);
+            for flow in &mut self.flows[first..first + n] {
+                let m = &mut flow.mrs;
+                for slot in [&mut m.src, &mut m.sink] {
+                    if flow.from == node && *slot == mr {
+                        *slot = MrId(usize::MAX);
+                    }
+                }
+                for slot in [&mut m.target, &mut m.recv] {
+                    if flow.to == node && *slot == mr {
+                        *slot = MrId(usize::MAX);
+                    }
+                }
+            }
+        }
+        for k in 0..n {
+            self.renew(i, k);
+        }
+        self.live(i);
+        Ok(())
+    }
+
+    /// Leads one end back to RESET, with sequence numbers far from those before; a destroyed one is created again, perhaps
+    /// under its old number.
+    fn renew(&mut self, i: usize, k: usize) {
+        let (now, end) = (self.world.now, self.conns[i].ends[k]);
+        let qp = match end.gone {
+            Some(Gone::Reset) => end.qp,
+            None => {
+                self.world.nodes[end.node]
+                    .modify_state(now, end.qp, QpState::Reset)
+                    .expect("RESET is always allowed");
+                end.qp
+            }
+            Some(Gone::Destroyed) => {
+                let again = self.rng.ppm(self.swarm.program(end.node, Fault::NumberAgain));
+                let flow = &self.flows[self.conns[i].flow + k];
+                let number = again.then_some(flow.qpn);
+                if again {
+                    self.world.fired.count(Fault::NumberAgain);
+                }
+                let (cq, config) = (self.cqs[end.node], self.conns[i].config);
+                self.world.nodes[end.node].create_qp_as(number, end.shard, config, cq, cq)
+            }
+        };
+        // What is still on its way must not fit (IBA 9.7.1: that is up to the connection's programs).
+        let psn = (end.psn + (1 << 22) + self.rng.below(1 << 20) as u32) & 0xff_ffff;
+        self.conns[i].ends[k] = End { qp, psn, gone: None, ..end };
+    }
+}
+
+/// The directions of a connection: from, to.
+fn pairs(ends: &[End]) -> Vec<(End, End)> {
+    match ends {
+        [a, b] => vec![(*a, *b), (*b, *a)],
+        [a] => vec![(*a, *a)],
+        _ => unreachable!("a connection has one or two ends"),
+    }
+}
