@@ -39,12 +39,18 @@ pub const QUEUE_DEPTH_MAX: u32 = 1 << 15;
 pub const SGE_MAX: usize = 16;
 /// Inline bytes of a work request.
 pub const INLINE_MAX: u32 = 512;
+/// Protection domains of a device.
+pub const PD_MAX: usize = 1 << 16;
+/// Completion queues of a device.
+pub const CQ_MAX: usize = 1 << 16;
 /// Entries of a completion queue.
 pub const CQE_MAX: u32 = 1 << 22;
 /// Bytes of a message (IBA 9.7.7: 2^31).
 pub const MESSAGE_MAX: u32 = 1 << 31;
 /// READ and ATOMIC requests outstanding at either end of a queue pair.
 pub const RD_ATOMIC_MAX: u8 = 16;
+/// Bytes of a memory region: what one object of a program can have.
+pub const MR_SIZE_MAX: u64 = isize::MAX as u64;
 /// Memory regions of a device.
 pub const MR_MAX: usize = 1 << 16;
 

@@ -47,6 +47,7 @@ mod attr;
 mod connect;
 mod context;
 mod cq;
+mod device_info;
 pub mod error;
 mod mr;
 mod pd;
@@ -58,6 +59,7 @@ pub use attr::{attr_init, attr_rtr, attr_rts, attr_to};
 pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
 pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
+pub use device_info::DeviceInfo;
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use mr::Mr;
 pub use pd::Pd;
@@ -67,8 +69,9 @@ pub use wr::{RecvWr, SendWr};
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
-    DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, Gid, GlobalRoute, Mac, ModifyError, Mtu,
-    OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr, QpCap, QpState, QpType, Qpn,
+    DeviceCapFlags, DeviceConfig, DeviceError, Discard, Drive, Event, EventElement, Gid, GidEntry, GidType,
+    GlobalRoute, LINK_LAYER_ETHERNET, Mac, ModifyError, Mtu, OpenError, PathMigState, PortAttr, PortCapFlags,
+    PortPhysState, PortSource, PortState, Psn, QPF_GRH_REQUIRED, QpAttr, QpCap, QpState, QpType, Qpn,
     SendFlags, Sge, Turn, WcFlags, WcOpcode, WcStatus, WrOpcode, state_name, type_name,
 };
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::Device;
 use super::claim::lock;
 use super::error::DeviceError;
+use super::limits::Share;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
 use crate::shard::LaneId;
@@ -38,6 +39,7 @@ pub struct CqCore {
     lanes: Mutex<Vec<Lane>>,
     /// Shards that have a lane, as bits.
     feeders: AtomicU32,
+    _share: Share,
 }
 
 impl CqCore {
@@ -46,6 +48,7 @@ impl CqCore {
             let (given, max) = (cqe.into(), CQE_MAX.into());
             return Err(DeviceError::Range { what: "cqe", given, min: 1, max });
         }
+        let share = device.cqs.take()?;
         let (reader, lanes) = lanes::cq(cqe, device.shards());
         Ok(Arc::new(Self {
             device,
@@ -53,6 +56,7 @@ impl CqCore {
             tap: Mutex::new(Some(CqTap(reader))),
             lanes: Mutex::new(lanes.into_iter().map(Lane::Spare).collect()),
             feeders: AtomicU32::new(0),
+            _share: share,
         }))
     }
 

@@ -43,7 +43,9 @@ use crate::shard::Shard;
 use crate::sync::doorbell::Doorbells;
 use crate::sync::words::Words;
 
+use crate::config::{CQ_MAX, PD_MAX};
 use claim::Core;
+use limits::Quota;
 use numbers::Numbers;
 use random::Random;
 use stats_socket::StatsSocket;
@@ -51,7 +53,10 @@ use stats_socket::StatsSocket;
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
 pub use cq::{CqCore, CqTap};
 pub use error::{DeviceError, OpenError};
-pub use limits::{AtomicCap, DeviceAttr, PortAttr, PortState};
+pub use limits::{
+    AtomicCap, DEFAULT_PKEY, DeviceAttr, DeviceCapFlags, GidEntry, GidType, LINK_LAYER_ETHERNET, PortAttr,
+    PortCapFlags, PortPhysState, PortState, QPF_GRH_REQUIRED,
+};
 pub use mr::MrCore;
 pub use pd::PdCore;
 pub use qp::{QpCore, QpInit, RingTap};
@@ -75,6 +80,9 @@ pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
 /// How often the link is looked after.
 pub const MAINTAIN_EVERY: Duration = Duration::from_millis(10);
 
+/// Number of the next device that this process opens.
+static NEXT_NAME: AtomicU32 = AtomicU32::new(0);
+
 /// An open device: a port, its shards and the numbers given out.
 pub struct Device {
     core: Arc<Core>,
@@ -82,6 +90,10 @@ pub struct Device {
     numbers: Mutex<Numbers>,
     random: Random,
     next_pd: AtomicU32,
+    pds: Quota,
+    cqs: Quota,
+    /// Its name among the devices of this process.
+    name: String,
     /// Shows the counters, where it was asked for.
     stats: Option<StatsSocket>,
 }
@@ -124,6 +136,9 @@ impl Device {
             numbers: Mutex::new(Numbers::new(shards, config.qps_per_shard)),
             random,
             next_pd: AtomicU32::new(1),
+            pds: Quota::new("protection domain", PD_MAX),
+            cqs: Quota::new("completion queue", CQ_MAX),
+            name: format!("roce{}", NEXT_NAME.fetch_add(1, Ordering::Relaxed)),
             stats,
         }))
     }
@@ -155,6 +170,10 @@ impl Device {
         }
     }
 
+    /// Its name: `roce` and how many devices this process opened before.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
     /// Number of shards.
     pub fn shards(&self) -> usize {
         self.core.cells.len()
@@ -249,14 +268,18 @@ impl Device {
     }
 
     /// Allocates a protection domain.
-    pub fn alloc_pd(self: &Arc<Self>) -> Arc<PdCore> {
-        PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)))
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`].
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<PdCore>, DeviceError> {
+        let share = self.pds.take()?;
+        Ok(PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)), share))
     }
 
     /// Makes a completion queue of at least `cqe` entries.
     ///
     /// # Errors
-    /// [`DeviceError::Range`].
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`].
     pub fn create_cq(self: &Arc<Self>, cqe: u32) -> Result<Arc<CqCore>, DeviceError> {
         CqCore::new(self.clone(), cqe)
     }

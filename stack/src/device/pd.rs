@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use super::Device;
 use super::error::DeviceError;
+use super::limits::Share;
 use super::mr::MrCore;
 use super::qp::{QpCore, QpInit};
+use crate::config::MR_SIZE_MAX;
 use crate::id::PdId;
 use crate::mem::Access;
 
@@ -14,11 +16,12 @@ use crate::mem::Access;
 pub struct PdCore {
     device: Arc<Device>,
     id: PdId,
+    _share: Share,
 }
 
 impl PdCore {
-    pub(super) fn new(device: Arc<Device>, id: PdId) -> Arc<Self> {
-        Arc::new(Self { device, id })
+    pub(super) fn new(device: Arc<Device>, id: PdId, share: Share) -> Arc<Self> {
+        Arc::new(Self { device, id, _share: share })
     }
     /// Its number.
     pub fn id(&self) -> PdId {
@@ -34,8 +37,17 @@ impl PdCore {
     /// The memory must stay valid until the region is deregistered; whoever calls this sees to it.
     ///
     /// # Errors
-    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    /// [`DeviceError::Memory`], [`DeviceError::Range`] for more than
+    /// [`DeviceAttr::max_mr_size`](super::DeviceAttr::max_mr_size) bytes, [`DeviceError::Random`].
     pub fn reg_mr(self: &Arc<Self>, addr: u64, len: u64, access: Access) -> Result<MrCore, DeviceError> {
+        if len > MR_SIZE_MAX {
+            return Err(DeviceError::Range {
+                what: "length of the region",
+                given: len,
+                min: 0,
+                max: MR_SIZE_MAX,
+            });
+        }
         MrCore::new(self.clone(), addr, len, access)
     }
 
