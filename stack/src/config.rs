@@ -39,6 +39,10 @@ pub const QUEUE_DEPTH_MAX: u32 = 1 << 15;
 pub const SGE_MAX: usize = 16;
 /// Inline bytes of a work request.
 pub const INLINE_MAX: u32 = 512;
+/// Protection domains of a device.
+pub const PD_MAX: usize = 1 << 16;
+/// Completion queues of a device.
+pub const CQ_MAX: usize = 1 << 16;
 /// Entries of a completion queue.
 pub const CQE_MAX: u32 = 1 << 22;
 /// Bytes of a message (IBA 9.7.7: 2^31).
@@ -47,6 +51,8 @@ pub const MESSAGE_MAX: u32 = 1 << 31;
 pub const RD_ATOMIC_MAX: u8 = 16;
 /// Shared receive queues of a device.
 pub const SRQ_MAX: usize = 1 << 16;
+/// Bytes of a memory region: what one object of a program can have.
+pub const MR_SIZE_MAX: u64 = isize::MAX as u64;
 /// Memory regions and windows of a device, together.
 pub const MR_MAX: usize = 1 << 16;
 

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    CounterSnapshot, CqInit, Device, DeviceAttr, DeviceConfig, Gid, PortAttr, Turn, port, stats,
+    CounterSnapshot, CqInit, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, Turn,
+    port, stats,
 };
 
 use crate::async_event::AsyncEventGuard;
 use crate::comp_channel::CompChannel;
 use crate::cq::Cq;
 use crate::cq_ex::{CqInitAttr, CqWcFlags};
+use crate::device_info::DeviceInfo;
 use crate::error::VerbsError;
 use crate::pd::Pd;
 
@@ -75,6 +77,61 @@ impl Context {
         gid(&self.device, index)
     }
 
+    /// An address of port 1 with what is known of it.
+    ///
+    /// # Errors
+    /// [`VerbsError::NoSuchIndex`].
+    #[doc(alias = "ibv_query_gid_ex")]
+    pub fn query_gid_ex(&self, port_num: u8, index: usize) -> Result<GidEntry<'_>, VerbsError> {
+        self.query_gid(port_num, index)?;
+        let count = self.device.gids().len();
+        let gone = VerbsError::NoSuchIndex { what: "GID index", index, first: 0, count };
+        self.device.gid_entry(index).ok_or(gone)
+    }
+
+    /// All addresses of all ports, each with what is known of it.
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn query_gid_table(&self) -> Vec<GidEntry<'_>> {
+        (0..).map_while(|index| self.device.gid_entry(index)).collect()
+    }
+
+    /// A partition key of port 1: index 0 is the default key with full membership, the only one.
+    ///
+    /// # Errors
+    /// [`VerbsError::NoSuchIndex`].
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn query_pkey(&self, port_num: u8, index: usize) -> Result<u16, VerbsError> {
+        only_port(port_num)?;
+        let count = usize::from(self.device.port_attr().pkey_tbl_len);
+        if index < count {
+            return Ok(DEFAULT_PKEY);
+        }
+        Err(VerbsError::NoSuchIndex { what: "P_Key index", index, first: 0, count })
+    }
+
+    /// The device's name: `roce` and how many devices this process opened before.
+    #[doc(alias = "ibv_get_device_name")]
+    pub fn device_name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// The device's GUID: the EUI-64 of its port's Ethernet address, in the order of the wire.
+    #[doc(alias = "ibv_get_device_guid")]
+    pub fn device_guid(&self) -> [u8; 8] {
+        self.device.attr().node_guid
+    }
+
+    /// Everything about device and port, for a person: its `Display` is what `ibv_devinfo -v` would print.
+    #[doc(alias = "ibv_devinfo")]
+    pub fn device_info(&self) -> DeviceInfo<'_> {
+        DeviceInfo {
+            name: self.device_name(),
+            device: self.query_device(),
+            port: self.device.port_attr(),
+            gids: self.query_gid_table(),
+        }
+    }
+
     /// All addresses of port 1: the link-local one, then the configured ones in order.
     pub fn gid_table(&self) -> &[Gid] {
         self.device.gids()
@@ -83,10 +140,10 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// None today.
+    /// `ENOMEM` with [`DeviceAttr::max_pd`] of them.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<Pd, VerbsError> {
-        Ok(Pd::new(self.device.alloc_pd()))
+        Ok(Pd::new(self.device.alloc_pd()?))
     }
 
     /// Makes a completion queue of at least `cqe` entries.
@@ -95,7 +152,7 @@ impl Context {
     /// pairs to ERR (ibv_create_cq(3)).
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`].
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], `ENOMEM` with [`DeviceAttr::max_cq`] queues.
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> Result<Cq, VerbsError> {
         self.create_cq_ex(&CqInitAttr::new(cqe))

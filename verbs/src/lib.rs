@@ -52,6 +52,7 @@ mod connect;
 mod context;
 mod cq;
 mod cq_ex;
+mod device_info;
 mod drain;
 pub mod error;
 mod mcast;
@@ -71,6 +72,7 @@ pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
 pub use context::{Context, Reactor};
 pub use cq::{Cq, CqPoller};
 pub use cq_ex::{CqExPoll, CqInitAttr, CqWcFlags};
+pub use device_info::DeviceInfo;
 pub use drain::Drain;
 pub use error::{PostError, PostErrorKind, VerbsError};
 pub use mr::{Mr, Rereg};
@@ -82,11 +84,12 @@ pub use wc::Wc;
 pub use wr::{FlushLevel, FlushPlacement, RecvWr, SendWr};
 
 pub use stack::device::{
-    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr, DeviceCap,
-    DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid, GlobalRoute,
-    Mac, ModifyError, Mtu, MwType, OpenError, PathMigState, PortAttr, PortSource, PortState, Psn, QpAttr,
-    QpCap, QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, VendorErr, WcFlags, WcOpcode,
-    WcStatus, WrOpcode, inc_rkey, state_name, type_name,
+    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
+    DeviceCapFlags, DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid,
+    GidEntry, GidType, GlobalRoute, LINK_LAYER_ETHERNET, Mac, ModifyError, Mtu, MwType, OpenError,
+    PathMigState, PortAttr, PortCapFlags, PortPhysState, PortSource, PortState, Psn, QPF_GRH_REQUIRED,
+    QpAttr, QpCap, QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, VendorErr, WcFlags,
+    WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
 /// Every limit of the stack.

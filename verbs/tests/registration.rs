@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{Pair, all_rights, embedded, nothing};
 use verbs::error::errno::{EINVAL, EOPNOTSUPP};
 use verbs::{
-    Access, Context, DeviceCap, DeviceConfig, Drive, Mr, QpState, RecvWr, Rereg, SendWr, VerbsError,
+    Access, Context, DeviceCapFlags, DeviceConfig, Drive, Mr, QpState, RecvWr, Rereg, SendWr, VerbsError,
     WcOpcode, WcStatus,
 };
 
@@ -216,8 +216,10 @@ fn hints_are_taken_and_features_are_announced() {
     assert_eq!(write(&p, mr.addr(), mr.rkey()), WcStatus::Success);
     let attr = p.context.query_device();
     let caps = attr.device_cap_flags;
-    assert!(caps.contains(DeviceCap::MEM_WINDOW | DeviceCap::MEM_WINDOW_TYPE_2B));
-    assert!(caps.contains(DeviceCap::MEM_MGT_EXTENSIONS | DeviceCap::ATOMIC_WRITE | DeviceCap::FLUSH_GLOBAL));
-    assert!(!caps.contains(DeviceCap::FLUSH_PERSISTENT));
+    assert!(caps.contains(DeviceCapFlags::MEM_WINDOW | DeviceCapFlags::MEM_WINDOW_TYPE_2B));
+    assert!(caps.contains(
+        DeviceCapFlags::MEM_MGT_EXTENSIONS | DeviceCapFlags::ATOMIC_WRITE | DeviceCapFlags::FLUSH_GLOBAL
+    ));
+    assert!(!caps.contains(DeviceCapFlags::FLUSH_PERSISTENT));
     assert_eq!(attr.max_mw, attr.max_mr);
 }

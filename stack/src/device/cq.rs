@@ -9,6 +9,7 @@ use super::Device;
 use super::channel::ChannelCore;
 use super::claim::{lock, not_inside_turn};
 use super::error::DeviceError;
+use super::limits::Share;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
 use crate::shard::{CqState, EventElement, LaneId};
@@ -54,6 +55,7 @@ pub struct CqCore {
     state: Arc<CqState>,
     /// Held, and how to arm; `None` where there are no events.
     channel: Option<(Arc<ChannelCore>, Armer)>,
+    _share: Share,
 }
 
 fn check_cqe(cqe: u32, min: u32) -> Result<(), DeviceError> {
@@ -70,6 +72,7 @@ impl CqCore {
         if init.channel.is_some_and(|c| !Arc::ptr_eq(c.device(), &device)) {
             return Err(DeviceError::Foreign { what: "completion channel" });
         }
+        let share = device.cqs.take()?;
         let make = if init.channel.is_some() { lanes::cq_with_events } else { lanes::cq };
         let (reader, lanes) = make(init.cqe, device.shards());
         let number = device.next_cq.fetch_add(1, Ordering::Relaxed);
@@ -82,6 +85,7 @@ impl CqCore {
             lanes: Mutex::new(lanes.into_iter().map(Lane::Spare).collect()),
             feeders: AtomicU32::new(0),
             state: Arc::new(CqState::new(number, init.context, events)),
+            _share: share,
         }))
     }
 

@@ -1,11 +1,69 @@
 //! What the device can do, in the words of `ibv_query_device(3)` and `ibv_query_port(3)`.
 
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
 use super::Device;
+use super::error::DeviceError;
 use crate::config::{
-    CQE_MAX, INLINE_MAX, MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX, MESSAGE_MAX, MR_MAX, QUEUE_DEPTH_MAX,
-    RD_ATOMIC_MAX, SGE_MAX, SRQ_MAX,
+    CQ_MAX, CQE_MAX, INLINE_MAX, MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX, MESSAGE_MAX, MR_MAX, MR_SIZE_MAX,
+    PD_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX, SRQ_MAX,
 };
-use crate::id::{Mac, Mtu};
+use crate::id::{Gid, Mac, Mtu};
+use crate::wire::Discard;
+
+/// Bits of a partition key: the default partition, full membership.
+pub const DEFAULT_PKEY: u16 = 0xffff;
+/// `vendor_id`: the number of no vendor.
+const VENDOR_NONE: u32 = 0x00ff_ffff;
+/// Page sizes that memory may have, as bits: 4 KiB and every larger power of two.
+const PAGE_SIZES: u64 = !0xfff;
+/// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: a thread that turns shards may lose its processor.
+const ACK_DELAY: u8 = 15;
+
+bitflags::bitflags! {
+    /// What a device can do beyond the numbers (`enum ibv_device_cap_flags` and, from bit 32 on, `device_cap_flags_ex`;
+    /// ibv_query_device(3), ibv_query_device_ex(3)).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct DeviceCapFlags: u64 {
+        /// Queues of a queue pair can be resized.
+        const RESIZE_MAX_WR = 1 << 0;
+        /// Packets with a foreign partition key are counted.
+        const BAD_PKEY_CNTR = 1 << 1;
+        /// Packets with a wrong Q_Key are counted.
+        const BAD_QKEY_CNTR = 1 << 2;
+        /// Alternate paths.
+        const AUTO_PATH_MIG = 1 << 4;
+        /// `cur_qp_state` may be given to Modify QP.
+        const CURR_QP_STATE_MOD = 1 << 7;
+        /// Raises PORT_ACTIVE.
+        const PORT_ACTIVE_EVENT = 1 << 10;
+        /// Has a system image GUID.
+        const SYS_IMAGE_GUID = 1 << 11;
+        /// RC queue pairs send RNR NAKs.
+        const RC_RNR_NAK_GEN = 1 << 12;
+        /// Shared receive queues can be resized.
+        const SRQ_RESIZE = 1 << 13;
+        /// Several completions can be asked to be notified of.
+        const N_NOTIFY_CQ = 1 << 14;
+        /// Memory windows of type 1.
+        const MEM_WINDOW = 1 << 17;
+        /// XRC.
+        const XRC = 1 << 20;
+        /// Fast registration, SEND with invalidate, local invalidate.
+        const MEM_MGT_EXTENSIONS = 1 << 21;
+        /// Memory windows of type 2A.
+        const MEM_WINDOW_TYPE_2A = 1 << 23;
+        /// Memory windows of type 2B.
+        const MEM_WINDOW_TYPE_2B = 1 << 24;
+        /// FLUSH to global visibility.
+        const FLUSH_GLOBAL = 1 << 38;
+        /// FLUSH to persistence.
+        const FLUSH_PERSISTENT = 1 << 39;
+        /// ATOMIC WRITE.
+        const ATOMIC_WRITE = 1 << 40;
+    }
+}
 
 /// With what remote atomics are atomic (`enum ibv_atomic_cap`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,43 +76,44 @@ pub enum AtomicCap {
     Glob,
 }
 
-bitflags::bitflags! {
-    /// Features of a device, with the values of `enum ibv_device_cap_flags` and, from bit 32 on, of
-    /// `device_cap_flags_ex` (`ibv_query_device_ex(3)`).
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-    pub struct DeviceCap: u64 {
-        /// Memory windows of type 1.
-        const MEM_WINDOW = 1 << 17;
-        /// Fast registration, local invalidation and SEND with invalidate.
-        const MEM_MGT_EXTENSIONS = 1 << 21;
-        /// Memory windows of type 2B, tied to a queue pair and a protection domain.
-        const MEM_WINDOW_TYPE_2B = 1 << 24;
-        /// FLUSH to global visibility.
-        const FLUSH_GLOBAL = 1 << 38;
-        /// FLUSH to persistence.
-        const FLUSH_PERSISTENT = 1 << 39;
-        /// ATOMIC WRITE.
-        const ATOMIC_WRITE = 1 << 40;
-    }
-}
-
-/// Limits of a device (`struct ibv_device_attr`).
+/// Limits of a device (`struct ibv_device_attr`, and of `ibv_device_attr_ex` what there is).
+///
+/// What is announced works, and one more is refused with [`DeviceError::Range`] or [`DeviceError::Exhausted`]. Of
+/// the fields of C those are left out that concern end-to-end contexts, raw datagrams and FMRs: all of them are 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
     /// Version of the stack.
     pub fw_ver: &'static str,
     /// Identifies the device: the EUI-64 of its Ethernet address.
     pub node_guid: [u8; 8],
+    /// Identifies the system image: the same.
+    pub sys_image_guid: [u8; 8],
+    /// IEEE number of the vendor: that of none.
+    pub vendor_id: u32,
+    /// The vendor's number for the part.
+    pub vendor_part_id: u32,
+    /// Version of the hardware, which there is none of.
+    pub hw_ver: u32,
+    /// What the device can do beyond the numbers.
+    pub device_cap_flags: DeviceCapFlags,
     /// Bytes of the largest memory region.
     pub max_mr_size: u64,
-    /// Queue pairs.
+    /// Page sizes, as bits.
+    pub page_size_cap: u64,
+    /// Queue pairs, over all shards.
     pub max_qp: usize,
+    /// Queue pairs of a shard.
+    pub qps_per_shard: usize,
     /// Requests of a send or receive queue.
     pub max_qp_wr: u32,
     /// Scatter/gather elements of a request.
     pub max_sge: u32,
+    /// Scatter/gather elements of a READ request.
+    pub max_sge_rd: u32,
     /// Inline bytes of a request.
     pub max_inline_data: u32,
+    /// Completion queues.
+    pub max_cq: usize,
     /// Entries of a completion queue.
     pub max_cqe: u32,
     /// Shared receive queues.
@@ -67,10 +126,12 @@ pub struct DeviceAttr {
     pub max_mr: usize,
     /// Memory windows, if there are no regions.
     pub max_mw: usize,
-    /// What of the optional features there is; FLUSH to persistence is not among them.
-    pub device_cap_flags: DeviceCap,
+    /// Protection domains.
+    pub max_pd: usize,
     /// READ and atomic requests outstanding as responder, for each queue pair.
     pub max_qp_rd_atom: u8,
+    /// READ and atomic requests outstanding as responder, over all queue pairs.
+    pub max_res_rd_atom: usize,
     /// READ and atomic requests outstanding as requester, for each queue pair.
     pub max_qp_init_rd_atom: u8,
     /// With what remote atomics are atomic.
@@ -85,8 +146,17 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
     /// Entries of the partition key table: 1, the default key.
     pub max_pkeys: u16,
+    /// Exponent of the longest time from a request to its ACK, in 4.096 us (IBA 11.2.1.2).
+    pub local_ca_ack_delay: u8,
+    /// Bits of a completion's timestamp that mean something.
+    pub completion_timestamp_mask: u64,
+    /// Frequency of the clock of timestamps, in kHz: they are nanoseconds.
+    pub hca_core_clock: u64,
     /// Shards.
     pub shards: usize,
+
+    /// Address handles: as many as there is memory for.
+    pub max_ah: usize,
 }
 
 /// Whether a port can be used (`enum ibv_port_state`).
@@ -99,11 +169,40 @@ pub enum PortState {
     Active = 4,
 }
 
-/// State and limits of the port (`struct ibv_port_attr`).
+/// What the port's physical layer does (`phys_state` of `struct ibv_port_attr`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum PortPhysState {
+    /// Down.
+    Disabled = 3,
+    /// Up.
+    LinkUp = 5,
+}
+
+bitflags::bitflags! {
+    /// What a port can do (`enum ibv_port_cap_flags`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct PortCapFlags: u32 {
+        /// Connection management.
+        const CM_SUP = 1 << 16;
+        /// GIDs are IP addresses.
+        const IP_BASED_GIDS = 1 << 26;
+    }
+}
+
+/// `flags` of [`PortAttr`]: address vectors need a global route (`IBV_QPF_GRH_REQUIRED`).
+pub const QPF_GRH_REQUIRED: u8 = 1 << 0;
+/// `link_layer` of [`PortAttr`]: Ethernet (`IBV_LINK_LAYER_ETHERNET`).
+pub const LINK_LAYER_ETHERNET: u8 = 2;
+
+/// State and limits of the port (`struct ibv_port_attr`). LIDs and what belongs to them do not exist on Ethernet; C
+/// sees 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortAttr {
     /// Whether the link is up.
     pub state: PortState,
+    /// The same, of the physical layer.
+    pub phys_state: PortPhysState,
     /// Largest path MTU of any port.
     pub max_mtu: Mtu,
     /// Largest path MTU that this link carries.
@@ -118,8 +217,80 @@ pub struct PortAttr {
     pub pkey_tbl_len: u16,
     /// Bytes of the longest message.
     pub max_msg_sz: u32,
+    /// What the port can do.
+    pub port_cap_flags: PortCapFlags,
+    /// Packets with a foreign partition key so far; C has 16 bits for it.
+    pub bad_pkey_cntr: u64,
+    /// Packets with a wrong Q_Key so far; C has 16 bits for it.
+    pub qkey_viol_cntr: u64,
+    /// Virtual lanes: 1.
+    pub max_vl_num: u8,
+    /// Lanes of the link, as a code: 1 for one. Ports do not tell, and nobody here decides by it.
+    pub active_width: u8,
+    /// Speed of a lane, as a code: 1, the least. Ports do not tell, and nobody here decides by it.
+    pub active_speed: u8,
+    /// [`QPF_GRH_REQUIRED`].
+    pub flags: u8,
+    /// [`LINK_LAYER_ETHERNET`].
+    pub link_layer: u8,
     /// Queues of the port.
     pub queues: usize,
+}
+
+/// What a GID is made for (`enum ibv_gid_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum GidType {
+    /// RoCEv2: over UDP. The only one here.
+    RoceV2 = 2,
+}
+
+/// An entry of the GID table (`struct ibv_gid_entry`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GidEntry<'a> {
+    /// The address.
+    pub gid: Gid,
+    /// Its index.
+    pub gid_index: usize,
+    /// Its port: 1.
+    pub port_num: u8,
+    /// What it is made for.
+    pub gid_type: GidType,
+    /// Name of the system's network interface that the port uses; empty where it uses none.
+    pub ndev: &'a str,
+}
+
+/// How many objects of a kind a device may have at once.
+#[derive(Debug)]
+pub(super) struct Quota {
+    what: &'static str,
+    limit: usize,
+    live: Arc<AtomicUsize>,
+}
+
+/// The right to be one of them, until dropped.
+#[derive(Debug)]
+pub(super) struct Share(Arc<AtomicUsize>);
+
+impl Quota {
+    pub(super) fn new(what: &'static str, limit: usize) -> Self {
+        Self { what, limit, live: Arc::default() }
+    }
+    /// # Errors
+    /// [`DeviceError::Exhausted`].
+    pub(super) fn take(&self) -> Result<Share, DeviceError> {
+        let one_more = |live| (live < self.limit).then_some(live + 1);
+        match self.live.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more) {
+            Ok(_) => Ok(Share(self.live.clone())),
+            Err(_) => Err(DeviceError::Exhausted { what: self.what, limit: self.limit }),
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Device {
@@ -129,23 +300,40 @@ impl Device {
         DeviceAttr {
             fw_ver: env!("CARGO_PKG_VERSION"),
             node_guid: [a ^ 2, b, c, 0xff, 0xfe, d, e, f],
-            max_mr_size: isize::MAX as u64,
+            sys_image_guid: [a ^ 2, b, c, 0xff, 0xfe, d, e, f],
+            vendor_id: VENDOR_NONE,
+            vendor_part_id: 0,
+            hw_ver: 0,
+            device_cap_flags: DeviceCapFlags::BAD_PKEY_CNTR
+                | DeviceCapFlags::CURR_QP_STATE_MOD
+                | DeviceCapFlags::PORT_ACTIVE_EVENT
+                | DeviceCapFlags::SYS_IMAGE_GUID
+                | DeviceCapFlags::RC_RNR_NAK_GEN
+                | DeviceCapFlags::BAD_QKEY_CNTR
+                | DeviceCapFlags::SRQ_RESIZE
+                | DeviceCapFlags::MEM_WINDOW
+                | DeviceCapFlags::MEM_MGT_EXTENSIONS
+                | DeviceCapFlags::MEM_WINDOW_TYPE_2B
+                | DeviceCapFlags::FLUSH_GLOBAL
+                | DeviceCapFlags::ATOMIC_WRITE,
+            max_mr_size: MR_SIZE_MAX,
+            page_size_cap: PAGE_SIZES,
             max_qp: self.words().len(),
+            qps_per_shard: self.core().shared.qps_per_shard,
             max_qp_wr: QUEUE_DEPTH_MAX,
             max_sge: SGE_MAX as u32,
+            max_sge_rd: SGE_MAX as u32,
             max_inline_data: INLINE_MAX,
+            max_cq: CQ_MAX,
             max_cqe: CQE_MAX,
             max_srq: SRQ_MAX,
             max_srq_wr: QUEUE_DEPTH_MAX,
             max_srq_sge: SGE_MAX as u32,
             max_mr: MR_MAX,
             max_mw: MR_MAX,
-            device_cap_flags: DeviceCap::MEM_WINDOW
-                | DeviceCap::MEM_MGT_EXTENSIONS
-                | DeviceCap::MEM_WINDOW_TYPE_2B
-                | DeviceCap::FLUSH_GLOBAL
-                | DeviceCap::ATOMIC_WRITE,
+            max_pd: PD_MAX,
             max_qp_rd_atom: RD_ATOMIC_MAX,
+            max_res_rd_atom: self.words().len() * usize::from(RD_ATOMIC_MAX),
             max_qp_init_rd_atom: RD_ATOMIC_MAX,
             atomic_cap: AtomicCap::Glob,
             max_mcast_grp: MCAST_GRP_MAX,
@@ -153,15 +341,22 @@ impl Device {
             max_total_mcast_qp_attach: MCAST_GRP_MAX * MCAST_QP_ATTACH_MAX,
             phys_port_cnt: 1,
             max_pkeys: 1,
+            local_ca_ack_delay: ACK_DELAY,
+            completion_timestamp_mask: u64::MAX,
+            hca_core_clock: 1_000_000,
             shards: self.shards(),
+            max_ah: i32::MAX as usize,
         }
     }
 
     /// State and limits of the port.
     pub fn port_attr(&self) -> PortAttr {
         let info = self.port().info();
+        let up = self.port().link_up();
+        let counters = self.counters();
         PortAttr {
-            state: if self.port().link_up() { PortState::Active } else { PortState::Down },
+            state: if up { PortState::Active } else { PortState::Down },
+            phys_state: if up { PortPhysState::LinkUp } else { PortPhysState::Disabled },
             max_mtu: Mtu::Mtu4096,
             active_mtu: Mtu::of_link(info.mtu),
             link_mtu: info.mtu,
@@ -169,7 +364,29 @@ impl Device {
             gid_tbl_len: self.gids().len(),
             pkey_tbl_len: 1,
             max_msg_sz: MESSAGE_MAX,
+            port_cap_flags: PortCapFlags::IP_BASED_GIDS,
+            bad_pkey_cntr: counters.discarded(Discard::BadPkey),
+            qkey_viol_cntr: counters.discarded(Discard::BadQkey),
+            max_vl_num: 1,
+            active_width: 1,
+            active_speed: 1,
+            flags: QPF_GRH_REQUIRED,
+            link_layer: LINK_LAYER_ETHERNET,
             queues: info.queues,
         }
+    }
+
+    /// Name of the system's network interface that the port uses; empty where it uses none.
+    pub fn ndev(&self) -> &str {
+        match self.port().info().name.split_once(':') {
+            Some(("tap" | "af_packet", rest)) => rest.split(',').next().unwrap_or(rest),
+            _ => "",
+        }
+    }
+
+    /// The GID table's entry at `index`, if there is one.
+    pub fn gid_entry(&self, index: usize) -> Option<GidEntry<'_>> {
+        let gid = *self.gids().get(index)?;
+        Some(GidEntry { gid, gid_index: index, port_num: 1, gid_type: GidType::RoceV2, ndev: self.ndev() })
     }
 }

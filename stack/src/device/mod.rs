@@ -50,7 +50,9 @@ use crate::sync::doorbell::Doorbells;
 use crate::sync::eventfd::EventFd;
 use crate::sync::words::Words;
 
+use crate::config::{CQ_MAX, PD_MAX};
 use claim::Core;
+use limits::Quota;
 use numbers::Numbers;
 use random::Random;
 use stats_socket::StatsSocket;
@@ -60,7 +62,10 @@ pub use channel::ChannelCore;
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
 pub use cq::{CqCore, CqInit, CqTap};
 pub use error::{DeviceError, OpenError};
-pub use limits::{AtomicCap, DeviceAttr, DeviceCap, PortAttr, PortState};
+pub use limits::{
+    AtomicCap, DEFAULT_PKEY, DeviceAttr, DeviceCapFlags, GidEntry, GidType, LINK_LAYER_ETHERNET, PortAttr,
+    PortCapFlags, PortPhysState, PortState, QPF_GRH_REQUIRED,
+};
 pub use mr::MrCore;
 pub use mw::MwCore;
 pub use pd::PdCore;
@@ -88,6 +93,9 @@ pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
 /// How often the link is looked after.
 pub const MAINTAIN_EVERY: Duration = Duration::from_millis(10);
 
+/// Number of the next device that this process opens.
+static NEXT_NAME: AtomicU32 = AtomicU32::new(0);
+
 /// An open device: a port, its shards and the numbers given out.
 pub struct Device {
     core: Arc<Core>,
@@ -96,6 +104,10 @@ pub struct Device {
     srqs: Mutex<srq::SrqNumbers>,
     random: Random,
     next_pd: AtomicU32,
+    pds: Quota,
+    cqs: Quota,
+    /// Its name among the devices of this process.
+    name: String,
     /// Shows the counters, where it was asked for.
     stats: Option<StatsSocket>,
     next_cq: AtomicU32,
@@ -142,6 +154,9 @@ impl Device {
             srqs: Mutex::default(),
             random,
             next_pd: AtomicU32::new(1),
+            pds: Quota::new("protection domain", PD_MAX),
+            cqs: Quota::new("completion queue", CQ_MAX),
+            name: format!("roce{}", NEXT_NAME.fetch_add(1, Ordering::Relaxed)),
             stats,
             next_cq: AtomicU32::new(1),
             mcast: Mutex::default(),
@@ -175,6 +190,10 @@ impl Device {
         }
     }
 
+    /// Its name: `roce` and how many devices this process opened before.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
     /// Number of shards.
     pub fn shards(&self) -> usize {
         self.core.cells.len()
@@ -343,14 +362,18 @@ impl Device {
     }
 
     /// Allocates a protection domain.
-    pub fn alloc_pd(self: &Arc<Self>) -> Arc<PdCore> {
-        PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)))
+    ///
+    /// # Errors
+    /// [`DeviceError::Exhausted`].
+    pub fn alloc_pd(self: &Arc<Self>) -> Result<Arc<PdCore>, DeviceError> {
+        let share = self.pds.take()?;
+        Ok(PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)), share))
     }
 
     /// Makes a completion queue.
     ///
     /// # Errors
-    /// [`DeviceError::Range`], [`DeviceError::Foreign`] for a channel of another device.
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`], [`DeviceError::Foreign`] for a channel of another device.
     pub fn create_cq(self: &Arc<Self>, init: &CqInit<'_>) -> Result<Arc<CqCore>, DeviceError> {
         CqCore::new(self.clone(), init)
     }

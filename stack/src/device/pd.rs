@@ -5,10 +5,12 @@ use std::sync::Arc;
 use super::Device;
 use super::ah::AhCore;
 use super::error::DeviceError;
+use super::limits::Share;
 use super::mr::MrCore;
 use super::mw::MwCore;
 use super::qp::{QpCore, QpInit};
 use super::srq::{SrqAttr, SrqCore};
+use crate::config::MR_SIZE_MAX;
 use crate::id::PdId;
 use crate::mem::{Access, MwType};
 use crate::proto::attr::AhAttr;
@@ -18,11 +20,12 @@ use crate::proto::attr::AhAttr;
 pub struct PdCore {
     device: Arc<Device>,
     id: PdId,
+    _share: Share,
 }
 
 impl PdCore {
-    pub(super) fn new(device: Arc<Device>, id: PdId) -> Arc<Self> {
-        Arc::new(Self { device, id })
+    pub(super) fn new(device: Arc<Device>, id: PdId, share: Share) -> Arc<Self> {
+        Arc::new(Self { device, id, _share: share })
     }
     /// Its number.
     pub fn id(&self) -> PdId {
@@ -38,8 +41,17 @@ impl PdCore {
     /// The memory must stay valid until the region is deregistered; whoever calls this sees to it.
     ///
     /// # Errors
-    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    /// [`DeviceError::Memory`], [`DeviceError::Range`] for more than
+    /// [`DeviceAttr::max_mr_size`](super::DeviceAttr::max_mr_size) bytes, [`DeviceError::Random`].
     pub fn reg_mr(self: &Arc<Self>, addr: u64, len: u64, access: Access) -> Result<MrCore, DeviceError> {
+        if len > MR_SIZE_MAX {
+            return Err(DeviceError::Range {
+                what: "length of the region",
+                given: len,
+                min: 0,
+                max: MR_SIZE_MAX,
+            });
+        }
         MrCore::new(self.clone(), addr, len, access)
     }
 

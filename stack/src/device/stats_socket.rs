@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -94,6 +94,9 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
 /// A listening socket that at no moment anybody but this user could connect to: it is made in a directory of its own
 /// and moved to its place when its mode is set.
 fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), String> {
+    let failed = |error: std::io::Error| format!("it cannot be made ({error})");
+    // Moving it would give it a name that nobody can connect to.
+    SocketAddr::from_pathname(path).map_err(failed)?;
     make_way(path)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !dir.is_dir() {
@@ -102,7 +105,7 @@ fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), String> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let nest = dir.join(format!(".roce{}-{n}", std::process::id()));
-    let (failed, egg) = (|error: std::io::Error| format!("it cannot be made ({error})"), nest.join("s"));
+    let egg = nest.join("s");
     std::fs::DirBuilder::new().mode(0o700).create(&nest).map_err(failed)?;
     let made = || -> std::io::Result<(UnixListener, (u64, u64))> {
         let listener = UnixListener::bind(&egg)?;

@@ -397,13 +397,12 @@ impl Flow {
 
     /// A key at the receiver that a SEND will invalidate.
     fn doom(&mut self, nodes: &mut [Node]) -> u32 {
-        let access = Access::REMOTE_INVALIDATE | Access::LOCAL_WRITE;
         let mr = match self.victims.pop() {
             Some(mr) => {
-                nodes[self.to].register_again(mr);
+                nodes[self.to].register_fast_again(mr);
                 mr
             }
-            None => nodes[self.to].register(8, access),
+            None => nodes[self.to].register_fast(8, Access::LOCAL_WRITE),
         };
         self.doomed.push_back(mr);
         nodes[self.to].mr(mr).key

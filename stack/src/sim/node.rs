@@ -8,7 +8,7 @@ use super::port::{self, SimWire};
 use super::rng::Rng;
 use crate::config::SHARD_BITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
-use crate::mem::{Access, KeyFault, MwType, Sge, sge};
+use crate::mem::{Access, KeyFault, MwType, Sge, inc_rkey, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
@@ -371,6 +371,15 @@ impl Node {
             self.shared.mrs.fast_register(region.key, PD, region.addr(), region.len() as u64, access);
         registered.expect("the access flags go together");
         mr
+    }
+
+    /// Registers a region for fast registration once more, whose key is dead, under its next key.
+    pub fn register_fast_again(&mut self, mr: MrId) {
+        let region = &mut self.regions[mr.0];
+        region.key = inc_rkey(region.key);
+        let (key, addr, len) = (region.key, region.addr(), region.len() as u64);
+        let registered = self.shared.mrs.fast_register(key, PD, addr, len, region.access);
+        registered.expect("the access flags go together");
     }
 
     /// A memory window that is not bound: its key.
