@@ -15,6 +15,8 @@ use crate::wire::Opcode;
 
 /// Steps of one input.
 const STEPS: usize = 48;
+/// Buffers of the port: few, for making them takes longer than using them.
+const BUFFERS: usize = 64;
 
 /// Packets that any counter accounts for: received in one way or another, or dropped under a name.
 fn accounted(c: &CounterSnapshot) -> u64 {
@@ -65,6 +67,7 @@ pub fn responder_bytes(data: &[u8]) {
     let takes_receives = matches!(ty, QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi);
     let mut rig = Rig::with(|c| {
         c.qp.ty = ty;
+        c.buffers = BUFFERS;
         c.ipv6 = setup & 4 != 0;
         c.receives = if takes_receives { receives } else { 0 };
         c.qp.max_dest_rd_atomic = [4, 0, 1, 16][usize::from(setup >> 3 & 3)];
@@ -219,6 +222,7 @@ pub fn completer_bytes(data: &[u8]) {
     let setup = input.u8();
     let mut rig = Rig::with(|c| {
         c.receives = 0;
+        c.buffers = BUFFERS;
         c.ipv6 = setup & 1 != 0;
         c.qp.max_rd_atomic = [4, 1, 16, 0][usize::from(setup >> 1 & 3)];
         c.qp.timeout = [8, 0, 1, 14][usize::from(setup >> 3 & 3)];
