@@ -207,8 +207,9 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
     done
 }
 
-/// Opens two devices, loads them for a while, closes them, and counts what came back.
-fn run(time: Duration, seed: u64) -> u64 {
+/// Opens two devices, loads them for a while, closes them, and counts what came back; numbers and keys if it is to be
+/// thorough.
+fn run(time: Duration, seed: u64, thorough: bool) -> u64 {
     let frames = PortOptions { queues: SHARDS, frames: FRAMES, ..PortOptions::default() };
     let (a, b) = pair_with(&frames, &frames, Arc::new(|from, _, _| from));
     let ports = [Kept::new(a), Kept::new(b)];
@@ -237,8 +238,8 @@ fn run(time: Duration, seed: u64) -> u64 {
         std::thread::sleep(time);
         stop.store(true, Ordering::Relaxed);
     });
-    for context in [&a, &b] {
-        everything_is_free(context);
+    if thorough {
+        [&a, &b].into_iter().for_each(everything_is_free);
     }
     a.close().unwrap_or_else(|(e, _)| panic!("{e}"));
     b.close().unwrap_or_else(|(e, _)| panic!("{e}"));
@@ -294,9 +295,10 @@ fn nothing_stays_behind() {
     let (fds, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
     let slice = Duration::from_millis((seconds * 1000 / 4).min(5000));
     let (start, total) = (Instant::now(), Duration::from_secs(seconds));
+    // The second round is thorough, so that what it takes is among what the process is measured against.
     let (mut lives, mut warm, mut rounds) = (0, None, 0);
     while rounds < 4 || start.elapsed() < total {
-        lives += run(slice, rounds);
+        lives += run(slice, rounds, rounds % 4 == 1);
         rounds += 1;
         assert_eq!(entries("/proc/self/fd"), fds, "descriptors");
         // A thread that was joined may take a moment to leave the list.

@@ -309,3 +309,44 @@ fn response(input: &mut Input<'_>, first: u32) -> Pkt {
         _ => pkt(Opcode::RC_READ_RESPONSE_ONLY, psn).aeth(0x1f, msn).len(input.below(1025)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fires(body: impl FnOnce() + std::panic::UnwindSafe) -> bool {
+        std::panic::catch_unwind(body).is_err()
+    }
+
+    // Goal: each checker of the targets sees the fault that it is there for.
+    #[test]
+    fn checkers_fire() {
+        let rig = Rig::new();
+        assert!(untouched(&rig, rig.buf, 0));
+        rig.node.mr(rig.buf).write(USED + 8, &[1]);
+        assert!(!untouched(&rig, rig.buf, USED) && untouched(&rig, rig.mr, 0));
+        guards(&rig);
+        rig.node.mr(rig.mr).spoil_guard();
+        assert!(fires(std::panic::AssertUnwindSafe(|| guards(&rig))));
+
+        let posted = |n: usize| {
+            let mut rig = Rig::new();
+            rig.unlimited();
+            for id in 0..n as u64 {
+                let wr = rig.wr(id, WrOpcode::Send, 8);
+                rig.node.post_send(rig.qp, &wr).unwrap();
+            }
+            rig.run();
+            rig.send(&ack_with(0x100 + n as u32 - 1, 0x1f, n as u32));
+            rig
+        };
+        let check = |n, open: &[(u64, bool)]| {
+            let mut open = open.iter().copied().collect();
+            fires(std::panic::AssertUnwindSafe(|| completions(&mut posted(n), &mut open)))
+        };
+        assert!(!check(2, &[(0, true), (1, true)]));
+        assert!(check(2, &[(0, true)]), "a completion of nothing");
+        assert!(check(1, &[(0, false)]), "a completion that nobody asked for");
+        assert!(check(1, &[(7, true), (0, true)]), "one that should have come before");
+    }
+}
