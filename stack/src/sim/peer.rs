@@ -135,11 +135,20 @@ pub struct RigConfig {
     pub receives: usize,
     /// Entries of its completion queue.
     pub cqe: u32,
+    /// Buffers of its port.
+    pub buffers: usize,
 }
 
 impl Default for RigConfig {
     fn default() -> Self {
-        Self { qp: QpConfig::default(), ipv6: false, state: QpState::Rts, receives: 16, cqe: 1024 }
+        Self {
+            qp: QpConfig::default(),
+            ipv6: false,
+            state: QpState::Rts,
+            receives: 16,
+            cqe: 1024,
+            buffers: 512,
+        }
     }
 }
 
@@ -204,7 +213,11 @@ impl Rig {
         let mut config = RigConfig::default();
         change(&mut config);
         let now = Instant::from_nanos(1_000_000);
-        let mut node = Node::new(NodeConfig { ipv6: config.ipv6, ..NodeConfig::default() }, now, Rng::new(7));
+        let mut node = Node::new(
+            NodeConfig { ipv6: config.ipv6, buffers: config.buffers, ..NodeConfig::default() },
+            now,
+            Rng::new(7),
+        );
         let peer_net = Net::new(&net_config(1, config.ipv6));
         let peer = peer_net.gids().get(1).expect("one address is configured");
         let cq = node.create_cq(config.cqe);

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Input;
-use crate::id::{QpState, QpType, Qpn};
+use crate::id::{Mtu, QpState, QpType, Qpn};
 use crate::mem::Sge;
 use crate::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
@@ -90,8 +90,14 @@ impl Pairs {
     fn new() -> Self {
         let now = Instant::from_nanos(1_000_000);
         let mut nodes = [0, 1].map(|index| {
-            let config =
-                NodeConfig { index, shards: 2, buffers: 256, qps_per_shard: 4, ..NodeConfig::default() };
+            let config = NodeConfig {
+                index,
+                shards: 2,
+                mtu: Mtu::Mtu1024,
+                buffers: 96,
+                qps_per_shard: 4,
+                ..NodeConfig::default()
+            };
             Node::new(config, now, Rng::new(u64::from(index)))
         });
         let cqs = [0, 1].map(|i: usize| nodes[i].create_cq(4096));

@@ -15,6 +15,8 @@ use crate::wire::Opcode;
 
 /// Steps of one input.
 const STEPS: usize = 48;
+/// Buffers of the port: few, for making them takes longer than using them.
+const BUFFERS: usize = 64;
 
 /// Packets that any counter accounts for: received in one way or another, or dropped under a name.
 fn accounted(c: &CounterSnapshot) -> u64 {
@@ -65,6 +67,7 @@ pub fn responder_bytes(data: &[u8]) {
     let takes_receives = matches!(ty, QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi);
     let mut rig = Rig::with(|c| {
         c.qp.ty = ty;
+        c.buffers = BUFFERS;
         c.ipv6 = setup & 4 != 0;
         c.receives = if takes_receives { receives } else { 0 };
         c.qp.max_dest_rd_atomic = [4, 0, 1, 16][usize::from(setup >> 3 & 3)];
@@ -219,6 +222,7 @@ pub fn completer_bytes(data: &[u8]) {
     let setup = input.u8();
     let mut rig = Rig::with(|c| {
         c.receives = 0;
+        c.buffers = BUFFERS;
         c.ipv6 = setup & 1 != 0;
         c.qp.max_rd_atomic = [4, 1, 16, 0][usize::from(setup >> 1 & 3)];
         c.qp.timeout = [8, 0, 1, 14][usize::from(setup >> 3 & 3)];
@@ -303,5 +307,46 @@ fn response(input: &mut Input<'_>, first: u32) -> Pkt {
         5 => pkt(Opcode::RC_READ_RESPONSE_LAST, psn).aeth(syndrome, msn).len(len),
         6 => pkt(Opcode::RC_READ_RESPONSE_ONLY, psn).aeth(syndrome, msn).len(len),
         _ => pkt(Opcode::RC_READ_RESPONSE_ONLY, psn).aeth(0x1f, msn).len(input.below(1025)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fires(body: impl FnOnce() + std::panic::UnwindSafe) -> bool {
+        std::panic::catch_unwind(body).is_err()
+    }
+
+    // Goal: each checker of the targets sees the fault that it is there for.
+    #[test]
+    fn checkers_fire() {
+        let rig = Rig::new();
+        assert!(untouched(&rig, rig.buf, 0));
+        rig.node.mr(rig.buf).write(USED + 8, &[1]);
+        assert!(!untouched(&rig, rig.buf, USED) && untouched(&rig, rig.mr, 0));
+        guards(&rig);
+        rig.node.mr(rig.mr).spoil_guard();
+        assert!(fires(std::panic::AssertUnwindSafe(|| guards(&rig))));
+
+        let posted = |n: usize| {
+            let mut rig = Rig::new();
+            rig.unlimited();
+            for id in 0..n as u64 {
+                let wr = rig.wr(id, WrOpcode::Send, 8);
+                rig.node.post_send(rig.qp, &wr).unwrap();
+            }
+            rig.run();
+            rig.send(&ack_with(0x100 + n as u32 - 1, 0x1f, n as u32));
+            rig
+        };
+        let check = |n, open: &[(u64, bool)]| {
+            let mut open = open.iter().copied().collect();
+            fires(std::panic::AssertUnwindSafe(|| completions(&mut posted(n), &mut open)))
+        };
+        assert!(!check(2, &[(0, true), (1, true)]));
+        assert!(check(2, &[(0, true)]), "a completion of nothing");
+        assert!(check(1, &[(0, false)]), "a completion that nobody asked for");
+        assert!(check(1, &[(7, true), (0, true)]), "one that should have come before");
     }
 }
