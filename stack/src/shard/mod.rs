@@ -21,6 +21,7 @@ pub mod counters;
 mod cq;
 mod env;
 mod events;
+mod gids;
 mod poll;
 mod qp;
 mod qp_table;
@@ -31,6 +32,7 @@ pub mod wheel;
 
 pub use cq::{CqState, EventChannel};
 pub use events::{Event, EventElement, EventQueue};
+pub use gids::{GidRefused, Gids};
 pub use qp::QpSpec;
 pub use shared::{Shared, SharedConfig};
 
@@ -212,6 +214,9 @@ impl Shard {
             privileged: false,
         };
         let to = state::modify(&context, attr, mask)?;
+        if mask.contains(AttrMask::AV) {
+            qp.hold_gid(&env.shared, attr)?;
+        }
         qp.attr.take(attr, mask);
         let from = qp.state;
         if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
@@ -275,10 +280,11 @@ impl Shard {
 
     /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
     pub fn destroy_qp(&mut self, slot: u32) {
-        let Some(qp) = self.qps.slots.get_mut(slot as usize).and_then(Option::take) else { return };
+        let Some(mut qp) = self.qps.slots.get_mut(slot as usize).and_then(Option::take) else { return };
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
         self.qps.table.remove(qp.qpn);
+        qp.release_gid(&self.env.shared);
         self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));
     }
 }
