@@ -150,7 +150,10 @@ impl Shard {
     }
 
     /// Adds the lane by which this shard feeds a completion queue.
-    pub fn attach_cq(&mut self, writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
+    pub fn attach_cq(&mut self, mut writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
+        if cq.overran() {
+            writer.poison(); // since its queue pair was found to be allowed
+        }
         let lanes = &mut self.env.lanes;
         let free = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
         if free == lanes.len() {

@@ -28,8 +28,7 @@ pub struct Shared {
     net_generation: AtomicU64,
     /// When the IP host has something to send again, in nanoseconds; `u64::MAX` for never.
     net_deadline: AtomicU64,
-    /// Completion queues that overran so far: shards look at their lanes again when it moves. Read every turn, beside
-    /// the two above.
+    /// Completion queues that overran so far: shards look at their lanes again when it moves.
     overruns: AtomicU32,
     /// Addresses of this device.
     pub gids: Gids,
