@@ -81,7 +81,7 @@ impl Pd {
     /// As of these two.
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<Ah, VerbsError> {
-        self.create_ah(&attr_from_wc(self.core().device().gids(), wc, grh)?)
+        self.create_ah(&attr_from_wc(&self.core().device().gids(), wc, grh)?)
     }
 }
 
@@ -94,7 +94,7 @@ impl Context {
     /// its destination is none of our addresses.
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn init_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {
-        attr_from_wc(self.gid_table(), wc, grh)
+        attr_from_wc(&self.gid_table(), wc, grh)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The device context: the root of every object.
 
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +68,7 @@ impl Context {
         Ok(self.device.port_attr())
     }
 
-    /// An address of port 1: index 0 is the link-local one, then the configured ones in order.
+    /// An address of port 1: index 0 is the link-local one, then the configured ones in order, then those added since.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -92,7 +93,7 @@ impl Context {
     /// All addresses of all ports, each with what is known of it.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn query_gid_table(&self) -> Vec<GidEntry<'_>> {
-        (0..).map_while(|index| self.device.gid_entry(index)).collect()
+        (0..).map_while(|index| self.device.gid_entry(index)).filter(|e| !e.gid.is_zero()).collect()
     }
 
     /// A partition key of port 1: index 0 is the default key with full membership, the only one.
@@ -132,9 +133,31 @@ impl Context {
         }
     }
 
-    /// All addresses of port 1: the link-local one, then the configured ones in order.
-    pub fn gid_table(&self) -> &[Gid] {
+    /// All addresses of port 1, by index: the link-local one, the configured ones in order, those added since. Zero where
+    /// one was removed.
+    pub fn gid_table(&self) -> Vec<Gid> {
         self.device.gids()
+    }
+
+    /// Gives the port one more address with the length of its prefix, and returns its index in the GID table. The link is
+    /// told (gratuitous ARP, unsolicited neighbour advertisement), and
+    /// [`GidChange`](crate::AsyncEvent::GidChange) is raised.
+    ///
+    /// # Errors
+    /// `EINVAL` for what no host can have, or the port has; `ENOMEM` when the table is full; `EDEADLK` from inside a turn.
+    pub fn add_address(&self, addr: impl Into<IpAddr>, prefix: u8) -> Result<usize, VerbsError> {
+        Ok(self.device.add_address(addr.into(), prefix)?)
+    }
+
+    /// Takes an address from the port; [`GidChange`](crate::AsyncEvent::GidChange) is raised. Nobody is answered for it any
+    /// more. Queue pairs that send from it go on, and its index is not used again until the last of them is reset,
+    /// destroyed or has another one.
+    ///
+    /// # Errors
+    /// `EINVAL` for an address that the port does not have, and for the link-local one that belongs to its Ethernet
+    /// address; `EDEADLK` from inside a turn.
+    pub fn remove_address(&self, addr: impl Into<IpAddr>) -> Result<(), VerbsError> {
+        Ok(self.device.remove_address(addr.into())?)
     }
 
     /// Allocates a protection domain.
@@ -289,7 +312,7 @@ impl Context {
 
 pub(crate) fn gid(device: &Device, index: usize) -> Result<Gid, VerbsError> {
     let gids = device.gids();
-    gids.get(index).copied().ok_or(VerbsError::NoSuchIndex {
+    gids.get(index).copied().filter(|gid| !gid.is_zero()).ok_or(VerbsError::NoSuchIndex {
         what: "GID index",
         index,
         first: 0,

@@ -198,27 +198,24 @@ pub(crate) fn fill(
     max: usize,
     mut each: impl FnMut(&Cqe),
 ) -> Result<usize, VerbsError> {
-    let mut n = 0;
-    let mut counted = |cqe: &Cqe| {
-        each(cqe);
-        n += 1;
+    let mut look = |tap: &mut CqTap| {
+        let mut n = 0;
+        core.poll_with(tap, max, |cqe| {
+            each(cqe);
+            n += 1;
+        });
+        n
     };
-    core.poll_with(tap, max, &mut counted);
-    if n > 0 {
-        return Ok(n);
-    }
-    let mut counted = |cqe: &Cqe| {
-        each(cqe);
-        n += 1;
-    };
-    if core.turn_feeders() {
-        core.poll_with(tap, max, &mut counted);
-    } else if core.state().failed() && max > 0 {
-        // What came before the loss may have been published since the first look.
-        core.poll_with(tap, max, &mut counted);
+    let mut n = look(tap);
+    if n == 0 && core.turn_feeders() {
+        n = look(tap);
     }
     if n == 0 && max > 0 && core.state().failed() {
-        return Err(DeviceError::CqOverrun.into());
+        // What came before the loss may have been published since the last look.
+        n = look(tap);
+        if n == 0 {
+            return Err(DeviceError::CqOverrun.into());
+        }
     }
     Ok(n)
 }

@@ -228,6 +228,12 @@ fn control_calls_from_inside_a_turn() {
             EDEADLK,
             &["inside a turn"],
         );
+        let context = weak_context.upgrade().unwrap();
+        let channel = context.create_comp_channel().unwrap();
+        refused(channel.get_cq_event(common::PATIENCE), EDEADLK, &["inside a turn"]);
+        refused(context.create_cq(1).unwrap().resize(2), EDEADLK, &["inside a turn"]);
+        refused(context.add_address([192, 0, 2, 77], 24), EDEADLK, &["inside a turn"]);
+        refused(context.remove_address([192, 0, 2, 77]), EDEADLK, &["inside a turn"]);
         let mr = mr.lock().unwrap().take().unwrap();
         let (e, mr) = mr.dereg().unwrap_err();
         assert!(matches!(e, VerbsError::Device(DeviceError::InsideTurn)));

@@ -4,7 +4,11 @@ mod common;
 
 use common::PATIENCE;
 use verbs::port::PortSpec;
-use verbs::{AsyncEvent, Context, DeviceConfig, Drive, EventElement, PortState};
+use verbs::port::pair;
+use verbs::{
+    AsyncEvent, Context, DeviceConfig, Drive, EventElement, Gid, PortState, QpInitAttr, QpState, RcOptions,
+    RecvWr, SendWr, Wc, error::errno,
+};
 
 fn drives() -> [Drive; 3] {
     [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }]
@@ -39,5 +43,80 @@ fn s38_the_link_goes_down_and_up() {
         assert_eq!(a.try_get_async_event(), None);
         drop((a, _b));
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
+
+// Addresses come and go: the program hears of it, the peer can be reached at a new one at once, and a connection over
+// one that is removed goes on, with its index.
+#[test]
+fn s39_addresses_come_and_go() {
+    for (v6, drive) in drives().into_iter().flat_map(|d| [(false, d.clone()), (true, d)]) {
+        let (a, b) = pair(1);
+        let open = |port, last| {
+            let config = DeviceConfig::new(port).addr([192, 0, 2, last], 24).drive(drive.clone());
+            Context::open(config).unwrap()
+        };
+        let (a, b) = (open(a, 1), open(b, 2));
+        let ip = |net: u8, last: u8| -> std::net::IpAddr {
+            if v6 { format!("2001:db8:{net}::{last}").parse().unwrap() } else { [198, 51, net, last].into() }
+        };
+        let prefix = if v6 { 64 } else { 24 };
+        let changed = |context: &Context| {
+            let event = context.try_get_async_event().expect("raised before the call returns");
+            assert_eq!((event.event, event.element), (AsyncEvent::GidChange, EventElement::Port));
+            assert_eq!(context.try_get_async_event(), None);
+        };
+        for (context, last) in [(&a, 1), (&b, 2)] {
+            assert_eq!(context.add_address(ip(100, last), prefix).unwrap(), 2);
+            changed(context);
+            assert_eq!(context.query_gid(1, 2).unwrap(), Gid::from_ip(ip(100, last)));
+            assert_eq!(context.query_port(1).unwrap().gid_tbl_len, 3);
+        }
+        for (addr, prefix) in [(ip(100, 1), prefix), (ip(100, 3), 129), ([127, 0, 0, 1].into(), 8)] {
+            let e = a.add_address(addr, prefix).unwrap_err();
+            assert_eq!(e.errno(), errno::EINVAL, "{e}");
+        }
+        // A connection over the new addresses.
+        let over = RcOptions { sgid_index: 2, ..RcOptions::default() };
+        let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+        let (cq_a, cq_b) = (a.create_cq(64).unwrap(), b.create_cq(64).unwrap());
+        let qp_a = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
+        let qp_b = pd_b.create_qp(&QpInitAttr::rc(&cq_b, &cq_b)).unwrap();
+        qp_a.connect_rc(&qp_b.endpoint(2).unwrap(), &over).unwrap();
+        qp_b.connect_rc(&qp_a.endpoint(2).unwrap(), &over).unwrap();
+        let message = |id: u64| {
+            qp_b.post_recv(&[RecvWr::new(id, &[])]).unwrap();
+            qp_a.post_send(&[SendWr::send(id, &[]).signaled()]).unwrap();
+            let (mut wc, start) = ([Wc::default(); 4], std::time::Instant::now());
+            while cq_a.poll(&mut wc).unwrap() == 0 {
+                assert!(start.elapsed() < PATIENCE, "message {id} in {drive:?}");
+                [&a, &b].into_iter().for_each(common::pump);
+                cq_b.poll(&mut []).unwrap();
+            }
+            assert_eq!((wc[0].wr_id, wc[0].status), (id, verbs::WcStatus::Success));
+        };
+        message(1);
+        // The address goes; who uses it keeps the index, and nobody else gets it.
+        a.remove_address(ip(100, 1)).unwrap();
+        changed(&a);
+        let e = a.remove_address(ip(100, 1)).unwrap_err();
+        assert_eq!(e.errno(), errno::EINVAL, "{e}");
+        assert_eq!(a.query_gid(1, 2).unwrap_err().errno(), errno::EINVAL);
+        assert_eq!(a.gid_table()[2], Gid::default());
+        message(2);
+        assert_eq!(qp_a.query().unwrap().0.ah_attr.grh.unwrap().sgid_index, 2);
+        let late = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
+        let e = late.connect_rc(&qp_b.endpoint(2).unwrap(), &over).unwrap_err();
+        assert_eq!(e.errno(), errno::EINVAL, "{e}");
+        assert_eq!(late.state().unwrap(), QpState::Init, "nothing has changed");
+        assert_eq!(a.add_address(ip(101, 1), prefix).unwrap(), 3);
+        a.remove_address(ip(101, 1)).unwrap();
+        // Released: the index is free again.
+        common::enter(&qp_a, QpState::Reset);
+        assert_eq!(a.add_address(ip(102, 1), prefix).unwrap(), 2);
+        assert_eq!(a.query_gid(1, 2).unwrap(), Gid::from_ip(ip(102, 1)));
+        // The link-local address belongs to the Ethernet address.
+        let e = a.remove_address(a.query_gid(1, 0).unwrap().to_ip()).unwrap_err();
+        assert_eq!(e.errno(), errno::EINVAL, "{e}");
     }
 }

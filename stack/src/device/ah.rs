@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::error::DeviceError;
 use super::pd::PdCore;
+use crate::id::Gid;
 use crate::proto::address::UdAddress;
 use crate::proto::attr::{AhAttr, GlobalRoute};
 use crate::proto::state::PORT_NUM;
@@ -18,7 +19,12 @@ pub struct AhCore {
 
 impl AhCore {
     pub(super) fn new(pd: Arc<PdCore>, attr: &AhAttr) -> Result<Self, DeviceError> {
-        let grh = check(pd.device().gids(), attr)?;
+        let gids = &pd.device().core().shared.gids;
+        let grh = check(&gids.snapshot(), attr)?;
+        // Its address stays as long as the handle, also when it is removed from the port.
+        if gids.hold(grh.sgid_index.into()).is_none() {
+            return Err(DeviceError::Dgid { dgid: grh.dgid, ours: Gid::default() });
+        }
         Ok(Self { pd, attr: *attr, address: UdAddress::new(&grh, attr.sl) })
     }
     /// The protection domain.
@@ -36,8 +42,14 @@ impl AhCore {
     }
 }
 
+impl Drop for AhCore {
+    fn drop(&mut self) {
+        self.pd.device().core().shared.gids.release(self.address.sgid_index.into());
+    }
+}
+
 /// Every value of an address vector; its global route.
-fn check(gids: &[crate::id::Gid], attr: &AhAttr) -> Result<GlobalRoute, DeviceError> {
+fn check(gids: &[Gid], attr: &AhAttr) -> Result<GlobalRoute, DeviceError> {
     let range = |what, given: u64, min: u64, max: u64| {
         if (min..=max).contains(&given) { Ok(()) } else { Err(DeviceError::Range { what, given, min, max }) }
     };
@@ -47,7 +59,7 @@ fn check(gids: &[crate::id::Gid], attr: &AhAttr) -> Result<GlobalRoute, DeviceEr
     range("ah_attr.grh.flow_label", grh.flow_label.into(), 0, 0xf_ffff)?;
     range("ah_attr.grh.sgid_index", grh.sgid_index.into(), 0, gids.len() as u64 - 1)?;
     let source = gids[usize::from(grh.sgid_index)];
-    if grh.dgid.is_zero() || source.as_v4().is_some() != grh.dgid.as_v4().is_some() {
+    if grh.dgid.is_zero() || source.is_zero() || source.as_v4().is_some() != grh.dgid.as_v4().is_some() {
         return Err(DeviceError::Dgid { dgid: grh.dgid, ours: source });
     }
     Ok(grh)
@@ -56,7 +68,6 @@ fn check(gids: &[crate::id::Gid], attr: &AhAttr) -> Result<GlobalRoute, DeviceEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::Gid;
 
     #[test]
     fn address_vectors_are_checked() {

@@ -158,6 +158,17 @@ pub enum DeviceError {
         /// The object.
         what: &'static str,
     },
+    /// An address that no host can have.
+    #[error(transparent)]
+    Address(#[from] NetConfigError),
+    /// The port does not have this address, or cannot lose it.
+    #[error(
+        "{addr} is no address that the port can lose; gid_table() has its addresses, the first one stays"
+    )]
+    NoSuchAddress {
+        /// The address.
+        addr: core::net::IpAddr,
+    },
     /// An object of another device was passed in.
     #[error("the {what} belongs to another device; all objects of a call must come from the same one")]
     Foreign {

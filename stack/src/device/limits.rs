@@ -386,7 +386,7 @@ impl Device {
 
     /// The GID table's entry at `index`, if there is one.
     pub fn gid_entry(&self, index: usize) -> Option<GidEntry<'_>> {
-        let gid = *self.gids().get(index)?;
+        let gid = *self.gids().get(index)?; // zero where one was removed
         Some(GidEntry { gid, gid_index: index, port_num: 1, gid_type: GidType::RoceV2, ndev: self.ndev() })
     }
 }

@@ -39,13 +39,15 @@ mod srq;
 pub mod stats;
 mod stats_socket;
 
+use core::net::IpAddr;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use crate::net::{GIDS_MAX, check_address};
 use crate::port::{Port, PortStats};
-use crate::shard::{McastTable, Shard};
+use crate::shard::{GidRefused, McastTable, Shard};
 use crate::sync::doorbell::Doorbells;
 use crate::sync::eventfd::EventFd;
 use crate::sync::words::Words;
@@ -213,9 +215,42 @@ impl Device {
         let ago = self.now().as_nanos().saturating_sub(at);
         u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX).saturating_sub(ago)
     }
-    /// The port's addresses: the link-local one, then the configured ones in order.
-    pub fn gids(&self) -> &[Gid] {
-        &self.core.shared.gids
+    /// The port's addresses by index: the link-local one, the configured ones in order, those added since; zero where
+    /// one was removed.
+    pub fn gids(&self) -> Vec<Gid> {
+        self.core.shared.gids.snapshot()
+    }
+
+    /// Gives the port one more address, tells the link of it and the program by GID_CHANGE. Returns its index.
+    ///
+    /// # Errors
+    /// [`DeviceError::Address`], [`DeviceError::Exists`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
+    pub fn add_address(&self, addr: IpAddr, prefix: u8) -> Result<usize, DeviceError> {
+        claim::not_inside_turn()?; // a turn may hold the IP host
+        check_address(addr, prefix)?;
+        let shared = &self.core.shared;
+        let index = shared.gids.insert(Gid::from_ip(addr)).map_err(|refused| match refused {
+            GidRefused::Exists => DeviceError::Exists { what: "address" },
+            GidRefused::Full => DeviceError::Exhausted { what: "entry of the GID table", limit: GIDS_MAX },
+        })?;
+        shared.with_net(|net| net.add_address(addr, prefix));
+        shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
+        self.core.wake_helper();
+        Ok(index)
+    }
+
+    /// Takes an address from the port, and tells the program by GID_CHANGE. Queue pairs that use it keep their index.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSuchAddress`] also for the link-local address that the port's Ethernet address makes,
+    /// [`DeviceError::InsideTurn`].
+    pub fn remove_address(&self, addr: IpAddr) -> Result<(), DeviceError> {
+        claim::not_inside_turn()?;
+        let shared = &self.core.shared;
+        shared.gids.remove(&Gid::from_ip(addr)).ok_or(DeviceError::NoSuchAddress { addr })?;
+        shared.with_net(|net| net.remove_address(addr));
+        shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
+        Ok(())
     }
     /// Counters of all shards, added up.
     pub fn counters(&self) -> CounterSnapshot {

@@ -186,7 +186,13 @@ impl Snapshot {
             port: info.name.clone(),
             mac: info.mac.to_string(),
             link_up: core.port.link_up(),
-            gids: shared.gids.iter().map(ToString::to_string).collect(),
+            gids: shared
+                .gids
+                .snapshot()
+                .iter()
+                .filter(|gid| !gid.is_zero())
+                .map(ToString::to_string)
+                .collect(),
             at_ns: core.now().as_nanos(),
             port_counters: counts(
                 [

@@ -68,12 +68,7 @@ impl NetConfig {
             return Err(NetConfigError::TooMany(self.addrs.len()));
         }
         for &(addr, prefix) in &self.addrs {
-            if !is_host(&Gid::from_ip(addr)) {
-                return Err(NetConfigError::Address(addr));
-            }
-            if prefix > bits(addr) {
-                return Err(NetConfigError::Prefix { addr, prefix });
-            }
+            check_address(addr, prefix)?;
         }
         let gateways = [self.gateway.map(IpAddr::V4), self.gateway6.map(IpAddr::V6)];
         if let Some(addr) = gateways.into_iter().flatten().find(|a| !is_host(&Gid::from_ip(*a))) {
@@ -84,6 +79,20 @@ impl NetConfig {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether a host can have this address, with a prefix of this many bits.
+///
+/// # Errors
+/// [`NetConfigError::Address`], [`NetConfigError::Prefix`].
+pub fn check_address(addr: IpAddr, prefix: u8) -> Result<(), NetConfigError> {
+    if !is_host(&Gid::from_ip(addr)) {
+        return Err(NetConfigError::Address(addr));
+    }
+    if prefix > bits(addr) {
+        return Err(NetConfigError::Prefix { addr, prefix });
+    }
+    Ok(())
 }
 
 /// Whether an Ethernet address is that of one station.
@@ -135,6 +144,16 @@ impl GidTable {
     pub fn index_of(&self, gid: Gid) -> Option<usize> {
         self.gids.iter().position(|g| *g == gid)
     }
+    /// One more, if there is room.
+    pub(super) fn add(&mut self, gid: Gid) {
+        if !self.is_local(&gid) && self.gids.len() < GIDS_MAX {
+            self.gids.push(gid);
+        }
+    }
+    /// One less; the others move up.
+    pub(super) fn remove(&mut self, gid: &Gid) {
+        self.gids.retain(|g| g != gid);
+    }
     /// Whether a GID is one of ours.
     #[inline]
     pub fn is_local(&self, gid: &Gid) -> bool {
@@ -168,6 +187,16 @@ impl Routes {
             gateway6: config.gateway6.map(|a| Gid::from_ip(a.into())),
             link_local: Gid::link_local(config.mac),
         }
+    }
+
+    pub(super) fn add(&mut self, addr: IpAddr, prefix: u8) {
+        let gid = Gid::from_ip(addr);
+        self.remove(&gid);
+        self.prefixes.push((gid, 128 - bits(addr) + prefix.min(bits(addr))));
+    }
+
+    pub(super) fn remove(&mut self, gid: &Gid) {
+        self.prefixes.retain(|(own, _)| own != gid);
     }
 
     /// Whether a destination is on the link.

@@ -30,6 +30,8 @@ counters! {
     NeighbourLearned = "neighbour_learned";
     /// We asked for a neighbour.
     RequestSent = "neighbour_request_sent";
+    /// We told the link of a new address of ours.
+    Announced = "address_announced";
     /// A neighbour did not answer any request.
     NeighbourUnreachable = "neighbour_unreachable";
     /// We told routers of a multicast group that we are in.

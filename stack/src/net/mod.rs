@@ -31,7 +31,8 @@ mod neighbour;
 #[cfg(test)]
 mod tests;
 
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::collections::VecDeque;
 
 use smoltcp::wire::{
     ArpOperation, ArpPacket, ArpRepr, EthernetAddress, Icmpv4Message, Icmpv4Packet, Icmpv4Repr,
@@ -42,7 +43,7 @@ use smoltcp::wire::{
 use crate::id::{Gid, Mac};
 use crate::time::Instant;
 
-pub use config::{GIDS_MAX, GidTable, NetConfig, NetConfigError};
+pub use config::{GIDS_MAX, GidTable, NetConfig, NetConfigError, check_address};
 pub use counter::NetCounter;
 pub use groups::JoinError;
 pub use neighbour::Resolution;
@@ -76,6 +77,8 @@ pub struct Net {
     routes: Routes,
     neighbours: Neighbours,
     groups: Groups,
+    /// Addresses that the link has yet to be told of.
+    announce: VecDeque<Gid>,
     counters: [u64; COUNTERS],
 }
 
@@ -95,6 +98,7 @@ impl Net {
             routes: Routes::new(config),
             neighbours: Neighbours::new(),
             groups: Groups::new(config.mac),
+            announce: VecDeque::new(),
             counters: [0; COUNTERS],
         }
     }
@@ -107,6 +111,38 @@ impl Net {
     /// Our GIDs.
     pub fn gids(&self) -> &GidTable {
         &self.gids
+    }
+
+    /// Takes one more address, and tells the link of it by [`Net::poll_transmit`], once (RFC 5227 2.3, RFC 4861 7.2.6).
+    /// Whether somebody else has it is not asked.
+    pub fn add_address(&mut self, addr: IpAddr, prefix: u8) {
+        let gid = Gid::from_ip(addr);
+        self.gids.add(gid);
+        self.routes.add(addr, prefix);
+        self.neighbours.routes_changed();
+        self.announce.retain(|g| *g != gid);
+        self.announce.push_back(gid);
+    }
+
+    /// Gives an address up: nobody is answered for it any more.
+    pub fn remove_address(&mut self, addr: IpAddr) {
+        let gid = Gid::from_ip(addr);
+        self.gids.remove(&gid);
+        self.routes.remove(&gid);
+        self.neighbours.routes_changed();
+        self.announce.retain(|g| *g != gid);
+    }
+
+    /// The frame that tells everybody on the link that an address is at our station.
+    fn announcement(&self, gid: &Gid, out: &mut [u8]) -> Option<usize> {
+        if let Some(ours) = gid.as_v4() {
+            return frame::arp_request(out, self.link(Mac::BROADCAST), ours.into(), ours.into());
+        }
+        let (ours, all) = (Ipv6Addr::from(gid.0), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+        let lladdr = Some(EthernetAddress(self.mac.0).into());
+        let flags = NdiscNeighborFlags::OVERRIDE;
+        let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { flags, target_addr: ours, lladdr });
+        frame::icmpv6(out, self.link(frame::group(all)), ours, all, &advert)
     }
 
     /// Whether a frame with this tag control information (`None`: untagged) is of our VLAN. A priority tag, VLAN
@@ -160,6 +196,9 @@ impl Net {
 
     /// When [`Net::poll_transmit`] is to be called next; `None`: not before something else happens.
     pub fn poll_timeout(&self) -> Option<Instant> {
+        if !self.announce.is_empty() {
+            return Some(Instant::ZERO);
+        }
         let (a, b) = (self.neighbours.deadline(), self.groups.deadline());
         a.into_iter().chain(b).min()
     }
@@ -191,6 +230,11 @@ impl Net {
     /// Writes the next request that is due into `out` (at least [`FRAME_MAX`] bytes) and returns the frame's length.
     /// Call until `None`.
     pub fn poll_transmit(&mut self, now: Instant, out: &mut [u8]) -> Option<usize> {
+        if let Some(gid) = self.announce.pop_front() {
+            let sent = self.announcement(&gid, out);
+            self.count(if sent.is_some() { NetCounter::Announced } else { NetCounter::ReplyTooLong });
+            return sent;
+        }
         if let Some(membership) = self.groups.poll(now) {
             let sent = self.membership(membership, out);
             self.count(match (membership, sent) {

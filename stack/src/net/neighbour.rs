@@ -125,6 +125,11 @@ impl Neighbours {
         self.generation
     }
 
+    /// Routes changed, and answers with them.
+    pub(super) fn routes_changed(&mut self) {
+        self.generation += 1;
+    }
+
     /// When [`Neighbours::poll`] is to be called next, at the earliest.
     pub(super) fn deadline(&self) -> Option<Instant> {
         (self.deadline != Instant::FAR).then_some(self.deadline)

@@ -815,3 +815,57 @@ proptest! {
         }
     }
 }
+
+// An address that is added is announced once, as Linux announces it, answered for and routed by; one that is removed is
+// not.
+#[test]
+fn addresses_come_and_go() {
+    let mut net = Net::new(&NetConfig::new(A));
+    let mut other = host(C);
+    let mut out = [0; FRAME_MAX];
+    let generation = net.generation();
+    assert_eq!(net.resolve(T0, &gid("10.99.0.3")), Resolution::Failed);
+    net.add_address(ip("10.99.0.2"), 24);
+    net.add_address(ip("fd00:99::2"), 64);
+    assert!(net.generation() > generation, "routes are looked up again");
+    assert!(net.poll_timeout().is_some_and(|at| at <= T0));
+    let len = net.poll_transmit(T0, &mut out).unwrap();
+    let mut arp = ARP_REQUEST_A;
+    arp[38..].copy_from_slice(&[10, 99, 0, 2]);
+    assert_eq!(out[..len], arp);
+    let len = net.poll_transmit(T0, &mut out).unwrap();
+    let advert = out[..len].to_vec();
+    assert_eq!(advert[..6], [0x33, 0x33, 0, 0, 0, 1]);
+    assert_eq!((net.poll_transmit(T0, &mut out), net.poll_timeout()), (None, None));
+    assert_eq!(net.counter(NetCounter::Announced), 2);
+    // Whoever knows us takes the announcement over, and nobody else does.
+    other.resolve(T0, &gid("10.99.0.2"));
+    other.resolve(T0, &gid("fd00:99::2"));
+    for frame in [&arp[..], &advert] {
+        assert_eq!(other.handle_frame(T0, frame, &mut out), None);
+    }
+    for ours in ["10.99.0.2", "fd00:99::2"] {
+        assert_eq!(other.resolve(T0, &gid(ours)), Resolution::Known(A), "{ours}");
+    }
+    let mut stranger = host(B);
+    assert_eq!(stranger.handle_frame(T0, &advert, &mut out), None);
+    assert_eq!(stranger.counter(NetCounter::UnsolicitedAnswer), 1);
+
+    assert_eq!(net.resolve(T0, &gid("10.99.0.3")), Resolution::Pending);
+    let mut ask = ARP_REQUEST_A;
+    ask[6..12].copy_from_slice(&B.0);
+    ask[22..28].copy_from_slice(&B.0);
+    ask[28..32].copy_from_slice(&[10, 99, 0, 3]);
+    ask[38..].copy_from_slice(&[10, 99, 0, 2]);
+    assert!(net.handle_frame(T0, &ask, &mut out).is_some());
+    net.add_address(ip("10.99.1.2"), 24);
+    net.remove_address(ip("10.99.1.2"));
+    net.remove_address(ip("10.99.0.2"));
+    assert_eq!(net.handle_frame(T0, &ask, &mut out), None);
+    assert_eq!(net.resolve(T0, &gid("10.99.0.9")), Resolution::Failed);
+    assert_eq!(
+        net.poll_transmit(T0, &mut out),
+        None,
+        "what is removed before it is announced is not announced"
+    );
+}

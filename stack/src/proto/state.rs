@@ -188,6 +188,12 @@ pub enum ModifyError {
         /// What is so.
         actual: QpState,
     },
+    /// The port has no address at this index of the GID table any more.
+    #[error("ah_attr.grh.sgid_index is {index}, where the GID table has no address; choose one that it has")]
+    NoSuchGid {
+        /// The index.
+        index: u8,
+    },
     /// In SQD with requests under way only RESET and ERR may follow.
     #[error("the send queue is still draining: until it is drained only RESET and ERR may be entered")]
     Draining,

@@ -277,6 +277,7 @@ impl Env {
         qp.overran = false;
         qp.fault = None;
         qp.retried = None;
+        qp.release_gid(&self.shared);
         let cap = qp.attr.cap;
         *qp.attr = crate::proto::attr::QpAttr { cap, port_num: 1, ..Default::default() };
         self.wheel.cancel(qp.slot);

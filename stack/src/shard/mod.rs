@@ -22,6 +22,7 @@ mod cq;
 mod drain;
 mod env;
 mod events;
+mod gids;
 mod local;
 mod mcast;
 mod paths;
@@ -38,6 +39,7 @@ pub mod wheel;
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
+pub use gids::{GidRefused, Gids};
 pub use mcast::{AttachError, McastTable, Member};
 pub use qp::QpSpec;
 pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
@@ -164,7 +166,10 @@ impl Shard {
     }
 
     /// Adds the lane by which this shard feeds a completion queue.
-    pub fn attach_cq(&mut self, writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
+    pub fn attach_cq(&mut self, mut writer: CqLane<Cqe>, cq: Arc<CqState>) -> LaneId {
+        if cq.overran() {
+            writer.poison(); // since its queue pair was found to be allowed
+        }
         let lanes = &mut self.env.lanes;
         let free = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
         if free == lanes.len() {
@@ -243,6 +248,9 @@ impl Shard {
             privileged: qp.ty == QpType::Gsi,
         };
         let to = state::modify(&context, attr, mask)?;
+        if mask.contains(AttrMask::AV) {
+            qp.hold_gid(&env.shared, attr)?;
+        }
         qp.attr.take(attr, mask);
         if qp.is_datagram() {
             qp.attr.path_mtu = env.shared.mtu as u8; // no attribute of theirs: a datagram is as long as the port allows
@@ -313,11 +321,12 @@ impl Shard {
 
     /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
     pub fn destroy_qp(&mut self, slot: u32) {
-        let Some(qp) = self.qps.slots.get_mut(slot as usize).and_then(Option::take) else { return };
+        let Some(mut qp) = self.qps.slots.get_mut(slot as usize).and_then(Option::take) else { return };
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
         self.qps.table.remove(qp.qpn);
         self.env.shared.mrs.forget_qp(qp.qpn);
+        qp.release_gid(&self.env.shared);
         self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));
     }
 }

@@ -9,7 +9,7 @@ use crate::proto::completer::RetryCause;
 use crate::proto::fault::Fault;
 use crate::proto::requester::{Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{Responder, ResponderConfig};
-use crate::proto::state::Gates;
+use crate::proto::state::{Gates, ModifyError};
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::Granule;
 use crate::sync::spsc::Consumer;
@@ -127,6 +127,8 @@ pub(super) struct Qp {
     pub fault: Option<Fault>,
     /// Why requests were sent again last.
     pub retried: Option<RetryCause>,
+    /// The index of the GID table that it holds.
+    pub held_gid: Option<u8>,
     pub attr: Box<QpAttr>,
 }
 
@@ -176,6 +178,7 @@ impl Qp {
             overran: false,
             fault: None,
             retried: None,
+            held_gid: None,
             attr: Box::new(attr),
         }
     }
@@ -221,11 +224,34 @@ impl Qp {
         crate::id::Mtu::from_enum(self.attr.path_mtu).unwrap_or(crate::id::Mtu::Mtu256)
     }
 
+    /// Holds the source address of an address vector that was checked, instead of the one before.
+    ///
+    /// # Errors
+    /// The port has no address at that index.
+    pub fn hold_gid(&mut self, shared: &Shared, attr: &QpAttr) -> Result<(), ModifyError> {
+        let Some(grh) = attr.ah_attr.grh else { return Err(ModifyError::NoGrh) };
+        if self.held_gid != Some(grh.sgid_index) {
+            if shared.gids.hold(grh.sgid_index.into()).is_none() {
+                return Err(ModifyError::NoSuchGid { index: grh.sgid_index });
+            }
+            self.release_gid(shared);
+            self.held_gid = Some(grh.sgid_index);
+        }
+        Ok(())
+    }
+
+    /// Lets go of the source address.
+    pub fn release_gid(&mut self, shared: &Shared) {
+        if let Some(index) = self.held_gid.take() {
+            shared.gids.release(index.into());
+        }
+    }
+
     /// Takes the way to the peer over from the address vector.
     pub fn set_path(&mut self, shared: &Shared) {
         let Some(grh) = self.attr.ah_attr.grh else { return };
         self.peer = grh.dgid;
-        self.local = shared.gids.get(usize::from(grh.sgid_index)).copied().unwrap_or_default();
+        self.local = shared.gids.get(usize::from(grh.sgid_index)).unwrap_or_default();
         let remote = Qpn::new(self.attr.dest_qp_num);
         self.counters.set_peer(Some((self.peer, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;

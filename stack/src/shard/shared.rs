@@ -8,6 +8,7 @@ use crossbeam_utils::CachePadded;
 
 use super::counters::Counters;
 use super::events::EventQueue;
+use super::gids::Gids;
 use crate::config::INBOX_DEPTH;
 use crate::id::{Gid, Mac, Mtu, Qpn};
 use crate::mem::MrTable;
@@ -28,11 +29,10 @@ pub struct Shared {
     net_generation: AtomicU64,
     /// When the IP host has something to send again, in nanoseconds; `u64::MAX` for never.
     net_deadline: AtomicU64,
-    /// Completion queues that overran so far: shards look at their lanes again when it moves. Read every turn, beside
-    /// the two above.
+    /// Completion queues that overran so far: shards look at their lanes again when it moves.
     overruns: AtomicU32,
-    /// Addresses of this device, fixed when it opens.
-    pub gids: Box<[Gid]>,
+    /// Addresses of this device.
+    pub gids: Gids,
     /// The port's Ethernet address.
     pub mac: Mac,
     /// VLAN that our addresses are in.
@@ -83,7 +83,7 @@ impl Shared {
             net_generation: AtomicU64::new(0),
             net_deadline: AtomicU64::new(u64::MAX),
             overruns: AtomicU32::new(0),
-            gids: c.gids.into(),
+            gids: Gids::new(&c.gids),
             mac: c.mac,
             vlan: c.vlan,
             mtu: c.mtu,

@@ -141,7 +141,7 @@ impl Env {
             qp.template = Template::new(&Flow {
                 src_mac: self.shared.mac,
                 vlan: self.shared.vlan.map(|vid| priority | vid),
-                src: self.shared.gids.get(usize::from(address.sgid_index)).copied().unwrap_or_default(),
+                src: self.shared.gids.get(usize::from(address.sgid_index)).unwrap_or_default(),
                 dst: address.dgid(),
                 traffic_class: address.traffic_class,
                 hop_limit: if address.hop_limit == 0 { 64 } else { address.hop_limit },
