@@ -269,7 +269,8 @@ impl Mr {
     }
 
     fn change(&mut self, change: &Rereg<'_>, memory: Option<Memory>) -> Result<(), VerbsError> {
-        let range = memory.as_ref().map(|m| (m.base.as_ptr() as u64, m.len as u64));
+        let to = memory.as_ref().unwrap_or(&self.memory);
+        let range = (to.base.as_ptr() as u64, to.len as u64);
         self.core.rereg(change.pd.map(Pd::core), range, change.access)?;
         if let Some(memory) = memory {
             self.memory = memory; // the old buffer is freed: no shard refers to it
@@ -516,6 +517,30 @@ mod tests {
         assert!(wc[0].is_ok(), "{wc:?}");
         raw.dereg().unwrap();
         assert_eq!(&memory[5000..5006], b"\x07data\x07");
+    }
+
+    // Goal: other memory of the caller under the same key; no right to write what was not given to be written.
+    #[test]
+    fn raw_memory_is_registered_again() {
+        let context = Context::open(DeviceConfig::loopback()).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let mut memory = vec![7u8; 8192];
+        let text = "only to be read";
+        // SAFETY: the text lives for ever, and the region only reads it.
+        let mut mr = unsafe { pd.reg_mr_raw(text.as_ptr().cast_mut(), text.len(), Access::empty()) }.unwrap();
+        let (key, write) = (mr.rkey(), Rereg { access: Some(RIGHTS), ..Rereg::default() });
+        assert!(matches!(mr.rereg(&write), Err(VerbsError::ReadOnly)));
+        // SAFETY: refused, so nobody touches it.
+        let e = unsafe { mr.rereg_raw(0x1000 as *mut u8, 1, &write) }.unwrap_err();
+        assert_eq!((e.errno(), mr.to_vec(0..4).unwrap()), (EFAULT, b"only".to_vec()));
+        // SAFETY: the vector outlives the region and is only touched through it meanwhile.
+        unsafe { mr.rereg_raw(memory.as_mut_ptr(), memory.len(), &write) }.unwrap();
+        assert_eq!((mr.rkey(), mr.len(), mr.access()), (key, 8192, RIGHTS));
+        mr.write(0, b"new").unwrap();
+        // A buffer of its own again; the vector is the caller's.
+        mr.rereg(&Rereg { len: Some(16), ..Rereg::default() }).unwrap();
+        assert_eq!(mr.to_vec(0..16).unwrap(), [0; 16]);
+        assert_eq!(&memory[..4], b"new\x07");
     }
 
     #[test]

@@ -139,7 +139,7 @@ fn r59_type_2_window_from_another_queue_pair() {
 fn binds_that_are_not_possible() {
     let p = Pair::new(embedded());
     let (one, two) = (p.pd.alloc_mw(MwType::One).unwrap(), p.pd.alloc_mw(MwType::Two).unwrap());
-    let mr = region(&p);
+    let (mr, before) = (region(&p), one.rkey());
     let info = MwBindInfo::new(&mr, 0..64, Access::REMOTE_READ).unwrap();
     refused(p.b.bind_mw(&two, &bind_of(1, info)), EINVAL, "type 1");
     refused(SendWr::bind_mw(1, &one, one.rkey(), &info), EINVAL, "type 2");
@@ -152,7 +152,6 @@ fn binds_that_are_not_possible() {
     refused(p.b.bind_mw(&one, &bind_of(1, wrong)), EPERM, "another protection domain");
     let window = pd.alloc_mw(MwType::One).unwrap();
     refused(p.b.bind_mw(&window, &bind_of(1, MwBindInfo::unbind())), EPERM, "another protection domain");
-    let before = one.rkey();
     assert_eq!(one.rkey(), before, "a bind that is refused changes no key");
     nothing(&p.context, &p.cq_b);
     // What only shows when its turn comes ends the queue pair: here, a region without MW_BIND.

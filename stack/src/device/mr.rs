@@ -29,8 +29,6 @@ pub struct MrCore {
     key: u32,
     /// With the variant byte that the user chose, where it is the user's.
     current: AtomicU32,
-    addr: u64,
-    len: u64,
     access: Access,
     fast: bool,
     live: AtomicBool,
@@ -41,17 +39,17 @@ impl MrCore {
         supported(access)?;
         let device = pd.device();
         let key = device.core().shared.mrs.register(pd.id(), addr, len, access, device.random.next()?)?;
-        Ok(Self::of(pd, key, (addr, len), access, false))
+        Ok(Self::of(pd, key, access, false))
     }
 
     pub(super) fn alloc(pd: Arc<PdCore>, addr: u64, len: u64) -> Result<Self, DeviceError> {
         let device = pd.device();
         let key = device.core().shared.mrs.alloc_fast(pd.id(), addr, len, device.random.next()?)?;
-        Ok(Self::of(pd, key, (addr, len), Access::empty(), true))
+        Ok(Self::of(pd, key, Access::empty(), true))
     }
 
-    fn of(pd: Arc<PdCore>, key: u32, (addr, len): (u64, u64), access: Access, fast: bool) -> Self {
-        Self { pd, key, current: key.into(), addr, len, access, fast, live: true.into() }
+    fn of(pd: Arc<PdCore>, key: u32, access: Access, fast: bool) -> Self {
+        Self { pd, key, current: key.into(), access, fast, live: true.into() }
     }
 
     /// The key, local and remote.
@@ -89,8 +87,8 @@ impl MrCore {
         Ok(key)
     }
 
-    /// Changes the protection domain, the memory and the rights, as far as they are given. The key stays. Between the
-    /// call and its return the key grants nothing; on return no shard refers to the memory that it had before.
+    /// Changes the protection domain and the rights, as far as they are given, and the memory: its first byte and its
+    /// length, changed or not. The key stays. Between the call and its return the key grants nothing; on return no shard refers to the memory that it had before.
     ///
     /// # Errors
     /// [`DeviceError::Foreign`], [`DeviceError::Access`], [`DeviceError::Memory`]; [`DeviceError::Busy`] while windows
@@ -99,7 +97,7 @@ impl MrCore {
     pub fn rereg(
         &mut self,
         pd: Option<&Arc<PdCore>>,
-        memory: Option<(u64, u64)>,
+        (addr, len): (u64, u64),
         access: Option<Access>,
     ) -> Result<(), DeviceError> {
         not_inside_turn()?;
@@ -110,7 +108,6 @@ impl MrCore {
         if !Arc::ptr_eq(pd.device(), self.pd.device()) {
             return Err(DeviceError::Foreign { what: "protection domain" });
         }
-        let (addr, len) = memory.unwrap_or((self.addr, self.len));
         let access = access.unwrap_or(self.access);
         supported(access)?;
         if !access.is_valid() {
@@ -121,8 +118,7 @@ impl MrCore {
         core.shared.mrs.revoke(self.key).map_err(busy)?;
         core.pass_turn_boundaries()?;
         core.shared.mrs.restore(self.key, pd.id(), addr, len, access)?;
-        (self.addr, self.len, self.access) = (addr, len, access);
-        self.pd = pd;
+        (self.pd, self.access) = (pd, access);
         Ok(())
     }
 

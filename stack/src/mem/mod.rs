@@ -8,7 +8,7 @@ mod access;
 mod issue;
 pub mod sge;
 mod table;
-pub mod variable;
+mod variable;
 
 pub use access::Access;
 pub use sge::Sge;
