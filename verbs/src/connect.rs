@@ -4,7 +4,7 @@ use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 
-use stack::device::{Access, Gid, Mtu, Psn, QpState, Qpn};
+use stack::device::{Access, AttrMask, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn};
 
 use crate::attr::{attr_init, attr_rtr, attr_rts};
 use crate::error::VerbsError;
@@ -106,6 +106,22 @@ impl Default for RcOptions {
     }
 }
 
+impl RcOptions {
+    /// INIT to RTR: the path to `peer`, and what it may ask for.
+    pub(crate) fn rtr(&self, peer: &RcEndpoint, path_mtu: Mtu) -> (QpAttr, AttrMask) {
+        let (mut attr, mask) = attr_rtr(peer.gid, self.sgid_index, peer.qpn, peer.psn, path_mtu);
+        attr.ah_attr.sl = self.sl;
+        if let Some(grh) = &mut attr.ah_attr.grh {
+            grh.hop_limit = self.hop_limit;
+            grh.traffic_class = self.traffic_class;
+            grh.flow_label = self.flow_label;
+        }
+        attr.max_dest_rd_atomic = self.max_dest_rd_atomic;
+        attr.min_rnr_timer = self.min_rnr_timer;
+        (attr, mask)
+    }
+}
+
 impl Qp {
     /// What to tell the peer: our address at `sgid_index`, our queue pair number and our first PSN, which was drawn
     /// at random when the queue pair was made.
@@ -126,7 +142,7 @@ impl Qp {
         self.modify(&attr, mask)
     }
 
-    /// Connects an RC queue pair to `peer`: from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
+    /// Connects an RC queue pair, or an XRC initiator, to `peer`: from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
     ///
     /// Returns as soon as the queue pair is ready; the peer's hardware address is found out meanwhile, and what is
     /// posted waits for it.
@@ -142,15 +158,11 @@ impl Qp {
             }
         }
         let path_mtu = options.path_mtu.unwrap_or(self.port_path_mtu());
-        let (mut attr, mask) = attr_rtr(peer.gid, options.sgid_index, peer.qpn, peer.psn, path_mtu);
-        attr.ah_attr.sl = options.sl;
-        if let Some(grh) = &mut attr.ah_attr.grh {
-            grh.hop_limit = options.hop_limit;
-            grh.traffic_class = options.traffic_class;
-            grh.flow_label = options.flow_label;
+        let (attr, mut mask) = options.rtr(peer, path_mtu);
+        if self.qp_type() == QpType::XrcIni {
+            // It answers nothing.
+            mask = mask.difference(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER);
         }
-        attr.max_dest_rd_atomic = options.max_dest_rd_atomic;
-        attr.min_rnr_timer = options.min_rnr_timer;
         self.modify(&attr, mask)?;
 
         let (mut attr, mask) = attr_rts(self.first_psn());

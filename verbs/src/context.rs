@@ -8,6 +8,7 @@ use stack::device::{CounterSnapshot, Device, DeviceAttr, DeviceConfig, Event, Gi
 use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::pd::Pd;
+use crate::xrcd::{Xrcd, XrcdInitAttr};
 
 /// An open device (`struct ibv_context`).
 ///
@@ -93,6 +94,17 @@ impl Context {
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> Result<Cq, VerbsError> {
         Ok(Cq::new(self.device.create_cq(cqe)?))
+    }
+
+    /// Opens an XRC domain. See [`Xrcd`].
+    ///
+    /// # Errors
+    /// `ENOENT` where there is none of that name and it is not to be made (nor without a name), `EEXIST` where there is
+    /// one and `exclusive` is set.
+    #[doc(alias = "ibv_open_xrcd")]
+    #[doc(alias = "ibv_open_xrc_domain")]
+    pub fn open_xrcd(&self, init: &XrcdInitAttr<'_>) -> Result<Xrcd, VerbsError> {
+        Ok(Xrcd::new(self.device.open_xrcd(init)?))
     }
 
     /// The counters of all shards, added up.

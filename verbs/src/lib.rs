@@ -54,6 +54,7 @@ mod qp;
 mod srq;
 mod wc;
 mod wr;
+mod xrcd;
 
 pub use attr::{attr_init, attr_rtr, attr_rts, attr_to};
 pub use connect::{ParseEndpointError, RcEndpoint, RcOptions};
@@ -66,6 +67,7 @@ pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
 pub use srq::{Srq, SrqInitAttr};
 pub use wc::Wc;
 pub use wr::{RecvWr, SendWr};
+pub use xrcd::{XrcTarget, Xrcd, XrcdInitAttr};
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,

@@ -1,6 +1,6 @@
 //! Work requests: what a caller asks for, checked and encoded in place in a ring slot.
 
-use stack::device::wqe::{Granule, RecvWqe, SendWqe, put_sges};
+use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn};
 use stack::device::{QpType, SendFlags, Sge, WrOpcode};
 
 use crate::error::PostErrorKind;
@@ -25,6 +25,7 @@ pub struct SendWr<'a> {
     rkey: u32,
     arg0: u64,
     arg1: u64,
+    remote_srqn: Option<u32>,
 }
 
 impl<'a> SendWr<'a> {
@@ -40,6 +41,7 @@ impl<'a> SendWr<'a> {
             rkey: 0,
             arg0: 0,
             arg1: 0,
+            remote_srqn: None,
         }
     }
     #[inline]
@@ -140,6 +142,16 @@ impl<'a> SendWr<'a> {
         self.inline = data;
         self.flag(SendFlags::INLINE)
     }
+    /// Into the XRC shared receive queue of this number at the peer ([`Srq::srq_num`](crate::Srq::srq_num)), 24 bits.
+    /// Every request on an XRC initiator needs it, and no other takes it: the queue's protection domain, and its
+    /// completion queue, are those of the request at the peer.
+    #[inline]
+    #[must_use]
+    #[doc(alias = "qp_type.xrc.remote_srqn")]
+    pub const fn remote_srqn(mut self, remote_srqn: u32) -> Self {
+        self.remote_srqn = Some(remote_srqn);
+        self
+    }
     #[inline]
     const fn flag(mut self, flag: SendFlags) -> Self {
         self.flags = self.flags.union(flag);
@@ -167,6 +179,9 @@ impl<'a> SendWr<'a> {
     pub(crate) fn check(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
         if limits.opcodes & bit(self.opcode) == 0 {
             return Err(limits.wrong_opcode(self.opcode));
+        }
+        if self.remote_srqn.is_some() || limits.xrc {
+            limits.check_srqn(self.remote_srqn)?;
         }
         if self.flags.contains(SendFlags::INLINE) {
             if INLINE_OPCODES & bit(self.opcode) == 0 {
@@ -211,7 +226,13 @@ impl<'a> SendWr<'a> {
         wqe.num_sge = self.sges.len() as u8;
         wqe.arg0 = self.arg0;
         wqe.arg1 = self.arg1;
-        let body = wqe.put(slot);
+        let body = match self.remote_srqn {
+            None => wqe.put(slot),
+            Some(srqn) => {
+                wqe.ext = XRC_EXT as u8;
+                put_srqn(wqe.put(slot), srqn)
+            }
+        };
         if flags.contains(SendFlags::INLINE) {
             body[..self.inline.len()].copy_from_slice(self.inline);
         } else {
@@ -242,6 +263,11 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
     }
 }
 
+/// Whether queue pairs of a type carry data.
+const fn has_data_path(qp_type: QpType) -> bool {
+    matches!(qp_type, QpType::Rc | QpType::XrcIni)
+}
+
 /// What a send queue accepts, worked out once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
@@ -250,12 +276,23 @@ pub(crate) struct SendLimits {
     max_sge: u32,
     max_inline: u32,
     qp_type: QpType,
+    /// Every request names a shared receive queue.
+    xrc: bool,
 }
 
 impl SendLimits {
     pub(crate) fn new(qp_type: QpType, max_sge: u32, max_inline: u32) -> Self {
-        let opcodes = if qp_type == QpType::Rc { opcodes_of(qp_type) } else { 0 };
-        Self { opcodes, max_sge, max_inline, qp_type }
+        let opcodes = if has_data_path(qp_type) { opcodes_of(qp_type) } else { 0 };
+        Self { opcodes, max_sge, max_inline, qp_type, xrc: qp_type == QpType::XrcIni }
+    }
+
+    /// Whether a request names a shared receive queue where the type asks for one.
+    fn check_srqn(&self, srqn: Option<u32>) -> Result<(), PostErrorKind> {
+        match srqn {
+            None => Err(PostErrorKind::NoSrqn),
+            Some(srqn) if !self.xrc || srqn > 0xff_ffff => Err(PostErrorKind::BadSrqn(srqn)),
+            Some(_) => Ok(()),
+        }
     }
 
     #[cold]

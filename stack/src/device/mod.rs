@@ -31,6 +31,7 @@ mod pd;
 mod qp;
 mod random;
 mod srq;
+mod xrcd;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -53,7 +54,8 @@ pub use limits::{AtomicCap, DeviceAttr, PortAttr, PortState};
 pub use mr::MrCore;
 pub use pd::PdCore;
 pub use qp::{QpCore, QpInit, RingTap};
-pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap};
+pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
+pub use xrcd::{XrcdCore, XrcdInit};
 
 /// Every limit of the stack.
 pub use crate::config as limit;
@@ -80,6 +82,7 @@ pub struct Device {
     threads: Vec<JoinHandle<()>>,
     numbers: Mutex<Numbers>,
     srqs: Mutex<srq::SrqNumbers>,
+    xrcds: xrcd::Domains,
     random: Random,
     next_pd: AtomicU32,
 }
@@ -120,6 +123,7 @@ impl Device {
             threads,
             numbers: Mutex::new(Numbers::new(shards, config.qps_per_shard)),
             srqs: Mutex::default(),
+            xrcds: xrcd::Domains::default(),
             random,
             next_pd: AtomicU32::new(1),
         }))
@@ -248,6 +252,14 @@ impl Device {
     /// [`DeviceError::Range`].
     pub fn create_cq(self: &Arc<Self>, cqe: u32) -> Result<Arc<CqCore>, DeviceError> {
         CqCore::new(self.clone(), cqe)
+    }
+
+    /// Opens an XRC domain.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSuchDomain`], [`DeviceError::DomainExists`].
+    pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInit<'_>) -> Result<Arc<XrcdCore>, DeviceError> {
+        XrcdCore::open(self, init)
     }
 
     fn core(&self) -> &Core {

@@ -10,12 +10,13 @@ use super::cq::CqCore;
 use super::error::DeviceError;
 use super::pd::PdCore;
 use super::srq::SrqCore;
+use super::xrcd::XrcdCore;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::id::{PdId, Psn, QpState, QpType, Qpn};
 use crate::proto::attr::{AttrMask, QpAttr, QpCap};
 use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
-use crate::proto::wqe::{Granule, recv_stride, send_stride};
+use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
 use crate::shard::{LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
 use crate::sync::spsc::{self, Producer};
@@ -41,6 +42,56 @@ pub struct QpInit<'a> {
     pub sq_sig_all: bool,
     /// The shard; the least loaded one where absent.
     pub shard: Option<usize>,
+}
+
+impl QpInit<'_> {
+    /// An XRC target: it has no queues of its own.
+    pub(super) fn target(shard: Option<usize>) -> Self {
+        let cap = QpCap::default();
+        Self {
+            qp_type: QpType::XrcTgt,
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            cap,
+            sq_sig_all: false,
+            shard,
+        }
+    }
+}
+
+/// What an XRC target belongs to.
+#[derive(Debug)]
+pub(super) enum TargetOf {
+    /// To a user, who made it through this open of the domain.
+    Open(Arc<XrcdCore>),
+    /// To the domain itself: it is receive-only, and nobody has a handle.
+    Domain(u32),
+}
+
+/// Whether a type of queue pair can be made of these parts.
+fn suits(init: &QpInit<'_>, target: Option<&TargetOf>) -> Result<(), DeviceError> {
+    let wrong = match (init.qp_type, init.srq, target) {
+        (QpType::XrcTgt, _, None) => {
+            "an XRC target is made on an XRC domain (open_xrcd), not on a protection domain"
+        }
+        (QpType::XrcIni, Some(_), _) => {
+            "an XRC initiator receives nothing, and takes no shared receive queue"
+        }
+        (_, Some(srq), _) if srq.is_xrc() => {
+            "an XRC shared receive queue is named by its senders; other queue pairs take a basic one"
+        }
+        _ => return Ok(()),
+    };
+    Err(DeviceError::Unsuitable(wrong))
+}
+
+/// Granules of the address block in a type's send requests.
+const fn ext_of(qp_type: QpType) -> usize {
+    match qp_type {
+        QpType::XrcIni => XRC_EXT,
+        _ => 0,
+    }
 }
 
 /// The posting end of a queue: whoever has it may post.
@@ -80,6 +131,8 @@ pub struct QpCore {
     send_cq: Option<Arc<CqCore>>,
     recv_cq: Option<Arc<CqCore>>,
     srq: Option<Arc<SrqCore>>,
+    /// The open of the domain that an XRC target was made through: it cannot be closed meanwhile.
+    _xrcd: Option<Arc<XrcdCore>>,
     sq: Mutex<Option<RingTap>>,
     rq: Mutex<Option<RingTap>>,
     /// Index in the device's table of words.
@@ -121,8 +174,10 @@ impl QpCore {
         device: Arc<Device>,
         pd: Option<Arc<PdCore>>,
         init: &QpInit<'_>,
+        target: Option<TargetOf>,
     ) -> Result<Arc<Self>, DeviceError> {
         not_inside_turn()?;
+        suits(init, target.as_ref())?;
         for (what, cq) in
             [("send completion queue", init.send_cq), ("receive completion queue", init.recv_cq)]
         {
@@ -134,10 +189,13 @@ impl QpCore {
             return Err(DeviceError::Foreign { what: "shared receive queue" });
         }
         let cap = grant(&init.cap)?;
-        let cap = match init.srq {
-            // ibv_create_qp(3): the sizes of the receive queue are ignored.
-            Some(_) => QpCap { max_recv_wr: 0, max_recv_sge: 0, ..cap },
-            None => cap,
+        // ibv_create_qp(3): sizes of a queue that does not exist are ignored.
+        let cap = match init.qp_type {
+            QpType::XrcTgt => QpCap::default(),
+            _ if init.srq.is_some() || init.qp_type == QpType::XrcIni => {
+                QpCap { max_recv_wr: 0, max_recv_sge: 0, ..cap }
+            }
+            _ => cap,
         };
         if let Some(shard) = init.shard.filter(|s| *s >= device.shards()) {
             let max = device.shards() as u64 - 1;
@@ -159,11 +217,19 @@ impl QpCore {
             let lane = |cq: Option<&Arc<CqCore>>| cq.map_or(Ok(LaneId::NONE), |cq| cq.lane(shard));
             let send_lane = lane(init.send_cq)?;
             let recv_lane = lane(init.recv_cq)?;
-            let send_stride = send_stride(0, cap.max_send_sge as usize, cap.max_inline_data as usize);
-            let (sq_producer, sq) = spsc::ring(cap.max_send_wr, send_stride);
-            let (rq_tap, rq) = match init.srq {
-                Some(srq) => (None, RecvSource::Shared(srq.end())),
-                None => {
+            let send_stride =
+                send_stride(ext_of(init.qp_type), cap.max_send_sge as usize, cap.max_inline_data as usize);
+            let (sq_producer, sq) = spsc::ring(cap.max_send_wr.max(1), send_stride);
+            let (rq_tap, rq) = match (init.srq, &target) {
+                (Some(srq), _) => (None, RecvSource::Shared(srq.end())),
+                (_, Some(TargetOf::Open(xrcd))) => {
+                    (None, RecvSource::Named { xrcd: xrcd.id(), ownerless: false })
+                }
+                (_, Some(TargetOf::Domain(xrcd))) => {
+                    (None, RecvSource::Named { xrcd: *xrcd, ownerless: true })
+                }
+                (None, None) if init.qp_type == QpType::XrcIni => (None, RecvSource::Nowhere),
+                (None, None) => {
                     let (producer, ring) =
                         spsc::ring(cap.max_recv_wr, recv_stride(cap.max_recv_sge as usize));
                     (Some(RingTap(producer)), RecvSource::Own(ring))
@@ -180,7 +246,8 @@ impl QpCore {
                 send_cq: init.send_cq.cloned(),
                 recv_cq: init.recv_cq.cloned(),
                 srq: init.srq.cloned(),
-                sq: Mutex::new(Some(RingTap(sq_producer))),
+                _xrcd: if let Some(TargetOf::Open(xrcd)) = &target { Some(xrcd.clone()) } else { None },
+                sq: Mutex::new((init.qp_type != QpType::XrcTgt).then_some(RingTap(sq_producer))),
                 rq: Mutex::new(rq_tap),
                 index: shard as u32 * per_shard + slot,
                 slot,
@@ -243,7 +310,7 @@ impl QpCore {
     pub fn first_psn(&self) -> Psn {
         self.first_psn
     }
-    /// The posting end of the send queue, `None` while it is split off.
+    /// The posting end of the send queue, `None` while it is split off, and where there is none.
     #[inline]
     pub fn sq(&self) -> MutexGuard<'_, Option<RingTap>> {
         lock(&self.sq)

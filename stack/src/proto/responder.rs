@@ -104,6 +104,8 @@ pub enum Answered {
         va: u64,
         /// Bytes.
         len: u32,
+        /// Protection domain that the request was checked in.
+        pd: PdId,
     },
     /// An ATOMIC ACKNOWLEDGE.
     Atomic {
@@ -138,6 +140,8 @@ struct Resource {
     /// PSN of the next response packet.
     next: Psn,
     rkey: u32,
+    /// An XRC target's requests may be of several domains.
+    pd: PdId,
     len: u32,
     va: u64,
     /// Operands of an atomic, compared with a duplicate's.
@@ -166,6 +170,8 @@ pub struct Responder {
     write_left: u32,
     write_len: u32,
     write_rkey: u32,
+    /// Protection domain of the READ that is being accepted.
+    read_pd: PdId,
     /// Slot that the next READ or ATOMIC takes: the oldest.
     oldest: u8,
     pending: u8,
@@ -204,6 +210,7 @@ impl Responder {
             write_left: 0,
             write_len: 0,
             write_rkey: 0,
+            read_pd: PdId(0),
             oldest: 0,
             pending: 0,
             resources: Box::default(),
@@ -239,6 +246,7 @@ impl Responder {
             start: zero,
             next: zero,
             rkey: 0,
+            pd: PdId(0),
             len: 0,
             va: 0,
             operands: [0; 2],
@@ -257,6 +265,16 @@ impl Responder {
     /// Whether the message in progress holds a receive request.
     pub fn holds_receive(&self) -> bool {
         self.holds_receive
+    }
+
+    /// Whether a request packet with this number would be a new one, and not a duplicate or one after a gap.
+    pub fn expects(&self, psn: Psn) -> bool {
+        self.fatal.is_none() && psn == self.epsn
+    }
+
+    /// Whether a message has begun and not ended.
+    pub fn in_message(&self) -> bool {
+        self.in_progress != InProgress::None
     }
 
     /// Whether an answer waits for [`Responder::poll_transmit`].
@@ -400,7 +418,7 @@ impl Responder {
         Ok(Verdict::Write { addr, last })
     }
 
-    fn check_read(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+    fn check_read(&mut self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let reth = pkt.reth();
         if reth.len > MESSAGE_MAX {
             return Err(Fault::BadLength);
@@ -409,6 +427,7 @@ impl Responder {
             keys.check(reth.rkey, pd, Access::REMOTE_READ, reth.va, u64::from(reth.len))
                 .map_err(|_| Fault::RemoteAccess)?;
         }
+        self.read_pd = pd;
         Ok(Verdict::Accept)
     }
 
@@ -467,6 +486,7 @@ impl Responder {
                     start: pkt.psn,
                     next: pkt.psn,
                     rkey: reth.rkey,
+                    pd: self.read_pd,
                     len: reth.len,
                     va: reth.va,
                     operands: [0; 2],
@@ -501,6 +521,7 @@ impl Responder {
             start: pkt.psn,
             next: pkt.psn,
             rkey: eth.rkey,
+            pd: self.read_pd,
             len: 8,
             va: eth.va,
             operands: [eth.swap_add, eth.compare],
@@ -668,6 +689,7 @@ impl Responder {
                 rkey: r.rkey,
                 va: r.va.wrapping_add(u64::from(offset)),
                 len,
+                pd: r.pd,
             }
         } else {
             Answered::Atomic { psn, aeth, original: r.original }
@@ -762,6 +784,7 @@ mod tests {
             start: Psn::new(0),
             next: Psn::new(10),
             rkey: 0,
+            pd: PdId(0),
             len: 0,
             va: 0,
             operands: [0; 2],

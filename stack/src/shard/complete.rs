@@ -100,33 +100,21 @@ impl Env {
             Some(ReceivedTail::Imm(imm)) => (WcFlags::WITH_IMM, u32::from_ne_bytes(imm)),
             Some(ReceivedTail::Inv(key)) => (WcFlags::WITH_INV, key),
         };
-        let cqe = Cqe {
+        let mut cqe = Cqe {
             byte_len: done.byte_len,
             flags: flags.bits() as u8,
             imm,
             solicited: done.solicited,
             ..self.entry(qp, wr_id, WcStatus::Success, opcode)
         };
+        if qp.ty == QpType::XrcTgt {
+            cqe.srqn = qp.rq.srq_number().unwrap_or(0);
+        }
         let taken = self.push(qp.recv_lane, cqe);
         self.mark_finished(qp);
         if !taken {
             self.overflow(qp);
         }
-    }
-
-    /// An unreliable queue pair gives the message in progress up, and keeps its state. A request of its own ring is
-    /// used again for the next message; an entry of a shared receive queue completes in error (IBA 9.9.3, class E).
-    /// Returns whether it did: the responder then holds nothing any more.
-    pub fn give_up_receive(&mut self, qp: &mut Qp) -> bool {
-        if !qp.rq.is_shared() {
-            return false;
-        }
-        let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
-        let cqe = self.entry(qp, wr_id, WcStatus::RemInvReqErr, WcOpcode::Recv);
-        if !self.push(qp.recv_lane, cqe) {
-            self.overflow(qp);
-        }
-        true
     }
 
     /// An asynchronous event of a queue pair.
@@ -235,7 +223,8 @@ impl Env {
         if qp.gates.has(Gates::FLUSH_RQ) {
             if qp.responder.holds_receive() {
                 let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
-                let cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);
+                let mut cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);
+                cqe.srqn = if qp.ty == QpType::XrcTgt { qp.rq.srq_number().unwrap_or(0) } else { 0 };
                 taken &= self.push(qp.recv_lane, cqe);
             }
             qp.responder = crate::proto::responder::Responder::new();

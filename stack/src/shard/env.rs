@@ -9,6 +9,7 @@ use arrayvec::ArrayVec;
 use super::copy::Memory;
 use super::counters::{Counter, Counters};
 use super::qp::{Qp, Route};
+use super::rq::XrcSrq;
 use super::wheel::Wheel;
 use super::{LaneId, Shared};
 use crate::config::{TX_BURST, TX_STALL, WATCHED_MAX};
@@ -59,6 +60,8 @@ pub(super) struct Env {
     pub net_seen: u64,
     /// Queue pairs in RTR or above.
     pub connected: usize,
+    /// XRC shared receive queues, by number.
+    pub xrc_srqs: Vec<XrcSrq>,
 }
 
 impl Env {
@@ -82,6 +85,7 @@ impl Env {
             ip_id: 0,
             net_seen: 0,
             connected: 0,
+            xrc_srqs: Vec::new(),
         }
     }
 

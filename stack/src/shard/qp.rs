@@ -11,7 +11,7 @@ use crate::proto::status::WcStatus;
 use crate::proto::wqe::Granule;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
-use crate::wire::{Flow, Template, udp_source_port};
+use crate::wire::{Flow, Template, Transport, udp_source_port};
 
 use super::rq::{RecvSource, Rq};
 use super::{LaneId, Shared};
@@ -71,6 +71,8 @@ pub(super) struct Qp {
     // Read for every packet.
     pub gates: Gates,
     pub ty: QpType,
+    /// Class of its packets. The machines speak of RC's operations, whatever it is.
+    pub class: Transport,
     pub state: QpState,
     pub route: Route,
     /// In the list of queue pairs with requests to send.
@@ -126,6 +128,10 @@ impl Qp {
         Self {
             gates: Gates::CLOSED,
             ty: spec.ty,
+            class: match spec.ty {
+                QpType::XrcIni | QpType::XrcTgt => Transport::Xrc,
+                _ => Transport::Rc,
+            },
             state: QpState::Reset,
             route: Route::Pending,
             in_ready: false,
