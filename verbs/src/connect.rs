@@ -106,6 +106,22 @@ impl Default for RcOptions {
     }
 }
 
+impl RcOptions {
+    /// INIT to RTR: the path to `peer`, and what it may ask for.
+    pub(crate) fn rtr(&self, peer: &RcEndpoint, path_mtu: Mtu) -> (QpAttr, AttrMask) {
+        let (mut attr, mask) = attr_rtr(peer.gid, self.sgid_index, peer.qpn, peer.psn, path_mtu);
+        attr.ah_attr.sl = self.sl;
+        if let Some(grh) = &mut attr.ah_attr.grh {
+            grh.hop_limit = self.hop_limit;
+            grh.traffic_class = self.traffic_class;
+            grh.flow_label = self.flow_label;
+        }
+        attr.max_dest_rd_atomic = self.max_dest_rd_atomic;
+        attr.min_rnr_timer = self.min_rnr_timer;
+        (attr, mask)
+    }
+}
+
 impl Qp {
     /// What to tell the peer: our address at `sgid_index`, our queue pair number and our first PSN, which was drawn
     /// at random when the queue pair was made.
@@ -126,7 +142,7 @@ impl Qp {
         self.modify(&attr, mask)
     }
 
-    /// Connects an RC queue pair to `peer`: from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
+    /// Connects an RC queue pair, or an XRC initiator, to `peer`: from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
     ///
     /// Returns as soon as the queue pair is ready; the peer's hardware address is found out meanwhile, and what is
     /// posted waits for it.
@@ -135,9 +151,13 @@ impl Qp {
     /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
     pub fn connect_rc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
         self.init_connected(options)?;
-        let (mut attr, mask) = self.path_attr(peer, options);
+        let (mut attr, mut mask) = self.path_attr(peer, options);
         attr.max_dest_rd_atomic = options.max_dest_rd_atomic;
         attr.min_rnr_timer = options.min_rnr_timer;
+        if self.qp_type() == QpType::XrcIni {
+            // It answers nothing.
+            mask = mask.difference(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER);
+        }
         self.modify(&attr, mask)?;
 
         let (mut attr, mask) = attr_rts(self.first_psn());

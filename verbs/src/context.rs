@@ -17,6 +17,7 @@ use crate::cq_ex::{CqInitAttr, CqWcFlags};
 use crate::device_info::DeviceInfo;
 use crate::error::VerbsError;
 use crate::pd::Pd;
+use crate::xrcd::{Xrcd, XrcdInitAttr};
 
 /// An open device (`struct ibv_context`).
 ///
@@ -214,6 +215,17 @@ impl Context {
     /// Event sources to choose from in [`CqInitAttr::comp_vector`]: 1.
     pub fn num_comp_vectors(&self) -> u32 {
         1
+    }
+
+    /// Opens an XRC domain. See [`Xrcd`].
+    ///
+    /// # Errors
+    /// `ENOENT` where there is none of that name and it is not to be made (nor without a name), `EEXIST` where there is
+    /// one and `exclusive` is set.
+    #[doc(alias = "ibv_open_xrcd")]
+    #[doc(alias = "ibv_open_xrc_domain")]
+    pub fn open_xrcd(&self, init: &XrcdInitAttr<'_>) -> Result<Xrcd, VerbsError> {
+        Ok(Xrcd::new(self.device.open_xrcd(init)?))
     }
 
     /// The counters of all shards, added up.

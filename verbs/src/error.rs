@@ -6,6 +6,8 @@ use stack::device::{DeviceError, MemError, OpenError, QpState, QpType, WrOpcode,
 pub mod errno {
     /// Operation not permitted.
     pub const EPERM: i32 = 1;
+    /// No such object.
+    pub const ENOENT: i32 = 2;
     /// Input/output error.
     pub const EIO: i32 = 5;
     /// Out of memory, or of room in a queue.
@@ -14,6 +16,8 @@ pub mod errno {
     pub const EFAULT: i32 = 14;
     /// Still in use.
     pub const EBUSY: i32 = 16;
+    /// Exists already.
+    pub const EEXIST: i32 = 17;
     /// No such device.
     pub const ENODEV: i32 = 19;
     /// Invalid argument.
@@ -28,7 +32,9 @@ pub mod errno {
     pub const ETIMEDOUT: i32 = 110;
 }
 
-use errno::{EBUSY, EDEADLK, EFAULT, EINVAL, EIO, EMFILE, ENODEV, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
+use errno::{
+    EBUSY, EDEADLK, EEXIST, EFAULT, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT,
+};
 
 /// Why a control call failed. The text says what was wrong, with the value, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -188,6 +194,8 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::Port(_) => ENODEV,
         DeviceError::InsideTurn => EDEADLK,
         DeviceError::TimedOut { .. } => ETIMEDOUT,
+        DeviceError::NoSuchDomain { .. } => ENOENT,
+        DeviceError::DomainExists { .. } => EEXIST,
         DeviceError::Access { .. } => EOPNOTSUPP,
         DeviceError::Random | DeviceError::CqOverrun => EIO,
         DeviceError::Descriptor(_) => EMFILE,
@@ -300,6 +308,20 @@ pub enum PostErrorKind {
     /// An address handle of another protection domain.
     #[error("the address handle belongs to another protection domain; make one in the queue pair's own")]
     ForeignAh,
+    /// The type has no receive queue.
+    #[error("a queue pair of type {} has no receive queue; post to the receiving side", type_name(*.qp_type))]
+    NoReceiveQueue {
+        /// The queue pair's type.
+        qp_type: QpType,
+    },
+    /// A request on an XRC initiator that names no shared receive queue of the peer.
+    #[error(
+        "a request on an XRC initiator needs the number of the peer's shared receive queue (remote_srqn)"
+    )]
+    NoSrqn,
+    /// A shared receive queue of the peer on a queue pair that cannot name one, or a number beyond 24 bits.
+    #[error("remote_srqn {0:#x} cannot be sent; it is a number of 24 bits, on XRC initiators only")]
+    BadSrqn(u32),
     /// The queue pair's receive requests come from a shared receive queue (ibv_post_recv(3)).
     #[error("the queue pair takes its receive requests from shared receive queue {number}; post them there")]
     SharedReceiveQueue {

@@ -63,6 +63,7 @@ mod qp;
 mod srq;
 mod wc;
 mod wr;
+mod xrcd;
 
 pub use ah::{Ah, GRH_LEN, ah_attr_to};
 pub use async_event::AsyncEventGuard;
@@ -82,6 +83,7 @@ pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
 pub use srq::{Srq, SrqInitAttr};
 pub use wc::Wc;
 pub use wr::{FlushLevel, FlushPlacement, RecvWr, SendWr};
+pub use xrcd::{XrcTarget, Xrcd, XrcdInitAttr};
 
 pub use stack::device::{
     Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,

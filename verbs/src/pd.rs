@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use stack::device::{Access, MwType, PdCore};
 
+use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::mr::Mr;
 use crate::mw::Mw;
 use crate::qp::{Qp, QpInitAttr};
 use crate::srq::{Srq, SrqInitAttr};
+use crate::xrcd::Xrcd;
 
 /// A protection domain (`struct ibv_pd`): queue pairs and memory regions work together only within one.
 #[derive(Debug)]
@@ -69,7 +71,7 @@ impl Pd {
 
     /// Makes a queue pair, in RESET; the first one starts the port. The sizes granted are at least those asked for ([`Qp::cap`]).
     ///
-    /// RC, UC, UD and GSI carry data. XRC queue pairs can be made and modified through their whole state table; posting
+    /// An XRC target is made on its domain ([`Xrcd::create_qp`]).
     /// to them is refused with `EOPNOTSUPP`, because their data path does not exist yet.
     ///
     /// # Errors
@@ -89,6 +91,20 @@ impl Pd {
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, VerbsError> {
         Srq::create(&self.core, init)
+    }
+
+    /// Makes a shared receive queue of an XRC domain: XRC initiators name it by its number
+    /// ([`Srq::srq_num`]), and its requests complete in `cq`, whichever target of the domain received them.
+    ///
+    /// The protection domain is that of its buffers, and of the keys in the requests that name it.
+    ///
+    /// # Errors
+    /// As [`create_srq`](Self::create_srq); `EINVAL` also for a domain or completion queue of another context; `EDEADLK`
+    /// from inside a turn.
+    #[doc(alias = "ibv_create_srq_ex")]
+    #[doc(alias = "ibv_create_xrc_srq")]
+    pub fn create_xrc_srq(&self, init: &SrqInitAttr, xrcd: &Xrcd, cq: &Cq) -> Result<Srq, VerbsError> {
+        Srq::create_xrc(&self.core, init, xrcd, cq)
     }
 
     /// Frees the protection domain.

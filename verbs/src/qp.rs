@@ -22,7 +22,7 @@ pub struct QpInitAttr<'a> {
     pub qp_type: QpType,
     /// Where send requests complete.
     pub send_cq: &'a Cq,
-    /// Where receive requests complete; may be the same.
+    /// Where receive requests complete; may be the same. Not used by an XRC initiator.
     pub recv_cq: &'a Cq,
     /// Where receive requests are taken from instead of a receive queue of its own: RC, UC and UD. The receive sizes
     /// of `cap` are ignored then, and 0 is granted.
@@ -50,6 +50,10 @@ impl<'a> QpInitAttr<'a> {
     /// A UD queue pair, of the same sizes.
     pub const fn ud(send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
         Self::new(QpType::Ud, send_cq, recv_cq)
+    }
+    /// An XRC initiator, of the same sizes: it sends, and receives nothing.
+    pub const fn xrc_ini(send_cq: &'a Cq) -> Self {
+        Self::new(QpType::XrcIni, send_cq, send_cq)
     }
     /// A queue pair of any type, of the same sizes.
     pub const fn new(qp_type: QpType, send_cq: &'a Cq, recv_cq: &'a Cq) -> Self {
@@ -118,7 +122,7 @@ impl Qp {
         let core = pd.create_qp(&QpInit {
             qp_type: init.qp_type,
             send_cq: Some(init.send_cq.core()),
-            recv_cq: Some(init.recv_cq.core()),
+            recv_cq: (init.qp_type != QpType::XrcIni).then(|| init.recv_cq.core()),
             srq: init.srq.map(Srq::core),
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
@@ -266,7 +270,8 @@ impl Qp {
     /// [`VerbsError::Split`] while one of them exists.
     pub fn split(&self) -> Result<(SendQueue, RecvQueue), VerbsError> {
         let (mut sq, mut rq) = (self.core.sq(), self.core.rq());
-        if sq.is_none() || (rq.is_none() && self.srq.is_none()) {
+        let has_rq = self.srq.is_none() && self.qp_type() != QpType::XrcIni;
+        if sq.is_none() || (rq.is_none() && has_rq) {
             return Err(VerbsError::Split { what: "queue pair" });
         }
         let send = SendQueue { ring: sq.take(), limits: self.send_limits(), core: self.core.clone() };
@@ -448,6 +453,9 @@ fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]
 fn no_ring(core: &QpCore) -> Result<(), PostError> {
     let kind = match core.srq() {
         Some(srq) => PostErrorKind::SharedReceiveQueue { number: srq.number() },
+        None if matches!(core.qp_type(), QpType::XrcIni | QpType::XrcTgt) => {
+            PostErrorKind::NoReceiveQueue { qp_type: core.qp_type() }
+        }
         None => PostErrorKind::Split,
     };
     Err(PostError { bad_wr: 0, kind })

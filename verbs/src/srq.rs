@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use stack::device::{PdCore, SrqAttr, SrqAttrMask, SrqCore, SrqTap};
+use stack::device::{PdCore, SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 
+use crate::cq::Cq;
 use crate::error::{PostError, PostErrorKind, VerbsError};
 use crate::wr::RecvWr;
+use crate::xrcd::Xrcd;
 
 /// What a shared receive queue is to be (`struct ibv_srq_init_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +42,16 @@ pub struct Srq {
 
 impl Srq {
     pub(crate) fn create(pd: &Arc<PdCore>, init: &SrqInitAttr) -> Result<Self, VerbsError> {
-        Ok(Self { core: pd.create_srq(&init.attr)? })
+        Ok(Self { core: pd.create_srq(&init.attr, None)? })
+    }
+    pub(crate) fn create_xrc(
+        pd: &Arc<PdCore>,
+        init: &SrqInitAttr,
+        xrcd: &Xrcd,
+        cq: &Cq,
+    ) -> Result<Self, VerbsError> {
+        let xrc = XrcSrqInit { xrcd: xrcd.core(), cq: cq.core() };
+        Ok(Self { core: pd.create_srq(&init.attr, Some(xrc))? })
     }
     pub(crate) fn core(&self) -> &Arc<SrqCore> {
         &self.core
@@ -49,7 +60,8 @@ impl Srq {
         Self { core: self.core.clone() }
     }
 
-    /// Its number in the device: what [`EventElement::Srq`](crate::EventElement::Srq) names.
+    /// Its number in the device: what [`EventElement::Srq`](crate::EventElement::Srq) names, and, for one of XRC, what
+    /// senders name ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)).
     #[doc(alias = "ibv_get_srq_num")]
     pub fn srq_num(&self) -> u32 {
         self.core.number()
@@ -104,7 +116,8 @@ impl Srq {
         self.core.tap().len()
     }
 
-    /// Destroys the queue. Requests that wait in it end without completions.
+    /// Destroys the queue. Requests that wait in it end without completions. One of XRC can always be destroyed: who
+    /// names it later is refused.
     ///
     /// # Errors
     /// `EBUSY` while a queue pair uses it, `EDEADLK` from inside a turn; it comes back with the error.

@@ -33,6 +33,7 @@ pub struct Wc {
     pub vendor_err: u32,
     /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
     pub timestamp: u64,
+    srqn: u32,
     imm: u32,
 }
 
@@ -46,6 +47,11 @@ impl Wc {
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         self.wc_flags.contains(WcFlags::WITH_INV).then_some(self.imm)
+    }
+    /// The XRC shared receive queue that the receive request came from.
+    #[inline]
+    pub fn srq_num(&self) -> Option<u32> {
+        (self.srqn != 0).then_some(self.srqn)
     }
     /// Whether the work request succeeded.
     #[inline]
@@ -67,6 +73,7 @@ impl Wc {
             pkey_index: 0,
             vendor_err: cqe.vendor_err,
             timestamp: cqe.timestamp,
+            srqn: cqe.srqn,
             imm: cqe.imm,
         }
     }

@@ -4,7 +4,7 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use stack::device::address::UD_EXT;
-use stack::device::wqe::{Granule, RecvWqe, SendWqe, put_sges};
+use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn};
 use stack::device::{Access, MwType, PdCore, QpType, Qpn, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
@@ -58,6 +58,8 @@ pub struct SendWr<'a> {
     arg1: u64,
     /// Where a datagram goes; its queue pair is in `arg1`, its Q_Key in `rkey`.
     ah: Option<&'a Ah>,
+    /// The XRC shared receive queue at the peer.
+    remote_srqn: Option<u32>,
 }
 
 impl<'a> SendWr<'a> {
@@ -74,6 +76,7 @@ impl<'a> SendWr<'a> {
             arg0: 0,
             arg1: 0,
             ah: None,
+            remote_srqn: None,
         }
     }
     #[inline]
@@ -268,6 +271,16 @@ impl<'a> SendWr<'a> {
     pub(crate) const fn with(self, flags: SendFlags) -> Self {
         self.flag(flags.intersection(SendFlags::SIGNALED.union(SendFlags::FENCE)))
     }
+    /// Into the XRC shared receive queue of this number at the peer ([`Srq::srq_num`](crate::Srq::srq_num)), 24 bits.
+    /// Every request on an XRC initiator needs it, and no other takes it: the queue's protection domain, and its
+    /// completion queue, are those of the request at the peer.
+    #[inline]
+    #[must_use]
+    #[doc(alias = "qp_type.xrc.remote_srqn")]
+    pub const fn remote_srqn(mut self, remote_srqn: u32) -> Self {
+        self.remote_srqn = Some(remote_srqn);
+        self
+    }
     #[inline]
     const fn flag(mut self, flag: SendFlags) -> Self {
         self.flags = self.flags.union(flag);
@@ -298,6 +311,9 @@ impl<'a> SendWr<'a> {
         }
         if self.ah.is_some() || limits.datagram {
             limits.check_address(self.ah)?;
+        }
+        if self.remote_srqn.is_some() || limits.xrc {
+            limits.check_srqn(self.remote_srqn)?;
         }
         if self.flags.contains(SendFlags::INLINE) {
             if INLINE_OPCODES & bit(self.opcode) == 0 {
@@ -362,11 +378,15 @@ impl<'a> SendWr<'a> {
         wqe.num_sge = self.sges.len() as u8;
         wqe.arg0 = self.arg0;
         wqe.arg1 = self.arg1;
-        let body = match self.ah {
-            None => wqe.put(slot),
-            Some(ah) => {
+        let body = match (self.ah, self.remote_srqn) {
+            (None, None) => wqe.put(slot),
+            (Some(ah), _) => {
                 wqe.ext = UD_EXT as u8;
                 ah.core().address().to(Qpn::new(self.arg1 as u32), self.rkey).put(wqe.put(slot))
+            }
+            (None, Some(srqn)) => {
+                wqe.ext = XRC_EXT as u8;
+                put_srqn(wqe.put(slot), srqn)
             }
         };
         if flags.contains(SendFlags::INLINE) {
@@ -408,7 +428,7 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
 
 /// Whether queue pairs of a type carry data.
 pub(crate) const fn has_data_path(qp_type: QpType) -> bool {
-    matches!(qp_type, QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi)
+    !matches!(qp_type, QpType::XrcTgt)
 }
 
 /// What a send queue accepts, worked out once.
@@ -421,21 +441,31 @@ pub(crate) struct SendLimits {
     qp_type: QpType,
     /// Every request names its destination.
     datagram: bool,
+    /// Every request names a shared receive queue.
+    xrc: bool,
     /// The queue pair's protection domain, by its place in memory: the queue pair keeps it there.
     pd: usize,
 }
 
 impl SendLimits {
     pub(crate) fn new(qp_type: QpType, pd: Option<&Arc<PdCore>>, max_sge: u32, max_inline: u32) -> Self {
-        let opcodes = if has_data_path(qp_type) { opcodes_of(qp_type) } else { 0 };
-        let datagram = matches!(qp_type, QpType::Ud | QpType::Gsi);
         Self {
-            opcodes,
+            opcodes: opcodes_of(qp_type),
             max_sge,
             max_inline,
             qp_type,
-            datagram,
+            datagram: matches!(qp_type, QpType::Ud | QpType::Gsi),
+            xrc: qp_type == QpType::XrcIni,
             pd: pd.map_or(0, |pd| Arc::as_ptr(pd).addr()),
+        }
+    }
+
+    /// Whether a request names a shared receive queue where the type asks for one.
+    fn check_srqn(&self, srqn: Option<u32>) -> Result<(), PostErrorKind> {
+        match srqn {
+            None => Err(PostErrorKind::NoSrqn),
+            Some(srqn) if !self.xrc || srqn > 0xff_ffff => Err(PostErrorKind::BadSrqn(srqn)),
+            Some(_) => Ok(()),
         }
     }
 

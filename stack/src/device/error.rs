@@ -169,6 +169,29 @@ pub enum DeviceError {
         /// The address.
         addr: core::net::IpAddr,
     },
+    /// The type of queue pair does not go with what it is to be made of.
+    #[error("create_qp: {0}")]
+    Unsuitable(&'static str),
+    /// No XRC domain has this name.
+    #[error("there is no XRC domain {name:?}; open it with `create`")]
+    NoSuchDomain {
+        /// The name, empty for a domain without one.
+        name: String,
+    },
+    /// An XRC domain has this name already.
+    #[error("the XRC domain {name:?} exists already; open it without `exclusive`, or choose another name")]
+    DomainExists {
+        /// The name.
+        name: String,
+    },
+    /// The XRC domain has no such queue pair, or this open of it is not registered with it.
+    #[error(
+        "XRC queue pair {qpn:#08x} is not one of this domain, or this open of it is not registered with it"
+    )]
+    NoSuchTarget {
+        /// The number.
+        qpn: u32,
+    },
     /// An object of another device was passed in.
     #[error("the {what} belongs to another device; all objects of a call must come from the same one")]
     Foreign {

@@ -38,6 +38,7 @@ mod random;
 mod srq;
 pub mod stats;
 mod stats_socket;
+mod xrcd;
 
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -72,7 +73,8 @@ pub use mr::MrCore;
 pub use mw::MwCore;
 pub use pd::PdCore;
 pub use qp::{QpCore, QpInit, RingTap};
-pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap};
+pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
+pub use xrcd::{XrcdCore, XrcdInit};
 
 /// Every limit of the stack.
 pub use crate::config as limit;
@@ -104,6 +106,7 @@ pub struct Device {
     threads: Vec<JoinHandle<()>>,
     numbers: Mutex<Numbers>,
     srqs: Mutex<srq::SrqNumbers>,
+    xrcds: xrcd::Domains,
     random: Random,
     next_pd: AtomicU32,
     pds: Quota,
@@ -154,6 +157,7 @@ impl Device {
             threads,
             numbers: Mutex::new(Numbers::new(shards, config.qps_per_shard)),
             srqs: Mutex::default(),
+            xrcds: xrcd::Domains::default(),
             random,
             next_pd: AtomicU32::new(1),
             pds: Quota::new("protection domain", PD_MAX),
@@ -419,6 +423,14 @@ impl Device {
     /// [`DeviceError::Descriptor`].
     pub fn create_channel(self: &Arc<Self>) -> Result<Arc<ChannelCore>, DeviceError> {
         ChannelCore::new(self.clone())
+    }
+
+    /// Opens an XRC domain.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSuchDomain`], [`DeviceError::DomainExists`].
+    pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInit<'_>) -> Result<Arc<XrcdCore>, DeviceError> {
+        XrcdCore::open(self, init)
     }
 
     fn core(&self) -> &Core {

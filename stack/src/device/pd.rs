@@ -9,7 +9,7 @@ use super::limits::Share;
 use super::mr::MrCore;
 use super::mw::MwCore;
 use super::qp::{QpCore, QpInit};
-use super::srq::{SrqAttr, SrqCore};
+use super::srq::{SrqAttr, SrqCore, XrcSrqInit};
 use crate::config::MR_SIZE_MAX;
 use crate::id::PdId;
 use crate::mem::{Access, MwType};
@@ -66,9 +66,14 @@ impl PdCore {
     /// Makes a shared receive queue of exactly `max_wr` requests.
     ///
     /// # Errors
-    /// [`DeviceError::Range`], [`DeviceError::Exhausted`].
-    pub fn create_srq(self: &Arc<Self>, attr: &SrqAttr) -> Result<Arc<SrqCore>, DeviceError> {
-        SrqCore::new(self.clone(), attr)
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`]; for one of XRC also [`DeviceError::Foreign`] and
+    /// [`DeviceError::InsideTurn`].
+    pub fn create_srq(
+        self: &Arc<Self>,
+        attr: &SrqAttr,
+        xrc: Option<XrcSrqInit<'_>>,
+    ) -> Result<Arc<SrqCore>, DeviceError> {
+        SrqCore::new(self.clone(), attr, xrc)
     }
 
     /// Allocates a region for fast registration, of `len` bytes at `addr`; nothing is registered yet. The memory must
@@ -93,7 +98,7 @@ impl PdCore {
     /// # Errors
     /// [`DeviceError`].
     pub fn create_qp(self: &Arc<Self>, init: &QpInit<'_>) -> Result<Arc<QpCore>, DeviceError> {
-        QpCore::new(self.device.clone(), Some(self.clone()), init)
+        QpCore::new(self.device.clone(), Some(self.clone()), init, None)
     }
 
     /// Frees the domain.

@@ -11,13 +11,14 @@ use super::error::DeviceError;
 use super::pd::PdCore;
 use super::srq::SrqCore;
 use super::stats::QpEntry;
+use super::xrcd::XrcdCore;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::id::{PdId, Psn, QpState, QpType, Qpn};
 use crate::proto::address::UD_EXT;
 use crate::proto::attr::{AttrMask, QpAttr, QpCap};
 use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
-use crate::proto::wqe::{Granule, recv_stride, send_stride};
+use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
 use crate::shard::{EventElement, LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
@@ -46,6 +47,58 @@ pub struct QpInit<'a> {
     pub shard: Option<usize>,
     /// It gets no copy of what it sends to a multicast group that it is attached to.
     pub block_self_mcast_lb: bool,
+}
+
+impl QpInit<'_> {
+    /// An XRC target: it has no queues of its own.
+    pub(super) fn target(shard: Option<usize>) -> Self {
+        let cap = QpCap::default();
+        Self {
+            qp_type: QpType::XrcTgt,
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            cap,
+            sq_sig_all: false,
+            shard,
+            block_self_mcast_lb: false,
+        }
+    }
+}
+
+/// What an XRC target belongs to.
+#[derive(Debug)]
+pub(super) enum TargetOf {
+    /// To a user, who made it through this open of the domain.
+    Open(Arc<XrcdCore>),
+    /// To the domain itself: it is receive-only, and nobody has a handle.
+    Domain(u32),
+}
+
+/// Whether a type of queue pair can be made of these parts.
+fn suits(init: &QpInit<'_>, target: Option<&TargetOf>) -> Result<(), DeviceError> {
+    let wrong = match (init.qp_type, init.srq, target) {
+        (QpType::XrcTgt, _, None) => {
+            "an XRC target is made on an XRC domain (open_xrcd), not on a protection domain"
+        }
+        (QpType::XrcIni, Some(_), _) => {
+            "an XRC initiator receives nothing, and takes no shared receive queue"
+        }
+        (_, Some(srq), _) if srq.is_xrc() => {
+            "an XRC shared receive queue is named by its senders; other queue pairs take a basic one"
+        }
+        _ => return Ok(()),
+    };
+    Err(DeviceError::Unsuitable(wrong))
+}
+
+/// Granules of the address block in a type's send requests.
+const fn ext_of(qp_type: QpType) -> usize {
+    match qp_type {
+        QpType::Ud | QpType::Gsi => UD_EXT,
+        QpType::XrcIni => XRC_EXT,
+        _ => 0,
+    }
 }
 
 /// The posting end of a queue: whoever has it may post.
@@ -85,6 +138,8 @@ pub struct QpCore {
     send_cq: Option<Arc<CqCore>>,
     recv_cq: Option<Arc<CqCore>>,
     srq: Option<Arc<SrqCore>>,
+    /// The open of the domain that an XRC target was made through: it cannot be closed meanwhile.
+    _xrcd: Option<Arc<XrcdCore>>,
     sq: Mutex<Option<RingTap>>,
     rq: Mutex<Option<RingTap>>,
     /// Index in the device's table of words.
@@ -128,8 +183,10 @@ impl QpCore {
         device: Arc<Device>,
         pd: Option<Arc<PdCore>>,
         init: &QpInit<'_>,
+        target: Option<TargetOf>,
     ) -> Result<Arc<Self>, DeviceError> {
         not_inside_turn()?;
+        suits(init, target.as_ref())?;
         for (what, cq) in
             [("send completion queue", init.send_cq), ("receive completion queue", init.recv_cq)]
         {
@@ -144,10 +201,13 @@ impl QpCore {
             return Err(DeviceError::Foreign { what: "shared receive queue" });
         }
         let cap = grant(&init.cap)?;
-        let cap = match init.srq {
-            // ibv_create_qp(3): the sizes of the receive queue are ignored.
-            Some(_) => QpCap { max_recv_wr: 0, max_recv_sge: 0, ..cap },
-            None => cap,
+        // ibv_create_qp(3): sizes of a queue that does not exist are ignored.
+        let cap = match init.qp_type {
+            QpType::XrcTgt => QpCap::default(),
+            _ if init.srq.is_some() || init.qp_type == QpType::XrcIni => {
+                QpCap { max_recv_wr: 0, max_recv_sge: 0, ..cap }
+            }
+            _ => cap,
         };
         if let Some(shard) = init.shard.filter(|s| *s >= device.shards()) {
             let max = device.shards() as u64 - 1;
@@ -171,10 +231,17 @@ impl QpCore {
             let recv_lane = lane(init.recv_cq)?;
             let send_stride =
                 send_stride(ext_of(init.qp_type), cap.max_send_sge as usize, cap.max_inline_data as usize);
-            let (sq_producer, sq) = spsc::ring(cap.max_send_wr, send_stride);
-            let (rq_tap, rq) = match init.srq {
-                Some(srq) => (None, RecvSource::Shared(srq.end())),
-                None => {
+            let (sq_producer, sq) = spsc::ring(cap.max_send_wr.max(1), send_stride);
+            let (rq_tap, rq) = match (init.srq, &target) {
+                (Some(srq), _) => (None, RecvSource::Shared(srq.end())),
+                (_, Some(TargetOf::Open(xrcd))) => {
+                    (None, RecvSource::Named { xrcd: xrcd.id(), ownerless: false })
+                }
+                (_, Some(TargetOf::Domain(xrcd))) => {
+                    (None, RecvSource::Named { xrcd: *xrcd, ownerless: true })
+                }
+                (None, None) if init.qp_type == QpType::XrcIni => (None, RecvSource::Nowhere),
+                (None, None) => {
                     let (producer, ring) =
                         spsc::ring(cap.max_recv_wr, recv_stride(cap.max_recv_sge as usize));
                     (Some(RingTap(producer)), RecvSource::Own(ring))
@@ -196,7 +263,8 @@ impl QpCore {
                 send_cq: init.send_cq.cloned(),
                 recv_cq: init.recv_cq.cloned(),
                 srq: init.srq.cloned(),
-                sq: Mutex::new(Some(RingTap(sq_producer))),
+                _xrcd: if let Some(TargetOf::Open(xrcd)) = &target { Some(xrcd.clone()) } else { None },
+                sq: Mutex::new((init.qp_type != QpType::XrcTgt).then_some(RingTap(sq_producer))),
                 rq: Mutex::new(rq_tap),
                 index,
                 slot,
@@ -269,7 +337,7 @@ impl QpCore {
     pub fn first_psn(&self) -> Psn {
         self.first_psn
     }
-    /// The posting end of the send queue, `None` while it is split off.
+    /// The posting end of the send queue, `None` while it is split off, and where there is none.
     #[inline]
     pub fn sq(&self) -> MutexGuard<'_, Option<RingTap>> {
         lock(&self.sq)
@@ -436,14 +504,6 @@ impl Drop for QpCore {
 /// the timeout (IBA 9.7.6.1.3).
 fn retry_span(attr: &QpAttr) -> Duration {
     ack_timeout(attr.timeout).map_or(Duration::ZERO, |t| t * 4 * (u32::from(attr.retry_cnt) + 1))
-}
-
-/// Granules of the address block in a type's send requests.
-const fn ext_of(qp_type: QpType) -> usize {
-    match qp_type {
-        QpType::Ud | QpType::Gsi => UD_EXT,
-        _ => 0,
-    }
 }
 
 fn state_of(word: Word) -> QpState {

@@ -8,11 +8,13 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Device;
 use super::claim::{lock, not_inside_turn};
+use super::cq::CqCore;
 use super::error::DeviceError;
 use super::pd::PdCore;
+use super::xrcd::XrcdCore;
 use crate::config::{QUEUE_DEPTH_MAX, SGE_MAX, SRQ_MAX};
 use crate::proto::wqe::{Granule, recv_stride};
-use crate::shard::{SrqEnd, srq_words};
+use crate::shard::{SrqEnd, XrcSrq, srq_words};
 use crate::sync::srq::{self, Poster};
 
 /// Attributes of a shared receive queue (`struct ibv_srq_attr`).
@@ -58,6 +60,21 @@ impl SrqNumbers {
             }
         }
     }
+}
+
+/// What makes a shared receive queue one of XRC: others name it by its number.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcSrqInit<'a> {
+    /// Its XRC domain.
+    pub xrcd: &'a Arc<XrcdCore>,
+    /// Where its receive requests complete.
+    pub cq: &'a Arc<CqCore>,
+}
+
+#[derive(Debug)]
+struct Xrc {
+    xrcd: Arc<XrcdCore>,
+    cq: Arc<CqCore>,
 }
 
 /// The posting end of a shared receive queue.
@@ -106,6 +123,7 @@ pub struct SrqCore {
     number: u32,
     max_sge: u32,
     tap: Mutex<SrqTap>,
+    xrc: Option<Xrc>,
 }
 
 fn within(what: &'static str, given: u32, min: u32, max: u32) -> Result<(), DeviceError> {
@@ -116,7 +134,21 @@ fn within(what: &'static str, given: u32, min: u32, max: u32) -> Result<(), Devi
 }
 
 impl SrqCore {
-    pub(super) fn new(pd: Arc<PdCore>, attr: &SrqAttr) -> Result<Arc<Self>, DeviceError> {
+    pub(super) fn new(
+        pd: Arc<PdCore>,
+        attr: &SrqAttr,
+        xrc: Option<XrcSrqInit<'_>>,
+    ) -> Result<Arc<Self>, DeviceError> {
+        not_inside_turn()?;
+        let device = pd.device();
+        if let Some(xrc) = &xrc {
+            if !Arc::ptr_eq(xrc.xrcd.device(), device) {
+                return Err(DeviceError::Foreign { what: "XRC domain" });
+            }
+            if !Arc::ptr_eq(xrc.cq.device(), device) {
+                return Err(DeviceError::Foreign { what: "completion queue" });
+            }
+        }
         within("max_wr", attr.max_wr, 1, QUEUE_DEPTH_MAX)?;
         within("max_sge", attr.max_sge, 0, SGE_MAX as u32)?;
         within("srq_limit", attr.srq_limit, 0, attr.max_wr)?;
@@ -125,9 +157,27 @@ impl SrqCore {
         poster.arm(attr.srq_limit);
         let entry = vec![Granule::default(); recv_stride(max_sge as usize)].into_boxed_slice();
         let number = lock(&pd.device().srqs).take()?;
-        Ok(Arc::new(Self { pd, number, max_sge, tap: Mutex::new(SrqTap { poster, entry }) }))
+        let xrc = xrc.map(|xrc| Xrc { xrcd: xrc.xrcd.clone(), cq: xrc.cq.clone() });
+        let srq = Arc::new(Self { pd, number, max_sge, tap: Mutex::new(SrqTap { poster, entry }), xrc });
+        srq.attach()?;
+        Ok(srq)
     }
 
+    /// Makes an XRC queue known to every shard: a target may be on any of them.
+    fn attach(&self) -> Result<(), DeviceError> {
+        let Some(xrc) = &self.xrc else { return Ok(()) };
+        for shard in 0..self.device().shards() {
+            let lane = xrc.cq.lane(shard)?;
+            let srq = XrcSrq { xrcd: xrc.xrcd.id(), end: self.end(), lane };
+            self.device().core().control(shard, |s, _| s.attach_srq(srq))?;
+        }
+        Ok(())
+    }
+
+    /// Whether it is one of XRC.
+    pub fn is_xrc(&self) -> bool {
+        self.xrc.is_some()
+    }
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         self.pd.device()
@@ -207,7 +257,7 @@ impl SrqCore {
     /// Frees the queue; requests that wait in it end without completions.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while queue pairs use it; it comes back with the error.
+    /// [`DeviceError::Busy`] while queue pairs use it (one of XRC is named by its senders, and used by none); it comes back with the error.
     pub fn destroy(srq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn() {
             return Err((e, srq));
@@ -221,6 +271,12 @@ impl SrqCore {
 
 impl Drop for SrqCore {
     fn drop(&mut self) {
+        if self.xrc.is_some() {
+            for shard in 0..self.device().shards() {
+                // Refused only inside a turn, where no handle of a user is dropped.
+                let _ = self.device().core().control(shard, |s, _| s.detach_srq(self.number));
+            }
+        }
         lock(&self.device().srqs).live.remove(&self.number);
     }
 }

@@ -116,6 +116,8 @@ pub enum Answered {
         va: u64,
         /// Bytes.
         len: u32,
+        /// Protection domain that the request was checked in.
+        pd: PdId,
     },
     /// An ATOMIC ACKNOWLEDGE.
     Atomic {
@@ -150,6 +152,8 @@ struct Resource {
     /// PSN of the next response packet.
     next: Psn,
     rkey: u32,
+    /// An XRC target's requests may be of several domains.
+    pd: PdId,
     len: u32,
     va: u64,
     /// Operands of an atomic, compared with a duplicate's.
@@ -178,6 +182,8 @@ pub struct Responder {
     write_left: u32,
     write_len: u32,
     write_rkey: u32,
+    /// Protection domain of the READ that is being accepted.
+    read_pd: PdId,
     /// Slot that the next READ or ATOMIC takes: the oldest.
     oldest: u8,
     pending: u8,
@@ -216,6 +222,7 @@ impl Responder {
             write_left: 0,
             write_len: 0,
             write_rkey: 0,
+            read_pd: PdId(0),
             oldest: 0,
             pending: 0,
             resources: Box::default(),
@@ -253,6 +260,7 @@ impl Responder {
             start: zero,
             next: zero,
             rkey: 0,
+            pd: PdId(0),
             len: 0,
             va: 0,
             operands: [0; 2],
@@ -276,6 +284,16 @@ impl Responder {
     /// Whether the message in progress holds a receive request.
     pub fn holds_receive(&self) -> bool {
         self.holds_receive
+    }
+
+    /// Whether a request packet with this number would be a new one, and not a duplicate or one after a gap.
+    pub fn expects(&self, psn: Psn) -> bool {
+        self.fatal.is_none() && psn == self.epsn
+    }
+
+    /// Whether a message has begun and not ended.
+    pub fn in_message(&self) -> bool {
+        self.in_progress != InProgress::None
     }
 
     /// Whether an answer waits for [`Responder::poll_transmit`].
@@ -425,7 +443,7 @@ impl Responder {
         Ok(Verdict::Write { addr, last })
     }
 
-    fn check_read(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+    fn check_read(&mut self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let reth = pkt.reth();
         if reth.len > MESSAGE_MAX {
             return Err(Fault::BadLength);
@@ -434,6 +452,7 @@ impl Responder {
             keys.check_remote(reth.rkey, pd, pkt.dqpn, Access::REMOTE_READ, reth.va, u64::from(reth.len))
                 .map_err(|_| Fault::RemoteAccess)?;
         }
+        self.read_pd = pd;
         Ok(Verdict::Accept)
     }
 
@@ -528,6 +547,7 @@ impl Responder {
                     start: pkt.psn,
                     next: pkt.psn,
                     rkey: reth.rkey,
+                    pd: self.read_pd,
                     len: reth.len,
                     va: reth.va,
                     operands: [0; 2],
@@ -563,6 +583,7 @@ impl Responder {
             start: pkt.psn,
             next: pkt.psn,
             rkey: eth.rkey,
+            pd: self.read_pd,
             len: 8,
             va: eth.va,
             operands: [eth.swap_add, eth.compare],
@@ -732,7 +753,15 @@ impl Responder {
         let r = &mut self.resources[index];
         let psn = r.next;
         let answer = if matches!(r.kind, Kind::AtomicWrite | Kind::Flush) {
-            Answered::Read { psn, opcode: Opcode::RC_READ_RESPONSE_ONLY, aeth, rkey: 0, va: 0, len: 0 }
+            Answered::Read {
+                psn,
+                opcode: Opcode::RC_READ_RESPONSE_ONLY,
+                aeth,
+                rkey: 0,
+                va: 0,
+                len: 0,
+                pd: r.pd,
+            }
         } else if r.kind == Kind::ReadRequest {
             let offset = (psn.diff(r.first) as u32 & 0x00ff_ffff) << mtu.log2();
             let position = match (psn == r.start, psn == r.last) {
@@ -749,6 +778,7 @@ impl Responder {
                 rkey: r.rkey,
                 va: r.va.wrapping_add(u64::from(offset)),
                 len,
+                pd: r.pd,
             }
         } else {
             Answered::Atomic { psn, aeth, original: r.original }
@@ -861,6 +891,7 @@ mod tests {
             last: Psn::new(n),
             start: Psn::new(n),
             next: Psn::new(n),
+            pd: PdId(0),
             rkey: 0,
             len: 0,
             va: 0,
@@ -907,6 +938,7 @@ mod tests {
             start: Psn::new(0),
             next: Psn::new(10),
             rkey: 0,
+            pd: PdId(0),
             len: 0,
             va: 0,
             operands: [0; 2],

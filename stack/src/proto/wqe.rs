@@ -164,6 +164,26 @@ impl SendWqe {
     }
 }
 
+/// Granules of the address block of a request on an XRC initiator: the number of the peer's shared receive queue.
+pub const XRC_EXT: usize = 1;
+
+/// Writes the address block of a request on an XRC initiator to the body that [`SendWqe::put`] returned; the rest of
+/// the body.
+pub fn put_srqn(body: &mut [u8], srqn: u32) -> &mut [u8] {
+    let (block, rest) = body.split_at_mut(XRC_EXT * GRANULE);
+    block.fill(0);
+    block[..4].copy_from_slice(&srqn.to_ne_bytes());
+    rest
+}
+
+/// The peer's shared receive queue that a request on an XRC initiator names.
+pub fn srqn(slot: &[Granule]) -> u32 {
+    SendWqe::ext_block(slot).first().map_or(0, |block| {
+        let bytes = block.as_bytes();
+        u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    })
+}
+
 impl RecvWqe {
     /// The fixed part of a slot.
     #[inline]
@@ -211,6 +231,8 @@ pub struct Cqe {
     pub imm: u32,
     /// Source queue pair of a datagram.
     pub src_qp: u32,
+    /// The XRC shared receive queue that the request came from, 0 for none.
+    pub srqn: u32,
     /// What exactly went wrong, where the status is an error ([`super::vendor`]).
     pub vendor_err: u32,
     /// `WcStatus` as a number.

@@ -152,13 +152,17 @@ impl Env {
             Some(ReceivedTail::Imm(imm)) => (WcFlags::WITH_IMM, u32::from_ne_bytes(imm)),
             Some(ReceivedTail::Inv(key)) => (WcFlags::WITH_INV, key),
         };
-        Cqe {
+        let mut cqe = Cqe {
             byte_len: done.byte_len,
             flags: flags.bits() as u8,
             imm,
             solicited: done.solicited,
             ..self.entry(qp, wr_id, WcStatus::Success, opcode)
+        };
+        if qp.ty == QpType::XrcTgt {
+            cqe.srqn = qp.rq.srq_number().unwrap_or(0);
         }
+        cqe
     }
 
     #[inline]
@@ -311,7 +315,8 @@ impl Env {
         if qp.gates.has(Gates::FLUSH_RQ) {
             if qp.responder.holds_receive() {
                 let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
-                let cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);
+                let mut cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);
+                cqe.srqn = if qp.ty == QpType::XrcTgt { qp.rq.srq_number().unwrap_or(0) } else { 0 };
                 taken &= self.push(qp, qp.recv_lane, cqe);
             }
             qp.responder = crate::proto::responder::Responder::new();

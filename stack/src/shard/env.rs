@@ -11,6 +11,7 @@ use super::counters::{Counter, Counters};
 use super::cq::Lane;
 use super::paths::Paths;
 use super::qp::{Qp, Route};
+use super::rq::XrcSrq;
 use super::wheel::Wheel;
 use super::{LaneId, McastTable, Shared};
 use crate::config::{SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
@@ -88,6 +89,8 @@ pub(super) struct Env {
     pub from_inside: bool,
     /// Multicast groups with their queue pairs, of the whole device.
     pub mcast: Arc<McastTable>,
+    /// XRC shared receive queues, by number.
+    pub xrc_srqs: Vec<XrcSrq>,
 }
 
 impl Env {
@@ -119,6 +122,7 @@ impl Env {
             connected: 0,
             from_inside: false,
             mcast: Arc::default(),
+            xrc_srqs: Vec::new(),
         }
     }
 

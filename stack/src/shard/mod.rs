@@ -203,6 +203,28 @@ impl Shard {
         for qp in self.qps.iter_mut() {
             qp.rq.refresh();
         }
+        for srq in &mut self.env.xrc_srqs {
+            srq.end.taker.refresh();
+        }
+    }
+
+    /// Makes an XRC shared receive queue known, for the XRC targets of its domain.
+    pub fn attach_srq(&mut self, srq: XrcSrq) {
+        let srqs = &mut self.env.xrc_srqs;
+        let at = srqs.partition_point(|other| other.end.number < srq.end.number);
+        srqs.insert(at, srq);
+    }
+
+    /// Forgets an XRC shared receive queue. A message that is in progress into one of its entries is refused from
+    /// here on, and the entry ends without a completion.
+    pub fn detach_srq(&mut self, number: u32) {
+        self.env.xrc_srqs.retain(|srq| srq.end.number != number);
+        for qp in self.qps.iter_mut() {
+            if qp.ty == QpType::XrcTgt && qp.rq.srq_number() == Some(number) {
+                qp.rq.attach(None);
+                qp.recv_lane = LaneId::NONE;
+            }
+        }
     }
 
     /// Adds a queue pair, in RESET. What it counts can be read at any time from what is returned.
@@ -309,11 +331,11 @@ impl Shard {
         attr.qp_state = qp.state;
         attr.cur_qp_state = qp.state;
         attr.sq_draining = qp.draining;
-        if matches!(qp.state, QpState::Rts | QpState::Sqd | QpState::Sqe) {
+        if matches!(qp.state, QpState::Rts | QpState::Sqd | QpState::Sqe) && qp.ty != QpType::XrcTgt {
             attr.sq_psn = qp.requester.sq_psn().get();
         }
         let receives = matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-        if receives && matches!(qp.ty, QpType::Rc | QpType::Uc) {
+        if receives && matches!(qp.ty, QpType::Rc | QpType::Uc | QpType::XrcTgt) {
             attr.rq_psn = qp.responder.rq_psn().get();
         }
         attr

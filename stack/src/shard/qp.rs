@@ -14,7 +14,7 @@ use crate::proto::status::WcStatus;
 use crate::proto::wqe::Granule;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
-use crate::wire::{Flow, Template, udp_source_port};
+use crate::wire::{Flow, Template, Transport, udp_source_port};
 
 use super::counters::QpCounters;
 use super::rq::{RecvSource, Rq};
@@ -75,6 +75,8 @@ pub(super) struct Qp {
     // Read for every packet.
     pub gates: Gates,
     pub ty: QpType,
+    /// Class of its packets. The machines speak of RC's operations, whatever it is.
+    pub class: Transport,
     pub state: QpState,
     pub route: Route,
     /// In the list of queue pairs with requests to send.
@@ -143,6 +145,10 @@ impl Qp {
         Self {
             gates: Gates::CLOSED,
             ty: spec.ty,
+            class: match spec.ty {
+                QpType::XrcIni | QpType::XrcTgt => Transport::Xrc,
+                _ => Transport::Rc,
+            },
             state: QpState::Reset,
             route: Route::Pending,
             in_ready: false,

@@ -17,7 +17,7 @@ use crate::proto::state::{Event, Gates};
 use crate::proto::status::{AsyncEvent, WcStatus};
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe::{RecvWqe, SendWqe};
-use crate::wire::{Discard, Ingress, Kind, Layout, Packet, Position, Transport, icrc, locate};
+use crate::wire::{Discard, Ingress, Kind, Layout, Packet, Position, Row, Transport, icrc, locate};
 
 impl Env {
     /// Handles a received frame. `Err(shard)`: it belongs to another shard, hand it over.
@@ -58,7 +58,7 @@ impl Env {
         let Some(qp) = qps.find(layout.dqpn) else {
             return self.receive_unaddressed(qps, frame, layout);
         };
-        if qp.ty != QpType::Rc || layout.row.transport != Transport::Rc {
+        if (qp.ty != QpType::Rc || layout.row.transport != Transport::Rc) && !admits_xrc(qp.ty, layout.row) {
             return self.receive_unreliable(qp, frame, layout);
         }
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
@@ -81,6 +81,9 @@ impl Env {
             if qp.state == QpState::Rtr {
                 self.raise(qp, AsyncEvent::CommEst);
             }
+        }
+        if qp.ty == QpType::XrcTgt {
+            return self.handle_xrc_request(qp, &pkt);
         }
         if layout.row.request { self.handle_request(qp, &pkt) } else { self.handle_response(qp, &pkt) }
     }
@@ -149,6 +152,35 @@ impl Env {
             self.mark_answering(qp);
         }
         Ok(())
+    }
+
+    /// A request to an XRC target: receive requests, protection domain and completion queue are those of the shared
+    /// receive queue that the packet names, which has to be of the target's domain (IBA A14).
+    #[inline(never)]
+    fn handle_xrc_request(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+        // A duplicate, or a packet after a gap, needs none of it.
+        if qp.responder.expects(pkt.psn) {
+            let (number, attached) = (pkt.xrceth(), qp.rq.srq_number());
+            let named = self.xrc_srqs.binary_search_by_key(&number, |srq| srq.end.number);
+            let named = named.ok().map(|at| &self.xrc_srqs[at]);
+            // All packets of a message name the same queue.
+            let stays = !qp.responder.in_message() || attached == Some(number);
+            match named.filter(|srq| stays && Some(srq.xrcd) == qp.rq.xrcd()) {
+                Some(srq) if attached != Some(number) => {
+                    qp.pd = srq.end.pd;
+                    qp.recv_pd = srq.end.pd;
+                    qp.recv_lane = srq.lane;
+                    qp.rq.attach(Some(srq.end.clone()));
+                }
+                Some(_) => {}
+                None => {
+                    self.refuse(qp, pkt, Fault::BadXrcSrq);
+                    self.mark_answering(qp);
+                    return Ok(());
+                }
+            }
+        }
+        self.handle_request(qp, pkt)
     }
 
     /// Puts the packet's bytes where the verdict says, then lets the responder move on.
@@ -306,5 +338,15 @@ impl Env {
     #[inline]
     pub(super) fn reachable(qp: &Qp) -> bool {
         qp.route != Route::Pending
+    }
+}
+
+/// Whether a packet of XRC is for the half of a connection that this queue pair is.
+#[cold]
+fn admits_xrc(ty: QpType, row: &Row) -> bool {
+    match ty {
+        QpType::XrcTgt => row.transport == Transport::Xrc && row.request,
+        QpType::XrcIni => row.transport == Transport::Xrc && !row.request,
+        _ => false,
     }
 }

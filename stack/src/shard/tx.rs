@@ -6,14 +6,14 @@ use super::env::Env;
 use super::qp::Qp;
 use super::{Shard, Shared};
 use crate::config::{QP_TX_BUDGET, READY_BUDGET};
-use crate::id::Qpn;
+use crate::id::{QpType, Qpn};
 use crate::mem::Access;
 use crate::port::Frame;
 use crate::proto::requester::Idle;
 use crate::proto::responder::Answered;
 use crate::proto::status::{SendFlags, WcStatus};
 use crate::proto::tables::Syndrome;
-use crate::proto::wqe::SendWqe;
+use crate::proto::wqe::{self, SendWqe};
 use crate::wire::{Discard, Ext, Header, Opcode};
 
 /// Why a queue pair stopped sending for this turn.
@@ -101,12 +101,12 @@ impl Env {
                     self.build(qp, &mut frame, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext, 0, |_| ());
                     self.dispatch(qp, frame, true);
                 }
-                Answered::Read { psn, opcode, aeth, rkey, va, len } => {
+                Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
                     let addr = match len {
                         0 => Ok(0),
                         _ => self.shared.mrs.check_remote(
                             rkey,
-                            qp.pd,
+                            pd,
                             qp.qpn,
                             Access::REMOTE_READ,
                             va,
@@ -185,12 +185,12 @@ impl Env {
             let ip_id = self.next_ip_id();
             let slot = qp.sq.0.slot(segment.seq);
             let header = Header {
-                opcode: segment.opcode,
+                opcode: segment.opcode.in_class(qp.class),
                 psn: segment.psn,
                 ack_req: segment.ack_req,
                 solicited: segment.solicited,
                 ip_id,
-                srqn: 0,
+                srqn: if qp.ty == QpType::XrcIni { wqe::srqn(slot) } else { 0 },
                 ext: segment.ext,
                 payload_len: segment.len,
             };
@@ -246,7 +246,7 @@ impl Env {
         fill: impl FnOnce(&mut [u8]),
     ) {
         let header = Header {
-            opcode,
+            opcode: opcode.in_class(qp.class),
             psn,
             ack_req: false,
             solicited: false,

@@ -342,6 +342,13 @@ impl Opcode {
         }
     }
 
+    /// The same operation of another class: an XRC packet is an RC packet with an XRCETH, and says so in its opcode
+    /// (IBA A14). Where the class has no such operation, the opcode has no row.
+    #[inline]
+    pub const fn in_class(self, transport: Transport) -> Self {
+        Self(self.0 & 0x1f | (transport as u8) << 5)
+    }
+
     /// The class bits: the opcode of operation 0.
     #[inline]
     pub const fn transport(self) -> Option<Transport> {

@@ -1,0 +1,220 @@
+//! XRC domains, and the receiving half of an XRC connection.
+//!
+//! XRC lets one connection serve every shared receive queue of a domain at its far end. An
+//! [initiator](crate::QpInitAttr::xrc_ini) sends, and names a queue with each request
+//! ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)); a target only receives. Memory at the target is checked in
+//! the protection domain of the queue named.
+
+use std::sync::Arc;
+
+use stack::device::{AttrMask, Psn, QpAttr, QpCore, QpState, Qpn, XrcdCore, XrcdInit};
+
+use crate::attr::attr_init;
+use crate::connect::{RcEndpoint, RcOptions};
+use crate::error::VerbsError;
+
+/// Which XRC domain to open (`struct ibv_xrcd_init_attr`): by name where C uses the file descriptor of an inode.
+pub type XrcdInitAttr<'a> = XrcdInit<'a>;
+
+/// One open of an XRC domain (`struct ibv_xrcd`).
+///
+/// The domain lives until its last open is closed or dropped: those by name ([`Context::open_xrcd`](crate::Context::open_xrcd))
+/// and those made from another one ([`open_again`](Self::open_again)).
+///
+/// Two kinds of targets exist. One with a handle is made by [`create_qp`](Self::create_qp). A receive-only one is made
+/// by [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp), which tells its number only: it belongs to the domain and
+/// lives as long, whichever open made it. Its asynchronous events go to the log; when it fails, its senders run out of
+/// retries.
+#[derive(Debug)]
+#[doc(alias = "ibv_xrcd")]
+pub struct Xrcd {
+    core: Arc<XrcdCore>,
+}
+
+impl Xrcd {
+    pub(crate) fn new(core: Arc<XrcdCore>) -> Self {
+        Self { core }
+    }
+    pub(crate) fn core(&self) -> &Arc<XrcdCore> {
+        &self.core
+    }
+
+    /// One more open of the same domain, which has to be closed as well.
+    #[must_use]
+    pub fn open_again(&self) -> Self {
+        Self { core: self.core.again() }
+    }
+
+    /// Makes a target, in RESET, on `shard` or on the least loaded one.
+    ///
+    /// # Errors
+    /// `EINVAL` for a shard that does not exist, `ENOMEM` without queue pair numbers, `ENODEV` where this starts the port
+    /// and its device cannot be opened, `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_qp(&self, shard: Option<usize>) -> Result<XrcTarget, VerbsError> {
+        Ok(XrcTarget { core: self.core.create_qp(shard)? })
+    }
+
+    /// Another handle of a target of this domain. The queue pair lives as long as one of its handles.
+    ///
+    /// # Errors
+    /// `EINVAL` where the domain has no target of this number with a handle.
+    #[doc(alias = "ibv_open_qp")]
+    pub fn open_qp(&self, qp_num: Qpn) -> Result<XrcTarget, VerbsError> {
+        Ok(XrcTarget { core: self.core.open_qp(qp_num)? })
+    }
+
+    /// Makes a receive-only target on behalf of the domain and takes it from RESET over INIT to RTR. Of `attr` it uses
+    /// `pkey_index`, `port_num`, `qp_access_flags`; `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`
+    /// and `min_rnr_timer`. Returns its number, for the initiator.
+    ///
+    /// This open is registered with it ([`reg_xrc_rcv_qp`](Self::reg_xrc_rcv_qp)).
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp) and [`Qp::modify`](crate::Qp::modify); nothing is left of it then.
+    #[doc(alias = "ibv_alloc_xrc_rcv_qp")]
+    #[doc(alias = "ibv_create_xrc_rcv_qp")]
+    pub fn alloc_xrc_rcv_qp(&self, attr: &QpAttr) -> Result<Qpn, VerbsError> {
+        Ok(self.core.create_receiver(attr)?)
+    }
+
+    /// As [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp), for the initiator `peer`; the path MTU is the port's where the
+    /// options name none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn accept_xrc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<Qpn, VerbsError> {
+        let path_mtu = options.path_mtu.unwrap_or(self.core.device().port_attr().active_mtu);
+        let (attr, _) = options.rtr(peer, path_mtu);
+        self.alloc_xrc_rcv_qp(&QpAttr { port_num: 1, qp_access_flags: options.access.bits(), ..attr })
+    }
+
+    /// Modifies a receive-only target. In ERR it drops what comes, and its senders run out of retries.
+    ///
+    /// # Errors
+    /// `EINVAL` where the domain has no receive-only target of this number; as [`Qp::modify`](crate::Qp::modify).
+    #[doc(alias = "ibv_modify_xrc_rcv_qp")]
+    pub fn modify_xrc_rcv_qp(&self, qp_num: Qpn, attr: &QpAttr, mask: AttrMask) -> Result<(), VerbsError> {
+        Ok(self.core.modify_receiver(qp_num, attr, mask)?)
+    }
+
+    /// The attributes of a receive-only target.
+    ///
+    /// # Errors
+    /// `EINVAL` where the domain has no receive-only target of this number; `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_query_xrc_rcv_qp")]
+    pub fn query_xrc_rcv_qp(&self, qp_num: Qpn) -> Result<QpAttr, VerbsError> {
+        Ok(self.core.query_receiver(qp_num)?)
+    }
+
+    /// Registers this open as one that uses a receive-only target: as long as one is registered,
+    /// [`unreg_xrc_rcv_qp`](Self::unreg_xrc_rcv_qp) by others does not destroy it.
+    ///
+    /// # Errors
+    /// `EINVAL` where the domain has no receive-only target of this number.
+    #[doc(alias = "ibv_reg_xrc_rcv_qp")]
+    pub fn reg_xrc_rcv_qp(&self, qp_num: Qpn) -> Result<(), VerbsError> {
+        Ok(self.core.register_receiver(qp_num)?)
+    }
+
+    /// Ends a registration. The last one that does destroys the target; otherwise it ends with the domain. Closing an
+    /// open ends no registration in this sense: the target stays.
+    ///
+    /// # Errors
+    /// `EINVAL` where the domain has no receive-only target of this number, or this open is not registered with it;
+    /// `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_unreg_xrc_rcv_qp")]
+    pub fn unreg_xrc_rcv_qp(&self, qp_num: Qpn) -> Result<(), VerbsError> {
+        Ok(self.core.unregister_receiver(qp_num)?)
+    }
+
+    /// Closes this open. The last one ends the domain, and its receive-only targets with it.
+    ///
+    /// # Errors
+    /// `EBUSY` while shared receive queues or targets exist that were made through this open, `EDEADLK` from inside a
+    /// turn; it comes back with the error.
+    #[doc(alias = "ibv_close_xrcd")]
+    #[doc(alias = "ibv_close_xrc_domain")]
+    pub fn close(self) -> Result<(), (VerbsError, Self)> {
+        XrcdCore::close(self.core).map_err(|(e, core)| (e.into(), Self { core }))
+    }
+}
+
+/// A handle of an XRC target (`struct ibv_qp` of type `IBV_QPT_XRC_RECV`): a queue pair without queues. What it
+/// receives goes to the shared receive queue that the sender names, and completes in that queue's completion queue
+/// with the target's number ([`Wc::qp_num`](crate::Wc::qp_num), [`Wc::srq_num`](crate::Wc::srq_num)).
+#[derive(Debug)]
+#[doc(alias = "IBV_QPT_XRC_RECV")]
+pub struct XrcTarget {
+    core: Arc<QpCore>,
+}
+
+impl XrcTarget {
+    /// Its number.
+    pub fn qp_num(&self) -> Qpn {
+        self.core.qpn()
+    }
+    /// The shard that owns it.
+    pub fn shard(&self) -> usize {
+        self.core.shard()
+    }
+    /// The state it is in, without a control call.
+    pub fn state(&self) -> QpState {
+        self.core.state()
+    }
+    /// What to tell the initiator. It never checks the PSN: a target sends no requests.
+    ///
+    /// # Errors
+    /// `EINVAL` for an index that is not in the GID table.
+    pub fn endpoint(&self, sgid_index: u8) -> Result<RcEndpoint, VerbsError> {
+        let gid = crate::context::gid(self.core.device(), usize::from(sgid_index))?;
+        Ok(RcEndpoint { gid, qpn: self.qp_num(), psn: self.first_psn() })
+    }
+    /// A first PSN, drawn at random: attributes of the transition to RTS name one.
+    pub fn first_psn(&self) -> Psn {
+        self.core.first_psn()
+    }
+    /// As [`Qp::modify`](crate::Qp::modify).
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), VerbsError> {
+        Ok(self.core.modify(attr, mask)?)
+    }
+    /// Every attribute as it is now.
+    ///
+    /// # Errors
+    /// `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QpAttr, VerbsError> {
+        Ok(self.core.query()?)
+    }
+    /// Takes it from RESET over INIT to RTR, for the initiator `peer`: more than RTR a target needs not.
+    ///
+    /// # Errors
+    /// As [`Qp::modify`](crate::Qp::modify).
+    pub fn connect(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
+        let (attr, mask) = attr_init(options.access);
+        self.modify(&attr, mask)?;
+        let path_mtu = options.path_mtu.unwrap_or(self.core.device().port_attr().active_mtu);
+        let (attr, mask) = options.rtr(peer, path_mtu);
+        self.modify(&attr, mask)
+    }
+    /// Gives this handle up; the last one destroys the queue pair.
+    ///
+    /// # Errors
+    /// `EDEADLK` from inside a turn; it comes back with the error.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
+        // Busy: another handle holds it, and this one is gone.
+        match QpCore::destroy(self.core) {
+            Ok(()) => Ok(()),
+            Err((stack::device::DeviceError::Busy { .. }, core)) => {
+                drop(core);
+                Ok(())
+            }
+            Err((e, core)) => Err((e.into(), Self { core })),
+        }
+    }
+}
