@@ -10,7 +10,7 @@ use crate::proto::status::WcStatus;
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe::Cqe;
 use crate::shard::counters::Counter;
-use crate::wire::Kind;
+use crate::wire::{Kind, Transport};
 
 /// What is wrong, in words.
 pub type Check = Result<(), String>;
@@ -303,7 +303,7 @@ impl Window {
 
     /// A node sent a packet to a peer's queue pair.
     pub fn sent(&mut self, node: usize, seen: &Seen) -> Check {
-        if !seen.is_request() {
+        if !seen.is_request() || seen.transport() != Transport::Rc {
             return Ok(());
         }
         let sender = self.0.entry((node, seen.dqpn)).or_default();

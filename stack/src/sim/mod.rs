@@ -16,6 +16,7 @@ mod conn;
 pub mod flow;
 pub mod layout;
 pub mod link;
+pub mod lossy;
 pub mod memory;
 pub mod node;
 pub mod peer;

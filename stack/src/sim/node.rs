@@ -11,6 +11,7 @@ use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use crate::mem::{Access, KeyFault, Sge, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
+use crate::proto::address::{UD_EXT, UdAddress};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use crate::proto::state::{EINVAL, Gates, ModifyError};
 use crate::proto::status::{SendFlags, WrOpcode};
@@ -61,6 +62,8 @@ impl Default for NodeConfig {
 /// How a queue pair is created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
+    /// Service type: RC, UC or UD.
+    pub ty: QpType,
     /// Send requests, a power of two.
     pub send_depth: u32,
     /// Receive requests, a power of two.
@@ -98,6 +101,7 @@ impl Default for QpConfig {
     /// kind, 4 READs and atomics, all remote rights.
     fn default() -> Self {
         Self {
+            ty: QpType::Rc,
             send_depth: 64,
             recv_depth: 64,
             sges: 4,
@@ -159,6 +163,8 @@ pub struct SendWr {
     pub compare_add: u64,
     /// Swap operand.
     pub swap: u64,
+    /// Where a datagram goes.
+    pub address: Option<UdAddress>,
 }
 
 impl SendWr {
@@ -176,6 +182,7 @@ impl SendWr {
             inv: 0,
             compare_add: 0,
             swap: 0,
+            address: None,
         }
     }
     /// The local buffers.
@@ -427,13 +434,14 @@ impl Node {
                 break qpn;
             }
         };
+        let ext = if config.ty == QpType::Ud { UD_EXT } else { 0 };
         let (sq, sq_shard) =
-            ring(config.send_depth, send_stride(0, config.sges as usize, config.inline as usize));
+            ring(config.send_depth, send_stride(ext, config.sges as usize, config.inline as usize));
         let (rq, rq_shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
         self.shards[shard].create_qp(QpSpec {
             slot,
             qpn,
-            ty: QpType::Rc,
+            ty: config.ty,
             pd: PD,
             sq: sq_shard,
             rq: rq_shard,
@@ -516,6 +524,7 @@ impl Node {
             retry_cnt: c.retry_cnt,
             rnr_retry: c.rnr_retry,
             port_num: 1,
+            qkey: super::lossy::QKEY,
             ..QpAttr::default()
         }
     }
@@ -523,32 +532,34 @@ impl Node {
     /// RESET → INIT.
     pub fn to_init(&mut self, now: Instant, qp: QpId) {
         let attr = QpAttr { qp_state: QpState::Init, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
-        let mask = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        let datagram = self.qp(qp).config.ty == QpType::Ud;
+        let mask = AttrMask::STATE
+            | AttrMask::PKEY_INDEX
+            | AttrMask::PORT
+            | if datagram { AttrMask::QKEY } else { AttrMask::ACCESS_FLAGS };
         self.modify(now, qp, &attr, mask).expect("RESET to INIT");
     }
 
     /// INIT → RTR, towards a peer.
     pub fn to_rtr(&mut self, now: Instant, qp: QpId, peer: Gid, dest: Qpn) {
         let attr = QpAttr { qp_state: QpState::Rtr, ..self.attr_to(qp, peer, dest) };
+        let connected = AttrMask::AV | AttrMask::PATH_MTU | AttrMask::DEST_QPN | AttrMask::RQ_PSN;
         let mask = AttrMask::STATE
-            | AttrMask::AV
-            | AttrMask::PATH_MTU
-            | AttrMask::DEST_QPN
-            | AttrMask::RQ_PSN
-            | AttrMask::MAX_DEST_RD_ATOMIC
-            | AttrMask::MIN_RNR_TIMER;
+            | match self.qp(qp).config.ty {
+                QpType::Rc => connected | AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER,
+                QpType::Uc => connected,
+                _ => AttrMask::empty(),
+            };
         self.modify(now, qp, &attr, mask).expect("INIT to RTR");
     }
 
     /// RTR → RTS.
     pub fn to_rts(&mut self, now: Instant, qp: QpId) {
         let attr = QpAttr { qp_state: QpState::Rts, ..self.attr_to(qp, Gid::default(), Qpn::default()) };
-        let mask = AttrMask::STATE
-            | AttrMask::TIMEOUT
-            | AttrMask::RETRY_CNT
-            | AttrMask::RNR_RETRY
-            | AttrMask::SQ_PSN
-            | AttrMask::MAX_QP_RD_ATOMIC;
+        let reliable =
+            AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY | AttrMask::MAX_QP_RD_ATOMIC;
+        let rc = self.qp(qp).config.ty == QpType::Rc;
+        let mask = AttrMask::STATE | AttrMask::SQ_PSN | if rc { reliable } else { AttrMask::empty() };
         self.modify(now, qp, &attr, mask).expect("RTR to RTS");
     }
 
@@ -589,7 +600,11 @@ impl Node {
         if q.config.sq_sig_all {
             wqe.set_signaled();
         }
+        if wr.address.is_some() {
+            wqe.ext = UD_EXT as u8;
+        }
         let body = wqe.put(slot);
+        let body = wr.address.iter().fold(body, |body, address| address.put(body));
         match &wr.inline {
             Some(data) => body[..data.len()].copy_from_slice(data),
             None => put_sges(body, &wr.sges),
