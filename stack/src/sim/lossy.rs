@@ -187,7 +187,14 @@ impl Lossy {
         }
     }
 
-    /// A receive completion. `frames`: how many frames of a datagram arrived. `spoil`: one byte is changed first.
+    /// Changes a byte of the message that completes next, to see whether it is noticed.
+    pub fn spoil(&self, nodes: &[Node]) {
+        let Some(slot) = self.buffers.front() else { return };
+        let (recv, at) = (nodes[self.to].mr(self.recv), slot * self.slot + self.front() + 7);
+        recv.write(at, &[!recv.read(at, 1)[0]]);
+    }
+
+    /// A receive completion. `frames`: how many frames of a datagram with a number arrived.
     pub fn received(
         &mut self,
         nodes: &[Node],

@@ -7,7 +7,8 @@
 //! - [`peer::Rig`]: one node and a hand-made peer, packet by packet; the conformance cases use it.
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
 //! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
-//! - [`workload::run`]: a whole random run of one seed, with every [checker](check).
+//! - [`workload::run`]: a whole random run of one seed: what is on and how often ([`swarm`]), connections that are drained,
+//!   broken and made anew, RC ([`flow`]), UC and UD ([`lossy`]), with every [checker](check::CHECKERS).
 
 #![forbid(unsafe_code)]
 

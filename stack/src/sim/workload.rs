@@ -115,6 +115,8 @@ pub enum Plant {
     Uncounted,
     /// A region that is deregistered is written.
     DeadRegion,
+    /// A byte of an unreliable message changes before it is looked at.
+    Unreliable,
     /// Nobody posts receives any more.
     NoReceives,
 }
@@ -556,6 +558,10 @@ impl Run {
         let qpn = Qpn::new(cqe.qpn);
         if let Some(l) = self.lossy.iter_mut().find(|l| l.to == node && l.peer_qpn == qpn) {
             let seen = &self.world.datagrams;
+            if self.plant == Plant::Unreliable && !self.planted && cqe.byte_len > 0 {
+                self.planted = true;
+                l.spoil(&self.world.nodes);
+            }
             let inside = l.from == l.to; // those frames nobody sees
             let frames = |n| if inside { 1 } else { seen.get(&(node, qpn, n)).copied().unwrap_or(0) };
             return l.received(&self.world.nodes, cqe, self.teardown, frames);
