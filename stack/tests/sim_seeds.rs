@@ -134,6 +134,7 @@ fn checkers_notice() {
         (Plant::Leak, "did not come back"),
         (Plant::Uncounted, "by name"),
         (Plant::DeadRegion, "after it was deregistered"),
+        (Plant::Unreliable, "message"),
         (Plant::NoReceives, "never complete"),
     ] {
         let noticed = (0..60).filter_map(|seed| workload::run_planted(seed, plant).err());

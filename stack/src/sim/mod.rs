@@ -8,7 +8,8 @@
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
 //! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
 //! - [`fuzz`]: any bytes as packets, calls or attributes; fuzzers and the replay of what they found use it.
-//! - [`workload::run`]: a whole random run of one seed, with every [checker](check).
+//! - [`workload::run`]: a whole random run of one seed: what is on and how often ([`swarm`]), connections that are drained,
+//!   broken and made anew, RC ([`flow`]), UC and UD ([`lossy`]), with every [checker](check::CHECKERS).
 
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,7 @@ pub mod flow;
 pub mod fuzz;
 pub mod layout;
 pub mod link;
+pub mod lossy;
 pub mod memory;
 pub mod node;
 pub mod peer;

@@ -11,6 +11,7 @@ use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use crate::mem::{Access, KeyFault, MwType, Sge, inc_rkey, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
+use crate::proto::address::{UD_EXT, UdAddress};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use crate::proto::state::{EINVAL, Gates, ModifyError, QP_ACCESS_FLAGS, rule};
 use crate::proto::status::{SendFlags, WrOpcode};
@@ -61,7 +62,7 @@ impl Default for NodeConfig {
 /// How a queue pair is created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Service type.
+    /// Service type: RC, UC or UD.
     pub ty: QpType,
     /// Send requests, a power of two.
     pub send_depth: u32,
@@ -162,6 +163,8 @@ pub struct SendWr {
     pub compare_add: u64,
     /// Swap operand; second operand of a FLUSH, bind or registration.
     pub swap: u64,
+    /// Where a datagram goes.
+    pub address: Option<UdAddress>,
 }
 
 impl SendWr {
@@ -179,6 +182,7 @@ impl SendWr {
             inv: 0,
             compare_add: 0,
             swap: 0,
+            address: None,
         }
     }
     /// The local buffers.
@@ -465,8 +469,9 @@ impl Node {
                 break qpn;
             }
         };
+        let ext = if config.ty == QpType::Ud { UD_EXT } else { 0 };
         let (sq, sq_shard) =
-            ring(config.send_depth, send_stride(0, config.sges as usize, config.inline as usize));
+            ring(config.send_depth, send_stride(ext, config.sges as usize, config.inline as usize));
         let (rq, rq_shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
         self.shards[shard].create_qp(QpSpec {
             slot,
@@ -554,6 +559,7 @@ impl Node {
             retry_cnt: c.retry_cnt,
             rnr_retry: c.rnr_retry,
             port_num: 1,
+            qkey: super::lossy::QKEY,
             ..QpAttr::default()
         }
     }
@@ -625,7 +631,11 @@ impl Node {
         if q.config.sq_sig_all {
             wqe.set_signaled();
         }
+        if wr.address.is_some() {
+            wqe.ext = UD_EXT as u8;
+        }
         let body = wqe.put(slot);
+        let body = wr.address.iter().fold(body, |body, address| address.put(body));
         match &wr.inline {
             Some(data) => body[..data.len()].copy_from_slice(data),
             None => put_sges(body, &wr.sges),

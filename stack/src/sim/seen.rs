@@ -5,7 +5,7 @@ use core::fmt;
 use crate::id::Qpn;
 use crate::proto::tables::{NakCode, Syndrome};
 use crate::time::Instant;
-use crate::wire::{Aeth, AtomicEth, Ext, Ingress, Kind, Opcode, Reth, icrc, locate};
+use crate::wire::{Aeth, AtomicEth, Ext, Ingress, Kind, Opcode, Reth, Transport, icrc, locate};
 
 /// A decoded RoCE packet.
 #[derive(Clone, PartialEq, Eq)]
@@ -53,6 +53,11 @@ impl Seen {
     /// What it does.
     pub fn kind(&self) -> Kind {
         self.opcode.row().expect("a decoded opcode is known").kind
+    }
+
+    /// Its transport service.
+    pub fn transport(&self) -> Transport {
+        self.opcode.row().expect("a decoded opcode is known").transport
     }
 
     /// Whether it travels from requester to responder.

@@ -6,7 +6,7 @@ use super::link::{FAULTS, Fault, Plan};
 use super::node::QpConfig;
 use super::rng::Rng;
 use super::world::Steering;
-use crate::id::Mtu;
+use crate::id::{Mtu, QpType};
 
 /// The choices of a seed.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub struct Swarm {
     pub conns: Vec<Ends>,
     /// Buffers of each port queue.
     pub buffers: usize,
+    /// Pairs of UC or UD queue pairs: between which nodes.
+    pub lossy: Vec<(QpType, usize, usize)>,
     /// Every queue pair.
     pub qp: QpConfig,
     /// The links, by node from and node to; and the ports and programs of the node it comes from, by those to the next
@@ -101,6 +103,12 @@ impl Swarm {
             ipv6: rng.one_in(3),
             vlan: rng.one_in(3).then(|| rng.range(1, 4094) as u16),
             conns,
+            lossy: (0..rng.below(3))
+                .map(|_| {
+                    let (a, b) = (rng.below(nodes as u64), rng.below(nodes as u64));
+                    (rng.pick(&[QpType::Uc, QpType::Ud]), a as usize, b as usize)
+                })
+                .collect(),
             buffers: rng.pick(&[128, 128, 256, 512]),
             qp: QpConfig {
                 send_depth: depth(rng),
@@ -136,6 +144,7 @@ impl Swarm {
             ipv6: false,
             vlan: None,
             conns: vec![Ends::Two(0, 1)],
+            lossy: Vec::new(),
             buffers: 512,
             qp: QpConfig { timeout: 8, ..QpConfig::default() },
             plans: vec![vec![plan; 2]; 2],

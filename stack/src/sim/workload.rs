@@ -12,11 +12,12 @@ use super::check::{self, Check, Tally};
 use super::conn::{Conn, Phase};
 use super::flow::Flow;
 use super::link::{Fault, Fired};
-use super::node::{CqId, MrId, NodeConfig, remote_rights};
+use super::lossy::Lossy;
+use super::node::{CqId, MrId, NodeConfig, QpConfig, QpId, remote_rights};
 use super::rng::Rng;
 use super::swarm::Swarm;
-use super::world::{Record, World};
-use crate::id::QpState;
+use super::world::{Record, Steering, World};
+use crate::id::{QpState, QpType, Qpn};
 use crate::mark::{self, MARKS};
 use crate::mem::Access;
 use crate::proto::status::{WcOpcode, WcStatus};
@@ -114,6 +115,8 @@ pub enum Plant {
     Uncounted,
     /// A region that is deregistered is written.
     DeadRegion,
+    /// A byte of an unreliable message changes before it is looked at.
+    Unreliable,
     /// Nobody posts receives any more.
     NoReceives,
 }
@@ -176,6 +179,8 @@ pub(super) struct Run {
     pub rng: Rng,
     pub conns: Vec<Conn>,
     pub flows: Vec<Flow>,
+    /// UC and UD.
+    pub lossy: Vec<Lossy>,
     pub cqs: Vec<CqId>,
     /// On each node, a word that everybody adds one to.
     pub boards: Vec<MrId>,
@@ -218,6 +223,7 @@ impl Run {
             rng,
             conns: Vec::new(),
             flows: Vec::new(),
+            lossy: Vec::new(),
             cqs,
             boards,
             tallies: vec![Tally::default(); nodes],
@@ -230,6 +236,7 @@ impl Run {
         for ends in run.swarm.conns.clone() {
             run.create(ends);
         }
+        run.create_lossy();
         // Everybody knows everybody's address before things go wrong.
         run.world.run_for(Duration::from_micros(100));
         for from in 0..nodes {
@@ -272,6 +279,7 @@ impl Run {
         }
         self.settle(100)?;
         self.idle()?;
+        self.lossy_arrive()?;
         self.teardown()?;
         self.report.steps = steps;
         self.report.time = Duration::from_nanos(self.world.now.as_nanos());
@@ -342,6 +350,11 @@ impl Run {
         for i in 0..self.conns.len() {
             self.break_ends(i)?;
         }
+        for end in self.lossy_ends() {
+            let now = self.world.now;
+            let node = &mut self.world.nodes[end.0];
+            node.modify_state(now, end.1, QpState::Err).map_err(|e| e.to_string())?;
+        }
         for flow in &mut self.flows {
             flow.post_receives(&mut self.world.nodes, &mut self.rng, 1);
             flow.post_to_flush(&mut self.world.nodes);
@@ -350,6 +363,9 @@ impl Run {
         for flow in &self.flows {
             flushed(flow)?;
         }
+        if let Some(l) = self.lossy.iter().find(|l| l.sends.outstanding() + l.receives.outstanding() > 0) {
+            return Err(format!("{:?} is in ERR and did not flush everything", l.qpn));
+        }
         self.world.check(true)?;
         // With the last queue pair gone, nothing is left: no timer, no frame, no request.
         for i in 0..self.conns.len() {
@@ -357,9 +373,73 @@ impl Run {
                 self.world.nodes[end.node].destroy(end.qp);
             }
         }
+        for end in self.lossy_ends() {
+            self.world.nodes[end.0].destroy(end.1);
+        }
         self.settle(10)?;
         self.world.check(true)?;
         self.world.nodes.iter().try_for_each(check::nothing_left)
+    }
+
+    /// The UC and UD queue pairs, with a first message each, so that addresses are known.
+    fn create_lossy(&mut self) {
+        for (ty, a, b) in self.swarm.lossy.clone() {
+            let config = QpConfig { ty, rq_psn: self.swarm.qp.sq_psn, ..self.swarm.qp };
+            let ends = [a, b].map(|node| {
+                let shard = self.rng.below(self.swarm.shards[node] as u64) as usize;
+                (node, self.world.nodes[node].create_qp(shard, config, self.cqs[node], self.cqs[node]))
+            });
+            self.world.link_up(ends[0], ends[1]);
+            let mtu = config.mtu.bytes();
+            let max = if ty == QpType::Ud { mtu } else { self.swarm.max_len.max(mtu) };
+            for (from, to) in [(ends[0], ends[1]), (ends[1], ends[0])] {
+                let mut lossy = Lossy::new(&mut self.world.nodes, from, to, max, self.rng.next());
+                let plan = self.swarm.plans[from.0][to.0];
+                let wild = [Fault::Duplicate, Fault::LateDuplicate, Fault::Reorder];
+                // Frames of one queue pair on several queues overtake each other.
+                lossy.numbers.tame = self.swarm.steering != Steering::Random
+                    && wild.iter().all(|fault| plan.rate(*fault) == 0);
+                lossy.post_receives(&mut self.world.nodes);
+                lossy.post(&mut self.world.nodes);
+                self.lossy.push(lossy);
+            }
+        }
+    }
+
+    fn lossy_ends(&self) -> Vec<(usize, QpId)> {
+        self.lossy.iter().map(|l| (l.from, l.qp)).collect()
+    }
+
+    fn post_lossy(&mut self) {
+        for l in &mut self.lossy {
+            let rng = &mut self.rng;
+            if self.faulty && rng.one_in(2) {
+                continue;
+            }
+            if self.dry.first().is_none_or(|until| *until <= self.world.now) {
+                l.post_receives(&mut self.world.nodes);
+            }
+            if l.posted < 2 * self.swarm.ops {
+                l.post(&mut self.world.nodes);
+            }
+        }
+    }
+
+    /// On healed links, with receives posted, nothing is lost: one message each arrives, or it never will.
+    fn lossy_arrive(&mut self) -> Check {
+        self.world.steering = Steering::ByQpn; // nothing is overtaken
+        let before: Vec<u64> = self.lossy.iter().map(|l| l.numbers.arrived).collect();
+        for l in &mut self.lossy {
+            l.post_receives(&mut self.world.nodes);
+            if l.sends.outstanding() > 0 || !l.post(&mut self.world.nodes) {
+                return Err(format!("{:?} did not complete {} sends", l.qpn, l.sends.outstanding()));
+            }
+        }
+        self.settle(100)?;
+        match self.lossy.iter().zip(before).find(|(l, before)| l.numbers.arrived == *before) {
+            Some((l, _)) => Err(format!("a message of {:?} is lost on healed links", l.qpn)),
+            None => Ok(()),
+        }
     }
 
     /// One step of the world, and what the programs do about it.
@@ -395,6 +475,7 @@ impl Run {
                 }
             }
         }
+        self.post_lossy();
         self.spoil();
         self.world.check(false)
     }
@@ -474,6 +555,17 @@ impl Run {
     }
 
     fn received(&mut self, node: usize, cqe: &Cqe) -> Check {
+        let qpn = Qpn::new(cqe.qpn);
+        if let Some(l) = self.lossy.iter_mut().find(|l| l.to == node && l.peer_qpn == qpn) {
+            let seen = &self.world.datagrams;
+            if self.plant == Plant::Unreliable && !self.planted && cqe.byte_len > 0 {
+                self.planted = true;
+                l.spoil(&self.world.nodes);
+            }
+            let inside = l.from == l.to; // those frames nobody sees
+            let frames = |n| if inside { 1 } else { seen.get(&(node, qpn, n)).copied().unwrap_or(0) };
+            return l.received(&self.world.nodes, cqe, self.teardown, frames);
+        }
         let i = self.flows.iter().position(|f| f.to == node && f.peer_qpn.get() == cqe.qpn);
         let i = i.ok_or("a completion of a queue pair that is not ours")?;
         let conn = self.conn_of(i);
@@ -487,6 +579,9 @@ impl Run {
     }
 
     fn sent(&mut self, node: usize, cqe: &Cqe) -> Check {
+        if let Some(l) = self.lossy.iter_mut().find(|l| l.from == node && l.qpn.get() == cqe.qpn) {
+            return l.sent(cqe, self.teardown);
+        }
         let i = self.flows.iter().position(|f| f.from == node && f.qpn.get() == cqe.qpn);
         let i = i.ok_or("a completion of a queue pair that is not ours")?;
         let conn = self.conn_of(i);

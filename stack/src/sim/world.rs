@@ -18,7 +18,7 @@ use super::seen::Seen;
 use crate::id::{Psn, Qpn};
 use crate::shard::Shared;
 use crate::time::Instant;
-use crate::wire::{Ingress, locate};
+use crate::wire::{Ingress, Transport, locate};
 
 /// How a port chooses the queue of a frame that it receives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,6 +130,8 @@ pub struct World {
     pub record: Option<Record>,
     /// Every packet that a node sent, with the node, if somebody wants to look at them.
     pub tap: Option<Vec<(usize, Seen)>>,
+    /// Frames given to each queue pair of a node that carry datagrams, by the number in their first eight bytes.
+    pub datagrams: BTreeMap<(usize, Qpn, u64), u64>,
     links: Vec<Link>,
     flights: BinaryHeap<Reverse<Due>>,
     sent: u64,
@@ -166,6 +168,7 @@ impl World {
             overrun: 0,
             record: None,
             tap: None,
+            datagrams: BTreeMap::new(),
             links,
             flights: BinaryHeap::new(),
             sent: 0,
@@ -310,6 +313,11 @@ impl World {
             let Some(Reverse(Due { to, sent, seen, bytes, .. })) = self.flights.pop() else { break };
             let queue = self.steer(to, &bytes);
             if let Some(seen) = seen {
+                if seen.transport() == Transport::Ud
+                    && let Some(number) = seen.payload.first_chunk()
+                {
+                    *self.datagrams.entry((to, seen.dqpn, u64::from_le_bytes(*number))).or_default() += 1;
+                }
                 let life = (to, seen.dqpn);
                 let stale = self.born.get(&life).is_some_and(|born| sent < *born);
                 self.note(to, || format!("got  {seen:?}{}", if stale { " of an earlier life" } else { "" }));
