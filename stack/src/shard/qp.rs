@@ -68,6 +68,14 @@ impl Rq {
     pub fn available(&self) -> u32 {
         self.ring.published().wrapping_sub(self.taken)
     }
+    /// Behind the last request posted; a shared queue has no end that is this queue pair's.
+    pub fn end(&self) -> u32 {
+        self.ring.published()
+    }
+    /// Behind the last request whose completion is published.
+    pub fn freed(&self) -> u32 {
+        self.ring.released()
+    }
     /// The slot of the request taken last.
     #[inline]
     pub fn held(&self) -> &[Granule] {
