@@ -660,7 +660,12 @@ dpdk_sys_port_get_mtu(uint16_t port, uint32_t *mtu)
 int
 dpdk_sys_port_promiscuous(uint16_t port)
 {
-	return rte_eth_promiscuous_enable(port);
+	int ret = rte_eth_promiscuous_enable(port);
+
+	/* A virtual function may be refused that, and still be let take all groups. */
+	if (ret != 0)
+		rte_eth_allmulticast_enable(port);
+	return ret;
 }
 
 int

@@ -320,10 +320,10 @@ fn u17_packets_that_no_group_takes() {
     let qps = attached(&w, 1, group(3));
     let flow = to_group(&w, &qps[0], group(3));
     let others = [
-        (Flow { dst: group(4), ..flow.clone() }, Discard::NotOurMulticast),
-        (Flow { dst: w.gid, ..flow.clone() }, Discard::NotOurMulticast), // the group's number, our own address
-        (Flow { dqpn: qps[0].qp_num(), ..flow.clone() }, Discard::NotOurMulticast), // the reverse
-        (Flow { src: w.gid, ..flow.clone() }, Discard::OwnMulticast),    // the link sends back what we said
+        (Flow { dst: group(4), ..flow }, Discard::NotOurMulticast),
+        (Flow { dst: w.gid, ..flow }, Discard::NotOurMulticast), // the group's number, our own address
+        (Flow { dqpn: qps[0].qp_num(), ..flow }, Discard::NotOurMulticast), // the reverse
+        (Flow { src: w.gid, ..flow }, Discard::OwnMulticast),    // the link sends back what we said
     ];
     for (flow, reason) in others {
         let before = w.dropped(reason);
@@ -439,4 +439,61 @@ fn u16_one_copy_on_a_loopback_port() {
     nothing(&m.context, &m.cq);
     assert_eq!(m.context.counters().discarded(Discard::OwnMulticast), 1);
     assert_eq!(m.context.counters().get(Counter::RequestsSent), 1);
+}
+
+// Groups change while datagrams flow, on threads of their own: from attach on copies come, and when detach returns, no
+// more do.
+#[test]
+fn u16_u17_groups_change_under_load() {
+    let port =
+        verbs::port::PortSpec::Loopback.open(&PortOptions { queues: 2, ..PortOptions::default() }).unwrap();
+    let config = DeviceConfig::new(port).addr([192, 0, 2, 1], 24).shards(2);
+    let context = Context::open(config.drive(Drive::Dedicated { cores: vec![] })).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(256).unwrap());
+    let sends = context.create_cq(256).unwrap();
+    let mr = pd.reg_mr(1024, all_rights()).unwrap();
+    let from = pd.create_qp(&QpInitAttr::ud(&sends, &sends).on_shard(0)).unwrap();
+    from.activate_ud(QKEY).unwrap();
+    let ah = pd.create_ah(&ah_attr_to(group(3), 1)).unwrap();
+    let qps: Vec<Qp> = (0..2)
+        .map(|shard| {
+            let qp = pd.create_qp(&QpInitAttr::ud(&cq, &cq).on_shard(shard)).unwrap();
+            qp.activate_ud(QKEY).unwrap();
+            for _ in 0..100 {
+                qp.post_recv(&[RecvWr::new(shard as u64, &[mr.sge(0..1024).unwrap()])]).unwrap();
+            }
+            qp
+        })
+        .collect();
+    let mut wc = [Wc::default(); 16];
+    let say = || {
+        let mut wc = [Wc::default(); 16];
+        from.post_send(&[SendWr::send(1, &[]).signaled().to(&ah, Qpn::MULTICAST, QKEY)]).unwrap();
+        let start = std::time::Instant::now();
+        while sends.poll(&mut wc).unwrap() == 0 {
+            assert!(start.elapsed() < PATIENCE);
+            std::thread::yield_now();
+        }
+    };
+    for round in 0..6 {
+        let which = round % 2;
+        qps[which].attach_mcast(group(3), 0).unwrap();
+        let start = std::time::Instant::now();
+        loop {
+            say();
+            let n = cq.poll(&mut wc).unwrap();
+            assert!(wc[..n].iter().all(|wc| wc.wr_id == which as u64 && wc.status == WcStatus::Success));
+            let list = [mr.sge(0..1024).unwrap()];
+            (0..n).for_each(|_| qps[which].post_recv(&[RecvWr::new(which as u64, &list)]).unwrap());
+            if n > 0 {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE);
+        }
+        (0..2).for_each(|_| say());
+        qps[which].detach_mcast(group(3), 0).unwrap();
+        while cq.poll(&mut wc).unwrap() > 0 {} // what came before
+        (0..3).for_each(|_| say());
+        assert_eq!(cq.poll(&mut wc).unwrap(), 0, "round {round}");
+    }
 }

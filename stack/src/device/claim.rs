@@ -243,7 +243,7 @@ impl Core {
             let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
             self.shared.events.raise(event, EventElement::Port);
             if up {
-                self.shared.with_net(|net| net.announce(now));
+                self.shared.with_net(|net| net.report_groups(now));
             }
         }
     }

@@ -223,7 +223,7 @@ impl Net {
     }
 
     /// The link came up: whoever is at its end now learns of our groups.
-    pub fn announce(&mut self, now: Instant) {
+    pub fn report_groups(&mut self, now: Instant) {
         self.groups.announce(now);
     }
 

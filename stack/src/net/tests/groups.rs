@@ -147,7 +147,7 @@ fn some_groups_are_not_reported() {
         net.join(T0, &gid(group)).unwrap();
         assert!(net.is_member(&gid(group)));
         assert_eq!(timeline(&mut net, T0), [], "{group}");
-        net.announce(T0);
+        net.report_groups(T0);
         answer(&mut net, T0, &igmp_query([224, 0, 0, 1], igmp(10, [0; 4])));
         answer(&mut net, T0, &mld_query("ff02::1", 10, "::", &[]));
         assert!(net.leave(T0, &gid(group)));
@@ -241,7 +241,7 @@ fn a_link_that_comes_up_hears_everything_again() {
     net.join(T0, &group6()).unwrap();
     timeline(&mut net, T0);
     net.leave(T0, &group4());
-    net.announce(T0);
+    net.report_groups(T0);
     let said = timeline(&mut net, T0);
     let reports = said.iter().filter(|(_, frame)| frame[..] == MLD_REPORT_A).count();
     assert_eq!((reports, said.len()), (GROUP_REPORTS.into(), usize::from(GROUP_REPORTS) + 1));
