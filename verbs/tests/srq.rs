@@ -390,6 +390,9 @@ fn posters_and_shards_share_the_queue() {
         })
         .collect();
     let next = std::sync::atomic::AtomicU64::new(0);
+    let start = std::time::Instant::now();
+    // A thread that fails ends the others too.
+    let patient = || assert!(start.elapsed() < 3 * link::PATIENCE, "the test goes on");
     std::thread::scope(|s| {
         for _ in 0..2 {
             s.spawn(|| {
@@ -399,17 +402,20 @@ fn posters_and_shards_share_the_queue() {
                         return;
                     }
                     while srq.post_recv(&[RecvWr::new(id, &[])]).is_err() {
+                        patient();
                         std::thread::yield_now();
                     }
                 }
             });
         }
         for (qp, cq, _) in &senders {
+            let patient = &patient;
             s.spawn(move || {
                 let mut wc = [Wc::default(); 1];
                 for id in 0..MESSAGES / 2 {
                     qp.post_send(&[SendWr::send(id, &[]).signaled()]).unwrap();
                     while cq.poll(&mut wc).unwrap() == 0 {
+                        patient();
                         std::thread::yield_now();
                     }
                     assert_eq!(wc[0].status, WcStatus::Success);
@@ -425,6 +431,7 @@ fn posters_and_shards_share_the_queue() {
                 seen.push(wc.wr_id);
             }
             if n == 0 {
+                patient();
                 std::thread::yield_now();
             }
         }
