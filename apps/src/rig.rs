@@ -265,10 +265,11 @@ impl Rig {
     /// Where the device shows its counters: as given, or where `roce-stat` looks.
     fn stats_path(&self) -> Result<Option<PathBuf>> {
         match &self.args.stats {
-            Some(path) if path.as_os_str().is_empty() => {
+            None => Ok(None),
+            Some(Some(path)) => Ok(Some(path.clone())),
+            Some(None) => {
                 stats::runtime_dir().map(Some).map_err(|e| AppError::Setup(format!("--stats: {e}")))
             }
-            given => Ok(given.clone()),
         }
     }
 

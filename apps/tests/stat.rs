@@ -4,7 +4,7 @@ mod common;
 
 use apps::cli::stat::StatCli;
 use clap::{CommandFactory, Parser};
-use common::{Bench, Link, PINGPONG, Running, run};
+use common::{Bench, Finished, Link, PINGPONG, run};
 use serde_json::Value;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -178,28 +178,57 @@ fn what_is_no_stack_is_refused() {
     }
 }
 
-// The option, and the directory where both look: a program that waits for its peer is seen by its pid.
+/// Runs `roce-stat` with this runtime directory.
+fn stat_in(runtime: &Path, args: &[&str]) -> Finished {
+    let mut command = std::process::Command::new(STAT);
+    command.args(args).env("XDG_RUNTIME_DIR", runtime).output().unwrap().into()
+}
+
+// The option without a path, and no path to look at: both know the place.
 #[test]
 fn a_program_with_the_option_is_found() {
     let bench = Bench::new(Link::Unix);
-    let dir = bench.path("run");
-    std::fs::create_dir(&dir).unwrap();
+    let runtime = bench.path("run");
+    std::fs::create_dir(&runtime).unwrap();
+    let once = ["--once", "--json", "--interval", "10ms"];
+    let nothing = stat_in(&runtime, &once).bad("no running stack found in");
+    assert!(nothing.stderr.contains(text(&runtime.join("roce"))), "{}", nothing.stderr);
     let (port, tcp) = (bench.server_port(), bench.tcp.to_string());
-    let stats = format!("--stats={}", dir.display());
-    let mut server = Running::start(
-        PINGPONG,
-        &["--port", &port, "-p", &tcp, "--bind", "127.0.0.1", "--drive", "caller", &stats],
-    );
+    let mut server = std::process::Command::new(PINGPONG)
+        .args(["--port", &port, "-p", &tcp, "--bind", "127.0.0.1", "--drive", "caller", "--stats"])
+        .env("XDG_RUNTIME_DIR", &runtime)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
     let start = Instant::now();
-    let out = loop {
-        let out = run(STAT, &["--once", "--json", "--interval", "10ms", text(&dir)]);
+    let line = loop {
+        let out = stat_in(&runtime, &once);
         if out.code == Some(0) && object(&out.stdout)["stacks"][0]["qps_total"] == 1 {
-            break out;
+            break object(&out.stdout);
         }
         assert!(start.elapsed() < Duration::from_secs(20), "{}", out.all());
     };
-    let line = object(&out.stdout);
     let stack = &line["stacks"][0];
-    assert_eq!(stack["pid"], server.id());
-    assert_eq!(stack["program"], "roce-pingpong");
+    let pid = server.id();
+    // It dies without a chance to tidy up; the next look does.
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert_eq!((&stack["pid"], &stack["program"]), (&pid.into(), &"roce-pingpong".into()));
+    let gone = stat_in(&runtime, &once).bad("no running stack found in");
+    assert!(gone.stderr.contains(&format!("{pid}-0.sock")), "{}", gone.stderr);
+    assert_eq!(std::fs::read_dir(runtime.join("roce")).unwrap().count(), 0);
+}
+
+// Nobody else may put a socket where we look.
+#[test]
+fn a_directory_of_others_is_not_trusted() {
+    use std::os::unix::fs::PermissionsExt;
+    let bench = Bench::new(Link::Unix);
+    let dir = bench.path("roce");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    stat_in(dir.parent().unwrap(), &["--once"]).bad("may be written by others");
+    std::fs::remove_dir(&dir).unwrap();
+    std::os::unix::fs::symlink("/tmp", &dir).unwrap();
+    stat_in(dir.parent().unwrap(), &["--once"]).bad("is no directory");
 }

@@ -240,6 +240,10 @@ impl Context {
         self.shard(shard)?;
         Ok(self.device.shard_counters(shard))
     }
+    /// What became of the frames that are no RoCE packets (ARP, neighbour discovery, ICMP, others), by name.
+    pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
+        self.device.net_counters()
+    }
     /// The device, its shards and its queue pairs with all that they counted, as `roce-stat` shows it. Stops nothing.
     pub fn stats(&self) -> stats::Snapshot {
         self.device.stats()

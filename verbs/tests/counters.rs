@@ -162,8 +162,10 @@ impl Bench {
 enum Seen {
     /// The packet never got to a queue pair.
     Device,
-    /// The queue pair counts it, too.
+    /// The queue pair counts it, too: once.
     QueuePair,
+    /// The queue pair counts it, too, each time that it tries.
+    EachTry,
 }
 
 /// How to bring a reason about, and who counts it then. `None`: not by a peer of an RC queue pair.
@@ -244,7 +246,7 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
             b.later(1);
             b.later(stack::config::TX_STALL.as_nanos() as u64);
         }),
-        Discard::NoBuffer => (Seen::Device, fill_the_link),
+        Discard::NoBuffer => (Seen::EachTry, fill_the_link),
         // Of multicast, of datagrams and of unreliable connections: those types' own tests bring them about.
         Discard::NotOurMulticast
         | Discard::OwnMulticast
@@ -285,14 +287,16 @@ fn every_reason_has_its_counter() {
         let [device, shard, qp] = [0, 1, 2].map(|i| (after[i] - before[i]).discarded(reason));
         let all = (after[0] - before[0]).drops();
         assert!(device > 0, "{reason}");
-        if seen == Seen::QueuePair {
-            assert_eq!(
-                (device, shard, qp, all),
-                (1, 1, 1, 1),
-                "{reason}: one packet, one reason, everywhere"
-            );
-        } else {
-            assert_eq!(qp, 0, "{reason}");
+        match seen {
+            Seen::QueuePair => {
+                assert_eq!(
+                    (device, shard, qp, all),
+                    (1, 1, 1, 1),
+                    "{reason}: one packet, one reason, everywhere"
+                );
+            }
+            Seen::EachTry => assert!(qp > 0 && qp == device && qp == shard, "{reason}"),
+            Seen::Device => assert_eq!(qp, 0, "{reason}"),
         }
     }
     assert_eq!(left_out.len(), 9, "{left_out:?}");
@@ -382,6 +386,22 @@ fn retries_and_timeouts_by_cause() {
     for counted in b.counted() {
         assert_eq!(counted.get(Counter::RetriesImplied), 1);
     }
+}
+
+// Frames that are no RoCE packets are the IP host's, which has a name for each of their ends, too.
+#[test]
+fn frames_of_the_ip_host() {
+    let mut b = Bench::new();
+    let net = |b: &Bench| -> u64 { b.context.net_counters().iter().map(|(_, n)| n).sum() };
+    let before = (net(&b), b.context.counters().get(Counter::NetFrames));
+    let mut lldp = vec![0; 60];
+    lldp[..6].copy_from_slice(&b.flow.dst_mac.0);
+    lldp[6..12].copy_from_slice(&b.flow.src_mac.0);
+    lldp[12..14].copy_from_slice(&[0x88, 0xcc]);
+    b.send_frame(&lldp);
+    b.turn();
+    assert_eq!((net(&b), b.context.counters().get(Counter::NetFrames)), (before.0 + 1, before.1 + 1));
+    assert!(b.context.net_counters().iter().any(|(name, n)| name.contains("ethertype") && *n == 1));
 }
 
 #[test]

@@ -85,6 +85,6 @@ pub struct DeviceArgs {
     /// Show counters to roce-stat on this unix socket
     ///
     /// In a directory the socket is named after the process; without a path it is where roce-stat looks by itself.
-    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    pub stats: Option<PathBuf>,
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub stats: Option<Option<PathBuf>>,
 }

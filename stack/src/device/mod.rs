@@ -271,6 +271,11 @@ impl Device {
     pub fn shard_counters(&self, shard: usize) -> CounterSnapshot {
         self.core.shared.counters[shard].snapshot()
     }
+    /// What became of the frames of the IP host (ARP, neighbour discovery, ICMP and what is none of them), by name.
+    /// Takes the host's lock for a moment, as each of those frames does.
+    pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
+        self.core.shared.with_net(|net| net.counters().map(|(counter, n)| (counter.name(), n)).collect())
+    }
     /// What the device, its shards and its queue pairs counted and are, as `roce-stat` gets it. Never stops a shard.
     pub fn stats(&self) -> stats::Snapshot {
         stats::Snapshot::of(&self.core)

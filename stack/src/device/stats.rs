@@ -1,6 +1,6 @@
 //! What a running stack is doing, for whoever looks on: its shards, its queue pairs and what they counted.
 //!
-//! [`Snapshot::of`] a device reads counters and published words; it never takes a shard's claim, so nothing waits for
+//! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for
 //! it. A device that was asked to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix
 //! socket, and [`Snapshot::fetch`] takes one from there.
 //!

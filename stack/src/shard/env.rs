@@ -134,10 +134,16 @@ impl Env {
     pub fn count(&self, counter: Counter) {
         self.counters().add(counter, 1);
     }
-    /// Counts something that a queue pair counts, too, and that is rare.
+    /// Counts something rare that a queue pair counts, too.
     pub fn count_of(&self, qp: &Qp, counter: Counter) {
         self.count(counter);
         qp.counters.count(counter);
+    }
+    /// Counts a drop that is a queue pair's, too.
+    #[cold]
+    pub fn discard_of(&self, qp: &Qp, reason: Discard) {
+        self.discard(reason);
+        qp.counters.discard(reason);
     }
     #[inline]
     pub fn discard(&self, reason: Discard) {

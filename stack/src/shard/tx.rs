@@ -74,7 +74,7 @@ impl Env {
                 return Stop::Done;
             }
             let Some(mut frame) = self.take_frame() else {
-                self.discard(Discard::NoBuffer);
+                self.discard_of(qp, Discard::NoBuffer);
                 self.starved = true;
                 return Stop::More;
             };
@@ -116,8 +116,7 @@ impl Env {
                     let Ok(addr) = addr else {
                         self.keep_frame(frame);
                         if !qp.responder.refuse_read(psn) {
-                            self.discard(Discard::Duplicate);
-                            qp.counters.discard(Discard::Duplicate);
+                            self.discard_of(qp, Discard::Duplicate);
                         }
                         continue;
                     };
@@ -159,7 +158,7 @@ impl Env {
         }
         for _ in 0..QP_TX_BUDGET.min(self.requests.frames.remaining_capacity()) {
             let Some(mut frame) = self.take_frame() else {
-                self.discard(Discard::NoBuffer);
+                self.discard_of(qp, Discard::NoBuffer);
                 if due {
                     qp.requester.arm(self.now);
                 }
