@@ -12,15 +12,26 @@
 //! behind its light fence either entered before that heavy fence, and is then seen `inside` and waited for, or
 //! after the count went down again, which is released and acquired. `owner` changes only under `lock` with the
 //! owner kept out.
+//!
+//! A thread may lose the claim between finding itself the owner and saying that it is inside. So it looks again behind
+//! the fence whether the claim still leans to it; and each thread that ever was the owner has an `inside` of its own,
+//! so that one that comes too late takes nothing back that the next owner has said. There are [`SEATS`] of them: the
+//! claim leans to no further thread.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 
 use super::asymmetric::{heavy, light, prepare};
-use super::primitive::{AtomicU32, AtomicU64, Ordering};
+use super::primitive::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Takings in a row, by one thread, after which a claim leans to it.
 pub const LEAN_AFTER: u32 = 64;
+
+/// Threads that a claim can lean to, one after the other, in all its life.
+pub const SEATS: usize = if cfg!(loom) { 2 } else { 16 };
+/// Above the number of a thread in `owner`: its seat. Addresses of programs are below.
+const SEAT_SHIFT: u32 = 56;
+const NUMBER: u64 = (1 << SEAT_SHIFT) - 1;
 
 /// A value that one thread at a time may claim.
 pub struct Claim<T> {
@@ -28,13 +39,15 @@ pub struct Claim<T> {
     lock: AtomicU32,
     /// Those who wait for the claim, or hold it while there is an owner: the owner stays out.
     waiting: AtomicU32,
-    /// 1 while the owner holds the claim.
-    inside: AtomicU32,
-    /// The thread that the claim leans to; 0 for none.
+    /// 1 while the owner in this seat holds the claim.
+    inside: [AtomicU8; SEATS],
+    /// The thread that the claim leans to, and its seat; 0 for none.
     owner: AtomicU64,
     /// Who took the lock last, and how often in a row; written under `lock`.
     last: AtomicU64,
     row: AtomicU32,
+    /// Who sits where, for good; written under `lock`.
+    seats: [AtomicU64; SEATS],
     value: UnsafeCell<T>,
 }
 
@@ -49,7 +62,8 @@ pub struct Claimed<'a, T> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
-    Owner,
+    /// From this seat.
+    Owner(usize),
     Locked,
     /// With a count in `waiting`.
     Announced,
@@ -64,7 +78,7 @@ std::thread_local! {
 #[cfg(not(loom))]
 #[inline]
 fn thread_number() -> u64 {
-    HERE.with(|here| core::ptr::from_ref(here).addr() as u64)
+    HERE.with(|here| core::ptr::from_ref(here).addr() as u64 & NUMBER)
 }
 
 /// The model checker's threads share one of the system's.
@@ -73,7 +87,7 @@ fn thread_number() -> u64 {
     use core::hash::{Hash, Hasher};
     let mut hash = std::hash::DefaultHasher::new();
     loom::thread::current().id().hash(&mut hash);
-    hash.finish() | 1
+    (hash.finish() | 1) & NUMBER
 }
 
 impl<T> Claim<T> {
@@ -83,10 +97,11 @@ impl<T> Claim<T> {
         Self {
             lock: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
-            inside: AtomicU32::new(0),
+            inside: core::array::from_fn(|_| AtomicU8::new(0)),
             owner: AtomicU64::new(0),
             last: AtomicU64::new(0),
             row: AtomicU32::new(0),
+            seats: core::array::from_fn(|_| AtomicU64::new(0)),
             value: UnsafeCell::new(value),
         }
     }
@@ -101,30 +116,37 @@ impl<T> Claim<T> {
     #[inline]
     pub fn try_take(&self) -> Option<Claimed<'_, T>> {
         let me = thread_number();
-        if self.owner.load(Ordering::Relaxed) == me {
-            self.inside.store(1, Ordering::Relaxed);
-            light();
-            if self.waiting.load(Ordering::Acquire) == 0 {
-                return Some(Claimed { claim: self, how: How::Owner });
-            }
-            self.inside.store(0, Ordering::Release);
-            return None;
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner & NUMBER == me { self.enter(owner) } else { self.try_take_lock(me) }
+    }
+
+    /// The calling thread found itself the owner, a moment ago.
+    #[inline]
+    fn enter(&self, owner: u64) -> Option<Claimed<'_, T>> {
+        let seat = seat_of(owner);
+        self.inside[seat].store(1, Ordering::Relaxed);
+        light();
+        // Whoever deposed us has counted down with a release: then the second look sees it.
+        if self.waiting.load(Ordering::Acquire) == 0 && self.owner.load(Ordering::Relaxed) == owner {
+            return Some(Claimed { claim: self, how: How::Owner(seat) });
         }
-        self.try_take_lock(me)
+        self.inside[seat].store(0, Ordering::Release);
+        None
     }
 
     fn try_take_lock(&self, me: u64) -> Option<Claimed<'_, T>> {
         if self.wanted() || !self.lock_now() {
             return None;
         }
-        if self.owner.load(Ordering::Relaxed) == 0 {
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner == 0 {
             self.lean(me);
             return Some(Claimed { claim: self, how: How::Locked });
         }
         // It leans to another thread, which may be inside. If not, it leans to nobody for a while.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         heavy();
-        if self.inside.load(Ordering::Acquire) != 0 {
+        if self.inside[seat_of(owner)].load(Ordering::Acquire) != 0 {
             self.lock.store(0, Ordering::Release);
             self.waiting.fetch_sub(1, Ordering::Release);
             return None;
@@ -144,9 +166,9 @@ impl<T> Claim<T> {
             pause(&mut tries);
         }
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner != 0 && owner != thread_number() {
+        if owner != 0 && owner & NUMBER != thread_number() {
             heavy();
-            while self.inside.load(Ordering::Acquire) != 0 {
+            while self.inside[seat_of(owner)].load(Ordering::Acquire) != 0 {
                 pause(&mut tries);
             }
         }
@@ -168,9 +190,27 @@ impl<T> Claim<T> {
         let row = self.row.load(Ordering::Relaxed) + 1;
         self.row.store(row, Ordering::Relaxed);
         if row >= LEAN_AFTER {
-            self.owner.store(me, Ordering::Relaxed);
+            self.seat(me);
         }
     }
+
+    /// Under `lock`, without an owner: leans to this thread, if it has a seat or one is free.
+    #[cold]
+    fn seat(&self, me: u64) {
+        let fits = |seat: &AtomicU64| matches!(seat.load(Ordering::Relaxed), who if who == 0 || who == me);
+        if let Some(seat) = self.seats.iter().position(fits) {
+            self.seats[seat].store(me, Ordering::Relaxed);
+            self.owner.store((seat as u64) << SEAT_SHIFT | me, Ordering::Relaxed);
+        }
+        // Without a seat: not to be asked again at every turn.
+        self.row.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The seat in an `owner` word.
+#[inline]
+fn seat_of(owner: u64) -> usize {
+    (owner >> SEAT_SHIFT) as usize % SEATS
 }
 
 /// Waits a little; on a machine with few cores the holder may need this one's.
@@ -191,7 +231,7 @@ impl<T> Drop for Claimed<'_, T> {
     fn drop(&mut self) {
         let claim = self.claim;
         match self.how {
-            How::Owner => claim.inside.store(0, Ordering::Release),
+            How::Owner(seat) => claim.inside[seat].store(0, Ordering::Release),
             How::Locked => claim.lock.store(0, Ordering::Release),
             How::Announced => {
                 claim.lock.store(0, Ordering::Release);
@@ -228,6 +268,32 @@ impl<T> core::fmt::Debug for Claim<T> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64 as Count};
+
+    // Goal: a thread that found itself the owner, and then lost the claim before it could say that it is inside, stays
+    // out, and takes back nothing of the next owner's.
+    #[test]
+    fn a_deposed_owner_stays_out() {
+        let claim = Claim::new(());
+        let lean = || (0..=LEAN_AFTER).for_each(|_| drop(claim.try_take().expect("nobody else is here")));
+        lean();
+        let stale = claim.owner.load(Ordering::Relaxed);
+        assert_eq!(stale & NUMBER, thread_number(), "it leans to this thread");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(claim.try_take().expect("the owner is outside: it is deposed"));
+                let locked = claim.try_take().expect("it leans to nobody");
+                assert!(locked.how == How::Locked && claim.enter(stale).is_none(), "two hold the claim");
+                drop(locked);
+                lean();
+                let held = claim.try_take().expect("it leans to this thread now");
+                assert!(matches!(held.how, How::Owner(_)) && claim.enter(stale).is_none());
+                // A third thread must see that the second one is inside, whatever the first one did.
+                let third = scope.spawn(|| claim.try_take().is_none());
+                assert!(third.join().expect("no panic"), "two hold the claim");
+                drop(held);
+            });
+        });
+    }
 
     /// A counter that loses counts if two threads are inside at once.
     fn bump(claim: &mut Claimed<'_, [u64; 16]>) {
@@ -276,7 +342,7 @@ mod tests {
         assert_eq!(claim.owner.load(Ordering::Relaxed), thread_number());
         drop(claim.take());
         let held = claim.try_take().expect("free");
-        assert!(held.how == How::Owner, "a control call of its own does not change the owner");
+        assert!(matches!(held.how, How::Owner(_)), "a control call of its own does not change the owner");
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(claim.try_take().is_none(), "the owner is inside"));
         });
