@@ -45,11 +45,7 @@ impl Qp {
     /// Whether the completion of every receive request before `mark` is published. One that was taken from a shared
     /// queue counts as well: no message holds it, and what was staged for it is out.
     fn receives_done(&self, mark: u32) -> bool {
-<<<<<<< HEAD
         reached(self.rq.released(), mark) && !self.responder.holds_receive() && !self.in_finished
-=======
-        reached(self.rq.freed(), mark) && !self.responder.holds_receive() && !self.in_finished
->>>>>>> drain
     }
 
     /// Whether the completion of every send request before `mark` is published.
@@ -111,11 +107,7 @@ impl Shard {
             // What was posted since ERR was entered need not wait for its doorbell.
             env.flush_queues(qp, Cause::default());
         }
-<<<<<<< HEAD
         DrainMark { kind, epoch: qp.epoch, sq: qp.sq.0.published(), rq: qp.rq.published() }
-=======
-        DrainMark { kind, epoch: qp.epoch, sq: qp.sq.0.published(), rq: qp.rq.end() }
->>>>>>> drain
     }
 
     fn drained_qp(&mut self, slot: u32) -> &mut Qp {

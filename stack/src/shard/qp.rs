@@ -58,54 +58,6 @@ impl SendRing for Sq {
     }
 }
 
-<<<<<<< HEAD
-=======
-/// The receive queue's ring, consumer side: requests are taken in order, one at a time.
-#[derive(Debug)]
-pub(super) struct Rq {
-    pub ring: Consumer<Granule>,
-    /// Behind the last request taken.
-    pub taken: u32,
-    pub epoch: u32,
-}
-
-impl Rq {
-    /// Requests that can be taken.
-    #[inline]
-    pub fn available(&self) -> u32 {
-        self.ring.published().wrapping_sub(self.taken)
-    }
-    /// Behind the last request posted; a shared queue has no end that is this queue pair's.
-    pub fn end(&self) -> u32 {
-        self.ring.published()
-    }
-    /// Behind the last request whose completion is published.
-    pub fn freed(&self) -> u32 {
-        self.ring.released()
-    }
-    /// The slot of the request taken last.
-    #[inline]
-    pub fn held(&self) -> &[Granule] {
-        self.ring.slot(self.taken.wrapping_sub(1))
-    }
-}
-
-impl ReceiveSource for Rq {
-    #[inline]
-    fn take(&mut self) -> Option<u64> {
-        while self.taken != self.ring.published() {
-            let slot = self.ring.slot(self.taken);
-            self.taken = self.taken.wrapping_add(1);
-            // A request posted under an earlier epoch raced with a RESET: it is gone.
-            if RecvWqe::of(slot).epoch == self.epoch {
-                return Some(sge::total(RecvWqe::sges(slot)));
-            }
-        }
-        None
-    }
-}
-
->>>>>>> drain
 /// Whether frames can go to the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Route {
