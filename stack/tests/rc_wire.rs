@@ -173,11 +173,15 @@ fn p20_reserved_fields_of_a_flush() {
 fn p22_destination_queue_pair() {
     let mut rig = Rig::new();
     let ours = rig.flow.dqpn;
-    for qpn in [0, 0xff_ffff, ours.get() ^ 1, ours.get() | 0xf0_0000] {
+    for qpn in [0, ours.get() ^ 1, ours.get() | 0xf0_0000] {
         rig.flow.dqpn = Qpn::new(qpn);
         let frame = send_frame(&rig, 4);
         dropped(&mut rig, &frame, Some(Discard::UnknownQpn));
     }
+    // The number of groups; nobody is in this one.
+    rig.flow.dqpn = Qpn::MULTICAST;
+    let frame = send_frame(&rig, 4);
+    dropped(&mut rig, &frame, Some(Discard::NotOurMulticast));
     rig.flow.dqpn = ours;
     works(&mut rig);
 }

@@ -269,7 +269,7 @@ impl Env {
         let mut network = [0; crate::proto::responder::GRH_LEN];
         let at = network.len() - pkt.ip_header.len();
         network[at..].copy_from_slice(pkt.ip_header);
-        let (memory, sges) = (self.memory(qp.pd), RecvWqe::sges(qp.rq.held()));
+        let (memory, sges) = (self.memory(qp.recv_pd), RecvWqe::sges(qp.rq.held()));
         let placed = memory
             .scatter(sges, 0, &network, false)
             .and_then(|()| memory.scatter(sges, offset, pkt.payload, true));

@@ -444,7 +444,6 @@ impl Flow {
             if node.key_lives(cqe.imm) {
                 return Err(format!("key {:#x} lives after a SEND with invalidate", cqe.imm));
             }
-            node.shared.mrs.reclaim(cqe.imm);
             self.victims.push(mr);
         }
         Ok(spoilt)

@@ -66,6 +66,9 @@ pub fn modify_masks(data: &[u8]) {
                     expected.take(&attr, mask);
                     (expected.qp_state, expected.cur_qp_state) = (target, target);
                     expected.sq_draining = after.sq_draining;
+                    if matches!(ty, QpType::Ud | QpType::Gsi) {
+                        expected.path_mtu = after.path_mtu; // the port's, no attribute of theirs
+                    }
                     if from == QpState::Rts
                         && target == QpState::Sqd
                         && !mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY)
