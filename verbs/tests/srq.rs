@@ -451,3 +451,63 @@ fn queries_of_a_queue_pair_name_its_queue() {
     qp.modify(&attr, AttrMask::STATE).unwrap();
     assert_eq!(link.event_of_b(), None, "no last entry where there is no shared receive queue");
 }
+
+fn uc_to(a: &Side, b: &Side, srq: &verbs::Srq) -> (verbs::Qp, verbs::Qp) {
+    let from = a.pd.create_qp(&QpInitAttr::uc(&a.cq, &a.cq)).unwrap();
+    let to = b.pd.create_qp(&QpInitAttr::uc(&b.cq, &b.cq).srq(srq)).unwrap();
+    from.connect_uc(&to.endpoint(1).unwrap(), &options()).unwrap();
+    to.connect_uc(&from.endpoint(1).unwrap(), &options()).unwrap();
+    (from, to)
+}
+
+#[test]
+fn l02_an_empty_queue_drops_an_unreliable_message() {
+    let link = Link::new("l02uc", 1);
+    let (a, b) = (Side::new(&link.a), Side::new(&link.b));
+    let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+    let (qp, peer) = uc_to(&a, &b, &srq);
+    qp.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
+    assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::Success);
+    link.nothing(&b.cq);
+    assert_eq!(peer.state().unwrap(), QpState::Rts);
+    srq.post_recv(&[RecvWr::new(7, &[])]).unwrap();
+    qp.post_send(&[SendWr::send(2, &[])]).unwrap();
+    assert_eq!((link.take(&b.cq, 1)[0].wr_id, link.b.counters().get(verbs::Counter::RnrNaksSent)), (7, 0));
+}
+
+#[test]
+fn u07_a_message_that_is_cut_off_completes_its_entry_in_error() {
+    let link = Link::new("u07", 1);
+    let (a, b) = (Side::new(&link.a), Side::new(&link.b));
+    let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+    let room = b.mr.sge(0..256 << 10).unwrap();
+    srq.post_recv(&[RecvWr::new(1, &[room]), RecvWr::new(2, &[room]), RecvWr::new(3, &[room])]).unwrap();
+    let (qp, peer) = uc_to(&a, &b, &srq);
+    qp.post_send(&[SendWr::send(1, &[a.mr.sge(0..256 << 10).unwrap()])]).unwrap();
+    link.until("the first packet", || srq.waiting() == 2);
+    // The sender starts anew: its next message begins before this one has ended.
+    let (attr, mask) = attr_to(QpState::Reset);
+    qp.modify(&attr, mask).unwrap();
+    qp.connect_uc(&peer.endpoint(1).unwrap(), &options()).unwrap();
+    qp.post_send(&[SendWr::send(2, &[a.mr.sge(0..5).unwrap()])]).unwrap();
+    let done = link.take(&b.cq, 2);
+    assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::RemInvReqErr));
+    assert_eq!((done[1].wr_id, done[1].status, done[1].byte_len), (2, WcStatus::Success, 5));
+    assert_eq!((peer.state().unwrap(), srq.waiting(), link.event_of_b()), (QpState::Rts, 1, None));
+}
+
+// The same class: a message longer than the entry's buffers.
+#[test]
+fn u07_a_message_that_does_not_fit_completes_its_entry_in_error() {
+    let link = Link::new("u07b", 1);
+    let (a, b) = (Side::new(&link.a), Side::new(&link.b));
+    let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+    let four = b.mr.sge(0..4).unwrap();
+    srq.post_recv(&[RecvWr::new(1, &[four]), RecvWr::new(2, &[four])]).unwrap();
+    let (qp, peer) = uc_to(&a, &b, &srq);
+    qp.post_send(&[SendWr::send(1, &[a.mr.sge(0..5).unwrap()]), SendWr::send(2, &[])]).unwrap();
+    let done = link.take(&b.cq, 2);
+    assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::RemInvReqErr));
+    assert_eq!((done[1].wr_id, done[1].status), (2, WcStatus::Success));
+    assert_eq!(peer.state().unwrap(), QpState::Rts);
+}

@@ -308,6 +308,9 @@ impl Requester {
             }
             if self.cur == self.started {
                 self.start_next(now, gates, epoch, sq)?;
+                if self.cur == self.started {
+                    continue; // one of an earlier epoch: it is gone already
+                }
             }
             if !gates.has(Gates::TX_RETRY) {
                 return Err(Idle::NothingToDo);
