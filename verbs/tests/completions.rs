@@ -699,3 +699,27 @@ fn extended_poll_reads_each_field() {
 fn unix_ns() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
 }
+
+// Found by threads that lead a queue pair round its states: completions of a flush waited for a turn, and those of many
+// lives together overran a queue that never held more than those of one.
+#[test]
+fn lives_without_a_turn_between_them_fill_no_queue() {
+    let context = common::embedded();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(300).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+    for _ in 0..10 {
+        qp.connect_rc(&qp.endpoint(1).unwrap(), &common::options()).unwrap();
+        for id in 0..128 {
+            qp.post_send(&[SendWr::send(id, &[])]).unwrap();
+            qp.post_recv(&[RecvWr::new(id, &[])]).unwrap();
+        }
+        common::enter(&qp, QpState::Err);
+        common::enter(&qp, QpState::Reset);
+    }
+    assert_eq!(context.try_get_async_event().map(|e| e.event), None);
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &common::options()).unwrap();
+    common::enter(&qp, QpState::Err);
+    qp.post_send(&[SendWr::send(7, &[])]).unwrap();
+    assert_eq!(common::take(&context, &cq, 1)[0].wr_id, 7);
+}

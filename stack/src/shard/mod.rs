@@ -321,6 +321,10 @@ impl Shard {
                 env.mark_ready(qp);
             }
         }
+        if to == QpState::Err {
+            // Not left to the next turn: who goes on to RESET, again and again, may leave no time for one.
+            self.publish_if_due();
+        }
         Ok(())
     }
 

@@ -60,17 +60,23 @@ impl Shard {
         if !self.env.leaving.is_empty() {
             self.complete_gone();
         }
+        self.publish_if_due();
+        turn.more = self.env.settling
+            || !self.env.ready.is_empty()
+            || !self.env.answering.is_empty()
+            || self.env.backlog() > 0;
+        turn
+    }
+
+    /// Makes completions visible, unless an answer that belongs to one is still here.
+    #[inline]
+    pub(super) fn publish_if_due(&mut self) {
         if self.env.answers.frames.is_empty()
             && !self.env.starved
             && (!self.env.settling || self.env.settle())
         {
             self.publish();
         }
-        turn.more = self.env.settling
-            || !self.env.ready.is_empty()
-            || !self.env.answering.is_empty()
-            || self.env.backlog() > 0;
-        turn
     }
 
     #[inline]
