@@ -1,7 +1,7 @@
 //! What goes wrong on purpose, each with both sides as the requester: what one does, the other has to name.
 
 use super::cell::{Cell, Op, Requester, Service};
-use super::run::{Bench, Pair, Terms};
+use super::run::{Bench, Pair, Target, Terms};
 use crate::error::{AppError, Result};
 use verbs::{Access, Mtu, WcStatus};
 
@@ -92,8 +92,8 @@ impl Bench {
         if case.gone {
             self.remote.ask(&format!("destroy qp={}", pair.id))?;
         }
-        let to = (pair.addr + case.off, pair.rkey.wrapping_add(case.key));
-        self.post(&pair, case.op, 0, case.len, to, 1, 1)?;
+        let (addr, rkey) = (pair.addr + case.off, pair.rkey.wrapping_add(case.key));
+        self.post(&pair, case.op, 0, case.len, &Target { addr, rkey, seed: 1, slots: 1 })?;
         let status = self.next()?.status;
         let closed = if case.gone { Ok(()) } else { self.close(pair) };
         judge(case, status)?;

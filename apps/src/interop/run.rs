@@ -67,6 +67,19 @@ pub struct Pair {
     depth: u32,
 }
 
+/// Where the requests of a run go, and what they carry.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Address of the peer's region, or of what is asked for in its place.
+    pub addr: u64,
+    /// Its key.
+    pub rkey: u32,
+    /// Seed of the first message.
+    pub seed: u64,
+    /// Messages that have memory of their own, on both sides.
+    pub slots: u64,
+}
+
 fn hex(gid: Gid) -> String {
     gid.0.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -207,23 +220,14 @@ impl Bench {
     ///
     /// # Errors
     /// [`AppError::Completion`].
-    pub fn post(
-        &self,
-        pair: &Pair,
-        op: Op,
-        n: u64,
-        len: u32,
-        to: (u64, u32),
-        seed: u64,
-        slots: u64,
-    ) -> Result<()> {
+    pub fn post(&self, pair: &Pair, op: Op, n: u64, len: u32, to: &Target) -> Result<()> {
+        let Target { addr: base, rkey, seed, slots } = *to;
         let slot = n % slots;
         let at = slot as usize * slot_of(len);
         let sge = [self.mr.sge(at..at + len as usize)?];
         let mut data = Vec::new();
         put(&mut data, len as usize, if op == Op::Read { n + 100 } else { seed + n });
         self.mr.write(at, &data)?;
-        let (base, rkey) = to;
         let addr = base + slot * slot_of(len) as u64;
         let imm = n as u32;
         let wr = match op {
@@ -284,10 +288,11 @@ impl Bench {
         } else if op.atomic() {
             self.remote.ask(&format!("word qp={id} off=0 set={seed}"))?;
         }
+        let to = Target { addr: pair.addr, rkey: pair.rkey, seed, slots: window };
         let (mut posted, mut done) = (0, 0);
         while done < count {
             while posted < count && posted - done < window {
-                self.post(pair, op, posted, len, (pair.addr, pair.rkey), seed, window)?;
+                self.post(pair, op, posted, len, &to)?;
                 posted += 1;
             }
             let wc = self.next()?;

@@ -12,7 +12,7 @@ macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
         /// What can go wrong with a frame, with the port that sends it, or with the program.
         ///
-        /// A new one needs three things: its rate in [`Swarm::draw`](super::workload::Swarm::draw), the place where it happens,
+        /// A new one needs three things: its rate in [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens,
         /// and a line in `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one
         /// never happened.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
