@@ -249,6 +249,8 @@ fn hand_over_of_the_claim() {
             common::pump(&p.context);
             poll();
         }
-        assert!(asked > 0 && turned.into_inner() > 0);
+        // A thread of the device may never leave a turn to others.
+        let alone = matches!(drive, Drive::Dedicated { .. });
+        assert!(asked > 0 && (alone || turned.into_inner() > 0), "{drive:?}: {asked} asked");
     }
 }

@@ -146,6 +146,10 @@ pub fn matrix(services: &[Service], mtu_max: Mtu, full: bool) -> Vec<Cell> {
                             let m = mtu_max.bytes() as u32;
                             vec![0, 1, m - 1, m]
                         }
+                        // A long unreliable message fits into the queues on the way.
+                        (_, Service::Uc) => {
+                            sizes(mtu).into_iter().filter(|len| *len <= 16 << mtu.log2()).collect()
+                        }
                         _ => sizes(mtu).to_vec(),
                     };
                     for (s, len) in lens.iter().copied().enumerate() {

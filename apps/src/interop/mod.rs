@@ -33,8 +33,7 @@ pub fn run(cli: &InteropCli) -> Result<()> {
     let remote = Remote::connect(cli.guest)?;
     let mtu = context.query_port(1)?.active_mtu;
     let mut bench = Bench::new(context, remote, 1, Gid::from_ip(cli.peer_ip))?;
-    let services: Vec<Service> =
-        [Service::Rc, Service::Uc, Service::Ud].into_iter().filter(|s| run::supported(*s)).collect();
+    let services = [Service::Rc, Service::Uc, Service::Ud];
     let mut tally = Tally::default();
     let mut cells = cell::matrix(&services, mtu, cli.full);
     if cli.lossy() {

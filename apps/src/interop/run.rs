@@ -8,8 +8,8 @@ use super::remote::{Remote, Reply};
 use crate::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{
-    Access, Context, Cq, Gid, Mr, Pd, Psn, Qp, QpCap, QpInitAttr, Qpn, RcEndpoint, RcOptions, RecvWr, SendWr,
-    Wc, WcStatus,
+    Access, Ah, Context, Cq, GRH_LEN, Gid, Mr, Pd, Psn, Qp, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint,
+    RcOptions, RecvWr, SendWr, Wc, WcStatus, ah_attr_to,
 };
 
 /// Bytes of the registered region of either side.
@@ -65,6 +65,15 @@ pub struct Pair {
     /// Address of the guest's region.
     pub addr: u64,
     depth: u32,
+    /// Where datagrams go.
+    route: Option<Route>,
+}
+
+#[derive(Debug)]
+struct Route {
+    ah: Ah,
+    qpn: Qpn,
+    qkey: u32,
 }
 
 /// Where the requests of a run go, and what they carry.
@@ -128,7 +137,12 @@ impl Bench {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let qp = self.pd.create_qp(&QpInitAttr::rc(&self.cq, &self.cq).cap(cap).sig_all())?;
+        let qp_type = match cell.service {
+            Service::Rc => QpType::Rc,
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+        };
+        let qp = self.pd.create_qp(&QpInitAttr::new(qp_type, &self.cq, &self.cq).cap(cap).sig_all())?;
         let t = terms;
         let theirs = self.remote.ask(&format!(
             "qp type={} mtu={} gid={} psn={} timeout={} retry={} rnr={} rnrt={} depth={depth} access={} srq={}",
@@ -168,9 +182,19 @@ impl Bench {
             access: t.access,
             ..RcOptions::default()
         };
-        qp.connect_rc(&peer, &options)?;
+        let mut route = None;
+        match cell.service {
+            Service::Rc => qp.connect_rc(&peer, &options)?,
+            Service::Uc => qp.connect_uc(&peer, &options)?,
+            Service::Ud => {
+                let qkey = theirs.num("qkey") as u32;
+                qp.activate_ud(qkey)?;
+                let ah = self.pd.create_ah(&ah_attr_to(peer.gid, self.gid_index))?;
+                route = Some(Route { ah, qpn: peer.qpn, qkey });
+            }
+        }
         let (rkey, addr) = (theirs.num("rkey") as u32, theirs.num("addr"));
-        Ok(Pair { qp, id, rkey, addr, depth })
+        Ok(Pair { qp, id, rkey, addr, depth, route })
     }
 
     /// Destroys a pair on both sides.
@@ -239,6 +263,10 @@ impl Bench {
             Op::Cas => SendWr::cmp_and_swp(n, &sge, base, rkey, seed + n, seed + n + 1),
             Op::Fadd => SendWr::fetch_and_add(n, &sge, base, rkey, 1),
         };
+        let wr = match &pair.route {
+            Some(route) => wr.to(&route.ah, route.qpn, route.qkey),
+            None => wr,
+        };
         pair.qp.post_send(&[wr.signaled()])?;
         Ok(())
     }
@@ -260,25 +288,51 @@ impl Bench {
     /// # Errors
     /// What went wrong, in one sentence.
     pub fn run(&mut self, cell: &Cell) -> Result<()> {
-        let depth = (HALF / slot_of(cell.len).max(1)).clamp(1, 64) as u32;
+        let room = cell.len + grh(cell.service);
+        let depth = (HALF / slot_of(room).max(1)).clamp(1, 64) as u32;
         let pair = self.pair(cell, depth.next_power_of_two().min(64), &Terms::default())?;
-        let window = u64::from(depth.min(16));
-        let seed = 1000 + u64::from(cell.len);
-        let done = match cell.by {
-            Requester::Us => self.ask(cell, &pair, seed, window, depth),
-            Requester::Linux => self.serve(cell, &pair, seed, window, depth),
-        };
+        let done = self.messages(cell, &pair, depth);
         let closed = self.close(pair);
         done.and(closed)
     }
 
+    /// All messages of a cell: at once where lost packets come again, else in batches that no queue is too short for.
+    fn messages(&mut self, cell: &Cell, pair: &Pair, depth: u32) -> Result<()> {
+        if cell.op.receives() {
+            match cell.by {
+                Requester::Us => {
+                    self.remote.ask(&format!("recv qp={} count={depth} len={}", pair.id, cell.len))?;
+                }
+                Requester::Linux => {
+                    for n in 0..depth {
+                        self.post_recv(pair, n, cell.len + grh(cell.service))?;
+                    }
+                }
+            }
+        }
+        let packets = cell.len.div_ceil(cell.mtu.bytes() as u32).max(1);
+        let batch = match cell.service {
+            Service::Rc => cell.count,
+            Service::Uc | Service::Ud => (BATCH_PACKETS / packets).clamp(1, 16),
+        };
+        let seed = 1000 + u64::from(cell.len);
+        for first in (0..cell.count).step_by(batch as usize) {
+            let part = Cell { count: batch.min(cell.count - first), ..*cell };
+            let window = u64::from(depth.min(16));
+            match cell.by {
+                Requester::Us => self.ask(&part, pair, seed + u64::from(first), window)?,
+                Requester::Linux => self.serve(&part, pair, seed + u64::from(first), window)?,
+            }
+        }
+        Ok(())
+    }
+
     /// We are the requester.
-    fn ask(&mut self, cell: &Cell, pair: &Pair, seed: u64, window: u64, depth: u32) -> Result<()> {
+    fn ask(&mut self, cell: &Cell, pair: &Pair, seed: u64, window: u64) -> Result<()> {
         let (op, len, count) = (cell.op, cell.len, u64::from(cell.count));
         let stride = slot_of(len);
         let id = pair.id;
         if op.receives() {
-            self.remote.ask(&format!("recv qp={id} count={depth} len={len}"))?;
             self.remote.tell(&format!(
                 "expect qp={id} count={count} len={len} seed={seed} op={} imm=0",
                 op.name()
@@ -325,23 +379,20 @@ impl Bench {
         if matches!(op, Op::Write | Op::WriteImm) {
             let (slots, first) = (window.min(count), count.saturating_sub(window));
             for n in first..first + slots {
-                let at = n % window * stride as u64;
-                self.remote.ask(&format!("check off={at} len={len} seed={}", seed + n))?;
+                let line = format!("check off={} len={len} seed={}", n % window * stride as u64, seed + n);
+                // Nothing tells when an unreliable WRITE is there.
+                settled(cell.service, || self.remote.ask(&line).map(drop))?;
             }
         }
         Ok(())
     }
 
     /// Linux is the requester.
-    fn serve(&mut self, cell: &Cell, pair: &Pair, seed: u64, window: u64, depth: u32) -> Result<()> {
+    fn serve(&mut self, cell: &Cell, pair: &Pair, seed: u64, window: u64) -> Result<()> {
         let (op, len, count) = (cell.op, cell.len, u64::from(cell.count));
-        let stride = slot_of(len);
+        let (stride, extra) = (slot_of(len), if op == Op::WriteImm { 0 } else { grh(cell.service) });
         let mut data = Vec::new();
-        if op.receives() {
-            for n in 0..depth {
-                self.post_recv(pair, n, len)?;
-            }
-        } else if op == Op::Read {
+        if op == Op::Read {
             for slot in 0..window {
                 put(&mut data, len as usize, seed + slot);
                 self.mr.write(slot as usize * stride, &data)?;
@@ -366,7 +417,7 @@ impl Bench {
                         wc.status.name()
                     )));
                 }
-                if wc.byte_len != len {
+                if wc.byte_len != len + extra {
                     return Err(AppError::Verify(format!(
                         "message {n} has {} bytes, not {len}",
                         wc.byte_len
@@ -376,10 +427,10 @@ impl Bench {
                     return Err(AppError::Verify(format!("message {n} has immediate {:?}", wc.imm_data())));
                 }
                 if op != Op::WriteImm {
-                    let at = HALF + wc.wr_id as usize * stride;
+                    let at = HALF + wc.wr_id as usize * slot_of(len + extra) + extra as usize;
                     self.compare(at, len, seed + n, &format!("message {n}"))?;
                 }
-                self.post_recv(pair, wc.wr_id as u32, len)?;
+                self.post_recv(pair, wc.wr_id as u32, len + grh(cell.service))?;
             }
         }
         // A thread of the device turns it while nobody polls.
@@ -388,10 +439,30 @@ impl Bench {
         if matches!(op, Op::Write | Op::WriteImm) {
             for n in count.saturating_sub(window)..count {
                 let at = (n % window) as usize * stride;
-                self.compare(at, len, seed + n, &format!("WRITE {n}"))?;
+                settled(cell.service, || self.compare(at, len, seed + n, &format!("WRITE {n}")))?;
             }
         }
         Ok(())
+    }
+}
+
+/// Packets of unreliable messages that are under way at most: no queue on the way may overflow.
+const BATCH_PACKETS: u32 = 48;
+
+/// Bytes in front of a received message that hold the network header.
+fn grh(service: Service) -> u32 {
+    if service == Service::Ud { GRH_LEN as u32 } else { 0 }
+}
+
+/// Looks until what is looked for is there; for a reliable service it is there at the first look.
+fn settled(service: Service, mut look: impl FnMut() -> Result<()>) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let seen = look();
+        if seen.is_ok() || service == Service::Rc || start.elapsed() > Duration::from_secs(2) {
+            return seen;
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -416,9 +487,4 @@ fn gid_of(text: &str) -> Result<Gid> {
         *b = byte(i).ok_or_else(|| AppError::Peer(format!("no GID: {text:?}")))?;
     }
     Ok(Gid(gid))
-}
-
-/// Whether cells of this type can run.
-pub fn supported(service: Service) -> bool {
-    service == Service::Rc
 }
