@@ -1,6 +1,7 @@
 //! Shared receive queues.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use stack::device::{PdCore, SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 
@@ -120,10 +121,21 @@ impl Srq {
     /// names it later is refused.
     ///
     /// # Errors
-    /// `EBUSY` while a queue pair uses it, `EDEADLK` from inside a turn; it comes back with the error.
+    /// `EBUSY` while a queue pair uses it or an asynchronous event of it was fetched and not acknowledged, `EDEADLK` from
+    /// inside a turn; it comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         SrqCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))
+    }
+
+    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
+    /// at most `timeout`.
+    ///
+    /// # Errors
+    /// As `destroy`.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
+        SrqCore::destroy_wait(self.core, timeout).map_err(|(e, core)| (e.into(), Self { core }))
     }
 }
 

@@ -420,7 +420,7 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
             SENDS | WRITES | reads | PLACEMENT | LOCAL | bit(WrOpcode::SendWithInv)
         }
         // The manual lists SEND with invalidate for UC too, but no UC packet can carry it.
-        QpType::Uc => SENDS | WRITES,
+        QpType::Uc => SENDS | WRITES | LOCAL,
         QpType::Ud | QpType::Gsi => SENDS,
         QpType::XrcTgt => 0,
     }

@@ -511,3 +511,70 @@ fn u07_a_message_that_does_not_fit_completes_its_entry_in_error() {
     assert_eq!((done[1].wr_id, done[1].status), (2, WcStatus::Success));
     assert_eq!(peer.state().unwrap(), QpState::Rts);
 }
+
+#[test]
+fn s35_a_queue_waits_for_its_events_to_be_acknowledged() {
+    let link = Link::new("s35srq", 1);
+    let (a, b) = (Side::new(&link.a), Side::new(&link.b));
+    let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+    srq.post_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[])]).unwrap();
+    let (attr, mask) = limit(2);
+    srq.modify(&attr, mask).unwrap();
+    let (qp, peer) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &options());
+    qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    link.take(&b.cq, 1);
+    let event = link.b.try_get_async_event().expect("one entry is fewer than two");
+    assert_eq!((event.event, event.element), (AsyncEvent::SrqLimitReached, EventElement::Srq(srq.srq_num())));
+    drop((peer, qp));
+    let (e, srq) = srq.destroy().unwrap_err();
+    assert_eq!(e.errno(), errno::EBUSY, "{e}");
+    let (e, srq) = srq.destroy_wait(std::time::Duration::from_millis(2)).unwrap_err();
+    assert_eq!(e.errno(), errno::EBUSY, "{e}");
+    drop(event);
+    srq.destroy().unwrap();
+}
+
+#[test]
+fn a_drained_queue_pair_leaves_the_shared_queue_as_it_is() {
+    let link = Link::new("drainsrq", 1);
+    let (a, b) = (Side::new(&link.a), Side::new(&link.b));
+    let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+    srq.post_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[]), RecvWr::new(3, &[])]).unwrap();
+    let (qp, peer) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &options());
+    qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    link.until("the first message", || srq.waiting() == 2);
+    peer.post_send(&[SendWr::send(9, &[])]).unwrap();
+    peer.drain_qp(std::time::Duration::from_secs(10)).unwrap();
+    // The receive and the send are in the queue by now; the other entries wait for others.
+    let mut wc = [verbs::Wc::default(); 4];
+    let n = b.cq.poll(&mut wc).unwrap();
+    let mut done: Vec<u64> = wc[..n].iter().map(|wc| wc.wr_id).collect();
+    done.sort_unstable();
+    assert_eq!((done, srq.waiting()), (vec![1, 9], 2));
+    let last = link.event_of_b();
+    assert_eq!(last, Some((AsyncEvent::QpLastWqeReached, EventElement::Qp(peer.qp_num()))));
+}
+
+#[test]
+fn datagrams_land_in_the_shared_queue() {
+    let link = Link::new("udsrq", 1);
+    let (a, b) = (Side::new(&link.a), Side::new(&link.b));
+    let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+    let room = |at: usize| b.mr.sge(at..at + 64).unwrap();
+    srq.post_recv(&[RecvWr::new(1, &[room(0)]), RecvWr::new(2, &[room(64)])]).unwrap();
+    let from = a.pd.create_qp(&QpInitAttr::ud(&a.cq, &a.cq)).unwrap();
+    let to = b.pd.create_qp(&QpInitAttr::ud(&b.cq, &b.cq).srq(&srq)).unwrap();
+    from.activate_ud(7).unwrap();
+    to.activate_ud(7).unwrap();
+    let ah = a.pd.create_ah(&verbs::ah_attr_to(to.endpoint(1).unwrap().gid, 1)).unwrap();
+    for text in [b"first...", b"second.."] {
+        a.mr.write(0, text).unwrap();
+        let sge = [a.mr.sge(0..8).unwrap()];
+        from.post_send(&[SendWr::send(3, &sge).to(&ah, to.qp_num(), 7).signaled()]).unwrap();
+        link.take(&a.cq, 1);
+    }
+    let done = link.take(&b.cq, 2);
+    assert_eq!((done[0].wr_id, done[0].byte_len, done[1].wr_id), (1, 48, 2));
+    assert_eq!((b.bytes(40, 8), b.bytes(104, 8)), (b"first...".to_vec(), b"second..".to_vec()));
+    assert_eq!(srq.waiting(), 0);
+}

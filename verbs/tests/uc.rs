@@ -478,3 +478,27 @@ fn a_connection_to_itself() {
     assert!(take(&context, &cq, 2).iter().all(Wc::is_ok));
     assert!(mr.to_vec(30_000..50_000).unwrap() == pattern(20_000, 1));
 }
+
+// Local operations take their turn in the queue: between messages, an invalidation behind what has left.
+#[test]
+fn local_operations_between_messages() {
+    let mut w = Wire::new(false);
+    let qp = uc(&mut w);
+    let mr = w.pd.alloc_mr(4096).unwrap();
+    qp.post_send(&[
+        SendWr::reg_mr(1, &mr, 0..4096, all_rights()).unwrap().signaled(),
+        SendWr::send(2, &[mr.sge(0..600).unwrap()]).signaled(),
+        SendWr::local_inv(3, mr.rkey()).signaled(),
+        SendWr::send(4, &[]).signaled(),
+    ])
+    .unwrap();
+    let said = w.run();
+    assert_eq!(said.len(), 4, "three packets and one: {said:?}");
+    let ends = |w: &mut Wire| w.done().iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>();
+    assert_eq!(ends(&mut w), [1, 2, 3, 4].map(|id| (id, WcStatus::Success)));
+    // Its key is gone: the next request that needs it ends the sending, and receiving goes on.
+    qp.post_send(&[SendWr::send(5, &[mr.sge(0..4).unwrap()]), SendWr::local_inv(6, mr.rkey())]).unwrap();
+    assert!(w.run().is_empty());
+    assert_eq!(ends(&mut w), [(5, WcStatus::LocProtErr), (6, WcStatus::WrFlushErr)]);
+    assert_eq!(qp.state().unwrap(), QpState::Sqe);
+}

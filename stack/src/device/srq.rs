@@ -1,6 +1,7 @@
 //! Shared receive queues: entries that any number of queue pairs, on any shards, take from.
 
 use core::fmt;
+use core::time::Duration;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -14,7 +15,7 @@ use super::pd::PdCore;
 use super::xrcd::XrcdCore;
 use crate::config::{QUEUE_DEPTH_MAX, SGE_MAX, SRQ_MAX};
 use crate::proto::wqe::{Granule, recv_stride};
-use crate::shard::{SrqEnd, XrcSrq, srq_words};
+use crate::shard::{EventElement, SrqEnd, XrcSrq, srq_words};
 use crate::sync::srq::{self, Poster};
 
 /// Attributes of a shared receive queue (`struct ibv_srq_attr`).
@@ -262,10 +263,32 @@ impl SrqCore {
         if let Err(e) = not_inside_turn() {
             return Err((e, srq));
         }
-        Arc::try_unwrap(srq).map(drop).map_err(|srq| {
+        let srq = Arc::try_unwrap(srq).map_err(|srq| {
             let users = Arc::strong_count(&srq) - 1;
             (DeviceError::Busy { object: "shared receive queue", users }, srq)
-        })
+        })?;
+        match srq.device().core().shared.events.retire(srq.element()) {
+            Ok(()) => {
+                drop(srq);
+                Ok(())
+            }
+            Err(events) => {
+                Err((DeviceError::Unacked { object: "shared receive queue", events }, Arc::new(srq)))
+            }
+        }
+    }
+
+    /// [`destroy`](Self::destroy) that waits until its events are acknowledged, for at most `timeout`.
+    ///
+    /// # Errors
+    /// As `destroy`.
+    pub fn destroy_wait(srq: Arc<Self>, timeout: Duration) -> Result<(), (DeviceError, Arc<Self>)> {
+        let (device, element) = (srq.device().clone(), srq.element());
+        device.destroy_wait(timeout, srq, Self::destroy, || device.core().shared.events.unacked(element))
+    }
+
+    fn element(&self) -> EventElement {
+        EventElement::Srq(self.number)
     }
 }
 
@@ -277,6 +300,9 @@ impl Drop for SrqCore {
                 let _ = self.device().core().control(shard, |s, _| s.detach_srq(self.number));
             }
         }
+        let events = &self.device().core().shared.events;
+        events.purge(self.element());
+        events.forget(self.element());
         lock(&self.device().srqs).live.remove(&self.number);
     }
 }

@@ -36,6 +36,9 @@ impl Shard {
             if let Some(status) = qp.requester.local_failure() {
                 env.fail_send(qp, status);
             }
+            if qp.requester.drained() {
+                env.mark_ready(qp); // an invalidation may have waited for this
+            }
         }
     }
 }
@@ -75,6 +78,11 @@ impl Env {
             };
             let segment = match segment {
                 Ok(segment) => segment,
+                Err(Idle::Local(seq)) => {
+                    self.keep_frame(frame);
+                    self.carry_out(qp, seq);
+                    continue;
+                }
                 Err(idle) => {
                     self.keep_frame(frame);
                     return self.rest(qp, idle);
