@@ -37,8 +37,8 @@ pub fn run(cli: &InteropCli) -> Result<()> {
     let mut tally = Tally::default();
     let mut cells = cell::matrix(&services, mtu, cli.full);
     if cli.lossy() {
-        // What is lost comes back by retries: reliable connections, sizes of a few packets.
-        cells.retain(|c| c.service == Service::Rc && c.len <= 64 << 10);
+        // What is lost comes back by retries: reliable connections, messages of a few packets.
+        cells.retain(|c| c.service == Service::Rc && c.len <= 16 * c.mtu.bytes() as u32);
         for c in &mut cells {
             c.count = c.count.min(100);
         }
