@@ -228,7 +228,6 @@ impl PostError {
     pub fn errno(&self) -> i32 {
         match self.kind {
             PostErrorKind::Full { .. } => ENOMEM,
-            PostErrorKind::NoDataPath { .. } => EOPNOTSUPP,
             PostErrorKind::Split => EBUSY,
             _ => EINVAL,
         }
@@ -287,12 +286,6 @@ pub enum PostErrorKind {
     /// A message of more than 2^31 bytes (IBA 9.7.7).
     #[error("a message of {0} bytes; 2147483648 is the longest")]
     TooLong(u64),
-    /// Sending and receiving on this type of queue pair does not exist yet; control calls do.
-    #[error("queue pairs of type {} carry no data yet; use RC, UC or UD", type_name(*.qp_type))]
-    NoDataPath {
-        /// The queue pair's type.
-        qp_type: QpType,
-    },
     /// A datagram without a destination.
     #[error("a request on a queue pair of type {} needs a destination; add .to(&ah, qpn, qkey)", type_name(*.qp_type))]
     NoAddress {

@@ -72,7 +72,6 @@ impl Pd {
     /// Makes a queue pair, in RESET; the first one starts the port. The sizes granted are at least those asked for ([`Qp::cap`]).
     ///
     /// An XRC target is made on its domain ([`Xrcd::create_qp`]).
-    /// to them is refused with `EOPNOTSUPP`, because their data path does not exist yet.
     ///
     /// # Errors
     /// `EINVAL` for sizes above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), a shard that does not exist

@@ -12,7 +12,7 @@ use crate::cq::Cq;
 use crate::error::{PostError, PostErrorKind, VerbsError};
 use crate::mw::{Mw, MwBind};
 use crate::srq::Srq;
-use crate::wr::{RecvWr, SendLimits, SendWr, has_data_path};
+use crate::wr::{RecvWr, SendLimits, SendWr};
 
 /// What a queue pair is to be (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -215,7 +215,7 @@ impl Qp {
     /// # Errors
     /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` below
     /// RTS, for an operation that the type does not have, for lists and lengths beyond the limits; `ENOMEM` when the
-    /// queue is full; `EBUSY` while a [`SendQueue`] exists; `EOPNOTSUPP` on types that carry no data yet.
+    /// queue is full; `EBUSY` while a [`SendQueue`] exists.
     #[doc(alias = "ibv_post_send")]
     pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         match self.core.sq().as_mut() {
@@ -228,8 +228,7 @@ impl Qp {
     ///
     /// # Errors
     /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` in
-    /// RESET, for lists beyond the limit, and always where a shared receive queue is used; `ENOMEM` when the queue is full; `EBUSY` while a [`RecvQueue`] exists;
-    /// `EOPNOTSUPP` on types that carry no data yet.
+    /// RESET, for lists beyond the limit, and always where a shared receive queue is used; `ENOMEM` when the queue is full; `EBUSY` while a [`RecvQueue`] exists.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         match self.core.rq().as_mut() {
@@ -422,9 +421,6 @@ fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]
         Ok(epoch) => epoch,
         Err(state) => return refused(wrs.len(), state),
     };
-    if !has_data_path(core.qp_type()) && !wrs.is_empty() {
-        return Err(PostError { bad_wr: 0, kind: PostErrorKind::NoDataPath { qp_type: core.qp_type() } });
-    }
     let mut posted = 0;
     let mut result = Ok(());
     for (i, wr) in wrs.iter().enumerate() {

@@ -426,11 +426,6 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
     }
 }
 
-/// Whether queue pairs of a type carry data.
-pub(crate) const fn has_data_path(qp_type: QpType) -> bool {
-    !matches!(qp_type, QpType::XrcTgt)
-}
-
 /// What a send queue accepts, worked out once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
@@ -481,11 +476,7 @@ impl SendLimits {
 
     #[cold]
     fn wrong_opcode(&self, opcode: WrOpcode) -> PostErrorKind {
-        if opcodes_of(self.qp_type) & bit(opcode) == 0 {
-            PostErrorKind::Opcode { opcode, qp_type: self.qp_type }
-        } else {
-            PostErrorKind::NoDataPath { qp_type: self.qp_type }
-        }
+        PostErrorKind::Opcode { opcode, qp_type: self.qp_type }
     }
 }
 

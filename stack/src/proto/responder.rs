@@ -9,7 +9,7 @@ use super::tables::{CREDIT_UNLIMITED, Syndrome, credit_code};
 use crate::config::MESSAGE_MAX;
 use crate::id::{Mtu, PdId, Psn, QpType};
 use crate::mark::{Mark, hit};
-use crate::mem::{Access, MrTable};
+use crate::mem::{Access, KeyFault, MrTable};
 use crate::wire::{Aeth, Discard, Feth, Kind, Opcode, Packet, Position, Tail};
 
 mod unreliable;
@@ -458,15 +458,9 @@ impl Responder {
 
     fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let eth = pkt.atomic();
-        if !eth.va.is_multiple_of(8) {
-            return Err(Fault::Misaligned);
-        }
-        let addr = keys
-            .check_remote(eth.rkey, pd, pkt.dqpn, Access::REMOTE_ATOMIC, eth.va, 8)
-            .map_err(|_| Fault::RemoteAccess)?;
-        if addr % 8 != 0 {
-            return Err(Fault::Misaligned); // a zero-based region that does not start on a word
-        }
+        let addr = aligned_word(eth.va, |va| {
+            keys.check_remote(eth.rkey, pd, pkt.dqpn, Access::REMOTE_ATOMIC, va, 8)
+        })?;
         Ok(Verdict::Atomic { addr, swap: pkt.row.kind == Kind::CmpSwap })
     }
 
@@ -477,15 +471,9 @@ impl Responder {
         if reth.len != 8 {
             return Err(Fault::BadLength);
         }
-        if !reth.va.is_multiple_of(8) {
-            return Err(Fault::Misaligned);
-        }
-        let addr = keys
-            .check_remote(reth.rkey, pd, pkt.dqpn, Access::REMOTE_WRITE, reth.va, 8)
-            .map_err(|_| Fault::RemoteAccess)?;
-        if addr % 8 != 0 {
-            return Err(Fault::Misaligned); // a zero-based region that does not start on a word
-        }
+        let addr = aligned_word(reth.va, |va| {
+            keys.check_remote(reth.rkey, pd, pkt.dqpn, Access::REMOTE_WRITE, va, 8)
+        })?;
         Ok(Verdict::Store { addr })
     }
 
@@ -830,6 +818,19 @@ fn flush_right(feth: Feth) -> Option<Access> {
         3 => Some(Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT)),
         _ => None,
     }
+}
+
+/// The host address of the 8-byte word at `va`, by the `key` that grants it.
+#[inline]
+fn aligned_word(va: u64, key: impl FnOnce(u64) -> Result<u64, KeyFault>) -> Result<u64, Fault> {
+    if !va.is_multiple_of(8) {
+        return Err(Fault::Misaligned);
+    }
+    let addr = key(va).map_err(|_| Fault::RemoteAccess)?;
+    if addr % 8 != 0 {
+        return Err(Fault::Misaligned); // a zero-based region that does not start on a word
+    }
+    Ok(addr)
 }
 
 #[cfg(test)]

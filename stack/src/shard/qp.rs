@@ -146,8 +146,10 @@ impl Qp {
             gates: Gates::CLOSED,
             ty: spec.ty,
             class: match spec.ty {
+                QpType::Rc => Transport::Rc,
+                QpType::Uc => Transport::Uc,
+                QpType::Ud | QpType::Gsi => Transport::Ud,
                 QpType::XrcIni | QpType::XrcTgt => Transport::Xrc,
-                _ => Transport::Rc,
             },
             state: QpState::Reset,
             route: Route::Pending,

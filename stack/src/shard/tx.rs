@@ -9,7 +9,7 @@ use crate::config::{QP_TX_BUDGET, READY_BUDGET};
 use crate::id::{QpType, Qpn};
 use crate::mem::Access;
 use crate::port::Frame;
-use crate::proto::requester::Idle;
+use crate::proto::requester::{Idle, Segment};
 use crate::proto::responder::Answered;
 use crate::proto::status::{SendFlags, WcStatus};
 use crate::proto::tables::Syndrome;
@@ -181,33 +181,11 @@ impl Env {
                     return Stop::Done;
                 }
             };
-            let ip_id = self.next_ip_id();
-            let slot = qp.sq.0.slot(segment.seq);
-            let header = Header {
-                opcode: segment.opcode.in_class(qp.class),
-                psn: segment.psn,
-                ack_req: segment.ack_req,
-                solicited: segment.solicited,
-                ip_id,
-                srqn: if qp.ty == QpType::XrcIni { wqe::srqn(slot) } else { 0 },
-                ext: segment.ext,
-                payload_len: segment.len,
-            };
-            let (len, offset) = (segment.len as usize, segment.offset as usize);
-            let buffer = frame.buffer_mut();
-            let at = qp.template.begin(buffer, &header);
-            let payload = &mut buffer[at..at + len];
-            if len > 0 {
-                if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
-                    payload.copy_from_slice(&SendWqe::inline_data(slot)[offset..offset + len]);
-                } else if self.memory(qp.pd).gather(SendWqe::sges(slot), offset as u64, payload).is_err() {
-                    self.keep_frame(frame);
-                    qp.requester.fail_local(segment.seq, WcStatus::LocProtErr);
-                    continue; // the next poll says whether older requests have to complete first
-                }
+            if self.fill(qp, &segment, &mut frame).is_err() {
+                self.keep_frame(frame);
+                qp.requester.fail_local(segment.seq, WcStatus::LocProtErr);
+                continue; // the next poll says whether older requests have to complete first
             }
-            let total = qp.template.seal(buffer, at, len);
-            frame.set_len(total);
             if segment.again {
                 self.count_of(qp, Counter::Retransmitted);
             } else {
@@ -216,6 +194,42 @@ impl Env {
             self.dispatch(qp, frame, false);
         }
         Stop::More
+    }
+
+    /// Builds the request packet of a segment in `frame`.
+    #[inline]
+    pub(super) fn fill(
+        &mut self,
+        qp: &Qp,
+        segment: &Segment,
+        frame: &mut Frame,
+    ) -> Result<(), copy::LocalProtection> {
+        let ip_id = self.next_ip_id();
+        let slot = qp.sq.0.slot(segment.seq);
+        let header = Header {
+            opcode: segment.opcode.in_class(qp.class),
+            psn: segment.psn,
+            ack_req: segment.ack_req,
+            solicited: segment.solicited,
+            ip_id,
+            srqn: if qp.ty == QpType::XrcIni { wqe::srqn(slot) } else { 0 },
+            ext: segment.ext,
+            payload_len: segment.len,
+        };
+        let (len, offset) = (segment.len as usize, segment.offset as usize);
+        let buffer = frame.buffer_mut();
+        let at = qp.template.begin(buffer, &header);
+        let payload = &mut buffer[at..at + len];
+        if len > 0 {
+            if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
+                payload.copy_from_slice(&SendWqe::inline_data(slot)[offset..offset + len]);
+            } else {
+                self.memory(qp.pd).gather(SendWqe::sges(slot), offset as u64, payload)?;
+            }
+        }
+        let total = qp.template.seal(buffer, at, len);
+        frame.set_len(total);
+        Ok(())
     }
 
     #[cold]

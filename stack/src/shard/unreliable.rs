@@ -14,12 +14,12 @@ use crate::id::{QpState, QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::address::UdAddress;
 use crate::proto::fault::Fault;
-use crate::proto::requester::{Idle, Segment};
+use crate::proto::requester::Idle;
 use crate::proto::responder::Verdict;
 use crate::proto::state::Gates;
-use crate::proto::status::{AsyncEvent, SendFlags, WcStatus};
-use crate::proto::wqe::{RecvWqe, SendWqe};
-use crate::wire::{Discard, Flow, Header, Layout, Packet, Template, Transport, icrc, udp_source_port};
+use crate::proto::status::{AsyncEvent, WcStatus};
+use crate::proto::wqe::RecvWqe;
+use crate::wire::{Discard, Flow, Layout, Packet, Template, Transport, icrc, udp_source_port};
 
 impl Shard {
     /// Completes unreliable work requests whose frames have gone.
@@ -163,41 +163,6 @@ impl Env {
         qp.template.set_dqpn(remote);
         qp.template.set_src_port(udp_source_port(address.flow_label, qp.qpn, remote));
         path
-    }
-
-    /// Builds the packet of a segment in `frame`.
-    #[inline]
-    fn fill(
-        &mut self,
-        qp: &Qp,
-        segment: &Segment,
-        frame: &mut Frame,
-    ) -> Result<(), super::copy::LocalProtection> {
-        let header = Header {
-            opcode: segment.opcode,
-            psn: segment.psn,
-            ack_req: false,
-            solicited: segment.solicited,
-            ip_id: self.next_ip_id(),
-            srqn: 0,
-            ext: segment.ext,
-            payload_len: segment.len,
-        };
-        let slot = qp.sq.0.slot(segment.seq);
-        let (len, offset) = (segment.len as usize, segment.offset as usize);
-        let buffer = frame.buffer_mut();
-        let at = qp.template.begin(buffer, &header);
-        let payload = &mut buffer[at..at + len];
-        if len > 0 {
-            if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
-                payload.copy_from_slice(&SendWqe::inline_data(slot)[offset..offset + len]);
-            } else {
-                self.memory(qp.pd).gather(SendWqe::sges(slot), offset as u64, payload)?;
-            }
-        }
-        let total = qp.template.seal(buffer, at, len);
-        frame.set_len(total);
-        Ok(())
     }
 
     /// A packet for a queue pair that is not RC, or of a class that is not.
