@@ -1,8 +1,11 @@
 //! Shared receive queues through the public API, over a cable between two devices.
 
+mod common;
+#[path = "common/link.rs"]
 mod link;
 
-use link::{Link, Side, options, rc_to};
+use common::{PATIENCE, options};
+use link::{Cable, Side, rc_to};
 use verbs::error::errno;
 use verbs::{
     AsyncEvent, AttrMask, EventElement, QpAttr, QpInitAttr, QpState, RcOptions, RecvWr, SendWr, SrqAttr,
@@ -19,7 +22,7 @@ fn size(max_wr: u32) -> (SrqAttr, SrqAttrMask) {
 
 #[test]
 fn l01_the_limit_event_comes_once() {
-    let link = Link::new("l01", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(10, 1)).unwrap();
     let number = srq.srq_num();
@@ -53,7 +56,7 @@ fn l01_the_limit_event_comes_once() {
 
 #[test]
 fn l02_an_empty_queue_is_not_ready() {
-    let link = Link::new("l02", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let (qp, peer) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &options());
@@ -76,7 +79,7 @@ fn l02_an_empty_queue_is_not_ready() {
 fn l03_queue_pairs_on_several_shards_fill_their_own_entries() {
     const SHARDS: usize = 3;
     const LEN: usize = 20_000;
-    let link = Link::new("l03", SHARDS);
+    let link = Cable::new(SHARDS);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(32, 2)).unwrap();
     let pairs: Vec<_> = (0..SHARDS)
@@ -112,7 +115,7 @@ fn l03_queue_pairs_on_several_shards_fill_their_own_entries() {
 
 #[test]
 fn l03_entries_are_taken_in_the_order_of_posting() {
-    let link = Link::new("l03b", 2);
+    let link = Cable::new(2);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(64, 1)).unwrap();
     let x = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq).on_shard(0), &options());
@@ -131,7 +134,7 @@ fn l03_entries_are_taken_in_the_order_of_posting() {
 
 #[test]
 fn l04_err_completes_the_held_entry_and_leaves_the_others() {
-    let link = Link::new("l04", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let room = b.mr.sge(0..256 << 10).unwrap();
@@ -162,7 +165,7 @@ fn l04_err_completes_the_held_entry_and_leaves_the_others() {
 
 #[test]
 fn l04_the_failed_request_tells_the_reason() {
-    let link = Link::new("l04b", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let short = b.mr.sge(0..8).unwrap();
@@ -181,7 +184,7 @@ fn l04_the_failed_request_tells_the_reason() {
 // RESET in mid-message: the entry that is held ends without a completion, the others stay.
 #[test]
 fn l04_reset_ends_the_held_entry() {
-    let link = Link::new("l04c", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let room = b.mr.sge(0..256 << 10).unwrap();
@@ -197,7 +200,7 @@ fn l04_reset_ends_the_held_entry() {
 
 #[test]
 fn l05_post_recv_belongs_to_the_shared_queue() {
-    let link = Link::new("l05", 1);
+    let link = Cable::new(1);
     let b = Side::new(&link.b);
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let qp = b.pd.create_qp(&QpInitAttr::rc(&b.cq, &b.cq).srq(&srq)).unwrap();
@@ -215,7 +218,7 @@ fn l05_post_recv_belongs_to_the_shared_queue() {
 
 #[test]
 fn l06_bad_sizes_and_limits_change_nothing() {
-    let link = Link::new("l06", 1);
+    let link = Cable::new(1);
     let b = Side::new(&link.b);
     let max = link.b.query_device();
     for (wr, sge, limit) in [(0, 1, 0), (max.max_srq_wr + 1, 1, 0), (8, max.max_srq_sge + 1, 0), (8, 1, 9)] {
@@ -256,7 +259,7 @@ fn l06_bad_sizes_and_limits_change_nothing() {
 
 #[test]
 fn l06_a_resize_keeps_the_order() {
-    let link = Link::new("l06b", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(3, 1)).unwrap();
     let (qp, peer) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &options());
@@ -289,7 +292,7 @@ fn l06_a_resize_keeps_the_order() {
 
 #[test]
 fn l07_no_credits_are_granted() {
-    let link = Link::new("l07", 1);
+    let link = Cable::recorded("l07");
     {
         let (a, b) = (Side::new(&link.a), Side::new(&link.b));
         let srq = b.pd.create_srq(&SrqInitAttr::new(16, 1)).unwrap();
@@ -310,7 +313,7 @@ fn l07_no_credits_are_granted() {
 
 #[test]
 fn l08_s34_a_queue_in_use_is_busy() {
-    let link = Link::new("l08", 1);
+    let link = Cable::new(1);
     let b = Side::new(&link.b);
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let qp = b.pd.create_qp(&QpInitAttr::rc(&b.cq, &b.cq).srq(&srq)).unwrap();
@@ -328,7 +331,7 @@ fn l08_s34_a_queue_in_use_is_busy() {
 
 #[test]
 fn s36_s37_a_list_is_taken_up_to_the_bad_request() {
-    let link = Link::new("s37", 1);
+    let link = Cable::new(1);
     let b = Side::new(&link.b);
     let srq = b.pd.create_srq(&SrqInitAttr::new(3, 1)).unwrap();
     let one = b.mr.sge(0..8).unwrap();
@@ -342,7 +345,7 @@ fn s36_s37_a_list_is_taken_up_to_the_bad_request() {
 // The buffers are of the shared receive queue's protection domain, whatever the queue pair's is.
 #[test]
 fn the_queues_domain_counts_for_its_buffers() {
-    let link = Link::new("pd", 1);
+    let link = Cable::new(1);
     let (a, b, other) = (Side::new(&link.a), Side::new(&link.b), Side::new(&link.b));
     let srq = other.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let (qp, _peer) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &options());
@@ -363,7 +366,7 @@ fn the_queues_domain_counts_for_its_buffers() {
 
 #[test]
 fn objects_of_another_device_are_refused() {
-    let link = Link::new("foreign", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = a.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let e = b.pd.create_qp(&QpInitAttr::rc(&b.cq, &b.cq).srq(&srq)).unwrap_err();
@@ -375,7 +378,9 @@ fn objects_of_another_device_are_refused() {
 #[test]
 fn posters_and_shards_share_the_queue() {
     use verbs::{Context, DeviceConfig, Wc};
-    const MESSAGES: u64 = 2000;
+    const MESSAGES: u64 = 1000;
+    // A thread may wait for its turn on a busy machine longer than a peer's patience usually is.
+    let options = RcOptions { timeout: 20, ..options() };
     let context = Context::open(DeviceConfig::loopback().shards(2)).unwrap();
     let side = Side::new(&context);
     let srq = side.pd.create_srq(&SrqInitAttr::new(64, 1)).unwrap();
@@ -385,14 +390,14 @@ fn posters_and_shards_share_the_queue() {
             let cq = context.create_cq(256).unwrap();
             let from = side.pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
             let to = side.pd.create_qp(&init).unwrap();
-            link::connect(&from, &to, &options());
+            link::connect(&from, &to, &options);
             (from, cq, to)
         })
         .collect();
     let next = std::sync::atomic::AtomicU64::new(0);
     let start = std::time::Instant::now();
     // A thread that fails ends the others too.
-    let patient = || assert!(start.elapsed() < 3 * link::PATIENCE, "the test goes on");
+    let patient = || assert!(start.elapsed() < 12 * PATIENCE, "the test goes on");
     std::thread::scope(|s| {
         for _ in 0..2 {
             s.spawn(|| {
@@ -443,7 +448,7 @@ fn posters_and_shards_share_the_queue() {
 
 #[test]
 fn queries_of_a_queue_pair_name_its_queue() {
-    let link = Link::new("query", 1);
+    let link = Cable::new(1);
     let b = Side::new(&link.b);
     let qp = b.pd.create_qp(&QpInitAttr::rc(&b.cq, &b.cq)).unwrap();
     assert!(qp.query().unwrap().1.srq.is_none());
@@ -462,7 +467,7 @@ fn uc_to(a: &Side, b: &Side, srq: &verbs::Srq) -> (verbs::Qp, verbs::Qp) {
 
 #[test]
 fn l02_an_empty_queue_drops_an_unreliable_message() {
-    let link = Link::new("l02uc", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let (qp, peer) = uc_to(&a, &b, &srq);
@@ -477,7 +482,7 @@ fn l02_an_empty_queue_drops_an_unreliable_message() {
 
 #[test]
 fn u07_a_message_that_is_cut_off_completes_its_entry_in_error() {
-    let link = Link::new("u07", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let room = b.mr.sge(0..256 << 10).unwrap();
@@ -499,7 +504,7 @@ fn u07_a_message_that_is_cut_off_completes_its_entry_in_error() {
 // The same class: a message longer than the entry's buffers.
 #[test]
 fn u07_a_message_that_does_not_fit_completes_its_entry_in_error() {
-    let link = Link::new("u07b", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let four = b.mr.sge(0..4).unwrap();
@@ -514,7 +519,7 @@ fn u07_a_message_that_does_not_fit_completes_its_entry_in_error() {
 
 #[test]
 fn s35_a_queue_waits_for_its_events_to_be_acknowledged() {
-    let link = Link::new("s35srq", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     srq.post_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[])]).unwrap();
@@ -536,7 +541,7 @@ fn s35_a_queue_waits_for_its_events_to_be_acknowledged() {
 
 #[test]
 fn a_drained_queue_pair_leaves_the_shared_queue_as_it_is() {
-    let link = Link::new("drainsrq", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     srq.post_recv(&[RecvWr::new(1, &[]), RecvWr::new(2, &[]), RecvWr::new(3, &[])]).unwrap();
@@ -557,7 +562,7 @@ fn a_drained_queue_pair_leaves_the_shared_queue_as_it_is() {
 
 #[test]
 fn datagrams_land_in_the_shared_queue() {
-    let link = Link::new("udsrq", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
     let room = |at: usize| b.mr.sge(at..at + 64).unwrap();

@@ -1,8 +1,11 @@
 //! XRC through the public API, over a cable between two devices: A has the initiators, B the domain.
 
+mod common;
+#[path = "common/link.rs"]
 mod link;
 
-use link::{Link, Side, options};
+use common::options;
+use link::{Cable, Side};
 use stack::wire::{Kind, Transport};
 use verbs::error::errno;
 use verbs::{
@@ -33,7 +36,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(link: &Link, a: &Side, b: &Side) -> Self {
+    fn new(link: &Cable, a: &Side, b: &Side) -> Self {
         let xrcd = link.b.open_xrcd(&XrcdInitAttr::anonymous()).unwrap();
         let (ini, target) = (initiator(a), xrcd.create_qp(None).unwrap());
         connect(&ini, &target, &options());
@@ -41,7 +44,7 @@ impl Pair {
     }
 }
 
-fn gone(qpn: Qpn, link: &Link, a: &Side, ini: &Qp, srqn: u32) {
+fn gone(qpn: Qpn, link: &Cable, a: &Side, ini: &Qp, srqn: u32) {
     ini.post_send(&[SendWr::send(77, &[]).remote_srqn(srqn)]).unwrap();
     let wc = link.take(&a.cq, 1)[0];
     assert_eq!((wc.wr_id, wc.status), (77, WcStatus::RetryExcErr), "{qpn:?}");
@@ -55,7 +58,7 @@ fn hasty() -> RcOptions {
 #[test]
 fn x01_a_send_goes_to_the_queue_that_it_names() {
     const LEN: usize = 40_000;
-    let link = Link::new("x01", 1);
+    let link = Cable::recorded("x01");
     let (number, target, ini);
     {
         let (a, b) = (Side::new(&link.a), Side::new(&link.b));
@@ -99,7 +102,7 @@ fn x01_a_send_goes_to_the_queue_that_it_names() {
 
 #[test]
 fn x01_write_read_and_atomics_in_the_queues_domain() {
-    let link = Link::new("x01b", 1);
+    let link = Cable::new(1);
     let (a, b, b2) = (Side::new(&link.a), Side::new(&link.b), Side::new(&link.b));
     let p = Pair::new(&link, &a, &b);
     // A second queue of the same XRC domain, in another protection domain.
@@ -143,7 +146,7 @@ fn x01_write_read_and_atomics_in_the_queues_domain() {
 
 #[test]
 fn x02_an_unknown_queue_is_refused() {
-    let link = Link::new("x02", 1);
+    let link = Cable::recorded("x02");
     {
         let (a, b) = (Side::new(&link.a), Side::new(&link.b));
         let p = Pair::new(&link, &a, &b);
@@ -171,7 +174,7 @@ fn x02_an_unknown_queue_is_refused() {
 
 #[test]
 fn x02_a_queue_destroyed_in_mid_message() {
-    let link = Link::new("x02b", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let p = Pair::new(&link, &a, &b);
     let number = p.srq.srq_num();
@@ -187,7 +190,7 @@ fn x02_a_queue_destroyed_in_mid_message() {
 
 #[test]
 fn x03_messages_to_two_queues_take_turns() {
-    let link = Link::new("x03", 3);
+    let link = Cable::new(3);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let xrcd = link.b.open_xrcd(&XrcdInitAttr::anonymous()).unwrap();
     let (cq1, cq2) = (link.b.create_cq(64).unwrap(), link.b.create_cq(64).unwrap());
@@ -239,7 +242,7 @@ fn x03_messages_to_two_queues_take_turns() {
 
 #[test]
 fn an_empty_queue_is_not_ready_and_a_low_one_says_so() {
-    let link = Link::new("xrnr", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let p = Pair::new(&link, &a, &b);
     let number = p.srq.srq_num();
@@ -259,7 +262,7 @@ fn an_empty_queue_is_not_ready_and_a_low_one_says_so() {
 
 #[test]
 fn a_request_names_a_queue_and_only_initiators_do() {
-    let link = Link::new("xpost", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let p = Pair::new(&link, &a, &b);
     let refused = |wr: SendWr<'_>| {
@@ -286,7 +289,7 @@ fn a_request_names_a_queue_and_only_initiators_do() {
 
 #[test]
 fn what_does_not_go_together_is_refused() {
-    let link = Link::new("xbad", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let p = Pair::new(&link, &a, &b);
     let basic = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
@@ -307,7 +310,7 @@ fn what_does_not_go_together_is_refused() {
 
 #[test]
 fn s34_a_domain_in_use_is_busy() {
-    let link = Link::new("xbusy", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let Pair { ini, target, srq, xrcd } = Pair::new(&link, &a, &b);
     let (e, xrcd) = xrcd.close().unwrap_err();
@@ -331,7 +334,7 @@ fn s34_a_domain_in_use_is_busy() {
 
 #[test]
 fn domains_are_shared_by_name_or_by_handle() {
-    let link = Link::new("xname", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let existing = XrcdInitAttr { name: Some("jobs"), create: false, exclusive: false };
     let e = link.b.open_xrcd(&existing).unwrap_err();
@@ -369,7 +372,7 @@ fn domains_are_shared_by_name_or_by_handle() {
 
 #[test]
 fn a_receive_only_queue_pair_outlives_its_maker() {
-    let link = Link::new("xrcv", 2);
+    let link = Cable::new(2);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let maker = link.b.open_xrcd(&XrcdInitAttr::named("shared")).unwrap();
     let user = link.b.open_xrcd(&XrcdInitAttr::named("shared")).unwrap();
@@ -400,7 +403,7 @@ fn a_receive_only_queue_pair_outlives_its_maker() {
 
 #[test]
 fn a_failed_receive_only_queue_pair_lets_retries_run_out() {
-    let link = Link::new("xfail", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let xrcd = link.b.open_xrcd(&XrcdInitAttr::anonymous()).unwrap();
     let queue = srq(&b, &xrcd, &b.cq);
@@ -419,7 +422,7 @@ fn a_failed_receive_only_queue_pair_lets_retries_run_out() {
 
 #[test]
 fn registrations_keep_a_receive_only_queue_pair() {
-    let link = Link::new("xreg", 1);
+    let link = Cable::new(1);
     let a = Side::new(&link.a);
     let ini = initiator(&a);
     let one = link.b.open_xrcd(&XrcdInitAttr::named("r")).unwrap();
@@ -453,7 +456,7 @@ fn registrations_keep_a_receive_only_queue_pair() {
 
 #[test]
 fn s02_xrc_queue_pairs_go_through_their_states() {
-    let link = Link::new("xstates", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let p = Pair::new(&link, &a, &b);
     assert_eq!((p.ini.cap().max_recv_wr, p.ini.cap().max_recv_sge), (0, 0));
@@ -485,7 +488,7 @@ fn s02_xrc_queue_pairs_go_through_their_states() {
 // ERR in mid-message: the entry that the target holds completes in error, in the queue's completion queue.
 #[test]
 fn l04_err_of_a_target_completes_the_held_entry() {
-    let link = Link::new("xerr", 1);
+    let link = Cable::new(1);
     let (a, b) = (Side::new(&link.a), Side::new(&link.b));
     let p = Pair::new(&link, &a, &b);
     let room = b.mr.sge(0..256 << 10).unwrap();

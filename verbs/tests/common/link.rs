@@ -1,16 +1,25 @@
-//! Two devices joined by a link that can be shut towards one of them, on a clock that the test moves.
+//! Two devices joined by a cable that can be shut towards one of them, on a clock that the test moves: nothing here
+//! depends on how busy the machine is.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+use std::ops::Deref;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use stack::wire::{ExtHeader, Ingress, Row, locate};
 use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst, pair};
 use verbs::{
-    Access, AsyncEvent, AttrMask, Clock, Context, Counter, Cq, DeviceConfig, Drive, EventElement, Mr, Pd, Qp,
-    QpAttr, QpInitAttr, QpState, QpType, RcOptions, Wc, WcStatus,
+    AsyncEvent, AttrMask, Clock, Context, Counter, Cq, DeviceConfig, Drive, EventElement, Mr, Pd, Qp, QpAttr,
+    QpInitAttr, QpState, QpType, RcOptions, Wc, WcStatus,
 };
+
+use super::common::{all_rights, pump};
+
+/// Bytes of the memory of each end, and of each side.
+pub const MEMORY: usize = 256 << 10;
 
 /// Shut, it keeps everything from arriving; what was sent waits on the link.
 #[derive(Clone, Default)]
@@ -65,13 +74,203 @@ impl PortQueue for ValveQueue {
     }
 }
 
+/// A packet of the capture.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    pub row: &'static Row,
+    /// Shared receive queue of an XRC request.
+    pub srqn: Option<u32>,
+    pub syndrome: Option<u8>,
+    pub psn: u32,
+    pub dqpn: u32,
+}
+
+/// A capture file, which is gone when the test is over, however it ends.
+struct Capture(PathBuf);
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Two devices, A and B, turned by the test alone; the valve is in front of A.
+pub struct Cable {
+    pub a: Arc<Context>,
+    pub b: Arc<Context>,
+    pub valve: Valve,
+    clock: Arc<AtomicU64>,
+    capture: Option<Capture>,
+}
+
+impl Cable {
+    /// So many shards each.
+    pub fn new(shards: usize) -> Self {
+        Self::with(shards, None)
+    }
+
+    /// One shard each, and what is on the cable is written down, for [`close`](Self::close) to read. No two tests of a
+    /// file use one name.
+    pub fn recorded(name: &str) -> Self {
+        let file = format!("verbs-{name}-{}.pcap", std::process::id());
+        Self::with(1, Some(Capture(std::env::temp_dir().join(file))))
+    }
+
+    fn with(shards: usize, capture: Option<Capture>) -> Self {
+        let clock = Arc::new(AtomicU64::new(1));
+        let valve = Valve::default();
+        let (a, b) = pair(shards);
+        let open = |port: Box<dyn Port>, last: u8| {
+            let config =
+                DeviceConfig::new(port).addr([192, 0, 2, last], 24).addr([192, 0, 2, 100 + last], 24);
+            let mut config = config.drive(Drive::Embedded).shards(shards);
+            config.clock = Clock::Manual(clock.clone());
+            if last == 1 {
+                config.pcap = capture.as_ref().map(|c| c.0.clone());
+            }
+            Arc::new(Context::open(config).unwrap())
+        };
+        let (a, b) = (open(Box::new(ValvePort(a, valve.clone())), 1), open(b, 2));
+        Self { a, b, valve, clock, capture }
+    }
+
+    /// One turn of both devices, a microsecond each.
+    pub fn turn(&self) {
+        self.clock.fetch_add(1000, Ordering::AcqRel);
+        pump(&self.a);
+        pump(&self.b);
+    }
+    pub fn turns(&self, n: usize) {
+        for _ in 0..n {
+            self.turn();
+        }
+    }
+    /// Lets time pass in steps of 100 microseconds.
+    pub fn wait(&self, time: Duration) {
+        for _ in 0..time.as_micros().div_ceil(100) {
+            self.clock.fetch_add(99_000, Ordering::AcqRel);
+            self.turn();
+        }
+    }
+
+    /// Turns both until `done`, in bigger steps when it takes long; no more than ten seconds of their clock.
+    pub fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
+        for turns in 0.. {
+            if done() {
+                return;
+            }
+            assert!(turns < 100_000, "waited for {what}");
+            if turns < 2_000 { self.turn() } else { self.wait(Duration::from_micros(100)) }
+        }
+    }
+
+    /// The next `n` completions.
+    pub fn take(&self, cq: &Cq, n: usize) -> Vec<Wc> {
+        let mut done = Vec::new();
+        self.until("completions", || {
+            let mut wc = [Wc::default(); 16];
+            let room = (n - done.len()).min(wc.len());
+            let got = cq.poll(&mut wc[..room]).unwrap();
+            done.extend_from_slice(&wc[..got]);
+            done.len() == n
+        });
+        done
+    }
+
+    /// Many turns bring nothing.
+    pub fn nothing(&self, cq: &Cq) {
+        let mut wc = [Wc::default(); 1];
+        for _ in 0..200 {
+            self.turn();
+            assert_eq!(cq.poll(&mut wc).unwrap(), 0, "{wc:?}");
+        }
+    }
+
+    /// The next event of B that is no COMM_EST.
+    pub fn event_of_b(&self) -> Option<(AsyncEvent, EventElement)> {
+        loop {
+            let event = self.b.try_get_async_event()?;
+            if event.event != AsyncEvent::CommEst {
+                return Some((event.event, event.element));
+            }
+        }
+    }
+
+    /// Ends both devices, which nothing may use any more, and reads the capture, if there is one.
+    pub fn close(self) -> Vec<Seen> {
+        let Self { a, b, capture, .. } = self;
+        for context in [a, b] {
+            Arc::into_inner(context).expect("nothing holds the device").close().unwrap();
+        }
+        let Some(capture) = capture else { return Vec::new() };
+        let bytes = std::fs::read(&capture.0).unwrap();
+        let mut seen = Vec::new();
+        let mut at = 24;
+        while at < bytes.len() {
+            let len = u32::from_be_bytes(bytes[at + 8..at + 12].try_into().unwrap()) as usize;
+            let frame = &bytes[at + 16..at + 16 + len];
+            at += 16 + len;
+            let Ok(Ingress::Roce(layout)) = locate(frame) else { continue };
+            let packet = layout.packet(frame);
+            let has = |h| packet.row.has(h);
+            seen.push(Seen {
+                row: packet.row,
+                srqn: has(ExtHeader::Xrceth).then(|| packet.xrceth()),
+                syndrome: has(ExtHeader::Aeth).then(|| packet.aeth().syndrome),
+                psn: packet.psn.get(),
+                dqpn: packet.dqpn.get(),
+            });
+        }
+        seen
+    }
+}
+
+/// One side of a test: a domain, a region, a completion queue.
+pub struct Side {
+    pub cq: Cq,
+    pub mr: Mr,
+    pub pd: Pd,
+}
+
+impl Side {
+    pub fn new(context: &Context) -> Self {
+        let pd = context.alloc_pd().unwrap();
+        let mr = pd.reg_mr(MEMORY, all_rights()).unwrap();
+        Self { cq: context.create_cq(1024).unwrap(), mr, pd }
+    }
+    pub fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mr.read(at, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// Connects two RC or UC queue pairs.
+pub fn connect(a: &Qp, b: &Qp, options: &RcOptions) {
+    for (from, to) in [(a, b), (b, a)] {
+        let peer = to.endpoint(1).unwrap();
+        match from.qp_type() {
+            QpType::Uc => from.connect_uc(&peer, options).unwrap(),
+            _ => from.connect_rc(&peer, options).unwrap(),
+        }
+    }
+}
+
+/// An RC queue pair of `a`, connected to one of `b` that is made with `init`.
+pub fn rc_to(a: &Side, b: &Side, init: &QpInitAttr<'_>, options: &RcOptions) -> (Qp, Qp) {
+    let from = a.pd.create_qp(&QpInitAttr::rc(&a.cq, &a.cq)).unwrap();
+    let to = b.pd.create_qp(init).unwrap();
+    connect(&from, &to, options);
+    (from, to)
+}
+
 /// A device with one queue pair.
 pub struct End {
     pub qp: Qp,
     pub mr: Mr,
     pub cq: Cq,
     pub pd: Pd,
-    pub context: Context,
+    pub context: Arc<Context>,
 }
 
 impl End {
@@ -115,16 +314,19 @@ impl End {
     }
 }
 
-/// A and B, connected; the valve is in front of A.
+/// A queue pair of A and one of B, connected over a cable.
 pub struct Link {
     pub a: End,
     pub b: End,
-    pub valve: Valve,
-    clock: Arc<AtomicU64>,
+    cable: Cable,
 }
 
-/// Bytes of each end's memory.
-pub const MEMORY: usize = 256 << 10;
+impl Deref for Link {
+    type Target = Cable;
+    fn deref(&self) -> &Cable {
+        &self.cable
+    }
+}
 
 impl Link {
     pub fn new() -> Self {
@@ -133,53 +335,17 @@ impl Link {
 
     /// With these options (address and path MTU 1024 are given) and these queue pairs.
     pub fn with(options: &RcOptions, init: impl Fn(QpInitAttr<'_>) -> QpInitAttr<'_>) -> Self {
-        let clock = Arc::new(AtomicU64::new(1));
-        let valve = Valve::default();
-        let (a, b) = pair(1);
-        let end = |port: Box<dyn Port>, last: u8| {
-            let mut config =
-                DeviceConfig::new(port).addr([192, 0, 2, last], 24).addr([192, 0, 2, 100 + last], 24);
-            config = config.drive(Drive::Embedded);
-            config.clock = Clock::Manual(clock.clone());
-            let context = Context::open(config).unwrap();
-            let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1024).unwrap());
+        let cable = Cable::new(1);
+        let end = |context: &Arc<Context>| {
+            let Side { cq, mr, pd } = Side::new(context);
             let qp = pd.create_qp(&init(QpInitAttr::rc(&cq, &cq))).unwrap();
-            let rights =
-                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-            let mr = pd.reg_mr(MEMORY, rights).unwrap();
-            End { qp, mr, cq, pd, context }
+            End { qp, mr, cq, pd, context: context.clone() }
         };
-        let (a, b) = (end(Box::new(ValvePort(a, valve.clone())), 1), end(b, 2));
+        let (a, b) = (end(&cable.a), end(&cable.b));
         let options = RcOptions { sgid_index: 1, path_mtu: Some(verbs::Mtu::Mtu1024), ..*options };
-        for (from, to) in [(&a.qp, &b.qp), (&b.qp, &a.qp)] {
-            let peer = to.endpoint(1).unwrap();
-            match from.qp_type() {
-                QpType::Uc => from.connect_uc(&peer, &options).unwrap(),
-                _ => from.connect_rc(&peer, &options).unwrap(),
-            }
-        }
-        let link = Self { a, b, valve, clock };
+        connect(&a.qp, &b.qp, &options);
         // Neighbours find each other.
-        link.turns(20);
-        link
-    }
-
-    /// One turn of both ends, a microsecond each.
-    pub fn turn(&self) {
-        self.clock.fetch_add(1000, Ordering::AcqRel);
-        super::common::pump(&self.a.context);
-        super::common::pump(&self.b.context);
-    }
-    pub fn turns(&self, n: usize) {
-        for _ in 0..n {
-            self.turn();
-        }
-    }
-    /// Lets time pass in steps of 100 microseconds.
-    pub fn wait(&self, time: Duration) {
-        for _ in 0..time.as_micros().div_ceil(100) {
-            self.clock.fetch_add(99_000, Ordering::AcqRel);
-            self.turn();
-        }
+        cable.turns(20);
+        Self { a, b, cable }
     }
 }
