@@ -176,6 +176,10 @@ pub struct Responder {
     holds_receive: bool,
     fatal: Option<Fault>,
     ack: Option<(Psn, Pending)>,
+    /// The newest message packet that asked for an acknowledgement.
+    asked: Psn,
+    /// The number of the last answer handed out, which acknowledges everything before it.
+    answered: Psn,
     capacity: u64,
     received: u64,
     write_va: u64,
@@ -216,6 +220,8 @@ impl Responder {
             holds_receive: false,
             fatal: None,
             ack: None,
+            asked: Psn::new(0),
+            answered: Psn::new(0),
             capacity: 0,
             received: 0,
             write_va: 0,
@@ -231,7 +237,8 @@ impl Responder {
 
     /// INIT → RTR: expects `rq_psn` and keeps `max_dest_rd_atomic` READs and atomics for replay.
     pub fn start(&mut self, c: &ResponderConfig, rq_psn: Psn, max_dest_rd_atomic: u8) {
-        *self = Self { epsn: rq_psn, ..Self::new() };
+        let before = rq_psn.sub(1);
+        *self = Self { epsn: rq_psn, asked: before, answered: before, ..Self::new() };
         self.resize_resources(max_dest_rd_atomic);
         self.configure(c);
     }
@@ -300,6 +307,22 @@ impl Responder {
     #[inline]
     pub fn has_answer(&self) -> bool {
         self.ack.is_some() || self.pending > 0
+    }
+
+    /// Whether the peer waits for the acknowledgement of a message, and an answer that brings it waits for
+    /// [`Responder::poll_transmit`].
+    pub fn owes_acknowledgement(&self) -> bool {
+        self.has_answer() && !self.has_acknowledged(self.asked)
+    }
+
+    /// The newest message packet that asked for an acknowledgement.
+    pub fn asked(&self) -> Psn {
+        self.asked
+    }
+
+    /// Whether the last answer acknowledges this packet.
+    pub fn has_acknowledged(&self, psn: Psn) -> bool {
+        self.answered.diff(psn) >= 0
     }
 
     /// Checks a request packet. `Err(Ok(fault))`: refused, answered by [`Responder::refuse`];
@@ -552,6 +575,7 @@ impl Responder {
         }
         if pkt.ack_req {
             self.ack = Some((pkt.psn, Pending::Ack));
+            self.asked = pkt.psn;
         } else if matches!(self.ack, Some((_, Pending::Nak(_)))) {
             hit(Mark::NakWithdrawn);
             self.ack = None; // the packet that it asked for is here
@@ -718,6 +742,7 @@ impl Responder {
             return Some(answer);
         }
         let (psn, pending) = self.ack.take()?;
+        self.answered = psn;
         Some(match pending {
             Pending::Ack => Answered::Ack { psn, aeth: self.aeth(credits), fatal: None },
             Pending::Nak(syndrome) => {
@@ -776,6 +801,7 @@ impl Responder {
             r.pending = false;
             self.pending -= 1;
         }
+        self.answered = psn;
         Some(answer)
     }
 

@@ -40,6 +40,16 @@ impl Env {
     /// Stages a completion. `false`: the completion queue is full, the entry is lost.
     #[inline]
     fn push(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
+        let taken = self.stage(qp, lane, cqe);
+        if taken {
+            self.count(Counter::Completions);
+        }
+        taken
+    }
+
+    /// [`Env::push`] of a completion that is counted already.
+    #[inline]
+    pub fn stage(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
         let Some(Some(to)) = self.lanes.get_mut(lane.0 as usize) else { return true };
         if !to.writer.has_staged() {
             self.dirty.push(lane);
@@ -48,9 +58,7 @@ impl Env {
             to.writer.mark_solicited();
         }
         let taken = to.writer.push(cqe).is_ok();
-        if taken {
-            self.count(Counter::Completions);
-        } else {
+        if !taken {
             self.overrun(qp, lane);
         }
         taken
@@ -70,7 +78,7 @@ impl Env {
         }
     }
 
-    fn mark_finished(&mut self, qp: &mut Qp) {
+    pub fn mark_finished(&mut self, qp: &mut Qp) {
         if !qp.in_finished {
             qp.in_finished = true;
             self.finished.push(qp.slot);
@@ -278,6 +286,7 @@ impl Env {
         qp.draining = false;
         qp.comm_est = false;
         qp.counters.set_peer(None);
+        qp.held = None;
         qp.overran = false;
         qp.fault = None;
         qp.retried = None;
@@ -313,6 +322,9 @@ impl Env {
             }
         }
         if qp.gates.has(Gates::FLUSH_RQ) {
+            if qp.held.is_some() {
+                self.release_all_receives(qp);
+            }
             if qp.responder.holds_receive() {
                 let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
                 let mut cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);

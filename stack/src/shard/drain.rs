@@ -45,7 +45,10 @@ impl Qp {
     /// Whether the completion of every receive request before `mark` is published. One that was taken from a shared
     /// queue counts as well: no message holds it, and what was staged for it is out.
     fn receives_done(&self, mark: u32) -> bool {
-        reached(self.rq.released(), mark) && !self.responder.holds_receive() && !self.in_finished
+        reached(self.rq.released(), mark)
+            && !self.responder.holds_receive()
+            && !self.in_finished
+            && self.held.is_none()
     }
 
     /// Whether the completion of every send request before `mark` is published.

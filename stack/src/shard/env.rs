@@ -69,8 +69,6 @@ pub(super) struct Env {
     pub watched: ArrayVec<u32, WATCHED_MAX>,
     /// Queue pairs whose ring slots are freed when completions are published.
     pub finished: Vec<u32>,
-    /// An answer found no buffer this turn.
-    pub starved: bool,
     /// Completions wait for other shards: see [`Env::settle`].
     pub settling: bool,
     /// A key was taken away since the last look at the other shards.
@@ -112,7 +110,6 @@ impl Env {
             answering: VecDeque::new(),
             watched: ArrayVec::new(),
             finished: Vec::new(),
-            starved: false,
             settling: false,
             revoked: false,
             unsettled: ArrayVec::new(),

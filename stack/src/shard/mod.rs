@@ -23,6 +23,7 @@ mod drain;
 mod env;
 mod events;
 mod gids;
+mod held;
 mod local;
 mod mcast;
 mod paths;
@@ -191,6 +192,9 @@ impl Shard {
     /// Removes a lane; no queue pair uses it any more.
     pub fn detach_lane(&mut self, lane: LaneId) {
         self.env.lanes[lane.0 as usize] = None;
+        for held in self.qps.iter_mut().filter_map(|qp| qp.held.as_mut()) {
+            held.forget(lane);
+        }
     }
 
     /// The multicast groups of the device from now on.

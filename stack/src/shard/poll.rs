@@ -28,7 +28,6 @@ impl Shard {
     #[inline]
     fn turn(&mut self, now: Instant) -> Turn {
         self.env.now = now;
-        self.env.starved = false;
         let mut turn = Turn::default();
         // What was posted since the last turn goes first: nothing that arrives could make it go sooner.
         self.run_watched();
@@ -53,6 +52,9 @@ impl Shard {
         // What must be with the port before a completion may be seen.
         if !self.env.answering.is_empty() {
             self.send_answers();
+            if !self.env.answering.is_empty() {
+                self.hold_receives();
+            }
         }
         if self.env.backlog() > 0 {
             turn.tx += self.env.flush();
@@ -71,10 +73,7 @@ impl Shard {
     /// Makes completions visible, unless an answer that belongs to one is still here.
     #[inline]
     pub(super) fn publish_if_due(&mut self) {
-        if self.env.answers.frames.is_empty()
-            && !self.env.starved
-            && (!self.env.settling || self.env.settle())
-        {
+        if self.env.answers.frames.is_empty() && (!self.env.settling || self.env.settle()) {
             self.publish();
         }
     }
@@ -266,7 +265,9 @@ impl Shard {
             if let Some(qp) = self.qps.get(slot) {
                 qp.in_finished = false;
                 qp.sq.0.release_to(qp.sq_done);
-                qp.rq.release(qp.responder.holds_receive());
+                if qp.held.is_none() {
+                    qp.rq.release(qp.responder.holds_receive());
+                }
             }
         }
         let overruns = self.env.shared.overruns();

@@ -17,6 +17,7 @@ use crate::time::Instant;
 use crate::wire::{Flow, Template, Transport, udp_source_port};
 
 use super::counters::QpCounters;
+use super::held::HeldReceives;
 use super::rq::{RecvSource, Rq};
 use super::{LaneId, Shared};
 
@@ -123,6 +124,8 @@ pub(super) struct Qp {
     pub leaving: u32,
     pub counters: Arc<QpCounters>,
     // Cold.
+    /// Receive completions that wait for their acknowledgement; mostly none.
+    pub held: Option<Box<HeldReceives>>,
     /// QP_FATAL was raised because a completion queue overran.
     pub overran: bool,
     /// What the peer did that ends the queue pair, for the completion that tells of it.
@@ -183,6 +186,7 @@ impl Qp {
             address: UdAddress::default(),
             leaving: first,
             counters: Arc::new(QpCounters::default()),
+            held: None,
             overran: false,
             fault: None,
             retried: None,

@@ -41,6 +41,9 @@ impl Shard {
             if self.env.answer(qp, budget) == Stop::More {
                 self.env.mark_answering(qp);
             }
+            if qp.held.is_some() {
+                self.env.release_receives(qp);
+            }
         }
     }
 
@@ -75,7 +78,6 @@ impl Env {
             }
             let Some(mut frame) = self.take_frame() else {
                 self.discard_of(qp, Discard::NoBuffer);
-                self.starved = true;
                 return Stop::More;
             };
             let Some(answer) = qp.responder.poll_transmit(qp.credits()) else {

@@ -214,7 +214,12 @@ impl Rig {
         change(&mut config);
         let now = Instant::from_nanos(1_000_000);
         let mut node = Node::new(
-            NodeConfig { ipv6: config.ipv6, buffers: config.buffers, ..NodeConfig::default() },
+            NodeConfig {
+                ipv6: config.ipv6,
+                buffers: config.buffers,
+                qps_per_shard: 128,
+                ..NodeConfig::default()
+            },
             now,
             Rng::new(7),
         );

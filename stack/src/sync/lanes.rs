@@ -165,6 +165,29 @@ impl<E: Copy + Send> CqLane<E> {
         self.staged_solicited = true;
     }
 
+    /// Takes back what was staged and `take` says, which is asked in order; the rest closes up. What is left and is
+    /// solicited is to be marked again.
+    #[cold]
+    pub fn withdraw(&mut self, mut take: impl FnMut(&E) -> bool) {
+        let mut kept = 0;
+        for ahead in 0..self.staged {
+            let Some(slot) = self.ring.slot(ahead) else { unreachable!("what is staged has its slot") };
+            let entry = slot[0];
+            if take(&entry) {
+                continue;
+            }
+            if let Some(slot) = self.ring.slot(kept) {
+                slot[0] = entry;
+            }
+            kept += 1;
+        }
+        if !self.poisoned {
+            self.credits += self.staged - kept;
+        }
+        self.staged = kept;
+        self.staged_solicited = false;
+    }
+
     /// Whether there is something to publish.
     #[inline]
     pub fn has_staged(&self) -> bool {
