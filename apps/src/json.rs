@@ -52,6 +52,12 @@ pub struct Row {
     pub limit_kind: Option<&'static str>,
     /// Messages that the figures count.
     pub messages: u64,
+    /// `all`: every queue pair is kept busy; `random`: a visit at a time to one drawn at random.
+    pub pattern: Option<&'static str>,
+    /// Messages of a visit, where the pattern is `random`.
+    pub visit: Option<u64>,
+    /// Visits outstanding, of all queue pairs together, where the pattern is `random`.
+    pub in_flight: Option<u64>,
     /// Whether both directions carried requests at once.
     pub bidirectional: bool,
     /// Whether the data were checked (and found right).

@@ -71,10 +71,41 @@ impl Mode {
     }
 }
 
+/// Which queue pair gets the next message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Pattern {
+    /// Every one: each send queue is kept full
+    All,
+    /// One drawn at random: a few messages, and none until they have completed
+    Random,
+}
+
+impl Pattern {
+    /// Its name in rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Random => "random",
+        }
+    }
+}
+
+/// Visits outstanding, unless --in-flight says otherwise.
+const IN_FLIGHT: u32 = 64;
+/// Messages of a visit, at most.
+pub const VISIT_MAX: u32 = 64;
+/// Queue pairs of a measurement, at most, with [`Pattern::All`].
+const QPS_ALL_MAX: u32 = 1024;
+/// Queue pairs of a measurement, at most.
+pub const QPS_MAX: u32 = verbs::limits::QPS_PER_SHARD_MAX as u32;
+
 /// Memory that one end spends on the buffers of one measurement.
 const BUFFER_BUDGET: u64 = 64 << 20;
 /// Queue entries that one end spends on one measurement.
 const ENTRY_BUDGET: u64 = 1 << 19;
+/// The same, where queue pairs are visited at random.
+const ENTRY_BUDGET_RANDOM: u64 = 1 << 24;
 /// Largest distance between two buffers is a multiple of this.
 const SLOT_ALIGN: u64 = 64;
 
@@ -119,6 +150,12 @@ pub struct Spec {
     pub rnr_retry: u8,
     /// Check the data.
     pub verify: bool,
+    /// Which queue pair gets the next messages.
+    pub pattern: Pattern,
+    /// Messages of a visit ([`Pattern::Random`]; otherwise 1).
+    pub visit: u32,
+    /// Visits outstanding, of all queue pairs ([`Pattern::Random`]; otherwise 1).
+    pub in_flight: u32,
 }
 
 impl Spec {
@@ -158,6 +195,13 @@ impl Spec {
         if self.op.is_atomic() {
             self.size = 8;
         }
+        if self.pattern == Pattern::Random {
+            // A visit is a list, its last request signalled; receives for a visit that overtakes the reposting.
+            (self.tx_depth, self.post_list, self.cq_mod) = (self.visit, self.visit, self.visit);
+            self.rx_depth = self.rx_depth.max(2 * self.visit);
+            self.in_flight = self.in_flight.min(self.qps);
+            return self;
+        }
         if self.mode == Mode::Lat {
             (self.qps, self.bidirectional, self.post_list) = (1, false, 1);
         }
@@ -180,6 +224,7 @@ impl Spec {
     /// A sentence.
     pub fn check(&self) -> std::result::Result<(), String> {
         let fail = |what: &str| Err(format!("the measurement {}: {what}", self.title()));
+        let random = self.pattern == Pattern::Random;
         if self.size > crate::cli::parse::SIZE_MAX {
             return fail("the message is too long");
         }
@@ -196,19 +241,37 @@ impl Spec {
         if !self.tx_depth.is_multiple_of(self.cq_mod) {
             return fail("the send depth is not a multiple of the signalling distance");
         }
-        if self.post_list > self.tx_depth - self.cq_mod + 1 {
+        if !random && self.post_list > self.tx_depth - self.cq_mod + 1 {
             return fail("the post list is longer than the room that unsignalled requests leave");
         }
-        if !(1..=1024).contains(&self.qps) || self.mode == Mode::Lat && self.qps != 1 {
+        if !(1..=QPS_MAX).contains(&self.qps) || self.mode == Mode::Lat && self.qps != 1 {
             return fail("the number of queue pairs is out of range");
         }
-        if u64::from(self.qps) * u64::from(self.tx_depth.max(self.rx_depth)) > ENTRY_BUDGET {
-            return fail("queue pairs times queue depth exceed 524288; use fewer or shorter queues");
+        if !random && self.qps > QPS_ALL_MAX {
+            return fail("more than 1024 queue pairs are not kept full at once; use --pattern random");
+        }
+        let budget = if random { ENTRY_BUDGET_RANDOM } else { ENTRY_BUDGET };
+        if u64::from(self.qps) * u64::from(self.tx_depth.max(self.rx_depth)) > budget {
+            return Err(format!(
+                "the measurement {}: queue pairs times queue depth exceed {budget}; use fewer or shorter queues",
+                self.title()
+            ));
+        }
+        if !(1..=VISIT_MAX).contains(&self.visit) || self.in_flight == 0 || self.in_flight > self.qps.max(1) {
+            return fail("the messages of a visit, or the visits outstanding, are out of range");
+        }
+        if random && [self.tx_depth, self.post_list, self.cq_mod] != [self.visit; 3] {
+            return fail("a visit is one list, its last request signalled");
+        }
+        if random && (self.mode == Mode::Lat || self.verify || self.rx_depth < 2 * self.visit) {
+            return fail(
+                "queue pairs are visited at random in the modes bw and rate, without checks of the data",
+            );
         }
         if self.stride() * u64::from(self.qps) > 4 << 30 {
             return fail("queue pairs times message size exceed 4 GiB; use fewer or shorter messages");
         }
-        let needed = self.verify || self.op.answers();
+        let needed = self.verify || self.op.answers() && !random;
         if needed
             && (self.tx_slots() < u64::from(self.tx_depth) || self.rx_slots() < u64::from(self.rx_depth))
         {
@@ -246,6 +309,16 @@ pub fn from_args(args: &MeasureArgs) -> Result<Vec<Spec>> {
         }
     }
     let mut specs: Vec<Spec> = Vec::new();
+    if args.pattern == Pattern::All && (args.visit.is_some() || args.in_flight.is_some()) {
+        return Err(AppError::Usage("--visit and --in-flight are for --pattern random".into()));
+    }
+    if args.pattern == Pattern::Random && (args.tx_depth.or(args.post_list).or(args.cq_mod).is_some()) {
+        return Err(AppError::Usage(
+            "--pattern random posts a visit as one list, the last request signalled; --tx-depth, --post-list and \
+             --cq-mod are for --pattern all"
+                .into(),
+        ));
+    }
     for &mode in &args.mode {
         if mode == Mode::Lat && args.mode.len() == 1 && (args.qps > 1 || args.bidirectional) {
             return Err(AppError::Usage(
@@ -281,6 +354,8 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         Mode::Rate => (512, 0, 32, 64),
     };
     let inline = u64::from(args.inline.unwrap_or(inline));
+    let visit = args.visit.unwrap_or(1);
+    let in_flight = if args.pattern == Pattern::Random { IN_FLIGHT } else { 1 };
     Spec {
         op,
         mode,
@@ -288,7 +363,7 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         iters: args.iters,
         duration_ms: args.duration.as_millis() as u64,
         tx_depth: args.tx_depth.unwrap_or(tx_depth),
-        rx_depth: args.rx_depth.unwrap_or(512),
+        rx_depth: args.rx_depth.unwrap_or(if args.pattern == Pattern::Random { 4 * visit } else { 512 }),
         qps: args.qps,
         mtu: args.mtu.map(|m| m.bytes() as u32),
         inline: size <= inline && inline > 0 && !op.answers(),
@@ -301,6 +376,9 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         retry: args.retry,
         rnr_retry: args.rnr_retry,
         verify: args.verify,
+        pattern: args.pattern,
+        visit,
+        in_flight: args.in_flight.unwrap_or(in_flight),
     }
     .settle()
 }

@@ -15,7 +15,9 @@
 //! open                           ->
 //!                                <-     opened           (both have their devices)
 //! start(i, end)                  ->
+//! qps[]                          ->                      (where there are more queue pairs than one line holds)
 //!                                <-     ready(end)       (for each RDMA measurement: queue pairs, memory)
+//!                                <-     qps[]
 //! go                             ->
 //! finish(sent)                  <->     finish(sent)     (whoever sends says when it is through)
 //!                                <-     report
@@ -30,7 +32,9 @@ use crate::plan::{RawSpec, Spec};
 use serde::{Deserialize, Serialize};
 
 /// Version of this exchange. Programs with different versions refuse each other.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// Queue pairs that one line tells of, at most.
+pub const QPS_A_LINE: usize = 8192;
 /// Name under which the programs greet each other.
 pub const PROGRAM: &str = "roce-perf";
 
@@ -96,6 +100,11 @@ pub enum Message {
         /// Its queue pairs and memory.
         end: End,
     },
+    /// More queue pairs of the [`End`] before, until all are told.
+    Qps {
+        /// The next ones.
+        qps: Vec<QpEnd>,
+    },
     /// The client is connected and has posted its receives.
     Go,
     /// All requests of this end have completed.
@@ -155,8 +164,10 @@ impl Hello {
 pub struct End {
     /// GID, 32 hexadecimal digits.
     pub gid: String,
-    /// Queue pairs.
+    /// Queue pairs: the first [`QPS_A_LINE`]; the others follow in lines of their own.
     pub qps: Vec<QpEnd>,
+    /// How many there are.
+    pub qps_total: usize,
     /// Address of the memory that the other end may access.
     pub addr: u64,
     /// Its key.

@@ -248,6 +248,8 @@ impl Rig {
                 DriveArg::Caller => Drive::Caller,
                 DriveArg::Dedicated => Drive::Dedicated { cores: self.shard_cores(shards) },
             },
+            // Numbers of queue pairs that a run can ask for; what is not used costs a few bytes each.
+            qps_per_shard: verbs::limits::QPS_PER_SHARD_MAX,
             stats: self.stats_path()?,
             ..DeviceConfig::default()
         };

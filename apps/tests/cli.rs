@@ -2,7 +2,7 @@
 
 use apps::cli::perf::{PerfCli, PerfCommand};
 use apps::cli::pingpong::PingpongCli;
-use apps::plan::{self, Mode, Op, Spec};
+use apps::plan::{self, Mode, Op, Pattern, Spec};
 use clap::{CommandFactory, Parser};
 
 fn client(args: &[&str]) -> Result<Vec<Spec>, String> {
@@ -57,6 +57,29 @@ fn lists_multiply_and_atomics_have_one_size() {
 }
 
 #[test]
+fn many_queue_pairs_are_visited_at_random() {
+    let line = "--mode rate --qps 100000 --pattern random --visit 16";
+    let [spec] = &client(&line.split(' ').collect::<Vec<_>>()).unwrap()[..] else { panic!() };
+    assert_eq!((spec.qps, spec.pattern, spec.visit, spec.in_flight), (100_000, Pattern::Random, 16, 64));
+    assert_eq!((spec.tx_depth, spec.rx_depth, spec.cq_mod, spec.post_list), (16, 64, 16, 16));
+    let few = &client(&["--mode", "rate", "--pattern", "random", "-q", "3"]).unwrap()[0];
+    assert_eq!((few.visit, few.in_flight), (1, 3));
+    for (bad, part) in [
+        ("--mode rate --qps 1025", "use --pattern random"),
+        ("--mode rate --qps 131073 --pattern random", "1..=131072"),
+        ("--mode rate --visit 2", "--visit and --in-flight are for --pattern random"),
+        ("--mode rate --pattern random --visit 65", "1..=64"),
+        ("--mode rate --pattern random -t 7", "--tx-depth, --post-list and --cq-mod are for --pattern all"),
+        ("--mode rate --pattern random --verify", "without checks of the data"),
+        ("--mode rate --pattern random --qps 100000 -r 1000", "queue pairs times queue depth exceed"),
+        ("--mode lat --pattern random", "in the modes bw and rate"),
+    ] {
+        let said = client(&bad.split(' ').collect::<Vec<_>>()).unwrap_err();
+        assert!(said.contains(part), "{bad}: {said}");
+    }
+}
+
+#[test]
 fn all_sizes_are_the_powers_of_two_to_8_mib() {
     let specs = client(&["--op", "write", "--mode", "bw", "--all"]).unwrap();
     let sizes: Vec<_> = specs.iter().map(|s| s.size).collect();
@@ -99,7 +122,7 @@ fn what_is_wrong_is_said() {
         (&["-n", "0"], "1..=1000000000000"),
         (&["-n", "5", "-D", "1"], "cannot be used with"),
         (&["-D", "2h"], "write 2, 2s, 500ms"),
-        (&["-q", "0"], "1..=1024"),
+        (&["-q", "0"], "1..=131072"),
         (&["-q", "2", "--mode", "lat"], "uses one queue pair"),
         (&["--mode", "lat", "--op", "write", "-s", "0"], "measure at least 1 byte"),
         (&["-q", "1024", "-t", "32768", "--mode", "bw", "-s", "8"], "use fewer or shorter queues"),

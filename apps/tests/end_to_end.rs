@@ -223,6 +223,44 @@ fn several_queue_pairs_both_ways() {
 }
 
 #[test]
+fn queue_pairs_visited_at_random() {
+    for &link in Link::ALL {
+        for visit in ["1", "5"] {
+            let args = "--op send,write,read,atomic --mode rate -s 64 -q 50 -n 20 --pattern random --in-flight 4 --visit";
+            let (rows, text) = perf_with(link, &[], &args.split(' ').chain([visit]).collect::<Vec<_>>());
+            assert_eq!(rows.len(), 5, "{text}");
+            for row in &rows {
+                assert_eq!((&row["qps"], &row["pattern"]), (&50.into(), &"random".into()));
+                assert_eq!((row["visit"].to_string().as_str(), &row["in_flight"]), (visit, &4.into()));
+                assert_eq!(row["messages"], 1000, "{row}");
+                assert!(row["msgs_per_s"].is_f64(), "{row}");
+            }
+        }
+    }
+}
+
+// More queue pairs than one line of the exchange holds, fewer than may be outstanding, and all drives.
+#[test]
+fn visits_with_many_queue_pairs_few_and_in_every_drive() {
+    for (qps, extra) in [
+        ("9000", &["--pattern", "random", "-n", "1"][..]),
+        ("3", &["--pattern", "random", "-n", "100", "-b"]),
+        ("1", &["--pattern", "random", "-n", "100", "--visit", "7"]),
+    ] {
+        // A Unix socket holds some ten frames: more would be waiting for a peer that has no core just now.
+        let common = ["--mode", "rate", "--in-flight", "4", "--timeout", "18", "-q", qps];
+        let rows = perf(Link::Unix, &[&common[..], extra].concat());
+        assert_eq!(rows[0]["qps"].to_string(), qps);
+        assert!(rows[0]["messages"].as_u64().unwrap() >= 100, "{rows:?}");
+    }
+    for drive in ["caller", "dedicated"] {
+        let args = "--mode rate -q 200 -n 5 --pattern random --visit 2 --in-flight 4 --timeout 18";
+        let (rows, text) = perf_with(Link::Unix, &["--drive", drive], &args.split(' ').collect::<Vec<_>>());
+        assert_eq!(rows[0]["messages"], 1000, "{text}");
+    }
+}
+
+#[test]
 fn queues_of_awkward_depths() {
     for args in ["-t 1 -r 1", "-t 7 -r 3 -Q 3 -l 5", "-t 16 -Q 16 -l 16 -I 64", "-t 33 -Q 1 -l 33"] {
         let common = ["--op", "send,write", "--mode", "rate,lat", "-n", "50", "--verify"];

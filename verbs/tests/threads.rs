@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use common::{PATIENCE, Pair, all_rights, enter, options};
 use verbs::port::{Port, pair};
 use verbs::{
-    AsyncEvent, AttrMask, Context, CqPoller, DeviceConfig, Drive, EventElement, QpInitAttr, QpState, RecvWr,
-    SendWr, Wc, attr_to,
+    AsyncEvent, AttrMask, Context, CqPoller, DeviceConfig, Drive, EventElement, QpCap, QpInitAttr, QpState,
+    RecvWr, SendWr, Wc, attr_to,
 };
 
 fn drives() -> [Drive; 3] {
@@ -35,6 +35,28 @@ fn poll(drive: &Drive, contexts: [&Context; 2], cq: &verbs::Cq, n: usize) -> Vec
     }
     assert!(done.iter().all(Wc::is_ok), "{done:?}");
     done
+}
+
+// A queue of one request: who has polled its completion may post the next one, whichever thread turns the shard.
+#[test]
+fn who_polled_a_completion_finds_room() {
+    let drive = Drive::Dedicated { cores: vec![] };
+    let (a, b) = pair(1);
+    let (a, b) = (open(a, 1, &drive, 1), open(b, 2, &drive, 1));
+    let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+    let (cq_a, cq_b) = (a.create_cq(4).unwrap(), b.create_cq(4).unwrap());
+    let mr = [pd_a.reg_mr(64, all_rights()).unwrap(), pd_b.reg_mr(64, all_rights()).unwrap()];
+    let one = QpCap { max_send_wr: 1, max_recv_wr: 1, ..QpInitAttr::rc(&cq_a, &cq_a).cap };
+    let qp_a = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a).cap(one)).unwrap();
+    let qp_b = pd_b.create_qp(&QpInitAttr::rc(&cq_b, &cq_b).cap(one)).unwrap();
+    qp_a.connect_rc(&qp_b.endpoint(1).unwrap(), &options()).unwrap();
+    qp_b.connect_rc(&qp_a.endpoint(1).unwrap(), &options()).unwrap();
+    for n in 0..50 {
+        qp_b.post_recv(&[RecvWr::new(n, &[mr[1].sge(0..8).unwrap()])]).unwrap();
+        qp_a.post_send(&[SendWr::send(n, &[mr[0].sge(0..8).unwrap()]).signaled()]).unwrap();
+        poll(&drive, [&a, &b], &cq_b, 1);
+        poll(&drive, [&a, &b], &cq_a, 1);
+    }
 }
 
 // Two devices on a link, so that neighbours are resolved too, and one thread.

@@ -1,7 +1,7 @@
 //! The command line of `roce-perf`.
 
 use super::{DeviceArgs, parse};
-use crate::plan::{Mode, Op};
+use crate::plan::{Mode, Op, Pattern, QPS_MAX, VISIT_MAX};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +20,12 @@ Examples (two terminals on one machine; nothing to set up):
 
   Bandwidth of RDMA WRITE for every size from 2 B to 8 MiB, into a file for a script:
   roce-perf client --op write --mode bw --all --json write.json localhost
+
+  100 000 connected queue pairs, one drawn at random for each message, one message outstanding each:
+  roce-perf client --mode rate --qps 100000 --pattern random localhost
+  The same with 16 messages a visit, and both against 100 queue pairs:
+  roce-perf client --mode rate --qps 100000 --pattern random --visit 16 localhost
+  roce-perf client --mode rate --qps 100 --pattern random localhost
 
   Between two Linux interfaces (root or CAP_NET_ADMIN):
   roce-perf server --port tap:roce0 --ip 192.168.9.1/24
@@ -172,13 +178,22 @@ pub struct MeasureArgs {
     /// Send requests outstanding (a queue pair) [default: bw 128, rate 512]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub tx_depth: Option<u32>,
-    /// Receive requests posted (a queue pair) [default: 512]
+    /// Receive requests posted (a queue pair) [default: 512; with --pattern random four visits]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub rx_depth: Option<u32>,
-    /// Queue pairs (bw and rate)
+    /// Queue pairs (bw and rate); more than 1024 with --pattern random
     #[arg(short, long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(QPS_MAX)))]
     pub qps: u32,
+    /// Which queue pair gets the next message (bw and rate)
+    #[arg(long, value_enum, default_value = "all")]
+    pub pattern: Pattern,
+    /// Messages of a visit to a queue pair, posted in one call [default: 1] (--pattern random)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(VISIT_MAX)))]
+    pub visit: Option<u32>,
+    /// Visits outstanding, of all queue pairs together [default: 64] (--pattern random)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub in_flight: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048, 4096 [default: the largest that both ports carry]
     #[arg(short, long, value_name = "BYTES", value_parser = parse::mtu)]
     pub mtu: Option<Mtu>,

@@ -1,7 +1,7 @@
 //! Queue pairs, memory and completion queues of one measurement, at one end.
 
 use crate::error::{AppError, Result};
-use crate::plan::{Mode, Op, Spec};
+use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, QpEnd, gid_hex, parse_gid};
 use crate::rig::{OpenDevice, Side};
 use crate::verify;
@@ -10,6 +10,8 @@ use verbs::{
     RecvQueue, RecvWr, SendQueue, Sge, Wc, WcStatus,
 };
 
+/// Entries of the completion queue of receives where the measuring thread turns the shards and polls after each turn.
+const RECV_CQ_EMBEDDED: u32 = 4096;
 /// Distance between the words that atomics change: a cache line.
 const WORD_STRIDE: usize = 64;
 
@@ -99,8 +101,20 @@ impl Link {
             (spec.stride() as usize, spec.tx_slots() as usize, spec.rx_slots() as usize);
         let receives = spec.op == Op::Send && role.serves;
 
-        let send_cq = context.create_cq(spec.qps * spec.tx_depth)?;
-        let recv_cq = context.create_cq(if receives { spec.qps * spec.rx_depth } else { 1 })?;
+        let send_cq_len = match spec.pattern {
+            Pattern::All => spec.qps * spec.tx_depth,
+            Pattern::Random => spec.in_flight * spec.visit,
+        };
+        let recv_cq_len = match spec.pattern {
+            _ if !receives => 1,
+            Pattern::All => spec.qps * spec.rx_depth,
+            // Who turns the shards polls after each turn, which brings a burst or some. Otherwise every receive that is
+            // posted may complete before anybody polls.
+            Pattern::Random if device.crank.is_mine() => (spec.qps * spec.rx_depth).min(RECV_CQ_EMBEDDED),
+            Pattern::Random => (spec.qps * spec.rx_depth).min(verbs::limits::CQE_MAX),
+        };
+        let send_cq = context.create_cq(send_cq_len)?;
+        let recv_cq = context.create_cq(recv_cq_len)?;
         let memory = |wanted: bool, len: usize, access: Access| {
             if wanted { pd.reg_mr(len, access).map(Some) } else { Ok(None) }
         };
@@ -131,6 +145,7 @@ impl Link {
             rnr_retry: spec.rnr_retry,
             min_rnr_timer: 1,
             max_rd_atomic: spec.outs,
+            max_dest_rd_atomic: spec.outs,
             ..RcOptions::default()
         };
         let link = Self {
@@ -149,7 +164,7 @@ impl Link {
             _pd: pd,
             gid,
             op: spec.op,
-            send_cq_len: (spec.qps * spec.tx_depth) as usize,
+            send_cq_len: send_cq_len as usize,
             options,
             stride,
             tx_slots,
@@ -178,6 +193,7 @@ impl Link {
         let target = self.target.as_ref();
         End {
             gid: gid_hex(&self.gid),
+            qps_total: self.qps.len(),
             qps: self
                 .qps
                 .iter()

@@ -4,6 +4,7 @@ pub mod flow;
 pub mod lat;
 pub mod link;
 pub mod raw;
+pub mod visit;
 pub mod watch;
 
 use hdrhistogram::Histogram;

@@ -1,6 +1,9 @@
 //! The client: says what is measured, measures it, shows the result.
 
-use super::{Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, tell_failure};
+use super::{
+    Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, send_end, tell_failure,
+    whole_end,
+};
 use crate::cli::perf::{ClientArgs, RawClientArgs, ReachArgs};
 use crate::counters::Counts;
 use crate::error::{AppError, Result};
@@ -10,7 +13,7 @@ use crate::measure::link::Link;
 use crate::measure::raw::Raw;
 use crate::measure::watch::{Watch, out_of_turn};
 use crate::oob::{self, Channel};
-use crate::plan::{self, Mode, RawSpec, Spec};
+use crate::plan::{self, Mode, Pattern, RawSpec, Spec};
 use crate::progress::Progress;
 use crate::protocol::{Flow, Hello, Message, Report};
 use crate::report;
@@ -208,9 +211,9 @@ impl Client {
         let before = rig.counts();
         let peer = peer_override(rig.args());
         let mut link = Link::new(rig.device()?, spec, Side::Client, gid_index, mtu)?;
-        self.channel.send(&Message::Start { index, end: link.end() })?;
+        send_end(&mut self.channel, link.end(), |end| Message::Start { index, end })?;
         let end = match await_message(&mut self.channel, rig, "its queue pairs")? {
-            Message::Ready { end } => end,
+            Message::Ready { end } => whole_end(&mut self.channel, rig, end)?,
             other => return Err(out_of_turn(&other)),
         };
         link.connect(&end, spec, peer)?;
@@ -284,6 +287,7 @@ impl Rows {
         };
         let rates: Vec<f64> = flows.iter().filter_map(Flow::rate).collect();
         let rate = (!rates.is_empty()).then(|| rates.iter().sum::<f64>());
+        let random = spec.pattern == Pattern::Random;
         let mut row = Row {
             op: spec.op.name(),
             mode: spec.mode.name(),
@@ -300,6 +304,9 @@ impl Rows {
             messages: flows.iter().map(|f| f.messages).sum::<u64>() + ours.latency.map_or(0, |l| l.count),
             bidirectional: spec.bidirectional,
             verified: spec.verify,
+            pattern: Some(spec.pattern.name()),
+            visit: random.then_some(spec.visit.into()),
+            in_flight: random.then_some(spec.in_flight.into()),
             ..Row::default()
         };
         if spec.mode == Mode::Lat {

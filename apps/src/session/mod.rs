@@ -6,11 +6,11 @@ pub mod server;
 use crate::cli::device::DeviceArgs;
 use crate::error::{AppError, Result};
 use crate::measure::link::Link;
-use crate::measure::watch::Watch;
-use crate::measure::{Latency, flow, lat};
+use crate::measure::watch::{Watch, out_of_turn};
+use crate::measure::{Latency, flow, lat, visit};
 use crate::oob::{Channel, OobError};
-use crate::plan::{Mode, Op, Spec};
-use crate::protocol::{Flow, Message};
+use crate::plan::{Mode, Op, Pattern, QPS_MAX, Spec};
+use crate::protocol::{End, Flow, Message, QPS_A_LINE};
 use crate::rig::{Crank, Rig, Side};
 use crate::stop;
 use std::time::{Duration, Instant};
@@ -46,6 +46,36 @@ pub fn await_message(channel: &mut Channel, rig: &mut Rig, what: &'static str) -
     }
 }
 
+/// Sends an end's queue pairs and memory, in as many lines as it takes; `first` makes the message of the first.
+///
+/// # Errors
+/// Those of the channel.
+pub fn send_end(channel: &mut Channel, mut end: End, first: impl FnOnce(End) -> Message) -> Result<()> {
+    let rest = end.qps.split_off(end.qps.len().min(QPS_A_LINE));
+    channel.send(&first(end))?;
+    for qps in rest.chunks(QPS_A_LINE) {
+        channel.send(&Message::Qps { qps: qps.to_vec() })?;
+    }
+    Ok(())
+}
+
+/// The whole of an end of which the first line came.
+///
+/// # Errors
+/// As [`await_message`]; more queue pairs than were announced.
+pub fn whole_end(channel: &mut Channel, rig: &mut Rig, mut end: End) -> Result<End> {
+    while end.qps.len() < end.qps_total {
+        match await_message(channel, rig, "the rest of its queue pairs")? {
+            Message::Qps { qps } if !qps.is_empty() => end.qps.extend(qps),
+            other => return Err(out_of_turn(&other)),
+        }
+    }
+    if end.qps.len() > end.qps_total || end.qps_total > QPS_MAX as usize {
+        return Err(AppError::Peer("its end of the measurement has more queue pairs than it said".into()));
+    }
+    Ok(end)
+}
+
 /// Tells the other end why this one gives up, as far as it still listens.
 pub fn tell_failure(channel: &mut Channel, error: &AppError) {
     let _ = channel.send(&Message::Failed { reason: error.to_string() });
@@ -65,7 +95,7 @@ pub struct Measured {
 /// Runs one end of a connected measurement.
 ///
 /// # Errors
-/// See [`flow::run`] and [`lat::run`].
+/// See [`flow::run`], [`visit::run`] and [`lat::run`].
 pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channel) -> Result<Measured> {
     let side = link.role.side;
     let mut watch = Watch::new(channel, spec.retry_span());
@@ -74,7 +104,10 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channe
         let latency = lat::run(side, link, spec, crank, &mut watch)?;
         return Ok(Measured { latency, ..Measured::default() });
     }
-    let outcome = flow::run(link, spec, crank, &mut watch)?;
+    let outcome = match spec.pattern {
+        Pattern::All => flow::run(link, spec, crank, &mut watch)?,
+        Pattern::Random => visit::run(link, spec, crank, &mut watch)?,
+    };
     Ok(Measured { sent: outcome.sent, received: outcome.received, latency: None })
 }
 

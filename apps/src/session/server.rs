@@ -1,6 +1,6 @@
 //! The server: one client after the other.
 
-use super::{Measured, await_message, path_mtu, peer_override, run, tell_failure};
+use super::{Measured, await_message, path_mtu, peer_override, run, send_end, tell_failure, whole_end};
 use crate::cli::perf::ServerArgs;
 use crate::error::{AppError, Result};
 use crate::measure::link::Link;
@@ -89,10 +89,11 @@ fn talk(channel: &mut Channel, rig: &mut Rig) -> Result<()> {
                 let spec = &rdma[index];
                 let mtu = path_mtu(spec, rig.link_mtu(), hello.link_mtu)?;
                 let peer = peer_override(rig.args());
+                let end = whole_end(channel, rig, end)?;
                 let before = rig.counts();
                 let mut link = Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu)?;
                 link.connect(&end, spec, peer)?;
-                channel.send(&Message::Ready { end: link.end() })?;
+                send_end(channel, link.end(), |end| Message::Ready { end })?;
                 match await_message(channel, rig, "the start of the measurement")? {
                     Message::Go => {}
                     other => return Err(out_of_turn(&other)),

@@ -1,8 +1,8 @@
 //! Draining a queue pair: where its queues end now, and whether everything before that has its completion.
 //!
 //! A control call marks the ends of the two rings; they are the markers that a program on other devices posts. The
-//! turns that follow publish the completions and release the slots, in this order, so a slot that is released has
-//! its completion where the program polls. Nothing here is seen by the data path.
+//! turns that follow release the slots and publish the completions, in the same turn, and a drain looks between two
+//! turns: a slot that is released has its completion where the program polls. Nothing here is seen by the data path.
 
 use super::Shard;
 use super::qp::{Cause, Qp};

@@ -251,16 +251,10 @@ impl Shard {
         self.env.watched.iter().any(posted)
     }
 
-    /// Makes this turn's completions visible and gives their ring slots back to the posters.
+    /// Gives the ring slots of this turn's completions back to the posters, then makes the completions visible: who
+    /// polled a completion finds room for another request.
     #[inline]
     fn publish(&mut self) {
-        while let Some(lane) = self.env.dirty.pop() {
-            if let Some(Some(lane)) = self.env.lanes.get_mut(lane.0 as usize)
-                && lane.writer.publish()
-            {
-                lane.notify();
-            }
-        }
         while let Some(slot) = self.env.finished.pop() {
             if let Some(qp) = self.qps.get(slot) {
                 qp.in_finished = false;
@@ -268,6 +262,13 @@ impl Shard {
                 if qp.held.is_none() {
                     qp.rq.release(qp.responder.holds_receive());
                 }
+            }
+        }
+        while let Some(lane) = self.env.dirty.pop() {
+            if let Some(Some(lane)) = self.env.lanes.get_mut(lane.0 as usize)
+                && lane.writer.publish()
+            {
+                lane.notify();
             }
         }
         let overruns = self.env.shared.overruns();

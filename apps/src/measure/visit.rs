@@ -1,0 +1,313 @@
+//! Many queue pairs, visited at random: what a server with very many peers sees.
+//!
+//! A visit posts a few requests to one queue pair, of which the last is signalled; the queue pair is left alone until
+//! that one has completed. Which one is visited next is drawn from all that are idle, so with many queue pairs
+//! nothing of the next one is in a cache. Loops and tables here are as small as they can be, so that what is
+//! measured is the stack's own state: each queue pair has a bit, and the requests are made on the spot.
+
+use super::flow::{Meter, Outcome, request};
+use super::link::{Link, of_wr_id, wr_id};
+use super::watch::{Watch, out_of_turn};
+use crate::error::{AppError, Result};
+use crate::plan::{Op, Spec, VISIT_MAX};
+use crate::protocol::Message;
+use crate::rig::Crank;
+use arrayvec::ArrayVec;
+use std::time::{Duration, Instant};
+use verbs::{RecvWr, Sge, Wc};
+
+/// Completions taken in one poll.
+const POLL: usize = 32;
+/// The list of one visit.
+type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
+
+/// Runs one measurement at one end, until both are through.
+///
+/// # Errors
+/// Failed requests, the peer's failure, a signal.
+pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
+    let mut tx = link.role.requests.then(|| Tx::new(spec));
+    let mut rx = link.inbox.is_some().then(|| Rx::new(spec));
+    let mut passive = [Wc::default(); 1];
+    let mut told = tx.is_none();
+    let mut peer_sent: Option<u64> = None;
+    loop {
+        crank.turn();
+        match &mut tx {
+            Some(tx) => {
+                tx.post(link)?;
+                tx.reap(link)?;
+                if !told && tx.is_done() {
+                    watch.tell(&Message::Finish { sent: vec![tx.posted] })?;
+                    told = true;
+                }
+            }
+            None if rx.is_none() && !crank.is_mine() => {
+                link.send_cq.poll(&mut passive)?;
+            }
+            None => {}
+        }
+        if let Some(rx) = &mut rx {
+            rx.reap(link)?;
+        }
+        if told && (!link.role.serves || peer_sent.is_some()) {
+            let expected = peer_sent.unwrap_or(0);
+            if rx.as_ref().is_none_or(|rx| rx.meter.total >= expected) {
+                break;
+            }
+        }
+        if watch.due() {
+            let now = Instant::now();
+            let mut outstanding = false;
+            if let Some(tx) = &mut tx {
+                tx.stop_when_due(now);
+                outstanding = !tx.is_done();
+            }
+            match watch.look(now, outstanding)? {
+                Some(Message::Finish { sent }) if link.role.serves && sent.len() == 1 => {
+                    peer_sent = Some(sent[0]);
+                }
+                Some(message) => return Err(out_of_turn(&message)),
+                None => {}
+            }
+        }
+    }
+    if peer_sent.is_some_and(|sent| rx.as_ref().is_some_and(|rx| rx.meter.total > sent)) {
+        return Err(AppError::Verify("more messages arrived than were sent".into()));
+    }
+    if let (Some(sent), Op::FetchAdd) = (peer_sent, spec.op) {
+        link.check_target(spec, &[sent])?;
+    }
+    Ok(Outcome {
+        sent: tx.map(|tx| tx.meter.flow()).unwrap_or_default(),
+        received: rx.map(|rx| rx.meter.flow()).unwrap_or_default(),
+    })
+}
+
+/// A set of queue pairs, a bit each.
+#[derive(Debug)]
+struct Set(Vec<u64>);
+
+impl Set {
+    fn new(len: u32) -> Self {
+        Self(vec![0; len.div_ceil(64) as usize])
+    }
+    #[inline]
+    fn has(&self, n: u32) -> bool {
+        self.0[n as usize / 64] >> (n % 64) & 1 != 0
+    }
+    #[inline]
+    fn flip(&mut self, n: u32) {
+        self.0[n as usize / 64] ^= 1 << (n % 64);
+    }
+}
+
+/// Draws numbers (xorshift64*; the same ones in every run).
+#[derive(Debug)]
+struct Draw(u64);
+
+impl Draw {
+    /// A number below `n`.
+    #[inline]
+    fn below(&mut self, n: u32) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        (high * u64::from(n) >> 32) as u32
+    }
+}
+
+/// The sending half.
+struct Tx<'a> {
+    spec: &'a Spec,
+    draw: Draw,
+    busy: Set,
+    in_flight: u32,
+    in_flight_max: u32,
+    posted: u64,
+    retired: u64,
+    /// Messages to send, a multiple of a visit's; the largest where time decides.
+    target: u64,
+    zeros: Vec<u8>,
+    meter: Meter,
+    deadline: Option<Instant>,
+    wcs: [Wc; POLL],
+}
+
+impl<'a> Tx<'a> {
+    fn new(spec: &'a Spec) -> Self {
+        let visit = u64::from(spec.visit);
+        let all = spec.iters.map(|n| n.saturating_mul(spec.qps.into()).div_ceil(visit).saturating_mul(visit));
+        Self {
+            spec,
+            draw: Draw(0x9e37_79b9_7f4a_7c15),
+            busy: Set::new(spec.qps),
+            in_flight: 0,
+            in_flight_max: spec.in_flight,
+            posted: 0,
+            retired: 0,
+            target: all.unwrap_or(u64::MAX),
+            zeros: vec![0; if spec.inline { spec.size as usize } else { 0 }],
+            meter: Meter::new(),
+            deadline: None,
+            wcs: [Wc::default(); POLL],
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.retired == self.target
+    }
+
+    /// Visits queue pairs until as many are busy as may be.
+    #[inline]
+    fn post(&mut self, link: &mut Link) -> Result<()> {
+        while self.in_flight < self.in_flight_max && self.posted < self.target {
+            let mut q = self.draw.below(self.spec.qps);
+            // As many are busy as may be, at most: an idle one is never farther than that.
+            while self.busy.has(q) {
+                q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
+            }
+            self.visit(link, q)?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn visit(&mut self, link: &mut Link, q: u32) -> Result<()> {
+        let (spec, qp) = (self.spec, q as usize);
+        let mut sges = Visit::<[Sge; 1]>::new();
+        for n in 0..spec.visit as usize {
+            sges.push([link.tx_sge(spec, qp, n)?]);
+        }
+        let inline = spec.inline.then_some(&self.zeros[..]);
+        let mut wrs = Visit::new();
+        for (n, sge) in sges.iter().enumerate() {
+            let wr = request(link, spec.op, sge, inline, (qp, n as u32), self.posted + n as u64);
+            wrs.push(if n + 1 == sges.len() { wr.signaled() } else { wr });
+        }
+        link.sqs[qp].post_send(&wrs)?;
+        self.busy.flip(q);
+        self.in_flight += 1;
+        self.posted += u64::from(spec.visit);
+        Ok(())
+    }
+
+    /// Takes completions: each ends a visit.
+    #[inline]
+    fn reap(&mut self, link: &mut Link) -> Result<()> {
+        let n = link.send_cq.poll(&mut self.wcs)?;
+        if n == 0 {
+            self.meter.pause();
+            return Ok(());
+        }
+        for wc in &self.wcs[..n] {
+            if !wc.is_ok() {
+                let wc = *wc;
+                return Err(link.failed(self.spec.op.name(), &wc));
+            }
+            self.busy.flip(of_wr_id(wc.wr_id).0 as u32);
+        }
+        self.in_flight -= n as u32;
+        let messages = n as u64 * u64::from(self.spec.visit);
+        self.retired += messages;
+        self.meter.count(messages);
+        if self.deadline.is_none() {
+            self.deadline = Some(Instant::now() + Duration::from_millis(self.spec.duration_ms));
+        }
+        Ok(())
+    }
+
+    /// Sets the end of a measurement that time limits: what is posted.
+    fn stop_when_due(&mut self, now: Instant) {
+        if self.spec.iters.is_none() && self.deadline.is_some_and(|deadline| now >= deadline) {
+            self.target = self.posted;
+        }
+    }
+}
+
+/// The receiving half of SEND.
+struct Rx<'a> {
+    spec: &'a Spec,
+    /// Receives of each queue pair that are to be posted again.
+    free: Vec<u8>,
+    meter: Meter,
+    wcs: [Wc; POLL],
+}
+
+impl<'a> Rx<'a> {
+    fn new(spec: &'a Spec) -> Self {
+        Self { spec, free: vec![0; spec.qps as usize], meter: Meter::new(), wcs: [Wc::default(); POLL] }
+    }
+
+    /// Takes completions and posts receives again, a visit's at a time.
+    #[inline]
+    fn reap(&mut self, link: &mut Link) -> Result<()> {
+        let n = link.recv_cq.poll(&mut self.wcs)?;
+        if n == 0 {
+            self.meter.pause();
+            return Ok(());
+        }
+        for k in 0..n {
+            let wc = self.wcs[k];
+            if !wc.is_ok() {
+                return Err(link.failed("receive", &wc));
+            }
+            if u64::from(wc.byte_len) != self.spec.size {
+                return Err(AppError::Verify(format!(
+                    "a message of {} bytes arrived instead of {}",
+                    wc.byte_len, self.spec.size
+                )));
+            }
+            let (q, index) = of_wr_id(wc.wr_id);
+            self.free[q] += 1;
+            if u32::from(self.free[q]) == self.spec.visit {
+                self.free[q] = 0;
+                self.repost(link, q, index)?;
+            }
+        }
+        self.meter.count(n as u64);
+        Ok(())
+    }
+
+    /// Posts the receives of a visit again, of which the one at `last` completed last.
+    #[inline]
+    fn repost(&mut self, link: &mut Link, q: usize, last: u32) -> Result<()> {
+        let (spec, depth) = (self.spec, self.spec.rx_depth);
+        let at = |n: u32| (last + depth + 1 - spec.visit + n) % depth;
+        let mut sges = Visit::<[Sge; 1]>::new();
+        for n in 0..spec.visit {
+            sges.push([link.rx_sge(spec, q, at(n) as usize)?]);
+        }
+        let wrs: Visit<_> =
+            sges.iter().enumerate().map(|(n, sge)| RecvWr::new(wr_id(q, at(n as u32)), sge)).collect();
+        Ok(link.rqs[q].post_recv(&wrs)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_reach_every_queue_pair_about_equally_often() {
+        let (mut draw, mut seen) = (Draw(1), [0u32; 100]);
+        for _ in 0..100_000 {
+            seen[draw.below(100) as usize] += 1;
+        }
+        assert!(seen.iter().all(|n| (850..1150).contains(n)), "{seen:?}");
+        assert_eq!(Draw(1).below(1), 0);
+    }
+
+    #[test]
+    fn a_set_tells_its_members() {
+        let mut set = Set::new(100_000);
+        for n in [0, 63, 64, 99_999] {
+            assert!(!set.has(n));
+            set.flip(n);
+            assert!(set.has(n));
+        }
+        set.flip(63);
+        assert_eq!([0, 62, 63, 64].map(|n| set.has(n)), [true, false, false, true]);
+    }
+}
