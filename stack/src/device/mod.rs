@@ -22,6 +22,7 @@
 mod ah;
 mod channel;
 mod claim;
+mod cm_attr;
 mod config;
 mod cq;
 mod drain;
@@ -62,6 +63,7 @@ use stats_socket::StatsSocket;
 
 pub use ah::AhCore;
 pub use channel::ChannelCore;
+pub use cm_attr::{cm_init, cm_rtr, cm_rts};
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
 pub use cq::{CqCore, CqInit, CqTap};
 pub use error::{DeviceError, OpenError};
@@ -76,6 +78,8 @@ pub use qp::{QpCore, QpInit, RingTap};
 pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 pub use xrcd::{XrcdCore, XrcdInit};
 
+/// Connection management.
+pub use crate::cm;
 /// Every limit of the stack.
 pub use crate::config as limit;
 pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
