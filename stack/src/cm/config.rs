@@ -18,6 +18,8 @@ pub struct Config {
     pub ack_delay: u8,
     /// Hop limit of MADs that answer, and of paths learnt from a REQ; 0 counts as 64.
     pub hop_limit: u8,
+    /// Time code of the MRA that answers a repeated REQ or REP while the program decides (Linux: 24); `None`: no MRA.
+    pub mra: Option<u8>,
     /// Bounds of memory and time.
     pub limits: Limits,
 }
@@ -30,6 +32,7 @@ impl Default for Config {
             mtu: Mtu::Mtu4096,
             ack_delay: 15,
             hop_limit: 64,
+            mra: Some(24),
             limits: Limits::default(),
         }
     }

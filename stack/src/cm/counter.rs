@@ -64,8 +64,6 @@ counters! {
     BadClassVersion = "ignored_class_version";
     /// Ignored: another method than Send.
     BadMethod = "ignored_method";
-    /// Ignored: a status in what is no response.
-    BadStatus = "ignored_status";
     /// Ignored: an attribute that is no message of connection management.
     UnknownAttribute = "ignored_attribute";
     /// Ignored: LAP and APR; RoCE has no alternate paths.

@@ -7,13 +7,23 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
+pub mod code;
 mod config;
+mod conn;
 mod counter;
 mod error;
 mod event;
+mod field;
+mod listen;
 mod machine;
+pub mod mad;
+pub mod message;
+mod random;
 mod reason;
+mod receive;
 mod service;
+mod sidr;
 
 pub use config::{Config, Limits, Timing};
 pub use counter::{Counter, Counters};
