@@ -1,0 +1,631 @@
+//! Connection management under everything that can go wrong: thousands of connections between nodes whose MADs are
+//! lost, doubled and overtaken, whose programs accept, reject, hesitate and give up, and which die and come back.
+//!
+//! `CM_SEEDS` sets how many seeds run, `CM_SEED` runs one.
+
+use core::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+
+use stack::cm::message::Message;
+use stack::cm::{
+    Accept, Config, ConnId, Connect, Error, Event, IpHeader, Listen, PortSpace, Reject, ServiceId, SidrId,
+    SidrReply, SidrRequest, SidrStatus, Timing, code,
+};
+use stack::id::Qpn;
+use stack::sim::mads::{MadFaults, MadWorld};
+use stack::sim::rng::Rng;
+use stack::time::Instant;
+
+const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 4420);
+const DATAGRAMS: ServiceId = ServiceId::new(PortSpace::Udp, 53);
+
+/// How one side of a connection stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Active: the REQ is out. Passive: the REP is.
+    Waiting,
+    /// The program has to decide.
+    Deciding,
+    /// Established.
+    Up,
+    /// We disconnect.
+    Closing,
+    /// Over, and the side knows it.
+    Over,
+}
+
+#[derive(Debug)]
+struct Side {
+    number: u32,
+    active: bool,
+    qpn: Option<Qpn>,
+    phase: Phase,
+    was_up: bool,
+    /// When the program does its next step.
+    due: Instant,
+    /// Queue pair at the other end, once known.
+    remote: Option<Qpn>,
+}
+
+#[derive(Default, Debug)]
+struct Report {
+    connects: u32,
+    established: u32,
+    rejected: u32,
+    unreachable: u32,
+    given_up: u32,
+    disconnected: u32,
+    by_data: u32,
+    deaths: u32,
+    sidr: u32,
+    sidr_answered: u32,
+    qp_waited: u32,
+}
+
+struct Run {
+    w: MadWorld,
+    rng: Rng,
+    timing: Timing,
+    base: Config,
+    sides: Vec<BTreeMap<ConnId, Side>>,
+    /// Sides that are over and whose id has ended, of this life of the node.
+    gone: Vec<BTreeSet<ConnId>>,
+    sidrs: Vec<BTreeSet<SidrId>>,
+    /// Queue pairs of each node and when they may be used again.
+    rest: Vec<BTreeMap<Qpn, Instant>>,
+    lives: Vec<u64>,
+    /// What became of a number: at the active and the passive side. Those of nodes that died are left out.
+    active: BTreeMap<u32, (usize, ConnId)>,
+    excused: BTreeSet<u32>,
+    next_number: u32,
+    report: Report,
+}
+
+/// The longest time between two looks at a node.
+const TURN: Duration = Duration::from_millis(2);
+/// Queue pairs of a node.
+const QPS: u32 = 24;
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let ms = Duration::from_millis;
+        let faults = MadFaults {
+            loss_ppm: rng.pick(&[0, 10_000, 100_000, 300_000]),
+            duplicate_ppm: rng.pick(&[0, 50_000, 300_000]),
+            delay: Duration::from_micros(rng.range(5, 500)),
+            jitter: rng.pick(&[Duration::ZERO, ms(1), ms(10)]),
+            late: rng.pick(&[Duration::ZERO, ms(5), ms(200)]),
+        };
+        let timing = Timing {
+            packet_lifetime: rng.range(8, 11) as u8,
+            remote_response: rng.range(10, 13) as u8,
+            local_response: rng.range(10, 13) as u8,
+            max_cm_retries: rng.range(1, 15) as u8,
+        };
+        let mut base = Config { ack_delay: rng.range(6, 16) as u8, ..Config::default() };
+        base.mra = rng.pick(&[None, Some(12), Some(16)]);
+        base.limits.half_open_time = ms(rng.range(300, 2000));
+        base.limits.half_open = rng.pick(&[8, 64]);
+        base.limits.sends = rng.pick(&[4, 1024]);
+        let nodes = rng.range(2, 4) as usize;
+        let mut w = MadWorld::new(seed, nodes, faults, |node| Self::config(&base, node, seed));
+        for node in &mut w.nodes {
+            Self::serve(node);
+        }
+        Self {
+            w,
+            rng,
+            timing,
+            base,
+            sides: (0..nodes).map(|_| BTreeMap::new()).collect(),
+            gone: vec![BTreeSet::new(); nodes],
+            sidrs: vec![BTreeSet::new(); nodes],
+            rest: vec![BTreeMap::new(); nodes],
+            lives: vec![0; nodes],
+            active: BTreeMap::new(),
+            excused: BTreeSet::new(),
+            next_number: 0,
+            report: Report::default(),
+        }
+    }
+
+    fn config(base: &Config, node: usize, seed: u64) -> Config {
+        Config { ca_guid: 100 + node as u64, seed: seed ^ node as u64, ..base.clone() }
+    }
+
+    fn serve(node: &mut stack::cm::Machine) {
+        for service_id in [SERVICE, DATAGRAMS] {
+            node.listen(&Listen { service_id, address: None, backlog: 12 }).unwrap();
+        }
+    }
+
+    fn later(&mut self, max_ms: u64) -> Instant {
+        self.w.now.after_nanos(self.rng.below(max_ms * 1_000_000 + 1))
+    }
+
+    /// A queue pair that the rules let us use now.
+    fn free_qp(&mut self, node: usize) -> Option<Qpn> {
+        let used: BTreeSet<Qpn> = self.sides[node].values().filter_map(|s| s.qpn).collect();
+        let free: Vec<Qpn> = (0..QPS).map(|i| Qpn::new(0x100 + i)).filter(|q| !used.contains(q)).collect();
+        // Rests and uses that the machine knows of are exactly those that we know of, no more and no less: ours end
+        // with its event.
+        for qpn in &free {
+            let resting = self.rest[node].contains_key(qpn);
+            assert_eq!(self.w.nodes[node].qp_busy(*qpn), resting, "node {node} {qpn:?}");
+            self.report.qp_waited += u32::from(resting);
+        }
+        let free: Vec<Qpn> = free.into_iter().filter(|q| !self.rest[node].contains_key(q)).collect();
+        (!free.is_empty()).then(|| self.rng.pick(&free))
+    }
+
+    fn connect(&mut self) {
+        let nodes = self.w.nodes.len() as u64;
+        let from = self.rng.below(nodes) as usize;
+        let to = self.rng.below(nodes) as usize; // perhaps itself
+        if self.w.dead[from] {
+            return;
+        }
+        let Some(qpn) = self.free_qp(from) else { return };
+        let number = self.next_number;
+        self.next_number += 1;
+        let ip = |node| MadWorld::gid(node).to_ip();
+        let connect = Connect {
+            ip: Some(IpHeader { src_port: 1, src: ip(from), dst: ip(to) }),
+            timing: self.timing,
+            private_data: number.to_be_bytes().to_vec(),
+            ..Connect::new(SERVICE, MadWorld::path(from, to), qpn)
+        };
+        let now = self.w.now;
+        let id = self.w.nodes[from].connect(now, &connect).unwrap();
+        let due = if self.rng.one_in(20) { self.later(50) } else { Instant::FAR };
+        let side = Side {
+            number,
+            active: true,
+            qpn: Some(qpn),
+            phase: Phase::Waiting,
+            was_up: false,
+            due,
+            remote: None,
+        };
+        self.sides[from].insert(id, side);
+        self.active.insert(number, (from, id));
+        self.report.connects += 1;
+    }
+
+    fn sidr(&mut self) {
+        let nodes = self.w.nodes.len() as u64;
+        let (from, to) = (self.rng.below(nodes) as usize, self.rng.below(nodes) as usize);
+        if self.w.dead[from] {
+            return;
+        }
+        let ip = |node| MadWorld::gid(node).to_ip();
+        let request = SidrRequest {
+            service_id: DATAGRAMS,
+            path: MadWorld::path(from, to),
+            timing: self.timing,
+            ip: Some(IpHeader { src_port: 1, src: ip(from), dst: ip(to) }),
+            private_data: Vec::new(),
+        };
+        let now = self.w.now;
+        let id = self.w.nodes[from].sidr_request(now, &request).unwrap();
+        self.sidrs[from].insert(id);
+        self.report.sidr += 1;
+    }
+
+    /// A side comes to its end; its queue pair rests, or does not.
+    fn over(&mut self, node: usize, id: ConnId, rests: bool) {
+        let side = self.sides[node].get_mut(&id).expect("a side that is there");
+        assert_ne!(side.phase, Phase::Over, "{side:?} ends twice");
+        side.phase = Phase::Over;
+        side.due = Instant::FAR;
+        let qpn = side.qpn.take();
+        if rests {
+            // At the earliest after the time that its packets may live, which began in this turn.
+            let least = code::time(code::ack_timeout(self.timing.packet_lifetime, self.base.ack_delay));
+            let until = self.w.now.after(least.saturating_sub(TURN));
+            self.rest[node].insert(qpn.expect("only what was connected rests"), until);
+        } else {
+            self.gone[node].insert(id);
+        }
+    }
+
+    fn events(&mut self, node: usize) {
+        while let Some(event) = self.w.event(node) {
+            let now = self.w.now;
+            match event {
+                Event::ConnectRequest { id, request, .. } => {
+                    let number = u32::from_be_bytes(*request.private_data.first_chunk().unwrap());
+                    let due = self.later(20);
+                    let side = Side {
+                        number,
+                        active: false,
+                        qpn: None,
+                        phase: Phase::Deciding,
+                        was_up: false,
+                        due,
+                        remote: Some(request.remote_qpn),
+                    };
+                    assert!(self.sides[node].insert(id, side).is_none(), "an id comes once");
+                }
+                Event::ConnectResponse { id, response } => {
+                    let due = self.later(5);
+                    let side = self.sides[node].get_mut(&id).expect("of a request of ours");
+                    assert!(side.active && side.phase == Phase::Waiting, "{side:?}");
+                    assert_eq!(Some(response.params.qpn), side.qpn);
+                    side.phase = Phase::Deciding;
+                    side.remote = Some(response.params.dest_qpn);
+                    side.due = due;
+                }
+                Event::Established { id, .. } => {
+                    let due = self.later(100);
+                    let side = self.sides[node].get_mut(&id).expect("of an accepted request");
+                    assert!(!side.active && side.phase == Phase::Waiting, "{side:?}");
+                    (side.phase, side.was_up, side.due) = (Phase::Up, true, due);
+                    self.report.established += 1;
+                }
+                Event::Rejected { id, timewait, .. } => {
+                    let side = &self.sides[node][&id];
+                    assert!(!side.was_up, "{side:?} was established");
+                    self.report.rejected += 1;
+                    self.over(node, id, timewait);
+                }
+                Event::Unreachable { id, timewait } => {
+                    let side = &self.sides[node][&id];
+                    assert!(!side.was_up, "{side:?} was established");
+                    self.report.unreachable += 1;
+                    self.over(node, id, timewait);
+                }
+                Event::Disconnected { id, .. } => {
+                    let side = &self.sides[node][&id];
+                    assert!(side.was_up, "{side:?} was never established");
+                    self.report.disconnected += 1;
+                    self.over(node, id, true);
+                }
+                Event::TimeWaitExit { id, qpn } => {
+                    assert!(self.gone[node].insert(id), "an id ends once");
+                    let until = self.rest[node].remove(&qpn);
+                    // One that was given up while established is disconnected first; when, nobody was told.
+                    assert!(
+                        until.is_some_and(|u| u <= now),
+                        "node {node} {qpn:?} rested until {now:?}, not {until:?}"
+                    );
+                }
+                Event::SidrRequest { id, .. } => {
+                    let reply = SidrReply {
+                        status: SidrStatus::SUCCESS,
+                        qpn: Qpn::new(5),
+                        qkey: 6,
+                        info: Vec::new(),
+                        private_data: Vec::new(),
+                    };
+                    match self.rng.below(4) {
+                        0 => {}
+                        1 => self.w.nodes[node].sidr_destroy(id).unwrap(),
+                        _ => self.w.nodes[node].sidr_reply(now, id, &reply).unwrap(),
+                    }
+                }
+                Event::SidrReply { id, .. } => {
+                    assert!(self.sidrs[node].remove(&id), "one answer a question");
+                    self.report.sidr_answered += 1;
+                }
+                Event::SidrUnreachable { id } => {
+                    assert!(self.sidrs[node].remove(&id), "one answer a question");
+                }
+            }
+        }
+    }
+
+    /// The program of one side does its next step.
+    fn act(&mut self, node: usize, id: ConnId) {
+        let now = self.w.now;
+        let side = &self.sides[node][&id];
+        let (active, phase, number) = (side.active, side.phase, side.number);
+        let choice = self.rng.below(12);
+        match phase {
+            Phase::Over | Phase::Closing => {}
+            Phase::Deciding if choice == 0 => self.give_up(node, id),
+            Phase::Deciding if choice == 1 => {
+                self.w.nodes[node].reject(now, id, &Reject::consumer(vec![1; 5])).unwrap();
+                self.report.given_up += 1;
+                self.over(node, id, active);
+            }
+            // It forgets to decide: that has to end by itself.
+            Phase::Deciding if choice == 2 => self.sides[node].get_mut(&id).unwrap().due = Instant::FAR,
+            Phase::Deciding if active => {
+                self.w.nodes[node].confirm(now, id, b"").unwrap();
+                let due = self.later(100);
+                let side = self.sides[node].get_mut(&id).unwrap();
+                (side.phase, side.was_up, side.due) = (Phase::Up, true, due);
+                self.report.established += 1;
+            }
+            Phase::Deciding => {
+                let Some(qpn) = self.free_qp(node) else { return };
+                self.w.nodes[node].accept(now, id, &Accept::new(qpn)).unwrap();
+                let due = self.later(100);
+                let side = self.sides[node].get_mut(&id).unwrap();
+                (side.phase, side.qpn, side.due) = (Phase::Waiting, Some(qpn), due);
+            }
+            Phase::Waiting if active => self.give_up(node, id),
+            Phase::Waiting => {
+                // Data of a peer that is established may come before its RTU.
+                let qpn = side.qpn;
+                let peer_up = self.active.get(&number).and_then(|(n, id)| self.sides[*n].get(id));
+                let sends = peer_up.is_some_and(|p| p.phase == Phase::Up && p.remote == qpn);
+                self.sides[node].get_mut(&id).unwrap().due = Instant::FAR;
+                match choice {
+                    0 => self.give_up(node, id),
+                    1..=6 if sends => {
+                        self.w.nodes[node].established(now, id).unwrap();
+                        self.report.by_data += 1;
+                    }
+                    _ => {}
+                }
+            }
+            Phase::Up if choice == 0 => self.give_up(node, id),
+            Phase::Up => match self.w.nodes[node].disconnect(now, id, b"") {
+                Ok(()) => self.sides[node].get_mut(&id).unwrap().phase = Phase::Closing,
+                // The event that says so is in the queue, or the other side is stale.
+                Err(Error::State { .. }) => self.sides[node].get_mut(&id).unwrap().due = Instant::FAR,
+                Err(other) => panic!("{other}"),
+            },
+        }
+    }
+
+    fn give_up(&mut self, node: usize, id: ConnId) {
+        let now = self.w.now;
+        self.w.nodes[node].destroy(now, id).unwrap();
+        self.report.given_up += 1;
+        let side = &self.sides[node][&id];
+        let rests = match (side.phase, side.active) {
+            (Phase::Waiting, true) | (Phase::Deciding, false) => false,
+            _ => side.qpn.is_some(),
+        };
+        self.over(node, id, rests);
+    }
+
+    /// A node dies, or comes back with everything forgotten.
+    fn death(&mut self, node: usize) {
+        if !self.w.dead[node] {
+            self.w.dead[node] = true;
+            self.report.deaths += 1;
+            return;
+        }
+        self.w.dead[node] = false;
+        self.lives[node] += 1;
+        let seed = self.rng.next();
+        self.w.restart(node, Self::config(&self.base, node, seed));
+        Self::serve(&mut self.w.nodes[node]);
+        let sides = std::mem::take(&mut self.sides[node]);
+        self.excused.extend(sides.values().map(|s| s.number));
+        self.gone[node].clear();
+        self.rest[node].clear();
+        self.sidrs[node].clear();
+    }
+
+    fn turn(&mut self, faulty: bool) {
+        let tick = Duration::from_micros(self.rng.range(50, TURN.as_micros() as u64));
+        self.w.run(tick);
+        for node in 0..self.w.nodes.len() {
+            if self.w.dead[node] {
+                continue;
+            }
+            self.events(node);
+            let now = self.w.now;
+            let due: Vec<ConnId> =
+                self.sides[node].iter().filter(|(_, s)| s.due <= now).map(|(id, _)| *id).collect();
+            for id in due {
+                // What the last one did may have ended this one.
+                self.events(node);
+                if self.sides[node][&id].due <= now {
+                    self.act(node, id);
+                }
+            }
+        }
+        if faulty {
+            if self.rng.one_in(2) {
+                self.connect();
+            }
+            if self.rng.one_in(8) {
+                self.sidr();
+            }
+            let node = self.rng.below(self.w.nodes.len() as u64) as usize;
+            if self.rng.one_in(if self.w.dead[node] { 60 } else { 300 }) {
+                self.death(node);
+            }
+        }
+    }
+
+    /// No two connections of a node have one comm id, and none is zero: seen on the wire.
+    fn check_ids(&mut self) {
+        let mut owner: BTreeMap<(u64, usize, u32), u64> = BTreeMap::new();
+        for sent in self.w.log.take().unwrap_or_default() {
+            let mad = sent.mad();
+            let id = match &mad.message {
+                Message::Req(m) => m.local_comm_id,
+                Message::Rep(m) => m.local_comm_id,
+                _ => continue,
+            };
+            assert_ne!(id, 0);
+            let is_req = u64::from(matches!(mad.message, Message::Req(_)));
+            // All of one run are alive or resting for most of the time: ids never repeat within it.
+            let tid = owner.entry((is_req, sent.from, id)).or_insert(mad.tid);
+            assert_eq!(*tid, mad.tid, "node {} used comm id {id:#x} for two connections", sent.from);
+        }
+        self.w.log = Some(Vec::new());
+    }
+
+    /// Both sides agree, or the one that does not stand knows why.
+    fn check_agreement(&self) {
+        for (number, (node, id)) in &self.active {
+            if self.excused.contains(number) {
+                continue;
+            }
+            let active = &self.sides[*node][id];
+            let passives: Vec<&Side> = self
+                .sides
+                .iter()
+                .flat_map(|s| s.values())
+                .filter(|s| !s.active && s.number == *number)
+                .collect();
+            let partner = passives.iter().find(|p| p.qpn.is_some() && p.qpn == active.remote);
+            if active.phase == Phase::Up && partner.is_none() {
+                assert!(
+                    passives.iter().any(|p| p.phase == Phase::Over),
+                    "{active:?} stands alone, {passives:?}"
+                );
+            }
+            for passive in passives.iter().filter(|p| p.phase == Phase::Up) {
+                assert!(
+                    matches!(active.phase, Phase::Up | Phase::Closing | Phase::Over) && active.was_up,
+                    "{passive:?} stands, {active:?} never did"
+                );
+            }
+        }
+    }
+
+    fn run(mut self) -> Report {
+        for _ in 0..900 {
+            self.turn(true);
+        }
+        self.check_ids();
+        // The link is whole again, and every node is there.
+        self.w.faults = MadFaults::NONE;
+        for node in 0..self.w.nodes.len() {
+            if self.w.dead[node] {
+                self.death(node);
+            }
+        }
+        for _ in 0..3000 {
+            self.turn(false);
+        }
+        self.w.run(Duration::from_secs(20));
+        for node in 0..self.w.nodes.len() {
+            self.events(node);
+        }
+        for side in self.sides.iter().flat_map(|s| s.values()) {
+            assert!(matches!(side.phase, Phase::Up | Phase::Over), "{side:?} waits for ever");
+        }
+        self.check_agreement();
+        // Whoever still stands is told to go; then nothing may be left.
+        for node in 0..self.w.nodes.len() {
+            let up: Vec<ConnId> =
+                self.sides[node].iter().filter(|(_, s)| s.phase == Phase::Up).map(|(id, _)| *id).collect();
+            for id in up {
+                self.events(node);
+                if self.sides[node][&id].phase == Phase::Up {
+                    self.act(node, id);
+                }
+            }
+        }
+        self.w.run(Duration::from_secs(60));
+        for node in 0..self.w.nodes.len() {
+            self.events(node);
+            let machine = &self.w.nodes[node];
+            assert_eq!((machine.connections(), machine.half_open(), machine.sidr_exchanges()), (0, 0, 0));
+            assert_eq!(machine.next_timer(), None, "no timer is left");
+            assert!(self.sidrs[node].is_empty(), "every question was answered");
+            assert!(self.rest[node].is_empty(), "every queue pair was given back");
+            for (id, side) in &self.sides[node] {
+                assert_eq!(side.phase, Phase::Over, "{side:?}");
+                assert!(self.gone[node].contains(id), "{side:?} has not ended");
+            }
+        }
+        self.report
+    }
+}
+
+#[test]
+fn m27_swarm_of_connections() {
+    if let Some(seed) = std::env::var("CM_SEED").ok().and_then(|s| s.parse().ok()) {
+        println!("{:?}", Run::new(seed).run());
+        return;
+    }
+    let seeds = std::env::var("CM_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(24);
+    let mut sum = Report::default();
+    for seed in 0..seeds {
+        let report = std::panic::catch_unwind(|| Run::new(seed).run()).unwrap_or_else(|panic| {
+            eprintln!("CM_SEED={seed} cargo test -p stack --test cm_swarm");
+            std::panic::resume_unwind(panic)
+        });
+        for (to, from) in [
+            (&mut sum.connects, report.connects),
+            (&mut sum.established, report.established),
+            (&mut sum.rejected, report.rejected),
+            (&mut sum.unreachable, report.unreachable),
+            (&mut sum.given_up, report.given_up),
+            (&mut sum.disconnected, report.disconnected),
+            (&mut sum.by_data, report.by_data),
+            (&mut sum.deaths, report.deaths),
+            (&mut sum.sidr, report.sidr),
+            (&mut sum.sidr_answered, report.sidr_answered),
+            (&mut sum.qp_waited, report.qp_waited),
+        ] {
+            *to += from;
+        }
+    }
+    println!("{sum:?}");
+    // Each kind of end, and each kind of trouble, came about.
+    let all = [sum.connects, sum.established, sum.rejected, sum.unreachable, sum.given_up, sum.disconnected];
+    assert!(all.iter().all(|n| *n > 100), "{sum:?}");
+    assert!(sum.by_data > 0 && sum.deaths > 10 && sum.sidr_answered > 100 && sum.qp_waited > 100, "{sum:?}");
+}
+
+// Goal: connects and disconnects by the thousand on few queue pairs; each rests before it is used again, nothing is left.
+#[test]
+fn m27_a_thousand_connects_and_disconnects() {
+    let mut w = MadWorld::new(3, 2, MadFaults::NONE, |node| Run::config(&Config::default(), node, 9));
+    w.log = None;
+    Run::serve(&mut w.nodes[1]);
+    let ip = |node| MadWorld::gid(node).to_ip();
+    let rest = code::time(code::ack_timeout(16, 15));
+    let mut ended: BTreeMap<Qpn, Instant> = BTreeMap::new();
+    let mut refused = 0;
+    for i in 0..1000u32 {
+        let qpn = Qpn::new(0x100 + i % 8);
+        let connect = Connect {
+            ip: Some(IpHeader { src_port: 1, src: ip(0), dst: ip(1) }),
+            ..Connect::new(SERVICE, MadWorld::path(0, 1), qpn)
+        };
+        let now = w.now;
+        let resting = ended.get(&qpn).filter(|at| now < at.after(rest));
+        let id = match (w.nodes[0].connect(now, &connect), resting) {
+            (Ok(id), None) => id,
+            (Err(Error::QpBusy(q)), Some(until)) => {
+                assert_eq!(q, qpn);
+                refused += 1;
+                let left = until.after(rest).nanos_since(now);
+                w.run(Duration::from_nanos(left));
+                let now = w.now;
+                w.nodes[0].connect(now, &connect).unwrap()
+            }
+            (result, resting) => panic!("{result:?} of a queue pair that rests since {resting:?}"),
+        };
+        let ms = Duration::from_millis(1);
+        w.run(ms);
+        let asked = std::iter::from_fn(|| w.event(1)).find_map(|e| match e {
+            Event::ConnectRequest { id, .. } => Some(id),
+            _ => None,
+        });
+        let now = w.now;
+        w.nodes[1].accept(now, asked.unwrap(), &Accept::new(qpn)).unwrap();
+        w.run(ms);
+        let now = w.now;
+        w.nodes[0].confirm(now, id, b"").unwrap();
+        w.run(ms);
+        let (now, by) = (w.now, (i % 2) as usize);
+        w.nodes[by].disconnect(now, [id, asked.unwrap()][by], b"").unwrap();
+        w.run(ms);
+        let over = std::iter::from_fn(|| w.event(0))
+            .any(|e| matches!(e, Event::Disconnected { id: i, .. } if i == id));
+        assert!(over && w.nodes[0].qp_busy(qpn) && w.nodes[1].qp_busy(qpn));
+        // A little after the moment: the machine's clock began first.
+        ended.insert(qpn, now.after(w.faults.delay * 2));
+        assert!(w.nodes[0].connections() <= 8 && w.nodes[1].connections() <= 8);
+    }
+    assert!(refused > 100, "{refused} were too early");
+    w.run(Duration::from_secs(1));
+    for node in &w.nodes {
+        assert_eq!((node.connections(), node.next_timer()), (0, None));
+    }
+}
