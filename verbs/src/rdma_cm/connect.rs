@@ -194,7 +194,7 @@ impl CmId {
             }
             let checked = check("connect", id, param, data_max)?;
             let connect = Connect {
-                mtu: device.port_attr().active_mtu,
+                mtu: id.options.path_mtu.unwrap_or(device.port_attr().active_mtu),
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
                 initiator_depth: checked.initiator_depth,
@@ -308,11 +308,16 @@ impl CmId {
                 return Err(CmError::Unsuitable { call: "disconnect", why }.into());
             }
             let conn = match (id.state, id.conn) {
-                (IdState::Connected | IdState::Accepting, Some(conn)) => conn,
+                (IdState::Connected, Some(conn)) => conn,
+                (IdState::Accepting, Some(conn)) => {
+                    // The peer may be connected already, and is told as one that is.
+                    state.machine.established(now, conn).map_err(CmError::from)?;
+                    conn
+                }
                 (IdState::Disconnecting | IdState::Disconnected, _) => return Ok(true),
                 _ => return Err(CmError::NotConnected { call: "disconnect" }.into()),
             };
-            id.qp_to_err();
+            state.id(self.number).qp_to_err();
             state.machine.disconnect(now, conn, &[]).map_err(CmError::from)?;
             state.accepting.remove(&self.number);
             state.id(self.number).state = IdState::Disconnecting;

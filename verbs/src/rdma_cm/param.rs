@@ -158,6 +158,8 @@ pub enum CmOption {
     CmResponseTimeout(u8),
     /// How often a message of connection management is sent again, 0 to 15; usually 15. Not in the C API.
     MaxCmRetries(u8),
+    /// Path MTU of the connection, at most that of the port, which is usual. Not in the C API.
+    PathMtu(crate::Mtu),
 }
 
 /// The options that an identifier has ([`CmId::options`](super::CmId::options)).
@@ -175,4 +177,6 @@ pub struct CmOptions {
     pub cm_response_timeout: Option<u8>,
     /// [`CmOption::MaxCmRetries`], where it was set.
     pub max_cm_retries: Option<u8>,
+    /// [`CmOption::PathMtu`], where one was set.
+    pub path_mtu: Option<crate::Mtu>,
 }

@@ -68,6 +68,11 @@ pub fn any(port: u16) -> SocketAddr {
     SocketAddr::from(([0, 0, 0, 0], port))
 }
 
+/// Every address of both IP versions.
+pub fn everybody(port: u16) -> SocketAddr {
+    SocketAddr::from(([0u16; 8], port))
+}
+
 /// A cable end that lets nothing out while it is cut.
 struct Cut(Box<dyn Port>, Arc<AtomicBool>);
 
