@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use stack::id::QpType;
 use stack::mark::Mark;
+use stack::proto::status::WrOpcode;
 use stack::sim::link::Fault;
 use stack::sim::swarm::Swarm;
 use stack::sim::workload::{self, Plant, Report};
@@ -22,6 +24,44 @@ const ENOUGH: u64 = 300;
 const RARE: [Mark; 2] = [Mark::ReadRevoked, Mark::ReplayCutOff];
 /// See [`RARE`].
 const MANY: u64 = 10_000;
+
+/// What a run of many seeds must have done.
+const WORK: [(QpType, WrOpcode); 28] = {
+    use WrOpcode::{
+        AtomicCmpAndSwp, AtomicFetchAndAdd, AtomicWrite, BindMw, Flush, LocalInv, RdmaRead, RdmaWrite,
+        RdmaWriteWithImm, Send, SendWithImm, SendWithInv,
+    };
+    [
+        (QpType::Rc, Send),
+        (QpType::Rc, SendWithImm),
+        (QpType::Rc, SendWithInv),
+        (QpType::Rc, RdmaWrite),
+        (QpType::Rc, RdmaWriteWithImm),
+        (QpType::Rc, RdmaRead),
+        (QpType::Rc, AtomicCmpAndSwp),
+        (QpType::Rc, AtomicFetchAndAdd),
+        (QpType::Rc, AtomicWrite),
+        (QpType::Rc, Flush),
+        (QpType::Rc, BindMw),
+        (QpType::Rc, LocalInv),
+        (QpType::XrcIni, Send),
+        (QpType::XrcIni, SendWithImm),
+        (QpType::XrcIni, SendWithInv),
+        (QpType::XrcIni, RdmaWrite),
+        (QpType::XrcIni, RdmaWriteWithImm),
+        (QpType::XrcIni, RdmaRead),
+        (QpType::XrcIni, AtomicCmpAndSwp),
+        (QpType::XrcIni, AtomicFetchAndAdd),
+        (QpType::XrcIni, AtomicWrite),
+        (QpType::XrcIni, Flush),
+        (QpType::Uc, Send),
+        (QpType::Uc, SendWithImm),
+        (QpType::Uc, RdmaWrite),
+        (QpType::Uc, RdmaWriteWithImm),
+        (QpType::Ud, Send),
+        (QpType::Ud, SendWithImm),
+    ]
+};
 
 // Goal: whatever the network, the ports and the programs do, the stack is safe; and once everything is healed, everything
 // ends. And everything does happen: no fault and no branch of a retry is there in name only.
@@ -71,6 +111,8 @@ fn q60_seeds() {
         let never: Vec<_> = happened.iter().filter(|(name, count)| *count == 0 && !rare(name)).collect();
         assert!(never.is_empty(), "in {n} seeds these never happened: {never:?}");
         assert!(report.completed > 10 * report.failed, "most requests must succeed");
+        let nobody: Vec<_> = WORK.into_iter().filter(|(ty, opcode)| report.done(*ty, *opcode) == 0).collect();
+        assert!(nobody.is_empty(), "in {n} seeds none of these succeeded: {nobody:?}");
     }
 }
 
@@ -135,6 +177,10 @@ fn checkers_notice() {
         (Plant::Uncounted, "by name"),
         (Plant::DeadRegion, "after it was deregistered"),
         (Plant::Unreliable, "message"),
+        (Plant::UnreliableWord, "which no message wrote there"),
+        (Plant::OtherQueue, "queue"),
+        (Plant::Window, "lives after a LOCAL_INV"),
+        (Plant::Unheard, "did not flush"),
         (Plant::NoReceives, "never complete"),
     ] {
         let noticed = (0..60).filter_map(|seed| workload::run_planted(seed, plant).err());

@@ -392,22 +392,12 @@ fn post_send(
         Err(state) => return refused(wrs.len(), state),
     };
     let sig_all = core.sq_sig_all();
-    let mut posted = 0;
-    let mut result = Ok(());
-    for (i, wr) in wrs.iter().enumerate() {
-        let put = wr.check(limits).and_then(|length| match ring.slot(posted) {
-            Some(slot) => {
-                wr.encode(slot, length, epoch, sig_all);
-                Ok(())
-            }
-            None => Err(PostErrorKind::Full { depth: ring.depth() }),
-        });
-        if let Err(kind) = put {
-            result = Err(PostError { bad_wr: i, kind });
-            break;
-        }
-        posted += 1;
-    }
+    let (posted, result) = post_each(wrs, |ahead, wr| {
+        let length = wr.check(limits)?;
+        let Some(slot) = ring.slot(ahead) else { return Err(PostErrorKind::Full { depth: ring.depth() }) };
+        wr.encode(slot, length, epoch, sig_all);
+        Ok(())
+    });
     if posted > 0 {
         ring.publish(posted);
         core.send_posted();
@@ -421,27 +411,33 @@ fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]
         Ok(epoch) => epoch,
         Err(state) => return refused(wrs.len(), state),
     };
-    let mut posted = 0;
-    let mut result = Ok(());
-    for (i, wr) in wrs.iter().enumerate() {
-        let put = wr.check(max_sge).and_then(|()| match ring.slot(posted) {
-            Some(slot) => {
-                wr.encode(slot, epoch);
-                Ok(())
-            }
-            None => Err(PostErrorKind::Full { depth: ring.depth() }),
-        });
-        if let Err(kind) = put {
-            result = Err(PostError { bad_wr: i, kind });
-            break;
-        }
-        posted += 1;
-    }
+    let (posted, result) = post_each(wrs, |ahead, wr| {
+        wr.check(max_sge)?;
+        let Some(slot) = ring.slot(ahead) else { return Err(PostErrorKind::Full { depth: ring.depth() }) };
+        wr.encode(slot, epoch);
+        Ok(())
+    });
     if posted > 0 {
         ring.publish(posted);
         core.recv_posted();
     }
     result
+}
+
+/// Puts the requests of a list into a queue, up to the first that is not taken: how many were, and what is said of it.
+#[inline]
+pub(crate) fn post_each<W>(
+    wrs: &[W],
+    mut put: impl FnMut(u32, &W) -> Result<(), PostErrorKind>,
+) -> (u32, Result<(), PostError>) {
+    let mut posted = 0;
+    for wr in wrs {
+        if let Err(kind) = put(posted, wr) {
+            return (posted, Err(PostError { bad_wr: posted as usize, kind }));
+        }
+        posted += 1;
+    }
+    (posted, Ok(()))
 }
 
 /// There is no ring to post to: it is split off, or there never was one.

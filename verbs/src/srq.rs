@@ -7,6 +7,7 @@ use stack::device::{PdCore, SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 
 use crate::cq::Cq;
 use crate::error::{PostError, PostErrorKind, VerbsError};
+use crate::qp::post_each;
 use crate::wr::RecvWr;
 use crate::xrcd::Xrcd;
 
@@ -76,15 +77,10 @@ impl Srq {
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut tap = self.core.tap();
-        let mut posted = 0;
-        let mut result = Ok(());
-        for (i, wr) in wrs.iter().enumerate() {
-            if let Err(kind) = wr.check(self.core.max_sge()).and_then(|()| put(&mut tap, posted, wr)) {
-                result = Err(PostError { bad_wr: i, kind });
-                break;
-            }
-            posted += 1;
-        }
+        let (posted, result) = post_each(wrs, |ahead, wr| {
+            wr.check(self.core.max_sge())?;
+            put(&mut tap, ahead, wr)
+        });
         tap.publish(posted);
         result
     }

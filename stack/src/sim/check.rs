@@ -22,6 +22,7 @@ pub const CHECKERS: &[(&str, &str)] = &[
     ("a word holds what the atomics of one flow make it", "atomics_count_once"),
     ("additions of many queue pairs count once each", "additions_of_many_count_once"),
     ("messages arrive once, in order, unmodified", "messages_arrive_once"),
+    ("an XRC message arrives in the queue that it names", "messages_arrive_once"),
     ("nothing beside a message's buffers is written", "bytes_beside_a_message_are_noticed"),
     ("nothing beside a region is written", "a_spoilt_guard_is_seen"),
     ("a window is never exceeded, nor half of the circle", "windows_are_kept"),
@@ -30,6 +31,11 @@ pub const CHECKERS: &[(&str, &str)] = &[
     (
         "unreliable messages are whole, and no more than the network brought",
         "unreliable_messages_are_never_too_many",
+    ),
+    ("unreliable WRITEs leave words of messages that were written there", "words_of_unreliable_writes"),
+    (
+        "a window's key is dead once it is invalidated, and whoever overflows a queue is told",
+        "checkers_notice",
     ),
     ("in a whole run: each of the above, dead keys, and that everything ends", "checkers_notice"),
     ("a region is as it was when it was deregistered", "checkers_notice"),
@@ -260,6 +266,8 @@ pub struct Message {
     pub inv: bool,
     /// A WRITE with immediate.
     pub write: bool,
+    /// Which of its shared receive queues it names, on XRC.
+    pub queue: usize,
 }
 
 /// Messages of a queue pair arrive once, in order, unmodified.
@@ -282,14 +290,24 @@ impl Arrivals {
         match self.expected.pop_front() {
             Some(want) if want == *got => Ok(()),
             Some(want)
-                if (want.len, want.tail, want.inv, want.write) == (got.len, got.tail, got.inv, got.write) =>
+                if (want.len, want.tail, want.inv, want.write, want.queue)
+                    == (got.len, got.tail, got.inv, got.write, got.queue) =>
             {
                 let at = want.data.iter().zip(&got.data).position(|(a, b)| a != b);
                 Err(format!("message {} of {} bytes differs at byte {at:?}", self.arrived, got.len))
             }
             Some(want) => Err(format!(
-                "message {} is {} bytes, tail {:?}, write {}; should be {} bytes, tail {:?}, write {}",
-                self.arrived, got.len, got.tail, got.write, want.len, want.tail, want.write
+                "message {} is {} bytes, tail {:?}, write {}, queue {}; should be {} bytes, tail {:?}, write {}, \
+                 queue {}",
+                self.arrived,
+                got.len,
+                got.tail,
+                got.write,
+                got.queue,
+                want.len,
+                want.tail,
+                want.write,
+                want.queue
             )),
             None => Err(format!("a message of {} bytes arrives that nobody sent", got.len)),
         }
@@ -329,7 +347,7 @@ impl Window {
 
     /// A node sent a packet to a peer's queue pair.
     pub fn sent(&mut self, node: usize, seen: &Seen) -> Check {
-        if !seen.is_request() || seen.transport() != Transport::Rc {
+        if !seen.is_request() || !matches!(seen.transport(), Transport::Rc | Transport::Xrc) {
             return Ok(());
         }
         let sender = self.0.entry((node, seen.dqpn)).or_default();
@@ -563,12 +581,14 @@ mod tests {
             tail: None,
             inv: false,
             write: false,
+            queue: 0,
         };
         let mut a = Arrivals::default();
         a.posted(message(b"one"));
         a.posted(message(b"two"));
         assert!(a.clone().arrived(&message(b"two")).is_err(), "in order");
         assert!(a.clone().arrived(&Message { tail: Some([0; 4]), ..message(b"one") }).is_err());
+        assert!(a.clone().arrived(&Message { queue: 1, ..message(b"one") }).is_err(), "where it was sent");
         a.arrived(&message(b"one")).unwrap();
         assert!(a.clone().arrived(&message(b"twp")).unwrap_err().contains("Some(2)"), "unmodified");
         a.arrived(&message(b"two")).unwrap();

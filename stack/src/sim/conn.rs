@@ -1,16 +1,18 @@
 //! The lives of a connection in a random run: it is drained, broken, torn down and made anew while others work.
 
+use core::ops::Range;
 use core::time::Duration;
 
 use super::check::Check;
 use super::flow::Flow;
 use super::link::Fault;
-use super::node::{MrId, QpConfig, QpId};
+use super::node::{CqId, MrId, QpConfig, QpId};
 use super::swarm::Ends;
 use super::workload::{Plant, Run, flushed};
-use crate::id::QpState;
+use crate::id::{QpState, QpType, Qpn};
 use crate::proto::attr::{AttrMask, QpAttr};
-use crate::proto::status::WcStatus;
+use crate::proto::status::{AsyncEvent, WcStatus};
+use crate::shard::EventElement;
 use crate::time::Instant;
 
 /// Lives of a connection while the faults are on.
@@ -23,11 +25,28 @@ const FLUSH: Duration = Duration::from_millis(50);
 pub(super) struct End {
     pub node: usize,
     pub qp: QpId,
+    pub qpn: Qpn,
+    ty: QpType,
     shard: usize,
+    /// Where both its queues complete.
+    pub cq: CqId,
+    /// That has no room for everything.
+    pub tight: bool,
+    /// It overflowed, and what that brought.
+    pub overran: Overran,
     /// First sequence number that it sends in this life.
     psn: u32,
     /// Destroyed, or in RESET.
     gone: Option<Gone>,
+}
+
+/// What the program was told of an overflow.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Overran {
+    /// Of the completion queue.
+    pub cq: bool,
+    /// Of the queue pair.
+    pub qp: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,8 +73,9 @@ pub(super) enum Phase {
 pub(super) struct Conn {
     /// Two ends, or one that is connected to itself.
     pub ends: Vec<End>,
-    /// Its first flow; each end has one.
+    /// Its first flow. Each end has one, but for an XRC target.
     flow: usize,
+    xrc: bool,
     pub phase: Phase,
     /// Lives, this one included.
     pub lives: u32,
@@ -67,6 +87,18 @@ pub(super) struct Conn {
 }
 
 impl Conn {
+    /// Its flows.
+    pub fn flows(&self) -> Range<usize> {
+        self.flow..self.flow + if self.xrc { 1 } else { self.ends.len() }
+    }
+
+    /// From where to where each of its flows goes.
+    fn directions(&self) -> Vec<(End, End)> {
+        let mut both = pairs(&self.ends);
+        both.truncate(self.flows().len());
+        both
+    }
+
     /// What a request may fail with.
     pub fn allowed(&self, teardown: bool) -> Vec<WcStatus> {
         let mut allowed = Vec::new();
@@ -79,6 +111,10 @@ impl Conn {
                 WcStatus::RemOpErr,
                 WcStatus::LocProtErr,
                 WcStatus::LocAccessErr,
+                // Its window went with it.
+                WcStatus::LocQpOpErr,
+                WcStatus::MwBindErr,
+                WcStatus::RemInvReqErr,
             ]);
         }
         if teardown {
@@ -91,29 +127,29 @@ impl Conn {
 impl Run {
     /// The connection that a flow belongs to.
     pub fn conn_of(&self, flow: usize) -> usize {
-        self.conns.iter().position(|c| (c.flow..c.flow + c.ends.len()).contains(&flow)).expect("it is in one")
+        self.conns.iter().position(|c| c.flows().contains(&flow)).expect("it is in one")
     }
 
     /// Makes a connection, and its flows.
     pub fn create(&mut self, ends: Ends) {
-        let nodes = match ends {
-            Ends::Two(a, b) => vec![a, b],
-            Ends::Itself(a) => vec![a],
+        let sides = match ends {
+            Ends::Two(a, b) => vec![(a, QpType::Rc), (b, QpType::Rc)],
+            Ends::Itself(a) => vec![(a, QpType::Rc)],
+            Ends::Xrc(a, b) => vec![(a, QpType::XrcIni), (b, QpType::XrcTgt)],
         };
         let config = self.swarm.qp;
         let mut made = Vec::new();
-        for node in nodes {
+        for (node, ty) in sides {
             let shard = self.rng.below(self.swarm.shards[node] as u64) as usize;
-            let cq = self.cqs[node];
-            let qp = self.world.nodes[node].create_qp(shard, config, cq, cq);
             // Each side starts where it likes; the other side is told.
             let psn = if made.is_empty() { config.sq_psn } else { self.rng.next() as u32 & 0xff_ffff };
-            made.push(End { node, qp, shard, psn, gone: None });
+            made.push(self.create_end(node, ty, shard, psn, None));
         }
         let flow = self.flows.len();
         self.conns.push(Conn {
             ends: made,
             flow,
+            xrc: matches!(ends, Ends::Xrc(..)),
             phase: Phase::Live,
             lives: 0,
             may_end: false,
@@ -121,11 +157,56 @@ impl Run {
             config,
         });
         let conn = self.conns.len() - 1;
-        for (from, to) in pairs(&self.conns[conn].ends) {
-            let new = Flow::new(&mut self.world.nodes, (from.node, from.qp), (to.node, to.qp), &self.swarm);
+        let range = self.conns[conn].flows();
+        for (i, (from, to)) in range.clone().zip(self.conns[conn].directions()) {
+            let mut new =
+                Flow::new(&mut self.world.nodes, (from.node, from.qp), (to.node, to.qp), &self.swarm);
+            // An XRC target sends nothing, and binds nothing.
+            new.binder = (!self.conns[conn].xrc).then(|| range.start + range.end - 1 - i);
             self.flows.push(new);
         }
         self.live(conn);
+    }
+
+    /// One end, in RESET; now and then with a completion queue of its own that is too small.
+    fn create_end(&mut self, node: usize, ty: QpType, shard: usize, psn: u32, number: Option<Qpn>) -> End {
+        let config = QpConfig { ty, ..self.swarm.qp };
+        let tight = self.faulty && self.rng.ppm(self.swarm.program(node, Fault::CqOverflow));
+        let cq = if tight {
+            let room = u64::from((config.send_depth + config.recv_depth) / 2).max(1);
+            self.world.nodes[node].create_cq(self.rng.range(1, room) as u32)
+        } else {
+            self.cqs[node]
+        };
+        let qp = self.world.nodes[node].create_qp_as(number, shard, config, cq, cq);
+        let qpn = self.world.nodes[node].qp(qp).qpn;
+        End { node, qp, qpn, ty, shard, cq, tight, overran: Overran::default(), psn, gone: None }
+    }
+
+    /// A completion queue overflowed, or a queue pair was told that one of its own did.
+    pub fn overflow(&mut self, node: usize, event: AsyncEvent, of: EventElement) -> Check {
+        let is = |e: &End| {
+            e.node == node && (of == EventElement::Qp(e.qpn) || of == self.world.nodes[node].cq_element(e.cq))
+        };
+        let found = self.conns.iter().enumerate().find_map(|(i, c)| Some((i, c.ends.iter().position(is)?)));
+        let Some((i, k)) = found.filter(|(i, k)| self.conns[*i].ends[*k].tight) else {
+            return Err(format!("{event:?} of {of:?}, which has room for everything"));
+        };
+        let end = &mut self.conns[i].ends[k];
+        let told = match event {
+            AsyncEvent::CqErr => &mut end.overran.cq,
+            _ => &mut end.overran.qp,
+        };
+        if core::mem::replace(told, true) {
+            return Err(format!("{event:?} of {of:?} comes twice"));
+        }
+        if event == AsyncEvent::CqErr {
+            self.world.fired.count(Fault::CqOverflow);
+            // What was lost nobody knows; what comes before it has been polled.
+            self.nobody_knows(i, k);
+            self.broken(i);
+        }
+        Ok(())
     }
 
     /// A new life: both ends are in RESET.
@@ -136,25 +217,23 @@ impl Run {
         let ends = self.conns[i].ends.clone();
         for (from, to) in pairs(&ends) {
             let psns = (from.psn, to.psn);
-            let config = QpConfig { sq_psn: psns.0, rq_psn: psns.1, ..self.conns[i].config };
+            let config = QpConfig { ty: from.ty, sq_psn: psns.0, rq_psn: psns.1, ..self.conns[i].config };
             self.world.nodes[from.node].configure(from.qp, config);
         }
         let last = ends[ends.len() - 1];
         self.world.link_up((ends[0].node, ends[0].qp), (last.node, last.qp));
         let base = self.base();
-        let first = self.conns[i].flow;
-        for (k, (from, to)) in pairs(&ends).into_iter().enumerate() {
+        for (flow, (from, to)) in self.conns[i].flows().zip(self.conns[i].directions()) {
             let nodes = &mut self.world.nodes;
-            let flow = &mut self.flows[first + k];
+            let flow = &mut self.flows[flow];
             (flow.qp, flow.peer) = (from.qp, to.qp);
-            flow.qpn = nodes[from.node].qp(from.qp).qpn;
-            flow.peer_qpn = nodes[to.node].qp(to.qp).qpn;
+            (flow.qpn, flow.peer_qpn, flow.recv_cq) = (from.qpn, to.qpn, to.cq);
             flow.begin(nodes, &mut self.rng, base);
         }
         let conn = &mut self.conns[i];
         conn.phase = Phase::Live;
         conn.lives += 1;
-        conn.may_end = self.swarm.may_fail && self.faulty;
+        conn.may_end = self.swarm.may_fail && self.faulty || conn.ends.iter().any(|e| e.tight);
         conn.dead = None;
     }
 
@@ -216,8 +295,11 @@ impl Run {
         let rate = |fault| self.swarm.program(end.node, fault);
         let faults = [Fault::Drain, Fault::ToError, Fault::ToReset, Fault::Destroy, Fault::Deregister];
         let Some(fault) = faults.into_iter().find(|f| self.rng.ppm(rate(*f))) else { return };
+        if fault == Fault::Drain && end.ty == QpType::XrcTgt {
+            return;
+        }
         // In the middle of its work, or it is no fault.
-        let flow = self.conns[i].flow + k;
+        let flow = self.conns[i].flow + k.min(self.conns[i].flows().len() - 1);
         if self.flows[flow].sends.outstanding() == 0 || fault != Fault::Drain && self.conns[i].lives >= LIVES
         {
             return;
@@ -249,18 +331,25 @@ impl Run {
     }
 
     fn gone(&mut self, i: usize, k: usize, how: Gone) {
-        let conn = &mut self.conns[i];
-        conn.ends[k].gone = Some(how);
-        let other = conn.flow + conn.ends.len() - 1 - k;
-        self.flows[conn.flow + k].sender_gone();
-        self.flows[other].receiver_gone();
+        self.conns[i].ends[k].gone = Some(how);
+        self.nobody_knows(i, k);
+    }
+
+    /// No completion tells any more how the requests of an end ended.
+    fn nobody_knows(&mut self, i: usize, k: usize) {
+        let conn = &self.conns[i];
+        let (end, flows) = (conn.ends[k].qpn, &mut self.flows[conn.flows()]);
+        flows.iter_mut().filter(|f| f.qpn == end).for_each(Flow::sender_gone);
+        flows.iter_mut().filter(|f| f.peer_qpn == end).for_each(Flow::receiver_gone);
     }
 
     /// One of a flow's regions is deregistered, whatever it is used for.
     fn deregister(&mut self, i: usize) {
-        let n = self.conns[i].ends.len() as u64;
+        let n = self.conns[i].flows().len() as u64;
         let flow = &mut self.flows[self.conns[i].flow + self.rng.below(n) as usize];
         let none = MrId(usize::MAX);
+        // A region with windows is not deregistered.
+        flow.drop_window(&mut self.world.nodes);
         let (node, slot) = match self.rng.below(4) {
             0 => (flow.from, &mut flow.mrs.src),
             1 => (flow.from, &mut flow.mrs.sink),
@@ -308,21 +397,28 @@ impl Run {
 
     /// Everything of a connection in ERR is flushed; then it begins again.
     fn flush(&mut self, i: usize, until: Instant) -> Check {
-        let (first, n) = (self.conns[i].flow, self.conns[i].ends.len());
+        let (flows, n) = (self.conns[i].flows(), self.conns[i].ends.len());
         let done = |f: &Flow| {
             // Unsignalled requests that had succeeded make no completion.
             let gone = f.sends.outstanding() == 0;
             let in_use = if gone { 0 } else { self.world.nodes[f.from].sends_in_use(f.qp) };
-            if f.sends.settled() && in_use == 0 && f.receives.outstanding() == 0 {
+            if f.sends.settled() && in_use == 0 && f.receives_left(&self.world.nodes) == 0 {
                 Ok(())
             } else {
-                flushed(f)
+                flushed(f, &self.world.nodes)
             }
         };
-        if let Err(e) = self.flows[first..first + n].iter().try_for_each(done) {
+        let told = |e: &End| match e.overran {
+            Overran { cq: true, qp: false } if e.gone.is_none() => {
+                Err(format!("{:?} was not told that its completion queue overflowed", e.qpn))
+            }
+            _ => Ok(()),
+        };
+        let done = self.flows[flows.clone()].iter().try_for_each(done);
+        if let Err(e) = done.and_then(|()| self.conns[i].ends.iter().try_for_each(told)) {
             return if self.world.now > until { Err(e) } else { Ok(()) };
         }
-        for flow in first..first + n {
+        for flow in flows.clone() {
             self.flows[flow].matches(&self.world.nodes)?;
         }
         if let Some((node, mr, held)) = self.conns[i].dead.take() {
@@ -331,7 +427,7 @@ impl Run {
                 return Err(format!("node {node}: a region was written after it was deregistered"));
             }
             self.world.nodes[node].reclaim(mr);
-            for flow in &mut self.flows[first..first + n] {
+            for flow in &mut self.flows[flows] {
                 let m = &mut flow.mrs;
                 for slot in [&mut m.src, &mut m.sink] {
                     if flow.from == node && *slot == mr {
@@ -356,28 +452,39 @@ impl Run {
     /// under its old number.
     fn renew(&mut self, i: usize, k: usize) {
         let (now, end) = (self.world.now, self.conns[i].ends[k]);
-        let qp = match end.gone {
-            Some(Gone::Reset) => end.qp,
-            None => {
-                self.world.nodes[end.node]
-                    .modify_state(now, end.qp, QpState::Reset)
-                    .expect("RESET is always allowed");
-                end.qp
-            }
-            Some(Gone::Destroyed) => {
-                let again = self.rng.ppm(self.swarm.program(end.node, Fault::NumberAgain));
-                let flow = &self.flows[self.conns[i].flow + k];
-                let number = again.then_some(flow.qpn);
-                if again {
-                    self.world.fired.count(Fault::NumberAgain);
-                }
-                let (cq, config) = (self.cqs[end.node], self.conns[i].config);
-                self.world.nodes[end.node].create_qp_as(number, end.shard, config, cq, cq)
-            }
-        };
         // What is still on its way must not fit (IBA 9.7.1: that is up to the connection's programs).
         let psn = (end.psn + (1 << 22) + self.rng.below(1 << 20) as u32) & 0xff_ffff;
-        self.conns[i].ends[k] = End { qp, psn, gone: None, ..end };
+        let node = &mut self.world.nodes[end.node];
+        // The queue pair of a completion queue that overflowed is of no use any more.
+        let gone = match end.gone {
+            Some(Gone::Destroyed) => true,
+            _ if end.overran.cq || end.tight && !self.faulty => {
+                node.destroy(end.qp);
+                true
+            }
+            Some(Gone::Reset) => false,
+            None => {
+                node.modify_state(now, end.qp, QpState::Reset).expect("RESET is always allowed");
+                false
+            }
+        };
+        self.conns[i].ends[k] = if gone {
+            let first = self.conns[i].flow;
+            let flows = &mut self.flows[first..];
+            if end.tight {
+                // An XRC target's queues complete there too.
+                let flow = flows.iter_mut().find(|f| f.peer_qpn == end.qpn && f.to == end.node);
+                flow.into_iter().for_each(|f| f.drop_queues(&mut self.world.nodes));
+                self.world.nodes[end.node].destroy_cq(end.cq);
+            }
+            let again = self.rng.ppm(self.swarm.program(end.node, Fault::NumberAgain));
+            if again {
+                self.world.fired.count(Fault::NumberAgain);
+            }
+            self.create_end(end.node, end.ty, end.shard, psn, again.then_some(end.qpn))
+        } else {
+            End { psn, gone: None, ..end }
+        };
     }
 }
 

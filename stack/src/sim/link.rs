@@ -81,6 +81,8 @@ faults! {
     NumberAgain "number_again",
     /// A region is deregistered while its key is in use.
     Deregister "deregister",
+    /// A completion queue without room for everything overflows.
+    CqOverflow "cq_overflow",
 }
 
 /// Kinds of faults.

@@ -2,9 +2,12 @@
 //! brought it.
 //!
 //! A message tells its own number in its first bytes, and the number decides length and content; so the receiver
-//! knows what each message must be, however many are missing.
+//! knows what each message must be, however many are missing. A WRITE says its number in each word, for it may be
+//! placed in part: every word of a place must be of a message that was written there, and of one that has arrived whole
+//! no word is older.
 
 use super::check::{self, Check, Completions};
+use super::layout::BLANK;
 use super::memory::Region;
 use super::node::{MrId, Node, QpId, SendWr};
 use super::rng::Rng;
@@ -13,7 +16,7 @@ use crate::mem::Access;
 use crate::proto::address::UdAddress;
 use crate::proto::attr::GlobalRoute;
 use crate::proto::responder::GRH_LEN;
-use crate::proto::status::{WcFlags, WcStatus, WrOpcode};
+use crate::proto::status::{WcFlags, WcOpcode, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
 
 /// The Q_Key of every datagram queue pair of a run.
@@ -58,6 +61,52 @@ pub fn message(seed: u64, number: u64, max: usize) -> Vec<u8> {
     bytes
 }
 
+/// The bytes of WRITE `number` of a sender: its number, again and again; a whole number of words.
+pub fn words(seed: u64, number: u64, max: usize) -> Vec<u8> {
+    let len = message(seed, number, max).len() / 8;
+    number.to_le_bytes().repeat(len)
+}
+
+/// The words of a place that WRITEs go to are of messages that were written there, whole ones. `kinds`: what each message
+/// was; message `n` goes to place `n % places`; `oldest`: no word in front of byte `len` is of an older message, if
+/// there is one.
+pub fn place_holds(
+    bytes: &[u8],
+    (place, places): (u64, u64),
+    kinds: &[WrOpcode],
+    len_of: impl Fn(u64) -> usize,
+    oldest: Option<(u64, usize)>,
+) -> Check {
+    for (i, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
+        let number = u64::from_le_bytes(*word);
+        let required = oldest.filter(|(_, len)| 8 * i < *len).map(|(number, _)| number);
+        if *word == [BLANK; 8] && required.is_none() {
+            continue;
+        }
+        let writes = usize::try_from(number).ok().and_then(|n| kinds.get(n));
+        let written = writes.is_some_and(|kind| is_write(*kind)) && number % places == place;
+        if !written || 8 * i >= len_of(number) {
+            return Err(format!("word {i} of place {place} is {number:#x}, which no message wrote there"));
+        }
+        if required.is_some_and(|required| number < required) {
+            return Err(format!("word {i} of place {place} is of message {number}, behind {required:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn is_write(kind: WrOpcode) -> bool {
+    matches!(kind, WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm)
+}
+
+/// What one message of a service type can be.
+pub const fn kinds(ty: QpType) -> &'static [WrOpcode] {
+    match ty {
+        QpType::Ud => &[WrOpcode::Send, WrOpcode::SendWithImm],
+        _ => &[WrOpcode::Send, WrOpcode::SendWithImm, WrOpcode::RdmaWrite, WrOpcode::RdmaWriteWithImm],
+    }
+}
+
 /// One direction of an unreliable pair.
 #[derive(Debug)]
 pub struct Lossy {
@@ -89,6 +138,11 @@ pub struct Lossy {
     slot: usize,
     src: MrId,
     recv: MrId,
+    /// Where WRITEs go: as many places as requests.
+    target: MrId,
+    /// What each message is.
+    posted_as: Vec<WrOpcode>,
+    rng: Rng,
     free: Vec<usize>,
     buffers: std::collections::VecDeque<usize>,
     receives_posted: u64,
@@ -108,6 +162,8 @@ impl Lossy {
         let (config, receives) = (nodes[from].qp(qp).config, nodes[to].qp(peer).config.recv_depth as usize);
         let depth = config.send_depth as usize;
         let slot = (GRH_LEN + max + 16).next_multiple_of(8);
+        let target = nodes[to].register(depth * slot, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        nodes[to].mr(target).fill(0, depth * slot, BLANK);
         Self {
             ty: config.ty,
             from,
@@ -126,6 +182,9 @@ impl Lossy {
             slot,
             src: nodes[from].register(depth * slot, Access::empty()),
             recv: nodes[to].register(receives * slot, Access::LOCAL_WRITE),
+            target,
+            posted_as: Vec::new(),
+            rng: Rng::new(seed),
             free: (0..receives).collect(),
             buffers: std::collections::VecDeque::new(),
             receives_posted: 0,
@@ -151,38 +210,49 @@ impl Lossy {
         }
     }
 
-    /// Posts the next message, if the queue has room.
+    /// Posts the next message, of any kind, if the queue has room.
     pub fn post(&mut self, nodes: &mut [Node]) -> bool {
+        let kind = self.rng.pick(kinds(self.ty));
+        self.post_as(nodes, kind)
+    }
+
+    /// Posts the next message, if the queue has room.
+    pub fn post_as(&mut self, nodes: &mut [Node], kind: WrOpcode) -> bool {
         let full = u64::from(nodes[self.from].sends_in_use(self.qp)) >= self.depth;
         if full || self.sends.outstanding() as u64 >= self.depth {
             return false;
         }
         let number = self.posted;
-        let bytes = message(self.seed, number, self.max);
+        let writes = is_write(kind);
+        let bytes = if writes { words } else { message }(self.seed, number, self.max);
         let at = (number % self.depth) as usize * self.slot;
         let to = nodes[self.to].gid;
         let src = nodes[self.from].mr(self.src);
         src.write(at, &bytes);
-        let mut wr = SendWr::new(number, WrOpcode::SendWithImm)
-            .sges(&[src.sge(at, bytes.len())])
-            .imm((number as u32).to_be_bytes());
+        let mut wr =
+            SendWr::new(number, kind).sges(&[src.sge(at, bytes.len())]).imm((number as u32).to_be_bytes());
+        if writes {
+            let target = nodes[self.to].mr(self.target);
+            wr = wr.remote(target.va(at), target.key);
+        }
         if self.ty == QpType::Ud {
             let grh = GlobalRoute { dgid: to, sgid_index: 1, ..GlobalRoute::default() };
             wr.address = Some(UdAddress::new(&grh, 0).to(self.peer_qpn, QKEY));
         }
         nodes[self.from].post_send(self.qp, &wr).expect("the queue has room and the request is good");
         self.sends.posted(number, true);
+        self.posted_as.push(kind);
         self.posted += 1;
         true
     }
 
-    /// A send completion: it may not fail, unless the queue pair is torn down.
-    pub fn sent(&mut self, cqe: &Cqe, teardown: bool) -> Check {
+    /// A send completion: it may not fail, unless the queue pair is torn down. Returns what was sent.
+    pub fn sent(&mut self, cqe: &Cqe, teardown: bool) -> Result<Option<WrOpcode>, String> {
         let status = check::status(cqe);
         self.sends.completed(cqe.wr_id, status)?;
         match status {
-            WcStatus::Success => Ok(()),
-            WcStatus::WrFlushErr if teardown => Ok(()),
+            WcStatus::Success => Ok(Some(self.posted_as[cqe.wr_id as usize])),
+            WcStatus::WrFlushErr if teardown => Ok(None),
             other => Err(format!("request {} completes with {other:?}", cqe.wr_id)),
         }
     }
@@ -211,7 +281,11 @@ impl Lossy {
             WcStatus::WrFlushErr if teardown => return Ok(()),
             other => return Err(format!("receive {} completes with {other:?}", cqe.wr_id)),
         }
-        let number = self.whole(nodes[self.to].mr(self.recv), slot, cqe)?;
+        let number = if cqe.opcode == WcOpcode::RecvRdmaWithImm as u8 {
+            self.written(nodes, cqe)?
+        } else {
+            self.whole(nodes[self.to].mr(self.recv), slot, cqe)?
+        };
         let times = self.times.entry(number).or_default();
         *times += 1;
         let brought = (self.ty == QpType::Ud).then(|| (frames(number), *times));
@@ -230,7 +304,13 @@ impl Lossy {
             return Err(format!("message {number} is not what was sent"));
         }
         let flags = u32::from(cqe.flags);
-        if flags & WcFlags::WITH_IMM.bits() == 0 || cqe.imm.to_ne_bytes() != (number as u32).to_be_bytes() {
+        let imm = match self.posted_as.get(number as usize) {
+            Some(WrOpcode::SendWithImm) => Some(number as u32),
+            Some(WrOpcode::Send) => None,
+            _ => return Err(format!("message {number} arrives, which is no SEND")),
+        };
+        let with = flags & WcFlags::WITH_IMM.bits() != 0;
+        if with.then_some(cqe.imm.to_ne_bytes()) != imm.map(u32::to_be_bytes) {
             return Err(format!("message {number} came with other immediate data"));
         }
         let source = self.ty != QpType::Ud || cqe.src_qp == self.qpn.get();
@@ -241,9 +321,62 @@ impl Lossy {
     }
 }
 
+impl Lossy {
+    /// The WRITE that a completion tells of is one that was posted, and its bytes are there.
+    fn written(&self, nodes: &[Node], cqe: &Cqe) -> Result<u64, String> {
+        let number = u64::from(u32::from_be_bytes(cqe.imm.to_ne_bytes()));
+        let len = words(self.seed, number, self.max).len();
+        if self.posted_as.get(number as usize) != Some(&WrOpcode::RdmaWriteWithImm)
+            || cqe.byte_len as usize != len
+        {
+            return Err(format!("message {number} arrives as a WRITE of {} bytes", cqe.byte_len));
+        }
+        // What the link repeats late may be placed once more.
+        let oldest = self.numbers.tame.then_some((number, len));
+        self.place(nodes, number % self.depth, oldest)?;
+        Ok(number)
+    }
+
+    fn place(&self, nodes: &[Node], place: u64, oldest: Option<(u64, usize)>) -> Check {
+        let bytes = nodes[self.to].mr(self.target).read(place as usize * self.slot, self.slot);
+        let len_of = |number| words(self.seed, number, self.max).len();
+        place_holds(&bytes, (place, self.depth), &self.posted_as, len_of, oldest)
+    }
+
+    /// Every place that WRITEs go to holds what they may have left there.
+    pub fn places(&self, nodes: &[Node]) -> Check {
+        (0..self.depth).try_for_each(|place| self.place(nodes, place, None))
+    }
+
+    /// Changes a word that a WRITE may have written, to see whether it is noticed.
+    pub fn spoil_word(&self, nodes: &[Node]) {
+        nodes[self.to].mr(self.target).write(0, &self.posted.to_le_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: the checker is content with parts of messages, and fires on what none of them wrote there.
+    #[test]
+    fn words_of_unreliable_writes() {
+        let kinds = [WrOpcode::RdmaWrite, WrOpcode::Send, WrOpcode::RdmaWriteWithImm, WrOpcode::RdmaWrite];
+        let holds = |words: [u64; 3], oldest| {
+            let bytes = words.map(u64::to_le_bytes).concat();
+            place_holds(&bytes, (0, 2), &kinds, |_| 16, oldest)
+        };
+        const NONE: u64 = u64::from_le_bytes([BLANK; 8]);
+        assert_eq!(holds([0, 2, NONE], None), Ok(()));
+        assert_eq!(holds([NONE; 3], None), Ok(()));
+        assert!(holds([4, NONE, NONE], None).is_err(), "not posted");
+        assert!(holds([1, NONE, NONE], None).is_err(), "no WRITE");
+        assert!(holds([3, NONE, NONE], None).is_err(), "of another place");
+        assert!(holds([0, 0, 0], None).is_err(), "too long");
+        assert!(holds([2, 2, NONE], Some((2, 16))).is_ok());
+        assert!(holds([2, 0, NONE], Some((2, 16))).is_err(), "older than what arrived");
+        assert!(holds([2, NONE, NONE], Some((2, 16))).is_err(), "missing");
+    }
 
     // Goal: the checker is content with losses and fires on what a network cannot do.
     #[test]

@@ -29,5 +29,6 @@ pub mod rng;
 pub mod seen;
 pub mod story;
 pub mod swarm;
+pub mod window;
 pub mod workload;
 pub mod world;

@@ -3,23 +3,30 @@
 
 use std::sync::Arc;
 
+use zerocopy::{FromBytes, IntoBytes};
+
 use super::memory::Region;
 use super::port::{self, SimWire};
 use super::rng::Rng;
 use crate::config::SHARD_BITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
-use crate::mem::{Access, KeyFault, MwType, Sge, inc_rkey, sge};
+use crate::mem::{Access, Bind, KeyFault, MemError, MwType, Sge, inc_rkey, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
 use crate::proto::address::{UD_EXT, UdAddress};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use crate::proto::state::{EINVAL, Gates, ModifyError, QP_ACCESS_FLAGS, rule};
-use crate::proto::status::{SendFlags, WrOpcode};
-use crate::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, put_sges, recv_stride, send_stride};
+use crate::proto::status::{AsyncEvent, SendFlags, WrOpcode};
+use crate::proto::wqe::{
+    Cqe, Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn, recv_stride, send_stride,
+};
 use crate::shard::counters::{Counter, CounterSnapshot};
-use crate::shard::{LaneId, QpSpec, Shard, Shared, SharedConfig};
+use crate::shard::{
+    CqState, EventElement, LaneId, QpSpec, RecvSource, Shard, Shared, SharedConfig, SrqEnd, XrcSrq, srq_words,
+};
 use crate::sync::lanes::{CqReader, cq};
 use crate::sync::spsc::{Producer, ring};
+use crate::sync::srq::{self, Poster};
 use crate::time::Instant;
 use crate::wire::Discard;
 
@@ -62,7 +69,7 @@ impl Default for NodeConfig {
 /// How a queue pair is created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Service type: RC, UC or UD.
+    /// Service type: RC, UC, UD, or either end of XRC.
     pub ty: QpType,
     /// Send requests, a power of two.
     pub send_depth: u32,
@@ -138,6 +145,10 @@ pub struct CqId(pub usize);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct MrId(pub usize);
 
+/// An XRC shared receive queue of a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct SrqId(pub usize);
+
 /// A send work request, as a program writes it.
 #[derive(Clone, Debug)]
 pub struct SendWr {
@@ -165,6 +176,8 @@ pub struct SendWr {
     pub swap: u64,
     /// Where a datagram goes.
     pub address: Option<UdAddress>,
+    /// The peer's shared receive queue, on an XRC initiator.
+    pub srqn: u32,
 }
 
 impl SendWr {
@@ -183,7 +196,13 @@ impl SendWr {
             compare_add: 0,
             swap: 0,
             address: None,
+            srqn: 0,
         }
+    }
+    /// BIND_MW: `window` is these bytes of `region` from now on, with these rights.
+    pub fn bind(wr_id: u64, window: u32, region: u32, (addr, len): (u64, u64), access: Access) -> Self {
+        let rights = u64::from(access.bits()) << 32;
+        Self::new(wr_id, WrOpcode::BindMw).remote(addr, window).operands(rights | u64::from(region), len)
     }
     /// The local buffers.
     #[must_use]
@@ -250,13 +269,22 @@ pub struct SimQp {
     pub config: QpConfig,
     index: u32,
     sq: Producer<Granule>,
-    rq: Producer<Granule>,
+    /// XRC queue pairs have none.
+    rq: Option<Producer<Granule>>,
 }
 
 struct SimCq {
     reader: CqReader<Cqe>,
+    state: Arc<CqState>,
     /// One lane a shard.
     lanes: Vec<LaneId>,
+}
+
+struct SimSrq {
+    number: u32,
+    poster: Poster,
+    /// An entry is laid out here.
+    entry: Box<[Granule]>,
 }
 
 /// A host with one device, in its own memory.
@@ -276,6 +304,7 @@ pub struct Node {
     regions: Vec<Region>,
     qps: Vec<Option<SimQp>>,
     cqs: Vec<SimCq>,
+    srqs: Vec<SimSrq>,
     rng: Rng,
 }
 
@@ -289,6 +318,11 @@ impl core::fmt::Debug for Node {
 const SGID_INDEX: u8 = 1;
 /// The protection domain that regions and queue pairs are in, if nobody says otherwise.
 pub const PD: PdId = PdId(1);
+
+/// The XRC domain of a node.
+const XRCD: u32 = 1;
+/// Scatter/gather elements of an entry of a shared receive queue.
+const SRQ_SGES: usize = 4;
 
 /// The IP host of node `index`.
 pub fn net_config(index: u8, ipv6: bool) -> NetConfig {
@@ -333,6 +367,7 @@ impl Node {
             regions: Vec::new(),
             qps: Vec::new(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             rng,
         }
     }
@@ -391,9 +426,31 @@ impl Node {
         self.shared.mrs.alloc_window(PD, ty, self.rng.next() as u32).expect("a slot is free")
     }
 
+    /// A window is gone, bound or not; its slot may be used again.
+    pub fn dealloc_window(&mut self, key: u32) {
+        self.shared.mrs.revoke(key).expect("the window is there");
+        self.shared.mrs.reclaim(key);
+    }
+
+    /// Binds a window of type 2 as a queue pair's BIND_MW does, but behind its back.
+    pub fn bind_in_secret(&self, window: u32, qpn: Qpn, mr: MrId) {
+        let region = self.mr(mr);
+        let (addr, len) = (region.addr(), region.len() as u64);
+        let bind = Bind { window, qpn, pd: PD, region: region.key, addr, len, access: Access::REMOTE_READ };
+        self.shared.mrs.bind(&bind).expect("the window can be bound");
+    }
+
     /// Deregisters a region; its memory stays readable here.
     pub fn deregister(&mut self, mr: MrId) {
-        self.shared.mrs.revoke(self.regions[mr.0].key).expect("the region is registered");
+        self.try_deregister(mr).expect("the region is registered, and no window is bound to it");
+    }
+
+    /// Deregisters a region.
+    ///
+    /// # Errors
+    /// [`MemError::Bound`] while windows are bound to it.
+    pub fn try_deregister(&mut self, mr: MrId) -> Result<(), MemError> {
+        self.shared.mrs.revoke(self.regions[mr.0].key)
     }
 
     /// Registers a region once more, whose key is dead, with the rights that it had.
@@ -408,9 +465,10 @@ impl Node {
             .expect("the access flags go together");
     }
 
-    /// Whether anything can be done by a key.
+    /// Whether anything can be done by a key, of a window too.
     pub fn key_lives(&self, key: u32) -> bool {
-        self.shared.mrs.check(key, PD, Access::empty(), 0, 0) != Err(KeyFault::UnknownKey)
+        let nobody = Qpn::new(0);
+        self.shared.mrs.check_remote(key, PD, nobody, Access::empty(), 0, 0) != Err(KeyFault::UnknownKey)
     }
 
     /// Lets the slot of a deregistered region's key be used again.
@@ -436,9 +494,89 @@ impl Node {
     /// A completion queue of `cqe` entries, fed by every shard.
     pub fn create_cq(&mut self, cqe: u32) -> CqId {
         let (reader, lanes) = cq(cqe, self.shards.len());
-        let lanes = self.shards.iter_mut().zip(lanes).map(|(shard, lane)| shard.attach_lane(lane)).collect();
-        self.cqs.push(SimCq { reader, lanes });
+        let state = Arc::new(CqState::new(self.cqs.len() as u32 + 1, 0, None));
+        let shards = self.shards.iter_mut().zip(lanes);
+        let lanes = shards.map(|(shard, lane)| shard.attach_cq(lane, state.clone())).collect();
+        self.cqs.push(SimCq { reader, state, lanes });
         CqId(self.cqs.len() - 1)
+    }
+
+    /// Whether a completion queue lost a completion.
+    pub fn overran(&self, cq: CqId) -> bool {
+        self.cqs[cq.0].state.overran()
+    }
+
+    /// Removes a completion queue that no queue pair uses any more.
+    pub fn destroy_cq(&mut self, cq: CqId) {
+        for (shard, lane) in self.shards.iter_mut().zip(core::mem::take(&mut self.cqs[cq.0].lanes)) {
+            shard.detach_lane(lane);
+        }
+        self.unsaid(self.cq_element(cq));
+    }
+
+    /// The asynchronous events that are there.
+    pub fn events(&self) -> Vec<(AsyncEvent, EventElement)> {
+        let next = || self.shared.events.try_get();
+        core::iter::from_fn(next)
+            .map(|event| {
+                self.shared.events.ack(event.element);
+                (event.event, event.element)
+            })
+            .collect()
+    }
+
+    /// The element that events of a completion queue name.
+    pub fn cq_element(&self, cq: CqId) -> EventElement {
+        EventElement::Cq(self.cqs[cq.0].state.number())
+    }
+
+    /// An XRC shared receive queue of `depth` entries, whose requests complete in `cq`.
+    pub fn create_srq(&mut self, depth: u32, cq: CqId) -> SrqId {
+        let number = self.srqs.len() as u32 + 1;
+        let (poster, taker) = srq::queue(depth, srq_words(SRQ_SGES));
+        for (i, shard) in self.shards.iter_mut().enumerate() {
+            let end = SrqEnd { number, pd: PD, taker: taker.clone() };
+            shard.attach_srq(XrcSrq { xrcd: XRCD, end, lane: self.cqs[cq.0].lanes[i] });
+        }
+        let entry = vec![Granule::default(); recv_stride(SRQ_SGES)].into_boxed_slice();
+        self.srqs.push(SimSrq { number, poster, entry });
+        SrqId(self.srqs.len() - 1)
+    }
+
+    /// Removes a shared receive queue with what waits in it.
+    pub fn destroy_srq(&mut self, srq: SrqId) {
+        let number = self.srqs[srq.0].number;
+        self.shards.iter_mut().for_each(|shard| shard.detach_srq(number));
+    }
+
+    /// The number that senders name a shared receive queue by.
+    pub fn srqn(&self, srq: SrqId) -> u32 {
+        self.srqs[srq.0].number
+    }
+
+    /// Entries that wait in a shared receive queue.
+    pub fn srq_waiting(&self, srq: SrqId) -> u32 {
+        self.srqs[srq.0].poster.len()
+    }
+
+    /// Posts to a shared receive queue (`ibv_post_srq_recv(3)`).
+    ///
+    /// # Errors
+    /// `ENOMEM` if it is full, `EINVAL` for a list that is too long.
+    pub fn post_srq_recv(&mut self, srq: SrqId, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
+        if sges.len() > SRQ_SGES {
+            return Err(EINVAL);
+        }
+        let srq = &mut self.srqs[srq.0];
+        // Requests of a shared receive queue belong to no queue pair's epoch.
+        let wqe = RecvWqe { wr_id, epoch: 0, num_sge: sges.len() as u32 };
+        put_sges(wqe.put(&mut srq.entry), sges);
+        let words = <[u64]>::ref_from_bytes(srq.entry.as_bytes()).expect("granules are whole words");
+        if !srq.poster.put(0, words) {
+            return Err(ENOMEM);
+        }
+        srq.poster.publish(1);
+        Ok(())
     }
 
     /// A queue pair in RESET, on a shard.
@@ -469,17 +607,28 @@ impl Node {
                 break qpn;
             }
         };
-        let ext = if config.ty == QpType::Ud { UD_EXT } else { 0 };
+        let ext = match config.ty {
+            QpType::Ud => UD_EXT,
+            QpType::XrcIni => XRC_EXT,
+            _ => 0,
+        };
         let (sq, sq_shard) =
             ring(config.send_depth, send_stride(ext, config.sges as usize, config.inline as usize));
-        let (rq, rq_shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
+        let (rq, source) = match config.ty {
+            QpType::XrcIni => (None, RecvSource::Nowhere),
+            QpType::XrcTgt => (None, RecvSource::Named { xrcd: XRCD, ownerless: false }),
+            _ => {
+                let (rq, shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
+                (Some(rq), shard.into())
+            }
+        };
         self.shards[shard].create_qp(QpSpec {
             slot,
             qpn,
             ty: config.ty,
             pd: PD,
             sq: sq_shard,
-            rq: rq_shard.into(),
+            rq: source,
             send_lane: self.cqs[send_cq.0].lanes[shard],
             recv_lane: self.cqs[recv_cq.0].lanes[shard],
             cap: QpCap {
@@ -539,6 +688,13 @@ impl Node {
     pub fn destroy(&mut self, qp: QpId) {
         let gone = self.qps[qp.0].take().expect("the queue pair is there");
         self.shards[gone.shard].destroy_qp(gone.slot);
+        self.unsaid(EventElement::Qp(gone.qpn));
+    }
+
+    /// Nothing is said any more of an object that is gone.
+    fn unsaid(&self, element: EventElement) {
+        self.shared.events.retire(element).expect("events are acknowledged at once");
+        self.shared.events.forget(element);
     }
 
     /// The attributes that lead a queue pair to a peer, with every value of its configuration.
@@ -604,10 +760,11 @@ impl Node {
         let length = wr.length();
         let atomic = matches!(wr.opcode, WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
         let reads = atomic || wr.opcode == WrOpcode::RdmaRead;
+        let word_sized = atomic || wr.opcode == WrOpcode::AtomicWrite;
         if wr.sges.len() > q.config.sges as usize
             || length > 1 << 31
             || wr.inline.as_ref().is_some_and(|d| reads || d.len() > q.config.inline as usize)
-            || atomic && (length != 8 || !wr.remote_addr.is_multiple_of(8))
+            || word_sized && (length != 8 || !wr.remote_addr.is_multiple_of(8))
         {
             return Err(EINVAL);
         }
@@ -631,11 +788,15 @@ impl Node {
         if q.config.sq_sig_all {
             wqe.set_signaled();
         }
-        if wr.address.is_some() {
-            wqe.ext = UD_EXT as u8;
-        }
+        let xrc = q.config.ty == QpType::XrcIni;
+        wqe.ext = match wr.address {
+            Some(_) => UD_EXT as u8,
+            None if xrc => XRC_EXT as u8,
+            None => 0,
+        };
         let body = wqe.put(slot);
         let body = wr.address.iter().fold(body, |body, address| address.put(body));
+        let body = if xrc { put_srqn(body, wr.srqn) } else { body };
         match &wr.inline {
             Some(data) => body[..data.len()].copy_from_slice(data),
             None => put_sges(body, &wr.sges),
@@ -659,10 +820,11 @@ impl Node {
         if sges.len() > q.config.sges as usize {
             return Err(EINVAL);
         }
-        let Some(slot) = q.rq.slot(0) else { return Err(ENOMEM) };
+        let Some(rq) = &mut q.rq else { return Err(EINVAL) };
+        let Some(slot) = rq.slot(0) else { return Err(ENOMEM) };
         let wqe = RecvWqe { wr_id, epoch: word.epoch(), num_sge: sges.len() as u32 };
         put_sges(wqe.put(slot), sges);
-        q.rq.publish(1);
+        rq.publish(1);
         let (shard, slot) = (q.shard, q.slot);
         // Only a queue pair that flushes has to know.
         if Gates::from_bits(word.gates()).has(Gates::FLUSH_RQ) {
@@ -678,7 +840,7 @@ impl Node {
 
     /// Receive requests that are posted and not released by the shard.
     pub fn receives_in_use(&self, qp: QpId) -> u32 {
-        self.qp(qp).rq.in_use()
+        self.qp(qp).rq.as_ref().map_or(0, Producer::in_use)
     }
 
     /// `ibv_poll_cq(3)`: takes up to `max` completions; those of an earlier life of a queue pair are skipped.

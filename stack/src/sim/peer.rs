@@ -3,18 +3,18 @@
 
 use core::time::Duration;
 
-use super::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, SendWr, net_config, remote_rights};
+use super::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, SendWr, SrqId, net_config, remote_rights};
 use super::rng::Rng;
 use super::seen::Seen;
-use crate::id::{Gid, Mac, Psn, QpState, Qpn};
+use crate::id::{Gid, Mac, Psn, QpState, QpType, Qpn};
 use crate::mem::{Access, Sge};
 use crate::net::Net;
 use crate::proto::status::{AsyncEvent, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
 use crate::time::Instant;
 use crate::wire::{
-    Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, ICRC_LEN, Ingress, Layout, Opcode, Reth, Template, icrc,
-    locate,
+    Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, ICRC_LEN, Ingress, Layout, Opcode, Reth, Template,
+    Transport, icrc, locate,
 };
 
 /// A packet that the peer will send.
@@ -44,6 +44,12 @@ impl Pkt {
     #[must_use]
     pub fn at(mut self, psn: u32) -> Self {
         self.header.psn = Psn::new(psn);
+        self
+    }
+    /// The same operation of another service type.
+    #[must_use]
+    pub fn in_class(mut self, transport: Transport) -> Self {
+        self.header.opcode = self.header.opcode.in_class(transport);
         self
     }
     /// Asks for an acknowledgement.
@@ -172,6 +178,8 @@ pub struct Rig {
     pub buf: MrId,
     /// Buffers of the receives posted at the start.
     pub recv: MrId,
+    /// Where an XRC target takes its receives from.
+    pub srq: Option<SrqId>,
     /// The peer's flow towards the node.
     pub flow: Flow,
     peer_net: Net,
@@ -227,6 +235,7 @@ impl Rig {
         let peer = peer_net.gids().get(1).expect("one address is configured");
         let cq = node.create_cq(config.cqe);
         let qp = node.create_qp(0, config.qp, cq, cq);
+        let srq = (config.qp.ty == QpType::XrcTgt).then(|| node.create_srq(config.qp.recv_depth, cq));
         let mr = node.register(1 << 16, remote_rights());
         let buf = node.register(1 << 16, Access::LOCAL_WRITE);
         let recv = node.register(RECV_LEN * config.receives.max(1), Access::LOCAL_WRITE);
@@ -239,7 +248,7 @@ impl Rig {
             dqpn: node.qp(qp).qpn,
             ..Flow::default()
         };
-        let mut rig = Self { now, node, qp, cq, mr, buf, recv, flow, peer_net, receives: 0 };
+        let mut rig = Self { now, node, qp, cq, mr, buf, recv, srq, flow, peer_net, receives: 0 };
         rig.node.to_init(now, qp);
         for _ in 0..config.receives {
             rig.post_recv();
@@ -259,7 +268,11 @@ impl Rig {
     pub fn post_recv(&mut self) {
         let at = RECV_LEN * self.receives as usize % self.node.mr(self.recv).len();
         let sge = self.node.mr(self.recv).sge(at, RECV_LEN);
-        self.node.post_recv(self.qp, self.receives, &[sge]).expect("the receive queue has room");
+        match self.srq {
+            Some(srq) => self.node.post_srq_recv(srq, self.receives, &[sge]),
+            None => self.node.post_recv(self.qp, self.receives, &[sge]),
+        }
+        .expect("the receive queue has room");
         self.receives += 1;
     }
 

@@ -3,10 +3,11 @@
 use core::time::Duration;
 
 use super::link::{FAULTS, Fault, Plan};
-use super::node::QpConfig;
+use super::node::{QpConfig, remote_rights};
 use super::rng::Rng;
 use super::world::Steering;
 use crate::id::{Mtu, QpType};
+use crate::mem::Access;
 
 /// The choices of a seed.
 #[derive(Clone, Debug)]
@@ -52,6 +53,8 @@ pub enum Ends {
     Two(usize, usize),
     /// A queue pair with itself.
     Itself(usize),
+    /// An XRC initiator on the first node, a target on the second, which may be one.
+    Xrc(usize, usize),
 }
 
 impl Swarm {
@@ -90,10 +93,13 @@ impl Swarm {
         let conns = (0..rng.range(1, if nodes == 2 { 3 } else { 4 }))
             .map(|_| {
                 let a = rng.below(nodes as u64) as usize;
-                match rng.below(8) {
+                let other = (a + rng.range(1, nodes as u64 - 1) as usize) % nodes;
+                match rng.below(12) {
                     0 => Ends::Two(a, a),
                     1 => Ends::Itself(a),
-                    _ => Ends::Two(a, (a + rng.range(1, nodes as u64 - 1) as usize) % nodes),
+                    2 => Ends::Xrc(a, a),
+                    3..=5 => Ends::Xrc(a, other),
+                    _ => Ends::Two(a, other),
                 }
             })
             .collect();
@@ -122,6 +128,7 @@ impl Swarm {
                 max_dest_rd_atomic: slots,
                 sq_psn: if rng.one_in(2) { 0xff_fff0 } else { rng.next() as u32 & 0xff_ffff },
                 sq_sig_all: rng.one_in(4),
+                access: rights(),
                 ..QpConfig::default()
             },
             plans,
@@ -146,7 +153,7 @@ impl Swarm {
             conns: vec![Ends::Two(0, 1)],
             lossy: Vec::new(),
             buffers: 512,
-            qp: QpConfig { timeout: 8, ..QpConfig::default() },
+            qp: QpConfig { timeout: 8, access: rights(), ..QpConfig::default() },
             plans: vec![vec![plan; 2]; 2],
             ops,
             max_len: 5000,
@@ -163,6 +170,11 @@ impl Swarm {
     }
 }
 
+/// What the peer of a connection of a run may do: everything, FLUSH too.
+pub fn rights() -> Access {
+    remote_rights() | Access::FLUSH_GLOBAL
+}
+
 /// How often a fault that is on happens: to frames, to turns of a port or a program, in a million.
 fn rate(fault: Fault, rng: &mut Rng) -> u32 {
     match fault {
@@ -176,6 +188,8 @@ fn rate(fault: Fault, rng: &mut Rng) -> u32 {
         Fault::ToError | Fault::ToReset | Fault::Destroy | Fault::Deregister => {
             rng.pick(&[0, 0, 2_000, 10_000])
         }
+        // Out of those created.
+        Fault::CqOverflow => 300_000,
         // Out of those destroyed.
         Fault::NumberAgain => 500_000,
         _ => rng.pick(&[1_000, 10_000, 10_000, 60_000]),

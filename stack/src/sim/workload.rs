@@ -10,17 +10,17 @@ use std::path::PathBuf;
 
 use super::check::{self, Check, Tally};
 use super::conn::{Conn, Phase};
-use super::flow::Flow;
+use super::flow::{Flow, Spoil};
 use super::link::{Fault, Fired};
 use super::lossy::Lossy;
-use super::node::{CqId, MrId, NodeConfig, QpConfig, QpId, remote_rights};
+use super::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, remote_rights};
 use super::rng::Rng;
 use super::swarm::Swarm;
 use super::world::{Record, Steering, World};
 use crate::id::{QpState, QpType, Qpn};
 use crate::mark::{self, MARKS};
 use crate::mem::Access;
-use crate::proto::status::{WcOpcode, WcStatus};
+use crate::proto::status::{AsyncEvent, WcOpcode, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
 use crate::shard::counters::CounterSnapshot;
 use crate::time::Instant;
@@ -47,7 +47,14 @@ pub struct Report {
     pub marks: [u64; MARKS],
     /// Counters of all nodes.
     pub counters: CounterSnapshot,
+    /// Signalled requests that succeeded, by service type and number of the opcode.
+    pub done: [[u64; WR_OPCODES]; TYPES],
 }
+
+/// Numbers of opcodes.
+const WR_OPCODES: usize = WrOpcode::RegMr as usize + 1;
+/// Service types.
+const TYPES: usize = QpType::ALL.len();
 
 impl Report {
     /// Adds another run.
@@ -59,6 +66,13 @@ impl Report {
         self.fired.add(&other.fired);
         self.marks.iter_mut().zip(other.marks).for_each(|(a, b)| *a += b);
         self.counters += other.counters;
+        let mine = self.done.iter_mut().flatten();
+        mine.zip(other.done.into_iter().flatten()).for_each(|(a, b)| *a += b);
+    }
+
+    /// Signalled requests of this kind that succeeded on queue pairs of this type.
+    pub fn done(&self, ty: QpType, opcode: WrOpcode) -> u64 {
+        self.done[ty as usize][opcode as usize]
     }
 }
 
@@ -117,6 +131,14 @@ pub enum Plant {
     DeadRegion,
     /// A byte of an unreliable message changes before it is looked at.
     Unreliable,
+    /// A word changes that an unreliable WRITE may have written.
+    UnreliableWord,
+    /// An XRC message is taken for one of another queue.
+    OtherQueue,
+    /// A window that was invalidated is bound again.
+    Window,
+    /// Nobody hears of a completion queue that overflowed.
+    Unheard,
     /// Nobody posts receives any more.
     NoReceives,
 }
@@ -361,7 +383,7 @@ impl Run {
         }
         self.settle(10)?;
         for flow in &self.flows {
-            flushed(flow)?;
+            flushed(flow, &self.world.nodes)?;
         }
         if let Some(l) = self.lossy.iter().find(|l| l.sends.outstanding() + l.receives.outstanding() > 0) {
             return Err(format!("{:?} is in ERR and did not flush everything", l.qpn));
@@ -431,11 +453,12 @@ impl Run {
         let before: Vec<u64> = self.lossy.iter().map(|l| l.numbers.arrived).collect();
         for l in &mut self.lossy {
             l.post_receives(&mut self.world.nodes);
-            if l.sends.outstanding() > 0 || !l.post(&mut self.world.nodes) {
+            if l.sends.outstanding() > 0 || !l.post_as(&mut self.world.nodes, WrOpcode::SendWithImm) {
                 return Err(format!("{:?} did not complete {} sends", l.qpn, l.sends.outstanding()));
             }
         }
         self.settle(100)?;
+        self.lossy.iter().try_for_each(|l| l.places(&self.world.nodes))?;
         match self.lossy.iter().zip(before).find(|(l, before)| l.numbers.arrived == *before) {
             Some((l, _)) => Err(format!("a message of {:?} is lost on healed links", l.qpn)),
             None => Ok(()),
@@ -475,9 +498,42 @@ impl Run {
                 }
             }
         }
+        for i in 0..self.flows.len() {
+            self.tend_window(i);
+        }
         self.post_lossy();
         self.spoil();
         self.world.check(false)
+    }
+
+    /// What the program does about a flow's window: it binds it, stops using it, takes it away.
+    fn tend_window(&mut self, i: usize) {
+        let Some(binder) = self.flows[i].binder else { return };
+        if !matches!(self.conns[self.conn_of(i)].phase, Phase::Live) || !self.rng.one_in(4) {
+            return;
+        }
+        let flow = &mut self.flows[i];
+        let (target, len) = (self.world.nodes[flow.to].mr(flow.mrs.target), flow.target_len());
+        if self.rng.one_in(3) {
+            flow.window.close();
+        }
+        let Some((then, next)) = flow.window.next(&mut self.rng, target, len) else { return };
+        let ops = self.swarm.ops;
+        if self.flows[binder].post_local(&mut self.world.nodes, ops, i, &then) {
+            self.flows[i].window = next;
+            self.world.note(self.flows[binder].from, || format!("post {}", then.name()));
+        }
+    }
+
+    /// A request about another flow's window completed.
+    fn settle_windows(&mut self, binder: usize) -> Check {
+        for i in core::mem::take(&mut self.flows[binder].settled) {
+            let flow = &mut self.flows[i];
+            let revive = self.plant == Plant::Window && !self.planted;
+            let (node, mr) = (&self.world.nodes[flow.to], flow.mrs.target);
+            self.planted |= flow.window.settled(node, flow.peer_qpn, mr, revive)?;
+        }
+        Ok(())
     }
 
     /// Programs fall asleep, and forget to post receives.
@@ -521,8 +577,11 @@ impl Run {
     fn poll_nodes(&mut self, nodes: &[usize]) -> Check {
         let mut all = Vec::new();
         for &node in nodes {
-            let cqes = self.world.nodes[node].poll_cq(self.cqs[node], usize::MAX);
-            all.extend(cqes.into_iter().map(|cqe| (node, cqe)));
+            let own = self.conns.iter().flat_map(|c| &c.ends).filter(|e| e.node == node && e.tight);
+            for cq in own.map(|e| e.cq).chain([self.cqs[node]]).collect::<Vec<_>>() {
+                let cqes = self.world.nodes[node].poll_cq(cq, usize::MAX);
+                all.extend(cqes.into_iter().map(|cqe| (node, cqe)));
+            }
         }
         if !self.planted && !all.is_empty() && self.world.now > Instant::from_nanos(1_150_000) {
             match self.plant {
@@ -551,6 +610,16 @@ impl Run {
         for (node, cqe) in all.iter().filter(|(_, c)| !is_recv(c)) {
             self.sent(*node, cqe).map_err(|e| format!("queue pair {:#x}: {e}", cqe.qpn))?;
         }
+        // Behind what was published before the loss.
+        for &node in nodes {
+            for (event, of) in self.world.nodes[node].events() {
+                if !matches!(event, AsyncEvent::CqErr | AsyncEvent::QpFatal) || self.plant == Plant::Unheard {
+                    continue;
+                }
+                self.world.note(node, || format!("{event:?} of {of:?}"));
+                self.overflow(node, event, of)?;
+            }
+        }
         Ok(())
     }
 
@@ -558,7 +627,8 @@ impl Run {
         let qpn = Qpn::new(cqe.qpn);
         if let Some(l) = self.lossy.iter_mut().find(|l| l.to == node && l.peer_qpn == qpn) {
             let seen = &self.world.datagrams;
-            if self.plant == Plant::Unreliable && !self.planted && cqe.byte_len > 0 {
+            let holds_bytes = cqe.byte_len > 0 && cqe.opcode == WcOpcode::Recv as u8;
+            if self.plant == Plant::Unreliable && !self.planted && holds_bytes {
                 self.planted = true;
                 l.spoil(&self.world.nodes);
             }
@@ -570,7 +640,11 @@ impl Run {
         let i = i.ok_or("a completion of a queue pair that is not ours")?;
         let conn = self.conn_of(i);
         let allowed = self.conns[conn].allowed(self.teardown);
-        let spoil = self.plant == Plant::Received && !self.planted;
+        let spoil = match self.plant {
+            Plant::Received if !self.planted => Some(Spoil::Byte),
+            Plant::OtherQueue if !self.planted => Some(Spoil::Queue),
+            _ => None,
+        };
         self.planted |= self.flows[i].received(&self.world.nodes, cqe, &allowed, spoil)?;
         if check::status(cqe) != WcStatus::Success {
             self.broken(conn);
@@ -580,7 +654,10 @@ impl Run {
 
     fn sent(&mut self, node: usize, cqe: &Cqe) -> Check {
         if let Some(l) = self.lossy.iter_mut().find(|l| l.from == node && l.qpn.get() == cqe.qpn) {
-            return l.sent(cqe, self.teardown);
+            if let Some(opcode) = l.sent(cqe, self.teardown)? {
+                self.report.done[l.ty as usize][opcode as usize] += 1;
+            }
+            return Ok(());
         }
         let i = self.flows.iter().position(|f| f.from == node && f.qpn.get() == cqe.qpn);
         let i = i.ok_or("a completion of a queue pair that is not ours")?;
@@ -588,7 +665,12 @@ impl Run {
         let allowed = self.conns[conn].allowed(self.teardown);
         let flow = &mut self.flows[i];
         let tally = &mut self.tallies[flow.to];
-        self.report.completed += flow.sent(&self.world.nodes, cqe, tally, &allowed)?;
+        let done = flow.sent(&self.world.nodes, cqe, tally, &allowed)?;
+        self.report.completed += done.requests;
+        if let Some(opcode) = done.opcode {
+            self.report.done[flow.config.ty as usize][opcode as usize] += 1;
+        }
+        self.settle_windows(i)?;
         if check::status(cqe) != WcStatus::Success {
             self.broken(conn);
         }
@@ -612,6 +694,9 @@ impl Run {
                 let board = node.mr(self.boards[flow.to]);
                 board.set_word(0, board.word(0) + 1);
             }
+            Plant::UnreliableWord if done && !self.lossy.is_empty() => {
+                self.lossy[0].spoil_word(&self.world.nodes);
+            }
             Plant::Guard => target.spoil_guard(),
             Plant::Leak => {
                 // Frames that are taken out of the ring and forgotten, as a lost return would.
@@ -630,13 +715,14 @@ impl Run {
 }
 
 /// After ERR nothing is outstanding.
-pub(super) fn flushed(flow: &Flow) -> Check {
-    if flow.sends.outstanding() + flow.receives.outstanding() > 0 {
+pub(super) fn flushed(flow: &Flow, nodes: &[Node]) -> Check {
+    let receives = flow.receives_left(nodes);
+    if flow.sends.outstanding() + receives > 0 {
         return Err(format!(
             "{:?} is in ERR and did not flush {} sends and {} receives of its peer",
             flow.qpn,
             flow.sends.outstanding(),
-            flow.receives.outstanding()
+            receives
         ));
     }
     Ok(())

@@ -59,7 +59,8 @@ impl AsFd for EventFd {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+// The interpreter has no ppoll.
+#[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;
     use std::time::Instant;

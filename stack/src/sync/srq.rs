@@ -333,7 +333,8 @@ mod tests {
     /// Three takers and a poster that resizes now and then: every entry arrives once, whole, and in order.
     #[test]
     fn threads_share_every_entry() {
-        const ITEMS: u64 = 60_000;
+        const ITEMS: u64 = if cfg!(miri) { 300 } else { 60_000 };
+        const RESIZE: u64 = if cfg!(miri) { 20 } else { 1000 };
         const WORDS: usize = 5;
         let (mut poster, taker) = queue(8, WORDS);
         let done = std::sync::atomic::AtomicU64::new(0);
@@ -358,8 +359,8 @@ mod tests {
                 .collect();
             let mut next = 0;
             while next < ITEMS {
-                if next % 1000 == 999 {
-                    let _ = poster.resize(4 + (next / 1000 % 13) as u32);
+                if next % RESIZE == RESIZE - 1 {
+                    let _ = poster.resize(4 + (next / RESIZE % 13) as u32);
                 }
                 if poster.put(0, &[next; WORDS]) {
                     poster.publish(1);

@@ -5,17 +5,25 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Input;
 use crate::id::{Mtu, QpState, QpType, Qpn};
-use crate::mem::Sge;
+use crate::mem::{Access, MwType, Sge};
+use crate::proto::address::UdAddress;
+use crate::proto::attr::GlobalRoute;
 use crate::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
-use crate::sim::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, SendWr, remote_rights};
+use crate::sim::lossy::{self, QKEY};
+use crate::sim::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, SendWr, SrqId, remote_rights};
 use crate::sim::rng::Rng;
 use crate::time::Instant;
 
 /// Calls of one input.
 const OPS: usize = 160;
-/// Connections, half of them on either shard of a node.
-const PAIRS: usize = 4;
+/// Connections, half of them on either shard of a node: two of RC, then one each of UC, XRC and UD.
+const PAIRS: usize = 5;
+/// Service types at either end of each connection.
+const TYPES: [[QpType; 2]; PAIRS] =
+    [[QpType::Rc; 2], [QpType::Rc; 2], [QpType::Uc; 2], [QpType::XrcIni, QpType::XrcTgt], [QpType::Ud; 2]];
+/// Entries of the shared receive queue of a node.
+const SRQ_DEPTH: u32 = 16;
 /// Regions of a node.
 const REGIONS: usize = 2;
 const REGION_LEN: usize = 8192;
@@ -30,12 +38,24 @@ struct End {
     receives: VecDeque<u64>,
 }
 
+/// The shared receive queue of the XRC target.
+struct Shared {
+    srq: SrqId,
+    /// Entries without a completion.
+    entries: VecDeque<u64>,
+    /// Entries that a queue pair took along when it was reset or destroyed, at most.
+    lost: usize,
+}
+
 /// Two nodes, and what lies between them.
 struct Pairs {
     now: Instant,
     nodes: [Node; 2],
     cqs: [CqId; 2],
     regions: [[Option<MrId>; REGIONS]; 2],
+    /// A window of each node.
+    windows: [u32; 2],
+    shared: Shared,
     ends: [[Option<End>; PAIRS]; 2],
     /// Tags that have completed, ever.
     completed: BTreeSet<u64>,
@@ -101,13 +121,17 @@ impl Pairs {
             Node::new(config, now, Rng::new(u64::from(index)))
         });
         let cqs = [0, 1].map(|i: usize| nodes[i].create_cq(4096));
-        let regions = [0, 1]
-            .map(|i: usize| core::array::from_fn(|_| Some(nodes[i].register(REGION_LEN, remote_rights()))));
+        let regions =
+            [0, 1].map(|i: usize| core::array::from_fn(|_| Some(nodes[i].register(REGION_LEN, rights()))));
+        let windows = [0, 1].map(|i: usize| nodes[i].alloc_window(MwType::Two));
+        let srq = nodes[1].create_srq(SRQ_DEPTH, cqs[1]);
         Self {
             now,
             nodes,
             cqs,
             regions,
+            windows,
+            shared: Shared { srq, entries: VecDeque::new(), lost: 0 },
             ends: [const { [const { None }; PAIRS] }; 2],
             completed: BTreeSet::new(),
             next_tag: 0,
@@ -129,9 +153,11 @@ impl Pairs {
             rq_psn: 0xff_fff0,
             max_rd_atomic: 2,
             max_dest_rd_atomic: if setup & 0x80 != 0 { 1 } else { 4 },
+            access: remote_rights() | Access::FLUSH_GLOBAL,
             ..QpConfig::default()
         };
         for node in [0, 1] {
+            let config = QpConfig { ty: TYPES[pair][node], ..config };
             let qp = self.nodes[node].create_qp(pair % 2, config, self.cqs[node], self.cqs[node]);
             let qpn = self.nodes[node].qp(qp).qpn;
             let end = End { qp, qpn, sends: VecDeque::new(), receives: VecDeque::new() };
@@ -169,6 +195,11 @@ impl Pairs {
             WrOpcode::AtomicFetchAndAdd,
             WrOpcode::AtomicCmpAndSwp,
             WrOpcode::Send,
+            WrOpcode::SendWithInv,
+            WrOpcode::AtomicWrite,
+            WrOpcode::Flush,
+            WrOpcode::BindMw,
+            WrOpcode::LocalInv,
         ]);
         let (len, bits) = (input.below(3000), input.u8());
         let (Some(local), Some(remote)) =
@@ -176,7 +207,16 @@ impl Pairs {
         else {
             return;
         };
+        let ty = TYPES[pair][node];
+        let allowed = match ty {
+            QpType::Uc | QpType::Ud => lossy::kinds(ty).contains(&kind),
+            _ => true,
+        };
+        if !allowed {
+            return; // verbs refuse it
+        }
         let tag = self.tag();
+        let peer = self.ends[1 - node][pair].as_ref().map_or(Qpn::new(1 << 20), |end| end.qpn);
         let sge = self.nodes[node].mr(local).sge(usize::from(bits), len);
         let target = self.nodes[1 - node].mr(remote);
         // Now and then a key that is wrong, or a range that is too long.
@@ -187,12 +227,30 @@ impl Pairs {
         };
         let wr = SendWr::new(tag, kind).remote(va, key).operands(1, 2);
         let wr = match kind {
-            WrOpcode::AtomicFetchAndAdd | WrOpcode::AtomicCmpAndSwp => wr.sges(&[Sge { length: 8, ..sge }]),
+            WrOpcode::AtomicFetchAndAdd | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicWrite => {
+                wr.sges(&[Sge { length: 8, ..sge }])
+            }
+            // Of a range of the region; the placement may be none that there is.
+            WrOpcode::Flush => wr.operands(u64::from(bits & 3), len as u64),
+            WrOpcode::BindMw => {
+                self.windows[node] = self.windows[node] & !0xff | u32::from(bits);
+                let region = self.nodes[node].mr(local);
+                let rights = Access::REMOTE_WRITE | Access::REMOTE_READ;
+                SendWr::bind(tag, self.windows[node], region.key, (region.addr(), len as u64), rights)
+            }
+            WrOpcode::LocalInv => wr.remote(0, self.windows[node]),
             WrOpcode::RdmaRead => wr.sges(&[sge]),
             _ if bits & 0x20 != 0 => wr.inline(&[9; 64]),
             _ => wr.sges(&[sge]),
         };
-        let wr = if bits & 0x40 != 0 { wr.unsignaled() } else { wr };
+        let mut wr = if bits & 0x40 != 0 { wr.unsignaled() } else { wr };
+        wr.inv = self.windows[1 - node];
+        wr.srqn = self.nodes[1].srqn(self.shared.srq) + u32::from(bits >> 1 & 15 == 2);
+        if ty == QpType::Ud {
+            let dgid = self.nodes[1 - node].gid;
+            let grh = GlobalRoute { dgid, sgid_index: 1, ..GlobalRoute::default() };
+            wr.address = Some(UdAddress::new(&grh, 0).to(peer, QKEY));
+        }
         let wr = if bits & 0x80 != 0 { wr.with(SendFlags::FENCE) } else { wr };
         let Some(end) = &mut self.ends[node][pair] else { return };
         let all = self.nodes[node].qp(end.qp).config.sq_sig_all;
@@ -205,6 +263,12 @@ impl Pairs {
         let (Some(mr), len) = (self.regions[node][1], input.below(4096)) else { return };
         let tag = self.tag();
         let sge = self.nodes[node].mr(mr).sge(0, len);
+        if TYPES[pair][node] == QpType::XrcTgt {
+            if self.nodes[node].post_srq_recv(self.shared.srq, tag, &[sge]).is_ok() {
+                self.shared.entries.push_back(tag);
+            }
+            return;
+        }
         let Some(end) = &mut self.ends[node][pair] else { return };
         if self.nodes[node].post_recv(end.qp, tag, &[sge]).is_ok() {
             end.receives.push_back(tag);
@@ -223,6 +287,7 @@ impl Pairs {
             Ok(()) if to == QpState::Reset => {
                 end.sends.clear();
                 end.receives.clear();
+                self.shared.lost += usize::from(TYPES[pair][node] == QpType::XrcTgt);
             }
             Ok(()) => {}
             Err(_) => assert_eq!(self.nodes[node].state(end.qp), before, "refused"),
@@ -232,13 +297,19 @@ impl Pairs {
     fn destroy(&mut self, node: usize, pair: usize) {
         if let Some(end) = self.ends[node][pair].take() {
             self.nodes[node].destroy(end.qp);
+            self.shared.lost += usize::from(TYPES[pair][node] == QpType::XrcTgt);
         }
     }
 
     fn reregister(&mut self, node: usize, which: usize) {
         match self.regions[node][which].take() {
-            Some(mr) => self.nodes[node].deregister(mr),
-            None => self.regions[node][which] = Some(self.nodes[node].register(REGION_LEN, remote_rights())),
+            // While a window is bound to it, it stays.
+            Some(mr) => {
+                if self.nodes[node].try_deregister(mr).is_err() {
+                    self.regions[node][which] = Some(mr);
+                }
+            }
+            None => self.regions[node][which] = Some(self.nodes[node].register(REGION_LEN, rights())),
         }
     }
 
@@ -253,7 +324,11 @@ impl Pairs {
             let pair =
                 *numbers.get(&cqe.qpn).unwrap_or_else(|| panic!("{cqe:?} of a queue pair that is gone"));
             let end = self.ends[node][pair].as_mut().expect("it has a number");
-            complete(end, &cqe);
+            if TYPES[pair][node] == QpType::XrcTgt {
+                self.shared.complete(&cqe);
+            } else {
+                complete(end, &cqe);
+            }
             assert!(self.completed.insert(cqe.wr_id), "{} completes twice", cqe.wr_id);
         }
     }
@@ -341,6 +416,32 @@ impl Pairs {
             // A shard keeps one frame at hand.
             assert!(out <= n.shards.len(), "{out} buffers are missing");
             assert!(n.shards.iter().all(|s| s.qps() == 0 && s.connected_qps() == 0));
+        }
+        let Shared { srq, entries, lost } = &self.shared;
+        let waiting = self.nodes[1].srq_waiting(*srq) as usize;
+        assert!(
+            (waiting..=waiting + lost).contains(&entries.len()),
+            "{} entries did not complete, {waiting} wait",
+            entries.len()
+        );
+    }
+}
+
+/// Every right that a peer can have, and windows.
+fn rights() -> Access {
+    remote_rights() | Access::FLUSH_GLOBAL | Access::MW_BIND
+}
+
+impl Shared {
+    /// Takes a completion off what is due: the oldest entry, but for those that went with a queue pair.
+    fn complete(&mut self, cqe: &Cqe) {
+        loop {
+            let oldest = self.entries.pop_front();
+            if oldest == Some(cqe.wr_id) {
+                return;
+            }
+            assert!(oldest.is_some() && self.lost > 0, "entries complete in order: {cqe:?}");
+            self.lost -= 1;
         }
     }
 }

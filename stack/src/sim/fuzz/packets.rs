@@ -11,7 +11,7 @@ use crate::proto::status::{SendFlags, WcStatus, WrOpcode};
 use crate::shard::counters::{Counter, CounterSnapshot};
 use crate::sim::node::{MrId, SendWr};
 use crate::sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack_with, bth_of, pkt, reseal};
-use crate::wire::Opcode;
+use crate::wire::{Opcode, Transport};
 
 /// Steps of one input.
 const STEPS: usize = 48;
@@ -64,7 +64,7 @@ pub fn responder_bytes(data: &[u8]) {
         input.pick(&[QpState::Rts, QpState::Rtr, QpState::Init, QpState::Sqd, QpState::Err, QpState::Reset]);
     let setup = input.u8();
     let receives = [16, 0, 1, 3][usize::from(setup & 3)];
-    let takes_receives = matches!(ty, QpType::Rc | QpType::Uc | QpType::Ud | QpType::Gsi);
+    let takes_receives = ty != QpType::XrcIni;
     let mut rig = Rig::with(|c| {
         c.qp.ty = ty;
         c.buffers = BUFFERS;
@@ -101,7 +101,10 @@ pub fn responder_bytes(data: &[u8]) {
             2 if takes_receives => {
                 let sge = rig.node.mr(rig.recv).sge(input.below(64), input.below(4000));
                 // Refused in some states, and when the queue is full.
-                let _ = rig.node.post_recv(rig.qp, next_id, &[sge]);
+                let _ = match rig.srq {
+                    Some(srq) => rig.node.post_srq_recv(srq, next_id, &[sge]),
+                    None => rig.node.post_recv(rig.qp, next_id, &[sge]),
+                };
                 next_id += 1;
                 rig.run();
             }
@@ -160,6 +163,14 @@ fn request(rig: &mut Rig, input: &mut Input<'_>, gone: MrId) -> Vec<u8> {
         let len = input.pick(&[0u32, 1, 8, 1024, 1025, 3000, 0x8000_0000, u32::MAX]);
         body[at + 12..at + 16].copy_from_slice(&len.to_be_bytes());
     }
+    // An XRC packet names a queue, mostly the one that there is.
+    if let Some(srq) = rig.srq
+        && bits & 0x40 == 0
+    {
+        let srqn = rig.node.srqn(srq).to_be_bytes();
+        body.resize(body.len().max(srqn.len()), 0);
+        body[..srqn.len()].copy_from_slice(&srqn);
+    }
     let payload = input.pick(&[0usize, 1, 4, 8, 100, 1020, 1024, 1028, 2000, 2048]);
     let fill = input.u8();
     body.resize(body.len() + payload, fill);
@@ -188,10 +199,20 @@ fn work(rig: &Rig, input: &mut Input<'_>, id: u64) -> SendWr {
         WrOpcode::SendWithImm,
         WrOpcode::RdmaWriteWithImm,
         WrOpcode::SendWithInv,
+        WrOpcode::AtomicWrite,
+        WrOpcode::Flush,
+        WrOpcode::LocalInv,
+        WrOpcode::BindMw,
     ]);
     let bits = input.u8();
     let wr = SendWr::new(id, opcode).remote(REMOTE_VA, REMOTE_KEY).operands(1, 2);
-    let wr = if matches!(opcode, WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd) {
+    let wr = if matches!(opcode, WrOpcode::Flush | WrOpcode::LocalInv | WrOpcode::BindMw) {
+        // No such key is ours: the last two end the queue pair.
+        wr
+    } else if matches!(
+        opcode,
+        WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd | WrOpcode::AtomicWrite
+    ) {
         wr.sges(&[rig.sge(8, 8)])
     } else if bits & 1 != 0 && opcode != WrOpcode::RdmaRead {
         wr.inline(&[7; 100])
@@ -227,10 +248,12 @@ pub fn completer_bytes(data: &[u8]) {
         c.qp.max_rd_atomic = [4, 1, 16, 0][usize::from(setup >> 1 & 3)];
         c.qp.timeout = [8, 0, 1, 14][usize::from(setup >> 3 & 3)];
         c.qp.retry_cnt = setup >> 5;
-        c.qp.rnr_retry = input.u8() & 7;
+        let more = input.u8();
+        c.qp.rnr_retry = more & 7;
+        c.qp.ty = if more & 8 == 0 { QpType::Rc } else { QpType::XrcIni };
         c.qp.sq_psn = [0x100, 0xff_fffa][usize::from(input.u8() & 1)];
     });
-    let first = rig.node.qp(rig.qp).config.sq_psn;
+    let (first, ty) = (rig.node.qp(rig.qp).config.sq_psn, rig.node.qp(rig.qp).config.ty);
     // Requests without a completion: number, and whether success makes one.
     let mut open: VecDeque<(u64, bool)> = VecDeque::new();
     let mut next_id = 0;
@@ -255,6 +278,7 @@ pub fn completer_bytes(data: &[u8]) {
             3 => completions(&mut rig, &mut open),
             _ => {
                 let packet = response(&mut input, first);
+                let packet = if ty == QpType::XrcIni { packet.in_class(Transport::Xrc) } else { packet };
                 let over = rig.state() == QpState::Err;
                 let said = rig.send(&packet);
                 assert!(said.is_empty() || !over, "in ERR it says {said:?}");
