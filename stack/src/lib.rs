@@ -5,6 +5,7 @@
 //! joins the three and touches registered memory; [`device`] owns the shards and is the front door that the
 //! `verbs` crate uses. Imports point one way only (`tests/layering.rs` enforces it).
 
+pub mod cm;
 pub mod config;
 pub mod device;
 pub mod id;

@@ -13,11 +13,12 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("mem", &[]),
     ("proto", &["wire", "mem"]),
+    ("cm", &["wire", "mem"]),
     ("net", &["wire"]),
     ("port", &["sync"]),
     ("shard", &["wire", "sync", "mem", "proto", "net", "port"]),
-    ("device", &["wire", "sync", "mem", "proto", "net", "port", "shard"]),
-    ("sim", &["wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
+    ("device", &["cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
+    ("sim", &["cm", "wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
 

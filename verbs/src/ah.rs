@@ -98,7 +98,7 @@ impl Context {
     }
 }
 
-fn attr_from_wc(gids: &[Gid], wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {
+pub(crate) fn attr_from_wc(gids: &[Gid], wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {
     let fail = |reason| VerbsError::NoNetworkHeader { reason };
     if !wc.is_ok() || !wc.wc_flags.contains(WcFlags::GRH) {
         return Err(fail("the completion is not of a datagram that arrived"));

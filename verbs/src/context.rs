@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use stack::device::{
@@ -17,6 +17,7 @@ use crate::cq_ex::{CqInitAttr, CqWcFlags};
 use crate::device_info::DeviceInfo;
 use crate::error::VerbsError;
 use crate::pd::Pd;
+use crate::rdma_cm::Service;
 use crate::xrcd::{Xrcd, XrcdInitAttr};
 
 /// An open device (`struct ibv_context`).
@@ -27,6 +28,8 @@ use crate::xrcd::{Xrcd, XrcdInitAttr};
 #[doc(alias = "ibv_context")]
 pub struct Context {
     device: Arc<Device>,
+    /// Connection management, while something uses it.
+    cm: Mutex<Weak<Service>>,
 }
 
 impl Context {
@@ -40,7 +43,7 @@ impl Context {
     /// [`VerbsError::Open`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(config: DeviceConfig) -> Result<Self, VerbsError> {
-        Ok(Self { device: Device::open(config)? })
+        Ok(Self { device: Device::open(config)?, cm: Mutex::default() })
     }
 
     /// Starts the port if it is not: for programs that want to know at once whether its device can be used, or
@@ -314,7 +317,18 @@ impl Context {
     /// `EBUSY` while any object of it or a [`Reactor`] exists; it comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
-        Device::close(self.device).map_err(|(e, device)| (e.into(), Self { device }))
+        Device::close(self.device).map_err(|(e, device)| (e.into(), Self { device, cm: self.cm }))
+    }
+
+    /// Connection management of the device, started if need be.
+    pub(crate) fn cm(&self) -> Result<Arc<Service>, VerbsError> {
+        let mut place = self.cm.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(service) = place.upgrade() {
+            return Ok(service);
+        }
+        let service = Arc::new(Service::start(self.device.clone())?);
+        *place = Arc::downgrade(&service);
+        Ok(service)
     }
 
     fn shard(&self, shard: usize) -> Result<(), VerbsError> {

@@ -28,8 +28,22 @@ pub mod errno {
     pub const EMFILE: i32 = 24;
     /// Not supported.
     pub const EOPNOTSUPP: i32 = 95;
+    /// Address family not supported.
+    pub const EAFNOSUPPORT: i32 = 97;
+    /// Address in use.
+    pub const EADDRINUSE: i32 = 98;
+    /// No such address here.
+    pub const EADDRNOTAVAIL: i32 = 99;
+    /// No route.
+    pub const ENETUNREACH: i32 = 101;
+    /// The connection ended.
+    pub const ECONNRESET: i32 = 104;
+    /// Not connected.
+    pub const ENOTCONN: i32 = 107;
     /// Timed out.
     pub const ETIMEDOUT: i32 = 110;
+    /// The peer refused.
+    pub const ECONNREFUSED: i32 = 111;
 }
 
 use errno::{
@@ -139,6 +153,9 @@ pub enum VerbsError {
         /// The object.
         what: &'static str,
     },
+    /// A call of connection management.
+    #[error(transparent)]
+    Cm(#[from] crate::rdma_cm::CmError),
     /// An index that is not in a table.
     #[error("{what} {index} does not exist; there are {count}, from {first}")]
     NoSuchIndex {
@@ -174,6 +191,7 @@ impl VerbsError {
             Self::NoSuchField(_) => EOPNOTSUPP,
             Self::OtherPd { .. } => EPERM,
             Self::Post(e) => e.errno(),
+            Self::Cm(e) => e.errno(),
         }
     }
 }

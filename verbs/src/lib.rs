@@ -60,6 +60,7 @@ mod mr;
 mod mw;
 mod pd;
 mod qp;
+pub mod rdma_cm;
 mod srq;
 mod wc;
 mod wr;

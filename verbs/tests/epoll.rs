@@ -132,3 +132,43 @@ fn readable_while_something_waits() {
     assert!(!readable());
     assert_eq!(channel.try_get_cq_event(), None);
 }
+
+// A program that sleeps on its event channel hears of a connection, and the descriptor says what waits.
+#[test]
+fn connection_events_wake_a_sleeping_program() {
+    use verbs::rdma_cm::{CmEventType, ConnParam, PortSpace};
+    for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
+        let context = Context::open(DeviceConfig::loopback().drive(drive.clone())).unwrap();
+        let channel = context.create_event_channel().unwrap();
+        let epoll = Epoll::new(&[channel.as_raw_fd()], false);
+        let next = |what| {
+            assert_eq!(epoll.wait(PATIENCE.as_millis() as i32), Some(channel.as_raw_fd()), "{drive:?}");
+            let event = channel.try_get_event().expect("the descriptor said so");
+            assert_eq!(event.event(), what);
+            event
+        };
+        let id = || context.create_id(Some(&channel), PortSpace::Tcp).unwrap();
+        let (listener, client) = (id(), id());
+        listener.listen(0).unwrap();
+        assert_eq!(epoll.wait(0), None);
+        client.resolve_addr(None, ([192, 0, 2, 1], listener.src_port()), PATIENCE).unwrap();
+        next(CmEventType::AddrResolved).ack();
+        client.resolve_route(PATIENCE).unwrap();
+        next(CmEventType::RouteResolved).ack();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+        client.create_qp(&pd, &QpInitAttr::rc(&cq, &cq)).unwrap();
+        client.connect(&ConnParam::default()).unwrap();
+        let server = next(CmEventType::ConnectRequest).take_id().unwrap();
+        server.create_qp(&pd, &QpInitAttr::rc(&cq, &cq)).unwrap();
+        server.accept(&ConnParam::default()).unwrap();
+        next(CmEventType::Established).ack();
+        next(CmEventType::Established).ack();
+        assert_eq!(epoll.wait(0), None, "fetched, so not readable");
+        client.disconnect().unwrap();
+        next(CmEventType::Disconnected).ack();
+        // What waits goes with its identifier.
+        assert!(epoll.wait(PATIENCE.as_millis() as i32).is_some());
+        drop((client, server));
+        assert_eq!(epoll.wait(0), None);
+    }
+}

@@ -21,6 +21,16 @@ impl ChannelCore {
         Ok(Arc::new(Self { device, queue: Arc::new(queue) }))
     }
 
+    /// A channel for something of the device itself: an event rings its alarm.
+    ///
+    /// # Errors
+    /// [`DeviceError::Descriptor`].
+    pub fn to_alarm(device: &Arc<Device>) -> Result<Arc<Self>, DeviceError> {
+        let queue =
+            EventChannel::to_alarm(device.alarm().clone()).map_err(|e| DeviceError::Descriptor(e.kind()))?;
+        Ok(Arc::new(Self { device: device.clone(), queue: Arc::new(queue) }))
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device

@@ -11,6 +11,7 @@ use crossbeam_utils::CachePadded;
 use super::MAINTAIN_EVERY;
 use super::config::{Clock, Drive};
 use super::error::DeviceError;
+use super::service::ServiceSlot;
 use super::stats::QpList;
 use crate::id::Mtu;
 use crate::net::{Net, NetConfig};
@@ -102,6 +103,8 @@ pub(super) struct Core {
     /// When the link is looked after next, in nanoseconds; written under shard 0's claim.
     maintain_at: AtomicU64,
     link_up: AtomicBool,
+    /// What runs between turns, if anything.
+    pub service: ServiceSlot,
     /// The background helper, to be woken when a control call gave it something to do.
     helper: Mutex<Option<Thread>>,
 }
@@ -138,6 +141,7 @@ impl Core {
             stop: AtomicBool::new(false),
             maintain_at: AtomicU64::new(0),
             link_up,
+            service: ServiceSlot::default(),
             helper: Mutex::new(None),
         }
     }
@@ -155,7 +159,16 @@ impl Core {
         // Only holders write, and the next one sees it through the lock; no read-modify-write is needed. A lost count
         // would cost the helper a look.
         cell.turns.store(cell.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.serve();
         Some(turn)
+    }
+
+    /// Behind a turn: runs the service if it is due.
+    #[inline]
+    fn serve(&self) {
+        if self.service.is_due(|| self.now()) {
+            self.service.run();
+        }
     }
 
     /// One turn, and a look at the shard after it.
@@ -272,13 +285,17 @@ impl Core {
     /// The loop of a dedicated thread: turns one shard for ever, and lets it go only for control calls.
     pub(super) fn run_dedicated(&self, index: usize) {
         let cell = &self.cells[index];
+        let serves = || index == 0 && self.service.is_due(|| self.now());
         while !self.stop.load(Ordering::Relaxed) {
+            if serves() {
+                self.service.run();
+            }
             let Some(mut shard) = cell.shard.try_take() else {
                 std::thread::yield_now();
                 continue;
             };
             let _holding = Holding::begin();
-            while !cell.shard.wanted() && !self.stop.load(Ordering::Relaxed) {
+            while !cell.shard.wanted() && !serves() && !self.stop.load(Ordering::Relaxed) {
                 let now = self.now();
                 shard.poll_once(now);
                 if index == 0 {
@@ -304,6 +321,7 @@ impl Core {
     pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, Option<Instant>, usize)> {
         let (turn, (deadline, connected)) =
             self.turn_and(&self.cells[index], index, |s| (s.next_deadline(), s.connected_qps()))?;
+        self.serve();
         Some((turn, deadline, connected))
     }
 }

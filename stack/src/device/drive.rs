@@ -121,6 +121,9 @@ fn help(core: &Core) {
                 sleep = sleep.min(Duration::from_nanos(deadline.nanos_since(core.now())));
             }
         }
+        if let Some(wait) = core.service.wait(core.now()) {
+            sleep = sleep.min(wait);
+        }
         if work {
             last_work = SystemInstant::now();
         }

@@ -22,6 +22,7 @@
 mod ah;
 mod channel;
 mod claim;
+mod cm_attr;
 mod config;
 mod cq;
 mod drain;
@@ -35,6 +36,7 @@ mod numbers;
 mod pd;
 mod qp;
 mod random;
+mod service;
 mod srq;
 pub mod stats;
 mod stats_socket;
@@ -50,7 +52,6 @@ use crate::net::{GIDS_MAX, check_address};
 use crate::port::{Port, PortStats};
 use crate::shard::{GidRefused, McastTable, Shard};
 use crate::sync::doorbell::Doorbells;
-use crate::sync::eventfd::EventFd;
 use crate::sync::words::Words;
 
 use crate::config::{CQ_MAX, PD_MAX};
@@ -62,6 +63,7 @@ use stats_socket::StatsSocket;
 
 pub use ah::AhCore;
 pub use channel::ChannelCore;
+pub use cm_attr::{cm_init, cm_rtr, cm_rts};
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
 pub use cq::{CqCore, CqInit, CqTap};
 pub use error::{DeviceError, OpenError};
@@ -73,9 +75,12 @@ pub use mr::MrCore;
 pub use mw::MwCore;
 pub use pd::PdCore;
 pub use qp::{QpCore, QpInit, RingTap};
+pub use service::{PeerPath, Service};
 pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 pub use xrcd::{XrcdCore, XrcdInit};
 
+/// Connection management.
+pub use crate::cm;
 /// Every limit of the stack.
 pub use crate::config as limit;
 pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
@@ -89,6 +94,8 @@ pub use crate::proto::vendor::VendorErr;
 pub use crate::proto::wqe::{self, Sge};
 pub use crate::shard::counters::{Counter, CounterSnapshot};
 pub use crate::shard::{CqState, DrainKind, DrainMark, Event, EventElement, Turn};
+pub use crate::sync::alarm::Alarm;
+pub use crate::sync::eventfd::EventFd;
 pub use crate::time::Instant;
 pub use crate::wire::Discard;
 
@@ -303,8 +310,10 @@ impl Device {
     }
     /// Time until the shard has something to do of its own accord; `None`: nothing is due, or it is being turned.
     pub fn next_deadline(&self, shard: usize) -> Option<Duration> {
-        let deadline = self.core.peek(shard, |s| s.next_deadline())??;
-        Some(Duration::from_nanos(deadline.nanos_since(self.now())))
+        let due = self.core.service.wait(self.now());
+        let deadline = self.core.peek(shard, |s| s.next_deadline())?;
+        let deadline = deadline.map(|at| Duration::from_nanos(at.nanos_since(self.now())));
+        deadline.into_iter().chain(due).min()
     }
 
     /// The oldest asynchronous event, if there is one. It is to be acknowledged: [`ack_event`](Self::ack_event).
@@ -345,7 +354,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
-    fn wait<R>(
+    pub fn wait<R>(
         &self,
         timeout: Duration,
         fd: Option<&EventFd>,

@@ -188,6 +188,13 @@ impl Net {
         resolution
     }
 
+    /// Our address from which a destination is reached: one on its subnet, else any of its family. `None`: there is no
+    /// route to it, or it is nobody's.
+    pub fn source_to(&self, dst: &Gid) -> Option<Gid> {
+        self.routes.next_hop(dst).filter(is_host)?;
+        self.routes.source_for(dst)
+    }
+
     /// Changes whenever an answer of [`Net::resolve`] may have changed; never 0. It also moves when an answer grew
     /// old: asking again then refreshes it.
     pub fn generation(&self) -> u64 {

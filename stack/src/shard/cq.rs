@@ -6,6 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::proto::wqe::Cqe;
+use crate::sync::alarm::Alarm;
 use crate::sync::eventfd::EventFd;
 use crate::sync::lanes::CqLane;
 
@@ -144,6 +145,8 @@ struct Waiting {
 pub struct EventChannel {
     waiting: Mutex<Waiting>,
     fd: EventFd,
+    /// Rings instead, where something of the device itself waits.
+    alarm: Option<Arc<Alarm>>,
 }
 
 impl EventChannel {
@@ -155,7 +158,15 @@ impl EventChannel {
     /// # Errors
     /// Those of eventfd(2).
     pub fn new() -> io::Result<Self> {
-        Ok(Self { waiting: Mutex::default(), fd: EventFd::new()? })
+        Ok(Self { waiting: Mutex::default(), fd: EventFd::new()?, alarm: None })
+    }
+
+    /// A channel that rings an alarm for each event, and keeps none.
+    ///
+    /// # Errors
+    /// Those of eventfd(2).
+    pub fn to_alarm(alarm: Arc<Alarm>) -> io::Result<Self> {
+        Ok(Self { alarm: Some(alarm), ..Self::new()? })
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -164,6 +175,9 @@ impl EventChannel {
 
     /// Appends an event of `cq`.
     fn notify(&self, cq: &Arc<CqState>) {
+        if let Some(alarm) = &self.alarm {
+            return alarm.ring();
+        }
         let mut waiting = self.lock();
         if cq.retired.load(Ordering::Relaxed) || cq.queued.load(Ordering::Relaxed) >= Self::PER_CQ {
             return;

@@ -20,6 +20,7 @@ pub mod fuzz;
 pub mod layout;
 pub mod link;
 pub mod lossy;
+pub mod mads;
 pub mod memory;
 pub mod node;
 pub mod peer;

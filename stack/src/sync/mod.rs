@@ -7,6 +7,7 @@
 //! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`] and [`eventfd`]; [`lanes`] is built on rings, [`doorbell`] and
 //! [`srq`] on atomics alone.
 
+pub mod alarm;
 pub mod asymmetric;
 pub mod claim;
 pub mod doorbell;

@@ -1,0 +1,377 @@
+//! What a program does with connections.
+
+use super::code;
+use super::config::Timing;
+use super::conn::{Conn, Depths, State};
+use super::counter::Counter;
+use super::error::Error;
+use super::event::{Accept, ConnId, Connect, Disconnect, Event, Path, QpParams, Reject};
+use super::machine::{Machine, REJ_OTHER, REJ_REP, REJ_REQ, is_host};
+use super::mad::Mad;
+use super::message::{Rep, Req, ReqPath, padded};
+use super::reason::Reason;
+use super::service::{IpHeader, ServiceId};
+use crate::config::RD_ATOMIC_MAX;
+use crate::id::{Psn, Qpn};
+use crate::time::Instant;
+
+/// The partition of RoCE.
+pub(super) const PKEY: u16 = 0xffff;
+
+/// Refuses a number above its range.
+fn range(name: &'static str, given: impl Into<u32>, max: u32) -> Result<(), Error> {
+    let given = given.into();
+    if given > max { Err(Error::Range { name, given, max }) } else { Ok(()) }
+}
+
+/// Refuses private data that does not fit.
+pub(super) fn fits(private_data: &[u8], max: usize) -> Result<(), Error> {
+    let given = private_data.len();
+    if given > max { Err(Error::PrivateData { given, max }) } else { Ok(()) }
+}
+
+/// Refuses additional information that does not fit.
+pub(super) fn fits_info(info: &[u8]) -> Result<(), Error> {
+    if info.len() > 72 { Err(Error::Info(info.len())) } else { Ok(()) }
+}
+
+pub(super) fn check_path(path: &Path) -> Result<(), Error> {
+    if !is_host(&path.sgid) || !is_host(&path.dgid) {
+        return Err(Error::Address);
+    }
+    range("flow label", path.flow_label, 0xf_ffff)?;
+    range("service level", path.sl, 7)
+}
+
+pub(super) fn check_timing(timing: &Timing) -> Result<(), Error> {
+    range("packet lifetime", timing.packet_lifetime, 31)?;
+    range("remote response timeout", timing.remote_response, 31)?;
+    range("local response timeout", timing.local_response, 31)?;
+    range("CM retries", timing.max_cm_retries, 15)
+}
+
+/// The private data field of `N` bytes of a REQ or SIDR_REQ, with the header that its service id asks for.
+pub(super) fn with_header<const N: usize>(
+    service_id: ServiceId,
+    ip: Option<&IpHeader>,
+    private_data: &[u8],
+) -> Result<[u8; N], Error> {
+    if service_id.port_space().is_some() != ip.is_some() {
+        return Err(Error::IpHeader(service_id));
+    }
+    let mut out = [0; N];
+    let header = if ip.is_some() { IpHeader::LEN } else { 0 };
+    fits(private_data, N - header)?;
+    if let (Some(ip), Some(bytes)) = (ip, out.first_chunk_mut()) {
+        ip.write(bytes);
+    }
+    out[header..header + private_data.len()].copy_from_slice(private_data);
+    Ok(out)
+}
+
+fn check_depths(responder_resources: u8, initiator_depth: u8) -> Result<(), Error> {
+    range("responder resources", responder_resources, u32::from(RD_ATOMIC_MAX))?;
+    range("initiator depth", initiator_depth, u32::from(RD_ATOMIC_MAX))
+}
+
+/// Connections.
+impl Machine {
+    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`].
+    ///
+    /// # Errors
+    /// Everything in [`Connect`] that is out of range; [`Error::QpBusy`], [`Error::Limit`].
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(&mut self, now: Instant, connect: &Connect) -> Result<ConnId, Error> {
+        let Connect { timing, path, .. } = connect;
+        check_path(path)?;
+        check_timing(timing)?;
+        check_depths(connect.responder_resources, connect.initiator_depth)?;
+        range("retry count", connect.retry_count, 7)?;
+        range("RNR retry count", connect.rnr_retry_count, 7)?;
+        range("RNR timer", connect.min_rnr_timer, 31)?;
+        if connect.mtu > self.config.mtu {
+            return Err(Error::Mtu { given: connect.mtu, port: self.config.mtu });
+        }
+        let private_data = with_header(connect.service_id, connect.ip.as_ref(), &connect.private_data)?;
+        self.check_qpn(connect.qpn)?;
+        if self.conns.len() >= self.config.limits.connections {
+            return Err(Error::Limit("connections"));
+        }
+
+        let local_id = self.random.id(|id| self.local_ids.contains_key(&id));
+        let tid = self.random.next();
+        let psn = connect.psn.unwrap_or_else(|| Psn::new(self.random_psn()));
+        let timeout = code::ack_timeout(timing.packet_lifetime, self.config.ack_delay);
+        let on_link = path.hop_limit == 1;
+        let lid = if on_link { 0 } else { 0xffff };
+        let req = Req {
+            local_comm_id: local_id,
+            service_id: connect.service_id,
+            local_ca_guid: self.config.ca_guid,
+            local_qpn: connect.qpn,
+            responder_resources: connect.responder_resources,
+            initiator_depth: connect.initiator_depth,
+            remote_response_timeout: timing.remote_response,
+            transport: connect.transport as u8,
+            starting_psn: psn,
+            local_response_timeout: timing.local_response,
+            retry_count: connect.retry_count,
+            pkey: PKEY,
+            path_mtu: connect.mtu as u8,
+            rnr_retry_count: connect.rnr_retry_count,
+            max_cm_retries: timing.max_cm_retries,
+            srq: connect.srq,
+            primary: ReqPath {
+                local_lid: lid,
+                remote_lid: lid,
+                local_gid: path.sgid,
+                remote_gid: path.dgid,
+                flow_label: path.flow_label,
+                packet_rate: 0,
+                traffic_class: path.traffic_class,
+                hop_limit: if path.hop_limit == 0 { 64 } else { path.hop_limit },
+                sl: path.sl,
+                subnet_local: on_link,
+                local_ack_timeout: timeout,
+            },
+            private_data,
+            ..Req::default()
+        };
+        let id = self.insert(Conn {
+            state: State::ReqSent,
+            gone: false,
+            listener: None,
+            local_id,
+            remote_id: 0,
+            tid,
+            remote_guid: 0,
+            mad_path: *path,
+            params: QpParams {
+                transport: connect.transport,
+                qpn: connect.qpn,
+                dest_qpn: Qpn::default(),
+                rq_psn: psn,
+                sq_psn: Psn::default(),
+                path_mtu: connect.mtu,
+                max_rd_atomic: 0,
+                max_dest_rd_atomic: 0,
+                timeout,
+                retry_cnt: connect.retry_count,
+                rnr_retry: 0,
+                min_rnr_timer: connect.min_rnr_timer,
+                path: *path,
+            },
+            depths: Depths {
+                responder_resources: connect.responder_resources,
+                initiator_depth: connect.initiator_depth,
+            },
+            packet_lifetime: timing.packet_lifetime,
+            interval: code::request_interval(timing.packet_lifetime, timing.remote_response),
+            retries: timing.max_cm_retries,
+            left: 0,
+            mra: false,
+            deadline: Instant::FAR,
+            timer: Instant::FAR,
+            mad: None,
+            ending: Disconnect::Agreed,
+        });
+        self.local_qpns.insert(connect.qpn, id);
+        self.send_request(now, id, &Mad::new(tid, req));
+        Ok(id)
+    }
+
+    /// A random sequence number.
+    pub(super) fn random_psn(&mut self) -> u32 {
+        self.random.next() as u32
+    }
+
+    fn check_qpn(&self, qpn: Qpn) -> Result<(), Error> {
+        if qpn <= Qpn::GSI || qpn == Qpn::MULTICAST {
+            return Err(Error::Qpn(qpn));
+        }
+        if self.qp_busy(qpn) { Err(Error::QpBusy(qpn)) } else { Ok(()) }
+    }
+
+    /// What the queue pair needs if a request is accepted with these parameters. Changes nothing: bring the queue
+    /// pair to RTS first, receives posted, then [`Machine::accept`]: data can arrive with the RTU, or before it.
+    ///
+    /// # Errors
+    /// Those of [`Machine::accept`].
+    pub fn plan_accept(&self, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
+        let conn = self.conn(id)?;
+        if conn.state != State::ReqRcvd {
+            return Err(Error::State { operation: "accept", state: conn.state.name() });
+        }
+        check_depths(accept.responder_resources, accept.initiator_depth)?;
+        range("RNR retry count", accept.rnr_retry_count, 7)?;
+        range("RNR timer", accept.min_rnr_timer, 31)?;
+        fits(&accept.private_data, 196)?;
+        self.check_qpn(accept.qpn)?;
+        Ok(QpParams {
+            qpn: accept.qpn,
+            max_rd_atomic: accept.initiator_depth.min(conn.depths.responder_resources),
+            max_dest_rd_atomic: accept.responder_resources.min(conn.depths.initiator_depth),
+            min_rnr_timer: accept.min_rnr_timer,
+            ..conn.params
+        })
+    }
+
+    /// Sends a REP. Ends in [`Event::Established`], [`Event::Rejected`] or [`Event::Unreachable`]. Returns what
+    /// [`Machine::plan_accept`] does.
+    ///
+    /// # Errors
+    /// Everything in [`Accept`] that is out of range; [`Error::QpBusy`], [`Error::State`], [`Error::NoConnection`].
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(&mut self, now: Instant, id: ConnId, accept: &Accept) -> Result<QpParams, Error> {
+        let params = self.plan_accept(id, accept)?;
+        self.enter(id, State::RepSent);
+        self.local_qpns.insert(accept.qpn, id);
+        let conn = self.conns.get_mut(&id).expect("it is there, the plan says");
+        conn.params = params;
+        let rep = Rep {
+            local_comm_id: conn.local_id,
+            remote_comm_id: conn.remote_id,
+            local_qpn: params.qpn,
+            starting_psn: params.rq_psn,
+            responder_resources: params.max_dest_rd_atomic,
+            initiator_depth: params.max_rd_atomic,
+            target_ack_delay: self.config.ack_delay,
+            rnr_retry_count: accept.rnr_retry_count,
+            srq: accept.srq,
+            local_ca_guid: self.config.ca_guid,
+            private_data: padded(&accept.private_data),
+            ..Rep::default()
+        };
+        let mad = Mad::new(conn.tid, rep);
+        self.send_request(now, id, &mad);
+        Ok(params)
+    }
+
+    /// Refuses a request, or a response. Ends the id of a request; a response's queue pair rests in TIMEWAIT.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`], [`Error::Info`], [`Error::State`], [`Error::NoConnection`].
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(&mut self, now: Instant, id: ConnId, reject: &Reject) -> Result<(), Error> {
+        let conn = self.conn(id)?;
+        fits_info(&reject.info)?;
+        fits(&reject.private_data, 148)?;
+        let message = match conn.state {
+            State::ReqRcvd => REJ_REQ,
+            State::RepRcvd => REJ_REP,
+            other => return Err(Error::State { operation: "reject", state: other.name() }),
+        };
+        let rej = conn.rej(message, reject.reason, &reject.info, &reject.private_data);
+        self.send_once(id, &rej);
+        self.counters.count(Counter::RejectedByUs);
+        if message == REJ_REQ {
+            self.remove(id)
+        } else {
+            self.time_wait(now, id)
+        }
+        Ok(())
+    }
+
+    /// Active side, after [`Event::ConnectResponse`]: the queue pair is in RTS. Sends the RTU; the connection is
+    /// established. Up to 224 bytes of private data.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`], [`Error::State`], [`Error::NoConnection`].
+    #[doc(alias = "rdma_establish")]
+    pub fn confirm(&mut self, _now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), Error> {
+        let conn = self.conn(id)?;
+        fits(private_data, 224)?;
+        if conn.state != State::RepRcvd {
+            return Err(Error::State { operation: "confirm", state: conn.state.name() });
+        }
+        let rtu = conn.rtu(private_data).encode();
+        let path = conn.mad_path;
+        self.establish(id);
+        self.send(path, rtu);
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.mad = Some(Box::new(rtu));
+        }
+        Ok(())
+    }
+
+    /// Passive side: data arrived before the RTU (`IBV_EVENT_COMM_EST`). [`Event::Established`] follows; no error and no
+    /// event if the RTU came meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::State`] before accept and after the end, [`Error::NoConnection`].
+    #[doc(alias = "rdma_notify")]
+    pub fn established(&mut self, _now: Instant, id: ConnId) -> Result<(), Error> {
+        match self.conn(id)?.state {
+            State::RepSent => {
+                self.accepted(id, Vec::new());
+                Ok(())
+            }
+            State::Established => Ok(()),
+            other => Err(Error::State { operation: "established", state: other.name() }),
+        }
+    }
+
+    /// Ends an established connection: sends a DREQ. Ends in [`Event::Disconnected`]. Up to 220 bytes of private data.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`], [`Error::State`] in every other state, [`Error::NoConnection`].
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&mut self, now: Instant, id: ConnId, private_data: &[u8]) -> Result<(), Error> {
+        let conn = self.conn(id)?;
+        fits(private_data, 220)?;
+        if conn.state != State::Established {
+            return Err(Error::State { operation: "disconnect", state: conn.state.name() });
+        }
+        self.send_dreq(now, id, Disconnect::Agreed, private_data);
+        Ok(())
+    }
+
+    /// Gives a connection up in any state: the peer is told as far as it knows of it (REJ, DREQ with its retries), and
+    /// no event comes any more but [`Event::TimeWaitExit`], if its queue pair has to rest.
+    ///
+    /// # Errors
+    /// [`Error::NoConnection`].
+    #[doc(alias = "rdma_destroy_id")]
+    pub fn destroy(&mut self, now: Instant, id: ConnId) -> Result<(), Error> {
+        let state = self.conn(id)?.state;
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.gone = true;
+        }
+        let guid = self.config.ca_guid.to_be_bytes();
+        let mut rej = |message, reason, info: &[u8]| {
+            let rej = self.conns[&id].rej(message, reason, info, &[]);
+            self.send_once(id, &rej);
+            self.counters.count(Counter::RejectedByUs);
+        };
+        match state {
+            State::ReqSent => {
+                rej(REJ_OTHER, Reason::TIMEOUT, &guid);
+                self.remove(id);
+            }
+            State::ReqRcvd => {
+                rej(REJ_REQ, Reason::CONSUMER_DEFINED, &[]);
+                self.remove(id);
+            }
+            State::RepRcvd => {
+                rej(REJ_REP, Reason::CONSUMER_DEFINED, &[]);
+                self.time_wait(now, id);
+            }
+            State::RepSent => {
+                rej(REJ_OTHER, Reason::CONSUMER_DEFINED, &[]);
+                self.time_wait(now, id);
+            }
+            State::Established => self.send_dreq(now, id, Disconnect::Agreed, &[]),
+            State::DreqSent | State::TimeWait => {}
+        }
+        Ok(())
+    }
+
+    /// The peer knows that we accepted.
+    pub(super) fn accepted(&mut self, id: ConnId, private_data: Vec<u8>) {
+        self.establish(id);
+        if let Some(conn) = self.conns.get_mut(&id) {
+            conn.mad = None;
+        }
+        self.event(id, Event::Established { id, private_data });
+    }
+}

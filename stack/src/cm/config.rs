@@ -1,0 +1,95 @@
+//! What a machine is configured with, and its limits.
+
+use core::time::Duration;
+
+use crate::id::Mtu;
+
+/// Configuration of a [`Machine`](super::Machine).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Our node's identity, unique among nodes: with it peers tell duplicates from new connections. The EUI-64 of
+    /// the port's Ethernet address will do.
+    pub ca_guid: u64,
+    /// Where ids, sequence numbers and transaction ids come from. Random; equal seeds give equal runs.
+    pub seed: u64,
+    /// The largest path MTU of the port: a REQ with a larger one is rejected (reason 26).
+    pub mtu: Mtu,
+    /// Time code of our ACK delay, `0 ..= 31` (`local_ca_ack_delay` of `struct ibv_device_attr`).
+    pub ack_delay: u8,
+    /// Hop limit of MADs that answer, and of paths learnt from a REQ; 0 counts as 64.
+    pub hop_limit: u8,
+    /// Time code of the MRA that answers a repeated REQ or REP while the program decides (Linux: 24); `None`: no MRA.
+    pub mra: Option<u8>,
+    /// Bounds of memory and time.
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            ca_guid: 0,
+            seed: 0,
+            mtu: Mtu::Mtu4096,
+            ack_delay: 15,
+            hop_limit: 64,
+            mra: Some(24),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Bounds of a machine: numbers of entries that strangers could fill, and times that they could stretch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Connections in any state, those in TIMEWAIT too. More: connect fails, a REQ is rejected (reason 3).
+    pub connections: usize,
+    /// Connections that a REQ began and that are not established: a REQ above that is rejected (reason 3).
+    pub half_open: usize,
+    /// Listeners.
+    pub listeners: usize,
+    /// SIDR exchanges, in either direction.
+    pub sidr: usize,
+    /// Events that wait for [`poll_event`](super::Machine::poll_event); a REQ above that is rejected (reason 3),
+    /// a SIDR_REQ dropped.
+    pub events: usize,
+    /// MADs that wait for [`poll_send`](super::Machine::poll_send); one above that is dropped, as if lost.
+    pub sends: usize,
+    /// How long a connection that a REQ began may take to be established, whatever times the REQ and MRAs name.
+    pub half_open_time: Duration,
+    /// The longest wait that a peer's time code or MRA can ask for.
+    pub peer_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 1 << 17,
+            half_open: 4096,
+            listeners: 4096,
+            sidr: 4096,
+            events: 1 << 14,
+            sends: 1024,
+            half_open_time: Duration::from_secs(120),
+            peer_time: Duration::from_secs(70),
+        }
+    }
+}
+
+/// Times and retries of one exchange. The default is what Linux' `rdma_cm` uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Timing {
+    /// Time code of the path's packet lifetime, `0 ..= 31`.
+    pub packet_lifetime: u8,
+    /// Time code of how long the peer's connection manager may take to answer, `0 ..= 31`.
+    pub remote_response: u8,
+    /// Time code of how long we take to answer, `0 ..= 31`: the peer's interval between REPs.
+    pub local_response: u8,
+    /// Requests are sent again so many times, `0 ..= 15`.
+    pub max_cm_retries: u8,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self { packet_lifetime: 16, remote_response: 20, local_response: 20, max_cm_retries: 15 }
+    }
+}

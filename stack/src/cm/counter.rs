@@ -1,0 +1,124 @@
+//! What becomes of MADs and connections, by name.
+
+macro_rules! counters {
+    ($($(#[$meta:meta])* $variant:ident = $name:literal;)*) => {
+        /// What a MAD or a connection ended as. No MAD disappears without one of these.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        #[repr(u8)]
+        pub enum Counter { $($(#[$meta])* $variant,)* }
+
+        impl Counter {
+            /// Every counter, in index order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Its name in statistics.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// MADs received.
+    Received = "mad_received";
+    /// MADs handed out to be sent.
+    Sent = "mad_sent";
+    /// Of these, repeated ones.
+    Retransmitted = "mad_retransmitted";
+    /// Connections established.
+    Established = "established";
+    /// Connections that we rejected.
+    RejectedByUs = "rejected_by_us";
+    /// Connections that the peer rejected.
+    RejectedByPeer = "rejected_by_peer";
+    /// Connections whose peer did not answer.
+    Unreachable = "unreachable";
+    /// Established connections that ended.
+    Disconnected = "disconnected";
+    /// REQs rejected: nobody listens (reason 8).
+    NoListener = "reject_no_listener";
+    /// REQs rejected: a header of rdma_cm that is malformed (reason 28).
+    BadIpHeader = "reject_bad_ip_header";
+    /// REQs rejected: a transport service that is neither RC nor UC (reason 9).
+    BadTransport = "reject_transport";
+    /// REQs rejected: an address that is not ours (reason 12).
+    BadGid = "reject_gid";
+    /// REQs rejected: a path MTU above ours, or none (reason 26).
+    BadMtu = "reject_mtu";
+    /// REQs rejected: a partition that we are not in (reason 5).
+    BadPkey = "reject_pkey";
+    /// REQs rejected: the listener's backlog is full (reason 3).
+    BacklogFull = "reject_backlog_full";
+    /// REQs rejected: a limit of the machine is reached (reason 3).
+    NoResources = "reject_no_resources";
+    /// REQs rejected: the peer's ids or queue pair belong to a connection here (reason 10).
+    Stale = "reject_stale";
+    /// Ignored: not 256 bytes.
+    BadLength = "ignored_length";
+    /// Ignored: another base version than 1.
+    BadBaseVersion = "ignored_base_version";
+    /// Ignored: another management class than communication management.
+    BadClass = "ignored_class";
+    /// Ignored: another class version than 2.
+    BadClassVersion = "ignored_class_version";
+    /// Ignored: another method than Send.
+    BadMethod = "ignored_method";
+    /// Ignored: an attribute that is no message of connection management.
+    UnknownAttribute = "ignored_attribute";
+    /// Ignored: LAP and APR; RoCE has no alternate paths.
+    NoAlternatePaths = "ignored_alternate_path";
+    /// Ignored: a field that no peer can mean (queue pair 0, a length beyond the message).
+    BadField = "ignored_field";
+    /// Ignored: from an address that cannot be answered, or to one.
+    BadAddress = "ignored_address";
+    /// Ignored: ids of no connection here.
+    UnknownId = "ignored_unknown_id";
+    /// Ignored: not the transaction that is under way.
+    WrongTransaction = "ignored_transaction";
+    /// Ignored: a DREQ for another queue pair.
+    WrongQpn = "ignored_dreq_qpn";
+    /// Ignored: what the connection's state does not expect.
+    WrongState = "ignored_state";
+    /// Duplicates of a REQ.
+    DuplicateReq = "duplicate_req";
+    /// Duplicates of a REP.
+    DuplicateRep = "duplicate_rep";
+    /// Duplicates of an RTU.
+    DuplicateRtu = "duplicate_rtu";
+    /// Duplicates of a DREQ.
+    DuplicateDreq = "duplicate_dreq";
+    /// Duplicates of a SIDR_REQ.
+    DuplicateSidr = "duplicate_sidr";
+    /// DREQs of no connection here, answered all the same.
+    DreqMirrored = "dreq_mirrored";
+    /// Ignored SIDR_REQs: a limit of the machine is reached.
+    SidrNoResources = "ignored_sidr_no_resources";
+    /// MADs not sent: the queue to the port was full.
+    SendQueueFull = "send_queue_full";
+}
+
+/// A count for each name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Counters([u64; Counter::ALL.len()]);
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self([0; Counter::ALL.len()])
+    }
+}
+
+impl Counters {
+    /// One of them.
+    pub const fn get(&self, counter: Counter) -> u64 {
+        self.0[counter as usize]
+    }
+    /// All of them, with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Counter::ALL.iter().map(|c| (c.name(), self.get(*c)))
+    }
+    /// One more.
+    pub(super) const fn count(&mut self, counter: Counter) {
+        self.0[counter as usize] += 1;
+    }
+}

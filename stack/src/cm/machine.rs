@@ -1,0 +1,383 @@
+//! The machine: everything of a device, its queues and its timers.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::code;
+use super::config::Config;
+use super::conn::{Conn, State};
+use super::counter::{Counter, Counters};
+use super::error::Error;
+use super::event::{ConnId, Disconnect, Event, Path, Send, SidrId};
+use super::listen::Listeners;
+use super::mad::Mad;
+use super::message::{Dreq, padded};
+use super::random::Random;
+use super::reason::Reason;
+use super::sidr::Sidrs;
+use super::{MAD_LEN, message};
+use crate::id::{Gid, Qpn};
+use crate::time::Instant;
+
+/// Timers served by one call of [`Machine::poll_timers`].
+const TIMER_BUDGET: usize = 256;
+
+/// Of which message a REJ is.
+pub(super) const REJ_REQ: u8 = 0;
+pub(super) const REJ_REP: u8 = 1;
+pub(super) const REJ_OTHER: u8 = 2;
+
+/// Whose timer fires.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Timed {
+    Conn(ConnId),
+    Sidr(SidrId),
+}
+
+/// The connection manager of a device.
+pub struct Machine {
+    pub(super) config: Config,
+    pub(super) gids: Vec<Gid>,
+    pub(super) random: Random,
+    pub(super) counters: Counters,
+    /// Ids given out, of every kind.
+    pub(super) ids: u64,
+    pub(super) listeners: Listeners,
+    pub(super) conns: BTreeMap<ConnId, Conn>,
+    /// By our comm id.
+    pub(super) local_ids: BTreeMap<u32, ConnId>,
+    /// By the peer's node and comm id: those that a REQ began.
+    pub(super) remote_ids: BTreeMap<(u64, u32), ConnId>,
+    /// By the peer's node and queue pair.
+    pub(super) remote_qpns: BTreeMap<(u64, Qpn), ConnId>,
+    /// By our queue pair.
+    pub(super) local_qpns: BTreeMap<Qpn, ConnId>,
+    /// Connections in a state that [`State::half_open`] names.
+    pub(super) half_open: usize,
+    pub(super) sidrs: Sidrs,
+    pub(super) timers: BTreeSet<(Instant, Timed)>,
+    sends: VecDeque<Send>,
+    events: VecDeque<Event>,
+}
+
+/// Input, output, time.
+impl Machine {
+    /// A machine without listeners and connections.
+    pub fn new(config: Config) -> Self {
+        Self {
+            random: Random::new(config.seed),
+            config,
+            gids: Vec::new(),
+            counters: Counters::default(),
+            ids: 0,
+            listeners: Listeners::default(),
+            conns: BTreeMap::new(),
+            local_ids: BTreeMap::new(),
+            remote_ids: BTreeMap::new(),
+            remote_qpns: BTreeMap::new(),
+            local_qpns: BTreeMap::new(),
+            half_open: 0,
+            sidrs: Sidrs::default(),
+            timers: BTreeSet::new(),
+            sends: VecDeque::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Our addresses: a REQ must name one of them, or the one it came to. Called at the start and at each change.
+    pub fn set_gids(&mut self, gids: &[Gid]) {
+        self.gids = gids.to_vec();
+    }
+
+    /// Counts of everything.
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How the machine is configured.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Connections in any state, those in TIMEWAIT too.
+    pub fn connections(&self) -> usize {
+        self.conns.len()
+    }
+
+    /// Connections that a REQ began and that are not established.
+    pub const fn half_open(&self) -> usize {
+        self.half_open
+    }
+
+    /// SIDR exchanges, those too whose answer is kept for a repeated request.
+    pub fn sidr_exchanges(&self) -> usize {
+        self.sidrs.len()
+    }
+
+    /// Whether a queue pair is in a connection, or rests in TIMEWAIT after one: its number must not be used again yet.
+    pub fn qp_busy(&self, qpn: Qpn) -> bool {
+        self.local_qpns.contains_key(&qpn)
+    }
+
+    /// When [`Machine::poll_timers`] is to be called next.
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Does what is due at `now`, a bounded part of it: [`Machine::next_timer`] tells whether more is.
+    pub fn poll_timers(&mut self, now: Instant) {
+        for _ in 0..TIMER_BUDGET {
+            match self.timers.first() {
+                Some((at, timed)) if *at <= now => match *timed {
+                    Timed::Conn(id) => self.conn_timer(now, id),
+                    Timed::Sidr(id) => self.sidr_timer(now, id),
+                },
+                _ => return,
+            }
+        }
+    }
+
+    /// The next MAD to be sent. One that cannot be sent may be thrown away: timers send it again.
+    pub fn poll_send(&mut self) -> Option<Send> {
+        let send = self.sends.pop_front()?;
+        self.counters.count(Counter::Sent);
+        Some(send)
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+/// What the parts share.
+impl Machine {
+    pub(super) fn new_id(&mut self) -> u64 {
+        self.ids += 1;
+        self.ids
+    }
+
+    /// Whether there is room for an event that a stranger causes.
+    pub(super) fn events_full(&self) -> bool {
+        self.events.len() >= self.config.limits.events
+    }
+
+    /// An event that belongs to no connection.
+    pub(super) fn push_event(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// An event of a connection, unless the program gave it up.
+    pub(super) fn event(&mut self, id: ConnId, event: Event) {
+        if self.conns.get(&id).is_some_and(|c| !c.gone) {
+            self.events.push_back(event);
+        }
+    }
+
+    /// Queues a MAD.
+    pub(super) fn send(&mut self, path: Path, mad: [u8; MAD_LEN]) {
+        self.enqueue(path, mad, self.config.limits.sends);
+    }
+
+    /// Queues an answer to a stranger: it leaves half of the queue to connections.
+    pub(super) fn answer(&mut self, path: Path, mad: &Mad) {
+        self.enqueue(path, mad.encode(), self.config.limits.sends / 2);
+    }
+
+    fn enqueue(&mut self, path: Path, mad: [u8; MAD_LEN], limit: usize) {
+        if self.sends.len() < limit {
+            self.sends.push_back(Send { mad, path });
+        } else {
+            self.counters.count(Counter::SendQueueFull);
+        }
+    }
+
+    /// Queues a MAD of a connection, not to be repeated.
+    pub(super) fn send_once(&mut self, id: ConnId, mad: &Mad) {
+        let path = self.conns[&id].mad_path;
+        self.send(path, mad.encode());
+    }
+
+    /// Queues a request of a connection, and repeats it until something is heard.
+    pub(super) fn send_request(&mut self, now: Instant, id: ConnId, mad: &Mad) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let bytes = mad.encode();
+        conn.mad = Some(Box::new(bytes));
+        conn.left = conn.retries;
+        conn.mra = false;
+        let (path, at) = (conn.mad_path, now.after(conn.interval));
+        self.send(path, bytes);
+        self.arm(id, at);
+    }
+
+    /// Sends once more what was sent last.
+    pub(super) fn resend(&mut self, id: ConnId) {
+        let conn = &self.conns[&id];
+        if let Some(mad) = conn.mad.as_deref() {
+            let (path, mad) = (conn.mad_path, *mad);
+            self.counters.count(Counter::Retransmitted);
+            self.send(path, mad);
+        }
+    }
+
+    /// Sets a connection's timer.
+    pub(super) fn arm(&mut self, id: ConnId, at: Instant) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        // No half-open connection outlives its deadline.
+        let at = if conn.state.half_open() { at.min(conn.deadline) } else { at };
+        self.timers.remove(&(conn.timer, Timed::Conn(id)));
+        conn.timer = at;
+        if at != Instant::FAR {
+            self.timers.insert((at, Timed::Conn(id)));
+        }
+    }
+
+    pub(super) fn conn(&self, id: ConnId) -> Result<&Conn, Error> {
+        self.conns.get(&id).filter(|c| !c.gone).ok_or(Error::NoConnection(id))
+    }
+
+    /// A new connection.
+    pub(super) fn insert(&mut self, conn: Conn) -> ConnId {
+        let id = ConnId(self.new_id());
+        self.half_open += usize::from(conn.state.half_open());
+        self.local_ids.insert(conn.local_id, id);
+        self.conns.insert(id, conn);
+        id
+    }
+
+    /// Moves a connection on.
+    pub(super) fn enter(&mut self, id: ConnId, state: State) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let was = core::mem::replace(&mut conn.state, state);
+        if let Some(listener) = conn.listener.take_if(|_| state != State::ReqRcvd) {
+            self.listeners.decided(listener);
+        }
+        self.half_open += usize::from(state.half_open());
+        self.half_open -= usize::from(was.half_open());
+    }
+
+    /// The end of a connection whose queue pair has nothing to wait for.
+    pub(super) fn remove(&mut self, id: ConnId) {
+        let Some(conn) = self.conns.remove(&id) else { return };
+        self.timers.remove(&(conn.timer, Timed::Conn(id)));
+        self.half_open -= usize::from(conn.state.half_open());
+        if let Some(listener) = conn.listener {
+            self.listeners.decided(listener);
+        }
+        self.local_ids.remove(&conn.local_id);
+        remove_if(&mut self.remote_ids, &(conn.remote_guid, conn.remote_id), id);
+        remove_if(&mut self.remote_qpns, &(conn.remote_guid, conn.params.dest_qpn), id);
+        remove_if(&mut self.local_qpns, &conn.params.qpn, id);
+    }
+
+    /// The end of a connection whose packets may be under way: ids and queue pair rest for as long as these live.
+    pub(super) fn time_wait(&mut self, now: Instant, id: ConnId) {
+        self.enter(id, State::TimeWait);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.mad = None;
+        let rest = code::time(conn.params.timeout).min(self.config.limits.peer_time);
+        self.arm(id, now.after(rest));
+    }
+
+    /// An established connection is over.
+    pub(super) fn disconnected(&mut self, now: Instant, id: ConnId, how: Disconnect, private_data: Vec<u8>) {
+        self.counters.count(Counter::Disconnected);
+        self.event(id, Event::Disconnected { id, how, private_data });
+        self.time_wait(now, id);
+    }
+
+    /// A connection is established.
+    pub(super) fn establish(&mut self, id: ConnId) {
+        self.counters.count(Counter::Established);
+        self.enter(id, State::Established);
+        self.arm(id, Instant::FAR);
+    }
+
+    /// The peer does not answer. Tells it so, for the case that only the way here is broken.
+    fn unreachable(&mut self, now: Instant, id: ConnId, message: u8, timewait: bool) {
+        let guid = self.config.ca_guid.to_be_bytes();
+        let rej = self.conns[&id].rej(message, Reason::TIMEOUT, &guid, &[]);
+        self.send_once(id, &rej);
+        self.counters.count(Counter::Unreachable);
+        self.event(id, Event::Unreachable { id, timewait });
+        if timewait { self.time_wait(now, id) } else { self.remove(id) }
+    }
+
+    /// Sends a DREQ, and repeats it.
+    pub(super) fn send_dreq(&mut self, now: Instant, id: ConnId, ending: Disconnect, private_data: &[u8]) {
+        let tid = self.random.next();
+        self.enter(id, State::DreqSent);
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.ending = ending;
+        conn.tid = tid;
+        let dreq = Dreq {
+            local_comm_id: conn.local_id,
+            remote_comm_id: conn.remote_id,
+            remote_qpn: conn.params.dest_qpn,
+            private_data: padded(private_data),
+        };
+        let mad = Mad::new(conn.tid, dreq);
+        self.send_request(now, id, &mad);
+    }
+
+    /// A connection's timer fired.
+    fn conn_timer(&mut self, now: Instant, id: ConnId) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let repeats = matches!(conn.state, State::ReqSent | State::RepSent | State::DreqSent);
+        if repeats && conn.left > 0 && (!conn.state.half_open() || now < conn.deadline) {
+            conn.left -= 1;
+            conn.mra = false;
+            let at = now.after(conn.interval);
+            self.resend(id);
+            return self.arm(id, at);
+        }
+        match conn.state {
+            State::ReqSent => self.unreachable(now, id, REJ_OTHER, false),
+            State::ReqRcvd => self.unreachable(now, id, REJ_REQ, false),
+            State::RepSent => self.unreachable(now, id, REJ_OTHER, true),
+            State::RepRcvd => self.unreachable(now, id, REJ_REP, true),
+            State::DreqSent => {
+                let how = if conn.ending == Disconnect::Agreed { Disconnect::TimedOut } else { conn.ending };
+                self.disconnected(now, id, how, Vec::new());
+            }
+            State::TimeWait => {
+                let qpn = conn.params.qpn;
+                self.remove(id);
+                self.push_event(Event::TimeWaitExit { id, qpn });
+            }
+            State::Established => self.arm(id, Instant::FAR),
+        }
+    }
+
+    /// A path made whole: what answers a datagram, or what a REQ names.
+    pub(super) fn reply_path(&self, path: &Path) -> Path {
+        let hop_limit = if self.config.hop_limit == 0 { 64 } else { self.config.hop_limit };
+        Path { hop_limit, ..*path }
+    }
+
+    /// A REJ to a REQ that begins no connection.
+    pub(super) fn refuse(&mut self, path: &Path, tid: u64, remote_comm_id: u32, reason: Reason, info: &[u8]) {
+        let rej = message::Rej {
+            local_comm_id: 0,
+            remote_comm_id,
+            message: REJ_REQ,
+            info_length: info.len() as u8,
+            reason,
+            info: padded(info),
+            private_data: [0; 148],
+        };
+        let path = self.reply_path(path);
+        self.answer(path, &Mad::new(tid, rej));
+    }
+}
+
+/// Whether packets can go to this address.
+pub(super) fn is_host(gid: &Gid) -> bool {
+    !gid.is_zero() && !gid.is_multicast() && gid.as_v4() != Some([0; 4])
+}
+
+/// Removes an entry if it is of `id`: another connection may have taken its place.
+fn remove_if<K: Ord>(map: &mut BTreeMap<K, ConnId>, key: &K, id: ConnId) {
+    if map.get(key) == Some(&id) {
+        map.remove(key);
+    }
+}

@@ -1,0 +1,81 @@
+//! The frame around each message: the MAD header (IBA 13.4.3).
+
+use super::MAD_LEN;
+use super::counter::Counter;
+use super::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
+
+/// Bytes of the header.
+pub const HEADER_LEN: usize = 24;
+/// Bytes of a message.
+pub const BODY_LEN: usize = MAD_LEN - HEADER_LEN;
+
+const BASE_VERSION: u8 = 1;
+const CLASS_CM: u8 = 0x07;
+const CLASS_VERSION: u8 = 2;
+const METHOD_SEND: u8 = 0x03;
+
+/// A MAD of connection management.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mad {
+    /// Transaction: chosen by whoever begins an exchange, the same in everything that belongs to it.
+    pub tid: u64,
+    /// Attribute modifier: 0, or what Linux' enhanced connection establishment puts there.
+    pub modifier: u32,
+    /// What it says.
+    pub message: Message,
+}
+
+impl Mad {
+    /// A message of a transaction.
+    pub fn new(tid: u64, message: impl Into<Message>) -> Self {
+        Self { tid, modifier: 0, message: message.into() }
+    }
+
+    /// The bytes.
+    pub fn encode(&self) -> [u8; MAD_LEN] {
+        let mut b = [0; MAD_LEN];
+        (b[0], b[1], b[2], b[3]) = (BASE_VERSION, CLASS_CM, CLASS_VERSION, METHOD_SEND);
+        b[8..16].copy_from_slice(&self.tid.to_be_bytes());
+        b[16..18].copy_from_slice(&self.message.attribute().to_be_bytes());
+        b[20..24].copy_from_slice(&self.modifier.to_be_bytes());
+        self.message.write(&mut b[HEADER_LEN..]);
+        b
+    }
+
+    /// The fields of a datagram's payload.
+    ///
+    /// # Errors
+    /// The counter under which it is ignored: a length, header or attribute that is not connection management's.
+    pub fn decode(b: &[u8]) -> Result<Self, Counter> {
+        let b: &[u8; MAD_LEN] = b.try_into().map_err(|_| Counter::BadLength)?;
+        if b[0] != BASE_VERSION {
+            return Err(Counter::BadBaseVersion);
+        }
+        if b[1] != CLASS_CM {
+            return Err(Counter::BadClass);
+        }
+        if b[2] != CLASS_VERSION {
+            return Err(Counter::BadClassVersion);
+        }
+        if b[3] != METHOD_SEND {
+            return Err(Counter::BadMethod);
+        }
+        let body = &b[HEADER_LEN..];
+        let message = match u16::from_be_bytes([b[16], b[17]]) {
+            Req::ATTRIBUTE => Message::Req(Box::new(Req::read(body))),
+            Mra::ATTRIBUTE => Message::Mra(Box::new(Mra::read(body))),
+            Rej::ATTRIBUTE => Message::Rej(Box::new(Rej::read(body))),
+            Rep::ATTRIBUTE => Message::Rep(Box::new(Rep::read(body))),
+            Rtu::ATTRIBUTE => Message::Rtu(Box::new(Rtu::read(body))),
+            Dreq::ATTRIBUTE => Message::Dreq(Box::new(Dreq::read(body))),
+            Drep::ATTRIBUTE => Message::Drep(Box::new(Drep::read(body))),
+            SidrReq::ATTRIBUTE => Message::SidrReq(Box::new(SidrReq::read(body))),
+            SidrRep::ATTRIBUTE => Message::SidrRep(Box::new(SidrRep::read(body))),
+            0x0019 | 0x001a => return Err(Counter::NoAlternatePaths),
+            _ => return Err(Counter::UnknownAttribute),
+        };
+        let word = |at: usize| b[at..at + 8].try_into().expect("8 bytes");
+        let modifier = u32::from_be_bytes([b[20], b[21], b[22], b[23]]);
+        Ok(Self { tid: u64::from_be_bytes(word(8)), modifier, message })
+    }
+}

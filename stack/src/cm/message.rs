@@ -1,0 +1,314 @@
+//! The messages (IBA 12.6 and 12.11): each field at its place, as the specification prints it.
+
+use crate::id::{Gid, Psn, Qpn};
+
+use super::field::Field;
+use super::reason::{Reason, SidrStatus};
+use super::service::ServiceId;
+
+/// One row a field: byte, bit from the top, bits. Offsets count from the end of the MAD header.
+macro_rules! message {
+    ($(#[$meta:meta])* $name:ident $(($attribute:literal))?; $($(#[$m:meta])* $field:ident: $ty:ty = $byte:literal $bit:literal $width:expr;)*) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub struct $name { $($(#[$m])* pub $field: $ty,)* }
+
+        impl $name {
+            $(/// The MAD attribute.
+            pub const ATTRIBUTE: u16 = $attribute;)?
+
+            /// Reads every field.
+            pub fn read(b: &[u8]) -> Self {
+                Self { $($field: Field::read(b, $byte, $bit, $width),)* }
+            }
+            /// Writes every field; what is reserved stays.
+            pub fn write(&self, b: &mut [u8]) {
+                $(Field::write(&self.$field, b, $byte, $bit, $width);)*
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::read(&[0; super::mad::BODY_LEN])
+            }
+        }
+    };
+}
+
+message! {
+    /// A path in a REQ. On RoCE the GIDs are addresses, and LIDs mean nothing.
+    ReqPath;
+    /// LID of the sender: 0 on one link, else 0xffff.
+    local_lid: u16 = 0 0 16;
+    /// LID of the receiver.
+    remote_lid: u16 = 2 0 16;
+    /// Address of the sender.
+    local_gid: Gid = 4 0 128;
+    /// Address of the receiver.
+    remote_gid: Gid = 20 0 128;
+    /// Flow label.
+    flow_label: u32 = 36 0 20;
+    /// Code of the packet rate.
+    packet_rate: u8 = 39 2 6;
+    /// Traffic class.
+    traffic_class: u8 = 40 0 8;
+    /// Time to live.
+    hop_limit: u8 = 41 0 8;
+    /// Service level.
+    sl: u8 = 42 0 4;
+    /// Whether the peers share a link.
+    subnet_local: bool = 42 4 1;
+    /// Time code of the ACK timeout.
+    local_ack_timeout: u8 = 43 0 5;
+}
+
+impl Field for ReqPath {
+    fn read(b: &[u8], byte: usize, _: usize, _: usize) -> Self {
+        Self::read(&b[byte..])
+    }
+    fn write(&self, b: &mut [u8], byte: usize, _: usize, _: usize) {
+        Self::write(self, &mut b[byte..])
+    }
+}
+
+message! {
+    /// Request for a connection (IBA 12.6.5).
+    Req(0x0010);
+    /// The sender's id of the connection.
+    local_comm_id: u32 = 0 0 32;
+    /// Vendor of enhanced connection establishment.
+    vendor_id: u32 = 5 0 24;
+    /// What is asked for.
+    service_id: ServiceId = 8 0 64;
+    /// The sender's node.
+    local_ca_guid: u64 = 16 0 64;
+    /// Q_Key, of datagrams.
+    local_qkey: u32 = 28 0 32;
+    /// The sender's queue pair.
+    local_qpn: Qpn = 32 0 24;
+    /// READs and ATOMICs that the sender serves.
+    responder_resources: u8 = 35 0 8;
+    /// EE context, of reliable datagrams.
+    local_eecn: u32 = 36 0 24;
+    /// READs and ATOMICs that the sender wants to have under way.
+    initiator_depth: u8 = 39 0 8;
+    /// EE context, of reliable datagrams.
+    remote_eecn: u32 = 40 0 24;
+    /// Time code: how long the sender waits for an answer.
+    remote_response_timeout: u8 = 43 0 5;
+    /// Transport service: 0 RC, 1 UC, 2 RD, 3 see `extended_transport`.
+    transport: u8 = 43 5 2;
+    /// End-to-end flow control.
+    flow_control: bool = 43 7 1;
+    /// First sequence number toward the sender.
+    starting_psn: Psn = 44 0 24;
+    /// Time code: how long the sender takes to answer.
+    local_response_timeout: u8 = 47 0 5;
+    /// Transport retries of the receiver's queue pair.
+    retry_count: u8 = 47 5 3;
+    /// Partition.
+    pkey: u16 = 48 0 16;
+    /// Path MTU, as in `enum ibv_mtu`.
+    path_mtu: u8 = 50 0 4;
+    /// Whether a reliable datagram channel exists.
+    rdc_exists: bool = 50 4 1;
+    /// RNR retries of the receiver's queue pair.
+    rnr_retry_count: u8 = 50 5 3;
+    /// Retries of connection management.
+    max_cm_retries: u8 = 51 0 4;
+    /// Whether the sender's queue pair has a shared receive queue.
+    srq: bool = 51 4 1;
+    /// 1: XRC.
+    extended_transport: u8 = 51 5 3;
+    /// The path.
+    primary: ReqPath = 52 0 0;
+    /// The alternate path; zeros: none.
+    alternate: ReqPath = 96 0 0;
+    /// Suggested alternate paths are supported.
+    sap_supported: bool = 139 5 1;
+    /// Private data.
+    private_data: [u8; 92] = 140 0 0;
+}
+
+message! {
+    /// A message was received and takes longer (IBA 12.6.6).
+    Mra(0x0011);
+    /// The sender's id of the connection.
+    local_comm_id: u32 = 0 0 32;
+    /// The receiver's id of the connection.
+    remote_comm_id: u32 = 4 0 32;
+    /// Which message: 0 REQ, 1 REP, 2 LAP.
+    message: u8 = 8 0 2;
+    /// Time code: how much longer.
+    service_timeout: u8 = 9 0 5;
+    /// Private data.
+    private_data: [u8; 222] = 10 0 0;
+}
+
+message! {
+    /// Refusal (IBA 12.6.7).
+    Rej(0x0012);
+    /// The sender's id of the connection; 0: it has none.
+    local_comm_id: u32 = 0 0 32;
+    /// The receiver's id of the connection.
+    remote_comm_id: u32 = 4 0 32;
+    /// Of which message: 0 REQ, 1 REP, 2 none.
+    message: u8 = 8 0 2;
+    /// Bytes of `info` that count, up to 72.
+    info_length: u8 = 9 0 7;
+    /// Why.
+    reason: Reason = 10 0 16;
+    /// Additional information.
+    info: [u8; 72] = 12 0 0;
+    /// Private data.
+    private_data: [u8; 148] = 84 0 0;
+}
+
+message! {
+    /// Acceptance (IBA 12.6.8).
+    Rep(0x0013);
+    /// The sender's id of the connection.
+    local_comm_id: u32 = 0 0 32;
+    /// The receiver's id of the connection.
+    remote_comm_id: u32 = 4 0 32;
+    /// Q_Key, of datagrams.
+    local_qkey: u32 = 8 0 32;
+    /// The sender's queue pair.
+    local_qpn: Qpn = 12 0 24;
+    /// Vendor of enhanced connection establishment, bits 16 to 23.
+    vendor_id_high: u8 = 15 0 8;
+    /// EE context, or XRC queue pair.
+    local_eecn: u32 = 16 0 24;
+    /// Vendor of enhanced connection establishment, bits 8 to 15.
+    vendor_id_mid: u8 = 19 0 8;
+    /// First sequence number toward the sender.
+    starting_psn: Psn = 20 0 24;
+    /// Vendor of enhanced connection establishment, bits 0 to 7.
+    vendor_id_low: u8 = 23 0 8;
+    /// READs and ATOMICs that the sender serves.
+    responder_resources: u8 = 24 0 8;
+    /// READs and ATOMICs that the sender has under way.
+    initiator_depth: u8 = 25 0 8;
+    /// Time code of the sender's ACK delay.
+    target_ack_delay: u8 = 26 0 5;
+    /// Path migration: 0 accepted, 1 not supported, 2 rejected.
+    failover: u8 = 26 5 2;
+    /// End-to-end flow control.
+    flow_control: bool = 26 7 1;
+    /// RNR retries of the receiver's queue pair.
+    rnr_retry_count: u8 = 27 0 3;
+    /// Whether the sender's queue pair has a shared receive queue.
+    srq: bool = 27 3 1;
+    /// The sender's node.
+    local_ca_guid: u64 = 28 0 64;
+    /// Private data.
+    private_data: [u8; 196] = 36 0 0;
+}
+
+message! {
+    /// Ready to use (IBA 12.6.9).
+    Rtu(0x0014);
+    /// The sender's id of the connection.
+    local_comm_id: u32 = 0 0 32;
+    /// The receiver's id of the connection.
+    remote_comm_id: u32 = 4 0 32;
+    /// Private data.
+    private_data: [u8; 224] = 8 0 0;
+}
+
+message! {
+    /// Request to disconnect (IBA 12.6.10).
+    Dreq(0x0015);
+    /// The sender's id of the connection.
+    local_comm_id: u32 = 0 0 32;
+    /// The receiver's id of the connection.
+    remote_comm_id: u32 = 4 0 32;
+    /// The receiver's queue pair.
+    remote_qpn: Qpn = 8 0 24;
+    /// Private data.
+    private_data: [u8; 220] = 12 0 0;
+}
+
+message! {
+    /// Reply to a request to disconnect (IBA 12.6.11).
+    Drep(0x0016);
+    /// The sender's id of the connection.
+    local_comm_id: u32 = 0 0 32;
+    /// The receiver's id of the connection.
+    remote_comm_id: u32 = 4 0 32;
+    /// Private data.
+    private_data: [u8; 224] = 8 0 0;
+}
+
+message! {
+    /// Request for the queue pair of a datagram service (IBA 12.11.1).
+    SidrReq(0x0017);
+    /// The sender's id of the exchange.
+    request_id: u32 = 0 0 32;
+    /// Partition.
+    pkey: u16 = 4 0 16;
+    /// What is asked for.
+    service_id: ServiceId = 8 0 64;
+    /// Private data.
+    private_data: [u8; 216] = 16 0 0;
+}
+
+message! {
+    /// Reply to a request for the queue pair of a datagram service (IBA 12.11.2).
+    SidrRep(0x0018);
+    /// Id of the exchange, from the request.
+    request_id: u32 = 0 0 32;
+    /// The decision.
+    status: SidrStatus = 4 0 8;
+    /// Bytes of `info` that count, up to 72.
+    info_length: u8 = 5 0 8;
+    /// Vendor of enhanced connection establishment, bits 8 to 23.
+    vendor_id_high: u16 = 6 0 16;
+    /// The service's queue pair.
+    qpn: Qpn = 8 0 24;
+    /// Vendor of enhanced connection establishment, bits 0 to 7.
+    vendor_id_low: u8 = 11 0 8;
+    /// What was asked for.
+    service_id: ServiceId = 12 0 64;
+    /// The service's Q_Key.
+    qkey: u32 = 20 0 32;
+    /// Additional information.
+    info: [u8; 72] = 24 0 0;
+    /// Private data.
+    private_data: [u8; 136] = 96 0 0;
+}
+
+macro_rules! message_enum {
+    ($($name:ident),*) => {
+        /// Any message.
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        #[allow(missing_docs)]
+        pub enum Message { $($name(Box<$name>),)* }
+
+        impl Message {
+            /// The MAD attribute.
+            pub const fn attribute(&self) -> u16 {
+                match self { $(Self::$name(_) => $name::ATTRIBUTE,)* }
+            }
+            /// Writes every field after the MAD header.
+            pub(super) fn write(&self, b: &mut [u8]) {
+                match self { $(Self::$name(m) => m.write(b),)* }
+            }
+        }
+
+        $(impl From<$name> for Message {
+            fn from(m: $name) -> Self {
+                Self::$name(Box::new(m))
+            }
+        })*
+    };
+}
+message_enum!(Req, Mra, Rej, Rep, Rtu, Dreq, Drep, SidrReq, SidrRep);
+
+/// `data` at the front of a private data field of `N` bytes; the rest is zero. Cuts what does not fit.
+pub(super) fn padded<const N: usize>(data: &[u8]) -> [u8; N] {
+    let mut out = [0; N];
+    let len = data.len().min(N);
+    out[..len].copy_from_slice(&data[..len]);
+    out
+}

@@ -1,0 +1,267 @@
+//! Service id resolution: which queue pair serves a datagram service (IBA 12.11).
+
+use core::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::MAD_LEN;
+use super::calls::{PKEY, check_path, check_timing, fits, fits_info, with_header};
+use super::code;
+use super::counter::Counter;
+use super::error::Error;
+use super::event::{Event, Path, SidrId, SidrReply, SidrRequest};
+use super::machine::{Machine, Timed};
+use super::mad::Mad;
+use super::message::{SidrRep, SidrReq, padded};
+use super::reason::SidrStatus;
+use super::receive::split_header;
+use super::service::ServiceId;
+use crate::id::{Gid, Qpn};
+use crate::time::Instant;
+
+/// How long an answer is kept for a repeated request: a little longer than Linux' interval between requests.
+const ANSWER_HOLD: Duration = Duration::from_secs(5);
+
+enum Side {
+    /// We asked.
+    Asked { request: Box<[u8; MAD_LEN]>, left: u8, interval: Duration },
+    /// We are asked; the program decides.
+    Pending { service_id: ServiceId },
+    /// We answered.
+    Answered { service_id: ServiceId, reply: Box<[u8; MAD_LEN]> },
+}
+
+struct Sidr {
+    side: Side,
+    path: Path,
+    tid: u64,
+    request_id: u32,
+    timer: Instant,
+}
+
+/// All exchanges of a device.
+#[derive(Default)]
+pub(super) struct Sidrs {
+    by_id: BTreeMap<SidrId, Sidr>,
+    /// Ours, by request id.
+    asked: BTreeMap<u32, SidrId>,
+    /// Those of peers, by their address and request id.
+    received: BTreeMap<(Gid, u32), SidrId>,
+    /// Answered ones, by the end of their time.
+    answered: BTreeSet<(Instant, SidrId)>,
+}
+
+impl Sidrs {
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+}
+
+/// Datagram services.
+impl Machine {
+    /// Asks for the queue pair of a datagram service. Ends in [`Event::SidrReply`] or [`Event::SidrUnreachable`].
+    ///
+    /// # Errors
+    /// Everything in [`SidrRequest`] that is out of range; [`Error::Limit`].
+    pub fn sidr_request(&mut self, now: Instant, request: &SidrRequest) -> Result<SidrId, Error> {
+        check_path(&request.path)?;
+        check_timing(&request.timing)?;
+        let private_data = with_header(request.service_id, request.ip.as_ref(), &request.private_data)?;
+        if !self.sidr_room() {
+            return Err(Error::Limit("SIDR exchanges"));
+        }
+        let request_id = self.random.id(|id| self.sidrs.asked.contains_key(&id));
+        let tid = self.random.next();
+        let mad =
+            Mad::new(tid, SidrReq { request_id, pkey: PKEY, service_id: request.service_id, private_data })
+                .encode();
+        let interval = code::time(request.timing.remote_response);
+        let side = Side::Asked { request: Box::new(mad), left: request.timing.max_cm_retries, interval };
+        let id = self.sidr_insert(Sidr { side, path: request.path, tid, request_id, timer: Instant::FAR });
+        self.sidrs.asked.insert(request_id, id);
+        self.sidr_arm(id, now.after(interval));
+        self.send(request.path, mad);
+        Ok(id)
+    }
+
+    /// Answers an [`Event::SidrRequest`], and ends its id.
+    ///
+    /// # Errors
+    /// [`Error::PrivateData`], [`Error::Info`], [`Error::NoSidr`].
+    pub fn sidr_reply(&mut self, now: Instant, id: SidrId, reply: &SidrReply) -> Result<(), Error> {
+        let sidr = self.sidrs.by_id.get_mut(&id).ok_or(Error::NoSidr(id))?;
+        let Side::Pending { service_id } = sidr.side else { return Err(Error::NoSidr(id)) };
+        fits(&reply.private_data, 136)?;
+        fits_info(&reply.info)?;
+        let success = reply.status == SidrStatus::SUCCESS;
+        let mad = SidrRep {
+            request_id: sidr.request_id,
+            status: reply.status,
+            info_length: reply.info.len() as u8,
+            qpn: if success { reply.qpn } else { Qpn::default() },
+            service_id,
+            qkey: if success { reply.qkey } else { 0 },
+            info: padded(&reply.info),
+            private_data: padded(&reply.private_data),
+            ..SidrRep::default()
+        };
+        let mad = Mad::new(sidr.tid, mad).encode();
+        sidr.side = Side::Answered { service_id, reply: Box::new(mad) };
+        let path = sidr.path;
+        let end = now.after(ANSWER_HOLD);
+        self.sidr_arm(id, end);
+        self.sidrs.answered.insert((end, id));
+        self.send(path, mad);
+        Ok(())
+    }
+
+    /// Gives an exchange up: our request is not repeated, a peer's is rejected (status 2).
+    ///
+    /// # Errors
+    /// [`Error::NoSidr`].
+    pub fn sidr_destroy(&mut self, id: SidrId) -> Result<(), Error> {
+        let sidr = self.sidrs.by_id.get(&id).ok_or(Error::NoSidr(id))?;
+        match sidr.side {
+            Side::Asked { .. } => {}
+            Side::Pending { service_id } => {
+                let (path, tid, request_id) = (sidr.path, sidr.tid, sidr.request_id);
+                self.sidr_refuse(path, tid, request_id, service_id, SidrStatus::REJECT);
+            }
+            Side::Answered { .. } => return Err(Error::NoSidr(id)),
+        }
+        self.sidr_remove(id);
+        Ok(())
+    }
+
+    pub(super) fn handle_sidr_req(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        tid: u64,
+        req: &SidrReq,
+    ) -> Result<(), Counter> {
+        let path = self.reply_path(path);
+        let service_id = req.service_id;
+        if let Some(&id) = self.sidrs.received.get(&(path.dgid, req.request_id)) {
+            let sidr = &self.sidrs.by_id[&id];
+            match &sidr.side {
+                _ if sidr.tid != tid => {}
+                Side::Pending { service_id: s } if *s == service_id => return Err(Counter::DuplicateSidr),
+                Side::Answered { service_id: s, reply } if *s == service_id => {
+                    let reply = **reply;
+                    self.send(path, reply);
+                    return Err(Counter::DuplicateSidr);
+                }
+                _ => {}
+            }
+            if matches!(sidr.side, Side::Pending { .. }) {
+                return Err(Counter::WrongTransaction);
+            }
+            self.sidr_remove(id); // the peer uses the number again
+        }
+        let (ip, private_data) = split_header(service_id, &req.private_data).inspect_err(|_| {
+            self.sidr_refuse(path, tid, req.request_id, service_id, SidrStatus::REJECT);
+        })?;
+        let asked = ip.map_or(path.sgid, |ip| Gid::from_ip(ip.dst));
+        let Some(listener) = self.listeners.find(service_id, asked) else {
+            self.sidr_refuse(path, tid, req.request_id, service_id, SidrStatus::UNSUPPORTED);
+            return Err(Counter::NoListener);
+        };
+        if self.events_full() || !self.sidr_room() {
+            return Err(Counter::SidrNoResources);
+        }
+        let private_data = private_data.to_vec();
+        let side = Side::Pending { service_id };
+        let id = self.sidr_insert(Sidr { side, path, tid, request_id: req.request_id, timer: Instant::FAR });
+        self.sidrs.received.insert((path.dgid, req.request_id), id);
+        self.sidr_arm(id, now.after(self.config.limits.half_open_time));
+        self.push_event(Event::SidrRequest { listener, id, service_id, path, ip, private_data });
+        Ok(())
+    }
+
+    pub(super) fn handle_sidr_rep(&mut self, tid: u64, rep: &SidrRep) -> Result<(), Counter> {
+        let info = rep.info.get(..usize::from(rep.info_length)).ok_or(Counter::BadField)?;
+        let id = *self.sidrs.asked.get(&rep.request_id).ok_or(Counter::UnknownId)?;
+        let sidr = &self.sidrs.by_id[&id];
+        if sidr.tid != tid {
+            return Err(Counter::WrongTransaction);
+        }
+        let reply = Event::SidrReply {
+            id,
+            status: rep.status,
+            qpn: rep.qpn,
+            qkey: rep.qkey,
+            path: sidr.path,
+            info: info.to_vec(),
+            private_data: rep.private_data.to_vec(),
+        };
+        self.sidr_remove(id);
+        self.push_event(reply);
+        Ok(())
+    }
+
+    pub(super) fn sidr_timer(&mut self, now: Instant, id: SidrId) {
+        let Some(sidr) = self.sidrs.by_id.get_mut(&id) else { return };
+        match &mut sidr.side {
+            Side::Asked { request, left, interval } if *left > 0 => {
+                *left -= 1;
+                let (path, request, at) = (sidr.path, **request, now.after(*interval));
+                self.counters.count(Counter::Retransmitted);
+                self.send(path, request);
+                self.sidr_arm(id, at);
+            }
+            Side::Asked { .. } => {
+                self.sidr_remove(id);
+                self.counters.count(Counter::Unreachable);
+                self.push_event(Event::SidrUnreachable { id });
+            }
+            Side::Pending { .. } | Side::Answered { .. } => self.sidr_remove(id),
+        }
+    }
+
+    /// Answers a request that nobody decides on.
+    fn sidr_refuse(
+        &mut self,
+        path: Path,
+        tid: u64,
+        request_id: u32,
+        service_id: ServiceId,
+        status: SidrStatus,
+    ) {
+        let rep = SidrRep { request_id, status, service_id, ..SidrRep::default() };
+        self.answer(path, &Mad::new(tid, rep));
+    }
+
+    /// Whether one more exchange has room; the oldest answer gives way.
+    fn sidr_room(&mut self) -> bool {
+        while self.sidrs.len() >= self.config.limits.sidr {
+            match self.sidrs.answered.first() {
+                Some(&(_, id)) => self.sidr_remove(id),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    fn sidr_insert(&mut self, sidr: Sidr) -> SidrId {
+        let id = SidrId(self.new_id());
+        self.sidrs.by_id.insert(id, sidr);
+        id
+    }
+
+    fn sidr_arm(&mut self, id: SidrId, at: Instant) {
+        let Some(sidr) = self.sidrs.by_id.get_mut(&id) else { return };
+        self.timers.remove(&(sidr.timer, Timed::Sidr(id)));
+        sidr.timer = at;
+        self.timers.insert((at, Timed::Sidr(id)));
+    }
+
+    fn sidr_remove(&mut self, id: SidrId) {
+        let Some(sidr) = self.sidrs.by_id.remove(&id) else { return };
+        self.timers.remove(&(sidr.timer, Timed::Sidr(id)));
+        match sidr.side {
+            Side::Asked { .. } => self.sidrs.asked.remove(&sidr.request_id),
+            _ => self.sidrs.received.remove(&(sidr.path.dgid, sidr.request_id)),
+        };
+        self.sidrs.answered.remove(&(sidr.timer, id));
+    }
+}

@@ -1,0 +1,130 @@
+//! A service of the control plane that runs between turns: connection management.
+//!
+//! It has no thread of its own, so it works in every drive: whoever turns a shard runs it afterwards when it is due,
+//! outside the shard's claim. While there is none, that costs a turn one load.
+
+use core::time::Duration;
+use std::sync::{Arc, Mutex};
+
+use super::Device;
+use super::claim::lock;
+use super::error::DeviceError;
+use crate::id::Gid;
+use crate::net::Resolution;
+use crate::sync::alarm::Alarm;
+use crate::time::Instant;
+
+/// What is run between turns.
+pub trait Service: Send + Sync {
+    /// Works off what is due, in bounded time. May make control calls; must not end the service. Called by one thread at
+    /// a time.
+    fn step(&self);
+}
+
+/// The place of a device's service.
+#[derive(Default)]
+pub(super) struct ServiceSlot {
+    alarm: Arc<Alarm>,
+    /// Locked while it runs.
+    service: Mutex<Option<Arc<dyn Service>>>,
+}
+
+impl ServiceSlot {
+    /// Whether it is to be run, at this time.
+    #[inline]
+    pub(super) fn is_due(&self, now: impl FnOnce() -> Instant) -> bool {
+        self.alarm.due().is_some_and(|due| due <= now())
+    }
+
+    /// How long it can wait; `None`: for ever.
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+        self.alarm.due().map(|due| Duration::from_nanos(due.nanos_since(now)))
+    }
+
+    #[cold]
+    pub(super) fn run(&self) {
+        // Who finds it running has nothing to do.
+        if let Ok(service) = self.service.try_lock() {
+            match &*service {
+                Some(service) => service.step(),
+                None => self.alarm.begin(),
+            }
+        }
+    }
+}
+
+/// The way to a peer, for whoever connects to it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PeerPath {
+    /// Its station is known, or it is one of our own addresses.
+    Known,
+    /// The link is being asked.
+    Pending,
+    /// Nobody answers there.
+    Unreachable,
+}
+
+impl Device {
+    /// Installs the service; there is one at a time. It stays until [`uninstall`](Self::uninstall).
+    ///
+    /// # Errors
+    /// [`DeviceError::Exists`] while there is another one.
+    pub fn install(&self, service: Arc<dyn Service>) -> Result<(), DeviceError> {
+        let mut place = lock(&self.core().service.service);
+        if place.is_some() {
+            return Err(DeviceError::Exists { what: "service" });
+        }
+        *place = Some(service);
+        Ok(())
+    }
+
+    /// Takes the service out: when this returns, nobody runs it any more.
+    pub fn uninstall(&self) {
+        let service = lock(&self.core().service.service).take();
+        drop(service);
+    }
+
+    /// The service's alarm clock.
+    pub fn alarm(&self) -> &Arc<Alarm> {
+        &self.core().service.alarm
+    }
+
+    /// Sees to it that somebody looks at the alarm soon.
+    pub fn wake(&self) {
+        self.core().wake_helper();
+    }
+
+    /// Whether a peer can be reached; asks the link if need be, and then has the answer a little later.
+    pub fn path_to(&self, peer: &Gid) -> PeerPath {
+        if self.core().shared.gids.contains(peer) {
+            return PeerPath::Known;
+        }
+        let now = self.now();
+        let found = self.core().shared.with_net(|net| net.resolve(now, peer));
+        match found {
+            Resolution::Known(_) => PeerPath::Known,
+            Resolution::Pending => {
+                self.wake();
+                PeerPath::Pending
+            }
+            Resolution::Failed => PeerPath::Unreachable,
+        }
+    }
+
+    /// Our address from which a peer is reached: that address itself where it is ours, else one on its subnet, else
+    /// any of its family. `None`: there is no route to it.
+    pub fn source_to(&self, peer: &Gid) -> Option<Gid> {
+        if self.core().shared.gids.contains(peer) {
+            return Some(*peer);
+        }
+        self.core().shared.with_net(|net| net.source_to(peer))
+    }
+
+    /// A random number, from where keys come from.
+    ///
+    /// # Errors
+    /// [`DeviceError::Random`].
+    pub fn random(&self) -> Result<u32, DeviceError> {
+        self.random.next()
+    }
+}

@@ -1,0 +1,58 @@
+//! An alarm clock: when something that runs between turns is to be run next.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::time::Instant;
+
+/// When work is due; whoever works it off begins by resetting the alarm, so that what comes meanwhile rings again.
+#[derive(Debug)]
+pub struct Alarm(AtomicU64);
+
+impl Default for Alarm {
+    /// Not set.
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+impl Alarm {
+    /// There is work now.
+    pub fn ring(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+    /// There is work at `at`, if not before.
+    pub fn at_the_latest(&self, at: Instant) {
+        self.0.fetch_min(at.as_nanos(), Ordering::AcqRel);
+    }
+    /// Resets the alarm: whoever calls this works off everything that rang before.
+    pub fn begin(&self) {
+        self.0.swap(u64::MAX, Ordering::AcqRel);
+    }
+    /// When it is due; `None`: it is not set.
+    #[inline]
+    pub fn due(&self) -> Option<Instant> {
+        match self.0.load(Ordering::Relaxed) {
+            u64::MAX => None,
+            at => Some(Instant::from_nanos(at)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_wins_until_the_work_begins() {
+        let alarm = Alarm::default();
+        assert_eq!(alarm.due(), None);
+        alarm.at_the_latest(Instant::from_nanos(7));
+        alarm.at_the_latest(Instant::from_nanos(9));
+        assert_eq!(alarm.due(), Some(Instant::from_nanos(7)));
+        alarm.ring();
+        alarm.at_the_latest(Instant::from_nanos(1));
+        assert_eq!(alarm.due(), Some(Instant::ZERO));
+        alarm.begin();
+        assert_eq!(alarm.due(), None);
+    }
+}

@@ -1,0 +1,1045 @@
+//! Connection management, story by story: two machines on a link, in virtual time.
+
+use core::time::Duration;
+
+use stack::cm::mad::Mad;
+use stack::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
+use stack::cm::{
+    Accept, Config, ConnId, Connect, Counter, Disconnect, Error, Event, IpHeader, Listen, ListenId,
+    PortSpace, QpParams, RDMA_UDP_QKEY, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus,
+    Timing,
+};
+use stack::id::{Gid, Mtu, Psn, Qpn};
+use stack::sim::mads::{MadFaults, MadWorld, SentMad};
+use stack::time::Instant;
+
+/// The active and the passive side.
+const A: usize = 0;
+const B: usize = 1;
+const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 4420);
+const A_QPN: Qpn = Qpn::new(0x11);
+const B_QPN: Qpn = Qpn::new(0x22);
+
+fn config(node: usize) -> Config {
+    Config { ca_guid: 0x0200_00ff_fe00_0000 + node as u64, seed: 77 + node as u64, ..Config::default() }
+}
+
+fn world() -> MadWorld {
+    MadWorld::new(1, 2, MadFaults::NONE, config)
+}
+
+fn ip() -> IpHeader {
+    let ip = |node| MadWorld::gid(node).to_ip();
+    IpHeader { src_port: 40000, src: ip(A), dst: ip(B) }
+}
+
+fn listen(w: &mut MadWorld) -> ListenId {
+    w.nodes[B].listen(&Listen { service_id: SERVICE, address: None, backlog: 16 }).unwrap()
+}
+
+fn to_b(qpn: Qpn) -> Connect {
+    Connect { ip: Some(ip()), ..Connect::new(SERVICE, MadWorld::path(A, B), qpn) }
+}
+
+fn connect(w: &mut MadWorld) -> ConnId {
+    let now = w.now;
+    w.nodes[A].connect(now, &to_b(A_QPN)).unwrap()
+}
+
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// The request that comes to B.
+fn request(w: &mut MadWorld) -> (ConnId, stack::cm::Request) {
+    w.run(MOMENT);
+    match w.event(B) {
+        Some(Event::ConnectRequest { id, request, .. }) => (id, request),
+        other => panic!("{other:?} instead of a request"),
+    }
+}
+
+fn accept(w: &mut MadWorld, id: ConnId) -> QpParams {
+    let now = w.now;
+    w.nodes[B].accept(now, id, &Accept::new(B_QPN)).unwrap()
+}
+
+/// The response that comes to A.
+fn response(w: &mut MadWorld) -> stack::cm::Response {
+    w.run(MOMENT);
+    match w.event(A) {
+        Some(Event::ConnectResponse { response, .. }) => response,
+        other => panic!("{other:?} instead of a response"),
+    }
+}
+
+fn confirm(w: &mut MadWorld, id: ConnId) {
+    let now = w.now;
+    w.nodes[A].confirm(now, id, b"").unwrap();
+    w.run(MOMENT);
+}
+
+/// A connection; what each side calls it.
+fn established(w: &mut MadWorld) -> (ConnId, ConnId) {
+    listen(w);
+    let a = connect(w);
+    let (b, _) = request(w);
+    accept(w, b);
+    response(w);
+    confirm(w, a);
+    assert!(matches!(w.event(B), Some(Event::Established { id, .. }) if id == b));
+    (a, b)
+}
+
+/// What was sent, from where.
+fn sent(w: &MadWorld, from: usize) -> Vec<SentMad> {
+    w.log.as_ref().unwrap().iter().filter(|s| s.from == from).cloned().collect()
+}
+
+fn attributes(w: &MadWorld, from: usize) -> Vec<u16> {
+    sent(w, from).iter().map(|s| s.mad().message.attribute()).collect()
+}
+
+fn count(w: &MadWorld, node: usize, counter: Counter) -> u64 {
+    w.nodes[node].counters().get(counter)
+}
+
+fn first_req(w: &MadWorld) -> (u64, Req) {
+    match sent(w, A)[0].mad() {
+        Mad { tid, message: Message::Req(req), .. } => (tid, *req),
+        other => panic!("{other:?} instead of a REQ"),
+    }
+}
+
+fn last_rej(w: &MadWorld, from: usize) -> (u64, Rej) {
+    match sent(w, from).last().expect("something was sent").mad() {
+        Mad { tid, message: Message::Rej(rej), .. } => (tid, *rej),
+        other => panic!("{other:?} instead of a REJ"),
+    }
+}
+
+/// A message comes to a node as if from its peer.
+fn inject(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Message>) {
+    let path = MadWorld::path(to, 1 - to);
+    let now = w.now;
+    w.inject(now, to, path, Mad::new(tid, message).encode().to_vec());
+    w.run(MOMENT);
+}
+
+// Goal: the three messages, and what each side learns of the other, are there.
+#[test]
+fn a_connection_from_request_to_disconnect() {
+    let mut w = world();
+    let (a, b) = established(&mut w);
+    assert_eq!(
+        (attributes(&w, A), attributes(&w, B)),
+        (vec![Req::ATTRIBUTE, Rtu::ATTRIBUTE], vec![Rep::ATTRIBUTE])
+    );
+    let now = w.now;
+    w.nodes[A].disconnect(now, a, b"bye").unwrap();
+    w.run(MOMENT);
+    let Some(Event::Disconnected { id, how: Disconnect::ByPeer, private_data }) = w.event(B) else {
+        panic!()
+    };
+    assert_eq!((id, &private_data[..3], private_data.len()), (b, &b"bye"[..], 220));
+    assert!(matches!(w.event(A), Some(Event::Disconnected { id, how: Disconnect::Agreed, .. }) if id == a));
+    assert!(w.nodes[A].qp_busy(A_QPN) && w.nodes[B].qp_busy(B_QPN));
+    w.run(Duration::from_secs(1));
+    assert_eq!(w.event(A), Some(Event::TimeWaitExit { id: a, qpn: A_QPN }));
+    assert_eq!(w.event(B), Some(Event::TimeWaitExit { id: b, qpn: B_QPN }));
+    assert_eq!(w.nodes[A].connections() + w.nodes[B].connections(), 0);
+    assert_eq!(w.nodes[A].next_timer(), None);
+    assert!(!w.nodes[A].qp_busy(A_QPN));
+}
+
+#[test]
+fn m09_nobody_listens() {
+    let mut w = world();
+    let a = connect(&mut w);
+    w.run(MOMENT);
+    let (tid, req) = first_req(&w);
+    let (rej_tid, rej) = last_rej(&w, B);
+    assert_eq!((rej_tid, rej.remote_comm_id, rej.local_comm_id), (tid, req.local_comm_id, 0));
+    assert_eq!((rej.reason, rej.message), (Reason::INVALID_SERVICE_ID, 0));
+    let Some(Event::Rejected { id, reason, timewait: false, .. }) = w.event(A) else { panic!() };
+    assert_eq!((id, reason), (a, Reason::INVALID_SERVICE_ID));
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
+    assert_eq!(count(&w, B, Counter::NoListener), 1);
+    // A listener on another address of ours is nobody; one on the right address is somebody.
+    let elsewhere = Listen { service_id: SERVICE, address: Some(MadWorld::gid(7)), backlog: 1 };
+    w.nodes[B].listen(&elsewhere).unwrap();
+    connect(&mut w);
+    w.run(MOMENT);
+    assert!(matches!(w.event(A), Some(Event::Rejected { reason: Reason::INVALID_SERVICE_ID, .. })));
+    let here = w.nodes[B].listen(&Listen { address: Some(MadWorld::gid(B)), ..elsewhere }).unwrap();
+    connect(&mut w);
+    w.run(MOMENT);
+    assert!(matches!(w.event(B), Some(Event::ConnectRequest { listener, .. }) if listener == here));
+}
+
+#[test]
+fn m10_the_listener_rejects() {
+    let mut w = world();
+    listen(&mut w);
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    let words: Vec<u8> = (0..148).collect();
+    let now = w.now;
+    let long = Reject::consumer([&words[..], &[1]].concat());
+    assert_eq!(w.nodes[B].reject(now, b, &long), Err(Error::PrivateData { given: 149, max: 148 }));
+    w.nodes[B].reject(now, b, &Reject::consumer(words.clone())).unwrap();
+    w.run(MOMENT);
+    let Some(Event::Rejected { id, reason, private_data, timewait, .. }) = w.event(A) else { panic!() };
+    assert_eq!((id, reason, timewait), (a, Reason::CONSUMER_DEFINED, false));
+    assert_eq!(private_data, words);
+    assert_eq!(w.nodes[B].reject(now, b, &Reject::consumer([])), Err(Error::NoConnection(b)), "it has ended");
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
+    assert!(!w.nodes[A].qp_busy(A_QPN), "the queue pair was never connected: it may be used at once");
+}
+
+#[test]
+fn m11_a_request_twice() {
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    let (b, _) = request(&mut w);
+    let (tid, req) = first_req(&w);
+    // Before the REP: no second request, and the peer is asked for patience.
+    inject(&mut w, B, tid, req);
+    assert_eq!((w.event(B), w.nodes[B].connections()), (None, 1));
+    assert_eq!(attributes(&w, B), [Mra::ATTRIBUTE]);
+    // After it: the REP is repeated by its own timer, not by the REQ.
+    w.lose = vec![Rep::ATTRIBUTE];
+    accept(&mut w, b);
+    w.run(MOMENT);
+    inject(&mut w, B, tid, req);
+    assert_eq!((w.event(B), w.nodes[B].connections()), (None, 1));
+    assert_eq!(attributes(&w, B), [Mra::ATTRIBUTE, Rep::ATTRIBUTE]);
+    assert_eq!(count(&w, B, Counter::DuplicateReq), 2);
+    w.run(Duration::from_millis(4095));
+    assert_eq!(attributes(&w, B).len(), 3);
+    assert!(matches!(w.event(A), Some(Event::ConnectResponse { .. })));
+    // Established: nothing new either.
+    let a = w.nodes[A].connections();
+    inject(&mut w, B, tid, req);
+    assert_eq!((w.event(B), w.nodes[B].connections(), a), (None, 1, 1));
+}
+
+#[test]
+fn m12_rtu_lost() {
+    let mut w = world();
+    listen(&mut w);
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    accept(&mut w, b);
+    response(&mut w);
+    w.lose = vec![Rtu::ATTRIBUTE, Rtu::ATTRIBUTE];
+    confirm(&mut w, a);
+    assert_eq!(w.event(B), None);
+    // Each REP that comes again gets its RTU again, the same; the third one arrives.
+    w.run(Duration::from_millis(2 * 4096 + 10));
+    assert!(matches!(w.event(B), Some(Event::Established { id, .. }) if id == b));
+    let rtus: Vec<_> =
+        sent(&w, A).into_iter().filter(|s| s.mad().message.attribute() == Rtu::ATTRIBUTE).collect();
+    assert_eq!(rtus.len(), 3);
+    assert!(rtus.iter().all(|r| r.bytes == rtus[0].bytes));
+    let reps = attributes(&w, B).iter().filter(|a| **a == Rep::ATTRIBUTE).count();
+    w.run(Duration::from_secs(100));
+    assert_eq!(attributes(&w, B).iter().filter(|a| **a == Rep::ATTRIBUTE).count(), reps, "the RTU ended it");
+    assert_eq!((reps, w.event(A), w.event(B)), (3, None, None));
+}
+
+#[test]
+fn m13_data_before_the_rtu() {
+    let mut w = world();
+    listen(&mut w);
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    let now = w.now;
+    assert!(matches!(w.nodes[B].established(now, b), Err(Error::State { .. })), "not accepted yet");
+    accept(&mut w, b);
+    response(&mut w);
+    w.lose = vec![Rtu::ATTRIBUTE];
+    confirm(&mut w, a);
+    // A SEND arrived: the queue pair says so, and the connection manager is told.
+    let now = w.now;
+    w.nodes[B].established(now, b).unwrap();
+    assert_eq!(w.event(B), Some(Event::Established { id: b, private_data: Vec::new() }));
+    w.nodes[B].established(now, b).unwrap();
+    w.run(Duration::from_secs(100));
+    assert_eq!(w.event(B), None, "said once");
+    assert_eq!(attributes(&w, B), [Rep::ATTRIBUTE], "nothing is repeated any more");
+}
+
+#[test]
+fn m14_rep_lost() {
+    let mut w = world();
+    listen(&mut w);
+    // The passive side is slower than the active one, so that the REQ comes again first.
+    let now = w.now;
+    let mut slow = to_b(A_QPN);
+    slow.timing = Timing { local_response: 24, ..Timing::default() };
+    let a = w.nodes[A].connect(now, &slow).unwrap();
+    let (b, _) = request(&mut w);
+    w.lose = vec![Rep::ATTRIBUTE];
+    accept(&mut w, b);
+    w.run(Duration::from_millis(4608));
+    let reqs = sent(&w, A);
+    assert_eq!(reqs.len(), 2);
+    assert_eq!(reqs[0].bytes, reqs[1].bytes, "the same transaction, ids and bytes");
+    w.run(Duration::from_secs(70));
+    assert!(matches!(w.event(A), Some(Event::ConnectResponse { id, .. }) if id == a));
+    assert_eq!(w.nodes[B].connections(), 1);
+}
+
+#[test]
+fn m15_the_peer_is_silent() {
+    for (lifetime, response, retries, interval_ms) in
+        [(16, 20, 15, 4608), (16, 20, 0, 4608), (18, 22, 3, 2048 + 16384), (8, 8, 2, 3), (10, 12, 7, 8 + 16)]
+    {
+        assert_eq!(interval_ms, (1u64 << (lifetime - 7)) + (1 << (response - 8)), "the rule");
+        let mut w = world();
+        w.dead[B] = true;
+        let mut connect = to_b(A_QPN);
+        connect.timing = Timing {
+            packet_lifetime: lifetime,
+            remote_response: response,
+            max_cm_retries: retries,
+            ..Timing::default()
+        };
+        let begin = w.now;
+        let a = w.nodes[A].connect(begin, &connect).unwrap();
+        let end = Duration::from_millis(interval_ms * (u64::from(retries) + 1));
+        w.run(end - Duration::from_nanos(1));
+        let reqs = sent(&w, A);
+        assert_eq!(reqs.len(), usize::from(retries) + 1);
+        for (i, req) in reqs.iter().enumerate() {
+            assert_eq!(req.at.nanos_since(begin), i as u64 * interval_ms * 1_000_000, "REQ {i}");
+            assert_eq!(req.bytes, reqs[0].bytes);
+        }
+        assert_eq!(w.event(A), None, "not a moment too early");
+        w.run(Duration::from_nanos(1));
+        assert_eq!(w.event(A), Some(Event::Unreachable { id: a, timewait: false }));
+        assert_eq!((w.nodes[A].connections(), w.nodes[A].next_timer()), (0, None));
+        // The peer is told, should it hear: it may have answered all the time.
+        let (_, rej) = last_rej(&w, A);
+        assert_eq!((rej.reason, rej.message), (Reason::TIMEOUT, 2));
+        assert_eq!(rej.info[..8], config(A).ca_guid.to_be_bytes());
+    }
+}
+
+// Goal: who answered into the void learns that the other side gave up, though that never learnt its id.
+#[test]
+fn m15_the_peer_is_told_that_it_was_not_heard() {
+    let mut w = world();
+    listen(&mut w);
+    let mut impatient = to_b(A_QPN);
+    impatient.timing.max_cm_retries = 0;
+    let now = w.now;
+    w.nodes[A].connect(now, &impatient).unwrap();
+    let (b, _) = request(&mut w);
+    w.run(Duration::from_secs(5));
+    assert_eq!(
+        w.event(B),
+        Some(Event::Rejected {
+            id: b,
+            reason: Reason::TIMEOUT,
+            info: config(A).ca_guid.to_be_bytes().to_vec(),
+            private_data: vec![0; 148],
+            timewait: false
+        })
+    );
+    assert_eq!(w.nodes[B].connections(), 0);
+}
+
+#[test]
+fn m16_mra_extends_the_wait() {
+    let mut w = world();
+    w.dead[B] = true;
+    let a = connect(&mut w);
+    w.run(Duration::from_millis(1));
+    let (tid, req) = first_req(&w);
+    let mra = |message, service_timeout| Mra {
+        local_comm_id: 0x55,
+        remote_comm_id: req.local_comm_id,
+        message,
+        service_timeout,
+        private_data: [0; 222],
+    };
+    inject(&mut w, A, tid ^ 1, mra(0, 22));
+    inject(&mut w, A, tid, mra(1, 22));
+    let begin = w.now;
+    inject(&mut w, A, tid, mra(0, 22));
+    inject(&mut w, A, tid, mra(0, 24));
+    // 2^14 ms for the peer's service, 2^8 ms for the way.
+    let wait = Duration::from_millis(16384 + 256);
+    w.run(wait - 3 * MOMENT);
+    assert_eq!(sent(&w, A).len(), 1, "nothing is sent meanwhile");
+    w.run(3 * MOMENT);
+    let reqs = sent(&w, A);
+    assert_eq!(reqs.len(), 2);
+    assert_eq!(reqs[1].at.nanos_since(begin), wait.as_nanos() as u64);
+    assert_eq!(count(&w, A, Counter::WrongTransaction), 1);
+    assert_eq!(count(&w, A, Counter::WrongState), 2, "one MRA a wait, and of the right message");
+    // An MRA cannot make us wait for ever.
+    inject(&mut w, A, tid, mra(0, 31));
+    w.run(Duration::from_secs(71));
+    assert_eq!(sent(&w, A).len(), 3);
+    w.run(Duration::from_secs(100));
+    assert_eq!(w.event(A), Some(Event::Unreachable { id: a, timewait: false }));
+
+    // The passive side waits for an RTU in the same way.
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    let (b, _) = request(&mut w);
+    accept(&mut w, b);
+    response(&mut w);
+    w.run(Duration::from_millis(4096)); // the program takes its time: the second REP is answered with an MRA
+    assert_eq!(attributes(&w, A), [Req::ATTRIBUTE, Mra::ATTRIBUTE]);
+    w.run(Duration::from_secs(60));
+    assert_eq!(attributes(&w, B), [Rep::ATTRIBUTE, Rep::ATTRIBUTE]);
+}
+
+#[test]
+fn m17_requests_to_disconnect() {
+    let mut w = world();
+    let (a, b) = established(&mut w);
+    let Message::Rtu(rtu) = sent(&w, A)[1].mad().message else { panic!() };
+    let dreq = Dreq {
+        local_comm_id: rtu.local_comm_id,
+        remote_comm_id: rtu.remote_comm_id,
+        remote_qpn: B_QPN,
+        private_data: [0; 220],
+    };
+    let before = sent(&w, B).len();
+    inject(&mut w, B, 9, Dreq { remote_qpn: A_QPN, ..dreq });
+    assert_eq!((count(&w, B, Counter::WrongQpn), w.event(B), sent(&w, B).len()), (1, None, before));
+    // Of no connection here: answered, ids mirrored, and nothing else happens.
+    for unknown in [Dreq { remote_comm_id: 1, ..dreq }, Dreq { local_comm_id: 1, ..dreq }] {
+        inject(&mut w, B, 10, unknown);
+        let mad = sent(&w, B).pop().unwrap().mad();
+        let Message::Drep(drep) = mad.message else { panic!() };
+        assert_eq!(
+            (mad.tid, drep.local_comm_id, drep.remote_comm_id),
+            (10, unknown.remote_comm_id, unknown.local_comm_id)
+        );
+        assert_eq!(w.event(B), None);
+    }
+    assert_eq!(count(&w, B, Counter::DreqMirrored), 2);
+    inject(&mut w, B, 11, dreq);
+    assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::ByPeer, .. }) if id == b));
+    let mad = sent(&w, B).pop().unwrap().mad();
+    assert!(matches!(mad, Mad { tid: 11, message: Message::Drep(_), .. }));
+    // A stranger's DREP does nothing.
+    let (now, before) = (w.now, count(&w, A, Counter::UnknownId));
+    w.nodes[A].disconnect(now, a, b"").unwrap();
+    w.lose = vec![Dreq::ATTRIBUTE];
+    let drep = Drep { local_comm_id: 1, remote_comm_id: rtu.local_comm_id, private_data: [0; 224] };
+    inject(&mut w, A, 12, drep);
+    assert_eq!((w.event(A), count(&w, A, Counter::UnknownId)), (None, before + 1));
+}
+
+#[test]
+fn m18_drep_lost() {
+    let mut w = world();
+    let (a, b) = established(&mut w);
+    w.lose = vec![Drep::ATTRIBUTE];
+    let now = w.now;
+    w.nodes[A].disconnect(now, a, b"").unwrap();
+    w.run(MOMENT);
+    assert!(matches!(w.event(B), Some(Event::Disconnected { id, .. }) if id == b));
+    assert_eq!(w.event(A), None);
+    // B would leave TIMEWAIT before the DREQ comes again, so it comes early here.
+    let again = sent(&w, A).pop().unwrap();
+    inject(&mut w, B, again.mad().tid, again.mad().message);
+    assert_eq!((w.event(B), count(&w, B, Counter::DuplicateDreq)), (None, 1), "in TIMEWAIT: DREP, no event");
+    assert!(matches!(w.event(A), Some(Event::Disconnected { id, how: Disconnect::Agreed, .. }) if id == a));
+    let dreqs = attributes(&w, A).iter().filter(|a| **a == Dreq::ATTRIBUTE).count();
+    assert_eq!(dreqs, 1);
+
+    // Its timer sends it again, to a peer that has forgotten everything by now; in the end it is answered.
+    let mut w = world();
+    let (a, _) = established(&mut w);
+    w.lose = vec![Drep::ATTRIBUTE, Drep::ATTRIBUTE];
+    let begin = w.now;
+    w.nodes[A].disconnect(begin, a, b"").unwrap();
+    w.run(Duration::from_millis(2 * 4608 + 1));
+    let times: Vec<_> = sent(&w, A)[2..].iter().map(|s| s.at.nanos_since(begin) / 1_000_000).collect();
+    assert_eq!(times, [0, 4608, 9216]);
+    assert!(matches!(w.event(A), Some(Event::Disconnected { how: Disconnect::Agreed, .. })));
+    assert_eq!(count(&w, B, Counter::DreqMirrored), 2);
+
+    // And if it never is, the connection ends all the same.
+    let mut w = world();
+    let (a, _) = established(&mut w);
+    w.dead[B] = true;
+    let now = w.now;
+    w.nodes[A].disconnect(now, a, b"").unwrap();
+    w.run(Duration::from_millis(16 * 4608));
+    assert!(matches!(w.event(A), Some(Event::Disconnected { id, how: Disconnect::TimedOut, .. }) if id == a));
+    w.run(Duration::from_secs(1));
+    assert_eq!((w.event(A), w.nodes[A].connections()), (Some(Event::TimeWaitExit { id: a, qpn: A_QPN }), 0));
+}
+
+// Goal: both sides disconnect at the same moment; each learns it once, and both agree.
+#[test]
+fn m18_both_sides_disconnect_at_once() {
+    let mut w = world();
+    let (a, b) = established(&mut w);
+    let now = w.now;
+    w.nodes[A].disconnect(now, a, b"").unwrap();
+    w.nodes[B].disconnect(now, b, b"").unwrap();
+    w.run(Duration::from_secs(10));
+    for (node, id, qpn) in [(A, a, A_QPN), (B, b, B_QPN)] {
+        assert!(matches!(w.event(node), Some(Event::Disconnected { id: i, .. }) if i == id));
+        assert_eq!(w.event(node), Some(Event::TimeWaitExit { id, qpn }));
+        assert_eq!((w.event(node), w.nodes[node].connections()), (None, 0));
+    }
+}
+
+#[test]
+fn m19_larger_mtu_than_ours() {
+    let mut w = MadWorld::new(1, 2, MadFaults::NONE, |node| Config {
+        mtu: if node == B { Mtu::Mtu1024 } else { Mtu::Mtu4096 },
+        ..config(node)
+    });
+    listen(&mut w);
+    let now = w.now;
+    w.nodes[A].connect(now, &Connect { mtu: Mtu::Mtu2048, ..to_b(A_QPN) }).unwrap();
+    w.run(MOMENT);
+    let Some(Event::Rejected { reason, info, .. }) = w.event(A) else { panic!() };
+    assert_eq!((reason, info), (Reason::INVALID_MTU, vec![Mtu::Mtu1024 as u8]));
+    assert_eq!((w.event(B), count(&w, B, Counter::BadMtu)), (None, 1));
+    // With the MTU that was named it works, and a port does not ask for more than it has.
+    let now = w.now;
+    w.nodes[A].connect(now, &Connect { mtu: Mtu::Mtu1024, ..to_b(A_QPN) }).unwrap();
+    assert_eq!(request(&mut w).1.mtu, Mtu::Mtu1024);
+    let more = Connect { mtu: Mtu::Mtu2048, ..to_b(B_QPN) };
+    assert_eq!(w.nodes[B].connect(now, &more), Err(Error::Mtu { given: Mtu::Mtu2048, port: Mtu::Mtu1024 }));
+}
+
+#[test]
+fn m20_a_request_for_an_address_that_is_not_ours() {
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    w.run(MOMENT);
+    assert!(w.event(B).is_some());
+    let (_, mut req) = first_req(&w);
+    req.primary.remote_gid = MadWorld::gid(9);
+    (req.local_comm_id, req.local_qpn) = (77, Qpn::new(77));
+    inject(&mut w, B, 5, req);
+    let (tid, rej) = last_rej(&w, B);
+    assert_eq!((tid, rej.reason, rej.remote_comm_id), (5, Reason::INVALID_GID, 77));
+    assert_eq!(
+        (&rej.info[..16], rej.info_length),
+        (&MadWorld::gid(B).0[..], 16),
+        "the address that would do"
+    );
+    assert_eq!((w.event(B), count(&w, B, Counter::BadGid)), (None, 1));
+    // Another address of ours is ours, whichever the MAD came to.
+    w.nodes[B].set_gids(&[MadWorld::gid(B), MadWorld::gid(9)]);
+    inject(&mut w, B, 5, req);
+    let Some(Event::ConnectRequest { request, .. }) = w.event(B) else { panic!() };
+    assert_eq!(request.path.sgid, MadWorld::gid(9));
+}
+
+#[test]
+fn m21_the_queue_pair_of_a_live_connection() {
+    let mut w = world();
+    let (_, b) = established(&mut w);
+    // The peer restarts with everything forgotten, and its queue pair numbers begin again.
+    w.restart(A, Config { seed: 1234, ..config(A) });
+    let again = connect(&mut w);
+    w.run(MOMENT);
+    let rejs: Vec<_> = sent(&w, B)
+        .into_iter()
+        .filter_map(|s| match s.mad().message {
+            Message::Rej(rej) => Some(rej),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(rejs.len(), 1);
+    assert_eq!(rejs[0].reason, Reason::STALE_CONNECTION);
+    assert_eq!(count(&w, B, Counter::Stale), 1);
+    // The old connection ends: the peer, which knows nothing of it, agrees.
+    assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
+    assert!(attributes(&w, B).contains(&Dreq::ATTRIBUTE));
+    let Some(Event::Rejected { id, reason: Reason::STALE_CONNECTION, timewait: true, .. }) = w.event(A)
+    else {
+        panic!()
+    };
+    assert_eq!(id, again);
+    // While it rests there, it is stale; then it works.
+    let now = w.now;
+    assert_eq!(w.nodes[A].connect(now, &to_b(A_QPN)), Err(Error::QpBusy(A_QPN)));
+    w.run(Duration::from_secs(1));
+    assert!(matches!(w.event(B), Some(Event::TimeWaitExit { .. })));
+    connect(&mut w);
+    request(&mut w);
+}
+
+// Goal: the peer's comm ids begin again after a restart; its queue pair is another one.
+#[test]
+fn m21_the_ids_of_a_live_connection() {
+    let mut w = world();
+    let (_, b) = established(&mut w);
+    let (tid, req) = first_req(&w);
+    inject(&mut w, B, tid ^ 5, Req { local_qpn: Qpn::new(0x99), ..req });
+    assert_eq!(count(&w, B, Counter::Stale), 1);
+    w.restart(A, config(A));
+    w.run(Duration::from_secs(5));
+    assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
+}
+
+#[test]
+fn m22_depths_are_the_smaller_ones() {
+    let mut w = world();
+    listen(&mut w);
+    let now = w.now;
+    let connect = Connect { responder_resources: 4, initiator_depth: 8, ..to_b(A_QPN) };
+    w.nodes[A].connect(now, &connect).unwrap();
+    let (b, req) = request(&mut w);
+    assert_eq!((req.responder_resources, req.initiator_depth), (4, 8));
+    let accept = Accept { responder_resources: 16, initiator_depth: 2, ..Accept::new(B_QPN) };
+    let plan = w.nodes[B].plan_accept(b, &accept).unwrap();
+    let now = w.now;
+    assert_eq!(w.nodes[B].accept(now, b, &accept), Ok(plan));
+    assert_eq!((plan.max_dest_rd_atomic, plan.max_rd_atomic), (8, 2));
+    let Message::Rep(rep) = w.nodes[B].poll_send().map(|s| Mad::decode(&s.mad).unwrap()).unwrap().message
+    else {
+        panic!()
+    };
+    assert_eq!((rep.responder_resources, rep.initiator_depth), (8, 2), "the REP says what was agreed on");
+    let (tid, _) = first_req(&w);
+    inject(&mut w, A, tid, *rep);
+    let params = response(&mut w).params;
+    assert_eq!((params.max_rd_atomic, params.max_dest_rd_atomic), (8, 2));
+    // Out of range is refused, not cut in silence.
+    let most = Connect { responder_resources: 17, ..to_b(B_QPN) };
+    let refused = Error::Range { name: "responder resources", given: 17, max: 16 };
+    assert_eq!(w.nodes[A].connect(now, &most), Err(refused));
+}
+
+#[test]
+fn m23_depth_zero_gives_no_right_to_read() {
+    for (depth, right) in [(0, false), (1, true)] {
+        let mut w = world();
+        listen(&mut w);
+        connect(&mut w);
+        let (b, _) = request(&mut w);
+        let now = w.now;
+        let accept = Accept { initiator_depth: depth, ..Accept::new(B_QPN) };
+        w.nodes[B].accept(now, b, &accept).unwrap();
+        let params = response(&mut w).params;
+        assert_eq!((params.max_dest_rd_atomic, params.remote_read()), (depth, right));
+    }
+}
+
+// Goal: both queue pairs get what cm.md's table says, each from where it says.
+#[test]
+fn m08_parameters_of_both_queue_pairs() {
+    let mut w = world();
+    listen(&mut w);
+    let now = w.now;
+    let mut path = MadWorld::path(A, B);
+    (path.flow_label, path.traffic_class, path.hop_limit, path.sl) = (0x12345, 0x68, 33, 3);
+    let connect = Connect {
+        path,
+        mtu: Mtu::Mtu2048,
+        psn: Some(Psn::new(0xaaaaaa)),
+        retry_count: 5,
+        rnr_retry_count: 6,
+        min_rnr_timer: 12,
+        ..to_b(A_QPN)
+    };
+    w.nodes[A].connect(now, &connect).unwrap();
+    let (b, req) = request(&mut w);
+    assert_eq!(req.ip, Some(ip()));
+    let accept = Accept { rnr_retry_count: 3, min_rnr_timer: 7, ..Accept::new(B_QPN) };
+    let now = w.now;
+    let passive = w.nodes[B].accept(now, b, &accept).unwrap();
+    let active = response(&mut w).params;
+    assert_eq!((active.qpn, active.dest_qpn), (A_QPN, B_QPN));
+    assert_eq!((passive.qpn, passive.dest_qpn), (B_QPN, A_QPN));
+    assert_eq!((active.rq_psn, passive.sq_psn), (Psn::new(0xaaaaaa), Psn::new(0xaaaaaa)));
+    assert_eq!(active.sq_psn, passive.rq_psn);
+    assert_eq!((active.path_mtu, passive.path_mtu), (Mtu::Mtu2048, Mtu::Mtu2048));
+    assert_eq!((active.retry_cnt, passive.retry_cnt), (5, 5));
+    assert_eq!((active.rnr_retry, passive.rnr_retry), (3, 6), "each has what the other one allows");
+    assert_eq!((active.min_rnr_timer, passive.min_rnr_timer), (12, 7));
+    assert_eq!((active.timeout, passive.timeout), (17, 17));
+    assert_eq!((active.max_rd_atomic, active.max_dest_rd_atomic), (1, 1));
+    assert_eq!(active.path, path);
+    let back = stack::cm::Path { sgid: path.dgid, dgid: path.sgid, hop_limit: 64, ..path };
+    assert_eq!(passive.path, back, "local and remote change places");
+}
+
+fn udp(port: u16, private_data: &[u8]) -> SidrRequest {
+    SidrRequest {
+        service_id: ServiceId::new(PortSpace::Udp, port),
+        path: MadWorld::path(A, B),
+        timing: Timing::default(),
+        ip: Some(ip()),
+        private_data: private_data.to_vec(),
+    }
+}
+
+#[test]
+fn m25_the_queue_pair_of_a_datagram_service() {
+    let mut w = world();
+    let service_id = ServiceId::new(PortSpace::Udp, 53);
+    let listener = w.nodes[B].listen(&Listen { service_id, address: None, backlog: 1 }).unwrap();
+    let now = w.now;
+    let a = w.nodes[A].sidr_request(now, &udp(53, b"who")).unwrap();
+    w.run(MOMENT);
+    let Some(Event::SidrRequest {
+        listener: l, id: b, service_id: s, ip: Some(header), private_data, ..
+    }) = w.event(B)
+    else {
+        panic!()
+    };
+    assert_eq!(
+        (l, s, header, private_data.len(), &private_data[..3]),
+        (listener, service_id, ip(), 180, &b"who"[..])
+    );
+    let reply = SidrReply {
+        status: SidrStatus::SUCCESS,
+        qpn: B_QPN,
+        qkey: RDMA_UDP_QKEY,
+        info: Vec::new(),
+        private_data: b"me".to_vec(),
+    };
+    // The reply is lost; the request comes again, and its answer is not asked for a second time.
+    w.lose = vec![SidrRep::ATTRIBUTE];
+    let now = w.now;
+    w.nodes[B].sidr_reply(now, b, &reply).unwrap();
+    assert_eq!(w.nodes[B].sidr_reply(now, b, &reply), Err(Error::NoSidr(b)), "it is answered");
+    w.run(Duration::from_millis(4096));
+    assert_eq!((w.event(B), count(&w, B, Counter::DuplicateSidr)), (None, 1));
+    let Some(Event::SidrReply { id, status, qpn, qkey, private_data, .. }) = w.event(A) else { panic!() };
+    assert_eq!((id, status, qpn, qkey), (a, SidrStatus::SUCCESS, B_QPN, 0x0123_4567));
+    assert_eq!(&private_data[..2], b"me");
+    assert_eq!(attributes(&w, A), [SidrReq::ATTRIBUTE; 2]);
+    w.run(Duration::from_secs(10));
+    assert_eq!((w.nodes[A].sidr_exchanges(), w.nodes[B].sidr_exchanges()), (0, 0));
+    assert_eq!((w.nodes[A].next_timer(), w.nodes[B].next_timer()), (None, None));
+}
+
+#[test]
+fn m25_no_datagram_service() {
+    let mut w = world();
+    let now = w.now;
+    let a = w.nodes[A].sidr_request(now, &udp(54, b"")).unwrap();
+    w.run(MOMENT);
+    assert!(
+        matches!(w.event(A), Some(Event::SidrReply { id, status: SidrStatus::UNSUPPORTED, .. }) if id == a)
+    );
+    // Refused by the program.
+    let service_id = ServiceId::new(PortSpace::Udp, 54);
+    w.nodes[B].listen(&Listen { service_id, address: None, backlog: 1 }).unwrap();
+    w.nodes[A].sidr_request(now, &udp(54, b"")).unwrap();
+    w.run(MOMENT);
+    let Some(Event::SidrRequest { id, .. }) = w.event(B) else { panic!() };
+    w.nodes[B].sidr_destroy(id).unwrap();
+    w.run(MOMENT);
+    assert!(matches!(w.event(A), Some(Event::SidrReply { status: SidrStatus::REJECT, .. })));
+    // Not answered at all: 16 requests, each 4096 ms after the one before.
+    w.dead[B] = true;
+    let now = w.now;
+    let lost = w.nodes[A].sidr_request(now, &udp(54, b"")).unwrap();
+    let before = sent(&w, A).len();
+    w.run(Duration::from_millis(16 * 4096));
+    assert_eq!((w.event(A), w.event(A)), (Some(Event::SidrUnreachable { id: lost }), None));
+    assert_eq!(sent(&w, A).len(), before + 16);
+    // Given up by us: nothing more comes.
+    let now = w.now;
+    let given_up = w.nodes[A].sidr_request(now, &udp(54, b"")).unwrap();
+    w.nodes[A].sidr_destroy(given_up).unwrap();
+    assert_eq!(w.nodes[A].sidr_destroy(given_up), Err(Error::NoSidr(given_up)));
+    w.run(Duration::from_secs(100));
+    assert_eq!((w.event(A), w.nodes[A].sidr_exchanges()), (None, 0));
+}
+
+// Goal: a request that nobody decides on, and one whose peer vanishes, end by themselves.
+#[test]
+fn half_open_connections_end() {
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    let (undecided, _) = request(&mut w);
+    w.dead[A] = true;
+    w.run(Duration::from_secs(121));
+    assert_eq!(w.event(B), Some(Event::Unreachable { id: undecided, timewait: false }));
+    assert_eq!((w.nodes[B].connections(), w.nodes[B].half_open()), (0, 0));
+
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    let (b, _) = request(&mut w);
+    w.dead[A] = true;
+    accept(&mut w, b);
+    w.run(Duration::from_millis(16 * 4096));
+    assert_eq!(w.event(B), Some(Event::Unreachable { id: b, timewait: true }));
+    assert!(w.nodes[B].qp_busy(B_QPN), "it was connected: it rests");
+    w.run(Duration::from_secs(1));
+    assert_eq!(w.event(B), Some(Event::TimeWaitExit { id: b, qpn: B_QPN }));
+    assert_eq!(w.nodes[B].connections(), 0);
+
+    // A REQ that names the longest times does not keep a connection longer.
+    let mut w = world();
+    listen(&mut w);
+    let now = w.now;
+    let timing = Timing { local_response: 31, ..Timing::default() };
+    w.nodes[A].connect(now, &Connect { timing, ..to_b(A_QPN) }).unwrap();
+    let (b, _) = request(&mut w);
+    w.dead[A] = true;
+    accept(&mut w, b);
+    w.run(Duration::from_secs(122));
+    assert_eq!(w.nodes[B].connections(), 0);
+}
+
+// Goal: whatever state a connection is given up in, the peer learns it and nothing is left.
+#[test]
+fn given_up_in_every_state() {
+    // REQ sent: the peer may have the request already.
+    let mut w = world();
+    listen(&mut w);
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    let now = w.now;
+    w.nodes[A].destroy(now, a).unwrap();
+    assert_eq!(w.nodes[A].destroy(now, a), Err(Error::NoConnection(a)));
+    w.run(MOMENT);
+    assert!(matches!(w.event(B), Some(Event::Rejected { id, reason: Reason::TIMEOUT, .. }) if id == b));
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
+
+    // REQ received.
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    let now = w.now;
+    w.nodes[B].destroy(now, b).unwrap();
+    w.run(MOMENT);
+    assert!(
+        matches!(w.event(A), Some(Event::Rejected { id, reason: Reason::CONSUMER_DEFINED, .. }) if id == a)
+    );
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
+
+    // REP received.
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    accept(&mut w, b);
+    response(&mut w);
+    let now = w.now;
+    w.nodes[A].destroy(now, a).unwrap();
+    w.run(Duration::from_secs(1));
+    assert!(matches!(w.event(B), Some(Event::Rejected { id, timewait: true, .. }) if id == b));
+    assert_eq!(w.event(A), Some(Event::TimeWaitExit { id: a, qpn: A_QPN }));
+    assert_eq!(w.event(B), Some(Event::TimeWaitExit { id: b, qpn: B_QPN }));
+
+    // REP sent, the RTU on its way: the peer thinks that it is established, and learns better.
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    accept(&mut w, b);
+    response(&mut w);
+    let now = w.now;
+    w.nodes[B].destroy(now, b).unwrap();
+    w.nodes[A].confirm(now, a, b"").unwrap();
+    w.run(Duration::from_secs(1));
+    let how = Disconnect::Rejected(Reason::CONSUMER_DEFINED);
+    assert_eq!(w.event(A), Some(Event::Disconnected { id: a, how, private_data: Vec::new() }));
+    w.run(Duration::from_secs(1));
+    while w.event(A).is_some() || w.event(B).is_some() {}
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
+
+    // Established, with the first DREQ lost: it is repeated though nobody waits for it.
+    let a = connect(&mut w);
+    let (b, _) = request(&mut w);
+    accept(&mut w, b);
+    response(&mut w);
+    confirm(&mut w, a);
+    w.event(B);
+    w.lose = vec![Dreq::ATTRIBUTE];
+    let now = w.now;
+    w.nodes[A].destroy(now, a).unwrap();
+    w.run(Duration::from_secs(6));
+    assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::ByPeer, .. }) if id == b));
+    assert_eq!(w.event(A), Some(Event::TimeWaitExit { id: a, qpn: A_QPN }), "no other event");
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
+}
+
+/// A REQ of a made-up peer.
+fn forged(i: u32) -> Req {
+    let mut req = Req {
+        local_comm_id: i + 1,
+        service_id: SERVICE,
+        local_ca_guid: u64::from(i) << 20,
+        local_qpn: Qpn::new(2 + i % 0xff_0000),
+        pkey: 0xffff,
+        path_mtu: 3,
+        max_cm_retries: 15,
+        local_response_timeout: 20,
+        ..Req::default()
+    };
+    req.primary.local_gid = MadWorld::gid(A);
+    req.primary.remote_gid = MadWorld::gid(B);
+    ip().write(req.private_data.first_chunk_mut().unwrap());
+    req
+}
+
+// Goal: a flood of requests costs a bounded number of entries and gets the right reasons; an established connection
+// works all the while, and afterwards others can be made.
+#[test]
+fn a_flood_of_requests() {
+    let mut w = MadWorld::new(1, 2, MadFaults::NONE, |node| {
+        let mut config = config(node);
+        config.limits.half_open = 100;
+        config.limits.events = 150;
+        config
+    });
+    let (a, b) = established(&mut w);
+    let other = ServiceId::new(PortSpace::Tcp, 5);
+    w.nodes[B].listen(&Listen { service_id: other, address: None, backlog: 1000 }).unwrap();
+    w.log = None;
+    for i in 0..20_000 {
+        let service_id = if i % 2 == 0 { SERVICE } else { other };
+        let mad = Mad::new(u64::from(i), Req { service_id, ..forged(i) });
+        let now = w.now;
+        w.nodes[B].handle_mad(now, &MadWorld::path(B, A), &mad.encode());
+        if i % 16 == 0 {
+            while w.nodes[B].poll_send().is_some() {}
+        }
+    }
+    assert_eq!((w.nodes[B].half_open(), w.nodes[B].connections()), (100, 101));
+    let (backlog, machine) = (count(&w, B, Counter::BacklogFull), count(&w, B, Counter::NoResources));
+    assert_eq!(backlog + machine + 100, 20_000);
+    assert!(backlog > 0 && machine > 0, "both limits were met");
+    // A connection that is there is not touched.
+    let now = w.now;
+    w.nodes[A].disconnect(now, a, b"").unwrap();
+    w.run(MOMENT);
+    assert!(matches!(w.event(A), Some(Event::Disconnected { id, how: Disconnect::Agreed, .. }) if id == a));
+    let ended: Vec<_> = std::iter::from_fn(|| w.event(B))
+        .filter(|e| matches!(e, Event::Disconnected { id, .. } if *id == b))
+        .collect();
+    assert_eq!(ended.len(), 1);
+    // When nobody decides, they go; there is room again.
+    w.run(Duration::from_secs(130));
+    assert_eq!((w.nodes[B].half_open(), w.nodes[B].connections()), (0, 0));
+    while w.event(B).is_some() {}
+    while w.event(A).is_some() {}
+    connect(&mut w);
+    request(&mut w);
+}
+
+// Goal: with nobody taking events or MADs, nothing grows without bound.
+#[test]
+fn a_flood_that_nobody_looks_at() {
+    let mut w = world();
+    listen(&mut w);
+    let service_id = ServiceId::new(PortSpace::Udp, 53);
+    w.nodes[B].listen(&Listen { service_id, address: None, backlog: 1 }).unwrap();
+    let node = &mut w.nodes[B];
+    let path = MadWorld::path(B, A);
+    for i in 0..10_000 {
+        let now = Instant::from_nanos(u64::from(i) * 50_000_000);
+        node.poll_timers(now);
+        node.handle_mad(now, &path, &Mad::new(1, forged(i)).encode());
+        let sidr = SidrReq { request_id: i, service_id, ..SidrReq::default() };
+        let mut sidr = Mad::new(u64::from(i), sidr).encode();
+        ip().write(sidr[40..76].first_chunk_mut().unwrap());
+        node.handle_mad(now, &path, &sidr);
+    }
+    let (events, sends) =
+        (std::iter::from_fn(|| node.poll_event()).count(), std::iter::from_fn(|| node.poll_send()).count());
+    let limits = node.config().limits.clone();
+    // Each request that was admitted may end with one more event.
+    assert!(events <= limits.events + limits.half_open, "{events} events");
+    assert!(sends <= limits.sends, "{sends} MADs");
+    assert!(node.half_open() <= 16 && node.sidr_exchanges() <= limits.sidr);
+}
+
+// Goal: MADs that were recorded and are played again, all of them, at any later time, change nothing.
+#[test]
+fn replayed_mads_change_nothing() {
+    let mut w = world();
+    let (a, b) = established(&mut w);
+    let log = w.log.take().unwrap();
+    for node in [A, B] {
+        for mad in log.iter().filter(|s| s.from != node) {
+            let now = w.now;
+            w.inject(now, node, MadWorld::path(node, 1 - node), mad.bytes.to_vec());
+        }
+    }
+    w.run(MOMENT);
+    assert_eq!((w.event(A), w.event(B)), (None, None));
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (1, 1));
+    assert_eq!(
+        count(&w, B, Counter::DuplicateReq) + count(&w, B, Counter::DuplicateRtu),
+        3,
+        "the REP brought an RTU"
+    );
+    assert_eq!(count(&w, A, Counter::DuplicateRep), 1);
+    let now = w.now;
+    w.nodes[B].disconnect(now, b, b"").unwrap();
+    w.run(MOMENT);
+    assert!(matches!(w.event(A), Some(Event::Disconnected { id, .. }) if id == a));
+    // After the end: the REQ is a new request, whose REP nobody expects; it ends by itself.
+    w.run(Duration::from_secs(2));
+    while w.event(A).is_some() || w.event(B).is_some() {}
+    for mad in log.iter().filter(|s| s.from == A) {
+        let now = w.now;
+        w.inject(now, B, MadWorld::path(B, A), mad.bytes.to_vec());
+    }
+    let (again, _) = request(&mut w);
+    accept(&mut w, again);
+    w.run(Duration::from_secs(67));
+    assert_eq!(w.event(B), Some(Event::Unreachable { id: again, timewait: true }));
+    w.run(Duration::from_secs(2));
+    assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
+}
+
+#[test]
+fn misuse_is_refused_and_changes_nothing() {
+    let mut w = world();
+    let listener = listen(&mut w);
+    let again = Listen { service_id: SERVICE, address: None, backlog: 0 };
+    assert_eq!(w.nodes[B].listen(&again), Err(Error::InUse(SERVICE)));
+    let now = w.now;
+    let bad = [
+        Connect { qpn: Qpn::GSI, ..to_b(A_QPN) },
+        Connect { qpn: Qpn::MULTICAST, ..to_b(A_QPN) },
+        Connect { retry_count: 8, ..to_b(A_QPN) },
+        Connect { rnr_retry_count: 8, ..to_b(A_QPN) },
+        Connect { min_rnr_timer: 32, ..to_b(A_QPN) },
+        Connect { initiator_depth: 17, ..to_b(A_QPN) },
+        Connect { timing: Timing { max_cm_retries: 16, ..Timing::default() }, ..to_b(A_QPN) },
+        Connect { timing: Timing { packet_lifetime: 32, ..Timing::default() }, ..to_b(A_QPN) },
+        Connect { path: stack::cm::Path { dgid: Gid::default(), ..MadWorld::path(A, B) }, ..to_b(A_QPN) },
+        Connect { path: stack::cm::Path { flow_label: 1 << 20, ..MadWorld::path(A, B) }, ..to_b(A_QPN) },
+    ];
+    for connect in bad {
+        let error = w.nodes[A].connect(now, &connect).expect_err("out of range");
+        assert!(error.errno() > 0 && !error.to_string().is_empty());
+        assert_eq!((w.nodes[A].connections(), w.nodes[A].poll_send()), (0, None));
+    }
+    let a = connect(&mut w);
+    assert_eq!(w.nodes[A].connect(now, &to_b(A_QPN)), Err(Error::QpBusy(A_QPN)));
+    for result in
+        [w.nodes[A].confirm(now, a, b""), w.nodes[A].disconnect(now, a, b""), w.nodes[A].established(now, a)]
+    {
+        assert!(matches!(result, Err(Error::State { state: "REQ sent", .. })), "{result:?}");
+    }
+    assert!(matches!(w.nodes[A].reject(now, a, &Reject::consumer([])), Err(Error::State { .. })));
+    let (b, _) = request(&mut w);
+    let long = Accept { private_data: vec![0; 197], ..Accept::new(B_QPN) };
+    assert_eq!(w.nodes[B].accept(now, b, &long), Err(Error::PrivateData { given: 197, max: 196 }));
+    w.nodes[B].close_listener(listener).unwrap();
+    assert_eq!(w.nodes[B].close_listener(listener), Err(Error::NoListener(listener)));
+    // What came before the listener went can still be accepted.
+    accept(&mut w, b);
+    assert!(matches!(w.nodes[B].accept(now, b, &Accept::new(B_QPN)), Err(Error::State { .. })));
+    response(&mut w);
+    assert_eq!(w.nodes[A].confirm(now, a, &[0; 225]), Err(Error::PrivateData { given: 225, max: 224 }));
+    confirm(&mut w, a);
+    assert!(matches!(w.event(B), Some(Event::Established { .. })));
+}

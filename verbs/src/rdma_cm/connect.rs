@@ -1,0 +1,485 @@
+//! Connections: queue pairs of identifiers, connecting, accepting, and the end.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use stack::device::cm::{Accept, Connect, IpHeader, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus};
+use stack::device::{
+    AsyncEvent, AttrMask, DeviceError, Gid, QpAttr, QpState, QpType, Qpn, cm_init, cm_rts, limit,
+};
+
+use super::error::CmError;
+use super::event::{CmEventType, EventData};
+use super::gsi::{ah_attr, sgid_index};
+use super::id::CmId;
+use super::param::{ConnParam, MAX_INIT_DEPTH, PortSpace, UDP_QKEY, UdParam};
+use super::record::{Id, refusal};
+use super::state::IdState;
+use crate::attr::{attr_init_ud, attr_rts_ud, attr_to};
+use crate::error::VerbsError;
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInitAttr};
+
+/// Code of the delay that RNR NAKs of our queue pairs ask for: 0.64 ms, as everywhere in this crate.
+const MIN_RNR_TIMER: u8 = 12;
+/// Queue pairs that are made before one has a number that is not at rest.
+const FRESH_TRIES: usize = 16;
+
+/// READ and atomic depths of a call.
+fn depth(what: &'static str, given: u8) -> Result<u8, CmError> {
+    match given {
+        MAX_INIT_DEPTH => Ok(limit::RD_ATOMIC_MAX),
+        d if d <= limit::RD_ATOMIC_MAX => Ok(d),
+        d => Err(CmError::Range { what, given: d.into(), min: 0, max: limit::RD_ATOMIC_MAX.into() }),
+    }
+}
+
+fn at_most(what: &'static str, given: usize, max: usize) -> Result<(), CmError> {
+    if given <= max {
+        Ok(())
+    } else {
+        Err(CmError::Range { what, given: given as u64, min: 0, max: max as u64 })
+    }
+}
+
+/// What is the same for connect and accept.
+struct Checked {
+    qpn: Qpn,
+    srq: bool,
+    responder_resources: u8,
+    initiator_depth: u8,
+}
+
+fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) -> Result<Checked, CmError> {
+    at_most("the length of private_data", param.private_data.len(), data_max)?;
+    at_most("retry_count", param.retry_count.into(), 7)?;
+    at_most("rnr_retry_count", param.rnr_retry_count.into(), 7)?;
+    let qpn = id.qpn(param.qp_num);
+    if !(2..0xff_ffff).contains(&qpn.get()) || param.qp_num > 0xff_ffff {
+        let why = "make a queue pair with create_qp, or give the number of one in qp_num";
+        return Err(CmError::Unsuitable { call, why });
+    }
+    Ok(Checked {
+        qpn,
+        srq: id.qp.as_ref().map_or(param.srq, |qp| qp.core().srq().is_some()),
+        responder_resources: depth("responder_resources", param.responder_resources)?,
+        initiator_depth: depth("initiator_depth", param.initiator_depth)?,
+    })
+}
+
+impl CmId {
+    /// Makes the identifier's queue pair, of type RC ([`PortSpace::Tcp`], then in INIT: receives can be posted) or UD
+    /// ([`PortSpace::Udp`], then in RTS with the Q_Key [`UDP_QKEY`](super::UDP_QKEY)). Connecting and disconnecting move it
+    /// through its states.
+    ///
+    /// # Errors
+    /// `EINVAL` for a second one, another type, a protection domain of another device; as [`Pd::create_qp`].
+    #[doc(alias = "rdma_create_qp")]
+    pub fn create_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Arc<Qp>, VerbsError> {
+        let space = self.port_space();
+        let (wanted, why) = match space {
+            PortSpace::Tcp => (QpType::Rc, "connections of this port space are between RC queue pairs"),
+            PortSpace::Udp => (QpType::Ud, "identifiers of this port space have UD queue pairs"),
+        };
+        let call = "create_qp";
+        if init.qp_type != wanted {
+            return Err(CmError::Unsuitable { call, why }.into());
+        }
+        if !Arc::ptr_eq(pd.core().device(), self.service.device()) {
+            return Err(DeviceError::Foreign { what: "protection domain" }.into());
+        }
+        self.with(|id| may_have_qp(id))?;
+        let qp = Arc::new(self.fresh_qp(pd, init)?);
+        match space {
+            PortSpace::Tcp => {
+                let (attr, mask) = cm_init();
+                qp.modify(&attr, mask)?;
+            }
+            PortSpace::Udp => qp.activate_ud(UDP_QKEY)?,
+        }
+        self.with(|id| {
+            may_have_qp(id)?; // somebody else may have been faster
+            id.qp = Some(qp.clone());
+            Ok(qp)
+        })
+    }
+
+    /// A queue pair whose number is in no connection, and does not rest after one.
+    fn fresh_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Qp, VerbsError> {
+        let mut resting = Vec::new();
+        loop {
+            let qp = pd.create_qp(init)?;
+            if resting.len() == FRESH_TRIES || !self.service.lock().machine.qp_busy(qp.qp_num()) {
+                return Ok(qp);
+            }
+            resting.push(qp); // kept, so that the next one is another
+        }
+    }
+
+    /// The identifier's queue pair.
+    pub fn qp(&self) -> Option<Arc<Qp>> {
+        self.with(|id| id.qp.clone())
+    }
+
+    /// Destroys the identifier's queue pair.
+    ///
+    /// # Errors
+    /// `EINVAL` without one; `EBUSY` while the connection stands, and while somebody else has it too.
+    #[doc(alias = "rdma_destroy_qp")]
+    pub fn destroy_qp(&self) -> Result<(), VerbsError> {
+        let qp = self.with(|id| {
+            let Some(qp) = id.qp.take() else {
+                let why = "the identifier has no queue pair";
+                return Err(CmError::Unsuitable { call: "destroy_qp", why });
+            };
+            use IdState::{Accepting, Connected, Connecting};
+            if id.space == PortSpace::Tcp && matches!(id.state, Connecting | Accepting | Connected) {
+                id.qp = Some(qp);
+                return Err(CmError::Busy { object: "queue pair", why: "disconnect first" });
+            }
+            Ok(qp)
+        })?;
+        let give_back = |qp: Arc<Qp>| self.with(|id| id.qp = Some(qp));
+        match Arc::try_unwrap(qp) {
+            Ok(qp) => qp.destroy().map_err(|(e, qp)| {
+                give_back(Arc::new(qp));
+                e
+            }),
+            Err(qp) => {
+                give_back(qp);
+                let why = "drop what CmId::create_qp and CmId::qp returned";
+                Err(CmError::Busy { object: "queue pair", why }.into())
+            }
+        }
+    }
+
+    /// Asks the peer for a connection, or for the queue pair of its datagram service. Ends in
+    /// [`Established`](CmEventType::Established), or [`ConnectResponse`](CmEventType::ConnectResponse) where the
+    /// identifier has no queue pair; else [`Rejected`](CmEventType::Rejected),
+    /// [`Unreachable`](CmEventType::Unreachable) or [`ConnectError`](CmEventType::ConnectError). The queue pair is in RTS
+    /// then.
+    ///
+    /// # Errors
+    /// `EINVAL` before the route is resolved, without a queue pair, and for values out of range; synchronous:
+    /// `ECONNREFUSED`, `ETIMEDOUT`.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
+        self.service.call(|state, device, now| {
+            let id = state.id(self.number);
+            id.expect(
+                "connect",
+                &[IdState::RouteResolved],
+                "resolve address and route first, and connect once",
+            )?;
+            let (Some(local), Some(peer)) = (id.local, id.peer) else {
+                return Err(CmError::NotConnected { call: "connect" }.into());
+            };
+            let data_max = id.space.connect_data_max();
+            let service_id = ServiceId::new(id.space.cm(), peer.port());
+            let ip = Some(IpHeader { src_port: local.port(), src: local.ip(), dst: peer.ip() });
+            if id.space == PortSpace::Udp {
+                at_most("the length of private_data", param.private_data.len(), data_max)?;
+                let request = SidrRequest {
+                    service_id,
+                    path: id.path,
+                    timing: id.timing(),
+                    ip,
+                    private_data: param.private_data.into(),
+                };
+                let sidr = state.machine.sidr_request(now, &request).map_err(CmError::from)?;
+                state.sidrs.insert(sidr, self.number);
+                let id = state.id(self.number);
+                (id.sidr, id.state) = (Some(sidr), IdState::Connecting);
+                return Ok(());
+            }
+            let checked = check("connect", id, param, data_max)?;
+            let connect = Connect {
+                mtu: id.options.path_mtu.unwrap_or(device.port_attr().active_mtu),
+                srq: checked.srq,
+                responder_resources: checked.responder_resources,
+                initiator_depth: checked.initiator_depth,
+                retry_count: param.retry_count,
+                rnr_retry_count: param.rnr_retry_count,
+                min_rnr_timer: MIN_RNR_TIMER,
+                timing: id.timing(),
+                ip,
+                private_data: param.private_data.into(),
+                ..Connect::new(service_id, id.path, checked.qpn)
+            };
+            let conn = state.machine.connect(now, &connect).map_err(CmError::from)?;
+            state.conns.insert(conn, self.number);
+            let id = state.id(self.number);
+            (id.conn, id.state) = (Some(conn), IdState::Connecting);
+            Ok(())
+        })?;
+        self.finish("connect", &[CmEventType::Established, CmEventType::ConnectResponse])
+    }
+
+    /// Accepts a request. The queue pair is brought to RTS first, so receives should be posted before; without a queue
+    /// pair of the identifier, the program has done that with [`init_qp_attr`](Self::init_qp_attr). Ends in
+    /// [`Established`](CmEventType::Established), for which a synchronous identifier waits; a datagram service is done at
+    /// once.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is no request, or was answered, without a queue pair, and for values out of range; synchronous:
+    /// `ETIMEDOUT`, `ECONNREFUSED`.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
+        let space = self.port_space();
+        self.service.call(|state, device, now| {
+            let id = state.id(self.number);
+            id.expect(
+                "accept",
+                &[IdState::Requested],
+                "only a request that is not answered yet can be accepted",
+            )?;
+            let checked = check("accept", id, param, space.accept_data_max())?;
+            let private_data = param.private_data.to_vec();
+            if space == PortSpace::Udp {
+                let sidr = id.sidr.ok_or(CmError::NotConnected { call: "accept" })?;
+                let (status, qpn) = (SidrStatus::SUCCESS, checked.qpn);
+                let reply = SidrReply { status, qpn, qkey: UDP_QKEY, info: Vec::new(), private_data };
+                state.machine.sidr_reply(now, sidr, &reply).map_err(CmError::from)?;
+                state.sidrs.remove(&sidr);
+                let id = state.id(self.number);
+                (id.sidr, id.state) = (None, IdState::Connected);
+                return Ok(());
+            }
+            let accept = Accept {
+                srq: checked.srq,
+                responder_resources: checked.responder_resources,
+                initiator_depth: checked.initiator_depth,
+                rnr_retry_count: param.rnr_retry_count,
+                min_rnr_timer: MIN_RNR_TIMER,
+                private_data,
+                ..Accept::new(checked.qpn)
+            };
+            state.accept_conn(device, now, self.number, &accept)
+        })?;
+        match space {
+            PortSpace::Tcp => self.finish("accept", &[CmEventType::Established]),
+            PortSpace::Udp => Ok(()),
+        }
+    }
+
+    /// Refuses a request, or a response where the identifier has no queue pair, with up to
+    /// [`PortSpace::reject_data_max`] bytes.
+    ///
+    /// # Errors
+    /// `EINVAL` where there is nothing to refuse, and for more bytes.
+    #[doc(alias = "rdma_reject")]
+    pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
+        self.service.call(|state, _, now| {
+            let id = state.id(self.number);
+            let wanted = "only a request or a response that is not answered yet can be refused";
+            id.expect("reject", &[IdState::Requested, IdState::Responded], wanted)?;
+            at_most("the length of private_data", private_data.len(), id.space.reject_data_max())?;
+            if let Some(sidr) = id.sidr {
+                state.machine.sidr_reply(now, sidr, &refusal(private_data.into())).map_err(CmError::from)?;
+                state.sidrs.remove(&sidr);
+                state.id(self.number).sidr = None;
+            } else if let Some(conn) = id.conn {
+                let keeps = id.state == IdState::Responded; // its queue pair rests
+                state.machine.reject(now, conn, &Reject::consumer(private_data)).map_err(CmError::from)?;
+                if !keeps {
+                    state.conns.remove(&conn);
+                    state.id(self.number).conn = None;
+                }
+            }
+            let id = state.id(self.number);
+            id.state = IdState::Disconnected;
+            id.qp_to_err();
+            Ok(())
+        })
+    }
+
+    /// Ends the connection: the queue pair goes to ERR, which flushes what it holds, and the peer is told. Ends in
+    /// [`Disconnected`](CmEventType::Disconnected), for which a synchronous identifier waits, and later in
+    /// [`TimewaitExit`](CmEventType::TimewaitExit). To a connection that the peer ended it does nothing.
+    ///
+    /// # Errors
+    /// `ENOTCONN` where it was never connected; `EINVAL` for datagrams.
+    #[doc(alias = "rdma_disconnect")]
+    pub fn disconnect(&self) -> Result<(), VerbsError> {
+        let ended = self.service.call(|state, _, now| {
+            let id = state.id(self.number);
+            if id.space == PortSpace::Udp {
+                let why = "datagrams have no connection; destroy the identifier";
+                return Err(CmError::Unsuitable { call: "disconnect", why }.into());
+            }
+            let conn = match (id.state, id.conn) {
+                (IdState::Connected, Some(conn)) => conn,
+                (IdState::Accepting, Some(conn)) => {
+                    // The peer may be connected already, and is told as one that is.
+                    state.machine.established(now, conn).map_err(CmError::from)?;
+                    conn
+                }
+                (IdState::Disconnecting | IdState::Disconnected, _) => return Ok(true),
+                _ => return Err(CmError::NotConnected { call: "disconnect" }.into()),
+            };
+            state.id(self.number).qp_to_err();
+            state.machine.disconnect(now, conn, &[]).map_err(CmError::from)?;
+            state.accepting.remove(&self.number);
+            state.id(self.number).state = IdState::Disconnecting;
+            Ok(false)
+        })?;
+        if ended {
+            return Ok(());
+        }
+        self.finish("disconnect", &[CmEventType::Disconnected, CmEventType::Rejected])
+    }
+
+    /// The program brought its own queue pair to RTS after [`ConnectResponse`](CmEventType::ConnectResponse): tells the
+    /// peer. There is no event; the connection stands.
+    ///
+    /// # Errors
+    /// `EINVAL` where there was no response.
+    #[doc(alias = "rdma_establish")]
+    pub fn establish(&self) -> Result<(), VerbsError> {
+        self.service.call(|state, _, now| {
+            let id = state.id(self.number);
+            id.expect("establish", &[IdState::Responded], "there is no response to confirm")?;
+            let conn = id.conn.ok_or(CmError::NotConnected { call: "establish" })?;
+            state.machine.confirm(now, conn, &[]).map_err(CmError::from)?;
+            state.id(self.number).state = IdState::Connected;
+            Ok(())
+        })
+    }
+
+    /// Tells of an asynchronous event on the program's own queue pair:
+    /// [`CommEst`](AsyncEvent::CommEst) says that data came before the peer's last message, which makes the connection
+    /// stand. Others are none of its business. Queue pairs of identifiers are looked after without this.
+    ///
+    /// # Errors
+    /// `ENOTCONN` where nothing was accepted.
+    #[doc(alias = "rdma_notify")]
+    pub fn notify(&self, event: AsyncEvent) -> Result<(), VerbsError> {
+        if event != AsyncEvent::CommEst {
+            return Ok(());
+        }
+        self.service.call(|state, _, now| {
+            let conn = state.id(self.number).conn.ok_or(CmError::NotConnected { call: "notify" })?;
+            Ok(state.machine.established(now, conn).map_err(CmError::from)?)
+        })
+    }
+
+    /// Attributes that bring the program's own queue pair to INIT, RTR or RTS, for [`Qp::modify`].
+    ///
+    /// # Errors
+    /// `EINVAL` for other states, and for RTR and RTS before the peer's part is known: a
+    /// [`ConnectResponse`](CmEventType::ConnectResponse) or a [`ConnectRequest`](CmEventType::ConnectRequest).
+    #[doc(alias = "rdma_init_qp_attr")]
+    pub fn init_qp_attr(&self, to: QpState) -> Result<(QpAttr, AttrMask), VerbsError> {
+        let call = "init_qp_attr";
+        self.service.call(|state, device, _| {
+            let id = &state.ids[&self.number];
+            if id.space == PortSpace::Udp {
+                return match to {
+                    QpState::Init => Ok(attr_init_ud(UDP_QKEY)),
+                    QpState::Rtr => Ok(attr_to(to)),
+                    QpState::Rts => Ok(attr_rts_ud(stack::device::Psn::new(0))),
+                    _ => Err(CmError::Unsuitable { call, why: "it is for INIT, RTR and RTS" }.into()),
+                };
+            }
+            if to == QpState::Init {
+                return Ok(cm_init());
+            }
+            let params = match (id.params, id.conn) {
+                (Some(params), _) => params,
+                (None, Some(conn)) if id.state == IdState::Requested => {
+                    // The number plays no part in it.
+                    let accept = Accept { min_rnr_timer: MIN_RNR_TIMER, ..Accept::new(Qpn::new(0xff_fffe)) };
+                    id.tuned(state.machine.plan_accept(conn, &accept).map_err(CmError::from)?)
+                }
+                _ => {
+                    let wanted = "the peer's queue pair is known from its request or response on";
+                    return Err(CmError::State { call, found: id.state, wanted }.into());
+                }
+            };
+            match to {
+                QpState::Rtr => id.rtr(device, &params),
+                QpState::Rts => Ok(cm_rts(&params)),
+                _ => Err(CmError::Unsuitable { call, why: "it is for INIT, RTR and RTS" }.into()),
+            }
+        })
+    }
+
+    /// Attaches the queue pair of a datagram identifier to a multicast group. Ends in
+    /// [`MulticastJoin`](CmEventType::MulticastJoin) with what to send to: [`CmEvent::ud`](super::CmEvent::ud).
+    ///
+    /// # Errors
+    /// `EINVAL` where the identifier is not of datagrams, is bound to no address or has no queue pair, and for an address
+    /// that is no group's; as [`Qp::attach_mcast`].
+    #[doc(alias = "rdma_join_multicast")]
+    pub fn join_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        let call = "join_multicast";
+        self.service.call(|state, device, _| {
+            let id = &state.ids[&self.number];
+            let no = |why| VerbsError::from(CmError::Unsuitable { call, why });
+            if id.space != PortSpace::Udp {
+                return Err(no("only datagrams go to groups"));
+            }
+            let qp = id.qp.clone().ok_or_else(|| no("make a queue pair with create_qp first"))?;
+            let local = id.local.ok_or_else(|| no("bind the identifier to an address first"))?;
+            let own = (!local.ip().is_unspecified()).then(|| Gid::from_ip(local.ip()));
+            let same = |g: &Gid| !g.is_zero() && g.to_ip().is_ipv4() == group.is_ipv4();
+            let sgid = own.filter(same).or_else(|| device.gids().into_iter().rev().find(same));
+            let sgid = sgid.ok_or_else(|| no("the device has no address of the group's IP version"))?;
+            let gid = Gid::from_ip(group);
+            qp.attach_mcast(gid, 0)?;
+            let path = stack::device::cm::Path {
+                sgid,
+                dgid: gid,
+                traffic_class: id.options.tos,
+                hop_limit: 1,
+                ..Default::default()
+            };
+            let ud = UdParam {
+                ah_attr: ah_attr(&path, sgid_index(device, &sgid)?),
+                qp_num: Qpn::MULTICAST.get(),
+                qkey: UDP_QKEY,
+            };
+            let id = state.id(self.number);
+            if !id.groups.contains(&gid) {
+                id.groups.push(gid);
+            }
+            let event = EventData { ud: Some(ud), ..EventData::new(CmEventType::MulticastJoin) };
+            state.raise(self.number, event);
+            Ok(())
+        })?;
+        self.finish(call, &[CmEventType::MulticastJoin])
+    }
+
+    /// Detaches the queue pair from a group that was joined.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` where it was not.
+    #[doc(alias = "rdma_leave_multicast")]
+    pub fn leave_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        self.service.call(|state, _, _| {
+            let id = state.id(self.number);
+            let gid = Gid::from_ip(group);
+            let at = id.groups.iter().position(|g| *g == gid).ok_or(CmError::AddrNotAvail { addr: group })?;
+            if let Some(qp) = &id.qp {
+                qp.detach_mcast(gid, 0)?;
+            }
+            id.groups.remove(at);
+            Ok(())
+        })
+    }
+}
+
+/// Refuses a second queue pair, and one where there will be no connection.
+fn may_have_qp(id: &Id) -> Result<(), VerbsError> {
+    let call = "create_qp";
+    if id.qp.is_some() {
+        return Err(CmError::Unsuitable { call, why: "the identifier has a queue pair already" }.into());
+    }
+    match id.state {
+        IdState::Listening | IdState::Disconnecting | IdState::Disconnected => {
+            let wanted = "it is made for a connection that is to come";
+            Err(CmError::State { call, found: id.state, wanted }.into())
+        }
+        _ => Ok(()),
+    }
+}

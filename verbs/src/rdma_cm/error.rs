@@ -1,0 +1,145 @@
+//! What can go wrong with communication identifiers.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::state::IdState;
+use crate::error::errno::{
+    EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, ECONNREFUSED, ECONNRESET, EINVAL, ENETUNREACH, ENOTCONN,
+    ETIMEDOUT,
+};
+
+/// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited
+/// for a peer and the peer did not do its part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CmError {
+    /// The call needs the identifier in another state.
+    #[error("{call}: the identifier is {found}; {wanted}")]
+    State {
+        /// The call.
+        call: &'static str,
+        /// The state it is in.
+        found: IdState,
+        /// What the call needs.
+        wanted: &'static str,
+    },
+    /// A number or a length is out of its range.
+    #[error("{what} is {given}; allowed are {min} to {max}")]
+    Range {
+        /// The argument.
+        what: &'static str,
+        /// What was given.
+        given: u64,
+        /// Smallest value.
+        min: u64,
+        /// Largest value.
+        max: u64,
+    },
+    /// The call is not for identifiers of this kind.
+    #[error("{call}: {why}")]
+    Unsuitable {
+        /// The call.
+        call: &'static str,
+        /// Why not, and what to do.
+        why: &'static str,
+    },
+    /// A port that somebody else is bound to.
+    #[error("port {port} is in use in this port space; choose another one, or 0 for any")]
+    AddrInUse {
+        /// The port.
+        port: u16,
+    },
+    /// An address that is none of ours.
+    #[error("{addr} is none of this device's addresses; gid_table() has them")]
+    AddrNotAvail {
+        /// The address.
+        addr: IpAddr,
+    },
+    /// Addresses of different IP versions.
+    #[error("{src} and {dst} are of different IP versions; use two of the same")]
+    Family {
+        /// Our address.
+        src: IpAddr,
+        /// The other one.
+        dst: IpAddr,
+    },
+    /// No route leads to the destination.
+    #[error("no route leads to {dst}; add an address on its subnet, or a gateway, to the device")]
+    NoRoute {
+        /// The destination.
+        dst: SocketAddr,
+    },
+    /// The peer did not answer, or nobody has its address.
+    #[error("{call}: nobody answered at {peer} within the time")]
+    TimedOut {
+        /// The call.
+        call: &'static str,
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// The peer refused the connection.
+    #[error("{peer} refused the connection, reason {reason}; CmId::event has its private data")]
+    Rejected {
+        /// The peer.
+        peer: SocketAddr,
+        /// The reason of the REJ message (IBA 12.6.7.2): 8 no listener, 28 the program there refused.
+        reason: u16,
+    },
+    /// The connection ended while the call waited for something else.
+    #[error("{call}: the connection ended meanwhile")]
+    Reset {
+        /// The call.
+        call: &'static str,
+    },
+    /// The identifier is connected to nobody.
+    #[error("{call}: the identifier is not connected")]
+    NotConnected {
+        /// The call.
+        call: &'static str,
+    },
+    /// Something still refers to the object.
+    #[error("the {object} is still in use: {why}")]
+    Busy {
+        /// The object.
+        object: &'static str,
+        /// By what, and what to do.
+        why: &'static str,
+    },
+    /// No port of the ephemeral range is free.
+    #[error("all {0} ports that are given out are in use; close identifiers, or bind to a port of your own")]
+    NoPort(usize),
+    /// The queue pair could not be brought to the state that the connection needs.
+    #[error("{call}: the queue pair refused the transition (errno {errno})")]
+    Qp {
+        /// The call.
+        call: &'static str,
+        /// What the queue pair said.
+        errno: i32,
+    },
+    /// The connection manager refused.
+    #[error(transparent)]
+    Machine(#[from] stack::device::cm::Error),
+    /// An option that the identifier does not have in its state.
+    #[error("set_option: {0}")]
+    Option(&'static str),
+}
+
+impl CmError {
+    /// The error number of the C API.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::State { .. } | Self::Range { .. } | Self::Unsuitable { .. } | Self::Option(_) => EINVAL,
+            Self::AddrInUse { .. } => EADDRINUSE,
+            Self::AddrNotAvail { .. } | Self::NoPort(_) => EADDRNOTAVAIL,
+            Self::Family { .. } => EAFNOSUPPORT,
+            Self::NoRoute { .. } => ENETUNREACH,
+            Self::TimedOut { .. } => ETIMEDOUT,
+            Self::Rejected { .. } => ECONNREFUSED,
+            Self::Reset { .. } => ECONNRESET,
+            Self::NotConnected { .. } => ENOTCONN,
+            Self::Busy { .. } => EBUSY,
+            Self::Qp { errno, .. } => *errno,
+            Self::Machine(e) => e.errno(),
+        }
+    }
+}

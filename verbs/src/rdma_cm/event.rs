@@ -1,0 +1,184 @@
+//! Events: what happened to an identifier.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::id::CmId;
+use super::param::{PeerParam, UdParam};
+use super::service::Service;
+
+/// What happened (`enum rdma_cm_event_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+#[doc(alias = "rdma_cm_event_type")]
+pub enum CmEventType {
+    /// The destination's station is known.
+    #[doc(alias = "RDMA_CM_EVENT_ADDR_RESOLVED")]
+    AddrResolved,
+    /// Nobody has the destination's address.
+    #[doc(alias = "RDMA_CM_EVENT_ADDR_ERROR")]
+    AddrError,
+    /// The path is known.
+    #[doc(alias = "RDMA_CM_EVENT_ROUTE_RESOLVED")]
+    RouteResolved,
+    /// No path was found. Does not happen on RoCE, where the path follows from the addresses.
+    #[doc(alias = "RDMA_CM_EVENT_ROUTE_ERROR")]
+    RouteError,
+    /// Somebody wants to connect to a listening identifier; [`CmEvent::take_id`] is the new one.
+    #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
+    ConnectRequest,
+    /// The peer accepted, and the identifier has no queue pair: bring it up, then [`CmId::establish`].
+    #[doc(alias = "RDMA_CM_EVENT_CONNECT_RESPONSE")]
+    ConnectResponse,
+    /// Something failed on the way to a connection, with an error number as status.
+    #[doc(alias = "RDMA_CM_EVENT_CONNECT_ERROR")]
+    ConnectError,
+    /// The peer did not answer.
+    #[doc(alias = "RDMA_CM_EVENT_UNREACHABLE")]
+    Unreachable,
+    /// The peer refused, with the reason as status (IBA 12.6.7.2).
+    #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
+    Rejected,
+    /// The connection stands; for datagrams, the peer's queue pair is known.
+    #[doc(alias = "RDMA_CM_EVENT_ESTABLISHED")]
+    Established,
+    /// The connection has ended.
+    #[doc(alias = "RDMA_CM_EVENT_DISCONNECTED")]
+    Disconnected,
+    /// The device is gone. Does not happen here.
+    #[doc(alias = "RDMA_CM_EVENT_DEVICE_REMOVAL")]
+    DeviceRemoval,
+    /// The group was joined.
+    #[doc(alias = "RDMA_CM_EVENT_MULTICAST_JOIN")]
+    MulticastJoin,
+    /// The group could not be joined.
+    #[doc(alias = "RDMA_CM_EVENT_MULTICAST_ERROR")]
+    MulticastError,
+    /// The address of the port changed. Does not happen here.
+    #[doc(alias = "RDMA_CM_EVENT_ADDR_CHANGE")]
+    AddrChange,
+    /// The ended connection has rested long enough for its queue pair to be used again.
+    #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
+    TimewaitExit,
+}
+
+impl CmEventType {
+    /// Its name in the C API.
+    #[doc(alias = "rdma_event_str")]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AddrResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
+            Self::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",
+            Self::RouteResolved => "RDMA_CM_EVENT_ROUTE_RESOLVED",
+            Self::RouteError => "RDMA_CM_EVENT_ROUTE_ERROR",
+            Self::ConnectRequest => "RDMA_CM_EVENT_CONNECT_REQUEST",
+            Self::ConnectResponse => "RDMA_CM_EVENT_CONNECT_RESPONSE",
+            Self::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
+            Self::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
+            Self::Rejected => "RDMA_CM_EVENT_REJECTED",
+            Self::Established => "RDMA_CM_EVENT_ESTABLISHED",
+            Self::Disconnected => "RDMA_CM_EVENT_DISCONNECTED",
+            Self::DeviceRemoval => "RDMA_CM_EVENT_DEVICE_REMOVAL",
+            Self::MulticastJoin => "RDMA_CM_EVENT_MULTICAST_JOIN",
+            Self::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
+            Self::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
+            Self::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+        }
+    }
+}
+
+impl fmt::Display for CmEventType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What an event says, besides whom it is about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct EventData {
+    pub what: CmEventType,
+    pub status: i32,
+    pub peer: Option<PeerParam>,
+    pub ud: Option<UdParam>,
+    pub private_data: Vec<u8>,
+}
+
+impl EventData {
+    pub(super) fn new(what: CmEventType) -> Self {
+        Self { what, status: 0, peer: None, ud: None, private_data: Vec::new() }
+    }
+    pub(super) fn status(what: CmEventType, status: i32) -> Self {
+        Self { status, ..Self::new(what) }
+    }
+}
+
+/// An event that was fetched (`struct rdma_cm_event`), from [`EventChannel`](super::EventChannel).
+///
+/// Dropping it acknowledges it; until then its identifier cannot be destroyed.
+#[must_use = "dropping the event acknowledges it"]
+#[doc(alias = "rdma_cm_event")]
+pub struct CmEvent {
+    pub(super) data: EventData,
+    /// The identifier that it counts on: the listening one of a CONNECT_REQUEST.
+    pub(super) number: u64,
+    pub(super) context: u64,
+    /// The new identifier of a CONNECT_REQUEST.
+    pub(super) new: Option<CmId>,
+    pub(super) service: Arc<Service>,
+}
+
+impl CmEvent {
+    /// What happened.
+    pub fn event(&self) -> CmEventType {
+        self.data.what
+    }
+    /// How: 0, a negative error number, or for [`Rejected`](CmEventType::Rejected) the reason in the peer's message.
+    pub fn status(&self) -> i32 {
+        self.data.status
+    }
+    /// The identifier that it happened to, by [`CmId::number`]; of a
+    /// [`ConnectRequest`](CmEventType::ConnectRequest) the listening one.
+    pub fn id(&self) -> u64 {
+        self.number
+    }
+    /// Whether it happened to this identifier.
+    pub fn is_of(&self, id: &CmId) -> bool {
+        self.number == id.number()
+    }
+    /// What [`CmId::set_context`] said.
+    pub fn context(&self) -> u64 {
+        self.context
+    }
+    /// The new identifier of a [`ConnectRequest`](CmEventType::ConnectRequest), once: to be accepted or rejected. One
+    /// that nobody takes is rejected when the event is dropped.
+    pub fn take_id(&mut self) -> Option<CmId> {
+        self.new.take()
+    }
+    /// What the peer sent along. As in the C API, bytes that it did not fill are zeros.
+    pub fn private_data(&self) -> &[u8] {
+        &self.data.private_data
+    }
+    /// The peer's side of the connection, where the event comes with it.
+    pub fn peer(&self) -> Option<&PeerParam> {
+        self.data.peer.as_ref()
+    }
+    /// The datagram peer or group, where the event comes with it.
+    pub fn ud(&self) -> Option<&UdParam> {
+        self.data.ud.as_ref()
+    }
+    /// Acknowledges the event, as dropping it does.
+    #[doc(alias = "rdma_ack_cm_event")]
+    pub fn ack(self) {}
+}
+
+impl Drop for CmEvent {
+    fn drop(&mut self) {
+        self.service.ack_event(self.number);
+    }
+}
+
+impl fmt::Debug for CmEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CmEvent").field("id", &self.number).field("data", &self.data).finish_non_exhaustive()
+    }
+}

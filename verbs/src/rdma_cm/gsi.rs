@@ -1,0 +1,198 @@
+//! Queue pair 1: how MADs come and go.
+//!
+//! An unresolved peer would hold up the send queue and with it every other peer, so a MAD is posted when its way is
+//! known; until then it waits here, and is lost when nobody answers, as any datagram.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use stack::cm::{MAD_LEN, Machine, Path, Send};
+use stack::device::{Access, AhAttr, Gid};
+use stack::device::{
+    ChannelCore, CqInit, Device, GSI_QKEY, GlobalRoute, Instant, PeerPath, QpCap, QpType, Qpn, WcOpcode,
+};
+
+use crate::ah::{GRH_LEN, attr_from_wc};
+use crate::cq::Cq;
+use crate::error::VerbsError;
+use crate::mr::Mr;
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInitAttr};
+use crate::wc::Wc;
+use crate::wr::{RecvWr, SendWr};
+
+/// Receives that are posted, and sends that may be under way.
+const DEPTH: u32 = 256;
+/// Bytes of a receive buffer: a MAD behind its network header, in whole cache lines.
+const STRIDE: usize = (GRH_LEN + MAD_LEN).next_multiple_of(64);
+/// MADs that may wait for their peers to be found.
+const WAITING_MAX: usize = 1024;
+/// MADs handled in one go.
+const BATCH: usize = 64;
+
+/// Queue pair 1 of a device with its buffers. Fields are dropped in order.
+#[derive(Debug)]
+pub(super) struct Gsi {
+    qp: Qp,
+    mr: Mr,
+    cq: Cq,
+    pd: Pd,
+    /// Sends that have not completed.
+    outstanding: u32,
+    waiting: VecDeque<Send>,
+}
+
+impl Gsi {
+    /// Makes the queue pair and posts its receives. Events of its completions ring the device's alarm.
+    ///
+    /// # Errors
+    /// `EINVAL` where the program has made a GSI queue pair itself, or what the device says.
+    pub(super) fn open(device: &Arc<Device>) -> Result<Self, VerbsError> {
+        let pd = Pd::new(device.alloc_pd()?);
+        let channel = ChannelCore::to_alarm(device)?;
+        let cq =
+            Cq::new(device.create_cq(&CqInit { cqe: 2 * DEPTH, channel: Some(&channel), context: 0 })?);
+        let mr = pd.reg_mr(DEPTH as usize * STRIDE, Access::LOCAL_WRITE)?;
+        let cap = QpCap {
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: MAD_LEN as u32,
+        };
+        let qp = pd.create_qp(&QpInitAttr::new(QpType::Gsi, &cq, &cq).cap(cap).sig_all())?;
+        let gsi = Self { qp, mr, cq, pd, outstanding: 0, waiting: VecDeque::new() };
+        gsi.cq.req_notify(false)?;
+        gsi.qp.activate_ud(GSI_QKEY)?;
+        for slot in 0..DEPTH as usize {
+            gsi.post_receive(slot)?;
+        }
+        Ok(gsi)
+    }
+
+    fn post_receive(&self, slot: usize) -> Result<(), VerbsError> {
+        let sge = self.mr.sge(slot * STRIDE..slot * STRIDE + GRH_LEN + MAD_LEN)?;
+        Ok(self.qp.post_recv(&[RecvWr::new(slot as u64, &[sge])])?)
+    }
+
+    /// Hands MADs that have come to the machine. Whether there may be more.
+    pub(super) fn receive(&mut self, device: &Device, now: Instant, machine: &mut Machine) -> bool {
+        // Armed first, so that what comes after the last look rings the alarm.
+        let _ = self.cq.req_notify(false); // it has a channel
+        let mut done = [Wc::default(); BATCH];
+        let n = self.look(&mut done);
+        if n == 0 {
+            return false;
+        }
+        let gids = device.gids();
+        machine.set_gids(&gids);
+        for wc in &done[..n] {
+            if !wc.opcode.is_recv() {
+                self.outstanding = self.outstanding.saturating_sub(1);
+                continue;
+            }
+            if wc.is_ok() {
+                self.handle(now, machine, &gids, wc);
+            }
+            // The queue pair is never in a state that takes no receives, and this one has just left the queue.
+            let _ = self.post_receive(wc.wr_id as usize);
+        }
+        n == done.len()
+    }
+
+    /// Polls without turning a shard: this may be running behind a turn.
+    fn look(&self, done: &mut [Wc]) -> usize {
+        let mut n = 0;
+        if let Some(tap) = self.cq.core().tap().as_mut() {
+            self.cq.core().poll_with(tap, done.len(), |cqe| {
+                done[n] = Wc::from_cqe(cqe);
+                n += 1;
+            });
+        }
+        n
+    }
+
+    fn handle(&self, now: Instant, machine: &mut Machine, gids: &[Gid], wc: &Wc) {
+        let at = wc.wr_id as usize * STRIDE;
+        let (mut grh, mut mad) = ([0; GRH_LEN], [0; MAD_LEN]);
+        let len = (wc.byte_len as usize).saturating_sub(GRH_LEN).min(MAD_LEN);
+        let read = self.mr.read(at, &mut grh).and_then(|()| self.mr.read(at + GRH_LEN, &mut mad[..len]));
+        let attr = attr_from_wc(gids, wc, &grh);
+        // Neither fails for what the shard placed there; an address of ours that went away meanwhile does.
+        let (Ok(()), Ok(AhAttr { grh: Some(grh), sl, .. })) = (read, attr) else { return };
+        let path = Path {
+            sgid: gids[usize::from(grh.sgid_index)],
+            dgid: grh.dgid,
+            flow_label: grh.flow_label,
+            traffic_class: grh.traffic_class,
+            hop_limit: grh.hop_limit,
+            sl,
+        };
+        machine.handle_mad(now, &path, &mad[..len]);
+    }
+
+    /// Posts what the machine has to send, as far as there is room. Whether some of it waits for a peer to be found.
+    pub(super) fn send(&mut self, device: &Device, machine: &mut Machine) -> bool {
+        for _ in 0..self.waiting.len() {
+            if let Some(mad) = self.waiting.pop_front() {
+                self.dispatch(device, mad);
+            }
+        }
+        while self.outstanding < DEPTH {
+            let Some(mad) = machine.poll_send() else { break };
+            self.dispatch(device, mad);
+        }
+        !self.waiting.is_empty()
+    }
+
+    fn dispatch(&mut self, device: &Device, mad: Send) {
+        match device.path_to(&mad.path.dgid) {
+            PeerPath::Known if self.outstanding < DEPTH => {
+                // It fails where our address is gone: the MAD is lost, and its sender's timer sees to that.
+                if self.post(device, &mad).is_ok() {
+                    self.outstanding += 1;
+                }
+            }
+            PeerPath::Known | PeerPath::Pending if self.waiting.len() < WAITING_MAX => {
+                self.waiting.push_back(mad);
+            }
+            _ => {} // Lost, as a datagram to nobody.
+        }
+    }
+
+    fn post(&self, device: &Device, mad: &Send) -> Result<(), VerbsError> {
+        let path = &mad.path;
+        let index = sgid_index(device, &path.sgid)?;
+        let ah = self.pd.create_ah(&ah_attr(path, index))?;
+        let wr = SendWr::send(0, &[]).inline(&mad.mad).to(&ah, Qpn::GSI, GSI_QKEY);
+        Ok(self.qp.post_send(&[wr])?)
+    }
+
+    /// Whether everything that was posted has left. Looks at completions of sends alone: nothing is handled any more.
+    pub(super) fn is_flushed(&mut self) -> bool {
+        let mut done = [Wc::default(); BATCH];
+        let n = self.look(&mut done);
+        let sent = done[..n].iter().filter(|wc| wc.opcode == WcOpcode::Send).count() as u32;
+        self.outstanding = self.outstanding.saturating_sub(sent);
+        self.outstanding == 0
+    }
+}
+
+/// The index of one of our addresses.
+pub(super) fn sgid_index(device: &Device, gid: &Gid) -> Result<u8, VerbsError> {
+    let gids = device.gids();
+    let index = gids.iter().position(|g| g == gid).and_then(|i| u8::try_from(i).ok());
+    index.ok_or_else(|| super::CmError::AddrNotAvail { addr: gid.to_ip() }.into())
+}
+
+/// The address vector of a path.
+pub(super) fn ah_attr(path: &Path, sgid_index: u8) -> AhAttr {
+    let grh = GlobalRoute {
+        dgid: path.dgid,
+        flow_label: path.flow_label,
+        sgid_index,
+        hop_limit: if path.hop_limit == 0 { 64 } else { path.hop_limit },
+        traffic_class: path.traffic_class,
+    };
+    AhAttr { grh: Some(grh), sl: path.sl, port_num: 1, ..AhAttr::default() }
+}

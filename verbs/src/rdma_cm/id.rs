@@ -1,0 +1,512 @@
+//! Communication identifiers: binding, resolving, listening, and what every call shares.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use stack::device::cm::{self, Listen, Path, ServiceId};
+use stack::device::{DeviceError, Gid};
+
+use super::channel::EventChannel;
+use super::error::CmError;
+use super::event::{CmEvent, CmEventType, EventData};
+use super::param::{CmOption, CmOptions, PortSpace};
+use super::record::Id;
+use super::service::{Service, State};
+use super::state::IdState;
+use crate::context::Context;
+use crate::error::VerbsError;
+use crate::error::errno::ETIMEDOUT;
+
+/// Requests that a listener keeps at most, and where none are asked for (`ucma`).
+const BACKLOG_MAX: u32 = 1024;
+/// Hop limit of paths, as `rdma_cm` has it on RoCE.
+const HOP_LIMIT: u8 = 64;
+
+/// A communication identifier (`struct rdma_cm_id`), from [`Context::create_id`]: what a socket is to TCP.
+///
+/// With an event channel its calls return at once, and events tell what came of them. Without one it is
+/// *synchronous*: each call waits for its event, and says what it said. While they wait they turn shards that nobody
+/// else turns, so they return in every [`Drive`](crate::Drive).
+///
+/// Dropping it ends its connection, destroys its queue pair unless somebody else has it too, and waits for nothing.
+#[derive(Debug)]
+#[doc(alias = "rdma_cm_id")]
+pub struct CmId {
+    pub(super) number: u64,
+    pub(super) service: Arc<Service>,
+}
+
+impl Context {
+    /// Makes an identifier of this device. Its events go to `channel`; without one it is synchronous.
+    ///
+    /// # Errors
+    /// `EINVAL` for a channel of another device; as [`create_event_channel`](Self::create_event_channel).
+    #[doc(alias = "rdma_create_id")]
+    pub fn create_id(&self, channel: Option<&EventChannel>, space: PortSpace) -> Result<CmId, VerbsError> {
+        let service = self.cm()?;
+        if channel.is_some_and(|c| !Arc::ptr_eq(&c.service, &service)) {
+            return Err(DeviceError::Foreign { what: "event channel" }.into());
+        }
+        let number = {
+            let mut state = service.lock();
+            let number = state.number();
+            let queue = channel.map_or(number, |c| c.number);
+            if queue == number {
+                state.queues.open(number, None);
+            }
+            state.ids.insert(number, Id::new(space, queue));
+            number
+        };
+        Ok(CmId { number, service })
+    }
+}
+
+/// An address where the program gave one, `None` for the wildcard.
+fn own(addr: IpAddr) -> Option<IpAddr> {
+    (!addr.is_unspecified()).then_some(addr)
+}
+
+impl State {
+    /// Binds an identifier to an address and a port.
+    fn bind(
+        &mut self,
+        device: &stack::device::Device,
+        number: u64,
+        addr: SocketAddr,
+    ) -> Result<(), VerbsError> {
+        let id = &self.ids[&number];
+        id.expect("bind_addr", &[IdState::Idle], "an identifier is bound once, before anything else")?;
+        if let Some(ip) = own(addr.ip())
+            && !device.gids().contains(&Gid::from_ip(ip))
+        {
+            return Err(CmError::AddrNotAvail { addr: ip }.into());
+        }
+        let (space, reuse, family) = (id.space, id.options.reuse_addr, id.family(addr.ip()));
+        let random = device.random()?;
+        let port = self.ports.bind(number, space, (own(addr.ip()), family), addr.port(), reuse, random)?;
+        let id = self.id(number);
+        id.port = Some(port);
+        id.local = Some(SocketAddr::new(addr.ip(), port));
+        id.state = IdState::Bound;
+        Ok(())
+    }
+}
+
+impl CmId {
+    /// Its number, which no other identifier of the device ever has: [`CmEvent::id`] names it.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The state it is in.
+    pub fn state(&self) -> IdState {
+        self.with(|id| id.state)
+    }
+    /// Its port space.
+    pub fn port_space(&self) -> PortSpace {
+        self.with(|id| id.space)
+    }
+    /// Sets the program's own context, which its events carry; new identifiers inherit it from their listener.
+    pub fn set_context(&self, context: u64) {
+        self.with(|id| id.context = context);
+    }
+    /// Our address and port; the address is the wildcard where it is bound to none.
+    #[doc(alias = "rdma_get_local_addr")]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.with(|id| id.local)
+    }
+    /// The peer's address and port.
+    #[doc(alias = "rdma_get_peer_addr")]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.with(|id| id.peer)
+    }
+    /// Our port, 0 before there is one.
+    #[doc(alias = "rdma_get_src_port")]
+    pub fn src_port(&self) -> u16 {
+        self.local_addr().map_or(0, |a| a.port())
+    }
+    /// The peer's port, 0 before there is one.
+    #[doc(alias = "rdma_get_dst_port")]
+    pub fn dst_port(&self) -> u16 {
+        self.peer_addr().map_or(0, |a| a.port())
+    }
+    /// The event that the last synchronous call waited for: private data and parameters of the peer. It is to be
+    /// acknowledged as others are.
+    pub fn event(&self) -> Option<CmEvent> {
+        let mut state = self.service.lock();
+        let data = state.id(self.number).last.clone()?;
+        let queued = super::queue::Queued { id: self.number, new: None, data };
+        Some(Service::event(&self.service, &mut state, queued))
+    }
+
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Id) -> R) -> R {
+        f(self.service.lock().id(self.number))
+    }
+
+    /// Whether it has a queue of events of its own.
+    fn is_synchronous(&self) -> bool {
+        self.with(|id| id.queue == self.number)
+    }
+
+    /// Binds the identifier to one of our addresses, or to all of them by the wildcard, and to a port, any free one
+    /// for 0.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL` for an address that is not ours or with all ports in use; `EINVAL` in another state.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bind_addr(&self, addr: impl Into<SocketAddr>) -> Result<(), VerbsError> {
+        let addr = addr.into();
+        self.service.call(|state, device, _| state.bind(device, self.number, addr))
+    }
+
+    /// Finds the station of a destination, and binds the identifier to our address from which it is reached, or to
+    /// `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
+    /// [`AddrError`](CmEventType::AddrError).
+    ///
+    /// # Errors
+    /// `ENETUNREACH` without a route, `EAFNOSUPPORT` for two IP versions, `EINVAL` in another state or where the
+    /// destination is no host's, as [`bind_addr`](Self::bind_addr); synchronous: `ETIMEDOUT`.
+    #[doc(alias = "rdma_resolve_addr")]
+    pub fn resolve_addr(
+        &self,
+        src: Option<SocketAddr>,
+        dst: impl Into<SocketAddr>,
+        timeout: Duration,
+    ) -> Result<(), VerbsError> {
+        let dst = dst.into();
+        self.service.call(|state, device, now| {
+            let id = state.id(self.number);
+            let wanted = "an address is resolved once, before the identifier listens or connects";
+            id.expect("resolve_addr", &[IdState::Idle, IdState::Bound], wanted)?;
+            if dst.ip().is_unspecified() || dst.ip().is_multicast() {
+                let why = "the destination must be the address of a host";
+                return Err(CmError::Unsuitable { call: "resolve_addr", why }.into());
+            }
+            let bound = id.local.filter(|_| id.state == IdState::Bound);
+            if bound.is_some() && src.is_some_and(|s| Some(s) != bound) {
+                let why = "the identifier is bound already; leave the source address out";
+                return Err(CmError::Unsuitable { call: "resolve_addr", why }.into());
+            }
+            let src = bound.or(src);
+            if let Some(src) = src
+                && src.is_ipv4() != dst.is_ipv4()
+                && (src.is_ipv4() || !src.ip().is_unspecified())
+            {
+                return Err(CmError::Family { src: src.ip(), dst: dst.ip() }.into());
+            }
+            let dgid = Gid::from_ip(dst.ip());
+            let from = device.source_to(&dgid).ok_or(CmError::NoRoute { dst })?;
+            let sgid = src.and_then(|s| own(s.ip())).map_or(from, Gid::from_ip);
+            if bound.is_none() {
+                let port = src.map_or(0, |s| s.port());
+                state.bind(device, self.number, SocketAddr::new(sgid.to_ip(), port))?;
+            }
+            let id = state.id(self.number);
+            let port = id.local.map_or(0, |l| l.port());
+            id.local = Some(SocketAddr::new(sgid.to_ip(), port));
+            id.peer = Some(dst);
+            id.path =
+                Path { sgid, dgid, hop_limit: HOP_LIMIT, traffic_class: id.options.tos, ..Path::default() };
+            id.state = IdState::ResolvingAddr;
+            id.deadline = now.after(timeout.min(Duration::from_secs(1 << 24)));
+            state.resolving.insert(self.number);
+            state.resolve(device, now);
+            Ok(())
+        })?;
+        self.finish("resolve_addr", &[CmEventType::AddrResolved])
+    }
+
+    /// Finds the path to the destination: on RoCE it follows from the addresses. Ends in
+    /// [`RouteResolved`](CmEventType::RouteResolved).
+    ///
+    /// # Errors
+    /// `EINVAL` before the address is resolved.
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve_route(&self, timeout: Duration) -> Result<(), VerbsError> {
+        let _ = timeout; // nobody is asked
+        self.service.call(|state, _, _| {
+            let id = state.id(self.number);
+            id.expect("resolve_route", &[IdState::AddrResolved], "resolve the address first, and once")?;
+            id.state = IdState::RouteResolved;
+            state.raise(self.number, EventData::new(CmEventType::RouteResolved));
+            Ok(())
+        })?;
+        self.finish("resolve_route", &[CmEventType::RouteResolved])
+    }
+
+    /// Takes requests for the port that the identifier is bound to, or for a free one. Up to `backlog` of them wait to be
+    /// fetched, at most 1024 and as many for 0; more are refused. Each is a
+    /// [`ConnectRequest`](CmEventType::ConnectRequest).
+    ///
+    /// # Errors
+    /// `EADDRINUSE` where somebody else is bound to the same, with [`CmOption::ReuseAddr`] or without; `EINVAL` in another
+    /// state.
+    #[doc(alias = "rdma_listen")]
+    pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
+        self.service.call(|state, device, _| {
+            let wanted = "only one that is new or bound to an address can listen";
+            state.id(self.number).expect("listen", &[IdState::Idle, IdState::Bound], wanted)?;
+            if state.id(self.number).state == IdState::Idle {
+                state.bind(device, self.number, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
+            }
+            let id = state.id(self.number);
+            let (space, port) = (id.space, id.port.unwrap_or(0));
+            if state.ports.others(self.number, space, port).next().is_some() {
+                return Err(CmError::AddrInUse { port }.into());
+            }
+            if let Some((_, ids)) = state.listeners.get_mut(&(space, port)) {
+                ids.push(self.number);
+            } else {
+                let service_id = ServiceId::new(space.cm(), port);
+                // Which identifier a request is for is decided here, and so is how many may wait.
+                let listen = Listen { service_id, address: None, backlog: u32::MAX };
+                let listen = state.machine.listen(&listen).map_err(CmError::from)?;
+                state.listens.insert(listen, (space, port));
+                state.listeners.insert((space, port), (listen, vec![self.number]));
+            }
+            let id = state.id(self.number);
+            id.backlog = if backlog == 0 { BACKLOG_MAX } else { backlog.min(BACKLOG_MAX) };
+            id.state = IdState::Listening;
+            Ok(())
+        })
+    }
+
+    /// The next request to a synchronous listener, `None` after `timeout`: an identifier, synchronous too, to be accepted
+    /// or rejected. What the peer sent along is in its [`event`](Self::event).
+    ///
+    /// # Errors
+    /// `EINVAL` where the identifier does not listen, or has an event channel; `EDEADLK` from inside a turn.
+    #[doc(alias = "rdma_get_request")]
+    pub fn get_request(&self, timeout: Duration) -> Result<Option<CmId>, VerbsError> {
+        self.with(|id| id.expect("get_request", &[IdState::Listening], "listen first"))?;
+        if !self.is_synchronous() {
+            let why = "the requests of this listener come through its event channel";
+            return Err(CmError::Unsuitable { call: "get_request", why }.into());
+        }
+        Ok(self.service.device().wait(timeout, None, || self.take_request())?)
+    }
+
+    fn take_request(&self) -> Option<CmId> {
+        let mut state = self.service.lock();
+        let request = state.queues.pop_request(self.number)?;
+        let number = request.new?;
+        state.id(self.number).waiting -= 1;
+        state.queues.open(number, None);
+        for event in state.queues.take(self.number, number) {
+            state.queues.push(number, event);
+        }
+        let id = state.id(number);
+        id.queue = number;
+        id.last = Some(request.data);
+        Some(CmId { number, service: self.service.clone() })
+    }
+
+    /// The next event of a synchronous identifier that no call of its own waits for, as the peer's disconnection; `None`
+    /// after `timeout`.
+    ///
+    /// # Errors
+    /// `EINVAL` where it has an event channel; `EDEADLK` from inside a turn.
+    #[doc(alias = "rdma_get_cm_event")]
+    pub fn get_event(&self, timeout: Duration) -> Result<Option<CmEvent>, VerbsError> {
+        if !self.is_synchronous() {
+            let why = "its events come through its event channel";
+            return Err(CmError::Unsuitable { call: "get_event", why }.into());
+        }
+        Ok(self.service.device().wait(timeout, None, || Service::fetch(&self.service, self.number))?)
+    }
+
+    /// Ends a call: a synchronous identifier waits for one of these events, or for one that says why there is none.
+    pub(super) fn finish(&self, call: &'static str, wanted: &[CmEventType]) -> Result<(), VerbsError> {
+        if !self.is_synchronous() {
+            return Ok(());
+        }
+        let look = || {
+            let mut state = self.service.lock();
+            let event = state.queues.pop(self.number)?;
+            state.id(self.number).last = Some(event.data.clone());
+            Some(event.data)
+        };
+        // The machine's own times end every wait.
+        let event = self.service.device().wait(Duration::MAX, None, look)?;
+        let event = event.ok_or(CmError::NotConnected { call })?;
+        if wanted.contains(&event.what) {
+            return Ok(());
+        }
+        let peer = self.peer_addr().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
+        Err(match event.what {
+            CmEventType::Rejected => CmError::Rejected { peer, reason: event.status as u16 },
+            CmEventType::Disconnected => CmError::Reset { call },
+            // Of datagrams, an answer that says no.
+            CmEventType::Unreachable if event.status > 0 => {
+                CmError::Rejected { peer, reason: event.status as u16 }
+            }
+            CmEventType::AddrError | CmEventType::Unreachable if event.status == -ETIMEDOUT => {
+                CmError::TimedOut { call, peer }
+            }
+            _ => CmError::Qp { call, errno: -event.status },
+        }
+        .into())
+    }
+
+    /// Moves the identifier with the events that wait to another channel, or makes it synchronous.
+    ///
+    /// # Errors
+    /// `EBUSY` while an event of it is fetched and not acknowledged; `EINVAL` for a channel of another device.
+    #[doc(alias = "rdma_migrate_id")]
+    pub fn migrate_id(&self, channel: Option<&EventChannel>) -> Result<(), VerbsError> {
+        if channel.is_some_and(|c| !Arc::ptr_eq(&c.service, &self.service)) {
+            return Err(DeviceError::Foreign { what: "event channel" }.into());
+        }
+        self.service.call(|state, _, _| {
+            let id = state.id(self.number);
+            if id.unacked > 0 {
+                return Err(DeviceError::Unacked { object: "identifier", events: id.unacked }.into());
+            }
+            let from = id.queue;
+            let to = channel.map_or(self.number, |c| c.number);
+            if from == to {
+                return Ok(());
+            }
+            if to == self.number {
+                state.queues.open(to, None);
+            }
+            for event in state.queues.take(from, self.number) {
+                if let Some(new) = event.new {
+                    state.id(new).queue = to;
+                }
+                state.queues.push(to, event);
+            }
+            if from == self.number {
+                state.queues.close(from);
+            }
+            state.id(self.number).queue = to;
+            Ok(())
+        })
+    }
+
+    /// Sets an option.
+    ///
+    /// # Errors
+    /// `EINVAL` for a value out of its range, and in a state where it is too late for the option.
+    #[doc(alias = "rdma_set_option")]
+    pub fn set_option(&self, option: CmOption) -> Result<(), VerbsError> {
+        self.with(|id| {
+            let range = |what, given: u8, max: u8| {
+                if given <= max {
+                    return Ok(());
+                }
+                Err(CmError::Range { what, given: given.into(), min: 0, max: max.into() })
+            };
+            let open = [
+                IdState::Idle,
+                IdState::Bound,
+                IdState::ResolvingAddr,
+                IdState::AddrResolved,
+                IdState::RouteResolved,
+                IdState::Listening,
+                IdState::Requested,
+            ];
+            match option {
+                CmOption::ReuseAddr(on) => {
+                    id.expect(
+                        "set_option",
+                        &[IdState::Idle],
+                        "REUSEADDR is set before the identifier is bound",
+                    )?;
+                    id.options.reuse_addr = on;
+                }
+                CmOption::AfOnly(on) => {
+                    id.expect(
+                        "set_option",
+                        &[IdState::Idle],
+                        "AFONLY is set before the identifier is bound",
+                    )?;
+                    id.options.af_only = on;
+                }
+                CmOption::Tos(tos) => {
+                    id.expect(
+                        "set_option",
+                        &open,
+                        "the type of service is set before the connection is made",
+                    )?;
+                    id.options.tos = tos;
+                    id.path.traffic_class = tos;
+                }
+                CmOption::AckTimeout(timeout) => {
+                    range("the ACK timeout", timeout, 31)?;
+                    id.expect("set_option", &open, "the ACK timeout is set before the connection is made")?;
+                    if id.space != PortSpace::Tcp {
+                        return Err(CmError::Option("only reliable connections have an ACK timeout").into());
+                    }
+                    id.options.ack_timeout = Some(timeout);
+                }
+                CmOption::CmResponseTimeout(timeout) => {
+                    range("the response timeout", timeout, 31)?;
+                    id.expect("set_option", &open, "it is set before the connection is made")?;
+                    id.options.cm_response_timeout = Some(timeout);
+                }
+                CmOption::MaxCmRetries(retries) => {
+                    range("the number of retries", retries, 15)?;
+                    id.expect("set_option", &open, "it is set before the connection is made")?;
+                    id.options.max_cm_retries = Some(retries);
+                }
+                CmOption::PathMtu(mtu) => {
+                    let max = self.service.device().port_attr().active_mtu;
+                    range("the path MTU (enum ibv_mtu)", mtu as u8, max as u8)?;
+                    id.expect("set_option", &open, "it is set before the connection is made")?;
+                    id.options.path_mtu = Some(mtu);
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The options as they are.
+    pub fn options(&self) -> CmOptions {
+        self.with(|id| id.options)
+    }
+
+    /// Ends the identifier: its connection, its queue pair, requests that nobody fetched. The peer is told; nothing is
+    /// waited for.
+    ///
+    /// # Errors
+    /// `EBUSY` while an event of it is fetched and not acknowledged; it comes back with the error.
+    #[doc(alias = "rdma_destroy_id")]
+    #[doc(alias = "rdma_destroy_ep")]
+    pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
+        match self.with(|id| id.unacked) {
+            0 => Ok(()),
+            events => Err((DeviceError::Unacked { object: "identifier", events }.into(), self)),
+        }
+    }
+
+    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
+    /// at most `timeout`.
+    ///
+    /// # Errors
+    /// As `destroy`; `EDEADLK` from inside a turn.
+    #[doc(alias = "rdma_destroy_id")]
+    pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
+        let acked = || (self.with(|id| id.unacked) == 0).then_some(());
+        match self.service.device().wait(timeout, None, acked) {
+            Ok(_) => self.destroy(),
+            Err(e) => Err((e.into(), self)),
+        }
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        self.service.remove(self.number);
+    }
+}
+
+impl PortSpace {
+    pub(super) const fn cm(self) -> cm::PortSpace {
+        match self {
+            Self::Tcp => cm::PortSpace::Tcp,
+            Self::Udp => cm::PortSpace::Udp,
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Connecting by address and port, as `librdmacm` does it (rdma_cm(7)): identifiers, event channels, and a connection
+//! manager that speaks over queue pair 1 as every RoCE host does (IBA chapter 12, annex A11).
+//!
+//! | object | is |
+//! | --- | --- |
+//! | [`CmId`] (`rdma_cm_id`) | one end of a connection, or a listener: what a socket is to TCP. It has the queue pair, and moves it through its states |
+//! | [`EventChannel`] (`rdma_event_channel`) | where the events of identifiers go, with a descriptor for epoll(7) |
+//! | [`CmEvent`] (`rdma_cm_event`) | what happened; dropping it acknowledges it |
+//!
+//! A client makes an identifier, resolves address and route, makes a queue pair and connects. A server binds,
+//! listens, and for each request makes a queue pair on the new identifier and accepts. With an event channel every call
+//! returns at once and an event tells the rest; without one, calls wait:
+//!
+//! ```
+//! use std::time::Duration;
+//! use verbs::rdma_cm::{CmId, ConnParam, PortSpace};
+//! use verbs::{Access, Context, DeviceConfig, QpInitAttr, RecvWr, SendWr, VerbsError, Wc};
+//!
+//! const PATIENCE: Duration = Duration::from_secs(10);
+//!
+//! /// Takes one connection, and one message on it.
+//! fn serve(context: &Context, listener: &CmId) -> Result<Vec<u8>, Box<dyn std::error::Error + Send + Sync>> {
+//!     let id = listener.get_request(PATIENCE)?.ok_or("nobody came")?;
+//!     assert_eq!(&id.event().unwrap().private_data()[..7], b"a greet");
+//!     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+//!     let mr = pd.reg_mr(4096, Access::LOCAL_WRITE)?;
+//!     let qp = id.create_qp(&pd, &QpInitAttr::rc(&cq, &cq))?;
+//!     qp.post_recv(&[RecvWr::new(1, &[mr.sge(0..64)?])])?; // before the client knows that it may send
+//!     id.accept(&ConnParam::default())?;
+//!     let len = complete(&cq)?.byte_len as usize;
+//!     let mut message = vec![0; len];
+//!     mr.read(0, &mut message)?;
+//!     id.disconnect()?;
+//!     Ok(message)
+//! }
+//!
+//! /// Connects, and sends a message.
+//! fn client(context: &Context, port: u16) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     let id = context.create_id(None, PortSpace::Tcp)?;
+//!     id.resolve_addr(None, ([192, 0, 2, 1], port), PATIENCE)?;
+//!     id.resolve_route(PATIENCE)?;
+//!     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+//!     let qp = id.create_qp(&pd, &QpInitAttr::rc(&cq, &cq))?;
+//!     id.connect(&ConnParam::with_data(b"a greeting"))?;
+//!     qp.post_send(&[SendWr::send(2, &[]).inline(b"hello").signaled()])?;
+//!     complete(&cq)?;
+//!     id.disconnect()?;
+//!     Ok(())
+//! }
+//!
+//! /// The next completion.
+//! fn complete(cq: &verbs::Cq) -> Result<Wc, VerbsError> {
+//!     let mut wc = [Wc::default()];
+//!     while cq.poll(&mut wc)? == 0 {
+//!         std::thread::yield_now();
+//!     }
+//!     assert!(wc[0].is_ok(), "{}", wc[0].status);
+//!     Ok(wc[0])
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! // Both ends on one device, which talks to itself.
+//! let context = Context::open(DeviceConfig::loopback())?;
+//! let listener = context.create_id(None, PortSpace::Tcp)?;
+//! listener.listen(1)?;
+//! let port = listener.src_port();
+//! let message = std::thread::scope(|s| {
+//!     let server = s.spawn(|| serve(&context, &listener));
+//!     client(&context, port)?;
+//!     server.join().unwrap()
+//! })?;
+//! assert_eq!(message, b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What differs from C
+//!
+//! - Identifiers and channels belong to a [`Context`](crate::Context) from the start. A program with two devices has a
+//!   channel for each; their descriptors go into one epoll(7).
+//! - The new identifier of a request is taken from its event ([`CmEvent::take_id`]); a request that nobody takes is
+//!   refused. Dropping an identifier is `rdma_destroy_id` with its queue pair; the peer is told.
+//! - A peer that disconnects takes our queue pair to ERR at once, not when the program says [`CmId::disconnect`].
+//! - Data that comes before the peer's last message makes a connection stand without
+//!   [`CmId::notify`], for queue pairs of identifiers.
+//! - RNR NAKs ask for 0.64 ms, as everywhere in this crate, where Linux asks for 655 ms.
+//!
+//! # Who runs it
+//!
+//! Connection management has no thread. It runs behind the turns of the shards, on whichever thread makes them
+//! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It has the device's queue pair 1, starts with the
+//! first identifier or channel and ends with the last one; what it has yet to say then leaves first, for at most 100 ms.
+
+mod channel;
+mod connect;
+mod error;
+mod event;
+mod gsi;
+mod id;
+mod param;
+mod ports;
+mod queue;
+mod record;
+mod service;
+mod state;
+
+pub use channel::EventChannel;
+pub use error::CmError;
+pub use event::{CmEvent, CmEventType};
+pub use id::CmId;
+pub use param::{
+    CmOption, CmOptions, ConnParam, MAX_INIT_DEPTH, MAX_RESP_RES, PeerParam, PortSpace, UDP_QKEY, UdParam,
+};
+pub use state::IdState;
+
+pub(crate) use service::Service;

@@ -1,0 +1,469 @@
+//! What is known of an identifier, and what becomes of it when the machine speaks.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use stack::device::cm::{
+    Accept, ConnId, Disconnect, Event, IpHeader, ListenId, Path, QpParams, Reason, Reject, Request, Response,
+    SidrId, SidrReply, SidrStatus, Timing,
+};
+use stack::device::{AttrMask, Device, Gid, Instant, QpAttr, QpState, Qpn, cm_rtr, cm_rts};
+
+use super::error::CmError;
+use super::event::{CmEventType, EventData};
+use super::gsi::{ah_attr, sgid_index};
+use super::param::{CmOptions, PeerParam, PortSpace, UdParam};
+use super::ports::Family;
+use super::queue::Queued;
+use super::service::State;
+use super::state::IdState;
+use crate::attr::attr_to;
+use crate::error::VerbsError;
+use crate::error::errno::ETIMEDOUT;
+use crate::qp::Qp;
+
+/// An identifier.
+pub(super) struct Id {
+    pub space: PortSpace,
+    pub state: IdState,
+    /// Where its events go: a channel's queue, or one of its own.
+    pub queue: u64,
+    pub context: u64,
+    pub options: CmOptions,
+    /// Our address, its port 0 before there is one.
+    pub local: Option<SocketAddr>,
+    pub peer: Option<SocketAddr>,
+    /// The port that it is bound to. An incoming connection shares its listener's, and has none of its own.
+    pub port: Option<u16>,
+    pub path: Path,
+    /// Until when it looks for an address.
+    pub deadline: Instant,
+    pub conn: Option<ConnId>,
+    pub sidr: Option<SidrId>,
+    pub request: Option<Request>,
+    /// What its queue pair needs, once that is agreed.
+    pub params: Option<QpParams>,
+    pub qp: Option<Arc<Qp>>,
+    /// Frames that the queue pair had received when it accepted.
+    pub frames: u64,
+    /// Groups that it joined.
+    pub groups: Vec<Gid>,
+    /// Requests that may wait to be fetched, and those that do.
+    pub backlog: u32,
+    pub waiting: u32,
+    /// Events that were fetched and not acknowledged.
+    pub unacked: u32,
+    /// The event that the last synchronous call waited for.
+    pub last: Option<EventData>,
+}
+
+impl Id {
+    pub(super) fn new(space: PortSpace, queue: u64) -> Self {
+        Self {
+            space,
+            state: IdState::Idle,
+            queue,
+            context: 0,
+            options: CmOptions::default(),
+            local: None,
+            peer: None,
+            port: None,
+            path: Path::default(),
+            deadline: Instant::ZERO,
+            conn: None,
+            sidr: None,
+            request: None,
+            params: None,
+            qp: None,
+            frames: 0,
+            groups: Vec::new(),
+            backlog: 0,
+            waiting: 0,
+            unacked: 0,
+            last: None,
+        }
+    }
+
+    /// Refuses a call in other states than these.
+    pub(super) fn expect(
+        &self,
+        call: &'static str,
+        states: &[IdState],
+        wanted: &'static str,
+    ) -> Result<(), CmError> {
+        if states.contains(&self.state) {
+            Ok(())
+        } else {
+            Err(CmError::State { call, found: self.state, wanted })
+        }
+    }
+
+    /// IP versions that it answers to, where it is bound to no address of its own.
+    pub(super) fn family(&self, addr: IpAddr) -> Family {
+        match addr {
+            IpAddr::V4(_) => Family::V4,
+            IpAddr::V6(a) if a.is_unspecified() && !self.options.af_only => Family::Both,
+            IpAddr::V6(_) => Family::V6,
+        }
+    }
+
+    /// How well a listener fits a destination: not at all, as one for all addresses, or as its own.
+    fn serves(&self, dst: IpAddr) -> u8 {
+        match self.local.map(|l| l.ip()) {
+            Some(own) if own == dst => 2,
+            Some(own) if own.is_unspecified() => match (self.family(own), dst) {
+                (Family::V4, IpAddr::V4(_)) | (Family::V6, IpAddr::V6(_)) | (Family::Both, _) => 1,
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
+
+    /// Times of its exchanges.
+    pub(super) fn timing(&self) -> Timing {
+        let usual = Timing::default();
+        let o = &self.options;
+        Timing {
+            // The ACK timeout is twice the packet lifetime (IBA 12.7.34, with no delay at the other end).
+            packet_lifetime: o.ack_timeout.map_or(usual.packet_lifetime, |t| t.saturating_sub(1)),
+            remote_response: o.cm_response_timeout.unwrap_or(usual.remote_response),
+            local_response: o.cm_response_timeout.unwrap_or(usual.local_response),
+            max_cm_retries: o.max_cm_retries.unwrap_or(usual.max_cm_retries),
+        }
+    }
+
+    /// Values for the queue pair, with what the program has its own mind about.
+    pub(super) fn tuned(&self, params: QpParams) -> QpParams {
+        QpParams { timeout: self.options.ack_timeout.unwrap_or(params.timeout), ..params }
+    }
+
+    /// The queue pair's number: of ours, or of the program's.
+    pub(super) fn qpn(&self, given: u32) -> Qpn {
+        self.qp.as_ref().map_or(Qpn::new(given), |qp| qp.qp_num())
+    }
+
+    /// Whether a peer has reason to believe in a connection.
+    pub(super) fn had_connection(&self) -> bool {
+        use IdState::{Accepting, Connected, Connecting, Disconnecting, Responded};
+        self.space == PortSpace::Tcp
+            && matches!(self.state, Accepting | Connected | Connecting | Disconnecting | Responded)
+    }
+
+    /// The queue pair flushes what it holds.
+    pub(super) fn qp_to_err(&self) {
+        if let Some(qp) = &self.qp
+            && qp.state().is_ok_and(|s| !matches!(s, QpState::Reset | QpState::Err))
+        {
+            let (attr, mask) = attr_to(QpState::Err);
+            // ERR can be entered from everywhere; from inside a turn there is no call of ours.
+            let _ = qp.modify(&attr, mask);
+        }
+    }
+
+    /// Brings the queue pair from INIT to RTS.
+    pub(super) fn qp_to_rts(&self, device: &Device, params: &QpParams) -> Result<(), VerbsError> {
+        let Some(qp) = &self.qp else { return Ok(()) };
+        for (attr, mask) in [self.rtr(device, params)?, cm_rts(params)] {
+            qp.modify(&attr, mask)?;
+        }
+        Ok(())
+    }
+
+    /// INIT to RTR.
+    pub(super) fn rtr(&self, device: &Device, params: &QpParams) -> Result<(QpAttr, AttrMask), VerbsError> {
+        Ok(cm_rtr(params, sgid_index(device, &params.path.sgid)?))
+    }
+
+    /// Leaves every multicast group.
+    pub(super) fn leave_groups(&mut self) {
+        if let Some(qp) = &self.qp {
+            for group in self.groups.drain(..) {
+                let _ = qp.detach_mcast(group, 0); // it is attached
+            }
+        }
+    }
+}
+
+/// The answer of a datagram service that refuses.
+pub(super) fn refusal(private_data: Vec<u8>) -> SidrReply {
+    SidrReply { status: SidrStatus::REJECT, qpn: Qpn::new(0), qkey: 0, info: Vec::new(), private_data }
+}
+
+/// What an event says of a peer that accepted.
+fn of_response(r: &Response) -> PeerParam {
+    PeerParam {
+        responder_resources: r.initiator_depth,
+        initiator_depth: r.responder_resources,
+        flow_control: true,
+        retry_count: 0,
+        rnr_retry_count: r.rnr_retry_count,
+        srq: r.srq,
+        qp_num: r.params.dest_qpn.get(),
+    }
+}
+
+fn of_request(r: &Request) -> PeerParam {
+    PeerParam {
+        responder_resources: r.initiator_depth,
+        initiator_depth: r.responder_resources,
+        flow_control: true,
+        retry_count: r.retry_count,
+        rnr_retry_count: r.rnr_retry_count,
+        srq: r.srq,
+        qp_num: r.remote_qpn.get(),
+    }
+}
+
+impl State {
+    /// The machine said something.
+    pub(super) fn handle_event(&mut self, device: &Device, now: Instant, event: Event) {
+        match event {
+            Event::ConnectRequest { listener, id, request } => self.request(now, listener, id, request),
+            Event::ConnectResponse { id, response } => self.response(device, now, id, response),
+            Event::Established { id, private_data } => {
+                let number = self.of(id);
+                if let Some(number) = number
+                    && let Some(record) = self.ids.get_mut(&number)
+                    && record.state == IdState::Accepting
+                {
+                    record.state = IdState::Connected;
+                    self.accepting.remove(&number);
+                    self.raise(
+                        number,
+                        EventData { private_data, ..EventData::new(CmEventType::Established) },
+                    );
+                }
+            }
+            Event::Rejected { id, reason, private_data, timewait, .. } => {
+                let event =
+                    EventData { private_data, ..EventData::status(CmEventType::Rejected, reason.0.into()) };
+                self.ended(id, event, !timewait);
+            }
+            Event::Unreachable { id, timewait } => {
+                self.ended(id, EventData::status(CmEventType::Unreachable, -ETIMEDOUT), !timewait);
+            }
+            Event::Disconnected { id, how, private_data } => {
+                let event = match how {
+                    Disconnect::TimedOut => EventData::status(CmEventType::Disconnected, -ETIMEDOUT),
+                    Disconnect::Rejected(reason) => EventData::status(CmEventType::Rejected, reason.0.into()),
+                    Disconnect::ByPeer | Disconnect::Agreed | Disconnect::Stale => {
+                        EventData::new(CmEventType::Disconnected)
+                    }
+                };
+                self.ended(id, EventData { private_data, ..event }, false);
+            }
+            Event::TimeWaitExit { id, .. } => {
+                if let Some(number) = self.conns.remove(&id) {
+                    if let Some(record) = self.ids.get_mut(&number) {
+                        record.conn = None;
+                    }
+                    self.raise(number, EventData::new(CmEventType::TimewaitExit));
+                }
+            }
+            Event::SidrRequest { listener, id, path, ip, private_data, .. } => {
+                self.sidr_request(now, listener, id, path, ip, private_data);
+            }
+            Event::SidrReply { id, status, qpn, qkey, path, private_data, .. } => {
+                let Some(number) = self.sidrs.remove(&id) else { return };
+                let event = if status == SidrStatus::SUCCESS {
+                    let index = sgid_index(device, &path.sgid).unwrap_or(0);
+                    let ud = UdParam { ah_attr: ah_attr(&path, index), qp_num: qpn.get(), qkey };
+                    EventData { ud: Some(ud), ..EventData::new(CmEventType::Established) }
+                } else {
+                    EventData::status(CmEventType::Unreachable, status.0.into())
+                };
+                self.sidr_ended(number, EventData { private_data, ..event });
+            }
+            Event::SidrUnreachable { id } => {
+                if let Some(number) = self.sidrs.remove(&id) {
+                    self.sidr_ended(number, EventData::status(CmEventType::Unreachable, -ETIMEDOUT));
+                }
+            }
+        }
+    }
+
+    fn of(&self, conn: ConnId) -> Option<u64> {
+        self.conns.get(&conn).copied()
+    }
+
+    /// A connection ended, or never came about; `gone`: the machine has forgotten it.
+    fn ended(&mut self, conn: ConnId, event: EventData, gone: bool) {
+        let Some(number) = self.of(conn) else { return };
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.state = IdState::Disconnected;
+            id.qp_to_err();
+            if gone {
+                id.conn = None;
+            }
+        }
+        if gone {
+            self.conns.remove(&conn);
+        }
+        self.accepting.remove(&number);
+        self.raise(number, event);
+    }
+
+    fn sidr_ended(&mut self, number: u64, event: EventData) {
+        if let Some(id) = self.ids.get_mut(&number) {
+            let found = event.what == CmEventType::Established;
+            id.state = if found { IdState::Connected } else { IdState::Disconnected };
+            id.sidr = None;
+        }
+        self.raise(number, event);
+    }
+
+    /// The listening identifier that a request is for.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn listener_for(&self, listen: ListenId, dst: IpAddr) -> Result<u64, Reason> {
+        let key = self.listens.get(&listen).ok_or(Reason::INVALID_SERVICE_ID)?;
+        let ids = self.listeners.get(key).map_or(&[][..], |(_, ids)| ids);
+        let fit = |n: &&u64| self.ids.get(n).map_or(0, |id| id.serves(dst));
+        let best = ids.iter().max_by_key(fit).filter(|n| fit(n) > 0).ok_or(Reason::INVALID_SERVICE_ID)?;
+        let id = &self.ids[best];
+        if id.waiting >= id.backlog || !self.queues.is_open(id.queue) {
+            return Err(Reason::NO_RESOURCES);
+        }
+        Ok(*best)
+    }
+
+    /// A new identifier for a request, and the event that brings it.
+    fn announce(
+        &mut self,
+        listener: u64,
+        path: Path,
+        ip: Option<IpHeader>,
+        data: EventData,
+        fill: impl FnOnce(&mut Id),
+    ) -> u64 {
+        let number = self.number();
+        let of = &self.ids[&listener];
+        let mut id = Id::new(of.space, of.queue);
+        let port = of.local.map_or(0, |l| l.port());
+        let (src, src_port) = ip.map_or((path.dgid.to_ip(), 0), |ip| (ip.src, ip.src_port));
+        id.state = IdState::Requested;
+        id.context = of.context;
+        id.options = CmOptions { tos: path.traffic_class, ..of.options };
+        id.local = Some(SocketAddr::new(ip.map_or(path.sgid.to_ip(), |ip| ip.dst), port));
+        id.peer = Some(SocketAddr::new(src, src_port));
+        id.path = path;
+        fill(&mut id);
+        let queue = id.queue;
+        self.ids.insert(number, id);
+        self.id(listener).waiting += 1;
+        self.queues.push(queue, Queued { id: listener, new: Some(number), data });
+        number
+    }
+
+    fn request(&mut self, now: Instant, listen: ListenId, conn: ConnId, request: Request) {
+        let dst = request.ip.map_or(request.path.sgid.to_ip(), |ip| ip.dst);
+        match self.listener_for(listen, dst) {
+            Ok(listener) => {
+                let data = EventData {
+                    peer: Some(of_request(&request)),
+                    private_data: request.private_data.clone(),
+                    ..EventData::new(CmEventType::ConnectRequest)
+                };
+                let (path, ip) = (request.path, request.ip);
+                let number = self.announce(listener, path, ip, data, |id| {
+                    id.conn = Some(conn);
+                    id.request = Some(request);
+                });
+                self.conns.insert(conn, number);
+            }
+            Err(reason) => {
+                let reject = Reject { reason, info: Vec::new(), private_data: Vec::new() };
+                // It may have ended already.
+                let _ = self.machine.reject(now, conn, &reject);
+            }
+        }
+    }
+
+    fn sidr_request(
+        &mut self,
+        now: Instant,
+        listen: ListenId,
+        sidr: SidrId,
+        path: Path,
+        ip: Option<IpHeader>,
+        private_data: Vec<u8>,
+    ) {
+        let dst = ip.map_or(path.sgid.to_ip(), |ip| ip.dst);
+        match self.listener_for(listen, dst) {
+            Ok(listener) => {
+                let data = EventData { private_data, ..EventData::new(CmEventType::ConnectRequest) };
+                let number = self.announce(listener, path, ip, data, |id| id.sidr = Some(sidr));
+                self.sidrs.insert(sidr, number);
+            }
+            Err(reason) => {
+                let status = match reason {
+                    Reason::INVALID_SERVICE_ID => SidrStatus::UNSUPPORTED,
+                    _ => SidrStatus::NO_QP,
+                };
+                let _ = self.machine.sidr_reply(now, sidr, &SidrReply { status, ..refusal(Vec::new()) });
+            }
+        }
+    }
+
+    /// The peer accepted.
+    fn response(&mut self, device: &Device, now: Instant, conn: ConnId, response: Response) {
+        let Some(number) = self.of(conn) else { return };
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        let params = id.tuned(response.params);
+        id.params = Some(params);
+        let data = EventData {
+            peer: Some(of_response(&response)),
+            private_data: response.private_data,
+            ..EventData::new(CmEventType::ConnectResponse)
+        };
+        if id.qp.is_none() {
+            id.state = IdState::Responded;
+            return self.raise(number, data);
+        }
+        let up = id.qp_to_rts(device, &params);
+        let event = match up
+            .map_err(|e| e.errno())
+            .and_then(|()| self.machine.confirm(now, conn, &[]).map_err(|e| e.errno()))
+        {
+            Ok(()) => {
+                self.id(number).state = IdState::Connected;
+                EventData { what: CmEventType::Established, ..data }
+            }
+            Err(errno) => {
+                // The peer is told; the machine keeps the queue pair's number back as long as it must.
+                let _ = self.machine.reject(now, conn, &Reject::consumer([]));
+                let id = self.id(number);
+                id.state = IdState::Disconnected;
+                id.qp_to_err();
+                EventData::status(CmEventType::ConnectError, -errno)
+            }
+        };
+        self.raise(number, event);
+    }
+
+    /// Accepts a request with a queue pair: what the queue pair needs, brought there, and the peer told.
+    pub(super) fn accept_conn(
+        &mut self,
+        device: &Device,
+        now: Instant,
+        number: u64,
+        accept: &Accept,
+    ) -> Result<(), VerbsError> {
+        let id = &self.ids[&number];
+        let conn = id.conn.ok_or(CmError::NotConnected { call: "accept" })?;
+        let params = id.tuned(self.machine.plan_accept(conn, accept).map_err(CmError::from)?);
+        id.qp_to_rts(device, &params)?;
+        let frames = id.qp.as_ref().map_or(0, |qp| qp.counters().get(crate::Counter::RxFrames));
+        self.machine.accept(now, conn, accept).map_err(CmError::from)?;
+        let has_qp = id.qp.is_some();
+        let id = self.id(number);
+        id.params = Some(params);
+        id.frames = frames;
+        id.state = IdState::Accepting;
+        if has_qp {
+            self.accepting.insert(number);
+        }
+        Ok(())
+    }
+}

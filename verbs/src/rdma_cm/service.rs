@@ -1,0 +1,385 @@
+//! The connection manager of a device: identifiers, their events, and the machine behind them.
+//!
+//! It runs between turns (`stack::device::Service`), on whichever thread turned a shard, and inside the calls of
+//! programs; one lock guards all of it, and no data path takes that lock. It has queue pair 1, and ends with the last
+//! identifier and event channel.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
+use stack::device::{self, Device, EventFd, Instant, PeerPath};
+
+use super::event::{CmEvent, CmEventType, EventData};
+use super::gsi::Gsi;
+use super::id::CmId;
+use super::param::PortSpace;
+use super::ports::Ports;
+use super::queue::{Queued, Queues};
+use super::record::Id;
+use super::state::IdState;
+use crate::error::VerbsError;
+use crate::error::errno::ETIMEDOUT;
+
+/// How often it looks whether a peer was found, or data came before the last message of a connection.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How long the end of the service waits for its last messages to leave.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+/// How long a new service waits for the end of the one before it.
+const HANDOVER: Duration = Duration::from_secs(5);
+/// Events of the machine handled in one go.
+const EVENTS_MAX: usize = 4096;
+
+/// Whoever holds it keeps connection management running.
+#[derive(Debug)]
+pub(crate) struct Service {
+    shared: Arc<Shared>,
+}
+
+/// What the device runs.
+struct Shared {
+    device: Arc<Device>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl device::Service for Shared {
+    fn step(&self) {
+        // Who holds the lock is in a call of the program, and will look at the alarm again.
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        state.work(&self.device);
+    }
+}
+
+impl Service {
+    /// Starts connection management of a device.
+    pub(crate) fn start(device: Arc<Device>) -> Result<Self, VerbsError> {
+        let attr = device.attr();
+        let seed = u64::from(device.random()?) << 32 | u64::from(device.random()?);
+        let machine = Machine::new(Config {
+            ca_guid: u64::from_be_bytes(attr.node_guid),
+            seed,
+            mtu: device.port_attr().active_mtu,
+            ack_delay: attr.local_ca_ack_delay,
+            ..Config::default()
+        });
+        let shared = Arc::new(Shared { device: device.clone(), state: Mutex::new(State::new(machine)) });
+        let start = std::time::Instant::now();
+        while let Err(e) = device.install(shared.clone()) {
+            // The last one is on its way out, on another thread.
+            if start.elapsed() > HANDOVER {
+                return Err(e.into());
+            }
+            std::thread::yield_now();
+        }
+        let service = Self { shared };
+        let gsi = Gsi::open(&device)?;
+        let mut state = service.lock();
+        state.machine.set_gids(&device.gids());
+        state.gsi = Some(gsi);
+        drop(state);
+        Ok(service)
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.shared.device
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call of a program, and sends what it gave the machine to say.
+    pub(super) fn call<R>(
+        &self,
+        f: impl FnOnce(&mut State, &Arc<Device>, Instant) -> Result<R, VerbsError>,
+    ) -> Result<R, VerbsError> {
+        let device = self.device();
+        let mut state = self.lock();
+        let now = device.now();
+        let result = f(&mut state, device, now);
+        state.pump(device, now);
+        drop(state);
+        device.wake();
+        result
+    }
+
+    /// The oldest event of a queue.
+    pub(super) fn fetch(service: &Arc<Self>, queue: u64) -> Option<CmEvent> {
+        let mut state = service.lock();
+        let queued = state.queues.pop(queue)?;
+        Some(Self::event(service, &mut state, queued))
+    }
+
+    /// An event that leaves its queue.
+    pub(super) fn event(service: &Arc<Self>, state: &mut State, queued: Queued) -> CmEvent {
+        let Queued { id: number, new, data } = queued;
+        let mut context = 0;
+        if let Some(id) = state.ids.get_mut(&number) {
+            id.unacked += 1;
+            context = id.context;
+            if new.is_some() {
+                id.waiting = id.waiting.saturating_sub(1);
+            }
+        }
+        let new = new.map(|number| CmId { number, service: service.clone() });
+        CmEvent { data, number, context, new, service: service.clone() }
+    }
+
+    /// An event was acknowledged.
+    pub(super) fn ack_event(&self, number: u64) {
+        if let Some(id) = self.lock().ids.get_mut(&number) {
+            id.unacked = id.unacked.saturating_sub(1);
+        }
+    }
+
+    /// A channel is gone; requests that nobody fetched are refused.
+    pub(super) fn close_channel(&self, number: u64) {
+        let mut state = self.lock();
+        let now = self.device().now();
+        let events = state.queues.close(number);
+        let gone = state.drop_requests(now, events);
+        state.pump(self.device(), now);
+        drop(state);
+        drop(gone);
+    }
+
+    /// An identifier is gone: the peer is told, and everything it had is given back.
+    pub(super) fn remove(&self, number: u64) {
+        let mut state = self.lock();
+        let now = self.device().now();
+        let gone = state.remove(now, number);
+        state.pump(self.device(), now);
+        drop(state);
+        // Queue pairs end outside the lock.
+        drop(gone);
+        self.device().wake();
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let device = &self.shared.device;
+        // The last messages (a DREQ, a REJ) leave first, for a moment at most.
+        let flushed = || self.lock().gsi.as_mut().is_none_or(Gsi::is_flushed).then_some(());
+        // Refused inside a turn, where no handle of a program is dropped.
+        let _ = device.wait(LAST_WORDS, None, flushed);
+        let gsi = self.lock().gsi.take();
+        drop(gsi);
+        device.uninstall();
+    }
+}
+
+/// Everything behind the lock.
+pub(super) struct State {
+    pub machine: Machine,
+    gsi: Option<Gsi>,
+    pub ids: HashMap<u64, Id>,
+    pub queues: Queues,
+    /// Whom the machine speaks of.
+    pub conns: HashMap<ConnId, u64>,
+    pub sidrs: HashMap<SidrId, u64>,
+    pub listens: HashMap<ListenId, (PortSpace, u16)>,
+    /// Listening identifiers of each port; the machine has one listener for all of them.
+    pub listeners: HashMap<(PortSpace, u16), (ListenId, Vec<u64>)>,
+    pub ports: Ports,
+    /// Identifiers that look for an address.
+    pub resolving: BTreeSet<u64>,
+    /// Identifiers with a queue pair that accepted: data may come before the peer's last message.
+    pub accepting: HashSet<u64>,
+    next: u64,
+}
+
+impl State {
+    fn new(machine: Machine) -> Self {
+        Self {
+            machine,
+            gsi: None,
+            ids: HashMap::new(),
+            queues: Queues::default(),
+            conns: HashMap::new(),
+            sidrs: HashMap::new(),
+            listens: HashMap::new(),
+            listeners: HashMap::new(),
+            ports: Ports::default(),
+            resolving: BTreeSet::new(),
+            accepting: HashSet::new(),
+            next: 1,
+        }
+    }
+
+    /// A number for an identifier or a channel, never given out again.
+    pub(super) fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    pub(super) fn open_channel(&mut self, fd: Arc<EventFd>) -> u64 {
+        let number = self.number();
+        self.queues.open(number, Some(fd));
+        number
+    }
+
+    /// Identifiers whose events go to a channel.
+    pub(super) fn users_of(&self, queue: u64) -> usize {
+        self.ids.values().filter(|id| id.queue == queue).count()
+    }
+
+    /// Between turns: what has come, what is due.
+    fn work(&mut self, device: &Arc<Device>) {
+        device.alarm().begin();
+        let now = device.now();
+        if let Some(gsi) = &mut self.gsi
+            && gsi.receive(device, now, &mut self.machine)
+        {
+            device.alarm().ring();
+        }
+        self.machine.poll_timers(now);
+        self.resolve(device, now);
+        self.see_data(now);
+        self.pump(device, now);
+    }
+
+    /// Handles the machine's events, sends its messages, and sets the alarm.
+    pub(super) fn pump(&mut self, device: &Arc<Device>, now: Instant) {
+        for _ in 0..EVENTS_MAX {
+            let Some(event) = self.machine.poll_event() else { break };
+            self.handle_event(device, now, event);
+        }
+        let Some(gsi) = &mut self.gsi else { return };
+        let waiting = gsi.send(device, &mut self.machine);
+        if waiting || !self.resolving.is_empty() || !self.accepting.is_empty() {
+            device.alarm().at_the_latest(now.after(LOOK_EVERY));
+        }
+        if let Some(at) = self.machine.next_timer() {
+            device.alarm().at_the_latest(at);
+        }
+    }
+
+    /// Looks whether destinations were found.
+    pub(super) fn resolve(&mut self, device: &Device, now: Instant) {
+        if self.resolving.is_empty() {
+            return;
+        }
+        let mut known = HashMap::new();
+        for number in self.resolving.clone() {
+            let Some(id) = self.ids.get_mut(&number) else { continue };
+            let path = *known.entry(id.path.dgid).or_insert_with(|| device.path_to(&id.path.dgid));
+            let event = match path {
+                PeerPath::Known => {
+                    id.state = IdState::AddrResolved;
+                    EventData::new(CmEventType::AddrResolved)
+                }
+                _ if now >= id.deadline => {
+                    id.state = IdState::Bound;
+                    EventData::status(CmEventType::AddrError, -ETIMEDOUT)
+                }
+                _ => continue,
+            };
+            self.resolving.remove(&number);
+            self.raise(number, event);
+        }
+    }
+
+    /// A packet of the peer on a queue pair whose acceptance it did not confirm says the same (IBA 12.9.7.2).
+    fn see_data(&mut self, now: Instant) {
+        let mut seen = Vec::new();
+        for number in &self.accepting {
+            let Some(Id { qp: Some(qp), conn: Some(conn), frames, .. }) = self.ids.get(number) else {
+                continue;
+            };
+            if qp.counters().get(crate::Counter::RxFrames) > *frames {
+                seen.push(*conn);
+            }
+        }
+        for conn in seen {
+            // It may have ended meanwhile, of which there is an event.
+            let _ = self.machine.established(now, conn);
+        }
+    }
+
+    /// Tells the program of an identifier.
+    pub(super) fn raise(&mut self, number: u64, data: EventData) {
+        if let Some(id) = self.ids.get(&number) {
+            self.queues.push(id.queue, Queued { id: number, new: None, data });
+        }
+    }
+
+    /// Takes identifiers out that nobody has fetched.
+    fn drop_requests(&mut self, now: Instant, events: Vec<Queued>) -> Vec<Id> {
+        events.into_iter().filter_map(|e| e.new).flat_map(|new| self.remove(now, new)).collect()
+    }
+
+    /// Takes an identifier out, with requests of it that nobody fetched.
+    fn remove(&mut self, now: Instant, number: u64) -> Vec<Id> {
+        let Some(mut id) = self.ids.remove(&number) else { return Vec::new() };
+        let mut events = self.queues.take(id.queue, number);
+        if id.queue == number {
+            events.extend(self.queues.close(number));
+        }
+        events.retain(|e| e.new != Some(number));
+        let mut gone = self.drop_requests(now, events);
+        self.resolving.remove(&number);
+        self.accepting.remove(&number);
+        self.end_exchange(now, &mut id);
+        self.stop_listening(number, &id);
+        if let Some(port) = id.port.take() {
+            self.ports.release(number, id.space, port);
+        }
+        id.leave_groups();
+        if id.had_connection() {
+            id.qp_to_err();
+        }
+        gone.push(id);
+        gone
+    }
+
+    /// Gives up what the machine does for an identifier.
+    fn end_exchange(&mut self, now: Instant, id: &mut Id) {
+        if let Some(conn) = id.conn.take() {
+            self.conns.remove(&conn);
+            // It may have ended of itself.
+            let _ = self.machine.destroy(now, conn);
+        }
+        if let Some(sidr) = id.sidr.take() {
+            self.sidrs.remove(&sidr);
+            let _ = match id.state {
+                IdState::Requested => self.machine.sidr_reply(now, sidr, &super::record::refusal(Vec::new())),
+                _ => self.machine.sidr_destroy(sidr),
+            };
+        }
+    }
+
+    fn stop_listening(&mut self, number: u64, id: &Id) {
+        let Some(port) = id.port.filter(|_| id.state == IdState::Listening) else { return };
+        let key = (id.space, port);
+        if let Some((listen, ids)) = self.listeners.get_mut(&key) {
+            let listen = *listen;
+            ids.retain(|n| *n != number);
+            if ids.is_empty() {
+                self.listeners.remove(&key);
+                self.listens.remove(&listen);
+                // It is there until this.
+                let _ = self.machine.close_listener(listen);
+            }
+        }
+    }
+
+    /// The identifier of a call.
+    ///
+    /// # Panics
+    /// If it is gone: whoever calls holds it.
+    pub(super) fn id(&mut self, number: u64) -> &mut Id {
+        self.ids.get_mut(&number).expect("an identifier lives as long as its handle")
+    }
+}

@@ -1,0 +1,239 @@
+//! Two devices on a cable, with what a program needs to connect them by `rdma_cm`.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst, pair};
+use verbs::rdma_cm::{CmEvent, CmEventType, CmId, CmOption, ConnParam, EventChannel, PortSpace};
+use verbs::{Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, RecvWr, SendWr, Wc};
+
+/// No wait of a test lasts longer.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// For resolutions that succeed.
+pub const SOON: Duration = Duration::from_secs(5);
+
+/// A device and the objects of one program on it.
+pub struct Host {
+    pub mr: Mr,
+    pub cq: Cq,
+    pub pd: Pd,
+    pub context: Context,
+}
+
+impl Host {
+    pub fn new(config: DeviceConfig) -> Self {
+        let context = Context::open(config).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let mr = pd.reg_mr(1 << 16, Access::LOCAL_WRITE).unwrap();
+        Self { mr, cq: context.create_cq(4096).unwrap(), pd, context }
+    }
+    pub fn pump(&self) {
+        for shard in 0..self.context.shards() {
+            self.context.reactor(shard).unwrap().poll_once();
+        }
+    }
+    pub fn channel(&self) -> EventChannel {
+        self.context.create_event_channel().unwrap()
+    }
+    pub fn id(&self, channel: &EventChannel) -> CmId {
+        self.context.create_id(Some(channel), PortSpace::Tcp).unwrap()
+    }
+    /// A small RC queue pair for `id`.
+    pub fn qp(&self, id: &CmId) -> Arc<Qp> {
+        let mut init = QpInitAttr::rc(&self.cq, &self.cq);
+        (init.cap.max_send_wr, init.cap.max_recv_wr) = (16, 16);
+        id.create_qp(&self.pd, &init).unwrap()
+    }
+    pub fn post_recv(&self, qp: &Qp, id: u64) {
+        qp.post_recv(&[RecvWr::new(id, &[self.mr.sge(0..64).unwrap()])]).unwrap();
+    }
+    pub fn send(&self, qp: &Qp, id: u64) {
+        let sge = [self.mr.sge(64..128).unwrap()];
+        qp.post_send(&[SendWr::send(id, &sge).signaled()]).unwrap();
+    }
+    /// A listener on a port.
+    pub fn listen(&self, channel: &EventChannel, port: u16) -> CmId {
+        let id = self.id(channel);
+        id.bind_addr(any(port)).unwrap();
+        id.listen(0).unwrap();
+        id
+    }
+}
+
+pub fn any(port: u16) -> SocketAddr {
+    SocketAddr::from(([0, 0, 0, 0], port))
+}
+
+/// Every address of both IP versions.
+pub fn everybody(port: u16) -> SocketAddr {
+    SocketAddr::from(([0u16; 8], port))
+}
+
+/// A cable end that lets nothing out while it is cut.
+struct Cut(Box<dyn Port>, Arc<AtomicBool>);
+
+impl Port for Cut {
+    fn info(&self) -> &PortInfo {
+        self.0.info()
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        Some(Box::new(CutQueue(self.0.take_queue(index)?, self.1.clone())))
+    }
+    fn start(&self) -> Result<(), PortError> {
+        self.0.start()
+    }
+    fn link_up(&self) -> bool {
+        self.0.link_up()
+    }
+    fn maintain(&self) {
+        self.0.maintain();
+    }
+    fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+}
+
+struct CutQueue(Box<dyn PortQueue>, Arc<AtomicBool>);
+
+impl PortQueue for CutQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.0.rx_burst(out)
+    }
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        if self.1.load(Ordering::Acquire) {
+            let n = frames.len();
+            frames.clear();
+            return n;
+        }
+        self.0.tx_burst(frames)
+    }
+    fn alloc(&mut self) -> Option<Frame> {
+        self.0.alloc()
+    }
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        self.0.recycle(frames);
+    }
+}
+
+/// A and B on a cable.
+pub struct World {
+    pub a: Host,
+    pub b: Host,
+    /// While set, what A sends is lost.
+    pub a_is_mute: Arc<AtomicBool>,
+}
+
+/// Addresses of A and B.
+pub fn addrs(v6: bool) -> [IpAddr; 2] {
+    [1, 2].map(|n| match v6 {
+        false => IpAddr::from([10, 0, 0, n]),
+        true => IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(n)]),
+    })
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(|config| config)
+    }
+    /// With changes to the configuration; turned by the test alone unless that says otherwise.
+    pub fn with(change: impl Fn(DeviceConfig) -> DeviceConfig) -> Self {
+        let (a, b) = pair(1);
+        let a_is_mute = Arc::new(AtomicBool::new(false));
+        let host = |port: Box<dyn Port>, side: usize| {
+            let config = DeviceConfig::new(port).addr(addrs(false)[side], 24).addr(addrs(true)[side], 64);
+            Host::new(change(config.drive(Drive::Embedded)))
+        };
+        Self { a: host(Box::new(Cut(a, a_is_mute.clone())), 0), b: host(b, 1), a_is_mute }
+    }
+    pub fn pump(&self) {
+        self.a.pump();
+        self.b.pump();
+    }
+    /// Turns both devices until there is something.
+    pub fn until<R>(&self, what: &str, mut look: impl FnMut() -> Option<R>) -> R {
+        let start = Instant::now();
+        loop {
+            self.pump();
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(start.elapsed() < PATIENCE, "waited for {what}");
+        }
+    }
+    /// The next event of a channel, which must be this.
+    pub fn event(&self, channel: &EventChannel, what: CmEventType) -> CmEvent {
+        let event = self.until(what.name(), || channel.try_get_event());
+        assert_eq!(event.event(), what, "{event:?}");
+        event
+    }
+    /// The next `n` completions.
+    pub fn take(&self, cq: &Cq, n: usize) -> Vec<Wc> {
+        let mut done = Vec::new();
+        self.until("completions", || {
+            let mut wc = [Wc::default(); 16];
+            let room = (n - done.len()).min(wc.len());
+            let got = cq.poll(&mut wc[..room]).unwrap();
+            done.extend_from_slice(&wc[..got]);
+            (done.len() == n).then_some(())
+        });
+        done
+    }
+
+    /// Resolves address and route, and makes a queue pair.
+    pub fn resolved(&self, channel: &EventChannel, dst: SocketAddr) -> CmId {
+        let id = self.a.id(channel);
+        self.resolve(&id, channel, dst);
+        self.a.qp(&id);
+        id
+    }
+    pub fn resolve(&self, id: &CmId, channel: &EventChannel, dst: SocketAddr) {
+        id.resolve_addr(None, dst, SOON).unwrap();
+        assert!(self.event(channel, CmEventType::AddrResolved).is_of(id));
+        id.resolve_route(SOON).unwrap();
+        assert!(self.event(channel, CmEventType::RouteResolved).is_of(id));
+    }
+
+    /// A connection from A to B's listener: its two ends.
+    pub fn connect(&self, a: &EventChannel, b: &EventChannel, dst: SocketAddr) -> (CmId, CmId) {
+        let client = self.resolved(a, dst);
+        client.connect(&ConnParam::default()).unwrap();
+        let server = self.event(b, CmEventType::ConnectRequest).take_id().unwrap();
+        self.b.qp(&server);
+        server.accept(&ConnParam::default()).unwrap();
+        assert!(self.event(a, CmEventType::Established).is_of(&client));
+        assert!(self.event(b, CmEventType::Established).is_of(&server));
+        (client, server)
+    }
+
+    /// A message in each direction.
+    pub fn exchange(&self, client: &CmId, server: &CmId) {
+        let (a, b) = (client.qp().unwrap(), server.qp().unwrap());
+        self.a.post_recv(&a, 1);
+        self.b.post_recv(&b, 1);
+        self.a.send(&a, 2);
+        self.b.send(&b, 2);
+        for cq in [&self.a.cq, &self.b.cq] {
+            assert!(self.take(cq, 2).iter().all(Wc::is_ok));
+        }
+    }
+
+    /// Whether no handle of either device is left.
+    pub fn close(self) {
+        for host in [self.a, self.b] {
+            let Host { mr, cq, pd, context } = host;
+            drop((mr, cq, pd));
+            context.close().unwrap_or_else(|(e, _)| panic!("{e}"));
+        }
+    }
+}
+
+/// Times of connection management short enough to be waited for: about 60 ms to the end of all retries.
+pub fn impatient(id: &CmId) {
+    for option in [CmOption::AckTimeout(8), CmOption::CmResponseTimeout(11), CmOption::MaxCmRetries(3)] {
+        id.set_option(option).unwrap();
+    }
+}

@@ -1,0 +1,626 @@
+//! Connecting by address and port: both styles, every way it can end, and nothing left behind.
+
+mod cm;
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use cm::{Host, PATIENCE, SOON, World, addrs, any, everybody, impatient};
+use verbs::error::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
+use verbs::rdma_cm::{CmEventType as E, CmId, CmOption, ConnParam, IdState, PortSpace, UDP_QKEY};
+use verbs::{
+    AsyncEvent, Context, DeviceConfig, Drive, GRH_LEN, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc,
+    WcStatus,
+};
+
+const PORT: u16 = 7471;
+
+fn b(v6: bool) -> SocketAddr {
+    SocketAddr::new(addrs(v6)[1], PORT)
+}
+
+// One thread does everything: events tell what happened, private data goes both ways, and both see the end.
+#[test]
+fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
+    for (v6, vlan) in [(false, None), (true, None), (false, Some(7)), (true, Some(7))] {
+        let w = World::with(|config| DeviceConfig { vlan, ..config });
+        let (ca, cb) = (w.a.channel(), w.b.channel());
+        let listener = w.b.id(&cb);
+        listener.bind_addr(SocketAddr::new(addrs(v6)[1], PORT)).unwrap();
+        listener.listen(1).unwrap();
+        listener.set_context(99);
+
+        let client = w.resolved(&ca, b(v6));
+        assert_eq!(client.local_addr().map(|l| l.ip()), Some(addrs(v6)[0]));
+        assert!(client.src_port() >= 49152);
+        assert_eq!((client.dst_port(), client.state()), (PORT, IdState::RouteResolved));
+        client
+            .connect(&ConnParam { private_data: b"hello", initiator_depth: 5, ..ConnParam::default() })
+            .unwrap();
+
+        let mut request = w.event(&cb, E::ConnectRequest);
+        assert!(request.is_of(&listener));
+        assert_eq!((request.context(), request.status()), (99, 0));
+        assert_eq!((&request.private_data()[..6], request.private_data().len()), (&b"hello\0"[..], 56));
+        let said = *request.peer().unwrap();
+        assert_eq!((said.responder_resources, said.initiator_depth, said.retry_count), (5, 16, 7));
+        assert_eq!(said.qp_num, client.qp().unwrap().qp_num().get());
+        let server = request.take_id().unwrap();
+        assert!(request.take_id().is_none());
+        drop(request);
+        assert_eq!(server.peer_addr(), client.local_addr());
+        assert_eq!(server.local_addr(), client.peer_addr());
+        let qp = w.b.qp(&server);
+        w.b.post_recv(&qp, 1);
+        server
+            .accept(&ConnParam { private_data: b"welcome", initiator_depth: 3, ..ConnParam::default() })
+            .unwrap();
+
+        let there = w.event(&ca, E::Established);
+        assert!(there.is_of(&client));
+        assert_eq!((&there.private_data()[..8], there.private_data().len()), (&b"welcome\0"[..], 196));
+        assert_eq!(there.peer().unwrap().initiator_depth, 5, "what the other side answers at once");
+        drop(there);
+        assert!(w.event(&cb, E::Established).is_of(&server));
+        let (attr, _) = qp.query().unwrap();
+        assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic, attr.retry_cnt), (3, 5, 7));
+        let of_client = client.qp().unwrap();
+        let (attr, _) = of_client.query().unwrap();
+        assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (5, 3));
+        assert_eq!(attr.qp_state, QpState::Rts);
+
+        // Both ways, and then the end, which flushes what waits.
+        w.a.post_recv(&of_client, 3);
+        w.a.send(&of_client, 2);
+        assert!(w.take(&w.a.cq, 1)[0].is_ok());
+        assert!(w.take(&w.b.cq, 1)[0].is_ok());
+        w.b.send(&qp, 4);
+        assert!(w.take(&w.b.cq, 1)[0].is_ok() && w.take(&w.a.cq, 1)[0].is_ok());
+        w.b.post_recv(&qp, 5);
+        w.a.post_recv(&of_client, 6);
+        client.disconnect().unwrap();
+        assert_eq!(of_client.state().unwrap(), QpState::Err);
+        for (channel, id) in [(&cb, &server), (&ca, &client)] {
+            let gone = w.event(channel, E::Disconnected);
+            assert!(gone.is_of(id));
+            assert_eq!(gone.status(), 0);
+            assert_eq!(id.state(), IdState::Disconnected);
+            id.disconnect().unwrap();
+        }
+        assert_eq!(qp.state().unwrap(), QpState::Err);
+        for cq in [&w.a.cq, &w.b.cq] {
+            assert_eq!(w.take(cq, 1)[0].status, WcStatus::WrFlushErr);
+        }
+        drop((client, server, listener, qp, of_client, ca, cb));
+        w.close();
+    }
+}
+
+/// A server thread that accepts `n` connections, and echoes a message on each.
+fn echo(host: &Host, n: usize) {
+    let listener = host.context.create_id(None, PortSpace::Tcp).unwrap();
+    listener.bind_addr(everybody(PORT)).unwrap();
+    listener.listen(8).unwrap();
+    for _ in 0..n {
+        let id = listener.get_request(PATIENCE).unwrap().expect("a request");
+        assert_eq!(&id.event().unwrap().private_data()[..2], b"hi");
+        let qp = host.qp(&id);
+        host.post_recv(&qp, 1);
+        id.accept(&ConnParam::with_data(b"ho")).unwrap();
+        poll(host, 1);
+        host.send(&qp, 2);
+        poll(host, 1);
+        let end = id.get_event(PATIENCE).unwrap().expect("the end");
+        assert_eq!(end.event(), E::Disconnected);
+        drop(end);
+        id.destroy().unwrap();
+    }
+}
+
+/// Waits for completions, which are all good.
+fn poll(host: &Host, n: usize) {
+    let (mut got, start) = (0, std::time::Instant::now());
+    let mut wc = [Wc::default(); 4];
+    while got < n {
+        assert!(start.elapsed() < PATIENCE);
+        host.pump();
+        let more = host.cq.poll(&mut wc[..n - got]).unwrap();
+        assert!(wc[..more].iter().all(Wc::is_ok), "{wc:?}");
+        got += more;
+    }
+}
+
+fn connect_once(host: &Host, dst: SocketAddr) {
+    let id = host.context.create_id(None, PortSpace::Tcp).unwrap();
+    // The server thread may still be on its way to its listener.
+    let start = std::time::Instant::now();
+    id.resolve_addr(None, dst, SOON).unwrap();
+    id.resolve_route(SOON).unwrap();
+    let qp = host.qp(&id);
+    host.post_recv(&qp, 1);
+    if let Err(e) = id.connect(&ConnParam::with_data(b"hi")) {
+        assert_eq!(e.errno(), ECONNREFUSED, "{e}");
+        assert!(start.elapsed() < PATIENCE);
+        drop((qp, id));
+        return connect_once(host, dst);
+    }
+    assert_eq!(&id.event().unwrap().private_data()[..2], b"ho");
+    host.send(&qp, 2);
+    poll(host, 2);
+    id.disconnect().unwrap();
+    assert_eq!(qp.state().unwrap(), QpState::Err);
+    drop(qp);
+    id.destroy().unwrap();
+}
+
+// Without a channel each call waits, in every drive; in the embedded one each thread turns its own device while it does.
+#[test]
+fn synchronous_calls_wait_in_every_drive() {
+    for drive in [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }] {
+        let w = World::with(|config| config.drive(drive.clone()));
+        std::thread::scope(|s| {
+            let server = s.spawn(|| echo(&w.b, 3));
+            for v6 in [false, true, false] {
+                connect_once(&w.a, b(v6));
+            }
+            server.join().unwrap();
+        });
+        w.close();
+    }
+}
+
+#[test]
+fn a_refusal_carries_its_reason_and_private_data() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let listener = w.b.listen(&cb, PORT);
+    let client = w.resolved(&ca, b(false));
+    client.connect(&ConnParam::default()).unwrap();
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    assert!(server.reject(&[7; 149]).is_err());
+    server.reject(&[7; 148]).unwrap();
+    assert!(server.reject(&[]).is_err(), "once");
+    let refused = w.event(&ca, E::Rejected);
+    assert_eq!((refused.status(), refused.private_data()), (28, &[7; 148][..]));
+    assert_eq!(client.state(), IdState::Disconnected);
+    assert_eq!(client.disconnect().map_err(|e| e.errno()), Ok(()));
+    drop(refused);
+
+    // A request that nobody takes from its event is refused, too, and so is one that nobody fetched.
+    let client = w.resolved(&ca, b(false));
+    client.connect(&ConnParam::default()).unwrap();
+    drop(w.event(&cb, E::ConnectRequest));
+    assert!(w.event(&ca, E::Rejected).is_of(&client));
+    let client = w.resolved(&ca, b(false));
+    client.connect(&ConnParam::default()).unwrap();
+    for _ in 0..100 {
+        w.pump();
+    }
+    drop(listener);
+    assert_eq!(w.event(&ca, E::Rejected).status(), 28, "it had come to the listener");
+    assert!(cb.try_get_event().is_none(), "the request went with its listener");
+}
+
+#[test]
+fn m09_nobody_listens() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let other = w.b.id(&cb);
+    // Another address of the same port, and another port of the same address.
+    other.bind_addr(SocketAddr::new(addrs(true)[1], PORT)).unwrap();
+    other.listen(0).unwrap();
+    let another = w.b.listen(&cb, PORT + 1);
+    let client = w.resolved(&ca, b(false));
+    client.connect(&ConnParam::default()).unwrap();
+    assert_eq!(w.event(&ca, E::Rejected).status(), 8);
+    assert_eq!(client.state(), IdState::Disconnected);
+    assert!(cb.try_get_event().is_none());
+    drop((other, another));
+}
+
+#[test]
+fn m15_whoever_does_not_answer_is_unreachable() {
+    let w = World::new();
+    let ca = w.a.channel();
+    // Nobody has the address.
+    let nobody = w.a.id(&ca);
+    nobody.resolve_addr(None, ([10, 0, 0, 77], PORT), std::time::Duration::from_millis(20)).unwrap();
+    assert_eq!(w.event(&ca, E::AddrError).status(), -ETIMEDOUT);
+    // The host answers, and has no connection management.
+    let client = w.resolved(&ca, b(false));
+    impatient(&client);
+    client.connect(&ConnParam::default()).unwrap();
+    assert_eq!(w.event(&ca, E::Unreachable).status(), -ETIMEDOUT);
+    assert_eq!(client.qp().unwrap().state().unwrap(), QpState::Err);
+    // The same, waited for.
+    let w = World::with(|config| config.drive(Drive::Caller));
+    let id = w.a.context.create_id(None, PortSpace::Tcp).unwrap();
+    let e = id.resolve_addr(None, ([10, 0, 0, 77], PORT), std::time::Duration::from_millis(20)).unwrap_err();
+    assert_eq!(e.errno(), ETIMEDOUT, "{e}");
+    id.resolve_addr(None, b(false), SOON).unwrap();
+    id.resolve_route(SOON).unwrap();
+    w.a.qp(&id);
+    impatient(&id);
+    let e = id.connect(&ConnParam::default()).unwrap_err();
+    assert_eq!(e.errno(), ETIMEDOUT, "{e}");
+}
+
+// Hundreds one after the other, then hundreds at once, on one listener.
+#[test]
+fn m27_hundreds_of_connections_come_and_go() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let listener = w.b.id(&cb);
+    listener.bind_addr(everybody(PORT)).unwrap();
+    listener.listen(0).unwrap();
+    let mut numbers = std::collections::HashSet::new();
+    for n in 0..200 {
+        let (client, server) = w.connect(&ca, &cb, b(n % 2 == 1));
+        assert!(numbers.insert((0, client.qp().unwrap().qp_num())), "a number is used again too soon");
+        assert!(numbers.insert((1, server.qp().unwrap().qp_num())), "a number is used again too soon");
+        w.exchange(&client, &server);
+        if n % 3 == 0 {
+            client.disconnect().unwrap();
+        }
+        if n % 3 != 2 {
+            server.disconnect().unwrap();
+        }
+        if n % 3 != 2 {
+            w.event(&ca, E::Disconnected).ack();
+            w.event(&cb, E::Disconnected).ack();
+        }
+        for id in [client, server] {
+            id.destroy().unwrap();
+        }
+    }
+    // The last ones were never disconnected by a call: the other end hears of it all the same, if it is still there.
+    let clients: Vec<CmId> = (0..300).map(|_| w.resolved(&ca, b(false))).collect();
+    for client in &clients {
+        client.connect(&ConnParam::default()).unwrap();
+    }
+    let (mut servers, mut up) = (Vec::new(), [0, 0]);
+    w.until("300 connections", || {
+        while let Some(mut event) = cb.try_get_event() {
+            match event.event() {
+                E::ConnectRequest => {
+                    let server = event.take_id().unwrap();
+                    w.b.qp(&server);
+                    server.accept(&ConnParam::default()).unwrap();
+                    servers.push(server);
+                }
+                E::Established => up[1] += 1,
+                E::Disconnected | E::TimewaitExit => {}
+                other => panic!("{other}"),
+            }
+        }
+        while let Some(event) = ca.try_get_event() {
+            assert!(matches!(event.event(), E::Established | E::TimewaitExit), "{event:?}");
+            up[0] += usize::from(event.event() == E::Established);
+        }
+        (up == [300, 300]).then_some(())
+    });
+    for client in &clients {
+        client.disconnect().unwrap();
+    }
+    let mut down = [0, 0];
+    w.until("300 ends", || {
+        for (n, channel) in [&ca, &cb].into_iter().enumerate() {
+            while let Some(event) = channel.try_get_event() {
+                down[n] += usize::from(event.event() == E::Disconnected);
+            }
+        }
+        (down == [300, 300]).then_some(())
+    });
+    drop((clients, servers, listener, ca, cb));
+    w.close();
+}
+
+// Both ask at once: each gets one end, and no error.
+#[test]
+fn both_disconnect_at_once() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let (client, server) = w.connect(&ca, &cb, b(false));
+    client.disconnect().unwrap();
+    server.disconnect().unwrap();
+    for (channel, id) in [(&ca, &client), (&cb, &server)] {
+        let event = w.event(channel, E::Disconnected);
+        assert!(event.is_of(id));
+        assert_eq!(event.status(), 0);
+    }
+}
+
+// A peer that is gone without a word: data ends with an error, the disconnection with a timeout.
+#[test]
+fn a_killed_peer_is_noticed() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let client = w.resolved(&ca, b(false));
+    impatient(&client);
+    client.connect(&ConnParam { retry_count: 2, ..ConnParam::default() }).unwrap();
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    w.b.qp(&server);
+    server.accept(&ConnParam::default()).unwrap();
+    w.event(&ca, E::Established).ack();
+    w.event(&cb, E::Established).ack();
+    assert_eq!(client.qp().unwrap().query().unwrap().0.timeout, 8);
+    assert_eq!(server.qp().unwrap().query().unwrap().0.retry_cnt, 2);
+
+    w.a_is_mute.store(true, Ordering::Release);
+    w.a.send(&client.qp().unwrap(), 1);
+    assert_eq!(w.take(&w.a.cq, 1)[0].status, WcStatus::RetryExcErr);
+    client.disconnect().unwrap();
+    let end = w.event(&ca, E::Disconnected);
+    assert_eq!(end.status(), -ETIMEDOUT);
+    drop(end);
+    w.event(&ca, E::TimewaitExit).ack();
+}
+
+#[test]
+fn timewait_ends_with_an_event() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let client = w.resolved(&ca, b(false));
+    impatient(&client);
+    client.connect(&ConnParam::default()).unwrap();
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    w.b.qp(&server);
+    server.accept(&ConnParam::default()).unwrap();
+    w.event(&ca, E::Established).ack();
+    client.disconnect().unwrap();
+    w.event(&ca, E::Disconnected).ack();
+    assert!(w.event(&ca, E::TimewaitExit).is_of(&client));
+}
+
+// M13: the peer's last message is lost, and its data says the same.
+#[test]
+fn m13_data_before_the_rtu_establishes() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let client = w.resolved(&ca, b(false));
+    client.connect(&ConnParam::default()).unwrap();
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let qp = w.b.qp(&server);
+    w.b.post_recv(&qp, 1);
+    server.accept(&ConnParam::default()).unwrap();
+    w.b.pump();
+    w.a_is_mute.store(true, Ordering::Release);
+    let start = std::time::Instant::now();
+    while ca.try_get_event().is_none_or(|e| e.event() != E::Established) {
+        w.a.pump();
+        assert!(start.elapsed() < PATIENCE);
+    }
+    // The RTU is lost with the turns that sent it.
+    for _ in 0..20 {
+        w.a.pump();
+    }
+    w.a_is_mute.store(false, Ordering::Release);
+    assert_eq!(server.state(), IdState::Accepting);
+    w.a.send(&client.qp().unwrap(), 1);
+    assert!(w.event(&cb, E::Established).is_of(&server));
+    assert!(w.take(&w.b.cq, 1)[0].is_ok());
+    assert!(start.elapsed() < std::time::Duration::from_secs(4), "before the REP is sent again");
+}
+
+#[test]
+fn identifiers_move_between_channels() {
+    let w = World::new();
+    let (ca, cb, other) = (w.a.channel(), w.b.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let client = w.resolved(&ca, b(false));
+    client.connect(&ConnParam::default()).unwrap();
+    let mut request = w.event(&cb, E::ConnectRequest);
+    let server = request.take_id().unwrap();
+    drop(request);
+    server.migrate_id(Some(&other)).unwrap();
+    w.b.qp(&server);
+    server.accept(&ConnParam::default()).unwrap();
+    let event = w.event(&other, E::Established);
+    assert!(event.is_of(&server));
+    assert!(server.migrate_id(Some(&cb)).is_err(), "an event of it is out");
+    drop(event);
+    // Events that wait come along; then without a channel, and its calls wait.
+    client.disconnect().unwrap();
+    w.until("the end", || (server.state() == IdState::Disconnected).then_some(()));
+    server.migrate_id(Some(&cb)).unwrap();
+    assert!(other.try_get_event().is_none());
+    assert_eq!(w.event(&cb, E::Disconnected).id(), server.number());
+    server.migrate_id(None).unwrap();
+    assert!(server.get_event(std::time::Duration::ZERO).unwrap().is_none());
+    other.destroy().unwrap();
+    assert!(ca.destroy().is_err(), "the client uses it");
+}
+
+#[test]
+fn a_listener_keeps_as_many_requests_as_it_says() {
+    let w = World::with(|config| config.drive(Drive::Caller));
+    let listener = w.b.context.create_id(None, PortSpace::Tcp).unwrap();
+    listener.bind_addr(any(PORT)).unwrap();
+    listener.listen(2).unwrap();
+    let ca = w.a.channel();
+    let clients: Vec<CmId> = (0..4).map(|_| w.resolved(&ca, b(false))).collect();
+    for client in &clients {
+        client.connect(&ConnParam::default()).unwrap();
+    }
+    for _ in 0..2 {
+        let refused = w.event(&ca, E::Rejected);
+        assert_eq!(refused.status(), 3);
+    }
+    for _ in 0..2 {
+        let id = listener.get_request(PATIENCE).unwrap().unwrap();
+        id.reject(b"no").unwrap();
+        assert_eq!(&w.event(&ca, E::Rejected).private_data()[..2], b"no");
+    }
+    assert!(listener.get_request(std::time::Duration::from_millis(1)).unwrap().is_none());
+}
+
+// The program has its own queue pair: it is told what to bring it up with.
+#[test]
+fn programs_bring_up_their_own_queue_pairs() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let client = w.a.id(&ca);
+    w.resolve(&client, &ca, b(false));
+    let [qa, qb] = [&w.a, &w.b].map(|h| h.pd.create_qp(&QpInitAttr::rc(&h.cq, &h.cq)).unwrap());
+    let up = |id: &CmId, qp: &verbs::Qp, states: &[QpState]| {
+        for state in states {
+            let (attr, mask) = id.init_qp_attr(*state).unwrap();
+            qp.modify(&attr, mask).unwrap();
+        }
+    };
+    assert!(client.connect(&ConnParam::default()).is_err(), "no queue pair");
+    assert!(client.init_qp_attr(QpState::Rtr).is_err(), "nothing is known of the peer");
+    up(&client, &qa, &[QpState::Init]);
+    client.connect(&ConnParam { qp_num: qa.qp_num().get(), ..ConnParam::default() }).unwrap();
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    up(&server, &qb, &[QpState::Init, QpState::Rtr, QpState::Rts]);
+    w.b.post_recv(&qb, 1);
+    server.accept(&ConnParam { qp_num: qb.qp_num().get(), ..ConnParam::default() }).unwrap();
+    let response = w.event(&ca, E::ConnectResponse);
+    assert_eq!(response.peer().unwrap().qp_num, qb.qp_num().get());
+    up(&client, &qa, &[QpState::Rtr, QpState::Rts]);
+    assert_eq!(client.state(), IdState::Responded);
+    client.establish().unwrap();
+    assert!(client.establish().is_err(), "once");
+    w.event(&cb, E::Established).ack();
+    w.a.send(&qa, 2);
+    assert!(w.take(&w.a.cq, 1)[0].is_ok() && w.take(&w.b.cq, 1)[0].is_ok());
+    // Data came before the last message, says the program; it is no news by now.
+    server.notify(AsyncEvent::CommEst).unwrap();
+    client.disconnect().unwrap();
+    w.event(&cb, E::Disconnected).ack();
+    assert_eq!(qa.state().unwrap(), QpState::Rts, "the program's own");
+    // And a response can be refused.
+    let client = w.a.id(&ca);
+    w.event(&ca, E::Disconnected).ack();
+    w.resolve(&client, &ca, b(false));
+    let qa = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
+    client.connect(&ConnParam { qp_num: qa.qp_num().get(), ..ConnParam::default() }).unwrap();
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    w.b.qp(&server);
+    server.accept(&ConnParam::default()).unwrap();
+    w.event(&ca, E::ConnectResponse).ack();
+    client.reject(b"changed my mind").unwrap();
+    let refused = w.event(&cb, E::Rejected);
+    assert!(refused.is_of(&server));
+    assert_eq!(&refused.private_data()[..15], b"changed my mind");
+}
+
+// Datagrams: who serves which port is asked by SIDR; the answer is an address handle's worth.
+#[test]
+fn m25_datagram_services_are_found() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let udp = |h: &Host, c| h.context.create_id(Some(c), PortSpace::Udp).unwrap();
+    let listener = udp(&w.b, &cb);
+    listener.bind_addr(any(PORT)).unwrap();
+    listener.listen(0).unwrap();
+    let client = udp(&w.a, &ca);
+    w.resolve(&client, &ca, b(false));
+    let qa = client.create_qp(&w.a.pd, &QpInitAttr::ud(&w.a.cq, &w.a.cq)).unwrap();
+    assert_eq!((qa.qp_type(), qa.state().unwrap()), (QpType::Ud, QpState::Rts));
+    client.connect(&ConnParam::with_data(&[5; 180])).unwrap();
+    let mut request = w.event(&cb, E::ConnectRequest);
+    assert_eq!(request.private_data(), [5; 180]);
+    let server = request.take_id().unwrap();
+    drop(request);
+    assert!(server.accept(&ConnParam::default()).is_err(), "no queue pair");
+    let qb = server.create_qp(&w.b.pd, &QpInitAttr::ud(&w.b.cq, &w.b.cq)).unwrap();
+    qb.post_recv(&[RecvWr::new(1, &[w.b.mr.sge(0..256).unwrap()])]).unwrap();
+    server.accept(&ConnParam::with_data(b"here")).unwrap();
+    let there = w.event(&ca, E::Established);
+    let ud = *there.ud().unwrap();
+    assert_eq!((ud.qp_num, ud.qkey), (qb.qp_num().get(), UDP_QKEY));
+    assert_eq!(&there.private_data()[..5], b"here\0");
+    drop(there);
+    let ah = w.a.pd.create_ah(&ud.ah_attr).unwrap();
+    let wr = SendWr::send(2, &[]).inline(b"datagram").to(&ah, Qpn::new(ud.qp_num), ud.qkey);
+    qa.post_send(&[wr]).unwrap();
+    let wc = w.take(&w.b.cq, 1)[0];
+    assert_eq!((wc.byte_len as usize, wc.src_qp), (GRH_LEN + 8, qa.qp_num()));
+    assert!(client.disconnect().is_err(), "datagrams have no connection");
+
+    // Refused, and served by nobody.
+    for (port, status) in [(PORT, 2), (PORT + 1, 1)] {
+        let client = udp(&w.a, &ca);
+        w.resolve(&client, &ca, SocketAddr::new(addrs(false)[1], port));
+        client.connect(&ConnParam::default()).unwrap();
+        if port == PORT {
+            w.event(&cb, E::ConnectRequest).take_id().unwrap().reject(b"no").unwrap();
+        }
+        assert_eq!(w.event(&ca, E::Unreachable).status(), status);
+    }
+}
+
+#[test]
+fn datagram_identifiers_join_groups() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let group: std::net::IpAddr = [239, 1, 2, 3].into();
+    let joined = [(&w.a, &ca, 0), (&w.b, &cb, 1)].map(|(h, c, side)| {
+        let id = h.context.create_id(Some(c), PortSpace::Udp).unwrap();
+        id.bind_addr(SocketAddr::new(addrs(false)[side], 0)).unwrap();
+        assert!(id.join_multicast(group).is_err(), "no queue pair");
+        let qp = id.create_qp(&h.pd, &QpInitAttr::ud(&h.cq, &h.cq).block_self_mcast_lb()).unwrap();
+        assert!(id.join_multicast([10, 0, 0, 9].into()).is_err(), "no group");
+        id.join_multicast(group).unwrap();
+        let event = w.event(c, E::MulticastJoin);
+        let ud = *event.ud().unwrap();
+        drop(event);
+        assert_eq!((ud.qp_num, ud.qkey), (0xff_ffff, UDP_QKEY));
+        (id, qp, ud)
+    });
+    let [(a, qa, ud), (id_b, qb, _)] = joined;
+    qb.post_recv(&[RecvWr::new(1, &[w.b.mr.sge(0..256).unwrap()])]).unwrap();
+    let ah = w.a.pd.create_ah(&ud.ah_attr).unwrap();
+    qa.post_send(&[SendWr::send(2, &[]).inline(b"all").to(&ah, Qpn::new(ud.qp_num), ud.qkey)]).unwrap();
+    assert_eq!(w.take(&w.b.cq, 1)[0].byte_len as usize, GRH_LEN + 3);
+    a.leave_multicast(group).unwrap();
+    assert!(a.leave_multicast(group).is_err(), "it left");
+    drop((qa, qb, id_b, ah)); // a member that goes without leaving
+    a.destroy().unwrap();
+    drop((ca, cb));
+    w.close();
+}
+
+// A device that talks to itself: both ends are of one connection manager.
+#[test]
+fn a_device_connects_to_itself() {
+    let context = Context::open(DeviceConfig::loopback()).unwrap();
+    let channel = context.create_event_channel().unwrap();
+    let listener = context.create_id(Some(&channel), PortSpace::Tcp).unwrap();
+    listener.listen(0).unwrap();
+    assert!(listener.src_port() >= 49152, "a free port");
+    let next = |what| {
+        let event = channel.get_event(PATIENCE).unwrap().unwrap();
+        assert_eq!(event.event(), what);
+        event
+    };
+    let client = context.create_id(Some(&channel), PortSpace::Tcp).unwrap();
+    client.resolve_addr(None, ([192, 0, 2, 1], listener.src_port()), SOON).unwrap();
+    next(E::AddrResolved).ack();
+    client.resolve_route(SOON).unwrap();
+    next(E::RouteResolved).ack();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    client.create_qp(&pd, &QpInitAttr::rc(&cq, &cq)).unwrap();
+    client.connect(&ConnParam::default()).unwrap();
+    let server = next(E::ConnectRequest).take_id().unwrap();
+    server.create_qp(&pd, &QpInitAttr::rc(&cq, &cq)).unwrap();
+    server.accept(&ConnParam::default()).unwrap();
+    let first = next(E::Established);
+    let second = next(E::Established);
+    assert_ne!(first.id(), second.id());
+    drop((first, second));
+    client.disconnect().unwrap();
+    next(E::Disconnected).ack();
+    next(E::Disconnected).ack();
+    assert_eq!(server.disconnect().map_err(|e| e.errno()), Ok(()));
+    let e = listener.disconnect().unwrap_err();
+    assert_eq!(e.errno(), ENOTCONN);
+    assert!(matches!(server.set_option(CmOption::Tos(1)), Err(e) if e.errno() == 22));
+}
