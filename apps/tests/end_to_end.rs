@@ -46,6 +46,10 @@ fn pingpong_in_every_drive_and_odd_sizes() {
         &["-s", "1", "-r", "1"],
         &["-s", "10001", "-m", "256"],
         &["-s", "0"],
+        &["--transport", "uc"],
+        &["--transport", "ud"],
+        &["--transport", "ud", "-s", "4096", "-r", "1"],
+        &["--transport", "ud", "-s", "0", "--drive", "dedicated"],
     ] {
         let bench = Bench::new(Link::Unix);
         let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
@@ -54,6 +58,42 @@ fn pingpong_in_every_drive_and_odd_sizes() {
         let base = ["--port", &b, "-p", &tcp, "-n", "20", "-c", "127.0.0.1"];
         Running::start(PINGPONG, &[&base[..], extra].concat()).finish().good();
         server.finish().good();
+    }
+}
+
+// A datagram is one packet, whatever path MTU is asked for.
+#[test]
+fn a_datagram_longer_than_a_packet_is_refused_before_anything_is_sent() {
+    let bench = Bench::new(Link::Unix);
+    let end = Running::start(PINGPONG, &["--port", &bench.server_port(), "--transport", "ud", "-s", "4097"]);
+    let end = end.finish();
+    assert_eq!(end.code, Some(2), "{}", end.all());
+    assert!(end.stderr.contains("of at most 4096 bytes"), "{}", end.all());
+}
+
+// Neither end of an unreliable game can tell a repeat from the next message: the one that waits gives up, says why and
+// what it counted. Here the peer exchanges addresses and never sends a frame.
+#[test]
+fn an_unreliable_pingpong_gives_up_when_a_message_is_lost() {
+    use std::io::{Read, Write};
+    for transport in ["uc", "ud"] {
+        let bench = Bench::new(Link::Unix);
+        let _peer = std::os::unix::net::UnixDatagram::bind(bench.path("a")).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (b, tcp) = (bench.client_port(), listener.local_addr().unwrap().port().to_string());
+        let args = ["--port", &b, "-p", &tcp, "--transport", transport, "127.0.0.1"];
+        let client = Running::start(PINGPONG, &args);
+        let mut stream = listener.accept().unwrap().0;
+        let mut line = [0; 52];
+        stream.read_exact(&mut line).unwrap();
+        line[..20].copy_from_slice(b"0000:000123:000456:0");
+        line[20..51].copy_from_slice(b"0000000000000000000ffff0a4d0001");
+        stream.write_all(&line).unwrap();
+        let end = client.finish();
+        assert_eq!(end.code, Some(1), "{}", end.all());
+        for part in ["after 0 of 1000", "nobody repeats", "unreachable "] {
+            assert!(end.stderr.contains(part), "{transport}: {}", end.all());
+        }
     }
 }
 

@@ -1,14 +1,14 @@
 /*
  * The far end of the interoperability runs: a program over stock libibverbs, for a Linux guest with soft-RoCE.
  *
- *     peer DEVICE        serves one connection on TCP port 18515, then ends
+ *     peer DEVICE        serves one connection after the other on TCP port 18515
  *
  * It does what the other side asks, line by line: "verb key=value ...", numbers in decimal or 0x hexadecimal.
  * Every line is answered by one line, "ok key=value ..." or "error TEXT". Message i of a run carries
  * pattern(seed + i), so that both sides can tell what arrived.
  *
  *     hello                                                   kernel, device limits, addresses
- *     qp type=rc|uc|ud mtu=1..5 gid=INDEX psn= timeout= retry= rnr= rnrt= depth= access= srq=0|1
+ *     qp type=rc|uc|ud mtu=1..5 gid=INDEX psn= timeout= retry= rnr= rnrt= depth= access= srq=0|1 atomic_write=0|1
  *     connect qp= qpn= psn= dgid=32 hex digits tc= rd=        INIT to RTS
  *     fill off= len= seed=                                    write a pattern into the region
  *     check off= len= seed= count= stride=                    compare
@@ -21,6 +21,7 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <netinet/tcp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -298,7 +299,7 @@ static int poll_one(struct end *e, struct ibv_wc *wc, double until)
 static void expect(struct end *e)
 {
 	uint64_t count = num("count", 1), len = num("len", 0), seed = num("seed", 0), imm = num("imm", 0), i;
-	double until = now() + num("secs", 30);
+	double until = now() + num("secs", 40);
 	uint32_t slot = (e->recv_len + 63) / 64 * 64, grh = e->type == IBV_QPT_UD ? GRH : 0;
 	int again = num("again", 1), skipped = 0, lossy = num("lossy", 0);
 	struct ibv_wc wc;
@@ -345,7 +346,7 @@ static void run(struct end *e)
 	uint64_t seed = num("seed", 0), imm = num("imm", 0), window = num("window", 16), slots = num("slots", window), i;
 	uint32_t rkey = num("rkey", 0);
 	uint64_t posted = 0, done = 0, local = num("local", (len + 63) / 64 * 64);
-	double until = now() + num("secs", 30);
+	double until = now() + num("secs", 40);
 	struct ibv_wc wc;
 	char op[16];
 
@@ -427,7 +428,7 @@ static void run(struct end *e)
 	say("ok done=%llu", (unsigned long long)done);
 }
 
-static void destroy(struct end *e)
+static int destroy(struct end *e)
 {
 	int bad = ibv_destroy_qp(e->qp);
 
@@ -437,7 +438,32 @@ static void destroy(struct end *e)
 		bad |= ibv_destroy_ah(e->ah);
 	bad |= ibv_destroy_cq(e->cq);
 	e->qp = NULL;
-	say(bad ? "error destroy" : "ok");
+	return bad;
+}
+
+/* Whether the kernel answers ATOMIC WRITE (bit 40 of its capabilities), and whether the library can post it. */
+static void atomic_write_ability(int *answers, int *posts)
+{
+	struct ibv_device_attr_ex d = { 0 };
+
+	*answers = !ibv_query_device_ex(ctx, NULL, &d) && (d.device_cap_flags_ex >> 40 & 1);
+	*posts = 0;
+#ifdef HAVE_ATOMIC_WRITE
+	struct ibv_cq *cq = ibv_create_cq(ctx, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex ia = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .pd = pd,
+		.send_ops_flags = IBV_QP_EX_WITH_ATOMIC_WRITE,
+	};
+	struct ibv_qp *qp = cq ? ibv_create_qp_ex(ctx, &ia) : NULL;
+
+	*posts = qp && ibv_qp_to_qp_ex(qp)->wr_atomic_write;
+	if (qp)
+		ibv_destroy_qp(qp);
+	if (cq)
+		ibv_destroy_cq(cq);
+#endif
 }
 
 static void serve(FILE *in)
@@ -453,7 +479,10 @@ static void serve(FILE *in)
 		if (!strncmp(line, "hello", 5)) {
 			uname(&u);
 			ibv_query_device(ctx, &d);
-			fprintf(out, "ok kernel=%s rd_atom=%d region=%u", u.release, d.max_qp_rd_atom, REGION);
+			int answers, posts;
+			atomic_write_ability(&answers, &posts);
+			fprintf(out, "ok kernel=%s rd_atom=%d region=%u atomic_write=%d post_atomic_write=%d", u.release,
+				d.max_qp_rd_atom, REGION, answers, posts);
 			for (int i = 0; i < 16; i++) {
 				static const union ibv_gid none;
 				union ibv_gid gid;
@@ -519,7 +548,7 @@ static void serve(FILE *in)
 			ibv_query_qp(e->qp, &a, IBV_QP_STATE, &ia);
 			say("ok state=%s", states[a.qp_state]);
 		} else if (!strncmp(line, "destroy ", 8)) {
-			destroy(e);
+			say(destroy(e) ? "error destroy" : "ok");
 		} else {
 			say("error no such verb: %.40s", line);
 		}
@@ -549,11 +578,19 @@ int main(int argc, char **argv)
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
 	if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 1))
 		return perror("peer: port 18515"), 1;
-	printf("ready\n");
-	fflush(stdout);
-	s = accept(l, NULL, NULL);
-	setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-	out = fdopen(dup(s), "w");
-	serve(fdopen(s, "r"));
+	/* The other side may hang up in the middle of a line. */
+	signal(SIGPIPE, SIG_IGN);
+	while ((s = accept(l, NULL, NULL)) >= 0) {
+		FILE *in = fdopen(s, "r");
+
+		setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+		out = fdopen(dup(s), "w");
+		serve(in);
+		for (i = 0; i < QPS; i++)
+			if (ends[i].qp)
+				destroy(&ends[i]);
+		fclose(in);
+		fclose(out);
+	}
 	return 0;
 }

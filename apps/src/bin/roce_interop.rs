@@ -7,5 +7,5 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = InteropCli::parse();
-    error::finish("roce-interop", stop::install().and_then(|()| interop::run(&cli)))
+    error::finish("roce-interop", stop::install().and_then(|()| interop::main(&cli)))
 }

@@ -1,8 +1,9 @@
 //! The command line of `roce-interop`.
 
 use super::parse;
-use clap::Parser;
-use std::net::{IpAddr, SocketAddr};
+use crate::interop::{Network, Row};
+use clap::{Args, Parser, Subcommand};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use verbs::Mac;
 use verbs::port::PortSpec;
@@ -15,42 +16,57 @@ use verbs::port::PortSpec;
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-interop", version, max_term_width = 100)]
 pub struct InteropCli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: InteropCommand,
+}
+
+/// What `roce-interop` can do.
+#[derive(Subcommand, Clone, Debug)]
+pub enum InteropCommand {
+    /// The cells of one network
+    Run(RunArgs),
+    /// Checks every frame of a capture: lengths, checksums, the ICRC of each packet both ways
+    Check(CheckArgs),
+    /// Adds a result of another program
+    Note(NoteArgs),
+    /// Puts the results into a page
+    Report(ReportArgs),
+}
+
+/// Options of `run`.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
     /// Port that leads to the guest
     #[arg(long, value_name = "SPEC", value_parser = parse::port)]
     pub port: PortSpec,
     /// Where the guest's program listens
     #[arg(long, value_name = "ADDR:PORT")]
     pub guest: SocketAddr,
-    /// Our address
-    #[arg(long, value_name = "ADDR/PREFIX", default_value = "10.99.0.10/24", value_parser = parse::ip_prefix)]
-    pub ip: (IpAddr, u8),
-    /// The guest's address on the same network
-    #[arg(long, value_name = "ADDR", default_value = "10.99.0.2")]
-    pub peer_ip: IpAddr,
+    /// Addresses, VLAN and faults between the two
+    #[arg(long, value_name = "NAME", default_value = "ipv4")]
+    pub net: Network,
     /// Our Ethernet address
     #[arg(long, value_name = "MAC", default_value = "02:00:00:00:99:0a", value_parser = |s: &str| s.parse::<Mac>())]
     pub mac: Mac,
-    /// VLAN to send in and receive from
-    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(1..=4094))]
-    pub vlan: Option<u16>,
     /// Largest IP packet of the port, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 4200,
           value_parser = clap::value_parser!(u16).range(576..=9600))]
     pub link_mtu: u16,
-    /// The whole product of operations, sizes and path MTUs, instead of a selection
+    /// The whole product of operations, sizes, path MTUs and networks, instead of a selection
     #[arg(long)]
     pub full: bool,
     /// Only the cells whose line has this text
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
-    /// Frames to lose, in percent, each way
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    /// Frames to lose (of the network with faults), in percent, each way
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     pub loss: f64,
-    /// Frames to send twice, in percent, each way
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    /// Frames to send twice, likewise
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     pub duplicate: f64,
-    /// Frames to delay behind later ones, in percent, each way
-    #[arg(long, value_name = "PERCENT", default_value_t = 0.0)]
+    /// Frames to delay behind later ones, likewise
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     pub reorder: f64,
     /// Seed of the faults
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -58,19 +74,43 @@ pub struct InteropCli {
     /// Capture everything that goes over the port into this file
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
+    /// Add the results to this file
+    #[arg(long, value_name = "FILE")]
+    pub results: Option<PathBuf>,
 }
 
-impl InteropCli {
-    /// Whether frames are tampered with.
-    pub fn lossy(&self) -> bool {
-        self.loss + self.duplicate + self.reorder > 0.0
-    }
+/// Options of `check`.
+#[derive(Args, Clone, Debug)]
+pub struct CheckArgs {
+    /// The capture
+    pub pcap: PathBuf,
+    /// Ethernet address that tells our packets from others'
+    #[arg(long, value_name = "MAC", default_value = "02:00:00:00:99:0a", value_parser = |s: &str| s.parse::<Mac>())]
+    pub mac: Mac,
+    /// What the capture is of
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub net: String,
+    /// Add the results to this file
+    #[arg(long, value_name = "FILE")]
+    pub results: Option<PathBuf>,
+}
 
-    /// What a cell's line begins with: the network.
-    pub fn label(&self) -> String {
-        let family = if self.ip.0.is_ipv4() { "ipv4" } else { "ipv6" };
-        let vlan = if self.vlan.is_some() { " vlan" } else { "" };
-        let faults = if self.lossy() { " faults" } else { "" };
-        format!("{family}{vlan}{faults} ")
-    }
+/// Options of `note`.
+#[derive(Args, Clone, Debug)]
+pub struct NoteArgs {
+    /// The file of results
+    pub results: PathBuf,
+    /// The result
+    #[command(flatten)]
+    pub row: Row,
+}
+
+/// Options of `report`.
+#[derive(Args, Clone, Debug)]
+pub struct ReportArgs {
+    /// The file of results
+    pub results: PathBuf,
+    /// Page whose tables are replaced; without it they are printed
+    #[arg(long, value_name = "FILE")]
+    pub page: Option<PathBuf>,
 }

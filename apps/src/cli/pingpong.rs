@@ -1,7 +1,7 @@
-//! The command line of `roce-pingpong`: the short options are those of `ibv_rc_pingpong`.
+//! The command line of `roce-pingpong`: the short options are those of `ibv_rc_pingpong` and its kin.
 
 use super::{DeviceArgs, parse};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
 use verbs::Mtu;
 
@@ -14,20 +14,50 @@ Examples (two terminals on one machine):
   roce-pingpong --port tap:roce0 --ip 192.168.9.1/24 192.168.9.7
   ibv_rc_pingpong -d rxe0 -g 1
 
+  Unreliable, with ibv_uc_pingpong or ibv_ud_pingpong as the peer:
+  roce-pingpong --transport uc localhost
+  roce-pingpong --transport ud -s 1000 localhost
+
   Without DPDK, over datagrams:
   roce-pingpong --port unix:/tmp/a,peer=/tmp/b
   roce-pingpong --port unix:/tmp/b,peer=/tmp/a localhost";
 
-/// Bounces a message to and fro over one RC queue pair
+/// The service type of the queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection: a lost packet ends the game.
+    Uc,
+    /// Unreliable datagrams: the message fits into one packet.
+    Ud,
+}
+
+impl Service {
+    /// Its name for a person.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        }
+    }
+}
+
+/// Bounces a message to and fro over one queue pair
 ///
 /// Without HOST it waits for a client, with HOST it connects to a server there. Queue pair numbers and
-/// addresses are exchanged over TCP as ibv_rc_pingpong does it, so either end may be that tool.
+/// addresses are exchanged over TCP as ibv_rc_pingpong does it, so either end may be that tool (ibv_uc_pingpong,
+/// ibv_ud_pingpong for the other service types).
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-pingpong", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct PingpongCli {
     /// Host of the server; without it, be the server
     #[arg(value_name = "HOST")]
     pub host: Option<String>,
+    /// Service type; over the unreliable ones a lost message ends the game
+    #[arg(short = 'T', long, value_enum, default_value_t = Service::Rc)]
+    pub transport: Service,
     /// TCP port of the exchange
     #[arg(
         short = 'p',
@@ -40,9 +70,9 @@ pub struct PingpongCli {
     /// Address that the server listens on
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
     pub bind: String,
-    /// Message size in bytes
-    #[arg(short, long, value_name = "BYTES", default_value = "4096", value_parser = parse::size)]
-    pub size: u64,
+    /// Message size in bytes; 4096, of datagrams 1024 unless given
+    #[arg(short, long, value_name = "BYTES", value_parser = parse::size)]
+    pub size: Option<u64>,
     /// Path MTU
     #[arg(short, long, value_name = "BYTES", default_value = "1024", value_parser = parse::mtu)]
     pub mtu: Mtu,
@@ -74,4 +104,11 @@ pub struct PingpongCli {
     /// Device options.
     #[command(flatten)]
     pub device: DeviceArgs,
+}
+
+impl PingpongCli {
+    /// Bytes of the message: what was given, or the stock tools' defaults.
+    pub fn message_size(&self) -> u64 {
+        self.size.unwrap_or(if self.transport == Service::Ud { 1024 } else { 4096 })
+    }
 }

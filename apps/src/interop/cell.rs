@@ -1,6 +1,7 @@
 //! The matrix: what one cell does, and which cells a run has.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use verbs::Mtu;
 
 /// Service type of a cell.
@@ -12,6 +13,20 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
+}
+
+impl Service {
+    /// Every service type.
+    pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
+
+    /// Its name, here and in the guest.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+            Self::Ud => "ud",
+        }
+    }
 }
 
 /// Operation of a cell.
@@ -31,12 +46,22 @@ pub enum Op {
     Cas,
     /// FETCH & ADD.
     Fadd,
+    /// ATOMIC WRITE.
+    AtomicWrite,
 }
 
 impl Op {
     /// Every operation.
-    pub const ALL: [Self; 7] =
-        [Self::Send, Self::SendImm, Self::Write, Self::WriteImm, Self::Read, Self::Cas, Self::Fadd];
+    pub const ALL: [Self; 8] = [
+        Self::Send,
+        Self::SendImm,
+        Self::Write,
+        Self::WriteImm,
+        Self::Read,
+        Self::Cas,
+        Self::Fadd,
+        Self::AtomicWrite,
+    ];
 
     /// Its name, here and in the guest.
     pub const fn name(self) -> &'static str {
@@ -48,6 +73,7 @@ impl Op {
             Self::Read => "read",
             Self::Cas => "cas",
             Self::Fadd => "fadd",
+            Self::AtomicWrite => "atomic_write",
         }
     }
     /// Whether it takes a receive request of the other side.
@@ -58,15 +84,23 @@ impl Op {
     pub const fn imm(self) -> bool {
         matches!(self, Self::SendImm | Self::WriteImm)
     }
-    /// Whether it is an atomic.
+    /// Whether it works on one word and returns what was there.
     pub const fn atomic(self) -> bool {
         matches!(self, Self::Cas | Self::Fadd)
+    }
+    /// Whether it writes the responder's region.
+    pub const fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::WriteImm | Self::AtomicWrite)
+    }
+    /// Whether it is 8 bytes long and nothing else.
+    pub const fn one_word(self) -> bool {
+        matches!(self, Self::Cas | Self::Fadd | Self::AtomicWrite)
     }
     /// Whether a type of queue pair has it.
     pub const fn on(self, service: Service) -> bool {
         match service {
             Service::Rc => true,
-            Service::Uc => !matches!(self, Self::Read | Self::Cas | Self::Fadd),
+            Service::Uc => matches!(self, Self::Send | Self::SendImm | Self::Write | Self::WriteImm),
             Service::Ud => matches!(self, Self::Send | Self::SendImm),
         }
     }
@@ -81,22 +115,82 @@ pub enum Requester {
     Linux,
 }
 
+impl Requester {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::Us, Self::Linux];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Us => "us",
+            Self::Linux => "linux",
+        }
+    }
+}
+
+/// What is between the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Network {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+    /// IPv4 in a VLAN.
+    Vlan,
+    /// IPv4, with loss, duplication and reordering both ways.
+    Faults,
+}
+
+impl Network {
+    /// Those that carry the matrix.
+    pub const SOUND: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Vlan];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "ipv4",
+            Self::Ipv6 => "ipv6",
+            Self::Vlan => "vlan",
+            Self::Faults => "faults",
+        }
+    }
+
+    /// Our address and prefix, the guest's address, and the VLAN.
+    pub const fn addresses(self) -> ((IpAddr, u8), IpAddr, Option<u16>) {
+        const fn v4(net: u8, host: u8) -> IpAddr {
+            IpAddr::V4(Ipv4Addr::new(10, net, 0, host))
+        }
+        const fn v6(host: u16) -> IpAddr {
+            IpAddr::V6(Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, host))
+        }
+        match self {
+            Self::Ipv4 | Self::Faults => ((v4(99, 10), 24), v4(99, 2), None),
+            Self::Ipv6 => ((v6(0x10), 64), v6(2), None),
+            Self::Vlan => ((v4(100, 10), 24), v4(100, 2), Some(100)),
+        }
+    }
+}
+
 /// One cell of the matrix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cell {
+    /// Network.
+    pub net: Network,
     /// Service type.
     pub service: Service,
     /// Operation.
     pub op: Op,
     /// Who asks.
     pub by: Requester,
+    /// Which of the [`sizes`] it is.
+    pub size: usize,
     /// Bytes of a message.
     pub len: u32,
     /// Path MTU.
     pub mtu: Mtu,
     /// Messages.
     pub count: u32,
-    /// The responder's receives come from a shared receive queue (Linux' side only).
+    /// The responder's receives come from a shared receive queue.
     pub srq: bool,
     /// First PSN of both sides.
     pub psn: u32,
@@ -104,13 +198,12 @@ pub struct Cell {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let by = if self.by == Requester::Us { "us" } else { "linux" };
-        let service = format!("{:?}", self.service).to_lowercase();
-        write!(f, "{by:5} {service} {:9} {:7} B mtu {:4}", self.op.name(), self.len, self.mtu.bytes())?;
+        let (by, service, op) = (self.by.name(), self.service.name(), self.op.name());
+        write!(f, "{by:5} {service} {op:12} {:7} B mtu {:4}", self.len, self.mtu.bytes())?;
         if self.srq {
             f.write_str(" srq")?;
         }
-        if self.psn > 0xff_ff00 {
+        if self.wraps() {
             f.write_str(" wrap")?;
         }
         Ok(())
@@ -132,41 +225,191 @@ const fn count(len: u32) -> u32 {
     }
 }
 
-/// The whole product, or a selection in which every pair of (operation, requester), size and path MTU appears.
-pub fn matrix(services: &[Service], mtu_max: Mtu, full: bool) -> Vec<Cell> {
-    let mtus: Vec<Mtu> = Mtu::ALL.into_iter().filter(|m| *m <= mtu_max).collect();
+/// A first PSN that comes to its wrap within a few messages, and one that does not.
+const PSNS: [u32; 2] = [0x10_0000, 0xff_fffd];
+
+impl Cell {
+    /// Whether the PSN wraps.
+    pub const fn wraps(&self) -> bool {
+        self.psn == PSNS[1]
+    }
+
+    /// Packets of a message.
+    pub const fn packets(&self) -> u32 {
+        let packets = self.len.div_ceil(self.mtu.bytes() as u32);
+        if packets == 0 { 1 } else { packets }
+    }
+
+    /// What distinguishes it: a small number for each thing that can differ.
+    const fn factors(&self) -> [usize; FACTORS] {
+        [
+            (self.service as usize * Op::ALL.len() + self.op as usize) * 2 + self.by as usize,
+            self.size,
+            self.mtu as usize,
+            self.net as usize,
+            self.srq as usize,
+            self.wraps() as usize,
+        ]
+    }
+}
+
+/// Things that differ between cells, and values that each of them has at most.
+const FACTORS: usize = 6;
+const VALUES: usize = 3 * 8 * 2;
+
+/// Packets of unreliable messages that are under way at most: the queues on the way hold some more.
+pub const UNREPEATED_PACKETS: u32 = 48;
+
+/// Sizes of an operation at a path MTU, each with its place among all of them.
+fn sizes_of(service: Service, op: Op, mtu: Mtu) -> Vec<(usize, u32)> {
+    let all = sizes(mtu);
+    match service {
+        _ if op.one_word() => vec![(0, 8)],
+        // One packet.
+        Service::Ud => all.into_iter().enumerate().filter(|(_, len)| *len <= mtu.bytes() as u32).collect(),
+        // A guest that gets no time for 20 ms costs the packets that no queue has room for, and nobody repeats them.
+        Service::Uc => {
+            let fits = |len: u32| len.div_ceil(mtu.bytes() as u32) <= UNREPEATED_PACKETS;
+            all.into_iter().enumerate().filter(|(_, len)| fits(*len)).collect()
+        }
+        _ => all.into_iter().enumerate().collect(),
+    }
+}
+
+/// The whole product on these networks.
+pub fn product(nets: &[Network], mtu_max: Mtu) -> Vec<Cell> {
     let mut cells = Vec::new();
-    for service in services.iter().copied() {
-        for (o, op) in Op::ALL.into_iter().filter(|op| op.on(service)).enumerate() {
-            for (b, by) in [Requester::Us, Requester::Linux].into_iter().enumerate() {
-                for (m, mtu) in mtus.iter().copied().enumerate() {
-                    let lens: Vec<u32> = match (op.atomic(), service) {
-                        (true, _) => vec![8],
-                        (_, Service::Ud) => {
-                            let m = mtu_max.bytes() as u32;
-                            vec![0, 1, m - 1, m]
+    for service in Service::ALL {
+        for op in Op::ALL.into_iter().filter(|op| op.on(service)) {
+            for by in Requester::BOTH {
+                for mtu in Mtu::ALL.into_iter().filter(|m| *m <= mtu_max) {
+                    // The path MTU of datagrams is the port's.
+                    if service == Service::Ud && mtu != mtu_max {
+                        continue;
+                    }
+                    for (size, len) in sizes_of(service, op, mtu) {
+                        for srq in [false, true] {
+                            if srq && !(op.receives() && service == Service::Rc) {
+                                continue;
+                            }
+                            for psn in PSNS {
+                                for net in nets.iter().copied() {
+                                    let count = count(len);
+                                    cells.push(Cell {
+                                        net,
+                                        service,
+                                        op,
+                                        by,
+                                        size,
+                                        len,
+                                        mtu,
+                                        count,
+                                        srq,
+                                        psn,
+                                    });
+                                }
+                            }
                         }
-                        // A long unreliable message fits into the queues on the way.
-                        (_, Service::Uc) => {
-                            sizes(mtu).into_iter().filter(|len| *len <= 16 << mtu.log2()).collect()
-                        }
-                        _ => sizes(mtu).to_vec(),
-                    };
-                    for (s, len) in lens.iter().copied().enumerate() {
-                        // A Latin square: each size with each operation and each MTU, once.
-                        if !full && (o + b + m + s) % mtus.len() != 0 {
-                            continue;
-                        }
-                        let psn = if (o + s) % 3 == 0 { 0xff_fffd } else { 0x10_0000 + 7919 * s as u32 };
-                        let srq = op.receives()
-                            && by == Requester::Us
-                            && service == Service::Rc
-                            && (m + s) % 2 == 0;
-                        cells.push(Cell { service, op, by, len, mtu, count: count(len), srq, psn });
                     }
                 }
             }
         }
     }
     cells
+}
+
+/// Of these cells so many that each two values which some cell has, one of the chosen ones has as well: every
+/// operation by every requester at every size, every size at every path MTU, every path MTU on every network, and so
+/// on.
+pub fn pairwise(cells: &[Cell]) -> Vec<Cell> {
+    let mut seen = vec![false; (FACTORS * VALUES) * (FACTORS * VALUES)];
+    let at =
+        |f: &[usize; FACTORS], i: usize, j: usize| (i * VALUES + f[i]) * FACTORS * VALUES + j * VALUES + f[j];
+    let pairs = || (0..FACTORS).flat_map(|i| (i + 1..FACTORS).map(move |j| (i, j)));
+    let mut chosen = vec![false; cells.len()];
+    loop {
+        let news = |cell: &Cell| {
+            let f = cell.factors();
+            pairs().filter(|(i, j)| !seen[at(&f, *i, *j)]).count()
+        };
+        // The first of those that have most to show.
+        let best = cells.iter().enumerate().map(|(n, cell)| (news(cell), usize::MAX - n)).max();
+        let Some((1.., n)) = best else { break };
+        let n = usize::MAX - n;
+        chosen[n] = true;
+        let f = cells[n].factors();
+        for (i, j) in pairs() {
+            seen[at(&f, i, j)] = true;
+        }
+    }
+    cells.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(cell, _)| *cell).collect()
+}
+
+/// The cells of a run on one network: all of the product, or the selection's share.
+pub fn matrix(net: Network, mtu_max: Mtu, full: bool) -> Vec<Cell> {
+    let all = match net {
+        // What is lost comes back by retries: reliable connections, messages of a few packets.
+        Network::Faults => {
+            let mut cells = product(&[net], mtu_max);
+            cells.retain(|c| c.service == Service::Rc && c.packets() <= 16);
+            cells
+        }
+        _ => product(&Network::SOUND, mtu_max),
+    };
+    let mut cells = if full { all } else { pairwise(&all) };
+    cells.retain(|c| c.net == net);
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn pairs(cells: &[Cell]) -> BTreeSet<(usize, usize, usize, usize)> {
+        let of = |f: [usize; FACTORS]| {
+            (0..FACTORS).flat_map(move |i| (i + 1..FACTORS).map(move |j| (i, f[i], j, f[j])))
+        };
+        cells.iter().flat_map(|c| of(c.factors())).collect()
+    }
+
+    #[test]
+    fn the_selection_has_every_pair_that_the_product_has_and_is_small() {
+        for nets in [&Network::SOUND[..], &[Network::Ipv4]] {
+            let all = product(nets, Mtu::Mtu4096);
+            let some = pairwise(&all);
+            assert_eq!(pairs(&some), pairs(&all));
+            assert!(some.len() < 250 && all.len() > 10 * some.len(), "{} of {}", some.len(), all.len());
+            assert!(some.iter().all(|c| all.contains(c)));
+        }
+    }
+
+    #[test]
+    fn no_two_values_of_a_factor_are_one() {
+        let all = product(&Network::SOUND, Mtu::Mtu4096);
+        let different: BTreeSet<_> = all.iter().map(Cell::factors).collect();
+        assert_eq!(different.len(), all.len());
+        assert!(all.iter().all(|c| c.factors().iter().all(|v| *v < VALUES)));
+    }
+
+    #[test]
+    fn the_parts_of_the_networks_are_the_whole() {
+        let whole = product(&Network::SOUND, Mtu::Mtu1024);
+        let parts: usize = Network::SOUND.map(|net| matrix(net, Mtu::Mtu1024, true).len()).iter().sum();
+        assert_eq!(parts, whole.len());
+        for (net, full) in [(Network::Ipv6, false), (Network::Faults, false), (Network::Faults, true)] {
+            let cells = matrix(net, Mtu::Mtu4096, full);
+            assert!(!cells.is_empty() && cells.iter().all(|c| c.net == net));
+        }
+    }
+
+    #[test]
+    fn sizes_and_counts_are_those_asked_for() {
+        for cell in product(&[Network::Ipv4], Mtu::Mtu4096) {
+            let least = if cell.len <= cell.mtu.bytes() as u32 + 1 { 1000 } else { 20 };
+            assert!(cell.count >= least, "{cell}");
+            assert!(cell.len == 8 || sizes(cell.mtu)[cell.size] == cell.len, "{cell}");
+            assert!(cell.service != Service::Ud || cell.len <= 4096, "{cell}");
+        }
+    }
 }

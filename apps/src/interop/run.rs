@@ -3,20 +3,20 @@
 //! Byte `i` of pattern `s` is `(s + i) mod 251`; message `n` of a run carries pattern `seed + n`. Both regions are
 //! laid out alike: what is sent, and what peers write to, in the lower half; receives in the upper half.
 
-use super::cell::{Cell, Op, Requester, Service};
+use super::cell::{Cell, Op, Requester, Service, UNREPEATED_PACKETS};
 use super::remote::{Remote, Reply};
 use crate::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{
     Access, Ah, Context, Cq, GRH_LEN, Gid, Mr, Pd, Psn, Qp, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint,
-    RcOptions, RecvWr, SendWr, Wc, WcStatus, ah_attr_to,
+    RcOptions, RecvWr, SendWr, Srq, SrqInitAttr, Wc, WcStatus, ah_attr_to,
 };
 
 /// Bytes of the registered region of either side.
 const REGION: usize = 8 << 20;
-const HALF: usize = REGION / 2;
+pub(super) const HALF: usize = REGION / 2;
 /// A cell without progress for this long has failed.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// One side's device and the guest, for all cells of a network.
 #[derive(Debug)]
@@ -26,9 +26,12 @@ pub struct Bench {
     cq: Cq,
     mr: Mr,
     pd: Pd,
-    context: Context,
     gid_index: u8,
     theirs: u64,
+    kernel: String,
+    /// Whether the kernel answers ATOMIC WRITE, and whether its library can ask for it.
+    atomic_write: [bool; 2],
+    lossy: bool,
 }
 
 /// How a pair of queue pairs is made, beyond the cell.
@@ -64,7 +67,10 @@ pub struct Pair {
     pub rkey: u32,
     /// Address of the guest's region.
     pub addr: u64,
-    depth: u32,
+    /// Receives that fit in.
+    pub depth: u32,
+    /// Where our receives are posted, if not to the queue pair. After it: a queue that is in use stays.
+    srq: Option<Srq>,
     /// Where datagrams go.
     route: Option<Route>,
 }
@@ -99,25 +105,44 @@ fn put(into: &mut Vec<u8>, len: usize, seed: u64) {
 }
 
 impl Bench {
-    /// Our side on an open device, talking from the address at `gid_index` to the guest's `theirs`.
+    /// Our side on an open device, talking from the address at `gid_index` to the guest's `theirs`; `lossy` if packets
+    /// are lost on the way.
     ///
     /// # Errors
     /// [`AppError::Setup`], [`AppError::Peer`].
-    pub fn new(context: Context, mut remote: Remote, gid_index: u8, theirs: Gid) -> Result<Self> {
+    pub fn new(
+        context: &Context,
+        mut remote: Remote,
+        gid_index: u8,
+        theirs: Gid,
+        lossy: bool,
+    ) -> Result<Self> {
         let hello = remote.ask("hello")?;
         let theirs = hex(theirs);
         let found =
             hello.pairs().find(|(_, v)| *v == theirs).and_then(|(k, _)| k.strip_prefix("gid")?.parse().ok());
         let theirs = found.ok_or_else(|| AppError::Setup(format!("the guest has no GID {theirs}")))?;
+        let kernel = hello.text("kernel").to_string();
+        let atomic_write = [hello.num("atomic_write") == 1, hello.num("post_atomic_write") == 1];
         let pd = context.alloc_pd()?;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let mr = pd.reg_mr(REGION, rights)?;
-        Ok(Self { remote, cq: context.create_cq(4096)?, mr, pd, context, gid_index, theirs })
+        let cq = context.create_cq(4096)?;
+        Ok(Self { remote, cq, mr, pd, gid_index, theirs, kernel, atomic_write, lossy })
     }
 
-    /// The device.
-    pub fn context(&self) -> &Context {
-        &self.context
+    /// Why the guest cannot do its part of an operation, if so.
+    pub fn lacks(&self, op: Op, by: Requester) -> Option<String> {
+        match (op, by, self.atomic_write) {
+            (Op::AtomicWrite, _, [false, _]) => Some(format!(
+                "soft-RoCE of Linux {} has no ATOMIC WRITE (Linux 6.2 and later do)",
+                self.kernel
+            )),
+            (Op::AtomicWrite, Requester::Linux, [_, false]) => {
+                Some("the guest's rdma-core cannot post ATOMIC WRITE".into())
+            }
+            _ => None,
+        }
     }
 
     /// Address and key of our region.
@@ -142,11 +167,18 @@ impl Bench {
             Service::Uc => QpType::Uc,
             Service::Ud => QpType::Ud,
         };
-        let qp = self.pd.create_qp(&QpInitAttr::new(qp_type, &self.cq, &self.cq).cap(cap).sig_all())?;
+        let ours_shared = cell.srq && cell.by == Requester::Linux;
+        let srq = ours_shared.then(|| self.pd.create_srq(&SrqInitAttr::new(depth, 1))).transpose()?;
+        let mut init = QpInitAttr::new(qp_type, &self.cq, &self.cq).cap(cap).sig_all();
+        if let Some(srq) = &srq {
+            init = init.srq(srq);
+        }
+        let qp = self.pd.create_qp(&init)?;
         let t = terms;
         let theirs = self.remote.ask(&format!(
-            "qp type={} mtu={} gid={} psn={} timeout={} retry={} rnr={} rnrt={} depth={depth} access={} srq={}",
-            format!("{:?}", cell.service).to_lowercase(),
+            "qp type={} mtu={} gid={} psn={} timeout={} retry={} rnr={} rnrt={} depth={depth} access={} srq={} \
+             atomic_write={}",
+            cell.service.name(),
             cell.mtu as u8,
             self.theirs,
             cell.psn,
@@ -155,7 +187,8 @@ impl Bench {
             t.rnr_retry,
             t.rnr_timer,
             t.access.bits(),
-            u8::from(cell.srq),
+            u8::from(cell.srq && cell.by == Requester::Us),
+            u8::from(cell.op == Op::AtomicWrite && cell.by == Requester::Linux),
         ))?;
         let ours = qp.endpoint(self.gid_index)?;
         let id = theirs.num("qp");
@@ -194,7 +227,7 @@ impl Bench {
             }
         }
         let (rkey, addr) = (theirs.num("rkey") as u32, theirs.num("addr"));
-        Ok(Pair { qp, id, rkey, addr, depth, route })
+        Ok(Pair { qp, id, rkey, addr, depth, srq, route })
     }
 
     /// Destroys a pair on both sides.
@@ -208,16 +241,21 @@ impl Bench {
     }
 
     fn poll(&self, until: Instant) -> Result<Wc> {
-        let mut wc = [Wc::default()];
         loop {
-            if self.cq.poll(&mut wc)? == 1 {
-                return Ok(wc[0]);
+            if let Some(wc) = self.look()? {
+                return Ok(wc);
             }
             if Instant::now() > until {
                 return Err(AppError::Timeout(format!("no completion for {} s", PATIENCE.as_secs())));
             }
             crate::stop::check()?;
         }
+    }
+
+    /// The completions that are there, of 1.
+    pub(super) fn look(&self) -> Result<Option<Wc>> {
+        let mut wc = [Wc::default()];
+        Ok((self.cq.poll(&mut wc)? == 1).then_some(wc[0]))
     }
 
     /// The next completion of ours.
@@ -235,8 +273,12 @@ impl Bench {
     pub fn post_recv(&self, pair: &Pair, n: u32, len: u32) -> Result<()> {
         let slot = n % pair.depth;
         let at = HALF + slot as usize * slot_of(len);
-        let sge = self.mr.sge(at..at + len as usize)?;
-        pair.qp.post_recv(&[RecvWr::new(slot.into(), &[sge])])?;
+        let sge = [self.mr.sge(at..at + len as usize)?];
+        let wr = [RecvWr::new(slot.into(), &sge)];
+        match &pair.srq {
+            Some(srq) => srq.post_recv(&wr)?,
+            None => pair.qp.post_recv(&wr)?,
+        }
         Ok(())
     }
 
@@ -262,6 +304,7 @@ impl Bench {
             Op::Read => SendWr::read(n, &sge, addr, rkey),
             Op::Cas => SendWr::cmp_and_swp(n, &sge, base, rkey, seed + n, seed + n + 1),
             Op::Fadd => SendWr::fetch_and_add(n, &sge, base, rkey, 1),
+            Op::AtomicWrite => SendWr::atomic_write(n, &sge, addr, rkey),
         };
         let wr = match &pair.route {
             Some(route) => wr.to(&route.ah, route.qpn, route.qkey),
@@ -271,7 +314,7 @@ impl Bench {
         Ok(())
     }
 
-    fn compare(&self, at: usize, len: u32, seed: u64, what: &str) -> Result<()> {
+    pub(super) fn compare(&self, at: usize, len: u32, seed: u64, what: &str) -> Result<()> {
         let (mut want, mut is) = (Vec::new(), vec![0; len as usize]);
         put(&mut want, len as usize, seed);
         self.mr.read(at, &mut is)?;
@@ -290,7 +333,10 @@ impl Bench {
     pub fn run(&mut self, cell: &Cell) -> Result<()> {
         let room = cell.len + grh(cell.service);
         let depth = (HALF / slot_of(room).max(1)).clamp(1, 64) as u32;
-        let pair = self.pair(cell, depth.next_power_of_two().min(64), &Terms::default())?;
+        // A lost packet that nothing else shows costs a timeout: 15 is 134 ms.
+        let timeout = if self.lossy { 15 } else { Terms::default().timeout };
+        let terms = Terms { timeout, ..Terms::default() };
+        let pair = self.pair(cell, depth.next_power_of_two().min(64), &terms)?;
         let done = self.messages(cell, &pair, depth);
         let closed = self.close(pair);
         done.and(closed)
@@ -310,15 +356,17 @@ impl Bench {
                 }
             }
         }
-        let packets = cell.len.div_ceil(cell.mtu.bytes() as u32).max(1);
+        let window = depth.min(16);
         let batch = match cell.service {
+            // Each WRITE is looked at before another one takes its place.
+            Service::Rc if cell.op.writes() => window,
             Service::Rc => cell.count,
-            Service::Uc | Service::Ud => (BATCH_PACKETS / packets).clamp(1, 16),
+            Service::Uc | Service::Ud => (UNREPEATED_PACKETS / cell.packets()).clamp(1, window),
         };
         let seed = 1000 + u64::from(cell.len);
+        let window = u64::from(window);
         for first in (0..cell.count).step_by(batch as usize) {
             let part = Cell { count: batch.min(cell.count - first), ..*cell };
-            let window = u64::from(depth.min(16));
             match cell.by {
                 Requester::Us => self.ask(&part, pair, seed + u64::from(first), window)?,
                 Requester::Linux => self.serve(&part, pair, seed + u64::from(first), window)?,
@@ -376,13 +424,10 @@ impl Bench {
             let reply = self.remote.answer()?;
             all_done(&reply, count)?;
         }
-        if matches!(op, Op::Write | Op::WriteImm) {
-            let (slots, first) = (window.min(count), count.saturating_sub(window));
-            for n in first..first + slots {
-                let line = format!("check off={} len={len} seed={}", n % window * stride as u64, seed + n);
-                // Nothing tells when an unreliable WRITE is there.
-                settled(cell.service, || self.remote.ask(&line).map(drop))?;
-            }
+        if op.writes() {
+            let line = format!("check off=0 len={len} seed={seed} count={count} stride={stride}");
+            // Nothing tells when an unreliable WRITE is there.
+            settled(cell.service, || self.remote.ask(&line).map(drop))?;
         }
         Ok(())
     }
@@ -436,18 +481,15 @@ impl Bench {
         // A thread of the device turns it while nobody polls.
         let reply = self.remote.answer()?;
         all_done(&reply, count)?;
-        if matches!(op, Op::Write | Op::WriteImm) {
-            for n in count.saturating_sub(window)..count {
-                let at = (n % window) as usize * stride;
+        if op.writes() {
+            for n in 0..count {
+                let at = n as usize * stride;
                 settled(cell.service, || self.compare(at, len, seed + n, &format!("WRITE {n}")))?;
             }
         }
         Ok(())
     }
 }
-
-/// Packets of unreliable messages that are under way at most: no queue on the way may overflow.
-const BATCH_PACKETS: u32 = 48;
 
 /// Bytes in front of a received message that hold the network header.
 fn grh(service: Service) -> u32 {
@@ -467,11 +509,11 @@ fn settled(service: Service, mut look: impl FnMut() -> Result<()>) -> Result<()>
 }
 
 /// Bytes from one message's slot to the next, on both sides.
-fn slot_of(len: u32) -> usize {
+pub(super) fn slot_of(len: u32) -> usize {
     (len as usize).next_multiple_of(64)
 }
 
-fn all_done(reply: &Reply, count: u64) -> Result<()> {
+pub(super) fn all_done(reply: &Reply, count: u64) -> Result<()> {
     if reply.num("done") == count {
         return Ok(());
     }

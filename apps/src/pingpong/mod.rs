@@ -1,11 +1,12 @@
 //! `roce-pingpong`: the first program that everyone runs.
 //!
-//! One RC queue pair, one buffer, one message bounced to and fro, in the manner of `ibv_rc_pingpong`: same
-//! exchange, same order of work, same lines of output.
+//! One queue pair, one buffer, one message bounced to and fro, in the manner of `ibv_rc_pingpong`, `ibv_uc_pingpong`
+//! and `ibv_ud_pingpong`: same exchange, same order of work, same lines of output.
 
 pub mod exchange;
 
-use crate::cli::pingpong::PingpongCli;
+use crate::cli::pingpong::{PingpongCli, Service};
+use crate::counters::Counts;
 use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
 use crate::measure::link::completion_error;
@@ -14,10 +15,8 @@ use crate::rig::{self, Crank, OpenDevice, Rig, Side};
 use crate::stop;
 use exchange::{Destination, Stream};
 use std::time::{Duration, Instant};
-use verbs::{
-    Access, CqPoller, Mr, Psn, QpCap, QpInitAttr, Qpn, RcEndpoint, RcOptions, RecvQueue, RecvWr, SendQueue,
-};
-use verbs::{SendWr, Wc};
+use verbs::{Access, Ah, CqPoller, GRH_LEN, Mr, Psn, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint, RcOptions};
+use verbs::{RecvQueue, RecvWr, SendQueue, SendWr, Wc, ah_attr_to};
 
 /// Tags of requests, as the stock tool numbers them.
 const RECV_ID: u64 = 1;
@@ -25,6 +24,8 @@ const SEND_ID: u64 = 2;
 /// What the buffer is filled with, and the distance of the bytes that `--chk` sets and looks at.
 const FILL: u8 = 0x7b;
 const PAGE: usize = 4096;
+/// Q_Key of the stock tool's datagrams.
+const QKEY: u32 = 0x1111_1111;
 /// How long the end that is through first stays, for the other to get everything.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -41,7 +42,15 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     };
     let mut rig = Rig::open(&cli.device, side)?;
     let path_mtu = rig.path_mtu();
-    if cli.mtu > path_mtu {
+    let size = cli.message_size() as usize;
+    if cli.transport == Service::Ud && size > path_mtu.bytes() {
+        return Err(AppError::Usage(format!(
+            "a datagram is one packet, of at most {} bytes through a port of {} bytes; use -s or a larger --link-mtu",
+            path_mtu.bytes(),
+            rig.link_mtu()
+        )));
+    }
+    if cli.transport != Service::Ud && cli.mtu > path_mtu {
         return Err(AppError::Usage(format!(
             "path MTU {} does not fit through a port of {} bytes; use -m {} or a larger --link-mtu",
             cli.mtu.bytes(),
@@ -56,9 +65,10 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     let OpenDevice { context, crank } = device;
 
     let pd = context.alloc_pd()?;
-    let size = cli.size as usize;
-    let mr = pd.reg_mr(size, Access::LOCAL_WRITE)?;
-    mr.fill(0..size, FILL)?;
+    // A datagram brings its network header along, in front of the message.
+    let head = if cli.transport == Service::Ud { GRH_LEN } else { 0 };
+    let mr = pd.reg_mr(head + size, Access::LOCAL_WRITE)?;
+    mr.fill(0..head + size, FILL)?;
     let cq = context.create_cq(cli.rx_depth + 1)?;
     let cap = QpCap {
         max_send_wr: 1,
@@ -67,7 +77,12 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         max_recv_sge: 1,
         max_inline_data: 0,
     };
-    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap))?;
+    let qp_type = match cli.transport {
+        Service::Rc => QpType::Rc,
+        Service::Uc => QpType::Uc,
+        Service::Ud => QpType::Ud,
+    };
+    let qp = pd.create_qp(&QpInitAttr::new(qp_type, &cq, &cq).cap(cap))?;
     let options = RcOptions {
         sgid_index: cli.gid_idx,
         path_mtu: Some(cli.mtu),
@@ -78,18 +93,27 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         max_dest_rd_atomic: 1,
         ..RcOptions::default()
     };
-    qp.init_rc(&options)?;
+    match cli.transport {
+        Service::Rc | Service::Uc => qp.init_rc(&options)?,
+        Service::Ud => qp.activate_ud(QKEY)?,
+    }
     let poller = cq.poller()?;
     let (sq, rq) = qp.split()?;
-    let mut game = Game { mr: &mr, sq, rq, poller, cli, posted: 0, peer: gid };
+    let mut game = Game { mr: &mr, head, sq, rq, poller, cli, posted: 0, peer: gid, to: None };
     game.post_receives()?;
 
     let ours = Destination { lid: 0, qpn: qp.qp_num().get(), psn: qp.first_psn().get(), gid };
     println!("  local address:  {ours}");
+    let address = |theirs: &Destination| peer_ip.map_or(theirs.gid, verbs::Gid::from_ip);
     let connect = |theirs: &Destination| -> Result<()> {
-        let gid = peer_ip.map_or(theirs.gid, verbs::Gid::from_ip);
-        let endpoint = RcEndpoint { gid, qpn: Qpn::new(theirs.qpn), psn: Psn::new(theirs.psn) };
-        Ok(qp.connect_rc(&endpoint, &options)?)
+        let endpoint =
+            RcEndpoint { gid: address(theirs), qpn: Qpn::new(theirs.qpn), psn: Psn::new(theirs.psn) };
+        match cli.transport {
+            Service::Rc => qp.connect_rc(&endpoint, &options)?,
+            Service::Uc => qp.connect_uc(&endpoint, &options)?,
+            Service::Ud => {} // each datagram names its destination
+        }
+        Ok(())
     };
     let mut idle = || {
         crank.turn();
@@ -121,13 +145,29 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     };
     println!("  remote address: {theirs}");
     game.peer = theirs.gid;
+    if cli.transport == Service::Ud {
+        let mut attr = ah_attr_to(address(&theirs), cli.gid_idx);
+        attr.sl = cli.sl;
+        if let Some(grh) = &mut attr.grh {
+            grh.traffic_class = options.traffic_class;
+        }
+        game.to = Some((pd.create_ah(&attr)?, Qpn::new(theirs.qpn)));
+    }
 
-    let elapsed = game.play(side, crank, &mut stream)?;
+    let elapsed = game.play(side, crank, &mut stream).map_err(|e| match e {
+        AppError::Timeout(what) => {
+            AppError::Timeout(match Counts::new(context.counters().iter()).notable() {
+                noted if noted.is_empty() => what,
+                noted => format!("{what} (counted here: {noted})"),
+            })
+        }
+        other => other,
+    })?;
     if cli.check {
-        check_contents(&mr)?;
+        check_contents(&mr, head)?;
     }
     let seconds = elapsed.as_secs_f64().max(1e-9);
-    let bytes = cli.size * cli.iters * 2;
+    let bytes = cli.message_size() * cli.iters * 2;
     println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
     println!(
         "{} iters in {seconds:.2} seconds = {:.2} usec/iter",
@@ -153,12 +193,12 @@ fn row(cli: &PingpongCli, seconds: f64, rig: &Rig) -> Row {
     Row {
         op: "pingpong",
         mode: "lat",
-        size: cli.size,
+        size: cli.message_size(),
         mtu: Some(cli.mtu.bytes() as u64),
         qps: Some(1),
         port: cli.device.port.to_string(),
         msgs_per_s: Some(rate),
-        gbit_per_s: Some(rate * cli.size as f64 * 8.0 / 1e9),
+        gbit_per_s: Some(rate * cli.message_size() as f64 * 8.0 / 1e9),
         retries: Some(totals.retries),
         naks: Some(totals.naks),
         rnr: Some(totals.rnr),
@@ -170,8 +210,8 @@ fn row(cli: &PingpongCli, seconds: f64, rig: &Rig) -> Row {
 }
 
 /// Checks what the last message brought: zero at the start of each page, the fill everywhere else.
-fn check_contents(mr: &Mr) -> Result<()> {
-    let data = mr.to_vec(0..mr.len())?;
+fn check_contents(mr: &Mr, head: usize) -> Result<()> {
+    let data = mr.to_vec(head..mr.len())?;
     match data.iter().enumerate().find(|(n, b)| **b != if n % PAGE == 0 { 0 } else { FILL }) {
         None => Ok(()),
         Some((n, b)) => Err(AppError::Verify(format!(
@@ -183,6 +223,8 @@ fn check_contents(mr: &Mr) -> Result<()> {
 /// The ball, the rackets, the score.
 struct Game<'a> {
     mr: &'a Mr,
+    /// Bytes in front of the message.
+    head: usize,
     sq: SendQueue,
     rq: RecvQueue,
     poller: CqPoller,
@@ -190,6 +232,8 @@ struct Game<'a> {
     /// Receives that are posted.
     posted: u32,
     peer: verbs::Gid,
+    /// Where datagrams go.
+    to: Option<(Ah, Qpn)>,
 }
 
 impl Game<'_> {
@@ -204,14 +248,19 @@ impl Game<'_> {
     }
 
     fn post_send(&mut self) -> Result<()> {
-        let sge = [self.mr.sge(0..self.mr.len())?];
-        Ok(self.sq.post_send(&[SendWr::send(SEND_ID, &sge).signaled()])?)
+        let sge = [self.mr.sge(self.head..self.mr.len())?];
+        let wr = SendWr::send(SEND_ID, &sge).signaled();
+        let wr = match &self.to {
+            Some((ah, qpn)) => wr.to(ah, *qpn, QKEY),
+            None => wr,
+        };
+        Ok(self.sq.post_send(&[wr])?)
     }
 
     /// Plays all rounds; the time they took.
     fn play(&mut self, side: Side, crank: &mut Crank, stream: &mut Stream) -> Result<Duration> {
         if self.cli.check {
-            for page in (0..self.mr.len()).step_by(PAGE) {
+            for page in (self.head..self.mr.len()).step_by(PAGE) {
                 self.mr.write(page, &[0])?;
             }
         }
@@ -219,7 +268,7 @@ impl Game<'_> {
         let (mut sending, mut receiving) = (false, true);
         let mut wcs = [Wc::default(); 2];
         let mut idle_turns = 0u32;
-        let mut closed_since = None;
+        let (mut closed_since, mut quiet_since) = (None, None);
         let start = Instant::now();
         if side == Side::Client {
             self.post_send()?;
@@ -254,6 +303,14 @@ impl Game<'_> {
                 // The stock tool closes its end right after the exchange. So an end that is closed means something
                 // only when nothing else moves for long; requests that are outstanding fail by themselves.
                 let now = Instant::now();
+                if self.cli.transport != Service::Rc && now - *quiet_since.get_or_insert(now) > QUIET {
+                    return Err(AppError::Timeout(format!(
+                        "no message came for {QUIET:?} after {received} of {}: one was lost, which over {} nobody \
+                         repeats",
+                        self.cli.iters,
+                        self.cli.transport.name(),
+                    )));
+                }
                 if !sending && stream.is_closed() {
                     let since = *closed_since.get_or_insert(now);
                     if now - since > GONE {
@@ -265,7 +322,7 @@ impl Game<'_> {
                     }
                 }
             } else if n > 0 {
-                closed_since = None;
+                (closed_since, quiet_since) = (None, None);
             }
         }
         Ok(start.elapsed())
@@ -274,3 +331,6 @@ impl Game<'_> {
 
 /// How long a peer whose TCP connection is closed may be silent.
 const GONE: Duration = Duration::from_secs(10);
+/// How long an unreliable message may take. A repeat would not help: the other end could not tell it from the next
+/// message, and the stock tools count what they get.
+const QUIET: Duration = Duration::from_secs(5);

@@ -1,0 +1,187 @@
+//! An examiner of captures that shares nothing with the stack: it reads the bytes from the front, as the
+//! specification has them, and computes each packet's ICRC (IBA A17.3.3) over a pseudo packet of its own.
+
+use crate::error::{AppError, Result};
+use pcap_file::pcap::PcapReader;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+
+/// What was found in a capture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Frames of any kind.
+    pub frames: u64,
+    /// RoCEv2 packets with a right ICRC: ours, and others'.
+    pub right: [u64; 2],
+    /// How many packets of each opcode there were.
+    pub opcodes: BTreeMap<u8, u64>,
+    /// What is wrong with which frame; the first few.
+    pub wrong: Vec<String>,
+    /// Frames with something wrong.
+    pub wrong_frames: u64,
+}
+
+/// Examines the frames of a capture; `ours` is the Ethernet address that tells our packets from others'.
+///
+/// # Errors
+/// A file that cannot be read, or is no capture of Ethernet frames.
+pub fn file(path: &Path, ours: [u8; 6]) -> Result<Findings> {
+    let fail = |e: String| AppError::Setup(format!("{}: {e}", path.display()));
+    let file = File::open(path).map_err(|e| fail(e.to_string()))?;
+    let mut reader =
+        PcapReader::new(BufReader::with_capacity(1 << 20, file)).map_err(|e| fail(e.to_string()))?;
+    let mut found = Findings::default();
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.map_err(|e| fail(e.to_string()))?;
+        found.frame(&packet.data, ours);
+    }
+    Ok(found)
+}
+
+impl Findings {
+    /// Examines one frame.
+    pub fn frame(&mut self, bytes: &[u8], ours: [u8; 6]) {
+        self.frames += 1;
+        match roce(bytes) {
+            Ok(None) => {}
+            Ok(Some(opcode)) => {
+                self.right[usize::from(bytes[6..12] != ours)] += 1;
+                *self.opcodes.entry(opcode).or_default() += 1;
+            }
+            Err(why) => {
+                self.wrong_frames += 1;
+                if self.wrong.len() < 10 {
+                    self.wrong.push(format!("frame {}: {why}", self.frames));
+                }
+            }
+        }
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> usize {
+    usize::from(bytes[at]) << 8 | usize::from(bytes[at + 1])
+}
+
+/// The opcode of a RoCEv2 packet that is right in every length and in its ICRC; `None` for other frames.
+fn roce(frame: &[u8]) -> core::result::Result<Option<u8>, String> {
+    if frame.len() < 14 {
+        return Err("shorter than an Ethernet header".into());
+    }
+    let (mut ethertype, mut at) = (word(frame, 12), 14);
+    if ethertype == 0x8100 && frame.len() >= 18 {
+        (ethertype, at) = (word(frame, 16), 18);
+    }
+    let ip = &frame[at..];
+    // Where UDP begins, how long the IP packet says it is, and which bytes of its header may change on the way.
+    let (udp, total, changing): (usize, usize, &[core::ops::Range<usize>]) = match ethertype {
+        0x0800 if ip.len() >= 20 && ip[0] == 0x45 && ip[9] == 17 => {
+            let sum: usize = (0..10).map(|n| word(ip, 2 * n)).sum();
+            if (sum & 0xffff) + (sum >> 16) != 0xffff {
+                return Err("the IPv4 header's checksum is wrong".into());
+            }
+            // Type of service, time to live, checksum.
+            (20, word(ip, 2), &[1..2, 8..9, 10..12])
+        }
+        // Traffic class and flow label (the version stays), hop limit.
+        0x86dd if ip.len() >= 40 && ip[6] == 17 => (40, 40 + word(ip, 4), &[1..4, 7..8]),
+        _ => return Ok(None),
+    };
+    if ip.len() < udp + 8 || word(ip, udp + 2) != 4791 {
+        return Ok(None);
+    }
+    let (length, packet) = (word(ip, udp + 4), ip.get(..total).ok_or("shorter than IP says")?);
+    if udp + length != total {
+        return Err(format!("UDP says {length} bytes, IP {}", total - udp));
+    }
+    if length < 8 + 12 + 4 || length % 4 != 0 {
+        return Err(format!("{length} bytes of UDP hold no packet"));
+    }
+    let (body, icrc) = packet.split_at(total - 4);
+    let icrc = u32::from_le_bytes([icrc[0], icrc[1], icrc[2], icrc[3]]);
+    // Eight bytes of ones stand for the local route header of InfiniBand.
+    let mut pseudo = vec![0xff; 8];
+    pseudo.extend_from_slice(body);
+    let header = &mut pseudo[8..];
+    for range in changing {
+        header[range.clone()].fill(0xff);
+    }
+    if udp == 40 {
+        header[0] |= 0x0f;
+    }
+    // UDP checksum, and the byte of the base transport header that has FECN and BECN.
+    header[udp + 6..udp + 8].fill(0xff);
+    header[udp + 8 + 4] = 0xff;
+    let wanted = crc32fast::hash(&pseudo);
+    if icrc != wanted {
+        return Err(format!("ICRC {icrc:#010x}, not {wanted:#010x}, opcode {:#04x}", body[udp + 8]));
+    }
+    Ok(Some(body[udp + 8]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An acknowledgement over IPv4 without its ICRC.
+    fn ack() -> Vec<u8> {
+        let mut f = vec![2, 0, 0, 0, 0x99, 0x0a, 2, 0, 0, 0, 0x99, 2, 8, 0];
+        f.extend([0x45, 0, 0, 48, 0, 1, 0x40, 0, 64, 17, 0, 0, 10, 99, 0, 2, 10, 99, 0, 10]);
+        f.extend([0xc0, 0, 0x12, 0xb7, 0, 28, 0, 0]);
+        f.extend([0x11, 0, 0xff, 0xff, 0, 0, 0, 0x11, 0, 0, 0, 7, 0x1f, 0, 0, 1]);
+        let sum: usize = (0..10).map(|n| word(&f, 14 + 2 * n)).sum();
+        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        f[24..26].copy_from_slice(&sum.to_be_bytes());
+        f
+    }
+
+    fn sealed() -> Vec<u8> {
+        let mut f = ack();
+        let mut pseudo = vec![0xff; 8];
+        pseudo.extend(&f[14..]);
+        for at in [1, 8, 10, 11, 26, 27, 32] {
+            pseudo[8 + at] = 0xff;
+        }
+        f.extend(crc32fast::hash(&pseudo).to_le_bytes());
+        f
+    }
+
+    const OURS: [u8; 6] = [2, 0, 0, 0, 0x99, 0x0a];
+
+    #[test]
+    fn a_packet_is_right_until_a_bit_of_it_changes() {
+        let whole = sealed();
+        assert_eq!(roce(&whole), Ok(Some(0x11)));
+        // What may change on the way: the UDP checksum, FECN.
+        let mut marked = whole.clone();
+        marked[40] = 0x12;
+        marked[46] = 0x40;
+        assert_eq!(roce(&marked), Ok(Some(0x11)));
+        for at in [26, 34, 42, 43, 49, 53, 54, 58, 59, 61] {
+            let mut bad = whole.clone();
+            bad[at] ^= 1;
+            assert!(roce(&bad).is_err(), "byte {at}");
+        }
+        for len in 0..whole.len() {
+            let short = roce(&whole[..len]);
+            assert!(!matches!(short, Ok(Some(_))), "{len} bytes: {short:?}");
+        }
+    }
+
+    #[test]
+    fn packets_are_counted_by_who_sent_them_and_others_are_let_be() {
+        let mut found = Findings::default();
+        let mut mine = sealed();
+        mine[6..12].copy_from_slice(&OURS);
+        let mut broken = sealed();
+        broken[58] ^= 0x80;
+        let arp = [&[0xff; 12][..], &[8, 6], &[0; 28]].concat();
+        for frame in [&sealed(), &mine, &mine, &broken, &arp] {
+            found.frame(frame, OURS);
+        }
+        assert_eq!((found.frames, found.right, found.wrong_frames), (5, [2, 1], 1));
+        assert!(found.wrong[0].starts_with("frame 4: ICRC"), "{:?}", found.wrong);
+        assert_eq!(found.opcodes, BTreeMap::from([(0x11, 3)]));
+    }
+}

@@ -1,0 +1,84 @@
+//! What a run found out, a row a line, so that several programs can write into one file and a report be made of it.
+
+use crate::error::{AppError, Result};
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// How something ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// As it should.
+    Pass,
+    /// Otherwise.
+    Fail,
+    /// It could not be tried.
+    Skip,
+    /// Nothing to judge: a version, a count.
+    Note,
+}
+
+/// One result.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, clap::Args)]
+pub struct Row {
+    /// Table that it belongs to
+    #[arg(long)]
+    pub part: String,
+    /// Network, or what else tells the columns of the table apart
+    #[arg(long, default_value = "")]
+    pub net: String,
+    /// What was tried
+    #[arg(long)]
+    pub what: String,
+    /// Who was the requester, or the client
+    #[arg(long, default_value = "")]
+    pub by: String,
+    /// How it ended
+    #[arg(long, value_enum, default_value_t = Verdict::Note)]
+    pub verdict: Verdict,
+    /// The case in particular; with a failure or skip, why
+    #[arg(long, default_value = "")]
+    pub detail: String,
+}
+
+/// A file of results that is added to; without a path, nothing is kept.
+#[derive(Debug)]
+pub struct Results(Option<(File, PathBuf)>);
+
+impl Results {
+    /// Opens or makes the file.
+    ///
+    /// # Errors
+    /// [`AppError::Setup`].
+    pub fn append(path: Option<&Path>) -> Result<Self> {
+        let Some(path) = path else { return Ok(Self(None)) };
+        let file = OpenOptions::new().append(true).create(true).open(path);
+        let file = file.map_err(|e| AppError::Setup(format!("{}: {e}", path.display())))?;
+        Ok(Self(Some((file, path.into()))))
+    }
+
+    /// Adds a row.
+    ///
+    /// # Errors
+    /// [`AppError::Setup`].
+    pub fn add(&mut self, row: &Row) -> Result<()> {
+        let Some((file, path)) = &mut self.0 else { return Ok(()) };
+        let line = serde_json::to_string(row).map_err(|e| AppError::Setup(e.to_string()))?;
+        writeln!(file, "{line}").map_err(|e| AppError::Setup(format!("{}: {e}", path.display())))
+    }
+}
+
+/// Every row of a file.
+///
+/// # Errors
+/// [`AppError::Setup`] with the line that is none.
+pub fn read(path: &Path) -> Result<Vec<Row>> {
+    let fail = |e: String| AppError::Setup(format!("{}: {e}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let row = |(n, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| fail(format!("line {}: {e}", n + 1)))
+    };
+    text.lines().enumerate().map(row).collect()
+}
