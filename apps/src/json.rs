@@ -34,6 +34,8 @@ pub struct Row {
     pub p999_ns: Option<u64>,
     /// Longest latency.
     pub max_ns: Option<u64>,
+    /// The distribution of the latency: pairs of a quantile and the nanoseconds that as many stay within.
+    pub quantiles: Option<Vec<(f64, u64)>>,
     /// `one_way` or `round_trip`.
     pub latency: Option<&'static str>,
     /// Retransmissions at either end.

@@ -1,9 +1,11 @@
-//! What the programs `roce-perf`, `roce-pingpong` and `roce-stat` are made of.
+//! What the programs `roce-perf`, `roce-bench`, `roce-pingpong` and `roce-stat` are made of.
 //!
 //! Everything here programs against the public API of the `verbs` crate, as any other program would. `cli` says
 //! what can be asked for, `plan` and `protocol` what the two ends of `roce-perf` agree on, `session` runs it,
-//! `measure` holds the loops that are timed, `report` and `json` show the result. `stat` looks at running stacks.
+//! `measure` holds the loops that are timed, `report` and `json` show the result. `stat` looks at running stacks. `bench`
+//! runs `roce-perf` through the table of marks, and other programs beside it.
 
+pub mod bench;
 pub mod cli;
 pub mod counters;
 pub mod error;

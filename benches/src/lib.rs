@@ -1,6 +1,10 @@
-//! What the benches share: two shards on an in-process link with connected queue pairs, turned by one thread.
+//! What the benches share: two shards on an in-process link with connected queue pairs, turned by one thread
+//! ([`Link`]), two whole devices through the public verbs ([`path`]), and the counting of instructions ([`icount`]).
 //!
-//! No verbs and no DPDK in between: what is measured is the stack's own work for both ends of a message.
+//! [`Link`] has no verbs and no DPDK in between: what is measured is the stack's own work for both ends of a message.
+
+pub mod icount;
+pub mod path;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;

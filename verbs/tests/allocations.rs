@@ -8,9 +8,9 @@ use allocation_counter::{AllocationInfo, measure};
 use common::{all_rights, options};
 use verbs::port::{Port, pair};
 use verbs::{
-    Access, Ah, AttrMask, Context, Cq, CqPoller, DeviceConfig, Drive, FlushLevel, FlushPlacement, GRH_LEN, Mr,
-    Pd, Qp, QpAttr, QpInitAttr, QpType, Qpn, Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge, SrqInitAttr,
-    Wc, ah_attr_to,
+    Access, Ah, AttrMask, Context, Cq, CqPoller, DeviceConfig, Drive, FlushLevel, FlushPlacement, GRH_LEN,
+    Mr, Pd, Qp, QpAttr, QpInitAttr, QpType, Qpn, Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge,
+    SrqInitAttr, Wc, ah_attr_to,
 };
 
 const QKEY: u32 = 0x1111;
@@ -102,8 +102,7 @@ impl Link {
 
 fn address(link: &Link, ty: QpType) -> Option<(Ah, Qpn)> {
     let gid = link.b.context.query_gid(1, 1).unwrap();
-    (ty == QpType::Ud)
-        .then(|| (link.a.pd.create_ah(&ah_attr_to(gid, 1)).unwrap(), link.b.qp.qp_num()))
+    (ty == QpType::Ud).then(|| (link.a.pd.create_ah(&ah_attr_to(gid, 1)).unwrap(), link.b.qp.qp_num()))
 }
 
 /// Requests of every operation that this type has, each with its name, its size, and whether it takes a receive.

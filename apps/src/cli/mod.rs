@@ -3,6 +3,7 @@
 //! Turns text into typed values and refuses what cannot be right, with a sentence that says what would be.
 //! Opens nothing and starts nothing.
 
+pub mod bench;
 pub mod device;
 pub mod interop;
 pub mod parse;

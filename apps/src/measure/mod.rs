@@ -18,6 +18,12 @@ pub fn histogram() -> Histogram<u64> {
         .expect("1 ns to a minute with three digits is a valid range")
 }
 
+/// Where the distribution of a latency is looked at, beside its percentiles.
+pub const QUANTILES: [f64; 20] = [
+    0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995,
+    0.9999, 0.99999,
+];
+
 /// The figures of a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
@@ -33,6 +39,8 @@ pub struct Latency {
     pub max_ns: u64,
     /// How many were recorded.
     pub count: u64,
+    /// The latency at each of [`QUANTILES`].
+    pub curve: [u64; QUANTILES.len()],
 }
 
 impl From<&Histogram<u64>> for Latency {
@@ -44,6 +52,7 @@ impl From<&Histogram<u64>> for Latency {
             p999_ns: h.value_at_quantile(0.999),
             max_ns: h.max(),
             count: h.len(),
+            curve: QUANTILES.map(|q| h.value_at_quantile(q)),
         }
     }
 }

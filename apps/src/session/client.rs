@@ -8,10 +8,10 @@ use crate::cli::perf::{ClientArgs, RawClientArgs, ReachArgs};
 use crate::counters::Counts;
 use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
-use crate::measure::Latency;
 use crate::measure::link::Link;
 use crate::measure::raw::Raw;
 use crate::measure::watch::{Watch, out_of_turn};
+use crate::measure::{Latency, QUANTILES};
 use crate::oob::{self, Channel};
 use crate::plan::{self, Mode, Pattern, RawSpec, Spec};
 use crate::progress::Progress;
@@ -343,6 +343,9 @@ fn put_latency(row: &mut Row, latency: Option<Latency>, kind: &'static str) {
         row.p99_ns = Some(l.p99_ns);
         row.p999_ns = Some(l.p999_ns);
         row.max_ns = Some(l.max_ns);
+        // So far into the tail as there were enough messages to tell.
+        let told = QUANTILES.into_iter().zip(l.curve).filter(|(q, _)| (1.0 - q) * l.count as f64 >= 1.0);
+        row.quantiles = Some(told.collect());
         row.messages = l.count;
     }
 }

@@ -1,0 +1,103 @@
+//! Programs that are started, waited for, and never left behind.
+
+use crate::error::{AppError, Result};
+use crate::stop;
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often a running program is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A program that ends with this value.
+#[derive(Debug)]
+pub struct Guard(Child);
+
+impl Guard {
+    /// Starts a program whose output nobody reads.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn quiet(command: &mut Command) -> Result<Self> {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        child.map(Self).map_err(|e| failed(command, &e.to_string()))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Runs a program to its end and returns what it printed.
+///
+/// # Errors
+/// When it does not start, does not end in `limit`, or fails, with what it said; [`AppError::Interrupted`].
+pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut guard = Guard(command.spawn().map_err(|e| failed(command, &e.to_string()))?);
+    // Read by threads of their own: a full pipe would stop the program.
+    let read = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    };
+    let out = read(guard.0.stdout.take().map(|p| Box::new(p) as _));
+    let err = read(guard.0.stderr.take().map(|p| Box::new(p) as _));
+    let end = Instant::now() + limit;
+    let status = loop {
+        stop::check()?;
+        match guard.0.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < end => std::thread::sleep(LOOK),
+            Ok(None) => return Err(failed(command, &format!("no end after {limit:?}"))),
+            Err(e) => return Err(failed(command, &e.to_string())),
+        }
+    };
+    let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
+    if status.success() {
+        return Ok(out);
+    }
+    let said = err.trim().lines().last().unwrap_or_default().to_string();
+    Err(failed(command, &format!("{status}: {said}")))
+}
+
+fn failed(command: &Command, why: &str) -> AppError {
+    AppError::Setup(format!("{}: {why}", command.get_program().display()))
+}
+
+/// A TCP port that nobody listened on a moment ago.
+///
+/// # Errors
+/// When the system has none.
+pub fn free_port() -> Result<u16> {
+    let any = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr());
+    any.map(|a| a.port()).map_err(|e| AppError::Setup(format!("no TCP port on 127.0.0.1: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_and_failure_come_back() {
+        let mut echo = Command::new("sh");
+        assert_eq!(output(echo.args(["-c", "echo yes"]), Duration::from_secs(20)).unwrap(), "yes\n");
+        let mut bad = Command::new("sh");
+        let error = output(bad.args(["-c", "echo why >&2; exit 3"]), Duration::from_secs(20)).unwrap_err();
+        assert!(error.to_string().contains("why"), "{error}");
+        let none = output(&mut Command::new("/no/such/program"), Duration::from_secs(1)).unwrap_err();
+        assert!(none.to_string().contains("/no/such/program"), "{none}");
+    }
+
+    #[test]
+    fn what_does_not_end_is_ended() {
+        let error = output(Command::new("sleep").arg("1000"), Duration::from_millis(50)).unwrap_err();
+        assert!(error.to_string().contains("no end"), "{error}");
+    }
+}

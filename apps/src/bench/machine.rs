@@ -1,0 +1,59 @@
+//! Where and when something was measured.
+
+use std::process::Command;
+
+/// The machine and the moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// Facts: a name and a text each.
+    pub facts: Vec<(&'static str, String)>,
+}
+
+impl Machine {
+    /// This one, now.
+    pub fn here() -> Self {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let mut facts = Vec::new();
+        let mut add = |name, text: Option<String>| {
+            facts.extend(text.filter(|t| !t.is_empty()).map(|t| (name, t)));
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cpu = field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown processor".into());
+        add("processor", Some(format!("{cpu}, {cores} cores")));
+        add("kernel", Some(read("/proc/sys/kernel/osrelease").trim().into()));
+        add("huge pages", field(&read("/proc/meminfo"), "HugePages_Total").map(|n| format!("{n} reserved")));
+        add("DPDK", said("pkg-config", &["--modversion", "libdpdk"]));
+        add("commit", said("git", &["describe", "--always", "--dirty"]));
+        add("date", said("date", &["-u", "+%F %H:%M UTC"]));
+        Self { facts }
+    }
+
+    /// Everything in one line.
+    pub fn line(&self) -> String {
+        let all: Vec<_> = self.facts.iter().map(|(name, text)| format!("{name} {text}")).collect();
+        all.join(" · ")
+    }
+}
+
+/// A field of a file of `name : value` lines.
+fn field(text: &str, name: &str) -> Option<String> {
+    let line = text.lines().find(|l| l.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_string())
+}
+
+fn said(program: &str, args: &[&str]) -> Option<String> {
+    let out = Command::new(program).args(args).output().ok().filter(|out| out.status.success())?;
+    Some(String::from_utf8_lossy(&out.stdout).trim().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found() {
+        assert_eq!(field("cpu MHz\t: 1\nmodel name\t: X 1\n", "model name").as_deref(), Some("X 1"));
+        assert_eq!(field("", "model name"), None);
+        assert!(Machine::here().line().contains("cores"));
+    }
+}

@@ -1,0 +1,240 @@
+//! The table of marks: what is asked of this stack, and how a run answers.
+
+use super::mood::Kind;
+use super::row::Row;
+use crate::report;
+
+/// How a figure is written, and which direction is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Messages a second: more is better.
+    PerSecond,
+    /// Gigabits of messages a second: more is better.
+    Gbit,
+    /// Nanoseconds: less is better.
+    Ns,
+    /// A part of something, 1 is all of it: more is better.
+    Part,
+}
+
+impl Unit {
+    /// A figure as a text.
+    pub fn show(self, n: f64) -> String {
+        match self {
+            Self::PerSecond => format!("{}/s", report::per_second(n)),
+            Self::Gbit if n < 10.0 => format!("{n:.2} Gb/s"),
+            Self::Gbit => format!("{n:.1} Gb/s"),
+            Self::Ns => report::time(n.max(0.0).round() as u64),
+            Self::Part => format!("{:.0} %", 100.0 * n),
+        }
+    }
+    /// Whether `figure` is at least as good as `mark`.
+    pub fn reaches(self, figure: f64, mark: f64) -> bool {
+        if self == Self::Ns { figure <= mark } else { figure >= mark }
+    }
+    fn bound(self, n: f64) -> String {
+        format!("{} {}", if self == Self::Ns { "≤" } else { "≥" }, self.show(n))
+    }
+}
+
+/// What a mark is of: a part's row, and a figure of it.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    Rate,
+    Gbit,
+    P50,
+    P999,
+    /// (p50 - p50 of raw frames) / 2.
+    Added,
+    /// The rate, divided by that of another part.
+    RateOver(&'static str),
+}
+
+/// What counts when the machine is slow.
+#[derive(Clone, Copy, Debug)]
+enum Slow {
+    Nothing,
+    /// A part of the bare port's figure.
+    OfRaw(f64),
+    /// Nanoseconds above the bare port's p50.
+    AboveRaw(f64),
+    /// The same as when it is quick.
+    Same,
+}
+
+struct Mark {
+    title: &'static str,
+    part: &'static str,
+    op: &'static str,
+    of: Of,
+    unit: Unit,
+    mark: f64,
+    stretch: f64,
+    slow: Slow,
+}
+
+const fn mark(
+    title: &'static str,
+    (part, op): (&'static str, &'static str),
+    (of, unit): (Of, Unit),
+    (mark, stretch): (f64, f64),
+    slow: Slow,
+) -> Mark {
+    Mark { title, part, op, of, unit, mark, stretch, slow }
+}
+
+const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
+const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
+
+#[rustfmt::skip]
+const MARKS: [Mark; 17] = [
+    mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
+    mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
+    mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
+    mark("WRITE 64 B, one queue pair",     ("one", "write"),          RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
+    mark("READ 64 B, 16 queue pairs",      ("many", "read"),          RATE, (5e6, 8e6),   Slow::Nothing),
+    mark("FETCH&ADD 8 B, 16 queue pairs",  ("many", "fetch_add"),     RATE, (4e6, 8e6),   Slow::Nothing),
+    mark("WRITE 64 KiB, MTU 4096",         ("mtu4096", "write"),      GBIT, (100.0, 150.0), Slow::OfRaw(0.3)),
+    mark("WRITE 64 KiB, MTU 1024",         ("mtu1024", "write"),      GBIT, (50.0, 80.0),   Slow::Nothing),
+    mark("READ 64 KiB, MTU 4096",          ("mtu4096", "read"),       GBIT, (90.0, 140.0),  Slow::OfRaw(0.3)),
+    mark("SEND 64 KiB, MTU 4096",          ("mtu4096", "send"),       GBIT, (90.0, 140.0),  Slow::OfRaw(0.3)),
+    mark("SEND 64 B one way, p50",         ("lat", "send"), (Of::P50, Unit::Ns),  (600.0, 400.0),   Slow::AboveRaw(450.0)),
+    mark("SEND 64 B one way, p99.9",       ("lat", "send"), (Of::P999, Unit::Ns), (2000.0, 1000.0), Slow::Nothing),
+    mark("added a packet a side",          ("lat", "send"), (Of::Added, Unit::Ns), (250.0, 150.0),  Slow::Nothing),
+    mark("SEND 64 B, 100 queue pairs at random",       ("qps100", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
+    mark("100 000 queue pairs against 100",            ("qps100k", "send"), (Of::RateOver("qps100"), Unit::Part), (0.6, 0.8), Slow::Same),
+    mark("SEND 64 B, 100 queue pairs, 16 a visit",     ("qps100x16", "send"), RATE, (0.0, 0.0), Slow::Nothing),
+    mark("100 000 against 100, 16 messages a visit",   ("qps100kx16", "send"), (Of::RateOver("qps100x16"), Unit::Part), (0.85, 0.95), Slow::Same),
+];
+
+/// A line of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// What was measured.
+    pub title: &'static str,
+    /// The figure; `None` where nothing was measured.
+    pub figure: Option<f64>,
+    /// How it is written.
+    pub unit: Unit,
+    /// The bare port's figure of the same kind and frame length, and the ratio to it.
+    pub raw: Option<(f64, f64)>,
+    /// The mark that counts in this kind of run, as a text; empty where there is none.
+    pub mark: String,
+    /// The stretch, likewise.
+    pub stretch: String,
+    /// Whether the mark was reached; `None` where none counts.
+    pub reached: Option<bool>,
+    /// Whether the stretch was.
+    pub stretched: Option<bool>,
+}
+
+fn find<'a>(rows: &'a [Row], part: &str, op: &str) -> Option<&'a Row> {
+    rows.iter().find(|r| r.text("part") == part && r.text("op") == op)
+}
+
+/// The lines of a run, or of medians.
+pub fn lines(rows: &[Row], kind: Kind) -> Vec<Line> {
+    MARKS.iter().map(|m| line(m, rows, kind)).collect()
+}
+
+fn line(m: &Mark, rows: &[Row], kind: Kind) -> Line {
+    let row = find(rows, m.part, m.op);
+    let limit = row.and_then(|r| r.num("limit"));
+    let figure = row.and_then(|row| match m.of {
+        Of::Rate => row.num("msgs_per_s"),
+        Of::Gbit => row.num("gbit_per_s"),
+        Of::P50 => row.num("p50_ns"),
+        Of::P999 => row.num("p999_ns"),
+        Of::Added => Some((row.num("p50_ns")? - row.num("limit")?) / 2.0),
+        Of::RateOver(part) => Some(row.num("msgs_per_s")? / find(rows, part, m.op)?.num("msgs_per_s")?),
+    });
+    let comparable = matches!(m.of, Of::Rate | Of::Gbit | Of::P50);
+    let raw = limit.zip(figure).filter(|_| comparable).map(|(limit, figure)| (limit, figure / limit));
+    let mut out = Line {
+        title: m.title,
+        figure,
+        unit: m.unit,
+        raw,
+        mark: String::new(),
+        stretch: String::new(),
+        reached: None,
+        stretched: None,
+    };
+    let absolute = kind == Kind::Quick || matches!(m.slow, Slow::Same);
+    if m.mark == 0.0 || kind == Kind::Mixed {
+        return out;
+    }
+    if absolute {
+        (out.mark, out.stretch) = (m.unit.bound(m.mark), m.unit.bound(m.stretch));
+        out.reached = figure.map(|f| m.unit.reaches(f, m.mark));
+        out.stretched = figure.map(|f| m.unit.reaches(f, m.stretch));
+        return out;
+    }
+    match m.slow {
+        Slow::OfRaw(part) => {
+            out.mark = format!("≥ {:.0} % of raw", 100.0 * part);
+            out.reached = raw.map(|(_, ratio)| ratio >= part);
+        }
+        Slow::AboveRaw(ns) => {
+            out.mark = format!("≤ raw + {ns} ns");
+            out.reached = figure.zip(limit).map(|(f, limit)| f <= limit + ns);
+        }
+        Slow::Nothing | Slow::Same => {}
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> Vec<Row> {
+        let rows = Row::parse(
+            r#"[{"part":"lat","op":"send","p50_ns":550,"p999_ns":2100,"limit":150.0},
+                {"part":"many","op":"send","msgs_per_s":11e6,"limit":50e6},
+                {"part":"mtu4096","op":"write","gbit_per_s":90.0,"limit":310.0},
+                {"part":"qps100","op":"send","msgs_per_s":2e6},
+                {"part":"qps100k","op":"send","msgs_per_s":1.3e6}]"#,
+        );
+        rows.unwrap()
+    }
+
+    fn of(kind: Kind, title: &str) -> Line {
+        lines(&rows(), kind).into_iter().find(|l| l.title == title).unwrap()
+    }
+
+    #[test]
+    fn absolute_marks_count_in_a_quick_run() {
+        let rate = of(Kind::Quick, "SEND 64 B, 16 queue pairs");
+        assert_eq!((rate.figure, rate.reached, rate.stretched), (Some(11e6), Some(true), Some(false)));
+        assert_eq!((rate.mark.as_str(), rate.raw), ("≥ 10.0 M/s", Some((50e6, 0.22))));
+        assert_eq!(of(Kind::Quick, "WRITE 64 KiB, MTU 4096").reached, Some(false));
+        let added = of(Kind::Quick, "added a packet a side");
+        assert_eq!((added.figure, added.reached), (Some(200.0), Some(true)));
+        assert_eq!(of(Kind::Quick, "SEND 64 B one way, p99.9").reached, Some(false));
+    }
+
+    #[test]
+    fn relative_marks_count_in_a_slow_run() {
+        let p50 = of(Kind::Slow, "SEND 64 B one way, p50");
+        assert_eq!((p50.mark.as_str(), p50.reached), ("≤ raw + 450 ns", Some(true)));
+        let write = of(Kind::Slow, "WRITE 64 KiB, MTU 4096");
+        assert_eq!((write.mark.as_str(), write.reached), ("≥ 30 % of raw", Some(false)));
+        assert_eq!(of(Kind::Slow, "SEND 64 B one way, p99.9").reached, None);
+    }
+
+    #[test]
+    fn ratios_of_two_parts_count_in_both() {
+        for kind in [Kind::Quick, Kind::Slow] {
+            let line = of(kind, "100 000 queue pairs against 100");
+            assert_eq!((line.figure, line.reached), (Some(0.65), Some(true)));
+        }
+    }
+
+    #[test]
+    fn what_was_not_measured_reaches_nothing() {
+        let line = of(Kind::Quick, "READ 64 B, 16 queue pairs");
+        assert_eq!((line.figure, line.reached, line.raw), (None, None, None));
+        assert!(lines(&rows(), Kind::Mixed).iter().all(|l| l.reached.is_none()));
+    }
+}

@@ -1,0 +1,58 @@
+//! `roce-perf` as two processes, one core each, over shared memory.
+
+use super::child::{self, Guard};
+use super::plan::Part;
+use super::row::Row;
+use crate::error::{AppError, Result};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Longest time of a part: a hundred thousand queue pairs take a while to connect.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A server, and where its clients find it.
+#[derive(Debug)]
+pub struct Server {
+    perf: PathBuf,
+    dir: PathBuf,
+    oob: u16,
+    _server: Guard,
+}
+
+impl Server {
+    /// Starts one that keeps its socket in `dir`.
+    ///
+    /// # Errors
+    /// When the program does not start.
+    pub fn start(perf: &Path, dir: &Path) -> Result<Self> {
+        let oob = child::free_port()?;
+        let mut command = Command::new(perf);
+        command.args(["server", "--bind", "127.0.0.1", "--cores", "0", "--oob-port", &oob.to_string()]);
+        command.args(["--port", &socket(dir)]);
+        Ok(Self { perf: perf.into(), dir: dir.into(), oob, _server: Guard::quiet(&mut command)? })
+    }
+
+    /// Measures a part; its rows, marked as of it.
+    ///
+    /// # Errors
+    /// What `roce-perf` said.
+    pub fn measure(&self, part: &Part) -> Result<Vec<Row>> {
+        let json = self.dir.join("rows.json");
+        let mut command = Command::new(&self.perf);
+        if part.raw {
+            command.arg("raw");
+        }
+        command.args(["client", "127.0.0.1", "--cores", "1", "--oob-port", &self.oob.to_string()]);
+        command.args(["--port", &socket(&self.dir), "--json"]).arg(&json).args(&part.args);
+        child::output(&mut command, PATIENCE)?;
+        let text = std::fs::read_to_string(&json)
+            .map_err(|e| AppError::Setup(format!("{}: {e}", json.display())))?;
+        let rows = Row::parse(&text).map_err(AppError::Setup)?;
+        Ok(rows.into_iter().map(|row| row.with("part", part.name)).collect())
+    }
+}
+
+fn socket(dir: &Path) -> String {
+    format!("memif:{}", dir.join("memif").display())
+}

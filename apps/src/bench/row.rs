@@ -1,0 +1,133 @@
+//! A row as `roce-perf --json` writes it, with what a suite adds: which part it is of, and which run.
+
+use serde_json::{Map, Value, json};
+
+/// One row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Row(pub Map<String, Value>);
+
+impl Row {
+    /// The rows of a JSON array.
+    ///
+    /// # Errors
+    /// A sentence when the text is not an array of objects.
+    pub fn parse(text: &str) -> Result<Vec<Self>, String> {
+        let all: Vec<Map<String, Value>> = serde_json::from_str(text)
+            .map_err(|e| format!("roce-perf wrote rows that cannot be read: {e}"))?;
+        Ok(all.into_iter().map(Self).collect())
+    }
+
+    /// A row of something that is not this stack.
+    pub fn peer(name: &str, mode: &str, size: u64) -> Self {
+        let Value::Object(map) = json!({"op": "peer", "peer": name, "mode": mode, "size": size}) else {
+            return Self::default();
+        };
+        Self(map)
+    }
+
+    /// A field that is a text; empty where it is none.
+    pub fn text(&self, key: &str) -> &str {
+        self.0.get(key).and_then(Value::as_str).unwrap_or("")
+    }
+    /// A field that is a number.
+    pub fn num(&self, key: &str) -> Option<f64> {
+        self.0.get(key).and_then(Value::as_f64)
+    }
+    /// With a field set.
+    #[must_use]
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.0.insert(key.into(), value.into());
+        self
+    }
+
+    /// The distribution of its latency: quantile and nanoseconds.
+    pub fn quantiles(&self) -> Vec<(f64, f64)> {
+        let all = self.0.get("quantiles").and_then(Value::as_array);
+        let pair = |v: &Value| Some((v.get(0)?.as_f64()?, v.get(1)?.as_f64()?));
+        all.map(|all| all.iter().filter_map(pair).collect()).unwrap_or_default()
+    }
+
+    /// What two rows of different runs have in common when they measure the same.
+    fn same(&self, other: &Self) -> bool {
+        const KEYS: [&str; 9] = ["part", "op", "peer", "mode", "size", "mtu", "qps", "pattern", "visit"];
+        KEYS.iter().all(|key| self.0.get(*key) == other.0.get(*key))
+    }
+}
+
+/// The median of some numbers: of an even number of them, the mean of the two in the middle.
+pub fn median(mut all: Vec<f64>) -> Option<f64> {
+    all.retain(|n| n.is_finite());
+    all.sort_by(f64::total_cmp);
+    let mid = all.len() / 2;
+    match all.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(all[mid]),
+        _ => Some((all[mid - 1] + all[mid]) / 2.0),
+    }
+}
+
+/// One row for all rows of different runs that measure the same: each number is the median.
+pub fn medians(runs: &[&[Row]]) -> Vec<Row> {
+    let mut out: Vec<Row> = Vec::new();
+    for row in runs.iter().flat_map(|rows| rows.iter()) {
+        if out.iter().any(|have| have.same(row)) {
+            continue;
+        }
+        let all: Vec<&Row> = runs.iter().flat_map(|rows| rows.iter()).filter(|r| r.same(row)).collect();
+        let mut merged = row.clone();
+        for (key, value) in &mut merged.0 {
+            if !value.is_number() {
+                continue;
+            }
+            let Some(mid) = median(all.iter().filter_map(|r| r.num(key)).collect()) else { continue };
+            *value = if value.is_u64() { json!(mid.round() as u64) } else { json!(mid) };
+        }
+        let curves: Vec<_> = all.iter().map(|r| r.quantiles()).filter(|c| !c.is_empty()).collect();
+        if let Some(first) = curves.first() {
+            let mid = |q: f64| median(curves.iter().flatten().filter(|p| p.0 == q).map(|p| p.1).collect());
+            let curve: Vec<Value> =
+                first.iter().filter_map(|(q, _)| Some(json!([q, mid(*q)?.round() as u64]))).collect();
+            merged.0.insert("quantiles".into(), curve.into());
+        }
+        merged.0.remove("run");
+        merged.0.insert("median_of".into(), all.len().into());
+        out.push(merged);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(text: &str) -> Row {
+        Row::parse(&format!("[{text}]")).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+        assert_eq!(median(vec![f64::NAN, 7.0]), Some(7.0));
+        assert_eq!(median(vec![]), None);
+    }
+
+    #[test]
+    fn rows_of_runs_become_one_with_medians() {
+        let runs: Vec<Vec<Row>> = [100, 900, 300]
+            .iter()
+            .map(|ns| {
+                let lat = format!(
+                    r#"{{"part":"lat","op":"send","size":64,"p50_ns":{ns},"run":1,"quantiles":[[0.5,{ns}]]}}"#
+                );
+                vec![row(&lat), row(r#"{"part":"one","op":"send","size":64,"msgs_per_s":1.5,"port":"x"}"#)]
+            })
+            .collect();
+        let all: Vec<&[Row]> = runs.iter().map(Vec::as_slice).collect();
+        let merged = medians(&all);
+        assert_eq!(merged.len(), 2);
+        assert_eq!((merged[0].num("p50_ns"), merged[0].quantiles()), (Some(300.0), vec![(0.5, 300.0)]));
+        assert_eq!((merged[0].num("median_of"), merged[0].num("run")), (Some(3.0), None));
+        assert_eq!((merged[1].num("msgs_per_s"), merged[1].text("port")), (Some(1.5), "x"));
+    }
+}

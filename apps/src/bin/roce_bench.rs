@@ -1,0 +1,11 @@
+//! `roce-bench`: the table of marks, run until it can be trusted.
+
+use apps::cli::bench::BenchCli;
+use apps::{bench, error, stop};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = BenchCli::parse();
+    error::finish("roce-bench", stop::install().and_then(|()| bench::run(&cli)))
+}

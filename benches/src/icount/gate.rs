@@ -1,0 +1,116 @@
+//! The regression gate: what was counted against what is committed in `benches/icount.txt`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// By how much a count may differ from the committed one before the gate says so. Compilers of neighbouring
+/// versions differ by less; a check that is added or a copy that is made on a hot path, by more.
+pub const TOLERANCE: f64 = 0.04;
+/// Differences below this many instructions a message are never worth a failure.
+pub const FLOOR: f64 = 4.0;
+
+/// Instructions a message, by `scenario step`.
+pub type Counts = BTreeMap<String, f64>;
+
+/// The text of a file of counts.
+pub fn render(counts: &Counts, made_with: &str) -> String {
+    let mut out = format!(
+        "# Instructions a message on the hot paths: what `scripts/icount` compares with.\n\
+         # Renew with `scripts/icount --renew` and commit it with the change that explains it.\n\
+         # Made with {made_with}.\n"
+    );
+    for (key, n) in counts {
+        let _ = writeln!(out, "{key:32} {n:9.1}");
+    }
+    out
+}
+
+/// Reads a file of counts.
+///
+/// # Errors
+/// A sentence with the line that is none.
+pub fn parse(text: &str) -> Result<Counts, String> {
+    let mut counts = Counts::new();
+    for (n, line) in text.lines().enumerate().filter(|(_, l)| !l.starts_with('#') && !l.trim().is_empty()) {
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        let count = match words[..] {
+            [scenario, step, count] => count.parse().ok().map(|count| (format!("{scenario} {step}"), count)),
+            _ => None,
+        };
+        let (key, count) = count.ok_or(format!("line {}: {line:?} is not `SCENARIO STEP COUNT`", n + 1))?;
+        counts.insert(key, count);
+    }
+    Ok(counts)
+}
+
+/// What came of a comparison: sentences.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Paths that cost more, are new or are gone: the gate fails.
+    pub worse: Vec<String>,
+    /// Paths that cost less: worth a renewal, so that the gain is kept.
+    pub better: Vec<String>,
+}
+
+/// Compares.
+pub fn compare(expected: &Counts, counted: &Counts) -> Verdict {
+    let mut verdict = Verdict::default();
+    for (key, &now) in counted {
+        let Some(&was) = expected.get(key) else {
+            verdict.worse.push(format!("{key}: {now:.1} instructions a message, and no expected count"));
+            continue;
+        };
+        let by = now - was;
+        if by.abs() <= (was * TOLERANCE).max(FLOOR) {
+            continue;
+        }
+        let percent = if was > 0.0 { 100.0 * by / was } else { f64::INFINITY };
+        let line = format!("{key}: {was:.1} -> {now:.1} instructions a message ({by:+.1}, {percent:+.1} %)");
+        if by > 0.0 { verdict.worse.push(line) } else { verdict.better.push(line) }
+    }
+    for key in expected.keys().filter(|key| !counted.contains_key(*key)) {
+        verdict.worse.push(format!("{key}: expected, but not counted"));
+    }
+    verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(of: &[(&str, f64)]) -> Counts {
+        of.iter().map(|(k, n)| (k.to_string(), *n)).collect()
+    }
+
+    #[test]
+    fn a_file_of_counts_reads_back() {
+        let all = counts(&[("send_64 requester_turn", 512.5), ("read_64 responder_turn", 3.0)]);
+        assert_eq!(parse(&render(&all, "valgrind-3.19.0")).unwrap(), all);
+        assert!(parse("send_64 many\n").unwrap_err().contains("line 1"));
+        assert!(parse("send_64 requester_turn many\n").is_err());
+    }
+
+    #[test]
+    fn what_grew_is_named_with_how_much() {
+        let was = counts(&[("a x", 100.0), ("b x", 500.0), ("c x", 50.0)]);
+        let now = counts(&[("a x", 103.9), ("b x", 550.0), ("c x", 40.0)]);
+        let verdict = compare(&was, &now);
+        assert_eq!(verdict.worse, ["b x: 500.0 -> 550.0 instructions a message (+50.0, +10.0 %)"]);
+        assert_eq!(verdict.better, ["c x: 50.0 -> 40.0 instructions a message (-10.0, -20.0 %)"]);
+    }
+
+    #[test]
+    fn the_tolerance_has_edges() {
+        let one = |was, now| compare(&counts(&[("a x", was)]), &counts(&[("a x", now)]));
+        assert_eq!(one(1000.0, 1040.0), Verdict::default());
+        assert_eq!(one(1000.0, 1040.5).worse.len(), 1);
+        assert_eq!(one(10.0, 14.0), Verdict::default(), "a few instructions more are noise of the compiler");
+        assert_eq!(one(10.0, 14.5).worse.len(), 1);
+    }
+
+    #[test]
+    fn a_path_that_comes_or_goes_is_told() {
+        let verdict = compare(&counts(&[("a x", 1.0)]), &counts(&[("b x", 1.0)]));
+        assert_eq!(verdict.worse.len(), 2);
+    }
+}

@@ -1,0 +1,235 @@
+//! What belongs to which stage of a packet's way: the only place that knows the names of functions and files.
+
+use std::collections::BTreeMap;
+
+use super::profile::{Place, Profile};
+
+/// A stage of a packet's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// `post_send` and `post_recv`.
+    Post,
+    /// Choosing what is sent, and its headers.
+    Build,
+    /// The checksum, made and checked.
+    Icrc,
+    /// Payload from registered memory into a packet.
+    Copy,
+    /// A frame from the pool, and frames to the port.
+    PortTx,
+    /// Frames from the port, and back to the pool.
+    PortRx,
+    /// From bytes to a packet of a queue pair.
+    Parse,
+    /// What the specification asks of a packet, at either end.
+    Verify,
+    /// Payload from a packet into registered memory.
+    Place,
+    /// Completions, written.
+    Complete,
+    /// Completions, read by the program.
+    Poll,
+    /// What a turn costs without a packet: its share in a burst.
+    Loop,
+    /// What this table does not know.
+    Other,
+}
+
+impl Stage {
+    /// Every stage, in the order of a packet's way.
+    pub const ALL: [Self; 13] = [
+        Self::Post,
+        Self::Build,
+        Self::Icrc,
+        Self::Copy,
+        Self::PortTx,
+        Self::PortRx,
+        Self::Parse,
+        Self::Verify,
+        Self::Place,
+        Self::Complete,
+        Self::Poll,
+        Self::Loop,
+        Self::Other,
+    ];
+
+    /// Its name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Post => "post",
+            Self::Build => "build",
+            Self::Icrc => "ICRC",
+            Self::Copy => "copy",
+            Self::PortTx => "port tx",
+            Self::PortRx => "port rx",
+            Self::Parse => "parse",
+            Self::Verify => "verify",
+            Self::Place => "place",
+            Self::Complete => "complete",
+            Self::Poll => "poll",
+            Self::Loop => "loop",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Functions, by a part of their symbol. These rules come first.
+#[rustfmt::skip]
+const FUNCTIONS: &[(&str, Stage)] = &[
+    ("crc32fast",    Stage::Icrc),
+    ("icrc::",       Stage::Icrc),
+    ("::tx_burst",   Stage::PortTx),
+    ("Pool::alloc",  Stage::PortTx),
+    ("Queue as stack::port::PortQueue>::alloc", Stage::PortTx),
+    ("Env::flush",   Stage::PortTx),
+    ("::rx_burst",   Stage::PortRx),
+    ("::recycle",    Stage::PortRx),
+    ("frame::free",  Stage::PortRx),
+];
+
+/// Files, by the end of their path or by their folder. A line of a file that is not here stands under the file
+/// around it.
+#[rustfmt::skip]
+const FILES: &[(&str, Stage)] = &[
+    ("proto/requester.rs",   Stage::Build),
+    ("proto/requester/",     Stage::Build),
+    ("shard/tx.rs",          Stage::Build),
+    ("shard/unreliable.rs",  Stage::Build),
+    ("wire/template.rs",     Stage::Build),
+    ("wire/segment.rs",      Stage::Build),
+    ("wire/icrc.rs",         Stage::Icrc),
+    ("src/port/",            Stage::PortTx),
+    ("shard/rx.rs",          Stage::Parse),
+    ("wire/locate.rs",       Stage::Parse),
+    ("wire/packet.rs",       Stage::Parse),
+    ("wire/flow.rs",         Stage::Parse),
+    ("shard/qp_table.rs",    Stage::Parse),
+    ("proto/responder.rs",   Stage::Verify),
+    ("proto/responder/",     Stage::Verify),
+    ("proto/completer.rs",   Stage::Verify),
+    ("shard/rq.rs",          Stage::Verify),
+    ("shard/complete.rs",    Stage::Complete),
+    ("shard/cq.rs",          Stage::Complete),
+    ("sync/lanes.rs",        Stage::Complete),
+    ("shard/poll.rs",        Stage::Loop),
+    ("shard/wheel.rs",       Stage::Loop),
+    ("sync/doorbell.rs",     Stage::Loop),
+    ("sync/claim.rs",        Stage::Loop),
+    ("src/device/",          Stage::Loop),
+    ("src/net/",             Stage::Loop),
+    ("verbs/src/context.rs", Stage::Loop),
+    ("benches/src/path.rs",  Stage::Loop),
+];
+
+/// The code that touches registered memory, and the library's functions that do it: a placement in functions that
+/// receive, a copy into a packet in all others.
+const COPY: &str = "shard/copy.rs";
+const COPIES: &[&str] = &["memcpy", "memmove"];
+const RECEIVES: &[&str] = &["shard::rx", "::scatter", "copy::write"];
+
+/// Calls that are followed from a function that is not ours to one that is.
+const DEPTH: usize = 6;
+
+/// Whether a cost may stand under this file.
+pub fn known(file: &str) -> bool {
+    file.ends_with(COPY) || FILES.iter().any(|(part, _)| file.contains(part))
+}
+
+/// The stage of a place by the tables; `None` for code of others.
+fn of(place: &Place) -> Option<Stage> {
+    if let Some((_, stage)) = FUNCTIONS.iter().find(|(part, _)| place.function.contains(part)) {
+        return Some(*stage);
+    }
+    if place.file.ends_with(COPY) {
+        return Some(copying(&place.function));
+    }
+    FILES.iter().find(|(part, _)| place.file.contains(part)).map(|(_, stage)| *stage)
+}
+
+/// What copying bytes means in this function.
+fn copying(function: &str) -> Stage {
+    if RECEIVES.iter().any(|part| function.contains(part)) { Stage::Place } else { Stage::Copy }
+}
+
+/// Instructions of each stage. What a library function costs (a copy, a queue) stands under the stage that called
+/// it, in proportion.
+pub fn split(profile: &Profile) -> BTreeMap<Stage, f64> {
+    let mut out = BTreeMap::new();
+    for (place, &cost) in &profile.own {
+        for (stage, share) in shares(profile, place, DEPTH) {
+            *out.entry(stage).or_default() += share * cost as f64;
+        }
+    }
+    out
+}
+
+/// The stages of a place, and how much of it belongs to each; together 1.
+fn shares(profile: &Profile, place: &Place, depth: usize) -> Vec<(Stage, f64)> {
+    if let Some(stage) = of(place) {
+        return vec![(stage, 1.0)];
+    }
+    let callers = || profile.calls.iter().filter(|call| call.to == place.function && call.cost > 0);
+    let total: u64 = callers().map(|call| call.cost).sum();
+    if total == 0 || depth == 0 {
+        return vec![(Stage::Other, 1.0)];
+    }
+    let each = callers().flat_map(|call| {
+        let weight = call.cost as f64 / total as f64;
+        let copies = COPIES.iter().any(|part| place.function.contains(part));
+        let caller = match copies && call.from.function.contains("stack::") {
+            true => vec![(copying(&call.from.function), 1.0)],
+            false => shares(profile, &call.from, depth - 1),
+        };
+        caller.into_iter().map(move |(stage, share)| (stage, share * weight))
+    });
+    each.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile::Call;
+    use super::*;
+
+    fn place(function: &str, file: &str) -> Place {
+        Place { function: function.into(), file: file.into() }
+    }
+
+    #[test]
+    fn a_function_goes_before_its_file() {
+        assert_eq!(
+            of(&place("stack::port::pair::Q::rx_burst", "stack/src/port/pair.rs")),
+            Some(Stage::PortRx)
+        );
+        assert_eq!(of(&place("crc32fast::x::calculate", "")), Some(Stage::Icrc));
+        assert_eq!(of(&place("stack::shard::turn", "stack/src/proto/requester.rs")), Some(Stage::Build));
+        assert_eq!(of(&place("memcpy", "")), None);
+    }
+
+    #[test]
+    fn registered_memory_is_copied_from_or_placed_into() {
+        let copy = "stack/src/shard/copy.rs";
+        assert_eq!(of(&place("stack::shard::tx::Env::fill", copy)), Some(Stage::Copy));
+        assert_eq!(of(&place("stack::shard::rx::Env::place", copy)), Some(Stage::Place));
+    }
+
+    #[test]
+    fn what_a_library_costs_belongs_to_its_callers() {
+        let mut profile = Profile::default();
+        profile.own.insert(place("memcpy", ""), 100);
+        profile.own.insert(place("stack::shard::tx::fill", "stack/src/shard/copy.rs"), 10);
+        for (function, cost) in [("stack::shard::tx::fill", 75), ("stack::shard::rx::place", 25)] {
+            let from = place(function, "stack/src/shard/copy.rs");
+            profile.calls.push(Call { from, to: "memcpy".into(), cost });
+        }
+        let stages = split(&profile);
+        assert_eq!((stages[&Stage::Copy], stages[&Stage::Place]), (85.0, 25.0));
+        assert_eq!(stages.values().sum::<f64>(), profile.total() as f64, "nothing is lost");
+    }
+
+    #[test]
+    fn what_nobody_knows_is_told() {
+        let mut profile = Profile::default();
+        profile.own.insert(place("somebody", ""), 7);
+        assert_eq!(split(&profile)[&Stage::Other], 7.0);
+    }
+}

@@ -1,0 +1,323 @@
+//! Two devices on an in-process cable, used through the public verbs as a fast program uses them: split handles,
+//! lists of requests of which the last one is signalled, a clock that the caller moves.
+//!
+//! Each step of each end is a function of its own that is never inlined, so that an instruction counter can be
+//! told to count inside it and nowhere else. Nothing here depends on the machine's time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use verbs::port::{Port, pair};
+use verbs::{
+    Access, Clock, Context, Cq, CqPoller, DeviceConfig, Drive, Mr, Mtu, Pd, Qp, QpCap, QpInitAttr, RcOptions,
+    Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc,
+};
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// SEND into a posted receive.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// FETCH & ADD of 8 bytes.
+    FetchAdd,
+}
+
+/// What is counted: an operation, the bytes of its message, and how many are posted in one list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scenario {
+    /// How it is called in tables and files.
+    pub name: &'static str,
+    /// Operation.
+    pub op: Op,
+    /// Bytes of a message, at most the path MTU of 4096: a message is a packet.
+    pub len: u32,
+    /// Messages of a list.
+    pub batch: usize,
+}
+
+/// Every scenario, in the order of the tables.
+pub const SCENARIOS: [Scenario; 8] = [
+    Scenario { name: "send_64", op: Op::Send, len: 64, batch: 32 },
+    Scenario { name: "write_64", op: Op::Write, len: 64, batch: 32 },
+    Scenario { name: "read_64", op: Op::Read, len: 64, batch: 16 },
+    Scenario { name: "fetch_add_8", op: Op::FetchAdd, len: 8, batch: 16 },
+    Scenario { name: "send_4096", op: Op::Send, len: 4096, batch: 32 },
+    Scenario { name: "write_4096", op: Op::Write, len: 4096, batch: 32 },
+    Scenario { name: "read_4096", op: Op::Read, len: 4096, batch: 16 },
+    Scenario { name: "send_64_alone", op: Op::Send, len: 64, batch: 1 },
+];
+
+/// The scenario of this name.
+pub fn scenario(name: &str) -> Option<Scenario> {
+    SCENARIOS.into_iter().find(|s| s.name == name)
+}
+
+/// Turns that one list may take before the link counts as stuck.
+const TURNS_MAX: u32 = 1000;
+const MEMORY: usize = 256 << 10;
+const DEPTH: u32 = 128;
+
+/// One end.
+pub struct End {
+    sq: SendQueue,
+    rq: RecvQueue,
+    cq: CqPoller,
+    reactor: Reactor,
+    sges: Vec<Sge>,
+    remote: (u64, u32),
+    wcs: [Wc; 64],
+    // What the handles belong to; dropped after them.
+    mr: Mr,
+    _qp: Qp,
+    _cq: Cq,
+    _pd: Pd,
+    context: Context,
+}
+
+/// Posts one list of requests, the last one signalled.
+#[inline(never)]
+pub fn requester_post(end: &mut End, wrs: &[SendWr<'_>]) {
+    end.sq.post_send(wrs).expect("the queue has room");
+}
+/// One turn of the requester's shard.
+#[inline(never)]
+pub fn requester_turn(end: &mut End) {
+    end.reactor.poll_once().expect("nobody else turns it");
+}
+/// Polls the requester's completion queue; how many there were.
+#[inline(never)]
+pub fn requester_poll(end: &mut End) -> usize {
+    end.poll("the requester")
+}
+/// Posts one list of receives.
+#[inline(never)]
+pub fn responder_post(end: &mut End, wrs: &[RecvWr<'_>]) {
+    end.rq.post_recv(wrs).expect("the queue has room");
+}
+/// One turn of the responder's shard.
+#[inline(never)]
+pub fn responder_turn(end: &mut End) {
+    end.reactor.poll_once().expect("nobody else turns it");
+}
+/// Polls the responder's completion queue; how many there were.
+#[inline(never)]
+pub fn responder_poll(end: &mut End) -> usize {
+    end.poll("the responder")
+}
+
+impl End {
+    /// `who` is not for the reader alone: functions of equal code would be made one, and counted as one.
+    #[inline(always)]
+    fn poll(&mut self, who: &'static str) -> usize {
+        let n = self.cq.poll(&mut self.wcs).unwrap_or_else(|e| panic!("{who}: {e}"));
+        assert!(self.wcs[..n].iter().all(Wc::is_ok), "{who}: a completion failed: {:?}", &self.wcs[..n]);
+        n
+    }
+    /// What its device counted, for messages about failures.
+    fn counters(&self) -> String {
+        let counted = self.context.counters();
+        let all: Vec<_> = counted.iter().filter(|(_, n)| *n > 0).map(|(k, n)| format!("{k} {n}")).collect();
+        all.join(", ")
+    }
+}
+
+/// The two ends.
+pub struct Path {
+    /// Sends requests.
+    pub requester: End,
+    /// Serves them.
+    pub responder: End,
+    clock: Arc<AtomicU64>,
+}
+
+impl Path {
+    /// Two devices on a pair of in-process ports, a connected queue pair each, neighbours resolved.
+    pub fn new() -> Self {
+        let (a, b) = pair(1);
+        Self::over(a, b)
+    }
+
+    /// The same on two ports that somebody joined.
+    pub fn over(a: Box<dyn Port>, b: Box<dyn Port>) -> Self {
+        let clock = Arc::new(AtomicU64::new(1));
+        let open = |port: Box<dyn Port>, last: u8| {
+            let mut config = DeviceConfig::new(port).addr([192, 0, 2, last], 24).drive(Drive::Embedded);
+            (config.clock, config.seed) = (Clock::Manual(clock.clone()), Some(last.into()));
+            config.qps_per_shard = 64;
+            let context = Context::open(config).expect("the port opens");
+            context.start().expect("the port starts");
+            let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1024).unwrap());
+            let cap = QpCap {
+                max_send_wr: DEPTH,
+                max_recv_wr: DEPTH,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            };
+            let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap)).unwrap();
+            let rights =
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+            let mr = pd.reg_mr(MEMORY, rights).unwrap();
+            (context, pd, cq, qp, mr)
+        };
+        let (a, b) = (open(a, 1), open(b, 2));
+        // A timeout of 0 waits for ever: no timer may depend on how often the clock is moved.
+        let options = RcOptions {
+            sgid_index: 1,
+            path_mtu: Some(Mtu::Mtu4096),
+            timeout: 0,
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            ..RcOptions::default()
+        };
+        for (from, to) in [(&a.3, &b.3), (&b.3, &a.3)] {
+            from.connect_rc(&to.endpoint(1).unwrap(), &options).unwrap();
+        }
+        let (at_a, at_b) = ((a.4.addr(), a.4.rkey()), (b.4.addr(), b.4.rkey()));
+        let end = |(context, pd, cq, qp, mr): (Context, Pd, Cq, Qp, Mr), remote| {
+            let (sq, rq) = qp.split().unwrap();
+            End {
+                sq,
+                rq,
+                cq: cq.poller().unwrap(),
+                reactor: context.reactor(0).unwrap(),
+                sges: Vec::new(),
+                remote,
+                wcs: [Wc::default(); 64],
+                mr,
+                _qp: qp,
+                _cq: cq,
+                _pd: pd,
+                context,
+            }
+        };
+        Self { requester: end(a, at_b), responder: end(b, at_a), clock }
+    }
+
+    /// Lets a microsecond pass.
+    fn tick(&self) {
+        self.clock.fetch_add(1000, Ordering::AcqRel);
+    }
+
+    /// Both ends' counters, for messages about failures.
+    pub fn counters(&self) -> String {
+        format!("requester: {}\nresponder: {}", self.requester.counters(), self.responder.counters())
+    }
+
+    /// Runs `rounds` lists of `scenario`, none of which an instruction counter sees, then as many that it does.
+    ///
+    /// # Panics
+    /// When no progress is made, or a completion is not one of success.
+    pub fn run(&mut self, scenario: &Scenario, rounds: usize) {
+        self.rounds(scenario, rounds, false);
+        self.rounds(scenario, rounds, true);
+    }
+
+    /// Runs `rounds` lists of `scenario`; `counted` through the functions of this module's top.
+    ///
+    /// # Panics
+    /// As [`run`](Self::run).
+    pub fn rounds(&mut self, scenario: &Scenario, rounds: usize, counted: bool) {
+        let (op, len) = (scenario.op, scenario.len as usize);
+        for end in [&mut self.requester, &mut self.responder] {
+            end.sges.clear();
+            // A page for each message.
+            for n in 0..scenario.batch {
+                let at = n * 4096 % MEMORY;
+                end.sges.push(end.mr.sge(at..at + len).expect("inside the region"));
+            }
+        }
+        let sends = self.requester.sges.clone();
+        let receives = self.responder.sges.clone();
+        let (remote, rkey) = self.requester.remote;
+        let wrs: Vec<SendWr<'_>> = (0..scenario.batch)
+            .map(|n| {
+                let (sge, at) = (std::slice::from_ref(&sends[n]), remote + (n * 4096 % MEMORY) as u64);
+                let wr = match op {
+                    Op::Send => SendWr::send(n as u64, sge),
+                    Op::Write => SendWr::write(n as u64, sge, at, rkey),
+                    Op::Read => SendWr::read(n as u64, sge, at, rkey),
+                    Op::FetchAdd => SendWr::fetch_and_add(n as u64, sge, at, rkey, 1),
+                };
+                if n + 1 == scenario.batch { wr.signaled() } else { wr }
+            })
+            .collect();
+        let recvs: Vec<RecvWr<'_>> =
+            receives.iter().map(|sge| RecvWr::new(0, std::slice::from_ref(sge))).collect();
+        // Receives enough that no list waits for credits: what is posted in a round keeps the queue full.
+        while op == Op::Send && self.responder.rq.free() >= 2 * recvs.len() {
+            self.responder.rq.post_recv(&recvs).expect("the queue has room");
+        }
+        for _ in 0..rounds {
+            self.round(op, &wrs, &recvs, counted);
+        }
+    }
+
+    fn round(&mut self, op: Op, wrs: &[SendWr<'_>], recvs: &[RecvWr<'_>], counted: bool) {
+        let (a, b) = (&mut self.requester, &mut self.responder);
+        if op == Op::Send {
+            match counted {
+                true => responder_post(b, recvs),
+                false => b.rq.post_recv(recvs).expect("the queue has room"),
+            }
+        }
+        match counted {
+            true => requester_post(a, wrs),
+            false => a.sq.post_send(wrs).expect("the queue has room"),
+        }
+        let (mut sent, mut received) = (0, if op == Op::Send { 0 } else { recvs.len() });
+        for _ in 0..TURNS_MAX {
+            self.tick();
+            let (a, b) = (&mut self.requester, &mut self.responder);
+            if counted {
+                requester_turn(a);
+                responder_turn(b);
+                received += if op == Op::Send { responder_poll(b) } else { 0 };
+                sent += requester_poll(a);
+            } else {
+                a.reactor.poll_once();
+                b.reactor.poll_once();
+                received += if op == Op::Send { b.poll("the responder") } else { 0 };
+                sent += a.poll("the requester");
+            }
+            if sent == 1 && received == recvs.len() {
+                return;
+            }
+        }
+        panic!("no progress: {sent} sent, {received} received\n{}", self.counters());
+    }
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scenario_completes_without_a_retry() {
+        for scenario in &SCENARIOS {
+            let mut path = Path::new();
+            path.run(scenario, 3);
+            let counters = path.counters();
+            assert!(!counters.contains("retr"), "{}: {counters}", scenario.name);
+        }
+    }
+
+    #[test]
+    fn the_same_work_takes_the_same_turns() {
+        let turns = || {
+            let mut path = Path::new();
+            path.run(&SCENARIOS[0], 5);
+            path.clock.load(Ordering::Acquire)
+        };
+        assert_eq!(turns(), turns());
+    }
+}
