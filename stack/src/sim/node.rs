@@ -62,7 +62,7 @@ impl Default for NodeConfig {
 /// How a queue pair is created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Service type: RC, UC or UD.
+    /// Service type: RC, UC, UD or GSI.
     pub ty: QpType,
     /// Send requests, a power of two.
     pub send_depth: u32,
@@ -286,7 +286,7 @@ impl core::fmt::Debug for Node {
 }
 
 /// Entry 1 of the GID table: the configured address, behind the link-local one.
-const SGID_INDEX: u8 = 1;
+pub(super) const SGID_INDEX: u8 = 1;
 /// The protection domain that regions and queue pairs are in, if nobody says otherwise.
 pub const PD: PdId = PdId(1);
 
@@ -469,7 +469,7 @@ impl Node {
                 break qpn;
             }
         };
-        let ext = if config.ty == QpType::Ud { UD_EXT } else { 0 };
+        let ext = if matches!(config.ty, QpType::Ud | QpType::Gsi) { UD_EXT } else { 0 };
         let (sq, sq_shard) =
             ring(config.send_depth, send_stride(ext, config.sges as usize, config.inline as usize));
         let (rq, rq_shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
