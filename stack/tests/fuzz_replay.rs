@@ -97,6 +97,11 @@ fn fuzz_corpus_modify_masks() {
     replay("modify_masks");
 }
 
+#[test]
+fn fuzz_corpus_cm_bytes() {
+    replay("cm_bytes");
+}
+
 // Goal: a target that is added is replayed too.
 #[test]
 fn every_target_is_replayed() {

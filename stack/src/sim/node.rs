@@ -69,7 +69,7 @@ impl Default for NodeConfig {
 /// How a queue pair is created and connected.
 #[derive(Clone, Copy, Debug)]
 pub struct QpConfig {
-    /// Service type: RC, UC, UD, or either end of XRC.
+    /// Service type: RC, UC, UD, GSI, or either end of XRC.
     pub ty: QpType,
     /// Send requests, a power of two.
     pub send_depth: u32,
@@ -315,7 +315,7 @@ impl core::fmt::Debug for Node {
 }
 
 /// Entry 1 of the GID table: the configured address, behind the link-local one.
-const SGID_INDEX: u8 = 1;
+pub(super) const SGID_INDEX: u8 = 1;
 /// The protection domain that regions and queue pairs are in, if nobody says otherwise.
 pub const PD: PdId = PdId(1);
 
@@ -608,7 +608,7 @@ impl Node {
             }
         };
         let ext = match config.ty {
-            QpType::Ud => UD_EXT,
+            QpType::Ud | QpType::Gsi => UD_EXT,
             QpType::XrcIni => XRC_EXT,
             _ => 0,
         };

@@ -5,11 +5,13 @@
 //! nightly toolchain) and by `stack/tests/fuzz_replay.rs`, which replays the inputs that were found worth keeping
 //! on every run of the tests. No input is invalid, none takes long, and none behaves differently the second time.
 
+mod cm;
 mod masks;
 mod ops;
 mod packets;
 mod wire;
 
+pub use cm::cm_bytes;
 pub use masks::modify_masks;
 pub use ops::qp_ops;
 pub use packets::{completer_bytes, responder_bytes};
@@ -25,6 +27,7 @@ pub const TARGETS: &[Target] = &[
     ("completer_bytes", completer_bytes),
     ("qp_ops", qp_ops),
     ("modify_masks", modify_masks),
+    ("cm_bytes", cm_bytes),
 ];
 
 /// Reads numbers from an input; behind its end there are zeros.

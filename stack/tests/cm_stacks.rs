@@ -1,0 +1,244 @@
+//! Connection management over whole stacks: MADs through queue pair 1, then data through the connection they made.
+
+use core::time::Duration;
+
+use stack::cm::{
+    Accept, Config, ConnId, Connect, Disconnect, Event, IpHeader, Listen, PortSpace, ServiceId, Timing,
+};
+use stack::id::{QpState, Qpn};
+use stack::mem::Access;
+use stack::proto::status::{WcOpcode, WcStatus, WrOpcode};
+use stack::sim::link::{Fault, Plan};
+use stack::sim::manager::{Manager, connect, init, run};
+use stack::sim::node::{CqId, MrId, NodeConfig, QpConfig, QpId, SendWr, remote_rights};
+use stack::sim::rng::Rng;
+use stack::sim::world::World;
+
+const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 7);
+const SIZE: usize = 3000;
+const SLOT: usize = 4096;
+const MESSAGES: u64 = 12;
+
+/// One end of a connection: its queue pair, buffers and what it has done.
+struct End {
+    qp: QpId,
+    cq: CqId,
+    mr: MrId,
+    id: Option<ConnId>,
+    up: bool,
+    over: bool,
+    sent: u64,
+    received: u64,
+    read: bool,
+}
+
+fn end(w: &mut World, node: usize) -> End {
+    let n = &mut w.nodes[node];
+    let cq = n.create_cq(256);
+    let config = QpConfig { send_depth: 16, recv_depth: 16, ..QpConfig::default() };
+    let qp = n.create_qp(0, config, cq, cq);
+    let mr = n.register(2 * MESSAGES as usize * SLOT, remote_rights());
+    init(w, node, qp);
+    for i in 0..MESSAGES {
+        let n = &mut w.nodes[node];
+        let sge = n.mr(mr).sge(i as usize * SLOT, SLOT);
+        n.post_recv(qp, i, &[sge]).unwrap();
+    }
+    End { qp, cq, mr, id: None, up: false, over: false, sent: 0, received: 0, read: false }
+}
+
+/// The bytes of a message.
+fn message(from: usize, number: u64) -> Vec<u8> {
+    Rng::new(number << 1 | from as u64).bytes(SIZE)
+}
+
+fn post(w: &mut World, node: usize, end: &mut End) {
+    let n = &mut w.nodes[node];
+    while end.sent < MESSAGES {
+        let at = (MESSAGES + end.sent) as usize * SLOT;
+        n.mr(end.mr).write(at, &message(node, end.sent));
+        let wr = SendWr::new(100 + end.sent, WrOpcode::Send).sges(&[n.mr(end.mr).sge(at, SIZE)]);
+        n.post_send(end.qp, &wr).unwrap();
+        end.sent += 1;
+    }
+}
+
+/// What a queue pair completed.
+fn poll(w: &mut World, node: usize, end: &mut End) {
+    for cqe in w.nodes[node].poll_cq(end.cq, 64) {
+        let status = WcStatus::from_number(u32::from(cqe.status)).unwrap();
+        if end.over {
+            continue; // flushed
+        }
+        assert_eq!(status, WcStatus::Success, "node {node}, request {}", cqe.wr_id);
+        if u32::from(cqe.opcode) == WcOpcode::Recv as u32 {
+            let got = w.nodes[node].mr(end.mr).read(cqe.wr_id as usize * SLOT, cqe.byte_len as usize);
+            assert_eq!(got, message(1 - node, end.received), "message {}", end.received);
+            end.received += 1;
+        } else if cqe.wr_id == 99 {
+            end.read = true;
+        }
+    }
+}
+
+#[derive(Default, Debug)]
+struct Outcome {
+    whole: u32,
+    failed: u32,
+    early: u32,
+}
+
+/// Connections one after the other: connected over queue pair 1, used in both directions, disconnected.
+fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32) -> Outcome {
+    let config = |index| NodeConfig { index, ipv6, vlan, qps_per_shard: 64, ..NodeConfig::default() };
+    let mut w = World::new(seed, vec![config(0), config(1)]);
+    let mut outcome = Outcome::default();
+    let mut managers: Vec<Manager> = (0..2)
+        .map(|node| {
+            let config = Config { ca_guid: 10 + node as u64, seed: seed + node as u64, ..Config::default() };
+            Manager::new(&mut w, node, config)
+        })
+        .collect();
+    managers[1].machine.listen(&Listen { service_id: SERVICE, address: None, backlog: 4 }).unwrap();
+    for (from, to) in [(0, 1), (1, 0)] {
+        w.link(from, to).plan = plan;
+    }
+    for number in 0..connections {
+        let mut ends = [end(&mut w, 0), end(&mut w, 1)];
+        let qpns: Vec<Qpn> = [0, 1].map(|i: usize| w.nodes[i].qp(ends[i].qp).qpn).to_vec();
+        let path = managers[0].path(&w, 1);
+        let request = Connect {
+            ip: Some(IpHeader { src_port: 5, src: path.sgid.to_ip(), dst: path.dgid.to_ip() }),
+            timing: Timing {
+                packet_lifetime: 8,
+                remote_response: 10,
+                local_response: 10,
+                ..Timing::default()
+            },
+            ..Connect::new(SERVICE, path, qpns[0])
+        };
+        let now = w.now;
+        ends[0].id = Some(managers[0].machine.connect(now, &request).unwrap());
+        let mut failed = false;
+        let mut resting = 2;
+        let done = run(&mut w, &mut managers, Duration::from_secs(30), |w, managers| {
+            for node in 0..2 {
+                poll(w, node, &mut ends[node]);
+                let now = w.now;
+                while let Some(event) = managers[node].machine.poll_event() {
+                    match event {
+                        Event::ConnectRequest { id, .. } if ends[node].id.is_some() || number % 5 == 4 => {
+                            // Of a REQ that was late, or one of those that are refused here. The peer may have taken
+                            // it back already.
+                            let _ = managers[node].machine.destroy(now, id);
+                        }
+                        Event::ConnectRequest { id, .. } => {
+                            let accept = Accept::new(qpns[node]);
+                            let params = managers[node].machine.plan_accept(id, &accept).unwrap();
+                            connect(w, node, ends[node].qp, &params);
+                            managers[node].machine.accept(now, id, &accept).unwrap();
+                            ends[node].id = Some(id);
+                        }
+                        Event::ConnectResponse { id, response } => {
+                            connect(w, node, ends[node].qp, &response.params);
+                            managers[node].machine.confirm(now, id, b"").unwrap();
+                            ends[node].up = true;
+                            post(w, node, &mut ends[node]);
+                        }
+                        Event::Established { id, private_data } => {
+                            assert_eq!(Some(id), ends[node].id);
+                            outcome.early += u32::from(private_data.is_empty());
+                            ends[node].up = true;
+                            post(w, node, &mut ends[node]);
+                        }
+                        Event::Rejected { id, .. } | Event::Unreachable { id, .. } => {
+                            assert!(Some(id) != ends[node].id || !ends[node].up);
+                            failed |= Some(id) == ends[node].id;
+                        }
+                        Event::Disconnected { id, how, .. } => {
+                            assert_eq!(Some(id), ends[node].id);
+                            assert_ne!(how, Disconnect::TimedOut, "node {node}");
+                            ends[node].over = true;
+                            w.nodes[node].modify_state(now, ends[node].qp, QpState::Err).unwrap();
+                        }
+                        Event::TimeWaitExit { id, qpn } => {
+                            assert_eq!((Some(id), qpn), (ends[node].id, qpns[node]));
+                            resting -= 1;
+                        }
+                        other => panic!("node {node}: {other:?}"),
+                    }
+                }
+                // Data came before the RTU: that is as good.
+                if !ends[node].up && ends[node].received > 0 {
+                    let id = ends[node].id.unwrap();
+                    managers[node].machine.established(now, id).unwrap();
+                }
+            }
+            // The target reads from the host, as storage does: the peer gave it the right to.
+            if ends[1].up && ends[1].received == MESSAGES && ends[1].sent == MESSAGES {
+                ends[1].sent += 1;
+                let remote = w.nodes[0].mr(ends[0].mr);
+                let (va, rkey) = (remote.va(MESSAGES as usize * SLOT), remote.key);
+                let sge = w.nodes[1].mr(ends[1].mr).sge(0, SIZE);
+                let wr = SendWr::new(99, WrOpcode::RdmaRead).sges(&[sge]).remote(va, rkey);
+                w.nodes[1].post_send(ends[1].qp, &wr).unwrap();
+            }
+            if ends[1].read && ends[0].received == MESSAGES && !ends[1].over {
+                ends[1].read = false;
+                assert_eq!(w.nodes[1].mr(ends[1].mr).read(0, SIZE), message(0, 0));
+                let id = ends[1].id.unwrap();
+                let now = w.now;
+                managers[1].machine.disconnect(now, id, b"").unwrap();
+            }
+            let left: usize = managers.iter().map(|m| m.machine.connections()).sum();
+            (failed || resting == 0) && left == 0
+        });
+        assert!(
+            done,
+            "seed {seed}, connection {number}: {} and {} connections left, up {} {}, received {} {}",
+            managers[0].machine.connections(),
+            managers[1].machine.connections(),
+            ends[0].up,
+            ends[1].up,
+            ends[0].received,
+            ends[1].received
+        );
+        if failed {
+            outcome.failed += 1;
+        } else {
+            outcome.whole += 1;
+        }
+        for node in 0..2 {
+            w.nodes[node].destroy(ends[node].qp);
+            w.nodes[node].deregister(ends[node].mr);
+        }
+    }
+    w.check(false).unwrap();
+    assert_eq!(remote_rights() & Access::REMOTE_READ, Access::REMOTE_READ);
+    outcome
+}
+
+#[test]
+fn m26_connections_over_queue_pair_1() {
+    for (ipv6, vlan) in [(false, None), (true, None), (false, Some(100)), (true, Some(100))] {
+        let outcome = story(1, ipv6, vlan, Plan::CLEAN, 5);
+        assert_eq!((outcome.whole, outcome.failed), (4, 1), "every fifth is refused: {outcome:?}");
+    }
+}
+
+#[test]
+fn m12_m14_m18_connections_over_a_bad_link() {
+    let plan = Plan::CLEAN
+        .with(Fault::Loss, 80_000)
+        .with(Fault::Duplicate, 80_000)
+        .with(Fault::LateDuplicate, 20_000)
+        .with(Fault::Reorder, 80_000)
+        .with(Fault::Corrupt, 20_000);
+    let (mut whole, mut early) = (0, 0);
+    for seed in 0..12 {
+        let outcome = story(seed, false, None, plan, 8);
+        (whole, early) = (whole + outcome.whole, early + outcome.early);
+    }
+    assert!(whole >= 70, "{whole} of 96 (every fifth is refused) worked");
+    assert!(early > 0, "data before the RTU never came");
+}
