@@ -67,6 +67,7 @@ impl fmt::Debug for Qpn {
 }
 
 /// A global identifier: the 16 bytes of an IPv6 address, or an IPv4 address as `::ffff:a.b.c.d` (IBA A17).
+#[doc(alias = "ibv_gid")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Gid(pub [u8; 16]);
 
@@ -174,6 +175,7 @@ impl core::str::FromStr for Mac {
 }
 
 /// Path MTU, with the values of `enum ibv_mtu`.
+#[doc(alias = "ibv_mtu")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 #[repr(u8)]
 pub enum Mtu {
@@ -230,6 +232,7 @@ impl Mtu {
 }
 
 /// Service type of a queue pair. The discriminant is the column of the transition table.
+#[doc(alias = "ibv_qp_type")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum QpType {
@@ -253,6 +256,7 @@ impl QpType {
 }
 
 /// State of a queue pair, with the values of `enum ibv_qp_state`.
+#[doc(alias = "ibv_qp_state")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum QpState {

@@ -58,6 +58,7 @@ impl Context {
 
     /// What the device can do.
     #[doc(alias = "ibv_query_device")]
+    #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> DeviceAttr {
         self.device.attr()
     }
@@ -112,6 +113,19 @@ impl Context {
             return Ok(DEFAULT_PKEY);
         }
         Err(VerbsError::NoSuchIndex { what: "P_Key index", index, first: 0, count })
+    }
+
+    /// Where a partition key stands in the table of port 1.
+    ///
+    /// # Errors
+    /// [`VerbsError::NoSuchIndex`] for another port, [`VerbsError::NoSuchPkey`] for a key that is not in it.
+    #[doc(alias = "ibv_get_pkey_index")]
+    pub fn get_pkey_index(&self, port_num: u8, pkey: u16) -> Result<usize, VerbsError> {
+        only_port(port_num)?;
+        let count = usize::from(self.device.port_attr().pkey_tbl_len);
+        (0..count)
+            .find(|index| self.query_pkey(port_num, *index).is_ok_and(|other| other == pkey))
+            .ok_or(VerbsError::NoSuchPkey { pkey })
     }
 
     /// The device's name: `roce` and how many devices this process opened before.
@@ -265,6 +279,7 @@ impl Context {
         self.device.shards()
     }
     /// Nanoseconds of the device's clock, that of [`Wc::timestamp`](crate::Wc::timestamp).
+    #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn now(&self) -> u64 {
         self.device.now().as_nanos()
     }

@@ -168,6 +168,12 @@ pub enum VerbsError {
         /// How many there are.
         count: usize,
     },
+    /// A partition key that is not in the port's table.
+    #[error("P_Key {pkey:#06x} is not in the port's table; query_pkey tells what is")]
+    NoSuchPkey {
+        /// The key.
+        pkey: u16,
+    },
 }
 
 impl VerbsError {
@@ -184,7 +190,8 @@ impl VerbsError {
             | Self::WindowType { .. }
             | Self::ForeignKey { .. }
             | Self::NoRegion { .. }
-            | Self::NoSuchIndex { .. } => EINVAL,
+            | Self::NoSuchIndex { .. }
+            | Self::NoSuchPkey { .. } => EINVAL,
             Self::BadAddress { .. } => EFAULT,
             Self::NoMemory { .. } => ENOMEM,
             Self::Split { .. } => EBUSY,

@@ -57,6 +57,10 @@ fn queries() {
     refused(context.query_gid(2, 0), EINVAL, &["port 2"]);
     refused(context.reactor(1), EINVAL, &["shard 1"]);
     refused(context.shard_counters(1), EINVAL, &["shard 1"]);
+    refused(context.query_pkey(1, 1), EINVAL, &["P_Key index 1"]);
+    refused(context.get_pkey_index(2, 0xffff), EINVAL, &["port 2"]);
+    refused(context.get_pkey_index(1, 0x7fff), EINVAL, &["P_Key 0x7fff"]);
+    assert_eq!(context.get_pkey_index(1, context.query_pkey(1, 0).unwrap()).unwrap(), 0);
     let device = context.query_device();
     assert_eq!((device.max_qp, device.shards, device.phys_port_cnt), (4096, 1, 1));
     let port = context.query_port(1).unwrap();

@@ -123,7 +123,7 @@ fn s39_addresses_come_and_go() {
     }
 }
 
-/// A port that breaks when it is told to: its next burst panics, as a driver does that is out of its mind.
+/// A port that breaks when it is told to: its next burst panics, once, as a driver does that is out of its mind.
 struct Breakable(Box<dyn Port>, Arc<AtomicBool>);
 
 impl Port for Breakable {
@@ -151,7 +151,7 @@ struct Breaking(Box<dyn PortQueue>, Arc<AtomicBool>);
 
 impl PortQueue for Breaking {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        assert!(!self.1.load(Ordering::Acquire), "the port broke");
+        assert!(!self.1.swap(false, Ordering::AcqRel), "the port broke");
         self.0.rx_burst(out)
     }
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {

@@ -379,7 +379,7 @@ fn objects_of_another_device_are_refused() {
 fn posters_and_shards_share_the_queue() {
     use verbs::{Context, DeviceConfig, Wc};
     const MESSAGES: u64 = 1000;
-    // A thread may wait for its turn on a busy machine longer than a peer's patience usually is.
+    // A thread may wait for its turn on a busy machine for long: a retry is not what this is about.
     let options = RcOptions { timeout: 20, ..options() };
     let context = Context::open(DeviceConfig::loopback().shards(2)).unwrap();
     let side = Side::new(&context);
@@ -397,7 +397,7 @@ fn posters_and_shards_share_the_queue() {
     let next = std::sync::atomic::AtomicU64::new(0);
     let start = std::time::Instant::now();
     // A thread that fails ends the others too.
-    let patient = || assert!(start.elapsed() < 12 * PATIENCE, "the test goes on");
+    let patient = || assert!(start.elapsed() < 4 * PATIENCE, "the test goes on");
     std::thread::scope(|s| {
         for _ in 0..2 {
             s.spawn(|| {

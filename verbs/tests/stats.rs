@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use common::Pair;
 use verbs::stats::{Snapshot, StatsError};
@@ -161,7 +161,7 @@ fn bad_clients_do_no_harm() {
     let _ = garbage.write_all(&[0xff; 4096]);
     let _ = garbage.write_all(b"GET / HTTP/1.1\r\n\r\n{\"stop\":true}");
     drop(UnixStream::connect(&path).unwrap());
-    let hanging: Vec<_> = (0..4).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let hanging: Vec<_> = (0..2).map(|_| UnixStream::connect(&path).unwrap()).collect();
     let start = Instant::now();
     let snapshot = Snapshot::fetch(&path);
     // Each hanging client is given up on after a quarter of a second; the patience of `fetch` is two.
@@ -179,7 +179,7 @@ fn bad_clients_do_no_harm() {
     drop((qps, cq, pd));
     let start = Instant::now();
     drop(context);
-    assert!(start.elapsed() < Duration::from_secs(5) && !path.exists());
+    assert!(start.elapsed() < common::PATIENCE && !path.exists());
 }
 
 fn small() -> verbs::QpCap {

@@ -234,14 +234,14 @@ fn control_calls_are_not_starved_by_hot_loops() {
             let pd = context.alloc_pd().unwrap();
             let cq = context.create_cq(16).unwrap();
             let start = Instant::now();
-            for _ in 0..200 {
+            for _ in 0..50 {
                 let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
                 qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
                 qp.destroy().unwrap();
             }
             let took = start.elapsed();
             stop.store(true, Ordering::Relaxed);
-            assert!(took < PATIENCE, "1000 control calls took {took:?} in {drive:?}");
+            assert!(took < PATIENCE, "250 control calls took {took:?} in {drive:?}");
         });
     }
 }
@@ -255,22 +255,24 @@ fn posts_against_resets() {
     let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).sig_all()).unwrap();
     let (mut sq, mut rq) = qp.split().unwrap();
     let mut poller: CqPoller = cq.poller().unwrap();
-    let stop = AtomicBool::new(false);
+    let (stop, posted) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
-        let stop = &stop;
+        let (stop, posted) = (&stop, &posted);
         scope.spawn(move || {
             let mut wc = [Wc::default(); 16];
-            let mut posted = 0u64;
             while !stop.load(Ordering::Relaxed) {
                 // Refusals are right: the state changes all the time.
                 let _ = rq.post_recv(&[RecvWr::new(1, &[])]);
-                posted +=
-                    u64::from(sq.post_send(&[SendWr::send(2, &[]), SendWr::write(3, &[], 0, 0)]).is_ok());
+                if sq.post_send(&[SendWr::send(2, &[]), SendWr::write(3, &[], 0, 0)]).is_ok() {
+                    posted.store(true, Ordering::Relaxed);
+                }
                 poller.poll(&mut wc).unwrap();
             }
-            assert!(posted > 0);
         });
-        for _ in 0..300 {
+        let (mut rounds, start) = (0, Instant::now());
+        while rounds < 300 || !posted.load(Ordering::Relaxed) {
+            assert!(start.elapsed() < PATIENCE, "nothing is posted in {rounds} lives");
+            rounds += 1;
             qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
             std::thread::sleep(Duration::from_micros(100));
             enter(&qp, QpState::Err);

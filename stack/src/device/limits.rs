@@ -24,6 +24,7 @@ const ACK_DELAY: u8 = 15;
 bitflags::bitflags! {
     /// What a device can do beyond the numbers (`enum ibv_device_cap_flags` and, from bit 32 on, `device_cap_flags_ex`;
     /// ibv_query_device(3), ibv_query_device_ex(3)).
+    #[doc(alias = "ibv_device_cap_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct DeviceCapFlags: u64 {
         /// Queues of a queue pair can be resized.
@@ -66,6 +67,7 @@ bitflags::bitflags! {
 }
 
 /// With what remote atomics are atomic (`enum ibv_atomic_cap`).
+#[doc(alias = "ibv_atomic_cap")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AtomicCap {
     /// Not supported.
@@ -80,6 +82,7 @@ pub enum AtomicCap {
 ///
 /// What is announced works, and one more is refused with [`DeviceError::Range`] or [`DeviceError::Exhausted`]. Of
 /// the fields of C those are left out that concern end-to-end contexts, raw datagrams and FMRs: all of them are 0.
+#[doc(alias = "ibv_device_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceAttr {
     /// Version of the stack.
@@ -160,6 +163,7 @@ pub struct DeviceAttr {
 }
 
 /// Whether a port can be used (`enum ibv_port_state`).
+#[doc(alias = "ibv_port_state")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum PortState {
@@ -181,6 +185,7 @@ pub enum PortPhysState {
 
 bitflags::bitflags! {
     /// What a port can do (`enum ibv_port_cap_flags`).
+    #[doc(alias = "ibv_port_cap_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct PortCapFlags: u32 {
         /// Connection management.
@@ -197,6 +202,7 @@ pub const LINK_LAYER_ETHERNET: u8 = 2;
 
 /// State and limits of the port (`struct ibv_port_attr`). LIDs and what belongs to them do not exist on Ethernet; C
 /// sees 0.
+#[doc(alias = "ibv_port_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortAttr {
     /// Whether the link is up.
@@ -246,6 +252,7 @@ pub enum GidType {
 }
 
 /// An entry of the GID table (`struct ibv_gid_entry`).
+#[doc(alias = "ibv_gid_entry")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GidEntry<'a> {
     /// The address.

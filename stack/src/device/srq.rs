@@ -19,6 +19,7 @@ use crate::shard::{EventElement, SrqEnd, XrcSrq, srq_words};
 use crate::sync::srq::{self, Poster};
 
 /// Attributes of a shared receive queue (`struct ibv_srq_attr`).
+#[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SrqAttr {
     /// Requests that may wait in it.
@@ -31,6 +32,7 @@ pub struct SrqAttr {
 
 bitflags::bitflags! {
     /// Which attributes [`SrqCore::modify`] is to change (`enum ibv_srq_attr_mask`).
+    #[doc(alias = "ibv_srq_attr_mask")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct SrqAttrMask: u32 {
         /// `max_wr`: resize.

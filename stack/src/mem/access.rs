@@ -4,6 +4,7 @@ bitflags::bitflags! {
     /// Access rights of a memory region, with the values of `enum ibv_access_flags` (`ibv_reg_mr(3)`).
     ///
     /// The empty set grants local reads, which every region allows.
+    #[doc(alias = "ibv_access_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct Access: u32 {
         /// Receives, READ responses and atomic results may be stored.

@@ -3,6 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A scatter/gather element, laid out as `struct ibv_sge`.
+#[doc(alias = "ibv_sge")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Sge {

@@ -9,6 +9,7 @@ use crate::id::{Gid, Psn, QpState};
 
 bitflags::bitflags! {
     /// Which attributes a call gives or asks for (`enum ibv_qp_attr_mask`).
+    #[doc(alias = "ibv_qp_attr_mask")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct AttrMask: u32 {
         /// `qp_state`: the state to enter.
@@ -82,6 +83,7 @@ pub enum PathMigState {
 }
 
 /// The global route of an address vector (`struct ibv_global_route`). RoCE cannot do without it.
+#[doc(alias = "ibv_global_route")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct GlobalRoute {
     /// Address of the peer.
@@ -98,6 +100,7 @@ pub struct GlobalRoute {
 }
 
 /// An address vector (`struct ibv_ah_attr`).
+#[doc(alias = "ibv_ah_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct AhAttr {
     /// The global route; `None` (`is_global` 0) is refused.
@@ -115,6 +118,7 @@ pub struct AhAttr {
 }
 
 /// Sizes of a queue pair's queues (`struct ibv_qp_cap`).
+#[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct QpCap {
     /// Send requests that may be outstanding.
@@ -130,6 +134,7 @@ pub struct QpCap {
 }
 
 /// Every attribute of a queue pair (`struct ibv_qp_attr`). The default is that of a fresh one: RESET, zeros.
+#[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct QpAttr {
     /// Modify: the state to enter. Query: the state.

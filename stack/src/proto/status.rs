@@ -51,6 +51,8 @@ macro_rules! numbered {
 
 numbered! {
     /// How a work request ended (`enum ibv_wc_status`, IBA 11.6.2).
+    #[doc(alias = "ibv_wc_status")]
+    #[doc(alias = "ibv_wc_status_str")]
     #[derive(Default)]
     WcStatus: u8, "IBV_WC_" {
         #[default]
@@ -83,6 +85,7 @@ numbered! {
 
 numbered! {
     /// What kind of work request a completion belongs to (`enum ibv_wc_opcode`).
+    #[doc(alias = "ibv_wc_opcode")]
     WcOpcode: u8, "IBV_WC_" {
         Send = 0, SEND, "send";
         RdmaWrite = 1, RDMA_WRITE, "RDMA write";
@@ -110,6 +113,7 @@ impl WcOpcode {
 
 numbered! {
     /// What a send work request asks for (`enum ibv_wr_opcode`).
+    #[doc(alias = "ibv_wr_opcode")]
     WrOpcode: u8, "IBV_WR_" {
         RdmaWrite = 0, RDMA_WRITE, "RDMA write";
         RdmaWriteWithImm = 1, RDMA_WRITE_WITH_IMM, "RDMA write with immediate";
@@ -161,6 +165,8 @@ impl WrOpcode {
 
 numbered! {
     /// Something that belongs to no work request (`enum ibv_event_type`, IBA 11.6.3).
+    #[doc(alias = "ibv_event_type")]
+    #[doc(alias = "ibv_event_type_str")]
     AsyncEvent: u8, "IBV_EVENT_" {
         CqErr = 0, CQ_ERR, "completion queue overrun";
         QpFatal = 1, QP_FATAL, "queue pair error that prevents completions";
@@ -188,6 +194,7 @@ numbered! {
 
 bitflags::bitflags! {
     /// Flags of a send work request (`enum ibv_send_flags`).
+    #[doc(alias = "ibv_send_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct SendFlags: u32 {
         /// Starts only when every earlier READ and ATOMIC of the queue pair has completed.
@@ -205,6 +212,7 @@ bitflags::bitflags! {
 
 bitflags::bitflags! {
     /// Flags of a work completion (`enum ibv_wc_flags`).
+    #[doc(alias = "ibv_wc_flags")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     pub struct WcFlags: u32 {
         /// The first 40 bytes of a UD receive buffer hold the network header.
