@@ -284,7 +284,6 @@ pub enum Disconnect {
 
 /// What happened. Events of one connection come in their order; the `Conn…` ones that say so end the id.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a request is an event of its own size; few wait")]
 pub enum Event {
     /// A REQ for a listener. Answer with `accept`, `reject` or `destroy`.
     ConnectRequest {
