@@ -208,9 +208,9 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
         } else {
             outcome.whole += 1;
         }
-        for node in 0..2 {
-            w.nodes[node].destroy(ends[node].qp);
-            w.nodes[node].deregister(ends[node].mr);
+        for (node, end) in ends.iter().enumerate() {
+            w.nodes[node].destroy(end.qp);
+            w.nodes[node].deregister(end.mr);
         }
     }
     w.check(false).unwrap();

@@ -5,8 +5,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// How many cases each group has. A row that is lost from the list is missed here.
-const GROUPS: &[(char, usize)] =
-    &[('P', 37), ('S', 39), ('Q', 63), ('R', 61), ('U', 20), ('X', 3), ('L', 8), ('C', 13), ('I', 6)];
+const GROUPS: &[(char, usize)] = &[
+    ('P', 37),
+    ('S', 39),
+    ('Q', 63),
+    ('R', 61),
+    ('U', 20),
+    ('X', 3),
+    ('L', 8),
+    ('C', 13),
+    ('M', 27),
+    ('I', 6),
+];
 
 /// The reason that is a debt, and goes out of force by itself when a test comes.
 const DEBT: &str = "no test yet";
@@ -120,7 +130,7 @@ fn every_case_has_a_test_or_a_reason() {
 fn ids_are_what_a_name_starts_with() {
     assert_eq!(ids_of("q13_q14_q15_silent_peer"), ["Q13", "Q14", "Q15"]);
     assert_eq!(ids_of("s01_every_pair_rc"), ["S01"]);
-    assert!(ids_of("qp_states").is_empty() && ids_of("m01_x").is_empty() && ids_of("a_q13").is_empty());
+    assert!(ids_of("qp_states").is_empty() && ids_of("n01_x").is_empty() && ids_of("a_q13").is_empty());
 }
 
 // Goal: what the script makes of a log is what happened: a failure is not hidden by a success of the same name,

@@ -284,7 +284,6 @@ pub enum Disconnect {
 
 /// What happened. Events of one connection come in their order; the `Conn…` ones that say so end the id.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[allow(clippy::large_enum_variant)]
 pub enum Event {
     /// A REQ for a listener. Answer with `accept`, `reject` or `destroy`.
     ConnectRequest {
