@@ -5,6 +5,7 @@
 //! `measure` holds the loops that are timed, `report` and `json` show the result. `stat` looks at running stacks.
 
 pub mod cli;
+pub mod cm;
 pub mod counters;
 pub mod error;
 pub mod interop;
