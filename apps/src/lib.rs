@@ -7,6 +7,7 @@
 
 pub mod bench;
 pub mod cli;
+pub mod cm;
 pub mod counters;
 pub mod error;
 pub mod interop;

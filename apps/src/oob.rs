@@ -1,4 +1,4 @@
-//! The out-of-band channel of `roce-perf`: JSON messages over TCP, one a line.
+//! The out-of-band channel of `roce-perf`: JSON messages, one a line, over TCP or a connection of `rdma_cm`.
 //!
 //! Never blocks inside a call for longer than its limit; a wait runs the caller's own work between two looks
 //! at the socket, because in the embedded drive the waiting thread is the one that turns the shard. A line is
@@ -45,10 +45,10 @@ pub enum OobError {
         error: std::io::Error,
     },
     /// The other end closed the connection.
-    #[error("the other end closed the TCP connection before the session was over")]
+    #[error("the other end closed the connection before the session was over")]
     Closed,
     /// The connection broke.
-    #[error("the TCP connection to the other end broke: {0}")]
+    #[error("the connection to the other end broke: {0}")]
     Io(std::io::Error),
     /// A line is longer than [`LINE_MAX`].
     #[error("the other end sent a line of more than {LINE_MAX} bytes; is it roce-perf?")]
@@ -70,10 +70,15 @@ pub fn listen_remedy(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// One TCP connection with line-based messages.
+/// A connection that neither reads nor writes longer than it must.
+pub trait Stream: Read + Write + std::fmt::Debug {}
+impl Stream for TcpStream {}
+impl Stream for crate::cm::Exchange {}
+
+/// One connection with line-based messages.
 #[derive(Debug)]
 pub struct Channel {
-    stream: TcpStream,
+    stream: Box<dyn Stream>,
     inbox: Vec<u8>,
     /// Bytes of `inbox` that hold no newline.
     seen: usize,
@@ -87,7 +92,12 @@ impl Channel {
     pub fn new(stream: TcpStream) -> Result<Self, OobError> {
         stream.set_nonblocking(true).map_err(OobError::Io)?;
         stream.set_nodelay(true).map_err(OobError::Io)?;
-        Ok(Self { stream, inbox: Vec::new(), seen: 0 })
+        Ok(Self::over(stream))
+    }
+
+    /// Takes over a stream that never blocks.
+    pub fn over(stream: impl Stream + 'static) -> Self {
+        Self { stream: Box::new(stream), inbox: Vec::new(), seen: 0 }
     }
 
     /// Sends one message.

@@ -372,3 +372,44 @@ fn one_server_serves_one_client_after_the_other() {
         bench.perf_client(&[&["-n", "20"][..], extra].concat()).finish().good();
     }
 }
+
+// Without TCP: the exchange and every queue pair are connected by rdma_cm.
+#[test]
+fn perf_connects_by_rdma_cm() {
+    for (drive, extra) in [
+        ("embedded", &["--op", "send,write,read,atomic", "--mode", "lat,bw", "-s", "64,3000", "-q", "3"][..]),
+        (
+            "caller",
+            &["--op", "send", "--mode", "bw", "-s", "3000", "-q", "2", "--bidirectional", "-m", "1024"],
+        ),
+    ] {
+        let bench = Bench::new(Link::Unix);
+        let (a, b, port) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
+        let json = bench.path("rows.json");
+        let base = ["server", "-R", "--once", "--port", &a, "--oob-port", &port, "--drive", drive];
+        let server = Running::start(PERF, &base);
+        let base =
+            ["client", "-R", "--port", &b, "--oob-port", &port, "--drive", drive, "-n", "40", "--verify"];
+        let files = ["--json", json.to_str().unwrap(), "10.77.0.1"];
+        Running::start(PERF, &[&base[..], extra, &files].concat()).finish().good();
+        server.finish().good();
+        let rows = rows(&json);
+        assert_eq!(rows.len(), if drive == "embedded" { 16 } else { 1 }, "{rows:?}");
+        assert!(
+            rows.iter().all(|row| row["verified"] == true && row["messages"].as_u64() > Some(30)),
+            "{rows:?}"
+        );
+        assert!(rows.iter().all(|row| row["mtu"] == if drive == "embedded" { 4096 } else { 1024 }));
+    }
+    // What cannot be: raw frames beside an open device, a host name.
+    for (args, part) in [
+        (&["client", "-R", "--limit", "10.77.0.1"][..], "cannot be used with"),
+        (&["client", "-R", "--port", "loopback", "localhost"], "the server's RDMA address"),
+        (
+            &["client", "-R", "--port", "loopback", "--wait", "1ms", "10.77.0.9"],
+            "no server answers at 10.77.0.9",
+        ),
+    ] {
+        common::run(PERF, args).bad(part);
+    }
+}

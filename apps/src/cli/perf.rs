@@ -31,13 +31,17 @@ Examples (two terminals on one machine; nothing to set up):
   roce-perf server --port tap:roce0 --ip 192.168.9.1/24
   roce-perf client --port tap:roce1 --ip 192.168.9.2/24 localhost
 
+  Connected by rdma_cm instead of TCP; the client names the server's RDMA address:
+  roce-perf server -R
+  roce-perf client -R 10.77.0.1
+
   Without DPDK, over datagrams:
   roce-perf server --port unix:/tmp/a,peer=/tmp/b
   roce-perf client --port unix:/tmp/b,peer=/tmp/a localhost";
 
 /// Measures RDMA over the userspace RoCEv2 stack
 ///
-/// A server waits; a client connects to it over TCP, says what is to be measured, and both measure it over
+/// A server waits; a client connects to it over TCP (with -R by rdma_cm), says what is to be measured, and both measure it over
 /// their ports. Only the client has options for the measurements.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-perf", version, after_help = EXAMPLES, max_term_width = 100)]
@@ -79,12 +83,17 @@ pub struct ServerArgs {
     /// Device options.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// TCP port to listen on
+    /// Port to listen on (TCP, or with -R of rdma_cm)
     #[arg(long, value_name = "PORT", default_value_t = OOB_PORT)]
     pub oob_port: u16,
     /// Address to listen on
     #[arg(long, visible_alias = "host", value_name = "ADDR", default_value = "0.0.0.0")]
     pub bind: String,
+    /// Listen and connect by rdma_cm instead of TCP; clients need it, too
+    ///
+    /// The port is then one of rdma_cm's, and raw measurements are refused: the device stays open.
+    #[arg(short = 'R', long, conflicts_with = "bind")]
+    pub rdma_cm: bool,
     /// End after one session, with its result as the exit code
     #[arg(long)]
     pub once: bool,
@@ -93,10 +102,10 @@ pub struct ServerArgs {
 /// How a client finds its server.
 #[derive(Args, Clone, Debug)]
 pub struct ReachArgs {
-    /// The server's host name or address, for the TCP connection
+    /// The server's host name or address, for the TCP connection; with -R its RDMA address
     #[arg(value_name = "HOST")]
     pub host: String,
-    /// TCP port of the server
+    /// Port of the server (TCP, or with -R of rdma_cm)
     #[arg(long, value_name = "PORT", default_value_t = OOB_PORT)]
     pub oob_port: u16,
     /// How long to try to reach the server, which may start later
@@ -143,6 +152,9 @@ pub struct ClientArgs {
     /// How to reach the server.
     #[command(flatten)]
     pub reach: ReachArgs,
+    /// Connect by rdma_cm instead of TCP: the exchange and every queue pair; the server needs it, too
+    #[arg(short = 'R', long, conflicts_with_all = ["limit", "peer_ip"])]
+    pub rdma_cm: bool,
     /// What to measure.
     #[command(flatten)]
     pub measure: MeasureArgs,

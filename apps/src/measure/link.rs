@@ -1,13 +1,17 @@
 //! Queue pairs, memory and completion queues of one measurement, at one end.
 
+use crate::cm;
 use crate::error::{AppError, Result};
 use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, QpEnd, gid_hex, parse_gid};
 use crate::rig::{OpenDevice, Side};
 use crate::verify;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use verbs::rdma_cm::{CmId, CmOption, ConnParam};
 use verbs::{
-    Access, Cq, CqPoller, Gid, Mr, Mtu, Pd, Psn, Qp, QpCap, QpInitAttr, Qpn, RcEndpoint, RcOptions,
-    RecvQueue, RecvWr, SendQueue, Sge, Wc, WcStatus,
+    Access, AttrMask, Cq, CqPoller, Gid, Mr, Mtu, Pd, Psn, Qp, QpAttr, QpCap, QpInitAttr, QpState, Qpn,
+    RcEndpoint, RcOptions, RecvQueue, RecvWr, SendQueue, Sge, Wc, WcStatus,
 };
 
 /// Entries of the completion queue of receives where the measuring thread turns the shards and polls after each turn.
@@ -62,7 +66,9 @@ pub struct Link {
     pub send_cq: CqPoller,
     /// Completions of receives.
     pub recv_cq: CqPoller,
-    qps: Vec<Qp>,
+    qps: Vec<Arc<Qp>>,
+    /// Their identifiers, where they are connected by `rdma_cm`.
+    ids: Vec<CmId>,
     /// What we send from, or READ and fetch into.
     pub local: Option<Mr>,
     /// What we receive into.
@@ -75,8 +81,10 @@ pub struct Link {
     pub peer: Gid,
     /// What this end does.
     pub role: Role,
-    _cqs: [Cq; 2],
-    _pd: Pd,
+    cqs: [Cq; 2],
+    pd: Pd,
+    cap: QpCap,
+    mtu: Mtu,
     gid: Gid,
     op: Op,
     send_cq_len: usize,
@@ -87,11 +95,19 @@ pub struct Link {
 }
 
 impl Link {
-    /// Makes everything that does not need to know the other end.
+    /// Makes everything that does not need to know the other end. With `rdma_cm` the queue pairs come later, with their
+    /// identifiers.
     ///
     /// # Errors
     /// What the device says.
-    pub fn new(device: &OpenDevice, spec: &Spec, side: Side, gid_index: u8, mtu: Mtu) -> Result<Self> {
+    pub fn new(
+        device: &OpenDevice,
+        spec: &Spec,
+        side: Side,
+        gid_index: u8,
+        mtu: Mtu,
+        rdma_cm: bool,
+    ) -> Result<Self> {
         let context = &device.context;
         let role = Role::of(side, spec);
         let gid = device.gid(gid_index)?;
@@ -135,7 +151,9 @@ impl Link {
             max_inline_data: if spec.inline { spec.size as u32 } else { 0 },
         };
         let init = QpInitAttr::rc(&send_cq, &recv_cq).cap(cap);
-        let made: Vec<Qp> = (0..qps).map(|_| pd.create_qp(&init)).collect::<std::result::Result<_, _>>()?;
+        let now = if rdma_cm { 0 } else { qps };
+        let made =
+            (0..now).map(|_| pd.create_qp(&init).map(Arc::new)).collect::<std::result::Result<_, _>>()?;
         let options = RcOptions {
             sgid_index: gid_index,
             path_mtu: Some(mtu),
@@ -160,8 +178,11 @@ impl Link {
             peer: gid,
             role,
             qps: made,
-            _cqs: [send_cq, recv_cq],
-            _pd: pd,
+            ids: Vec::new(),
+            cqs: [send_cq, recv_cq],
+            pd,
+            cap,
+            mtu,
             gid,
             op: spec.op,
             send_cq_len: send_cq_len as usize,
@@ -177,7 +198,7 @@ impl Link {
     /// Gives memory the contents that the other end expects to read.
     fn fill_memory(&self, spec: &Spec) -> Result<()> {
         let mut scratch = vec![0; spec.size as usize];
-        for qp in 0..self.qps.len() {
+        for qp in 0..spec.qps as usize {
             for slot in 0..self.tx_slots {
                 if let (Some(target), Op::Read, true) = (&self.target, spec.op, spec.verify) {
                     verify::fill(&mut scratch, self.role.tx_stream(qp), slot as u64);
@@ -205,11 +226,11 @@ impl Link {
         }
     }
 
-    /// Connects to the other end and posts the receives.
+    /// Takes note of the other end's address and memory.
     ///
     /// # Errors
-    /// An end that does not fit ours; what the device says.
-    pub fn connect(&mut self, other: &End, spec: &Spec, peer: Option<Gid>) -> Result<()> {
+    /// An end that does not fit ours.
+    pub fn learn(&mut self, other: &End, spec: &Spec, peer: Option<Gid>) -> Result<()> {
         let misfit = |what: &str| AppError::Peer(format!("its end of the measurement has {what}"));
         let gid = parse_gid(&other.gid).ok_or_else(|| misfit("no valid GID"))?;
         if other.qps.len() != self.qps.len() {
@@ -217,28 +238,94 @@ impl Link {
         }
         let needed = match spec.op {
             Op::Send => 0,
-            Op::FetchAdd | Op::CmpSwap => self.qps.len() * WORD_STRIDE,
-            Op::Write | Op::Read => self.qps.len() * self.tx_slots * self.stride,
+            Op::FetchAdd | Op::CmpSwap => spec.qps as usize * WORD_STRIDE,
+            Op::Write | Op::Read => spec.qps as usize * self.tx_slots * self.stride,
         };
         if self.role.requests && other.len < needed as u64 {
             return Err(misfit("too little memory"));
         }
         self.peer = peer.unwrap_or(gid);
         self.remote = Remote { addr: other.addr, rkey: other.rkey };
-        for (qp, other) in self.qps.iter().zip(&other.qps) {
+        Ok(())
+    }
+
+    /// Connects to the other end and posts the receives.
+    ///
+    /// # Errors
+    /// An end that does not fit ours; what the device says.
+    pub fn connect(&mut self, other: &End, spec: &Spec, peer: Option<Gid>) -> Result<()> {
+        self.learn(other, spec, peer)?;
+        for (n, other) in other.qps.iter().enumerate() {
             let endpoint = RcEndpoint { gid: self.peer, qpn: Qpn::new(other.qpn), psn: Psn::new(other.psn) };
-            qp.connect_rc(&endpoint, &self.options)?;
-            let (sq, rq) = qp.split()?;
-            self.sqs.push(sq);
-            self.rqs.push(rq);
+            self.qps[n].connect_rc(&endpoint, &self.options)?;
+            self.take_handles(n, spec)?;
         }
-        if self.inbox.is_some() {
-            for qp in 0..self.qps.len() {
-                for slot in 0..spec.rx_depth {
-                    let sge = [self.rx_sge(spec, qp, slot as usize)?];
-                    self.rqs[qp].post_recv(&[RecvWr::new(wr_id(qp, slot), &sge)])?;
-                }
-            }
+        Ok(())
+    }
+
+    /// Connects queue pair `index` to the server at `to` by `rdma_cm`.
+    ///
+    /// # Errors
+    /// What `rdma_cm` says.
+    pub fn connect_rdma_cm(
+        &mut self,
+        device: &OpenDevice,
+        to: SocketAddr,
+        index: usize,
+        spec: &Spec,
+    ) -> Result<()> {
+        let id = cm::resolved(device, Some(self.gid.to_ip()), to, cm::PATIENCE)?;
+        for option in
+            [CmOption::Tos(spec.tclass), CmOption::AckTimeout(spec.timeout), CmOption::PathMtu(self.mtu)]
+        {
+            id.set_option(option)?;
+        }
+        let data = cm::measured(index);
+        self.bring_up(id, spec, |id, param| id.connect(&ConnParam { private_data: &data, ..param }))
+    }
+
+    /// Accepts a client's queue pair.
+    ///
+    /// # Errors
+    /// What `rdma_cm` says.
+    pub fn accept(&mut self, id: CmId, spec: &Spec) -> Result<()> {
+        id.set_option(CmOption::AckTimeout(spec.timeout))?;
+        self.bring_up(id, spec, |id, param| id.accept(&param))
+    }
+
+    /// Makes an identifier's queue pair, posts its receives and connects it.
+    fn bring_up(
+        &mut self,
+        id: CmId,
+        spec: &Spec,
+        connect: impl FnOnce(&CmId, ConnParam<'static>) -> std::result::Result<(), verbs::VerbsError>,
+    ) -> Result<()> {
+        let init = QpInitAttr::rc(&self.cqs[0], &self.cqs[1]).cap(self.cap);
+        let qp = id.create_qp(&self.pd, &init)?;
+        self.qps.push(qp.clone());
+        self.take_handles(self.qps.len() - 1, spec)?;
+        let param = ConnParam {
+            initiator_depth: spec.outs,
+            retry_count: spec.retry,
+            rnr_retry_count: spec.rnr_retry,
+            ..ConnParam::default()
+        };
+        connect(&id, param)?;
+        let min_rnr_timer = self.options.min_rnr_timer;
+        let attr = QpAttr { qp_state: QpState::Rts, min_rnr_timer, ..QpAttr::default() };
+        qp.modify(&attr, AttrMask::STATE | AttrMask::MIN_RNR_TIMER)?;
+        self.ids.push(id);
+        Ok(())
+    }
+
+    /// Takes the handles of queue pair `qp`, and posts its receives.
+    fn take_handles(&mut self, qp: usize, spec: &Spec) -> Result<()> {
+        let (sq, rq) = self.qps[qp].split()?;
+        self.sqs.push(sq);
+        self.rqs.push(rq);
+        for slot in 0..if self.inbox.is_some() { spec.rx_depth } else { 0 } {
+            let sge = [self.rx_sge(spec, qp, slot as usize)?];
+            self.rqs[qp].post_recv(&[RecvWr::new(wr_id(qp, slot), &sge)])?;
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use super::{
     whole_end,
 };
 use crate::cli::perf::{ClientArgs, RawClientArgs, ReachArgs};
+use crate::cm::Exchange;
 use crate::counters::Counts;
 use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
@@ -19,6 +20,7 @@ use crate::protocol::{Flow, Hello, Message, Report};
 use crate::report;
 use crate::rig::{Rig, Side};
 use crate::stop;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use verbs::{Mac, Mtu};
 
@@ -32,7 +34,10 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
     let json = measure.json.as_deref().map(JsonFile::create).transpose()?;
     let mut rig = Rig::open(&args.device, Side::Client)?;
     let ipv6 = rig.addr().is_ipv6();
-    let mut client = Client::connect(&args.reach, &mut rig)?;
+    let mut client = match args.rdma_cm {
+        true => Client::connect_rdma_cm(&args.reach, &mut rig)?,
+        false => Client::connect(&args.reach, &mut rig)?,
+    };
     let mut mtus = Vec::with_capacity(specs.len());
     for spec in &specs {
         mtus.push(path_mtu(spec, rig.link_mtu(), client.server.link_mtu)?);
@@ -85,6 +90,8 @@ pub fn run_raw(args: &RawClientArgs) -> Result<()> {
 struct Client {
     channel: Channel,
     server: Hello,
+    /// Where the server is, where everything is connected by `rdma_cm`.
+    rdma_cm: Option<SocketAddr>,
 }
 
 impl Client {
@@ -93,14 +100,32 @@ impl Client {
             rig.idle();
             stop::check()
         })?;
-        let mut channel = Channel::new(stream)?;
+        Self::greet(Channel::new(stream)?, rig, None)
+    }
+
+    /// The same by `rdma_cm`.
+    fn connect_rdma_cm(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
+        let ip: IpAddr = reach.host.parse().map_err(|_| {
+            let host = &reach.host;
+            AppError::Usage(format!(
+                "with -R the host is the server's RDMA address, as 10.77.0.1, not {host:?}"
+            ))
+        })?;
+        rig.device()?;
+        rig.wait_for_link()?;
+        let to = SocketAddr::new(ip, reach.oob_port);
+        let exchange = Exchange::connect(rig.device()?, to, reach.wait)?;
+        Self::greet(Channel::over(exchange), rig, Some(to))
+    }
+
+    fn greet(mut channel: Channel, rig: &mut Rig, rdma_cm: Option<SocketAddr>) -> Result<Self> {
         channel.send(&Message::Hello(Hello::ours(rig.link_mtu())))?;
         let server = match await_message(&mut channel, rig, "a greeting")? {
             Message::Hello(hello) => hello,
             other => return Err(out_of_turn(&other)),
         };
         server.check().map_err(AppError::Peer)?;
-        Ok(Self { channel, server })
+        Ok(Self { channel, server, rdma_cm })
     }
 
     /// Agrees on the measurements, runs the raw ones, then `rdma`; takes leave of the server.
@@ -210,13 +235,21 @@ impl Client {
     ) -> Result<(Measured, Report, Counts)> {
         let before = rig.counts();
         let peer = peer_override(rig.args());
-        let mut link = Link::new(rig.device()?, spec, Side::Client, gid_index, mtu)?;
+        let mut link = Link::new(rig.device()?, spec, Side::Client, gid_index, mtu, self.rdma_cm.is_some())?;
         send_end(&mut self.channel, link.end(), |end| Message::Start { index, end })?;
         let end = match await_message(&mut self.channel, rig, "its queue pairs")? {
             Message::Ready { end } => whole_end(&mut self.channel, rig, end)?,
             other => return Err(out_of_turn(&other)),
         };
-        link.connect(&end, spec, peer)?;
+        match self.rdma_cm {
+            None => link.connect(&end, spec, peer)?,
+            Some(to) => {
+                link.learn(&end, spec, None)?;
+                for index in 0..spec.qps as usize {
+                    link.connect_rdma_cm(rig.device()?, to, index, spec)?;
+                }
+            }
+        }
         self.channel.send(&Message::Go)?;
         let measured = run(&mut link, spec, &mut rig.device()?.crank, &mut self.channel)?;
         let report = match await_message(&mut self.channel, rig, "its report")? {

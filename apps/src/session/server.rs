@@ -2,6 +2,7 @@
 
 use super::{Measured, await_message, path_mtu, peer_override, run, send_end, tell_failure, whole_end};
 use crate::cli::perf::ServerArgs;
+use crate::cm::Listener;
 use crate::error::{AppError, Result};
 use crate::measure::link::Link;
 use crate::measure::raw::Raw;
@@ -11,7 +12,6 @@ use crate::plan::{Mode, RawSpec, Spec};
 use crate::protocol::{Hello, Message, Report};
 use crate::rig::{Rig, Side};
 use crate::stop;
-use std::net::TcpStream;
 use std::time::Duration;
 use verbs::Mac;
 
@@ -25,6 +25,9 @@ const GID_INDEX: u8 = 1;
 /// # Errors
 /// What is wrong with the port or the TCP address; with `--once`, how the session ended.
 pub fn serve(args: &ServerArgs) -> Result<()> {
+    if args.rdma_cm {
+        return serve_rdma_cm(args);
+    }
     let listener = oob::listen(&args.bind, args.oob_port)?;
     let mut rig = Rig::open(&args.device, Side::Server)?;
     eprintln!(
@@ -40,27 +43,56 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
-        let result = session(stream, &mut rig);
-        match &result {
-            Err(AppError::Interrupted) => return result,
-            _ if args.once => return result,
-            Err(e) => eprintln!("roce-perf: the session with {from} ended early: {e}"),
-            Ok(()) => eprintln!("roce-perf: the session with {from} is over"),
+        let result = Channel::new(stream).map_err(AppError::from).and_then(|c| session(c, &mut rig, None));
+        if args.once || matches!(result, Err(AppError::Interrupted)) {
+            return result;
         }
+        tell_end(&from.to_string(), &result);
     }
 }
 
-/// Serves one client.
-fn session(stream: TcpStream, rig: &mut Rig) -> Result<()> {
-    let mut channel = Channel::new(stream)?;
-    let result = talk(&mut channel, rig);
+/// The same by `rdma_cm`: the device is open all the time.
+fn serve_rdma_cm(args: &ServerArgs) -> Result<()> {
+    let mut rig = Rig::open(&args.device, Side::Server)?;
+    let listener = Listener::new(rig.device()?, args.oob_port)?;
+    eprintln!(
+        "roce-perf: waiting for a client on port {} of rdma_cm, {} on port {}",
+        args.oob_port,
+        rig.addr(),
+        args.device.port
+    );
+    loop {
+        let Some(exchange) = listener.try_accept(rig.device()?)? else {
+            stop::check()?;
+            rig.idle();
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        let result = session(Channel::over(exchange), &mut rig, Some(&listener));
+        if args.once || matches!(result, Err(AppError::Interrupted)) {
+            return result;
+        }
+        tell_end("a client", &result);
+    }
+}
+
+fn tell_end(from: &str, result: &Result<()>) {
+    match result {
+        Err(e) => eprintln!("roce-perf: the session with {from} ended early: {e}"),
+        Ok(()) => eprintln!("roce-perf: the session with {from} is over"),
+    }
+}
+
+/// Serves one client; by `rdma_cm` where there is a listener for its queue pairs.
+fn session(mut channel: Channel, rig: &mut Rig, listener: Option<&Listener>) -> Result<()> {
+    let result = talk(&mut channel, rig, listener);
     if let Err(e) = &result {
         tell_failure(&mut channel, e);
     }
     result
 }
 
-fn talk(channel: &mut Channel, rig: &mut Rig) -> Result<()> {
+fn talk(channel: &mut Channel, rig: &mut Rig, listener: Option<&Listener>) -> Result<()> {
     let hello = match await_message(channel, rig, "a greeting")? {
         Message::Hello(hello) => hello,
         other => return Err(out_of_turn(&other)),
@@ -71,7 +103,10 @@ fn talk(channel: &mut Channel, rig: &mut Rig) -> Result<()> {
         Message::Session { raw, rdma } => (raw, rdma),
         other => return Err(out_of_turn(&other)),
     };
-    if let Err(reason) = acceptable(&raw, &rdma, rig, &hello) {
+    let no_raw =
+        listener.filter(|_| !raw.is_empty()).map(|_| "a server of rdma_cm measures no raw frames".into());
+    let refused = no_raw.or_else(|| acceptable(&raw, &rdma, rig, &hello).err());
+    if let Some(reason) = refused {
         channel.send(&Message::Refuse { reason: reason.clone() })?;
         return Err(AppError::Peer(format!("it asked for what this end refuses: {reason}")));
     }
@@ -91,9 +126,21 @@ fn talk(channel: &mut Channel, rig: &mut Rig) -> Result<()> {
                 let peer = peer_override(rig.args());
                 let end = whole_end(channel, rig, end)?;
                 let before = rig.counts();
-                let mut link = Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu)?;
-                link.connect(&end, spec, peer)?;
-                send_end(channel, link.end(), |end| Message::Ready { end })?;
+                let mut link =
+                    Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu, listener.is_some())?;
+                match listener {
+                    None => {
+                        link.connect(&end, spec, peer)?;
+                        send_end(channel, link.end(), |end| Message::Ready { end })?;
+                    }
+                    Some(listener) => {
+                        link.learn(&end, spec, None)?;
+                        send_end(channel, link.end(), |end| Message::Ready { end })?;
+                        for index in 0..spec.qps as usize {
+                            link.accept(listener.take_measured(index)?, spec)?;
+                        }
+                    }
+                }
                 match await_message(channel, rig, "the start of the measurement")? {
                     Message::Go => {}
                     other => return Err(out_of_turn(&other)),

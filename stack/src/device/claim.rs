@@ -295,11 +295,15 @@ impl Core {
                 continue;
             };
             let _holding = Holding::begin();
-            while !cell.shard.wanted() && !serves() && !self.stop.load(Ordering::Relaxed) {
+            // At least one turn: a service that is due may have to wait for the end of a call, and the shard must not.
+            loop {
                 let now = self.now();
                 shard.poll_once(now);
                 if index == 0 {
                     self.maintain(now);
+                }
+                if cell.shard.wanted() || serves() || self.stop.load(Ordering::Relaxed) {
+                    break;
                 }
             }
         }

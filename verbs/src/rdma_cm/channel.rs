@@ -40,6 +40,12 @@ impl Context {
 }
 
 impl EventChannel {
+    /// What became of the messages of connection management of this device and of its connections, by name: each
+    /// message that was ignored, refused or lost is under its reason.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.service.lock().counters()
+    }
+
     /// The oldest event, or `None`: never waits.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn try_get_event(&self) -> Option<CmEvent> {

@@ -40,6 +40,32 @@ pub(super) struct Gsi {
     /// Sends that have not completed.
     outstanding: u32,
     waiting: VecDeque<Send>,
+    pub lost: Lost,
+}
+
+/// Messages that were lost on this side, by reason.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Lost {
+    /// Nobody has the address that they were for.
+    pub unreachable: u64,
+    /// Too many waited for their addresses to be found.
+    pub queue_full: u64,
+    /// Our address that they were from is gone.
+    pub no_source: u64,
+    /// Received, and their network header named none of our addresses.
+    pub not_ours: u64,
+}
+
+impl Lost {
+    pub(super) fn iter(self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("send_unreachable", self.unreachable),
+            ("send_waiting_full", self.queue_full),
+            ("send_no_source", self.no_source),
+            ("ignored_not_ours", self.not_ours),
+        ]
+        .into_iter()
+    }
 }
 
 impl Gsi {
@@ -61,7 +87,8 @@ impl Gsi {
             max_inline_data: MAD_LEN as u32,
         };
         let qp = pd.create_qp(&QpInitAttr::new(QpType::Gsi, &cq, &cq).cap(cap).sig_all())?;
-        let gsi = Self { qp, mr, cq, pd, outstanding: 0, waiting: VecDeque::new() };
+        let (waiting, lost) = (VecDeque::new(), Lost::default());
+        let gsi = Self { qp, mr, cq, pd, outstanding: 0, waiting, lost };
         gsi.cq.req_notify(false)?;
         gsi.qp.activate_ud(GSI_QKEY)?;
         for slot in 0..DEPTH as usize {
@@ -112,14 +139,17 @@ impl Gsi {
         n
     }
 
-    fn handle(&self, now: Instant, machine: &mut Machine, gids: &[Gid], wc: &Wc) {
+    fn handle(&mut self, now: Instant, machine: &mut Machine, gids: &[Gid], wc: &Wc) {
         let at = wc.wr_id as usize * STRIDE;
         let (mut grh, mut mad) = ([0; GRH_LEN], [0; MAD_LEN]);
         let len = (wc.byte_len as usize).saturating_sub(GRH_LEN).min(MAD_LEN);
         let read = self.mr.read(at, &mut grh).and_then(|()| self.mr.read(at + GRH_LEN, &mut mad[..len]));
         let attr = attr_from_wc(gids, wc, &grh);
         // Neither fails for what the shard placed there; an address of ours that went away meanwhile does.
-        let (Ok(()), Ok(AhAttr { grh: Some(grh), sl, .. })) = (read, attr) else { return };
+        let (Ok(()), Ok(AhAttr { grh: Some(grh), sl, .. })) = (read, attr) else {
+            self.lost.not_ours += 1;
+            return;
+        };
         let path = Path {
             sgid: gids[usize::from(grh.sgid_index)],
             dgid: grh.dgid,
@@ -149,14 +179,16 @@ impl Gsi {
         match device.path_to(&mad.path.dgid) {
             PeerPath::Known if self.outstanding < DEPTH => {
                 // It fails where our address is gone: the MAD is lost, and its sender's timer sees to that.
-                if self.post(device, &mad).is_ok() {
-                    self.outstanding += 1;
+                match self.post(device, &mad) {
+                    Ok(()) => self.outstanding += 1,
+                    Err(_) => self.lost.no_source += 1,
                 }
             }
             PeerPath::Known | PeerPath::Pending if self.waiting.len() < WAITING_MAX => {
                 self.waiting.push_back(mad);
             }
-            _ => {} // Lost, as a datagram to nobody.
+            PeerPath::Unreachable => self.lost.unreachable += 1,
+            PeerPath::Known | PeerPath::Pending => self.lost.queue_full += 1,
         }
     }
 

@@ -218,6 +218,12 @@ impl State {
         }
     }
 
+    /// What became of messages and connections, by name.
+    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
+        let lost = self.gsi.iter().flat_map(|gsi| gsi.lost.iter());
+        self.machine.counters().iter().chain(lost).collect()
+    }
+
     /// A number for an identifier or a channel, never given out again.
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
