@@ -55,7 +55,10 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
         match guard.0.try_wait() {
             Ok(Some(status)) => break status,
             Ok(None) if Instant::now() < end => std::thread::sleep(LOOK),
-            Ok(None) => return Err(failed(command, &format!("no end after {limit:?}"))),
+            Ok(None) => {
+                let program = command.get_program().display();
+                return Err(AppError::Timeout(format!("{program}: no end after {limit:?}")));
+            }
             Err(e) => return Err(failed(command, &e.to_string())),
         }
     };
@@ -63,7 +66,8 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     if status.success() {
         return Ok(out);
     }
-    let said = err.trim().lines().last().unwrap_or_default().to_string();
+    // A program that explains its usage says first what is wrong.
+    let said = err.trim().lines().find(|l| !l.is_empty()).unwrap_or_default();
     Err(failed(command, &format!("{status}: {said}")))
 }
 

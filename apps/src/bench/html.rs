@@ -94,7 +94,7 @@ fn section(out: &mut String, title: &str, text: &str) {
 }
 
 fn figure(out: &mut String, svg: &str) {
-    let _ = write!(out, "<figure>{svg}</figure>\n");
+    let _ = writeln!(out, "<figure>{svg}</figure>");
 }
 
 fn head(out: &mut String, columns: &[&str]) {
@@ -159,7 +159,7 @@ fn latency_chart(rows: &[Row]) -> String {
         ticks: ticks.map(|(q, t)| (nines(q), t.into())).into_iter().filter(|t| t.0 <= last + 0.01).collect(),
     };
     let values = all.iter().flat_map(|s| s.points.iter().map(|p| p.1));
-    let y = Axis::log("latency", values, |ns| short_time(ns));
+    let y = Axis::log("latency", values, short_time);
     let percent = |x: f64| 100.0 * (1.0 - 10f64.powf(-x));
     svg::lines("Latency distributions", &x, &y, &all, |x, ns| {
         format!("{:.3} % within {}", percent(x), report::time(ns as u64))

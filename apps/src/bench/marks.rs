@@ -24,7 +24,9 @@ impl Unit {
             Self::PerSecond => format!("{}/s", report::per_second(n)),
             Self::Gbit if n < 10.0 => format!("{n:.2} Gb/s"),
             Self::Gbit => format!("{n:.1} Gb/s"),
-            Self::Ns => report::time(n.max(0.0).round() as u64),
+            // A difference may be negative where the moments were not alike.
+            Self::Ns if n < 0.0 => format!("-{}", report::time((-n).round() as u64)),
+            Self::Ns => report::time(n.round() as u64),
             Self::Part => format!("{:.0} %", 100.0 * n),
         }
     }

@@ -91,12 +91,12 @@ impl Peer {
                 let mut server = Command::new("iperf3");
                 let _server = Guard::quiet(server.args(["-s", "-1", "-A", "0", "-p", &port]))?;
                 let seconds = (2.0 * share).ceil().to_string();
-                let said = patiently(|| {
+                let client = || {
                     let mut client = Command::new("iperf3");
                     client.args(["-c", "127.0.0.1", "-A", "1", "-J", "-p", &port, "-t", &seconds]);
                     client
-                })?;
-                let bits = iperf(&said).ok_or_else(|| unreadable("iperf3", &said))?;
+                };
+                let bits = patiently(client, iperf)?;
                 Ok(row.with("gbit_per_s", bits / 1e9))
             }
             How::Ucx(transports, test, messages) => {
@@ -110,14 +110,13 @@ impl Peer {
                     command
                 };
                 let _server = Guard::quiet(ucx().args(["-c", "0"]))?;
-                let said = patiently(|| {
+                let client = || {
                     let mut client = ucx();
                     client.args(["127.0.0.1", "-c", "1", "-t", test, "-s", &self.size.to_string()]);
                     client.args(["-n", &count, "-w", "500", "-f", "-v"]);
                     client
-                })?;
-                let Ucx { p50_ns, gbit_per_s, msgs_per_s } =
-                    ucx_figures(&said).ok_or_else(|| unreadable("ucx_perftest", &said))?;
+                };
+                let Ucx { p50_ns, gbit_per_s, msgs_per_s } = patiently(client, ucx_figures)?;
                 Ok(match self.mode {
                     "lat" => row.with("p50_ns", p50_ns.round() as u64).with("latency", "one_way"),
                     _ => row.with("gbit_per_s", gbit_per_s).with("msgs_per_s", msgs_per_s),
@@ -127,26 +126,29 @@ impl Peer {
     }
 }
 
-/// Runs a client again and again until its server listens.
-fn patiently(client: impl Fn() -> Command) -> Result<String> {
+/// Runs a client again and again until its server listens: some say so with their exit code, some with figures that
+/// are missing.
+fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
     let mut last = None;
     for _ in 0..TRIES {
-        match child::output(&mut client(), PATIENCE) {
-            Err(AppError::Interrupted) => return Err(AppError::Interrupted),
-            Err(e) if e.to_string().contains("no end") => return Err(e),
+        let mut command = client();
+        match child::output(&mut command, PATIENCE) {
+            Err(e @ (AppError::Interrupted | AppError::Timeout(_))) => return Err(e),
             Err(e) => last = Some(e),
-            Ok(said) => return Ok(said),
+            Ok(said) => match figures(&said) {
+                Some(figures) => return Ok(figures),
+                None => last = Some(unreadable(&command, &said)),
+            },
         }
         std::thread::sleep(PAUSE);
     }
     Err(last.unwrap_or(AppError::Interrupted))
 }
 
-fn unreadable(program: &str, said: &str) -> AppError {
-    AppError::Setup(format!(
-        "{program} printed what cannot be read: {:?}",
-        said.chars().take(200).collect::<String>()
-    ))
+fn unreadable(command: &Command, said: &str) -> AppError {
+    let program = command.get_program().display();
+    let end: String = said.trim().lines().rev().take(3).collect::<Vec<_>>().join(" ");
+    AppError::Setup(format!("{program} printed no figures: {end:?}"))
 }
 
 /// Bits a second that arrived, from iperf3's JSON.

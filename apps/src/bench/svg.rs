@@ -81,7 +81,7 @@ pub struct Series {
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 340.0;
-const LEFT: f64 = 64.0;
+const LEFT: f64 = 78.0;
 const RIGHT: f64 = 112.0;
 const TOP: f64 = 14.0;
 const BOTTOM: f64 = 52.0;
