@@ -455,7 +455,7 @@ mod tests {
             start in start(),
             slots_log2 in 0..5u32,
             stride in 1..4usize,
-            ops in proptest::collection::vec(op(), 1..300),
+            ops in proptest::collection::vec(op(), 1..if cfg!(miri) { 12 } else { 300 }),
         ) {
             let slots = 1 << slots_log2;
             let (mut tx, mut rx) = ring_at::<u64>(slots, stride, start);
