@@ -533,7 +533,7 @@ mod tests {
             let (mut tx, mut rx) = ring_at::<Odd>(slots, 1, start);
             let mut left = slots + 10;
             while left > 0 {
-                let n = left.min(1000);
+                let n = left.min(1000).min(slots);
                 tx.slot(n - 1).unwrap()[0] = Odd(1);
                 tx.publish(n);
                 let first = rx.released();
