@@ -45,6 +45,8 @@ pub(super) struct End {
 pub(super) struct Overran {
     /// Of the completion queue.
     pub cq: bool,
+    /// What came before the loss has been polled, so the rest is lost.
+    pub polled: bool,
     /// Of the queue pair.
     pub qp: bool,
 }
@@ -202,11 +204,28 @@ impl Run {
         }
         if event == AsyncEvent::CqErr {
             self.world.fired.count(Fault::CqOverflow);
-            // What was lost nobody knows; what comes before it has been polled.
+        }
+        Ok(())
+    }
+
+    /// The ends of a node whose completion queue failed: what it holds now is the last of it.
+    pub fn failed_queues(&self, node: usize) -> Vec<(usize, usize)> {
+        let ends = self.conns.iter().enumerate().flat_map(|(i, c)| (0..c.ends.len()).map(move |k| (i, k)));
+        let failed = |&(i, k): &(usize, usize)| {
+            let end = &self.conns[i].ends[k];
+            end.node == node && end.tight && !end.overran.polled && self.world.nodes[node].cq_failed(end.cq)
+        };
+        ends.filter(failed).collect()
+    }
+
+    /// All that there will ever be in the completion queue of an end has been polled.
+    pub fn polled_to_the_end(&mut self, i: usize, k: usize) {
+        let overran = &mut self.conns[i].ends[k].overran;
+        if overran.cq {
+            overran.polled = true;
             self.nobody_knows(i, k);
             self.broken(i);
         }
-        Ok(())
     }
 
     /// A new life: both ends are in RESET.
@@ -409,7 +428,7 @@ impl Run {
             }
         };
         let told = |e: &End| match e.overran {
-            Overran { cq: true, qp: false } if e.gone.is_none() => {
+            Overran { cq: true, qp: false, .. } if e.gone.is_none() => {
                 Err(format!("{:?} was not told that its completion queue overflowed", e.qpn))
             }
             _ => Ok(()),

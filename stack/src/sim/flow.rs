@@ -647,7 +647,8 @@ impl Flow {
             let op = self.ops.pop_front().ok_or("more requests complete than were posted")?;
             assert_eq!(op.wr_id, wr_id, "requests complete in order");
             summary.opcode = Some(op.opcode);
-            self.window.users -= u32::from(op.windowed);
+            // A window that went with its region counts nobody.
+            self.window.users = self.window.users.saturating_sub(u32::from(op.windowed));
             let got = || op.sink.gather(sink, self.sizes.slot, op.sink.len());
             let original = |got: Vec<u8>| u64::from_ne_bytes(got.try_into().expect("eight bytes"));
             match op.kind {

@@ -501,9 +501,10 @@ impl Node {
         CqId(self.cqs.len() - 1)
     }
 
-    /// Whether a completion queue lost a completion.
-    pub fn overran(&self, cq: CqId) -> bool {
-        self.cqs[cq.0].state.overran()
+    /// Whether a completion queue lost a completion, and all that came before it can be polled. The event may come before
+    /// that: completions wait for the answers of their turn.
+    pub fn cq_failed(&self, cq: CqId) -> bool {
+        self.cqs[cq.0].state.failed()
     }
 
     /// Removes a completion queue that no queue pair uses any more.

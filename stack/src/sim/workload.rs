@@ -576,6 +576,7 @@ impl Run {
     /// Receives first, because an acknowledgement follows what it acknowledges.
     fn poll_nodes(&mut self, nodes: &[usize]) -> Check {
         let mut all = Vec::new();
+        let failed: Vec<_> = nodes.iter().flat_map(|node| self.failed_queues(*node)).collect();
         for &node in nodes {
             let own = self.conns.iter().flat_map(|c| &c.ends).filter(|e| e.node == node && e.tight);
             for cq in own.map(|e| e.cq).chain([self.cqs[node]]).collect::<Vec<_>>() {
@@ -610,7 +611,6 @@ impl Run {
         for (node, cqe) in all.iter().filter(|(_, c)| !is_recv(c)) {
             self.sent(*node, cqe).map_err(|e| format!("queue pair {:#x}: {e}", cqe.qpn))?;
         }
-        // Behind what was published before the loss.
         for &node in nodes {
             for (event, of) in self.world.nodes[node].events() {
                 if !matches!(event, AsyncEvent::CqErr | AsyncEvent::QpFatal) || self.plant == Plant::Unheard {
@@ -619,6 +619,9 @@ impl Run {
                 self.world.note(node, || format!("{event:?} of {of:?}"));
                 self.overflow(node, event, of)?;
             }
+        }
+        for (i, k) in failed {
+            self.polled_to_the_end(i, k);
         }
         Ok(())
     }

@@ -446,7 +446,7 @@ mod tests {
             cqe in 1..70u32,
             lanes in 1..5usize,
             start in prop_oneof![Just(0), u32::MAX - 20..=u32::MAX],
-            ops in proptest::collection::vec(op(), 1..200),
+            ops in proptest::collection::vec(op(), 1..if cfg!(miri) { 12 } else { 200 }),
         ) {
             let (mut reader, mut writers) = build::<(usize, u64)>(cqe, lanes, start, None);
             let mut staged = vec![VecDeque::new(); lanes];

@@ -280,7 +280,11 @@ mod tests {
     proptest! {
         /// Against a queue: order, counts, capacity, the limit event, across resizes.
         #[test]
-        fn matches_a_queue(capacity in 1..12u32, words in 1..4usize, ops in proptest::collection::vec(op(), 1..200)) {
+        fn matches_a_queue(
+            capacity in 1..12u32,
+            words in 1..4usize,
+            ops in proptest::collection::vec(op(), 1..if cfg!(miri) { 12 } else { 200 }),
+        ) {
             let (mut poster, mut taker) = queue(capacity, words);
             let mut other = taker.clone();
             let (mut model, mut room, mut limit, mut value) = (VecDeque::new(), capacity, 0u32, 0u64);
