@@ -23,6 +23,19 @@ pub fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| sge.length as u64).sum()
 }
 
+/// The piece of memory that bytes `offset .. offset + len` of a list are, if they are some bytes of the first element:
+/// what [`pieces`] gives then, at once. `None` says nothing about the list.
+#[inline]
+pub fn sole(sges: &[Sge], offset: u64, len: usize) -> Option<Sge> {
+    let first = sges.first()?;
+    let end = offset.checked_add(len as u64)?;
+    if len == 0 || end > u64::from(first.length) {
+        return None;
+    }
+    first.addr.checked_add(u64::from(first.length))?;
+    Some(Sge { addr: first.addr + offset, length: len as u32, lkey: first.lkey })
+}
+
 /// The pieces of memory that bytes `offset .. offset + len` of a list are, in order. None of them is empty, and
 /// together they are `len` bytes.
 ///

@@ -291,7 +291,7 @@ impl Requester {
     }
 
     /// The next packet to build, or why there is none.
-    #[inline]
+    #[inline(always)]
     pub fn poll_transmit(
         &mut self,
         now: Instant,
@@ -354,6 +354,7 @@ impl Requester {
     }
 
     /// Gives the next posted work request its sequence numbers, if everything allows it to start.
+    #[inline(always)]
     fn start_next(
         &mut self,
         now: Instant,
@@ -477,7 +478,7 @@ impl Requester {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn message_segment(
         &mut self,
         wqe: &SendWqe,
@@ -568,6 +569,7 @@ impl Requester {
     }
 
     /// A READ request for what is still missing: a retry starts at the first response not received.
+    #[inline]
     fn read_segment(&mut self, wqe: &SendWqe, started: &Started) -> Segment {
         let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
         let skipped = index << self.mtu.log2();

@@ -191,6 +191,8 @@ pub struct Responder {
     /// Slot that the next READ or ATOMIC takes: the oldest.
     oldest: u8,
     pending: u8,
+    /// A request is answered again that was answered before, maybe older than some that are not being answered.
+    replaying: bool,
     resources: Box<[Resource]>,
 }
 
@@ -231,6 +233,7 @@ impl Responder {
             read_pd: PdId(0),
             oldest: 0,
             pending: 0,
+            replaying: false,
             resources: Box::default(),
         }
     }
@@ -327,7 +330,7 @@ impl Responder {
 
     /// Checks a request packet. `Err(Ok(fault))`: refused, answered by [`Responder::refuse`];
     /// `Err(Err(discard))`: dropped without an answer.
-    #[inline]
+    #[inline(always)]
     pub fn handle_request(
         &mut self,
         pkt: &Packet<'_>,
@@ -516,7 +519,7 @@ impl Responder {
     }
 
     /// The packet that [`Responder::handle_request`] passed is placed: the state moves on.
-    #[inline]
+    #[inline(always)]
     pub fn accept(&mut self, pkt: &Packet<'_>) -> Option<Received> {
         let len = pkt.payload.len() as u32;
         let starts = matches!(pkt.row.position, Position::First | Position::Only);
@@ -618,6 +621,7 @@ impl Responder {
         }
     }
 
+    #[inline]
     fn received(&mut self, pkt: &Packet<'_>, byte_len: u32) -> Received {
         self.holds_receive = false;
         let tail = match pkt.row.tail {
@@ -636,7 +640,7 @@ impl Responder {
             self.pending -= 1;
         }
         self.resources[usize::from(self.oldest)] = r;
-        self.oldest = ((usize::from(self.oldest) + 1) % slots) as u8;
+        self.oldest = if usize::from(self.oldest) + 1 == slots { 0 } else { self.oldest + 1 };
         self.pending += 1;
         self.ack = None; // its response acknowledges everything before it
     }
@@ -714,6 +718,7 @@ impl Responder {
                 r.start = psn;
                 r.next = psn;
                 r.replay |= !r.pending;
+                self.replaying |= !r.pending;
                 self.pending += u8::from(!r.pending);
                 r.pending = true;
             }
@@ -759,11 +764,9 @@ impl Responder {
 
     fn poll_resource(&mut self, credits: Option<u32>) -> Option<Answered> {
         let aeth = self.aeth(credits);
-        let (slots, mtu) = (self.resources.len(), self.mtu);
-        let index = (0..slots)
-            .map(|i| (usize::from(self.oldest) + i) % slots)
-            .find(|&i| self.resources[i].pending)?;
-        let r = &mut self.resources[index];
+        let mtu = self.mtu;
+        let index = if self.replaying { self.oldest_pending()? } else { self.first_of_newest() };
+        let r = self.resources.get_mut(index)?;
         let psn = r.next;
         let answer = if matches!(r.kind, Kind::AtomicWrite | Kind::Flush) {
             Answered::Read {
@@ -800,9 +803,24 @@ impl Responder {
         if psn == r.last {
             r.pending = false;
             self.pending -= 1;
+            self.replaying &= self.pending > 0;
         }
         self.answered = psn;
         Some(answer)
+    }
+
+    /// The slot of the oldest request that is being answered, where each is newer than those that are not.
+    #[inline]
+    fn first_of_newest(&self) -> usize {
+        let (oldest, pending) = (usize::from(self.oldest), usize::from(self.pending));
+        if oldest >= pending { oldest - pending } else { oldest + self.resources.len() - pending }
+    }
+
+    /// The slot of the oldest request that is being answered, in any case.
+    #[cold]
+    fn oldest_pending(&self) -> Option<usize> {
+        let slots = self.resources.len();
+        (0..slots).map(|i| (usize::from(self.oldest) + i) % slots).find(|&i| self.resources[i].pending)
     }
 
     /// The READ response just handed out cannot be made: its key was revoked. Queues the NAK with its PSN and

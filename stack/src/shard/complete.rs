@@ -22,6 +22,7 @@ fn vendor_err(qp: &Qp, status: WcStatus, opcode: WcOpcode) -> u32 {
 }
 
 impl Env {
+    #[inline(always)]
     fn entry(&self, qp: &Qp, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
         Cqe {
             wr_id,
@@ -38,7 +39,7 @@ impl Env {
     }
 
     /// Stages a completion. `false`: the completion queue is full, the entry is lost.
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
         let taken = self.stage(qp, lane, cqe);
         if taken {
@@ -48,7 +49,7 @@ impl Env {
     }
 
     /// [`Env::push`] of a completion that is counted already.
-    #[inline]
+    #[inline(always)]
     pub fn stage(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
         let Some(Some(to)) = self.lanes.get_mut(lane.0 as usize) else { return true };
         if !to.writer.has_staged() {
@@ -78,6 +79,7 @@ impl Env {
         }
     }
 
+    #[inline]
     pub fn mark_finished(&mut self, qp: &mut Qp) {
         if !qp.in_finished {
             qp.in_finished = true;
@@ -138,7 +140,7 @@ impl Env {
     }
 
     /// Completes the receive request that is held.
-    #[inline]
+    #[inline(always)]
     pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received) {
         let cqe = self.received(qp, done);
         self.finish_receive(qp, cqe);
@@ -151,7 +153,7 @@ impl Env {
         self.finish_receive(qp, Cqe { flags, src_qp: src_qp.get(), sl, ..cqe });
     }
 
-    #[inline]
+    #[inline(always)]
     fn received(&self, qp: &Qp, done: &Received) -> Cqe {
         let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
         let opcode = if done.write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
@@ -173,7 +175,7 @@ impl Env {
         cqe
     }
 
-    #[inline]
+    #[inline(always)]
     fn finish_receive(&mut self, qp: &mut Qp, cqe: Cqe) {
         let bytes = u64::from(cqe.byte_len);
         self.count(Counter::RecvMessages);

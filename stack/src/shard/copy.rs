@@ -28,6 +28,15 @@ impl Memory<'_> {
     /// Copies bytes `offset..` of a scatter/gather list into `to`.
     #[inline]
     pub fn gather(&self, sges: &[Sge], offset: u64, to: &mut [u8]) -> Result<(), LocalProtection> {
+        if let Some(piece) = sge::sole(sges, offset, to.len()) {
+            read(self.check(&piece, Access::empty())?, to);
+            return Ok(());
+        }
+        self.gather_pieces(sges, offset, to)
+    }
+
+    #[inline(never)]
+    fn gather_pieces(&self, sges: &[Sge], offset: u64, to: &mut [u8]) -> Result<(), LocalProtection> {
         let mut done = 0;
         for piece in sge::pieces(sges, offset, to.len() as u64).ok_or(LocalProtection)? {
             let len = piece.length as usize;
@@ -42,6 +51,21 @@ impl Memory<'_> {
     /// last byte is stored last.
     #[inline]
     pub fn scatter(&self, sges: &[Sge], offset: u64, from: &[u8], last: bool) -> Result<(), LocalProtection> {
+        if let Some(piece) = sge::sole(sges, offset, from.len()) {
+            write(self.check(&piece, Access::LOCAL_WRITE)?, from, last);
+            return Ok(());
+        }
+        self.scatter_pieces(sges, offset, from, last)
+    }
+
+    #[inline(never)]
+    fn scatter_pieces(
+        &self,
+        sges: &[Sge],
+        offset: u64,
+        from: &[u8],
+        last: bool,
+    ) -> Result<(), LocalProtection> {
         let pieces = sge::pieces(sges, offset, from.len() as u64).ok_or(LocalProtection)?;
         for piece in pieces.clone() {
             self.check(&piece, Access::LOCAL_WRITE)?;

@@ -53,7 +53,7 @@ impl Env {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
         let Some(qp) = qps.find(layout.dqpn) else {
             return self.receive_unaddressed(qps, frame, layout);
@@ -137,7 +137,7 @@ impl Env {
         });
     }
 
-    #[inline]
+    #[inline(always)]
     fn handle_request(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
         match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
             Ok(verdict) => {
@@ -184,7 +184,7 @@ impl Env {
     }
 
     /// Puts the packet's bytes where the verdict says, then lets the responder move on.
-    #[inline]
+    #[inline(always)]
     pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
         match verdict {
             Verdict::Accept => {}
@@ -243,7 +243,7 @@ impl Env {
         self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
     }
 
-    #[inline]
+    #[inline(always)]
     fn handle_response(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
         self.count_response(qp, pkt);
         let response = qp.requester.handle_response(self.now, pkt, &qp.sq)?;

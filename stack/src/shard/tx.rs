@@ -199,7 +199,7 @@ impl Env {
     }
 
     /// Builds the request packet of a segment in `frame`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn fill(
         &mut self,
         qp: &Qp,

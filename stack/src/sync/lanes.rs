@@ -146,7 +146,7 @@ impl<E: Copy + Send> CqLane<E> {
     ///
     /// # Errors
     /// [`Overflow`] when the queue is full. What was staged before stays staged.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, e: E) -> Result<(), Overflow> {
         if self.credits == 0 {
             self.fetch_credits()?;

@@ -168,7 +168,7 @@ impl Layout {
     ///
     /// # Panics
     /// If `frame` is not the frame that this layout was made from and is shorter, or has other header bytes.
-    #[inline]
+    #[inline(always)]
     pub fn packet<'a>(&self, frame: &'a [u8]) -> Packet<'a> {
         let (header, rest) =
             frame[self.bth as usize..self.end as usize].split_at(self.row.header_len as usize);
