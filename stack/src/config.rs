@@ -20,6 +20,9 @@ pub const WATCH_AFTER: u8 = 16;
 pub const WATCH_GAP: Duration = Duration::from_micros(100);
 /// A queue pair is watched until nothing was posted for this long.
 pub const WATCH_IDLE: Duration = Duration::from_millis(1);
+/// A shard with at least this many queue pairs asks for their state a burst ahead: so many lines do not stay in the
+/// caches next to the core.
+pub const PREFETCH_FROM: usize = 256;
 /// Frames waiting in a shard's inbox (handed over, or addressed to ourselves).
 pub const INBOX_DEPTH: usize = 1024;
 /// How long a port may refuse every frame before the backlog is dropped, under its counter: some time slices of the

@@ -94,6 +94,24 @@ marks! {
 /// Marks there are.
 pub const MARKS: usize = Mark::ALL.len();
 
+/// Counts a step of a search, a list or a timer in this crate's own tests; otherwise it is nothing at all.
+#[inline(always)]
+pub(crate) fn step() {
+    #[cfg(test)]
+    STEPS.with(|n| n.set(n.get() + 1));
+}
+
+#[cfg(test)]
+thread_local! {
+    static STEPS: core::cell::Cell<u64> = const { core::cell::Cell::new(0) };
+}
+
+/// Steps that the calling thread has counted.
+#[cfg(test)]
+pub(crate) fn steps() -> u64 {
+    STEPS.with(core::cell::Cell::get)
+}
+
 #[cfg(any(test, feature = "sim"))]
 mod counting {
     use super::{MARKS, Mark};

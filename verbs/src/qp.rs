@@ -326,6 +326,16 @@ impl SendQueue {
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
+    /// A hint that [`post_send`](Self::post_send) is going to be called: asks for the memory that it touches, and
+    /// does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next few, then
+    /// post to them.
+    #[inline]
+    pub fn prefetch(&self) {
+        if let Some(ring) = &self.ring {
+            ring.prefetch();
+            self.core.prefetch();
+        }
+    }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
         self.ring.as_mut().map_or(0, |ring| ring.free() as usize)
@@ -362,6 +372,16 @@ impl RecvQueue {
         match &mut self.ring {
             Some(ring) => post_recv(&self.core, ring, self.max_sge, wrs),
             None => no_ring(&self.core),
+        }
+    }
+    /// A hint that [`post_recv`](Self::post_recv) is going to be called: asks for the memory that it touches, and
+    /// does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next few, then
+    /// post to them.
+    #[inline]
+    pub fn prefetch(&self) {
+        if let Some(ring) = &self.ring {
+            ring.prefetch();
+            self.core.prefetch();
         }
     }
     /// Requests that can be posted now.

@@ -159,22 +159,30 @@ impl<'a> Tx<'a> {
         self.retired == self.target
     }
 
-    /// Visits queue pairs until as many are busy as may be.
+    /// Draws queue pairs until as many are busy as may be, then posts to them.
     #[inline]
     fn post(&mut self, link: &mut Link) -> Result<()> {
-        while self.in_flight < self.in_flight_max && self.posted < self.target {
+        let mut drawn = ArrayVec::<u32, POLL>::new();
+        while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
             let mut q = self.draw.below(self.spec.qps);
             // As many are busy as may be, at most: an idle one is never farther than that.
             while self.busy.has(q) {
                 q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
             }
+            link.sqs[q as usize].prefetch();
+            self.busy.flip(q);
+            self.in_flight += 1;
+            self.posted += u64::from(self.spec.visit);
+            drawn.push(q);
+        }
+        for q in drawn {
             self.visit(link, q)?;
         }
         Ok(())
     }
 
     #[inline]
-    fn visit(&mut self, link: &mut Link, q: u32) -> Result<()> {
+    fn visit(&self, link: &mut Link, q: u32) -> Result<()> {
         let (spec, qp) = (self.spec, q as usize);
         let mut sges = Visit::<[Sge; 1]>::new();
         for n in 0..spec.visit as usize {
@@ -183,14 +191,10 @@ impl<'a> Tx<'a> {
         let inline = spec.inline.then_some(&self.zeros[..]);
         let mut wrs = Visit::new();
         for (n, sge) in sges.iter().enumerate() {
-            let wr = request(link, spec.op, sge, inline, (qp, n as u32), self.posted + n as u64);
+            let wr = request(link, spec.op, sge, inline, (qp, n as u32), n as u64);
             wrs.push(if n + 1 == sges.len() { wr.signaled() } else { wr });
         }
-        link.sqs[qp].post_send(&wrs)?;
-        self.busy.flip(q);
-        self.in_flight += 1;
-        self.posted += u64::from(spec.visit);
-        Ok(())
+        Ok(link.sqs[qp].post_send(&wrs)?)
     }
 
     /// Takes completions: each ends a visit.
@@ -247,6 +251,9 @@ impl<'a> Rx<'a> {
         if n == 0 {
             self.meter.pause();
             return Ok(());
+        }
+        for wc in &self.wcs[..n] {
+            link.rqs[of_wr_id(wc.wr_id).0].prefetch();
         }
         for k in 0..n {
             let wc = self.wcs[k];

@@ -115,6 +115,11 @@ impl RingTap {
     pub fn publish(&mut self, n: u32) {
         self.0.publish(n);
     }
+    /// Asks for what posting the next request touches.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.0.prefetch();
+    }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> u32 {
         self.0.free()
@@ -362,6 +367,11 @@ impl QpCore {
     fn gate(&self, gate: Gates) -> Result<u32, QpState> {
         let word = self.word();
         if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(state_of(word)) }
+    }
+    /// Asks for what a poster looks at before it posts.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.device().words().prefetch(self.index);
     }
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {

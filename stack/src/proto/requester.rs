@@ -279,6 +279,12 @@ impl Requester {
         self.failed.and_then(|(seq, status)| (seq == self.head).then_some(status))
     }
 
+    /// Where it remembers the oldest work request and the next one to start: what a prefetch asks for.
+    #[inline]
+    pub fn remembered(&self) -> [*const (); 2] {
+        [self.head, self.started].map(|seq| core::ptr::from_ref(self.entry(seq)).cast())
+    }
+
     #[inline]
     pub(super) fn entry(&self, seq: u32) -> &Started {
         &self.log[seq as usize & (self.log.len() - 1)]

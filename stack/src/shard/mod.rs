@@ -6,12 +6,15 @@
 
 use std::sync::Arc;
 
+use crate::config::PREFETCH_FROM;
 use crate::id::{QpState, QpType, Qpn};
+use crate::mark::step;
 use crate::port::{PortQueue, RxBurst};
 use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::{self, ModifyContext, ModifyError};
 use crate::proto::wqe::Cqe;
 use crate::sync::lanes::CqLane;
+use crate::sync::prefetch;
 use crate::sync::words::Word;
 use crate::time::Instant;
 
@@ -32,6 +35,8 @@ mod qp;
 mod qp_table;
 mod rq;
 mod rx;
+#[cfg(test)]
+mod scale;
 mod shared;
 mod tx;
 mod unreliable;
@@ -49,8 +54,9 @@ pub use shared::{Shared, SharedConfig};
 use counters::QpCounters;
 use cq::Lane;
 use env::Env;
-use qp::{Cause, Qp};
+use qp::{Cause, Part, Qp};
 use qp_table::QpTable;
+use wheel::Wheel;
 
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,6 +95,7 @@ struct Qps {
 impl Qps {
     #[inline]
     fn get(&mut self, slot: u32) -> Option<&mut Qp> {
+        step();
         self.slots.get_mut(slot as usize)?.as_deref_mut()
     }
     #[inline]
@@ -96,8 +103,32 @@ impl Qps {
         let slot = self.table.get(qpn)?;
         self.get(slot)
     }
+    /// Whether there are so many that each is likely to be in no cache.
+    #[inline]
+    fn are_many(&self) -> bool {
+        self.table.len() >= PREFETCH_FROM
+    }
+    /// Asks for the state of queue pairs that are about to be worked on: first where each is, then what each is, then
+    /// what that points to, so that their misses overlap.
+    #[inline(never)]
+    fn prefetch(&self, wanted: &[(u32, Part)], wheel: &Wheel) {
+        for (slot, _) in wanted {
+            if let Some(place) = self.slots.get(*slot as usize) {
+                prefetch::line(place);
+            }
+            wheel.prefetch(*slot);
+        }
+        let found =
+            wanted.iter().filter_map(|(slot, part)| Some((self.slots.get(*slot as usize)?.as_ref()?, part)));
+        for (qp, part) in found.clone() {
+            qp.prefetch(*part);
+        }
+        for (qp, part) in found {
+            qp.prefetch_behind(*part);
+        }
+    }
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
-        self.slots.iter_mut().filter_map(|qp| qp.as_deref_mut())
+        self.slots.iter_mut().inspect(|_| step()).filter_map(|qp| qp.as_deref_mut())
     }
 }
 

@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 
 use super::counters::Counter;
 use super::env::Env;
-use super::qp::{Qp, Route};
+use super::qp::{Part, Qp, Route};
 use super::{Shard, Shared, Turn};
 use crate::config::{READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::id::QpState;
@@ -14,7 +14,7 @@ use crate::proto::requester::SendRing;
 use crate::proto::status::WcStatus;
 use crate::sync::asymmetric::{heavy, light};
 use crate::time::Instant;
-use crate::wire::{Ingress, locate};
+use crate::wire::{Ingress, locate, peek};
 
 impl Shard {
     /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
@@ -87,6 +87,9 @@ impl Shard {
         let bytes: usize = self.rx.iter().map(|f| f.len()).sum();
         self.env.counters().add(Counter::RxFrames, n as u64);
         self.env.counters().add(Counter::RxBytes, bytes as u64);
+        if self.qps.are_many() {
+            self.prefetch_burst();
+        }
         let mut foreign = 0u64;
         for (i, frame) in self.rx.iter_mut().enumerate() {
             if self.env.receive(&mut self.qps, frame).is_err() {
@@ -98,6 +101,19 @@ impl Shard {
         }
         self.env.queue.recycle(&mut self.rx);
         n
+    }
+
+    /// Asks for the state of the queue pairs that this burst is for.
+    fn prefetch_burst(&self) {
+        let mut numbers = arrayvec::ArrayVec::<_, RX_BURST>::new();
+        for (number, request) in self.rx.iter().filter_map(|frame| peek(frame.data())) {
+            self.qps.table.prefetch(number);
+            numbers.push((number, if request { Part::Responder } else { Part::Requester }));
+        }
+        let mut wanted = arrayvec::ArrayVec::<_, RX_BURST>::new();
+        wanted
+            .extend(numbers.iter().filter_map(|(number, part)| Some((self.qps.table.get(*number)?, *part))));
+        self.qps.prefetch(&wanted, &self.env.wheel);
     }
 
     /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.
@@ -137,6 +153,11 @@ impl Shard {
         let (env, qps) = (&mut self.env, &mut self.qps);
         let mut due = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
         env.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
+        if qps.are_many() {
+            let due: arrayvec::ArrayVec<_, READY_BUDGET> =
+                due.iter().map(|slot| (*slot, Part::Requester)).collect();
+            qps.prefetch(&due, &env.wheel);
+        }
         for slot in due {
             let Some(qp) = qps.get(slot) else { continue };
             qp.wakes_at = Instant::FAR;
@@ -203,9 +224,12 @@ impl Shard {
         if !bells.any() {
             return;
         }
-        let mut rung = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
-        bells.drain(READY_BUDGET as u32, |slot| rung.push(slot));
-        for slot in rung {
+        let mut rung = arrayvec::ArrayVec::<_, READY_BUDGET>::new();
+        bells.drain(READY_BUDGET as u32, |slot| rung.push((slot, Part::Requester)));
+        if self.qps.are_many() {
+            self.qps.prefetch(&rung, &self.env.wheel);
+        }
+        for (slot, _) in rung {
             let Some(qp) = self.qps.get(slot) else { continue };
             self.env.mark_ready(qp);
             let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;

@@ -12,6 +12,7 @@ use crate::proto::responder::{Responder, ResponderConfig};
 use crate::proto::state::{Gates, ModifyError};
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::Granule;
+use crate::sync::prefetch;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
 use crate::wire::{Flow, Template, Transport, udp_source_port};
@@ -70,10 +71,11 @@ pub(super) enum Route {
     Pending,
 }
 
-/// A queue pair.
+/// A queue pair. Laid out by who needs what: see [`Part`].
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Qp {
-    // Read for every packet.
+    // Line 0: every packet and every look.
     pub gates: Gates,
     pub ty: QpType,
     /// Class of its packets. The machines speak of RC's operations, whatever it is.
@@ -92,6 +94,10 @@ pub(super) struct Qp {
     /// No user has a handle: a receive-only queue pair that belongs to an XRC domain. Its events are logged.
     pub ownerless: bool,
     pub draining: bool,
+    /// Doorbells in a row, each soon after the one before.
+    pub rings: u8,
+    /// The peer's shard, where the peer is on this device.
+    pub peer_shard: u8,
     pub slot: u32,
     pub index: u32,
     pub epoch: u32,
@@ -101,40 +107,91 @@ pub(super) struct Qp {
     pub recv_pd: PdId,
     pub send_lane: LaneId,
     pub recv_lane: LaneId,
-    pub peer: Gid,
-    pub local: Gid,
+    pub counters: Arc<QpCounters>,
     /// When the wheel wakes this queue pair; `FAR` if it does not.
     pub wakes_at: Instant,
-    /// Doorbells in a row, each soon after the one before.
-    pub rings: u8,
+
+    // Line 1: every packet received, and every doorbell.
+    pub peer: Gid,
+    pub local: Gid,
     /// When something was last posted, as far as the shard noticed.
     pub posted_at: Instant,
     /// What was posted when the shard last looked.
     pub sq_seen: u32,
     /// Send requests before this one have their completions.
     pub sq_done: u32,
-    pub sq: Sq,
-    pub rq: Rq,
-    pub requester: Requester,
-    pub responder: Responder,
-    pub template: Template,
-    /// The destination that the template was made for, of a datagram queue pair.
-    pub address: UdAddress,
     /// Behind the last unreliable work request that waits for its frames to leave.
     pub leaving: u32,
-    pub counters: Arc<QpCounters>,
-    // Cold.
-    /// Receive completions that wait for their acknowledgement; mostly none.
-    pub held: Option<Box<HeldReceives>>,
+    /// The index of the GID table that it holds.
+    pub held_gid: Option<u8>,
     /// QP_FATAL was raised because a completion queue overran.
     pub overran: bool,
+    pub attr: Box<QpAttr>,
+
+    // Lines 2 and 3: requests sent, and what comes back.
+    pub sq: Sq,
+    pub requester: Requester,
+
+    // Lines 4 and 5: every packet sent.
+    pub template: Template,
+    // Cold.
     /// What the peer did that ends the queue pair, for the completion that tells of it.
     pub fault: Option<Fault>,
     /// Why requests were sent again last.
     pub retried: Option<RetryCause>,
-    /// The index of the GID table that it holds.
-    pub held_gid: Option<u8>,
-    pub attr: Box<QpAttr>,
+    /// The destination that the template was made for, of a datagram queue pair.
+    pub address: Option<Box<UdAddress>>,
+
+    // Up to line 7: requests received.
+    pub responder: Responder,
+    pub rq: Rq,
+    /// Receive completions that wait for their acknowledgement; mostly none.
+    pub held: Option<Box<HeldReceives>>,
+}
+
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<Qp>() <= 512, "the state of a queue pair is eight cache lines");
+    assert!(offset_of!(Qp, wakes_at) < 64 && offset_of!(Qp, peer) >= 64);
+    assert!(offset_of!(Qp, sq) >= 128 && offset_of!(Qp, requester) + size_of::<Requester>() <= 256);
+    assert!(offset_of!(Qp, template) >= 256 && offset_of!(Qp, template) + size_of::<Template>() <= 384);
+    assert!(offset_of!(Qp, responder) >= 256);
+};
+
+/// What of a queue pair is about to be needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    /// What sends requests and takes responses: lines 0 to 5, and its work requests.
+    Requester,
+    /// What takes requests and answers them: lines 0, 1 and 4 to 7, and its receive requests.
+    Responder,
+}
+
+impl Qp {
+    /// Asks for the queue pair's own lines.
+    #[inline]
+    pub fn prefetch(&self, part: Part) {
+        let own = match part {
+            Part::Requester => [(0, 6), (6, 6)],
+            Part::Responder => [(0, 2), (4, 8)],
+        };
+        for (first, end) in own {
+            prefetch::lines(self, first, end);
+        }
+    }
+
+    /// Asks for what those lines point to.
+    #[inline]
+    pub fn prefetch_behind(&self, part: Part) {
+        prefetch::line(&raw const *self.counters);
+        match part {
+            Part::Requester => {
+                self.sq.0.prefetch(self.sq_done);
+                self.requester.remembered().into_iter().for_each(prefetch::line);
+            }
+            Part::Responder => self.rq.prefetch(),
+        }
+    }
 }
 
 impl Qp {
@@ -183,7 +240,8 @@ impl Qp {
             requester,
             responder: Responder::new(),
             template: Template::new(&Flow::default()),
-            address: UdAddress::default(),
+            address: matches!(spec.ty, QpType::Ud | QpType::Gsi).then(Box::default),
+            peer_shard: 0,
             leaving: first,
             counters: Arc::new(QpCounters::default()),
             held: None,
@@ -265,6 +323,7 @@ impl Qp {
         self.peer = grh.dgid;
         self.local = shared.gids.get(usize::from(grh.sgid_index)).unwrap_or_default();
         let remote = Qpn::new(self.attr.dest_qp_num);
+        self.peer_shard = Shared::shard_of(remote) as u8;
         self.counters.set_peer(Some((self.peer, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
         self.route = if shared.gids.contains(&self.peer) { Route::Inside } else { Route::Pending };

@@ -2,6 +2,8 @@
 //! probing, no tombstones. Grows when a queue pair is created, never on the data path.
 
 use crate::id::Qpn;
+use crate::mark::step;
+use crate::sync::prefetch;
 
 const FREE: u32 = u32::MAX;
 
@@ -32,6 +34,7 @@ impl QpTable {
         let mask = self.entries.len() - 1;
         let mut at = self.home(qpn);
         loop {
+            step();
             match self.entries[at].0 {
                 FREE => return Err(at),
                 found if found == qpn => return Ok(at),
@@ -44,6 +47,12 @@ impl QpTable {
     #[inline]
     pub fn get(&self, qpn: Qpn) -> Option<u32> {
         self.find(qpn.get()).ok().map(|at| self.entries[at].1)
+    }
+
+    /// Asks for the entry of a queue pair.
+    #[inline]
+    pub fn prefetch(&self, qpn: Qpn) {
+        prefetch::line(&raw const self.entries[self.home(qpn.get())]);
     }
 
     /// Adds a queue pair.

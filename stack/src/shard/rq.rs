@@ -113,6 +113,13 @@ impl Rq {
             Self::Shared(_) => None,
         }
     }
+    /// Asks for what taking the next request of its own ring touches.
+    #[inline]
+    pub fn prefetch(&self) {
+        if let Self::Own(own) = self {
+            own.ring.prefetch(own.taken);
+        }
+    }
     /// The request taken last.
     #[inline]
     pub fn held(&self) -> &[Granule] {

@@ -1,12 +1,12 @@
 //! Sending: what a queue pair's machines want to say becomes frames.
 
+use super::Shard;
 use super::copy;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::Qp;
-use super::{Shard, Shared};
 use crate::config::{QP_TX_BUDGET, READY_BUDGET};
-use crate::id::{QpType, Qpn};
+use crate::id::QpType;
 use crate::mem::Access;
 use crate::port::Frame;
 use crate::proto::requester::{Idle, Segment};
@@ -280,7 +280,6 @@ impl Env {
     #[inline]
     fn dispatch(&mut self, qp: &Qp, frame: Frame, answer: bool) {
         qp.counters.sent(frame.len());
-        let shard = Shared::shard_of(Qpn::new(qp.attr.dest_qp_num));
-        self.send(qp.route, shard, frame, answer);
+        self.send(qp.route, qp.peer_shard.into(), frame, answer);
     }
 }

@@ -99,7 +99,7 @@ impl Env {
                 continue;
             }
             self.count(Counter::RequestsSent);
-            let dqpn = if qp.is_datagram() { qp.address.remote_qpn } else { qp.attr.dest_qp_num };
+            let dqpn = qp.address.as_ref().map_or(qp.attr.dest_qp_num, |address| address.remote_qpn);
             qp.counters.sent(frame.len());
             if dqpn == Qpn::MULTICAST.get() {
                 self.loop_back(&frame);
@@ -144,7 +144,7 @@ impl Env {
             Path::Inside => self.shared.mac,
             Path::Pending | Path::Failed => return path,
         };
-        if !qp.address.same_path(&address) {
+        if !qp.address.as_ref().is_some_and(|before| before.same_path(&address)) {
             let priority = u16::from(address.sl & 7) << 13;
             qp.template = Template::new(&Flow {
                 src_mac: self.shared.mac,
@@ -157,7 +157,9 @@ impl Env {
                 ..Flow::default()
             });
         }
-        qp.address = address;
+        if let Some(before) = &mut qp.address {
+            **before = address;
+        }
         let remote = Qpn::new(address.remote_qpn);
         qp.template.set_dst_mac(mac);
         qp.template.set_dqpn(remote);

@@ -14,6 +14,8 @@
 //!
 //! An entry never fires early: deadlines are rounded up to a tick, the present is rounded down.
 
+use crate::mark::step;
+use crate::sync::prefetch;
 use crate::time::Instant;
 
 /// Nanoseconds of a tick: 4.096 us, the unit of IBA timeouts.
@@ -89,6 +91,14 @@ impl Wheel {
     #[inline]
     pub fn is_scheduled(&self, id: u32) -> bool {
         self.entries.get(id as usize).is_some_and(|entry| entry.place != IDLE)
+    }
+
+    /// Asks for the entry of `id`.
+    #[inline]
+    pub fn prefetch(&self, id: u32) {
+        if let Some(entry) = self.entries.get(id as usize) {
+            prefetch::line(entry);
+        }
     }
 
     /// Sets the deadline of `id`, instead of an earlier one if it has one. A deadline that is past is due at
@@ -201,6 +211,7 @@ impl Wheel {
     /// Appends an idle entry to the list that `tick` belongs to.
     #[inline]
     fn link(&mut self, id: u32, tick: u64) {
+        step();
         debug_assert!(tick >= self.tick);
         // The highest digit that differs; level 0 if none does.
         let level = ((u64::BITS - 1 - (tick ^ self.tick | 1).leading_zeros()) / DIGIT) as usize;
@@ -222,6 +233,7 @@ impl Wheel {
     /// Takes an entry out of its list.
     #[inline]
     fn unlink(&mut self, id: u32) {
+        step();
         let Entry { next, prev, place, .. } = self.entries[id as usize];
         let place = place as usize;
         self.entries[id as usize].place = IDLE;

@@ -15,9 +15,14 @@
 //! a sequentially consistent fence between the two halves on both sides.
 
 use super::primitive::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::mark::step;
 use crossbeam_utils::CachePadded;
 
 const WORD: u32 = u64::BITS;
+/// Words of a [`Line`].
+const LINE_WORDS: usize = 16;
+/// As many words as the processor fetches together.
+type Line = CachePadded<[AtomicU64; LINE_WORDS]>;
 
 /// A set of doorbells, numbered from 0.
 pub struct Doorbells {
@@ -25,7 +30,10 @@ pub struct Doorbells {
     summary: CachePadded<AtomicU64>,
     /// Where the next drain starts, so that a small budget serves everybody. Only a hint.
     cursor: CachePadded<AtomicU32>,
-    words: Box<[AtomicU64]>,
+    /// Whole cache lines: two sets have none in common.
+    lines: Box<[Line]>,
+    /// Words in use.
+    words: u32,
     /// Base-2 logarithm of the words in a group: 0 for up to 4096 doorbells.
     group_log2: u32,
     len: u32,
@@ -48,10 +56,27 @@ impl Doorbells {
         Self {
             summary: CachePadded::new(AtomicU64::new(0)),
             cursor: CachePadded::new(AtomicU32::new(0)),
-            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            lines: (0..(words as usize).div_ceil(LINE_WORDS)).map(|_| line()).collect(),
+            words,
             group_log2: words.div_ceil(WORD).next_power_of_two().trailing_zeros(),
             len: n,
         }
+    }
+
+    #[inline]
+    fn word(&self, w: u32) -> &AtomicU64 {
+        &self.lines[w as usize / LINE_WORDS][w as usize % LINE_WORDS]
+    }
+
+    /// Where it is written to: addresses and lengths, in bytes.
+    #[cfg(test)]
+    pub(crate) fn written(&self) -> Vec<(usize, usize)> {
+        let mut all = vec![
+            (core::ptr::from_ref(&self.summary) as usize, size_of_val(&self.summary)),
+            (core::ptr::from_ref(&self.cursor) as usize, size_of_val(&self.cursor)),
+        ];
+        all.extend(self.lines.iter().map(|line| (core::ptr::from_ref(line) as usize, size_of_val(line))));
+        all
     }
 
     /// Doorbells of the set.
@@ -71,7 +96,7 @@ impl Doorbells {
     #[inline]
     pub fn ring(&self, i: u32) {
         assert!(i < self.len, "doorbell {i} of {}", self.len);
-        let word = &self.words[(i / WORD) as usize];
+        let word = self.word(i / WORD);
         let bit = 1 << (i % WORD);
         if word.load(Ordering::Relaxed) & bit != 0 {
             // Set already, so the drainer has yet to clear it? Only if the caller's work was visible before the
@@ -134,11 +159,12 @@ impl Doorbells {
                 continue;
             }
             let first = g << self.group_log2;
-            let end = (first + (1 << self.group_log2)).min(self.words.len() as u32);
+            let end = (first + (1 << self.group_log2)).min(self.words);
             let mut remains = false;
             let mut last = None;
             for w in first..end {
-                let word = &self.words[w as usize];
+                step();
+                let word = self.word(w);
                 let rung = word.load(Ordering::Relaxed);
                 if rung == 0 {
                     continue;
@@ -170,6 +196,10 @@ impl Doorbells {
         }
         None
     }
+}
+
+fn line() -> Line {
+    CachePadded::new(core::array::from_fn(|_| AtomicU64::new(0)))
 }
 
 /// The lowest `n` bits that are set in `bits`.

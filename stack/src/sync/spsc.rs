@@ -25,6 +25,7 @@
 //! looks full, the consumer reads the producer's only when it looks empty (or when [`Consumer::published`]
 //! asks for the present value), so a line travels once a batch and not once a slot.
 
+use super::prefetch;
 use super::primitive::{Arc, AtomicU32, Ordering};
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -68,7 +69,8 @@ struct View<T> {
     shared: Arc<Shared<T>>,
     base: NonNull<T>,
     mask: u32,
-    stride: usize,
+    /// Elements of a slot.
+    stride: u32,
 }
 
 impl<T> View<T> {
@@ -76,11 +78,20 @@ impl<T> View<T> {
     #[inline]
     fn slot(&self, seq: u32) -> NonNull<T> {
         // SAFETY: `seq & mask < slots`, and the allocation holds `slots * stride` elements.
-        unsafe { self.base.add((seq & self.mask) as usize * self.stride) }
+        unsafe { self.base.add((seq & self.mask) as usize * self.stride as usize) }
     }
     #[inline]
     fn slots(&self) -> u32 {
         self.mask + 1
+    }
+    /// Asks for the first two lines of the slot of `seq`.
+    #[inline]
+    fn prefetch(&self, seq: u32) {
+        let slot = self.slot(seq).as_ptr().cast_const();
+        prefetch::line(slot);
+        if self.stride as usize * size_of::<T>() > prefetch::LINE {
+            prefetch::line(slot.wrapping_byte_add(prefetch::LINE));
+        }
     }
     /// Tells loom that the slot is written (`true`) or read.
     #[cfg(loom)]
@@ -165,6 +176,7 @@ pub fn ring_at<T: Copy + Default + Send>(
 ) -> (Producer<T>, Consumer<T>) {
     assert!(slots.is_power_of_two(), "a ring has a power of two of slots");
     assert!(stride > 0 && size_of::<T>() > 0, "a slot has a size");
+    let short = u32::try_from(stride).expect("a slot has fewer than 2^32 elements");
     let elements = (slots as usize).checked_mul(stride).expect("ring size overflows");
     let layout =
         Layout::array::<T>(elements).and_then(|layout| layout.align_to(ALIGN)).expect("ring size overflows");
@@ -180,7 +192,7 @@ pub fn ring_at<T: Copy + Default + Send>(
         #[cfg(loom)]
         trackers: (0..slots).map(|_| loom::cell::UnsafeCell::new(())).collect(),
     });
-    let view = || View { shared: shared.clone(), base: memory, mask: slots - 1, stride };
+    let view = || View { shared: shared.clone(), base: memory, mask: slots - 1, stride: short };
     let mut producer = Producer {
         view: view(),
         published: start,
@@ -210,13 +222,21 @@ impl<T: Copy + Send> Producer<T> {
     /// Elements of a slot.
     #[inline]
     pub fn stride(&self) -> usize {
-        self.view.stride
+        self.view.stride as usize
     }
 
     /// Sequence number of the next slot to be published.
     #[inline]
     pub fn published(&self) -> u32 {
         self.published
+    }
+
+    /// Asks for what filling and publishing the next slot touches: its first two lines, and both indices.
+    #[inline]
+    pub fn prefetch(&self) {
+        prefetch::line(&raw const *self.view.shared.published);
+        prefetch::line(&raw const *self.view.shared.released);
+        self.view.prefetch(self.published);
     }
 
     /// Slots published and not yet released, as of now. Never too small.
@@ -250,7 +270,9 @@ impl<T: Copy + Send> Producer<T> {
         // SAFETY: `seq` is in `published .. released + slots` (`has_room`), which belongs to the producer: the
         // consumer released it, which `refresh` acquired, or never had it. It is initialised. The reference
         // borrows `self` exclusively, so there is no other one and `publish` cannot run while it lives.
-        Some(unsafe { core::slice::from_raw_parts_mut(self.view.slot(seq).as_ptr(), self.view.stride) })
+        Some(unsafe {
+            core::slice::from_raw_parts_mut(self.view.slot(seq).as_ptr(), self.view.stride as usize)
+        })
     }
 
     /// Hands the next `n` slots to the consumer, as they are.
@@ -312,7 +334,7 @@ impl<T: Copy + Send> Producer<T> {
     fn initialise(&mut self, end: u32) {
         for index in self.initialised..end {
             let slot = self.view.slot(index).as_ptr();
-            for i in 0..self.view.stride {
+            for i in 0..self.view.stride as usize {
                 // SAFETY: inside the allocation (`View::slot`, `i < stride`). A slot that was never initialised
                 // was never published (`publish` initialises), so the consumer has no reference to it.
                 unsafe { slot.add(i).write(self.fill) };
@@ -338,7 +360,7 @@ impl<T: Copy + Send> Consumer<T> {
     /// Elements of a slot.
     #[inline]
     pub fn stride(&self) -> usize {
-        self.view.stride
+        self.view.stride as usize
     }
 
     /// Sequence number after the last published slot, as of now (an acquire load).
@@ -381,7 +403,7 @@ impl<T: Copy + Send> Consumer<T> {
         // SAFETY: `seq` is in `released .. published` (`has`), which belongs to the consumer: the producer wrote
         // it before its release store, which `published` acquired, and writes it again only after we release
         // it. `release_to` needs `&mut self`, so it cannot run while the reference, which borrows `self`, lives.
-        Some(unsafe { core::slice::from_raw_parts(self.view.slot(seq).as_ptr(), self.view.stride) })
+        Some(unsafe { core::slice::from_raw_parts(self.view.slot(seq).as_ptr(), self.view.stride as usize) })
     }
 
     /// The slot of `seq`.
@@ -394,6 +416,13 @@ impl<T: Copy + Send> Consumer<T> {
             Some(slot) => slot,
             None => self.lost_count(seq),
         }
+    }
+
+    /// Asks for what a look at slot `seq` touches: its first two lines, and the producer's index.
+    #[inline]
+    pub fn prefetch(&self, seq: u32) {
+        prefetch::line(&raw const *self.view.shared.published);
+        self.view.prefetch(seq);
     }
 
     /// Gives every slot before `seq` back to the producer.

@@ -53,6 +53,11 @@ impl Words {
     pub fn load(&self, index: u32) -> Word {
         Word(self.0[index as usize].load(Ordering::Acquire))
     }
+    /// Asks for the word of queue pair `index`.
+    #[inline]
+    pub fn prefetch(&self, index: u32) {
+        super::prefetch::line(&raw const self.0[index as usize]);
+    }
     /// Publishes a word; only the owner of the queue pair's shard does.
     #[inline]
     pub fn store(&self, index: u32, word: Word) {

@@ -235,3 +235,16 @@ impl Layout {
         self.vlan.map(|tci| tci & 0x0fff)
     }
 }
+
+/// The destination queue pair of a frame that looks like a RoCEv2 packet, and whether it is a request; nothing is
+/// checked. What will be needed can be asked for with it, before [`locate`] says what is what.
+#[inline]
+pub fn peek(frame: &[u8]) -> Option<(Qpn, bool)> {
+    let l3 =
+        if be16(frame.first_chunk::<ETH_LEN>()?, 12) == ETHER_VLAN { ETH_LEN + VLAN_LEN } else { ETH_LEN };
+    let ip = if frame.get(l3)? >> 4 == 4 { IPV4_LEN } else { IPV6_LEN };
+    let bth = frame.get(l3 + ip + UDP_LEN..)?.first_chunk::<{ Bth::LEN }>()?;
+    // READ RESPONSE, ACKNOWLEDGE and ATOMIC ACKNOWLEDGE, of any transport (IBA 9.2, table 38).
+    let request = !matches!(bth[0] & 0x1f, 0x0d..=0x12);
+    Some((Qpn::new(u32::from_be_bytes([0, bth[5], bth[6], bth[7]])), request))
+}

@@ -14,6 +14,9 @@ fn both_ways(v: &Vector) {
     assert_eq!(packet.to_header(), Some(v.header));
     assert_eq!(layout.flow(&v.bytes), v.flow);
     assert_eq!((layout.dqpn, layout.dst(&v.bytes)), (v.flow.dqpn, v.flow.dst));
+    let (dqpn, request) = peek(&v.bytes).expect("as much as a good packet");
+    assert_eq!(dqpn, v.flow.dqpn);
+    assert!(request == layout.row.request || layout.row.transport != Transport::Rc);
 }
 
 #[test]

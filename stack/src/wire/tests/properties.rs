@@ -199,6 +199,7 @@ proptest! {
 }
 
 fn harmless(bytes: &[u8]) {
+    let _ = peek(bytes);
     let Ok(Ingress::Roce(layout)) = locate(bytes) else { return };
     assert!(layout.end as usize <= bytes.len());
     let mut frame = bytes.to_vec();

@@ -1,0 +1,232 @@
+//! Cost that grows with work only, and shards that share nothing they write: tests that count steps and look at
+//! addresses, and never at a clock.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::{QpSpec, Shard, Shared, SharedConfig};
+use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
+use crate::mark::steps;
+use crate::net::{Net, NetConfig};
+use crate::port::{Port, pair};
+use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
+use crate::proto::status::{SendFlags, WrOpcode};
+use crate::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, recv_stride, send_stride};
+use crate::sync::lanes::{CqReader, cq};
+use crate::sync::spsc::{Producer, ring};
+use crate::time::Instant;
+
+const IP: [u8; 4] = [10, 0, 0, 1];
+
+/// A shard with so many queue pairs, each connected to its neighbour.
+struct Rig {
+    shard: Shard,
+    shared: Arc<Shared>,
+    sqs: Vec<Producer<Granule>>,
+    rqs: Vec<Producer<Granule>>,
+    cq: CqReader<Cqe>,
+    now: u64,
+    _port: Box<dyn Port>,
+}
+
+fn shared(shards: usize, qps_per_shard: usize) -> Arc<Shared> {
+    let mac = Mac([2, 0, 0, 0, 0, 1]);
+    let net = Net::new(&NetConfig { addrs: vec![(IP.into(), 24)], ..NetConfig::new(mac) });
+    let gids: Vec<Gid> = net.gids().iter().collect();
+    let config = SharedConfig { net, gids, mac, vlan: None, mtu: Mtu::Mtu4096, shards, qps_per_shard };
+    Arc::new(Shared::new(config))
+}
+
+impl Rig {
+    fn new(qps: u32) -> Self {
+        let (port, _) = pair(1);
+        let shared = shared(1, qps as usize);
+        let queue = port.take_queue(0).unwrap();
+        let mut shard = Shard::new(0, shared.clone(), queue, Instant::ZERO);
+        let (cq, mut lanes) = cq::<Cqe>(64, 1);
+        let lane = shard.attach_lane(lanes.remove(0));
+        let (mut sqs, mut rqs) = (Vec::new(), Vec::new());
+        for slot in 0..qps {
+            let (sq, sq_end) = ring(1, send_stride(0, 1, 0));
+            let (rq, rq_end) = ring(1, recv_stride(1));
+            shard.create_qp(QpSpec {
+                slot,
+                qpn: number(slot),
+                ty: QpType::Rc,
+                pd: PdId(1),
+                sq: sq_end,
+                rq: rq_end.into(),
+                send_lane: lane,
+                recv_lane: lane,
+                cap: QpCap { max_send_wr: 1, max_recv_wr: 1, ..QpCap::default() },
+            });
+            sqs.push(sq);
+            rqs.push(rq);
+            connect(&mut shard, slot);
+        }
+        let mut rig = Self { shard, shared, sqs, rqs, cq, now: 0, _port: port };
+        while !rig.shard.quiet() {
+            rig.turn(); // each had a look at its send queue to take
+        }
+        rig
+    }
+
+    fn turn(&mut self) {
+        self.now += 1000;
+        self.shard.poll_once(Instant::from_nanos(self.now));
+    }
+
+    /// An empty message from a queue pair to its neighbour; the turns that it took.
+    fn message(&mut self, from: u32) -> u32 {
+        let rq = &mut self.rqs[(from ^ 1) as usize];
+        RecvWqe { wr_id: 0, epoch: 0, num_sge: 0 }.put(rq.slot(0).unwrap());
+        rq.publish(1);
+        let sq = &mut self.sqs[from as usize];
+        SendWqe::new(1, WrOpcode::Send, SendFlags::SIGNALED).put(sq.slot(0).unwrap());
+        sq.publish(1);
+        self.shared.doorbells[0].ring(from);
+        let (mut done, mut turns) = (0, 0);
+        while done < 2 {
+            self.turn();
+            turns += 1;
+            self.cq.poll_with(8, |cqe| {
+                assert_eq!(cqe.status, 0);
+                done += 1;
+            });
+            assert!(turns < 100, "{done} completions");
+        }
+        turns
+    }
+}
+
+fn number(slot: u32) -> Qpn {
+    Qpn::new(0x100 + slot * 7)
+}
+
+fn connect(shard: &mut Shard, slot: u32) {
+    type M = AttrMask;
+    let grh =
+        GlobalRoute { dgid: Gid::v4(IP), sgid_index: 1, hop_limit: 64, flow_label: 0, traffic_class: 0 };
+    let mut attr = QpAttr {
+        port_num: 1,
+        path_mtu: Mtu::Mtu1024 as u8,
+        dest_qp_num: number(slot ^ 1).get(),
+        max_dest_rd_atomic: 1,
+        max_rd_atomic: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        ah_attr: AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() },
+        ..QpAttr::default()
+    };
+    let init = M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+    let rtr =
+        M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+    let rts = M::STATE | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+    for (state, mask) in [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)] {
+        attr.qp_state = state;
+        shard.modify_qp(Instant::ZERO, slot, &attr, mask).unwrap();
+    }
+}
+
+const MANY: u32 = 100_000;
+
+// A turn takes no step for a queue pair that has nothing to do, and a message takes as many among a hundred
+// thousand as among ten.
+#[test]
+fn idle_queue_pairs_cost_nothing() {
+    let cost = |qps: u32| {
+        let mut rig = Rig::new(qps);
+        assert_eq!(rig.shard.connected_qps(), qps as usize);
+        let start = steps();
+        (0..100).for_each(|_| rig.turn());
+        let idle = steps() - start;
+        let start = steps();
+        let turns = rig.message(4);
+        (idle, turns, steps() - start)
+    };
+    let (few, many) = (cost(10), cost(MANY));
+    assert_eq!((few.0, many.0), (0, 0), "steps of a hundred idle turns");
+    assert_eq!(few.1, many.1, "turns of a message");
+    // Two look-ups by number, each of a few probes in a table at most half full, and a word of doorbells in a group.
+    assert!(few.2 > 0 && many.2 <= few.2 + 48, "{} and {} steps of a message", few.2, many.2);
+}
+
+// As many timers as queue pairs: none of them costs anything before it is due, and a turn takes few of them at once.
+#[test]
+fn timers_of_others_cost_nothing() {
+    let mut wheel = super::wheel::Wheel::new(Instant::ZERO);
+    wheel.reserve(MANY);
+    let at = |ns: u64| Instant::from_nanos(ns);
+    let schedule = |wheel: &mut super::wheel::Wheel, id: u32| {
+        let start = steps();
+        wheel.schedule(id, at(67_000_000 + u64::from(id) * 10));
+        steps() - start
+    };
+    let first = schedule(&mut wheel, 0);
+    let most = (1..MANY).map(|id| schedule(&mut wheel, id)).max();
+    assert_eq!(most, Some(first), "the last deadline costs what the first one cost");
+    let start = steps();
+    assert!(!wheel.expire(at(1_000_000), 64, |_| panic!("none is due")));
+    assert_eq!(steps(), start, "none is due, none is looked at");
+    let (mut fired, mut calls) = (0, 0);
+    while fired < MANY {
+        let start = steps();
+        wheel.expire(at(100_000_000), 64, |_| fired += 1);
+        assert!(steps() - start <= 2 * (64 + 256) + 1, "a call is bounded");
+        calls += 1;
+        assert!(calls <= MANY, "{fired} fired");
+    }
+}
+
+// One bell among a hundred thousand is found without a look at the others' words.
+#[test]
+fn doorbells_of_others_cost_nothing() {
+    let bells = crate::sync::doorbell::Doorbells::new(1 << 17);
+    let start = steps();
+    assert_eq!(bells.drain(64, |_| panic!("none rang")), 0);
+    assert_eq!(steps(), start);
+    for bell in [0, 77_777, (1 << 17) - 1] {
+        bells.ring(bell);
+        let start = steps();
+        assert_eq!(bells.drain(64, |rang| assert_eq!(rang, bell)), 1);
+        assert!((1..=64).contains(&(steps() - start)), "{} words", steps() - start);
+    }
+}
+
+// What two shards write while they move packets lies on different cache lines: the turn's number, the counters, the
+// doorbells; and so do the counters of two queue pairs.
+#[test]
+fn shards_write_no_line_in_common() {
+    const LINE: usize = 64;
+    for qps_per_shard in [1, 10, 4096, 100_000] {
+        let shared = shared(4, qps_per_shard);
+        let mut seen = BTreeSet::new();
+        let mut take = |what: &str, shard: usize, at: usize, len: usize| {
+            for line in at / LINE..=(at + len - 1) / LINE {
+                assert!(seen.insert(line), "{what} of shard {shard} shares a line");
+            }
+        };
+        for shard in 0..4 {
+            let turning = &raw const shared.turning[shard];
+            take("the turn", shard, turning as usize, size_of_val(&shared.turning[shard]));
+            let counters = &raw const shared.counters[shard];
+            take("the counters", shard, counters as usize, size_of_val(&shared.counters[shard]));
+            for (at, len) in shared.doorbells[shard].written() {
+                take("the doorbells", shard, at, len);
+            }
+        }
+    }
+    assert_eq!(align_of::<super::counters::QpCounters>() % LINE, 0);
+    assert_eq!(align_of::<super::qp::Qp>() % LINE, 0);
+}
+
+// What a shard holds for each queue pair, rings and what they remember aside.
+#[test]
+fn the_state_of_a_queue_pair_is_small() {
+    use super::qp::Qp;
+    assert!(size_of::<Qp>() <= 512, "{} bytes that packets touch", size_of::<Qp>());
+    let mut rig = Rig::new(1024);
+    let placed = |rig: &mut Rig, slot: u32| core::ptr::from_ref(rig.shard.qps.get(slot).unwrap()) as usize;
+    assert!((0..1024).all(|slot| placed(&mut rig, slot) % 64 == 0));
+}

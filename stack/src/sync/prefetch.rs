@@ -1,0 +1,40 @@
+//! Asks for cache lines that will be needed: a hint, which neither waits nor changes anything.
+//!
+//! With very many queue pairs nothing of the next one is in a cache. Its lines are asked for a burst ahead, those of
+//! all queue pairs of the burst one after the other, so that their misses overlap.
+
+/// Bytes of a cache line.
+pub const LINE: usize = 64;
+
+/// Asks for the line at `at`. Any address will do: a hint for one that cannot be read is ignored by the processor.
+#[inline(always)]
+pub fn line<T>(at: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    // SAFETY: PREFETCHT0 is a hint: it reads nothing that a program could see, and faults on no address.
+    unsafe {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+    let _ = at;
+}
+
+/// Asks for the lines of `of` from `first` up to and not including `end`, counted from its start.
+#[inline(always)]
+pub fn lines<T>(of: &T, first: usize, end: usize) {
+    let at = core::ptr::from_ref(of).cast::<u8>();
+    for n in first..end {
+        line(at.wrapping_add(n * LINE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    // Where nothing is, nothing happens.
+    #[test]
+    fn any_address_will_do() {
+        super::line(core::ptr::null::<u8>());
+        super::line(core::ptr::without_provenance::<u8>(usize::MAX));
+        super::lines(&0u8, 0, 1000);
+    }
+}
