@@ -135,6 +135,17 @@ mod tests {
         assert!(pieces(&list, 0, 8).is_some(), "the element is not needed");
         assert!(pieces(&list, 0, 9).is_none());
         assert!(pieces(&list, 13, 1).is_none());
+        assert_eq!(sole(&list[1..], 0, 1), None);
+    }
+
+    #[test]
+    fn the_sole_piece_is_in_the_first_element() {
+        let list = [sge(100, 10, 1), sge(200, 5, 2)];
+        assert_eq!(sole(&list, 3, 7), Some(sge(103, 7, 1)));
+        for (offset, len) in [(0, 11), (3, 8), (10, 1), (0, 0), (u64::MAX, 2)] {
+            assert_eq!(sole(&list, offset, len), None, "{offset} {len}");
+        }
+        assert_eq!(sole(&[], 0, 1), None);
     }
 
     proptest! {
@@ -152,6 +163,9 @@ mod tests {
             let want = flat.get(offset as usize..(offset + len) as usize);
             let got = pieces(&list, offset, len);
             prop_assert_eq!(got.is_some(), want.is_some());
+            if let Some(sole) = sole(&list, offset, len as usize) {
+                prop_assert_eq!(got.clone().map(Iterator::collect::<Vec<_>>), Some(vec![sole]));
+            }
             if let (Some(got), Some(want)) = (got, want) {
                 prop_assert!(got.clone().all(|piece| piece.length > 0));
                 prop_assert_eq!(got.flat_map(bytes).collect::<Vec<_>>(), want);

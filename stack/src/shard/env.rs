@@ -9,6 +9,7 @@ use arrayvec::ArrayVec;
 use super::copy::Memory;
 use super::counters::{Counter, Counters};
 use super::cq::Lane;
+use super::held::HeldReceives;
 use super::paths::Paths;
 use super::qp::{Qp, Route};
 use super::rq::XrcSrq;
@@ -46,6 +47,8 @@ pub(super) struct Env {
     pub id: usize,
     pub now: Instant,
     pub shared: Arc<Shared>,
+    /// This shard's of the shared ones.
+    counters: Arc<Counters>,
     pub queue: Box<dyn PortQueue>,
     /// Acknowledgements and responses: completions wait for these.
     pub answers: Backlog,
@@ -67,6 +70,9 @@ pub(super) struct Env {
     pub answering: VecDeque<u32>,
     /// Queue pairs whose send queues are looked at every turn: posting to them costs no doorbell.
     pub watched: ArrayVec<u32, WATCHED_MAX>,
+    /// Lists for receive completions that wait, not in use.
+    #[allow(clippy::vec_box, reason = "the boxes move to queue pairs and back")]
+    pub spare_held: Vec<Box<HeldReceives>>,
     /// Queue pairs whose ring slots are freed when completions are published.
     pub finished: Vec<u32>,
     /// Completions wait for other shards: see [`Env::settle`].
@@ -96,6 +102,7 @@ impl Env {
         Self {
             id,
             now,
+            counters: shared.counters[id].clone(),
             shared,
             queue,
             answers: Backlog::default(),
@@ -109,6 +116,7 @@ impl Env {
             ready: VecDeque::new(),
             answering: VecDeque::new(),
             watched: ArrayVec::new(),
+            spare_held: Vec::new(),
             finished: Vec::new(),
             settling: false,
             revoked: false,
@@ -125,7 +133,7 @@ impl Env {
 
     #[inline]
     pub fn counters(&self) -> &Counters {
-        &self.shared.counters[self.id]
+        &self.counters
     }
     #[inline]
     pub fn count(&self, counter: Counter) {
@@ -230,10 +238,10 @@ impl Env {
     pub fn flush(&mut self) -> usize {
         let mut sent = 0;
         if !self.answers.frames.is_empty() {
-            sent += flush(&mut *self.queue, &mut self.answers, self.now, &self.shared.counters[self.id]);
+            sent += flush(&mut *self.queue, &mut self.answers, self.now, &self.counters);
         }
         if self.answers.frames.is_empty() && !self.requests.frames.is_empty() {
-            sent += flush(&mut *self.queue, &mut self.requests, self.now, &self.shared.counters[self.id]);
+            sent += flush(&mut *self.queue, &mut self.requests, self.now, &self.counters);
         }
         sent
     }

@@ -52,7 +52,7 @@ impl Shard {
 impl Env {
     /// Moves what the queue pair has staged for receive requests from the lanes to those that wait.
     fn take_back(&mut self, qp: &mut Qp) {
-        let mut held: Box<HeldReceives> = qp.held.take().unwrap_or_default();
+        let mut held = qp.held.take().or_else(|| self.spare_held.pop()).unwrap_or_default();
         let until = qp.responder.asked();
         for lane in &self.dirty {
             let Some(Some(to)) = self.lanes.get_mut(lane.0 as usize) else { continue };
@@ -71,7 +71,16 @@ impl Env {
                 to.writer.mark_solicited();
             }
         }
-        qp.held = (!held.0.is_empty()).then_some(held);
+        self.put_back(qp, held);
+    }
+
+    /// An empty list is kept for the next queue pair: waiting allocates only while there are more of them than ever.
+    fn put_back(&mut self, qp: &mut Qp, held: Box<HeldReceives>) {
+        if held.0.is_empty() {
+            self.spare_held.push(held);
+        } else {
+            qp.held = Some(held);
+        }
     }
 
     /// After answers of a queue pair were built: stages the completions that waited for them, in order.
@@ -99,7 +108,7 @@ impl Env {
             held.0.pop_front();
             taken &= self.stage(qp, next.lane, next.cqe);
         }
-        qp.held = (!held.0.is_empty()).then_some(held);
+        self.put_back(qp, held);
         self.mark_finished(qp);
         if !taken {
             self.end_by_overrun(qp);

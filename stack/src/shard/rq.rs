@@ -228,7 +228,10 @@ impl OwnRq {
             self.taken = self.taken.wrapping_add(1);
             // A request posted under an earlier epoch raced with a RESET: it is gone.
             if RecvWqe::of(slot).epoch == self.epoch {
-                return Some(sge::total(RecvWqe::sges(slot)));
+                return Some(match RecvWqe::sges(slot) {
+                    [sge] => u64::from(sge.length),
+                    sges => sge::total(sges),
+                });
             }
         }
         None

@@ -1,7 +1,7 @@
 //! What the shards of a device share, each part with its own rule of access.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
@@ -50,7 +50,7 @@ pub struct Shared {
     /// Epoch, state and gates of every queue pair.
     pub words: Words,
     /// Counters, one set a shard.
-    pub counters: Box<[Counters]>,
+    pub counters: Box<[Arc<Counters>]>,
     /// Asynchronous events that nobody fetched yet.
     pub events: EventQueue,
 }
@@ -92,7 +92,7 @@ impl Shared {
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
             turning: (0..c.shards).map(|_| CachePadded::default()).collect(),
             words: Words::new(c.shards * c.qps_per_shard),
-            counters: (0..c.shards).map(|_| Counters::default()).collect(),
+            counters: (0..c.shards).map(|_| Arc::default()).collect(),
             events: EventQueue::default(),
         }
     }

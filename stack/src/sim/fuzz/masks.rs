@@ -1,6 +1,7 @@
 //! Any attribute masks and values to `modify_qp`.
 
 use super::Input;
+use crate::config::RD_ATOMIC_MAX;
 use crate::id::{Gid, QpState, QpType, Qpn};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr};
 use crate::proto::state::{QKEY_PRIVILEGED, QP_ACCESS_FLAGS, rule};
@@ -152,8 +153,8 @@ fn acceptable(node: &Node, attr: &QpAttr, mask: AttrMask, from: QpState, ty: QpT
         (AttrMask::RETRY_CNT, attr.retry_cnt > 7),
         (AttrMask::RNR_RETRY, attr.rnr_retry > 7),
         (AttrMask::MIN_RNR_TIMER, attr.min_rnr_timer > 31),
-        (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic > 16),
-        (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic > 16),
+        (AttrMask::MAX_QP_RD_ATOMIC, attr.max_rd_atomic > RD_ATOMIC_MAX),
+        (AttrMask::MAX_DEST_RD_ATOMIC, attr.max_dest_rd_atomic > RD_ATOMIC_MAX),
         (AttrMask::DEST_QPN, attr.dest_qp_num > 0xff_ffff),
         (AttrMask::PATH_MTU, !(1..=5).contains(&attr.path_mtu)),
         (AttrMask::AV, !grh_is_good || attr.ah_attr.port_num != 1 || attr.ah_attr.sl > 7),
