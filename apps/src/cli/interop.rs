@@ -2,7 +2,7 @@
 
 use super::parse;
 use crate::interop::{Network, Row};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use verbs::Mac;
@@ -26,6 +26,8 @@ pub struct InteropCli {
 pub enum InteropCommand {
     /// The cells of one network
     Run(RunArgs),
+    /// Our side of a program of librdmacm, for a stock one as the peer
+    Cm(CmArgs),
     /// Checks every frame of a capture: lengths, checksums, the ICRC of each packet both ways
     Check(CheckArgs),
     /// Adds a result of another program
@@ -34,15 +36,12 @@ pub enum InteropCommand {
     Report(ReportArgs),
 }
 
-/// Options of `run`.
+/// The port that leads to the guest.
 #[derive(Args, Clone, Debug)]
-pub struct RunArgs {
+pub struct LinkArgs {
     /// Port that leads to the guest
     #[arg(long, value_name = "SPEC", value_parser = parse::port)]
     pub port: PortSpec,
-    /// Where the guest's program listens
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub guest: SocketAddr,
     /// Addresses, VLAN and faults between the two
     #[arg(long, value_name = "NAME", default_value = "ipv4")]
     pub net: Network,
@@ -53,6 +52,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 4200,
           value_parser = clap::value_parser!(u16).range(576..=9600))]
     pub link_mtu: u16,
+    /// Capture everything that goes over the port into this file
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+}
+
+/// Options of `run`.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// The way to the guest
+    #[command(flatten)]
+    pub link: LinkArgs,
+    /// Where the guest's program listens
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub guest: SocketAddr,
     /// The whole product of operations, sizes, path MTUs and networks, instead of a selection
     #[arg(long)]
     pub full: bool,
@@ -71,12 +84,60 @@ pub struct RunArgs {
     /// Seed of the faults
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Capture everything that goes over the port into this file
-    #[arg(long, value_name = "FILE")]
-    pub pcap: Option<PathBuf>,
     /// Add the results to this file
     #[arg(long, value_name = "FILE")]
     pub results: Option<PathBuf>,
+}
+
+/// A program of librdmacm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CmTool {
+    /// READ and WRITE of a text that comes back, one connection at a time.
+    Rping,
+    /// Messages both ways over many connections at once.
+    Ucmatose,
+    /// Datagrams both ways.
+    Udaddy,
+}
+
+/// Which side of it we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CmRole {
+    /// Connects.
+    Client,
+    /// Listens.
+    Server,
+}
+
+/// Options of `cm`.
+#[derive(Args, Clone, Debug)]
+pub struct CmArgs {
+    /// Program
+    pub tool: CmTool,
+    /// Our side of it
+    pub role: CmRole,
+    /// The way to the guest
+    #[command(flatten)]
+    pub link: LinkArgs,
+    /// Pings, or messages each way, of a connection
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub count: u32,
+    /// Bytes of each
+    #[arg(long, value_name = "BYTES", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub size: u32,
+    /// Connections at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub connections: u32,
+    /// How often all of it, one after the other
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub rounds: u32,
+}
+
+impl CmArgs {
+    /// Connections altogether.
+    pub const fn total(&self) -> u32 {
+        self.connections * self.rounds
+    }
 }
 
 /// Options of `check`.

@@ -49,7 +49,6 @@ pub const CASES: &[Case] = &[
     },
     Case { off: (8 << 20) - 32, ..case("out of bounds, READ", Op::Read, 64, WcStatus::RemAccessErr) },
     Case { off: 8 << 20, ..case("out of bounds, FETCH&ADD", Op::Fadd, 8, WcStatus::RemAccessErr) },
-    Case { off: 4, ..case("not aligned, FETCH&ADD", Op::Fadd, 8, WcStatus::RemInvReqErr) },
     Case {
         receive: Some(64),
         // Soft-RoCE calls it an operational error (NAK 0x63), this stack an invalid request (0x61).

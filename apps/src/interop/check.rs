@@ -184,4 +184,25 @@ mod tests {
         assert!(found.wrong[0].starts_with("frame 4: ICRC"), "{:?}", found.wrong);
         assert_eq!(found.opcodes, BTreeMap::from([(0x11, 3)]));
     }
+
+    fn golden(name: &str) -> Findings {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../stack/testdata/pcap/");
+        file(&Path::new(path).join(name), OURS).unwrap()
+    }
+
+    // Captures of two Linux hosts.
+    #[test]
+    fn what_linux_sends_is_right_but_for_its_flush() {
+        for name in ["jumbo-rc-send.pcap", "jumbo-rc-read.pcap", "ipv6-rping.pcap", "case-atomic-write.pcap"]
+        {
+            let found = golden(name);
+            assert_eq!((found.wrong_frames, found.right[0]), (0, 0), "{name}: {:?}", found.wrong);
+            assert!(found.right[1] > 0, "{name}");
+        }
+        let flush = golden("case-flush.pcap");
+        assert!(
+            flush.wrong_frames > 0 && flush.wrong.iter().all(|w| w.ends_with("opcode 0x1c")),
+            "{flush:?}"
+        );
+    }
 }

@@ -3,6 +3,7 @@
 mod case;
 mod cell;
 mod check;
+mod cm;
 mod remote;
 mod report;
 mod results;
@@ -12,7 +13,7 @@ mod run;
 pub use cell::Network;
 pub use results::{Row, Verdict};
 
-use crate::cli::interop::{CheckArgs, InteropCli, InteropCommand, NoteArgs, ReportArgs, RunArgs};
+use crate::cli::interop::{CheckArgs, InteropCli, InteropCommand, LinkArgs, NoteArgs, ReportArgs, RunArgs};
 use crate::error::{AppError, Result};
 use case::CASES;
 use cell::Requester;
@@ -37,6 +38,7 @@ const CAPTURES: &str = "Captures";
 pub fn main(cli: &InteropCli) -> Result<()> {
     match &cli.command {
         InteropCommand::Run(args) => run(args),
+        InteropCommand::Cm(args) => cm::run(args),
         InteropCommand::Check(args) => check(args),
         InteropCommand::Note(NoteArgs { results, row }) => Results::append(Some(results))?.add(row),
         InteropCommand::Report(args) => report(args),
@@ -79,7 +81,7 @@ fn run(args: &RunArgs) -> Result<()> {
 
 impl Session<'_> {
     fn cells(&mut self) -> Result<()> {
-        let net = self.args.net;
+        let net = self.args.link.net;
         let mtu = self.context.query_port(1)?.active_mtu;
         for cell in cell::matrix(net, mtu, self.args.full) {
             let what = format!("{} {}", cell.service.name(), cell.op.name());
@@ -118,7 +120,7 @@ impl Session<'_> {
         if self.args.only.as_ref().is_some_and(|only| !line.contains(only.as_str())) {
             return Ok(());
         }
-        let net = self.args.net;
+        let net = self.args.link.net;
         if self.bench.is_none() {
             let remote = Remote::connect(self.args.guest)?;
             let peer = Gid::from_ip(net.addresses().1);
@@ -166,14 +168,9 @@ impl Session<'_> {
     }
 }
 
+/// Opens the port and a device on it that has the address of this network.
 fn open(args: &RunArgs) -> Result<Context> {
-    let options =
-        PortOptions { mtu: usize::from(args.link_mtu), mac: Some(args.mac), ..PortOptions::default() };
-    let mut port = args.port.open(&options).map_err(|e| AppError::Setup(e.to_string()))?;
-    if let Some(path) = &args.pcap {
-        port = port::capture(port, path).map_err(|e| AppError::Setup(format!("--pcap: {e}")))?;
-    }
-    if args.net == Network::Faults {
+    let faults = (args.link.net == Network::Faults).then(|| {
         let plan = FaultPlan {
             loss: args.loss / 100.0,
             duplicate: args.duplicate / 100.0,
@@ -182,9 +179,22 @@ fn open(args: &RunArgs) -> Result<Context> {
             tx: true,
             ..FaultPlan::default()
         };
-        port = port::fault(port, plan, args.seed);
+        (plan, args.seed)
+    });
+    open_port(&args.link, faults)
+}
+
+fn open_port(link: &LinkArgs, faults: Option<(FaultPlan, u64)>) -> Result<Context> {
+    let options =
+        PortOptions { mtu: usize::from(link.link_mtu), mac: Some(link.mac), ..PortOptions::default() };
+    let mut port = link.port.open(&options).map_err(|e| AppError::Setup(e.to_string()))?;
+    if let Some(path) = &link.pcap {
+        port = port::capture(port, path).map_err(|e| AppError::Setup(format!("--pcap: {e}")))?;
     }
-    let (ours, _, vlan) = args.net.addresses();
+    if let Some((plan, seed)) = faults {
+        port = port::fault(port, plan, seed);
+    }
+    let (ours, _, vlan) = link.net.addresses();
     let config = DeviceConfig {
         port: PortSource::Opened(port),
         addrs: vec![ours],

@@ -1,0 +1,459 @@
+//! Our side of the programs that come with librdmacm, `rping`, `ucmatose` and `udaddy`: the same messages in the same
+//! order, so that a stock one is the peer.
+
+use super::{Network, open_port};
+use crate::cli::interop::{CmArgs, CmRole, CmTool};
+use crate::error::{AppError, Result};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use verbs::rdma_cm::{CmEventType, CmId, ConnParam, PortSpace};
+use verbs::{
+    Access, Ah, Context, Cq, GRH_LEN, Mr, Pd, Qp, QpCap, QpInitAttr, QpType, Qpn, RecvWr, SendWr, Wc,
+    WcStatus,
+};
+
+/// How long a step may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Ports of `rping` and `udaddy`, and of `ucmatose`.
+const RPING_PORT: u16 = 7174;
+const UCMATOSE_PORT: u16 = 7471;
+/// Bytes that `rping` may ask for at most, and where they are in the region; what it says is in front.
+const RPING_MAX: usize = 1 << 16;
+const SAID: usize = 16;
+const DATA: usize = 4096;
+
+/// Runs one side of a program against its stock peer.
+///
+/// # Errors
+/// The first thing that was not as it should be.
+pub fn run(args: &CmArgs) -> Result<()> {
+    let host = Host::new(open_port(&args.link, None)?)?;
+    let start = Instant::now();
+    let n = match (args.tool, args.role) {
+        (CmTool::Rping, CmRole::Client) => host.rping_client(args)?,
+        (CmTool::Rping, CmRole::Server) => host.rping_server(args)?,
+        (CmTool::Ucmatose, CmRole::Client) => host.ucmatose_client(args)?,
+        (CmTool::Ucmatose, CmRole::Server) => host.ucmatose_server(args)?,
+        (CmTool::Udaddy, CmRole::Client) => host.udaddy_client(args)?,
+        (CmTool::Udaddy, CmRole::Server) => host.udaddy_server(args)?,
+    };
+    println!("{n} messages over {} connections in {:.2} s", args.total(), start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+struct Host {
+    /// Completions of sends, and of receives.
+    sends: Cq,
+    receives: Cq,
+    mr: Mr,
+    pd: Pd,
+    context: Context,
+}
+
+/// What `rping` says of a buffer: address, key, length.
+#[derive(Clone, Copy)]
+struct Info {
+    addr: u64,
+    rkey: u32,
+    len: u32,
+}
+
+impl Info {
+    fn to_bytes(self) -> [u8; SAID] {
+        let mut bytes = [0; SAID];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+    fn from_bytes(b: [u8; SAID]) -> Self {
+        Self {
+            addr: u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
+            rkey: u32::from_be_bytes([b[8], b[9], b[10], b[11]]),
+            len: u32::from_be_bytes([b[12], b[13], b[14], b[15]]),
+        }
+    }
+}
+
+/// What `rping` sends in round `n`: a text with its end.
+fn ping(n: u64, len: usize) -> Vec<u8> {
+    let mut text = format!("rdma-ping-{n}: ").into_bytes();
+    text.extend((0..len).map(|i| b'A' + ((n as usize + i) % 58) as u8));
+    text.truncate(len.saturating_sub(1));
+    text.push(0);
+    text
+}
+
+fn anywhere(net: Network, port: u16) -> SocketAddr {
+    let any = match net {
+        Network::Ipv6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
+    SocketAddr::new(any, port)
+}
+
+impl Host {
+    fn new(context: Context) -> Result<Self> {
+        let pd = context.alloc_pd()?;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let mr = pd.reg_mr(DATA + 2 * RPING_MAX, rights)?;
+        let (sends, receives) = (context.create_cq(16384)?, context.create_cq(16384)?);
+        Ok(Self { sends, receives, mr, pd, context })
+    }
+
+    fn qp(&self, id: &CmId, depth: u32) -> Result<Arc<Qp>> {
+        let cap = QpCap {
+            max_send_wr: depth,
+            max_recv_wr: depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let qp_type = if id.port_space() == PortSpace::Udp { QpType::Ud } else { QpType::Rc };
+        Ok(id
+            .create_qp(&self.pd, &QpInitAttr::new(qp_type, &self.sends, &self.receives).cap(cap).sig_all())?)
+    }
+
+    fn poll(&self, cq: &Cq, what: &str) -> Result<Wc> {
+        let since = Instant::now();
+        let mut wc = [Wc::default()];
+        while cq.poll(&mut wc)? == 0 {
+            if since.elapsed() > PATIENCE {
+                return Err(AppError::Timeout(format!("{what}: nothing for {PATIENCE:?}")));
+            }
+            crate::stop::check()?;
+        }
+        Ok(wc[0])
+    }
+
+    fn good(&self, cq: &Cq, what: &str) -> Result<Wc> {
+        let wc = self.poll(cq, what)?;
+        if wc.status == WcStatus::Success {
+            return Ok(wc);
+        }
+        Err(AppError::Completion(format!("{what}: {} ({})", wc.status, wc.status.name())))
+    }
+
+    fn receive(&self, qp: &Qp, len: usize) -> Result<()> {
+        Ok(qp.post_recv(&[RecvWr::new(1, &[self.mr.sge(0..len)?])])?)
+    }
+
+    fn connect_to(&self, args: &CmArgs, space: PortSpace, port: u16) -> Result<CmId> {
+        let id = self.context.create_id(None, space)?;
+        id.resolve_addr(None, SocketAddr::new(args.link.net.addresses().1, port), PATIENCE)?;
+        id.resolve_route(PATIENCE)?;
+        Ok(id)
+    }
+
+    fn listener(&self, args: &CmArgs, space: PortSpace, port: u16) -> Result<CmId> {
+        let id = self.context.create_id(None, space)?;
+        id.bind_addr(anywhere(args.link.net, port))?;
+        id.listen(args.total().max(8))?;
+        println!("listening");
+        Ok(id)
+    }
+
+    fn request(&self, listener: &CmId) -> Result<CmId> {
+        listener.get_request(PATIENCE)?.ok_or_else(|| AppError::Timeout("nobody connects".into()))
+    }
+
+    /// The peer ends the connection, or has; a peer that was killed too.
+    fn ended(&self, id: &CmId) -> Result<()> {
+        let event =
+            id.get_event(PATIENCE)?.ok_or_else(|| AppError::Timeout("the connection does not end".into()))?;
+        if event.event() != CmEventType::Disconnected {
+            return Err(AppError::Peer(format!("{} instead of the end", event.event())));
+        }
+        Ok(())
+    }
+
+    /// Says where a buffer is, and waits for the other side's word.
+    fn advertise(&self, qp: &Qp, at: usize, len: usize) -> Result<()> {
+        let info = Info { addr: self.mr.addr() + at as u64, rkey: self.mr.rkey(), len: len as u32 };
+        self.mr.write(SAID, &info.to_bytes())?;
+        qp.post_send(&[SendWr::send(2, &[self.mr.sge(SAID..2 * SAID)?])])?;
+        self.good(&self.sends, "SEND")?;
+        self.good(&self.receives, "receive")?;
+        self.receive(qp, SAID)
+    }
+
+    fn rping_client(&self, args: &CmArgs) -> Result<u64> {
+        let len = args.size as usize;
+        for _ in 0..args.rounds {
+            let id = self.connect_to(args, PortSpace::Tcp, RPING_PORT)?;
+            let qp = self.qp(&id, 16)?;
+            self.receive(&qp, SAID)?;
+            id.connect(&ConnParam { responder_resources: 1, initiator_depth: 1, ..ConnParam::default() })?;
+            for n in 0..args.count.into() {
+                let text = ping(n, len);
+                self.mr.write(DATA, &text)?;
+                self.mr.fill(DATA + RPING_MAX..DATA + RPING_MAX + len, 0xee)?;
+                self.advertise(&qp, DATA, len)?;
+                self.advertise(&qp, DATA + RPING_MAX, len)?;
+                let mut back = vec![0; len];
+                self.mr.read(DATA + RPING_MAX, &mut back)?;
+                if back != text {
+                    return Err(AppError::Verify(format!("ping {n} came back as something else")));
+                }
+            }
+            id.disconnect()?;
+            self.flush(1)?;
+        }
+        Ok(u64::from(args.count) * u64::from(args.rounds))
+    }
+
+    /// Receives that were posted and not used end with the connection.
+    fn flush(&self, n: u32) -> Result<()> {
+        for _ in 0..n {
+            let wc = self.poll(&self.receives, "flush")?;
+            if wc.status != WcStatus::WrFlushErr {
+                return Err(AppError::Completion(format!("a receive ended with {}", wc.status)));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the peer says next; `None` when it is through.
+    fn told(&self, qp: &Qp) -> Result<Option<Info>> {
+        let wc = self.poll(&self.receives, "receive")?;
+        match wc.status {
+            WcStatus::Success => {}
+            WcStatus::WrFlushErr => return Ok(None),
+            other => return Err(AppError::Completion(format!("receive: {other}"))),
+        }
+        let mut said = [0; SAID];
+        self.mr.read(0, &mut said)?;
+        let info = Info::from_bytes(said);
+        if wc.byte_len as usize != SAID || info.len as usize > RPING_MAX {
+            return Err(AppError::Peer(format!("it speaks of {} bytes in {}", info.len, wc.byte_len)));
+        }
+        self.receive(qp, SAID)?;
+        Ok(Some(info))
+    }
+
+    fn rping_server(&self, args: &CmArgs) -> Result<u64> {
+        let listener = self.listener(args, PortSpace::Tcp, RPING_PORT)?;
+        let mut pings = 0;
+        for _ in 0..args.rounds {
+            let id = self.request(&listener)?;
+            let qp = self.qp(&id, 16)?;
+            self.receive(&qp, SAID)?;
+            id.accept(&ConnParam { responder_resources: 1, initiator_depth: 1, ..ConnParam::default() })?;
+            let step = |wr: SendWr<'_>, what: &str| -> Result<bool> {
+                qp.post_send(&[wr.signaled()])?;
+                let wc = self.poll(&self.sends, what)?;
+                // A peer that was killed takes the connection with it wherever it is.
+                Ok(wc.status == WcStatus::Success)
+            };
+            while let Some(source) = self.told(&qp)? {
+                let data = [self.mr.sge(DATA..DATA + source.len as usize)?];
+                let word = [self.mr.sge(SAID..2 * SAID)?];
+                if !step(SendWr::read(2, &data, source.addr, source.rkey), "READ")?
+                    || !step(SendWr::send(3, &word), "SEND")?
+                {
+                    break;
+                }
+                let Some(sink) = self.told(&qp)? else { break };
+                if !step(SendWr::write(4, &data, sink.addr, sink.rkey), "WRITE")?
+                    || !step(SendWr::send(5, &word), "SEND")?
+                {
+                    break;
+                }
+                pings += 1;
+            }
+            self.ended(&id)?;
+            id.disconnect()?;
+            drop(qp);
+            id.destroy().map_err(|(e, _)| e)?;
+        }
+        Ok(pings)
+    }
+
+    fn ucmatose_client(&self, args: &CmArgs) -> Result<u64> {
+        for _ in 0..args.rounds {
+            self.ucmatose_connections(args)?;
+        }
+        Ok(u64::from(args.total()) * u64::from(args.count) * 2)
+    }
+
+    /// All connections at once, by events.
+    fn ucmatose_connections(&self, args: &CmArgs) -> Result<()> {
+        let channel = self.context.create_event_channel()?;
+        let to = SocketAddr::new(args.link.net.addresses().1, UCMATOSE_PORT);
+        let mut ids = HashMap::new();
+        for _ in 0..args.connections {
+            let id = self.context.create_id(Some(&channel), PortSpace::Tcp)?;
+            id.resolve_addr(None, to, PATIENCE)?;
+            ids.insert(id.number(), id);
+        }
+        let len = args.size as usize;
+        let (mut up, mut down, mut got, mut sent) = (0, 0, 0, 0);
+        let messages = args.connections * args.count;
+        let since = Instant::now();
+        while down < args.connections {
+            if since.elapsed() > 2 * PATIENCE {
+                return Err(AppError::Timeout(format!(
+                    "{up} of {} connections, {got} of {messages} messages, {sent} answers, {down} ended",
+                    args.connections
+                )));
+            }
+            crate::stop::check()?;
+            if let Some(event) = channel.try_get_event() {
+                let Some(id) = ids.get(&event.id()) else { continue };
+                match event.event() {
+                    CmEventType::AddrResolved => id.resolve_route(PATIENCE)?,
+                    CmEventType::RouteResolved => {
+                        let qp = self.qp(id, args.count.max(1))?;
+                        for _ in 0..args.count {
+                            self.receive(&qp, len)?;
+                        }
+                        let param =
+                            ConnParam { responder_resources: 1, initiator_depth: 1, ..ConnParam::default() };
+                        id.connect(&param)?;
+                    }
+                    CmEventType::Established => up += 1,
+                    CmEventType::Disconnected => {
+                        id.disconnect()?;
+                        down += 1;
+                    }
+                    other => return Err(AppError::Peer(format!("{other} ({})", event.status()))),
+                }
+            }
+            let mut wc = [Wc::default(); 16];
+            let n = self.receives.poll(&mut wc)?;
+            for wc in &wc[..n] {
+                if !wc.is_ok() || wc.byte_len as usize != len {
+                    return Err(AppError::Completion(format!("receive: {}, {} B", wc.status, wc.byte_len)));
+                }
+                got += 1;
+            }
+            if got == messages && sent == 0 {
+                // The stock program takes answers when it has sent everything itself.
+                for id in ids.values() {
+                    let qp = id.qp().ok_or_else(|| AppError::Peer("a connection has gone".into()))?;
+                    for _ in 0..args.count {
+                        qp.post_send(&[SendWr::send(2, &[self.mr.sge(DATA..DATA + len)?])])?;
+                        sent += 1;
+                    }
+                }
+            }
+        }
+        for _ in 0..sent {
+            self.good(&self.sends, "SEND")?;
+        }
+        if got != messages {
+            return Err(AppError::Verify(format!("{got} of {messages} messages came")));
+        }
+        Ok(())
+    }
+
+    fn ucmatose_server(&self, args: &CmArgs) -> Result<u64> {
+        let listener = self.listener(args, PortSpace::Tcp, UCMATOSE_PORT)?;
+        let len = args.size as usize;
+        for _ in 0..args.rounds {
+            let mut open = Vec::new();
+            for _ in 0..args.connections {
+                let id = self.request(&listener)?;
+                let qp = self.qp(&id, args.count.max(1))?;
+                for _ in 0..args.count {
+                    self.receive(&qp, len)?;
+                }
+                id.accept(&ConnParam { responder_resources: 1, initiator_depth: 1, ..ConnParam::default() })?;
+                open.push((id, qp));
+            }
+            for (_, qp) in &open {
+                for _ in 0..args.count {
+                    qp.post_send(&[SendWr::send(2, &[self.mr.sge(DATA..DATA + len)?])])?;
+                }
+            }
+            for _ in 0..args.connections * args.count {
+                self.good(&self.sends, "SEND")?;
+            }
+            for _ in 0..args.connections * args.count {
+                self.good(&self.receives, "receive")?;
+            }
+            for (id, _) in &open {
+                id.disconnect()?;
+            }
+        }
+        Ok(u64::from(args.total()) * u64::from(args.count) * 2)
+    }
+
+    /// Datagrams carry the sender's queue pair number as immediate data, as the stock program expects it.
+    fn datagrams(&self, qp: &Qp, ah: &Ah, to: (u32, u32), args: &CmArgs) -> Result<()> {
+        let len = args.size as usize;
+        for _ in 0..args.count {
+            let sge = [self.mr.sge(DATA..DATA + len)?];
+            let wr = SendWr::send_with_imm(2, &sge, qp.qp_num().get()).to(ah, Qpn::new(to.0), to.1);
+            qp.post_send(&[wr.signaled()])?;
+            self.good(&self.sends, "SEND")?;
+        }
+        Ok(())
+    }
+
+    fn udaddy_client(&self, args: &CmArgs) -> Result<u64> {
+        for _ in 0..args.rounds {
+            let id = self.connect_to(args, PortSpace::Udp, RPING_PORT)?;
+            let qp = self.qp(&id, args.count.max(1))?;
+            for _ in 0..args.count {
+                self.receive(&qp, GRH_LEN + args.size as usize)?;
+            }
+            id.connect(&ConnParam::default())?;
+            let event = id.event().ok_or_else(|| AppError::Peer("no answer".into()))?;
+            let peer = event.ud().ok_or_else(|| AppError::Peer("no queue pair in the answer".into()))?;
+            let ah = self.pd.create_ah(&peer.ah_attr)?;
+            self.datagrams(&qp, &ah, (peer.qp_num, peer.qkey), args)?;
+            for _ in 0..args.count {
+                self.good(&self.receives, "receive")?;
+            }
+        }
+        Ok(u64::from(args.rounds) * u64::from(args.count) * 2)
+    }
+
+    fn udaddy_server(&self, args: &CmArgs) -> Result<u64> {
+        let listener = self.listener(args, PortSpace::Udp, RPING_PORT)?;
+        for _ in 0..args.rounds {
+            let id = self.request(&listener)?;
+            let qp = self.qp(&id, args.count.max(1))?;
+            for _ in 0..args.count {
+                self.receive(&qp, GRH_LEN + args.size as usize)?;
+            }
+            id.accept(&ConnParam { qp_num: qp.qp_num().get(), ..ConnParam::default() })?;
+            let mut last = Wc::default();
+            for _ in 0..args.count {
+                last = self.good(&self.receives, "receive")?;
+            }
+            let mut grh = [0; GRH_LEN];
+            self.mr.read(0, &mut grh)?;
+            let ah = self.pd.create_ah_from_wc(&last, &grh)?;
+            self.datagrams(&qp, &ah, (last.src_qp.get(), verbs::rdma_cm::UDP_QKEY), args)?;
+        }
+        Ok(u64::from(args.rounds) * u64::from(args.count) * 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ping_is_a_text_of_its_length() {
+        for len in [1, 8, 64, 4096] {
+            let text = ping(12, len);
+            assert_eq!(text.len(), len);
+            assert!(text[len - 1] == 0 && text[..len - 1].iter().all(|b| *b != 0), "{text:?}");
+        }
+        assert!(ping(7, 64).starts_with(b"rdma-ping-7: "));
+    }
+
+    #[test]
+    fn what_is_said_of_a_buffer_is_big_endian() {
+        let info = Info { addr: 0x0102_0304_0506_0708, rkey: 0x090a_0b0c, len: 0x0d0e_0f10 };
+        let bytes = info.to_bytes();
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+        let back = Info::from_bytes(bytes);
+        assert_eq!((back.addr, back.rkey, back.len), (info.addr, info.rkey, info.len));
+    }
+}
