@@ -31,10 +31,11 @@ pub(super) enum Family {
 impl Bound {
     /// Whether both cannot have the port.
     fn clashes(&self, other: &Self) -> bool {
-        let apart =
+        let other_family =
             matches!((self.family, other.family), (Family::V4, Family::V6) | (Family::V6, Family::V4));
         let other_addr = matches!((self.addr, other.addr), (Some(a), Some(b)) if a != b);
-        !apart && !other_addr && !(self.reuse && other.reuse)
+        let shared = self.reuse && other.reuse;
+        !(other_family || other_addr || shared)
     }
 }
 
