@@ -159,7 +159,7 @@ mod tests {
         let count = EPHEMERAL.len();
         let mut seen = std::collections::HashSet::new();
         for id in 0..count as u64 {
-            let port = ports.bind(id, TCP, ANY, 0, false, 0xffff_fff0).unwrap();
+            let port = ports.bind(id, TCP, ANY, 0, false, 0xffff_fff0_u32.wrapping_add(id as u32)).unwrap();
             assert!(EPHEMERAL.contains(&port) && seen.insert(port));
         }
         assert_eq!(ports.bind(0, TCP, ANY, 0, false, 5), Err(CmError::NoPort(count)));
