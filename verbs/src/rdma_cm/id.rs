@@ -29,7 +29,8 @@ const HOP_LIMIT: u8 = 64;
 /// *synchronous*: each call waits for its event, and says what it said. While they wait they turn shards that nobody
 /// else turns, so they return in every [`Drive`](crate::Drive).
 ///
-/// Dropping it ends its connection, destroys its queue pair unless somebody else has it too, and waits for nothing.
+/// Dropping it ends its connection, and destroys its queue pair unless somebody else has it too. It waits for nothing,
+/// but the last identifier or channel of a device lets its last messages leave, for at most 100 ms.
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
 pub struct CmId {

@@ -31,10 +31,11 @@ pub(super) enum Family {
 impl Bound {
     /// Whether both cannot have the port.
     fn clashes(&self, other: &Self) -> bool {
-        let apart =
+        let other_family =
             matches!((self.family, other.family), (Family::V4, Family::V6) | (Family::V6, Family::V4));
         let other_addr = matches!((self.addr, other.addr), (Some(a), Some(b)) if a != b);
-        !apart && !other_addr && !(self.reuse && other.reuse)
+        let shared = self.reuse && other.reuse;
+        !(other_family || other_addr || shared)
     }
 }
 
@@ -158,7 +159,7 @@ mod tests {
         let count = EPHEMERAL.len();
         let mut seen = std::collections::HashSet::new();
         for id in 0..count as u64 {
-            let port = ports.bind(id, TCP, ANY, 0, false, 0xffff_fff0).unwrap();
+            let port = ports.bind(id, TCP, ANY, 0, false, 0xffff_fff0_u32.wrapping_add(id as u32)).unwrap();
             assert!(EPHEMERAL.contains(&port) && seen.insert(port));
         }
         assert_eq!(ports.bind(0, TCP, ANY, 0, false, 5), Err(CmError::NoPort(count)));
