@@ -57,3 +57,28 @@ pub struct BenchCli {
     #[arg(long, value_name = "PATH")]
     pub perf: Option<PathBuf>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_consistent_and_its_help_teaches() {
+        BenchCli::command().debug_assert();
+        let help = BenchCli::command().render_long_help().to_string();
+        for part in ["How to read it", "roce-bench --quick", "200 ns"] {
+            assert!(help.contains(part), "{part}: {help}");
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        for line in ["--runs 0", "--max-runs 100", "--duration never"] {
+            assert!(
+                BenchCli::try_parse_from(["roce-bench"].into_iter().chain(line.split(' '))).is_err(),
+                "{line}"
+            );
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::stages::{Stage, split};
 use super::valgrind::{count, messages, per_message};
-use crate::path::Scenario;
+use crate::path::{Op, Scenario};
 
 /// Instructions a message of one side, by stage.
 pub type Side = BTreeMap<Stage, f64>;
@@ -18,8 +18,12 @@ pub fn side(work: &[String], scenario: &Scenario, side: &str) -> Result<Side, St
     let (post, turn, poll) = (format!("{side}_post"), format!("{side}_turn"), format!("{side}_poll"));
     let calls = count(work, scenario, &[&post, &poll])?;
     let turns = count(work, scenario, &[&turn])?;
+    // The end that the payload leaves copies it into packets; the other one places it.
+    let leaves = if scenario.op == Op::Read { "responder" } else { "requester" };
+    let answered = scenario.op == Op::FetchAdd;
+    let copying = if side == leaves && !answered { Stage::Copy } else { Stage::Place };
     let mut out: Side =
-        split(&turns).into_iter().map(|(stage, cost)| (stage, cost / messages(scenario))).collect();
+        split(&turns, copying).into_iter().map(|(stage, cost)| (stage, cost / messages(scenario))).collect();
     out.insert(Stage::Post, per_message(&calls, scenario, &post));
     out.insert(Stage::Poll, per_message(&calls, scenario, &poll));
     Ok(out)
@@ -48,10 +52,10 @@ pub fn render(rows: &[(Scenario, &'static str, Side)], made_with: &str, port: &s
 
 fn title(scenario: &Scenario) -> String {
     let op = match scenario.op {
-        crate::path::Op::Send => "SEND",
-        crate::path::Op::Write => "WRITE",
-        crate::path::Op::Read => "READ",
-        crate::path::Op::FetchAdd => "FETCH&ADD",
+        Op::Send => "SEND",
+        Op::Write => "WRITE",
+        Op::Read => "READ",
+        Op::FetchAdd => "FETCH&ADD",
     };
     format!("{op} {} B", scenario.len)
 }

@@ -108,6 +108,7 @@ const FILES: &[(&str, Stage)] = &[
     ("proto/responder/",     Stage::Verify),
     ("proto/completer.rs",   Stage::Verify),
     ("shard/rq.rs",          Stage::Verify),
+    ("shard/held.rs",        Stage::Complete),
     ("shard/complete.rs",    Stage::Complete),
     ("shard/cq.rs",          Stage::Complete),
     ("sync/lanes.rs",        Stage::Complete),
@@ -121,11 +122,10 @@ const FILES: &[(&str, Stage)] = &[
     ("benches/src/path.rs",  Stage::Loop),
 ];
 
-/// The code that touches registered memory, and the library's functions that do it: a placement in functions that
-/// receive, a copy into a packet in all others.
+/// The code that touches registered memory, and the library's functions that do it. Whether that is a copy into a packet
+/// or a placement is not theirs to know: it depends on the end.
 const COPY: &str = "shard/copy.rs";
 const COPIES: &[&str] = &["memcpy", "memmove"];
-const RECEIVES: &[&str] = &["shard::rx", "::scatter", "copy::write"];
 
 /// Calls that are followed from a function that is not ours to one that is.
 const DEPTH: usize = 6;
@@ -135,28 +135,23 @@ pub fn known(file: &str) -> bool {
     file.ends_with(COPY) || FILES.iter().any(|(part, _)| file.contains(part))
 }
 
-/// The stage of a place by the tables; `None` for code of others.
-fn of(place: &Place) -> Option<Stage> {
+/// The stage of a place by the tables, where copying payload means `copying`; `None` for code of others.
+fn of(place: &Place, copying: Stage) -> Option<Stage> {
     if let Some((_, stage)) = FUNCTIONS.iter().find(|(part, _)| place.function.contains(part)) {
         return Some(*stage);
     }
     if place.file.ends_with(COPY) {
-        return Some(copying(&place.function));
+        return Some(copying);
     }
     FILES.iter().find(|(part, _)| place.file.contains(part)).map(|(_, stage)| *stage)
 }
 
-/// What copying bytes means in this function.
-fn copying(function: &str) -> Stage {
-    if RECEIVES.iter().any(|part| function.contains(part)) { Stage::Place } else { Stage::Copy }
-}
-
 /// Instructions of each stage. What a library function costs (a copy, a queue) stands under the stage that called
-/// it, in proportion.
-pub fn split(profile: &Profile) -> BTreeMap<Stage, f64> {
+/// it, in proportion. `copying` is what this end does with payload: [`Stage::Copy`] or [`Stage::Place`].
+pub fn split(profile: &Profile, copying: Stage) -> BTreeMap<Stage, f64> {
     let mut out = BTreeMap::new();
     for (place, &cost) in &profile.own {
-        for (stage, share) in shares(profile, place, DEPTH) {
+        for (stage, share) in shares(profile, place, copying, DEPTH) {
             *out.entry(stage).or_default() += share * cost as f64;
         }
     }
@@ -164,8 +159,8 @@ pub fn split(profile: &Profile) -> BTreeMap<Stage, f64> {
 }
 
 /// The stages of a place, and how much of it belongs to each; together 1.
-fn shares(profile: &Profile, place: &Place, depth: usize) -> Vec<(Stage, f64)> {
-    if let Some(stage) = of(place) {
+fn shares(profile: &Profile, place: &Place, copying: Stage, depth: usize) -> Vec<(Stage, f64)> {
+    if let Some(stage) = of(place, copying) {
         return vec![(stage, 1.0)];
     }
     let callers = || profile.calls.iter().filter(|call| call.to == place.function && call.cost > 0);
@@ -177,8 +172,8 @@ fn shares(profile: &Profile, place: &Place, depth: usize) -> Vec<(Stage, f64)> {
         let weight = call.cost as f64 / total as f64;
         let copies = COPIES.iter().any(|part| place.function.contains(part));
         let caller = match copies && call.from.function.contains("stack::") {
-            true => vec![(copying(&call.from.function), 1.0)],
-            false => shares(profile, &call.from, depth - 1),
+            true => vec![(copying, 1.0)],
+            false => shares(profile, &call.from, copying, depth - 1),
         };
         caller.into_iter().map(move |(stage, share)| (stage, share * weight))
     });
@@ -196,40 +191,42 @@ mod tests {
 
     #[test]
     fn a_function_goes_before_its_file() {
-        assert_eq!(
-            of(&place("stack::port::pair::Q::rx_burst", "stack/src/port/pair.rs")),
-            Some(Stage::PortRx)
-        );
-        assert_eq!(of(&place("crc32fast::x::calculate", "")), Some(Stage::Icrc));
-        assert_eq!(of(&place("stack::shard::turn", "stack/src/proto/requester.rs")), Some(Stage::Build));
-        assert_eq!(of(&place("memcpy", "")), None);
-    }
-
-    #[test]
-    fn registered_memory_is_copied_from_or_placed_into() {
-        let copy = "stack/src/shard/copy.rs";
-        assert_eq!(of(&place("stack::shard::tx::Env::fill", copy)), Some(Stage::Copy));
-        assert_eq!(of(&place("stack::shard::rx::Env::place", copy)), Some(Stage::Place));
+        let of = |function, file| of(&place(function, file), Stage::Copy);
+        assert_eq!(of("stack::port::pair::Q::rx_burst", "stack/src/port/pair.rs"), Some(Stage::PortRx));
+        assert_eq!(of("crc32fast::x::calculate", ""), Some(Stage::Icrc));
+        assert_eq!(of("stack::shard::turn", "stack/src/proto/requester.rs"), Some(Stage::Build));
+        assert_eq!(of("memcpy", ""), None);
     }
 
     #[test]
     fn what_a_library_costs_belongs_to_its_callers() {
         let mut profile = Profile::default();
-        profile.own.insert(place("memcpy", ""), 100);
-        profile.own.insert(place("stack::shard::tx::fill", "stack/src/shard/copy.rs"), 10);
-        for (function, cost) in [("stack::shard::tx::fill", 75), ("stack::shard::rx::place", 25)] {
-            let from = place(function, "stack/src/shard/copy.rs");
-            profile.calls.push(Call { from, to: "memcpy".into(), cost });
+        profile.own.insert(place("queue::push", ""), 100);
+        profile.own.insert(place("stack::shard::poll::turn", "stack/src/shard/poll.rs"), 10);
+        for (file, cost) in [("stack/src/shard/tx.rs", 75), ("stack/src/shard/rx.rs", 25)] {
+            profile.calls.push(Call { from: place("stack::f", file), to: "queue::push".into(), cost });
         }
-        let stages = split(&profile);
-        assert_eq!((stages[&Stage::Copy], stages[&Stage::Place]), (85.0, 25.0));
+        let stages = split(&profile, Stage::Copy);
+        assert_eq!((stages[&Stage::Build], stages[&Stage::Parse], stages[&Stage::Loop]), (75.0, 25.0, 10.0));
         assert_eq!(stages.values().sum::<f64>(), profile.total() as f64, "nothing is lost");
+    }
+
+    #[test]
+    fn payload_is_copied_or_placed_by_the_end_wherever_that_was_inlined() {
+        let mut profile = Profile::default();
+        profile.own.insert(place("memcpy", ""), 60);
+        profile.own.insert(place("stack::shard::poll::turn", "stack/src/shard/copy.rs"), 4);
+        let from = place("stack::shard::poll::turn", "stack/src/shard/poll.rs");
+        profile.calls.push(Call { from, to: "memcpy".into(), cost: 60 });
+        for end in [Stage::Copy, Stage::Place] {
+            assert_eq!(split(&profile, end), BTreeMap::from([(end, 64.0)]));
+        }
     }
 
     #[test]
     fn what_nobody_knows_is_told() {
         let mut profile = Profile::default();
         profile.own.insert(place("somebody", ""), 7);
-        assert_eq!(split(&profile)[&Stage::Other], 7.0);
+        assert_eq!(split(&profile, Stage::Copy)[&Stage::Other], 7.0);
     }
 }
