@@ -2,8 +2,9 @@
 //!
 //! Bytes come in and go out through [`port`]; [`wire`] turns them into fields and back; [`proto`] is the
 //! protocol, a pure function of packets, work requests and the time; [`shard`] is the poll-mode core that
-//! joins the three and touches registered memory; [`device`] owns the shards and is the front door that the
-//! `verbs` crate uses. Imports point one way only (`tests/layering.rs` enforces it).
+//! joins the three and touches registered memory; [`cm`] makes connections, by MADs of queue pair 1; [`device`]
+//! owns the shards and is the front door that the `verbs` crate uses. Imports point one way only
+//! (`tests/layering.rs` enforces it).
 
 pub mod cm;
 pub mod config;

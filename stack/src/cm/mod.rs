@@ -4,6 +4,36 @@
 //! touches no queue pair: `now` is passed in, MADs are fetched with [`Machine::poll_send`], what a queue pair needs
 //! comes as [`QpParams`]. It is control plane and may allocate; what strangers can make it hold is bounded by
 //! [`Limits`]. Called by the `rdma_cm` layer of `verbs`, by the simulator and by tests.
+//!
+//! The state of a connection is in `conn`, what programs do to it in `calls`, what MADs do in `receive`, what time does in
+//! `machine`; [`message`] has the bytes.
+//!
+//! ```
+//! use stack::cm::{Accept, Config, Connect, Event, Listen, Machine, Path, ServiceId};
+//! use stack::id::{Gid, Qpn};
+//! use stack::time::Instant;
+//!
+//! let now = Instant::ZERO;
+//! let [mut a, mut b] = [1, 2].map(|guid| Machine::new(Config { ca_guid: guid, seed: guid, ..Config::default() }));
+//! let path = Path { sgid: Gid::v4([10, 0, 0, 1]), dgid: Gid::v4([10, 0, 0, 2]), ..Path::default() };
+//! let back = Path { sgid: path.dgid, dgid: path.sgid, ..path };
+//! let service = ServiceId(7);
+//! b.listen(&Listen { service_id: service, address: None, backlog: 1 })?;
+//!
+//! let active = a.connect(now, &Connect::new(service, path, Qpn::new(0x11)))?;
+//! b.handle_mad(now, &back, &a.poll_send().expect("a REQ").mad);
+//! let Some(Event::ConnectRequest { id: passive, .. }) = b.poll_event() else { panic!() };
+//! let accept = Accept::new(Qpn::new(0x22));
+//! let params = b.plan_accept(passive, &accept)?; // b's queue pair goes to RTS with these
+//! b.accept(now, passive, &accept)?;
+//! a.handle_mad(now, &path, &b.poll_send().expect("a REP").mad);
+//! let Some(Event::ConnectResponse { response, .. }) = a.poll_event() else { panic!() };
+//! assert_eq!(response.params.rq_psn, params.sq_psn); // and a's with those
+//! a.confirm(now, active, b"")?;
+//! b.handle_mad(now, &back, &a.poll_send().expect("an RTU").mad);
+//! assert!(matches!(b.poll_event(), Some(Event::Established { .. })));
+//! # Ok::<(), stack::cm::Error>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
