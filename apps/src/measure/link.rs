@@ -12,6 +12,8 @@ use verbs::{
 
 /// Entries of the completion queue of receives where the measuring thread turns the shards and polls after each turn.
 const RECV_CQ_EMBEDDED: u32 = 4096;
+/// Queue pairs connected between two looks at the neighbours.
+const CONNECTED_BETWEEN: usize = 64;
 /// Distance between the words that atomics change: a cache line.
 const WORD_STRIDE: usize = 64;
 
@@ -205,11 +207,18 @@ impl Link {
         }
     }
 
-    /// Connects to the other end and posts the receives.
+    /// Connects to the other end and posts the receives. `idle` runs every so often: our host has neighbours to answer
+    /// while very many queue pairs are connected.
     ///
     /// # Errors
     /// An end that does not fit ours; what the device says.
-    pub fn connect(&mut self, other: &End, spec: &Spec, peer: Option<Gid>) -> Result<()> {
+    pub fn connect(
+        &mut self,
+        other: &End,
+        spec: &Spec,
+        peer: Option<Gid>,
+        mut idle: impl FnMut(),
+    ) -> Result<()> {
         let misfit = |what: &str| AppError::Peer(format!("its end of the measurement has {what}"));
         let gid = parse_gid(&other.gid).ok_or_else(|| misfit("no valid GID"))?;
         if other.qps.len() != self.qps.len() {
@@ -225,7 +234,10 @@ impl Link {
         }
         self.peer = peer.unwrap_or(gid);
         self.remote = Remote { addr: other.addr, rkey: other.rkey };
-        for (qp, other) in self.qps.iter().zip(&other.qps) {
+        for (n, (qp, other)) in self.qps.iter().zip(&other.qps).enumerate() {
+            if n % CONNECTED_BETWEEN == CONNECTED_BETWEEN - 1 {
+                idle();
+            }
             let endpoint = RcEndpoint { gid: self.peer, qpn: Qpn::new(other.qpn), psn: Psn::new(other.psn) };
             qp.connect_rc(&endpoint, &self.options)?;
             let (sq, rq) = qp.split()?;

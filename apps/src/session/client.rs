@@ -216,7 +216,7 @@ impl Client {
             Message::Ready { end } => whole_end(&mut self.channel, rig, end)?,
             other => return Err(out_of_turn(&other)),
         };
-        link.connect(&end, spec, peer)?;
+        link.connect(&end, spec, peer, || rig.idle())?;
         self.channel.send(&Message::Go)?;
         let measured = run(&mut link, spec, &mut rig.device()?.crank, &mut self.channel)?;
         let report = match await_message(&mut self.channel, rig, "its report")? {

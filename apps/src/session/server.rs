@@ -92,7 +92,7 @@ fn talk(channel: &mut Channel, rig: &mut Rig) -> Result<()> {
                 let end = whole_end(channel, rig, end)?;
                 let before = rig.counts();
                 let mut link = Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu)?;
-                link.connect(&end, spec, peer)?;
+                link.connect(&end, spec, peer, || rig.idle())?;
                 send_end(channel, link.end(), |end| Message::Ready { end })?;
                 match await_message(channel, rig, "the start of the measurement")? {
                     Message::Go => {}
