@@ -59,6 +59,42 @@ fn who_polled_a_completion_finds_room() {
     }
 }
 
+// Two shards, each with its own queue and peer: nothing of one's traffic passes through the other.
+#[test]
+fn two_shards_share_nothing_on_the_data_path() {
+    const MESSAGES: u64 = 200;
+    let drive = Drive::Embedded;
+    let (a, b) = pair(2);
+    let (a, b) = (open(a, 1, &drive, 2), open(b, 2, &drive, 2));
+    let (pd_a, pd_b) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+    let mr = [pd_a.reg_mr(64, all_rights()).unwrap(), pd_b.reg_mr(64, all_rights()).unwrap()];
+    let mut ends = Vec::new();
+    for shard in [0, 1] {
+        let (cq_a, cq_b) = (a.create_cq(64).unwrap(), b.create_cq(64).unwrap());
+        let qp_a = pd_a.create_qp(&QpInitAttr::rc(&cq_a, &cq_a).on_shard(shard)).unwrap();
+        let qp_b = pd_b.create_qp(&QpInitAttr::rc(&cq_b, &cq_b).on_shard(shard)).unwrap();
+        qp_a.connect_rc(&qp_b.endpoint(1).unwrap(), &options()).unwrap();
+        qp_b.connect_rc(&qp_a.endpoint(1).unwrap(), &options()).unwrap();
+        ends.push((qp_a, qp_b, cq_a, cq_b));
+    }
+    for n in 0..MESSAGES {
+        for (qp_a, qp_b, ..) in &ends {
+            qp_b.post_recv(&[RecvWr::new(n, &[mr[1].sge(0..8).unwrap()])]).unwrap();
+            qp_a.post_send(&[SendWr::send(n, &[mr[0].sge(0..8).unwrap()]).signaled()]).unwrap();
+        }
+        for (_, _, cq_a, cq_b) in &ends {
+            poll(&drive, [&a, &b], cq_b, 1);
+            poll(&drive, [&a, &b], cq_a, 1);
+        }
+    }
+    for context in [&a, &b] {
+        let counters = context.counters();
+        let of = |wanted: &str| counters.iter().find(|(name, _)| *name == wanted).map(|(_, n)| n);
+        assert_eq!((of("handed_over"), of("to_self")), (Some(0), Some(0)));
+        assert!(of("tx_frames") >= Some(2 * MESSAGES) && of("rx_frames") >= Some(2 * MESSAGES));
+    }
+}
+
 // Two devices on a link, so that neighbours are resolved too, and one thread.
 #[test]
 fn a_single_thread_does_everything_in_each_drive() {

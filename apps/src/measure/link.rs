@@ -16,6 +16,8 @@ use verbs::{
 
 /// Entries of the completion queue of receives where the measuring thread turns the shards and polls after each turn.
 const RECV_CQ_EMBEDDED: u32 = 4096;
+/// Queue pairs connected between two looks at the neighbours.
+const CONNECTED_BETWEEN: usize = 64;
 /// Distance between the words that atomics change: a cache line.
 const WORD_STRIDE: usize = 64;
 
@@ -249,13 +251,23 @@ impl Link {
         Ok(())
     }
 
-    /// Connects to the other end and posts the receives.
+    /// Connects to the other end and posts the receives. `idle` runs every so often: our host has neighbours to answer
+    /// while very many queue pairs are connected.
     ///
     /// # Errors
     /// An end that does not fit ours; what the device says.
-    pub fn connect(&mut self, other: &End, spec: &Spec, peer: Option<Gid>) -> Result<()> {
+    pub fn connect(
+        &mut self,
+        other: &End,
+        spec: &Spec,
+        peer: Option<Gid>,
+        mut idle: impl FnMut(),
+    ) -> Result<()> {
         self.learn(other, spec, peer)?;
         for (n, other) in other.qps.iter().enumerate() {
+            if n % CONNECTED_BETWEEN == CONNECTED_BETWEEN - 1 {
+                idle();
+            }
             let endpoint = RcEndpoint { gid: self.peer, qpn: Qpn::new(other.qpn), psn: Psn::new(other.psn) };
             self.qps[n].connect_rc(&endpoint, &self.options)?;
             self.take_handles(n, spec)?;

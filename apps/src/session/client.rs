@@ -242,7 +242,7 @@ impl Client {
             other => return Err(out_of_turn(&other)),
         };
         match self.rdma_cm {
-            None => link.connect(&end, spec, peer)?,
+            None => link.connect(&end, spec, peer, || rig.idle())?,
             Some(to) => {
                 link.learn(&end, spec, None)?;
                 for index in 0..spec.qps as usize {

@@ -130,7 +130,7 @@ fn talk(channel: &mut Channel, rig: &mut Rig, listener: Option<&Listener>) -> Re
                     Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu, listener.is_some())?;
                 match listener {
                     None => {
-                        link.connect(&end, spec, peer)?;
+                        link.connect(&end, spec, peer, || rig.idle())?;
                         send_end(channel, link.end(), |end| Message::Ready { end })?;
                     }
                     Some(listener) => {
