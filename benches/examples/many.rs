@@ -134,7 +134,7 @@ impl Many {
             self.draw ^= self.draw << 25;
             self.draw ^= self.draw >> 27;
             let high = self.draw.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-            let q = (high * self.sqs.len() as u64 >> 32) as usize;
+            let q = ((high * self.sqs.len() as u64) >> 32) as usize;
             if !std::mem::replace(&mut self.busy[q], true) {
                 return q;
             }
