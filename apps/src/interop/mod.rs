@@ -86,7 +86,7 @@ impl Session<'_> {
         for cell in cell::matrix(net, mtu, self.args.full) {
             let what = format!("{} {}", cell.service.name(), cell.op.name());
             let line = format!("{cell} x {}", cell.count);
-            self.one(MATRIX, &what, cell.by, &line, |bench| match bench.lacks(cell.op, cell.by) {
+            self.one(MATRIX, &what, cell.by, &line, |bench| match bench.lacks(&cell) {
                 Some(why) => Ok(Some(why)),
                 None => bench.run(&cell).map(|()| None),
             })?;

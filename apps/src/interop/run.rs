@@ -131,15 +131,21 @@ impl Bench {
         Ok(Self { remote, cq, mr, pd, gid_index, theirs, kernel, atomic_write, lossy })
     }
 
-    /// Why the guest cannot do its part of an operation, if so.
-    pub fn lacks(&self, op: Op, by: Requester) -> Option<String> {
-        match (op, by, self.atomic_write) {
-            (Op::AtomicWrite, _, [false, _]) => Some(format!(
+    /// Why the guest cannot do its part of a cell, if so.
+    pub fn lacks(&self, cell: &Cell) -> Option<String> {
+        match (cell.op, cell.by) {
+            (Op::AtomicWrite, _) if !self.atomic_write[0] => Some(format!(
                 "soft-RoCE of Linux {} has no ATOMIC WRITE (Linux 6.2 and later do)",
                 self.kernel
             )),
-            (Op::AtomicWrite, Requester::Linux, [_, false]) => {
+            (Op::AtomicWrite, Requester::Linux) if !self.atomic_write[1] => {
                 Some("the guest's rdma-core cannot post ATOMIC WRITE".into())
+            }
+            (Op::AtomicWrite, Requester::Linux) if self.lossy => {
+                Some("soft-RoCE repeats an ATOMIC WRITE with address 0".into())
+            }
+            (Op::Read, Requester::Us) if self.lossy && cell.len == 0 => {
+                Some("soft-RoCE does not answer a READ of no bytes again".into())
             }
             _ => None,
         }
