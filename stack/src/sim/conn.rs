@@ -34,6 +34,8 @@ pub(super) struct End {
     pub tight: bool,
     /// It overflowed, and what that brought.
     pub overran: Overran,
+    /// Times that the queue pair came out of RESET.
+    lives: u32,
     /// First sequence number that it sends in this life.
     psn: u32,
     /// Destroyed, or in RESET.
@@ -47,8 +49,8 @@ pub(super) struct Overran {
     pub cq: bool,
     /// What came before the loss has been polled, so the rest is lost.
     pub polled: bool,
-    /// Of the queue pair.
-    pub qp: bool,
+    /// Of the queue pair: once a life, and who does not know yet may begin another one on the same queue.
+    pub qp: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,7 +184,7 @@ impl Run {
         };
         let qp = self.world.nodes[node].create_qp_as(number, shard, config, cq, cq);
         let qpn = self.world.nodes[node].qp(qp).qpn;
-        End { node, qp, qpn, ty, shard, cq, tight, overran: Overran::default(), psn, gone: None }
+        End { node, qp, qpn, ty, shard, cq, tight, overran: Overran::default(), lives: 1, psn, gone: None }
     }
 
     /// A completion queue overflowed, or a queue pair was told that one of its own did.
@@ -195,11 +197,13 @@ impl Run {
             return Err(format!("{event:?} of {of:?}, which has room for everything"));
         };
         let end = &mut self.conns[i].ends[k];
-        let told = match event {
-            AsyncEvent::CqErr => &mut end.overran.cq,
-            _ => &mut end.overran.qp,
+        let again = if event == AsyncEvent::CqErr {
+            core::mem::replace(&mut end.overran.cq, true)
+        } else {
+            end.overran.qp += 1;
+            end.overran.qp > end.lives
         };
-        if core::mem::replace(told, true) {
+        if again {
             return Err(format!("{event:?} of {of:?} comes twice"));
         }
         if event == AsyncEvent::CqErr {
@@ -428,7 +432,7 @@ impl Run {
             }
         };
         let told = |e: &End| match e.overran {
-            Overran { cq: true, qp: false, .. } if e.gone.is_none() => {
+            Overran { cq: true, qp: 0, .. } if e.gone.is_none() => {
                 Err(format!("{:?} was not told that its completion queue overflowed", e.qpn))
             }
             _ => Ok(()),
@@ -502,7 +506,7 @@ impl Run {
             }
             self.create_end(end.node, end.ty, end.shard, psn, again.then_some(end.qpn))
         } else {
-            End { psn, gone: None, ..end }
+            End { psn, gone: None, lives: end.lives + 1, ..end }
         };
     }
 }
