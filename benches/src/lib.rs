@@ -13,7 +13,8 @@ use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Sge};
 use stack::net::{Net, NetConfig};
 use stack::port::{Port, pair};
-use stack::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
+use stack::proto::attr::{AhAttr, GlobalRoute, QpAttr, QpCap};
+use stack::proto::state::required;
 use stack::proto::status::{SendFlags, WrOpcode};
 use stack::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, put_sges, recv_stride, send_stride};
 use stack::shard::{QpSpec, Shard, Shared, SharedConfig};
@@ -106,19 +107,12 @@ impl End {
         };
         let grh = GlobalRoute { dgid: peer.1, sgid_index: 1, hop_limit: 64, flow_label: 0, traffic_class: 0 };
         attr.ah_attr = AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() };
-        type M = AttrMask;
-        let init = M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
-        let rtr = M::STATE
-            | M::AV
-            | M::PATH_MTU
-            | M::DEST_QPN
-            | M::RQ_PSN
-            | M::MAX_DEST_RD_ATOMIC
-            | M::MIN_RNR_TIMER;
-        let rts = M::STATE | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-        for (state, mask) in [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)] {
-            attr.qp_state = state;
+        let mut from = QpState::Reset;
+        for to in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            attr.qp_state = to;
+            let mask = required(from, to, QpType::Rc);
             self.shard.modify_qp(Instant::ZERO, 0, &attr, mask).expect("a legal transition");
+            from = to;
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use stack::id::QpState;
-use stack::proto::attr::{AttrMask, QpAttr};
+use stack::id::{QpState, QpType};
+use stack::proto::attr::QpAttr;
+use stack::proto::state::required;
 use stack::proto::status::{AsyncEvent, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::NakCode::{PsnSequenceError, RemoteAccessError};
 use stack::shard::counters::Counter;
@@ -295,21 +296,10 @@ fn packets_of_an_earlier_life() {
         let n = &mut s.world.nodes[node];
         n.to_init(now, ends[node].qp);
         let attr = QpAttr { qp_state: QpState::Rtr, rq_psn: 0x8_0000, ..n.attr_to(ends[node].qp, gid, qpn) };
-        let mask = AttrMask::STATE
-            | AttrMask::AV
-            | AttrMask::PATH_MTU
-            | AttrMask::DEST_QPN
-            | AttrMask::RQ_PSN
-            | AttrMask::MAX_DEST_RD_ATOMIC
-            | AttrMask::MIN_RNR_TIMER;
+        let mask = required(QpState::Init, QpState::Rtr, QpType::Rc);
         n.modify(now, ends[node].qp, &attr, mask).unwrap();
         let attr = QpAttr { qp_state: QpState::Rts, sq_psn: 0x8_0000, ..attr };
-        let mask = AttrMask::STATE
-            | AttrMask::TIMEOUT
-            | AttrMask::RETRY_CNT
-            | AttrMask::RNR_RETRY
-            | AttrMask::SQ_PSN
-            | AttrMask::MAX_QP_RD_ATOMIC;
+        let mask = required(QpState::Rtr, QpState::Rts, QpType::Rc);
         n.modify(now, ends[node].qp, &attr, mask).unwrap();
     }
     s.receives(B, 2);

@@ -1,6 +1,8 @@
 //! Attribute sets of the transitions that bring up a queue pair, ready for [`Qp::modify`](crate::Qp::modify).
 
-use stack::device::{Access, AhAttr, AttrMask, Gid, GlobalRoute, Mtu, Psn, QpAttr, QpState, Qpn};
+use stack::device::{
+    Access, AhAttr, AttrMask, Gid, GlobalRoute, Mtu, Psn, QpAttr, QpState, QpType, Qpn, required,
+};
 
 /// Just a state: for [`QpState::Reset`] and [`QpState::Err`], which take no attributes, and RTS to SQD and back.
 pub fn attr_to(state: QpState) -> (QpAttr, AttrMask) {
@@ -16,7 +18,7 @@ pub fn attr_init(access: Access) -> (QpAttr, AttrMask) {
         qp_access_flags: access.bits(),
         ..QpAttr::default()
     };
-    (attr, AttrMask::STATE | AttrMask::PORT | AttrMask::PKEY_INDEX | AttrMask::ACCESS_FLAGS)
+    (attr, required(QpState::Reset, QpState::Init, QpType::Rc))
 }
 
 /// INIT to RTR of an RC queue pair: the path to the peer, its queue pair and first PSN. READ and atomic depth and RNR
@@ -33,14 +35,7 @@ pub fn attr_rtr(dgid: Gid, sgid_index: u8, dest: Qpn, rq_psn: Psn, path_mtu: Mtu
         min_rnr_timer: 12,
         ..QpAttr::default()
     };
-    let mask = AttrMask::STATE
-        | AttrMask::AV
-        | AttrMask::PATH_MTU
-        | AttrMask::DEST_QPN
-        | AttrMask::RQ_PSN
-        | AttrMask::MAX_DEST_RD_ATOMIC
-        | AttrMask::MIN_RNR_TIMER;
-    (attr, mask)
+    (attr, required(QpState::Init, QpState::Rtr, QpType::Rc))
 }
 
 /// RTR to RTS of an RC queue pair: its first PSN. Timeout (14: 67 ms), retries (7), RNR retries (7: for ever) and READ
@@ -55,32 +50,26 @@ pub fn attr_rts(sq_psn: Psn) -> (QpAttr, AttrMask) {
         max_rd_atomic: 16,
         ..QpAttr::default()
     };
-    let mask = AttrMask::STATE
-        | AttrMask::SQ_PSN
-        | AttrMask::TIMEOUT
-        | AttrMask::RETRY_CNT
-        | AttrMask::RNR_RETRY
-        | AttrMask::MAX_QP_RD_ATOMIC;
-    (attr, mask)
+    (attr, required(QpState::Rtr, QpState::Rts, QpType::Rc))
 }
 
 /// INIT to RTR of a UC queue pair: the path to the peer, its queue pair and first PSN.
 pub fn attr_rtr_uc(dgid: Gid, sgid_index: u8, dest: Qpn, rq_psn: Psn, path_mtu: Mtu) -> (QpAttr, AttrMask) {
-    let (attr, mask) = attr_rtr(dgid, sgid_index, dest, rq_psn, path_mtu);
-    (attr, mask.difference(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER))
+    let (attr, _) = attr_rtr(dgid, sgid_index, dest, rq_psn, path_mtu);
+    (attr, required(QpState::Init, QpState::Rtr, QpType::Uc))
 }
 
 /// RTR to RTS of a UC queue pair: its first PSN.
 pub fn attr_rts_uc(sq_psn: Psn) -> (QpAttr, AttrMask) {
     let attr = QpAttr { qp_state: QpState::Rts, sq_psn: sq_psn.get(), ..QpAttr::default() };
-    (attr, AttrMask::STATE | AttrMask::SQ_PSN)
+    (attr, required(QpState::Rtr, QpState::Rts, QpType::Uc))
 }
 
 /// RESET to INIT of a UD queue pair: its Q_Key, on port 1, with the default partition key. To RTR then with
 /// [`attr_to`], and to RTS with [`attr_rts_ud`].
 pub fn attr_init_ud(qkey: u32) -> (QpAttr, AttrMask) {
     let attr = QpAttr { qp_state: QpState::Init, port_num: 1, pkey_index: 0, qkey, ..QpAttr::default() };
-    (attr, AttrMask::STATE | AttrMask::PORT | AttrMask::PKEY_INDEX | AttrMask::QKEY)
+    (attr, required(QpState::Reset, QpState::Init, QpType::Ud))
 }
 
 /// RTR to RTS of a UD queue pair: its first PSN, which nobody looks at.

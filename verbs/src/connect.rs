@@ -4,7 +4,7 @@ use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 
-use stack::device::{Access, AttrMask, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn};
+use stack::device::{Access, Gid, Mtu, Psn, QpAttr, QpState, Qpn, required};
 
 use crate::attr::{attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_uc, attr_rts_ud, attr_to};
 use crate::error::VerbsError;
@@ -108,8 +108,8 @@ impl Default for RcOptions {
 
 impl RcOptions {
     /// INIT to RTR: the path to `peer`, and what it may ask for.
-    pub(crate) fn rtr(&self, peer: &RcEndpoint, path_mtu: Mtu) -> (QpAttr, AttrMask) {
-        let (mut attr, mask) = attr_rtr(peer.gid, self.sgid_index, peer.qpn, peer.psn, path_mtu);
+    pub(crate) fn rtr(&self, peer: &RcEndpoint, path_mtu: Mtu) -> QpAttr {
+        let (mut attr, _) = attr_rtr(peer.gid, self.sgid_index, peer.qpn, peer.psn, path_mtu);
         attr.ah_attr.sl = self.sl;
         if let Some(grh) = &mut attr.ah_attr.grh {
             grh.hop_limit = self.hop_limit;
@@ -118,7 +118,7 @@ impl RcOptions {
         }
         attr.max_dest_rd_atomic = self.max_dest_rd_atomic;
         attr.min_rnr_timer = self.min_rnr_timer;
-        (attr, mask)
+        attr
     }
 }
 
@@ -151,14 +151,7 @@ impl Qp {
     /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
     pub fn connect_rc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
         self.init_connected(options)?;
-        let (mut attr, mut mask) = self.path_attr(peer, options);
-        attr.max_dest_rd_atomic = options.max_dest_rd_atomic;
-        attr.min_rnr_timer = options.min_rnr_timer;
-        if self.qp_type() == QpType::XrcIni {
-            // It answers nothing.
-            mask = mask.difference(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER);
-        }
-        self.modify(&attr, mask)?;
+        self.modify_to_rtr(peer, options)?;
 
         let (mut attr, mask) = attr_rts(self.first_psn());
         attr.timeout = options.timeout;
@@ -175,9 +168,7 @@ impl Qp {
     /// As [`connect_rc`](Self::connect_rc).
     pub fn connect_uc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
         self.init_connected(options)?;
-        let (attr, mask) = self.path_attr(peer, options);
-        let mask = mask.difference(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER);
-        self.modify(&attr, mask)?;
+        self.modify_to_rtr(peer, options)?;
         let (attr, mask) = attr_rts_uc(self.first_psn());
         self.modify(&attr, mask)
     }
@@ -189,11 +180,8 @@ impl Qp {
     /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].
     pub fn activate_ud(&self, qkey: u32) -> Result<(), VerbsError> {
         if self.starts_at()? == QpState::Reset {
-            let (attr, mut mask) = attr_init_ud(qkey);
-            if self.qp_type() == QpType::Gsi {
-                mask.remove(AttrMask::PORT);
-            }
-            self.modify(&attr, mask)?;
+            let (attr, _) = attr_init_ud(qkey);
+            self.modify(&attr, required(QpState::Reset, QpState::Init, self.qp_type()))?;
         }
         let (attr, mask) = attr_to(QpState::Rtr);
         self.modify(&attr, mask)?;
@@ -213,17 +201,9 @@ impl Qp {
         if self.starts_at()? == QpState::Reset { self.init_rc(options) } else { Ok(()) }
     }
 
-    /// The path to the peer, as INIT to RTR takes it.
-    fn path_attr(&self, peer: &RcEndpoint, options: &RcOptions) -> (QpAttr, AttrMask) {
-        let path_mtu = options.path_mtu.unwrap_or(self.port_path_mtu());
-        let (mut attr, mask) = attr_rtr(peer.gid, options.sgid_index, peer.qpn, peer.psn, path_mtu);
-        attr.ah_attr.sl = options.sl;
-        if let Some(grh) = &mut attr.ah_attr.grh {
-            grh.hop_limit = options.hop_limit;
-            grh.traffic_class = options.traffic_class;
-            grh.flow_label = options.flow_label;
-        }
-        (attr, mask)
+    fn modify_to_rtr(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
+        let attr = options.rtr(peer, options.path_mtu.unwrap_or(self.port_path_mtu()));
+        self.modify(&attr, required(QpState::Init, QpState::Rtr, self.qp_type()))
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use stack::device::{AttrMask, Psn, QpAttr, QpCore, QpState, Qpn, XrcdCore, XrcdInit};
+use stack::device::{AttrMask, Psn, QpAttr, QpCore, QpState, QpType, Qpn, XrcdCore, XrcdInit, required};
 
 use crate::attr::attr_init;
 use crate::connect::{RcEndpoint, RcOptions};
@@ -85,7 +85,7 @@ impl Xrcd {
     /// As there.
     pub fn accept_xrc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<Qpn, VerbsError> {
         let path_mtu = options.path_mtu.unwrap_or(self.core.device().port_attr().active_mtu);
-        let (attr, _) = options.rtr(peer, path_mtu);
+        let attr = options.rtr(peer, path_mtu);
         self.alloc_xrc_rcv_qp(&QpAttr { port_num: 1, qp_access_flags: options.access.bits(), ..attr })
     }
 
@@ -198,8 +198,8 @@ impl XrcTarget {
         let (attr, mask) = attr_init(options.access);
         self.modify(&attr, mask)?;
         let path_mtu = options.path_mtu.unwrap_or(self.core.device().port_attr().active_mtu);
-        let (attr, mask) = options.rtr(peer, path_mtu);
-        self.modify(&attr, mask)
+        let attr = options.rtr(peer, path_mtu);
+        self.modify(&attr, required(QpState::Init, QpState::Rtr, QpType::XrcTgt))
     }
     /// Gives this handle up; the last one destroys the queue pair.
     ///

@@ -1,15 +1,16 @@
 //! What connection management agreed on, as attributes of a queue pair.
 
 use crate::cm::{QpParams, Transport};
-use crate::id::QpState;
+use crate::id::{QpState, QpType};
 use crate::mem::Access;
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr};
+use crate::proto::state::required;
 
 /// Attributes that bring a queue pair of a connection from RESET to INIT. The peer's rights come with
 /// [`cm_rtr`], when the depths are known.
 pub fn cm_init() -> (QpAttr, AttrMask) {
     let attr = QpAttr { qp_state: QpState::Init, port_num: 1, ..QpAttr::default() };
-    (attr, AttrMask::STATE | AttrMask::PORT | AttrMask::PKEY_INDEX | AttrMask::ACCESS_FLAGS)
+    (attr, required(QpState::Reset, QpState::Init, QpType::Rc))
 }
 
 /// Attributes that bring a queue pair from INIT to RTR. `sgid_index` is that of `params.path.sgid`.
@@ -25,9 +26,11 @@ pub fn cm_rtr(params: &QpParams, sgid_index: u8) -> (QpAttr, AttrMask) {
         hop_limit: path.hop_limit,
         traffic_class: path.traffic_class,
     };
-    let reliable = params.transport == Transport::Rc;
     let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    access.set(Access::REMOTE_READ | Access::REMOTE_ATOMIC, reliable && params.remote_read());
+    access.set(
+        Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+        qp_type(params) == QpType::Rc && params.remote_read(),
+    );
     let attr = QpAttr {
         qp_state: QpState::Rtr,
         qp_access_flags: access.bits(),
@@ -39,14 +42,7 @@ pub fn cm_rtr(params: &QpParams, sgid_index: u8) -> (QpAttr, AttrMask) {
         min_rnr_timer: params.min_rnr_timer,
         ..QpAttr::default()
     };
-    let mut mask = AttrMask::STATE
-        | AttrMask::ACCESS_FLAGS
-        | AttrMask::AV
-        | AttrMask::PATH_MTU
-        | AttrMask::DEST_QPN
-        | AttrMask::RQ_PSN;
-    mask.set(AttrMask::MAX_DEST_RD_ATOMIC | AttrMask::MIN_RNR_TIMER, reliable);
-    (attr, mask)
+    (attr, required(QpState::Init, QpState::Rtr, qp_type(params)) | AttrMask::ACCESS_FLAGS)
 }
 
 /// Attributes that bring a queue pair from RTR to RTS.
@@ -60,17 +56,18 @@ pub fn cm_rts(params: &QpParams) -> (QpAttr, AttrMask) {
         max_rd_atomic: params.max_rd_atomic,
         ..QpAttr::default()
     };
-    let mut mask = AttrMask::STATE | AttrMask::SQ_PSN;
-    let of_rc = AttrMask::TIMEOUT | AttrMask::RETRY_CNT | AttrMask::RNR_RETRY | AttrMask::MAX_QP_RD_ATOMIC;
-    mask.set(of_rc, params.transport == Transport::Rc);
-    (attr, mask)
+    (attr, required(QpState::Rtr, QpState::Rts, qp_type(params)))
+}
+
+fn qp_type(params: &QpParams) -> QpType {
+    if params.transport == Transport::Rc { QpType::Rc } else { QpType::Uc }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cm::Path;
-    use crate::id::{Mtu, Psn, QpType, Qpn};
+    use crate::id::{Mtu, Psn, Qpn};
     use crate::proto::state::check_modify;
 
     // Each mask is one that modify lets pass; rights follow the depth.

@@ -88,7 +88,7 @@ pub use crate::mem::{Access, MemError, MwType, inc_rkey};
 pub use crate::port;
 pub use crate::proto::address::{self, GSI_QKEY, UdAddress};
 pub use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr, QpCap};
-pub use crate::proto::state::{ModifyError, state_name, type_name};
+pub use crate::proto::state::{ModifyError, required, state_name, type_name};
 pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 pub use crate::proto::vendor::VendorErr;
 pub use crate::proto::wqe::{self, Sge};

@@ -11,8 +11,9 @@ use super::Device;
 use super::claim::{lock, not_inside_turn};
 use super::error::DeviceError;
 use super::qp::{QpCore, QpInit, TargetOf};
-use crate::id::{QpState, Qpn};
+use crate::id::{QpState, QpType, Qpn};
 use crate::proto::attr::{AttrMask, QpAttr};
+use crate::proto::state::required;
 
 /// The domains of a device that have a name.
 #[derive(Debug, Default)]
@@ -154,15 +155,9 @@ impl XrcdCore {
     pub fn create_receiver(&self, attr: &QpAttr) -> Result<Qpn, DeviceError> {
         let target = TargetOf::Domain(self.domain.id);
         let qp = QpCore::new(self.device.clone(), None, &QpInit::target(None), Some(target))?;
-        let init = AttrMask::STATE | AttrMask::PKEY_INDEX | AttrMask::PORT | AttrMask::ACCESS_FLAGS;
+        let init = required(QpState::Reset, QpState::Init, QpType::XrcTgt);
         qp.modify(&QpAttr { qp_state: QpState::Init, ..*attr }, init)?;
-        let rtr = AttrMask::STATE
-            | AttrMask::AV
-            | AttrMask::PATH_MTU
-            | AttrMask::DEST_QPN
-            | AttrMask::RQ_PSN
-            | AttrMask::MAX_DEST_RD_ATOMIC
-            | AttrMask::MIN_RNR_TIMER;
+        let rtr = required(QpState::Init, QpState::Rtr, QpType::XrcTgt);
         qp.modify(&QpAttr { qp_state: QpState::Rtr, ..*attr }, rtr)?;
         let qpn = qp.qpn();
         let registered = HashSet::from([self.open]);

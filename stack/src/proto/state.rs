@@ -124,6 +124,11 @@ pub fn rule(from: QpState, to: QpState, ty: QpType) -> Option<Rule> {
     MODIFY[from as usize][to as usize][ty as usize]
 }
 
+/// What a transition has to be given, with `STATE` itself; just that where it is not legal.
+pub fn required(from: QpState, to: QpState, ty: QpType) -> AttrMask {
+    AttrMask::STATE | rule(from, to, ty).map_or(AttrMask::empty(), |rule| rule.required)
+}
+
 /// Upper-case name of a state, as in the specification.
 pub const fn state_name(state: QpState) -> &'static str {
     match state {

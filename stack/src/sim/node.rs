@@ -15,7 +15,7 @@ use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
 use crate::proto::address::{UD_EXT, UdAddress};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
-use crate::proto::state::{EINVAL, Gates, ModifyError, QP_ACCESS_FLAGS, rule};
+use crate::proto::state::{EINVAL, Gates, ModifyError, QP_ACCESS_FLAGS, required};
 use crate::proto::status::{AsyncEvent, SendFlags, WrOpcode};
 use crate::proto::wqe::{
     Cqe, Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn, recv_stride, send_stride,
@@ -723,8 +723,7 @@ impl Node {
 
     /// What the queue pair's type wants to be given on the way from one state to another.
     fn wanted(&self, qp: QpId, from: QpState, to: QpState) -> AttrMask {
-        let rule = rule(from, to, self.qp(qp).config.ty).expect("a transition that every type has");
-        rule.required | AttrMask::STATE
+        required(from, to, self.qp(qp).config.ty)
     }
 
     /// RESET → INIT.
