@@ -32,7 +32,8 @@ pub struct QpInitAttr<'a> {
     pub cap: QpCap,
     /// Every send request makes a completion.
     pub sq_sig_all: bool,
-    /// The shard that is to own the queue pair; the least loaded one where absent.
+    /// The shard that is to own the queue pair; where absent that of its thread domain ([`Td`](crate::Td)), or the least
+    /// loaded one.
     pub shard: Option<usize>,
     /// It gets no copy of what it sends to a multicast group that it is attached to itself.
     #[doc(alias = "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB")]
@@ -272,7 +273,7 @@ impl Qp {
         if mw.mw_type() != MwType::One {
             return Err(BindError::WindowType { call: "bind_mw", wanted: 1 }.into());
         }
-        if !self.core.pd().is_some_and(|pd| Arc::ptr_eq(pd, mw.pd_core())) {
+        if !self.core.pd().is_some_and(|pd| pd.is_same(mw.pd_core())) {
             return Err(BindError::OtherPd { what: "memory window" }.into());
         }
         mw.core().bind_next(|rkey| {

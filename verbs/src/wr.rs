@@ -209,7 +209,7 @@ impl<'a> SendWr<'a> {
     pub(crate) fn bind(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, BindError> {
         let MwBindInfo { mr, addr, length, access } = *info;
         let region = match mr {
-            Some(mr) if !Arc::ptr_eq(mr.pd_core(), mw.pd_core()) => {
+            Some(mr) if !mr.pd_core().is_same(mw.pd_core()) => {
                 return Err(BindError::OtherPd { what: "memory region" });
             }
             Some(mr) => mr.rkey(),
@@ -512,7 +512,7 @@ impl SendLimits {
             qp_type,
             datagram: matches!(qp_type, QpType::Ud | QpType::Gsi),
             xrc: qp_type == QpType::XrcIni,
-            pd: pd.map_or(0, |pd| Arc::as_ptr(pd).addr()),
+            pd: pd.map_or(0, |pd| Arc::as_ptr(pd.domain()).addr()),
         }
     }
 
@@ -529,8 +529,8 @@ impl SendLimits {
     fn check_address(&self, ah: Option<&Ah>) -> Result<(), PostErrorKind> {
         match ah {
             Some(_) if !self.datagram => Err(PostErrorKind::UnexpectedAddress { qp_type: self.qp_type }),
-            Some(ah) if Arc::as_ptr(ah.core().pd()).addr() != self.pd => Err(PostErrorKind::ForeignAh),
-            Some(_) => Ok(()),
+            Some(ah) if self.is_ours(ah.core().pd()) => Ok(()),
+            Some(_) => Err(PostErrorKind::ForeignAh),
             None => Err(PostErrorKind::NoAddress { qp_type: self.qp_type }),
         }
     }
@@ -552,6 +552,11 @@ impl SendLimits {
             (_, true) => XRC_EXT,
             _ => 0,
         }
+    }
+
+    #[inline]
+    fn is_ours(&self, pd: &Arc<PdCore>) -> bool {
+        Arc::as_ptr(pd).addr() == self.pd || Arc::as_ptr(pd.domain()).addr() == self.pd
     }
 
     #[cold]
