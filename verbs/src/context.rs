@@ -202,8 +202,8 @@ impl Context {
     /// Makes a completion queue, with events where [`CqInitAttr::channel`] says so.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], for a channel of another device, for a
-    /// `comp_vector` that does not exist; `EOPNOTSUPP` for fields that completions of RoCE do not have.
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], for a channel or parent domain of another device, for a
+    /// protection domain that is no parent domain, for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields that completions of RoCE do not have.
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, VerbsError> {
         let count = self.num_comp_vectors();
@@ -216,7 +216,8 @@ impl Context {
             return Err(VerbsError::NoSuchField(missing));
         }
         let channel = init.channel.map(CompChannel::core);
-        let init = CqInit { cqe: init.cqe, channel, context: init.cq_context };
+        let parent = init.parent_domain.map(Pd::core);
+        let init = CqInit { cqe: init.cqe, channel, context: init.cq_context, parent };
         Ok(Cq::new(self.device.create_cq(&init)?))
     }
 
@@ -333,6 +334,10 @@ impl Context {
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
         Device::close(self.device).map_err(|(e, device)| (e.into(), Self { device, cm: self.cm }))
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// Connection management of the device, started if need be.

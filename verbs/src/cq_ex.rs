@@ -8,6 +8,7 @@ use stack::device::{CqCore, CqTap, Qpn, WcFlags, WcOpcode, WcStatus};
 use crate::comp_channel::CompChannel;
 use crate::cq::fill;
 use crate::error::VerbsError;
+use crate::pd::Pd;
 use crate::wc::Wc;
 
 bitflags::bitflags! {
@@ -64,17 +65,32 @@ pub struct CqInitAttr<'a> {
     pub cq_context: u64,
     /// What completions must carry.
     pub wc_flags: CqWcFlags,
+    /// The parent domain that it is made in, which is in use as long as it lives; one with or without a thread domain.
+    pub parent_domain: Option<&'a Pd>,
 }
 
 impl<'a> CqInitAttr<'a> {
     /// A queue of at least `cqe` entries, without events.
     pub const fn new(cqe: u32) -> Self {
-        Self { cqe, channel: None, comp_vector: 0, cq_context: 0, wc_flags: CqWcFlags::empty() }
+        Self {
+            cqe,
+            channel: None,
+            comp_vector: 0,
+            cq_context: 0,
+            wc_flags: CqWcFlags::empty(),
+            parent_domain: None,
+        }
     }
     /// With events, which go to `channel`.
     #[must_use]
     pub const fn channel(mut self, channel: &'a CompChannel) -> Self {
         self.channel = Some(channel);
+        self
+    }
+    /// In this parent domain.
+    #[must_use]
+    pub const fn parent_domain(mut self, parent_domain: &'a Pd) -> Self {
+        self.parent_domain = Some(parent_domain);
         self
     }
     /// With a number that its events carry.

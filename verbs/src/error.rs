@@ -1,6 +1,10 @@
 //! What can go wrong, as types; and the error number that a C program would see for each.
 
-use stack::device::{DeviceError, MemError, OpenError, QpState, QpType, WrOpcode, state_name, type_name};
+use stack::device::{
+    DeviceError, MemError, OpenError, QpState, QpType, SendFlags, WrOpcode, state_name, type_name,
+};
+
+use crate::wr_ex::SendOpsFlags;
 
 /// Error numbers of Linux (errno(3)), as far as verbs returns them.
 pub mod errno {
@@ -123,35 +127,19 @@ pub enum VerbsError {
     /// A work request of a call that posts one was not taken.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// The call is for memory windows of the other type.
-    #[error("{call} is for memory windows of type {wanted}")]
-    WindowType {
-        /// The call.
-        call: &'static str,
-        /// The type it is for.
-        wanted: u8,
-    },
-    /// A key that does not belong to the object, whatever its low 8 bits are.
-    #[error("key {given:#010x} is not one of {own:#010x}, of which only the low 8 bits may be chosen")]
-    ForeignKey {
-        /// The key given.
-        given: u32,
-        /// The object's key.
-        own: u32,
-    },
-    /// A bind without a memory region, of some bytes.
-    #[error("a bind of {length} bytes at {addr:#x} names no memory region; name one, or unbind with neither")]
-    NoRegion {
-        /// First byte.
-        addr: u64,
-        /// Bytes.
-        length: u64,
-    },
-    /// Objects of different protection domains.
-    #[error("the {what} belongs to another protection domain; use one of the same")]
-    OtherPd {
-        /// The object.
-        what: &'static str,
+    /// A memory window cannot be bound so.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Operations that the type of queue pair does not have.
+    #[error(
+        "send_ops_flags: a queue pair of type {} has no {flags:?}; ask for operations that it has",
+        type_name(*.qp_type)
+    )]
+    SendOps {
+        /// Those of the operations asked for that it does not have.
+        flags: SendOpsFlags,
+        /// The queue pair's type.
+        qp_type: QpType,
     },
     /// A call of connection management.
     #[error(transparent)]
@@ -187,18 +175,61 @@ impl VerbsError {
             | Self::ReadOnly
             | Self::WrongState { .. }
             | Self::NoNetworkHeader { .. }
-            | Self::WindowType { .. }
-            | Self::ForeignKey { .. }
-            | Self::NoRegion { .. }
             | Self::NoSuchIndex { .. }
             | Self::NoSuchPkey { .. } => EINVAL,
             Self::BadAddress { .. } => EFAULT,
             Self::NoMemory { .. } => ENOMEM,
             Self::Split { .. } => EBUSY,
-            Self::NoSuchField(_) => EOPNOTSUPP,
-            Self::OtherPd { .. } => EPERM,
+            Self::NoSuchField(_) | Self::SendOps { .. } => EOPNOTSUPP,
+            Self::Bind(e) => e.errno(),
             Self::Post(e) => e.errno(),
             Self::Cm(e) => e.errno(),
+        }
+    }
+}
+
+/// Why a memory window cannot be bound, as far as it can be told before its turn comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The call is for memory windows of the other type.
+    #[error("{call} is for memory windows of type {wanted}")]
+    WindowType {
+        /// The call.
+        call: &'static str,
+        /// The type it is for.
+        wanted: u8,
+    },
+    /// A key that does not belong to the window, whatever its low 8 bits are.
+    #[error("key {given:#010x} is not one of {own:#010x}, of which only the low 8 bits may be chosen")]
+    ForeignKey {
+        /// The key given.
+        given: u32,
+        /// The window's key.
+        own: u32,
+    },
+    /// Some bytes, and no memory region.
+    #[error("a bind of {length} bytes at {addr:#x} names no memory region; name one, or unbind with neither")]
+    NoRegion {
+        /// First byte.
+        addr: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Objects of different protection domains.
+    #[error("the {what} belongs to another protection domain; use one of the same")]
+    OtherPd {
+        /// The object.
+        what: &'static str,
+    },
+}
+
+impl BindError {
+    /// The error number of the C API, from [`errno`].
+    pub const fn errno(&self) -> i32 {
+        match self {
+            Self::WindowType { .. } | Self::ForeignKey { .. } | Self::NoRegion { .. } => EINVAL,
+            Self::OtherPd { .. } => EPERM,
         }
     }
 }
@@ -254,6 +285,7 @@ impl PostError {
         match self.kind {
             PostErrorKind::Full { .. } => ENOMEM,
             PostErrorKind::Split => EBUSY,
+            PostErrorKind::Bind(e) => e.errno(),
             _ => EINVAL,
         }
     }
@@ -308,6 +340,21 @@ pub enum PostErrorKind {
     /// A FLUSH that names no placement.
     #[error("a flush needs a placement: FlushPlacement::GLOBAL, PERSISTENT or both")]
     NoPlacement,
+    /// A memory window cannot be bound so.
+    #[error(transparent)]
+    Bind(BindError),
+    /// Data on an operation that has none.
+    #[error("{0} takes no data; leave the setter out")]
+    NoData(WrOpcode),
+    /// A setter before any request.
+    #[error("{0} came before any request; call it after the one it is for")]
+    NoRequest(&'static str),
+    /// Flags that a request of the extended interface cannot have.
+    #[error("wr_flags {0:?} do not exist here; allowed are FENCE, SIGNALED and SOLICITED")]
+    Flags(SendFlags),
+    /// An operation that the queue pair was not made for.
+    #[error("{0} is not among the send_ops_flags that the queue pair was made with; ask for it there")]
+    NotAskedFor(WrOpcode),
     /// A message of more than 2^31 bytes (IBA 9.7.7).
     #[error("a message of {0} bytes; 2147483648 is the longest")]
     TooLong(u64),

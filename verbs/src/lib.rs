@@ -58,12 +58,14 @@ pub mod error;
 mod mcast;
 mod mr;
 mod mw;
+mod parent_domain;
 mod pd;
 mod qp;
 pub mod rdma_cm;
 mod srq;
 mod wc;
 mod wr;
+mod wr_ex;
 mod xrcd;
 
 pub use ah::{Ah, GRH_LEN, ah_attr_to};
@@ -76,14 +78,16 @@ pub use cq::{Cq, CqPoller};
 pub use cq_ex::{CqExPoll, CqInitAttr, CqWcFlags};
 pub use device_info::DeviceInfo;
 pub use drain::Drain;
-pub use error::{PostError, PostErrorKind, VerbsError};
+pub use error::{BindError, PostError, PostErrorKind, VerbsError};
 pub use mr::{Mr, Rereg};
 pub use mw::{Mw, MwBind, MwBindInfo};
+pub use parent_domain::{ParentDomainInitAttr, Td};
 pub use pd::Pd;
 pub use qp::{Qp, QpInitAttr, RecvQueue, SendQueue};
 pub use srq::{Srq, SrqInitAttr};
 pub use wc::Wc;
 pub use wr::{FlushLevel, FlushPlacement, RecvWr, SendWr};
+pub use wr_ex::{SendOpsFlags, WrPost};
 pub use xrcd::{XrcTarget, Xrcd, XrcdInitAttr};
 
 pub use stack::device::{

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use stack::device::{Access, MwCore, MwType, PdCore, SendFlags};
 
-use crate::error::VerbsError;
+use crate::error::{BindError, VerbsError};
 use crate::mr::Mr;
 
 /// A memory window (`struct ibv_mw`): a key that grants part of a memory region for a while, given and taken away
@@ -93,6 +93,6 @@ impl Mw {
 }
 
 /// Whether two keys differ in their low 8 bits at most.
-pub(crate) fn own_key(given: u32, own: u32) -> Result<(), VerbsError> {
-    if given >> 8 == own >> 8 { Ok(()) } else { Err(VerbsError::ForeignKey { given, own }) }
+pub(crate) fn own_key(given: u32, own: u32) -> Result<(), BindError> {
+    if given >> 8 == own >> 8 { Ok(()) } else { Err(BindError::ForeignKey { given, own }) }
 }

@@ -12,7 +12,8 @@ use crate::qp::{Qp, QpInitAttr};
 use crate::srq::{Srq, SrqInitAttr};
 use crate::xrcd::Xrcd;
 
-/// A protection domain (`struct ibv_pd`): queue pairs and memory regions work together only within one.
+/// A protection domain (`struct ibv_pd`): queue pairs and memory regions work together only within one. It may be a
+/// parent domain ([`Context::alloc_parent_domain`](crate::Context::alloc_parent_domain)).
 #[derive(Debug)]
 #[doc(alias = "ibv_pd")]
 pub struct Pd {
@@ -109,7 +110,8 @@ impl Pd {
     /// Frees the protection domain.
     ///
     /// # Errors
-    /// `EBUSY` while it has queue pairs, shared receive queues, memory regions or windows; it comes back with the error.
+    /// `EBUSY` while it has queue pairs, shared receive queues, memory regions or windows, address handles or parent domains,
+    /// a parent domain also while it has completion queues; it comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         PdCore::dealloc(self.core).map_err(|(e, core)| (e.into(), Self { core }))

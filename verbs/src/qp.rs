@@ -9,10 +9,11 @@ use stack::device::{
 };
 
 use crate::cq::Cq;
-use crate::error::{PostError, PostErrorKind, VerbsError};
+use crate::error::{BindError, PostError, PostErrorKind, VerbsError};
 use crate::mw::{Mw, MwBind};
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr};
+use crate::wr_ex::{Ring, SendOpsFlags, WrPost};
 
 /// What a queue pair is to be (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +32,14 @@ pub struct QpInitAttr<'a> {
     pub cap: QpCap,
     /// Every send request makes a completion.
     pub sq_sig_all: bool,
-    /// The shard that is to own the queue pair; the least loaded one where absent.
+    /// The shard that is to own the queue pair; where absent that of its thread domain ([`Td`](crate::Td)), or the least
+    /// loaded one.
     pub shard: Option<usize>,
     /// It gets no copy of what it sends to a multicast group that it is attached to itself.
     #[doc(alias = "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB")]
     pub block_self_mcast_lb: bool,
+    /// Operations that are going to be posted by [`Qp::wr_start`], and no others; those of its type where absent.
+    pub send_ops_flags: Option<SendOpsFlags>,
 }
 
 impl<'a> QpInitAttr<'a> {
@@ -73,6 +77,7 @@ impl<'a> QpInitAttr<'a> {
             sq_sig_all: false,
             shard: None,
             block_self_mcast_lb: false,
+            send_ops_flags: None,
         }
     }
     /// With these sizes.
@@ -99,6 +104,12 @@ impl<'a> QpInitAttr<'a> {
         self.block_self_mcast_lb = true;
         self
     }
+    /// For these operations by [`Qp::wr_start`], and no others.
+    #[must_use]
+    pub const fn send_ops_flags(mut self, flags: SendOpsFlags) -> Self {
+        self.send_ops_flags = Some(flags);
+        self
+    }
     /// On this shard.
     #[must_use]
     pub const fn on_shard(mut self, shard: usize) -> Self {
@@ -115,10 +126,14 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
+    send_ops: Option<SendOpsFlags>,
 }
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<PdCore>, init: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+        if let Some(flags) = init.send_ops_flags {
+            flags.check(init.qp_type)?;
+        }
         let core = pd.create_qp(&QpInit {
             qp_type: init.qp_type,
             send_cq: Some(init.send_cq.core()),
@@ -131,7 +146,8 @@ impl Qp {
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
         let srq = init.srq.map(Srq::again);
-        Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq), srq })
+        let send_ops = init.send_ops_flags;
+        Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq), srq, send_ops })
     }
 
     /// Its number.
@@ -206,6 +222,7 @@ impl Qp {
             sq_sig_all: self.core.sq_sig_all(),
             shard: Some(self.shard()),
             block_self_mcast_lb: self.core.block_self_mcast_lb(),
+            send_ops_flags: self.send_ops,
         };
         Ok((self.core.query()?, init))
     }
@@ -222,6 +239,13 @@ impl Qp {
             Some(ring) => post_send(&self.core, ring, &self.send_limits(), wrs),
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
+    }
+
+    /// Begins a list of send requests that are posted together: see [`WrPost`]. Until the guard is gone, other posts to the
+    /// send queue wait; so a thread that holds it must not post otherwise.
+    #[doc(alias = "ibv_wr_start")]
+    pub fn wr_start(&self) -> WrPost<'_> {
+        WrPost::new(&self.core, Ring::Locked(self.core.sq()), self.send_limits(), self.send_ops)
     }
 
     /// Posts a list of receive requests, in order.
@@ -247,10 +271,10 @@ impl Qp {
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_mw(&self, mw: &Mw, bind: &MwBind<'_>) -> Result<u32, VerbsError> {
         if mw.mw_type() != MwType::One {
-            return Err(VerbsError::WindowType { call: "bind_mw", wanted: 1 });
+            return Err(BindError::WindowType { call: "bind_mw", wanted: 1 }.into());
         }
-        if !self.core.pd().is_some_and(|pd| Arc::ptr_eq(pd, mw.pd_core())) {
-            return Err(VerbsError::OtherPd { what: "memory window" });
+        if !self.core.pd().is_some_and(|pd| pd.is_same(mw.pd_core())) {
+            return Err(BindError::OtherPd { what: "memory window" }.into());
         }
         mw.core().bind_next(|rkey| {
             let wr = SendWr::bind(bind.wr_id, mw, rkey, &bind.bind_info)?.with(bind.send_flags);
@@ -273,7 +297,8 @@ impl Qp {
         if sq.is_none() || (rq.is_none() && has_rq) {
             return Err(VerbsError::Split { what: "queue pair" });
         }
-        let send = SendQueue { ring: sq.take(), limits: self.send_limits(), core: self.core.clone() };
+        let (limits, send_ops) = (self.send_limits(), self.send_ops);
+        let send = SendQueue { ring: sq.take(), limits, send_ops, core: self.core.clone() };
         let max_sge = self.core.cap().max_recv_sge;
         let recv = RecvQueue { ring: rq.take(), max_sge, core: self.core.clone() };
         Ok((send, recv))
@@ -287,8 +312,8 @@ impl Qp {
     /// event of it was fetched and not acknowledged, `EDEADLK` from inside a turn; it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
-        let Self { core, send_cq, recv_cq, srq } = self;
-        QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq }))
+        let Self { core, send_cq, recv_cq, srq, send_ops } = self;
+        QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, send_ops }))
     }
 
     /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
@@ -298,9 +323,9 @@ impl Qp {
     /// As `destroy`.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
-        let Self { core, send_cq, recv_cq, srq } = self;
+        let Self { core, send_cq, recv_cq, srq, send_ops } = self;
         QpCore::destroy_wait(core, timeout)
-            .map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq }))
+            .map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, send_ops }))
     }
 }
 
@@ -310,6 +335,7 @@ pub struct SendQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
     limits: SendLimits,
+    send_ops: Option<SendOpsFlags>,
     core: Arc<QpCore>,
 }
 
@@ -325,6 +351,11 @@ impl SendQueue {
             Some(ring) => post_send(&self.core, ring, &self.limits, wrs),
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
+    }
+    /// As [`Qp::wr_start`], without a lock.
+    #[doc(alias = "ibv_wr_start")]
+    pub fn wr_start(&mut self) -> WrPost<'_> {
+        WrPost::new(&self.core, Ring::Own(self.ring.as_mut()), self.limits, self.send_ops)
     }
     /// A hint that [`post_send`](Self::post_send) is going to be called: asks for the memory that it touches, and
     /// does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next few, then

@@ -8,7 +8,7 @@ use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn}
 use stack::device::{Access, MwType, PdCore, QpType, Qpn, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
-use crate::error::{PostErrorKind, VerbsError};
+use crate::error::{BindError, PostErrorKind, VerbsError};
 use crate::mr::Mr;
 use crate::mw::{Mw, MwBindInfo, own_key};
 
@@ -151,7 +151,8 @@ impl<'a> SendWr<'a> {
     }
 
     /// ATOMIC WRITE (IBA A19): 8 bytes into the peer's memory at `remote_addr`, a multiple of 8, in one step, behind
-    /// everything that this queue pair wrote before. The bytes are a list of 8, or [`inline`](Self::inline).
+    /// everything that this queue pair wrote before. The bytes are a list of 8, or [`inline`](Self::inline), which these 8
+    /// may be whatever the queue's `max_inline_data` is.
     #[inline]
     #[doc(alias = "ibv_wr_atomic_write")]
     pub const fn atomic_write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
@@ -191,20 +192,28 @@ impl<'a> SendWr<'a> {
     /// protection domain.
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind_mw(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, VerbsError> {
+        Ok(Self::bind_type_2(wr_id, mw, rkey, info)?)
+    }
+    pub(crate) fn bind_type_2(
+        wr_id: u64,
+        mw: &Mw,
+        rkey: u32,
+        info: &MwBindInfo<'_>,
+    ) -> Result<Self, BindError> {
         if mw.mw_type() != MwType::Two {
-            return Err(VerbsError::WindowType { call: "a BIND_MW request", wanted: 2 });
+            return Err(BindError::WindowType { call: "a BIND_MW request", wanted: 2 });
         }
         own_key(rkey, mw.rkey())?;
         Self::bind(wr_id, mw, rkey, info)
     }
-    pub(crate) fn bind(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, VerbsError> {
+    pub(crate) fn bind(wr_id: u64, mw: &Mw, rkey: u32, info: &MwBindInfo<'_>) -> Result<Self, BindError> {
         let MwBindInfo { mr, addr, length, access } = *info;
         let region = match mr {
-            Some(mr) if !Arc::ptr_eq(mr.pd_core(), mw.pd_core()) => {
-                return Err(VerbsError::OtherPd { what: "memory region" });
+            Some(mr) if !mr.pd_core().is_same(mw.pd_core()) => {
+                return Err(BindError::OtherPd { what: "memory region" });
             }
             Some(mr) => mr.rkey(),
-            None if (addr, length) != (0, 0) => return Err(VerbsError::NoRegion { addr, length }),
+            None if (addr, length) != (0, 0) => return Err(BindError::NoRegion { addr, length }),
             None => 0,
         };
         let mut wr = Self::new(wr_id, WrOpcode::BindMw, &[]).at(addr, rkey);
@@ -267,12 +276,33 @@ impl<'a> SendWr<'a> {
         self.inline = data;
         self.flag(SendFlags::INLINE)
     }
+    /// With these flags beside those that it has.
+    #[inline]
+    pub(crate) const fn with_flags(self, flags: SendFlags) -> Self {
+        self.flag(flags)
+    }
+    /// Whether its data is inline, where somebody else puts the data into the slot.
+    #[inline]
+    pub(crate) const fn with_inline(mut self, inline: bool) -> Self {
+        self.flags = self.flags.difference(SendFlags::INLINE);
+        if inline { self.flag(SendFlags::INLINE) } else { self }
+    }
+    #[inline]
+    pub(crate) const fn is_inline(&self) -> bool {
+        self.flags.contains(SendFlags::INLINE)
+    }
+    /// Whether the operation has data.
+    #[inline]
+    pub(crate) const fn takes_data(&self) -> bool {
+        (LOCAL | bit(WrOpcode::Flush)) & bit(self.opcode) == 0
+    }
     /// With the flags of an [`MwBind`](crate::MwBind): only those that a bind has.
     pub(crate) const fn with(self, flags: SendFlags) -> Self {
         self.flag(flags.intersection(SendFlags::SIGNALED.union(SendFlags::FENCE)))
     }
     /// Into the XRC shared receive queue of this number at the peer ([`Srq::srq_num`](crate::Srq::srq_num)), 24 bits.
-    /// Every request on an XRC initiator needs it, and no other takes it: the queue's protection domain, and its
+    /// Every request on an XRC initiator needs it, but for operations on our own keys, and none on another queue pair
+    /// takes it: the queue's protection domain, and its
     /// completion queue, are those of the request at the peer.
     #[inline]
     #[must_use]
@@ -306,34 +336,47 @@ impl<'a> SendWr<'a> {
     /// Every check that a post makes on the request itself; the message's length in bytes.
     #[inline]
     pub(crate) fn check(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
+        self.check_head(limits)?;
+        if self.flags.contains(SendFlags::INLINE) {
+            return self.check_inline(limits, self.inline.len());
+        }
+        limits.check_sges(self.sges.len())?;
+        self.check_length(self.sges.iter().map(|s| u64::from(s.length)).sum())
+    }
+
+    /// What a post checks of all but the data: the operation, and that it names its destination as the type asks.
+    #[inline]
+    pub(crate) fn check_head(&self, limits: &SendLimits) -> Result<(), PostErrorKind> {
         if limits.opcodes & bit(self.opcode) == 0 {
             return Err(limits.wrong_opcode(self.opcode));
         }
         if self.ah.is_some() || limits.datagram {
             limits.check_address(self.ah)?;
         }
-        if self.remote_srqn.is_some() || limits.xrc {
+        if self.remote_srqn.is_some() || (limits.xrc && LOCAL & bit(self.opcode) == 0) {
             limits.check_srqn(self.remote_srqn)?;
         }
-        if self.flags.contains(SendFlags::INLINE) {
-            if INLINE_OPCODES & bit(self.opcode) == 0 {
-                return Err(PostErrorKind::InlineNotAllowed(self.opcode));
-            }
-            if self.inline.len() > limits.max_inline as usize {
-                return Err(PostErrorKind::InlineTooLong {
-                    given: self.inline.len(),
-                    max: limits.max_inline,
-                });
-            }
-            if self.opcode == WrOpcode::AtomicWrite {
-                self.check_atomic(self.inline.len() as u64)?;
-            }
-            return Ok(self.inline.len() as u32);
+        Ok(())
+    }
+
+    /// What a post checks of inline data; its length.
+    #[inline]
+    pub(crate) fn check_inline(&self, limits: &SendLimits, given: usize) -> Result<u32, PostErrorKind> {
+        if INLINE_OPCODES & bit(self.opcode) == 0 {
+            return Err(PostErrorKind::InlineNotAllowed(self.opcode));
         }
-        if self.sges.len() > limits.max_sge as usize {
-            return Err(PostErrorKind::TooManySge { given: self.sges.len(), max: limits.max_sge });
+        // Its 8 bytes fit any slot.
+        if self.opcode == WrOpcode::AtomicWrite {
+            self.check_atomic(given as u64)?;
+        } else if given > limits.max_inline as usize {
+            return Err(PostErrorKind::InlineTooLong { given, max: limits.max_inline });
         }
-        let length: u64 = self.sges.iter().map(|s| u64::from(s.length)).sum();
+        Ok(given as u32)
+    }
+
+    /// What a post checks of the length of a list; that length.
+    #[inline]
+    pub(crate) fn check_length(&self, length: u64) -> Result<u32, PostErrorKind> {
         if length > MESSAGE_MAX {
             return Err(PostErrorKind::TooLong(length));
         }
@@ -368,6 +411,24 @@ impl<'a> SendWr<'a> {
     /// Writes the request into a slot.
     #[inline]
     pub(crate) fn encode(&self, slot: &mut [Granule], length: u32, epoch: u32, sig_all: bool) {
+        let body = self.encode_head(slot, length, self.sges.len(), epoch, sig_all);
+        if self.flags.contains(SendFlags::INLINE) {
+            body[..self.inline.len()].copy_from_slice(self.inline);
+        } else {
+            put_sges(body, self.sges);
+        }
+    }
+
+    /// Writes all but the data, which `num_sge` elements name, into a slot; returns where the data goes.
+    #[inline]
+    pub(crate) fn encode_head<'s>(
+        &self,
+        slot: &'s mut [Granule],
+        length: u32,
+        num_sge: usize,
+        epoch: u32,
+        sig_all: bool,
+    ) -> &'s mut [u8] {
         let mut flags = self.flags;
         flags.set(SendFlags::SIGNALED, sig_all || flags.contains(SendFlags::SIGNALED));
         let mut wqe = SendWqe::new(self.wr_id, self.opcode, flags);
@@ -375,10 +436,10 @@ impl<'a> SendWr<'a> {
         wqe.rkey = self.rkey;
         wqe.length = length;
         wqe.epoch = epoch;
-        wqe.num_sge = self.sges.len() as u8;
+        wqe.num_sge = num_sge as u8;
         wqe.arg0 = self.arg0;
         wqe.arg1 = self.arg1;
-        let body = match (self.ah, self.remote_srqn) {
+        match (self.ah, self.remote_srqn) {
             (None, None) => wqe.put(slot),
             (Some(ah), _) => {
                 wqe.ext = UD_EXT as u8;
@@ -388,11 +449,6 @@ impl<'a> SendWr<'a> {
                 wqe.ext = XRC_EXT as u8;
                 put_srqn(wqe.put(slot), srqn)
             }
-        };
-        if flags.contains(SendFlags::INLINE) {
-            body[..self.inline.len()].copy_from_slice(self.inline);
-        } else {
-            put_sges(body, self.sges);
         }
     }
 }
@@ -426,6 +482,11 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
     }
 }
 
+/// Whether a type of queue pair has an operation.
+pub(crate) const fn has_opcode(qp_type: QpType, opcode: WrOpcode) -> bool {
+    opcodes_of(qp_type) & bit(opcode) != 0
+}
+
 /// What a send queue accepts, worked out once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
@@ -451,7 +512,7 @@ impl SendLimits {
             qp_type,
             datagram: matches!(qp_type, QpType::Ud | QpType::Gsi),
             xrc: qp_type == QpType::XrcIni,
-            pd: pd.map_or(0, |pd| Arc::as_ptr(pd).addr()),
+            pd: pd.map_or(0, |pd| Arc::as_ptr(pd.domain()).addr()),
         }
     }
 
@@ -468,10 +529,34 @@ impl SendLimits {
     fn check_address(&self, ah: Option<&Ah>) -> Result<(), PostErrorKind> {
         match ah {
             Some(_) if !self.datagram => Err(PostErrorKind::UnexpectedAddress { qp_type: self.qp_type }),
-            Some(ah) if Arc::as_ptr(ah.core().pd()).addr() != self.pd => Err(PostErrorKind::ForeignAh),
-            Some(_) => Ok(()),
+            Some(ah) if self.is_ours(ah.core().pd()) => Ok(()),
+            Some(_) => Err(PostErrorKind::ForeignAh),
             None => Err(PostErrorKind::NoAddress { qp_type: self.qp_type }),
         }
+    }
+
+    /// Whether a list may have so many elements.
+    #[inline]
+    pub(crate) fn check_sges(&self, given: usize) -> Result<(), PostErrorKind> {
+        if given > self.max_sge as usize {
+            return Err(PostErrorKind::TooManySge { given, max: self.max_sge });
+        }
+        Ok(())
+    }
+
+    /// Granules of the address block in a request that has data.
+    #[inline]
+    pub(crate) fn ext(&self) -> usize {
+        match (self.datagram, self.xrc) {
+            (true, _) => UD_EXT,
+            (_, true) => XRC_EXT,
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn is_ours(&self, pd: &Arc<PdCore>) -> bool {
+        Arc::as_ptr(pd).addr() == self.pd || Arc::as_ptr(pd.domain()).addr() == self.pd
     }
 
     #[cold]

@@ -4,12 +4,13 @@ mod common;
 
 use std::sync::{Arc, Mutex, Weak};
 
+use common::hooked::Inside;
 use common::{Pair, all_rights, device, embedded, options};
 use verbs::error::errno::{EBUSY, EDEADLK, EINVAL, ENODEV, EOPNOTSUPP};
-use verbs::port::{Frame, Port, PortInfo, PortQueue, PortSpec, PortStats, RxBurst, TxBurst};
+use verbs::port::PortSpec;
 use verbs::{
-    Access, AttrMask, Context, DeviceConfig, DeviceError, Drive, Mac, QpAttr, QpCap, QpInitAttr, QpState,
-    QpType, VerbsError, attr_to, limits,
+    Access, AttrMask, Context, DeviceConfig, DeviceError, Drive, QpAttr, QpCap, QpInitAttr, QpState, QpType,
+    VerbsError, attr_to, limits,
 };
 
 /// That a call is refused with this number, and with a text that has these words.
@@ -165,52 +166,10 @@ fn busy() {
     drop((handles, b, mr, cq_b));
 }
 
-/// A port whose queue calls back into whoever listens, from inside the turn.
-struct Echo {
-    info: PortInfo,
-    inside: Arc<Inside>,
-}
-type Inside = Mutex<Option<Box<dyn FnOnce() + Send>>>;
-struct EchoQueue(Arc<Inside>);
-
-impl Port for Echo {
-    fn info(&self) -> &PortInfo {
-        &self.info
-    }
-    fn take_queue(&self, _: usize) -> Option<Box<dyn PortQueue>> {
-        Some(Box::new(EchoQueue(self.inside.clone())))
-    }
-    fn link_up(&self) -> bool {
-        true
-    }
-    fn stats(&self) -> PortStats {
-        PortStats::default()
-    }
-}
-impl PortQueue for EchoQueue {
-    fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
-        let call = self.0.lock().unwrap().take();
-        if let Some(call) = call {
-            call();
-        }
-        0
-    }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        let n = frames.len();
-        frames.clear();
-        n
-    }
-    fn alloc(&mut self) -> Option<Frame> {
-        Some(Frame::from_vec(vec![0; 5000]))
-    }
-}
-
 #[test]
 fn control_calls_from_inside_a_turn() {
-    let inside: Arc<Inside> = Arc::default();
-    let info = PortInfo { name: "echo".into(), mac: Mac([2, 0, 0, 0, 0, 9]), mtu: 4200, queues: 1 };
-    let port: Box<dyn Port> = Box::new(Echo { info, inside: inside.clone() });
-    let context = Arc::new(Context::open(DeviceConfig::new(port).drive(Drive::Embedded)).unwrap());
+    let inside = Inside::default();
+    let context = Arc::new(Context::open(DeviceConfig::new(inside.port()).drive(Drive::Embedded)).unwrap());
     let pd = Arc::new(context.alloc_pd().unwrap());
     let cq = context.create_cq(1).unwrap();
     let qp = Arc::new(pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap());
@@ -247,7 +206,7 @@ fn control_calls_from_inside_a_turn() {
         refused(weak_pd.upgrade().unwrap().create_qp(&QpInitAttr::rc(&cq, &cq)), EDEADLK, &["inside a turn"]);
         *flag.lock().unwrap() = true;
     };
-    *inside.lock().unwrap() = Some(Box::new(call));
+    inside.next(call);
     context.reactor(0).unwrap().poll_once();
     assert!(*ran.lock().unwrap());
     let (attr, mask) = attr_to(QpState::Err);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::PATIENCE;
-use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortSpec, PortStats, RxBurst, TxBurst, pair};
+use common::hooked::{Burst, Hooked};
+use verbs::port::{Port, PortSpec, pair};
 use verbs::{
     AsyncEvent, Context, DeviceConfig, Drive, EventElement, Gid, PortState, QpInitAttr, QpState, RcOptions,
     RecvWr, SendWr, Wc, error::errno,
@@ -124,45 +125,12 @@ fn s39_addresses_come_and_go() {
 }
 
 /// A port that breaks when it is told to: its next burst panics, once, as a driver does that is out of its mind.
-struct Breakable(Box<dyn Port>, Arc<AtomicBool>);
-
-impl Port for Breakable {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        Some(Box::new(Breaking(self.0.take_queue(index)?, self.1.clone())))
-    }
-    fn start(&self) -> Result<(), PortError> {
-        self.0.start()
-    }
-    fn link_up(&self) -> bool {
-        self.0.link_up()
-    }
-    fn maintain(&self) {
-        self.0.maintain();
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
-    }
-}
-
-struct Breaking(Box<dyn PortQueue>, Arc<AtomicBool>);
-
-impl PortQueue for Breaking {
-    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        assert!(!self.1.swap(false, Ordering::AcqRel), "the port broke");
-        self.0.rx_burst(out)
-    }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        self.0.tx_burst(frames)
-    }
-    fn alloc(&mut self) -> Option<Frame> {
-        self.0.alloc()
-    }
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        self.0.recycle(frames);
-    }
+fn breakable(port: Box<dyn Port>, broken: &Arc<AtomicBool>) -> Box<dyn Port> {
+    let broken = broken.clone();
+    Hooked::around(port, move |burst| {
+        assert!(!matches!(burst, Burst::Rx) || !broken.swap(false, Ordering::AcqRel), "the port broke");
+        true
+    })
 }
 
 // A thread of the device that dies says so: nobody turns its shards any more.
@@ -170,7 +138,7 @@ impl PortQueue for Breaking {
 fn s39_a_device_whose_thread_dies_says_so() {
     let (a, _b) = pair(1);
     let broken = Arc::new(AtomicBool::new(false));
-    let port: Box<dyn Port> = Box::new(Breakable(a, broken.clone()));
+    let port = breakable(a, &broken);
     let config = DeviceConfig::new(port).addr([192, 0, 2, 1], 24).drive(Drive::Dedicated { cores: vec![] });
     let context = Context::open(config).unwrap();
     context.start().unwrap();

@@ -10,6 +10,7 @@ use super::channel::ChannelCore;
 use super::claim::{lock, not_inside_turn};
 use super::error::DeviceError;
 use super::limits::Share;
+use super::pd::PdCore;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
 use crate::shard::{CqState, EventElement, LaneId};
@@ -42,6 +43,8 @@ pub struct CqInit<'a> {
     pub channel: Option<&'a Arc<ChannelCore>>,
     /// The program's own.
     pub context: u64,
+    /// The parent domain that it is made in.
+    pub parent: Option<&'a Arc<PdCore>>,
 }
 
 /// A completion queue. Its queue pairs and pollers hold it.
@@ -55,6 +58,8 @@ pub struct CqCore {
     state: Arc<CqState>,
     /// Held, and how to arm; `None` where there are no events.
     channel: Option<(Arc<ChannelCore>, Armer)>,
+    /// Held.
+    _parent: Option<Arc<PdCore>>,
     _share: Share,
 }
 
@@ -72,6 +77,14 @@ impl CqCore {
         if init.channel.is_some_and(|c| !Arc::ptr_eq(c.device(), &device)) {
             return Err(DeviceError::Foreign { what: "completion channel" });
         }
+        if let Some(parent) = init.parent {
+            if !Arc::ptr_eq(parent.device(), &device) {
+                return Err(DeviceError::Foreign { what: "parent domain" });
+            }
+            if !parent.is_parent() {
+                return Err(DeviceError::WrongKind { call: "create_cq_ex", wanted: "parent domain" });
+            }
+        }
         let share = device.cqs.take()?;
         let make = if init.channel.is_some() { lanes::cq_with_events } else { lanes::cq };
         let (reader, lanes) = make(init.cqe, device.shards());
@@ -85,6 +98,7 @@ impl CqCore {
             lanes: Mutex::new(lanes.into_iter().map(Lane::Spare).collect()),
             feeders: AtomicU32::new(0),
             state: Arc::new(CqState::new(number, init.context, events)),
+            _parent: init.parent.cloned(),
             _share: share,
         }))
     }

@@ -40,6 +40,7 @@ mod service;
 mod srq;
 pub mod stats;
 mod stats_socket;
+mod td;
 mod xrcd;
 
 use core::net::IpAddr;
@@ -77,6 +78,7 @@ pub use pd::PdCore;
 pub use qp::{QpCore, QpInit, RingTap};
 pub use service::{PeerPath, Service};
 pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
+pub use td::TdCore;
 pub use xrcd::{XrcdCore, XrcdInit};
 
 /// Connection management.
@@ -423,10 +425,16 @@ impl Device {
         Ok(PdCore::new(self.clone(), PdId(self.next_pd.fetch_add(1, Ordering::Relaxed)), share))
     }
 
+    /// Allocates a thread domain.
+    pub fn alloc_td(self: &Arc<Self>) -> Arc<TdCore> {
+        TdCore::new(self.clone())
+    }
+
     /// Makes a completion queue.
     ///
     /// # Errors
-    /// [`DeviceError::Range`], [`DeviceError::Exhausted`], [`DeviceError::Foreign`] for a channel of another device.
+    /// [`DeviceError::Range`], [`DeviceError::Exhausted`], [`DeviceError::Foreign`] for a channel or parent domain of
+    /// another device, [`DeviceError::WrongKind`] for a protection domain that is no parent domain.
     pub fn create_cq(self: &Arc<Self>, init: &CqInit<'_>) -> Result<Arc<CqCore>, DeviceError> {
         CqCore::new(self.clone(), init)
     }

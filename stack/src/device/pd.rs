@@ -10,30 +10,78 @@ use super::mr::MrCore;
 use super::mw::MwCore;
 use super::qp::{QpCore, QpInit};
 use super::srq::{SrqAttr, SrqCore, XrcSrqInit};
+use super::td::TdCore;
 use crate::config::MR_SIZE_MAX;
 use crate::id::PdId;
 use crate::mem::{Access, MwType};
 use crate::proto::attr::AhAttr;
 
-/// A protection domain. Its queue pairs and regions hold it.
+/// A protection domain, or a parent domain: one with a thread domain beside it. What is made in it holds it.
 #[derive(Debug)]
 pub struct PdCore {
     device: Arc<Device>,
     id: PdId,
-    _share: Share,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Domain { _share: Share },
+    Parent { of: Arc<PdCore>, td: Option<Arc<TdCore>> },
 }
 
 impl PdCore {
     pub(super) fn new(device: Arc<Device>, id: PdId, share: Share) -> Arc<Self> {
-        Arc::new(Self { device, id, _share: share })
+        Arc::new(Self { device, id, kind: Kind::Domain { _share: share } })
     }
-    /// Its number.
+
+    /// Makes a parent domain of a protection domain, that of `self` where it is a parent domain itself, and a thread
+    /// domain: in it the same keys are good.
+    ///
+    /// # Errors
+    /// [`DeviceError::Foreign`].
+    pub fn parent(self: &Arc<Self>, td: Option<&Arc<TdCore>>) -> Result<Arc<Self>, DeviceError> {
+        if td.is_some_and(|td| !Arc::ptr_eq(td.device(), &self.device)) {
+            return Err(DeviceError::Foreign { what: "thread domain" });
+        }
+        let of = self.domain().clone();
+        Ok(Arc::new(Self {
+            device: self.device.clone(),
+            id: self.id,
+            kind: Kind::Parent { of, td: td.cloned() },
+        }))
+    }
+
+    /// Its number; a parent domain has that of its protection domain.
     pub fn id(&self) -> PdId {
         self.id
     }
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+    /// The protection domain that a parent domain was made of; itself, where it is none.
+    pub fn domain(self: &Arc<Self>) -> &Arc<Self> {
+        match &self.kind {
+            Kind::Domain { .. } => self,
+            Kind::Parent { of, .. } => of,
+        }
+    }
+    /// Whether objects of the two may be used together.
+    #[inline]
+    pub fn is_same(self: &Arc<Self>, other: &Arc<Self>) -> bool {
+        Arc::ptr_eq(self, other) || Arc::ptr_eq(self.domain(), other.domain())
+    }
+    /// Whether it is a parent domain.
+    pub fn is_parent(&self) -> bool {
+        matches!(self.kind, Kind::Parent { .. })
+    }
+    /// The thread domain of a parent domain.
+    pub fn td(&self) -> Option<&Arc<TdCore>> {
+        match &self.kind {
+            Kind::Domain { .. } => None,
+            Kind::Parent { td, .. } => td.as_ref(),
+        }
     }
 
     /// Registers `len` bytes at `addr`.
@@ -108,7 +156,8 @@ impl PdCore {
     pub fn dealloc(pd: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         Arc::try_unwrap(pd).map(drop).map_err(|pd| {
             let users = Arc::strong_count(&pd) - 1;
-            (DeviceError::Busy { object: "protection domain", users }, pd)
+            let object = if pd.is_parent() { "parent domain" } else { "protection domain" };
+            (DeviceError::Busy { object, users }, pd)
         })
     }
 }

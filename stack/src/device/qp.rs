@@ -43,7 +43,7 @@ pub struct QpInit<'a> {
     pub cap: QpCap,
     /// Every send request makes a completion.
     pub sq_sig_all: bool,
-    /// The shard; the least loaded one where absent.
+    /// The shard; where absent that of its thread domain, or the least loaded one.
     pub shard: Option<usize>,
     /// It gets no copy of what it sends to a multicast group that it is attached to.
     pub block_self_mcast_lb: bool,
@@ -226,8 +226,15 @@ impl QpCore {
             if init.qp_type == QpType::Gsi {
                 (0, numbers.take_gsi()?)
             } else {
-                let shard = init.shard.unwrap_or_else(|| numbers.least_loaded());
-                (shard, numbers.take(device.now(), shard, || device.random.next())?)
+                let td = pd.as_ref().and_then(|pd| pd.td());
+                let wish = init.shard.or(td.and_then(|td| td.shard()));
+                let shard = wish.unwrap_or_else(|| numbers.least_loaded());
+                let taken = numbers.take(device.now(), shard, || device.random.next())?;
+                // Under the lock of the numbers, so that two first ones do not part.
+                if let (Some(td), None) = (td, init.shard) {
+                    td.settle(shard);
+                }
+                (shard, taken)
             }
         };
         let created = || -> Result<Arc<Self>, DeviceError> {

@@ -154,6 +154,16 @@ impl SendWqe {
         let body = slot[SEND_HEADER + wqe.ext as usize..].as_bytes();
         &body[..(wqe.length as usize).min(body.len())]
     }
+    /// The rest of a slot behind the fixed part and an address block of `ext` granules, for the list or the inline data.
+    #[inline]
+    pub fn body(slot: &mut [Granule], ext: usize) -> &mut [u8] {
+        slot[SEND_HEADER + ext..].as_mut_bytes()
+    }
+    /// Puts another epoch into the request of a slot.
+    pub fn restamp(slot: &mut [Granule], epoch: u32) {
+        let (wqe, _) = Self::mut_from_prefix(slot.as_mut_bytes()).expect("a send slot holds a header");
+        wqe.epoch = epoch;
+    }
     /// Writes the fixed part and returns the rest of the slot: the address block, if `ext` says there is one, then
     /// the list or the inline data.
     #[inline]

@@ -76,8 +76,12 @@ impl Gsi {
     pub(super) fn open(device: &Arc<Device>) -> Result<Self, VerbsError> {
         let pd = Pd::new(device.alloc_pd()?);
         let channel = ChannelCore::to_alarm(device)?;
-        let cq =
-            Cq::new(device.create_cq(&CqInit { cqe: 2 * DEPTH, channel: Some(&channel), context: 0 })?);
+        let cq = Cq::new(device.create_cq(&CqInit {
+            cqe: 2 * DEPTH,
+            channel: Some(&channel),
+            context: 0,
+            parent: None,
+        })?);
         let mr = pd.reg_mr(DEPTH as usize * STRIDE, Access::LOCAL_WRITE)?;
         let cap = QpCap {
             max_send_wr: DEPTH,

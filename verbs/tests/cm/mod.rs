@@ -2,12 +2,16 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[path = "../common/hooked.rs"]
+mod hooked;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst, pair};
+use hooked::{Burst, Hooked};
+use verbs::port::{Port, pair};
 use verbs::rdma_cm::{CmEvent, CmEventType, CmId, CmOption, ConnParam, EventChannel, PortSpace};
 use verbs::{Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, RecvWr, SendWr, Wc};
 
@@ -73,52 +77,6 @@ pub fn everybody(port: u16) -> SocketAddr {
     SocketAddr::from(([0u16; 8], port))
 }
 
-/// A cable end that lets nothing out while it is cut.
-struct Cut(Box<dyn Port>, Arc<AtomicBool>);
-
-impl Port for Cut {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        Some(Box::new(CutQueue(self.0.take_queue(index)?, self.1.clone())))
-    }
-    fn start(&self) -> Result<(), PortError> {
-        self.0.start()
-    }
-    fn link_up(&self) -> bool {
-        self.0.link_up()
-    }
-    fn maintain(&self) {
-        self.0.maintain();
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
-    }
-}
-
-struct CutQueue(Box<dyn PortQueue>, Arc<AtomicBool>);
-
-impl PortQueue for CutQueue {
-    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        self.0.rx_burst(out)
-    }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        if self.1.load(Ordering::Acquire) {
-            let n = frames.len();
-            frames.clear();
-            return n;
-        }
-        self.0.tx_burst(frames)
-    }
-    fn alloc(&mut self) -> Option<Frame> {
-        self.0.alloc()
-    }
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        self.0.recycle(frames);
-    }
-}
-
 /// A and B on a cable.
 pub struct World {
     pub a: Host,
@@ -147,7 +105,15 @@ impl World {
             let config = DeviceConfig::new(port).addr(addrs(false)[side], 24).addr(addrs(true)[side], 64);
             Host::new(change(config.drive(Drive::Embedded)))
         };
-        Self { a: host(Box::new(Cut(a, a_is_mute.clone())), 0), b: host(b, 1), a_is_mute }
+        let mute = a_is_mute.clone();
+        let a = Hooked::around(a, move |burst| match burst {
+            Burst::Tx(frames) if mute.load(Ordering::Acquire) => {
+                frames.clear();
+                false
+            }
+            _ => true,
+        });
+        Self { a: host(a, 0), b: host(b, 1), a_is_mute }
     }
     pub fn pump(&self) {
         self.a.pump();

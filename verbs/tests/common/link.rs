@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use stack::wire::{ExtHeader, Ingress, Row, locate};
-use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst, pair};
+use verbs::port::{Port, pair};
 use verbs::{
     AsyncEvent, AttrMask, Clock, Context, Counter, Cq, DeviceConfig, Drive, EventElement, Mr, Pd, Qp, QpAttr,
     QpInitAttr, QpState, QpType, RcOptions, Wc, WcStatus,
 };
 
+use super::common::hooked::{Burst, Hooked};
 use super::common::{all_rights, pump};
 
 /// Bytes of the memory of each end, and of each side.
@@ -32,45 +33,10 @@ impl Valve {
     pub fn open(&self) {
         self.0.store(false, Ordering::Release);
     }
-}
-
-struct ValvePort(Box<dyn Port>, Valve);
-
-impl Port for ValvePort {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        Some(Box::new(ValveQueue(self.0.take_queue(index)?, self.1.clone())))
-    }
-    fn start(&self) -> Result<(), PortError> {
-        self.0.start()
-    }
-    fn link_up(&self) -> bool {
-        self.0.link_up()
-    }
-    fn maintain(&self) {
-        self.0.maintain();
-    }
-    fn stats(&self) -> PortStats {
-        self.0.stats()
-    }
-}
-
-struct ValveQueue(Box<dyn PortQueue>, Valve);
-
-impl PortQueue for ValveQueue {
-    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        if self.1.0.load(Ordering::Acquire) { 0 } else { self.0.rx_burst(out) }
-    }
-    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        self.0.tx_burst(frames)
-    }
-    fn alloc(&mut self) -> Option<Frame> {
-        self.0.alloc()
-    }
-    fn recycle(&mut self, frames: &mut RxBurst) {
-        self.0.recycle(frames);
+    /// A port behind it.
+    fn before(&self, port: Box<dyn Port>) -> Box<dyn Port> {
+        let shut = self.0.clone();
+        Hooked::around(port, move |burst| !matches!(burst, Burst::Rx) || !shut.load(Ordering::Acquire))
     }
 }
 
@@ -130,7 +96,7 @@ impl Cable {
             }
             Arc::new(Context::open(config).unwrap())
         };
-        let (a, b) = (open(Box::new(ValvePort(a, valve.clone())), 1), open(b, 2));
+        let (a, b) = (open(valve.before(a), 1), open(b, 2));
         Self { a, b, valve, clock, capture }
     }
 

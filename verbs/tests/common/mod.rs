@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod hooked;
+
 use std::time::{Duration, Instant};
 
 use verbs::{

@@ -1,0 +1,43 @@
+//! Thread domains: what one thread of a program uses.
+
+use std::sync::{Arc, OnceLock};
+
+use super::Device;
+use super::error::DeviceError;
+
+/// A thread domain. Parent domains hold it.
+#[derive(Debug)]
+pub struct TdCore {
+    device: Arc<Device>,
+    /// Where its queue pairs are, from the first one on.
+    shard: OnceLock<usize>,
+}
+
+impl TdCore {
+    pub(super) fn new(device: Arc<Device>) -> Arc<Self> {
+        Arc::new(Self { device, shard: OnceLock::new() })
+    }
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+    /// The shard of its queue pairs; `None` before the first one.
+    pub fn shard(&self) -> Option<usize> {
+        self.shard.get().copied()
+    }
+    /// Its first queue pair is on this shard.
+    pub(super) fn settle(&self, shard: usize) {
+        self.shard.get_or_init(|| shard);
+    }
+
+    /// Frees the domain.
+    ///
+    /// # Errors
+    /// [`DeviceError::Busy`] while parent domains have it; it comes back with the error.
+    pub fn dealloc(td: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
+        Arc::try_unwrap(td).map(drop).map_err(|td| {
+            let users = Arc::strong_count(&td) - 1;
+            (DeviceError::Busy { object: "thread domain", users }, td)
+        })
+    }
+}

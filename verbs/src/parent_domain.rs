@@ -1,0 +1,87 @@
+//! Thread domains, and parent domains that bring them to a protection domain.
+
+use std::sync::Arc;
+
+use stack::device::{DeviceError, TdCore};
+
+use crate::context::Context;
+use crate::error::VerbsError;
+use crate::pd::Pd;
+
+/// A thread domain (`struct ibv_td`): says that what is made under it is used by one thread.
+///
+/// What that does here: its queue pairs are all on one shard, chosen with the first one, unless
+/// [`QpInitAttr::shard`](crate::QpInitAttr::shard) says otherwise. So one thread that turns this shard
+/// ([`shard`](Self::shard), [`Context::reactor`]) serves them all. What it does not do: locks are left out by nothing but
+/// the split handles ([`SendQueue`](crate::SendQueue), [`RecvQueue`](crate::RecvQueue),
+/// [`CqPoller`](crate::CqPoller)), for the compiler checks that one thread has each of these; every other call may be made
+/// from any thread, with a thread domain or without.
+///
+/// ```
+/// use verbs::{Context, CqInitAttr, DeviceConfig, ParentDomainInitAttr, QpInitAttr};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let context = Context::open(DeviceConfig::loopback())?;
+/// let (pd, td) = (context.alloc_pd()?, context.alloc_td());
+/// let parent = context.alloc_parent_domain(&ParentDomainInitAttr { pd: &pd, td: Some(&td) })?;
+/// let cq = context.create_cq_ex(&CqInitAttr::new(16).parent_domain(&parent))?;
+/// let qp = parent.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+/// assert_eq!(Some(qp.shard()), td.shard());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[doc(alias = "ibv_td")]
+pub struct Td {
+    core: Arc<TdCore>,
+}
+
+impl Td {
+    /// The shard of its queue pairs; `None` before the first one.
+    pub fn shard(&self) -> Option<usize> {
+        self.core.shard()
+    }
+
+    /// Frees the thread domain.
+    ///
+    /// # Errors
+    /// `EBUSY` while parent domains have it; it comes back with the error.
+    #[doc(alias = "ibv_dealloc_td")]
+    pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
+        TdCore::dealloc(self.core).map_err(|(e, core)| (e.into(), Self { core }))
+    }
+}
+
+/// What a parent domain is made of (`struct ibv_parent_domain_init_attr`). Allocators of the program's own do not exist
+/// here: a provider may ignore them (ibv_alloc_parent_domain(3)), and leaving them out says so.
+#[derive(Clone, Copy, Debug)]
+#[doc(alias = "ibv_parent_domain_init_attr")]
+pub struct ParentDomainInitAttr<'a> {
+    /// The protection domain.
+    pub pd: &'a Pd,
+    /// The thread domain, if any.
+    pub td: Option<&'a Td>,
+}
+
+impl Context {
+    /// Allocates a thread domain.
+    #[doc(alias = "ibv_alloc_td")]
+    pub fn alloc_td(&self) -> Td {
+        Td { core: self.device().alloc_td() }
+    }
+
+    /// Allocates a parent domain: a protection domain with a thread domain beside it. It can be used wherever its
+    /// protection domain can, with the same keys, regions, windows and address handles; it is freed as one
+    /// ([`Pd::dealloc`]), before its protection domain and its thread domain, and after what was made in it. Made of a
+    /// parent domain, it is one of that one's protection domain.
+    ///
+    /// # Errors
+    /// `EINVAL` for objects of another context.
+    #[doc(alias = "ibv_alloc_parent_domain")]
+    pub fn alloc_parent_domain(&self, init: &ParentDomainInitAttr<'_>) -> Result<Pd, VerbsError> {
+        if !Arc::ptr_eq(init.pd.core().device(), self.device()) {
+            return Err(DeviceError::Foreign { what: "protection domain" }.into());
+        }
+        Ok(Pd::new(init.pd.core().parent(init.td.map(|td| &td.core))?))
+    }
+}

@@ -1,0 +1,95 @@
+//! A port with a hook before its bursts: for tests that stop, lose or break something, or call back from inside a turn.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::sync::{Arc, Mutex};
+
+use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortSpec, PortStats, RxBurst, TxBurst};
+
+/// What a queue of the port is asked for.
+pub enum Burst<'b> {
+    /// Frames that came.
+    Rx,
+    /// To send these; those that the hook takes out count as sent.
+    Tx(&'b mut TxBurst),
+}
+
+/// Sees each burst before the port does: whether the port is to see it.
+type Hook = dyn Fn(Burst<'_>) -> bool + Send + Sync;
+
+/// A port with a hook.
+pub struct Hooked(Box<dyn Port>, Arc<Hook>);
+
+impl Hooked {
+    pub fn around(
+        port: Box<dyn Port>,
+        hook: impl Fn(Burst<'_>) -> bool + Send + Sync + 'static,
+    ) -> Box<dyn Port> {
+        Box::new(Self(port, Arc::new(hook)))
+    }
+}
+
+impl Port for Hooked {
+    fn info(&self) -> &PortInfo {
+        self.0.info()
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        Some(Box::new(Queue(self.0.take_queue(index)?, self.1.clone())))
+    }
+    fn start(&self) -> Result<(), PortError> {
+        self.0.start()
+    }
+    fn link_up(&self) -> bool {
+        self.0.link_up()
+    }
+    fn maintain(&self) {
+        self.0.maintain();
+    }
+    fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+}
+
+struct Queue(Box<dyn PortQueue>, Arc<Hook>);
+
+impl PortQueue for Queue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        if (self.1)(Burst::Rx) { self.0.rx_burst(out) } else { 0 }
+    }
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        let given = frames.len();
+        let goes_on = (self.1)(Burst::Tx(frames));
+        let taken = given - frames.len();
+        if goes_on { taken + self.0.tx_burst(frames) } else { taken }
+    }
+    fn alloc(&mut self) -> Option<Frame> {
+        self.0.alloc()
+    }
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        self.0.recycle(frames);
+    }
+}
+
+type Call = Box<dyn FnOnce() + Send>;
+
+/// Runs a call from inside a turn of the device on its loopback port.
+#[derive(Clone, Default)]
+pub struct Inside(Arc<Mutex<Option<Call>>>);
+
+impl Inside {
+    pub fn port(&self) -> Box<dyn Port> {
+        let port = PortSpec::Loopback.open(&Default::default()).unwrap();
+        let waiting = self.0.clone();
+        Hooked::around(port, move |_| {
+            let call = waiting.lock().unwrap().take();
+            if let Some(call) = call {
+                call();
+            }
+            true
+        })
+    }
+    /// In the next turn.
+    pub fn next(&self, call: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(call));
+    }
+}
