@@ -33,8 +33,8 @@ verdict() {
         ok=fail failed=1
         said="ours ended with $3: $(tail -n 1 "$run/ours.log"); Linux' with $4: $(tail -n 1 "$run/theirs.log")"
     fi
-    printf '%s tools  %-5s %s %s\n' "${ok^^}" "$by" "$what" "$said"
-    note --part "Stock programs" --net ipv4 --what "$what" --by "$by" --verdict "$ok" --detail "$said"
+    printf '%s tools  %-5s %-5s %s %s\n' "${ok^^}" "$net" "$by" "$what" "$said"
+    note --part "Stock programs" --net "$net" --what "$what" --by "$by" --verdict "$ok" --detail "$said"
 }
 
 # next_capture: a file for the next capture of a part. together PART: all of them are examined as one.
@@ -62,9 +62,18 @@ ensure_up() {
     rm -f "$run/a.vhost"
 }
 
-# In the guest: waits until the link, whose other end has just come, is up.
-carrier='n=0; until [ "$(cat /sys/class/net/eth0/operstate)" = up ]; do
-    n=$((n+1)); [ $n -lt 200 ] || exit 1; usleep 50000; done'
+# on NET: what follows is over this network.
+on() {
+    net=$1 interface=eth0
+    case "$net" in
+    ipv4) our_ip=10.99.0.10 their_ip=10.99.0.2 ;;
+    ipv6) our_ip=fd00:99::10 their_ip=fd00:99::2 ;;
+    vlan) our_ip=10.100.0.10 their_ip=10.100.0.2 interface=eth0.100 ;;
+    esac
+    # In the guest: waits until the link, whose other end has just come, is up.
+    carrier="n=0; until [ \"\$(cat /sys/class/net/$interface/operstate)\" = up ]; do
+        n=\$((n+1)); [ \$n -lt 200 ] || exit 1; usleep 50000; done"
+}
 
 # pingpong TRANSPORT ROLE OPTIONS: ROLE is that of our program. A stock server cannot wait for its link as ours does: it
 # may look for us when the link has just come, and is then tried again.
@@ -113,33 +122,45 @@ play() {
     fi
 }
 
+# wanted WHAT: whether --only lets it run.
+wanted() { [[ $1 == *"$only"* ]]; }
+
+# serve_ours OPTIONS: our side of a program as the server, until it listens.
+serve_ours() {
+    rm -f "$run/a.vhost"
+    : >"$run/ours.log"
+    timeout 300 "$bin/roce-interop" cm "$@" >"$run/ours.log" 2>&1 &
+    ours=$!
+    boot
+    until grep -q listening "$run/ours.log" || ! kill -0 "$ours" 2>/dev/null; do sleep 0.05; done
+}
+
+# serve_theirs COMMAND: a stock program in the guest as the server, until it listens. Its number is in id.
+serve_theirs() {
+    ensure_up
+    rm -f "$run/a.vhost"
+    id=$("$guest" exec -b -t 300 a "$*")
+    "$guest" exec a 'n=0; until rdma resource show cm_id | grep -q LISTEN; do
+        n=$((n+1)); [ $n -lt 200 ] || exit 1; usleep 50000; done' || true
+}
+
 # cm WHAT ROLE OUR_OPTIONS -- THEIR_COMMAND: a program of librdmacm; ROLE is that of our program. With stays=1 theirs is
 # a server that has to be ended, with dies=1 it is killed on purpose.
 cm() {
-    local what=$1 role=$2 tool=${1%% *} theirs=0 mine=0 id file options=()
-    [[ $what == *"$only"* ]] || return 0
-    file=$(next_capture)
+    local what=$1 role=$2 tool=${1%% *} theirs=0 mine=0 id options=()
+    wanted "$what" || return 0
     shift 2
     while [ "$1" != -- ]; do options+=("$1") && shift; done
     shift
-    local base=(cm "$tool" "$role" --port "$spec" --mac "$mac" --pcap "$file" "${options[@]}")
-    : >"$run/ours.log"
+    options=("$tool" "$role" --port "$spec" --mac "$mac" --net "$net" --pcap "$(next_capture)" "${options[@]}")
     if [ "$role" = server ]; then
-        rm -f "$run/a.vhost"
-        timeout 300 "$bin/roce-interop" "${base[@]}" >"$run/ours.log" 2>&1 &
-        ours=$!
-        boot
-        until grep -q listening "$run/ours.log" || ! kill -0 "$ours" 2>/dev/null; do sleep 0.05; done
+        serve_ours "${options[@]}"
         "$guest" exec -t 300 a "$carrier; $*" >"$run/theirs.log" 2>&1 || theirs=$?
         wait "$ours" || mine=$?
         ours=''
     else
-        ensure_up
-        rm -f "$run/a.vhost"
-        id=$("$guest" exec -b -t 300 a "$*")
-        "$guest" exec a 'n=0; until rdma resource show cm_id | grep -q LISTEN; do
-            n=$((n+1)); [ $n -lt 200 ] || exit 1; usleep 50000; done' || true
-        timeout 300 "$bin/roce-interop" "${base[@]}" >"$run/ours.log" 2>&1 || mine=$?
+        serve_theirs "$*"
+        timeout 300 "$bin/roce-interop" cm "${options[@]}" >"$run/ours.log" 2>&1 || mine=$?
         [ -z "${stays:-}" ] || "$guest" exec a "killall $tool" || true
         "$guest" wait -t 300 a "$id" >"$run/theirs.log" 2>&1 || theirs=$?
     fi
@@ -152,29 +173,89 @@ cm() {
     verdict "$what" "$([ "$role" = client ] && echo us || echo linux)" "$mine" "$theirs"
 }
 
-librdmacm() {
+# killed WHAT ROLE OPTIONS: our side is killed in the middle of a ping, and a new process is there at once, with the same
+# addresses and, with a seed, the same numbers of queue pairs and connections (for which Linux waits until the old one has
+# ended). A new connection has to stand, and the end of the old one to be answered. As the server of the old one the stock program finds out by itself
+# (RETRY_EXC_ERR, which is 12); as its client it asks for 7 retries, which is without end for soft-RoCE.
+killed() {
+    local what=$1 role=$2 theirs=0 mine=0 id options=()
+    wanted "$what" || return 0
+    shift 2
+    options=(rping "$role" --port "$spec" --mac "$mac" --net "$net" --size 64 --count 50 --retries 6 "$@")
+    if [ "$role" = server ]; then
+        serve_ours "${options[@]}" --die-at 20
+        id=$("$guest" exec -b -t 60 a "$carrier; rping -c -a $our_ip -S 64 -C 1000000 -V")
+        { wait "$ours" || mine=$?; } 2>/dev/null
+        [ "$mine" -ne 137 ] || mine=0
+        serve_ours "${options[@]}" --successor --pcap "$(next_capture)"
+        "$guest" exec -t 60 a "$carrier; ! rping -c -a $our_ip -S 64 -C 10 -V; got=\$?; killall -9 rping; [ \$got = 1 ]" \
+            >"$run/theirs.log" 2>&1 || theirs=$?
+        wait "$ours" || mine=$?
+        ours=''
+        "$guest" wait -t 60 a "$id" >"$run/first.log" 2>&1 || true
+    else
+        serve_theirs "rping -s -P -a $their_ip -S 64"
+        timeout 60 "$bin/roce-interop" cm "${options[@]}" --die-at 20 >"$run/ours.log" 2>&1 &
+        { wait $! || mine=$?; } 2>/dev/null
+        [ "$mine" -ne 137 ] || mine=0
+        rm -f "$run/a.vhost"
+        timeout 60 "$bin/roce-interop" cm "${options[@]}" --successor --pcap "$(next_capture)" >"$run/ours.log" 2>&1 ||
+            mine=$?
+        "$guest" exec a "killall rping" || true
+        "$guest" wait -t 60 a "$id" >"$run/theirs.log" 2>&1 || true
+        grep -q 'cq completion failed status 12' "$run/theirs.log" || theirs=98
+    fi
+    verdict "$what" "$([ "$role" = client ] && echo us || echo linux)" "$mine" "$theirs"
+}
+
+# Every program in both roles.
+programs() {
     local stays='' dies=''
-    cm "rping 1000 pings, checked" client --count 1000 --size 1000 -- "rping -s -a 10.99.0.2 -S 1000 -C 1000"
-    cm "rping 1000 pings, checked" server -- "rping -c -a 10.99.0.10 -S 1000 -C 1000 -V"
+    cm "rping 1000 pings, checked" client --count 1000 --size 1000 -- "rping -s -a $their_ip -S 1000 -C 1000"
+    cm "rping 1000 pings, checked" server -- "rping -c -a $our_ip -S 1000 -C 1000 -V"
     stays=1
-    cm "rping 200 connections in a row" client --rounds 200 --count 2 --size 64 -- "rping -s -a 10.99.0.2 -P"
+    cm "rping 200 connections in a row" client --rounds 200 --count 2 --size 64 -- "rping -s -a $their_ip -P"
     stays=''
     # Each is a process of its own in the guest, which takes its time.
     cm "rping 100 connections in a row" server --rounds 100 -- \
-        'n=0; while [ $n -lt 100 ]; do rping -c -a 10.99.0.10 -C 2 -V || exit 1; n=$((n+1)); done'
+        "n=0; while [ \$n -lt 100 ]; do rping -c -a $our_ip -C 2 -V || exit 1; n=\$((n+1)); done"
     dies=1
-    cm "rping killed" server -- 'rping -c -a 10.99.0.10 -C 1000000 -V & sleep 2; kill -9 $!'
+    cm "rping killed" server -- "rping -c -a $our_ip -C 1000000 -V & sleep 2; kill -9 \$!"
     dies=''
-    cm "ucmatose 100 messages" client --count 100 -- "ucmatose -C 100 -b 10.99.0.2"
-    cm "ucmatose 100 messages" server --count 100 -- "ucmatose -C 100 -s 10.99.0.10"
-    cm "ucmatose 200 connections at once" client --connections 200 -- "ucmatose -c 200 -b 10.99.0.2"
-    cm "ucmatose 200 connections at once" server --connections 200 -- "ucmatose -c 200 -s 10.99.0.10"
-    cm "udaddy 100 datagrams" client --count 100 -- "udaddy -C 100 -b 10.99.0.2"
-    cm "udaddy 100 datagrams" server --count 100 -- "udaddy -C 100 -s 10.99.0.10"
+    killed "our rping killed and there again" client
+    killed "our rping killed and there again" server
+    cm "ucmatose 100 messages" client --count 100 -- "ucmatose -C 100 -b $their_ip"
+    cm "ucmatose 100 messages" server --count 100 -- "ucmatose -C 100 -s $our_ip"
+    cm "ucmatose 200 connections at once" client --connections 200 -- "ucmatose -c 200 -b $their_ip"
+    cm "ucmatose 200 connections at once" server --connections 200 -- "ucmatose -c 200 -s $our_ip"
+    cm "udaddy 100 datagrams" client --count 100 -- "udaddy -C 100 -b $their_ip"
+    cm "udaddy 100 datagrams" server --count 100 -- "udaddy -C 100 -s $our_ip"
+}
+
+# Some of them.
+sample() {
+    cm "rping 100 pings, checked" client --count 100 --size 1000 -- "rping -s -a $their_ip -S 1000 -C 100"
+    cm "rping 100 pings, checked" server -- "rping -c -a $our_ip -S 1000 -C 100 -V"
+    [ "$net" = ipv6 ] || return 0
+    cm "ucmatose 20 connections at once" client --connections 20 -- "ucmatose -c 20 -b $their_ip"
+    cm "ucmatose 20 connections at once" server --connections 20 -- "ucmatose -c 20 -s $our_ip"
+    cm "udaddy 100 datagrams" client --count 100 -- "udaddy -C 100 -b $their_ip"
+    cm "udaddy 100 datagrams" server --count 100 -- "udaddy -C 100 -s $our_ip"
+}
+
+librdmacm() {
+    on ipv4
+    programs
+    [ -z "$full" ] || killed "our rping killed and there again with the same numbers" client --seed 7
+    for net in ipv6 vlan; do
+        on "$net"
+        if [ -n "$full" ]; then programs; else sample; fi
+    done
     together cm
 }
 
 pingpongs() {
+    on ipv4
     # The matrix' program has the port that the guest is reached by.
     [ -z "${serving:-}" ] || "$guest" exec a 'killall peer' || true
     serving=''

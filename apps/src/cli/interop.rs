@@ -72,6 +72,12 @@ pub struct RunArgs {
     /// Only the cells whose line has this text
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
+    /// Leave out the cells that the file of results has already, but for those that failed
+    #[arg(long, requires = "results")]
+    pub resume: bool,
+    /// Begin no cell after so many seconds; a run with --resume goes on from there
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds: Option<u64>,
     /// Frames to lose (of the network with faults), in percent, each way
     #[arg(long, value_name = "PERCENT", default_value_t = 1.0)]
     pub loss: f64,
@@ -131,6 +137,18 @@ pub struct CmArgs {
     /// How often all of it, one after the other
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub rounds: u32,
+    /// Transport retries of the connections that we ask for
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
+    pub retries: u8,
+    /// Kill this process (SIGKILL) in the middle of this ping, from 0; of rping alone
+    #[arg(long, value_name = "N")]
+    pub die_at: Option<u32>,
+    /// At the end, wait until the peer has ended the connection of a process that was killed here
+    #[arg(long)]
+    pub successor: bool,
+    /// Draw the numbers of queue pairs and connections from this seed: a second process has those of the first
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
 }
 
 impl CmArgs {
@@ -174,4 +192,7 @@ pub struct ReportArgs {
     /// Page whose tables are replaced; without it they are printed
     #[arg(long, value_name = "FILE")]
     pub page: Option<PathBuf>,
+    /// Whose tables of the page they are: those behind "results of NAME"
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub section: String,
 }

@@ -258,7 +258,9 @@ impl Cell {
 const FACTORS: usize = 6;
 const VALUES: usize = 3 * 8 * 2;
 
-/// Packets of unreliable messages that are under way at most: the queues on the way hold some more.
+/// Packets of unreliable messages that are under way at most: the queues on the way hold some more. A guest that gets no
+/// time for 20 ms costs the packets that no queue has room for, and nobody repeats them: longer messages go one at a time,
+/// and those that are lost are sent again.
 pub const UNREPEATED_PACKETS: u32 = 48;
 
 /// Sizes of an operation at a path MTU, each with its place among all of them.
@@ -268,11 +270,6 @@ fn sizes_of(service: Service, op: Op, mtu: Mtu) -> Vec<(usize, u32)> {
         _ if op.one_word() => vec![(0, 8)],
         // One packet.
         Service::Ud => all.into_iter().enumerate().filter(|(_, len)| *len <= mtu.bytes() as u32).collect(),
-        // A guest that gets no time for 20 ms costs the packets that no queue has room for, and nobody repeats them.
-        Service::Uc => {
-            let fits = |len: u32| len.div_ceil(mtu.bytes() as u32) <= UNREPEATED_PACKETS;
-            all.into_iter().enumerate().filter(|(_, len)| fits(*len)).collect()
-        }
         _ => all.into_iter().enumerate().collect(),
     }
 }

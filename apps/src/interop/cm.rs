@@ -8,14 +8,17 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbs::rdma_cm::{CmEventType, CmId, ConnParam, PortSpace};
+use verbs::rdma_cm::{CmError, CmEventType, CmId, ConnParam, EventChannel, PortSpace};
 use verbs::{
-    Access, Ah, Context, Cq, GRH_LEN, Mr, Pd, Qp, QpCap, QpInitAttr, QpType, Qpn, RecvWr, SendWr, Wc,
-    WcStatus,
+    Access, Ah, Context, Cq, GRH_LEN, Mr, Pd, Qp, QpCap, QpInitAttr, QpType, Qpn, RecvWr, SendWr, VerbsError,
+    Wc, WcStatus,
 };
 
 /// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The reason of a REJ that says that the peer still has a connection of ours (IBA 12.6.7.2), and how often one is taken.
+const STALE: u16 = 10;
+const STALE_MAX: u32 = 8;
 /// Ports of `rping` and `udaddy`, and of `ucmatose`.
 const RPING_PORT: u16 = 7174;
 const UCMATOSE_PORT: u16 = 7471;
@@ -29,7 +32,7 @@ const DATA: usize = 4096;
 /// # Errors
 /// The first thing that was not as it should be.
 pub fn run(args: &CmArgs) -> Result<()> {
-    let host = Host::new(open_port(&args.link, None)?)?;
+    let host = Host::new(open_port(&args.link, None, args.seed)?)?;
     let start = Instant::now();
     let n = match (args.tool, args.role) {
         (CmTool::Rping, CmRole::Client) => host.rping_client(args)?,
@@ -40,7 +43,14 @@ pub fn run(args: &CmArgs) -> Result<()> {
         (CmTool::Udaddy, CmRole::Server) => host.udaddy_server(args)?,
     };
     println!("{n} messages over {} connections in {:.2} s", args.total(), start.elapsed().as_secs_f64());
-    Ok(())
+    if args.successor { host.predecessor_ended() } else { Ok(()) }
+}
+
+/// Ends the process as the kernel would: nothing is said to anybody, nothing is tidied up.
+fn die() -> Result<()> {
+    use rustix::process::{Signal, getpid, kill_process};
+    println!("killed");
+    kill_process(getpid(), Signal::KILL).map_err(|e| AppError::Setup(format!("kill: {e}")))
 }
 
 struct Host {
@@ -49,6 +59,8 @@ struct Host {
     receives: Cq,
     mr: Mr,
     pd: Pd,
+    /// Connection management is there as long as this is, and counts what came.
+    channel: EventChannel,
     context: Context,
 }
 
@@ -100,7 +112,8 @@ impl Host {
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let mr = pd.reg_mr(DATA + 2 * RPING_MAX, rights)?;
         let (sends, receives) = (context.create_cq(16384)?, context.create_cq(16384)?);
-        Ok(Self { sends, receives, mr, pd, context })
+        let channel = context.create_event_channel()?;
+        Ok(Self { sends, receives, mr, pd, channel, context })
     }
 
     fn qp(&self, id: &CmId, depth: u32) -> Result<Arc<Qp>> {
@@ -169,12 +182,18 @@ impl Host {
         Ok(())
     }
 
-    /// Says where a buffer is, and waits for the other side's word.
-    fn advertise(&self, qp: &Qp, at: usize, len: usize) -> Result<()> {
+    /// Says where a buffer is.
+    fn say(&self, qp: &Qp, at: usize, len: usize) -> Result<()> {
         let info = Info { addr: self.mr.addr() + at as u64, rkey: self.mr.rkey(), len: len as u32 };
         self.mr.write(SAID, &info.to_bytes())?;
         qp.post_send(&[SendWr::send(2, &[self.mr.sge(SAID..2 * SAID)?])])?;
         self.good(&self.sends, "SEND")?;
+        Ok(())
+    }
+
+    /// Says where a buffer is, and waits for the other side's word.
+    fn advertise(&self, qp: &Qp, at: usize, len: usize) -> Result<()> {
+        self.say(qp, at, len)?;
         self.good(&self.receives, "receive")?;
         self.receive(qp, SAID)
     }
@@ -182,14 +201,16 @@ impl Host {
     fn rping_client(&self, args: &CmArgs) -> Result<u64> {
         let len = args.size as usize;
         for _ in 0..args.rounds {
-            let id = self.connect_to(args, PortSpace::Tcp, RPING_PORT)?;
-            let qp = self.qp(&id, 16)?;
-            self.receive(&qp, SAID)?;
-            id.connect(&ConnParam { responder_resources: 1, initiator_depth: 1, ..ConnParam::default() })?;
+            let (id, qp) = self.connect_anew(args)?;
             for n in 0..args.count.into() {
                 let text = ping(n, len);
                 self.mr.write(DATA, &text)?;
                 self.mr.fill(DATA + RPING_MAX..DATA + RPING_MAX + len, 0xee)?;
+                if args.die_at.is_some_and(|at| n == u64::from(at)) {
+                    // The peer has our word, and READs what nobody will send.
+                    self.say(&qp, DATA, len)?;
+                    die()?;
+                }
                 self.advertise(&qp, DATA, len)?;
                 self.advertise(&qp, DATA + RPING_MAX, len)?;
                 let mut back = vec![0; len];
@@ -202,6 +223,47 @@ impl Host {
             self.flush(1)?;
         }
         Ok(u64::from(args.count) * u64::from(args.rounds))
+    }
+
+    /// Connects; as long as the peer still has a connection of a process that was here before, again on a new
+    /// identifier.
+    fn connect_anew(&self, args: &CmArgs) -> Result<(CmId, Arc<Qp>)> {
+        for stale in 0.. {
+            let id = self.connect_to(args, PortSpace::Tcp, RPING_PORT)?;
+            let qp = self.qp(&id, 16)?;
+            self.receive(&qp, SAID)?;
+            let param = ConnParam {
+                responder_resources: 1,
+                initiator_depth: 1,
+                retry_count: args.retries,
+                ..ConnParam::default()
+            };
+            match id.connect(&param) {
+                Ok(()) => return Ok((id, qp)),
+                Err(VerbsError::Cm(CmError::Rejected { reason: STALE, .. })) if stale < STALE_MAX => {
+                    println!("refused as stale");
+                }
+                Err(e) => return Err(e.into()),
+            }
+            drop((id, qp));
+            self.flush(1)?;
+        }
+        unreachable!("the loop is left by a return")
+    }
+
+    /// Waits until the peer has ended the connection of the process that was here before, and was answered.
+    fn predecessor_ended(&self) -> Result<()> {
+        let mirrored = || self.channel.counters().iter().any(|(name, n)| *name == "dreq_mirrored" && *n > 0);
+        let since = Instant::now();
+        while !mirrored() {
+            if since.elapsed() > PATIENCE {
+                return Err(AppError::Timeout("no DREQ of the connection before this process".into()));
+            }
+            let _ = self.channel.get_event(Duration::from_millis(20))?;
+            crate::stop::check()?;
+        }
+        println!("a DREQ of a connection that is not ours was answered");
+        Ok(())
     }
 
     /// Receives that were posted and not used end with the connection.
@@ -260,6 +322,10 @@ impl Host {
                     || !step(SendWr::send(5, &word), "SEND")?
                 {
                     break;
+                }
+                if args.die_at == Some(pings as u32) {
+                    // The peer goes on to its next ping, of which nobody will take a word.
+                    die()?;
                 }
                 pings += 1;
             }

@@ -9,21 +9,22 @@ mod report;
 mod results;
 mod rnr;
 mod run;
+mod unreliable;
 
 pub use cell::Network;
 pub use results::{Row, Verdict};
 
 use crate::cli::interop::{CheckArgs, InteropCli, InteropCommand, LinkArgs, NoteArgs, ReportArgs, RunArgs};
 use crate::error::{AppError, Result};
-use case::CASES;
-use cell::Requester;
+use case::{CASES, Case};
+use cell::{Cell, Requester};
 use remote::Remote;
 use results::Results;
-use rnr::LATE;
+use rnr::{LATE, Late};
 use run::Bench;
 use std::time::Instant;
 use verbs::port::{self, FaultPlan, PortOptions};
-use verbs::{Context, DeviceConfig, Drive, Gid, PortSource};
+use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource};
 
 /// Titles of the tables.
 const MATRIX: &str = "Matrix";
@@ -48,10 +49,54 @@ pub fn main(cli: &InteropCli) -> Result<()> {
 /// Failures after which a run ends: something is wrong that more cells do not tell.
 const FAILURES_MAX: usize = 5;
 
+/// Something to be tried.
+struct Trial {
+    part: &'static str,
+    /// Its line of the table.
+    what: String,
+    by: Requester,
+    /// All that tells it from others.
+    line: String,
+    work: Work,
+}
+
+enum Work {
+    Cell(Cell),
+    Case(&'static Case),
+    Late(&'static Late),
+}
+
+/// Everything to be tried on a network.
+fn trials(net: Network, mtu: Mtu, full: bool) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for cell in cell::matrix(net, mtu, full) {
+        let what = format!("{} {}", cell.service.name(), cell.op.name());
+        let line = format!("{cell} x {}", cell.count);
+        trials.push(Trial { part: MATRIX, what, by: cell.by, line, work: Work::Cell(cell) });
+    }
+    if net == Network::Faults {
+        return trials;
+    }
+    for by in Requester::BOTH {
+        let mut add = |part, name: &str, work| {
+            let line = format!("{:5} rc {name}", by.name());
+            trials.push(Trial { part, what: name.to_string(), by, line, work });
+        };
+        for case in CASES {
+            add(REMOTE_ERRORS, case.name, Work::Case(case));
+        }
+        for late in LATE {
+            add(RECEIVER_LATE, late.name, Work::Late(late));
+        }
+    }
+    trials
+}
+
 /// One network's run: its connection to the guest, and what came out so far.
 struct Session<'a> {
     args: &'a RunArgs,
     context: Context,
+    mtu: Mtu,
     bench: Option<Bench>,
     results: Results,
     passed: usize,
@@ -62,9 +107,28 @@ struct Session<'a> {
 fn run(args: &RunArgs) -> Result<()> {
     // The port first: over vhost the guest boots only when its other end is there.
     let context = open(args)?;
+    let (net, mtu) = (args.link.net, context.query_port(1)?.active_mtu);
+    let mut trials = trials(net, mtu, args.full);
+    trials.retain(|t| args.only.as_ref().is_none_or(|only| t.line.contains(only.as_str())));
+    if let Some(path) = args.results.as_ref().filter(|path| args.resume && path.exists()) {
+        let rows = results::read(path)?;
+        let seen = |t: &Trial| {
+            let done = |r: &Row| (&*r.net, &*r.part, &*r.cell) == (net.name(), t.part, &*t.line);
+            rows.iter().any(|r| done(r) && r.verdict != Verdict::Fail)
+        };
+        let all = trials.len();
+        trials.retain(|t| !seen(t));
+        println!("{} of {all} cells are left", trials.len());
+        if trials.is_empty() {
+            // A capture of nothing is none.
+            return args.link.pcap.as_ref().map_or(Ok(()), |path| {
+                std::fs::remove_file(path).map_err(|e| AppError::Setup(format!("{}: {e}", path.display())))
+            });
+        }
+    }
     let results = Results::append(args.results.as_deref())?;
-    let mut session = Session { args, context, bench: None, results, passed: 0, failed: 0, skipped: 0 };
-    let done = session.cells();
+    let mut session = Session { args, context, mtu, bench: None, results, passed: 0, failed: 0, skipped: 0 };
+    let done = session.all(&trials);
     if let Some(mut bench) = session.bench.take() {
         let _ = bench.remote.tell("bye");
     }
@@ -80,28 +144,27 @@ fn run(args: &RunArgs) -> Result<()> {
 }
 
 impl Session<'_> {
-    fn cells(&mut self) -> Result<()> {
-        let net = self.args.link.net;
-        let mtu = self.context.query_port(1)?.active_mtu;
-        for cell in cell::matrix(net, mtu, self.args.full) {
-            let what = format!("{} {}", cell.service.name(), cell.op.name());
-            let line = format!("{cell} x {}", cell.count);
-            self.one(MATRIX, &what, cell.by, &line, |bench| match bench.lacks(&cell) {
-                Some(why) => Ok(Some(why)),
-                None => bench.run(&cell).map(|()| None),
-            })?;
-        }
-        if net == Network::Faults {
-            return Ok(());
-        }
-        for by in Requester::BOTH {
-            for case in CASES {
-                let line = format!("{:5} rc {}", by.name(), case.name);
-                self.one(REMOTE_ERRORS, case.name, by, &line, |b| b.case(case, by, mtu).map(|()| None))?;
+    fn all(&mut self, trials: &[Trial]) -> Result<()> {
+        let start = Instant::now();
+        for (n, trial) in trials.iter().enumerate() {
+            if self.args.seconds.is_some_and(|s| start.elapsed().as_secs() >= s) {
+                println!(
+                    "STOPPED after {:?}: {} cells are left for --resume",
+                    start.elapsed(),
+                    trials.len() - n
+                );
+                break;
             }
-            for late in LATE {
-                let line = format!("{:5} rc {}", by.name(), late.name);
-                self.one(RECEIVER_LATE, late.name, by, &line, |b| b.late(late, by, mtu).map(|()| None))?;
+            self.one(trial)?;
+            if self.args.full && (n + 1) % 25 == 0 {
+                let (took, done) = (start.elapsed(), n as u32 + 1);
+                let left = took / done * (trials.len() as u32 - done);
+                println!(
+                    "{done} of {} cells in {} s, {} s to go",
+                    trials.len(),
+                    took.as_secs(),
+                    left.as_secs()
+                );
             }
         }
         Ok(())
@@ -109,17 +172,8 @@ impl Session<'_> {
 
     /// Runs one, prints its line and keeps its result. After a failure both sides are somewhere in the middle of it:
     /// the next one starts on a new connection to the guest.
-    fn one(
-        &mut self,
-        part: &str,
-        what: &str,
-        by: Requester,
-        line: &str,
-        work: impl FnOnce(&mut Bench) -> Result<Option<String>>,
-    ) -> Result<()> {
-        if self.args.only.as_ref().is_some_and(|only| !line.contains(only.as_str())) {
-            return Ok(());
-        }
+    fn one(&mut self, trial: &Trial) -> Result<()> {
+        let Trial { part, what, by, line, work } = trial;
         let net = self.args.link.net;
         if self.bench.is_none() {
             let remote = Remote::connect(self.args.guest)?;
@@ -129,11 +183,18 @@ impl Session<'_> {
         }
         let Some(bench) = &mut self.bench else { return Ok(()) };
         let start = Instant::now();
-        let result = work(bench);
+        let result = match work {
+            Work::Cell(cell) => match bench.lacks(cell) {
+                Some(why) => Ok(Some(why)),
+                None => bench.run(cell).map(|()| None),
+            },
+            Work::Case(case) => bench.case(case, *by, self.mtu),
+            Work::Late(late) => bench.late(late, *by, self.mtu).map(|()| None),
+        };
         let took = start.elapsed().as_secs_f64();
         let name = format!("{:6} {line}", net.name());
         let (verdict, detail) = match result {
-            Ok(None) => (Verdict::Pass, line.to_string()),
+            Ok(None) => (Verdict::Pass, line.clone()),
             Ok(Some(why)) => (Verdict::Skip, why),
             Err(AppError::Interrupted) => return Err(AppError::Interrupted),
             Err(e) => (Verdict::Fail, format!("{line}: {e}")),
@@ -154,12 +215,13 @@ impl Session<'_> {
             }
         }
         self.results.add(&Row {
-            part: part.into(),
+            part: (*part).into(),
             net: net.name().into(),
-            what: what.into(),
+            what: what.clone(),
             by: by.name().into(),
             verdict,
             detail,
+            cell: line.clone(),
         })?;
         if self.failed >= FAILURES_MAX {
             return Err(AppError::Verify(format!("{FAILURES_MAX} cells failed; the rest was not tried")));
@@ -181,10 +243,10 @@ fn open(args: &RunArgs) -> Result<Context> {
         };
         (plan, args.seed)
     });
-    open_port(&args.link, faults)
+    open_port(&args.link, faults, None)
 }
 
-fn open_port(link: &LinkArgs, faults: Option<(FaultPlan, u64)>) -> Result<Context> {
+fn open_port(link: &LinkArgs, faults: Option<(FaultPlan, u64)>, seed: Option<u64>) -> Result<Context> {
     let options =
         PortOptions { mtu: usize::from(link.link_mtu), mac: Some(link.mac), ..PortOptions::default() };
     let mut port = link.port.open(&options).map_err(|e| AppError::Setup(e.to_string()))?;
@@ -200,6 +262,7 @@ fn open_port(link: &LinkArgs, faults: Option<(FaultPlan, u64)>) -> Result<Contex
         addrs: vec![ours],
         vlan,
         drive: Drive::Caller,
+        seed,
         ..DeviceConfig::default()
     };
     let context = Context::open(config)?;
@@ -223,6 +286,7 @@ fn check(args: &CheckArgs) -> Result<()> {
             by: String::new(),
             verdict,
             detail,
+            cell: String::new(),
         };
         results.add(&row(CAPTURES))
     };
@@ -249,7 +313,7 @@ fn report(args: &ReportArgs) -> Result<()> {
     };
     let fail = |e: String| AppError::Setup(format!("{}: {e}", path.display()));
     let page = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-    let page =
-        report::into_page(&page, &tables).ok_or_else(|| fail("it has no place for the tables".into()))?;
+    let page = report::into_page(&page, &args.section, &tables)
+        .ok_or_else(|| fail(format!("it has no place for the tables of {}", args.section)))?;
     std::fs::write(path, page).map_err(|e| fail(e.to_string()))
 }

@@ -3,8 +3,10 @@
 use super::results::{Row, Verdict};
 use std::fmt::Write;
 
-/// Between these lines of a page stand the tables.
-const BEGIN: &str = "<!-- results -->";
+/// Between these lines of a page stand the tables of one kernel.
+fn begin(section: &str) -> String {
+    format!("<!-- results of {section} -->")
+}
 const END: &str = "<!-- end of results -->";
 
 /// Keys in the order in which they come first.
@@ -49,7 +51,7 @@ pub fn markdown(rows: &[Row]) -> String {
     for part in distinct(&all, |r| r.part.clone()) {
         let rows: Vec<_> = all.iter().copied().filter(|r| r.part == part).collect();
         let columns = distinct(&rows, column);
-        let _ = writeln!(text, "\n### {part}\n\n| | {} |", columns.join(" | "));
+        let _ = writeln!(text, "\n#### {part}\n\n| | {} |", columns.join(" | "));
         let _ = writeln!(text, "| --- |{}", " --- |".repeat(columns.len()));
         for what in distinct(&rows, |r| r.what.clone()) {
             let _ = write!(text, "| {what} |");
@@ -60,9 +62,18 @@ pub fn markdown(rows: &[Row]) -> String {
             }
             text.push('\n');
         }
+        let mut said: Vec<(String, usize)> = Vec::new();
         for row in rows.iter().filter(|r| matches!(r.verdict, Verdict::Fail | Verdict::Skip)) {
             let verdict = if row.verdict == Verdict::Fail { "Failed" } else { "Skipped" };
-            let _ = write!(text, "\n{verdict}: {}, {}: {}\n", column(row), row.what, row.detail);
+            let line = format!("{verdict}: {}, {}: {}", column(row), row.what, row.detail);
+            match said.iter_mut().find(|(l, _)| *l == line) {
+                Some((_, n)) => *n += 1,
+                None => said.push((line, 1)),
+            }
+        }
+        for (line, n) in said {
+            let times = if n > 1 { format!(" ({n} cells)") } else { String::new() };
+            let _ = write!(text, "\n{line}{times}\n");
         }
     }
     let count = |v: Verdict| rows.iter().filter(|r| r.verdict == v).count();
@@ -71,11 +82,12 @@ pub fn markdown(rows: &[Row]) -> String {
     text
 }
 
-/// A page with its tables replaced; `None` if it has no place for them.
-pub fn into_page(page: &str, tables: &str) -> Option<String> {
-    let (head, rest) = page.split_once(BEGIN)?;
+/// A page with the tables of a section replaced; `None` if it has no place for them.
+pub fn into_page(page: &str, section: &str, tables: &str) -> Option<String> {
+    let begin = begin(section);
+    let (head, rest) = page.split_once(&begin)?;
     let (_, tail) = rest.split_once(END)?;
-    Some(format!("{head}{BEGIN}\n{tables}\n{END}{tail}"))
+    Some(format!("{head}{begin}\n{tables}\n{END}{tail}"))
 }
 
 #[cfg(test)]
@@ -91,6 +103,7 @@ mod tests {
             by: text(by),
             verdict,
             detail: text(detail),
+            cell: String::new(),
         }
     }
 
@@ -101,17 +114,18 @@ mod tests {
             row("rc send", "ipv4", "us", Verdict::Pass, "0 B"),
             row("rc send", "ipv4", "linux", Verdict::Fail, "nothing came"),
             row("rc atomic_write", "ipv4", "us", Verdict::Skip, "not in 6.1"),
+            row("rc atomic_write", "ipv4", "us", Verdict::Skip, "not in 6.1"),
             row("kernel", "", "", Verdict::Note, "6.1"),
         ];
         let text = markdown(&rows);
         for line in [
             "| | ipv4, us | ipv4, linux |  |",
             "| rc send | 2 pass | **1 fail** |  |",
-            "| rc atomic_write | 1 skipped |  |  |",
+            "| rc atomic_write | 2 skipped |  |  |",
             "| kernel |  |  | 6.1 |",
             "Failed: ipv4, linux, rc send: nothing came",
-            "Skipped: ipv4, us, rc atomic_write: not in 6.1",
-            "2 passed, 1 failed, 1 skipped.",
+            "Skipped: ipv4, us, rc atomic_write: not in 6.1 (2 cells)",
+            "2 passed, 1 failed, 2 skipped.",
         ] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
         }
@@ -119,10 +133,13 @@ mod tests {
 
     #[test]
     fn a_page_keeps_what_is_around_the_tables() {
-        let page = format!("# A\n{BEGIN}\nold\n{END}\nb\n");
-        let new = into_page(&page, "new").unwrap();
-        assert_eq!(new, format!("# A\n{BEGIN}\nnew\n{END}\nb\n"));
-        assert_eq!(into_page(&new, "new"), Some(new.clone()));
-        assert_eq!(into_page("# A\n", "new"), None);
+        let place = |name: &str, text: &str| format!("{}\n{text}\n{END}\n", begin(name));
+        let page = format!("# A\n{}b\n{}c\n", place("6.1", "old"), place("7", "old"));
+        let new = into_page(&page, "7", "new").unwrap();
+        assert_eq!(new, format!("# A\n{}b\n{}c\n", place("6.1", "old"), place("7", "new")));
+        assert_eq!(into_page(&new, "7", "new"), Some(new.clone()));
+        let both = into_page(&new, "6.1", "new").unwrap();
+        assert_eq!(both, format!("# A\n{}b\n{}c\n", place("6.1", "new"), place("7", "new")));
+        assert_eq!(into_page(&page, "6.12", "new"), None);
     }
 }

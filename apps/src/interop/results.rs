@@ -2,6 +2,7 @@
 
 use crate::error::{AppError, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,10 @@ pub struct Row {
     /// The case in particular; with a failure or skip, why
     #[arg(long, default_value = "")]
     pub detail: String,
+    /// The cell, where a run of several tries has it once: the last try counts
+    #[arg(long, default_value = "")]
+    #[serde(default)]
+    pub cell: String,
 }
 
 /// A file of results that is added to; without a path, nothing is kept.
@@ -70,7 +75,7 @@ impl Results {
     }
 }
 
-/// Every row of a file.
+/// Every row of a file, but of several tries of a cell the last.
 ///
 /// # Errors
 /// [`AppError::Setup`] with the line that is none.
@@ -80,5 +85,52 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
     let row = |(n, line): (usize, &str)| {
         serde_json::from_str(line).map_err(|e| fail(format!("line {}: {e}", n + 1)))
     };
-    text.lines().enumerate().map(row).collect()
+    let rows = text.lines().enumerate().map(row).collect::<Result<Vec<Row>>>()?;
+    // In the order in which they were tried first.
+    let mut last: Vec<Row> = Vec::with_capacity(rows.len());
+    let mut places = HashMap::new();
+    for row in rows {
+        let key = (row.cell.clone(), row.net.clone(), row.part.clone());
+        match places.get(&key) {
+            Some(&at) if !row.cell.is_empty() => last[at] = row,
+            _ => {
+                places.insert(key, last.len());
+                last.push(row);
+            }
+        }
+    }
+    Ok(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_try_of_a_cell_counts() {
+        let row = |cell: &str, verdict| Row {
+            part: "Matrix".into(),
+            net: "ipv4".into(),
+            what: "rc send".into(),
+            by: "us".into(),
+            verdict,
+            detail: String::new(),
+            cell: cell.into(),
+        };
+        let path = std::env::temp_dir().join(format!("roce-interop-results-{}", std::process::id()));
+        let mut results = Results::append(Some(&path)).unwrap();
+        let rows = [
+            row("1 B", Verdict::Fail),
+            row("", Verdict::Note),
+            row("2 B", Verdict::Pass),
+            row("1 B", Verdict::Pass),
+            row("", Verdict::Note),
+        ];
+        for row in &rows {
+            results.add(row).unwrap();
+        }
+        let read = read(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read.unwrap(), [3, 1, 2, 4].map(|n: usize| rows[n].clone()));
+    }
 }

@@ -47,12 +47,14 @@ pub struct Terms {
     pub rnr_timer: u8,
     /// What the responder's queue pair allows, as access flags.
     pub access: Access,
+    /// The guest asks for atomics by the calls that look at nothing.
+    pub raw: bool,
 }
 
 impl Default for Terms {
     fn default() -> Self {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        Self { timeout: 18, retry_cnt: 7, rnr_retry: 7, rnr_timer: 12, access }
+        Self { timeout: 18, retry_cnt: 7, rnr_retry: 7, rnr_timer: 12, access, raw: false }
     }
 }
 
@@ -183,7 +185,7 @@ impl Bench {
         let t = terms;
         let theirs = self.remote.ask(&format!(
             "qp type={} mtu={} gid={} psn={} timeout={} retry={} rnr={} rnrt={} depth={depth} access={} srq={} \
-             atomic_write={}",
+             atomic_write={} raw={}",
             cell.service.name(),
             cell.mtu as u8,
             self.theirs,
@@ -195,6 +197,7 @@ impl Bench {
             t.access.bits(),
             u8::from(cell.srq && cell.by == Requester::Us),
             u8::from(cell.op == Op::AtomicWrite && cell.by == Requester::Linux),
+            u8::from(t.raw && cell.op.atomic() && cell.by == Requester::Linux),
         ))?;
         let ours = qp.endpoint(self.gid_index)?;
         let id = theirs.num("qp");
@@ -371,6 +374,9 @@ impl Bench {
             Service::Uc | Service::Ud => (UNREPEATED_PACKETS / cell.packets()).clamp(1, window),
         };
         let seed = 1000 + u64::from(cell.len);
+        if cell.service != Service::Rc && cell.packets() > UNREPEATED_PACKETS {
+            return self.one_by_one(cell, pair, seed);
+        }
         let window = u64::from(window);
         for first in (0..cell.count).step_by(batch as usize) {
             let part = Cell { count: batch.min(cell.count - first), ..*cell };

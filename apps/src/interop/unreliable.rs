@@ -1,0 +1,141 @@
+//! Unreliable messages longer than what the queues on the way surely hold: one at a time, and one that was lost is sent
+//! again. What arrives has to be whole and right; that a part is lost now and then is theirs.
+
+use super::cell::{Cell, Op, Requester};
+use super::remote::Reply;
+use super::run::{Bench, HALF, Pair, Target, all_done, slot_of};
+use crate::error::{AppError, Result};
+use std::time::{Duration, Instant};
+use verbs::{Wc, WcStatus};
+
+/// Times that a message is sent at most.
+const TRIES: u32 = 10;
+/// How long one may be under way.
+const SECONDS: u64 = 3;
+
+impl Bench {
+    /// The messages of a cell, `seed + n` the pattern of message `n`. Receives are posted.
+    pub(super) fn one_by_one(&mut self, cell: &Cell, pair: &Pair, seed: u64) -> Result<()> {
+        let mut lost = 0;
+        for n in 0..cell.count.into() {
+            let mut tries = 1..=TRIES;
+            loop {
+                if tries.next().is_none() {
+                    return Err(AppError::Timeout(format!("message {n} was lost {TRIES} times")));
+                }
+                let arrived = match cell.by {
+                    Requester::Us => self.send_one(cell, pair, seed, n)?,
+                    Requester::Linux => self.take_one(cell, pair, seed, n)?,
+                };
+                if arrived {
+                    break;
+                }
+                lost += 1;
+            }
+        }
+        if lost > 0 {
+            println!("     {lost} of {} messages were lost and sent again", cell.count + lost);
+        }
+        Ok(())
+    }
+
+    fn send_one(&mut self, cell: &Cell, pair: &Pair, seed: u64, n: u64) -> Result<bool> {
+        let (op, len, id) = (cell.op, cell.len, pair.id);
+        let pattern = seed + n;
+        if op.receives() {
+            self.remote.tell(&format!(
+                "expect qp={id} count=1 len={len} seed={pattern} op={} imm={n} secs={SECONDS} maybe=1",
+                op.name()
+            ))?;
+        }
+        self.post(pair, op, n, len, &Target { addr: pair.addr, rkey: pair.rkey, seed, slots: 1 })?;
+        let wc = self.next()?;
+        if wc.status != WcStatus::Success {
+            return Err(AppError::Completion(format!("message {n}: {}", wc.status)));
+        }
+        if op.receives() {
+            let reply = self.remote.answer()?;
+            if reply.num("status") != 0 {
+                all_done(&reply, 1)?;
+            }
+            if reply.num("done") == 0 {
+                return Ok(false);
+            }
+        }
+        if !op.writes() {
+            return Ok(true);
+        }
+        let line = format!("check off=0 len={len} seed={pattern}");
+        if op.receives() {
+            // The receive completion says that all of it is there.
+            return self.remote.ask(&line).map(|_| true);
+        }
+        Ok(in_time(|| self.remote.ask(&line).is_ok()))
+    }
+
+    fn take_one(&mut self, cell: &Cell, pair: &Pair, seed: u64, n: u64) -> Result<bool> {
+        let (op, len) = (cell.op, cell.len);
+        let pattern = seed + n;
+        let (addr, rkey) = self.region();
+        self.remote.tell(&format!(
+            "run qp={} op={} count=1 len={len} addr={addr} rkey={rkey} stride=0 seed={pattern} imm={n} window=1",
+            pair.id,
+            op.name(),
+        ))?;
+        if !op.receives() {
+            let reply = self.remote.answer()?;
+            all_done(&reply, 1)?;
+            return Ok(in_time(|| self.compare(0, len, pattern, "WRITE").is_ok()));
+        }
+        let mut wc = None;
+        let mut failed = None;
+        in_time(|| match self.look() {
+            Ok(found) => {
+                wc = found;
+                wc.is_some()
+            }
+            Err(e) => {
+                failed = Some(e);
+                true
+            }
+        });
+        if let Some(e) = failed {
+            return Err(e);
+        }
+        let reply: Reply = self.remote.answer()?;
+        all_done(&reply, 1)?;
+        let Some(wc) = wc else { return Ok(false) };
+        self.judge(cell, &wc, n)?;
+        let at = if op == Op::WriteImm { 0 } else { HALF + wc.wr_id as usize * slot_of(len) };
+        self.compare(at, len, pattern, &format!("message {n}"))?;
+        self.post_recv(pair, wc.wr_id as u32, len)?;
+        Ok(true)
+    }
+
+    fn judge(&self, cell: &Cell, wc: &Wc, n: u64) -> Result<()> {
+        if wc.status != WcStatus::Success {
+            return Err(AppError::Completion(format!("receive {n}: {}", wc.status)));
+        }
+        if wc.byte_len != cell.len {
+            return Err(AppError::Verify(format!("message {n} has {} bytes, not {}", wc.byte_len, cell.len)));
+        }
+        if cell.op.imm() && wc.imm_data() != Some(n as u32) {
+            return Err(AppError::Verify(format!("message {n} has immediate {:?}", wc.imm_data())));
+        }
+        Ok(())
+    }
+}
+
+/// Looks until it is there or the time is over.
+fn in_time(mut there: impl FnMut() -> bool) -> bool {
+    let since = Instant::now();
+    loop {
+        if there() {
+            return true;
+        }
+        if since.elapsed() > Duration::from_secs(SECONDS) {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+}
