@@ -319,6 +319,7 @@ impl Device {
                 | DeviceCapFlags::BAD_QKEY_CNTR
                 | DeviceCapFlags::SRQ_RESIZE
                 | DeviceCapFlags::MEM_WINDOW
+                | DeviceCapFlags::XRC
                 | DeviceCapFlags::MEM_MGT_EXTENSIONS
                 | DeviceCapFlags::MEM_WINDOW_TYPE_2B
                 | DeviceCapFlags::FLUSH_GLOBAL
@@ -371,7 +372,7 @@ impl Device {
             gid_tbl_len: self.gids().len(),
             pkey_tbl_len: 1,
             max_msg_sz: MESSAGE_MAX,
-            port_cap_flags: PortCapFlags::IP_BASED_GIDS,
+            port_cap_flags: PortCapFlags::CM_SUP | PortCapFlags::IP_BASED_GIDS,
             bad_pkey_cntr: counters.discarded(Discard::BadPkey),
             qkey_viol_cntr: counters.discarded(Discard::BadQkey),
             max_vl_num: 1,

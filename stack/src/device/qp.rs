@@ -205,14 +205,14 @@ impl QpCore {
         if init.srq.is_some_and(|srq| !Arc::ptr_eq(srq.device(), &device)) {
             return Err(DeviceError::Foreign { what: "shared receive queue" });
         }
-        let cap = grant(&init.cap)?;
         // ibv_create_qp(3): sizes of a queue that does not exist are ignored.
+        let no_recv = QpCap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap };
         let cap = match init.qp_type {
             QpType::XrcTgt => QpCap::default(),
             _ if init.srq.is_some() || init.qp_type == QpType::XrcIni => {
-                QpCap { max_recv_wr: 0, max_recv_sge: 0, ..cap }
+                QpCap { max_recv_wr: 0, max_recv_sge: 0, ..grant(&no_recv)? }
             }
-            _ => cap,
+            _ => grant(&init.cap)?,
         };
         if let Some(shard) = init.shard.filter(|s| *s >= device.shards()) {
             let max = device.shards() as u64 - 1;

@@ -1,0 +1,346 @@
+//! What query_device and query_port say that is no size of an object (those are in `limits.rs`): each is true.
+
+mod common;
+#[path = "common/link.rs"]
+mod link;
+mod wire;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::{Pair, all_rights, embedded, options, pump, take};
+use link::Link;
+use stack::device::Device;
+use verbs::error::errno::{EINVAL, ENOMEM};
+use verbs::{
+    Access, AtomicCap, Context, Counter, DeviceAttr, DeviceCapFlags, DeviceConfig, DeviceError, Drive, Mtu,
+    MwType, PortAttr, PortCapFlags, PostErrorKind, QpInitAttr, RcOptions, RecvWr, SendWr, Sge, SrqInitAttr,
+    VerbsError, Wc, XrcdInitAttr, ah_attr_to,
+};
+use wire::{Wire, datagram};
+
+// A field that is added does not compile until it is here, and it gets here with its test.
+#[test]
+fn every_field_is_known() {
+    let context = embedded();
+    let DeviceAttr {
+        fw_ver,
+        node_guid: _,                 // limits: names_numbers_and_clock
+        sys_image_guid: _,            // the same
+        vendor_id: _,                 // the same
+        vendor_part_id: _,            // the same
+        hw_ver: _,                    // the same
+        device_cap_flags: _,          // every_flag_is_true
+        max_mr_size: _,               // limits: max_mr_and_max_mr_size
+        page_size_cap: _,             // page_size_cap
+        max_qp: _,                    // limits: max_qp_and_qps_per_shard
+        qps_per_shard: _,             // the same
+        max_qp_wr: _,                 // limits: max_qp_wr
+        max_sge: _,                   // limits: max_sge_and_max_sge_rd
+        max_sge_rd: _,                // the same
+        max_inline_data: _,           // limits: max_inline_data
+        max_cq: _,                    // limits: max_cq
+        max_cqe: _,                   // limits: max_cqe
+        max_srq: _,                   // bad_input: Pd::create_srq -> Exhausted
+        max_srq_wr: _,                // max_srq_wr_and_max_srq_sge
+        max_srq_sge: _,               // the same
+        max_mr: _,                    // limits: max_mr_and_max_mr_size
+        max_mw: _,                    // max_mw
+        max_pd: _,                    // limits: max_pd
+        max_qp_rd_atom: _,            // limits: max_qp_rd_atom_and_max_qp_init_rd_atom
+        max_res_rd_atom: _,           // max_res_rd_atom
+        max_qp_init_rd_atom: _,       // limits: max_qp_rd_atom_and_max_qp_init_rd_atom
+        atomic_cap: _,                // atomic_cap
+        max_mcast_grp: _,             // multicast: limits_are_those_announced
+        max_mcast_qp_attach: _,       // the same
+        max_total_mcast_qp_attach: _, // the same
+        phys_port_cnt,
+        max_pkeys: _,                 // limits: max_pkeys_and_the_pkey_table
+        local_ca_ack_delay: _,        // local_ca_ack_delay
+        completion_timestamp_mask: _, // limits: names_numbers_and_clock
+        hca_core_clock: _,            // the same
+        shards: _,                    // limits: max_qp_and_qps_per_shard
+        max_ah: _,                    // max_ah
+    } = context.query_device();
+    let numbers: Vec<u32> = fw_ver.split('.').map(|part| part.parse().unwrap()).collect();
+    assert_eq!((fw_ver, numbers.len()), (env!("CARGO_PKG_VERSION"), 3));
+    assert!(context.query_port(phys_port_cnt).is_ok());
+    assert_eq!(context.query_port(phys_port_cnt + 1).unwrap_err().errno(), EINVAL);
+
+    let PortAttr {
+        state: _,          // events: s38_the_link_goes_down_and_up
+        phys_state: _,     // limits: the_port
+        max_mtu: _,        // every_mtu
+        active_mtu: _,     // the same
+        link_mtu: _,       // the same
+        mac: _,            // limits: names_numbers_and_clock
+        gid_tbl_len: _,    // limits: the_gid_table; events: s39_addresses_come_and_go
+        pkey_tbl_len: _,   // limits: max_pkeys_and_the_pkey_table
+        max_msg_sz: _,     // limits: max_msg_sz
+        port_cap_flags: _, // every_flag_is_true
+        bad_pkey_cntr: _,  // violations_are_counted
+        qkey_viol_cntr: _, // the same
+        max_vl_num: _,     // limits: the_port
+        active_width: _,   // nobody knows
+        active_speed: _,   // nobody knows
+        flags: _,          // limits: the_port; bad_input: Pd::create_ah -> NoGrh
+        link_layer: _,     // limits: the_port
+        queues,
+    } = context.query_port(1).unwrap();
+    assert_eq!(queues, 1);
+}
+
+// Each flag stands for something that works, which is tested by name; what has no flag here, the device has not.
+#[test]
+fn every_flag_is_true() {
+    use DeviceCapFlags as F;
+    let context = embedded();
+    let flags = context.query_device().device_cap_flags;
+    let tests = [
+        (F::BAD_PKEY_CNTR, "violations_are_counted"),
+        (F::BAD_QKEY_CNTR, "violations_are_counted"),
+        (F::CURR_QP_STATE_MOD, "limits: capabilities"),
+        (F::PORT_ACTIVE_EVENT, "events: s38_the_link_goes_down_and_up"),
+        (F::SYS_IMAGE_GUID, "limits: names_numbers_and_clock"),
+        (F::RC_RNR_NAK_GEN, "srq: l02_an_empty_queue_is_not_ready"),
+        (F::SRQ_RESIZE, "srq: l06_a_resize_keeps_the_order"),
+        (F::MEM_WINDOW, "windows: c01_r58_type_1_window"),
+        (F::XRC, "here, and xrc: x01_a_send_goes_to_the_queue_that_it_names"),
+        (F::MEM_MGT_EXTENSIONS, "registration: r60_fast_registration"),
+        (F::MEM_WINDOW_TYPE_2B, "windows: r59_type_2_window_from_another_queue_pair"),
+        (F::FLUSH_GLOBAL, "placement: c01_r56_flush"),
+        (F::ATOMIC_WRITE, "placement: c01_r55_atomic_write"),
+    ];
+    assert_eq!(tests.iter().map(|(flag, _)| *flag).fold(F::empty(), F::union), flags);
+
+    // A program that looks at the flag before it makes a domain must find it.
+    let xrcd = context.open_xrcd(&XrcdInitAttr::anonymous()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+    pd.create_xrc_srq(&SrqInitAttr::new(1, 1), &xrcd, &cq).unwrap();
+    pd.create_qp(&QpInitAttr::xrc_ini(&cq)).unwrap();
+    // As with connection management.
+    let caps = context.query_port(1).unwrap().port_cap_flags;
+    assert_eq!(caps, PortCapFlags::CM_SUP | PortCapFlags::IP_BASED_GIDS);
+    context.create_event_channel().unwrap();
+}
+
+// 4 KiB is the smallest page and every larger power of two is one: buffers of the library start on such pages.
+#[test]
+fn page_size_cap() {
+    let context = embedded();
+    let cap = context.query_device().page_size_cap;
+    assert_eq!((cap.trailing_zeros(), cap.count_ones()), (12, 52), "{cap:#x}");
+    let pd = context.alloc_pd().unwrap();
+    for (len, page) in [(1, 12), (8192, 12), ((2 << 20) - 1, 12), (2 << 20, 21), (5 << 20, 21)] {
+        let mr = pd.reg_mr(len, Access::empty()).unwrap();
+        assert_eq!((mr.addr() % (1 << page), cap >> page & 1), (0, 1), "{len} bytes at {:#x}", mr.addr());
+    }
+}
+
+// The peer's atomics are atomic with the processor's.
+#[test]
+fn atomic_cap() {
+    let context = Context::open(DeviceConfig::loopback().drive(Drive::Dedicated { cores: vec![] })).unwrap();
+    assert_eq!(context.query_device().atomic_cap, AtomicCap::Glob);
+    let p = Pair::new(context);
+    let (rounds, word) = (200, p.mr.atomic_u64(0).unwrap());
+    let stop = AtomicBool::new(false);
+    let ours = std::thread::scope(|scope| {
+        let ours = scope.spawn(|| {
+            let mut n = 0u64;
+            while !stop.load(Ordering::Relaxed) || n == 0 {
+                word.fetch_add(1, Ordering::Relaxed);
+                n += 1;
+            }
+            n
+        });
+        let sge = [p.mr.sge(64..72).unwrap()];
+        for _ in 0..rounds {
+            let add = SendWr::fetch_and_add(1, &sge, p.mr.addr(), p.mr.rkey(), 1 << 40).signaled();
+            p.a.post_send(&[add; 16]).unwrap();
+            let mut n = 0;
+            let mut wc = [Wc::default(); 16];
+            while n < 16 {
+                n += p.cq_a.poll(&mut wc).unwrap();
+                std::thread::yield_now();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        ours.join().unwrap()
+    });
+    assert_eq!(word.load(Ordering::Relaxed), ((16 * rounds) << 40) + ours, "none of either is lost");
+}
+
+// From a request to its acknowledgement is one turn of the shard, however long the clock says that it takes: what is
+// announced is how long a thread may be kept from making that turn.
+#[test]
+fn local_ca_ack_delay() {
+    let link = Link::new();
+    let delay = link.a.context.query_device().local_ca_ack_delay;
+    assert!((1..=31).contains(&delay), "an exponent of 4.096 us, {delay}");
+    link.b.qp.post_recv(&[RecvWr::new(1, &[]); 8]).unwrap();
+    for _ in 0..8 {
+        link.a.qp.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
+        pump(&link.a.context);
+        assert_eq!(link.a.done(), []);
+        pump(&link.b.context);
+        pump(&link.a.context);
+        assert_eq!(link.a.done().len(), 1);
+    }
+}
+
+// As many as there is memory for: 100 000 here, of which each works.
+#[test]
+fn max_ah() {
+    const MANY: usize = 100_000;
+    let context = embedded();
+    assert!(context.query_device().max_ah >= MANY);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+    let qp = pd.create_qp(&QpInitAttr::ud(&cq, &cq)).unwrap();
+    qp.activate_ud(5).unwrap();
+    let attr = ah_attr_to(context.query_gid(1, 1).unwrap(), 1);
+    let ahs: Vec<_> = (0..MANY).map(|_| pd.create_ah(&attr).unwrap()).collect();
+    for ah in [&ahs[0], &ahs[MANY / 2], &ahs[MANY - 1]] {
+        qp.post_send(&[SendWr::send(1, &[]).to(ah, qp.qp_num(), 5).signaled()]).unwrap();
+        assert!(take(&context, &cq, 1)[0].is_ok());
+    }
+}
+
+#[test]
+fn max_srq_wr_and_max_srq_sge() {
+    let context = embedded();
+    let (max, sges) = (context.query_device().max_srq_wr, context.query_device().max_srq_sge);
+    let pd = context.alloc_pd().unwrap();
+    let srq = pd.create_srq(&SrqInitAttr::new(max, sges)).unwrap();
+    let (cq_a, cq_b) = (context.create_cq(64).unwrap(), context.create_cq(64).unwrap());
+    let a = pd.create_qp(&QpInitAttr::rc(&cq_a, &cq_a)).unwrap();
+    let b = pd.create_qp(&QpInitAttr::rc(&cq_b, &cq_b).srq(&srq)).unwrap();
+    a.connect_rc(&b.endpoint(1).unwrap(), &options()).unwrap();
+    b.connect_rc(&a.endpoint(1).unwrap(), &options()).unwrap();
+    let mr = pd.reg_mr(4096, all_rights()).unwrap();
+    // The first with every element, from last to first; then as many as there is room for.
+    let list: Vec<Sge> =
+        (0..sges as usize).rev().map(|i| mr.sge(1024 + 2 * i..1026 + 2 * i).unwrap()).collect();
+    srq.post_recv(&[RecvWr::new(0, &list)]).unwrap();
+    let more = [list.as_slice(), &list[..1]].concat();
+    let e = srq.post_recv(&[RecvWr::new(1, &more)]).unwrap_err();
+    assert_eq!((e.kind, e.errno()), (PostErrorKind::TooManySge { given: more.len(), max: sges }, EINVAL));
+    let rest: Vec<_> = (1..u64::from(max)).map(|id| RecvWr::new(id, &[])).collect();
+    srq.post_recv(&rest).unwrap();
+    let e = srq.post_recv(&[RecvWr::new(9, &[])]).unwrap_err();
+    assert_eq!((e.kind, e.bad_wr, e.errno()), (PostErrorKind::Full { depth: max }, 0, ENOMEM));
+    assert_eq!(srq.waiting(), max);
+    let text: Vec<u8> = (0..2 * sges as u8).collect();
+    a.post_send(&[SendWr::send(1, &[]).inline(&text).signaled()]).unwrap();
+    assert_eq!(take(&context, &cq_b, 1)[0].byte_len as usize, text.len());
+    for (i, piece) in text.chunks(2).enumerate() {
+        let at = 1024 + 2 * (sges as usize - 1 - i);
+        assert_eq!(mr.to_vec(at..at + 2).unwrap(), piece);
+    }
+    for id in 1..u64::from(max) {
+        a.post_send(&[SendWr::send(id, &[])]).unwrap();
+        assert_eq!(take(&context, &cq_b, 1)[0].wr_id, id);
+    }
+    assert_eq!(srq.waiting(), 0);
+}
+
+// At the device's level, as regions are: 65 536 keys.
+#[test]
+fn max_mw() {
+    let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
+    let (pd, max) = (device.alloc_pd().unwrap(), device.attr().max_mw);
+    let kind = |n: usize| if n.is_multiple_of(2) { MwType::One } else { MwType::Two };
+    let mut mws: Vec<_> = (0..max).map(|n| pd.alloc_mw(kind(n)).unwrap()).collect();
+    let keys: std::collections::HashSet<_> = mws.iter().map(|mw| mw.rkey() >> 8).collect();
+    assert_eq!(keys.len(), max, "every window has keys of its own");
+    let e = VerbsError::from(pd.alloc_mw(MwType::Two).unwrap_err());
+    assert_eq!(e.errno(), ENOMEM, "{e}");
+    mws.pop();
+    mws.push(pd.alloc_mw(MwType::Two).unwrap());
+    assert!(pd.alloc_mw(MwType::One).is_err());
+}
+
+// Every queue pair of the device at once, each with all the READs that it may have.
+#[test]
+fn max_res_rd_atom() {
+    let config = DeviceConfig { qps_per_shard: 4, ..DeviceConfig::loopback() };
+    let context = Context::open(config.drive(Drive::Embedded)).unwrap();
+    let attr = context.query_device();
+    let each = usize::from(attr.max_qp_rd_atom);
+    assert_eq!(attr.max_res_rd_atom, attr.max_qp * each);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(128).unwrap());
+    let mr = pd.reg_mr(4096, all_rights()).unwrap();
+    let init = QpInitAttr::rc(&cq, &cq);
+    let qps: Vec<_> = (0..attr.max_qp).map(|_| pd.create_qp(&init).unwrap()).collect();
+    for pair in qps.chunks(2) {
+        pair[0].connect_rc(&pair[1].endpoint(1).unwrap(), &options()).unwrap();
+        pair[1].connect_rc(&pair[0].endpoint(1).unwrap(), &options()).unwrap();
+    }
+    for (i, qp) in qps.iter().enumerate() {
+        let sge = [mr.sge(8 * i..8 * i + 8).unwrap()];
+        let add = SendWr::fetch_and_add(1, &sge, mr.addr() + 2048, mr.rkey(), 1).signaled();
+        qp.post_send(&vec![add; each]).unwrap();
+    }
+    assert!(take(&context, &cq, attr.max_res_rd_atom).iter().all(Wc::is_ok));
+    assert_eq!(mr.read_u64(2048).unwrap(), attr.max_res_rd_atom as u64);
+    let e = pd.create_qp(&init).unwrap_err();
+    assert!(matches!(e, VerbsError::Device(DeviceError::Exhausted { .. })), "{e}");
+}
+
+// What a port's MTU carries is what its attributes say, and no more is taken.
+#[test]
+fn every_mtu() {
+    for (mtu, active) in [
+        (576, Mtu::Mtu256),
+        (1279, Mtu::Mtu1024),
+        (1500, Mtu::Mtu1024),
+        (2200, Mtu::Mtu2048),
+        (4200, Mtu::Mtu4096),
+        (9600, Mtu::Mtu4096),
+    ] {
+        let config = DeviceConfig { mtu, ..DeviceConfig::loopback() };
+        let p = Context::open(config.drive(Drive::Embedded)).unwrap();
+        let port = p.query_port(1).unwrap();
+        assert_eq!((port.link_mtu, port.active_mtu, port.max_mtu), (mtu, active, Mtu::Mtu4096), "{mtu}");
+        let p = Pair::new(p); // with the active MTU
+        assert_eq!(p.a.query().unwrap().0.path_mtu, active as u8);
+        p.a.post_send(&[SendWr::write(
+            1,
+            &[p.mr.sge(0..10_000).unwrap()],
+            p.mr.addr() + 20_000,
+            p.mr.rkey(),
+        )
+        .signaled()])
+            .unwrap();
+        assert!(p.done_a(1)[0].is_ok(), "{mtu}");
+        let packets = 10_000u64.div_ceil(active.bytes() as u64);
+        assert_eq!(p.a.counters().get(Counter::TxFrames), packets, "{mtu}");
+        if active < Mtu::Mtu4096 {
+            let qp = p.pd.create_qp(&QpInitAttr::rc(&p.cq_a, &p.cq_a)).unwrap();
+            let above = Mtu::from_enum(active as u8 + 1);
+            let e = qp.connect_rc(&p.b.endpoint(1).unwrap(), &RcOptions { path_mtu: above, ..options() });
+            assert_eq!(e.unwrap_err().errno(), EINVAL, "{mtu}");
+        }
+    }
+}
+
+#[test]
+fn violations_are_counted() {
+    let mut w = Wire::new(false);
+    let qp = w.pd.create_qp(&QpInitAttr::ud(&w.cq, &w.cq)).unwrap();
+    qp.activate_ud(5).unwrap();
+    let counted = |w: &Wire| {
+        let port = w.context.query_port(1).unwrap();
+        (port.bad_pkey_cntr, port.qkey_viol_cntr)
+    };
+    assert_eq!(counted(&w), (0, 0));
+    w.send(&qp, &[datagram(1, 6, b"wrong Q_Key"), datagram(2, 6, b"again")]);
+    assert_eq!(counted(&w), (0, 2));
+    let mut flow = w.flow(&qp);
+    flow.pkey = 0x8001;
+    w.send_on(&flow, &[datagram(3, 5, b"wrong P_Key")]);
+    assert_eq!(counted(&w), (1, 2));
+    w.post_recvs(&qp, 0..1, 100);
+    w.send(&qp, &[datagram(4, 5, b"right")]);
+    assert!(w.done()[0].is_ok());
+    assert_eq!(counted(&w), (1, 2));
+}

@@ -1,0 +1,181 @@
+//! That nothing is missing: read from the sources, as they are, and compared with the tables.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::bench::Case;
+
+fn cases() -> impl Iterator<Item = &'static Case> {
+    use crate::{device, inside, memory, post, qp, queues, xrc};
+    let tables =
+        [device::CASES, inside::CASES, memory::CASES, post::CASES, qp::CASES, queues::CASES, xrc::CASES];
+    tables.into_iter().flatten()
+}
+
+/// Each error type, and the file that has it.
+const ERRORS: &[(&str, &str)] = &[
+    ("VerbsError", "verbs/src/error.rs"),
+    ("BindError", "verbs/src/error.rs"),
+    ("PostErrorKind", "verbs/src/error.rs"),
+    ("OpenError", "stack/src/device/error.rs"),
+    ("DeviceError", "stack/src/device/error.rs"),
+    ("ModifyError", "stack/src/proto/state.rs"),
+    ("MemError", "stack/src/mem/table.rs"),
+    ("NetConfigError", "stack/src/net/config.rs"),
+    ("PortError", "stack/src/port/mod.rs"),
+];
+
+/// Variants that hold an error of another type, whose variants are in the tables.
+const WRAPPERS: &[&str] = &[
+    "VerbsError::Open",
+    "VerbsError::Device",
+    "VerbsError::Post",
+    "VerbsError::Bind",
+    "VerbsError::Cm",
+    "PostErrorKind::Bind",
+    "OpenError::Port",
+    "OpenError::Net",
+    "DeviceError::Address",
+    "DeviceError::Port",
+    "DeviceError::Modify",
+    "DeviceError::Memory",
+];
+
+/// What no table has, and the test that does: a file, and a function in it.
+const ELSEWHERE: &[(&str, &str, &str)] = &[
+    // Raw memory, where tests may be unsafe.
+    ("VerbsError::BadAddress", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
+    ("VerbsError::ReadOnly", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
+    ("Pd::reg_mr_raw", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
+    ("Mr::rereg_raw", "verbs/src/mr.rs", "raw_memory_is_registered_again"),
+    // Limits of the process: a process of its own.
+    ("DeviceError::Descriptor", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
+    ("Context::create_comp_channel", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
+    ("Context::async_fd", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
+    ("OpenError::Thread", "verbs/tests/exhaustion.rs", "no_thread"),
+    // Below verbs, whose calls cannot say it.
+    ("NetConfigError::Mac", "verbs/tests/bad_input/device.rs", "ports"),
+    ("MemError::UnknownKey", "stack/src/mem/table.rs", "revoked_once_reclaimed_once"),
+    ("MemError::Bound", "stack/src/mem/variable.rs", "a_region_stays_as_long_as_its_windows"),
+    ("PortError::Spec", "verbs/tests/bad_input/device.rs", "ports"),
+    ("PortError::NoDpdk", "verbs/tests/bad_input/device.rs", "ports"),
+    // In builds with DPDK.
+    ("PortError::Eal", "verbs/tests/lazy.rs", "the_first_queue_pair_starts_the_port"),
+    // Full tables of keys: at the device's level, in the table of this module.
+    ("Pd::alloc_mw", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
+    // As the calls that they begin.
+    ("Drain::try_finish", "verbs/tests/errno.rs", "control_calls_from_inside_a_turn"),
+];
+
+/// What does not happen on demand, or at all, and why.
+const NEVER: &[(&str, &str)] = &[
+    ("OpenError::Random", "the operating system gives random numbers"),
+    ("DeviceError::Random", "the operating system gives random numbers"),
+    ("Qp::state", "no error today"),
+    ("Srq::query", "no error today"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
+}
+
+/// A source file without its tests.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    text.split("#[cfg(test)]").next().unwrap_or_default().to_string()
+}
+
+fn name(text: &str) -> &str {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default()
+}
+
+/// The variants of an enum.
+fn variants(error: &str, file: &str) -> Vec<String> {
+    let text = code(&root().join(file));
+    let (_, body) = text
+        .split_once(&format!("pub enum {error} {{\n"))
+        .unwrap_or_else(|| panic!("{file} has no enum {error}"));
+    let (body, _) = body.split_once("\n}").expect("it ends");
+    // Variants stand one level in.
+    let lines = body.lines().filter_map(|line| line.strip_prefix("    "));
+    lines
+        .filter(|line| line.starts_with(char::is_uppercase))
+        .map(|l| format!("{error}::{}", name(l)))
+        .collect()
+}
+
+/// Public methods of the crate that return a `Result`, those of connection management aside: `rdma_cm_input.rs` has them.
+fn calls() -> Vec<String> {
+    let mut calls = Vec::new();
+    for entry in fs::read_dir(root().join("verbs/src")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "rs") {
+            continue;
+        }
+        let text = code(&path);
+        let (mut of, mut rest) = ("", text.as_str());
+        while let Some(line) = rest.lines().next() {
+            if let Some(head) = line.strip_prefix("impl") {
+                let head = head.split_once("> ").filter(|_| head.starts_with('<')).map_or(head, |(_, h)| h);
+                of = name(head.trim_start());
+            }
+            let function = line.trim_start().strip_prefix("pub ").and_then(|l| {
+                let l = l.trim_start_matches("const ").trim_start_matches("unsafe ");
+                l.strip_prefix("fn ")
+            });
+            if let Some(function) = function {
+                let signature = rest.split('{').next().unwrap_or_default();
+                if signature.contains("-> Result<") {
+                    calls.push(format!("{of}::{}", name(function)));
+                }
+            }
+            rest = rest.split_once('\n').map_or("", |(_, rest)| rest);
+        }
+    }
+    calls
+}
+
+/// Everything that has its test, or its reason not to have one.
+fn known(of: impl Fn(&'static Case) -> &'static str) -> BTreeSet<&'static str> {
+    let elsewhere = ELSEWHERE.iter().map(|(what, ..)| *what);
+    cases().map(of).chain(elsewhere).chain(NEVER.iter().map(|(what, _)| *what)).collect()
+}
+
+#[test]
+fn every_error_has_its_case() {
+    let known = known(|case| case.variant);
+    let mut all = BTreeSet::new();
+    for (error, file) in ERRORS {
+        let variants = variants(error, file);
+        assert!(variants.len() > 3, "{error}: {variants:?}");
+        all.extend(variants.into_iter().filter(|v| !WRAPPERS.contains(&v.as_str())));
+    }
+    let missing: Vec<_> = all.iter().filter(|v| !known.contains(v.as_str())).collect();
+    assert!(missing.is_empty(), "variants without a case: {missing:#?}");
+    let gone: Vec<_> = cases().map(|c| c.variant).filter(|v| !all.contains(*v)).collect();
+    assert!(gone.is_empty(), "cases of variants that do not exist: {gone:?}");
+}
+
+#[test]
+fn every_call_has_its_case() {
+    let (known, calls) = (known(|case| case.call), calls());
+    assert!(calls.len() > 100, "{}", calls.len());
+    let missing: Vec<_> = calls.iter().filter(|c| !known.contains(c.as_str())).collect();
+    assert!(missing.is_empty(), "calls without a case: {missing:#?}");
+    let gone: Vec<_> = cases().map(|c| c.call).filter(|c| !calls.iter().any(|call| call == c)).collect();
+    assert!(gone.is_empty(), "cases of calls that do not exist: {gone:?}");
+}
+
+#[test]
+fn what_is_tested_elsewhere_is() {
+    for (what, file, test) in ELSEWHERE {
+        let text = fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
+        assert!(text.contains(&format!("fn {test}()")), "{what}: there is no test {test} in {file}");
+    }
+    // A case is enough: nothing is excused that has one.
+    for case in cases() {
+        let excused = NEVER.iter().find(|(what, _)| *what == case.variant || *what == case.call);
+        assert!(excused.is_none(), "{excused:?} has a case");
+    }
+}
