@@ -674,6 +674,21 @@ fn m08_parameters_of_both_queue_pairs() {
     assert_eq!(passive.path, back, "local and remote change places");
 }
 
+// Goal: a REQ whose ACK timeout is 0, which to a queue pair means none, leaves no queue pair that waits for ever.
+#[test]
+fn m08_an_ack_timeout_of_zero_is_replaced() {
+    let mut w = world();
+    listen(&mut w);
+    for (i, given, taken) in [(1, 0, 17), (2, 1, 1), (3, 31, 31)] {
+        let mut req = forged(i);
+        req.primary.local_ack_timeout = given;
+        inject(&mut w, B, u64::from(i), req);
+        let (b, _) = request(&mut w);
+        let qpn = Qpn::new(0x100 + i);
+        assert_eq!(w.nodes[B].plan_accept(b, &Accept::new(qpn)).unwrap().timeout, taken, "{given}");
+    }
+}
+
 fn udp(port: u16, private_data: &[u8]) -> SidrRequest {
     SidrRequest {
         service_id: ServiceId::new(PortSpace::Udp, port),

@@ -1,6 +1,7 @@
 //! What MADs of peers do.
 
 use super::code;
+use super::config::Timing;
 use super::conn::{Conn, Depths, State};
 use super::counter::Counter;
 use super::event::{ConnId, Disconnect, Event, Path, QpParams, Request, Response, Transport};
@@ -158,7 +159,12 @@ impl Machine {
             path_mtu: mtu,
             max_rd_atomic: 0,
             max_dest_rd_atomic: 0,
-            timeout: req.primary.local_ack_timeout,
+            timeout: match req.primary.local_ack_timeout {
+                // To a queue pair 0 is no timeout at all: a lost packet, or a peer that is gone, would never be noticed.
+                // Nobody means that by the smallest code of a REQ.
+                0 => code::ack_timeout(Timing::default().packet_lifetime, self.config.ack_delay),
+                t => t,
+            },
             retry_cnt: req.retry_count,
             rnr_retry: req.rnr_retry_count,
             min_rnr_timer: 0,

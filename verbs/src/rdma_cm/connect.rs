@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use stack::device::cm::{Accept, Connect, IpHeader, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus};
+use stack::device::cm::{
+    Accept, Connect, IpHeader, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus, Transport,
+};
 use stack::device::{
     AsyncEvent, AttrMask, DeviceError, Gid, QpAttr, QpState, QpType, Qpn, cm_init, cm_rts, limit,
 };
@@ -12,7 +14,7 @@ use super::error::CmError;
 use super::event::{CmEventType, EventData};
 use super::gsi::{ah_attr, sgid_index};
 use super::id::CmId;
-use super::param::{ConnParam, MAX_INIT_DEPTH, PortSpace, UDP_QKEY, UdParam};
+use super::param::{ConnParam, MAX_INIT_DEPTH, UDP_QKEY, UdParam};
 use super::record::{Id, refusal};
 use super::state::IdState;
 use crate::attr::{attr_init_ud, attr_rts_ud, attr_to};
@@ -59,43 +61,46 @@ fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) ->
         let why = "make a queue pair with create_qp, or give the number of one in qp_num";
         return Err(CmError::Unsuitable { call, why });
     }
+    // An unreliable connection has neither READ nor atomics.
+    let reads = u8::from(id.qp_type == QpType::Rc);
     Ok(Checked {
         qpn,
         srq: id.qp.as_ref().map_or(param.srq, |qp| qp.core().srq().is_some()),
-        responder_resources: depth("responder_resources", param.responder_resources)?,
-        initiator_depth: depth("initiator_depth", param.initiator_depth)?,
+        responder_resources: depth("responder_resources", param.responder_resources)? * reads,
+        initiator_depth: depth("initiator_depth", param.initiator_depth)? * reads,
     })
 }
 
 impl CmId {
-    /// Makes the identifier's queue pair, of type RC ([`PortSpace::Tcp`], then in INIT: receives can be posted) or UD
-    /// ([`PortSpace::Udp`], then in RTS with the Q_Key [`UDP_QKEY`](super::UDP_QKEY)). Connecting and disconnecting move it
-    /// through its states.
+    /// Makes the identifier's queue pair, of the identifier's type ([`qp_type`](Self::qp_type)). One for connections is in
+    /// INIT then, and receives can be posted; one of UD is in RTS with the Q_Key [`UDP_QKEY`](super::UDP_QKEY). Connecting
+    /// and disconnecting move it through its states.
     ///
     /// # Errors
     /// `EINVAL` for a second one, another type, a protection domain of another device; as [`Pd::create_qp`].
     #[doc(alias = "rdma_create_qp")]
     pub fn create_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Arc<Qp>, VerbsError> {
-        let space = self.port_space();
-        let (wanted, why) = match space {
-            PortSpace::Tcp => (QpType::Rc, "connections of this port space are between RC queue pairs"),
-            PortSpace::Udp => (QpType::Ud, "identifiers of this port space have UD queue pairs"),
-        };
-        let call = "create_qp";
-        if init.qp_type != wanted {
-            return Err(CmError::Unsuitable { call, why }.into());
+        let qp_type = self.qp_type();
+        if init.qp_type != qp_type {
+            let why = match qp_type {
+                QpType::Uc => "the identifier was made for UC queue pairs",
+                QpType::Ud => "identifiers of datagrams have UD queue pairs",
+                _ => {
+                    "its connections are between RC queue pairs; create_id_of_type makes identifiers for others"
+                }
+            };
+            return Err(CmError::Unsuitable { call: "create_qp", why }.into());
         }
         if !Arc::ptr_eq(pd.core().device(), self.service.device()) {
             return Err(DeviceError::Foreign { what: "protection domain" }.into());
         }
         self.with(|id| may_have_qp(id))?;
         let qp = Arc::new(self.fresh_qp(pd, init)?);
-        match space {
-            PortSpace::Tcp => {
-                let (attr, mask) = cm_init();
-                qp.modify(&attr, mask)?;
-            }
-            PortSpace::Udp => qp.activate_ud(UDP_QKEY)?,
+        if qp_type == QpType::Ud {
+            qp.activate_ud(UDP_QKEY)?;
+        } else {
+            let (attr, mask) = cm_init();
+            qp.modify(&attr, mask)?;
         }
         self.with(|id| {
             may_have_qp(id)?; // somebody else may have been faster
@@ -133,7 +138,7 @@ impl CmId {
                 return Err(CmError::Unsuitable { call: "destroy_qp", why });
             };
             use IdState::{Accepting, Connected, Connecting};
-            if id.space == PortSpace::Tcp && matches!(id.state, Connecting | Accepting | Connected) {
+            if !id.is_ud() && matches!(id.state, Connecting | Accepting | Connected) {
                 id.qp = Some(qp);
                 return Err(CmError::Busy { object: "queue pair", why: "disconnect first" });
             }
@@ -174,10 +179,10 @@ impl CmId {
             let (Some(local), Some(peer)) = (id.local, id.peer) else {
                 return Err(CmError::NotConnected { call: "connect" }.into());
             };
-            let data_max = id.space.connect_data_max();
+            let data_max = id.room().connect_data_max();
             let service_id = ServiceId::new(id.space.cm(), peer.port());
             let ip = Some(IpHeader { src_port: local.port(), src: local.ip(), dst: peer.ip() });
-            if id.space == PortSpace::Udp {
+            if id.is_ud() {
                 at_most("the length of private_data", param.private_data.len(), data_max)?;
                 let request = SidrRequest {
                     service_id,
@@ -194,6 +199,7 @@ impl CmId {
             }
             let checked = check("connect", id, param, data_max)?;
             let connect = Connect {
+                transport: if id.qp_type == QpType::Uc { Transport::Uc } else { Transport::Rc },
                 mtu: id.options.path_mtu.unwrap_or(device.port_attr().active_mtu),
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
@@ -225,7 +231,7 @@ impl CmId {
     /// `ETIMEDOUT`, `ECONNREFUSED`.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
-        let space = self.port_space();
+        let ud = self.qp_type() == QpType::Ud;
         self.service.call(|state, device, now| {
             let id = state.id(self.number);
             id.expect(
@@ -233,9 +239,9 @@ impl CmId {
                 &[IdState::Requested],
                 "only a request that is not answered yet can be accepted",
             )?;
-            let checked = check("accept", id, param, space.accept_data_max())?;
+            let checked = check("accept", id, param, id.room().accept_data_max())?;
             let private_data = param.private_data.to_vec();
-            if space == PortSpace::Udp {
+            if ud {
                 let sidr = id.sidr.ok_or(CmError::NotConnected { call: "accept" })?;
                 let (status, qpn) = (SidrStatus::SUCCESS, checked.qpn);
                 let reply = SidrReply { status, qpn, qkey: UDP_QKEY, info: Vec::new(), private_data };
@@ -256,10 +262,7 @@ impl CmId {
             };
             state.accept_conn(device, now, self.number, &accept)
         })?;
-        match space {
-            PortSpace::Tcp => self.finish("accept", &[CmEventType::Established]),
-            PortSpace::Udp => Ok(()),
-        }
+        if ud { Ok(()) } else { self.finish("accept", &[CmEventType::Established]) }
     }
 
     /// Refuses a request, or a response where the identifier has no queue pair, with up to
@@ -273,7 +276,7 @@ impl CmId {
             let id = state.id(self.number);
             let wanted = "only a request or a response that is not answered yet can be refused";
             id.expect("reject", &[IdState::Requested, IdState::Responded], wanted)?;
-            at_most("the length of private_data", private_data.len(), id.space.reject_data_max())?;
+            at_most("the length of private_data", private_data.len(), id.room().reject_data_max())?;
             if let Some(sidr) = id.sidr {
                 state.machine.sidr_reply(now, sidr, &refusal(private_data.into())).map_err(CmError::from)?;
                 state.sidrs.remove(&sidr);
@@ -303,7 +306,7 @@ impl CmId {
     pub fn disconnect(&self) -> Result<(), VerbsError> {
         let ended = self.service.call(|state, _, now| {
             let id = state.id(self.number);
-            if id.space == PortSpace::Udp {
+            if id.is_ud() {
                 let why = "datagrams have no connection; destroy the identifier";
                 return Err(CmError::Unsuitable { call: "disconnect", why }.into());
             }
@@ -373,7 +376,7 @@ impl CmId {
         let call = "init_qp_attr";
         self.service.call(|state, device, _| {
             let id = &state.ids[&self.number];
-            if id.space == PortSpace::Udp {
+            if id.is_ud() {
                 return match to {
                     QpState::Init => Ok(attr_init_ud(UDP_QKEY)),
                     QpState::Rtr => Ok(attr_to(to)),
@@ -416,7 +419,7 @@ impl CmId {
         self.service.call(|state, device, _| {
             let id = &state.ids[&self.number];
             let no = |why| VerbsError::from(CmError::Unsuitable { call, why });
-            if id.space != PortSpace::Udp {
+            if !id.is_ud() {
                 return Err(no("only datagrams go to groups"));
             }
             let qp = id.qp.clone().ok_or_else(|| no("make a queue pair with create_qp first"))?;

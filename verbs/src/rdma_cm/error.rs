@@ -2,10 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use stack::device::QpType;
+
+use super::param::PortSpace;
 use super::state::IdState;
 use crate::error::errno::{
-    EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, ECONNREFUSED, ECONNRESET, EINVAL, ENETUNREACH, ENOTCONN,
-    ETIMEDOUT,
+    EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, ECONNREFUSED, ECONNRESET, EINVAL, ENETUNREACH, ENODEV,
+    ENOTCONN, ETIMEDOUT,
 };
 
 /// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited
@@ -43,6 +46,21 @@ pub enum CmError {
         /// Why not, and what to do.
         why: &'static str,
     },
+    /// The port space has no queue pairs of this type.
+    #[error(
+        "identifiers of port space {space:?} have no {given:?} queue pairs; RC is Tcp or Ib, UC is Ib, UD is Udp or Ib"
+    )]
+    QpType {
+        /// The port space.
+        space: PortSpace,
+        /// The type asked for.
+        given: QpType,
+    },
+    /// The port space of IP over InfiniBand, on a link that is Ethernet.
+    #[error(
+        "IpoIb takes its Q_Key from the broadcast group of an IPoIB interface, and RoCE has none; use Udp"
+    )]
+    NoIpoIb,
     /// A port that somebody else is bound to.
     #[error("port {port} is in use in this port space; choose another one, or 0 for any")]
     AddrInUse {
@@ -129,6 +147,8 @@ impl CmError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::State { .. } | Self::Range { .. } | Self::Unsuitable { .. } | Self::Option(_) => EINVAL,
+            Self::QpType { .. } => EINVAL,
+            Self::NoIpoIb => ENODEV,
             Self::AddrInUse { .. } => EADDRINUSE,
             Self::AddrNotAvail { .. } | Self::NoPort(_) => EADDRNOTAVAIL,
             Self::Family { .. } => EAFNOSUPPORT,

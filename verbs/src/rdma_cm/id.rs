@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::cm::{self, Listen, Path, ServiceId};
-use stack::device::{DeviceError, Gid};
+use stack::device::{DeviceError, Gid, QpType};
 
 use super::channel::EventChannel;
 use super::error::CmError;
@@ -39,12 +39,30 @@ pub struct CmId {
 }
 
 impl Context {
-    /// Makes an identifier of this device. Its events go to `channel`; without one it is synchronous.
+    /// Makes an identifier of this device, for queue pairs of the type that is usual in the port space. Its events go to
+    /// `channel`; without one it is synchronous.
     ///
     /// # Errors
-    /// `EINVAL` for a channel of another device; as [`create_event_channel`](Self::create_event_channel).
+    /// `EINVAL` for a channel of another device, `ENODEV` for [`PortSpace::IpoIb`]; as
+    /// [`create_event_channel`](Self::create_event_channel).
     #[doc(alias = "rdma_create_id")]
     pub fn create_id(&self, channel: Option<&EventChannel>, space: PortSpace) -> Result<CmId, VerbsError> {
+        self.create_id_of_type(channel, space, space.qp_type())
+    }
+
+    /// Makes an identifier for queue pairs of this type, where the port space leaves a choice: RC, UC or UD with
+    /// [`PortSpace::Ib`]. In C it comes with the address information of `rdma_create_ep` (`ai_qp_type`).
+    ///
+    /// # Errors
+    /// `EINVAL` for a type that the port space has not; as [`create_id`](Self::create_id).
+    #[doc(alias = "rdma_create_ep")]
+    pub fn create_id_of_type(
+        &self,
+        channel: Option<&EventChannel>,
+        space: PortSpace,
+        qp_type: QpType,
+    ) -> Result<CmId, VerbsError> {
+        space.check(qp_type)?;
         let service = self.cm()?;
         if channel.is_some_and(|c| !Arc::ptr_eq(&c.service, &service)) {
             return Err(DeviceError::Foreign { what: "event channel" }.into());
@@ -56,7 +74,7 @@ impl Context {
             if queue == number {
                 state.queues.open(number, None);
             }
-            state.ids.insert(number, Id::new(space, queue));
+            state.ids.insert(number, Id::new(space, qp_type, queue));
             number
         };
         Ok(CmId { number, service })
@@ -107,6 +125,10 @@ impl CmId {
     /// Its port space.
     pub fn port_space(&self) -> PortSpace {
         self.with(|id| id.space)
+    }
+    /// The type of its queue pair.
+    pub fn qp_type(&self) -> QpType {
+        self.with(|id| id.qp_type)
     }
     /// Sets the program's own context, which its events carry; new identifiers inherit it from their listener.
     pub fn set_context(&self, context: u64) {
@@ -437,7 +459,7 @@ impl CmId {
                 CmOption::AckTimeout(timeout) => {
                     range("the ACK timeout", timeout, 31)?;
                     id.expect("set_option", &open, "the ACK timeout is set before the connection is made")?;
-                    if id.space != PortSpace::Tcp {
+                    if id.qp_type != QpType::Rc {
                         return Err(CmError::Option("only reliable connections have an ACK timeout").into());
                     }
                     id.options.ack_timeout = Some(timeout);
@@ -508,6 +530,8 @@ impl PortSpace {
         match self {
             Self::Tcp => cm::PortSpace::Tcp,
             Self::Udp => cm::PortSpace::Udp,
+            Self::Ib => cm::PortSpace::Ib,
+            Self::IpoIb => cm::PortSpace::IpoIb,
         }
     }
 }

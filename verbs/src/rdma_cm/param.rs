@@ -1,5 +1,9 @@
 //! What a program says when it connects or accepts, and what it hears of the other side.
 
+use stack::device::QpType;
+
+use super::error::CmError;
+
 /// A port space: what connections of an identifier are (`enum rdma_port_space`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[doc(alias = "rdma_port_space")]
@@ -10,6 +14,16 @@ pub enum PortSpace {
     /// Datagrams between UD queue pairs, whose numbers and Q_Keys are found out by connecting.
     #[doc(alias = "RDMA_PS_UDP")]
     Udp,
+    /// Any service type, RC unless the identifier is made for another one
+    /// ([`create_id_of_type`](crate::Context::create_id_of_type)): UC connections are had in no other port space. Over IP
+    /// addresses, as Linux has it too: ports, and the header in front of private data, are as in the others. `AF_IB`
+    /// addresses with service IDs of one's own there are none.
+    #[doc(alias = "RDMA_PS_IB")]
+    Ib,
+    /// Datagrams of IP over InfiniBand. Its Q_Key is that of the broadcast group of an IPoIB interface, which a RoCE port
+    /// has not; identifiers of it are refused with [`CmError::NoIpoIb`].
+    #[doc(alias = "RDMA_PS_IPOIB")]
+    IpoIb,
 }
 
 impl PortSpace {
@@ -19,27 +33,47 @@ impl PortSpace {
         match self {
             Self::Tcp => 0x0106,
             Self::Udp => 0x0111,
+            Self::Ib => 0x013f,
+            Self::IpoIb => 0x0002,
         }
     }
-    /// Bytes of private data that a request of this port space carries.
+    /// The type of the queue pairs of an identifier where none is asked for.
+    pub const fn qp_type(self) -> QpType {
+        match self {
+            Self::Tcp | Self::Ib => QpType::Rc,
+            Self::Udp | Self::IpoIb => QpType::Ud,
+        }
+    }
+    /// Checks the type of queue pairs that an identifier is made for.
+    pub(super) const fn check(self, qp_type: QpType) -> Result<(), CmError> {
+        match (self, qp_type) {
+            (Self::IpoIb, _) => Err(CmError::NoIpoIb),
+            (Self::Tcp, QpType::Rc)
+            | (Self::Udp, QpType::Ud)
+            | (Self::Ib, QpType::Rc | QpType::Uc | QpType::Ud) => Ok(()),
+            _ => Err(CmError::QpType { space: self, given: qp_type }),
+        }
+    }
+    /// Bytes of private data that a request of this port space carries; with [`Ib`](Self::Ib), one for a connection. One
+    /// for datagrams carries what [`Udp`](Self::Udp) does.
     pub const fn connect_data_max(self) -> usize {
         match self {
-            Self::Tcp => 56,
-            Self::Udp => 180,
+            Self::Tcp | Self::Ib => 56,
+            Self::Udp | Self::IpoIb => 180,
         }
     }
-    /// Bytes of private data that an accepting answer carries.
+    /// Bytes of private data that an accepting answer carries; likewise.
     pub const fn accept_data_max(self) -> usize {
         match self {
-            Self::Tcp => 196,
-            Self::Udp => 136,
+            Self::Tcp | Self::Ib => 196,
+            Self::Udp | Self::IpoIb => 136,
         }
     }
-    /// Bytes of private data that a refusal carries.
+    /// Bytes of private data that a refusal carries; likewise.
     pub const fn reject_data_max(self) -> usize {
         match self {
-            Self::Tcp => 148,
-            Self::Udp => 136,
+            Self::Tcp | Self::Ib => 148,
+            Self::Udp | Self::IpoIb => 136,
         }
     }
 }
@@ -150,7 +184,9 @@ pub enum CmOption {
     /// The IPv6 wildcard address means IPv6 only; before [`bind_addr`](super::CmId::bind_addr).
     #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
     AfOnly(bool),
-    /// Exponent of the queue pair's ACK timeout, 0 to 31: 4.096 us * 2^n. Before the connection is made; told to the peer.
+    /// Exponent of the queue pair's ACK timeout, 0 to 31: 4.096 us * 2^n, and none at all for 0. Before the connection is
+    /// made; told to the peer. With `accept`, the peer's is used where none is set here; where that is 0, which would leave
+    /// a queue pair that never notices that its peer is gone, the usual one (17, 0.54 s).
     #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
     AckTimeout(u8),
     /// Exponent of how long either side's connection management may take to answer, 0 to 31: 4.096 us * 2^n; usually 20

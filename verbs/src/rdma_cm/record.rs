@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use stack::device::cm::{
     Accept, ConnId, Disconnect, Event, IpHeader, ListenId, Path, QpParams, Reason, Reject, Request, Response,
-    SidrId, SidrReply, SidrStatus, Timing,
+    SidrId, SidrReply, SidrStatus, Timing, Transport,
 };
-use stack::device::{AttrMask, Device, Gid, Instant, QpAttr, QpState, Qpn, cm_rtr, cm_rts};
+use stack::device::{AttrMask, Device, Gid, Instant, QpAttr, QpState, QpType, Qpn, cm_rtr, cm_rts};
 
 use super::error::CmError;
 use super::event::{CmEventType, EventData};
@@ -25,6 +25,8 @@ use crate::qp::Qp;
 /// An identifier.
 pub(super) struct Id {
     pub space: PortSpace,
+    /// Of its queue pair.
+    pub qp_type: QpType,
     pub state: IdState,
     /// Where its events go: a channel's queue, or one of its own.
     pub queue: u64,
@@ -58,9 +60,10 @@ pub(super) struct Id {
 }
 
 impl Id {
-    pub(super) fn new(space: PortSpace, queue: u64) -> Self {
+    pub(super) fn new(space: PortSpace, qp_type: QpType, queue: u64) -> Self {
         Self {
             space,
+            qp_type,
             state: IdState::Idle,
             queue,
             context: 0,
@@ -82,6 +85,16 @@ impl Id {
             unacked: 0,
             last: None,
         }
+    }
+
+    /// Whether it is about datagrams, and has no connection.
+    pub(super) fn is_ud(&self) -> bool {
+        self.qp_type == QpType::Ud
+    }
+
+    /// The port space whose messages its own are like: they have room for the same private data.
+    pub(super) fn room(&self) -> PortSpace {
+        if self.is_ud() { PortSpace::Udp } else { PortSpace::Tcp }
     }
 
     /// Refuses a call in other states than these.
@@ -145,8 +158,7 @@ impl Id {
     /// Whether a peer has reason to believe in a connection.
     pub(super) fn had_connection(&self) -> bool {
         use IdState::{Accepting, Connected, Connecting, Disconnecting, Responded};
-        self.space == PortSpace::Tcp
-            && matches!(self.state, Accepting | Connected | Connecting | Disconnecting | Responded)
+        !self.is_ud() && matches!(self.state, Accepting | Connected | Connecting | Disconnecting | Responded)
     }
 
     /// The queue pair flushes what it holds.
@@ -316,12 +328,15 @@ impl State {
     ///
     /// # Errors
     /// Why there is none.
-    fn listener_for(&self, listen: ListenId, dst: IpAddr) -> Result<u64, Reason> {
+    fn listener_for(&self, listen: ListenId, dst: IpAddr, qp_type: QpType) -> Result<u64, Reason> {
         let key = self.listens.get(&listen).ok_or(Reason::INVALID_SERVICE_ID)?;
         let ids = self.listeners.get(key).map_or(&[][..], |(_, ids)| ids);
         let fit = |n: &&u64| self.ids.get(n).map_or(0, |id| id.serves(dst));
         let best = ids.iter().max_by_key(fit).filter(|n| fit(n) > 0).ok_or(Reason::INVALID_SERVICE_ID)?;
         let id = &self.ids[best];
+        if id.qp_type != qp_type {
+            return Err(Reason::INVALID_TRANSPORT);
+        }
         if id.waiting >= id.backlog || !self.queues.is_open(id.queue) {
             return Err(Reason::NO_RESOURCES);
         }
@@ -339,7 +354,7 @@ impl State {
     ) -> u64 {
         let number = self.number();
         let of = &self.ids[&listener];
-        let mut id = Id::new(of.space, of.queue);
+        let mut id = Id::new(of.space, of.qp_type, of.queue);
         let port = of.local.map_or(0, |l| l.port());
         let (src, src_port) = ip.map_or((path.dgid.to_ip(), 0), |ip| (ip.src, ip.src_port));
         id.state = IdState::Requested;
@@ -358,7 +373,11 @@ impl State {
 
     fn request(&mut self, now: Instant, listen: ListenId, conn: ConnId, request: Request) {
         let dst = request.ip.map_or(request.path.sgid.to_ip(), |ip| ip.dst);
-        match self.listener_for(listen, dst) {
+        let qp_type = match request.transport {
+            Transport::Rc => QpType::Rc,
+            Transport::Uc => QpType::Uc,
+        };
+        match self.listener_for(listen, dst, qp_type) {
             Ok(listener) => {
                 let data = EventData {
                     peer: Some(of_request(&request)),
@@ -390,7 +409,7 @@ impl State {
         private_data: Vec<u8>,
     ) {
         let dst = ip.map_or(path.sgid.to_ip(), |ip| ip.dst);
-        match self.listener_for(listen, dst) {
+        match self.listener_for(listen, dst, QpType::Ud) {
             Ok(listener) => {
                 let data = EventData { private_data, ..EventData::new(CmEventType::ConnectRequest) };
                 let number = self.announce(listener, path, ip, data, |id| id.sidr = Some(sidr));
@@ -398,7 +417,7 @@ impl State {
             }
             Err(reason) => {
                 let status = match reason {
-                    Reason::INVALID_SERVICE_ID => SidrStatus::UNSUPPORTED,
+                    Reason::INVALID_SERVICE_ID | Reason::INVALID_TRANSPORT => SidrStatus::UNSUPPORTED,
                     _ => SidrStatus::NO_QP,
                 };
                 let _ = self.machine.sidr_reply(now, sidr, &SidrReply { status, ..refusal(Vec::new()) });
