@@ -80,6 +80,10 @@ impl PortQueue for Lent {
         self.queue().alloc()
     }
     #[inline]
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.queue().alloc_burst(out, n);
+    }
+    #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.queue().recycle(frames);
     }

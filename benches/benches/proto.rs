@@ -20,7 +20,7 @@ struct Endless {
 }
 
 impl SendRing for Endless {
-    fn published(&mut self) -> u32 {
+    fn published(&self) -> u32 {
         self.published
     }
     fn slot(&self, _: u32) -> &[Granule] {
@@ -81,7 +81,7 @@ fn requester(c: &mut Criterion) {
             sq.published = sq.published.wrapping_add(STRIDE);
             let mut last = Psn::new(0);
             for _ in 0..STRIDE {
-                last = black_box(requester.poll_transmit(now, gates, 0, &mut sq)).expect("a packet").psn;
+                last = black_box(requester.poll_transmit(now, gates, 0, &sq)).expect("a packet").psn;
             }
             ack.psn = last;
             black_box(requester.handle_response(now, &ack, &sq)).expect("it answers something")

@@ -226,8 +226,10 @@ impl Mtu {
     }
     /// Packets of a message of `len` bytes: `max(1, ceil(len / mtu))`.
     pub const fn packets(self, len: u32) -> u32 {
-        let n = (len as u64 + self.bytes() as u64 - 1) >> self.log2();
-        if n == 0 { 1 } else { n as u32 }
+        if len as usize <= self.bytes() {
+            return 1;
+        }
+        ((len as u64 + self.bytes() as u64 - 1) >> self.log2()) as u32
     }
 }
 

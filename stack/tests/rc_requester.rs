@@ -91,7 +91,7 @@ fn q03_packets_of_a_message() {
 struct OneRequest(Vec<Granule>);
 
 impl SendRing for OneRequest {
-    fn published(&mut self) -> u32 {
+    fn published(&self) -> u32 {
         1
     }
     fn slot(&self, _: u32) -> &[Granule] {
@@ -106,7 +106,7 @@ fn q04_write_of_2_31_bytes() {
     let mut wqe = SendWqe::new(1, RdmaWrite, SendFlags::SIGNALED);
     (wqe.remote_addr, wqe.rkey, wqe.length, wqe.num_sge) = (REMOTE_VA, REMOTE_KEY, 1 << 31, 1);
     put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 1 << 31, lkey: 1 }]);
-    let mut sq = OneRequest(slot);
+    let sq = OneRequest(slot);
     let mut requester = Requester::new(1);
     let config = RequesterConfig {
         mtu: Mtu::Mtu4096,
@@ -122,7 +122,7 @@ fn q04_write_of_2_31_bytes() {
     let (mut packets, mut bytes, mut in_flight) = (0u32, 0u64, 0);
     let mut last = None;
     loop {
-        match requester.poll_transmit(now, gates, 0, &mut sq) {
+        match requester.poll_transmit(now, gates, 0, &sq) {
             Ok(segment) => {
                 assert_eq!(segment.psn, Psn::new(0xff_0000).add(packets));
                 assert_eq!(u64::from(segment.offset), bytes);
@@ -158,7 +158,7 @@ struct Epochs {
 }
 
 impl SendRing for Epochs {
-    fn published(&mut self) -> u32 {
+    fn published(&self) -> u32 {
         self.published
     }
     fn slot(&self, seq: u32) -> &[Granule] {
@@ -191,14 +191,14 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
     let now = Instant::from_nanos(1);
     for seq in 0..2 {
-        assert_eq!(requester.poll_transmit(now, gates, 1, &mut sq).unwrap().seq, seq);
+        assert_eq!(requester.poll_transmit(now, gates, 1, &sq).unwrap().seq, seq);
         acknowledge(&mut requester, now, Psn::new(seq), &sq);
     }
     sq.published = 3;
-    assert_eq!(requester.poll_transmit(now, gates, 1, &mut sq).unwrap_err(), Idle::NothingToDo);
+    assert_eq!(requester.poll_transmit(now, gates, 1, &sq).unwrap_err(), Idle::NothingToDo);
     assert_eq!(requester.head(), 3);
     sq.published = 4;
-    assert_eq!(requester.poll_transmit(now, gates, 1, &mut sq).unwrap().seq, 3);
+    assert_eq!(requester.poll_transmit(now, gates, 1, &sq).unwrap().seq, 3);
 }
 
 /// Hands the requester an acknowledgement as from the wire.

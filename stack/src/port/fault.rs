@@ -303,6 +303,9 @@ impl PortQueue for FaultQueue {
     fn alloc(&mut self) -> Option<Frame> {
         self.queue.alloc()
     }
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.queue.alloc_burst(out, n);
+    }
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.queue.recycle(frames);
     }

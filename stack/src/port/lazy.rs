@@ -126,6 +126,12 @@ impl PortQueue for LazyQueue {
         self.queue()?.alloc()
     }
     #[inline]
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        if let Some(queue) = self.queue() {
+            queue.alloc_burst(out, n);
+        }
+    }
+    #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
         match self.queue() {
             Some(queue) => queue.recycle(frames),

@@ -50,6 +50,13 @@ pub trait PortQueue: Send {
     /// all buffers are in use.
     fn alloc(&mut self) -> Option<Frame>;
 
+    /// Appends up to `n` empty frames to `out`, as [`alloc`](Self::alloc) gives them: fewer while buffers are short,
+    /// or `out` has no more room.
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        let n = n.min(out.remaining_capacity());
+        out.extend(core::iter::from_fn(|| self.alloc()).take(n));
+    }
+
     /// Gives frames back that are done with. Dropping them does the same; this is quicker for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst) {
         frames.clear();

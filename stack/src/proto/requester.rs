@@ -19,16 +19,18 @@ mod unreliable;
 /// The send queue as the requester sees it: slots by sequence number.
 pub trait SendRing {
     /// Sequence number behind the last posted request.
-    fn published(&mut self) -> u32;
+    fn published(&self) -> u32;
     /// The slot of a posted request that is not released.
     fn slot(&self, seq: u32) -> &[Granule];
 }
 
 /// One request packet to build.
 #[derive(Clone, Copy, Debug)]
-pub struct Segment {
+pub struct Segment<'a> {
     /// The work request it belongs to.
     pub seq: u32,
+    /// The slot of that work request.
+    pub slot: &'a [Granule],
     /// Opcode of the packet.
     pub opcode: Opcode,
     /// Its sequence number.
@@ -296,89 +298,107 @@ impl Requester {
         (self.cur_psn.diff(self.una) as u32 & 0x00ff_ffff).saturating_sub(self.read_psns)
     }
 
+    /// Packets that wait to be built, if nothing holds them up: no more than there are, and one at least where there
+    /// is one. For who takes buffers for a burst.
+    #[inline]
+    pub fn waiting(&self, sq: &impl SendRing) -> u32 {
+        let begun = match self.cur == self.started {
+            true => 0,
+            false => (self.entry(self.cur).last.diff(self.cur_psn) + 1).max(1) as u32,
+        };
+        let posted = sq.published().wrapping_sub(self.started);
+        match posted {
+            0 => begun,
+            _ => begun + posted - 1 + self.mtu.packets(SendWqe::of(sq.slot(self.started)).length),
+        }
+    }
+
     /// The next packet to build, or why there is none.
     #[inline(always)]
-    pub fn poll_transmit(
+    pub fn poll_transmit<'a>(
         &mut self,
         now: Instant,
         gates: Gates,
         epoch: u32,
-        sq: &mut impl SendRing,
-    ) -> Result<Segment, Idle> {
-        loop {
+        sq: &'a impl SendRing,
+    ) -> Result<Segment<'a>, Idle> {
+        let (started, slot) = loop {
             if self.rnr_wait {
                 return Err(Idle::Waiting);
             }
-            if self.failed.is_some_and(|(seq, _)| (self.cur.wrapping_sub(seq) as i32) >= 0) {
-                return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
+            if let Some((seq, _)) = self.failed
+                && (self.cur.wrapping_sub(seq) as i32) >= 0
+            {
+                return Err(self.failed_idle());
             }
             if self.cur == self.started {
-                self.start_next(now, gates, epoch, sq)?;
-                if self.cur == self.started {
-                    continue; // one of an earlier epoch: it is gone already
+                match self.start_next(gates, epoch, sq)? {
+                    Some(next) if gates.has(Gates::TX_RETRY) => break next,
+                    Some(_) => return Err(Idle::NothingToDo),
+                    None => continue,
                 }
             }
             if !gates.has(Gates::TX_RETRY) {
                 return Err(Idle::NothingToDo);
             }
-            if self.entry(self.cur).kind.is_silent() {
+            let started = *self.entry(self.cur);
+            if started.kind.is_silent() {
                 self.cur = self.cur.wrapping_add(1);
                 continue;
             }
-            break;
-        }
+            break (started, sq.slot(self.cur));
+        };
+        self.arm(now);
         let in_flight = self.in_flight();
         if in_flight >= WINDOW_PACKETS {
             hit(Mark::WindowFull);
             return Err(Idle::Waiting);
         }
-        let started = *self.entry(self.cur);
-        let wqe = SendWqe::of(sq.slot(self.cur));
-        let segment = match started.kind {
-            RequestKind::Message => {
-                // In SQD nothing follows that could ask for the acknowledgement of what has started.
-                let draining = !gates.has(Gates::START_WQE);
-                self.message_segment(wqe, &started, in_flight, draining)
-            }
-            RequestKind::Read => self.read_segment(wqe, &started),
-            RequestKind::Placement => self.placement_segment(wqe),
-            RequestKind::Atomic | RequestKind::Local | RequestKind::Stale => self.atomic_segment(wqe),
+        let message = started.kind == RequestKind::Message;
+        let segment = if message {
+            // In SQD nothing follows that could ask for the acknowledgement of what has started.
+            let draining = !gates.has(Gates::START_WQE);
+            self.message_segment(slot, &started, in_flight, draining)
+        } else {
+            self.other_segment(slot, &started)
         };
-        let last = match started.kind {
-            RequestKind::Message => self.cur_psn,
-            _ => started.last,
-        };
+        let last = if message { segment.psn } else { started.last };
         if last == started.last {
             self.cur = self.cur.wrapping_add(1);
         }
         self.cur_psn = last.add(1);
-        if self.cur_psn.diff(self.next) > 0 || !segment.again {
+        if !segment.again || self.cur_psn.diff(self.next) > 0 {
             self.next = self.cur_psn;
         }
-        self.arm(now);
         Ok(segment)
     }
 
-    /// Gives the next posted work request its sequence numbers, if everything allows it to start.
+    /// A request on this side failed, and nothing from it on is sent.
+    #[cold]
+    fn failed_idle(&self) -> Idle {
+        if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting }
+    }
+
+    /// Gives the next posted work request its sequence numbers, if everything allows it to start. `None`: something
+    /// else comes first, so look again.
     #[inline(always)]
-    fn start_next(
+    fn start_next<'a>(
         &mut self,
-        now: Instant,
         gates: Gates,
         epoch: u32,
-        sq: &mut impl SendRing,
-    ) -> Result<(), Idle> {
+        sq: &'a impl SendRing,
+    ) -> Result<Option<(Started, &'a [Granule])>, Idle> {
         if self.started == sq.published() || !gates.has(Gates::START_WQE) {
             if self.drained() {
                 self.deadline = Instant::FAR; // whatever was due when the timer started is gone
             }
             return Err(Idle::NothingToDo);
         }
-        let wqe = SendWqe::of(sq.slot(self.started));
-        let mask = self.log.len() - 1;
+        let slot = sq.slot(self.started);
+        let wqe = SendWqe::of(slot);
         if wqe.epoch != epoch {
             self.pass(RequestKind::Stale);
-            return Ok(());
+            return Ok(None);
         }
         let opcode = wqe.opcode();
         let (kind, takes_recv) = match opcode {
@@ -390,12 +410,12 @@ impl Requester {
             WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => (RequestKind::Atomic, false),
             WrOpcode::AtomicWrite | WrOpcode::Flush => (RequestKind::Placement, false),
             WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr => {
-                let (opcode, fenced) = (opcode, wqe.flags().contains(SendFlags::FENCE));
-                return self.start_local(opcode, fenced);
+                let fenced = wqe.flags().contains(SendFlags::FENCE);
+                return self.start_local(opcode, fenced).map(|()| None);
             }
             _ => {
                 self.fail_local(self.started, WcStatus::LocQpOpErr);
-                return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
+                return Err(self.failed_idle());
             }
         };
         if wqe.flags().contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
@@ -405,7 +425,7 @@ impl Requester {
         if kind != RequestKind::Message {
             if self.max_rd_atomic == 0 {
                 self.fail_local(self.started, WcStatus::LocQpOpErr);
-                return Err(if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting });
+                return Err(self.failed_idle());
             }
             if self.rd_outstanding >= self.max_rd_atomic {
                 hit(Mark::ReadLimit);
@@ -425,9 +445,10 @@ impl Requester {
         if outstanding + packets > 1 << 23 {
             return Err(Idle::Waiting);
         }
-        let first = self.assigned;
-        self.log[self.started as usize & mask] = Started { first, last: first.add(packets - 1), kind };
-        self.assigned = first.add(packets);
+        let started = Started { first: self.assigned, last: self.assigned.add(packets - 1), kind };
+        let mask = self.log.len() - 1;
+        self.log[self.started as usize & mask] = started;
+        self.assigned = started.last.add(1);
         self.started = self.started.wrapping_add(1);
         self.ssn = self.ssn.add(1);
         if kind != RequestKind::Message {
@@ -436,8 +457,7 @@ impl Requester {
         if !takes_recv {
             self.lsn = self.lsn.add(1);
         }
-        self.arm(now);
-        Ok(())
+        Ok(Some((started, slot)))
     }
 
     /// Whether a local operation may be carried out now. It follows what has started before it; an invalidation
@@ -485,13 +505,14 @@ impl Requester {
     }
 
     #[inline(always)]
-    fn message_segment(
+    fn message_segment<'a>(
         &mut self,
-        wqe: &SendWqe,
+        slot: &'a [Granule],
         started: &Started,
         in_flight: u32,
         draining: bool,
-    ) -> Segment {
+    ) -> Segment<'a> {
+        let wqe = SendWqe::of(slot);
         let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
         let mtu = self.mtu.bytes() as u32;
         let offset = index << self.mtu.log2();
@@ -502,17 +523,17 @@ impl Requester {
             (_, false) => Position::Middle,
             (_, true) => Position::Last,
         };
-        let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
+        let reth = || Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
         let (kind, tail, ext) = match wqe.opcode() {
             WrOpcode::Send => (Kind::Send, Tail::None, Ext::None),
             WrOpcode::SendWithImm if is_last => (Kind::Send, Tail::Imm, Ext::Imm(wqe.imm())),
             WrOpcode::SendWithInv if is_last => (Kind::Send, Tail::Inv, Ext::Inv(wqe.arg0 as u32)),
             WrOpcode::SendWithImm | WrOpcode::SendWithInv => (Kind::Send, Tail::None, Ext::None),
             WrOpcode::RdmaWriteWithImm if index == 0 && is_last => {
-                (Kind::Write, Tail::Imm, Ext::RethImm(reth, wqe.imm()))
+                (Kind::Write, Tail::Imm, Ext::RethImm(reth(), wqe.imm()))
             }
             WrOpcode::RdmaWriteWithImm if is_last => (Kind::Write, Tail::Imm, Ext::Imm(wqe.imm())),
-            _ if index == 0 => (Kind::Write, Tail::None, Ext::Reth(reth)),
+            _ if index == 0 => (Kind::Write, Tail::None, Ext::Reth(reth())),
             _ => (Kind::Write, Tail::None, Ext::None),
         };
         let again = self.cur_psn.diff(self.next) < 0;
@@ -531,6 +552,7 @@ impl Requester {
         let takes_recv = kind == Kind::Send || tail == Tail::Imm;
         Segment {
             seq: self.cur,
+            slot,
             opcode: Opcode::rc(kind, position, tail),
             psn: self.cur_psn,
             ack_req,
@@ -545,7 +567,7 @@ impl Requester {
     /// Whether the end of this message asks for its acknowledgement. Somebody waits for a signalled request; an
     /// unsignalled one may be acknowledged along with a later one, as long as neither slots nor credits run short.
     /// If nothing follows, the timer asks ([`Requester::probe`]).
-    #[inline]
+    #[inline(always)]
     fn wants_answer(&self, wqe: &SendWqe) -> bool {
         let slots_short = self.started.wrapping_sub(self.head) as usize * 2 > self.log.len();
         let credits_short =
@@ -574,9 +596,20 @@ impl Requester {
         }
     }
 
+    /// The packet of a request that is answered by something else than an acknowledgement.
+    #[inline(always)]
+    fn other_segment<'a>(&mut self, slot: &'a [Granule], started: &Started) -> Segment<'a> {
+        match started.kind {
+            RequestKind::Read => self.read_segment(slot, started),
+            RequestKind::Placement => self.placement_segment(slot),
+            _ => self.atomic_segment(slot),
+        }
+    }
+
     /// A READ request for what is still missing: a retry starts at the first response not received.
-    #[inline]
-    fn read_segment(&mut self, wqe: &SendWqe, started: &Started) -> Segment {
+    #[inline(always)]
+    fn read_segment<'a>(&mut self, slot: &'a [Granule], started: &Started) -> Segment<'a> {
+        let wqe = SendWqe::of(slot);
         let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
         let skipped = index << self.mtu.log2();
         if index > 0 {
@@ -590,35 +623,40 @@ impl Requester {
             rkey: wqe.rkey,
             len: wqe.length - skipped,
         };
-        self.request_segment(Opcode::RC_READ_REQUEST, Ext::Reth(reth))
+        self.request_segment(slot, Opcode::RC_READ_REQUEST, Ext::Reth(reth))
     }
 
-    fn atomic_segment(&mut self, wqe: &SendWqe) -> Segment {
+    #[inline(always)]
+    fn atomic_segment<'a>(&mut self, slot: &'a [Granule]) -> Segment<'a> {
+        let wqe = SendWqe::of(slot);
         let (opcode, swap_add, compare) = if wqe.opcode() == WrOpcode::AtomicCmpAndSwp {
             (Opcode::RC_CMP_SWAP, wqe.arg1, wqe.arg0)
         } else {
             (Opcode::RC_FETCH_ADD, wqe.arg0, 0)
         };
         let eth = AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_add, compare };
-        self.request_segment(opcode, Ext::Atomic(eth))
+        self.request_segment(slot, opcode, Ext::Atomic(eth))
     }
 
-    #[cold]
-    fn placement_segment(&mut self, wqe: &SendWqe) -> Segment {
+    #[inline(always)]
+    fn placement_segment<'a>(&mut self, slot: &'a [Granule]) -> Segment<'a> {
+        let wqe = SendWqe::of(slot);
         if wqe.opcode() == WrOpcode::AtomicWrite {
             let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
-            let segment = self.request_segment(Opcode::RC_ATOMIC_WRITE, Ext::Reth(reth));
+            let segment = self.request_segment(slot, Opcode::RC_ATOMIC_WRITE, Ext::Reth(reth));
             return Segment { len: wqe.length, ..segment };
         }
         let (feth, len) = wqe.flush();
         let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len };
-        self.request_segment(Opcode::RC_FLUSH, Ext::FlushReth(feth, reth))
+        self.request_segment(slot, Opcode::RC_FLUSH, Ext::FlushReth(feth, reth))
     }
 
-    fn request_segment(&mut self, opcode: Opcode, ext: Ext) -> Segment {
+    #[inline(always)]
+    fn request_segment<'a>(&mut self, slot: &'a [Granule], opcode: Opcode, ext: Ext) -> Segment<'a> {
         self.since_ack_req = 0;
         Segment {
             seq: self.cur,
+            slot,
             opcode,
             psn: self.cur_psn,
             ack_req: true,

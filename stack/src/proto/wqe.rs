@@ -6,7 +6,7 @@
 //! then its list. The slot size is fixed when the queue is made ([`send_stride`], [`recv_stride`]), so a work
 //! request is found by its sequence number alone.
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, transmute_ref};
 
 use super::status::{SendFlags, WrOpcode};
 use crate::mem::Access;
@@ -132,8 +132,8 @@ impl SendWqe {
     /// The fixed part of a slot.
     #[inline]
     pub fn of(slot: &[Granule]) -> &Self {
-        let (wqe, _) = Self::ref_from_prefix(slot.as_bytes()).expect("a send slot holds a header");
-        wqe
+        let header: &[Granule; SEND_HEADER] = slot.first_chunk().expect("a send slot holds a header");
+        transmute_ref!(header)
     }
     /// The address block of a slot.
     #[inline]

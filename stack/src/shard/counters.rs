@@ -236,11 +236,11 @@ impl QpCounters {
         bump(&self.hot[Counter::RxFrames as usize], 1);
         bump(&self.hot[Counter::RxBytes as usize], bytes as u64);
     }
-    /// A frame of this many bytes left the queue pair.
+    /// So many frames with so many bytes left the queue pair.
     #[inline]
-    pub fn sent(&self, bytes: usize) {
-        bump(&self.hot[Counter::TxFrames as usize], 1);
-        bump(&self.hot[Counter::TxBytes as usize], bytes as u64);
+    pub fn sent(&self, frames: u64, bytes: u64) {
+        bump(&self.hot[Counter::TxFrames as usize], frames);
+        bump(&self.hot[Counter::TxBytes as usize], bytes);
     }
     /// So many send requests with so many bytes succeeded.
     #[inline]
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(base % 64, 0);
         assert_eq!(&raw const qp.hot as usize, base);
         qp.received(100);
-        qp.sent(70);
+        qp.sent(1, 70);
         qp.send_done(2, 8);
         qp.recv_done(5);
         let hot: Vec<_> = qp.hot.iter().map(|c| c.load(Ordering::Relaxed)).collect();

@@ -54,8 +54,8 @@ pub(super) struct Env {
     pub answers: Backlog,
     /// Requests, and what the IP host sends.
     pub requests: Backlog,
-    /// An empty frame that was not needed.
-    spare: Option<Frame>,
+    /// Empty frames at hand.
+    stock: TxBurst,
     pub wheel: Wheel,
     pub lanes: Vec<Option<Lane>>,
     /// Lanes with something staged.
@@ -107,7 +107,7 @@ impl Env {
             queue,
             answers: Backlog::default(),
             requests: Backlog::default(),
-            spare: None,
+            stock: TxBurst::new(),
             wheel: Wheel::new(now),
             lanes: Vec::new(),
             dirty: Vec::new(),
@@ -168,16 +168,24 @@ impl Env {
     /// An empty frame to build a packet in.
     #[inline]
     pub fn take_frame(&mut self) -> Option<Frame> {
-        match self.spare.take() {
+        match self.stock.pop() {
             Some(frame) => Some(frame),
             None => self.queue.alloc(),
+        }
+    }
+
+    /// Sees to it that `n` empty frames are at hand, as far as the port has them.
+    #[inline]
+    pub fn stock_up(&mut self, n: usize) {
+        if let Some(missing) = n.checked_sub(self.stock.len() + 1) {
+            self.queue.alloc_burst(&mut self.stock, missing + 1);
         }
     }
 
     /// A frame that was not needed after all.
     #[inline]
     pub fn keep_frame(&mut self, frame: Frame) {
-        self.spare = Some(frame);
+        let _ = self.stock.try_push(frame); // or back to its pool
     }
 
     /// Marks a queue pair as having requests to send.

@@ -51,10 +51,10 @@ pub(super) struct Sq(pub Consumer<Granule>);
 
 impl SendRing for Sq {
     #[inline]
-    fn published(&mut self) -> u32 {
+    fn published(&self) -> u32 {
         self.0.published()
     }
-    #[inline]
+    #[inline(always)]
     fn slot(&self, seq: u32) -> &[Granule] {
         self.0.slot(seq)
     }

@@ -1,10 +1,10 @@
 //! Sending: what a queue pair's machines want to say becomes frames.
 
 use super::Shard;
-use super::copy;
+use super::copy::{self, Memory};
 use super::counters::Counter;
 use super::env::Env;
-use super::qp::Qp;
+use super::qp::{Qp, Route};
 use crate::config::{QP_TX_BUDGET, READY_BUDGET};
 use crate::id::QpType;
 use crate::mem::Access;
@@ -133,6 +133,8 @@ impl Env {
         if qp.responder.has_answer() { Stop::More } else { Stop::Done }
     }
 
+    /// Builds request packets of a queue pair. A function of its own: its loop has the registers for itself.
+    #[inline(never)]
     fn request(&mut self, qp: &mut Qp) -> Stop {
         use crate::proto::state::Gates;
         if qp.gates.has(Gates::FLUSH_SQ) || qp.gates.has(Gates::FLUSH_RQ) {
@@ -158,18 +160,32 @@ impl Env {
                 return Stop::Done; // woken when the neighbour table changes, or by the ACK timer
             }
         }
-        for _ in 0..QP_TX_BUDGET.min(self.requests.frames.remaining_capacity()) {
-            let Some(mut frame) = self.take_frame() else {
+        let budget = QP_TX_BUDGET.min(self.requests.frames.remaining_capacity());
+        self.stock_up(budget.min(qp.requester.waiting(&qp.sq) as usize));
+        let mut sent = Sent::default();
+        let stop = self.build_requests(qp, budget, due, &mut sent);
+        self.counters().add(Counter::RequestsSent, sent.first);
+        qp.counters.sent(sent.frames, sent.bytes);
+        stop
+    }
+
+    /// Builds up to `budget` request packets.
+    #[inline(always)]
+    fn build_requests(&mut self, qp: &mut Qp, budget: usize, due: bool, sent: &mut Sent) -> Stop {
+        for _ in 0..budget {
+            let Some(frame) = self.take_frame() else {
                 self.discard_of(qp, Discard::NoBuffer);
                 if due {
                     qp.requester.arm(self.now);
                 }
                 return if due { Stop::More } else { Stop::Done };
             };
-            let segment = match qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &mut qp.sq) {
+            // It is built where it waits for the port.
+            self.requests.frames.push(frame);
+            let segment = match qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq) {
                 Ok(segment) => segment,
                 Err(idle) => {
-                    self.keep_frame(frame);
+                    self.unwanted();
                     if let Idle::Local(seq) = idle {
                         self.carry_out(qp, seq);
                         continue;
@@ -183,55 +199,37 @@ impl Env {
                     return Stop::Done;
                 }
             };
-            if self.fill(qp, &segment, &mut frame).is_err() {
-                self.keep_frame(frame);
-                qp.requester.fail_local(segment.seq, WcStatus::LocProtErr);
+            let ip_id = self.next_ip_id();
+            let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
+            let frame = self.requests.frames.last_mut().expect("it was pushed above");
+            if fill(memory, ip_id, qp, &segment, frame).is_err() {
+                let seq = segment.seq;
+                self.unwanted();
+                qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next poll says whether older requests have to complete first
             }
+            sent.frames += 1;
+            sent.bytes += frame.len() as u64;
             if segment.again {
                 self.count_of(qp, Counter::Retransmitted);
             } else {
-                self.count(Counter::RequestsSent);
+                sent.first += 1;
             }
-            self.dispatch(qp, frame, false);
+            if qp.route == Route::Inside
+                && let Some(frame) = self.requests.frames.pop()
+            {
+                self.send(qp.route, qp.peer_shard.into(), frame, false);
+            }
         }
         Stop::More
     }
 
-    /// Builds the request packet of a segment in `frame`.
-    #[inline(always)]
-    pub(super) fn fill(
-        &mut self,
-        qp: &Qp,
-        segment: &Segment,
-        frame: &mut Frame,
-    ) -> Result<(), copy::LocalProtection> {
-        let ip_id = self.next_ip_id();
-        let slot = qp.sq.0.slot(segment.seq);
-        let header = Header {
-            opcode: segment.opcode.in_class(qp.class),
-            psn: segment.psn,
-            ack_req: segment.ack_req,
-            solicited: segment.solicited,
-            ip_id,
-            srqn: if qp.ty == QpType::XrcIni { wqe::srqn(slot) } else { 0 },
-            ext: segment.ext,
-            payload_len: segment.len,
-        };
-        let (len, offset) = (segment.len as usize, segment.offset as usize);
-        let buffer = frame.buffer_mut();
-        let at = qp.template.begin(buffer, &header);
-        let payload = &mut buffer[at..at + len];
-        if len > 0 {
-            if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
-                payload.copy_from_slice(&SendWqe::inline_data(slot)[offset..offset + len]);
-            } else {
-                self.memory(qp.pd).gather(SendWqe::sges(slot), offset as u64, payload)?;
-            }
+    /// The newest frame of the backlog was not needed after all: back to the stock.
+    #[cold]
+    fn unwanted(&mut self) {
+        if let Some(frame) = self.requests.frames.pop() {
+            self.keep_frame(frame);
         }
-        let total = qp.template.seal(buffer, at, len);
-        frame.set_len(total);
-        Ok(())
     }
 
     #[cold]
@@ -279,7 +277,52 @@ impl Env {
 
     #[inline]
     fn dispatch(&mut self, qp: &Qp, frame: Frame, answer: bool) {
-        qp.counters.sent(frame.len());
+        qp.counters.sent(1, frame.len() as u64);
         self.send(qp.route, qp.peer_shard.into(), frame, answer);
     }
+}
+
+/// Request packets that were built in one go.
+#[derive(Default)]
+struct Sent {
+    frames: u64,
+    bytes: u64,
+    /// Those that had not gone out before.
+    first: u64,
+}
+
+/// Builds the request packet of a segment in `frame`.
+#[inline(always)]
+pub(super) fn fill(
+    memory: Memory<'_>,
+    ip_id: u16,
+    qp: &Qp,
+    segment: &Segment<'_>,
+    frame: &mut Frame,
+) -> Result<(), copy::LocalProtection> {
+    let slot = segment.slot;
+    let header = Header {
+        opcode: segment.opcode.in_class(qp.class),
+        psn: segment.psn,
+        ack_req: segment.ack_req,
+        solicited: segment.solicited,
+        ip_id,
+        srqn: if qp.ty == QpType::XrcIni { wqe::srqn(slot) } else { 0 },
+        ext: segment.ext,
+        payload_len: segment.len,
+    };
+    let (len, offset) = (segment.len as usize, segment.offset as usize);
+    let buffer = frame.buffer_mut();
+    let at = qp.template.begin(buffer, &header);
+    let payload = &mut buffer[at..at + len];
+    if len > 0 {
+        if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
+            payload.copy_from_slice(&SendWqe::inline_data(slot)[offset..offset + len]);
+        } else {
+            memory.gather(SendWqe::sges(slot), offset as u64, payload)?;
+        }
+    }
+    let total = qp.template.seal(buffer, at, len);
+    frame.set_len(total);
+    Ok(())
 }

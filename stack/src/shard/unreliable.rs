@@ -7,7 +7,7 @@ use super::counters::Counter;
 use super::env::{Env, Leaving};
 use super::paths::Path;
 use super::qp::{Qp, Route};
-use super::tx::Stop;
+use super::tx::{Stop, fill};
 use super::{EventElement, Shard, Shared};
 use crate::config::QP_TX_BUDGET;
 use crate::id::{QpState, QpType, Qpn};
@@ -58,7 +58,7 @@ impl Env {
 
     fn build_unreliable(&mut self, qp: &mut Qp) -> Stop {
         for _ in 0..QP_TX_BUDGET.min(self.requests.frames.remaining_capacity()) {
-            let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &mut qp.sq) {
+            let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &qp.sq) {
                 Ok(seq) => seq,
                 Err(idle) => return self.rest(qp, idle),
             };
@@ -72,9 +72,9 @@ impl Env {
             };
             let segment = if qp.is_datagram() {
                 let (qpn, qkey) = (qp.qpn, qp.qkey());
-                qp.requester.poll_datagram(qp.gates, qp.epoch, &mut qp.sq, qpn, qkey)
+                qp.requester.poll_datagram(qp.gates, qp.epoch, &qp.sq, qpn, qkey)
             } else {
-                qp.requester.poll_message(qp.gates, qp.epoch, &mut qp.sq)
+                qp.requester.poll_message(qp.gates, qp.epoch, &qp.sq)
             };
             let segment = match segment {
                 Ok(segment) => segment,
@@ -88,9 +88,11 @@ impl Env {
                     return self.rest(qp, idle);
                 }
             };
-            if self.fill(qp, &segment, &mut frame).is_err() {
+            let ip_id = self.next_ip_id();
+            if fill(self.memory(qp.pd), ip_id, qp, &segment, &mut frame).is_err() {
+                let seq = segment.seq;
                 self.keep_frame(frame);
-                qp.requester.fail_local(segment.seq, WcStatus::LocProtErr);
+                qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
             }
             if path == Path::Failed {
@@ -100,7 +102,7 @@ impl Env {
             }
             self.count(Counter::RequestsSent);
             let dqpn = qp.address.as_ref().map_or(qp.attr.dest_qp_num, |address| address.remote_qpn);
-            qp.counters.sent(frame.len());
+            qp.counters.sent(1, frame.len() as u64);
             if dqpn == Qpn::MULTICAST.get() {
                 self.loop_back(&frame);
             }

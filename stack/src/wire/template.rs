@@ -202,10 +202,26 @@ impl Template {
     /// # Panics
     /// If `buf` is shorter than [`HEADERS_MAX`]. Debug builds also panic if `h.ext` is not what the opcode
     /// takes.
-    #[inline]
+    #[inline(always)]
     pub fn begin(&self, buf: &mut [u8], h: &Header) -> usize {
         let head: &mut [u8; HEADERS_MAX] = buf.first_chunk_mut().expect("a buffer of HEADERS_MAX bytes");
         // Offsets that are constants in each arm leave plain stores, without bounds checks.
+        if self.plain() {
+            return self.begin_at::<{ ETH_LEN }, { ETH_LEN + IPV4_LEN }>(head, h);
+        }
+        self.begin_other(head, *h)
+    }
+
+    /// Whether it is IPv4 without a VLAN tag: what code is laid out for.
+    #[inline(always)]
+    fn plain(&self) -> bool {
+        self.bth as usize == ETH_LEN + IPV4_LEN + UDP_LEN
+    }
+
+    /// [`Template::begin`] for other layouts. Takes the header by value, so that the usual way needs none in memory.
+    #[inline(never)]
+    fn begin_other(&self, head: &mut [u8; HEADERS_MAX], h: Header) -> usize {
+        let h = &h;
         match (self.ipv6, self.l3 as usize == ETH_LEN) {
             (false, true) => self.begin_at::<{ ETH_LEN }, { ETH_LEN + IPV4_LEN }>(head, h),
             (false, false) => {
@@ -257,44 +273,57 @@ impl Template {
     ///
     /// # Panics
     /// If `buf` has no room for pad and ICRC. Debug builds also panic if `payload_len` is another length.
-    #[inline]
+    #[inline(always)]
     pub fn seal(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
         let end = payload_offset + payload_len;
         let covered_end = end + pad_count(payload_len);
         let frame = &mut buf[..covered_end + ICRC_LEN];
-        let l3 = self.l3 as usize;
-        let bth = self.bth as usize;
         debug_assert_eq!(
-            be16(frame, bth - 4) as usize,
-            frame.len() - (bth - UDP_LEN),
+            be16(frame, self.bth as usize - 4) as usize,
+            frame.len() - (self.bth as usize - UDP_LEN),
             "the payload is not as long as begin() was told"
         );
 
         // Four zeros at the end of the payload are the pad and the room for the ICRC, whatever the pad count.
         frame[end..end + 4].fill(0);
-        let icrc = icrc::of_masked(&frame[l3..covered_end]);
+        let icrc = icrc::of_masked(&frame[self.l3 as usize..covered_end]);
         frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
 
-        if self.ipv6 {
-            let packet: &mut [u8; IPV6_LEN + UDP_LEN + Bth::LEN] =
-                frame[l3..].first_chunk_mut().expect("begin() wrote more than that");
-            let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label;
-            packet[..4].copy_from_slice(&word.to_be_bytes());
-            packet[7] = self.hop_limit;
-            finish_udp(packet.last_chunk_mut().expect("the array is longer"));
+        if self.plain() {
+            self.finish_v4::<{ ETH_LEN }>(frame);
         } else {
-            let packet: &mut [u8; IPV4_LEN + UDP_LEN + Bth::LEN] =
-                frame[l3..].first_chunk_mut().expect("begin() wrote more than that");
-            // Two folds are enough for ten words.
-            let sum = self.sum + u32::from(be16(packet, 2)) + u32::from(be16(packet, 4));
-            let sum = (sum & 0xffff) + (sum >> 16);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            packet[1] = self.traffic_class;
-            packet[8] = self.hop_limit;
-            packet[10..12].copy_from_slice(&(!sum as u16).to_be_bytes());
-            finish_udp(packet.last_chunk_mut().expect("the array is longer"));
+            self.finish_other(frame);
         }
         covered_end + ICRC_LEN
+    }
+
+    /// Puts the masked fields of a packet with an IPv4 header at `L3` in.
+    #[inline(always)]
+    fn finish_v4<const L3: usize>(&self, frame: &mut [u8]) {
+        let packet: &mut [u8; IPV4_LEN + UDP_LEN + Bth::LEN] =
+            frame[L3..].first_chunk_mut().expect("begin() wrote more than that");
+        // Two folds are enough for ten words.
+        let sum = self.sum + u32::from(be16(packet, 2)) + u32::from(be16(packet, 4));
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        packet[1] = self.traffic_class;
+        packet[8] = self.hop_limit;
+        packet[10..12].copy_from_slice(&(!sum as u16).to_be_bytes());
+        finish_udp(packet.last_chunk_mut().expect("the array is longer"));
+    }
+
+    /// Puts the masked fields in, whatever the layout.
+    #[inline(never)]
+    fn finish_other(&self, frame: &mut [u8]) {
+        if !self.ipv6 {
+            return self.finish_v4::<{ ETH_LEN + VLAN_LEN }>(frame);
+        }
+        let packet: &mut [u8; IPV6_LEN + UDP_LEN + Bth::LEN] =
+            frame[self.l3 as usize..].first_chunk_mut().expect("begin() wrote more than that");
+        let word = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label;
+        packet[..4].copy_from_slice(&word.to_be_bytes());
+        packet[7] = self.hop_limit;
+        finish_udp(packet.last_chunk_mut().expect("the array is longer"));
     }
 
     /// Builds a whole congestion notification packet and returns its length (IBA A17.9.3).

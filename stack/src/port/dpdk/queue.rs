@@ -189,6 +189,20 @@ impl PortQueue for DpdkQueue {
     }
 
     #[inline]
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        let (first, n) = (out.len(), n.min(out.remaining_capacity()));
+        // SAFETY: the vector has room for `n` frames behind `first`; on success all of them were written.
+        unsafe {
+            let spare = out.as_mut_ptr().add(first).cast();
+            if n > 0 && sys::dpdk_sys_alloc(&raw const self.raw, spare, n as u32) == 0 {
+                return out.set_len(first + n);
+            }
+        }
+        // The pool has fewer than that.
+        out.extend(core::iter::from_fn(|| self.alloc()).take(n));
+    }
+
+    #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
         let n = frames.len();
         if n == 0 {

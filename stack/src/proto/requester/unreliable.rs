@@ -15,7 +15,7 @@ impl Requester {
     /// The work request that the next packet belongs to, or why there is none. Starts nothing, so that the caller can
     /// find the way to its destination first.
     #[inline]
-    pub fn peek_unreliable(&mut self, gates: Gates, epoch: u32, sq: &mut impl SendRing) -> Result<u32, Idle> {
+    pub fn peek_unreliable(&mut self, gates: Gates, epoch: u32, sq: &impl SendRing) -> Result<u32, Idle> {
         loop {
             if self.failed.is_some_and(|(seq, _)| (self.cur.wrapping_sub(seq) as i32) >= 0) {
                 return Err(self.failed_idle());
@@ -38,10 +38,6 @@ impl Requester {
         }
     }
 
-    fn failed_idle(&self) -> Idle {
-        if self.local_failure().is_some() { Idle::Failed } else { Idle::Waiting }
-    }
-
     /// Gives the next posted work request its sequence numbers.
     fn begin(&mut self, kind: RequestKind, packets: u32) {
         let first = self.assigned;
@@ -53,14 +49,15 @@ impl Requester {
 
     /// The next packet of an unreliable connection, or why there is none.
     #[inline]
-    pub fn poll_message(
+    pub fn poll_message<'a>(
         &mut self,
         gates: Gates,
         epoch: u32,
-        sq: &mut impl SendRing,
-    ) -> Result<Segment, Idle> {
+        sq: &'a impl SendRing,
+    ) -> Result<Segment<'a>, Idle> {
         let seq = self.peek_unreliable(gates, epoch, sq)?;
-        let wqe = SendWqe::of(sq.slot(seq));
+        let slot = sq.slot(seq);
+        let wqe = SendWqe::of(slot);
         if self.cur == self.started {
             match wqe.opcode() {
                 WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => {
@@ -78,7 +75,7 @@ impl Requester {
             }
         }
         let started = *self.entry(seq);
-        let mut segment = self.message_segment(wqe, &started, 0, false);
+        let mut segment = self.message_segment(slot, &started, 0, false);
         // The same packet in the class of UC; nothing is asked for, and nothing ever goes out again.
         let row = segment.opcode.row().expect("a segment has an opcode of the table");
         segment.opcode =
@@ -91,14 +88,14 @@ impl Requester {
     /// The next datagram, from queue pair `qpn` with the Q_Key `qkey`, or why there is none. One that is longer than
     /// the port's path MTU fails with `LOC_LEN_ERR` (IBA C10-93).
     #[inline]
-    pub fn poll_datagram(
+    pub fn poll_datagram<'a>(
         &mut self,
         gates: Gates,
         epoch: u32,
-        sq: &mut impl SendRing,
+        sq: &'a impl SendRing,
         qpn: Qpn,
         qkey: u32,
-    ) -> Result<Segment, Idle> {
+    ) -> Result<Segment<'a>, Idle> {
         let seq = self.peek_unreliable(gates, epoch, sq)?;
         let slot = sq.slot(seq);
         let wqe = SendWqe::of(slot);
@@ -125,6 +122,7 @@ impl Requester {
         };
         let segment = Segment {
             seq,
+            slot,
             opcode,
             psn: self.cur_psn,
             ack_req: false,
@@ -206,7 +204,7 @@ mod tests {
     }
 
     impl SendRing for Ring {
-        fn published(&mut self) -> u32 {
+        fn published(&self) -> u32 {
             self.0.len() as u32
         }
         fn slot(&self, seq: u32) -> &[Granule] {
@@ -237,7 +235,7 @@ mod tests {
         ring.post(WrOpcode::RdmaWriteWithImm, 257, None);
         ring.post(WrOpcode::SendWithImm, 0, None);
         let mut seen = Vec::new();
-        while let Ok(s) = r.poll_message(RTS, 1, &mut ring) {
+        while let Ok(s) = r.poll_message(RTS, 1, &ring) {
             assert!(!s.ack_req && !s.again);
             seen.push((s.opcode, s.psn.get(), s.offset, s.len));
         }
@@ -265,12 +263,12 @@ mod tests {
         let (mut r, mut ring) = (requester(0), Ring::default());
         ring.post(WrOpcode::Send, 300, None);
         ring.post(WrOpcode::Send, 1, None);
-        assert!(r.poll_message(RTS, 1, &mut ring).is_ok());
-        assert_eq!(r.poll_message(SQD, 1, &mut ring).unwrap().opcode, Opcode::UC_SEND_LAST);
-        assert_eq!(r.poll_message(SQD, 1, &mut ring).unwrap_err(), Idle::NothingToDo);
+        assert!(r.poll_message(RTS, 1, &ring).is_ok());
+        assert_eq!(r.poll_message(SQD, 1, &ring).unwrap().opcode, Opcode::UC_SEND_LAST);
+        assert_eq!(r.poll_message(SQD, 1, &ring).unwrap_err(), Idle::NothingToDo);
         r.left(r.built());
         assert!(r.drained());
-        assert_eq!(r.poll_message(RTS, 1, &mut ring).unwrap().psn.get(), 2);
+        assert_eq!(r.poll_message(RTS, 1, &ring).unwrap().psn.get(), 2);
     }
 
     #[test]
@@ -279,7 +277,7 @@ mod tests {
         let address = UdAddress::new(&GlobalRoute::default(), 0).to(Qpn::new(5), 0x22);
         ring.post(WrOpcode::Send, 256, Some(address));
         ring.post(WrOpcode::Send, 257, Some(address));
-        let s = r.poll_datagram(RTS, 1, &mut ring, Qpn::new(3), 0x11).unwrap();
+        let s = r.poll_datagram(RTS, 1, &ring, Qpn::new(3), 0x11).unwrap();
         let deth = Deth { qkey: 0x22, src_qpn: Qpn::new(3) };
         assert_eq!((s.opcode, s.psn.get(), s.ext), (Opcode::UD_SEND_ONLY, 7, Ext::Deth(deth)));
         let poll = |r: &mut Requester, ring: &mut Ring| {
@@ -293,7 +291,7 @@ mod tests {
         // SQE and back: the numbers go on.
         r.forget(2);
         ring.post(WrOpcode::SendWithImm, 1, Some(address));
-        let s = r.poll_datagram(RTS, 1, &mut ring, Qpn::new(3), 0x11).unwrap();
+        let s = r.poll_datagram(RTS, 1, &ring, Qpn::new(3), 0x11).unwrap();
         assert_eq!((s.seq, s.psn.get(), s.opcode), (2, 8, Opcode::UD_SEND_ONLY_IMM));
     }
 
@@ -310,9 +308,9 @@ mod tests {
         };
         stale(&mut ring, 0);
         stale(&mut ring, 2);
-        let s = r.poll_message(RTS, 1, &mut ring).unwrap();
+        let s = r.poll_message(RTS, 1, &ring).unwrap();
         assert_eq!((s.seq, s.psn.get(), r.head()), (1, 0, 1));
-        assert_eq!(r.poll_message(RTS, 1, &mut ring).unwrap_err(), Idle::NothingToDo);
+        assert_eq!(r.poll_message(RTS, 1, &ring).unwrap_err(), Idle::NothingToDo);
         assert_eq!(r.built(), 3);
         r.left(2);
         assert!(r.drained(), "a stale request needs no frame");
@@ -323,11 +321,11 @@ mod tests {
         for opcode in [WrOpcode::RdmaRead, WrOpcode::SendWithInv, WrOpcode::AtomicFetchAndAdd] {
             let (mut r, mut ring) = (requester(0), Ring::default());
             ring.post(opcode, 8, None);
-            assert_eq!(r.poll_message(RTS, 1, &mut ring).unwrap_err(), Idle::Failed);
+            assert_eq!(r.poll_message(RTS, 1, &ring).unwrap_err(), Idle::Failed);
             assert_eq!(r.local_failure(), Some(WcStatus::LocQpOpErr));
         }
         let (mut r, mut ring) = (requester(0), Ring::default());
         ring.post(WrOpcode::Send, 8, None);
-        assert_eq!(r.poll_datagram(RTS, 1, &mut ring, Qpn::new(3), 1).unwrap_err(), Idle::Failed);
+        assert_eq!(r.poll_datagram(RTS, 1, &ring, Qpn::new(3), 1).unwrap_err(), Idle::Failed);
     }
 }
