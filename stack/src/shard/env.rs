@@ -87,6 +87,8 @@ pub(super) struct Env {
     pub net_seen: u64,
     /// [`Shared::overruns`] as of the last look at the lanes.
     pub overruns_seen: u32,
+    /// So many queue pairs that each is likely to be in no cache ([`PREFETCH_FROM`](crate::config::PREFETCH_FROM)).
+    pub many: bool,
     /// Queue pairs in RTR or above.
     pub connected: usize,
     /// The frame being received comes from a shard of this device: it has seen to the other shards' copies.
@@ -124,6 +126,7 @@ impl Env {
             ip_id: 0,
             net_seen: 0,
             overruns_seen: 0,
+            many: false,
             connected: 0,
             from_inside: false,
             mcast: Arc::default(),
@@ -208,12 +211,18 @@ impl Env {
 
     /// Sees to it that the queue pair is woken at its deadline. Later deadlines are found when an earlier one
     /// fires, so this is seldom more than a comparison.
+    ///
+    /// Among many queue pairs, one that has no deadline any more leaves the wheel at once: both its neighbours there were
+    /// scheduled a moment ago, like itself, while a timer that fires for nothing finds none of them in a cache.
     #[inline]
     pub fn arm(&mut self, qp: &mut Qp) {
         let deadline = qp.requester.deadline();
         if deadline < qp.wakes_at {
             qp.wakes_at = deadline;
             self.wheel.schedule(qp.slot, deadline);
+        } else if self.many && deadline == Instant::FAR && qp.wakes_at != Instant::FAR {
+            qp.wakes_at = Instant::FAR;
+            self.wheel.cancel(qp.slot);
         }
     }
 

@@ -104,7 +104,6 @@ impl Qps {
         self.get(slot)
     }
     /// Whether there are so many that each is likely to be in no cache.
-    #[inline]
     fn are_many(&self) -> bool {
         self.table.len() >= PREFETCH_FROM
     }
@@ -276,6 +275,7 @@ impl Shard {
         let index = (self.env.id * self.env.shared.qps_per_shard + slot) as u32;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
+        self.env.many = self.qps.are_many();
         let mut qp = Box::new(Qp::new(spec, index, epoch, &self.env.shared));
         self.env.publish_word(&mut qp);
         let counters = qp.counters.clone();
@@ -386,6 +386,7 @@ impl Shard {
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
         self.qps.table.remove(qp.qpn);
+        self.env.many = self.qps.are_many();
         self.env.shared.mrs.forget_qp(qp.qpn);
         qp.release_gid(&self.env.shared);
         self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));

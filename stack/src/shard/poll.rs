@@ -87,7 +87,7 @@ impl Shard {
         let bytes: usize = self.rx.iter().map(|f| f.len()).sum();
         self.env.counters().add(Counter::RxFrames, n as u64);
         self.env.counters().add(Counter::RxBytes, bytes as u64);
-        if self.qps.are_many() {
+        if self.env.many {
             self.prefetch_burst();
         }
         let mut foreign = 0u64;
@@ -153,7 +153,7 @@ impl Shard {
         let (env, qps) = (&mut self.env, &mut self.qps);
         let mut due = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
         env.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
-        if qps.are_many() {
+        if env.many {
             let due: arrayvec::ArrayVec<_, READY_BUDGET> =
                 due.iter().map(|slot| (*slot, Part::Requester)).collect();
             qps.prefetch(&due, &env.wheel);
@@ -226,7 +226,7 @@ impl Shard {
         }
         let mut rung = arrayvec::ArrayVec::<_, READY_BUDGET>::new();
         bells.drain(READY_BUDGET as u32, |slot| rung.push((slot, Part::Requester)));
-        if self.qps.are_many() {
+        if self.env.many {
             self.qps.prefetch(&rung, &self.env.wheel);
         }
         for (slot, _) in rung {
