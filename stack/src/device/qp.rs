@@ -11,6 +11,7 @@ use super::error::DeviceError;
 use super::pd::PdCore;
 use super::srq::SrqCore;
 use super::stats::QpEntry;
+use super::td::TdCore;
 use super::xrcd::XrcdCore;
 use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
 use crate::id::{PdId, Psn, QpState, QpType, Qpn};
@@ -27,6 +28,10 @@ use crate::sync::words::Word;
 
 /// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
 const REST_MIN: Duration = Duration::from_secs(1);
+
+/// Numbers that are drawn for a queue pair before it is given up: each is held with the share of connections in all
+/// numbers, an eighth at most.
+const NUMBER_TRIES: usize = 64;
 
 /// What a queue pair is to be.
 #[derive(Clone, Copy, Debug)]
@@ -183,6 +188,34 @@ fn grant(cap: &QpCap) -> Result<QpCap, DeviceError> {
     })
 }
 
+/// A slot and a number, which nobody holds: a connection that ended may rest longer than the queue pair that it had
+/// (TIMEWAIT), and a new one under the same number would be refused (IBA 12.9.8).
+fn number(
+    device: &Device,
+    td: Option<&Arc<TdCore>>,
+    shard: Option<usize>,
+) -> Result<(usize, (u32, Qpn)), DeviceError> {
+    for _ in 0..NUMBER_TRIES {
+        let (shard, (slot, qpn)) = {
+            let mut numbers = device.numbers();
+            let wish = shard.or(td.and_then(|td| td.shard()));
+            let at = wish.unwrap_or_else(|| numbers.least_loaded());
+            let taken = numbers.take(device.now(), at, || device.random.next())?;
+            // Under the lock, so that two first ones do not part.
+            if let (Some(td), None) = (td, shard) {
+                td.settle(at);
+            }
+            (at, taken)
+        };
+        if !device.service_holds(qpn) {
+            return Ok((shard, (slot, qpn)));
+        }
+        device.numbers().put_back(shard, slot, qpn, device.now().after(REST_MIN));
+    }
+    let what = "queue pair number that no connection rests with";
+    Err(DeviceError::Exhausted { what, limit: NUMBER_TRIES })
+}
+
 impl QpCore {
     pub(super) fn new(
         device: Arc<Device>,
@@ -221,21 +254,9 @@ impl QpCore {
         // The first use of the wire, if nobody started the port before.
         device.start()?;
         let first_psn = Psn::new(device.random.next()?);
-        let (shard, (slot, qpn)) = {
-            let mut numbers = device.numbers();
-            if init.qp_type == QpType::Gsi {
-                (0, numbers.take_gsi()?)
-            } else {
-                let td = pd.as_ref().and_then(|pd| pd.td());
-                let wish = init.shard.or(td.and_then(|td| td.shard()));
-                let shard = wish.unwrap_or_else(|| numbers.least_loaded());
-                let taken = numbers.take(device.now(), shard, || device.random.next())?;
-                // Under the lock of the numbers, so that two first ones do not part.
-                if let (Some(td), None) = (td, init.shard) {
-                    td.settle(shard);
-                }
-                (shard, taken)
-            }
+        let (shard, (slot, qpn)) = match init.qp_type {
+            QpType::Gsi => (0, device.numbers().take_gsi()?),
+            _ => number(&device, pd.as_ref().and_then(|pd| pd.td()), init.shard)?,
         };
         let created = || -> Result<Arc<Self>, DeviceError> {
             let lane = |cq: Option<&Arc<CqCore>>| cq.map_or(Ok(LaneId::NONE), |cq| cq.lane(shard));

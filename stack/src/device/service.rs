@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use super::Device;
 use super::claim::lock;
 use super::error::DeviceError;
-use crate::id::Gid;
+use crate::id::{Gid, Qpn};
 use crate::net::Resolution;
 use crate::sync::alarm::Alarm;
 use crate::time::Instant;
@@ -19,6 +19,10 @@ pub trait Service: Send + Sync {
     /// Works off what is due, in bounded time. May make control calls; must not end the service. Called by one thread at
     /// a time.
     fn step(&self);
+
+    /// Whether a queue pair number is in use by it, though no queue pair may have it any more: it is not given out.
+    /// Called while the service may be running on another thread.
+    fn holds(&self, qpn: Qpn) -> bool;
 }
 
 /// The place of a device's service.
@@ -34,6 +38,13 @@ impl ServiceSlot {
     #[inline]
     pub(super) fn is_due(&self, now: impl FnOnce() -> Instant) -> bool {
         self.alarm.due().is_some_and(|due| due <= now())
+    }
+
+    /// Whether the service, if there is one, holds a queue pair number.
+    fn holds(&self, qpn: Qpn) -> bool {
+        // Asked outside of the lock, under which it runs.
+        let service = lock(&self.service).clone();
+        service.is_some_and(|service| service.holds(qpn))
     }
 
     /// How long it can wait; `None`: for ever.
@@ -82,6 +93,11 @@ impl Device {
     pub fn uninstall(&self) {
         let service = lock(&self.core().service.service).take();
         drop(service);
+    }
+
+    /// Whether the service holds a queue pair number.
+    pub(super) fn service_holds(&self, qpn: Qpn) -> bool {
+        self.core().service.holds(qpn)
     }
 
     /// The service's alarm clock.

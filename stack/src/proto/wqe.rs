@@ -116,18 +116,9 @@ impl SendWqe {
         let feth = Feth { selectivity: (self.arg0 >> 8) as u8, placement: self.arg0 as u8 };
         (feth, self.arg1 as u32)
     }
-    /// Sets what a FLUSH selects, how far it goes, and its length in bytes.
-    pub fn set_flush(&mut self, feth: Feth, len: u32) {
-        self.arg0 = u64::from(feth.selectivity) << 8 | u64::from(feth.placement);
-        self.arg1 = u64::from(len);
-    }
     /// Key and rights of a bind (the region's key) or a registration (no key).
     pub fn key_and_access(&self) -> (u32, Access) {
         (self.arg0 as u32, Access::from_bits_retain((self.arg0 >> 32) as u32))
-    }
-    /// Sets key and rights of a bind or a registration.
-    pub fn set_key_and_access(&mut self, key: u32, access: Access) {
-        self.arg0 = u64::from(access.bits()) << 32 | u64::from(key);
     }
     /// The fixed part of a slot.
     #[inline]

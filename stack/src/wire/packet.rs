@@ -100,17 +100,6 @@ impl<'a> Packet<'a> {
     pub fn xrceth(&self) -> u32 {
         u32::from_be_bytes(self.header(ExtHeader::Xrceth)) & 0x00ff_ffff
     }
-    /// The end-to-end context of a reliable datagram, 24 bits.
-    #[inline]
-    pub fn rdeth(&self) -> u32 {
-        u32::from_be_bytes(self.header(ExtHeader::Rdeth)) & 0x00ff_ffff
-    }
-    /// The ECN field: 0 not capable, 1 and 2 capable, 3 congestion experienced (RFC 3168).
-    #[inline]
-    pub fn ecn(&self) -> u8 {
-        self.traffic_class & 3
-    }
-
     /// The fields that vary within a flow, such that a [`super::Template`] builds this packet again. `None`
     /// for the headers of reliable datagrams, which have no [`Ext`].
     pub fn to_header(&self) -> Option<Header> {

@@ -24,8 +24,6 @@ use crate::qp::{Qp, QpInitAttr};
 
 /// Code of the delay that RNR NAKs of our queue pairs ask for: 0.64 ms, as everywhere in this crate.
 const MIN_RNR_TIMER: u8 = 12;
-/// Queue pairs that are made before one has a number that is not at rest.
-const FRESH_TRIES: usize = 16;
 
 /// READ and atomic depths of a call.
 fn depth(what: &'static str, given: u8) -> Result<u8, CmError> {
@@ -95,7 +93,7 @@ impl CmId {
             return Err(DeviceError::Foreign { what: "protection domain" }.into());
         }
         self.with(|id| may_have_qp(id))?;
-        let qp = Arc::new(self.fresh_qp(pd, init)?);
+        let qp = Arc::new(pd.create_qp(init)?);
         if qp_type == QpType::Ud {
             qp.activate_ud(UDP_QKEY)?;
         } else {
@@ -107,18 +105,6 @@ impl CmId {
             id.qp = Some(qp.clone());
             Ok(qp)
         })
-    }
-
-    /// A queue pair whose number is in no connection, and does not rest after one.
-    fn fresh_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Qp, VerbsError> {
-        let mut resting = Vec::new();
-        loop {
-            let qp = pd.create_qp(init)?;
-            if resting.len() == FRESH_TRIES || !self.service.lock().machine.qp_busy(qp.qp_num()) {
-                return Ok(qp);
-            }
-            resting.push(qp); // kept, so that the next one is another
-        }
     }
 
     /// The identifier's queue pair.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
-use stack::device::{self, Device, EventFd, Instant, PeerPath};
+use stack::device::{self, Device, EventFd, Instant, PeerPath, Qpn};
 
 use super::event::{CmEvent, CmEventType, EventData};
 use super::gsi::Gsi;
@@ -58,6 +58,10 @@ impl device::Service for Shared {
             Err(TryLockError::WouldBlock) => return,
         };
         state.work(&self.device);
+    }
+
+    fn holds(&self, qpn: Qpn) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).machine.qp_busy(qpn)
     }
 }
 
