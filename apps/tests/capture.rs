@@ -59,3 +59,35 @@ fn tshark_decodes_every_frame() {
         }
     }
 }
+
+// Recorded by scripts/interop/run: this stack and Linux 6.12 connect over IPv6 and in a VLAN.
+#[test]
+fn tshark_decodes_our_connection_management() {
+    // REQ, REP, RTU, DREQ, DREP; and the two of datagram services.
+    let connections = ["0x0010", "0x0013", "0x0014", "0x0015", "0x0016"];
+    for (name, ours, wanted) in [
+        ("ipv6-rping-client", "0x0010", &connections[..]),
+        ("ipv6-rping-server", "0x0013", &connections),
+        ("ipv6-ucmatose", "0x0013", &connections),
+        ("ipv6-udaddy", "0x0017", &["0x0017", "0x0018"]),
+        ("vlan-rping", "0x0010", &connections),
+    ] {
+        let path = format!("{}/testdata/ours-{name}.pcap", env!("CARGO_MANIFEST_DIR"));
+        let pcap = Path::new(&path);
+        let attribute = "infiniband.mad.attributeid";
+        let Some(seen) = tshark(pcap, "infiniband.mad", &[attribute]) else {
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED tshark_decodes_our_connection_management: tshark is not installed (apt-get install tshark)"
+            );
+            return;
+        };
+        for message in wanted {
+            assert!(seen.iter().any(|m| m == message), "{name}: no {message} among {seen:?}");
+        }
+        let of_ours = format!("{attribute} == {ours} and eth.src == 02:00:00:00:99:0a");
+        assert!(!tshark(pcap, &of_ours, &["frame.number"]).unwrap().is_empty(), "{name}: no {ours} of ours");
+        let malformed = tshark(pcap, "_ws.malformed", &["frame.number"]).unwrap();
+        assert!(malformed.is_empty(), "{name}: frames {malformed:?}");
+    }
+}

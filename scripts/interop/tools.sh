@@ -226,6 +226,8 @@ programs() {
     killed "our rping killed and there again" server
     cm "ucmatose 100 messages" client --count 100 -- "ucmatose -C 100 -b $their_ip"
     cm "ucmatose 100 messages" server --count 100 -- "ucmatose -C 100 -s $our_ip"
+    cm "ucmatose -P ib 100 messages" client --ib --count 100 -- "ucmatose -P ib -C 100 -b $their_ip"
+    cm "ucmatose -P ib 100 messages" server --ib --count 100 -- "ucmatose -P ib -C 100 -s $our_ip"
     cm "ucmatose 200 connections at once" client --connections 200 -- "ucmatose -c 200 -b $their_ip"
     cm "ucmatose 200 connections at once" server --connections 200 -- "ucmatose -c 200 -s $our_ip"
     cm "udaddy 100 datagrams" client --count 100 -- "udaddy -C 100 -b $their_ip"

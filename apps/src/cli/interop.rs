@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use verbs::Mac;
 use verbs::port::PortSpec;
+use verbs::rdma_cm::PortSpace;
 
 /// Runs this stack against Linux soft-RoCE in a guest
 ///
@@ -137,6 +138,9 @@ pub struct CmArgs {
     /// How often all of it, one after the other
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub rounds: u32,
+    /// The port space of InfiniBand (`RDMA_PS_IB`) instead of TCP's; of ucmatose alone
+    #[arg(long)]
+    pub ib: bool,
     /// Transport retries of the connections that we ask for
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
     pub retries: u8,
@@ -152,6 +156,10 @@ pub struct CmArgs {
 }
 
 impl CmArgs {
+    /// Port space of connections.
+    pub const fn space(&self) -> PortSpace {
+        if self.ib { PortSpace::Ib } else { PortSpace::Tcp }
+    }
     /// Connections altogether.
     pub const fn total(&self) -> u32 {
         self.connections * self.rounds

@@ -185,6 +185,18 @@ mod tests {
         assert_eq!(found.opcodes, BTreeMap::from([(0x11, 3)]));
     }
 
+    // Captures of this stack and Linux, connecting over IPv6 and in a VLAN.
+    #[test]
+    fn what_we_say_to_linux_is_right() {
+        for name in ["ipv6-rping-client", "ipv6-rping-server", "ipv6-ucmatose", "ipv6-udaddy", "vlan-rping"] {
+            let path = format!("{}/testdata/ours-{name}.pcap", env!("CARGO_MANIFEST_DIR"));
+            let found = file(Path::new(&path), OURS).unwrap();
+            assert_eq!(found.wrong_frames, 0, "{name}: {:?}", found.wrong);
+            assert!(found.right.iter().all(|n| *n >= 4), "{name}: {:?}", found.right);
+            assert!(found.opcodes.contains_key(&0x64), "{name}: no datagram of queue pair 1");
+        }
+    }
+
     fn golden(name: &str) -> Findings {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../stack/testdata/pcap/");
         file(&Path::new(path).join(name), OURS).unwrap()

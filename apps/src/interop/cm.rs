@@ -350,7 +350,7 @@ impl Host {
         let to = SocketAddr::new(args.link.net.addresses().1, UCMATOSE_PORT);
         let mut ids = HashMap::new();
         for _ in 0..args.connections {
-            let id = self.context.create_id(Some(&channel), PortSpace::Tcp)?;
+            let id = self.context.create_id(Some(&channel), args.space())?;
             id.resolve_addr(None, to, PATIENCE)?;
             ids.insert(id.number(), id);
         }
@@ -416,7 +416,7 @@ impl Host {
     }
 
     fn ucmatose_server(&self, args: &CmArgs) -> Result<u64> {
-        let listener = self.listener(args, PortSpace::Tcp, UCMATOSE_PORT)?;
+        let listener = self.listener(args, args.space(), UCMATOSE_PORT)?;
         let len = args.size as usize;
         for _ in 0..args.rounds {
             let mut open = Vec::new();
