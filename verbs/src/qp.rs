@@ -306,6 +306,7 @@ impl Qp {
 
 /// The lock-free handle of a send queue, from [`Qp::split`].
 #[derive(Debug)]
+#[repr(align(64))] // one cache line, of very many
 pub struct SendQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
@@ -326,13 +327,13 @@ impl SendQueue {
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
-    /// A hint that [`post_send`](Self::post_send) is going to be called: asks for the memory that it touches, and
-    /// does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next few, then
-    /// post to them.
+    /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: asks for the memory that it
+    /// touches, and does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next
+    /// few, then post to them.
     #[inline]
-    pub fn prefetch(&self) {
+    pub fn prefetch(&self, n: u32) {
         if let Some(ring) = &self.ring {
-            ring.prefetch();
+            ring.prefetch(n);
             self.core.prefetch();
         }
     }
@@ -346,6 +347,8 @@ impl SendQueue {
     }
 }
 
+const _: () = assert!(size_of::<SendQueue>() == 64 && size_of::<RecvQueue>() == 64);
+
 impl Drop for SendQueue {
     fn drop(&mut self) {
         *self.core.sq() = self.ring.take();
@@ -354,6 +357,7 @@ impl Drop for SendQueue {
 
 /// The lock-free handle of a receive queue, from [`Qp::split`].
 #[derive(Debug)]
+#[repr(align(64))] // one cache line, of very many
 pub struct RecvQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
@@ -374,13 +378,13 @@ impl RecvQueue {
             None => no_ring(&self.core),
         }
     }
-    /// A hint that [`post_recv`](Self::post_recv) is going to be called: asks for the memory that it touches, and
-    /// does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next few, then
-    /// post to them.
+    /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: asks for the memory that it
+    /// touches, and does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next
+    /// few, then post to them.
     #[inline]
-    pub fn prefetch(&self) {
+    pub fn prefetch(&self, n: u32) {
         if let Some(ring) = &self.ring {
-            ring.prefetch();
+            ring.prefetch(n);
             self.core.prefetch();
         }
     }

@@ -135,7 +135,7 @@ impl Sending for Tx<'_> {
             while self.busy.has(q) {
                 q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
             }
-            link.sqs[q as usize].prefetch();
+            link.sqs[q as usize].prefetch(self.spec.visit);
             self.busy.flip(q);
             self.in_flight += 1;
             self.posted += u64::from(self.spec.visit);
@@ -233,7 +233,7 @@ impl Receiving for Rx<'_> {
         let mut last = usize::MAX;
         for q in self.wcs[..n].iter().map(|wc| of_wr_id(wc.wr_id).0) {
             if q != last {
-                link.rqs[q].prefetch();
+                link.rqs[q].prefetch(self.spec.visit);
             }
             last = q;
         }
