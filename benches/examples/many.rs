@@ -159,7 +159,7 @@ impl Many {
             let mut drawn = 0;
             while flying < IN_FLIGHT && posted < messages {
                 next[drawn] = self.pick();
-                self.sqs[next[drawn]].prefetch();
+                self.sqs[next[drawn]].prefetch(self.visit as u32);
                 posted += self.visit;
                 (flying, drawn) = (flying + 1, drawn + 1);
             }
@@ -171,7 +171,7 @@ impl Many {
             for _ in 0..4 {
                 let n = self.recv.poll(&mut wcs).expect("no overrun");
                 for wc in &wcs[..n] {
-                    self.rqs[wc.wr_id as usize].prefetch();
+                    self.rqs[wc.wr_id as usize].prefetch(1);
                 }
                 for wc in &wcs[..n] {
                     assert!(wc.is_ok(), "{wc:?}");

@@ -50,8 +50,9 @@ pub const CQ_MAX: usize = 1 << 16;
 pub const CQE_MAX: u32 = 1 << 22;
 /// Bytes of a message (IBA 9.7.7: 2^31).
 pub const MESSAGE_MAX: u32 = 1 << 31;
-/// READ and ATOMIC requests outstanding at either end of a queue pair.
-pub const RD_ATOMIC_MAX: u8 = 16;
+/// READ and ATOMIC requests outstanding at either end of a queue pair. A responder keeps 64 bytes for each that the queue
+/// pair was given.
+pub const RD_ATOMIC_MAX: u8 = 128;
 /// Shared receive queues of a device.
 pub const SRQ_MAX: usize = 1 << 16;
 /// Bytes of a memory region: what one object of a program can have.

@@ -9,6 +9,7 @@ use stack::cm::{
     PortSpace, QpParams, RDMA_UDP_QKEY, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus,
     Timing,
 };
+use stack::config::RD_ATOMIC_MAX;
 use stack::id::{Gid, Mtu, Psn, Qpn};
 use stack::sim::mads::{MadFaults, MadWorld, SentMad};
 use stack::time::Instant;
@@ -600,7 +601,7 @@ fn m22_depths_are_the_smaller_ones() {
     w.nodes[A].connect(now, &connect).unwrap();
     let (b, req) = request(&mut w);
     assert_eq!((req.responder_resources, req.initiator_depth), (4, 8));
-    let accept = Accept { responder_resources: 16, initiator_depth: 2, ..Accept::new(B_QPN) };
+    let accept = Accept { responder_resources: RD_ATOMIC_MAX, initiator_depth: 2, ..Accept::new(B_QPN) };
     let plan = w.nodes[B].plan_accept(b, &accept).unwrap();
     let now = w.now;
     assert_eq!(w.nodes[B].accept(now, b, &accept), Ok(plan));
@@ -615,8 +616,10 @@ fn m22_depths_are_the_smaller_ones() {
     let params = response(&mut w).params;
     assert_eq!((params.max_rd_atomic, params.max_dest_rd_atomic), (8, 2));
     // Out of range is refused, not cut in silence.
-    let most = Connect { responder_resources: 17, ..to_b(B_QPN) };
-    let refused = Error::Range { name: "responder resources", given: 17, max: 16 };
+    let above = RD_ATOMIC_MAX + 1;
+    let most = Connect { responder_resources: above, ..to_b(B_QPN) };
+    let refused =
+        Error::Range { name: "responder resources", given: above.into(), max: RD_ATOMIC_MAX.into() };
     assert_eq!(w.nodes[A].connect(now, &most), Err(refused));
 }
 
@@ -1026,7 +1029,7 @@ fn misuse_is_refused_and_changes_nothing() {
         Connect { retry_count: 8, ..to_b(A_QPN) },
         Connect { rnr_retry_count: 8, ..to_b(A_QPN) },
         Connect { min_rnr_timer: 32, ..to_b(A_QPN) },
-        Connect { initiator_depth: 17, ..to_b(A_QPN) },
+        Connect { initiator_depth: RD_ATOMIC_MAX + 1, ..to_b(A_QPN) },
         Connect { timing: Timing { max_cm_retries: 16, ..Timing::default() }, ..to_b(A_QPN) },
         Connect { timing: Timing { packet_lifetime: 32, ..Timing::default() }, ..to_b(A_QPN) },
         Connect { path: stack::cm::Path { dgid: Gid::default(), ..MadWorld::path(A, B) }, ..to_b(A_QPN) },

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use stack::config::RD_ATOMIC_MAX;
 use stack::id::{PdId, QpState};
 use stack::mem::{Access, Sge};
 use stack::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
@@ -188,12 +189,17 @@ fn r13_duplicate_atomic() {
 
 #[test]
 fn r14_duplicate_atomic_that_is_forgotten() {
-    let mut rig = Rig::with(|c| c.qp.max_dest_rd_atomic = 2);
-    let adds: Vec<Pkt> = (0..3).map(|i| add(&rig, E + i, 1)).collect();
-    adds.iter().for_each(|a| assert_eq!(rig.send(a).len(), 1));
-    assert!(rig.send(&adds[0]).is_empty());
-    assert_eq!(rig.send(&adds[1])[0].original(), 1);
-    assert_eq!(rig.node.mr(rig.mr).word(0), 3);
+    for depth in [2, RD_ATOMIC_MAX] {
+        let mut rig = Rig::with(|c| c.qp.max_dest_rd_atomic = depth);
+        let n = u32::from(depth);
+        let adds: Vec<Pkt> = (0..=n).map(|i| add(&rig, E + i, 1)).collect();
+        adds.iter().for_each(|a| assert_eq!(rig.send(a).len(), 1));
+        assert!(rig.send(&adds[0]).is_empty());
+        for (i, add) in adds.iter().enumerate().skip(1) {
+            assert_eq!(rig.send(add)[0].original(), i as u64, "of {depth}");
+        }
+        assert_eq!(rig.node.mr(rig.mr).word(0), u64::from(n) + 1);
+    }
 }
 
 #[test]

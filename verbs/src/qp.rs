@@ -245,7 +245,7 @@ impl Qp {
     /// send queue wait; so a thread that holds it must not post otherwise.
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&self) -> WrPost<'_> {
-        WrPost::new(&self.core, Ring::Locked(self.core.sq()), self.send_limits(), self.send_ops)
+        WrPost::new(&self.core, Ring::Locked(self.core.sq()), self.send_limits())
     }
 
     /// Posts a list of receive requests, in order.
@@ -283,8 +283,7 @@ impl Qp {
     }
 
     fn send_limits(&self) -> SendLimits {
-        let cap = self.core.cap();
-        SendLimits::new(self.core.qp_type(), self.core.pd(), cap.max_send_sge, cap.max_inline_data)
+        SendLimits::new(self.core.qp_type(), self.core.pd(), &self.core.cap(), self.send_ops)
     }
 
     /// Splits off the lock-free handles. Dropping one gives its queue back to the plain calls.
@@ -297,8 +296,7 @@ impl Qp {
         if sq.is_none() || (rq.is_none() && has_rq) {
             return Err(VerbsError::Split { what: "queue pair" });
         }
-        let (limits, send_ops) = (self.send_limits(), self.send_ops);
-        let send = SendQueue { ring: sq.take(), limits, send_ops, core: self.core.clone() };
+        let send = SendQueue { ring: sq.take(), limits: self.send_limits(), core: self.core.clone() };
         let max_sge = self.core.cap().max_recv_sge;
         let recv = RecvQueue { ring: rq.take(), max_sge, core: self.core.clone() };
         Ok((send, recv))
@@ -331,11 +329,11 @@ impl Qp {
 
 /// The lock-free handle of a send queue, from [`Qp::split`].
 #[derive(Debug)]
+#[repr(align(64))] // one cache line, of very many
 pub struct SendQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
     limits: SendLimits,
-    send_ops: Option<SendOpsFlags>,
     core: Arc<QpCore>,
 }
 
@@ -355,15 +353,15 @@ impl SendQueue {
     /// As [`Qp::wr_start`], without a lock.
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&mut self) -> WrPost<'_> {
-        WrPost::new(&self.core, Ring::Own(self.ring.as_mut()), self.limits, self.send_ops)
+        WrPost::new(&self.core, Ring::Own(self.ring.as_mut()), self.limits)
     }
-    /// A hint that [`post_send`](Self::post_send) is going to be called: asks for the memory that it touches, and
-    /// does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next few, then
-    /// post to them.
+    /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: asks for the memory that it
+    /// touches, and does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next
+    /// few, then post to them.
     #[inline]
-    pub fn prefetch(&self) {
+    pub fn prefetch(&self, n: u32) {
         if let Some(ring) = &self.ring {
-            ring.prefetch();
+            ring.prefetch(n);
             self.core.prefetch();
         }
     }
@@ -377,6 +375,8 @@ impl SendQueue {
     }
 }
 
+const _: () = assert!(size_of::<SendQueue>() == 64 && size_of::<RecvQueue>() == 64);
+
 impl Drop for SendQueue {
     fn drop(&mut self) {
         *self.core.sq() = self.ring.take();
@@ -385,6 +385,7 @@ impl Drop for SendQueue {
 
 /// The lock-free handle of a receive queue, from [`Qp::split`].
 #[derive(Debug)]
+#[repr(align(64))] // one cache line, of very many
 pub struct RecvQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
@@ -405,13 +406,13 @@ impl RecvQueue {
             None => no_ring(&self.core),
         }
     }
-    /// A hint that [`post_recv`](Self::post_recv) is going to be called: asks for the memory that it touches, and
-    /// does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next few, then
-    /// post to them.
+    /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: asks for the memory that it
+    /// touches, and does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next
+    /// few, then post to them.
     #[inline]
-    pub fn prefetch(&self) {
+    pub fn prefetch(&self, n: u32) {
         if let Some(ring) = &self.ring {
-            ring.prefetch();
+            ring.prefetch(n);
             self.core.prefetch();
         }
     }

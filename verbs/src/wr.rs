@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use stack::device::address::UD_EXT;
 use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn};
-use stack::device::{Access, MwType, PdCore, QpType, Qpn, SendFlags, Sge, WrOpcode};
+use stack::device::{Access, MwType, PdCore, QpCap, QpType, Qpn, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
 use crate::error::{BindError, PostErrorKind, VerbsError};
 use crate::mr::Mr;
 use crate::mw::{Mw, MwBindInfo, own_key};
+use crate::wr_ex::SendOpsFlags;
 
 /// Bytes of the longest message (IBA 9.7.7).
 const MESSAGE_MAX: u64 = stack::device::limit::MESSAGE_MAX as u64;
@@ -487,13 +488,20 @@ pub(crate) const fn has_opcode(qp_type: QpType, opcode: WrOpcode) -> bool {
     opcodes_of(qp_type) & bit(opcode) != 0
 }
 
+// The flags and the elements fit their fields.
+const _: () = assert!(
+    SendOpsFlags::all().bits() <= u16::MAX as u64 && stack::device::limit::SGE_MAX <= u16::MAX as usize
+);
+
 /// What a send queue accepts, worked out once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
     /// Bit set of the opcodes that can be posted.
     opcodes: u32,
-    max_sge: u32,
     max_inline: u32,
+    max_sge: u16,
+    /// Those of [`SendOpsFlags`] that the extended interface may post.
+    send_ops: u16,
     qp_type: QpType,
     /// Every request names its destination.
     datagram: bool,
@@ -504,11 +512,17 @@ pub(crate) struct SendLimits {
 }
 
 impl SendLimits {
-    pub(crate) fn new(qp_type: QpType, pd: Option<&Arc<PdCore>>, max_sge: u32, max_inline: u32) -> Self {
+    pub(crate) fn new(
+        qp_type: QpType,
+        pd: Option<&Arc<PdCore>>,
+        cap: &QpCap,
+        send_ops: Option<SendOpsFlags>,
+    ) -> Self {
         Self {
             opcodes: opcodes_of(qp_type),
-            max_sge,
-            max_inline,
+            max_inline: cap.max_inline_data,
+            max_sge: cap.max_send_sge as u16,
+            send_ops: send_ops.unwrap_or(SendOpsFlags::all()).bits() as u16,
             qp_type,
             datagram: matches!(qp_type, QpType::Ud | QpType::Gsi),
             xrc: qp_type == QpType::XrcIni,
@@ -535,11 +549,17 @@ impl SendLimits {
         }
     }
 
+    /// Whether the extended interface may post an operation.
+    #[inline]
+    pub(crate) fn has_op(&self, op: SendOpsFlags) -> bool {
+        self.send_ops & op.bits() as u16 != 0
+    }
+
     /// Whether a list may have so many elements.
     #[inline]
     pub(crate) fn check_sges(&self, given: usize) -> Result<(), PostErrorKind> {
-        if given > self.max_sge as usize {
-            return Err(PostErrorKind::TooManySge { given, max: self.max_sge });
+        if given > usize::from(self.max_sge) {
+            return Err(PostErrorKind::TooManySge { given, max: self.max_sge.into() });
         }
         Ok(())
     }

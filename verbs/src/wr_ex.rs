@@ -151,7 +151,6 @@ pub struct WrPost<'q> {
     core: &'q QpCore,
     ring: Ring<'q>,
     limits: SendLimits,
-    ops: Option<SendOpsFlags>,
     /// The epoch that requests are written under.
     epoch: u32,
     /// Requests that are whole, in their slots.
@@ -170,19 +169,13 @@ struct Request<'q> {
 }
 
 impl<'q> WrPost<'q> {
-    pub(crate) fn new(
-        core: &'q QpCore,
-        ring: Ring<'q>,
-        limits: SendLimits,
-        ops: Option<SendOpsFlags>,
-    ) -> Self {
+    pub(crate) fn new(core: &'q QpCore, ring: Ring<'q>, limits: SendLimits) -> Self {
         Self {
             wr_id: 0,
             wr_flags: SendFlags::empty(),
             core,
             ring,
             limits,
-            ops,
             epoch: core.may_post_send().unwrap_or_default(),
             ready: 0,
             current: None,
@@ -377,7 +370,7 @@ impl<'q> WrPost<'q> {
         if self.failed.is_some() {
             return;
         }
-        if self.ops.is_some_and(|ops| !ops.contains(op)) {
+        if !self.limits.has_op(op) {
             return self.fail(PostErrorKind::NotAskedFor(wr.opcode()));
         }
         if !FLAGS.contains(self.wr_flags) {

@@ -9,8 +9,8 @@ use common::{all_rights, options};
 use verbs::port::{Port, pair};
 use verbs::{
     Access, Ah, AttrMask, Context, Cq, CqPoller, DeviceConfig, Drive, FlushLevel, FlushPlacement, GRH_LEN,
-    Mr, Pd, Qp, QpAttr, QpInitAttr, QpType, Qpn, Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge,
-    SrqInitAttr, Wc, ah_attr_to,
+    Mr, Pd, Qp, QpAttr, QpCap, QpInitAttr, QpType, Qpn, RcOptions, Reactor, RecvQueue, RecvWr, SendQueue,
+    SendWr, Sge, SrqInitAttr, Wc, ah_attr_to,
 };
 
 const QKEY: u32 = 0x1111;
@@ -235,6 +235,52 @@ fn shared_receive_queues_allocate_nothing() {
 }
 
 /// The control: the counter sees what does allocate, in the same places.
+/// Bytes that an idle connected queue pair of so many requests each way, and as many READs, costs. Each is connected to
+/// itself.
+fn idle(depth: u32, reads: u8) -> i64 {
+    const QPS: usize = 1024;
+    let (_context, pd, cq, _) = opened(pair(1).0, 1);
+    let cap = QpCap {
+        max_send_wr: depth,
+        max_recv_wr: depth,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let options = RcOptions { max_rd_atomic: reads, max_dest_rd_atomic: reads, ..options() };
+    let mut qps = Vec::with_capacity(QPS);
+    let used = measure(|| {
+        for _ in 0..QPS {
+            let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap)).unwrap();
+            qp.connect_rc(&qp.endpoint(1).unwrap(), &options).unwrap();
+            qps.push(qp);
+        }
+    });
+    used.bytes_current / QPS as i64
+}
+
+// What a queue pair costs in memory when nobody uses it, in bytes that are asked of the allocator:
+//
+// | for | bytes |
+// |---|--:|
+// | its state in the shard | 512 |
+// | its counters, those of what is rare among them | 640 |
+// | its attributes | 136 |
+// | the indices of its two rings | 256 |
+// | a send request, a receive request of one buffer, what is remembered of one that was sent | 64 + 32 + 12 |
+// | its handle, and its entry among the device's queue pairs | about 320 |
+//
+// Rings grow with their depth, and the responder's memory by 64 bytes for each READ or atomic that it may be asked for.
+#[test]
+fn an_idle_queue_pair_is_small() {
+    let least = idle(1, 0);
+    // The maps by number are filled at random, so they differ by a few bytes from run to run.
+    let grown = |depth, reads, by: i64| (idle(depth, reads) - least - by).abs() <= 16;
+    assert!(grown(64, 0, 63 * (64 + 32 + 12)));
+    assert!(grown(1, 16, 16 * 64));
+    assert!(least <= 2048, "{least} bytes");
+}
+
 #[test]
 fn the_counter_fires() {
     let info = measure(|| drop(std::hint::black_box(vec![1u8; 100])));

@@ -202,13 +202,14 @@ fn max_qp_rd_atom_and_max_qp_init_rd_atom() {
     let attr = context.query_device();
     let (responder, requester) = (attr.max_qp_rd_atom, attr.max_qp_init_rd_atom);
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(64).unwrap();
+    let n = 2 * usize::from(requester);
+    let cq = context.create_cq(n as u32).unwrap();
     let mr = pd.reg_mr(4096, all_rights()).unwrap();
-    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+    let cap = QpCap { max_send_wr: n as u32, ..SMALL };
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap)).unwrap();
     let at_limit =
         verbs::RcOptions { max_rd_atomic: requester, max_dest_rd_atomic: responder, ..common::options() };
     qp.connect_rc(&qp.endpoint(1).unwrap(), &at_limit).unwrap();
-    let n = 2 * usize::from(requester);
     let sges: Vec<_> = (0..n).map(|i| [mr.sge(i * 8..i * 8 + 8).unwrap()]).collect();
     let reads: Vec<_> = sges
         .iter()
@@ -226,7 +227,7 @@ fn max_qp_rd_atom_and_max_qp_init_rd_atom() {
     ] {
         let error = other.connect_rc(&qp.endpoint(1).unwrap(), &beyond).unwrap_err();
         assert_eq!(error.errno(), EINVAL, "{error}");
-        assert!(error.to_string().contains("17"), "{error}");
+        assert!(error.to_string().contains(&format!("{}", requester + 1)), "{error}");
         enter(&other, QpState::Reset);
     }
 }

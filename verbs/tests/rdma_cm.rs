@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use cm::{Host, PATIENCE, SOON, World, addrs, any, everybody, impatient};
 use verbs::error::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
+use verbs::limits::RD_ATOMIC_MAX;
 use verbs::rdma_cm::{CmEventType as E, CmId, CmOption, ConnParam, IdState, PortSpace, UDP_QKEY};
 use verbs::{
     AsyncEvent, Context, DeviceConfig, Drive, GRH_LEN, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc,
@@ -43,7 +44,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert_eq!((request.context(), request.status()), (99, 0));
         assert_eq!((&request.private_data()[..6], request.private_data().len()), (&b"hello\0"[..], 56));
         let said = *request.peer().unwrap();
-        assert_eq!((said.responder_resources, said.initiator_depth, said.retry_count), (5, 16, 7));
+        assert_eq!((said.responder_resources, said.initiator_depth, said.retry_count), (5, RD_ATOMIC_MAX, 7));
         assert_eq!(said.qp_num, client.qp().unwrap().qp_num().get());
         let server = request.take_id().unwrap();
         assert!(request.take_id().is_none());

@@ -111,9 +111,10 @@ fn parameters_of_connections() {
     let client = w.resolved(&ca, there);
     let bad = |p: ConnParam<'_>| refused(client.connect(&p), EINVAL);
     let usual = ConnParam::default();
+    let beyond = verbs::limits::RD_ATOMIC_MAX + 1;
     bad(ConnParam { private_data: &[0; 57], ..usual });
-    bad(ConnParam { responder_resources: 17, ..usual });
-    bad(ConnParam { initiator_depth: 17, ..usual });
+    bad(ConnParam { responder_resources: beyond, ..usual });
+    bad(ConnParam { initiator_depth: beyond, ..usual });
     bad(ConnParam { retry_count: 8, ..usual });
     bad(ConnParam { rnr_retry_count: 8, ..usual });
     assert_eq!(client.state(), IdState::RouteResolved);
@@ -138,7 +139,7 @@ fn parameters_of_connections() {
     w.b.qp(&server);
     for p in [
         ConnParam { private_data: &[0; 197], ..usual },
-        ConnParam { responder_resources: 17, ..usual },
+        ConnParam { responder_resources: beyond, ..usual },
         ConnParam { rnr_retry_count: 8, ..usual },
     ] {
         refused(server.accept(&p), EINVAL);

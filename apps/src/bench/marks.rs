@@ -94,8 +94,8 @@ const MARKS: [Mark; 17] = [
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
     mark("WRITE 64 B, one queue pair",     ("one", "write"),          RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
-    mark("READ 64 B, 16 queue pairs",      ("many", "read"),          RATE, (5e6, 8e6),   Slow::Nothing),
-    mark("FETCH&ADD 8 B, 16 queue pairs",  ("many", "fetch_add"),     RATE, (4e6, 8e6),   Slow::Nothing),
+    mark("READ 64 B, 16 queue pairs, 32 deep",      ("many", "read"),          RATE, (5e6, 8e6),   Slow::Nothing),
+    mark("FETCH&ADD 8 B, 16 queue pairs, 32 deep",  ("many", "fetch_add"),     RATE, (4e6, 8e6),   Slow::Nothing),
     mark("WRITE 64 KiB, MTU 4096",         ("mtu4096", "write"),      GBIT, (100.0, 150.0), Slow::OfRaw(0.3)),
     mark("WRITE 64 KiB, MTU 1024",         ("mtu1024", "write"),      GBIT, (50.0, 80.0),   Slow::Nothing),
     mark("READ 64 KiB, MTU 4096",          ("mtu4096", "read"),       GBIT, (90.0, 140.0),  Slow::OfRaw(0.3)),
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_reaches_nothing() {
-        let line = of(Kind::Quick, "READ 64 B, 16 queue pairs");
+        let line = of(Kind::Quick, "READ 64 B, 16 queue pairs, 32 deep");
         assert_eq!((line.figure, line.reached, line.raw), (None, None, None));
         assert!(lines(&rows(), Kind::Mixed).iter().all(|l| l.reached.is_none()));
     }

@@ -15,6 +15,9 @@ pub struct Part {
     pub raw: bool,
 }
 
+/// READs and atomics outstanding, a queue pair, where their rate is measured: one queue pair is then as fast as sixteen,
+/// and more bring nothing.
+pub const READS: u8 = 32;
 /// Name of the parts that tell the kind of a run.
 pub const MOOD: &str = "mood";
 
@@ -43,10 +46,11 @@ pub fn run(time: Duration, scale: bool) -> Vec<Part> {
         || raw(MOOD, "the bare port", "--mode lat --size 128", (time / 3).max(Duration::from_millis(50)));
     let full = |name, title, line| limited(part(name, title, line, time), time);
     let ops = "--op send,write,read,fetch_add";
+    let rate = format!("--mode rate --size 64 --outs {READS}");
     let mut parts = vec![
         mood(),
-        full("many", "message rate, 16 queue pairs", &format!("{ops} --mode rate --size 64 --qps 16")),
-        full("one", "message rate, one queue pair", &format!("{ops} --mode rate --size 64")),
+        full("many", "message rate, 16 queue pairs", &format!("{ops} {rate} --qps 16")),
+        full("one", "message rate, one queue pair", &format!("{ops} {rate}")),
         mood(),
         full("mtu4096", "bandwidth, MTU 4096", "--op write,read,send --mode bw --size 65536 --mtu 4096"),
         full("mtu1024", "bandwidth, MTU 1024", "--op write,read,send --mode bw --size 65536 --mtu 1024"),

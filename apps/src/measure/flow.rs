@@ -4,11 +4,12 @@
 //! passing a slice of it. Where a request depends on its number (checked data, COMPARE & SWAP) it is made anew
 //! each time instead.
 
+use super::exchange::{self, Outcome, Receiving, Sending};
 use super::link::{Link, of_wr_id, wr_id};
-use super::watch::{Watch, out_of_turn};
+use super::watch::Watch;
 use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec};
-use crate::protocol::{Flow, Message};
+use crate::protocol::Flow;
 use crate::rig::Crank;
 use crate::verify;
 use std::time::{Duration, Instant};
@@ -19,15 +20,6 @@ const POLL: usize = 32;
 /// Receives posted again in one call, at most.
 const REPOST: u32 = 32;
 
-/// What one end counted.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Its requests.
-    pub sent: Flow,
-    /// What it received.
-    pub received: Flow,
-}
-
 /// Runs one measurement at one end, until both are through.
 ///
 /// # Errors
@@ -37,65 +29,13 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
     let zeros = vec![0u8; if spec.inline { spec.size as usize } else { 0 }];
     let tx_sges = sges(link.role.requests, qps, spec.tx_depth, |q, n| link.tx_sge(spec, q, n))?;
     let rx_sges = sges(link.inbox.is_some(), qps, spec.rx_depth, |q, n| link.rx_sge(spec, q, n))?;
-    let mut tx = link.role.requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
-    let mut rx = link.inbox.is_some().then(|| Rx::new(spec, &rx_sges, qps));
-    let mut passive = [Wc::default(); 1];
-    // What this end has told, and what it was told: how many messages there were.
-    let mut told = tx.is_none();
-    let mut peer_sent: Option<Vec<u64>> = None;
-
-    loop {
-        crank.turn();
-        match &mut tx {
-            Some(tx) => {
-                tx.post(link)?;
-                tx.reap(link)?;
-                if !told && tx.is_done() {
-                    watch.tell(&Message::Finish { sent: tx.counts() })?;
-                    told = true;
-                }
-            }
-            // In the caller-driven way, a poll is what turns the shards.
-            None if rx.is_none() && !crank.is_mine() => {
-                link.send_cq.poll(&mut passive)?;
-            }
-            None => {}
-        }
-        if let Some(rx) = &mut rx {
-            rx.reap(link)?;
-        }
-        if told && (!link.role.serves || peer_sent.is_some()) {
-            let expected = peer_sent.as_ref().map_or(0, |sent| sent.iter().sum());
-            if rx.as_ref().is_none_or(|rx| rx.meter.total >= expected) {
-                break;
-            }
-        }
-        if watch.due() {
-            let now = Instant::now();
-            let mut outstanding = false;
-            if let Some(tx) = &mut tx {
-                tx.stop_when_due(now);
-                outstanding = !tx.is_done();
-            }
-            match watch.look(now, outstanding)? {
-                Some(Message::Finish { sent }) if link.role.serves && sent.len() == qps => {
-                    peer_sent = Some(sent)
-                }
-                Some(message) => return Err(out_of_turn(&message)),
-                None => {}
-            }
-        }
-    }
+    let tx = link.role.requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
+    let rx = link.inbox.is_some().then(|| Rx::new(spec, &rx_sges, qps));
+    let (outcome, peer_sent) = exchange::run(link, crank, watch, tx, rx, qps)?;
     if let Some(sent) = &peer_sent {
-        if rx.as_ref().is_some_and(|rx| rx.meter.total > sent.iter().sum()) {
-            return Err(AppError::Verify("more messages arrived than were sent".into()));
-        }
         link.check_target(spec, sent)?;
     }
-    Ok(Outcome {
-        sent: tx.map(|tx| tx.meter.flow()).unwrap_or_default(),
-        received: rx.map(|rx| rx.meter.flow()).unwrap_or_default(),
-    })
+    Ok(outcome)
 }
 
 /// The scatter/gather element of each position of each queue, one queue after the other.
@@ -184,45 +124,6 @@ impl<'a> Tx<'a> {
         }
     }
 
-    fn is_done(&self) -> bool {
-        self.done == self.qps.len()
-    }
-
-    fn counts(&self) -> Vec<u64> {
-        self.qps.iter().map(|qp| qp.posted).collect()
-    }
-
-    /// Posts to every queue as many whole lists as it has room for.
-    #[inline]
-    fn post(&mut self, link: &mut Link) -> Result<()> {
-        let depth = self.spec.tx_depth;
-        for q in 0..self.qps.len() {
-            loop {
-                let qp = &self.qps[q];
-                let left = qp.target - qp.posted;
-                let list = u64::from(self.spec.post_list.min(depth - qp.head)).min(left) as u32;
-                if list == 0 || qp.posted - qp.retired + u64::from(list) > u64::from(depth) {
-                    break;
-                }
-                if self.table.is_empty() {
-                    self.post_fresh(link, q)?;
-                    continue;
-                }
-                let from = q * depth as usize + qp.head as usize;
-                let wrs = &mut self.table[from..from + list as usize];
-                if left == u64::from(list) {
-                    // The last one of all tells that it, and with it all others, are done.
-                    if let Some(last) = wrs.last_mut() {
-                        *last = last.signaled();
-                    }
-                }
-                link.sqs[q].post_send(wrs)?;
-                self.advance(q, list);
-            }
-        }
-        Ok(())
-    }
-
     #[inline]
     fn advance(&mut self, q: usize, n: u32) {
         let qp = &mut self.qps[q];
@@ -256,6 +157,58 @@ impl<'a> Tx<'a> {
         }
         link.sqs[q].post_send(&[wr])?;
         self.advance(q, 1);
+        Ok(())
+    }
+
+    /// Checks what came back for message `seq`.
+    fn check_answer(&mut self, link: &Link, q: usize, index: u32, seq: u64) -> Result<()> {
+        let local = link.local.as_ref().expect("an end that requests has memory");
+        let at = link.tx_offset(q, index as usize);
+        if self.spec.op == Op::Read {
+            local.read(at, &mut self.scratch)?;
+            return verify::check(&self.scratch, link.role.rx_stream(q), u64::from(index));
+        }
+        let is = local.read_u64(at)?;
+        // Queue pairs share the word of FETCH & ADD: there, only the sum at the end can be told.
+        if (self.spec.op == Op::CmpSwap || self.qps.len() == 1) && is != seq {
+            return Err(AppError::Verify(format!(
+                "{} {seq} of queue pair {q} found {is} instead of {seq}",
+                self.spec.op.name()
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Sending for Tx<'_> {
+    /// Posts to every queue as many whole lists as it has room for.
+    #[inline]
+    fn post(&mut self, link: &mut Link) -> Result<()> {
+        let depth = self.spec.tx_depth;
+        for q in 0..self.qps.len() {
+            loop {
+                let qp = &self.qps[q];
+                let left = qp.target - qp.posted;
+                let list = u64::from(self.spec.post_list.min(depth - qp.head)).min(left) as u32;
+                if list == 0 || qp.posted - qp.retired + u64::from(list) > u64::from(depth) {
+                    break;
+                }
+                if self.table.is_empty() {
+                    self.post_fresh(link, q)?;
+                    continue;
+                }
+                let from = q * depth as usize + qp.head as usize;
+                let wrs = &mut self.table[from..from + list as usize];
+                if left == u64::from(list) {
+                    // The last one of all tells that it, and with it all others, are done.
+                    if let Some(last) = wrs.last_mut() {
+                        *last = last.signaled();
+                    }
+                }
+                link.sqs[q].post_send(wrs)?;
+                self.advance(q, list);
+            }
+        }
         Ok(())
     }
 
@@ -297,23 +250,12 @@ impl<'a> Tx<'a> {
         Ok(())
     }
 
-    /// Checks what came back for message `seq`.
-    fn check_answer(&mut self, link: &Link, q: usize, index: u32, seq: u64) -> Result<()> {
-        let local = link.local.as_ref().expect("an end that requests has memory");
-        let at = link.tx_offset(q, index as usize);
-        if self.spec.op == Op::Read {
-            local.read(at, &mut self.scratch)?;
-            return verify::check(&self.scratch, link.role.rx_stream(q), u64::from(index));
-        }
-        let is = local.read_u64(at)?;
-        // Queue pairs share the word of FETCH & ADD: there, only the sum at the end can be told.
-        if (self.spec.op == Op::CmpSwap || self.qps.len() == 1) && is != seq {
-            return Err(AppError::Verify(format!(
-                "{} {seq} of queue pair {q} found {is} instead of {seq}",
-                self.spec.op.name()
-            )));
-        }
-        Ok(())
+    fn is_done(&self) -> bool {
+        self.done == self.qps.len()
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        self.qps.iter().map(|qp| qp.posted).collect()
     }
 
     /// Sets the end of a measurement that time limits: what is posted, up to the next signalled request.
@@ -329,6 +271,10 @@ impl<'a> Tx<'a> {
                 }
             }
         }
+    }
+
+    fn flow(self) -> Flow {
+        self.meter.flow()
     }
 }
 
@@ -370,7 +316,9 @@ impl<'a> Rx<'a> {
             wcs: [Wc::default(); POLL],
         }
     }
+}
 
+impl Receiving for Rx<'_> {
     /// Takes completions and posts receives again, in batches.
     #[inline]
     fn reap(&mut self, link: &mut Link) -> Result<()> {
@@ -413,6 +361,14 @@ impl<'a> Rx<'a> {
         }
         self.meter.count(n as u64);
         Ok(())
+    }
+
+    fn total(&self) -> u64 {
+        self.meter.total
+    }
+
+    fn flow(self) -> Flow {
+        self.meter.flow()
     }
 }
 

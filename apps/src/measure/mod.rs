@@ -1,5 +1,6 @@
 //! The loops that are timed. They program against split handles and allocate nothing while they run.
 
+pub mod exchange;
 pub mod flow;
 pub mod lat;
 pub mod link;

@@ -5,19 +5,20 @@
 //! nothing of the next one is in a cache. Loops and tables here are as small as they can be, so that what is
 //! measured is the stack's own state: each queue pair has a bit, and the requests are made on the spot.
 
-use super::flow::{Meter, Outcome, request};
+use super::exchange::{self, Outcome, Receiving, Sending};
+use super::flow::{Meter, request};
 use super::link::{Link, of_wr_id, wr_id};
-use super::watch::{Watch, out_of_turn};
+use super::watch::Watch;
 use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec, VISIT_MAX};
-use crate::protocol::Message;
+use crate::protocol::Flow;
 use crate::rig::Crank;
 use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
 use verbs::{RecvWr, Sge, Wc};
 
-/// Completions taken in one poll.
-const POLL: usize = 32;
+/// Completions taken in one poll: those of several visits, so that the misses of their queue pairs overlap.
+const POLL: usize = 128;
 /// The list of one visit.
 type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
 
@@ -26,62 +27,13 @@ type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
 /// # Errors
 /// Failed requests, the peer's failure, a signal.
 pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
-    let mut tx = link.role.requests.then(|| Tx::new(spec));
-    let mut rx = link.inbox.is_some().then(|| Rx::new(spec));
-    let mut passive = [Wc::default(); 1];
-    let mut told = tx.is_none();
-    let mut peer_sent: Option<u64> = None;
-    loop {
-        crank.turn();
-        match &mut tx {
-            Some(tx) => {
-                tx.post(link)?;
-                tx.reap(link)?;
-                if !told && tx.is_done() {
-                    watch.tell(&Message::Finish { sent: vec![tx.posted] })?;
-                    told = true;
-                }
-            }
-            None if rx.is_none() && !crank.is_mine() => {
-                link.send_cq.poll(&mut passive)?;
-            }
-            None => {}
-        }
-        if let Some(rx) = &mut rx {
-            rx.reap(link)?;
-        }
-        if told && (!link.role.serves || peer_sent.is_some()) {
-            let expected = peer_sent.unwrap_or(0);
-            if rx.as_ref().is_none_or(|rx| rx.meter.total >= expected) {
-                break;
-            }
-        }
-        if watch.due() {
-            let now = Instant::now();
-            let mut outstanding = false;
-            if let Some(tx) = &mut tx {
-                tx.stop_when_due(now);
-                outstanding = !tx.is_done();
-            }
-            match watch.look(now, outstanding)? {
-                Some(Message::Finish { sent }) if link.role.serves && sent.len() == 1 => {
-                    peer_sent = Some(sent[0]);
-                }
-                Some(message) => return Err(out_of_turn(&message)),
-                None => {}
-            }
-        }
-    }
-    if peer_sent.is_some_and(|sent| rx.as_ref().is_some_and(|rx| rx.meter.total > sent)) {
-        return Err(AppError::Verify("more messages arrived than were sent".into()));
-    }
+    let tx = link.role.requests.then(|| Tx::new(spec));
+    let rx = link.inbox.is_some().then(|| Rx::new(spec));
+    let (outcome, peer_sent) = exchange::run(link, crank, watch, tx, rx, 1)?;
     if let (Some(sent), Op::FetchAdd) = (peer_sent, spec.op) {
-        link.check_target(spec, &[sent])?;
+        link.check_target(spec, &sent)?;
     }
-    Ok(Outcome {
-        sent: tx.map(|tx| tx.meter.flow()).unwrap_or_default(),
-        received: rx.map(|rx| rx.meter.flow()).unwrap_or_default(),
-    })
+    Ok(outcome)
 }
 
 /// A set of queue pairs, a bit each.
@@ -155,32 +107,6 @@ impl<'a> Tx<'a> {
         }
     }
 
-    fn is_done(&self) -> bool {
-        self.retired == self.target
-    }
-
-    /// Draws queue pairs until as many are busy as may be, then posts to them.
-    #[inline]
-    fn post(&mut self, link: &mut Link) -> Result<()> {
-        let mut drawn = ArrayVec::<u32, POLL>::new();
-        while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
-            let mut q = self.draw.below(self.spec.qps);
-            // As many are busy as may be, at most: an idle one is never farther than that.
-            while self.busy.has(q) {
-                q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
-            }
-            link.sqs[q as usize].prefetch();
-            self.busy.flip(q);
-            self.in_flight += 1;
-            self.posted += u64::from(self.spec.visit);
-            drawn.push(q);
-        }
-        for q in drawn {
-            self.visit(link, q)?;
-        }
-        Ok(())
-    }
-
     #[inline]
     fn visit(&self, link: &mut Link, q: u32) -> Result<()> {
         let (spec, qp) = (self.spec, q as usize);
@@ -195,6 +121,30 @@ impl<'a> Tx<'a> {
             wrs.push(if n + 1 == sges.len() { wr.signaled() } else { wr });
         }
         Ok(link.sqs[qp].post_send(&wrs)?)
+    }
+}
+
+impl Sending for Tx<'_> {
+    /// Draws queue pairs until as many are busy as may be, then posts to them.
+    #[inline]
+    fn post(&mut self, link: &mut Link) -> Result<()> {
+        let mut drawn = ArrayVec::<u32, POLL>::new();
+        while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
+            let mut q = self.draw.below(self.spec.qps);
+            // As many are busy as may be, at most: an idle one is never farther than that.
+            while self.busy.has(q) {
+                q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
+            }
+            link.sqs[q as usize].prefetch(self.spec.visit);
+            self.busy.flip(q);
+            self.in_flight += 1;
+            self.posted += u64::from(self.spec.visit);
+            drawn.push(q);
+        }
+        for q in drawn {
+            self.visit(link, q)?;
+        }
+        Ok(())
     }
 
     /// Takes completions: each ends a visit.
@@ -228,6 +178,18 @@ impl<'a> Tx<'a> {
             self.target = self.posted;
         }
     }
+
+    fn is_done(&self) -> bool {
+        self.retired == self.target
+    }
+
+    fn counts(&self) -> Vec<u64> {
+        vec![self.posted]
+    }
+
+    fn flow(self) -> Flow {
+        self.meter.flow()
+    }
 }
 
 /// The receiving half of SEND.
@@ -244,6 +206,22 @@ impl<'a> Rx<'a> {
         Self { spec, free: vec![0; spec.qps as usize], meter: Meter::new(), wcs: [Wc::default(); POLL] }
     }
 
+    /// Posts the receives of a visit again, of which the one at `last` completed last.
+    #[inline]
+    fn repost(&mut self, link: &mut Link, q: usize, last: u32) -> Result<()> {
+        let (spec, depth) = (self.spec, self.spec.rx_depth);
+        let at = |n: u32| (last + depth + 1 - spec.visit + n) % depth;
+        let mut sges = Visit::<[Sge; 1]>::new();
+        for n in 0..spec.visit {
+            sges.push([link.rx_sge(spec, q, at(n) as usize)?]);
+        }
+        let wrs: Visit<_> =
+            sges.iter().enumerate().map(|(n, sge)| RecvWr::new(wr_id(q, at(n as u32)), sge)).collect();
+        Ok(link.rqs[q].post_recv(&wrs)?)
+    }
+}
+
+impl Receiving for Rx<'_> {
     /// Takes completions and posts receives again, a visit's at a time.
     #[inline]
     fn reap(&mut self, link: &mut Link) -> Result<()> {
@@ -252,8 +230,12 @@ impl<'a> Rx<'a> {
             self.meter.pause();
             return Ok(());
         }
-        for wc in &self.wcs[..n] {
-            link.rqs[of_wr_id(wc.wr_id).0].prefetch();
+        let mut last = usize::MAX;
+        for q in self.wcs[..n].iter().map(|wc| of_wr_id(wc.wr_id).0) {
+            if q != last {
+                link.rqs[q].prefetch(self.spec.visit);
+            }
+            last = q;
         }
         for k in 0..n {
             let wc = self.wcs[k];
@@ -277,18 +259,12 @@ impl<'a> Rx<'a> {
         Ok(())
     }
 
-    /// Posts the receives of a visit again, of which the one at `last` completed last.
-    #[inline]
-    fn repost(&mut self, link: &mut Link, q: usize, last: u32) -> Result<()> {
-        let (spec, depth) = (self.spec, self.spec.rx_depth);
-        let at = |n: u32| (last + depth + 1 - spec.visit + n) % depth;
-        let mut sges = Visit::<[Sge; 1]>::new();
-        for n in 0..spec.visit {
-            sges.push([link.rx_sge(spec, q, at(n) as usize)?]);
-        }
-        let wrs: Visit<_> =
-            sges.iter().enumerate().map(|(n, sge)| RecvWr::new(wr_id(q, at(n as u32)), sge)).collect();
-        Ok(link.rqs[q].post_recv(&wrs)?)
+    fn total(&self) -> u64 {
+        self.meter.total
+    }
+
+    fn flow(self) -> Flow {
+        self.meter.flow()
     }
 }
 

@@ -120,10 +120,10 @@ impl RingTap {
     pub fn publish(&mut self, n: u32) {
         self.0.publish(n);
     }
-    /// Asks for what posting the next request touches.
+    /// Asks for what posting the next `n` requests touches.
     #[inline]
-    pub fn prefetch(&self) {
-        self.0.prefetch();
+    pub fn prefetch(&self, n: u32) {
+        self.0.prefetch(n);
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> u32 {
@@ -141,9 +141,23 @@ impl fmt::Debug for RingTap {
     }
 }
 
+/// What a poster needs of a queue pair, on one cache line.
+#[repr(C, align(32))]
+struct Posting {
+    device: Arc<Device>,
+    /// Index in the device's table of words.
+    index: u32,
+    /// Index in its shard.
+    slot: u32,
+    shard: usize,
+    sq_sig_all: bool,
+}
+
+const _: () = assert!(size_of::<Posting>() == align_of::<Posting>());
+
 /// A queue pair.
 pub struct QpCore {
-    device: Arc<Device>,
+    posting: Posting,
     pd: Option<Arc<PdCore>>,
     send_cq: Option<Arc<CqCore>>,
     recv_cq: Option<Arc<CqCore>>,
@@ -152,14 +166,8 @@ pub struct QpCore {
     _xrcd: Option<Arc<XrcdCore>>,
     sq: Mutex<Option<RingTap>>,
     rq: Mutex<Option<RingTap>>,
-    /// Index in the device's table of words.
-    index: u32,
-    /// Index in its shard.
-    slot: u32,
-    shard: usize,
     qpn: Qpn,
     qp_type: QpType,
-    sq_sig_all: bool,
     block_self_mcast_lb: bool,
     cap: QpCap,
     first_psn: Psn,
@@ -291,7 +299,7 @@ impl QpCore {
                 .qps
                 .insert(qpn, QpEntry { qp_type: init.qp_type, shard, index, counters: counters.clone() });
             Ok(Arc::new(Self {
-                device: device.clone(),
+                posting: Posting { device: device.clone(), index, slot, shard, sq_sig_all: init.sq_sig_all },
                 pd: pd.clone(),
                 send_cq: init.send_cq.cloned(),
                 recv_cq: init.recv_cq.cloned(),
@@ -299,12 +307,8 @@ impl QpCore {
                 _xrcd: if let Some(TargetOf::Open(xrcd)) = &target { Some(xrcd.clone()) } else { None },
                 sq: Mutex::new((init.qp_type != QpType::XrcTgt).then_some(RingTap(sq_producer))),
                 rq: Mutex::new(rq_tap),
-                index,
-                slot,
-                shard,
                 qpn,
                 qp_type: init.qp_type,
-                sq_sig_all: init.sq_sig_all,
                 block_self_mcast_lb: init.block_self_mcast_lb,
                 cap,
                 first_psn,
@@ -316,7 +320,7 @@ impl QpCore {
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        &self.posting.device
     }
     /// The protection domain; an XRC target has none.
     pub fn pd(&self) -> Option<&Arc<PdCore>> {
@@ -347,7 +351,7 @@ impl QpCore {
     /// Whether every send request makes a completion.
     #[inline]
     pub fn sq_sig_all(&self) -> bool {
-        self.sq_sig_all
+        self.posting.sq_sig_all
     }
     /// Whether it gets no copy of what it sends to a multicast group that it is attached to.
     pub fn block_self_mcast_lb(&self) -> bool {
@@ -360,11 +364,11 @@ impl QpCore {
     }
     /// The shard that owns it.
     pub fn shard(&self) -> usize {
-        self.shard
+        self.posting.shard
     }
     /// Its index in the shard.
     pub(super) fn slot(&self) -> u32 {
-        self.slot
+        self.posting.slot
     }
     /// A first PSN for it, drawn at random.
     pub fn first_psn(&self) -> Psn {
@@ -389,7 +393,7 @@ impl QpCore {
 
     #[inline]
     fn word(&self) -> Word {
-        self.device().words().load(self.index)
+        self.device().words().load(self.posting.index)
     }
     #[inline]
     fn gate(&self, gate: Gates) -> Result<u32, QpState> {
@@ -399,7 +403,7 @@ impl QpCore {
     /// Asks for what a poster looks at before it posts.
     #[inline]
     pub fn prefetch(&self) {
-        self.device().words().prefetch(self.index);
+        self.device().words().prefetch(self.posting.index);
     }
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {
@@ -433,7 +437,7 @@ impl QpCore {
     /// Rings the queue pair's doorbell.
     #[inline]
     fn ring(&self) {
-        self.device().doorbells(self.shard).ring(self.slot);
+        self.device().doorbells(self.posting.shard).ring(self.posting.slot);
     }
     /// Tells the shard of receive requests that were published, where that matters: it finds them by itself when a
     /// message arrives, but one posted in ERR has to be flushed.
@@ -453,7 +457,7 @@ impl QpCore {
     /// [`DeviceError::Modify`], [`DeviceError::InsideTurn`].
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), DeviceError> {
         let core = self.device().core();
-        core.control(self.shard, |s, now| s.modify_qp(now, self.slot, attr, mask))??;
+        core.control(self.posting.shard, |s, now| s.modify_qp(now, self.posting.slot, attr, mask))??;
         if mask.contains(AttrMask::STATE) && attr.qp_state == QpState::Reset {
             self.drop_stale();
         }
@@ -472,7 +476,7 @@ impl QpCore {
     /// # Errors
     /// [`DeviceError::InsideTurn`].
     pub fn query(&self) -> Result<QpAttr, DeviceError> {
-        let attr = self.device().core().control(self.shard, |s, _| s.query_qp(self.slot))?;
+        let attr = self.device().core().control(self.posting.shard, |s, _| s.query_qp(self.posting.slot))?;
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
@@ -521,19 +525,19 @@ impl QpCore {
 impl Drop for QpCore {
     fn drop(&mut self) {
         self.detach_all();
-        let device = &self.device;
+        let device = &self.posting.device;
         device.core().qps.remove(self.qpn);
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
-        let destroyed = device.core().control(self.shard, |s, now| {
-            let attr = s.query_qp(self.slot);
-            s.destroy_qp(self.slot);
+        let destroyed = device.core().control(self.posting.shard, |s, now| {
+            let attr = s.query_qp(self.posting.slot);
+            s.destroy_qp(self.posting.slot);
             now.after(retry_span(&attr).max(REST_MIN))
         });
         if let Ok(until) = destroyed {
             self.drop_stale();
             device.core().shared.events.purge(self.element());
             device.core().shared.events.forget(self.element());
-            device.numbers().put_back(self.shard, self.slot, self.qpn, until);
+            device.numbers().put_back(self.posting.shard, self.posting.slot, self.qpn, until);
         }
     }
 }
@@ -553,7 +557,7 @@ impl fmt::Debug for QpCore {
         f.debug_struct("QpCore")
             .field("qpn", &self.qpn)
             .field("type", &self.qp_type)
-            .field("shard", &self.shard)
+            .field("shard", &self.posting.shard)
             .field("state", &self.state())
             .finish_non_exhaustive()
     }

@@ -85,6 +85,15 @@ impl Turn {
     }
 }
 
+/// A queue pair that is about to be worked on.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    slot: u32,
+    part: Part,
+    /// For so many packets.
+    n: u32,
+}
+
 /// The queue pairs of a shard, by slot and by number.
 #[derive(Debug, Default)]
 struct Qps {
@@ -108,22 +117,26 @@ impl Qps {
         self.table.len() >= PREFETCH_FROM
     }
     /// Asks for the state of queue pairs that are about to be worked on: first where each is, then what each is, then
-    /// what that points to, so that their misses overlap.
+    /// what that points to, then the data, so that their misses overlap.
     #[inline(never)]
-    fn prefetch(&self, wanted: &[(u32, Part)], wheel: &Wheel) {
-        for (slot, _) in wanted {
+    fn prefetch(&self, wanted: &[Wanted], wheel: &Wheel) {
+        for Wanted { slot, part, .. } in wanted {
             if let Some(place) = self.slots.get(*slot as usize) {
                 prefetch::line(place);
             }
-            wheel.prefetch(*slot);
+            if *part != Part::Request {
+                wheel.prefetch(*slot);
+            }
         }
-        let found =
-            wanted.iter().filter_map(|(slot, part)| Some((self.slots.get(*slot as usize)?.as_ref()?, part)));
-        for (qp, part) in found.clone() {
-            qp.prefetch(*part);
+        let found = wanted.iter().filter_map(|w| Some((self.slots.get(w.slot as usize)?.as_ref()?, w)));
+        for (qp, w) in found.clone() {
+            qp.prefetch(w.part);
         }
-        for (qp, part) in found {
-            qp.prefetch_behind(*part);
+        for (qp, w) in found.clone() {
+            qp.prefetch_behind(w.part, w.n);
+        }
+        for (qp, w) in found {
+            qp.prefetch_data(w.part, w.n);
         }
     }
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {

@@ -5,9 +5,9 @@ use core::sync::atomic::Ordering;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Part, Qp, Route};
-use super::{Shard, Shared, Turn};
-use crate::config::{READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
-use crate::id::QpState;
+use super::{Shard, Shared, Turn, Wanted};
+use crate::config::{QP_TX_BUDGET, READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
+use crate::id::{QpState, Qpn};
 use crate::net::Resolution;
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::requester::SendRing;
@@ -105,14 +105,23 @@ impl Shard {
 
     /// Asks for the state of the queue pairs that this burst is for.
     fn prefetch_burst(&self) {
-        let mut numbers = arrayvec::ArrayVec::<_, RX_BURST>::new();
+        let mut numbers = arrayvec::ArrayVec::<(Qpn, Part, u32), RX_BURST>::new();
         for (number, request) in self.rx.iter().filter_map(|frame| peek(frame.data())) {
-            self.qps.table.prefetch(number);
-            numbers.push((number, if request { Part::Responder } else { Part::Requester }));
+            let part = if request { Part::Request } else { Part::Response };
+            match numbers.last_mut() {
+                // Packets of one queue pair mostly follow each other.
+                Some((last, of, n)) if (*last, *of) == (number, part) => *n += 1,
+                _ => {
+                    self.qps.table.prefetch(number);
+                    numbers.push((number, part, 1));
+                }
+            }
         }
-        let mut wanted = arrayvec::ArrayVec::<_, RX_BURST>::new();
-        wanted
-            .extend(numbers.iter().filter_map(|(number, part)| Some((self.qps.table.get(*number)?, *part))));
+        let slot = |number| self.qps.table.get(number);
+        let wanted: arrayvec::ArrayVec<_, RX_BURST> = numbers
+            .iter()
+            .filter_map(|&(number, part, n)| Some(Wanted { slot: slot(number)?, part, n }))
+            .collect();
         self.qps.prefetch(&wanted, &self.env.wheel);
     }
 
@@ -155,7 +164,7 @@ impl Shard {
         env.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
         if env.many {
             let due: arrayvec::ArrayVec<_, READY_BUDGET> =
-                due.iter().map(|slot| (*slot, Part::Requester)).collect();
+                due.iter().map(|&slot| Wanted { slot, part: Part::Timer, n: 1 }).collect();
             qps.prefetch(&due, &env.wheel);
         }
         for slot in due {
@@ -225,11 +234,12 @@ impl Shard {
             return;
         }
         let mut rung = arrayvec::ArrayVec::<_, READY_BUDGET>::new();
-        bells.drain(READY_BUDGET as u32, |slot| rung.push((slot, Part::Requester)));
+        let n = QP_TX_BUDGET as u32;
+        bells.drain(READY_BUDGET as u32, |slot| rung.push(Wanted { slot, part: Part::Send, n }));
         if self.env.many {
             self.qps.prefetch(&rung, &self.env.wheel);
         }
-        for (slot, _) in rung {
+        for Wanted { slot, .. } in rung {
             let Some(qp) = self.qps.get(slot) else { continue };
             self.env.mark_ready(qp);
             let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
+use crate::mem::Sge;
 use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
 use crate::proto::completer::RetryCause;
@@ -11,7 +12,7 @@ use crate::proto::requester::{Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{Responder, ResponderConfig};
 use crate::proto::state::{Gates, ModifyError};
 use crate::proto::status::WcStatus;
-use crate::proto::wqe::Granule;
+use crate::proto::wqe::{Granule, SendWqe};
 use crate::sync::prefetch;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
@@ -116,29 +117,29 @@ pub(super) struct Qp {
     pub local: Gid,
     /// When something was last posted, as far as the shard noticed.
     pub posted_at: Instant,
-    /// What was posted when the shard last looked.
-    pub sq_seen: u32,
-    /// Send requests before this one have their completions.
-    pub sq_done: u32,
     /// Behind the last unreliable work request that waits for its frames to leave.
     pub leaving: u32,
     /// The index of the GID table that it holds.
     pub held_gid: Option<u8>,
     /// QP_FATAL was raised because a completion queue overran.
     pub overran: bool,
+    /// What the peer did that ends the queue pair, for the completion that tells of it.
+    pub fault: Option<Fault>,
+    /// Why requests were sent again last.
+    pub retried: Option<RetryCause>,
     pub attr: Box<QpAttr>,
 
     // Lines 2 and 3: requests sent, and what comes back.
     pub sq: Sq,
     pub requester: Requester,
+    /// What was posted when the shard last looked.
+    pub sq_seen: u32,
+    /// Send requests before this one have their completions.
+    pub sq_done: u32,
 
     // Lines 4 and 5: every packet sent.
     pub template: Template,
     // Cold.
-    /// What the peer did that ends the queue pair, for the completion that tells of it.
-    pub fault: Option<Fault>,
-    /// Why requests were sent again last.
-    pub retried: Option<RetryCause>,
     /// The destination that the template was made for, of a datagram queue pair.
     pub address: Option<Box<UdAddress>>,
 
@@ -163,10 +164,14 @@ const _: () = {
 /// What of a queue pair is about to be needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// What sends requests and takes responses: lines 0 to 5, and its work requests.
-    Requester,
-    /// What takes requests and answers them: lines 0, 1 and 4 to 7, and its receive requests.
-    Responder,
+    /// What sends requests: lines 0 to 5, its work requests, and the first bytes of their data.
+    Send,
+    /// What takes responses: lines 0 to 3, and its work requests.
+    Response,
+    /// What takes requests and answers them: lines 0, 1 and 4 to 7, its receive requests, and where their data go.
+    Request,
+    /// Its timer: lines 0 and 2, 3.
+    Timer,
 }
 
 impl Qp {
@@ -174,24 +179,46 @@ impl Qp {
     #[inline]
     pub fn prefetch(&self, part: Part) {
         let own = match part {
-            Part::Requester => [(0, 6), (6, 6)],
-            Part::Responder => [(0, 2), (4, 8)],
+            Part::Send => [(0, 6), (6, 6)],
+            Part::Response => [(0, 4), (4, 4)],
+            Part::Request => [(0, 2), (4, 8)],
+            Part::Timer => [(0, 1), (2, 4)],
         };
         for (first, end) in own {
             prefetch::lines(self, first, end);
         }
     }
 
-    /// Asks for what those lines point to.
+    /// Asks for what those lines point to, for `n` packets.
     #[inline]
-    pub fn prefetch_behind(&self, part: Part) {
-        prefetch::line(&raw const *self.counters);
+    pub fn prefetch_behind(&self, part: Part, n: u32) {
         match part {
-            Part::Requester => {
-                self.sq.0.prefetch(self.sq_done);
+            Part::Send | Part::Response => {
+                self.sq.0.prefetch(self.sq_done, n);
                 self.requester.remembered().into_iter().for_each(prefetch::line);
             }
-            Part::Responder => self.rq.prefetch(),
+            Part::Request => self.rq.prefetch(n),
+            Part::Timer => return,
+        }
+        prefetch::line(&raw const *self.counters);
+    }
+
+    /// Asks for the memory that the data of `n` messages come from, or go to.
+    #[inline]
+    pub fn prefetch_data(&self, part: Part, n: u32) {
+        let line = |sge: Option<&Sge>| prefetch::line(sge.map_or(0, |sge| sge.addr) as *const u8);
+        match part {
+            Part::Send => {
+                let end = self.sq.0.published();
+                for seq in (0..n).map(|ahead| self.requester.head().wrapping_add(ahead)) {
+                    if seq == end {
+                        break;
+                    }
+                    line(SendWqe::sges(self.sq.0.slot(seq)).first());
+                }
+            }
+            Part::Request => self.rq.next(n).for_each(|sges| line(sges.first())),
+            Part::Response | Part::Timer => {}
         }
     }
 }

@@ -141,7 +141,7 @@ fn build<E: Copy + Default + Send>(
     (CqReader { lanes: consumers.into(), next: 0, events, shared, older: None }, writers)
 }
 
-impl<E: Copy + Send> CqLane<E> {
+impl<E: Copy + Default + Send> CqLane<E> {
     /// Stages a completion: the reader does not see it before [`CqLane::publish`].
     ///
     /// # Errors

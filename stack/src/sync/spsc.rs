@@ -21,82 +21,101 @@
 //!
 //! # Cost
 //!
-//! Each end's index has cache lines of its own. The producer reads the consumer's index only when the ring
+//! Each end's index has a cache line of its own. The producer reads the consumer's index only when the ring
 //! looks full, the consumer reads the producer's only when it looks empty (or when [`Consumer::published`]
-//! asks for the present value), so a line travels once a batch and not once a slot.
+//! asks for the present value), so a line travels once a batch and not once a slot. Indices and slots are one piece of
+//! memory, so that a program with very many rings finds what belongs together on one page.
 
 use super::prefetch;
-use super::primitive::{Arc, AtomicU32, Ordering};
+use super::primitive::{AtomicU32, Ordering, fence};
 use core::cell::Cell;
+use core::marker::PhantomData;
 use core::ptr::NonNull;
-use crossbeam_utils::CachePadded;
 use std::alloc::Layout;
 
 /// Alignment of the slot memory, and so of slot 0, in bytes.
 pub const ALIGN: usize = 64;
+/// Bytes of slots that one call asks for ahead.
+const PREFETCH_MAX: usize = 16 * prefetch::LINE;
 /// Slot memory up to this many bytes is initialised at creation; slots beyond it when they are first used, so
 /// that a ring made for the worst case costs only what it uses.
 const EAGER_BYTES: usize = if cfg!(miri) { 1 << 10 } else { 1 << 20 };
 
-/// What both ends share.
-struct Shared<T> {
+/// What the ring's memory begins with; the slots follow.
+#[repr(C, align(64))]
+struct Head {
     /// Next sequence number to publish. Written by the producer alone.
-    published: CachePadded<AtomicU32>,
-    /// Oldest sequence number not yet released. Written by the consumer alone.
-    released: CachePadded<AtomicU32>,
-    memory: NonNull<T>,
-    layout: Layout,
+    published: AtomicU32,
+    /// Ends that there are: whoever takes it to zero frees the memory.
+    ends: AtomicU32,
+    released: Released,
     #[cfg(loom)]
     trackers: Vec<loom::cell::UnsafeCell<()>>,
 }
 
-// SAFETY: the atomics are `Sync`. `memory` is only dereferenced through `Producer` and `Consumer`, which touch
-// disjoint slots (module documentation). `T: Send` lets values written by one thread be read by the other, and
-// `T: Copy` means that nothing is dropped here.
-unsafe impl<T: Send> Sync for Shared<T> {}
-// SAFETY: as above; the allocation belongs to whoever drops the last `Arc`.
-unsafe impl<T: Send> Send for Shared<T> {}
+/// Oldest sequence number not yet released, on a line of its own. Written by the consumer alone.
+#[repr(C, align(64))]
+struct Released(AtomicU32);
 
-impl<T> Drop for Shared<T> {
-    fn drop(&mut self) {
-        // SAFETY: `memory` was allocated with exactly `layout` in `ring_at`, and both ends are gone.
-        unsafe { std::alloc::dealloc(self.memory.as_ptr().cast(), self.layout) }
-    }
-}
+/// Where the slots begin.
+const SLOTS_AT: usize = size_of::<Head>();
+
+const _: () = assert!(SLOTS_AT.is_multiple_of(ALIGN));
 
 /// What each end knows of the memory.
 struct View<T> {
-    shared: Arc<Shared<T>>,
-    base: NonNull<T>,
+    /// The memory: a [`Head`], then the slots. Initialised by [`ring_at`], freed when the second end is dropped.
+    head: NonNull<Head>,
     mask: u32,
     /// Elements of a slot.
     stride: u32,
+    _slots: PhantomData<T>,
 }
 
+// SAFETY: `head` is to memory that is there as long as one end is. Its atomics are `Sync`; slots are only dereferenced
+// through `Producer` and `Consumer`, which touch disjoint ones (module documentation). `T: Send` lets values written by one
+// thread be read by another, and `T: Copy` means that nothing is dropped here.
+unsafe impl<T: Send> Send for View<T> {}
+
 impl<T> View<T> {
+    /// Layout of a ring's memory; `None` where it would not fit the address space.
+    fn layout(slots: u32, stride: u32) -> Option<Layout> {
+        let elements = (slots as usize).checked_mul(stride as usize)?;
+        let slots = Layout::array::<T>(elements).ok()?.align_to(ALIGN).ok()?;
+        let (layout, at) = Layout::new::<Head>().extend(slots).ok()?;
+        (at == SLOTS_AT).then_some(layout)
+    }
+
+    #[inline]
+    fn head(&self) -> &Head {
+        // SAFETY: initialised by `ring_at`, and there as long as this end is.
+        unsafe { self.head.as_ref() }
+    }
     /// First element of the slot of `seq`.
     #[inline]
     fn slot(&self, seq: u32) -> NonNull<T> {
-        // SAFETY: `seq & mask < slots`, and the allocation holds `slots * stride` elements.
-        unsafe { self.base.add((seq & self.mask) as usize * self.stride as usize) }
+        let at = (seq & self.mask) as usize * self.stride as usize;
+        // SAFETY: `seq & mask < slots`, and `slots * stride` elements lie behind the head.
+        unsafe { self.head.byte_add(SLOTS_AT).cast::<T>().add(at) }
     }
     #[inline]
     fn slots(&self) -> u32 {
         self.mask + 1
     }
-    /// Asks for the first two lines of the slot of `seq`.
+    /// Asks for the lines of `n` slots from that of `seq` on, sixteen lines at most.
     #[inline]
-    fn prefetch(&self, seq: u32) {
+    fn prefetch(&self, seq: u32, n: u32) {
+        let bytes = self.stride as usize * size_of::<T>();
+        let n = (n as usize).min(self.slots() as usize - (seq & self.mask) as usize);
         let slot = self.slot(seq).as_ptr().cast_const();
-        prefetch::line(slot);
-        if self.stride as usize * size_of::<T>() > prefetch::LINE {
-            prefetch::line(slot.wrapping_byte_add(prefetch::LINE));
+        for at in (0..(n * bytes).min(PREFETCH_MAX)).step_by(prefetch::LINE) {
+            prefetch::line(slot.wrapping_byte_add(at));
         }
     }
     /// Tells loom that the slot is written (`true`) or read.
     #[cfg(loom)]
     fn track(&self, seq: u32, write: bool) {
-        let cell = &self.shared.trackers[(seq & self.mask) as usize];
+        let cell = &self.head().trackers[(seq & self.mask) as usize];
         if write {
             cell.with_mut(|_| ());
         } else {
@@ -106,6 +125,22 @@ impl<T> View<T> {
     #[cfg(not(loom))]
     #[inline(always)]
     fn track(&self, _seq: u32, _write: bool) {}
+}
+
+impl<T> Drop for View<T> {
+    fn drop(&mut self) {
+        // As `Arc` does it: what the other end did with the memory happened before.
+        if self.head().ends.fetch_sub(1, Ordering::Release) != 1 {
+            return;
+        }
+        fence(Ordering::Acquire);
+        let layout = Self::layout(self.slots(), self.stride).expect("it was allocated with it");
+        // SAFETY: both ends are gone; `head` was written and allocated with exactly this layout in `ring_at`.
+        unsafe {
+            self.head.drop_in_place();
+            std::alloc::dealloc(self.head.as_ptr().cast(), layout);
+        }
+    }
 }
 
 /// The end that fills slots. `Send`, not `Sync`: one thread at a time.
@@ -122,7 +157,6 @@ pub struct Producer<T> {
     released: Cell<u32>,
     /// Slots `0 .. initialised` hold values; the others are filled when they are first handed out.
     initialised: u32,
-    fill: T,
 }
 
 /// The end that reads and releases slots. `Send`, not `Sync`: one thread at a time.
@@ -146,12 +180,6 @@ pub struct Consumer<T> {
     /// The producer's index when we last looked: never ahead of the original.
     published: Cell<u32>,
 }
-
-// SAFETY: the pointer is to memory that the `Arc` keeps alive; `Shared` is `Send + Sync` for `T: Send`, and an
-// end that moves to another thread takes its index and its slots with it.
-unsafe impl<T: Send> Send for Producer<T> {}
-// SAFETY: as for `Producer`.
-unsafe impl<T: Send> Send for Consumer<T> {}
 
 /// A ring of `slots` slots of `stride` elements each, all `T::default()`; sequence numbers start at 0.
 ///
@@ -177,29 +205,22 @@ pub fn ring_at<T: Copy + Default + Send>(
     assert!(slots.is_power_of_two(), "a ring has a power of two of slots");
     assert!(stride > 0 && size_of::<T>() > 0, "a slot has a size");
     let short = u32::try_from(stride).expect("a slot has fewer than 2^32 elements");
-    let elements = (slots as usize).checked_mul(stride).expect("ring size overflows");
-    let layout =
-        Layout::array::<T>(elements).and_then(|layout| layout.align_to(ALIGN)).expect("ring size overflows");
-    // SAFETY: `layout` is not of size zero, as asserted above.
+    let layout = View::<T>::layout(slots, short).expect("ring size overflows");
+    // SAFETY: `layout` is not of size zero: it has a head.
     let raw = unsafe { std::alloc::alloc(layout) };
-    let Some(memory) = NonNull::new(raw.cast::<T>()) else { std::alloc::handle_alloc_error(layout) };
-
-    let shared = Arc::new(Shared {
-        published: CachePadded::new(AtomicU32::new(start)),
-        released: CachePadded::new(AtomicU32::new(start)),
-        memory,
-        layout,
+    let Some(head) = NonNull::new(raw.cast::<Head>()) else { std::alloc::handle_alloc_error(layout) };
+    let fresh = Head {
+        published: AtomicU32::new(start),
+        ends: AtomicU32::new(2),
+        released: Released(AtomicU32::new(start)),
         #[cfg(loom)]
         trackers: (0..slots).map(|_| loom::cell::UnsafeCell::new(())).collect(),
-    });
-    let view = || View { shared: shared.clone(), base: memory, mask: slots - 1, stride: short };
-    let mut producer = Producer {
-        view: view(),
-        published: start,
-        released: Cell::new(start),
-        initialised: 0,
-        fill: T::default(),
     };
+    // SAFETY: the memory is ours, aligned for a head and at least as large.
+    unsafe { head.write(fresh) };
+    let view = || View { head, mask: slots - 1, stride: short, _slots: PhantomData };
+    let mut producer =
+        Producer { view: view(), published: start, released: Cell::new(start), initialised: 0 };
     let eager = (EAGER_BYTES / (stride * size_of::<T>())).min(slots as usize);
     producer.initialise(eager as u32);
     let consumer = Consumer { view: view(), released: start, published: Cell::new(start) };
@@ -212,7 +233,7 @@ impl<T> core::fmt::Debug for Producer<T> {
     }
 }
 
-impl<T: Copy + Send> Producer<T> {
+impl<T: Copy + Default + Send> Producer<T> {
     /// Slots of the ring.
     #[inline]
     pub fn slots(&self) -> u32 {
@@ -231,12 +252,12 @@ impl<T: Copy + Send> Producer<T> {
         self.published
     }
 
-    /// Asks for what filling and publishing the next slot touches: its first two lines, and both indices.
+    /// Asks for what filling and publishing the next `n` slots touches: both indices, and the slots.
     #[inline]
-    pub fn prefetch(&self) {
-        prefetch::line(&raw const *self.view.shared.published);
-        prefetch::line(&raw const *self.view.shared.released);
-        self.view.prefetch(self.published);
+    pub fn prefetch(&self, n: u32) {
+        prefetch::line(&raw const self.view.head().published);
+        prefetch::line(&raw const self.view.head().released);
+        self.view.prefetch(self.published, n);
     }
 
     /// Slots published and not yet released, as of now. Never too small.
@@ -288,7 +309,7 @@ impl<T: Copy + Send> Producer<T> {
         // A slot that is published without having been looked at: the consumer must find a value in it.
         self.ensure_initialised_through(n);
         self.published = self.published.wrapping_add(n);
-        self.view.shared.published.store(self.published, Ordering::Release);
+        self.view.head().published.store(self.published, Ordering::Release);
     }
 
     #[inline]
@@ -307,7 +328,7 @@ impl<T: Copy + Send> Producer<T> {
 
     #[inline]
     fn refresh(&self) {
-        self.released.set(self.view.shared.released.load(Ordering::Acquire));
+        self.released.set(self.view.head().released.0.load(Ordering::Acquire));
     }
 
     /// Makes sure that the free slot of `seq` holds values.
@@ -337,7 +358,7 @@ impl<T: Copy + Send> Producer<T> {
             for i in 0..self.view.stride as usize {
                 // SAFETY: inside the allocation (`View::slot`, `i < stride`). A slot that was never initialised
                 // was never published (`publish` initialises), so the consumer has no reference to it.
-                unsafe { slot.add(i).write(self.fill) };
+                unsafe { slot.add(i).write(T::default()) };
             }
         }
         self.initialised = end;
@@ -366,7 +387,7 @@ impl<T: Copy + Send> Consumer<T> {
     /// Sequence number after the last published slot, as of now (an acquire load).
     #[inline]
     pub fn published(&self) -> u32 {
-        let published = self.view.shared.published.load(Ordering::Acquire);
+        let published = self.view.head().published.load(Ordering::Acquire);
         self.published.set(published);
         published
     }
@@ -418,11 +439,12 @@ impl<T: Copy + Send> Consumer<T> {
         }
     }
 
-    /// Asks for what a look at slot `seq` touches: its first two lines, and the producer's index.
+    /// Asks for what a look at `n` slots from `seq` on, and their release, touches: the slots, and both indices.
     #[inline]
-    pub fn prefetch(&self, seq: u32) {
-        prefetch::line(&raw const *self.view.shared.published);
-        self.view.prefetch(seq);
+    pub fn prefetch(&self, seq: u32, n: u32) {
+        prefetch::line(&raw const self.view.head().published);
+        prefetch::line(&raw const self.view.head().released);
+        self.view.prefetch(seq, n);
     }
 
     /// Gives every slot before `seq` back to the producer.
@@ -438,7 +460,7 @@ impl<T: Copy + Send> Consumer<T> {
             self.lost_count(seq);
         }
         self.released = seq;
-        self.view.shared.released.store(seq, Ordering::Release);
+        self.view.head().released.0.store(seq, Ordering::Release);
     }
 
     #[cold]

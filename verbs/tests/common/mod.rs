@@ -26,7 +26,12 @@ pub fn all_rights() -> Access {
 
 /// A device on a loopback port, turned by nobody but `pump`.
 pub fn embedded() -> Context {
-    Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap()
+    embedded_with(DeviceConfig::loopback())
+}
+
+/// A device turned by nobody but `pump`.
+pub fn embedded_with(config: DeviceConfig) -> Context {
+    Context::open(config.drive(Drive::Embedded)).unwrap()
 }
 
 /// A device on a loopback port, turned by whoever polls.

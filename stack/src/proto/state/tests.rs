@@ -73,8 +73,8 @@ fn good(from: QpState, to: QpState) -> QpAttr {
         retry_cnt: 7,
         rnr_retry: 7,
         min_rnr_timer: 12,
-        max_rd_atomic: 16,
-        max_dest_rd_atomic: 16,
+        max_rd_atomic: RD_ATOMIC_MAX,
+        max_dest_rd_atomic: RD_ATOMIC_MAX,
         qkey: 0x1234,
         ..QpAttr::default()
     }
@@ -368,12 +368,10 @@ fn s16_privileged_qkey() {
 
 #[test]
 fn s17_read_depth_above_the_device() {
-    refused(to_rts(|_, a| a.max_rd_atomic = 17), EINVAL, "max_rd_atomic is 17, allowed are 0 to 16");
-    refused(
-        to_rtr(|_, a| a.max_dest_rd_atomic = 17),
-        EINVAL,
-        "max_dest_rd_atomic is 17, allowed are 0 to 16",
-    );
+    let above = RD_ATOMIC_MAX + 1;
+    let text = |name: &str| format!("{name} is {above}, allowed are 0 to {RD_ATOMIC_MAX}");
+    refused(to_rts(|_, a| a.max_rd_atomic = above), EINVAL, &text("max_rd_atomic"));
+    refused(to_rtr(|_, a| a.max_dest_rd_atomic = above), EINVAL, &text("max_dest_rd_atomic"));
 }
 
 #[test]
