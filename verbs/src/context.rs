@@ -23,7 +23,9 @@ use crate::xrcd::{Xrcd, XrcdInitAttr};
 /// An open device (`struct ibv_context`).
 ///
 /// Its objects keep the device alive; when the last of them and the context are gone, the device's threads end and
-/// what is left to send is sent, for at most 100 ms.
+/// what is left to send is sent, for at most 100 ms. A port that panics makes the turn panic that used it, on whichever
+/// thread, and [`DeviceFatal`](crate::AsyncEvent::DeviceFatal) is raised where that thread was the device's; the end of the
+/// device goes on all the same.
 #[derive(Debug)]
 #[doc(alias = "ibv_context")]
 pub struct Context {
@@ -190,7 +192,8 @@ impl Context {
     /// Makes a completion queue of at least `cqe` entries.
     ///
     /// It must hold every completion that can wait at once; one that overruns loses completions and takes its queue
-    /// pairs to ERR (ibv_create_cq(3)).
+    /// pairs to ERR (ibv_create_cq(3)). [`CqErr`](crate::AsyncEvent::CqErr) tells of the loss as it happens, so it may be
+    /// fetched before the completions that came before the loss: these wait in the queue, and are polled first.
     ///
     /// # Errors
     /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], `ENOMEM` with [`DeviceAttr::max_cq`] queues.

@@ -11,6 +11,19 @@
 //!   [`CqPoller`].
 //! - Children keep their parents alive, so dropping is always right. Explicit destruction of something that is
 //!   still in use fails with `EBUSY` and gives the object back.
+//! - What was destroyed has no name any more: using it is an error of the compiler, not `EINVAL`.
+//!
+//!   ```compile_fail,E0382
+//!   # use verbs::{Context, DeviceConfig, QpInitAttr, VerbsError};
+//!   # fn main() -> Result<(), VerbsError> {
+//!   # let context = Context::open(DeviceConfig::loopback())?;
+//!   # let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
+//!   let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+//!   qp.destroy().map_err(|(e, _)| e)?;
+//!   qp.post_send(&[]).ok();
+//!   # Ok(())
+//!   # }
+//!   ```
 //! - Registered memory is never lent as a slice, because a peer may write to it at any moment; [`Mr::read`] and
 //!   [`Mr::write`] copy.
 //! - Who turns the crank is [`Drive`], chosen at [`Context::open`].

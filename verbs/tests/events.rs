@@ -154,3 +154,39 @@ fn s39_a_device_whose_thread_dies_says_so() {
     };
     assert_eq!(fatal, EventElement::Device);
 }
+
+// A port that panics whenever it is asked: whoever turns the shard sees it, and the end of the device is no second panic
+// (which would be the end of the process, where it is dropped because of the first).
+#[test]
+fn a_port_that_is_out_of_its_mind_lets_the_device_go() {
+    for drive in drives() {
+        let (a, _b) = pair(1);
+        let broken = Arc::new(AtomicBool::new(false));
+        let sane = broken.clone();
+        let port = Hooked::around(a, move |_| {
+            assert!(!sane.load(Ordering::Acquire), "the port is broken");
+            true
+        });
+        let config = DeviceConfig::new(port).addr([192, 0, 2, 1], 24).drive(drive.clone());
+        let context = Context::open(config).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+        let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+        broken.store(true, Ordering::Release);
+        if drive == Drive::Embedded {
+            let mut reactor = context.reactor(0).unwrap();
+            let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| reactor.poll_once()));
+            assert!(turn.is_err(), "the panic is not hidden");
+        } else {
+            // A thread of the device finds out by itself, and says so.
+            let start = std::time::Instant::now();
+            while context.try_get_async_event().is_none_or(|e| e.event != AsyncEvent::DeviceFatal) {
+                assert!(start.elapsed() < PATIENCE, "{drive:?}");
+                std::thread::yield_now();
+            }
+        }
+        // Control calls go on.
+        qp.query().unwrap();
+        qp.destroy().unwrap();
+        drop((pd, cq, context));
+    }
+}

@@ -46,6 +46,7 @@ mod xrcd;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -481,7 +482,11 @@ impl Drop for Device {
             // A thread that panicked has told so; there is nothing to add.
             let _ = thread.join();
         }
-        self.core.drain_tx(CLOSE_DRAIN);
+        // A port that panics is no reason for the end of the device, and perhaps of the process, to be one.
+        let drained = catch_unwind(AssertUnwindSafe(|| self.core.drain_tx(CLOSE_DRAIN)));
+        if drained.is_err() {
+            tracing::error!(device = %self.name, "the port panicked; what was left to send is lost");
+        }
     }
 }
 

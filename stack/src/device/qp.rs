@@ -220,7 +220,7 @@ fn number(
         }
         device.numbers().put_back(shard, slot, qpn, device.now().after(REST_MIN));
     }
-    let what = "queue pair number that no connection rests with";
+    let what = "queue pair number of those drawn";
     Err(DeviceError::Exhausted { what, limit: NUMBER_TRIES })
 }
 

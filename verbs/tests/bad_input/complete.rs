@@ -105,10 +105,10 @@ fn variants(error: &str, file: &str) -> Vec<String> {
         .collect()
 }
 
-/// Public methods of the crate that return a `Result`, those of connection management aside: `rdma_cm_input.rs` has them.
-fn calls() -> Vec<String> {
+/// Public methods in a directory that return a `Result`.
+fn calls(dir: &str) -> Vec<String> {
     let mut calls = Vec::new();
-    for entry in fs::read_dir(root().join("verbs/src")).unwrap() {
+    for entry in fs::read_dir(root().join(dir)).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|e| e != "rs") {
             continue;
@@ -159,12 +159,32 @@ fn every_error_has_its_case() {
 
 #[test]
 fn every_call_has_its_case() {
-    let (known, calls) = (known(|case| case.call), calls());
+    let (known, calls) = (known(|case| case.call), calls("verbs/src"));
     assert!(calls.len() > 100, "{}", calls.len());
     let missing: Vec<_> = calls.iter().filter(|c| !known.contains(c.as_str())).collect();
     assert!(missing.is_empty(), "calls without a case: {missing:#?}");
     let gone: Vec<_> = cases().map(|c| c.call).filter(|c| !calls.iter().any(|call| call == c)).collect();
     assert!(gone.is_empty(), "cases of calls that do not exist: {gone:?}");
+}
+
+// Connection management has a file of its own for what a program can do wrong; what is newer may be refused in another one.
+#[test]
+fn every_call_of_connection_management_has_its_case() {
+    let tests = fs::read_dir(root().join("verbs/tests")).unwrap().map(|entry| entry.unwrap().path());
+    let of_cm = |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("rdma_cm"));
+    let read = |path: PathBuf| (path.ends_with("rdma_cm_input.rs"), fs::read_to_string(path).unwrap());
+    let tests: Vec<_> = tests.filter(of_cm).map(read).collect();
+    let calls = calls("verbs/src/rdma_cm");
+    assert!(calls.len() > 20, "{}", calls.len());
+    let missing: Vec<_> = calls
+        .iter()
+        .filter(|call| {
+            let call = format!(".{}(", call.split_once("::").expect("a method").1);
+            let refused = |line: &str| line.contains(&call) && line.contains("refused(");
+            !tests.iter().any(|(input, text)| *input && text.contains(&call) || text.lines().any(refused))
+        })
+        .collect();
+    assert!(missing.is_empty(), "calls without a case: {missing:#?}");
 }
 
 #[test]
