@@ -221,7 +221,10 @@ programs() {
     cm "rping 100 connections in a row" server --rounds 100 -- \
         "n=0; while [ \$n -lt 100 ]; do rping -c -a $our_ip -C 2 -V || exit 1; n=\$((n+1)); done"
     dies=1
-    cm "rping killed" server -- "rping -c -a $our_ip -C 1000000 -V & sleep 2; kill -9 \$!"
+    cm "rping killed" server -- "rping -c -a $our_ip -C 1000000 -V & n=0
+        until rdma resource show cm_id | grep -q 'state CONNECT '; do
+            n=\$((n+1)); [ \$n -lt 400 ] || exit 1; usleep 50000; done
+        sleep 0.5; kill -9 \$!"
     dies=''
     killed "our rping killed and there again" client
     killed "our rping killed and there again" server
