@@ -33,8 +33,9 @@ verdict() {
         ok=fail failed=1
         said="ours ended with $3: $(tail -n 1 "$run/ours.log"); Linux' with $4: $(tail -n 1 "$run/theirs.log")"
     fi
-    printf '%s tools  %-5s %-5s %s %s\n' "${ok^^}" "$net" "$by" "$what" "$said"
-    note --part "Stock programs" --net "$net" --what "$what" --by "$by" --verdict "$ok" --detail "$said"
+    printf '%s tools  %-5s %-5s %s %s(%s s)\n' "${ok^^}" "$net" "$by" "$what" "${said:+$said }" "$((SECONDS - began))"
+    note --part "Stock programs" --net "$net" --what "$what" --by "$by" --verdict "$ok" --detail "$said" \
+        --cell "$by $what"
 }
 
 # next_capture: a file for the next capture of a part. together PART: all of them are examined as one.
@@ -78,7 +79,7 @@ on() {
 # pingpong TRANSPORT ROLE OPTIONS: ROLE is that of our program. A stock server cannot wait for its link as ours does: it
 # may look for us when the link has just come, and is then tried again.
 pingpong() {
-    local try
+    local try began=$SECONDS
     [[ ibv_$1_pingpong == *"$only"* ]] || return 0
     for try in 1 2 3; do
         mine=0 theirs=0
@@ -147,7 +148,7 @@ serve_theirs() {
 # cm WHAT ROLE OUR_OPTIONS -- THEIR_COMMAND: a program of librdmacm; ROLE is that of our program. With stays=1 theirs is
 # a server that has to be ended, with dies=1 it is killed on purpose.
 cm() {
-    local what=$1 role=$2 tool=${1%% *} theirs=0 mine=0 id options=()
+    local what=$1 role=$2 tool=${1%% *} theirs=0 mine=0 id options=() began=$SECONDS
     wanted "$what" || return 0
     shift 2
     while [ "$1" != -- ]; do options+=("$1") && shift; done
@@ -178,7 +179,7 @@ cm() {
 # ended). A new connection has to stand, and the end of the old one to be answered. As the server of the old one the stock program finds out by itself
 # (RETRY_EXC_ERR, which is 12); as its client it asks for 7 retries, which is without end for soft-RoCE.
 killed() {
-    local what=$1 role=$2 theirs=0 mine=0 id options=()
+    local what=$1 role=$2 theirs=0 mine=0 id options=() began=$SECONDS
     wanted "$what" || return 0
     shift 2
     options=(rping "$role" --port "$spec" --mac "$mac" --net "$net" --size 64 --count 50 --retries 6 "$@")
@@ -220,7 +221,10 @@ programs() {
     cm "rping 100 connections in a row" server --rounds 100 -- \
         "n=0; while [ \$n -lt 100 ]; do rping -c -a $our_ip -C 2 -V || exit 1; n=\$((n+1)); done"
     dies=1
-    cm "rping killed" server -- "rping -c -a $our_ip -C 1000000 -V & sleep 2; kill -9 \$!"
+    cm "rping killed" server -- "rping -c -a $our_ip -C 1000000 -V & n=0
+        until rdma resource show cm_id | grep -q 'state CONNECT '; do
+            n=\$((n+1)); [ \$n -lt 400 ] || exit 1; usleep 50000; done
+        sleep 0.5; kill -9 \$!"
     dies=''
     killed "our rping killed and there again" client
     killed "our rping killed and there again" server

@@ -228,7 +228,8 @@ impl Host {
     /// Connects; as long as the peer still has a connection of a process that was here before, again on a new
     /// identifier.
     fn connect_anew(&self, args: &CmArgs) -> Result<(CmId, Arc<Qp>)> {
-        for stale in 0.. {
+        let mut stale = 0;
+        loop {
             let id = self.connect_to(args, PortSpace::Tcp, RPING_PORT)?;
             let qp = self.qp(&id, 16)?;
             self.receive(&qp, SAID)?;
@@ -245,10 +246,10 @@ impl Host {
                 }
                 Err(e) => return Err(e.into()),
             }
+            stale += 1;
             drop((id, qp));
             self.flush(1)?;
         }
-        unreachable!("the loop is left by a return")
     }
 
     /// Waits until the peer has ended the connection of the process that was here before, and was answered.

@@ -2,7 +2,6 @@
 //! again. What arrives has to be whole and right; that a part is lost now and then is theirs.
 
 use super::cell::{Cell, Op, Requester};
-use super::remote::Reply;
 use super::run::{Bench, HALF, Pair, Target, all_done, slot_of};
 use crate::error::{AppError, Result};
 use std::time::{Duration, Instant};
@@ -10,7 +9,7 @@ use verbs::{Wc, WcStatus};
 
 /// Times that a message is sent at most.
 const TRIES: u32 = 10;
-/// How long one may be under way.
+/// How long one may be under way once its sender has done with it.
 const SECONDS: u64 = 3;
 
 impl Bench {
@@ -42,19 +41,17 @@ impl Bench {
     fn send_one(&mut self, cell: &Cell, pair: &Pair, seed: u64, n: u64) -> Result<bool> {
         let (op, len, id) = (cell.op, cell.len, pair.id);
         let pattern = seed + n;
-        if op.receives() {
-            self.remote.tell(&format!(
-                "expect qp={id} count=1 len={len} seed={pattern} op={} imm={n} secs={SECONDS} maybe=1",
-                op.name()
-            ))?;
-        }
         self.post(pair, op, n, len, &Target { addr: pair.addr, rkey: pair.rkey, seed, slots: 1 })?;
         let wc = self.next()?;
         if wc.status != WcStatus::Success {
             return Err(AppError::Completion(format!("message {n}: {}", wc.status)));
         }
         if op.receives() {
-            let reply = self.remote.answer()?;
+            // All of it has left: from now on it is late.
+            let reply = self.remote.ask(&format!(
+                "expect qp={id} count=1 len={len} seed={pattern} op={} imm={n} secs={SECONDS} maybe=1",
+                op.name()
+            ))?;
             if reply.num("status") != 0 {
                 all_done(&reply, 1)?;
             }
@@ -87,29 +84,27 @@ impl Bench {
             all_done(&reply, 1)?;
             return Ok(in_time(|| self.compare(0, len, pattern, "WRITE").is_ok()));
         }
-        let mut wc = None;
-        let mut failed = None;
-        in_time(|| match self.look() {
-            Ok(found) => {
-                wc = found;
-                wc.is_some()
-            }
-            Err(e) => {
-                failed = Some(e);
-                true
-            }
-        });
-        if let Some(e) = failed {
-            return Err(e);
-        }
-        let reply: Reply = self.remote.answer()?;
+        let early = self.wait_for_one()?;
+        let reply = self.remote.answer()?;
         all_done(&reply, 1)?;
+        // All of it has left: from now on it is late.
+        let wc = if early.is_some() { early } else { self.wait_for_one()? };
         let Some(wc) = wc else { return Ok(false) };
         self.judge(cell, &wc, n)?;
         let at = if op == Op::WriteImm { 0 } else { HALF + wc.wr_id as usize * slot_of(len) };
         self.compare(at, len, pattern, &format!("message {n}"))?;
         self.post_recv(pair, wc.wr_id as u32, len)?;
         Ok(true)
+    }
+
+    /// The next completion, if it comes in time.
+    fn wait_for_one(&self) -> Result<Option<Wc>> {
+        let mut found = Ok(None);
+        in_time(|| {
+            found = self.look();
+            !matches!(found, Ok(None))
+        });
+        found
     }
 
     fn judge(&self, cell: &Cell, wc: &Wc, n: u64) -> Result<()> {

@@ -252,7 +252,7 @@ impl CmId {
     }
 
     /// Refuses a request, or a response where the identifier has no queue pair, with up to
-    /// [`PortSpace::reject_data_max`] bytes.
+    /// [`PortSpace::reject_data_max`](super::PortSpace::reject_data_max) bytes.
     ///
     /// # Errors
     /// `EINVAL` where there is nothing to refuse, and for more bytes.

@@ -83,9 +83,9 @@
 //! - A peer that disconnects takes our queue pair to ERR at once, not when the program says [`CmId::disconnect`].
 //! - Data that comes before the peer's last message makes a connection stand without
 //!   [`CmId::notify`], for queue pairs of identifiers.
-//! - The type of an identifier's queue pairs comes with the identifier ([`Context::create_id_of_type`]
-//!   (crate::Context::create_id_of_type)), and a queue pair of another one is refused; in C it would go to a peer that
-//!   expects the first.
+//! - The type of an identifier's queue pairs comes with the identifier
+//!   ([`create_id_of_type`](crate::Context::create_id_of_type)), and a queue pair of another one is refused; in C it would
+//!   go to a peer that expects the first.
 //! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still keeps; one of the program's own,
 //!   from [`Pd::create_qp`](crate::Pd::create_qp), may have drawn such a number, and is then refused by `connect` and
 //!   `accept` with `EBUSY`: make another one.
