@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use verbs::error::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
+use verbs::limits::RD_ATOMIC_MAX;
 use verbs::{
     Access, AttrMask, DrainKind, Gid, PathMigState, Qp, QpAttr, QpCap, QpInitAttr, QpState, QpType,
     RcOptions, SendOpsFlags, SendWr, SrqInitAttr, XrcdInitAttr, attr_init, attr_init_ud, attr_rtr, attr_rts,
@@ -207,7 +208,7 @@ pub const CASES: &[Case] = &[
             rtr(|attr| attr.path_mtu = 0),
             rtr(|attr| attr.path_mtu = 6),
             rtr(|attr| attr.dest_qp_num = 1 << 24),
-            rtr(|attr| attr.max_dest_rd_atomic = 17),
+            rtr(|attr| attr.max_dest_rd_atomic = RD_ATOMIC_MAX + 1),
             rtr(|attr| attr.min_rnr_timer = 32),
             rtr(|attr| attr.ah_attr.sl = 8),
             rtr(|attr| attr.ah_attr.port_num = 0),
@@ -216,7 +217,7 @@ pub const CASES: &[Case] = &[
             rts(|attr| attr.timeout = 32),
             rts(|attr| attr.retry_cnt = 8),
             rts(|attr| attr.rnr_retry = 8),
-            rts(|attr| attr.max_rd_atomic = 17),
+            rts(|attr| attr.max_rd_atomic = RD_ATOMIC_MAX + 1),
         ];
         for refusal in &refusals {
             assert_eq!(refusal.variant, "ModifyError::OutOfRange", "{}", refusal.text);

@@ -1,6 +1,7 @@
 //! Calls of XRC domains and targets.
 
 use verbs::error::errno::{EBUSY, EEXIST, EINVAL, ENOENT};
+use verbs::limits::RD_ATOMIC_MAX;
 use verbs::{
     Access, Mtu, QpAttr, QpState, Qpn, SrqInitAttr, XrcTarget, Xrcd, XrcdInitAttr, attr_init, attr_rtr,
     attr_to,
@@ -99,7 +100,7 @@ pub const CASES: &[Case] = &[
     }),
     case("Xrcd::accept_xrc", "ModifyError::OutOfRange", EINVAL, |b| {
         let xrcd = domain(b);
-        let wrong = verbs::RcOptions { max_dest_rd_atomic: 17, ..options() };
+        let wrong = verbs::RcOptions { max_dest_rd_atomic: RD_ATOMIC_MAX + 1, ..options() };
         let refusal = err(xrcd.accept_xrc(&b.a.endpoint(1).unwrap(), &wrong));
         xrcd.close().unwrap();
         refusal
