@@ -309,11 +309,8 @@ impl<'a> SendWr<'a> {
         if limits.opcodes & bit(self.opcode) == 0 {
             return Err(limits.wrong_opcode(self.opcode));
         }
-        if self.ah.is_some() || limits.datagram {
-            limits.check_address(self.ah)?;
-        }
-        if self.remote_srqn.is_some() || limits.xrc {
-            limits.check_srqn(self.remote_srqn)?;
+        if self.ah.is_some() | self.remote_srqn.is_some() | limits.addressed {
+            limits.check_destination(self)?;
         }
         if self.flags.contains(SendFlags::INLINE) {
             if INLINE_OPCODES & bit(self.opcode) == 0 {
@@ -333,7 +330,10 @@ impl<'a> SendWr<'a> {
         if self.sges.len() > limits.max_sge as usize {
             return Err(PostErrorKind::TooManySge { given: self.sges.len(), max: limits.max_sge });
         }
-        let length: u64 = self.sges.iter().map(|s| u64::from(s.length)).sum();
+        let length = match self.sges {
+            [sge] => u64::from(sge.length),
+            sges => sges.iter().map(|s| u64::from(s.length)).sum(),
+        };
         if length > MESSAGE_MAX {
             return Err(PostErrorKind::TooLong(length));
         }
@@ -434,6 +434,8 @@ pub(crate) struct SendLimits {
     max_sge: u32,
     max_inline: u32,
     qp_type: QpType,
+    /// Every request names a destination of one kind or the other.
+    addressed: bool,
     /// Every request names its destination.
     datagram: bool,
     /// Every request names a shared receive queue.
@@ -449,10 +451,23 @@ impl SendLimits {
             max_sge,
             max_inline,
             qp_type,
+            addressed: matches!(qp_type, QpType::Ud | QpType::Gsi | QpType::XrcIni),
             datagram: matches!(qp_type, QpType::Ud | QpType::Gsi),
             xrc: qp_type == QpType::XrcIni,
             pd: pd.map_or(0, |pd| Arc::as_ptr(pd).addr()),
         }
+    }
+
+    /// Whether a request names the destination that the type asks for, and no other.
+    #[inline(never)]
+    fn check_destination(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if wr.ah.is_some() || self.datagram {
+            self.check_address(wr.ah)?;
+        }
+        if wr.remote_srqn.is_some() || self.xrc {
+            self.check_srqn(wr.remote_srqn)?;
+        }
+        Ok(())
     }
 
     /// Whether a request names a shared receive queue where the type asks for one.
