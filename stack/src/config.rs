@@ -10,6 +10,9 @@ pub const RX_BURSTS: usize = 4;
 pub const TX_BURST: usize = 64;
 /// Packets one queue pair may build in a turn before the next one gets its chance.
 pub const QP_TX_BUDGET: usize = 16;
+/// Bytes of a packet from which on it gets its ICRC at once, while it is in the nearest cache; shorter ones wait for
+/// the end of the burst.
+pub const LONG_PACKET: usize = 1024;
 /// Queue pairs served from the ready list in a turn.
 pub const READY_BUDGET: usize = 64;
 /// Queue pairs whose send queues a shard looks at every turn, so that their posters need not ring.

@@ -342,7 +342,10 @@ impl<'a> SendWr<'a> {
             return self.check_inline(limits, self.inline.len());
         }
         limits.check_sges(self.sges.len())?;
-        self.check_length(self.sges.iter().map(|s| u64::from(s.length)).sum())
+        self.check_length(match self.sges {
+            [sge] => sge.length.into(),
+            sges => sges.iter().map(|s| u64::from(s.length)).sum(),
+        })
     }
 
     /// What a post checks of all but the data: the operation, and that it names its destination as the type asks.
@@ -351,11 +354,8 @@ impl<'a> SendWr<'a> {
         if limits.opcodes & bit(self.opcode) == 0 {
             return Err(limits.wrong_opcode(self.opcode));
         }
-        if self.ah.is_some() || limits.datagram {
-            limits.check_address(self.ah)?;
-        }
-        if self.remote_srqn.is_some() || (limits.xrc && LOCAL & bit(self.opcode) == 0) {
-            limits.check_srqn(self.remote_srqn)?;
+        if self.ah.is_some() | self.remote_srqn.is_some() | limits.addressed {
+            limits.check_destination(self)?;
         }
         Ok(())
     }
@@ -503,6 +503,8 @@ pub(crate) struct SendLimits {
     /// Those of [`SendOpsFlags`] that the extended interface may post.
     send_ops: u16,
     qp_type: QpType,
+    /// Every request names a destination of one kind or the other.
+    addressed: bool,
     /// Every request names its destination.
     datagram: bool,
     /// Every request names a shared receive queue.
@@ -524,10 +526,23 @@ impl SendLimits {
             max_sge: cap.max_send_sge as u16,
             send_ops: send_ops.unwrap_or(SendOpsFlags::all()).bits() as u16,
             qp_type,
+            addressed: matches!(qp_type, QpType::Ud | QpType::Gsi | QpType::XrcIni),
             datagram: matches!(qp_type, QpType::Ud | QpType::Gsi),
             xrc: qp_type == QpType::XrcIni,
             pd: pd.map_or(0, |pd| Arc::as_ptr(pd.domain()).addr()),
         }
+    }
+
+    /// Whether a request names the destination that the type asks for, and no other.
+    #[inline(never)]
+    fn check_destination(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if wr.ah.is_some() || self.datagram {
+            self.check_address(wr.ah)?;
+        }
+        if wr.remote_srqn.is_some() || (self.xrc && LOCAL & bit(wr.opcode) == 0) {
+            self.check_srqn(wr.remote_srqn)?;
+        }
+        Ok(())
     }
 
     /// Whether a request names a shared receive queue where the type asks for one.

@@ -256,23 +256,30 @@ impl Requester {
     /// Everything up to `acked` arrived at the peer. Stops at a READ or ATOMIC without its response.
     #[inline]
     fn acknowledge(&mut self, now: Instant, acked: Psn) -> Response {
-        let before = self.una;
+        let (before, mut una, mut head) = (self.una, self.una, self.head);
         let mut implied = false;
-        while self.head != self.started {
-            let e = *self.entry(self.head);
-            if acked.diff(e.last) < 0 {
-                if e.kind == RequestKind::Message && acked.diff(self.una) >= 0 {
-                    self.una = acked.add(1);
+        // One acknowledgement often completes many: what they move is written once.
+        while head != self.started {
+            let e = self.entry(head);
+            if !e.kind.is_silent() {
+                if acked.diff(e.last) < 0 {
+                    if e.kind == RequestKind::Message && acked.diff(una) >= 0 {
+                        una = acked.add(1);
+                    }
+                    break;
                 }
-                break;
+                if e.kind != RequestKind::Message {
+                    hit(Mark::ImpliedByAck);
+                    implied = true;
+                    break;
+                }
+                una = e.last.add(1);
             }
-            if e.kind != RequestKind::Message {
-                hit(Mark::ImpliedByAck);
-                implied = true;
-                break;
-            }
-            self.una = e.last.add(1);
-            self.complete_head();
+            head = head.wrapping_add(1);
+        }
+        (self.una, self.head) = (una, head);
+        if (self.cur.wrapping_sub(head) as i32) < 0 {
+            self.cur = head;
         }
         if self.una != before {
             self.progress(now);

@@ -83,6 +83,55 @@ impl RequestKind {
     }
 }
 
+/// What an operation is to the requester.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// How it is answered; `None` for what is no packet.
+    kind: Option<RequestKind>,
+    /// Whether it takes a receive request of the peer, and so a credit.
+    takes_recv: bool,
+    /// The kind of a message's packets.
+    packet: Kind,
+    /// What the last packet of a message carries.
+    tail: Tail,
+}
+
+impl Shape {
+    const fn new(opcode: WrOpcode) -> Self {
+        let (kind, takes_recv, packet, tail) = match opcode {
+            WrOpcode::Send => (RequestKind::Message, true, Kind::Send, Tail::None),
+            WrOpcode::SendWithImm => (RequestKind::Message, true, Kind::Send, Tail::Imm),
+            WrOpcode::SendWithInv => (RequestKind::Message, true, Kind::Send, Tail::Inv),
+            WrOpcode::RdmaWrite => (RequestKind::Message, false, Kind::Write, Tail::None),
+            WrOpcode::RdmaWriteWithImm => (RequestKind::Message, true, Kind::Write, Tail::Imm),
+            WrOpcode::RdmaRead => (RequestKind::Read, false, Kind::ReadRequest, Tail::None),
+            WrOpcode::AtomicCmpAndSwp => (RequestKind::Atomic, false, Kind::CmpSwap, Tail::None),
+            WrOpcode::AtomicFetchAndAdd => (RequestKind::Atomic, false, Kind::FetchAdd, Tail::None),
+            WrOpcode::AtomicWrite => (RequestKind::Placement, false, Kind::AtomicWrite, Tail::None),
+            WrOpcode::Flush => (RequestKind::Placement, false, Kind::Flush, Tail::None),
+            _ => return Self { kind: None, takes_recv: false, packet: Kind::Resync, tail: Tail::None },
+        };
+        Self { kind: Some(kind), takes_recv, packet, tail }
+    }
+
+    /// Looked up: a jump for each operation costs more.
+    #[inline(always)]
+    fn of(wqe: &SendWqe) -> &'static Self {
+        static SHAPES: [Shape; 256] = {
+            let mut shapes = [Shape::new(WrOpcode::Driver1); 256];
+            let mut n = 0;
+            while n < shapes.len() {
+                if let Some(opcode) = WrOpcode::from_number(n as u32) {
+                    shapes[n] = Shape::new(opcode);
+                }
+                n += 1;
+            }
+            shapes
+        };
+        &SHAPES[wqe.opcode_number() as usize]
+    }
+}
+
 /// Why [`Requester::poll_transmit`] returned nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Idle {
@@ -298,18 +347,35 @@ impl Requester {
         (self.cur_psn.diff(self.una) as u32 & 0x00ff_ffff).saturating_sub(self.read_psns)
     }
 
-    /// Packets that wait to be built, if nothing holds them up: no more than there are, and one at least where there
-    /// is one. For who takes buffers for a burst.
+    /// Packets that wait to be built and may go now, as far as a glance at the next request tells: for who takes
+    /// buffers for a burst.
     #[inline]
     pub fn waiting(&self, sq: &impl SendRing) -> u32 {
         let begun = match self.cur == self.started {
             true => 0,
             false => (self.entry(self.cur).last.diff(self.cur_psn) + 1).max(1) as u32,
         };
-        let posted = sq.published().wrapping_sub(self.started);
-        match posted {
+        let waiting = match sq.published().wrapping_sub(self.started) {
             0 => begun,
-            _ => begun + posted - 1 + self.mtu.packets(SendWqe::of(sq.slot(self.started)).length),
+            posted => begun + self.unstarted(SendWqe::of(sq.slot(self.started)), posted),
+        };
+        waiting.min(WINDOW_PACKETS.saturating_sub(self.in_flight()))
+    }
+
+    /// Packets of `posted` requests that have not started, if all are like `next`, which is the first of them.
+    #[inline]
+    fn unstarted(&self, next: &SendWqe, posted: u32) -> u32 {
+        let shape = Shape::of(next);
+        let (room, packets) = match shape.kind {
+            Some(RequestKind::Message) if shape.takes_recv && !self.unlimited => {
+                ((self.lsn.diff(self.ssn) + 2).max(0) as u32, self.mtu.packets(next.length))
+            }
+            Some(RequestKind::Message) => (posted, self.mtu.packets(next.length)),
+            _ => (self.max_rd_atomic.saturating_sub(self.rd_outstanding).into(), 1),
+        };
+        match posted.min(room) {
+            0 => 0,
+            n => n - 1 + packets,
         }
     }
 
@@ -323,23 +389,14 @@ impl Requester {
         sq: &'a impl SendRing,
     ) -> Result<Segment<'a>, Idle> {
         let (started, slot) = loop {
-            if self.rnr_wait {
-                return Err(Idle::Waiting);
-            }
-            if let Some((seq, _)) = self.failed
-                && (self.cur.wrapping_sub(seq) as i32) >= 0
-            {
-                return Err(self.failed_idle());
+            if self.rnr_wait || self.failed.is_some() || !gates.has(Gates::TX_RETRY) {
+                self.held_up(gates)?;
             }
             if self.cur == self.started {
                 match self.start_next(gates, epoch, sq)? {
-                    Some(next) if gates.has(Gates::TX_RETRY) => break next,
-                    Some(_) => return Err(Idle::NothingToDo),
+                    Some(next) => break next,
                     None => continue,
                 }
-            }
-            if !gates.has(Gates::TX_RETRY) {
-                return Err(Idle::NothingToDo);
             }
             let started = *self.entry(self.cur);
             if started.kind.is_silent() {
@@ -373,6 +430,24 @@ impl Requester {
         Ok(segment)
     }
 
+    /// Why nothing is sent at all, unless what failed on this side is further on.
+    #[cold]
+    fn held_up(&mut self, gates: Gates) -> Result<(), Idle> {
+        if self.rnr_wait {
+            return Err(Idle::Waiting);
+        }
+        if self.failed.is_some_and(|(seq, _)| (self.cur.wrapping_sub(seq) as i32) >= 0) {
+            return Err(self.failed_idle());
+        }
+        if !gates.has(Gates::TX_RETRY) {
+            if self.drained() {
+                self.deadline = Instant::FAR;
+            }
+            return Err(Idle::NothingToDo);
+        }
+        Ok(())
+    }
+
     /// A request on this side failed, and nothing from it on is sent.
     #[cold]
     fn failed_idle(&self) -> Idle {
@@ -400,23 +475,8 @@ impl Requester {
             self.pass(RequestKind::Stale);
             return Ok(None);
         }
-        let opcode = wqe.opcode();
-        let (kind, takes_recv) = match opcode {
-            WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::SendWithInv | WrOpcode::RdmaWriteWithImm => {
-                (RequestKind::Message, true)
-            }
-            WrOpcode::RdmaWrite => (RequestKind::Message, false),
-            WrOpcode::RdmaRead => (RequestKind::Read, false),
-            WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => (RequestKind::Atomic, false),
-            WrOpcode::AtomicWrite | WrOpcode::Flush => (RequestKind::Placement, false),
-            WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr => {
-                let fenced = wqe.flags().contains(SendFlags::FENCE);
-                return self.start_local(opcode, fenced).map(|()| None);
-            }
-            _ => {
-                self.fail_local(self.started, WcStatus::LocQpOpErr);
-                return Err(self.failed_idle());
-            }
+        let Shape { kind: Some(kind), takes_recv, .. } = *Shape::of(wqe) else {
+            return self.start_local(wqe).map(|()| None);
         };
         if wqe.flags().contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
             hit(Mark::FenceWaits);
@@ -460,21 +520,27 @@ impl Requester {
         Ok(Some((started, slot)))
     }
 
-    /// Whether a local operation may be carried out now. It follows what has started before it; an invalidation
-    /// follows what has completed, so that no earlier request still uses the key.
+    /// The next request sends nothing. Whether a local operation may be carried out now: it follows what has started
+    /// before it; an invalidation follows what has completed, so that no earlier request still uses the key.
     #[cold]
-    fn start_local(&mut self, opcode: WrOpcode, fenced: bool) -> Result<(), Idle> {
-        if opcode == WrOpcode::LocalInv && !self.drained() {
-            if self.silent() {
-                self.probe(); // nothing behind it would ask for the acknowledgement
-                return Ok(());
+    fn start_local(&mut self, wqe: &SendWqe) -> Result<(), Idle> {
+        match wqe.opcode() {
+            WrOpcode::LocalInv if !self.drained() => {
+                if self.silent() {
+                    self.probe(); // nothing behind it would ask for the acknowledgement
+                    return Ok(());
+                }
+                Err(Idle::Waiting)
             }
-            return Err(Idle::Waiting);
+            WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr => {
+                let fenced = wqe.flags().contains(SendFlags::FENCE);
+                Err(if fenced && self.rd_outstanding > 0 { Idle::Waiting } else { Idle::Local(self.started) })
+            }
+            _ => {
+                self.fail_local(self.started, WcStatus::LocQpOpErr);
+                Err(self.failed_idle())
+            }
         }
-        if fenced && self.rd_outstanding > 0 {
-            return Err(Idle::Waiting);
-        }
-        Err(Idle::Local(self.started))
     }
 
     /// The local operation of [`Idle::Local`] is carried out.
@@ -513,28 +579,26 @@ impl Requester {
         draining: bool,
     ) -> Segment<'a> {
         let wqe = SendWqe::of(slot);
-        let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
-        let mtu = self.mtu.bytes() as u32;
+        let (index, is_last) = match started.first == started.last {
+            true => (0, true),
+            false => (self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff, self.cur_psn == started.last),
+        };
         let offset = index << self.mtu.log2();
-        let is_last = self.cur_psn == started.last;
         let position = match (index, is_last) {
             (0, true) => Position::Only,
             (0, false) => Position::First,
             (_, false) => Position::Middle,
             (_, true) => Position::Last,
         };
+        let shape = Shape::of(wqe);
+        let tail = if is_last { shape.tail } else { Tail::None };
         let reth = || Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
-        let (kind, tail, ext) = match wqe.opcode() {
-            WrOpcode::Send => (Kind::Send, Tail::None, Ext::None),
-            WrOpcode::SendWithImm if is_last => (Kind::Send, Tail::Imm, Ext::Imm(wqe.imm())),
-            WrOpcode::SendWithInv if is_last => (Kind::Send, Tail::Inv, Ext::Inv(wqe.arg0 as u32)),
-            WrOpcode::SendWithImm | WrOpcode::SendWithInv => (Kind::Send, Tail::None, Ext::None),
-            WrOpcode::RdmaWriteWithImm if index == 0 && is_last => {
-                (Kind::Write, Tail::Imm, Ext::RethImm(reth(), wqe.imm()))
-            }
-            WrOpcode::RdmaWriteWithImm if is_last => (Kind::Write, Tail::Imm, Ext::Imm(wqe.imm())),
-            _ if index == 0 => (Kind::Write, Tail::None, Ext::Reth(reth())),
-            _ => (Kind::Write, Tail::None, Ext::None),
+        let ext = match (shape.packet == Kind::Write && index == 0, tail) {
+            (false, Tail::None) => Ext::None,
+            (false, Tail::Imm) => Ext::Imm(wqe.imm()),
+            (true, Tail::Imm) => Ext::RethImm(reth(), wqe.imm()),
+            (true, _) => Ext::Reth(reth()),
+            (_, Tail::Inv) => Ext::Inv(wqe.arg0 as u32),
         };
         let again = self.cur_psn.diff(self.next) < 0;
         // A retried range asks at once; inside a message often enough that the window never closes silently.
@@ -549,17 +613,16 @@ impl Requester {
         if ack_req {
             self.since_ack_req = 0;
         }
-        let takes_recv = kind == Kind::Send || tail == Tail::Imm;
         Segment {
             seq: self.cur,
             slot,
-            opcode: Opcode::rc(kind, position, tail),
+            opcode: Opcode::rc(shape.packet, position, tail),
             psn: self.cur_psn,
             ack_req,
-            solicited: is_last && takes_recv && wqe.flags().contains(SendFlags::SOLICITED),
+            solicited: is_last && shape.takes_recv && wqe.flags().contains(SendFlags::SOLICITED),
             ext,
             offset,
-            len: if is_last { wqe.length - offset } else { mtu },
+            len: if is_last { wqe.length - offset } else { self.mtu.bytes() as u32 },
             again,
         }
     }
@@ -571,7 +634,7 @@ impl Requester {
     fn wants_answer(&self, wqe: &SendWqe) -> bool {
         let slots_short = self.started.wrapping_sub(self.head) as usize * 2 > self.log.len();
         let credits_short =
-            !self.unlimited && wqe.opcode() != WrOpcode::RdmaWrite && self.lsn.diff(self.ssn) < CREDITS_LOW;
+            !self.unlimited && Shape::of(wqe).takes_recv && self.lsn.diff(self.ssn) < CREDITS_LOW;
         wqe.signaled() || slots_short || credits_short || self.timeout_ns == 0
     }
 

@@ -88,6 +88,11 @@ impl SendWqe {
     pub fn opcode(&self) -> WrOpcode {
         WrOpcode::from_number(u32::from(self.opcode)).unwrap_or(WrOpcode::Driver1)
     }
+    /// The operation's number, of a known one or not.
+    #[inline]
+    pub(super) fn opcode_number(&self) -> u8 {
+        self.opcode
+    }
     /// The send flags.
     #[inline]
     pub fn flags(&self) -> SendFlags {
@@ -211,7 +216,11 @@ impl RecvWqe {
 /// Copies a scatter/gather list into the body that [`SendWqe::put`] or [`RecvWqe::put`] returned.
 #[inline]
 pub fn put_sges(body: &mut [u8], sges: &[Sge]) {
-    body[..size_of_val(sges)].copy_from_slice(sges.as_bytes());
+    match sges {
+        // Nearly every list: two moves, no call.
+        [sge] => body[..GRANULE].copy_from_slice(sge.as_bytes()),
+        _ => body[..size_of_val(sges)].copy_from_slice(sges.as_bytes()),
+    }
 }
 
 /// A completion queue entry: one cache line, `struct ibv_wc` and what poll needs to skip stale ones.

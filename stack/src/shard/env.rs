@@ -54,8 +54,8 @@ pub(super) struct Env {
     pub answers: Backlog,
     /// Requests, and what the IP host sends.
     pub requests: Backlog,
-    /// Empty frames at hand.
-    stock: TxBurst,
+    /// An empty frame that was not needed.
+    pub spare: Option<Frame>,
     pub wheel: Wheel,
     pub lanes: Vec<Option<Lane>>,
     /// Lanes with something staged.
@@ -109,7 +109,7 @@ impl Env {
             queue,
             answers: Backlog::default(),
             requests: Backlog::default(),
-            stock: TxBurst::new(),
+            spare: None,
             wheel: Wheel::new(now),
             lanes: Vec::new(),
             dirty: Vec::new(),
@@ -171,24 +171,16 @@ impl Env {
     /// An empty frame to build a packet in.
     #[inline]
     pub fn take_frame(&mut self) -> Option<Frame> {
-        match self.stock.pop() {
+        match self.spare.take() {
             Some(frame) => Some(frame),
             None => self.queue.alloc(),
-        }
-    }
-
-    /// Sees to it that `n` empty frames are at hand, as far as the port has them.
-    #[inline]
-    pub fn stock_up(&mut self, n: usize) {
-        if let Some(missing) = n.checked_sub(self.stock.len() + 1) {
-            self.queue.alloc_burst(&mut self.stock, missing + 1);
         }
     }
 
     /// A frame that was not needed after all.
     #[inline]
     pub fn keep_frame(&mut self, frame: Frame) {
-        let _ = self.stock.try_push(frame); // or back to its pool
+        self.spare = Some(frame); // an older one goes back to its pool
     }
 
     /// Marks a queue pair as having requests to send.

@@ -5,16 +5,17 @@ use super::copy::{self, Memory};
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
-use crate::config::{QP_TX_BUDGET, READY_BUDGET};
+use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
 use crate::id::QpType;
 use crate::mem::Access;
-use crate::port::Frame;
+use crate::port::{Frame, TxBurst};
 use crate::proto::requester::{Idle, Segment};
 use crate::proto::responder::Answered;
 use crate::proto::status::{SendFlags, WcStatus};
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe::{self, SendWqe};
-use crate::wire::{Discard, Ext, Header, Opcode};
+use crate::time::Instant;
+use crate::wire::{Discard, Ext, Header, Opcode, Template};
 
 /// Why a queue pair stopped sending for this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,6 +67,15 @@ impl Shard {
 
 impl Env {
     fn answer(&mut self, qp: &mut Qp, budget: usize) -> Stop {
+        let mut stamped = self.answers.frames.len();
+        let stop = self.build_answers(qp, budget, &mut stamped);
+        stamp(&qp.template, &mut self.answers.frames[stamped..]);
+        stop
+    }
+
+    /// Builds answers. Those in the backlog are stamped up to `stamped`.
+    #[inline]
+    fn build_answers(&mut self, qp: &mut Qp, budget: usize, stamped: &mut usize) -> Stop {
         if !Self::reachable(qp) {
             self.resolve(qp);
             if !Self::reachable(qp) {
@@ -91,7 +101,7 @@ impl Env {
                         _ => self.count_nak_sent(qp, aeth.syndrome),
                     }
                     self.build(qp, &mut frame, Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), 0, |_| ());
-                    self.dispatch(qp, frame, true);
+                    self.dispatch(qp, frame, stamped);
                     if let Some(fault) = fatal {
                         self.end_by_fault(qp, fault);
                         return Stop::Done;
@@ -101,7 +111,7 @@ impl Env {
                     self.count(Counter::ResponsesSent);
                     let ext = Ext::AtomicAck(aeth, original);
                     self.build(qp, &mut frame, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext, 0, |_| ());
-                    self.dispatch(qp, frame, true);
+                    self.dispatch(qp, frame, stamped);
                 }
                 Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
                     let addr = match len {
@@ -126,15 +136,14 @@ impl Env {
                     let ext =
                         if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
                     self.build(qp, &mut frame, opcode, psn, ext, len, |to| copy::read(addr, to));
-                    self.dispatch(qp, frame, true);
+                    self.dispatch(qp, frame, stamped);
                 }
             }
         }
         if qp.responder.has_answer() { Stop::More } else { Stop::Done }
     }
 
-    /// Builds request packets of a queue pair. A function of its own: its loop has the registers for itself.
-    #[inline(never)]
+    /// Builds request packets of a queue pair.
     fn request(&mut self, qp: &mut Qp) -> Stop {
         use crate::proto::state::Gates;
         if qp.gates.has(Gates::FLUSH_SQ) || qp.gates.has(Gates::FLUSH_RQ) {
@@ -160,36 +169,34 @@ impl Env {
                 return Stop::Done; // woken when the neighbour table changes, or by the ACK timer
             }
         }
-        let budget = QP_TX_BUDGET.min(self.requests.frames.remaining_capacity());
-        self.stock_up(budget.min(qp.requester.waiting(&qp.sq) as usize));
-        let mut sent = Sent::default();
-        let stop = self.build_requests(qp, budget, due, &mut sent);
-        self.counters().add(Counter::RequestsSent, sent.first);
-        qp.counters.sent(sent.frames, sent.bytes);
-        stop
-    }
-
-    /// Builds up to `budget` request packets.
-    #[inline(always)]
-    fn build_requests(&mut self, qp: &mut Qp, budget: usize, due: bool, sent: &mut Sent) -> Stop {
-        for _ in 0..budget {
-            let Some(frame) = self.take_frame() else {
+        let mut budget = QP_TX_BUDGET.min(self.requests.frames.remaining_capacity());
+        while budget > 0 {
+            // Packets are built where they wait for the port.
+            let waiting = (qp.requester.waiting(&qp.sq) as usize).clamp(1, budget);
+            let (base, got) = self.append_empty(waiting);
+            if got == 0 {
                 self.discard_of(qp, Discard::NoBuffer);
                 if due {
                     qp.requester.arm(self.now);
                 }
                 return if due { Stop::More } else { Stop::Done };
-            };
-            // It is built where it waits for the port.
-            self.requests.frames.push(frame);
-            let segment = match qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq) {
-                Ok(segment) => segment,
-                Err(idle) => {
-                    self.unwanted();
-                    if let Idle::Local(seq) = idle {
-                        self.carry_out(qp, seq);
-                        continue;
-                    }
+            }
+            let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
+            let empty = &mut self.requests.frames[base..];
+            let (built, end) = build_requests(qp, memory, self.now, &mut self.ip_id, empty);
+            self.count_built(qp, &built);
+            self.take_empty(base + built.frames);
+            if qp.route == Route::Inside {
+                self.send_inside(qp, base);
+            }
+            budget -= built.frames;
+            match end {
+                Ok(()) => {}
+                Err(End::Idle(Idle::Local(seq))) => {
+                    self.carry_out(qp, seq);
+                    budget -= 1;
+                }
+                Err(End::Idle(idle)) => {
                     self.complete_sends(qp); // stale requests and local operations need no packet
                     if idle == Idle::Failed
                         && let Some(status) = qp.requester.local_failure()
@@ -198,37 +205,56 @@ impl Env {
                     }
                     return Stop::Done;
                 }
-            };
-            let ip_id = self.next_ip_id();
-            let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
-            let frame = self.requests.frames.last_mut().expect("it was pushed above");
-            if fill(memory, ip_id, qp, &segment, frame).is_err() {
-                let seq = segment.seq;
-                self.unwanted();
-                qp.requester.fail_local(seq, WcStatus::LocProtErr);
-                continue; // the next poll says whether older requests have to complete first
-            }
-            sent.frames += 1;
-            sent.bytes += frame.len() as u64;
-            if segment.again {
-                self.count_of(qp, Counter::Retransmitted);
-            } else {
-                sent.first += 1;
-            }
-            if qp.route == Route::Inside
-                && let Some(frame) = self.requests.frames.pop()
-            {
-                self.send(qp.route, qp.peer_shard.into(), frame, false);
+                // The next poll says whether older requests have to complete first.
+                Err(End::Protection(seq)) => {
+                    qp.requester.fail_local(seq, WcStatus::LocProtErr);
+                    budget -= 1;
+                }
             }
         }
         Stop::More
     }
 
-    /// The newest frame of the backlog was not needed after all: back to the stock.
-    #[cold]
-    fn unwanted(&mut self) {
-        if let Some(frame) = self.requests.frames.pop() {
+    /// Puts up to `n` empty frames behind those that wait for the port: where they begin, and how many there are.
+    #[inline]
+    fn append_empty(&mut self, n: usize) -> (usize, usize) {
+        let frames = &mut self.requests.frames;
+        let base = frames.len();
+        if let Some(spare) = self.spare.take() {
+            frames.push(spare);
+        }
+        let missing = n - (frames.len() - base);
+        if missing > 0 {
+            self.queue.alloc_burst(frames, missing);
+        }
+        (base, frames.len() - base)
+    }
+
+    /// Takes the empty frames from `end` on away again.
+    #[inline]
+    fn take_empty(&mut self, end: usize) {
+        while self.requests.frames.len() > end
+            && let Some(frame) = self.requests.frames.pop()
+        {
             self.keep_frame(frame);
+        }
+    }
+
+    #[inline]
+    fn count_built(&self, qp: &Qp, built: &Built) {
+        qp.counters.sent(built.frames as u64, built.bytes);
+        self.counters().add(Counter::RequestsSent, built.frames as u64 - built.again);
+        for _ in 0..built.again {
+            self.count_of(qp, Counter::Retransmitted);
+        }
+    }
+
+    /// The frames from `base` on go to a queue pair of this device.
+    #[cold]
+    fn send_inside(&mut self, qp: &Qp, base: usize) {
+        let frames: TxBurst = self.requests.frames.drain(base..).collect();
+        for frame in frames {
+            self.send(qp.route, qp.peer_shard.into(), frame, false);
         }
     }
 
@@ -271,27 +297,93 @@ impl Env {
         let buffer = frame.buffer_mut();
         let at = qp.template.begin(buffer, &header);
         fill(&mut buffer[at..at + len as usize]);
-        let total = qp.template.seal(buffer, at, len as usize);
+        let total = qp.template.close(buffer, at, len as usize);
         frame.set_len(total);
     }
 
+    /// Sends an answer that was built on its way. In the backlog it is left to be stamped, unless it is long.
     #[inline]
-    fn dispatch(&mut self, qp: &Qp, frame: Frame, answer: bool) {
-        qp.counters.sent(1, frame.len() as u64);
-        self.send(qp.route, qp.peer_shard.into(), frame, answer);
+    fn dispatch(&mut self, qp: &Qp, mut frame: Frame, stamped: &mut usize) {
+        let len = frame.len();
+        qp.counters.sent(1, len as u64);
+        if qp.route == Route::Inside {
+            qp.template.stamp(frame.data_mut());
+        }
+        self.send(qp.route, qp.peer_shard.into(), frame, true);
+        if len >= LONG_PACKET {
+            stamp(&qp.template, &mut self.answers.frames[*stamped..]);
+            *stamped = self.answers.frames.len();
+        }
     }
 }
 
 /// Request packets that were built in one go.
-#[derive(Default)]
-struct Sent {
-    frames: u64,
+#[derive(Clone, Copy, Default)]
+struct Built {
+    frames: usize,
     bytes: u64,
-    /// Those that had not gone out before.
-    first: u64,
+    /// Those that had gone out before.
+    again: u64,
 }
 
-/// Builds the request packet of a segment in `frame`.
+/// Why no more were built.
+enum End {
+    /// The requester has none.
+    Idle(Idle),
+    /// A key of the work request with this sequence number is not good.
+    Protection(u32),
+}
+
+/// Builds request packets in empty frames, one after the other. A function of its own: its loop has the registers for
+/// itself.
+#[inline(never)]
+fn build_requests(
+    qp: &mut Qp,
+    memory: Memory<'_>,
+    now: Instant,
+    ip_id: &mut u16,
+    empty: &mut [Frame],
+) -> (Built, Result<(), End>) {
+    let mut built = Built::default();
+    let mut stamped = 0;
+    let mut end = Ok(());
+    while let Some(frame) = empty.get_mut(built.frames) {
+        let segment = match qp.requester.poll_transmit(now, qp.gates, qp.epoch, &qp.sq) {
+            Ok(segment) => segment,
+            Err(idle) => {
+                end = Err(End::Idle(idle));
+                break;
+            }
+        };
+        *ip_id = ip_id.wrapping_add(1);
+        if fill(memory, *ip_id, qp, &segment, frame).is_err() {
+            end = Err(End::Protection(segment.seq));
+            break;
+        }
+        let long = frame.len() >= LONG_PACKET;
+        built.frames += 1;
+        built.bytes += frame.len() as u64;
+        built.again += u64::from(segment.again);
+        if long {
+            stamp(&qp.template, &mut empty[stamped..built.frames]);
+            stamped = built.frames;
+        }
+    }
+    stamp(&qp.template, &mut empty[stamped..built.frames]);
+    (built, end)
+}
+
+/// Finishes packets of one queue pair.
+#[inline]
+fn stamp(template: &Template, frames: &mut [Frame]) {
+    for frame in frames {
+        template.stamp(frame.data_mut());
+    }
+}
+
+/// Builds the request packet of a segment in `frame`; [`Template::stamp`] finishes it.
+///
+/// [`Template::stamp`]: crate::wire::Template::stamp
 #[inline(always)]
 pub(super) fn fill(
     memory: Memory<'_>,
@@ -322,7 +414,7 @@ pub(super) fn fill(
             memory.gather(SendWqe::sges(slot), offset as u64, payload)?;
         }
     }
-    let total = qp.template.seal(buffer, at, len);
+    let total = qp.template.close(buffer, at, len);
     frame.set_len(total);
     Ok(())
 }

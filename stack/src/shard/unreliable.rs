@@ -95,6 +95,7 @@ impl Env {
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
             }
+            qp.template.stamp(frame.data_mut());
             if path == Path::Failed {
                 self.discard(Discard::Unreachable);
                 self.keep_frame(frame);

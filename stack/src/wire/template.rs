@@ -267,34 +267,53 @@ impl Template {
         bth + Bth::LEN + ext_len
     }
 
-    /// Finishes a packet that [`Template::begin`] began: zeroes the pad, appends the ICRC, puts the variant
-    /// fields and the IPv4 header checksum in. `payload_len` is what the header said. Returns the length of
-    /// the frame, without Ethernet padding and FCS.
+    /// Finishes a packet that [`Template::begin`] began: [`Template::close`], then [`Template::stamp`].
+    ///
+    /// # Panics
+    /// As these do.
+    #[inline(always)]
+    pub fn seal(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
+        let len = self.close(buf, payload_offset, payload_len);
+        self.stamp(&mut buf[..len]);
+        len
+    }
+
+    /// Zeroes the pad behind the payload. `payload_len` is what the header said. Returns the length of the frame,
+    /// without Ethernet padding and FCS.
     ///
     /// # Panics
     /// If `buf` has no room for pad and ICRC. Debug builds also panic if `payload_len` is another length.
     #[inline(always)]
-    pub fn seal(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
+    pub fn close(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
         let end = payload_offset + payload_len;
-        let covered_end = end + pad_count(payload_len);
-        let frame = &mut buf[..covered_end + ICRC_LEN];
+        let len = end + pad_count(payload_len) + ICRC_LEN;
         debug_assert_eq!(
-            be16(frame, self.bth as usize - 4) as usize,
-            frame.len() - (self.bth as usize - UDP_LEN),
+            be16(buf, self.bth as usize - 4) as usize,
+            len - (self.bth as usize - UDP_LEN),
             "the payload is not as long as begin() was told"
         );
-
         // Four zeros at the end of the payload are the pad and the room for the ICRC, whatever the pad count.
-        frame[end..end + 4].fill(0);
+        buf[..len][end..end + 4].fill(0);
+        len
+    }
+
+    /// Puts the ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
+    ///
+    /// The CRC loads wide what was just stored narrow, which must wait until the stores have left the core. So who builds
+    /// many frames closes them all, then stamps them all.
+    ///
+    /// # Panics
+    /// If `frame` is not as [`Template::begin`] and [`Template::close`] left it, but shorter.
+    #[inline(always)]
+    pub fn stamp(&self, frame: &mut [u8]) {
+        let covered_end = frame.len() - ICRC_LEN;
         let icrc = icrc::of_masked(&frame[self.l3 as usize..covered_end]);
         frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
-
         if self.plain() {
             self.finish_v4::<{ ETH_LEN }>(frame);
         } else {
             self.finish_other(frame);
         }
-        covered_end + ICRC_LEN
     }
 
     /// Puts the masked fields of a packet with an IPv4 header at `L3` in.

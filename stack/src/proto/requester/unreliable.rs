@@ -63,10 +63,9 @@ impl Requester {
                 WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => {
                     self.begin(RequestKind::Message, self.mtu.packets(wqe.length));
                 }
-                opcode @ (WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr) => {
+                WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr => {
                     // Behind a message whose frames have not left, an invalidation waits.
-                    let fenced = wqe.flags().contains(SendFlags::FENCE);
-                    return Err(self.start_local(opcode, fenced).err().unwrap_or(Idle::Waiting));
+                    return Err(self.start_local(wqe).err().unwrap_or(Idle::Waiting));
                 }
                 _ => {
                     self.fail_local(seq, WcStatus::LocQpOpErr);
