@@ -33,12 +33,12 @@ fn mads(name: &str) -> Vec<Captured> {
         let frame = packet.expect(name).data.into_owned();
         let Ok(Ingress::Roce(layout)) = locate(&frame) else { continue };
         let packet = layout.packet(&frame);
-        if packet.dqpn != Qpn::GSI {
+        if packet.dqpn() != Qpn::GSI {
             continue;
         }
         let deth = packet.deth();
-        assert_eq!((deth.qkey, deth.src_qpn, packet.pkey), (GSI_QKEY, Qpn::GSI, 0xffff), "{name}");
-        mads.push(Captured { mad: packet.payload.to_vec(), src: packet.src, dst: packet.dst });
+        assert_eq!((deth.qkey, deth.src_qpn, packet.pkey()), (GSI_QKEY, Qpn::GSI, 0xffff), "{name}");
+        mads.push(Captured { mad: packet.payload.to_vec(), src: packet.src(), dst: packet.dst() });
     }
     mads
 }

@@ -32,9 +32,9 @@ fn capture(name: &str) -> Vec<Captured> {
         let Ok(Ingress::Roce(layout)) = locate(frame) else { panic!("{name}: not RoCE") };
         let packet = layout.packet(frame);
         out.push(Captured {
-            src: packet.src,
-            dqpn: packet.dqpn,
-            pkey: packet.pkey,
+            src: packet.src(),
+            dqpn: packet.dqpn(),
+            pkey: packet.pkey(),
             header: packet.to_header().unwrap(),
             payload: packet.payload.to_vec(),
         });

@@ -12,7 +12,7 @@ use super::wqe::SendWqe;
 use crate::id::Psn;
 use crate::mark::{Mark, hit};
 use crate::time::Instant;
-use crate::wire::{Discard, Kind, Packet, Position};
+use crate::wire::{Aeth, Discard, Kind, Packet, Position};
 
 /// What a response asks of the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +59,7 @@ impl Requester {
     /// Handles an ACKNOWLEDGE, READ RESPONSE or ATOMIC ACKNOWLEDGE.
     ///
     /// A response that answers nothing outstanding is an `Err`: drop and count it.
-    #[inline]
+    #[inline(always)]
     pub fn handle_response(
         &mut self,
         now: Instant,
@@ -83,7 +83,7 @@ impl Requester {
             return Err(Discard::GhostAck);
         }
         match pkt.row.kind {
-            Kind::Ack => self.handle_ack(now, pkt),
+            Kind::Ack => self.handle_ack(now, psn, pkt.aeth()),
             Kind::ReadResponse => self.handle_read_response(now, pkt, sq),
             Kind::AtomicAck => self.handle_atomic_ack(now, pkt),
             _ => Err(Discard::UnexpectedResponse),
@@ -126,9 +126,7 @@ impl Requester {
         self.go_back(now, RetryCause::Timeout)
     }
 
-    fn handle_ack(&mut self, now: Instant, pkt: &Packet<'_>) -> Result<Response, Discard> {
-        let psn = pkt.psn;
-        let aeth = pkt.aeth();
+    fn handle_ack(&mut self, now: Instant, psn: Psn, aeth: Aeth) -> Result<Response, Discard> {
         match Syndrome::decode(aeth.syndrome) {
             Syndrome::Ack { credits } => {
                 self.grant(Psn::new(aeth.msn), credits);
@@ -175,6 +173,7 @@ impl Requester {
         }
     }
 
+    #[inline(always)]
     fn handle_read_response(
         &mut self,
         now: Instant,
@@ -190,7 +189,7 @@ impl Requester {
         }
         let e = *self.entry(self.head);
         if e.kind != RequestKind::Read {
-            return Ok(self.handle_placed(now, pkt, e.kind));
+            return Ok(self.handle_placed(now, *pkt, e.kind));
         }
         if pkt.row.position != Position::Middle
             && !matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. })
@@ -211,7 +210,7 @@ impl Requester {
 
     /// The empty READ response that answers an ATOMIC WRITE or a FLUSH (IBA A19).
     #[cold]
-    fn handle_placed(&mut self, now: Instant, pkt: &Packet<'_>, kind: RequestKind) -> Response {
+    fn handle_placed(&mut self, now: Instant, pkt: Packet<'_>, kind: RequestKind) -> Response {
         let good = kind == RequestKind::Placement
             && pkt.row.position == Position::Only
             && matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. });
@@ -225,6 +224,7 @@ impl Requester {
         Response::Done
     }
 
+    #[inline(always)]
     fn handle_atomic_ack(&mut self, now: Instant, pkt: &Packet<'_>) -> Result<Response, Discard> {
         self.grant_by(pkt);
         if let Some(r) = self.reach(now, pkt.psn) {
@@ -239,6 +239,7 @@ impl Requester {
     }
 
     /// A READ or ATOMIC response with this PSN acknowledges all before it. `None`: it is the one expected next.
+    #[inline(always)]
     fn reach(&mut self, now: Instant, psn: Psn) -> Option<Response> {
         if psn != self.una {
             let r = self.acknowledge(now, psn.sub(1));
@@ -330,7 +331,7 @@ impl Requester {
     }
 
     /// Credits in the AETH of a READ or ATOMIC response, which may be the only acknowledgement there is.
-    #[inline]
+    #[inline(always)]
     fn grant_by(&mut self, pkt: &Packet<'_>) {
         let aeth = pkt.aeth();
         if let Syndrome::Ack { credits } = Syndrome::decode(aeth.syndrome) {

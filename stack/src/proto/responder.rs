@@ -351,7 +351,7 @@ impl Responder {
             return Err(Ok(Fault::PsnGap));
         }
         if distance < 0 {
-            return self.handle_duplicate(pkt).map_err(Err);
+            return self.handle_duplicate(*pkt).map_err(Err);
         }
         self.nak_latch = false;
         self.check_sequence(pkt)?;
@@ -362,15 +362,15 @@ impl Responder {
             Kind::Send => self.check_send(pkt),
             Kind::Write => self.check_write(pkt, pd, keys),
             Kind::ReadRequest => self.check_read(pkt, pd, keys),
-            Kind::AtomicWrite => self.check_atomic_write(pkt, pd, keys),
-            Kind::Flush => self.check_flush(pkt, pd, keys),
+            Kind::AtomicWrite => self.check_atomic_write(*pkt, pd, keys),
+            Kind::Flush => self.check_flush(*pkt, pd, keys),
             _ => self.check_atomic(pkt, pd, keys),
         }
         .map_err(Ok)
     }
 
     /// IBA 9.7.4.1.2: a message goes on with its own kind; anything else starts one.
-    #[inline]
+    #[inline(always)]
     fn check_sequence(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
         let starts = matches!(pkt.row.position, Position::First | Position::Only);
         let good = match self.in_progress {
@@ -381,7 +381,7 @@ impl Responder {
         if good { Ok(()) } else { Err(Ok(Fault::BadSequence)) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_enabled(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
         let need = match pkt.row.kind {
             Kind::Send => return Ok(()),
@@ -394,7 +394,7 @@ impl Responder {
         if self.access.contains(need) { Ok(()) } else { Err(Ok(Fault::NotEnabled)) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_resource(
         &mut self,
         pkt: &Packet<'_>,
@@ -416,12 +416,12 @@ impl Responder {
     }
 
     /// IBA 9.7.4.1.6 (C9-92 and following): full packets but the last, and the right pad.
-    #[inline]
+    #[inline(always)]
     fn check_packet_length(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
         let (len, mtu) = (pkt.payload.len(), self.mtu.bytes());
         let good = match pkt.row.kind {
             Kind::Send | Kind::Write => match pkt.row.position {
-                Position::First | Position::Middle => len == mtu && pkt.pad == 0,
+                Position::First | Position::Middle => len == mtu && pkt.pad() == 0,
                 Position::Last => (1..=mtu).contains(&len),
                 Position::Only => len <= mtu,
             },
@@ -429,10 +429,10 @@ impl Responder {
             _ => len == 0,
         };
         let pad = (4 - len % 4) % 4;
-        if good && usize::from(pkt.pad) == pad { Ok(()) } else { Err(Ok(Fault::BadLength)) }
+        if good && usize::from(pkt.pad()) == pad { Ok(()) } else { Err(Ok(Fault::BadLength)) }
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_send(&self, pkt: &Packet<'_>) -> Result<Verdict, Fault> {
         let offset = if self.in_progress == InProgress::None { 0 } else { self.received };
         let end = offset + pkt.payload.len() as u64;
@@ -442,7 +442,7 @@ impl Responder {
         Ok(if pkt.payload.is_empty() { Verdict::Accept } else { Verdict::Receive { offset } })
     }
 
-    #[inline]
+    #[inline(always)]
     fn check_write(&mut self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let len = pkt.payload.len() as u32;
         let last = matches!(pkt.row.position, Position::Last | Position::Only);
@@ -464,55 +464,57 @@ impl Responder {
         }
         // The whole range that is left, once more with every packet: a key may be revoked in mid-message.
         let addr = keys
-            .check_remote(rkey, pd, pkt.dqpn, Access::REMOTE_WRITE, va, u64::from(left))
+            .check_remote(rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, u64::from(left))
             .map_err(|_| Fault::RemoteAccess)?;
         Ok(Verdict::Write { addr, last })
     }
 
+    #[inline(always)]
     fn check_read(&mut self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let reth = pkt.reth();
         if reth.len > MESSAGE_MAX {
             return Err(Fault::BadLength);
         }
         if reth.len > 0 {
-            keys.check_remote(reth.rkey, pd, pkt.dqpn, Access::REMOTE_READ, reth.va, u64::from(reth.len))
+            keys.check_remote(reth.rkey, pd, pkt.dqpn(), Access::REMOTE_READ, reth.va, u64::from(reth.len))
                 .map_err(|_| Fault::RemoteAccess)?;
         }
         self.read_pd = pd;
         Ok(Verdict::Accept)
     }
 
+    #[inline(always)]
     fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let eth = pkt.atomic();
         let addr = aligned_word(eth.va, |va| {
-            keys.check_remote(eth.rkey, pd, pkt.dqpn, Access::REMOTE_ATOMIC, va, 8)
+            keys.check_remote(eth.rkey, pd, pkt.dqpn(), Access::REMOTE_ATOMIC, va, 8)
         })?;
         Ok(Verdict::Atomic { addr, swap: pkt.row.kind == Kind::CmpSwap })
     }
 
     /// IBA A19.4: one aligned word, written in one step.
     #[cold]
-    fn check_atomic_write(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+    fn check_atomic_write(&self, pkt: Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let reth = pkt.reth();
         if reth.len != 8 {
             return Err(Fault::BadLength);
         }
         let addr = aligned_word(reth.va, |va| {
-            keys.check_remote(reth.rkey, pd, pkt.dqpn, Access::REMOTE_WRITE, va, 8)
+            keys.check_remote(reth.rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, 8)
         })?;
         Ok(Verdict::Store { addr })
     }
 
     /// IBA A19.3: the range must be inside the region, unless the whole region is flushed.
     #[cold]
-    fn check_flush(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
+    fn check_flush(&self, pkt: Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let (feth, reth) = (pkt.feth(), pkt.reth());
         let need = flush_right(feth).ok_or(Fault::BadOpcode)?;
         let granted = match feth.selectivity {
             FLUSH_RANGE => {
-                keys.check_remote(reth.rkey, pd, pkt.dqpn, need, reth.va, u64::from(reth.len)).map(|_| ())
+                keys.check_remote(reth.rkey, pd, pkt.dqpn(), need, reth.va, u64::from(reth.len)).map(|_| ())
             }
-            _ => keys.check_whole(reth.rkey, pd, pkt.dqpn, need),
+            _ => keys.check_whole(reth.rkey, pd, pkt.dqpn(), need),
         };
         granted.map_err(|_| Fault::RemoteAccess)?;
         Ok(Verdict::Flush)
@@ -587,6 +589,7 @@ impl Responder {
     }
 
     /// The atomic that [`Responder::handle_request`] passed is executed; `original` is what the word held.
+    #[inline(always)]
     pub fn accept_atomic(&mut self, pkt: &Packet<'_>, original: u64) {
         let eth = pkt.atomic();
         self.keep(Resource {
@@ -621,7 +624,7 @@ impl Responder {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn received(&mut self, pkt: &Packet<'_>, byte_len: u32) -> Received {
         self.holds_receive = false;
         let tail = match pkt.row.tail {
@@ -629,7 +632,7 @@ impl Responder {
             Tail::Imm => Some(ReceivedTail::Imm(pkt.imm())),
             Tail::Inv => Some(ReceivedTail::Inv(pkt.inv())),
         };
-        Received { byte_len, write: pkt.row.kind == Kind::Write, tail, solicited: pkt.solicited }
+        Received { byte_len, write: pkt.row.kind == Kind::Write, tail, solicited: pkt.solicited() }
     }
 
     fn keep(&mut self, r: Resource) {
@@ -673,7 +676,8 @@ impl Responder {
     }
 
     /// IBA 9.7.5.1.4 (C9-105): a duplicate is answered again and never executed again; its faults drop it.
-    fn handle_duplicate(&mut self, pkt: &Packet<'_>) -> Result<Verdict, Discard> {
+    #[cold]
+    fn handle_duplicate(&mut self, pkt: Packet<'_>) -> Result<Verdict, Discard> {
         let psn = pkt.psn;
         match pkt.row.kind {
             Kind::Send | Kind::Write => {

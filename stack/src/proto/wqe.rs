@@ -198,7 +198,7 @@ impl RecvWqe {
         wqe
     }
     /// The scatter/gather list of a slot.
-    #[inline]
+    #[inline(always)]
     pub fn sges(slot: &[Granule]) -> &[Sge] {
         let n = Self::of(slot).num_sge as usize;
         let body = slot[RECV_HEADER..].as_bytes();

@@ -117,7 +117,7 @@ impl Env {
         }
         let pkt = layout.packet(frame.data());
         self.check_realm(layout, &pkt)?;
-        let ours = self.shared.gids.contains(&pkt.src);
+        let ours = self.shared.gids.contains(&pkt.src());
         if !self.from_inside {
             if ours {
                 return Err(Discard::OwnMulticast);

@@ -167,7 +167,7 @@ impl Shard {
                 due.iter().map(|&slot| Wanted { slot, part: Part::Timer, n: 1 }).collect();
             qps.prefetch(&due, &env.wheel);
         }
-        for slot in due {
+        for &slot in &due {
             let Some(qp) = qps.get(slot) else { continue };
             qp.wakes_at = Instant::FAR;
             if qp.requester.deadline() <= env.now {

@@ -130,7 +130,7 @@ impl Rq {
         })
     }
     /// The request taken last.
-    #[inline]
+    #[inline(always)]
     pub fn held(&self) -> &[Granule] {
         match self {
             Self::Own(own) => own.ring.slot(own.taken.wrapping_sub(1)),
@@ -220,7 +220,7 @@ impl Rq {
 }
 
 impl ReceiveSource for Rq {
-    #[inline]
+    #[inline(always)]
     fn take(&mut self) -> Option<u64> {
         match self {
             Self::Own(own) => own.take(),
@@ -230,10 +230,9 @@ impl ReceiveSource for Rq {
 }
 
 impl OwnRq {
-    #[inline]
+    #[inline(always)]
     fn take(&mut self) -> Option<u64> {
-        while self.taken != self.ring.published() {
-            let slot = self.ring.slot(self.taken);
+        while let Some(slot) = self.ring.get(self.taken) {
             self.taken = self.taken.wrapping_add(1);
             // A request posted under an earlier epoch raced with a RESET: it is gone.
             if RecvWqe::of(slot).epoch == self.epoch {

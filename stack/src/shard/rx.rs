@@ -2,6 +2,9 @@
 //!
 //! A packet is verified (lengths, state, addresses, ICRC, sequence, key, bounds) before a byte of it is placed.
 //! Whatever is dropped is counted under its name.
+//!
+//! What every packet goes through is inlined into one function, in which a layout and a packet are a few registers.
+//! Functions that are not inlined get copies of them: a reference would make them whole, in memory, for every packet.
 
 use super::copy;
 use super::counters::Counter;
@@ -38,43 +41,43 @@ impl Env {
         if shard != self.id && shard < self.shared.inboxes.len() && layout.dqpn != Qpn::MULTICAST {
             return Err(shard);
         }
-        if let Err(reason) = self.receive_packet(qps, frame, &layout) {
-            self.drop_packet(qps, &layout, reason);
+        if let Err(reason) = self.receive_packet(qps, frame, layout) {
+            self.drop_packet(qps, layout.dqpn, reason);
         }
         Ok(())
     }
 
     /// Counts a dropped packet, at its queue pair too, if it has one.
     #[cold]
-    fn drop_packet(&self, qps: &mut Qps, layout: &Layout, reason: Discard) {
+    fn drop_packet(&self, qps: &mut Qps, dqpn: Qpn, reason: Discard) {
         self.discard(reason);
-        if let Some(qp) = qps.find(layout.dqpn) {
+        if let Some(qp) = qps.find(dqpn) {
             qp.counters.discard(reason);
         }
     }
 
     #[inline(always)]
-    fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: &Layout) -> Result<(), Discard> {
+    fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         let Some(qp) = qps.find(layout.dqpn) else {
             return self.receive_unaddressed(qps, frame, layout);
         };
         if (qp.ty != QpType::Rc || layout.row.transport != Transport::Rc) && !admits_xrc(qp.ty, layout.row) {
-            return self.receive_unreliable(qp, frame, layout);
+            return self.receive_unreliable(qp, frame, &{ layout });
         }
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
         }
-        if !icrc::check(frame.data_mut(), layout) {
+        if !icrc::check(frame.data_mut(), &layout) {
             return Err(Discard::BadIcrc);
         }
         let pkt = layout.packet(frame.data());
-        if pkt.dst != qp.local {
+        if !pkt.is_to(&qp.local) {
             return Err(Discard::NotOurAddress);
         }
-        if pkt.src != qp.peer {
+        if !pkt.is_from(&qp.peer) {
             return Err(Discard::WrongPeer);
         }
-        self.check_realm(layout, &pkt)?;
+        self.check_realm(&layout, &pkt)?;
         qp.counters.received(frame.len());
         if !qp.comm_est {
             qp.comm_est = true;
@@ -83,19 +86,19 @@ impl Env {
             }
         }
         if qp.ty == QpType::XrcTgt {
-            return self.handle_xrc_request(qp, &pkt);
+            return self.handle_xrc_request(qp, pkt);
         }
-        if layout.row.request { self.handle_request(qp, &pkt) } else { self.handle_response(qp, &pkt) }
+        if layout.row.request { self.handle_request(qp, pkt) } else { self.handle_response(qp, pkt) }
     }
 
     /// VLAN and partition.
-    #[inline]
+    #[inline(always)]
     pub(super) fn check_realm(&self, layout: &Layout, pkt: &Packet<'_>) -> Result<(), Discard> {
         if layout.vid() != self.shared.vlan {
             return Err(Discard::UnknownVlan);
         }
         // One partition, the default one, with full membership: limited peers may talk to us.
-        if pkt.pkey & 0x7fff != 0x7fff {
+        if pkt.pkey() & 0x7fff != 0x7fff {
             return Err(Discard::BadPkey);
         }
         Ok(())
@@ -107,10 +110,10 @@ impl Env {
         &mut self,
         qps: &mut Qps,
         frame: &mut Frame,
-        layout: &Layout,
+        layout: Layout,
     ) -> Result<(), Discard> {
         if layout.dqpn == Qpn::MULTICAST {
-            return self.receive_multicast(qps, frame, layout);
+            return self.receive_multicast(qps, frame, &layout);
         }
         Err(Discard::UnknownQpn)
     }
@@ -138,10 +141,10 @@ impl Env {
     }
 
     #[inline(always)]
-    fn handle_request(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
-        match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+    fn handle_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        match qp.responder.handle_request(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
             Ok(verdict) => {
-                if let Err(fault) = self.place(qp, pkt, verdict) {
+                if let Err(fault) = self.place(qp, &pkt, verdict) {
                     self.refuse(qp, pkt, fault);
                 }
             }
@@ -157,7 +160,7 @@ impl Env {
     /// A request to an XRC target: receive requests, protection domain and completion queue are those of the shared
     /// receive queue that the packet names, which has to be of the target's domain (IBA A14).
     #[inline(never)]
-    fn handle_xrc_request(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+    fn handle_xrc_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         // A duplicate, or a packet after a gap, needs none of it.
         if qp.responder.expects(pkt.psn) {
             let (number, attached) = (pkt.xrceth(), qp.rq.srq_number());
@@ -223,9 +226,10 @@ impl Env {
         Ok(())
     }
 
-    fn refuse(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
+    #[cold]
+    fn refuse(&mut self, qp: &mut Qp, pkt: Packet<'_>, fault: Fault) {
         self.count_of(qp, Counter::RequestsRefused);
-        let ends = qp.responder.refuse(pkt, fault, qp.ty);
+        let ends = qp.responder.refuse(&pkt, fault, qp.ty);
         if ends && !qp.responder.has_answer() {
             self.end_by_fault(qp, fault);
         }
@@ -243,10 +247,10 @@ impl Env {
         self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
     }
 
-    #[inline(always)]
-    fn handle_response(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
-        self.count_response(qp, pkt);
-        let response = qp.requester.handle_response(self.now, pkt, &qp.sq)?;
+    #[inline(never)]
+    fn handle_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        self.count_response(qp, &pkt);
+        let response = qp.requester.handle_response(self.now, &pkt, &qp.sq)?;
         let placed = match response {
             Response::Place { seq, offset } => {
                 let slot = qp.sq.0.slot(seq);
@@ -310,7 +314,7 @@ impl Env {
         self.fail(qp, Event::SendError, Cause { send: Some(status), recv: None });
     }
 
-    #[inline]
+    #[inline(always)]
     fn count_response(&self, qp: &Qp, pkt: &Packet<'_>) {
         self.count(match pkt.row.kind {
             Kind::Ack => match Syndrome::decode(pkt.aeth().syndrome) {

@@ -191,18 +191,18 @@ impl Env {
         let pkt = layout.packet(frame.data());
         if qp.is_datagram() {
             // A group address goes with the group's queue pair number, and never comes here.
-            if !self.shared.gids.contains(&pkt.dst) {
-                let group = pkt.dst.is_multicast();
+            if !self.shared.gids.contains(&pkt.dst()) {
+                let group = pkt.dst().is_multicast();
                 return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
             }
             self.check_realm(layout, &pkt)?;
             qp.counters.received(frame.len());
             return self.receive_datagram(qp, &pkt, layout.priority());
         }
-        if pkt.dst != qp.local {
+        if pkt.dst() != qp.local {
             return Err(Discard::NotOurAddress);
         }
-        if pkt.src != qp.peer {
+        if pkt.src() != qp.peer {
             return Err(Discard::WrongPeer);
         }
         self.check_realm(layout, &pkt)?;

@@ -41,10 +41,10 @@ impl Seen {
         Some(Self {
             at,
             opcode: header.opcode,
-            dqpn: packet.dqpn,
+            dqpn: packet.dqpn(),
             psn: packet.psn.get(),
             ack_req: packet.ack_req,
-            solicited: packet.solicited,
+            solicited: packet.solicited(),
             ext: header.ext,
             payload: packet.payload.to_vec(),
         })

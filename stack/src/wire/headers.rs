@@ -5,15 +5,22 @@
 
 use super::Opcode;
 use crate::id::{Psn, Qpn};
+use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 /// Base transport header (IBA 9.2), as its bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(transparent)]
 pub struct Bth(pub [u8; 12]);
 
 impl Bth {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
+
+    /// The header that these bytes are.
+    #[inline(always)]
+    pub const fn of(bytes: &[u8; Self::LEN]) -> &Self {
+        zerocopy::transmute_ref!(bytes)
+    }
 
     /// Opcode byte.
     #[inline]

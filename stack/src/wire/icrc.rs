@@ -62,10 +62,13 @@ pub fn of_masked(covered: &[u8]) -> u32 {
 ///
 /// # Panics
 /// If `frame` is not the frame that `layout` was made from, but a shorter one.
-#[inline]
+#[inline(always)]
 pub fn check(frame: &mut [u8], layout: &Layout) -> bool {
-    let packet = &mut frame[layout.l3 as usize..layout.end as usize];
     let mask = if layout.ipv6 { &MASK_V6 } else { &MASK_V4 };
+    check_masked(&mut frame[layout.l3 as usize..layout.end as usize], mask)
+}
+
+fn check_masked(packet: &mut [u8], mask: &[u8; MASK_LEN]) -> bool {
     // The black box keeps the compiler from turning the mask into a narrow store for each field: the CRC
     // loads whole blocks, and a load that overlaps a narrower store in flight must wait for it.
     let mask = core::hint::black_box(mask);

@@ -49,7 +49,7 @@ pub struct Layout {
 ///
 /// # Errors
 /// [`Discard`] for a frame that is RoCEv2, or may be, and must be dropped.
-#[inline]
+#[inline(always)]
 pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
     let Some(eth) = frame.first_chunk::<ETH_LEN>() else { return Err(Discard::TooShort) };
     match be16(eth, 12) {
@@ -61,6 +61,7 @@ pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
     }
 }
 
+#[inline(never)]
 fn locate_tagged(frame: &[u8]) -> Result<Ingress, Discard> {
     const L3: usize = ETH_LEN + VLAN_LEN;
     let Some(eth) = frame.first_chunk::<L3>() else { return Err(Discard::TooShort) };
@@ -98,7 +99,7 @@ fn locate_ipv4(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Di
     locate_udp(frame, l3, l3 + IPV4_LEN, body_len, false, vlan)
 }
 
-#[inline(always)]
+#[inline(never)]
 fn locate_ipv6(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Discard> {
     let packet = frame.get(l3..).unwrap_or_default();
     let Some(ip) = packet.first_chunk::<IPV6_LEN>() else { return Err(Discard::TooShort) };
@@ -141,7 +142,7 @@ fn locate_udp(
     let Some(bth) = rest.get(UDP_LEN..).and_then(|b| b.first_chunk::<{ Bth::LEN }>()) else {
         return Err(Discard::TooShort);
     };
-    let bth = Bth(*bth);
+    let bth = Bth::of(bth);
     if udp_len < UDP_LEN + Bth::LEN + ICRC_LEN {
         return Err(Discard::BadLength);
     }
@@ -173,24 +174,13 @@ impl Layout {
         let (header, rest) =
             frame[self.bth as usize..self.end as usize].split_at(self.row.header_len as usize);
         let (bth, ext) = header.split_first_chunk().expect("a row's headers start with the BTH");
-        let bth = Bth(*bth);
-        let ip_header = &frame[self.l3 as usize..self.bth as usize - UDP_LEN];
-        let (src, dst, traffic_class) = self.addresses(ip_header);
+        let bth = Bth::of(bth);
         Packet {
             row: self.row,
             psn: bth.psn(),
-            dqpn: self.dqpn,
-            pkey: bth.pkey(),
-            solicited: bth.solicited(),
             ack_req: bth.ack_req(),
-            mig_req: bth.mig_req(),
-            pad: bth.pad(),
-            fecn: bth.fecn(),
-            becn: bth.becn(),
-            src,
-            dst,
-            traffic_class,
-            ip_header,
+            bth,
+            ip_header: &frame[self.l3 as usize..self.bth as usize - UDP_LEN],
             ext,
             payload: &rest[..rest.len() - ICRC_LEN - bth.pad() as usize],
         }
@@ -200,27 +190,8 @@ impl Layout {
     ///
     /// # Panics
     /// As [`Layout::packet`].
-    #[inline]
     pub fn dst(&self, frame: &[u8]) -> Gid {
-        self.addresses(&frame[self.l3 as usize..self.bth as usize - UDP_LEN]).1
-    }
-
-    /// Source, destination, traffic class.
-    #[inline(always)]
-    fn addresses(&self, ip_header: &[u8]) -> (Gid, Gid, u8) {
-        if self.ipv6 {
-            let ip: &[u8; IPV6_LEN] = ip_header.first_chunk().expect("an IPv6 layout has an IPv6 header");
-            let gid = |at: usize| {
-                let mut gid = [0; 16];
-                gid.copy_from_slice(&ip[at..at + 16]);
-                Gid(gid)
-            };
-            (gid(8), gid(24), ip[0] << 4 | ip[1] >> 4)
-        } else {
-            let ip: &[u8; IPV4_LEN] = ip_header.first_chunk().expect("an IPv4 layout has an IPv4 header");
-            let gid = |at: usize| Gid::v4([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]]);
-            (gid(12), gid(16), ip[1])
-        }
+        self.packet(frame).dst()
     }
 
     /// Priority of the 802.1Q tag, 0 without one.

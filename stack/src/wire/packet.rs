@@ -1,7 +1,8 @@
 //! The fields of a received packet.
 
 use super::{
-    Aeth, AtomicEth, Deth, Ext, ExtHeader, Feth, Flow, Header, Layout, Reth, Row, UDP_LEN, VLAN_LEN, be16,
+    Aeth, AtomicEth, Bth, Deth, Ext, ExtHeader, Feth, Flow, Header, IPV4_LEN, Layout, Reth, Row, UDP_LEN,
+    VLAN_LEN, be16,
 };
 use crate::id::{Gid, Mac, Psn, Qpn};
 
@@ -16,28 +17,10 @@ pub struct Packet<'a> {
     pub row: &'static Row,
     /// Packet sequence number.
     pub psn: Psn,
-    /// Destination queue pair.
-    pub dqpn: Qpn,
-    /// Partition key.
-    pub pkey: u16,
-    /// Solicited event.
-    pub solicited: bool,
     /// The requester asks for an acknowledgement.
     pub ack_req: bool,
-    /// Migration bit; means nothing.
-    pub mig_req: bool,
-    /// Pad bytes that followed the payload, 0..=3.
-    pub pad: u8,
-    /// Forward congestion notification.
-    pub fecn: bool,
-    /// Backward congestion notification.
-    pub becn: bool,
-    /// Source address.
-    pub src: Gid,
-    /// Destination address.
-    pub dst: Gid,
-    /// TOS byte or traffic class: DSCP in bits 7:2, ECN in 1:0.
-    pub traffic_class: u8,
+    /// The base transport header.
+    pub bth: &'a Bth,
     /// The IP header as received, 20 or 40 bytes.
     pub ip_header: &'a [u8],
     /// The extension headers.
@@ -47,6 +30,69 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
+    /// Destination queue pair.
+    #[inline]
+    pub fn dqpn(&self) -> Qpn {
+        self.bth.dqpn()
+    }
+    /// Partition key.
+    #[inline]
+    pub fn pkey(&self) -> u16 {
+        self.bth.pkey()
+    }
+    /// Solicited event.
+    #[inline]
+    pub fn solicited(&self) -> bool {
+        self.bth.solicited()
+    }
+    /// Pad bytes that followed the payload, 0..=3.
+    #[inline]
+    pub fn pad(&self) -> u8 {
+        self.bth.pad()
+    }
+    /// Whether the packet came over IPv6.
+    #[inline]
+    fn ipv6(&self) -> bool {
+        self.ip_header.len() != IPV4_LEN
+    }
+    /// Source address.
+    #[inline]
+    pub fn src(&self) -> Gid {
+        if self.ipv6() { self.gid(8) } else { Gid::v4(self.v4(12)) }
+    }
+    /// Destination address.
+    #[inline]
+    pub fn dst(&self) -> Gid {
+        if self.ipv6() { self.gid(24) } else { Gid::v4(self.v4(16)) }
+    }
+    /// Whether `gid` is the source address.
+    #[inline(always)]
+    pub fn is_from(&self, gid: &Gid) -> bool {
+        if self.ipv6() { self.gid(8) == *gid } else { gid.is_v4(&self.v4(12)) }
+    }
+    /// Whether `gid` is the destination address.
+    #[inline(always)]
+    pub fn is_to(&self, gid: &Gid) -> bool {
+        if self.ipv6() { self.gid(24) == *gid } else { gid.is_v4(&self.v4(16)) }
+    }
+    /// The IPv6 address at `at`.
+    #[inline(always)]
+    fn gid(&self, at: usize) -> Gid {
+        self.ip_header.get(at..).and_then(|ip| ip.first_chunk()).map_or(Gid::default(), |gid| Gid(*gid))
+    }
+    /// The IPv4 address at `at`.
+    #[inline(always)]
+    fn v4(&self, at: usize) -> [u8; 4] {
+        self.ip_header.get(at..).and_then(|ip| ip.first_chunk()).copied().unwrap_or_default()
+    }
+    /// TOS byte or traffic class: DSCP in bits 7:2, ECN in 1:0.
+    pub fn traffic_class(&self) -> u8 {
+        match self.ip_header {
+            [a, b, ..] if self.ipv6() => a << 4 | b >> 4,
+            [_, tos, ..] => *tos,
+            _ => 0,
+        }
+    }
     /// The bytes of `header`.
     #[inline(always)]
     fn header<const N: usize>(&self, header: ExtHeader) -> [u8; N] {
@@ -56,17 +102,17 @@ impl<'a> Packet<'a> {
     }
 
     /// Address, R_Key and length of a WRITE, READ, FLUSH or ATOMIC WRITE.
-    #[inline]
+    #[inline(always)]
     pub fn reth(&self) -> Reth {
         Reth::read(&self.header(ExtHeader::Reth))
     }
     /// Address, R_Key and operands of an atomic operation.
-    #[inline]
+    #[inline(always)]
     pub fn atomic(&self) -> AtomicEth {
         AtomicEth::read(&self.header(ExtHeader::AtomicEth))
     }
     /// Syndrome and MSN of a response.
-    #[inline]
+    #[inline(always)]
     pub fn aeth(&self) -> Aeth {
         Aeth::read(&self.header(ExtHeader::Aeth))
     }
@@ -76,12 +122,12 @@ impl<'a> Packet<'a> {
         u64::from_be_bytes(self.header(ExtHeader::AtomicAckEth))
     }
     /// Immediate data, in the order of the wire.
-    #[inline]
+    #[inline(always)]
     pub fn imm(&self) -> [u8; 4] {
         self.header(ExtHeader::ImmDt)
     }
     /// The R_Key to invalidate.
-    #[inline]
+    #[inline(always)]
     pub fn inv(&self) -> u32 {
         u32::from_be_bytes(self.header(ExtHeader::Ieth))
     }
@@ -126,8 +172,8 @@ impl<'a> Packet<'a> {
             opcode: self.row.opcode,
             psn: self.psn,
             ack_req: self.ack_req,
-            solicited: self.solicited,
-            ip_id: if self.ip_header.len() == super::IPV4_LEN { be16(self.ip_header, 4) } else { 0 },
+            solicited: self.solicited(),
+            ip_id: if self.ipv6() { 0 } else { be16(self.ip_header, 4) },
             srqn,
             ext,
             payload_len: self.payload.len() as u32,
@@ -154,15 +200,15 @@ impl Layout {
             src_mac: mac(6),
             dst_mac: mac(0),
             vlan: tagged.then(|| be16(frame, super::ETH_LEN)),
-            src: packet.src,
-            dst: packet.dst,
-            traffic_class: packet.traffic_class,
+            src: packet.src(),
+            dst: packet.dst(),
+            traffic_class: packet.traffic_class(),
             hop_limit: if self.ipv6 { ip[7] } else { ip[8] },
             flow_label: if self.ipv6 { u32::from_be_bytes([0, ip[1] & 0x0f, ip[2], ip[3]]) } else { 0 },
             src_port: be16(frame, self.bth as usize - UDP_LEN),
-            dqpn: packet.dqpn,
-            pkey: packet.pkey,
-            mig_req: packet.mig_req,
+            dqpn: packet.dqpn(),
+            pkey: packet.pkey(),
+            mig_req: packet.bth.mig_req(),
         }
     }
 }

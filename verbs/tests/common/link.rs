@@ -184,7 +184,7 @@ impl Cable {
                 srqn: has(ExtHeader::Xrceth).then(|| packet.xrceth()),
                 syndrome: has(ExtHeader::Aeth).then(|| packet.aeth().syndrome),
                 psn: packet.psn.get(),
-                dqpn: packet.dqpn.get(),
+                dqpn: packet.dqpn().get(),
             });
         }
         seen

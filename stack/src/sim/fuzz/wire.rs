@@ -25,14 +25,16 @@ fn any_frame(frame: &[u8]) {
     let packet = layout.packet(frame);
     let headers = usize::from(layout.bth) + usize::from(packet.row.header_len);
     assert_eq!(
-        headers + packet.payload.len() + usize::from(packet.pad) + ICRC_LEN,
+        headers + packet.payload.len() + usize::from(packet.pad()) + ICRC_LEN,
         usize::from(layout.end),
         "every byte belongs to one part"
     );
-    assert_eq!(layout.dst(frame), packet.dst);
+    assert_eq!(layout.dst(frame), packet.dst());
     let (flow, header) = (layout.flow(frame), packet.to_header());
     // What was read and is sound can be built again, and is then the same packet. A sender pads as it must.
-    let Some(header) = header.filter(|_| good && packet.pad == pad_of(packet.payload.len())) else { return };
+    let Some(header) = header.filter(|_| good && packet.pad() == pad_of(packet.payload.len())) else {
+        return;
+    };
     let built = build(&flow, &header, packet.payload);
     let Ok(Ingress::Roce(again)) = locate(&built) else { panic!("what was built is not located") };
     assert_eq!(again.packet(&built).to_header(), Some(header));

@@ -45,8 +45,8 @@ fn p03_captured_cnp() {
     let layout = accept(&v.bytes).unwrap();
     let packet = layout.packet(&v.bytes);
     assert_eq!(packet.row.opcode, Opcode(0x81));
-    assert!(packet.becn && !packet.fecn);
-    assert_eq!(packet.dqpn, Qpn::new(0x118));
+    assert!(packet.bth.becn() && !packet.bth.fecn());
+    assert_eq!(packet.dqpn(), Qpn::new(0x118));
     // The short cut builds the same.
     let mut buf = [0xa5; HEADERS_MAX];
     let len = Template::new(&v.flow).cnp(&mut buf, 0x718c);
@@ -188,7 +188,7 @@ fn p12_pad() {
             let layout = accept(&frame).unwrap();
             let packet = layout.packet(&frame);
             let pad = (4 - len % 4) % 4;
-            assert_eq!(packet.pad as usize, pad);
+            assert_eq!(packet.pad() as usize, pad);
             assert_eq!(packet.payload, payload);
             let end = frame.len() - 4;
             assert!(frame[end - pad..end].iter().all(|b| *b == 0), "pad is zero");

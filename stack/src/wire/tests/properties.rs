@@ -101,7 +101,7 @@ proptest! {
         prop_assert_eq!(packet.payload, &payload[..]);
         let ip_id = if layout.ipv6 { 0 } else { header.ip_id };
         prop_assert_eq!(packet.to_header(), Some(Header { payload_len: payload.len() as u32, ip_id, ..header }));
-        prop_assert_eq!(packet.becn, header.opcode == Opcode::CNP);
+        prop_assert_eq!(packet.bth.becn(), header.opcode == Opcode::CNP);
         let covered = &frame[layout.l3 as usize..frame.len() - 4];
         prop_assert_eq!(&frame[frame.len() - 4..], slow_icrc(covered).to_le_bytes());
     }
@@ -206,7 +206,7 @@ fn harmless(bytes: &[u8]) {
     icrc::check(&mut frame, &layout);
     assert_eq!(frame, bytes);
     let packet = layout.packet(bytes);
-    let parts = 12 + packet.ext.len() + packet.payload.len() + packet.pad as usize + 4;
+    let parts = 12 + packet.ext.len() + packet.payload.len() + packet.pad() as usize + 4;
     assert_eq!(parts, (layout.end - layout.bth) as usize);
     layout.flow(bytes);
     packet.to_header();
