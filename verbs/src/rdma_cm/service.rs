@@ -393,3 +393,57 @@ impl State {
         self.ids.get_mut(&number).expect("an identifier lives as long as its handle")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use stack::device::Service as _;
+
+    use super::*;
+    use crate::rdma_cm::ConnParam;
+    use crate::{Clock, Context, DeviceConfig, Drive, QpInitAttr};
+
+    // Goal: a number that a connection had is held until TIMEWAIT is over, also when queue pair and identifier are gone.
+    #[test]
+    fn a_number_is_held_as_long_as_its_connection_rests() {
+        const SOON: Duration = Duration::from_secs(30);
+        let clock = Arc::new(AtomicU64::new(1));
+        let mut config = DeviceConfig::loopback().drive(Drive::Embedded);
+        config.clock = Clock::Manual(clock.clone());
+        let context = Context::open(config).unwrap();
+        let (service, channel) = (context.cm().unwrap(), context.create_event_channel().unwrap());
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+        let init = QpInitAttr::rc(&cq, &cq);
+        let next = |what| {
+            let event = channel.get_event(SOON).unwrap().expect("an event in time");
+            assert_eq!(event.event(), what);
+            event
+        };
+        let id = || context.create_id(Some(&channel), PortSpace::Tcp).unwrap();
+        let (listener, client) = (id(), id());
+        listener.listen(0).unwrap();
+        client.resolve_addr(None, ([192, 0, 2, 1], listener.src_port()), SOON).unwrap();
+        next(CmEventType::AddrResolved).ack();
+        client.resolve_route(SOON).unwrap();
+        next(CmEventType::RouteResolved).ack();
+        let qpn = client.create_qp(&pd, &init).unwrap().qp_num();
+        assert!(!service.shared.holds(qpn), "no connection has it yet");
+        client.connect(&ConnParam::default()).unwrap();
+        let server = next(CmEventType::ConnectRequest).take_id().unwrap();
+        server.create_qp(&pd, &init).unwrap();
+        server.accept(&ConnParam::default()).unwrap();
+        next(CmEventType::Established).ack();
+        next(CmEventType::Established).ack();
+        assert!(service.shared.holds(qpn));
+        client.disconnect().unwrap();
+        next(CmEventType::Disconnected).ack();
+        next(CmEventType::Disconnected).ack();
+        client.destroy_qp().unwrap();
+        client.destroy().unwrap();
+        assert!(service.shared.holds(qpn), "it rests");
+        clock.fetch_add(Duration::from_secs(1000).as_nanos() as u64, Ordering::AcqRel);
+        assert!(next(CmEventType::TimewaitExit).is_of(&server));
+        assert!(!service.shared.holds(qpn));
+    }
+}
