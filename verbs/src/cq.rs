@@ -183,10 +183,12 @@ impl Drop for CqPoller {
 
 #[inline]
 fn poll(core: &CqCore, tap: &mut CqTap, wc: &mut [Wc]) -> Result<usize, VerbsError> {
-    let mut n = 0;
-    fill(core, tap, wc.len(), |cqe| {
-        wc[n] = Wc::from_cqe(cqe);
-        n += 1;
+    let max = wc.len();
+    let mut entries = wc.iter_mut();
+    fill(core, tap, max, |cqe| {
+        if let Some(entry) = entries.next() {
+            *entry = Wc::from_cqe(cqe);
+        }
     })
 }
 
@@ -198,24 +200,34 @@ pub(crate) fn fill(
     max: usize,
     mut each: impl FnMut(&Cqe),
 ) -> Result<usize, VerbsError> {
-    let mut look = |tap: &mut CqTap| {
+    // One look, in a loop, so that it is here once and everything that it does is inlined.
+    let mut next = Next::Turn;
+    loop {
         let mut n = 0;
         core.poll_with(tap, max, |cqe| {
             each(cqe);
             n += 1;
         });
-        n
-    };
-    let mut n = look(tap);
-    if n == 0 && core.turn_feeders() {
-        n = look(tap);
-    }
-    if n == 0 && max > 0 && core.state().failed() {
-        // What came before the loss may have been published since the last look.
-        n = look(tap);
-        if n == 0 {
-            return Err(DeviceError::CqOverrun.into());
+        if n > 0 || max == 0 {
+            return Ok(n);
+        }
+        match next {
+            Next::Turn if core.turn_feeders() => next = Next::Loss,
+            // What came before the loss may have been published since the last look.
+            Next::Turn | Next::Loss if core.state().failed() => next = Next::Fail,
+            Next::Fail => return Err(DeviceError::CqOverrun.into()),
+            _ => return Ok(0),
         }
     }
-    Ok(n)
+}
+
+/// What there is to do about a look that found nothing.
+#[derive(Clone, Copy)]
+enum Next {
+    /// The feeding shards may have something.
+    Turn,
+    /// The queue may have overrun.
+    Loss,
+    /// It has, and is empty.
+    Fail,
 }

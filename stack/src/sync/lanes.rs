@@ -310,17 +310,18 @@ impl<E: Copy + Send> CqReader<E> {
         let mut empty = 0;
         while taken < max && empty < self.lanes.len() {
             let lane = &mut self.lanes[self.next];
-            let from = lane.released();
-            let mut seq = from;
-            for _ in 0..POLL_BATCH.min(max - taken) {
-                let Some(slot) = lane.get(seq) else { break };
-                each(&slot[0]);
+            let batch = POLL_BATCH.min(max - taken);
+            let n = lane.ready(batch as u32);
+            let end = lane.released().wrapping_add(n);
+            let mut seq = lane.released();
+            while seq != end {
+                each(&lane.slot(seq)[0]);
                 seq = seq.wrapping_add(1);
             }
-            lane.release_to(seq);
-            let n = seq.wrapping_sub(from) as usize;
-            taken += n;
-            empty = if n == 0 { empty + 1 } else { 0 };
+            lane.release_to(end);
+            taken += n as usize;
+            // A lane that had less than it might have given has no more: nobody looks again.
+            empty = if (n as usize) < batch { empty + 1 } else { 0 };
             self.next += 1;
             if self.next == self.lanes.len() {
                 self.next = 0;

@@ -404,6 +404,13 @@ impl<T: Copy + Send> Consumer<T> {
         self.published().wrapping_sub(self.released)
     }
 
+    /// Slots published and not yet released, `max` at most. Looks at the producer's index only when it knows of fewer.
+    #[inline]
+    pub fn ready(&self, max: u32) -> u32 {
+        let known = self.published.get().wrapping_sub(self.released);
+        if known >= max { max } else { self.unreleased().min(max) }
+    }
+
     /// Whether slot `seq` is published and not released. Looks at the producer's index only when it seems not.
     #[inline]
     pub fn has(&self, seq: u32) -> bool {
