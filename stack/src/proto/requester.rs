@@ -362,6 +362,12 @@ impl Requester {
         waiting.min(WINDOW_PACKETS.saturating_sub(self.in_flight()))
     }
 
+    /// Whether nothing is left to send, or to be told about: who has just built a packet need not ask for another.
+    #[inline]
+    pub fn sent_all(&self, sq: &impl SendRing) -> bool {
+        self.cur == self.started && self.failed.is_none() && self.started == sq.published()
+    }
+
     /// Packets of `posted` requests that have not started, if all are like `next`, which is the first of them.
     #[inline]
     fn unstarted(&self, next: &SendWqe, posted: u32) -> u32 {

@@ -191,6 +191,10 @@ impl Env {
             }
             budget -= built.frames;
             match end {
+                Ok(()) if qp.requester.sent_all(&qp.sq) => {
+                    self.complete_sends(qp); // stale requests need no packet
+                    return Stop::Done;
+                }
                 Ok(()) => {}
                 Err(End::Idle(Idle::Local(seq))) => {
                     self.carry_out(qp, seq);
