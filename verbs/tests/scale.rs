@@ -3,11 +3,13 @@
 mod common;
 
 use std::collections::HashSet;
+use std::time::Instant;
 
-use common::{embedded_with, options};
+use common::{all_rights, embedded_with, options};
 use verbs::error::errno::ENOMEM;
 use verbs::limits::QPS_PER_SHARD_MAX;
-use verbs::{DeviceConfig, QpCap, QpInitAttr, RcOptions, RecvWr, SendWr};
+use verbs::port::pair;
+use verbs::{DeviceConfig, QpCap, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
 
 const SMALL: QpCap =
     QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -49,4 +51,65 @@ fn as_many_queue_pairs_as_a_shard_has() {
     qps.extend((0..max).map(|_| pd.create_qp(&init).unwrap()));
     let numbers: HashSet<_> = qps.iter().map(|qp| qp.qp_num()).collect();
     assert_eq!(numbers.len(), max);
+}
+
+// So many that shards ask for their state ahead, over a wire: lists of messages in memory and inline, each to its own
+// buffer, round and round.
+#[test]
+fn hundreds_between_two_devices() {
+    const QPS: usize = 300;
+    const LIST: usize = 3;
+    const LEN: usize = 64;
+    let (a, b) = pair(1);
+    let open = |port, last: u8| {
+        let context = embedded_with(DeviceConfig::new(port).addr([192, 0, 2, last], 24));
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq((QPS * LIST) as u32).unwrap());
+        let mr = pd.reg_mr(QPS * LIST * LEN, all_rights()).unwrap();
+        let cap = QpCap {
+            max_send_wr: LIST as u32,
+            max_recv_wr: LIST as u32,
+            max_inline_data: LEN as u32,
+            ..SMALL
+        };
+        let init = QpInitAttr::rc(&cq, &cq).cap(cap);
+        let qps: Vec<_> = (0..QPS).map(|_| pd.create_qp(&init).unwrap()).collect();
+        (context, cq, mr, qps)
+    };
+    let (a, b) = (open(a, 1), open(b, 2));
+    for (n, qp) in a.3.iter().enumerate() {
+        qp.connect_rc(&b.3[n].endpoint(1).unwrap(), &options()).unwrap();
+        b.3[n].connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    }
+    let at = |q: usize, k: usize| (q * LIST + k) * LEN..(q * LIST + k + 1) * LEN;
+    let contents = |round: u8, q: usize, k: usize| [round ^ (q * LIST + k) as u8; LEN];
+    for round in 0..3 {
+        for q in 0..QPS {
+            let sges = [0, 1, 2].map(|k| [b.2.sge(at(q, k)).unwrap()]);
+            let recvs: [_; LIST] = core::array::from_fn(|k| RecvWr::new(0, &sges[k]));
+            b.3[q].post_recv(&recvs).unwrap();
+            (0..LIST).for_each(|k| a.2.write(at(q, k).start, &contents(round, q, k)).unwrap());
+            let sges = [0, 1, 2].map(|k| [a.2.sge(at(q, k)).unwrap()]);
+            let inline = contents(round, q, 1);
+            let send = |k: usize| SendWr::send(0, &sges[k]);
+            a.3[q].post_send(&[send(0), SendWr::send(0, &[]).inline(&inline), send(2).signaled()]).unwrap();
+        }
+        let (mut sent, mut received) = (0, 0);
+        let until = Instant::now() + common::PATIENCE;
+        let mut wcs = [Wc::default(); 64];
+        while (sent, received) != (QPS, QPS * LIST) {
+            common::pump(&a.0);
+            common::pump(&b.0);
+            for (cq, n) in [(&a.1, &mut sent), (&b.1, &mut received)] {
+                let got = cq.poll(&mut wcs).unwrap();
+                assert!(wcs[..got].iter().all(Wc::is_ok), "{:?}", &wcs[..got]);
+                *n += got;
+            }
+            assert!(Instant::now() < until, "{sent} sent and {received} received");
+        }
+        let mut is = [0; LEN];
+        for (q, k) in (0..QPS).flat_map(|q| (0..LIST).map(move |k| (q, k))) {
+            b.2.read(at(q, k).start, &mut is).unwrap();
+            assert_eq!(is, contents(round, q, k), "message {k} of queue pair {q}");
+        }
+    }
 }

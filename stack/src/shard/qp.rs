@@ -206,7 +206,11 @@ impl Qp {
     /// Asks for the memory that the data of `n` messages come from, or go to.
     #[inline]
     pub fn prefetch_data(&self, part: Part, n: u32) {
-        let line = |sge: Option<&Sge>| prefetch::line(sge.map_or(0, |sge| sge.addr) as *const u8);
+        let line = |sges: &[Sge]| {
+            if let Some(sge) = sges.first() {
+                prefetch::line(sge.addr as *const u8);
+            }
+        };
         match part {
             Part::Send => {
                 let end = self.sq.0.published();
@@ -214,10 +218,10 @@ impl Qp {
                     if seq == end {
                         break;
                     }
-                    line(SendWqe::sges(self.sq.0.slot(seq)).first());
+                    line(SendWqe::sges(self.sq.0.slot(seq)));
                 }
             }
-            Part::Request => self.rq.next(n).for_each(|sges| line(sges.first())),
+            Part::Request => self.rq.next(n).for_each(line),
             Part::Response | Part::Timer => {}
         }
     }
