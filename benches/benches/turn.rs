@@ -21,8 +21,8 @@ fn turn(c: &mut Criterion) {
         [("SEND", Op::Send, 64), ("WRITE", Op::Write, 64), ("READ", Op::Read, 64), ("WRITE", Op::Write, 4096)]
     {
         for batch in [1, 8, 32].into_iter().filter(|n| op != Op::Read || *n <= 16) {
-            let scenario = Scenario { name: "turn", op, len, batch };
-            let mut path = Path::new();
+            let scenario = Scenario { name: "turn", op, len, batch, shards: 1 };
+            let mut path = Path::new(1);
             path.rounds(&scenario, 3, false);
             group.throughput(Throughput::Elements(batch as u64));
             group.bench_function(BenchmarkId::new(format!("{name} {len} B, lists of"), batch), |b| {

@@ -37,19 +37,24 @@ pub struct Scenario {
     pub len: u32,
     /// Messages of a list.
     pub batch: usize,
+    /// Shards of each device, each with a queue of the port of its own; the last one does the work.
+    pub shards: usize,
 }
 
 /// Every scenario, in the order of the tables.
-pub const SCENARIOS: [Scenario; 8] = [
-    Scenario { name: "send_64", op: Op::Send, len: 64, batch: 32 },
-    Scenario { name: "write_64", op: Op::Write, len: 64, batch: 32 },
-    Scenario { name: "read_64", op: Op::Read, len: 64, batch: 16 },
-    Scenario { name: "fetch_add_8", op: Op::FetchAdd, len: 8, batch: 16 },
-    Scenario { name: "send_4096", op: Op::Send, len: 4096, batch: 32 },
-    Scenario { name: "write_4096", op: Op::Write, len: 4096, batch: 32 },
-    Scenario { name: "read_4096", op: Op::Read, len: 4096, batch: 16 },
-    Scenario { name: "send_64_alone", op: Op::Send, len: 64, batch: 1 },
+pub const SCENARIOS: [Scenario; 9] = [
+    Scenario { name: "send_64", op: Op::Send, len: 64, batch: 32, shards: 1 },
+    Scenario { name: "write_64", op: Op::Write, len: 64, batch: 32, shards: 1 },
+    Scenario { name: "read_64", op: Op::Read, len: 64, batch: 16, shards: 1 },
+    Scenario { name: "fetch_add_8", op: Op::FetchAdd, len: 8, batch: 16, shards: 1 },
+    Scenario { name: "send_4096", op: Op::Send, len: 4096, batch: 32, shards: 1 },
+    Scenario { name: "write_4096", op: Op::Write, len: 4096, batch: 32, shards: 1 },
+    Scenario { name: "read_4096", op: Op::Read, len: 4096, batch: 16, shards: 1 },
+    Scenario { name: "send_64_alone", op: Op::Send, len: 64, batch: 1, shards: 1 },
+    Scenario { name: OF_TWO, op: Op::Send, len: 64, batch: 32, shards: 2 },
 ];
+/// The first scenario on one of two shards: it has to cost what it costs where there is one.
+pub const OF_TWO: &str = "send_64_of_two";
 
 /// The scenario of this name.
 pub fn scenario(name: &str) -> Option<Scenario> {
@@ -135,19 +140,20 @@ pub struct Path {
 }
 
 impl Path {
-    /// Two devices on a pair of in-process ports, a connected queue pair each, neighbours resolved.
-    pub fn new() -> Self {
-        let (a, b) = pair(1);
-        Self::over(a, b)
+    /// Two devices of so many shards on a pair of in-process ports, a connected queue pair each, on their last shards,
+    /// neighbours resolved.
+    pub fn new(shards: usize) -> Self {
+        let (a, b) = pair(shards);
+        Self::over(a, b, shards)
     }
 
     /// The same on two ports that somebody joined.
-    pub fn over(a: Box<dyn Port>, b: Box<dyn Port>) -> Self {
+    pub fn over(a: Box<dyn Port>, b: Box<dyn Port>, shards: usize) -> Self {
         let clock = Arc::new(AtomicU64::new(1));
         let open = |port: Box<dyn Port>, last: u8| {
             let mut config = DeviceConfig::new(port).addr([192, 0, 2, last], 24).drive(Drive::Embedded);
             (config.clock, config.seed) = (Clock::Manual(clock.clone()), Some(last.into()));
-            config.qps_per_shard = 64;
+            (config.qps_per_shard, config.shards) = (64, shards);
             let context = Context::open(config).expect("the port opens");
             context.start().expect("the port starts");
             let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(1024).unwrap());
@@ -158,7 +164,7 @@ impl Path {
                 max_recv_sge: 1,
                 max_inline_data: 0,
             };
-            let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap)).unwrap();
+            let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap).on_shard(shards - 1)).unwrap();
             let rights =
                 Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
             let mr = pd.reg_mr(MEMORY, rights).unwrap();
@@ -183,7 +189,7 @@ impl Path {
                 sq,
                 rq,
                 cq: cq.poller().unwrap(),
-                reactor: context.reactor(0).unwrap(),
+                reactor: context.reactor(shards - 1).unwrap(),
                 sges: Vec::new(),
                 remote,
                 wcs: [Wc::default(); 64],
@@ -291,12 +297,6 @@ impl Path {
     }
 }
 
-impl Default for Path {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn every_scenario_completes_without_a_retry() {
         for scenario in &SCENARIOS {
-            let mut path = Path::new();
+            let mut path = Path::new(scenario.shards);
             path.run(scenario, 3);
             let counters = path.counters();
             assert!(!counters.contains("retr"), "{}: {counters}", scenario.name);
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn the_same_work_takes_the_same_turns() {
         let turns = || {
-            let mut path = Path::new();
+            let mut path = Path::new(1);
             path.run(&SCENARIOS[0], 5);
             path.clock.load(Ordering::Acquire)
         };

@@ -74,6 +74,18 @@ pub fn compare(expected: &Counts, counted: &Counts) -> Verdict {
     verdict
 }
 
+/// The steps that cost more in `scenario` than in `than`: sentences. Polling aside: a completion queue has a lane for each
+/// shard, and a poll looks at all of them.
+pub fn dearer(counted: &Counts, scenario: &str, than: &str) -> Vec<String> {
+    let steps = counted.iter().filter_map(|(key, n)| Some((key.strip_prefix(than)?.strip_prefix(' ')?, n)));
+    let more = steps.filter(|(step, _)| !step.ends_with("_poll")).filter_map(|(step, &one)| {
+        let n = counted.get(&format!("{scenario} {step}")).copied().unwrap_or(f64::INFINITY);
+        let much = n - one > (one * TOLERANCE).max(FLOOR);
+        much.then(|| format!("{scenario} {step}: {n:.1} instructions a message, and {one:.1} in {than}"))
+    });
+    more.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,5 +124,15 @@ mod tests {
     fn a_path_that_comes_or_goes_is_told() {
         let verdict = compare(&counts(&[("a x", 1.0)]), &counts(&[("b x", 1.0)]));
         assert_eq!(verdict.worse.len(), 2);
+    }
+
+    #[test]
+    fn a_scenario_may_not_cost_more_than_another() {
+        let counts = |text: &str| parse(text).unwrap();
+        let alike = counts("a turn 100\na post 10\nb turn 103\nb post 13\nab turn 999\n");
+        assert_eq!(dearer(&alike, "b", "a"), [""; 0]);
+        let more = dearer(&counts("a turn 100\nb turn 105\n"), "b", "a");
+        assert_eq!(more, ["b turn: 105.0 instructions a message, and 100.0 in a"]);
+        assert_eq!(dearer(&counts("a turn 100\n"), "b", "a").len(), 1, "what is missing is not cheap");
     }
 }
