@@ -193,6 +193,7 @@ const MEMIF_GUARDS: &[(&str, &str)] = &[
     ("munmap", "dpdk_sys_munmap"),
     ("sendmsg", "dpdk_sys_sendmsg"),
     ("recvmsg", "dpdk_sys_recvmsg"),
+    ("connect", "dpdk_sys_connect"),
     ("rte_intr_callback_register", "dpdk_sys_intr_callback_register"),
     ("rte_intr_instance_free", "dpdk_sys_intr_instance_free"),
 ];

@@ -8,6 +8,7 @@
 #include "shim.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -129,6 +130,25 @@ dpdk_sys_sendmsg(int fd, const struct msghdr *message, int flags)
 			sent += (ssize_t)message->msg_iov[i].iov_len;
 	}
 	return sent;
+}
+
+int dpdk_sys_connect(int fd, const struct sockaddr *address, socklen_t len);
+
+/* net_memif calls this instead of connect, on the interrupt thread. A listening socket takes two connections that nobody
+ * has accepted; the next one would wait, for a server that stands still, or for ever if this very thread is to accept it,
+ * and every port with it. So connecting fails then (EAGAIN), and is tried again later as if nobody listened. */
+int
+dpdk_sys_connect(int fd, const struct sockaddr *address, socklen_t len)
+{
+	int flags = fcntl(fd, F_GETFL);
+	int result;
+
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+		return -1;
+	result = connect(fd, address, len);
+	if (result == 0 && fcntl(fd, F_SETFL, flags) < 0)
+		return -1;
+	return result;
 }
 
 ssize_t dpdk_sys_recvmsg(int fd, struct msghdr *message, int flags);

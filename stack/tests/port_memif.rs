@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, mpsc};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_PORT_TEST_CHILD";
@@ -79,6 +79,11 @@ impl Peer {
             panic!("the other process did not start: {}", child.wait().unwrap());
         }
         Self(child)
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = Command::new("kill").args([name, &self.0.id().to_string()]).status();
+        assert!(kill.unwrap().success());
     }
 }
 
@@ -280,6 +285,36 @@ fn ports_come_and_go_and_frames_outlive_them() {
     }
     for (i, frame) in kept.iter().enumerate() {
         assert_eq!(frame.data(), [i as u8 * 16; 100]);
+    }
+}
+
+#[test]
+fn a_server_that_stands_still_stalls_no_other_port() {
+    // Goal: once the queue of connections that nobody accepts is full, connecting fails and does not wait: one thread
+    // looks after all ports.
+    let path = socket("still");
+    let peer = Peer::start(&format!("memif:{},role=server", path.display()), 1);
+    peer.signal("-STOP");
+    let port = open(&format!("memif:{},role=client", path.display()), 1);
+    // Far more often than a poll loop does it, so that it gives up and tries again at once.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(500) {
+        port.maintain();
+    }
+    let (opened, other) = mpsc::channel();
+    std::thread::spawn(move || {
+        let path = socket("moving");
+        opened.send(open(&format!("memif:{},role=server", path.display()), 1)).unwrap();
+        let _ = std::fs::remove_file(&path);
+    });
+    let other = other.recv_timeout(PATIENCE);
+    peer.signal("-CONT");
+    drop(other.expect("another port opens"));
+    let mut clock = Ticker::new();
+    let start = Instant::now();
+    while !port.link_up() {
+        assert!(start.elapsed() < PATIENCE, "no link");
+        clock.maintain(&*port);
     }
 }
 
