@@ -7,7 +7,7 @@ mod wire;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Pair, all_rights, embedded, options, pump, take};
+use common::{Pair, Stop, all_rights, embedded, options, pump, take};
 use link::Link;
 use stack::device::Device;
 use verbs::error::errno::{EINVAL, ENOMEM};
@@ -153,6 +153,7 @@ fn atomic_cap() {
             }
             n
         });
+        let stopped = Stop(&stop);
         let sge = [p.mr.sge(64..72).unwrap()];
         for _ in 0..rounds {
             let add = SendWr::fetch_and_add(1, &sge, p.mr.addr(), p.mr.rkey(), 1 << 40).signaled();
@@ -164,7 +165,7 @@ fn atomic_cap() {
                 std::thread::yield_now();
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopped);
         ours.join().unwrap()
     });
     assert_eq!(word.load(Ordering::Relaxed), ((16 * rounds) << 40) + ours, "none of either is lost");

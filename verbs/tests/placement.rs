@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Pair, all_rights, embedded, options, take};
+use common::{Pair, Stop, all_rights, embedded, options, take};
 use verbs::{
     Access, FlushLevel, FlushPlacement, Mr, PostErrorKind, QpInitAttr, QpState, RcOptions, SendWr, Wc,
     WcOpcode, WcStatus,
@@ -76,6 +76,7 @@ fn atomic_writes_are_seen_whole() {
                 assert!(bytes.iter().all(|b| *b == bytes[0]), "{bytes:?}");
             }
         });
+        let _stop = Stop(&stop);
         for i in (0u64..).take_while(|i| *i < 2000 || looks.load(Ordering::Relaxed) == 0) {
             let data = [i as u8; 8];
             p.a.post_send(&[SendWr::atomic_write(i, &[], target.addr() + 8, target.rkey())
@@ -84,7 +85,6 @@ fn atomic_writes_are_seen_whole() {
                 .unwrap();
             assert!(done(&p, 1)[0].is_ok());
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Pair, all_rights, embedded, nothing};
+use common::{Pair, Stop, all_rights, embedded, nothing};
 use verbs::error::errno::{EINVAL, EOPNOTSUPP};
 use verbs::{
     Access, Context, DeviceCapFlags, DeviceConfig, Drive, Mr, QpState, RecvWr, Rereg, SendWr, VerbsError,
@@ -179,13 +179,13 @@ fn rereg_mr_while_shards_turn() {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _stop = Stop(&stop);
             for round in 0..50 {
                 let change =
                     Rereg { len: Some(if round % 2 == 0 { 8192 } else { 4096 }), ..Rereg::default() };
                 target.lock().unwrap().rereg(&change).unwrap();
                 std::thread::yield_now();
             }
-            stop.store(true, Ordering::Release);
         });
         let mut wrote = 0;
         while !stop.load(Ordering::Acquire) || wrote == 0 {

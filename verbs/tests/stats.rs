@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use common::Pair;
+use common::{Pair, Stop};
 use verbs::stats::{Snapshot, StatsError};
 use verbs::{Context, Counter, DeviceConfig, Drive, OpenError, RecvWr, SendWr, VerbsError};
 
@@ -203,6 +203,7 @@ fn looking_on_waits_for_no_shard() {
                 common::pump(context);
             }
         });
+        let _stop = Stop(stop);
         let mut last = 0;
         for _ in 0..20 {
             let frames =
@@ -210,7 +211,6 @@ fn looking_on_waits_for_no_shard() {
             assert!(frames >= last);
             last = frames;
         }
-        stop.store(true, Ordering::Relaxed);
     });
     p.done_a(1);
     assert_eq!(p.context.counters().get(Counter::SendMessages), 1);

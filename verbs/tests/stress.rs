@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Pair, all_rights, enter, options};
+use common::{PATIENCE, Pair, Stop, all_rights, enter, options};
 use verbs::{Context, Cq, DeviceConfig, Drive, Qp, QpInitAttr, QpState, RecvWr, SendWr, Wc, WcStatus};
 
 fn time() -> Duration {
@@ -49,13 +49,6 @@ impl Seen {
 /// Runs `body` on threads of its own until the time is over, and `main` on this one, again and again.
 fn press(bodies: &[&(dyn Fn() + Sync)], mut main: impl FnMut()) {
     let stop = AtomicBool::new(false);
-    /// The others end also when this thread panics.
-    struct Stop<'a>(&'a AtomicBool);
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     std::thread::scope(|scope| {
         for body in bodies {
             let stop = &stop;

@@ -5,7 +5,7 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Pair, all_rights, enter, options};
+use common::{PATIENCE, Pair, Stop, all_rights, enter, options};
 use verbs::port::{Port, pair};
 use verbs::{
     AsyncEvent, AttrMask, Context, CqPoller, DeviceConfig, Drive, EventElement, QpCap, QpInitAttr, QpState,
@@ -267,6 +267,7 @@ fn control_calls_are_not_starved_by_hot_loops() {
                     }
                 });
             }
+            let _stop = Stop(&stop);
             let pd = context.alloc_pd().unwrap();
             let cq = context.create_cq(16).unwrap();
             let start = Instant::now();
@@ -276,7 +277,6 @@ fn control_calls_are_not_starved_by_hot_loops() {
                 qp.destroy().unwrap();
             }
             let took = start.elapsed();
-            stop.store(true, Ordering::Relaxed);
             assert!(took < PATIENCE, "250 control calls took {took:?} in {drive:?}");
         });
     }
@@ -305,6 +305,7 @@ fn posts_against_resets() {
                 poller.poll(&mut wc).unwrap();
             }
         });
+        let _stop = Stop(stop);
         let (mut rounds, start) = (0, Instant::now());
         while rounds < 300 || !posted.load(Ordering::Relaxed) {
             assert!(start.elapsed() < PATIENCE, "nothing is posted in {rounds} lives");
@@ -314,7 +315,6 @@ fn posts_against_resets() {
             enter(&qp, QpState::Err);
             enter(&qp, QpState::Reset);
         }
-        stop.store(true, Ordering::Relaxed);
     });
     // A clean life after all of that.
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();

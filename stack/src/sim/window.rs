@@ -110,9 +110,11 @@ impl Window {
         self.key
     }
 
-    /// It is not bound any more.
+    /// The flow's SEND completed and took it away, unless it went with its region meanwhile.
     pub fn gone(&mut self) {
-        self.state = State::Free;
+        if self.state == State::Leaving {
+            self.state = State::Free;
+        }
     }
 
     /// What the program does about it now, and what it will then be, once that is posted.
@@ -172,5 +174,22 @@ impl Window {
             (false, true) => Err(format!("key {key:#x} is dead after a BIND_MW")),
             _ => Ok(revived),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Seed 20993: the region was deregistered, and its window with it, while a SEND that invalidates the window was under
+    // way; its completion must not make a window out of nothing.
+    #[test]
+    fn a_window_that_went_with_its_region_stays_gone() {
+        let mut window = Window { state: State::Bound, made: 0x100, key: 0x101, ..Window::default() };
+        window.leave();
+        let deallocated = core::mem::take(&mut window);
+        assert_eq!(deallocated.state, State::Leaving);
+        window.gone();
+        assert_eq!(window.state, State::None);
     }
 }

@@ -4,6 +4,7 @@
 
 pub mod hooked;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use verbs::{
@@ -43,6 +44,16 @@ pub fn device() -> Context {
 pub fn pump(context: &Context) {
     for shard in 0..context.shards() {
         context.reactor(shard).unwrap().poll_once();
+    }
+}
+
+/// Tells the other threads of a scope to stop when it is dropped, thus also when a check fails: a scope waits for its
+/// threads, and a failed test must say what failed instead of waiting for ever.
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
