@@ -5,7 +5,7 @@ use core::time::Duration;
 use stack::cm::mad::Mad;
 use stack::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use stack::cm::{
-    Accept, Config, ConnId, Connect, Counter, Disconnect, Error, Event, IpHeader, Listen, ListenId,
+    Accept, Config, ConnId, Connect, Counter, Disconnect, Error, Event, IpHeader, Limits, Listen, ListenId,
     PortSpace, QpParams, RDMA_UDP_QKEY, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus,
     Timing,
 };
@@ -1023,21 +1023,26 @@ fn misuse_is_refused_and_changes_nothing() {
     let again = Listen { service_id: SERVICE, address: None, backlog: 0 };
     assert_eq!(w.nodes[B].listen(&again), Err(Error::InUse(SERVICE)));
     let now = w.now;
+    let range = |name, given, max| Error::Range { name, given, max };
+    let path = |dgid, flow_label| stack::cm::Path { dgid, flow_label, ..MadWorld::path(A, B) };
+    let timing =
+        |max_cm_retries, packet_lifetime| Timing { max_cm_retries, packet_lifetime, ..Timing::default() };
+    let host = MadWorld::gid(B);
     let bad = [
-        Connect { qpn: Qpn::GSI, ..to_b(A_QPN) },
-        Connect { qpn: Qpn::MULTICAST, ..to_b(A_QPN) },
-        Connect { retry_count: 8, ..to_b(A_QPN) },
-        Connect { rnr_retry_count: 8, ..to_b(A_QPN) },
-        Connect { min_rnr_timer: 32, ..to_b(A_QPN) },
-        Connect { initiator_depth: RD_ATOMIC_MAX + 1, ..to_b(A_QPN) },
-        Connect { timing: Timing { max_cm_retries: 16, ..Timing::default() }, ..to_b(A_QPN) },
-        Connect { timing: Timing { packet_lifetime: 32, ..Timing::default() }, ..to_b(A_QPN) },
-        Connect { path: stack::cm::Path { dgid: Gid::default(), ..MadWorld::path(A, B) }, ..to_b(A_QPN) },
-        Connect { path: stack::cm::Path { flow_label: 1 << 20, ..MadWorld::path(A, B) }, ..to_b(A_QPN) },
+        (Connect { qpn: Qpn::GSI, ..to_b(A_QPN) }, Error::Qpn(Qpn::GSI)),
+        (Connect { qpn: Qpn::MULTICAST, ..to_b(A_QPN) }, Error::Qpn(Qpn::MULTICAST)),
+        (Connect { retry_count: 8, ..to_b(A_QPN) }, range("retry count", 8, 7)),
+        (Connect { rnr_retry_count: 8, ..to_b(A_QPN) }, range("RNR retry count", 8, 7)),
+        (Connect { min_rnr_timer: 32, ..to_b(A_QPN) }, range("RNR timer", 32, 31)),
+        (Connect { initiator_depth: RD_ATOMIC_MAX + 1, ..to_b(A_QPN) }, range("initiator depth", 129, 128)),
+        (Connect { timing: timing(16, 16), ..to_b(A_QPN) }, range("CM retries", 16, 15)),
+        (Connect { timing: timing(15, 32), ..to_b(A_QPN) }, range("packet lifetime", 32, 31)),
+        (Connect { path: path(Gid::default(), 0), ..to_b(A_QPN) }, Error::Address),
+        (Connect { path: path(host, 1 << 20), ..to_b(A_QPN) }, range("flow label", 1 << 20, (1 << 20) - 1)),
     ];
-    for connect in bad {
-        let error = w.nodes[A].connect(now, &connect).expect_err("out of range");
-        assert!(error.errno() > 0 && !error.to_string().is_empty());
+    for (connect, error) in bad {
+        assert_eq!(w.nodes[A].connect(now, &connect), Err(error));
+        assert!(error.errno() > 0 && error.to_string().len() > 20, "{error}");
         assert_eq!((w.nodes[A].connections(), w.nodes[A].poll_send()), (0, None));
     }
     let a = connect(&mut w);
@@ -1060,4 +1065,36 @@ fn misuse_is_refused_and_changes_nothing() {
     assert_eq!(w.nodes[A].confirm(now, a, &[0; 225]), Err(Error::PrivateData { given: 225, max: 224 }));
     confirm(&mut w, a);
     assert!(matches!(w.event(B), Some(Event::Established { .. })));
+}
+
+// Each table of the machine is full with one: what comes next is refused, and what is there stays.
+#[test]
+fn full_tables_refuse() {
+    let limits = Limits { connections: 1, listeners: 1, sidr: 1, ..Limits::default() };
+    let mut w =
+        MadWorld::new(1, 2, MadFaults::NONE, |node| Config { limits: limits.clone(), ..config(node) });
+    listen(&mut w);
+    let another = Listen { service_id: ServiceId::new(PortSpace::Udp, 53), address: None, backlog: 1 };
+    assert_eq!(w.nodes[B].listen(&another), Err(Error::Limit("listeners")));
+    let now = w.now;
+    connect(&mut w);
+    assert_eq!(w.nodes[A].connect(now, &to_b(Qpn::new(0x12))), Err(Error::Limit("connections")));
+    w.nodes[A].sidr_request(now, &udp(53, b"")).unwrap();
+    assert_eq!(w.nodes[A].sidr_request(now, &udp(53, b"")), Err(Error::Limit("SIDR exchanges")));
+    assert_eq!(w.nodes[A].connections(), 1);
+}
+
+// A refusal has room for 72 bytes of additional information.
+#[test]
+fn additional_information_that_does_not_fit() {
+    let mut w = world();
+    listen(&mut w);
+    connect(&mut w);
+    let (b, _) = request(&mut w);
+    let refusal = |len| Reject { info: vec![1; len], ..Reject::consumer([]) };
+    let now = w.now;
+    assert_eq!(w.nodes[B].reject(now, b, &refusal(73)), Err(Error::Info(73)));
+    w.nodes[B].reject(now, b, &refusal(72)).unwrap();
+    w.run(MOMENT);
+    assert!(matches!(w.event(A), Some(Event::Rejected { .. })));
 }

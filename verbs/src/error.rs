@@ -40,8 +40,6 @@ pub mod errno {
     pub const EADDRNOTAVAIL: i32 = 99;
     /// No route.
     pub const ENETUNREACH: i32 = 101;
-    /// The connection ended.
-    pub const ECONNRESET: i32 = 104;
     /// Not connected.
     pub const ENOTCONN: i32 = 107;
     /// Timed out.

@@ -7,8 +7,8 @@ use stack::device::QpType;
 use super::param::PortSpace;
 use super::state::IdState;
 use crate::error::errno::{
-    EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, ECONNREFUSED, ECONNRESET, EINVAL, ENETUNREACH, ENODEV,
-    ENOTCONN, ETIMEDOUT,
+    EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, ECONNREFUSED, EINVAL, ENETUNREACH, ENODEV, ENOTCONN,
+    ETIMEDOUT,
 };
 
 /// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited
@@ -103,12 +103,6 @@ pub enum CmError {
         /// The reason of the REJ message (IBA 12.6.7.2): 8 no listener, 28 the program there refused.
         reason: u16,
     },
-    /// The connection ended while the call waited for something else.
-    #[error("{call}: the connection ended meanwhile")]
-    Reset {
-        /// The call.
-        call: &'static str,
-    },
     /// The identifier is connected to nobody.
     #[error("{call}: the identifier is not connected")]
     NotConnected {
@@ -155,7 +149,6 @@ impl CmError {
             Self::NoRoute { .. } => ENETUNREACH,
             Self::TimedOut { .. } => ETIMEDOUT,
             Self::Rejected { .. } => ECONNREFUSED,
-            Self::Reset { .. } => ECONNRESET,
             Self::NotConnected { .. } => ENOTCONN,
             Self::Busy { .. } => EBUSY,
             Self::Qp { errno, .. } => *errno,

@@ -359,7 +359,6 @@ impl CmId {
         let peer = self.peer_addr().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
         Err(match event.what {
             CmEventType::Rejected => CmError::Rejected { peer, reason: event.status as u16 },
-            CmEventType::Disconnected => CmError::Reset { call },
             // Of datagrams, an answer that says no.
             CmEventType::Unreachable if event.status > 0 => {
                 CmError::Rejected { peer, reason: event.status as u16 }
@@ -367,7 +366,8 @@ impl CmId {
             CmEventType::AddrError | CmEventType::Unreachable if event.status == -ETIMEDOUT => {
                 CmError::TimedOut { call, peer }
             }
-            _ => CmError::Qp { call, errno: -event.status },
+            CmEventType::ConnectError => CmError::Qp { call, errno: -event.status },
+            _ => CmError::NotConnected { call },
         }
         .into())
     }

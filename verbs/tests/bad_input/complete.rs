@@ -187,6 +187,33 @@ fn every_call_of_connection_management_has_its_case() {
     assert!(missing.is_empty(), "calls without a case: {missing:#?}");
 }
 
+// The same of its errors: tests name the variant that they expect, those of the machine below verbs where that is tested.
+#[test]
+fn every_error_of_connection_management_has_its_case() {
+    let tests = |dir: &str, prefix: &str| {
+        let files = fs::read_dir(root().join(dir)).unwrap().map(|entry| entry.unwrap().path());
+        let ours = files.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with(prefix));
+        ours.map(|path| fs::read_to_string(path).unwrap()).collect::<String>()
+    };
+    let (calls, machine) = (tests("verbs/tests", "rdma_cm"), tests("stack/tests", "cm_"));
+    let ports = fs::read_to_string(root().join("verbs/src/rdma_cm/ports.rs")).unwrap();
+    let unit = ports.split_once("#[cfg(test)]").expect("it has tests").1;
+    let mut missing = Vec::new();
+    for variant in variants("CmError", "verbs/src/rdma_cm/error.rs") {
+        let quoted = format!("\"{}\"", variant.split_once("::").expect("a variant").1);
+        // The machine's own errors are below.
+        if !calls.contains(&quoted) && !unit.contains(&variant) && variant != "CmError::Machine" {
+            missing.push(variant);
+        }
+    }
+    let expected = |variant: &str| {
+        let ends = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric());
+        machine.split(variant).skip(1).any(ends)
+    };
+    missing.extend(variants("Error", "stack/src/cm/error.rs").into_iter().filter(|v| !expected(v)));
+    assert!(missing.is_empty(), "variants without a case: {missing:#?}");
+}
+
 #[test]
 fn what_is_tested_elsewhere_is() {
     for (what, file, test) in ELSEWHERE {

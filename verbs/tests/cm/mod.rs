@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use hooked::{Burst, Hooked};
 use verbs::port::{Port, pair};
 use verbs::rdma_cm::{CmEvent, CmEventType, CmId, CmOption, ConnParam, EventChannel, PortSpace};
-use verbs::{Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, RecvWr, SendWr, Wc};
+use verbs::{
+    Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, RecvWr, SendWr, VerbsError, Wc,
+};
 
 /// No wait of a test lasts longer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -202,4 +204,11 @@ pub fn impatient(id: &CmId) {
     for option in [CmOption::AckTimeout(8), CmOption::CmResponseTimeout(11), CmOption::MaxCmRetries(3)] {
         id.set_option(option).unwrap();
     }
+}
+
+/// The variant of the error that a call's error holds: `State` of `VerbsError::Cm(CmError::State { .. })`.
+pub fn inner(e: &VerbsError) -> String {
+    let text = format!("{e:?}");
+    let (_, inner) = text.split_once('(').expect("it holds another one");
+    inner.chars().take_while(|c| c.is_alphanumeric()).collect()
 }
