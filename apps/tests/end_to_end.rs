@@ -288,13 +288,13 @@ fn visits_with_many_queue_pairs_few_and_in_every_drive() {
         ("1", &["--pattern", "random", "-n", "100", "--visit", "7"]),
     ] {
         // A Unix socket holds some ten frames: more would be waiting for a peer that has no core just now.
-        let common = ["--mode", "rate", "--in-flight", "4", "--timeout", "18", "-q", qps];
+        let common = ["--mode", "rate", "--in-flight", "4", "-q", qps];
         let rows = perf(Link::Unix, &[&common[..], extra].concat());
         assert_eq!(rows[0]["qps"].to_string(), qps);
         assert!(rows[0]["messages"].as_u64().unwrap() >= 100, "{rows:?}");
     }
     for drive in ["caller", "dedicated"] {
-        let args = "--mode rate -q 200 -n 5 --pattern random --visit 2 --in-flight 4 --timeout 18";
+        let args = "--mode rate -q 200 -n 5 --pattern random --visit 2 --in-flight 4";
         let (rows, text) = perf_with(Link::Unix, &["--drive", drive], &args.split(' ').collect::<Vec<_>>());
         assert_eq!(rows[0]["messages"], 1000, "{text}");
     }

@@ -90,10 +90,11 @@ impl Bench {
         Running::start(PERF, &[&base[..], args].concat())
     }
 
-    /// `roce-perf client` likewise.
+    /// `roce-perf client` likewise. Its retries outlast the other end's wait for its turn on a machine where many tests
+    /// poll at once.
     pub fn perf_client(&self, args: &[&str]) -> Running {
         let (port, tcp) = (self.client_port(), self.tcp.to_string());
-        let base = ["client", "--port", &port, "--oob-port", &tcp, "127.0.0.1"];
+        let base = ["client", "--port", &port, "--oob-port", &tcp, "--timeout", "17", "127.0.0.1"];
         Running::start(PERF, &[&base[..], args].concat())
     }
 }
