@@ -94,6 +94,8 @@ impl Many {
             sqs.push(qa.split().expect("not split yet").0);
             rqs.push(qb.split().expect("not split yet").1);
         }
+        verbs::huge_pages(&sqs);
+        verbs::huge_pages(&rqs);
         let connected = start.elapsed();
         let (from, to) = (
             a.pd.reg_mr(qps * LEN, Access::LOCAL_WRITE).expect("memory"),
@@ -159,10 +161,10 @@ impl Many {
             let mut drawn = 0;
             while flying < IN_FLIGHT && posted < messages {
                 next[drawn] = self.pick();
-                self.sqs[next[drawn]].prefetch(self.visit as u32);
                 posted += self.visit;
                 (flying, drawn) = (flying + 1, drawn + 1);
             }
+            SendQueue::prefetch_each(&self.sqs, next[..drawn].iter().copied(), self.visit as u32);
             for q in &next[..drawn] {
                 self.post(*q);
             }
@@ -170,9 +172,7 @@ impl Many {
             let _ = b.reactor.poll_once();
             for _ in 0..4 {
                 let n = self.recv.poll(&mut wcs).expect("no overrun");
-                for wc in &wcs[..n] {
-                    self.rqs[wc.wr_id as usize].prefetch(1);
-                }
+                RecvQueue::prefetch_each(&self.rqs, wcs[..n].iter().map(|wc| wc.wr_id as usize), 1);
                 for wc in &wcs[..n] {
                     assert!(wc.is_ok(), "{wc:?}");
                     self.receive(wc.wr_id as usize);

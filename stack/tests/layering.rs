@@ -22,13 +22,14 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
 
-/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, prefetch, the frame, DPDK, the copies, memory registration, epoll in a test, the bindings.
+/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the frame, DPDK, the copies, memory registration, epoll in a test, the bindings.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",
     "stack/src/sync/spsc.rs",
     "stack/src/sync/claim.rs",
     "stack/src/sync/asymmetric.rs",
     "stack/src/sync/eventfd.rs",
+    "stack/src/sync/huge.rs",
     "stack/src/sync/prefetch.rs",
     "stack/src/port/frame.rs",
     "stack/src/port/dpdk/",

@@ -10,7 +10,7 @@
 use core::ops::Range;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
 use stack::device::{Access, DeviceError, MemError, MrCore, PdCore, Sge};
@@ -72,12 +72,15 @@ impl Memory {
         let Ok(layout) = Layout::from_size_align(len.max(1), align) else { return Err(no_memory) };
         let layout = layout.pad_to_align();
         // SAFETY: the layout's size is not 0.
-        let base = unsafe { alloc_zeroed(layout) };
+        let base = unsafe { if align == HUGE_PAGE { alloc(layout) } else { alloc_zeroed(layout) } };
         let Some(base) = NonNull::new(base) else { return Err(no_memory) };
         if align == HUGE_PAGE {
             // SAFETY: the range was just allocated by us; the advice changes no content. Without huge pages it
-            // fails, which costs speed only.
-            unsafe { libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
+            // fails, which costs speed only. The first write to a page decides what it lies on: it comes after the advice.
+            unsafe {
+                libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE);
+                base.as_ptr().write_bytes(0, layout.size());
+            }
         }
         Ok(Self { base, len, owned: Some(layout), writable: true })
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use stack::device::{
     AttrMask, CounterSnapshot, Gid, Mtu, MwType, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType,
-    Qpn, RingTap,
+    Qpn, RingTap, prefetch_line,
 };
 
 use crate::cq::Cq;
@@ -365,6 +365,22 @@ impl SendQueue {
             self.core.prefetch();
         }
     }
+    /// [`prefetch`](Self::prefetch) for `n` requests to each of several queues, those at these places of `queues`. First
+    /// where each queue is asked for, then what it is, then what that points to: not even the handles need to be in a
+    /// cache, and the waits for all of them overlap. Some sixteen to sixty-four at a time are best.
+    ///
+    /// # Panics
+    /// If there is no queue at one of the places.
+    pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
+        at.clone().for_each(|q| prefetch_line(&queues[q]));
+        for queue in at.clone().map(|q| &queues[q]) {
+            if let Some(ring) = &queue.ring {
+                ring.prefetch(n);
+            }
+            queue.core.prefetch_posting();
+        }
+        at.for_each(|q| queues[q].core.prefetch());
+    }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
         self.ring.as_mut().map_or(0, |ring| ring.free() as usize)
@@ -415,6 +431,22 @@ impl RecvQueue {
             ring.prefetch(n);
             self.core.prefetch();
         }
+    }
+    /// [`prefetch`](Self::prefetch) for `n` requests to each of several queues, those at these places of `queues`. First
+    /// where each queue is asked for, then what it is, then what that points to: not even the handles need to be in a
+    /// cache, and the waits for all of them overlap. Some sixteen to sixty-four at a time are best.
+    ///
+    /// # Panics
+    /// If there is no queue at one of the places.
+    pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
+        at.clone().for_each(|q| prefetch_line(&queues[q]));
+        for queue in at.clone().map(|q| &queues[q]) {
+            if let Some(ring) = &queue.ring {
+                ring.prefetch(n);
+            }
+            queue.core.prefetch_posting();
+        }
+        at.for_each(|q| queues[q].core.prefetch());
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {

@@ -15,7 +15,7 @@ use crate::protocol::Flow;
 use crate::rig::Crank;
 use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
-use verbs::{RecvWr, Sge, Wc};
+use verbs::{RecvQueue, RecvWr, SendQueue, Sge, Wc};
 
 /// Completions taken in one poll: those of several visits, so that the misses of their queue pairs overlap.
 const POLL: usize = 128;
@@ -27,6 +27,9 @@ type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
 /// # Errors
 /// Failed requests, the peer's failure, a signal.
 pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
+    // As a program with so many handles would: they are touched at random, too.
+    verbs::huge_pages(&link.sqs);
+    verbs::huge_pages(&link.rqs);
     let tx = link.role.requests.then(|| Tx::new(spec));
     let rx = link.inbox.is_some().then(|| Rx::new(spec));
     let (outcome, peer_sent) = exchange::run(link, crank, watch, tx, rx, 1)?;
@@ -135,12 +138,12 @@ impl Sending for Tx<'_> {
             while self.busy.has(q) {
                 q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
             }
-            link.sqs[q as usize].prefetch(self.spec.visit);
             self.busy.flip(q);
             self.in_flight += 1;
             self.posted += u64::from(self.spec.visit);
             drawn.push(q);
         }
+        SendQueue::prefetch_each(&link.sqs, drawn.iter().map(|q| *q as usize), self.spec.visit);
         for q in drawn {
             self.visit(link, q)?;
         }
@@ -230,13 +233,13 @@ impl Receiving for Rx<'_> {
             self.meter.pause();
             return Ok(());
         }
-        let mut last = usize::MAX;
+        let mut queues = ArrayVec::<usize, POLL>::new();
         for q in self.wcs[..n].iter().map(|wc| of_wr_id(wc.wr_id).0) {
-            if q != last {
-                link.rqs[q].prefetch(self.spec.visit);
+            if queues.last() != Some(&q) {
+                queues.push(q);
             }
-            last = q;
         }
+        RecvQueue::prefetch_each(&link.rqs, queues.iter().copied(), self.spec.visit);
         for k in 0..n {
             let wc = self.wcs[k];
             if !wc.is_ok() {
@@ -249,11 +252,14 @@ impl Receiving for Rx<'_> {
                 )));
             }
             let (q, index) = of_wr_id(wc.wr_id);
-            self.free[q] += 1;
-            if u32::from(self.free[q]) == self.spec.visit {
+            if self.spec.visit > 1 {
+                self.free[q] += 1;
+                if u32::from(self.free[q]) < self.spec.visit {
+                    continue;
+                }
                 self.free[q] = 0;
-                self.repost(link, q, index)?;
             }
+            self.repost(link, q, index)?;
         }
         self.meter.count(n as u64);
         Ok(())

@@ -99,6 +99,8 @@ pub use crate::shard::counters::{Counter, CounterSnapshot};
 pub use crate::shard::{CqState, DrainKind, DrainMark, Event, EventElement, Turn};
 pub use crate::sync::alarm::Alarm;
 pub use crate::sync::eventfd::EventFd;
+pub use crate::sync::huge::collapse_slice;
+pub use crate::sync::prefetch::line as prefetch_line;
 pub use crate::time::Instant;
 pub use crate::wire::Discard;
 

@@ -23,6 +23,7 @@ use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
 use crate::shard::{EventElement, LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
+use crate::sync::prefetch;
 use crate::sync::spsc::{self, Producer};
 use crate::sync::words::Word;
 
@@ -399,6 +400,11 @@ impl QpCore {
     fn gate(&self, gate: Gates) -> Result<u32, QpState> {
         let word = self.word();
         if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(state_of(word)) }
+    }
+    /// Asks for what [`QpCore::prefetch`] and posters look at first.
+    #[inline]
+    pub fn prefetch_posting(&self) {
+        prefetch::line(&raw const self.posting);
     }
     /// Asks for what a poster looks at before it posts.
     #[inline]

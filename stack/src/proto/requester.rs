@@ -211,6 +211,9 @@ pub struct Requester {
 }
 
 impl Requester {
+    /// Bytes that it remembers of each request that it started, beside itself.
+    pub const REMEMBERED: usize = size_of::<Started>();
+
     /// A requester at rest, for a send queue of `depth` requests (a power of two).
     pub fn new(depth: u32) -> Self {
         assert!(depth.is_power_of_two(), "a send queue of {depth} requests");

@@ -79,10 +79,23 @@ impl Env {
         }
     }
 
+    /// Notes that send requests are complete: their slots are freed when the completions are published.
     #[inline]
-    pub fn mark_finished(&mut self, qp: &mut Qp) {
-        if !qp.in_finished {
-            qp.in_finished = true;
+    pub fn mark_sent(&mut self, qp: &mut Qp) {
+        self.mark_finished(qp);
+        qp.sends_finished = true;
+    }
+
+    /// As [`mark_sent`](Self::mark_sent), of receive requests.
+    #[inline]
+    pub fn mark_received(&mut self, qp: &mut Qp) {
+        self.mark_finished(qp);
+        qp.receives_finished = true;
+    }
+
+    #[inline]
+    fn mark_finished(&mut self, qp: &Qp) {
+        if !qp.sends_finished && !qp.receives_finished {
             self.finished.push(qp.slot);
         }
     }
@@ -94,7 +107,7 @@ impl Env {
             return;
         }
         let taken = self.stage_successes(qp);
-        self.mark_finished(qp);
+        self.mark_sent(qp);
         if !taken {
             self.end_by_overrun(qp);
         }
@@ -182,7 +195,7 @@ impl Env {
         self.counters().add(Counter::RecvBytes, bytes);
         qp.counters.recv_done(bytes);
         let taken = self.push(qp, qp.recv_lane, cqe);
-        self.mark_finished(qp);
+        self.mark_received(qp);
         if !taken {
             self.end_by_overrun(qp);
         }
@@ -342,6 +355,7 @@ impl Env {
         if !taken {
             self.end_by_overrun(qp);
         }
-        self.mark_finished(qp);
+        self.mark_sent(qp);
+        self.mark_received(qp);
     }
 }

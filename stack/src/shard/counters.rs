@@ -4,6 +4,7 @@
 //! Written by the shard alone, with plain loads and stores; read by anybody at any time.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::OnceLock;
 
 use crate::id::{Gid, Qpn};
 use crate::proto::tables::NakCode;
@@ -202,12 +203,13 @@ pub type Peer = (Gid, Qpn);
 
 /// What a queue pair counts, and whom it talks to, for others to read while its shard works.
 ///
-/// A packet touches one cache line of it, the first; all else is rare. Only its shard writes.
+/// A packet touches one cache line of it, the first; all else is rare, and what counts rare things is not there before
+/// the first of them happens. Only its shard writes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct QpCounters {
     hot: [AtomicU64; HOT],
-    cold: [AtomicU64; COLD],
+    cold: OnceLock<Box<[AtomicU64; COLD]>>,
     /// Odd while the peer is being changed.
     peer_version: AtomicU32,
     peer_qpn: AtomicU32,
@@ -218,7 +220,7 @@ impl Default for QpCounters {
     fn default() -> Self {
         Self {
             hot: [const { AtomicU64::new(0) }; HOT],
-            cold: [const { AtomicU64::new(0) }; COLD],
+            cold: OnceLock::new(),
             peer_version: AtomicU32::new(0),
             peer_qpn: AtomicU32::new(0),
             peer_gid: [const { AtomicU64::new(0) }; 2],
@@ -260,12 +262,17 @@ impl QpCounters {
         match at.checked_sub(HOT) {
             None => bump(&self.hot[at], 1),
             Some(_) if !counter.per_qp() => {}
-            Some(at) => bump(&self.cold[at], 1),
+            Some(at) => bump(&self.cold()[at], 1),
         }
     }
     /// Counts a packet to this queue pair that was dropped.
     pub fn discard(&self, reason: Discard) {
-        bump(&self.cold[QP_COUNTERS - HOT + reason as usize], 1);
+        bump(&self.cold()[QP_COUNTERS - HOT + reason as usize], 1);
+    }
+    /// The counters of rare things, made when the first of them happens.
+    #[cold]
+    fn cold(&self) -> &[AtomicU64; COLD] {
+        self.cold.get_or_init(|| Box::new([const { AtomicU64::new(0) }; COLD]))
     }
 
     /// Tells whom the queue pair talks to from now on.
@@ -305,7 +312,8 @@ impl QpCounters {
         for (value, cell) in values.iter_mut().zip(&self.hot) {
             *value = cell.load(Ordering::Relaxed);
         }
-        let (cold, discards) = self.cold.split_at(QP_COUNTERS - HOT);
+        let Some(cold) = self.cold.get() else { return CounterSnapshot(values) };
+        let (cold, discards) = cold.split_at(QP_COUNTERS - HOT);
         for (value, cell) in values[HOT..].iter_mut().zip(cold) {
             *value = cell.load(Ordering::Relaxed);
         }

@@ -47,7 +47,7 @@ impl Qp {
     fn receives_done(&self, mark: u32) -> bool {
         reached(self.rq.released(), mark)
             && !self.responder.holds_receive()
-            && !self.in_finished
+            && !self.receives_finished
             && self.held.is_none()
     }
 

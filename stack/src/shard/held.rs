@@ -109,7 +109,7 @@ impl Env {
             taken &= self.stage(qp, next.lane, next.cqe);
         }
         self.put_back(qp, held);
-        self.mark_finished(qp);
+        self.mark_received(qp);
         if !taken {
             self.end_by_overrun(qp);
         }

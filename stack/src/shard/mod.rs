@@ -13,6 +13,7 @@ use crate::port::{PortQueue, RxBurst};
 use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::{self, ModifyContext, ModifyError};
 use crate::proto::wqe::Cqe;
+use crate::sync::huge::Region;
 use crate::sync::lanes::CqLane;
 use crate::sync::prefetch;
 use crate::sync::words::Word;
@@ -56,7 +57,6 @@ use cq::Lane;
 use env::Env;
 use qp::{Cause, Part, Qp};
 use qp_table::QpTable;
-use wheel::Wheel;
 
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,6 +99,8 @@ struct Wanted {
 struct Qps {
     slots: Vec<Option<Box<Qp>>>,
     table: QpTable,
+    /// Where they lie, and with them their rings and counters.
+    region: Region,
 }
 
 impl Qps {
@@ -119,13 +121,13 @@ impl Qps {
     /// Asks for the state of queue pairs that are about to be worked on: first where each is, then what each is, then
     /// what that points to, then the data, so that their misses overlap.
     #[inline(never)]
-    fn prefetch(&self, wanted: &[Wanted], wheel: &Wheel) {
+    fn prefetch(&self, wanted: &[Wanted], env: &Env) {
         for Wanted { slot, part, .. } in wanted {
             if let Some(place) = self.slots.get(*slot as usize) {
                 prefetch::line(place);
             }
             if *part != Part::Request {
-                wheel.prefetch(*slot);
+                env.wheel.prefetch(*slot);
             }
         }
         let found = wanted.iter().filter_map(|w| Some((self.slots.get(w.slot as usize)?.as_ref()?, w)));
@@ -134,6 +136,9 @@ impl Qps {
         }
         for (qp, w) in found.clone() {
             qp.prefetch_behind(w.part, w.n);
+            if w.part == Part::Request {
+                env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
+            }
         }
         for (qp, w) in found {
             qp.prefetch_data(w.part, w.n);
@@ -292,6 +297,7 @@ impl Shard {
         let mut qp = Box::new(Qp::new(spec, index, epoch, &self.env.shared));
         self.env.publish_word(&mut qp);
         let counters = qp.counters.clone();
+        self.qps.region.add(core::ptr::from_ref(&*qp).addr());
         self.qps.slots[slot] = Some(qp);
         counters
     }

@@ -122,7 +122,7 @@ impl Shard {
             .iter()
             .filter_map(|&(number, part, n)| Some(Wanted { slot: slot(number)?, part, n }))
             .collect();
-        self.qps.prefetch(&wanted, &self.env.wheel);
+        self.qps.prefetch(&wanted, &self.env);
     }
 
     /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.
@@ -165,7 +165,7 @@ impl Shard {
         if env.many {
             let due: arrayvec::ArrayVec<_, READY_BUDGET> =
                 due.iter().map(|&slot| Wanted { slot, part: Part::Timer, n: 1 }).collect();
-            qps.prefetch(&due, &env.wheel);
+            qps.prefetch(&due, env);
         }
         for &slot in &due {
             let Some(qp) = qps.get(slot) else { continue };
@@ -237,7 +237,7 @@ impl Shard {
         let n = QP_TX_BUDGET as u32;
         bells.drain(READY_BUDGET as u32, |slot| rung.push(Wanted { slot, part: Part::Send, n }));
         if self.env.many {
-            self.qps.prefetch(&rung, &self.env.wheel);
+            self.qps.prefetch(&rung, &self.env);
         }
         for Wanted { slot, .. } in rung {
             let Some(qp) = self.qps.get(slot) else { continue };
@@ -291,9 +291,10 @@ impl Shard {
     fn publish(&mut self) {
         while let Some(slot) = self.env.finished.pop() {
             if let Some(qp) = self.qps.get(slot) {
-                qp.in_finished = false;
-                qp.sq.0.release_to(qp.sq_done);
-                if qp.held.is_none() {
+                if core::mem::take(&mut qp.sends_finished) {
+                    qp.sq.0.release_to(qp.sq_done);
+                }
+                if core::mem::take(&mut qp.receives_finished) && qp.held.is_none() {
                     qp.rq.release(qp.responder.holds_receive());
                 }
             }

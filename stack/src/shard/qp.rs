@@ -20,7 +20,11 @@ use crate::wire::{Flow, Template, Transport, udp_source_port};
 
 use super::counters::QpCounters;
 use super::held::HeldReceives;
+#[cfg(not(loom))]
+use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
+#[cfg(not(loom))]
+use super::wheel::Wheel;
 use super::{LaneId, Shared};
 
 /// What a queue pair is made of; [`Shard::create_qp`](super::Shard::create_qp) takes it.
@@ -87,8 +91,10 @@ pub(super) struct Qp {
     pub in_ready: bool,
     /// In the list of queue pairs with answers to send.
     pub in_answers: bool,
-    /// In the list of queue pairs whose ring slots are freed at the end of the turn.
-    pub in_finished: bool,
+    /// In the list of queue pairs whose ring slots are freed at the end of the turn: of the send queue, of the receive
+    /// queue. One of both is not looked at for the other's sake.
+    pub sends_finished: bool,
+    pub receives_finished: bool,
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
     pub comm_est: bool,
@@ -161,6 +167,25 @@ const _: () = {
     assert!(offset_of!(Qp, responder) >= 256);
 };
 
+/// What a shard touches for a message of one packet among very many queue pairs: the hot state. Of each end, its lines of
+/// the queue pair, its counters' first line, its place in the table of slots, its number in the table of numbers, and at the
+/// sending end its timer and what is remembered of the request. The rings, which grow with their depth, are not counted:
+/// there it is a line for each index, and the request.
+#[cfg(not(loom))]
+const _: () = {
+    const LINE: usize = crate::sync::prefetch::LINE;
+    const FOUND: usize = size_of::<Option<Box<Qp>>>() + QpTable::ENTRY;
+    assert!(Part::Send.bytes() + LINE + FOUND + Wheel::ENTRY + Requester::REMEMBERED <= HOT_STATE_MAX);
+    assert!(Part::Request.bytes() + LINE + FOUND <= HOT_STATE_MAX);
+    assert!(
+        Part::Response.bytes() <= Part::Send.bytes(),
+        "a response touches nothing that its request did not"
+    );
+};
+/// Bytes of the hot state, at most.
+#[cfg(not(loom))]
+const HOT_STATE_MAX: usize = 512;
+
 /// What of a queue pair is about to be needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
@@ -174,17 +199,30 @@ pub(super) enum Part {
     Timer,
 }
 
+impl Part {
+    /// The lines of a queue pair that it is: from, and up to and not including.
+    #[inline]
+    const fn lines(self) -> [(usize, usize); 2] {
+        match self {
+            Self::Send => [(0, 6), (6, 6)],
+            Self::Response => [(0, 4), (4, 4)],
+            Self::Request => [(0, 2), (4, 8)],
+            Self::Timer => [(0, 1), (2, 4)],
+        }
+    }
+    /// Bytes of those lines.
+    #[cfg(not(loom))]
+    const fn bytes(self) -> usize {
+        let [first, second] = self.lines();
+        (first.1 - first.0 + second.1 - second.0) * prefetch::LINE
+    }
+}
+
 impl Qp {
     /// Asks for the queue pair's own lines.
     #[inline]
     pub fn prefetch(&self, part: Part) {
-        let own = match part {
-            Part::Send => [(0, 6), (6, 6)],
-            Part::Response => [(0, 4), (4, 4)],
-            Part::Request => [(0, 2), (4, 8)],
-            Part::Timer => [(0, 1), (2, 4)],
-        };
-        for (first, end) in own {
+        for (first, end) in part.lines() {
             prefetch::lines(self, first, end);
         }
     }
@@ -248,7 +286,8 @@ impl Qp {
             route: Route::Pending,
             in_ready: false,
             in_answers: false,
-            in_finished: false,
+            sends_finished: false,
+            receives_finished: false,
             watched: false,
             comm_est: false,
             ownerless,

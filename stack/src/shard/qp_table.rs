@@ -22,6 +22,10 @@ impl Default for QpTable {
 }
 
 impl QpTable {
+    /// Bytes of an entry.
+    #[cfg(not(loom))]
+    pub const ENTRY: usize = size_of::<(u32, u32)>();
+
     #[inline]
     fn home(&self, qpn: u32) -> usize {
         // Fibonacci hashing: the product's upper bits depend on all of the number.

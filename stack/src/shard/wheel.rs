@@ -28,19 +28,39 @@ const LEVELS: usize = 9;
 const MOVES_MAX: usize = 256;
 /// No entry.
 const NIL: u32 = u32::MAX;
+/// Bits of a place.
+const PLACE_LOG2: u32 = 10;
 /// Not in a list.
-const IDLE: u16 = u16::MAX;
+const IDLE: u16 = (1 << PLACE_LOG2) - 1;
 
 const _: () = assert!(LEVELS as u32 * DIGIT > u64::BITS - TICK_LOG2, "every instant has a place");
 
-/// One per id, a member of the circular list of its slot.
+/// One per id, a member of the circular list of its slot. Four lie on a cache line, and none on two.
 #[derive(Clone, Copy)]
+#[repr(align(16))]
 struct Entry {
-    tick: u64,
+    /// The tick, above the place: `level * SLOTS + slot`, or `IDLE`.
+    when: u64,
     next: u32,
     prev: u32,
-    /// `level * SLOTS + slot`, or `IDLE`.
-    place: u16,
+}
+
+const _: () = assert!(size_of::<Entry>() == 16);
+const _: () = assert!(LEVELS * SLOTS < IDLE as usize && TICK_LOG2 > PLACE_LOG2);
+
+impl Entry {
+    #[inline]
+    fn new(tick: u64, place: u16, next: u32, prev: u32) -> Self {
+        Self { when: tick << PLACE_LOG2 | u64::from(place), next, prev }
+    }
+    #[inline]
+    fn tick(&self) -> u64 {
+        self.when >> PLACE_LOG2
+    }
+    #[inline]
+    fn place(&self) -> u16 {
+        self.when as u16 & IDLE
+    }
 }
 
 /// A timing wheel for ids `0 .. reserved`, each with at most one deadline.
@@ -58,6 +78,9 @@ pub struct Wheel {
 }
 
 impl Wheel {
+    /// Bytes of what it keeps for an id.
+    pub const ENTRY: usize = size_of::<Entry>();
+
     /// An empty wheel at `now`, without ids.
     pub fn new(now: Instant) -> Self {
         Self {
@@ -73,7 +96,7 @@ impl Wheel {
     /// Makes room for ids below `ids`. Ids that there were stay.
     pub fn reserve(&mut self, ids: u32) {
         if self.entries.len() < ids as usize {
-            self.entries.resize(ids as usize, Entry { tick: 0, next: NIL, prev: NIL, place: IDLE });
+            self.entries.resize(ids as usize, Entry::new(0, IDLE, NIL, NIL));
         }
     }
 
@@ -90,7 +113,7 @@ impl Wheel {
     /// Whether `id` has a deadline.
     #[inline]
     pub fn is_scheduled(&self, id: u32) -> bool {
-        self.entries.get(id as usize).is_some_and(|entry| entry.place != IDLE)
+        self.entries.get(id as usize).is_some_and(|entry| entry.place() != IDLE)
     }
 
     /// Asks for the entry of `id`.
@@ -111,8 +134,8 @@ impl Wheel {
         // A position ahead of a clock that went back, too, is the past.
         let tick = round_up(at).max(self.tick);
         let entry = &self.entries[id as usize];
-        if entry.place != IDLE {
-            if entry.tick == tick {
+        if entry.place() != IDLE {
+            if entry.tick() == tick {
                 return;
             }
             self.unlink(id);
@@ -201,7 +224,7 @@ impl Wheel {
             }
             *moves += 1;
             let id = self.heads[head];
-            let tick = self.entries[id as usize].tick;
+            let tick = self.entries[id as usize].tick();
             self.unlink(id);
             self.link(id, tick);
         }
@@ -226,7 +249,7 @@ impl Wheel {
             self.entries[last as usize].next = id;
             (head, last)
         };
-        self.entries[id as usize] = Entry { tick, next, prev, place: place as u16 };
+        self.entries[id as usize] = Entry::new(tick, place as u16, next, prev);
         self.scheduled += 1;
     }
 
@@ -234,9 +257,10 @@ impl Wheel {
     #[inline]
     fn unlink(&mut self, id: u32) {
         step();
-        let Entry { next, prev, place, .. } = self.entries[id as usize];
-        let place = place as usize;
-        self.entries[id as usize].place = IDLE;
+        let entry = &mut self.entries[id as usize];
+        let Entry { next, prev, .. } = *entry;
+        let place = usize::from(entry.place());
+        *entry = Entry::new(0, IDLE, NIL, NIL);
         self.scheduled -= 1;
         if next == id {
             self.heads[place] = NIL;

@@ -1,4 +1,5 @@
-//! Doorbells: who of up to 2^17 objects has something to do, as a two-level atomic bitmap.
+//! Doorbells: who of up to 2^18 objects has something to do, as an atomic bitmap of two levels, or of three for more
+//! than 4096.
 //!
 //! Ringing twice is ringing once, so nothing overflows. Any thread rings; the shard's owner drains.
 //!
@@ -6,7 +7,7 @@
 //!
 //! A ringer publishes its work, then looks at its bit. If the bit is clear it sets it (release), and whoever
 //! makes a word of bits non-zero sets the word's summary bit afterwards (release). The drainer clears the
-//! summary bit first, then the bits (acquire), then looks for work; it sets the summary bit again where it left
+//! summary bits first, then the bits (acquire), then looks for work; it sets the summary bit again where it left
 //! something. So a bit is set only while its summary bit is set, or will be by a ringer on its way, or while the
 //! drainer is at that word.
 //!
@@ -16,26 +17,27 @@
 
 use super::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::mark::step;
+use arrayvec::ArrayVec;
 use crossbeam_utils::CachePadded;
 
 const WORD: u32 = u64::BITS;
 /// Words of a [`Line`].
 const LINE_WORDS: usize = 16;
+/// Words that share a fence.
+const TAKEN_MAX: usize = 64;
 /// As many words as the processor fetches together.
 type Line = CachePadded<[AtomicU64; LINE_WORDS]>;
 
 /// A set of doorbells, numbered from 0.
 pub struct Doorbells {
-    /// Bit `g`: one of the words of group `g` may be non-zero.
+    /// Bit `w`: word `w` may be non-zero; with `groups`, bit `g`: the word of group `g` may be.
     summary: CachePadded<AtomicU64>,
     /// Where the next drain starts, so that a small budget serves everybody. Only a hint.
     cursor: CachePadded<AtomicU32>,
     /// Whole cache lines: two sets have none in common.
     lines: Box<[Line]>,
-    /// Words in use.
-    words: u32,
-    /// Base-2 logarithm of the words in a group: 0 for up to 4096 doorbells.
-    group_log2: u32,
+    /// A word for each group of 64 words; bit `w`: word `w` of the group may be non-zero. Empty for one group.
+    groups: Box<[Line]>,
     len: u32,
 }
 
@@ -49,16 +51,16 @@ impl Doorbells {
     /// `n` doorbells, none rung.
     ///
     /// # Panics
-    /// If `n` is above 2^31.
+    /// If `n` is above 2^18.
     pub fn new(n: u32) -> Self {
-        assert!(n <= 1 << 31, "too many doorbells");
+        assert!(n <= WORD * WORD * WORD, "too many doorbells");
         let words = n.div_ceil(WORD);
+        let lines = |words: u32| (0..(words as usize).div_ceil(LINE_WORDS)).map(|_| line()).collect();
         Self {
             summary: CachePadded::new(AtomicU64::new(0)),
             cursor: CachePadded::new(AtomicU32::new(0)),
-            lines: (0..(words as usize).div_ceil(LINE_WORDS)).map(|_| line()).collect(),
-            words,
-            group_log2: words.div_ceil(WORD).next_power_of_two().trailing_zeros(),
+            lines: lines(words),
+            groups: lines(if words > WORD { words.div_ceil(WORD) } else { 0 }),
             len: n,
         }
     }
@@ -68,6 +70,11 @@ impl Doorbells {
         &self.lines[w as usize / LINE_WORDS][w as usize % LINE_WORDS]
     }
 
+    #[inline]
+    fn group(&self, g: u32) -> &AtomicU64 {
+        &self.groups[g as usize / LINE_WORDS][g as usize % LINE_WORDS]
+    }
+
     /// Where it is written to: addresses and lengths, in bytes.
     #[cfg(test)]
     pub(crate) fn written(&self) -> Vec<(usize, usize)> {
@@ -75,7 +82,12 @@ impl Doorbells {
             (core::ptr::from_ref(&self.summary) as usize, size_of_val(&self.summary)),
             (core::ptr::from_ref(&self.cursor) as usize, size_of_val(&self.cursor)),
         ];
-        all.extend(self.lines.iter().map(|line| (core::ptr::from_ref(line) as usize, size_of_val(line))));
+        all.extend(
+            self.lines
+                .iter()
+                .chain(&self.groups)
+                .map(|line| (core::ptr::from_ref(line) as usize, size_of_val(line))),
+        );
         all
     }
 
@@ -106,12 +118,18 @@ impl Doorbells {
                 return;
             }
         }
-        let before = word.fetch_or(bit, Ordering::Release);
-        let group = 1 << ((i / WORD) >> self.group_log2);
-        // Whoever made the word non-zero must set the summary. The others do it too where they see it clear,
-        // so that nobody waits for a thread that was preempted between the two steps.
-        if before == 0 || self.summary.load(Ordering::Relaxed) & group == 0 {
-            self.summary.fetch_or(group, Ordering::Release);
+        // Whoever made a word non-zero must set its bit a level above. The others do it too where they see it clear, so
+        // that nobody waits for a thread that was preempted between the two steps.
+        let mut fresh = word.fetch_or(bit, Ordering::Release) == 0;
+        let mut at = i / WORD;
+        if !self.groups.is_empty() {
+            let (group, bit) = (self.group(at / WORD), 1 << (at % WORD));
+            let set = fresh || group.load(Ordering::Relaxed) & bit == 0;
+            fresh = set && group.fetch_or(bit, Ordering::Release) == 0;
+            at /= WORD;
+        }
+        if fresh || self.summary.load(Ordering::Relaxed) >> at & 1 == 0 {
+            self.summary.fetch_or(1 << at, Ordering::Release);
         }
     }
 
@@ -131,11 +149,13 @@ impl Doorbells {
             return 0;
         }
         let from = self.cursor.load(Ordering::Relaxed);
+        let mut taken = Taken::new();
         let mut left = max;
-        let mut stopped = self.sweep(from, self.len, &mut left, &mut each);
+        let mut stopped = self.sweep(from, self.len, &mut left, &mut taken, &mut each);
         if stopped.is_none() && from > 0 {
-            stopped = self.sweep(0, from, &mut left, &mut each);
+            stopped = self.sweep(0, from, &mut left, &mut taken, &mut each);
         }
+        report(&mut taken, &mut each);
         let next = stopped.unwrap_or(0);
         if next != from {
             self.cursor.store(next, Ordering::Relaxed);
@@ -143,59 +163,109 @@ impl Doorbells {
         max - left
     }
 
-    /// Drains the doorbells `lo .. hi`. Returns the number after the last one reported when `left` ran out.
-    fn sweep(&self, lo: u32, hi: u32, left: &mut u32, each: &mut impl FnMut(u32)) -> Option<u32> {
-        let mut groups = self.summary.load(Ordering::Relaxed);
-        groups &= u64::MAX.checked_shl((lo / WORD) >> self.group_log2).unwrap_or(0);
-        while groups != 0 {
-            let g = groups.trailing_zeros();
-            let group = 1u64 << g;
-            groups &= !group;
-            if g << self.group_log2 >= hi.div_ceil(WORD) {
-                break;
+    /// Clears the doorbells `lo .. hi` into `taken`. Returns the number after the last one when `left` ran out.
+    fn sweep(
+        &self,
+        lo: u32,
+        hi: u32,
+        left: &mut u32,
+        taken: &mut Taken,
+        each: &mut impl FnMut(u32),
+    ) -> Option<u32> {
+        let mut last = 0;
+        let mut take = |w: u32| {
+            if taken.is_full() {
+                report(taken, each);
             }
-            // Acquire: with the summary bit come the bits that it stands for.
-            if self.summary.fetch_and(!group, Ordering::AcqRel) & group == 0 {
-                continue;
-            }
-            let first = g << self.group_log2;
-            let end = (first + (1 << self.group_log2)).min(self.words);
-            let mut remains = false;
-            let mut last = None;
-            for w in first..end {
-                step();
-                let word = self.word(w);
-                let rung = word.load(Ordering::Relaxed);
-                if rung == 0 {
-                    continue;
-                }
-                let take = lowest(rung & range_mask(w, lo, hi), *left);
-                if take == 0 {
-                    remains = true;
-                    continue;
-                }
-                let before = word.fetch_and(!take, Ordering::AcqRel);
-                remains |= before & !take != 0;
-                // Pairs with the fence in `ring`: cleared before the caller looks for work.
-                fence(Ordering::SeqCst);
-                let mut bits = before & take;
+            let (bits, remain) = self.take(w, range_mask(w, lo, hi), *left);
+            if bits != 0 {
                 *left -= bits.count_ones();
-                while bits != 0 {
-                    let i = w * WORD + bits.trailing_zeros();
-                    bits &= bits - 1;
-                    last = Some(i + 1);
-                    each(i);
-                }
+                last = (w + 1) * WORD - bits.leading_zeros();
+                taken.push((w, bits));
             }
-            if remains {
-                self.summary.fetch_or(group, Ordering::Release);
-            }
-            if *left == 0 {
-                return Some(last.map_or(0, |i| if i >= self.len { 0 } else { i }));
-            }
+            (*left > 0, remain)
+        };
+        let (first, end) = (lo / WORD, hi.div_ceil(WORD));
+        if self.groups.is_empty() {
+            visit(&self.summary, (first, end), 0, take);
+        } else {
+            let groups = (first / WORD, end.div_ceil(WORD));
+            visit(&self.summary, groups, 0, |g| visit(self.group(g), (first, end), g, &mut take));
         }
-        None
+        (*left == 0).then_some(if last >= self.len { 0 } else { last })
     }
+
+    /// Clears up to `max` bits of word `w`, of those in `of`: which ones, and whether others remain.
+    #[inline]
+    fn take(&self, w: u32, of: u64, max: u32) -> (u64, bool) {
+        step();
+        let word = self.word(w);
+        let rung = word.load(Ordering::Relaxed);
+        let take = lowest(rung & of, max);
+        if take == 0 {
+            return (0, rung != 0);
+        }
+        let before = word.fetch_and(!take, Ordering::AcqRel);
+        (before & take, before & !take != 0)
+    }
+}
+
+/// Clears the bits of word `n` of a level that stand for `first .. end` a level below, and calls `each` for them: whether to
+/// go on, and whether the bit has to be set again. The bits of those that were not called are set again, too. Returns
+/// whether to go on, and whether bits are set.
+#[inline]
+fn visit(
+    word: &AtomicU64,
+    (first, end): (u32, u32),
+    n: u32,
+    mut each: impl FnMut(u32) -> (bool, bool),
+) -> (bool, bool) {
+    let base = n * WORD;
+    let of = below(end.saturating_sub(base)) & !below(first.saturating_sub(base));
+    if word.load(Ordering::Relaxed) & of == 0 {
+        return (true, word.load(Ordering::Relaxed) != 0);
+    }
+    // Acquire: with the bits comes what they stand for.
+    let before = word.fetch_and(!of, Ordering::AcqRel);
+    let (mut bits, mut again) = (before & of, 0);
+    let mut on = true;
+    while on && bits != 0 {
+        let at = bits.trailing_zeros();
+        bits &= bits - 1;
+        let (more, remain) = each(base + at);
+        on = more;
+        again |= u64::from(remain) << at;
+    }
+    if bits | again != 0 {
+        word.fetch_or(bits | again, Ordering::Release);
+    }
+    (on, before & !of != 0 || bits | again != 0)
+}
+
+/// Words with the bits of theirs that were cleared and are not reported yet.
+type Taken = ArrayVec<(u32, u64), TAKEN_MAX>;
+
+/// Reports the doorbells that were cleared: one fence for all of them.
+#[inline]
+fn report(taken: &mut Taken, each: &mut impl FnMut(u32)) {
+    if taken.is_empty() {
+        return;
+    }
+    // Pairs with the fence in `ring`: cleared before the caller looks for work.
+    fence(Ordering::SeqCst);
+    for (w, mut bits) in taken.drain(..) {
+        while bits != 0 {
+            let i = w * WORD + bits.trailing_zeros();
+            bits &= bits - 1;
+            each(i);
+        }
+    }
+}
+
+/// The lowest `n` bits.
+#[inline]
+fn below(n: u32) -> u64 {
+    if n >= WORD { u64::MAX } else { (1 << n) - 1 }
 }
 
 fn line() -> Line {
@@ -219,11 +289,7 @@ fn lowest(bits: u64, n: u32) -> u64 {
 #[inline]
 fn range_mask(w: u32, lo: u32, hi: u32) -> u64 {
     let base = w * WORD;
-    let below = |n: u32| match n.saturating_sub(base) {
-        n if n >= WORD => u64::MAX,
-        n => (1u64 << n) - 1,
-    };
-    below(hi) & !below(lo)
+    below(hi.saturating_sub(base)) & !below(lo.saturating_sub(base))
 }
 
 #[cfg(all(test, not(loom)))]
