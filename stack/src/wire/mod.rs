@@ -8,8 +8,10 @@
 //! [`Layout::packet`] hands out the fields. Transmit: [`Template::begin`] writes the headers, the caller
 //! copies the payload to the offset it returns, [`Template::seal`] pads, computes the ICRC and finishes.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod clmul;
 mod discard;
 mod flow;
 mod headers;
