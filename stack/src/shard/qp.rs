@@ -89,6 +89,7 @@ pub(super) struct Qp {
     pub in_answers: bool,
     /// In the list of queue pairs whose ring slots are freed at the end of the turn.
     pub in_finished: bool,
+    pub in_answered: bool,
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
     pub comm_est: bool,
@@ -249,6 +250,7 @@ impl Qp {
             in_ready: false,
             in_answers: false,
             in_finished: false,
+            in_answered: false,
             watched: false,
             comm_est: false,
             ownerless,

@@ -13,15 +13,15 @@
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_extract_epi32, _mm_set_epi64x, _mm_xor_si128,
+    __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_extract_epi32, _mm_loadu_si128, _mm_setzero_si128,
+    _mm_xor_si128,
 };
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::icrc::{MASK_LEN, MASK_V4, MASK_V6};
 
 /// Blocks that the longest packet has.
 const BLOCKS_MAX: usize = 16;
-/// Bytes of the longest packet, from the IP header to the ICRC.
-pub(super) const LEN_MAX: usize = BLOCKS_MAX * BLOCK;
 /// Bytes before the IP header that are looked at, to begin with a whole block. An Ethernet header has more.
 pub(super) const BEFORE: usize = 12;
 const BLOCK: usize = 16;
@@ -118,70 +118,96 @@ const fn masks<const N: usize>(mask: &[u8; MASK_LEN]) -> [[Mask; N]; 4] {
 static MASKS_V4: [[Mask; MASKED_V4]; 4] = masks(&MASK_V4);
 static MASKS_V6: [[Mask; MASKED_V6]; 4] = masks(&MASK_V6);
 
-/// Whether [`register`] can be asked: the processor multiplies so.
-#[inline]
-pub(super) fn available() -> bool {
-    std::arch::is_x86_feature_detected!("pclmulqdq") && std::arch::is_x86_feature_detected!("avx")
+/// Whether the processor multiplies so: 0 for not asked yet, else [`NO`] or [`YES`].
+static AVAILABLE: AtomicU8 = AtomicU8::new(0);
+const NO: u8 = 1;
+const YES: u8 = 2;
+
+#[inline(always)]
+fn available() -> bool {
+    match AVAILABLE.load(Ordering::Relaxed) {
+        0 => ask(),
+        known => known == YES,
+    }
 }
 
-/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`; `None` for what is
-/// too long, no multiple of four bytes, too short for an IP header, or has fewer than [`BEFORE`] bytes before it.
-///
-/// The caller has asked whether it is [`available`].
+#[cold]
+fn ask() -> bool {
+    let yes = std::arch::is_x86_feature_detected!("pclmulqdq") && std::arch::is_x86_feature_detected!("avx");
+    AVAILABLE.store(if yes { YES } else { NO }, Ordering::Relaxed);
+    yes
+}
+
+/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `None` where another
+/// function has to do it: the packet is too long, too short or no multiple of four bytes, there are fewer than [`BEFORE`]
+/// bytes before it, or the processor cannot multiply so.
 #[inline(always)]
 pub(super) fn register(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
-    let len = end.checked_sub(l3).filter(|len| len.is_multiple_of(4))?;
-    let first = l3.checked_sub((BLOCK - len % BLOCK) % BLOCK)?;
-    let (blocks, _) = frame.get(first..end)?.as_chunks();
-    if !available() || blocks.len() > BLOCKS_MAX || blocks.len() < if ipv6 { MASKED_V6 - 1 } else { MASKED_V4 } {
+    let len = end.wrapping_sub(l3);
+    let first = l3.wrapping_sub(len.wrapping_neg() % BLOCK);
+    if l3 < BEFORE || !len.is_multiple_of(4) || len > BLOCKS_MAX * BLOCK || !available() {
         return None;
     }
+    let (blocks, _) = frame.get(first..end)?.as_chunks();
     let row = len / 4 % 4;
-    // SAFETY: the processor has what the function is compiled for: asked just above.
-    Some(unsafe {
+    // SAFETY: the processor has what the functions are compiled for: asked just above.
+    unsafe {
         match ipv6 {
             false => sum(blocks, &MASKS_V4[row]),
             true => sum(blocks, &MASKS_V6[row]),
         }
-    })
+    }
+}
+
+#[inline]
+#[target_feature(enable = "pclmulqdq,avx")]
+fn load(block: &[u8; BLOCK]) -> __m128i {
+    // SAFETY: the sixteen bytes are there, and the load asks for no alignment.
+    unsafe { _mm_loadu_si128(block.as_ptr().cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "pclmulqdq,avx")]
 fn pair(words: &[u64; 2]) -> __m128i {
-    _mm_set_epi64x(words[1] as i64, words[0] as i64)
+    // SAFETY: as above.
+    unsafe { _mm_loadu_si128(words.as_ptr().cast()) }
 }
 
-/// The register after `blocks`, of which the first `N` are masked. At most [`BLOCKS_MAX`] count.
 #[inline]
 #[target_feature(enable = "pclmulqdq,avx")]
-fn sum<const N: usize>(blocks: &[[u8; BLOCK]], masks: &[Mask; N]) -> u32 {
-    let load = |block: &[u8; BLOCK]| {
-        let word = u128::from_le_bytes(*block);
-        pair(&[word as u64, (word >> 64) as u64])
-    };
-    let keys = &KEYS[BLOCKS_MAX - blocks.len().min(BLOCKS_MAX)..];
-    let product = |block: __m128i, key: &[u64; 2]| {
-        let key = pair(key);
-        _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(block, key), _mm_clmulepi64_si128::<0x11>(block, key))
-    };
-    let mut sum = pair(&[0; 2]);
-    for ((block, key), mask) in blocks.iter().zip(keys).zip(masks) {
-        let block = _mm_xor_si128(_mm_and_si128(load(block), pair(&mask.keep)), pair(&mask.flip));
-        sum = _mm_xor_si128(sum, product(block, key));
+fn product(block: __m128i, key: &[u64; 2]) -> __m128i {
+    let key = pair(key);
+    _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(block, key), _mm_clmulepi64_si128::<0x11>(block, key))
+}
+
+/// The register after `blocks`, of which the first `N` are masked; `None` for fewer, or more than [`BLOCKS_MAX`].
+#[target_feature(enable = "pclmulqdq,avx")]
+fn sum<const N: usize>(blocks: &[[u8; BLOCK]], masks: &[Mask; N]) -> Option<u32> {
+    let keys = KEYS.get(BLOCKS_MAX.wrapping_sub(blocks.len())..)?;
+    let ((head, tail), (head_keys, tail_keys)) =
+        (blocks.split_first_chunk::<N>()?, keys.split_first_chunk()?);
+    let mut sum = _mm_setzero_si128();
+    for i in 0..N {
+        let mask: &Mask = &masks[i];
+        let block = _mm_xor_si128(_mm_and_si128(load(&head[i]), pair(&mask.keep)), pair(&mask.flip));
+        let key: &[[u64; 2]; N] = head_keys;
+        sum = _mm_xor_si128(sum, product(block, &key[i]));
     }
-    for (block, key) in blocks.iter().zip(keys).skip(N) {
+    for (block, key) in tail.iter().zip(tail_keys) {
         sum = _mm_xor_si128(sum, product(load(block), key));
     }
     let barrett = pair(&BARRETT);
     let quotient = _mm_clmulepi64_si128::<0x00>(sum, barrett);
     let multiple = _mm_clmulepi64_si128::<0x10>(quotient, barrett);
-    _mm_extract_epi32::<2>(_mm_xor_si128(sum, multiple)) as u32
+    Some(_mm_extract_epi32::<2>(_mm_xor_si128(sum, multiple)) as u32)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bytes of the longest packet.
+    const LEN_MAX: usize = BLOCKS_MAX * BLOCK;
 
     /// The slow way: bit by bit, over a copy with ones in it.
     fn slow(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
@@ -212,7 +238,7 @@ mod tests {
         let mut compared = 0;
         for (l3, ipv6) in [(14, false), (14, true), (18, false), (18, true), (BEFORE, false)] {
             for len in 0..300 {
-                let min = if ipv6 { 64 } else { 44 };
+                let min = if ipv6 { 68 } else { 36 };
                 match register(&frame, l3, l3 + len, ipv6) {
                     Some(crc) => assert_eq!(crc, slow(&frame, l3, l3 + len, ipv6), "{l3} {len} {ipv6}"),
                     None => assert!(len % 4 != 0 || !(min..=LEN_MAX).contains(&len), "{l3} {len} {ipv6}"),
@@ -220,7 +246,7 @@ mod tests {
                 compared += u32::from(len % 4 == 0 && (min..=LEN_MAX).contains(&len));
             }
         }
-        assert_eq!(compared, 3 * 54 + 2 * 49);
+        assert_eq!(compared, 3 * 56 + 2 * 48);
         assert_eq!(register(&frame, 2, 2 + 60, false), None, "there are not so many bytes before it");
         assert_eq!(register(&frame, 300, 300 + 108, false), None, "the frame ends before");
     }
