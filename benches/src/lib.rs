@@ -15,6 +15,7 @@ use stack::net::{Net, NetConfig};
 use stack::port::{Port, pair};
 use stack::proto::attr::{AhAttr, GlobalRoute, QpAttr, QpCap};
 use stack::proto::state::required;
+use stack::proto::status::WcStatus;
 use stack::proto::status::{SendFlags, WrOpcode};
 use stack::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, put_sges, recv_stride, send_stride};
 use stack::shard::{QpSpec, Shard, Shared, SharedConfig};
@@ -188,8 +189,8 @@ impl Link {
                 posted += self.a.post(opcode, len, remote, batch);
             }
             self.turn();
-            self.b.cq.poll_with(64, |c| assert_eq!(c.status, 0, "receive completion"));
-            self.a.cq.poll_with(64, |c| assert_eq!(c.status, 0, "send completion"));
+            self.b.cq.poll_with(64, |c| assert_eq!(c.status, WcStatus::Success, "receive completion"));
+            self.a.cq.poll_with(64, |c| assert_eq!(c.status, WcStatus::Success, "send completion"));
         }
     }
 }
@@ -216,7 +217,7 @@ impl Link {
             self.a.shard.poll_once(now);
             self.b.shard.poll_once(now);
             let mut received = 0;
-            self.b.cq.poll_with(1, |c| received += u32::from(c.status == 0));
+            self.b.cq.poll_with(1, |c| received += u32::from(c.status == WcStatus::Success));
             assert_eq!(received, 1, "{}", self.counters());
             self.a.shard.poll_once(now);
             self.a.cq.poll_with(1, |_| ());

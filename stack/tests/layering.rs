@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
 
-/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the frame, DPDK, the copies, memory registration, epoll in a test, the bindings.
+/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the frame, DPDK, the copies, the short CRC, memory registration, epoll in a test, the bindings.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",
     "stack/src/sync/spsc.rs",
@@ -34,6 +34,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/port/frame.rs",
     "stack/src/port/dpdk/",
     "stack/src/shard/copy.rs",
+    "stack/src/wire/clmul.rs",
     "verbs/src/mr.rs",
     "verbs/tests/epoll.rs",
 ];

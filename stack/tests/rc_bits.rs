@@ -1,5 +1,6 @@
 //! Bits of a packet that must not matter to a reliable connection.
 
+use stack::proto::status::WcStatus;
 use stack::sim::peer::{Rig, bth_of, pkt, reseal};
 use stack::wire::Opcode as O;
 
@@ -16,7 +17,10 @@ fn makes_no_difference(byte: usize, bits: u8) {
         assert!(said.len() == 1 && said[0].is_ack(psn), "{said:?}");
     }
     let cqes = rig.cqes();
-    assert!(cqes.len() == 3 && cqes.iter().all(|c| c.status == 0 && c.byte_len == 4), "{cqes:?}");
+    assert!(
+        cqes.len() == 3 && cqes.iter().all(|c| c.status == WcStatus::Success && c.byte_len == 4),
+        "{cqes:?}"
+    );
     assert_eq!(rig.received(2, 4), b"bits");
     assert_eq!(rig.node.counters().drops(), 0);
 }

@@ -128,7 +128,7 @@ fn r46_send_with_invalidate_of_a_window() {
     acknowledged(&mut rig, &write(va, key, E));
     acknowledged(&mut rig, &pkt(O::RC_SEND_ONLY_INV, E + 1).a().inv(key).len(4));
     let cqe = rig.cqes()[0];
-    assert_eq!((u32::from(cqe.flags), cqe.imm), (WcFlags::WITH_INV.bits(), key));
+    assert_eq!((cqe.flags.bits(), cqe.imm), (WcFlags::WITH_INV.bits(), key));
     refused(&mut rig, &write(va, key, E + 2), E + 2, RemoteAccessError);
 }
 
@@ -277,7 +277,7 @@ fn r58_type_1_window() {
         let wr = bind(key, region, va + 1024, 1024, Access::REMOTE_WRITE);
         assert!(rig.post(&wr).is_empty());
         let cqe = rig.cqes()[0];
-        assert_eq!((cqe.opcode, cqe.byte_len), (WcOpcode::BindMw as u8, 0));
+        assert_eq!((cqe.opcode, cqe.byte_len), (WcOpcode::BindMw, 0));
         let p = write(va.wrapping_add(offset), key, E);
         if good {
             acknowledged(&mut rig, &p);
@@ -366,7 +366,7 @@ fn r60_fast_registration() {
     let variant = key & !0xff | 0x5a;
     let wr = reg_mr(&rig, mr, variant, 64, all);
     rig.post(&wr);
-    assert_eq!(rig.cqes()[0].opcode, WcOpcode::RegMr as u8);
+    assert_eq!(rig.cqes()[0].opcode, WcOpcode::RegMr);
     acknowledged(&mut rig, &write(va, variant, E));
     assert_eq!(rig.node.mr(mr).read(0, 8), b"new data");
     succeeds(&mut rig, &local_inv(variant));
@@ -603,10 +603,10 @@ fn atomic_write_and_flush_are_sent_and_answered() {
     assert!(said[0].payload.is_empty() && said[0].opcode == O::RC_FLUSH);
     rig.send_all(&[empty(E), empty(E + 1), empty(E + 2)]);
     let opcode = |c: &stack::proto::wqe::Cqe| (c.wr_id, c.status, c.opcode);
-    let (store, flush) = (WcOpcode::AtomicWrite as u8, WcOpcode::Flush as u8);
+    let (ok, store, flush) = (WcStatus::Success, WcOpcode::AtomicWrite, WcOpcode::Flush);
     assert_eq!(
         rig.cqes().iter().map(opcode).collect::<Vec<_>>(),
-        [(1, 0, store), (2, 0, store), (3, 0, flush)]
+        [(1, ok, store), (2, ok, store), (3, ok, flush)]
     );
 }
 

@@ -601,8 +601,8 @@ fn q37_read_of_nothing() {
     assert_eq!(rig.post(&wr)[0].ext, Ext::Reth(Reth { va: 0, rkey: 0, len: 0 }));
     rig.send(&response(O::RC_READ_RESPONSE_ONLY, 0x100, 0));
     let cqes = rig.cqes();
-    assert_eq!((cqes.len(), cqes[0].status, cqes[0].byte_len), (1, Success as u8, 0));
-    assert_eq!(cqes[0].opcode, WcOpcode::RdmaRead as u8);
+    assert_eq!((cqes.len(), cqes[0].status, cqes[0].byte_len), (1, Success, 0));
+    assert_eq!(cqes[0].opcode, WcOpcode::RdmaRead);
     assert_eq!(psns(&rig.post(&rig.wr(2, Send, 1))), [0x101], "it took one PSN");
 }
 
@@ -814,8 +814,7 @@ fn q63_error_stops_everything() {
     rig.send(&ack_with(0x100, 0x20 | 20, 0));
     rig.node.modify_state(rig.now, rig.qp, QpState::Err).unwrap();
     assert!(rig.wait(Duration::from_secs(2)).is_empty());
-    let flushed: Vec<_> =
-        rig.cqes().iter().filter(|c| c.opcode == WcOpcode::Send as u8).map(|c| c.wr_id).collect();
+    let flushed: Vec<_> = rig.cqes().iter().filter(|c| c.opcode == WcOpcode::Send).map(|c| c.wr_id).collect();
     assert_eq!(flushed, [1, 2]);
     // While a READ is active.
     let mut rig = self::rig();

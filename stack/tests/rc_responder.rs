@@ -529,7 +529,7 @@ fn r41_write_with_immediate_without_receive() {
     rig.post_recv_of(3, &[]);
     assert!(rig.send(&last)[0].is_ack(E + 2));
     let cqe = rig.cqes()[0];
-    assert_eq!((cqe.wr_id, cqe.byte_len, cqe.opcode), (3, 2100, WcOpcode::RecvRdmaWithImm as u8));
+    assert_eq!((cqe.wr_id, cqe.byte_len, cqe.opcode), (3, 2100, WcOpcode::RecvRdmaWithImm));
     assert_eq!(rig.node.mr(rig.mr).read(2048, 3), [0, 1, 2]);
 }
 
@@ -544,8 +544,8 @@ fn r42_r43_write_with_immediate() {
     let cqes = rig.cqes();
     assert_eq!(cqes.len(), 2);
     for (cqe, len) in cqes.iter().zip([4, 0]) {
-        assert_eq!((cqe.opcode, cqe.byte_len), (WcOpcode::RecvRdmaWithImm as u8, len));
-        assert_eq!(u32::from(cqe.flags), WcFlags::WITH_IMM.bits());
+        assert_eq!((cqe.opcode, cqe.byte_len), (WcOpcode::RecvRdmaWithImm, len));
+        assert_eq!(cqe.flags.bits(), WcFlags::WITH_IMM.bits());
         assert_eq!(cqe.imm.to_ne_bytes(), [0xde, 0xad, 0xbe, 0xef]);
     }
 }
@@ -586,7 +586,7 @@ fn r46_send_with_invalidate() {
     assert!(rig.send(&write(E))[0].is_ack(E));
     assert!(rig.send(&pkt(O::RC_SEND_ONLY_INV, E + 1).a().inv(key).len(4))[0].is_ack(E + 1));
     let cqe = rig.cqes()[0];
-    assert_eq!((u32::from(cqe.flags), cqe.imm), (WcFlags::WITH_INV.bits(), key));
+    assert_eq!((cqe.flags.bits(), cqe.imm), (WcFlags::WITH_INV.bits(), key));
     refused(&mut rig, &write(E + 2), E + 2, RemoteAccessError);
 }
 

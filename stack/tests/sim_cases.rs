@@ -416,7 +416,7 @@ fn r54_atomics_of_two_queue_pairs() {
                 left[i] -= 1;
             }
             for cqe in world.nodes[*node].poll_cq(cqs[*node], 64) {
-                assert_eq!(cqe.status, 0);
+                assert_eq!(cqe.status, WcStatus::Success);
                 done[i] += 1;
             }
         }

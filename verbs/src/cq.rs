@@ -203,11 +203,7 @@ pub(crate) fn fill(
     // One look, in a loop, so that it is here once and everything that it does is inlined.
     let mut next = Next::Turn;
     loop {
-        let mut n = 0;
-        core.poll_with(tap, max, |cqe| {
-            each(cqe);
-            n += 1;
-        });
+        let n = core.poll_with(tap, max, &mut each);
         if n > 0 || max == 0 {
             return Ok(n);
         }

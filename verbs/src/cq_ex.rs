@@ -171,12 +171,12 @@ impl<'a> CqExPoll<'a> {
     /// The queue pair.
     #[doc(alias = "ibv_wc_read_qp_num")]
     pub fn read_qp_num(&self) -> Qpn {
-        Qpn::new(self.cqe.qpn)
+        self.cqe.qpn
     }
     /// The sender's queue pair of a datagram.
     #[doc(alias = "ibv_wc_read_src_qp")]
     pub fn read_src_qp(&self) -> Qpn {
-        Qpn::new(self.cqe.src_qp)
+        self.cqe.src_qp
     }
     /// What else is valid.
     #[doc(alias = "ibv_wc_read_wc_flags")]

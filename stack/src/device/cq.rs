@@ -126,23 +126,23 @@ impl CqCore {
         lock(&self.tap)
     }
 
-    /// Hands up to `max` completions to `each`, skipping those of queue pairs that were reset or destroyed since.
+    /// Hands up to `max` completions to `each`, skipping those of queue pairs that were reset or destroyed since. How many
+    /// there were.
     #[inline]
-    pub fn poll_with(&self, tap: &mut CqTap, max: usize, mut each: impl FnMut(&Cqe)) {
+    pub fn poll_with(&self, tap: &mut CqTap, max: usize, mut each: impl FnMut(&Cqe)) -> usize {
         let words = self.device.words();
-        let mut room = max;
-        while room > 0 {
-            let mut given = 0;
-            let taken = tap.0.poll_with(room, |cqe| {
+        let mut given = 0;
+        loop {
+            let before = given;
+            let taken = tap.0.poll_with(max - before, |cqe| {
                 if words.load(cqe.qp_index).epoch() == cqe.epoch {
                     each(cqe);
                     given += 1;
                 }
             });
-            room -= given;
             // Only what was skipped is made up for.
-            if taken == given {
-                return;
+            if taken == given - before {
+                return given;
             }
         }
     }

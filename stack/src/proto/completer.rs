@@ -7,7 +7,7 @@
 
 use super::requester::{RequestKind, Requester, SendRing};
 use super::status::WcStatus;
-use super::tables::{NakCode, Syndrome, rnr_delay};
+use super::tables::{NakCode, Syndrome, credits, rnr_delay};
 use super::wqe::SendWqe;
 use crate::id::Psn;
 use crate::mark::{Mark, hit};
@@ -67,20 +67,8 @@ impl Requester {
         sq: &impl SendRing,
     ) -> Result<Response, Discard> {
         let psn = pkt.psn;
-        if psn.diff(self.next) >= 0 {
-            return Err(Discard::GhostAck);
-        }
-        if psn.diff(self.una) < 0 {
-            // The newest acknowledgement again may still carry newer credits.
-            if pkt.row.kind == Kind::Ack && psn == self.una.sub(1) {
-                let aeth = pkt.aeth();
-                if let Syndrome::Ack { credits } = Syndrome::decode(aeth.syndrome) {
-                    hit(Mark::CreditsAgain);
-                    self.grant(Psn::new(aeth.msn), credits);
-                }
-            }
-            hit(Mark::GhostAck);
-            return Err(Discard::GhostAck);
+        if psn.diff(self.next) >= 0 || psn.diff(self.una) < 0 {
+            return Err(self.handle_ghost(psn, (pkt.row.kind == Kind::Ack).then(|| pkt.aeth())));
         }
         match pkt.row.kind {
             Kind::Ack => self.handle_ack(now, psn, pkt.aeth()),
@@ -88,6 +76,24 @@ impl Requester {
             Kind::AtomicAck => self.handle_atomic_ack(now, pkt),
             _ => Err(Discard::UnexpectedResponse),
         }
+    }
+
+    /// A response that answers nothing outstanding; `ack` is what it says if it is an acknowledgement.
+    #[cold]
+    fn handle_ghost(&mut self, psn: Psn, ack: Option<Aeth>) -> Discard {
+        if psn.diff(self.next) >= 0 {
+            return Discard::GhostAck;
+        }
+        // The newest acknowledgement again may still carry newer credits.
+        if let Some(aeth) = ack
+            && psn == self.una.sub(1)
+            && Syndrome::is_ack(aeth.syndrome)
+        {
+            hit(Mark::CreditsAgain);
+            self.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
+        }
+        hit(Mark::GhostAck);
+        Discard::GhostAck
     }
 
     /// The data of the last `Place` or `PlaceAtomic` is written: the response counts.
@@ -126,12 +132,19 @@ impl Requester {
         self.go_back(now, RetryCause::Timeout)
     }
 
+    #[inline(always)]
     fn handle_ack(&mut self, now: Instant, psn: Psn, aeth: Aeth) -> Result<Response, Discard> {
+        if Syndrome::is_ack(aeth.syndrome) {
+            self.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
+            return Ok(self.acknowledge(now, psn));
+        }
+        self.handle_nak(now, psn, aeth)
+    }
+
+    #[cold]
+    fn handle_nak(&mut self, now: Instant, psn: Psn, aeth: Aeth) -> Result<Response, Discard> {
         match Syndrome::decode(aeth.syndrome) {
-            Syndrome::Ack { credits } => {
-                self.grant(Psn::new(aeth.msn), credits);
-                Ok(self.acknowledge(now, psn))
-            }
+            Syndrome::Ack { .. } => Ok(self.acknowledge(now, psn)),
             Syndrome::RnrNak { .. } | Syndrome::Nak(NakCode::PsnSequenceError) if self.rnr_wait => {
                 // Packets behind the refused one: soft-RoCE answers them with a sequence NAK of its own.
                 hit(Mark::NakInRnrWait);
@@ -191,9 +204,7 @@ impl Requester {
         if e.kind != RequestKind::Read {
             return Ok(self.handle_placed(now, *pkt, e.kind));
         }
-        if pkt.row.position != Position::Middle
-            && !matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. })
-        {
+        if pkt.row.position != Position::Middle && !Syndrome::is_ack(pkt.aeth().syndrome) {
             return Ok(Response::Failed(WcStatus::BadRespErr));
         }
         let length = SendWqe::of(sq.slot(self.head)).length;
@@ -213,7 +224,7 @@ impl Requester {
     fn handle_placed(&mut self, now: Instant, pkt: Packet<'_>, kind: RequestKind) -> Response {
         let good = kind == RequestKind::Placement
             && pkt.row.position == Position::Only
-            && matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. });
+            && Syndrome::is_ack(pkt.aeth().syndrome);
         if !good {
             return Response::Failed(WcStatus::BadRespErr);
         }
@@ -230,9 +241,7 @@ impl Requester {
         if let Some(r) = self.reach(now, pkt.psn) {
             return Ok(r);
         }
-        if self.entry(self.head).kind != RequestKind::Atomic
-            || !matches!(Syndrome::decode(pkt.aeth().syndrome), Syndrome::Ack { .. })
-        {
+        if self.entry(self.head).kind != RequestKind::Atomic || !Syndrome::is_ack(pkt.aeth().syndrome) {
             return Ok(Response::Failed(WcStatus::BadRespErr));
         }
         Ok(Response::PlaceAtomic { seq: self.head, original: pkt.atomic_ack() })
@@ -334,13 +343,13 @@ impl Requester {
     #[inline(always)]
     fn grant_by(&mut self, pkt: &Packet<'_>) {
         let aeth = pkt.aeth();
-        if let Syndrome::Ack { credits } = Syndrome::decode(aeth.syndrome) {
-            self.grant(Psn::new(aeth.msn), credits);
+        if Syndrome::is_ack(aeth.syndrome) {
+            self.grant(Psn::new(aeth.msn), credits(aeth.syndrome));
         }
     }
 
     /// Credits of an acknowledgement (IBA 9.7.7.2). Once unlimited, always unlimited.
-    #[inline]
+    #[inline(always)]
     fn grant(&mut self, msn: Psn, credits: Option<u32>) {
         match credits {
             None => self.unlimited = true,

@@ -297,8 +297,9 @@ impl Responder {
     }
 
     /// Whether a request packet with this number would be a new one, and not a duplicate or one after a gap.
+    #[inline(always)]
     pub fn expects(&self, psn: Psn) -> bool {
-        self.fatal.is_none() && psn == self.epsn
+        psn == self.epsn && self.fatal.is_none()
     }
 
     /// Whether a message has begun and not ended.
@@ -330,7 +331,7 @@ impl Responder {
 
     /// Checks a request packet. `Err(Ok(fault))`: refused, answered by [`Responder::refuse`];
     /// `Err(Err(discard))`: dropped without an answer.
-    #[inline(always)]
+    #[inline]
     pub fn handle_request(
         &mut self,
         pkt: &Packet<'_>,
@@ -338,21 +339,22 @@ impl Responder {
         rq: &mut impl ReceiveSource,
         keys: &MrTable,
     ) -> Result<Verdict, Result<Fault, Discard>> {
-        if self.fatal.is_some() {
-            return Err(Err(Discard::BadState));
+        if self.expects(pkt.psn) {
+            return self.handle_expected(pkt, pd, rq, keys).map_err(Ok);
         }
-        let distance = pkt.psn.diff(self.epsn);
-        if distance > 0 {
-            if self.nak_latch {
-                hit(Mark::GapAgain);
-                return Err(Err(Discard::OutOfSequence));
-            }
-            hit(Mark::Gap);
-            return Err(Ok(Fault::PsnGap));
-        }
-        if distance < 0 {
-            return self.handle_duplicate(*pkt).map_err(Err);
-        }
+        self.handle_unexpected(*pkt)
+    }
+
+    /// [`Responder::handle_request`] of a packet with the number that the responder [`expects`](Self::expects).
+    #[inline(always)]
+    pub fn handle_expected(
+        &mut self,
+        pkt: &Packet<'_>,
+        pd: PdId,
+        rq: &mut impl ReceiveSource,
+        keys: &MrTable,
+    ) -> Result<Verdict, Fault> {
+        debug_assert!(self.expects(pkt.psn));
         self.nak_latch = false;
         self.check_sequence(pkt)?;
         self.check_enabled(pkt)?;
@@ -366,75 +368,88 @@ impl Responder {
             Kind::Flush => self.check_flush(*pkt, pd, keys),
             _ => self.check_atomic(pkt, pd, keys),
         }
-        .map_err(Ok)
+    }
+
+    /// A packet that is not the next one, or comes after a fault that ends the queue pair.
+    #[cold]
+    fn handle_unexpected(&mut self, pkt: Packet<'_>) -> Result<Verdict, Result<Fault, Discard>> {
+        if self.fatal.is_some() {
+            return Err(Err(Discard::BadState));
+        }
+        if pkt.psn.diff(self.epsn) > 0 {
+            if self.nak_latch {
+                hit(Mark::GapAgain);
+                return Err(Err(Discard::OutOfSequence));
+            }
+            hit(Mark::Gap);
+            return Err(Ok(Fault::PsnGap));
+        }
+        self.handle_duplicate(pkt).map_err(Err)
     }
 
     /// IBA 9.7.4.1.2: a message goes on with its own kind; anything else starts one.
     #[inline(always)]
-    fn check_sequence(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
+    fn check_sequence(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
         let starts = matches!(pkt.row.position, Position::First | Position::Only);
         let good = match self.in_progress {
             InProgress::None => starts,
             InProgress::Send => !starts && pkt.row.kind == Kind::Send,
             InProgress::Write => !starts && pkt.row.kind == Kind::Write,
         };
-        if good { Ok(()) } else { Err(Ok(Fault::BadSequence)) }
+        if good { Ok(()) } else { Err(Fault::BadSequence) }
     }
 
     #[inline(always)]
-    fn check_enabled(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
+    fn check_enabled(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
         let need = match pkt.row.kind {
             Kind::Send => return Ok(()),
             Kind::Write | Kind::AtomicWrite => Access::REMOTE_WRITE,
             Kind::ReadRequest => Access::REMOTE_READ,
             Kind::CmpSwap | Kind::FetchAdd => Access::REMOTE_ATOMIC,
-            Kind::Flush => flush_right(pkt.feth()).ok_or(Ok(Fault::BadOpcode))?,
-            _ => return Err(Ok(Fault::BadOpcode)),
+            Kind::Flush => flush_right(pkt.feth()).ok_or(Fault::BadOpcode)?,
+            _ => return Err(Fault::BadOpcode),
         };
-        if self.access.contains(need) { Ok(()) } else { Err(Ok(Fault::NotEnabled)) }
+        if self.access.contains(need) { Ok(()) } else { Err(Fault::NotEnabled) }
     }
 
     #[inline(always)]
-    fn take_resource(
-        &mut self,
-        pkt: &Packet<'_>,
-        rq: &mut impl ReceiveSource,
-    ) -> Result<(), Result<Fault, Discard>> {
+    fn take_resource(&mut self, pkt: &Packet<'_>, rq: &mut impl ReceiveSource) -> Result<(), Fault> {
         match pkt.row.kind {
             Kind::Send | Kind::Write => {
                 if pkt.row.takes_recv && !self.holds_receive {
-                    self.capacity = rq.take().ok_or(Ok(Fault::NoReceive))?;
+                    self.capacity = rq.take().ok_or(Fault::NoReceive)?;
                     self.holds_receive = true;
                 }
                 Ok(())
             }
             _ => match self.resources.get(usize::from(self.oldest)) {
                 Some(r) if !r.pending || r.replay => Ok(()),
-                _ => Err(Ok(Fault::TooManyRdAtomic)),
+                _ => Err(Fault::TooManyRdAtomic),
             },
         }
     }
 
-    /// IBA 9.7.4.1.6 (C9-92 and following): full packets but the last, and the right pad.
+    /// IBA 9.7.4.1.6 (C9-92 and following): full packets but the last. The pad is right in each packet that was located:
+    /// its UDP length is whole words, as its headers are, so 0 to 3 bytes of pad are those that complete a word.
     #[inline(always)]
-    fn check_packet_length(&self, pkt: &Packet<'_>) -> Result<(), Result<Fault, Discard>> {
+    fn check_packet_length(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
         let (len, mtu) = (pkt.payload.len(), self.mtu.bytes());
         let good = match pkt.row.kind {
             Kind::Send | Kind::Write => match pkt.row.position {
-                Position::First | Position::Middle => len == mtu && pkt.pad() == 0,
+                Position::First | Position::Middle => len == mtu,
                 Position::Last => (1..=mtu).contains(&len),
                 Position::Only => len <= mtu,
             },
             Kind::AtomicWrite => len == 8,
             _ => len == 0,
         };
-        let pad = (4 - len % 4) % 4;
-        if good && usize::from(pkt.pad()) == pad { Ok(()) } else { Err(Ok(Fault::BadLength)) }
+        debug_assert!((len + usize::from(pkt.pad())).is_multiple_of(4), "locate has seen to that");
+        if good { Ok(()) } else { Err(Fault::BadLength) }
     }
 
     #[inline(always)]
     fn check_send(&self, pkt: &Packet<'_>) -> Result<Verdict, Fault> {
-        let offset = if self.in_progress == InProgress::None { 0 } else { self.received };
+        let offset = if pkt.row.position.starts() { 0 } else { self.received };
         let end = offset + pkt.payload.len() as u64;
         if end > self.capacity || end > u64::from(MESSAGE_MAX) {
             return Err(Fault::SendTooLong);
@@ -446,7 +461,7 @@ impl Responder {
     fn check_write(&mut self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         let len = pkt.payload.len() as u32;
         let last = matches!(pkt.row.position, Position::Last | Position::Only);
-        let (va, rkey, left) = if self.in_progress == InProgress::None {
+        let (va, rkey, left) = if pkt.row.position.starts() {
             let reth = pkt.reth();
             if reth.len > MESSAGE_MAX {
                 return Err(Fault::BadLength);
@@ -485,10 +500,10 @@ impl Responder {
 
     #[inline(always)]
     fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
-        let eth = pkt.atomic();
-        let addr = aligned_word(eth.va, |va| {
-            keys.check_remote(eth.rkey, pd, pkt.dqpn(), Access::REMOTE_ATOMIC, va, 8)
-        })?;
+        // What the closure names is no packet: a reference would put the whole one into memory.
+        let (eth, dqpn) = (pkt.atomic(), pkt.dqpn());
+        let addr =
+            aligned_word(eth.va, |va| keys.check_remote(eth.rkey, pd, dqpn, Access::REMOTE_ATOMIC, va, 8))?;
         Ok(Verdict::Atomic { addr, swap: pkt.row.kind == Kind::CmpSwap })
     }
 
@@ -613,14 +628,19 @@ impl Responder {
 
     /// Moves on by `packets`. Every quarter of the circle, resources so old that their numbers are about to be
     /// new again are forgotten.
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, packets: u32) {
         let before = self.epsn;
         self.epsn = before.add(packets);
         if (before.get() ^ self.epsn.get()) >> 22 != 0 {
-            for r in self.resources.iter_mut().filter(|r| !r.pending && before.diff(r.last) > 1 << 21) {
-                r.kind = Kind::Ack;
-            }
+            self.forget_old(before);
+        }
+    }
+
+    #[cold]
+    fn forget_old(&mut self, before: Psn) {
+        for r in self.resources.iter_mut().filter(|r| !r.pending && before.diff(r.last) > 1 << 21) {
+            r.kind = Kind::Ack;
         }
     }
 
@@ -635,6 +655,7 @@ impl Responder {
         Received { byte_len, write: pkt.row.kind == Kind::Write, tail, solicited: pkt.solicited() }
     }
 
+    #[inline(always)]
     fn keep(&mut self, r: Resource) {
         let slots = self.resources.len();
         // Only a replay may be cut off: whoever asks for the next READ has this one's answer.
@@ -648,19 +669,19 @@ impl Responder {
         self.ack = None; // its response acknowledges everything before it
     }
 
-    /// Queues the answer to a fault. Returns whether the queue pair ends with it: drop what comes, and enter
+    /// Queues the answer to a fault of the packet with this number. Returns whether the queue pair ends with it: drop what comes, and enter
     /// ERR when [`Responder::poll_transmit`] hands out the NAK (or at once, where there is none).
-    pub fn refuse(&mut self, pkt: &Packet<'_>, fault: Fault, ty: QpType) -> bool {
+    pub fn refuse(&mut self, psn: Psn, fault: Fault, ty: QpType) -> bool {
         let outcome = fault.outcome(ty);
         match outcome.reply {
             Answer::None => {}
             Answer::Rnr => {
                 hit(Mark::NotReady);
                 let syndrome = Syndrome::RnrNak { timer: self.min_rnr_timer };
-                self.nak(pkt.psn, syndrome);
+                self.nak(psn, syndrome);
             }
             Answer::Nak(code) => {
-                let psn = if fault == Fault::PsnGap { self.epsn } else { pkt.psn };
+                let psn = if fault == Fault::PsnGap { self.epsn } else { psn };
                 self.nak(psn, Syndrome::Nak(code));
             }
         }
@@ -869,7 +890,7 @@ fn flush_right(feth: Feth) -> Option<Access> {
 }
 
 /// The host address of the 8-byte word at `va`, by the `key` that grants it.
-#[inline]
+#[inline(always)]
 fn aligned_word(va: u64, key: impl FnOnce(u64) -> Result<u64, KeyFault>) -> Result<u64, Fault> {
     if !va.is_multiple_of(8) {
         return Err(Fault::Misaligned);

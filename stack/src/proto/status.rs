@@ -86,7 +86,9 @@ numbered! {
 numbered! {
     /// What kind of work request a completion belongs to (`enum ibv_wc_opcode`).
     #[doc(alias = "ibv_wc_opcode")]
+    #[derive(Default)]
     WcOpcode: u8, "IBV_WC_" {
+        #[default]
         Send = 0, SEND, "send";
         RdmaWrite = 1, RDMA_WRITE, "RDMA write";
         RdmaRead = 2, RDMA_READ, "RDMA read";

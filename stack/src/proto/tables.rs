@@ -55,6 +55,7 @@ pub const CREDIT_UNLIMITED: u8 = 0x1f;
 /// The number of receive requests a credit code stands for; `None` for "no limit" (code 31).
 ///
 /// Only the low five bits count, which is what the syndrome carries.
+#[inline(always)]
 pub const fn credits(code: u8) -> Option<u32> {
     let code = (code & 0x1f) as usize;
     if code < CREDITS.len() { Some(CREDITS[code]) } else { None }
@@ -62,16 +63,13 @@ pub const fn credits(code: u8) -> Option<u32> {
 
 /// The largest credit code that promises no more than `available` receive requests.
 pub const fn credit_code(available: u32) -> u8 {
-    let (mut low, mut high) = (0, CREDITS.len()); // CREDITS[low] <= available < CREDITS[high]
-    while high - low > 1 {
-        let middle = (low + high) / 2;
-        if CREDITS[middle] <= available {
-            low = middle;
-        } else {
-            high = middle;
-        }
+    // From 2 on the table has two numbers for each power of two: it, and half as much more.
+    let most = CREDITS[CREDITS.len() - 1];
+    let n = if available < most { available } else { most };
+    match n {
+        0 | 1 => n as u8,
+        _ => (2 * n.ilog2() + (n >> (n.ilog2() - 1) & 1)) as u8,
     }
-    low as u8
 }
 
 /// Why a responder refused a request for good, or asked for a sequence to be repeated (IBA 9.7.5.2).
@@ -136,10 +134,21 @@ impl Syndrome {
     /// An ACK without credits.
     pub const ACK_UNLIMITED: Self = Self::Ack { credits: None };
 
+    /// Whether a syndrome byte is that of an ACK.
+    #[inline(always)]
+    pub const fn is_ack(byte: u8) -> bool {
+        byte >> 5 == 0
+    }
+
     /// Reads a syndrome byte; total.
+    #[inline(always)]
     pub const fn decode(byte: u8) -> Self {
+        if Self::is_ack(byte) { Self::Ack { credits: credits(byte) } } else { Self::decode_other(byte) }
+    }
+
+    #[inline(never)]
+    const fn decode_other(byte: u8) -> Self {
         match byte >> 5 {
-            0b000 => Self::Ack { credits: credits(byte) },
             0b001 => Self::RnrNak { timer: byte & 0x1f },
             0b011 => match byte {
                 0x60 => Self::Nak(NakCode::PsnSequenceError),

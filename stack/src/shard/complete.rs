@@ -28,9 +28,9 @@ impl Env {
             wr_id,
             qp_index: qp.index,
             epoch: qp.epoch,
-            qpn: qp.qpn.get(),
-            status: status as u8,
-            opcode: opcode as u8,
+            qpn: qp.qpn,
+            status,
+            opcode,
             solicited: status != WcStatus::Success,
             vendor_err: if status == WcStatus::Success { 0 } else { vendor_err(qp, status, opcode) },
             timestamp: self.now.as_nanos(),
@@ -58,11 +58,16 @@ impl Env {
         if cqe.solicited {
             to.writer.mark_solicited();
         }
-        let taken = to.writer.push(cqe).is_ok();
-        if !taken {
-            self.overrun(qp, lane);
+        match to.writer.stage() {
+            Ok(slot) => {
+                *slot = cqe;
+                true
+            }
+            Err(_) => {
+                self.overrun(qp, lane);
+                false
+            }
         }
-        taken
     }
 
     /// A completion was lost: the queue is unusable. Told once; at the end of the turn the other queue pairs that use it
@@ -152,40 +157,35 @@ impl Env {
         }
     }
 
-    /// Completes the receive request that is held.
+    /// Completes the receive request that is held, whose tag is `wr_id`. `srqn`: where it came from, for an XRC target.
     #[inline(always)]
-    pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received) {
-        let cqe = self.received(qp, done);
-        self.finish_receive(qp, cqe);
+    pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received, wr_id: u64, srqn: u32) {
+        let cqe = self.received(qp, done, wr_id);
+        self.finish_receive(qp, Cqe { srqn, ..cqe });
     }
 
     /// Completes the receive request that is held with a datagram of `src_qp`.
     pub fn complete_datagram(&mut self, qp: &mut Qp, done: &Received, src_qp: Qpn, sl: u8) {
-        let cqe = self.received(qp, done);
-        let flags = cqe.flags | WcFlags::GRH.bits() as u8;
-        self.finish_receive(qp, Cqe { flags, src_qp: src_qp.get(), sl, ..cqe });
+        let cqe = self.received(qp, done, RecvWqe::of(qp.rq.held()).wr_id);
+        let flags = cqe.flags | WcFlags::GRH;
+        self.finish_receive(qp, Cqe { flags, src_qp, sl, ..cqe });
     }
 
     #[inline(always)]
-    fn received(&self, qp: &Qp, done: &Received) -> Cqe {
-        let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
+    fn received(&self, qp: &Qp, done: &Received, wr_id: u64) -> Cqe {
         let opcode = if done.write { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         let (flags, imm) = match done.tail {
             None => (WcFlags::empty(), 0),
             Some(ReceivedTail::Imm(imm)) => (WcFlags::WITH_IMM, u32::from_ne_bytes(imm)),
             Some(ReceivedTail::Inv(key)) => (WcFlags::WITH_INV, key),
         };
-        let mut cqe = Cqe {
+        Cqe {
             byte_len: done.byte_len,
-            flags: flags.bits() as u8,
+            flags,
             imm,
             solicited: done.solicited,
             ..self.entry(qp, wr_id, WcStatus::Success, opcode)
-        };
-        if qp.ty == QpType::XrcTgt {
-            cqe.srqn = qp.rq.srq_number().unwrap_or(0);
         }
-        cqe
     }
 
     #[inline(always)]

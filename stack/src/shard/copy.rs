@@ -49,7 +49,7 @@ impl Memory<'_> {
 
     /// Copies `from` to bytes `offset..` of a scatter/gather list, after checking all of it. With `last` the
     /// last byte is stored last.
-    #[inline]
+    #[inline(always)]
     pub fn scatter(&self, sges: &[Sge], offset: u64, from: &[u8], last: bool) -> Result<(), LocalProtection> {
         if let Some(piece) = sge::sole(sges, offset, from.len()) {
             write(self.check(&piece, Access::LOCAL_WRITE)?, from, last);

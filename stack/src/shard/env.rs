@@ -68,6 +68,8 @@ pub(super) struct Env {
     pub ready: VecDeque<u32>,
     /// Queue pairs with answers to send.
     pub answering: VecDeque<u32>,
+    /// Queue pairs whose requests were answered in this turn.
+    pub answered: Vec<u32>,
     /// Queue pairs whose send queues are looked at every turn: posting to them costs no doorbell.
     pub watched: ArrayVec<u32, WATCHED_MAX>,
     /// Lists for receive completions that wait, not in use.
@@ -117,6 +119,7 @@ impl Env {
             paths: Paths::default(),
             ready: VecDeque::new(),
             answering: VecDeque::new(),
+            answered: Vec::new(),
             watched: ArrayVec::new(),
             spare_held: Vec::new(),
             finished: Vec::new(),

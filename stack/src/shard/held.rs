@@ -12,7 +12,6 @@ use super::env::Env;
 use super::qp::Qp;
 use super::{LaneId, Shard};
 use crate::id::Psn;
-use crate::proto::status::WcOpcode;
 use crate::proto::wqe::Cqe;
 
 /// A receive completion that waits.
@@ -58,8 +57,7 @@ impl Env {
             let Some(Some(to)) = self.lanes.get_mut(lane.0 as usize) else { continue };
             let mut solicited = false;
             to.writer.withdraw(|cqe| {
-                let recv = WcOpcode::from_number(u32::from(cqe.opcode)).is_some_and(WcOpcode::is_recv);
-                let take = recv && (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
+                let take = cqe.opcode.is_recv() && (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
                 if take {
                     held.0.push_back(Held { lane: *lane, until, cqe: *cqe });
                 } else {

@@ -47,6 +47,9 @@ impl Shard {
             }
         }
         turn.rx += self.receive_inbox();
+        if !self.env.answered.is_empty() {
+            self.env.run_answered(&mut self.qps);
+        }
         self.run_timers();
         self.run_net();
         // What must be with the port before a completion may be seen.
@@ -73,7 +76,11 @@ impl Shard {
     /// Makes completions visible, unless an answer that belongs to one is still here.
     #[inline]
     pub(super) fn publish_if_due(&mut self) {
-        if self.env.answers.frames.is_empty() && (!self.env.settling || self.env.settle()) {
+        let nothing = self.env.finished.is_empty()
+            && self.env.dirty.is_empty()
+            && self.env.shared.overruns() == self.env.overruns_seen
+            && !self.env.settling;
+        if !nothing && self.env.answers.frames.is_empty() && (!self.env.settling || self.env.settle()) {
             self.publish();
         }
     }
@@ -84,18 +91,18 @@ impl Shard {
         if n == 0 {
             return 0;
         }
-        let bytes: usize = self.rx.iter().map(|f| f.len()).sum();
-        self.env.counters().add(Counter::RxFrames, n as u64);
-        self.env.counters().add(Counter::RxBytes, bytes as u64);
         if self.env.many {
             self.prefetch_burst();
         }
-        let mut foreign = 0u64;
+        let (mut foreign, mut bytes) = (0u64, 0);
         for (i, frame) in self.rx.iter_mut().enumerate() {
+            bytes += frame.len() as u64;
             if self.env.receive(&mut self.qps, frame).is_err() {
                 foreign |= 1 << i;
             }
         }
+        self.env.counters().add(Counter::RxFrames, n as u64);
+        self.env.counters().add(Counter::RxBytes, bytes);
         if foreign != 0 {
             self.hand_over(foreign);
         }
@@ -104,6 +111,7 @@ impl Shard {
     }
 
     /// Asks for the state of the queue pairs that this burst is for.
+    #[inline(never)]
     fn prefetch_burst(&self) {
         let mut numbers = arrayvec::ArrayVec::<(Qpn, Part, u32), RX_BURST>::new();
         for (number, request) in self.rx.iter().filter_map(|frame| peek(frame.data())) {
@@ -142,11 +150,16 @@ impl Shard {
     /// Frames handed over by other shards, and those we sent to ourselves.
     #[inline]
     fn receive_inbox(&mut self) -> usize {
-        let mut n = 0;
         // Two loads; popping an empty queue is a full fence, which waits for every store to the port's memory.
         if self.env.shared.inboxes[self.env.id].is_empty() {
-            return n;
+            return 0;
         }
+        self.drain_inbox()
+    }
+
+    #[inline(never)]
+    fn drain_inbox(&mut self) -> usize {
+        let mut n = 0;
         self.env.from_inside = true;
         while n < RX_BURST {
             let Some(mut frame) = self.env.shared.inboxes[self.env.id].pop() else { break };
@@ -158,7 +171,16 @@ impl Shard {
         n
     }
 
+    #[inline]
     fn run_timers(&mut self) {
+        if !self.env.wheel.pass(self.env.now) {
+            self.run_due();
+        }
+    }
+
+    /// Queue pairs whose time has come.
+    #[inline(never)]
+    fn run_due(&mut self) {
         let (env, qps) = (&mut self.env, &mut self.qps);
         let mut due = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
         env.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
@@ -228,18 +250,23 @@ impl Shard {
 
     #[inline]
     fn run_doorbells(&mut self) {
+        if self.env.shared.doorbells[self.env.id].any() {
+            self.run_rung();
+        }
+    }
+
+    /// Queue pairs whose doorbells were rung.
+    #[inline(never)]
+    fn run_rung(&mut self) {
         let shared = &self.env.shared;
         let bells = &shared.doorbells[self.env.id];
-        if !bells.any() {
-            return;
-        }
         let mut rung = arrayvec::ArrayVec::<_, READY_BUDGET>::new();
         let n = QP_TX_BUDGET as u32;
         bells.drain(READY_BUDGET as u32, |slot| rung.push(Wanted { slot, part: Part::Send, n }));
         if self.env.many {
             self.qps.prefetch(&rung, &self.env);
         }
-        for Wanted { slot, .. } in rung {
+        for &Wanted { slot, .. } in &rung {
             let Some(qp) = self.qps.get(slot) else { continue };
             self.env.mark_ready(qp);
             let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;
@@ -287,7 +314,7 @@ impl Shard {
 
     /// Gives the ring slots of this turn's completions back to the posters, then makes the completions visible: who
     /// polled a completion finds room for another request.
-    #[inline]
+    #[inline(never)]
     fn publish(&mut self) {
         while let Some(slot) = self.env.finished.pop() {
             if let Some(qp) = self.qps.get(slot) {

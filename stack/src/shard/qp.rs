@@ -95,6 +95,8 @@ pub(super) struct Qp {
     /// queue. One of both is not looked at for the other's sake.
     pub sends_finished: bool,
     pub receives_finished: bool,
+    /// In the list of queue pairs for which a response of this burst did something.
+    pub in_answered: bool,
     /// Looked at every turn: its posters do not ring.
     pub watched: bool,
     pub comm_est: bool,
@@ -288,6 +290,7 @@ impl Qp {
             in_answers: false,
             sends_finished: false,
             receives_finished: false,
+            in_answered: false,
             watched: false,
             comm_est: false,
             ownerless,

@@ -12,12 +12,14 @@ const FREE: u32 = u32::MAX;
 pub struct QpTable {
     /// (number, slot); a free entry has the number [`FREE`]. A power of two, at most half full.
     entries: Box<[(u32, u32)]>,
+    /// What leaves as many upper bits of 32 as an index has.
+    shift: u32,
     len: usize,
 }
 
 impl Default for QpTable {
     fn default() -> Self {
-        Self { entries: vec![(FREE, 0); 16].into(), len: 0 }
+        Self { entries: vec![(FREE, 0); 16].into(), shift: 32 - 4, len: 0 }
     }
 }
 
@@ -30,7 +32,7 @@ impl QpTable {
     fn home(&self, qpn: u32) -> usize {
         // Fibonacci hashing: the product's upper bits depend on all of the number.
         let hash = qpn.wrapping_mul(0x9e37_79b9);
-        (hash >> (32 - self.entries.len().trailing_zeros())) as usize
+        (hash >> self.shift) as usize
     }
 
     #[inline]
@@ -66,6 +68,7 @@ impl QpTable {
     pub fn insert(&mut self, qpn: Qpn, slot: u32) {
         if (self.len + 1) * 2 > self.entries.len() {
             let bigger = vec![(FREE, 0); self.entries.len() * 2].into();
+            self.shift -= 1;
             for (q, s) in core::mem::replace(&mut self.entries, bigger) {
                 if q != FREE {
                     let at = self.find(q).expect_err("each number is there once");

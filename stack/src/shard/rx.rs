@@ -11,7 +11,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
 use super::{Qps, Shared};
-use crate::id::{QpState, QpType, Qpn};
+use crate::id::{Psn, QpState, QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::fault::Fault;
@@ -19,24 +19,35 @@ use crate::proto::responder::{ReceivedTail, Verdict};
 use crate::proto::state::{Event, Gates};
 use crate::proto::status::{AsyncEvent, WcStatus};
 use crate::proto::tables::Syndrome;
-use crate::proto::wqe::{RecvWqe, SendWqe};
-use crate::wire::{Discard, Ingress, Kind, Layout, Packet, Position, Row, Transport, icrc, locate};
+use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
+use crate::wire::{
+    Discard, Ingress, Kind, Layout, Opcode, Packet, Row, Transport, icrc, locate, locate_plain,
+};
 
 impl Env {
     /// Handles a received frame. `Err(shard)`: it belongs to another shard, hand it over.
     #[inline]
     pub(super) fn receive(&mut self, qps: &mut Qps, frame: &mut Frame) -> Result<(), usize> {
-        let layout = match locate(frame.data()) {
-            Ok(Ingress::Roce(layout)) => layout,
-            Ok(Ingress::Other) => {
-                self.receive_other(frame);
-                return Ok(());
-            }
-            Err(reason) => {
-                self.discard(reason);
-                return Ok(());
-            }
-        };
+        match locate_plain(frame.data()) {
+            Some(layout) => self.receive_plain(qps, frame, layout),
+            None => self.receive_any(qps, frame),
+        }
+    }
+
+    /// A frame of any form.
+    #[inline(never)]
+    fn receive_any(&mut self, qps: &mut Qps, frame: &mut Frame) -> Result<(), usize> {
+        match locate(frame.data()) {
+            Ok(Ingress::Roce(layout)) => return self.receive_located(qps, frame, layout),
+            Ok(Ingress::Other) => self.receive_other(frame),
+            Err(reason) => self.discard(reason),
+        }
+        Ok(())
+    }
+
+    /// A packet of any kind, to any queue pair.
+    #[inline(never)]
+    fn receive_located(&mut self, qps: &mut Qps, frame: &mut Frame, layout: Layout) -> Result<(), usize> {
         let shard = Shared::shard_of(layout.dqpn);
         if shard != self.id && shard < self.shared.inboxes.len() && layout.dqpn != Qpn::MULTICAST {
             return Err(shard);
@@ -45,6 +56,46 @@ impl Env {
             self.drop_packet(qps, layout.dqpn, reason);
         }
         Ok(())
+    }
+
+    /// A packet whose layout is constants to the compiler. The operations that come often, to queue pairs of the commonest
+    /// type, have a function each.
+    #[inline(always)]
+    fn receive_plain(&mut self, qps: &mut Qps, frame: &mut Frame, layout: Layout) -> Result<(), usize> {
+        let dqpn = layout.dqpn;
+        // The numbers in a shard's table are its own.
+        let Some(qp) = qps.find(dqpn).filter(|qp| qp.ty == QpType::Rc) else {
+            return self.receive_located(qps, frame, layout);
+        };
+        macro_rules! one_of {
+            ($($name:ident)+) => {
+                match layout.row.opcode {
+                    $(Opcode::$name => self.receive_one::<{ Opcode::$name.0 }>(qp, frame, layout.udp_words()),)+
+                    _ => self.receive_at(qp, frame, layout),
+                }
+            };
+        }
+        let received = one_of! {
+            RC_SEND_ONLY RC_WRITE_ONLY RC_READ_REQUEST RC_FETCH_ADD
+            RC_ACKNOWLEDGE RC_READ_RESPONSE_ONLY RC_ATOMIC_ACKNOWLEDGE
+        };
+        if let Err(reason) = received {
+            self.drop_packet(qps, dqpn, reason);
+        }
+        Ok(())
+    }
+
+    /// A packet of this opcode, which is RC's. What the table says of it and where its parts are is constant here, so the
+    /// checks that do not concern it are not there, and those that do are compares.
+    #[inline(never)]
+    fn receive_one<const CODE: u8>(
+        &mut self,
+        qp: &mut Qp,
+        frame: &mut Frame,
+        udp_words: u32,
+    ) -> Result<(), Discard> {
+        let row = Opcode(CODE).row().ok_or(Discard::UnknownOpcode)?;
+        self.receive_rc(qp, frame, Layout::plain(row, qp.qpn, udp_words))
     }
 
     /// Counts a dropped packet, at its queue pair too, if it has one.
@@ -56,14 +107,25 @@ impl Env {
         }
     }
 
-    #[inline(always)]
     fn receive_packet(&mut self, qps: &mut Qps, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         let Some(qp) = qps.find(layout.dqpn) else {
             return self.receive_unaddressed(qps, frame, layout);
         };
+        self.receive_at(qp, frame, layout)
+    }
+
+    /// A packet of any kind, to a queue pair of any type.
+    #[inline(never)]
+    fn receive_at(&mut self, qp: &mut Qp, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         if (qp.ty != QpType::Rc || layout.row.transport != Transport::Rc) && !admits_xrc(qp.ty, layout.row) {
-            return self.receive_unreliable(qp, frame, &{ layout });
+            return self.receive_unreliable(qp, frame, &layout);
         }
+        self.receive_rc(qp, frame, layout)
+    }
+
+    /// A packet of a reliable connection, to one of its ends.
+    #[inline(always)]
+    fn receive_rc(&mut self, qp: &mut Qp, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
         }
@@ -80,15 +142,21 @@ impl Env {
         self.check_realm(&layout, &pkt)?;
         qp.counters.received(frame.len());
         if !qp.comm_est {
-            qp.comm_est = true;
-            if qp.state == QpState::Rtr {
-                self.raise(qp, AsyncEvent::CommEst);
-            }
+            self.establish(qp);
         }
-        if qp.ty == QpType::XrcTgt {
+        if layout.row.request && layout.row.transport == Transport::Xrc {
             return self.handle_xrc_request(qp, pkt);
         }
         if layout.row.request { self.handle_request(qp, pkt) } else { self.handle_response(qp, pkt) }
+    }
+
+    /// The first packet of a connection.
+    #[cold]
+    fn establish(&mut self, qp: &mut Qp) {
+        qp.comm_est = true;
+        if qp.state == QpState::Rtr {
+            self.raise(qp, AsyncEvent::CommEst);
+        }
     }
 
     /// VLAN and partition.
@@ -142,13 +210,29 @@ impl Env {
 
     #[inline(always)]
     fn handle_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
-        match qp.responder.handle_request(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+        if !qp.responder.expects(pkt.psn) {
+            return self.handle_unexpected(qp, &{ pkt });
+        }
+        let handled = qp.responder.handle_expected(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs);
+        if let Err(fault) = handled.and_then(|verdict| self.place(qp, &pkt, verdict)) {
+            self.refuse(qp, pkt.psn, fault);
+        }
+        if qp.responder.has_answer() {
+            self.mark_answering(qp);
+        }
+        Ok(())
+    }
+
+    /// A request that is a duplicate, comes after a gap, or to a queue pair that is about to end.
+    #[cold]
+    fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+        match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
             Ok(verdict) => {
-                if let Err(fault) = self.place(qp, &pkt, verdict) {
-                    self.refuse(qp, pkt, fault);
+                if let Err(fault) = self.place(qp, pkt, verdict) {
+                    self.refuse(qp, pkt.psn, fault);
                 }
             }
-            Err(Ok(fault)) => self.refuse(qp, pkt, fault),
+            Err(Ok(fault)) => self.refuse(qp, pkt.psn, fault),
             Err(Err(reason)) => return Err(reason),
         }
         if qp.responder.has_answer() {
@@ -177,7 +261,7 @@ impl Env {
                 }
                 Some(_) => {}
                 None => {
-                    self.refuse(qp, pkt, Fault::BadXrcSrq);
+                    self.refuse(qp, pkt.psn, Fault::BadXrcSrq);
                     self.mark_answering(qp);
                     return Ok(());
                 }
@@ -189,12 +273,19 @@ impl Env {
     /// Puts the packet's bytes where the verdict says, then lets the responder move on.
     #[inline(always)]
     pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
+        if verdict == Verdict::Duplicate {
+            self.count_of(qp, Counter::DuplicatesAnswered);
+            return Ok(());
+        }
+        // The receive request that the message fills or ends.
+        let fills = pkt.row.kind == Kind::Send || pkt.row.takes_recv;
+        let held: &[Granule] = if fills { qp.rq.held() } else { &[] };
+        let wr_id = if fills { RecvWqe::of(held).wr_id } else { 0 };
         match verdict {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {
-                let last = matches!(pkt.row.position, Position::Last | Position::Only);
                 self.memory(qp.recv_pd)
-                    .scatter(RecvWqe::sges(qp.rq.held()), offset, pkt.payload, last)
+                    .scatter(RecvWqe::sges(held), offset, pkt.payload, pkt.row.position.ends())
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
             Verdict::Write { addr, last } => copy::write(addr, pkt.payload, last),
@@ -207,10 +298,7 @@ impl Env {
             }
             Verdict::Store { addr } => copy::store(addr, pkt.payload),
             Verdict::Flush => copy::flush(),
-            Verdict::Duplicate => {
-                self.count_of(qp, Counter::DuplicatesAnswered);
-                return Ok(());
-            }
+            Verdict::Duplicate => {} // has returned
         }
         if pkt.row.has_inv {
             // The key is dead before the completion that tells of it.
@@ -221,15 +309,16 @@ impl Env {
         if let Some(received) = qp.responder.accept(pkt) {
             debug_assert!(received.tail.is_some() == (pkt.row.has_imm || pkt.row.has_inv));
             debug_assert!(!matches!(received.tail, Some(ReceivedTail::Inv(_))) || pkt.row.has_inv);
-            self.complete_receive(qp, &received);
+            let srqn = if pkt.row.transport == Transport::Xrc { qp.rq.srq_number().unwrap_or(0) } else { 0 };
+            self.complete_receive(qp, &received, wr_id, srqn);
         }
         Ok(())
     }
 
     #[cold]
-    fn refuse(&mut self, qp: &mut Qp, pkt: Packet<'_>, fault: Fault) {
+    fn refuse(&mut self, qp: &mut Qp, psn: Psn, fault: Fault) {
         self.count_of(qp, Counter::RequestsRefused);
-        let ends = qp.responder.refuse(&pkt, fault, qp.ty);
+        let ends = qp.responder.refuse(psn, fault, qp.ty);
         if ends && !qp.responder.has_answer() {
             self.end_by_fault(qp, fault);
         }
@@ -247,7 +336,7 @@ impl Env {
         self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
     }
 
-    #[inline(never)]
+    #[inline(always)]
     fn handle_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         self.count_response(qp, &pkt);
         let response = qp.requester.handle_response(self.now, &pkt, &qp.sq)?;
@@ -271,8 +360,31 @@ impl Env {
             }
             None => {}
         }
-        self.after_requester(qp, response);
+        match response {
+            Response::Failed(_) | Response::Retry(_) => self.after_requester(qp, response),
+            _ => self.mark_answered(qp),
+        }
         Ok(())
+    }
+
+    /// The requester's state moved: what follows from it is done once for all responses of a burst.
+    #[inline(always)]
+    fn mark_answered(&mut self, qp: &mut Qp) {
+        if !qp.in_answered {
+            qp.in_answered = true;
+            self.answered.push(qp.slot);
+        }
+    }
+
+    /// After responses were received.
+    #[inline(never)]
+    pub(super) fn run_answered(&mut self, qps: &mut Qps) {
+        while let Some(slot) = self.answered.pop() {
+            if let Some(qp) = qps.get(slot) {
+                qp.in_answered = false;
+                self.after_requester(qp, Response::Done);
+            }
+        }
     }
 
     /// After the requester's state moved: completions, retries, failure, and more to send.
@@ -316,13 +428,14 @@ impl Env {
 
     #[inline(always)]
     fn count_response(&self, qp: &Qp, pkt: &Packet<'_>) {
-        self.count(match pkt.row.kind {
-            Kind::Ack => match Syndrome::decode(pkt.aeth().syndrome) {
-                Syndrome::Ack { .. } => Counter::AcksReceived,
-                syndrome => return self.count_nak(qp, syndrome),
-            },
-            _ => Counter::ResponsesReceived,
-        });
+        if pkt.row.kind != Kind::Ack {
+            return self.count(Counter::ResponsesReceived);
+        }
+        let syndrome = pkt.aeth().syndrome;
+        if Syndrome::is_ack(syndrome) {
+            return self.count(Counter::AcksReceived);
+        }
+        self.count_nak(qp, Syndrome::decode(syndrome));
     }
 
     #[cold]

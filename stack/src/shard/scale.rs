@@ -10,6 +10,7 @@ use crate::mark::steps;
 use crate::net::{Net, NetConfig};
 use crate::port::{Port, pair};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
+use crate::proto::status::WcStatus;
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, recv_stride, send_stride};
 use crate::sync::lanes::{CqReader, cq};
@@ -90,7 +91,7 @@ impl Rig {
             self.turn();
             turns += 1;
             self.cq.poll_with(8, |cqe| {
-                assert_eq!(cqe.status, 0);
+                assert_eq!(cqe.status, WcStatus::Success);
                 done += 1;
             });
             assert!(turns < 100, "{done} completions");

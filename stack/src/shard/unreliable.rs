@@ -264,7 +264,7 @@ impl Env {
     /// Our own receive request is bad: it completes with the fault's status, and the queue pair is in ERR.
     #[cold]
     fn end_receiving(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
-        qp.responder.refuse(pkt, fault, qp.ty);
+        qp.responder.refuse(pkt.psn, fault, qp.ty);
         self.end_by_fault(qp, fault);
     }
 }

@@ -608,10 +608,10 @@ impl Flow {
             spoil_first(region, &layout);
         }
         let at = at ^ usize::from(spoilt && spoil == Some(Spoil::Queue));
-        let write = cqe.opcode == WcOpcode::RecvRdmaWithImm as u8;
+        let write = cqe.opcode == WcOpcode::RecvRdmaWithImm;
         let len = cqe.byte_len as usize;
         let data = layout.gather(region, self.sizes.slot, if write { 0 } else { len })?;
-        let flags = u32::from(cqe.flags);
+        let flags = cqe.flags.bits();
         let inv = flags & WcFlags::WITH_INV.bits() != 0;
         let tail = (inv || flags & WcFlags::WITH_IMM.bits() != 0).then(|| cqe.imm.to_ne_bytes());
         self.arrivals.arrived(&Message { data, len, tail, inv, write, queue: at })?;

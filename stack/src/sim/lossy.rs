@@ -281,7 +281,7 @@ impl Lossy {
             WcStatus::WrFlushErr if teardown => return Ok(()),
             other => return Err(format!("receive {} completes with {other:?}", cqe.wr_id)),
         }
-        let number = if cqe.opcode == WcOpcode::RecvRdmaWithImm as u8 {
+        let number = if cqe.opcode == WcOpcode::RecvRdmaWithImm {
             self.written(nodes, cqe)?
         } else {
             self.whole(nodes[self.to].mr(self.recv), slot, cqe)?
@@ -303,7 +303,7 @@ impl Lossy {
         if got != message(self.seed, number, self.max) {
             return Err(format!("message {number} is not what was sent"));
         }
-        let flags = u32::from(cqe.flags);
+        let flags = cqe.flags.bits();
         let imm = match self.posted_as.get(number as usize) {
             Some(WrOpcode::SendWithImm) => Some(number as u32),
             Some(WrOpcode::Send) => None,
@@ -313,9 +313,9 @@ impl Lossy {
         if with.then_some(cqe.imm.to_ne_bytes()) != imm.map(u32::to_be_bytes) {
             return Err(format!("message {number} came with other immediate data"));
         }
-        let source = self.ty != QpType::Ud || cqe.src_qp == self.qpn.get();
+        let source = self.ty != QpType::Ud || cqe.src_qp == self.qpn;
         if !source || (flags & WcFlags::GRH.bits() != 0) != (self.ty == QpType::Ud) {
-            return Err(format!("message {number} came from {:#x}, flags {flags:#x}", cqe.src_qp));
+            return Err(format!("message {number} came from {:#x}, flags {flags:#x}", cqe.src_qp.get()));
         }
         Ok(number)
     }

@@ -202,7 +202,7 @@ impl Story {
     pub fn expect_cqe(&mut self, node: usize, opcode: WcOpcode, status: WcStatus) -> Cqe {
         assert!(!self.cqes[node].is_empty(), "node {node} has no completion");
         let cqe = self.cqes[node].remove(0);
-        assert_eq!((cqe.opcode, check::status(&cqe)), (opcode as u8, status), "of node {node}");
+        assert_eq!((cqe.opcode, check::status(&cqe)), (opcode, status), "of node {node}");
         cqe
     }
 

@@ -17,7 +17,7 @@ use super::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, remote_rights};
 use super::rng::Rng;
 use super::swarm::Swarm;
 use super::world::{Record, Steering, World};
-use crate::id::{QpState, QpType, Qpn};
+use crate::id::{QpState, QpType};
 use crate::mark::{self, MARKS};
 use crate::mem::Access;
 use crate::proto::status::{AsyncEvent, WcOpcode, WcStatus, WrOpcode};
@@ -597,19 +597,19 @@ impl Run {
                 _ => {}
             }
         }
-        let is_recv = |cqe: &Cqe| WcOpcode::from_number(u32::from(cqe.opcode)).is_some_and(WcOpcode::is_recv);
+        let is_recv = |cqe: &Cqe| cqe.opcode.is_recv();
         for (node, cqe) in &all {
             let status = check::status(cqe);
             self.world.note(*node, || {
                 let kind = if is_recv(cqe) { "receive" } else { "send" };
-                format!("cqe  {kind} {} of {:#x}: {status:?}", cqe.wr_id, cqe.qpn)
+                format!("cqe  {kind} {} of {:#x}: {status:?}", cqe.wr_id, cqe.qpn.get())
             });
         }
         for (node, cqe) in all.iter().filter(|(_, c)| is_recv(c)) {
-            self.received(*node, cqe).map_err(|e| format!("queue pair {:#x}: {e}", cqe.qpn))?;
+            self.received(*node, cqe).map_err(|e| format!("queue pair {:#x}: {e}", cqe.qpn.get()))?;
         }
         for (node, cqe) in all.iter().filter(|(_, c)| !is_recv(c)) {
-            self.sent(*node, cqe).map_err(|e| format!("queue pair {:#x}: {e}", cqe.qpn))?;
+            self.sent(*node, cqe).map_err(|e| format!("queue pair {:#x}: {e}", cqe.qpn.get()))?;
         }
         for &node in nodes {
             for (event, of) in self.world.nodes[node].events() {
@@ -627,10 +627,10 @@ impl Run {
     }
 
     fn received(&mut self, node: usize, cqe: &Cqe) -> Check {
-        let qpn = Qpn::new(cqe.qpn);
+        let qpn = cqe.qpn;
         if let Some(l) = self.lossy.iter_mut().find(|l| l.to == node && l.peer_qpn == qpn) {
             let seen = &self.world.datagrams;
-            let holds_bytes = cqe.byte_len > 0 && cqe.opcode == WcOpcode::Recv as u8;
+            let holds_bytes = cqe.byte_len > 0 && cqe.opcode == WcOpcode::Recv;
             if self.plant == Plant::Unreliable && !self.planted && holds_bytes {
                 self.planted = true;
                 l.spoil(&self.world.nodes);
@@ -639,7 +639,7 @@ impl Run {
             let frames = |n| if inside { 1 } else { seen.get(&(node, qpn, n)).copied().unwrap_or(0) };
             return l.received(&self.world.nodes, cqe, self.teardown, frames);
         }
-        let i = self.flows.iter().position(|f| f.to == node && f.peer_qpn.get() == cqe.qpn);
+        let i = self.flows.iter().position(|f| f.to == node && f.peer_qpn == cqe.qpn);
         let i = i.ok_or("a completion of a queue pair that is not ours")?;
         let conn = self.conn_of(i);
         let allowed = self.conns[conn].allowed(self.teardown);
@@ -656,13 +656,13 @@ impl Run {
     }
 
     fn sent(&mut self, node: usize, cqe: &Cqe) -> Check {
-        if let Some(l) = self.lossy.iter_mut().find(|l| l.from == node && l.qpn.get() == cqe.qpn) {
+        if let Some(l) = self.lossy.iter_mut().find(|l| l.from == node && l.qpn == cqe.qpn) {
             if let Some(opcode) = l.sent(cqe, self.teardown)? {
                 self.report.done[l.ty as usize][opcode as usize] += 1;
             }
             return Ok(());
         }
-        let i = self.flows.iter().position(|f| f.from == node && f.qpn.get() == cqe.qpn);
+        let i = self.flows.iter().position(|f| f.from == node && f.qpn == cqe.qpn);
         let i = i.ok_or("a completion of a queue pair that is not ours")?;
         let conn = self.conn_of(i);
         let allowed = self.conns[conn].allowed(self.teardown);

@@ -148,14 +148,23 @@ impl<E: Copy + Default + Send> CqLane<E> {
     /// [`Overflow`] when the queue is full. What was staged before stays staged.
     #[inline(always)]
     pub fn push(&mut self, e: E) -> Result<(), Overflow> {
+        *self.stage()? = e;
+        Ok(())
+    }
+
+    /// [`CqLane::push`] of a completion that the caller writes where it waits. All of it: what is there is an old one.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub fn stage(&mut self) -> Result<&mut E, Overflow> {
         if self.credits == 0 {
             self.fetch_credits()?;
         }
-        let slot = self.ring.slot(self.staged).ok_or(Overflow)?;
-        slot[0] = e;
+        let [slot] = self.ring.slot(self.staged).ok_or(Overflow)? else { return Err(Overflow) };
         self.staged += 1;
         self.credits -= 1;
-        Ok(())
+        Ok(slot)
     }
 
     /// Says that something staged since the last publish is solicited or an error, which
@@ -282,31 +291,14 @@ impl<E: Copy + Send> CqReader<E> {
     /// [`CqReader::poll`] that hands up to `max` completions to `each` where they lie.
     #[inline]
     pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
-        if self.older.is_some() {
-            return self.poll_older(max, &mut each);
-        }
-        self.poll_lanes(max, &mut each)
-    }
-
-    /// Takes from before the last resize first.
-    #[cold]
-    fn poll_older(&mut self, max: usize, each: &mut dyn FnMut(&E)) -> usize {
-        let Some(older) = &mut self.older else { return 0 };
-        // Links are made by resizes only, and each holds something: there are few.
-        let mut taken = older.poll_older(max, each);
-        if older.older.is_none() {
-            taken += older.poll_lanes(max - taken, &mut *each);
-            if older.is_empty() {
-                self.older = None;
-                taken += self.poll_lanes(max - taken, each);
-            }
-        }
-        taken
-    }
-
-    #[inline]
-    fn poll_lanes(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
         let mut taken = 0;
+        while self.older.is_some() && taken < max {
+            // Copies: whatever `each` counts would be in memory if a function that is not inlined got to know it.
+            let some = self.take_older(max - taken);
+            some.iter().for_each(&mut each);
+            taken += some.len();
+        }
+        let of_older = taken;
         let mut empty = 0;
         while taken < max && empty < self.lanes.len() {
             let lane = &mut self.lanes[self.next];
@@ -315,8 +307,9 @@ impl<E: Copy + Send> CqReader<E> {
             let end = lane.released().wrapping_add(n);
             let mut seq = lane.released();
             while seq != end {
-                each(&lane.slot(seq)[0]);
-                seq = seq.wrapping_add(1);
+                let run = lane.contiguous(seq, end.wrapping_sub(seq));
+                run.iter().for_each(&mut each);
+                seq = seq.wrapping_add(run.len() as u32);
             }
             lane.release_to(end);
             taken += n as usize;
@@ -327,10 +320,23 @@ impl<E: Copy + Send> CqReader<E> {
                 self.next = 0;
             }
         }
-        if taken > 0 && self.lanes.len() > 1 {
-            self.shared.budget.fetch_add(taken as u32, Ordering::Relaxed);
+        if taken > of_older && self.lanes.len() > 1 {
+            self.shared.budget.fetch_add((taken - of_older) as u32, Ordering::Relaxed);
         }
         taken
+    }
+
+    /// Takes up to `max` completions from before the last resize, and no more than one batch.
+    #[cold]
+    fn take_older(&mut self, max: usize) -> arrayvec::ArrayVec<E, POLL_BATCH> {
+        let mut some = arrayvec::ArrayVec::new();
+        let Some(older) = &mut self.older else { return some };
+        older.poll_with(max.min(POLL_BATCH), |e| some.push(*e));
+        // Links are made by resizes only, and each holds something: there are few.
+        if older.older.is_none() && older.is_empty() {
+            self.older = None;
+        }
+        some
     }
 
     /// Drops completions at the front of each lane as long as they are `dead`, so that they take no room.

@@ -280,7 +280,7 @@ impl<T: Copy + Default + Send> Producer<T> {
     /// The `ahead`-th slot that is not published yet, to be filled, or `None` when the ring has no room for it.
     ///
     /// It still holds what was last written to it.
-    #[inline]
+    #[inline(always)]
     pub fn slot(&mut self, ahead: u32) -> Option<&mut [T]> {
         if !self.has_room(ahead) {
             return None;
@@ -317,11 +317,13 @@ impl<T: Copy + Default + Send> Producer<T> {
         self.view.slots() - self.published.wrapping_sub(self.released.get())
     }
 
-    #[inline]
+    #[inline(always)]
     fn has_room(&self, ahead: u32) -> bool {
-        if ahead < self.free_cached() {
-            return true;
-        }
+        ahead < self.free_cached() || self.has_room_now(ahead)
+    }
+
+    #[inline(never)]
+    fn has_room_now(&self, ahead: u32) -> bool {
         self.refresh();
         ahead < self.free_cached()
     }
@@ -422,7 +424,7 @@ impl<T: Copy + Send> Consumer<T> {
     }
 
     /// The slot of `seq`, or `None` when it is not published or already released.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, seq: u32) -> Option<&[T]> {
         if !self.has(seq) {
             return None;
@@ -444,6 +446,27 @@ impl<T: Copy + Send> Consumer<T> {
             Some(slot) => slot,
             None => self.lost_count(seq),
         }
+    }
+
+    /// The slots from that of `seq` on, `max` at most: as many as lie behind each other in memory, one after the other.
+    ///
+    /// # Panics
+    /// If one of them is not published or already released: the caller lost count.
+    #[inline]
+    pub fn contiguous(&self, seq: u32, max: u32) -> &[T] {
+        let n = max.min(self.view.slots() - (seq & self.view.mask));
+        let ahead = seq.wrapping_sub(self.released);
+        let known = self.published.get().wrapping_sub(self.released);
+        if ahead > known || n > known - ahead {
+            self.lost_count(seq.wrapping_add(n));
+        }
+        for n in 0..n {
+            self.view.track(seq.wrapping_add(n), false);
+        }
+        let len = n as usize * self.view.stride as usize;
+        // SAFETY: as in `get`, for each slot of `seq .. seq + n`, which is in `released .. published`; these do not wrap
+        // around the end of the memory.
+        unsafe { core::slice::from_raw_parts(self.view.slot(seq).as_ptr(), len) }
     }
 
     /// Asks for what a look at `n` slots from `seq` on, and their release, touches: the slots, and both indices.

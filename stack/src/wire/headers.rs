@@ -97,7 +97,7 @@ impl Bth {
     /// Destination queue pair.
     #[inline]
     pub const fn dqpn(&self) -> Qpn {
-        Qpn::new(u32::from_be_bytes([0, self.0[5], self.0[6], self.0[7]]))
+        Qpn::new(u32::from_be_bytes([self.0[4], self.0[5], self.0[6], self.0[7]]))
     }
     /// Sets the destination queue pair.
     pub const fn set_dqpn(&mut self, dqpn: Qpn) {
@@ -115,7 +115,7 @@ impl Bth {
     /// Packet sequence number.
     #[inline]
     pub const fn psn(&self) -> Psn {
-        Psn::new(u32::from_be_bytes([0, self.0[9], self.0[10], self.0[11]]))
+        Psn::new(u32::from_be_bytes([self.0[8], self.0[9], self.0[10], self.0[11]]))
     }
     /// Sets the packet sequence number.
     pub const fn set_psn(&mut self, psn: Psn) {

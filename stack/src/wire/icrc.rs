@@ -56,14 +56,37 @@ pub fn of_masked(covered: &[u8]) -> u32 {
     hasher.finalize()
 }
 
+/// ICRC of a frame's bytes from its IP header at `l3` to `end`, the end of the pad, as [`of_masked`] of them: variant fields
+/// already all ones. Short packets go the short way ([`clmul`](super::clmul)).
+///
+/// # Panics
+/// If the frame has not so many bytes.
+#[inline(always)]
+pub fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(register) = super::clmul::register(frame, l3, end, ipv6) {
+        return !register;
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = ipv6;
+    of_masked(&frame[l3..end])
+}
+
 /// Whether the ICRC of a located frame is right.
 ///
-/// Writes ones over the variant fields while it computes and puts them back: the frame is the same after.
+/// The frame is the same after. Short ones are only read ([`clmul`](super::clmul)); over the variant fields of long ones
+/// it writes ones while it computes, and puts them back.
 ///
 /// # Panics
 /// If `frame` is not the frame that `layout` was made from, but a shorter one.
 #[inline(always)]
 pub fn check(frame: &mut [u8], layout: &Layout) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(register) =
+        super::clmul::register(frame, layout.l3 as usize, layout.end as usize, layout.ipv6)
+    {
+        return register == !RESIDUE;
+    }
     let mask = if layout.ipv6 { &MASK_V6 } else { &MASK_V4 };
     check_masked(&mut frame[layout.l3 as usize..layout.end as usize], mask)
 }

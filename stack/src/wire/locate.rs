@@ -13,6 +13,10 @@ const ETHER_QINQ: u16 = 0x88a8;
 /// IPv6 next header: a fragment follows.
 const IPV6_FRAGMENT: u8 = 44;
 
+/// Where the UDP header and the BTH of a plain packet are ([`locate_plain`]).
+const PLAIN_UDP: usize = ETH_LEN + IPV4_LEN;
+const PLAIN_BTH: usize = PLAIN_UDP + UDP_LEN;
+
 /// What a frame is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ingress {
@@ -59,6 +63,38 @@ pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
         ETHER_ROCE_V1 | ETHER_QINQ => Err(Discard::BadEtherType),
         _ => Ok(Ingress::Other),
     }
+}
+
+/// What [`locate`] finds in a frame of the commonest form: Ethernet without a tag, IPv4 without options, and UDP that is
+/// as long as IP says. `None` says nothing about the frame.
+///
+/// A few wide compares instead of a look at each field; the offsets in what it returns are constants to the compiler.
+#[inline(always)]
+pub fn locate_plain(frame: &[u8]) -> Option<Layout> {
+    let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;
+    // Compared as the bytes lie: turning them round would cost more than the compare.
+    let half = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
+    let word = |at: usize, mask: [u8; 4]| {
+        u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) & u32::from_ne_bytes(mask)
+    };
+    let [ether_high, ether_low] = ETHER_IPV4.to_be_bytes();
+    let bth = Bth::of(head.last_chunk()?);
+    let udp_len = be16(head, PLAIN_UDP + 4);
+    // EtherType, version and header length; fragmentation and protocol; the UDP port; the BTH's version.
+    let other = (word(12, [0xff, 0xff, 0xff, 0]) ^ u32::from_ne_bytes([ether_high, ether_low, 0x45, 0]))
+        | (word(20, [0x3f, 0xff, 0, 0xff]) ^ u32::from_ne_bytes([0, 0, 0, IP_PROTO_UDP]))
+        | u32::from(half(PLAIN_UDP + 2) ^ UDP_PORT.to_be())
+        | u32::from(half(16) ^ udp_len.wrapping_add(IPV4_LEN as u16).to_be())
+        | u32::from(udp_len % 4)
+        | u32::from(bth.tver());
+    let row = bth.opcode().row()?;
+    let (udp_len, headers) = (usize::from(udp_len), UDP_LEN + row.header_len as usize + ICRC_LEN);
+    let short = udp_len < headers + bth.pad() as usize;
+    // As long as a frame of less than 64 KiB is.
+    if other != 0 || short || PLAIN_UDP + udp_len > frame.len().min(u16::MAX as usize) {
+        return None;
+    }
+    Some(Layout::plain(row, bth.dqpn(), udp_len as u32 / 4))
 }
 
 #[inline(never)]
@@ -165,6 +201,26 @@ fn locate_udp(
 }
 
 impl Layout {
+    /// The layout of a plain packet ([`locate_plain`]) whose UDP datagram has so many words of four bytes.
+    #[inline(always)]
+    pub(crate) fn plain(row: &'static Row, dqpn: Qpn, udp_words: u32) -> Self {
+        Self {
+            l3: ETH_LEN as u16,
+            ipv6: false,
+            vlan: None,
+            bth: PLAIN_BTH as u16,
+            end: (PLAIN_UDP as u32 + 4 * udp_words) as u16,
+            row,
+            dqpn,
+        }
+    }
+
+    /// Words of four bytes of the UDP datagram.
+    #[inline(always)]
+    pub(crate) fn udp_words(&self) -> u32 {
+        (u32::from(self.end) + UDP_LEN as u32 - u32::from(self.bth)) / 4
+    }
+
     /// The fields of the packet.
     ///
     /// # Panics

@@ -8,8 +8,10 @@
 //! [`Layout::packet`] hands out the fields. Transmit: [`Template::begin`] writes the headers, the caller
 //! copies the payload to the offset it returns, [`Template::seal`] pads, computes the ICRC and finishes.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[cfg(target_arch = "x86_64")]
+mod clmul;
 mod discard;
 mod flow;
 mod headers;
@@ -26,7 +28,7 @@ mod tests;
 pub use discard::Discard;
 pub use flow::{Flow, udp_source_port};
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Feth, Reth};
-pub use locate::{Ingress, Layout, locate, peek};
+pub use locate::{Ingress, Layout, locate, locate_plain, peek};
 pub use opcode::{ExtHeader, Kind, Opcode, PayloadRule, Position, Row, Tail, Transport};
 pub use packet::Packet;
 pub use segment::{Segment, pad_count, segment};

@@ -307,7 +307,11 @@ impl Template {
     #[inline(always)]
     pub fn stamp(&self, frame: &mut [u8]) {
         let covered_end = frame.len() - ICRC_LEN;
-        let icrc = icrc::of_masked(&frame[self.l3 as usize..covered_end]);
+        let icrc = if self.plain() {
+            icrc::of_frame(frame, ETH_LEN, covered_end, false)
+        } else {
+            icrc::of_frame(frame, self.l3.into(), covered_end, self.ipv6)
+        };
         frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
         if self.plain() {
             self.finish_v4::<{ ETH_LEN }>(frame);

@@ -42,13 +42,9 @@ impl Responder {
             return Err(Discard::OutOfSequence);
         }
         self.epsn = pkt.psn;
-        self.check_message(pkt, pd, rq, keys).map_err(|reason| {
+        self.check_message(pkt, pd, rq, keys).map_err(|fault| {
             self.drop_message();
-            match reason {
-                Ok(Fault::NoReceive) => Discard::NoReceive,
-                Ok(_) => Discard::BadRequest,
-                Err(discard) => discard,
-            }
+            if fault == Fault::NoReceive { Discard::NoReceive } else { Discard::BadRequest }
         })
     }
 
@@ -59,7 +55,7 @@ impl Responder {
         pd: PdId,
         rq: &mut impl ReceiveSource,
         keys: &MrTable,
-    ) -> Result<Verdict, Result<Fault, Discard>> {
+    ) -> Result<Verdict, Fault> {
         self.check_enabled(pkt)?;
         self.take_resource(pkt, rq)?;
         self.check_packet_length(pkt)?;
@@ -68,7 +64,6 @@ impl Responder {
             Kind::Write => self.check_write(pkt, pd, keys),
             _ => Err(Fault::BadOpcode),
         }
-        .map_err(Ok)
     }
 
     /// The rest of the message in progress is not wanted any more.

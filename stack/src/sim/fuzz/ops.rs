@@ -8,7 +8,7 @@ use crate::id::{Mtu, QpState, QpType, Qpn};
 use crate::mem::{Access, MwType, Sge};
 use crate::proto::address::UdAddress;
 use crate::proto::attr::GlobalRoute;
-use crate::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
+use crate::proto::status::{SendFlags, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
 use crate::sim::lossy::{self, QKEY};
 use crate::sim::node::{CqId, MrId, Node, NodeConfig, QpConfig, QpId, SendWr, SrqId, remote_rights};
@@ -330,8 +330,9 @@ impl Pairs {
             .filter_map(|(i, e)| Some((e.as_ref()?.qpn.get(), i)))
             .collect();
         for cqe in self.nodes[node].poll_cq(self.cqs[node], usize::MAX) {
-            let pair =
-                *numbers.get(&cqe.qpn).unwrap_or_else(|| panic!("{cqe:?} of a queue pair that is gone"));
+            let pair = *numbers
+                .get(&cqe.qpn.get())
+                .unwrap_or_else(|| panic!("{cqe:?} of a queue pair that is gone"));
             let end = self.ends[node][pair].as_mut().expect("it has a number");
             if TYPES[pair][node] == QpType::XrcTgt {
                 self.shared.complete(&cqe);
@@ -456,9 +457,8 @@ impl Shared {
 
 /// Takes a completion off what is due.
 fn complete(end: &mut End, cqe: &Cqe) {
-    let status = WcStatus::from_number(u32::from(cqe.status)).expect("a status of verbs");
-    let opcode = WcOpcode::from_number(u32::from(cqe.opcode)).expect("an opcode of verbs");
-    if opcode.is_recv() {
+    let status = cqe.status;
+    if cqe.opcode.is_recv() {
         assert_eq!(end.receives.pop_front(), Some(cqe.wr_id), "receives complete in order: {cqe:?}");
         return;
     }
