@@ -12,5 +12,5 @@ mod variable;
 
 pub use access::Access;
 pub use sge::Sge;
-pub use table::{KeyFault, MemError, MrTable};
+pub use table::{KeyFault, MemError, MrTable, Span};
 pub use variable::{Bind, MwType, inc_rkey};

@@ -186,13 +186,7 @@ impl Slot {
         let start = self.start.load(Ordering::Relaxed);
         let addr = self.addr.load(Ordering::Relaxed);
         let size = self.len.load(Ordering::Relaxed);
-        // An address before the start gives an offset of at least 2^64 - start, which is above size because
-        // start + size is below 2^64.
-        let offset = va.wrapping_sub(start);
-        if offset > size || len > size - offset {
-            return Err(KeyFault::OutOfRange);
-        }
-        Ok(addr.wrapping_add(offset))
+        place(start, addr, size, va, len)
     }
 
     /// A lookup in a variable slot, whose fields may change meanwhile.
@@ -258,6 +252,40 @@ pub(super) fn region(pd: PdId, addr: u64, len: u64, access: Access) -> Result<Gr
     addr.checked_add(len).ok_or(MemError::InvalidRange)?;
     let start = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
     Ok(Grant { pd, access: access.bits(), qpn: 0, start, addr, len })
+}
+
+/// The host address of `len` bytes at `va` of the `size` bytes at `addr` that are called `start` and on.
+#[inline(always)]
+fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<u64, KeyFault> {
+    // An address before the start gives an offset of at least 2^64 - start, which is above size because
+    // start + size is below 2^64.
+    let offset = va.wrapping_sub(start);
+    if offset > size || len > size - offset {
+        return Err(KeyFault::OutOfRange);
+    }
+    Ok(addr.wrapping_add(offset))
+}
+
+/// What a key grants, as found by [`MrTable::span`]: good until the end of the turn. The default grants nothing: its key is
+/// no key, and no byte is in it.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Span {
+    /// The key.
+    pub key: u32,
+    start: u64,
+    addr: u64,
+    size: u64,
+}
+
+impl Span {
+    /// The host address of the `len` bytes at `va`.
+    ///
+    /// # Errors
+    /// [`KeyFault::OutOfRange`].
+    #[inline(always)]
+    pub fn place(&self, va: u64, len: u64) -> Result<u64, KeyFault> {
+        place(self.start, self.addr, self.size, va, len)
+    }
 }
 
 impl MrTable {
@@ -378,6 +406,23 @@ impl MrTable {
     #[inline]
     pub fn check(&self, key: u32, pd: PdId, need: Access, va: u64, len: u64) -> Result<u64, KeyFault> {
         self.look_up(key, pd, None, need, va, len)
+    }
+
+    /// All that `key` grants `need` on to this side, for whoever uses one key many times in a turn; as [`MrTable::check`].
+    /// `None` says nothing: a key that comes and goes in work requests has no span.
+    #[inline]
+    pub fn span(&self, key: u32, pd: PdId, need: Access) -> Option<Span> {
+        let slot = self.slot(key)?;
+        let good = slot.key() == key
+            && key != NO_KEY
+            && slot.pd.load(Ordering::Relaxed) == pd.0
+            && slot.access.load(Ordering::Relaxed) & (need.bits() | VARIABLE) == need.bits();
+        good.then(|| Span {
+            key,
+            start: slot.start.load(Ordering::Relaxed),
+            addr: slot.addr.load(Ordering::Relaxed),
+            size: slot.len.load(Ordering::Relaxed),
+        })
     }
 
     /// As [`MrTable::check`], for a request of the peer to queue pair `qpn`: `need` is [`Access::REMOTE_WRITE`],

@@ -30,13 +30,13 @@ impl Counter {
 }
 
 impl Counters {
-    pub(super) fn rx(&self, bytes: usize) {
-        self.rx_frames.add(1);
+    pub(super) fn rx(&self, frames: usize, bytes: usize) {
+        self.rx_frames.add(frames as u64);
         self.rx_bytes.add(bytes as u64);
     }
 
-    pub(super) fn tx(&self, bytes: usize) {
-        self.tx_frames.add(1);
+    pub(super) fn tx(&self, frames: usize, bytes: usize) {
+        self.tx_frames.add(frames as u64);
         self.tx_bytes.add(bytes as u64);
     }
 }

@@ -10,8 +10,9 @@
 use core::alloc::Layout;
 use core::fmt;
 use core::ptr::NonNull;
-use crossbeam_queue::ArrayQueue;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{RxBurst, TxBurst};
 
 /// How a frame's buffer goes back to where it came from.
 ///
@@ -188,11 +189,13 @@ struct Slab {
     base: NonNull<u8>,
     layout: Layout,
     stride: usize,
+    frames: u32,
     capacity: u32,
-    free: ArrayQueue<u32>,
+    /// Slots without a frame; has room for all. A lock, because bursts take and bring many at once.
+    free: Mutex<Vec<u32>>,
 }
 
-// SAFETY: the slots are handed out through `free`, a concurrent queue, each to one frame at a time.
+// SAFETY: the slots are handed out through `free`, each to one frame at a time.
 unsafe impl Send for Slab {}
 // SAFETY: as above; the other fields never change.
 unsafe impl Sync for Slab {}
@@ -200,14 +203,19 @@ unsafe impl Sync for Slab {}
 static HEAP: FrameKind = FrameKind { free: free_slot };
 
 unsafe extern "C" fn free_slot(handle: NonNull<()>) {
-    let header = handle.cast::<SlotHeader>();
-    // SAFETY: the header was written when the slab was made and is never written again; the slab lives, as
-    // the frame that is being dropped holds one count of its `Arc`.
-    let (slab, index) = unsafe { (header.as_ref().slab, header.as_ref().index) };
-    // SAFETY: `alloc` turned one count of the `Arc` into this frame; here it turns back.
+    let (slab, index) = of_slot(handle);
+    // SAFETY: `frame` turned one count of the `Arc` into this frame; here it turns back.
     let slab = unsafe { Arc::from_raw(slab) };
-    let pushed = slab.free.push(index);
-    debug_assert!(pushed.is_ok(), "a slot came back twice");
+    slab.free().push(index);
+}
+
+/// The slab and the number of the slot that a frame has.
+#[inline]
+fn of_slot(handle: NonNull<()>) -> (*const Slab, u32) {
+    // SAFETY: the header was written when the slab was made and is never written again; the slab lives, as the frame holds
+    // one count of its `Arc`.
+    let header = unsafe { handle.cast::<SlotHeader>().as_ref() };
+    (header.slab, header.index)
 }
 
 impl HeapPool {
@@ -225,12 +233,13 @@ impl HeapPool {
         // SAFETY: the layout's size is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(layout) };
-        let slab = Arc::new(Slab { base, layout, stride, capacity, free: ArrayQueue::new(frames) });
+        // The first slot is the first to be taken.
+        let free = Mutex::new((0..count).rev().collect());
+        let slab = Arc::new(Slab { base, layout, stride, frames: count, capacity, free });
         for index in 0..count {
             let header = SlotHeader { slab: Arc::as_ptr(&slab), index };
             // SAFETY: slot `index` lies inside the allocation, is aligned to 64 bytes and has no owner yet.
             unsafe { slab.slot(index).cast::<SlotHeader>().write(header) };
-            let _ = slab.free.push(index);
         }
         Self { slab }
     }
@@ -238,17 +247,54 @@ impl HeapPool {
     /// An empty frame; `None` while all buffers are out.
     #[inline]
     pub fn alloc(&self) -> Option<Frame> {
-        let index = self.slab.free.pop()?;
+        let index = self.slab.free().pop()?;
+        Some(self.frame(index))
+    }
+
+    /// Appends up to `n` empty frames to `out`: fewer when there are not as many, or `out` has no more room.
+    #[inline]
+    pub fn alloc_burst(&self, out: &mut TxBurst, n: usize) {
+        let mut free = self.slab.free();
+        let n = n.min(out.remaining_capacity()).min(free.len());
+        let from = free.len() - n;
+        out.extend(free.drain(from..).rev().map(|index| self.frame(index)));
+    }
+
+    /// Drops frames; those of one pool together.
+    #[inline]
+    pub fn recycle(frames: &mut RxBurst) {
+        let pooled = |frame: &Frame| core::ptr::eq(frame.kind, &raw const HEAP);
+        while let Some(last) = frames.last().filter(|last| pooled(last)) {
+            let (slab, _) = of_slot(last.handle);
+            let is_its = |frame: &Frame| pooled(frame) && of_slot(frame.handle).0 == slab;
+            let n = frames.iter().rev().take_while(|frame| is_its(frame)).count();
+            // SAFETY: at least one frame of the slab holds a count.
+            let mut free = unsafe { &*slab }.free();
+            let from = frames.len() - n;
+            free.extend(frames[from..].iter().map(|frame| of_slot(frame.handle).1));
+            drop(free);
+            for frame in frames.drain(from..) {
+                core::mem::forget(frame);
+                // SAFETY: each of these frames held a count, and is forgotten.
+                unsafe { Arc::decrement_strong_count(slab) };
+            }
+        }
+        frames.clear();
+    }
+
+    /// The frame of a slot that was just taken.
+    #[inline]
+    fn frame(&self, index: u32) -> Frame {
         let slot = self.slab.slot(index);
         let _ = Arc::into_raw(Arc::clone(&self.slab));
-        // SAFETY: the slot came off the free list, so nobody else has it; its buffer is `capacity` bytes that
-        // were zeroed at the start; the `Arc` count that was just leaked belongs to this frame.
-        Some(unsafe { Frame::from_raw(slot.add(HEADER), 0, self.slab.capacity, slot.cast(), &HEAP) })
+        // SAFETY: the slot came off the free list, so nobody else has it; its buffer is `capacity` bytes that were zeroed
+        // at the start; the `Arc` count that was just leaked belongs to this frame.
+        unsafe { Frame::from_raw(slot.add(HEADER), 0, self.slab.capacity, slot.cast(), &HEAP) }
     }
 
     /// Buffers that are in the pool now.
     pub fn available(&self) -> usize {
-        self.slab.free.len()
+        self.slab.free().len()
     }
 
     /// Bytes that each frame can hold.
@@ -259,15 +305,22 @@ impl HeapPool {
 
 impl fmt::Debug for HeapPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HeapPool({} of {} buffers free)", self.slab.free.len(), self.slab.free.capacity())
+        write!(f, "HeapPool({} of {} buffers free)", self.available(), self.slab.frames)
     }
 }
 
 impl Slab {
+    #[inline]
     fn slot(&self, index: u32) -> NonNull<u8> {
-        debug_assert!((index as usize) < self.free.capacity());
+        debug_assert!(index < self.frames);
         // SAFETY: only indices below the number of slots are ever on the free list.
         unsafe { self.base.add(index as usize * self.stride) }
+    }
+
+    /// Nobody panics with the list in hand.
+    #[inline]
+    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

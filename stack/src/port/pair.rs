@@ -3,9 +3,10 @@
 use super::counters::{Counters, sum};
 use super::{Frame, HeapPool, Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst};
 use crate::id::Mac;
+use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::{AtomicBool, Ordering};
-use crossbeam_queue::ArrayQueue;
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, TryLockError};
 
 /// Frames that wait in one queue of the link.
 const DEPTH: usize = 1024;
@@ -38,15 +39,40 @@ pub fn pair_with(a: &PortOptions, b: &PortOptions, steering: Steering) -> (Box<d
 
 /// One direction of a link.
 pub(super) struct Wire {
-    queues: Vec<ArrayQueue<Frame>>,
+    queues: Vec<Lane>,
     steering: Steering,
+}
+
+/// Frames on their way to one queue. Both ends come with whole bursts; one that finds the other at it comes again.
+struct Lane {
+    /// How many there are: a look at an empty lane takes no lock.
+    waiting: AtomicUsize,
+    frames: Mutex<VecDeque<Frame>>,
+}
+
+impl Lane {
+    fn new() -> Self {
+        Self { waiting: AtomicUsize::new(0), frames: Mutex::new(VecDeque::with_capacity(DEPTH)) }
+    }
+
+    /// What `with` makes of the frames; `None` while the other end is at them.
+    fn with<T>(&self, with: impl FnOnce(&mut VecDeque<Frame>) -> T) -> Option<T> {
+        let mut frames = match self.frames.try_lock() {
+            Ok(frames) => frames,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let result = with(&mut frames);
+        self.waiting.store(frames.len(), Ordering::Release);
+        Some(result)
+    }
 }
 
 impl Wire {
     pub(super) fn new(queues: usize, steering: &Steering) -> Arc<Self> {
         assert!(queues > 0, "a port has at least one queue");
         let steering = Arc::clone(steering);
-        Arc::new(Self { queues: (0..queues).map(|_| ArrayQueue::new(DEPTH)).collect(), steering })
+        Arc::new(Self { queues: (0..queues).map(|_| Lane::new()).collect(), steering })
     }
 }
 
@@ -107,48 +133,76 @@ struct WireQueue {
     counters: Arc<[Counters]>,
 }
 
+impl WireQueue {
+    /// The queue on which a frame arrives.
+    fn lane_of(&self, frame: &Frame) -> usize {
+        let lanes = self.tx.queues.len();
+        (self.tx.steering)(self.index, frame.data(), lanes) % lanes
+    }
+}
+
 impl PortQueue for WireQueue {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        let counters = &self.counters[self.index];
-        let before = out.len();
-        while !out.is_full() {
-            let Some(frame) = self.rx.queues[self.index].pop() else { break };
-            if frame.len() > self.max_frame {
-                counters.rx_dropped.add(1);
-                continue;
-            }
-            counters.rx(frame.len());
-            out.push(frame);
+        let lane = &self.rx.queues[self.index];
+        if lane.waiting.load(Ordering::Acquire) == 0 {
+            return 0;
         }
-        out.len() - before
+        let (before, mut bytes, mut too_long) = (out.len(), 0, 0);
+        lane.with(|frames| {
+            for frame in frames.drain(..frames.len().min(out.remaining_capacity())) {
+                if frame.len() > self.max_frame {
+                    too_long += 1;
+                    continue;
+                }
+                bytes += frame.len();
+                out.push(frame);
+            }
+        });
+        let n = out.len() - before;
+        let counters = &self.counters[self.index];
+        counters.rx(n, bytes);
+        counters.rx_dropped.add(too_long);
+        n
     }
 
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        let counters = &self.counters[self.index];
-        // Backwards, so that taking a frame is a pop.
-        frames.reverse();
-        let before = frames.len();
-        while let Some(frame) = frames.pop() {
-            let len = frame.len();
-            if len > self.max_frame {
-                counters.tx_dropped.add(1);
-                continue;
-            }
-            let to = (self.tx.steering)(self.index, frame.data(), self.tx.queues.len());
-            match self.tx.queues[to % self.tx.queues.len()].push(frame) {
-                Ok(()) => counters.tx(len),
-                Err(frame) => {
-                    frames.push(frame);
-                    break;
+        let (mut taken, mut sent, mut bytes) = (0, 0, 0);
+        while let Some(first) = frames.first() {
+            // Frames of one queue mostly follow each other.
+            let lane = self.lane_of(first);
+            let alike = match self.tx.queues.len() {
+                1 => frames.len(),
+                _ => frames.iter().take_while(|frame| self.lane_of(frame) == lane).count(),
+            };
+            let moved = self.tx.queues[lane].with(|queue| {
+                let n = alike.min(DEPTH - queue.len());
+                for frame in frames.drain(..n).filter(|frame| frame.len() <= self.max_frame) {
+                    (sent, bytes) = (sent + 1, bytes + frame.len());
+                    queue.push_back(frame);
                 }
+                n
+            });
+            taken += moved.unwrap_or(0);
+            if moved != Some(alike) {
+                break;
             }
         }
-        frames.reverse();
-        before - frames.len()
+        let counters = &self.counters[self.index];
+        counters.tx(sent, bytes);
+        counters.tx_dropped.add((taken - sent) as u64);
+        taken
     }
 
     fn alloc(&mut self) -> Option<Frame> {
         self.pool.alloc()
+    }
+
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.pool.alloc_burst(out, n);
+    }
+
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        HeapPool::recycle(frames);
     }
 }
 

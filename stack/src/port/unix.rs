@@ -105,7 +105,7 @@ impl PortQueue for UnixQueue {
             match self.shared.socket.recv(frame.buffer_mut()) {
                 Ok(n) if n <= self.shared.max_frame => {
                     frame.set_len(n);
-                    counters.rx(n);
+                    counters.rx(1, n);
                     out.push(frame);
                 }
                 Ok(_) => {
@@ -129,7 +129,7 @@ impl PortQueue for UnixQueue {
                 counters.tx_dropped.add(1);
             } else {
                 match self.shared.socket.send_to(frame.data(), &self.shared.peer) {
-                    Ok(n) => counters.tx(n),
+                    Ok(n) => counters.tx(1, n),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) if error.raw_os_error() == Some(ENOBUFS) => break,
                     Err(_) => counters.tx_dropped.add(1),

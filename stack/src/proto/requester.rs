@@ -12,9 +12,12 @@ use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, WINDOW_PACKETS};
 use crate::id::{Mtu, Psn};
 use crate::mark::{Mark, hit};
 use crate::time::Instant;
-use crate::wire::{AtomicEth, Ext, Kind, Opcode, Position, Reth, Tail};
+use crate::wire::{Ext, Kind, Opcode, Position, Reth, Tail};
 
+mod run;
 mod unreliable;
+
+pub use run::{Form, Next, Ran, Run, Unbuilt};
 
 /// The send queue as the requester sees it: slots by sequence number.
 pub trait SendRing {
@@ -22,6 +25,14 @@ pub trait SendRing {
     fn published(&self) -> u32;
     /// The slot of a posted request that is not released.
     fn slot(&self, seq: u32) -> &[Granule];
+    /// Slots from that of `seq` on that lie behind each other in memory, and how many granules each has: one at least,
+    /// `max` at most. `seq + max` is not behind what [`published`](Self::published) said last.
+    #[inline]
+    fn contiguous(&self, seq: u32, max: u32) -> (&[Granule], usize) {
+        debug_assert!(max > 0, "somebody wants a slot");
+        let slot = self.slot(seq);
+        (slot, slot.len())
+    }
 }
 
 /// One request packet to build.
@@ -282,6 +293,12 @@ impl Requester {
     #[inline]
     pub fn head(&self) -> u32 {
         self.head
+    }
+
+    /// Sequence number of the next work request to start.
+    #[inline]
+    pub fn started(&self) -> u32 {
+        self.started
     }
 
     /// When [`Requester::handle_timeout`] wants to be called.
@@ -607,7 +624,7 @@ impl Requester {
             (false, Tail::Imm) => Ext::Imm(wqe.imm()),
             (true, Tail::Imm) => Ext::RethImm(reth(), wqe.imm()),
             (true, _) => Ext::Reth(reth()),
-            (_, Tail::Inv) => Ext::Inv(wqe.arg0 as u32),
+            (_, Tail::Inv) => Ext::Inv(wqe.rkey_to_invalidate()),
         };
         let again = self.cur_psn.diff(self.next) < 0;
         // A retried range asks at once; inside a message often enough that the window never closes silently.
@@ -701,13 +718,9 @@ impl Requester {
     #[inline(always)]
     fn atomic_segment<'a>(&mut self, slot: &'a [Granule]) -> Segment<'a> {
         let wqe = SendWqe::of(slot);
-        let (opcode, swap_add, compare) = if wqe.opcode() == WrOpcode::AtomicCmpAndSwp {
-            (Opcode::RC_CMP_SWAP, wqe.arg1, wqe.arg0)
-        } else {
-            (Opcode::RC_FETCH_ADD, wqe.arg0, 0)
-        };
-        let eth = AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_add, compare };
-        self.request_segment(slot, opcode, Ext::Atomic(eth))
+        let swaps = wqe.opcode() == WrOpcode::AtomicCmpAndSwp;
+        let opcode = if swaps { Opcode::RC_CMP_SWAP } else { Opcode::RC_FETCH_ADD };
+        self.request_segment(slot, opcode, Ext::Atomic(wqe.atomic()))
     }
 
     #[inline(always)]

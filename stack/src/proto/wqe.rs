@@ -12,7 +12,7 @@ use super::status::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use crate::id::Qpn;
 use crate::mem::Access;
 pub use crate::mem::Sge;
-use crate::wire::Feth;
+use crate::wire::{AtomicEth, Feth};
 
 /// The unit of a ring slot.
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -99,6 +99,14 @@ impl SendWqe {
     pub fn flags(&self) -> SendFlags {
         SendFlags::from_bits_truncate(u32::from(self.flags))
     }
+    /// Operation, flags but [`SendFlags::SIGNALED`], and the shape of the slot, as a number: requests of the same number
+    /// are built alike.
+    #[inline(always)]
+    pub(super) fn likeness(&self) -> u32 {
+        const SIGNALED: u32 = u32::from_ne_bytes([0, SendFlags::SIGNALED.bits() as u8, 0, 0]);
+        let four = self.as_bytes()[core::mem::offset_of!(Self, opcode)..].first_chunk();
+        u32::from_ne_bytes(*four.expect("opcode, flags, num_sge, ext")) & !SIGNALED
+    }
     /// Whether a success makes a completion.
     #[inline]
     pub fn signaled(&self) -> bool {
@@ -116,6 +124,18 @@ impl SendWqe {
     /// Sets the immediate data.
     pub fn set_imm(&mut self, imm: [u8; 4]) {
         self.arg0 = u64::from(u32::from_ne_bytes(imm));
+    }
+    /// The key that a SEND with invalidate names.
+    #[inline]
+    pub fn rkey_to_invalidate(&self) -> u32 {
+        self.arg0 as u32
+    }
+    /// What the packet of an atomic says.
+    #[inline]
+    pub fn atomic(&self) -> AtomicEth {
+        let (swap_add, compare) =
+            if self.opcode() == WrOpcode::AtomicCmpAndSwp { (self.arg1, self.arg0) } else { (self.arg0, 0) };
+        AtomicEth { va: self.remote_addr, rkey: self.rkey, swap_add, compare }
     }
     /// What a FLUSH selects, how far it goes, and its length in bytes.
     pub fn flush(&self) -> (Feth, u32) {
@@ -144,6 +164,11 @@ impl SendWqe {
         let (n, body) = (wqe.num_sge as usize, &slot[SEND_HEADER + wqe.ext as usize..]);
         let list: &[Granule] = body.get(..n).unwrap_or_default();
         transmute_ref!(list)
+    }
+    /// What would be the first element of a slot without an address block: the caller knows that there is one.
+    #[inline(always)]
+    pub fn first_sge(slot: &[Granule]) -> Option<&Sge> {
+        slot.get(SEND_HEADER).map(|granule| transmute_ref!(granule))
     }
     /// The inline data of a slot.
     #[inline]

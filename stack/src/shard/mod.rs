@@ -35,6 +35,7 @@ mod poll;
 mod qp;
 mod qp_table;
 mod rq;
+mod run;
 mod rx;
 #[cfg(test)]
 mod scale;

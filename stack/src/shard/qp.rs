@@ -63,6 +63,10 @@ impl SendRing for Sq {
     fn slot(&self, seq: u32) -> &[Granule] {
         self.0.slot(seq)
     }
+    #[inline(always)]
+    fn contiguous(&self, seq: u32, max: u32) -> (&[Granule], usize) {
+        (self.0.contiguous(seq, max), self.0.stride())
+    }
 }
 
 /// Whether frames can go to the peer.

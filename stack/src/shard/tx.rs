@@ -5,15 +5,16 @@ use super::copy::{self, Memory};
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
+use super::run;
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
 use crate::id::QpType;
 use crate::mem::Access;
 use crate::port::{Frame, TxBurst};
 use crate::proto::requester::{Idle, Segment};
 use crate::proto::responder::Answered;
-use crate::proto::status::{SendFlags, WcStatus};
+use crate::proto::status::WcStatus;
 use crate::proto::tables::Syndrome;
-use crate::proto::wqe::{self, SendWqe};
+use crate::proto::wqe;
 use crate::time::Instant;
 use crate::wire::{Discard, Ext, Header, Opcode, Template};
 
@@ -351,7 +352,19 @@ fn build_requests(
     let mut built = Built::default();
     let mut stamped = 0;
     let mut end = Ok(());
-    while let Some(frame) = empty.get_mut(built.frames) {
+    while built.frames < empty.len() {
+        if let Some(run) = run::build(qp, memory, now, ip_id, &mut empty[built.frames..]) {
+            built.frames += run.frames;
+            built.bytes += run.bytes;
+            match run.bad {
+                None => continue,
+                Some(seq) => {
+                    end = Err(End::Protection(seq));
+                    break;
+                }
+            }
+        }
+        let frame = &mut empty[built.frames];
         let segment = match qp.requester.poll_transmit(now, qp.gates, qp.epoch, &qp.sq) {
             Ok(segment) => segment,
             Err(idle) => {
@@ -412,11 +425,7 @@ pub(super) fn fill(
     let at = qp.template.begin(buffer, &header);
     let payload = &mut buffer[at..at + len];
     if len > 0 {
-        if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
-            payload.copy_from_slice(&SendWqe::inline_data(slot)[offset..offset + len]);
-        } else {
-            memory.gather(SendWqe::sges(slot), offset as u64, payload)?;
-        }
+        memory.fill(slot, offset, payload)?;
     }
     let total = qp.template.close(buffer, at, len);
     frame.set_len(total);

@@ -32,7 +32,7 @@ pub use locate::{Ingress, Layout, locate, locate_plain, peek};
 pub use opcode::{ExtHeader, Kind, Opcode, PayloadRule, Position, Row, Tail, Transport};
 pub use packet::Packet;
 pub use segment::{Segment, pad_count, segment};
-pub use template::{Ext, HEADERS_MAX, Header, Template};
+pub use template::{Ext, HEADERS_MAX, Header, Laid, Stencil, Template};
 
 /// The UDP destination port of RoCEv2 (IBA A17).
 pub const UDP_PORT: u16 = 4791;

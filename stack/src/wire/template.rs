@@ -100,8 +100,71 @@ pub struct Template {
     traffic_class: u8,
     hop_limit: u8,
     flow_label: u32,
-    /// Sum of the IPv4 header's 16-bit words, without length, identification and checksum.
+    /// Sum of the IPv4 header's 16-bit words as they lie in memory, without length, identification and checksum.
     sum: u32,
+}
+
+/// Offset of the BTH over IPv4 without a VLAN tag, and where that ends.
+const PLAIN_BTH: usize = ETH_LEN + IPV4_LEN + UDP_LEN;
+const PLAIN_LEN: usize = PLAIN_BTH + Bth::LEN;
+
+/// The headers of many packets that are alike, IPv4 without a VLAN tag: [`Template::stencil`].
+#[derive(Clone, Copy, Debug)]
+pub struct Stencil {
+    /// Ethernet to BTH, variant fields all ones.
+    head: [u8; PLAIN_LEN],
+    /// BTH byte 1 without pad.
+    flags: u8,
+}
+
+/// A packet that [`Stencil::lay`] laid out, without its extension headers and its payload.
+#[derive(Debug)]
+pub struct Laid<'a, const EXT: usize> {
+    /// Where the extension headers go, XRCETH aside.
+    pub ext: &'a mut [u8; EXT],
+    /// Where the payload goes.
+    pub payload: &'a mut [u8],
+}
+
+impl Stencil {
+    /// Bytes of a frame with `EXT` bytes of extension headers and `payload_len` of payload.
+    #[inline(always)]
+    pub const fn frame_len<const EXT: usize>(payload_len: usize) -> usize {
+        PLAIN_LEN + EXT + payload_len + pad_count(payload_len) + ICRC_LEN
+    }
+
+    /// Lays out a packet as [`Template::begin`] and [`Template::close`] do, but for extension headers and payload, which
+    /// the caller writes. The frame is [`Stencil::frame_len`] bytes long, and [`Template::stamp`] finishes it.
+    ///
+    /// # Panics
+    /// If `buf` is shorter than the frame.
+    #[inline(always)]
+    pub fn lay<'a, const EXT: usize>(
+        &self,
+        buf: &'a mut [u8],
+        ip_id: u16,
+        psn: Psn,
+        ack_req: bool,
+        payload_len: usize,
+    ) -> Laid<'a, EXT> {
+        const L3: usize = ETH_LEN;
+        const UDP: usize = L3 + IPV4_LEN;
+        let len = Self::frame_len::<EXT>(payload_len);
+        debug_assert!(len - L3 <= u16::MAX as usize, "an IP packet has 16 bits of length");
+        let (head, rest) = buf[..len].split_first_chunk_mut::<PLAIN_LEN>().expect("a frame has a head");
+        let (ext, rest) = rest.split_first_chunk_mut::<EXT>().expect("a frame has its extension headers");
+        *head = self.head;
+        head[L3 + 2..L3 + 4].copy_from_slice(&((len - L3) as u16).to_be_bytes());
+        head[L3 + 4..L3 + 6].copy_from_slice(&ip_id.to_be_bytes());
+        head[UDP + 4..UDP + 6].copy_from_slice(&((len - UDP) as u16).to_be_bytes());
+        head[PLAIN_BTH + 1] = self.flags | (pad_count(payload_len) as u8) << 4;
+        let word = u32::from(ack_req) << 31 | psn.get();
+        head[PLAIN_BTH + 8..].copy_from_slice(&word.to_be_bytes());
+        // Four zeros at the end of the payload are the pad and the room for the ICRC, whatever the pad count.
+        let (payload, tail) = rest.split_at_mut(payload_len);
+        tail[..4].fill(0);
+        Laid { ext, payload }
+    }
 }
 
 impl Template {
@@ -193,7 +256,7 @@ impl Template {
         ip[1] = self.traffic_class;
         ip[8] = self.hop_limit;
         ip[10..12].fill(0);
-        self.sum = ip.chunks_exact(2).map(|word| u32::from(be16(word, 0))).sum();
+        self.sum = ip.chunks_exact(2).map(|word| u32::from(u16::from_ne_bytes([word[0], word[1]]))).sum();
     }
 
     /// Writes the headers of a packet, in masked form, and returns the offset of the payload, which the
@@ -206,15 +269,27 @@ impl Template {
     pub fn begin(&self, buf: &mut [u8], h: &Header) -> usize {
         let head: &mut [u8; HEADERS_MAX] = buf.first_chunk_mut().expect("a buffer of HEADERS_MAX bytes");
         // Offsets that are constants in each arm leave plain stores, without bounds checks.
-        if self.plain() {
+        if self.is_plain() {
             return self.begin_at::<{ ETH_LEN }, { ETH_LEN + IPV4_LEN }>(head, h);
         }
         self.begin_other(head, *h)
     }
 
+    /// The headers of packets of `opcode` that differ in sequence number and length alone; `None` over IPv6 or with a VLAN
+    /// tag, where [`Template::begin`] is the way.
+    #[inline(always)]
+    pub fn stencil(&self, opcode: Opcode, solicited: bool) -> Option<Stencil> {
+        if !self.is_plain() {
+            return None;
+        }
+        let mut head = *self.head.first_chunk::<PLAIN_LEN>()?;
+        head[PLAIN_BTH] = opcode.0;
+        Some(Stencil { head, flags: self.mig_req | u8::from(solicited) << 7 })
+    }
+
     /// Whether it is IPv4 without a VLAN tag: what code is laid out for.
     #[inline(always)]
-    fn plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         self.bth as usize == ETH_LEN + IPV4_LEN + UDP_LEN
     }
 
@@ -306,16 +381,13 @@ impl Template {
     /// If `frame` is not as [`Template::begin`] and [`Template::close`] left it, but shorter.
     #[inline(always)]
     pub fn stamp(&self, frame: &mut [u8]) {
-        let covered_end = frame.len() - ICRC_LEN;
-        let icrc = if self.plain() {
-            icrc::of_frame(frame, ETH_LEN, covered_end, false)
-        } else {
-            icrc::of_frame(frame, self.l3.into(), covered_end, self.ipv6)
-        };
-        frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
-        if self.plain() {
+        if self.is_plain() {
+            // With this no other check is left.
+            assert!(frame.len() >= PLAIN_LEN + ICRC_LEN, "begin() wrote more than that");
+            put_icrc(frame, ETH_LEN, false);
             self.finish_v4::<{ ETH_LEN }>(frame);
         } else {
+            put_icrc(frame, self.l3.into(), self.ipv6);
             self.finish_other(frame);
         }
     }
@@ -325,13 +397,14 @@ impl Template {
     fn finish_v4<const L3: usize>(&self, frame: &mut [u8]) {
         let packet: &mut [u8; IPV4_LEN + UDP_LEN + Bth::LEN] =
             frame[L3..].first_chunk_mut().expect("begin() wrote more than that");
-        // Two folds are enough for ten words.
-        let sum = self.sum + u32::from(be16(packet, 2)) + u32::from(be16(packet, 4));
+        // The sum is the same in any order of bytes (RFC 1071). Two folds are enough for ten words.
+        let word = |at: usize| u32::from(u16::from_ne_bytes([packet[at], packet[at + 1]]));
+        let sum = self.sum + word(2) + word(4);
         let sum = (sum & 0xffff) + (sum >> 16);
         let sum = (sum & 0xffff) + (sum >> 16);
         packet[1] = self.traffic_class;
         packet[8] = self.hop_limit;
-        packet[10..12].copy_from_slice(&(!sum as u16).to_be_bytes());
+        packet[10..12].copy_from_slice(&(!sum as u16).to_ne_bytes());
         finish_udp(packet.last_chunk_mut().expect("the array is longer"));
     }
 
@@ -362,6 +435,14 @@ impl Template {
 }
 
 const _: () = assert!(HEADERS_MAX >= OUTER_MAX + Bth::LEN + CNP_PAYLOAD + ICRC_LEN, "cnp() says so");
+
+/// Puts the ICRC of everything from `l3` on where it belongs.
+#[inline(always)]
+fn put_icrc(frame: &mut [u8], l3: usize, ipv6: bool) {
+    let covered_end = frame.len() - ICRC_LEN;
+    let icrc = icrc::of_frame(frame, l3, covered_end, ipv6);
+    frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
+}
 
 /// Replaces the masked fields of UDP header and BTH. No UDP checksum: the ICRC is stronger.
 #[inline(always)]

@@ -89,6 +89,22 @@ const FIELDS: [Field; 11] = {
     ]
 };
 
+/// A packet by way of a stencil, in a buffer of garbage; its extension headers from `ext`.
+fn stenciled<const EXT: usize>(
+    template: &Template,
+    stencil: &Stencil,
+    h: &Header,
+    ext: &[u8],
+    payload: &[u8],
+) -> Vec<u8> {
+    let mut frame = vec![0xa5; Stencil::frame_len::<EXT>(payload.len())];
+    let laid = stencil.lay::<EXT>(&mut frame, h.ip_id, h.psn, h.ack_req, payload.len());
+    laid.ext.copy_from_slice(&ext[..EXT]);
+    laid.payload.copy_from_slice(payload);
+    template.stamp(&mut frame);
+    frame
+}
+
 proptest! {
     /// Goal: what a template builds, `locate` takes, and gives back every field.
     #[test]
@@ -106,6 +122,34 @@ proptest! {
         prop_assert_eq!(packet.bth.becn(), header.opcode == Opcode::CNP);
         let covered = &frame[layout.l3 as usize..frame.len() - 4];
         prop_assert_eq!(&frame[frame.len() - 4..], slow_icrc(covered).to_le_bytes());
+    }
+
+    /// Goal: a stencil lays out the packets of its template, byte for byte.
+    #[test]
+    fn a_stencil_is_its_template(
+        flow in flows(), v4: [u8; 4], header in headers(), payload in prop::collection::vec(any::<u8>(), 0..300),
+    ) {
+        let flow = Flow { vlan: None, dst: Gid::v4(v4), ..flow };
+        let template = Template::new(&flow);
+        let wanted = build(&flow, &Header { srqn: 0, ..header }, &payload);
+        let stencil = template.stencil(header.opcode, header.solicited).expect("IPv4, no VLAN tag");
+        let ext = &wanted[ETH_LEN + IPV4_LEN + UDP_LEN + Bth::LEN..];
+        let made = match header.opcode.row().unwrap().header_len as usize - Bth::LEN {
+            0 => stenciled::<0>(&template, &stencil, &header, ext, &payload),
+            4 => stenciled::<4>(&template, &stencil, &header, ext, &payload),
+            8 => stenciled::<8>(&template, &stencil, &header, ext, &payload),
+            12 => stenciled::<12>(&template, &stencil, &header, ext, &payload),
+            16 => stenciled::<16>(&template, &stencil, &header, ext, &payload),
+            20 => stenciled::<20>(&template, &stencil, &header, ext, &payload),
+            24 => stenciled::<24>(&template, &stencil, &header, ext, &payload),
+            28 => stenciled::<28>(&template, &stencil, &header, ext, &payload),
+            _ => return Ok(()), // XRC: its packets are built otherwise
+        };
+        if header.opcode.transport() != Some(Transport::Xrc) {
+            prop_assert_eq!(made, wanted);
+        }
+        let tagged = Template::new(&Flow { vlan: Some(7), ..flow }).stencil(header.opcode, false);
+        prop_assert!(tagged.is_none());
     }
 
     /// Goal: setting a field of the BTH changes its bits and no others.

@@ -1,0 +1,374 @@
+//! Runs against single packets: whatever is posted, answered, refused and lost, a requester that starts runs where it can
+//! says the same, packet for packet, and knows the same afterwards, as one that is asked for each packet.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
+use stack::id::{Mtu, Psn, QpState, QpType};
+use stack::proto::completer::Response;
+use stack::proto::requester::{Form, Idle, Next, Requester, RequesterConfig, SendRing, Unbuilt};
+use stack::proto::state::Gates;
+use stack::proto::status::{SendFlags, WcStatus, WrOpcode};
+use stack::proto::wqe::{Granule, SendWqe, send_stride};
+use stack::sim::peer::{Pkt, ack_with, frame, pkt};
+use stack::sync::spsc::{Consumer, Producer, ring_at};
+use stack::time::Instant;
+use stack::wire::{Flow, Ingress, Opcode, locate};
+
+const DEPTH: u32 = 64;
+const RTS: Gates = Gates::of(QpState::Rts, QpType::Rc);
+const SQD: Gates = Gates::of(QpState::Sqd, QpType::Rc);
+/// Messages of more bytes are in no run.
+const LONGEST: u32 = 900;
+
+/// The consumer's end, as the shard has it.
+struct Queue(Consumer<Granule>);
+
+impl SendRing for Queue {
+    fn published(&self) -> u32 {
+        self.0.published()
+    }
+    fn slot(&self, seq: u32) -> &[Granule] {
+        self.0.slot(seq)
+    }
+    fn contiguous(&self, seq: u32, max: u32) -> (&[Granule], usize) {
+        (self.0.contiguous(seq, max), self.0.stride())
+    }
+}
+
+/// What a packet is, as far as a requester says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Said {
+    opcode: Opcode,
+    psn: Psn,
+    ack_req: bool,
+    solicited: bool,
+    wr_id: u64,
+    offset: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Wr {
+    opcode: WrOpcode,
+    flags: SendFlags,
+    length: u32,
+    stale: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// The same request so many times.
+    Post(Wr, u32),
+    /// Up to so many packets; the one with this number cannot be built.
+    Send(u32, Option<u32>),
+    /// The oldest requests that were sent are answered, with this credit code.
+    Answer(u32, u8),
+    /// The oldest packet that is not answered is refused with this syndrome.
+    Nak(u8),
+    /// Much time passes.
+    Timeout,
+    /// SQD, and back.
+    Drain,
+}
+
+fn wr() -> impl Strategy<Value = Wr> {
+    let opcode = prop_oneof![
+        4 => Just(WrOpcode::Send),
+        1 => Just(WrOpcode::SendWithImm),
+        1 => Just(WrOpcode::SendWithInv),
+        3 => Just(WrOpcode::RdmaWrite),
+        1 => Just(WrOpcode::RdmaWriteWithImm),
+        3 => Just(WrOpcode::RdmaRead),
+        1 => Just(WrOpcode::AtomicCmpAndSwp),
+        2 => Just(WrOpcode::AtomicFetchAndAdd),
+        1 => Just(WrOpcode::LocalInv),
+    ];
+    let length = prop_oneof![4 => 0..=256u32, 1 => Just(LONGEST), 1 => 257..2000u32];
+    (opcode, 0..16u32, length, prop::bool::weighted(0.05)).prop_map(|(opcode, bits, length, stale)| Wr {
+        opcode,
+        // Signalled every other time, the other flags less often.
+        flags: SendFlags::from_bits_truncate(if bits & 8 == 0 { bits & 2 } else { bits & 7 }),
+        length,
+        stale,
+    })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (wr(), 1..40u32).prop_map(|(wr, n)| Op::Post(wr, n)),
+        8 => (1..40u32, prop::option::weighted(0.02, 0..40u32)).prop_map(|(n, bad)| Op::Send(n, bad)),
+        6 => (1..40u32, 0..32u8).prop_map(|(n, credits)| Op::Answer(n, credits)),
+        1 => prop_oneof![Just(0x60), Just(0x21)].prop_map(Op::Nak),
+        1 => Just(Op::Timeout),
+        1 => Just(Op::Drain),
+    ]
+}
+
+struct Rig {
+    tx: Producer<Granule>,
+    sq: Queue,
+    /// With runs, and without.
+    both: [Requester; 2],
+    now: Instant,
+    gates: Gates,
+    posted: u64,
+    /// Requests that were answered: the peer's MSN.
+    answered: u32,
+    mtu: Mtu,
+    /// First sequence numbers of requests, by their tags.
+    first: HashMap<u64, Psn>,
+    runs: usize,
+}
+
+const EPOCH: u32 = 3;
+
+impl Rig {
+    fn new(start: u32, sq_psn: u32, timeout: u8, max_rd_atomic: u8, mtu: Mtu) -> Self {
+        let (tx, rx) = ring_at(DEPTH, send_stride(0, 1, 0), start);
+        let both = [(); 2].map(|()| {
+            let mut requester = Requester::new(DEPTH);
+            requester.reset(start);
+            requester.start(&RequesterConfig {
+                mtu,
+                sq_psn: Psn::new(sq_psn),
+                timeout,
+                retry_cnt: 7,
+                rnr_retry: 7,
+                max_rd_atomic,
+            });
+            requester
+        });
+        let now = Instant::from_nanos(1_000);
+        Self {
+            tx,
+            sq: Queue(rx),
+            both,
+            now,
+            gates: RTS,
+            posted: 0,
+            answered: 0,
+            mtu,
+            first: HashMap::new(),
+            runs: 0,
+        }
+    }
+
+    fn post(&mut self, wr: &Wr, n: u32) {
+        for _ in 0..n {
+            let Some(slot) = self.tx.slot(0) else { return };
+            let mut wqe = SendWqe::new(self.posted, wr.opcode, wr.flags);
+            let atomic = matches!(wr.opcode, WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
+            wqe.length = if atomic { 8 } else { wr.length };
+            wqe.epoch = EPOCH - u32::from(wr.stale);
+            wqe.num_sge = 1;
+            wqe.put(slot);
+            self.tx.publish(1);
+            self.posted += 1;
+        }
+    }
+
+    /// Sends with both; whatever `poll_transmit` stops at is dealt with alike.
+    fn send(&mut self, n: u32, bad: Option<u32>) {
+        let [with, without] = &mut self.both;
+        let (now, gates, sq) = (self.now, self.gates, &self.sq);
+        let mut said = Vec::new();
+        while (said.len() as u32) < n {
+            let before = with.started();
+            let room = n - said.len() as u32;
+            if let Some(run) = with.begin_run(now, gates, EPOCH, sq, room, LONGEST) {
+                let (form, opcode, solicited) = (run.form(), run.opcode(), run.solicited());
+                let mut places = vec![None; room as usize];
+                let sent = said.len() as u32;
+                let bad = bad.filter(|_| !matches!(form, Form::Read | Form::Atomic));
+                let place = |Next { index, slot, psn, ack_req }: Next<'_>, place: &mut Option<Said>| {
+                    let wr_id = SendWqe::of(slot).wr_id;
+                    if Some(sent + index) == bad {
+                        return Err(Unbuilt);
+                    }
+                    *place = Some(Said { opcode, psn, ack_req, solicited, wr_id, offset: 0 });
+                    Ok(())
+                };
+                let (ran, result) = match form {
+                    Form::Read => {
+                        (run.reads(&mut places, |next, p| place(next, p).unwrap_or_default()), Ok(()))
+                    }
+                    Form::Atomic => {
+                        (run.atomics(&mut places, |next, p| place(next, p).unwrap_or_default()), Ok(()))
+                    }
+                    _ => run.messages(&mut places, place),
+                };
+                let started = ran.started();
+                assert!(started > 0, "a run has a packet");
+                with.end_run(ran);
+                said.extend(places.into_iter().map_while(|place| place));
+                self.runs += usize::from(started > 1);
+                if result.is_err() {
+                    with.fail_local(before.wrapping_add(started - 1), WcStatus::LocProtErr);
+                    break;
+                }
+                assert_eq!(said.len() as u32, sent + started);
+                continue;
+            }
+            if !one(with, now, gates, sq, bad, &mut said) {
+                break;
+            }
+        }
+        let mut wanted = Vec::new();
+        while (wanted.len() as u32) < n && one(without, now, gates, sq, bad, &mut wanted) {}
+        assert_eq!(said, wanted);
+        for said in said {
+            self.first.entry(said.wr_id).or_insert(said.psn);
+        }
+    }
+
+    /// Hands both a packet from the wire.
+    fn hear(&mut self, packet: &Pkt) {
+        let bytes = frame(&Flow::default(), packet);
+        let Ok(Ingress::Roce(layout)) = locate(&bytes) else { panic!("a response is a packet") };
+        let packet = layout.packet(&bytes);
+        let heard = self.both.each_mut().map(|requester| {
+            let heard = requester.handle_response(self.now, &packet, &self.sq);
+            if let Ok(Response::Place { .. } | Response::PlaceAtomic { .. }) = heard {
+                requester.placed(self.now, packet.psn);
+            }
+            heard
+        });
+        assert_eq!(heard[0], heard[1]);
+    }
+
+    /// Answers the oldest request that was sent, if there is one.
+    fn answer(&mut self, credits: u8) {
+        let Some((first, wqe)) = self.oldest() else { return };
+        self.answered += 1;
+        let msn = self.answered;
+        match wqe.opcode() {
+            WrOpcode::RdmaRead => {
+                let (mtu, packets) = (self.mtu.bytes() as u32, self.mtu.packets(wqe.length));
+                for i in 0..packets {
+                    let opcode = match (i == 0, i + 1 == packets) {
+                        (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+                        (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+                        (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+                        (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+                    };
+                    let len = (wqe.length - i * mtu).min(mtu);
+                    let packet = pkt(opcode, first.add(i).get()).len(len as usize);
+                    let middle = opcode == Opcode::RC_READ_RESPONSE_MIDDLE;
+                    self.hear(&if middle { packet } else { packet.aeth(credits, msn) });
+                }
+            }
+            WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => {
+                self.hear(&pkt(Opcode::RC_ATOMIC_ACKNOWLEDGE, first.get()).atomic_ack(msn, 7));
+            }
+            _ => {
+                let last = first.add(self.mtu.packets(wqe.length) - 1);
+                self.hear(&ack_with(last.get(), credits, msn));
+            }
+        }
+    }
+
+    /// The first sequence number of the oldest request, if it was sent, and the request.
+    fn oldest(&self) -> Option<(Psn, SendWqe)> {
+        let head = self.both[0].head();
+        if head == self.both[0].started() {
+            return None;
+        }
+        let wqe = *SendWqe::of(self.sq.slot(head));
+        Some((*self.first.get(&wqe.wr_id)?, wqe))
+    }
+
+    fn run(&mut self, op: &Op) {
+        self.now = self.now.after_nanos(1_000);
+        match op {
+            Op::Post(wr, n) => self.post(wr, *n),
+            Op::Send(n, bad) => self.send(*n, *bad),
+            Op::Answer(n, credits) => (0..*n).for_each(|_| self.answer(*credits)),
+            Op::Nak(syndrome) => {
+                if let Some((first, _)) = self.oldest() {
+                    self.hear(&ack_with(first.get(), *syndrome, self.answered));
+                }
+            }
+            Op::Timeout => {
+                self.now = self.now.after_nanos(1 << 40);
+                let told = self.both.each_mut().map(|requester| requester.handle_timeout(self.now));
+                assert_eq!(told[0], told[1]);
+            }
+            Op::Drain => {
+                self.gates = if self.gates == RTS { SQD } else { RTS };
+                if self.gates == SQD {
+                    self.both.iter_mut().for_each(Requester::drain);
+                }
+            }
+        }
+        let [with, without] = &self.both;
+        assert_eq!(format!("{with:?}"), format!("{without:?}"), "after {op:?}");
+        let head = with.head();
+        self.sq.0.release_to(head);
+    }
+}
+
+/// One packet by [`Requester::poll_transmit`]; whether there was one.
+fn one(
+    requester: &mut Requester,
+    now: Instant,
+    gates: Gates,
+    sq: &Queue,
+    bad: Option<u32>,
+    said: &mut Vec<Said>,
+) -> bool {
+    let segment = loop {
+        match requester.poll_transmit(now, gates, EPOCH, sq) {
+            Ok(segment) => break segment,
+            Err(Idle::Local(seq)) => requester.local_done(seq),
+            Err(_) => return false,
+        }
+    };
+    let wqe = SendWqe::of(segment.slot);
+    let has_data =
+        !matches!(wqe.opcode(), WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
+    if Some(said.len() as u32) == bad && has_data {
+        requester.fail_local(segment.seq, WcStatus::LocProtErr);
+        return false;
+    }
+    said.push(Said {
+        opcode: segment.opcode,
+        psn: segment.psn,
+        ack_req: segment.ack_req,
+        solicited: segment.solicited,
+        wr_id: wqe.wr_id,
+        offset: segment.offset,
+    });
+    true
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 512 }, ..ProptestConfig::default() })]
+    #[test]
+    fn a_run_is_what_its_packets_are_one_by_one(
+        start in prop_oneof![Just(0), u32::MAX - 70..=u32::MAX],
+        sq_psn in prop_oneof![Just(0u32), 0xff_ffc0..=0xff_ffff_u32],
+        timeout in prop_oneof![1 => Just(0u8), 3 => Just(14)],
+        max_rd_atomic in 0..=16u8,
+        mtu in prop_oneof![Just(Mtu::Mtu256), Just(Mtu::Mtu1024)],
+        ops in prop::collection::vec(op(), 1..if cfg!(miri) { 8 } else { 60 }),
+    ) {
+        let mut rig = Rig::new(start, sq_psn, timeout, max_rd_atomic, mtu);
+        for op in &ops {
+            rig.run(op);
+        }
+    }
+}
+
+/// So that the test above compares something: a list of like requests is a run, in one piece but for the end of the ring.
+#[test]
+fn a_list_of_like_requests_is_one_run() {
+    let wr = Wr { opcode: WrOpcode::Send, flags: SendFlags::empty(), length: 64, stale: false };
+    let mut rig = Rig::new(DEPTH - 8, 0, 14, 4, Mtu::Mtu1024);
+    rig.hear(&ack_with(0xff_ffff, 0x1f, 0)); // credits without limit
+    rig.run(&Op::Post(wr.clone(), 40));
+    rig.run(&Op::Send(40, None));
+    assert_eq!(rig.runs, 2, "eight at the end of the ring, the others at its beginning");
+    assert!(ACK_REQ_STRIDE < 40 && 40 < WINDOW_PACKETS, "the run crosses a packet that asks");
+}
