@@ -5,11 +5,11 @@ mod common;
 use std::collections::HashSet;
 use std::time::Instant;
 
-use common::{all_rights, embedded_with, options};
+use common::{Pair, all_rights, embedded_with, options};
 use verbs::error::errno::ENOMEM;
 use verbs::limits::QPS_PER_SHARD_MAX;
 use verbs::port::pair;
-use verbs::{DeviceConfig, QpCap, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
+use verbs::{DeviceConfig, QpCap, QpInitAttr, RcOptions, RecvQueue, RecvWr, SendQueue, SendWr, Wc};
 
 const SMALL: QpCap =
     QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
@@ -112,4 +112,41 @@ fn hundreds_between_two_devices() {
             assert_eq!(is, contents(round, q, k), "message {k} of queue pair {q}");
         }
     }
+}
+
+// Hints about handles, in any order and more often than needed, then a message each way; and about memory, which keeps
+// what it contains.
+#[test]
+fn hints_change_nothing() {
+    let pair = Pair::new(common::embedded());
+    let (mut sqs, mut rqs): (Vec<_>, Vec<_>) =
+        [&pair.a, &pair.b].into_iter().map(|qp| qp.split().unwrap()).unzip();
+    for round in 0..4 {
+        SendQueue::prefetch_each(&sqs, [1, 0, 1, 1].into_iter(), 1000);
+        RecvQueue::prefetch_each(&rqs, [0, 1].into_iter(), round);
+        SendQueue::prefetch_each(&[], core::iter::empty(), 1);
+        for (n, rq) in rqs.iter_mut().enumerate() {
+            rq.post_recv(&[RecvWr::new(n as u64, &[])]).unwrap();
+        }
+        for (n, sq) in sqs.iter_mut().enumerate() {
+            sq.post_send(&[SendWr::send(10 + n as u64, &[]).signaled()]).unwrap();
+        }
+        for (cq, want) in [(&pair.cq_a, [0, 10]), (&pair.cq_b, [1, 11])] {
+            let done = common::take(&pair.context, cq, 2);
+            let mut done: Vec<_> = done.iter().map(|wc| (wc.is_ok(), wc.wr_id)).collect();
+            done.sort_unstable();
+            assert_eq!(done, want.map(|id| (true, id)));
+        }
+    }
+    let memory: Vec<u64> = (0..1 << 20).collect();
+    let told = verbs::huge_pages(&memory);
+    assert!(memory.iter().copied().eq(0..1 << 20), "{told}");
+    assert!(verbs::huge_pages::<u8>(&[]), "nothing to do is done");
+}
+
+#[test]
+#[should_panic(expected = "index out of bounds")]
+fn a_hint_about_no_queue() {
+    let pair = Pair::new(common::embedded());
+    SendQueue::prefetch_each(&[pair.a.split().unwrap().0], core::iter::once(1), 1);
 }
