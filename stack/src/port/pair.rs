@@ -109,10 +109,11 @@ struct WireQueue {
 
 impl PortQueue for WireQueue {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        let counters = &self.counters[self.index];
+        let (counters, queue) = (&self.counters[self.index], &self.rx.queues[self.index]);
         let before = out.len();
-        while !out.is_full() {
-            let Some(frame) = self.rx.queues[self.index].pop() else { break };
+        // As many as there are: popping an empty queue is a full fence.
+        for _ in 0..queue.len().min(out.remaining_capacity()) {
+            let Some(frame) = queue.pop() else { break };
             if frame.len() > self.max_frame {
                 counters.rx_dropped.add(1);
                 continue;
