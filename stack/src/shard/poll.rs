@@ -41,8 +41,9 @@ impl Shard {
         for _ in 0..RX_BURSTS {
             let n = self.receive_burst();
             turn.rx += n;
-            // Responses are often followed by what the program waits for; a request is answered first.
-            if n == 0 || !self.env.answering.is_empty() {
+            // A burst that is not full was all there is. Responses are often followed by what the program waits for; a
+            // request is answered first.
+            if n < RX_BURST || !self.env.answering.is_empty() {
                 break;
             }
         }
