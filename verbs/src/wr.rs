@@ -4,7 +4,7 @@ use core::ops::Range;
 use std::sync::Arc;
 
 use stack::device::address::UD_EXT;
-use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn};
+use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_data, put_sges, put_srqn};
 use stack::device::{Access, MwType, PdCore, QpCap, QpType, Qpn, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
@@ -414,7 +414,7 @@ impl<'a> SendWr<'a> {
     pub(crate) fn encode(&self, slot: &mut [Granule], length: u32, epoch: u32, sig_all: bool) {
         let body = self.encode_head(slot, length, self.sges.len(), epoch, sig_all);
         if self.flags.contains(SendFlags::INLINE) {
-            body[..self.inline.len()].copy_from_slice(self.inline);
+            put_data(body, self.inline);
         } else {
             put_sges(body, self.sges);
         }

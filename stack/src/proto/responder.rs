@@ -789,29 +789,74 @@ impl Responder {
 
     fn poll_resource(&mut self, credits: Option<u32>) -> Option<Answered> {
         let aeth = self.aeth(credits);
-        let mtu = self.mtu;
-        let index = if self.replaying { self.oldest_pending()? } else { self.first_of_newest() };
-        let r = self.resources.get_mut(index)?;
-        let psn = r.next;
-        let answer = if matches!(r.kind, Kind::AtomicWrite | Kind::Flush) {
-            Answered::Read {
-                psn,
-                opcode: Opcode::RC_READ_RESPONSE_ONLY,
-                aeth,
-                rkey: 0,
-                va: 0,
-                len: 0,
-                pd: r.pd,
+        let index = self.next_resource()?;
+        Some(self.respond_with(index, aeth))
+    }
+
+    /// Requests that wait for responses.
+    #[inline]
+    pub fn waiting(&self) -> usize {
+        self.pending.into()
+    }
+
+    /// Responses of `longest` bytes or less that are next, one for each of `places` at most: those that
+    /// [`Responder::poll_transmit`] would say one by one. Ends where something else is next, and behind a response that
+    /// `build` could not make. How many were made, and the PSN of that response: see [`Responder::refuse_read`].
+    #[inline(always)]
+    pub fn respond<P>(
+        &mut self,
+        credits: Option<u32>,
+        longest: u32,
+        places: &mut [P],
+        mut build: impl FnMut(Answered, &mut P) -> bool,
+    ) -> (usize, Option<Psn>) {
+        let aeth = self.aeth(credits);
+        let mut made = 0;
+        for place in places {
+            if self.pending == 0 {
+                break;
             }
-        } else if r.kind == Kind::ReadRequest {
-            let offset = (psn.diff(r.first) as u32 & 0x00ff_ffff) << mtu.log2();
+            let Some(index) = self.next_resource() else { break };
+            let Some(r) = self.resources.get(index) else { break };
+            let (psn, is_read) = (r.next, r.kind == Kind::ReadRequest);
+            if is_read && (psn != r.last || r.len - self.offset_of(r) > longest) {
+                break;
+            }
+            let answer = self.respond_with(index, aeth);
+            if !build(answer, place) {
+                return (made, Some(psn));
+            }
+            made += 1;
+        }
+        (made, None)
+    }
+
+    /// The slot of the request that is answered next, where one is.
+    #[inline(always)]
+    fn next_resource(&self) -> Option<usize> {
+        if self.replaying { self.oldest_pending() } else { Some(self.first_of_newest()) }
+    }
+
+    /// First byte of a READ's next response.
+    #[inline(always)]
+    fn offset_of(&self, r: &Resource) -> u32 {
+        (r.next.diff(r.first) as u32 & 0x00ff_ffff) << self.mtu.log2()
+    }
+
+    /// The next response to the request in this slot.
+    #[inline(always)]
+    fn respond_with(&mut self, index: usize, aeth: Aeth) -> Answered {
+        let offset = self.offset_of(&self.resources[index]);
+        let r = &mut self.resources[index];
+        let psn = r.next;
+        let answer = if r.kind == Kind::ReadRequest {
             let position = match (psn == r.start, psn == r.last) {
                 (true, true) => Position::Only,
                 (true, false) => Position::First,
                 (false, false) => Position::Middle,
                 (false, true) => Position::Last,
             };
-            let len = if psn == r.last { r.len - offset } else { mtu.bytes() as u32 };
+            let len = if psn == r.last { r.len - offset } else { self.mtu.bytes() as u32 };
             Answered::Read {
                 psn,
                 opcode: Opcode::rc(Kind::ReadResponse, position, Tail::None),
@@ -819,6 +864,16 @@ impl Responder {
                 rkey: r.rkey,
                 va: r.va.wrapping_add(u64::from(offset)),
                 len,
+                pd: r.pd,
+            }
+        } else if matches!(r.kind, Kind::AtomicWrite | Kind::Flush) {
+            Answered::Read {
+                psn,
+                opcode: Opcode::RC_READ_RESPONSE_ONLY,
+                aeth,
+                rkey: 0,
+                va: 0,
+                len: 0,
                 pd: r.pd,
             }
         } else {
@@ -831,7 +886,7 @@ impl Responder {
             self.replaying &= self.pending > 0;
         }
         self.answered = psn;
-        Some(answer)
+        answer
     }
 
     /// The slot of the oldest request that is being answered, where each is newer than those that are not.

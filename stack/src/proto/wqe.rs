@@ -246,8 +246,15 @@ pub fn put_sges(body: &mut [u8], sges: &[Sge]) {
     match sges {
         // Nearly every list: two moves, no call.
         [sge] => body[..GRANULE].copy_from_slice(sge.as_bytes()),
-        _ => body[..size_of_val(sges)].copy_from_slice(sges.as_bytes()),
+        _ => put_data(body, sges.as_bytes()),
     }
+}
+
+/// Copies inline data, or a list as bytes, into the body that [`SendWqe::put`] or [`RecvWqe::put`] returned. A function of
+/// its own: without the call, a post of one element keeps everything in registers.
+#[inline(never)]
+pub fn put_data(body: &mut [u8], data: &[u8]) {
+    body[..data.len()].copy_from_slice(data);
 }
 
 /// A completion queue entry: one cache line, `struct ibv_wc` and what poll needs to skip stale ones.

@@ -34,6 +34,7 @@ mod paths;
 mod poll;
 mod qp;
 mod qp_table;
+mod respond;
 mod rq;
 mod run;
 mod rx;

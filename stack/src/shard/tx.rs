@@ -83,7 +83,8 @@ impl Env {
                 return Stop::Done; // the peer will ask again; resolving wakes nobody for an answer
             }
         }
-        for _ in 0..budget {
+        let responses = self.respond(qp, budget);
+        for _ in responses..budget {
             if !qp.responder.has_answer() {
                 return Stop::Done;
             }

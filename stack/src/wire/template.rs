@@ -120,6 +120,8 @@ pub struct Stencil {
 /// A packet that [`Stencil::lay`] laid out, without its extension headers and its payload.
 #[derive(Debug)]
 pub struct Laid<'a, const EXT: usize> {
+    /// The opcode, which is that of the stencil; for another one with headers of the same length.
+    pub opcode: &'a mut u8,
     /// Where the extension headers go, XRCETH aside.
     pub ext: &'a mut [u8; EXT],
     /// Where the payload goes.
@@ -163,7 +165,7 @@ impl Stencil {
         // Four zeros at the end of the payload are the pad and the room for the ICRC, whatever the pad count.
         let (payload, tail) = rest.split_at_mut(payload_len);
         tail[..4].fill(0);
-        Laid { ext, payload }
+        Laid { opcode: &mut head[PLAIN_BTH], ext, payload }
     }
 }
 
