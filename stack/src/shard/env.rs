@@ -54,6 +54,8 @@ pub(super) struct Env {
     pub answers: Backlog,
     /// Requests, and what the IP host sends.
     pub requests: Backlog,
+    /// Frames of this turn that were built in the port's own memory.
+    pub in_place: usize,
     /// An empty frame that was not needed.
     pub spare: Option<Frame>,
     pub wheel: Wheel,
@@ -109,6 +111,7 @@ impl Env {
             queue,
             answers: Backlog::default(),
             requests: Backlog::default(),
+            in_place: 0,
             spare: None,
             wheel: Wheel::new(now),
             lanes: Vec::new(),
