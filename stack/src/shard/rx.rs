@@ -11,6 +11,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
 use super::{Qps, Shared};
+use crate::config::{LONG_PACKET, PLACE_AHEAD};
 use crate::id::{QpState, QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::completer::{Response, RetryCause};
@@ -20,6 +21,7 @@ use crate::proto::state::{Event, Gates};
 use crate::proto::status::{AsyncEvent, WcStatus};
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe::{RecvWqe, SendWqe};
+use crate::sync::prefetch;
 use crate::wire::{Discard, Ingress, Kind, Layout, Packet, Position, Row, Transport, icrc, locate};
 
 impl Env {
@@ -66,6 +68,10 @@ impl Env {
         }
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
+        }
+        if frame.len() >= LONG_PACKET {
+            // While the ICRC is computed there is time to get the memory where the next packets are likely to go.
+            prefetch::far(self.placed_to.wrapping_add(PLACE_AHEAD), frame.len());
         }
         if !icrc::check(frame.data_mut(), &layout) {
             return Err(Discard::BadIcrc);
@@ -193,11 +199,15 @@ impl Env {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {
                 let last = matches!(pkt.row.position, Position::Last | Position::Only);
-                self.memory(qp.recv_pd)
+                self.placed_to = self
+                    .memory(qp.recv_pd)
                     .scatter(RecvWqe::sges(qp.rq.held()), offset, pkt.payload, last)
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
-            Verdict::Write { addr, last } => copy::write(addr, pkt.payload, last),
+            Verdict::Write { addr, last } => {
+                copy::write(addr, pkt.payload, last);
+                self.placed_to = addr.wrapping_add(pkt.payload.len() as u64);
+            }
             Verdict::Atomic { addr, swap } => {
                 let eth = pkt.atomic();
                 let original = copy::atomic(addr, swap, eth.swap_add, eth.compare);
@@ -263,7 +273,10 @@ impl Env {
             _ => None,
         };
         match placed {
-            Some(Ok(())) => qp.requester.placed(self.now, pkt.psn),
+            Some(Ok(end)) => {
+                self.placed_to = end;
+                qp.requester.placed(self.now, pkt.psn);
+            }
             Some(Err(_)) => {
                 self.complete_sends(qp);
                 self.fail_send(qp, WcStatus::LocProtErr);
