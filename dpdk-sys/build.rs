@@ -181,7 +181,14 @@ fn link_static(out: &Path) {
         }
     }
     let object = out.join("dpdk_sys_all.o");
-    run(Command::new(tool("LD", "ld")).args(["-r", "--whole-archive", "-o"]).arg(&object).args(&archives));
+    // The shim comes between a memif's connection and its first burst.
+    let wraps = ["--wrap=memif_connect", "--wrap=memif_init_regions_and_queues"];
+    run(Command::new(tool("LD", "ld"))
+        .arg("-r")
+        .args(wraps)
+        .args(["--whole-archive", "-o"])
+        .arg(&object)
+        .args(&archives));
     let archive = out.join("libdpdk_sys_all.a");
     let _ = std::fs::remove_file(&archive);
     run(Command::new(tool("AR", "ar")).arg("rcs").arg(&archive).arg(&object));
@@ -190,6 +197,8 @@ fn link_static(out: &Path) {
 
 /// Calls of net_memif that are led through the shim, which says of each what is wrong without.
 const MEMIF_GUARDS: &[(&str, &str)] = &[
+    ("mmap", "dpdk_sys_mmap"),
+    ("mmap64", "dpdk_sys_mmap64"),
     ("munmap", "dpdk_sys_munmap"),
     ("sendmsg", "dpdk_sys_sendmsg"),
     ("recvmsg", "dpdk_sys_recvmsg"),

@@ -84,6 +84,10 @@ impl PortQueue for Lent {
         self.queue().alloc_burst(out, n);
     }
     #[inline]
+    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
+        self.queue().build_burst(most, build)
+    }
+    #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.queue().recycle(frames);
     }

@@ -98,20 +98,199 @@ dpdk_sys_gates_open(uint16_t port, uint16_t n)
 		__atomic_store_n(&gates[port][q].closed, 0, __ATOMIC_RELEASE);
 }
 
-#ifdef DPDK_SYS_GUARDED_MEMIF
-int dpdk_sys_munmap(void *addr, size_t len);
+/* ---- memif's rings ---- */
 
-/* net_memif calls this instead of munmap (see build.rs). It has cleared its "connected" flag before, so a burst
- * that starts from now on does not touch the memory; one that runs is waited for. */
-int
-dpdk_sys_munmap(void *addr, size_t len)
+/* A ring as the memif protocol lays it out. The producer of a C2S ring moves head, of an S2C ring tail; all counters
+ * wrap at 2^16. */
+struct ring_desc {
+	uint16_t flags;
+	uint16_t region;
+	uint32_t length;
+	uint32_t offset;
+	uint32_t metadata;
+};
+struct ring {
+	uint32_t cookie;
+	uint16_t flags;
+	uint16_t head;
+	uint8_t pad[56];
+	uint16_t tail;
+	uint8_t pad2[62];
+	struct ring_desc desc[];
+};
+_Static_assert(offsetof(struct ring, tail) == 64 && sizeof(struct ring) == 128, "as the memif protocol says");
+
+#define RING_COOKIE 0x3E31F20u
+#define RING_POLLED 1u /* flags: the consumer wants no interrupts */
+#define DESC_NEXT 1u   /* flags: the frame goes on in the next slot */
+
+enum { VIEW_NONE, VIEW_CONNECTING, VIEW_RINGS };
+
+/* What is known of a memif's connection. DPDK's own functions move a burst unless `state` is VIEW_RINGS; then they are
+ * not called, as a receive position is the caller's own. Written on the interrupt thread alone, while no burst of the
+ * port runs; a burst is inside its gate while it uses one. */
+static struct view {
+	uint8_t state;
+	uint8_t client;
+	uint8_t log2;
+	uint8_t queues;     /* 0: this port is no memif */
+	uint32_t room;      /* bytes of a buffer of ours */
+	uint8_t *base;      /* region 0 */
+	size_t size;
+	struct {
+		uint16_t next; /* slot received next */
+	} __attribute__((aligned(64))) rx[DPDK_SYS_QUEUES_MAX];
+} __attribute__((aligned(64))) views[DPDK_SYS_PORTS_MAX];
+
+/* Waits for the bursts that run in the ports first..end. */
+static void
+wait_for_bursts(int first, int end)
 {
 	heavy_fence();
-	for (int p = 0; p < DPDK_SYS_PORTS_MAX; p++)
+	for (int p = first; p < end; p++)
 		for (int q = 0; q < DPDK_SYS_QUEUES_MAX; q++)
 			for (unsigned int spins = 0; __atomic_load_n(&gates[p][q].inside, __ATOMIC_ACQUIRE); spins++)
 				wait_a_little(spins);
+}
+
+#ifdef DPDK_SYS_GUARDED_MEMIF
+/* Regions that memifs have mapped, and for which device: a driver's own structure, nothing of which is known here. On
+ * the interrupt thread and DPDK's own, hence the lock. */
+static pthread_mutex_t mapped_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mapping {
+	void *addr;
+	size_t size;
+	const void *dev;
+	uint64_t when;
+} mapped[4 * DPDK_SYS_PORTS_MAX];
+/* The device whose regions this thread maps. */
+static __thread const void *mapping_for;
+
+void *dpdk_sys_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset);
+
+/* net_memif calls this instead of mmap (see build.rs): remembers where the regions are. */
+void *
+dpdk_sys_mmap(void *addr, size_t len, int prot, int flags, int fd, off_t offset)
+{
+	static uint64_t now;
+	void *at = mmap(addr, len, prot, flags, fd, offset);
+
+	pthread_mutex_lock(&mapped_lock);
+	for (size_t i = 0; at != MAP_FAILED && i < RTE_DIM(mapped); i++)
+		if (mapped[i].addr == NULL) {
+			mapped[i] = (struct mapping){ .addr = at, .size = len, .dev = mapping_for, .when = now++ };
+			break;
+		}
+	pthread_mutex_unlock(&mapped_lock);
+	return at;
+}
+
+void *dpdk_sys_mmap64(void *addr, size_t len, int prot, int flags, int fd, off64_t offset);
+
+/* The same, as it is called where the driver was built for large files. */
+void *
+dpdk_sys_mmap64(void *addr, size_t len, int prot, int flags, int fd, off64_t offset)
+{
+	return dpdk_sys_mmap(addr, len, prot, flags, fd, (off_t)offset);
+}
+
+int dpdk_sys_munmap(void *addr, size_t len);
+
+/* net_memif calls this instead of munmap. It has cleared its "connected" flag before, and here goes our own view, so a
+ * burst that starts from now on does not touch the memory; one that runs is waited for. */
+int
+dpdk_sys_munmap(void *addr, size_t len)
+{
+	for (int p = 0; p < DPDK_SYS_PORTS_MAX; p++)
+		if (views[p].state == VIEW_RINGS && views[p].base == addr)
+			__atomic_store_n(&views[p].state, VIEW_NONE, __ATOMIC_RELAXED);
+	wait_for_bursts(0, DPDK_SYS_PORTS_MAX);
+	pthread_mutex_lock(&mapped_lock);
+	for (size_t i = 0; i < RTE_DIM(mapped); i++)
+		if (mapped[i].addr == addr)
+			mapped[i].addr = NULL;
+	pthread_mutex_unlock(&mapped_lock);
 	return munmap(addr, len);
+}
+
+/* The region that was mapped first for a device: region 0. */
+static struct mapping
+first_region(const void *dev)
+{
+	struct mapping first = { .when = UINT64_MAX };
+
+	pthread_mutex_lock(&mapped_lock);
+	for (size_t i = 0; i < RTE_DIM(mapped); i++)
+		if (mapped[i].addr != NULL && mapped[i].dev == dev && mapped[i].when < first.when)
+			first = mapped[i];
+	pthread_mutex_unlock(&mapped_lock);
+	return first;
+}
+
+/* Finds the rings of a new connection: in region 0, from its start, those from client to server first, as DPDK lays
+ * them out. Of another layout nothing is known, and the driver's own functions are used. */
+static int
+find_rings(struct view *v, const void *dev)
+{
+	struct mapping region = first_region(dev);
+	uint8_t *base = region.addr;
+
+	for (uint32_t log2 = 1; base != NULL && log2 <= 14; log2++) {
+		size_t stride = sizeof(struct ring) + (sizeof(struct ring_desc) << log2);
+		uint32_t found = 0;
+		while (found < 2u * v->queues && (found + 1) * stride <= region.size &&
+		       ((struct ring *)(base + found * stride))->cookie == RING_COOKIE)
+			found++;
+		if (found < 2u * v->queues)
+			continue;
+		v->base = base;
+		v->size = region.size;
+		v->log2 = (uint8_t)log2;
+		/* The client wrote this a moment ago; the server does not use it. */
+		v->room = ((struct ring *)base)->desc[0].length;
+		for (uint32_t q = 0; q < v->queues; q++)
+			v->rx[q].next = 0;
+		return 1;
+	}
+	return 0;
+}
+
+struct rte_eth_dev;
+int memif_init_regions_and_queues(struct rte_eth_dev *dev);
+int __wrap_memif_init_regions_and_queues(struct rte_eth_dev *dev);
+int memif_connect(struct rte_eth_dev *dev);
+int __wrap_memif_connect(struct rte_eth_dev *dev);
+
+/* A client calls this instead of memif_init_regions_and_queues, which maps its region. */
+int
+__wrap_memif_init_regions_and_queues(struct rte_eth_dev *dev)
+{
+	mapping_for = dev;
+	int ret = memif_init_regions_and_queues(dev);
+	mapping_for = NULL;
+	return ret;
+}
+
+/* Client and server call this instead of memif_connect, on the interrupt thread, one connection at a time. No burst must
+ * run between the connection and the decision who moves its bursts. Which port it is shows when its link comes up. */
+int
+__wrap_memif_connect(struct rte_eth_dev *dev)
+{
+	for (uint16_t p = 0; p < DPDK_SYS_PORTS_MAX; p++)
+		if (views[p].queues > 0 && !dpdk_sys_port_link(p))
+			__atomic_store_n(&views[p].state, VIEW_CONNECTING, __ATOMIC_RELAXED);
+	wait_for_bursts(0, DPDK_SYS_PORTS_MAX);
+	mapping_for = dev;
+	int ret = memif_connect(dev);
+	mapping_for = NULL;
+	for (uint16_t p = 0; p < DPDK_SYS_PORTS_MAX; p++) {
+		struct view *v = &views[p];
+		if (v->state != VIEW_CONNECTING)
+			continue;
+		int known = ret == 0 && dpdk_sys_port_link(p) && find_rings(v, dev);
+		__atomic_store_n(&v->state, known ? VIEW_RINGS : VIEW_NONE, __ATOMIC_RELEASE);
+	}
+	return ret;
 }
 
 ssize_t dpdk_sys_sendmsg(int fd, const struct msghdr *message, int flags);
@@ -248,6 +427,251 @@ frame_of(dpdk_sys_frame *f, struct rte_mbuf *m, const void *kind, uint32_t len)
 	f->kind = kind;
 }
 
+/* Ring of a queue. */
+static inline struct ring *
+ring_of(const struct view *v, const dpdk_sys_queue *q, int to_server)
+{
+	size_t stride = sizeof(struct ring) + (sizeof(struct ring_desc) << v->log2);
+	return (struct ring *)(v->base + (q->queue + (to_server ? 0u : v->queues)) * stride);
+}
+
+/* The buffer of a slot, if `len` bytes of it are inside of the region: the peer writes descriptors too. */
+static inline uint8_t *
+slot_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
+{
+	uint32_t offset = __atomic_load_n(&d->offset, __ATOMIC_RELAXED);
+
+	if (unlikely(d->region != 0 || (uint64_t)offset + len > v->size))
+		return NULL;
+	return v->base + offset;
+}
+
+/* A burst received ends behind so many bytes: whoever checks and copies them then finds them in the nearest cache. */
+#define NEAR_BYTES 8192u
+/* Bytes that are copied between two rounds of asking for the next buffer. */
+#define PIECE 512u
+
+/* Copies a buffer that is in another core's cache, and asks for as much of the next one meanwhile: hardware looks ahead
+ * only to the end of a page. */
+static inline void
+copy_ahead(uint8_t *to, const uint8_t *from, uint32_t len, const uint8_t *next)
+{
+	while (len > 0) {
+		uint32_t n = len < PIECE ? len : PIECE;
+		if (next != NULL) {
+			for (uint32_t i = 0; i < n; i += 64)
+				rte_prefetch1(next + i);
+			next += n;
+		}
+		memcpy(to, from, n);
+		to += n;
+		from += n;
+		len -= n;
+	}
+}
+
+/* One mbuf for each of n frames, or for as many as there are. */
+static uint32_t
+alloc_mbufs(const dpdk_sys_queue *q, struct rte_mbuf **mbufs, uint32_t n)
+{
+	if (likely(rte_pktmbuf_alloc_bulk(q->pool, mbufs, n) == 0))
+		return n;
+	for (uint32_t i = 0; i < n; i++) {
+		mbufs[i] = rte_pktmbuf_alloc(q->pool);
+		if (mbufs[i] == NULL)
+			return i;
+	}
+	return n;
+}
+
+/* Receives from a memif's ring. */
+static void
+ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t room, dpdk_sys_burst *result)
+{
+	struct rte_mbuf *mbufs[DPDK_SYS_BURST_MAX];
+	struct ring *ring = ring_of(v, q, !v->client);
+	uint16_t size = (uint16_t)(1u << v->log2), mask = size - 1, next = v->rx[q->queue].next;
+	uint16_t published = __atomic_load_n(v->client ? &ring->tail : &ring->head, __ATOMIC_ACQUIRE);
+	uint16_t slots = published - next;
+	uint64_t bytes = 0;
+	uint32_t frames = 0, dropped = 0, n = slots < room ? slots : room;
+
+	if (n > 0 && slots <= size) {
+		/* Frames that come together are mostly of one length. */
+		uint32_t first = __atomic_load_n(&ring->desc[next & mask].length, __ATOMIC_RELAXED);
+		uint32_t near = first < NEAR_BYTES ? NEAR_BYTES / (first + 1) + 1 : 1;
+		n = alloc_mbufs(q, mbufs, n < near ? n : near);
+	} else {
+		n = 0;
+	}
+	uint32_t used = 0;
+	while (used < n && slots > 0) {
+		struct rte_mbuf *m = mbufs[used];
+		uint8_t *to = rte_pktmbuf_mtod(m, uint8_t *);
+		uint32_t cap = (uint32_t)m->buf_len - m->data_off, len = 0;
+		int fits = 1, more;
+		do {
+			const struct ring_desc *d = &ring->desc[next & mask];
+			uint32_t piece = __atomic_load_n(&d->length, __ATOMIC_RELAXED);
+			const uint8_t *from = slot_buffer(v, d, piece);
+			more = (d->flags & DESC_NEXT) != 0;
+			next++;
+			slots--;
+			fits = fits && from != NULL && piece <= cap - len;
+			if (likely(fits)) {
+				const struct ring_desc *after = &ring->desc[next & mask];
+				copy_ahead(to + len, from, piece, slots > 0 ? slot_buffer(v, after, piece) : NULL);
+				len += piece;
+			}
+		} while (unlikely(more) && slots > 0);
+		if (unlikely(!fits || more)) {
+			dropped++;
+			continue; /* the mbuf takes the next one */
+		}
+		m->data_len = (uint16_t)len;
+		m->pkt_len = len;
+		m->port = q->port;
+		frame_of(&out[frames], m, q->kind, len);
+		bytes += len;
+		frames++;
+		used++;
+	}
+	if (unlikely(used < n))
+		rte_pktmbuf_free_bulk(mbufs + used, n - used);
+	v->rx[q->queue].next = next;
+	if (!v->client) {
+		if (frames + dropped > 0)
+			__atomic_store_n(&ring->tail, next, __ATOMIC_RELEASE);
+	} else {
+		/* The client gives the server empty buffers: every slot that holds no frame. */
+		uint16_t head = ring->head, end = next + size;
+		if (head != end) {
+			for (; head != end; head++)
+				ring->desc[head & mask].length = v->room;
+			__atomic_store_n(&ring->head, end, __ATOMIC_RELEASE);
+		}
+	}
+	result->bytes = bytes;
+	result->frames = frames;
+	result->dropped = dropped;
+}
+
+/* The ring that a memif's queue sends on, its first free slot and how many there are; NULL if the peer wants to be
+ * interrupted, which is the driver's business. */
+static inline struct ring *
+ring_tx(const struct view *v, const dpdk_sys_queue *q, uint16_t *first, uint32_t *slots)
+{
+	struct ring *ring = ring_of(v, q, v->client);
+	uint32_t size = 1u << v->log2;
+	uint16_t n;
+
+	if (unlikely((ring->flags & RING_POLLED) == 0))
+		return NULL;
+	if (v->client) {
+		*first = ring->head;
+		n = (uint16_t)size - (uint16_t)(*first - __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE));
+	} else {
+		*first = ring->tail;
+		n = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE) - *first;
+	}
+	*slots = n <= size ? n : 0;
+	return ring;
+}
+
+static inline void
+ring_publish(const struct view *v, struct ring *ring, uint16_t end)
+{
+	__atomic_store_n(v->client ? &ring->head : &ring->tail, end, __ATOMIC_RELEASE);
+}
+
+/* The buffer of a free slot, if it holds a frame of `len` bytes. */
+static inline uint8_t *
+free_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
+{
+	uint32_t room = v->client ? v->room : __atomic_load_n(&d->length, __ATOMIC_RELAXED);
+	return likely(len <= room) ? slot_buffer(v, d, len) : NULL;
+}
+
+uint32_t
+dpdk_sys_tx_room(const dpdk_sys_queue *q)
+{
+	const struct view *v = &views[q->port];
+	uint32_t slots = 0;
+	uint16_t first;
+
+	if (__atomic_load_n(&v->state, __ATOMIC_ACQUIRE) != VIEW_RINGS || ring_tx(v, q, &first, &slots) == NULL)
+		return 0;
+	return slots;
+}
+
+void *
+dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i)
+{
+	const struct view *v = &views[q->port];
+	const struct ring *ring = ring_of(v, q, v->client);
+	uint16_t mask = (uint16_t)((1u << v->log2) - 1);
+	uint16_t at = (v->client ? ring->head : ring->tail) + (uint16_t)i;
+
+	return free_buffer(v, &ring->desc[at & mask], q->max_len);
+}
+
+void
+dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len)
+{
+	const struct view *v = &views[q->port];
+	struct ring *ring = ring_of(v, q, v->client);
+	uint16_t at = (v->client ? ring->head : ring->tail) + (uint16_t)i;
+	struct ring_desc *d = &ring->desc[at & ((1u << v->log2) - 1)];
+
+	d->length = len;
+	d->flags = 0;
+}
+
+void
+dpdk_sys_tx_publish(const dpdk_sys_queue *q, uint32_t n)
+{
+	const struct view *v = &views[q->port];
+	struct ring *ring = ring_of(v, q, v->client);
+
+	ring_publish(v, ring, (v->client ? ring->head : ring->tail) + (uint16_t)n);
+}
+
+/* Sends mbufs over a memif's ring; how many. */
+static uint32_t
+ring_tx_burst(const struct view *v, struct ring *ring, uint16_t first, uint32_t slots, struct rte_mbuf **mbufs,
+	      uint32_t n)
+{
+	uint16_t mask = (uint16_t)((1u << v->log2) - 1);
+	uint32_t i;
+
+	if (n > slots)
+		n = slots;
+	for (i = 0; i < n; i++) {
+		struct ring_desc *d = &ring->desc[(first + i) & mask];
+		struct rte_mbuf *m = mbufs[i];
+		uint8_t *to = free_buffer(v, d, m->data_len);
+		if (unlikely(to == NULL))
+			break;
+		memcpy(to, rte_pktmbuf_mtod(m, void *), m->data_len);
+		d->length = m->data_len;
+		d->flags = 0;
+	}
+	if (i > 0) {
+		ring_publish(v, ring, first + (uint16_t)i);
+		rte_pktmbuf_free_bulk(mbufs, i);
+	}
+	return i;
+}
+
+void
+dpdk_sys_memif(uint16_t port, uint16_t queues, int client)
+{
+	if (port < DPDK_SYS_PORTS_MAX) {
+		views[port].client = client != 0;
+		views[port].queues = (uint8_t)queues;
+	}
+}
+
 void
 dpdk_sys_rx_burst(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t room, dpdk_sys_burst *result)
 {
@@ -257,8 +681,15 @@ dpdk_sys_rx_burst(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t room, d
 
 	if (room > DPDK_SYS_BURST_MAX)
 		room = DPDK_SYS_BURST_MAX;
+	struct view *v = &views[q->port];
+	uint8_t state = __atomic_load_n(&v->state, __ATOMIC_ACQUIRE);
 	unsigned int before = lcore_enter(q->lcore);
-	uint16_t n = rte_eth_rx_burst(q->port, q->queue, mbufs, (uint16_t)room);
+	if (state == VIEW_RINGS) {
+		ring_rx(v, q, out, room, result);
+		lcore_leave(before);
+		return;
+	}
+	uint16_t n = state == VIEW_NONE ? rte_eth_rx_burst(q->port, q->queue, mbufs, (uint16_t)room) : 0;
 	for (uint16_t i = 0; i < n; i++) {
 		struct rte_mbuf *m = mbufs[i];
 		if (i + 4 < n)
@@ -307,8 +738,18 @@ dpdk_sys_tx_burst(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_
 	}
 	uint32_t sent = 0;
 	if (i > 0) {
+		const struct view *v = &views[q->port];
+		uint8_t state = __atomic_load_n(&v->state, __ATOMIC_ACQUIRE);
+		struct ring *ring = NULL;
+		uint32_t slots = 0;
+		uint16_t first = 0;
 		unsigned int before = lcore_enter(q->lcore);
-		sent = rte_eth_tx_burst(q->port, q->queue, mbufs, (uint16_t)i);
+		if (state == VIEW_RINGS)
+			ring = ring_tx(v, q, &first, &slots);
+		if (ring != NULL)
+			sent = ring_tx_burst(v, ring, first, slots, mbufs, i);
+		else if (state != VIEW_CONNECTING)
+			sent = rte_eth_tx_burst(q->port, q->queue, mbufs, (uint16_t)i);
 		lcore_leave(before);
 	}
 	for (i = 0; i < sent; i++)

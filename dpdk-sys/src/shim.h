@@ -49,6 +49,15 @@ void dpdk_sys_rx_burst(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t ro
 /* Sends frames[0..result->frames); those belong to DPDK afterwards. Stops before a frame of another kind or
  * longer than max_len, and where the device takes no more. */
 void dpdk_sys_tx_burst(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_t n, dpdk_sys_burst *result);
+/* Slots of the device's shared memory in which frames can be built, where it has such (memif), and none otherwise or while
+ * it is full. */
+uint32_t dpdk_sys_tx_room(const dpdk_sys_queue *q);
+/* Buffer of the i-th of these slots, with room for max_len bytes; NULL if the peer broke it. */
+void *dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i);
+/* Says how long the frame in the i-th slot is. */
+void dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len);
+/* Sends the frames in the first n slots. */
+void dpdk_sys_tx_publish(const dpdk_sys_queue *q, uint32_t n);
 /* Allocates n (<= DPDK_SYS_BURST_MAX) empty frames, all or none. Needs no gate. */
 int dpdk_sys_alloc(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t n);
 /* Frees the frames if all of them are mbufs: returns 1, or 0 with nothing done. Needs no gate. */
@@ -119,6 +128,10 @@ int dpdk_sys_port_limits(uint16_t port, dpdk_sys_limits *out);
  * come back as they are. `mtu` is asked of the device where it can. */
 int dpdk_sys_port_setup(uint16_t port, uint16_t queues, uint32_t mtu, uint16_t *rx_ring, uint16_t *tx_ring,
 			void *pool, const char **stage);
+/* Says that a port that is not started is a memif with this many queues, and whether it is the client; none if the
+ * number is that of another device now. On the interrupt thread. From the next connection on the data path may go past
+ * the driver. */
+void dpdk_sys_memif(uint16_t port, uint16_t queues, int client);
 int dpdk_sys_port_start(uint16_t port);
 int dpdk_sys_port_stop(uint16_t port);
 int dpdk_sys_port_get_mac(uint16_t port, uint8_t mac[6]);

@@ -13,6 +13,8 @@ pub const QP_TX_BUDGET: usize = 16;
 /// Bytes of a packet from which on it gets its ICRC at once, while it is in the nearest cache; shorter ones wait for
 /// the end of the burst.
 pub const LONG_PACKET: usize = 1024;
+/// Memory is asked for so many bytes ahead of where the last packet was placed, when a long one comes.
+pub const PLACE_AHEAD: u64 = 4096;
 /// Queue pairs served from the ready list in a turn.
 pub const READY_BUDGET: usize = 64;
 /// Queue pairs whose send queues a shard looks at every turn, so that their posters need not ring.

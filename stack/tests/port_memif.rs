@@ -204,6 +204,82 @@ fn the_client_may_start_again() {
 }
 
 #[test]
+fn frames_are_built_in_the_ring() {
+    // Goal: either end builds frames where they are sent from; they arrive whole and in order, around the ring many
+    // times, and none is built where there is no link or no room.
+    const SLOTS: usize = 16;
+    const BUILT: u8 = 0xfe;
+    for (ours, theirs) in [("server", "client"), ("client", "server")] {
+        let path = socket(&format!("built-{ours}"));
+        let spec = |role| format!("memif:{},role={role},rsize=4", path.display());
+        let (port, peer);
+        if ours == "server" {
+            port = open(&spec(ours), 1);
+            peer = Peer::start(&spec(theirs), 1);
+        } else {
+            peer = Peer::start(&spec(theirs), 1);
+            port = open(&spec(ours), 1);
+        }
+        let mut queue = port.take_queue(0).unwrap();
+        if ours == "server" && !port.link_up() {
+            assert_eq!(queue.build_burst(1, &mut |_| panic!("there is no link")), 0);
+        }
+        exchange(&*port, &mut *queue, ours);
+
+        let max = port.info().max_frame();
+        let byte = |seq: u32, i: usize| (seq as usize * 7 + i) as u8;
+        let len = |seq: u32| 64 + seq as usize * 37 % (max - 63);
+        let mut built = 0u32;
+        let mut build = |buffer: &mut [u8]| {
+            assert!(buffer.len() >= max);
+            let n = len(built);
+            buffer[..n].iter_mut().enumerate().for_each(|(i, to)| *to = byte(built, i));
+            buffer[1..5].copy_from_slice(&built.to_be_bytes());
+            buffer[5] = BUILT;
+            built += 1;
+            Some(n)
+        };
+        let (mut seen, mut sent) = (0u32, 0u32);
+        let mut clock = Ticker::new();
+        let mut got = RxBurst::new();
+        let start = Instant::now();
+        let mut receive = |queue: &mut dyn PortQueue, seen: &mut u32| {
+            clock.maintain(&*port);
+            queue.rx_burst(&mut got);
+            // Late answers of the exchange before have other contents.
+            for data in got.iter().map(|frame| frame.data()).filter(|data| data[5] == BUILT) {
+                let seq = u32::from_be_bytes(data[1..5].try_into().unwrap());
+                assert_eq!((seq, data.len()), (*seen, len(*seen)), "{ours}");
+                assert!((6..data.len()).all(|i| data[i] == byte(seq, i)), "{ours}: frame {seq}");
+                *seen += 1;
+            }
+            queue.recycle(&mut got);
+            assert!(start.elapsed() < PATIENCE, "{ours}: {seen} frames came back");
+        };
+        while seen < 2000 {
+            // The other end drops what does not fit.
+            let room = SLOTS / 2 - (sent - seen) as usize;
+            sent += queue.build_burst(room, &mut build) as u32;
+            receive(&mut *queue, &mut seen);
+        }
+        while seen < sent {
+            receive(&mut *queue, &mut seen);
+        }
+        peer.signal("-STOP");
+        let filled = queue.build_burst(1000, &mut build);
+        assert_eq!(filled, SLOTS, "{ours}: a ring holds as many frames as it has slots");
+        assert_eq!(queue.build_burst(1, &mut |_| panic!("there is no room")), 0);
+        assert_eq!(port.stats().tx_dropped, 0);
+        peer.signal("-CONT");
+        sent += filled as u32;
+        while seen < sent {
+            receive(&mut *queue, &mut seen);
+        }
+        assert_eq!(queue.build_burst(1, &mut |_| None), 0, "who has nothing more says so");
+    }
+}
+
+#[test]
 fn several_queues() {
     let path = socket("queues");
     let port = open(&format!("memif:{},role=server", path.display()), 3);

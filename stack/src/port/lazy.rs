@@ -132,6 +132,10 @@ impl PortQueue for LazyQueue {
         }
     }
     #[inline]
+    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
+        self.queue().map_or(0, |queue| queue.build_burst(most, build))
+    }
+    #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
         match self.queue() {
             Some(queue) => queue.recycle(frames),

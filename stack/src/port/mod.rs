@@ -57,6 +57,18 @@ pub trait PortQueue: Send {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
+    /// Lets up to `most` frames be built in the very memory from which they are sent, for ports that have such (the rings
+    /// of a memif): `build` gets a buffer that holds [`max_frame`](PortInfo::max_frame) bytes and returns the length of
+    /// the frame it built, or `None` to end. They are on their way when this returns. Returns how many were built: none
+    /// where there is no such memory, or no room in it now; then frames are what is left.
+    ///
+    /// What a buffer holds before is anything, and a peer that shares it may change what was written: it is for writing.
+    /// Frames leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
+    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
+        let _ = (most, build);
+        0
+    }
+
     /// Gives frames back that are done with. Dropping them does the same; this is quicker for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst) {
         frames.clear();

@@ -112,6 +112,7 @@ impl Port for WirePort {
             rx: Arc::clone(&self.rx),
             pool: self.pool.clone(),
             counters: Arc::clone(&self.counters),
+            late: None,
         }))
     }
 
@@ -131,6 +132,8 @@ struct WireQueue {
     rx: Arc<Wire>,
     pool: HeapPool,
     counters: Arc<[Counters]>,
+    /// A frame that was built in place and found no room.
+    late: Option<Frame>,
 }
 
 impl WireQueue {
@@ -139,10 +142,35 @@ impl WireQueue {
         let lanes = self.tx.queues.len();
         (self.tx.steering)(self.index, frame.data(), lanes) % lanes
     }
+
+    /// Puts a frame on the link, or gives it back.
+    fn push(&self, frame: Frame) -> Result<(), Frame> {
+        let (len, lane) = (frame.len(), self.lane_of(&frame));
+        let mut frame = Some(frame);
+        self.tx.queues[lane].with(|queue| {
+            if queue.len() < DEPTH {
+                queue.extend(frame.take());
+            }
+        });
+        match frame {
+            Some(frame) => Err(frame),
+            None => {
+                self.counters[self.index].tx(1, len);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether every frame that was built is on the link, now if not before.
+    fn settle(&mut self) -> bool {
+        self.late = self.late.take().and_then(|frame| self.push(frame).err());
+        self.late.is_none()
+    }
 }
 
 impl PortQueue for WireQueue {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.settle();
         let lane = &self.rx.queues[self.index];
         if lane.waiting.load(Ordering::Acquire) == 0 {
             return 0;
@@ -166,6 +194,9 @@ impl PortQueue for WireQueue {
     }
 
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        if !self.settle() {
+            return 0;
+        }
         let (mut taken, mut sent, mut bytes) = (0, 0, 0);
         while let Some(first) = frames.first() {
             // Frames of one queue mostly follow each other.
@@ -199,6 +230,20 @@ impl PortQueue for WireQueue {
 
     fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
         self.pool.alloc_burst(out, n);
+    }
+
+    /// As a memif does it, for tests of who builds in place: the link takes each frame when it is built, or at the next
+    /// call.
+    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
+        let mut built = 0;
+        while built < most && self.settle() {
+            let Some(mut frame) = self.pool.alloc() else { break };
+            let Some(len) = build(&mut frame.buffer_mut()[..self.max_frame]) else { break };
+            frame.set_len(len.min(self.max_frame));
+            self.late = self.push(frame).err();
+            built += 1;
+        }
+        built
     }
 
     fn recycle(&mut self, frames: &mut RxBurst) {
@@ -266,6 +311,35 @@ mod tests {
             }
         }
         assert!(burst.is_empty());
+    }
+
+    #[test]
+    fn frames_are_built_in_place_until_the_link_is_full() {
+        // Goal: built frames arrive whole and in order with others, and one that found no room is not lost.
+        let options = PortOptions { frames: 4 * DEPTH, ..PortOptions::default() };
+        let (a, b) = pair_with(&options, &options, Arc::new(|from, _, _| from));
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        assert_eq!(send(&mut *qa, &u32::MAX.to_be_bytes()), 1);
+        let mut next = 0u32;
+        let mut number = |buffer: &mut [u8]| {
+            assert!(buffer.len() >= a.info().max_frame());
+            buffer[..4].copy_from_slice(&next.to_be_bytes());
+            next += 1;
+            Some(4)
+        };
+        assert_eq!(qa.build_burst(2 * DEPTH, &mut number), DEPTH, "one of them waits");
+        assert_eq!(qa.build_burst(1, &mut number), 0);
+        assert_eq!(qa.build_burst(1, &mut |_| panic!("there is no room")), 0);
+        assert_eq!(send(&mut *qa, b"not yet"), 0);
+        let mut seen = Vec::new();
+        let mut got = RxBurst::new();
+        while qb.rx_burst(&mut got) > 0 {
+            seen.extend(got.drain(..).map(|frame| u32::from_be_bytes(frame.data().try_into().unwrap())));
+            qa.rx_burst(&mut RxBurst::new());
+        }
+        let all: Vec<u32> = std::iter::once(u32::MAX).chain(0..DEPTH as u32).collect();
+        assert_eq!(seen, all);
+        assert_eq!(qa.build_burst(5, &mut |_| None), 0, "whoever has nothing more says so");
     }
 
     #[test]

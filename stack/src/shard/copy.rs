@@ -60,12 +60,19 @@ impl Memory<'_> {
     }
 
     /// Copies `from` to bytes `offset..` of a scatter/gather list, after checking all of it. With `last` the
-    /// last byte is stored last.
+    /// last byte is stored last. Returns the address behind them, where the next bytes of the message are likely to go.
     #[inline(always)]
-    pub fn scatter(&self, sges: &[Sge], offset: u64, from: &[u8], last: bool) -> Result<(), LocalProtection> {
+    pub fn scatter(
+        &self,
+        sges: &[Sge],
+        offset: u64,
+        from: &[u8],
+        last: bool,
+    ) -> Result<u64, LocalProtection> {
         if let Some(piece) = sge::sole(sges, offset, from.len()) {
-            write(self.check(&piece, Access::LOCAL_WRITE)?, from, last);
-            return Ok(());
+            let to = self.check(&piece, Access::LOCAL_WRITE)?;
+            write(to, from, last);
+            return Ok(to.wrapping_add(from.len() as u64));
         }
         self.scatter_pieces(sges, offset, from, last)
     }
@@ -77,19 +84,20 @@ impl Memory<'_> {
         offset: u64,
         from: &[u8],
         last: bool,
-    ) -> Result<(), LocalProtection> {
+    ) -> Result<u64, LocalProtection> {
         let pieces = sge::pieces(sges, offset, from.len() as u64).ok_or(LocalProtection)?;
         for piece in pieces.clone() {
             self.check(&piece, Access::LOCAL_WRITE)?;
         }
-        let mut done = 0;
+        let (mut done, mut end) = (0, 0);
         for piece in pieces {
             let len = piece.length as usize;
             let to = self.check(&piece, Access::LOCAL_WRITE)?;
             write(to, &from[done..done + len], last && done + len == from.len());
             done += len;
+            end = to.wrapping_add(len as u64);
         }
-        Ok(())
+        Ok(end)
     }
 
     /// Where a piece is, and all that its key grants; nothing where that may change.

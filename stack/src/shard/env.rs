@@ -54,6 +54,10 @@ pub(super) struct Env {
     pub answers: Backlog,
     /// Requests, and what the IP host sends.
     pub requests: Backlog,
+    /// Address behind the bytes that were placed last: a hint of where the next ones go.
+    pub placed_to: u64,
+    /// Frames of this turn that were built in the port's own memory.
+    pub in_place: usize,
     /// An empty frame that was not needed.
     pub spare: Option<Frame>,
     pub wheel: Wheel,
@@ -111,6 +115,8 @@ impl Env {
             queue,
             answers: Backlog::default(),
             requests: Backlog::default(),
+            placed_to: 0,
+            in_place: 0,
             spare: None,
             wheel: Wheel::new(now),
             lanes: Vec::new(),

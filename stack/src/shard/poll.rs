@@ -67,6 +67,7 @@ impl Shard {
             self.complete_gone();
         }
         self.publish_if_due();
+        turn.tx += core::mem::take(&mut self.env.in_place);
         turn.more = self.env.settling
             || !self.env.ready.is_empty()
             || !self.env.answering.is_empty()

@@ -148,6 +148,8 @@ pub(super) struct Qp {
     pub sq_seen: u32,
     /// Send requests before this one have their completions.
     pub sq_done: u32,
+    /// The last request packet was long: the next ones are built in the port's own memory, if it has some.
+    pub long: bool,
 
     // Lines 4 and 5: every packet sent.
     pub template: Template,
@@ -160,6 +162,8 @@ pub(super) struct Qp {
     pub rq: Rq,
     /// Receive completions that wait for their acknowledgement; mostly none.
     pub held: Option<Box<HeldReceives>>,
+    /// The last READ response was long: the next ones are built in the port's own memory, if it has some.
+    pub long_answers: bool,
 }
 
 // Under loom each atomic carries its history.
@@ -314,6 +318,7 @@ impl Qp {
             posted_at: Instant::ZERO,
             sq_seen: first,
             sq_done: first,
+            long: false,
             sq: Sq(spec.sq),
             rq: Rq::new(spec.rq, epoch, shared),
             requester,
@@ -324,6 +329,7 @@ impl Qp {
             leaving: first,
             counters: Arc::new(QpCounters::default()),
             held: None,
+            long_answers: false,
             overran: false,
             fault: None,
             retried: None,

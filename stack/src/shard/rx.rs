@@ -11,6 +11,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
 use super::{Qps, Shared};
+use crate::config::{LONG_PACKET, PLACE_AHEAD};
 use crate::id::{Psn, QpState, QpType, Qpn};
 use crate::port::Frame;
 use crate::proto::completer::{Response, RetryCause};
@@ -20,6 +21,7 @@ use crate::proto::state::{Event, Gates};
 use crate::proto::status::{AsyncEvent, WcStatus};
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
+use crate::sync::prefetch;
 use crate::wire::{
     Discard, Ingress, Kind, Layout, Opcode, Packet, Row, Transport, icrc, locate, locate_plain,
 };
@@ -128,6 +130,10 @@ impl Env {
     fn receive_rc(&mut self, qp: &mut Qp, frame: &mut Frame, layout: Layout) -> Result<(), Discard> {
         if !qp.gates.has(if layout.row.request { Gates::RX_REQ } else { Gates::RX_RESP }) {
             return Err(Discard::BadState);
+        }
+        if frame.len() >= LONG_PACKET {
+            // While the ICRC is computed there is time to get the memory where the next packets are likely to go.
+            prefetch::far(self.placed_to.wrapping_add(PLACE_AHEAD), frame.len());
         }
         if !icrc::check(frame.data_mut(), &layout) {
             return Err(Discard::BadIcrc);
@@ -284,11 +290,15 @@ impl Env {
         match verdict {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {
-                self.memory(qp.recv_pd)
+                self.placed_to = self
+                    .memory(qp.recv_pd)
                     .scatter(RecvWqe::sges(held), offset, pkt.payload, pkt.row.position.ends())
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
-            Verdict::Write { addr, last } => copy::write(addr, pkt.payload, last),
+            Verdict::Write { addr, last } => {
+                copy::write(addr, pkt.payload, last);
+                self.placed_to = addr.wrapping_add(pkt.payload.len() as u64);
+            }
             Verdict::Atomic { addr, swap } => {
                 let eth = pkt.atomic();
                 let original = copy::atomic(addr, swap, eth.swap_add, eth.compare);
@@ -352,7 +362,10 @@ impl Env {
             _ => None,
         };
         match placed {
-            Some(Ok(())) => qp.requester.placed(self.now, pkt.psn),
+            Some(Ok(end)) => {
+                self.placed_to = end;
+                qp.requester.placed(self.now, pkt.psn);
+            }
             Some(Err(_)) => {
                 self.complete_sends(qp);
                 self.fail_send(qp, WcStatus::LocProtErr);

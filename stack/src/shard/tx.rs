@@ -7,8 +7,8 @@ use super::env::Env;
 use super::qp::{Qp, Route};
 use super::run;
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
-use crate::id::QpType;
-use crate::mem::Access;
+use crate::id::{PdId, Psn, QpType, Qpn};
+use crate::mem::{Access, KeyFault, MrTable};
 use crate::port::{Frame, TxBurst};
 use crate::proto::requester::{Idle, Segment};
 use crate::proto::responder::Answered;
@@ -16,7 +16,7 @@ use crate::proto::status::WcStatus;
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe;
 use crate::time::Instant;
-use crate::wire::{Discard, Ext, Header, Opcode, Template};
+use crate::wire::{Aeth, Discard, Ext, Header, Opcode, Template};
 
 /// Why a queue pair stopped sending for this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,12 @@ impl Env {
                 self.discard_of(qp, Discard::NoBuffer);
                 return Stop::More;
             };
-            let Some(answer) = qp.responder.poll_transmit(qp.credits()) else {
+            let answer = if qp.long_answers && qp.route == Route::Known && self.backlog() == 0 {
+                self.respond_in_place(qp, budget)
+            } else {
+                None
+            };
+            let Some(answer) = answer.or_else(|| qp.responder.poll_transmit(qp.credits())) else {
                 self.keep_frame(frame);
                 return Stop::Done;
             };
@@ -116,18 +121,7 @@ impl Env {
                     self.dispatch(qp, frame, stamped);
                 }
                 Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
-                    let addr = match len {
-                        0 => Ok(0),
-                        _ => self.shared.mrs.check_remote(
-                            rkey,
-                            pd,
-                            qp.qpn,
-                            Access::REMOTE_READ,
-                            va,
-                            u64::from(len),
-                        ),
-                    };
-                    let Ok(addr) = addr else {
+                    let Ok(addr) = readable(&self.shared.mrs, qp.qpn, pd, rkey, va, len) else {
                         self.keep_frame(frame);
                         if !qp.responder.refuse_read(psn) {
                             self.discard_of(qp, Discard::Duplicate);
@@ -135,14 +129,56 @@ impl Env {
                         continue;
                     };
                     self.count(Counter::ResponsesSent);
-                    let ext =
-                        if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
+                    let ext = response_ext(opcode, aeth);
                     self.build(qp, &mut frame, opcode, psn, ext, len, |to| copy::read(addr, to));
+                    qp.long_answers = frame.len() >= LONG_PACKET;
                     self.dispatch(qp, frame, stamped);
                 }
             }
         }
         if qp.responder.has_answer() { Stop::More } else { Stop::Done }
+    }
+
+    /// Builds up to `most` READ responses in the port's own memory. Returns the answer that came up and is none, or is one
+    /// whose key is not good any more.
+    #[inline(never)]
+    fn respond_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<Answered> {
+        let mut built = Built::default();
+        let mut other = None;
+        let (mrs, ip_id) = (&self.shared.mrs, &mut self.ip_id);
+        let sent = self.queue.build_burst(most, &mut |buffer| {
+            let answer = qp.responder.poll_transmit(qp.credits())?;
+            let Answered::Read { psn, opcode, aeth, rkey, va, len, pd } = answer else {
+                other = Some(answer);
+                return None;
+            };
+            let Ok(addr) = readable(mrs, qp.qpn, pd, rkey, va, len) else {
+                other = Some(answer);
+                return None;
+            };
+            *ip_id = ip_id.wrapping_add(1);
+            let header = answer_header(qp, opcode, psn, response_ext(opcode, aeth), len, *ip_id);
+            let at = qp.template.begin(buffer, &header);
+            copy::read(addr, &mut buffer[at..at + len as usize]);
+            let total = qp.template.seal(buffer, at, len as usize);
+            built.add(total, false);
+            Some(total)
+        });
+        debug_assert_eq!(sent, built.frames, "what was built is on its way");
+        if built.frames > 0 {
+            qp.long_answers = built.long;
+            qp.counters.sent(built.frames as u64, built.bytes);
+            self.counters().add(Counter::ResponsesSent, built.frames as u64);
+            self.count_in_place(&built);
+        }
+        other
+    }
+
+    /// Counts frames that were built in the port's own memory, as those that a flush hands over.
+    fn count_in_place(&mut self, built: &Built) {
+        self.counters().add(Counter::TxFrames, built.frames as u64);
+        self.counters().add(Counter::TxBytes, built.bytes);
+        self.in_place += built.frames;
     }
 
     /// Builds request packets of a queue pair.
@@ -173,6 +209,18 @@ impl Env {
         }
         let mut budget = QP_TX_BUDGET.min(self.requests.frames.remaining_capacity());
         while budget > 0 {
+            if qp.long && qp.route == Route::Known && self.backlog() == 0 {
+                let (built, end) = self.build_in_place(qp, budget);
+                let refused = built.frames == 0 && end.is_ok();
+                budget -= built.frames;
+                if let Some(stop) = self.end_of(qp, end, &mut budget) {
+                    return stop;
+                }
+                if !refused {
+                    continue;
+                }
+                // Without room in the port's memory they wait as frames.
+            }
             // Packets are built where they wait for the port.
             let waiting = (qp.requester.waiting(&qp.sq) as usize).clamp(1, budget);
             let (base, got) = self.append_empty(waiting);
@@ -192,33 +240,75 @@ impl Env {
                 self.send_inside(qp, base);
             }
             budget -= built.frames;
-            match end {
-                Ok(()) if qp.requester.sent_all(&qp.sq) => {
-                    self.complete_sends(qp); // stale requests need no packet
-                    return Stop::Done;
-                }
-                Ok(()) => {}
-                Err(End::Idle(Idle::Local(seq))) => {
-                    self.carry_out(qp, seq);
-                    budget -= 1;
-                }
-                Err(End::Idle(idle)) => {
-                    self.complete_sends(qp); // stale requests and local operations need no packet
-                    if idle == Idle::Failed
-                        && let Some(status) = qp.requester.local_failure()
-                    {
-                        self.fail_send(qp, status);
-                    }
-                    return Stop::Done;
-                }
-                // The next poll says whether older requests have to complete first.
-                Err(End::Protection(seq)) => {
-                    qp.requester.fail_local(seq, WcStatus::LocProtErr);
-                    budget -= 1;
-                }
+            if let Some(stop) = self.end_of(qp, end, &mut budget) {
+                return stop;
             }
         }
         Stop::More
+    }
+
+    /// What is to be done when no more request packets are built; `None`: going on.
+    #[inline(always)]
+    fn end_of(&mut self, qp: &mut Qp, end: Result<(), End>, budget: &mut usize) -> Option<Stop> {
+        match end {
+            Ok(()) if qp.requester.sent_all(&qp.sq) => {
+                self.complete_sends(qp); // stale requests need no packet
+                return Some(Stop::Done);
+            }
+            Ok(()) => {}
+            Err(End::Idle(Idle::Local(seq))) => {
+                self.carry_out(qp, seq);
+                *budget -= 1;
+            }
+            Err(End::Idle(idle)) => {
+                self.complete_sends(qp); // stale requests and local operations need no packet
+                if idle == Idle::Failed
+                    && let Some(status) = qp.requester.local_failure()
+                {
+                    self.fail_send(qp, status);
+                }
+                return Some(Stop::Done);
+            }
+            // The next poll says whether older requests have to complete first.
+            Err(End::Protection(seq)) => {
+                qp.requester.fail_local(seq, WcStatus::LocProtErr);
+                *budget -= 1;
+            }
+        }
+        None
+    }
+
+    /// Builds up to `most` request packets in the port's own memory, each finished while it is in the nearest cache. None
+    /// where there is no room for them.
+    #[inline(never)]
+    fn build_in_place(&mut self, qp: &mut Qp, most: usize) -> (Built, Result<(), End>) {
+        let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
+        let (now, ip_id) = (self.now, &mut self.ip_id);
+        let mut built = Built::default();
+        let mut end = Ok(());
+        let sent = self.queue.build_burst(most, &mut |buffer| {
+            let segment = match qp.requester.poll_transmit(now, qp.gates, qp.epoch, &qp.sq) {
+                Ok(segment) => segment,
+                Err(idle) => {
+                    end = Err(End::Idle(idle));
+                    return None;
+                }
+            };
+            *ip_id = ip_id.wrapping_add(1);
+            let Ok(len) = fill(memory, *ip_id, qp, &segment, buffer) else {
+                end = Err(End::Protection(segment.seq));
+                return None;
+            };
+            qp.template.stamp(&mut buffer[..len]);
+            built.add(len, segment.again);
+            Some(len)
+        });
+        debug_assert_eq!(sent, built.frames, "what was built is on its way");
+        if built.frames > 0 {
+            self.count_built(qp, &built);
+            self.count_in_place(&built);
+        }
+        (built, end)
     }
 
     /// Puts up to `n` empty frames behind those that wait for the port: where they begin, and how many there are.
@@ -247,7 +337,8 @@ impl Env {
     }
 
     #[inline]
-    fn count_built(&self, qp: &Qp, built: &Built) {
+    fn count_built(&self, qp: &mut Qp, built: &Built) {
+        qp.long = built.long;
         qp.counters.sent(built.frames as u64, built.bytes);
         self.counters().add(Counter::RequestsSent, built.frames as u64 - built.again);
         for _ in 0..built.again {
@@ -285,21 +376,12 @@ impl Env {
         qp: &Qp,
         frame: &mut Frame,
         opcode: Opcode,
-        psn: crate::id::Psn,
+        psn: Psn,
         ext: Ext,
         len: u32,
         fill: impl FnOnce(&mut [u8]),
     ) {
-        let header = Header {
-            opcode: opcode.in_class(qp.class),
-            psn,
-            ack_req: false,
-            solicited: false,
-            ip_id: self.next_ip_id(),
-            srqn: 0,
-            ext,
-            payload_len: len,
-        };
+        let header = answer_header(qp, opcode, psn, ext, len, self.next_ip_id());
         let buffer = frame.buffer_mut();
         let at = qp.template.begin(buffer, &header);
         fill(&mut buffer[at..at + len as usize]);
@@ -323,13 +405,53 @@ impl Env {
     }
 }
 
-/// Request packets that were built in one go.
+/// Where the bytes of a READ response are: the key may have gone since the request was checked.
+#[inline(always)]
+fn readable(keys: &MrTable, qpn: Qpn, pd: PdId, rkey: u32, va: u64, len: u32) -> Result<u64, KeyFault> {
+    match len {
+        0 => Ok(0),
+        _ => keys.check_remote(rkey, pd, qpn, Access::REMOTE_READ, va, u64::from(len)),
+    }
+}
+
+#[inline(always)]
+fn response_ext(opcode: Opcode, aeth: Aeth) -> Ext {
+    if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) }
+}
+
+#[inline(always)]
+fn answer_header(qp: &Qp, opcode: Opcode, psn: Psn, ext: Ext, len: u32, ip_id: u16) -> Header {
+    Header {
+        opcode: opcode.in_class(qp.class),
+        psn,
+        ack_req: false,
+        solicited: false,
+        ip_id,
+        srqn: 0,
+        ext,
+        payload_len: len,
+    }
+}
+
+/// Packets that were built in one go.
 #[derive(Clone, Copy, Default)]
 struct Built {
     frames: usize,
     bytes: u64,
     /// Those that had gone out before.
     again: u64,
+    /// The last one was long.
+    long: bool,
+}
+
+impl Built {
+    #[inline(always)]
+    fn add(&mut self, len: usize, again: bool) {
+        self.frames += 1;
+        self.bytes += len as u64;
+        self.again += u64::from(again);
+        self.long = len >= LONG_PACKET;
+    }
 }
 
 /// Why no more were built.
@@ -374,15 +496,13 @@ fn build_requests(
             }
         };
         *ip_id = ip_id.wrapping_add(1);
-        if fill(memory, *ip_id, qp, &segment, frame).is_err() {
+        let Ok(len) = fill(memory, *ip_id, qp, &segment, frame.buffer_mut()) else {
             end = Err(End::Protection(segment.seq));
             break;
-        }
-        let long = frame.len() >= LONG_PACKET;
-        built.frames += 1;
-        built.bytes += frame.len() as u64;
-        built.again += u64::from(segment.again);
-        if long {
+        };
+        frame.set_len(len);
+        built.add(len, segment.again);
+        if built.long {
             stamp(&qp.template, &mut empty[stamped..built.frames]);
             stamped = built.frames;
         }
@@ -399,7 +519,7 @@ fn stamp(template: &Template, frames: &mut [Frame]) {
     }
 }
 
-/// Builds the request packet of a segment in `frame`; [`Template::stamp`] finishes it.
+/// Builds the request packet of a segment in a buffer; [`Template::stamp`] finishes it. Returns its length.
 ///
 /// [`Template::stamp`]: crate::wire::Template::stamp
 #[inline(always)]
@@ -408,8 +528,8 @@ pub(super) fn fill(
     ip_id: u16,
     qp: &Qp,
     segment: &Segment<'_>,
-    frame: &mut Frame,
-) -> Result<(), copy::LocalProtection> {
+    buffer: &mut [u8],
+) -> Result<usize, copy::LocalProtection> {
     let slot = segment.slot;
     let header = Header {
         opcode: segment.opcode.in_class(qp.class),
@@ -422,13 +542,10 @@ pub(super) fn fill(
         payload_len: segment.len,
     };
     let (len, offset) = (segment.len as usize, segment.offset as usize);
-    let buffer = frame.buffer_mut();
     let at = qp.template.begin(buffer, &header);
     let payload = &mut buffer[at..at + len];
     if len > 0 {
         memory.fill(slot, offset, payload)?;
     }
-    let total = qp.template.close(buffer, at, len);
-    frame.set_len(total);
-    Ok(())
+    Ok(qp.template.close(buffer, at, len))
 }

@@ -89,12 +89,13 @@ impl Env {
                 }
             };
             let ip_id = self.next_ip_id();
-            if fill(self.memory(qp.pd), ip_id, qp, &segment, &mut frame).is_err() {
+            let Ok(len) = fill(self.memory(qp.pd), ip_id, qp, &segment, frame.buffer_mut()) else {
                 let seq = segment.seq;
                 self.keep_frame(frame);
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
-            }
+            };
+            frame.set_len(len);
             qp.template.stamp(frame.data_mut());
             if path == Path::Failed {
                 self.discard(Discard::Unreachable);
@@ -250,7 +251,7 @@ impl Env {
         let (memory, sges) = (self.memory(qp.recv_pd), RecvWqe::sges(qp.rq.held()));
         let placed = memory
             .scatter(sges, 0, &network, false)
-            .and_then(|()| memory.scatter(sges, offset, pkt.payload, true));
+            .and_then(|_| memory.scatter(sges, offset, pkt.payload, true));
         if placed.is_err() {
             self.end_receiving(qp, pkt, Fault::ReceiveProtection);
             return Ok(());

@@ -28,6 +28,22 @@ pub fn lines<T>(of: &T, first: usize, end: usize) {
     }
 }
 
+/// Asks for the lines of the `len` bytes at the address `at`, for the second nearest cache: for data that are needed so much
+/// later that the nearest one has other use for its room.
+#[inline]
+pub fn far(at: u64, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+    for n in (0..len as u64).step_by(LINE) {
+        // SAFETY: as in `line`.
+        unsafe {
+            use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(n) as *const i8);
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
+    let _ = (at, len);
+}
+
 #[cfg(test)]
 mod tests {
     // Where nothing is, nothing happens.
@@ -36,5 +52,7 @@ mod tests {
         super::line(core::ptr::null::<u8>());
         super::line(core::ptr::without_provenance::<u8>(usize::MAX));
         super::lines(&0u8, 0, 1000);
+        super::far(0, 5000);
+        super::far(u64::MAX - 100, 5000);
     }
 }

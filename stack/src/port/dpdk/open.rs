@@ -186,7 +186,13 @@ fn steps(
     let max_frame = mtu + L2_OVERHEAD;
     let shared = Arc::new(Shared { port, max_frame, lcores, counters, state, device, pool });
     let starting = Arc::clone(&shared);
-    let ret = shared.device.step(move || starting.start()).unwrap_or(-libc_enomem());
+    let (rings, client) = (if plan.memif.is_some() { queues as u16 } else { 0 }, shared.state.reconnects);
+    let start = move || {
+        // SAFETY: the port exists and is not started.
+        unsafe { sys::dpdk_sys_memif(port, rings, client.into()) };
+        starting.start()
+    };
+    let ret = shared.device.step(start).unwrap_or(-libc_enomem());
     // A memif client whose server is not there yet is started by `maintain`.
     if ret != 0 && !shared.state.reconnects {
         return Err(format!("the device does not start: {}{}", errno_text(ret), says()));

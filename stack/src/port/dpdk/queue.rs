@@ -202,6 +202,41 @@ impl PortQueue for DpdkQueue {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
+    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
+        let max = self.raw.max_len as usize;
+        let Some(result) = self.inside(|raw, result| {
+            // SAFETY: the queue's port exists; we hold the gate.
+            let room = unsafe { sys::dpdk_sys_tx_room(raw) };
+            let mut built = 0;
+            while built < room.min(most as u32) {
+                // SAFETY: `built` is less than the room there is; we hold the gate.
+                let slot = unsafe { sys::dpdk_sys_tx_slot(raw, built) };
+                let Some(slot) = NonNull::new(slot) else { break };
+                // SAFETY: the slot is memory of `max` bytes that stays mapped while we hold the gate. It is ours until it
+                // is published: no other thread of this process has it. The peer's process has it mapped, too; what it
+                // writes there can only spoil the bytes of this frame, and nothing is decided by them.
+                let buffer = unsafe { core::slice::from_raw_parts_mut(slot.cast::<u8>().as_ptr(), max) };
+                let Some(len) = build(buffer) else { break };
+                let len = len.min(max) as u32;
+                // SAFETY: as above.
+                unsafe { sys::dpdk_sys_tx_close(raw, built, len) };
+                built += 1;
+                result.bytes += u64::from(len);
+            }
+            if built > 0 {
+                // SAFETY: the first `built` slots hold frames; we hold the gate.
+                unsafe { sys::dpdk_sys_tx_publish(raw, built) };
+            }
+            result.frames = built;
+        }) else {
+            return 0;
+        };
+        let counters = &self.shared.counters[self.index];
+        counters.tx_frames.add(u64::from(result.frames));
+        counters.tx_bytes.add(result.bytes);
+        result.frames as usize
+    }
+
     #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
         let n = frames.len();
