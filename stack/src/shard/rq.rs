@@ -233,16 +233,26 @@ impl OwnRq {
     #[inline(always)]
     fn take(&mut self) -> Option<u64> {
         while let Some(slot) = self.ring.get(self.taken) {
-            self.taken = self.taken.wrapping_add(1);
-            // A request posted under an earlier epoch raced with a RESET: it is gone.
+            let at = self.taken;
+            self.taken = at.wrapping_add(1);
             if RecvWqe::of(slot).epoch == self.epoch {
                 return Some(match RecvWqe::sges(slot) {
                     [sge] => u64::from(sge.length),
                     sges => sge::total(sges),
                 });
             }
+            self.skip(at);
         }
         None
+    }
+
+    /// A request posted under an earlier epoch raced with a RESET: it is gone. Its slot is free with those before it,
+    /// which may be now: no completion comes that would free it.
+    #[cold]
+    fn skip(&mut self, at: u32) {
+        if self.ring.released() == at {
+            self.ring.release_to(at.wrapping_add(1));
+        }
     }
 }
 
@@ -255,5 +265,40 @@ impl SharedRq {
             self.shared.events.raise(AsyncEvent::SrqLimitReached, EventElement::Srq(end.number));
         }
         Some(sge::total(RecvWqe::sges(&self.held)))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::spsc::{Producer, ring};
+
+    fn post(posts: &mut Producer<Granule>, epoch: u32) -> bool {
+        let Some(slot) = posts.slot(0) else { return false };
+        RecvWqe { wr_id: 0, epoch, num_sge: 0 }.put(slot);
+        posts.publish(1);
+        true
+    }
+
+    // A ring of one: a request that raced with a RESET leaves its slot to the next one.
+    #[test]
+    fn a_request_of_an_earlier_epoch_does_not_keep_its_slot() {
+        let (mut posts, taken) = ring(1, recv_stride(1));
+        let mut rq = OwnRq { taken: 0, ring: taken, epoch: 1 };
+        assert!(post(&mut posts, 0));
+        assert_eq!(rq.take(), None);
+        assert!(posts.free() == 1 && post(&mut posts, 1), "there is room");
+        assert_eq!(rq.take(), Some(0));
+        assert!(!post(&mut posts, 1), "one is taken and not complete");
+    }
+
+    // What comes before it is not complete: it waits for that.
+    #[test]
+    fn a_request_of_an_earlier_epoch_passes_nobody() {
+        let (mut posts, taken) = ring(2, recv_stride(1));
+        let mut rq = OwnRq { taken: 0, ring: taken, epoch: 1 };
+        assert!(post(&mut posts, 1) && post(&mut posts, 0));
+        assert_eq!((rq.take(), rq.take()), (Some(0), None));
+        assert_eq!(posts.free(), 0);
     }
 }
