@@ -5,10 +5,10 @@
 //!
 //! # Why no ring is lost
 //!
-//! A ringer publishes its work, then looks at its bit. If the bit is clear it sets it (release), and whoever
-//! makes a word of bits non-zero sets the word's summary bit afterwards (release). The drainer clears the
-//! summary bits first, then the bits (acquire), then looks for work; it sets the summary bit again where it left
-//! something. So a bit is set only while its summary bit is set, or will be by a ringer on its way, or while the
+//! A ringer publishes its work, then looks at its bit. If the bit is clear it sets it (release), and whoever makes a
+//! word of bits non-zero sets the word's bit on the level above afterwards (release), and so on up to the summary. The
+//! drainer clears from the summary down (acquire), then looks for work; it sets a bit above again where it left
+//! something. So a bit is set only while those above it are set, or will be by a ringer on its way, or while the
 //! drainer is at that word.
 //!
 //! If the bit is set already the ringer leaves it alone. Then the drainer has yet to clear it, and must find
