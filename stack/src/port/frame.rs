@@ -254,6 +254,9 @@ impl HeapPool {
     /// Appends up to `n` empty frames to `out`: fewer when there are not as many, or `out` has no more room.
     #[inline]
     pub fn alloc_burst(&self, out: &mut TxBurst, n: usize) {
+        if n == 1 && !out.is_full() {
+            return out.extend(self.alloc());
+        }
         let mut free = self.slab.free();
         let n = n.min(out.remaining_capacity()).min(free.len());
         let from = free.len() - n;
@@ -263,6 +266,9 @@ impl HeapPool {
     /// Drops frames; those of one pool together.
     #[inline]
     pub fn recycle(frames: &mut RxBurst) {
+        if frames.len() < 2 {
+            return frames.clear();
+        }
         let pooled = |frame: &Frame| core::ptr::eq(frame.kind, &raw const HEAP);
         while let Some(last) = frames.last().filter(|last| pooled(last)) {
             let (slab, _) = of_slot(last.handle);

@@ -1,6 +1,6 @@
 //! A port whose frames come back to itself.
 
-use super::pair::{Steering, Wire, WirePort};
+use super::pair::{Wire, WirePort};
 use super::{Port, PortInfo, PortOptions, PortQueue, PortStats};
 use crate::id::Mac;
 use std::sync::Arc;
@@ -10,8 +10,7 @@ pub(super) struct Loopback(WirePort);
 
 impl Loopback {
     pub(super) fn new(options: &PortOptions) -> Self {
-        let steering: Steering = Arc::new(|from, _, _| from);
-        let wire = Wire::new(options.queues, &steering);
+        let wire = Wire::new(options.queues, None);
         let mac = options.mac.unwrap_or_else(Mac::random);
         Self(WirePort::new("loopback".into(), mac, options, Arc::clone(&wire), wire))
     }

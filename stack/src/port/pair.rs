@@ -20,7 +20,7 @@ pub type Steering = Arc<dyn Fn(usize, &[u8], usize) -> usize + Send + Sync>;
 /// Their addresses are 02:00:00:00:00:01 and 02:00:00:00:00:02, their MTU 4200.
 pub fn pair(queues: usize) -> (Box<dyn Port>, Box<dyn Port>) {
     let options = PortOptions { queues, ..PortOptions::default() };
-    pair_with(&options, &options, Arc::new(|from, _, _| from))
+    join(&options, &options, None)
 }
 
 /// Two joined ports whose frames arrive on the queue that `steering` chooses. A missing address is given as by
@@ -29,7 +29,12 @@ pub fn pair(queues: usize) -> (Box<dyn Port>, Box<dyn Port>) {
 /// # Panics
 /// When the options have no queue or no frames.
 pub fn pair_with(a: &PortOptions, b: &PortOptions, steering: Steering) -> (Box<dyn Port>, Box<dyn Port>) {
-    let (to_a, to_b) = (Wire::new(a.queues, &steering), Wire::new(b.queues, &steering));
+    join(a, b, Some(&steering))
+}
+
+/// Two joined ports; without steering a frame arrives on the queue of the number that sent it.
+fn join(a: &PortOptions, b: &PortOptions, steering: Option<&Steering>) -> (Box<dyn Port>, Box<dyn Port>) {
+    let (to_a, to_b) = (Wire::new(a.queues, steering), Wire::new(b.queues, steering));
     let port = |name: &str, last: u8, options: &PortOptions, tx: &Arc<Wire>, rx: &Arc<Wire>| {
         let mac = options.mac.unwrap_or(Mac([2, 0, 0, 0, 0, last]));
         Box::new(WirePort::new(name.into(), mac, options, Arc::clone(tx), Arc::clone(rx)))
@@ -40,7 +45,7 @@ pub fn pair_with(a: &PortOptions, b: &PortOptions, steering: Steering) -> (Box<d
 /// One direction of a link.
 pub(super) struct Wire {
     queues: Vec<Lane>,
-    steering: Steering,
+    steering: Option<Steering>,
 }
 
 /// Frames on their way to one queue. Both ends come with whole bursts; one that finds the other at it comes again.
@@ -69,9 +74,9 @@ impl Lane {
 }
 
 impl Wire {
-    pub(super) fn new(queues: usize, steering: &Steering) -> Arc<Self> {
+    pub(super) fn new(queues: usize, steering: Option<&Steering>) -> Arc<Self> {
         assert!(queues > 0, "a port has at least one queue");
-        let steering = Arc::clone(steering);
+        let steering = steering.cloned();
         Arc::new(Self { queues: (0..queues).map(|_| Lane::new()).collect(), steering })
     }
 }
@@ -140,7 +145,10 @@ impl WireQueue {
     /// The queue on which a frame arrives.
     fn lane_of(&self, frame: &Frame) -> usize {
         let lanes = self.tx.queues.len();
-        (self.tx.steering)(self.index, frame.data(), lanes) % lanes
+        match &self.tx.steering {
+            Some(steering) => steering(self.index, frame.data(), lanes) % lanes,
+            None => self.index % lanes,
+        }
     }
 
     /// Puts a frame on the link, or gives it back.
@@ -177,7 +185,8 @@ impl PortQueue for WireQueue {
         }
         let (before, mut bytes, mut too_long) = (out.len(), 0, 0);
         lane.with(|frames| {
-            for frame in frames.drain(..frames.len().min(out.remaining_capacity())) {
+            for _ in 0..frames.len().min(out.remaining_capacity()) {
+                let Some(frame) = frames.pop_front() else { break };
                 if frame.len() > self.max_frame {
                     too_long += 1;
                     continue;
@@ -201,9 +210,9 @@ impl PortQueue for WireQueue {
         while let Some(first) = frames.first() {
             // Frames of one queue mostly follow each other.
             let lane = self.lane_of(first);
-            let alike = match self.tx.queues.len() {
-                1 => frames.len(),
-                _ => frames.iter().take_while(|frame| self.lane_of(frame) == lane).count(),
+            let alike = match self.tx.steering {
+                None => frames.len(),
+                Some(_) => frames.iter().take_while(|frame| self.lane_of(frame) == lane).count(),
             };
             let moved = self.tx.queues[lane].with(|queue| {
                 let n = alike.min(DEPTH - queue.len());

@@ -217,7 +217,7 @@ impl Ran {
 
 impl Requester {
     /// The next packets, `room` at most, if they are those of a [`Run`] of two or more and nothing else is to be sent
-    /// first; messages of more than `longest` bytes are in none. `None` says nothing:
+    /// first, one at least; messages of more than `longest` bytes are in none. `None` says nothing:
     /// [`Requester::poll_transmit`] has the answer.
     #[inline(always)]
     pub fn begin_run<'a>(
@@ -283,7 +283,7 @@ impl Requester {
             let slots_left =
                 ((self.log.len() / 2) as u32).saturating_sub(self.started.wrapping_sub(self.head));
             let (mut most, mut always) =
-                (most.min(OUTSTANDING_MAX - outstanding), slots_left.min(window - 1));
+                (most.min(OUTSTANDING_MAX.saturating_sub(outstanding)), slots_left.min(window - 1));
             if takes_recv && !self.unlimited {
                 let ahead = self.lsn.diff(self.ssn);
                 // One request beyond the credits may go.
@@ -293,6 +293,10 @@ impl Requester {
             run.always = if self.timeout_ns == 0 { 0 } else { always };
             most
         } else {
+            let packets = if kind == RequestKind::Read { self.mtu.packets(wqe.length) } else { 1 };
+            if outstanding + packets > OUTSTANDING_MAX {
+                return None;
+            }
             let limit = if flags.contains(SendFlags::FENCE) { 1 } else { self.max_rd_atomic };
             most.min(limit.saturating_sub(self.rd_outstanding).into())
         };
