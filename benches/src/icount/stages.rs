@@ -78,6 +78,7 @@ impl Stage {
 const FUNCTIONS: &[(&str, Stage)] = &[
     ("crc32fast",    Stage::Icrc),
     ("icrc::",       Stage::Icrc),
+    ("clmul::",      Stage::Icrc),
     ("::tx_burst",   Stage::PortTx),
     ("Pool::alloc",  Stage::PortTx),
     ("Queue as stack::port::PortQueue>::alloc", Stage::PortTx),
@@ -98,6 +99,7 @@ const FILES: &[(&str, Stage)] = &[
     ("wire/template.rs",     Stage::Build),
     ("wire/segment.rs",      Stage::Build),
     ("wire/icrc.rs",         Stage::Icrc),
+    ("wire/clmul.rs",        Stage::Icrc),
     ("src/port/",            Stage::PortTx),
     ("shard/rx.rs",          Stage::Parse),
     ("wire/locate.rs",       Stage::Parse),
