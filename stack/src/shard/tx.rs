@@ -476,7 +476,10 @@ fn build_requests(
     let mut stamped = 0;
     let mut end = Ok(());
     while built.frames < empty.len() {
-        if let Some(run) = run::build(qp, memory, now, ip_id, &mut empty[built.frames..]) {
+        // What follows a long packet mostly is one.
+        if !built.long
+            && let Some(run) = run::build(qp, memory, now, ip_id, &mut empty[built.frames..])
+        {
             built.frames += run.frames;
             built.bytes += run.bytes;
             match run.bad {
