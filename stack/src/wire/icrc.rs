@@ -57,7 +57,7 @@ pub fn of_masked(covered: &[u8]) -> u32 {
 }
 
 /// ICRC of a frame's bytes from its IP header at `l3` to `end`, the end of the pad, as [`of_masked`] of them: variant fields
-/// already all ones. Short packets go the short way ([`clmul`](super::clmul)).
+/// already all ones. Short packets go the short way (`clmul`).
 ///
 /// # Panics
 /// If the frame has not so many bytes.
@@ -74,7 +74,7 @@ pub fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
 
 /// Whether the ICRC of a located frame is right.
 ///
-/// The frame is the same after. Short ones are only read ([`clmul`](super::clmul)); over the variant fields of long ones
+/// The frame is the same after. Short ones are only read (`clmul`); over the variant fields of long ones
 /// it writes ones while it computes, and puts them back.
 ///
 /// # Panics
