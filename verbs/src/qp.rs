@@ -360,10 +360,7 @@ impl SendQueue {
     /// few, then post to them.
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        if let Some(ring) = &self.ring {
-            ring.prefetch(n);
-            self.core.prefetch();
-        }
+        prefetch_each([self].into_iter(), |queue| (&queue.ring, &queue.core), n);
     }
     /// [`prefetch`](Self::prefetch) for `n` requests to each of several queues, those at these places of `queues`. First
     /// where each queue is asked for, then what it is, then what that points to: not even the handles need to be in a
@@ -372,14 +369,7 @@ impl SendQueue {
     /// # Panics
     /// If there is no queue at one of the places.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
-        at.clone().for_each(|q| prefetch_line(&queues[q]));
-        for queue in at.clone().map(|q| &queues[q]) {
-            if let Some(ring) = &queue.ring {
-                ring.prefetch(n);
-            }
-            queue.core.prefetch_posting();
-        }
-        at.for_each(|q| queues[q].core.prefetch());
+        prefetch_each(at.map(|q| &queues[q]), |queue| (&queue.ring, &queue.core), n);
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
@@ -427,10 +417,7 @@ impl RecvQueue {
     /// few, then post to them.
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        if let Some(ring) = &self.ring {
-            ring.prefetch(n);
-            self.core.prefetch();
-        }
+        prefetch_each([self].into_iter(), |queue| (&queue.ring, &queue.core), n);
     }
     /// [`prefetch`](Self::prefetch) for `n` requests to each of several queues, those at these places of `queues`. First
     /// where each queue is asked for, then what it is, then what that points to: not even the handles need to be in a
@@ -439,14 +426,7 @@ impl RecvQueue {
     /// # Panics
     /// If there is no queue at one of the places.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
-        at.clone().for_each(|q| prefetch_line(&queues[q]));
-        for queue in at.clone().map(|q| &queues[q]) {
-            if let Some(ring) = &queue.ring {
-                ring.prefetch(n);
-            }
-            queue.core.prefetch_posting();
-        }
-        at.for_each(|q| queues[q].core.prefetch());
+        prefetch_each(at.map(|q| &queues[q]), |queue| (&queue.ring, &queue.core), n);
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
@@ -462,6 +442,23 @@ impl Drop for RecvQueue {
     fn drop(&mut self) {
         *self.core.rq() = self.ring.take();
     }
+}
+
+/// Asks for what posting `n` requests to each of these queues touches, in the order of [`SendQueue::prefetch_each`].
+#[inline]
+fn prefetch_each<'q, Q: 'q>(
+    queues: impl Iterator<Item = &'q Q> + Clone,
+    parts: impl Fn(&'q Q) -> (&'q Option<RingTap>, &'q QpCore),
+    n: u32,
+) {
+    queues.clone().for_each(|queue| prefetch_line(queue));
+    for (ring, core) in queues.clone().map(&parts) {
+        if let Some(ring) = ring {
+            ring.prefetch(n);
+        }
+        core.prefetch_posting();
+    }
+    queues.for_each(|queue| parts(queue).1.prefetch());
 }
 
 #[inline]
