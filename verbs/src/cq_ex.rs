@@ -188,10 +188,10 @@ impl<'a> CqExPoll<'a> {
     pub fn read_slid(&self) -> u32 {
         0
     }
-    /// The service level of a datagram: frames do not keep it, so 0.
+    /// See [`Wc::sl`].
     #[doc(alias = "ibv_wc_read_sl")]
     pub fn read_sl(&self) -> u8 {
-        0
+        self.cqe.sl
     }
     /// Path bits of our LID: 0 on RoCE.
     #[doc(alias = "ibv_wc_read_dlid_path_bits")]

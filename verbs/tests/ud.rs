@@ -536,6 +536,32 @@ impl End {
     }
 }
 
+// The extended poll tells the priority that a datagram came with, as `Wc::sl` does.
+#[test]
+fn extended_poll_reads_the_service_level() {
+    let drive = Drive::Embedded;
+    let queues = PortOptions { queues: 2, ..PortOptions::default() };
+    let (a, b) = pair_with(&queues, &queues, Arc::new(|from, _, _| from));
+    let (a, b) = (End::new(a, 1, &drive), End::new(b, 2, &drive));
+    let gid = b.context.query_gid(1, 2).unwrap();
+    for sl in [5, 0] {
+        let ah = a.pd.create_ah(&AhAttr { sl, ..ah_attr_to(gid, 2) }).unwrap();
+        b.qps[0].post_recv(&[RecvWr::new(1, &[b.mr.sge(0..100).unwrap()])]).unwrap();
+        let wr = SendWr::send(2, &[]).inline(b"level").to(&ah, b.qps[0].qp_num(), QKEY).signaled();
+        a.qps[0].post_send(&[wr]).unwrap();
+        a.poll([&a, &b], &drive, 1);
+        let start = Instant::now();
+        let poll = loop {
+            pump(&b.context);
+            if let Some(poll) = b.cq.start_poll().unwrap() {
+                break poll;
+            }
+            assert!(start.elapsed() < common::PATIENCE, "the datagram does not come");
+        };
+        assert_eq!((poll.read_sl(), poll.wc().sl, poll.read_byte_len()), (sl, sl, 45));
+    }
+}
+
 // Every queue pair to every queue pair of the other device, both IP versions, frames on the wrong queue too; then
 // back to where they came from, in each way to turn the crank.
 #[test]
