@@ -1,31 +1,6 @@
 # The stock programs of the guest against ours, in both roles. Sourced by scripts/interop/run.
 # shellcheck shell=bash
 
-# relay TCP_PORT: joins what the guest connects to 10.98.0.100:18515 with a port of this machine.
-relay() {
-    python3 - "$run/g/a.oob" "$1" "$run/relayed" <<'PY'
-import select, socket, sys, time
-for _ in range(300):
-    try:
-        near = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
-        break
-    except OSError:
-        time.sleep(0.05)
-else:
-    sys.exit("nothing listens on port " + sys.argv[2])
-far = socket.socket(socket.AF_UNIX)
-far.connect(sys.argv[1])
-open(sys.argv[3], "w").close()
-other = {near: far, far: near}
-while True:
-    for end in select.select(list(other), [], [])[0]:
-        data = end.recv(4096)
-        if not data:
-            sys.exit()
-        other[end].sendall(data)
-PY
-}
-
 # verdict WHAT BY OURS THEIRS: one result, from what both programs ended with and said.
 verdict() {
     local what=$1 by=$2 ok=pass said=''
@@ -94,7 +69,7 @@ pingpong() {
 }
 
 play() {
-    local type=$1 role=$2 tool=ibv_$1_pingpong id pair='' file
+    local type=$1 role=$2 tool=ibv_$1_pingpong id file
     file=$(next_capture)
     shift 2
     local base=(--port "$spec" --mac "$mac" --ip 10.99.0.10/24 --transport "$type" -c --pcap "$file")
@@ -105,16 +80,10 @@ play() {
         timeout 150 "$bin/roce-pingpong" "${base[@]}" --bind 127.0.0.1 -p "$tcp" "$@" >"$run/ours.log" 2>&1 &
         ours=$!
         boot
-        # What the guest says before the relay holds its way out is lost.
-        rm -f "$run/relayed"
-        relay "$tcp" &
-        pair=$!
-        until [ -e "$run/relayed" ] || ! kill -0 "$pair" 2>/dev/null; do sleep 0.05; done
+        echo "$tcp" >"$run/g/a.oob.to"
         "$guest" exec -t 120 a "$carrier; $theirs_base 10.98.0.100" >"$run/theirs.log" 2>&1 || theirs=$?
         wait "$ours" || mine=$?
         ours=''
-        kill "$pair" 2>/dev/null || true
-        wait "$pair" 2>/dev/null || true
     else
         ensure_up
         id=$("$guest" exec -b -t 120 a "$theirs_base")
