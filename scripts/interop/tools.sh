@@ -9,6 +9,7 @@ verdict() {
         said="ours ended with $3: $(tail -n 1 "$run/ours.log"); Linux' with $4: $(tail -n 1 "$run/theirs.log")"
         # The last line is not always the one that tells.
         tail -n 30 "$run/ours.log" "$run/theirs.log" >&2
+        "$guest" exec a 'rdma statistic show; ip -s link show eth0; dmesg | tail -n 20' >&2 || true
     fi
     printf '%s tools  %-5s %-5s %s %s(%s s)\n' "${ok^^}" "$net" "$by" "$what" "${said:+$said }" "$((SECONDS - began))"
     note --part "Stock programs" --net "$net" --what "$what" --by "$by" --verdict "$ok" --detail "$said" \
@@ -48,9 +49,20 @@ on() {
     ipv6) our_ip=fd00:99::10 their_ip=fd00:99::2 ;;
     vlan) our_ip=10.100.0.10 their_ip=10.100.0.2 interface=eth0.100 ;;
     esac
-    # In the guest: waits until the link, whose other end has just come, is up.
-    carrier="n=0; until [ \"\$(cat /sys/class/net/$interface/operstate)\" = up ]; do
+    # In the guest: waits until the link, whose other end has just come, is up. What is told of the carrier is so at
+    # once, what is told of the operational state may be a second old.
+    carrier="n=0; until [ \"\$(cat /sys/class/net/$interface/carrier /sys/class/net/$interface/operstate)\" = '1
+up' ]; do
         n=\$((n+1)); [ \$n -lt 200 ] || exit 1; usleep 50000; done"
+}
+
+# alone: our last program has ended, and the guest knows: it must not take that one's link for the next one's.
+alone() {
+    rm -f "$run/a.vhost"
+    { [ -n "$up" ] && [ "$link" = vhost ]; } || return 0
+    "$guest" exec a 'n=0; until [ "$(cat /sys/class/net/eth0/carrier)" = 0 ]; do
+        n=$((n+1)); [ $n -lt 200 ] || { echo "the link of a program that has ended stays up" >&2; exit 1; }
+        usleep 50000; done'
 }
 
 # pingpong TRANSPORT ROLE OPTIONS: ROLE is that of our program. A stock server cannot wait for its link as ours does: it
@@ -74,7 +86,7 @@ play() {
     shift 2
     local base=(--port "$spec" --mac "$mac" --ip 10.99.0.10/24 --transport "$type" -c --pcap "$file")
     local theirs_base="$tool -d rxe0 -g 1 -c $*"
-    rm -f "$run/a.vhost"
+    alone
     if [ "$role" = server ]; then
         local tcp=$((30000 + RANDOM % 2000))
         timeout 150 "$bin/roce-pingpong" "${base[@]}" --bind 127.0.0.1 -p "$tcp" "$@" >"$run/ours.log" 2>&1 &
@@ -101,7 +113,7 @@ wanted() { [[ $1 == *"$only"* ]]; }
 serve_ours() {
     # Not while it boots: who listens does not wait for ever.
     ensure_up
-    rm -f "$run/a.vhost"
+    alone
     : >"$run/ours.log"
     timeout 300 "$bin/roce-interop" cm "$@" >"$run/ours.log" 2>&1 &
     ours=$!
@@ -112,7 +124,7 @@ serve_ours() {
 # serve_theirs COMMAND: a stock program in the guest as the server, until it listens. Its number is in id.
 serve_theirs() {
     ensure_up
-    rm -f "$run/a.vhost"
+    alone
     id=$("$guest" exec -b -t 300 a "$*")
     "$guest" exec a 'n=0; until rdma resource show cm_id | grep -q LISTEN; do
         n=$((n+1)); [ $n -lt 200 ] || exit 1; usleep 50000; done' || true
