@@ -69,16 +69,19 @@ impl LaneId {
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// What a turn did.
+/// What a turn did. Small, to be returned in registers: a copy in memory loads what was just stored in other pieces, which
+/// waits until every store before it has left the core, those to a port's memory too.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Turn {
     /// Frames received.
-    pub rx: usize,
+    pub rx: u32,
     /// Frames sent.
-    pub tx: usize,
+    pub tx: u32,
     /// There is work that did not fit into this turn.
     pub more: bool,
 }
+
+const _: () = assert!(size_of::<Option<Turn>>() <= 2 * size_of::<usize>());
 
 impl Turn {
     /// Whether the turn moved nothing and left nothing.

@@ -36,18 +36,18 @@ impl Shard {
             self.send_requests();
         }
         if self.env.backlog() > 0 {
-            turn.tx += self.env.flush();
+            turn.tx += self.env.flush() as u32;
         }
         for _ in 0..RX_BURSTS {
             let n = self.receive_burst();
-            turn.rx += n;
+            turn.rx += n as u32;
             // A burst that is not full was all there is. Responses are often followed by what the program waits for; a
             // request is answered first.
             if n < RX_BURST || !self.env.answering.is_empty() {
                 break;
             }
         }
-        turn.rx += self.receive_inbox();
+        turn.rx += self.receive_inbox() as u32;
         if !self.env.answered.is_empty() {
             self.env.run_answered(&mut self.qps);
         }
@@ -61,13 +61,13 @@ impl Shard {
             }
         }
         if self.env.backlog() > 0 {
-            turn.tx += self.env.flush();
+            turn.tx += self.env.flush() as u32;
         }
         if !self.env.leaving.is_empty() {
             self.complete_gone();
         }
         self.publish_if_due();
-        turn.tx += core::mem::take(&mut self.env.in_place);
+        turn.tx += core::mem::take(&mut self.env.in_place) as u32;
         turn.more = self.env.settling
             || !self.env.ready.is_empty()
             || !self.env.answering.is_empty()
