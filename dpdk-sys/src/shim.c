@@ -138,8 +138,11 @@ static struct view {
 	uint8_t *base;      /* region 0 */
 	size_t size;
 	struct {
-		uint16_t next; /* slot received next */
-	} __attribute__((aligned(64))) rx[DPDK_SYS_QUEUES_MAX];
+		const uint8_t *ahead; /* buffer of the slot received next, where the ring was found empty; else NULL */
+		uint16_t next;        /* slot received next */
+		uint16_t sent;        /* slot sent in next: what the ring says, too, in a line that the receiver looks at */
+		uint16_t free_end;    /* behind the last slot that is known to be free to send in */
+	} __attribute__((aligned(64))) of[DPDK_SYS_QUEUES_MAX];
 } __attribute__((aligned(64))) views[DPDK_SYS_PORTS_MAX];
 
 /* Waits for the bursts that run in the ports first..end. */
@@ -248,8 +251,12 @@ find_rings(struct view *v, const void *dev)
 		v->log2 = (uint8_t)log2;
 		/* The client wrote this a moment ago; the server does not use it. */
 		v->room = ((struct ring *)base)->desc[0].length;
-		for (uint32_t q = 0; q < v->queues; q++)
-			v->rx[q].next = 0;
+		for (uint32_t q = 0; q < v->queues; q++) {
+			const struct ring *tx = (struct ring *)(base + (q + (v->client ? 0u : v->queues)) * stride);
+			v->of[q].next = 0;
+			v->of[q].ahead = NULL;
+			v->of[q].sent = v->of[q].free_end = v->client ? tx->head : tx->tail;
+		}
 		return 1;
 	}
 	return 0;
@@ -484,26 +491,80 @@ alloc_mbufs(const dpdk_sys_queue *q, struct rte_mbuf **mbufs, uint32_t n)
 	return n;
 }
 
+/* Gives the slots whose frames were received back to the sender. Not where they are received: whatever is stored after this
+ * waits until the sender's core has let go of the line, and there may be an answer to send first. */
+static inline void
+give_back(const struct view *v, const dpdk_sys_queue *q)
+{
+	struct ring *ring = ring_of(v, q, !v->client);
+	uint32_t size = 1u << v->log2, mask = size - 1;
+	uint16_t next = v->of[q->queue].next, end = (uint16_t)(next + size);
+	uint16_t head = v->client ? ring->head : (uint16_t)(ring->tail + size);
+
+	if (head == end)
+		return;
+	if (!v->client) {
+		__atomic_store_n(&ring->tail, next, __ATOMIC_RELEASE);
+		return;
+	}
+	/* The client gives the server empty buffers. */
+	for (; head != end; head++)
+		ring->desc[head & mask].length = v->room;
+	__atomic_store_n(&ring->head, end, __ATOMIC_RELEASE);
+}
+
+void
+dpdk_sys_give_back(const dpdk_sys_queue *q)
+{
+	const struct view *v = &views[q->port];
+
+	if (__atomic_load_n(&v->state, __ATOMIC_ACQUIRE) == VIEW_RINGS)
+		give_back(v, q);
+}
+
+/* The slot to send in that is `i` behind the next one. */
+static inline struct ring_desc *
+tx_desc(const struct view *v, const dpdk_sys_queue *q, struct ring *ring, uint32_t i)
+{
+	return &ring->desc[(v->of[q->queue].sent + i) & ((1u << v->log2) - 1)];
+}
+
 /* Receives from a memif's ring. */
 static void
 ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t room, dpdk_sys_burst *result)
 {
 	struct rte_mbuf *mbufs[DPDK_SYS_BURST_MAX];
 	struct ring *ring = ring_of(v, q, !v->client);
-	uint16_t size = (uint16_t)(1u << v->log2), mask = size - 1, next = v->rx[q->queue].next;
+	uint16_t size = (uint16_t)(1u << v->log2), mask = size - 1, next = v->of[q->queue].next;
+	const uint8_t *ahead = v->of[q->queue].ahead;
+	uint64_t bytes = 0;
+	uint32_t frames = 0, dropped = 0;
+
+	give_back(v, q);
+	if (ahead != NULL) {
+		/* A frame that comes alone is three lines or four that the sender has, each telling where the next one is. Asked
+		 * for together, they come together; while nothing is sent they are here, and asking costs nothing. */
+		rte_prefetch0(&ring->desc[next & mask]);
+		rte_prefetch0(ahead);
+		rte_prefetch0(ahead + 64);
+	}
 	uint16_t published = __atomic_load_n(v->client ? &ring->tail : &ring->head, __ATOMIC_ACQUIRE);
 	uint16_t slots = published - next;
-	uint64_t bytes = 0;
-	uint32_t frames = 0, dropped = 0, n = slots < room ? slots : room;
+	uint32_t n = slots < room ? slots : room;
 
-	if (n > 0 && slots <= size) {
+	if (n == 0 || slots > size) {
+		if (ahead == NULL)
+			v->of[q->queue].ahead = slot_buffer(v, &ring->desc[next & mask], 128);
+		*result = (dpdk_sys_burst){ 0 };
+		return;
+	}
+	if (n > 1) {
 		/* Frames that come together are mostly of one length. */
 		uint32_t first = __atomic_load_n(&ring->desc[next & mask].length, __ATOMIC_RELAXED);
 		uint32_t near = first < NEAR_BYTES ? NEAR_BYTES / (first + 1) + 1 : 1;
-		n = alloc_mbufs(q, mbufs, n < near ? n : near);
-	} else {
-		n = 0;
+		n = n < near ? n : near;
 	}
+	n = alloc_mbufs(q, mbufs, n);
 	uint32_t used = 0;
 	while (used < n && slots > 0) {
 		struct rte_mbuf *m = mbufs[used];
@@ -538,50 +599,53 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 	}
 	if (unlikely(used < n))
 		rte_pktmbuf_free_bulk(mbufs + used, n - used);
-	v->rx[q->queue].next = next;
-	if (!v->client) {
-		if (frames + dropped > 0)
-			__atomic_store_n(&ring->tail, next, __ATOMIC_RELEASE);
-	} else {
-		/* The client gives the server empty buffers: every slot that holds no frame. */
-		uint16_t head = ring->head, end = next + size;
-		if (head != end) {
-			for (; head != end; head++)
-				ring->desc[head & mask].length = v->room;
-			__atomic_store_n(&ring->head, end, __ATOMIC_RELEASE);
-		}
-	}
+	v->of[q->queue].next = next;
+	v->of[q->queue].ahead = NULL;
+	/* What came is likely to be answered: a line that the receiver of our frames looks at, and one with a descriptor. */
+	struct ring *tx = ring_of(v, q, v->client);
+	rte_prefetch0(tx);
+	rte_prefetch0(tx_desc(v, q, tx, 0));
 	result->bytes = bytes;
 	result->frames = frames;
 	result->dropped = dropped;
 }
 
-/* The ring that a memif's queue sends on, its first free slot and how many there are; NULL if the peer wants to be
- * interrupted, which is the driver's business. */
+/* The ring that a memif's queue sends on, and how many slots from `sent` on are free: those that are known of, where they are
+ * as many as wanted, as a look at how far the receiver is costs a line. NULL if the peer wants to be interrupted, which is
+ * the driver's business. */
 static inline struct ring *
-ring_tx(const struct view *v, const dpdk_sys_queue *q, uint16_t *first, uint32_t *slots)
+ring_tx(struct view *v, const dpdk_sys_queue *q, uint32_t wanted, uint32_t *slots)
 {
 	struct ring *ring = ring_of(v, q, v->client);
 	uint32_t size = 1u << v->log2;
-	uint16_t n;
+	uint16_t first = v->of[q->queue].sent, *end = &v->of[q->queue].free_end, n = *end - first;
 
 	if (unlikely((ring->flags & RING_POLLED) == 0))
 		return NULL;
-	if (v->client) {
-		*first = ring->head;
-		n = (uint16_t)size - (uint16_t)(*first - __atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE));
-	} else {
-		*first = ring->tail;
-		n = __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE) - *first;
+	if (n < wanted || n > size) {
+		*end = v->client ? (uint16_t)(__atomic_load_n(&ring->tail, __ATOMIC_ACQUIRE) + size)
+				 : __atomic_load_n(&ring->head, __ATOMIC_ACQUIRE);
+		n = *end - first;
 	}
 	*slots = n <= size ? n : 0;
 	return ring;
 }
 
 static inline void
-ring_publish(const struct view *v, struct ring *ring, uint16_t end)
+ring_publish(struct view *v, const dpdk_sys_queue *q, struct ring *ring, uint32_t n)
 {
+	uint16_t end = v->of[q->queue].sent += (uint16_t)n;
+
 	__atomic_store_n(v->client ? &ring->head : &ring->tail, end, __ATOMIC_RELEASE);
+}
+
+/* The driver sent on a ring: its slots are no longer those that we know of. */
+static inline void
+ring_moved(struct view *v, const dpdk_sys_queue *q)
+{
+	const struct ring *ring = ring_of(v, q, v->client);
+
+	v->of[q->queue].sent = v->of[q->queue].free_end = v->client ? ring->head : ring->tail;
 }
 
 /* The buffer of a free slot, if it holds a frame of `len` bytes. */
@@ -593,13 +657,12 @@ free_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 }
 
 uint32_t
-dpdk_sys_tx_room(const dpdk_sys_queue *q)
+dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted)
 {
-	const struct view *v = &views[q->port];
+	struct view *v = &views[q->port];
 	uint32_t slots = 0;
-	uint16_t first;
 
-	if (__atomic_load_n(&v->state, __ATOMIC_ACQUIRE) != VIEW_RINGS || ring_tx(v, q, &first, &slots) == NULL)
+	if (__atomic_load_n(&v->state, __ATOMIC_ACQUIRE) != VIEW_RINGS || ring_tx(v, q, wanted, &slots) == NULL)
 		return 0;
 	return slots;
 }
@@ -608,20 +671,15 @@ void *
 dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i)
 {
 	const struct view *v = &views[q->port];
-	const struct ring *ring = ring_of(v, q, v->client);
-	uint16_t mask = (uint16_t)((1u << v->log2) - 1);
-	uint16_t at = (v->client ? ring->head : ring->tail) + (uint16_t)i;
 
-	return free_buffer(v, &ring->desc[at & mask], q->max_len);
+	return free_buffer(v, tx_desc(v, q, ring_of(v, q, v->client), i), q->max_len);
 }
 
 void
 dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len)
 {
 	const struct view *v = &views[q->port];
-	struct ring *ring = ring_of(v, q, v->client);
-	uint16_t at = (v->client ? ring->head : ring->tail) + (uint16_t)i;
-	struct ring_desc *d = &ring->desc[at & ((1u << v->log2) - 1)];
+	struct ring_desc *d = tx_desc(v, q, ring_of(v, q, v->client), i);
 
 	d->length = len;
 	d->flags = 0;
@@ -630,24 +688,22 @@ dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len)
 void
 dpdk_sys_tx_publish(const dpdk_sys_queue *q, uint32_t n)
 {
-	const struct view *v = &views[q->port];
-	struct ring *ring = ring_of(v, q, v->client);
+	struct view *v = &views[q->port];
 
-	ring_publish(v, ring, (v->client ? ring->head : ring->tail) + (uint16_t)n);
+	ring_publish(v, q, ring_of(v, q, v->client), n);
 }
 
 /* Sends mbufs over a memif's ring; how many. */
 static uint32_t
-ring_tx_burst(const struct view *v, struct ring *ring, uint16_t first, uint32_t slots, struct rte_mbuf **mbufs,
+ring_tx_burst(struct view *v, const dpdk_sys_queue *q, struct ring *ring, uint32_t slots, struct rte_mbuf **mbufs,
 	      uint32_t n)
 {
-	uint16_t mask = (uint16_t)((1u << v->log2) - 1);
 	uint32_t i;
 
 	if (n > slots)
 		n = slots;
 	for (i = 0; i < n; i++) {
-		struct ring_desc *d = &ring->desc[(first + i) & mask];
+		struct ring_desc *d = tx_desc(v, q, ring, i);
 		struct rte_mbuf *m = mbufs[i];
 		uint8_t *to = free_buffer(v, d, m->data_len);
 		if (unlikely(to == NULL))
@@ -657,7 +713,8 @@ ring_tx_burst(const struct view *v, struct ring *ring, uint16_t first, uint32_t 
 		d->flags = 0;
 	}
 	if (i > 0) {
-		ring_publish(v, ring, first + (uint16_t)i);
+		ring_publish(v, q, ring, i);
+		give_back(v, q);
 		rte_pktmbuf_free_bulk(mbufs, i);
 	}
 	return i;
@@ -738,18 +795,20 @@ dpdk_sys_tx_burst(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_
 	}
 	uint32_t sent = 0;
 	if (i > 0) {
-		const struct view *v = &views[q->port];
+		struct view *v = &views[q->port];
 		uint8_t state = __atomic_load_n(&v->state, __ATOMIC_ACQUIRE);
 		struct ring *ring = NULL;
 		uint32_t slots = 0;
-		uint16_t first = 0;
 		unsigned int before = lcore_enter(q->lcore);
 		if (state == VIEW_RINGS)
-			ring = ring_tx(v, q, &first, &slots);
-		if (ring != NULL)
-			sent = ring_tx_burst(v, ring, first, slots, mbufs, i);
-		else if (state != VIEW_CONNECTING)
+			ring = ring_tx(v, q, i, &slots);
+		if (ring != NULL) {
+			sent = ring_tx_burst(v, q, ring, slots, mbufs, i);
+		} else if (state != VIEW_CONNECTING) {
 			sent = rte_eth_tx_burst(q->port, q->queue, mbufs, (uint16_t)i);
+			if (state == VIEW_RINGS)
+				ring_moved(v, q);
+		}
 		lcore_leave(before);
 	}
 	for (i = 0; i < sent; i++)

@@ -44,14 +44,17 @@ typedef struct dpdk_sys_burst {
 
 /* ---- data path; the caller holds the queue's gate (rx, tx) ---- */
 
-/* Receives at most `room` frames into out[]. */
+/* Receives at most `room` frames into out[]. The device may hold their slots until the next call that receives, sends or
+ * gives back. */
 void dpdk_sys_rx_burst(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t room, dpdk_sys_burst *result);
+/* Gives the slots of received frames back to the sender. */
+void dpdk_sys_give_back(const dpdk_sys_queue *q);
 /* Sends frames[0..result->frames); those belong to DPDK afterwards. Stops before a frame of another kind or
  * longer than max_len, and where the device takes no more. */
 void dpdk_sys_tx_burst(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_t n, dpdk_sys_burst *result);
 /* Slots of the device's shared memory in which frames can be built, where it has such (memif), and none otherwise or while
- * it is full. */
-uint32_t dpdk_sys_tx_room(const dpdk_sys_queue *q);
+ * it is full. Fewer than wanted only if there are no more. */
+uint32_t dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted);
 /* Buffer of the i-th of these slots, with room for max_len bytes; NULL if the peer broke it. */
 void *dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i);
 /* Says how long the frame in the i-th slot is. */

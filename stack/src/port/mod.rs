@@ -69,7 +69,8 @@ pub trait PortQueue: Send {
         0
     }
 
-    /// Gives frames back that are done with. Dropping them does the same; this is quicker for a whole burst.
+    /// Gives frames back that are done with, and their places in the port's rings to the sender, which a port may keep until
+    /// then, or until the next burst. Dropping them does the first; this is quicker for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst) {
         frames.clear();
     }

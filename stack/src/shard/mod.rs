@@ -69,18 +69,25 @@ impl LaneId {
     pub const NONE: Self = Self(u32::MAX);
 }
 
-/// What a turn did.
+/// What a turn did. It fits a register: a copy in memory would load what was just stored in other pieces, and so wait until
+/// every store before it has left the core, those to a port's memory too.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Turn {
-    /// Frames received.
-    pub rx: usize,
-    /// Frames sent.
-    pub tx: usize,
+    /// Frames received, or 65535 if there were more.
+    pub rx: u16,
+    /// Frames sent, likewise.
+    pub tx: u16,
     /// There is work that did not fit into this turn.
     pub more: bool,
 }
 
+const _: () = assert!(size_of::<Option<Turn>>() <= size_of::<usize>());
+
 impl Turn {
+    fn new(rx: usize, tx: usize, more: bool) -> Self {
+        let count = |n: usize| n.min(u16::MAX.into()) as u16;
+        Self { rx: count(rx), tx: count(tx), more }
+    }
     /// Whether the turn moved nothing and left nothing.
     pub fn idle(&self) -> bool {
         self.rx == 0 && self.tx == 0 && !self.more

@@ -28,7 +28,7 @@ impl Shard {
     #[inline]
     fn turn(&mut self, now: Instant) -> Turn {
         self.env.now = now;
-        let mut turn = Turn::default();
+        let (mut rx, mut tx) = (0, 0);
         // What was posted since the last turn goes first: nothing that arrives could make it go sooner.
         self.run_watched();
         self.run_doorbells();
@@ -36,18 +36,18 @@ impl Shard {
             self.send_requests();
         }
         if self.env.backlog() > 0 {
-            turn.tx += self.env.flush();
+            tx += self.env.flush();
         }
         for _ in 0..RX_BURSTS {
             let n = self.receive_burst();
-            turn.rx += n;
+            rx += n;
             // A burst that is not full was all there is. Responses are often followed by what the program waits for; a
             // request is answered first.
             if n < RX_BURST || !self.env.answering.is_empty() {
                 break;
             }
         }
-        turn.rx += self.receive_inbox();
+        rx += self.receive_inbox();
         if !self.env.answered.is_empty() {
             self.env.run_answered(&mut self.qps);
         }
@@ -61,18 +61,22 @@ impl Shard {
             }
         }
         if self.env.backlog() > 0 {
-            turn.tx += self.env.flush();
+            tx += self.env.flush();
         }
         if !self.env.leaving.is_empty() {
             self.complete_gone();
         }
         self.publish_if_due();
-        turn.tx += core::mem::take(&mut self.env.in_place);
-        turn.more = self.env.settling
+        // For a message that comes alone, which has to wait for it otherwise.
+        if self.env.spare.is_none() {
+            self.env.spare = self.env.queue.alloc();
+        }
+        tx += core::mem::take(&mut self.env.in_place);
+        let more = self.env.settling
             || !self.env.ready.is_empty()
             || !self.env.answering.is_empty()
             || self.env.backlog() > 0;
-        turn
+        Turn::new(rx, tx, more)
     }
 
     /// Makes completions visible, unless an answer that belongs to one is still here.
@@ -89,6 +93,10 @@ impl Shard {
 
     #[inline]
     fn receive_burst(&mut self) -> usize {
+        // The buffers of the burst before. Not at its end: what it brought may have been waited for, and be answered first.
+        if !self.rx.is_empty() {
+            self.env.queue.recycle(&mut self.rx);
+        }
         let n = self.env.queue.rx_burst(&mut self.rx);
         if n == 0 {
             return 0;
@@ -108,7 +116,6 @@ impl Shard {
         if foreign != 0 {
             self.hand_over(foreign);
         }
-        self.env.queue.recycle(&mut self.rx);
         n
     }
 

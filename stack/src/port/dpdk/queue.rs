@@ -206,7 +206,7 @@ impl PortQueue for DpdkQueue {
         let max = self.raw.max_len as usize;
         let Some(result) = self.inside(|raw, result| {
             // SAFETY: the queue's port exists; we hold the gate.
-            let room = unsafe { sys::dpdk_sys_tx_room(raw) };
+            let room = unsafe { sys::dpdk_sys_tx_room(raw, most as u32) };
             let mut built = 0;
             while built < room.min(most as u32) {
                 // SAFETY: `built` is less than the room there is; we hold the gate.
@@ -243,6 +243,8 @@ impl PortQueue for DpdkQueue {
         if n == 0 {
             return;
         }
+        // SAFETY: the queue's port exists; we hold the gate.
+        let _ = self.inside(|raw, _| unsafe { sys::dpdk_sys_give_back(raw) });
         // SAFETY: `n` frames are there; if the shim freed them they are forgotten, otherwise nothing happened.
         unsafe {
             if sys::dpdk_sys_free_bulk(&raw const self.raw, frames.as_ptr().cast(), n as u32) != 0 {
