@@ -12,3 +12,11 @@
 pub fn huge_pages<T>(memory: &[T]) -> bool {
     stack::device::collapse_slice(memory)
 }
+
+/// Asks for the first cache line of `of`, such as a [`SendQueue`](crate::SendQueue) that is going to be posted to, and does
+/// not wait for it. For programs that know long before which of very many it will be: it comes while they do other work, and
+/// [`prefetch_each`](crate::SendQueue::prefetch_each) finds it there.
+#[inline]
+pub fn prefetch<T>(of: &T) {
+    stack::device::prefetch_line(of);
+}

@@ -93,7 +93,7 @@ pub use cq_ex::{CqExPoll, CqInitAttr, CqWcFlags};
 pub use device_info::DeviceInfo;
 pub use drain::Drain;
 pub use error::{BindError, PostError, PostErrorKind, VerbsError};
-pub use hint::huge_pages;
+pub use hint::{huge_pages, prefetch};
 pub use mr::{Mr, Rereg};
 pub use mw::{Mw, MwBind, MwBindInfo};
 pub use parent_domain::{ParentDomainInitAttr, Td};

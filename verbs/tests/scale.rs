@@ -125,6 +125,7 @@ fn hints_change_nothing() {
         SendQueue::prefetch_each(&sqs, [1, 0, 1, 1].into_iter(), 1000);
         RecvQueue::prefetch_each(&rqs, [0, 1].into_iter(), round);
         SendQueue::prefetch_each(&[], core::iter::empty(), 1);
+        rqs.iter().for_each(verbs::prefetch);
         for (n, rq) in rqs.iter_mut().enumerate() {
             rq.post_recv(&[RecvWr::new(n as u64, &[])]).unwrap();
         }

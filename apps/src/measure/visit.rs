@@ -77,6 +77,9 @@ impl Draw {
 struct Tx<'a> {
     spec: &'a Spec,
     draw: Draw,
+    /// The next draws, oldest first from `at` on: who has very much to do knows long before where.
+    next: [u32; POLL],
+    at: usize,
     busy: Set,
     in_flight: u32,
     in_flight_max: u32,
@@ -94,9 +97,12 @@ impl<'a> Tx<'a> {
     fn new(spec: &'a Spec) -> Self {
         let visit = u64::from(spec.visit);
         let all = spec.iters.map(|n| n.saturating_mul(spec.qps.into()).div_ceil(visit).saturating_mul(visit));
+        let mut draw = Draw(0x9e37_79b9_7f4a_7c15);
         Self {
             spec,
-            draw: Draw(0x9e37_79b9_7f4a_7c15),
+            next: std::array::from_fn(|_| draw.below(spec.qps)),
+            at: 0,
+            draw,
             busy: Set::new(spec.qps),
             in_flight: 0,
             in_flight_max: spec.in_flight,
@@ -133,7 +139,7 @@ impl Sending for Tx<'_> {
     fn post(&mut self, link: &mut Link) -> Result<()> {
         let mut drawn = ArrayVec::<u32, POLL>::new();
         while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
-            let mut q = self.draw.below(self.spec.qps);
+            let mut q = self.next[(self.at + drawn.len()) % POLL];
             // As many are busy as may be, at most: an idle one is never farther than that.
             while self.busy.has(q) {
                 q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
@@ -146,6 +152,10 @@ impl Sending for Tx<'_> {
         SendQueue::prefetch_each(&link.sqs, drawn.iter().map(|q| *q as usize), self.spec.visit);
         for q in drawn {
             self.visit(link, q)?;
+            let next = self.draw.below(self.spec.qps);
+            verbs::prefetch(&link.sqs[next as usize]);
+            self.next[self.at % POLL] = next;
+            self.at += 1;
         }
         Ok(())
     }

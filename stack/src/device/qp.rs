@@ -406,10 +406,11 @@ impl QpCore {
     pub fn prefetch_posting(&self) {
         prefetch::line(&raw const self.posting);
     }
-    /// Asks for what a poster looks at before it posts.
+    /// Asks for what a poster looks at before it posts, and for the doorbell.
     #[inline]
     pub fn prefetch(&self) {
         self.device().words().prefetch(self.posting.index);
+        self.device().doorbells(self.posting.shard).prefetch(self.posting.slot);
     }
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {

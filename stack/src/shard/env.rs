@@ -276,7 +276,7 @@ impl Env {
         }
         let shared = self.shared.clone();
         let found = shared.with_net(|net| {
-            let found = net.resolve(self.now, &qp.peer);
+            let found = net.resolve(self.now, &qp.template.dst());
             self.net_transmit(net);
             found
         });

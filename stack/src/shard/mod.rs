@@ -103,6 +103,21 @@ struct Wanted {
     n: u32,
 }
 
+/// In which order things are asked for: each says where the next ones are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// The queue pair, and its timer.
+    Itself,
+    /// What it points to.
+    Behind,
+    /// The data of its messages.
+    Data,
+}
+
+impl Stage {
+    const ALL: [Self; 3] = [Self::Itself, Self::Behind, Self::Data];
+}
+
 /// The queue pairs of a shard, by slot and by number.
 #[derive(Debug, Default)]
 struct Qps {
@@ -127,30 +142,37 @@ impl Qps {
     fn are_many(&self) -> bool {
         self.table.len() >= PREFETCH_FROM
     }
-    /// Asks for the state of queue pairs that are about to be worked on: first where each is, then what each is, then
-    /// what that points to, then the data, so that their misses overlap.
+    /// Asks for the state of queue pairs that are about to be worked on: first where each is, then stage by stage, so that
+    /// their misses overlap.
     #[inline(never)]
-    fn prefetch(&self, wanted: &[Wanted], env: &Env) {
-        for Wanted { slot, part, .. } in wanted {
+    fn prefetch(&self, wanted: &[Wanted], stages: &[Stage], env: &Env) {
+        for Wanted { slot, .. } in wanted {
             if let Some(place) = self.slots.get(*slot as usize) {
                 prefetch::line(place);
             }
-            if *part != Part::Request {
-                env.wheel.prefetch(*slot);
+        }
+        for stage in stages {
+            wanted.iter().for_each(|wanted| self.ask(*wanted, *stage, env));
+        }
+    }
+    /// Asks for one stage of what a queue pair needs.
+    #[inline(always)]
+    fn ask(&self, Wanted { slot, part, n }: Wanted, stage: Stage, env: &Env) {
+        let Some(qp) = self.slots.get(slot as usize).and_then(Option::as_deref) else { return };
+        match stage {
+            Stage::Itself => {
+                qp.prefetch(part);
+                if part.has_timer() {
+                    env.wheel.prefetch(slot);
+                }
             }
-        }
-        let found = wanted.iter().filter_map(|w| Some((self.slots.get(w.slot as usize)?.as_ref()?, w)));
-        for (qp, w) in found.clone() {
-            qp.prefetch(w.part);
-        }
-        for (qp, w) in found.clone() {
-            qp.prefetch_behind(w.part, w.n);
-            if w.part == Part::Request {
-                env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
+            Stage::Behind => {
+                qp.prefetch_behind(part, n);
+                if part == Part::Request {
+                    env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
+                }
             }
-        }
-        for (qp, w) in found {
-            qp.prefetch_data(w.part, w.n);
+            Stage::Data => qp.prefetch_data(part, n),
         }
     }
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {

@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Part, Qp, Route};
-use super::{Shard, Shared, Turn, Wanted};
-use crate::config::{QP_TX_BUDGET, READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
+use super::{Shard, Shared, Stage, Turn, Wanted};
+use crate::config::{READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::id::{QpState, Qpn};
 use crate::net::Resolution;
 use crate::proto::completer::{Response, RetryCause};
@@ -139,7 +139,7 @@ impl Shard {
             .iter()
             .filter_map(|&(number, part, n)| Some(Wanted { slot: slot(number)?, part, n }))
             .collect();
-        self.qps.prefetch(&wanted, &self.env);
+        self.qps.prefetch(&wanted, &Stage::ALL, &self.env);
     }
 
     /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.
@@ -196,7 +196,7 @@ impl Shard {
         if env.many {
             let due: arrayvec::ArrayVec<_, READY_BUDGET> =
                 due.iter().map(|&slot| Wanted { slot, part: Part::Timer, n: 1 }).collect();
-            qps.prefetch(&due, env);
+            qps.prefetch(&due, &[Stage::Itself], env);
         }
         for &slot in &due {
             let Some(qp) = qps.get(slot) else { continue };
@@ -239,11 +239,12 @@ impl Shard {
                 self.env.mark_ready(qp);
                 continue;
             }
-            if qp.peer.is_zero() || qp.state == QpState::Reset {
+            let peer = qp.template.dst();
+            if peer.is_zero() || qp.state == QpState::Reset {
                 continue;
             }
             let env = &mut self.env;
-            let known = env.shared.clone().with_net(|net| net.resolve(env.now, &qp.peer));
+            let known = env.shared.clone().with_net(|net| net.resolve(env.now, &peer));
             if let Resolution::Known(mac) = known
                 && qp.route != Route::Inside
             {
@@ -270,10 +271,9 @@ impl Shard {
         let shared = &self.env.shared;
         let bells = &shared.doorbells[self.env.id];
         let mut rung = arrayvec::ArrayVec::<_, READY_BUDGET>::new();
-        let n = QP_TX_BUDGET as u32;
-        bells.drain(READY_BUDGET as u32, |slot| rung.push(Wanted { slot, part: Part::Send, n }));
+        bells.drain(READY_BUDGET as u32, |slot| rung.push(Wanted { slot, part: Part::Doorbell, n: 0 }));
         if self.env.many {
-            self.qps.prefetch(&rung, &self.env);
+            self.qps.prefetch(&rung, &[Stage::Itself], &self.env);
         }
         for &Wanted { slot, .. } in &rung {
             let Some(qp) = self.qps.get(slot) else { continue };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::id::{Gid, Mac, PdId, QpState, QpType, Qpn};
+use crate::id::{Mac, PdId, QpState, QpType, Qpn};
 use crate::mem::Sge;
 use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
@@ -116,19 +116,41 @@ pub(super) struct Qp {
     pub epoch: u32,
     pub qpn: Qpn,
     pub pd: PdId,
-    /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
-    pub recv_pd: PdId,
     pub send_lane: LaneId,
-    pub recv_lane: LaneId,
     pub counters: Arc<QpCounters>,
     /// When the wheel wakes this queue pair; `FAR` if it does not.
     pub wakes_at: Instant,
-
-    // Line 1: every packet received, and every doorbell.
-    pub peer: Gid,
-    pub local: Gid,
     /// When something was last posted, as far as the shard noticed.
     pub posted_at: Instant,
+
+    // Lines 1 and 2: requests sent, and what comes back.
+    pub sq: Sq,
+    pub requester: Requester,
+    /// Send requests before this one have their completions.
+    pub sq_done: u32,
+    /// The last request packet was long: the next ones are built in the port's own memory, if it has some.
+    pub long: bool,
+
+    // Line 3: every packet sent, and the addresses of every packet received. What IPv6 and VLAN tags add is behind it.
+    pub template: Template,
+
+    // Up to line 6: requests received.
+    /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
+    pub recv_pd: PdId,
+    pub recv_lane: LaneId,
+    /// The last READ response was long: the next ones are built in the port's own memory, if it has some.
+    pub long_answers: bool,
+    /// Receive completions that wait for their acknowledgement; mostly none.
+    pub held: Option<Box<HeldReceives>>,
+    pub responder: Responder,
+    pub rq: Rq,
+
+    // Line 7: what few packets need.
+    pub attr: Box<QpAttr>,
+    /// The destination that the template was made for, of a datagram queue pair.
+    pub address: Option<Box<UdAddress>>,
+    /// What was posted when the shard last looked, while the queue pair is watched.
+    pub sq_seen: u32,
     /// Behind the last unreliable work request that waits for its frames to leave.
     pub leaving: u32,
     /// The index of the GID table that it holds.
@@ -139,31 +161,6 @@ pub(super) struct Qp {
     pub fault: Option<Fault>,
     /// Why requests were sent again last.
     pub retried: Option<RetryCause>,
-    pub attr: Box<QpAttr>,
-
-    // Lines 2 and 3: requests sent, and what comes back.
-    pub sq: Sq,
-    pub requester: Requester,
-    /// What was posted when the shard last looked.
-    pub sq_seen: u32,
-    /// Send requests before this one have their completions.
-    pub sq_done: u32,
-    /// The last request packet was long: the next ones are built in the port's own memory, if it has some.
-    pub long: bool,
-
-    // Lines 4 and 5: every packet sent.
-    pub template: Template,
-    // Cold.
-    /// The destination that the template was made for, of a datagram queue pair.
-    pub address: Option<Box<UdAddress>>,
-
-    // Up to line 7: requests received.
-    pub responder: Responder,
-    pub rq: Rq,
-    /// Receive completions that wait for their acknowledgement; mostly none.
-    pub held: Option<Box<HeldReceives>>,
-    /// The last READ response was long: the next ones are built in the port's own memory, if it has some.
-    pub long_answers: bool,
 }
 
 // Under loom each atomic carries its history.
@@ -171,10 +168,9 @@ pub(super) struct Qp {
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Qp>() <= 512, "the state of a queue pair is eight cache lines");
-    assert!(offset_of!(Qp, wakes_at) < 64 && offset_of!(Qp, peer) >= 64);
-    assert!(offset_of!(Qp, sq) >= 128 && offset_of!(Qp, requester) + size_of::<Requester>() <= 256);
-    assert!(offset_of!(Qp, template) >= 256 && offset_of!(Qp, template) + size_of::<Template>() <= 384);
-    assert!(offset_of!(Qp, responder) >= 256);
+    assert!(offset_of!(Qp, posted_at) < 64 && offset_of!(Qp, sq) == 64);
+    assert!(offset_of!(Qp, long) < 192 && offset_of!(Qp, template) == 192);
+    assert!(offset_of!(Qp, recv_pd) >= 256 && offset_of!(Qp, rq) + size_of::<Rq>() <= 448);
 };
 
 /// What a shard touches for a message of one packet among very many queue pairs: the hot state. Of each end, its lines of
@@ -194,30 +190,37 @@ const _: () = {
 };
 /// Bytes of the hot state, at most.
 #[cfg(not(loom))]
-const HOT_STATE_MAX: usize = 512;
+const HOT_STATE_MAX: usize = 400;
 
 /// What of a queue pair is about to be needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// What sends requests: lines 0 to 5, its work requests, and the first bytes of their data.
+    /// What a doorbell changes: line 0.
+    Doorbell,
+    /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
     Send,
     /// What takes responses: lines 0 to 3, and its work requests.
     Response,
-    /// What takes requests and answers them: lines 0, 1 and 4 to 7, its receive requests, and where their data go.
+    /// What takes requests and answers them: lines 0 and 3 to 6, its receive requests, and where their data go.
     Request,
-    /// Its timer: lines 0 and 2, 3.
+    /// Its timer: lines 0 to 2.
     Timer,
 }
 
 impl Part {
+    /// Whether the queue pair's timer starts or ends with it.
+    #[inline]
+    pub const fn has_timer(self) -> bool {
+        matches!(self, Self::Send | Self::Response | Self::Timer)
+    }
     /// The lines of a queue pair that it is: from, and up to and not including.
     #[inline]
     const fn lines(self) -> [(usize, usize); 2] {
         match self {
-            Self::Send => [(0, 6), (6, 6)],
-            Self::Response => [(0, 4), (4, 4)],
-            Self::Request => [(0, 2), (4, 8)],
-            Self::Timer => [(0, 1), (2, 4)],
+            Self::Doorbell => [(0, 1), (1, 1)],
+            Self::Send | Self::Response => [(0, 4), (4, 4)],
+            Self::Request => [(0, 1), (3, 7)],
+            Self::Timer => [(0, 3), (3, 3)],
         }
     }
     /// Bytes of those lines.
@@ -246,7 +249,7 @@ impl Qp {
                 self.requester.remembered().into_iter().for_each(prefetch::line);
             }
             Part::Request => self.rq.prefetch(n),
-            Part::Timer => return,
+            Part::Doorbell | Part::Timer => return,
         }
         prefetch::line(&raw const *self.counters);
     }
@@ -270,7 +273,7 @@ impl Qp {
                 }
             }
             Part::Request => self.rq.next(n).for_each(line),
-            Part::Response | Part::Timer => {}
+            Part::Doorbell | Part::Response | Part::Timer => {}
         }
     }
 }
@@ -311,8 +314,6 @@ impl Qp {
             recv_pd,
             send_lane: spec.send_lane,
             recv_lane: spec.recv_lane,
-            peer: Gid::default(),
-            local: Gid::default(),
             wakes_at: Instant::FAR,
             rings: 0,
             posted_at: Instant::ZERO,
@@ -405,19 +406,17 @@ impl Qp {
     /// Takes the way to the peer over from the address vector.
     pub fn set_path(&mut self, shared: &Shared) {
         let Some(grh) = self.attr.ah_attr.grh else { return };
-        self.peer = grh.dgid;
-        self.local = shared.gids.get(usize::from(grh.sgid_index)).unwrap_or_default();
         let remote = Qpn::new(self.attr.dest_qp_num);
         self.peer_shard = Shared::shard_of(remote) as u8;
-        self.counters.set_peer(Some((self.peer, remote)));
+        self.counters.set_peer(Some((grh.dgid, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
-        self.route = if shared.gids.contains(&self.peer) { Route::Inside } else { Route::Pending };
+        self.route = if shared.gids.contains(&grh.dgid) { Route::Inside } else { Route::Pending };
         self.template = Template::new(&Flow {
             src_mac: shared.mac,
             dst_mac: if self.route == Route::Inside { shared.mac } else { Mac::default() },
             vlan: shared.vlan.map(|vid| priority | vid),
-            src: self.local,
-            dst: self.peer,
+            src: shared.gids.get(usize::from(grh.sgid_index)).unwrap_or_default(),
+            dst: grh.dgid,
             traffic_class: grh.traffic_class,
             hop_limit: if grh.hop_limit == 0 { 64 } else { grh.hop_limit },
             flow_label: grh.flow_label,

@@ -139,10 +139,10 @@ impl Env {
             return Err(Discard::BadIcrc);
         }
         let pkt = layout.packet(frame.data());
-        if !pkt.is_to(&qp.local) {
+        if !qp.template.comes_from_destination_of(&pkt) {
             return Err(Discard::NotOurAddress);
         }
-        if !pkt.is_from(&qp.peer) {
+        if !qp.template.goes_to_source_of(&pkt) {
             return Err(Discard::WrongPeer);
         }
         self.check_realm(&layout, &pkt)?;

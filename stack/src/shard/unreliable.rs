@@ -200,10 +200,10 @@ impl Env {
             qp.counters.received(frame.len());
             return self.receive_datagram(qp, &pkt, layout.priority());
         }
-        if pkt.dst() != qp.local {
+        if !qp.template.comes_from_destination_of(&pkt) {
             return Err(Discard::NotOurAddress);
         }
-        if pkt.src() != qp.peer {
+        if !qp.template.goes_to_source_of(&pkt) {
             return Err(Discard::WrongPeer);
         }
         self.check_realm(layout, &pkt)?;

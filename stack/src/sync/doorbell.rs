@@ -15,6 +15,7 @@
 //! the work after that: the ringer's "write work, read bit" against the drainer's "clear bit, read work" needs
 //! a sequentially consistent fence between the two halves on both sides.
 
+use super::prefetch;
 use super::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::mark::step;
 use arrayvec::ArrayVec;
@@ -99,6 +100,15 @@ impl Doorbells {
     /// Whether the set has no doorbells at all. For "is one rung" see [`Doorbells::any`].
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Asks for what ringing doorbell `i` writes.
+    ///
+    /// # Panics
+    /// If there is no doorbell `i`.
+    #[inline]
+    pub fn prefetch(&self, i: u32) {
+        prefetch::line(self.word(i / WORD));
     }
 
     /// Rings doorbell `i`. What the calling thread wrote before is visible to the drain that reports it.

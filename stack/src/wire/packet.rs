@@ -65,15 +65,15 @@ impl<'a> Packet<'a> {
     pub fn dst(&self) -> Gid {
         if self.ipv6() { self.gid(24) } else { Gid::v4(self.v4(16)) }
     }
-    /// Whether `gid` is the source address.
+    /// The source address, if the packet came over IPv4.
     #[inline(always)]
-    pub fn is_from(&self, gid: &Gid) -> bool {
-        if self.ipv6() { self.gid(8) == *gid } else { gid.is_v4(&self.v4(12)) }
+    pub(super) fn src_v4(&self) -> Option<[u8; 4]> {
+        (!self.ipv6()).then(|| self.v4(12))
     }
-    /// Whether `gid` is the destination address.
+    /// The destination address, if the packet came over IPv4.
     #[inline(always)]
-    pub fn is_to(&self, gid: &Gid) -> bool {
-        if self.ipv6() { self.gid(24) == *gid } else { gid.is_v4(&self.v4(16)) }
+    pub(super) fn dst_v4(&self) -> Option<[u8; 4]> {
+        (!self.ipv6()).then(|| self.v4(16))
     }
     /// The IPv6 address at `at`.
     #[inline(always)]

@@ -6,10 +6,10 @@
 use super::opcode::HEADER_LEN_MAX;
 use super::{
     Aeth, AtomicEth, Bth, CNP_PAYLOAD, Deth, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ExtHeader, Feth,
-    Flow, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, Opcode, Reth, Transport, UDP_LEN, UDP_PORT, VLAN_LEN,
-    be16, icrc, pad_count,
+    Flow, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, Opcode, Packet, Reth, Transport, UDP_LEN, UDP_PORT,
+    VLAN_LEN, be16, icrc, pad_count,
 };
-use crate::id::{Mac, Psn, Qpn};
+use crate::id::{Gid, Mac, Psn, Qpn};
 
 /// Bytes before the BTH, at most.
 const OUTER_MAX: usize = ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN;
@@ -85,11 +85,12 @@ impl Default for Header {
     }
 }
 
-/// The headers of a [`Flow`], laid out.
+/// The headers of a [`Flow`], laid out. All that IPv4 without a VLAN tag needs is in the first 64 bytes.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub struct Template {
-    /// Ethernet to BTH, variant fields all ones.
-    head: [u8; OUTER_MAX + Bth::LEN],
+    /// Sum of the IPv4 header's 16-bit words as they lie in memory, without length, identification and checksum.
+    sum: u32,
     /// Offset of the IP header.
     l3: u8,
     /// Offset of the BTH.
@@ -99,10 +100,12 @@ pub struct Template {
     mig_req: u8,
     traffic_class: u8,
     hop_limit: u8,
+    /// Ethernet to BTH, variant fields all ones.
+    head: [u8; OUTER_MAX + Bth::LEN],
     flow_label: u32,
-    /// Sum of the IPv4 header's 16-bit words as they lie in memory, without length, identification and checksum.
-    sum: u32,
 }
+
+const _: () = assert!(core::mem::offset_of!(Template, head) + PLAIN_LEN <= 64);
 
 /// Offset of the BTH over IPv4 without a VLAN tag, and where that ends.
 const PLAIN_BTH: usize = ETH_LEN + IPV4_LEN + UDP_LEN;
@@ -214,18 +217,68 @@ impl Template {
         }
 
         let mut template = Self {
-            head,
+            sum: 0,
             l3: l3 as u8,
             bth: bth as u8,
             ipv6,
             mig_req: base.0[1],
             traffic_class: flow.traffic_class,
             hop_limit: flow.hop_limit,
+            head,
             flow_label: flow.flow_label & 0xf_ffff,
-            sum: 0,
         };
         template.sum_ipv4();
         template
+    }
+
+    /// Where its packets come from.
+    pub fn src(&self) -> Gid {
+        self.address(8, 12)
+    }
+
+    /// Where its packets go to.
+    pub fn dst(&self) -> Gid {
+        self.address(24, 16)
+    }
+
+    /// The address at one of these offsets of an IPv6 and of an IPv4 header.
+    #[inline(always)]
+    fn address(&self, v6: usize, v4: usize) -> Gid {
+        let l3 = self.l3 as usize;
+        if self.ipv6 { Gid(self.field(l3 + v6)) } else { Gid::v4(self.field(l3 + v4)) }
+    }
+
+    /// Bytes of the headers.
+    #[inline(always)]
+    fn field<const N: usize>(&self, at: usize) -> [u8; N] {
+        self.head.get(at..).and_then(|head| head.first_chunk()).copied().unwrap_or([0; N])
+    }
+
+    /// Whether this IPv4 address is at this offset of its IP header.
+    #[inline(always)]
+    fn has_v4(&self, at: usize, address: [u8; 4]) -> bool {
+        if self.is_plain() {
+            return self.field(ETH_LEN + at) == address;
+        }
+        !self.ipv6 && self.field(self.l3 as usize + at) == address
+    }
+
+    /// Whether its packets go to where `pkt` comes from.
+    #[inline(always)]
+    pub fn goes_to_source_of(&self, pkt: &Packet<'_>) -> bool {
+        match pkt.src_v4() {
+            Some(from) => self.has_v4(16, from),
+            None => self.dst() == pkt.src(),
+        }
+    }
+
+    /// Whether its packets come from where `pkt` goes to.
+    #[inline(always)]
+    pub fn comes_from_destination_of(&self, pkt: &Packet<'_>) -> bool {
+        match pkt.dst_v4() {
+            Some(to) => self.has_v4(12, to),
+            None => self.src() == pkt.dst(),
+        }
     }
 
     /// Sends to another next hop from now on.

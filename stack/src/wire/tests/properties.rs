@@ -152,6 +152,28 @@ proptest! {
         prop_assert!(tagged.is_none());
     }
 
+    /// Goal: a template knows its addresses, and whose packets are for it: those of the flow the other way round, and no
+    /// others, over either version of IP, with a VLAN tag or without.
+    #[test]
+    fn a_template_knows_its_peer(flow in flows(), other in flows(), near in 0..16usize, bit in 0..8u8) {
+        let template = Template::new(&flow);
+        prop_assert_eq!((template.src(), template.dst()), (flow.src, flow.dst));
+        let back = Flow { src: flow.dst, dst: flow.src, ..flow };
+        let flipped = |gid: Gid| {
+            let mut gid = gid;
+            gid.0[if gid.as_v4().is_some() { 12 + near % 4 } else { near }] ^= 1 << bit;
+            gid
+        };
+        let near_src = Flow { src: flipped(back.src), ..back };
+        let near_dst = Flow { dst: flipped(back.dst), ..back };
+        for theirs in [back, near_src, near_dst, other, flow] {
+            let frame = build(&theirs, &Header::default(), &[]);
+            let packet = accept(&frame).unwrap().packet(&frame);
+            prop_assert_eq!(template.goes_to_source_of(&packet), theirs.src == flow.dst, "{:?}", theirs);
+            prop_assert_eq!(template.comes_from_destination_of(&packet), theirs.dst == flow.src, "{:?}", theirs);
+        }
+    }
+
     /// Goal: setting a field of the BTH changes its bits and no others.
     #[test]
     fn fields_keep_to_their_bits(bytes: [u8; 12], value: u32) {
