@@ -244,21 +244,30 @@ impl Template {
     /// The address at one of these offsets of an IPv6 and of an IPv4 header.
     #[inline(always)]
     fn address(&self, v6: usize, v4: usize) -> Gid {
-        if self.ipv6 { Gid(self.field(v6)) } else { Gid::v4(self.field(v4)) }
+        let l3 = self.l3 as usize;
+        if self.ipv6 { Gid(self.field(l3 + v6)) } else { Gid::v4(self.field(l3 + v4)) }
     }
 
-    /// Bytes of the IP header.
+    /// Bytes of the headers.
     #[inline(always)]
     fn field<const N: usize>(&self, at: usize) -> [u8; N] {
-        let ip = self.head.get(self.l3 as usize + at..).and_then(|ip| ip.first_chunk());
-        ip.copied().unwrap_or([0; N])
+        self.head.get(at..).and_then(|head| head.first_chunk()).copied().unwrap_or([0; N])
+    }
+
+    /// Whether this IPv4 address is at this offset of its IP header.
+    #[inline(always)]
+    fn has_v4(&self, at: usize, address: [u8; 4]) -> bool {
+        if self.is_plain() {
+            return self.field(ETH_LEN + at) == address;
+        }
+        !self.ipv6 && self.field(self.l3 as usize + at) == address
     }
 
     /// Whether its packets go to where `pkt` comes from.
     #[inline(always)]
     pub fn goes_to_source_of(&self, pkt: &Packet<'_>) -> bool {
         match pkt.src_v4() {
-            Some(from) => !self.ipv6 && self.field(16) == from,
+            Some(from) => self.has_v4(16, from),
             None => self.dst() == pkt.src(),
         }
     }
@@ -267,7 +276,7 @@ impl Template {
     #[inline(always)]
     pub fn comes_from_destination_of(&self, pkt: &Packet<'_>) -> bool {
         match pkt.dst_v4() {
-            Some(to) => !self.ipv6 && self.field(12) == to,
+            Some(to) => self.has_v4(12, to),
             None => self.src() == pkt.dst(),
         }
     }
