@@ -70,6 +70,8 @@ pub struct Raw<'a> {
     queue: Box<dyn PortQueue>,
     rx: RxBurst,
     tx: TxBurst,
+    /// At hand for the next bounce.
+    spare: Option<Frame>,
     /// Addresses of ours and of the other end.
     ours: Mac,
     theirs: Mac,
@@ -79,7 +81,7 @@ impl<'a> Raw<'a> {
     /// Takes the queue over; [`Drop`] gives it back.
     pub fn new(port: &'a dyn Port, queue: Box<dyn PortQueue>, theirs: Mac) -> Self {
         let ours = port.info().mac;
-        Self { port, queue, rx: RxBurst::new(), tx: TxBurst::new(), ours, theirs }
+        Self { port, queue, rx: RxBurst::new(), tx: TxBurst::new(), spare: None, ours, theirs }
     }
 
     /// Sends frames as fast as the port takes them; how many.
@@ -123,10 +125,9 @@ impl<'a> Raw<'a> {
         let mut fresh = false;
         let mut finished = None;
         loop {
-            self.queue.rx_burst(&mut self.rx);
+            self.rx_burst();
             let n = self.rx.iter().filter(|f| f.len() == spec.frame as usize);
             let n = n.filter(|f| seq_of(f.data(), Kind::Stream).is_some()).count() as u64;
-            self.queue.recycle(&mut self.rx);
             if n > 0 {
                 seen.frames += n;
                 if first.is_none() {
@@ -196,9 +197,8 @@ impl<'a> Raw<'a> {
     pub fn pong(&mut self, spec: &RawSpec, watch: &mut Watch<'_>) -> Result<u64> {
         let mut bounced = 0;
         loop {
-            self.queue.rx_burst(&mut self.rx);
+            self.rx_burst();
             let seq = self.rx.iter().filter_map(|f| seq_of(f.data(), Kind::Ping)).next_back();
-            self.queue.recycle(&mut self.rx);
             if let Some(seq) = seq {
                 self.bounce(Kind::Pong, spec.frame as usize, seq, watch)?;
                 bounced += 1;
@@ -221,12 +221,13 @@ impl<'a> Raw<'a> {
         self.tx.clear();
         loop {
             if self.tx.is_empty()
-                && let Some(mut frame) = self.queue.alloc()
+                && let Some(mut frame) = self.spare.take().or_else(|| self.queue.alloc())
             {
                 put(&mut frame, len, self.theirs, self.ours, kind, seq);
                 self.tx.push(frame);
             }
             if self.queue.tx_burst(&mut self.tx) == 1 {
+                self.spare = self.queue.alloc();
                 return Ok(());
             }
             if watch.due() {
@@ -243,12 +244,8 @@ impl<'a> Raw<'a> {
     fn wait_for(&mut self, seq: u64, watch: &mut Watch<'_>) -> Result<bool> {
         let mut since = None;
         loop {
-            if self.queue.rx_burst(&mut self.rx) > 0 {
-                let came = self.rx.iter().any(|f| seq_of(f.data(), Kind::Pong) == Some(seq));
-                self.queue.recycle(&mut self.rx);
-                if came {
-                    return Ok(true);
-                }
+            if self.rx_burst() > 0 && self.rx.iter().any(|f| seq_of(f.data(), Kind::Pong) == Some(seq)) {
+                return Ok(true);
             }
             if watch.due() {
                 let now = Instant::now();
@@ -264,10 +261,18 @@ impl<'a> Raw<'a> {
         }
     }
 
+    /// Receives, and gives back what came before; not sooner, as that is answered first.
+    #[inline]
+    fn rx_burst(&mut self) -> usize {
+        if !self.rx.is_empty() {
+            self.queue.recycle(&mut self.rx);
+        }
+        self.queue.rx_burst(&mut self.rx)
+    }
+
     /// Throws away what came.
     fn discard(&mut self) {
-        self.queue.rx_burst(&mut self.rx);
-        self.queue.recycle(&mut self.rx);
+        self.rx_burst();
     }
 }
 
@@ -275,6 +280,7 @@ impl Drop for Raw<'_> {
     fn drop(&mut self) {
         self.rx.clear();
         self.tx.clear();
+        self.spare = None;
     }
 }
 
