@@ -18,6 +18,8 @@ pub struct Part {
 /// READs and atomics outstanding, a queue pair, where their rate is measured: one queue pair is then as fast as sixteen,
 /// and more bring nothing.
 pub const READS: u8 = 32;
+/// How often parts whose ratio counts are measured in a run, in turn: the machine changes from one second to the next.
+const IN_TURN: usize = 3;
 /// Name of the parts that tell the kind of a run.
 pub const MOOD: &str = "mood";
 
@@ -64,7 +66,7 @@ pub fn run(time: Duration, scale: bool) -> Vec<Part> {
             ("qps100x16", "100 queue pairs, 16 messages a visit", "--qps 100 --visit 16"),
             ("qps100kx16", "100 000 queue pairs, 16 messages a visit", "--qps 100000 --visit 16"),
         ];
-        for (name, title, line) in visits {
+        for (name, title, line) in visits.into_iter().cycle().take(visits.len() * IN_TURN) {
             let line = format!("--op send --mode rate --size 64 --pattern random {line}");
             parts.push(part(name, title, &line, time));
         }
