@@ -41,6 +41,12 @@ ensure_up() {
     rm -f "$run/a.vhost"
 }
 
+# await CONDITION: in the guest, waits until it is so, 10 s at most. A line of shell, for its exec.
+await() {
+    printf 'n=0; until %s; do n=$((n+1)); [ $n -lt 200 ] || { echo "in 10 s not seen: "%q >&2; exit 1; }; usleep 50000; done' \
+        "$1" "$1"
+}
+
 # on NET: what follows is over this network.
 on() {
     net=$1 interface=eth0
@@ -49,20 +55,16 @@ on() {
     ipv6) our_ip=fd00:99::10 their_ip=fd00:99::2 ;;
     vlan) our_ip=10.100.0.10 their_ip=10.100.0.2 interface=eth0.100 ;;
     esac
-    # In the guest: waits until the link, whose other end has just come, is up. What is told of the carrier is so at
-    # once, what is told of the operational state may be a second old.
-    carrier="n=0; until [ \"\$(cat /sys/class/net/$interface/carrier /sys/class/net/$interface/operstate)\" = '1
-up' ]; do
-        n=\$((n+1)); [ \$n -lt 200 ] || exit 1; usleep 50000; done"
+    # The link, whose other end has just come, is up. What is told of the carrier is so at once, what is told of the
+    # operational state may be a second old.
+    carrier=$(await "grep -qs 1 /sys/class/net/$interface/carrier && grep -q up /sys/class/net/$interface/operstate")
 }
 
 # alone: our last program has ended, and the guest knows: it must not take that one's link for the next one's.
 alone() {
     rm -f "$run/a.vhost"
     { [ -n "$up" ] && [ "$link" = vhost ]; } || return 0
-    "$guest" exec a 'n=0; until [ "$(cat /sys/class/net/eth0/carrier)" = 0 ]; do
-        n=$((n+1)); [ $n -lt 200 ] || { echo "the link of a program that has ended stays up" >&2; exit 1; }
-        usleep 50000; done'
+    "$guest" exec a "$(await 'grep -q 0 /sys/class/net/eth0/carrier')"
 }
 
 # pingpong TRANSPORT ROLE OPTIONS: ROLE is that of our program. A stock server cannot wait for its link as ours does: it
@@ -99,8 +101,7 @@ play() {
     else
         ensure_up
         id=$("$guest" exec -b -t 120 a "$theirs_base")
-        "$guest" exec a 'n=0; until netstat -ltn | grep -q ":18515 "; do n=$((n+1)); [ $n -lt 200 ] || exit 1
-            usleep 50000; done' || true
+        "$guest" exec a "$(await 'netstat -ltn | grep -q ":18515 "')" || true
         timeout 150 "$bin/roce-pingpong" "${base[@]}" -p "$oob" "$@" 127.0.0.1 >"$run/ours.log" 2>&1 || mine=$?
         "$guest" wait -t 120 a "$id" >"$run/theirs.log" 2>&1 || theirs=$?
     fi
@@ -126,8 +127,7 @@ serve_theirs() {
     ensure_up
     alone
     id=$("$guest" exec -b -t 300 a "$*")
-    "$guest" exec a 'n=0; until rdma resource show cm_id | grep -q LISTEN; do
-        n=$((n+1)); [ $n -lt 200 ] || exit 1; usleep 50000; done' || true
+    "$guest" exec a "$(await 'rdma resource show cm_id | grep -q LISTEN')" || true
 }
 
 # cm WHAT ROLE OUR_OPTIONS -- THEIR_COMMAND: a program of librdmacm; ROLE is that of our program. With stays=1 theirs is

@@ -90,13 +90,6 @@ impl Gid {
             _ => None,
         }
     }
-    /// Whether this is the GID of an IPv4 address.
-    #[inline(always)]
-    pub fn is_v4(&self, a: &[u8; 4]) -> bool {
-        // Two words: the compiler would compare sixteen bytes that it puts together first.
-        let [want, have] = [Self::v4(*a).0, self.0].map(u128::from_ne_bytes);
-        (want as u64 ^ have as u64) | ((want >> 64) as u64 ^ (have >> 64) as u64) == 0
-    }
     /// The IP address this GID stands for.
     pub fn to_ip(self) -> core::net::IpAddr {
         match self.as_v4() {

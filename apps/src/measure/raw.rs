@@ -103,7 +103,7 @@ impl<'a> Raw<'a> {
             if watch.due() {
                 let now = Instant::now();
                 self.port.maintain();
-                self.discard();
+                self.rx_burst(); // what comes is thrown away
                 if let Some(message) = watch.look(now, false)? {
                     return Err(out_of_turn(&message));
                 }
@@ -268,11 +268,6 @@ impl<'a> Raw<'a> {
             self.queue.recycle(&mut self.rx);
         }
         self.queue.rx_burst(&mut self.rx)
-    }
-
-    /// Throws away what came.
-    fn discard(&mut self) {
-        self.rx_burst();
     }
 }
 
