@@ -18,6 +18,9 @@ const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 7);
 const SIZE: usize = 3000;
 const SLOT: usize = 4096;
 const MESSAGES: u64 = 12;
+/// For one connection. Where an MRA has asked for patience and the REJ behind it is lost, the REQ goes out again after the
+/// 69 s that the MRA named.
+const LIMIT: Duration = Duration::from_secs(100);
 
 /// One end of a connection: its queue pair, buffers and what it has done.
 struct End {
@@ -121,7 +124,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
         ends[0].id = Some(managers[0].machine.connect(now, &request).unwrap());
         let mut failed = false;
         let mut resting = 2;
-        let done = run(&mut w, &mut managers, Duration::from_secs(30), |w, managers| {
+        let done = run(&mut w, &mut managers, LIMIT, |w, managers| {
             for node in 0..2 {
                 poll(w, node, &mut ends[node]);
                 let now = w.now;
