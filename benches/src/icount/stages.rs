@@ -115,6 +115,7 @@ const FILES: &[(&str, Stage)] = &[
     ("shard/cq.rs",          Stage::Complete),
     ("sync/lanes.rs",        Stage::Complete),
     ("shard/poll.rs",        Stage::Loop),
+    ("shard/ahead.rs",       Stage::Loop),
     ("shard/wheel.rs",       Stage::Loop),
     ("sync/doorbell.rs",     Stage::Loop),
     ("sync/claim.rs",        Stage::Loop),

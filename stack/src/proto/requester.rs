@@ -350,10 +350,16 @@ impl Requester {
         self.failed.and_then(|(seq, status)| (seq == self.head).then_some(status))
     }
 
-    /// Where it remembers the oldest work request and the next one to start: what a prefetch asks for.
+    /// Sequence number of the work request whose packet is sent next.
     #[inline]
-    pub fn remembered(&self) -> [*const (); 2] {
-        [self.head, self.started].map(|seq| core::ptr::from_ref(self.entry(seq)).cast())
+    pub fn next_to_send(&self) -> u32 {
+        self.cur
+    }
+
+    /// Where it remembers a work request: what a prefetch asks for.
+    #[inline]
+    pub fn remembers(&self, seq: u32) -> *const () {
+        core::ptr::from_ref(self.entry(seq)).cast()
     }
 
     #[inline]
@@ -382,7 +388,8 @@ impl Requester {
         waiting.min(WINDOW_PACKETS.saturating_sub(self.in_flight()))
     }
 
-    /// Whether nothing is left to send, or to be told about: who has just built a packet need not ask for another.
+    /// Whether nothing is left to send, or to be told about: who has just built a packet need not ask for another, and who
+    /// has taken a response need not ask at all.
     #[inline]
     pub fn sent_all(&self, sq: &impl SendRing) -> bool {
         self.cur == self.started && self.failed.is_none() && self.started == sq.published()

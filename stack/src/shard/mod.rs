@@ -15,10 +15,10 @@ use crate::proto::state::{self, ModifyContext, ModifyError};
 use crate::proto::wqe::Cqe;
 use crate::sync::huge::Region;
 use crate::sync::lanes::CqLane;
-use crate::sync::prefetch;
 use crate::sync::words::Word;
 use crate::time::Instant;
 
+mod ahead;
 mod complete;
 mod copy;
 pub mod counters;
@@ -57,7 +57,7 @@ pub use shared::{Shared, SharedConfig};
 use counters::QpCounters;
 use cq::Lane;
 use env::Env;
-use qp::{Cause, Part, Qp};
+use qp::{Cause, Qp};
 use qp_table::QpTable;
 
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
@@ -94,30 +94,6 @@ impl Turn {
     }
 }
 
-/// A queue pair that is about to be worked on.
-#[derive(Clone, Copy, Debug)]
-struct Wanted {
-    slot: u32,
-    part: Part,
-    /// For so many packets.
-    n: u32,
-}
-
-/// In which order things are asked for: each says where the next ones are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    /// The queue pair, and its timer.
-    Itself,
-    /// What it points to.
-    Behind,
-    /// The data of its messages.
-    Data,
-}
-
-impl Stage {
-    const ALL: [Self; 3] = [Self::Itself, Self::Behind, Self::Data];
-}
-
 /// The queue pairs of a shard, by slot and by number.
 #[derive(Debug, Default)]
 struct Qps {
@@ -141,39 +117,6 @@ impl Qps {
     /// Whether there are so many that each is likely to be in no cache.
     fn are_many(&self) -> bool {
         self.table.len() >= PREFETCH_FROM
-    }
-    /// Asks for the state of queue pairs that are about to be worked on: first where each is, then stage by stage, so that
-    /// their misses overlap.
-    #[inline(never)]
-    fn prefetch(&self, wanted: &[Wanted], stages: &[Stage], env: &Env) {
-        for Wanted { slot, .. } in wanted {
-            if let Some(place) = self.slots.get(*slot as usize) {
-                prefetch::line(place);
-            }
-        }
-        for stage in stages {
-            wanted.iter().for_each(|wanted| self.ask(*wanted, *stage, env));
-        }
-    }
-    /// Asks for one stage of what a queue pair needs.
-    #[inline(always)]
-    fn ask(&self, Wanted { slot, part, n }: Wanted, stage: Stage, env: &Env) {
-        let Some(qp) = self.slots.get(slot as usize).and_then(Option::as_deref) else { return };
-        match stage {
-            Stage::Itself => {
-                qp.prefetch(part);
-                if part.has_timer() {
-                    env.wheel.prefetch(slot);
-                }
-            }
-            Stage::Behind => {
-                qp.prefetch_behind(part, n);
-                if part == Part::Request {
-                    env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
-                }
-            }
-            Stage::Data => qp.prefetch_data(part, n),
-        }
     }
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
         self.slots.iter_mut().inspect(|_| step()).filter_map(|qp| qp.as_deref_mut())

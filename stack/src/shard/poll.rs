@@ -2,19 +2,20 @@
 
 use core::sync::atomic::Ordering;
 
+use super::ahead::Part;
 use super::counters::Counter;
 use super::env::Env;
-use super::qp::{Part, Qp, Route};
-use super::{Shard, Shared, Stage, Turn, Wanted};
+use super::qp::{Qp, Route};
+use super::{Shard, Shared, Turn};
 use crate::config::{READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
-use crate::id::{QpState, Qpn};
+use crate::id::QpState;
 use crate::net::Resolution;
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::requester::SendRing;
 use crate::proto::status::WcStatus;
 use crate::sync::asymmetric::{heavy, light};
 use crate::time::Instant;
-use crate::wire::{Ingress, locate, peek};
+use crate::wire::{Ingress, locate};
 
 impl Shard {
     /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
@@ -119,29 +120,6 @@ impl Shard {
         n
     }
 
-    /// Asks for the state of the queue pairs that this burst is for.
-    #[inline(never)]
-    fn prefetch_burst(&self) {
-        let mut numbers = arrayvec::ArrayVec::<(Qpn, Part, u32), RX_BURST>::new();
-        for (number, request) in self.rx.iter().filter_map(|frame| peek(frame.data())) {
-            let part = if request { Part::Request } else { Part::Response };
-            match numbers.last_mut() {
-                // Packets of one queue pair mostly follow each other.
-                Some((last, of, n)) if (*last, *of) == (number, part) => *n += 1,
-                _ => {
-                    self.qps.table.prefetch(number);
-                    numbers.push((number, part, 1));
-                }
-            }
-        }
-        let slot = |number| self.qps.table.get(number);
-        let wanted: arrayvec::ArrayVec<_, RX_BURST> = numbers
-            .iter()
-            .filter_map(|&(number, part, n)| Some(Wanted { slot: slot(number)?, part, n }))
-            .collect();
-        self.qps.prefetch(&wanted, &Stage::ALL, &self.env);
-    }
-
     /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.
     #[cold]
     fn hand_over(&mut self, foreign: u64) {
@@ -194,9 +172,7 @@ impl Shard {
         let mut due = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
         env.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
         if env.many {
-            let due: arrayvec::ArrayVec<_, READY_BUDGET> =
-                due.iter().map(|&slot| Wanted { slot, part: Part::Timer, n: 1 }).collect();
-            qps.prefetch(&due, &[Stage::Itself], env);
+            qps.prefetch_each(&due, Part::Timer);
         }
         for &slot in &due {
             let Some(qp) = qps.get(slot) else { continue };
@@ -270,12 +246,12 @@ impl Shard {
     fn run_rung(&mut self) {
         let shared = &self.env.shared;
         let bells = &shared.doorbells[self.env.id];
-        let mut rung = arrayvec::ArrayVec::<_, READY_BUDGET>::new();
-        bells.drain(READY_BUDGET as u32, |slot| rung.push(Wanted { slot, part: Part::Doorbell, n: 0 }));
+        let mut rung = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
+        bells.drain(READY_BUDGET as u32, |slot| rung.push(slot));
         if self.env.many {
-            self.qps.prefetch(&rung, &[Stage::Itself], &self.env);
+            self.qps.prefetch_each(&rung, Part::Doorbell);
         }
-        for &Wanted { slot, .. } in &rung {
+        for &slot in &rung {
             let Some(qp) = self.qps.get(slot) else { continue };
             self.env.mark_ready(qp);
             let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;

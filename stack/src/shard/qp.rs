@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::id::{Mac, PdId, QpState, QpType, Qpn};
-use crate::mem::Sge;
 use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
 use crate::proto::completer::RetryCause;
@@ -12,12 +11,13 @@ use crate::proto::requester::{Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{Responder, ResponderConfig};
 use crate::proto::state::{Gates, ModifyError};
 use crate::proto::status::WcStatus;
-use crate::proto::wqe::{Granule, SendWqe};
-use crate::sync::prefetch;
+use crate::proto::wqe::Granule;
 use crate::sync::spsc::Consumer;
 use crate::time::Instant;
 use crate::wire::{Flow, Template, Transport, udp_source_port};
 
+#[cfg(not(loom))]
+use super::ahead::Part;
 use super::counters::QpCounters;
 use super::held::HeldReceives;
 #[cfg(not(loom))]
@@ -80,7 +80,7 @@ pub(super) enum Route {
     Pending,
 }
 
-/// A queue pair. Laid out by who needs what: see [`Part`].
+/// A queue pair. Laid out by who needs what: see [`Part`](super::ahead::Part).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Qp {
@@ -191,92 +191,6 @@ const _: () = {
 /// Bytes of the hot state, at most.
 #[cfg(not(loom))]
 const HOT_STATE_MAX: usize = 400;
-
-/// What of a queue pair is about to be needed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Part {
-    /// What a doorbell changes: line 0.
-    Doorbell,
-    /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
-    Send,
-    /// What takes responses: lines 0 to 3, and its work requests.
-    Response,
-    /// What takes requests and answers them: lines 0 and 3 to 6, its receive requests, and where their data go.
-    Request,
-    /// Its timer: lines 0 to 2.
-    Timer,
-}
-
-impl Part {
-    /// Whether the queue pair's timer starts or ends with it.
-    #[inline]
-    pub const fn has_timer(self) -> bool {
-        matches!(self, Self::Send | Self::Response | Self::Timer)
-    }
-    /// The lines of a queue pair that it is: from, and up to and not including.
-    #[inline]
-    const fn lines(self) -> [(usize, usize); 2] {
-        match self {
-            Self::Doorbell => [(0, 1), (1, 1)],
-            Self::Send | Self::Response => [(0, 4), (4, 4)],
-            Self::Request => [(0, 1), (3, 7)],
-            Self::Timer => [(0, 3), (3, 3)],
-        }
-    }
-    /// Bytes of those lines.
-    #[cfg(not(loom))]
-    const fn bytes(self) -> usize {
-        let [first, second] = self.lines();
-        (first.1 - first.0 + second.1 - second.0) * prefetch::LINE
-    }
-}
-
-impl Qp {
-    /// Asks for the queue pair's own lines.
-    #[inline]
-    pub fn prefetch(&self, part: Part) {
-        for (first, end) in part.lines() {
-            prefetch::lines(self, first, end);
-        }
-    }
-
-    /// Asks for what those lines point to, for `n` packets.
-    #[inline]
-    pub fn prefetch_behind(&self, part: Part, n: u32) {
-        match part {
-            Part::Send | Part::Response => {
-                self.sq.0.prefetch(self.sq_done, n);
-                self.requester.remembered().into_iter().for_each(prefetch::line);
-            }
-            Part::Request => self.rq.prefetch(n),
-            Part::Doorbell | Part::Timer => return,
-        }
-        prefetch::line(&raw const *self.counters);
-    }
-
-    /// Asks for the memory that the data of `n` messages come from, or go to.
-    #[inline]
-    pub fn prefetch_data(&self, part: Part, n: u32) {
-        let line = |sges: &[Sge]| {
-            if let Some(sge) = sges.first() {
-                prefetch::line(sge.addr as *const u8);
-            }
-        };
-        match part {
-            Part::Send => {
-                let end = self.sq.0.published();
-                for seq in (0..n).map(|ahead| self.requester.head().wrapping_add(ahead)) {
-                    if seq == end {
-                        break;
-                    }
-                    line(SendWqe::sges(self.sq.0.slot(seq)));
-                }
-            }
-            Part::Request => self.rq.next(n).for_each(line),
-            Part::Doorbell | Part::Response | Part::Timer => {}
-        }
-    }
-}
 
 impl Qp {
     pub fn new(spec: QpSpec, index: u32, epoch: u32, shared: &Arc<Shared>) -> Self {

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{EventElement, LaneId, Shared};
 use crate::config::SGE_MAX;
 use crate::id::PdId;
-use crate::mem::sge::{self, Sge};
+use crate::mem::sge;
 use crate::proto::responder::ReceiveSource;
 use crate::proto::status::AsyncEvent;
 use crate::proto::wqe::{GRANULE, Granule, RecvWqe, recv_stride};
@@ -113,21 +113,13 @@ impl Rq {
             Self::Shared(_) => None,
         }
     }
-    /// Asks for what taking the next `n` requests of its own ring touches.
+    /// Its own ring, and the sequence number of the request taken next.
     #[inline]
-    pub fn prefetch(&self, n: u32) {
-        if let Self::Own(own) = self {
-            own.ring.prefetch(own.taken, n);
+    pub fn own(&self) -> Option<(&Consumer<Granule>, u32)> {
+        match self {
+            Self::Own(own) => Some((&own.ring, own.taken)),
+            Self::Shared(_) => None,
         }
-    }
-    /// The lists of the next `n` requests of its own ring, as far as there are so many.
-    #[inline]
-    pub fn next(&self, n: u32) -> impl Iterator<Item = &[Sge]> {
-        let own = if let Self::Own(own) = self { Some(own) } else { None };
-        own.into_iter().flat_map(move |own| {
-            let n = n.min(own.ring.published().wrapping_sub(own.taken));
-            (0..n).map(|ahead| RecvWqe::sges(own.ring.slot(own.taken.wrapping_add(ahead))))
-        })
     }
     /// The request taken last.
     #[inline(always)]

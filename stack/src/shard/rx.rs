@@ -416,7 +416,9 @@ impl Env {
         if let Some(status) = qp.requester.local_failure() {
             return self.fail_send(qp, status);
         }
-        self.mark_ready(qp);
+        if !qp.requester.sent_all(&qp.sq) {
+            self.mark_ready(qp);
+        }
         self.arm(qp);
     }
 

@@ -1,11 +1,11 @@
 //! Sending: what a queue pair's machines want to say becomes frames.
 
+use super::Shard;
 use super::copy::{self, Memory};
 use super::counters::Counter;
 use super::env::Env;
-use super::qp::{Part, Qp, Route};
+use super::qp::{Qp, Route};
 use super::run;
-use super::{Shard, Stage, Wanted};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
 use crate::id::{PdId, Psn, QpType, Qpn};
 use crate::mem::{Access, KeyFault, MrTable};
@@ -17,9 +17,6 @@ use crate::proto::tables::Syndrome;
 use crate::proto::wqe;
 use crate::time::Instant;
 use crate::wire::{Aeth, Discard, Ext, Header, Opcode, Template};
-
-/// How many places of the ready list ahead each stage is asked for.
-const AHEAD: [(Stage, usize); 3] = [(Stage::Itself, 8), (Stage::Behind, 5), (Stage::Data, 2)];
 
 /// Why a queue pair stopped sending for this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,16 +52,14 @@ impl Shard {
     /// Builds request packets of queue pairs that have some, in turn.
     pub(super) fn send_requests(&mut self) {
         if self.env.many {
-            for (stage, places) in AHEAD {
-                (0..places).for_each(|place| self.prefetch_ready(stage, place));
-            }
+            self.prefetch_first_ready();
         }
         for _ in 0..self.env.ready.len().min(READY_BUDGET) {
             if self.env.requests.frames.is_full() {
                 break;
             }
             if self.env.many {
-                AHEAD.iter().for_each(|&(stage, place)| self.prefetch_ready(stage, place));
+                self.prefetch_next_ready();
             }
             let Some(slot) = self.env.ready.pop_front() else { break };
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else { continue };
@@ -73,18 +68,6 @@ impl Shard {
                 self.env.mark_ready(qp);
             }
             self.env.arm(qp);
-        }
-    }
-}
-
-impl Shard {
-    /// Asks for a stage of what the queue pair at this place of the ready list needs: its lines come while those before it
-    /// are worked on.
-    #[inline]
-    fn prefetch_ready(&self, stage: Stage, place: usize) {
-        if let Some(&slot) = self.env.ready.get(place) {
-            let wanted = Wanted { slot, part: Part::Send, n: QP_TX_BUDGET as u32 };
-            self.qps.ask(wanted, stage, &self.env);
         }
     }
 }

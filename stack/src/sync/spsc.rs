@@ -105,11 +105,13 @@ impl<T> View<T> {
     /// Asks for the lines of `n` slots from that of `seq` on, sixteen lines at most.
     #[inline]
     fn prefetch(&self, seq: u32, n: u32) {
-        let bytes = self.stride as usize * size_of::<T>();
-        let n = (n as usize).min(self.slots() as usize - (seq & self.mask) as usize);
-        let slot = self.slot(seq).as_ptr().cast_const();
-        for at in (0..(n * bytes).min(PREFETCH_MAX)).step_by(prefetch::LINE) {
-            prefetch::line(slot.wrapping_byte_add(at));
+        let n = n.min(self.slots() - (seq & self.mask)) as usize;
+        let bytes = (n * self.stride as usize * size_of::<T>()).min(PREFETCH_MAX);
+        let mut line = self.slot(seq).as_ptr().cast_const();
+        let end = line.wrapping_byte_add(bytes);
+        while line < end {
+            prefetch::line(line);
+            line = line.wrapping_byte_add(prefetch::LINE);
         }
     }
     /// Tells loom that the slot is written (`true`) or read.
@@ -469,11 +471,16 @@ impl<T: Copy + Send> Consumer<T> {
         unsafe { core::slice::from_raw_parts(self.view.slot(seq).as_ptr(), len) }
     }
 
-    /// Asks for what a look at `n` slots from `seq` on, and their release, touches: the slots, and both indices.
+    /// Asks for both indices: what a look at new slots, and the release of slots, touches beside them.
     #[inline]
-    pub fn prefetch(&self, seq: u32, n: u32) {
+    pub fn prefetch_ends(&self) {
         prefetch::line(&raw const self.view.head().published);
         prefetch::line(&raw const self.view.head().released);
+    }
+
+    /// Asks for `n` slots from `seq` on.
+    #[inline]
+    pub fn prefetch(&self, seq: u32, n: u32) {
         self.view.prefetch(seq, n);
     }
 

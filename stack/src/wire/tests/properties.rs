@@ -106,6 +106,25 @@ fn stenciled<const EXT: usize>(
 }
 
 proptest! {
+    /// Goal: frames that look alike at a glance are for the same queue pair and of the same kind, whatever the one differs in.
+    #[test]
+    fn frames_that_peek_alike(
+        flow in flows(), h in headers(), payload: Vec<u8>, psn: u32, changed: Option<(u8, u8)>, cut: Option<u8>,
+    ) {
+        let frame = build(&flow, &h, &payload);
+        let mut other = build(&flow, &Header { psn: Psn::new(psn), ..h }, &payload);
+        let plain = flow.vlan.is_none() && flow.src.as_v4().is_some();
+        prop_assert_eq!(peeks_alike(&frame, &other), plain);
+        if let Some((at, to)) = changed {
+            other[usize::from(at) % 60] = to;
+        }
+        other.truncate(cut.map_or(other.len(), usize::from));
+        if peeks_alike(&frame, &other) || peeks_alike(&other, &frame) {
+            prop_assert_eq!(peek(&frame), peek(&other));
+            prop_assert!(peek(&frame).is_some());
+        }
+    }
+
     /// Goal: what a template builds, `locate` takes, and gives back every field.
     #[test]
     fn headers_round_trip(flow in flows(), header in headers(), payload: Vec<u8>) {

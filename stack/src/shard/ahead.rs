@@ -1,0 +1,236 @@
+//! Asking ahead: with very many queue pairs nothing of the next one is in a cache, and what a message touches of it is
+//! scattered. Whoever goes through a list of them asks for what those ahead need, one thing after the other, as each says
+//! where the next one is: the queue pair, what it points to, the data of its messages. The waits overlap.
+//!
+//! It is paid for by every message, so it is as few instructions as can be.
+
+use super::qp::Qp;
+use super::{Qps, Shard};
+use crate::config::{QP_TX_BUDGET, RX_BURST};
+use crate::id::Qpn;
+use crate::mem::Sge;
+use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
+use crate::sync::prefetch;
+use crate::sync::spsc::Consumer;
+use crate::wire::{peek, peeks_alike};
+
+/// How many places ahead a queue pair that sends is asked for.
+const AHEAD: usize = 8;
+/// The same, of what it points to.
+const AHEAD_BEHIND: usize = 5;
+/// The same, of the data that it sends.
+const AHEAD_DATA: usize = 2;
+
+/// What of a queue pair is about to be needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Part {
+    /// What a doorbell changes: line 0.
+    Doorbell,
+    /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
+    Send,
+    /// What takes responses: lines 0 to 3, and its work requests.
+    Response,
+    /// What takes requests and answers them: lines 0 and 3 to 6, its receive requests, and where their data go.
+    Request,
+    /// Its timer: lines 0 to 2.
+    Timer,
+}
+
+impl Part {
+    /// The lines of a queue pair that it is: from, and up to and not including.
+    #[inline(always)]
+    const fn lines(self) -> [(usize, usize); 2] {
+        match self {
+            Self::Doorbell => [(0, 1), (1, 1)],
+            Self::Send | Self::Response => [(0, 4), (4, 4)],
+            Self::Request => [(0, 1), (3, 7)],
+            Self::Timer => [(0, 3), (3, 3)],
+        }
+    }
+    /// Bytes of those lines.
+    #[cfg(not(loom))]
+    pub const fn bytes(self) -> usize {
+        let [first, second] = self.lines();
+        (first.1 - first.0 + second.1 - second.0) * prefetch::LINE
+    }
+}
+
+impl Qp {
+    /// Asks for the lines of a part, which is to be a constant: then it is a prefetch a line.
+    #[inline(always)]
+    fn prefetch(&self, part: Part) {
+        for (first, end) in part.lines() {
+            prefetch::lines(self, first, end);
+        }
+    }
+
+    /// Asks for what sending its next requests touches beside it.
+    #[inline(always)]
+    fn prefetch_behind_sends(&self) {
+        let next = self.requester.next_to_send();
+        self.sq.0.prefetch_ends();
+        self.sq.0.prefetch(next, QP_TX_BUDGET as u32);
+        prefetch::line(self.requester.remembers(next));
+        prefetch::line(&raw const *self.counters);
+    }
+
+    /// Asks for the first bytes of each message that it sends next.
+    #[inline(always)]
+    fn prefetch_sends(&self) {
+        prefetch_data(&self.sq.0, self.requester.next_to_send(), QP_TX_BUDGET as u32, SendWqe::sges);
+    }
+
+    /// Asks for what a response touches beside it.
+    #[inline(always)]
+    fn prefetch_behind_response(&self) {
+        self.sq.0.prefetch_ends();
+        self.sq.0.prefetch(self.sq_done, 1);
+        prefetch::line(self.requester.remembers(self.requester.head()));
+        prefetch::line(&raw const *self.counters);
+    }
+
+    /// Asks for what so many requests, of a packet each, touch beside it.
+    #[inline(always)]
+    fn prefetch_behind_requests(&self, packets: u32) {
+        if let Some((ring, next)) = self.rq.own() {
+            ring.prefetch_ends();
+            ring.prefetch(next, packets);
+        }
+        prefetch::line(&raw const *self.counters);
+    }
+
+    /// Asks for where the data of so many requests go.
+    #[inline(always)]
+    fn prefetch_receives(&self, packets: u32) {
+        if let Some((ring, next)) = self.rq.own() {
+            prefetch_data(ring, next, packets, RecvWqe::sges);
+        }
+    }
+}
+
+/// Asks for the first bytes of the list in each of the next `n` slots of a ring, as far as they are posted and lie behind
+/// each other.
+#[inline(always)]
+fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Granule]) -> &[Sge]) {
+    let mut slots = ring.contiguous(next, ring.published().wrapping_sub(next).min(n));
+    while let Some((slot, rest)) = slots.split_at_checked(ring.stride())
+        && let Some(sge) = sges(slot).first()
+    {
+        prefetch::line(sge.addr as *const u8);
+        slots = rest;
+    }
+}
+
+impl Qps {
+    #[inline(always)]
+    fn peek(&self, slot: u32) -> Option<&Qp> {
+        self.slots.get(slot as usize)?.as_deref()
+    }
+
+    /// Asks for this part of queue pairs that are about to be worked on, first for where each is.
+    #[inline(always)]
+    pub fn prefetch_each(&self, slots: &[u32], part: Part) {
+        for slot in slots {
+            self.prefetch_place(*slot);
+        }
+        for qp in slots.iter().filter_map(|slot| self.peek(*slot)) {
+            qp.prefetch(part);
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_place(&self, slot: u32) {
+        if let Some(place) = self.slots.get(slot as usize) {
+            prefetch::line(place);
+        }
+    }
+}
+
+/// Packets of a burst that follow each other and are for one queue pair.
+struct Run<Q> {
+    of: Q,
+    request: bool,
+    packets: u32,
+}
+
+type Runs<Q> = arrayvec::ArrayVec<Run<Q>, RX_BURST>;
+
+impl Shard {
+    /// Asks for the state of the queue pairs that the burst received is for.
+    #[inline(never)]
+    pub(super) fn prefetch_burst(&self) {
+        let mut numbers = Runs::<Qpn>::new();
+        let mut before: &[u8] = &[];
+        for frame in &self.rx {
+            let frame = frame.data();
+            match numbers.last_mut() {
+                Some(last) if peeks_alike(frame, before) => last.packets += 1,
+                _ => {
+                    let Some((of, request)) = peek(frame) else { continue };
+                    self.qps.table.prefetch(of);
+                    numbers.push(Run { of, request, packets: 1 });
+                }
+            }
+            before = frame;
+        }
+        let mut qps = Runs::<&Qp>::new();
+        for &Run { of, request, packets } in &numbers {
+            let Some(slot) = self.qps.table.get(of) else { continue };
+            let Some(of) = self.qps.peek(slot) else { continue };
+            if request {
+                of.prefetch(Part::Request);
+            } else {
+                of.prefetch(Part::Response);
+                self.env.wheel.prefetch(slot);
+            }
+            qps.push(Run { of, request, packets });
+        }
+        for &Run { of: qp, request, packets } in &qps {
+            if request {
+                qp.prefetch_behind_requests(packets);
+                self.env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
+            } else {
+                qp.prefetch_behind_response();
+            }
+        }
+        for run in qps.iter().filter(|run| run.request) {
+            run.of.prefetch_receives(run.packets);
+        }
+    }
+
+    /// Asks for what the first queue pairs of the ready list need; the list is about to be gone through.
+    #[inline]
+    pub(super) fn prefetch_first_ready(&self) {
+        (0..AHEAD).for_each(|place| self.prefetch_ready(place));
+        let qps = |places| (0..places).filter_map(|place| self.ready(place));
+        qps(AHEAD_BEHIND).for_each(|(_, qp)| qp.prefetch_behind_sends());
+        qps(AHEAD_DATA).for_each(|(_, qp)| qp.prefetch_sends());
+    }
+
+    /// Asks for what those some places ahead need: it comes while those before them are worked on.
+    #[inline]
+    pub(super) fn prefetch_next_ready(&self) {
+        self.prefetch_ready(AHEAD);
+        if let Some((_, qp)) = self.ready(AHEAD_BEHIND) {
+            qp.prefetch_behind_sends();
+        }
+        if let Some((_, qp)) = self.ready(AHEAD_DATA) {
+            qp.prefetch_sends();
+        }
+    }
+
+    #[inline(always)]
+    fn prefetch_ready(&self, place: usize) {
+        if let Some((slot, qp)) = self.ready(place) {
+            qp.prefetch(Part::Send);
+            self.env.wheel.prefetch(slot);
+        }
+    }
+
+    /// The queue pair at a place of the ready list, and its slot.
+    #[inline(always)]
+    fn ready(&self, place: usize) -> Option<(u32, &Qp)> {
+        let slot = *self.env.ready.get(place)?;
+        Some((slot, self.qps.peek(slot)?))
+    }
+}
