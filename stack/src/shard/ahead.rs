@@ -112,6 +112,9 @@ impl Qp {
 /// each other.
 #[inline(always)]
 fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Granule]) -> &[Sge]) {
+    if !ring.has(next) {
+        return;
+    }
     let mut slots = ring.contiguous(next, ring.published().wrapping_sub(next).min(n));
     while let Some((slot, rest)) = slots.split_at_checked(ring.stride())
         && let Some(sge) = sges(slot).first()
@@ -156,6 +159,18 @@ struct Run<Q> {
 type Runs<Q> = arrayvec::ArrayVec<Run<Q>, RX_BURST>;
 
 impl Shard {
+    /// The shard asks ahead while it has at least so many queue pairs; [`PREFETCH_FROM`](crate::config::PREFETCH_FROM) unless
+    /// told otherwise.
+    pub fn ask_ahead_from(&mut self, qps: usize) {
+        self.env.many_from = qps;
+        self.see_how_many();
+    }
+
+    /// There is one queue pair more, or less.
+    pub(super) fn see_how_many(&mut self) {
+        self.env.many = self.qps.table.len() >= self.env.many_from;
+    }
+
     /// Asks for the state of the queue pairs that the burst received is for.
     #[inline(never)]
     pub(super) fn prefetch_burst(&self) {

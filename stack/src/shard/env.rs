@@ -15,7 +15,7 @@ use super::qp::{Qp, Route};
 use super::rq::XrcSrq;
 use super::wheel::Wheel;
 use super::{LaneId, McastTable, Shared};
-use crate::config::{SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
+use crate::config::{PREFETCH_FROM, SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
 use crate::net::Resolution;
 use crate::port::{Frame, PortQueue, TxBurst};
@@ -93,8 +93,9 @@ pub(super) struct Env {
     pub net_seen: u64,
     /// [`Shared::overruns`] as of the last look at the lanes.
     pub overruns_seen: u32,
-    /// So many queue pairs that each is likely to be in no cache ([`PREFETCH_FROM`](crate::config::PREFETCH_FROM)).
+    /// So many queue pairs that each is likely to be in no cache: `many_from` or more.
     pub many: bool,
+    pub many_from: usize,
     /// Queue pairs in RTR or above.
     pub connected: usize,
     /// The frame being received comes from a shard of this device: it has seen to the other shards' copies.
@@ -136,6 +137,7 @@ impl Env {
             net_seen: 0,
             overruns_seen: 0,
             many: false,
+            many_from: PREFETCH_FROM,
             connected: 0,
             from_inside: false,
             mcast: Arc::default(),

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 
-use crate::config::PREFETCH_FROM;
 use crate::id::{QpState, QpType, Qpn};
 use crate::mark::step;
 use crate::port::{PortQueue, RxBurst};
@@ -113,10 +112,6 @@ impl Qps {
     fn find(&mut self, qpn: Qpn) -> Option<&mut Qp> {
         let slot = self.table.get(qpn)?;
         self.get(slot)
-    }
-    /// Whether there are so many that each is likely to be in no cache.
-    fn are_many(&self) -> bool {
-        self.table.len() >= PREFETCH_FROM
     }
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
         self.slots.iter_mut().inspect(|_| step()).filter_map(|qp| qp.as_deref_mut())
@@ -267,7 +262,7 @@ impl Shard {
         let index = (self.env.id * self.env.shared.qps_per_shard + slot) as u32;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
-        self.env.many = self.qps.are_many();
+        self.see_how_many();
         let mut qp = Box::new(Qp::new(spec, index, epoch, &self.env.shared));
         self.env.publish_word(&mut qp);
         let counters = qp.counters.clone();
@@ -379,7 +374,7 @@ impl Shard {
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
         self.qps.table.remove(qp.qpn);
-        self.env.many = self.qps.are_many();
+        self.see_how_many();
         self.env.shared.mrs.forget_qp(qp.qpn);
         qp.release_gid(&self.env.shared);
         self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));

@@ -472,6 +472,9 @@ impl Run {
         let limit = if random { Duration::from_nanos(self.rng.range(500, 50_000)) } else { Duration::MAX };
         let waits = self.conns.iter().any(|c| !matches!(c.phase, Phase::Live));
         let limit = if waits { limit.min(Duration::from_micros(50)) } else { limit };
+        // Nor does it sleep until the next timer, which may be a minute away, before it posts the rest.
+        let posts = self.flows.iter().any(|f| f.left(self.swarm.ops) > 0);
+        let limit = if posts { limit.min(Duration::from_millis(1)) } else { limit };
         self.world.step_within(limit)?;
         self.program_faults();
         self.poll()?;
