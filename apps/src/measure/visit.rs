@@ -243,17 +243,10 @@ impl Receiving for Rx<'_> {
             self.meter.pause();
             return Ok(());
         }
-        let mut queues = ArrayVec::<usize, POLL>::new();
-        for q in self.wcs[..n].iter().map(|wc| of_wr_id(wc.wr_id).0) {
-            if queues.last() != Some(&q) {
-                queues.push(q);
-            }
-        }
-        RecvQueue::prefetch_each(&link.rqs, queues.iter().copied(), self.spec.visit);
-        for k in 0..n {
-            let wc = self.wcs[k];
+        let mut over = ArrayVec::<(usize, u32), POLL>::new();
+        for wc in &self.wcs[..n] {
             if !wc.is_ok() {
-                return Err(link.failed("receive", &wc));
+                return Err(link.failed("receive", wc));
             }
             if u64::from(wc.byte_len) != self.spec.size {
                 return Err(AppError::Verify(format!(
@@ -269,6 +262,10 @@ impl Receiving for Rx<'_> {
                 }
                 self.free[q] = 0;
             }
+            over.push((q, index));
+        }
+        RecvQueue::prefetch_each(&link.rqs, over.iter().map(|(q, _)| *q), self.spec.visit);
+        for (q, index) in over {
             self.repost(link, q, index)?;
         }
         self.meter.count(n as u64);
