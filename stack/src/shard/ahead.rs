@@ -125,11 +125,6 @@ fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Gr
 }
 
 impl Qps {
-    #[inline(always)]
-    fn peek(&self, slot: u32) -> Option<&Qp> {
-        self.slots.get(slot as usize)?.as_deref()
-    }
-
     /// Asks for this part of queue pairs that are about to be worked on, first for where each is.
     #[inline(always)]
     pub fn prefetch_each(&self, slots: &[u32], part: Part) {

@@ -108,6 +108,11 @@ impl Qps {
         step();
         self.slots.get_mut(slot as usize)?.as_deref_mut()
     }
+    /// A glance, which takes no step.
+    #[inline(always)]
+    fn peek(&self, slot: u32) -> Option<&Qp> {
+        self.slots.get(slot as usize)?.as_deref()
+    }
     #[inline]
     fn find(&mut self, qpn: Qpn) -> Option<&mut Qp> {
         let slot = self.table.get(qpn)?;

@@ -290,10 +290,7 @@ impl Shard {
 
     /// Whether something was posted to a watched queue pair since the last look.
     pub(super) fn watched_posts(&self) -> bool {
-        let posted = |slot: &u32| {
-            let qp = self.qps.slots.get(*slot as usize).and_then(|qp| qp.as_deref());
-            qp.is_some_and(|qp| qp.sq.0.published() != qp.sq_seen)
-        };
+        let posted = |slot: &u32| self.qps.peek(*slot).is_some_and(|qp| qp.sq.0.published() != qp.sq_seen);
         self.env.watched.iter().any(posted)
     }
 
