@@ -173,15 +173,21 @@ impl Shard {
         let mut before: &[u8] = &[];
         for frame in &self.rx {
             let frame = frame.data();
+            let alike = peeks_alike(frame, before);
+            before = frame;
+            if let Some(last) = numbers.last_mut().filter(|_| alike) {
+                last.packets += 1;
+                continue;
+            }
+            let Some((of, request)) = peek(frame) else { continue };
             match numbers.last_mut() {
-                Some(last) if peeks_alike(frame, before) => last.packets += 1,
+                // Another packet of a message, or of another operation.
+                Some(last) if (last.of, last.request) == (of, request) => last.packets += 1,
                 _ => {
-                    let Some((of, request)) = peek(frame) else { continue };
                     self.qps.table.prefetch(of);
                     numbers.push(Run { of, request, packets: 1 });
                 }
             }
-            before = frame;
         }
         let mut qps = Runs::<&Qp>::new();
         for &Run { of, request, packets } in &numbers {
