@@ -355,21 +355,28 @@ impl SendQueue {
     pub fn wr_start(&mut self) -> WrPost<'_> {
         WrPost::new(&self.core, Ring::Own(self.ring.as_mut()), self.limits)
     }
-    /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: asks for the memory that it
-    /// touches, and does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next
-    /// few, then post to them.
+    /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: asks for the memory that the
+    /// handle points to, and does not wait for it. For programs that post to very many queue pairs in turn, and know some
+    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, then
+    /// [`prefetch_state`](Self::prefetch_state), each for a few queues at a time, so that the waits overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        prefetch_each([self].into_iter(), |queue| (&queue.ring, &queue.core), n);
+        prefetch_ring(&self.ring, &self.core, n);
     }
-    /// [`prefetch`](Self::prefetch) for `n` requests to each of several queues, those at these places of `queues`. First
-    /// where each queue is asked for, then what it is, then what that points to: not even the handles need to be in a
-    /// cache, and the waits for all of them overlap. Some sixteen to sixty-four at a time are best.
+    /// Asks for what the memory points to that [`prefetch`](Self::prefetch) asked for: the queue pair's state.
+    #[inline]
+    pub fn prefetch_state(&self) {
+        self.core.prefetch();
+        self.core.prefetch_send();
+    }
+    /// All of that at once, for `n` requests to each of several queues, those at these places of `queues`, which are about to
+    /// be posted to: not even the handles need to be in a cache, and the waits for all of them overlap. Some sixteen to
+    /// sixty-four at a time are best.
     ///
     /// # Panics
     /// If there is no queue at one of the places.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
-        prefetch_each(at.map(|q| &queues[q]), |queue| (&queue.ring, &queue.core), n);
+        prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n), Self::prefetch_state);
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
@@ -412,21 +419,27 @@ impl RecvQueue {
             None => no_ring(&self.core),
         }
     }
-    /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: asks for the memory that it
-    /// touches, and does not wait for it. For programs that post to very many queue pairs in turn: ask for those of the next
-    /// few, then post to them.
+    /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: asks for the memory that the
+    /// handle points to, and does not wait for it. For programs that post to very many queue pairs in turn, and know some
+    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, then
+    /// [`prefetch_state`](Self::prefetch_state), each for a few queues at a time, so that the waits overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        prefetch_each([self].into_iter(), |queue| (&queue.ring, &queue.core), n);
+        prefetch_ring(&self.ring, &self.core, n);
     }
-    /// [`prefetch`](Self::prefetch) for `n` requests to each of several queues, those at these places of `queues`. First
-    /// where each queue is asked for, then what it is, then what that points to: not even the handles need to be in a
-    /// cache, and the waits for all of them overlap. Some sixteen to sixty-four at a time are best.
+    /// Asks for what the memory points to that [`prefetch`](Self::prefetch) asked for: the queue pair's state.
+    #[inline]
+    pub fn prefetch_state(&self) {
+        self.core.prefetch();
+    }
+    /// All of that at once, for `n` requests to each of several queues, those at these places of `queues`, which are about to
+    /// be posted to: not even the handles need to be in a cache, and the waits for all of them overlap. Some sixteen to
+    /// sixty-four at a time are best.
     ///
     /// # Panics
     /// If there is no queue at one of the places.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
-        prefetch_each(at.map(|q| &queues[q]), |queue| (&queue.ring, &queue.core), n);
+        prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n), Self::prefetch_state);
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
@@ -444,21 +457,24 @@ impl Drop for RecvQueue {
     }
 }
 
-/// Asks for what posting `n` requests to each of these queues touches, in the order of [`SendQueue::prefetch_each`].
+/// Asks for what posting to each of these queues touches: the handles, what those point to, what that points to.
 #[inline]
 fn prefetch_each<'q, Q: 'q>(
     queues: impl Iterator<Item = &'q Q> + Clone,
-    parts: impl Fn(&'q Q) -> (&'q Option<RingTap>, &'q QpCore),
-    n: u32,
+    ring: impl Fn(&'q Q),
+    state: impl Fn(&'q Q),
 ) {
     queues.clone().for_each(|queue| prefetch_line(queue));
-    for (ring, core) in queues.clone().map(&parts) {
-        if let Some(ring) = ring {
-            ring.prefetch(n);
-        }
-        core.prefetch_posting();
+    queues.clone().for_each(ring);
+    queues.for_each(state);
+}
+
+#[inline]
+fn prefetch_ring(ring: &Option<RingTap>, core: &QpCore, n: u32) {
+    if let Some(ring) = ring {
+        ring.prefetch(n);
     }
-    queues.for_each(|queue| parts(queue).1.prefetch());
+    core.prefetch_posting();
 }
 
 #[inline]

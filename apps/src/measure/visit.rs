@@ -15,10 +15,12 @@ use crate::protocol::Flow;
 use crate::rig::Crank;
 use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
-use verbs::{RecvQueue, RecvWr, SendQueue, Sge, Wc};
+use verbs::{RecvWr, SendQueue, Sge, Wc};
 
 /// Completions taken in one poll: those of several visits, so that the misses of their queue pairs overlap.
 const POLL: usize = 128;
+/// Draws that are looked at together: what they need is asked for in steps, those of one queue pair a group apart.
+const GROUP: usize = 4;
 /// The list of one visit.
 type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
 
@@ -149,13 +151,18 @@ impl Sending for Tx<'_> {
             self.posted += u64::from(self.spec.visit);
             drawn.push(q);
         }
-        SendQueue::prefetch_each(&link.sqs, drawn.iter().map(|q| *q as usize), self.spec.visit);
         for q in drawn {
             self.visit(link, q)?;
             let next = self.draw.below(self.spec.qps);
             verbs::prefetch(&link.sqs[next as usize]);
             self.next[self.at % POLL] = next;
             self.at += 1;
+            if self.at.is_multiple_of(GROUP) {
+                let ahead =
+                    |from| (from..from + GROUP).map(|n| &link.sqs[self.next[(self.at + n) % POLL] as usize]);
+                ahead(2 * GROUP).for_each(|sq| sq.prefetch(self.spec.visit));
+                ahead(GROUP).for_each(SendQueue::prefetch_state);
+            }
         }
         Ok(())
     }
@@ -210,13 +217,24 @@ struct Rx<'a> {
     spec: &'a Spec,
     /// Receives of each queue pair that are to be posted again.
     free: Vec<u8>,
+    /// Visits that were over at the last look, and at the one before: their handles, and what those point to, have been
+    /// asked for.
+    over: ArrayVec<(usize, u32), POLL>,
+    asked: ArrayVec<(usize, u32), POLL>,
     meter: Meter,
     wcs: [Wc; POLL],
 }
 
 impl<'a> Rx<'a> {
     fn new(spec: &'a Spec) -> Self {
-        Self { spec, free: vec![0; spec.qps as usize], meter: Meter::new(), wcs: [Wc::default(); POLL] }
+        Self {
+            spec,
+            free: vec![0; spec.qps as usize],
+            over: ArrayVec::new(),
+            asked: ArrayVec::new(),
+            meter: Meter::new(),
+            wcs: [Wc::default(); POLL],
+        }
     }
 
     /// Posts the receives of a visit again, of which the one at `last` completed last.
@@ -238,12 +256,18 @@ impl Receiving for Rx<'_> {
     /// Takes completions and posts receives again, a visit's at a time.
     #[inline]
     fn reap(&mut self, link: &mut Link) -> Result<()> {
+        for (q, index) in self.asked.take() {
+            self.repost(link, q, index)?;
+        }
+        for &(q, _) in &self.over {
+            link.rqs[q].prefetch(self.spec.visit);
+        }
+        core::mem::swap(&mut self.over, &mut self.asked);
         let n = link.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
             return Ok(());
         }
-        let mut over = ArrayVec::<(usize, u32), POLL>::new();
         for wc in &self.wcs[..n] {
             if !wc.is_ok() {
                 return Err(link.failed("receive", wc));
@@ -262,11 +286,8 @@ impl Receiving for Rx<'_> {
                 }
                 self.free[q] = 0;
             }
-            over.push((q, index));
-        }
-        RecvQueue::prefetch_each(&link.rqs, over.iter().map(|(q, _)| *q), self.spec.visit);
-        for (q, index) in over {
-            self.repost(link, q, index)?;
+            verbs::prefetch(&link.rqs[q]);
+            self.over.push((q, index));
         }
         self.meter.count(n as u64);
         Ok(())

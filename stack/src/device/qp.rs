@@ -21,7 +21,7 @@ use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
-use crate::shard::{EventElement, LaneId, QpSpec, RecvSource};
+use crate::shard::{EventElement, LaneId, Place, QpSpec, RecvSource};
 use crate::sync::asymmetric;
 use crate::sync::prefetch;
 use crate::sync::spsc::{self, Producer};
@@ -143,7 +143,7 @@ impl fmt::Debug for RingTap {
 }
 
 /// What a poster needs of a queue pair, on one cache line.
-#[repr(C, align(32))]
+#[repr(C, align(64))]
 struct Posting {
     device: Arc<Device>,
     /// Index in the device's table of words.
@@ -152,6 +152,8 @@ struct Posting {
     slot: u32,
     shard: usize,
     sq_sig_all: bool,
+    /// Where its shard has it, if posters may ask for that.
+    place: Place,
 }
 
 const _: () = assert!(size_of::<Posting>() == align_of::<Posting>());
@@ -292,7 +294,9 @@ impl QpCore {
             // An XRC target has none of its own: the shared receive queue that a packet names has one.
             let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());
             let spec = QpSpec { slot, qpn, ty: init.qp_type, pd: pd_id, sq, rq, send_lane, recv_lane, cap };
-            let counters = device.core().control(shard, |s, _| s.create_qp(spec))?;
+            let (counters, place) = device.core().control(shard, |s, _| s.create_qp(spec))?;
+            // Threads of their own have other caches than posters.
+            let place = if device.core().dedicated { Place::UNKNOWN } else { place };
             let per_shard = device.core().shared.qps_per_shard as u32;
             let index = shard as u32 * per_shard + slot;
             device
@@ -300,7 +304,14 @@ impl QpCore {
                 .qps
                 .insert(qpn, QpEntry { qp_type: init.qp_type, shard, index, counters: counters.clone() });
             Ok(Arc::new(Self {
-                posting: Posting { device: device.clone(), index, slot, shard, sq_sig_all: init.sq_sig_all },
+                posting: Posting {
+                    device: device.clone(),
+                    index,
+                    slot,
+                    shard,
+                    sq_sig_all: init.sq_sig_all,
+                    place,
+                },
                 pd: pd.clone(),
                 send_cq: init.send_cq.cloned(),
                 recv_cq: init.recv_cq.cloned(),
@@ -411,6 +422,11 @@ impl QpCore {
     pub fn prefetch(&self) {
         self.device().words().prefetch(self.posting.index);
         self.device().doorbells(self.posting.shard).prefetch(self.posting.slot);
+    }
+    /// Asks for what the shard looks at when it sends, if the same core turns it.
+    #[inline]
+    pub fn prefetch_send(&self) {
+        self.posting.place.prefetch();
     }
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {

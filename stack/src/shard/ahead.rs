@@ -4,15 +4,18 @@
 //!
 //! It is paid for by every message, so it is as few instructions as can be.
 
+use super::env::Env;
 use super::qp::Qp;
 use super::{Qps, Shard};
 use crate::config::{QP_TX_BUDGET, RX_BURST};
 use crate::id::Qpn;
 use crate::mem::Sge;
+use crate::port::RxBurst;
 use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
 use crate::sync::prefetch;
 use crate::sync::spsc::Consumer;
 use crate::wire::{peek, peeks_alike};
+use arrayvec::ArrayVec;
 
 /// How many places ahead a queue pair that sends is asked for.
 const AHEAD: usize = 8;
@@ -56,14 +59,6 @@ impl Part {
 }
 
 impl Qp {
-    /// Asks for the lines of a part, which is to be a constant: then it is a prefetch a line.
-    #[inline(always)]
-    fn prefetch(&self, part: Part) {
-        for (first, end) in part.lines() {
-            prefetch::lines(self, first, end);
-        }
-    }
-
     /// Asks for what sending its next requests touches beside it.
     #[inline(always)]
     fn prefetch_behind_sends(&self) {
@@ -125,33 +120,155 @@ fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Gr
 }
 
 impl Qps {
-    /// Asks for this part of queue pairs that are about to be worked on, first for where each is.
+    /// Asks for this part of queue pairs that are about to be worked on.
     #[inline(always)]
     pub fn prefetch_each(&self, slots: &[u32], part: Part) {
-        for slot in slots {
-            self.prefetch_place(*slot);
-        }
-        for qp in slots.iter().filter_map(|slot| self.peek(*slot)) {
-            qp.prefetch(part);
-        }
+        slots.iter().for_each(|slot| self.prefetch(*slot, part));
     }
 
+    /// Asks for this part of what is in a slot, which is not looked at.
     #[inline(always)]
-    fn prefetch_place(&self, slot: u32) {
-        if let Some(place) = self.slots.get(slot as usize) {
-            prefetch::line(place);
+    fn prefetch(&self, slot: u32, part: Part) {
+        let qp = self.slots.place(slot);
+        for (first, end) in part.lines() {
+            prefetch::lines(qp, first, end);
         }
+    }
+}
+
+/// Where a queue pair lies and counts, for its posters: they know before their shard does that it is going to send, and may
+/// ask for it where the same core turns the shard.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Addresses, which are not looked at.
+    qp: usize,
+    counters: usize,
+}
+
+impl Place {
+    /// Asks for nothing.
+    pub const UNKNOWN: Self = Self { qp: 0, counters: 0 };
+
+    pub(super) fn of(qp: &Qp) -> Self {
+        Self { qp: core::ptr::from_ref(qp).addr(), counters: (&raw const *qp.counters).addr() }
+    }
+
+    /// Asks for what sending touches.
+    #[inline]
+    pub fn prefetch(self) {
+        if self.qp == 0 {
+            return;
+        }
+        for (first, end) in Part::Send.lines() {
+            prefetch::lines(core::ptr::without_provenance::<Qp>(self.qp), first, end);
+        }
+        prefetch::line(core::ptr::without_provenance::<u8>(self.counters));
     }
 }
 
 /// Packets of a burst that follow each other and are for one queue pair.
-struct Run<Q> {
-    of: Q,
+struct Run {
+    /// The queue pair's number, then its slot.
+    of: u32,
     request: bool,
     packets: u32,
 }
 
-type Runs<Q> = arrayvec::ArrayVec<Run<Q>, RX_BURST>;
+/// What the packets of a burst need is asked for in steps, each of which finds in what the one before asked for where to
+/// look.
+#[derive(Default)]
+pub(super) struct Lookahead {
+    runs: ArrayVec<Run, RX_BURST>,
+    step: u8,
+}
+
+impl Lookahead {
+    /// A step is due after every so many frames of the burst before.
+    pub const EVERY: usize = 8;
+
+    /// Begins with the numbers of the queue pairs.
+    #[inline(never)]
+    pub fn over(burst: &RxBurst, qps: &Qps) -> Self {
+        let mut runs = ArrayVec::<Run, RX_BURST>::new();
+        let mut before: &[u8] = &[];
+        for frame in burst {
+            let frame = frame.data();
+            let alike = peeks_alike(frame, before);
+            before = frame;
+            if let Some(last) = runs.last_mut().filter(|_| alike) {
+                last.packets += 1;
+                continue;
+            }
+            let Some((of, request)) = peek(frame) else { continue };
+            match runs.last_mut() {
+                // Another packet of a message, or of another operation.
+                Some(last) if (last.of, last.request) == (of.get(), request) => last.packets += 1,
+                _ => {
+                    qps.table.prefetch(of);
+                    runs.push(Run { of: of.get(), request, packets: 1 });
+                }
+            }
+        }
+        Self { runs, step: 0 }
+    }
+
+    /// Whether there is nothing left to ask for.
+    #[inline(always)]
+    pub fn is_over(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// All steps that are left, at once.
+    pub fn finish(&mut self, qps: &Qps, env: &Env) {
+        while !self.is_over() {
+            self.step(qps, env);
+        }
+    }
+
+    /// The next step.
+    #[inline(never)]
+    pub fn step(&mut self, qps: &Qps, env: &Env) {
+        match self.step {
+            0 => self.runs.retain(|run| {
+                let slot = qps.table.get(Qpn::new(run.of));
+                run.of = slot.unwrap_or_default();
+                if run.request {
+                    qps.prefetch(run.of, Part::Request);
+                } else {
+                    qps.prefetch(run.of, Part::Response);
+                    env.wheel.prefetch(run.of);
+                }
+                slot.is_some()
+            }),
+            1 => self.each(qps, |run, qp| {
+                if run.request {
+                    qp.prefetch_behind_requests(run.packets);
+                    env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
+                } else {
+                    qp.prefetch_behind_response();
+                }
+            }),
+            _ => {
+                self.each(qps, |run, qp| {
+                    if run.request {
+                        qp.prefetch_receives(run.packets);
+                    }
+                });
+                self.runs.clear();
+            }
+        }
+        self.step += 1;
+    }
+
+    #[inline(always)]
+    fn each(&self, qps: &Qps, ask: impl Fn(&Run, &Qp)) {
+        for run in &self.runs {
+            if let Some(qp) = qps.peek(run.of) {
+                ask(run, qp);
+            }
+        }
+    }
+}
 
 impl Shard {
     /// The shard asks ahead while it has at least so many queue pairs; [`PREFETCH_FROM`](crate::config::PREFETCH_FROM) unless
@@ -166,87 +283,38 @@ impl Shard {
         self.env.many = self.qps.table.len() >= self.env.many_from;
     }
 
-    /// Asks for the state of the queue pairs that the burst received is for.
-    #[inline(never)]
-    pub(super) fn prefetch_burst(&self) {
-        let mut numbers = Runs::<Qpn>::new();
-        let mut before: &[u8] = &[];
-        for frame in &self.rx {
-            let frame = frame.data();
-            let alike = peeks_alike(frame, before);
-            before = frame;
-            if let Some(last) = numbers.last_mut().filter(|_| alike) {
-                last.packets += 1;
-                continue;
-            }
-            let Some((of, request)) = peek(frame) else { continue };
-            match numbers.last_mut() {
-                // Another packet of a message, or of another operation.
-                Some(last) if (last.of, last.request) == (of, request) => last.packets += 1,
-                _ => {
-                    self.qps.table.prefetch(of);
-                    numbers.push(Run { of, request, packets: 1 });
-                }
-            }
-        }
-        let mut qps = Runs::<&Qp>::new();
-        for &Run { of, request, packets } in &numbers {
-            let Some(slot) = self.qps.table.get(of) else { continue };
-            let Some(of) = self.qps.peek(slot) else { continue };
-            if request {
-                of.prefetch(Part::Request);
-            } else {
-                of.prefetch(Part::Response);
-                self.env.wheel.prefetch(slot);
-            }
-            qps.push(Run { of, request, packets });
-        }
-        for &Run { of: qp, request, packets } in &qps {
-            if request {
-                qp.prefetch_behind_requests(packets);
-                self.env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
-            } else {
-                qp.prefetch_behind_response();
-            }
-        }
-        for run in qps.iter().filter(|run| run.request) {
-            run.of.prefetch_receives(run.packets);
-        }
-    }
-
     /// Asks for what the first queue pairs of the ready list need; the list is about to be gone through.
     #[inline]
     pub(super) fn prefetch_first_ready(&self) {
         (0..AHEAD).for_each(|place| self.prefetch_ready(place));
         let qps = |places| (0..places).filter_map(|place| self.ready(place));
-        qps(AHEAD_BEHIND).for_each(|(_, qp)| qp.prefetch_behind_sends());
-        qps(AHEAD_DATA).for_each(|(_, qp)| qp.prefetch_sends());
+        qps(AHEAD_BEHIND).for_each(Qp::prefetch_behind_sends);
+        qps(AHEAD_DATA).for_each(Qp::prefetch_sends);
     }
 
     /// Asks for what those some places ahead need: it comes while those before them are worked on.
     #[inline]
     pub(super) fn prefetch_next_ready(&self) {
         self.prefetch_ready(AHEAD);
-        if let Some((_, qp)) = self.ready(AHEAD_BEHIND) {
+        if let Some(qp) = self.ready(AHEAD_BEHIND) {
             qp.prefetch_behind_sends();
         }
-        if let Some((_, qp)) = self.ready(AHEAD_DATA) {
+        if let Some(qp) = self.ready(AHEAD_DATA) {
             qp.prefetch_sends();
         }
     }
 
     #[inline(always)]
     fn prefetch_ready(&self, place: usize) {
-        if let Some((slot, qp)) = self.ready(place) {
-            qp.prefetch(Part::Send);
+        if let Some(&slot) = self.env.ready.get(place) {
+            self.qps.prefetch(slot, Part::Send);
             self.env.wheel.prefetch(slot);
         }
     }
 
-    /// The queue pair at a place of the ready list, and its slot.
+    /// The queue pair at a place of the ready list.
     #[inline(always)]
-    fn ready(&self, place: usize) -> Option<(u32, &Qp)> {
-        let slot = *self.env.ready.get(place)?;
-        Some((slot, self.qps.peek(slot)?))
+    fn ready(&self, place: usize) -> Option<&Qp> {
+        self.qps.peek(*self.env.ready.get(place)?)
     }
 }

@@ -12,7 +12,7 @@ use crate::port::{PortQueue, RxBurst};
 use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::{self, ModifyContext, ModifyError};
 use crate::proto::wqe::Cqe;
-use crate::sync::huge::Region;
+use crate::sync::huge::Filling;
 use crate::sync::lanes::CqLane;
 use crate::sync::words::Word;
 use crate::time::Instant;
@@ -40,10 +40,12 @@ mod rx;
 #[cfg(test)]
 mod scale;
 mod shared;
+mod slab;
 mod tx;
 mod unreliable;
 pub mod wheel;
 
+pub use ahead::Place;
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
@@ -58,6 +60,7 @@ use cq::Lane;
 use env::Env;
 use qp::{Cause, Qp};
 use qp_table::QpTable;
+use slab::Slab;
 
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -96,22 +99,22 @@ impl Turn {
 /// The queue pairs of a shard, by slot and by number.
 #[derive(Debug, Default)]
 struct Qps {
-    slots: Vec<Option<Box<Qp>>>,
+    slots: Slab<Qp>,
     table: QpTable,
-    /// Where they lie, and with them their rings and counters.
-    region: Region,
+    /// Where their rings and counters lie, and between those what else belongs to them.
+    around: Filling,
 }
 
 impl Qps {
     #[inline]
     fn get(&mut self, slot: u32) -> Option<&mut Qp> {
         step();
-        self.slots.get_mut(slot as usize)?.as_deref_mut()
+        self.slots.get_mut(slot)
     }
     /// A glance, which takes no step.
     #[inline(always)]
     fn peek(&self, slot: u32) -> Option<&Qp> {
-        self.slots.get(slot as usize)?.as_deref()
+        self.slots.get(slot)
     }
     #[inline]
     fn find(&mut self, qpn: Qpn) -> Option<&mut Qp> {
@@ -119,13 +122,16 @@ impl Qps {
         self.get(slot)
     }
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
-        self.slots.iter_mut().inspect(|_| step()).filter_map(|qp| qp.as_deref_mut())
+        self.slots.iter_mut().inspect(|_| step())
     }
 }
 
 /// One poll-mode core.
 pub struct Shard {
-    rx: RxBurst,
+    /// The burst received last.
+    rx: Box<RxBurst>,
+    /// The one after it, while there are so many queue pairs that what it needs is asked for ahead.
+    coming: Box<RxBurst>,
     qps: Qps,
     env: Env,
 }
@@ -140,13 +146,14 @@ impl Shard {
     /// Shard `id` of a device, with its queue of the device's port.
     pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
         let env = Env::new(id, shared, queue, now);
-        Self { rx: RxBurst::new(), qps: Qps::default(), env }
+        Self { rx: Box::default(), coming: Box::default(), qps: Qps::default(), env }
     }
 
     /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.
     pub fn next_deadline(&self) -> Option<Instant> {
         let env = &self.env;
         let busy = !env.ready.is_empty()
+            || !self.coming.is_empty()
             || !env.answering.is_empty()
             || env.settling
             || env.backlog() > 0
@@ -253,27 +260,26 @@ impl Shard {
         }
     }
 
-    /// Adds a queue pair, in RESET. What it counts can be read at any time from what is returned.
+    /// Adds a queue pair, in RESET. Returned are its counters, which can be read at any time, and where it lies.
     ///
     /// # Panics
     /// If the slot is taken or the number is in use: the device gives both out.
-    pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
-        let slot = spec.slot as usize;
-        if self.qps.slots.len() <= slot {
-            self.qps.slots.resize_with(slot + 1, || None);
-            self.env.wheel.reserve(slot as u32 + 1);
-        }
-        assert!(self.qps.slots[slot].is_none(), "slot {slot} is taken");
-        let index = (self.env.id * self.env.shared.qps_per_shard + slot) as u32;
+    pub fn create_qp(&mut self, spec: QpSpec) -> (Arc<QpCounters>, Place) {
+        let slot = spec.slot;
+        self.env.wheel.reserve(slot + 1);
+        let index = (self.env.id * self.env.shared.qps_per_shard) as u32 + slot;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
         self.see_how_many();
-        let mut qp = Box::new(Qp::new(spec, index, epoch, &self.env.shared));
-        self.env.publish_word(&mut qp);
-        let counters = qp.counters.clone();
-        self.qps.region.add(core::ptr::from_ref(&*qp).addr());
-        self.qps.slots[slot] = Some(qp);
-        counters
+        let rings = [Some(spec.sq.memory()), spec.rq.memory()];
+        let qp = self.qps.slots.insert(slot, Qp::new(spec, index, epoch, &self.env.shared));
+        self.env.publish_word(qp);
+        let (counters, place) = (qp.counters.clone(), Place::of(qp));
+        self.qps.around.add((&raw const *counters).addr(), size_of::<QpCounters>());
+        for ring in rings.into_iter().flatten() {
+            self.qps.around.add(ring.start, ring.len());
+        }
+        (counters, place)
     }
 
     /// `ibv_modify_qp(3)`: all of it, or an error and nothing.
@@ -375,7 +381,7 @@ impl Shard {
 
     /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
     pub fn destroy_qp(&mut self, slot: u32) {
-        let Some(mut qp) = self.qps.slots.get_mut(slot as usize).and_then(Option::take) else { return };
+        let Some(mut qp) = self.qps.slots.remove(slot) else { return };
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
         self.qps.table.remove(qp.qpn);

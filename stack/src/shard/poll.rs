@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::ahead::Part;
+use super::ahead::{Lookahead, Part};
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
@@ -74,6 +74,7 @@ impl Shard {
         }
         tx += core::mem::take(&mut self.env.in_place);
         let more = self.env.settling
+            || !self.coming.is_empty()
             || !self.env.ready.is_empty()
             || !self.env.answering.is_empty()
             || self.env.backlog() > 0;
@@ -98,18 +99,30 @@ impl Shard {
         if !self.rx.is_empty() {
             self.env.queue.recycle(&mut self.rx);
         }
-        let n = self.env.queue.rx_burst(&mut self.rx);
-        if n == 0 {
-            return 0;
+        if self.coming.is_empty() {
+            if self.env.queue.rx_burst(&mut self.rx) == 0 {
+                return 0;
+            }
+            if self.env.many {
+                Lookahead::over(&self.rx, &self.qps).finish(&self.qps, &self.env);
+            }
+        } else {
+            core::mem::swap(&mut self.rx, &mut self.coming);
         }
-        if self.env.many {
-            self.prefetch_burst();
+        let n = self.rx.len();
+        // With very many queue pairs a burst ahead is received: what it needs is asked for while this one is worked on.
+        let mut ahead = Lookahead::default();
+        if self.env.many && n == RX_BURST && self.env.queue.rx_burst(&mut self.coming) > 0 {
+            ahead = Lookahead::over(&self.coming, &self.qps);
         }
         let (mut foreign, mut bytes) = (0u64, 0);
         for (i, frame) in self.rx.iter_mut().enumerate() {
             bytes += frame.len() as u64;
             if self.env.receive(&mut self.qps, frame).is_err() {
                 foreign |= 1 << i;
+            }
+            if !ahead.is_over() && (i + 1).is_multiple_of(Lookahead::EVERY) {
+                ahead.step(&self.qps, &self.env);
             }
         }
         self.env.counters().add(Counter::RxFrames, n as u64);

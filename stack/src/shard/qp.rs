@@ -168,19 +168,20 @@ pub(super) struct Qp {
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<Qp>() <= 512, "the state of a queue pair is eight cache lines");
+    assert!(size_of::<Option<Qp>>() == size_of::<Qp>(), "a slot is no larger than what is in it");
     assert!(offset_of!(Qp, posted_at) < 64 && offset_of!(Qp, sq) == 64);
     assert!(offset_of!(Qp, long) < 192 && offset_of!(Qp, template) == 192);
     assert!(offset_of!(Qp, recv_pd) >= 256 && offset_of!(Qp, rq) + size_of::<Rq>() <= 448);
 };
 
 /// What a shard touches for a message of one packet among very many queue pairs: the hot state. Of each end, its lines of
-/// the queue pair, its counters' first line, its place in the table of slots, its number in the table of numbers, and at the
+/// the queue pair, its counters' first line, its number in the table of numbers, and at the
 /// sending end its timer and what is remembered of the request. The rings, which grow with their depth, are not counted:
 /// there it is a line for each index, and the request.
 #[cfg(not(loom))]
 const _: () = {
     const LINE: usize = crate::sync::prefetch::LINE;
-    const FOUND: usize = size_of::<Option<Box<Qp>>>() + QpTable::ENTRY;
+    const FOUND: usize = QpTable::ENTRY;
     assert!(Part::Send.bytes() + LINE + FOUND + Wheel::ENTRY + Requester::REMEMBERED <= HOT_STATE_MAX);
     assert!(Part::Request.bytes() + LINE + FOUND <= HOT_STATE_MAX);
     assert!(
@@ -190,7 +191,7 @@ const _: () = {
 };
 /// Bytes of the hot state, at most.
 #[cfg(not(loom))]
-const HOT_STATE_MAX: usize = 400;
+const HOT_STATE_MAX: usize = 392;
 
 impl Qp {
     pub fn new(spec: QpSpec, index: u32, epoch: u32, shared: &Arc<Shared>) -> Self {

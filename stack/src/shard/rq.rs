@@ -1,5 +1,6 @@
 //! Where a queue pair's receive requests come from: its own ring, or a shared receive queue.
 
+use core::ops::Range;
 use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -30,6 +31,13 @@ pub enum RecvSource {
     },
     /// Nowhere: an XRC initiator receives no messages.
     Nowhere,
+}
+
+impl RecvSource {
+    /// Addresses of its own ring, if it has one.
+    pub(super) fn memory(&self) -> Option<Range<usize>> {
+        if let Self::Own(ring) = self { Some(ring.memory()) } else { None }
+    }
 }
 
 impl From<Consumer<Granule>> for RecvSource {

@@ -231,3 +231,31 @@ fn the_state_of_a_queue_pair_is_small() {
     let placed = |rig: &mut Rig, slot: u32| core::ptr::from_ref(rig.shard.qps.get(slot).unwrap()) as usize;
     assert!((0..1024).all(|slot| placed(&mut rig, slot) % 64 == 0));
 }
+
+// With very many queue pairs a burst is received before its turn. It is work that is left, and every frame is handled, once.
+#[test]
+fn a_burst_received_ahead_is_work_to_do() {
+    use crate::config::{RX_BURST, RX_BURSTS};
+    use crate::port::TxBurst;
+    const FRAMES: usize = RX_BURST * (RX_BURSTS + 1) + 5;
+    let (a, b) = pair(1);
+    let shared = shared(1, 1);
+    let mut shard = Shard::new(0, shared, a.take_queue(0).unwrap(), Instant::ZERO);
+    shard.ask_ahead_from(0);
+    let mut peer = b.take_queue(0).unwrap();
+    for _ in 0..FRAMES {
+        let mut frame = peer.alloc().unwrap();
+        frame.fill(&[0xff; 60]); // nobody's, whoever looks at it
+        let mut burst = TxBurst::new();
+        burst.push(frame);
+        assert_eq!(peer.tx_burst(&mut burst), 1);
+    }
+    let now = Instant::from_nanos(1000);
+    let first = shard.poll_once(now);
+    assert_eq!((usize::from(first.rx), first.more), (RX_BURST * RX_BURSTS, true));
+    assert_eq!(shard.next_deadline(), Some(now), "a burst is here");
+    let second = shard.poll_once(now);
+    assert_eq!((usize::from(second.rx), second.more), (FRAMES - RX_BURST * RX_BURSTS, false));
+    assert_ne!(shard.next_deadline(), Some(now));
+    assert!(shard.poll_once(now).idle());
+}

@@ -4,6 +4,8 @@
 //! An address that no translation buffer knows costs a walk through page tables, in a virtual machine through two sets
 //! of them. Whoever has a hundred thousand queue pairs pays that for nearly every one of them that a message needs.
 
+use std::collections::HashMap;
+
 /// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
@@ -35,45 +37,49 @@ pub fn collapse(_from: usize, _to: usize) -> bool {
     false
 }
 
-/// Watches where objects are allocated one after the other, and puts huge pages under a region when it is full of them.
-#[derive(Debug)]
-pub struct Region {
-    low: usize,
-    high: usize,
-    /// Huge pages are to be had, as far as is known.
-    works: bool,
+/// Watches where objects are put, and lets a huge page take the place of pages that are full of them.
+///
+/// Allocators put objects that are made one after the other side by side, but they jump now and then. A page is looked at
+/// when they have gone on to another one; while too little of it is used it waits for their return.
+#[derive(Debug, Default)]
+pub struct Filling {
+    /// Bytes of objects by huge page, where they do not lie on one yet.
+    pages: HashMap<usize, usize>,
+    /// The page of the object before.
+    at: usize,
+    /// Pages that could not be had, in a row.
+    failed: u32,
 }
 
-impl Default for Region {
-    fn default() -> Self {
-        Self { low: 0, high: 0, works: true }
-    }
-}
+impl Filling {
+    /// Bytes of objects that make a huge page worth its memory: there are others between them.
+    const WORTH: usize = HUGE_PAGE / 8;
+    /// After so many failures in a row it is given up.
+    const FAILURES: u32 = 8;
 
-impl Region {
-    /// Bytes between two objects that belong to one region, at most.
-    const GAP: usize = HUGE_PAGE / 2;
-    /// Bytes of a region that is full.
-    const FULL: usize = 4 * HUGE_PAGE;
-
-    /// An object is at this address. The next ones are expected behind it.
-    pub fn add(&mut self, at: usize) {
-        if at < self.low.saturating_sub(Self::GAP) || at > self.high.saturating_add(Self::GAP) {
-            (self.low, self.high) = (at, at); // elsewhere: what was begun stays as it is
+    /// There is an object of `len` bytes at this address.
+    pub fn add(&mut self, at: usize, len: usize) {
+        let page = at / HUGE_PAGE;
+        if page != self.at {
+            self.leave();
+            self.at = page;
         }
-        self.low = self.low.min(at);
-        self.high = self.high.max(at);
-        if self.high - self.low >= Self::FULL {
-            self.collapse();
+        if self.failed < Self::FAILURES {
+            *self.pages.entry(page).or_default() += len;
         }
     }
 
-    /// Puts huge pages under what there is of the region.
-    #[cold]
-    fn collapse(&mut self) {
-        // Objects behind the last whole huge page are the next region's.
-        self.works = self.works && collapse(self.low, self.high);
-        self.low = self.high / HUGE_PAGE * HUGE_PAGE;
+    /// The objects go on elsewhere.
+    fn leave(&mut self) {
+        if self.pages.get(&self.at).is_some_and(|bytes| *bytes >= Self::WORTH) {
+            let from = self.at * HUGE_PAGE;
+            if collapse(from, from + HUGE_PAGE) {
+                self.pages.remove(&self.at);
+                self.failed = 0;
+            } else {
+                self.failed += 1; // or a part of it is not there yet
+            }
+        }
     }
 }
 
@@ -119,19 +125,44 @@ mod tests {
         assert!(!collapse(HUGE_PAGE, 4 * HUGE_PAGE));
     }
 
-    // Neighbours make a region, whichever way they grow; what is elsewhere begins another, and one that is full leaves
-    // only what did not fill a huge page.
+    // A page is left for another one and come back to; it is tried when enough of it is full, and again where that failed.
     #[test]
-    fn regions_begin_and_end() {
-        let mut region = Region { works: false, ..Region::default() };
-        let base = 1 << 40;
-        region.add(base);
-        region.add(base - Region::GAP);
-        region.add(base + Region::GAP);
-        assert_eq!((region.low, region.high), (base - Region::GAP, base + Region::GAP));
-        region.add(base / 2);
-        assert_eq!((region.low, region.high), (base / 2, base / 2));
-        (0..=Region::FULL / 4096).for_each(|n| region.add(base + 4096 * n));
-        assert_eq!((region.low, region.high), (base + Region::FULL, base + Region::FULL));
+    fn pages_fill() {
+        let page = |n: usize| n * HUGE_PAGE;
+        let mut filling = Filling::default();
+        for n in 0..4 {
+            filling.add(page(40) + n * 4096, Filling::WORTH / 4);
+            filling.add(page(50 + n), 1);
+        }
+        assert_eq!((filling.failed, filling.pages[&40]), (1, Filling::WORTH), "nothing is mapped there");
+        filling.add(page(40), 100);
+        filling.add(page(50), 1);
+        assert_eq!((filling.failed, filling.pages[&40]), (2, Filling::WORTH + 100), "still nothing");
+    }
+
+    // Where none can be had it stops to ask.
+    #[test]
+    fn failures_end_it() {
+        let mut filling = Filling::default();
+        for n in 1..100 {
+            filling.add(n * HUGE_PAGE, HUGE_PAGE);
+        }
+        assert_eq!(filling.failed, Filling::FAILURES);
+        assert!(filling.pages.len() <= Filling::FAILURES as usize + 1);
+    }
+
+    // What is filled lies on huge pages, where the kernel can.
+    #[test]
+    #[cfg(not(miri))]
+    fn full_pages_are_huge() {
+        let memory: Vec<u32> = (0..(4 * HUGE_PAGE / 4) as u32).collect();
+        let mut filling = Filling::default();
+        for chunk in memory.chunks(1024) {
+            filling.add(chunk.as_ptr().addr(), size_of_val(chunk));
+        }
+        if filling.failed == 0 {
+            let huge = huge(memory.as_ptr().addr() + memory.len() * 2);
+            assert!(huge >= 2 * HUGE_PAGE as u64, "{huge} bytes");
+        }
     }
 }

@@ -21,8 +21,8 @@ pub fn line<T>(at: *const T) {
 
 /// Asks for the lines of `of` from `first` up to and not including `end`, counted from its start.
 #[inline(always)]
-pub fn lines<T>(of: &T, first: usize, end: usize) {
-    let at = core::ptr::from_ref(of).cast::<u8>();
+pub fn lines<T>(of: *const T, first: usize, end: usize) {
+    let at = of.cast::<u8>();
     for n in first..end {
         line(at.wrapping_add(n * LINE));
     }

@@ -30,6 +30,7 @@ use super::prefetch;
 use super::primitive::{AtomicU32, Ordering, fence};
 use core::cell::Cell;
 use core::marker::PhantomData;
+use core::ops::Range;
 use core::ptr::NonNull;
 use std::alloc::Layout;
 
@@ -376,6 +377,12 @@ impl<T> core::fmt::Debug for Consumer<T> {
 }
 
 impl<T: Copy + Send> Consumer<T> {
+    /// Addresses of the ring: its indices and its slots.
+    pub fn memory(&self) -> Range<usize> {
+        let start = self.view.head.as_ptr().addr();
+        start..start + SLOTS_AT + self.slots() as usize * self.stride() * size_of::<T>()
+    }
+
     /// Slots of the ring.
     #[inline]
     pub fn slots(&self) -> u32 {

@@ -1,0 +1,135 @@
+//! Objects by slot, side by side in memory: where one lies follows from its slot, without a table of places that would
+//! have to be looked at first, and translations of few addresses serve them all.
+
+use crate::sync::huge::Filling;
+
+/// Slots of a chunk.
+const CHUNK: usize = 4096;
+
+/// Objects by slot. One stays where it is while it is there.
+#[derive(Debug)]
+pub(super) struct Slab<T> {
+    chunks: Vec<Chunk<T>>,
+    memory: Filling,
+}
+
+/// Neighbouring slots. Memory for all of them, none of it touched before its slot is used; given back when the last object
+/// has gone.
+#[derive(Debug)]
+struct Chunk<T> {
+    /// Never grows beyond the capacity it was made with.
+    entries: Vec<Option<T>>,
+    live: usize,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { chunks: Vec::new(), memory: Filling::default() }
+    }
+}
+
+impl<T> Slab<T> {
+    /// The object in a slot.
+    #[inline(always)]
+    pub fn get(&self, slot: u32) -> Option<&T> {
+        self.chunks.get(slot as usize / CHUNK)?.entries.get(slot as usize % CHUNK)?.as_ref()
+    }
+
+    /// The object in a slot.
+    #[inline(always)]
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
+        self.chunks.get_mut(slot as usize / CHUNK)?.entries.get_mut(slot as usize % CHUNK)?.as_mut()
+    }
+
+    /// Where the object in a slot is, if it is.
+    #[inline(always)]
+    pub fn place(&self, slot: u32) -> *const T {
+        let chunk = self.chunks.get(slot as usize / CHUNK);
+        chunk.map_or(core::ptr::null(), |chunk| {
+            chunk.entries.as_ptr().wrapping_add(slot as usize % CHUNK).cast()
+        })
+    }
+
+    /// Puts an object into a free slot.
+    ///
+    /// # Panics
+    /// If the slot is taken.
+    pub fn insert(&mut self, slot: u32, object: T) -> &mut T {
+        let (chunk, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
+        if self.chunks.len() <= chunk {
+            self.chunks.resize_with(chunk + 1, || Chunk { entries: Vec::new(), live: 0 });
+        }
+        let chunk = &mut self.chunks[chunk];
+        if chunk.live == 0 {
+            chunk.entries = Vec::with_capacity(CHUNK);
+        }
+        if chunk.entries.len() <= at {
+            chunk.entries.resize_with(at + 1, || None);
+        }
+        assert!(chunk.entries[at].is_none(), "slot {slot} is taken");
+        chunk.live += 1;
+        let object = chunk.entries[at].insert(object);
+        self.memory.add(core::ptr::from_mut(object).addr(), size_of::<T>());
+        object
+    }
+
+    /// Takes an object out of its slot.
+    pub fn remove(&mut self, slot: u32) -> Option<T> {
+        let chunk = self.chunks.get_mut(slot as usize / CHUNK)?;
+        let object = chunk.entries.get_mut(slot as usize % CHUNK)?.take()?;
+        chunk.live -= 1;
+        if chunk.live == 0 {
+            chunk.entries = Vec::new();
+        }
+        Some(object)
+    }
+
+    /// Every object, by slot.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.chunks.iter_mut().flat_map(|chunk| &mut chunk.entries).filter_map(Option::as_mut)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_stay_where_they_are() {
+        let mut slab = Slab::default();
+        let places: Vec<*const u32> = (0..3 * CHUNK as u32).map(|n| &raw const *slab.insert(n, n)).collect();
+        for (n, place) in places.iter().enumerate() {
+            let n = n as u32;
+            assert_eq!((slab.get(n), slab.get(n).map(|at| &raw const *at)), (Some(&n), Some(*place)));
+            assert_eq!(slab.get_mut(n), Some(&mut { n }));
+        }
+        assert!(slab.iter_mut().map(|n| *n).eq(0..3 * CHUNK as u32));
+    }
+
+    // Slots far apart cost nothing between them; whatever was never there is not there.
+    #[test]
+    fn slots_are_found_and_freed() {
+        let mut slab = Slab::<u32>::default();
+        assert!(slab.get(0).is_none() && slab.get_mut(u32::MAX).is_none() && slab.remove(7).is_none());
+        for n in [5, 0, CHUNK as u32 * 9 + 1] {
+            *slab.insert(n, 0) += n;
+        }
+        assert_eq!((slab.chunks[0].live, slab.chunks[1].entries.capacity(), slab.chunks[9].live), (2, 0, 1));
+        assert_eq!(
+            (slab.remove(5), slab.remove(5), slab.get(5), slab.get(0)),
+            (Some(5), None, None, Some(&0))
+        );
+        slab.remove(0);
+        assert_eq!((slab.chunks[0].live, slab.chunks[0].entries.capacity()), (0, 0));
+        slab.insert(5, 1);
+        assert_eq!(slab.iter_mut().map(|n| *n).collect::<Vec<_>>(), [1, CHUNK as u32 * 9 + 1]);
+    }
+
+    #[test]
+    #[should_panic(expected = "slot 3 is taken")]
+    fn a_slot_takes_one_object() {
+        let mut slab = Slab::default();
+        slab.insert(3, 'a');
+        slab.insert(3, 'b');
+    }
+}
