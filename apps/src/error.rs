@@ -35,6 +35,10 @@ pub enum AppError {
 }
 
 impl AppError {
+    /// A message of `is` bytes arrived where `want` were sent.
+    pub fn wrong_length(is: u32, want: u64) -> Self {
+        Self::Verify(format!("a message of {is} bytes arrived instead of {want}"))
+    }
     /// What the process returns: 2 for a wrong command line, 130 after a signal, 1 otherwise.
     pub fn code(&self) -> u8 {
         match self {

@@ -60,6 +60,8 @@ pub struct Row {
     pub visit: Option<u64>,
     /// Visits outstanding, of all queue pairs together, where the pattern is `random`.
     pub in_flight: Option<u64>,
+    /// Whether all queue pairs took receive requests from one shared queue.
+    pub srq: bool,
     /// Whether both directions carried requests at once.
     pub bidirectional: bool,
     /// Whether the data were checked (and found right).

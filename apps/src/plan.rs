@@ -156,6 +156,8 @@ pub struct Spec {
     pub visit: u32,
     /// Visits outstanding, of all queue pairs ([`Pattern::Random`]; otherwise 1).
     pub in_flight: u32,
+    /// Receive requests are posted to one queue that all queue pairs share.
+    pub srq: bool,
 }
 
 impl Spec {
@@ -168,9 +170,15 @@ impl Spec {
     pub fn tx_slots(&self) -> u64 {
         self.slots(self.tx_depth)
     }
-    /// Message buffers a queue pair has on its receiving side.
+    /// Message buffers a queue pair has on its receiving side; those of a shared receive queue: for four times what may
+    /// be on its way, where visits say how much that is.
     pub fn rx_slots(&self) -> u64 {
-        self.slots(self.rx_depth)
+        let all = match (self.srq, self.pattern) {
+            (false, _) => return self.slots(self.rx_depth),
+            (true, Pattern::All) => u64::from(self.rx_depth) * u64::from(self.qps),
+            (true, Pattern::Random) => 4 * u64::from(self.visit) * u64::from(self.in_flight),
+        };
+        (BUFFER_BUDGET / self.stride()).min(verbs::limits::QUEUE_DEPTH_MAX.into()).clamp(1, all)
     }
     fn slots(&self, depth: u32) -> u64 {
         (BUFFER_BUDGET / u64::from(self.qps) / self.stride()).clamp(1, u64::from(depth))
@@ -271,6 +279,11 @@ impl Spec {
         if self.stride() * u64::from(self.qps) > 4 << 30 {
             return fail("queue pairs times message size exceed 4 GiB; use fewer or shorter messages");
         }
+        if self.srq && (self.op != Op::Send || self.mode == Mode::Lat || self.verify) {
+            return fail(
+                "a shared receive queue is for SEND, in the modes bw and rate, without checks of the data",
+            );
+        }
         let needed = self.verify || self.op.answers() && !random;
         if needed
             && (self.tx_slots() < u64::from(self.tx_depth) || self.rx_slots() < u64::from(self.rx_depth))
@@ -318,6 +331,9 @@ pub fn from_args(args: &MeasureArgs) -> Result<Vec<Spec>> {
              --cq-mod are for --pattern all"
                 .into(),
         ));
+    }
+    if args.srq && !ops.contains(&Op::Send) {
+        return Err(AppError::Usage("--srq is for SEND: other operations take no receive requests".into()));
     }
     for &mode in &args.mode {
         if mode == Mode::Lat && args.mode.len() == 1 && (args.qps > 1 || args.bidirectional) {
@@ -379,6 +395,7 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         pattern: args.pattern,
         visit,
         in_flight: args.in_flight.unwrap_or(in_flight),
+        srq: args.srq && op == Op::Send,
     }
     .settle()
 }

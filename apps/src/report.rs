@@ -12,13 +12,14 @@ type Column = (&'static str, fn(&Row) -> Option<String>);
 
 /// The rows as a table. Columns in which no row has a value are left out.
 pub fn table(rows: &[Row]) -> String {
-    let columns: [Column; 15] = [
+    let columns: [Column; 16] = [
         ("op", |r| Some(r.op.into())),
         ("mode", |r| Some(if r.bidirectional { format!("{} both ways", r.mode) } else { r.mode.into() })),
         ("size", |r| Some(bytes(r.size))),
         ("mtu", |r| r.mtu.map(|n| n.to_string())),
         ("QPs", |r| r.qps.filter(|&n| n > 1).map(|n| n.to_string())),
         ("visit", |r| r.visit.map(|n| n.to_string())),
+        ("receives", |r| r.srq.then(|| "shared".into())),
         ("messages/s", |r| r.msgs_per_s.map(per_second)),
         ("Gb/s", |r| r.gbit_per_s.map(|g| format!("{g:.3}"))),
         ("latency", |r| r.latency.map(|l| l.replace('_', " "))),

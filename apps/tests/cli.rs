@@ -80,6 +80,23 @@ fn many_queue_pairs_are_visited_at_random() {
 }
 
 #[test]
+fn a_shared_receive_queue_is_for_send() {
+    let line = "--op send,write --mode rate --srq --qps 100000 --pattern random --visit 16";
+    let specs = client(&line.split(' ').collect::<Vec<_>>()).unwrap();
+    assert_eq!((specs[0].srq, specs[1].srq, specs[0].rx_slots()), (true, false, 4 * 64 * 16));
+    let all = &client(&["--mode", "bw", "--srq", "-s", "1m", "-q", "8"]).unwrap()[0];
+    assert_eq!(all.rx_slots(), 64);
+    for (bad, part) in [
+        ("--op write,read --mode bw --srq", "--srq is for SEND"),
+        ("--mode lat --srq", "in the modes bw and rate"),
+        ("--mode bw --srq --verify", "without checks of the data"),
+    ] {
+        let said = client(&bad.split(' ').collect::<Vec<_>>()).unwrap_err();
+        assert!(said.contains(part), "{bad}: {said}");
+    }
+}
+
+#[test]
 fn all_sizes_are_the_powers_of_two_to_8_mib() {
     let specs = client(&["--op", "write", "--mode", "bw", "--all"]).unwrap();
     let sizes: Vec<_> = specs.iter().map(|s| s.size).collect();

@@ -279,6 +279,23 @@ fn queue_pairs_visited_at_random() {
     }
 }
 
+// Every queue pair from one queue, with either pattern and both ways; other operations take nothing from it.
+#[test]
+fn a_shared_receive_queue() {
+    for &link in Link::ALL {
+        for line in
+            ["-q 50 -n 20 --pattern random --in-flight 4 --visit 5", "-q 3 -n 500 -t 8 -Q 4 -l 4 -r 32"]
+        {
+            let args = format!("--op send,write --mode rate -s 64 -b --srq {line}");
+            let (rows, text) = perf_with(link, &[], &args.split(' ').collect::<Vec<_>>());
+            assert_eq!(rows.len(), 2, "{text}");
+            assert_eq!((&rows[0]["srq"], &rows[1]["srq"]), (&true.into(), &false.into()), "{text}");
+            assert!(rows.iter().all(|row| row["messages"].as_u64() >= Some(2000)), "{rows:?}");
+            assert!(text.contains("receives") && text.contains("shared"), "{text}");
+        }
+    }
+}
+
 // More queue pairs than one line of the exchange holds, fewer than may be outstanding, and all drives.
 #[test]
 fn visits_with_many_queue_pairs_few_and_in_every_drive() {

@@ -89,7 +89,7 @@ const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
 const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
 
 #[rustfmt::skip]
-const MARKS: [Mark; 17] = [
+const MARKS: [Mark; 19] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -107,6 +107,8 @@ const MARKS: [Mark; 17] = [
     mark("100 000 queue pairs against 100",            ("qps100k", "send"), (Of::RateOver("qps100"), Unit::Part), (0.6, 0.8), Slow::Same),
     mark("SEND 64 B, 100 queue pairs, 16 a visit",     ("qps100x16", "send"), RATE, (0.0, 0.0), Slow::Nothing),
     mark("100 000 against 100, 16 messages a visit",   ("qps100kx16", "send"), (Of::RateOver("qps100x16"), Unit::Part), (0.85, 0.95), Slow::Same),
+    mark("SEND 64 B, 100 queue pairs, 16 a visit, shared receives", ("qps100x16srq", "send"), RATE, (0.0, 0.0), Slow::Nothing),
+    mark("100 000 against 100, 16 a visit, shared receives", ("qps100kx16srq", "send"), (Of::RateOver("qps100x16srq"), Unit::Part), (0.85, 0.95), Slow::Same),
 ];
 
 /// A line of the table.

@@ -65,6 +65,8 @@ pub fn run(time: Duration, scale: bool) -> Vec<Part> {
             ("qps100k", "100 000 queue pairs", "--qps 100000 --visit 1"),
             ("qps100x16", "100 queue pairs, 16 messages a visit", "--qps 100 --visit 16"),
             ("qps100kx16", "100 000 queue pairs, 16 messages a visit", "--qps 100000 --visit 16"),
+            ("qps100x16srq", "the same 100, a shared receive queue", "--qps 100 --visit 16 --srq"),
+            ("qps100kx16srq", "the same 100 000, a shared receive queue", "--qps 100000 --visit 16 --srq"),
         ];
         for (name, title, line) in visits.into_iter().cycle().take(visits.len() * IN_TURN) {
             let line = format!("--op send --mode rate --size 64 --pattern random {line}");

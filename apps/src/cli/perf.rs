@@ -206,6 +206,9 @@ pub struct MeasureArgs {
     /// Visits outstanding, of all queue pairs together [default: 64] (--pattern random)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub in_flight: Option<u32>,
+    /// All queue pairs take receive requests from one shared queue (send; bw and rate)
+    #[arg(long)]
+    pub srq: bool,
     /// Path MTU: 256, 512, 1024, 2048, 4096 [default: the largest that both ports carry]
     #[arg(short, long, value_name = "BYTES", value_parser = parse::mtu)]
     pub mtu: Option<Mtu>,

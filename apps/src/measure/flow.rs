@@ -6,6 +6,7 @@
 
 use super::exchange::{self, Outcome, Receiving, Sending};
 use super::link::{Link, of_wr_id, wr_id};
+use super::shared;
 use super::watch::Watch;
 use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec};
@@ -28,10 +29,15 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
     let qps = link.sqs.len();
     let zeros = vec![0u8; if spec.inline { spec.size as usize } else { 0 }];
     let tx_sges = sges(link.role.requests, qps, spec.tx_depth, |q, n| link.tx_sge(spec, q, n))?;
-    let rx_sges = sges(link.inbox.is_some(), qps, spec.rx_depth, |q, n| link.rx_sge(spec, q, n))?;
+    let rx_sges =
+        sges(link.inbox.is_some() && !spec.srq, qps, spec.rx_depth, |q, n| link.rx_sge(spec, q, n))?;
     let tx = link.role.requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
-    let rx = link.inbox.is_some().then(|| Rx::new(spec, &rx_sges, qps));
-    let (outcome, peer_sent) = exchange::run(link, crank, watch, tx, rx, qps)?;
+    let receives = link.inbox.is_some();
+    let (outcome, peer_sent) = if spec.srq {
+        exchange::run(link, crank, watch, tx, receives.then(|| shared::Rx::new(spec)), qps)?
+    } else {
+        exchange::run(link, crank, watch, tx, receives.then(|| Rx::new(spec, &rx_sges, qps)), qps)?
+    };
     if let Some(sent) = &peer_sent {
         link.check_target(spec, sent)?;
     }
@@ -335,10 +341,7 @@ impl Receiving for Rx<'_> {
             }
             let (q, index) = of_wr_id(wc.wr_id);
             if u64::from(wc.byte_len) != self.spec.size {
-                return Err(AppError::Verify(format!(
-                    "a message of {} bytes arrived instead of {}",
-                    wc.byte_len, self.spec.size
-                )));
+                return Err(AppError::wrong_length(wc.byte_len, self.spec.size));
             }
             let qp = &mut self.qps[q];
             if self.spec.verify {

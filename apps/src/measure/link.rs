@@ -11,7 +11,7 @@ use std::sync::Arc;
 use verbs::rdma_cm::{CmId, CmOption, ConnParam};
 use verbs::{
     Access, AttrMask, Cq, CqPoller, Gid, Mr, Mtu, Pd, Psn, Qp, QpAttr, QpCap, QpInitAttr, QpState, Qpn,
-    RcEndpoint, RcOptions, RecvQueue, RecvWr, SendQueue, Sge, Wc, WcStatus,
+    RcEndpoint, RcOptions, RecvQueue, RecvWr, SendQueue, Sge, Srq, SrqInitAttr, Wc, WcStatus,
 };
 
 /// Entries of the completion queue of receives where the measuring thread turns the shards and polls after each turn.
@@ -71,6 +71,8 @@ pub struct Link {
     qps: Vec<Arc<Qp>>,
     /// Their identifiers, where they are connected by `rdma_cm`.
     ids: Vec<CmId>,
+    /// What all of them receive from, where that is shared.
+    srq: Option<Srq>,
     /// What we send from, or READ and fetch into.
     pub local: Option<Mr>,
     /// What we receive into.
@@ -125,6 +127,7 @@ impl Link {
         };
         let recv_cq_len = match spec.pattern {
             _ if !receives => 1,
+            _ if spec.srq => spec.rx_slots() as u32,
             Pattern::All => spec.qps * spec.rx_depth,
             // Who turns the shards polls after each turn, which brings a burst or some. Otherwise every receive that is
             // posted may complete before anybody polls.
@@ -137,7 +140,10 @@ impl Link {
             if wanted { pd.reg_mr(len, access).map(Some) } else { Ok(None) }
         };
         let local = memory(role.requests, qps * tx_slots * stride, Access::LOCAL_WRITE)?;
-        let inbox = memory(receives, qps * rx_slots * stride, Access::LOCAL_WRITE)?;
+        let srq = (receives && spec.srq).then(|| pd.create_srq(&SrqInitAttr::new(spec.rx_slots() as u32, 1)));
+        let srq = srq.transpose()?;
+        let receivers = if spec.srq { 1 } else { qps };
+        let inbox = memory(receives, receivers * rx_slots * stride, Access::LOCAL_WRITE)?;
         let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let target = match spec.op {
             Op::Send => None,
@@ -152,7 +158,7 @@ impl Link {
             max_recv_sge: 1,
             max_inline_data: if spec.inline { spec.size as u32 } else { 0 },
         };
-        let init = QpInitAttr::rc(&send_cq, &recv_cq).cap(cap);
+        let init = init(&send_cq, &recv_cq, srq.as_ref(), cap);
         let now = if rdma_cm { 0 } else { qps };
         let made =
             (0..now).map(|_| pd.create_qp(&init).map(Arc::new)).collect::<std::result::Result<_, _>>()?;
@@ -173,6 +179,7 @@ impl Link {
             rqs: Vec::with_capacity(qps),
             send_cq: send_cq.poller()?,
             recv_cq: recv_cq.poller()?,
+            srq,
             local,
             inbox,
             target,
@@ -194,6 +201,11 @@ impl Link {
             rx_slots,
         };
         link.fill_memory(spec)?;
+        if link.srq.is_some() {
+            for slot in 0..rx_slots {
+                link.post_shared(&[RecvWr::new(wr_id(0, slot as u32), &[link.rx_sge(spec, 0, slot)?])])?;
+            }
+        }
         Ok(link)
     }
 
@@ -312,7 +324,7 @@ impl Link {
         spec: &Spec,
         connect: impl FnOnce(&CmId, ConnParam<'static>) -> std::result::Result<(), verbs::VerbsError>,
     ) -> Result<()> {
-        let init = QpInitAttr::rc(&self.cqs[0], &self.cqs[1]).cap(self.cap);
+        let init = init(&self.cqs[0], &self.cqs[1], self.srq.as_ref(), self.cap);
         let qp = id.create_qp(&self.pd, &init)?;
         self.qps.push(qp.clone());
         self.take_handles(self.qps.len() - 1, spec)?;
@@ -335,11 +347,20 @@ impl Link {
         let (sq, rq) = self.qps[qp].split()?;
         self.sqs.push(sq);
         self.rqs.push(rq);
-        for slot in 0..if self.inbox.is_some() { spec.rx_depth } else { 0 } {
+        for slot in 0..if self.inbox.is_some() && !spec.srq { spec.rx_depth } else { 0 } {
             let sge = [self.rx_sge(spec, qp, slot as usize)?];
             self.rqs[qp].post_recv(&[RecvWr::new(wr_id(qp, slot), &sge)])?;
         }
         Ok(())
+    }
+
+    /// Posts requests to the shared receive queue.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn post_shared(&self, wrs: &[RecvWr<'_>]) -> Result<()> {
+        let srq = self.srq.as_ref().ok_or_else(no_memory)?;
+        Ok(srq.post_recv(wrs)?)
     }
 
     /// Where slot `index` of queue pair `qp` begins in [`local`](Self::local), and in the target of WRITE and READ.
@@ -433,6 +454,11 @@ impl Link {
         }
         completion_error(op, wc, &self.peer)
     }
+}
+
+fn init<'a>(send_cq: &'a Cq, recv_cq: &'a Cq, srq: Option<&'a Srq>, cap: QpCap) -> QpInitAttr<'a> {
+    let init = QpInitAttr::rc(send_cq, recv_cq).cap(cap);
+    if let Some(srq) = srq { init.srq(srq) } else { init }
 }
 
 fn no_memory() -> AppError {

@@ -5,6 +5,7 @@ pub mod flow;
 pub mod lat;
 pub mod link;
 pub mod raw;
+mod shared;
 pub mod visit;
 pub mod watch;
 

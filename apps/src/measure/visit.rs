@@ -8,6 +8,7 @@
 use super::exchange::{self, Outcome, Receiving, Sending};
 use super::flow::{Meter, request};
 use super::link::{Link, of_wr_id, wr_id};
+use super::shared;
 use super::watch::Watch;
 use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec, VISIT_MAX};
@@ -33,8 +34,12 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
     verbs::huge_pages(&link.sqs);
     verbs::huge_pages(&link.rqs);
     let tx = link.role.requests.then(|| Tx::new(spec));
-    let rx = link.inbox.is_some().then(|| Rx::new(spec));
-    let (outcome, peer_sent) = exchange::run(link, crank, watch, tx, rx, 1)?;
+    let receives = link.inbox.is_some();
+    let (outcome, peer_sent) = if spec.srq {
+        exchange::run(link, crank, watch, tx, receives.then(|| shared::Rx::new(spec)), 1)?
+    } else {
+        exchange::run(link, crank, watch, tx, receives.then(|| Rx::new(spec)), 1)?
+    };
     if let (Some(sent), Op::FetchAdd) = (peer_sent, spec.op) {
         link.check_target(spec, &sent)?;
     }
@@ -273,10 +278,7 @@ impl Receiving for Rx<'_> {
                 return Err(link.failed("receive", wc));
             }
             if u64::from(wc.byte_len) != self.spec.size {
-                return Err(AppError::Verify(format!(
-                    "a message of {} bytes arrived instead of {}",
-                    wc.byte_len, self.spec.size
-                )));
+                return Err(AppError::wrong_length(wc.byte_len, self.spec.size));
             }
             let (q, index) = of_wr_id(wc.wr_id);
             if self.spec.visit > 1 {

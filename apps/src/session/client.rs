@@ -335,6 +335,7 @@ impl Rows {
             rnr: Some(totals.rnr),
             drops: Some(totals.drops),
             messages: flows.iter().map(|f| f.messages).sum::<u64>() + ours.latency.map_or(0, |l| l.count),
+            srq: spec.srq,
             bidirectional: spec.bidirectional,
             verified: spec.verify,
             pattern: Some(spec.pattern.name()),

@@ -1,0 +1,61 @@
+//! Receiving from one shared receive queue: the way of a server with very many peers, whose memory for messages then
+//! grows with what is on its way and not with the peers.
+
+use super::exchange::Receiving;
+use super::flow::Meter;
+use super::link::{Link, of_wr_id, wr_id};
+use crate::error::{AppError, Result};
+use crate::plan::Spec;
+use crate::protocol::Flow;
+use arrayvec::ArrayVec;
+use verbs::{RecvWr, Sge, Wc};
+
+/// Completions taken in one poll.
+const POLL: usize = 128;
+
+/// The receiving half. A request goes back to the queue as soon as its message was looked at.
+pub(super) struct Rx<'a> {
+    spec: &'a Spec,
+    meter: Meter,
+    wcs: [Wc; POLL],
+}
+
+impl<'a> Rx<'a> {
+    pub(super) fn new(spec: &'a Spec) -> Self {
+        Self { spec, meter: Meter::new(), wcs: [Wc::default(); POLL] }
+    }
+}
+
+impl Receiving for Rx<'_> {
+    #[inline]
+    fn reap(&mut self, link: &mut Link) -> Result<()> {
+        let n = link.recv_cq.poll(&mut self.wcs)?;
+        if n == 0 {
+            self.meter.pause();
+            return Ok(());
+        }
+        let mut used = ArrayVec::<(u32, [Sge; 1]), POLL>::new();
+        for wc in &self.wcs[..n] {
+            if !wc.is_ok() {
+                return Err(link.failed("receive", wc));
+            }
+            if u64::from(wc.byte_len) != self.spec.size {
+                return Err(AppError::wrong_length(wc.byte_len, self.spec.size));
+            }
+            let (_, index) = of_wr_id(wc.wr_id);
+            used.push((index, [link.rx_sge(self.spec, 0, index as usize)?]));
+        }
+        let wrs: ArrayVec<_, POLL> = used.iter().map(|(n, sge)| RecvWr::new(wr_id(0, *n), sge)).collect();
+        link.post_shared(&wrs)?;
+        self.meter.count(n as u64);
+        Ok(())
+    }
+
+    fn total(&self) -> u64 {
+        self.meter.total
+    }
+
+    fn flow(self) -> Flow {
+        self.meter.flow()
+    }
+}
