@@ -25,6 +25,8 @@ Examples (two terminals on one machine; nothing to set up):
   roce-perf client --mode rate --qps 100000 --pattern random localhost
   The same with 16 messages a visit, and both against 100 queue pairs:
   roce-perf client --mode rate --qps 100000 --pattern random --visit 16 localhost
+  With one receive queue for all of them, as a server of so many has it:
+  roce-perf client --mode rate --qps 100000 --pattern random --visit 16 --srq localhost
   roce-perf client --mode rate --qps 100 --pattern random localhost
 
   Between two Linux interfaces (root or CAP_NET_ADMIN):

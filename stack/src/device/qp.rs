@@ -143,17 +143,17 @@ impl fmt::Debug for RingTap {
 }
 
 /// What a poster needs of a queue pair, on one cache line.
-#[repr(C, align(64))]
+#[repr(C, align(32))]
 struct Posting {
     device: Arc<Device>,
+    /// Where its shard has it, if posters may ask for that.
+    place: Place,
     /// Index in the device's table of words.
     index: u32,
     /// Index in its shard.
     slot: u32,
-    shard: usize,
+    shard: u32,
     sq_sig_all: bool,
-    /// Where its shard has it, if posters may ask for that.
-    place: Place,
 }
 
 const _: () = assert!(size_of::<Posting>() == align_of::<Posting>());
@@ -306,11 +306,11 @@ impl QpCore {
             Ok(Arc::new(Self {
                 posting: Posting {
                     device: device.clone(),
+                    place,
                     index,
                     slot,
-                    shard,
+                    shard: shard as u32,
                     sq_sig_all: init.sq_sig_all,
-                    place,
                 },
                 pd: pd.clone(),
                 send_cq: init.send_cq.cloned(),
@@ -375,8 +375,9 @@ impl QpCore {
         self.cap
     }
     /// The shard that owns it.
+    #[inline]
     pub fn shard(&self) -> usize {
-        self.posting.shard
+        self.posting.shard as usize
     }
     /// Its index in the shard.
     pub(super) fn slot(&self) -> u32 {
@@ -421,7 +422,7 @@ impl QpCore {
     #[inline]
     pub fn prefetch(&self) {
         self.device().words().prefetch(self.posting.index);
-        self.device().doorbells(self.posting.shard).prefetch(self.posting.slot);
+        self.device().doorbells(self.shard()).prefetch(self.posting.slot);
     }
     /// Asks for what the shard looks at when it sends, if the same core turns it.
     #[inline]
@@ -460,7 +461,7 @@ impl QpCore {
     /// Rings the queue pair's doorbell.
     #[inline]
     fn ring(&self) {
-        self.device().doorbells(self.posting.shard).ring(self.posting.slot);
+        self.device().doorbells(self.shard()).ring(self.posting.slot);
     }
     /// Tells the shard of receive requests that were published, where that matters: it finds them by itself when a
     /// message arrives, but one posted in ERR has to be flushed.
@@ -480,7 +481,7 @@ impl QpCore {
     /// [`DeviceError::Modify`], [`DeviceError::InsideTurn`].
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), DeviceError> {
         let core = self.device().core();
-        core.control(self.posting.shard, |s, now| s.modify_qp(now, self.posting.slot, attr, mask))??;
+        core.control(self.shard(), |s, now| s.modify_qp(now, self.posting.slot, attr, mask))??;
         if mask.contains(AttrMask::STATE) && attr.qp_state == QpState::Reset {
             self.drop_stale();
         }
@@ -499,7 +500,7 @@ impl QpCore {
     /// # Errors
     /// [`DeviceError::InsideTurn`].
     pub fn query(&self) -> Result<QpAttr, DeviceError> {
-        let attr = self.device().core().control(self.posting.shard, |s, _| s.query_qp(self.posting.slot))?;
+        let attr = self.device().core().control(self.shard(), |s, _| s.query_qp(self.posting.slot))?;
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
@@ -551,7 +552,7 @@ impl Drop for QpCore {
         let device = &self.posting.device;
         device.core().qps.remove(self.qpn);
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
-        let destroyed = device.core().control(self.posting.shard, |s, now| {
+        let destroyed = device.core().control(self.shard(), |s, now| {
             let attr = s.query_qp(self.posting.slot);
             s.destroy_qp(self.posting.slot);
             now.after(retry_span(&attr).max(REST_MIN))
@@ -560,7 +561,7 @@ impl Drop for QpCore {
             self.drop_stale();
             device.core().shared.events.purge(self.element());
             device.core().shared.events.forget(self.element());
-            device.numbers().put_back(self.posting.shard, self.posting.slot, self.qpn, until);
+            device.numbers().put_back(self.shard(), self.posting.slot, self.qpn, until);
         }
     }
 }
@@ -580,7 +581,7 @@ impl fmt::Debug for QpCore {
         f.debug_struct("QpCore")
             .field("qpn", &self.qpn)
             .field("type", &self.qp_type)
-            .field("shard", &self.posting.shard)
+            .field("shard", &self.shard())
             .field("state", &self.state())
             .finish_non_exhaustive()
     }

@@ -136,33 +136,28 @@ impl Qps {
     }
 }
 
-/// Where a queue pair lies and counts, for its posters: they know before their shard does that it is going to send, and may
-/// ask for it where the same core turns the shard.
+/// Where a queue pair lies, for its posters: they know before their shard does that it is going to send, and may ask for it
+/// where the same core turns the shard. An address, which is not looked at.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// Addresses, which are not looked at.
-    qp: usize,
-    counters: usize,
-}
+pub struct Place(usize);
 
 impl Place {
     /// Asks for nothing.
-    pub const UNKNOWN: Self = Self { qp: 0, counters: 0 };
+    pub const UNKNOWN: Self = Self(0);
 
     pub(super) fn of(qp: &Qp) -> Self {
-        Self { qp: core::ptr::from_ref(qp).addr(), counters: (&raw const *qp.counters).addr() }
+        Self(core::ptr::from_ref(qp).addr())
     }
 
     /// Asks for what sending touches.
     #[inline]
     pub fn prefetch(self) {
-        if self.qp == 0 {
+        if self.0 == Self::UNKNOWN.0 {
             return;
         }
         for (first, end) in Part::Send.lines() {
-            prefetch::lines(core::ptr::without_provenance::<Qp>(self.qp), first, end);
+            prefetch::lines(core::ptr::without_provenance::<Qp>(self.0), first, end);
         }
-        prefetch::line(core::ptr::without_provenance::<u8>(self.counters));
     }
 }
 

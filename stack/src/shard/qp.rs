@@ -175,9 +175,9 @@ const _: () = {
 };
 
 /// What a shard touches for a message of one packet among very many queue pairs: the hot state. Of each end, its lines of
-/// the queue pair, its counters' first line, its number in the table of numbers, and at the
-/// sending end its timer and what is remembered of the request. The rings, which grow with their depth, are not counted:
-/// there it is a line for each index, and the request.
+/// the queue pair, its counters' first line, its number in the table of numbers, and at the sending end its timer and what is
+/// remembered of the request. The rings, which grow with their depth, are not counted: there it is a line for each index,
+/// and the request.
 #[cfg(not(loom))]
 const _: () = {
     const LINE: usize = crate::sync::prefetch::LINE;
