@@ -367,7 +367,6 @@ impl SendQueue {
     #[inline]
     pub fn prefetch_state(&self) {
         self.core.prefetch();
-        self.core.prefetch_send();
     }
     /// All of that at once, for `n` requests to each of several queues, those at these places of `queues`, which are about to
     /// be posted to: not even the handles need to be in a cache, and the waits for all of them overlap. Some sixteen to

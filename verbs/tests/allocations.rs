@@ -238,7 +238,7 @@ fn shared_receive_queues_allocate_nothing() {
 /// Bytes that an idle connected queue pair of so many requests each way, and as many READs, costs. Each is connected to
 /// itself.
 fn idle(depth: u32, reads: u8) -> i64 {
-    const QPS: usize = 1024;
+    const QPS: usize = 4096; // memory for the states of so many is taken at once
     let (_context, pd, cq, _) = opened(pair(1).0, 1);
     let cap = QpCap {
         max_send_wr: depth,

@@ -21,7 +21,7 @@ use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
-use crate::shard::{EventElement, LaneId, Place, QpSpec, RecvSource};
+use crate::shard::{EventElement, LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
 use crate::sync::prefetch;
 use crate::sync::spsc::{self, Producer};
@@ -146,13 +146,11 @@ impl fmt::Debug for RingTap {
 #[repr(C, align(32))]
 struct Posting {
     device: Arc<Device>,
-    /// Where its shard has it, if posters may ask for that.
-    place: Place,
     /// Index in the device's table of words.
     index: u32,
     /// Index in its shard.
     slot: u32,
-    shard: u32,
+    shard: usize,
     sq_sig_all: bool,
 }
 
@@ -294,9 +292,7 @@ impl QpCore {
             // An XRC target has none of its own: the shared receive queue that a packet names has one.
             let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());
             let spec = QpSpec { slot, qpn, ty: init.qp_type, pd: pd_id, sq, rq, send_lane, recv_lane, cap };
-            let (counters, place) = device.core().control(shard, |s, _| s.create_qp(spec))?;
-            // Threads of their own have other caches than posters.
-            let place = if device.core().dedicated { Place::UNKNOWN } else { place };
+            let counters = device.core().control(shard, |s, _| s.create_qp(spec))?;
             let per_shard = device.core().shared.qps_per_shard as u32;
             let index = shard as u32 * per_shard + slot;
             device
@@ -304,14 +300,7 @@ impl QpCore {
                 .qps
                 .insert(qpn, QpEntry { qp_type: init.qp_type, shard, index, counters: counters.clone() });
             Ok(Arc::new(Self {
-                posting: Posting {
-                    device: device.clone(),
-                    place,
-                    index,
-                    slot,
-                    shard: shard as u32,
-                    sq_sig_all: init.sq_sig_all,
-                },
+                posting: Posting { device: device.clone(), index, slot, shard, sq_sig_all: init.sq_sig_all },
                 pd: pd.clone(),
                 send_cq: init.send_cq.cloned(),
                 recv_cq: init.recv_cq.cloned(),
@@ -375,9 +364,8 @@ impl QpCore {
         self.cap
     }
     /// The shard that owns it.
-    #[inline]
     pub fn shard(&self) -> usize {
-        self.posting.shard as usize
+        self.posting.shard
     }
     /// Its index in the shard.
     pub(super) fn slot(&self) -> u32 {
@@ -422,12 +410,7 @@ impl QpCore {
     #[inline]
     pub fn prefetch(&self) {
         self.device().words().prefetch(self.posting.index);
-        self.device().doorbells(self.shard()).prefetch(self.posting.slot);
-    }
-    /// Asks for what the shard looks at when it sends, if the same core turns it.
-    #[inline]
-    pub fn prefetch_send(&self) {
-        self.posting.place.prefetch();
+        self.device().doorbells(self.posting.shard).prefetch(self.posting.slot);
     }
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {
@@ -461,7 +444,7 @@ impl QpCore {
     /// Rings the queue pair's doorbell.
     #[inline]
     fn ring(&self) {
-        self.device().doorbells(self.shard()).ring(self.posting.slot);
+        self.device().doorbells(self.posting.shard).ring(self.posting.slot);
     }
     /// Tells the shard of receive requests that were published, where that matters: it finds them by itself when a
     /// message arrives, but one posted in ERR has to be flushed.
@@ -481,7 +464,7 @@ impl QpCore {
     /// [`DeviceError::Modify`], [`DeviceError::InsideTurn`].
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), DeviceError> {
         let core = self.device().core();
-        core.control(self.shard(), |s, now| s.modify_qp(now, self.posting.slot, attr, mask))??;
+        core.control(self.posting.shard, |s, now| s.modify_qp(now, self.posting.slot, attr, mask))??;
         if mask.contains(AttrMask::STATE) && attr.qp_state == QpState::Reset {
             self.drop_stale();
         }
@@ -500,7 +483,7 @@ impl QpCore {
     /// # Errors
     /// [`DeviceError::InsideTurn`].
     pub fn query(&self) -> Result<QpAttr, DeviceError> {
-        let attr = self.device().core().control(self.shard(), |s, _| s.query_qp(self.posting.slot))?;
+        let attr = self.device().core().control(self.posting.shard, |s, _| s.query_qp(self.posting.slot))?;
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
@@ -552,7 +535,7 @@ impl Drop for QpCore {
         let device = &self.posting.device;
         device.core().qps.remove(self.qpn);
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
-        let destroyed = device.core().control(self.shard(), |s, now| {
+        let destroyed = device.core().control(self.posting.shard, |s, now| {
             let attr = s.query_qp(self.posting.slot);
             s.destroy_qp(self.posting.slot);
             now.after(retry_span(&attr).max(REST_MIN))
@@ -561,7 +544,7 @@ impl Drop for QpCore {
             self.drop_stale();
             device.core().shared.events.purge(self.element());
             device.core().shared.events.forget(self.element());
-            device.numbers().put_back(self.shard(), self.posting.slot, self.qpn, until);
+            device.numbers().put_back(self.posting.shard, self.posting.slot, self.qpn, until);
         }
     }
 }
@@ -581,7 +564,7 @@ impl fmt::Debug for QpCore {
         f.debug_struct("QpCore")
             .field("qpn", &self.qpn)
             .field("type", &self.qp_type)
-            .field("shard", &self.shard())
+            .field("shard", &self.posting.shard)
             .field("state", &self.state())
             .finish_non_exhaustive()
     }

@@ -136,31 +136,6 @@ impl Qps {
     }
 }
 
-/// Where a queue pair lies, for its posters: they know before their shard does that it is going to send, and may ask for it
-/// where the same core turns the shard. An address, which is not looked at.
-#[derive(Clone, Copy, Debug)]
-pub struct Place(usize);
-
-impl Place {
-    /// Asks for nothing.
-    pub const UNKNOWN: Self = Self(0);
-
-    pub(super) fn of(qp: &Qp) -> Self {
-        Self(core::ptr::from_ref(qp).addr())
-    }
-
-    /// Asks for what sending touches.
-    #[inline]
-    pub fn prefetch(self) {
-        if self.0 == Self::UNKNOWN.0 {
-            return;
-        }
-        for (first, end) in Part::Send.lines() {
-            prefetch::lines(core::ptr::without_provenance::<Qp>(self.0), first, end);
-        }
-    }
-}
-
 /// Packets of a burst that follow each other and are for one queue pair.
 struct Run {
     /// The queue pair's number, then its slot.

@@ -45,7 +45,6 @@ mod tx;
 mod unreliable;
 pub mod wheel;
 
-pub use ahead::Place;
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
@@ -260,11 +259,11 @@ impl Shard {
         }
     }
 
-    /// Adds a queue pair, in RESET. Returned are its counters, which can be read at any time, and where it lies.
+    /// Adds a queue pair, in RESET. What it counts can be read at any time from what is returned.
     ///
     /// # Panics
     /// If the slot is taken or the number is in use: the device gives both out.
-    pub fn create_qp(&mut self, spec: QpSpec) -> (Arc<QpCounters>, Place) {
+    pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
         let slot = spec.slot;
         self.env.wheel.reserve(slot + 1);
         let index = (self.env.id * self.env.shared.qps_per_shard) as u32 + slot;
@@ -274,12 +273,12 @@ impl Shard {
         let rings = [Some(spec.sq.memory()), spec.rq.memory()];
         let qp = self.qps.slots.insert(slot, Qp::new(spec, index, epoch, &self.env.shared));
         self.env.publish_word(qp);
-        let (counters, place) = (qp.counters.clone(), Place::of(qp));
+        let counters = qp.counters.clone();
         self.qps.around.add((&raw const *counters).addr(), size_of::<QpCounters>());
         for ring in rings.into_iter().flatten() {
             self.qps.around.add(ring.start, ring.len());
         }
-        (counters, place)
+        counters
     }
 
     /// `ibv_modify_qp(3)`: all of it, or an error and nothing.

@@ -4,7 +4,7 @@
 use crate::sync::huge::Filling;
 
 /// Slots of a chunk.
-const CHUNK: usize = 1024;
+const CHUNK: usize = 4096;
 
 /// Objects by slot. One stays where it is while it is there.
 #[derive(Debug)]
