@@ -336,13 +336,7 @@ impl Receiving for Rx<'_> {
         let depth = self.spec.rx_depth;
         for k in 0..n {
             let wc = self.wcs[k];
-            if !wc.is_ok() {
-                return Err(link.failed("receive", &wc));
-            }
-            let (q, index) = of_wr_id(wc.wr_id);
-            if u64::from(wc.byte_len) != self.spec.size {
-                return Err(AppError::wrong_length(wc.byte_len, self.spec.size));
-            }
+            let (q, index) = link.received(&wc, self.spec.size)?;
             let qp = &mut self.qps[q];
             if self.spec.verify {
                 let inbox = link.inbox.as_ref().expect("an end that receives has memory");

@@ -439,6 +439,21 @@ impl Link {
         Ok(())
     }
 
+    /// The queue pair and the position of a receive that took a message of `size` bytes.
+    ///
+    /// # Errors
+    /// One that failed, or took another length.
+    #[inline]
+    pub fn received(&mut self, wc: &Wc, size: u64) -> Result<(usize, u32)> {
+        if !wc.is_ok() {
+            return Err(self.failed("receive", wc));
+        }
+        if u64::from(wc.byte_len) != size {
+            return Err(AppError::wrong_length(wc.byte_len, size));
+        }
+        Ok(of_wr_id(wc.wr_id))
+    }
+
     /// The sentence for a request `wc` called `op` that failed. Where it was merely flushed, the reason is in another
     /// completion, which is looked for.
     pub fn failed(&mut self, op: &str, wc: &Wc) -> AppError {

@@ -3,8 +3,8 @@
 
 use super::exchange::Receiving;
 use super::flow::Meter;
-use super::link::{Link, of_wr_id, wr_id};
-use crate::error::{AppError, Result};
+use super::link::{Link, wr_id};
+use crate::error::Result;
 use crate::plan::Spec;
 use crate::protocol::Flow;
 use arrayvec::ArrayVec;
@@ -36,13 +36,7 @@ impl Receiving for Rx<'_> {
         }
         let mut used = ArrayVec::<(u32, [Sge; 1]), POLL>::new();
         for wc in &self.wcs[..n] {
-            if !wc.is_ok() {
-                return Err(link.failed("receive", wc));
-            }
-            if u64::from(wc.byte_len) != self.spec.size {
-                return Err(AppError::wrong_length(wc.byte_len, self.spec.size));
-            }
-            let (_, index) = of_wr_id(wc.wr_id);
+            let (_, index) = link.received(wc, self.spec.size)?;
             used.push((index, [link.rx_sge(self.spec, 0, index as usize)?]));
         }
         let wrs: ArrayVec<_, POLL> = used.iter().map(|(n, sge)| RecvWr::new(wr_id(0, *n), sge)).collect();

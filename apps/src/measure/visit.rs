@@ -10,7 +10,7 @@ use super::flow::{Meter, request};
 use super::link::{Link, of_wr_id, wr_id};
 use super::shared;
 use super::watch::Watch;
-use crate::error::{AppError, Result};
+use crate::error::Result;
 use crate::plan::{Op, Spec, VISIT_MAX};
 use crate::protocol::Flow;
 use crate::rig::Crank;
@@ -274,13 +274,7 @@ impl Receiving for Rx<'_> {
             return Ok(());
         }
         for wc in &self.wcs[..n] {
-            if !wc.is_ok() {
-                return Err(link.failed("receive", wc));
-            }
-            if u64::from(wc.byte_len) != self.spec.size {
-                return Err(AppError::wrong_length(wc.byte_len, self.spec.size));
-            }
-            let (q, index) = of_wr_id(wc.wr_id);
+            let (q, index) = link.received(wc, self.spec.size)?;
             if self.spec.visit > 1 {
                 self.free[q] += 1;
                 if u32::from(self.free[q]) < self.spec.visit {
