@@ -25,9 +25,9 @@ Examples (two terminals on one machine; nothing to set up):
   roce-perf client --mode rate --qps 100000 --pattern random localhost
   The same with 16 messages a visit, and both against 100 queue pairs:
   roce-perf client --mode rate --qps 100000 --pattern random --visit 16 localhost
+  roce-perf client --mode rate --qps 100 --pattern random localhost
   With one receive queue for all of them, as a server of so many has it:
   roce-perf client --mode rate --qps 100000 --pattern random --visit 16 --srq localhost
-  roce-perf client --mode rate --qps 100 --pattern random localhost
 
   Between two Linux interfaces (root or CAP_NET_ADMIN):
   roce-perf server --port tap:roce0 --ip 192.168.9.1/24

@@ -59,14 +59,15 @@ impl Filling {
 
     /// There is an object of `len` bytes at this address.
     pub fn add(&mut self, at: usize, len: usize) {
+        if self.failed == Self::FAILURES {
+            return;
+        }
         let page = at / HUGE_PAGE;
         if page != self.at {
             self.leave();
             self.at = page;
         }
-        if self.failed < Self::FAILURES {
-            *self.pages.entry(page).or_default() += len;
-        }
+        *self.pages.entry(page).or_default() += len;
     }
 
     /// The objects go on elsewhere.
