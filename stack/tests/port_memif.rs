@@ -372,9 +372,9 @@ fn a_server_that_stands_still_stalls_no_other_port() {
     let peer = Peer::start(&format!("memif:{},role=server", path.display()), 1);
     peer.signal("-STOP");
     let port = open(&format!("memif:{},role=client", path.display()), 1);
-    // Far more often than a poll loop does it, so that it gives up and tries again at once.
+    // Long enough for some attempts: the queue holds two connections.
     let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(500) {
+    while start.elapsed() < Duration::from_millis(1500) {
         port.maintain();
     }
     let (opened, other) = mpsc::channel();

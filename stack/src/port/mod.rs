@@ -137,8 +137,8 @@ pub trait Port: Send + Sync {
     /// Whether a frame that is sent now has a chance to arrive.
     fn link_up(&self) -> bool;
 
-    /// Looks after the link: reconnects where a peer came back, flushes captures. Cheap; to be called about
-    /// every 10 ms, from one thread or several.
+    /// Looks after the link: reconnects where a peer came back, flushes captures. Cheap; to be called every 10 ms or
+    /// more often, from one thread or several.
     fn maintain(&self) {}
 
     /// The counters.

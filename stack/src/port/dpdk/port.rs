@@ -6,16 +6,16 @@ use crate::port::counters::{Counters, sum};
 use crate::port::{Port, PortInfo, PortQueue, PortStats};
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use dpdk_sys as sys;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::time::{Duration, Instant};
 
-/// Calls of `maintain` until the next attempt where nobody listened: about 50 ms.
-const RETRY_CALLS: u32 = 5;
-/// Calls of `maintain` until a connection that is not up is given up: about 250 ms, for the handshake of a peer
-/// that has other things to do.
-const HANDSHAKE_CALLS: u32 = 25;
+/// Time until the next attempt where nobody listened.
+const RETRY: Duration = Duration::from_millis(50);
+/// Time until a connection that is not up is given up: for the handshake of a peer that has other things to do.
+const HANDSHAKE: Duration = Duration::from_millis(250);
 
 /// A mempool; whoever holds this may free it.
 #[derive(Clone, Copy)]
@@ -127,20 +127,45 @@ pub(super) struct Shared {
 }
 
 /// Whether the device runs, and whether someone is at work on it.
-#[derive(Default)]
 pub(super) struct State {
     /// The device is started and its gates are open.
     pub(super) started: AtomicBool,
     /// This end has to reconnect by itself when its peer went away.
     pub(super) reconnects: bool,
     busy: AtomicBool,
-    down_calls: AtomicU32,
+    /// What `down_since` counts from.
+    made: Instant,
+    /// Since when the link has been down, or the last attempt to mend that, in nanoseconds; 0: it was up when last seen.
+    down_since: AtomicU64,
     restarts: AtomicU64,
 }
 
 impl State {
     pub(super) fn new(reconnects: bool) -> Self {
-        Self { reconnects, ..Self::default() }
+        Self {
+            started: AtomicBool::new(false),
+            reconnects,
+            busy: AtomicBool::new(false),
+            made: Instant::now(),
+            down_since: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a link that is down at `now` has been so for long enough to try again. By time, because nobody knows how
+    /// often `maintain` is called: a peer that is given up before it has answered never answers.
+    fn is_overdue(&self, now: Instant) -> bool {
+        let now = (now.saturating_duration_since(self.made).as_nanos() as u64).max(1);
+        let patience = if self.started.load(Ordering::Acquire) { HANDSHAKE } else { RETRY };
+        let since = match self.down_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return false,
+            Err(since) => since,
+        };
+        if now.saturating_sub(since) < patience.as_nanos() as u64 {
+            return false;
+        }
+        // Of several threads one tries.
+        self.down_since.compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -262,12 +287,8 @@ impl Port for DpdkPort {
             return;
         }
         if self.shared.link_up() {
-            state.down_calls.store(0, Ordering::Relaxed);
-            return;
-        }
-        let patience = if state.started.load(Ordering::Acquire) { HANDSHAKE_CALLS } else { RETRY_CALLS };
-        if state.down_calls.fetch_add(1, Ordering::Relaxed) + 1 >= patience {
-            state.down_calls.store(0, Ordering::Relaxed);
+            state.down_since.store(0, Ordering::Relaxed);
+        } else if state.is_overdue(Instant::now()) {
             self.shared.restart();
         }
     }
@@ -284,5 +305,25 @@ impl Port for DpdkPort {
             }
         }
         stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_given_time_however_often_one_looks() {
+        let state = State::new(true);
+        let overdue = |us: u64| state.is_overdue(state.made + Duration::from_micros(us));
+        // Nobody listened: the next attempt is after 50 ms, and one attempt it is.
+        let attempts = |from: u64, to: u64| (from..to).filter(|us| overdue(*us)).count();
+        assert_eq!(attempts(1, 50_000), 0);
+        assert_eq!(attempts(50_000, 100_000), 1);
+        // Someone did: a handshake has 250 ms.
+        state.started.store(true, Ordering::Release);
+        assert_eq!(attempts(100_000, 299_000), 0);
+        assert_eq!(attempts(299_000, 549_000), 1);
+        assert_eq!(attempts(550_000, 1_550_000), 4);
     }
 }
