@@ -71,12 +71,12 @@ pub fn page(suite: &Suite) -> String {
         let _ = writeln!(out, "<p class=\"note\">Not measured: {}.</p>", escape(note));
     }
 
-    section(&mut out, "Runs", "The time of a bare 128-byte frame, one way, at several moments of each run.");
-    head(&mut out, &["run", "kind", "bare frame", "counts"]);
-    for (n, run) in suite.runs.iter().enumerate() {
-        let times: Vec<_> = run.mood_ns.iter().map(|ns| report::time(*ns)).collect();
-        let counts = if suite.chosen.runs.contains(&n) { "yes" } else { "no" };
-        row(&mut out, "", &[(n + 1).to_string(), run.kind.to_string(), times.join(", "), counts.to_string()]);
+    section(&mut out, "Moments", MOMENTS_TEXT);
+    head(&mut out, &["", "quick", "slow", "neither"]);
+    for (title, tally) in suite.moments() {
+        let counts = [tally.quick, tally.slow, tally.mixed].map(|n| n.to_string());
+        let [quick, slow, mixed] = counts;
+        row(&mut out, "", &[title.to_string(), quick, slow, mixed]);
     }
     out.push_str("</table></div>\n");
 
@@ -205,14 +205,17 @@ fn size_chart(all: &[Series]) -> String {
 
 const MARKS_TEXT: &str = "\
 One core a side, shared memory (net_memif), ICRC made and checked, all reliability on. <em>Bare port</em> is the same \
-port without RDMA, carrying frames of the same length in the same run.";
+port without RDMA, carrying frames of the same length in the same moment.";
 const LATENCY_TEXT: &str = "\
 How many messages of 64 bytes arrive within which time: the further right, the rarer the wait. One way; READ and \
 FETCH&amp;ADD (⇄) there and back.";
 const SIZES_TEXT: &str = "\
 One queue pair, the largest path MTU, measured once after the runs. Bare frames end at the longest frame of the port.";
+const MOMENTS_TEXT: &str = "\
+How often each was measured while the machine was quick (a bare 128-byte frame took at most 200 ns before and after), \
+slow (more, both times), or changed in between. The figures are those of one kind.";
 const PEERS_TEXT: &str = "\
-What else moves messages between two processes of this machine, in the same runs. UCX over shared memory copies from \
+What else moves messages between two processes of this machine, in moments of the same kind. UCX over shared memory copies from \
 one process to the other without packets: it is the floor, not a network.";
 
 const HEAD: &str = "<!doctype html>

@@ -136,13 +136,14 @@ fn find<'a>(rows: &'a [Row], part: &str, op: &str) -> Option<&'a Row> {
     rows.iter().find(|r| r.text("part") == part && r.text("op") == op)
 }
 
-/// The lines of a run, or of medians.
+/// The lines of medians of a kind. A median of measurements of other kinds is shown, and no mark counts for it.
 pub fn lines(rows: &[Row], kind: Kind) -> Vec<Line> {
     MARKS.iter().map(|m| line(m, rows, kind)).collect()
 }
 
 fn line(m: &Mark, rows: &[Row], kind: Kind) -> Line {
     let row = find(rows, m.part, m.op);
+    let kind = if row.is_none_or(|row| row.text("kind") == kind.name()) { kind } else { Kind::Mixed };
     let limit = row.and_then(|r| r.num("limit"));
     let figure = row.and_then(|row| match m.of {
         Of::Rate => row.num("msgs_per_s"),
@@ -192,7 +193,7 @@ fn line(m: &Mark, rows: &[Row], kind: Kind) -> Line {
 mod tests {
     use super::*;
 
-    fn rows() -> Vec<Row> {
+    fn rows(kind: Kind) -> Vec<Row> {
         let rows = Row::parse(
             r#"[{"part":"lat","op":"send","p50_ns":550,"p999_ns":2100,"limit":150.0},
                 {"part":"many","op":"send","msgs_per_s":11e6,"limit":50e6},
@@ -200,11 +201,11 @@ mod tests {
                 {"part":"qps100","op":"send","msgs_per_s":2e6},
                 {"part":"qps100k","op":"send","msgs_per_s":1.3e6}]"#,
         );
-        rows.unwrap()
+        rows.unwrap().into_iter().map(|row| row.with("kind", kind.name())).collect()
     }
 
     fn of(kind: Kind, title: &str) -> Line {
-        lines(&rows(), kind).into_iter().find(|l| l.title == title).unwrap()
+        lines(&rows(kind), kind).into_iter().find(|l| l.title == title).unwrap()
     }
 
     #[test]
@@ -239,6 +240,14 @@ mod tests {
     fn what_was_not_measured_reaches_nothing() {
         let line = of(Kind::Quick, "READ 64 B, 16 queue pairs, 32 deep");
         assert_eq!((line.figure, line.reached, line.raw), (None, None, None));
-        assert!(lines(&rows(), Kind::Mixed).iter().all(|l| l.reached.is_none()));
+    }
+
+    #[test]
+    fn no_mark_counts_for_measurements_of_another_kind() {
+        for other in [Kind::Slow, Kind::Mixed] {
+            let lines = lines(&rows(other), Kind::Quick);
+            assert!(lines.iter().all(|l| l.reached.is_none()), "{other}");
+            assert!(lines.iter().any(|l| l.figure == Some(11e6) && l.mark.is_empty()), "{other}");
+        }
     }
 }

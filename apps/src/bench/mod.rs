@@ -1,5 +1,5 @@
-//! The suite behind `scripts/bench`: runs `roce-perf` through the table of marks, as two processes, until enough runs
-//! are of one kind, and other programs beside it; shows the medians.
+//! The suite behind `scripts/bench`: takes `roce-perf` through the table of marks, as two processes, and other programs
+//! beside it, again and again until everything was measured often enough in moments of one kind; shows the medians.
 //!
 //! Measures nothing itself and links no stack: everything it knows it reads from the rows that programs write.
 
@@ -21,9 +21,10 @@ use crate::report;
 use crate::stop;
 use machine::Machine;
 use marks::Line;
-use mood::{Chosen, Kind};
+use mood::{Kind, Tally};
+use peers::Peer;
 use perf::Server;
-use plan::{MOOD, Part};
+use plan::Part;
 use row::{Row, medians};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -34,13 +35,15 @@ use std::time::{Duration, Instant};
 pub struct Suite {
     /// Where and when.
     pub machine: Machine,
-    /// Every run.
-    pub runs: Vec<Run>,
-    /// Those that count.
-    pub chosen: Chosen,
-    /// How many were wanted.
+    /// What a run consists of.
+    pub steps: Vec<String>,
+    /// Everything that was measured.
+    pub measured: Vec<Measured>,
+    /// The kind that counts.
+    pub kind: Kind,
+    /// How many measurements of it were wanted.
     pub wanted: usize,
-    /// The medians of those that count, and what was measured once.
+    /// The medians, and what was measured once.
     pub rows: Vec<Row>,
     /// The table of marks.
     pub lines: Vec<Line>,
@@ -48,36 +51,80 @@ pub struct Suite {
     pub notes: Vec<String>,
 }
 
-/// One run.
+/// What was measured between two looks at the bare port.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct Measured {
+    /// In which run, from 1.
+    pub run: usize,
+    /// What it was, a position in [`Suite::steps`].
+    pub step: usize,
     /// Its kind.
     pub kind: Kind,
-    /// Times of a bare frame, one way, from start to end.
-    pub mood_ns: Vec<u64>,
+    /// Times of a bare frame, one way, before and after.
+    pub bare_ns: [u64; 2],
     /// Its rows.
     pub rows: Vec<Row>,
+}
+
+/// How often each step was measured; one that could never be is left out.
+fn tallies(steps: usize, measured: &[Measured]) -> Vec<Tally> {
+    let of = |step| Tally::of(measured.iter().filter(|m| m.step == step).map(|m| m.kind));
+    (0..steps).map(of).filter(|tally| *tally != Tally::default()).collect()
+}
+
+/// The medians of what was measured of a kind; of a step that never was, those of everything, as of no kind.
+fn medians_of(kind: Kind, steps: usize, measured: &[Measured]) -> Vec<Row> {
+    let mut out = Vec::new();
+    for step in 0..steps {
+        let of_step = || measured.iter().filter(move |m| m.step == step);
+        let mut counted: Vec<&[Row]> =
+            of_step().filter(|m| m.kind == kind).map(|m| m.rows.as_slice()).collect();
+        let kind = if counted.is_empty() { Kind::Mixed } else { kind };
+        if counted.is_empty() {
+            counted = of_step().map(|m| m.rows.as_slice()).collect();
+        }
+        out.extend(medians(&counted).into_iter().map(|row| row.with("kind", kind.name())));
+    }
+    out
 }
 
 impl Suite {
     /// What the figures are, in a sentence without its full stop.
     pub fn headline(&self) -> String {
-        let (n, kind) = (self.chosen.runs.len(), self.chosen.kind);
-        let which = match n {
-            1 => format!("One {kind} run"),
-            n => format!("Medians of {n} {kind} runs"),
+        let tallies = tallies(self.steps.len(), &self.measured);
+        let counts = || tallies.iter().map(|tally| tally.get(self.kind));
+        let (low, high) = (counts().filter(|n| *n > 0).min().unwrap_or(0), counts().max().unwrap_or(0));
+        let which = match (low, high) {
+            (_, 0) => return format!("No measurement was {}: no mark counts", self.kind),
+            (1, 1) => format!("One {} measurement of each line", self.kind),
+            _ if low == high => format!("Medians of {low} {} measurements", self.kind),
+            _ => format!("Medians of {low} to {high} {} measurements", self.kind),
         };
-        let all: Vec<u64> =
-            self.chosen.runs.iter().flat_map(|n| self.runs[*n].mood_ns.iter().copied()).collect();
-        let (low, high) = (all.iter().min().copied().unwrap_or(0), all.iter().max().copied().unwrap_or(0));
-        let mut out =
-            format!("{which} (a bare 128-byte frame took {} to {})", report::time(low), report::time(high));
-        if kind == Kind::Mixed {
-            out.push_str(", in which the machine changed its mood: no mark counts");
-        } else if n < self.wanted {
-            out.push_str(&format!("; {} of one kind were wanted", self.wanted));
+        let counted = self.measured.iter().filter(|m| m.kind == self.kind);
+        let looks: Vec<u64> = counted.flat_map(|m| m.bare_ns).collect();
+        let time = |ns: Option<&u64>| report::time(ns.copied().unwrap_or(0));
+        let mut out = format!(
+            "{which} (a bare 128-byte frame took {} to {})",
+            time(looks.iter().min()),
+            time(looks.iter().max())
+        );
+        let never = counts().filter(|n| *n == 0).count();
+        if never > 0 {
+            out.push_str(&format!(
+                "; {never} of {} were never {}, no mark counts for them",
+                tallies.len(),
+                self.kind
+            ));
+        } else if low < self.wanted {
+            out.push_str(&format!("; {} were wanted", self.wanted));
         }
         out
+    }
+
+    /// Each step, and how often it was measured.
+    pub fn moments(&self) -> impl Iterator<Item = (&str, Tally)> {
+        let of = |step| Tally::of(self.measured.iter().filter(|m| m.step == step).map(|m| m.kind));
+        self.steps.iter().enumerate().map(move |(step, title)| (title.as_str(), of(step)))
     }
 }
 
@@ -113,11 +160,12 @@ fn write(path: &Path, text: &str) -> Result<()> {
 /// Every row of every run, then the medians.
 fn rows_json(suite: &Suite) -> String {
     let mut all: Vec<Row> = Vec::new();
-    for (n, run) in suite.runs.iter().enumerate() {
-        let counts = suite.chosen.runs.contains(&n);
-        let mark =
-            |row: &Row| row.clone().with("run", n + 1).with("kind", run.kind.name()).with("counts", counts);
-        all.extend(run.rows.iter().map(mark));
+    for m in &suite.measured {
+        let mark = |row: &Row| {
+            let row = row.clone().with("run", m.run).with("kind", m.kind.name());
+            row.with("counts", m.kind == suite.kind).with("bare_ns", m.bare_ns.to_vec())
+        };
+        all.extend(m.rows.iter().map(mark));
     }
     all.extend(suite.rows.iter().cloned());
     let lines: Vec<_> = all.iter().map(|row| serde_json::Value::Object(row.0.clone()).to_string()).collect();
@@ -141,6 +189,23 @@ struct Scratch(PathBuf);
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What is measured between two looks at the bare port.
+enum Step {
+    /// Parts of ours.
+    Ours(Vec<Part>),
+    /// An alternative.
+    Peer(&'static Peer),
+}
+
+impl Step {
+    fn title(&self) -> String {
+        match self {
+            Self::Ours(parts) => parts.iter().map(|part| part.title.as_str()).collect::<Vec<_>>().join("; "),
+            Self::Peer(peer) => peer.title(),
+        }
     }
 }
 
@@ -170,81 +235,122 @@ impl<'a> Bench<'a> {
 
     fn run(mut self) -> Result<Suite> {
         let wanted = self.cli.runs.unwrap_or(if self.cli.quick { 1 } else { 3 }) as usize;
-        let most = self.cli.max_runs.unwrap_or(if self.cli.quick { 1 } else { 9 }).max(wanted as u32);
+        let most =
+            self.cli.max_runs.unwrap_or(if self.cli.quick { 1 } else { 8 }).max(wanted as u32) as usize;
         for note in self.missing.clone() {
             self.say(&format!("SKIPPED {note}"));
         }
-        let mut runs: Vec<Run> = Vec::new();
-        let chosen = loop {
-            self.say(&format!("run {}", runs.len() + 1));
-            let run = self.one_run()?;
-            let times: Vec<_> = run.mood_ns.iter().map(|ns| report::time(*ns)).collect();
-            self.say(&format!("run {} was {} (bare frame: {})", runs.len() + 1, run.kind, times.join(", ")));
-            runs.push(run);
-            let kinds: Vec<Kind> = runs.iter().map(|r| r.kind).collect();
-            if let Some(chosen) = mood::enough(&kinds, wanted) {
-                break chosen;
+        let steps = self.steps();
+        let mut measured: Vec<Measured> = Vec::new();
+        let mut run = 0;
+        let kind = loop {
+            run += 1;
+            self.say(&format!("run {run}"));
+            self.one_run(run, &steps, wanted, &mut measured)?;
+            let tallies = tallies(steps.len(), &measured);
+            let done = |kind| tallies.iter().filter(|t| t.get(kind) >= wanted).count();
+            let (quick, slow, all) = (done(Kind::Quick), done(Kind::Slow), tallies.len());
+            self.say(&format!(
+                "of {all}, {quick} were measured {wanted} times while quick, {slow} while slow"
+            ));
+            if let Some(kind) = mood::enough(&tallies, wanted) {
+                break kind;
             }
-            if runs.len() >= most as usize {
-                break mood::most(&kinds).expect("there was a run");
+            if run == most {
+                break mood::most(&tallies, wanted);
             }
         };
-        let counted: Vec<&[Row]> = chosen.runs.iter().map(|n| runs[*n].rows.as_slice()).collect();
-        let mut rows = medians(&counted);
-        let lines = marks::lines(&rows, chosen.kind);
-        let curves = plan::curves(self.time);
-        rows.extend(self.parts(&curves)?.into_iter().filter(|r| r.text("part") != MOOD));
+        let mut rows = medians_of(kind, steps.len(), &measured);
+        let lines = marks::lines(&rows, kind);
+        let mut server = self.server()?;
+        for part in plan::curves(self.time) {
+            rows.extend(self.part(&mut server, &part)?.unwrap_or_default());
+        }
         let notes = std::mem::take(&mut self.notes).into_iter().collect();
-        Ok(Suite { machine: Machine::here(), runs, chosen, wanted, rows, lines, notes })
+        let steps = steps.iter().map(Step::title).collect();
+        Ok(Suite { machine: Machine::here(), steps, measured, kind, wanted, rows, lines, notes })
     }
 
-    fn one_run(&mut self) -> Result<Run> {
-        let mut rows = self.parts(&plan::run(self.time, !self.cli.no_scale))?;
-        let mood = rows.iter().filter(|r| r.text("part") == MOOD);
-        let mood_ns: Vec<u64> = mood.filter_map(|r| r.num("p50_ns")).map(|ns| ns as u64).collect();
-        rows.extend(self.peers()?);
-        Ok(Run { kind: Kind::of(&mood_ns), mood_ns, rows })
+    /// What a run consists of.
+    fn steps(&self) -> Vec<Step> {
+        let ours = plan::run(self.time, !self.cli.no_scale).into_iter().map(Step::Ours);
+        let peers = peers::PEERS.iter().filter(|p| !self.cli.no_peers && !p.is_missing(&self.missing));
+        ours.chain(peers.map(Step::Peer)).collect()
     }
 
-    /// Measures parts with one server. A part that fails is told and left out; the bare port must work.
-    fn parts(&mut self, parts: &[Part]) -> Result<Vec<Row>> {
-        let mut server = Server::start(&self.perf, &self.dir.0)?;
-        let mut rows = Vec::new();
-        for part in parts {
-            stop::check()?;
-            self.say(&format!("  {}", part.title));
-            match server.measure(part) {
-                Ok(more) => rows.extend(more),
-                Err(AppError::Interrupted) => return Err(AppError::Interrupted),
-                Err(e) if part.name == MOOD => return Err(e),
-                Err(e) => {
-                    self.note(format!("{}: {e}", part.title));
-                    // Whatever state it left the server in: the next part gets a new one.
-                    drop(server);
-                    server = Server::start(&self.perf, &self.dir.0)?;
+    /// Measures each step between two looks at the bare port, but for those that were measured often enough both ways.
+    fn one_run(&mut self, run: usize, steps: &[Step], wanted: usize, all: &mut Vec<Measured>) -> Result<()> {
+        let mut server = self.server()?;
+        let look = plan::look(self.time);
+        let mut before = self.bare(&server, &look)?;
+        for (step, what) in steps.iter().enumerate() {
+            let tally = Tally::of(all.iter().filter(|m| m.step == step).map(|m| m.kind));
+            if tally.quick.min(tally.slow) >= wanted {
+                continue;
+            }
+            let Some(rows) = self.step(&mut server, what)? else { continue };
+            let after = self.bare(&server, &look)?;
+            let bare_ns = [before, after];
+            all.push(Measured { run, step, kind: Kind::of(&bare_ns), bare_ns, rows });
+            before = after;
+        }
+        Ok(())
+    }
+
+    fn server(&self) -> Result<Server> {
+        Server::start(&self.perf, &self.dir.0)
+    }
+
+    /// Time of a bare frame, one way.
+    fn bare(&self, server: &Server, look: &Part) -> Result<u64> {
+        let rows = server.measure(look)?;
+        let p50 = rows.first().and_then(|row| row.num("p50_ns"));
+        p50.map(|ns| ns as u64).ok_or_else(|| AppError::Setup("roce-perf raw measured no latency".into()))
+    }
+
+    /// The rows of a step; `None` where it could not be measured.
+    fn step(&mut self, server: &mut Server, step: &Step) -> Result<Option<Vec<Row>>> {
+        match step {
+            Step::Ours(parts) => {
+                let mut rows = Vec::new();
+                for part in parts {
+                    let Some(more) = self.part(server, part)? else { return Ok(None) };
+                    rows.extend(more);
                 }
+                Ok(Some(rows))
             }
+            Step::Peer(peer) => self.peer(peer),
         }
-        Ok(rows)
     }
 
-    fn peers(&mut self) -> Result<Vec<Row>> {
-        let mut rows = Vec::new();
-        if self.cli.no_peers {
-            return Ok(rows);
-        }
-        let share = (self.time.as_secs_f64() / 0.7).clamp(0.02, 4.0);
-        let missing = self.missing.clone();
-        for peer in peers::PEERS.iter().filter(|p| !p.is_missing(&missing)) {
-            stop::check()?;
-            self.say(&format!("  {}", peer.title()));
-            match peer.measure(share) {
-                Ok(row) => rows.push(row.with("part", "peers")),
-                Err(AppError::Interrupted) => return Err(AppError::Interrupted),
-                Err(e) => self.note(format!("{}: {e}", peer.title())),
+    /// Measures a part. One that fails is told and left out.
+    fn part(&mut self, server: &mut Server, part: &Part) -> Result<Option<Vec<Row>>> {
+        stop::check()?;
+        self.say(&format!("  {}", part.title));
+        match server.measure(part) {
+            Ok(rows) => Ok(Some(rows)),
+            Err(AppError::Interrupted) => Err(AppError::Interrupted),
+            Err(e) => {
+                self.note(format!("{}: {e}", part.title));
+                // Whatever state it left the server in: the next part gets a new one.
+                server.restart()?;
+                Ok(None)
             }
         }
-        Ok(rows)
+    }
+
+    fn peer(&mut self, peer: &Peer) -> Result<Option<Vec<Row>>> {
+        stop::check()?;
+        let share = (self.time.as_secs_f64() / 0.7).clamp(0.02, 4.0);
+        self.say(&format!("  {}", peer.title()));
+        match peer.measure(share) {
+            Ok(row) => Ok(Some(vec![row.with("part", "peers")])),
+            Err(AppError::Interrupted) => Err(AppError::Interrupted),
+            Err(e) => {
+                self.note(format!("{}: {e}", peer.title()));
+                Ok(None)
+            }
+        }
     }
 
     fn note(&mut self, text: String) {
@@ -270,10 +376,11 @@ pub(crate) mod tests {
             ))
             .unwrap()
         };
-        let run = |p50| Run { kind: Kind::Quick, mood_ns: vec![130, 150], rows: rows(p50) };
-        let runs = vec![run(500), run(540)];
-        let chosen = Chosen { kind: Kind::Quick, runs: vec![0, 1] };
-        let mut all = medians(&[&runs[0].rows, &runs[1].rows]);
+        let steps = vec!["all of it".to_string()];
+        let of =
+            |run, p50| Measured { run, step: 0, kind: Kind::Quick, bare_ns: [130, 150], rows: rows(p50) };
+        let measured = vec![of(1, 500), of(2, 540)];
+        let mut all = medians_of(Kind::Quick, 1, &measured);
         let lines = marks::lines(&all, Kind::Quick);
         all.extend(
             Row::parse(
@@ -285,17 +392,40 @@ pub(crate) mod tests {
         );
         let machine = Machine { facts: vec![("processor", "X & Y".into())] };
         let notes = vec!["iperf3 is not installed".into()];
-        Suite { machine, runs, chosen, wanted: 2, rows: all, lines, notes }
+        Suite { machine, steps, measured, kind: Kind::Quick, wanted: 2, rows: all, lines, notes }
     }
 
     #[test]
     fn the_headline_says_what_counts() {
         let mut suite = suite();
-        assert_eq!(suite.headline(), "Medians of 2 quick runs (a bare 128-byte frame took 130 ns to 150 ns)");
+        assert_eq!(
+            suite.headline(),
+            "Medians of 2 quick measurements (a bare 128-byte frame took 130 ns to 150 ns)"
+        );
         suite.wanted = 3;
-        assert!(suite.headline().ends_with("3 of one kind were wanted"));
-        suite.chosen = Chosen { kind: Kind::Mixed, runs: vec![0] };
-        assert!(suite.headline().contains("no mark counts"));
+        assert!(suite.headline().ends_with("; 3 were wanted"));
+        suite.steps.push("another".into());
+        let mut other = suite.measured[0].clone();
+        (other.step, other.kind) = (1, Kind::Mixed);
+        suite.measured.push(other);
+        assert!(suite.headline().ends_with("; 1 of 2 were never quick, no mark counts for them"));
+        suite.kind = Kind::Slow;
+        assert_eq!(suite.headline(), "No measurement was slow: no mark counts");
+    }
+
+    #[test]
+    fn medians_are_of_one_kind_where_there_is_any_of_it() {
+        let mut measured = suite().measured;
+        let p50 = |measured: &[Measured]| {
+            let rows = medians_of(Kind::Quick, 1, measured);
+            let row =
+                rows.iter().find(|r| r.text("op") == "send" && r.text("part") == "lat").unwrap().clone();
+            (row.num("p50_ns").unwrap(), row.text("kind").to_string())
+        };
+        measured[1].kind = Kind::Slow;
+        assert_eq!(p50(&measured), (500.0, "quick".into()));
+        measured[0].kind = Kind::Mixed;
+        assert_eq!(p50(&measured), (520.0, "mixed".into()));
     }
 
     #[test]

@@ -2,22 +2,22 @@
 
 use std::fmt;
 
-/// Longest time of a bare 128-byte frame, one way, of a quick run, in nanoseconds.
+/// Longest time of a bare 128-byte frame, one way, before and after a quick measurement, in nanoseconds.
 pub const QUICK_NS: u64 = 200;
 
-/// The kind of a run.
+/// The kind of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The two cores were close together all the time: absolute marks count.
+    /// The two cores were close together before and after it: absolute marks count.
     Quick,
-    /// They were far apart all the time: marks relative to the bare port count.
+    /// They were far apart: marks relative to the bare port count.
     Slow,
-    /// Both, one after the other: the run's figures do not belong together.
+    /// Both, one after the other: it is not known when that changed, and nothing counts.
     Mixed,
 }
 
 impl Kind {
-    /// The kind of a run in which a bare frame took these times, one way, in nanoseconds.
+    /// The kind of what was measured while a bare frame took these times, one way, in nanoseconds.
     pub fn of(one_way_ns: &[u64]) -> Self {
         match one_way_ns.iter().filter(|ns| **ns <= QUICK_NS).count() {
             n if n == one_way_ns.len() && n > 0 => Self::Quick,
@@ -41,33 +41,49 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The runs that count, by position, and their kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// Their kind.
-    pub kind: Kind,
-    /// Which they are.
-    pub runs: Vec<usize>,
+/// How many measurements of each kind there are of something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Quick ones.
+    pub quick: usize,
+    /// Slow ones.
+    pub slow: usize,
+    /// Of neither kind.
+    pub mixed: usize,
 }
 
-/// The first `wanted` runs of one kind, quick or slow.
-pub fn enough(kinds: &[Kind], wanted: usize) -> Option<Chosen> {
-    [Kind::Quick, Kind::Slow].into_iter().find_map(|kind| {
-        let runs: Vec<usize> = of_kind(kinds, kind).take(wanted).collect();
-        (runs.len() == wanted).then_some(Chosen { kind, runs })
-    })
+impl Tally {
+    /// What there is among measurements of these kinds.
+    pub fn of(kinds: impl Iterator<Item = Kind>) -> Self {
+        let mut out = Self::default();
+        for kind in kinds {
+            match kind {
+                Kind::Quick => out.quick += 1,
+                Kind::Slow => out.slow += 1,
+                Kind::Mixed => out.mixed += 1,
+            }
+        }
+        out
+    }
+    /// How many there are of a kind.
+    pub const fn get(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Quick => self.quick,
+            Kind::Slow => self.slow,
+            Kind::Mixed => self.mixed,
+        }
+    }
 }
 
-/// What there is when there are never enough: the kind with the most runs.
-pub fn most(kinds: &[Kind]) -> Option<Chosen> {
-    let all = [Kind::Mixed, Kind::Slow, Kind::Quick]
-        .map(|kind| Chosen { kind, runs: of_kind(kinds, kind).collect() });
-    // The last of equal ones wins: quick before slow before mixed.
-    all.into_iter().max_by_key(|chosen| chosen.runs.len()).filter(|chosen| !chosen.runs.is_empty())
+/// The kind of which everything was measured at least `wanted` times.
+pub fn enough(tallies: &[Tally], wanted: usize) -> Option<Kind> {
+    [Kind::Quick, Kind::Slow].into_iter().find(|kind| tallies.iter().all(|t| t.get(*kind) >= wanted))
 }
 
-fn of_kind(kinds: &[Kind], kind: Kind) -> impl Iterator<Item = usize> {
-    kinds.iter().enumerate().filter(move |(_, k)| **k == kind).map(|(n, _)| n)
+/// The kind of which the most was measured `wanted` times, where there is never enough of one.
+pub fn most(tallies: &[Tally], wanted: usize) -> Kind {
+    let done = |kind: Kind| tallies.iter().map(|t| t.get(kind).min(wanted)).sum::<usize>();
+    if done(Kind::Quick) >= done(Kind::Slow) { Kind::Quick } else { Kind::Slow }
 }
 
 #[cfg(test)]
@@ -76,25 +92,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_of_a_kind_only_if_it_was_all_the_time() {
+    fn a_measurement_is_of_a_kind_only_if_every_look_was() {
         assert_eq!(Kind::of(&[100, 150, 200]), Quick);
         assert_eq!(Kind::of(&[201, 700]), Slow);
         assert_eq!(Kind::of(&[100, 201]), Mixed);
         assert_eq!(Kind::of(&[]), Mixed);
     }
 
-    #[test]
-    fn three_of_a_kind_end_it() {
-        assert_eq!(enough(&[Slow, Quick, Mixed, Slow], 3), None);
-        let kinds = [Slow, Quick, Mixed, Slow, Quick, Slow];
-        assert_eq!(enough(&kinds, 3), Some(Chosen { kind: Slow, runs: vec![0, 3, 5] }));
-        assert_eq!(enough(&[Mixed, Mixed, Mixed], 3), None, "runs of no kind never count");
+    fn tally(quick: usize, slow: usize, mixed: usize) -> Tally {
+        Tally { quick, slow, mixed }
     }
 
     #[test]
-    fn the_most_frequent_kind_is_what_is_left() {
-        assert_eq!(most(&[Slow, Mixed, Mixed]), Some(Chosen { kind: Mixed, runs: vec![1, 2] }));
-        assert_eq!(most(&[Slow, Quick]), Some(Chosen { kind: Quick, runs: vec![1] }));
-        assert_eq!(most(&[]), None);
+    fn three_of_a_kind_of_everything_end_it() {
+        assert_eq!(enough(&[tally(3, 9, 0), tally(2, 3, 0)], 3), Some(Slow));
+        assert_eq!(enough(&[tally(3, 9, 0), tally(3, 3, 0)], 3), Some(Quick));
+        assert_eq!(enough(&[tally(3, 2, 0), tally(2, 3, 0)], 3), None);
+        assert_eq!(enough(&[tally(0, 0, 9)], 3), None, "what is of no kind never counts");
+    }
+
+    #[test]
+    fn the_kind_with_the_most_is_what_is_left() {
+        assert_eq!(most(&[tally(1, 9, 0), tally(3, 0, 0)], 3), Quick, "nine of one are no more than three");
+        assert_eq!(most(&[tally(1, 2, 9)], 3), Slow);
+        assert_eq!(most(&[], 3), Quick);
+    }
+
+    #[test]
+    fn a_tally_counts_each_kind() {
+        let all = Tally::of([Slow, Quick, Mixed, Slow].into_iter());
+        assert_eq!(all, tally(1, 2, 1));
+        assert_eq!([Quick, Slow, Mixed].map(|kind| all.get(kind)), [1, 2, 1]);
     }
 }

@@ -17,7 +17,7 @@ pub struct Server {
     perf: PathBuf,
     dir: PathBuf,
     oob: u16,
-    _server: Guard,
+    server: Option<Guard>,
 }
 
 impl Server {
@@ -26,11 +26,24 @@ impl Server {
     /// # Errors
     /// When the program does not start.
     pub fn start(perf: &Path, dir: &Path) -> Result<Self> {
-        let oob = child::free_port()?;
-        let mut command = Command::new(perf);
-        command.args(["server", "--bind", "127.0.0.1", "--cores", "0", "--oob-port", &oob.to_string()]);
-        command.args(["--port", &socket(dir)]);
-        Ok(Self { perf: perf.into(), dir: dir.into(), oob, _server: Guard::quiet(&mut command)? })
+        let mut out = Self { perf: perf.into(), dir: dir.into(), oob: 0, server: None };
+        out.restart()?;
+        Ok(out)
+    }
+
+    /// Ends it, if it still runs, and starts another one.
+    ///
+    /// # Errors
+    /// When the program does not start.
+    pub fn restart(&mut self) -> Result<()> {
+        // The old one first: both would listen at the same socket.
+        self.server = None;
+        self.oob = child::free_port()?;
+        let mut command = Command::new(&self.perf);
+        command.args(["server", "--bind", "127.0.0.1", "--cores", "0", "--oob-port", &self.oob.to_string()]);
+        command.args(["--port", &socket(&self.dir)]);
+        self.server = Some(Guard::quiet(&mut command)?);
+        Ok(())
     }
 
     /// Measures a part; its rows, marked as of it.

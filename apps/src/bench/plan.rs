@@ -8,7 +8,7 @@ pub struct Part {
     /// Its name in rows (`part`).
     pub name: &'static str,
     /// What is said while it runs.
-    pub title: &'static str,
+    pub title: String,
     /// Options of `roce-perf client`, or of `roce-perf raw client`.
     pub args: Vec<String>,
     /// Whether it is of bare frames.
@@ -18,15 +18,15 @@ pub struct Part {
 /// READs and atomics outstanding, a queue pair, where their rate is measured: one queue pair is then as fast as sixteen,
 /// and more bring nothing.
 pub const READS: u8 = 32;
-/// How often parts whose ratio counts are measured in a run, in turn: the machine changes from one second to the next.
-const IN_TURN: usize = 3;
-/// Name of the parts that tell the kind of a run.
+/// How often pairs of parts whose ratio counts are measured in a run: their ratios move most.
+const IN_TURN: usize = 2;
+/// Name of the part that looks at the bare port.
 pub const MOOD: &str = "mood";
 
-fn part(name: &'static str, title: &'static str, line: &str, time: Duration) -> Part {
+fn part(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
     let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
     args.extend(["--duration".into(), ms(time)]);
-    Part { name, title, args, raw: false }
+    Part { name, title: title.into(), args, raw: false }
 }
 
 fn limited(mut part: Part, time: Duration) -> Part {
@@ -34,7 +34,7 @@ fn limited(mut part: Part, time: Duration) -> Part {
     part
 }
 
-fn raw(name: &'static str, title: &'static str, line: &str, time: Duration) -> Part {
+fn raw(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
     Part { raw: true, ..part(name, title, line, time) }
 }
 
@@ -42,39 +42,54 @@ fn ms(time: Duration) -> String {
     format!("{}ms", time.as_millis().max(1))
 }
 
-/// The parts of a run; `time` is that of one measurement.
-pub fn run(time: Duration, scale: bool) -> Vec<Part> {
-    let mood =
-        || raw(MOOD, "the bare port", "--mode lat --size 128", (time / 3).max(Duration::from_millis(50)));
-    let full = |name, title, line| limited(part(name, title, line, time), time);
-    let ops = "--op send,write,read,fetch_add";
+/// A look at the bare port: how long a frame of 128 bytes takes. Short, because the machine changes within seconds.
+pub fn look(time: Duration) -> Part {
+    raw(MOOD, "the bare port", "--mode lat --size 128", (time / 7).max(Duration::from_millis(50)))
+}
+
+/// A run: groups of parts that are measured between two looks at the bare port, as short as their ratios allow;
+/// `time` is that of one measurement.
+pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
+    let small = ["send", "write", "read", "fetch_add"].as_slice();
+    let long = ["write", "read", "send"].as_slice();
     let rate = format!("--mode rate --size 64 --outs {READS}");
-    let mut parts = vec![
-        mood(),
-        full("many", "message rate, 16 queue pairs", &format!("{ops} {rate} --qps 16")),
-        full("one", "message rate, one queue pair", &format!("{ops} {rate}")),
-        mood(),
-        full("mtu4096", "bandwidth, MTU 4096", "--op write,read,send --mode bw --size 65536 --mtu 4096"),
-        full("mtu1024", "bandwidth, MTU 1024", "--op write,read,send --mode bw --size 65536 --mtu 1024"),
-        mood(),
-        full("lat", "latency", &format!("{ops} --mode lat --size 64")),
+    let rate16 = format!("{rate} --qps 16");
+    let each = [
+        ("many", "message rate, 16 queue pairs", small, rate16.as_str()),
+        ("one", "message rate, one queue pair", small, &rate),
+        ("mtu4096", "bandwidth, MTU 4096", long, "--mode bw --size 65536 --mtu 4096"),
+        ("mtu1024", "bandwidth, MTU 1024", long, "--mode bw --size 65536 --mtu 1024"),
+        ("lat", "latency", small, "--mode lat --size 64"),
     ];
+    let mut groups = Vec::new();
+    for (name, title, ops, line) in each {
+        groups.extend(ops.iter().map(|op| {
+            let title = format!("{title}, {}", op.to_uppercase());
+            vec![limited(part(name, &title, &format!("--op {op} {line}"), time), time)]
+        }));
+    }
     if scale {
         let visits = [
-            ("qps100", "100 queue pairs", "--qps 100 --visit 1"),
-            ("qps100k", "100 000 queue pairs", "--qps 100000 --visit 1"),
-            ("qps100x16", "100 queue pairs, 16 messages a visit", "--qps 100 --visit 16"),
-            ("qps100kx16", "100 000 queue pairs, 16 messages a visit", "--qps 100000 --visit 16"),
-            ("qps100x16srq", "the same 100, a shared receive queue", "--qps 100 --visit 16 --srq"),
-            ("qps100kx16srq", "the same 100 000, a shared receive queue", "--qps 100000 --visit 16 --srq"),
+            [("qps100", "100 queue pairs"), ("qps100k", "100 000 queue pairs")],
+            [
+                ("qps100x16", "100 queue pairs, 16 messages a visit"),
+                ("qps100kx16", "100 000 queue pairs, 16 messages a visit"),
+            ],
+            [
+                ("qps100x16srq", "the same 100, a shared receive queue"),
+                ("qps100kx16srq", "the same 100 000, a shared receive queue"),
+            ],
         ];
-        for (name, title, line) in visits.into_iter().cycle().take(visits.len() * IN_TURN) {
-            let line = format!("--op send --mode rate --size 64 --pattern random {line}");
-            parts.push(part(name, title, &line, time));
-        }
+        let kinds = ["--visit 1", "--visit 16", "--visit 16 --srq"];
+        let pairs = visits.into_iter().zip(kinds).cycle().take(visits.len() * IN_TURN);
+        groups.extend(pairs.map(|(pair, kind)| {
+            let counts = ["--qps 100", "--qps 100000"];
+            let line = |qps| format!("--op send --mode rate --size 64 --pattern random {qps} {kind}");
+            let parts = pair.into_iter().zip(counts);
+            parts.map(|((name, title), qps)| part(name, title, &line(qps), time)).collect()
+        }));
     }
-    parts.push(mood());
-    parts
+    groups
 }
 
 /// What is measured once, after the runs: curves over the size of a message.
@@ -82,7 +97,6 @@ pub fn curves(time: Duration) -> Vec<Part> {
     let time = (time / 3).max(Duration::from_millis(30));
     let sizes = "64,256,1k,4k,16k,64k,256k,1m";
     vec![
-        raw(MOOD, "the bare port", "--mode lat --size 128", time),
         raw("raw-sizes", "bare frames by length", "--mode rate --size 64,128,256,512,1024,2048,4154", time),
         part("sizes", "bandwidth by size", &format!("--op send,write,read --mode bw --size {sizes}"), time),
     ]
@@ -97,7 +111,7 @@ mod tests {
     #[test]
     fn roce_perf_takes_every_part_but_those_of_scale() {
         let time = Duration::from_millis(700);
-        for part in run(time, false).into_iter().chain(curves(time)) {
+        for part in run(time, false).into_iter().flatten().chain(curves(time)).chain([look(time)]) {
             let mut line = vec!["roce-perf".to_string()];
             line.extend(part.raw.then(|| "raw".into()));
             line.extend(["client".into(), "localhost".into()]);
@@ -107,10 +121,15 @@ mod tests {
     }
 
     #[test]
-    fn a_run_looks_at_the_bare_port_from_start_to_end() {
-        let parts = run(Duration::from_millis(700), true);
-        assert!(parts.first().unwrap().name == MOOD && parts.last().unwrap().name == MOOD);
-        assert!(parts.iter().filter(|p| p.name == MOOD).count() >= 3);
-        assert!(parts.windows(2).all(|w| w[0] != w[1]));
+    fn parts_whose_ratio_counts_are_measured_between_the_same_two_looks() {
+        let groups = run(Duration::from_millis(700), true);
+        for (few, many) in
+            [("qps100", "qps100k"), ("qps100x16", "qps100kx16"), ("qps100x16srq", "qps100kx16srq")]
+        {
+            let names = groups.iter().map(|g| g.iter().map(|p| p.name).collect::<Vec<_>>());
+            assert_eq!(names.filter(|n| *n == [few, many]).count(), IN_TURN, "{few}");
+        }
+        let alone = groups.iter().filter(|g| g.len() == 1 && g[0].args.contains(&"--limit".into()));
+        assert_eq!(alone.count(), 18, "all else has the bare port's limit from the same call");
     }
 }

@@ -1,4 +1,4 @@
-//! A row as `roce-perf --json` writes it, with what a suite adds: which part it is of, and which run.
+//! A row as `roce-perf --json` writes it, with what a suite adds: which part it is of, of which kind, and of which run.
 
 use serde_json::{Map, Value, json};
 
@@ -89,7 +89,6 @@ pub fn medians(runs: &[&[Row]]) -> Vec<Row> {
                 first.iter().filter_map(|(q, _)| Some(json!([q, mid(*q)?.round() as u64]))).collect();
             merged.0.insert("quantiles".into(), curve.into());
         }
-        merged.0.remove("run");
         merged.0.insert("median_of".into(), all.len().into());
         out.push(merged);
     }
@@ -118,7 +117,7 @@ mod tests {
             .iter()
             .map(|ns| {
                 let lat = format!(
-                    r#"{{"part":"lat","op":"send","size":64,"p50_ns":{ns},"run":1,"quantiles":[[0.5,{ns}]]}}"#
+                    r#"{{"part":"lat","op":"send","size":64,"p50_ns":{ns},"quantiles":[[0.5,{ns}]]}}"#
                 );
                 vec![row(&lat), row(r#"{"part":"one","op":"send","size":64,"msgs_per_s":1.5,"port":"x"}"#)]
             })
@@ -127,7 +126,7 @@ mod tests {
         let merged = medians(&all);
         assert_eq!(merged.len(), 2);
         assert_eq!((merged[0].num("p50_ns"), merged[0].quantiles()), (Some(300.0), vec![(0.5, 300.0)]));
-        assert_eq!((merged[0].num("median_of"), merged[0].num("run")), (Some(3.0), None));
+        assert_eq!(merged[0].num("median_of"), Some(3.0));
         assert_eq!((merged[1].num("msgs_per_s"), merged[1].text("port")), (Some(1.5), "x"));
     }
 }

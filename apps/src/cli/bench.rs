@@ -12,17 +12,17 @@ Examples:
   roce-bench --json all.json --html all.html       everything measured, and a page to look at
   roce-bench --markdown > speed.md                 the table as Markdown
 
-How to read it: a figure of this stack says little without the figure of the bare port in the same minute. A virtual
-machine's cores may be neighbours at one moment and far apart at the next, so every run measures the time of a bare
-128-byte frame at its start, in its middle and at its end. Is it always at most 200 ns, the run is quick, and the
-absolute marks count; is it always more, the run is slow, and marks relative to the bare port count; otherwise the run
-is of no kind and is repeated. The table is the median of three runs of one kind.";
+How to read it: a figure of this stack says little without the figure of the bare port in the same second. A virtual
+machine's cores may be neighbours at one moment and far apart at the next, so the time of a bare 128-byte frame is taken
+before and after every measurement. Is it at most 200 ns both times, the measurement is quick, and the absolute marks
+count; is it more both times, it is slow, and marks relative to the bare port count; otherwise it is of no kind. The
+table is gone through again and again until three measurements of each line are of one kind, and shows their medians.";
 
 /// Measures the whole stack against its marks, beside what else moves messages on this machine
 ///
-/// Starts `roce-perf` as two processes, one core each, over shared memory (net_memif), and runs the table of marks
-/// again and again until three runs are of one kind. In each run it measures TCP over loopback (iperf3, ucx_perftest)
-/// and UCX over shared memory as well, where they are installed.
+/// Starts `roce-perf` as two processes, one core each, over shared memory (net_memif), and goes through the table of
+/// marks again and again until three measurements of each line are of one kind. In each run it measures TCP over loopback
+/// (iperf3, ucx_perftest) and UCX over shared memory as well, where they are installed.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-bench", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct BenchCli {
@@ -35,13 +35,13 @@ pub struct BenchCli {
     /// Print the table as Markdown instead of for a terminal
     #[arg(long)]
     pub markdown: bool,
-    /// One short run, whatever its kind
+    /// One short run, whatever kind its measurements are of
     #[arg(long)]
     pub quick: bool,
-    /// Runs of one kind that the medians are of [default: 3, with --quick 1]
+    /// Measurements of one kind that each median is of, at least [default: 3, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub runs: Option<u32>,
-    /// Runs after which it gives up waiting for as many of one kind [default: 9, with --quick 1]
+    /// Runs through the table after which it shows what there is [default: 8, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub max_runs: Option<u32>,
     /// Time of one measurement [default: 700ms, with --quick 60ms]
