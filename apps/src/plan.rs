@@ -102,6 +102,12 @@ pub const QPS_MAX: u32 = verbs::limits::QPS_PER_SHARD_MAX as u32;
 
 /// Memory that one end spends on the buffers of one measurement.
 const BUFFER_BUDGET: u64 = 64 << 20;
+/// Bytes that a queue pair has outstanding where bandwidth is measured, and READs twice as many: they ask first.
+const BYTES_OUTSTANDING: u64 = 1 << 20;
+/// Messages that all queue pairs together have outstanding where their rate is measured.
+const RATE_OUTSTANDING: u32 = 1024;
+/// Receive requests posted, at most: otherwise twice as many as messages are outstanding.
+const RX_DEPTH: u32 = 512;
 /// Queue entries that one end spends on one measurement.
 const ENTRY_BUDGET: u64 = 1 << 19;
 /// The same, where queue pairs are visited at random.
@@ -363,12 +369,26 @@ pub fn from_args(args: &MeasureArgs) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
+/// Send requests outstanding where nobody says how many: enough to keep the other end busy, and no more, because what is
+/// outstanding has to be in a cache to be quick.
+fn default_tx_depth(op: Op, mode: Mode, size: u64, qps: u32) -> u32 {
+    match mode {
+        Mode::Bw => {
+            let bytes = if op == Op::Read { 2 * BYTES_OUTSTANDING } else { BYTES_OUTSTANDING };
+            (bytes / size.max(1)).clamp(4, 128) as u32
+        }
+        Mode::Lat => 64,
+        Mode::Rate => (RATE_OUTSTANDING / qps.max(1)).clamp(64, 512),
+    }
+}
+
 fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
-    let (tx_depth, inline, post_list, cq_mod) = match mode {
-        Mode::Bw => (128, 0, 1, 16),
-        Mode::Lat => (64, 64, 1, 16),
-        Mode::Rate => (512, 0, 32, 64),
+    let (inline, post_list, cq_mod) = match mode {
+        Mode::Bw => (0, 1, 16),
+        Mode::Lat => (64, 1, 16),
+        Mode::Rate => (0, 32, 64),
     };
+    let tx_depth = args.tx_depth.unwrap_or(default_tx_depth(op, mode, size, args.qps));
     let inline = u64::from(args.inline.unwrap_or(inline));
     let visit = args.visit.unwrap_or(1);
     let in_flight = if args.pattern == Pattern::Random { IN_FLIGHT } else { 1 };
@@ -378,8 +398,11 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         size,
         iters: args.iters,
         duration_ms: args.duration.as_millis() as u64,
-        tx_depth: args.tx_depth.unwrap_or(tx_depth),
-        rx_depth: args.rx_depth.unwrap_or(if args.pattern == Pattern::Random { 4 * visit } else { 512 }),
+        tx_depth,
+        rx_depth: args.rx_depth.unwrap_or(match args.pattern {
+            Pattern::Random => 4 * visit,
+            Pattern::All => tx_depth.saturating_mul(2).min(RX_DEPTH),
+        }),
         qps: args.qps,
         mtu: args.mtu.map(|m| m.bytes() as u32),
         inline: size <= inline && inline > 0 && !op.answers(),
@@ -489,5 +512,32 @@ mod tests {
         assert_eq!(frame_len(Op::Write, 65536, Mtu::Mtu4096, false), 58 + 4096);
         assert_eq!(frame_len(Op::FetchAdd, 8, Mtu::Mtu1024, false), 86);
         assert_eq!(frame_len(Op::Send, 3, Mtu::Mtu1024, false), 62);
+    }
+
+    #[test]
+    fn what_is_outstanding_fits_a_cache_unless_told_otherwise() {
+        let bw = |op, size| default_tx_depth(op, Mode::Bw, size, 1);
+        assert_eq!(
+            [0, 64, 4096, 65536, 262_144, 8 << 20].map(|size| bw(Op::Write, size)),
+            [128, 128, 128, 16, 4, 4]
+        );
+        assert_eq!([4096, 65536, 1 << 20].map(|size| bw(Op::Read, size)), [128, 32, 4]);
+        let rate = |qps| default_tx_depth(Op::Send, Mode::Rate, 64, qps);
+        assert_eq!([1, 2, 4, 16, 1024].map(rate), [512, 512, 256, 64, 64]);
+        for (mode, size, qps) in [(Mode::Bw, 65536, 1), (Mode::Bw, 8 << 20, 1), (Mode::Rate, 64, 16)] {
+            let size = size.to_string();
+            let line =
+                ["roce-perf", "client", "--op", "send,write,read", "--mode", mode.name(), "--size", &size];
+            let line = line.into_iter().map(String::from).chain([
+                "--qps".into(),
+                qps.to_string(),
+                "localhost".into(),
+            ]);
+            let cli = <crate::cli::perf::PerfCli as clap::Parser>::try_parse_from(line).unwrap();
+            let crate::cli::perf::PerfCommand::Client(args) = cli.command else { panic!("a client") };
+            for spec in from_args(&args.measure).unwrap() {
+                assert!(spec.tx_depth <= spec.rx_depth && spec.cq_mod <= spec.tx_depth / 2, "{spec:?}");
+            }
+        }
     }
 }

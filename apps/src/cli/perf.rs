@@ -189,10 +189,12 @@ pub struct MeasureArgs {
     /// Time of a measurement
     #[arg(short = 'D', long, value_name = "TIME", default_value = "1s", value_parser = parse::duration)]
     pub duration: Duration,
-    /// Send requests outstanding (a queue pair) [default: bw 128, rate 512]
+    /// Send requests outstanding (a queue pair) [default: bw 1 MiB of messages (READ 2 MiB), 4 to 128 of
+    /// them; rate 1024 of all queue pairs, 64 to 512 each; lat 64]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub tx_depth: Option<u32>,
-    /// Receive requests posted (a queue pair) [default: 512; with --pattern random four visits]
+    /// Receive requests posted (a queue pair) [default: twice --tx-depth, at most 512; with
+    /// --pattern random four visits]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub rx_depth: Option<u32>,
     /// Queue pairs (bw and rate); more than 1024 with --pattern random
