@@ -156,7 +156,7 @@ impl Sending for Tx<'_> {
             self.posted += u64::from(self.spec.visit);
             drawn.push(q);
         }
-        for q in drawn {
+        for &q in &drawn {
             self.visit(link, q)?;
             let next = self.draw.below(self.spec.qps);
             verbs::prefetch(&link.sqs[next as usize]);
@@ -222,10 +222,11 @@ struct Rx<'a> {
     spec: &'a Spec,
     /// Receives of each queue pair that are to be posted again.
     free: Vec<u8>,
-    /// Visits that were over at the last look, and at the one before: their handles, and what those point to, have been
-    /// asked for.
-    over: ArrayVec<(usize, u32), POLL>,
-    asked: ArrayVec<(usize, u32), POLL>,
+    /// Visits that were over at the last two looks. Those of the last one have had their handles asked for, those before
+    /// what these point to; they change places, not contents.
+    over: [ArrayVec<(usize, u32), POLL>; 2],
+    /// Which of them is of the last look.
+    last: usize,
     meter: Meter,
     wcs: [Wc; POLL],
 }
@@ -235,8 +236,8 @@ impl<'a> Rx<'a> {
         Self {
             spec,
             free: vec![0; spec.qps as usize],
-            over: ArrayVec::new(),
-            asked: ArrayVec::new(),
+            over: [ArrayVec::new(), ArrayVec::new()],
+            last: 0,
             meter: Meter::new(),
             wcs: [Wc::default(); POLL],
         }
@@ -244,7 +245,7 @@ impl<'a> Rx<'a> {
 
     /// Posts the receives of a visit again, of which the one at `last` completed last.
     #[inline]
-    fn repost(&mut self, link: &mut Link, q: usize, last: u32) -> Result<()> {
+    fn repost(&self, link: &mut Link, q: usize, last: u32) -> Result<()> {
         let (spec, depth) = (self.spec, self.spec.rx_depth);
         let at = |n: u32| (last + depth + 1 - spec.visit + n) % depth;
         let mut sges = Visit::<[Sge; 1]>::new();
@@ -261,13 +262,15 @@ impl Receiving for Rx<'_> {
     /// Takes completions and posts receives again, a visit's at a time.
     #[inline]
     fn reap(&mut self, link: &mut Link) -> Result<()> {
-        for (q, index) in self.asked.take() {
+        let (before, last) = (1 - self.last, self.last);
+        for &(q, index) in &self.over[before] {
             self.repost(link, q, index)?;
         }
-        for &(q, _) in &self.over {
+        self.over[before].clear();
+        for &(q, _) in &self.over[last] {
             link.rqs[q].prefetch(self.spec.visit);
         }
-        core::mem::swap(&mut self.over, &mut self.asked);
+        self.last = before;
         let n = link.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
@@ -283,7 +286,7 @@ impl Receiving for Rx<'_> {
                 self.free[q] = 0;
             }
             verbs::prefetch(&link.rqs[q]);
-            self.over.push((q, index));
+            self.over[before].push((q, index));
         }
         self.meter.count(n as u64);
         Ok(())
