@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
-  roce-bench                                       the table, two to ten minutes
+  roce-bench                                       the table, four to ten minutes
   roce-bench --quick                               one short run: does everything work here?
   roce-bench --json all.json --html all.html       everything measured, and a page to look at
   roce-bench --markdown > speed.md                 the table as Markdown
