@@ -68,7 +68,7 @@ pub fn page(suite: &Suite) -> String {
         out.push_str("</table></div>\n");
     }
     for note in &suite.notes {
-        let _ = writeln!(out, "<p class=\"note\">Not measured: {}.</p>", escape(note));
+        let _ = writeln!(out, "<p class=\"note\">Failed or left out: {}.</p>", escape(note));
     }
 
     section(&mut out, "Moments", MOMENTS_TEXT);

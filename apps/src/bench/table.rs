@@ -114,7 +114,7 @@ pub fn markdown(suite: &Suite) -> String {
         grid_md(&mut out, &PEER_COLUMNS, peers);
     }
     for note in &suite.notes {
-        out.push_str(&format!("\nNot measured: {note}.\n"));
+        out.push_str(&format!("\nFailed or left out: {note}.\n"));
     }
     out
 }
