@@ -102,8 +102,10 @@ pub const QPS_MAX: u32 = verbs::limits::QPS_PER_SHARD_MAX as u32;
 
 /// Memory that one end spends on the buffers of one measurement.
 const BUFFER_BUDGET: u64 = 64 << 20;
-/// Bytes that a queue pair has outstanding where bandwidth is measured, and READs twice as many: they ask first.
+/// Bytes that a queue pair has outstanding where bandwidth is measured.
 const BYTES_OUTSTANDING: u64 = 1 << 20;
+/// Bytes of them that READs have asked for: what their responder has to send waits in the port's memory.
+const BYTES_ASKED_FOR: u64 = 256 << 10;
 /// Messages that all queue pairs together have outstanding where their rate is measured.
 const RATE_OUTSTANDING: u32 = 1024;
 /// Receive requests posted, at most: otherwise twice as many as messages are outstanding.
@@ -371,12 +373,9 @@ pub fn from_args(args: &MeasureArgs) -> Result<Vec<Spec>> {
 
 /// Send requests outstanding where nobody says how many: enough to keep the other end busy, and no more, because what is
 /// outstanding has to be in a cache to be quick.
-fn default_tx_depth(op: Op, mode: Mode, size: u64, qps: u32) -> u32 {
+fn default_tx_depth(mode: Mode, size: u64, qps: u32) -> u32 {
     match mode {
-        Mode::Bw => {
-            let bytes = if op == Op::Read { 2 * BYTES_OUTSTANDING } else { BYTES_OUTSTANDING };
-            (bytes / size.max(1)).clamp(4, 128) as u32
-        }
+        Mode::Bw => (BYTES_OUTSTANDING / size.max(1)).clamp(4, 128) as u32,
         Mode::Lat => 64,
         Mode::Rate => (RATE_OUTSTANDING / qps.max(1)).clamp(64, 512),
     }
@@ -388,7 +387,7 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         Mode::Lat => (64, 1, 16),
         Mode::Rate => (0, 32, 64),
     };
-    let tx_depth = args.tx_depth.unwrap_or(default_tx_depth(op, mode, size, args.qps));
+    let tx_depth = args.tx_depth.unwrap_or(default_tx_depth(mode, size, args.qps));
     let inline = u64::from(args.inline.unwrap_or(inline));
     let visit = args.visit.unwrap_or(1);
     let in_flight = if args.pattern == Pattern::Random { IN_FLIGHT } else { 1 };
@@ -408,7 +407,10 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         inline: size <= inline && inline > 0 && !op.answers(),
         post_list: args.post_list.unwrap_or(post_list),
         cq_mod: args.cq_mod.unwrap_or(cq_mod),
-        outs: args.outs,
+        outs: args.outs.unwrap_or(match mode {
+            Mode::Bw => (BYTES_ASKED_FOR / size.max(1)).clamp(4, 16) as u8,
+            Mode::Lat | Mode::Rate => 16,
+        }),
         bidirectional: args.bidirectional,
         tclass: args.tclass,
         timeout: args.timeout,
@@ -516,13 +518,9 @@ mod tests {
 
     #[test]
     fn what_is_outstanding_fits_a_cache_unless_told_otherwise() {
-        let bw = |op, size| default_tx_depth(op, Mode::Bw, size, 1);
-        assert_eq!(
-            [0, 64, 4096, 65536, 262_144, 8 << 20].map(|size| bw(Op::Write, size)),
-            [128, 128, 128, 16, 4, 4]
-        );
-        assert_eq!([4096, 65536, 1 << 20].map(|size| bw(Op::Read, size)), [128, 32, 4]);
-        let rate = |qps| default_tx_depth(Op::Send, Mode::Rate, 64, qps);
+        let bw = |size| default_tx_depth(Mode::Bw, size, 1);
+        assert_eq!([0, 64, 4096, 65536, 262_144, 8 << 20].map(bw), [128, 128, 128, 16, 4, 4]);
+        let rate = |qps| default_tx_depth(Mode::Rate, 64, qps);
         assert_eq!([1, 2, 4, 16, 1024].map(rate), [512, 512, 256, 64, 64]);
         for (mode, size, qps) in [(Mode::Bw, 65536, 1), (Mode::Bw, 8 << 20, 1), (Mode::Rate, 64, 16)] {
             let size = size.to_string();
@@ -536,6 +534,7 @@ mod tests {
             let cli = <crate::cli::perf::PerfCli as clap::Parser>::try_parse_from(line).unwrap();
             let crate::cli::perf::PerfCommand::Client(args) = cli.command else { panic!("a client") };
             for spec in from_args(&args.measure).unwrap() {
+                assert_eq!(spec.outs, if mode == Mode::Bw { 4 } else { 16 }, "{spec:?}");
                 assert!(spec.tx_depth <= spec.rx_depth && spec.cq_mod <= spec.tx_depth / 2, "{spec:?}");
             }
         }
