@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use verbs::port::Frame;
-use verbs::port::{Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use verbs::port::{Build, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 
 type Slot = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
@@ -84,8 +84,8 @@ impl PortQueue for Lent {
         self.queue().alloc_burst(out, n);
     }
     #[inline]
-    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
-        self.queue().build_burst(most, build)
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        self.queue().build_burst(most, builder)
     }
     #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {

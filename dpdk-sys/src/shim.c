@@ -428,8 +428,9 @@ static inline void
 frame_of(dpdk_sys_frame *f, struct rte_mbuf *m, const void *kind, uint32_t len)
 {
 	f->data = rte_pktmbuf_mtod(m, void *);
-	f->len = len;
-	f->cap = (uint32_t)m->buf_len - m->data_off;
+	f->len = (uint16_t)len;
+	f->cap = m->buf_len - m->data_off;
+	f->sum = 0;
 	f->handle = m;
 	f->kind = kind;
 }
@@ -459,10 +460,18 @@ slot_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 #define PIECE 512u
 
 /* Copies a buffer that is in another core's cache, and asks for as much of the next one meanwhile: hardware looks ahead
- * only to the end of a page. */
-static inline void
-copy_ahead(uint8_t *to, const uint8_t *from, uint32_t len, const uint8_t *next)
+ * only to the end of a page. Returns the sum from sum_from on where that comes with the copy, and 0 otherwise. */
+static inline uint32_t
+copy_ahead(const dpdk_sys_queue *q, uint8_t *to, const uint8_t *from, uint32_t len, const uint8_t *next)
 {
+	uint32_t head = q->sum_from;
+
+	if (q->copy != NULL && len > 2 * head) {
+		memcpy(to, from, head);
+		for (uint32_t i = 0; next != NULL && i < head; i += 64)
+			rte_prefetch1(next + i);
+		return q->copy(to + head, from + head, len - head, next != NULL ? next + head : NULL);
+	}
 	while (len > 0) {
 		uint32_t n = len < PIECE ? len : PIECE;
 		if (next != NULL) {
@@ -475,6 +484,7 @@ copy_ahead(uint8_t *to, const uint8_t *from, uint32_t len, const uint8_t *next)
 		from += n;
 		len -= n;
 	}
+	return 0;
 }
 
 /* One mbuf for each of n frames, or for as many as there are. */
@@ -569,7 +579,7 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 	while (used < n && slots > 0) {
 		struct rte_mbuf *m = mbufs[used];
 		uint8_t *to = rte_pktmbuf_mtod(m, uint8_t *);
-		uint32_t cap = (uint32_t)m->buf_len - m->data_off, len = 0;
+		uint32_t cap = (uint32_t)m->buf_len - m->data_off, len = 0, sum = 0;
 		int fits = 1, more;
 		do {
 			const struct ring_desc *d = &ring->desc[next & mask];
@@ -581,7 +591,10 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 			fits = fits && from != NULL && piece <= cap - len;
 			if (likely(fits)) {
 				const struct ring_desc *after = &ring->desc[next & mask];
-				copy_ahead(to + len, from, piece, slots > 0 ? slot_buffer(v, after, piece) : NULL);
+				uint32_t copied = copy_ahead(q, to + len, from, piece,
+						slots > 0 ? slot_buffer(v, after, piece) : NULL);
+				/* That of a frame in several pieces is not known. */
+				sum = len == 0 && !more ? copied : 0;
 				len += piece;
 			}
 		} while (unlikely(more) && slots > 0);
@@ -593,6 +606,7 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 		m->pkt_len = len;
 		m->port = q->port;
 		frame_of(&out[frames], m, q->kind, len);
+		out[frames].sum = sum;
 		bytes += len;
 		frames++;
 		used++;
@@ -656,15 +670,15 @@ free_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 	return likely(len <= room) ? slot_buffer(v, d, len) : NULL;
 }
 
-uint32_t
+int32_t
 dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted)
 {
 	struct view *v = &views[q->port];
 	uint32_t slots = 0;
 
 	if (__atomic_load_n(&v->state, __ATOMIC_ACQUIRE) != VIEW_RINGS || ring_tx(v, q, wanted, &slots) == NULL)
-		return 0;
-	return slots;
+		return -1;
+	return (int32_t)slots;
 }
 
 void *

@@ -19,11 +19,15 @@
 /* One owned buffer; laid out as the frame of the caller. `handle` is the mbuf where `kind` is the mbufs' kind. */
 typedef struct dpdk_sys_frame {
 	void *data;
-	uint32_t len;
-	uint32_t cap;
+	uint16_t len;
+	uint16_t cap;
+	uint32_t sum;      /* of the bytes from sum_from on, as the queue's `copy` returns it; 0 if it is not known */
 	void *handle;
 	const void *kind;
 } dpdk_sys_frame;
+
+/* Copies len bytes and returns a sum of the copy, or 0; asks for as many bytes at `ahead`, which may be NULL. */
+typedef uint32_t (*dpdk_sys_copy)(void *to, const void *from, size_t len, const void *ahead);
 
 /* What a queue's data path needs, filled by dpdk_sys_port_setup's caller. */
 typedef struct dpdk_sys_queue {
@@ -33,6 +37,8 @@ typedef struct dpdk_sys_queue {
 	void *pool;        /* struct rte_mempool */
 	const void *kind;  /* kind of the frames that are mbufs */
 	uint32_t max_len;  /* longest frame sent */
+	uint32_t sum_from; /* byte of a frame from which on `copy` copies received ones that are twice as long */
+	dpdk_sys_copy copy; /* NULL if there is none */
 } dpdk_sys_queue;
 
 /* Result of a burst. */
@@ -52,12 +58,12 @@ void dpdk_sys_give_back(const dpdk_sys_queue *q);
 /* Sends frames[0..result->frames); those belong to DPDK afterwards. Stops before a frame of another kind or
  * longer than max_len, and where the device takes no more. */
 void dpdk_sys_tx_burst(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_t n, dpdk_sys_burst *result);
-/* Slots of the device's shared memory in which frames can be built, where it has such (memif), and none otherwise or while
- * it is full. Fewer than wanted only if there are no more. */
-uint32_t dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted);
-/* Buffer of the i-th of these slots, with room for max_len bytes; NULL if the peer broke it. */
+/* Slots of the device's shared memory in which frames can be built, where it has such (memif), and -1 otherwise or while
+ * there is no link. Fewer than wanted only if there are no more. */
+int32_t dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted);
+/* Buffer of the i-th of these slots, which is not closed yet, with room for max_len bytes; NULL if the peer broke it. */
 void *dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i);
-/* Says how long the frame in the i-th slot is. */
+/* Closes the i-th slot: says how long the frame in it is. */
 void dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len);
 /* Sends the frames in the first n slots. */
 void dpdk_sys_tx_publish(const dpdk_sys_queue *q, uint32_t n);

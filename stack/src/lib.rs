@@ -8,6 +8,7 @@
 
 pub mod cm;
 pub mod config;
+pub mod crc;
 pub mod device;
 pub mod id;
 pub mod mark;

@@ -9,20 +9,21 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("mark", &[]),
     ("time", &[]),
     ("config", &[]),
-    ("wire", &[]),
+    ("crc", &[]),
+    ("wire", &["crc"]),
     ("sync", &[]),
     ("mem", &[]),
     ("proto", &["wire", "mem"]),
     ("cm", &["wire", "mem"]),
     ("net", &["wire"]),
-    ("port", &["sync"]),
-    ("shard", &["wire", "sync", "mem", "proto", "net", "port"]),
+    ("port", &["crc", "sync"]),
+    ("shard", &["crc", "wire", "sync", "mem", "proto", "net", "port"]),
     ("device", &["cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
-    ("sim", &["cm", "wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
+    ("sim", &["crc", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
 
-/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the frame, DPDK, the copies, the short CRC, memory registration, epoll in a test, the bindings.
+/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the frame, DPDK, the copies, the CRC, memory registration, epoll in a test, the bindings.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",
     "stack/src/sync/spsc.rs",
@@ -34,6 +35,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/port/frame.rs",
     "stack/src/port/dpdk/",
     "stack/src/shard/copy.rs",
+    "stack/src/crc.rs",
     "stack/src/wire/clmul.rs",
     "verbs/src/mr.rs",
     "verbs/tests/epoll.rs",

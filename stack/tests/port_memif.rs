@@ -3,7 +3,7 @@
 #![cfg(feature = "dpdk")]
 
 use stack::port::dpdk::EalOptions;
-use stack::port::{Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use stack::port::{Build, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -203,12 +203,54 @@ fn the_client_may_start_again() {
     assert!(!path.exists(), "the socket goes with the server");
 }
 
+/// Builds frames that tell their place in the sequence; that, and what kind they are of, they get when they are finished.
+#[derive(Default)]
+struct Numbered {
+    max: usize,
+    built: u32,
+    burst: Vec<u32>,
+    finished: bool,
+}
+
+const BUILT: u8 = 0xfe;
+
+impl Numbered {
+    fn byte(seq: u32, i: usize) -> u8 {
+        (seq as usize * 7 + i) as u8
+    }
+
+    fn len(seq: u32, max: usize) -> usize {
+        64 + seq as usize * 37 % (max - 63)
+    }
+}
+
+impl Build for Numbered {
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        assert!(buffer.len() >= self.max);
+        if core::mem::take(&mut self.finished) {
+            self.burst.clear();
+        }
+        let seq = self.built;
+        self.built += 1;
+        self.burst.push(seq);
+        let n = Self::len(seq, self.max);
+        buffer[..n].iter_mut().enumerate().for_each(|(i, to)| *to = Self::byte(seq, i));
+        buffer[1..6].fill(0);
+        Some(n)
+    }
+
+    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
+        buffer[1..5].copy_from_slice(&self.burst[i].to_be_bytes());
+        buffer[5] = BUILT;
+        self.finished = true;
+    }
+}
+
 #[test]
 fn frames_are_built_in_the_ring() {
-    // Goal: either end builds frames where they are sent from; they arrive whole and in order, around the ring many
-    // times, and none is built where there is no link or no room.
+    // Goal: either end builds frames where they are sent from, all of a burst, then finishes each; they arrive whole and in
+    // order, around the ring many times, and none is built where there is no link or no room.
     const SLOTS: usize = 16;
-    const BUILT: u8 = 0xfe;
     for (ours, theirs) in [("server", "client"), ("client", "server")] {
         let path = socket(&format!("built-{ours}"));
         let spec = |role| format!("memif:{},role={role},rsize=4", path.display());
@@ -222,23 +264,13 @@ fn frames_are_built_in_the_ring() {
         }
         let mut queue = port.take_queue(0).unwrap();
         if ours == "server" && !port.link_up() {
-            assert_eq!(queue.build_burst(1, &mut |_| panic!("there is no link")), 0);
+            assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("there is no link")), None);
         }
         exchange(&*port, &mut *queue, ours);
 
         let max = port.info().max_frame();
-        let byte = |seq: u32, i: usize| (seq as usize * 7 + i) as u8;
-        let len = |seq: u32| 64 + seq as usize * 37 % (max - 63);
-        let mut built = 0u32;
-        let mut build = |buffer: &mut [u8]| {
-            assert!(buffer.len() >= max);
-            let n = len(built);
-            buffer[..n].iter_mut().enumerate().for_each(|(i, to)| *to = byte(built, i));
-            buffer[1..5].copy_from_slice(&built.to_be_bytes());
-            buffer[5] = BUILT;
-            built += 1;
-            Some(n)
-        };
+        let len = |seq: u32| Numbered::len(seq, max);
+        let mut build = Numbered { max, ..Numbered::default() };
         let (mut seen, mut sent) = (0u32, 0u32);
         let mut clock = Ticker::new();
         let mut got = RxBurst::new();
@@ -250,7 +282,7 @@ fn frames_are_built_in_the_ring() {
             for data in got.iter().map(|frame| frame.data()).filter(|data| data[5] == BUILT) {
                 let seq = u32::from_be_bytes(data[1..5].try_into().unwrap());
                 assert_eq!((seq, data.len()), (*seen, len(*seen)), "{ours}");
-                assert!((6..data.len()).all(|i| data[i] == byte(seq, i)), "{ours}: frame {seq}");
+                assert!((6..data.len()).all(|i| data[i] == Numbered::byte(seq, i)), "{ours}: frame {seq}");
                 *seen += 1;
             }
             queue.recycle(&mut got);
@@ -259,23 +291,23 @@ fn frames_are_built_in_the_ring() {
         while seen < 2000 {
             // The other end drops what does not fit.
             let room = SLOTS / 2 - (sent - seen) as usize;
-            sent += queue.build_burst(room, &mut build) as u32;
+            sent += queue.build_burst(room, &mut build).expect("the link is up") as u32;
             receive(&mut *queue, &mut seen);
         }
         while seen < sent {
             receive(&mut *queue, &mut seen);
         }
         peer.signal("-STOP");
-        let filled = queue.build_burst(1000, &mut build);
+        let filled = queue.build_burst(1000, &mut build).expect("the link is up");
         assert_eq!(filled, SLOTS, "{ours}: a ring holds as many frames as it has slots");
-        assert_eq!(queue.build_burst(1, &mut |_| panic!("there is no room")), 0);
+        assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("there is no room")), Some(0));
         assert_eq!(port.stats().tx_dropped, 0);
         peer.signal("-CONT");
         sent += filled as u32;
         while seen < sent {
             receive(&mut *queue, &mut seen);
         }
-        assert_eq!(queue.build_burst(1, &mut |_| None), 0, "who has nothing more says so");
+        assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| None), Some(0), "who has nothing more says so");
     }
 }
 

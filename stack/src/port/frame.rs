@@ -13,6 +13,7 @@ use core::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{RxBurst, TxBurst};
+use crate::crc::Sum;
 
 /// How a frame's buffer goes back to where it came from.
 ///
@@ -30,20 +31,22 @@ pub(crate) struct FrameKind {
 #[repr(C)]
 pub struct Frame {
     data: NonNull<u8>,
-    len: u32,
-    cap: u32,
+    len: u16,
+    cap: u16,
+    sum: Option<Sum>,
     handle: NonNull<()>,
     kind: &'static FrameKind,
 }
 
 const _: () = assert!(size_of::<Frame>() == 32 && size_of::<Option<Frame>>() == 32);
 
-/// Where the fields are: data, len, cap, handle, kind. C code fills frames in.
+/// Where the fields are: data, len, cap, sum, handle, kind. C code fills frames in.
 #[cfg(feature = "dpdk")]
-pub(crate) const FIELD_OFFSETS: [usize; 5] = [
+pub(crate) const FIELD_OFFSETS: [usize; 6] = [
     core::mem::offset_of!(Frame, data),
     core::mem::offset_of!(Frame, len),
     core::mem::offset_of!(Frame, cap),
+    core::mem::offset_of!(Frame, sum),
     core::mem::offset_of!(Frame, handle),
     core::mem::offset_of!(Frame, kind),
 ];
@@ -67,26 +70,26 @@ impl Frame {
     /// `kind.free(handle)` is called; `len <= cap`; `kind.free` may be called once with `handle`, on any thread.
     unsafe fn from_raw(
         data: NonNull<u8>,
-        len: u32,
-        cap: u32,
+        len: u16,
+        cap: u16,
         handle: NonNull<()>,
         kind: &'static FrameKind,
     ) -> Self {
         debug_assert!(len <= cap);
-        Self { data, len, cap, handle, kind }
+        Self { data, len, cap, sum: None, handle, kind }
     }
 
     /// A frame around a vector: for tests and rare paths, as it allocates. The capacity is the vector's length.
     ///
     /// # Panics
-    /// When the vector is longer than `u32::MAX`.
+    /// When the vector is longer than 65535 bytes.
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         static BOXED: FrameKind = FrameKind { free: free_boxed };
         unsafe extern "C" fn free_boxed(handle: NonNull<()>) {
             // SAFETY: `handle` is the box that `from_vec` leaked for this frame alone.
             drop(unsafe { Box::from_raw(handle.cast::<Vec<u8>>().as_ptr()) });
         }
-        let len = u32::try_from(bytes.len()).expect("a frame is shorter than 4 GiB");
+        let len = u16::try_from(bytes.len()).expect("a frame is shorter than 64 KiB");
         let mut boxed = NonNull::from(Box::leak(Box::new(bytes)));
         // SAFETY: the box was leaked just now, nobody else has it.
         let data = NonNull::from(unsafe { boxed.as_mut() }.as_mut_slice()).cast();
@@ -119,9 +122,23 @@ impl Frame {
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 
+    /// The sum of the bytes behind the headers, if whoever copied them computed it. It is for the bytes as they are: whoever
+    /// changes the frame makes it unknown.
+    #[inline]
+    pub fn sum(&self) -> Option<Sum> {
+        self.sum
+    }
+
+    /// Says what the sum is of the bytes behind the headers.
+    #[inline]
+    pub fn set_sum(&mut self, sum: Option<Sum>) {
+        self.sum = sum;
+    }
+
     /// The bytes of the frame, to change.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
+        self.sum = None;
         // SAFETY: as in `data`; `&mut self` excludes every other access.
         unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.len as usize) }
     }
@@ -129,6 +146,7 @@ impl Frame {
     /// The whole buffer: write here, then [`set_len`](Self::set_len).
     #[inline]
     pub fn buffer_mut(&mut self) -> &mut [u8] {
+        self.sum = None;
         // SAFETY: `data` is valid for `cap` initialised bytes; `&mut self` excludes every other access.
         unsafe { core::slice::from_raw_parts_mut(self.data.as_ptr(), self.cap as usize) }
     }
@@ -140,7 +158,8 @@ impl Frame {
     #[inline]
     pub fn set_len(&mut self, n: usize) {
         assert!(n <= self.cap as usize, "a frame of {n} bytes in a buffer of {}", self.cap);
-        self.len = n as u32;
+        self.sum = None;
+        self.len = n as u16;
     }
 
     /// Replaces the contents by `bytes`, as far as the buffer holds them; whether it holds them all.
@@ -190,7 +209,7 @@ struct Slab {
     layout: Layout,
     stride: usize,
     frames: u32,
-    capacity: u32,
+    capacity: u16,
     /// Slots without a frame; has room for all. A lock, because bursts take and bring many at once.
     free: Mutex<Vec<u32>>,
 }
@@ -222,11 +241,11 @@ impl HeapPool {
     /// A pool of `frames` buffers of `capacity` bytes each.
     ///
     /// # Panics
-    /// When the numbers are zero, too large for the address space, or memory has run out.
+    /// When the numbers are zero or too large, the capacity exceeds 65535 bytes, or memory has run out.
     pub fn new(frames: usize, capacity: usize) -> Self {
         assert!(frames > 0 && capacity > 0, "a pool has room for at least one frame of one byte");
         let stride = (HEADER + capacity).next_multiple_of(64);
-        let capacity = u32::try_from(capacity).expect("a frame is shorter than 4 GiB");
+        let capacity = u16::try_from(capacity).expect("a frame is shorter than 64 KiB");
         let count = u32::try_from(frames).expect("a pool has fewer than 2^32 frames");
         let bytes = stride.checked_mul(frames).expect("the pool fits the address space");
         let layout = Layout::from_size_align(bytes, 64).expect("the pool fits the address space");
@@ -390,6 +409,26 @@ mod tests {
         frame.set_len(1);
         assert_eq!((frame.len(), frame.capacity()), (1, 3));
         assert!(Frame::from_vec(Vec::new()).is_empty());
+    }
+
+    #[test]
+    fn a_sum_is_for_the_bytes_as_they_are() {
+        // Goal: nobody can change a frame and leave the sum of what it was.
+        let sum = Sum::new(7);
+        let changes: [fn(&mut Frame); 4] = [
+            |frame| frame.data_mut()[0] ^= 1,
+            |frame| frame.buffer_mut()[2] = 4,
+            |frame| frame.set_len(2),
+            |frame| assert!(frame.fill(&[1])),
+        ];
+        for change in changes {
+            let mut frame = Frame::from_vec(vec![1, 2, 3]);
+            assert_eq!(frame.sum(), None);
+            frame.set_sum(sum);
+            assert_eq!((frame.data(), frame.sum()), (&[1, 2, 3][..], sum));
+            change(&mut frame);
+            assert_eq!(frame.sum(), None);
+        }
     }
 
     #[test]

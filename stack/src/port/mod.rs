@@ -35,6 +35,24 @@ pub type TxBurst = arrayvec::ArrayVec<Frame, { config::TX_BURST }>;
 /// Bytes of an Ethernet header with one VLAN tag: what a frame has beside its L3 packet.
 pub const L2_OVERHEAD: usize = 18;
 
+/// Builds frames in a port's memory: first all of a burst, then each is finished.
+pub trait Build {
+    /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns its length, or `None` to end.
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize>;
+
+    /// Finishes the `i`-th frame of the burst, whose buffer this is; its length stays. Whatever looks at what was stored just
+    /// before belongs here: by now the stores have left the core.
+    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
+        let _ = (i, buffer);
+    }
+}
+
+impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        self(buffer)
+    }
+}
+
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 pub trait PortQueue: Send {
     /// Appends received frames to `out` while it has room; returns how many.
@@ -57,16 +75,15 @@ pub trait PortQueue: Send {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
-    /// Lets up to `most` frames be built in the very memory from which they are sent, for ports that have such (the rings
-    /// of a memif): `build` gets a buffer that holds [`max_frame`](PortInfo::max_frame) bytes and returns the length of
-    /// the frame it built, or `None` to end. They are on their way when this returns. Returns how many were built: none
-    /// where there is no such memory, or no room in it now; then frames are what is left.
+    /// Lets up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, be built in the very memory from which they are
+    /// sent, for ports that have such (the rings of a memif). They are on their way when this returns. Returns how many were
+    /// built, 0 also while there is no room; `None` where there is no such memory, or not now: then frames are what is left.
     ///
     /// What a buffer holds before is anything, and a peer that shares it may change what was written: it is for writing.
     /// Frames leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
-    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
-        let _ = (most, build);
-        0
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        let _ = (most, builder);
+        None
     }
 
     /// Gives frames back that are done with, and their places in the port's rings to the sender, which a port may keep until

@@ -6,8 +6,10 @@
 //! after its key was revoked (`device` sees to that when it deregisters), and whoever registered the range
 //! vouched for it.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use crate::crc::{LEN_MIN, SUM_FROM, Sum, copy_function};
 use crate::id::PdId;
 use crate::mem::{Access, KeyFault, MrTable, Sge, Span, sge};
 use crate::proto::status::SendFlags;
@@ -45,6 +47,26 @@ impl Memory<'_> {
             return Ok(());
         }
         self.gather(SendWqe::sges(slot), offset as u64, to)
+    }
+
+    /// [`Memory::fill`] for the payload of a frame, `frame[payload]`, with the sum of the frame's bytes from
+    /// [`SUM_FROM`] to the end of the payload where that comes with the copy.
+    #[inline]
+    pub fn fill_frame(
+        &self,
+        slot: &[Granule],
+        offset: usize,
+        frame: &mut [u8],
+        payload: Range<usize>,
+    ) -> Result<Option<Sum>, LocalProtection> {
+        if comes_with_sum(&payload)
+            && !SendWqe::of(slot).flags().contains(SendFlags::INLINE)
+            && let Some(piece) = sge::sole(SendWqe::sges(slot), offset as u64, payload.len())
+        {
+            return Ok(read_frame(self.check(&piece, Access::empty())?, frame, payload));
+        }
+        self.fill(slot, offset, &mut frame[payload])?;
+        Ok(None)
     }
 
     #[inline(never)]
@@ -172,6 +194,29 @@ pub fn read(addr: u64, to: &mut [u8]) {
     // `to` is a packet buffer or a local, never registered memory. A concurrent writer can make the bytes
     // stale or mixed, as on any RDMA device; they are plain bytes.
     unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, to.as_mut_ptr(), to.len()) }
+}
+
+/// Whether there is a sum for a frame with this payload.
+#[inline(always)]
+fn comes_with_sum(payload: &Range<usize>) -> bool {
+    payload.start <= SUM_FROM && payload.end >= SUM_FROM + LEN_MIN && payload.len().is_multiple_of(4)
+}
+
+/// Copies registered memory at `addr` to the payload of a frame, `frame[payload]`, and returns the sum of the frame's bytes
+/// from [`SUM_FROM`] to its end where that comes with the copy: not with short ones, and not where a pad follows.
+#[inline]
+pub fn read_frame(addr: u64, frame: &mut [u8], payload: Range<usize>) -> Option<Sum> {
+    let copy = if comes_with_sum(&payload) { copy_function() } else { None };
+    let Some(copy) = copy else {
+        read(addr, &mut frame[payload]);
+        return None;
+    };
+    // The sum begins at a cache line, which is where wide stores are best begun, too.
+    let head = SUM_FROM - payload.start;
+    let (head, rest) = frame[payload].split_at_mut(head);
+    read(addr, head);
+    // SAFETY: as in `read`, of `rest` and the memory that it is copied from.
+    unsafe { copy(rest.as_mut_ptr(), (addr as *const u8).add(head.len()), rest.len(), core::ptr::null()) }
 }
 
 /// Copies `from` to registered memory at `addr`. With `last` the last byte is stored last, with release:

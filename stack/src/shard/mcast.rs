@@ -9,12 +9,13 @@
 
 use super::counters::Counter;
 use super::env::Env;
+use super::rx::prove;
 use super::{Qps, Shared};
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
 use crate::port::Frame;
 use crate::proto::state::Gates;
-use crate::wire::{Discard, Ingress, Layout, Transport, icrc, locate};
+use crate::wire::{Discard, Ingress, Layout, Transport, locate};
 
 /// A queue pair attached to a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,9 +113,7 @@ impl Env {
         if layout.row.transport != Transport::Ud {
             return Err(Discard::WrongTransport);
         }
-        if !icrc::check(frame.data_mut(), layout) {
-            return Err(Discard::BadIcrc);
-        }
+        prove(frame, layout)?;
         let pkt = layout.packet(frame.data());
         self.check_realm(layout, &pkt)?;
         let ours = self.shared.gids.contains(&pkt.src());

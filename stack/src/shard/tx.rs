@@ -1,5 +1,8 @@
 //! Sending: what a queue pair's machines want to say becomes frames.
 
+use arrayvec::ArrayVec;
+use core::ops::Range;
+
 use super::Shard;
 use super::copy::{self, Memory};
 use super::counters::Counter;
@@ -7,9 +10,10 @@ use super::env::Env;
 use super::qp::{Qp, Route};
 use super::run;
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
+use crate::crc::Sum;
 use crate::id::{PdId, Psn, QpType, Qpn};
 use crate::mem::{Access, KeyFault, MrTable};
-use crate::port::{Frame, TxBurst};
+use crate::port::{Build, Frame, TxBurst};
 use crate::proto::requester::{Idle, Segment};
 use crate::proto::responder::Answered;
 use crate::proto::status::WcStatus;
@@ -89,8 +93,8 @@ impl Env {
                 return Stop::Done; // the peer will ask again; resolving wakes nobody for an answer
             }
         }
-        let responses = self.respond(qp, budget);
-        for _ in responses..budget {
+        let mut budget = budget - self.respond(qp, budget);
+        while budget > 0 {
             if !qp.responder.has_answer() {
                 return Stop::Done;
             }
@@ -98,22 +102,31 @@ impl Env {
                 self.discard_of(qp, Discard::NoBuffer);
                 return Stop::More;
             };
-            let answer = if qp.long_answers && qp.route == Route::Known && self.backlog() == 0 {
-                self.respond_in_place(qp, budget)
-            } else {
-                None
-            };
+            let mut answer = None;
+            if qp.long_answers
+                && qp.route == Route::Known
+                && self.backlog() == 0
+                && let Some((built, other)) = self.respond_in_place(qp, budget)
+            {
+                budget -= built;
+                if other.is_none() {
+                    self.keep_frame(frame);
+                    return if qp.responder.has_answer() { Stop::More } else { Stop::Done };
+                }
+                answer = other;
+            }
             let Some(answer) = answer.or_else(|| qp.responder.poll_transmit(qp.credits())) else {
                 self.keep_frame(frame);
                 return Stop::Done;
             };
+            budget = budget.saturating_sub(1);
             match answer {
                 Answered::Ack { psn, aeth, fatal } => {
                     match aeth.syndrome >> 5 {
                         0 => self.count(Counter::AcksSent),
                         _ => self.count_nak_sent(qp, aeth.syndrome),
                     }
-                    self.build(qp, &mut frame, Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), 0, |_| ());
+                    self.build(qp, &mut frame, Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), 0, |_, _| None);
                     self.dispatch(qp, frame, stamped);
                     if let Some(fault) = fatal {
                         self.end_by_fault(qp, fault);
@@ -123,7 +136,7 @@ impl Env {
                 Answered::Atomic { psn, aeth, original } => {
                     self.count(Counter::ResponsesSent);
                     let ext = Ext::AtomicAck(aeth, original);
-                    self.build(qp, &mut frame, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext, 0, |_| ());
+                    self.build(qp, &mut frame, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext, 0, |_, _| None);
                     self.dispatch(qp, frame, stamped);
                 }
                 Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
@@ -136,7 +149,8 @@ impl Env {
                     };
                     self.count(Counter::ResponsesSent);
                     let ext = response_ext(opcode, aeth);
-                    self.build(qp, &mut frame, opcode, psn, ext, len, |to| copy::read(addr, to));
+                    let copy = |buffer: &mut [u8], payload| copy::read_frame(addr, buffer, payload);
+                    self.build(qp, &mut frame, opcode, psn, ext, len, copy);
                     qp.long_answers = frame.len() >= LONG_PACKET;
                     self.dispatch(qp, frame, stamped);
                 }
@@ -145,31 +159,20 @@ impl Env {
         if qp.responder.has_answer() { Stop::More } else { Stop::Done }
     }
 
-    /// Builds up to `most` READ responses in the port's own memory. Returns the answer that came up and is none, or is one
-    /// whose key is not good any more.
+    /// Builds up to `most` READ responses in the port's own memory, as many as there is room for. Returns how many, and the
+    /// answer that came up and is none, or is one whose key is not good any more; `None` where the port has no such memory.
     #[inline(never)]
-    fn respond_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<Answered> {
-        let mut built = Built::default();
-        let mut other = None;
-        let (mrs, ip_id) = (&self.shared.mrs, &mut self.ip_id);
-        let sent = self.queue.build_burst(most, &mut |buffer| {
-            let answer = qp.responder.poll_transmit(qp.credits())?;
-            let Answered::Read { psn, opcode, aeth, rkey, va, len, pd } = answer else {
-                other = Some(answer);
-                return None;
-            };
-            let Ok(addr) = readable(mrs, qp.qpn, pd, rkey, va, len) else {
-                other = Some(answer);
-                return None;
-            };
-            *ip_id = ip_id.wrapping_add(1);
-            let header = answer_header(qp, opcode, psn, response_ext(opcode, aeth), len, *ip_id);
-            let at = qp.template.begin(buffer, &header);
-            copy::read(addr, &mut buffer[at..at + len as usize]);
-            let total = qp.template.seal(buffer, at, len as usize);
-            built.add(total, false);
-            Some(total)
-        });
+    fn respond_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<(usize, Option<Answered>)> {
+        let mut builder = Responses {
+            mrs: &self.shared.mrs,
+            ip_id: &mut self.ip_id,
+            qp: &mut *qp,
+            other: None,
+            built: Built::default(),
+            open: Open::default(),
+        };
+        let sent = self.queue.build_burst(most, &mut builder)?;
+        let Responses { built, other, .. } = builder;
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
         if built.frames > 0 {
             qp.long_answers = built.long;
@@ -177,7 +180,7 @@ impl Env {
             self.counters().add(Counter::ResponsesSent, built.frames as u64);
             self.count_in_place(&built);
         }
-        other
+        Some((built.frames, other))
     }
 
     /// Counts frames that were built in the port's own memory, as those that a flush hands over.
@@ -215,27 +218,27 @@ impl Env {
         }
         let mut budget = QP_TX_BUDGET.min(self.requests.frames.remaining_capacity());
         while budget > 0 {
-            if qp.long && qp.route == Route::Known && self.backlog() == 0 {
-                let (built, end) = self.build_in_place(qp, budget);
-                let refused = built.frames == 0 && end.is_ok();
+            if qp.long
+                && qp.route == Route::Known
+                && self.backlog() == 0
+                && let Some((built, end)) = self.build_in_place(qp, budget)
+            {
+                let full = built.frames < budget && end.is_ok();
                 budget -= built.frames;
                 if let Some(stop) = self.end_of(qp, end, &mut budget) {
                     return stop;
                 }
-                if !refused {
-                    continue;
+                if full {
+                    return self.wait_to_send(qp, due);
                 }
-                // Without room in the port's memory they wait as frames.
+                continue;
             }
             // Packets are built where they wait for the port.
             let waiting = (qp.requester.waiting(&qp.sq) as usize).clamp(1, budget);
             let (base, got) = self.append_empty(waiting);
             if got == 0 {
                 self.discard_of(qp, Discard::NoBuffer);
-                if due {
-                    qp.requester.arm(self.now);
-                }
-                return if due { Stop::More } else { Stop::Done };
+                return self.wait_to_send(qp, due);
             }
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
             let empty = &mut self.requests.frames[base..];
@@ -250,6 +253,15 @@ impl Env {
                 return stop;
             }
         }
+        Stop::More
+    }
+
+    /// There is no memory to build a packet in. If one is due the ACK timer runs meanwhile.
+    fn wait_to_send(&mut self, qp: &mut Qp, due: bool) -> Stop {
+        if !due {
+            return Stop::Done;
+        }
+        qp.requester.arm(self.now);
         Stop::More
     }
 
@@ -284,37 +296,27 @@ impl Env {
         None
     }
 
-    /// Builds up to `most` request packets in the port's own memory, each finished while it is in the nearest cache. None
-    /// where there is no room for them.
+    /// Builds up to `most` request packets in the port's own memory, each finished while it is in the nearest cache: as many
+    /// as there is room for. `None` where the port has no such memory.
     #[inline(never)]
-    fn build_in_place(&mut self, qp: &mut Qp, most: usize) -> (Built, Result<(), End>) {
-        let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
-        let (now, ip_id) = (self.now, &mut self.ip_id);
-        let mut built = Built::default();
-        let mut end = Ok(());
-        let sent = self.queue.build_burst(most, &mut |buffer| {
-            let segment = match qp.requester.poll_transmit(now, qp.gates, qp.epoch, &qp.sq) {
-                Ok(segment) => segment,
-                Err(idle) => {
-                    end = Err(End::Idle(idle));
-                    return None;
-                }
-            };
-            *ip_id = ip_id.wrapping_add(1);
-            let Ok(len) = fill(memory, *ip_id, qp, &segment, buffer) else {
-                end = Err(End::Protection(segment.seq));
-                return None;
-            };
-            qp.template.stamp(&mut buffer[..len]);
-            built.add(len, segment.again);
-            Some(len)
-        });
+    fn build_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<(Built, Result<(), End>)> {
+        let mut builder = Requests {
+            memory: Memory { keys: &self.shared.mrs, pd: qp.pd },
+            now: self.now,
+            ip_id: &mut self.ip_id,
+            qp: &mut *qp,
+            built: Built::default(),
+            end: Ok(()),
+            open: Open::default(),
+        };
+        let sent = self.queue.build_burst(most, &mut builder)?;
+        let Requests { built, end, .. } = builder;
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
         if built.frames > 0 {
             self.count_built(qp, &built);
             self.count_in_place(&built);
         }
-        (built, end)
+        Some((built, end))
     }
 
     /// Puts up to `n` empty frames behind those that wait for the port: where they begin, and how many there are.
@@ -385,14 +387,15 @@ impl Env {
         psn: Psn,
         ext: Ext,
         len: u32,
-        fill: impl FnOnce(&mut [u8]),
+        fill: impl FnOnce(&mut [u8], Range<usize>) -> Option<Sum>,
     ) {
         let header = answer_header(qp, opcode, psn, ext, len, self.next_ip_id());
         let buffer = frame.buffer_mut();
         let at = qp.template.begin(buffer, &header);
-        fill(&mut buffer[at..at + len as usize]);
+        let sum = fill(buffer, at..at + len as usize);
         let total = qp.template.close(buffer, at, len as usize);
         frame.set_len(total);
+        frame.set_sum(sum);
     }
 
     /// Sends an answer that was built on its way. In the backlog it is left to be stamped, unless it is long.
@@ -401,7 +404,7 @@ impl Env {
         let len = frame.len();
         qp.counters.sent(1, len as u64);
         if qp.route == Route::Inside {
-            qp.template.stamp(frame.data_mut());
+            stamp(&qp.template, core::slice::from_mut(&mut frame));
         }
         self.send(qp.route, qp.peer_shard.into(), frame, true);
         if len >= LONG_PACKET {
@@ -460,6 +463,105 @@ impl Built {
     }
 }
 
+/// Packets of a burst that are left to be stamped when it is whole: length, and the sum of all but its headers. A packet
+/// without a sum is stamped at once, while it is in the nearest cache.
+#[derive(Default)]
+struct Open(ArrayVec<(usize, Option<Sum>), QP_TX_BUDGET>);
+
+impl Open {
+    /// The next packet of the burst is this one.
+    #[inline(always)]
+    fn add(&mut self, template: &Template, packet: &mut [u8], sum: Option<Sum>) {
+        let later = self.0.try_push((packet.len(), sum)).is_ok() && sum.is_some();
+        if !later {
+            template.stamp(packet, None);
+        }
+    }
+
+    /// Stamps the `i`-th packet of the burst, if that was left.
+    #[inline(always)]
+    fn stamp(&self, template: &Template, i: usize, buffer: &mut [u8]) {
+        if let Some((len, sum @ Some(_))) = self.0.get(i) {
+            template.stamp(&mut buffer[..*len], *sum);
+        }
+    }
+}
+
+/// Builds request packets in a port's memory.
+struct Requests<'a> {
+    memory: Memory<'a>,
+    now: Instant,
+    ip_id: &'a mut u16,
+    qp: &'a mut Qp,
+    built: Built,
+    end: Result<(), End>,
+    open: Open,
+}
+
+impl Build for Requests<'_> {
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let qp = &mut *self.qp;
+        let segment = match qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq) {
+            Ok(segment) => segment,
+            Err(idle) => {
+                self.end = Err(End::Idle(idle));
+                return None;
+            }
+        };
+        *self.ip_id = self.ip_id.wrapping_add(1);
+        let Ok((len, sum)) = fill(self.memory, *self.ip_id, qp, &segment, buffer) else {
+            self.end = Err(End::Protection(segment.seq));
+            return None;
+        };
+        let again = segment.again;
+        self.open.add(&qp.template, &mut buffer[..len], sum);
+        self.built.add(len, again);
+        Some(len)
+    }
+
+    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
+        self.open.stamp(&self.qp.template, i, buffer);
+    }
+}
+
+/// Builds READ responses in a port's memory.
+struct Responses<'a> {
+    mrs: &'a MrTable,
+    ip_id: &'a mut u16,
+    qp: &'a mut Qp,
+    /// What came up and is no response, or one whose key is not good any more.
+    other: Option<Answered>,
+    built: Built,
+    open: Open,
+}
+
+impl Build for Responses<'_> {
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let qp = &mut *self.qp;
+        let answer = qp.responder.poll_transmit(qp.credits())?;
+        let Answered::Read { psn, opcode, aeth, rkey, va, len, pd } = answer else {
+            self.other = Some(answer);
+            return None;
+        };
+        let Ok(addr) = readable(self.mrs, qp.qpn, pd, rkey, va, len) else {
+            self.other = Some(answer);
+            return None;
+        };
+        *self.ip_id = self.ip_id.wrapping_add(1);
+        let header = answer_header(qp, opcode, psn, response_ext(opcode, aeth), len, *self.ip_id);
+        let (at, len) = (qp.template.begin(buffer, &header), len as usize);
+        let sum = copy::read_frame(addr, buffer, at..at + len);
+        let total = qp.template.close(buffer, at, len);
+        self.open.add(&qp.template, &mut buffer[..total], sum);
+        self.built.add(total, false);
+        Some(total)
+    }
+
+    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
+        self.open.stamp(&self.qp.template, i, buffer);
+    }
+}
+
 /// Why no more were built.
 enum End {
     /// The requester has none.
@@ -505,11 +607,12 @@ fn build_requests(
             }
         };
         *ip_id = ip_id.wrapping_add(1);
-        let Ok(len) = fill(memory, *ip_id, qp, &segment, frame.buffer_mut()) else {
+        let Ok((len, sum)) = fill(memory, *ip_id, qp, &segment, frame.buffer_mut()) else {
             end = Err(End::Protection(segment.seq));
             break;
         };
         frame.set_len(len);
+        frame.set_sum(sum);
         built.add(len, segment.again);
         if built.long {
             stamp(&qp.template, &mut empty[stamped..built.frames]);
@@ -524,11 +627,13 @@ fn build_requests(
 #[inline]
 fn stamp(template: &Template, frames: &mut [Frame]) {
     for frame in frames {
-        template.stamp(frame.data_mut());
+        let sum = frame.sum();
+        template.stamp(frame.data_mut(), sum);
     }
 }
 
-/// Builds the request packet of a segment in a buffer; [`Template::stamp`] finishes it. Returns its length.
+/// Builds the request packet of a segment in a buffer; [`Template::stamp`] finishes it. Returns its length, and its sum if that
+/// is known.
 ///
 /// [`Template::stamp`]: crate::wire::Template::stamp
 #[inline(always)]
@@ -538,7 +643,7 @@ pub(super) fn fill(
     qp: &Qp,
     segment: &Segment<'_>,
     buffer: &mut [u8],
-) -> Result<usize, copy::LocalProtection> {
+) -> Result<(usize, Option<Sum>), copy::LocalProtection> {
     let slot = segment.slot;
     let header = Header {
         opcode: segment.opcode.in_class(qp.class),
@@ -552,9 +657,6 @@ pub(super) fn fill(
     };
     let (len, offset) = (segment.len as usize, segment.offset as usize);
     let at = qp.template.begin(buffer, &header);
-    let payload = &mut buffer[at..at + len];
-    if len > 0 {
-        memory.fill(slot, offset, payload)?;
-    }
-    Ok(qp.template.close(buffer, at, len))
+    let sum = if len > 0 { memory.fill_frame(slot, offset, buffer, at..at + len)? } else { None };
+    Ok((qp.template.close(buffer, at, len), sum))
 }

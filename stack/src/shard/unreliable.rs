@@ -7,6 +7,7 @@ use super::counters::Counter;
 use super::env::{Env, Leaving};
 use super::paths::Path;
 use super::qp::{Qp, Route};
+use super::rx::prove;
 use super::tx::{Stop, fill};
 use super::{EventElement, Shard, Shared};
 use crate::config::QP_TX_BUDGET;
@@ -19,7 +20,7 @@ use crate::proto::responder::Verdict;
 use crate::proto::state::Gates;
 use crate::proto::status::{AsyncEvent, WcStatus};
 use crate::proto::wqe::RecvWqe;
-use crate::wire::{Discard, Flow, Layout, Packet, Template, Transport, icrc, udp_source_port};
+use crate::wire::{Discard, Flow, Layout, Packet, Template, Transport, udp_source_port};
 
 impl Shard {
     /// Completes unreliable work requests whose frames have gone.
@@ -89,14 +90,14 @@ impl Env {
                 }
             };
             let ip_id = self.next_ip_id();
-            let Ok(len) = fill(self.memory(qp.pd), ip_id, qp, &segment, frame.buffer_mut()) else {
+            let Ok((len, sum)) = fill(self.memory(qp.pd), ip_id, qp, &segment, frame.buffer_mut()) else {
                 let seq = segment.seq;
                 self.keep_frame(frame);
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
             };
             frame.set_len(len);
-            qp.template.stamp(frame.data_mut());
+            qp.template.stamp(frame.data_mut(), sum);
             if path == Path::Failed {
                 self.discard(Discard::Unreachable);
                 self.keep_frame(frame);
@@ -186,9 +187,7 @@ impl Env {
         if !qp.gates.has(Gates::RX_REQ) {
             return Err(Discard::BadState);
         }
-        if !icrc::check(frame.data_mut(), layout) {
-            return Err(Discard::BadIcrc);
-        }
+        prove(frame, layout)?;
         let pkt = layout.packet(frame.data());
         if qp.is_datagram() {
             // A group address goes with the group's queue pair number, and never comes here.

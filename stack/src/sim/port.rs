@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::crc::{self, SUM_FROM};
 use crate::port::{Frame, HeapPool, PortQueue, RxBurst, TxBurst};
 
 /// What the two ends of a queue share.
@@ -70,10 +71,11 @@ impl PortQueue for SimQueue {
 }
 
 impl SimWire {
-    /// Puts a frame into the receive ring. `false`: the pool has no buffer for it.
+    /// Puts a frame into the receive ring, with its sum, as a memif does. `false`: the pool has no buffer for it.
     pub fn deliver(&self, bytes: &[u8]) -> bool {
         let Some(mut frame) = self.pool.alloc() else { return false };
         let whole = frame.fill(bytes);
+        frame.set_sum(frame.data().get(SUM_FROM..).and_then(crc::of));
         lock(&self.state).rx.push_back(frame);
         whole
     }

@@ -33,7 +33,7 @@ impl Seen {
     pub fn decode(at: Instant, frame: &[u8]) -> Option<Self> {
         let Ok(Ingress::Roce(layout)) = locate(frame) else { return None };
         let mut copy = frame.to_vec();
-        if !icrc::check(&mut copy, &layout) {
+        if !icrc::check(&mut copy, &layout, None) {
             return None;
         }
         let packet = layout.packet(frame);

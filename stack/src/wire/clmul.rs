@@ -5,20 +5,19 @@
 //! one step; the products do not wait for each other, and their sum is reduced once. The fields that are masked are
 //! masked in the registers that a block is loaded to: the frame is only read.
 //!
-//! Arithmetic: polynomials over GF(2), their highest coefficient in bit 0. With `P` the generator, a block `H x^64 + L`
-//! that `n` blocks follow contributes `H (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`, which has a degree below 96;
-//! the remainder of the sum by `P` is the CRC (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
-//! PCLMULQDQ Instruction", Intel 2009; the last step is Barrett's).
+//! Of a long packet this does the headers, and the sum of the payload is added ([`register_with`]). The arithmetic is that of
+//! [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes `H (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`.
 
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_extract_epi32, _mm_loadu_si128, _mm_setzero_si128,
-    _mm_xor_si128,
+    __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_loadu_si128, _mm_setzero_si128, _mm_xor_si128,
 };
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::icrc::{MASK_LEN, MASK_V4, MASK_V6};
+use super::{ETH_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
+use crate::crc::{SUM_FROM, advance, factor, reduce};
 
 /// Blocks that the longest packet has.
 const BLOCKS_MAX: usize = 16;
@@ -26,25 +25,8 @@ const BLOCKS_MAX: usize = 16;
 pub(super) const BEFORE: usize = 12;
 const BLOCK: usize = 16;
 
-/// The generator without its highest term, highest coefficient in bit 31.
-const GENERATOR: u32 = 0x04c1_1db7;
 /// The register after eight bytes of ones.
 const START: u32 = 0xdebb_20e3;
-
-/// `x^n mod P`, highest coefficient in bit 31.
-const fn power(n: usize) -> u32 {
-    let (mut r, mut i) = (1u32, 0);
-    while i < n {
-        r = (r << 1) ^ (if r >> 31 != 0 { GENERATOR } else { 0 });
-        i += 1;
-    }
-    r
-}
-
-/// As a factor: highest coefficient first, and in a place that leaves the product of 96 bits at the bottom.
-const fn factor(n: usize) -> u64 {
-    (power(n).reverse_bits() as u64) << 1
-}
 
 /// Factors of the two halves of a block, by the blocks from it to the end, the last one first in order.
 static KEYS: [[u64; 2]; BLOCKS_MAX] = {
@@ -56,21 +38,6 @@ static KEYS: [[u64; 2]; BLOCKS_MAX] = {
         i += 1;
     }
     keys
-};
-
-/// The quotient `x^96 / P` without its last term, and `P`, both highest coefficient first.
-const BARRETT: [u64; 2] = {
-    let (mut quotient, mut rest, mut i) = (0u64, 0u32, 0);
-    // Long division of x^96: its 97 coefficients come down one by one; the quotient's first is that of x^64.
-    while i <= 96 {
-        let out = rest >> 31;
-        rest = (rest << 1 | (i == 0) as u32) ^ (if out != 0 { GENERATOR } else { 0 });
-        if i >= 32 && i < 96 {
-            quotient |= (out as u64) << (i - 32);
-        }
-        i += 1;
-    }
-    [quotient, (GENERATOR.reverse_bits() as u64) << 1 | 1]
 };
 
 /// What is done to a block: bits that stay, and bits that are turned over then.
@@ -85,38 +52,44 @@ const MASKED_V4: usize = 3;
 const MASKED_V6: usize = 5;
 const _: () = assert!(MASK_LEN >= MASKED_V6 * BLOCK - BEFORE - BLOCK / 4);
 
-/// For packets whose first block has `4 * i` bytes (none: all 16): what is before the packet goes, masked bits
+/// For packets whose IP header begins after so many bytes of the first block: what is before the packet goes, masked bits
 /// become ones, and the register at the start is added.
-const fn masks<const N: usize>(mask: &[u8; MASK_LEN]) -> [[Mask; N]; 4] {
-    let none = Mask { keep: [0; 2], flip: [0; 2] };
-    let mut all = [[none; N]; 4];
-    let mut i = 0;
-    while i < 4 {
-        let before = (BLOCK - 4 * i) % BLOCK;
-        let mut at = 0;
-        while at < N * BLOCK {
-            let (mut keep, mut flip) = (0xff, 0);
-            if at < before {
-                keep = 0;
-            } else if at - before < MASK_LEN {
-                keep = !mask[at - before];
-                flip = mask[at - before];
-            }
-            if at >= before && at < before + 4 {
-                flip ^= START.to_le_bytes()[at - before];
-            }
-            let (block, half, shift) = (at / BLOCK, at / 8 % 2, at % 8 * 8);
-            all[i][block].keep[half] |= (keep as u64) << shift;
-            all[i][block].flip[half] |= (flip as u64) << shift;
-            at += 1;
+const fn masks<const N: usize>(mask: &[u8; MASK_LEN], before: usize) -> [Mask; N] {
+    let mut all = [Mask { keep: [0; 2], flip: [0; 2] }; N];
+    let mut at = 0;
+    while at < N * BLOCK {
+        let (mut keep, mut flip) = (0xff, 0);
+        if at < before {
+            keep = 0;
+        } else if at - before < MASK_LEN {
+            keep = !mask[at - before];
+            flip = mask[at - before];
         }
-        i += 1;
+        if at >= before && at < before + 4 {
+            flip ^= START.to_le_bytes()[at - before];
+        }
+        let (block, half, shift) = (at / BLOCK, at / 8 % 2, at % 8 * 8);
+        all[block].keep[half] |= (keep as u64) << shift;
+        all[block].flip[half] |= (flip as u64) << shift;
+        at += 1;
     }
     all
 }
 
-static MASKS_V4: [[Mask; MASKED_V4]; 4] = masks(&MASK_V4);
-static MASKS_V6: [[Mask; MASKED_V6]; 4] = masks(&MASK_V6);
+/// For packets whose first block has `4 * i` bytes (none: all 16).
+const fn rows<const N: usize>(mask: &[u8; MASK_LEN]) -> [[Mask; N]; 4] {
+    [masks(mask, 0), masks(mask, 12), masks(mask, 8), masks(mask, 4)]
+}
+
+static MASKS_V4: [[Mask; MASKED_V4]; 4] = rows(&MASK_V4);
+static MASKS_V6: [[Mask; MASKED_V6]; 4] = rows(&MASK_V6);
+
+/// Blocks of a whole frame, from its Ethernet header on, that have something to mask.
+const MASKED_FRAME: usize = 5;
+const _: () = assert!(ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN + 5 <= MASKED_FRAME * BLOCK, "to BTH byte 4");
+/// For frames without a VLAN tag and with one.
+static FRAMES_V4: [[Mask; MASKED_FRAME]; 2] = [masks(&MASK_V4, ETH_LEN), masks(&MASK_V4, ETH_LEN + VLAN_LEN)];
+static FRAMES_V6: [[Mask; MASKED_FRAME]; 2] = [masks(&MASK_V6, ETH_LEN), masks(&MASK_V6, ETH_LEN + VLAN_LEN)];
 
 /// Whether the processor multiplies so: 0 for not asked yet, else [`NO`] or [`YES`].
 static AVAILABLE: AtomicU8 = AtomicU8::new(0);
@@ -159,6 +132,26 @@ pub(super) fn register(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Optio
     }
 }
 
+/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`, of which those from
+/// [`SUM_FROM`] on have this sum. `None` where another function has to do it: the frame has no such layout, or the processor
+/// cannot multiply so.
+#[inline(always)]
+pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: u32) -> Option<u32> {
+    let tagged = match l3 {
+        ETH_LEN => 0,
+        _ if l3 == ETH_LEN + VLAN_LEN => 1,
+        _ => return None,
+    };
+    let masks = if ipv6 { &FRAMES_V6[tagged] } else { &FRAMES_V4[tagged] };
+    let (blocks, _) = frame.first_chunk::<SUM_FROM>()?.as_chunks();
+    if !available() {
+        return None;
+    }
+    // SAFETY: the processor has what the function is compiled for: asked just above.
+    let head = unsafe { self::sum(blocks, masks) }?;
+    Some(advance(head, end.checked_sub(SUM_FROM)?)? ^ sum)
+}
+
 #[inline]
 #[target_feature(enable = "pclmulqdq,avx")]
 fn load(block: &[u8; BLOCK]) -> __m128i {
@@ -196,15 +189,13 @@ fn sum<const N: usize>(blocks: &[[u8; BLOCK]], masks: &[Mask; N]) -> Option<u32>
     for (block, key) in tail.iter().zip(tail_keys) {
         sum = _mm_xor_si128(sum, product(load(block), key));
     }
-    let barrett = pair(&BARRETT);
-    let quotient = _mm_clmulepi64_si128::<0x00>(sum, barrett);
-    let multiple = _mm_clmulepi64_si128::<0x10>(quotient, barrett);
-    Some(_mm_extract_epi32::<2>(_mm_xor_si128(sum, multiple)) as u32)
+    Some(reduce(sum))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::crc::GENERATOR;
 
     /// Bytes of the longest packet.
     const LEN_MAX: usize = BLOCKS_MAX * BLOCK;

@@ -1,12 +1,18 @@
 //! The invariant CRC (IBA 7.8.1, A17): CRC-32/ISO-HDLC over eight bytes of ones, then everything from the IP
 //! header to the pad, with the fields that a router may change set to ones.
 //!
-//! `crc32fast` rather than `crc-fast`, by measurement (crc32fast / crc-fast, ns, Xeon with AVX-512): 64 bytes
+//! Short packets go by way of `clmul`, long ones by [`crate::crc`] where the processor has what that takes, else by
+//! `crc32fast`: rather than `crc-fast`, by measurement (crc32fast / crc-fast, ns, Xeon with AVX-512): 64 bytes
 //! 8 / 43, 128 bytes 8 / 59, 1080 bytes 31 / 81, 4140 bytes 63 / 103.
 
 use std::sync::LazyLock;
 
 use super::Layout;
+#[cfg(target_arch = "x86_64")]
+use super::clmul;
+use crate::crc::Sum;
+#[cfg(target_arch = "x86_64")]
+use crate::crc::{self, SUM_FROM};
 
 /// CRC of eight bytes of ones, which stand for the link header that RoCEv2 does not have.
 const SEED: u32 = !0xdebb_20e3;
@@ -57,38 +63,69 @@ pub fn of_masked(covered: &[u8]) -> u32 {
 }
 
 /// ICRC of a frame's bytes from its IP header at `l3` to `end`, the end of the pad, as [`of_masked`] of them: variant fields
-/// already all ones. Short packets go the short way (`clmul`).
+/// already all ones. `sum` is that of the bytes from [`crate::crc::SUM_FROM`] to `end`, if it is known.
 ///
 /// # Panics
 /// If the frame has not so many bytes.
 #[inline(always)]
-pub fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
+pub fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if let Some(register) = super::clmul::register(frame, l3, end, ipv6) {
+    if let Some(register) = clmul::register(frame, l3, end, ipv6) {
         return !register;
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = ipv6;
-    of_masked(&frame[l3..end])
+    of_long(frame, l3, end, ipv6, sum)
 }
 
-/// Whether the ICRC of a located frame is right.
+#[inline(never)]
+fn of_long(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> u32 {
+    match register_with(frame, l3, end, ipv6, sum) {
+        Some(register) => !register,
+        None => of_masked(&frame[l3..end]),
+    }
+}
+
+/// Whether the ICRC of a located frame is right. `sum` is that of the frame's bytes from [`crate::crc::SUM_FROM`] on, if it is
+/// known.
 ///
-/// The frame is the same after. Short ones are only read (`clmul`); over the variant fields of long ones
-/// it writes ones while it computes, and puts them back.
+/// The frame is the same after. Where the processor has wide multiplications it is only read; else this writes ones over the
+/// variant fields of long ones while it computes, and puts them back.
 ///
 /// # Panics
 /// If `frame` is not the frame that `layout` was made from, but a shorter one.
 #[inline(always)]
-pub fn check(frame: &mut [u8], layout: &Layout) -> bool {
+pub fn check(frame: &mut [u8], layout: &Layout, sum: Option<Sum>) -> bool {
+    let (l3, end) = (layout.l3 as usize, layout.end as usize);
     #[cfg(target_arch = "x86_64")]
-    if let Some(register) =
-        super::clmul::register(frame, layout.l3 as usize, layout.end as usize, layout.ipv6)
-    {
+    if let Some(register) = clmul::register(frame, l3, end, layout.ipv6) {
         return register == !RESIDUE;
     }
-    let mask = if layout.ipv6 { &MASK_V6 } else { &MASK_V4 };
-    check_masked(&mut frame[layout.l3 as usize..layout.end as usize], mask)
+    check_long(frame, l3, end, layout.ipv6, sum)
+}
+
+#[inline(never)]
+fn check_long(frame: &mut [u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> bool {
+    // The sum is that of the packet only where no Ethernet padding follows.
+    let sum = sum.filter(|_| end == frame.len());
+    if let Some(register) = register_with(frame, l3, end, ipv6, sum) {
+        return register == !RESIDUE;
+    }
+    let mask = if ipv6 { &MASK_V6 } else { &MASK_V4 };
+    check_masked(&mut frame[l3..end], mask)
+}
+
+/// The register over `frame[l3..end]` with its variant fields as ones, by the sum of what follows the headers. `None` where the
+/// processor cannot.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> Option<u32> {
+    let sum = sum.or_else(|| crc::of(frame.get(SUM_FROM..end)?))?;
+    clmul::register_with(frame, l3, end, ipv6, sum.register())
+}
+
+/// None: this processor is not known here.
+#[cfg(not(target_arch = "x86_64"))]
+fn register_with(_: &[u8], _: usize, _: usize, _: bool, _: Option<Sum>) -> Option<u32> {
+    None
 }
 
 fn check_masked(packet: &mut [u8], mask: &[u8; MASK_LEN]) -> bool {

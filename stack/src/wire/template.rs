@@ -9,6 +9,7 @@ use super::{
     Flow, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, Opcode, Packet, Reth, Transport, UDP_LEN, UDP_PORT,
     VLAN_LEN, be16, icrc, pad_count,
 };
+use crate::crc::{SUM_FROM, Sum};
 use crate::id::{Gid, Mac, Psn, Qpn};
 
 /// Bytes before the BTH, at most.
@@ -17,6 +18,7 @@ const OUTER_MAX: usize = ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN;
 const EXT_MAX: usize = HEADER_LEN_MAX - Bth::LEN;
 /// Headers of a packet from the Ethernet header on, at most. [`Template::begin`] wants a buffer of this size.
 pub const HEADERS_MAX: usize = OUTER_MAX + HEADER_LEN_MAX;
+const _: () = assert!(HEADERS_MAX <= SUM_FROM, "a sum is of payload");
 
 /// BECN, the only bit of BTH byte 4 that is ever sent, and only by a CNP (IBA A17.9.3).
 const BECN: u8 = 0x40;
@@ -404,7 +406,7 @@ impl Template {
     #[inline(always)]
     pub fn seal(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
         let len = self.close(buf, payload_offset, payload_len);
-        self.stamp(&mut buf[..len]);
+        self.stamp(&mut buf[..len], None);
         len
     }
 
@@ -430,19 +432,20 @@ impl Template {
     /// Puts the ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
     ///
     /// The CRC loads wide what was just stored narrow, which must wait until the stores have left the core. So who builds
-    /// many frames closes them all, then stamps them all.
+    /// many frames closes them all, then stamps them all. `sum` is that of the bytes from [`SUM_FROM`] to the ICRC, if
+    /// it is known.
     ///
     /// # Panics
     /// If `frame` is not as [`Template::begin`] and [`Template::close`] left it, but shorter.
     #[inline(always)]
-    pub fn stamp(&self, frame: &mut [u8]) {
+    pub fn stamp(&self, frame: &mut [u8], sum: Option<Sum>) {
         if self.is_plain() {
             // With this no other check is left.
             assert!(frame.len() >= PLAIN_LEN + ICRC_LEN, "begin() wrote more than that");
-            put_icrc(frame, ETH_LEN, false);
+            put_icrc(frame, ETH_LEN, false, sum);
             self.finish_v4::<{ ETH_LEN }>(frame);
         } else {
-            put_icrc(frame, self.l3.into(), self.ipv6);
+            put_icrc(frame, self.l3.into(), self.ipv6, sum);
             self.finish_other(frame);
         }
     }
@@ -493,9 +496,9 @@ const _: () = assert!(HEADERS_MAX >= OUTER_MAX + Bth::LEN + CNP_PAYLOAD + ICRC_L
 
 /// Puts the ICRC of everything from `l3` on where it belongs.
 #[inline(always)]
-fn put_icrc(frame: &mut [u8], l3: usize, ipv6: bool) {
+fn put_icrc(frame: &mut [u8], l3: usize, ipv6: bool, sum: Option<Sum>) {
     let covered_end = frame.len() - ICRC_LEN;
-    let icrc = icrc::of_frame(frame, l3, covered_end, ipv6);
+    let icrc = icrc::of_frame(frame, l3, covered_end, ipv6, sum);
     frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
 }
 

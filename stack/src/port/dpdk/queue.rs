@@ -2,11 +2,12 @@
 
 use super::port::Shared;
 use crate::config::{RX_BURST, TX_BURST};
+use crate::crc::{CopyFn, SUM_FROM, copy_function};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
-use crate::port::{Frame, PortQueue, RxBurst, TxBurst};
+use crate::port::{Build, Frame, PortQueue, RxBurst, TxBurst};
 use crate::sync::asymmetric::{light, prepare};
 use arrayvec::ArrayVec;
-use core::mem::{align_of, offset_of, size_of};
+use core::mem::{align_of, offset_of, size_of, transmute};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, Ordering};
 use dpdk_sys as sys;
@@ -25,8 +26,9 @@ const _: () = {
     assert!(FIELD_OFFSETS[0] == offset_of!(sys::dpdk_sys_frame, data));
     assert!(FIELD_OFFSETS[1] == offset_of!(sys::dpdk_sys_frame, len));
     assert!(FIELD_OFFSETS[2] == offset_of!(sys::dpdk_sys_frame, cap));
-    assert!(FIELD_OFFSETS[3] == offset_of!(sys::dpdk_sys_frame, handle));
-    assert!(FIELD_OFFSETS[4] == offset_of!(sys::dpdk_sys_frame, kind));
+    assert!(FIELD_OFFSETS[3] == offset_of!(sys::dpdk_sys_frame, sum));
+    assert!(FIELD_OFFSETS[4] == offset_of!(sys::dpdk_sys_frame, handle));
+    assert!(FIELD_OFFSETS[5] == offset_of!(sys::dpdk_sys_frame, kind));
 };
 
 /// Frames whose buffer is an mbuf, of whatever pool.
@@ -66,6 +68,9 @@ impl DpdkQueue {
             pool: shared.pool.as_ptr(),
             kind: (&raw const MBUF).cast(),
             max_len: shared.max_frame as u32,
+            sum_from: SUM_FROM as u32,
+            // SAFETY: the two types are one: `Option<Sum>` is a `uint32_t` for C, and pointers to bytes are pointers.
+            copy: unsafe { transmute::<Option<CopyFn>, sys::dpdk_sys_copy>(copy_function()) },
         };
         Self { raw, gate, stock: ArrayVec::new(), index, shared }
     }
@@ -202,39 +207,48 @@ impl PortQueue for DpdkQueue {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
-    fn build_burst(&mut self, most: usize, build: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> usize {
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
         let max = self.raw.max_len as usize;
-        let Some(result) = self.inside(|raw, result| {
+        let mut there_is = true;
+        let result = self.inside(|raw, result| {
             // SAFETY: the queue's port exists; we hold the gate.
             let room = unsafe { sys::dpdk_sys_tx_room(raw, most as u32) };
-            let mut built = 0;
-            while built < room.min(most as u32) {
-                // SAFETY: `built` is less than the room there is; we hold the gate.
-                let slot = unsafe { sys::dpdk_sys_tx_slot(raw, built) };
-                let Some(slot) = NonNull::new(slot) else { break };
+            there_is = room >= 0;
+            let most = most.min(TX_BURST).min(room.max(0) as usize);
+            let buffer = |i: usize| {
+                // SAFETY: `i` is less than the room there is; we hold the gate.
+                let slot = NonNull::new(unsafe { sys::dpdk_sys_tx_slot(raw, i as u32) })?;
                 // SAFETY: the slot is memory of `max` bytes that stays mapped while we hold the gate. It is ours until it
-                // is published: no other thread of this process has it. The peer's process has it mapped, too; what it
-                // writes there can only spoil the bytes of this frame, and nothing is decided by them.
-                let buffer = unsafe { core::slice::from_raw_parts_mut(slot.cast::<u8>().as_ptr(), max) };
-                let Some(len) = build(buffer) else { break };
-                let len = len.min(max) as u32;
-                // SAFETY: as above.
-                unsafe { sys::dpdk_sys_tx_close(raw, built, len) };
-                built += 1;
-                result.bytes += u64::from(len);
+                // is published: no other thread of this process has it, and each buffer is gone before the next is asked
+                // for. The peer's process has it mapped, too; what it writes there can only spoil the bytes of this frame,
+                // and nothing is decided by them.
+                Some(unsafe { core::slice::from_raw_parts_mut(slot.cast::<u8>().as_ptr(), max) })
+            };
+            let mut lens = ArrayVec::<u32, TX_BURST>::new();
+            while lens.len() < most
+                && let Some(len) = buffer(lens.len()).and_then(|buffer| builder.build(buffer))
+            {
+                lens.push(len.min(max) as u32);
             }
+            for (i, len) in lens.iter().enumerate() {
+                if let Some(buffer) = buffer(i) {
+                    builder.finish(i, buffer);
+                }
+                // SAFETY: as above.
+                unsafe { sys::dpdk_sys_tx_close(raw, i as u32, *len) };
+                result.bytes += u64::from(*len);
+            }
+            let built = lens.len() as u32;
             if built > 0 {
                 // SAFETY: the first `built` slots hold frames; we hold the gate.
                 unsafe { sys::dpdk_sys_tx_publish(raw, built) };
             }
             result.frames = built;
-        }) else {
-            return 0;
-        };
+        })?;
         let counters = &self.shared.counters[self.index];
         counters.tx_frames.add(u64::from(result.frames));
         counters.tx_bytes.add(result.bytes);
-        result.frames as usize
+        there_is.then_some(result.frames as usize)
     }
 
     #[inline]

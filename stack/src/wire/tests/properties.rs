@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::crc::{self, SUM_FROM};
 use crate::id::Mtu;
 
 prop_compose! {
@@ -101,7 +102,7 @@ fn stenciled<const EXT: usize>(
     let laid = stencil.lay::<EXT>(&mut frame, h.ip_id, h.psn, h.ack_req, payload.len());
     laid.ext.copy_from_slice(&ext[..EXT]);
     laid.payload.copy_from_slice(payload);
-    template.stamp(&mut frame);
+    template.stamp(&mut frame, None);
     frame
 }
 
@@ -141,6 +142,46 @@ proptest! {
         prop_assert_eq!(packet.bth.becn(), header.opcode == Opcode::CNP);
         let covered = &frame[layout.l3 as usize..frame.len() - 4];
         prop_assert_eq!(&frame[frame.len() - 4..], slow_icrc(covered).to_le_bytes());
+    }
+
+    /// Goal: a long packet's ICRC is the same whether the sum of its payload is known or not, on both sides; and a sum lets no
+    /// packet pass that was damaged, before or behind the byte where it begins, nor takes Ethernet padding for the packet.
+    #[test]
+    fn a_sum_stands_for_its_bytes(
+        flow in flows(), header in headers(), payload in prop::collection::vec(any::<u8>(), 60..2200),
+        at: prop::sample::Index, bit in 0..8u8, padding in 1..80usize,
+    ) {
+        let frame = build(&flow, &header, &payload);
+        let layout = accept(&frame).unwrap();
+        let (l3, end) = (layout.l3 as usize, frame.len() - ICRC_LEN);
+        prop_assert_eq!(&frame[end..], slow_icrc(&frame[l3..end]).to_le_bytes());
+
+        let template = Template::new(&flow);
+        let mut again = vec![0xa5; frame.len().max(HEADERS_MAX)];
+        let payload_at = template.begin(&mut again, &Header { payload_len: payload.len() as u32, ..header });
+        again[payload_at..payload_at + payload.len()].copy_from_slice(&payload);
+        prop_assert_eq!(template.close(&mut again, payload_at, payload.len()), frame.len());
+        again.truncate(frame.len());
+        let sum = again.get(SUM_FROM..end).and_then(crc::of);
+        template.stamp(&mut again, sum);
+        prop_assert_eq!(&again, &frame);
+
+        let sum_of = |frame: &[u8]| frame.get(SUM_FROM..).and_then(crc::of);
+        let check = |frame: &mut Vec<u8>| {
+            let sum = sum_of(frame);
+            (icrc::check(frame, &layout, sum), icrc::check(frame, &layout, None))
+        };
+        prop_assert_eq!(check(&mut again), (true, true));
+        again.resize(frame.len() + padding, 0x5a);
+        prop_assert_eq!(check(&mut again), (true, true));
+        let mut damaged = frame.clone();
+        let at = l3 + 12 + at.index(frame.len() - l3 - 12);
+        damaged[at] ^= 1 << bit;
+        let seen = check(&mut damaged);
+        let variant = slow_icrc(&damaged[l3..end]).to_le_bytes() == damaged[end..];
+        prop_assert_eq!(seen, (variant, variant), "byte {}", at);
+        damaged[at] ^= 1 << bit;
+        prop_assert_eq!(damaged, frame, "a check changes nothing");
     }
 
     /// Goal: a stencil lays out the packets of its template, byte for byte.
@@ -294,7 +335,7 @@ fn harmless(bytes: &[u8]) {
     let Ok(Ingress::Roce(layout)) = locate(bytes) else { return };
     assert!(layout.end as usize <= bytes.len());
     let mut frame = bytes.to_vec();
-    icrc::check(&mut frame, &layout);
+    icrc::check(&mut frame, &layout, None);
     assert_eq!(frame, bytes);
     let packet = layout.packet(bytes);
     let parts = 12 + packet.ext.len() + packet.payload.len() + packet.pad() as usize + 4;
