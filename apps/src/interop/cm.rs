@@ -191,11 +191,11 @@ impl Host {
         Ok(())
     }
 
-    /// Says where a buffer is, and waits for the other side's word.
-    fn advertise(&self, qp: &Qp, at: usize, len: usize) -> Result<()> {
+    /// Says where a buffer is, and waits for the other side's word; is ready for the next one if it `goes_on`.
+    fn advertise(&self, qp: &Qp, at: usize, len: usize, goes_on: bool) -> Result<()> {
         self.say(qp, at, len)?;
         self.good(&self.receives, "receive")?;
-        self.receive(qp, SAID)
+        if goes_on { self.receive(qp, SAID) } else { Ok(()) }
     }
 
     fn rping_client(&self, args: &CmArgs) -> Result<u64> {
@@ -206,13 +206,15 @@ impl Host {
                 let text = ping(n, len);
                 self.mr.write(DATA, &text)?;
                 self.mr.fill(DATA + RPING_MAX..DATA + RPING_MAX + len, 0xee)?;
-                if args.die_at.is_some_and(|at| n == u64::from(at)) {
-                    // The peer has our word, and READs what nobody will send.
+                let dies_at = |n| args.die_at.is_some_and(|at| n == u64::from(at));
+                if dies_at(n) {
+                    // The peer has our word, and READs what nobody will send. Should another thread send it while this one
+                    // has to wait for its core, then there is no receive for the peer's word: it is never acknowledged.
                     self.say(&qp, DATA, len)?;
                     die()?;
                 }
-                self.advertise(&qp, DATA, len)?;
-                self.advertise(&qp, DATA + RPING_MAX, len)?;
+                self.advertise(&qp, DATA, len, true)?;
+                self.advertise(&qp, DATA + RPING_MAX, len, !dies_at(n + 1))?;
                 let mut back = vec![0; len];
                 self.mr.read(DATA + RPING_MAX, &mut back)?;
                 if back != text {
@@ -278,8 +280,8 @@ impl Host {
         Ok(())
     }
 
-    /// What the peer says next; `None` when it is through.
-    fn told(&self, qp: &Qp) -> Result<Option<Info>> {
+    /// What the peer says next; `None` when it is through. Ready for what it says then, if it `goes_on`.
+    fn told(&self, qp: &Qp, goes_on: bool) -> Result<Option<Info>> {
         let wc = self.poll(&self.receives, "receive")?;
         match wc.status {
             WcStatus::Success => {}
@@ -292,7 +294,9 @@ impl Host {
         if wc.byte_len as usize != SAID || info.len as usize > RPING_MAX {
             return Err(AppError::Peer(format!("it speaks of {} bytes in {}", info.len, wc.byte_len)));
         }
-        self.receive(qp, SAID)?;
+        if goes_on {
+            self.receive(qp, SAID)?;
+        }
         Ok(Some(info))
     }
 
@@ -310,7 +314,7 @@ impl Host {
                 // A peer that was killed takes the connection with it wherever it is.
                 Ok(wc.status == WcStatus::Success)
             };
-            while let Some(source) = self.told(&qp)? {
+            while let Some(source) = self.told(&qp, true)? {
                 let data = [self.mr.sge(DATA..DATA + source.len as usize)?];
                 let word = [self.mr.sge(SAID..2 * SAID)?];
                 if !step(SendWr::read(2, &data, source.addr, source.rkey), "READ")?
@@ -318,14 +322,15 @@ impl Host {
                 {
                     break;
                 }
-                let Some(sink) = self.told(&qp)? else { break };
+                let dies = args.die_at == Some(pings as u32);
+                let Some(sink) = self.told(&qp, !dies)? else { break };
                 if !step(SendWr::write(4, &data, sink.addr, sink.rkey), "WRITE")?
                     || !step(SendWr::send(5, &word), "SEND")?
                 {
                     break;
                 }
-                if args.die_at == Some(pings as u32) {
-                    // The peer goes on to its next ping, of which nobody will take a word.
+                if dies {
+                    // The peer goes on to its next ping, of which nobody will take a word: there is no receive for it.
                     die()?;
                 }
                 pings += 1;
