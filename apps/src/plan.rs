@@ -103,7 +103,7 @@ pub const QPS_MAX: u32 = verbs::limits::QPS_PER_SHARD_MAX as u32;
 /// Memory that one end spends on the buffers of one measurement.
 const BUFFER_BUDGET: u64 = 64 << 20;
 /// Bytes that a queue pair has outstanding where bandwidth is measured.
-const BYTES_OUTSTANDING: u64 = 1 << 20;
+const BYTES_OUTSTANDING: u64 = 512 << 10;
 /// Bytes of them that READs have asked for: what their responder has to send waits in the port's memory.
 const BYTES_ASKED_FOR: u64 = 256 << 10;
 /// Messages that all queue pairs together have outstanding where their rate is measured.

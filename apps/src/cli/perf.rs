@@ -189,7 +189,7 @@ pub struct MeasureArgs {
     /// Time of a measurement
     #[arg(short = 'D', long, value_name = "TIME", default_value = "1s", value_parser = parse::duration)]
     pub duration: Duration,
-    /// Send requests outstanding (a queue pair) [default: bw 1 MiB of messages, 4 to 128 of
+    /// Send requests outstanding (a queue pair) [default: bw 512 KiB of messages, 4 to 128 of
     /// them; rate 1024 of all queue pairs, 64 to 512 each; lat 64]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub tx_depth: Option<u32>,
