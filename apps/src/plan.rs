@@ -519,7 +519,7 @@ mod tests {
     #[test]
     fn what_is_outstanding_fits_a_cache_unless_told_otherwise() {
         let bw = |size| default_tx_depth(Mode::Bw, size, 1);
-        assert_eq!([0, 64, 4096, 65536, 262_144, 8 << 20].map(bw), [128, 128, 128, 16, 4, 4]);
+        assert_eq!([0, 64, 4096, 65536, 262_144, 8 << 20].map(bw), [128, 128, 128, 8, 4, 4]);
         let rate = |qps| default_tx_depth(Mode::Rate, 64, qps);
         assert_eq!([1, 2, 4, 16, 1024].map(rate), [512, 512, 256, 64, 64]);
         for (mode, size, qps) in [(Mode::Bw, 65536, 1), (Mode::Bw, 8 << 20, 1), (Mode::Rate, 64, 16)] {
