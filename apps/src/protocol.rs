@@ -86,7 +86,7 @@ pub enum Message {
     },
     /// The raw part is over: open the device.
     Open,
-    /// The server's device is open.
+    /// The server's device is open, and its link is up.
     Opened,
     /// RDMA measurement `index` begins.
     Start {

@@ -38,6 +38,24 @@ fn pingpong_over_every_link() {
     }
 }
 
+// Messages of a measurement that began before used up their retries on the way to nobody.
+#[test]
+fn a_measurement_begins_when_both_ends_of_the_link_are_up() {
+    let bench = Bench::new(Link::Unix);
+    let (late, tcp) = (bench.path("late"), bench.tcp.to_string());
+    let port = format!("unix:{},peer={}", bench.path("a").display(), late.display());
+    let base = ["server", "--once", "--port", &port, "--oob-port", &tcp, "--bind", "127.0.0.1"];
+    let server = Running::start(PERF, &base);
+    let base = ["client", "--port", &bench.client_port(), "--oob-port", &tcp, "127.0.0.1"];
+    let client = Running::start(PERF, &[&base[..], &["--mode", "lat", "-n", "10"]].concat());
+    // Longer than all retries.
+    std::thread::sleep(Duration::from_secs(1));
+    std::fs::hard_link(bench.path("b"), late).expect("the client waits for it");
+    let end = client.finish().good();
+    assert!(end.all().contains("client: 0 retries"), "{}", end.all());
+    server.finish().good();
+}
+
 #[test]
 fn pingpong_in_every_drive_and_odd_sizes() {
     for extra in [

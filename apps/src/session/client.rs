@@ -55,6 +55,7 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
     let result = client.run(&mut rig, raw, &specs, &mut rows, |client, rig, rows, progress| {
         client.channel.send(&Message::Open)?;
         rig.device()?.gid(measure.gid_index)?;
+        rig.wait_for_link()?;
         client.expect(rig, "an open device", |m| matches!(m, Message::Opened))?;
         for (index, (spec, &mtu)) in specs.iter().zip(&mtus).enumerate() {
             progress.start(spec.title());

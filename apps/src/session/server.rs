@@ -118,6 +118,7 @@ fn talk(channel: &mut Channel, rig: &mut Rig, listener: Option<&Listener>) -> Re
             }
             Message::Open => {
                 rig.device()?;
+                rig.wait_for_link()?;
                 channel.send(&Message::Opened)?;
             }
             Message::Start { index, end } if index < rdma.len() => {
