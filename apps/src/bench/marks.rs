@@ -118,6 +118,8 @@ pub struct Line {
     pub title: &'static str,
     /// The figure; `None` where nothing was measured.
     pub figure: Option<f64>,
+    /// The same of measurements on whole cores only, and of how many; no mark asks for it.
+    pub whole: Option<(f64, usize)>,
     /// How it is written.
     pub unit: Unit,
     /// The bare port's figure of the same kind and frame length, and the ratio to it.
@@ -136,28 +138,42 @@ fn find<'a>(rows: &'a [Row], part: &str, op: &str) -> Option<&'a Row> {
     rows.iter().find(|r| r.text("part") == part && r.text("op") == op)
 }
 
-/// The lines of medians of a kind. A median of measurements of other kinds is shown, and no mark counts for it.
-pub fn lines(rows: &[Row], kind: Kind) -> Vec<Line> {
-    MARKS.iter().map(|m| line(m, rows, kind)).collect()
+/// The lines of medians of a kind, with those of measurements on whole cores beside them. A median of measurements of other
+/// kinds is shown, and no mark counts for it.
+pub fn lines(rows: &[Row], whole: &[Row], kind: Kind) -> Vec<Line> {
+    MARKS.iter().map(|m| line(m, rows, whole, kind)).collect()
 }
 
-fn line(m: &Mark, rows: &[Row], kind: Kind) -> Line {
+impl Mark {
+    /// Its figure among these rows.
+    fn figure(&self, rows: &[Row]) -> Option<f64> {
+        let row = find(rows, self.part, self.op)?;
+        match self.of {
+            Of::Rate => row.num("msgs_per_s"),
+            Of::Gbit => row.num("gbit_per_s"),
+            Of::P50 => row.num("p50_ns"),
+            Of::P999 => row.num("p999_ns"),
+            Of::Added => Some((row.num("p50_ns")? - row.num("limit")?) / 2.0),
+            Of::RateOver(part) => {
+                Some(row.num("msgs_per_s")? / find(rows, part, self.op)?.num("msgs_per_s")?)
+            }
+        }
+    }
+}
+
+fn line(m: &Mark, rows: &[Row], whole: &[Row], kind: Kind) -> Line {
     let row = find(rows, m.part, m.op);
     let kind = if row.is_none_or(|row| row.text("kind") == kind.name()) { kind } else { Kind::Mixed };
     let limit = row.and_then(|r| r.num("limit"));
-    let figure = row.and_then(|row| match m.of {
-        Of::Rate => row.num("msgs_per_s"),
-        Of::Gbit => row.num("gbit_per_s"),
-        Of::P50 => row.num("p50_ns"),
-        Of::P999 => row.num("p999_ns"),
-        Of::Added => Some((row.num("p50_ns")? - row.num("limit")?) / 2.0),
-        Of::RateOver(part) => Some(row.num("msgs_per_s")? / find(rows, part, m.op)?.num("msgs_per_s")?),
-    });
+    let figure = m.figure(rows);
+    let of = find(whole, m.part, m.op).and_then(|r| r.num("median_of"));
+    let whole = m.figure(whole).zip(of.map(|n| n as usize));
     let comparable = matches!(m.of, Of::Rate | Of::Gbit | Of::P50);
     let raw = limit.zip(figure).filter(|_| comparable).map(|(limit, figure)| (limit, figure / limit));
     let mut out = Line {
         title: m.title,
         figure,
+        whole,
         unit: m.unit,
         raw,
         mark: String::new(),
@@ -205,7 +221,7 @@ mod tests {
     }
 
     fn of(kind: Kind, title: &str) -> Line {
-        lines(&rows(kind), kind).into_iter().find(|l| l.title == title).unwrap()
+        lines(&rows(kind), &[], kind).into_iter().find(|l| l.title == title).unwrap()
     }
 
     #[test]
@@ -245,7 +261,7 @@ mod tests {
     #[test]
     fn no_mark_counts_for_measurements_of_another_kind() {
         for other in [Kind::Slow, Kind::Mixed] {
-            let lines = lines(&rows(other), Kind::Quick);
+            let lines = lines(&rows(other), &[], Kind::Quick);
             assert!(lines.iter().all(|l| l.reached.is_none()), "{other}");
             assert!(lines.iter().any(|l| l.figure == Some(11e6) && l.mark.is_empty()), "{other}");
         }

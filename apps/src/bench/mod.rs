@@ -1,9 +1,11 @@
 //! The suite behind `scripts/bench`: takes `roce-perf` through the table of marks, as two processes, and other programs
 //! beside it, again and again until everything was measured often enough in moments of one kind; shows the medians.
 //!
-//! Measures nothing itself and links no stack: everything it knows it reads from the rows that programs write.
+//! Measures nothing but the cores that there are (`cores.rs`) and links no stack: everything else it knows it reads from the
+//! rows that programs write.
 
 pub mod child;
+pub mod cores;
 pub mod html;
 pub mod machine;
 pub mod marks;
@@ -21,7 +23,7 @@ use crate::report;
 use crate::stop;
 use machine::Machine;
 use marks::Line;
-use mood::{Kind, Tally};
+use mood::{Kind, Look, Tally};
 use peers::Peer;
 use perf::Server;
 use plan::Part;
@@ -51,7 +53,7 @@ pub struct Suite {
     pub notes: Vec<String>,
 }
 
-/// What was measured between two looks at the bare port.
+/// What was measured between two looks at the machine.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// In which run, from 1.
@@ -60,16 +62,35 @@ pub struct Measured {
     pub step: usize,
     /// Its kind.
     pub kind: Kind,
-    /// Times of a bare frame, one way, before and after.
-    pub bare_ns: [u64; 2],
+    /// The looks before and after.
+    pub looks: [Look; 2],
     /// Its rows.
     pub rows: Vec<Row>,
+}
+
+impl Measured {
+    /// The share of a core that there was before and after, of what there was at best.
+    fn core_share(&self, best_work: u64) -> f64 {
+        cores::share(self.looks.iter().map(|look| look.work_ns).max().unwrap_or(0), best_work)
+    }
 }
 
 /// How often each step was measured; one that could never be is left out.
 fn tallies(steps: usize, measured: &[Measured]) -> Vec<Tally> {
     let of = |step| Tally::of(measured.iter().filter(|m| m.step == step).map(|m| m.kind));
     (0..steps).map(of).filter(|tally| *tally != Tally::default()).collect()
+}
+
+/// What a fixed piece of work took when the cores gave most, in nanoseconds.
+fn best_work(measured: &[Measured]) -> u64 {
+    measured.iter().flat_map(|m| &m.looks).map(|look| look.work_ns).min().unwrap_or(0)
+}
+
+/// The medians of what was measured of a kind while the cores were whole; nothing of a step that never was.
+fn medians_of_whole(kind: Kind, measured: &[Measured]) -> Vec<Row> {
+    let best = best_work(measured);
+    let whole = measured.iter().filter(|m| m.kind == kind && m.core_share(best) >= cores::WHOLE);
+    medians(&whole.map(|m| m.rows.as_slice()).collect::<Vec<_>>())
 }
 
 /// The medians of what was measured of a kind; of a step that never was, those of everything, as of no kind.
@@ -101,12 +122,17 @@ impl Suite {
             _ => format!("Medians of {low} to {high} {} measurements", self.kind),
         };
         let counted = self.measured.iter().filter(|m| m.kind == self.kind);
-        let looks: Vec<u64> = counted.flat_map(|m| m.bare_ns).collect();
-        let time = |ns: Option<&u64>| report::time(ns.copied().unwrap_or(0));
+        let looks: Vec<Look> = counted.flat_map(|m| m.looks).collect();
+        let ends = |of: fn(&Look) -> u64| {
+            let all = || looks.iter().map(of);
+            [all().min().unwrap_or(0), all().max().unwrap_or(0)]
+        };
+        let [quickest, slowest] = ends(|look| look.bare_ns).map(report::time);
+        let [most, least] =
+            ends(|look| look.work_ns).map(|ns| 100.0 * cores::share(ns, best_work(&self.measured)));
         let mut out = format!(
-            "{which} (a bare 128-byte frame took {} to {})",
-            time(looks.iter().min()),
-            time(looks.iter().max())
+            "{which} (a bare 128-byte frame took {quickest} to {slowest}, the cores gave {least:.0} to {most:.0} % of \
+             what they gave at best)"
         );
         let never = counts().filter(|n| *n == 0).count();
         if never > 0 {
@@ -160,10 +186,12 @@ fn write(path: &Path, text: &str) -> Result<()> {
 /// Every row of every run, then the medians.
 fn rows_json(suite: &Suite) -> String {
     let mut all: Vec<Row> = Vec::new();
+    let best = best_work(&suite.measured);
     for m in &suite.measured {
         let mark = |row: &Row| {
             let row = row.clone().with("run", m.run).with("kind", m.kind.name());
-            row.with("counts", m.kind == suite.kind).with("bare_ns", m.bare_ns.to_vec())
+            let row = row.with("counts", m.kind == suite.kind).with("core_share", m.core_share(best));
+            row.with("bare_ns", m.looks.map(|look| look.bare_ns).to_vec())
         };
         all.extend(m.rows.iter().map(mark));
     }
@@ -192,7 +220,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What is measured between two looks at the bare port.
+/// What is measured between two looks at the machine.
 enum Step {
     /// Parts of ours.
     Ours(Vec<Part>),
@@ -228,7 +256,7 @@ impl<'a> Bench<'a> {
         }
         let dir = std::env::temp_dir().join(format!("roce-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir).map_err(|e| AppError::Setup(format!("{}: {e}", dir.display())))?;
-        let time = cli.duration.unwrap_or(Duration::from_millis(if cli.quick { 60 } else { 700 }));
+        let time = cli.duration.unwrap_or(Duration::from_millis(if cli.quick { 60 } else { 200 }));
         let missing = if cli.no_peers { Vec::new() } else { peers::missing() };
         let notes = missing.iter().map(ToString::to_string).collect();
         Ok(Self { cli, perf, time, started: Instant::now(), notes, missing, dir: Scratch(dir) })
@@ -243,7 +271,7 @@ impl<'a> Bench<'a> {
     fn run(mut self) -> Result<Suite> {
         let wanted = self.cli.runs.unwrap_or(if self.cli.quick { 1 } else { 3 }) as usize;
         let most =
-            self.cli.max_runs.unwrap_or(if self.cli.quick { 1 } else { 8 }).max(wanted as u32) as usize;
+            self.cli.max_runs.unwrap_or(if self.cli.quick { 1 } else { 16 }).max(wanted as u32) as usize;
         for note in self.missing.clone() {
             self.say(&format!("SKIPPED {note}"));
         }
@@ -268,7 +296,7 @@ impl<'a> Bench<'a> {
             }
         };
         let mut rows = medians_of(kind, steps.len(), &measured);
-        let lines = marks::lines(&rows, kind);
+        let lines = marks::lines(&rows, &medians_of_whole(kind, &measured), kind);
         let mut server = self.server()?;
         for part in plan::curves(self.time) {
             rows.extend(self.part(&mut server, &part)?.unwrap_or_default());
@@ -285,20 +313,20 @@ impl<'a> Bench<'a> {
         ours.chain(peers.map(Step::Peer)).collect()
     }
 
-    /// Measures each step between two looks at the bare port, but for those that were measured often enough both ways.
+    /// Measures each step between two looks at the machine, but for those that were measured often enough both ways.
     fn one_run(&mut self, run: usize, steps: &[Step], wanted: usize, all: &mut Vec<Measured>) -> Result<()> {
         let mut server = self.server()?;
         let look = plan::look(self.time);
-        let mut before = self.bare(&server, &look)?;
+        let mut before = self.look(&server, &look)?;
         for step in turns(steps) {
             let tally = Tally::of(all.iter().filter(|m| m.step == step).map(|m| m.kind));
             if tally.quick.min(tally.slow) >= wanted {
                 continue;
             }
             let Some(rows) = self.step(&mut server, &steps[step])? else { continue };
-            let after = self.bare(&server, &look)?;
-            let bare_ns = [before, after];
-            all.push(Measured { run, step, kind: Kind::of(&bare_ns), bare_ns, rows });
+            let after = self.look(&server, &look)?;
+            let looks = [before, after];
+            all.push(Measured { run, step, kind: Kind::of(&looks.map(|look| look.bare_ns)), looks, rows });
             before = after;
         }
         Ok(())
@@ -308,11 +336,12 @@ impl<'a> Bench<'a> {
         Server::start(&self.perf, &self.dir.0)
     }
 
-    /// Time of a bare frame, one way.
-    fn bare(&self, server: &Server, look: &Part) -> Result<u64> {
+    /// Looks at the machine.
+    fn look(&self, server: &Server, look: &Part) -> Result<Look> {
         let rows = server.measure(look)?;
-        let p50 = rows.first().and_then(|row| row.num("p50_ns"));
-        p50.map(|ns| ns as u64).ok_or_else(|| AppError::Setup("roce-perf raw measured no latency".into()))
+        let bare_ns = rows.first().and_then(|row| row.num("p50_ns")).map(|ns| ns as u64);
+        let bare_ns = bare_ns.ok_or_else(|| AppError::Setup("roce-perf raw measured no latency".into()))?;
+        Ok(Look { bare_ns, work_ns: cores::work_ns() })
     }
 
     /// The rows of a step; `None` where it could not be measured.
@@ -384,11 +413,13 @@ pub(crate) mod tests {
             .unwrap()
         };
         let steps = vec!["all of it".to_string()];
-        let of =
-            |run, p50| Measured { run, step: 0, kind: Kind::Quick, bare_ns: [130, 150], rows: rows(p50) };
-        let measured = vec![of(1, 500), of(2, 540)];
+        let of = |run, p50, work_ns| {
+            let looks = [130, 150].map(|bare_ns| Look { bare_ns, work_ns });
+            Measured { run, step: 0, kind: Kind::Quick, looks, rows: rows(p50) }
+        };
+        let measured = vec![of(1, 500, 100), of(2, 540, 125)];
         let mut all = medians_of(Kind::Quick, 1, &measured);
-        let lines = marks::lines(&all, Kind::Quick);
+        let lines = marks::lines(&all, &medians_of_whole(Kind::Quick, &measured), Kind::Quick);
         all.extend(
             Row::parse(
                 r#"[{"part":"sizes","op":"send","mode":"bw","size":64,"gbit_per_s":4.0},
@@ -407,7 +438,8 @@ pub(crate) mod tests {
         let mut suite = suite();
         assert_eq!(
             suite.headline(),
-            "Medians of 2 quick measurements (a bare 128-byte frame took 130 ns to 150 ns)"
+            "Medians of 2 quick measurements (a bare 128-byte frame took 130 ns to 150 ns, the cores gave 80 to 100 % of \
+             what they gave at best)"
         );
         suite.wanted = 3;
         assert!(suite.headline().ends_with("; 3 were wanted"));
@@ -454,8 +486,16 @@ pub(crate) mod tests {
     #[test]
     fn the_tables_have_medians_ratios_and_verdicts() {
         let text = table::terminal(&suite());
-        for part in ["520 ns", "11.5 M/s", "23 %", "≥ 10.0 M/s ✓", "≥ 8.00 M/s ✗", "200 k/s", "not installed"]
-        {
+        for part in [
+            "520 ns",
+            "500 ns (1)",
+            "11.5 M/s",
+            "23 %",
+            "≥ 10.0 M/s ✓",
+            "≥ 8.00 M/s ✗",
+            "200 k/s",
+            "not installed",
+        ] {
             assert!(text.contains(part), "{part} is missing:\n{text}");
         }
         let markdown = table::markdown(&suite());

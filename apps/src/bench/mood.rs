@@ -5,6 +5,15 @@ use std::fmt;
 /// Longest time of a bare 128-byte frame, one way, before and after a quick measurement, in nanoseconds.
 pub const QUICK_NS: u64 = 200;
 
+/// The machine at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Time of a bare 128-byte frame, one way, in nanoseconds.
+    pub bare_ns: u64,
+    /// Time of a fixed piece of work on the slower core, in nanoseconds: see [`work_ns`](super::cores::work_ns).
+    pub work_ns: u64,
+}
+
 /// The kind of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -1,6 +1,7 @@
 //! `roce-perf` as two processes, one core each, over shared memory.
 
 use super::child::{self, Guard};
+use super::cores::CORES;
 use super::plan::Part;
 use super::row::Row;
 use crate::error::{AppError, Result};
@@ -40,7 +41,8 @@ impl Server {
         self.server = None;
         self.oob = child::free_port()?;
         let mut command = Command::new(&self.perf);
-        command.args(["server", "--bind", "127.0.0.1", "--cores", "0", "--oob-port", &self.oob.to_string()]);
+        command.args(["server", "--bind", "127.0.0.1", "--cores", &CORES[0].to_string()]);
+        command.args(["--oob-port", &self.oob.to_string()]);
         command.args(["--port", &socket(&self.dir)]);
         self.server = Some(Guard::quiet(&mut command)?);
         Ok(())
@@ -56,7 +58,8 @@ impl Server {
         if part.raw {
             command.arg("raw");
         }
-        command.args(["client", "127.0.0.1", "--cores", "1", "--oob-port", &self.oob.to_string()]);
+        command.args(["client", "127.0.0.1", "--cores", &CORES[1].to_string()]);
+        command.args(["--oob-port", &self.oob.to_string()]);
         command.args(["--port", &socket(&self.dir), "--json"]).arg(&json).args(&part.args);
         child::output(&mut command, PATIENCE)?;
         let text = std::fs::read_to_string(&json)

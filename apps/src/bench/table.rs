@@ -10,10 +10,10 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 const NONE: &str = "–";
 
 /// Columns of the table of marks.
-pub const COLUMNS: [&str; 6] = ["", "measured", "bare port", "ratio", "mark", "stretch"];
+pub const COLUMNS: [&str; 7] = ["", "measured", "whole cores", "bare port", "ratio", "mark", "stretch"];
 
 /// The cells of a line of the table of marks.
-pub fn cells(line: &Line) -> [String; 6] {
+pub fn cells(line: &Line) -> [String; 7] {
     let or = |text: Option<String>| text.filter(|t| !t.is_empty()).unwrap_or_else(|| NONE.into());
     let verdict = |text: &str, reached: Option<bool>| match (text.is_empty(), reached) {
         (true, _) => NONE.to_string(),
@@ -24,6 +24,7 @@ pub fn cells(line: &Line) -> [String; 6] {
     [
         line.title.to_string(),
         or(line.figure.map(|n| line.unit.show(n))),
+        or(line.whole.map(|(n, of)| format!("{} ({of})", line.unit.show(n)))),
         or(line.raw.map(|(raw, _)| line.unit.show(raw))),
         or(line.raw.map(|(_, ratio)| ratio_of(line.unit, ratio))),
         verdict(&line.mark, line.reached),
@@ -96,7 +97,7 @@ fn grid<const N: usize>(head: &[&str; N], lines: impl IntoIterator<Item = [Strin
     for line in lines {
         table.add_row(line);
     }
-    for n in 1..N.min(4) {
+    for n in 1..N.min(5) {
         if let Some(column) = table.column_mut(n) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -16,7 +16,12 @@ How to read it: a figure of this stack says little without the figure of the bar
 machine's cores may be neighbours at one moment and far apart at the next, so the time of a bare 128-byte frame is taken
 before and after every measurement. Is it at most 200 ns both times, the measurement is quick, and the absolute marks
 count; is it more both times, it is slow, and marks relative to the bare port count; otherwise it is of no kind. The
-table is gone through again and again until three measurements of each line are of one kind, and shows their medians.";
+table is gone through again and again until three measurements of each line are of one kind, and shows their medians.
+
+Nor need a virtual machine's core be a whole one: others may use its other half. So each look at the machine also takes
+the time of a fixed piece of work on both cores. The column \"whole cores\" has the medians of those measurements of
+the same kind for which the cores gave at least 90 % of the most they gave in all runs, and how many there were; no mark
+asks for it.";
 
 /// Measures the whole stack against its marks, beside what else moves messages on this machine
 ///
@@ -41,10 +46,10 @@ pub struct BenchCli {
     /// Measurements of one kind that each median is of, at least [default: 3, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub runs: Option<u32>,
-    /// Runs through the table after which it shows what there is [default: 8, with --quick 1]
+    /// Runs through the table after which it shows what there is [default: 16, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub max_runs: Option<u32>,
-    /// Time of one measurement [default: 700ms, with --quick 60ms]
+    /// Time of one measurement [default: 200ms, with --quick 60ms]
     #[arg(short = 'D', long, value_name = "TIME", value_parser = parse::duration)]
     pub duration: Option<Duration>,
     /// Leave the alternatives out
