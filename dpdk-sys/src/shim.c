@@ -469,6 +469,34 @@ frame_of(dpdk_sys_frame *f, struct rte_mbuf *m, const void *kind, uint32_t len)
 	f->kind = kind;
 }
 
+/* Takes n mbufs from the pool, all or none. What a pool holds is one segment, referred to once: what else there is to know
+ * about a frame is written when it is received, or sent. */
+static inline int
+take_mbufs(const dpdk_sys_queue *q, struct rte_mbuf **mbufs, uint32_t n)
+{
+	int ret = rte_mempool_get_bulk(q->pool, (void **)mbufs, n);
+
+	for (uint32_t i = 0; ret == 0 && i < n; i++)
+		mbufs[i]->data_off = RTE_PKTMBUF_HEADROOM;
+	return ret;
+}
+
+/* Gives mbufs back to their pool. Those of a memif are as they were taken: all that is looked at is in the line that has the
+ * length, where the general way goes through the next one too. */
+static inline void
+put_mbufs(const dpdk_sys_queue *q, struct rte_mbuf **mbufs, uint32_t n)
+{
+	int plain = 1;
+
+	for (uint32_t i = 0; i < n; i++)
+		plain &= mbufs[i]->pool == q->pool && rte_mbuf_refcnt_read(mbufs[i]) == 1 && mbufs[i]->nb_segs == 1 &&
+			 RTE_MBUF_DIRECT(mbufs[i]);
+	if (likely(plain))
+		rte_mempool_put_bulk(q->pool, (void **)mbufs, n);
+	else
+		rte_pktmbuf_free_bulk(mbufs, n);
+}
+
 /* Ring of a queue. */
 static inline struct ring *
 ring_of(const struct view *v, const dpdk_sys_queue *q, int to_server)
@@ -525,7 +553,7 @@ copy_ahead(const dpdk_sys_queue *q, uint8_t *to, const uint8_t *from, uint32_t l
 static uint32_t
 alloc_mbufs(const dpdk_sys_queue *q, struct rte_mbuf **mbufs, uint32_t n)
 {
-	if (likely(rte_pktmbuf_alloc_bulk(q->pool, mbufs, n) == 0))
+	if (likely(take_mbufs(q, mbufs, n) == 0))
 		return n;
 	for (uint32_t i = 0; i < n; i++) {
 		mbufs[i] = rte_pktmbuf_alloc(q->pool);
@@ -741,6 +769,31 @@ dpdk_sys_tx_publish(const dpdk_sys_queue *q, uint32_t n)
 	ring_publish(v, q, ring_of(v, q, v->client), n);
 }
 
+/* A frame up to so long is copied to a slot in whole pieces, one behind the other. */
+#define SHORT_BYTES 512u
+#define WHOLE 16u
+
+/* Copies a frame to the buffer of a slot: NULL if it does not fit. The receiver has the lines that are written, and a core gets
+ * them one after the other: memcpy, which stores the two ends of what is short and lets them overlap, asks for some of them
+ * twice. Behind the frame are up to 15 bytes of the mbuf that it came in. */
+static inline uint8_t *
+to_slot(const struct view *v, const struct ring_desc *d, const struct rte_mbuf *m)
+{
+	uint32_t len = m->data_len, whole = RTE_ALIGN_CEIL(len, WHOLE);
+	const uint8_t *from = rte_pktmbuf_mtod(m, const uint8_t *);
+	uint8_t *to = len <= SHORT_BYTES && whole + m->data_off <= m->buf_len ? free_buffer(v, d, whole) : NULL;
+
+	if (likely(to != NULL)) {
+		for (uint32_t i = 0; i < whole; i += WHOLE)
+			rte_mov16(to + i, from + i);
+		return to;
+	}
+	to = free_buffer(v, d, len);
+	if (to != NULL)
+		memcpy(to, from, len);
+	return to;
+}
+
 /* Sends mbufs over a memif's ring; how many. */
 static uint32_t
 ring_tx_burst(struct view *v, const dpdk_sys_queue *q, struct ring *ring, uint32_t slots, struct rte_mbuf **mbufs,
@@ -753,17 +806,15 @@ ring_tx_burst(struct view *v, const dpdk_sys_queue *q, struct ring *ring, uint32
 	for (i = 0; i < n; i++) {
 		struct ring_desc *d = tx_desc(v, q, ring, i);
 		struct rte_mbuf *m = mbufs[i];
-		uint8_t *to = free_buffer(v, d, m->data_len);
-		if (unlikely(to == NULL))
+		if (unlikely(to_slot(v, d, m) == NULL))
 			break;
-		memcpy(to, rte_pktmbuf_mtod(m, void *), m->data_len);
 		d->length = m->data_len;
 		d->flags = 0;
 	}
 	if (i > 0) {
 		ring_publish(v, q, ring, i);
 		give_back(v, q);
-		rte_pktmbuf_free_bulk(mbufs, i);
+		put_mbufs(q, mbufs, i);
 	}
 	return i;
 }
@@ -876,7 +927,7 @@ dpdk_sys_alloc(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t n)
 	if (unlikely(forked))
 		return -ENODEV;
 	unsigned int before = lcore_enter(q->lcore);
-	int ret = rte_pktmbuf_alloc_bulk(q->pool, mbufs, n);
+	int ret = take_mbufs(q, mbufs, n);
 	lcore_leave(before);
 	if (ret != 0)
 		return ret;
@@ -900,7 +951,10 @@ dpdk_sys_free_bulk(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32
 	if (unlikely(forked))
 		return 1;
 	unsigned int before = lcore_enter(q->lcore);
-	rte_pktmbuf_free_bulk(mbufs, n);
+	if (__atomic_load_n(&views[q->port].state, __ATOMIC_RELAXED) == VIEW_RINGS)
+		put_mbufs(q, mbufs, n);
+	else
+		rte_pktmbuf_free_bulk(mbufs, n);
 	lcore_leave(before);
 	return 1;
 }
