@@ -104,8 +104,6 @@ pub const QPS_MAX: u32 = verbs::limits::QPS_PER_SHARD_MAX as u32;
 const BUFFER_BUDGET: u64 = 64 << 20;
 /// Bytes that a queue pair has outstanding where bandwidth is measured.
 const BYTES_OUTSTANDING: u64 = 512 << 10;
-/// Bytes of them that READs have asked for: what their responder has to send waits in the port's memory.
-const BYTES_ASKED_FOR: u64 = 256 << 10;
 /// Messages that all queue pairs together have outstanding where their rate is measured.
 const RATE_OUTSTANDING: u32 = 1024;
 /// Receive requests posted, at most: otherwise twice as many as messages are outstanding.
@@ -407,10 +405,7 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         inline: size <= inline && inline > 0 && !op.answers(),
         post_list: args.post_list.unwrap_or(post_list),
         cq_mod: args.cq_mod.unwrap_or(cq_mod),
-        outs: args.outs.unwrap_or(match mode {
-            Mode::Bw => (BYTES_ASKED_FOR / size.max(1)).clamp(4, 16) as u8,
-            Mode::Lat | Mode::Rate => 16,
-        }),
+        outs: args.outs,
         bidirectional: args.bidirectional,
         tclass: args.tclass,
         timeout: args.timeout,
@@ -534,7 +529,6 @@ mod tests {
             let cli = <crate::cli::perf::PerfCli as clap::Parser>::try_parse_from(line).unwrap();
             let crate::cli::perf::PerfCommand::Client(args) = cli.command else { panic!("a client") };
             for spec in from_args(&args.measure).unwrap() {
-                assert_eq!(spec.outs, if mode == Mode::Bw { 4 } else { 16 }, "{spec:?}");
                 assert!(spec.tx_depth <= spec.rx_depth && spec.cq_mod <= spec.tx_depth / 2, "{spec:?}");
             }
         }

@@ -280,6 +280,15 @@ fn several_queue_pairs_both_ways() {
     }
 }
 
+// Taken 32 at a time, completions piled up behind turns that bring four times as many, and receives were posted too late.
+#[test]
+fn a_rate_of_sends_always_finds_receives() {
+    for &link in Link::ALL {
+        let rows = perf(link, &["--op", "send", "--mode", "rate", "--qps", "16", "--duration", "300ms"]);
+        assert_eq!(rows[0]["rnr"], 0, "{}", rows[0]);
+    }
+}
+
 #[test]
 fn queue_pairs_visited_at_random() {
     for &link in Link::ALL {

@@ -225,9 +225,9 @@ pub struct MeasureArgs {
     /// Every how many requests one is signalled [default: rate 64, bw 16]
     #[arg(short = 'Q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16384))]
     pub cq_mod: Option<u32>,
-    /// READs and atomics outstanding (a queue pair), of both ends [default: 16, bw 256 KiB of messages, 4 to 16 of them]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(verbs::limits::RD_ATOMIC_MAX)))]
-    pub outs: Option<u8>,
+    /// READs and atomics outstanding (a queue pair), of both ends
+    #[arg(short, long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..=i64::from(verbs::limits::RD_ATOMIC_MAX)))]
+    pub outs: u8,
     /// Both ends send requests at once (bw and rate)
     #[arg(short, long)]
     pub bidirectional: bool,

@@ -34,6 +34,7 @@ pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch
     let mut before = Instant::now();
     while seq < total {
         bounce.send(link, seq)?;
+        bounce.repost(link)?;
         match spec.op {
             Op::Send | Op::Write => bounce.receive(link, crank, watch, seq, None)?,
             Op::Read | Op::FetchAdd | Op::CmpSwap => bounce.answer(link, crank, watch, seq)?,
@@ -47,7 +48,7 @@ pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch
             }
         }
         seq += 1;
-        before = if bounce.tidy(link, crank, seq)? { Instant::now() } else { after };
+        before = if bounce.make_room(link, crank, seq)? { Instant::now() } else { after };
     }
     bounce.drain(link, crank, watch)?;
     watch.tell(&Message::Finish { sent: vec![seq] })?;
@@ -76,8 +77,9 @@ pub fn server(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch
             break;
         }
         bounce.send(link, seq)?;
+        bounce.repost(link)?;
         seq += 1;
-        bounce.tidy(link, crank, seq)?;
+        bounce.make_room(link, crank, seq)?;
     }
     bounce.drain(link, crank, watch)
 }
@@ -96,8 +98,8 @@ struct Bounce<'a> {
     scratch: Vec<u8>,
     posted: u64,
     retired: u64,
-    /// Receives to post again: how many, and from which position on.
-    free: u32,
+    /// Whether a receive is to be posted again, and its position.
+    used: bool,
     head: u32,
     wc: [Wc; 8],
 }
@@ -113,7 +115,7 @@ impl<'a> Bounce<'a> {
             scratch: vec![0; spec.size as usize],
             posted: 0,
             retired: 0,
-            free: 0,
+            used: false,
             head: 0,
             wc: [Wc::default(); 8],
         })
@@ -215,7 +217,7 @@ impl<'a> Bounce<'a> {
         if !wc.is_ok() {
             return Err(link.failed("receive", &wc));
         }
-        self.free += 1;
+        self.used = true;
         if self.spec.verify {
             let inbox = link.inbox.as_ref().expect("both ends of a SEND bounce receive");
             inbox.read(link.rx_offset(0, of_wr_id(wc.wr_id).1 as usize), &mut self.scratch)?;
@@ -292,20 +294,21 @@ impl<'a> Bounce<'a> {
         Ok(n)
     }
 
-    /// Between two messages: posts receives again, makes room in the send queue. Whether that took time.
+    /// Posts the receive of the last message again, while the next one is on its way: many at once would hold up a later one.
     #[inline]
-    fn tidy(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<bool> {
-        let batch = (self.spec.rx_depth / 2).max(1);
-        let mut busy = self.spec.verify;
-        if self.free >= batch {
-            while self.free > 0 {
-                let index = self.head as usize;
-                link.rqs[0].post_recv(&[RecvWr::new(wr_id(0, self.head), &self.rx_sges[index..=index])])?;
-                self.head = (self.head + 1) % self.spec.rx_depth;
-                self.free -= 1;
-            }
-            busy = true;
+    fn repost(&mut self, link: &mut Link) -> Result<()> {
+        if core::mem::take(&mut self.used) {
+            let index = self.head as usize;
+            link.rqs[0].post_recv(&[RecvWr::new(wr_id(0, self.head), &self.rx_sges[index..=index])])?;
+            self.head = (self.head + 1) % self.spec.rx_depth;
         }
+        Ok(())
+    }
+
+    /// Between two messages: makes room in the send queue. Whether that, or a check of the data before, took time.
+    #[inline]
+    fn make_room(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<bool> {
+        let mut busy = self.spec.verify;
         if seq - self.retired >= u64::from(self.spec.tx_depth.div_ceil(2)) {
             self.reap(link)?;
             busy = true;
