@@ -743,6 +743,17 @@ dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted)
 	return (int32_t)slots;
 }
 
+/* Says that a slot holds a frame of `len` bytes. Where it held one of that length before, the line stays where it is: with both
+ * ends. */
+static inline void
+describe(struct ring_desc *d, uint32_t len)
+{
+	if (__atomic_load_n(&d->length, __ATOMIC_RELAXED) != len)
+		__atomic_store_n(&d->length, len, __ATOMIC_RELAXED);
+	if (__atomic_load_n(&d->flags, __ATOMIC_RELAXED) != 0)
+		__atomic_store_n(&d->flags, 0, __ATOMIC_RELAXED);
+}
+
 void *
 dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i)
 {
@@ -757,8 +768,7 @@ dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len)
 	const struct view *v = &views[q->port];
 	struct ring_desc *d = tx_desc(v, q, ring_of(v, q, v->client), i);
 
-	d->length = len;
-	d->flags = 0;
+	describe(d, len);
 }
 
 void
@@ -808,8 +818,7 @@ ring_tx_burst(struct view *v, const dpdk_sys_queue *q, struct ring *ring, uint32
 		struct rte_mbuf *m = mbufs[i];
 		if (unlikely(to_slot(v, d, m) == NULL))
 			break;
-		d->length = m->data_len;
-		d->flags = 0;
+		describe(d, m->data_len);
 	}
 	if (i > 0) {
 		ring_publish(v, q, ring, i);
