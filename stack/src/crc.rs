@@ -76,7 +76,7 @@ const BARRETT: [u64; 2] = {
 };
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{advance, reduce};
+pub(crate) use x86::{advance, fold, is_wide, reduce, reduce_wide};
 #[cfg(target_arch = "x86_64")]
 pub use x86::{copy_function, of};
 
@@ -186,8 +186,9 @@ mod x86 {
     const NO: u8 = 1;
     const YES: u8 = 2;
 
+    /// Whether the processor multiplies 512 bits at a time.
     #[inline(always)]
-    fn available() -> bool {
+    pub(crate) fn is_wide() -> bool {
         match AVAILABLE.load(Ordering::Relaxed) {
             0 => ask(),
             known => known == YES,
@@ -208,13 +209,13 @@ mod x86 {
     /// The function that copies and sums, if the processor has what it takes.
     #[inline(always)]
     pub fn copy_function() -> Option<CopyFn> {
-        available().then_some(copy)
+        is_wide().then_some(copy)
     }
 
     /// The sum of some bytes, [`LEN_MIN`] at least; `None` also where the processor cannot.
     #[inline]
     pub fn of(bytes: &[u8]) -> Option<Sum> {
-        if bytes.len() < LEN_MIN || !available() {
+        if bytes.len() < LEN_MIN || !is_wide() {
             return None;
         }
         // SAFETY: the processor has what the function is compiled for; the slice is valid for reads of its length, and
@@ -238,7 +239,7 @@ mod x86 {
     #[inline(always)]
     pub(crate) fn advance(register: u32, bytes: usize) -> Option<u32> {
         let at = bytes.wrapping_sub(ADVANCE_MIN);
-        if !at.is_multiple_of(4) || !available() {
+        if !at.is_multiple_of(4) || !is_wide() {
             return None;
         }
         let power = *ADVANCE.get(at / 4)?;
@@ -275,7 +276,7 @@ mod x86 {
     /// `a` moved up by what the factors say, and `b` behind it.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq")]
-    fn fold(a: __m512i, factors: __m512i, b: __m512i) -> __m512i {
+    pub(crate) fn fold(a: __m512i, factors: __m512i, b: __m512i) -> __m512i {
         const XOR: i32 = 0x96;
         let high = _mm512_clmulepi64_epi128::<0x00>(a, factors);
         let low = _mm512_clmulepi64_epi128::<0x11>(a, factors);
@@ -352,9 +353,15 @@ mod x86 {
             sum = fold(first, by_one, _mm512_mask_blend_epi8(end, turned, last));
         }
         let ends = fold(sum, wide(&TO_END), _mm512_setzero_si512());
-        let half = _mm256_xor_si256(_mm512_castsi512_si256(ends), _mm512_extracti64x4_epi64::<1>(ends));
-        let quarter = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half));
-        Sum::new(reduce(quarter))
+        Sum::new(reduce_wide(ends))
+    }
+
+    /// The remainder of four sums of products.
+    #[inline]
+    #[target_feature(enable = "avx512f,pclmulqdq,avx2")]
+    pub(crate) fn reduce_wide(sums: __m512i) -> u32 {
+        let half = _mm256_xor_si256(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64::<1>(sums));
+        reduce(_mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half)))
     }
 }
 

@@ -3,7 +3,8 @@
 //! A packet of a few hundred bytes is over before a folding loop has filled its pipeline. Here each block of 16 bytes is
 //! multiplied by a constant of its own, which moves it to its place before the end and takes the remainder of that move in
 //! one step; the products do not wait for each other, and their sum is reduced once. The fields that are masked are
-//! masked in the registers that a block is loaded to: the frame is only read.
+//! masked in the registers that a block is loaded to: the frame is only read. Where the processor has registers of four blocks,
+//! four are multiplied at once.
 //!
 //! Of a long packet this does the headers, and the sum of the payload is added ([`register_with`]). The arithmetic is that of
 //! [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes `H (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`.
@@ -11,13 +12,15 @@
 #![allow(unsafe_code)]
 
 use core::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_loadu_si128, _mm_setzero_si128, _mm_xor_si128,
+    __m128i, __m512i, __mmask16, _mm_and_si128, _mm_clmulepi64_si128, _mm_loadu_si128, _mm_setzero_si128,
+    _mm_xor_si128, _mm512_loadu_si512, _mm512_maskz_loadu_epi32, _mm512_setzero_si512,
+    _mm512_ternarylogic_epi64,
 };
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::icrc::{MASK_LEN, MASK_V4, MASK_V6};
 use super::{ETH_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
-use crate::crc::{SUM_FROM, advance, factor, reduce};
+use crate::crc::{self, SUM_FROM, advance, factor, fold, reduce, reduce_wide};
 
 /// Blocks that the longest packet has.
 const BLOCKS_MAX: usize = 16;
@@ -40,24 +43,32 @@ static KEYS: [[u64; 2]; BLOCKS_MAX] = {
     keys
 };
 
-/// What is done to a block: bits that stay, and bits that are turned over then.
+/// What is done to `WORDS` words: bits that stay, and bits that are turned over then.
 #[derive(Clone, Copy)]
-struct Mask {
-    keep: [u64; 2],
-    flip: [u64; 2],
+struct Mask<const WORDS: usize> {
+    keep: [u64; WORDS],
+    flip: [u64; WORDS],
 }
+
+/// That of a block, and that of a register of four.
+type Block = Mask<{ BLOCK / 8 }>;
+type Wide = Mask<{ WIDE / 8 }>;
+const WIDE: usize = 64;
 
 /// Blocks of a packet that have something to mask.
 const MASKED_V4: usize = 3;
 const MASKED_V6: usize = 5;
 const _: () = assert!(MASK_LEN >= MASKED_V6 * BLOCK - BEFORE - BLOCK / 4);
+/// The same of wide registers, of a packet as of a frame.
+const MASKED_WIDE: usize = 2;
+const _: () = assert!(WIDE - 4 + IPV6_LEN + UDP_LEN + 5 <= MASKED_WIDE * WIDE, "to BTH byte 4");
 
-/// For packets whose IP header begins after so many bytes of the first block: what is before the packet goes, masked bits
+/// For packets whose IP header begins after so many bytes of the first of them: what is before the packet goes, masked bits
 /// become ones, and the register at the start is added.
-const fn masks<const N: usize>(mask: &[u8; MASK_LEN], before: usize) -> [Mask; N] {
-    let mut all = [Mask { keep: [0; 2], flip: [0; 2] }; N];
+const fn masks<const WORDS: usize, const N: usize>(mask: &[u8; MASK_LEN], before: usize) -> [Mask<WORDS>; N] {
+    let mut all = [Mask { keep: [0; WORDS], flip: [0; WORDS] }; N];
     let mut at = 0;
-    while at < N * BLOCK {
+    while at < N * WORDS * 8 {
         let (mut keep, mut flip) = (0xff, 0);
         if at < before {
             keep = 0;
@@ -68,47 +79,71 @@ const fn masks<const N: usize>(mask: &[u8; MASK_LEN], before: usize) -> [Mask; N
         if at >= before && at < before + 4 {
             flip ^= START.to_le_bytes()[at - before];
         }
-        let (block, half, shift) = (at / BLOCK, at / 8 % 2, at % 8 * 8);
-        all[block].keep[half] |= (keep as u64) << shift;
-        all[block].flip[half] |= (flip as u64) << shift;
+        let (of, word, shift) = (at / 8 / WORDS, at / 8 % WORDS, at % 8 * 8);
+        all[of].keep[word] |= (keep as u64) << shift;
+        all[of].flip[word] |= (flip as u64) << shift;
         at += 1;
     }
     all
 }
 
-/// For packets whose first block has `4 * i` bytes (none: all 16).
-const fn rows<const N: usize>(mask: &[u8; MASK_LEN]) -> [[Mask; N]; 4] {
-    [masks(mask, 0), masks(mask, 12), masks(mask, 8), masks(mask, 4)]
+/// For packets that have `4 * i` bytes of the first (none: all of it).
+const fn rows<const WORDS: usize, const N: usize, const ROWS: usize>(
+    mask: &[u8; MASK_LEN],
+) -> [[Mask<WORDS>; N]; ROWS] {
+    assert!(ROWS == 2 * WORDS);
+    let mut rows = [masks(mask, 0); ROWS];
+    let mut i = 1;
+    while i < ROWS {
+        rows[i] = masks(mask, 4 * (ROWS - i));
+        i += 1;
+    }
+    rows
 }
 
-static MASKS_V4: [[Mask; MASKED_V4]; 4] = rows(&MASK_V4);
-static MASKS_V6: [[Mask; MASKED_V6]; 4] = rows(&MASK_V6);
+static MASKS_V4: [[Block; MASKED_V4]; BLOCK / 4] = rows(&MASK_V4);
+static MASKS_V6: [[Block; MASKED_V6]; BLOCK / 4] = rows(&MASK_V6);
+static WIDE_V4: [[Wide; MASKED_WIDE]; WIDE / 4] = rows(&MASK_V4);
+static WIDE_V6: [[Wide; MASKED_WIDE]; WIDE / 4] = rows(&MASK_V6);
 
-/// Blocks of a whole frame, from its Ethernet header on, that have something to mask.
+/// For whole frames, from their Ethernet headers on, without a VLAN tag and with one.
+const fn frames<const WORDS: usize, const N: usize>(mask: &[u8; MASK_LEN]) -> [[Mask<WORDS>; N]; 2] {
+    [masks(mask, ETH_LEN), masks(mask, ETH_LEN + VLAN_LEN)]
+}
+
+/// Blocks of a whole frame that have something to mask.
 const MASKED_FRAME: usize = 5;
 const _: () = assert!(ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN + 5 <= MASKED_FRAME * BLOCK, "to BTH byte 4");
-/// For frames without a VLAN tag and with one.
-static FRAMES_V4: [[Mask; MASKED_FRAME]; 2] = [masks(&MASK_V4, ETH_LEN), masks(&MASK_V4, ETH_LEN + VLAN_LEN)];
-static FRAMES_V6: [[Mask; MASKED_FRAME]; 2] = [masks(&MASK_V6, ETH_LEN), masks(&MASK_V6, ETH_LEN + VLAN_LEN)];
+static FRAMES_V4: [[Block; MASKED_FRAME]; 2] = frames(&MASK_V4);
+static FRAMES_V6: [[Block; MASKED_FRAME]; 2] = frames(&MASK_V6);
+static WIDE_FRAMES_V4: [[Wide; MASKED_WIDE]; 2] = frames(&MASK_V4);
+static WIDE_FRAMES_V6: [[Wide; MASKED_WIDE]; 2] = frames(&MASK_V6);
 
-/// Whether the processor multiplies so: 0 for not asked yet, else [`NO`] or [`YES`].
-static AVAILABLE: AtomicU8 = AtomicU8::new(0);
-const NO: u8 = 1;
-const YES: u8 = 2;
+/// What the processor multiplies at once: 0 for not asked yet.
+static AT_ONCE: AtomicU8 = AtomicU8::new(0);
+const NOTHING: u8 = 1;
+const A_BLOCK: u8 = 2;
+const FOUR_BLOCKS: u8 = 3;
 
 #[inline(always)]
-fn available() -> bool {
-    match AVAILABLE.load(Ordering::Relaxed) {
+fn at_once() -> u8 {
+    match AT_ONCE.load(Ordering::Relaxed) {
         0 => ask(),
-        known => known == YES,
+        known => known,
     }
 }
 
 #[cold]
-fn ask() -> bool {
-    let yes = std::arch::is_x86_feature_detected!("pclmulqdq") && std::arch::is_x86_feature_detected!("avx");
-    AVAILABLE.store(if yes { YES } else { NO }, Ordering::Relaxed);
-    yes
+fn ask() -> u8 {
+    let a_block =
+        std::arch::is_x86_feature_detected!("pclmulqdq") && std::arch::is_x86_feature_detected!("avx");
+    let known = match (crc::is_wide(), a_block) {
+        (true, _) => FOUR_BLOCKS,
+        (false, true) => A_BLOCK,
+        (false, false) => NOTHING,
+    };
+    AT_ONCE.store(known, Ordering::Relaxed);
+    known
 }
 
 /// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `None` where another
@@ -116,19 +151,39 @@ fn ask() -> bool {
 /// bytes before it, or the processor cannot multiply so.
 #[inline(always)]
 pub(super) fn register(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
+    register_by(at_once(), frame, l3, end, ipv6)
+}
+
+/// As the processor multiplies `at_once`, which it does.
+#[inline(always)]
+fn register_by(at_once: u8, frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
     let len = end.wrapping_sub(l3);
-    let first = l3.wrapping_sub(len.wrapping_neg() % BLOCK);
-    if l3 < BEFORE || !len.is_multiple_of(4) || len > BLOCKS_MAX * BLOCK || !available() {
+    let least = if ipv6 { MASKED_V6 } else { MASKED_V4 };
+    if l3 < BEFORE || !len.is_multiple_of(4) || len.div_ceil(BLOCK).wrapping_sub(least) > BLOCKS_MAX - least {
         return None;
     }
-    let (blocks, _) = frame.get(first..end)?.as_chunks();
-    let row = len / 4 % 4;
-    // SAFETY: the processor has what the functions are compiled for: asked just above.
-    unsafe {
-        match ipv6 {
-            false => sum(blocks, &MASKS_V4[row]),
-            true => sum(blocks, &MASKS_V6[row]),
+    match at_once {
+        FOUR_BLOCKS => {
+            let packet = frame.get(l3..end)?;
+            let row = len / 4 % (WIDE / 4);
+            let masks = if ipv6 { &WIDE_V6[row] } else { &WIDE_V4[row] };
+            // SAFETY: the processor has what the function is compiled for: see `ask`. The first register begins so many bytes
+            // before the packet that the last one ends with it, and of these bytes none is read.
+            Some(unsafe { sum_wide(packet.as_ptr_range().end, len.div_ceil(WIDE), len / 4, masks) })
         }
+        A_BLOCK => {
+            let first = l3 - len.wrapping_neg() % BLOCK;
+            let (blocks, _) = frame.get(first..end)?.as_chunks();
+            let row = len / 4 % (BLOCK / 4);
+            // SAFETY: the processor has what the functions are compiled for: see `ask`.
+            unsafe {
+                match ipv6 {
+                    false => sum(blocks, &MASKS_V4[row]),
+                    true => sum(blocks, &MASKS_V6[row]),
+                }
+            }
+        }
+        _ => None,
     }
 }
 
@@ -142,14 +197,27 @@ pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum
         _ if l3 == ETH_LEN + VLAN_LEN => 1,
         _ => return None,
     };
-    let masks = if ipv6 { &FRAMES_V6[tagged] } else { &FRAMES_V4[tagged] };
-    let (blocks, _) = frame.first_chunk::<SUM_FROM>()?.as_chunks();
-    if !available() {
-        return None;
-    }
-    // SAFETY: the processor has what the function is compiled for: asked just above.
-    let head = unsafe { self::sum(blocks, masks) }?;
+    let head = head_by(at_once(), frame.first_chunk()?, tagged, ipv6)?;
     Some(advance(head, end.checked_sub(SUM_FROM)?)? ^ sum)
+}
+
+/// The register of the CRC over the first bytes of a frame, from its IP header on.
+#[inline(always)]
+fn head_by(at_once: u8, head: &[u8; SUM_FROM], tagged: usize, ipv6: bool) -> Option<u32> {
+    match at_once {
+        FOUR_BLOCKS => {
+            let masks = if ipv6 { &WIDE_FRAMES_V6[tagged] } else { &WIDE_FRAMES_V4[tagged] };
+            // SAFETY: the processor has what the function is compiled for: see `ask`. All bytes are those of `head`.
+            Some(unsafe { sum_wide(head.as_ptr_range().end, SUM_FROM / WIDE, SUM_FROM / 4, masks) })
+        }
+        A_BLOCK => {
+            let (blocks, _) = head.as_chunks();
+            let masks = if ipv6 { &FRAMES_V6[tagged] } else { &FRAMES_V4[tagged] };
+            // SAFETY: the processor has what the function is compiled for: see `ask`.
+            unsafe { self::sum(blocks, masks) }
+        }
+        _ => None,
+    }
 }
 
 #[inline]
@@ -175,13 +243,13 @@ fn product(block: __m128i, key: &[u64; 2]) -> __m128i {
 
 /// The register after `blocks`, of which the first `N` are masked; `None` for fewer, or more than [`BLOCKS_MAX`].
 #[target_feature(enable = "pclmulqdq,avx")]
-fn sum<const N: usize>(blocks: &[[u8; BLOCK]], masks: &[Mask; N]) -> Option<u32> {
+fn sum<const N: usize>(blocks: &[[u8; BLOCK]], masks: &[Block; N]) -> Option<u32> {
     let keys = KEYS.get(BLOCKS_MAX.wrapping_sub(blocks.len())..)?;
     let ((head, tail), (head_keys, tail_keys)) =
         (blocks.split_first_chunk::<N>()?, keys.split_first_chunk()?);
     let mut sum = _mm_setzero_si128();
     for i in 0..N {
-        let mask: &Mask = &masks[i];
+        let mask: &Block = &masks[i];
         let block = _mm_xor_si128(_mm_and_si128(load(&head[i]), pair(&mask.keep)), pair(&mask.flip));
         let key: &[[u64; 2]; N] = head_keys;
         sum = _mm_xor_si128(sum, product(block, &key[i]));
@@ -190,6 +258,49 @@ fn sum<const N: usize>(blocks: &[[u8; BLOCK]], masks: &[Mask; N]) -> Option<u32>
         sum = _mm_xor_si128(sum, product(load(block), key));
     }
     Some(reduce(sum))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn wide(words: &[u64; WIDE / 8]) -> __m512i {
+    // SAFETY: the bytes are there, and the load asks for no alignment.
+    unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn masked(bytes: __m512i, mask: &Wide) -> __m512i {
+    /// `a & b ^ c`
+    const AND_XOR: i32 = 0x6a;
+    _mm512_ternarylogic_epi64::<AND_XOR>(bytes, wide(&mask.keep), wide(&mask.flip))
+}
+
+/// The register over the `words` words of four bytes that end at `end`, by so many wide registers, 1 to 4, of which the first is
+/// not full where these are not a multiple of its words.
+///
+/// # Safety
+/// The words are valid for reads. There are at most `registers * 16` of them, and more than `registers * 16 - 16`.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,avx,avx2")]
+unsafe fn sum_wide(end: *const u8, registers: usize, words: usize, masks: &[Wide; MASKED_WIDE]) -> u32 {
+    let keys = KEYS.as_flattened();
+    let missing = registers * (WIDE / 4) - words;
+    let there: __mmask16 = u16::MAX << missing;
+    let from = |i: usize| end.wrapping_sub((registers - i) * WIDE);
+    let key = |i: usize| -> __m512i {
+        let at = keys.len() - (registers - i) * (WIDE / 8);
+        wide(keys[at..].first_chunk().expect("there are as many as the longest packet takes"))
+    };
+    // SAFETY: of the first register only what is there is read; the others are there.
+    let first = unsafe { _mm512_maskz_loadu_epi32(there, from(0).cast()) };
+    let mut sum = fold(masked(first, &masks[0]), key(0), _mm512_setzero_si512());
+    for i in 1..registers {
+        // SAFETY: as above.
+        let next = unsafe { _mm512_loadu_si512(from(i).cast()) };
+        let next = if let Some(mask) = masks.get(i) { masked(next, mask) } else { next };
+        sum = fold(next, key(i), sum);
+    }
+    reduce_wide(sum)
 }
 
 #[cfg(test)]
@@ -213,32 +324,63 @@ mod tests {
         crc
     }
 
-    #[test]
-    fn agrees_with_the_bits_for_every_length() {
-        if !available() {
-            eprintln!("SKIPPED: this processor has no carry-less multiplication");
-            return;
+    /// The ways that this processor has; says so if it has not all.
+    fn ways() -> Vec<u8> {
+        let has = at_once();
+        if has < FOUR_BLOCKS {
+            eprintln!("SKIPPED: this processor does not multiply 512 bits at a time");
         }
+        if has < A_BLOCK {
+            eprintln!("SKIPPED: this processor has no carry-less multiplication");
+        }
+        (A_BLOCK..=has).collect()
+    }
+
+    fn noise() -> Vec<u8> {
         let mut x = 1u32;
-        let frame: Vec<u8> = core::iter::repeat_with(|| {
+        let next = || {
             x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             (x >> 24) as u8
-        })
-        .take(400)
-        .collect();
-        let mut compared = 0;
-        for (l3, ipv6) in [(14, false), (14, true), (18, false), (18, true), (BEFORE, false)] {
-            for len in 0..300 {
-                let min = if ipv6 { 68 } else { 36 };
-                match register(&frame, l3, l3 + len, ipv6) {
-                    Some(crc) => assert_eq!(crc, slow(&frame, l3, l3 + len, ipv6), "{l3} {len} {ipv6}"),
-                    None => assert!(len % 4 != 0 || !(min..=LEN_MAX).contains(&len), "{l3} {len} {ipv6}"),
+        };
+        core::iter::repeat_with(next).take(400).collect()
+    }
+
+    #[test]
+    fn agrees_with_the_bits_for_every_length() {
+        let frame = noise();
+        for way in ways() {
+            let register = |l3, end, ipv6| register_by(way, &frame, l3, end, ipv6);
+            let mut compared = 0;
+            for (l3, ipv6) in [(14, false), (14, true), (18, false), (18, true), (BEFORE, false)] {
+                for len in 0..300 {
+                    let min = if ipv6 { 68 } else { 36 };
+                    match register(l3, l3 + len, ipv6) {
+                        Some(crc) => {
+                            assert_eq!(crc, slow(&frame, l3, l3 + len, ipv6), "{way} {l3} {len} {ipv6}")
+                        }
+                        None => assert!(len % 4 != 0 || !(min..=LEN_MAX).contains(&len), "{l3} {len} {ipv6}"),
+                    }
+                    compared += u32::from(len % 4 == 0 && (min..=LEN_MAX).contains(&len));
                 }
-                compared += u32::from(len % 4 == 0 && (min..=LEN_MAX).contains(&len));
+            }
+            assert_eq!(compared, 3 * 56 + 2 * 48);
+            assert_eq!(register(2, 2 + 60, false), None, "there are not so many bytes before it");
+            assert_eq!(register(300, 300 + 108, false), None, "the frame ends before");
+            assert_eq!(register(108, 14, false), None, "it ends before it begins");
+        }
+    }
+
+    #[test]
+    fn the_head_of_a_frame_agrees_with_the_bits() {
+        let frame = noise();
+        let head = frame.first_chunk().unwrap();
+        for way in ways() {
+            for (tagged, l3) in [(0, 14), (1, 18)] {
+                for ipv6 in [false, true] {
+                    let expected = slow(&frame, l3, SUM_FROM, ipv6);
+                    assert_eq!(head_by(way, head, tagged, ipv6), Some(expected), "{way} {l3} {ipv6}");
+                }
             }
         }
-        assert_eq!(compared, 3 * 56 + 2 * 48);
-        assert_eq!(register(&frame, 2, 2 + 60, false), None, "there are not so many bytes before it");
-        assert_eq!(register(&frame, 300, 300 + 108, false), None, "the frame ends before");
     }
 }
