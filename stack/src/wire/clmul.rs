@@ -158,13 +158,13 @@ pub(super) fn register(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Optio
 #[inline(always)]
 fn register_by(at_once: u8, frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
     let len = end.wrapping_sub(l3);
-    let least = if ipv6 { MASKED_V6 } else { MASKED_V4 };
-    if l3 < BEFORE || !len.is_multiple_of(4) || len.div_ceil(BLOCK).wrapping_sub(least) > BLOCKS_MAX - least {
+    if l3 < BEFORE || !len.is_multiple_of(4) || len > BLOCKS_MAX * BLOCK {
         return None;
     }
     match at_once {
         FOUR_BLOCKS => {
-            let packet = frame.get(l3..end)?;
+            let least = if ipv6 { MASKED_V6 } else { MASKED_V4 };
+            let packet = frame.get(l3..end).filter(|packet| packet.len() > (least - 1) * BLOCK)?;
             let row = len / 4 % (WIDE / 4);
             let masks = if ipv6 { &WIDE_V6[row] } else { &WIDE_V4[row] };
             // SAFETY: the processor has what the function is compiled for: see `ask`. The first register begins so many bytes
