@@ -76,7 +76,7 @@ const BARRETT: [u64; 2] = {
 };
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{advance, fold, is_wide, reduce, reduce_wide};
+pub(crate) use x86::{WIDE, advance, fold, is_wide, reduce, reduce_wide, wide};
 #[cfg(target_arch = "x86_64")]
 pub use x86::{copy_function, of};
 
@@ -129,7 +129,7 @@ mod x86 {
     use super::{BARRETT, CopyFn, LEN_MIN, Sum, factor, times_power};
 
     /// Bytes of a register.
-    const WIDE: usize = 64;
+    pub(crate) const WIDE: usize = 64;
     const _: () = assert!(LEN_MIN >= WIDE);
     /// Blocks that are on their way at the same time: a multiplication takes some cycles.
     const LANES: usize = 4;
@@ -268,7 +268,7 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn wide(words: &[u64; WIDE / 8]) -> __m512i {
+    pub(crate) fn wide(words: &[u64; WIDE / 8]) -> __m512i {
         // SAFETY: the bytes of a register are there, and the load asks for no alignment.
         unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
     }

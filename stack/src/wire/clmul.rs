@@ -20,7 +20,7 @@ use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::icrc::{MASK_LEN, MASK_V4, MASK_V6};
 use super::{ETH_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
-use crate::crc::{self, SUM_FROM, advance, factor, fold, reduce, reduce_wide};
+use crate::crc::{self, SUM_FROM, WIDE, advance, factor, fold, reduce, reduce_wide, wide};
 
 /// Blocks that the longest packet has.
 const BLOCKS_MAX: usize = 16;
@@ -53,7 +53,6 @@ struct Mask<const WORDS: usize> {
 /// That of a block, and that of a register of four.
 type Block = Mask<{ BLOCK / 8 }>;
 type Wide = Mask<{ WIDE / 8 }>;
-const WIDE: usize = 64;
 
 /// Blocks of a packet that have something to mask.
 const MASKED_V4: usize = 3;
@@ -258,13 +257,6 @@ fn sum<const N: usize>(blocks: &[[u8; BLOCK]], masks: &[Block; N]) -> Option<u32
         sum = _mm_xor_si128(sum, product(load(block), key));
     }
     Some(reduce(sum))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn wide(words: &[u64; WIDE / 8]) -> __m512i {
-    // SAFETY: the bytes are there, and the load asks for no alignment.
-    unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
 }
 
 #[inline]
