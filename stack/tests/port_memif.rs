@@ -115,6 +115,16 @@ fn open(spec: &str, queues: usize) -> Box<dyn Port> {
     spec.parse::<PortSpec>().unwrap().open(&options).unwrap_or_else(|error| panic!("{error}"))
 }
 
+/// A port of ours in this role, and a process that has the other end; the server starts first.
+fn joined(ours: &str, spec: impl Fn(&str) -> String) -> (Box<dyn Port>, Peer) {
+    if ours == "server" {
+        let port = open(&spec("server"), 1);
+        return (port, Peer::start(&spec("client"), 1));
+    }
+    let peer = Peer::start(&spec("server"), 1);
+    (open(&spec("client"), 1), peer)
+}
+
 /// Sends frames of many sizes and waits until each size came back.
 fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
     let max = port.info().max_frame();
@@ -251,17 +261,9 @@ fn frames_are_built_in_the_ring() {
     // Goal: either end builds frames where they are sent from, all of a burst, then finishes each; they arrive whole and in
     // order, around the ring many times, and none is built where there is no link or no room.
     const SLOTS: usize = 16;
-    for (ours, theirs) in [("server", "client"), ("client", "server")] {
+    for ours in ["server", "client"] {
         let path = socket(&format!("built-{ours}"));
-        let spec = |role| format!("memif:{},role={role},rsize=4", path.display());
-        let (port, peer);
-        if ours == "server" {
-            port = open(&spec(ours), 1);
-            peer = Peer::start(&spec(theirs), 1);
-        } else {
-            peer = Peer::start(&spec(theirs), 1);
-            port = open(&spec(ours), 1);
-        }
+        let (port, peer) = joined(ours, |role| format!("memif:{},role={role},rsize=4", path.display()));
         let mut queue = port.take_queue(0).unwrap();
         if ours == "server" && !port.link_up() {
             assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("there is no link")), None);
@@ -315,12 +317,9 @@ fn frames_are_built_in_the_ring() {
 #[test]
 fn frames_of_every_length_come_back_whole() {
     const LONGEST_SHORT: usize = 512;
-    for (ours, theirs) in [("server", "client"), ("client", "server")] {
+    for ours in ["server", "client"] {
         let path = socket(&format!("whole-{ours}"));
-        let spec = |role| format!("memif:{},role={role}", path.display());
-        let early = (ours == "client").then(|| Peer::start(&spec(theirs), 1));
-        let port = open(&spec(ours), 1);
-        let _peer = early.unwrap_or_else(|| Peer::start(&spec(theirs), 1));
+        let (port, _peer) = joined(ours, |role| format!("memif:{},role={role}", path.display()));
         let mut queue = port.take_queue(0).unwrap();
         exchange(&*port, &mut *queue, ours);
 
