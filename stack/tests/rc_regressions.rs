@@ -7,7 +7,7 @@ use stack::mem::Access;
 use stack::proto::status::{WcStatus, WrOpcode};
 use stack::shard::counters::Counter;
 use stack::sim::node::SendWr;
-use stack::sim::peer::{Rig, ack, ack_with, pkt};
+use stack::sim::peer::{PEER_QPN, Rig, ack, ack_with, frame, pkt};
 use stack::wire::{Discard, Opcode};
 
 const MS: Duration = Duration::from_millis(1);
@@ -185,4 +185,26 @@ fn a_read_behind_a_full_window_waits() {
     let said = rig.send(&ack(0x100 + 9, 0));
     assert_eq!(said.len(), 1, "one READ, and nothing behind it");
     assert_eq!((said[0].opcode, said[0].psn), (Opcode::RC_READ_REQUEST, 0x100 + WINDOW_PACKETS));
+}
+
+// Goal: what comes for a queue pair that is gone finds nobody, though another one has its slot: not even right behind a packet
+// that found it.
+#[test]
+fn a_number_that_is_gone_does_not_find_who_has_its_slot() {
+    let mut rig = Rig::new();
+    let (old, peer) = (rig.qp, rig.peer_gid());
+    assert_eq!(rig.send(&pkt(Opcode::RC_SEND_ONLY, 0x100).len(8).a()).len(), 1);
+    assert_eq!(rig.done(), [(0, WcStatus::Success)]);
+    let late = rig.frame(&pkt(Opcode::RC_SEND_ONLY, 0x101).len(8).a());
+    let (slot, config) = (rig.node.qp(old).slot, rig.node.qp(old).config);
+    rig.node.destroy(old);
+    rig.qp = rig.node.create_qp(0, config, rig.cq, rig.cq);
+    assert_eq!(rig.node.qp(rig.qp).slot, slot);
+    rig.node.to_init(rig.now, rig.qp);
+    rig.post_recv();
+    rig.node.to_rtr(rig.now, rig.qp, peer, PEER_QPN);
+    assert!(rig.send_frame(&frame(&rig.flow, &pkt(Opcode::RC_SEND_ONLY, 0x100).len(8).a())).is_empty());
+    assert!(rig.send_frame(&late).is_empty());
+    assert_eq!(rig.node.discarded(Discard::UnknownQpn), 2);
+    assert!(rig.done().is_empty(), "it was not for the new one");
 }

@@ -100,6 +100,8 @@ impl Turn {
 struct Qps {
     slots: Slab<Qp>,
     table: QpTable,
+    /// Number and slot of the one that was found last.
+    found: Option<(Qpn, u32)>,
     /// Where their rings and counters lie, and between those what else belongs to them.
     around: Filling,
 }
@@ -115,10 +117,25 @@ impl Qps {
     fn peek(&self, slot: u32) -> Option<&Qp> {
         self.slots.get(slot)
     }
+    /// The queue pair with this number. Often it is that of the packet before: then nothing of it waits for what the table says.
     #[inline]
     fn find(&mut self, qpn: Qpn) -> Option<&mut Qp> {
-        let slot = self.table.get(qpn)?;
+        let slot = match self.found {
+            Some((found, slot)) if found == qpn => slot,
+            _ => {
+                let slot = self.table.get(qpn)?;
+                self.found = Some((qpn, slot));
+                slot
+            }
+        };
         self.get(slot)
+    }
+    /// Takes a queue pair out of its slot: its number finds nothing from now on.
+    fn remove(&mut self, slot: u32) -> Option<Qp> {
+        let qp = self.slots.remove(slot)?;
+        self.table.remove(qp.qpn);
+        self.found = None;
+        Some(qp)
     }
     fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
         self.slots.iter_mut().inspect(|_| step())
@@ -380,10 +397,9 @@ impl Shard {
 
     /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
     pub fn destroy_qp(&mut self, slot: u32) {
-        let Some(mut qp) = self.qps.slots.remove(slot) else { return };
+        let Some(mut qp) = self.qps.remove(slot) else { return };
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
-        self.qps.table.remove(qp.qpn);
         self.see_how_many();
         self.env.shared.mrs.forget_qp(qp.qpn);
         qp.release_gid(&self.env.shared);

@@ -85,8 +85,8 @@ impl Env {
             };
         }
         let received = one_of! {
-            RC_SEND_ONLY RC_WRITE_ONLY RC_READ_REQUEST RC_FETCH_ADD
-            RC_ACKNOWLEDGE RC_READ_RESPONSE_ONLY RC_ATOMIC_ACKNOWLEDGE
+            RC_SEND_ONLY RC_SEND_MIDDLE RC_WRITE_ONLY RC_WRITE_MIDDLE RC_READ_REQUEST RC_FETCH_ADD
+            RC_ACKNOWLEDGE RC_READ_RESPONSE_ONLY RC_READ_RESPONSE_MIDDLE RC_ATOMIC_ACKNOWLEDGE
         };
         if let Err(reason) = received {
             self.drop_packet(qps, dqpn, reason);
