@@ -521,19 +521,16 @@ slot_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 /* Bytes that are copied between two rounds of asking for the next buffer. */
 #define PIECE 512u
 
+/* Frames up to so long are summed by who checks them: quicker than while they are copied. */
+#define SUM_ABOVE 256u
+
 /* Copies a buffer that is in another core's cache, and asks for as much of the next one meanwhile: hardware looks ahead
- * only to the end of a page. Returns the sum from sum_from on where that comes with the copy, and 0 otherwise. */
+ * only to the end of a page. Returns the sum where that comes with the copy, and 0 otherwise. */
 static inline uint32_t
 copy_ahead(const dpdk_sys_queue *q, uint8_t *to, const uint8_t *from, uint32_t len, const uint8_t *next)
 {
-	uint32_t head = q->sum_from;
-
-	if (q->copy != NULL && len > 2 * head) {
-		memcpy(to, from, head);
-		for (uint32_t i = 0; next != NULL && i < head; i += 64)
-			rte_prefetch1(next + i);
-		return q->copy(to + head, from + head, len - head, next != NULL ? next + head : NULL);
-	}
+	if (q->copy != NULL && len > SUM_ABOVE)
+		return q->copy(to, from, len, next);
 	while (len > 0) {
 		uint32_t n = len < PIECE ? len : PIECE;
 		if (next != NULL) {
@@ -733,14 +730,22 @@ free_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 }
 
 int32_t
-dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted)
+dpdk_sys_tx_slots(const dpdk_sys_queue *q, void **buffers, uint32_t wanted)
 {
 	struct view *v = &views[q->port];
-	uint32_t slots = 0;
+	struct ring *ring = NULL;
+	uint32_t n, slots = 0;
 
-	if (__atomic_load_n(&v->state, __ATOMIC_ACQUIRE) != VIEW_RINGS || ring_tx(v, q, wanted, &slots) == NULL)
+	if (__atomic_load_n(&v->state, __ATOMIC_ACQUIRE) == VIEW_RINGS)
+		ring = ring_tx(v, q, wanted, &slots);
+	if (ring == NULL)
 		return -1;
-	return (int32_t)slots;
+	for (n = 0; n < wanted && n < slots; n++) {
+		buffers[n] = free_buffer(v, tx_desc(v, q, ring, n), q->max_len);
+		if (unlikely(buffers[n] == NULL)) /* the peer broke it */
+			break;
+	}
+	return (int32_t)n;
 }
 
 /* Says that a slot holds a frame of `len` bytes. Where it held one of that length before, the line stays where it is: with both
@@ -754,29 +759,15 @@ describe(struct ring_desc *d, uint32_t len)
 		__atomic_store_n(&d->flags, 0, __ATOMIC_RELAXED);
 }
 
-void *
-dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i)
-{
-	const struct view *v = &views[q->port];
-
-	return free_buffer(v, tx_desc(v, q, ring_of(v, q, v->client), i), q->max_len);
-}
-
 void
-dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len)
-{
-	const struct view *v = &views[q->port];
-	struct ring_desc *d = tx_desc(v, q, ring_of(v, q, v->client), i);
-
-	describe(d, len);
-}
-
-void
-dpdk_sys_tx_publish(const dpdk_sys_queue *q, uint32_t n)
+dpdk_sys_tx_publish(const dpdk_sys_queue *q, const uint32_t *lens, uint32_t n)
 {
 	struct view *v = &views[q->port];
+	struct ring *ring = ring_of(v, q, v->client);
 
-	ring_publish(v, q, ring_of(v, q, v->client), n);
+	for (uint32_t i = 0; i < n; i++)
+		describe(tx_desc(v, q, ring, i), lens[i]);
+	ring_publish(v, q, ring, n);
 }
 
 /* A frame up to so long is copied to a slot in whole pieces, one behind the other. */

@@ -21,7 +21,7 @@ typedef struct dpdk_sys_frame {
 	void *data;
 	uint16_t len;
 	uint16_t cap;
-	uint32_t sum;      /* of the bytes from sum_from on, as the queue's `copy` returns it; 0 if it is not known */
+	uint32_t sum;      /* as the queue's `copy` returns it; 0 if it is not known */
 	void *handle;
 	const void *kind;
 } dpdk_sys_frame;
@@ -37,8 +37,7 @@ typedef struct dpdk_sys_queue {
 	void *pool;        /* struct rte_mempool */
 	const void *kind;  /* kind of the frames that are mbufs */
 	uint32_t max_len;  /* longest frame sent */
-	uint32_t sum_from; /* byte of a frame from which on `copy` copies received ones that are twice as long */
-	dpdk_sys_copy copy; /* NULL if there is none */
+	dpdk_sys_copy copy; /* copies long frames that are received; NULL if there is none */
 } dpdk_sys_queue;
 
 /* Result of a burst. */
@@ -58,15 +57,11 @@ void dpdk_sys_give_back(const dpdk_sys_queue *q);
 /* Sends frames[0..result->frames); those belong to DPDK afterwards. Stops before a frame of another kind or
  * longer than max_len, and where the device takes no more. */
 void dpdk_sys_tx_burst(const dpdk_sys_queue *q, const dpdk_sys_frame *frames, uint32_t n, dpdk_sys_burst *result);
-/* Slots of the device's shared memory in which frames can be built, where it has such (memif), and -1 otherwise or while
- * there is no link. Fewer than wanted only if there are no more. */
-int32_t dpdk_sys_tx_room(const dpdk_sys_queue *q, uint32_t wanted);
-/* Buffer of the i-th of these slots, which is not closed yet, with room for max_len bytes; NULL if the peer broke it. */
-void *dpdk_sys_tx_slot(const dpdk_sys_queue *q, uint32_t i);
-/* Closes the i-th slot: says how long the frame in it is. */
-void dpdk_sys_tx_close(const dpdk_sys_queue *q, uint32_t i, uint32_t len);
-/* Sends the frames in the first n slots. */
-void dpdk_sys_tx_publish(const dpdk_sys_queue *q, uint32_t n);
+/* Up to `wanted` (<= DPDK_SYS_BURST_MAX) buffers with room for max_len bytes in the device's shared memory, where it has such
+ * (memif): frames are built there, in this order. How many; -1 where it has none, or while there is no link. */
+int32_t dpdk_sys_tx_slots(const dpdk_sys_queue *q, void **buffers, uint32_t wanted);
+/* Sends the frames in the first n of these buffers, which are so long. */
+void dpdk_sys_tx_publish(const dpdk_sys_queue *q, const uint32_t *lens, uint32_t n);
 /* Allocates n (<= DPDK_SYS_BURST_MAX) empty frames, all or none. Needs no gate. */
 int dpdk_sys_alloc(const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t n);
 /* Frees the frames if all of them are mbufs: returns 1, or 0 with nothing done. Needs no gate. */

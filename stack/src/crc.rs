@@ -8,7 +8,7 @@
 //! bytes that is moved up by `n` bits is `H (x^(n + 64) mod P) + L (x^n mod P)`, which has a degree below 96; the remainder
 //! by `P` of `x^32` times the sum of all blocks is the CRC (Gopal et al., "Fast CRC Computation for Generic Polynomials Using
 //! PCLMULQDQ Instruction", Intel 2009; the last step is Barrett's). A register begun at zero is linear: that over a whole is
-//! that over its first part, moved up (`advance`), plus that over the rest.
+//! that over its first part and zeros for the rest (`behind`), plus that over the rest.
 
 #![allow(unsafe_code)]
 
@@ -76,12 +76,12 @@ const BARRETT: [u64; 2] = {
 };
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86::{WIDE, advance, fold, is_wide, reduce, reduce_wide, wide};
+pub(crate) use x86::{HEAD, WIDE, behind, copy_behind, fold, is_wide, reduce, reduce_wide, wide};
 #[cfg(target_arch = "x86_64")]
 pub use x86::{copy_function, of};
 
 #[cfg(not(target_arch = "x86_64"))]
-pub use other::{copy_function, of};
+pub use other::{OnePass, copy_function, of};
 
 /// Copies `len` bytes and returns the sum of the copy; with `ahead` not null it also asks for as many bytes from there, which
 /// may be anywhere.
@@ -106,10 +106,6 @@ pub fn copy(to: &mut [u8], from: &[u8]) -> Option<Sum> {
     unsafe { copy(to.as_mut_ptr(), from.as_ptr(), from.len(), core::ptr::null()) }
 }
 
-/// Bytes at the start of a frame that its sum leaves out: all headers, in whole cache lines. What follows is summed by whoever
-/// copies it, before anybody knows what it is.
-pub const SUM_FROM: usize = 128;
-
 /// Bytes that are worth a sum.
 pub const LEN_MIN: usize = 64;
 
@@ -133,6 +129,8 @@ mod x86 {
     const _: () = assert!(LEN_MIN >= WIDE);
     /// Blocks that are on their way at the same time: a multiplication takes some cycles.
     const LANES: usize = 4;
+    /// Registers of a head, for [`copy_behind`].
+    pub(crate) const HEAD: usize = 2;
 
     /// Factors that move each of a register's blocks up by so many bytes.
     const fn moving(bytes: usize) -> [u64; WIDE / 8] {
@@ -165,15 +163,28 @@ mod x86 {
         all
     };
 
-    /// [`advance`] knows `ADVANCE_MIN`, and so many more in steps of four bytes.
-    const ADVANCE_MIN: usize = 2;
-    const ADVANCES: usize = 1056;
-    /// `x^(8 n) mod P` for these numbers of bytes, as [`factor`] has it, without the last bit, which is zero.
-    static ADVANCE: [u32; ADVANCES] = {
-        let mut all = [0; ADVANCES];
-        let mut r = times_power(1, 8 * ADVANCE_MIN);
+    /// Factors that move each of a register's blocks to the block behind the last one.
+    static TO_ONE: [u64; WIDE / 8] = {
+        let mut all = [0; WIDE / 8];
         let mut i = 0;
-        while i < ADVANCES {
+        while i < WIDE / 16 {
+            let bits = 128 * (WIDE / 16 - i);
+            all[2 * i] = factor(bits + 32);
+            all[2 * i + 1] = factor(bits - 32);
+            i += 1;
+        }
+        all
+    };
+
+    /// [`behind`] knows the powers of `POWER_MIN` bytes, and of so many more in steps of four.
+    const POWER_MIN: usize = 2;
+    const POWERS: usize = 1056;
+    /// `x^(8 n) mod P` for these numbers of bytes, as [`factor`] has it, without the last bit, which is zero.
+    static POWER: [u32; POWERS] = {
+        let mut all = [0; POWERS];
+        let mut r = times_power(1, 8 * POWER_MIN);
+        let mut i = 0;
+        while i < POWERS {
             all[i] = r.reverse_bits();
             r = times_power(r, 32);
             i += 1;
@@ -220,7 +231,7 @@ mod x86 {
         }
         // SAFETY: the processor has what the function is compiled for; the slice is valid for reads of its length, and
         // nothing is stored without `COPY`.
-        unsafe { pass::<false>(ptr::null_mut(), bytes.as_ptr(), bytes.len(), ptr::null()) }
+        Sum::new(unsafe { alone::<false>(ptr::null_mut(), bytes.as_ptr(), bytes.len(), ptr::null()) })
     }
 
     unsafe extern "C" fn copy(to: *mut u8, from: *const u8, len: usize, ahead: *const u8) -> Option<Sum> {
@@ -229,30 +240,30 @@ mod x86 {
             unsafe { ptr::copy_nonoverlapping(from, to, len) };
             return None;
         }
-        // SAFETY: only `copy_function` gives this function out, where the processor has what `pass` is compiled for; the rest
-        // as the caller says.
-        unsafe { pass::<true>(to, from, len, ahead) }
+        // SAFETY: only `copy_function` gives this function out, where the processor has what `alone` is compiled for; the
+        // rest as the caller says.
+        Sum::new(unsafe { alone::<true>(to, from, len, ahead) })
     }
 
-    /// The register over some bytes, moved up by `bytes` more: `None` if these are not 2 more than a multiple of 4, or too
-    /// many.
-    #[inline(always)]
-    pub(crate) fn advance(register: u32, bytes: usize) -> Option<u32> {
-        let at = bytes.wrapping_sub(ADVANCE_MIN);
-        if !at.is_multiple_of(4) || !is_wide() {
-            return None;
-        }
-        let power = *ADVANCE.get(at / 4)?;
-        // SAFETY: the processor has what the function is compiled for: asked just above.
-        Some(unsafe { product(register, u64::from(power) << 1) })
-    }
-
+    /// The register over `head` and so many zeros behind it: `None` if these are not 2 more than a multiple of 4, fewer than 14, or
+    /// too many.
     #[inline]
-    #[target_feature(enable = "pclmulqdq,avx")]
-    fn product(register: u32, factor: u64) -> u32 {
-        let block = _mm_set_epi64x((u64::from(register) << 32) as i64, 0);
-        let factor = _mm_set_epi64x(factor as i64, 0);
-        reduce(_mm_clmulepi64_si128::<0x11>(block, factor))
+    #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,avx,avx2")]
+    pub(crate) fn behind<const N: usize>(head: [__m512i; N], zeros: usize) -> Option<u32> {
+        let power = |bytes: usize| {
+            let at = bytes.wrapping_sub(POWER_MIN);
+            (at.is_multiple_of(4)).then(|| POWER.get(at / 4)).flatten().map(|power| u64::from(*power) << 1)
+        };
+        // In one block, and 16 zeros less are left; a product takes off four bytes, a block's first half has eight more.
+        let (high, low) = (power(zeros.wrapping_sub(4))?, power(zeros.wrapping_sub(12))?);
+        let (zero, by_one) = (_mm512_setzero_si512(), wide(&BY_ONE));
+        let sum = head.into_iter().reduce(|before, next| fold(before, by_one, next)).unwrap_or(zero);
+        let block = joined(fold(sum, wide(&TO_ONE), zero));
+        let factors = _mm_set_epi64x(low as i64, high as i64);
+        Some(reduce(_mm_xor_si128(
+            _mm_clmulepi64_si128::<0x00>(block, factors),
+            _mm_clmulepi64_si128::<0x11>(block, factors),
+        )))
     }
 
     /// The remainder of a sum of products.
@@ -283,21 +294,46 @@ mod x86 {
         _mm512_ternarylogic_epi64::<XOR>(high, low, b)
     }
 
-    /// One pass over `len` bytes: the sum, and with `COPY` the copy.
+    /// [`pass`] over bytes that nothing is before.
+    ///
+    /// # Safety
+    /// As that says.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,vpclmulqdq,pclmulqdq,avx")]
+    unsafe fn alone<const COPY: bool>(to: *mut u8, from: *const u8, len: usize, ahead: *const u8) -> u32 {
+        // SAFETY: as the caller says.
+        unsafe { pass::<COPY, false>([_mm512_setzero_si512(); HEAD], to, from, len, ahead) }
+    }
+
+    /// Copies `len` bytes, two registers at least, as [`CopyFn`] does, and returns the register over `head`, which is of what is
+    /// before them, and the copy.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes and `to` for writes, and they do not overlap. The processor is
+    /// [wide](is_wide).
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,vpclmulqdq,pclmulqdq,avx")]
+    pub(crate) unsafe fn copy_behind(head: [__m512i; HEAD], to: *mut u8, from: *const u8, len: usize) -> u32 {
+        debug_assert!(len >= (LANES - HEAD) * WIDE, "as the caller says");
+        // SAFETY: as the caller says.
+        unsafe { pass::<true, true>(head, to, from, len, ptr::null()) }
+    }
+
+    /// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, with `COPY` also `to` for writes, and they do not overlap; `len` is
-    /// [`LEN_MIN`] at least.
+    /// [`LEN_MIN`] at least, and with `BEHIND` two registers.
+    #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,vpclmulqdq,pclmulqdq,avx")]
-    unsafe fn pass<const COPY: bool>(
+    unsafe fn pass<const COPY: bool, const BEHIND: bool>(
+        head: [__m512i; HEAD],
         to: *mut u8,
         from: *const u8,
         len: usize,
         mut ahead: *const u8,
-    ) -> Option<Sum> {
+    ) -> u32 {
         let (by_lanes, by_one) = (wide(&BY_LANES), wide(&BY_ONE));
-        let mut at = 0;
-        // Takes the next register.
+        // Takes a register; in their order.
         let mut take = |from_at: usize| {
             // SAFETY: the callers below see to it that `from_at + WIDE <= len`.
             unsafe {
@@ -312,9 +348,14 @@ mod x86 {
                 data
             }
         };
-        let mut sum;
-        if len >= LANES * WIDE {
-            let mut lanes = [_mm512_setzero_si512(); LANES];
+        let (mut sum, mut at);
+        if BEHIND || len >= LANES * WIDE {
+            let mut lanes;
+            (lanes, at) = if BEHIND {
+                ([head[0], head[1], take(0), take(WIDE)], (LANES - HEAD) * WIDE)
+            } else {
+                ([take(0), take(WIDE), take(2 * WIDE), take(3 * WIDE)], LANES * WIDE)
+            };
             while len - at >= LANES * WIDE {
                 for (i, lane) in lanes.iter_mut().enumerate() {
                     *lane = fold(*lane, by_lanes, take(at + i * WIDE));
@@ -326,8 +367,7 @@ mod x86 {
                 sum = fold(sum, by_one, *lane);
             }
         } else {
-            sum = take(0);
-            at = WIDE;
+            (sum, at) = (take(0), WIDE);
         }
         while len - at >= WIDE {
             sum = fold(sum, by_one, take(at));
@@ -352,22 +392,47 @@ mod x86 {
             let first = _mm512_maskz_mov_epi8(end, turned);
             sum = fold(first, by_one, _mm512_mask_blend_epi8(end, turned, last));
         }
-        let ends = fold(sum, wide(&TO_END), _mm512_setzero_si512());
-        Sum::new(reduce_wide(ends))
+        reduce_wide(fold(sum, wide(&TO_END), _mm512_setzero_si512()))
     }
 
     /// The remainder of four sums of products.
     #[inline]
     #[target_feature(enable = "avx512f,pclmulqdq,avx2")]
     pub(crate) fn reduce_wide(sums: __m512i) -> u32 {
-        let half = _mm256_xor_si256(_mm512_castsi512_si256(sums), _mm512_extracti64x4_epi64::<1>(sums));
-        reduce(_mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half)))
+        reduce(joined(sums))
+    }
+
+    /// The sum of a register's blocks.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx2")]
+    fn joined(blocks: __m512i) -> __m128i {
+        let half = _mm256_xor_si256(_mm512_castsi512_si256(blocks), _mm512_extracti64x4_epi64::<1>(blocks));
+        _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half))
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 mod other {
     use super::{CopyFn, Sum};
+
+    /// None: this processor is not known here. See `wire`.
+    #[derive(Clone, Copy, Debug)]
+    pub enum OnePass {}
+
+    impl OnePass {
+        pub const HEAD: usize = 128;
+        pub const REST_MIN: usize = 1;
+
+        pub(crate) fn new(_: bool, _: bool) -> Option<Self> {
+            None
+        }
+
+        /// # Safety
+        /// There is none to call it with.
+        pub unsafe fn write(&self, _: *mut u8, _: &[u8; Self::HEAD], _: *const u8, _: usize) -> u32 {
+            match *self {}
+        }
+    }
 
     /// None: this processor is not known here.
     pub fn copy_function() -> Option<CopyFn> {
@@ -445,20 +510,31 @@ mod tests {
         assert_eq!(Sum::new(u32::MAX), None);
     }
 
+    #[cfg(target_arch = "x86_64")]
     #[test]
-    fn a_register_moves_up_as_by_zeros() {
+    fn a_head_moves_up_as_by_zeros() {
         if !available() {
             return;
         }
-        for register in [1, 0x8000_0000, 0xdebb_20e3, u32::MAX] {
-            let mut moved = slow(register, &[0; 2]);
-            for bytes in (2..4226).step_by(4) {
-                assert_eq!(advance(register, bytes), Some(moved), "{bytes}");
+        let head = noise(2 * WIDE);
+        // SAFETY: the processor has what the functions are compiled for.
+        let behind = |registers: usize, zeros: usize| unsafe {
+            let word = |at: usize| u64::from_le_bytes(*head[at..].first_chunk().unwrap());
+            let load = |at: usize| wide(&core::array::from_fn(|i| word(at + 8 * i)));
+            match registers {
+                1 => x86::behind([load(0)], zeros),
+                _ => x86::behind([load(0), load(WIDE)], zeros),
+            }
+        };
+        for registers in [1, 2] {
+            let mut moved = slow(slow(0, &head[..registers * WIDE]), &[0; 14]);
+            for zeros in (14..4228).step_by(4) {
+                assert_eq!(behind(registers, zeros), Some(moved), "{registers}, {zeros}");
                 moved = slow(moved, &[0; 4]);
             }
-        }
-        for bytes in [0, 1, 3, 4, 5, 4226, usize::MAX] {
-            assert_eq!(advance(1, bytes), None, "{bytes}");
+            for zeros in [0, 2, 10, 12, 13, 15, 16, 17, 4230, usize::MAX] {
+                assert_eq!(behind(registers, zeros), None, "{registers}, {zeros}");
+            }
         }
     }
 }

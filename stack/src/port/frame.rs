@@ -122,14 +122,14 @@ impl Frame {
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 
-    /// The sum of the bytes behind the headers, if whoever copied them computed it. It is for the bytes as they are: whoever
-    /// changes the frame makes it unknown.
+    /// The sum of its bytes, if whoever copied them computed it. It is for the bytes as they are: whoever changes the frame
+    /// makes it unknown.
     #[inline]
     pub fn sum(&self) -> Option<Sum> {
         self.sum
     }
 
-    /// Says what the sum is of the bytes behind the headers.
+    /// Says what the sum of its bytes is.
     #[inline]
     pub fn set_sum(&mut self, sum: Option<Sum>) {
         self.sum = sum;

@@ -6,14 +6,14 @@
 //! after its key was revoked (`device` sees to that when it deregisters), and whoever registered the range
 //! vouched for it.
 
-use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use crate::crc::{LEN_MIN, SUM_FROM, Sum, copy_function};
 use crate::id::PdId;
 use crate::mem::{Access, KeyFault, MrTable, Sge, Span, sge};
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
+use crate::wire::icrc::OnePass;
+use crate::wire::{Header, ICRC_LEN, Template};
 
 /// A local key, range or right is not good: nothing was copied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,24 +49,21 @@ impl Memory<'_> {
         self.gather(SendWqe::sges(slot), offset as u64, to)
     }
 
-    /// [`Memory::fill`] for the payload of a frame, `frame[payload]`, with the sum of the frame's bytes from
-    /// [`SUM_FROM`] to the end of the payload where that comes with the copy.
+    /// Where bytes `offset..offset + len` of the message of a send request are, if they are behind each other in memory.
     #[inline]
-    pub fn fill_frame(
+    pub fn locate(
         &self,
         slot: &[Granule],
         offset: usize,
-        frame: &mut [u8],
-        payload: Range<usize>,
-    ) -> Result<Option<Sum>, LocalProtection> {
-        if comes_with_sum(&payload)
-            && !SendWqe::of(slot).flags().contains(SendFlags::INLINE)
-            && let Some(piece) = sge::sole(SendWqe::sges(slot), offset as u64, payload.len())
-        {
-            return Ok(read_frame(self.check(&piece, Access::empty())?, frame, payload));
+        len: usize,
+    ) -> Result<Option<u64>, LocalProtection> {
+        if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
+            return Ok(None);
         }
-        self.fill(slot, offset, &mut frame[payload])?;
-        Ok(None)
+        match sge::sole(SendWqe::sges(slot), offset as u64, len) {
+            Some(piece) => self.check(&piece, Access::empty()).map(Some),
+            None => Ok(None),
+        }
     }
 
     #[inline(never)]
@@ -196,27 +193,70 @@ pub fn read(addr: u64, to: &mut [u8]) {
     unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, to.as_mut_ptr(), to.len()) }
 }
 
-/// Whether there is a sum for a frame with this payload.
-#[inline(always)]
-fn comes_with_sum(payload: &Range<usize>) -> bool {
-    payload.start <= SUM_FROM && payload.end >= SUM_FROM + LEN_MIN && payload.len().is_multiple_of(4)
+/// A long packet: its headers stand here, its payload where the program has it, until both are written in one pass. In the turn
+/// in which it was laid out.
+#[derive(Clone, Copy)]
+pub struct LongPacket {
+    /// The headers, in masked form, and the first bytes of the payload.
+    head: [u8; OnePass::HEAD],
+    /// Where the others are, and how many.
+    rest: u64,
+    rest_len: usize,
+    /// `None`: nothing is laid out.
+    pass: Option<OnePass>,
 }
 
-/// Copies registered memory at `addr` to the payload of a frame, `frame[payload]`, and returns the sum of the frame's bytes
-/// from [`SUM_FROM`] to its end where that comes with the copy: not with short ones, and not where a pad follows.
-#[inline]
-pub fn read_frame(addr: u64, frame: &mut [u8], payload: Range<usize>) -> Option<Sum> {
-    let copy = if comes_with_sum(&payload) { copy_function() } else { None };
-    let Some(copy) = copy else {
-        read(addr, &mut frame[payload]);
-        return None;
-    };
-    // The sum begins at a cache line, which is where wide stores are best begun, too.
-    let head = SUM_FROM - payload.start;
-    let (head, rest) = frame[payload].split_at_mut(head);
-    read(addr, head);
-    // SAFETY: as in `read`, of `rest` and the memory that it is copied from.
-    unsafe { copy(rest.as_mut_ptr(), (addr as *const u8).add(head.len()), rest.len(), core::ptr::null()) }
+impl Default for LongPacket {
+    fn default() -> Self {
+        Self { head: [0; OnePass::HEAD], rest: 0, rest_len: 0, pass: None }
+    }
+}
+
+impl LongPacket {
+    /// Bytes of payload from which on a packet is long: whatever its headers, enough is left behind its head.
+    const PAYLOAD_MIN: u32 = (OnePass::HEAD + OnePass::REST_MIN) as u32;
+
+    /// What writes a packet with so many bytes of payload. `None` where it has to be built step by step: it is short, has a pad,
+    /// or the processor cannot.
+    #[inline(always)]
+    pub fn pass(template: &Template, payload_len: u32) -> Option<OnePass> {
+        let fits = payload_len >= Self::PAYLOAD_MIN && payload_len.is_multiple_of(4);
+        if fits { template.one_pass() } else { None }
+    }
+
+    /// Lays out a packet whose payload is at `addr`, for which there is a [`LongPacket::pass`]. Returns how long its frame is.
+    #[inline(always)]
+    pub fn lay_out(&mut self, pass: OnePass, template: &Template, header: &Header, addr: u64) -> usize {
+        assert!(header.payload_len >= Self::PAYLOAD_MIN, "there is no pass for {} bytes", header.payload_len);
+        let at = template.begin(&mut self.head, header);
+        let first = &mut self.head[at..];
+        read(addr, first);
+        self.rest = addr.wrapping_add(first.len() as u64);
+        self.rest_len = header.payload_len as usize - first.len();
+        self.pass = Some(pass);
+        self.frame_len()
+    }
+
+    #[inline(always)]
+    fn frame_len(&self) -> usize {
+        OnePass::HEAD + self.rest_len + ICRC_LEN
+    }
+
+    /// Writes its frame to the start of `buffer`, if one is laid out; whether one is.
+    ///
+    /// # Panics
+    /// If `buffer` is shorter than the frame.
+    #[inline(always)]
+    pub fn write(&self, template: &Template, buffer: &mut [u8]) -> bool {
+        let Some(pass) = self.pass else { return false };
+        let frame = &mut buffer[..self.frame_len()];
+        let from = self.rest as *const u8;
+        // SAFETY: as in `read`, of the rest of the payload; the frame has room for head and rest, and `lay_out` saw to it that
+        // the rest is long enough.
+        let icrc = unsafe { pass.write(frame.as_mut_ptr(), &self.head, from, self.rest_len) };
+        template.finish(frame, icrc);
+        true
+    }
 }
 
 /// Copies `from` to registered memory at `addr`. With `last` the last byte is stored last, with release:
@@ -271,5 +311,56 @@ pub fn atomic(addr: u64, swap: bool, swap_add: u64, compare: u64) -> u64 {
         }
     } else {
         word.fetch_add(swap_add, Ordering::AcqRel)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Gid;
+    use crate::wire::{Ext, Flow, Opcode, Reth};
+
+    #[test]
+    fn a_long_packet_is_the_one_that_is_built_in_steps() {
+        let (v4, v6) = (Gid::v4([10, 0, 0, 1]), Gid([0xfd; 16]));
+        let memory: Vec<u8> = (0..5000u32).map(|i| (i * 31 % 251) as u8).collect();
+        let reth = Ext::Reth(Reth { va: 0x1234_5678, rkey: 77, len: 1 << 16 });
+        let kinds = [
+            (Opcode::RC_SEND_MIDDLE, Ext::None),
+            (Opcode::RC_WRITE_FIRST, reth),
+            (Opcode::RC_SEND_LAST_IMM, Ext::Imm([1, 2, 3, 4])),
+        ];
+        let mut laid_out = 0;
+        for (dst, vlan) in [(v4, None), (v4, Some(7)), (v6, None), (v6, Some(7))] {
+            let template = Template::new(&Flow { src: dst, dst, vlan, traffic_class: 3, ..Flow::default() });
+            for (opcode, ext) in kinds {
+                for len in (0..1200).chain([2048, 4096]) {
+                    let header = Header { opcode, ext, payload_len: len, ip_id: 0x4711, ..Header::default() };
+                    let payload = &memory[3..3 + len as usize];
+                    let mut steps = vec![0xaa; 5000];
+                    let at = template.begin(&mut steps, &header);
+                    steps[at..at + payload.len()].copy_from_slice(payload);
+                    let frame = template.close(&mut steps, at, payload.len());
+                    template.stamp(&mut steps[..frame]);
+
+                    let (mut long, mut whole) = (LongPacket::default(), vec![0xaa; 5000]);
+                    let pass = LongPacket::pass(&template, len);
+                    if let Some(pass) = pass {
+                        assert_eq!(long.lay_out(pass, &template, &header, payload.as_ptr() as u64), frame);
+                    }
+                    assert_eq!(long.write(&template, &mut whole), pass.is_some());
+                    if pass.is_some() {
+                        assert!(whole == steps, "{opcode:?}, {} bytes", header.payload_len);
+                        laid_out += 1;
+                    } else {
+                        let fits = len >= LongPacket::PAYLOAD_MIN && len.is_multiple_of(4);
+                        assert!(!fits || template.one_pass().is_none());
+                    }
+                }
+            }
+        }
+        if laid_out == 0 {
+            eprintln!("SKIPPED: this processor does not multiply 512 bits at a time");
+        }
     }
 }

@@ -1,16 +1,14 @@
 //! Sending: what a queue pair's machines want to say becomes frames.
 
 use arrayvec::ArrayVec;
-use core::ops::Range;
 
 use super::Shard;
-use super::copy::{self, Memory};
+use super::copy::{self, LocalProtection, LongPacket, Memory};
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
 use super::run;
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
-use crate::crc::Sum;
 use crate::id::{PdId, Psn, QpType, Qpn};
 use crate::mem::{Access, KeyFault, MrTable};
 use crate::port::{Build, Frame, TxBurst};
@@ -126,8 +124,8 @@ impl Env {
                         0 => self.count(Counter::AcksSent),
                         _ => self.count_nak_sent(qp, aeth.syndrome),
                     }
-                    self.build(qp, &mut frame, Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), 0, |_, _| None);
-                    self.dispatch(qp, frame, stamped);
+                    self.build(qp, &mut frame, Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth));
+                    self.dispatch(qp, frame, false, stamped);
                     if let Some(fault) = fatal {
                         self.end_by_fault(qp, fault);
                         return Stop::Done;
@@ -136,8 +134,8 @@ impl Env {
                 Answered::Atomic { psn, aeth, original } => {
                     self.count(Counter::ResponsesSent);
                     let ext = Ext::AtomicAck(aeth, original);
-                    self.build(qp, &mut frame, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext, 0, |_, _| None);
-                    self.dispatch(qp, frame, stamped);
+                    self.build(qp, &mut frame, Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, ext);
+                    self.dispatch(qp, frame, false, stamped);
                 }
                 Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
                     let Ok(addr) = readable(&self.shared.mrs, qp.qpn, pd, rkey, va, len) else {
@@ -149,10 +147,11 @@ impl Env {
                     };
                     self.count(Counter::ResponsesSent);
                     let ext = response_ext(opcode, aeth);
-                    let copy = |buffer: &mut [u8], payload| copy::read_frame(addr, buffer, payload);
-                    self.build(qp, &mut frame, opcode, psn, ext, len, copy);
-                    qp.long_answers = frame.len() >= LONG_PACKET;
-                    self.dispatch(qp, frame, stamped);
+                    let header = answer_header(qp, opcode, psn, ext, len, self.next_ip_id());
+                    let (len, finished) = fill_response(&qp.template, &header, addr, frame.buffer_mut());
+                    frame.set_len(len);
+                    qp.long_answers = len >= LONG_PACKET;
+                    self.dispatch(qp, frame, finished, stamped);
                 }
             }
         }
@@ -376,39 +375,31 @@ impl Env {
         }
     }
 
-    /// Builds an answer in `frame`.
+    /// Builds an answer without payload in `frame`.
     #[inline]
-    #[allow(clippy::too_many_arguments)]
-    fn build(
-        &mut self,
-        qp: &Qp,
-        frame: &mut Frame,
-        opcode: Opcode,
-        psn: Psn,
-        ext: Ext,
-        len: u32,
-        fill: impl FnOnce(&mut [u8], Range<usize>) -> Option<Sum>,
-    ) {
-        let header = answer_header(qp, opcode, psn, ext, len, self.next_ip_id());
+    fn build(&mut self, qp: &Qp, frame: &mut Frame, opcode: Opcode, psn: Psn, ext: Ext) {
+        let header = answer_header(qp, opcode, psn, ext, 0, self.next_ip_id());
         let buffer = frame.buffer_mut();
         let at = qp.template.begin(buffer, &header);
-        let sum = fill(buffer, at..at + len as usize);
-        let total = qp.template.close(buffer, at, len as usize);
-        frame.set_len(total);
-        frame.set_sum(sum);
+        let len = qp.template.close(buffer, at, 0);
+        frame.set_len(len);
     }
 
-    /// Sends an answer that was built on its way. In the backlog it is left to be stamped, unless it is long.
+    /// Sends an answer on its way that was built, and is stamped if it is `finished`. In the backlog it is left to be stamped, unless
+    /// it is long.
     #[inline]
-    fn dispatch(&mut self, qp: &Qp, mut frame: Frame, stamped: &mut usize) {
+    fn dispatch(&mut self, qp: &Qp, mut frame: Frame, finished: bool, stamped: &mut usize) {
         let len = frame.len();
         qp.counters.sent(1, len as u64);
-        if qp.route == Route::Inside {
-            stamp(&qp.template, core::slice::from_mut(&mut frame));
+        let now = finished || len >= LONG_PACKET || qp.route == Route::Inside;
+        if now {
+            stamp(&qp.template, &mut self.answers.frames[*stamped..]);
+            if !finished {
+                qp.template.stamp(frame.data_mut());
+            }
         }
         self.send(qp.route, qp.peer_shard.into(), frame, true);
-        if len >= LONG_PACKET {
-            stamp(&qp.template, &mut self.answers.frames[*stamped..]);
+        if now {
             *stamped = self.answers.frames.len();
         }
     }
@@ -463,26 +454,23 @@ impl Built {
     }
 }
 
-/// Packets of a burst that are left to be stamped when it is whole: length, and the sum of all but its headers. A packet
-/// without a sum is stamped at once, while it is in the nearest cache.
+/// The packets of a burst: long ones are laid out when it is built, and written when it is finished. The others are stamped at
+/// once, while they are in the nearest cache.
 #[derive(Default)]
-struct Open(ArrayVec<(usize, Option<Sum>), QP_TX_BUDGET>);
+struct Open(ArrayVec<LongPacket, QP_TX_BUDGET>);
 
 impl Open {
-    /// The next packet of the burst is this one.
+    /// The next packet of the burst; `None` if it is full.
     #[inline(always)]
-    fn add(&mut self, template: &Template, packet: &mut [u8], sum: Option<Sum>) {
-        let later = self.0.try_push((packet.len(), sum)).is_ok() && sum.is_some();
-        if !later {
-            template.stamp(packet, None);
-        }
+    fn next(&mut self) -> Option<&mut LongPacket> {
+        self.0.try_push(LongPacket::default()).ok()?;
+        self.0.last_mut()
     }
 
-    /// Stamps the `i`-th packet of the burst, if that was left.
     #[inline(always)]
-    fn stamp(&self, template: &Template, i: usize, buffer: &mut [u8]) {
-        if let Some((len, sum @ Some(_))) = self.0.get(i) {
-            template.stamp(&mut buffer[..*len], *sum);
+    fn write(&self, template: &Template, i: usize, buffer: &mut [u8]) {
+        if let Some(long) = self.0.get(i) {
+            long.write(template, buffer);
         }
     }
 }
@@ -500,6 +488,7 @@ struct Requests<'a> {
 
 impl Build for Requests<'_> {
     fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let long = self.open.next()?;
         let qp = &mut *self.qp;
         let segment = match qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq) {
             Ok(segment) => segment,
@@ -509,18 +498,22 @@ impl Build for Requests<'_> {
             }
         };
         *self.ip_id = self.ip_id.wrapping_add(1);
-        let Ok((len, sum)) = fill(self.memory, *self.ip_id, qp, &segment, buffer) else {
+        let header = request_header(*self.ip_id, qp, &segment);
+        let laid_out = lay_out(self.memory, qp, &segment, &header, long);
+        let Ok(len) = laid_out.and_then(|len| match len {
+            Some(len) => Ok(len),
+            None => build_in_steps(self.memory, qp, &segment, &header, buffer)
+                .inspect(|len| qp.template.stamp(&mut buffer[..*len])),
+        }) else {
             self.end = Err(End::Protection(segment.seq));
             return None;
         };
-        let again = segment.again;
-        self.open.add(&qp.template, &mut buffer[..len], sum);
-        self.built.add(len, again);
+        self.built.add(len, segment.again);
         Some(len)
     }
 
     fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        self.open.stamp(&self.qp.template, i, buffer);
+        self.open.write(&self.qp.template, i, buffer);
     }
 }
 
@@ -537,6 +530,7 @@ struct Responses<'a> {
 
 impl Build for Responses<'_> {
     fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let long = self.open.next()?;
         let qp = &mut *self.qp;
         let answer = qp.responder.poll_transmit(qp.credits())?;
         let Answered::Read { psn, opcode, aeth, rkey, va, len, pd } = answer else {
@@ -549,16 +543,20 @@ impl Build for Responses<'_> {
         };
         *self.ip_id = self.ip_id.wrapping_add(1);
         let header = answer_header(qp, opcode, psn, response_ext(opcode, aeth), len, *self.ip_id);
-        let (at, len) = (qp.template.begin(buffer, &header), len as usize);
-        let sum = copy::read_frame(addr, buffer, at..at + len);
-        let total = qp.template.close(buffer, at, len);
-        self.open.add(&qp.template, &mut buffer[..total], sum);
-        self.built.add(total, false);
-        Some(total)
+        let len = match LongPacket::pass(&qp.template, header.payload_len) {
+            Some(pass) => long.lay_out(pass, &qp.template, &header, addr),
+            None => {
+                let len = respond_in_steps(&qp.template, &header, addr, buffer);
+                qp.template.stamp(&mut buffer[..len]);
+                len
+            }
+        };
+        self.built.add(len, false);
+        Some(len)
     }
 
     fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        self.open.stamp(&self.qp.template, i, buffer);
+        self.open.write(&self.qp.template, i, buffer);
     }
 }
 
@@ -607,15 +605,14 @@ fn build_requests(
             }
         };
         *ip_id = ip_id.wrapping_add(1);
-        let Ok((len, sum)) = fill(memory, *ip_id, qp, &segment, frame.buffer_mut()) else {
+        let Ok((len, finished)) = fill(memory, *ip_id, qp, &segment, frame.buffer_mut()) else {
             end = Err(End::Protection(segment.seq));
             break;
         };
         frame.set_len(len);
-        frame.set_sum(sum);
         built.add(len, segment.again);
-        if built.long {
-            stamp(&qp.template, &mut empty[stamped..built.frames]);
+        if built.long || finished {
+            stamp(&qp.template, &mut empty[stamped..built.frames - usize::from(finished)]);
             stamped = built.frames;
         }
     }
@@ -627,15 +624,12 @@ fn build_requests(
 #[inline]
 fn stamp(template: &Template, frames: &mut [Frame]) {
     for frame in frames {
-        let sum = frame.sum();
-        template.stamp(frame.data_mut(), sum);
+        template.stamp(frame.data_mut());
     }
 }
 
-/// Builds the request packet of a segment in a buffer; [`Template::stamp`] finishes it. Returns its length, and its sum if that
-/// is known.
-///
-/// [`Template::stamp`]: crate::wire::Template::stamp
+/// Builds the request packet of a segment in a buffer. Returns its length, and whether it is finished, which is left to
+/// [`Template::stamp`] otherwise.
 #[inline(always)]
 pub(super) fn fill(
     memory: Memory<'_>,
@@ -643,20 +637,75 @@ pub(super) fn fill(
     qp: &Qp,
     segment: &Segment<'_>,
     buffer: &mut [u8],
-) -> Result<(usize, Option<Sum>), copy::LocalProtection> {
-    let slot = segment.slot;
-    let header = Header {
+) -> Result<(usize, bool), LocalProtection> {
+    let header = request_header(ip_id, qp, segment);
+    if LongPacket::pass(&qp.template, segment.len).is_some() {
+        let mut long = LongPacket::default();
+        if let Some(len) = lay_out(memory, qp, segment, &header, &mut long)? {
+            return Ok((len, long.write(&qp.template, buffer)));
+        }
+    }
+    Ok((build_in_steps(memory, qp, segment, &header, buffer)?, false))
+}
+
+#[inline(always)]
+fn request_header(ip_id: u16, qp: &Qp, segment: &Segment<'_>) -> Header {
+    Header {
         opcode: segment.opcode.in_class(qp.class),
         psn: segment.psn,
         ack_req: segment.ack_req,
         solicited: segment.solicited,
         ip_id,
-        srqn: if qp.ty == QpType::XrcIni { wqe::srqn(slot) } else { 0 },
+        srqn: if qp.ty == QpType::XrcIni { wqe::srqn(segment.slot) } else { 0 },
         ext: segment.ext,
         payload_len: segment.len,
-    };
+    }
+}
+
+/// Lays out the request packet of a segment, if it is a [`LongPacket`]. Returns its length.
+#[inline(always)]
+fn lay_out(
+    memory: Memory<'_>,
+    qp: &Qp,
+    segment: &Segment<'_>,
+    header: &Header,
+    long: &mut LongPacket,
+) -> Result<Option<usize>, LocalProtection> {
+    let Some(pass) = LongPacket::pass(&qp.template, segment.len) else { return Ok(None) };
+    let addr = memory.locate(segment.slot, segment.offset as usize, segment.len as usize)?;
+    Ok(addr.map(|addr| long.lay_out(pass, &qp.template, header, addr)))
+}
+
+/// Builds the request packet of a segment in a buffer; [`Template::stamp`] finishes it. Returns its length.
+#[inline(always)]
+fn build_in_steps(
+    memory: Memory<'_>,
+    qp: &Qp,
+    segment: &Segment<'_>,
+    header: &Header,
+    buffer: &mut [u8],
+) -> Result<usize, LocalProtection> {
     let (len, offset) = (segment.len as usize, segment.offset as usize);
-    let at = qp.template.begin(buffer, &header);
-    let sum = if len > 0 { memory.fill_frame(slot, offset, buffer, at..at + len)? } else { None };
-    Ok((qp.template.close(buffer, at, len), sum))
+    let at = qp.template.begin(buffer, header);
+    if len > 0 {
+        memory.fill(segment.slot, offset, &mut buffer[at..at + len])?;
+    }
+    Ok(qp.template.close(buffer, at, len))
+}
+
+/// Builds a READ response whose bytes are at `addr` in a buffer. Returns its length, and whether it is finished, as [`fill`].
+fn fill_response(template: &Template, header: &Header, addr: u64, buffer: &mut [u8]) -> (usize, bool) {
+    let Some(pass) = LongPacket::pass(template, header.payload_len) else {
+        return (respond_in_steps(template, header, addr, buffer), false);
+    };
+    let mut long = LongPacket::default();
+    let len = long.lay_out(pass, template, header, addr);
+    (len, long.write(template, buffer))
+}
+
+/// Builds a READ response whose bytes are at `addr` in a buffer; [`Template::stamp`] finishes it. Returns its length.
+fn respond_in_steps(template: &Template, header: &Header, addr: u64, buffer: &mut [u8]) -> usize {
+    let (at, len) = (template.begin(buffer, header), header.payload_len as usize);
+    copy::read(addr, &mut buffer[at..at + len]);
+    template.close(buffer, at, len)
 }

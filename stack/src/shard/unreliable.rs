@@ -90,14 +90,17 @@ impl Env {
                 }
             };
             let ip_id = self.next_ip_id();
-            let Ok((len, sum)) = fill(self.memory(qp.pd), ip_id, qp, &segment, frame.buffer_mut()) else {
+            let Ok((len, finished)) = fill(self.memory(qp.pd), ip_id, qp, &segment, frame.buffer_mut())
+            else {
                 let seq = segment.seq;
                 self.keep_frame(frame);
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
             };
             frame.set_len(len);
-            qp.template.stamp(frame.data_mut(), sum);
+            if !finished {
+                qp.template.stamp(frame.data_mut());
+            }
             if path == Path::Failed {
                 self.discard(Discard::Unreachable);
                 self.keep_frame(frame);

@@ -13,14 +13,14 @@
 
 use core::arch::x86_64::{
     __m128i, __m512i, __mmask16, _mm_and_si128, _mm_clmulepi64_si128, _mm_loadu_si128, _mm_setzero_si128,
-    _mm_xor_si128, _mm512_loadu_si512, _mm512_maskz_loadu_epi32, _mm512_setzero_si512,
+    _mm_xor_si128, _mm512_loadu_si512, _mm512_maskz_loadu_epi32, _mm512_setzero_si512, _mm512_storeu_si512,
     _mm512_ternarylogic_epi64,
 };
 use core::sync::atomic::{AtomicU8, Ordering};
 
 use super::icrc::{MASK_LEN, MASK_V4, MASK_V6};
-use super::{ETH_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
-use crate::crc::{self, SUM_FROM, WIDE, advance, factor, fold, reduce, reduce_wide, wide};
+use super::{ETH_LEN, IPV4_LEN, IPV6_LEN, UDP_LEN, VLAN_LEN};
+use crate::crc::{self, WIDE, factor, fold, reduce, reduce_wide, wide};
 
 /// Blocks that the longest packet has.
 const BLOCKS_MAX: usize = 16;
@@ -106,17 +106,29 @@ static WIDE_V4: [[Wide; MASKED_WIDE]; WIDE / 4] = rows(&MASK_V4);
 static WIDE_V6: [[Wide; MASKED_WIDE]; WIDE / 4] = rows(&MASK_V6);
 
 /// For whole frames, from their Ethernet headers on, without a VLAN tag and with one.
-const fn frames<const WORDS: usize, const N: usize>(mask: &[u8; MASK_LEN]) -> [[Mask<WORDS>; N]; 2] {
+const fn frames(mask: &[u8; MASK_LEN]) -> [[Wide; MASKED_WIDE]; 2] {
     [masks(mask, ETH_LEN), masks(mask, ETH_LEN + VLAN_LEN)]
 }
 
-/// Blocks of a whole frame that have something to mask.
-const MASKED_FRAME: usize = 5;
-const _: () = assert!(ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN + 5 <= MASKED_FRAME * BLOCK, "to BTH byte 4");
-static FRAMES_V4: [[Block; MASKED_FRAME]; 2] = frames(&MASK_V4);
-static FRAMES_V6: [[Block; MASKED_FRAME]; 2] = frames(&MASK_V6);
-static WIDE_FRAMES_V4: [[Wide; MASKED_WIDE]; 2] = frames(&MASK_V4);
-static WIDE_FRAMES_V6: [[Wide; MASKED_WIDE]; 2] = frames(&MASK_V6);
+static FRAMES_V4: [[Wide; MASKED_WIDE]; 2] = frames(&MASK_V4);
+static FRAMES_V6: [[Wide; MASKED_WIDE]; 2] = frames(&MASK_V6);
+
+/// What these masks change: added to the bytes themselves it makes those that are masked.
+const fn changes(masks: [[Wide; MASKED_WIDE]; 2]) -> [[Wide; MASKED_WIDE]; 2] {
+    let mut changes = masks;
+    let mut i = 0;
+    while i < 2 * MASKED_WIDE * (WIDE / 8) {
+        let of = &mut changes[i / (WIDE / 8) / MASKED_WIDE][i / (WIDE / 8) % MASKED_WIDE];
+        of.keep[i % (WIDE / 8)] = !of.keep[i % (WIDE / 8)];
+        i += 1;
+    }
+    changes
+}
+
+static CHANGES_V4: [[Wide; MASKED_WIDE]; 2] = changes(FRAMES_V4);
+static CHANGES_V6: [[Wide; MASKED_WIDE]; 2] = changes(FRAMES_V6);
+const _: () = assert!(ETH_LEN + VLAN_LEN + IPV4_LEN + UDP_LEN + 5 <= WIDE, "one register changes over IPv4");
+const _: () = assert!(ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN + 5 <= MASKED_WIDE * WIDE, "to BTH byte 4");
 
 /// What the processor multiplies at once: 0 for not asked yet.
 static AT_ONCE: AtomicU8 = AtomicU8::new(0);
@@ -186,9 +198,9 @@ fn register_by(at_once: u8, frame: &[u8], l3: usize, end: usize, ipv6: bool) -> 
     }
 }
 
-/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`, of which those from
-/// [`SUM_FROM`] on have this sum. `None` where another function has to do it: the frame has no such layout, or the processor
-/// cannot multiply so.
+/// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`; `sum` is that over all of
+/// them before `end` as they are, begun at zero. `None` where another function has to do it: the frame has no such layout, or
+/// the processor cannot multiply so.
 #[inline(always)]
 pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: u32) -> Option<u32> {
     let tagged = match l3 {
@@ -196,27 +208,93 @@ pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum
         _ if l3 == ETH_LEN + VLAN_LEN => 1,
         _ => return None,
     };
-    let head = head_by(at_once(), frame.first_chunk()?, tagged, ipv6)?;
-    Some(advance(head, end.checked_sub(SUM_FROM)?)? ^ sum)
+    if at_once() != FOUR_BLOCKS {
+        return None;
+    }
+    let (lines, _) = frame.get(..end)?.as_chunks();
+    // SAFETY: the processor has what the functions are compiled for: see `ask`.
+    let changed = unsafe {
+        match ipv6 {
+            false => change::<1>(lines.first_chunk()?, &CHANGES_V4[tagged], end),
+            true => change::<MASKED_WIDE>(lines.first_chunk()?, &CHANGES_V6[tagged], end),
+        }
+    };
+    Some(sum ^ changed?)
 }
 
-/// The register of the CRC over the first bytes of a frame, from its IP header on.
-#[inline(always)]
-fn head_by(at_once: u8, head: &[u8; SUM_FROM], tagged: usize, ipv6: bool) -> Option<u32> {
-    match at_once {
-        FOUR_BLOCKS => {
-            let masks = if ipv6 { &WIDE_FRAMES_V6[tagged] } else { &WIDE_FRAMES_V4[tagged] };
-            // SAFETY: the processor has what the function is compiled for: see `ask`. All bytes are those of `head`.
-            Some(unsafe { sum_wide(head.as_ptr_range().end, SUM_FROM / WIDE, SUM_FROM / 4, masks) })
-        }
-        A_BLOCK => {
-            let (blocks, _) = head.as_chunks();
-            let masks = if ipv6 { &FRAMES_V6[tagged] } else { &FRAMES_V4[tagged] };
-            // SAFETY: the processor has what the function is compiled for: see `ask`.
-            unsafe { self::sum(blocks, masks) }
-        }
-        _ => None,
+/// What masking its head changes of the register over `len` bytes.
+#[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,avx,avx2")]
+fn change<const N: usize>(head: &[[u8; WIDE]; N], changes: &[Wide; MASKED_WIDE], len: usize) -> Option<u32> {
+    let mut changed = [_mm512_setzero_si512(); N];
+    for i in 0..N {
+        // SAFETY: the bytes of a register are there, and the load asks for no alignment.
+        changed[i] = masked(unsafe { _mm512_loadu_si512(head[i].as_ptr().cast()) }, &changes[i]);
     }
+    crc::behind(changed, len - N * WIDE)
+}
+
+/// Writes long frames of one layout whole: headers, payload and ICRC in one pass over their bytes. There is one where the
+/// processor multiplies 512 bits at a time.
+#[derive(Clone, Copy)]
+pub struct OnePass {
+    masks: &'static [Wide; MASKED_WIDE],
+}
+
+impl core::fmt::Debug for OnePass {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("OnePass")
+    }
+}
+
+impl OnePass {
+    /// Bytes at the start of a frame that stand apart before it is written: all headers, and payload behind them.
+    pub const HEAD: usize = crc::HEAD * WIDE;
+    /// Least bytes of a frame behind its head, ICRC aside.
+    pub const REST_MIN: usize = 2 * WIDE;
+
+    /// For frames with such a layout.
+    #[inline(always)]
+    pub(super) fn new(tagged: bool, ipv6: bool) -> Option<Self> {
+        let of = if ipv6 { &FRAMES_V6 } else { &FRAMES_V4 };
+        (at_once() == FOUR_BLOCKS).then(|| Self { masks: &of[usize::from(tagged)] })
+    }
+
+    /// Writes `head` and behind it `len` bytes from `from` to `to`, and returns the ICRC over them: that of a frame in masked
+    /// form, which is what is written.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes, `to` for writes of `HEAD + len`, and they do not overlap; `len` is
+    /// [`OnePass::REST_MIN`] at least. Others may write to `from` meanwhile: then something of both is sent, with the ICRC of
+    /// that.
+    #[inline(always)]
+    pub unsafe fn write(&self, to: *mut u8, head: &[u8; Self::HEAD], from: *const u8, len: usize) -> u32 {
+        // SAFETY: `new` looked whether the processor has what the function is compiled for; the rest as the caller says.
+        !unsafe { write_whole(self.masks, to, head, from, len) }
+    }
+}
+
+/// [`OnePass::write`], but for the last step.
+///
+/// # Safety
+/// As that says.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,vpclmulqdq,pclmulqdq,avx")]
+unsafe fn write_whole(
+    masks: &[Wide; MASKED_WIDE],
+    to: *mut u8,
+    head: &[u8; OnePass::HEAD],
+    from: *const u8,
+    len: usize,
+) -> u32 {
+    // SAFETY: both registers are inside of `head`, and there is room for them at `to`.
+    let head = unsafe {
+        let load = |at: usize| _mm512_loadu_si512(head.as_ptr().add(at).cast());
+        let head = [load(0), load(WIDE)];
+        _mm512_storeu_si512(to.cast(), head[0]);
+        _mm512_storeu_si512(to.add(WIDE).cast(), head[1]);
+        [masked(head[0], &masks[0]), masked(head[1], &masks[1])]
+    };
+    // SAFETY: as the caller says.
+    unsafe { crc::copy_behind(head, to.wrapping_add(OnePass::HEAD), from, len) }
 }
 
 #[inline]
@@ -363,14 +441,41 @@ mod tests {
     }
 
     #[test]
-    fn the_head_of_a_frame_agrees_with_the_bits() {
+    fn a_sum_and_the_head_of_a_frame_agree_with_the_bits() {
+        if at_once() < FOUR_BLOCKS {
+            return eprintln!("SKIPPED: this processor does not multiply 512 bits at a time");
+        }
         let frame = noise();
-        let head = frame.first_chunk().unwrap();
-        for way in ways() {
-            for (tagged, l3) in [(0, 14), (1, 18)] {
-                for ipv6 in [false, true] {
-                    let expected = slow(&frame, l3, SUM_FROM, ipv6);
-                    assert_eq!(head_by(way, head, tagged, ipv6), Some(expected), "{way} {l3} {ipv6}");
+        for (l3, ipv6) in [(14, false), (14, true), (18, false), (18, true)] {
+            for end in (l3 + 300..frame.len()).step_by(4) {
+                let sum = crc::of(&frame[..end]).unwrap().register();
+                let register = register_with(&frame, l3, end, ipv6, sum);
+                assert_eq!(register, Some(slow(&frame, l3, end, ipv6)), "{l3} {end} {ipv6}");
+            }
+            assert_eq!(register_with(&frame, l3, l3 + 301, ipv6, 0), None, "no packet has that length");
+            assert_eq!(register_with(&frame, l3, frame.len() + 4, ipv6, 0), None, "the frame ends before");
+            assert_eq!(register_with(&frame, l3, 40, ipv6, 0), None, "it is shorter than its headers");
+        }
+        assert_eq!(register_with(&frame, 16, 316, false, 0), None, "no frame begins so");
+    }
+
+    #[test]
+    fn a_frame_in_one_pass_is_the_same_frame() {
+        if at_once() < FOUR_BLOCKS {
+            return eprintln!("SKIPPED: this processor does not multiply 512 bits at a time");
+        }
+        let noise = noise();
+        let (head, payload) = noise.split_first_chunk().unwrap();
+        for (tagged, l3) in [(false, 14), (true, 18)] {
+            for ipv6 in [false, true] {
+                let pass = OnePass::new(tagged, ipv6).unwrap();
+                for len in OnePass::REST_MIN..=payload.len() {
+                    let mut to = vec![0xaa; OnePass::HEAD + len + 1];
+                    // SAFETY: both are as long as that, and another allocation.
+                    let icrc = unsafe { pass.write(to.as_mut_ptr(), head, payload.as_ptr(), len) };
+                    assert_eq!(to.pop(), Some(0xaa), "nothing is written behind it");
+                    assert_eq!(to, noise[..OnePass::HEAD + len], "{l3} {ipv6} {len}");
+                    assert_eq!(!icrc, slow(&to, l3, to.len(), ipv6), "{l3} {ipv6} {len}");
                 }
             }
         }

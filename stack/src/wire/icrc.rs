@@ -10,9 +10,14 @@ use std::sync::LazyLock;
 use super::Layout;
 #[cfg(target_arch = "x86_64")]
 use super::clmul;
-use crate::crc::Sum;
 #[cfg(target_arch = "x86_64")]
-use crate::crc::{self, SUM_FROM};
+use crate::crc;
+use crate::crc::Sum;
+
+#[cfg(not(target_arch = "x86_64"))]
+pub use crate::crc::OnePass;
+#[cfg(target_arch = "x86_64")]
+pub use clmul::OnePass;
 
 /// CRC of eight bytes of ones, which stand for the link header that RoCEv2 does not have.
 const SEED: u32 = !0xdebb_20e3;
@@ -63,29 +68,28 @@ pub fn of_masked(covered: &[u8]) -> u32 {
 }
 
 /// ICRC of a frame's bytes from its IP header at `l3` to `end`, the end of the pad, as [`of_masked`] of them: variant fields
-/// already all ones. `sum` is that of the bytes from [`crate::crc::SUM_FROM`] to `end`, if it is known.
+/// already all ones.
 ///
 /// # Panics
 /// If the frame has not so many bytes.
 #[inline(always)]
-pub fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> u32 {
+pub fn of_frame(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if let Some(register) = clmul::register(frame, l3, end, ipv6) {
         return !register;
     }
-    of_long(frame, l3, end, ipv6, sum)
+    of_long(frame, l3, end, ipv6)
 }
 
 #[inline(never)]
-fn of_long(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> u32 {
-    match register_with(frame, l3, end, ipv6, sum) {
+fn of_long(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
+    match register_with(frame, l3, end, ipv6, None) {
         Some(register) => !register,
         None => of_masked(&frame[l3..end]),
     }
 }
 
-/// Whether the ICRC of a located frame is right. `sum` is that of the frame's bytes from [`crate::crc::SUM_FROM`] on, if it is
-/// known.
+/// Whether the ICRC of a located frame is right. `sum` is that of the frame's bytes, if it is known.
 ///
 /// The frame is the same after. Where the processor has wide multiplications it is only read; else this writes ones over the
 /// variant fields of long ones while it computes, and puts them back.
@@ -113,12 +117,12 @@ fn check_long(frame: &mut [u8], l3: usize, end: usize, ipv6: bool, sum: Option<S
     check_masked(&mut frame[l3..end], mask)
 }
 
-/// The register over `frame[l3..end]` with its variant fields as ones, by the sum of what follows the headers. `None` where the
-/// processor cannot.
+/// The register over `frame[l3..end]` with its variant fields as ones, by the sum of `frame[..end]`. `None` where the processor
+/// cannot.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> Option<u32> {
-    let sum = sum.or_else(|| crc::of(frame.get(SUM_FROM..end)?))?;
+    let sum = sum.or_else(|| crc::of(frame.get(..end)?))?;
     clmul::register_with(frame, l3, end, ipv6, sum.register())
 }
 

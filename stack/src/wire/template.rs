@@ -7,9 +7,8 @@ use super::opcode::HEADER_LEN_MAX;
 use super::{
     Aeth, AtomicEth, Bth, CNP_PAYLOAD, Deth, ETH_LEN, ETHER_IPV4, ETHER_IPV6, ETHER_VLAN, ExtHeader, Feth,
     Flow, ICRC_LEN, IP_PROTO_UDP, IPV4_LEN, IPV6_LEN, Opcode, Packet, Reth, Transport, UDP_LEN, UDP_PORT,
-    VLAN_LEN, be16, icrc, pad_count,
+    VLAN_LEN, be16, icrc, icrc::OnePass, pad_count,
 };
-use crate::crc::{SUM_FROM, Sum};
 use crate::id::{Gid, Mac, Psn, Qpn};
 
 /// Bytes before the BTH, at most.
@@ -18,7 +17,7 @@ const OUTER_MAX: usize = ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN;
 const EXT_MAX: usize = HEADER_LEN_MAX - Bth::LEN;
 /// Headers of a packet from the Ethernet header on, at most. [`Template::begin`] wants a buffer of this size.
 pub const HEADERS_MAX: usize = OUTER_MAX + HEADER_LEN_MAX;
-const _: () = assert!(HEADERS_MAX <= SUM_FROM, "a sum is of payload");
+const _: () = assert!(HEADERS_MAX <= OnePass::HEAD, "behind them is payload");
 
 /// BECN, the only bit of BTH byte 4 that is ever sent, and only by a CNP (IBA A17.9.3).
 const BECN: u8 = 0x40;
@@ -406,7 +405,7 @@ impl Template {
     #[inline(always)]
     pub fn seal(&self, buf: &mut [u8], payload_offset: usize, payload_len: usize) -> usize {
         let len = self.close(buf, payload_offset, payload_len);
-        self.stamp(&mut buf[..len], None);
+        self.stamp(&mut buf[..len]);
         len
     }
 
@@ -432,21 +431,41 @@ impl Template {
     /// Puts the ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
     ///
     /// The CRC loads wide what was just stored narrow, which must wait until the stores have left the core. So who builds
-    /// many frames closes them all, then stamps them all. `sum` is that of the bytes from [`SUM_FROM`] to the ICRC, if
-    /// it is known.
+    /// many frames closes them all, then stamps them all.
     ///
     /// # Panics
     /// If `frame` is not as [`Template::begin`] and [`Template::close`] left it, but shorter.
     #[inline(always)]
-    pub fn stamp(&self, frame: &mut [u8], sum: Option<Sum>) {
-        if self.is_plain() {
+    pub fn stamp(&self, frame: &mut [u8]) {
+        let end = frame.len() - ICRC_LEN;
+        let icrc = if self.is_plain() {
             // With this no other check is left.
             assert!(frame.len() >= PLAIN_LEN + ICRC_LEN, "begin() wrote more than that");
-            put_icrc(frame, ETH_LEN, false, sum);
-            self.finish_v4::<{ ETH_LEN }>(frame);
+            icrc::of_frame(frame, ETH_LEN, end, false)
         } else {
-            put_icrc(frame, self.l3.into(), self.ipv6, sum);
-            self.finish_other(frame);
+            icrc::of_frame(frame, self.l3.into(), end, self.ipv6)
+        };
+        self.finish(frame, icrc);
+    }
+
+    /// What writes long frames of this flow whole, instead of [`Template::close`] and [`Template::stamp`], where the processor
+    /// can. [`Template::finish`] is left then.
+    #[inline(always)]
+    pub fn one_pass(&self) -> Option<OnePass> {
+        OnePass::new(self.l3 as usize != ETH_LEN, self.ipv6)
+    }
+
+    /// Puts this ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
+    ///
+    /// # Panics
+    /// If `frame` is shorter than its headers and an ICRC.
+    #[inline(always)]
+    pub fn finish(&self, frame: &mut [u8], icrc: u32) {
+        let end = frame.len() - ICRC_LEN;
+        frame[end..].copy_from_slice(&icrc.to_le_bytes());
+        match self.is_plain() {
+            true => self.finish_v4::<{ ETH_LEN }>(frame),
+            false => self.finish_other(frame),
         }
     }
 
@@ -493,14 +512,6 @@ impl Template {
 }
 
 const _: () = assert!(HEADERS_MAX >= OUTER_MAX + Bth::LEN + CNP_PAYLOAD + ICRC_LEN, "cnp() says so");
-
-/// Puts the ICRC of everything from `l3` on where it belongs.
-#[inline(always)]
-fn put_icrc(frame: &mut [u8], l3: usize, ipv6: bool, sum: Option<Sum>) {
-    let covered_end = frame.len() - ICRC_LEN;
-    let icrc = icrc::of_frame(frame, l3, covered_end, ipv6, sum);
-    frame[covered_end..].copy_from_slice(&icrc.to_le_bytes());
-}
 
 /// Replaces the masked fields of UDP header and BTH. No UDP checksum: the ICRC is stronger.
 #[inline(always)]

@@ -2,11 +2,12 @@
 
 use super::port::Shared;
 use crate::config::{RX_BURST, TX_BURST};
-use crate::crc::{CopyFn, SUM_FROM, copy_function};
+use crate::crc::{CopyFn, copy_function};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::{Build, Frame, PortQueue, RxBurst, TxBurst};
 use crate::sync::asymmetric::{light, prepare};
 use arrayvec::ArrayVec;
+use core::ffi::c_void;
 use core::mem::{align_of, offset_of, size_of, transmute};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -68,7 +69,6 @@ impl DpdkQueue {
             pool: shared.pool.as_ptr(),
             kind: (&raw const MBUF).cast(),
             max_len: shared.max_frame as u32,
-            sum_from: SUM_FROM as u32,
             // SAFETY: the two types are one: `Option<Sum>` is a `uint32_t` for C, and pointers to bytes are pointers.
             copy: unsafe { transmute::<Option<CopyFn>, sys::dpdk_sys_copy>(copy_function()) },
         };
@@ -209,41 +209,35 @@ impl PortQueue for DpdkQueue {
 
     fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
         let max = self.raw.max_len as usize;
+        let most = most.min(TX_BURST);
         let mut there_is = true;
         let result = self.inside(|raw, result| {
-            // SAFETY: the queue's port exists; we hold the gate.
-            let room = unsafe { sys::dpdk_sys_tx_room(raw, most as u32) };
-            there_is = room >= 0;
-            let most = most.min(TX_BURST).min(room.max(0) as usize);
-            let buffer = |i: usize| {
-                // SAFETY: `i` is less than the room there is; we hold the gate.
-                let slot = NonNull::new(unsafe { sys::dpdk_sys_tx_slot(raw, i as u32) })?;
+            let mut slots = [core::ptr::null_mut(); TX_BURST];
+            // SAFETY: the queue's port exists, and there is room for `most` buffers; we hold the gate.
+            let n = unsafe { sys::dpdk_sys_tx_slots(raw, slots.as_mut_ptr(), most as u32) };
+            there_is = n >= 0;
+            let slots = &slots[..most.min(n.max(0) as usize)];
+            let buffer = |slot: &*mut c_void| {
                 // SAFETY: the slot is memory of `max` bytes that stays mapped while we hold the gate. It is ours until it
                 // is published: no other thread of this process has it, and each buffer is gone before the next is asked
                 // for. The peer's process has it mapped, too; what it writes there can only spoil the bytes of this frame,
                 // and nothing is decided by them.
-                Some(unsafe { core::slice::from_raw_parts_mut(slot.cast::<u8>().as_ptr(), max) })
+                unsafe { core::slice::from_raw_parts_mut(slot.cast::<u8>(), max) }
             };
             let mut lens = ArrayVec::<u32, TX_BURST>::new();
-            while lens.len() < most
-                && let Some(len) = buffer(lens.len()).and_then(|buffer| builder.build(buffer))
-            {
+            for slot in slots {
+                let Some(len) = builder.build(buffer(slot)) else { break };
                 lens.push(len.min(max) as u32);
             }
-            for (i, len) in lens.iter().enumerate() {
-                if let Some(buffer) = buffer(i) {
-                    builder.finish(i, buffer);
-                }
-                // SAFETY: as above.
-                unsafe { sys::dpdk_sys_tx_close(raw, i as u32, *len) };
-                result.bytes += u64::from(*len);
+            for (i, slot) in slots[..lens.len()].iter().enumerate() {
+                builder.finish(i, buffer(slot));
             }
-            let built = lens.len() as u32;
-            if built > 0 {
-                // SAFETY: the first `built` slots hold frames; we hold the gate.
-                unsafe { sys::dpdk_sys_tx_publish(raw, built) };
+            if !lens.is_empty() {
+                // SAFETY: the first buffers hold frames of these lengths; we hold the gate.
+                unsafe { sys::dpdk_sys_tx_publish(raw, lens.as_ptr(), lens.len() as u32) };
             }
-            result.frames = built;
+            result.bytes = lens.iter().map(|len| u64::from(*len)).sum();
+            result.frames = lens.len() as u32;
         })?;
         let counters = &self.shared.counters[self.index];
         counters.tx_frames.add(u64::from(result.frames));
