@@ -516,8 +516,6 @@ slot_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 	return v->base + offset;
 }
 
-/* A burst received ends behind so many bytes: whoever checks and copies them then finds them in the nearest cache. */
-#define NEAR_BYTES 8192u
 /* Bytes that are copied between two rounds of asking for the next buffer. */
 #define PIECE 512u
 
@@ -630,7 +628,7 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 	if (n > 1) {
 		/* Frames that come together are mostly of one length. */
 		uint32_t first = __atomic_load_n(&ring->desc[next & mask].length, __ATOMIC_RELAXED);
-		uint32_t near = first < NEAR_BYTES ? NEAR_BYTES / (first + 1) + 1 : 1;
+		uint32_t near = DPDK_SYS_BURST_BYTES / (first > 0 ? first : 1) + 1;
 		n = n < near ? n : near;
 	}
 	n = alloc_mbufs(q, mbufs, n);

@@ -13,6 +13,8 @@
 /* Ports and queues of a port that have a gate. */
 #define DPDK_SYS_PORTS_MAX 32
 #define DPDK_SYS_QUEUES_MAX 16
+/* A burst received ends behind so many bytes: whoever checks and copies them then finds them in a near cache. */
+#define DPDK_SYS_BURST_BYTES 8192
 /* A thread that is no lcore. */
 #define DPDK_SYS_LCORE_NONE 0xffffffffu
 

@@ -4,6 +4,8 @@ use core::time::Duration;
 
 /// Frames taken from a queue in one burst.
 pub const RX_BURST: usize = 32;
+/// Bytes of a burst from which on a port may end it before it is full: what was received is still in a near cache then.
+pub const RX_BURST_BYTES: u64 = 8192;
 /// Bursts taken in a turn as long as they bring nothing that wants an answer.
 pub const RX_BURSTS: usize = 4;
 /// Frames a turn may hold for the port: an ACK for each frame received, and as many data packets.

@@ -7,7 +7,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
 use super::{Shard, Shared, Turn};
-use crate::config::{READY_BUDGET, RX_BURST, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
+use crate::config::{READY_BUDGET, RX_BURST, RX_BURST_BYTES, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::id::QpState;
 use crate::net::Resolution;
 use crate::proto::completer::{Response, RetryCause};
@@ -40,11 +40,11 @@ impl Shard {
             tx += self.env.flush();
         }
         for _ in 0..RX_BURSTS {
-            let n = self.receive_burst();
+            let (n, bytes) = self.receive_burst();
             rx += n;
-            // A burst that is not full was all there is. Responses are often followed by what the program waits for; a
-            // request is answered first.
-            if n < RX_BURST || !self.env.answering.is_empty() {
+            // A burst that is neither full nor long was all there is. Responses are often followed by what the program waits
+            // for; a request is answered first.
+            if n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.answering.is_empty() {
                 break;
             }
         }
@@ -93,15 +93,16 @@ impl Shard {
         }
     }
 
+    /// Handles a burst. Returns its frames and its bytes.
     #[inline]
-    fn receive_burst(&mut self) -> usize {
+    fn receive_burst(&mut self) -> (usize, u64) {
         // The buffers of the burst before. Not at its end: what it brought may have been waited for, and be answered first.
         if !self.rx.is_empty() {
             self.env.queue.recycle(&mut self.rx);
         }
         if self.coming.is_empty() {
             if self.env.queue.rx_burst(&mut self.rx) == 0 {
-                return 0;
+                return (0, 0);
             }
             if self.env.many {
                 Lookahead::over(&self.rx, &self.qps).finish(&self.qps, &self.env);
@@ -130,7 +131,7 @@ impl Shard {
         if foreign != 0 {
             self.hand_over(foreign);
         }
-        n
+        (n, bytes)
     }
 
     /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.

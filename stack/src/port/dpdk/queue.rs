@@ -1,7 +1,7 @@
 //! One queue pair of a DPDK port: bursts, each one call into the shim.
 
 use super::port::Shared;
-use crate::config::{RX_BURST, TX_BURST};
+use crate::config::{RX_BURST, RX_BURST_BYTES, TX_BURST};
 use crate::crc::{CopyFn, copy_function};
 use crate::port::frame::{FIELD_OFFSETS, FrameKind};
 use crate::port::{Build, Frame, PortQueue, RxBurst, TxBurst};
@@ -18,6 +18,7 @@ use std::sync::Arc;
 const STOCK: usize = 32;
 
 const _: () = assert!(RX_BURST <= sys::DPDK_SYS_BURST_MAX as usize);
+const _: () = assert!(RX_BURST_BYTES <= sys::DPDK_SYS_BURST_BYTES as u64);
 const _: () = assert!(TX_BURST <= sys::DPDK_SYS_BURST_MAX as usize);
 const _: () = assert!(STOCK <= sys::DPDK_SYS_BURST_MAX as usize);
 const _: () = {
