@@ -96,6 +96,7 @@ const FILES: &[(&str, Stage)] = &[
     ("proto/requester.rs",   Stage::Build),
     ("proto/requester/",     Stage::Build),
     ("shard/tx.rs",          Stage::Build),
+    ("shard/build.rs",       Stage::Build),
     ("shard/unreliable.rs",  Stage::Build),
     ("wire/template.rs",     Stage::Build),
     ("wire/segment.rs",      Stage::Build),

@@ -18,6 +18,7 @@ use crate::sync::words::Word;
 use crate::time::Instant;
 
 mod ahead;
+mod build;
 mod complete;
 mod copy;
 pub mod counters;

@@ -1,24 +1,23 @@
-//! Sending: what a queue pair's machines want to say becomes frames.
-
-use arrayvec::ArrayVec;
+//! Sending: who builds packets in a turn, where they wait, and what follows when no more can be built. How one is built is
+//! [`build`](super::build)'s.
 
 use super::Shard;
-use super::copy::{self, LocalProtection, LongPacket, Memory};
+use super::build::{
+    Built, End, Requests, Responses, answer_header, build_requests, fill_response, readable, response_ext,
+    stamp,
+};
+use super::copy::Memory;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
-use super::run;
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
-use crate::id::{PdId, Psn, QpType, Qpn};
-use crate::mem::{Access, KeyFault, MrTable};
-use crate::port::{Build, Frame, TxBurst};
-use crate::proto::requester::{Idle, Segment};
+use crate::id::Psn;
+use crate::port::{Frame, TxBurst};
+use crate::proto::requester::Idle;
 use crate::proto::responder::Answered;
 use crate::proto::status::WcStatus;
 use crate::proto::tables::Syndrome;
-use crate::proto::wqe;
-use crate::time::Instant;
-use crate::wire::{Aeth, Discard, Ext, Header, Opcode, Template};
+use crate::wire::{Discard, Ext, Opcode};
 
 /// Why a queue pair stopped sending for this turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -162,14 +161,7 @@ impl Env {
     /// answer that came up and is none, or is one whose key is not good any more; `None` where the port has no such memory.
     #[inline(never)]
     fn respond_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<(usize, Option<Answered>)> {
-        let mut builder = Responses {
-            mrs: &self.shared.mrs,
-            ip_id: &mut self.ip_id,
-            qp: &mut *qp,
-            other: None,
-            built: Built::default(),
-            open: Open::default(),
-        };
+        let mut builder = Responses::new(&self.shared.mrs, &mut self.ip_id, &mut *qp);
         let sent = self.queue.build_burst(most, &mut builder)?;
         let Responses { built, other, .. } = builder;
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
@@ -299,15 +291,8 @@ impl Env {
     /// as there is room for. `None` where the port has no such memory.
     #[inline(never)]
     fn build_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<(Built, Result<(), End>)> {
-        let mut builder = Requests {
-            memory: Memory { keys: &self.shared.mrs, pd: qp.pd },
-            now: self.now,
-            ip_id: &mut self.ip_id,
-            qp: &mut *qp,
-            built: Built::default(),
-            end: Ok(()),
-            open: Open::default(),
-        };
+        let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
+        let mut builder = Requests::new(memory, self.now, &mut self.ip_id, &mut *qp);
         let sent = self.queue.build_burst(most, &mut builder)?;
         let Requests { built, end, .. } = builder;
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
@@ -385,8 +370,8 @@ impl Env {
         frame.set_len(len);
     }
 
-    /// Sends an answer on its way that was built, and is stamped if it is `finished`. In the backlog it is left to be stamped, unless
-    /// it is long.
+    /// Sends an answer on its way that was built, and stamped if it is `finished`. In the backlog it is left to be stamped,
+    /// unless it is long.
     #[inline]
     fn dispatch(&mut self, qp: &Qp, mut frame: Frame, finished: bool, stamped: &mut usize) {
         let len = frame.len();
@@ -403,309 +388,4 @@ impl Env {
             *stamped = self.answers.frames.len();
         }
     }
-}
-
-/// Where the bytes of a READ response are: the key may have gone since the request was checked.
-#[inline(always)]
-fn readable(keys: &MrTable, qpn: Qpn, pd: PdId, rkey: u32, va: u64, len: u32) -> Result<u64, KeyFault> {
-    match len {
-        0 => Ok(0),
-        _ => keys.check_remote(rkey, pd, qpn, Access::REMOTE_READ, va, u64::from(len)),
-    }
-}
-
-#[inline(always)]
-fn response_ext(opcode: Opcode, aeth: Aeth) -> Ext {
-    if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) }
-}
-
-#[inline(always)]
-fn answer_header(qp: &Qp, opcode: Opcode, psn: Psn, ext: Ext, len: u32, ip_id: u16) -> Header {
-    Header {
-        opcode: opcode.in_class(qp.class),
-        psn,
-        ack_req: false,
-        solicited: false,
-        ip_id,
-        srqn: 0,
-        ext,
-        payload_len: len,
-    }
-}
-
-/// Packets that were built in one go.
-#[derive(Clone, Copy, Default)]
-struct Built {
-    frames: usize,
-    bytes: u64,
-    /// Those that had gone out before.
-    again: u64,
-    /// The last one was long.
-    long: bool,
-}
-
-impl Built {
-    #[inline(always)]
-    fn add(&mut self, len: usize, again: bool) {
-        self.frames += 1;
-        self.bytes += len as u64;
-        self.again += u64::from(again);
-        self.long = len >= LONG_PACKET;
-    }
-}
-
-/// The packets of a burst: long ones are laid out when it is built, and written when it is finished. The others are stamped at
-/// once, while they are in the nearest cache.
-#[derive(Default)]
-struct Open(ArrayVec<LongPacket, QP_TX_BUDGET>);
-
-impl Open {
-    /// The next packet of the burst; `None` if it is full.
-    #[inline(always)]
-    fn next(&mut self) -> Option<&mut LongPacket> {
-        self.0.try_push(LongPacket::default()).ok()?;
-        self.0.last_mut()
-    }
-
-    #[inline(always)]
-    fn write(&self, template: &Template, i: usize, buffer: &mut [u8]) {
-        if let Some(long) = self.0.get(i) {
-            long.write(template, buffer);
-        }
-    }
-}
-
-/// Builds request packets in a port's memory.
-struct Requests<'a> {
-    memory: Memory<'a>,
-    now: Instant,
-    ip_id: &'a mut u16,
-    qp: &'a mut Qp,
-    built: Built,
-    end: Result<(), End>,
-    open: Open,
-}
-
-impl Build for Requests<'_> {
-    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        let long = self.open.next()?;
-        let qp = &mut *self.qp;
-        let segment = match qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq) {
-            Ok(segment) => segment,
-            Err(idle) => {
-                self.end = Err(End::Idle(idle));
-                return None;
-            }
-        };
-        *self.ip_id = self.ip_id.wrapping_add(1);
-        let header = request_header(*self.ip_id, qp, &segment);
-        let laid_out = lay_out(self.memory, qp, &segment, &header, long);
-        let Ok(len) = laid_out.and_then(|len| match len {
-            Some(len) => Ok(len),
-            None => build_in_steps(self.memory, qp, &segment, &header, buffer)
-                .inspect(|len| qp.template.stamp(&mut buffer[..*len])),
-        }) else {
-            self.end = Err(End::Protection(segment.seq));
-            return None;
-        };
-        self.built.add(len, segment.again);
-        Some(len)
-    }
-
-    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        self.open.write(&self.qp.template, i, buffer);
-    }
-}
-
-/// Builds READ responses in a port's memory.
-struct Responses<'a> {
-    mrs: &'a MrTable,
-    ip_id: &'a mut u16,
-    qp: &'a mut Qp,
-    /// What came up and is no response, or one whose key is not good any more.
-    other: Option<Answered>,
-    built: Built,
-    open: Open,
-}
-
-impl Build for Responses<'_> {
-    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        let long = self.open.next()?;
-        let qp = &mut *self.qp;
-        let answer = qp.responder.poll_transmit(qp.credits())?;
-        let Answered::Read { psn, opcode, aeth, rkey, va, len, pd } = answer else {
-            self.other = Some(answer);
-            return None;
-        };
-        let Ok(addr) = readable(self.mrs, qp.qpn, pd, rkey, va, len) else {
-            self.other = Some(answer);
-            return None;
-        };
-        *self.ip_id = self.ip_id.wrapping_add(1);
-        let header = answer_header(qp, opcode, psn, response_ext(opcode, aeth), len, *self.ip_id);
-        let len = match LongPacket::pass(&qp.template, header.payload_len) {
-            Some(pass) => long.lay_out(pass, &qp.template, &header, addr),
-            None => {
-                let len = respond_in_steps(&qp.template, &header, addr, buffer);
-                qp.template.stamp(&mut buffer[..len]);
-                len
-            }
-        };
-        self.built.add(len, false);
-        Some(len)
-    }
-
-    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        self.open.write(&self.qp.template, i, buffer);
-    }
-}
-
-/// Why no more were built.
-enum End {
-    /// The requester has none.
-    Idle(Idle),
-    /// A key of the work request with this sequence number is not good.
-    Protection(u32),
-}
-
-/// Builds request packets in empty frames, one after the other. A function of its own: its loop has the registers for
-/// itself.
-#[inline(never)]
-fn build_requests(
-    qp: &mut Qp,
-    memory: Memory<'_>,
-    now: Instant,
-    ip_id: &mut u16,
-    empty: &mut [Frame],
-) -> (Built, Result<(), End>) {
-    let mut built = Built::default();
-    let mut stamped = 0;
-    let mut end = Ok(());
-    while built.frames < empty.len() {
-        // What follows a long packet mostly is one.
-        if !built.long
-            && let Some(run) = run::build(qp, memory, now, ip_id, &mut empty[built.frames..])
-        {
-            built.frames += run.frames;
-            built.bytes += run.bytes;
-            match run.bad {
-                None => continue,
-                Some(seq) => {
-                    end = Err(End::Protection(seq));
-                    break;
-                }
-            }
-        }
-        let frame = &mut empty[built.frames];
-        let segment = match qp.requester.poll_transmit(now, qp.gates, qp.epoch, &qp.sq) {
-            Ok(segment) => segment,
-            Err(idle) => {
-                end = Err(End::Idle(idle));
-                break;
-            }
-        };
-        *ip_id = ip_id.wrapping_add(1);
-        let Ok((len, finished)) = fill(memory, *ip_id, qp, &segment, frame.buffer_mut()) else {
-            end = Err(End::Protection(segment.seq));
-            break;
-        };
-        frame.set_len(len);
-        built.add(len, segment.again);
-        if built.long || finished {
-            stamp(&qp.template, &mut empty[stamped..built.frames - usize::from(finished)]);
-            stamped = built.frames;
-        }
-    }
-    stamp(&qp.template, &mut empty[stamped..built.frames]);
-    (built, end)
-}
-
-/// Finishes packets of one queue pair.
-#[inline]
-fn stamp(template: &Template, frames: &mut [Frame]) {
-    for frame in frames {
-        template.stamp(frame.data_mut());
-    }
-}
-
-/// Builds the request packet of a segment in a buffer. Returns its length, and whether it is finished, which is left to
-/// [`Template::stamp`] otherwise.
-#[inline(always)]
-pub(super) fn fill(
-    memory: Memory<'_>,
-    ip_id: u16,
-    qp: &Qp,
-    segment: &Segment<'_>,
-    buffer: &mut [u8],
-) -> Result<(usize, bool), LocalProtection> {
-    let header = request_header(ip_id, qp, segment);
-    if LongPacket::pass(&qp.template, segment.len).is_some() {
-        let mut long = LongPacket::default();
-        if let Some(len) = lay_out(memory, qp, segment, &header, &mut long)? {
-            return Ok((len, long.write(&qp.template, buffer)));
-        }
-    }
-    Ok((build_in_steps(memory, qp, segment, &header, buffer)?, false))
-}
-
-#[inline(always)]
-fn request_header(ip_id: u16, qp: &Qp, segment: &Segment<'_>) -> Header {
-    Header {
-        opcode: segment.opcode.in_class(qp.class),
-        psn: segment.psn,
-        ack_req: segment.ack_req,
-        solicited: segment.solicited,
-        ip_id,
-        srqn: if qp.ty == QpType::XrcIni { wqe::srqn(segment.slot) } else { 0 },
-        ext: segment.ext,
-        payload_len: segment.len,
-    }
-}
-
-/// Lays out the request packet of a segment, if it is a [`LongPacket`]. Returns its length.
-#[inline(always)]
-fn lay_out(
-    memory: Memory<'_>,
-    qp: &Qp,
-    segment: &Segment<'_>,
-    header: &Header,
-    long: &mut LongPacket,
-) -> Result<Option<usize>, LocalProtection> {
-    let Some(pass) = LongPacket::pass(&qp.template, segment.len) else { return Ok(None) };
-    let addr = memory.locate(segment.slot, segment.offset as usize, segment.len as usize)?;
-    Ok(addr.map(|addr| long.lay_out(pass, &qp.template, header, addr)))
-}
-
-/// Builds the request packet of a segment in a buffer; [`Template::stamp`] finishes it. Returns its length.
-#[inline(always)]
-fn build_in_steps(
-    memory: Memory<'_>,
-    qp: &Qp,
-    segment: &Segment<'_>,
-    header: &Header,
-    buffer: &mut [u8],
-) -> Result<usize, LocalProtection> {
-    let (len, offset) = (segment.len as usize, segment.offset as usize);
-    let at = qp.template.begin(buffer, header);
-    if len > 0 {
-        memory.fill(segment.slot, offset, &mut buffer[at..at + len])?;
-    }
-    Ok(qp.template.close(buffer, at, len))
-}
-
-/// Builds a READ response whose bytes are at `addr` in a buffer. Returns its length, and whether it is finished, as [`fill`].
-fn fill_response(template: &Template, header: &Header, addr: u64, buffer: &mut [u8]) -> (usize, bool) {
-    let Some(pass) = LongPacket::pass(template, header.payload_len) else {
-        return (respond_in_steps(template, header, addr, buffer), false);
-    };
-    let mut long = LongPacket::default();
-    let len = long.lay_out(pass, template, header, addr);
-    (len, long.write(template, buffer))
-}
-
-/// Builds a READ response whose bytes are at `addr` in a buffer; [`Template::stamp`] finishes it. Returns its length.
-fn respond_in_steps(template: &Template, header: &Header, addr: u64, buffer: &mut [u8]) -> usize {
-    let (at, len) = (template.begin(buffer, header), header.payload_len as usize);
-    copy::read(addr, &mut buffer[at..at + len]);
-    template.close(buffer, at, len)
 }

@@ -3,12 +3,13 @@
 //! A send request is complete when the port took its last frame. A peer whose Ethernet address nobody tells costs the
 //! message, as any other loss would.
 
+use super::build::fill;
 use super::counters::Counter;
 use super::env::{Env, Leaving};
 use super::paths::Path;
 use super::qp::{Qp, Route};
 use super::rx::prove;
-use super::tx::{Stop, fill};
+use super::tx::Stop;
 use super::{EventElement, Shard, Shared};
 use crate::config::QP_TX_BUDGET;
 use crate::id::{QpState, QpType, Qpn};

@@ -354,9 +354,12 @@ impl Node {
         let (mut shards, mut wires) = (Vec::new(), Vec::new());
         for id in 0..config.shards {
             let (queue, wire) = port::queue(config.buffers, frame_len);
+            // Every other node has what only some have: memory of the port to build in, very many queue pairs.
+            let special = config.index % 2 == 1;
+            let queue = if special { queue.lending() } else { queue };
             let mut shard = Shard::new(id, shared.clone(), Box::new(queue), now);
-            if config.index % 2 == 1 {
-                shard.ask_ahead_from(0); // as with very many queue pairs
+            if special {
+                shard.ask_ahead_from(0);
             }
             shards.push(shard);
             wires.push(wire);

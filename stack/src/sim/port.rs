@@ -3,8 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arrayvec::ArrayVec;
+
+use crate::config::TX_BURST;
 use crate::crc;
-use crate::port::{Frame, HeapPool, PortQueue, RxBurst, TxBurst};
+use crate::port::{Build, Frame, HeapPool, PortQueue, RxBurst, TxBurst};
 
 /// What the two ends of a queue share.
 #[derive(Debug, Default)]
@@ -19,11 +22,27 @@ struct State {
     denied: u64,
 }
 
+impl State {
+    /// Frames that the transmit ring takes now.
+    fn room(&self) -> usize {
+        self.tx_room.map_or(usize::MAX, |room| room.saturating_sub(self.tx.len()))
+    }
+}
+
 /// The shard's end: a [`PortQueue`].
 #[derive(Debug)]
 pub struct SimQueue {
     state: Arc<Mutex<State>>,
     pool: HeapPool,
+    /// Frames may be built where they are sent from.
+    lends: bool,
+}
+
+impl SimQueue {
+    /// Long frames are built where they are sent from, as on a memif.
+    pub fn lending(self) -> Self {
+        Self { lends: true, ..self }
+    }
 }
 
 /// The world's end.
@@ -38,7 +57,7 @@ pub struct SimWire {
 pub fn queue(buffers: usize, frame_len: usize) -> (SimQueue, SimWire) {
     let pool = HeapPool::new(buffers, frame_len);
     let state = Arc::new(Mutex::new(State::default()));
-    (SimQueue { state: state.clone(), pool: pool.clone() }, SimWire { state, pool, buffers })
+    (SimQueue { state: state.clone(), pool: pool.clone(), lends: false }, SimWire { state, pool, buffers })
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -55,8 +74,7 @@ impl PortQueue for SimQueue {
 
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
         let mut state = lock(&self.state);
-        let room = state.tx_room.map_or(usize::MAX, |room| room.saturating_sub(state.tx.len()));
-        let n = frames.len().min(room);
+        let n = frames.len().min(state.room());
         state.refused += (frames.len() - n) as u64;
         state.tx.extend(frames.drain(..n));
         n
@@ -67,6 +85,28 @@ impl PortQueue for SimQueue {
         let frame = if state.starved { None } else { self.pool.alloc() };
         state.denied += u64::from(frame.is_none());
         frame
+    }
+
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        if !self.lends {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        let room = if state.starved { 0 } else { most.min(state.room()) };
+        let mut frames = ArrayVec::<Frame, TX_BURST>::new();
+        while frames.len() < room.min(TX_BURST)
+            && let Some(mut frame) = self.pool.alloc()
+            && let Some(len) = builder.build(frame.buffer_mut())
+        {
+            frame.set_len(len);
+            frames.push(frame);
+        }
+        for (i, frame) in frames.iter_mut().enumerate() {
+            builder.finish(i, frame.data_mut());
+        }
+        let built = frames.len();
+        state.tx.extend(frames);
+        Some(built)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The invariant CRC of short packets by carry-less multiplication, with the mask in registers.
+//! The invariant CRC by carry-less multiplication, with the mask in registers: of short packets, and of the heads of long ones.
 //!
 //! A packet of a few hundred bytes is over before a folding loop has filled its pipeline. Here each block of 16 bytes is
 //! multiplied by a constant of its own, which moves it to its place before the end and takes the remainder of that move in
@@ -6,8 +6,9 @@
 //! masked in the registers that a block is loaded to: the frame is only read. Where the processor has registers of four blocks,
 //! four are multiplied at once.
 //!
-//! Of a long packet this does the headers, and the sum of the payload is added ([`register_with`]). The arithmetic is that of
-//! [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes `H (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`.
+//! Of a long packet that was summed as it is, this says what masking its headers changes ([`register_with`]); one that is sent goes
+//! through [`OnePass`]. The arithmetic is that of [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes
+//! `H (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`.
 
 #![allow(unsafe_code)]
 

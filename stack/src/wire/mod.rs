@@ -6,7 +6,8 @@
 //!
 //! Receive: [`locate`] makes every check that needs nothing but the bytes, [`icrc::check`] proves them, and
 //! [`Layout::packet`] hands out the fields. Transmit: [`Template::begin`] writes the headers, the caller
-//! copies the payload to the offset it returns, [`Template::seal`] pads, computes the ICRC and finishes.
+//! copies the payload to the offset it returns, [`Template::seal`] pads, computes the ICRC and finishes. Long packets
+//! are written whole by an [`icrc::OnePass`] instead.
 
 #![deny(unsafe_code)]
 
