@@ -37,7 +37,8 @@ pub const L2_OVERHEAD: usize = 18;
 
 /// Builds frames in a port's memory: first all of a burst, then each is finished.
 pub trait Build {
-    /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns its length, or `None` to end.
+    /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns its length, or `None` to end. Any
+    /// of it may be left to [`finish`](Self::finish), and all.
     fn build(&mut self, buffer: &mut [u8]) -> Option<usize>;
 
     /// Finishes the `i`-th frame of the burst, whose buffer this is; its length stays. Whatever looks at what was stored just
@@ -55,7 +56,8 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
 
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 pub trait PortQueue: Send {
-    /// Appends received frames to `out` while it has room; returns how many.
+    /// Appends received frames to `out` while it has room; returns how many. A port may end a burst behind
+    /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in a near cache when it is looked at.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
     /// Takes frames off the front of `frames` as long as the link accepts them; returns how many.
