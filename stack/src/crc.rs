@@ -140,37 +140,29 @@ mod x86 {
 
     static BY_LANES: [u64; WIDE / 8] = moving(LANES * WIDE);
     static BY_ONE: [u64; WIDE / 8] = moving(WIDE);
-    /// Factors that move each block to the end of its register, and by the `x^32` of a CRC.
-    static TO_END: [u64; WIDE / 8] = {
+    /// Factors that move all blocks of a register to where its last one is, and so many bytes on.
+    const fn gathering(bytes: usize) -> [u64; WIDE / 8] {
         let mut all = [0; WIDE / 8];
         let mut i = 0;
         while i < WIDE / 16 {
-            let bits = 128 * (WIDE / 16 - 1 - i);
-            all[2 * i] = factor(bits + 96);
-            all[2 * i + 1] = factor(bits + 32);
+            let bits = 128 * (WIDE / 16 - 1 - i) + 8 * bytes;
+            all[2 * i] = factor(bits + 32);
+            all[2 * i + 1] = factor(bits - 32);
             i += 1;
         }
         all
-    };
+    }
+
+    /// For the remainder: eight bytes on, four of which it takes off, and by the `x^32` of a CRC.
+    static TO_END: [u64; WIDE / 8] = gathering(8);
+    /// For one block, the one behind the register.
+    static TO_ONE: [u64; WIDE / 8] = gathering(16);
     /// The bytes of a register, counted.
     static COUNTED: [u64; WIDE / 8] = {
         let mut all = [0; WIDE / 8];
         let mut i = 0;
         while i < WIDE {
             all[i / 8] |= (i as u64) << (i % 8 * 8);
-            i += 1;
-        }
-        all
-    };
-
-    /// Factors that move each of a register's blocks to the block behind the last one.
-    static TO_ONE: [u64; WIDE / 8] = {
-        let mut all = [0; WIDE / 8];
-        let mut i = 0;
-        while i < WIDE / 16 {
-            let bits = 128 * (WIDE / 16 - i);
-            all[2 * i] = factor(bits + 32);
-            all[2 * i + 1] = factor(bits - 32);
             i += 1;
         }
         all
@@ -415,18 +407,22 @@ mod x86 {
 mod other {
     use super::{CopyFn, Sum};
 
-    /// None: this processor is not known here. See `wire`.
+    /// None: this processor is not known here. The other one is in `wire`.
     #[derive(Clone, Copy, Debug)]
     pub enum OnePass {}
 
     impl OnePass {
+        /// As many as the other one's.
         pub const HEAD: usize = 128;
-        pub const REST_MIN: usize = 1;
+        /// As many as the other one's.
+        pub const REST_MIN: usize = 128;
 
         pub(crate) fn new(_: bool, _: bool) -> Option<Self> {
             None
         }
 
+        /// Never called.
+        ///
         /// # Safety
         /// There is none to call it with.
         pub unsafe fn write(&self, _: *mut u8, _: &[u8; Self::HEAD], _: *const u8, _: usize) -> u32 {

@@ -14,6 +14,7 @@ use crate::proto::requester::{Idle, Segment};
 use crate::proto::responder::Answered;
 use crate::proto::wqe;
 use crate::time::Instant;
+use crate::wire::icrc::OnePass;
 use crate::wire::{Aeth, Ext, Header, Opcode, Template};
 
 /// Where the bytes of a READ response are: the key may have gone since the request was checked.
@@ -123,9 +124,8 @@ impl Build for Requests<'_> {
         };
         *self.ip_id = self.ip_id.wrapping_add(1);
         let header = request_header(*self.ip_id, qp, &segment);
-        let laid_out = lay_out(self.memory, qp, &segment, &header, long);
-        let Ok(len) = laid_out.and_then(|len| match len {
-            Some(len) => Ok(len),
+        let Ok(len) = locate(self.memory, qp, &segment).and_then(|found| match found {
+            Some((pass, addr)) => Ok(long.lay_out(pass, &qp.template, &header, addr)),
             None => build_in_steps(self.memory, qp, &segment, &header, buffer)
                 .inspect(|len| qp.template.stamp(&mut buffer[..*len])),
         }) else {
@@ -269,11 +269,8 @@ pub(super) fn fill(
     buffer: &mut [u8],
 ) -> Result<(usize, bool), LocalProtection> {
     let header = request_header(ip_id, qp, segment);
-    if LongPacket::pass(&qp.template, segment.len).is_some() {
-        let mut long = LongPacket::default();
-        if let Some(len) = lay_out(memory, qp, segment, &header, &mut long)? {
-            return Ok((len, long.write(&qp.template, buffer)));
-        }
+    if let Some((pass, addr)) = locate(memory, qp, segment)? {
+        return Ok((write_at_once(pass, &qp.template, &header, addr, buffer), true));
     }
     Ok((build_in_steps(memory, qp, segment, &header, buffer)?, false))
 }
@@ -292,18 +289,25 @@ fn request_header(ip_id: u16, qp: &Qp, segment: &Segment<'_>) -> Header {
     }
 }
 
-/// Lays out the request packet of a segment, if it is a [`LongPacket`]. Returns its length.
+/// Where the payload of a segment is, and what writes its packet, if that is a [`LongPacket`].
 #[inline(always)]
-fn lay_out(
+fn locate(
     memory: Memory<'_>,
     qp: &Qp,
     segment: &Segment<'_>,
-    header: &Header,
-    long: &mut LongPacket,
-) -> Result<Option<usize>, LocalProtection> {
+) -> Result<Option<(OnePass, u64)>, LocalProtection> {
     let Some(pass) = LongPacket::pass(&qp.template, segment.len) else { return Ok(None) };
     let addr = memory.locate(segment.slot, segment.offset as usize, segment.len as usize)?;
-    Ok(addr.map(|addr| long.lay_out(pass, &qp.template, header, addr)))
+    Ok(addr.map(|addr| (pass, addr)))
+}
+
+/// Writes a [`LongPacket`] to a buffer that no others are built beside. Returns its length.
+#[inline(always)]
+fn write_at_once(pass: OnePass, template: &Template, header: &Header, addr: u64, buffer: &mut [u8]) -> usize {
+    let mut long = LongPacket::default();
+    let len = long.lay_out(pass, template, header, addr);
+    long.write(template, buffer);
+    len
 }
 
 /// Builds the request packet of a segment in a buffer; [`Template::stamp`] finishes it. Returns its length.
@@ -330,12 +334,10 @@ pub(super) fn fill_response(
     addr: u64,
     buffer: &mut [u8],
 ) -> (usize, bool) {
-    let Some(pass) = LongPacket::pass(template, header.payload_len) else {
-        return (respond_in_steps(template, header, addr, buffer), false);
-    };
-    let mut long = LongPacket::default();
-    let len = long.lay_out(pass, template, header, addr);
-    (len, long.write(template, buffer))
+    match LongPacket::pass(template, header.payload_len) {
+        Some(pass) => (write_at_once(pass, template, header, addr, buffer), true),
+        None => (respond_in_steps(template, header, addr, buffer), false),
+    }
 }
 
 /// Builds a READ response whose bytes are at `addr` in a buffer; [`Template::stamp`] finishes it. Returns its length.

@@ -228,8 +228,7 @@ pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum
 fn change<const N: usize>(head: &[[u8; WIDE]; N], changes: &[Wide; MASKED_WIDE], len: usize) -> Option<u32> {
     let mut changed = [_mm512_setzero_si512(); N];
     for i in 0..N {
-        // SAFETY: the bytes of a register are there, and the load asks for no alignment.
-        changed[i] = masked(unsafe { _mm512_loadu_si512(head[i].as_ptr().cast()) }, &changes[i]);
+        changed[i] = masked(load_wide(&head[i]), &changes[i]);
     }
     crc::behind(changed, len - N * WIDE)
 }
@@ -286,14 +285,14 @@ unsafe fn write_whole(
     from: *const u8,
     len: usize,
 ) -> u32 {
-    // SAFETY: both registers are inside of `head`, and there is room for them at `to`.
-    let head = unsafe {
-        let load = |at: usize| _mm512_loadu_si512(head.as_ptr().add(at).cast());
-        let head = [load(0), load(WIDE)];
-        _mm512_storeu_si512(to.cast(), head[0]);
-        _mm512_storeu_si512(to.add(WIDE).cast(), head[1]);
-        [masked(head[0], &masks[0]), masked(head[1], &masks[1])]
-    };
+    let ([first, second], _) = head.as_chunks() else { unreachable!("a head has two registers") };
+    let (first, second) = (load_wide(first), load_wide(second));
+    // SAFETY: there is room for both at `to`, as the caller says.
+    unsafe {
+        _mm512_storeu_si512(to.cast(), first);
+        _mm512_storeu_si512(to.add(WIDE).cast(), second);
+    }
+    let head = [masked(first, &masks[0]), masked(second, &masks[1])];
     // SAFETY: as the caller says.
     unsafe { crc::copy_behind(head, to.wrapping_add(OnePass::HEAD), from, len) }
 }
@@ -303,6 +302,13 @@ unsafe fn write_whole(
 fn load(block: &[u8; BLOCK]) -> __m128i {
     // SAFETY: the sixteen bytes are there, and the load asks for no alignment.
     unsafe { _mm_loadu_si128(block.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_wide(bytes: &[u8; WIDE]) -> __m512i {
+    // SAFETY: as above.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
 #[inline]
