@@ -2,6 +2,10 @@
 //!
 //! With very many queue pairs nothing of the next one is in a cache. Its lines are asked for a burst ahead, those of
 //! all queue pairs of the burst one after the other, so that their misses overlap.
+//!
+//! They are asked for into the second nearest cache. The nearest one waits for few lines at a time, and who asks for more
+//! waits, too: with lines at random in 256 MiB, asked for by the dozen, one took 10 to 14 ns to come into the nearest cache and
+//! 4 to 5 ns into the next, from where it is some 15 cycles away.
 
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
@@ -10,10 +14,10 @@ pub const LINE: usize = 64;
 #[inline(always)]
 pub fn line<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-    // SAFETY: PREFETCHT0 is a hint: it reads nothing that a program could see, and faults on no address.
+    // SAFETY: PREFETCHT1 is a hint: it reads nothing that a program could see, and faults on no address.
     unsafe {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
     }
     #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
     let _ = at;
@@ -28,20 +32,12 @@ pub fn lines<T>(of: *const T, first: usize, end: usize) {
     }
 }
 
-/// Asks for the lines of the `len` bytes at the address `at`, for the second nearest cache: for data that are needed so much
-/// later that the nearest one has other use for its room.
+/// Asks for the lines of the `len` bytes at the address `at`.
 #[inline]
-pub fn far(at: u64, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
+pub fn bytes(at: u64, len: usize) {
     for n in (0..len as u64).step_by(LINE) {
-        // SAFETY: as in `line`.
-        unsafe {
-            use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(n) as *const i8);
-        }
+        line(core::ptr::without_provenance::<u8>(at.wrapping_add(n) as usize));
     }
-    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
-    let _ = (at, len);
 }
 
 #[cfg(test)]
@@ -52,7 +48,7 @@ mod tests {
         super::line(core::ptr::null::<u8>());
         super::line(core::ptr::without_provenance::<u8>(usize::MAX));
         super::lines(&0u8, 0, 1000);
-        super::far(0, 5000);
-        super::far(u64::MAX - 100, 5000);
+        super::bytes(0, 5000);
+        super::bytes(u64::MAX - 100, 5000);
     }
 }
