@@ -7,28 +7,24 @@
 use super::env::Env;
 use super::qp::Qp;
 use super::{Qps, Shard};
-use crate::config::{QP_TX_BUDGET, RX_BURST};
+use crate::config::{QP_TX_BUDGET, RX_BURST, RX_BURSTS};
 use crate::id::Qpn;
 use crate::mem::Sge;
-use crate::port::RxBurst;
+use crate::port::{PortQueue, RxBurst};
 use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
 use crate::sync::prefetch;
 use crate::sync::spsc::Consumer;
 use crate::wire::{peek, peeks_alike};
 use arrayvec::ArrayVec;
 
-/// How many places ahead a queue pair that sends is asked for.
-const AHEAD: usize = 8;
-/// The same, of what it points to.
-const AHEAD_BEHIND: usize = 5;
-/// The same, of the data that it sends.
-const AHEAD_DATA: usize = 2;
+/// Queue pairs that send are looked at in groups of so many: the waits of a group overlap.
+pub(super) const GROUP: usize = 4;
+/// Messages whose waits overlap well enough: no further burst is received for more.
+const ENOUGH: usize = 8;
 
 /// What of a queue pair is about to be needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// What a doorbell changes: line 0.
-    Doorbell,
     /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
     Send,
     /// What takes responses: lines 0 to 3, and its work requests.
@@ -44,7 +40,6 @@ impl Part {
     #[inline(always)]
     const fn lines(self) -> [(usize, usize); 2] {
         match self {
-            Self::Doorbell => [(0, 1), (1, 1)],
             Self::Send | Self::Response => [(0, 4), (4, 4)],
             Self::Request => [(0, 1), (3, 7)],
             Self::Timer => [(0, 3), (3, 3)],
@@ -136,7 +131,7 @@ impl Qps {
     }
 }
 
-/// Packets of a burst that follow each other and are for one queue pair.
+/// Packets that follow each other and are for one queue pair.
 struct Run {
     /// The queue pair's number, then its slot.
     of: u32,
@@ -144,60 +139,69 @@ struct Run {
     packets: u32,
 }
 
-/// What the packets of a burst need is asked for in steps, each of which finds in what the one before asked for where to
-/// look.
+/// Bursts that were received and are not worked on yet. What they need is asked for in steps, each of which finds in what the
+/// one before asked for where to look.
 #[derive(Default)]
-pub(super) struct Lookahead {
-    runs: ArrayVec<Run, RX_BURST>,
+pub(super) struct Coming {
+    bursts: [Box<RxBurst>; RX_BURSTS],
+    /// Those from `next` up to and not including `end` wait, oldest first.
+    next: usize,
+    end: usize,
+    /// What they consist of, until there is nothing left to ask for.
+    runs: ArrayVec<Run, { ENOUGH + RX_BURST }>,
     step: u8,
 }
 
-impl Lookahead {
+impl Coming {
     /// A step is due after every so many frames of the burst before.
     pub const EVERY: usize = 8;
 
-    /// Begins with the numbers of the queue pairs.
+    /// Whether no burst waits.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.next == self.end
+    }
+
+    /// Receives up to so many bursts, while none waits: as long as they are full and bring packets of few messages. Asks for
+    /// where their queue pairs are found.
     #[inline(never)]
-    pub fn over(burst: &RxBurst, qps: &Qps) -> Self {
-        let mut runs = ArrayVec::<Run, RX_BURST>::new();
-        let mut before: &[u8] = &[];
-        for frame in burst {
-            let frame = frame.data();
-            let alike = peeks_alike(frame, before);
-            before = frame;
-            if let Some(last) = runs.last_mut().filter(|_| alike) {
-                last.packets += 1;
-                continue;
+    pub fn receive(&mut self, queue: &mut dyn PortQueue, qps: &Qps, most: usize) {
+        self.runs.clear();
+        (self.next, self.end, self.step) = (0, 0, 0);
+        for burst in self.bursts.iter_mut().take(most) {
+            let n = queue.rx_burst(burst);
+            if n == 0 {
+                break;
             }
-            let Some((of, request)) = peek(frame) else { continue };
-            match runs.last_mut() {
-                // Another packet of a message, or of another operation.
-                Some(last) if (last.of, last.request) == (of.get(), request) => last.packets += 1,
-                _ => {
-                    qps.table.prefetch(of);
-                    runs.push(Run { of: of.get(), request, packets: 1 });
-                }
+            self.end += 1;
+            add_runs(&mut self.runs, burst, qps);
+            if n < RX_BURST || self.runs.len() >= ENOUGH {
+                break;
             }
         }
-        Self { runs, step: 0 }
     }
 
-    /// Whether there is nothing left to ask for.
+    /// Takes the oldest burst, whose steps are over then. `into` is empty.
+    #[inline]
+    pub fn take(&mut self, into: &mut Box<RxBurst>, qps: &Qps, env: &Env) {
+        while !self.runs.is_empty() {
+            self.step(qps, env);
+        }
+        core::mem::swap(into, &mut self.bursts[self.next]);
+        self.next += 1;
+    }
+
+    /// The next step, if there is one.
     #[inline(always)]
-    pub fn is_over(&self) -> bool {
-        self.runs.is_empty()
-    }
-
-    /// All steps that are left, at once.
-    pub fn finish(&mut self, qps: &Qps, env: &Env) {
-        while !self.is_over() {
+    pub fn step_if_any(&mut self, qps: &Qps, env: &Env) {
+        if !self.runs.is_empty() {
             self.step(qps, env);
         }
     }
 
     /// The next step.
     #[inline(never)]
-    pub fn step(&mut self, qps: &Qps, env: &Env) {
+    fn step(&mut self, qps: &Qps, env: &Env) {
         match self.step {
             0 => self.runs.retain(|run| {
                 let slot = qps.table.get(Qpn::new(run.of));
@@ -240,6 +244,30 @@ impl Lookahead {
     }
 }
 
+/// Adds what a burst consists of, and asks for where its queue pairs are found.
+#[inline]
+fn add_runs<const N: usize>(runs: &mut ArrayVec<Run, N>, burst: &RxBurst, qps: &Qps) {
+    let mut before: &[u8] = &[];
+    for frame in burst {
+        let frame = frame.data();
+        let alike = peeks_alike(frame, before);
+        before = frame;
+        if let Some(last) = runs.last_mut().filter(|_| alike) {
+            last.packets += 1;
+            continue;
+        }
+        let Some((of, request)) = peek(frame) else { continue };
+        match runs.last_mut() {
+            // Another packet of a message, or of another operation.
+            Some(last) if (last.of, last.request) == (of.get(), request) => last.packets += 1,
+            _ => {
+                qps.table.prefetch(of);
+                runs.push(Run { of: of.get(), request, packets: 1 });
+            }
+        }
+    }
+}
+
 impl Shard {
     /// The shard asks ahead while it has at least so many queue pairs; [`PREFETCH_FROM`](crate::config::PREFETCH_FROM) unless
     /// told otherwise.
@@ -253,33 +281,22 @@ impl Shard {
         self.env.many = self.qps.table.len() >= self.env.many_from;
     }
 
-    /// Asks for what the first queue pairs of the ready list need; the list is about to be gone through.
+    /// Asks for what sending needs of queue pairs whose doorbells were rung.
     #[inline]
-    pub(super) fn prefetch_first_ready(&self) {
-        (0..AHEAD).for_each(|place| self.prefetch_ready(place));
-        let qps = |places| (0..places).filter_map(|place| self.ready(place));
-        qps(AHEAD_BEHIND).for_each(Qp::prefetch_behind_sends);
-        qps(AHEAD_DATA).for_each(Qp::prefetch_sends);
-    }
-
-    /// Asks for what those some places ahead need: it comes while those before them are worked on.
-    #[inline]
-    pub(super) fn prefetch_next_ready(&self) {
-        self.prefetch_ready(AHEAD);
-        if let Some(qp) = self.ready(AHEAD_BEHIND) {
-            qp.prefetch_behind_sends();
-        }
-        if let Some(qp) = self.ready(AHEAD_DATA) {
-            qp.prefetch_sends();
-        }
-    }
-
-    #[inline(always)]
-    fn prefetch_ready(&self, place: usize) {
-        if let Some(&slot) = self.env.ready.get(place) {
+    pub(super) fn prefetch_rung(&self, slots: &[u32]) {
+        for &slot in slots {
             self.qps.prefetch(slot, Part::Send);
             self.env.wheel.prefetch(slot);
         }
+    }
+
+    /// Asks for what those at the front of the ready list point to; the next group is about to send. They themselves were
+    /// asked for when their doorbells were heard, or touched since.
+    #[inline]
+    pub(super) fn prefetch_ready(&self, first: bool) {
+        let qps = |from: usize, to: usize| (from * GROUP..to * GROUP).filter_map(|place| self.ready(place));
+        qps(if first { 0 } else { 2 }, 3).for_each(Qp::prefetch_behind_sends);
+        qps(if first { 0 } else { 1 }, 2).for_each(Qp::prefetch_sends);
     }
 
     /// The queue pair at a place of the ready list.

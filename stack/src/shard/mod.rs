@@ -55,6 +55,7 @@ pub use qp::QpSpec;
 pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
 pub use shared::{Shared, SharedConfig};
 
+use ahead::Coming;
 use counters::QpCounters;
 use cq::Lane;
 use env::Env;
@@ -147,8 +148,8 @@ impl Qps {
 pub struct Shard {
     /// The burst received last.
     rx: Box<RxBurst>,
-    /// The one after it, while there are so many queue pairs that what it needs is asked for ahead.
-    coming: Box<RxBurst>,
+    /// Those after it, while there are so many queue pairs that what they need is asked for ahead.
+    coming: Coming,
     qps: Qps,
     env: Env,
 }
@@ -163,7 +164,7 @@ impl Shard {
     /// Shard `id` of a device, with its queue of the device's port.
     pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
         let env = Env::new(id, shared, queue, now);
-        Self { rx: Box::default(), coming: Box::default(), qps: Qps::default(), env }
+        Self { rx: Box::default(), coming: Coming::default(), qps: Qps::default(), env }
     }
 
     /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering;
 
-use super::ahead::{Lookahead, Part};
+use super::ahead::{Coming, Part};
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
@@ -17,6 +17,9 @@ use crate::sync::asymmetric::{heavy, light};
 use crate::time::Instant;
 use crate::wire::{Ingress, locate};
 
+/// Queue pairs whose doorbells were rung.
+type Rung = arrayvec::ArrayVec<u32, READY_BUDGET>;
+
 impl Shard {
     /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
     pub fn poll_once(&mut self, now: Instant) -> Turn {
@@ -30,23 +33,23 @@ impl Shard {
     fn turn(&mut self, now: Instant) -> Turn {
         self.env.now = now;
         let (mut rx, mut tx) = (0, 0);
-        // What was posted since the last turn goes first: nothing that arrives could make it go sooner.
         self.run_watched();
-        self.run_doorbells();
+        // What was posted since the last turn goes first: nothing that arrives could make it go sooner. Only where it has to be
+        // waited for, with very many queue pairs, what was received is handled meanwhile.
+        let many = self.env.many;
+        if many {
+            rx += self.hear_and_receive();
+        } else {
+            self.run_doorbells();
+        }
         if !self.env.ready.is_empty() {
             self.send_requests();
         }
         if self.env.backlog() > 0 {
             tx += self.env.flush();
         }
-        for _ in 0..RX_BURSTS {
-            let (n, bytes) = self.receive_burst();
-            rx += n;
-            // A burst that is neither full nor long was all there is. Responses are often followed by what the program waits
-            // for; a request is answered first.
-            if n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.answering.is_empty() {
-                break;
-            }
+        if !many {
+            rx += self.receive();
         }
         rx += self.receive_inbox();
         if !self.env.answered.is_empty() {
@@ -73,12 +76,32 @@ impl Shard {
             self.env.spare = self.env.queue.alloc();
         }
         tx += core::mem::take(&mut self.env.in_place);
+        // What the next turn begins with; a program that turns the shard itself has something to do before.
+        if many && self.coming.is_empty() {
+            self.receive_ahead(1);
+        }
         let more = self.env.settling
             || !self.coming.is_empty()
             || !self.env.ready.is_empty()
             || !self.env.answering.is_empty()
             || self.env.backlog() > 0;
         Turn::new(rx, tx, more)
+    }
+
+    /// Handles what was received. Returns how many frames.
+    #[inline(always)]
+    fn receive(&mut self) -> usize {
+        let mut rx = 0;
+        for _ in 0..RX_BURSTS {
+            let (n, bytes) = self.receive_burst();
+            rx += n;
+            // A burst that is neither full nor long was all there is. Responses are often followed by what the program waits
+            // for; a request is answered first.
+            if n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.answering.is_empty() {
+                break;
+            }
+        }
+        rx
     }
 
     /// Makes completions visible, unless an answer that belongs to one is still here.
@@ -94,36 +117,33 @@ impl Shard {
     }
 
     /// Handles a burst. Returns its frames and its bytes.
-    #[inline]
+    #[inline(always)]
     fn receive_burst(&mut self) -> (usize, u64) {
         // The buffers of the burst before. Not at its end: what it brought may have been waited for, and be answered first.
         if !self.rx.is_empty() {
             self.env.queue.recycle(&mut self.rx);
         }
-        if self.coming.is_empty() {
-            if self.env.queue.rx_burst(&mut self.rx) == 0 {
-                return (0, 0);
+        if self.env.many && self.coming.is_empty() {
+            self.receive_ahead(1);
+        }
+        if !self.coming.is_empty() {
+            self.coming.take(&mut self.rx, &self.qps, &self.env);
+            // With very many queue pairs what the next ones need is asked for while this burst is worked on.
+            if self.env.many && self.coming.is_empty() && self.rx.is_full() {
+                self.receive_ahead(RX_BURSTS);
             }
-            if self.env.many {
-                Lookahead::over(&self.rx, &self.qps).finish(&self.qps, &self.env);
-            }
-        } else {
-            core::mem::swap(&mut self.rx, &mut self.coming);
+        } else if self.env.many || self.env.queue.rx_burst(&mut self.rx) == 0 {
+            return (0, 0);
         }
         let n = self.rx.len();
-        // With very many queue pairs a burst ahead is received: what it needs is asked for while this one is worked on.
-        let mut ahead = Lookahead::default();
-        if self.env.many && n == RX_BURST && self.env.queue.rx_burst(&mut self.coming) > 0 {
-            ahead = Lookahead::over(&self.coming, &self.qps);
-        }
         let (mut foreign, mut bytes) = (0u64, 0);
         for (i, frame) in self.rx.iter_mut().enumerate() {
             bytes += frame.len() as u64;
             if self.env.receive(&mut self.qps, frame).is_err() {
                 foreign |= 1 << i;
             }
-            if !ahead.is_over() && (i + 1).is_multiple_of(Lookahead::EVERY) {
-                ahead.step(&self.qps, &self.env);
+            if (i + 1).is_multiple_of(Coming::EVERY) {
+                self.coming.step_if_any(&self.qps, &self.env);
             }
         }
         self.env.counters().add(Counter::RxFrames, n as u64);
@@ -132,6 +152,12 @@ impl Shard {
             self.hand_over(foreign);
         }
         (n, bytes)
+    }
+
+    /// Receives up to so many bursts for later, while none waits.
+    #[inline]
+    fn receive_ahead(&mut self, most: usize) {
+        self.coming.receive(&mut *self.env.queue, &self.qps, most);
     }
 
     /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.
@@ -255,17 +281,37 @@ impl Shard {
         }
     }
 
-    /// Queue pairs whose doorbells were rung.
     #[inline(never)]
     fn run_rung(&mut self) {
-        let shared = &self.env.shared;
-        let bells = &shared.doorbells[self.env.id];
-        let mut rung = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
-        bells.drain(READY_BUDGET as u32, |slot| rung.push(slot));
-        if self.env.many {
-            self.qps.prefetch_each(&rung, Part::Doorbell);
+        let mut rung = Rung::new();
+        self.hear(&mut rung);
+        self.mark_rung(&rung);
+    }
+
+    /// With very many queue pairs: handles what was received, while that comes which those need whose doorbells were rung.
+    #[inline(never)]
+    fn hear_and_receive(&mut self) -> usize {
+        let mut rung = Rung::new();
+        if self.env.shared.doorbells[self.env.id].any() {
+            self.hear(&mut rung);
+            self.prefetch_rung(&rung);
         }
-        for &slot in &rung {
+        self.coming.step_if_any(&self.qps, &self.env);
+        let rx = self.receive();
+        self.mark_rung(&rung);
+        rx
+    }
+
+    /// Takes the doorbells that were rung.
+    #[inline(always)]
+    fn hear(&self, rung: &mut Rung) {
+        self.env.shared.doorbells[self.env.id].drain(READY_BUDGET as u32, |slot| rung.push(slot));
+    }
+
+    /// Queue pairs whose doorbells were rung have something to send.
+    #[inline(always)]
+    fn mark_rung(&mut self, rung: &[u32]) {
+        for &slot in rung {
             let Some(qp) = self.qps.get(slot) else { continue };
             self.env.mark_ready(qp);
             let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;

@@ -259,3 +259,42 @@ fn a_burst_received_ahead_is_work_to_do() {
     assert_ne!(shard.next_deadline(), Some(now));
     assert!(shard.poll_once(now).idle());
 }
+
+// One burst of many messages is received ahead, and several of few. Whatever was comes in order, and once.
+#[test]
+fn as_many_bursts_ahead_as_messages_need() {
+    use crate::config::{RX_BURST, RX_BURSTS};
+    use crate::port::{RxBurst, TxBurst};
+    let bursts = |frames: usize, of_a_message: usize, most: usize| -> Vec<usize> {
+        let (a, b) = pair(1);
+        let mut shard = Shard::new(0, shared(1, 1), a.take_queue(0).unwrap(), Instant::ZERO);
+        let mut peer = b.take_queue(0).unwrap();
+        for n in 0..frames {
+            let mut bytes = [0u8; 60];
+            bytes[14] = 0x45;
+            bytes[47..50].copy_from_slice(&((n / of_a_message) as u32).to_be_bytes()[1..]);
+            bytes[59] = n as u8;
+            let mut frame = peer.alloc().unwrap();
+            frame.fill(&bytes);
+            assert_eq!(peer.tx_burst(&mut TxBurst::from_iter([frame])), 1);
+        }
+        shard.coming.receive(&mut *shard.env.queue, &shard.qps, most);
+        let (mut sizes, mut into) = (Vec::new(), Box::<RxBurst>::default());
+        let mut seen = 0..=u8::MAX;
+        while !shard.coming.is_empty() {
+            shard.coming.take(&mut into, &shard.qps, &shard.env);
+            sizes.push(into.len());
+            into.drain(..).for_each(|frame| assert_eq!(seen.next(), Some(frame.data()[59])));
+        }
+        sizes
+    };
+    const FULL: usize = RX_BURST;
+    assert!(bursts(0, 1, RX_BURSTS).is_empty());
+    assert_eq!(bursts(5, 1, RX_BURSTS), [5]);
+    assert_eq!(bursts(4 * FULL, 1, RX_BURSTS), [FULL], "32 messages");
+    assert_eq!(bursts(4 * FULL, 4, RX_BURSTS), [FULL], "8 messages");
+    assert_eq!(bursts(4 * FULL, 8, RX_BURSTS), [FULL; 2], "4 messages each");
+    assert_eq!(bursts(3 * FULL + 4, 16, RX_BURSTS), [FULL, FULL, FULL, 4]);
+    assert_eq!(bursts(5 * FULL, 16, RX_BURSTS), [FULL; RX_BURSTS]);
+    assert_eq!(bursts(4 * FULL, 16, 1), [FULL]);
+}

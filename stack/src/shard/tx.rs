@@ -2,6 +2,7 @@
 //! [`build`](super::build)'s.
 
 use super::Shard;
+use super::ahead::GROUP;
 use super::build::{
     Built, End, Requests, Responses, answer_header, build_requests, fill_response, readable, response_ext,
     stamp,
@@ -52,15 +53,12 @@ impl Shard {
 
     /// Builds request packets of queue pairs that have some, in turn.
     pub(super) fn send_requests(&mut self) {
-        if self.env.many {
-            self.prefetch_first_ready();
-        }
-        for _ in 0..self.env.ready.len().min(READY_BUDGET) {
+        for n in 0..self.env.ready.len().min(READY_BUDGET) {
             if self.env.requests.frames.is_full() {
                 break;
             }
-            if self.env.many {
-                self.prefetch_next_ready();
+            if self.env.many && n.is_multiple_of(GROUP) {
+                self.prefetch_ready(n == 0);
             }
             let Some(slot) = self.env.ready.pop_front() else { break };
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else { continue };
