@@ -6,7 +6,7 @@ use core::time::Duration;
 pub const RX_BURST: usize = 32;
 /// Bytes of a burst from which on a port may end it before it is full: what was received is still in a near cache then.
 pub const RX_BURST_BYTES: u64 = 8192;
-/// Bursts taken in a turn as long as they bring nothing that wants an answer.
+/// Bursts taken in a turn as long as they bring nothing that wants an answer; and bursts received ahead, at most.
 pub const RX_BURSTS: usize = 4;
 /// Frames a turn may hold for the port: an ACK for each frame received, and as many data packets.
 pub const TX_BURST: usize = 64;

@@ -161,39 +161,42 @@ struct Resource {
     original: u64,
 }
 
-/// The receive side of one reliable queue pair.
+/// The receive side of one reliable queue pair. What READs and atomics alone need comes first: see [`Responder::MESSAGES`].
 #[derive(Debug)]
+#[repr(C)]
 pub struct Responder {
+    resources: Box<[Resource]>,
+    /// Protection domain of the READ that is being accepted.
+    read_pd: PdId,
+    /// Slot that the next READ or ATOMIC takes: the oldest.
+    oldest: u8,
+
+    capacity: u64,
+    received: u64,
+    write_va: u64,
     epsn: Psn,
     msn: Psn,
-    mtu: Mtu,
+    /// The newest message packet that asked for an acknowledgement.
+    asked: Psn,
+    /// The number of the last answer handed out, which acknowledges everything before it.
+    answered: Psn,
+    write_left: u32,
+    write_len: u32,
+    write_rkey: u32,
     access: Access,
+    ack: Option<(Psn, Pending)>,
+    fatal: Option<Fault>,
+    mtu: Mtu,
     min_rnr_timer: u8,
     in_progress: InProgress,
     /// A NAK is out: no other one until the expected packet arrives.
     nak_latch: bool,
     /// A receive request is held by the message in progress.
     holds_receive: bool,
-    fatal: Option<Fault>,
-    ack: Option<(Psn, Pending)>,
-    /// The newest message packet that asked for an acknowledgement.
-    asked: Psn,
-    /// The number of the last answer handed out, which acknowledges everything before it.
-    answered: Psn,
-    capacity: u64,
-    received: u64,
-    write_va: u64,
-    write_left: u32,
-    write_len: u32,
-    write_rkey: u32,
-    /// Protection domain of the READ that is being accepted.
-    read_pd: PdId,
-    /// Slot that the next READ or ATOMIC takes: the oldest.
-    oldest: u8,
+    /// READs and atomics that wait to be answered.
     pending: u8,
     /// A request is answered again that was answered before, maybe older than some that are not being answered.
     replaying: bool,
-    resources: Box<[Resource]>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -209,6 +212,9 @@ impl Default for Responder {
 }
 
 impl Responder {
+    /// Where that begins which messages and their acknowledgements touch, in bytes.
+    pub const MESSAGES: usize = core::mem::offset_of!(Self, capacity);
+
     /// A responder at rest.
     pub fn new() -> Self {
         Self {

@@ -29,7 +29,7 @@ pub(super) enum Part {
     Send,
     /// What takes responses: lines 0 to 3, and its work requests.
     Response,
-    /// What takes requests and answers them: lines 0 and 3 to 6, its receive requests, and where their data go.
+    /// What takes messages and acknowledges them: lines 0, 3, 5 and 6, its receive requests, and where their data go.
     Request,
     /// Its timer: lines 0 to 2.
     Timer,
@@ -38,18 +38,18 @@ pub(super) enum Part {
 impl Part {
     /// The lines of a queue pair that it is: from, and up to and not including.
     #[inline(always)]
-    const fn lines(self) -> [(usize, usize); 2] {
+    const fn lines(self) -> [(usize, usize); 3] {
         match self {
-            Self::Send | Self::Response => [(0, 4), (4, 4)],
-            Self::Request => [(0, 1), (3, 7)],
-            Self::Timer => [(0, 3), (3, 3)],
+            Self::Send | Self::Response => [(0, 4), (4, 4), (4, 4)],
+            Self::Request => [(0, 1), (3, 4), (5, 7)],
+            Self::Timer => [(0, 3), (3, 3), (3, 3)],
         }
     }
     /// Bytes of those lines.
     #[cfg(not(loom))]
     pub const fn bytes(self) -> usize {
-        let [first, second] = self.lines();
-        (first.1 - first.0 + second.1 - second.0) * prefetch::LINE
+        let [a, b, c] = self.lines();
+        (a.1 - a.0 + b.1 - b.0 + c.1 - c.0) * prefetch::LINE
     }
 }
 

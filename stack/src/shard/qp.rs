@@ -134,19 +134,22 @@ pub(super) struct Qp {
     // Line 3: every packet sent, and the addresses of every packet received. What IPv6 and VLAN tags add is behind it.
     pub template: Template,
 
-    // Up to line 6: requests received.
+    /// As last modified. In line 4, which few packets need, as does the end of the template and the beginning of the responder:
+    /// READs and atomics.
+    pub attr: Box<QpAttr>,
+
+    // Lines 5 and 6: messages received.
+    pub responder: Responder,
+    pub rq: Rq,
+    /// Receive completions that wait for their acknowledgement; mostly none.
+    pub held: Option<Box<HeldReceives>>,
     /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
     pub recv_pd: PdId,
     pub recv_lane: LaneId,
     /// The last READ response was long: the next ones are built in the port's own memory, if it has some.
     pub long_answers: bool,
-    /// Receive completions that wait for their acknowledgement; mostly none.
-    pub held: Option<Box<HeldReceives>>,
-    pub responder: Responder,
-    pub rq: Rq,
 
     // Line 7: what few packets need.
-    pub attr: Box<QpAttr>,
     /// The destination that the template was made for, of a datagram queue pair.
     pub address: Option<Box<UdAddress>>,
     /// What was posted when the shard last looked, while the queue pair is watched.
@@ -171,7 +174,7 @@ const _: () = {
     assert!(size_of::<Option<Qp>>() == size_of::<Qp>(), "a slot is no larger than what is in it");
     assert!(offset_of!(Qp, posted_at) < 64 && offset_of!(Qp, sq) == 64);
     assert!(offset_of!(Qp, long) < 192 && offset_of!(Qp, template) == 192);
-    assert!(offset_of!(Qp, recv_pd) >= 256 && offset_of!(Qp, rq) + size_of::<Rq>() <= 448);
+    assert!(offset_of!(Qp, responder) + Responder::MESSAGES == 320 && offset_of!(Qp, long_answers) < 448);
 };
 
 /// What a shard touches for a message of one packet among very many queue pairs: the hot state. Of each end, its lines of
@@ -191,7 +194,7 @@ const _: () = {
 };
 /// Bytes of the hot state, at most.
 #[cfg(not(loom))]
-const HOT_STATE_MAX: usize = 392;
+const HOT_STATE_MAX: usize = 356;
 
 impl Qp {
     pub fn new(spec: QpSpec, index: u32, epoch: u32, shared: &Arc<Shared>) -> Self {
