@@ -1,4 +1,5 @@
-//! One turn of the loop: doorbells, requests, receive, timers, answers, publish. Every part of it is bounded.
+//! One turn of the loop: doorbells, requests, receive, timers, answers, publish. Every part of it is bounded. With very many queue
+//! pairs receiving comes before requests: what these need is on its way then.
 
 use core::sync::atomic::Ordering;
 

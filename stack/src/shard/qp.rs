@@ -134,8 +134,7 @@ pub(super) struct Qp {
     // Line 3: every packet sent, and the addresses of every packet received. What IPv6 and VLAN tags add is behind it.
     pub template: Template,
 
-    /// As last modified. In line 4, which few packets need, as does the end of the template and the beginning of the responder:
-    /// READs and atomics.
+    // Line 4: what few packets need. The template ends in it, and the responder begins in it, with what READs and atomics need.
     pub attr: Box<QpAttr>,
 
     // Lines 5 and 6: messages received.
