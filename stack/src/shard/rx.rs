@@ -140,7 +140,7 @@ impl Env {
         }
         if frame.len() >= LONG_PACKET {
             // While the ICRC is computed there is time to get the memory where the next packets are likely to go.
-            prefetch::bytes(self.placed_to.wrapping_add(PLACE_AHEAD), frame.len());
+            prefetch::bytes(self.placed_to.wrapping_add(PLACE_AHEAD) as *const u8, frame.len());
         }
         prove(frame, &layout)?;
         let pkt = layout.packet(frame.data());

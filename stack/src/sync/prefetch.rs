@@ -32,11 +32,11 @@ pub fn lines<T>(of: *const T, first: usize, end: usize) {
     }
 }
 
-/// Asks for the lines of the `len` bytes at the address `at`.
+/// Asks for the lines of the `len` bytes from `at` on.
 #[inline]
-pub fn bytes(at: u64, len: usize) {
-    for n in (0..len as u64).step_by(LINE) {
-        line(core::ptr::without_provenance::<u8>(at.wrapping_add(n) as usize));
+pub fn bytes<T>(at: *const T, len: usize) {
+    for n in (0..len).step_by(LINE) {
+        line(at.wrapping_byte_add(n));
     }
 }
 
@@ -48,7 +48,7 @@ mod tests {
         super::line(core::ptr::null::<u8>());
         super::line(core::ptr::without_provenance::<u8>(usize::MAX));
         super::lines(&0u8, 0, 1000);
-        super::bytes(0, 5000);
-        super::bytes(u64::MAX - 100, 5000);
+        super::bytes(core::ptr::null::<u8>(), 5000);
+        super::bytes(core::ptr::without_provenance::<u8>(usize::MAX - 100), 5000);
     }
 }

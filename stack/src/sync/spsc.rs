@@ -108,12 +108,7 @@ impl<T> View<T> {
     fn prefetch(&self, seq: u32, n: u32) {
         let n = n.min(self.slots() - (seq & self.mask)) as usize;
         let bytes = (n * self.stride as usize * size_of::<T>()).min(PREFETCH_MAX);
-        let mut line = self.slot(seq).as_ptr().cast_const();
-        let end = line.wrapping_byte_add(bytes);
-        while line < end {
-            prefetch::line(line);
-            line = line.wrapping_byte_add(prefetch::LINE);
-        }
+        prefetch::bytes(self.slot(seq).as_ptr().cast_const(), bytes);
     }
     /// Tells loom that the slot is written (`true`) or read.
     #[cfg(loom)]
