@@ -77,7 +77,7 @@ impl Mode {
 pub enum Pattern {
     /// Every one: each send queue is kept full
     All,
-    /// One drawn at random: a few messages, and none until they have completed
+    /// One drawn at random: a few messages, and none until they have completed. Before, each once, which does not count
     Random,
 }
 
@@ -188,6 +188,14 @@ impl Spec {
     }
     fn slots(&self, depth: u32) -> u64 {
         (BUFFER_BUDGET / u64::from(self.qps) / self.stride()).clamp(1, u64::from(depth))
+    }
+    /// Messages before those that count. A queue pair's first one waits alone for the peer's credits (IBA 9.7.7.2) and asks
+    /// for the way there, which no later one does: where there are very many, every one is visited once before.
+    pub fn before(&self) -> u64 {
+        match self.pattern {
+            Pattern::All => 0,
+            Pattern::Random => u64::from(self.qps) * u64::from(self.visit),
+        }
     }
     /// Time that the measurement takes, as far as it is known beforehand.
     pub fn expected(&self) -> Option<Duration> {

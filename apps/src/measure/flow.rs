@@ -123,7 +123,7 @@ impl<'a> Tx<'a> {
             table,
             qps: vec![TxQp { posted: 0, retired: 0, target, head: 0, tail: 0 }; qps],
             scratch: vec![0; if spec.verify { spec.size as usize } else { 0 }],
-            meter: Meter::new(),
+            meter: Meter::after(0),
             deadline: None,
             done: 0,
             wcs: [Wc::default(); POLL],
@@ -318,7 +318,7 @@ impl<'a> Rx<'a> {
             qps: vec![RxQp::default(); qps],
             repost: (spec.rx_depth / 4).clamp(1, REPOST),
             scratch: vec![0; if spec.verify { spec.size as usize } else { 0 }],
-            meter: Meter::new(),
+            meter: Meter::after(0),
             wcs: [Wc::default(); POLL],
         }
     }
@@ -372,6 +372,8 @@ impl Receiving for Rx<'_> {
 /// Counts messages, and the time from the first batch to the last. The clock is read when a batch is the first
 /// and when nothing comes after one: not once a batch.
 pub(super) struct Meter {
+    /// Messages before those that count.
+    before: u64,
     start: Instant,
     first: Option<Instant>,
     at_first: u64,
@@ -382,16 +384,19 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    pub(super) fn new() -> Self {
+    /// Counts from the first batch on that brings messages after so many.
+    pub(super) fn after(before: u64) -> Self {
         let now = Instant::now();
-        Self { start: now, first: None, at_first: 0, last: now, fresh: false, total: 0 }
+        Self { before, start: now, first: None, at_first: 0, last: now, fresh: false, total: 0 }
     }
     #[inline]
     pub(super) fn count(&mut self, n: u64) {
         self.total += n;
         if self.first.is_none() {
-            self.first = Some(Instant::now());
-            self.at_first = self.total;
+            if self.total > self.before {
+                self.first = Some(Instant::now());
+                self.at_first = self.total;
+            }
         } else {
             self.fresh = true;
         }
@@ -412,7 +417,7 @@ impl Meter {
             0 => (self.total, first - self.start),
             timed => (timed, self.last - first),
         };
-        Flow { messages: self.total, timed, elapsed_ns: elapsed.as_nanos().max(1) as u64 }
+        Flow { messages: self.total - self.before, timed, elapsed_ns: elapsed.as_nanos().max(1) as u64 }
     }
 }
 
@@ -422,7 +427,7 @@ mod tests {
 
     #[test]
     fn a_meter_leaves_the_first_batch_out() {
-        let mut meter = Meter::new();
+        let mut meter = Meter::after(0);
         meter.count(10);
         std::thread::sleep(Duration::from_millis(2));
         meter.count(5);
@@ -434,13 +439,30 @@ mod tests {
         assert!((2_000_000..20_000_000).contains(&flow.elapsed_ns), "{flow:?}");
     }
 
+    // Batches that bring nothing new, and the one that brings the first of what counts: the time runs from there.
+    #[test]
+    fn a_meter_leaves_out_what_comes_before() {
+        let mut meter = Meter::after(20);
+        for n in [10, 10] {
+            meter.count(n);
+            meter.pause();
+            assert_eq!(meter.first, None);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        meter.count(3);
+        meter.count(5);
+        let flow = meter.flow();
+        assert_eq!((flow.messages, flow.timed), (8, 5));
+        assert!(flow.elapsed_ns < 20_000_000, "{flow:?}");
+    }
+
     #[test]
     fn a_single_batch_counts_from_the_start() {
-        let mut meter = Meter::new();
+        let mut meter = Meter::after(0);
         meter.count(3);
         let flow = meter.flow();
         assert_eq!((flow.messages, flow.timed), (3, 3));
         assert!(flow.rate().is_some());
-        assert_eq!(Meter::new().flow().rate(), None);
+        assert_eq!(Meter::after(0).flow().rate(), None);
     }
 }

@@ -22,7 +22,7 @@ pub(super) struct Rx<'a> {
 
 impl<'a> Rx<'a> {
     pub(super) fn new(spec: &'a Spec) -> Self {
-        Self { spec, meter: Meter::new(), wcs: [Wc::default(); POLL] }
+        Self { spec, meter: Meter::after(spec.before()), wcs: [Wc::default(); POLL] }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A visit posts a few requests to one queue pair, of which the last is signalled; the queue pair is left alone until
 //! that one has completed. Which one is visited next is drawn from all that are idle, so with many queue pairs
-//! nothing of the next one is in a cache. Loops and tables here are as small as they can be, so that what is
+//! nothing of the next one is in a cache; the first visits, which do not count, go to one after the other. Loops and tables here are as small as they can be, so that what is
 //! measured is the stack's own state: each queue pair has a bit, and the requests are made on the spot.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
@@ -64,18 +64,35 @@ impl Set {
     }
 }
 
-/// Draws numbers (xorshift64*; the same ones in every run).
+/// Draws queue pairs: each once, then at random (xorshift64*; the same ones in every run).
 #[derive(Debug)]
-struct Draw(u64);
+struct Draw {
+    qps: u32,
+    /// How many had their first visit.
+    first: u32,
+    state: u64,
+}
 
 impl Draw {
+    fn new(qps: u32) -> Self {
+        Self { qps, first: 0, state: 0x9e37_79b9_7f4a_7c15 }
+    }
+    /// The next one.
+    #[inline]
+    fn next(&mut self) -> u32 {
+        if self.first < self.qps {
+            self.first += 1;
+            return self.first - 1;
+        }
+        self.below(self.qps)
+    }
     /// A number below `n`.
     #[inline]
     fn below(&mut self, n: u32) -> u32 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        let high = self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
         ((high * u64::from(n)) >> 32) as u32
     }
 }
@@ -104,10 +121,10 @@ impl<'a> Tx<'a> {
     fn new(spec: &'a Spec) -> Self {
         let visit = u64::from(spec.visit);
         let all = spec.iters.map(|n| n.saturating_mul(spec.qps.into()).div_ceil(visit).saturating_mul(visit));
-        let mut draw = Draw(0x9e37_79b9_7f4a_7c15);
+        let mut draw = Draw::new(spec.qps);
         Self {
             spec,
-            next: std::array::from_fn(|_| draw.below(spec.qps)),
+            next: std::array::from_fn(|_| draw.next()),
             at: 0,
             draw,
             busy: Set::new(spec.qps),
@@ -115,9 +132,9 @@ impl<'a> Tx<'a> {
             in_flight_max: spec.in_flight,
             posted: 0,
             retired: 0,
-            target: all.unwrap_or(u64::MAX),
+            target: all.map_or(u64::MAX, |all| all.saturating_add(spec.before())),
             zeros: vec![0; if spec.inline { spec.size as usize } else { 0 }],
-            meter: Meter::new(),
+            meter: Meter::after(spec.before()),
             deadline: None,
             wcs: [Wc::default(); POLL],
         }
@@ -158,7 +175,7 @@ impl Sending for Tx<'_> {
         }
         for &q in &drawn {
             self.visit(link, q)?;
-            let next = self.draw.below(self.spec.qps);
+            let next = self.draw.next();
             verbs::prefetch(&link.sqs[next as usize]);
             self.next[self.at % POLL] = next;
             self.at += 1;
@@ -191,7 +208,7 @@ impl Sending for Tx<'_> {
         let messages = n as u64 * u64::from(self.spec.visit);
         self.retired += messages;
         self.meter.count(messages);
-        if self.deadline.is_none() {
+        if self.deadline.is_none() && self.retired > self.spec.before() {
             self.deadline = Some(Instant::now() + Duration::from_millis(self.spec.duration_ms));
         }
         Ok(())
@@ -238,7 +255,7 @@ impl<'a> Rx<'a> {
             free: vec![0; spec.qps as usize],
             over: [ArrayVec::new(), ArrayVec::new()],
             last: 0,
-            meter: Meter::new(),
+            meter: Meter::after(spec.before()),
             wcs: [Wc::default(); POLL],
         }
     }
@@ -307,12 +324,14 @@ mod tests {
 
     #[test]
     fn draws_reach_every_queue_pair_about_equally_often() {
-        let (mut draw, mut seen) = (Draw(1), [0u32; 100]);
+        let (mut draw, mut seen) = (Draw::new(100), [0u32; 100]);
+        assert!((0..100).eq((0..100).map(|_| draw.next())), "each once before");
         for _ in 0..100_000 {
-            seen[draw.below(100) as usize] += 1;
+            seen[draw.next() as usize] += 1;
         }
         assert!(seen.iter().all(|n| (850..1150).contains(n)), "{seen:?}");
-        assert_eq!(Draw(1).below(1), 0);
+        let mut only = Draw::new(1);
+        assert_eq!([(); 3].map(|()| only.next()), [0; 3]);
     }
 
     #[test]
