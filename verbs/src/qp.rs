@@ -1,11 +1,12 @@
 //! Queue pairs, and the handles that post to them.
 
+use core::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    AttrMask, CounterSnapshot, Gid, Mtu, MwType, PdCore, Psn, QpAttr, QpCap, QpCore, QpInit, QpState, QpType,
-    Qpn, RingTap, prefetch_line,
+    AttrMask, CounterSnapshot, Gid, Mtu, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore, QpInit, QpState,
+    QpType, Qpn, RingTap, prefetch_line,
 };
 
 use crate::cq::Cq;
@@ -219,7 +220,7 @@ impl Qp {
             recv_cq: &self.recv_cq,
             srq: self.srq.as_ref(),
             cap: self.cap(),
-            sq_sig_all: self.core.sq_sig_all(),
+            sq_sig_all: self.core.poster().sq_sig_all(),
             shard: Some(self.shard()),
             block_self_mcast_lb: self.core.block_self_mcast_lb(),
             send_ops_flags: self.send_ops,
@@ -236,7 +237,7 @@ impl Qp {
     #[doc(alias = "ibv_post_send")]
     pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         match self.core.sq().as_mut() {
-            Some(ring) => post_send(&self.core, ring, &self.send_limits(), wrs),
+            Some(ring) => post_send(self.core.poster(), ring, &self.send_limits(), wrs),
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
@@ -245,7 +246,7 @@ impl Qp {
     /// send queue wait; so a thread that holds it must not post otherwise.
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&self) -> WrPost<'_> {
-        WrPost::new(&self.core, Ring::Locked(self.core.sq()), self.send_limits())
+        WrPost::new(self.core.poster(), Ring::Locked(self.core.sq()), self.send_limits())
     }
 
     /// Posts a list of receive requests, in order.
@@ -256,7 +257,7 @@ impl Qp {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         match self.core.rq().as_mut() {
-            Some(ring) => post_recv(&self.core, ring, self.core.cap().max_recv_sge, wrs),
+            Some(ring) => post_recv(self.core.poster(), ring, self.core.cap().max_recv_sge, wrs),
             None => no_ring(&self.core),
         }
     }
@@ -296,9 +297,15 @@ impl Qp {
         if sq.is_none() || (rq.is_none() && has_rq) {
             return Err(VerbsError::Split { what: "queue pair" });
         }
-        let send = SendQueue { ring: sq.take(), limits: self.send_limits(), core: self.core.clone() };
-        let max_sge = self.core.cap().max_recv_sge;
-        let recv = RecvQueue { ring: rq.take(), max_sge, core: self.core.clone() };
+        let (core, poster) = (&self.core, self.core.poster());
+        let send = SendQueue {
+            ring: sq.take(),
+            poster: poster.clone(),
+            limits: self.send_limits(),
+            core: core.clone(),
+        };
+        let max_sge = core.cap().max_recv_sge;
+        let recv = RecvQueue { ring: rq.take(), poster: poster.clone(), max_sge, core: core.clone() };
         Ok((send, recv))
     }
 
@@ -329,10 +336,11 @@ impl Qp {
 
 /// The lock-free handle of a send queue, from [`Qp::split`].
 #[derive(Debug)]
-#[repr(align(64))] // one cache line, of very many
+#[repr(C, align(64))] // posting looks at one cache line, of very many: the first
 pub struct SendQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
+    poster: Poster,
     limits: SendLimits,
     core: Arc<QpCore>,
 }
@@ -346,27 +354,22 @@ impl SendQueue {
     #[doc(alias = "ibv_post_send")]
     pub fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         match &mut self.ring {
-            Some(ring) => post_send(&self.core, ring, &self.limits, wrs),
+            Some(ring) => post_send(&self.poster, ring, &self.limits, wrs),
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
     /// As [`Qp::wr_start`], without a lock.
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&mut self) -> WrPost<'_> {
-        WrPost::new(&self.core, Ring::Own(self.ring.as_mut()), self.limits)
+        WrPost::new(&self.poster, Ring::Own(self.ring.as_mut()), self.limits)
     }
     /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: asks for the memory that the
     /// handle points to, and does not wait for it. For programs that post to very many queue pairs in turn, and know some
-    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, then
-    /// [`prefetch_state`](Self::prefetch_state), each for a few queues at a time, so that the waits overlap.
+    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, each for a few queues
+    /// at a time, so that the waits overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        prefetch_ring(&self.ring, &self.core, n);
-    }
-    /// Asks for what the memory points to that [`prefetch`](Self::prefetch) asked for: the queue pair's state.
-    #[inline]
-    pub fn prefetch_state(&self) {
-        self.core.prefetch();
+        prefetch_posting(&self.ring, &self.poster, n);
     }
     /// All of that at once, for `n` requests to each of several queues, those at these places of `queues`, which are about to
     /// be posted to: not even the handles need to be in a cache, and the waits for all of them overlap. Some sixteen to
@@ -375,7 +378,7 @@ impl SendQueue {
     /// # Panics
     /// If there is no queue at one of the places.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
-        prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n), Self::prefetch_state);
+        prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n));
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
@@ -387,7 +390,7 @@ impl SendQueue {
     }
 }
 
-const _: () = assert!(size_of::<SendQueue>() == 64 && size_of::<RecvQueue>() == 64);
+const _: () = assert!(offset_of!(SendQueue, limits) + SendLimits::PD == 64 && size_of::<RecvQueue>() == 64);
 
 impl Drop for SendQueue {
     fn drop(&mut self) {
@@ -397,10 +400,11 @@ impl Drop for SendQueue {
 
 /// The lock-free handle of a receive queue, from [`Qp::split`].
 #[derive(Debug)]
-#[repr(align(64))] // one cache line, of very many
+#[repr(C, align(64))] // one cache line, of very many
 pub struct RecvQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
+    poster: Poster,
     max_sge: u32,
     core: Arc<QpCore>,
 }
@@ -414,22 +418,17 @@ impl RecvQueue {
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         match &mut self.ring {
-            Some(ring) => post_recv(&self.core, ring, self.max_sge, wrs),
+            Some(ring) => post_recv(&self.poster, ring, self.max_sge, wrs),
             None => no_ring(&self.core),
         }
     }
     /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: asks for the memory that the
     /// handle points to, and does not wait for it. For programs that post to very many queue pairs in turn, and know some
-    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, then
-    /// [`prefetch_state`](Self::prefetch_state), each for a few queues at a time, so that the waits overlap.
+    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, each for a few queues
+    /// at a time, so that the waits overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
-        prefetch_ring(&self.ring, &self.core, n);
-    }
-    /// Asks for what the memory points to that [`prefetch`](Self::prefetch) asked for: the queue pair's state.
-    #[inline]
-    pub fn prefetch_state(&self) {
-        self.core.prefetch();
+        prefetch_posting(&self.ring, &self.poster, n);
     }
     /// All of that at once, for `n` requests to each of several queues, those at these places of `queues`, which are about to
     /// be posted to: not even the handles need to be in a cache, and the waits for all of them overlap. Some sixteen to
@@ -438,7 +437,7 @@ impl RecvQueue {
     /// # Panics
     /// If there is no queue at one of the places.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
-        prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n), Self::prefetch_state);
+        prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n));
     }
     /// Requests that can be posted now.
     pub fn free(&mut self) -> usize {
@@ -456,38 +455,33 @@ impl Drop for RecvQueue {
     }
 }
 
-/// Asks for what posting to each of these queues touches: the handles, what those point to, what that points to.
+/// Asks for what posting to each of these queues touches: the handles, then what those point to.
 #[inline]
-fn prefetch_each<'q, Q: 'q>(
-    queues: impl Iterator<Item = &'q Q> + Clone,
-    ring: impl Fn(&'q Q),
-    state: impl Fn(&'q Q),
-) {
+fn prefetch_each<'q, Q: 'q>(queues: impl Iterator<Item = &'q Q> + Clone, behind: impl Fn(&'q Q)) {
     queues.clone().for_each(|queue| prefetch_line(queue));
-    queues.clone().for_each(ring);
-    queues.for_each(state);
+    queues.for_each(behind);
 }
 
 #[inline]
-fn prefetch_ring(ring: &Option<RingTap>, core: &QpCore, n: u32) {
+fn prefetch_posting(ring: &Option<RingTap>, poster: &Poster, n: u32) {
     if let Some(ring) = ring {
         ring.prefetch(n);
     }
-    core.prefetch_posting();
+    poster.prefetch();
 }
 
 #[inline]
 fn post_send(
-    core: &QpCore,
+    poster: &Poster,
     ring: &mut RingTap,
     limits: &SendLimits,
     wrs: &[SendWr<'_>],
 ) -> Result<(), PostError> {
-    let epoch = match core.may_post_send() {
+    let epoch = match poster.may_post_send() {
         Ok(epoch) => epoch,
         Err(state) => return refused(wrs.len(), state),
     };
-    let sig_all = core.sq_sig_all();
+    let sig_all = poster.sq_sig_all();
     let (posted, result) = post_each(wrs, |ahead, wr| {
         let length = wr.check(limits)?;
         let Some(slot) = ring.slot(ahead) else { return Err(PostErrorKind::Full { depth: ring.depth() }) };
@@ -496,14 +490,14 @@ fn post_send(
     });
     if posted > 0 {
         ring.publish(posted);
-        core.send_posted();
+        poster.send_posted();
     }
     result
 }
 
 #[inline]
-fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-    let epoch = match core.may_post_recv() {
+fn post_recv(poster: &Poster, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+    let epoch = match poster.may_post_recv() {
         Ok(epoch) => epoch,
         Err(state) => return refused(wrs.len(), state),
     };
@@ -515,7 +509,7 @@ fn post_recv(core: &QpCore, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]
     });
     if posted > 0 {
         ring.publish(posted);
-        core.recv_posted();
+        poster.recv_posted();
     }
     result
 }

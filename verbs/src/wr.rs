@@ -1,5 +1,6 @@
 //! Work requests: what a caller asks for, checked and encoded in place in a ring slot.
 
+use core::mem::offset_of;
 use core::ops::Range;
 use std::sync::Arc;
 
@@ -493,8 +494,9 @@ const _: () = assert!(
     SendOpsFlags::all().bits() <= u16::MAX as u64 && stack::device::limit::SGE_MAX <= u16::MAX as usize
 );
 
-/// What a send queue accepts, worked out once.
+/// What a send queue accepts, worked out once. All that requests on connected queue pairs are compared with comes first.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct SendLimits {
     /// Bit set of the opcodes that can be posted.
     opcodes: u32,
@@ -514,6 +516,9 @@ pub(crate) struct SendLimits {
 }
 
 impl SendLimits {
+    /// Where what only datagrams need begins.
+    pub(crate) const PD: usize = offset_of!(Self, pd);
+
     pub(crate) fn new(
         qp_type: QpType,
         pd: Option<&Arc<PdCore>>,

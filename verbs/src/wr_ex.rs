@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use stack::device::wqe::{SendWqe, put_sges};
-use stack::device::{QpCore, QpType, Qpn, RingTap, SendFlags, Sge, WrOpcode};
+use stack::device::{Poster, QpType, Qpn, RingTap, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
 use crate::error::{PostError, PostErrorKind, VerbsError};
@@ -148,7 +148,7 @@ pub struct WrPost<'q> {
     /// The flags of the requests that begin from now on: [`SendFlags::SIGNALED`], [`SendFlags::SOLICITED`],
     /// [`SendFlags::FENCE`]; none at first.
     pub wr_flags: SendFlags,
-    core: &'q QpCore,
+    poster: &'q Poster,
     ring: Ring<'q>,
     limits: SendLimits,
     /// The epoch that requests are written under.
@@ -169,14 +169,14 @@ struct Request<'q> {
 }
 
 impl<'q> WrPost<'q> {
-    pub(crate) fn new(core: &'q QpCore, ring: Ring<'q>, limits: SendLimits) -> Self {
+    pub(crate) fn new(poster: &'q Poster, ring: Ring<'q>, limits: SendLimits) -> Self {
         Self {
             wr_id: 0,
             wr_flags: SendFlags::empty(),
-            core,
+            poster,
             ring,
             limits,
-            epoch: core.may_post_send().unwrap_or_default(),
+            epoch: poster.may_post_send().unwrap_or_default(),
             ready: 0,
             current: None,
             failed: None,
@@ -350,13 +350,13 @@ impl<'q> WrPost<'q> {
             return Ok(());
         }
         let refused = |kind| PostError { bad_wr: 0, kind };
-        let epoch = self.core.may_post_send().map_err(|state| refused(PostErrorKind::State(state)))?;
+        let epoch = self.poster.may_post_send().map_err(|state| refused(PostErrorKind::State(state)))?;
         let ring = self.ring.tap().map_err(refused)?;
         if epoch != self.epoch {
             restamp(ring, self.ready, epoch);
         }
         ring.publish(self.ready);
-        self.core.send_posted();
+        self.poster.send_posted();
         Ok(())
     }
 
@@ -390,7 +390,7 @@ impl<'q> WrPost<'q> {
                 false => wr.check_length(length)?,
             };
             let slot = slot(&mut self.ring, self.ready)?;
-            wr.encode_head(slot, length, num_sge, self.epoch, self.core.sq_sig_all());
+            wr.encode_head(slot, length, num_sge, self.epoch, self.poster.sq_sig_all());
             Ok(())
         };
         match place() {

@@ -16,7 +16,7 @@ use crate::protocol::Flow;
 use crate::rig::Crank;
 use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
-use verbs::{RecvWr, SendQueue, Sge, Wc};
+use verbs::{RecvWr, Sge, Wc};
 
 /// Completions taken in one poll: those of several visits, so that the misses of their queue pairs overlap.
 const POLL: usize = 128;
@@ -180,10 +180,8 @@ impl Sending for Tx<'_> {
             self.next[self.at % POLL] = next;
             self.at += 1;
             if self.at.is_multiple_of(GROUP) {
-                let ahead =
-                    |from| (from..from + GROUP).map(|n| &link.sqs[self.next[(self.at + n) % POLL] as usize]);
-                ahead(2 * GROUP).for_each(|sq| sq.prefetch(self.spec.visit));
-                ahead(GROUP).for_each(SendQueue::prefetch_state);
+                let ahead = (GROUP..2 * GROUP).map(|n| self.next[(self.at + n) % POLL] as usize);
+                ahead.for_each(|q| link.sqs[q].prefetch(self.spec.visit));
             }
         }
         Ok(())

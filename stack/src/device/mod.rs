@@ -76,7 +76,7 @@ pub use limits::{
 pub use mr::MrCore;
 pub use mw::MwCore;
 pub use pd::PdCore;
-pub use qp::{QpCore, QpInit, RingTap};
+pub use qp::{Poster, QpCore, QpInit, RingTap};
 pub use service::{PeerPath, Service};
 pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 pub use td::TdCore;

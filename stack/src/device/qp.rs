@@ -13,7 +13,7 @@ use super::srq::SrqCore;
 use super::stats::QpEntry;
 use super::td::TdCore;
 use super::xrcd::XrcdCore;
-use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX};
+use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX, SHARDS_MAX};
 use crate::id::{PdId, Psn, QpState, QpType, Qpn};
 use crate::proto::address::UD_EXT;
 use crate::proto::attr::{AttrMask, QpAttr, QpCap};
@@ -23,7 +23,7 @@ use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
 use crate::shard::{EventElement, LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
-use crate::sync::prefetch;
+use crate::sync::doorbell::Doorbells;
 use crate::sync::spsc::{self, Producer};
 use crate::sync::words::Word;
 
@@ -142,23 +142,100 @@ impl fmt::Debug for RingTap {
     }
 }
 
-/// What a poster needs of a queue pair, on one cache line.
-#[repr(C, align(32))]
-struct Posting {
+/// What posting takes of a queue pair beside the ring: so little that a handle has it on its own cache line.
+#[derive(Clone)]
+pub struct Poster {
     device: Arc<Device>,
     /// Index in the device's table of words.
     index: u32,
-    /// Index in its shard.
-    slot: u32,
-    shard: usize,
+    shard: u8,
     sq_sig_all: bool,
 }
 
-const _: () = assert!(size_of::<Posting>() == align_of::<Posting>());
+const _: () = assert!(size_of::<Poster>() == 16 && SHARDS_MAX <= u8::MAX as usize + 1);
+
+impl Poster {
+    #[inline]
+    fn word(&self) -> Word {
+        self.device.words().load(self.index)
+    }
+    /// Its index in its shard.
+    #[inline]
+    fn slot(&self) -> u32 {
+        self.index - u32::from(self.shard) * self.device.core().shared.qps_per_shard as u32
+    }
+    #[inline]
+    fn gate(&self, gate: Gates) -> Result<u32, QpState> {
+        let word = self.word();
+        if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(state_of(word)) }
+    }
+    /// Asks for what a poster looks at before it posts, and for the doorbell.
+    #[inline]
+    pub fn prefetch(&self) {
+        self.device.words().prefetch(self.index);
+        self.doorbells().prefetch(self.slot());
+    }
+    /// Whether every send request makes a completion.
+    #[inline]
+    pub fn sq_sig_all(&self) -> bool {
+        self.sq_sig_all
+    }
+    /// Whether a send request may be posted: the epoch to post it under, or the state that forbids it.
+    ///
+    /// # Errors
+    /// The state.
+    #[inline]
+    pub fn may_post_send(&self) -> Result<u32, QpState> {
+        self.gate(Gates::POST_SEND)
+    }
+    /// Whether a receive request may be posted: the epoch to post it under, or the state that forbids it.
+    ///
+    /// # Errors
+    /// The state.
+    #[inline]
+    pub fn may_post_recv(&self) -> Result<u32, QpState> {
+        self.gate(Gates::POST_RECV)
+    }
+    /// Tells the shard of send requests that were published.
+    #[inline]
+    pub fn send_posted(&self) {
+        // Publish, fence, look at the promise here; take the promise back, fence (heavy), look at the ring in the shard.
+        asymmetric::light();
+        if !self.word().is_watched() {
+            self.ring();
+        }
+    }
+    /// Tells the shard of receive requests that were published, where that matters: it finds them by itself when a
+    /// message arrives, but one posted in ERR has to be flushed.
+    #[inline]
+    pub fn recv_posted(&self) {
+        // Publish, fence, look at the state here; publish the state, fence (heavy), look at the ring in the shard: one of the
+        // two sees the other.
+        asymmetric::light();
+        if Gates::from_bits(self.word().gates()).has(Gates::FLUSH_RQ) {
+            self.ring();
+        }
+    }
+    /// Rings the queue pair's doorbell.
+    #[inline]
+    fn ring(&self) {
+        self.doorbells().ring(self.slot());
+    }
+    #[inline]
+    fn doorbells(&self) -> &Doorbells {
+        self.device.doorbells(self.shard.into())
+    }
+}
+
+impl fmt::Debug for Poster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poster").field("index", &self.index).finish_non_exhaustive()
+    }
+}
 
 /// A queue pair.
 pub struct QpCore {
-    posting: Posting,
+    poster: Poster,
     pd: Option<Arc<PdCore>>,
     send_cq: Option<Arc<CqCore>>,
     recv_cq: Option<Arc<CqCore>>,
@@ -300,7 +377,12 @@ impl QpCore {
                 .qps
                 .insert(qpn, QpEntry { qp_type: init.qp_type, shard, index, counters: counters.clone() });
             Ok(Arc::new(Self {
-                posting: Posting { device: device.clone(), index, slot, shard, sq_sig_all: init.sq_sig_all },
+                poster: Poster {
+                    device: device.clone(),
+                    index,
+                    shard: shard as u8,
+                    sq_sig_all: init.sq_sig_all,
+                },
                 pd: pd.clone(),
                 send_cq: init.send_cq.cloned(),
                 recv_cq: init.recv_cq.cloned(),
@@ -321,7 +403,7 @@ impl QpCore {
 
     /// The device.
     pub fn device(&self) -> &Arc<Device> {
-        &self.posting.device
+        &self.poster.device
     }
     /// The protection domain; an XRC target has none.
     pub fn pd(&self) -> Option<&Arc<PdCore>> {
@@ -349,10 +431,10 @@ impl QpCore {
     pub fn qp_type(&self) -> QpType {
         self.qp_type
     }
-    /// Whether every send request makes a completion.
+    /// What posting to it takes.
     #[inline]
-    pub fn sq_sig_all(&self) -> bool {
-        self.posting.sq_sig_all
+    pub fn poster(&self) -> &Poster {
+        &self.poster
     }
     /// Whether it gets no copy of what it sends to a multicast group that it is attached to.
     pub fn block_self_mcast_lb(&self) -> bool {
@@ -365,11 +447,11 @@ impl QpCore {
     }
     /// The shard that owns it.
     pub fn shard(&self) -> usize {
-        self.posting.shard
+        self.poster.shard.into()
     }
     /// Its index in the shard.
     pub(super) fn slot(&self) -> u32 {
-        self.posting.slot
+        self.poster.slot()
     }
     /// A first PSN for it, drawn at random.
     pub fn first_psn(&self) -> Psn {
@@ -392,70 +474,9 @@ impl QpCore {
         self.counters.snapshot()
     }
 
-    #[inline]
-    fn word(&self) -> Word {
-        self.device().words().load(self.posting.index)
-    }
-    #[inline]
-    fn gate(&self, gate: Gates) -> Result<u32, QpState> {
-        let word = self.word();
-        if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(state_of(word)) }
-    }
-    /// Asks for what [`QpCore::prefetch`] and posters look at first.
-    #[inline]
-    pub fn prefetch_posting(&self) {
-        prefetch::line(&raw const self.posting);
-    }
-    /// Asks for what a poster looks at before it posts, and for the doorbell.
-    #[inline]
-    pub fn prefetch(&self) {
-        self.device().words().prefetch(self.posting.index);
-        self.device().doorbells(self.posting.shard).prefetch(self.posting.slot);
-    }
     /// The state, as its shard published it last.
     pub fn state(&self) -> QpState {
-        state_of(self.word())
-    }
-    /// Whether a send request may be posted: the epoch to post it under, or the state that forbids it.
-    ///
-    /// # Errors
-    /// The state.
-    #[inline]
-    pub fn may_post_send(&self) -> Result<u32, QpState> {
-        self.gate(Gates::POST_SEND)
-    }
-    /// Whether a receive request may be posted: the epoch to post it under, or the state that forbids it.
-    ///
-    /// # Errors
-    /// The state.
-    #[inline]
-    pub fn may_post_recv(&self) -> Result<u32, QpState> {
-        self.gate(Gates::POST_RECV)
-    }
-    /// Tells the shard of send requests that were published.
-    #[inline]
-    pub fn send_posted(&self) {
-        // Publish, fence, look at the promise here; take the promise back, fence (heavy), look at the ring in the shard.
-        asymmetric::light();
-        if !self.word().is_watched() {
-            self.ring();
-        }
-    }
-    /// Rings the queue pair's doorbell.
-    #[inline]
-    fn ring(&self) {
-        self.device().doorbells(self.posting.shard).ring(self.posting.slot);
-    }
-    /// Tells the shard of receive requests that were published, where that matters: it finds them by itself when a
-    /// message arrives, but one posted in ERR has to be flushed.
-    #[inline]
-    pub fn recv_posted(&self) {
-        // Publish, fence, look at the state here; publish the state, fence (heavy), look at the ring in the shard: one of the
-        // two sees the other.
-        asymmetric::light();
-        if Gates::from_bits(self.word().gates()).has(Gates::FLUSH_RQ) {
-            self.ring();
-        }
+        state_of(self.poster.word())
     }
 
     /// Changes attributes, and the state where the mask says so.
@@ -464,7 +485,7 @@ impl QpCore {
     /// [`DeviceError::Modify`], [`DeviceError::InsideTurn`].
     pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<(), DeviceError> {
         let core = self.device().core();
-        core.control(self.posting.shard, |s, now| s.modify_qp(now, self.posting.slot, attr, mask))??;
+        core.control(self.shard(), |s, now| s.modify_qp(now, self.slot(), attr, mask))??;
         if mask.contains(AttrMask::STATE) && attr.qp_state == QpState::Reset {
             self.drop_stale();
         }
@@ -483,7 +504,7 @@ impl QpCore {
     /// # Errors
     /// [`DeviceError::InsideTurn`].
     pub fn query(&self) -> Result<QpAttr, DeviceError> {
-        let attr = self.device().core().control(self.posting.shard, |s, _| s.query_qp(self.posting.slot))?;
+        let attr = self.device().core().control(self.shard(), |s, _| s.query_qp(self.slot()))?;
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
@@ -532,19 +553,19 @@ impl QpCore {
 impl Drop for QpCore {
     fn drop(&mut self) {
         self.detach_all();
-        let device = &self.posting.device;
+        let device = &self.poster.device;
         device.core().qps.remove(self.qpn);
         // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
-        let destroyed = device.core().control(self.posting.shard, |s, now| {
-            let attr = s.query_qp(self.posting.slot);
-            s.destroy_qp(self.posting.slot);
+        let destroyed = device.core().control(self.shard(), |s, now| {
+            let attr = s.query_qp(self.slot());
+            s.destroy_qp(self.slot());
             now.after(retry_span(&attr).max(REST_MIN))
         });
         if let Ok(until) = destroyed {
             self.drop_stale();
             device.core().shared.events.purge(self.element());
             device.core().shared.events.forget(self.element());
-            device.numbers().put_back(self.posting.shard, self.posting.slot, self.qpn, until);
+            device.numbers().put_back(self.shard(), self.slot(), self.qpn, until);
         }
     }
 }
@@ -564,7 +585,7 @@ impl fmt::Debug for QpCore {
         f.debug_struct("QpCore")
             .field("qpn", &self.qpn)
             .field("type", &self.qp_type)
-            .field("shard", &self.posting.shard)
+            .field("shard", &self.shard())
             .field("state", &self.state())
             .finish_non_exhaustive()
     }

@@ -20,7 +20,7 @@ use arrayvec::ArrayVec;
 /// Queue pairs that send are looked at in groups of so many: the waits of a group overlap.
 pub(super) const GROUP: usize = 4;
 /// Messages whose waits overlap well enough: no further burst is received for more.
-const ENOUGH: usize = 8;
+const ENOUGH: usize = 4;
 
 /// What of a queue pair is about to be needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

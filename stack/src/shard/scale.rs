@@ -293,8 +293,9 @@ fn as_many_bursts_ahead_as_messages_need() {
     assert_eq!(bursts(5, 1, RX_BURSTS), [5]);
     assert_eq!(bursts(4 * FULL, 1, RX_BURSTS), [FULL], "32 messages");
     assert_eq!(bursts(4 * FULL, 4, RX_BURSTS), [FULL], "8 messages");
-    assert_eq!(bursts(4 * FULL, 8, RX_BURSTS), [FULL; 2], "4 messages each");
-    assert_eq!(bursts(3 * FULL + 4, 16, RX_BURSTS), [FULL, FULL, FULL, 4]);
-    assert_eq!(bursts(5 * FULL, 16, RX_BURSTS), [FULL; RX_BURSTS]);
-    assert_eq!(bursts(4 * FULL, 16, 1), [FULL]);
+    assert_eq!(bursts(4 * FULL, 8, RX_BURSTS), [FULL], "4 messages");
+    assert_eq!(bursts(4 * FULL, 16, RX_BURSTS), [FULL; 2], "2 messages each");
+    assert_eq!(bursts(3 * FULL + 4, 32, RX_BURSTS), [FULL, FULL, FULL, 4]);
+    assert_eq!(bursts(5 * FULL, 32, RX_BURSTS), [FULL; RX_BURSTS]);
+    assert_eq!(bursts(4 * FULL, 32, 1), [FULL]);
 }
