@@ -14,7 +14,7 @@ use crate::port::{PortQueue, RxBurst};
 use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
 use crate::sync::prefetch;
 use crate::sync::spsc::Consumer;
-use crate::wire::{peek, peeks_alike};
+use crate::wire::{Glance, peek};
 use arrayvec::ArrayVec;
 
 /// Queue pairs that send are looked at in groups of so many: the waits of a group overlap.
@@ -247,15 +247,18 @@ impl Coming {
 /// Adds what a burst consists of, and asks for where its queue pairs are found.
 #[inline]
 fn add_runs<const N: usize>(runs: &mut ArrayVec<Run, N>, burst: &RxBurst, qps: &Qps) {
-    let mut before: &[u8] = &[];
+    let mut before = None;
     for frame in burst {
         let frame = frame.data();
-        let alike = peeks_alike(frame, before);
-        before = frame;
-        if let Some(last) = runs.last_mut().filter(|_| alike) {
+        let glance = Glance::at(frame);
+        if glance.is_some()
+            && glance == before
+            && let Some(last) = runs.last_mut()
+        {
             last.packets += 1;
             continue;
         }
+        before = glance;
         let Some((of, request)) = peek(frame) else { continue };
         match runs.last_mut() {
             // Another packet of a message, or of another operation.

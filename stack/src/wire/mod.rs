@@ -29,7 +29,7 @@ mod tests;
 pub use discard::Discard;
 pub use flow::{Flow, udp_source_port};
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Feth, Reth};
-pub use locate::{Ingress, Layout, locate, locate_plain, peek, peeks_alike};
+pub use locate::{Glance, Ingress, Layout, locate, locate_plain, peek};
 pub use opcode::{ExtHeader, Kind, Opcode, PayloadRule, Position, Row, Tail, Transport};
 pub use packet::Packet;
 pub use segment::{Segment, pad_count, segment};
