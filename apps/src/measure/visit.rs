@@ -20,7 +20,7 @@ use verbs::{RecvWr, Sge, Wc};
 
 /// Completions taken in one poll: those of several visits, so that the misses of their queue pairs overlap.
 const POLL: usize = 128;
-/// Draws that are looked at together: what they need is asked for in steps, those of one queue pair a group apart.
+/// Draws that are looked at together: what their handles point to is asked for a group before they are posted to.
 const GROUP: usize = 4;
 /// The list of one visit.
 type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
