@@ -2,8 +2,9 @@
 //!
 //! A visit posts a few requests to one queue pair, of which the last is signalled; the queue pair is left alone until
 //! that one has completed. Which one is visited next is drawn from all that are idle, so with many queue pairs
-//! nothing of the next one is in a cache; the first visits, which do not count, go to one after the other. Loops and tables here are as small as they can be, so that what is
-//! measured is the stack's own state: each queue pair has a bit, and the requests are made on the spot.
+//! nothing of the next one is in a cache; the first visits, which do not count, go to one after the other. Loops and
+//! tables here are as small as they can be, so that what is measured is the stack's own state: each queue pair has a bit,
+//! and the requests are made on the spot.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
 use super::flow::{Meter, request};
@@ -84,16 +85,11 @@ impl Draw {
             self.first += 1;
             return self.first - 1;
         }
-        self.below(self.qps)
-    }
-    /// A number below `n`.
-    #[inline]
-    fn below(&mut self, n: u32) -> u32 {
         self.state ^= self.state >> 12;
         self.state ^= self.state << 25;
         self.state ^= self.state >> 27;
         let high = self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-        ((high * u64::from(n)) >> 32) as u32
+        ((high * u64::from(self.qps)) >> 32) as u32
     }
 }
 
