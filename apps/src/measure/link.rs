@@ -152,7 +152,7 @@ impl Link {
         };
 
         let cap = QpCap {
-            max_send_wr: spec.tx_depth,
+            max_send_wr: if role.requests { spec.tx_depth } else { 1 },
             max_recv_wr: if receives { spec.rx_depth } else { 1 },
             max_send_sge: 1,
             max_recv_sge: 1,

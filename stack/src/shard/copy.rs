@@ -360,7 +360,7 @@ mod tests {
             }
         }
         if laid_out == 0 {
-            eprintln!("SKIPPED: this processor does not multiply 512 bits at a time");
+            eprintln!("SKIPPED: this processor has no carry-less multiplication");
         }
     }
 }

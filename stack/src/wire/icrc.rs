@@ -91,7 +91,7 @@ fn of_long(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
 
 /// Whether the ICRC of a located frame is right. `sum` is that of the frame's bytes, if it is known.
 ///
-/// The frame is the same after. Where the processor has wide multiplications it is only read; else this writes ones over the
+/// The frame is the same after. Where the processor multiplies without carries it is only read; else this writes ones over the
 /// variant fields of long ones while it computes, and puts them back.
 ///
 /// # Panics

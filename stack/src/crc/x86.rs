@@ -1,0 +1,321 @@
+//! One pass over bytes, by [`Line`]s, for each width that a processor multiplies.
+
+use core::arch::x86_64::{
+    __m128i, _MM_HINT_T1, _mm_clmulepi64_si128, _mm_extract_epi32, _mm_loadu_si128, _mm_prefetch,
+    _mm_set_epi64x, _mm_xor_si128,
+};
+use core::ptr;
+use core::sync::atomic::{AtomicU8, Ordering};
+use std::arch::is_x86_feature_detected as has;
+
+use super::line::{Line, WORDS, Xmm, Ymm, Zmm, for_each_line, product};
+use super::{BARRETT, CopyFn, LEN_MIN, Sum, factor, times_power};
+
+/// Bytes of a line.
+pub(crate) const LINE: usize = 64;
+const _: () = assert!(LEN_MIN >= LINE);
+/// Lines of a head, for [`copy_behind`].
+pub(crate) const HEAD: usize = 2;
+
+/// Factors that move each of a line's blocks up by so many bytes.
+const fn moving(bytes: usize) -> [u64; WORDS] {
+    let (high, low) = (factor(8 * bytes + 32), factor(8 * bytes - 32));
+    [high, low, high, low, high, low, high, low]
+}
+
+/// By one line.
+pub(super) static BY_LINE: [u64; WORDS] = moving(LINE);
+/// A block by one block.
+pub(super) static BY_BLOCK: [u64; 2] = {
+    let [high, low, ..] = moving(16);
+    [high, low]
+};
+
+/// Factors that move all blocks of a line to where its last one is, and so many bytes on; none for one that stays.
+const fn gathering(bytes: usize) -> [u64; WORDS] {
+    let mut all = [0; WORDS];
+    let mut i = 0;
+    while i < WORDS / 2 {
+        let bits = 128 * (WORDS / 2 - 1 - i) + 8 * bytes;
+        if bits > 0 {
+            all[2 * i] = factor(bits + 32);
+            all[2 * i + 1] = factor(bits - 32);
+        }
+        i += 1;
+    }
+    all
+}
+
+/// For the remainder: eight bytes on, four of which it takes off, and by the `x^32` of a CRC.
+pub(super) static TO_END: [u64; WORDS] = gathering(8);
+/// For one block, the last one, which is added as it is.
+pub(super) static TO_LAST: [u64; WORDS] = gathering(0);
+/// For one block, the one behind the line.
+static TO_NEXT: [u64; WORDS] = gathering(16);
+
+/// [`behind`] knows the powers of `POWER_MIN` bytes, and of so many more in steps of four.
+const POWER_MIN: usize = 2;
+const POWERS: usize = 1056;
+/// `x^(8 n) mod P` for these numbers of bytes, as [`factor`] has it, without the last bit, which is zero.
+static POWER: [u32; POWERS] = {
+    let mut all = [0; POWERS];
+    let mut r = times_power(1, 8 * POWER_MIN);
+    let mut i = 0;
+    while i < POWERS {
+        all[i] = r.reverse_bits();
+        r = times_power(r, 32);
+        i += 1;
+    }
+    all
+};
+
+/// What a processor multiplies without carries at once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub(crate) enum Width {
+    /// Nothing.
+    None = 1,
+    /// 128 bits: [`Xmm`].
+    Xmm = 2,
+    /// 256 bits: [`Ymm`].
+    Ymm = 3,
+    /// 512 bits: [`Zmm`].
+    Zmm = 4,
+}
+
+/// That of this processor: 0 for not asked yet, else a [`Width`].
+static WIDTH: AtomicU8 = AtomicU8::new(0);
+
+/// What this processor multiplies at once.
+#[inline(always)]
+pub(crate) fn width() -> Width {
+    match WIDTH.load(Ordering::Relaxed) {
+        4 => Width::Zmm,
+        3 => Width::Ymm,
+        2 => Width::Xmm,
+        1 => Width::None,
+        _ => ask(),
+    }
+}
+
+#[cold]
+fn ask() -> Width {
+    let xmm = has!("pclmulqdq") && has!("avx2");
+    let ymm = xmm && has!("vpclmulqdq");
+    let zmm = ymm && has!("avx512f") && has!("avx512bw") && has!("avx512vbmi");
+    let width = match (zmm, ymm, xmm) {
+        (true, ..) => Width::Zmm,
+        (_, true, _) => Width::Ymm,
+        (.., true) => Width::Xmm,
+        _ => Width::None,
+    };
+    WIDTH.store(width as u8, Ordering::Relaxed);
+    width
+}
+
+macro_rules! entries {
+    ($of:ident, $line:ty, $lanes:literal, $features:literal) => {
+        mod $of {
+            use super::*;
+
+            /// [`pass`] over bytes that nothing is before.
+            ///
+            /// # Safety
+            /// As that says; the processor has what it is compiled for.
+            #[target_feature(enable = $features)]
+            pub unsafe fn alone<const COPY: bool>(
+                to: *mut u8,
+                from: *const u8,
+                len: usize,
+                ahead: *const u8,
+            ) -> u32 {
+                // SAFETY: as the caller says.
+                unsafe { pass::<$line, $lanes, COPY, false>([<$line>::zero(); HEAD], to, from, len, ahead) }
+            }
+
+            pub unsafe extern "C" fn copy(
+                to: *mut u8,
+                from: *const u8,
+                len: usize,
+                ahead: *const u8,
+            ) -> Option<Sum> {
+                if len < LEN_MIN {
+                    // SAFETY: as the caller says.
+                    unsafe { ptr::copy_nonoverlapping(from, to, len) };
+                    return None;
+                }
+                // SAFETY: only `copy_by` gives this function out, where the processor has what `alone` is compiled for; the
+                // rest as the caller says.
+                Sum::new(unsafe { alone::<true>(to, from, len, ahead) })
+            }
+        }
+    };
+}
+for_each_line!(entries);
+
+/// The function that copies and sums, if the processor has what it takes.
+#[inline]
+pub fn copy_function() -> Option<CopyFn> {
+    copy_by(width())
+}
+
+/// That of processors that multiply so, as this one does.
+#[inline]
+pub(super) fn copy_by(width: Width) -> Option<CopyFn> {
+    match width {
+        Width::Zmm => Some(zmm::copy),
+        Width::Ymm => Some(ymm::copy),
+        Width::Xmm => Some(xmm::copy),
+        Width::None => None,
+    }
+}
+
+/// The sum of some bytes, [`LEN_MIN`] at least; `None` also where the processor cannot.
+#[inline]
+pub fn of(bytes: &[u8]) -> Option<Sum> {
+    of_by(width(), bytes)
+}
+
+/// As processors do that multiply so, as this one does.
+#[inline]
+pub(super) fn of_by(width: Width, bytes: &[u8]) -> Option<Sum> {
+    if bytes.len() < LEN_MIN {
+        return None;
+    }
+    let (to, from, len, ahead) = (ptr::null_mut(), bytes.as_ptr(), bytes.len(), ptr::null());
+    // SAFETY: the processor has what the functions are compiled for; the slice is valid for reads of its length, and nothing is
+    // stored without `COPY`.
+    Sum::new(unsafe {
+        match width {
+            Width::Zmm => zmm::alone::<false>(to, from, len, ahead),
+            Width::Ymm => ymm::alone::<false>(to, from, len, ahead),
+            Width::Xmm => xmm::alone::<false>(to, from, len, ahead),
+            Width::None => return None,
+        }
+    })
+}
+
+/// The register over `head` and so many zeros behind it: `None` if these are not 2 more than a multiple of 4, fewer than 14, or
+/// too many.
+///
+/// # Safety
+/// As for [`Line`].
+#[inline(always)]
+pub(crate) unsafe fn behind<L: Line, const N: usize>(head: [L; N], zeros: usize) -> Option<u32> {
+    let power = |bytes: usize| {
+        let at = bytes.wrapping_sub(POWER_MIN);
+        (at.is_multiple_of(4)).then(|| POWER.get(at / 4)).flatten().map(|power| u64::from(*power) << 1)
+    };
+    // In one block, and 16 zeros less are left; a product takes off four bytes, a block's first half has eight more.
+    let (high, low) = (power(zeros.wrapping_sub(4))?, power(zeros.wrapping_sub(12))?);
+    // SAFETY: as the caller says; the factors are those of a line.
+    unsafe {
+        let (by_line, to_next) = (L::load(BY_LINE.as_ptr().cast()), L::load(TO_NEXT.as_ptr().cast()));
+        let mut sum = head[0];
+        for next in &head[1..] {
+            sum = sum.fold(by_line, *next);
+        }
+        let block = sum.fold(to_next, L::zero()).joined();
+        Some(reduce(product(block, _mm_set_epi64x(low as i64, high as i64))))
+    }
+}
+
+/// The remainder of a sum of products.
+///
+/// # Safety
+/// As for [`Line`].
+#[inline(always)]
+pub(crate) unsafe fn reduce(sum: __m128i) -> u32 {
+    // SAFETY: as the caller says; the sixteen bytes are there, and the load asks for no alignment.
+    unsafe {
+        let barrett = _mm_loadu_si128(BARRETT.as_ptr().cast());
+        let quotient = _mm_clmulepi64_si128::<0x00>(sum, barrett);
+        let multiple = _mm_clmulepi64_si128::<0x10>(quotient, barrett);
+        _mm_extract_epi32::<2>(_mm_xor_si128(sum, multiple)) as u32
+    }
+}
+
+/// Copies `len` bytes, two lines at least, as [`CopyFn`] does, and returns the register over `head`, which is of what is before
+/// them, and the copy.
+///
+/// # Safety
+/// `from` is valid for reads of `len` bytes and `to` for writes, and they do not overlap; as for [`Line`].
+#[inline(always)]
+pub(crate) unsafe fn copy_behind<L: Line, const LANES: usize>(
+    head: [L; HEAD],
+    to: *mut u8,
+    from: *const u8,
+    len: usize,
+) -> u32 {
+    debug_assert!(len >= (LANES - HEAD) * LINE, "as the caller says");
+    // SAFETY: as the caller says.
+    unsafe { pass::<L, LANES, true, true>(head, to, from, len, ptr::null()) }
+}
+
+/// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them.
+///
+/// # Safety
+/// `from` is valid for reads of `len` bytes, with `COPY` also `to` for writes, and they do not overlap; `len` is [`LEN_MIN`] at
+/// least, and with `BEHIND` two lines. As for [`Line`].
+#[inline(always)]
+unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool>(
+    head: [L; HEAD],
+    to: *mut u8,
+    from: *const u8,
+    len: usize,
+    mut ahead: *const u8,
+) -> u32 {
+    // SAFETY: as the caller says; the factors are those of a line.
+    let (by_lanes, by_line) = unsafe {
+        (L::load((const { &moving(LANES * LINE) }).as_ptr().cast()), L::load(BY_LINE.as_ptr().cast()))
+    };
+    // Takes a line; in their order.
+    let mut take = |from_at: usize| {
+        // SAFETY: the callers below see to it that `from_at + LINE <= len`.
+        unsafe {
+            let data = L::load(from.wrapping_add(from_at));
+            if COPY {
+                data.store(to.wrapping_add(from_at));
+            }
+            if COPY && !ahead.is_null() {
+                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
+                ahead = ahead.wrapping_add(LINE);
+            }
+            data
+        }
+    };
+    let (mut sum, mut at);
+    if BEHIND || len >= LANES * LINE {
+        let mut lanes = [head[0]; LANES];
+        at = 0;
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            if BEHIND && i < HEAD {
+                *lane = head[i];
+            } else {
+                *lane = take(at);
+                at += LINE;
+            }
+        }
+        while len - at >= LANES * LINE {
+            for (i, lane) in lanes.iter_mut().enumerate() {
+                // SAFETY: as for `Line`.
+                *lane = unsafe { lane.fold(by_lanes, take(at + i * LINE)) };
+            }
+            at += LANES * LINE;
+        }
+        sum = lanes[0];
+        for lane in &lanes[1..] {
+            // SAFETY: as for `Line`.
+            sum = unsafe { sum.fold(by_line, *lane) };
+        }
+    } else {
+        (sum, at) = (take(0), LINE);
+    }
+    while len - at >= LINE {
+        // SAFETY: as for `Line`.
+        sum = unsafe { sum.fold(by_line, take(at)) };
+        at += LINE;
+    }
+    // SAFETY: as the caller says; fewer bytes than a line are left.
+    unsafe { sum.finish::<COPY>(to, from, len, len - at) }
+}
