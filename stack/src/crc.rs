@@ -121,7 +121,10 @@ fn copy_by(copy: Option<CopyFn>, to: &mut [u8], from: &[u8]) -> Option<Sum> {
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(crate) fn widths() -> Vec<Width> {
     if width() < Width::Zmm {
-        eprintln!("SKIPPED: registers of 512 bits: this processor multiplies {:?} at most", width());
+        use std::io::Write;
+        let narrow = width();
+        let _ =
+            writeln!(std::io::stderr(), "SKIPPED registers wider than {narrow:?}: this processor has none");
     }
     [Width::Xmm, Width::Ymm, Width::Zmm].into_iter().filter(|w| *w <= width()).collect()
 }

@@ -18,8 +18,7 @@ impl Machine {
             facts.extend(text.filter(|t| !t.is_empty()).map(|t| (name, t)));
         };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let cpu = field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown processor".into());
-        add("processor", Some(format!("{cpu}, {cores} cores")));
+        add("processor", Some(format!("{}, {cores} cores", processor(&read("/proc/cpuinfo")))));
         add("kernel", Some(read("/proc/sys/kernel/osrelease").trim().into()));
         add("huge pages", field(&read("/proc/meminfo"), "HugePages_Total").map(|n| format!("{n} reserved")));
         add("DPDK", said("pkg-config", &["--modversion", "libdpdk"]));
@@ -33,6 +32,21 @@ impl Machine {
         let all: Vec<_> = self.facts.iter().map(|(name, text)| format!("{name} {text}")).collect();
         all.join(" · ")
     }
+}
+
+/// The processor's name and, because a virtual machine's says little, which one it is and what it has of what figures depend on.
+fn processor(cpuinfo: &str) -> String {
+    const COUNTS: [&str; 4] = ["avx2", "pclmulqdq", "vpclmulqdq", "avx512vbmi"];
+    let Some(name) = field(cpuinfo, "model name") else { return "unknown processor".into() };
+    let flags = field(cpuinfo, "flags").unwrap_or_default();
+    let has = COUNTS.into_iter().filter(|count| flags.split(' ').any(|flag| flag == *count));
+    let number = |name| field(cpuinfo, name).map(|n| format!("{} {n}", name.trim_end()));
+    let facts: Vec<_> = [number("cpu family"), number("model\t")]
+        .into_iter()
+        .flatten()
+        .chain(has.map(String::from))
+        .collect();
+    format!("{name} ({})", facts.join(" "))
 }
 
 /// A field of a file of `name : value` lines.
@@ -54,6 +68,10 @@ mod tests {
     fn fields_are_found() {
         assert_eq!(field("cpu MHz\t: 1\nmodel name\t: X 1\n", "model name").as_deref(), Some("X 1"));
         assert_eq!(field("", "model name"), None);
+        let cpuinfo =
+            "cpu family\t: 25\nmodel\t\t: 1\nmodel name\t: X 1\nflags\t\t: fpu pclmulqdq avx avx2\n";
+        assert_eq!(processor(cpuinfo), "X 1 (cpu family 25 model 1 avx2 pclmulqdq)");
+        assert_eq!(processor(""), "unknown processor");
         assert!(Machine::here().line().contains("cores"));
     }
 }
