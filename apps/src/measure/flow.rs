@@ -5,7 +5,7 @@
 //! each time instead.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
-use super::link::{Link, of_wr_id, wr_id};
+use super::link::{Buffers, Link, of_wr_id, wr_id};
 use super::shared;
 use super::watch::Watch;
 use crate::error::{AppError, Result};
@@ -28,9 +28,8 @@ const REPOST: u32 = 32;
 pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
     let qps = link.sqs.len();
     let zeros = vec![0u8; if spec.inline { spec.size as usize } else { 0 }];
-    let tx_sges = sges(link.role.requests, qps, spec.tx_depth, |q, n| link.tx_sge(spec, q, n))?;
-    let rx_sges =
-        sges(link.inbox.is_some() && !spec.srq, qps, spec.rx_depth, |q, n| link.rx_sge(spec, q, n))?;
+    let tx_sges = sges(link.role.requests, &link.tx, qps, spec.tx_depth);
+    let rx_sges = sges(link.inbox.is_some() && !spec.srq, &link.rx, qps, spec.rx_depth);
     let tx = link.role.requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
     let receives = link.inbox.is_some();
     let (outcome, peer_sent) = if spec.srq {
@@ -45,11 +44,9 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
 }
 
 /// The scatter/gather element of each position of each queue, one queue after the other.
-fn sges(wanted: bool, qps: usize, depth: u32, of: impl Fn(usize, usize) -> Result<Sge>) -> Result<Vec<Sge>> {
-    if !wanted {
-        return Ok(Vec::new());
-    }
-    (0..qps).flat_map(|q| (0..depth as usize).map(move |n| (q, n))).map(|(q, n)| of(q, n)).collect()
+fn sges(wanted: bool, buffers: &Buffers, qps: usize, depth: u32) -> Vec<Sge> {
+    let of = |q| buffers.from(q, 0, depth).take(depth as usize).map(|(_, sge)| sge);
+    (0..if wanted { qps } else { 0 }).flat_map(of).collect()
 }
 
 /// The request for message `seq`.
@@ -144,7 +141,7 @@ impl<'a> Tx<'a> {
     fn post_fresh(&mut self, link: &mut Link, q: usize) -> Result<()> {
         let spec = self.spec;
         let TxQp { posted: seq, target, head, .. } = self.qps[q];
-        let at = link.tx_offset(q, head as usize);
+        let at = link.tx.offset(q, head as usize);
         let mut inline = None;
         if spec.verify && !spec.op.is_atomic() {
             let local = link.local.as_ref().expect("an end that requests has memory");
@@ -169,7 +166,7 @@ impl<'a> Tx<'a> {
     /// Checks what came back for message `seq`.
     fn check_answer(&mut self, link: &Link, q: usize, index: u32, seq: u64) -> Result<()> {
         let local = link.local.as_ref().expect("an end that requests has memory");
-        let at = link.tx_offset(q, index as usize);
+        let at = link.tx.offset(q, index as usize);
         if self.spec.op == Op::Read {
             local.read(at, &mut self.scratch)?;
             return verify::check(&self.scratch, link.role.rx_stream(q), u64::from(index));
@@ -340,7 +337,7 @@ impl Receiving for Rx<'_> {
             let qp = &mut self.qps[q];
             if self.spec.verify {
                 let inbox = link.inbox.as_ref().expect("an end that receives has memory");
-                inbox.read(link.rx_offset(q, index as usize), &mut self.scratch)?;
+                inbox.read(link.rx.offset(q, index as usize), &mut self.scratch)?;
                 verify::check(&self.scratch, link.role.rx_stream(q), qp.seq)?;
             }
             qp.seq += 1;

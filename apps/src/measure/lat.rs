@@ -106,12 +106,12 @@ struct Bounce<'a> {
 
 impl<'a> Bounce<'a> {
     fn new(link: &Link, spec: &'a Spec) -> Result<Self> {
-        let tx = (0..spec.tx_depth as usize).map(|n| link.tx_sge(spec, 0, n));
-        let rx = (0..spec.rx_depth as usize).map(|n| link.rx_sge(spec, 0, n));
+        let tx = (0..spec.tx_depth as usize).map(|n| link.tx.sge(0, n));
+        let rx = (0..spec.rx_depth as usize).map(|n| link.rx.sge(0, n));
         Ok(Self {
             spec,
-            tx_sges: tx.collect::<Result<_>>()?,
-            rx_sges: if link.inbox.is_some() { rx.collect::<Result<_>>()? } else { Vec::new() },
+            tx_sges: tx.collect(),
+            rx_sges: if link.inbox.is_some() { rx.collect() } else { Vec::new() },
             scratch: vec![0; spec.size as usize],
             posted: 0,
             retired: 0,
@@ -135,7 +135,7 @@ impl<'a> Bounce<'a> {
             if let Some(last) = self.scratch.last_mut() {
                 *last = marker(seq);
             }
-            let at = link.tx_offset(0, index as usize);
+            let at = link.tx.offset(0, index as usize);
             let local = link.local.as_ref().expect("both ends of a bounce send");
             if changed {
                 local.write(at, &self.scratch)?;
@@ -144,7 +144,7 @@ impl<'a> Bounce<'a> {
             }
         } else if changed {
             let local = link.local.as_ref().expect("both ends of a bounce send");
-            local.write(link.tx_offset(0, index as usize), &self.scratch)?;
+            local.write(link.tx.offset(0, index as usize), &self.scratch)?;
         }
         let inline = spec.inline.then_some(&self.scratch[..]);
         let sge = &self.tx_sges[index as usize..=index as usize];
@@ -220,7 +220,7 @@ impl<'a> Bounce<'a> {
         self.used = true;
         if self.spec.verify {
             let inbox = link.inbox.as_ref().expect("both ends of a SEND bounce receive");
-            inbox.read(link.rx_offset(0, of_wr_id(wc.wr_id).1 as usize), &mut self.scratch)?;
+            inbox.read(link.rx.offset(0, of_wr_id(wc.wr_id).1 as usize), &mut self.scratch)?;
             verify::check(&self.scratch, link.role.rx_stream(0), seq)?;
         }
         Ok(())
@@ -266,7 +266,7 @@ impl<'a> Bounce<'a> {
     fn check_answer(&mut self, link: &Link, seq: u64) -> Result<()> {
         let index = (seq % u64::from(self.spec.tx_depth)) as usize;
         let local = link.local.as_ref().expect("the client has memory");
-        let at = link.tx_offset(0, index);
+        let at = link.tx.offset(0, index);
         if self.spec.op == Op::Read {
             local.read(at, &mut self.scratch)?;
             local.fill(at..at + self.scratch.len(), 0)?;

@@ -57,6 +57,56 @@ pub struct Remote {
     pub rkey: u32,
 }
 
+/// Where the messages of an end are: so many bytes for each position of each queue pair, or for fewer positions that take
+/// turns.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Buffers {
+    /// The first one.
+    first: Sge,
+    /// Buffers of a queue pair.
+    slots: usize,
+    /// Bytes from one to the next.
+    stride: usize,
+}
+
+impl Buffers {
+    /// Buffers of `size` bytes at the start of `memory`; without memory, there are none that could be posted.
+    fn new(memory: Option<&Mr>, size: usize, slots: usize, stride: usize) -> Result<Self> {
+        let first = memory.map(|mr| mr.sge(0..size)).transpose()?;
+        Ok(Self { first: first.unwrap_or_default(), slots, stride })
+    }
+    /// Where in the memory that of position `index` of queue pair `qp` begins.
+    pub fn offset(&self, qp: usize, index: usize) -> usize {
+        (qp * self.slots + index % self.slots) * self.stride
+    }
+    /// That of position `index` of queue pair `qp`.
+    pub fn sge(&self, qp: usize, index: usize) -> Sge {
+        self.behind(self.offset(qp, index))
+    }
+    /// Positions of a queue of `depth` from `index` on, round and round, and their buffers.
+    #[inline]
+    pub fn from(&self, qp: usize, index: u32, depth: u32) -> impl Iterator<Item = (u32, Sge)> + use<> {
+        let (all, start) = (*self, self.offset(qp, 0));
+        let end = start + self.slots * self.stride;
+        let (mut next, mut at) = (index, self.offset(qp, index as usize));
+        core::iter::repeat_with(move || {
+            let this = (next, all.behind(at));
+            (next, at) = (next + 1, at + all.stride);
+            if at == end {
+                at = start;
+            }
+            if next == depth {
+                (next, at) = (0, start);
+            }
+            this
+        })
+    }
+    #[inline]
+    fn behind(&self, offset: usize) -> Sge {
+        Sge { addr: self.first.addr + offset as u64, ..self.first }
+    }
+}
+
 /// One end of a measurement, ready to run. Fields are dropped in order: handles before what they belong to.
 #[derive(Debug)]
 pub struct Link {
@@ -93,9 +143,10 @@ pub struct Link {
     op: Op,
     send_cq_len: usize,
     options: RcOptions,
-    stride: usize,
-    tx_slots: usize,
-    rx_slots: usize,
+    /// The buffers of send requests in [`local`](Self::local); those in the target of WRITE and READ lie alike.
+    pub tx: Buffers,
+    /// The buffers of receives in [`inbox`](Self::inbox).
+    pub rx: Buffers,
 }
 
 impl Link {
@@ -174,6 +225,11 @@ impl Link {
             max_dest_rd_atomic: spec.outs,
             ..RcOptions::default()
         };
+        let size = spec.size as usize;
+        let (tx, rx) = (
+            Buffers::new(local.as_ref(), size, tx_slots, stride)?,
+            Buffers::new(inbox.as_ref(), size, rx_slots, stride)?,
+        );
         let link = Self {
             sqs: Vec::with_capacity(qps),
             rqs: Vec::with_capacity(qps),
@@ -196,14 +252,13 @@ impl Link {
             op: spec.op,
             send_cq_len: send_cq_len as usize,
             options,
-            stride,
-            tx_slots,
-            rx_slots,
+            tx,
+            rx,
         };
         link.fill_memory(spec)?;
         if link.srq.is_some() {
             for slot in 0..rx_slots {
-                link.post_shared(&[RecvWr::new(wr_id(0, slot as u32), &[link.rx_sge(spec, 0, slot)?])])?;
+                link.post_shared(&[RecvWr::new(wr_id(0, slot as u32), &[link.rx.sge(0, slot)])])?;
             }
         }
         Ok(link)
@@ -213,10 +268,10 @@ impl Link {
     fn fill_memory(&self, spec: &Spec) -> Result<()> {
         let mut scratch = vec![0; spec.size as usize];
         for qp in 0..spec.qps as usize {
-            for slot in 0..self.tx_slots {
+            for slot in 0..self.tx.slots {
                 if let (Some(target), Op::Read, true) = (&self.target, spec.op, spec.verify) {
                     verify::fill(&mut scratch, self.role.tx_stream(qp), slot as u64);
-                    target.write(self.tx_offset(qp, slot), &scratch)?;
+                    target.write(self.tx.offset(qp, slot), &scratch)?;
                 }
             }
         }
@@ -253,7 +308,7 @@ impl Link {
         let needed = match spec.op {
             Op::Send => 0,
             Op::FetchAdd | Op::CmpSwap => spec.qps as usize * WORD_STRIDE,
-            Op::Write | Op::Read => spec.qps as usize * self.tx_slots * self.stride,
+            Op::Write | Op::Read => spec.qps as usize * self.tx.slots * self.tx.stride,
         };
         if self.role.requests && other.len < needed as u64 {
             return Err(misfit("too little memory"));
@@ -348,7 +403,7 @@ impl Link {
         self.sqs.push(sq);
         self.rqs.push(rq);
         for slot in 0..if self.inbox.is_some() && !spec.srq { spec.rx_depth } else { 0 } {
-            let sge = [self.rx_sge(spec, qp, slot as usize)?];
+            let sge = [self.rx.sge(qp, slot as usize)];
             self.rqs[qp].post_recv(&[RecvWr::new(wr_id(qp, slot), &sge)])?;
         }
         Ok(())
@@ -363,38 +418,12 @@ impl Link {
         Ok(srq.post_recv(wrs)?)
     }
 
-    /// Where slot `index` of queue pair `qp` begins in [`local`](Self::local), and in the target of WRITE and READ.
-    pub fn tx_offset(&self, qp: usize, index: usize) -> usize {
-        (qp * self.tx_slots + index % self.tx_slots) * self.stride
-    }
-    /// Where receive `index` of queue pair `qp` begins in [`inbox`](Self::inbox).
-    pub fn rx_offset(&self, qp: usize, index: usize) -> usize {
-        (qp * self.rx_slots + index % self.rx_slots) * self.stride
-    }
-    /// The buffer of send request `index` of queue pair `qp`.
-    ///
-    /// # Errors
-    /// None that this program's own numbers give.
-    pub fn tx_sge(&self, spec: &Spec, qp: usize, index: usize) -> Result<Sge> {
-        let at = self.tx_offset(qp, index);
-        let mr = self.local.as_ref().ok_or_else(no_memory)?;
-        Ok(mr.sge(at..at + spec.size as usize)?)
-    }
-    /// The buffer of receive `index` of queue pair `qp`.
-    ///
-    /// # Errors
-    /// None that this program's own numbers give.
-    pub fn rx_sge(&self, spec: &Spec, qp: usize, index: usize) -> Result<Sge> {
-        let at = self.rx_offset(qp, index);
-        let mr = self.inbox.as_ref().ok_or_else(no_memory)?;
-        Ok(mr.sge(at..at + spec.size as usize)?)
-    }
     /// The remote address of request `index` of queue pair `qp`.
     pub fn remote_addr(&self, op: Op, qp: usize, index: usize) -> u64 {
         let offset = match op {
             Op::FetchAdd => 0,
             Op::CmpSwap => qp * WORD_STRIDE,
-            Op::Send | Op::Write | Op::Read => self.tx_offset(qp, index),
+            Op::Send | Op::Write | Op::Read => self.tx.offset(qp, index),
         };
         self.remote.addr + offset as u64
     }
@@ -427,9 +456,9 @@ impl Link {
             Op::Write if spec.verify && spec.mode != Mode::Lat => {
                 let mut scratch = vec![0; spec.size as usize];
                 for (qp, &sent) in sent.iter().enumerate() {
-                    for seq in sent.saturating_sub(self.tx_slots as u64)..sent {
+                    for seq in sent.saturating_sub(self.tx.slots as u64)..sent {
                         let index = (seq % u64::from(spec.tx_depth)) as usize;
-                        target.read(self.tx_offset(qp, index), &mut scratch)?;
+                        target.read(self.tx.offset(qp, index), &mut scratch)?;
                         verify::check(&scratch, self.role.rx_stream(qp), seq)?;
                     }
                 }

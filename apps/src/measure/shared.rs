@@ -37,7 +37,7 @@ impl Receiving for Rx<'_> {
         let mut used = ArrayVec::<(u32, [Sge; 1]), POLL>::new();
         for wc in &self.wcs[..n] {
             let (_, index) = link.received(wc, self.spec.size)?;
-            used.push((index, [link.rx_sge(self.spec, 0, index as usize)?]));
+            used.push((index, [link.rx.sge(0, index as usize)]));
         }
         let wrs: ArrayVec<_, POLL> = used.iter().map(|(n, sge)| RecvWr::new(wr_id(0, *n), sge)).collect();
         link.post_shared(&wrs)?;

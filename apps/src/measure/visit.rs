@@ -139,10 +139,8 @@ impl<'a> Tx<'a> {
     #[inline]
     fn visit(&self, link: &mut Link, q: u32) -> Result<()> {
         let (spec, qp) = (self.spec, q as usize);
-        let mut sges = Visit::<[Sge; 1]>::new();
-        for n in 0..spec.visit as usize {
-            sges.push([link.tx_sge(spec, qp, n)?]);
-        }
+        let buffers = link.tx.from(qp, 0, spec.visit).take(spec.visit as usize);
+        let sges: Visit<[Sge; 1]> = buffers.map(|(_, sge)| [sge]).collect();
         let inline = spec.inline.then_some(&self.zeros[..]);
         let mut wrs = Visit::new();
         for (n, sge) in sges.iter().enumerate() {
@@ -258,13 +256,10 @@ impl<'a> Rx<'a> {
     #[inline]
     fn repost(&self, link: &mut Link, q: usize, last: u32) -> Result<()> {
         let (spec, depth) = (self.spec, self.spec.rx_depth);
-        let at = |n: u32| (last + depth + 1 - spec.visit + n) % depth;
-        let mut sges = Visit::<[Sge; 1]>::new();
-        for n in 0..spec.visit {
-            sges.push([link.rx_sge(spec, q, at(n) as usize)?]);
-        }
-        let wrs: Visit<_> =
-            sges.iter().enumerate().map(|(n, sge)| RecvWr::new(wr_id(q, at(n as u32)), sge)).collect();
+        let first = (last + depth + 1 - spec.visit) % depth;
+        let buffers = link.rx.from(q, first, depth).take(spec.visit as usize);
+        let sges: Visit<(u32, [Sge; 1])> = buffers.map(|(index, sge)| (index, [sge])).collect();
+        let wrs: Visit<_> = sges.iter().map(|(index, sge)| RecvWr::new(wr_id(q, *index), sge)).collect();
         Ok(link.rqs[q].post_recv(&wrs)?)
     }
 }
