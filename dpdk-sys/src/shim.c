@@ -522,6 +522,9 @@ slot_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 /* Frames up to so long are summed by who checks them: quicker than while they are copied. */
 #define SUM_ABOVE 256u
 
+/* What short frames are copied by. */
+#define WHOLE 16u
+
 /* Copies a buffer that is in another core's cache, and asks for as much of the next one meanwhile: hardware looks ahead
  * only to the end of a page. Returns the sum where that comes with the copy, and 0 otherwise. */
 static inline uint32_t
@@ -596,6 +599,70 @@ tx_desc(const struct view *v, const dpdk_sys_queue *q, struct ring *ring, uint32
 	return &ring->desc[(v->of[q->queue].sent + i) & ((1u << v->log2) - 1)];
 }
 
+/* Short frames that are asked for before the one that is copied: so many lines come from the other core at a time. */
+#define SHORT_AHEAD 8u
+
+/* Asks for a frame, if it is a short one. */
+static inline void
+ask_for_short(const struct view *v, const struct ring_desc *d)
+{
+	uint32_t len = __atomic_load_n(&d->length, __ATOMIC_RELAXED);
+	const uint8_t *from = slot_buffer(v, d, len);
+
+	if (from != NULL && len <= SUM_ABOVE)
+		for (uint32_t i = 0; i < len; i += 64)
+			rte_prefetch0(from + i);
+}
+
+/* Copies what a slot holds to an mbuf, if it is all of a short frame; its length then, and 0 otherwise. Goes by whole pieces:
+ * behind the frame in the mbuf are up to 15 bytes of what is behind it in the slot. */
+static inline uint32_t
+copy_short(const struct view *v, const struct ring_desc *d, struct rte_mbuf *m)
+{
+	uint32_t len = __atomic_load_n(&d->length, __ATOMIC_RELAXED), whole = RTE_ALIGN_CEIL(len, WHOLE);
+	const uint8_t *from = len <= SUM_ABOVE && (d->flags & DESC_NEXT) == 0 ? slot_buffer(v, d, whole) : NULL;
+	uint8_t *to = rte_pktmbuf_mtod(m, uint8_t *);
+
+	if (unlikely(from == NULL || whole + m->data_off > m->buf_len))
+		return 0;
+	for (uint32_t i = 0; i < whole; i += WHOLE)
+		rte_mov16(to + i, from + i);
+	return len;
+}
+
+/* Copies the frame that begins in slot `*next` to an mbuf and goes on behind it; `*slots` are there. Nothing if it does not
+ * fit, or has no end. */
+static __rte_noinline int
+copy_frame(const struct view *v, const dpdk_sys_queue *q, const struct ring *ring, uint16_t *next, uint16_t *slots,
+	   struct rte_mbuf *m, uint32_t *len, uint32_t *sum)
+{
+	uint16_t mask = (uint16_t)((1u << v->log2) - 1);
+	uint8_t *to = rte_pktmbuf_mtod(m, uint8_t *);
+	uint32_t cap = (uint32_t)m->buf_len - m->data_off;
+	int fits = 1, more;
+
+	*len = 0;
+	*sum = 0;
+	do {
+		const struct ring_desc *d = &ring->desc[*next & mask];
+		uint32_t piece = __atomic_load_n(&d->length, __ATOMIC_RELAXED);
+		const uint8_t *from = slot_buffer(v, d, piece);
+		more = (d->flags & DESC_NEXT) != 0;
+		++*next;
+		--*slots;
+		fits = fits && from != NULL && piece <= cap - *len;
+		if (likely(fits)) {
+			const struct ring_desc *after = &ring->desc[*next & mask];
+			uint32_t copied = copy_ahead(q, to + *len, from, piece,
+						     *slots > 0 ? slot_buffer(v, after, piece) : NULL);
+			/* That of a frame in several pieces is not known. */
+			*sum = *len == 0 && !more ? copied : 0;
+			*len += piece;
+		}
+	} while (unlikely(more) && *slots > 0);
+	return fits && !more;
+}
+
 /* Receives from a memif's ring. */
 static void
 ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t room, dpdk_sys_burst *result)
@@ -632,30 +699,20 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 		n = n < near ? n : near;
 	}
 	n = alloc_mbufs(q, mbufs, n);
+	for (uint32_t i = 0; i < n && i < SHORT_AHEAD; i++)
+		ask_for_short(v, &ring->desc[(next + i) & mask]);
 	uint32_t used = 0;
 	while (used < n && slots > 0) {
 		struct rte_mbuf *m = mbufs[used];
-		uint8_t *to = rte_pktmbuf_mtod(m, uint8_t *);
-		uint32_t cap = (uint32_t)m->buf_len - m->data_off, len = 0, sum = 0;
-		int fits = 1, more;
-		do {
-			const struct ring_desc *d = &ring->desc[next & mask];
-			uint32_t piece = __atomic_load_n(&d->length, __ATOMIC_RELAXED);
-			const uint8_t *from = slot_buffer(v, d, piece);
-			more = (d->flags & DESC_NEXT) != 0;
+		uint32_t sum = 0;
+
+		if (slots > SHORT_AHEAD)
+			ask_for_short(v, &ring->desc[(next + SHORT_AHEAD) & mask]);
+		uint32_t len = copy_short(v, &ring->desc[next & mask], m);
+		if (likely(len > 0)) {
 			next++;
 			slots--;
-			fits = fits && from != NULL && piece <= cap - len;
-			if (likely(fits)) {
-				const struct ring_desc *after = &ring->desc[next & mask];
-				uint32_t copied = copy_ahead(q, to + len, from, piece,
-						slots > 0 ? slot_buffer(v, after, piece) : NULL);
-				/* That of a frame in several pieces is not known. */
-				sum = len == 0 && !more ? copied : 0;
-				len += piece;
-			}
-		} while (unlikely(more) && slots > 0);
-		if (unlikely(!fits || more)) {
+		} else if (unlikely(!copy_frame(v, q, ring, &next, &slots, m, &len, &sum))) {
 			dropped++;
 			continue; /* the mbuf takes the next one */
 		}
@@ -770,7 +827,6 @@ dpdk_sys_tx_publish(const dpdk_sys_queue *q, const uint32_t *lens, uint32_t n)
 
 /* A frame up to so long is copied to a slot in whole pieces, one behind the other. */
 #define SHORT_BYTES 512u
-#define WHOLE 16u
 
 /* Copies a frame to the buffer of a slot: NULL if it does not fit. The receiver has the lines that are written, and a core gets
  * them one after the other: memcpy, which stores the two ends of what is short and lets them overlap, asks for some of them
