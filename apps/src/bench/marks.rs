@@ -48,8 +48,8 @@ enum Of {
     P999,
     /// (p50 - p50 of raw frames) / 2.
     Added,
-    /// The rate, divided by that of another part.
-    RateOver(&'static str),
+    /// The rate, in parts of that of the part before it in the same measurement.
+    Share,
 }
 
 /// What counts when the machine is slow.
@@ -104,11 +104,11 @@ const MARKS: [Mark; 19] = [
     mark("SEND 64 B one way, p99.9",       ("lat", "send"), (Of::P999, Unit::Ns), (2000.0, 1000.0), Slow::Nothing),
     mark("added a packet a side",          ("lat", "send"), (Of::Added, Unit::Ns), (250.0, 150.0),  Slow::Nothing),
     mark("SEND 64 B, 100 queue pairs at random",       ("qps100", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
-    mark("100 000 queue pairs against 100",            ("qps100k", "send"), (Of::RateOver("qps100"), Unit::Part), (0.6, 0.8), Slow::Same),
+    mark("100 000 queue pairs against 100",            ("qps100k", "send"), (Of::Share, Unit::Part), (0.6, 0.8), Slow::Same),
     mark("SEND 64 B, 100 queue pairs, 16 a visit",     ("qps100x16", "send"), RATE, (0.0, 0.0), Slow::Nothing),
-    mark("100 000 against 100, 16 messages a visit",   ("qps100kx16", "send"), (Of::RateOver("qps100x16"), Unit::Part), (0.85, 0.95), Slow::Same),
+    mark("100 000 against 100, 16 messages a visit",   ("qps100kx16", "send"), (Of::Share, Unit::Part), (0.85, 0.95), Slow::Same),
     mark("SEND 64 B, 100 queue pairs, 16 a visit, shared receives", ("qps100x16srq", "send"), RATE, (0.0, 0.0), Slow::Nothing),
-    mark("100 000 against 100, 16 a visit, shared receives", ("qps100kx16srq", "send"), (Of::RateOver("qps100x16srq"), Unit::Part), (0.85, 0.95), Slow::Same),
+    mark("100 000 against 100, 16 a visit, shared receives", ("qps100kx16srq", "send"), (Of::Share, Unit::Part), (0.85, 0.95), Slow::Same),
 ];
 
 /// A line of the table.
@@ -122,7 +122,7 @@ pub struct Line {
     pub whole: Option<(f64, usize)>,
     /// How it is written.
     pub unit: Unit,
-    /// The bare port's figure of the same kind and frame length, and the ratio to it.
+    /// The bare port's figure of the same kind and frame length, and the ratio to it: the median of the measurements' ratios.
     pub raw: Option<(f64, f64)>,
     /// The mark that counts in this kind of run, as a text; empty where there is none.
     pub mark: String,
@@ -153,10 +153,8 @@ impl Mark {
             Of::Gbit => row.num("gbit_per_s"),
             Of::P50 => row.num("p50_ns"),
             Of::P999 => row.num("p999_ns"),
-            Of::Added => Some((row.num("p50_ns")? - row.num("limit")?) / 2.0),
-            Of::RateOver(part) => {
-                Some(row.num("msgs_per_s")? / find(rows, part, self.op)?.num("msgs_per_s")?)
-            }
+            Of::Added => row.num("added_ns"),
+            Of::Share => row.num("of_first"),
         }
     }
 }
@@ -169,7 +167,7 @@ fn line(m: &Mark, rows: &[Row], whole: &[Row], kind: Kind) -> Line {
     let of = find(whole, m.part, m.op).and_then(|r| r.num("median_of"));
     let whole = m.figure(whole).zip(of.map(|n| n as usize));
     let comparable = matches!(m.of, Of::Rate | Of::Gbit | Of::P50);
-    let raw = limit.zip(figure).filter(|_| comparable).map(|(limit, figure)| (limit, figure / limit));
+    let raw = limit.zip(row.and_then(|r| r.num("ratio"))).filter(|_| comparable);
     let mut out = Line {
         title: m.title,
         figure,
@@ -198,7 +196,7 @@ fn line(m: &Mark, rows: &[Row], whole: &[Row], kind: Kind) -> Line {
         }
         Slow::AboveRaw(ns) => {
             out.mark = format!("≤ raw + {ns} ns");
-            out.reached = figure.zip(limit).map(|(f, limit)| f <= limit + ns);
+            out.reached = row.and_then(|r| r.num("added_ns")).map(|added| 2.0 * added <= ns);
         }
         Slow::Nothing | Slow::Same => {}
     }
@@ -207,17 +205,23 @@ fn line(m: &Mark, rows: &[Row], whole: &[Row], kind: Kind) -> Line {
 
 #[cfg(test)]
 mod tests {
+    use super::super::row::compare;
     use super::*;
 
     fn rows(kind: Kind) -> Vec<Row> {
-        let rows = Row::parse(
-            r#"[{"part":"lat","op":"send","p50_ns":550,"p999_ns":2100,"limit":150.0},
-                {"part":"many","op":"send","msgs_per_s":11e6,"limit":50e6},
-                {"part":"mtu4096","op":"write","gbit_per_s":90.0,"limit":310.0},
-                {"part":"qps100","op":"send","msgs_per_s":2e6},
+        let measured = [
+            r#"[{"part":"lat","op":"send","p50_ns":550,"p999_ns":2100,"limit":150.0,"ratio":3.7},
+                {"part":"many","op":"send","msgs_per_s":11e6,"limit":50e6,"ratio":0.22},
+                {"part":"mtu4096","op":"write","gbit_per_s":90.0,"limit":310.0,"ratio":0.29}]"#,
+            r#"[{"part":"qps100","op":"send","msgs_per_s":2e6},
                 {"part":"qps100k","op":"send","msgs_per_s":1.3e6}]"#,
-        );
-        rows.unwrap().into_iter().map(|row| row.with("kind", kind.name())).collect()
+        ];
+        let rows = measured.into_iter().flat_map(|rows| {
+            let mut rows = Row::parse(rows).unwrap();
+            compare(&mut rows);
+            rows
+        });
+        rows.map(|row| row.with("kind", kind.name())).collect()
     }
 
     fn of(kind: Kind, title: &str) -> Line {

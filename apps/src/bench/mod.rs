@@ -27,7 +27,7 @@ use mood::{Kind, Look, Tally};
 use peers::Peer;
 use perf::Server;
 use plan::Part;
-use row::{Row, medians};
+use row::{Row, compare, medians};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -269,7 +269,7 @@ impl<'a> Bench<'a> {
     }
 
     fn run(mut self) -> Result<Suite> {
-        let wanted = self.cli.runs.unwrap_or(if self.cli.quick { 1 } else { 3 }) as usize;
+        let wanted = self.cli.runs.unwrap_or(if self.cli.quick { 1 } else { 5 }) as usize;
         let most =
             self.cli.max_runs.unwrap_or(if self.cli.quick { 1 } else { 16 }).max(wanted as u32) as usize;
         for note in self.missing.clone() {
@@ -353,6 +353,7 @@ impl<'a> Bench<'a> {
                     let Some(more) = self.part(server, part)? else { return Ok(None) };
                     rows.extend(more);
                 }
+                compare(&mut rows);
                 Ok(Some(rows))
             }
             Step::Peer(peer) => self.peer(peer),
@@ -402,15 +403,17 @@ pub(crate) mod tests {
     /// A suite of two runs with made-up rows, for the tests of what shows it.
     pub(crate) fn suite() -> Suite {
         let rows = |p50: u64| {
-            Row::parse(&format!(
+            let rows = Row::parse(&format!(
                 r#"[{{"part":"lat","op":"raw","mode":"lat","size":122,"p50_ns":140,"latency":"one_way","quantiles":[[0.0,100],[0.5,140],[0.99,300]]}},
                     {{"part":"lat","op":"send","mode":"lat","size":64,"p50_ns":{p50},"p999_ns":1900,"limit":140.0,"latency":"one_way","quantiles":[[0.0,400],[0.5,{p50}],[0.99,900]]}},
-                    {{"part":"many","op":"send","mode":"rate","size":64,"qps":16,"msgs_per_s":11500000.0,"limit":50000000.0}},
+                    {{"part":"many","op":"send","mode":"rate","size":64,"qps":16,"msgs_per_s":11500000.0,"limit":50000000.0,"ratio":0.23}},
                     {{"part":"one","op":"send","mode":"rate","size":64,"qps":1,"msgs_per_s":7500000.0,"limit":50000000.0}},
                     {{"part":"mtu4096","op":"send","mode":"bw","size":65536,"mtu":4096,"gbit_per_s":95.5,"limit":300.0}},
                     {{"part":"peers","op":"peer","peer":"UCX over TCP","mode":"rate","size":64,"msgs_per_s":200000.0}}]"#
-            ))
-            .unwrap()
+            ));
+            let mut rows = rows.unwrap();
+            compare(&mut rows);
+            rows
         };
         let steps = vec!["all of it".to_string()];
         let of = |run, p50, work_ns| {

@@ -54,6 +54,21 @@ impl Row {
     }
 }
 
+/// Adds to the rows of one measurement what they say together, moment for moment: what this stack adds to a bare frame a side
+/// (`added_ns`, negative where the moments were not alike), and the rate in parts of that of the first row (`of_first`). The
+/// median of such figures says more than that figure of medians, which are those of different moments.
+pub fn compare(rows: &mut [Row]) {
+    let first = rows.first().and_then(|row| row.num("msgs_per_s"));
+    for (n, row) in rows.iter_mut().enumerate() {
+        if let Some((p50, limit)) = row.num("p50_ns").zip(row.num("limit")) {
+            *row = core::mem::take(row).with("added_ns", (p50 - limit) / 2.0);
+        }
+        if let (1.., Some((rate, first))) = (n, row.num("msgs_per_s").zip(first)) {
+            *row = core::mem::take(row).with("of_first", rate / first);
+        }
+    }
+}
+
 /// The median of some numbers: of an even number of them, the mean of the two in the middle.
 pub fn median(mut all: Vec<f64>) -> Option<f64> {
     all.retain(|n| n.is_finite());
@@ -109,6 +124,26 @@ mod tests {
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(vec![f64::NAN, 7.0]), Some(7.0));
         assert_eq!(median(vec![]), None);
+    }
+
+    #[test]
+    fn rows_of_one_measurement_are_compared_with_each_other() {
+        // A quick moment, a slow one, and one in which that changed: each says 80 %.
+        let runs: Vec<Vec<Row>> = [(10.0, 8.0), (5.0, 4.0), (10.0, 4.0), (5.0, 4.0), (10.0, 8.0)]
+            .iter()
+            .map(|(few, many)| {
+                let lat = r#"{"part":"lat","op":"send","p50_ns":500,"limit":600.0}"#;
+                let rate = |part, rate| format!(r#"{{"part":"{part}","op":"send","msgs_per_s":{rate:.1}}}"#);
+                let mut rows = vec![row(&rate("few", few)), row(&rate("many", many)), row(lat)];
+                compare(&mut rows);
+                rows
+            })
+            .collect();
+        let all: Vec<&[Row]> = runs.iter().map(Vec::as_slice).collect();
+        let merged = medians(&all);
+        assert_eq!((merged[1].num("msgs_per_s"), merged[1].num("of_first")), (Some(4.0), Some(0.8)));
+        assert_eq!((merged[0].num("of_first"), merged[2].num("of_first")), (None, None));
+        assert_eq!((merged[0].num("added_ns"), merged[2].num("added_ns")), (None, Some(-50.0)));
     }
 
     #[test]

@@ -16,7 +16,8 @@ How to read it: a figure of this stack says little without the figure of the bar
 machine's cores may be neighbours at one moment and far apart at the next, so the time of a bare 128-byte frame is taken
 before and after every measurement. Is it at most 200 ns both times, the measurement is quick, and the absolute marks
 count; is it more both times, it is slow, and marks relative to the bare port count; otherwise it is of no kind. The
-table is gone through again and again until three measurements of each line are of one kind, and shows their medians.
+table is gone through again and again until five measurements of each line are of one kind, and shows their medians; a
+ratio is the median of the measurements' ratios, for two figures of one moment.
 
 Nor need a virtual machine's core be a whole one: others may use its other half. So each look at the machine also takes
 the time of a fixed piece of work on both cores. The column \"whole cores\" has the medians of those measurements of
@@ -26,7 +27,7 @@ asks for it.";
 /// Measures the whole stack against its marks, beside what else moves messages on this machine
 ///
 /// Starts `roce-perf` as two processes, one core each, over shared memory (net_memif), and goes through the table of
-/// marks again and again until three measurements of each line are of one kind. In each run it measures TCP over loopback
+/// marks again and again until five measurements of each line are of one kind. In each run it measures TCP over loopback
 /// (iperf3, ucx_perftest) and UCX over shared memory as well, where they are installed.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-bench", version, after_help = EXAMPLES, max_term_width = 100)]
@@ -43,7 +44,7 @@ pub struct BenchCli {
     /// One short run, whatever kind its measurements are of
     #[arg(long)]
     pub quick: bool,
-    /// Measurements of one kind that each median is of, at least [default: 3, with --quick 1]
+    /// Measurements of one kind that each median is of, at least [default: 5, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub runs: Option<u32>,
     /// Runs through the table after which it shows what there is [default: 16, with --quick 1]
