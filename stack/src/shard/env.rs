@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::copy::Memory;
+use super::copy::{KnownKey, LocalProtection, Memory};
 use super::counters::{Counter, Counters};
 use super::cq::Lane;
 use super::held::HeldReceives;
@@ -17,6 +17,7 @@ use super::wheel::Wheel;
 use super::{LaneId, McastTable, Shared};
 use crate::config::{PREFETCH_FROM, SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
+use crate::mem::Sge;
 use crate::net::Resolution;
 use crate::port::{Frame, PortQueue, TxBurst};
 use crate::time::Instant;
@@ -83,6 +84,8 @@ pub(super) struct Env {
     pub finished: Vec<u32>,
     /// Completions wait for other shards: see [`Env::settle`].
     pub settling: bool,
+    /// What is known of the key that was scattered to last in this turn.
+    pub known_key: KnownKey,
     /// A key was taken away since the last look at the other shards.
     pub revoked: bool,
     /// Other shards that were in a turn when a key was taken away, and which turn it was.
@@ -131,6 +134,7 @@ impl Env {
             spare_held: Vec::new(),
             finished: Vec::new(),
             settling: false,
+            known_key: KnownKey::default(),
             revoked: false,
             unsettled: ArrayVec::new(),
             ip_id: 0,
@@ -171,6 +175,18 @@ impl Env {
     #[inline]
     pub fn memory(&self, pd: PdId) -> Memory<'_> {
         Memory { keys: &self.shared.mrs, pd }
+    }
+    /// [`Memory::scatter`], with what is known of this turn's keys.
+    #[inline(always)]
+    pub fn scatter(
+        &mut self,
+        pd: PdId,
+        sges: &[Sge],
+        offset: u64,
+        from: &[u8],
+        last: bool,
+    ) -> Result<u64, LocalProtection> {
+        Memory { keys: &self.shared.mrs, pd }.scatter(&mut self.known_key, sges, offset, from, last)
     }
 
     #[inline]

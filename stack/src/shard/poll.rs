@@ -4,6 +4,7 @@
 use core::sync::atomic::Ordering;
 
 use super::ahead::{Coming, Part};
+use super::copy::KnownKey;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
@@ -417,7 +418,8 @@ impl Env {
 
     /// Nothing that was looked up in this turn is used any more.
     #[inline]
-    fn end_turn(&self) {
+    fn end_turn(&mut self) {
+        self.known_key = KnownKey::default();
         let turn = &self.shared.turning[self.id];
         turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }

@@ -295,9 +295,9 @@ impl Env {
         match verdict {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {
+                let (list, ends) = (RecvWqe::sges(held), pkt.row.position.ends());
                 self.placed_to = self
-                    .memory(qp.recv_pd)
-                    .scatter(RecvWqe::sges(held), offset, pkt.payload, pkt.row.position.ends())
+                    .scatter(qp.recv_pd, list, offset, pkt.payload, ends)
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
             Verdict::Write { addr, last } => {
@@ -358,11 +358,11 @@ impl Env {
         let placed = match response {
             Response::Place { seq, offset } => {
                 let slot = qp.sq.0.slot(seq);
-                Some(self.memory(qp.pd).scatter(SendWqe::sges(slot), u64::from(offset), pkt.payload, true))
+                Some(self.scatter(qp.pd, SendWqe::sges(slot), u64::from(offset), pkt.payload, true))
             }
             Response::PlaceAtomic { seq, original } => {
                 let slot = qp.sq.0.slot(seq);
-                Some(self.memory(qp.pd).scatter(SendWqe::sges(slot), 0, &original.to_ne_bytes(), true))
+                Some(self.scatter(qp.pd, SendWqe::sges(slot), 0, &original.to_ne_bytes(), true))
             }
             _ => None,
         };

@@ -251,10 +251,10 @@ impl Env {
         let mut network = [0; crate::proto::responder::GRH_LEN];
         let at = network.len() - pkt.ip_header.len();
         network[at..].copy_from_slice(pkt.ip_header);
-        let (memory, sges) = (self.memory(qp.recv_pd), RecvWqe::sges(qp.rq.held()));
-        let placed = memory
-            .scatter(sges, 0, &network, false)
-            .and_then(|_| memory.scatter(sges, offset, pkt.payload, true));
+        let (pd, sges) = (qp.recv_pd, RecvWqe::sges(qp.rq.held()));
+        let placed = self
+            .scatter(pd, sges, 0, &network, false)
+            .and_then(|_| self.scatter(pd, sges, offset, pkt.payload, true));
         if placed.is_err() {
             self.end_receiving(qp, pkt, Fault::ReceiveProtection);
             return Ok(());
