@@ -152,6 +152,22 @@ fn a_region_that_is_gone_grants_nothing() {
     assert_eq!(p.done_a(1)[0].status, WcStatus::RemAccessErr);
 }
 
+// What a shard found out about a key while it placed one message does not outlive its turn.
+#[test]
+fn a_region_that_goes_between_two_messages_takes_only_the_first() {
+    let p = Pair::new(embedded());
+    let gone = p.pd.reg_mr(64, all_rights()).unwrap();
+    let list = [gone.sge(0..8).unwrap()];
+    p.b.post_recv(&[RecvWr::new(1, &list), RecvWr::new(2, &list)]).unwrap();
+    let send = || p.a.post_send(&[SendWr::send(1, &[p.mr.sge(0..8).unwrap()]).signaled()]).unwrap();
+    send();
+    assert!(p.done_b(1)[0].is_ok() && p.done_a(1)[0].is_ok());
+    gone.dereg().unwrap();
+    send();
+    assert_eq!(p.done_b(1)[0].status, WcStatus::LocProtErr);
+    assert_eq!(p.done_a(1)[0].status, WcStatus::RemOpErr);
+}
+
 #[test]
 fn copies_in_and_out_of_a_region() {
     let context = embedded();
