@@ -325,6 +325,9 @@ impl Mr {
 
     /// A scatter/gather element for a range of bytes.
     ///
+    /// Who needs millions of them a second, as for buffers of one size, takes one element and counts up its `addr`: what is
+    /// outside of the region is refused when it is used.
+    ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`] where the range is not inside the region or longer than 2^32 - 1 bytes.
     #[inline]

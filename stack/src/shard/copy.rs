@@ -124,7 +124,10 @@ impl Memory<'_> {
     /// Where a piece is, and all that its key grants `need` on; nothing where that may change.
     #[inline(never)]
     fn look_up(&self, piece: &Sge, need: Access) -> (Result<u64, LocalProtection>, Span) {
-        (self.check(piece, need), self.keys.span(piece.lkey, self.pd, need).unwrap_or_default())
+        match self.keys.span(piece.lkey, self.pd, need) {
+            Some(span) => (placed(&span, piece), span),
+            None => (self.check(piece, need), Span::default()),
+        }
     }
 
     #[inline]
@@ -133,6 +136,12 @@ impl Memory<'_> {
             .check(piece.lkey, self.pd, need, piece.addr, u64::from(piece.length))
             .map_err(|_| LocalProtection)
     }
+}
+
+/// Where a piece is that this span has the key of.
+#[inline(always)]
+fn placed(span: &Span, piece: &Sge) -> Result<u64, LocalProtection> {
+    span.place(piece.addr, u64::from(piece.length)).map_err(|_| LocalProtection)
 }
 
 /// The key that was scattered to last in this turn, and what it grants: those of a program are mostly one. One that comes and
@@ -155,7 +164,7 @@ impl KnownKey {
     #[inline(always)]
     fn locate(&mut self, memory: &Memory<'_>, piece: &Sge) -> Result<u64, LocalProtection> {
         if (self.span.key, self.pd) == (piece.lkey, memory.pd) {
-            return self.span.place(piece.addr, u64::from(piece.length)).map_err(|_| LocalProtection);
+            return placed(&self.span, piece);
         }
         let (addr, span) = memory.look_up(piece, Access::LOCAL_WRITE);
         *self = Self { pd: memory.pd, span };
@@ -181,7 +190,7 @@ impl<'a> Gather<'a> {
             return Err(LocalProtection);
         };
         let addr = if self.last.key == piece.lkey {
-            self.last.place(piece.addr, u64::from(piece.length)).map_err(|_| LocalProtection)
+            placed(&self.last, &piece)
         } else {
             let (addr, span) = self.memory.look_up(&piece, Access::empty());
             self.last = span;
