@@ -632,7 +632,7 @@ copy_short(const struct view *v, const struct ring_desc *d, struct rte_mbuf *m)
 
 /* Copies the frame that begins in slot `*next` to an mbuf and goes on behind it; `*slots` are there. Nothing if it does not
  * fit, or has no end. */
-static __rte_noinline int
+static inline int
 copy_frame(const struct view *v, const dpdk_sys_queue *q, const struct ring *ring, uint16_t *next, uint16_t *slots,
 	   struct rte_mbuf *m, uint32_t *len, uint32_t *sum)
 {
@@ -692,27 +692,26 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 		*result = (dpdk_sys_burst){ 0 };
 		return;
 	}
-	if (n > 1) {
-		/* Frames that come together are mostly of one length. */
-		uint32_t first = __atomic_load_n(&ring->desc[next & mask].length, __ATOMIC_RELAXED);
-		uint32_t near = DPDK_SYS_BURST_BYTES / (first > 0 ? first : 1) + 1;
-		n = n < near ? n : near;
-	}
-	n = alloc_mbufs(q, mbufs, n);
-	for (uint32_t i = 0; i < n && i < SHORT_AHEAD; i++)
+	/* Frames that come together are mostly of one length. */
+	uint32_t first = __atomic_load_n(&ring->desc[next & mask].length, __ATOMIC_RELAXED);
+	uint32_t near = DPDK_SYS_BURST_BYTES / (first > 0 ? first : 1) + 1;
+	int brief = first <= SUM_ABOVE;
+	n = alloc_mbufs(q, mbufs, n < near ? n : near);
+	for (uint32_t i = 0; brief && i < n && i < SHORT_AHEAD; i++)
 		ask_for_short(v, &ring->desc[(next + i) & mask]);
 	uint32_t used = 0;
 	while (used < n && slots > 0) {
 		struct rte_mbuf *m = mbufs[used];
-		uint32_t sum = 0;
+		uint32_t len = 0, sum = 0;
 
-		if (slots > SHORT_AHEAD)
+		if (brief && slots > SHORT_AHEAD)
 			ask_for_short(v, &ring->desc[(next + SHORT_AHEAD) & mask]);
-		uint32_t len = copy_short(v, &ring->desc[next & mask], m);
+		if (brief)
+			len = copy_short(v, &ring->desc[next & mask], m);
 		if (likely(len > 0)) {
 			next++;
 			slots--;
-		} else if (unlikely(!copy_frame(v, q, ring, &next, &slots, m, &len, &sum))) {
+		} else if (!copy_frame(v, q, ring, &next, &slots, m, &len, &sum)) {
 			dropped++;
 			continue; /* the mbuf takes the next one */
 		}
