@@ -48,7 +48,7 @@ enum Of {
     P999,
     /// (p50 - p50 of raw frames) / 2.
     Added,
-    /// The rate, in parts of that of the part before it in the same measurement.
+    /// The rate, in parts of that of the measurement's first part.
     Share,
 }
 

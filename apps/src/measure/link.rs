@@ -536,3 +536,23 @@ pub fn wr_id(qp: usize, index: u32) -> u64 {
 pub fn of_wr_id(id: u64) -> (usize, u32) {
     ((id >> 32) as usize, id as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_of_positions_in_a_row_are_those_of_each() {
+        // As many buffers as positions, fewer that do not divide them, and one.
+        for slots in [8, 3, 1] {
+            let buffers = Buffers { first: Sge { addr: 1 << 20, length: 60, lkey: 7 }, slots, stride: 64 };
+            for (qp, index) in (0..3).flat_map(|qp| (0..8).map(move |index| (qp, index))) {
+                let in_a_row = buffers.from(qp, index, 8).take(20);
+                let each = (index..index + 20).map(|n| (n % 8, buffers.sge(qp, n as usize % 8)));
+                assert!(in_a_row.eq(each), "{slots} buffers, from {index} of {qp}");
+            }
+            let (last, next) = (buffers.offset(1, 7), buffers.offset(2, 0));
+            assert!(last + 60 <= next && next == 2 * slots * 64);
+        }
+    }
+}
