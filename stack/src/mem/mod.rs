@@ -6,11 +6,13 @@
 
 mod access;
 mod issue;
+mod known;
 pub mod sge;
 mod table;
 mod variable;
 
 pub use access::Access;
+pub use known::KnownKey;
 pub use sge::Sge;
-pub use table::{KeyFault, MemError, MrTable, Span};
+pub use table::{KeyFault, MemError, MrTable};
 pub use variable::{Bind, MwType, inc_rkey};

@@ -269,9 +269,9 @@ fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<u64, Key
 /// What a key grants, as found by [`MrTable::span`]: good until the end of the turn. The default grants nothing: its key is
 /// no key, and no byte is in it.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Span {
+pub(super) struct Span {
     /// The key.
-    pub key: u32,
+    pub(super) key: u32,
     start: u64,
     addr: u64,
     size: u64,
@@ -279,11 +279,8 @@ pub struct Span {
 
 impl Span {
     /// The host address of the `len` bytes at `va`.
-    ///
-    /// # Errors
-    /// [`KeyFault::OutOfRange`].
     #[inline(always)]
-    pub fn place(&self, va: u64, len: u64) -> Result<u64, KeyFault> {
+    pub(super) fn place(&self, va: u64, len: u64) -> Result<u64, KeyFault> {
         place(self.start, self.addr, self.size, va, len)
     }
 }
@@ -411,7 +408,7 @@ impl MrTable {
     /// All that `key` grants `need` on to this side, for whoever uses one key many times in a turn; as [`MrTable::check`].
     /// `None` says nothing: a key that comes and goes in work requests has no span.
     #[inline]
-    pub fn span(&self, key: u32, pd: PdId, need: Access) -> Option<Span> {
+    pub(super) fn span(&self, key: u32, pd: PdId, need: Access) -> Option<Span> {
         let slot = self.slot(key)?;
         let good = slot.key() == key
             && key != NO_KEY
@@ -453,7 +450,7 @@ impl MrTable {
     }
 
     #[inline]
-    fn look_up(
+    pub(super) fn look_up(
         &self,
         key: u32,
         pd: PdId,

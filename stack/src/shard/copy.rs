@@ -9,7 +9,7 @@
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::id::PdId;
-use crate::mem::{Access, MrTable, Sge, Span, sge};
+use crate::mem::{Access, KnownKey, MrTable, Sge, sge};
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
 use crate::wire::icrc::OnePass;
@@ -80,7 +80,7 @@ impl Memory<'_> {
 
     /// Copies `from` to bytes `offset..` of a scatter/gather list, after checking all of it. With `last` the
     /// last byte is stored last. Returns the address behind them, where the next bytes of the message are likely to go.
-    /// `known` is what was found out before in this turn.
+    /// `known` is what was found out in this turn of what may be written.
     #[inline(always)]
     pub fn scatter(
         &self,
@@ -93,7 +93,7 @@ impl Memory<'_> {
         let Some(piece) = sge::sole(sges, offset, from.len()) else {
             return self.scatter_pieces(sges, offset, from, last);
         };
-        let to = known.locate(self, &piece)?;
+        let to = self.check_known(known, &piece)?;
         write(to, from, last);
         Ok(to.wrapping_add(from.len() as u64))
     }
@@ -121,66 +121,30 @@ impl Memory<'_> {
         Ok(end)
     }
 
-    /// Where a piece is, and all that its key grants `need` on; nothing where that may change.
-    #[inline(never)]
-    fn look_up(&self, piece: &Sge, need: Access) -> (Result<u64, LocalProtection>, Span) {
-        match self.keys.span(piece.lkey, self.pd, need) {
-            Some(span) => (placed(&span, piece), span),
-            None => (self.check(piece, need), Span::default()),
-        }
-    }
-
     #[inline]
     fn check(&self, piece: &Sge, need: Access) -> Result<u64, LocalProtection> {
         self.keys
             .check(piece.lkey, self.pd, need, piece.addr, u64::from(piece.length))
             .map_err(|_| LocalProtection)
     }
-}
 
-/// Where a piece is that this span has the key of.
-#[inline(always)]
-fn placed(span: &Span, piece: &Sge) -> Result<u64, LocalProtection> {
-    span.place(piece.addr, u64::from(piece.length)).map_err(|_| LocalProtection)
-}
-
-/// The key that was scattered to last in this turn, and what it grants: those of a program are mostly one. One that comes and
-/// goes in work requests is never known.
-#[derive(Clone, Copy, Debug)]
-pub struct KnownKey {
-    pd: PdId,
-    span: Span,
-}
-
-impl Default for KnownKey {
-    /// Nothing is known.
-    fn default() -> Self {
-        Self { pd: PdId(0), span: Span::default() }
-    }
-}
-
-impl KnownKey {
-    /// Where a piece is that may be written.
     #[inline(always)]
-    fn locate(&mut self, memory: &Memory<'_>, piece: &Sge) -> Result<u64, LocalProtection> {
-        if (self.span.key, self.pd) == (piece.lkey, memory.pd) {
-            return placed(&self.span, piece);
-        }
-        let (addr, span) = memory.look_up(piece, Access::LOCAL_WRITE);
-        *self = Self { pd: memory.pd, span };
-        addr
+    fn check_known(&self, known: &mut KnownKey, piece: &Sge) -> Result<u64, LocalProtection> {
+        known
+            .check(self.keys, piece.lkey, self.pd, None, piece.addr, u64::from(piece.length))
+            .map_err(|_| LocalProtection)
     }
 }
 
-/// Gathers for many packets of one turn, and remembers the key that it used last: those of a program are mostly one.
+/// Gathers for many packets of one turn.
 pub struct Gather<'a> {
     memory: Memory<'a>,
-    last: Span,
+    known: KnownKey,
 }
 
 impl<'a> Gather<'a> {
     pub fn new(memory: Memory<'a>) -> Self {
-        Self { memory, last: Span::default() }
+        Self { memory, known: KnownKey::new(Access::empty()) }
     }
 
     /// Copies the first bytes of the only element of a list into `to`, one at least.
@@ -189,14 +153,7 @@ impl<'a> Gather<'a> {
         let Some(piece) = sge::sole(core::slice::from_ref(element), 0, to.len()) else {
             return Err(LocalProtection);
         };
-        let addr = if self.last.key == piece.lkey {
-            placed(&self.last, &piece)
-        } else {
-            let (addr, span) = self.memory.look_up(&piece, Access::empty());
-            self.last = span;
-            addr
-        };
-        read_short(addr?, to);
+        read_short(self.memory.check_known(&mut self.known, &piece)?, to);
         Ok(())
     }
 }
@@ -355,37 +312,6 @@ mod tests {
     use super::*;
     use crate::id::Gid;
     use crate::wire::{Ext, Flow, Opcode, Reth};
-
-    #[test]
-    fn a_known_key_grants_what_it_would_grant_anew() {
-        let (keys, bytes) = (MrTable::new(), vec![0u8; 64]);
-        let (ours, other) = (PdId(1), PdId(2));
-        let start = bytes.as_ptr() as u64;
-        let register = |pd, access| keys.register(pd, start, 64, access, 7).unwrap();
-        let writable = register(ours, Access::LOCAL_WRITE);
-        let lkeys =
-            [writable, register(ours, Access::empty()), register(other, Access::LOCAL_WRITE), 0, 0xffff];
-        let (mut known, mut granted) = (KnownKey::default(), 0);
-        // Each after each other, so that what is known is now the same key and now another.
-        for (before, lkey) in lkeys.into_iter().flat_map(|a| lkeys.map(|b| (a, b))) {
-            for pd in [ours, other] {
-                for (addr, length) in
-                    [(start, 64), (start + 63, 1), (start, 65), (start + 64, 1), (start - 1, 1), (0, 1)]
-                {
-                    let (memory, piece) = (Memory { keys: &keys, pd }, Sge { addr, length, lkey });
-                    let _ = known.locate(&memory, &Sge { lkey: before, addr: start, length: 1 });
-                    let anew = memory.check(&piece, Access::LOCAL_WRITE);
-                    assert_eq!(known.locate(&memory, &piece), anew, "{piece:?} of {pd:?} after {before}");
-                    assert_eq!(known.locate(&memory, &piece), anew, "{piece:?} of {pd:?} again");
-                    let elsewhere = Memory { keys: &keys, pd: if pd == ours { other } else { ours } };
-                    let anew = elsewhere.check(&piece, Access::LOCAL_WRITE);
-                    assert_eq!(known.locate(&elsewhere, &piece), anew, "{piece:?} after {pd:?}");
-                    granted += u32::from(anew.is_ok());
-                }
-            }
-        }
-        assert!(granted > 0);
-    }
 
     #[test]
     fn a_long_packet_is_the_one_that_is_built_in_steps() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use super::copy::{KnownKey, LocalProtection, Memory};
+use super::copy::{LocalProtection, Memory};
 use super::counters::{Counter, Counters};
 use super::cq::Lane;
 use super::held::HeldReceives;
@@ -17,7 +17,7 @@ use super::wheel::Wheel;
 use super::{LaneId, McastTable, Shared};
 use crate::config::{PREFETCH_FROM, SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
 use crate::id::PdId;
-use crate::mem::Sge;
+use crate::mem::{Access, KnownKey, Sge};
 use crate::net::Resolution;
 use crate::port::{Frame, PortQueue, TxBurst};
 use crate::time::Instant;
@@ -134,7 +134,7 @@ impl Env {
             spare_held: Vec::new(),
             finished: Vec::new(),
             settling: false,
-            known_key: KnownKey::default(),
+            known_key: KnownKey::new(Access::LOCAL_WRITE),
             revoked: false,
             unsettled: ArrayVec::new(),
             ip_id: 0,

@@ -4,7 +4,6 @@
 use core::sync::atomic::Ordering;
 
 use super::ahead::{Coming, Part};
-use super::copy::KnownKey;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
@@ -419,7 +418,7 @@ impl Env {
     /// Nothing that was looked up in this turn is used any more.
     #[inline]
     fn end_turn(&mut self) {
-        self.known_key = KnownKey::default();
+        self.known_key.forget();
         let turn = &self.shared.turning[self.id];
         turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }

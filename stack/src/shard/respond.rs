@@ -6,7 +6,7 @@ use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Qp, Route};
 use crate::config::LONG_PACKET;
-use crate::mem::{Access, Span};
+use crate::mem::{Access, KnownKey};
 use crate::proto::responder::Answered;
 use crate::wire::{Aeth, Discard, Opcode, Stencil};
 
@@ -34,7 +34,7 @@ impl Env {
         let base = frames.len();
         self.queue.alloc_burst(frames, n);
         let (keys, mut ip_id) = (&self.shared.mrs, self.ip_id);
-        let (mut bytes, mut last) = (0, (qp.pd, Span::default()));
+        let (mut bytes, mut known) = (0, KnownKey::new(Access::REMOTE_READ));
         let (made, refused) =
             qp.responder.respond(credits, LONG_PACKET as u32, &mut frames[base..], |answer, frame| {
                 ip_id = ip_id.wrapping_add(1);
@@ -46,15 +46,7 @@ impl Env {
                         *laid.opcode = opcode.in_class(class).0;
                         aeth.write(laid.ext);
                         if len > 0 {
-                            if last.1.key != rkey || last.0 != pd {
-                                last = (pd, keys.span(rkey, pd, Access::REMOTE_READ).unwrap_or_default());
-                            }
-                            let addr = match last.1.key == rkey {
-                                true => last.1.place(va, len.into()),
-                                false => {
-                                    keys.check_remote(rkey, pd, qpn, Access::REMOTE_READ, va, len.into())
-                                }
-                            };
+                            let addr = known.check(keys, rkey, pd, Some(qpn), va, len.into());
                             let Ok(addr) = addr else { return false };
                             copy::read_short(addr, laid.payload);
                         }

@@ -1,0 +1,106 @@
+//! What a key was found to grant, for whoever uses one key many times in a turn.
+
+use super::table::{NO_KEY, Span};
+use super::{Access, KeyFault, MrTable};
+use crate::id::{PdId, Qpn};
+
+/// The key that was checked last, and what it grants: those of a program are mostly one. Good until the end of the turn.
+#[derive(Clone, Copy, Debug)]
+pub struct KnownKey {
+    need: Access,
+    pd: PdId,
+    span: Span,
+}
+
+impl KnownKey {
+    /// Nothing is known yet of what grants `need`.
+    pub fn new(need: Access) -> Self {
+        Self { need, pd: PdId(0), span: Span::default() }
+    }
+
+    /// Forgets it, at the end of a turn.
+    #[inline(always)]
+    pub fn forget(&mut self) {
+        self.span.key = NO_KEY;
+    }
+
+    /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A key that comes and
+    /// goes in work requests is looked up each time.
+    ///
+    /// # Errors
+    /// As those.
+    #[inline(always)]
+    pub fn check(
+        &mut self,
+        keys: &MrTable,
+        key: u32,
+        pd: PdId,
+        qpn: Option<Qpn>,
+        va: u64,
+        len: u64,
+    ) -> Result<u64, KeyFault> {
+        if (self.span.key, self.pd) == (key, pd) {
+            return self.span.place(va, len);
+        }
+        self.look_up(keys, key, pd, qpn, va, len)
+    }
+
+    #[inline(never)]
+    fn look_up(
+        &mut self,
+        keys: &MrTable,
+        key: u32,
+        pd: PdId,
+        qpn: Option<Qpn>,
+        va: u64,
+        len: u64,
+    ) -> Result<u64, KeyFault> {
+        let found = keys.span(key, pd, self.need);
+        (self.pd, self.span) = (pd, found.unwrap_or_default());
+        match found {
+            Some(span) => span.place(va, len),
+            None => keys.look_up(key, pd, qpn, self.need, va, len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_known_key_grants_what_it_would_grant_anew() {
+        let keys = MrTable::new();
+        let (ours, other, start) = (PdId(1), PdId(2), 0x1000u64);
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        let register = |pd, access| keys.register(pd, start, 64, access, 7).unwrap();
+        let of_this_side = [register(ours, rights), register(ours, Access::empty()), register(other, rights)];
+        let all = [of_this_side[0], of_this_side[1], of_this_side[2], NO_KEY, 0xffff];
+        let ranges = [(start, 64), (start + 63, 1), (start, 65), (start + 64, 1), (start - 1, 1), (0, 1)];
+        let mut granted = 0;
+        for (need, qpn) in
+            [(Access::LOCAL_WRITE, None), (Access::empty(), None), (Access::REMOTE_READ, Some(Qpn::new(9)))]
+        {
+            let mut known = KnownKey::new(need);
+            // Each after each other, so that what is known is now the same key and now another.
+            for (before, key) in all.into_iter().flat_map(|a| all.map(|b| (a, b))) {
+                for (pd, elsewhere) in [(ours, other), (other, ours)] {
+                    for (va, len) in ranges {
+                        let _ = known.check(&keys, before, pd, qpn, start, 1);
+                        for pd in [pd, pd, elsewhere] {
+                            let anew = keys.look_up(key, pd, qpn, need, va, len).ok();
+                            let is = known.check(&keys, key, pd, qpn, va, len).ok();
+                            assert_eq!(is, anew, "{key:#x} of {pd:?} at {va:#x}+{len} after {before:#x}");
+                            granted += u32::from(is.is_some());
+                        }
+                    }
+                }
+            }
+            known.forget();
+            keys.revoke(all[0]).unwrap();
+            assert_eq!(known.check(&keys, all[0], ours, qpn, start, 1), Err(KeyFault::UnknownKey));
+            keys.restore(all[0], ours, start, 64, rights).unwrap();
+        }
+        assert!(granted > 0);
+    }
+}
