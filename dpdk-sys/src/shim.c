@@ -525,6 +525,14 @@ slot_buffer(const struct view *v, const struct ring_desc *d, uint32_t len)
 /* What short frames are copied by. */
 #define WHOLE 16u
 
+/* Copies a multiple of that many bytes, front to back. */
+static inline void
+copy_whole(uint8_t *to, const uint8_t *from, uint32_t bytes)
+{
+	for (uint32_t i = 0; i < bytes; i += WHOLE)
+		rte_mov16(to + i, from + i);
+}
+
 /* Copies a buffer that is in another core's cache, and asks for as much of the next one meanwhile: hardware looks ahead
  * only to the end of a page. Returns the sum where that comes with the copy, and 0 otherwise. */
 static inline uint32_t
@@ -625,8 +633,7 @@ copy_short(const struct view *v, const struct ring_desc *d, struct rte_mbuf *m)
 
 	if (unlikely(from == NULL || whole + m->data_off > m->buf_len))
 		return 0;
-	for (uint32_t i = 0; i < whole; i += WHOLE)
-		rte_mov16(to + i, from + i);
+	copy_whole(to, from, whole);
 	return len;
 }
 
@@ -694,20 +701,21 @@ ring_rx(struct view *v, const dpdk_sys_queue *q, dpdk_sys_frame *out, uint32_t r
 	}
 	/* Frames that come together are mostly of one length. */
 	uint32_t first = __atomic_load_n(&ring->desc[next & mask].length, __ATOMIC_RELAXED);
-	uint32_t near = DPDK_SYS_BURST_BYTES / (first > 0 ? first : 1) + 1;
 	int brief = first <= SUM_ABOVE;
-	n = alloc_mbufs(q, mbufs, n < near ? n : near);
+	if (n > 1) {
+		uint32_t near = DPDK_SYS_BURST_BYTES / (first > 0 ? first : 1) + 1;
+		n = n < near ? n : near;
+	}
+	n = alloc_mbufs(q, mbufs, n);
 	for (uint32_t i = 0; brief && i < n && i < SHORT_AHEAD; i++)
 		ask_for_short(v, &ring->desc[(next + i) & mask]);
 	uint32_t used = 0;
 	while (used < n && slots > 0) {
 		struct rte_mbuf *m = mbufs[used];
-		uint32_t len = 0, sum = 0;
 
 		if (brief && slots > SHORT_AHEAD)
 			ask_for_short(v, &ring->desc[(next + SHORT_AHEAD) & mask]);
-		if (brief)
-			len = copy_short(v, &ring->desc[next & mask], m);
+		uint32_t len = brief ? copy_short(v, &ring->desc[next & mask], m) : 0, sum = 0;
 		if (likely(len > 0)) {
 			next++;
 			slots--;
@@ -838,8 +846,7 @@ to_slot(const struct view *v, const struct ring_desc *d, const struct rte_mbuf *
 	uint8_t *to = len <= SHORT_BYTES && whole + m->data_off <= m->buf_len ? free_buffer(v, d, whole) : NULL;
 
 	if (likely(to != NULL)) {
-		for (uint32_t i = 0; i < whole; i += WHOLE)
-			rte_mov16(to + i, from + i);
+		copy_whole(to, from, whole);
 		return to;
 	}
 	to = free_buffer(v, d, len);
