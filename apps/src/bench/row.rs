@@ -36,8 +36,11 @@ impl Row {
     /// With a field set.
     #[must_use]
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Self {
-        self.0.insert(key.into(), value.into());
+        self.set(key, value);
         self
+    }
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.0.insert(key.into(), value.into());
     }
 
     /// The distribution of its latency: quantile and nanoseconds.
@@ -61,10 +64,10 @@ pub fn compare(rows: &mut [Row]) {
     let first = rows.first().and_then(|row| row.num("msgs_per_s"));
     for (n, row) in rows.iter_mut().enumerate() {
         if let Some((p50, limit)) = row.num("p50_ns").zip(row.num("limit")) {
-            *row = core::mem::take(row).with("added_ns", (p50 - limit) / 2.0);
+            row.set("added_ns", (p50 - limit) / 2.0);
         }
         if let (1.., Some((rate, first))) = (n, row.num("msgs_per_s").zip(first)) {
-            *row = core::mem::take(row).with("of_first", rate / first);
+            row.set("of_first", rate / first);
         }
     }
 }
@@ -102,9 +105,9 @@ pub fn medians(runs: &[&[Row]]) -> Vec<Row> {
             let mid = |q: f64| median(curves.iter().flatten().filter(|p| p.0 == q).map(|p| p.1).collect());
             let curve: Vec<Value> =
                 first.iter().filter_map(|(q, _)| Some(json!([q, mid(*q)?.round() as u64]))).collect();
-            merged.0.insert("quantiles".into(), curve.into());
+            merged.set("quantiles", curve);
         }
-        merged.0.insert("median_of".into(), all.len().into());
+        merged.set("median_of", all.len());
         out.push(merged);
     }
     out

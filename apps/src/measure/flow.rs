@@ -5,7 +5,7 @@
 //! each time instead.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
-use super::link::{Buffers, Link, of_wr_id, wr_id};
+use super::link::{Link, of_wr_id, wr_id};
 use super::shared;
 use super::watch::Watch;
 use crate::error::{AppError, Result};
@@ -28,10 +28,10 @@ const REPOST: u32 = 32;
 pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
     let qps = link.sqs.len();
     let zeros = vec![0u8; if spec.inline { spec.size as usize } else { 0 }];
-    let tx_sges = sges(link.role.requests, &link.tx, qps, spec.tx_depth);
-    let rx_sges = sges(link.inbox.is_some() && !spec.srq, &link.rx, qps, spec.rx_depth);
-    let tx = link.role.requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
-    let receives = link.inbox.is_some();
+    let (requests, receives) = (link.role.requests, link.inbox.is_some());
+    let tx_sges = link.tx.all(if requests { qps } else { 0 }, spec.tx_depth);
+    let rx_sges = link.rx.all(if receives && !spec.srq { qps } else { 0 }, spec.rx_depth);
+    let tx = requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
     let (outcome, peer_sent) = if spec.srq {
         exchange::run(link, crank, watch, tx, receives.then(|| shared::Rx::new(spec)), qps)?
     } else {
@@ -41,12 +41,6 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
         link.check_target(spec, sent)?;
     }
     Ok(outcome)
-}
-
-/// The scatter/gather element of each position of each queue, one queue after the other.
-fn sges(wanted: bool, buffers: &Buffers, qps: usize, depth: u32) -> Vec<Sge> {
-    let of = |q| buffers.from(q, 0, depth).take(depth as usize).map(|(_, sge)| sge);
-    (0..if wanted { qps } else { 0 }).flat_map(of).collect()
 }
 
 /// The request for message `seq`.

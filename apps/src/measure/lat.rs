@@ -26,7 +26,7 @@ const WARM_UP: u64 = 200;
 /// Failed requests, wrong data, the peer's failure, a signal.
 pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Latency> {
     let mut hist = histogram();
-    let mut bounce = Bounce::new(link, spec)?;
+    let mut bounce = Bounce::new(link, spec);
     let warm_up = WARM_UP.min(spec.iters.unwrap_or(u64::MAX).div_ceil(10));
     let total = spec.iters.map_or(u64::MAX, |n| n + warm_up);
     let limit = Duration::from_millis(spec.duration_ms);
@@ -66,7 +66,7 @@ fn record(hist: &mut Histogram<u64>, round_trip: Duration, op: Op) {
 /// # Errors
 /// As [`client`].
 pub fn server(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<()> {
-    let mut bounce = Bounce::new(link, spec)?;
+    let mut bounce = Bounce::new(link, spec);
     let mut finish = None;
     let mut seq = 0;
     while finish != Some(seq) {
@@ -105,20 +105,18 @@ struct Bounce<'a> {
 }
 
 impl<'a> Bounce<'a> {
-    fn new(link: &Link, spec: &'a Spec) -> Result<Self> {
-        let tx = (0..spec.tx_depth as usize).map(|n| link.tx.sge(0, n));
-        let rx = (0..spec.rx_depth as usize).map(|n| link.rx.sge(0, n));
-        Ok(Self {
+    fn new(link: &Link, spec: &'a Spec) -> Self {
+        Self {
             spec,
-            tx_sges: tx.collect(),
-            rx_sges: if link.inbox.is_some() { rx.collect() } else { Vec::new() },
+            tx_sges: link.tx.all(1, spec.tx_depth),
+            rx_sges: link.rx.all(link.inbox.is_some().into(), spec.rx_depth),
             scratch: vec![0; spec.size as usize],
             posted: 0,
             retired: 0,
             used: false,
             head: 0,
             wc: [Wc::default(); 8],
-        })
+        }
     }
 
     /// Posts message `seq`.

@@ -59,7 +59,7 @@ pub struct Remote {
 
 /// Where the messages of an end are: so many bytes for each position of each queue pair, or for fewer positions that take
 /// turns.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     /// The first one.
     first: Sge,
@@ -82,6 +82,11 @@ impl Buffers {
     /// That of position `index` of queue pair `qp`.
     pub fn sge(&self, qp: usize, index: usize) -> Sge {
         self.behind(self.offset(qp, index))
+    }
+    /// Those of all positions of so many queues of `depth`, one queue after the other.
+    pub fn all(&self, qps: usize, depth: u32) -> Vec<Sge> {
+        let of = |qp| self.from(qp, 0, depth).take(depth as usize).map(|(_, sge)| sge);
+        (0..qps).flat_map(of).collect()
     }
     /// Positions of a queue of `depth` from `index` on, round and round, and their buffers.
     #[inline]
