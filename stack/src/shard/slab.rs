@@ -3,8 +3,8 @@
 
 use crate::sync::huge::Filling;
 
-/// Slots of a chunk.
-const CHUNK: usize = 4096;
+/// Slots of a chunk. So many that few huge pages have a part of two: one that waits for the next chunk may wait for ever.
+const CHUNK: usize = 32768;
 
 /// Objects by slot. One stays where it is while it is there.
 #[derive(Debug)]

@@ -40,21 +40,34 @@ pub fn collapse(_from: usize, _to: usize) -> bool {
 /// Watches where objects are put, and lets a huge page take the place of pages that are full of them.
 ///
 /// Allocators put objects that are made one after the other side by side, but they jump now and then. A page is looked at
-/// when they have gone on to another one; while too little of it is used it waits for their return.
+/// when they have gone on to another one; while too little of it is used it waits for their return. So does one that could
+/// not be had: mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as where a heap begins.
 #[derive(Debug, Default)]
 pub struct Filling {
-    /// Bytes of objects by huge page, where they do not lie on one yet.
-    pages: HashMap<usize, usize>,
+    /// Those that do not lie on a huge page yet, by its number.
+    pages: HashMap<usize, Page>,
     /// The page of the object before.
     at: usize,
-    /// Pages that could not be had, in a row.
+    /// Pages that could not be had at their first try, in a row.
     failed: u32,
+}
+
+/// A page that objects fill.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Page {
+    /// Bytes of them.
+    bytes: usize,
+    /// With so many it is tried.
+    due: usize,
 }
 
 impl Filling {
     /// Bytes of objects that make a huge page worth its memory: there are others between them.
     const WORTH: usize = HUGE_PAGE / 8;
-    /// After so many failures in a row it is given up.
+    /// A page that could not be had is tried again with so many more: there are some thirty tries at most.
+    const AGAIN: usize = HUGE_PAGE / 32;
+    /// After so many pages in a row that could not be had when they were worth it, it is given up: this kernel has none. A
+    /// page counts once, for two of them can take turns.
     const FAILURES: u32 = 8;
 
     /// There is an object of `len` bytes at this address.
@@ -67,19 +80,19 @@ impl Filling {
             self.leave();
             self.at = page;
         }
-        *self.pages.entry(page).or_default() += len;
+        self.pages.entry(page).or_insert(Page { bytes: 0, due: Self::WORTH }).bytes += len;
     }
 
     /// The objects go on elsewhere.
     fn leave(&mut self) {
-        if self.pages.get(&self.at).is_some_and(|bytes| *bytes >= Self::WORTH) {
-            let from = self.at * HUGE_PAGE;
-            if collapse(from, from + HUGE_PAGE) {
-                self.pages.remove(&self.at);
-                self.failed = 0;
-            } else {
-                self.failed += 1; // or a part of it is not there yet
-            }
+        let Some(page) = self.pages.get_mut(&self.at).filter(|page| page.bytes >= page.due) else { return };
+        let from = self.at * HUGE_PAGE;
+        if collapse(from, from + HUGE_PAGE) {
+            self.pages.remove(&self.at);
+            self.failed = 0;
+        } else {
+            self.failed += u32::from(page.due == Self::WORTH);
+            page.due = page.bytes + Self::AGAIN;
         }
     }
 }
@@ -126,19 +139,47 @@ mod tests {
         assert!(!collapse(HUGE_PAGE, 4 * HUGE_PAGE));
     }
 
-    // A page is left for another one and come back to; it is tried when enough of it is full, and again where that failed.
+    // A page is left for another one and come back to; it is tried when enough of it is full, and again when there is more on it.
     #[test]
     fn pages_fill() {
         let page = |n: usize| n * HUGE_PAGE;
-        let mut filling = Filling::default();
+        let (mut filling, worth) = (Filling::default(), Filling::WORTH);
         for n in 0..4 {
-            filling.add(page(40) + n * 4096, Filling::WORTH / 4);
+            filling.add(page(40) + n * 4096, worth / 4);
             filling.add(page(50 + n), 1);
         }
-        assert_eq!((filling.failed, filling.pages[&40]), (1, Filling::WORTH), "nothing is mapped there");
+        let failed = Page { bytes: worth, due: worth + Filling::AGAIN };
+        assert_eq!((filling.failed, filling.pages[&40]), (1, failed), "nothing is mapped there");
         filling.add(page(40), 100);
         filling.add(page(50), 1);
-        assert_eq!((filling.failed, filling.pages[&40]), (2, Filling::WORTH + 100), "still nothing");
+        let waits = Page { bytes: worth + 100, ..failed };
+        assert_eq!((filling.failed, filling.pages[&40]), (1, waits), "not tried again so soon");
+        filling.add(page(40), worth);
+        filling.add(page(50), 1);
+        assert_eq!(
+            filling.pages[&40].due,
+            2 * worth + 100 + Filling::AGAIN,
+            "tried again, and still nothing"
+        );
+        assert_eq!(filling.failed, 1, "one page");
+    }
+
+    // Where a heap begins two pages cannot be had, one never and one not yet, and objects go to and fro between them. That is
+    // no reason to do without all others.
+    #[test]
+    #[cfg(not(miri))]
+    fn two_pages_that_cannot_be_had_do_not_end_it() {
+        let mut filling = Filling::default();
+        for n in 0..64 * Filling::FAILURES as usize {
+            filling.add((40 + n % 2) * HUGE_PAGE, Filling::WORTH / 4);
+        }
+        assert_eq!(filling.failed, 2);
+        let memory = vec![1u8; 3 * HUGE_PAGE];
+        let first = memory.as_ptr().addr().next_multiple_of(HUGE_PAGE);
+        let can = collapse(first, first + HUGE_PAGE);
+        filling.add(first + HUGE_PAGE, Filling::WORTH);
+        filling.add(0, 1);
+        assert_eq!(filling.failed == 0, can, "what can be had is asked for");
     }
 
     // Where none can be had it stops to ask.
