@@ -98,7 +98,7 @@ impl Requester {
 
     /// The data of the last `Place` or `PlaceAtomic` is written: the response counts.
     pub fn placed(&mut self, now: Instant, psn: Psn) {
-        let e = *self.entry(self.head);
+        let e = self.entry(self.head);
         self.una = psn.add(1);
         if psn == e.last {
             self.rd_outstanding -= 1;
@@ -200,7 +200,7 @@ impl Requester {
         if let Some(r) = self.reach(now, psn) {
             return Ok(r);
         }
-        let e = *self.entry(self.head);
+        let e = self.entry(self.head);
         if e.kind != RequestKind::Read {
             return Ok(self.handle_placed(now, *pkt, e.kind));
         }

@@ -14,9 +14,12 @@ use crate::mark::{Mark, hit};
 use crate::time::Instant;
 use crate::wire::{Ext, Kind, Opcode, Position, Reth, Tail};
 
+mod log;
 mod run;
 mod unreliable;
 
+pub use log::RequestKind;
+use log::{Log, Remembered, Started};
 pub use run::{Form, Next, Ran, Run, Unbuilt};
 
 /// The send queue as the requester sees it: slots by sequence number.
@@ -58,40 +61,6 @@ pub struct Segment<'a> {
     pub len: u32,
     /// Whether this range went out before.
     pub again: bool,
-}
-
-/// What the requester remembers of a started work request.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Started {
-    pub first: Psn,
-    pub last: Psn,
-    pub kind: RequestKind,
-}
-
-/// How a work request is answered.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub enum RequestKind {
-    /// By an acknowledgement: SEND and WRITE.
-    #[default]
-    Message,
-    /// By READ responses.
-    Read,
-    /// By an ATOMIC acknowledgement.
-    Atomic,
-    /// By an empty READ response: ATOMIC WRITE and FLUSH (IBA A19).
-    Placement,
-    /// By nobody: a local operation, carried out when it started. Takes no sequence number.
-    Local,
-    /// Accepted under an earlier epoch: takes no sequence number, completes silently.
-    Stale,
-}
-
-impl RequestKind {
-    /// Whether it takes no sequence number and is complete as soon as everything before it is.
-    #[inline]
-    pub(super) fn is_silent(self) -> bool {
-        matches!(self, Self::Local | Self::Stale)
-    }
 }
 
 /// What an operation is to the requester.
@@ -218,16 +187,15 @@ pub struct Requester {
     /// Limit sequence number: credits granted by the peer.
     pub(super) lsn: Psn,
     failed: Option<(u32, WcStatus)>,
-    pub(super) log: Box<[Started]>,
+    log: Log,
 }
 
 impl Requester {
     /// Bytes that it remembers of each request that it started, beside itself.
-    pub const REMEMBERED: usize = size_of::<Started>();
+    pub const REMEMBERED: usize = size_of::<Remembered>();
 
     /// A requester at rest, for a send queue of `depth` requests (a power of two).
     pub fn new(depth: u32) -> Self {
-        assert!(depth.is_power_of_two(), "a send queue of {depth} requests");
         Self {
             mtu: Mtu::Mtu1024,
             retry_cnt: 0,
@@ -254,7 +222,7 @@ impl Requester {
             ssn: Psn::new(1),
             lsn: Psn::new(0),
             failed: None,
-            log: vec![Started::default(); depth as usize].into_boxed_slice(),
+            log: Log::new(depth),
         }
     }
 
@@ -359,12 +327,25 @@ impl Requester {
     /// Where it remembers a work request: what a prefetch asks for.
     #[inline]
     pub fn remembers(&self, seq: u32) -> *const () {
-        core::ptr::from_ref(self.entry(seq)).cast()
+        self.log.place(seq)
     }
 
-    #[inline]
-    pub(super) fn entry(&self, seq: u32) -> &Started {
-        &self.log[seq as usize & (self.log.len() - 1)]
+    /// A work request that was started and is not complete.
+    #[inline(always)]
+    pub(super) fn entry(&self, seq: u32) -> Started {
+        let next = seq.wrapping_add(1);
+        let behind = if next == self.started { self.assigned } else { self.log.get(next).first() };
+        self.log.get(seq).until(behind)
+    }
+
+    /// Gives the next posted work request so many sequence numbers.
+    #[inline(always)]
+    fn begin(&mut self, kind: RequestKind, packets: u32) -> Started {
+        let remembered = Remembered::new(self.assigned, kind);
+        self.log.set(self.started, remembered);
+        self.assigned = self.assigned.add(packets);
+        self.started = self.started.wrapping_add(1);
+        remembered.until(self.assigned)
     }
 
     /// Request packets sent and not acknowledged.
@@ -431,7 +412,7 @@ impl Requester {
                     None => continue,
                 }
             }
-            let started = *self.entry(self.cur);
+            let started = self.entry(self.cur);
             if started.kind.is_silent() {
                 self.cur = self.cur.wrapping_add(1);
                 continue;
@@ -538,11 +519,7 @@ impl Requester {
         if outstanding + packets > 1 << 23 {
             return Err(Idle::Waiting);
         }
-        let started = Started { first: self.assigned, last: self.assigned.add(packets - 1), kind };
-        let mask = self.log.len() - 1;
-        self.log[self.started as usize & mask] = started;
-        self.assigned = started.last.add(1);
-        self.started = self.started.wrapping_add(1);
+        let started = self.begin(kind, packets);
         self.ssn = self.ssn.add(1);
         if kind != RequestKind::Message {
             self.rd_outstanding += 1;
@@ -586,16 +563,13 @@ impl Requester {
     /// Starts the next request, which takes no sequence number.
     #[cold]
     fn pass(&mut self, kind: RequestKind) {
-        let mask = self.log.len() - 1;
-        self.log[self.started as usize & mask] =
-            Started { first: self.assigned, last: self.assigned.sub(1), kind };
-        self.started = self.started.wrapping_add(1);
+        self.begin(kind, 0);
         self.skip_silent();
     }
 
     /// Completes requests without sequence numbers that are the oldest.
     pub(super) fn skip_silent(&mut self) {
-        while self.head != self.started && self.entry(self.head).kind.is_silent() {
+        while self.head != self.started && self.log.get(self.head).kind().is_silent() {
             if self.cur == self.head {
                 self.cur = self.cur.wrapping_add(1);
             }
@@ -665,7 +639,7 @@ impl Requester {
     /// If nothing follows, the timer asks ([`Requester::probe`]).
     #[inline(always)]
     fn wants_answer(&self, wqe: &SendWqe) -> bool {
-        let slots_short = self.started.wrapping_sub(self.head) as usize * 2 > self.log.len();
+        let slots_short = self.started.wrapping_sub(self.head) * 2 > self.log.depth();
         let credits_short =
             !self.unlimited && Shape::of(wqe).takes_recv && self.lsn.diff(self.ssn) < CREDITS_LOW;
         wqe.signaled() || slots_short || credits_short || self.timeout_ns == 0

@@ -6,7 +6,7 @@
 //! once, and keeps what moves in registers until [`Requester::end_run`]. The packets, and the requester afterwards, are
 //! those of `poll_transmit`.
 
-use super::{RequestKind, Requester, SendRing, Shape, Started};
+use super::{Remembered, RequestKind, Requester, SendRing, Shape};
 use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, WINDOW_PACKETS};
 use crate::id::{Mtu, Psn};
 use crate::proto::state::Gates;
@@ -75,7 +75,7 @@ pub struct Run<'a> {
     mtu: Mtu,
     slots: &'a [Granule],
     stride: usize,
-    log: &'a mut [Started],
+    log: &'a mut [Remembered],
     epoch: u32,
     like: u32,
     /// Longest message, in bytes.
@@ -148,7 +148,7 @@ impl<'a> Run<'a> {
                 break;
             }
             let (index, psn) = (n, first.add(n));
-            *entry = Started { first: psn, last: psn, kind: RequestKind::Message };
+            *entry = Remembered::new(psn, RequestKind::Message);
             n += 1;
             let ack_req = index >= due || wqe.signaled();
             if ack_req {
@@ -198,7 +198,7 @@ impl<'a> Run<'a> {
             if outstanding > OUTSTANDING_MAX {
                 break;
             }
-            *entry = Started { first: psn, last: psn.add(packets - 1), kind };
+            *entry = Remembered::new(psn, kind);
             build(Next { index, slot, psn, ack_req: true }, place);
             psn = psn.add(packets);
             index += 1;
@@ -241,8 +241,8 @@ impl Requester {
         let in_flight = self.in_flight();
         let window = WINDOW_PACKETS.saturating_sub(in_flight);
         let posted = sq.published().wrapping_sub(self.started);
-        let at = self.started as usize & (self.log.len() - 1);
-        let most = posted.min(room).min(window).min((self.log.len() - at) as u32);
+        let places = self.log.contiguous(self.started, u32::MAX).len() as u32;
+        let most = posted.min(room).min(window).min(places);
         if most < 2 {
             return None; // one alone is cheaper without
         }
@@ -280,8 +280,7 @@ impl Requester {
                 return None;
             }
             // From which one on each asks for an acknowledgement: see `Requester::wants_answer`.
-            let slots_left =
-                ((self.log.len() / 2) as u32).saturating_sub(self.started.wrapping_sub(self.head));
+            let slots_left = (self.log.depth() / 2).saturating_sub(self.started.wrapping_sub(self.head));
             let (mut most, mut always) =
                 (most.min(OUTSTANDING_MAX.saturating_sub(outstanding)), slots_left.min(window - 1));
             if takes_recv && !self.unlimited {
@@ -307,7 +306,7 @@ impl Requester {
         if self.deadline == Instant::FAR && self.timeout_ns != 0 {
             self.deadline = now.after_nanos(self.timeout_ns);
         }
-        run.log = &mut self.log[at..at + most as usize];
+        run.log = self.log.contiguous(self.started, most);
         Some(run)
     }
 

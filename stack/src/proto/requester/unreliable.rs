@@ -3,7 +3,7 @@
 //! The cursor and sequence numbers are those of the reliable [`Requester`]; its timers, retries, window and credits
 //! rest. A work request succeeds when its last frame has left: [`Requester::left`].
 
-use super::{Idle, RequestKind, Requester, Segment, SendRing, Started};
+use super::{Idle, RequestKind, Requester, Segment, SendRing};
 use crate::id::Qpn;
 use crate::proto::address::UdAddress;
 use crate::proto::state::Gates;
@@ -38,15 +38,6 @@ impl Requester {
         }
     }
 
-    /// Gives the next posted work request its sequence numbers.
-    fn begin(&mut self, kind: RequestKind, packets: u32) {
-        let first = self.assigned;
-        let mask = self.log.len() - 1;
-        self.assigned = first.add(packets);
-        self.log[self.started as usize & mask] = Started { first, last: self.assigned.sub(1), kind };
-        self.started = self.started.wrapping_add(1);
-    }
-
     /// The next packet of an unreliable connection, or why there is none.
     #[inline]
     pub fn poll_message<'a>(
@@ -73,7 +64,7 @@ impl Requester {
                 }
             }
         }
-        let started = *self.entry(seq);
+        let started = self.entry(seq);
         let mut segment = self.message_segment(slot, &started, 0, false);
         // The same packet in the class of UC; nothing is asked for, and nothing ever goes out again.
         let row = segment.opcode.row().expect("a segment has an opcode of the table");
