@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use arrayvec::ArrayVec;
 use verbs::port::pair;
 use verbs::{
     Access, Context, CqPoller, DeviceConfig, Drive, Pd, Qp, QpCap, QpInitAttr, RcOptions, Reactor, RecvQueue,
@@ -15,6 +16,7 @@ use verbs::{
 
 const IN_FLIGHT: usize = 64;
 const LEN: usize = 64;
+const VISIT_MAX: usize = 64;
 
 struct End {
     context: Context,
@@ -146,9 +148,9 @@ impl Many {
     fn post(&mut self, q: usize) {
         let sge = [self.from.sge(q * LEN..(q + 1) * LEN).expect("inside")];
         let one = SendWr::send(q as u64, &sge);
-        let mut list = [one; 64];
-        list[self.visit - 1] = one.signaled();
-        self.sqs[q].post_send(&list[..self.visit]).expect("room");
+        let mut list: ArrayVec<_, VISIT_MAX> = std::iter::repeat_n(one, self.visit - 1).collect();
+        list.push(one.signaled());
+        self.sqs[q].post_send(&list).expect("room");
     }
 
     /// Nanoseconds on the core that a message takes, both ends together.

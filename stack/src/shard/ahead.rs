@@ -27,8 +27,6 @@ const ENOUGH: usize = 4;
 pub(super) enum Part {
     /// What sends requests: lines 0 to 3, its work requests, and the first bytes of their data.
     Send,
-    /// What takes responses: lines 0 to 3, and its work requests.
-    Response,
     /// What takes messages and acknowledges them: lines 0, 3, 5 and 6, its receive requests, and where their data go.
     Request,
     /// Its timer: lines 0 to 2.
@@ -40,7 +38,7 @@ impl Part {
     #[inline(always)]
     const fn lines(self) -> [(usize, usize); 3] {
         match self {
-            Self::Send | Self::Response => [(0, 4), (4, 4), (4, 4)],
+            Self::Send => [(0, 4), (4, 4), (4, 4)],
             Self::Request => [(0, 1), (3, 4), (5, 7)],
             Self::Timer => [(0, 3), (3, 3), (3, 3)],
         }
@@ -68,15 +66,6 @@ impl Qp {
     #[inline(always)]
     fn prefetch_sends(&self) {
         prefetch_data(&self.sq.0, self.requester.next_to_send(), QP_TX_BUDGET as u32, SendWqe::sges);
-    }
-
-    /// Asks for what a response touches beside it.
-    #[inline(always)]
-    fn prefetch_behind_response(&self) {
-        self.sq.0.prefetch_ends();
-        self.sq.0.prefetch(self.sq_done, 1);
-        prefetch::line(self.requester.remembers(self.requester.head()));
-        prefetch::line(&raw const *self.counters);
     }
 
     /// Asks for what so many requests, of a packet each, touch beside it.
@@ -131,23 +120,23 @@ impl Qps {
     }
 }
 
-/// Packets that follow each other and are for one queue pair.
+/// Request packets that follow each other and are for one queue pair.
 struct Run {
     /// The queue pair's number, then its slot.
     of: u32,
-    request: bool,
     packets: u32,
 }
 
-/// Bursts that were received and are not worked on yet. What they need is asked for in steps, each of which finds in what the
-/// one before asked for where to look.
+/// Bursts that were received and are not worked on yet. What requests need is asked for in steps, each of which finds in what
+/// the one before asked for where to look. What responses need was touched when their requests were sent, and is near since:
+/// only where their queue pairs are found is asked for.
 #[derive(Default)]
 pub(super) struct Coming {
     bursts: [Box<RxBurst>; RX_BURSTS],
     /// Those from `next` up to and not including `end` wait, oldest first.
     next: usize,
     end: usize,
-    /// What they consist of, until there is nothing left to ask for.
+    /// The requests among them, until there is nothing left to ask for.
     runs: ArrayVec<Run, { ENOUGH + RX_BURST }>,
     step: u8,
 }
@@ -168,14 +157,35 @@ impl Coming {
     pub fn receive(&mut self, queue: &mut dyn PortQueue, qps: &Qps, most: usize) {
         self.runs.clear();
         (self.next, self.end, self.step) = (0, 0, 0);
+        // Whose packet was last and whether it is a request, and how often that changed.
+        let (mut last, mut messages) = (None, 0);
         for burst in self.bursts.iter_mut().take(most) {
             let n = queue.rx_burst(burst);
             if n == 0 {
                 break;
             }
             self.end += 1;
-            add_runs(&mut self.runs, burst, qps);
-            if n < RX_BURST || self.runs.len() >= ENOUGH {
+            let mut before = None;
+            for frame in burst.iter() {
+                let frame = frame.data();
+                let glance = Glance::at(frame);
+                if glance.is_none() || glance != before {
+                    before = glance;
+                    let Some(this @ (of, request)) = peek(frame) else { continue };
+                    if last != Some(this) {
+                        last = Some(this);
+                        messages += 1;
+                        qps.table.prefetch(of);
+                        if request {
+                            self.runs.push(Run { of: of.get(), packets: 0 });
+                        }
+                    }
+                }
+                if let (Some((_, true)), Some(run)) = (last, self.runs.last_mut()) {
+                    run.packets += 1;
+                }
+            }
+            if n < RX_BURST || messages >= ENOUGH {
                 break;
             }
         }
@@ -206,28 +216,15 @@ impl Coming {
             0 => self.runs.retain(|run| {
                 let slot = qps.table.get(Qpn::new(run.of));
                 run.of = slot.unwrap_or_default();
-                if run.request {
-                    qps.prefetch(run.of, Part::Request);
-                } else {
-                    qps.prefetch(run.of, Part::Response);
-                    env.wheel.prefetch(run.of);
-                }
+                qps.prefetch(run.of, Part::Request);
                 slot.is_some()
             }),
             1 => self.each(qps, |run, qp| {
-                if run.request {
-                    qp.prefetch_behind_requests(run.packets);
-                    env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
-                } else {
-                    qp.prefetch_behind_response();
-                }
+                qp.prefetch_behind_requests(run.packets);
+                env.shared.words.prefetch(qp.index); // whoever polls the completion looks at it
             }),
             _ => {
-                self.each(qps, |run, qp| {
-                    if run.request {
-                        qp.prefetch_receives(run.packets);
-                    }
-                });
+                self.each(qps, |run, qp| qp.prefetch_receives(run.packets));
                 self.runs.clear();
             }
         }
@@ -239,33 +236,6 @@ impl Coming {
         for run in &self.runs {
             if let Some(qp) = qps.peek(run.of) {
                 ask(run, qp);
-            }
-        }
-    }
-}
-
-/// Adds what a burst consists of, and asks for where its queue pairs are found.
-#[inline]
-fn add_runs<const N: usize>(runs: &mut ArrayVec<Run, N>, burst: &RxBurst, qps: &Qps) {
-    let mut before = None;
-    for frame in burst {
-        let frame = frame.data();
-        let glance = Glance::at(frame);
-        if glance.is_some()
-            && glance == before
-            && let Some(last) = runs.last_mut()
-        {
-            last.packets += 1;
-            continue;
-        }
-        before = glance;
-        let Some((of, request)) = peek(frame) else { continue };
-        match runs.last_mut() {
-            // Another packet of a message, or of another operation.
-            Some(last) if (last.of, last.request) == (of.get(), request) => last.packets += 1,
-            _ => {
-                qps.table.prefetch(of);
-                runs.push(Run { of: of.get(), request, packets: 1 });
             }
         }
     }
