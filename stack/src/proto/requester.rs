@@ -569,7 +569,7 @@ impl Requester {
 
     /// Completes requests without sequence numbers that are the oldest.
     pub(super) fn skip_silent(&mut self) {
-        while self.head != self.started && self.log.get(self.head).kind().is_silent() {
+        while self.head != self.started && self.log.get(self.head).is_silent() {
             if self.cur == self.head {
                 self.cur = self.cur.wrapping_add(1);
             }

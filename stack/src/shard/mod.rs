@@ -98,7 +98,7 @@ impl Turn {
 }
 
 /// The queue pairs of a shard, by slot and by number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Qps {
     slots: Slab<Qp>,
     table: QpTable,
@@ -109,6 +109,11 @@ struct Qps {
 }
 
 impl Qps {
+    /// None, and so many slots for them.
+    fn new(slots: usize) -> Self {
+        let (table, around) = (QpTable::default(), Filling::default());
+        Self { slots: Slab::new(slots), table, found: None, around }
+    }
     #[inline]
     fn get(&mut self, slot: u32) -> Option<&mut Qp> {
         step();
@@ -163,8 +168,9 @@ impl core::fmt::Debug for Shard {
 impl Shard {
     /// Shard `id` of a device, with its queue of the device's port.
     pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
+        let qps = Qps::new(shared.qps_per_shard);
         let env = Env::new(id, shared, queue, now);
-        Self { rx: Box::default(), coming: Coming::default(), qps: Qps::default(), env }
+        Self { rx: Box::default(), coming: Coming::default(), qps, env }
     }
 
     /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.

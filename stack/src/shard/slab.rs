@@ -9,6 +9,8 @@ const CHUNK: usize = 32768;
 /// Objects by slot. One stays where it is while it is there.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
+    /// Slots that there are.
+    slots: usize,
     chunks: Vec<Chunk<T>>,
     memory: Filling,
 }
@@ -22,13 +24,12 @@ struct Chunk<T> {
     live: usize,
 }
 
-impl<T> Default for Slab<T> {
-    fn default() -> Self {
-        Self { chunks: Vec::new(), memory: Filling::default() }
-    }
-}
-
 impl<T> Slab<T> {
+    /// So many free slots.
+    pub fn new(slots: usize) -> Self {
+        Self { slots, chunks: Vec::new(), memory: Filling::default() }
+    }
+
     /// The object in a slot.
     #[inline(always)]
     pub fn get(&self, slot: u32) -> Option<&T> {
@@ -53,15 +54,17 @@ impl<T> Slab<T> {
     /// Puts an object into a free slot.
     ///
     /// # Panics
-    /// If the slot is taken.
+    /// If the slot is taken, or there is none.
     pub fn insert(&mut self, slot: u32, object: T) -> &mut T {
+        assert!((slot as usize) < self.slots, "slot {slot} of {}", self.slots);
         let (chunk, at) = (slot as usize / CHUNK, slot as usize % CHUNK);
+        let first = chunk * CHUNK;
         if self.chunks.len() <= chunk {
             self.chunks.resize_with(chunk + 1, || Chunk { entries: Vec::new(), live: 0 });
         }
         let chunk = &mut self.chunks[chunk];
         if chunk.live == 0 {
-            chunk.entries = Vec::with_capacity(CHUNK);
+            chunk.entries = Vec::with_capacity(CHUNK.min(self.slots - first));
         }
         if chunk.entries.len() <= at {
             chunk.entries.resize_with(at + 1, || None);
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn objects_stay_where_they_are() {
-        let mut slab = Slab::default();
+        let mut slab = Slab::new(3 * CHUNK);
         let places: Vec<*const u32> = (0..3 * CHUNK as u32).map(|n| &raw const *slab.insert(n, n)).collect();
         for (n, place) in places.iter().enumerate() {
             let n = n as u32;
@@ -109,12 +112,14 @@ mod tests {
     // Slots far apart cost nothing between them; whatever was never there is not there.
     #[test]
     fn slots_are_found_and_freed() {
-        let mut slab = Slab::<u32>::default();
+        let mut slab = Slab::<u32>::new(10 * CHUNK - 7);
         assert!(slab.get(0).is_none() && slab.get_mut(u32::MAX).is_none() && slab.remove(7).is_none());
         for n in [5, 0, CHUNK as u32 * 9 + 1] {
             *slab.insert(n, 0) += n;
         }
         assert_eq!((slab.chunks[0].live, slab.chunks[1].entries.capacity(), slab.chunks[9].live), (2, 0, 1));
+        let capacity = |chunk: usize| slab.chunks[chunk].entries.capacity();
+        assert_eq!((capacity(0), capacity(9)), (CHUNK, CHUNK - 7), "for no more than there are");
         assert_eq!(
             (slab.remove(5), slab.remove(5), slab.get(5), slab.get(0)),
             (Some(5), None, None, Some(&0))
@@ -128,7 +133,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "slot 3 is taken")]
     fn a_slot_takes_one_object() {
-        let mut slab = Slab::default();
+        let mut slab = Slab::new(4);
         slab.insert(3, 'a');
         slab.insert(3, 'b');
     }
