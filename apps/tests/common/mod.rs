@@ -91,10 +91,11 @@ impl Bench {
     }
 
     /// `roce-perf client` likewise. Its retries outlast the other end's wait for its turn on a machine where many tests
-    /// poll at once.
+    /// poll at once, and so does its patience with a server that starts.
     pub fn perf_client(&self, args: &[&str]) -> Running {
         let (port, tcp) = (self.client_port(), self.tcp.to_string());
-        let base = ["client", "--port", &port, "--oob-port", &tcp, "--timeout", "17", "127.0.0.1"];
+        let patience = ["--timeout", "17", "--wait", "60s", "127.0.0.1"];
+        let base = [&["client", "--port", &port, "--oob-port", &tcp][..], &patience].concat();
         Running::start(PERF, &[&base[..], args].concat())
     }
 }
