@@ -218,9 +218,9 @@ impl Spec {
             self.size = 8;
         }
         if self.pattern == Pattern::Random {
-            // A visit is a list, its last request signalled; receives for a visit that overtakes the reposting.
+            // A visit is a list, its last request signalled; receives for whole visits, and one that overtakes the reposting.
             (self.tx_depth, self.post_list, self.cq_mod) = (self.visit, self.visit, self.visit);
-            self.rx_depth = self.rx_depth.max(2 * self.visit);
+            self.rx_depth = self.rx_depth.max(2 * self.visit).next_multiple_of(self.visit.max(1));
             self.in_flight = self.in_flight.min(self.qps);
             return self;
         }
@@ -284,6 +284,9 @@ impl Spec {
         }
         if random && [self.tx_depth, self.post_list, self.cq_mod] != [self.visit; 3] {
             return fail("a visit is one list, its last request signalled");
+        }
+        if random && !self.rx_depth.is_multiple_of(self.visit) {
+            return fail("the receive depth is not a multiple of a visit");
         }
         if random && (self.mode == Mode::Lat || self.verify || self.rx_depth < 2 * self.visit) {
             return fail(

@@ -62,6 +62,12 @@ fn many_queue_pairs_are_visited_at_random() {
     let [spec] = &client(&line.split(' ').collect::<Vec<_>>()).unwrap()[..] else { panic!() };
     assert_eq!((spec.qps, spec.pattern, spec.visit, spec.in_flight), (100_000, Pattern::Random, 16, 64));
     assert_eq!((spec.tx_depth, spec.rx_depth, spec.cq_mod, spec.post_list), (16, 64, 16, 16));
+    for (asked, posted) in [("1", 32), ("32", 32), ("40", 48)] {
+        let line = ["--mode", "rate", "--pattern", "random", "--visit", "16", "-r", asked];
+        assert_eq!(client(&line).unwrap()[0].rx_depth, posted, "whole visits, two at least: -r {asked}");
+    }
+    let odd = Spec { rx_depth: 40, ..spec.clone() };
+    assert!(odd.check().unwrap_err().contains("the receive depth is not a multiple of a visit"));
     let few = &client(&["--mode", "rate", "--pattern", "random", "-q", "3"]).unwrap()[0];
     assert_eq!((few.visit, few.in_flight), (1, 3));
     for (bad, part) in [

@@ -194,7 +194,7 @@ pub struct MeasureArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub tx_depth: Option<u32>,
     /// Receive requests posted (a queue pair) [default: twice --tx-depth, at most 512; with
-    /// --pattern random four visits]
+    /// --pattern random four visits; whole visits always, two at least]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub rx_depth: Option<u32>,
     /// Queue pairs (bw and rate); more than 1024 with --pattern random

@@ -229,8 +229,8 @@ impl Sending for Tx<'_> {
 /// The receiving half of SEND.
 struct Rx<'a> {
     spec: &'a Spec,
-    /// Receives of each queue pair that are to be posted again.
-    free: Vec<u8>,
+    /// Whether the receive at a position is the last of a visit: a queue pair's messages come in order, and fill whole visits.
+    ends_visit: Vec<bool>,
     /// Visits that were over at the last two looks. Those of the last one have had their handles asked for, those before
     /// what these point to; they change places, not contents.
     over: [ArrayVec<(usize, u32), POLL>; 2],
@@ -244,7 +244,7 @@ impl<'a> Rx<'a> {
     fn new(spec: &'a Spec) -> Self {
         Self {
             spec,
-            free: vec![0; spec.qps as usize],
+            ends_visit: (1..=spec.rx_depth).map(|n| n.is_multiple_of(spec.visit)).collect(),
             over: [ArrayVec::new(), ArrayVec::new()],
             last: 0,
             meter: Meter::after(spec.before()),
@@ -284,12 +284,8 @@ impl Receiving for Rx<'_> {
         }
         for wc in &self.wcs[..n] {
             let (q, index) = link.received(wc, self.spec.size)?;
-            if self.spec.visit > 1 {
-                self.free[q] += 1;
-                if u32::from(self.free[q]) < self.spec.visit {
-                    continue;
-                }
-                self.free[q] = 0;
+            if !self.ends_visit[index as usize] {
+                continue;
             }
             verbs::prefetch(&link.rqs[q]);
             self.over[before].push((q, index));
