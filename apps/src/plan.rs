@@ -220,7 +220,7 @@ impl Spec {
         if self.pattern == Pattern::Random {
             // A visit is a list, its last request signalled; receives for whole visits, and one that overtakes the reposting.
             (self.tx_depth, self.post_list, self.cq_mod) = (self.visit, self.visit, self.visit);
-            self.rx_depth = self.rx_depth.max(2 * self.visit).next_multiple_of(self.visit.max(1));
+            self.rx_depth = self.rx_depth.max(2 * self.visit).next_multiple_of(self.visit);
             self.in_flight = self.in_flight.min(self.qps);
             return self;
         }

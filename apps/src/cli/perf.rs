@@ -193,8 +193,8 @@ pub struct MeasureArgs {
     /// them; rate 1024 of all queue pairs, 64 to 512 each; lat 64]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub tx_depth: Option<u32>,
-    /// Receive requests posted (a queue pair) [default: twice --tx-depth, at most 512; with
-    /// --pattern random four visits; whole visits always, two at least]
+    /// Receive requests posted (a queue pair); with --pattern random for whole visits, two at
+    /// least [default: twice --tx-depth, at most 512; with --pattern random four visits]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=32768))]
     pub rx_depth: Option<u32>,
     /// Queue pairs (bw and rate); more than 1024 with --pattern random

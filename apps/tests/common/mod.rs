@@ -94,9 +94,9 @@ impl Bench {
     /// poll at once, and so does its patience with a server that starts.
     pub fn perf_client(&self, args: &[&str]) -> Running {
         let (port, tcp) = (self.client_port(), self.tcp.to_string());
-        let patience = ["--timeout", "17", "--wait", "60s", "127.0.0.1"];
-        let base = [&["client", "--port", &port, "--oob-port", &tcp][..], &patience].concat();
-        Running::start(PERF, &[&base[..], args].concat())
+        let to = ["client", "--port", &port, "--oob-port", &tcp, "127.0.0.1"];
+        let patience = ["--timeout", "17", "--wait", "60s"];
+        Running::start(PERF, &[&to[..], &patience, args].concat())
     }
 }
 
