@@ -237,13 +237,6 @@ impl Step {
     }
 }
 
-/// The order of a run: every step, then those again that have several parts.
-fn turns(steps: &[Step]) -> impl Iterator<Item = usize> {
-    let several = |step: &usize| matches!(&steps[*step], Step::Ours(parts) if parts.len() > 1);
-    let all = 0..steps.len();
-    all.clone().chain((1..plan::IN_TURN).flat_map(move |_| all.clone().filter(several)))
-}
-
 impl<'a> Bench<'a> {
     fn new(cli: &'a BenchCli) -> Result<Self> {
         let beside = || Some(std::env::current_exe().ok()?.with_file_name("roce-perf"));
@@ -318,12 +311,12 @@ impl<'a> Bench<'a> {
         let mut server = self.server()?;
         let look = plan::look(self.time);
         let mut before = self.look(&server, &look)?;
-        for step in turns(steps) {
+        for (step, what) in steps.iter().enumerate() {
             let tally = Tally::of(all.iter().filter(|m| m.step == step).map(|m| m.kind));
             if tally.quick.min(tally.slow) >= wanted {
                 continue;
             }
-            let Some(rows) = self.step(&mut server, &steps[step])? else { continue };
+            let Some(rows) = self.step(&mut server, what)? else { continue };
             let after = self.look(&server, &look)?;
             let looks = [before, after];
             all.push(Measured { run, step, kind: Kind::of(&looks.map(|look| look.bare_ns)), looks, rows });
@@ -453,22 +446,6 @@ pub(crate) mod tests {
         assert!(suite.headline().ends_with("; 1 of 2 were never quick, no mark counts for them"));
         suite.kind = Kind::Slow;
         assert_eq!(suite.headline(), "No measurement was slow: no mark counts");
-    }
-
-    #[test]
-    fn a_run_measures_ratios_twice_and_all_else_once() {
-        let steps: Vec<Step> =
-            plan::run(Duration::from_millis(700), true).into_iter().map(Step::Ours).collect();
-        let all: Vec<usize> = turns(&steps).collect();
-        for (n, step) in steps.iter().enumerate() {
-            let ratio = step.title().contains("100 000");
-            assert_eq!(
-                all.iter().filter(|turn| **turn == n).count(),
-                1 + usize::from(ratio),
-                "{}",
-                step.title()
-            );
-        }
     }
 
     #[test]

@@ -18,8 +18,9 @@ pub struct Part {
 /// READs and atomics outstanding, a queue pair, where their rate is measured: one queue pair is then as fast as sixteen,
 /// and more bring nothing.
 pub const READS: u8 = 32;
-/// How often groups of several parts, whose ratio counts, are measured in a run: ratios move most.
-pub const IN_TURN: usize = 2;
+/// Parts whose ratio counts take so many times as long: a core's rate changes within a tenth of a second, and each of the
+/// two has its own share of that in the ratio.
+pub const RATIO_TIMES: u32 = 3;
 /// Name of the part that looks at the bare port.
 pub const MOOD: &str = "mood";
 
@@ -85,7 +86,7 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
             let counts = ["--qps 100", "--qps 100000"];
             let line = |qps| format!("--op send --mode rate --size 64 --pattern random {qps} {kind}");
             let parts = pair.into_iter().zip(counts);
-            parts.map(|((name, title), qps)| part(name, title, &line(qps), time)).collect()
+            parts.map(|((name, title), qps)| part(name, title, &line(qps), time * RATIO_TIMES)).collect()
         }));
     }
     groups
@@ -128,6 +129,8 @@ mod tests {
             let names = groups.iter().map(|g| g.iter().map(|p| p.name).collect::<Vec<_>>());
             assert_eq!(names.filter(|n| *n == [few, many]).count(), 1, "{few}");
         }
+        let longer = groups.iter().flatten().filter(|p| p.args.contains(&"2100ms".into()));
+        assert_eq!(longer.filter(|p| p.name.starts_with("qps100")).count(), 6, "three times 700 ms");
         let alone = groups.iter().filter(|g| g.len() == 1 && g[0].args.contains(&"--limit".into()));
         assert_eq!(alone.count(), 18, "all else has the bare port's limit from the same call");
     }
