@@ -20,7 +20,7 @@ pub struct Part {
 pub const READS: u8 = 32;
 /// Parts whose ratio counts take so many times as long: a core's rate changes within a tenth of a second, and each of the
 /// two has its own share of that in the ratio.
-pub const RATIO_TIMES: u32 = 3;
+const RATIO_TIMES: u32 = 3;
 /// Name of the part that looks at the bare port.
 pub const MOOD: &str = "mood";
 
