@@ -15,6 +15,7 @@ use crate::proto::completer::{Response, RetryCause};
 use crate::proto::requester::SendRing;
 use crate::proto::status::WcStatus;
 use crate::sync::asymmetric::{heavy, light};
+use crate::sync::prefetch;
 use crate::time::Instant;
 use crate::wire::{Ingress, locate};
 
@@ -138,7 +139,13 @@ impl Shard {
         }
         let n = self.rx.len();
         let (mut foreign, mut bytes) = (0u64, 0);
-        for (i, frame) in self.rx.iter_mut().enumerate() {
+        let many = self.env.many;
+        for i in 0..n {
+            // It was received a while ago, and much was asked for since: it has left the nearest cache.
+            if many && let Some(soon) = self.rx.get(i + 2) {
+                prefetch::near(soon.data().as_ptr());
+            }
+            let Some(frame) = self.rx.get_mut(i) else { break };
             bytes += frame.len() as u64;
             if self.env.receive(&mut self.qps, frame).is_err() {
                 foreign |= 1 << i;

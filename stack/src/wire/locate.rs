@@ -285,11 +285,24 @@ impl Glance {
     /// Takes a glance at a frame.
     #[inline(always)]
     pub fn at(frame: &[u8]) -> Option<Self> {
-        const BTH: usize = ETH_LEN + IPV4_LEN + UDP_LEN;
-        let head = frame.first_chunk::<{ BTH + Bth::LEN }>()?;
-        // Ethertype, version and header length.
-        let plain = head[12..15] == [0x08, 0x00, 0x45];
-        let bth = u64::from_be_bytes(*head[BTH..].first_chunk()?);
-        plain.then_some(Self(bth & 0xff00_0000_00ff_ffff))
+        let (form, of) = Self::parts(frame)?;
+        (form == 0).then_some(Self(of))
+    }
+
+    /// Whether this is what a glance at the frame tells.
+    #[inline(always)]
+    pub fn is_of(self, frame: &[u8]) -> bool {
+        Self::parts(frame).is_some_and(|(form, of)| u64::from(form) | of ^ self.0 == 0)
+    }
+
+    /// Zero for the form that a glance needs; operation and queue pair if it is that.
+    #[inline(always)]
+    fn parts(frame: &[u8]) -> Option<(u32, u64)> {
+        let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;
+        // Compared as the bytes lie. Ethertype, version and header length:
+        let form = u32::from_ne_bytes(*head[12..].first_chunk()?) & u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
+        let bth = u64::from_ne_bytes(*head[PLAIN_BTH..].first_chunk()?);
+        let of = bth & u64::from_ne_bytes([0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff]);
+        Some((form ^ u32::from_ne_bytes([0x08, 0x00, 0x45, 0]), of))
     }
 }
