@@ -287,8 +287,11 @@ impl Receiving for Rx<'_> {
             if !self.ends_visit[index as usize] {
                 continue;
             }
-            verbs::prefetch(&link.rqs[q]);
             self.over[before].push((q, index));
+        }
+        // Right after each other, so that the translations of their addresses overlap.
+        for &(q, _) in &self.over[before] {
+            verbs::prefetch(&link.rqs[q]);
         }
         self.meter.count(n as u64);
         Ok(())

@@ -13,7 +13,7 @@ use super::{Qps, Shard};
 use crate::config::{QP_TX_BUDGET, RX_BURST, RX_BURSTS};
 use crate::id::Qpn;
 use crate::mem::Sge;
-use crate::port::{PortQueue, RxBurst};
+use crate::port::{Frame, PortQueue, RxBurst};
 use crate::proto::wqe::{Granule, RecvWqe, SendWqe};
 use crate::sync::prefetch;
 use crate::sync::spsc::Consumer;
@@ -23,7 +23,7 @@ use arrayvec::ArrayVec;
 /// Queue pairs that send are looked at in groups of so many: the waits of a group overlap.
 pub(super) const GROUP: usize = 4;
 /// Messages whose waits overlap well enough: no further burst is received for more.
-const ENOUGH: usize = 8;
+const ENOUGH: usize = 4;
 
 /// What of a queue pair is about to be needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,6 +113,15 @@ fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Gr
     }
 }
 
+/// How many of the next frames look like one before them: those between two that do are not looked at.
+#[inline(always)]
+fn alike(glance: Glance, frames: &[Frame]) -> usize {
+    const SAMPLE: usize = 4;
+    let looks = |frame: &&Frame| glance.is_of(frame.data());
+    let sampled = SAMPLE * frames.iter().skip(SAMPLE - 1).step_by(SAMPLE).take_while(looks).count();
+    sampled + frames[sampled..].iter().take_while(looks).count()
+}
+
 impl Qps {
     /// Asks for this part of queue pairs that are about to be worked on.
     #[inline(always)]
@@ -177,10 +186,7 @@ impl Coming {
             self.end += 1;
             let mut frames = burst.as_slice();
             while let Some((first, others)) = frames.split_first() {
-                // Those that follow it and look like it.
-                let like = Glance::at(first.data()).map_or(0, |glance| {
-                    others.iter().take_while(|frame| glance.is_of(frame.data())).count()
-                });
+                let like = Glance::at(first.data()).map_or(0, |glance| alike(glance, others));
                 frames = &others[like..];
                 let Some(this @ (of, request)) = peek(first.data()) else { continue };
                 if last != Some(this) {

@@ -121,6 +121,9 @@ proptest! {
             other[usize::from(at) % 60] = to;
         }
         other.truncate(cut.map_or(other.len(), usize::from));
+        if let Some(glance) = Glance::at(&frame) {
+            prop_assert_eq!(glance.is_of(&other), Glance::at(&other) == Some(glance));
+        }
         if Glance::at(&frame).is_some() && Glance::at(&frame) == Glance::at(&other) {
             prop_assert_eq!(peek(&frame), peek(&other));
             prop_assert!(peek(&frame).is_some());
