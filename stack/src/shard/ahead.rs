@@ -163,6 +163,8 @@ pub(super) struct Coming {
 impl Coming {
     /// A step is due after every so many frames of the burst before.
     pub const EVERY: usize = 8;
+    /// A frame's header is asked for again so many frames before it is worked on.
+    pub const AGAIN: usize = 2;
 
     /// Whether no burst waits.
     #[inline(always)]
@@ -206,6 +208,7 @@ impl Coming {
                 break;
             }
         }
+        // Not as they were seen: between them there are too many frames for two waits to overlap.
         for run in &self.runs {
             qps.table.prefetch(Qpn::new(run.of));
         }

@@ -142,7 +142,7 @@ impl Shard {
         let many = self.env.many;
         for i in 0..n {
             // It was received a while ago, and much was asked for since: it has left the nearest cache.
-            if many && let Some(soon) = self.rx.get(i + 2) {
+            if many && let Some(soon) = self.rx.get(i + Coming::AGAIN) {
                 prefetch::near(soon.data().as_ptr());
             }
             let Some(frame) = self.rx.get_mut(i) else { break };
