@@ -3,7 +3,7 @@
 //! With very many queue pairs nothing of the next one is in a cache. Its lines are asked for a burst ahead, those of
 //! all queue pairs of the burst one after the other, so that their misses overlap.
 //!
-//! They are asked for into the second nearest cache ([`line`]). The nearest one waits for few lines at a time, and who asks for
+//! They are asked for into the second nearest cache ([`line()`]). The nearest one waits for few lines at a time, and who asks for
 //! more waits, too: with lines at random in 256 MiB, asked for by the dozen, one took 10 to 14 ns to come into the nearest cache
 //! and 4 to 5 ns into the next, from where it is some 15 cycles away. What comes next is asked for from there ([`near`]).
 
