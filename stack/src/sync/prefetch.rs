@@ -10,27 +10,28 @@
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 
+/// The caches that a line is asked into, by their numbers for PREFETCHh (`_MM_HINT_T0`, `_MM_HINT_T1`).
+const NEAREST: i32 = 3;
+const NEXT: i32 = 2;
+
 /// Asks for the line at `at`. Any address will do: a hint for one that cannot be read is ignored by the processor.
 #[inline(always)]
 pub fn line<T>(at: *const T) {
-    #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-    // SAFETY: PREFETCHT1 is a hint: it reads nothing that a program could see, and faults on no address.
-    unsafe {
-        use core::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(at.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
-    let _ = at;
+    ask::<NEXT>(at.cast());
 }
 
 /// Asks for the line at `at`, which is in the second nearest cache, into the nearest.
 #[inline(always)]
 pub fn near<T>(at: *const T) {
+    ask::<NEAREST>(at.cast());
+}
+
+#[inline(always)]
+fn ask<const INTO: i32>(at: *const i8) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
-    // SAFETY: as in `line`.
+    // SAFETY: PREFETCHh is a hint: it reads nothing that a program could see, and faults on no address.
     unsafe {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+        core::arch::x86_64::_mm_prefetch::<INTO>(at);
     }
     #[cfg(not(all(target_arch = "x86_64", not(any(miri, loom)))))]
     let _ = at;
@@ -60,6 +61,7 @@ mod tests {
     fn any_address_will_do() {
         super::line(core::ptr::null::<u8>());
         super::line(core::ptr::without_provenance::<u8>(usize::MAX));
+        super::near(core::ptr::null::<u8>());
         super::lines(&0u8, 0, 1000);
         super::bytes(core::ptr::null::<u8>(), 5000);
         super::bytes(core::ptr::without_provenance::<u8>(usize::MAX - 100), 5000);
