@@ -41,9 +41,9 @@ ensure_up() {
     rm -f "$run/a.vhost"
 }
 
-# await CONDITION: in the guest, waits until it is so, 10 s at most. A line of shell, for its exec.
+# await CONDITION: in the guest, waits until it is so, 60 s at most. A line of shell, for its exec.
 await() {
-    printf 'n=0; until %s; do n=$((n+1)); [ $n -lt 200 ] || { echo "in 10 s not seen: "%q >&2; exit 1; }; usleep 50000; done' \
+    printf 'end=$(($(date +%%s)+60)); until %s; do [ $(date +%%s) -lt $end ] || { echo "in 60 s not seen: "%q >&2; exit 1; }; usleep 50000; done' \
         "$1" "$1"
 }
 
@@ -55,9 +55,10 @@ on() {
     ipv6) our_ip=fd00:99::10 their_ip=fd00:99::2 ;;
     vlan) our_ip=10.100.0.10 their_ip=10.100.0.2 interface=eth0.100 ;;
     esac
-    # The link, whose other end has just come, is up. What is told of the carrier is so at once, what is told of the
-    # operational state may be a second old.
-    carrier=$(await "grep -qs 1 /sys/class/net/$interface/carrier && grep -q up /sys/class/net/$interface/operstate")
+    # The guest reaches us: its link, whose other end has just come, is up, and its neighbour table has our station. Its
+    # kernel asks for that for one second only when a queue pair goes to RTR, and on a link that has just come, or on a
+    # busy machine, the answer may take longer.
+    reached=$(await "ping -c 1 -W 1 $our_ip >/dev/null 2>&1")
 }
 
 # alone: our last program has ended, and the guest knows: it must not take that one's link for the next one's.
@@ -67,26 +68,12 @@ alone() {
     "$guest" exec a "$(await 'grep -q 0 /sys/class/net/eth0/carrier')"
 }
 
-# pingpong TRANSPORT ROLE OPTIONS: ROLE is that of our program. A stock server cannot wait for its link as ours does: it
-# may look for us when the link has just come, and is then tried again.
+# pingpong TRANSPORT ROLE OPTIONS: ROLE is that of our program.
 pingpong() {
-    local try began=$SECONDS
-    [[ ibv_$1_pingpong == *"$only"* ]] || return 0
-    for try in 1 2 3; do
-        mine=0 theirs=0
-        play "$@"
-        if [ "$try" = 3 ] || ! grep -q 'Failed to modify QP to RTR' "$run/theirs.log"; then break; fi
-    done
-    local tool=ibv_$1_pingpong role=$2
+    local type=$1 role=$2 tool=ibv_$1_pingpong began=$SECONDS mine=0 theirs=0 id
     shift 2
-    verdict "$tool${*:+ $*}" "$([ "$role" = client ] && echo us || echo linux)" "$mine" "$theirs"
-}
-
-play() {
-    local type=$1 role=$2 tool=ibv_$1_pingpong id file
-    file=$(next_capture)
-    shift 2
-    local base=(--port "$spec" --mac "$mac" --ip 10.99.0.10/24 --transport "$type" -c --pcap "$file")
+    wanted "$tool${*:+ $*}" || return 0
+    local base=(--port "$spec" --mac "$mac" --ip 10.99.0.10/24 --transport "$type" -c --pcap "$(next_capture)")
     local theirs_base="$tool -d rxe0 -g 1 -c $*"
     alone
     if [ "$role" = server ]; then
@@ -95,16 +82,26 @@ play() {
         ours=$!
         boot
         echo "$tcp" >"$run/g/a.oob.to"
-        "$guest" exec -t 120 a "$carrier; $theirs_base 10.98.0.100" >"$run/theirs.log" 2>&1 || theirs=$?
+        "$guest" exec -t 120 a "$reached; $theirs_base 10.98.0.100" >"$run/theirs.log" 2>&1 || theirs=$?
         wait "$ours" || mine=$?
         ours=''
     else
+        # The stock server looks for our station as soon as it hears from us. So ours has its port open and waits for the
+        # server at a TCP port that leads nowhere until the guest reaches us.
+        local gate=$((32000 + RANDOM % 2000))
         ensure_up
         id=$("$guest" exec -b -t 120 a "$theirs_base")
-        "$guest" exec a "$(await 'netstat -ltn | grep -q ":18515 "')" || true
-        timeout 150 "$bin/roce-pingpong" "${base[@]}" -p "$oob" "$@" 127.0.0.1 >"$run/ours.log" 2>&1 || mine=$?
+        timeout 150 "$bin/roce-pingpong" "${base[@]}" --wait 60s -p "$gate" "$@" 127.0.0.1 >"$run/ours.log" 2>&1 &
+        ours=$!
+        "$guest" exec -t 70 a "$(await 'netstat -ltn | grep -q ":18515 "'); $reached" || true
+        scripts/interop/relay --from "$gate" "$oob" >"$run/relay.log" 2>&1 &
+        local relay=$!
+        wait "$ours" || mine=$?
+        ours=''
+        kill "$relay" 2>/dev/null || true
         "$guest" wait -t 120 a "$id" >"$run/theirs.log" 2>&1 || theirs=$?
     fi
+    verdict "$tool${*:+ $*}" "$([ "$role" = client ] && echo us || echo linux)" "$mine" "$theirs"
 }
 
 # wanted WHAT: whether --only lets it run.
@@ -141,7 +138,7 @@ cm() {
     options=("$tool" "$role" --port "$spec" --mac "$mac" --net "$net" --pcap "$(next_capture)" "${options[@]}")
     if [ "$role" = server ]; then
         serve_ours "${options[@]}"
-        "$guest" exec -t 300 a "$carrier; $*" >"$run/theirs.log" 2>&1 || theirs=$?
+        "$guest" exec -t 300 a "$reached; $*" >"$run/theirs.log" 2>&1 || theirs=$?
         wait "$ours" || mine=$?
         ours=''
     else
@@ -170,11 +167,11 @@ killed() {
     options=(rping "$role" --port "$spec" --mac "$mac" --net "$net" --size 64 --count 50 --retries 6 "$@")
     if [ "$role" = server ]; then
         serve_ours "${options[@]}" --die-at 20
-        id=$("$guest" exec -b -t 60 a "$carrier; rping -c -a $our_ip -S 64 -C 1000000 -V")
+        id=$("$guest" exec -b -t 60 a "$reached; rping -c -a $our_ip -S 64 -C 1000000 -V")
         { wait "$ours" || mine=$?; } 2>/dev/null
         [ "$mine" -ne 137 ] || mine=0
         serve_ours "${options[@]}" --successor --pcap "$(next_capture)"
-        "$guest" exec -t 60 a "$carrier; ! rping -c -a $our_ip -S 64 -C 10 -V; got=\$?; killall -9 rping; [ \$got = 1 ]" \
+        "$guest" exec -t 60 a "$reached; ! rping -c -a $our_ip -S 64 -C 10 -V; got=\$?; killall -9 rping; [ \$got = 1 ]" \
             >"$run/theirs.log" 2>&1 || theirs=$?
         wait "$ours" || mine=$?
         ours=''
