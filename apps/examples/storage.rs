@@ -22,6 +22,7 @@
 //! block into that buffer, or RDMA READs it from there. Then it SENDs a small response with a status. The data
 //! never pass through a receive queue, and the client's program takes no part in moving them.
 
+use apps::cli::parse::{self, Host};
 use clap::{Parser, Subcommand};
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -237,7 +238,9 @@ impl<'a> Target<'a> {
         let n = self.cq.poll(&mut done)?;
         for wc in &done[..n] {
             if !wc.is_ok() {
-                return Err(format!("the connection failed: {}", wc.status).into());
+                return Err(
+                    format!("the connection failed: {} ({})", wc.status.name(), wc.status.number()).into()
+                );
             }
             let slot = (wc.wr_id & 0xffff_ffff) as usize;
             match wc.wr_id & !0xffff_ffff {
@@ -409,7 +412,9 @@ impl Client {
             let n = self.cq.poll(&mut done)?;
             for wc in &done[..n] {
                 if !wc.is_ok() {
-                    return Err(format!("the command failed: {}", wc.status).into());
+                    return Err(
+                        format!("the command failed: {} ({})", wc.status.name(), wc.status.number()).into()
+                    );
                 }
                 if wc.opcode.is_recv() { answered = true } else { sent = true }
             }
@@ -591,8 +596,9 @@ enum Cmd {
     },
     /// Write and read all blocks of a target, and compare
     Client {
-        /// Host of the target
-        host: String,
+        /// Host of the target. A port behind it counts instead of --tcp-port: localhost:18600, [fd00::1]:18600
+        #[arg(value_name = "HOST[:PORT]", value_parser = parse::host)]
+        host: Host,
         /// Blocks to use
         #[arg(long, default_value_t = 256)]
         blocks: u64,
@@ -640,7 +646,7 @@ fn run(cli: Cli) -> Result<()> {
         }
         Cmd::Client { host, blocks, read_only, port, tcp_port } => {
             let context = open(with_role(port, MemifRole::Client), [10, 77, 0, 2], Drive::Caller)?;
-            let mut client = Client::connect(&context, reach(&host, tcp_port)?)?;
+            let mut client = Client::connect(&context, reach(&host.name, host.port_or(tcp_port))?)?;
             exercise(&mut client, blocks, read_only)
         }
         Cmd::Demo { file: Some(file), blocks, read_only } => demo(&file, blocks, read_only),

@@ -8,6 +8,7 @@
 pub mod bench;
 pub mod cli;
 pub mod cm;
+pub mod completion;
 pub mod counters;
 pub mod error;
 pub mod interop;

@@ -1,5 +1,6 @@
 //! The command lines: what is taken, what is refused and with which sentence.
 
+use apps::cli::interop::InteropCli;
 use apps::cli::perf::{PerfCli, PerfCommand};
 use apps::cli::pingpong::PingpongCli;
 use apps::plan::{self, Mode, Op, Pattern, Spec};
@@ -33,6 +34,69 @@ fn help_teaches_by_example() {
         let help = perf.find_subcommand_mut(name).unwrap().render_long_help().to_string();
         assert!(help.len() > 200, "{name}: {help}");
     }
+}
+
+/// What each option and argument that takes an address must take, by the name that its help gives the value.
+fn addresses(value: &str, option: &str) -> &'static [&'static str] {
+    match (value, option) {
+        ("ADDR", "gateway") => &["10.0.0.1"],
+        ("ADDR", "gateway6") => &["fd00::1", "[fd00::1]"],
+        ("ADDR", _) => &["10.0.0.1", "fd00::1", "[fd00::1]"],
+        ("ADDR/PREFIX", _) => {
+            &["10.0.0.1/24", "10.0.0.1", "fd00::1/64", "[fd00::1]/64", "fd00::1", "[fd00::1]"]
+        }
+        ("ADDR[:PORT]" | "HOST[:PORT]", _) => {
+            &["10.0.0.1", "10.0.0.1:80", "fd00::1", "[fd00::1]", "[fd00::1]:80", "localhost", "localhost:80"]
+        }
+        ("ADDR:PORT", _) => &["10.0.0.1:80", "[fd00::1]:80"],
+        _ => &[],
+    }
+}
+
+#[test]
+fn whatever_takes_an_address_takes_an_ipv6_one_bare_and_in_brackets() {
+    let mut seen = std::collections::BTreeSet::new();
+    for (line, command) in [
+        ("roce-perf server", PerfCli::command()),
+        ("roce-perf client fd00::1", PerfCli::command()),
+        ("roce-perf client", PerfCli::command()),
+        ("roce-perf raw server", PerfCli::command()),
+        ("roce-perf raw client [fd00::1]:80", PerfCli::command()),
+        ("roce-perf client -R", PerfCli::command()),
+        ("roce-pingpong", PingpongCli::command()),
+        ("roce-interop run --port loopback", InteropCli::command()),
+    ] {
+        let words: Vec<_> = line.split(' ').collect();
+        let named = words[1..].iter().fold(&command, |at, word| at.find_subcommand(word).unwrap_or(at));
+        let has_host = words.iter().any(|word| word.contains("fd00"));
+        for arg in named.get_arguments() {
+            let value = arg.get_value_names().map_or("", |names| names[0].as_str());
+            assert!(
+                !value.contains("ADDR") && !value.contains("HOST") || !addresses(value, "").is_empty(),
+                "{value}"
+            );
+            for address in addresses(value, arg.get_id().as_str()) {
+                let mut all = words.clone();
+                let long = arg.get_long().map(|long| format!("--{long}"));
+                match &long {
+                    Some(long) => all.push(long),
+                    None if has_host => continue,
+                    None => {}
+                }
+                all.push(address);
+                if long.is_some() && named.get_positionals().any(|p| p.is_required_set()) && !has_host {
+                    all.push("localhost");
+                }
+                if all.contains(&"-R") && all.contains(&"--peer-ip") {
+                    continue; // the two exclude each other
+                }
+                command.clone().try_get_matches_from(&all).unwrap_or_else(|e| panic!("{all:?}: {e}"));
+                seen.insert(long.unwrap_or_else(|| arg.get_id().to_string()));
+            }
+        }
+    }
+    let all = ["--bind", "--gateway", "--gateway6", "--guest", "--ip", "--peer-ip", "host"];
+    assert!(seen.iter().eq(all), "{seen:?}");
 }
 
 #[test]
@@ -171,7 +235,7 @@ fn pingpong_has_the_stock_tools_options() {
     .unwrap();
     assert_eq!((cli.tcp_port, cli.message_size(), cli.mtu.bytes(), cli.rx_depth), (1, 64, 512, 3));
     assert_eq!((cli.iters, cli.sl, cli.events, cli.gid_idx, cli.check), (4, 5, true, 2, true));
-    assert_eq!(cli.host.as_deref(), Some("host"));
+    assert_eq!(cli.host.map(|host| host.name).as_deref(), Some("host"));
     let cli = PingpongCli::try_parse_from(["roce-pingpong"]).unwrap();
     assert_eq!((cli.tcp_port, cli.message_size(), cli.mtu.bytes(), cli.rx_depth), (18515, 4096, 1024, 500));
     assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, 1, None));

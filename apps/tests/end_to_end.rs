@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Bench, Link, PERF, PINGPONG, Running, rows};
+use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -89,29 +90,108 @@ fn a_datagram_longer_than_a_packet_is_refused_before_anything_is_sent() {
     assert!(end.stderr.contains("of at most 4096 bytes"), "{}", end.all());
 }
 
+/// Takes a client of roce-pingpong's exchange: it learns an address at which nobody answers.
+fn strand(listener: &std::net::TcpListener) {
+    use std::io::{Read, Write};
+    let mut stream = listener.accept().unwrap().0;
+    let mut line = [0; 52];
+    stream.read_exact(&mut line).unwrap();
+    line[..20].copy_from_slice(b"0000:000123:000456:0");
+    line[20..51].copy_from_slice(b"0000000000000000000ffff0a4d0001");
+    stream.write_all(&line).unwrap();
+    stream.read_exact(&mut line[..5]).unwrap();
+}
+
 // Neither end of an unreliable game can tell a repeat from the next message: the one that waits gives up, says why and
 // what it counted. Here the peer exchanges addresses and never sends a frame.
 #[test]
 fn an_unreliable_pingpong_gives_up_when_a_message_is_lost() {
-    use std::io::{Read, Write};
-    for transport in ["uc", "ud"] {
-        let bench = Bench::new(Link::Unix);
-        let _peer = std::os::unix::net::UnixDatagram::bind(bench.path("a")).unwrap();
+    let bench = Bench::new(Link::Unix);
+    let clients = ["uc", "ud"].map(|transport| {
+        let path = |end: &str| bench.path(&format!("{transport}-{end}"));
+        let peer = std::os::unix::net::UnixDatagram::bind(path("peer")).unwrap();
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let (b, tcp) = (bench.client_port(), listener.local_addr().unwrap().port().to_string());
-        let args = ["--port", &b, "-p", &tcp, "--transport", transport, "127.0.0.1"];
+        let port = format!("unix:{},peer={}", path("own").display(), path("peer").display());
+        let tcp = listener.local_addr().unwrap().port().to_string();
+        let args = ["--port", &port, "-p", &tcp, "--transport", transport, "127.0.0.1"];
         let client = Running::start(PINGPONG, &args);
-        let mut stream = listener.accept().unwrap().0;
-        let mut line = [0; 52];
-        stream.read_exact(&mut line).unwrap();
-        line[..20].copy_from_slice(b"0000:000123:000456:0");
-        line[20..51].copy_from_slice(b"0000000000000000000ffff0a4d0001");
-        stream.write_all(&line).unwrap();
+        strand(&listener);
+        (transport, peer, client)
+    });
+    for (transport, _peer, client) in clients {
         let end = client.finish();
         assert_eq!(end.code, Some(1), "{}", end.all());
         for part in ["after 0 of 1000", "nobody repeats", "unreachable "] {
             assert!(end.stderr.contains(part), "{transport}: {}", end.all());
         }
+    }
+}
+
+// As the stock tool, whose scripts look for the number and the tag.
+#[test]
+fn a_failed_completion_is_told_with_its_number() {
+    let bench = Bench::new(Link::Unix);
+    let _peer = std::os::unix::net::UnixDatagram::bind(bench.path("a")).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (b, tcp) = (bench.client_port(), listener.local_addr().unwrap().port().to_string());
+    let client = Running::start(PINGPONG, &["--port", &b, "-p", &tcp, "127.0.0.1"]);
+    strand(&listener);
+    client.finish().bad("Failed status RETRY_EXC_ERR (12) for wr_id 2");
+}
+
+// As the stock tool: its accepted connection is all that a game needs.
+#[test]
+fn the_next_server_may_listen_while_a_game_goes_on() {
+    let bench = Bench::new(Link::Unix);
+    let (a, tcp) = (bench.server_port(), bench.tcp.to_string());
+    let _server = Running::start(PINGPONG, &["--port", &a, "-p", &tcp, "--bind", "127.0.0.1"]);
+    let first = common::until(|| std::net::TcpStream::connect(("127.0.0.1", bench.tcp)).ok());
+    let _next = common::until(|| std::net::TcpListener::bind(("127.0.0.1", bench.tcp)).ok());
+    drop(first);
+}
+
+/// Carries frames from one end of a pair to the other until `stop`, those that `takes` wants.
+fn carry(from: &UnixDatagram, to: &str, stop: &AtomicBool, mut takes: impl FnMut(&[u8]) -> bool) {
+    let mut frame = [0; 8192];
+    from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+    while !stop.load(Ordering::Relaxed) {
+        let Ok(n) = from.recv(&mut frame) else { continue };
+        if takes(&frame[..n]) {
+            let _ = from.send_to(&frame[..n], to);
+        }
+    }
+}
+
+// A peer that had no core for longer than the stack asks for its Ethernet address. What never left can be sent again.
+#[test]
+fn an_unreliable_message_that_could_not_leave_goes_out_again() {
+    for transport in ["ud", "uc"] {
+        let bench = Bench::new(Link::Unix);
+        let path = |name: &str| bench.path(name).display().to_string();
+        let sockets = ["ra", "rb"].map(|name| UnixDatagram::bind(path(name)).unwrap());
+        let [stop, answers] = [(); 2].map(|()| AtomicBool::new(false));
+        let is_arp = |frame: &[u8]| frame[12..14] == [8, 6];
+        let takes = |frame: &[u8]| answers.load(Ordering::Relaxed) || !is_arp(frame);
+        let (tcp, stats) = (bench.tcp.to_string(), path("stats"));
+        std::thread::scope(|threads| {
+            threads.spawn(|| carry(&sockets[0], &path("b"), &stop, takes));
+            threads.spawn(|| carry(&sockets[1], &path("a"), &stop, takes));
+            let ports = [("a", "ra"), ("b", "rb")]
+                .map(|(own, peer)| format!("unix:{},peer={}", path(own), path(peer)));
+            let game = ["-p", &tcp, "-n", "5", "--transport", transport];
+            let server = Running::start(PINGPONG, &[&["--port", &ports[0]][..], &game].concat());
+            let stats_at = format!("--stats={stats}");
+            let args = ["--port", &ports[1], &stats_at, "127.0.0.1"];
+            let client = Running::start(PINGPONG, &[&args[..], &game].concat());
+            common::until(|| {
+                let shown = verbs::stats::Snapshot::fetch(stats.as_ref()).ok()?;
+                shown.shards.iter().any(|s| s.counters.get("unreachable") > Some(&0)).then_some(())
+            });
+            answers.store(true, Ordering::Relaxed);
+            let ends = [client.finish(), server.finish()];
+            stop.store(true, Ordering::Relaxed);
+            ends.into_iter().for_each(|end| drop(end.good()));
+        });
     }
 }
 
@@ -139,42 +219,32 @@ fn pingpong_exchanges_addresses_once_the_link_is_up() {
 #[test]
 fn pingpong_stays_to_repeat_its_last_acknowledgement_when_the_peer_closed_early() {
     use std::io::{Read, Write};
-    use std::os::unix::net::UnixDatagram;
     let bench = Bench::new(Link::Unix);
     let path = |name: &str| bench.path(name).display().to_string();
     let sockets = ["ra", "rb"].map(|name| UnixDatagram::bind(path(name)).unwrap());
     let stop = AtomicBool::new(false);
-    let carry = |from: &UnixDatagram, to: String, mut lose_an_ack: bool| {
-        let mut frame = [0; 8192];
-        from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
-        while !stop.load(Ordering::Relaxed) {
-            let Ok(n) = from.recv(&mut frame) else { continue };
-            let is_ack = n > 42 && frame[12..14] == [8, 0] && frame[42] == 17;
-            if lose_an_ack && is_ack {
-                lose_an_ack = false;
-            } else {
-                let _ = from.send_to(&frame[..n], &to);
-            }
-        }
-        assert!(!lose_an_ack, "no acknowledgement came by");
+    let all = |_: &[u8]| true;
+    let all_but_one_ack = || {
+        let mut lost = 0;
+        carry(&sockets[1], &path("a"), &stop, |frame| {
+            let is_ack = frame.len() > 42 && frame[12..14] == [8, 0] && frame[42] == 17;
+            lost += u32::from(is_ack);
+            !is_ack || lost > 1
+        });
+        assert!(lost > 0, "no acknowledgement came by");
     };
     let tcp = bench.tcp.to_string();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let relay = listener.local_addr().unwrap().port().to_string();
     std::thread::scope(|threads| {
-        let (from_server, from_client) = (&sockets[0], &sockets[1]);
-        threads.spawn(|| carry(from_server, path("b"), false));
-        threads.spawn(|| carry(from_client, path("a"), true));
+        threads.spawn(|| carry(&sockets[0], &path("b"), &stop, all));
+        threads.spawn(all_but_one_ack);
         let ports =
             [("a", "ra"), ("b", "rb")].map(|(own, peer)| format!("unix:{},peer={}", path(own), path(peer)));
         let server = Running::start(PINGPONG, &["--port", &ports[0], "-p", &tcp, "-n", "1"]);
         let client = Running::start(PINGPONG, &["--port", &ports[1], "-p", &relay, "-n", "1", "127.0.0.1"]);
         let mut near = listener.accept().unwrap().0;
-        let mut far = (0..500).find_map(|_| {
-            std::thread::sleep(Duration::from_millis(20));
-            std::net::TcpStream::connect(("127.0.0.1", bench.tcp)).ok()
-        });
-        let far = far.as_mut().expect("the server listens");
+        let mut far = common::until(|| std::net::TcpStream::connect(("127.0.0.1", bench.tcp)).ok());
         let mut line = [0; 52];
         near.read_exact(&mut line).unwrap();
         far.write_all(&line).unwrap();

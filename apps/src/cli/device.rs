@@ -40,15 +40,15 @@ pub struct DeviceArgs {
     pub ip: Vec<(IpAddr, u8)>,
 
     /// IPv4 router for addresses that are not on our link
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse::ipv4)]
     pub gateway: Option<Ipv4Addr>,
 
     /// IPv6 router for addresses that are not on our link
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse::ipv6)]
     pub gateway6: Option<Ipv6Addr>,
 
     /// The peer's RDMA address, instead of the one it tells over TCP
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = parse::ip)]
     pub peer_ip: Option<IpAddr>,
 
     /// Ethernet address of the port [default: the device's own, or a random one]

@@ -1,6 +1,7 @@
 //! Values of options: sizes, times, addresses.
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 use verbs::Mtu;
 use verbs::port::PortSpec;
@@ -55,6 +56,94 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
     known.ok_or_else(|| format!("{text:?} is not a path MTU; there are 256, 512, 1024, 2048 and 4096"))
 }
 
+/// An IP address; an IPv6 one bare or in brackets, as it stands in front of a port.
+///
+/// # Errors
+/// A sentence for whoever typed it.
+pub fn ip(text: &str) -> Result<IpAddr, String> {
+    let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let addr = match inside {
+        Some(inside) => inside.parse().ok().map(IpAddr::V6),
+        None => text.parse().ok(),
+    };
+    addr.ok_or_else(|| format!("{text:?} is not an address; write 10.77.0.1 or fd00::1"))
+}
+
+/// An IPv4 address.
+///
+/// # Errors
+/// A sentence for whoever typed it.
+pub fn ipv4(text: &str) -> Result<Ipv4Addr, String> {
+    match ip(text)? {
+        IpAddr::V4(addr) => Ok(addr),
+        IpAddr::V6(addr) => Err(format!("{addr} is an IPv6 address; this one is of IPv4, as 10.77.0.254")),
+    }
+}
+
+/// An IPv6 address.
+///
+/// # Errors
+/// A sentence for whoever typed it.
+pub fn ipv6(text: &str) -> Result<Ipv6Addr, String> {
+    match ip(text)? {
+        IpAddr::V6(addr) => Ok(addr),
+        IpAddr::V4(addr) => Err(format!("{addr} is an IPv4 address; this one is of IPv6, as fd00::fe")),
+    }
+}
+
+/// A host, by name or address, and its port where one is written: `localhost`, `localhost:18515`, `10.77.0.1`,
+/// `10.77.0.1:18515`, `fd00::1`, `[fd00::1]`, `[fd00::1]:18515`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Name or address, without brackets; of a link-local IPv6 address with its zone.
+    pub name: String,
+    /// The port.
+    pub port: Option<u16>,
+}
+
+impl Host {
+    /// The port that is written, or else `other`.
+    pub fn port_or(&self, other: u16) -> u16 {
+        self.port.unwrap_or(other)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+/// A [`Host`].
+///
+/// # Errors
+/// A sentence for whoever typed it.
+pub fn host(text: &str) -> Result<Host, String> {
+    let wrong = || {
+        format!(
+            "{text:?} is not a host; write a name, 10.77.0.1 or fd00::1, and a port as localhost:18515 or [fd00::1]:18515"
+        )
+    };
+    let (name, port) = match text.strip_prefix('[').map(|rest| rest.split_once(']')) {
+        Some(None) => return Err(wrong()),
+        Some(Some((addr, rest))) => {
+            let port = if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(wrong)?) };
+            (addr, port)
+        }
+        // Several colons are those of an IPv6 address.
+        None => match text.split_once(':') {
+            Some((name, port)) if !port.contains(':') => (name, Some(port)),
+            _ => (text, None),
+        },
+    };
+    let is_ipv6 = name.split('%').next().is_some_and(|addr| addr.parse::<Ipv6Addr>().is_ok());
+    if name.is_empty() || (name.contains(':') || text.starts_with('[')) && !is_ipv6 || name.contains('/') {
+        return Err(wrong());
+    }
+    let port = port.map(|port| port.parse().map_err(|_| wrong())).transpose()?;
+    Ok(Host { name: name.into(), port })
+}
+
 /// An IP address with its prefix length; /24 or /64 where none is written.
 ///
 /// # Errors
@@ -64,8 +153,8 @@ pub fn ip_prefix(text: &str) -> Result<(IpAddr, u8), String> {
         Some((addr, prefix)) => (addr, Some(prefix)),
         None => (text, None),
     };
-    let addr: IpAddr =
-        addr.parse().map_err(|_| format!("{text:?} is not an address; write 10.77.0.1/24 or fd00::1/64"))?;
+    let addr =
+        ip(addr).map_err(|_| format!("{text:?} is not an address; write 10.77.0.1/24 or fd00::1/64"))?;
     let (max, usual) = if addr.is_ipv4() { (32, 24) } else { (128, 64) };
     let prefix = match prefix {
         None => usual,
@@ -113,11 +202,69 @@ mod tests {
     }
 
     #[test]
+    fn hosts_are_names_and_addresses_with_a_port_or_without() {
+        for (text, name, port) in [
+            ("localhost", "localhost", None),
+            ("localhost:80", "localhost", Some(80)),
+            ("10.0.0.1", "10.0.0.1", None),
+            ("10.0.0.1:18515", "10.0.0.1", Some(18515)),
+            ("fd00::1", "fd00::1", None),
+            ("::", "::", None),
+            ("[fd00::1]", "fd00::1", None),
+            ("[fd00::1]:18515", "fd00::1", Some(18515)),
+            ("[fe80::1%eth0]:1", "fe80::1%eth0", Some(1)),
+            ("fe80::1%eth0", "fe80::1%eth0", None),
+        ] {
+            assert_eq!(host(text), Ok(Host { name: name.into(), port }), "{text}");
+        }
+        for text in [
+            "",
+            ":80",
+            "[]",
+            "[fd00::1",
+            "fd00::1]",
+            "[fd00::1]80",
+            "[fd00::1]:",
+            "[localhost]",
+            "[10.0.0.1]:80",
+            "localhost:",
+            "localhost:http",
+            "localhost:65536",
+            "fd00::1::2",
+            "a:b:c",
+            "10.0.0.1/24",
+        ] {
+            assert!(host(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_of_the_version_that_is_asked_for() {
+        assert_eq!(ip("[fd00::1]"), ip("fd00::1"));
+        assert!(ipv4("10.0.0.1").is_ok() && ipv4("fd00::1").unwrap_err().contains("IPv6"));
+        assert!(ipv6("[fd00::1]").is_ok() && ipv6("10.0.0.1").unwrap_err().contains("IPv4"));
+        for text in ["", "[]", "[10.0.0.1]", "[fd00::1", "fd00::1]", "host", "10.0.0.1:80", "[fd00::1]:80"] {
+            assert!(ip(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
     fn addresses() {
         assert_eq!(ip_prefix("10.0.0.1/8"), Ok(("10.0.0.1".parse().unwrap(), 8)));
         assert_eq!(ip_prefix("10.0.0.1"), Ok(("10.0.0.1".parse().unwrap(), 24)));
         assert_eq!(ip_prefix("fd00::1"), Ok(("fd00::1".parse().unwrap(), 64)));
-        for text in ["10.0.0.1/33", "10.0.0.1/", "host/24", "224.0.0.1/4", "::/0"] {
+        assert_eq!(ip_prefix("[fd00::1]/48"), Ok(("fd00::1".parse().unwrap(), 48)));
+        assert_eq!(ip_prefix("[fd00::1]"), Ok(("fd00::1".parse().unwrap(), 64)));
+        for text in [
+            "[fd00::1/64]",
+            "[10.0.0.1]/24",
+            "[fd00::1]:80",
+            "10.0.0.1/33",
+            "10.0.0.1/",
+            "host/24",
+            "224.0.0.1/4",
+            "::/0",
+        ] {
             assert!(ip_prefix(text).is_err(), "{text}");
         }
     }

@@ -1,6 +1,7 @@
 //! The command line of `roce-perf`.
 
-use super::{DeviceArgs, parse};
+use super::DeviceArgs;
+use super::parse::{self, Host};
 use crate::plan::{Mode, Op, Pattern, QPS_MAX, VISIT_MAX};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -89,8 +90,8 @@ pub struct ServerArgs {
     #[arg(long, value_name = "PORT", default_value_t = OOB_PORT)]
     pub oob_port: u16,
     /// Address to listen on
-    #[arg(long, visible_alias = "host", value_name = "ADDR", default_value = "0.0.0.0")]
-    pub bind: String,
+    #[arg(long, visible_alias = "host", value_name = "ADDR[:PORT]", default_value = "0.0.0.0", value_parser = parse::host)]
+    pub bind: Host,
     /// Listen and connect by rdma_cm instead of TCP; clients need it, too
     ///
     /// The port is then one of rdma_cm's, and raw measurements are refused: the device stays open.
@@ -104,15 +105,23 @@ pub struct ServerArgs {
 /// How a client finds its server.
 #[derive(Args, Clone, Debug)]
 pub struct ReachArgs {
-    /// The server's host name or address, for the TCP connection; with -R its RDMA address
-    #[arg(value_name = "HOST")]
-    pub host: String,
+    /// The server's host name or address, for the TCP connection; with -R its RDMA address. A port behind it counts
+    /// instead of --oob-port: localhost:18600, 10.77.0.1:18600, [fd00::1]:18600
+    #[arg(value_name = "HOST[:PORT]", value_parser = parse::host)]
+    pub host: Host,
     /// Port of the server (TCP, or with -R of rdma_cm)
     #[arg(long, value_name = "PORT", default_value_t = OOB_PORT)]
     pub oob_port: u16,
     /// How long to try to reach the server, which may start later
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse::duration)]
     pub wait: Duration,
+}
+
+impl ReachArgs {
+    /// Port of the server.
+    pub fn port(&self) -> u16 {
+        self.host.port_or(self.oob_port)
+    }
 }
 
 /// What is measured, for `--op`.

@@ -1,6 +1,7 @@
 //! The command line of `roce-pingpong`: the short options are those of `ibv_rc_pingpong` and its kin.
 
-use super::{DeviceArgs, parse};
+use super::DeviceArgs;
+use super::parse::{self, Host};
 use clap::{Parser, ValueEnum};
 use std::path::PathBuf;
 use verbs::Mtu;
@@ -52,9 +53,10 @@ impl Service {
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-pingpong", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct PingpongCli {
-    /// Host of the server; without it, be the server
-    #[arg(value_name = "HOST")]
-    pub host: Option<String>,
+    /// Host of the server; without it, be the server. A port behind it counts instead of --tcp-port: localhost:18600,
+    /// [fd00::1]:18600
+    #[arg(value_name = "HOST[:PORT]", value_parser = parse::host)]
+    pub host: Option<Host>,
     /// Service type; over the unreliable ones a lost message ends the game
     #[arg(short = 'T', long, value_enum, default_value_t = Service::Rc)]
     pub transport: Service,
@@ -68,8 +70,8 @@ pub struct PingpongCli {
     )]
     pub tcp_port: u16,
     /// Address that the server listens on
-    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0")]
-    pub bind: String,
+    #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0", value_parser = parse::host)]
+    pub bind: Host,
     /// Message size in bytes; 4096, of datagrams 1024 unless given
     #[arg(short, long, value_name = "BYTES", value_parser = parse::size)]
     pub size: Option<u64>,

@@ -3,6 +3,7 @@
 
 use super::{Network, open_port};
 use crate::cli::interop::{CmArgs, CmRole, CmTool};
+use crate::completion;
 use crate::error::{AppError, Result};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -146,7 +147,7 @@ impl Host {
         if wc.status == WcStatus::Success {
             return Ok(wc);
         }
-        Err(AppError::Completion(format!("{what}: {} ({})", wc.status, wc.status.name())))
+        Err(AppError::Completion(format!("{what}: {}", completion::status(&wc))))
     }
 
     fn receive(&self, qp: &Qp, len: usize) -> Result<()> {
@@ -274,7 +275,7 @@ impl Host {
         for _ in 0..n {
             let wc = self.poll(&self.receives, "flush")?;
             if wc.status != WcStatus::WrFlushErr {
-                return Err(AppError::Completion(format!("a receive ended with {}", wc.status)));
+                return Err(AppError::Completion(format!("receive: {}", completion::status(&wc))));
             }
         }
         Ok(())
@@ -286,7 +287,7 @@ impl Host {
         match wc.status {
             WcStatus::Success => {}
             WcStatus::WrFlushErr => return Ok(None),
-            other => return Err(AppError::Completion(format!("receive: {other}"))),
+            _ => return Err(AppError::Completion(format!("receive: {}", completion::status(&wc)))),
         }
         let mut said = [0; SAID];
         self.mr.read(0, &mut said)?;
@@ -397,7 +398,11 @@ impl Host {
             let n = self.receives.poll(&mut wc)?;
             for wc in &wc[..n] {
                 if !wc.is_ok() || wc.byte_len as usize != len {
-                    return Err(AppError::Completion(format!("receive: {}, {} B", wc.status, wc.byte_len)));
+                    return Err(AppError::Completion(format!(
+                        "receive: {}, {} B",
+                        completion::status(wc),
+                        wc.byte_len
+                    )));
                 }
                 got += 1;
             }

@@ -2,6 +2,7 @@
 
 use super::cell::{Cell, Network, Op, Requester, Service};
 use super::run::{Bench, HALF, PATIENCE, Pair, Target, Terms, all_done, slot_of};
+use crate::completion;
 use crate::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{Counter, Mtu, WcStatus};
@@ -99,7 +100,7 @@ impl Bench {
         for n in 0..MESSAGES {
             let wc = self.next()?;
             if wc.status != WcStatus::Success {
-                return Err(AppError::Completion(format!("request {n}: {}", wc.status)));
+                return Err(AppError::Completion(format!("request {n}: {}", completion::status(&wc))));
             }
         }
         let reply = self.remote.answer()?;
@@ -129,7 +130,7 @@ impl Bench {
         for n in 0..MESSAGES {
             let wc = self.next()?;
             if wc.status != WcStatus::Success {
-                return Err(AppError::Completion(format!("receive {n}: {}", wc.status)));
+                return Err(AppError::Completion(format!("receive {n}: {}", completion::status(&wc))));
             }
             if late.op.imm() && wc.imm_data() != Some(n) {
                 return Err(AppError::Verify(format!("message {n} has immediate {:?}", wc.imm_data())));
@@ -146,7 +147,7 @@ impl Bench {
         let since = Instant::now();
         while pair.qp.counters().get(naks) == 0 {
             if let Some(wc) = self.look()? {
-                return Err(AppError::Completion(format!("without a receive it ended with {}", wc.status)));
+                return Err(AppError::Completion(format!("without a receive: {}", completion::status(&wc))));
             }
             if since.elapsed() > PATIENCE {
                 return Err(AppError::Timeout("there was no RNR NAK".into()));

@@ -5,6 +5,7 @@
 
 use super::cell::{Cell, Op, Requester, Service, UNREPEATED_PACKETS};
 use super::remote::{Remote, Reply};
+use crate::completion;
 use crate::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{
@@ -412,12 +413,7 @@ impl Bench {
             }
             let wc = self.next()?;
             if wc.status != WcStatus::Success {
-                return Err(AppError::Completion(format!(
-                    "request {}: {} ({})",
-                    wc.wr_id,
-                    wc.status,
-                    wc.status.name()
-                )));
+                return Err(AppError::Completion(completion::status(&wc)));
             }
             let slot = done % window;
             let at = slot as usize * stride;
@@ -469,11 +465,7 @@ impl Bench {
             for n in 0..count {
                 let wc = self.next()?;
                 if wc.status != WcStatus::Success {
-                    return Err(AppError::Completion(format!(
-                        "receive {n}: {} ({})",
-                        wc.status,
-                        wc.status.name()
-                    )));
+                    return Err(AppError::Completion(format!("receive {n}: {}", completion::status(&wc))));
                 }
                 if wc.byte_len != len + extra {
                     return Err(AppError::Verify(format!(

@@ -3,6 +3,7 @@
 
 use super::cell::{Cell, Op, Requester};
 use super::run::{Bench, HALF, Pair, Target, all_done, slot_of};
+use crate::completion;
 use crate::error::{AppError, Result};
 use std::time::{Duration, Instant};
 use verbs::{Wc, WcStatus};
@@ -44,7 +45,7 @@ impl Bench {
         self.post(pair, op, n, len, &Target { addr: pair.addr, rkey: pair.rkey, seed, slots: 1 })?;
         let wc = self.next()?;
         if wc.status != WcStatus::Success {
-            return Err(AppError::Completion(format!("message {n}: {}", wc.status)));
+            return Err(AppError::Completion(format!("message {n}: {}", completion::status(&wc))));
         }
         if op.receives() {
             // All of it has left: from now on it is late.
@@ -109,7 +110,7 @@ impl Bench {
 
     fn judge(&self, cell: &Cell, wc: &Wc, n: u64) -> Result<()> {
         if wc.status != WcStatus::Success {
-            return Err(AppError::Completion(format!("receive {n}: {}", wc.status)));
+            return Err(AppError::Completion(format!("receive {n}: {}", completion::status(wc))));
         }
         if wc.byte_len != cell.len {
             return Err(AppError::Verify(format!("message {n} has {} bytes, not {}", wc.byte_len, cell.len)));

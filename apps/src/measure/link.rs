@@ -1,6 +1,7 @@
 //! Queue pairs, memory and completion queues of one measurement, at one end.
 
 use crate::cm;
+use crate::completion;
 use crate::error::{AppError, Result};
 use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, QpEnd, gid_hex, parse_gid};
@@ -498,10 +499,10 @@ impl Link {
             left = left.saturating_sub(n);
             let reason = |wc: &&Wc| !wc.is_ok() && wc.status != WcStatus::WrFlushErr;
             if let Some(first) = wcs[..n].iter().find(reason) {
-                return completion_error(self.op.name(), first, &self.peer);
+                return completion::failed(self.op.name(), first, &self.peer);
             }
         }
-        completion_error(op, wc, &self.peer)
+        completion::failed(op, wc, &self.peer)
     }
 }
 
@@ -512,22 +513,6 @@ fn init<'a>(send_cq: &'a Cq, recv_cq: &'a Cq, srq: Option<&'a Srq>, cap: QpCap) 
 
 fn no_memory() -> AppError {
     AppError::Setup("this end has no memory for the requests of this measurement".into())
-}
-
-/// The sentence for a completion in error.
-pub fn completion_error(op: &str, wc: &Wc, peer: &Gid) -> AppError {
-    let name = wc.status.name().trim_start_matches("IBV_WC_");
-    let advice = match wc.status {
-        WcStatus::RetryExcErr => "; the peer is gone, or no longer reachable",
-        WcStatus::WrFlushErr => "; the queue pair had failed before",
-        _ => "",
-    };
-    AppError::Completion(format!(
-        "{op} with {} ended with {name}: {}{advice} (queue pair {:#08x})",
-        peer.to_ip(),
-        wc.status,
-        wc.qp_num.get()
-    ))
 }
 
 /// A tag: queue pair and position in its queue.

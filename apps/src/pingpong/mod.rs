@@ -5,17 +5,22 @@
 
 pub mod exchange;
 
+use crate::cli::parse::Host;
 use crate::cli::pingpong::{PingpongCli, Service};
+use crate::completion;
 use crate::counters::Counts;
 use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
-use crate::measure::link::completion_error;
 use crate::oob;
 use crate::rig::{self, Crank, OpenDevice, Rig, Side};
 use crate::stop;
 use exchange::{Destination, Stream};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
-use verbs::{Access, Ah, CqPoller, GRH_LEN, Mr, Psn, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint, RcOptions};
+use verbs::{
+    Access, Ah, Context, CqPoller, Discard, GRH_LEN, Mr, Psn, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint,
+    RcOptions,
+};
 use verbs::{RecvQueue, RecvWr, SendQueue, SendWr, Wc, ah_attr_to};
 
 /// Tags of requests, as the stock tool numbers them.
@@ -29,16 +34,21 @@ const QKEY: u32 = 0x1111_1111;
 /// How long the end that is through first stays, for the other to get everything.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// How the two ends meet over TCP.
+enum Meeting<'a> {
+    Listen(TcpListener),
+    Reach(&'a Host),
+}
+
 /// Runs the program.
 ///
 /// # Errors
 /// Whatever ends it early.
 pub fn run(cli: &PingpongCli) -> Result<()> {
     let json = cli.json.as_deref().map(JsonFile::create).transpose()?;
-    let side = if cli.host.is_some() { Side::Client } else { Side::Server };
-    let listener = match side {
-        Side::Server => Some(oob::listen(&cli.bind, cli.tcp_port)?),
-        Side::Client => None,
+    let (side, meeting) = match &cli.host {
+        Some(host) => (Side::Client, Meeting::Reach(host)),
+        None => (Side::Server, Meeting::Listen(oob::listen(&cli.bind.name, cli.bind.port_or(cli.tcp_port))?)),
     };
     let mut rig = Rig::open(&cli.device, side)?;
     let path_mtu = rig.path_mtu();
@@ -59,7 +69,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         )));
     }
     let peer_ip = cli.device.peer_ip;
-    let port = rig.port().clone();
+    let link = rig.port().clone();
     let device = rig.device()?;
     let gid = device.gid(cli.gid_idx)?;
     let OpenDevice { context, crank } = device;
@@ -99,7 +109,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     }
     let poller = cq.poller()?;
     let (sq, rq) = qp.split()?;
-    let mut game = Game { mr: &mr, head, sq, rq, poller, cli, posted: 0, peer: gid, to: None };
+    let mut game =
+        Game { mr: &mr, head, context, sq, rq, poller, cli, posted: 0, repeated: 0, peer: gid, to: None };
     game.post_receives()?;
 
     let ours = Destination { lid: 0, qpn: qp.qp_num().get(), psn: qp.first_psn().get(), gid };
@@ -121,23 +132,26 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     };
     // The link before the exchange: soft-RoCE looks the route to our GID up when it hears of it, and gives up if its
     // end of the link has no carrier yet.
-    let (theirs, mut stream) = match (&listener, &cli.host) {
-        (Some(listener), _) => {
+    let (theirs, mut stream) = match meeting {
+        Meeting::Listen(listener) => {
             let stream = loop {
-                match oob::try_accept(listener)? {
+                match oob::try_accept(&listener)? {
                     Some((stream, _)) => break stream,
                     None => idle()?,
                 }
                 std::thread::sleep(Duration::from_millis(1));
             };
+            // As the stock tool: the next server may listen while we play.
+            drop(listener);
             let mut stream = Stream::new(stream)?;
-            rig::await_link(&port, &mut idle)?;
+            rig::await_link(&link, &mut idle)?;
             (exchange::answer(&mut stream, &ours, &mut idle, connect)?, stream)
         }
-        (None, host) => {
-            let host = host.as_deref().unwrap_or("localhost");
-            let mut stream = Stream::new(oob::connect::<AppError>(host, cli.tcp_port, cli.wait, &mut idle)?)?;
-            rig::await_link(&port, &mut idle)?;
+        Meeting::Reach(host) => {
+            let port = host.port_or(cli.tcp_port);
+            let stream = oob::connect::<AppError>(&host.name, port, cli.wait, &mut idle)?;
+            let mut stream = Stream::new(stream)?;
+            rig::await_link(&link, &mut idle)?;
             let theirs = exchange::ask(&mut stream, &ours, &mut idle)?;
             connect(&theirs)?;
             (theirs, stream)
@@ -225,12 +239,15 @@ struct Game<'a> {
     mr: &'a Mr,
     /// Bytes in front of the message.
     head: usize,
+    context: &'a Context,
     sq: SendQueue,
     rq: RecvQueue,
     poller: CqPoller,
     cli: &'a PingpongCli,
     /// Receives that are posted.
     posted: u32,
+    /// Packets of ours that never left, and whose message was sent again.
+    repeated: u64,
     peer: verbs::Gid,
     /// Where datagrams go.
     to: Option<(Ah, Qpn)>,
@@ -257,6 +274,16 @@ impl Game<'_> {
         Ok(self.sq.post_send(&[wr])?)
     }
 
+    /// Packets of ours that could not leave, because the peer's Ethernet address was not to be had.
+    fn never_left(&self) -> u64 {
+        self.context.counters().discarded(Discard::Unreachable)
+    }
+
+    /// Whether our last message never left: the other end cannot have seen it, so it may be sent again.
+    fn is_held_up(&self) -> bool {
+        self.never_left() > self.repeated
+    }
+
     /// Plays all rounds; the time they took.
     fn play(&mut self, side: Side, crank: &mut Crank, stream: &mut Stream) -> Result<Duration> {
         if self.cli.check {
@@ -267,25 +294,32 @@ impl Game<'_> {
         let (mut sent, mut received) = (0u64, 0u64);
         let (mut sending, mut receiving) = (false, true);
         let mut wcs = [Wc::default(); 2];
-        let mut idle_turns = 0u32;
-        let (mut closed_since, mut quiet_since) = (None, None);
+        let (mut turns, mut idle_turns) = (0u32, 0u32);
+        let (mut closed_since, mut quiet_since, mut repeated) = (None, None, None);
         let start = Instant::now();
         if side == Side::Client {
             self.post_send()?;
             sending = true;
         }
-        while received < self.cli.iters || sent < self.cli.iters {
+        // A reliable connection tries again by itself.
+        let unreliable = self.cli.transport != Service::Rc;
+        while received < self.cli.iters || sent < self.cli.iters || unreliable && self.is_held_up() {
             crank.turn();
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(4096) {
+                stop::check()?;
+            }
             let n = self.poller.poll(&mut wcs)?;
             for wc in &wcs[..n] {
                 let is_send = wc.wr_id == SEND_ID;
                 if !wc.is_ok() {
-                    return Err(completion_error(if is_send { "SEND" } else { "receive" }, wc, &self.peer));
+                    return Err(completion::failed(if is_send { "SEND" } else { "receive" }, wc, &self.peer));
                 }
                 if is_send {
                     (sent, sending) = (sent + 1, false);
                 } else {
                     (received, receiving) = (received + 1, false);
+                    (closed_since, quiet_since) = (None, None);
                     self.posted -= 1;
                     if self.posted <= self.cli.rx_depth / 2 {
                         self.post_receives()?;
@@ -299,11 +333,15 @@ impl Game<'_> {
             }
             idle_turns = if n > 0 { 0 } else { idle_turns.wrapping_add(1) };
             if idle_turns % 4096 == 4095 {
-                stop::check()?;
+                let now = Instant::now();
+                if unreliable && !sending && self.is_held_up() && repeated.is_none_or(|at| now - at > AGAIN) {
+                    self.repeated = self.never_left();
+                    self.post_send()?;
+                    (sent, sending, repeated) = (sent - 1, true, Some(now));
+                }
                 // The stock tool closes its end right after the exchange. So an end that is closed means something
                 // only when nothing else moves for long; requests that are outstanding fail by themselves.
-                let now = Instant::now();
-                if self.cli.transport != Service::Rc && now - *quiet_since.get_or_insert(now) > QUIET {
+                if unreliable && now - *quiet_since.get_or_insert(now) > QUIET {
                     return Err(AppError::Timeout(format!(
                         "no message came for {QUIET:?} after {received} of {}: one was lost, which over {} nobody \
                          repeats",
@@ -321,8 +359,6 @@ impl Game<'_> {
                         )));
                     }
                 }
-            } else if n > 0 {
-                (closed_since, quiet_since) = (None, None);
             }
         }
         Ok(start.elapsed())
@@ -331,6 +367,8 @@ impl Game<'_> {
 
 /// How long a peer whose TCP connection is closed may be silent.
 const GONE: Duration = Duration::from_secs(10);
-/// How long an unreliable message may take. A repeat would not help: the other end could not tell it from the next
-/// message, and the stock tools count what they get.
-const QUIET: Duration = Duration::from_secs(5);
+/// Time between two attempts to send a message that could not leave.
+const AGAIN: Duration = Duration::from_millis(100);
+/// How long an unreliable message may take. A repeat of one that has left would not help: the other end could not tell it
+/// from the next message, and the stock tools count what they get.
+const QUIET: Duration = Duration::from_secs(10);

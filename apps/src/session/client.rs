@@ -4,6 +4,7 @@ use super::{
     Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, send_end, tell_failure,
     whole_end,
 };
+use crate::cli::parse;
 use crate::cli::perf::{ClientArgs, RawClientArgs, ReachArgs};
 use crate::cm::Exchange;
 use crate::counters::Counts;
@@ -20,7 +21,7 @@ use crate::protocol::{Flow, Hello, Message, Report};
 use crate::report;
 use crate::rig::{Rig, Side};
 use crate::stop;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 use verbs::{Mac, Mtu};
 
@@ -97,7 +98,7 @@ struct Client {
 
 impl Client {
     fn connect(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
-        let stream = oob::connect::<AppError>(&reach.host, reach.oob_port, reach.wait, || {
+        let stream = oob::connect::<AppError>(&reach.host.name, reach.port(), reach.wait, || {
             rig.idle();
             stop::check()
         })?;
@@ -106,15 +107,15 @@ impl Client {
 
     /// The same by `rdma_cm`.
     fn connect_rdma_cm(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
-        let ip: IpAddr = reach.host.parse().map_err(|_| {
+        let ip = parse::ip(&reach.host.name).map_err(|_| {
             let host = &reach.host;
             AppError::Usage(format!(
-                "with -R the host is the server's RDMA address, as 10.77.0.1, not {host:?}"
+                "with -R the host is the server's RDMA address, as 10.77.0.1 or [fd00::1], not {host}"
             ))
         })?;
         rig.device()?;
         rig.wait_for_link()?;
-        let to = SocketAddr::new(ip, reach.oob_port);
+        let to = SocketAddr::new(ip, reach.port());
         let exchange = Exchange::connect(rig.device()?, to, reach.wait)?;
         Self::greet(Channel::over(exchange), rig, Some(to))
     }

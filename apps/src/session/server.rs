@@ -28,11 +28,11 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
     if args.rdma_cm {
         return serve_rdma_cm(args);
     }
-    let listener = oob::listen(&args.bind, args.oob_port)?;
+    let port = args.bind.port_or(args.oob_port);
+    let listener = oob::listen(&args.bind.name, port)?;
     let mut rig = Rig::open(&args.device, Side::Server)?;
     eprintln!(
-        "roce-perf: waiting for a client on TCP port {}, {} on port {}",
-        args.oob_port,
+        "roce-perf: waiting for a client on TCP port {port}, {} on port {}",
         rig.addr(),
         args.device.port
     );

@@ -114,6 +114,19 @@ pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
+/// What comes sooner or later; how soon depends on who else has the cores.
+#[track_caller]
+pub fn until<T>(mut come: impl FnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(come) = come() {
+            return come;
+        }
+        assert!(since.elapsed() < LIMIT, "it has not come after {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// A program that runs; killed when dropped.
 pub struct Running(Option<Child>);
 
