@@ -18,8 +18,7 @@ const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 7);
 const SIZE: usize = 3000;
 const SLOT: usize = 4096;
 const MESSAGES: u64 = 12;
-/// For one connection. Where an MRA has asked for patience and the REJ behind it is lost, the REQ goes out again after the
-/// 69 s that the MRA named.
+/// For one connection: more than all repetitions of a request take.
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// One end of a connection: its queue pair, buffers and what it has done.
@@ -112,10 +111,11 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
         let path = managers[0].path(&w, 1);
         let request = Connect {
             ip: Some(IpHeader { src_port: 5, src: path.sgid.to_ip(), dst: path.dgid.to_ip() }),
+            // All repetitions together take two seconds: an address may have to be asked for twice meanwhile.
             timing: Timing {
                 packet_lifetime: 8,
-                remote_response: 10,
-                local_response: 10,
+                remote_response: 15,
+                local_response: 15,
                 ..Timing::default()
             },
             ..Connect::new(SERVICE, path, qpns[0])

@@ -70,6 +70,7 @@ struct Run {
     sides: Vec<BTreeMap<ConnId, Side>>,
     /// Sides that are over and whose id has ended, of this life of the node.
     gone: Vec<BTreeSet<ConnId>>,
+    /// Questions that will get an answer, and those of others that will get none.
     sidrs: Vec<BTreeSet<SidrId>>,
     /// Queue pairs of each node and when they may be used again.
     rest: Vec<BTreeMap<Qpn, Instant>>,
@@ -300,7 +301,8 @@ impl Run {
                         private_data: Vec::new(),
                     };
                     match self.rng.below(4) {
-                        0 => {}
+                        // It forgets to answer; the exchange ends by itself.
+                        0 => assert!(self.sidrs[node].insert(id), "an id comes once"),
                         1 => self.w.nodes[node].sidr_destroy(id).unwrap(),
                         _ => self.w.nodes[node].sidr_reply(now, id, &reply).unwrap(),
                     }
@@ -310,7 +312,7 @@ impl Run {
                     self.report.sidr_answered += 1;
                 }
                 Event::SidrUnreachable { id } => {
-                    assert!(self.sidrs[node].remove(&id), "one answer a question");
+                    assert!(self.sidrs[node].remove(&id), "one end of a question");
                 }
             }
         }

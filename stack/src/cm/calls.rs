@@ -76,7 +76,9 @@ fn check_depths(responder_resources: u8, initiator_depth: u8) -> Result<(), Erro
 
 /// Connections.
 impl Machine {
-    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`].
+    /// Sends a REQ. Ends in [`Event::ConnectResponse`], [`Event::Rejected`] or [`Event::Unreachable`], the last one after
+    /// the times of [`Connect::timing`], whatever MRAs the peer sends: `max_cm_retries` + 1 times twice the packet lifetime
+    /// and the response timeout.
     ///
     /// # Errors
     /// Everything in [`Connect`] that is out of range; [`Error::QpBusy`], [`Error::Limit`].
@@ -137,6 +139,7 @@ impl Machine {
             private_data,
             ..Req::default()
         };
+        let interval = code::request_interval(timing.packet_lifetime, timing.remote_response);
         let id = self.insert(Conn {
             state: State::ReqSent,
             gone: false,
@@ -166,9 +169,10 @@ impl Machine {
                 initiator_depth: connect.initiator_depth,
             },
             packet_lifetime: timing.packet_lifetime,
-            interval: code::request_interval(timing.packet_lifetime, timing.remote_response),
+            interval,
             retries: timing.max_cm_retries,
             left: 0,
+            patience: interval * (u32::from(timing.max_cm_retries) + 1),
             mra: false,
             deadline: Instant::FAR,
             timer: Instant::FAR,
@@ -203,6 +207,8 @@ impl Machine {
             return Err(Error::State { operation: "accept", state: conn.state.name() });
         }
         check_depths(accept.responder_resources, accept.initiator_depth)?;
+        range("response timeout", accept.response_timeout.unwrap_or(0), 31)?;
+        range("CM retries", accept.max_cm_retries.unwrap_or(0), 15)?;
         range("RNR retry count", accept.rnr_retry_count, 7)?;
         range("RNR timer", accept.min_rnr_timer, 31)?;
         fits(&accept.private_data, 196)?;
@@ -216,8 +222,9 @@ impl Machine {
         })
     }
 
-    /// Sends a REP. Ends in [`Event::Established`], [`Event::Rejected`] or [`Event::Unreachable`]. Returns what
-    /// [`Machine::plan_accept`] does.
+    /// Sends a REP. Ends in [`Event::Established`], [`Event::Rejected`] or [`Event::Unreachable`], the last one after the
+    /// times of [`Accept`] or of the REQ, and no later than [`Limits::half_open_time`](super::Limits::half_open_time) after
+    /// the REQ. Returns what [`Machine::plan_accept`] does.
     ///
     /// # Errors
     /// Everything in [`Accept`] that is out of range; [`Error::QpBusy`], [`Error::State`], [`Error::NoConnection`].
@@ -226,7 +233,12 @@ impl Machine {
         let params = self.plan_accept(id, accept)?;
         self.enter(id, State::RepSent);
         self.local_qpns.insert(accept.qpn, id);
+        let conn = &self.conns[&id];
+        let interval = accept.response_timeout.map_or(conn.interval, code::time);
+        let retries = accept.max_cm_retries.unwrap_or(conn.retries);
+        let patience = self.patience(interval, retries);
         let conn = self.conns.get_mut(&id).expect("it is there, the plan says");
+        (conn.interval, conn.retries, conn.patience) = (interval, retries, patience);
         conn.params = params;
         let rep = Rep {
             local_comm_id: conn.local_id,
@@ -263,7 +275,13 @@ impl Machine {
         };
         let rej = conn.rej(message, reject.reason, &reject.info, &reject.private_data);
         self.send_once(id, &rej);
-        self.counters.count(Counter::RejectedByUs);
+        // What a layer above decides before a program hears of it goes by the name that it has here.
+        self.counters.count(match reject.reason {
+            Reason::NO_RESOURCES => Counter::BacklogFull,
+            Reason::INVALID_SERVICE_ID => Counter::NoListener,
+            Reason::INVALID_TRANSPORT => Counter::BadTransport,
+            _ => Counter::RejectedByUs,
+        });
         if message == REJ_REQ {
             self.remove(id)
         } else {

@@ -18,7 +18,8 @@ pub struct Config {
     pub ack_delay: u8,
     /// Hop limit of MADs that answer, and of paths learnt from a REQ; 0 counts as 64.
     pub hop_limit: u8,
-    /// Time code of the MRA that answers a repeated REQ or REP while the program decides (Linux: 24); `None`: no MRA.
+    /// Time code of the MRA that answers the first repetition of a REQ or REP while the program decides; `None`, as Linux
+    /// today: no MRA. A peer that gets none waits for as long as its own program said.
     pub mra: Option<u8>,
     /// Bounds of memory and time.
     pub limits: Limits,
@@ -32,7 +33,7 @@ impl Default for Config {
             mtu: Mtu::Mtu4096,
             ack_delay: 15,
             hop_limit: 64,
-            mra: Some(24),
+            mra: None,
             limits: Limits::default(),
         }
     }
@@ -54,9 +55,10 @@ pub struct Limits {
     pub events: usize,
     /// MADs that wait for [`poll_send`](super::Machine::poll_send); one above that is dropped, as if lost.
     pub sends: usize,
-    /// How long a connection that a REQ began may take to be established, whatever times the REQ and MRAs name.
+    /// How long a connection that a REQ began may take to be established, and its DREQ to be answered, whatever times the
+    /// REQ and MRAs name.
     pub half_open_time: Duration,
-    /// The longest wait that a peer's time code or MRA can ask for.
+    /// The longest wait that one time code of a peer can ask for, its MRAs' among them.
     pub peer_time: Duration,
 }
 

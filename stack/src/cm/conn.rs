@@ -4,8 +4,9 @@ use core::time::Duration;
 
 use super::MAD_LEN;
 use super::event::{Disconnect, ListenId, Path, QpParams};
+use super::machine::Peer;
 use super::mad::Mad;
-use super::message::{Rej, Rtu, padded};
+use super::message::{Rej, Req, Rtu, padded};
 use super::reason::Reason;
 use crate::time::Instant;
 
@@ -45,6 +46,10 @@ impl State {
     pub const fn half_open(self) -> bool {
         matches!(self, Self::ReqRcvd | Self::RepSent)
     }
+    /// Whether a connection waits here for somebody, and gives up at its deadline.
+    pub const fn has_deadline(self) -> bool {
+        self.half_open() || matches!(self, Self::ReqSent | Self::DreqSent)
+    }
 }
 
 /// READs and ATOMICs that a side serves and wants to have under way.
@@ -81,9 +86,11 @@ pub(super) struct Conn {
     pub retries: u8,
     /// So many times from now.
     pub left: u8,
-    /// The peer's MRA lengthened the wait.
+    /// How long a request is waited for with all its repetitions. An MRA spares repetitions; the wait ends all the same.
+    pub patience: Duration,
+    /// An MRA belongs to this wait: the peer's in states that wait for the peer, ours where it waits for us.
     pub mra: bool,
-    /// When a half-open connection is given up.
+    /// When it is given up, in a state that [`State::has_deadline`] names.
     pub deadline: Instant,
     /// When its timer fires; `FAR`: never.
     pub timer: Instant,
@@ -94,6 +101,14 @@ pub(super) struct Conn {
 }
 
 impl Conn {
+    /// Who is at the other end, once its GUID is known.
+    pub const fn peer(&self) -> Peer {
+        (self.mad_path.dgid, self.remote_guid)
+    }
+    /// Whether a REQ is the one that began this connection, once more.
+    pub fn began_with(&self, tid: u64, req: &Req) -> bool {
+        self.tid == tid && self.params.dest_qpn == req.local_qpn && self.state != State::TimeWait
+    }
     /// A REJ of this side's.
     pub fn rej(&self, message: u8, reason: Reason, info: &[u8], private_data: &[u8]) -> Mad {
         let rej = Rej {

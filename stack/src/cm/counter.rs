@@ -74,6 +74,8 @@ counters! {
     BadAddress = "ignored_address";
     /// Ignored: ids of no connection here.
     UnknownId = "ignored_unknown_id";
+    /// Ignored: names a connection or a SIDR exchange, and comes from another address than its peer's.
+    NotThePeer = "ignored_not_the_peer";
     /// Ignored: not the transaction that is under way.
     WrongTransaction = "ignored_transaction";
     /// Ignored: a DREQ for another queue pair.

@@ -139,6 +139,10 @@ pub struct Accept {
     pub rnr_retry_count: u8,
     /// Code of the delay that our RNR NAKs ask for, `0 ..= 31`; handed through to [`QpParams`].
     pub min_rnr_timer: u8,
+    /// Time code between two REPs, and between two DREQs, `0 ..= 31`; `None`: what the REQ says.
+    pub response_timeout: Option<u8>,
+    /// REP and DREQ are sent again so many times, `0 ..= 15`; `None`: what the REQ says.
+    pub max_cm_retries: Option<u8>,
     /// Up to 196 bytes.
     pub private_data: Vec<u8>,
 }
@@ -154,6 +158,8 @@ impl Accept {
             initiator_depth: most,
             rnr_retry_count: 7,
             min_rnr_timer: 0,
+            response_timeout: None,
+            max_cm_retries: None,
             private_data: Vec::new(),
         }
     }
@@ -378,7 +384,8 @@ pub enum Event {
         /// 136 bytes.
         private_data: Vec<u8>,
     },
-    /// No answer to our SIDR_REQ. Ends the id.
+    /// No answer to our SIDR_REQ; or a peer's was not answered within
+    /// [`Limits::half_open_time`](super::Limits::half_open_time). Ends the id.
     SidrUnreachable {
         /// The exchange.
         id: SidrId,

@@ -1,5 +1,6 @@
 //! The machine: everything of a device, its queues and its timers.
 
+use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::code;
@@ -26,6 +27,10 @@ pub(super) const REJ_REQ: u8 = 0;
 pub(super) const REJ_REP: u8 = 1;
 pub(super) const REJ_OTHER: u8 = 2;
 
+/// Who a peer is: the address that its MADs come from, and the GUID that it gives itself. Anybody can give itself another
+/// one's GUID; what it says then is about connections of its own address, and never about the other one's.
+pub(super) type Peer = (Gid, u64);
+
 /// Whose timer fires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Timed {
@@ -45,10 +50,10 @@ pub struct Machine {
     pub(super) conns: BTreeMap<ConnId, Conn>,
     /// By our comm id.
     pub(super) local_ids: BTreeMap<u32, ConnId>,
-    /// By the peer's node and comm id: those that a REQ began.
-    pub(super) remote_ids: BTreeMap<(u64, u32), ConnId>,
-    /// By the peer's node and queue pair.
-    pub(super) remote_qpns: BTreeMap<(u64, Qpn), ConnId>,
+    /// By the peer and its comm id: those that a REQ began.
+    pub(super) remote_ids: BTreeMap<(Peer, u32), ConnId>,
+    /// By the peer and its queue pair.
+    pub(super) remote_qpns: BTreeMap<(Peer, Qpn), ConnId>,
     /// By our queue pair.
     pub(super) local_qpns: BTreeMap<Qpn, ConnId>,
     /// Connections in a state that [`State::half_open`] names.
@@ -204,9 +209,17 @@ impl Machine {
         conn.mad = Some(Box::new(bytes));
         conn.left = conn.retries;
         conn.mra = false;
+        let end = now.after(conn.patience);
+        conn.deadline = if conn.state.half_open() { end.min(conn.deadline) } else { end };
         let (path, at) = (conn.mad_path, now.after(conn.interval));
         self.send(path, bytes);
         self.arm(id, at);
+    }
+
+    /// How long an answer to a request of a connection that a REQ began is waited for: as often and as long as was said,
+    /// within the limit.
+    pub(super) fn patience(&self, interval: Duration, retries: u8) -> Duration {
+        (interval * (u32::from(retries) + 1)).min(self.config.limits.half_open_time)
     }
 
     /// Sends once more what was sent last.
@@ -222,8 +235,7 @@ impl Machine {
     /// Sets a connection's timer.
     pub(super) fn arm(&mut self, id: ConnId, at: Instant) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        // No half-open connection outlives its deadline.
-        let at = if conn.state.half_open() { at.min(conn.deadline) } else { at };
+        let at = if conn.state.has_deadline() { at.min(conn.deadline) } else { at };
         self.timers.remove(&(conn.timer, Timed::Conn(id)));
         conn.timer = at;
         if at != Instant::FAR {
@@ -264,8 +276,8 @@ impl Machine {
             self.listeners.decided(listener);
         }
         self.local_ids.remove(&conn.local_id);
-        remove_if(&mut self.remote_ids, &(conn.remote_guid, conn.remote_id), id);
-        remove_if(&mut self.remote_qpns, &(conn.remote_guid, conn.params.dest_qpn), id);
+        remove_if(&mut self.remote_ids, &(conn.peer(), conn.remote_id), id);
+        remove_if(&mut self.remote_qpns, &(conn.peer(), conn.params.dest_qpn), id);
         remove_if(&mut self.local_qpns, &conn.params.qpn, id);
     }
 
@@ -323,7 +335,7 @@ impl Machine {
     fn conn_timer(&mut self, now: Instant, id: ConnId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let repeats = matches!(conn.state, State::ReqSent | State::RepSent | State::DreqSent);
-        if repeats && conn.left > 0 && (!conn.state.half_open() || now < conn.deadline) {
+        if repeats && conn.left > 0 && now < conn.deadline {
             conn.left -= 1;
             conn.mra = false;
             let at = now.after(conn.interval);
@@ -368,6 +380,11 @@ impl Machine {
         let path = self.reply_path(path);
         self.answer(path, &Mad::new(tid, rej));
     }
+}
+
+/// Whether a MAD comes from the address where an exchange's own MADs go to: only from there is it about that exchange.
+pub(super) fn from_peer(exchange: &Path, seen: &Path) -> Result<(), Counter> {
+    if seen.dgid == exchange.dgid { Ok(()) } else { Err(Counter::NotThePeer) }
 }
 
 /// Whether packets can go to this address.

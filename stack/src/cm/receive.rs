@@ -5,7 +5,7 @@ use super::config::Timing;
 use super::conn::{Conn, Depths, State};
 use super::counter::Counter;
 use super::event::{ConnId, Disconnect, Event, Path, QpParams, Request, Response, Transport};
-use super::machine::{Machine, REJ_REP, is_host};
+use super::machine::{Machine, REJ_REP, from_peer, is_host};
 use super::mad::Mad;
 use super::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu};
 use super::reason::Reason;
@@ -41,11 +41,13 @@ struct Refusal {
     counter: Counter,
     reason: Reason,
     info: Vec<u8>,
+    /// A connection that the peer has forgotten.
+    forgotten: Option<ConnId>,
 }
 
 impl Refusal {
     fn new(counter: Counter, reason: Reason) -> Self {
-        Self { counter, reason, info: Vec::new() }
+        Self { counter, reason, info: Vec::new(), forgotten: None }
     }
 }
 
@@ -67,20 +69,28 @@ impl Machine {
         let Mad { tid, message, .. } = Mad::decode(mad)?;
         match message {
             Message::Req(req) => self.handle_req(now, path, tid, &req),
-            Message::Mra(mra) => self.handle_mra(now, tid, &mra),
-            Message::Rej(rej) => self.handle_rej(now, tid, &rej),
-            Message::Rep(rep) => self.handle_rep(now, tid, &rep),
-            Message::Rtu(rtu) => self.handle_rtu(&rtu),
+            Message::Mra(mra) => self.handle_mra(now, path, tid, &mra),
+            Message::Rej(rej) => self.handle_rej(now, path, tid, &rej),
+            Message::Rep(rep) => self.handle_rep(now, path, tid, &rep),
+            Message::Rtu(rtu) => self.handle_rtu(path, &rtu),
             Message::Dreq(dreq) => self.handle_dreq(now, path, tid, &dreq),
-            Message::Drep(drep) => self.handle_drep(now, &drep),
+            Message::Drep(drep) => self.handle_drep(now, path, &drep),
             Message::SidrReq(req) => self.handle_sidr_req(now, path, tid, &req),
-            Message::SidrRep(rep) => self.handle_sidr_rep(tid, &rep),
+            Message::SidrRep(rep) => self.handle_sidr_rep(path, tid, &rep),
         }
     }
 
-    /// The connection that both sides' ids name.
-    fn find(&self, local: u32, remote: u32) -> Result<ConnId, Counter> {
+    /// The connection that our id names in a MAD of its peer. What names a connection otherwise, by the peer's GUID, is
+    /// looked up under the address that it comes from.
+    fn find(&self, path: &Path, local: u32) -> Result<ConnId, Counter> {
         let id = *self.local_ids.get(&local).ok_or(Counter::UnknownId)?;
+        from_peer(&self.conns[&id].mad_path, path)?;
+        Ok(id)
+    }
+
+    /// The connection that both sides' ids name.
+    fn find_both(&self, path: &Path, local: u32, remote: u32) -> Result<ConnId, Counter> {
+        let id = self.find(path, local)?;
         if self.conns[&id].remote_id == remote && remote != 0 { Ok(id) } else { Err(Counter::UnknownId) }
     }
 
@@ -88,18 +98,17 @@ impl Machine {
         if req.local_comm_id == 0 || !is_qp(req.local_qpn) || !is_host(&req.primary.local_gid) {
             return Err(Counter::BadField);
         }
-        if let Some(&id) = self.remote_ids.get(&(req.local_ca_guid, req.local_comm_id)) {
-            let conn = &self.conns[&id];
-            if conn.tid == tid && conn.params.dest_qpn == req.local_qpn && conn.state != State::TimeWait {
-                return self.duplicate_req(id);
-            }
-            return self.stale_req(now, path, tid, req, id);
-        }
-        if let Some(&id) = self.remote_qpns.get(&(req.local_ca_guid, req.local_qpn)) {
-            return self.stale_req(now, path, tid, req, id);
+        let peer = (path.dgid, req.local_ca_guid);
+        if let Some(&id) = self.remote_ids.get(&(peer, req.local_comm_id))
+            && self.conns[&id].began_with(tid, req)
+        {
+            return self.duplicate_req(id);
         }
         if let Err(refusal) = self.begin(now, path, tid, req) {
             self.refuse(path, tid, req.local_comm_id, refusal.reason, &refusal.info);
+            if let Some(old) = refusal.forgotten {
+                self.forgotten(now, old);
+            }
             return Err(refusal.counter);
         }
         Ok(())
@@ -132,9 +141,21 @@ impl Machine {
             return Err(Refusal::new(Counter::NoListener, Reason::INVALID_SERVICE_ID));
         };
         let limits = &self.config.limits;
-        let full = self.conns.len() >= limits.connections || self.half_open >= limits.half_open;
-        if full || self.events_full() {
-            return Err(Refusal::new(Counter::NoResources, Reason::NO_RESOURCES));
+        let no_room = || Refusal::new(Counter::NoResources, Reason::NO_RESOURCES);
+        if self.half_open >= limits.half_open || self.events_full() {
+            return Err(no_room());
+        }
+        // Ids or a queue pair of another connection of this peer: it has forgotten that one, or rests them too short. Looked
+        // up only for a REQ that would be taken, so that each wrong guess of who forges the peer's address costs him an
+        // entry of a bounded table.
+        let peer = (path.dgid, req.local_ca_guid);
+        let old = self.remote_ids.get(&(peer, req.local_comm_id));
+        if let Some(&old) = old.or_else(|| self.remote_qpns.get(&(peer, req.local_qpn))) {
+            let refusal = Refusal::new(Counter::Stale, Reason::STALE_CONNECTION);
+            return Err(Refusal { forgotten: Some(old), ..refusal });
+        }
+        if self.conns.len() >= limits.connections {
+            return Err(no_room());
         }
         if !self.listeners.wait(listener) {
             return Err(Refusal::new(Counter::BacklogFull, Reason::NO_RESOURCES));
@@ -174,6 +195,7 @@ impl Machine {
             responder_resources: req.responder_resources.min(RD_ATOMIC_MAX),
             initiator_depth: req.initiator_depth.min(RD_ATOMIC_MAX),
         };
+        let interval = code::time(req.local_response_timeout).min(self.config.limits.peer_time);
         let id = self.insert(Conn {
             state: State::ReqRcvd,
             gone: false,
@@ -186,17 +208,18 @@ impl Machine {
             params,
             depths,
             packet_lifetime: 0,
-            interval: code::time(req.local_response_timeout).min(self.config.limits.peer_time),
+            interval,
             retries: req.max_cm_retries,
             left: 0,
+            patience: self.patience(interval, req.max_cm_retries),
             mra: false,
             deadline,
             timer: Instant::FAR,
             mad: None,
             ending: Disconnect::Agreed,
         });
-        self.remote_ids.insert((req.local_ca_guid, req.local_comm_id), id);
-        self.remote_qpns.insert((req.local_ca_guid, req.local_qpn), id);
+        self.remote_ids.insert((peer, req.local_comm_id), id);
+        self.remote_qpns.insert((peer, req.local_qpn), id);
         self.arm(id, deadline);
         let request = Request {
             service_id: req.service_id,
@@ -226,9 +249,11 @@ impl Machine {
         Err(Counter::DuplicateReq)
     }
 
+    /// Once: a program that never decides is not to keep its peer waiting for ever.
     fn ask_patience(&mut self, id: ConnId, message: u8) {
         let Some(service_timeout) = self.config.mra else { return };
-        let conn = &self.conns[&id];
+        let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.mra) else { return };
+        conn.mra = true;
         let mra = Mra {
             local_comm_id: conn.local_id,
             remote_comm_id: conn.remote_id,
@@ -238,21 +263,6 @@ impl Machine {
         };
         let mra = Mad::new(conn.tid, mra);
         self.send_once(id, &mra);
-    }
-
-    /// A REQ whose ids or queue pair belong to another connection: the peer has forgotten that one, or rests them too
-    /// short. The new one is refused; the old one ends.
-    fn stale_req(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        tid: u64,
-        req: &Req,
-        old: ConnId,
-    ) -> Result<(), Counter> {
-        self.refuse(path, tid, req.local_comm_id, Reason::STALE_CONNECTION, &[]);
-        self.forgotten(now, old);
-        Err(Counter::Stale)
     }
 
     /// The peer has forgotten this connection.
@@ -283,8 +293,8 @@ impl Machine {
         if timewait { self.time_wait(now, id) } else { self.remove(id) }
     }
 
-    fn handle_mra(&mut self, now: Instant, tid: u64, mra: &Mra) -> Result<(), Counter> {
-        let id = *self.local_ids.get(&mra.remote_comm_id).ok_or(Counter::UnknownId)?;
+    fn handle_mra(&mut self, now: Instant, path: &Path, tid: u64, mra: &Mra) -> Result<(), Counter> {
+        let id = self.find(path, mra.remote_comm_id)?;
         let limit = self.config.limits.peer_time;
         let conn = self.conns.get_mut(&id).expect("the index names connections");
         if conn.remote_id != 0 && conn.remote_id != mra.local_comm_id {
@@ -298,26 +308,33 @@ impl Machine {
             State::RepSent => MRA_REP,
             _ => return Err(Counter::WrongState),
         };
-        // One MRA a wait: a peer cannot keep us waiting for ever.
+        // One MRA a wait, which the deadline cuts: a peer cannot keep us waiting for longer than without.
         if mra.message != expected || conn.mra {
             return Err(Counter::WrongState);
         }
         conn.mra = true;
         let wait = code::time(mra.service_timeout).min(limit) + code::time(conn.packet_lifetime);
-        self.arm(id, now.after(wait));
+        let at = now.after(wait).max(conn.timer);
+        self.arm(id, at);
         Ok(())
     }
 
-    fn handle_rej(&mut self, now: Instant, tid: u64, rej: &Rej) -> Result<(), Counter> {
+    fn handle_rej(&mut self, now: Instant, path: &Path, tid: u64, rej: &Rej) -> Result<(), Counter> {
         let info = rej.info.get(..usize::from(rej.info_length)).ok_or(Counter::BadField)?;
         // Who gave up before our answer came does not know our id, and names itself by its node.
         let guid = info.first_chunk().filter(|_| rej.reason == Reason::TIMEOUT && rej.remote_comm_id == 0);
         let id = match guid {
-            Some(guid) => self.remote_ids.get(&(u64::from_be_bytes(*guid), rej.local_comm_id)),
-            None => self.local_ids.get(&rej.remote_comm_id),
+            Some(guid) => {
+                let peer = (path.dgid, u64::from_be_bytes(*guid));
+                *self.remote_ids.get(&(peer, rej.local_comm_id)).ok_or(Counter::UnknownId)?
+            }
+            None => self.find(path, rej.remote_comm_id)?,
         };
-        let id = *id.ok_or(Counter::UnknownId)?;
         let conn = &self.conns[&id];
+        // Once the connection stands, the peer has our answer, and our id with it.
+        if guid.is_some() && !conn.state.half_open() {
+            return Err(Counter::WrongState);
+        }
         let first = conn.state == State::ReqSent;
         if !first && conn.remote_id != rej.local_comm_id {
             return Err(Counter::UnknownId);
@@ -343,8 +360,8 @@ impl Machine {
         Ok(())
     }
 
-    fn handle_rep(&mut self, now: Instant, tid: u64, rep: &Rep) -> Result<(), Counter> {
-        let id = *self.local_ids.get(&rep.remote_comm_id).ok_or(Counter::UnknownId)?;
+    fn handle_rep(&mut self, now: Instant, path: &Path, tid: u64, rep: &Rep) -> Result<(), Counter> {
+        let id = self.find(path, rep.remote_comm_id)?;
         let conn = &self.conns[&id];
         if conn.state != State::ReqSent {
             return self.duplicate_rep(id, rep);
@@ -355,8 +372,8 @@ impl Machine {
         if rep.local_comm_id == 0 || !is_qp(rep.local_qpn) {
             return Err(Counter::BadField);
         }
-        let peer = (rep.local_ca_guid, rep.local_qpn);
-        if let Some(&old) = self.remote_qpns.get(&peer) {
+        let far_end = ((path.dgid, rep.local_ca_guid), rep.local_qpn);
+        if let Some(&old) = self.remote_qpns.get(&far_end) {
             // Two connections cannot have one queue pair at their other end.
             let conn = self.conns.get_mut(&id).expect("it was found");
             conn.remote_id = rep.local_comm_id;
@@ -382,7 +399,8 @@ impl Machine {
             ..conn.params
         };
         let params = conn.params;
-        self.remote_qpns.insert(peer, id);
+        conn.mra = false;
+        self.remote_qpns.insert(far_end, id);
         self.enter(id, State::RepRcvd);
         self.arm(id, now.after(self.config.limits.half_open_time));
         let response = Response {
@@ -411,8 +429,8 @@ impl Machine {
         Err(Counter::DuplicateRep)
     }
 
-    fn handle_rtu(&mut self, rtu: &Rtu) -> Result<(), Counter> {
-        let id = self.find(rtu.remote_comm_id, rtu.local_comm_id)?;
+    fn handle_rtu(&mut self, path: &Path, rtu: &Rtu) -> Result<(), Counter> {
+        let id = self.find_both(path, rtu.remote_comm_id, rtu.local_comm_id)?;
         match self.conns[&id].state {
             State::RepSent => {
                 self.accepted(id, rtu.private_data.to_vec());
@@ -430,8 +448,8 @@ impl Machine {
             private_data: [0; 224],
         };
         let answer = Mad::new(tid, answer);
-        let Ok(id) = self.find(dreq.remote_comm_id, dreq.local_comm_id) else {
-            // Whoever asks is to get rid of its connection, whether or not we have ours.
+        let Ok(id) = self.find_both(path, dreq.remote_comm_id, dreq.local_comm_id) else {
+            // Whoever asks is to get rid of its connection, whether or not we have ours; a stranger cannot tell which.
             self.answer(self.reply_path(path), &answer);
             return Err(Counter::DreqMirrored);
         };
@@ -456,8 +474,8 @@ impl Machine {
         Ok(())
     }
 
-    fn handle_drep(&mut self, now: Instant, drep: &Drep) -> Result<(), Counter> {
-        let id = self.find(drep.remote_comm_id, drep.local_comm_id)?;
+    fn handle_drep(&mut self, now: Instant, path: &Path, drep: &Drep) -> Result<(), Counter> {
+        let id = self.find_both(path, drep.remote_comm_id, drep.local_comm_id)?;
         let conn = &self.conns[&id];
         if conn.state != State::DreqSent {
             return Err(Counter::WrongState);

@@ -9,7 +9,7 @@ use super::code;
 use super::counter::Counter;
 use super::error::Error;
 use super::event::{Event, Path, SidrId, SidrReply, SidrRequest};
-use super::machine::{Machine, Timed};
+use super::machine::{Machine, Timed, from_peer};
 use super::mad::Mad;
 use super::message::{SidrRep, SidrReq, padded};
 use super::reason::SidrStatus;
@@ -178,10 +178,11 @@ impl Machine {
         Ok(())
     }
 
-    pub(super) fn handle_sidr_rep(&mut self, tid: u64, rep: &SidrRep) -> Result<(), Counter> {
+    pub(super) fn handle_sidr_rep(&mut self, path: &Path, tid: u64, rep: &SidrRep) -> Result<(), Counter> {
         let info = rep.info.get(..usize::from(rep.info_length)).ok_or(Counter::BadField)?;
         let id = *self.sidrs.asked.get(&rep.request_id).ok_or(Counter::UnknownId)?;
         let sidr = &self.sidrs.by_id[&id];
+        from_peer(&sidr.path, path)?;
         if sidr.tid != tid {
             return Err(Counter::WrongTransaction);
         }
@@ -214,7 +215,11 @@ impl Machine {
                 self.counters.count(Counter::Unreachable);
                 self.push_event(Event::SidrUnreachable { id });
             }
-            Side::Pending { .. } | Side::Answered { .. } => self.sidr_remove(id),
+            Side::Pending { .. } => {
+                self.sidr_remove(id);
+                self.push_event(Event::SidrUnreachable { id });
+            }
+            Side::Answered { .. } => self.sidr_remove(id),
         }
     }
 
