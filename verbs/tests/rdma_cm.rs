@@ -459,6 +459,104 @@ fn a_listener_keeps_as_many_requests_as_it_says() {
     assert!(listener.get_request(std::time::Duration::from_millis(1)).unwrap().is_none());
 }
 
+// Goal: a program that never accepts keeps nobody longer than the times of his own program, and what it did not fetch by then
+// it never hears of.
+#[test]
+fn a_connect_ends_with_the_programs_times() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let listener = w.b.id(&cb);
+    listener.bind_addr(any(PORT)).unwrap();
+    listener.listen(1).unwrap();
+    for fetched in [false, true, false] {
+        let client = w.a.id(&ca);
+        impatient(&client);
+        w.resolve(&client, &ca, b(false));
+        w.a.qp(&client);
+        client.connect(&ConnParam::default()).unwrap();
+        let request = fetched.then(|| w.event(&cb, E::ConnectRequest));
+        assert_eq!(w.event(&ca, E::Unreachable).status(), -ETIMEDOUT);
+        if let Some(mut request) = request {
+            let server = request.take_id().unwrap();
+            request.ack();
+            let end = w.event(&cb, E::Rejected);
+            assert!(end.is_of(&server) && end.refusal().unwrap().reason == 4, "{end:?}");
+            assert_eq!(server.state(), IdState::Disconnected);
+        }
+        for _ in 0..100 {
+            w.pump();
+        }
+        assert!(cb.try_get_event().is_none());
+    }
+    // There is room again.
+    w.connect(&ca, &cb, b(false));
+}
+
+// Goal: an MTU that does not fit is said as what it is, with both MTUs and what to do.
+#[test]
+fn a_refusal_of_the_mtu_names_both() {
+    let large = verbs::port::PortOptions::default();
+    let small = verbs::port::PortOptions { mtu: 1500, ..verbs::port::PortOptions::default() };
+    let (pa, pb) = verbs::port::pair_with(&large, &small, std::sync::Arc::new(|queue, _, _| queue));
+    let host = |port, side: usize| {
+        let config = verbs::DeviceConfig::new(port).addr(addrs(false)[side], 24);
+        Host::new(config.drive(Drive::Dedicated { cores: vec![] }))
+    };
+    let w = World { a: host(pa, 0), b: host(pb, 1), a_is_mute: std::sync::Arc::default() };
+    let listener = w.b.context.create_id(None, PortSpace::Tcp).unwrap();
+    listener.bind_addr(any(PORT)).unwrap();
+    listener.listen(1).unwrap();
+    let client = w.a.context.create_id(None, PortSpace::Tcp).unwrap();
+    client.resolve_addr(None, b(false), SOON).unwrap();
+    client.resolve_route(SOON).unwrap();
+    w.a.qp(&client);
+    let error = client.connect(&ConnParam::default()).unwrap_err();
+    let text = error.to_string();
+    assert_eq!((error.errno(), inner(&error).as_str()), (ECONNREFUSED, "Rejected"));
+    for part in ["4096", "1024", "reason 26", "PathMtu"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let event = client.event().unwrap();
+    let refusal = event.refusal().unwrap();
+    assert_eq!(
+        (event.event(), event.status(), refusal.peer_mtu),
+        (E::Rejected, 26, Some(verbs::Mtu::Mtu1024))
+    );
+}
+
+// Goal: a frame from the peer's address that the queue pair refuses does not say that the peer is connected.
+#[test]
+fn a_refused_frame_establishes_nothing() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let client = w.resolved(&ca, b(false));
+    client.connect(&ConnParam::default()).unwrap();
+    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let qp = w.b.qp(&server);
+    w.b.post_recv(&qp, 1);
+    w.a_is_mute.store(true, Ordering::Release);
+    server.accept(&ConnParam::default()).unwrap();
+    w.event(&ca, E::Established).ack();
+    (0..100).for_each(|_| w.pump()); // its last message is lost
+    w.a_is_mute.store(false, Ordering::Release);
+    // Somebody at the peer's address knows the queue pair, and not the sequence number.
+    let forger = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
+    let peer = qp.endpoint(1).unwrap();
+    let options = verbs::RcOptions { sgid_index: 1, timeout: 0, ..Default::default() };
+    forger.connect_rc(&peer, &options).unwrap();
+    w.a.send(&forger, 7);
+    let came = || qp.counters().get(verbs::Counter::RxFrames);
+    w.until("the forged packet", || (came() > 0).then_some(()));
+    for _ in 0..200 {
+        w.pump();
+        std::thread::sleep(std::time::Duration::from_micros(100));
+    }
+    assert_eq!((server.state(), cb.try_get_event().is_none()), (IdState::Accepting, true));
+    w.a.send(&client.qp().unwrap(), 2);
+    assert!(w.event(&cb, E::Established).is_of(&server));
+}
+
 // The program has its own queue pair: it is told what to bring it up with.
 #[test]
 fn programs_bring_up_their_own_queue_pairs() {

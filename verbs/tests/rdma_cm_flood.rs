@@ -2,13 +2,20 @@
 
 mod cm;
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use allocation_counter::measure;
 use cm::{World, addrs};
-use stack::cm::{Config, Connect, IpHeader, MAD_LEN, Machine, Path, PortSpace, ServiceId};
+use stack::cm::mad::Mad;
+use stack::cm::message::Message;
+use stack::cm::{
+    Config, Connect, IpHeader, MAD_LEN, Machine, Path, PortSpace, Reason, ServiceId, SidrRequest, SidrStatus,
+    Timing,
+};
 use stack::time::Instant;
-use verbs::rdma_cm::{CmEventType as E, ConnParam};
-use verbs::{GSI_QKEY, Gid, QpInitAttr, QpType, Qpn, SendWr, ah_attr_to};
+use verbs::rdma_cm::{CmEvent, CmEventType as E, CmId, ConnParam, EventChannel};
+use verbs::{Ah, Cq, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpType, Qpn, RecvWr, SendWr, Wc, ah_attr_to};
 
 const PORT: u16 = 7471;
 
@@ -85,4 +92,172 @@ fn a_flood_of_requests_leaves_connections_alone() {
     w.event(&cb, E::Established).ack();
     w.exchange(&client, &server);
     message(99);
+}
+
+/// A's program as a hand-made host with queue pair 1 to itself.
+struct Stranger {
+    gsi: Qp,
+    ah: Ah,
+    cq: Cq,
+}
+
+const SLOTS: u64 = 64;
+
+impl Stranger {
+    fn new(w: &World) -> Self {
+        let cq = w.a.context.create_cq(1024).unwrap();
+        let mut init = QpInitAttr::new(QpType::Gsi, &cq, &cq);
+        (init.cap.max_inline_data, init.cap.max_send_wr, init.cap.max_recv_wr) = (MAD_LEN as u32, 64, 64);
+        let gsi = w.a.pd.create_qp(&init).unwrap();
+        gsi.activate_ud(GSI_QKEY).unwrap();
+        let ah = w.a.pd.create_ah(&ah_attr_to(Gid::from_ip(addrs(false)[1]), 1)).unwrap();
+        let stranger = Self { gsi, ah, cq };
+        (0..SLOTS).for_each(|slot| stranger.post_recv(w, slot));
+        stranger
+    }
+    fn post_recv(&self, w: &World, slot: u64) {
+        let at = slot as usize * 512;
+        let sge = [w.a.mr.sge(at..at + GRH_LEN + MAD_LEN).unwrap()];
+        self.gsi.post_recv(&[RecvWr::new(slot, &sge)]).unwrap();
+    }
+    /// Sends a MAD, and takes what has come.
+    fn say(&self, w: &World, mad: &[u8], answers: &mut Vec<[u8; MAD_LEN]>) {
+        let wr = [SendWr::send(SLOTS, &[]).inline(mad).to(&self.ah, Qpn::GSI, GSI_QKEY)];
+        w.until("room for a message", || self.gsi.post_send(&wr).ok());
+        w.pump();
+        w.pump();
+        self.hear(w, answers);
+    }
+    fn hear(&self, w: &World, answers: &mut Vec<[u8; MAD_LEN]>) {
+        let mut wc = [Wc::default(); 16];
+        let n = self.cq.poll(&mut wc).unwrap();
+        for wc in wc[..n].iter().filter(|wc| wc.opcode.is_recv()) {
+            let mut mad = [0; MAD_LEN];
+            w.a.mr.read(wc.wr_id as usize * 512 + GRH_LEN, &mut mad).unwrap();
+            answers.push(mad);
+            self.post_recv(w, wc.wr_id);
+        }
+    }
+}
+
+fn message(mad: &[u8; MAD_LEN]) -> Message {
+    Mad::decode(mad).unwrap().message
+}
+
+fn path() -> Path {
+    let [from, to] = addrs(false);
+    Path { sgid: Gid::from_ip(from), dgid: Gid::from_ip(to), ..Path::default() }
+}
+
+fn header() -> IpHeader {
+    let [src, dst] = addrs(false);
+    IpHeader { src_port: 9, src, dst }
+}
+
+/// The REQ of a node that nobody has seen before.
+fn req(guid: u64) -> [u8; MAD_LEN] {
+    let mut node = Machine::new(Config { ca_guid: guid, seed: guid, ..Config::default() });
+    let service = ServiceId::new(PortSpace::Tcp, PORT);
+    let connect = Connect { ip: Some(header()), ..Connect::new(service, path(), Qpn::new(0x99)) };
+    node.connect(Instant::ZERO, &connect).unwrap();
+    node.poll_send().unwrap().mad
+}
+
+/// The request for a datagram service of such a node.
+fn sidr_req(seed: u64) -> [u8; MAD_LEN] {
+    let mut node = Machine::new(Config { seed, ..Config::default() });
+    let request = SidrRequest {
+        service_id: ServiceId::new(PortSpace::Udp, PORT),
+        path: path(),
+        timing: Timing::default(),
+        ip: Some(header()),
+        private_data: Vec::new(),
+    };
+    node.sidr_request(Instant::ZERO, &request).unwrap();
+    node.poll_send().unwrap().mad
+}
+
+/// A program that fetches requests, and decides on none.
+fn fetch(channel: &EventChannel, kept: &mut Vec<(CmEvent, CmId)>) {
+    while let Some(mut event) = channel.try_get_event() {
+        assert_eq!(event.event(), E::ConnectRequest);
+        let id = event.take_id().unwrap();
+        kept.push((event, id));
+    }
+}
+
+// Goal: a listener whose program never decides, whether it fetches requests or not, takes as many as its backlog says, and
+// no more memory after that; everybody else is told why.
+#[test]
+fn a_listener_whose_program_never_accepts_takes_its_backlog() {
+    for fetches in [false, true] {
+        let w = World::new();
+        let cb = w.b.channel();
+        let listener = w.b.id(&cb);
+        listener.bind_addr(cm::any(PORT)).unwrap();
+        listener.listen(16).unwrap();
+        let stranger = Stranger::new(&w);
+        let (mut answers, mut kept) = (Vec::with_capacity(4096), Vec::with_capacity(64));
+        let mut flood = |guids: std::ops::Range<u64>| {
+            for guid in guids {
+                stranger.say(&w, &req(guid), &mut answers);
+                if fetches {
+                    fetch(&cb, &mut kept);
+                }
+            }
+        };
+        flood(1..500);
+        // The first ones are there, and whatever grows once has grown.
+        let more = measure(|| flood(500..1500));
+        assert!(more.bytes_current < 4096, "a thousand more requests cost {} bytes", more.bytes_current);
+        w.until("the last answer", || {
+            stranger.hear(&w, &mut answers);
+            (answers.len() == 1499 - 16).then_some(())
+        });
+        for answer in answers.iter().map(message) {
+            let Message::Rej(rej) = answer else { panic!("{answer:?}") };
+            assert_eq!(rej.reason, Reason::NO_RESOURCES);
+        }
+        let counters: HashMap<_, _> = cb.counters().into_iter().collect();
+        assert_eq!(counters["reject_backlog_full"], 1499 - 16, "{counters:?}");
+        fetch(&cb, &mut kept);
+        assert_eq!(kept.len(), 16);
+        // Each that is decided makes room for one.
+        let (event, id) = kept.pop().unwrap();
+        drop(event);
+        id.reject(&[]).unwrap();
+        drop(kept.pop());
+        for guid in 2000..2010 {
+            stranger.say(&w, &req(guid), &mut answers);
+        }
+        w.until("requests", || {
+            fetch(&cb, &mut kept);
+            (kept.len() == 16).then_some(())
+        });
+    }
+}
+
+// Goal: the same of a datagram service.
+#[test]
+fn a_datagram_listener_whose_program_never_accepts_takes_its_backlog() {
+    let w = World::new();
+    let cb = w.b.channel();
+    let listener = w.b.context.create_id(Some(&cb), verbs::rdma_cm::PortSpace::Udp).unwrap();
+    listener.bind_addr(cm::any(PORT)).unwrap();
+    listener.listen(3).unwrap();
+    let stranger = Stranger::new(&w);
+    let (mut answers, mut kept) = (Vec::new(), Vec::new());
+    for seed in 1..=50 {
+        stranger.say(&w, &sidr_req(seed), &mut answers);
+        fetch(&cb, &mut kept);
+    }
+    w.until("the last answer", || {
+        stranger.hear(&w, &mut answers);
+        (answers.len() == 47).then_some(())
+    });
+    for answer in answers.iter().map(message) {
+        let Message::SidrRep(rep) = answer else { panic!("{answer:?}") };
+        assert_eq!(rep.status, SidrStatus::NO_QP);
+    }
+    assert_eq!(kept.len(), 3);
 }

@@ -244,7 +244,9 @@ impl Host {
             };
             match id.connect(&param) {
                 Ok(()) => return Ok((id, qp)),
-                Err(VerbsError::Cm(CmError::Rejected { reason: STALE, .. })) if stale < STALE_MAX => {
+                Err(VerbsError::Cm(CmError::Rejected { refusal, .. }))
+                    if refusal.reason == STALE && stale < STALE_MAX =>
+                {
                     println!("refused as stale");
                 }
                 Err(e) => return Err(e.into()),

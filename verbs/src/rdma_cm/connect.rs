@@ -186,7 +186,7 @@ impl CmId {
             let checked = check("connect", id, param, data_max)?;
             let connect = Connect {
                 transport: if id.qp_type == QpType::Uc { Transport::Uc } else { Transport::Rc },
-                mtu: id.options.path_mtu.unwrap_or(device.port_attr().active_mtu),
+                mtu: id.mtu(device),
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
                 initiator_depth: checked.initiator_depth,
@@ -233,11 +233,13 @@ impl CmId {
                 let reply = SidrReply { status, qpn, qkey: UDP_QKEY, info: Vec::new(), private_data };
                 state.machine.sidr_reply(now, sidr, &reply).map_err(CmError::from)?;
                 state.sidrs.remove(&sidr);
-                let id = state.id(self.number);
-                (id.sidr, id.state) = (None, IdState::Connected);
+                state.id(self.number).sidr = None;
+                state.decided(self.number, IdState::Connected);
                 return Ok(());
             }
             let accept = Accept {
+                response_timeout: id.options.cm_response_timeout,
+                max_cm_retries: id.options.max_cm_retries,
                 srq: checked.srq,
                 responder_resources: checked.responder_resources,
                 initiator_depth: checked.initiator_depth,
@@ -275,9 +277,8 @@ impl CmId {
                     state.id(self.number).conn = None;
                 }
             }
-            let id = state.id(self.number);
-            id.state = IdState::Disconnected;
-            id.qp_to_err();
+            state.decided(self.number, IdState::Disconnected);
+            state.id(self.number).qp_to_err();
             Ok(())
         })
     }

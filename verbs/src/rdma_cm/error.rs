@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use stack::device::QpType;
 
 use super::param::PortSpace;
+use super::refusal::Refusal;
 use super::state::IdState;
 use crate::error::errno::{
     EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, ECONNREFUSED, EINVAL, ENETUNREACH, ENODEV, ENOTCONN,
@@ -95,13 +96,13 @@ pub enum CmError {
         /// The peer.
         peer: SocketAddr,
     },
-    /// The peer refused the connection.
-    #[error("{peer} refused the connection, reason {reason}; CmId::event has its private data")]
+    /// The peer refused the connection. [`CmId::event`](super::CmId::event) has its private data.
+    #[error("{peer} refused the connection: {refusal}")]
     Rejected {
         /// The peer.
         peer: SocketAddr,
-        /// The reason of the REJ message (IBA 12.6.7.2): 8 no listener, 28 the program there refused.
-        reason: u16,
+        /// Why, and what to do.
+        refusal: Refusal,
     },
     /// The identifier is connected to nobody.
     #[error("{call}: the identifier is not connected")]

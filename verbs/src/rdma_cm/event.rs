@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::id::CmId;
 use super::param::{PeerParam, UdParam};
+use super::refusal::Refusal;
 use super::service::Service;
 
 /// What happened (`enum rdma_cm_event_type`).
@@ -100,15 +101,21 @@ pub(super) struct EventData {
     pub status: i32,
     pub peer: Option<PeerParam>,
     pub ud: Option<UdParam>,
+    pub refusal: Option<Refusal>,
     pub private_data: Vec<u8>,
 }
 
 impl EventData {
     pub(super) fn new(what: CmEventType) -> Self {
-        Self { what, status: 0, peer: None, ud: None, private_data: Vec::new() }
+        Self { what, status: 0, peer: None, ud: None, refusal: None, private_data: Vec::new() }
     }
     pub(super) fn status(what: CmEventType, status: i32) -> Self {
         Self { status, ..Self::new(what) }
+    }
+    /// The peer said no.
+    pub(super) fn refused(refusal: Refusal) -> Self {
+        let what = if refusal.of_datagrams { CmEventType::Unreachable } else { CmEventType::Rejected };
+        Self { refusal: Some(refusal), ..Self::status(what, refusal.reason.into()) }
     }
 }
 
@@ -165,6 +172,12 @@ impl CmEvent {
     /// The datagram peer or group, where the event comes with it.
     pub fn ud(&self) -> Option<&UdParam> {
         self.data.ud.as_ref()
+    }
+    /// Why the peer refused, in words: of [`Rejected`](CmEventType::Rejected), and of
+    /// [`Unreachable`](CmEventType::Unreachable) with a positive status, which is a datagram service that said no.
+    #[doc(alias = "rdma_reject_msg")]
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.data.refusal
     }
     /// Acknowledges the event, as dropping it does.
     #[doc(alias = "rdma_ack_cm_event")]

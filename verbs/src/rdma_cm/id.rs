@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::error::VerbsError;
 use crate::error::errno::ETIMEDOUT;
 
-/// Requests that a listener keeps at most, and where none are asked for (`ucma`).
+/// Requests that a listener keeps at most, and where no number is asked for (`ucma`).
 const BACKLOG_MAX: u32 = 1024;
 /// Hop limit of paths, as `rdma_cm` has it on RoCE.
 const HOP_LIMIT: u8 = 64;
@@ -258,9 +258,11 @@ impl CmId {
         self.finish("resolve_route", &[CmEventType::RouteResolved])
     }
 
-    /// Takes requests for the port that the identifier is bound to, or for a free one. Up to `backlog` of them wait to be
-    /// fetched, at most 1024 and as many for 0; more are refused. Each is a
-    /// [`ConnectRequest`](CmEventType::ConnectRequest).
+    /// Takes requests for the port that the identifier is bound to, or for a free one. Each is a
+    /// [`ConnectRequest`](CmEventType::ConnectRequest). Up to `backlog` of them may wait for the program to accept or to
+    /// refuse them, fetched or not; at most 1024, and as many for 0. More are refused with reason 3 (no resources), in
+    /// the counter `reject_backlog_full`. One that its peer gives up, or that has waited for 120 s, waits no more; if it
+    /// was not fetched by then, the program never hears of it.
     ///
     /// # Errors
     /// `EADDRINUSE` where somebody else is bound to the same, with [`CmOption::ReuseAddr`] or without; `EINVAL` in another
@@ -314,7 +316,6 @@ impl CmId {
         let mut state = self.service.lock();
         let request = state.queues.pop_request(self.number)?;
         let number = request.new?;
-        state.id(self.number).waiting -= 1;
         state.queues.open(number, None);
         for event in state.queues.take(self.number, number) {
             state.queues.push(number, event);
@@ -357,12 +358,10 @@ impl CmId {
             return Ok(());
         }
         let peer = self.peer_addr().unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0));
+        if let Some(refusal) = event.refusal {
+            return Err(CmError::Rejected { peer, refusal }.into());
+        }
         Err(match event.what {
-            CmEventType::Rejected => CmError::Rejected { peer, reason: event.status as u16 },
-            // Of datagrams, an answer that says no.
-            CmEventType::Unreachable if event.status > 0 => {
-                CmError::Rejected { peer, reason: event.status as u16 }
-            }
             CmEventType::AddrError | CmEventType::Unreachable if event.status == -ETIMEDOUT => {
                 CmError::TimedOut { call, peer }
             }

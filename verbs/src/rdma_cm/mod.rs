@@ -89,6 +89,11 @@
 //! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still keeps; one of the program's own,
 //!   from [`Pd::create_qp`](crate::Pd::create_qp), may have drawn such a number, and is then refused by `connect` and
 //!   `accept` with `EBUSY`: make another one.
+//! - A listener's backlog is of requests that the program has neither accepted nor refused, where Linux counts those that
+//!   it has not fetched; more are refused, where Linux says nothing. A request whose peer gave up before it was fetched is
+//!   not fetched any more.
+//! - No wait of a call lasts longer than the program's own times ([`CmOption::CmResponseTimeout`],
+//!   [`CmOption::MaxCmRetries`]; usually 74 s), also where the peer asks for patience (MRA); we ask nobody for it.
 //! - RNR NAKs ask for 0.64 ms, as everywhere in this crate, where Linux asks for 655 ms.
 //!
 //! # Who runs it
@@ -107,6 +112,7 @@ mod param;
 mod ports;
 mod queue;
 mod record;
+mod refusal;
 mod service;
 mod state;
 
@@ -117,6 +123,7 @@ pub use id::CmId;
 pub use param::{
     CmOption, CmOptions, ConnParam, MAX_INIT_DEPTH, MAX_RESP_RES, PeerParam, PortSpace, UDP_QKEY, UdParam,
 };
+pub use refusal::Refusal;
 pub use state::IdState;
 
 pub(crate) use service::Service;

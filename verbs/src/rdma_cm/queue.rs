@@ -91,6 +91,11 @@ impl Queues {
         request
     }
 
+    /// Whether a request waits to be fetched.
+    pub(super) fn holds_request(&self, number: u64, request: u64) -> bool {
+        self.0.get(&number).is_some_and(|queue| queue.events.iter().any(|e| e.new == Some(request)))
+    }
+
     /// Takes the events of an identifier out of a queue.
     pub(super) fn take(&mut self, number: u64, id: u64) -> Vec<Queued> {
         let Some(queue) = self.0.get_mut(&number) else { return Vec::new() };

@@ -7,7 +7,7 @@ use stack::device::cm::{
     Accept, ConnId, Disconnect, Event, IpHeader, ListenId, Path, QpParams, Reason, Reject, Request, Response,
     SidrId, SidrReply, SidrStatus, Timing, Transport,
 };
-use stack::device::{AttrMask, Device, Gid, Instant, QpAttr, QpState, QpType, Qpn, cm_rtr, cm_rts};
+use stack::device::{AttrMask, Device, Gid, Instant, Mtu, QpAttr, QpState, QpType, Qpn, cm_rtr, cm_rts};
 
 use super::error::CmError;
 use super::event::{CmEventType, EventData};
@@ -15,7 +15,8 @@ use super::gsi::{ah_attr, sgid_index};
 use super::param::{CmOptions, PeerParam, PortSpace, UdParam};
 use super::ports::Family;
 use super::queue::Queued;
-use super::service::State;
+use super::refusal::Refusal;
+use super::service::{State, frames_taken};
 use super::state::IdState;
 use crate::attr::attr_to;
 use crate::error::VerbsError;
@@ -50,9 +51,11 @@ pub(super) struct Id {
     pub frames: u64,
     /// Groups that it joined.
     pub groups: Vec<Gid>,
-    /// Requests that may wait to be fetched, and those that do.
+    /// Requests that may wait to be accepted or refused, and those that do.
     pub backlog: u32,
-    pub waiting: u32,
+    pub undecided: u32,
+    /// In whose backlog it counts, as a request that waits.
+    pub listener: Option<u64>,
     /// Events that were fetched and not acknowledged.
     pub unacked: u32,
     /// The event that the last synchronous call waited for.
@@ -81,7 +84,8 @@ impl Id {
             frames: 0,
             groups: Vec::new(),
             backlog: 0,
-            waiting: 0,
+            undecided: 0,
+            listener: None,
             unacked: 0,
             last: None,
         }
@@ -143,6 +147,11 @@ impl Id {
             local_response: o.cm_response_timeout.unwrap_or(usual.local_response),
             max_cm_retries: o.max_cm_retries.unwrap_or(usual.max_cm_retries),
         }
+    }
+
+    /// The path MTU of connections that it asks for.
+    pub(super) fn mtu(&self, device: &Device) -> Mtu {
+        self.options.path_mtu.unwrap_or(device.port_attr().active_mtu)
     }
 
     /// Values for the queue pair, with what the program has its own mind about.
@@ -246,23 +255,24 @@ impl State {
                     );
                 }
             }
-            Event::Rejected { id, reason, private_data, timewait, .. } => {
+            Event::Rejected { id, reason, info, private_data, timewait } => {
+                let asked = self.of(id).and_then(|number| self.ids.get(&number)).map(|id| id.mtu(device));
                 let event =
-                    EventData { private_data, ..EventData::status(CmEventType::Rejected, reason.0.into()) };
-                self.ended(id, event, !timewait);
+                    EventData { private_data, ..EventData::refused(Refusal::rej(reason, &info, asked)) };
+                self.ended(now, id, event, !timewait);
             }
             Event::Unreachable { id, timewait } => {
-                self.ended(id, EventData::status(CmEventType::Unreachable, -ETIMEDOUT), !timewait);
+                self.ended(now, id, EventData::status(CmEventType::Unreachable, -ETIMEDOUT), !timewait);
             }
             Event::Disconnected { id, how, private_data } => {
                 let event = match how {
                     Disconnect::TimedOut => EventData::status(CmEventType::Disconnected, -ETIMEDOUT),
-                    Disconnect::Rejected(reason) => EventData::status(CmEventType::Rejected, reason.0.into()),
+                    Disconnect::Rejected(reason) => EventData::refused(Refusal::rej(reason, &[], None)),
                     Disconnect::ByPeer | Disconnect::Agreed | Disconnect::Stale => {
                         EventData::new(CmEventType::Disconnected)
                     }
                 };
-                self.ended(id, EventData { private_data, ..event }, false);
+                self.ended(now, id, EventData { private_data, ..event }, false);
             }
             Event::TimeWaitExit { id, .. } => {
                 if let Some(number) = self.conns.remove(&id) {
@@ -282,13 +292,13 @@ impl State {
                     let ud = UdParam { ah_attr: ah_attr(&path, index), qp_num: qpn.get(), qkey };
                     EventData { ud: Some(ud), ..EventData::new(CmEventType::Established) }
                 } else {
-                    EventData::status(CmEventType::Unreachable, status.0.into())
+                    EventData::refused(Refusal::sidr(status))
                 };
-                self.sidr_ended(number, EventData { private_data, ..event });
+                self.sidr_ended(now, number, EventData { private_data, ..event });
             }
             Event::SidrUnreachable { id } => {
                 if let Some(number) = self.sidrs.remove(&id) {
-                    self.sidr_ended(number, EventData::status(CmEventType::Unreachable, -ETIMEDOUT));
+                    self.sidr_ended(now, number, EventData::status(CmEventType::Unreachable, -ETIMEDOUT));
                 }
             }
         }
@@ -299,10 +309,9 @@ impl State {
     }
 
     /// A connection ended, or never came about; `gone`: the machine has forgotten it.
-    fn ended(&mut self, conn: ConnId, event: EventData, gone: bool) {
+    fn ended(&mut self, now: Instant, conn: ConnId, event: EventData, gone: bool) {
         let Some(number) = self.of(conn) else { return };
         if let Some(id) = self.ids.get_mut(&number) {
-            id.state = IdState::Disconnected;
             id.qp_to_err();
             if gone {
                 id.conn = None;
@@ -312,15 +321,26 @@ impl State {
             self.conns.remove(&conn);
         }
         self.accepting.remove(&number);
-        self.raise(number, event);
+        self.over(now, number, IdState::Disconnected, event);
     }
 
-    fn sidr_ended(&mut self, number: u64, event: EventData) {
+    fn sidr_ended(&mut self, now: Instant, number: u64, event: EventData) {
         if let Some(id) = self.ids.get_mut(&number) {
-            let found = event.what == CmEventType::Established;
-            id.state = if found { IdState::Connected } else { IdState::Disconnected };
             id.sidr = None;
         }
+        let found = event.what == CmEventType::Established;
+        let state = if found { IdState::Connected } else { IdState::Disconnected };
+        self.over(now, number, state, event);
+    }
+
+    /// Tells the program how an exchange ended. A request that it did not fetch is none any more: it never hears of it, and
+    /// nothing of it is kept.
+    fn over(&mut self, now: Instant, number: u64, state: IdState, event: EventData) {
+        if self.ids.get(&number).is_some_and(|id| self.queues.holds_request(id.queue, number)) {
+            drop(self.remove(now, number));
+            return;
+        }
+        self.decided(number, state);
         self.raise(number, event);
     }
 
@@ -337,7 +357,7 @@ impl State {
         if id.qp_type != qp_type {
             return Err(Reason::INVALID_TRANSPORT);
         }
-        if id.waiting >= id.backlog || !self.queues.is_open(id.queue) {
+        if id.undecided >= id.backlog || !self.queues.is_open(id.queue) {
             return Err(Reason::NO_RESOURCES);
         }
         Ok(*best)
@@ -363,10 +383,11 @@ impl State {
         id.local = Some(SocketAddr::new(ip.map_or(path.sgid.to_ip(), |ip| ip.dst), port));
         id.peer = Some(SocketAddr::new(src, src_port));
         id.path = path;
+        id.listener = Some(listener);
         fill(&mut id);
         let queue = id.queue;
         self.ids.insert(number, id);
-        self.id(listener).waiting += 1;
+        self.id(listener).undecided += 1;
         self.queues.push(queue, Queued { id: listener, new: Some(number), data });
         number
     }
@@ -473,13 +494,13 @@ impl State {
         let conn = id.conn.ok_or(CmError::NotConnected { call: "accept" })?;
         let params = id.tuned(self.machine.plan_accept(conn, accept).map_err(CmError::from)?);
         id.qp_to_rts(device, &params)?;
-        let frames = id.qp.as_ref().map_or(0, |qp| qp.counters().get(crate::Counter::RxFrames));
+        let frames = id.qp.as_ref().map_or(0, |qp| frames_taken(&qp.counters()));
         self.machine.accept(now, conn, accept).map_err(CmError::from)?;
         let has_qp = id.qp.is_some();
+        self.decided(number, IdState::Accepting);
         let id = self.id(number);
         id.params = Some(params);
         id.frames = frames;
-        id.state = IdState::Accepting;
         if has_qp {
             self.accepting.insert(number);
         }

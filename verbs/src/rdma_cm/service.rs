@@ -21,6 +21,7 @@ use super::record::Id;
 use super::state::IdState;
 use crate::error::VerbsError;
 use crate::error::errno::ETIMEDOUT;
+use crate::{Counter, CounterSnapshot, Discard};
 
 /// How often it looks whether a peer was found, or data came before the last message of a connection.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -132,9 +133,6 @@ impl Service {
         if let Some(id) = state.ids.get_mut(&number) {
             id.unacked += 1;
             context = id.context;
-            if new.is_some() {
-                id.waiting = id.waiting.saturating_sub(1);
-            }
         }
         let new = new.map(|number| CmId { number, service: service.clone() });
         CmEvent { data, number, context, new, service: service.clone() }
@@ -301,14 +299,15 @@ impl State {
         }
     }
 
-    /// A packet of the peer on a queue pair whose acceptance it did not confirm says the same (IBA 12.9.7.2).
+    /// A packet that a queue pair took from its peer, which did not confirm that it was accepted, says the same (IBA
+    /// 12.9.7.2).
     fn see_data(&mut self, now: Instant) {
         let mut seen = Vec::new();
         for number in &self.accepting {
             let Some(Id { qp: Some(qp), conn: Some(conn), frames, .. }) = self.ids.get(number) else {
                 continue;
             };
-            if qp.counters().get(crate::Counter::RxFrames) > *frames {
+            if frames_taken(&qp.counters()) > *frames {
                 seen.push(*conn);
             }
         }
@@ -330,9 +329,25 @@ impl State {
         events.into_iter().filter_map(|e| e.new).flat_map(|new| self.remove(now, new)).collect()
     }
 
+    /// A request was accepted or refused, or its peer gave it up: its listener has room for another one.
+    pub(super) fn decided(&mut self, number: u64, state: IdState) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        id.state = state;
+        let listener = id.listener.take();
+        self.make_room(listener);
+    }
+
+    fn make_room(&mut self, listener: Option<u64>) {
+        // It may be gone: those of its requests that were fetched are not.
+        if let Some(listener) = listener.and_then(|number| self.ids.get_mut(&number)) {
+            listener.undecided -= 1;
+        }
+    }
+
     /// Takes an identifier out, with requests of it that nobody fetched.
-    fn remove(&mut self, now: Instant, number: u64) -> Vec<Id> {
+    pub(super) fn remove(&mut self, now: Instant, number: u64) -> Vec<Id> {
         let Some(mut id) = self.ids.remove(&number) else { return Vec::new() };
+        self.make_room(id.listener.take());
         let mut events = self.queues.take(id.queue, number);
         if id.queue == number {
             events.extend(self.queues.close(number));
@@ -392,6 +407,14 @@ impl State {
     pub(super) fn id(&mut self, number: u64) -> &mut Id {
         self.ids.get_mut(&number).expect("an identifier lives as long as its handle")
     }
+}
+
+/// Frames that a queue pair took: of those from its peer's address, not what it refused or dropped, for that does not say
+/// that the peer sent them.
+pub(super) fn frames_taken(counters: &CounterSnapshot) -> u64 {
+    let dropped: u64 = Discard::ALL.iter().map(|reason| counters.discarded(*reason)).sum();
+    let refused = counters.get(Counter::RequestsRefused) + counters.get(Counter::DuplicatesAnswered);
+    counters.get(Counter::RxFrames).saturating_sub(dropped + refused)
 }
 
 #[cfg(test)]
