@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stack::cm::message::Message;
 use stack::cm::{
-    Accept, Config, ConnId, Connect, Error, Event, IpHeader, Listen, PortSpace, Reject, ServiceId, SidrId,
-    SidrReply, SidrRequest, SidrStatus, Timing, code,
+    Accept, Config, ConnId, Connect, Counter, Disconnect, Error, Event, IpHeader, Listen, Machine, PortSpace,
+    Reject, ServiceId, SidrId, SidrReply, SidrRequest, SidrStatus, Timing, code,
 };
 use stack::id::Qpn;
 use stack::sim::mads::{MadFaults, MadWorld};
@@ -17,6 +17,8 @@ use stack::sim::rng::Rng;
 use stack::time::Instant;
 
 const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 4420);
+/// The number of what a third host began.
+const FORGED: u32 = u32::MAX;
 const DATAGRAMS: ServiceId = ServiceId::new(PortSpace::Udp, 53);
 
 /// How one side of a connection stands.
@@ -60,6 +62,8 @@ struct Report {
     sidr: u32,
     sidr_answered: u32,
     qp_waited: u32,
+    lies: u32,
+    unmasked: u32,
 }
 
 struct Run {
@@ -79,6 +83,8 @@ struct Run {
     active: BTreeMap<u32, (usize, ConnId)>,
     excused: BTreeSet<u32>,
     next_number: u32,
+    /// No MAD lives longer than queue pairs rest: one that does brings down what has its queue pair by then.
+    dies_in_time: bool,
     report: Report,
 }
 
@@ -97,6 +103,7 @@ impl Run {
             delay: Duration::from_micros(rng.range(5, 500)),
             jitter: rng.pick(&[Duration::ZERO, ms(1), ms(10)]),
             late: rng.pick(&[Duration::ZERO, ms(5), ms(200)]),
+            lie_ppm: 0,
         };
         let timing = Timing {
             packet_lifetime: rng.range(8, 11) as u8,
@@ -110,6 +117,14 @@ impl Run {
         base.limits.half_open = rng.pick(&[8, 64]);
         base.limits.sends = rng.pick(&[4, 1024]);
         let nodes = rng.range(2, 4) as usize;
+        let mut faults = MadFaults { lie_ppm: rng.pick(&[0, 200_000, 900_000]), ..faults };
+        // In half of the runs the network keeps the promise that TIMEWAIT relies on.
+        let rest = code::time(code::ack_timeout(timing.packet_lifetime, base.ack_delay));
+        let dies_in_time = rng.one_in(2);
+        if dies_in_time {
+            (faults.jitter, faults.late) = (faults.jitter.min(rest / 8), faults.late.min(rest / 4));
+            faults.delay = faults.delay.min(rest / 8);
+        }
         let mut w = MadWorld::new(seed, nodes, faults, |node| Self::config(&base, node, seed));
         for node in &mut w.nodes {
             Self::serve(node);
@@ -127,6 +142,7 @@ impl Run {
             active: BTreeMap::new(),
             excused: BTreeSet::new(),
             next_number: 0,
+            dies_in_time,
             report: Report::default(),
         }
     }
@@ -237,6 +253,10 @@ impl Run {
             match event {
                 Event::ConnectRequest { id, request, .. } => {
                     let number = u32::from_be_bytes(*request.private_data.first_chunk().unwrap());
+                    // A third host took up somebody's request: that has no other side here.
+                    let from = self.active.get(&number).map(|(from, _)| MadWorld::gid(*from));
+                    let forged = from != Some(request.path.dgid);
+                    let number = if forged { FORGED } else { number };
                     let due = self.later(20);
                     let side = Side {
                         number,
@@ -277,9 +297,10 @@ impl Run {
                     self.report.unreachable += 1;
                     self.over(node, id, timewait);
                 }
-                Event::Disconnected { id, .. } => {
+                Event::Disconnected { id, how, .. } => {
                     let side = &self.sides[node][&id];
                     assert!(side.was_up, "{side:?} was never established");
+                    self.check_end(node, side, how);
                     self.report.disconnected += 1;
                     self.over(node, id, true);
                 }
@@ -438,6 +459,26 @@ impl Run {
         }
     }
 
+    /// An established connection ends only by its peer or its owner.
+    fn check_end(&self, node: usize, side: &Side, how: Disconnect) {
+        let by_owner = side.phase == Phase::Closing || !self.dies_in_time;
+        let stands = |other: &&Side| {
+            other.number == side.number
+                && other.active != side.active
+                && other.phase == Phase::Up
+                && (other.qpn, other.remote) == (side.remote, side.qpn)
+        };
+        let peer = self.sides.iter().flat_map(|sides| sides.values()).find(stands);
+        assert!(
+            by_owner || peer.is_none(),
+            "node {node}: {side:?} ends by nobody ({how:?}): {peer:?} stands"
+        );
+        assert!(
+            by_owner || !matches!(how, Disconnect::Agreed | Disconnect::TimedOut),
+            "node {node}: {side:?} ends {how:?}, and nobody asked for it"
+        );
+    }
+
     /// No two connections of a node have one comm id, and none is zero: seen on the wire.
     fn check_ids(&mut self) {
         let mut owner: BTreeMap<(u64, usize, u32), u64> = BTreeMap::new();
@@ -533,6 +574,9 @@ impl Run {
                 assert!(self.gone[node].contains(id), "{side:?} has not ended");
             }
         }
+        self.report.lies = self.w.forger.told as u32;
+        let unmasked = |node: &Machine| node.counters().get(Counter::NotThePeer) as u32;
+        self.report.unmasked = self.w.nodes.iter().map(unmasked).sum();
         self.report
     }
 }
@@ -562,6 +606,8 @@ fn m27_swarm_of_connections() {
             (&mut sum.sidr, report.sidr),
             (&mut sum.sidr_answered, report.sidr_answered),
             (&mut sum.qp_waited, report.qp_waited),
+            (&mut sum.lies, report.lies),
+            (&mut sum.unmasked, report.unmasked),
         ] {
             *to += from;
         }
@@ -571,6 +617,21 @@ fn m27_swarm_of_connections() {
     let all = [sum.connects, sum.established, sum.rejected, sum.unreachable, sum.given_up, sum.disconnected];
     assert!(all.iter().all(|n| *n > 100), "{sum:?}");
     assert!(sum.by_data > 0 && sum.deaths > 10 && sum.sidr_answered > 100 && sum.qp_waited > 100, "{sum:?}");
+    assert!(sum.lies > 10_000 && sum.unmasked > 1000, "{sum:?}");
+}
+
+// Goal: the checker of ends fires: who lies from the peer's own address is believed, and connections end by nobody.
+#[test]
+fn a_connection_that_ends_by_nobody_is_noticed() {
+    let noticed = (0..40).any(|seed| {
+        let mut run = Run::new(seed);
+        (run.w.faults.lie_ppm, run.w.lies_as_peer) = (900_000, true);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run.run()));
+        result
+            .err()
+            .is_some_and(|panic| panic.downcast_ref::<String>().is_some_and(|s| s.contains("ends by nobody")))
+    });
+    assert!(noticed);
 }
 
 // Goal: connects and disconnects by the thousand on few queue pairs; each rests before it is used again, nothing is left.

@@ -3,11 +3,15 @@
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
+use super::forger::{Forger, Lie};
 use super::rng::Rng;
 use crate::cm::mad::Mad;
 use crate::cm::{Config, Event, MAD_LEN, Machine, Path};
 use crate::id::Gid;
 use crate::time::Instant;
+
+/// The number of a host that is no node: [`MadWorld::gid`] has its address.
+pub const STRANGER: usize = 0xff_fe;
 
 /// What the link does to MADs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +26,8 @@ pub struct MadFaults {
     pub jitter: Duration,
     /// The way of a second copy may be this much longer still.
     pub late: Duration,
+    /// A third host tells one of the two a lie about what was said, in a million.
+    pub lie_ppm: u32,
 }
 
 impl MadFaults {
@@ -32,6 +38,7 @@ impl MadFaults {
         delay: Duration::from_micros(10),
         jitter: Duration::ZERO,
         late: Duration::ZERO,
+        lie_ppm: 0,
     };
 }
 
@@ -76,6 +83,10 @@ pub struct MadWorld {
     pub dead: Vec<bool>,
     /// Events of each node that nobody has taken.
     pub events: Vec<VecDeque<Event>>,
+    /// The third host, which hears what is said while it has something to say.
+    pub forger: Forger,
+    /// It lies from the address of whom it pretends to be. No node can withstand that: for the test of a checker.
+    pub lies_as_peer: bool,
     wire: BTreeMap<(Instant, u64), (usize, Path, Vec<u8>)>,
     sent: u64,
     rng: Rng,
@@ -92,6 +103,8 @@ impl MadWorld {
             log: Some(Vec::new()),
             dead: vec![false; nodes],
             events: vec![VecDeque::new(); nodes],
+            forger: Forger::new(seed),
+            lies_as_peer: false,
             wire: BTreeMap::new(),
             sent: 0,
             rng: Rng::new(seed),
@@ -149,6 +162,16 @@ impl MadWorld {
         if let Some(log) = &mut self.log {
             log.push(SentMad { at: self.now, from, path, bytes, lost });
         }
+        if let Some(to) = to.filter(|_| self.faults.lie_ppm > 0) {
+            self.forger.hear(
+                from,
+                to,
+                Mad::decode(&bytes).expect("machines send MADs of connection management"),
+            );
+            if self.rng.ppm(self.faults.lie_ppm) {
+                self.lie();
+            }
+        }
         let Some(to) = to.filter(|_| !lost) else { return };
         // As the receiver sees it.
         let seen = Path { sgid: path.dgid, dgid: path.sgid, ..path };
@@ -159,6 +182,16 @@ impl MadWorld {
             let late = self.rng.below((self.faults.jitter + self.faults.late).as_nanos() as u64 + 1);
             self.inject(at.after_nanos(late), to, seen, bytes.to_vec());
         }
+    }
+
+    /// A lie comes to a node, from an address that no node has, or that another one has.
+    fn lie(&mut self) {
+        let Some(Lie { to, peer, mad }) = self.forger.lie() else { return };
+        let others: Vec<usize> =
+            (0..self.nodes.len()).filter(|n| *n != to && *n != peer).chain([STRANGER]).collect();
+        let source = if self.lies_as_peer { peer } else { self.rng.pick(&others) };
+        let delay = self.rng.below((self.faults.delay + self.faults.jitter).as_nanos() as u64 * 2 + 1);
+        self.inject(self.now.after_nanos(delay), to, Self::path(to, source), mad.encode().to_vec());
     }
 
     /// When something happens next.

@@ -8,7 +8,7 @@
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
 //! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
 //! - [`fuzz`]: any bytes as packets, calls or attributes; fuzzers and the replay of what they found use it.
-//! - [`mads::MadWorld`]: connection managers alone, on a link for MADs; [`manager::Manager`]: one behind the queue pair 1 of a
+//! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) lies; [`manager::Manager`]: one behind the queue pair 1 of a
 //!   node, whose MADs go through shards.
 //! - [`workload::run`]: a whole random run of one seed: what is on and how often ([`swarm`]), connections that are drained,
 //!   broken and made anew, RC ([`flow`]), UC and UD ([`lossy`]), with every [checker](check::CHECKERS).
@@ -18,6 +18,7 @@
 pub mod check;
 mod conn;
 pub mod flow;
+pub mod forger;
 pub mod fuzz;
 pub mod layout;
 pub mod link;

@@ -1,0 +1,167 @@
+//! A third host that hears everything that connection managers say to each other, and tells them lies about it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::rng::Rng;
+use crate::cm::Reason;
+use crate::cm::mad::Mad;
+use crate::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep};
+use crate::id::Qpn;
+
+/// What it remembers.
+const MEMORY: usize = 256;
+
+/// One end of a connection, as its messages told.
+#[derive(Clone, Copy)]
+struct Known {
+    guid: u64,
+    qpn: Qpn,
+    tid: u64,
+}
+
+/// The host. What it says is sound, names what exists, and is something that one of the two ends could say.
+pub struct Forger {
+    rng: Rng,
+    /// What was said: by whom, to whom.
+    heard: VecDeque<(usize, usize, Mad)>,
+    /// Ends of connections, by node and comm id.
+    known: BTreeMap<(usize, u32), Known>,
+    /// Lies told.
+    pub told: u64,
+}
+
+/// The ids of a connection that a message names: its sender's, and its receiver's.
+fn ids(message: &Message) -> Option<(u32, u32)> {
+    Some(match message {
+        Message::Rep(m) => (m.local_comm_id, m.remote_comm_id),
+        Message::Mra(m) => (m.local_comm_id, m.remote_comm_id),
+        Message::Rej(m) => (m.local_comm_id, m.remote_comm_id),
+        Message::Rtu(m) => (m.local_comm_id, m.remote_comm_id),
+        Message::Dreq(m) => (m.local_comm_id, m.remote_comm_id),
+        Message::Drep(m) => (m.local_comm_id, m.remote_comm_id),
+        Message::Req(_) | Message::SidrReq(_) | Message::SidrRep(_) => return None,
+    })
+}
+
+/// A lie.
+#[derive(Clone, Debug)]
+pub struct Lie {
+    /// Whom it is told.
+    pub to: usize,
+    /// Who could have said it.
+    pub peer: usize,
+    /// What it is.
+    pub mad: Mad,
+}
+
+impl Forger {
+    /// One that has heard nothing.
+    pub fn new(seed: u64) -> Self {
+        let rng = Rng::new(seed ^ 0x4c49_4553);
+        Self { rng, heard: VecDeque::new(), known: BTreeMap::new(), told: 0 }
+    }
+
+    /// Hears what a node says to another one.
+    pub fn hear(&mut self, from: usize, to: usize, mad: Mad) {
+        let end = match &mad.message {
+            Message::Req(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),
+            Message::Rep(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),
+            _ => None,
+        };
+        if let Some((id, guid, qpn)) = end {
+            self.known.insert((from, id), Known { guid, qpn, tid: mad.tid });
+        }
+        // An answer to a lie names ends that are not those who speak: from there, one would speak for the true peer.
+        let between = ids(&mad.message).is_none_or(|(said, about)| {
+            self.known.contains_key(&(from, said)) && self.known.contains_key(&(to, about))
+        });
+        if between {
+            self.heard.push_front((from, to, mad));
+            self.heard.truncate(MEMORY);
+        }
+    }
+
+    /// A lie about something that was said.
+    pub fn lie(&mut self) -> Option<Lie> {
+        if self.heard.is_empty() {
+            return None;
+        }
+        let recent = self.heard.len().min(if self.rng.one_in(2) { 8 } else { MEMORY });
+        let (from, to, mad) = self.heard[self.rng.below(recent as u64) as usize].clone();
+        self.told += 1;
+        if self.rng.one_in(8) {
+            return Some(Lie { to, peer: from, mad });
+        }
+        let (said, about) = match (&mad.message, ids(&mad.message)) {
+            (_, Some(ids)) => ids,
+            (Message::Req(m), None) => return Some(self.about_request(from, to, mad.tid, m)),
+            (Message::SidrReq(m), None) => {
+                let rep = SidrRep { request_id: m.request_id, qpn: Qpn::new(0x66), ..SidrRep::default() };
+                return Some(Lie { to: from, peer: to, mad: Mad::new(mad.tid, rep) });
+            }
+            (_, None) => return Some(Lie { to, peer: from, mad }),
+        };
+        // To either end, as if from the other.
+        let ((to, ours), (peer, theirs)) =
+            if self.rng.one_in(2) { ((to, about), (from, said)) } else { ((from, said), (to, about)) };
+        Some(self.about_connection(to, ours, peer, theirs, mad.tid))
+    }
+
+    /// A request that takes up another one's ids, or its queue pair.
+    fn about_request(&mut self, from: usize, to: usize, tid: u64, req: &Req) -> Lie {
+        let mut req = *req;
+        let mut tid = tid ^ 1;
+        match self.rng.below(4) {
+            0 => req.local_comm_id ^= 1,
+            1 => req.local_qpn = Qpn::new(req.local_qpn.get() ^ 0x800),
+            2 => {}
+            _ => {
+                // The REJ of one that does not know the other's id.
+                tid ^= 1;
+                let rej = Self::rej(req.local_comm_id, 0, 2, Reason::TIMEOUT, req.local_ca_guid);
+                return Lie { to, peer: from, mad: Mad::new(tid, rej) };
+            }
+        }
+        Lie { to, peer: from, mad: Mad::new(tid, req) }
+    }
+
+    /// What could move a connection on, or end it.
+    fn about_connection(&mut self, to: usize, ours: u32, peer: usize, theirs: u32, heard_tid: u64) -> Lie {
+        let none = Known { guid: 0, qpn: Qpn::new(2), tid: heard_tid };
+        let far = self.known.get(&(peer, theirs)).copied().unwrap_or(none);
+        let near = self.known.get(&(to, ours)).copied().unwrap_or(none);
+        let tid = self.rng.pick(&[heard_tid, near.tid, far.tid]);
+        let (local_comm_id, remote_comm_id) = (theirs, ours);
+        let message = self.rng.below(3) as u8;
+        let lie: Message = match self.rng.below(9) {
+            0 | 1 => Dreq { local_comm_id, remote_comm_id, remote_qpn: near.qpn, ..Dreq::default() }.into(),
+            2 => Drep { local_comm_id, remote_comm_id, ..Drep::default() }.into(),
+            3 => Rtu { local_comm_id, remote_comm_id, ..Rtu::default() }.into(),
+            4 => {
+                let service_timeout = self.rng.pick(&[0, 20, 31]);
+                Mra { local_comm_id, remote_comm_id, message, service_timeout, ..Mra::default() }.into()
+            }
+            5 => Rep {
+                local_comm_id,
+                remote_comm_id,
+                local_qpn: if self.rng.one_in(2) { far.qpn } else { Qpn::new(0x99) },
+                local_ca_guid: far.guid,
+                ..Rep::default()
+            }
+            .into(),
+            6 => Self::rej(theirs, 0, message, Reason::TIMEOUT, far.guid).into(),
+            _ => {
+                let reasons = [Reason::TIMEOUT, Reason::STALE_CONNECTION, Reason::CONSUMER_DEFINED];
+                let reason = self.rng.pick(&reasons);
+                Self::rej(theirs, ours, message, reason, far.guid).into()
+            }
+        };
+        Lie { to, peer, mad: Mad::new(tid, lie) }
+    }
+
+    fn rej(local_comm_id: u32, remote_comm_id: u32, message: u8, reason: Reason, guid: u64) -> Rej {
+        let mut info = [0; 72];
+        info[..8].copy_from_slice(&guid.to_be_bytes());
+        Rej { local_comm_id, remote_comm_id, message, info_length: 8, reason, info, private_data: [0; 148] }
+    }
+}
