@@ -238,9 +238,7 @@ impl<'a> Target<'a> {
         let n = self.cq.poll(&mut done)?;
         for wc in &done[..n] {
             if !wc.is_ok() {
-                return Err(
-                    format!("the connection failed: {} ({})", wc.status.name(), wc.status.number()).into()
-                );
+                return Err(format!("the connection failed: {} ({})", wc.status, wc.status.number()).into());
             }
             let slot = (wc.wr_id & 0xffff_ffff) as usize;
             match wc.wr_id & !0xffff_ffff {
@@ -344,7 +342,7 @@ fn serve(context: &Context, store: &Store, listener: &TcpListener, clients: usiz
                 tcp.set_nonblocking(false)?;
                 tcp.set_read_timeout(Some(Duration::from_secs(10)))?;
                 if let Err(e) = serve_client(context, &mut reactor, store, tcp) {
-                    eprintln!("storage: client {from}: {e}");
+                    let _ = writeln!(io::stderr(), "storage: client {from}: {e}");
                 }
                 served += 1;
             }
@@ -454,14 +452,14 @@ fn exercise(client: &mut Client, blocks: u64, read_only: bool) -> Result<()> {
         }
         data
     };
-    let mut found = [0; BLOCK];
+    let (mut found, mut out) = ([0; BLOCK], io::stdout());
     let since = Instant::now();
     if read_only {
         let status = client.write(0, &contents(0))?;
         if status == Status::OK {
             return Err("a read-only store took a write".into());
         }
-        println!("block 0: write refused with status {}, as the store is read-only", status.0);
+        writeln!(out, "block 0: write refused with status {}, as the store is read-only", status.0)?;
     } else {
         for block in 0..blocks {
             let status = client.write(block, &contents(block))?;
@@ -482,9 +480,11 @@ fn exercise(client: &mut Client, blocks: u64, read_only: bool) -> Result<()> {
         }
     }
     let written = if read_only { 0 } else { blocks };
-    println!("{written} blocks written, {blocks} blocks read and compared in {:.1?}", since.elapsed());
+    writeln!(out, "{written} blocks written, {blocks} blocks read and compared in {:.1?}", since.elapsed())?;
     match client.read(u64::MAX, &mut found)? {
-        Status::INVALID => println!("block {}: read refused with status 22, as it does not exist", u64::MAX),
+        Status::INVALID => {
+            writeln!(out, "block {}: read refused with status 22, as it does not exist", u64::MAX)?
+        }
         other => return Err(format!("a block that does not exist was read with status {}", other.0).into()),
     }
     Ok(())
@@ -663,7 +663,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("storage: {e}");
+            let _ = writeln!(io::stderr(), "storage: {e}");
             ExitCode::FAILURE
         }
     }

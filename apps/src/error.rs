@@ -1,5 +1,6 @@
 //! Why a program ends: one sentence for a person, and an exit code for a script.
 
+use crate::out::note;
 use std::process::ExitCode;
 
 /// The result of everything in this crate that can end a program.
@@ -29,6 +30,9 @@ pub enum AppError {
     /// A limit in time passed.
     #[error("{0}")]
     Timeout(String),
+    /// What was asked for cannot be written to standard output.
+    #[error("the output cannot be written ({0})")]
+    Output(std::io::Error),
     /// SIGINT or SIGTERM.
     #[error("interrupted")]
     Interrupted,
@@ -53,8 +57,10 @@ impl AppError {
 pub fn finish(program: &str, result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // Whoever read us has seen enough.
+        Err(AppError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{program}: {error}");
+            note!("{program}: {error}");
             ExitCode::from(error.code())
         }
     }

@@ -5,6 +5,9 @@
 //! `measure` holds the loops that are timed, `report` and `json` show the result. `stat` looks at running stacks. `bench`
 //! runs `roce-perf` through the table of marks, and other programs beside it.
 
+// They panic when nobody can read them; `out` has others.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 pub mod bench;
 pub mod cli;
 pub mod cm;
@@ -16,6 +19,7 @@ pub mod json;
 pub mod lend;
 pub mod measure;
 pub mod oob;
+pub mod out;
 pub mod pin;
 pub mod pingpong;
 pub mod plan;

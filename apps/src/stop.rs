@@ -1,21 +1,41 @@
-//! SIGINT and SIGTERM as a flag: every wait looks at it, so that devices are closed and sockets removed.
+//! SIGINT, SIGTERM and SIGHUP as a flag: every wait looks at it, so that devices are closed and sockets removed.
 
 use crate::error::{AppError, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 
-static STOP: AtomicBool = AtomicBool::new(false);
+static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Turns SIGINT and SIGTERM into the flag. The second signal ends the process at once.
+/// Turns the signals into the flag. A second SIGINT or SIGTERM ends the process at once; of SIGHUP a terminal that is
+/// closed sends several.
+///
+/// A signal that whoever started the program wants it to ignore is left alone: `nohup roce-perf server` goes on.
 ///
 /// # Errors
 /// When the system refuses a handler.
 pub fn install() -> Result<()> {
-    ctrlc::set_handler(|| {
-        if STOP.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
+    let refused = |e| AppError::Setup(format!("no handler for signals could be installed: {e}"));
+    let ignored = ignored();
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        if ignored & 1 << (signal - 1) != 0 {
+            continue;
         }
-    })
-    .map_err(|e| AppError::Setup(format!("no handler for SIGINT could be installed: {e}")))
+        if signal != SIGHUP {
+            // Handlers run in the order of their registration: the first signal finds the flag not set.
+            flag::register_conditional_shutdown(signal, 130, Arc::clone(&STOP)).map_err(refused)?;
+        }
+        flag::register(signal, Arc::clone(&STOP)).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// The signals that this process ignores: bit 0 is signal 1.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Whether the program was asked to end.

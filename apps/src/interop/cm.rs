@@ -5,6 +5,7 @@ use super::{Network, open_port};
 use crate::cli::interop::{CmArgs, CmRole, CmTool};
 use crate::completion;
 use crate::error::{AppError, Result};
+use crate::out::say;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -43,14 +44,14 @@ pub fn run(args: &CmArgs) -> Result<()> {
         (CmTool::Udaddy, CmRole::Client) => host.udaddy_client(args)?,
         (CmTool::Udaddy, CmRole::Server) => host.udaddy_server(args)?,
     };
-    println!("{n} messages over {} connections in {:.2} s", args.total(), start.elapsed().as_secs_f64());
+    say!("{n} messages over {} connections in {:.2} s", args.total(), start.elapsed().as_secs_f64())?;
     if args.successor { host.predecessor_ended() } else { Ok(()) }
 }
 
 /// Ends the process as the kernel would: nothing is said to anybody, nothing is tidied up.
 fn die() -> Result<()> {
     use rustix::process::{Signal, getpid, kill_process};
-    println!("killed");
+    say!("killed")?;
     kill_process(getpid(), Signal::KILL).map_err(|e| AppError::Setup(format!("kill: {e}")))
 }
 
@@ -165,7 +166,7 @@ impl Host {
         let id = self.context.create_id(None, space)?;
         id.bind_addr(anywhere(args.link.net, port))?;
         id.listen(args.total().max(8))?;
-        println!("listening");
+        say!("listening")?;
         Ok(id)
     }
 
@@ -247,7 +248,7 @@ impl Host {
                 Err(VerbsError::Cm(CmError::Rejected { refusal, .. }))
                     if refusal.reason == STALE && stale < STALE_MAX =>
                 {
-                    println!("refused as stale");
+                    say!("refused as stale")?;
                 }
                 Err(e) => return Err(e.into()),
             }
@@ -268,7 +269,7 @@ impl Host {
             let _ = self.channel.get_event(Duration::from_millis(20))?;
             crate::stop::check()?;
         }
-        println!("a DREQ of a connection that is not ours was answered");
+        say!("a DREQ of a connection that is not ours was answered")?;
         Ok(())
     }
 

@@ -16,6 +16,7 @@ pub use results::{Row, Verdict};
 
 use crate::cli::interop::{CheckArgs, InteropCli, InteropCommand, LinkArgs, NoteArgs, ReportArgs, RunArgs};
 use crate::error::{AppError, Result};
+use crate::out::say;
 use case::{CASES, Case};
 use cell::{Cell, Requester};
 use remote::Remote;
@@ -118,7 +119,7 @@ fn run(args: &RunArgs) -> Result<()> {
         };
         let all = trials.len();
         trials.retain(|t| !seen(t));
-        println!("{} of {all} cells are left", trials.len());
+        say!("{} of {all} cells are left", trials.len())?;
         if trials.is_empty() {
             // A capture of nothing is none.
             return args.link.pcap.as_ref().map_or(Ok(()), |path| {
@@ -134,8 +135,8 @@ fn run(args: &RunArgs) -> Result<()> {
     }
     let counters = session.context.counters();
     let Session { passed, failed, skipped, .. } = session;
-    println!("{passed} passed, {failed} failed, {skipped} skipped");
-    println!("retries {}, dropped {}", counters.retries(), counters.drops());
+    say!("{passed} passed, {failed} failed, {skipped} skipped")?;
+    say!("retries {}, dropped {}", counters.retries(), counters.drops())?;
     done?;
     if failed > 0 {
         return Err(AppError::Verify(format!("{failed} cells failed")));
@@ -148,23 +149,18 @@ impl Session<'_> {
         let start = Instant::now();
         for (n, trial) in trials.iter().enumerate() {
             if self.args.seconds.is_some_and(|s| start.elapsed().as_secs() >= s) {
-                println!(
+                say!(
                     "STOPPED after {:?}: {} cells are left for --resume",
                     start.elapsed(),
                     trials.len() - n
-                );
+                )?;
                 break;
             }
             self.one(trial)?;
             if self.args.full && (n + 1) % 25 == 0 {
                 let (took, done) = (start.elapsed(), n as u32 + 1);
                 let left = took / done * (trials.len() as u32 - done);
-                println!(
-                    "{done} of {} cells in {} s, {} s to go",
-                    trials.len(),
-                    took.as_secs(),
-                    left.as_secs()
-                );
+                say!("{done} of {} cells in {} s, {} s to go", trials.len(), took.as_secs(), left.as_secs())?;
             }
         }
         Ok(())
@@ -201,16 +197,16 @@ impl Session<'_> {
         };
         match verdict {
             Verdict::Skip => {
-                println!("SKIP {name}: {detail}");
+                say!("SKIP {name}: {detail}")?;
                 self.skipped += 1;
             }
             Verdict::Fail => {
-                println!("FAIL {:6} {detail} ({took:.2} s)", net.name());
+                say!("FAIL {:6} {detail} ({took:.2} s)", net.name())?;
                 self.failed += 1;
                 self.bench = None;
             }
             _ => {
-                println!("PASS {name} ({took:.2} s)");
+                say!("PASS {name} ({took:.2} s)")?;
                 self.passed += 1;
             }
         }
@@ -274,9 +270,9 @@ fn check(args: &CheckArgs) -> Result<()> {
     let found = check::file(&args.pcap, args.mac.0)?;
     let [ours, theirs] = found.right;
     let detail = format!("{ours} of ours, {theirs} of Linux");
-    println!("{}: {} frames, ICRC right: {detail}", args.pcap.display(), found.frames);
+    say!("{}: {} frames, ICRC right: {detail}", args.pcap.display(), found.frames)?;
     let codes = found.opcodes.iter().map(|(opcode, n)| format!("{opcode:#04x}: {n}"));
-    println!("  opcodes {}", codes.collect::<Vec<_>>().join(", "));
+    say!("  opcodes {}", codes.collect::<Vec<_>>().join(", "))?;
     let mut results = Results::append(args.results.as_deref())?;
     let mut note = |what: &str, verdict: Verdict, detail: String| {
         let row = |part: &str| Row {
@@ -309,8 +305,7 @@ fn check(args: &CheckArgs) -> Result<()> {
 fn report(args: &ReportArgs) -> Result<()> {
     let tables = report::markdown(&results::read(&args.results)?);
     let Some(path) = &args.page else {
-        print!("{tables}");
-        return Ok(());
+        return say!("{}", tables.trim_end());
     };
     let fail = |e: String| AppError::Setup(format!("{}: {e}", path.display()));
     let page = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;

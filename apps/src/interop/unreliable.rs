@@ -5,6 +5,7 @@ use super::cell::{Cell, Op, Requester};
 use super::run::{Bench, HALF, Pair, Target, all_done, slot_of};
 use crate::completion;
 use crate::error::{AppError, Result};
+use crate::out::say;
 use std::time::{Duration, Instant};
 use verbs::{Wc, WcStatus};
 
@@ -34,7 +35,7 @@ impl Bench {
             }
         }
         if lost > 0 {
-            println!("     {lost} of {} messages were lost and sent again", cell.count + lost);
+            say!("     {lost} of {} messages were lost and sent again", cell.count + lost)?;
         }
         Ok(())
     }

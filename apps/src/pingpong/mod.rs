@@ -12,6 +12,7 @@ use crate::counters::Counts;
 use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
 use crate::oob;
+use crate::out::say;
 use crate::rig::{self, Crank, OpenDevice, Rig, Side};
 use crate::stop;
 use exchange::{Destination, Stream};
@@ -114,7 +115,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     game.post_receives()?;
 
     let ours = Destination { lid: 0, qpn: qp.qp_num().get(), psn: qp.first_psn().get(), gid };
-    println!("  local address:  {ours}");
+    say!("  local address:  {ours}")?;
     let address = |theirs: &Destination| peer_ip.map_or(theirs.gid, verbs::Gid::from_ip);
     let connect = |theirs: &Destination| -> Result<()> {
         let endpoint =
@@ -157,7 +158,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
             (theirs, stream)
         }
     };
-    println!("  remote address: {theirs}");
+    say!("  remote address: {theirs}")?;
     game.peer = theirs.gid;
     if cli.transport == Service::Ud {
         let mut attr = ah_attr_to(address(&theirs), cli.gid_idx);
@@ -182,12 +183,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     }
     let seconds = elapsed.as_secs_f64().max(1e-9);
     let bytes = cli.message_size() * cli.iters * 2;
-    println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
-    println!(
-        "{} iters in {seconds:.2} seconds = {:.2} usec/iter",
-        cli.iters,
-        seconds * 1e6 / cli.iters as f64
-    );
+    say!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6)?;
+    say!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", cli.iters, seconds * 1e6 / cli.iters as f64)?;
     stream.linger(LINGER, || {
         crank.turn();
         stop::check()

@@ -15,6 +15,7 @@ use crate::measure::raw::Raw;
 use crate::measure::watch::{Watch, out_of_turn};
 use crate::measure::{Latency, QUANTILES};
 use crate::oob::{self, Channel};
+use crate::out::say;
 use crate::plan::{self, Mode, Pattern, RawSpec, Spec};
 use crate::progress::Progress;
 use crate::protocol::{Flow, Hello, Message, Report};
@@ -357,17 +358,18 @@ impl Rows {
 
     /// Writes and prints what there is, also when the session ended early.
     fn show(&self, json: Option<&JsonFile>, result: Result<()>) -> Result<()> {
+        let written = json.map_or(Ok(()), |file| file.write(&self.rows));
+        result.and(written).and(self.print())
+    }
+
+    fn print(&self) -> Result<()> {
         if !self.rows.is_empty() {
-            println!("{}", report::table(&self.rows));
+            say!("{}", report::table(&self.rows))?;
             if self.rows.len() > self.raw {
-                println!("{}", report::counters(&self.client, &self.server));
+                say!("{}", report::counters(&self.client, &self.server))?;
             }
         }
-        if let Some(file) = json {
-            let written = file.write(&self.rows);
-            return result.and(written);
-        }
-        result
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use crate::measure::link::Link;
 use crate::measure::raw::Raw;
 use crate::measure::watch::{Watch, out_of_turn};
 use crate::oob::{self, Channel};
+use crate::out::note;
 use crate::plan::{Mode, RawSpec, Spec};
 use crate::protocol::{Hello, Message, Report};
 use crate::rig::{Rig, Side};
@@ -31,11 +32,7 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
     let port = args.bind.port_or(args.oob_port);
     let listener = oob::listen(&args.bind.name, port)?;
     let mut rig = Rig::open(&args.device, Side::Server)?;
-    eprintln!(
-        "roce-perf: waiting for a client on TCP port {port}, {} on port {}",
-        rig.addr(),
-        args.device.port
-    );
+    note!("roce-perf: waiting for a client on TCP port {port}, {} on port {}", rig.addr(), args.device.port);
     loop {
         let Some((stream, from)) = oob::try_accept(&listener)? else {
             stop::check()?;
@@ -55,7 +52,7 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
 fn serve_rdma_cm(args: &ServerArgs) -> Result<()> {
     let mut rig = Rig::open(&args.device, Side::Server)?;
     let listener = Listener::new(rig.device()?, args.oob_port)?;
-    eprintln!(
+    note!(
         "roce-perf: waiting for a client on port {} of rdma_cm, {} on port {}",
         args.oob_port,
         rig.addr(),
@@ -78,8 +75,8 @@ fn serve_rdma_cm(args: &ServerArgs) -> Result<()> {
 
 fn tell_end(from: &str, result: &Result<()>) {
     match result {
-        Err(e) => eprintln!("roce-perf: the session with {from} ended early: {e}"),
-        Ok(()) => eprintln!("roce-perf: the session with {from} is over"),
+        Err(e) => note!("roce-perf: the session with {from} ended early: {e}"),
+        Ok(()) => note!("roce-perf: the session with {from} is over"),
     }
 }
 

@@ -1,7 +1,12 @@
 //! Which stacks run: snapshots from the sockets named, or from those in a directory.
 
+use super::SLICE;
 use crate::error::{AppError, Result};
+use crate::out::note;
+use crate::stop;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 use verbs::stats::{self, Snapshot, StatsError};
 
 /// The stacks that answered.
@@ -16,7 +21,7 @@ pub struct Found {
 impl Found {
     /// The notes, for a person.
     pub fn tell(&self) {
-        self.notes.iter().for_each(|note| eprintln!("roce-stat: {note}"));
+        self.notes.iter().for_each(|note| note!("roce-stat: {note}"));
     }
 }
 
@@ -49,6 +54,38 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
         )));
     }
     Ok(found)
+}
+
+/// A [`find`] on a thread of its own. A process that is stopped accepts nobody, and keeps whoever connects waiting.
+#[derive(Debug)]
+pub struct Looking(Receiver<Result<Found>>);
+
+impl Looking {
+    /// Begins to look.
+    pub fn start(paths: &[PathBuf]) -> Self {
+        let (to, from) = mpsc::channel();
+        let paths = paths.to_vec();
+        std::thread::spawn(move || to.send(find(&paths)));
+        Self(from)
+    }
+    /// What was found, if it is within so much time.
+    pub fn within(&self, time: Duration) -> Option<Result<Found>> {
+        self.0.recv_timeout(time).ok()
+    }
+}
+
+/// A [`find`] that a signal ends.
+///
+/// # Errors
+/// When no stack answers; [`AppError::Interrupted`].
+pub fn look(paths: &[PathBuf]) -> Result<Found> {
+    let looking = Looking::start(paths);
+    loop {
+        stop::check()?;
+        if let Some(found) = looking.within(SLICE) {
+            return found;
+        }
+    }
 }
 
 fn in_dir(dir: &Path, found: &mut Found) -> Result<()> {

@@ -10,9 +10,7 @@ struct Line<'a> {
     stacks: &'a [StackRates],
 }
 
-/// The object of an interval, with the end of its line.
+/// The object of an interval.
 pub fn line(stacks: &[StackRates]) -> String {
-    let mut text = serde_json::to_string(&Line { version: 1, stacks }).expect("keys are strings");
-    text.push('\n');
-    text
+    serde_json::to_string(&Line { version: 1, stacks }).expect("keys are strings")
 }

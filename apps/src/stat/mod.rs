@@ -10,10 +10,11 @@ pub mod view;
 
 use crate::cli::stat::StatCli;
 use crate::error::{AppError, Result};
+use crate::out::say;
 use crate::stop;
 use find::Found;
 use rates::{Query, StackRates};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 /// How long a wait goes on without a look at the signals.
@@ -24,7 +25,7 @@ const SLICE: Duration = Duration::from_millis(50);
 /// # Errors
 /// When there is nothing to look at, or the output cannot be written.
 pub fn run(cli: &StatCli) -> Result<()> {
-    let first = find::find(&cli.paths)?;
+    let first = find::look(&cli.paths)?;
     first.tell();
     if !cli.once && !cli.json {
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
@@ -39,19 +40,11 @@ pub fn run(cli: &StatCli) -> Result<()> {
     let mut before = first;
     for _ in 0..rounds {
         sleep(cli.interval)?;
-        let now = find::find(&cli.paths)?;
+        let now = find::look(&cli.paths)?;
         now.tell();
         let stacks = compare(&before, &now, &query);
         let text = if cli.json { json::line(&stacks) } else { table::render(&stacks) };
-        if let Err(error) =
-            std::io::stdout().write_all(text.as_bytes()).and_then(|()| std::io::stdout().flush())
-        {
-            // Whoever read us has seen enough.
-            return match error.kind() {
-                std::io::ErrorKind::BrokenPipe => Ok(()),
-                _ => Err(AppError::Setup(format!("the output cannot be written ({error})"))),
-            };
-        }
+        say!("{}", text.trim_end())?;
         before = now;
     }
     Ok(())

@@ -1,7 +1,8 @@
 //! The live view: one stack at a time, in the terminal.
 
+use super::SLICE;
 use super::compare;
-use super::find::{self, Found};
+use super::find::{Found, Looking};
 use super::rates::{Query, StackRates};
 use super::table::{QP_TITLES, SHARD_TITLES, qp_cells, reasons, shard_cells};
 use crate::cli::stat::StatCli;
@@ -13,10 +14,12 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row, Table, TableState, Wrap};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long the view waits for a key before it looks at the clock.
-const SLICE: Duration = Duration::from_millis(100);
+/// How long the view waits for the answer of the stacks before it looks at the keys: usually it is there by then.
+const LOOK: Duration = Duration::from_millis(5);
 const PAGE: usize = 10;
 
 /// What is shown, and how.
@@ -193,46 +196,89 @@ impl View {
 /// Runs the view until a person ends it.
 ///
 /// # Errors
-/// When the terminal cannot be used.
+/// When the terminal cannot be used; [`AppError::Interrupted`] by a signal, or when the terminal goes away.
 pub fn run(cli: &StatCli, first: Found) -> Result<()> {
-    let broken = |e: std::io::Error| AppError::Setup(format!("the terminal cannot be used ({e})"));
     let mut terminal = ratatui::try_init().map_err(broken)?;
-    let result = watch(cli, first, &mut terminal).map_err(broken);
-    ratatui::restore();
+    let result = watch(cli, first, &mut terminal);
+    // Both fail where the terminal is gone. What ratatui does by itself then is to panic over a message that nobody sees.
+    let _ = ratatui::try_restore();
+    if terminal.show_cursor().is_err() {
+        std::mem::forget(terminal);
+    }
     result
 }
 
-fn watch(cli: &StatCli, first: Found, terminal: &mut ratatui::DefaultTerminal) -> std::io::Result<()> {
+fn broken(error: std::io::Error) -> AppError {
+    if is_gone() {
+        return AppError::Interrupted;
+    }
+    AppError::Setup(format!("the terminal cannot be used ({error})"))
+}
+
+/// Whether the terminal is gone: its window was closed, the connection to it broke.
+fn is_gone() -> bool {
+    let stdin = std::io::stdin();
+    // Only what nobody has to ask for: hung up, in error, closed.
+    let mut fds = [PollFd::new(&stdin, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
+}
+
+/// What is typed, from a thread of its own: reading from a terminal that is gone never returns in crossterm.
+fn events() -> Receiver<std::io::Result<Event>> {
+    let (to, from) = mpsc::channel();
+    std::thread::spawn(move || {
+        loop {
+            let event = event::read();
+            let failed = event.is_err();
+            if to.send(event).is_err() || failed {
+                return;
+            }
+        }
+    });
+    from
+}
+
+fn watch(cli: &StatCli, first: Found, terminal: &mut ratatui::DefaultTerminal) -> Result<()> {
     let query = Query { order: cli.sort, reverse: cli.reverse, filter: cli.filter.clone() };
     let (mut before, mut now) = (Found::default(), first);
     let mut view = View::new(compare(&before, &now, &query), query);
     let mut due = Instant::now() + cli.interval;
-    while !stop::requested() {
-        terminal.draw(|frame| view.draw(frame))?;
-        if event::poll(due.saturating_duration_since(Instant::now()).min(SLICE))?
-            && let Event::Key(key) = event::read()?
-            && key.kind != KeyEventKind::Release
-        {
-            match view.key(key) {
+    let events = events();
+    let mut looking: Option<Looking> = None;
+    loop {
+        stop::check()?;
+        if is_gone() {
+            return Err(AppError::Interrupted);
+        }
+        terminal.draw(|frame| view.draw(frame)).map_err(broken)?;
+        let wait = match looking {
+            Some(_) => SLICE,
+            None => due.saturating_duration_since(Instant::now()).min(SLICE),
+        };
+        match events.recv_timeout(wait) {
+            Ok(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => match view.key(key) {
                 Asked::Quit => return Ok(()),
                 Asked::Again => view.stacks = compare(&before, &now, &view.query),
                 Asked::Nothing => {}
-            }
+            },
+            Ok(Ok(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(Err(error)) => return Err(broken(error)),
+            Err(RecvTimeoutError::Disconnected) => return Err(AppError::Interrupted),
         }
-        if Instant::now() >= due {
+        if looking.is_none() && Instant::now() >= due {
             due = Instant::now() + cli.interval;
-            if !view.held {
-                let found = find::find(&cli.paths);
-                view.note = match &found {
-                    Ok(found) => found.notes.join("; "),
-                    Err(error) => error.to_string(),
-                };
-                before = std::mem::replace(&mut now, found.unwrap_or_default());
-                view.stacks = compare(&before, &now, &view.query);
-            }
+            looking = (!view.held).then(|| Looking::start(&cli.paths));
+        }
+        if let Some(found) = looking.as_ref().and_then(|looking| looking.within(LOOK)) {
+            looking = None;
+            view.note = match &found {
+                Ok(found) => found.notes.join("; "),
+                Err(error) => error.to_string(),
+            };
+            before = std::mem::replace(&mut now, found.unwrap_or_default());
+            view.stacks = compare(&before, &now, &view.query);
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

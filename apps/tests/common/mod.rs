@@ -132,14 +132,14 @@ pub struct Running(Option<Child>);
 
 impl Running {
     pub fn start(program: &str, args: &[&str]) -> Self {
-        let child = Command::new(program)
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|e| panic!("{program}: {e}"));
-        Self(Some(child))
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::spawn(&mut command)
+    }
+
+    /// A program whose streams are the caller's business.
+    pub fn spawn(command: &mut Command) -> Self {
+        Self(Some(command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"))))
     }
 
     fn child(&mut self) -> &mut Child {
