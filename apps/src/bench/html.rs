@@ -2,6 +2,7 @@
 
 use super::Suite;
 use super::marks::Unit;
+use super::plan::{RAW_SIZES, SIZES};
 use super::row::Row;
 use super::svg::{self, Axis, Bar, Scale, Series, escape};
 use super::table::{self, cells};
@@ -180,7 +181,7 @@ fn short_time(ns: f64) -> String {
 fn size_series(rows: &[Row]) -> Vec<Series> {
     let mut all = Vec::new();
     for (op, name, colour) in OPS {
-        let part = if op == "raw" { "raw-sizes" } else { "sizes" };
+        let part = if op == "raw" { RAW_SIZES } else { SIZES };
         let of = rows.iter().filter(|r| r.text("part") == part && r.text("op") == op);
         let mut points: Vec<_> = of.filter_map(|r| Some((r.num("size")?, r.num("gbit_per_s")?))).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -211,7 +212,7 @@ const LATENCY_TEXT: &str = "\
 How many messages of 64 bytes arrive within which time: the further right, the rarer the wait. One way; READ and \
 FETCH&amp;ADD (⇄) there and back.";
 const SIZES_TEXT: &str = "\
-One queue pair, the largest path MTU, measured once after the runs. Bare frames end at the longest frame of the port.";
+One queue pair, the largest path MTU. Bare frames end at the longest frame of the port.";
 const MOMENTS_TEXT: &str = "\
 How often each was measured while the machine was quick (a bare 128-byte frame took at most 200 ns before and after), \
 slow (more, both times), or changed in between. The figures are those of one kind.";

@@ -19,6 +19,7 @@ pub mod table;
 
 use crate::cli::bench::BenchCli;
 use crate::error::{AppError, Result};
+use crate::out::{note, say};
 use crate::report;
 use crate::stop;
 use machine::Machine;
@@ -45,7 +46,7 @@ pub struct Suite {
     pub kind: Kind,
     /// How many measurements of it were wanted.
     pub wanted: usize,
-    /// The medians, and what was measured once.
+    /// The medians.
     pub rows: Vec<Row>,
     /// The table of marks.
     pub lines: Vec<Line>,
@@ -168,7 +169,7 @@ pub fn run(cli: &BenchCli) -> Result<()> {
     if let Some(path) = html {
         write(&path, &html::page(&suite))?;
     }
-    println!("{}", if cli.markdown { table::markdown(&suite) } else { table::terminal(&suite) });
+    say!("{}", if cli.markdown { table::markdown(&suite) } else { table::terminal(&suite) })?;
     Ok(())
 }
 
@@ -258,7 +259,7 @@ impl<'a> Bench<'a> {
     /// Says what goes on, with the time since the start.
     fn say(&self, what: &str) {
         let s = self.started.elapsed().as_secs();
-        eprintln!("[{:>2}:{:02}] {what}", s / 60, s % 60);
+        note!("[{:>2}:{:02}] {what}", s / 60, s % 60);
     }
 
     fn run(mut self) -> Result<Suite> {
@@ -288,12 +289,8 @@ impl<'a> Bench<'a> {
                 break mood::most(&tallies, wanted);
             }
         };
-        let mut rows = medians_of(kind, steps.len(), &measured);
+        let rows = medians_of(kind, steps.len(), &measured);
         let lines = marks::lines(&rows, &medians_of_whole(kind, &measured), kind);
-        let mut server = self.server()?;
-        for part in plan::curves(self.time) {
-            rows.extend(self.part(&mut server, &part)?.unwrap_or_default());
-        }
         let notes = std::mem::take(&mut self.notes).into_iter().collect();
         let steps = steps.iter().map(Step::title).collect();
         Ok(Suite { machine: Machine::here(), steps, measured, kind, wanted, rows, lines, notes })
@@ -402,7 +399,10 @@ pub(crate) mod tests {
                     {{"part":"many","op":"send","mode":"rate","size":64,"qps":16,"msgs_per_s":11500000.0,"limit":50000000.0,"ratio":0.23}},
                     {{"part":"one","op":"send","mode":"rate","size":64,"qps":1,"msgs_per_s":7500000.0,"limit":50000000.0}},
                     {{"part":"mtu4096","op":"send","mode":"bw","size":65536,"mtu":4096,"gbit_per_s":95.5,"limit":300.0}},
-                    {{"part":"peers","op":"peer","peer":"UCX over TCP","mode":"rate","size":64,"msgs_per_s":200000.0}}]"#
+                    {{"part":"peers","op":"peer","peer":"UCX over TCP","mode":"rate","size":64,"msgs_per_s":200000.0}},
+                    {{"part":"sizes","op":"send","mode":"bw","size":64,"gbit_per_s":4.0}},
+                    {{"part":"sizes","op":"send","mode":"bw","size":65536,"gbit_per_s":95.0}},
+                    {{"part":"raw-sizes","op":"raw","mode":"rate","size":64,"gbit_per_s":24.0}}]"#
             ));
             let mut rows = rows.unwrap();
             compare(&mut rows);
@@ -414,16 +414,8 @@ pub(crate) mod tests {
             Measured { run, step: 0, kind: Kind::Quick, looks, rows: rows(p50) }
         };
         let measured = vec![of(1, 500, 100), of(2, 540, 125)];
-        let mut all = medians_of(Kind::Quick, 1, &measured);
+        let all = medians_of(Kind::Quick, 1, &measured);
         let lines = marks::lines(&all, &medians_of_whole(Kind::Quick, &measured), Kind::Quick);
-        all.extend(
-            Row::parse(
-                r#"[{"part":"sizes","op":"send","mode":"bw","size":64,"gbit_per_s":4.0},
-                    {"part":"sizes","op":"send","mode":"bw","size":65536,"gbit_per_s":95.0},
-                    {"part":"raw-sizes","op":"raw","mode":"rate","size":64,"gbit_per_s":24.0}]"#,
-            )
-            .unwrap(),
-        );
         let machine = Machine { facts: vec![("processor", "X & Y".into())] };
         let notes = vec!["iperf3 is not installed".into()];
         Suite { machine, steps, measured, kind: Kind::Quick, wanted: 2, rows: all, lines, notes }
@@ -489,8 +481,8 @@ pub(crate) mod tests {
     fn the_rows_of_every_run_are_kept() {
         let rows = Row::parse(&rows_json(&suite())).unwrap();
         let of_run = |n: f64| rows.iter().filter(|r| r.num("run") == Some(n)).count();
-        assert_eq!((of_run(1.0), of_run(2.0)), (6, 6));
-        assert_eq!(rows.iter().filter(|r| r.num("median_of") == Some(2.0)).count(), 6);
+        assert_eq!((of_run(1.0), of_run(2.0)), (9, 9));
+        assert_eq!(rows.iter().filter(|r| r.num("median_of") == Some(2.0)).count(), 9);
         assert!(rows.iter().any(|r| r.text("op") == "peer" && r.text("kind") == "quick"));
     }
 }
