@@ -389,10 +389,30 @@ pub struct Reactor {
 
 impl Reactor {
     /// One turn: takes frames in, works on queue pairs whose doorbells rang or timers expired, sends frames. Never
-    /// waits. `None` when somebody else turns the shard at this moment, or waits to make a control call.
+    /// waits. `None` when somebody else turns the shard at this moment, or waits to make a control call; and where no turn
+    /// can be made here, which [`try_poll_once`](Self::try_poll_once) tells apart.
+    ///
+    /// # Panics
+    /// If the port or a `tracing` subscriber does: the panic passes through, and is the end of the shard. Its queue pairs
+    /// do nothing any more, and calls that need it fail with `EIO`.
     #[inline]
     pub fn poll_once(&mut self) -> Option<Turn> {
         self.device.turn(self.shard)
+    }
+    /// As [`poll_once`](Self::poll_once), and says why there will be no turn.
+    ///
+    /// # Errors
+    /// `EDEADLK` from inside a turn, which a port or a `tracing` subscriber is called from; `EIO` where the shard died of
+    /// a panic.
+    ///
+    /// # Panics
+    /// As `poll_once`.
+    #[inline]
+    pub fn try_poll_once(&mut self) -> Result<Option<Turn>, VerbsError> {
+        match self.device.turn(self.shard) {
+            Some(turn) => Ok(Some(turn)),
+            None => Ok(self.device.may_turn(self.shard).map(|()| None)?),
+        }
     }
     /// Until when the shard has nothing to do unless frames or requests arrive; `None`: for ever, or the shard is being
     /// turned by somebody else.

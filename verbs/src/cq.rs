@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::wqe::Cqe;
-use stack::device::{CqCore, CqTap, DeviceError};
+use stack::device::{CqCore, CqTap};
 
 use crate::cq_ex::CqExPoll;
 use crate::error::VerbsError;
@@ -208,10 +208,10 @@ pub(crate) fn fill(
             return Ok(n);
         }
         match next {
-            Next::Turn if core.turn_feeders() => next = Next::Loss,
+            Next::Turn if core.turn_feeders()? => next = Next::Loss,
             // What came before the loss may have been published since the last look.
-            Next::Turn | Next::Loss if core.state().failed() => next = Next::Fail,
-            Next::Fail => return Err(DeviceError::CqOverrun.into()),
+            Next::Turn | Next::Loss if core.broken() => next = Next::Fail,
+            Next::Fail => return Err(core.failure().into()),
             _ => return Ok(0),
         }
     }
@@ -222,7 +222,7 @@ pub(crate) fn fill(
 enum Next {
     /// The feeding shards may have something.
     Turn,
-    /// The queue may have overrun.
+    /// The queue may have overrun, or a shard that feeds it died.
     Loss,
     /// It has, and is empty.
     Fail,

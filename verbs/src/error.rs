@@ -1,7 +1,7 @@
 //! What can go wrong, as types; and the error number that a C program would see for each.
 
 use stack::device::{
-    DeviceError, MemError, OpenError, QpState, QpType, SendFlags, WrOpcode, state_name, type_name,
+    DeviceError, GateClosed, MemError, OpenError, QpState, QpType, SendFlags, WrOpcode, state_name, type_name,
 };
 
 use crate::wr_ex::SendOpsFlags;
@@ -251,7 +251,10 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::NoSuchDomain { .. } => ENOENT,
         DeviceError::DomainExists { .. } => EEXIST,
         DeviceError::Access { .. } => EOPNOTSUPP,
-        DeviceError::Random | DeviceError::CqOverrun => EIO,
+        DeviceError::Random
+        | DeviceError::CqOverrun
+        | DeviceError::ShardDied { .. }
+        | DeviceError::ServiceDied => EIO,
         DeviceError::Descriptor(_) => EMFILE,
         DeviceError::Modify(e) => e.errno(),
         DeviceError::Memory(e) => memory_errno(e),
@@ -277,12 +280,22 @@ pub struct PostError {
     pub kind: PostErrorKind,
 }
 
+impl From<GateClosed> for PostErrorKind {
+    fn from(closed: GateClosed) -> Self {
+        match closed {
+            GateClosed::State(state) => Self::State(state),
+            GateClosed::ShardDied(shard) => Self::ShardDied(shard),
+        }
+    }
+}
+
 impl PostError {
     /// The error number of the C API, from [`errno`].
     pub fn errno(&self) -> i32 {
         match self.kind {
             PostErrorKind::Full { .. } => ENOMEM,
             PostErrorKind::Split => EBUSY,
+            PostErrorKind::ShardDied(_) => EIO,
             PostErrorKind::Bind(e) => e.errno(),
             _ => EINVAL,
         }
@@ -296,6 +309,11 @@ pub enum PostErrorKind {
     /// The queue pair's state does not allow posting (IBA 10.3.1).
     #[error("the queue pair is in {}; sends are taken from RTS on, receives from INIT on", state_name(*.0))]
     State(QpState),
+    /// Somebody panicked while holding the queue pair's shard: nobody looks at what is posted any more.
+    #[error(
+        "shard {0}, which the queue pair is on, died of a panic; destroy what there is and open the device again"
+    )]
+    ShardDied(usize),
     /// Every slot of the queue holds a request that has not completed.
     #[error("the queue is full with {depth} requests; poll for completions first, or make it deeper")]
     Full {

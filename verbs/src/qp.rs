@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    AttrMask, CounterSnapshot, Gid, Mtu, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore, QpInit, QpState,
-    QpType, Qpn, RingTap, prefetch_line,
+    AttrMask, CounterSnapshot, GateClosed, Gid, Mtu, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore,
+    QpInit, QpState, QpType, Qpn, RingTap, prefetch_line,
 };
 
 use crate::cq::Cq;
@@ -183,9 +183,9 @@ impl Qp {
     /// The state it is in, without a control call.
     ///
     /// # Errors
-    /// None today.
+    /// `EIO` where its shard died of a panic.
     pub fn state(&self) -> Result<QpState, VerbsError> {
-        Ok(self.core.state())
+        Ok(self.core.living_state()?)
     }
     pub(crate) fn gid(&self, index: u8) -> Result<Gid, VerbsError> {
         crate::context::gid(self.core.device(), usize::from(index))
@@ -479,7 +479,7 @@ fn post_send(
 ) -> Result<(), PostError> {
     let epoch = match poster.may_post_send() {
         Ok(epoch) => epoch,
-        Err(state) => return refused(wrs.len(), state),
+        Err(closed) => return refused(wrs.len(), closed),
     };
     let sig_all = poster.sq_sig_all();
     let (posted, result) = post_each(wrs, |ahead, wr| {
@@ -499,7 +499,7 @@ fn post_send(
 fn post_recv(poster: &Poster, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
     let epoch = match poster.may_post_recv() {
         Ok(epoch) => epoch,
-        Err(state) => return refused(wrs.len(), state),
+        Err(closed) => return refused(wrs.len(), closed),
     };
     let (posted, result) = post_each(wrs, |ahead, wr| {
         wr.check(max_sge)?;
@@ -544,6 +544,6 @@ fn no_ring(core: &QpCore) -> Result<(), PostError> {
 }
 
 #[cold]
-fn refused(wrs: usize, state: QpState) -> Result<(), PostError> {
-    if wrs == 0 { Ok(()) } else { Err(PostError { bad_wr: 0, kind: PostErrorKind::State(state) }) }
+fn refused(wrs: usize, closed: GateClosed) -> Result<(), PostError> {
+    if wrs == 0 { Ok(()) } else { Err(PostError { bad_wr: 0, kind: closed.into() }) }
 }

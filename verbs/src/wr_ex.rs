@@ -350,7 +350,7 @@ impl<'q> WrPost<'q> {
             return Ok(());
         }
         let refused = |kind| PostError { bad_wr: 0, kind };
-        let epoch = self.poster.may_post_send().map_err(|state| refused(PostErrorKind::State(state)))?;
+        let epoch = self.poster.may_post_send().map_err(|closed| refused(closed.into()))?;
         let ring = self.ring.tap().map_err(refused)?;
         if epoch != self.epoch {
             restamp(ring, self.ready, epoch);

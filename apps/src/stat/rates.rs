@@ -326,6 +326,7 @@ mod tests {
                 id: 0,
                 qps: 2,
                 counters: counts(&[("bad_pkey", 5 * factor), ("bad_icrc", 1)]),
+                ..ShardStats::default()
             }],
             qps_total: 2,
             qps: vec![qp(0x11, "RTS", 125_000_000, 5), qp(0x22, "ERR", 250_000_000, 0)],

@@ -303,7 +303,7 @@ mod tests {
             pid,
             program: "target".into(),
             port: "tap:roce0".into(),
-            shards: vec![ShardStats { id: 0, qps: 2, counters }],
+            shards: vec![ShardStats { id: 0, qps: 2, counters, ..ShardStats::default() }],
             qps_total: 2,
             qps: vec![qp(0x11, "RTS"), qp(0x22, "ERR")],
             ..Snapshot::default()

@@ -1,4 +1,12 @@
 //! Shards and who holds them: turns, control calls, and the rules between the two.
+//!
+//! # When somebody panics who holds a shard
+//!
+//! A port or a `tracing` subscriber, which are the program's, or a mistake of ours may panic in a turn or a control call.
+//! Whatever the shard was about is half done then, so the shard is dead: its claim is never given back, so nobody turns it
+//! again, and what a turn could have used (registered memory) is free. Posters find the gates of its queue pairs closed,
+//! control calls and polls of what it fed say [`DeviceError::ShardDied`], waiting calls end with it, and the program gets
+//! DEVICE_FATAL. Completions that were published before can be polled. The other shards go on.
 
 use core::cell::Cell as ThreadCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -18,7 +26,7 @@ use crate::net::{Net, NetConfig};
 use crate::port::{Port, PortInfo};
 use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, Shard, Shared, SharedConfig, Turn};
-use crate::sync::claim::Claim;
+use crate::sync::claim::{Claim, Refused};
 use crate::time::Instant;
 
 thread_local! {
@@ -26,26 +34,43 @@ thread_local! {
     static HOLDS_SHARD: ThreadCell<bool> = const { ThreadCell::new(false) };
 }
 
-/// Marks the thread as holding a shard, until dropped.
-struct Holding;
+/// Marks the thread as holding a shard, until [`Holding::end`]. Dropped before the claim, by a panic, it tells of the
+/// shard's end.
+struct Holding<'a> {
+    core: &'a Core,
+    index: usize,
+}
 
-impl Holding {
+impl<'a> Holding<'a> {
     #[inline]
-    fn begin() -> Self {
+    fn begin(core: &'a Core, index: usize) -> Self {
         HOLDS_SHARD.set(true);
-        Self
+        Self { core, index }
+    }
+    #[inline]
+    fn end(self) {
+        HOLDS_SHARD.set(false);
+        core::mem::forget(self);
     }
 }
-impl Drop for Holding {
-    #[inline]
+impl Drop for Holding<'_> {
+    #[cold]
     fn drop(&mut self) {
         HOLDS_SHARD.set(false);
+        self.core.shard_died(self.index);
     }
 }
 
-/// Refuses a call that would wait for a shard which this very thread holds.
+/// Whether this thread is inside a turn or a control call of some shard, of whichever device.
+#[inline]
+pub(super) fn inside_turn() -> bool {
+    HOLDS_SHARD.get()
+}
+
+/// Refuses a call that would wait for a shard which this very thread holds, or turn a shard inside of a turn.
+#[inline]
 pub(super) fn not_inside_turn() -> Result<(), DeviceError> {
-    if HOLDS_SHARD.get() { Err(DeviceError::InsideTurn) } else { Ok(()) }
+    if inside_turn() { Err(DeviceError::InsideTurn) } else { Ok(()) }
 }
 
 /// Locks a mutex whose data stays usable when a holder panicked: each change under it is complete in itself.
@@ -87,6 +112,13 @@ pub(super) struct Cell {
     turns: AtomicU32,
 }
 
+impl Cell {
+    /// Whether the shard has ended: a holder panicked.
+    pub(super) fn is_dead(&self) -> bool {
+        self.shard.is_dead()
+    }
+}
+
 /// What the device's threads share with its handles.
 pub(super) struct Core {
     pub shared: Arc<Shared>,
@@ -100,6 +132,8 @@ pub(super) struct Core {
     pub dedicated: bool,
     clock: ClockSource,
     stop: AtomicBool,
+    /// Shards that have died, as bits.
+    dead: AtomicU32,
     /// When the link is looked after next, in nanoseconds; written under shard 0's claim.
     maintain_at: AtomicU64,
     link_up: AtomicBool,
@@ -139,6 +173,7 @@ impl Core {
             dedicated: matches!(drive, Drive::Dedicated { .. }),
             clock,
             stop: AtomicBool::new(false),
+            dead: AtomicU32::new(0),
             maintain_at: AtomicU64::new(0),
             link_up,
             service: ServiceSlot::default(),
@@ -151,7 +186,7 @@ impl Core {
         self.clock.now()
     }
 
-    /// One turn, unless somebody else has the shard or a control call waits for it.
+    /// One turn, unless somebody else has the shard, a control call waits for it, or this thread is inside a turn.
     #[inline]
     pub(super) fn turn(&self, index: usize) -> Option<Turn> {
         let cell = &self.cells[index];
@@ -174,6 +209,9 @@ impl Core {
     /// One turn, and a look at the shard after it.
     #[inline]
     fn turn_and<R>(&self, cell: &Cell, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<(Turn, R)> {
+        if inside_turn() {
+            return None;
+        }
         let Some(mut shard) = cell.shard.try_take() else {
             if cell.shard.wanted() {
                 // On a machine with few cores the waiting thread may need this one's.
@@ -181,13 +219,15 @@ impl Core {
             }
             return None;
         };
-        let _holding = Holding::begin();
+        let holding = Holding::begin(self, index);
         let now = self.now();
         let turn = shard.poll_once(now);
         if index == 0 {
             self.maintain(now);
         }
         let seen = look(&shard);
+        holding.end();
+        shard.release();
         Some((turn, seen))
     }
 
@@ -204,24 +244,82 @@ impl Core {
 
     /// A look at a shard that nobody holds.
     pub(super) fn peek<R>(&self, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<R> {
-        self.cells[index].shard.try_take().map(|shard| look(&shard))
+        let shard = self.cells[index].shard.try_take()?;
+        let seen = look(&shard);
+        shard.release();
+        Some(seen)
     }
 
     /// Works on a shard between two turns, on the calling thread.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`], [`DeviceError::ShardDied`].
     pub(super) fn control<R>(
         &self,
         index: usize,
         work: impl FnOnce(&mut Shard, Instant) -> R,
     ) -> Result<R, DeviceError> {
         not_inside_turn()?;
-        let mut shard = self.cells[index].shard.take();
-        let result = {
-            let _holding = Holding::begin();
-            work(&mut shard, self.now())
-        };
-        drop(shard);
+        let mut shard = self.cells[index].shard.take().map_err(|refused| match refused {
+            Refused::Inside => DeviceError::InsideTurn,
+            Refused::Dead => DeviceError::ShardDied { shard: index },
+        })?;
+        let holding = Holding::begin(self, index);
+        let result = work(&mut shard, self.now());
+        holding.end();
+        shard.release();
         self.wake_helper();
         Ok(result)
+    }
+
+    /// As [`Core::control`], for what a shard that died needs no more.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`].
+    pub(super) fn control_living(
+        &self,
+        index: usize,
+        work: impl FnOnce(&mut Shard, Instant),
+    ) -> Result<(), DeviceError> {
+        match self.control(index, work) {
+            Err(DeviceError::ShardDied { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// A holder of the shard panicked. In the middle of the unwinding, so nothing here may panic, nor call what is the
+    /// program's. The claim, which is still held, goes after this.
+    #[cold]
+    fn shard_died(&self, index: usize) {
+        self.shared.end_shard(index);
+        let before = self.dead.fetch_or(1 << index, Ordering::AcqRel);
+        if before == 0 {
+            self.shared.events.raise(AsyncEvent::DeviceFatal, EventElement::Device);
+        }
+        self.service.device_died();
+        self.wake_helper();
+    }
+
+    /// Shards that have died, as bits.
+    #[inline]
+    pub(super) fn dead(&self) -> u32 {
+        self.dead.load(Ordering::Relaxed)
+    }
+
+    /// Refuses to go on where one of these shards, as bits, has died.
+    ///
+    /// # Errors
+    /// [`DeviceError::ShardDied`].
+    pub(super) fn alive(&self, shards: u32) -> Result<(), DeviceError> {
+        match self.dead.load(Ordering::Acquire) & shards {
+            0 => Ok(()),
+            dead => Err(DeviceError::ShardDied { shard: dead.trailing_zeros() as usize }),
+        }
+    }
+
+    /// Whether no shard is left.
+    pub(super) fn all_dead(&self) -> bool {
+        self.cells.iter().all(|cell| cell.is_dead())
     }
 
     /// Wakes the background helper, where there is one: it may have something to do soon.
@@ -232,12 +330,9 @@ impl Core {
     }
 
     /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the
-    /// lock.
+    /// claim. One that died has passed its last.
     pub(super) fn pass_turn_boundaries(&self) -> Result<(), DeviceError> {
-        for index in 0..self.cells.len() {
-            self.control(index, |_, _| ())?;
-        }
-        Ok(())
+        (0..self.cells.len()).try_for_each(|index| self.control_living(index, |_, _| ()))
     }
 
     /// Looks after the link when it is time; by whoever holds shard 0.
@@ -266,12 +361,12 @@ impl Core {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Turns the shards until they have nothing left to send, for at most `bound`.
+    /// Turns the shards until they have nothing left to send, for at most `bound`; not at all inside a turn.
     pub(super) fn drain_tx(&self, bound: Duration) {
         let start = std::time::Instant::now();
-        loop {
+        while !inside_turn() {
             let mut backlog = 0;
-            for (index, cell) in self.cells.iter().enumerate() {
+            for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.is_dead()) {
                 // A shard that somebody holds counts as not empty.
                 backlog += self.turn_and(cell, index, |s| s.tx_backlog()).map_or(1, |(_, n)| n);
             }
@@ -282,19 +377,22 @@ impl Core {
         }
     }
 
-    /// The loop of a dedicated thread: turns one shard for ever, and lets it go only for control calls.
+    /// The loop of a dedicated thread: turns one shard as long as it lives, and lets it go only for control calls.
     pub(super) fn run_dedicated(&self, index: usize) {
         let cell = &self.cells[index];
         let serves = || index == 0 && self.service.is_due(|| self.now());
         while !self.stop.load(Ordering::Relaxed) {
             if serves() {
-                self.service.run();
+                self.service.run_apart();
             }
             let Some(mut shard) = cell.shard.try_take() else {
+                if cell.is_dead() {
+                    return;
+                }
                 std::thread::yield_now();
                 continue;
             };
-            let _holding = Holding::begin();
+            let holding = Holding::begin(self, index);
             // At least one turn: a service that is due may have to wait for the end of a call, and the shard must not.
             loop {
                 let now = self.now();
@@ -306,6 +404,8 @@ impl Core {
                     break;
                 }
             }
+            holding.end();
+            shard.release();
         }
     }
 
@@ -325,7 +425,9 @@ impl Core {
     pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, Option<Instant>, usize)> {
         let (turn, (deadline, connected)) =
             self.turn_and(&self.cells[index], index, |s| (s.next_deadline(), s.connected_qps()))?;
-        self.serve();
+        if self.service.is_due(|| self.now()) {
+            self.service.run_apart();
+        }
         Some((turn, deadline, connected))
     }
 }

@@ -161,18 +161,37 @@ impl CqCore {
 
     /// Where callers turn the crank: one turn of each shard that feeds this queue and that nobody else turns. Whether
     /// it is worth looking again.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`].
     #[inline]
-    pub fn turn_feeders(&self) -> bool {
+    pub fn turn_feeders(&self) -> Result<bool, DeviceError> {
         let core = self.device.core();
         if !core.callers_turn {
-            return false;
+            return Ok(false);
         }
+        not_inside_turn()?;
         let mut feeders = self.feeders.load(Ordering::Relaxed);
         while feeders != 0 {
             core.turn(feeders.trailing_zeros() as usize);
             feeders &= feeders - 1;
         }
-        true
+        Ok(true)
+    }
+
+    /// Whether more than what can be polled now may never come: the queue overran, or a shard that feeds it died.
+    #[inline]
+    pub fn broken(&self) -> bool {
+        self.state.failed() || self.feeders.load(Ordering::Relaxed) & self.device.core().dead() != 0
+    }
+
+    /// Why it is [`broken`](Self::broken).
+    #[cold]
+    pub fn failure(&self) -> DeviceError {
+        match self.device.core().alive(self.feeders.load(Ordering::Relaxed)) {
+            Err(died) if !self.state.failed() => died,
+            _ => DeviceError::CqOverrun,
+        }
     }
 
     /// Asks for one event, for the next completion or for the next that is solicited or an error.
@@ -209,7 +228,9 @@ impl CqCore {
         check_cqe(cqe, u32::try_from(tap.0.len()).unwrap_or(u32::MAX))?;
         for (shard, (lane, new)) in lanes.iter_mut().zip(tap.0.resize(cqe)).enumerate() {
             match lane {
-                Lane::Attached(id) => self.device.core().control(shard, |s, _| s.replace_lane(*id, new))?,
+                Lane::Attached(id) => {
+                    self.device.core().control_living(shard, |s, _| s.replace_lane(*id, new))?;
+                }
                 Lane::Spare(_) | Lane::Moving => *lane = Lane::Spare(new),
             }
         }
@@ -290,8 +311,8 @@ impl Drop for CqCore {
     fn drop(&mut self) {
         for (shard, lane) in lock(&self.lanes).drain(..).enumerate() {
             if let Lane::Attached(id) = lane {
-                // Refused only inside a turn, where no handle of a user is dropped; the lane then stays, unused.
-                let _ = self.device.core().control(shard, |s, _| s.detach_lane(id));
+                // Refused only inside a turn: the lane then stays, unused.
+                let _ = self.device.core().control_living(shard, |s, _| s.detach_lane(id));
             }
         }
         self.state.abandon();

@@ -27,7 +27,8 @@ impl QpCore {
     /// Waits for the end of a drain, and turns shards that nobody else turns meanwhile.
     ///
     /// # Errors
-    /// [`DeviceError::TimedOut`] after `timeout`: the drain can be waited for again. [`DeviceError::InsideTurn`].
+    /// [`DeviceError::TimedOut`] after `timeout`: the drain can be waited for again. [`DeviceError::InsideTurn`],
+    /// [`DeviceError::ShardDied`].
     pub fn wait_drained(&self, mark: &mut DrainMark, timeout: Duration) -> Result<(), DeviceError> {
         let start = std::time::Instant::now();
         let mut idle: u32 = 0;

@@ -1,6 +1,7 @@
 //! The device's own threads: dedicated ones, or one helper for when nobody polls.
 
 use core::time::Duration;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant as SystemInstant;
@@ -9,8 +10,6 @@ use super::claim::Core;
 use super::config::Drive;
 use super::error::OpenError;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
-use crate::proto::status::AsyncEvent;
-use crate::shard::EventElement;
 
 /// After its hot phase the helper gives up its time slice between looks, for this long.
 const HELPER_YIELD: Duration = Duration::from_micros(200);
@@ -32,17 +31,6 @@ pub(super) fn start(core: &Arc<Core>, drive: &Drive) -> Result<Vec<JoinHandle<()
         core.stop();
     }
     started
-}
-
-/// A thread of the device that dies of a panic says so: nobody turns its shards any more.
-struct Fatal<'a>(&'a Core);
-
-impl Drop for Fatal<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.shared.events.raise(AsyncEvent::DeviceFatal, EventElement::Device);
-        }
-    }
 }
 
 fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, OpenError> {
@@ -73,8 +61,8 @@ fn dedicated(core: &Arc<Core>, cores: &[usize]) -> Result<Vec<JoinHandle<()>>, O
                         );
                     }
                 }
-                let _fatal = Fatal(&core);
-                core.run_dedicated(index);
+                // A panic has ended the shard and told of it (`claim`); with it goes the thread.
+                let _ = catch_unwind(AssertUnwindSafe(|| core.run_dedicated(index)));
             })
         })
         .collect()
@@ -84,8 +72,8 @@ fn helper(core: &Arc<Core>) -> Result<JoinHandle<()>, OpenError> {
     let thread = {
         let core = core.clone();
         spawn("roce-helper".into(), move || {
-            let _fatal = Fatal(&core);
-            help(&core);
+            // Each panic is the end of a shard; the others go on.
+            while catch_unwind(AssertUnwindSafe(|| help(&core))).is_err() && !core.all_dead() {}
         })?
     };
     core.set_helper(thread.thread().clone());
@@ -97,7 +85,7 @@ fn help(core: &Core) {
     let shards = core.cells.len();
     let mut seen: Vec<u32> = (0..shards).map(|i| core.turns_of_callers(i)).collect();
     let mut last_work = SystemInstant::now();
-    while !core.stopped() {
+    while !core.stopped() && !core.all_dead() {
         let mut sleep = HELPER_IDLE;
         let (mut helped, mut work) = (false, false);
         for (index, seen) in seen.iter_mut().enumerate() {

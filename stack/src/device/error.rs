@@ -226,9 +226,28 @@ pub enum DeviceError {
         /// How long.
         after: core::time::Duration,
     },
-    /// The call was made from inside a turn of a shard, on the thread that turns it: it would wait for itself.
-    #[error("a control call from inside a turn of a shard would wait for itself; make it after the turn")]
+    /// The call was made from inside a turn of a shard, on the thread that turns it (by a port or a `tracing` subscriber):
+    /// a control call would wait for itself, and a turn would be a second one of a shard that is in one.
+    #[error(
+        "the call was made from inside a turn of a shard, on the thread that turns it, and would wait for itself; make it \
+         after the turn"
+    )]
     InsideTurn,
+    /// Somebody panicked while holding the shard: the port, a `tracing` subscriber, or the stack. What the shard was about
+    /// is half done, so nobody turns it any more.
+    #[error(
+        "shard {shard} of the device died of a panic (of its port, of a tracing subscriber, or of the stack); its queue \
+         pairs do nothing any more: destroy what there is and open the device again"
+    )]
+    ShardDied {
+        /// The shard.
+        shard: usize,
+    },
+    /// Somebody panicked while connection management worked: what it was about is half done.
+    #[error(
+        "connection management of the device died of a panic; destroy its identifiers and channels to begin anew"
+    )]
+    ServiceDied,
     /// The port, whose opening was put off until it is used, could not be opened.
     #[error(transparent)]
     Port(Box<PortError>),

@@ -91,7 +91,7 @@ impl super::Device {
     /// Gives each shard the table.
     fn hand_out(&self, table: &Arc<McastTable>) -> Result<(), DeviceError> {
         for shard in 0..self.shards() {
-            self.core().control(shard, |s, _| s.set_mcast(table.clone()))?;
+            self.core().control_living(shard, |s, _| s.set_mcast(table.clone()))?;
         }
         Ok(())
     }

@@ -76,7 +76,7 @@ pub use limits::{
 pub use mr::MrCore;
 pub use mw::MwCore;
 pub use pd::PdCore;
-pub use qp::{Poster, QpCore, QpInit, RingTap};
+pub use qp::{GateClosed, Poster, QpCore, QpInit, RingTap};
 pub use service::{PeerPath, Service};
 pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 pub use td::TdCore;
@@ -106,6 +106,8 @@ pub use crate::wire::Discard;
 
 /// How long closing a device goes on sending what is left to send.
 pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
+/// How soon whoever sleeps until something comes notices that a shard died.
+const DEATH_NOTICE: Duration = Duration::from_millis(100);
 /// How often the link is looked after.
 pub const MAINTAIN_EVERY: Duration = Duration::from_millis(10);
 
@@ -194,8 +196,11 @@ impl Device {
     /// Closes the device.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while something else refers to it; it comes back with the error.
+    /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::InsideTurn`]; it comes back with the error.
     pub fn close(self: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
+        if let Err(error) = claim::not_inside_turn() {
+            return Err((error, self));
+        }
         match Arc::try_unwrap(self) {
             Ok(device) => {
                 drop(device);
@@ -284,8 +289,11 @@ impl Device {
         self.core.shared.counters[shard].snapshot()
     }
     /// What became of the frames of the IP host (ARP, neighbour discovery, ICMP and what is none of them), by name.
-    /// Takes the host's lock for a moment, as each of those frames does.
+    /// Takes the host's lock for a moment, as each of those frames does; inside a turn, which may have it, there are none.
     pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
+        if claim::inside_turn() {
+            return Vec::new();
+        }
         self.core.shared.with_net(|net| net.counters().map(|(counter, n)| (counter.name(), n)).collect())
     }
     /// What the device, its shards and its queue pairs counted and are, as `roce-stat` gets it. Never stops a shard.
@@ -305,13 +313,25 @@ impl Device {
         &*self.core.port
     }
 
-    /// One turn of a shard; `None` where somebody else has it, or waits to make a control call.
+    /// One turn of a shard; `None` where somebody else has it, or waits to make a control call, and where there will be
+    /// none: see [`may_turn`](Self::may_turn).
     ///
     /// # Panics
-    /// If there is no such shard.
+    /// If there is no such shard; if the port or a `tracing` subscriber does, which is the end of the shard.
     #[inline]
     pub fn turn(&self, shard: usize) -> Option<Turn> {
         self.core.turn(shard)
+    }
+    /// Whether this thread may turn a shard at all.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`], [`DeviceError::ShardDied`].
+    ///
+    /// # Panics
+    /// If there is no such shard.
+    pub fn may_turn(&self, shard: usize) -> Result<(), DeviceError> {
+        claim::not_inside_turn()?;
+        if self.core.cells[shard].is_dead() { Err(DeviceError::ShardDied { shard }) } else { Ok(()) }
     }
     /// Time until the shard has something to do of its own accord; `None`: nothing is due, or it is being turned.
     pub fn next_deadline(&self, shard: usize) -> Option<Duration> {
@@ -358,7 +378,7 @@ impl Device {
     /// on whichever thread it is called. `fd` becomes readable when there is something.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`].
+    /// [`DeviceError::InsideTurn`]; [`DeviceError::ShardDied`] where there is nothing, and it may never come.
     pub fn wait<R>(
         &self,
         timeout: Duration,
@@ -369,9 +389,12 @@ impl Device {
         let start = std::time::Instant::now();
         let mut idle: u32 = 0;
         loop {
+            // Before the look: what came before the end is found.
+            let alive = self.check_alive();
             if let Some(found) = look() {
                 return Ok(Some(found));
             }
+            alive?;
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
                 return Ok(None);
@@ -384,8 +407,8 @@ impl Device {
             idle = (idle + 1).min(20);
             let nap = Duration::from_micros(u64::from(idle) * 50).min(left);
             match fd {
-                // Nothing that this thread does could make it come sooner.
-                Some(fd) if self.core.dedicated => fd.wait(left),
+                // Nothing that this thread does could make it come sooner; but the end of a shard is to be noticed.
+                Some(fd) if self.core.dedicated => fd.wait(left.min(DEATH_NOTICE)),
                 Some(fd) => fd.wait(nap),
                 None => std::thread::sleep(nap),
             }
@@ -481,8 +504,11 @@ impl Drop for Device {
         self.core.stop();
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
-            // A thread that panicked has told so; there is nothing to add.
-            let _ = thread.join();
+            // Dropped by what a turn called, on the very thread: it ends by itself, behind the turn.
+            if thread.thread().id() != std::thread::current().id() {
+                // A thread that panicked has told so; there is nothing to add.
+                let _ = thread.join();
+            }
         }
         // A port that panics is no reason for the end of the device, and perhaps of the process, to be one.
         let drained = catch_unwind(AssertUnwindSafe(|| self.core.drain_tx(CLOSE_DRAIN)));

@@ -142,6 +142,15 @@ impl fmt::Debug for RingTap {
     }
 }
 
+/// Why nothing can be posted to a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GateClosed {
+    /// It is in this state.
+    State(QpState),
+    /// Its shard, with this number, died of a panic.
+    ShardDied(usize),
+}
+
 /// What posting takes of a queue pair beside the ring: so little that a handle has it on its own cache line.
 #[derive(Clone)]
 pub struct Poster {
@@ -165,9 +174,17 @@ impl Poster {
         self.index - u32::from(self.shard) * self.device.core().shared.qps_per_shard as u32
     }
     #[inline]
-    fn gate(&self, gate: Gates) -> Result<u32, QpState> {
+    fn gate(&self, gate: Gates) -> Result<u32, GateClosed> {
         let word = self.word();
-        if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(state_of(word)) }
+        if Gates::from_bits(word.gates()).has(gate) { Ok(word.epoch()) } else { Err(self.closed(word)) }
+    }
+    #[cold]
+    fn closed(&self, word: Word) -> GateClosed {
+        if word.is_dead() {
+            GateClosed::ShardDied(self.shard.into())
+        } else {
+            GateClosed::State(state_of(word))
+        }
     }
     /// Asks for what a poster looks at before it posts, and for the doorbell.
     #[inline]
@@ -180,20 +197,20 @@ impl Poster {
     pub fn sq_sig_all(&self) -> bool {
         self.sq_sig_all
     }
-    /// Whether a send request may be posted: the epoch to post it under, or the state that forbids it.
+    /// Whether a send request may be posted: the epoch to post it under, or what forbids it.
     ///
     /// # Errors
-    /// The state.
+    /// [`GateClosed`].
     #[inline]
-    pub fn may_post_send(&self) -> Result<u32, QpState> {
+    pub fn may_post_send(&self) -> Result<u32, GateClosed> {
         self.gate(Gates::POST_SEND)
     }
-    /// Whether a receive request may be posted: the epoch to post it under, or the state that forbids it.
+    /// Whether a receive request may be posted: the epoch to post it under, or what forbids it.
     ///
     /// # Errors
-    /// The state.
+    /// [`GateClosed`].
     #[inline]
-    pub fn may_post_recv(&self) -> Result<u32, QpState> {
+    pub fn may_post_recv(&self) -> Result<u32, GateClosed> {
         self.gate(Gates::POST_RECV)
     }
     /// Tells the shard of send requests that were published.
@@ -479,6 +496,15 @@ impl QpCore {
         state_of(self.poster.word())
     }
 
+    /// As [`state`](Self::state), where somebody can change it still.
+    ///
+    /// # Errors
+    /// [`DeviceError::ShardDied`].
+    pub fn living_state(&self) -> Result<QpState, DeviceError> {
+        let word = self.poster.word();
+        if word.is_dead() { Err(DeviceError::ShardDied { shard: self.shard() }) } else { Ok(state_of(word)) }
+    }
+
     /// Changes attributes, and the state where the mask says so.
     ///
     /// # Errors
@@ -555,16 +581,22 @@ impl Drop for QpCore {
         self.detach_all();
         let device = &self.poster.device;
         device.core().qps.remove(self.qpn);
-        // Refused only inside a turn, where no handle of a user is dropped; slot and number then stay taken.
-        let destroyed = device.core().control(self.shard(), |s, now| {
+        let core = device.core();
+        // Inside a turn it is refused: slot and number then stay taken.
+        let destroyed = core.control(self.shard(), |s, now| {
             let attr = s.query_qp(self.slot());
             s.destroy_qp(self.slot());
             now.after(retry_span(&attr).max(REST_MIN))
         });
+        match &destroyed {
+            Ok(_) => {}
+            Err(DeviceError::ShardDied { .. }) => core.shared.forget_qp(self.poster.index, self.qpn),
+            Err(_) => return,
+        }
+        self.drop_stale();
+        core.shared.events.purge(self.element());
+        core.shared.events.forget(self.element());
         if let Ok(until) = destroyed {
-            self.drop_stale();
-            device.core().shared.events.purge(self.element());
-            device.core().shared.events.forget(self.element());
             device.numbers().put_back(self.shard(), self.slot(), self.qpn, until);
         }
     }

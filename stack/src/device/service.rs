@@ -4,10 +4,11 @@
 //! outside the shard's claim. While there is none, that costs a turn one load.
 
 use core::time::Duration;
-use std::sync::{Arc, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use super::Device;
-use super::claim::lock;
+use super::claim::{inside_turn, lock, not_inside_turn};
 use super::error::DeviceError;
 use crate::id::{Gid, Qpn};
 use crate::net::Resolution;
@@ -23,6 +24,10 @@ pub trait Service: Send + Sync {
     /// Whether a queue pair number is in use by it, though no queue pair may have it any more: it is not given out.
     /// Called while the service may be running on another thread.
     fn holds(&self, qpn: Qpn) -> bool;
+
+    /// A shard of the device died: who has users tells them. Called while a panic unwinds, perhaps one that came through
+    /// the service itself: must neither panic nor wait for a lock.
+    fn device_died(&self) {}
 }
 
 /// The place of a device's service.
@@ -52,15 +57,49 @@ impl ServiceSlot {
         self.alarm.due().map(|due| Duration::from_nanos(due.nanos_since(now)))
     }
 
+    /// Runs it. One that panicked before is run all the same: it knows, and tells its users.
     #[cold]
     pub(super) fn run(&self) {
-        // Who finds it running has nothing to do.
-        if let Ok(service) = self.service.try_lock() {
-            match &*service {
-                Some(service) => service.step(),
-                None => self.alarm.begin(),
+        let service = match self.service.try_lock() {
+            Ok(service) => service,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            // Who finds it running has nothing to do.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        match &*service {
+            Some(service) => {
+                let again = RingOnPanic(&self.alarm);
+                service.step();
+                core::mem::forget(again);
             }
+            None => self.alarm.begin(),
         }
+    }
+
+    /// As [`ServiceSlot::run`], on a thread of the device: a panic has been reported, and the shards have to be turned.
+    #[cold]
+    pub(super) fn run_apart(&self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.run()));
+    }
+
+    /// A shard died, on this thread.
+    pub(super) fn device_died(&self) {
+        // Who has the lock runs it, on this thread perhaps, or puts one in: both will ask whether the device lives.
+        if let Ok(service) = self.service.try_lock()
+            && let Some(service) = &*service
+        {
+            service.device_died();
+        }
+        self.alarm.ring();
+    }
+}
+
+/// A step that panics leaves word that there is something to do: to tell of it.
+struct RingOnPanic<'a>(&'a Alarm);
+
+impl Drop for RingOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.ring();
     }
 }
 
@@ -91,8 +130,27 @@ impl Device {
 
     /// Takes the service out: when this returns, nobody runs it any more.
     pub fn uninstall(&self) {
-        let service = lock(&self.core().service.service).take();
+        let place = &self.core().service.service;
+        // Inside a turn it may be this thread that runs it; then it stays, and finds nothing to do.
+        let service = if inside_turn() { place.try_lock().ok() } else { Some(lock(place)) };
+        let service = service.and_then(|mut place| place.take());
         drop(service);
+    }
+
+    /// Whether all shards live; the device goes on with those that do, but it is to be closed.
+    ///
+    /// # Errors
+    /// [`DeviceError::ShardDied`].
+    pub fn check_alive(&self) -> Result<(), DeviceError> {
+        self.core().alive(u32::MAX)
+    }
+
+    /// Whether the calling thread may wait for shards and turn them.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideTurn`].
+    pub fn check_outside_turn(&self) -> Result<(), DeviceError> {
+        not_inside_turn()
     }
 
     /// Whether the service holds a queue pair number.

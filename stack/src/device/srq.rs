@@ -170,9 +170,12 @@ impl SrqCore {
     fn attach(&self) -> Result<(), DeviceError> {
         let Some(xrc) = &self.xrc else { return Ok(()) };
         for shard in 0..self.device().shards() {
-            let lane = xrc.cq.lane(shard)?;
+            let lane = match xrc.cq.lane(shard) {
+                Err(DeviceError::ShardDied { .. }) => continue,
+                lane => lane?,
+            };
             let srq = XrcSrq { xrcd: xrc.xrcd.id(), end: self.end(), lane };
-            self.device().core().control(shard, |s, _| s.attach_srq(srq))?;
+            self.device().core().control_living(shard, |s, _| s.attach_srq(srq))?;
         }
         Ok(())
     }
@@ -251,7 +254,7 @@ impl SrqCore {
         if mask.contains(SrqAttrMask::MAX_WR) {
             // Takers follow by themselves; this lets go of the old ring.
             for shard in 0..self.device().shards() {
-                self.device().core().control(shard, |s, _| s.refresh_srqs())?;
+                self.device().core().control_living(shard, |s, _| s.refresh_srqs())?;
             }
         }
         Ok(())

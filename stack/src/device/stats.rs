@@ -80,6 +80,9 @@ pub struct ShardStats {
     /// Its queue pairs.
     #[serde(default)]
     pub qps: usize,
+    /// Whether it died of a panic: nobody turns it any more.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub dead: bool,
     /// What it counted.
     #[serde(default)]
     pub counters: Counts,
@@ -213,6 +216,7 @@ impl Snapshot {
                 .map(|(id, counters)| ShardStats {
                     id,
                     qps: per_shard[id],
+                    dead: core.cells[id].is_dead(),
                     counters: (&counters.snapshot()).into(),
                 })
                 .collect(),
@@ -355,7 +359,12 @@ mod tests {
             pid: 7,
             port: "unix:/a \"b\"\n,peer=/c".into(),
             at_ns: u64::MAX,
-            shards: vec![ShardStats { id: 1, qps: 2, counters: [("rx_frames".into(), u64::MAX)].into() }],
+            shards: vec![ShardStats {
+                id: 1,
+                qps: 2,
+                dead: true,
+                counters: [("rx_frames".into(), u64::MAX)].into(),
+            }],
             qps_total: 1,
             qps: vec![QpStats {
                 qpn: 0x12_3456,

@@ -15,7 +15,7 @@ use crate::mem::MrTable;
 use crate::net::Net;
 use crate::port::Frame;
 use crate::sync::doorbell::Doorbells;
-use crate::sync::words::Words;
+use crate::sync::words::{Word, Words};
 use crate::time::Instant;
 
 /// Shared by the shards of a device and its control plane.
@@ -101,6 +101,25 @@ impl Shared {
     #[inline]
     pub fn shard_of(qpn: Qpn) -> usize {
         (qpn.get() >> (24 - crate::config::SHARD_BITS)) as usize
+    }
+
+    /// A shard died in a turn or between two; nobody has it and nobody will. No lookup of it is under way any more, and
+    /// nobody looks at what is posted to its queue pairs.
+    pub fn end_shard(&self, id: usize) {
+        let turn = &self.turning[id];
+        let number = turn.load(Ordering::Relaxed);
+        turn.store(number.next_multiple_of(2), Ordering::Release); // wraps to 0 behind the largest, which is odd
+        for index in id * self.qps_per_shard..(id + 1) * self.qps_per_shard {
+            let index = index as u32;
+            self.words.store(index, self.words.load(index).dead());
+        }
+    }
+
+    /// A queue pair of a shard that died is destroyed: poll skips its completions, and its windows are unbound.
+    pub fn forget_qp(&self, index: u32, qpn: Qpn) {
+        self.mrs.forget_qp(qpn);
+        let epoch = self.words.load(index).epoch().wrapping_add(1);
+        self.words.store(index, Word::new(epoch, 0, 0).dead());
     }
 
     /// Works with the IP host and publishes what changed by it.

@@ -17,6 +17,11 @@
 //! the fence whether the claim still leans to it; and each thread that ever was the owner has an `inside` of its own,
 //! so that one that comes too late takes nothing back that the next owner has said. There are [`SEATS`] of them: the
 //! claim leans to no further thread.
+//!
+//! A thread that holds the claim is refused when it asks again: two references to one value would be undefined. Whoever
+//! is done *releases* the claim. One that is dropped instead, as a panic does, leaves a value that may be half changed:
+//! then the claim is dead, and nobody gets it again. That costs nothing, because a dead claim is one whose lock is never
+//! given back.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -33,10 +38,26 @@ pub const SEATS: usize = if cfg!(loom) { 2 } else { 16 };
 const SEAT_SHIFT: u32 = 56;
 const NUMBER: u64 = (1 << SEAT_SHIFT) - 1;
 
+/// In `lock`: nobody holds it, somebody does, nobody will ever again.
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+const DEAD: u32 = 2;
+
+/// Why [`Claim::take`] gives nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refused {
+    /// The calling thread holds the claim already.
+    Inside,
+    /// A holder did not release it: it panicked.
+    Dead,
+}
+
 /// A value that one thread at a time may claim.
 pub struct Claim<T> {
-    /// 1 while somebody who is not the owner holds the claim.
+    /// `HELD` while somebody who is not the owner holds the claim; `DEAD` at the end.
     lock: AtomicU32,
+    /// Who holds `lock`; 0 for nobody. Written under `lock`, so a thread finds its own number only where it is true.
+    holder: AtomicU64,
     /// Those who wait for the claim, or hold it while there is an owner: the owner stays out.
     waiting: AtomicU32,
     /// 1 while the owner in this seat holds the claim.
@@ -54,7 +75,7 @@ pub struct Claim<T> {
 // SAFETY: `value` is reached through a `Claimed` alone, and there is one at a time (module comment).
 unsafe impl<T: Send> Sync for Claim<T> {}
 
-/// The claim, held; given back when dropped.
+/// The claim, held until [`Claimed::release`]. Dropping it instead is its end.
 pub struct Claimed<'a, T> {
     claim: &'a Claim<T>,
     how: How,
@@ -95,7 +116,8 @@ impl<T> Claim<T> {
     pub fn new(value: T) -> Self {
         prepare();
         Self {
-            lock: AtomicU32::new(0),
+            lock: AtomicU32::new(FREE),
+            holder: AtomicU64::new(0),
             waiting: AtomicU32::new(0),
             inside: core::array::from_fn(|_| AtomicU8::new(0)),
             owner: AtomicU64::new(0),
@@ -112,7 +134,13 @@ impl<T> Claim<T> {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes the claim if it is free and nobody waits for it. Not to be called by a thread that holds it.
+    /// Whether a holder panicked: nobody gets the claim any more.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.lock.load(Ordering::Acquire) == DEAD
+    }
+
+    /// Takes the claim if it is free and nobody waits for it; not if the calling thread has it.
     #[inline]
     pub fn try_take(&self) -> Option<Claimed<'_, T>> {
         let me = thread_number();
@@ -124,6 +152,10 @@ impl<T> Claim<T> {
     #[inline]
     fn enter(&self, owner: u64) -> Option<Claimed<'_, T>> {
         let seat = seat_of(owner);
+        // It is this thread alone that writes it.
+        if self.inside[seat].load(Ordering::Relaxed) != 0 {
+            return None;
+        }
         self.inside[seat].store(1, Ordering::Relaxed);
         light();
         // Whoever deposed us has counted down with a release: then the second look sees it.
@@ -135,7 +167,7 @@ impl<T> Claim<T> {
     }
 
     fn try_take_lock(&self, me: u64) -> Option<Claimed<'_, T>> {
-        if self.wanted() || !self.lock_now() {
+        if self.wanted() || !self.lock_now(me) {
             return None;
         }
         let owner = self.owner.load(Ordering::Relaxed);
@@ -147,7 +179,9 @@ impl<T> Claim<T> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         heavy();
         if self.inside[seat_of(owner)].load(Ordering::Acquire) != 0 {
-            self.lock.store(0, Ordering::Release);
+            self.holder.store(0, Ordering::Relaxed);
+            // Unless the owner has panicked since: dead it stays.
+            let _ = self.lock.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed);
             self.waiting.fetch_sub(1, Ordering::Release);
             return None;
         }
@@ -157,27 +191,60 @@ impl<T> Claim<T> {
         Some(Claimed { claim: self, how: How::Announced })
     }
 
-    /// Takes the claim; waits until it is free. Those who turn it in a loop stand back for this. Not to be called
-    /// by a thread that holds it.
-    pub fn take(&self) -> Claimed<'_, T> {
+    /// Takes the claim; waits until it is free. Those who turn it in a loop stand back for this.
+    ///
+    /// # Errors
+    /// [`Refused::Inside`], [`Refused::Dead`]: it would wait for ever.
+    pub fn take(&self) -> Result<Claimed<'_, T>, Refused> {
+        let me = thread_number();
+        let owner = self.owner.load(Ordering::Relaxed);
+        if self.is_dead() {
+            return Err(Refused::Dead);
+        }
+        if owner & NUMBER == me && self.inside[seat_of(owner)].load(Ordering::Relaxed) != 0 {
+            return Err(Refused::Inside);
+        }
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut tries = 0u32;
-        while !self.lock_now() {
+        while !self.lock_now(me) {
+            let refused = match self.lock.load(Ordering::Acquire) {
+                DEAD => Some(Refused::Dead),
+                _ if self.holder.load(Ordering::Relaxed) == me => Some(Refused::Inside),
+                _ => None,
+            };
+            if let Some(refused) = refused {
+                self.waiting.fetch_sub(1, Ordering::Release);
+                return Err(refused);
+            }
             pause(&mut tries);
         }
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner != 0 && owner & NUMBER != thread_number() {
+        if owner != 0 && owner & NUMBER != me {
             heavy();
             while self.inside[seat_of(owner)].load(Ordering::Acquire) != 0 {
+                if self.is_dead() {
+                    self.waiting.fetch_sub(1, Ordering::Release);
+                    return Err(Refused::Dead);
+                }
                 pause(&mut tries);
             }
         }
-        Claimed { claim: self, how: How::Announced }
+        Ok(Claimed { claim: self, how: How::Announced })
     }
 
     #[inline]
-    fn lock_now(&self) -> bool {
-        self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    fn lock_now(&self, me: u64) -> bool {
+        let locked = self.lock.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        if locked {
+            self.holder.store(me, Ordering::Relaxed);
+        }
+        locked
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        self.holder.store(0, Ordering::Relaxed);
+        self.lock.store(FREE, Ordering::Release);
     }
 
     /// Under `lock`, without an owner: counts takings in a row.
@@ -226,16 +293,38 @@ fn pause(tries: &mut u32) {
     }
 }
 
-impl<T> Drop for Claimed<'_, T> {
+impl<T> Claimed<'_, T> {
+    /// Gives the claim back.
     #[inline]
-    fn drop(&mut self) {
+    pub fn release(self) {
         let claim = self.claim;
         match self.how {
             How::Owner(seat) => claim.inside[seat].store(0, Ordering::Release),
-            How::Locked => claim.lock.store(0, Ordering::Release),
+            How::Locked => claim.unlock(),
             How::Announced => {
-                claim.lock.store(0, Ordering::Release);
+                claim.unlock();
                 claim.waiting.fetch_sub(1, Ordering::Release);
+            }
+        }
+        core::mem::forget(self);
+    }
+}
+
+impl<T> Drop for Claimed<'_, T> {
+    /// It was not released.
+    #[cold]
+    fn drop(&mut self) {
+        let claim = self.claim;
+        match self.how {
+            // It stays inside, for those who have the lock and wait for it to come out: they see what became of the lock.
+            How::Owner(_) => claim.lock.store(DEAD, Ordering::Release),
+            How::Locked | How::Announced => {
+                claim.owner.store(0, Ordering::Relaxed);
+                claim.holder.store(0, Ordering::Relaxed);
+                claim.lock.store(DEAD, Ordering::Release);
+                if self.how == How::Announced {
+                    claim.waiting.fetch_sub(1, Ordering::Release);
+                }
             }
         }
     }
@@ -274,23 +363,23 @@ mod tests {
     #[test]
     fn a_deposed_owner_stays_out() {
         let claim = Claim::new(());
-        let lean = || (0..=LEAN_AFTER).for_each(|_| drop(claim.try_take().expect("nobody else is here")));
+        let lean = || (0..=LEAN_AFTER).for_each(|_| claim.try_take().expect("nobody else is here").release());
         lean();
         let stale = claim.owner.load(Ordering::Relaxed);
         assert_eq!(stale & NUMBER, thread_number(), "it leans to this thread");
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                drop(claim.try_take().expect("the owner is outside: it is deposed"));
+                claim.try_take().expect("the owner is outside: it is deposed").release();
                 let locked = claim.try_take().expect("it leans to nobody");
                 assert!(locked.how == How::Locked && claim.enter(stale).is_none(), "two hold the claim");
-                drop(locked);
+                locked.release();
                 lean();
                 let held = claim.try_take().expect("it leans to this thread now");
                 assert!(matches!(held.how, How::Owner(_)) && claim.enter(stale).is_none());
                 // A third thread must see that the second one is inside, whatever the first one did.
-                let third = scope.spawn(|| claim.try_take().is_none());
+                let third = scope.spawn(|| claim.try_take().map(Claimed::release).is_none());
                 assert!(third.join().expect("no panic"), "two hold the claim");
-                drop(held);
+                held.release();
             });
         });
     }
@@ -314,6 +403,7 @@ mod tests {
                     while !stop.load(Ordering::Relaxed) {
                         if let Some(mut held) = claim.try_take() {
                             bump(&mut held);
+                            held.release();
                             mine += 1;
                         } else {
                             std::thread::yield_now();
@@ -323,13 +413,15 @@ mod tests {
                 });
             }
             for _ in 0..controls {
-                bump(&mut claim.take());
+                let mut held = claim.take().expect("it is alive");
+                bump(&mut held);
+                held.release();
             }
             counted.fetch_add(controls, Ordering::Relaxed);
             stop.store(true, Ordering::Relaxed);
         });
         let total = counted.load(Ordering::Relaxed);
-        assert_eq!(*claim.take(), [total; 16]);
+        assert_eq!(*claim.take().expect("it is alive"), [total; 16]);
     }
 
     #[test]
@@ -337,18 +429,18 @@ mod tests {
         let claim = Claim::new(());
         for _ in 0..LEAN_AFTER {
             assert_eq!(claim.owner.load(Ordering::Relaxed), 0);
-            drop(claim.try_take().expect("free"));
+            claim.try_take().expect("free").release();
         }
         assert_eq!(claim.owner.load(Ordering::Relaxed), thread_number());
-        drop(claim.take());
+        claim.take().expect("free").release();
         let held = claim.try_take().expect("free");
         assert!(matches!(held.how, How::Owner(_)), "a control call of its own does not change the owner");
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(claim.try_take().is_none(), "the owner is inside"));
         });
-        drop(held);
+        held.release();
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(claim.try_take().is_some(), "the owner is outside, and need not come by"));
+            scope.spawn(|| claim.try_take().expect("the owner is outside, and need not come by").release());
         });
         assert_eq!(claim.owner.load(Ordering::Relaxed), 0);
     }
@@ -356,10 +448,78 @@ mod tests {
     #[test]
     fn nobody_enters_while_somebody_waits() {
         let claim = Claim::new(());
-        let held = claim.take();
+        let held = claim.take().expect("free");
         assert!(claim.wanted() && claim.try_take().is_none());
-        drop(held);
-        assert!(!claim.wanted() && claim.try_take().is_some());
+        held.release();
+        assert!(!claim.wanted());
+        claim.try_take().expect("free").release();
+    }
+
+    /// Claims in each way in which one can be held.
+    fn ways(each: impl Fn(&Claim<u32>, Claimed<'_, u32>)) {
+        let lean = |claim: &Claim<u32>| {
+            (0..LEAN_AFTER).for_each(|_| claim.try_take().expect("free").release());
+        };
+        let claim = Claim::new(0);
+        each(&claim, claim.try_take().expect("free"));
+        let claim = Claim::new(0);
+        each(&claim, claim.take().expect("free"));
+        let claim = Claim::new(0);
+        lean(&claim);
+        let held = claim.try_take().expect("free");
+        assert!(matches!(held.how, How::Owner(_)));
+        each(&claim, held);
+        let claim = Claim::new(0);
+        lean(&claim);
+        each(&claim, claim.take().expect("an owner makes control calls, too"));
+        let claim = Claim::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| lean(&claim));
+        });
+        let held = claim.try_take().expect("the owner is outside: it is deposed");
+        assert!(held.how == How::Announced);
+        each(&claim, held);
+    }
+
+    // Goal: the thread that holds a claim does not get it again, by whichever call, and has it still.
+    #[test]
+    fn a_claim_taken_again_on_one_thread_is_refused() {
+        ways(|claim, mut held| {
+            for _ in 0..3 {
+                assert!(claim.try_take().is_none());
+                assert_eq!(claim.take().err(), Some(Refused::Inside));
+            }
+            *held += 1;
+            std::thread::scope(|scope| {
+                scope.spawn(|| assert!(claim.try_take().is_none(), "the first one holds it still"));
+            });
+            held.release();
+            let held = claim.take().expect("it was given back once, and is free");
+            assert_eq!(*held, 1);
+            held.release();
+            assert!(!claim.wanted());
+        });
+    }
+
+    // Goal: after a panic of a holder nobody gets the claim, on whichever thread, and nobody waits for it.
+    #[test]
+    fn a_panic_in_a_held_claim_is_its_end() {
+        ways(|claim, held| {
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let _held = held;
+                std::panic::resume_unwind(Box::new(()));
+            }));
+            assert!(panicked.is_err() && claim.is_dead() && !claim.wanted());
+            let refused = || {
+                assert!(claim.try_take().is_none());
+                assert_eq!(claim.take().err(), Some(Refused::Dead));
+                assert!(!claim.wanted());
+            };
+            refused();
+            std::thread::scope(|scope| {
+                scope.spawn(refused);
+            });
+        });
     }
 }
 
@@ -379,20 +539,79 @@ mod models {
             let other = {
                 let (claim, held) = (claim.clone(), held.clone());
                 loom::thread::spawn(move || {
-                    let guard = claim.take();
+                    let guard = claim.take().unwrap();
                     assert_eq!(held.fetch_add(1, Ordering::Relaxed), 0);
                     held.fetch_sub(1, Ordering::Relaxed);
-                    drop(guard);
+                    guard.release();
                 })
             };
             for _ in 0..2 {
                 if let Some(guard) = claim.try_take() {
                     assert_eq!(held.fetch_add(1, Ordering::Relaxed), 0);
                     held.fetch_sub(1, Ordering::Relaxed);
-                    drop(guard);
+                    guard.release();
                 }
             }
             other.join().unwrap();
+        });
+    }
+
+    /// The owner panics inside while another thread waits for it, or asks in passing: both are refused, for ever.
+    #[test]
+    fn a_panic_of_the_owner() {
+        loom::model(|| {
+            let claim = Arc::new(Claim::new(()));
+            claim.owner.store(thread_number(), Ordering::Relaxed);
+            let others = [true, false].map(|waits| {
+                let claim = claim.clone();
+                loom::thread::spawn(move || {
+                    // Before the owner went in one of them may have been let in.
+                    let taken = if waits { claim.take().ok() } else { claim.try_take() };
+                    if let Some(held) = taken {
+                        held.release();
+                    }
+                })
+            });
+            if let Some(held) = claim.try_take() {
+                drop(held);
+                assert_eq!(claim.take().err(), Some(Refused::Dead));
+            }
+            for other in others {
+                other.join().unwrap();
+            }
+            if claim.is_dead() {
+                assert!(claim.try_take().is_none() && !claim.wanted());
+            } else {
+                claim.try_take().expect("free").release();
+            }
+        });
+    }
+
+    /// One that holds the lock panics while the owner goes in and out.
+    #[test]
+    fn a_panic_in_a_control_call() {
+        loom::model(|| {
+            let claim = Arc::new(Claim::new(()));
+            let died = Arc::new(Flag::new(0));
+            claim.owner.store(thread_number(), Ordering::Relaxed);
+            let other = {
+                let (claim, died) = (claim.clone(), died.clone());
+                loom::thread::spawn(move || {
+                    let held = claim.take().unwrap();
+                    died.store(1, Ordering::Relaxed);
+                    drop(held);
+                })
+            };
+            for _ in 0..2 {
+                if let Some(held) = claim.try_take() {
+                    assert_eq!(died.load(Ordering::Relaxed), 0, "a dead claim was taken");
+                    // The thread that has it asks again.
+                    assert!(claim.try_take().is_none());
+                    held.release();
+                }
+            }
+            other.join().unwrap();
+            assert!(claim.is_dead() && claim.try_take().is_none() && !claim.wanted());
         });
     }
 }

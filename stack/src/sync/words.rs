@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub struct Words(Box<[AtomicU64]>);
 
 const WATCHED: u64 = 1 << 8;
+const DEAD: u64 = 1 << 9;
 
 /// What a word says at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +33,15 @@ impl Word {
     /// Whether the shard looks at the send queue every turn.
     pub const fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
+    }
+    /// Whether the shard died: nobody looks at what is posted.
+    pub const fn is_dead(self) -> bool {
+        self.0 & DEAD != 0
+    }
+    /// The same word of a shard that died: every gate is closed, and completions of this epoch are good.
+    #[must_use]
+    pub const fn dead(self) -> Self {
+        Self(self.0 & !(WATCHED | 0xff) | DEAD)
     }
     /// The verbs state as a number.
     pub const fn state(self) -> u8 {

@@ -3,13 +3,16 @@
 //! It runs between turns (`stack::device::Service`), on whichever thread turned a shard, and inside the calls of
 //! programs; one lock guards all of it, and no data path takes that lock. It has queue pair 1, and ends with the last
 //! identifier and event channel.
+//!
+//! Where a shard of the device has died, or a panic came through the work here, it is over: each identifier gets
+//! DEVICE_REMOVAL, and calls say what happened.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
-use stack::device::{self, Device, EventFd, Instant, PeerPath, Qpn};
+use stack::device::{self, Device, DeviceError, EventFd, Instant, PeerPath, Qpn};
 
 use super::event::{CmEvent, CmEventType, EventData};
 use super::gsi::Gsi;
@@ -50,19 +53,58 @@ impl std::fmt::Debug for Shared {
     }
 }
 
+impl Shared {
+    /// Whether it works still.
+    fn alive(&self) -> Result<(), DeviceError> {
+        self.device.check_alive()?;
+        if self.state.is_poisoned() { Err(DeviceError::ServiceDied) } else { Ok(()) }
+    }
+
+    /// The lock, if nobody has it.
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The lock; not where this thread may have it: a turn that it is inside of was perhaps made from here.
+    fn enter(&self) -> Option<MutexGuard<'_, State>> {
+        match self.device.check_outside_turn() {
+            Ok(()) => Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)),
+            Err(_) => self.try_lock(),
+        }
+    }
+
+    /// Tells every identifier of the end, if it has come. Who has the lock does so when it has given it back.
+    fn tell_of_end(&self) {
+        if self.alive().is_err()
+            && let Some(mut state) = self.try_lock()
+        {
+            state.end();
+        }
+    }
+}
+
 impl device::Service for Shared {
     fn step(&self) {
         // Who holds the lock is in a call of the program, and will look at the alarm again.
-        let mut state = match self.state.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        state.work(&self.device);
+        if let Some(mut state) = self.try_lock() {
+            self.device.alarm().begin();
+            if self.alive().is_ok() {
+                state.work(&self.device);
+            }
+        }
+        self.tell_of_end();
     }
 
     fn holds(&self, qpn: Qpn) -> bool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).machine.qp_busy(qpn)
+    }
+
+    fn device_died(&self) {
+        self.tell_of_end();
     }
 }
 
@@ -110,18 +152,22 @@ impl Service {
         f: impl FnOnce(&mut State, &Arc<Device>, Instant) -> Result<R, VerbsError>,
     ) -> Result<R, VerbsError> {
         let device = self.device();
+        device.check_outside_turn()?;
         let mut state = self.lock();
+        self.shared.alive()?;
         let now = device.now();
         let result = f(&mut state, device, now);
         state.pump(device, now);
         drop(state);
+        self.shared.tell_of_end();
         device.wake();
         result
     }
 
     /// The oldest event of a queue.
     pub(super) fn fetch(service: &Arc<Self>, queue: u64) -> Option<CmEvent> {
-        let mut state = service.lock();
+        service.shared.tell_of_end();
+        let mut state = service.shared.enter()?;
         let queued = state.queues.pop(queue)?;
         Some(Self::event(service, &mut state, queued))
     }
@@ -140,29 +186,41 @@ impl Service {
 
     /// An event was acknowledged.
     pub(super) fn ack_event(&self, number: u64) {
-        if let Some(id) = self.lock().ids.get_mut(&number) {
+        if let Some(id) = self.shared.enter().as_mut().and_then(|state| state.ids.get_mut(&number)) {
             id.unacked = id.unacked.saturating_sub(1);
         }
     }
 
     /// A channel is gone; requests that nobody fetched are refused.
     pub(super) fn close_channel(&self, number: u64) {
-        let mut state = self.lock();
+        let Some(mut state) = self.shared.enter() else { return };
         let now = self.device().now();
         let events = state.queues.close(number);
-        let gone = state.drop_requests(now, events);
-        state.pump(self.device(), now);
+        let gone = if self.shared.alive().is_ok() {
+            let gone = state.drop_requests(now, events);
+            state.pump(self.device(), now);
+            gone
+        } else {
+            events.into_iter().filter_map(|e| state.ids.remove(&e.new?)).collect()
+        };
         drop(state);
         drop(gone);
     }
 
     /// An identifier is gone: the peer is told, and everything it had is given back.
     pub(super) fn remove(&self, number: u64) {
-        let mut state = self.lock();
+        let Some(mut state) = self.shared.enter() else { return };
         let now = self.device().now();
-        let gone = state.remove(now, number);
-        state.pump(self.device(), now);
+        let gone = if self.shared.alive().is_ok() {
+            let gone = state.remove(now, number);
+            state.pump(self.device(), now);
+            gone
+        } else {
+            // Nobody tells the peer: the machine may be in the middle of something.
+            state.ids.remove(&number).into_iter().collect()
+        };
         drop(state);
+        self.shared.tell_of_end();
         // Queue pairs end outside the lock.
         drop(gone);
         self.device().wake();
@@ -200,6 +258,8 @@ pub(super) struct State {
     /// Identifiers with a queue pair that accepted: data may come before the peer's last message.
     pub accepting: HashSet<u64>,
     next: u64,
+    /// It is over, and everybody was told.
+    ended: bool,
 }
 
 impl State {
@@ -217,6 +277,7 @@ impl State {
             resolving: BTreeSet::new(),
             accepting: HashSet::new(),
             next: 1,
+            ended: false,
         }
     }
 
@@ -243,9 +304,19 @@ impl State {
         self.ids.values().filter(|id| id.queue == queue).count()
     }
 
+    /// Tells every identifier that its device is gone, once. Neither waits nor asks the machine anything.
+    fn end(&mut self) {
+        if !core::mem::replace(&mut self.ended, true) {
+            let mut numbers: Vec<u64> = self.ids.keys().copied().collect();
+            numbers.sort_unstable();
+            for number in numbers {
+                self.raise(number, EventData::new(CmEventType::DeviceRemoval));
+            }
+        }
+    }
+
     /// Between turns: what has come, what is due.
     fn work(&mut self, device: &Arc<Device>) {
-        device.alarm().begin();
         let now = device.now();
         if let Some(gsi) = &mut self.gsi
             && gsi.receive(device, now, &mut self.machine)
@@ -426,6 +497,51 @@ mod tests {
     use super::*;
     use crate::rdma_cm::ConnParam;
     use crate::{Clock, Context, DeviceConfig, Drive, QpInitAttr};
+
+    fn quiet<R>(f: impl FnOnce() -> R) -> std::thread::Result<R> {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
+    }
+
+    // Goal: a panic in the work of connection management, in a call or between turns, is told to each identifier; calls say
+    // what happened, nothing waits, the device goes on, and when all handles are gone it begins anew.
+    #[test]
+    fn a_panic_in_connection_management_is_told() {
+        let context = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
+        for between_turns in [false, true] {
+            let channel = context.create_event_channel().unwrap();
+            let service = context.cm().unwrap();
+            let ids = [(); 2].map(|()| context.create_id(Some(&channel), PortSpace::Tcp).unwrap());
+            let broken = quiet(|| {
+                if between_turns {
+                    // As if the machine had an event for a connection that nobody knows.
+                    let _state = service.shared.state.lock().unwrap();
+                    panic!("between two turns");
+                }
+                service.call(|_, _, _| -> Result<(), VerbsError> { panic!("in a call") })
+            });
+            assert!(broken.is_err());
+            let mut told = 0;
+            while let Some(event) = channel.get_event(Duration::from_secs(30)).unwrap() {
+                assert_eq!(event.event(), CmEventType::DeviceRemoval);
+                event.ack();
+                told += 1;
+                if told == ids.len() {
+                    break;
+                }
+            }
+            assert!(channel.try_get_event().is_none(), "once each");
+            for id in &ids {
+                let e = id.bind_addr(([192, 0, 2, 1], 0)).unwrap_err();
+                assert!(matches!(e, VerbsError::Device(DeviceError::ServiceDied)), "{e}");
+                assert_eq!(e.errno(), crate::error::errno::EIO);
+            }
+            let mut reactor = context.reactor(0).unwrap();
+            assert!((0..50).all(|_| reactor.poll_once().is_some()), "the device goes on");
+            drop((ids, channel, service));
+            let anew = context.create_id(None, PortSpace::Tcp).unwrap();
+            anew.bind_addr(([192, 0, 2, 1], 0)).unwrap();
+        }
+    }
 
     // Goal: a number that a connection had is held until TIMEWAIT is over, also when queue pair and identifier are gone.
     #[test]

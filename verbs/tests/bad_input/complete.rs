@@ -64,6 +64,15 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("PortError::Eal", "verbs/tests/lazy.rs", "the_first_queue_pair_starts_the_port"),
     // Full tables of keys: at the device's level, in the table of this module.
     ("Pd::alloc_mw", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
+    // What a panic leaves behind.
+    ("DeviceError::ShardDied", "verbs/tests/sound.rs", "a_panic_anywhere_in_a_turn_is_the_end_of_the_shard"),
+    (
+        "PostErrorKind::ShardDied",
+        "verbs/tests/sound.rs",
+        "a_panic_anywhere_in_a_turn_is_the_end_of_the_shard",
+    ),
+    ("Qp::state", "verbs/tests/sound.rs", "a_panic_anywhere_in_a_turn_is_the_end_of_the_shard"),
+    ("DeviceError::ServiceDied", "verbs/src/rdma_cm/service.rs", "a_panic_in_connection_management_is_told"),
     // As the calls that they begin.
     ("Drain::try_finish", "verbs/tests/errno.rs", "control_calls_from_inside_a_turn"),
 ];
@@ -72,7 +81,6 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 const NEVER: &[(&str, &str)] = &[
     ("OpenError::Random", "the operating system gives random numbers"),
     ("DeviceError::Random", "the operating system gives random numbers"),
-    ("Qp::state", "no error today"),
     ("Srq::query", "no error today"),
 ];
 

@@ -101,6 +101,11 @@ pub const CASES: &[Case] = &[
     case("Context::start", |b| err(b.context.start())),
     case("Context::add_address", |b| err(b.context.add_address([192, 0, 2, 77], 24))),
     case("Context::remove_address", |b| err(b.context.remove_address([192, 0, 2, 1]))),
+    case("Reactor::try_poll_once", |b| {
+        assert_eq!(b.context.reactor(0).unwrap().poll_once(), None);
+        assert_eq!(b.other.context.reactor(0).unwrap().poll_once(), None);
+        err(b.context.reactor(0).unwrap().try_poll_once())
+    }),
     case("Context::get_async_event", |b| err(b.context.get_async_event(PATIENCE))),
     case("CompChannel::get_cq_event", |b| err(b.spare().channel.get_cq_event(PATIENCE))),
     case("Cq::resize", |b| err(b.cq.resize(128))),

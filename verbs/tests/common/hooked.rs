@@ -12,6 +12,8 @@ pub enum Burst<'b> {
     Rx,
     /// To send these; those that the hook takes out count as sent.
     Tx(&'b mut TxBurst),
+    /// For an empty frame.
+    Alloc,
 }
 
 /// Sees each burst before the port does: whether the port is to see it.
@@ -63,7 +65,7 @@ impl PortQueue for Queue {
         if goes_on { taken + self.0.tx_burst(frames) } else { taken }
     }
     fn alloc(&mut self) -> Option<Frame> {
-        self.0.alloc()
+        if (self.1)(Burst::Alloc) { self.0.alloc() } else { None }
     }
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.0.recycle(frames);

@@ -1,0 +1,573 @@
+//! What safe code must not be able to do, however odd it is: a port of the program panics or calls back in the middle of a
+//! turn, threads use one region at once. `scripts/deep miri` runs this file under the interpreter that sees undefined
+//! behaviour, so the devices here are small, have a clock that stands, and a seed.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use common::hooked::{Burst, Hooked};
+use common::{PATIENCE, all_rights};
+use verbs::error::errno::{EDEADLK, EIO};
+use verbs::port::{PortOptions, PortSpec};
+use verbs::{
+    Access, AsyncEvent, Clock, Context, CqInitAttr, DeviceConfig, DeviceError, Drive, Gid, Mr, MwBind,
+    MwBindInfo, MwType, Pd, PostErrorKind, Qp, QpInitAttr, QpState, Reactor, RecvWr, Rereg, SendFlags,
+    SendWr, VerbsError, Wc, attr_to,
+};
+
+type Hook = Box<dyn Fn(&Burst<'_>) + Send>;
+
+/// What the port of a device calls before everything that it is asked for.
+#[derive(Clone, Default)]
+struct Odd(Arc<Mutex<Option<Hook>>>);
+
+impl Odd {
+    fn set(&self, hook: impl Fn(&Burst<'_>) + Send + 'static) {
+        *self.0.lock().unwrap() = Some(Box::new(hook));
+    }
+    fn clear(&self) {
+        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = None;
+    }
+    /// A device with such a port, of as many shards.
+    fn open(&self, shards: usize, drive: Drive) -> Context {
+        let options = PortOptions { frames: 256, queues: shards, ..PortOptions::default() };
+        let port = PortSpec::Loopback.open(&options).unwrap();
+        let hook = self.0.clone();
+        let port = Hooked::around(port, move |burst| {
+            // Not held while it is called: it may call back, or panic.
+            let odd = hook.lock().unwrap().take();
+            if let Some(odd) = odd {
+                odd(&burst);
+                hook.lock().unwrap().get_or_insert(odd);
+            }
+            true
+        });
+        let mut config = DeviceConfig { port: port.into(), shards, ..DeviceConfig::loopback() }.drive(drive);
+        config.clock = Clock::Manual(Arc::new(AtomicU64::new(1)));
+        config.seed = Some(1);
+        config.qps_per_shard = 16;
+        Context::open(config).unwrap()
+    }
+}
+
+fn config(seed: u64) -> DeviceConfig {
+    let mut config = DeviceConfig::loopback().drive(Drive::Embedded);
+    config.clock = Clock::Manual(Arc::new(AtomicU64::new(1)));
+    config.seed = Some(seed);
+    config.qps_per_shard = 16;
+    config
+}
+
+/// A queue pair that is connected to itself.
+fn to_itself(pd: &Pd, init: &QpInitAttr<'_>) -> Qp {
+    let qp = pd.create_qp(init).unwrap();
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &common::options()).unwrap();
+    qp
+}
+
+fn dead<T: std::fmt::Debug>(result: Result<T, VerbsError>) {
+    let e = result.expect_err("the shard is dead");
+    assert!(matches!(e, VerbsError::Device(DeviceError::ShardDied { shard: 0 })), "{e}");
+    assert_eq!(e.errno(), EIO);
+    assert!(e.to_string().contains("died of a panic"), "{e}");
+}
+
+/// A turn in which something may panic: whether it did.
+fn panics(reactor: &mut Reactor) -> bool {
+    catch_unwind(AssertUnwindSafe(|| reactor.poll_once())).is_err()
+}
+
+/// The device after the `allowed`-th thing that its port is asked for was its last. `false`: it was never asked so often.
+fn ends_after(allowed: u32) -> bool {
+    let odd = Odd::default();
+    let context = odd.open(1, Drive::Embedded);
+    let pd = context.alloc_pd().unwrap();
+    let channel = context.create_comp_channel().unwrap();
+    let cq = context.create_cq_ex(&CqInitAttr::new(16).channel(&channel)).unwrap();
+    let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
+    let mr = pd.reg_mr(4096, all_rights() | Access::MW_BIND).unwrap();
+    let mw = pd.alloc_mw(MwType::One).unwrap();
+    let sge = [mr.sge(0..64).unwrap()];
+    qp.post_recv(&[RecvWr::new(0, &sge), RecvWr::new(1, &sge), RecvWr::new(2, &sge)]).unwrap();
+    let mut reactor = context.reactor(0).unwrap();
+    let bind_info = MwBindInfo::new(&mr, 0..64, Access::REMOTE_READ).unwrap();
+    qp.bind_mw(&mw, &MwBind { wr_id: 9, send_flags: SendFlags::empty(), bind_info }).unwrap();
+    qp.post_send(&[SendWr::send(10, &[]).inline(b"zero.").signaled()]).unwrap();
+    (0..10).for_each(|_| assert!(reactor.poll_once().is_some()));
+    qp.post_send(&[SendWr::send(11, &[]).inline(b"first").signaled()]).unwrap();
+    let left = AtomicU32::new(allowed);
+    odd.set(move |_| assert!(left.fetch_sub(1, Ordering::Relaxed) != 0, "the port panics"));
+    if !(0..8).any(|_| panics(&mut reactor)) {
+        return false;
+    }
+    odd.clear();
+
+    // Nobody turns it any more, so what a turn could have touched is free, and stays as it is.
+    let keep = mr.to_vec(0..4096).unwrap();
+    assert_eq!(reactor.poll_once(), None);
+    dead(reactor.try_poll_once());
+    for wr in [SendWr::send(12, &sge), SendWr::write(13, &sge, mr.addr(), mr.rkey())] {
+        let e = qp.post_send(&[wr]).unwrap_err();
+        assert_eq!((e.kind, e.errno()), (PostErrorKind::ShardDied(0), EIO), "{e}");
+    }
+    let e = qp.post_recv(&[RecvWr::new(3, &sge)]).unwrap_err();
+    assert_eq!((e.kind, e.errno()), (PostErrorKind::ShardDied(0), EIO), "{e}");
+    dead(qp.state());
+    dead(qp.query());
+    let (attr, mask) = attr_to(QpState::Err);
+    dead(qp.modify(&attr, mask));
+    dead(qp.drain_qp(PATIENCE));
+    dead(pd.create_qp(&QpInitAttr::rc(&cq, &cq)));
+
+    // What was published before can be polled; then there is nothing to hope for.
+    let mut wc = [Wc::default(); 8];
+    let n = cq.poll(&mut wc).unwrap();
+    let done: Vec<u64> = wc[..n].iter().map(|wc| wc.wr_id).collect();
+    assert!(done.contains(&0) && done.contains(&10) && wc[..n].iter().all(Wc::is_ok), "{done:?}");
+    dead(cq.poll(&mut wc));
+    dead(cq.poller().unwrap().poll(&mut wc));
+    dead(cq.start_poll().map(|_| ()));
+    while channel.try_get_cq_event().is_some() {
+        cq.ack_events(1).unwrap();
+    }
+    dead(channel.get_cq_event(Duration::MAX).map(|_| ()));
+
+    // It is told once, and whoever waits for more is not left waiting.
+    let mut fatal = 0;
+    while let Some(event) = context.try_get_async_event() {
+        fatal += u32::from(event.event == AsyncEvent::DeviceFatal);
+    }
+    assert_eq!(fatal, 1);
+    dead(context.get_async_event(Duration::MAX));
+    assert!(context.stats().shards[0].dead);
+
+    // Everything can be given back, in the usual order.
+    let lkey = mr.lkey();
+    mw.dealloc().map_err(|(e, _)| e).unwrap();
+    assert_eq!(mr.to_vec(0..4096).unwrap(), keep);
+    mr.dereg().map_err(|(e, _)| e).unwrap();
+    let others: Vec<Mr> = (0..4).map(|_| pd.reg_mr(4096, Access::empty()).unwrap()).collect();
+    (0..10).for_each(|_| assert_eq!(reactor.poll_once(), None));
+    assert!(others.iter().all(|mr| mr.to_vec(0..4096).unwrap() == [0; 4096] && mr.lkey() != lkey));
+    drop(others);
+    qp.destroy().map_err(|(e, _)| e).unwrap();
+    dead(cq.poll(&mut wc));
+    cq.destroy().map_err(|(e, _)| e).unwrap();
+    channel.destroy().map_err(|(e, _)| e).unwrap();
+    pd.dealloc().map_err(|(e, _)| e).unwrap();
+    drop(reactor);
+    context.close().map_err(|(e, _)| e).unwrap();
+    true
+}
+
+#[test]
+fn a_panic_anywhere_in_a_turn_is_the_end_of_the_shard() {
+    let ends = (0..100).take_while(|allowed| ends_after(*allowed)).count();
+    assert!((3..100).contains(&ends), "{ends} places");
+}
+
+// Goal: the claim, and what else marks a thread as being inside of a turn, are given back: other devices work on.
+#[test]
+fn a_panic_in_a_turn_leaves_the_thread_as_it_was() {
+    let odd = Odd::default();
+    let context = odd.open(1, Drive::Embedded);
+    context.start().unwrap();
+    odd.set(|_| panic!("the port panics"));
+    assert!(panics(&mut context.reactor(0).unwrap()));
+    let other = Context::open(config(2)).unwrap();
+    let (pd, cq) = (other.alloc_pd().unwrap(), other.create_cq(4).unwrap());
+    let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
+    qp.query().unwrap();
+    assert!(other.reactor(0).unwrap().try_poll_once().unwrap().is_some());
+}
+
+// Goal: a panic in a control call, which has the shard as a turn has it, is its end likewise.
+#[test]
+fn a_panic_in_a_control_call_is_the_end_of_the_shard() {
+    let odd = Odd::default();
+    let context = odd.open(1, Drive::Embedded);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+    let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+    let mr = pd.reg_mr(4096, all_rights()).unwrap();
+    let options = common::options();
+    qp.init_rc(&options).unwrap();
+    odd.set(|_| panic!("the port panics"));
+    // The station of this peer has to be asked for, in a frame of the port's.
+    let peer = verbs::RcEndpoint { gid: Gid::v4([192, 0, 2, 77]), ..qp.endpoint(1).unwrap() };
+    assert!(catch_unwind(AssertUnwindSafe(|| qp.connect_rc(&peer, &options))).is_err());
+    odd.clear();
+    dead(qp.query());
+    dead(context.reactor(0).unwrap().try_poll_once());
+    mr.dereg().map_err(|(e, _)| e).unwrap();
+    qp.destroy().map_err(|(e, _)| e).unwrap();
+}
+
+// Goal: the other shards of a device go on, and so does what needs no shard.
+#[test]
+fn the_other_shards_go_on() {
+    let odd = Odd::default();
+    let context = odd.open(2, Drive::Embedded);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+    let dying = to_itself(&pd, &QpInitAttr::rc(&cq, &cq).on_shard(0));
+    let other_cq = context.create_cq(64).unwrap();
+    let living = to_itself(&pd, &QpInitAttr::rc(&other_cq, &other_cq).on_shard(1));
+    let mr = pd.reg_mr(4096, all_rights()).unwrap();
+    odd.set(|_| panic!("the port panics"));
+    assert!(panics(&mut context.reactor(0).unwrap()));
+    odd.clear();
+    dead(dying.query());
+    let mut reactor = context.reactor(1).unwrap();
+    for round in 0..3 {
+        let target = pd.reg_mr(4096, all_rights()).unwrap();
+        mr.write(0, &[round + 1; 64]).unwrap();
+        let sge = [mr.sge(0..64).unwrap()];
+        living.post_send(&[SendWr::write(1, &sge, target.addr(), target.rkey()).signaled()]).unwrap();
+        let mut wc = [Wc::default(); 4];
+        let n = (0..20).find_map(|_| {
+            reactor.try_poll_once().unwrap();
+            Some(other_cq.poll(&mut wc).unwrap()).filter(|n| *n > 0)
+        });
+        assert!(n == Some(1) && wc[0].is_ok(), "{n:?} {:?}", wc[0]);
+        assert_eq!(target.to_vec(0..64).unwrap(), [round + 1; 64]);
+        // Past a turn of each shard: the dead one has passed its last.
+        target.dereg().map_err(|(e, _)| e).unwrap();
+    }
+    let shards = context.stats().shards;
+    assert!(shards[0].dead && !shards[1].dead);
+    dying.destroy().map_err(|(e, _)| e).unwrap();
+    living.destroy().map_err(|(e, _)| e).unwrap();
+}
+
+// Goal: threads of the device end with their shards, nobody is left waiting, and the device can be closed.
+#[test]
+#[cfg_attr(miri, ignore = "threads that spin: too long for the interpreter")]
+fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
+    for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
+        let odd = Odd::default();
+        let context = odd.open(2, drive.clone());
+        let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
+        let cq = context.create_cq_ex(&CqInitAttr::new(16).channel(&channel)).unwrap();
+        let qps = [0, 1].map(|shard| to_itself(&pd, &QpInitAttr::rc(&cq, &cq).on_shard(shard)));
+        let panicked = AtomicBool::new(false);
+        odd.set(move |_| assert!(panicked.swap(true, Ordering::Relaxed), "the port panics, once"));
+        if drive == Drive::Caller {
+            // Somebody has to look after it: a caller, who sees the panic, or the helper.
+            let poll = || cq.poll(&mut [Wc::default()]).is_ok();
+            while matches!(catch_unwind(AssertUnwindSafe(poll)), Ok(true)) {}
+        }
+        let waited = channel.get_cq_event(Duration::MAX).map(|_| ());
+        assert_eq!(waited.unwrap_err().errno(), EIO, "{drive:?}");
+        let dead = [0, 1].map(|shard| qps[shard].query().is_err());
+        assert_eq!(dead.iter().filter(|dead| **dead).count(), 1, "{drive:?}: {dead:?}");
+        let shards = context.stats().shards;
+        assert_eq!([shards[0].dead, shards[1].dead], dead);
+        let [a, b] = qps;
+        a.destroy().map_err(|(e, _)| e).unwrap();
+        b.destroy().map_err(|(e, _)| e).unwrap();
+        cq.destroy().map_err(|(e, _)| e).unwrap();
+        drop((channel, pd));
+        context.close().map_err(|(e, _)| e).unwrap();
+    }
+}
+
+// Goal: a dead device is told to users of connection management, too, and their calls say what happened.
+#[test]
+fn connection_management_hears_of_a_dead_shard() {
+    use verbs::rdma_cm::{CmEventType, PortSpace};
+    let odd = Odd::default();
+    let context = odd.open(1, Drive::Embedded);
+    let channel = context.create_event_channel().unwrap();
+    let [listener, client] = [(); 2].map(|()| context.create_id(Some(&channel), PortSpace::Tcp).unwrap());
+    listener.listen(0).unwrap();
+    let alone = context.create_id(None, PortSpace::Tcp).unwrap();
+    odd.set(|_| panic!("the port panics"));
+    assert!(panics(&mut context.reactor(0).unwrap()));
+    for _ in 0..2 {
+        let event = channel.get_event(Duration::MAX).unwrap().expect("an identifier's last event");
+        assert_eq!(event.event(), CmEventType::DeviceRemoval);
+        event.ack();
+    }
+    dead(channel.get_event(Duration::MAX).map(|_| ()));
+    dead(client.resolve_addr(None, ([192, 0, 2, 1], 7), PATIENCE));
+    assert_eq!(alone.get_event(PATIENCE).unwrap().unwrap().event(), CmEventType::DeviceRemoval);
+    drop((listener, client, alone, channel));
+    context.close().map_err(|(e, _)| e).unwrap();
+}
+
+/// Runs a call from inside a turn of a device, at the first, second, ... thing that its port is asked for.
+fn inside_turns(context: &Context, odd: &Odd, call: impl Fn() + Send + Sync + 'static) {
+    let call = Arc::new(call);
+    let mut reactor = context.reactor(0).unwrap();
+    for nth in 0..3 {
+        let (call, ran) = (call.clone(), Arc::new(AtomicU32::new(0)));
+        let counted = ran.clone();
+        odd.set(move |_| {
+            if counted.fetch_add(1, Ordering::Relaxed) == nth {
+                call();
+            }
+        });
+        for _ in 0..3 {
+            assert!(reactor.poll_once().is_some(), "the outer turn is as any other");
+        }
+        assert!(ran.load(Ordering::Relaxed) > nth);
+        odd.clear();
+    }
+}
+
+fn inside<T: std::fmt::Debug>(result: Result<T, VerbsError>) {
+    let e = result.expect_err("this is inside of a turn");
+    assert!(matches!(e, VerbsError::Device(DeviceError::InsideTurn)), "{e}");
+    assert_eq!(e.errno(), EDEADLK);
+}
+
+// Goal: no turn, of the same device or another, begins inside of a turn, whoever asks for it; the rest of the API works
+// there or says what is wrong, and nothing waits.
+#[test]
+fn a_turn_inside_of_a_turn_is_refused() {
+    let odd = Odd::default();
+    // Leaned to this thread or not.
+    for turns in [0, 70] {
+        let context = Arc::new(odd.open(1, Drive::Embedded));
+        context.start().unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+        let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
+        let mr = pd.reg_mr(64, all_rights()).unwrap();
+        let mut reactor = context.reactor(0).unwrap();
+        (0..turns).for_each(|_| assert!(reactor.poll_once().is_some()));
+        let mut by_callers = config(3).drive(Drive::Caller);
+        by_callers.clock = Clock::Monotonic;
+        let other = if cfg!(miri) { config(3) } else { by_callers };
+        let other = Context::open(other).unwrap();
+        let (other_pd, other_cq) = (other.alloc_pd().unwrap(), other.create_cq(4).unwrap());
+        let other_qp = to_itself(&other_pd, &QpInitAttr::rc(&other_cq, &other_cq));
+        let calls = Arc::new(AtomicU32::new(0));
+        let (counted, own, qps) = (calls.clone(), Arc::downgrade(&context), (qp, other_qp));
+        let call = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let own = own.upgrade().unwrap();
+            for context in [&*own, &other] {
+                let mut reactor = context.reactor(0).unwrap();
+                assert_eq!(reactor.poll_once(), None);
+                inside(reactor.try_poll_once());
+                inside(context.get_async_event(PATIENCE).map(|_| ()));
+                inside(context.start());
+                assert!(context.net_counters().is_empty());
+                drop((
+                    context.counters(),
+                    context.stats(),
+                    context.try_get_async_event(),
+                    reactor.next_deadline(),
+                ));
+            }
+            inside(qps.0.query());
+            inside(qps.1.query());
+            // Posting waits for nobody.
+            qps.0.post_recv(&[RecvWr::new(1, &[mr.sge(0..8).unwrap()])]).unwrap();
+            if !cfg!(miri) {
+                inside(other_cq.poll(&mut [Wc::default()]));
+                inside(other_cq.poller().unwrap().poll(&mut [Wc::default()]));
+                inside(other_cq.start_poll().map(|_| ()));
+            }
+            // A device that comes and goes in here.
+            let third = Context::open(config(4)).unwrap();
+            let (e, third) = third.close().unwrap_err();
+            inside(Err::<(), _>(e));
+            drop(third);
+        };
+        inside_turns(&context, &odd, call);
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
+    }
+}
+
+// Goal: on a thread of the device, inside of its turn, its last handle goes: nobody waits for the thread that waits.
+#[test]
+#[cfg_attr(miri, ignore = "threads that spin: too long for the interpreter")]
+fn the_last_handle_is_dropped_inside_of_a_turn() {
+    for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
+        let odd = Odd::default();
+        let context = odd.open(1, drive);
+        context.start().unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let place = Mutex::new(Some((context, tell)));
+        odd.set(move |_| {
+            if let Some((context, tell)) = place.lock().unwrap().take() {
+                drop(context);
+                tell.send(()).unwrap();
+            }
+        });
+        told.recv_timeout(PATIENCE).expect("the drop returned");
+    }
+}
+
+/// What threads do with one region at once, while a peer does the same from the other side.
+fn connected() -> (Context, Pd, Mr) {
+    let context = Context::open(config(1)).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let mr = pd.reg_mr(4096, all_rights() | Access::MW_BIND).unwrap();
+    (context, pd, mr)
+}
+
+// Goal: no access of the safe API to registered memory races with another in a way that the language does not define,
+// whatever their sizes; words are whole.
+#[test]
+fn one_region_and_many_threads() {
+    let rounds = if cfg!(miri) { 20 } else { 20_000 };
+    let (_context, _pd, mr) = connected();
+    let word = u64::from_ne_bytes([0x5a; 8]);
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| (0..rounds).for_each(|i| mr.write_u64(64, if i % 2 == 0 { word } else { 0 }).unwrap()));
+        scope.spawn(|| (0..rounds).for_each(|i| mr.write(61 + i % 3, &[i as u8; 9]).unwrap()));
+        scope.spawn(|| (0..rounds).for_each(|i| mr.fill(128..137, i as u8).unwrap()));
+        scope.spawn(|| {
+            let counter = mr.atomic_u64(256).unwrap();
+            (0..rounds as u64).for_each(|i| assert_eq!(counter.fetch_add(1, Ordering::AcqRel), i));
+        });
+        for i in 0..rounds {
+            let mut bytes = [0; 32];
+            mr.read(60, &mut bytes).unwrap();
+            mr.read(250, &mut bytes).unwrap();
+            let _ = (mr.read_u8(64 + i % 8).unwrap(), mr.read_u64(64).unwrap(), mr.read_u64(128).unwrap());
+        }
+    });
+    assert_eq!(mr.read_u64(256).unwrap(), rounds as u64);
+}
+
+// Goal: what a peer does to memory, of whatever size, against what the program does to it on another thread.
+#[test]
+fn a_peer_against_the_program() {
+    let rounds: u64 = if cfg!(miri) { 6 } else { 500 };
+    let (context, pd, mr) = connected();
+    let cq = context.create_cq(256).unwrap();
+    let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
+    let local = pd.reg_mr(4096, all_rights()).unwrap();
+    local.fill(0..4096, 7).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                let mut bytes = [0; 200];
+                mr.read(3, &mut bytes).unwrap();
+                mr.write(500, &bytes[..9]).unwrap();
+                let _ = mr.read_u64(8).unwrap();
+                mr.write_u64(512, 1).unwrap();
+                mr.atomic_u64(2048).unwrap().fetch_add(1, Ordering::Relaxed);
+                local.write(600, &bytes[..40]).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let mut reactor = context.reactor(0).unwrap();
+        let mut wc = [Wc::default(); 16];
+        for _ in 0..rounds {
+            let (to, key) = (mr.addr(), mr.rkey());
+            let sge = |range| [local.sge(range).unwrap()];
+            let (short, long, odd, word) = (sge(600..640), sge(590..1690), sge(0..13), sge(8..16));
+            qp.post_send(&[
+                SendWr::write(1, &short, to + 5, key),
+                SendWr::write(2, &long, to + 100, key),
+                SendWr::write(3, &odd, to + 511, key),
+                SendWr::read(4, &odd, to + 505, key),
+                SendWr::read(5, &long, to + 3, key),
+                SendWr::fetch_and_add(6, &word, to + 2048, key, 1),
+                SendWr::cmp_and_swp(7, &word, to + 8, key, 0, 1).signaled(),
+            ])
+            .unwrap();
+            let mut turns = 0;
+            while cq.poll(&mut wc).unwrap() == 0 {
+                reactor.poll_once();
+                turns += 1;
+                assert!(turns < 1000);
+            }
+            assert!(wc[0].is_ok() && wc[0].wr_id == 7, "{:?}", wc[0]);
+        }
+        done.store(true, Ordering::Release);
+    });
+    assert!(mr.read_u64(2048).unwrap() >= rounds);
+}
+
+// Goal: keys that are taken away while a peer and windows use them, from two threads; the memory is gone at once, and
+// whoever still named it was told.
+#[test]
+fn keys_come_and_go_from_two_threads() {
+    let rounds = if cfg!(miri) { 5 } else { 300 };
+    let (context, pd, local) = connected();
+    let cq = context.create_cq(256).unwrap();
+    let mut reactor = context.reactor(0).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let owner = scope.spawn(|| {
+            let _stop = common::Stop(&stop);
+            for round in 0..rounds {
+                let mut mr = pd.reg_mr(256, all_rights()).unwrap();
+                mr.fill(0..256, round as u8).unwrap();
+                mr.rereg(&Rereg { len: Some(128), ..Rereg::default() }).unwrap();
+                let mw = pd.alloc_mw(MwType::One).unwrap();
+                mw.dealloc().map_err(|(e, _)| e).unwrap();
+                mr.dereg().map_err(|(e, _)| e).unwrap();
+            }
+        });
+        let sge = [local.sge(0..64).unwrap()];
+        let mut wc = [Wc::default(); 16];
+        while !stop.load(Ordering::Acquire) {
+            let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
+            let victim = pd.reg_mr(64, all_rights()).unwrap();
+            qp.post_send(&[SendWr::write(1, &sge, victim.addr(), victim.rkey()).signaled()]).unwrap();
+            reactor.poll_once();
+            victim.dereg().map_err(|(e, _)| e).unwrap();
+            qp.post_send(&[SendWr::write(2, &sge, local.addr() + 64, local.rkey()).signaled()]).unwrap();
+            let mut polled = 0;
+            for _ in 0..1000 {
+                reactor.poll_once();
+                polled += cq.poll(&mut wc).unwrap();
+                if polled >= 2 {
+                    break;
+                }
+            }
+            assert_eq!(polled, 2);
+        }
+        owner.join().unwrap();
+    });
+}
+
+#[test]
+fn posting_from_two_threads() {
+    let rounds: u64 = if cfg!(miri) { 10 } else { 2_000 };
+    let (context, pd, mr) = connected();
+    let cq = context.create_cq(256).unwrap();
+    let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
+    let sent = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (qp, mr, sent) = (&qp, &mr, &sent);
+            scope.spawn(move || {
+                let at = 1024 * thread;
+                let sge = [mr.sge(at..at + 64).unwrap()];
+                let mut posted = 0;
+                while posted < rounds {
+                    let wr = SendWr::write(posted, &sge, mr.addr() + at as u64 + 512, mr.rkey()).signaled();
+                    match qp.post_send(&[wr]) {
+                        Ok(()) => posted += 1,
+                        Err(e) => assert!(matches!(e.kind, PostErrorKind::Full { .. }), "{e}"),
+                    }
+                    std::thread::yield_now();
+                }
+                sent.fetch_add(posted, Ordering::Relaxed);
+            });
+        }
+        let mut reactor = context.reactor(0).unwrap();
+        let (mut wc, mut done) = ([Wc::default(); 16], 0);
+        while done < 2 * rounds {
+            reactor.poll_once();
+            let n = cq.poll(&mut wc).unwrap();
+            assert!(wc[..n].iter().all(Wc::is_ok));
+            done += n as u64;
+            std::thread::yield_now();
+        }
+    });
+    assert_eq!(sent.load(Ordering::Relaxed), 2 * rounds);
+}
