@@ -36,6 +36,10 @@ pub const INBOX_DEPTH: usize = 1024;
 /// peer's process or virtual machine, and less than the usual ACK timeout (67 ms), which a dropped frame costs.
 pub const TX_STALL: Duration = Duration::from_millis(20);
 
+/// How much longer than its timeout an ACK timer runs, because the packet leaves a while after the look at the clock with
+/// which its turn began. With it the shortest timeout (8 us) stays within four times its length (IBA 9.7.6.1.3).
+pub const TURN_SLACK: Duration = Duration::from_micros(16);
+
 /// Bits of a queue pair number that name the shard.
 pub const SHARD_BITS: u32 = 4;
 /// Shards a device can have.
@@ -74,16 +78,29 @@ pub const ACK_REQ_STRIDE: u32 = 32;
 /// With fewer credits left than this, every message asks for an acknowledgement, which brings new ones.
 pub const CREDITS_LOW: i32 = 16;
 
-/// Neighbour resolution: time between two requests, and how many are sent.
+/// Neighbour resolution: time between two requests, and how many are sent: 4 s, so that a neighbour whose program or
+/// machine was not scheduled for a while is not taken for gone (Linux: 3 requests, 1 s apart).
 pub const NEIGHBOUR_RETRY: Duration = Duration::from_millis(250);
 /// Requests sent before a neighbour counts as unreachable.
-pub const NEIGHBOUR_TRIES: u8 = 5;
+pub const NEIGHBOUR_TRIES: u8 = 16;
+/// Requests of these that go to the known station alone, while another one may not answer in its stead.
+pub const NEIGHBOUR_UNICAST_TRIES: u8 = 8;
+/// Time from the end of one look whether a neighbour is still at its station to the next one that somebody else's
+/// claim can cause.
+pub const NEIGHBOUR_CLAIM_GAP: Duration = Duration::from_secs(1);
 /// How long an unreachable neighbour is remembered before it is asked for again.
 pub const NEIGHBOUR_FAILED_HOLD: Duration = Duration::from_secs(1);
-/// How long a neighbour entry is used before it is asked for again (the old address stays in use meanwhile).
+/// How long a neighbour entry is used before it is asked for again (the old address stays in use meanwhile); and how
+/// long an entry counts as used after it was asked for.
 pub const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(60);
-/// Entries of the neighbour table.
+/// Entries of the neighbour table beside those that connected queue pairs hold and the configured ones.
 pub const NEIGHBOUR_MAX: usize = 1024;
+/// Those of them that strangers may have: who asked for us, or is to be answered, and nobody here asked for.
+pub const NEIGHBOUR_STRANGERS_MAX: usize = 256;
+/// Strangers whose stations are remembered for the answer to their messages alone.
+pub const NEIGHBOUR_ASKERS: usize = 256;
+/// Queue pairs that a shard tells of a moved neighbour in a turn.
+pub const NEIGHBOUR_VISITS: usize = 64;
 
 /// Multicast groups that a device can be in.
 pub const MCAST_GRP_MAX: usize = 128;
@@ -100,6 +117,11 @@ pub const HELPER_HOT: Duration = Duration::from_micros(50);
 pub const HELPER_SLEEP: Duration = Duration::from_millis(1);
 
 const _: () = assert!(TX_BURST >= 2 * RX_BURST, "a burst received must find room for its ACKs");
+const _: () = assert!(
+    NEIGHBOUR_UNICAST_TRIES < NEIGHBOUR_TRIES,
+    "a station that moved must be asked for by group address"
+);
+const _: () = assert!(NEIGHBOUR_STRANGERS_MAX < NEIGHBOUR_MAX && NEIGHBOUR_ASKERS.is_power_of_two());
 const _: () = assert!(WATCH_GAP.as_nanos() < WATCH_IDLE.as_nanos());
 const _: () = assert!(WINDOW_PACKETS < 1 << 23, "half the PSN circle is the specification's limit");
 const _: () = assert!(ACK_REQ_STRIDE * 2 <= WINDOW_PACKETS, "an ACK must arrive before the window closes");

@@ -11,7 +11,7 @@ use super::Device;
 use super::claim::{inside_turn, lock, not_inside_turn};
 use super::error::DeviceError;
 use crate::id::{Gid, Qpn};
-use crate::net::Resolution;
+use crate::net::{Net, Resolution};
 use crate::sync::alarm::Alarm;
 use crate::time::Instant;
 
@@ -173,9 +173,21 @@ impl Device {
         if self.core().shared.gids.contains(peer) {
             return PeerPath::Known;
         }
+        self.path_by(|net, now| net.resolve(now, peer))
+    }
+
+    /// Whether an answer can go to a peer, which may be a stranger: he takes no place from those whom the program asked
+    /// for, and his answer goes to the station from which his message came where nothing else is known of him.
+    pub fn path_of_answer(&self, peer: &Gid) -> PeerPath {
+        if self.core().shared.gids.contains(peer) {
+            return PeerPath::Known;
+        }
+        self.path_by(|net, now| net.resolve_answer(now, peer))
+    }
+
+    fn path_by(&self, resolve: impl FnOnce(&mut Net, Instant) -> Resolution) -> PeerPath {
         let now = self.now();
-        let found = self.core().shared.with_net(|net| net.resolve(now, peer));
-        match found {
+        match self.core().shared.with_net(|net| resolve(net, now)) {
             Resolution::Known(_) => PeerPath::Known,
             Resolution::Pending => {
                 self.wake();

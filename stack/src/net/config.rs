@@ -21,6 +21,8 @@ pub struct NetConfig {
     pub gateway6: Option<Ipv6Addr>,
     /// VLAN id of every frame, `1 ..= 4094`; `None`: untagged.
     pub vlan: Option<u16>,
+    /// Neighbours on the link that are at these stations, whatever the link says.
+    pub neighbours: Vec<(IpAddr, Mac)>,
 }
 
 /// Why a [`NetConfig`] makes no sense.
@@ -74,10 +76,23 @@ impl NetConfig {
         if let Some(addr) = gateways.into_iter().flatten().find(|a| !is_host(&Gid::from_ip(*a))) {
             return Err(NetConfigError::Address(addr));
         }
+        for &(addr, mac) in &self.neighbours {
+            if !is_host(&Gid::from_ip(addr)) {
+                return Err(NetConfigError::Address(addr));
+            }
+            if !is_station(mac) {
+                return Err(NetConfigError::Mac(mac));
+            }
+        }
         match self.vlan {
             Some(vlan) if !(1..=4094).contains(&vlan) => Err(NetConfigError::Vlan(vlan)),
             _ => Ok(()),
         }
+    }
+
+    /// The configured neighbours as the table has them.
+    pub(super) fn fixed_neighbours(&self) -> Vec<(Gid, Mac)> {
+        self.neighbours.iter().map(|&(addr, mac)| (Gid::from_ip(addr), mac)).collect()
     }
 }
 

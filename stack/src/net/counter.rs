@@ -42,8 +42,9 @@ counters! {
     GroupQueried = "group_query_heard";
     /// An entry gave way to another in the full table.
     NeighbourEvicted = "neighbour_evicted";
-    /// A sender was not remembered: the table is full of neighbours in use.
-    NeighbourTableFull = "neighbour_table_full";
+    /// Another station said that it has the address of a neighbour in use, or of a configured one. The first kind is asked
+    /// whether it is still there.
+    NeighbourDisputed = "neighbour_disputed";
 
     /// Ignored: shorter than its headers.
     TooShort = "ignored_too_short";
@@ -59,6 +60,8 @@ counters! {
     OtherEthertype = "ignored_other_ethertype";
     /// Ignored: ARP with lengths, types or an operation that are not Ethernet and IPv4, or an impossible sender.
     BadArp = "ignored_bad_arp";
+    /// Ignored: ARP or ND that tells of another station than the one that sent it.
+    StationMismatch = "ignored_station_mismatch";
     /// Ignored: ARP or ND that asks for somebody else.
     NotForUs = "ignored_not_for_us";
     /// Ignored: an answer to a question we did not ask.

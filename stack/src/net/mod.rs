@@ -1,8 +1,9 @@
 //! What an IP host owes its link: turns frames that are not RoCE into answers and known neighbours.
 //!
 //! Answers ARP, neighbour discovery and echo requests for our addresses, finds out the stations of others, and keeps
-//! the GID table. Joins multicast groups, tells the link's routers of them and answers their queries. Reads no clock, does no I/O, allocates nothing after creation. Called by a shard, for frames that
-//! `wire` does not take for RoCE and for destinations it has to reach, and by tests.
+//! the GID table. Joins multicast groups, tells the link's routers of them and answers their queries. Reads no clock, does
+//! no I/O, and allocates nothing for strangers. Called by a shard, for frames that `wire` does not take for RoCE and for
+//! destinations it has to reach, and by tests.
 //!
 //! ```
 //! use stack::id::{Gid, Mac};
@@ -22,6 +23,7 @@
 
 #![forbid(unsafe_code)]
 
+mod askers;
 mod config;
 mod counter;
 mod frame;
@@ -46,13 +48,14 @@ use crate::time::Instant;
 pub use config::{GIDS_MAX, GidTable, NetConfig, NetConfigError, check_address};
 pub use counter::NetCounter;
 pub use groups::JoinError;
-pub use neighbour::Resolution;
+pub use neighbour::{NeighbourId, Resolution};
 
+use askers::Askers;
 use config::{Routes, is_host, is_station};
 use counter::COUNTERS;
 use frame::{Ethernet, Link};
 use groups::{Groups, Membership};
-use neighbour::{Due, Learned, Neighbours};
+use neighbour::{Asker, Due, Learned, Neighbours, Said};
 
 /// Bytes that hold every frame of [`Net::poll_transmit`], and every answer but that to a longer echo request:
 /// Ethernet with VLAN tag, IPv6, neighbour solicitation with one option.
@@ -76,6 +79,7 @@ pub struct Net {
     gids: GidTable,
     routes: Routes,
     neighbours: Neighbours,
+    askers: Askers,
     groups: Groups,
     /// Addresses that the link has yet to be told of.
     announce: VecDeque<Gid>,
@@ -96,7 +100,8 @@ impl Net {
             vlan: config.vlan,
             gids: GidTable::new(config),
             routes: Routes::new(config),
-            neighbours: Neighbours::new(),
+            neighbours: Neighbours::new(&config.fixed_neighbours()),
+            askers: Askers::default(),
             groups: Groups::new(config.mac),
             announce: VecDeque::new(),
             counters: [0; COUNTERS],
@@ -172,20 +177,94 @@ impl Net {
     /// Our own addresses are at our station, multicast addresses at their Ethernet group. The answer holds until
     /// [`Net::generation`] moves.
     pub fn resolve(&mut self, now: Instant, dst: &Gid) -> Resolution {
-        if dst.is_multicast() {
-            return Resolution::Known(Mac::multicast(dst));
+        match self.next_hop(dst) {
+            Ok(next_hop) => self.ask(now, &next_hop, Asker::Program),
+            Err(answer) => answer,
         }
-        if self.gids.is_local(dst) {
-            return Resolution::Known(self.mac);
+    }
+
+    /// [`Net::resolve`] for a queue pair, which holds the neighbour from now on, in place of the one that it held `before`:
+    /// a held neighbour is refreshed by itself and never gives way to others. [`Net::changes`] tells when its answer is
+    /// another one; [`Net::release`] ends it. `None`: the destination has no neighbour.
+    pub fn hold(
+        &mut self,
+        now: Instant,
+        dst: &Gid,
+        before: Option<NeighbourId>,
+    ) -> (Option<NeighbourId>, Resolution) {
+        match self.next_hop(dst) {
+            Ok(next_hop) => {
+                let (id, answer, evicted) = self.neighbours.hold(now, &next_hop, before);
+                if evicted {
+                    self.count(NetCounter::NeighbourEvicted);
+                }
+                (Some(id), answer)
+            }
+            Err(answer) => {
+                if let Some(before) = before {
+                    self.neighbours.release(before);
+                }
+                (None, answer)
+            }
         }
-        let Some(next_hop) = self.routes.next_hop(dst).filter(is_host) else {
-            return Resolution::Failed;
-        };
-        let (resolution, evicted) = self.neighbours.resolve(now, &next_hop);
+    }
+
+    /// Ends what [`Net::hold`] began.
+    pub fn release(&mut self, id: NeighbourId) {
+        self.neighbours.release(id);
+    }
+
+    /// A neighbour that somebody holds did not answer: it is asked whether it is still there, though not more often than
+    /// once a second.
+    pub fn doubt(&mut self, now: Instant, id: NeighbourId) {
+        self.neighbours.doubt(now, id);
+    }
+
+    /// The held neighbours whose answer changed since the generation was that. Routes may have changed likewise.
+    pub fn changes(&self, since: u64, each: impl FnMut(NeighbourId)) {
+        self.neighbours.changes(since, each);
+    }
+
+    /// [`Net::resolve`] for an answer to somebody whom nobody here asked for. Where the neighbour table does not know him,
+    /// it goes to the station that [`Net::note_asker`] noted, and costs no request and no entry.
+    pub fn resolve_answer(&mut self, now: Instant, dst: &Gid) -> Resolution {
+        match self.next_hop(dst) {
+            Ok(next_hop) if next_hop == *dst && !self.neighbours.contains(dst) => {
+                match self.askers.station(now, dst) {
+                    Some(mac) => Resolution::Known(mac),
+                    None => self.ask(now, dst, Asker::Stranger),
+                }
+            }
+            Ok(next_hop) => self.ask(now, &next_hop, Asker::Stranger),
+            Err(answer) => answer,
+        }
+    }
+
+    /// A message that will be answered came from this station. It is remembered for the answer alone: nothing else is
+    /// sent there.
+    pub fn note_asker(&mut self, now: Instant, src: &Gid, station: Mac) {
+        if is_station(station) && station != self.mac {
+            self.askers.note(now, src, station);
+        }
+    }
+
+    fn ask(&mut self, now: Instant, next_hop: &Gid, asker: Asker) -> Resolution {
+        let (answer, evicted) = self.neighbours.resolve(now, next_hop, asker);
         if evicted {
             self.count(NetCounter::NeighbourEvicted);
         }
-        resolution
+        answer
+    }
+
+    /// The neighbour to which frames for a destination go, or the answer where there is none.
+    fn next_hop(&self, dst: &Gid) -> Result<Gid, Resolution> {
+        if dst.is_multicast() {
+            return Err(Resolution::Known(Mac::multicast(dst)));
+        }
+        if self.gids.is_local(dst) {
+            return Err(Resolution::Known(self.mac));
+        }
+        self.routes.next_hop(dst).filter(is_host).ok_or(Resolution::Failed)
     }
 
     /// Our address from which a destination is reached: one on its subnet, else any of its family. `None`: there is no
@@ -195,8 +274,8 @@ impl Net {
         self.routes.source_for(dst)
     }
 
-    /// Changes whenever an answer of [`Net::resolve`] may have changed; never 0. It also moves when an answer grew
-    /// old: asking again then refreshes it.
+    /// Changes whenever an answer of [`Net::resolve`] or [`Net::hold`] may have changed that somebody got; never 0. It also
+    /// moves when an answer that nobody holds grew old: asking again then refreshes it.
     pub fn generation(&self) -> u64 {
         self.neighbours.generation()
     }
@@ -328,7 +407,7 @@ impl Net {
             return Err(NetCounter::WrongVlan);
         }
         match frame.ethertype {
-            frame::ARP => self.handle_arp(now, frame.payload, reply),
+            frame::ARP => self.handle_arp(now, &frame, reply),
             frame::IPV4 => self.handle_ipv4(now, &frame, reply),
             frame::IPV6 => self.handle_ipv6(now, &frame, reply),
             _ => Err(NetCounter::OtherEthertype),
@@ -346,16 +425,17 @@ impl Net {
         Ok(Some(len))
     }
 
-    /// Takes over a neighbour's station.
-    fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, create: bool) -> Learned {
-        let learned = self.neighbours.learn(now, gid, mac, create && self.routes.on_link(gid));
+    /// Takes over a neighbour's station, if the table lets it.
+    fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, said: Said) -> Learned {
+        let near = self.routes.on_link(gid);
+        let learned = self.neighbours.learn(now, gid, mac, said, near);
         match learned {
             Learned::Yes => self.count(NetCounter::NeighbourLearned),
             Learned::Evicted => {
                 self.count(NetCounter::NeighbourLearned);
                 self.count(NetCounter::NeighbourEvicted);
             }
-            Learned::Full => self.count(NetCounter::NeighbourTableFull),
+            Learned::Disputed => self.count(NetCounter::NeighbourDisputed),
             Learned::Unknown => {}
         }
         learned
@@ -363,8 +443,8 @@ impl Net {
 
     /// RFC 826, with the checks of RFC 5227: a request for us is answered and its sender remembered; any other
     /// packet updates a sender that is known.
-    fn handle_arp(&mut self, now: Instant, packet: &[u8], reply: &mut [u8]) -> Handled {
-        let packet = ArpPacket::new_checked(packet).map_err(|_| NetCounter::BadArp)?;
+    fn handle_arp(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
+        let packet = ArpPacket::new_checked(frame.payload).map_err(|_| NetCounter::BadArp)?;
         let ArpRepr::EthernetIpv4 {
             operation,
             source_hardware_addr,
@@ -381,6 +461,9 @@ impl Net {
         if !is_station(station) || !(probe || is_host(&sender_gid)) {
             return Err(NetCounter::BadArp);
         }
+        if station != frame.src {
+            return Err(NetCounter::StationMismatch);
+        }
         if self.gids.is_local(&sender_gid) {
             return Err(NetCounter::AddressConflict);
         }
@@ -388,13 +471,15 @@ impl Net {
         match operation {
             ArpOperation::Request if for_us => {
                 if !probe {
-                    self.learn(now, &sender_gid, station, true);
+                    self.learn(now, &sender_gid, station, Said::Question);
                 }
                 let len = frame::arp_reply(reply, self.link(station), target, sender, station);
                 self.answered(NetCounter::ArpAnswered, len)
             }
             ArpOperation::Request | ArpOperation::Reply if !probe => {
-                match (self.learn(now, &sender_gid, station, false), operation) {
+                let answer = operation == ArpOperation::Reply && for_us && frame.dst == self.mac;
+                let said = if answer { Said::Answer } else { Said::Aside };
+                match (self.learn(now, &sender_gid, station, said), operation) {
                     (Learned::Unknown, ArpOperation::Reply) => Err(NetCounter::UnsolicitedAnswer),
                     (Learned::Unknown, _) => Err(NetCounter::NotForUs),
                     _ => Ok(None),
@@ -488,6 +573,10 @@ impl Net {
         if packet.hop_limit() != frame::ND_HOP_LIMIT {
             return Err(NetCounter::BadHopLimit);
         }
+        let station_of = |option: RawHardwareAddress| match station_of(option)? {
+            station if station == frame.src => Ok(station),
+            _ => Err(NetCounter::StationMismatch),
+        };
         match NdiscRepr::parse(&icmp).map_err(|_| NetCounter::BadNd)? {
             NdiscRepr::NeighborSolicit { target_addr, lladdr } => {
                 let station = lladdr.map(station_of).transpose()?;
@@ -495,7 +584,7 @@ impl Net {
             }
             NdiscRepr::NeighborAdvert { flags, target_addr, lladdr } => {
                 let station = lladdr.map(station_of).transpose()?;
-                self.handle_advertisement(now, dst, flags, target_addr, station)
+                self.handle_advertisement(now, frame.src, dst, flags, target_addr, station)
             }
             _ => Err(NetCounter::OtherIcmp),
         }
@@ -525,7 +614,7 @@ impl Net {
             (ALL_NODES, frame::group(ALL_NODES), NdiscNeighborFlags::OVERRIDE)
         } else {
             if let Some(station) = station {
-                self.learn(now, &Gid(src.octets()), station, true);
+                self.learn(now, &Gid(src.octets()), station, Said::Question);
             }
             (src, station.unwrap_or(frame_src), NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE)
         };
@@ -539,6 +628,7 @@ impl Net {
     fn handle_advertisement(
         &mut self,
         now: Instant,
+        frame_src: Mac,
         dst: Ipv6Addr,
         flags: NdiscNeighborFlags,
         target: Ipv6Addr,
@@ -554,13 +644,14 @@ impl Net {
         let target = Gid(target.octets());
         let known = self.neighbours.station(&target);
         // An answer to a request that went to one station need not repeat its address.
-        let Some(station) = station.or(known.filter(|_| solicited)) else {
+        let Some(station) = station.or(known.filter(|known| solicited && *known == frame_src)) else {
             return Err(if known.is_some() { NetCounter::BadNd } else { NetCounter::UnsolicitedAnswer });
         };
         if known.is_some_and(|k| k != station) && !flags.contains(NdiscNeighborFlags::OVERRIDE) {
             return Err(NetCounter::NoOverride);
         }
-        match self.learn(now, &target, station, false) {
+        let said = if solicited { Said::Answer } else { Said::Aside };
+        match self.learn(now, &target, station, said) {
             Learned::Unknown => Err(NetCounter::UnsolicitedAnswer),
             _ => Ok(None),
         }

@@ -1,21 +1,35 @@
 //! The neighbour table: which station has which address, who is being asked for, who does not answer.
 //!
-//! A bounded sorted array, so that a lookup is a binary search and nothing is allocated after start. An entry is
-//! asked for ([`NEIGHBOUR_TRIES`] times, [`NEIGHBOUR_RETRY`] apart), then used for [`NEIGHBOUR_LIFETIME`]. When
-//! that is over, the generation moves; whoever still needs the neighbour resolves it again, which gives the old
-//! station and starts asking anew. So only neighbours in use are refreshed, and none is without an answer while it
-//! is.
+//! An entry is asked for ([`NEIGHBOUR_TRIES`] times, [`NEIGHBOUR_RETRY`] apart), then used for
+//! [`NEIGHBOUR_LIFETIME`]. An old entry stays in use while it is asked for anew: first its station alone, then everybody.
+//!
+//! # Who may move a neighbour
+//!
+//! Anybody on the link can say that an address is at his station. So an entry that is *in use* (a queue pair holds it, or
+//! somebody here resolved it within its lifetime) does not follow such a claim: its station is asked whether it is still
+//! there, and only when it stays silent for [`NEIGHBOUR_UNICAST_TRIES`] requests everybody is asked, and whoever answers
+//! has the address. Claims make it ask at most once in [`NEIGHBOUR_CLAIM_GAP`]. An entry that nobody uses follows at once.
+//! Who answers the first request of all has the address: nothing tells a liar from a neighbour then, and a configured
+//! entry, which never moves, is the remedy.
+//!
+//! # Who may have an entry
+//!
+//! What queue pairs hold is never removed, and is refreshed without anybody asking again. What was only resolved gives
+//! way to others of its kind, the longest unused first. Strangers, whom nobody here asked for, share
+//! [`NEIGHBOUR_STRANGERS_MAX`] entries, of which the oldest gives way. Each of these costs a bounded number of steps.
+
+use std::collections::{HashMap, VecDeque};
 
 use crate::config::{
-    NEIGHBOUR_FAILED_HOLD, NEIGHBOUR_LIFETIME, NEIGHBOUR_MAX, NEIGHBOUR_RETRY, NEIGHBOUR_TRIES,
+    NEIGHBOUR_CLAIM_GAP, NEIGHBOUR_FAILED_HOLD, NEIGHBOUR_LIFETIME, NEIGHBOUR_MAX, NEIGHBOUR_RETRY,
+    NEIGHBOUR_STRANGERS_MAX, NEIGHBOUR_TRIES, NEIGHBOUR_UNICAST_TRIES,
 };
 use crate::id::{Gid, Mac};
+use crate::mark::step;
 use crate::time::Instant;
 
-/// Requests of a refresh that go to the known station alone; the rest go to everybody.
-const UNICAST_TRIES: u8 = 2;
-const _: () =
-    assert!(UNICAST_TRIES < NEIGHBOUR_TRIES, "a station that moved must be asked for by group address");
+/// Changes that are remembered one by one; who comes later looks at all of them.
+const CHANGES: usize = 256;
 
 /// The answer to "where does a frame to this address go?".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,50 +42,86 @@ pub enum Resolution {
     Failed,
 }
 
+/// An entry of the neighbour table, as long as somebody holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct NeighbourId(pub u32);
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
+    /// No entry: its place is free.
+    Free,
     /// Asked for: `sent` requests so far, the next step at `next`.
     Incomplete { sent: u8, next: Instant },
-    /// In use until `until`.
-    Reachable { mac: Mac, until: Instant },
-    /// In use, but nobody has needed it since it grew old.
-    Stale { mac: Mac },
+    /// In use; old from `until` on.
+    Known { mac: Mac, until: Instant },
     /// In use and being asked for again.
-    Refresh { mac: Mac, sent: u8, next: Instant },
-    /// Unreachable, forgotten at `until`.
+    Probe { mac: Mac, sent: u8, next: Instant },
+    /// Unreachable, until `until` at least.
     Failed { until: Instant },
+}
+
+/// Who wanted it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    /// Configured: never moves, never leaves.
+    Fixed,
+    /// Somebody here resolved it, the last time then.
+    Used(Instant),
+    /// Nobody here did.
+    Stranger,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     gid: Gid,
     state: State,
-    /// When it was last resolved; `None`: only learned from the neighbour's own frames.
-    used: Option<Instant>,
+    origin: Origin,
+    /// Queue pairs that send to it.
+    holders: u32,
+    /// Somebody was told the answer, and has to be told when it is another one.
+    told: bool,
+    /// It may have moved: its station is to be asked, from `quiet_until` on.
+    doubted: bool,
+    quiet_until: Instant,
 }
 
 impl Entry {
     fn mac(&self) -> Option<Mac> {
         match self.state {
-            State::Reachable { mac, .. } | State::Stale { mac } | State::Refresh { mac, .. } => Some(mac),
-            State::Incomplete { .. } | State::Failed { .. } => None,
+            State::Known { mac, .. } | State::Probe { mac, .. } => Some(mac),
+            State::Free | State::Incomplete { .. } | State::Failed { .. } => None,
+        }
+    }
+    fn answer(&self) -> Resolution {
+        match (self.mac(), self.state) {
+            (Some(mac), _) => Resolution::Known(mac),
+            (None, State::Failed { .. }) => Resolution::Failed,
+            (None, _) => Resolution::Pending,
         }
     }
     fn deadline(&self) -> Instant {
         match self.state {
-            State::Incomplete { next, .. } | State::Refresh { next, .. } => next,
-            State::Reachable { until, .. } | State::Failed { until } => until,
-            State::Stale { .. } => Instant::FAR,
+            State::Incomplete { next, .. } | State::Probe { next, .. } => next,
+            State::Known { .. } if self.origin == Origin::Fixed => Instant::FAR,
+            State::Known { until, .. } => {
+                let old = if self.holders > 0 || self.told { until } else { Instant::FAR };
+                if self.doubted { old.min(self.quiet_until) } else { old }
+            }
+            // Who holds it asks again when he has something to send.
+            State::Failed { until } if self.holders == 0 => until,
+            State::Failed { .. } | State::Free => Instant::FAR,
         }
     }
-    /// The smaller, the sooner it gives way: failed ones, then those nobody resolved, then the longest unused; those
-    /// being asked for last.
-    fn worth(&self) -> (u8, Instant) {
-        match (self.state, self.used) {
-            (State::Failed { until }, _) => (0, until),
-            (_, None) => (1, self.deadline()),
-            (State::Reachable { .. } | State::Stale { .. }, Some(used)) => (2, used),
-            (State::Incomplete { .. } | State::Refresh { .. }, Some(used)) => (3, used),
+    fn in_use(&self, now: Instant) -> bool {
+        let recent = |used| now < Instant::after(used, NEIGHBOUR_LIFETIME);
+        self.holders > 0 || matches!(self.origin, Origin::Used(used) if recent(used))
+    }
+    /// Whether it may give way, and since when nobody asked for it.
+    fn unused_since(&self) -> Option<Instant> {
+        match (self.state, self.origin) {
+            (State::Free, _) => None,
+            (_, Origin::Used(used)) if self.holders == 0 => Some(used),
+            _ => None,
         }
     }
 }
@@ -94,6 +144,26 @@ pub(super) enum Due {
     Unreachable,
 }
 
+/// For whom an address is resolved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asker {
+    /// The program.
+    Program,
+    /// A stranger, who is to get an answer.
+    Stranger,
+}
+
+/// How a station was said.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Said {
+    /// In an answer to us.
+    Answer,
+    /// In a question to us: whoever asks is remembered.
+    Question,
+    /// To everybody, or to somebody else.
+    Aside,
+}
+
 /// What a frame about a neighbour did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Learned {
@@ -103,24 +173,62 @@ pub(super) enum Learned {
     Evicted,
     /// Not known, and not to be added.
     Unknown,
-    /// No room: every entry is in use.
-    Full,
+    /// Somebody else has the address, as far as we know.
+    Disputed,
 }
 
 #[derive(Debug)]
 pub(super) struct Neighbours {
-    entries: Vec<Entry>, // sorted by gid, capacity NEIGHBOUR_MAX
+    entries: Vec<Entry>,
+    by_gid: HashMap<Gid, u32>,
+    /// Places without an entry.
+    free: Vec<u32>,
+    /// Entries of strangers, oldest first.
+    strangers: VecDeque<u32>,
+    /// Entries that somebody holds, or that are configured: they do not count for [`NEIGHBOUR_MAX`].
+    kept: usize,
     /// No deadline of an entry is earlier.
     deadline: Instant,
+    /// How far the present look at the deadlines is, and the earliest one that lies ahead.
+    looked: usize,
+    ahead: Instant,
     generation: u64,
+    /// Which held entries changed, with the generation that it made; and the last generation before these.
+    changes: VecDeque<(u64, u32)>,
+    changes_from: u64,
 }
 
 impl Neighbours {
-    pub(super) fn new() -> Self {
-        Self { entries: Vec::with_capacity(NEIGHBOUR_MAX), deadline: Instant::FAR, generation: 1 }
+    /// A table with configured entries. Allocates for as many as strangers and resolving may make.
+    pub(super) fn new(fixed: &[(Gid, Mac)]) -> Self {
+        let room = NEIGHBOUR_MAX + fixed.len();
+        let mut table = Self {
+            entries: Vec::with_capacity(room),
+            by_gid: HashMap::with_capacity(2 * room),
+            free: Vec::with_capacity(room),
+            strangers: VecDeque::with_capacity(NEIGHBOUR_STRANGERS_MAX),
+            kept: 0,
+            deadline: Instant::FAR,
+            looked: 0,
+            ahead: Instant::FAR,
+            generation: 1,
+            changes: VecDeque::with_capacity(CHANGES),
+            changes_from: 0,
+        };
+        for &(gid, mac) in fixed {
+            let state = State::Known { mac, until: Instant::FAR };
+            match table.find(&gid) {
+                Some(id) => table.entries[id as usize].state = state,
+                None => {
+                    table.insert(gid, state, Origin::Fixed);
+                    table.kept += 1;
+                }
+            }
+        }
+        table
     }
 
-    /// Moves when an answer may have changed; never 0.
+    /// Moves when an answer may have changed that somebody here goes by; never 0.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
@@ -128,6 +236,18 @@ impl Neighbours {
     /// Routes changed, and answers with them.
     pub(super) fn routes_changed(&mut self) {
         self.generation += 1;
+        self.changes.clear();
+        self.changes_from = self.generation;
+    }
+
+    /// Held entries whose answer changed after that generation.
+    pub(super) fn changes(&self, since: u64, mut each: impl FnMut(NeighbourId)) {
+        if since < self.changes_from {
+            let held = self.entries.iter().enumerate().filter(|(_, e)| e.holders > 0);
+            return held.for_each(|(id, _)| each(NeighbourId(id as u32)));
+        }
+        let new = self.changes.iter().rev().take_while(|(generation, _)| *generation > since);
+        new.for_each(|(_, id)| each(NeighbourId(*id)));
     }
 
     /// When [`Neighbours::poll`] is to be called next, at the earliest.
@@ -137,150 +257,313 @@ impl Neighbours {
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.by_gid.len()
     }
 
-    fn find(&self, gid: &Gid) -> Result<usize, usize> {
-        self.entries.binary_search_by(|e| e.gid.cmp(gid))
+    fn find(&self, gid: &Gid) -> Option<u32> {
+        step();
+        self.by_gid.get(gid).copied()
+    }
+
+    fn entry(&mut self, id: u32) -> &mut Entry {
+        step();
+        &mut self.entries[id as usize]
     }
 
     /// The station known for an address.
     pub(super) fn station(&self, gid: &Gid) -> Option<Mac> {
-        self.find(gid).ok().and_then(|i| self.entries[i].mac())
+        self.find(gid).and_then(|id| self.entries[id as usize].mac())
     }
 
-    /// Resolves a neighbour for somebody who needs it. The flag says whether another entry gave way.
-    pub(super) fn resolve(&mut self, now: Instant, gid: &Gid) -> (Resolution, bool) {
-        match self.find(gid) {
-            Ok(i) => {
-                let entry = &mut self.entries[i];
-                entry.used = Some(now);
-                match entry.state {
-                    State::Stale { mac } => entry.state = State::Refresh { mac, sent: 0, next: now },
-                    State::Reachable { mac, until } if until <= now => {
-                        entry.state = State::Refresh { mac, sent: 0, next: now };
-                    }
-                    State::Failed { until } if until <= now => {
-                        entry.state = State::Incomplete { sent: 0, next: now };
-                    }
-                    _ => {}
-                }
-                let answer = match (entry.mac(), entry.state) {
-                    (Some(mac), _) => Resolution::Known(mac),
-                    (None, State::Failed { .. }) => Resolution::Failed,
-                    (None, _) => Resolution::Pending,
-                };
-                self.deadline = self.deadline.min(self.entries[i].deadline());
-                (answer, false)
+    /// Whether there is an entry of an address.
+    pub(super) fn contains(&self, gid: &Gid) -> bool {
+        self.find(gid).is_some()
+    }
+
+    /// An entry has another deadline.
+    fn note(&mut self, id: u32) {
+        let at = self.entry(id).deadline();
+        self.deadline = self.deadline.min(at);
+        self.ahead = self.ahead.min(at);
+    }
+
+    /// An entry has another answer.
+    fn changed(&mut self, id: u32) {
+        let entry = self.entry(id);
+        let (held, told) = (entry.holders > 0, core::mem::take(&mut entry.told));
+        if !held && !told {
+            return;
+        }
+        self.generation += 1;
+        if held {
+            if self.changes.len() == CHANGES
+                && let Some((generation, _)) = self.changes.pop_front()
+            {
+                self.changes_from = generation;
             }
-            Err(_) => {
-                let state = State::Incomplete { sent: 0, next: now };
-                let evicted = self.entries.len() == NEIGHBOUR_MAX;
-                if evicted {
-                    self.evict(u8::MAX);
-                }
-                self.insert(Entry { gid: *gid, state, used: Some(now) });
-                (Resolution::Pending, evicted)
+            self.changes.push_back((self.generation, id));
+        }
+    }
+
+    /// Resolves a neighbour. The flag says whether another entry gave way.
+    pub(super) fn resolve(&mut self, now: Instant, gid: &Gid, asker: Asker) -> (Resolution, bool) {
+        let (id, evicted) = self.want(now, gid, asker);
+        let entry = self.entry(id);
+        let answer = entry.answer();
+        entry.told |= asker == Asker::Program;
+        self.note(id);
+        (answer, evicted)
+    }
+
+    /// Resolves a neighbour for somebody who holds it from now on, in place of what he held before. The flag says whether
+    /// another entry gave way.
+    pub(super) fn hold(
+        &mut self,
+        now: Instant,
+        gid: &Gid,
+        before: Option<NeighbourId>,
+    ) -> (NeighbourId, Resolution, bool) {
+        let (id, evicted) = self.want(now, gid, Asker::Program);
+        if before != Some(NeighbourId(id)) {
+            let entry = self.entry(id);
+            entry.holders += 1;
+            if entry.holders == 1 && entry.origin != Origin::Fixed {
+                self.kept += 1;
+            }
+            if let Some(before) = before {
+                self.release(before);
+            }
+        }
+        self.note(id);
+        (NeighbourId(id), self.entry(id).answer(), evicted)
+    }
+
+    /// Ends one [`Neighbours::hold`].
+    pub(super) fn release(&mut self, id: NeighbourId) {
+        let entry = self.entry(id.0);
+        debug_assert!(entry.holders > 0, "held");
+        entry.holders -= 1;
+        if entry.holders == 0 && entry.origin != Origin::Fixed {
+            self.kept -= 1;
+            // Among those that are merely remembered there may be no room for it.
+            if self.merely_used() > NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX {
+                self.evict_used();
+            } else {
+                self.note(id.0);
             }
         }
     }
 
-    /// A neighbour showed its station. Unknown neighbours are added if `create`, and never at the expense of one that
-    /// somebody resolved.
-    pub(super) fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, create: bool) -> Learned {
-        let state = State::Reachable { mac, until: now.after(NEIGHBOUR_LIFETIME) };
-        match self.find(gid) {
-            Ok(i) => {
-                let entry = &mut self.entries[i];
-                if entry.mac() != Some(mac) {
-                    self.generation += 1;
-                }
-                entry.state = state;
-                self.deadline = self.deadline.min(entry.deadline());
-                Learned::Yes
+    /// Somebody who holds a neighbour got no answer from it: perhaps it moved.
+    pub(super) fn doubt(&mut self, now: Instant, id: NeighbourId) {
+        let entry = self.entry(id.0);
+        match entry.state {
+            State::Known { .. } if entry.origin != Origin::Fixed => entry.doubted = true,
+            State::Failed { until } if until <= now => {
+                entry.state = State::Incomplete { sent: 0, next: now };
             }
-            Err(_) if !create => Learned::Unknown,
-            Err(_) => {
-                let full = self.entries.len() == NEIGHBOUR_MAX;
-                if full && !self.evict(1) {
-                    return Learned::Full;
-                }
-                self.insert(Entry { gid: *gid, state, used: None });
-                if full { Learned::Evicted } else { Learned::Yes }
+            _ => return,
+        }
+        self.note(id.0);
+    }
+
+    /// The entry of a neighbour that somebody needs, and whether another one gave way to it.
+    fn want(&mut self, now: Instant, gid: &Gid, asker: Asker) -> (u32, bool) {
+        let Some(id) = self.find(gid) else {
+            let state = State::Incomplete { sent: 0, next: now };
+            let (origin, evicted) = match asker {
+                Asker::Program => (Origin::Used(now), self.room_for_used()),
+                Asker::Stranger => (Origin::Stranger, self.room_for_stranger()),
+            };
+            return (self.insert(*gid, state, origin), evicted);
+        };
+        let entry = self.entry(id);
+        match entry.state {
+            State::Known { mac, until } if until <= now => {
+                entry.state = State::Probe { mac, sent: 0, next: now }
             }
+            State::Failed { until } if until <= now => entry.state = State::Incomplete { sent: 0, next: now },
+            _ => {}
+        }
+        if asker == Asker::Program {
+            match entry.origin {
+                Origin::Used(_) => entry.origin = Origin::Used(now),
+                Origin::Stranger => {
+                    entry.origin = Origin::Used(now);
+                    self.strangers.retain(|stranger| *stranger != id);
+                }
+                Origin::Fixed => {}
+            }
+        }
+        (id, false)
+    }
+
+    /// A neighbour said which station it is at. Unknown ones are added if they asked for us and `near` (on the link).
+    pub(super) fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, said: Said, near: bool) -> Learned {
+        let known = State::Known { mac, until: now.after(NEIGHBOUR_LIFETIME) };
+        let Some(id) = self.find(gid) else {
+            if said != Said::Question || !near {
+                return Learned::Unknown;
+            }
+            let evicted = self.room_for_stranger();
+            self.insert(*gid, known, Origin::Stranger);
+            return if evicted { Learned::Evicted } else { Learned::Yes };
+        };
+        let entry = self.entry(id);
+        if entry.origin == Origin::Fixed {
+            return if entry.mac() == Some(mac) { Learned::Yes } else { Learned::Disputed };
+        }
+        match entry.state {
+            State::Known { mac: before, .. } if before != mac && entry.in_use(now) => {
+                entry.doubted = true;
+                self.note(id);
+                return Learned::Disputed;
+            }
+            // Only the station that is asked says whether it is there.
+            State::Probe { mac: before, sent, .. } if sent <= NEIGHBOUR_UNICAST_TRIES => {
+                if before != mac {
+                    return Learned::Disputed;
+                }
+                if said != Said::Answer {
+                    return Learned::Yes;
+                }
+            }
+            _ => {}
+        }
+        let (same, asked) = (entry.mac() == Some(mac), !matches!(entry.state, State::Known { .. }));
+        entry.state = known;
+        if asked {
+            entry.doubted = false;
+            entry.quiet_until = now.after(NEIGHBOUR_CLAIM_GAP);
+        }
+        if !same {
+            self.changed(id);
+        }
+        self.note(id);
+        Learned::Yes
+    }
+
+    fn insert(&mut self, gid: Gid, state: State, origin: Origin) -> u32 {
+        let entry =
+            Entry { gid, state, origin, holders: 0, told: false, doubted: false, quiet_until: Instant::ZERO };
+        let id = match self.free.pop() {
+            Some(id) => {
+                *self.entry(id) = entry;
+                id
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        self.by_gid.insert(gid, id);
+        if origin == Origin::Stranger {
+            self.strangers.push_back(id);
+        }
+        self.note(id);
+        id
+    }
+
+    /// Removes an entry that nobody holds.
+    fn remove(&mut self, id: u32) {
+        self.changed(id); // whoever was told of it asks again
+        let entry = self.entry(id);
+        let (gid, origin) = (entry.gid, entry.origin);
+        entry.state = State::Free;
+        if origin == Origin::Stranger {
+            self.strangers.retain(|stranger| *stranger != id);
+        }
+        self.by_gid.remove(&gid);
+        self.free.push(id);
+    }
+
+    /// Entries that were resolved and that nobody holds.
+    fn merely_used(&self) -> usize {
+        self.by_gid.len() - self.kept - self.strangers.len()
+    }
+
+    /// Makes room for a stranger: whether another one gave way.
+    fn room_for_stranger(&mut self) -> bool {
+        let oldest = self.strangers.front().copied();
+        let full = self.strangers.len() >= NEIGHBOUR_STRANGERS_MAX;
+        if let Some(id) = oldest.filter(|_| full) {
+            self.remove(id);
+        }
+        full
+    }
+
+    /// Makes room for one that somebody here resolves: whether another one gave way.
+    fn room_for_used(&mut self) -> bool {
+        let full = self.merely_used() >= NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
+        if full {
+            self.evict_used();
+        }
+        full
+    }
+
+    /// The one that was not asked for the longest gives way. One pass over the table, for who resolves very many.
+    fn evict_used(&mut self) {
+        let unused = |id: usize| Some((self.entries[id].unused_since()?, id));
+        if let Some((_, id)) = (0..self.entries.len()).filter_map(unused).min() {
+            self.remove(id as u32);
         }
     }
 
-    fn insert(&mut self, entry: Entry) {
-        debug_assert!(self.entries.len() < NEIGHBOUR_MAX);
-        if let Err(i) = self.find(&entry.gid) {
-            self.entries.insert(i, entry);
-            self.deadline = self.deadline.min(entry.deadline());
-        }
-    }
-
-    /// Removes the entry of least worth, if its class is at most `class`. Costs one pass over the table.
-    fn evict(&mut self, class: u8) -> bool {
-        let victim = (0..self.entries.len()).min_by_key(|i| self.entries[*i].worth());
-        match victim {
-            Some(i) if self.entries[i].worth().0 <= class => {
-                if self.entries[i].used.is_some() {
-                    self.generation += 1;
-                }
-                self.entries.remove(i);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// The next thing that is due; call until `None`. Nothing is due before [`Neighbours::deadline`].
+    /// The next thing that is due; call until `None`. Nothing is due before [`Neighbours::deadline`]. All calls until
+    /// `None` are one pass over the table, and another one where something became due behind it.
     pub(super) fn poll(&mut self, now: Instant) -> Option<Due> {
-        if now < self.deadline {
-            return None;
-        }
-        let mut earliest = Instant::FAR;
-        let mut i = 0;
-        while i < self.entries.len() {
-            let entry = &mut self.entries[i];
-            if entry.deadline() > now {
-                earliest = earliest.min(entry.deadline());
-                i += 1;
-                continue;
+        while self.deadline <= now {
+            if self.looked == 0 {
+                self.ahead = Instant::FAR;
             }
-            let (sent, known) = match entry.state {
-                State::Reachable { mac, .. } => {
-                    entry.state = State::Stale { mac };
-                    self.generation += u64::from(entry.used.is_some());
-                    i += 1;
-                    continue;
+            while self.looked < self.entries.len() {
+                let id = self.looked as u32;
+                if self.entry(id).deadline() > now {
+                    self.note(id);
+                    self.looked += 1;
+                } else if let Some(due) = self.run(now, id) {
+                    return Some(due); // it has another deadline, and is looked at again
                 }
-                State::Failed { .. } => {
-                    self.entries.remove(i);
-                    self.generation += 1;
-                    continue;
-                }
-                State::Stale { .. } => {
-                    i += 1;
-                    continue;
-                }
-                State::Incomplete { sent, .. } => (sent, None),
-                State::Refresh { mac, sent, .. } => (sent, Some(mac)),
-            };
-            if sent == NEIGHBOUR_TRIES {
-                entry.state = State::Failed { until: now.after(NEIGHBOUR_FAILED_HOLD) };
-                self.generation += 1;
-                return Some(Due::Unreachable);
             }
-            let (sent, next) = (sent + 1, now.after(NEIGHBOUR_RETRY));
-            entry.state = match known {
-                Some(mac) => State::Refresh { mac, sent, next },
-                None => State::Incomplete { sent, next },
-            };
-            let station = known.filter(|_| sent <= UNICAST_TRIES);
-            return Some(Due::Send(Request { target: entry.gid, station }));
+            self.looked = 0;
+            self.deadline = self.ahead;
         }
-        self.deadline = earliest;
         None
+    }
+
+    /// Does what is due for an entry.
+    fn run(&mut self, now: Instant, id: u32) -> Option<Due> {
+        let entry = self.entry(id);
+        let asked = match entry.state {
+            State::Known { mac, .. } => {
+                if entry.doubted || entry.holders > 0 {
+                    entry.doubted = false;
+                    entry.state = State::Probe { mac, sent: 0, next: now };
+                } else {
+                    self.changed(id); // it is old: whoever still needs it asks again
+                }
+                return None;
+            }
+            State::Failed { .. } => {
+                self.remove(id);
+                return None;
+            }
+            State::Free => return None,
+            State::Incomplete { sent, .. } => (sent, None),
+            State::Probe { mac, sent, .. } => (sent, Some(mac)),
+        };
+        let (sent, known) = asked;
+        if sent == NEIGHBOUR_TRIES {
+            entry.state = State::Failed { until: now.after(NEIGHBOUR_FAILED_HOLD) };
+            self.changed(id);
+            return Some(Due::Unreachable);
+        }
+        let (sent, next) = (sent + 1, now.after(NEIGHBOUR_RETRY));
+        let target = entry.gid;
+        entry.state = match known {
+            Some(mac) => State::Probe { mac, sent, next },
+            None => State::Incomplete { sent, next },
+        };
+        Some(Due::Send(Request { target, station: known.filter(|_| sent <= NEIGHBOUR_UNICAST_TRIES) }))
     }
 }

@@ -4,6 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
 mod groups;
+mod liars;
 
 use proptest::prelude::*;
 use smoltcp::phy::ChecksumCapabilities;
@@ -12,7 +13,8 @@ use smoltcp::wire::{Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, NdiscNeighborFlags, Nd
 use super::frame::{self, Link};
 use super::*;
 use crate::config::{
-    NEIGHBOUR_FAILED_HOLD, NEIGHBOUR_LIFETIME, NEIGHBOUR_MAX, NEIGHBOUR_RETRY, NEIGHBOUR_TRIES,
+    NEIGHBOUR_FAILED_HOLD, NEIGHBOUR_LIFETIME, NEIGHBOUR_MAX, NEIGHBOUR_RETRY, NEIGHBOUR_STRANGERS_MAX,
+    NEIGHBOUR_TRIES, NEIGHBOUR_UNICAST_TRIES,
 };
 
 const A: Mac = Mac([2, 0, 0, 0, 0x99, 2]);
@@ -257,7 +259,7 @@ fn p35_link_local_gids_resolve_on_the_link() {
     assert_eq!(net.resolve(T0, &peer), Resolution::Known(B));
 }
 
-// Five questions a quarter of a second apart, then an error for a second, then the next try.
+// Sixteen questions a quarter of a second apart, then an error for a second, then the next try.
 #[test]
 fn p35_nobody_answers() {
     let mut net = host(A);
@@ -309,6 +311,7 @@ fn resolved() -> (Net, Instant) {
     net.resolve(T0, &gid("10.99.0.3"));
     request(&mut net, T0).unwrap();
     answer(&mut net, T0, &ARP_REPLY_B);
+    assert_eq!(net.resolve(T0, &gid("10.99.0.3")), Resolution::Known(B));
     (net, T0.after(NEIGHBOUR_LIFETIME))
 }
 
@@ -335,8 +338,11 @@ fn refresh_keeps_the_old_station_in_use() {
             break;
         }
     }
-    assert_eq!(stations, [B, B, Mac::BROADCAST, Mac::BROADCAST, Mac::BROADCAST]);
-    assert_eq!(net.resolve(old.after(NEIGHBOUR_RETRY * 5), &peer), Resolution::Failed);
+    let (alone, all) = stations.split_at(NEIGHBOUR_UNICAST_TRIES.into());
+    assert!(alone.iter().all(|to| *to == B), "{alone:?}");
+    assert_eq!(all.len(), usize::from(NEIGHBOUR_TRIES - NEIGHBOUR_UNICAST_TRIES));
+    assert!(all.iter().all(|to| *to == Mac::BROADCAST), "{all:?}");
+    assert_eq!(net.resolve(old.after(NEIGHBOUR_RETRY * NEIGHBOUR_TRIES.into()), &peer), Resolution::Failed);
 }
 
 #[test]
@@ -368,11 +374,11 @@ fn unused_entries_grow_old_in_silence() {
     assert!(request(&mut net, day).is_some());
 }
 
-// A station that announces itself is taken over where it is known, and not added where it is not.
+// A station that announces itself is taken over where it is known and nobody uses it, and not added where it is not.
 #[test]
 fn gratuitous_arp_updates_known_entries_only() {
     let peer = gid("10.99.0.3");
-    let (mut net, _) = resolved();
+    let (mut net, old) = resolved();
     for op in [1, 2] {
         ignored(
             &mut net,
@@ -381,11 +387,9 @@ fn gratuitous_arp_updates_known_entries_only() {
         );
     }
     let generation = net.generation();
-    assert_eq!(answer(&mut net, T0, &arp(1, C, [10, 99, 0, 3], [10, 99, 0, 3])), None);
-    assert_eq!(net.resolve(T0, &peer), Resolution::Known(C));
-    assert!(net.generation() > generation);
-    assert_eq!(answer(&mut net, T0, &arp(2, B, [10, 99, 0, 3], [10, 99, 0, 3])), None);
-    assert_eq!(net.resolve(T0, &peer), Resolution::Known(B));
+    assert_eq!(answer(&mut net, old, &arp(1, C, [10, 99, 0, 3], [10, 99, 0, 3])), None);
+    assert!(net.generation() > generation, "whoever was told of the other one asks again");
+    assert_eq!(net.resolve(old, &peer), Resolution::Known(C));
 }
 
 #[test]
@@ -425,9 +429,10 @@ fn advertisements_follow_their_flags() {
     let generation = net.generation();
     assert_eq!(answer(&mut net, T0, &advertisement(A, PEER, OWN, SOLICITED, None)), None);
     assert_eq!(net.generation(), generation);
-    let moved = advertisement(C, PEER, "ff02::1", OVERRIDE, Some(C));
-    assert_eq!(answer(&mut net, T0, &moved), None);
-    assert_eq!(net.resolve(T0, &gid(PEER)), Resolution::Known(C));
+    let (moved, unused) =
+        (advertisement(C, PEER, "ff02::1", OVERRIDE, Some(C)), T0.after(NEIGHBOUR_LIFETIME));
+    assert_eq!(answer(&mut net, unused, &moved), None);
+    assert_eq!(net.resolve(unused, &gid(PEER)), Resolution::Known(C));
 }
 
 // A hop limit below 255 proves that the packet crossed a router.
@@ -641,24 +646,32 @@ fn a_flood_stays_within_the_table() {
     assert_eq!(net.generation(), generation, "nobody's answer changed");
     assert_eq!(net.neighbours.station(&used), Some(A));
     assert_eq!(net.resolve(T0, &asked), Resolution::Pending);
-    assert_eq!(net.counter(NetCounter::NeighbourEvicted), 3 * NEIGHBOUR_MAX as u64 + 2);
+    assert_eq!(net.neighbours.len(), NEIGHBOUR_STRANGERS_MAX + 2);
+    let evicted = 4 * NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
+    assert_eq!(net.counter(NetCounter::NeighbourEvicted), evicted as u64);
 }
 
 // Neighbours that somebody needs do not give way to those who merely ask; among themselves the longest unused goes.
 #[test]
 fn a_table_full_of_neighbours_in_use() {
+    const USED: usize = NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
     let mut net = Net::new(&NetConfig { addrs: vec![(ip("10.99.0.3"), 8)], ..NetConfig::new(B) });
     let peer = |n: u32| Gid::v4((0x0a00_0001 + n).to_be_bytes());
-    for n in 0..NEIGHBOUR_MAX as u32 {
+    for n in 0..USED as u32 {
         let now = T0.after_nanos(n.into());
         net.resolve(now, &peer(n));
         answer(&mut net, now, &arp(2, A, peer(n).as_v4().unwrap(), [10, 99, 0, 3]));
+        assert_eq!(net.resolve(now, &peer(n)), Resolution::Known(A));
     }
-    assert!(answer(&mut net, T0, &arp(1, C, [10, 77, 0, 1], [10, 99, 0, 3])).is_some(), "still answered");
-    assert_eq!(net.counter(NetCounter::NeighbourTableFull), 1);
+    for n in 0..2 * NEIGHBOUR_STRANGERS_MAX as u32 {
+        let [_, _, b, c] = n.to_be_bytes();
+        assert!(answer(&mut net, T0, &arp(1, C, [10, 77, b, c], [10, 99, 0, 3])).is_some(), "still answered");
+    }
+    assert_eq!(net.neighbours.len(), NEIGHBOUR_MAX);
+    assert!((0..USED as u32).all(|n| net.neighbours.station(&peer(n)) == Some(A)));
     let (generation, later) = (net.generation(), T0.after(Duration::from_millis(1)));
     net.resolve(later, &peer(0));
-    assert_eq!(net.resolve(later, &gid("10.77.0.1")), Resolution::Pending);
+    assert_eq!(net.resolve(later, &gid("10.78.0.1")), Resolution::Pending);
     assert!(net.generation() > generation, "whoever used the one that gave way must ask again");
     assert_eq!(net.neighbours.station(&peer(0)), Some(A));
     assert_eq!(net.neighbours.station(&peer(1)), None, "the longest unused gave way");
@@ -679,6 +692,11 @@ fn configurations_that_make_no_sense() {
     assert_eq!(with(|c| c.addrs[1].1 = 129), "prefix /129 of fd00:99::2 is too long, allowed are 0 to 128");
     assert_eq!(with(|c| c.addrs[0].0 = ip("224.0.0.1")), "224.0.0.1 is not the address of a host");
     assert_eq!(with(|c| c.gateway6 = Some(Ipv6Addr::UNSPECIFIED)), ":: is not the address of a host");
+    assert_eq!(
+        with(|c| c.neighbours.push((ip("10.99.0.9"), Mac::BROADCAST))),
+        "ff:ff:ff:ff:ff:ff is not the address of a single station"
+    );
+    assert_eq!(with(|c| c.neighbours.push((ip("::"), C))), ":: is not the address of a host");
     assert_eq!(with(|c| c.vlan = Some(4095)), "VLAN id 4095 is reserved, allowed are 1 to 4094");
     assert_eq!(with(|c| c.addrs = vec![c.addrs[0]; 256]), "256 addresses, allowed are up to 255");
 }
@@ -781,11 +799,11 @@ proptest! {
         feed(&frame);
     }
 
-    // The table against a plain map, within one lifetime: what is known is right, and what is due is done.
+    // The table against a plain map, within one lifetime and before silence counts: what is known is right, and what is due is done.
     #[test]
-    fn table_agrees_with_a_map(steps in proptest::collection::vec((0u8..4, 0u8..8, 1u64..200), 1..200)) {
+    fn table_agrees_with_a_map(steps in proptest::collection::vec((0u8..4, 0u8..8, 1u64..10), 1..200)) {
         let mut net = host(B);
-        let mut told = std::collections::BTreeMap::new();
+        let (mut told, mut used) = (std::collections::BTreeMap::new(), std::collections::BTreeSet::new());
         let mut now = T0;
         for (what, who, ms) in steps {
             now = now.after(Duration::from_millis(ms));
@@ -794,10 +812,14 @@ proptest! {
                 0 => {
                     let asked = arp(1, Mac([2, 0, 0, 0, 1, ms as u8]), addr, [10, 99, 0, 3]);
                     prop_assert!(answer(&mut net, now, &asked).is_some());
-                    told.insert(addr, Mac([2, 0, 0, 0, 1, ms as u8]));
+                    // Whom somebody resolved does not follow.
+                    if !used.contains(&addr) || !told.contains_key(&addr) {
+                        told.insert(addr, Mac([2, 0, 0, 0, 1, ms as u8]));
+                    }
                 }
                 1 => {
                     let known = net.resolve(now, &Gid::v4(addr));
+                    used.insert(addr);
                     match told.get(&addr) {
                         Some(mac) => prop_assert_eq!(known, Resolution::Known(*mac)),
                         None => prop_assert!(!matches!(known, Resolution::Known(_))),

@@ -21,6 +21,9 @@ pub enum Response {
     Done,
     /// Part of the sent packets will go out again.
     Retry(RetryCause),
+    /// They will when the delay of an RNR NAK is over, which counts from `now`. Who is not sure that the NAK came before
+    /// `now` corrects that: [`Requester::wait_from`].
+    Wait,
     /// READ data: write the payload at `offset` of the message's local buffers, then call `placed`.
     Place {
         /// The READ.
@@ -53,6 +56,8 @@ pub enum RetryCause {
     /// Nothing came after unsignalled requests, so nothing asked for their acknowledgement: the last packet goes
     /// out again to ask. Not charged to the retry count.
     Probe,
+    /// None does: nothing could leave, because nobody answers for the address of the next hop.
+    Unreachable,
 }
 
 impl Requester {
@@ -118,18 +123,32 @@ impl Requester {
         if self.rnr_wait {
             hit(Mark::RnrOver);
             self.rnr_wait = false;
-            // Everything may have been acknowledged meanwhile: then nothing is left to time, or to send again.
-            self.rearm(now);
+            // Everything may have been acknowledged meanwhile: then nothing is left to send again, or to time.
             return if self.una == self.next { Response::Done } else { Response::Retry(RetryCause::Rnr) };
         }
         if self.silent() && self.retry_left == self.retry_cnt {
             self.probe();
-            self.arm(now);
             return Response::Retry(RetryCause::Probe);
         }
         hit(Mark::Timeout);
         self.going_back = false;
-        self.go_back(now, RetryCause::Timeout)
+        self.go_back(RetryCause::Timeout)
+    }
+
+    /// An RNR NAK that was handled at `then` came before `now`, not before `then`: its delay counts from `now`.
+    #[cold]
+    pub fn wait_from(&mut self, then: Instant, now: Instant) {
+        if self.rnr_wait {
+            self.deadline = self.deadline.after_nanos(now.nanos_since(then));
+        }
+    }
+
+    /// What was sent at `then` left before `now`, not before `then`: an ACK timer that started with it counts from `now`.
+    #[cold]
+    pub fn left_by(&mut self, then: Instant, now: Instant) {
+        if !self.rnr_wait && self.timeout_ns != 0 && self.deadline == then.after_nanos(self.timeout_ns) {
+            self.deadline = now.after_nanos(self.timeout_ns);
+        }
     }
 
     #[inline(always)]
@@ -166,7 +185,7 @@ impl Requester {
                 self.rnr_wait = true;
                 self.deadline = now.after(rnr_delay(timer));
                 self.rewind(psn);
-                Ok(Response::Done) // the retry is told when the delay is over
+                Ok(Response::Wait) // the retry is told when the delay is over
             }
             Syndrome::Nak(NakCode::PsnSequenceError) => {
                 hit(Mark::SequenceNak);
@@ -174,7 +193,7 @@ impl Requester {
                 if implied != Response::Done {
                     return Ok(implied);
                 }
-                Ok(self.go_back(now, RetryCause::SequenceNak))
+                Ok(self.go_back(RetryCause::SequenceNak))
             }
             Syndrome::Nak(code) => {
                 hit(Mark::FatalNak);
@@ -257,7 +276,7 @@ impl Requester {
             }
             if psn != self.una {
                 hit(Mark::ImpliedByResponse);
-                return Some(self.go_back(now, RetryCause::ImpliedNak));
+                return Some(self.go_back(RetryCause::ImpliedNak));
             }
         }
         None
@@ -294,7 +313,7 @@ impl Requester {
         if self.una != before {
             self.progress(now);
         }
-        if implied { self.go_back(now, RetryCause::ImpliedNak) } else { Response::Done }
+        if implied { self.go_back(RetryCause::ImpliedNak) } else { Response::Done }
     }
 
     #[inline]
@@ -318,7 +337,7 @@ impl Requester {
     }
 
     /// Sends everything from `una` on again, once until there is progress or a timeout.
-    fn go_back(&mut self, now: Instant, cause: RetryCause) -> Response {
+    fn go_back(&mut self, cause: RetryCause) -> Response {
         if self.going_back {
             hit(Mark::GoBackAgain);
             return Response::Done;
@@ -334,8 +353,7 @@ impl Requester {
         self.retry_left -= 1;
         self.going_back = cause != RetryCause::Timeout;
         self.rewind(self.una);
-        self.deadline = Instant::FAR;
-        self.arm(now);
+        self.deadline = Instant::FAR; // until the first of them leaves again
         Response::Retry(cause)
     }
 

@@ -8,7 +8,7 @@ use super::state::Gates;
 use super::status::{SendFlags, WcStatus, WrOpcode};
 use super::tables::{RNR_RETRY_FOREVER, ack_timeout};
 use super::wqe::{Granule, SendWqe};
-use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, WINDOW_PACKETS};
+use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, TURN_SLACK, WINDOW_PACKETS};
 use crate::id::{Mtu, Psn};
 use crate::mark::{Mark, hit};
 use crate::time::Instant;
@@ -162,7 +162,7 @@ pub struct Requester {
     /// The next packet asks for an acknowledgement of what went out without.
     probing: bool,
     since_ack_req: u8,
-    timeout_ns: u64,
+    pub(super) timeout_ns: u64,
     /// When the ACK timer, or the RNR wait, ends; `FAR` when nothing runs.
     pub(super) deadline: Instant,
 
@@ -244,7 +244,7 @@ impl Requester {
     /// Takes over changed attributes (also in SQD); sequence numbers stay.
     pub fn configure(&mut self, c: &RequesterConfig) {
         self.mtu = c.mtu;
-        self.timeout_ns = ack_timeout(c.timeout).map_or(0, |t| t.as_nanos() as u64);
+        self.timeout_ns = ack_timeout(c.timeout).map_or(0, |t| (t + TURN_SLACK).as_nanos() as u64);
         // What is left of an unchanged count stays: entering SQD gives a peer that is gone no new retries.
         if self.retry_cnt != c.retry_cnt {
             self.retry_cnt = c.retry_cnt;
@@ -293,6 +293,19 @@ impl Requester {
         if self.deadline == Instant::FAR && self.timeout_ns != 0 {
             self.deadline = now.after_nanos(self.timeout_ns);
         }
+    }
+
+    /// Nothing can leave: the ACK timer starts with the first packet that does.
+    #[cold]
+    pub fn rest(&mut self) {
+        if !self.rnr_wait {
+            self.deadline = Instant::FAR;
+        }
+    }
+
+    /// Whether it waits out an RNR NAK.
+    pub fn waits_for_receive(&self) -> bool {
+        self.rnr_wait
     }
 
     pub(super) fn rearm(&mut self, now: Instant) {

@@ -8,7 +8,7 @@
 //! | 0x100 | flushed: the queue pair was in ERR (or SQE) already | |
 //! | 0x200 + n | refused here, before or while it was sent | the status (`enum ibv_wc_status`) |
 //! | 0x300 + n | refused by the peer | the NAK code of its syndrome, 0x60 to 0x64 (IBA 9.7.5.2.8) |
-//! | 0x400 + n | retries used up | why it was retried last: 0 no retry was allowed, 1 no answer, 2 sequence NAK, 3 gap in the responses, 4 RNR NAK |
+//! | 0x400 + n | retries used up | why it was retried last: 0 no retry was allowed, 1 no answer, 2 sequence NAK, 3 gap in the responses, 4 RNR NAK, 5 nothing could leave, because nobody answered for the address of the next hop |
 //! | 0x500 + n | the peer's answer made no sense | the status |
 //! | 0x600 + n | our responder refused the peer's message, for which the receive request was used | the [`Fault`], from 1 on, in its order |
 
@@ -50,6 +50,7 @@ impl VendorErr {
                 Some(RetryCause::SequenceNak) => RETRIES | 2,
                 Some(RetryCause::ImpliedNak) => RETRIES | 3,
                 Some(RetryCause::Rnr) => RETRIES | 4,
+                Some(RetryCause::Unreachable) => RETRIES | 5,
                 Some(RetryCause::Probe) | None => RETRIES,
             },
             WcStatus::BadRespErr | WcStatus::FatalErr => RESPONSE | u32::from(status.number()),
@@ -78,12 +79,13 @@ impl fmt::Display for VendorErr {
             (LOCAL, Some(status)) => write!(f, "refused here: {status}"),
             (RESPONSE, Some(status)) => write!(f, "the peer's answer made no sense: {status}"),
             (NAK, _) => write!(f, "the peer refused with NAK {low:#x}"),
-            (RETRIES, _) if low <= 4 => f.write_str(match low {
+            (RETRIES, _) if low <= 5 => f.write_str(match low {
                 0 => "no answer, and no retry was allowed",
                 1 => "retries used up: no answer",
                 2 => "retries used up: the peer missed packets each time",
                 3 => "retries used up: responses were missing each time",
-                _ => "retries used up: the peer had no receive request",
+                4 => "retries used up: the peer had no receive request",
+                _ => "unreachable: nobody answered for the address of the peer, or of the gateway to it",
             }),
             (FAULT, _) => match Fault::all().nth((low as usize).wrapping_sub(1)) {
                 Some(fault) => write!(f, "refused the peer's message: {fault:?}"),
@@ -102,7 +104,13 @@ mod tests {
     #[test]
     fn every_number_has_its_text() {
         use std::collections::HashMap;
-        let causes = [RetryCause::Timeout, RetryCause::SequenceNak, RetryCause::ImpliedNak, RetryCause::Rnr];
+        let causes = [
+            RetryCause::Timeout,
+            RetryCause::SequenceNak,
+            RetryCause::ImpliedNak,
+            RetryCause::Rnr,
+            RetryCause::Unreachable,
+        ];
         let retried = causes.map(Some).into_iter().chain([None]);
         let sends = WcStatus::ALL.iter().flat_map(|s| retried.clone().map(|r| VendorErr::of_send(*s, r)));
         let faults: Vec<_> = Fault::all().map(Some).chain([None]).collect();
@@ -113,7 +121,7 @@ mod tests {
             assert_eq!(*texts.entry(error.to_string()).or_insert(error), error);
         }
         assert!(texts.len() > 30, "{}", texts.len());
-        for unknown in [1, 0x101, 0x2ff, 0x405, 0x600, 0x6ff, 0x1234_5678] {
+        for unknown in [1, 0x101, 0x2ff, 0x406, 0x600, 0x6ff, 0x1234_5678] {
             assert!(VendorErr(unknown).to_string().starts_with("unknown"), "{unknown:#x}");
         }
     }

@@ -260,7 +260,10 @@ impl Env {
         }
         self.publish_word(qp);
         match to {
-            QpState::Reset => self.clear(qp),
+            QpState::Reset => {
+                self.clear(qp);
+                self.let_go(qp.slot);
+            }
             QpState::Sqd => {
                 qp.draining = true;
                 qp.requester.drain();
@@ -268,6 +271,7 @@ impl Env {
             }
             QpState::Err => {
                 qp.draining = false;
+                self.let_go(qp.slot);
                 // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
                 crate::sync::asymmetric::heavy();
                 self.flush_queues(qp, cause);

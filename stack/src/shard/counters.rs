@@ -71,6 +71,8 @@ counters! {
     AckProbes "ack_probes",
     /// Local ACK timeouts: those that led to a retry, and the last one, that none was left for.
     Timeouts "timeouts",
+    /// Send requests that failed because nobody answered for the address of the next hop: nothing left.
+    Unreachable "unreachable",
     /// NAKs sent, RNR NAKs aside; each is under its code, too.
     NaksSent "naks_sent",
     /// NAKs sent for a missing packet (code 0).

@@ -10,15 +10,17 @@ use super::copy::{LocalProtection, Memory};
 use super::counters::{Counter, Counters};
 use super::cq::Lane;
 use super::held::HeldReceives;
+use super::hops::Hops;
+use super::late::Late;
 use super::paths::Paths;
 use super::qp::{Qp, Route};
 use super::rq::XrcSrq;
 use super::wheel::Wheel;
 use super::{LaneId, McastTable, Shared};
 use crate::config::{PREFETCH_FROM, SHARDS_MAX, TX_BURST, TX_STALL, WATCHED_MAX};
-use crate::id::PdId;
+use crate::id::{Gid, PdId};
 use crate::mem::{Access, KnownKey, Sge};
-use crate::net::Resolution;
+use crate::net::{FRAME_MAX, Resolution};
 use crate::port::{Frame, PortQueue, TxBurst};
 use crate::time::Instant;
 use crate::wire::Discard;
@@ -69,6 +71,10 @@ pub(super) struct Env {
     pub leaving: VecDeque<Leaving>,
     /// Ways to the peers of datagrams.
     pub paths: Paths,
+    /// Neighbours that queue pairs send to, or wait for.
+    pub hops: Hops,
+    /// What the next turn may have to correct.
+    pub late: Late,
     /// Queue pairs with requests to send.
     pub ready: VecDeque<u32>,
     /// Queue pairs with answers to send.
@@ -127,6 +133,8 @@ impl Env {
             dirty: Vec::new(),
             leaving: VecDeque::new(),
             paths: Paths::default(),
+            hops: Hops::default(),
+            late: Late::default(),
             ready: VecDeque::new(),
             answering: VecDeque::new(),
             answered: Vec::new(),
@@ -287,38 +295,64 @@ impl Env {
         self.answers.frames.len() + self.requests.frames.len()
     }
 
-    /// Looks the queue pair's next hop up, and asks for it if nobody knows it. `true`: it cannot be reached.
+    /// Looks the queue pair's next hop up, and asks for it if nobody knows it. `true`: it cannot be reached. A queue pair
+    /// that has an address keeps it until there is another one: that nobody answers for it does not make it wrong.
     pub fn resolve(&mut self, qp: &mut Qp) -> bool {
         if qp.route == Route::Inside {
+            self.let_go(qp.slot);
             return false;
         }
-        let shared = self.shared.clone();
-        let found = shared.with_net(|net| {
-            let found = net.resolve(self.now, &qp.template.dst());
-            self.net_transmit(net);
-            found
-        });
-        match found {
+        match self.hold_next_hop(qp.slot, &qp.template.dst()) {
             Resolution::Known(mac) => {
                 qp.template.set_dst_mac(mac);
                 qp.route = Route::Known;
                 false
             }
-            Resolution::Pending => {
-                // An entry that is asked for again keeps serving; a queue pair that has an address keeps it.
-                false
-            }
-            Resolution::Failed => {
-                qp.route = Route::Pending;
-                true
-            }
+            Resolution::Pending => false,
+            Resolution::Failed => qp.route == Route::Pending,
         }
     }
 
-    /// Sends what the IP host has to send.
+    /// Looks up where frames to an address go. The queue pair in this slot holds that neighbour from now on, and is
+    /// visited when it changes.
+    pub fn hold_next_hop(&mut self, slot: u32, dst: &Gid) -> Resolution {
+        let (shared, before) = (self.shared.clone(), self.hops.of(slot));
+        let (hop, found) = shared.with_net(|net| {
+            let held = net.hold(self.now, dst, before);
+            self.net_transmit(net);
+            held
+        });
+        self.hops.set(slot, hop);
+        found
+    }
+
+    /// The queue pair in this slot sends to no neighbour any more.
+    pub fn let_go(&mut self, slot: u32) {
+        if let Some(hop) = self.hops.of(slot) {
+            self.hops.set(slot, None);
+            self.shared.with_net(|net| net.release(hop));
+        }
+    }
+
+    /// The queue pair's peer did not answer: perhaps the next hop is at another station now.
+    #[cold]
+    pub fn doubt_next_hop(&mut self, slot: u32) {
+        if let Some(hop) = self.hops.of(slot) {
+            self.shared.with_net(|net| net.doubt(self.now, hop));
+        }
+    }
+
+    /// Sends what the IP host has to send. What finds no frame is lost as on the wire: it counts as one of the requests
+    /// after which a neighbour is unreachable.
     pub fn net_transmit(&mut self, net: &mut crate::net::Net) {
         while self.requests.frames.len() < TX_BURST / 2 {
-            let Some(mut frame) = self.take_frame() else { return };
+            let Some(mut frame) = self.take_frame() else {
+                if net.poll_transmit(self.now, &mut [0; FRAME_MAX]).is_none() {
+                    return;
+                }
+                self.discard(Discard::NoBuffer);
+                continue;
+            };
             match net.poll_transmit(self.now, frame.buffer_mut()) {
                 Some(len) => {
                     frame.set_len(len);

@@ -28,6 +28,8 @@ mod env;
 mod events;
 mod gids;
 mod held;
+mod hops;
+mod late;
 mod local;
 mod mcast;
 mod paths;
@@ -184,6 +186,8 @@ impl Shard {
             || env.shared.doorbells[env.id].any()
             || !env.shared.inboxes[env.id].is_empty()
             || env.net_seen != env.shared.net_generation()
+            || env.hops.any_due()
+            || env.late.any()
             || env.overruns_seen != env.shared.overruns()
             || self.watched_posts();
         if busy {
@@ -291,6 +295,7 @@ impl Shard {
     pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
         let slot = spec.slot;
         self.env.wheel.reserve(slot + 1);
+        self.env.hops.reserve(slot + 1);
         let index = (self.env.id * self.env.shared.qps_per_shard) as u32 + slot;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
@@ -408,6 +413,7 @@ impl Shard {
         let Some(mut qp) = self.qps.remove(slot) else { return };
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.wheel.cancel(slot);
+        self.env.let_go(slot);
         self.see_how_many();
         self.env.shared.mrs.forget_qp(qp.qpn);
         qp.release_gid(&self.env.shared);

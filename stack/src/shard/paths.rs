@@ -2,7 +2,8 @@
 
 use super::env::Env;
 use crate::id::{Gid, Mac};
-use crate::net::Resolution;
+use crate::net::{Net, Resolution};
+use crate::time::Instant;
 
 /// Peers remembered; a power of two. Two that share a slot take turns, at the price of a lock each time.
 const SLOTS: usize = 64;
@@ -59,19 +60,44 @@ impl Env {
         let path = if self.shared.gids.contains(gid) {
             Path::Inside
         } else {
-            let shared = self.shared.clone();
-            let found = shared.with_net(|net| {
-                let found = net.resolve(self.now, gid);
-                self.net_transmit(net);
-                found
-            });
-            match found {
-                Resolution::Known(mac) => Path::Known(mac),
-                Resolution::Pending => return Path::Pending,
-                Resolution::Failed => return Path::Failed,
-            }
+            self.look_up(|net, now| net.resolve(now, gid))
         };
-        self.paths.0[Paths::slot(gid)] = Some((*gid, path));
+        if !matches!(path, Path::Pending | Path::Failed) {
+            self.paths.0[Paths::slot(gid)] = Some((*gid, path));
+        }
         path
+    }
+
+    /// The way of an answer to an address, which may be a stranger's: that is not remembered among those in use.
+    #[cold]
+    pub fn path_of_answer(&mut self, gid: &Gid) -> Path {
+        if self.shared.gids.contains(gid) {
+            return Path::Inside;
+        }
+        self.look_up(|net, now| net.resolve_answer(now, gid))
+    }
+
+    fn look_up(&mut self, resolve: impl FnOnce(&mut Net, Instant) -> Resolution) -> Path {
+        let shared = self.shared.clone();
+        let found = shared.with_net(|net| {
+            let found = resolve(net, self.now);
+            self.net_transmit(net);
+            found
+        });
+        match found {
+            Resolution::Known(mac) => Path::Known(mac),
+            Resolution::Pending => Path::Pending,
+            Resolution::Failed => Path::Failed,
+        }
+    }
+
+    /// A message that will be answered came in this frame: the answer finds the station that it came from.
+    #[cold]
+    pub fn note_asker(&self, frame: &[u8], src: &Gid) {
+        if let Some((_, rest)) = frame.split_first_chunk::<6>()
+            && let Some((station, _)) = rest.split_first_chunk()
+        {
+            self.shared.with_net(|net| net.note_asker(self.now, src, Mac(*station)));
+        }
     }
 }

@@ -6,11 +6,11 @@ use core::sync::atomic::Ordering;
 use super::ahead::{Coming, Part};
 use super::counters::Counter;
 use super::env::Env;
-use super::qp::{Qp, Route};
+use super::qp::Qp;
 use super::{Shard, Shared, Turn};
-use crate::config::{READY_BUDGET, RX_BURST, RX_BURST_BYTES, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
-use crate::id::QpState;
-use crate::net::Resolution;
+use crate::config::{
+    NEIGHBOUR_VISITS, READY_BUDGET, RX_BURST, RX_BURST_BYTES, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE,
+};
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::requester::SendRing;
 use crate::proto::status::WcStatus;
@@ -33,7 +33,7 @@ impl Shard {
 
     #[inline]
     fn turn(&mut self, now: Instant) -> Turn {
-        self.env.now = now;
+        self.begin_at(now);
         let (mut rx, mut tx) = (0, 0);
         self.run_watched();
         // What was posted since the last turn goes first: nothing that arrives could make it go sooner. Only where it has to be
@@ -83,6 +83,8 @@ impl Shard {
             self.receive_ahead(1);
         }
         let more = self.env.settling
+            || self.env.hops.any_due()
+            || !self.env.late.waits.is_empty()
             || !self.coming.is_empty()
             || !self.env.ready.is_empty()
             || !self.env.answering.is_empty()
@@ -225,16 +227,19 @@ impl Shard {
         for &slot in &due {
             let Some(qp) = qps.get(slot) else { continue };
             qp.wakes_at = Instant::FAR;
-            if qp.requester.deadline() <= env.now {
+            if qp.requester.deadline() > env.now {
+                env.arm(qp);
+            } else if Env::reachable(qp) || qp.requester.waits_for_receive() {
                 let response = qp.requester.handle_timeout(env.now);
                 if let Response::Retry(RetryCause::Timeout) | Response::Failed(WcStatus::RetryExcErr) =
                     response
                 {
                     env.count_of(qp, Counter::Timeouts);
+                    env.doubt_next_hop(slot);
                 }
                 env.after_requester(qp, response);
             } else {
-                env.arm(qp);
+                env.mark_ready(qp); // it looks for its next hop, and times nothing meanwhile
             }
         }
     }
@@ -249,35 +254,32 @@ impl Shard {
         }
         let generation = env.shared.net_generation();
         if generation != env.net_seen {
-            env.net_seen = generation;
-            self.resolve_all();
+            env.note_changes();
+        }
+        if env.hops.any_due() {
+            self.visit_moved();
         }
     }
 
-    /// Looks every connected queue pair's next hop up again: the neighbour table changed, which is rare.
+    /// Queue pairs whose neighbour was found, moved, or is not there: as many as a turn may take.
     #[cold]
-    fn resolve_all(&mut self) {
-        self.env.paths.clear();
-        for qp in self.qps.iter_mut() {
-            if qp.is_datagram() {
-                self.env.mark_ready(qp);
-                continue;
-            }
-            let peer = qp.template.dst();
-            if peer.is_zero() || qp.state == QpState::Reset {
-                continue;
-            }
+    fn visit_moved(&mut self) {
+        for _ in 0..NEIGHBOUR_VISITS {
+            let Some(slot) = self.env.hops.next_due() else { break };
+            let Some(qp) = self.qps.get(slot) else { continue };
             let env = &mut self.env;
-            let known = env.shared.clone().with_net(|net| net.resolve(env.now, &peer));
-            if let Resolution::Known(mac) = known
-                && qp.route != Route::Inside
-            {
-                qp.template.set_dst_mac(mac);
-                qp.route = Route::Known;
+            if qp.is_datagram() {
+                env.let_go(slot);
+                env.mark_ready(qp);
+                continue;
             }
-            env.mark_ready(qp);
-            if qp.responder.has_answer() {
-                env.mark_answering(qp);
+            let waited = !Env::reachable(qp);
+            env.resolve(qp);
+            if waited {
+                env.mark_ready(qp);
+                if qp.responder.has_answer() {
+                    env.mark_answering(qp);
+                }
             }
         }
     }
@@ -412,6 +414,17 @@ impl Shard {
 }
 
 impl Env {
+    /// Answers of the IP host changed: ways are looked up again, and the queue pairs that it concerns are to be visited.
+    #[cold]
+    fn note_changes(&mut self) {
+        self.paths.clear();
+        let (seen, hops) = (&mut self.net_seen, &mut self.hops);
+        self.shared.with_net(|net| {
+            net.changes(*seen, |hop| hops.changed(hop));
+            *seen = net.generation();
+        });
+    }
+
     /// From here to [`Env::end_turn`] keys are looked up and used.
     #[inline]
     fn begin_turn(&self) {

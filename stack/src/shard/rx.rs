@@ -379,7 +379,7 @@ impl Env {
             None => {}
         }
         match response {
-            Response::Failed(_) | Response::Retry(_) => self.after_requester(qp, response),
+            Response::Failed(_) | Response::Retry(_) | Response::Wait => self.after_requester(qp, response),
             _ => self.mark_answered(qp),
         }
         Ok(())
@@ -416,6 +416,7 @@ impl Env {
                 }
                 self.count_retry(qp, cause);
             }
+            Response::Wait => self.late.waits.push(qp.slot),
             _ => {}
         }
         if let Some(status) = qp.requester.local_failure() {
@@ -437,6 +438,7 @@ impl Env {
                 RetryCause::ImpliedNak => Counter::RetriesImplied,
                 RetryCause::Rnr => Counter::RetriesRnr,
                 RetryCause::Probe => Counter::AckProbes,
+                RetryCause::Unreachable => return, // is no retry
             },
         );
     }

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{QpSpec, Shard, Shared, SharedConfig};
+use crate::config::NEIGHBOUR_VISITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use crate::mark::steps;
-use crate::net::{Net, NetConfig};
-use crate::port::{Port, pair};
+use crate::net::{FRAME_MAX, Net, NetConfig};
+use crate::port::{Port, PortQueue, RxBurst, TxBurst, pair};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use crate::proto::status::WcStatus;
 use crate::proto::status::{SendFlags, WrOpcode};
@@ -27,7 +28,9 @@ struct Rig {
     rqs: Vec<Producer<Granule>>,
     cq: CqReader<Cqe>,
     now: u64,
-    _port: Box<dyn Port>,
+    /// The other end of the link.
+    far: Box<dyn PortQueue>,
+    _ports: [Box<dyn Port>; 2],
 }
 
 fn shared(shards: usize, qps_per_shard: usize) -> Arc<Shared> {
@@ -40,7 +43,12 @@ fn shared(shards: usize, qps_per_shard: usize) -> Arc<Shared> {
 
 impl Rig {
     fn new(qps: u32) -> Self {
-        let (port, _) = pair(1);
+        Self::to(qps, IP)
+    }
+
+    /// Queue pairs that are connected to this address.
+    fn to(qps: u32, peer: [u8; 4]) -> Self {
+        let (port, other) = pair(1);
         let shared = shared(1, qps as usize);
         let queue = port.take_queue(0).unwrap();
         let mut shard = Shard::new(0, shared.clone(), queue, Instant::ZERO);
@@ -63,9 +71,18 @@ impl Rig {
             });
             sqs.push(sq);
             rqs.push(rq);
-            connect(&mut shard, slot);
+            connect(&mut shard, slot, peer);
         }
-        let mut rig = Self { shard, shared, sqs, rqs, cq, now: 0, _port: port };
+        let mut rig = Self {
+            shard,
+            shared,
+            sqs,
+            rqs,
+            cq,
+            now: 0,
+            far: other.take_queue(0).unwrap(),
+            _ports: [port, other],
+        };
         while !rig.shard.quiet() {
             rig.turn(); // each had a look at its send queue to take
         }
@@ -73,8 +90,26 @@ impl Rig {
     }
 
     fn turn(&mut self) {
-        self.now += 1000;
+        self.turn_after(1000);
+    }
+
+    fn turn_after(&mut self, ns: u64) {
+        self.now += ns;
         self.shard.poll_once(Instant::from_nanos(self.now));
+    }
+
+    /// A frame comes from the link.
+    fn deliver(&mut self, bytes: &[u8]) {
+        let mut frame = self.far.alloc().unwrap();
+        assert!(frame.fill(bytes));
+        assert_eq!(self.far.tx_burst(&mut TxBurst::from_iter([frame])), 1);
+    }
+
+    /// The frames that went to the link.
+    fn said(&mut self) -> Vec<Vec<u8>> {
+        let mut burst = Box::<RxBurst>::default();
+        self.far.rx_burst(&mut burst);
+        burst.drain(..).map(|frame| frame.data().to_vec()).collect()
     }
 
     /// An empty message from a queue pair to its neighbour; the turns that it took.
@@ -104,10 +139,10 @@ fn number(slot: u32) -> Qpn {
     Qpn::new(0x100 + slot * 7)
 }
 
-fn connect(shard: &mut Shard, slot: u32) {
+fn connect(shard: &mut Shard, slot: u32, peer: [u8; 4]) {
     type M = AttrMask;
     let grh =
-        GlobalRoute { dgid: Gid::v4(IP), sgid_index: 1, hop_limit: 64, flow_label: 0, traffic_class: 0 };
+        GlobalRoute { dgid: Gid::v4(peer), sgid_index: 1, hop_limit: 64, flow_label: 0, traffic_class: 0 };
     let mut attr = QpAttr {
         port_num: 1,
         path_mtu: Mtu::Mtu1024 as u8,
@@ -151,6 +186,121 @@ fn idle_queue_pairs_cost_nothing() {
     assert_eq!(few.1, many.1, "turns of a message");
     // Two look-ups by number, each of a few probes in a table at most half full, and a word of doorbells in a group.
     assert!(few.2 > 0 && many.2 <= few.2 + 48, "{} and {} steps of a message", few.2, many.2);
+}
+
+const PEER: [u8; 4] = [10, 0, 0, 9];
+const AT: Mac = Mac([2, 0, 0, 0, 0, 9]);
+const ELSEWHERE: Mac = Mac([2, 0, 0, 0, 0, 0x66]);
+
+/// A host with an address at a station.
+fn host(addr: [u8; 4], mac: Mac) -> Net {
+    Net::new(&NetConfig { addrs: vec![(addr.into(), 24)], ..NetConfig::new(mac) })
+}
+
+/// What a host with an address at a station says of itself: to everybody, and in a question to us.
+fn claims(addr: [u8; 4], mac: Mac) -> Vec<Vec<u8>> {
+    let mut net = Net::new(&NetConfig::new(mac));
+    net.add_address(addr.into(), 24);
+    net.resolve(Instant::ZERO, &Gid::v4(IP));
+    let mut out = [0; FRAME_MAX];
+    let mut said = Vec::new();
+    while let Some(len) = net.poll_transmit(Instant::ZERO, &mut out) {
+        said.push(out[..len].to_vec());
+    }
+    said
+}
+
+/// A shard whose queue pairs have found their peer, all the same one.
+fn found(qps: u32) -> Rig {
+    let mut rig = Rig::to(qps, PEER);
+    answer_from(&mut rig, AT);
+    while rig.shard.next_deadline() == Some(Instant::from_nanos(rig.now)) {
+        rig.turn();
+    }
+    assert_eq!(stations(&mut rig), [AT]);
+    rig
+}
+
+/// The peer answers what it is asked, from a station. How many questions reached it there.
+fn answer_from(rig: &mut Rig, mac: Mac) -> usize {
+    let (mut peer, mut asked) = (host(PEER, mac), 0);
+    let now = Instant::from_nanos(rig.now);
+    for frame in rig.said() {
+        let mut reply = [0; FRAME_MAX];
+        if let Some(len) = peer.handle_frame(now, &frame, &mut reply) {
+            asked += 1;
+            rig.deliver(&reply[..len]);
+        }
+    }
+    asked
+}
+
+/// Where the queue pairs send to.
+fn stations(rig: &mut Rig) -> Vec<Mac> {
+    let mut all: Vec<Mac> = rig.shard.qps.iter_mut().map(|qp| qp.template.dst_mac()).collect();
+    all.dedup();
+    all
+}
+
+// A frame of a stranger costs as many steps among a hundred thousand queue pairs that send to one neighbour as with one.
+#[test]
+fn strangers_cost_the_same_whatever_the_number_of_queue_pairs() {
+    let cost = |qps: u32| {
+        let mut rig = found(qps);
+        let mut dearest = 0;
+        for n in 0..2000u32 {
+            let [_, _, _, d] = (n % 200 + 20).to_be_bytes();
+            let stranger = Mac([2, 1, 0, 0, (n >> 8) as u8, n as u8]);
+            for frame in claims([10, 0, 0, d], stranger).into_iter().chain(claims(PEER, ELSEWHERE)) {
+                rig.deliver(&frame);
+                let start = steps();
+                rig.turn();
+                rig.turn();
+                dearest = dearest.max(steps() - start);
+            }
+            answer_from(&mut rig, AT);
+        }
+        // Its entry grows old, is asked for again, and confirmed.
+        for _ in 0..8 {
+            let start = steps();
+            rig.turn_after(61_000_000_000);
+            assert_eq!(answer_from(&mut rig, AT), 1, "the peer is asked, and alone");
+            rig.turn();
+            dearest = dearest.max(steps() - start);
+        }
+        assert_eq!(stations(&mut rig), [AT]);
+        dearest
+    };
+    let few = cost(1);
+    // A pass over the neighbour table is among it.
+    assert!(few > 0 && few < 2000, "{few} steps");
+    assert_eq!(cost(MANY), few);
+}
+
+// A neighbour that did move: all of its queue pairs follow, a bounded number in a turn.
+#[test]
+fn queue_pairs_follow_a_neighbour_that_moved_some_a_turn() {
+    const QPS: u32 = 10_000;
+    let mut rig = found(QPS);
+    rig.turn_after(2_000_000_000);
+    rig.deliver(&claims(PEER, ELSEWHERE)[0]);
+    for _ in 0..100 {
+        rig.turn_after(50_000_000);
+        answer_from(&mut rig, ELSEWHERE); // the old station is silent
+        if stations(&mut rig) != [AT] {
+            break;
+        }
+    }
+    let (mut turns, mut dearest) = (1, 0);
+    while stations(&mut rig) != [ELSEWHERE] {
+        let start = steps();
+        rig.turn();
+        dearest = dearest.max(steps() - start);
+        turns += 1;
+        assert!(turns <= QPS / NEIGHBOUR_VISITS as u32 + 2, "{turns} turns");
+    }
+    assert!(turns >= QPS / NEIGHBOUR_VISITS as u32, "{turns} turns");
+    assert!(dearest <= 8 * NEIGHBOUR_VISITS as u64, "{dearest} steps in a turn");
 }
 
 // As many timers as queue pairs: none of them costs anything before it is due, and a turn takes few of them at once.
@@ -236,7 +386,6 @@ fn the_state_of_a_queue_pair_is_small() {
 #[test]
 fn a_burst_received_ahead_is_work_to_do() {
     use crate::config::{RX_BURST, RX_BURSTS};
-    use crate::port::TxBurst;
     const FRAMES: usize = RX_BURST * (RX_BURSTS + 1) + 5;
     let (a, b) = pair(1);
     let shared = shared(1, 1);
@@ -264,7 +413,6 @@ fn a_burst_received_ahead_is_work_to_do() {
 #[test]
 fn as_many_bursts_ahead_as_messages_need() {
     use crate::config::{RX_BURST, RX_BURSTS};
-    use crate::port::{RxBurst, TxBurst};
     let bursts = |frames: usize, of_a_message: usize, most: usize| -> Vec<usize> {
         let (a, b) = pair(1);
         let mut shard = Shard::new(0, shared(1, 1), a.take_queue(0).unwrap(), Instant::ZERO);

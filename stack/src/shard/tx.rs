@@ -14,6 +14,7 @@ use super::qp::{Qp, Route};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
 use crate::id::Psn;
 use crate::port::{Frame, TxBurst};
+use crate::proto::completer::RetryCause;
 use crate::proto::requester::Idle;
 use crate::proto::responder::Answered;
 use crate::proto::status::WcStatus;
@@ -63,6 +64,7 @@ impl Shard {
             let Some(slot) = self.env.ready.pop_front() else { break };
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else { continue };
             qp.in_ready = false;
+            self.env.late.sent.push(slot);
             if self.env.request(qp) == Stop::More {
                 self.env.mark_ready(qp);
             }
@@ -189,20 +191,21 @@ impl Env {
         if qp.is_unreliable() {
             return self.request_unreliable(qp);
         }
-        // A packet is due: only then does the ACK timer run while there is no way to send it.
+        // A packet is due: only then does the ACK timer run while the port takes none.
         let posted = qp.requester.head() != qp.sq.0.published();
         let may_go = qp.gates.has(if qp.requester.drained() { Gates::START_WQE } else { Gates::TX_RETRY });
         let due = posted && may_go;
         if !Self::reachable(qp) {
             if self.resolve(qp) && due {
+                qp.retried = Some(RetryCause::Unreachable);
+                self.count_of(qp, Counter::Unreachable);
                 self.fail_send(qp, WcStatus::RetryExcErr);
                 return Stop::Done;
             }
             if !Self::reachable(qp) {
-                if due {
-                    qp.requester.arm(self.now);
-                }
-                return Stop::Done; // woken when the neighbour table changes, or by the ACK timer
+                // Nothing can leave, so nothing is timed: woken when the neighbour answers, or is found not to.
+                qp.requester.rest();
+                return Stop::Done;
             }
         }
         let mut budget = QP_TX_BUDGET.min(self.requests.frames.remaining_capacity());

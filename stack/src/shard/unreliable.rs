@@ -147,7 +147,11 @@ impl Env {
         let Some(address) = UdAddress::of(qp.sq.0.slot(seq)).copied() else {
             return Path::Inside; // goes nowhere: the requester refuses it
         };
-        let path = self.path_to(&address.dgid());
+        let dgid = address.dgid();
+        let path = if qp.ty == QpType::Gsi { self.path_of_answer(&dgid) } else { self.path_to(&dgid) };
+        if path == Path::Pending {
+            self.hold_next_hop(qp.slot, &dgid); // woken when it changes
+        }
         let mac = match path {
             Path::Known(mac) => mac,
             Path::Inside => self.shared.mac,
@@ -201,6 +205,9 @@ impl Env {
             }
             self.check_realm(layout, &pkt)?;
             qp.counters.received(frame.len());
+            if qp.ty == QpType::Gsi {
+                self.note_asker(frame.data(), &pkt.src());
+            }
             return self.receive_datagram(qp, &pkt, layout.priority());
         }
         if !qp.template.comes_from_destination_of(&pkt) {

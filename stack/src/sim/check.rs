@@ -10,7 +10,7 @@ use crate::proto::status::WcStatus;
 use crate::proto::tables::Syndrome;
 use crate::proto::wqe::Cqe;
 use crate::shard::counters::Counter;
-use crate::wire::{Kind, Transport};
+use crate::wire::{Ingress, Kind, Transport, locate};
 
 /// Every checker: what it holds, and the test that shows it to fire on a planted fault.
 pub const CHECKERS: &[(&str, &str)] = &[
@@ -26,6 +26,7 @@ pub const CHECKERS: &[(&str, &str)] = &[
     ("nothing beside a message's buffers is written", "bytes_beside_a_message_are_noticed"),
     ("nothing beside a region is written", "a_spoilt_guard_is_seen"),
     ("a window is never exceeded, nor half of the circle", "windows_are_kept"),
+    ("a packet goes to the station of the node that has its destination", "a_packet_to_a_liar_is_noticed"),
     ("frames and buffers balance, each frame is named by a counter", "frames_are_counted"),
     ("a node without queue pairs waits for nothing", "something_left_is_noticed"),
     (
@@ -396,6 +397,16 @@ impl Window {
     }
 }
 
+/// A packet to a node's address goes to that node's station, whoever says that it is elsewhere.
+pub fn station(nodes: &[Node], frame: &[u8]) -> Check {
+    let Ok(Ingress::Roce(layout)) = locate(frame) else { return Ok(()) };
+    let dst = layout.dst(frame);
+    match nodes.iter().find(|node| node.gid == dst && !frame.starts_with(&node.mac.0)) {
+        Some(node) => Err(format!("a packet for {} at {} goes to {:02x?}", node.gid, node.mac, &frame[..6])),
+        None => Ok(()),
+    }
+}
+
 /// Nothing was written outside of what was granted.
 pub fn guards(node: &Node) -> Check {
     match node.regions().iter().position(|r| !r.guards_intact()) {
@@ -565,6 +576,7 @@ mod tests {
             include_str!("lossy.rs"),
             include_str!("memory.rs"),
             include_str!("../../tests/sim_cases.rs"),
+            include_str!("../../tests/sim_neighbours.rs"),
             include_str!("../../tests/sim_seeds.rs"),
         ];
         for (what, test) in CHECKERS {

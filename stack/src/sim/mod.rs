@@ -7,6 +7,7 @@
 //! - [`peer::Rig`]: one node and a hand-made peer, packet by packet; the conformance cases use it.
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
 //! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
+//! - [`liar::Liar`]: a third host that says it has the addresses of others.
 //! - [`fuzz`]: any bytes as packets, calls or attributes; fuzzers and the replay of what they found use it.
 //! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) lies; [`manager::Manager`]: one behind the queue pair 1 of a
 //!   node, whose MADs go through shards.
@@ -21,6 +22,7 @@ pub mod flow;
 pub mod forger;
 pub mod fuzz;
 pub mod layout;
+pub mod liar;
 pub mod link;
 pub mod lossy;
 pub mod mads;

@@ -8,7 +8,7 @@ use super::rng::Rng;
 use super::seen::Seen;
 use crate::id::{Gid, Mac, Psn, QpState, QpType, Qpn};
 use crate::mem::{Access, Sge};
-use crate::net::Net;
+use crate::net::{FRAME_MAX, Net, NetConfig};
 use crate::proto::status::{AsyncEvent, WcStatus, WrOpcode};
 use crate::proto::wqe::Cqe;
 use crate::time::Instant;
@@ -183,6 +183,7 @@ pub struct Rig {
     /// The peer's flow towards the node.
     pub flow: Flow,
     peer_net: Net,
+    station: Mac,
     receives: u64,
 }
 
@@ -248,7 +249,8 @@ impl Rig {
             dqpn: node.qp(qp).qpn,
             ..Flow::default()
         };
-        let mut rig = Self { now, node, qp, cq, mr, buf, recv, srq, flow, peer_net, receives: 0 };
+        let station = peer_net.mac();
+        let mut rig = Self { now, node, qp, cq, mr, buf, recv, srq, flow, peer_net, station, receives: 0 };
         rig.node.to_init(now, qp);
         for _ in 0..config.receives {
             rig.post_recv();
@@ -384,6 +386,7 @@ impl Rig {
                 drop(frame);
                 match locate(&bytes) {
                     Ok(Ingress::Roce(_)) => {
+                        self.station = Mac(*bytes.first_chunk().expect("a packet is longer"));
                         let seen = Seen::decode(self.now, &bytes).expect("the node sends sound packets");
                         assert_eq!(seen.dqpn, PEER_QPN);
                         said.push(seen);
@@ -409,6 +412,24 @@ impl Rig {
         if let Some(len) = self.peer_net.handle_frame(self.now, frame, &mut reply) {
             self.node.wires[0].deliver(&reply[..len]);
         }
+    }
+
+    /// The peer is at another station from now on, and at the old one is nobody. With `told` it announces that.
+    pub fn move_peer(&mut self, mac: Mac, told: bool) {
+        let mut net = Net::new(&NetConfig::new(mac));
+        let prefix = if self.flow.src.as_v4().is_some() { 24 } else { 64 };
+        net.add_address(self.flow.src.to_ip(), prefix);
+        let mut frame = [0; FRAME_MAX];
+        let len = net.poll_transmit(self.now, &mut frame).expect("a new address is announced");
+        (self.peer_net, self.flow.src_mac) = (net, mac);
+        if told {
+            self.node.wires[0].deliver(&frame[..len]);
+        }
+    }
+
+    /// The station to which the last packet went.
+    pub fn station(&self) -> Mac {
+        self.station
     }
 
     /// Lets time pass, from deadline to deadline; what the node said, each with its time.

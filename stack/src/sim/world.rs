@@ -11,6 +11,7 @@ use pcap_file::DataLink;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 
 use super::check::{self, Check, Window};
+use super::liar::Liar;
 use super::link::{Fault, Fired, Flight, Link, Plan};
 use super::node::{Node, NodeConfig, QpConfig, QpId};
 use super::rng::Rng;
@@ -132,6 +133,10 @@ pub struct World {
     pub tap: Option<Vec<(usize, Seen)>>,
     /// Frames given to each queue pair of a node that carry datagrams, by the number in their first eight bytes.
     pub datagrams: BTreeMap<(usize, Qpn, u64), u64>,
+    /// A host that lies about where the nodes are, if there is one.
+    pub liar: Option<Liar>,
+    /// The thread of a node is interrupted for so long, in its next turn, after it has looked at the clock.
+    pub interrupt: Option<(usize, Duration)>,
     links: Vec<Link>,
     flights: BinaryHeap<Reverse<Due>>,
     sent: u64,
@@ -169,6 +174,8 @@ impl World {
             record: None,
             tap: None,
             datagrams: BTreeMap::new(),
+            liar: None,
+            interrupt: None,
             links,
             flights: BinaryHeap::new(),
             sent: 0,
@@ -255,7 +262,12 @@ impl World {
         let mut busy = false;
         for node in 0..self.nodes.len() {
             for shard in 0..self.nodes[node].shards.len() {
-                let turn = self.nodes[node].shards[shard].poll_once(self.now);
+                let clock = self.now;
+                if let Some((_, long)) = self.interrupt.take_if(|(who, _)| *who == node) {
+                    self.now = self.now.after(long);
+                    self.deliver();
+                }
+                let turn = self.nodes[node].shards[shard].poll_once(clock);
                 busy |= turn.more;
                 self.collect(node, shard)?;
                 busy |= self.nodes[node].wires[shard].waiting() > 0;
@@ -395,6 +407,7 @@ impl World {
             let seen = Seen::decode(self.now, &bytes).map(Rc::new);
             if let Some(seen) = &seen {
                 self.note(node, || format!("sent {seen:?}"));
+                check::station(&self.nodes, &bytes).map_err(|e| format!("node {node}: {e}"))?;
                 self.window.sent(node, seen).map_err(|e| format!("node {node}: {e}"))?;
                 if let Some(tap) = &mut self.tap {
                     tap.push((node, Seen::clone(seen)));
@@ -404,6 +417,11 @@ impl World {
             }
             if let Some(record) = &mut self.record {
                 record.frames.push((self.now, bytes.clone()));
+            }
+            if seen.is_none()
+                && let Some(answer) = self.liar.as_mut().and_then(|liar| liar.hear(self.now, &bytes))
+            {
+                self.fly(node, answer);
             }
             for to in (0..n).filter(|to| *to != node) {
                 if bytes[0] & 1 == 0 && bytes[..6] != self.nodes[to].mac.0 {
@@ -428,6 +446,29 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The liar says to each node what is not so.
+    pub fn lie(&mut self) {
+        for node in 0..self.nodes.len() {
+            let lies = self.liar.iter().flat_map(|liar| liar.lies(self.now, &self.nodes[node].gid));
+            for lie in lies.collect::<Vec<_>>() {
+                self.fly(node, lie);
+            }
+        }
+    }
+
+    /// A frame that nobody's port sent is on its way to a node, and sooner there than what anybody sends now.
+    fn fly(&mut self, to: usize, bytes: Vec<u8>) {
+        self.sent += 1;
+        self.flights.push(Reverse(Due {
+            at: self.now,
+            number: self.sent,
+            to,
+            sent: self.now,
+            seen: None,
+            bytes,
+        }));
     }
 
     /// Every checker that looks at nodes as a whole; `at_rest` adds those that need nothing to be under way.

@@ -287,6 +287,11 @@ impl Template {
         self.head[..6].copy_from_slice(&mac.0);
     }
 
+    /// The next hop's station.
+    pub fn dst_mac(&self) -> Mac {
+        Mac([self.head[0], self.head[1], self.head[2], self.head[3], self.head[4], self.head[5]])
+    }
+
     /// Sends to another queue pair behind the same address from now on.
     pub fn set_dqpn(&mut self, dqpn: Qpn) {
         let at = self.bth as usize + 5;

@@ -180,7 +180,7 @@ impl Gsi {
     }
 
     fn dispatch(&mut self, device: &Device, mad: Send) {
-        match device.path_to(&mad.path.dgid) {
+        match device.path_of_answer(&mad.path.dgid) {
             PeerPath::Known if self.outstanding < DEPTH => {
                 // It fails where our address is gone: the MAD is lost, and its sender's timer sees to that.
                 match self.post(device, &mad) {

@@ -1,0 +1,201 @@
+//! Which queue pairs send to which neighbour, so that one that moves costs a look at those alone.
+//!
+//! Each neighbour that queue pairs of this shard hold has a ring of their slots. When it changes, its ring is gone round
+//! once, a bounded number of queue pairs a turn. Strangers cost nothing here, however many queue pairs there are.
+
+use std::collections::VecDeque;
+
+use crate::mark::step;
+use crate::net::NeighbourId;
+
+const NONE: u32 = u32::MAX;
+
+/// The ring of a neighbour.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// The slot whose turn is next, or `NONE`.
+    head: u32,
+    len: u32,
+    /// Visits that are left to make.
+    due: u32,
+}
+
+const EMPTY: Ring = Ring { head: NONE, len: 0, due: 0 };
+
+/// A slot's place in a ring.
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    /// The neighbour, or `NONE`.
+    hop: u32,
+    next: u32,
+    prev: u32,
+}
+
+const LOOSE: Link = Link { hop: NONE, next: NONE, prev: NONE };
+
+#[derive(Debug, Default)]
+pub(super) struct Hops {
+    /// By the neighbour's number.
+    rings: Vec<Ring>,
+    /// By the queue pair's slot.
+    links: Vec<Link>,
+    /// Neighbours with visits left to make.
+    due: VecDeque<u32>,
+}
+
+impl Hops {
+    /// Makes room for slots below `slots`.
+    pub fn reserve(&mut self, slots: u32) {
+        if self.links.len() < slots as usize {
+            self.links.resize(slots as usize, LOOSE);
+        }
+    }
+
+    /// The neighbour that a queue pair sends to.
+    pub fn of(&self, slot: u32) -> Option<NeighbourId> {
+        let hop = self.links[slot as usize].hop;
+        (hop != NONE).then_some(NeighbourId(hop))
+    }
+
+    /// A queue pair sends to this neighbour from now on, or to none.
+    pub fn set(&mut self, slot: u32, hop: Option<NeighbourId>) {
+        if self.of(slot) == hop {
+            return;
+        }
+        self.unlink(slot);
+        if let Some(NeighbourId(hop)) = hop {
+            self.link(slot, hop);
+        }
+    }
+
+    fn link(&mut self, slot: u32, hop: u32) {
+        step();
+        if self.rings.len() <= hop as usize {
+            self.rings.resize(hop as usize + 1, EMPTY);
+        }
+        let ring = &mut self.rings[hop as usize];
+        ring.len += 1;
+        let (next, prev) = if ring.head == NONE {
+            ring.head = slot;
+            (slot, slot)
+        } else {
+            // Behind all others: what is left to visit comes before it.
+            (ring.head, self.links[ring.head as usize].prev)
+        };
+        self.links[slot as usize] = Link { hop, next, prev };
+        self.links[prev as usize].next = slot;
+        self.links[next as usize].prev = slot;
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        step();
+        let Link { hop, next, prev } = core::mem::replace(&mut self.links[slot as usize], LOOSE);
+        if hop == NONE {
+            return;
+        }
+        let ring = &mut self.rings[hop as usize];
+        ring.len -= 1;
+        ring.due = ring.due.min(ring.len);
+        if next == slot {
+            ring.head = NONE;
+            return;
+        }
+        if ring.head == slot {
+            ring.head = next;
+        }
+        self.links[next as usize].prev = prev;
+        self.links[prev as usize].next = next;
+    }
+
+    /// A neighbour changed: each of its queue pairs is to be visited.
+    pub fn changed(&mut self, NeighbourId(hop): NeighbourId) {
+        let Some(ring) = self.rings.get_mut(hop as usize).filter(|ring| ring.len > 0) else { return };
+        if ring.due == 0 {
+            self.due.push_back(hop);
+        }
+        ring.due = ring.len;
+    }
+
+    /// Whether queue pairs are left to visit.
+    #[inline]
+    pub fn any_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// The next queue pair to visit.
+    pub fn next_due(&mut self) -> Option<u32> {
+        loop {
+            step();
+            let ring = &mut self.rings[*self.due.front()? as usize];
+            if ring.due == 0 {
+                self.due.pop_front(); // the last ones have left meanwhile
+                continue;
+            }
+            let slot = ring.head;
+            ring.head = self.links[slot as usize].next;
+            ring.due -= 1;
+            if ring.due == 0 {
+                self.due.pop_front();
+            }
+            return Some(slot);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const SLOTS: u32 = 12;
+
+    // Goal: whoever sends to a neighbour when it changes is visited, whatever happens between two visits, and the work ends.
+    proptest! {
+        #[test]
+        fn each_queue_pair_of_a_changed_neighbour_is_visited(
+            ops in proptest::collection::vec((0u8..4, 0..SLOTS, 0u32..4), 1..300),
+        ) {
+            let mut hops = Hops::default();
+            hops.reserve(SLOTS);
+            let mut of = [None; SLOTS as usize];
+            // Who has to be visited still.
+            let mut due = BTreeSet::new();
+            for (what, slot, hop) in ops {
+                match what {
+                    0 => {
+                        let hop = (hop < 3).then_some(NeighbourId(hop));
+                        if of[slot as usize] != hop {
+                            due.remove(&slot);
+                        }
+                        of[slot as usize] = hop;
+                        hops.set(slot, hop);
+                    }
+                    1 => {
+                        let hop = NeighbourId(hop);
+                        hops.changed(hop);
+                        due.extend((0..SLOTS).filter(|slot| of[*slot as usize] == Some(hop)));
+                    }
+                    _ => match hops.next_due() {
+                        Some(slot) => {
+                            prop_assert!(of[slot as usize].is_some());
+                            due.remove(&slot);
+                        }
+                        None => prop_assert!(due.is_empty(), "{due:?} left out"),
+                    },
+                }
+                for slot in 0..SLOTS {
+                    prop_assert_eq!(hops.of(slot), of[slot as usize]);
+                }
+                prop_assert!(due.is_empty() || hops.any_due());
+            }
+            let mut visits = 0;
+            while let Some(slot) = hops.next_due() {
+                due.remove(&slot);
+                visits += 1;
+                prop_assert!(visits <= 4 * SLOTS);
+            }
+            prop_assert!(due.is_empty() && !hops.any_due());
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Deadlines that mean "at least", where a turn takes longer than it should.
+//!
+//! A turn works with the time at which it began. A thread that is interrupted between that look at the clock and a packet
+//! would give the packet's timer less than its time: too little of an RNR NAK's delay, a retransmission before the ACK
+//! timeout. The next turn begins with another look at the clock, and what happened in the last one happened before that: so
+//! the waits that began then count from there, and, where the turn was a long one, the ACK timers too. No packet costs a
+//! look at the clock. What a turn of usual length takes is added to ACK timeouts ([`TURN_SLACK`]).
+
+use arrayvec::ArrayVec;
+
+use super::Shard;
+use crate::config::{READY_BUDGET, TURN_SLACK};
+use crate::time::Instant;
+
+#[derive(Debug, Default)]
+pub(super) struct Late {
+    /// When the last turn began.
+    began: Instant,
+    /// Queue pairs that began to wait out an RNR NAK in it.
+    pub waits: Vec<u32>,
+    /// Queue pairs that had their chance to send requests in it.
+    pub sent: ArrayVec<u32, READY_BUDGET>,
+}
+
+impl Late {
+    /// Whether the next turn has deadlines to look at: it should come soon.
+    #[inline]
+    pub fn any(&self) -> bool {
+        !self.sent.is_empty() || !self.waits.is_empty()
+    }
+}
+
+impl Shard {
+    /// A turn begins: deadlines of the last one may count from now.
+    #[inline]
+    pub(super) fn begin_at(&mut self, now: Instant) {
+        self.env.now = now;
+        let late = &mut self.env.late;
+        let began = core::mem::replace(&mut late.began, now);
+        let long = now.nanos_since(began) > TURN_SLACK.as_nanos() as u64 && !late.sent.is_empty();
+        if long || !late.waits.is_empty() {
+            self.correct(began, now);
+        }
+        self.env.late.sent.clear();
+    }
+
+    /// What was done in the turn that began at `began` was done before `now`.
+    #[cold]
+    fn correct(&mut self, began: Instant, now: Instant) {
+        let late = &mut self.env.late;
+        // The wheel wakes them too early, and then finds the later deadline.
+        for slot in late.waits.drain(..) {
+            if let Some(qp) = self.qps.get(slot) {
+                qp.requester.wait_from(began, now);
+            }
+        }
+        for &slot in &late.sent {
+            if let Some(qp) = self.qps.get(slot) {
+                qp.requester.left_by(began, now);
+            }
+        }
+    }
+}
