@@ -102,6 +102,16 @@ fn fuzz_corpus_cm_bytes() {
     replay("cm_bytes");
 }
 
+#[test]
+fn fuzz_corpus_net_frames() {
+    replay("net_frames");
+}
+
+#[test]
+fn fuzz_corpus_read_rings() {
+    replay("read_rings");
+}
+
 // Goal: a target that is added is replayed too.
 #[test]
 fn every_target_is_replayed() {

@@ -7,14 +7,18 @@
 
 mod cm;
 mod masks;
+mod net;
 mod ops;
 mod packets;
+mod reads;
 mod wire;
 
 pub use cm::cm_bytes;
 pub use masks::modify_masks;
+pub use net::net_frames;
 pub use ops::qp_ops;
 pub use packets::{completer_bytes, responder_bytes};
+pub use reads::read_rings;
 pub use wire::wire_parse;
 
 /// A target: its name, and what it does with an input.
@@ -28,6 +32,8 @@ pub const TARGETS: &[Target] = &[
     ("qp_ops", qp_ops),
     ("modify_masks", modify_masks),
     ("cm_bytes", cm_bytes),
+    ("net_frames", net_frames),
+    ("read_rings", read_rings),
 ];
 
 /// Reads numbers from an input; behind its end there are zeros.
