@@ -242,6 +242,7 @@ impl Rig {
             gateway: args.gateway,
             gateway6: args.gateway6,
             vlan: args.vlan,
+            neighbours: args.neighbour.clone(),
             shards,
             drive: match args.drive {
                 DriveArg::Embedded => Drive::Embedded,

@@ -47,6 +47,12 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "ADDR", value_parser = parse::ipv6)]
     pub gateway6: Option<Ipv6Addr>,
 
+    /// Ethernet address of a neighbour, which is not asked for then and never moves; may be given several times
+    ///
+    /// For a link on which others answer for addresses that they do not have.
+    #[arg(long, value_name = "IP=MAC", value_parser = parse::neighbour)]
+    pub neighbour: Vec<(IpAddr, Mac)>,
+
     /// The peer's RDMA address, instead of the one it tells over TCP
     #[arg(long, value_name = "ADDR", value_parser = parse::ip)]
     pub peer_ip: Option<IpAddr>,

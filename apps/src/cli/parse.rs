@@ -3,8 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
-use verbs::Mtu;
 use verbs::port::PortSpec;
+use verbs::{Mac, Mtu};
 
 /// Longest message that the programs move: their buffers are memory of this process.
 pub const SIZE_MAX: u64 = 1 << 30;
@@ -177,6 +177,19 @@ pub fn port(text: &str) -> Result<PortSpec, String> {
     text.parse::<PortSpec>().map_err(|e| e.to_string())
 }
 
+/// The address of a neighbour with its Ethernet address.
+///
+/// # Errors
+/// A sentence for whoever typed it.
+pub fn neighbour(text: &str) -> Result<(IpAddr, Mac), String> {
+    let (addr, mac) = text.split_once('=').unwrap_or((text, ""));
+    let sample = "write 10.77.0.1=02:00:00:00:00:01";
+    let addr = ip(addr).map_err(|_| format!("{addr:?} is not an address; {sample}"))?;
+    let mac =
+        mac.parse().map_err(|_| format!("{mac:?} behind {addr}= is not an Ethernet address; {sample}"))?;
+    Ok((addr, mac))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,6 +279,17 @@ mod tests {
             "::/0",
         ] {
             assert!(ip_prefix(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn neighbours() {
+        let (addr, mac) = neighbour("[fd00::1]=02:00:00:00:00:01").unwrap();
+        assert_eq!((addr.to_string(), mac), ("fd00::1".into(), Mac([2, 0, 0, 0, 0, 1])));
+        for text in
+            ["10.0.0.1", "10.0.0.1=", "10.0.0.1=02:00", "host=02:00:00:00:00:01", "=02:00:00:00:00:01"]
+        {
+            assert!(neighbour(text).unwrap_err().contains("write 10.77.0.1=02"), "{text}");
         }
     }
 }

@@ -79,6 +79,9 @@ pub struct DeviceConfig {
     pub gateway6: Option<Ipv6Addr>,
     /// VLAN to send on and to accept, `1 ..= 4094`.
     pub vlan: Option<u16>,
+    /// Neighbours whose Ethernet addresses are known: they are not asked for, and whatever others on the link say does not
+    /// move them. The remedy where a link has stations that lie.
+    pub neighbours: Vec<(IpAddr, Mac)>,
     /// Our Ethernet address; the port's own, or a random one, where absent. Only for a port opened by name.
     pub mac: Option<Mac>,
     /// Largest L3 packet in bytes. Only for a port opened by name.
@@ -110,6 +113,7 @@ impl Default for DeviceConfig {
             gateway: None,
             gateway6: None,
             vlan: None,
+            neighbours: Vec::new(),
             mac: None,
             mtu: PortOptions::default().mtu,
             shards: 1,
@@ -136,6 +140,12 @@ impl DeviceConfig {
     #[must_use]
     pub fn addr(mut self, addr: impl Into<IpAddr>, prefix: u8) -> Self {
         self.addrs.push((addr.into(), prefix));
+        self
+    }
+    /// With the Ethernet address of one more neighbour.
+    #[must_use]
+    pub fn neighbour(mut self, addr: impl Into<IpAddr>, mac: Mac) -> Self {
+        self.neighbours.push((addr.into(), mac));
         self
     }
     /// Turned by these.
@@ -187,6 +197,7 @@ impl DeviceConfig {
             gateway: self.gateway,
             gateway6: self.gateway6,
             vlan: self.vlan,
+            neighbours: self.neighbours.clone(),
         };
         net.check()?;
         Ok(net)
