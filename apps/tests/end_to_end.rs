@@ -9,13 +9,10 @@ use std::time::Duration;
 
 fn pingpong(link: Link, extra: &[&str]) {
     let bench = Bench::new(link);
-    let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
     let (json, pcap) = (bench.path("rows.json"), bench.path("frames.pcap"));
-    let server =
-        Running::start(PINGPONG, &[&["--port", &a, "-p", &tcp, "-n", "100", "-c"][..], extra].concat());
-    let files = ["--json", json.to_str().unwrap(), "--pcap", pcap.to_str().unwrap()];
-    let base = ["--port", &b, "-p", &tcp, "-n", "100", "-c", "127.0.0.1"];
-    let client = Running::start(PINGPONG, &[&base[..], &files, extra].concat());
+    let server = bench.pingpong_server(&[&["-n", "100", "-c"][..], extra].concat());
+    let files = ["-n", "100", "-c", "--json", json.to_str().unwrap(), "--pcap", pcap.to_str().unwrap()];
+    let client = bench.pingpong_client(&[&files[..], extra].concat());
     for end in [client.finish().good(), server.finish().good()] {
         let lines: Vec<_> = end.stdout.lines().collect();
         assert!(lines[0].starts_with("  local address:  LID 0x0000, QPN 0x"), "{}", end.all());
@@ -71,11 +68,9 @@ fn pingpong_in_every_drive_and_odd_sizes() {
         &["--transport", "ud", "-s", "0", "--drive", "dedicated"],
     ] {
         let bench = Bench::new(Link::Unix);
-        let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
-        let server =
-            Running::start(PINGPONG, &[&["--port", &a, "-p", &tcp, "-n", "20", "-c"][..], extra].concat());
-        let base = ["--port", &b, "-p", &tcp, "-n", "20", "-c", "127.0.0.1"];
-        Running::start(PINGPONG, &[&base[..], extra].concat()).finish().good();
+        let args = [&["-n", "20", "-c"][..], extra].concat();
+        let server = bench.pingpong_server(&args);
+        bench.pingpong_client(&args).finish().good();
         server.finish().good();
     }
 }

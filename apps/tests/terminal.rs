@@ -182,13 +182,10 @@ fn a_measurement_ends_with_its_terminal_or_without_a_panic() {
 fn a_game_ends_with_one_signal() {
     for signal in [Signal::HUP, Signal::TERM, Signal::INT] {
         let bench = Bench::new(Link::Unix);
-        let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
         let stats = bench.path("stats").display().to_string();
-        let game = ["-p", &tcp, "-n", "1000000000000"];
-        let mut server = Running::start(PINGPONG, &[&["--port", &a][..], &game].concat());
-        let shown = format!("--stats={stats}");
-        let mut client =
-            Running::start(PINGPONG, &[&["--port", &b, &shown, "127.0.0.1"][..], &game].concat());
+        let game = ["-n", "1000000000000"];
+        let mut server = bench.pingpong_server(&game);
+        let mut client = bench.pingpong_client(&[&game[..], &[&format!("--stats={stats}")]].concat());
         until(|| {
             let snapshot = verbs::stats::Snapshot::fetch(stats.as_ref()).ok()?;
             snapshot.qps.iter().any(|qp| qp.counters.get("send_messages") > Some(&100)).then_some(())

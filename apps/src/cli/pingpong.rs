@@ -94,6 +94,9 @@ pub struct PingpongCli {
     /// Our GID, by its index
     #[arg(short, long, value_name = "INDEX", default_value_t = 1)]
     pub gid_idx: u8,
+    /// Local ACK timeout of a reliable connection: 4.096 us times 2 to this power
+    #[arg(long, value_name = "0..31", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..=31))]
+    pub timeout: u8,
     /// Check the contents of every message (both ends must ask for it)
     #[arg(short = 'c', long = "chk")]
     pub check: bool,

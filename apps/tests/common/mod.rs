@@ -90,13 +90,25 @@ impl Bench {
         Running::start(PERF, &[&base[..], args].concat())
     }
 
-    /// `roce-perf client` likewise. Its retries outlast the other end's wait for its turn on a machine where many tests
-    /// poll at once, and so does its patience with a server that starts.
+    /// `roce-perf client` likewise.
     pub fn perf_client(&self, args: &[&str]) -> Running {
         let (port, tcp) = (self.client_port(), self.tcp.to_string());
         let to = ["client", "--port", &port, "--oob-port", &tcp, "127.0.0.1"];
-        let patience = ["--timeout", "17", "--wait", "60s"];
-        Running::start(PERF, &[&to[..], &patience, args].concat())
+        Running::start(PERF, &[&to[..], &PATIENCE, args].concat())
+    }
+
+    /// `roce-pingpong` as the server, likewise.
+    pub fn pingpong_server(&self, args: &[&str]) -> Running {
+        let (port, tcp) = (self.server_port(), self.tcp.to_string());
+        let base = ["--port", &port, "-p", &tcp, "--bind", "127.0.0.1"];
+        Running::start(PINGPONG, &[&base[..], &PATIENCE, args].concat())
+    }
+
+    /// `roce-pingpong` as its client.
+    pub fn pingpong_client(&self, args: &[&str]) -> Running {
+        let (port, tcp) = (self.client_port(), self.tcp.to_string());
+        let base = ["--port", &port, "-p", &tcp, "127.0.0.1"];
+        Running::start(PINGPONG, &[&base[..], &PATIENCE, args].concat())
     }
 }
 
@@ -105,6 +117,10 @@ impl Drop for Bench {
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
+
+/// Retries that outlast the other end's wait for its turn on a machine where many tests poll at once, and as much patience
+/// with a server that starts.
+pub const PATIENCE: [&str; 4] = ["--timeout", "17", "--wait", "60s"];
 
 pub const PERF: &str = env!("CARGO_BIN_EXE_roce-perf");
 pub const PINGPONG: &str = env!("CARGO_BIN_EXE_roce-pingpong");
