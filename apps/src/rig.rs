@@ -67,6 +67,29 @@ impl Crank {
             let _ = reactor.poll_once();
         }
     }
+    /// One turn between two slices of other work.
+    ///
+    /// # Errors
+    /// [`AppError::Interrupted`].
+    #[inline]
+    pub fn turn_between(&mut self) -> Result<()> {
+        self.turn();
+        stop::check()
+    }
+    /// Runs `work` on a thread of its own and turns the shards until it is done: peers go on while memory is registered, or
+    /// a terminal takes its time.
+    pub fn meanwhile<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> T {
+        if !self.is_mine() {
+            return work();
+        }
+        std::thread::scope(|threads| {
+            let work = threads.spawn(work);
+            while !work.is_finished() {
+                self.turn();
+            }
+            work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
     /// Whether this thread turns the shards by [`turn`](Self::turn) alone; otherwise polling a completion queue
     /// may be what turns them.
     #[inline]
@@ -299,5 +322,35 @@ impl Rig {
             Some(device) => Counts::new(device.context.counters().iter()).plus(&port),
             None => port,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbs::{Access, QpInitAttr, RcOptions, SendWr, Wc};
+
+    // The work here is a message, which arrives only if somebody turns the shard.
+    #[test]
+    fn shards_are_turned_while_other_work_goes_on() {
+        let config = DeviceConfig { drive: Drive::Embedded, ..DeviceConfig::loopback() };
+        let context = Context::open(config).unwrap();
+        let mut crank = Crank { reactors: vec![context.reactor(0).unwrap()] };
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(4).unwrap();
+        let mr = pd.reg_mr(8, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
+        let options = RcOptions { sgid_index: 1, ..RcOptions::default() };
+        qp.connect_rc(&qp.endpoint(1).unwrap(), &options).unwrap();
+        let done = crank.meanwhile(|| {
+            let sge = [mr.sge(0..8).unwrap()];
+            qp.post_send(&[SendWr::write(7, &sge, mr.addr(), mr.rkey()).signaled()]).unwrap();
+            let mut done = [Wc::default()];
+            while cq.poll(&mut done).unwrap() == 0 {
+                std::thread::yield_now();
+            }
+            done[0]
+        });
+        assert!(done.is_ok() && done.wr_id == 7, "{done:?}");
     }
 }

@@ -1,56 +1,166 @@
 //! The pattern that `--verify` writes and checks: every message has its own, so that a lost, doubled or
 //! swapped message shows as well as a damaged byte.
+//!
+//! Long messages are written and checked a slice at a time, with a turn of the shards between two: a peer takes a host that
+//! says nothing for as long as half a gigabyte takes for gone.
 
 use crate::error::{AppError, Result};
+use std::ops::Range;
+use verbs::Mr;
 
-/// The eight bytes at `word * 8` of message `seq` of stream `stream`.
-fn word(stream: u32, seq: u64, word: u64) -> u64 {
-    let x = (u64::from(stream) << 48) ^ seq;
-    let x = x.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (x >> 29);
-    x.wrapping_add(word.wrapping_mul(0xd1b5_4a32_d192_ed03)).rotate_left(23)
+/// Bytes that are written or looked at between two turns, at most: some tens of microseconds.
+pub const SLICE: usize = 64 << 10;
+
+/// Which message: its number, and its stream (a queue pair's number in the run, and a direction).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Which {
+    /// The stream.
+    pub stream: u32,
+    /// The number.
+    pub seq: u64,
 }
 
-/// Fills `out` with message `seq` of stream `stream` (a queue pair's number in the run, and a direction).
-pub fn fill(out: &mut [u8], stream: u32, seq: u64) {
-    for (n, chunk) in out.chunks_mut(8).enumerate() {
-        chunk.copy_from_slice(&word(stream, seq, n as u64).to_le_bytes()[..chunk.len()]);
+impl Which {
+    /// The eight bytes at `word * 8`.
+    fn word(self, word: u64) -> u64 {
+        let x = (u64::from(self.stream) << 48) ^ self.seq;
+        let x = x.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (x >> 29);
+        x.wrapping_add(word.wrapping_mul(0xd1b5_4a32_d192_ed03)).rotate_left(23)
     }
-}
 
-/// Checks that `data` is message `seq` of stream `stream`.
-///
-/// # Errors
-/// [`AppError::Verify`] with the place of the first wrong byte.
-pub fn check(data: &[u8], stream: u32, seq: u64) -> Result<()> {
-    for (n, chunk) in data.chunks(8).enumerate() {
-        let want = word(stream, seq, n as u64).to_le_bytes();
-        if let Some(k) = chunk.iter().zip(&want).position(|(a, b)| a != b) {
-            return Err(AppError::Verify(format!(
-                "message {seq} of queue pair {} differs at byte {} of {}: {:#04x} instead of {:#04x}",
-                stream & 0x7fff,
-                n * 8 + k,
-                data.len(),
-                chunk[k],
-                want[k]
-            )));
+    /// Its bytes from `at`, a multiple of 8, on.
+    pub fn fill(self, out: &mut [u8], at: usize) {
+        for (n, chunk) in (at as u64 / 8..).zip(out.chunks_mut(8)) {
+            chunk.copy_from_slice(&self.word(n).to_le_bytes()[..chunk.len()]);
         }
     }
-    Ok(())
+
+    /// Checks that `data` are its bytes from `at`, a multiple of 8, on, of `len` altogether.
+    ///
+    /// # Errors
+    /// [`AppError::Verify`] with the place of the first wrong byte.
+    pub fn check(self, data: &[u8], at: usize, len: usize) -> Result<()> {
+        for (n, chunk) in (at / 8..).zip(data.chunks(8)) {
+            let want = self.word(n as u64).to_le_bytes();
+            if let Some(k) = chunk.iter().zip(&want).position(|(a, b)| a != b) {
+                return Err(AppError::Verify(format!(
+                    "message {} of queue pair {} differs at byte {} of {len}: {:#04x} instead of {:#04x}",
+                    self.seq,
+                    self.stream & 0x7fff,
+                    n * 8 + k,
+                    chunk[k],
+                    want[k]
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Goes through memory a slice at a time.
+#[derive(Debug, Default)]
+pub struct Slices {
+    scratch: Vec<u8>,
+    /// Bytes since the last turn.
+    since: usize,
+}
+
+impl Slices {
+    /// Calls `work` for `0..len` in slices, and `turn` so often that no more than [`SLICE`] bytes come between two calls,
+    /// those of earlier messages included.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn each(
+        &mut self,
+        len: usize,
+        mut turn: impl FnMut() -> Result<()>,
+        mut work: impl FnMut(&mut Vec<u8>, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < len {
+            if self.since == SLICE {
+                self.since = 0;
+                turn()?;
+            }
+            let n = (len - at).min(SLICE - self.since);
+            work(&mut self.scratch, at..at + n)?;
+            // In whole words, as messages are made of them.
+            (at, self.since) = (at + n, (self.since + n).next_multiple_of(8));
+        }
+        Ok(())
+    }
+
+    /// Writes a message of `len` bytes to `offset` in `mr`.
+    ///
+    /// # Errors
+    /// Those of `turn`; memory that is not there.
+    pub fn write(
+        &mut self,
+        mr: &Mr,
+        offset: usize,
+        len: usize,
+        which: Which,
+        turn: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.each(len, turn, |scratch, part| {
+            scratch.resize(part.len(), 0);
+            which.fill(scratch, part.start);
+            Ok(mr.write(offset + part.start, scratch)?)
+        })
+    }
+
+    /// Checks a message of `len` bytes at `offset` in `mr`.
+    ///
+    /// # Errors
+    /// [`AppError::Verify`] with the place of the first wrong byte; those of `turn`; memory that is not there.
+    pub fn check(
+        &mut self,
+        mr: &Mr,
+        offset: usize,
+        len: usize,
+        which: Which,
+        turn: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.each(len, turn, |scratch, part| {
+            scratch.resize(part.len(), 0);
+            mr.read(offset + part.start, scratch)?;
+            which.check(scratch, part.start, len)
+        })
+    }
+
+    /// Sets `len` bytes at `offset` in `mr` to `value`.
+    ///
+    /// # Errors
+    /// Those of `turn`; memory that is not there.
+    pub fn set(
+        &mut self,
+        mr: &Mr,
+        offset: usize,
+        len: usize,
+        value: u8,
+        turn: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        self.each(len, turn, |_, part| Ok(mr.fill(offset + part.start..offset + part.end, value)?))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use verbs::{Access, Context, DeviceConfig};
+
+    const WHICH: Which = Which { stream: 3, seq: 77 };
 
     #[test]
     fn every_length_round_trips_and_every_flip_shows() {
         for len in 0..40 {
             let mut data = vec![0; len];
-            fill(&mut data, 3, 77);
-            check(&data, 3, 77).unwrap();
+            WHICH.fill(&mut data, 0);
+            WHICH.check(&data, 0, len).unwrap();
             for at in 0..len {
                 data[at] ^= 0x10;
-                let text = check(&data, 3, 77).unwrap_err().to_string();
+                let text = WHICH.check(&data, 0, len).unwrap_err().to_string();
                 assert!(text.contains(&format!("at byte {at} of {len}")), "{text}");
                 data[at] ^= 0x10;
             }
@@ -60,9 +170,47 @@ mod tests {
     #[test]
     fn messages_and_streams_differ() {
         let mut data = vec![0; 16];
-        fill(&mut data, 0, 5);
+        Which { stream: 0, seq: 5 }.fill(&mut data, 0);
         for (stream, seq) in [(0, 4), (0, 6), (1, 5), (0x8000, 5)] {
-            assert!(check(&data, stream, seq).is_err(), "{stream} {seq}");
+            assert!(Which { stream, seq }.check(&data, 0, 16).is_err(), "{stream} {seq}");
         }
+    }
+
+    // A peer takes a host that takes no turn for gone: whatever is written or checked, turns come in between.
+    #[test]
+    fn no_more_than_a_slice_is_written_or_checked_between_two_turns() {
+        let context = Context::open(DeviceConfig::loopback()).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let len = 5 * SLICE + 13;
+        let mr = pd.reg_mr(8 + len, Access::LOCAL_WRITE).unwrap();
+        for size in [1, 8, 4099, SLICE, len] {
+            let (mut slices, mut turns, mut bytes) = (Slices::default(), 0, 0);
+            while bytes < 10 * SLICE {
+                let mut turn = || {
+                    turns += 1;
+                    Ok(())
+                };
+                slices.write(&mr, 8, size, WHICH, &mut turn).unwrap();
+                slices.check(&mr, 8, size, WHICH, &mut turn).unwrap();
+                slices.set(&mr, 8, size, 0, &mut turn).unwrap();
+                assert!(slices.check(&mr, 8, size, WHICH, &mut turn).is_err());
+                bytes += 3 * size;
+            }
+            assert!(turns >= bytes / SLICE - 1, "{turns} turns in {bytes} bytes, {size} at a time");
+        }
+    }
+
+    #[test]
+    fn a_slice_is_told_from_that_of_another_place() {
+        let context = Context::open(DeviceConfig::loopback()).unwrap();
+        let mr = context.alloc_pd().unwrap().reg_mr(4 * SLICE, Access::LOCAL_WRITE).unwrap();
+        let (mut slices, len) = (Slices::default(), 4 * SLICE);
+        slices.write(&mr, 0, len, WHICH, || Ok(())).unwrap();
+        let mut whole = vec![0; len];
+        WHICH.fill(&mut whole, 0);
+        assert_eq!(mr.to_vec(0..len).unwrap(), whole);
+        mr.write(3 * SLICE + 5, &[!whole[3 * SLICE + 5]]).unwrap();
+        let told = slices.check(&mr, 0, len, WHICH, || Ok(())).unwrap_err().to_string();
+        assert!(told.contains(&format!("at byte {} of {len}", 3 * SLICE + 5)), "{told}");
     }
 }

@@ -8,12 +8,12 @@ use crate::rig::Crank;
 use std::time::Instant;
 use verbs::Wc;
 
-/// The half that sends requests.
+/// The half that sends requests. What takes long turns the crank in between.
 pub(super) trait Sending {
     /// Posts what may be posted now.
-    fn post(&mut self, link: &mut Link) -> Result<()>;
+    fn post(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()>;
     /// Takes completions.
-    fn reap(&mut self, link: &mut Link) -> Result<()>;
+    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()>;
     /// Whether everything that was to be sent has completed.
     fn is_done(&self) -> bool;
     /// Messages posted, as the other end is told.
@@ -27,7 +27,7 @@ pub(super) trait Sending {
 /// The half that receives messages.
 pub(super) trait Receiving {
     /// Takes completions and posts receives again.
-    fn reap(&mut self, link: &mut Link) -> Result<()>;
+    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()>;
     /// Messages received.
     fn total(&self) -> u64;
     /// What it counted.
@@ -65,8 +65,8 @@ pub(super) fn run(
         crank.turn();
         match &mut tx {
             Some(tx) => {
-                tx.post(link)?;
-                tx.reap(link)?;
+                tx.post(link, crank)?;
+                tx.reap(link, crank)?;
                 if !told && tx.is_done() {
                     watch.tell(&Message::Finish { sent: tx.counts() })?;
                     told = true;
@@ -79,7 +79,7 @@ pub(super) fn run(
             None => {}
         }
         if let Some(rx) = &mut rx {
-            rx.reap(link)?;
+            rx.reap(link, crank)?;
         }
         if told && (!link.role.serves || peer_sent.is_some()) {
             let expected: u64 = sum(&peer_sent);

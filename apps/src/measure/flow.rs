@@ -12,7 +12,7 @@ use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec};
 use crate::protocol::Flow;
 use crate::rig::Crank;
-use crate::verify;
+use crate::verify::{Slices, Which};
 use std::time::{Duration, Instant};
 use verbs::{RecvWr, SendWr, Sge, Wc};
 
@@ -38,7 +38,7 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
         exchange::run(link, crank, watch, tx, receives.then(|| Rx::new(spec, &rx_sges, qps)), qps)?
     };
     if let Some(sent) = &peer_sent {
-        link.check_target(spec, sent)?;
+        link.check_target(spec, sent, crank)?;
     }
     Ok(outcome)
 }
@@ -74,8 +74,9 @@ struct Tx<'a> {
     /// Prepared requests, one queue pair after the other; empty where they are made anew.
     table: Vec<SendWr<'a>>,
     qps: Vec<TxQp>,
-    /// Contents of one message, where data are checked.
-    scratch: Vec<u8>,
+    /// Contents of one message, where it is checked and sent inline.
+    inline: Vec<u8>,
+    slices: Slices,
     meter: Meter,
     deadline: Option<Instant>,
     done: usize,
@@ -113,7 +114,8 @@ impl<'a> Tx<'a> {
             sges,
             table,
             qps: vec![TxQp { posted: 0, retired: 0, target, head: 0, tail: 0 }; qps],
-            scratch: vec![0; if spec.verify { spec.size as usize } else { 0 }],
+            inline: vec![0; if spec.verify && spec.inline { spec.size as usize } else { 0 }],
+            slices: Slices::default(),
             meter: Meter::after(0),
             deadline: None,
             done: 0,
@@ -132,19 +134,21 @@ impl<'a> Tx<'a> {
     }
 
     /// Makes and posts one request.
-    fn post_fresh(&mut self, link: &mut Link, q: usize) -> Result<()> {
+    fn post_fresh(&mut self, link: &mut Link, crank: &mut Crank, q: usize) -> Result<()> {
         let spec = self.spec;
         let TxQp { posted: seq, target, head, .. } = self.qps[q];
         let at = link.tx.offset(q, head as usize);
         let mut inline = None;
         if spec.verify && !spec.op.is_atomic() {
             let local = link.local.as_ref().expect("an end that requests has memory");
+            let (size, which) = (spec.size as usize, Which { stream: link.role.tx_stream(q), seq });
             if spec.op == Op::Read {
-                local.fill(at..at + spec.size as usize, 0)?;
+                self.slices.set(local, at, size, 0, || crank.turn_between())?;
+            } else if spec.inline {
+                which.fill(&mut self.inline, 0);
+                inline = Some(&self.inline[..]);
             } else {
-                verify::fill(&mut self.scratch, link.role.tx_stream(q), seq);
-                local.write(at, &self.scratch)?;
-                inline = spec.inline.then_some(&self.scratch[..]);
+                self.slices.write(local, at, size, which, || crank.turn_between())?;
             }
         }
         let sge = &self.sges[q * spec.tx_depth as usize + head as usize];
@@ -158,12 +162,18 @@ impl<'a> Tx<'a> {
     }
 
     /// Checks what came back for message `seq`.
-    fn check_answer(&mut self, link: &Link, q: usize, index: u32, seq: u64) -> Result<()> {
+    fn check_answer(
+        &mut self,
+        link: &Link,
+        crank: &mut Crank,
+        (q, index): (usize, u32),
+        seq: u64,
+    ) -> Result<()> {
         let local = link.local.as_ref().expect("an end that requests has memory");
         let at = link.tx.offset(q, index as usize);
         if self.spec.op == Op::Read {
-            local.read(at, &mut self.scratch)?;
-            return verify::check(&self.scratch, link.role.rx_stream(q), u64::from(index));
+            let which = Which { stream: link.role.rx_stream(q), seq: index.into() };
+            return self.slices.check(local, at, self.spec.size as usize, which, || crank.turn_between());
         }
         let is = local.read_u64(at)?;
         // Queue pairs share the word of FETCH & ADD: there, only the sum at the end can be told.
@@ -180,7 +190,7 @@ impl<'a> Tx<'a> {
 impl Sending for Tx<'_> {
     /// Posts to every queue as many whole lists as it has room for.
     #[inline]
-    fn post(&mut self, link: &mut Link) -> Result<()> {
+    fn post(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()> {
         let depth = self.spec.tx_depth;
         for q in 0..self.qps.len() {
             loop {
@@ -191,7 +201,7 @@ impl Sending for Tx<'_> {
                     break;
                 }
                 if self.table.is_empty() {
-                    self.post_fresh(link, q)?;
+                    self.post_fresh(link, crank, q)?;
                     continue;
                 }
                 let from = q * depth as usize + qp.head as usize;
@@ -211,7 +221,7 @@ impl Sending for Tx<'_> {
 
     /// Takes completions: each stands for all requests of its queue up to it.
     #[inline]
-    fn reap(&mut self, link: &mut Link) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()> {
         let n = link.send_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
@@ -229,7 +239,7 @@ impl Sending for Tx<'_> {
             let count = (index + depth - tail) % depth + 1;
             if self.spec.verify && self.spec.op.answers() {
                 for i in 0..count {
-                    self.check_answer(link, q, (tail + i) % depth, retired + u64::from(i))?;
+                    self.check_answer(link, crank, (q, (tail + i) % depth), retired + u64::from(i))?;
                 }
             }
             let qp = &mut self.qps[q];
@@ -282,7 +292,7 @@ struct Rx<'a> {
     table: Vec<RecvWr<'a>>,
     qps: Vec<RxQp>,
     repost: u32,
-    scratch: Vec<u8>,
+    slices: Slices,
     meter: Meter,
     wcs: [Wc; POLL],
 }
@@ -308,7 +318,7 @@ impl<'a> Rx<'a> {
             table: table.collect(),
             qps: vec![RxQp::default(); qps],
             repost: (spec.rx_depth / 4).clamp(1, REPOST),
-            scratch: vec![0; if spec.verify { spec.size as usize } else { 0 }],
+            slices: Slices::default(),
             meter: Meter::after(0),
             wcs: [Wc::default(); POLL],
         }
@@ -318,7 +328,7 @@ impl<'a> Rx<'a> {
 impl Receiving for Rx<'_> {
     /// Takes completions and posts receives again, in batches.
     #[inline]
-    fn reap(&mut self, link: &mut Link) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()> {
         let n = link.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
@@ -331,8 +341,11 @@ impl Receiving for Rx<'_> {
             let qp = &mut self.qps[q];
             if self.spec.verify {
                 let inbox = link.inbox.as_ref().expect("an end that receives has memory");
-                inbox.read(link.rx.offset(q, index as usize), &mut self.scratch)?;
-                verify::check(&self.scratch, link.role.rx_stream(q), qp.seq)?;
+                let (at, which) = (
+                    link.rx.offset(q, index as usize),
+                    Which { stream: link.role.rx_stream(q), seq: qp.seq },
+                );
+                self.slices.check(inbox, at, self.spec.size as usize, which, || crank.turn_between())?;
             }
             qp.seq += 1;
             qp.free += 1;

@@ -11,7 +11,7 @@ use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec};
 use crate::protocol::Message;
 use crate::rig::{Crank, Side};
-use crate::verify;
+use crate::verify::{Slices, Which};
 use hdrhistogram::Histogram;
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch
     let (mut end, mut seq) = (None, 0);
     let mut before = Instant::now();
     while seq < total {
-        bounce.send(link, seq)?;
+        bounce.send(link, crank, seq)?;
         bounce.repost(link)?;
         match spec.op {
             Op::Send | Op::Write => bounce.receive(link, crank, watch, seq, None)?,
@@ -76,7 +76,7 @@ pub fn server(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch
             }
             break;
         }
-        bounce.send(link, seq)?;
+        bounce.send(link, crank, seq)?;
         bounce.repost(link)?;
         seq += 1;
         bounce.make_room(link, crank, seq)?;
@@ -94,8 +94,9 @@ struct Bounce<'a> {
     spec: &'a Spec,
     tx_sges: Vec<Sge>,
     rx_sges: Vec<Sge>,
-    /// Contents of a message.
-    scratch: Vec<u8>,
+    /// Contents of a message that is sent inline.
+    inline: Vec<u8>,
+    slices: Slices,
     posted: u64,
     retired: u64,
     /// Whether a receive is to be posted again, and its position.
@@ -110,7 +111,8 @@ impl<'a> Bounce<'a> {
             spec,
             tx_sges: link.tx.all(1, spec.tx_depth),
             rx_sges: link.rx.all(link.inbox.is_some().into(), spec.rx_depth),
-            scratch: vec![0; spec.size as usize],
+            inline: vec![0; if spec.inline { spec.size as usize } else { 0 }],
+            slices: Slices::default(),
             posted: 0,
             retired: 0,
             used: false,
@@ -121,30 +123,25 @@ impl<'a> Bounce<'a> {
 
     /// Posts message `seq`.
     #[inline]
-    fn send(&mut self, link: &mut Link, seq: u64) -> Result<()> {
+    fn send(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<()> {
         let spec = self.spec;
         let index = (seq % u64::from(spec.tx_depth)) as u32;
-        let mut changed = false;
+        let (at, size) = (link.tx.offset(0, index as usize), spec.size as usize);
+        let local = link.local.as_ref().expect("both ends of a bounce send");
         if spec.verify && !spec.op.answers() {
-            verify::fill(&mut self.scratch, link.role.tx_stream(0), seq);
-            changed = true;
+            let which = Which { stream: link.role.tx_stream(0), seq };
+            match spec.inline {
+                true => which.fill(&mut self.inline, 0),
+                false => self.slices.write(local, at, size, which, || crank.turn_between())?,
+            }
         }
         if spec.op == Op::Write {
-            if let Some(last) = self.scratch.last_mut() {
-                *last = marker(seq);
+            match self.inline.last_mut() {
+                Some(last) => *last = marker(seq),
+                None => local.write(at + size - 1, &[marker(seq)])?,
             }
-            let at = link.tx.offset(0, index as usize);
-            let local = link.local.as_ref().expect("both ends of a bounce send");
-            if changed {
-                local.write(at, &self.scratch)?;
-            } else if !spec.inline {
-                local.write(at + spec.size as usize - 1, &[marker(seq)])?;
-            }
-        } else if changed {
-            let local = link.local.as_ref().expect("both ends of a bounce send");
-            local.write(link.tx.offset(0, index as usize), &self.scratch)?;
         }
-        let inline = spec.inline.then_some(&self.scratch[..]);
+        let inline = spec.inline.then_some(&self.inline[..]);
         let sge = &self.tx_sges[index as usize..=index as usize];
         let wr = match spec.op {
             // All messages of a WRITE bounce land in the same place.
@@ -177,13 +174,13 @@ impl<'a> Bounce<'a> {
             crank.turn();
             if self.spec.op == Op::Send {
                 if link.recv_cq.poll(&mut self.wc[..1])? == 1 {
-                    self.arrived(link, seq)?;
+                    self.arrived(link, crank, seq)?;
                     return Ok(true);
                 }
             } else {
                 let target = link.target.as_ref().expect("both ends of a bounce can be written to");
                 if target.read_u8(last)? == marker(seq) {
-                    self.written(link, seq)?;
+                    self.written(link, crank, seq)?;
                     return Ok(true);
                 }
                 if !crank.is_mine() {
@@ -210,7 +207,7 @@ impl<'a> Bounce<'a> {
 
     /// Checks a message that a receive completion announced.
     #[inline]
-    fn arrived(&mut self, link: &mut Link, seq: u64) -> Result<()> {
+    fn arrived(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<()> {
         let wc = self.wc[0];
         if !wc.is_ok() {
             return Err(link.failed("receive", &wc));
@@ -218,19 +215,21 @@ impl<'a> Bounce<'a> {
         self.used = true;
         if self.spec.verify {
             let inbox = link.inbox.as_ref().expect("both ends of a SEND bounce receive");
-            inbox.read(link.rx.offset(0, of_wr_id(wc.wr_id).1 as usize), &mut self.scratch)?;
-            verify::check(&self.scratch, link.role.rx_stream(0), seq)?;
+            let at = link.rx.offset(0, of_wr_id(wc.wr_id).1 as usize);
+            let which = Which { stream: link.role.rx_stream(0), seq };
+            self.slices.check(inbox, at, self.spec.size as usize, which, || crank.turn_between())?;
         }
         Ok(())
     }
 
     /// Checks a message that was written into our memory.
-    fn written(&mut self, link: &Link, seq: u64) -> Result<()> {
+    fn written(&mut self, link: &Link, crank: &mut Crank, seq: u64) -> Result<()> {
         if self.spec.verify {
             let target = link.target.as_ref().expect("both ends of a bounce can be written to");
-            let body = self.spec.size as usize - 1;
-            target.read(0, &mut self.scratch)?;
-            verify::check(&self.scratch[..body & !7], link.role.rx_stream(0), seq)?;
+            // The last byte is the marker's.
+            let body = (self.spec.size as usize - 1) & !7;
+            let which = Which { stream: link.role.rx_stream(0), seq };
+            self.slices.check(target, 0, body, which, || crank.turn_between())?;
         }
         Ok(())
     }
@@ -248,7 +247,7 @@ impl<'a> Bounce<'a> {
             crank.turn();
             if self.reap(link)? > 0 {
                 if self.spec.verify {
-                    self.check_answer(link, seq)?;
+                    self.check_answer(link, crank, seq)?;
                 }
                 return Ok(true);
             }
@@ -261,14 +260,15 @@ impl<'a> Bounce<'a> {
         }
     }
 
-    fn check_answer(&mut self, link: &Link, seq: u64) -> Result<()> {
+    fn check_answer(&mut self, link: &Link, crank: &mut Crank, seq: u64) -> Result<()> {
         let index = (seq % u64::from(self.spec.tx_depth)) as usize;
         let local = link.local.as_ref().expect("the client has memory");
         let at = link.tx.offset(0, index);
         if self.spec.op == Op::Read {
-            local.read(at, &mut self.scratch)?;
-            local.fill(at..at + self.scratch.len(), 0)?;
-            return verify::check(&self.scratch, link.role.rx_stream(0), index as u64);
+            let (len, which) =
+                (self.spec.size as usize, Which { stream: link.role.rx_stream(0), seq: index as u64 });
+            self.slices.check(local, at, len, which, || crank.turn_between())?;
+            return self.slices.set(local, at, len, 0, || crank.turn_between());
         }
         let is = local.read_u64(at)?;
         if is == seq {

@@ -5,8 +5,8 @@ use crate::completion;
 use crate::error::{AppError, Result};
 use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, QpEnd, gid_hex, parse_gid};
-use crate::rig::{OpenDevice, Side};
-use crate::verify;
+use crate::rig::{Crank, OpenDevice, Side};
+use crate::verify::{Slices, Which};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use verbs::rdma_cm::{CmId, CmOption, ConnParam};
@@ -162,16 +162,16 @@ impl Link {
     /// # Errors
     /// What the device says.
     pub fn new(
-        device: &OpenDevice,
+        device: &mut OpenDevice,
         spec: &Spec,
         side: Side,
         gid_index: u8,
         mtu: Mtu,
         rdma_cm: bool,
     ) -> Result<Self> {
-        let context = &device.context;
         let role = Role::of(side, spec);
         let gid = device.gid(gid_index)?;
+        let OpenDevice { context, crank } = device;
         let pd = context.alloc_pd()?;
         let qps = spec.qps as usize;
         let (stride, tx_slots, rx_slots) =
@@ -188,13 +188,14 @@ impl Link {
             Pattern::All => spec.qps * spec.rx_depth,
             // Who turns the shards polls after each turn, which brings a burst or some. Otherwise every receive that is
             // posted may complete before anybody polls.
-            Pattern::Random if device.crank.is_mine() => (spec.qps * spec.rx_depth).min(RECV_CQ_EMBEDDED),
+            Pattern::Random if crank.is_mine() => (spec.qps * spec.rx_depth).min(RECV_CQ_EMBEDDED),
             Pattern::Random => (spec.qps * spec.rx_depth).min(verbs::limits::CQE_MAX),
         };
         let send_cq = context.create_cq(send_cq_len)?;
         let recv_cq = context.create_cq(recv_cq_len)?;
-        let memory = |wanted: bool, len: usize, access: Access| {
-            if wanted { pd.reg_mr(len, access).map(Some) } else { Ok(None) }
+        // Gigabytes take a while, and a client's exchange of rdma_cm is on the same device.
+        let mut memory = |wanted: bool, len: usize, access: Access| {
+            if wanted { crank.meanwhile(|| pd.reg_mr(len, access)).map(Some) } else { Ok(None) }
         };
         let local = memory(role.requests, qps * tx_slots * stride, Access::LOCAL_WRITE)?;
         let srq = (receives && spec.srq).then(|| pd.create_srq(&SrqInitAttr::new(spec.rx_slots() as u32, 1)));
@@ -261,7 +262,7 @@ impl Link {
             tx,
             rx,
         };
-        link.fill_memory(spec)?;
+        link.fill_memory(spec, crank)?;
         if link.srq.is_some() {
             for slot in 0..rx_slots {
                 link.post_shared(&[RecvWr::new(wr_id(0, slot as u32), &[link.rx.sge(0, slot)])])?;
@@ -271,13 +272,14 @@ impl Link {
     }
 
     /// Gives memory the contents that the other end expects to read.
-    fn fill_memory(&self, spec: &Spec) -> Result<()> {
-        let mut scratch = vec![0; spec.size as usize];
+    fn fill_memory(&self, spec: &Spec, crank: &mut Crank) -> Result<()> {
+        let mut slices = Slices::default();
         for qp in 0..spec.qps as usize {
             for slot in 0..self.tx.slots {
                 if let (Some(target), Op::Read, true) = (&self.target, spec.op, spec.verify) {
-                    verify::fill(&mut scratch, self.role.tx_stream(qp), slot as u64);
-                    target.write(self.tx.offset(qp, slot), &scratch)?;
+                    let which = Which { stream: self.role.tx_stream(qp), seq: slot as u64 };
+                    let (at, len) = (self.tx.offset(qp, slot), spec.size as usize);
+                    slices.write(target, at, len, which, || crank.turn_between())?;
                 }
             }
         }
@@ -439,7 +441,7 @@ impl Link {
     ///
     /// # Errors
     /// [`AppError::Verify`] with the first difference.
-    pub fn check_target(&self, spec: &Spec, sent: &[u64]) -> Result<()> {
+    pub fn check_target(&self, spec: &Spec, sent: &[u64], crank: &mut Crank) -> Result<()> {
         let Some(target) = &self.target else { return Ok(()) };
         let differs = |what: String, want: u64, is: u64| {
             Err(AppError::Verify(format!("{what} is {is} after {want} operations from 0")))
@@ -460,12 +462,13 @@ impl Link {
                 }
             }
             Op::Write if spec.verify && spec.mode != Mode::Lat => {
-                let mut scratch = vec![0; spec.size as usize];
+                let mut slices = Slices::default();
                 for (qp, &sent) in sent.iter().enumerate() {
                     for seq in sent.saturating_sub(self.tx.slots as u64)..sent {
                         let index = (seq % u64::from(spec.tx_depth)) as usize;
-                        target.read(self.tx.offset(qp, index), &mut scratch)?;
-                        verify::check(&scratch, self.role.rx_stream(qp), seq)?;
+                        let which = Which { stream: self.role.rx_stream(qp), seq };
+                        let (at, len) = (self.tx.offset(qp, index), spec.size as usize);
+                        slices.check(target, at, len, which, || crank.turn_between())?;
                     }
                 }
             }

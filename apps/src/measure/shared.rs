@@ -7,6 +7,7 @@ use super::link::{Link, wr_id};
 use crate::error::Result;
 use crate::plan::Spec;
 use crate::protocol::Flow;
+use crate::rig::Crank;
 use arrayvec::ArrayVec;
 use verbs::{RecvWr, Sge, Wc};
 
@@ -28,7 +29,7 @@ impl<'a> Rx<'a> {
 
 impl Receiving for Rx<'_> {
     #[inline]
-    fn reap(&mut self, link: &mut Link) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
         let n = link.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();

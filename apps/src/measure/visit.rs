@@ -42,7 +42,7 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
         exchange::run(link, crank, watch, tx, receives.then(|| Rx::new(spec)), 1)?
     };
     if let (Some(sent), Op::FetchAdd) = (peer_sent, spec.op) {
-        link.check_target(spec, &sent)?;
+        link.check_target(spec, &sent, crank)?;
     }
     Ok(outcome)
 }
@@ -154,7 +154,7 @@ impl<'a> Tx<'a> {
 impl Sending for Tx<'_> {
     /// Draws queue pairs until as many are busy as may be, then posts to them.
     #[inline]
-    fn post(&mut self, link: &mut Link) -> Result<()> {
+    fn post(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
         let mut drawn = ArrayVec::<u32, POLL>::new();
         while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
             let mut q = self.next[(self.at + drawn.len()) % POLL];
@@ -183,7 +183,7 @@ impl Sending for Tx<'_> {
 
     /// Takes completions: each ends a visit.
     #[inline]
-    fn reap(&mut self, link: &mut Link) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
         let n = link.send_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
@@ -267,7 +267,7 @@ impl<'a> Rx<'a> {
 impl Receiving for Rx<'_> {
     /// Takes completions and posts receives again, a visit's at a time.
     #[inline]
-    fn reap(&mut self, link: &mut Link) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
         let (before, last) = (1 - self.last, self.last);
         for &(q, index) in &self.over[before] {
             self.repost(link, q, index)?;

@@ -78,8 +78,10 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     let pd = context.alloc_pd()?;
     // A datagram brings its network header along, in front of the message.
     let head = if cli.transport == Service::Ud { GRH_LEN } else { 0 };
-    let mr = pd.reg_mr(head + size, Access::LOCAL_WRITE)?;
-    mr.fill(0..head + size, FILL)?;
+    let mr = crank.meanwhile(|| {
+        let mr = pd.reg_mr(head + size, Access::LOCAL_WRITE)?;
+        mr.fill(0..head + size, FILL).map(|()| mr)
+    })?;
     let cq = context.create_cq(cli.rx_depth + 1)?;
     let cap = QpCap {
         max_send_wr: 1,
@@ -98,6 +100,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         sgid_index: cli.gid_idx,
         path_mtu: Some(cli.mtu),
         access: Access::empty(),
+        timeout: cli.timeout,
         sl: cli.sl,
         traffic_class: cli.sl << 5,
         max_rd_atomic: 1,
@@ -158,7 +161,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
             (theirs, stream)
         }
     };
-    say!("  remote address: {theirs}")?;
+    // From now on the peer may wait for our answers: neither a terminal that is stopped nor long checks may keep them back.
+    crank.meanwhile(|| say!("  remote address: {theirs}"))?;
     game.peer = theirs.gid;
     if cli.transport == Service::Ud {
         let mut attr = ah_attr_to(address(&theirs), cli.gid_idx);
@@ -179,12 +183,18 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         other => other,
     })?;
     if cli.check {
-        check_contents(&mr, head)?;
+        crank.meanwhile(|| check_contents(&mr, head))?;
     }
     let seconds = elapsed.as_secs_f64().max(1e-9);
     let bytes = cli.message_size() * cli.iters * 2;
-    say!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6)?;
-    say!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", cli.iters, seconds * 1e6 / cli.iters as f64)?;
+    crank.meanwhile(|| {
+        say!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6)?;
+        say!(
+            "{} iters in {seconds:.2} seconds = {:.2} usec/iter",
+            cli.iters,
+            seconds * 1e6 / cli.iters as f64
+        )
+    })?;
     stream.linger(LINGER, || {
         crank.turn();
         stop::check()
