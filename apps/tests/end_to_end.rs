@@ -44,13 +44,17 @@ fn a_measurement_begins_when_both_ends_of_the_link_are_up() {
     let port = format!("unix:{},peer={}", bench.path("a").display(), late.display());
     let base = ["server", "--once", "--port", &port, "--oob-port", &tcp, "--bind", "127.0.0.1"];
     let server = Running::start(PERF, &base);
-    let base = ["client", "--port", &bench.client_port(), "--oob-port", &tcp, "127.0.0.1"];
-    let client = Running::start(PERF, &[&base[..], &["--mode", "lat", "-n", "10"]].concat());
-    // Longer than all retries.
-    std::thread::sleep(Duration::from_secs(1));
+    let stats = bench.path("stats");
+    let shown = format!("--stats={}", stats.display());
+    let client = bench.perf_client(&["--mode", "lat", "-n", "10", &shown]);
+    let look = || verbs::stats::Snapshot::fetch(&stats).ok();
+    common::until(look);
+    let since = std::time::Instant::now();
+    while since.elapsed() < Duration::from_secs(1) {
+        assert_eq!(look().expect("the client waits").qps_total, 0, "a queue pair, and nobody to talk to");
+    }
     std::fs::hard_link(bench.path("b"), late).expect("the client waits for it");
-    let end = client.finish().good();
-    assert!(end.all().contains("client: 0 retries"), "{}", end.all());
+    client.finish().good();
     server.finish().good();
 }
 
@@ -349,7 +353,10 @@ fn several_queue_pairs_both_ways() {
 #[test]
 fn a_rate_of_sends_always_finds_receives() {
     for &link in Link::ALL {
-        let rows = perf(link, &["--op", "send", "--mode", "rate", "--qps", "16", "--duration", "300ms"]);
+        let args = ["--op", "send", "--mode", "rate", "--qps", "16", "--duration", "300ms"];
+        // A Unix socket holds some ten frames: a thousand would be waiting for a peer that has no core just now.
+        let few: &[&str] = if link == Link::Unix { &["-t", "8"] } else { &[] };
+        let rows = perf(link, &[&args[..], few].concat());
         assert_eq!(rows[0]["rnr"], 0, "{}", rows[0]);
     }
 }
