@@ -1,7 +1,7 @@
 //! Any bytes as MADs, and any calls, in any state of a connection manager.
 
 use core::time::Duration;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::Input;
 use crate::cm::mad::Mad;
@@ -17,6 +17,8 @@ use crate::time::Instant;
 const OPS: usize = 200;
 const HERE: Gid = Gid::v4([10, 0, 0, 1]);
 const THERE: Gid = Gid::v4([10, 0, 0, 2]);
+/// Of a host with which there is nothing but what it begins itself.
+const STRANGER: Gid = Gid::v4([10, 0, 0, 3]);
 const CONNECTIONS: usize = 24;
 const HALF_OPEN: usize = 8;
 const SENDS: usize = 32;
@@ -30,6 +32,8 @@ struct Machines {
     listeners: Vec<ListenId>,
     conns: Vec<ConnId>,
     sidrs: Vec<SidrId>,
+    /// What the stranger began.
+    strange: BTreeSet<ConnId>,
     /// What it sent last: messages can answer it, or be its own again.
     sent: VecDeque<Mad>,
 }
@@ -37,7 +41,7 @@ struct Machines {
 /// Runs a program.
 ///
 /// # Panics
-/// If a limit is passed, if what is sent is no MAD of connection management, or if anything but an established connection
+/// If a stranger moves what it did not begin, if a limit is passed, if what is sent is no MAD of connection management, or if anything but an established connection
 /// is left when nothing happens any more.
 pub fn cm_bytes(data: &[u8]) {
     let mut input = Input(data);
@@ -97,6 +101,7 @@ impl Machines {
             listeners: Vec::new(),
             conns: Vec::new(),
             sidrs: Vec::new(),
+            strange: BTreeSet::new(),
             sent: VecDeque::new(),
         };
         m.serve(&mut Input(&[0, 0]));
@@ -252,9 +257,36 @@ impl Machines {
         let path = match input.u8() {
             255 => Path::default(),
             254 => Path { sgid: HERE, dgid: HERE, ..Path::default() },
+            200..=253 => return self.receive_strange(bytes),
             _ => Path { sgid: HERE, dgid: THERE, ..Path::default() },
         };
         self.machine.handle_mad(self.now, &path, bytes);
+    }
+
+    /// A stranger says something: nothing happens but to what it began itself, and nobody else is told.
+    fn receive_strange(&mut self, bytes: &[u8]) {
+        self.look();
+        self.machine.handle_mad(self.now, &Path { sgid: HERE, dgid: STRANGER, ..Path::default() }, bytes);
+        while let Some(send) = self.machine.poll_send() {
+            assert_eq!(send.path.dgid, STRANGER, "{:?}", Mad::decode(&send.mad));
+            self.sent.push_front(Mad::decode(&send.mad).expect("a MAD of connection management"));
+        }
+        self.sent.truncate(12);
+        while let Some(event) = self.machine.poll_event() {
+            match event {
+                Event::ConnectRequest { id, .. } => {
+                    self.strange.insert(id);
+                    self.conns.push(id);
+                }
+                Event::SidrRequest { id, .. } => self.sidrs.push(id),
+                Event::Established { id, .. }
+                | Event::Rejected { id, .. }
+                | Event::Disconnected { id, .. } => {
+                    assert!(self.strange.contains(&id), "{id:?} is moved by a stranger: {event:?}");
+                }
+                other => panic!("a stranger brings about {other:?}"),
+            }
+        }
     }
 
     /// What the machine sent comes back to it.
