@@ -3,7 +3,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stack::config::ACK_REQ_STRIDE;
 use stack::id::{Gid, Mtu, PdId, Psn, QpState, QpType};
-use stack::mem::{Access, MrTable, Sge};
+use stack::mem::{Access, Sge};
 use stack::proto::requester::{Requester, RequesterConfig, SendRing};
 use stack::proto::responder::{ReceiveSource, Responder, ResponderConfig};
 use stack::proto::state::Gates;
@@ -91,9 +91,8 @@ fn requester(c: &mut Criterion) {
 }
 
 fn responder(c: &mut Criterion) {
-    let keys = MrTable::new();
     let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    let key = keys.register(PdId(1), 4096, 1 << 20, all, 7).expect("a fresh table has room");
+    let (keys, key) = benches::keys_of(PdId(1), 4096, 1 << 20, all);
     let mut group = c.benchmark_group("responder");
     group.throughput(Throughput::Elements(1));
     let write = Ext::Reth(Reth { va: 4096, rkey: key, len: 64 });

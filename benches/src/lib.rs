@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
-use stack::mem::{Access, Sge};
+use stack::mem::{Access, MrTable, Sge, UserMemory};
 use stack::net::{Net, NetConfig};
 use stack::port::{Port, pair};
 use stack::proto::attr::{AhAttr, GlobalRoute, QpAttr, QpCap};
@@ -69,10 +69,9 @@ impl End {
         let lane = shard.attach_lane(lanes.remove(0));
         let memory: Vec<AtomicU8> = (0..1 << 20).map(|_| AtomicU8::new(0)).collect();
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let key = shared
-            .mrs
-            .register(PdId(1), memory.as_ptr() as u64, memory.len() as u64, all, 7)
-            .expect("a fresh table has room");
+        // SAFETY: whoever turns the shard has it, and the memory with it.
+        let vouched = unsafe { UserMemory::new(memory.as_ptr() as u64, memory.len() as u64) };
+        let key = shared.mrs.register(PdId(1), vouched, all, 7).expect("a fresh table has room");
         let (sq, sq_consumer) = ring(DEPTH, send_stride(0, 1, 64));
         let (rq, rq_consumer) = ring(DEPTH, recv_stride(1));
         let cap = QpCap { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QpCap::default() };
@@ -223,4 +222,13 @@ impl Link {
             self.a.cq.poll_with(1, |_| ());
         }
     }
+}
+
+/// A table with one region, for whoever looks keys up and copies nothing.
+pub fn keys_of(pd: PdId, addr: u64, len: u64, access: Access) -> (MrTable, u32) {
+    let keys = MrTable::new();
+    // SAFETY: there is no shard that would look at the memory.
+    let nowhere = unsafe { UserMemory::new(addr, len) };
+    let key = keys.register(pd, nowhere, access, 7).expect("a fresh table has room");
+    (keys, key)
 }

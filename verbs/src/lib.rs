@@ -94,7 +94,7 @@ pub use device_info::DeviceInfo;
 pub use drain::Drain;
 pub use error::{BindError, PostError, PostErrorKind, VerbsError};
 pub use hint::{huge_pages, prefetch};
-pub use mr::{Mr, Rereg};
+pub use mr::{AtomicWord, Mr, Rereg};
 pub use mw::{Mw, MwBind, MwBindInfo};
 pub use parent_domain::{ParentDomainInitAttr, Td};
 pub use pd::Pd;

@@ -1,19 +1,21 @@
 //! Memory regions. The one file of this crate that touches raw memory.
 //!
 //! A region that owns its buffer gives no reference to it: the peers of a connection, and the shards of this
-//! process, may write to it at any moment. All access of the safe API goes through relaxed atomic accesses, so a
-//! reader sees some mix of old and new bytes but never undefined behaviour, and an aligned 8-byte word is always
-//! read and written whole.
+//! process, may write to it at any moment. All access of the safe API goes through the functions by which shards access it
+//! ([`racy`]), which no compiler sees into: a reader sees some mix of old and new bytes but never undefined behaviour, and
+//! an aligned 8-byte word that is named as one is always read and written whole. (Of a buffer that is being sent, see the
+//! one exception there: it is to be left alone until its request has completed.)
 
 #![allow(unsafe_code, reason = "registered memory is raw memory")]
 
+use core::marker::PhantomData;
 use core::ops::Range;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
-use stack::device::{Access, DeviceError, MemError, MrCore, PdCore, Sge};
+use stack::device::{Access, DeviceError, MemError, MrCore, PdCore, Sge, UserMemory, racy};
 
 use crate::error::VerbsError;
 use crate::pd::Pd;
@@ -58,7 +60,7 @@ struct Memory {
 }
 
 // SAFETY: `base..base + len` is valid until `Memory` is dropped (owned) or by the contract of `reg_mr_raw`, and is
-// accessed through atomics only, so any thread may do so through a shared reference.
+// accessed by the functions of `racy` only, so any thread may do so through a shared reference.
 unsafe impl Send for Memory {}
 // SAFETY: as for Send.
 unsafe impl Sync for Memory {}
@@ -85,27 +87,19 @@ impl Memory {
         Ok(Self { base, len, owned: Some(layout), writable: true })
     }
 
+    /// Where a range of bytes is that every caller has checked: `at + len <= self.len`.
     #[inline]
-    fn byte(&self, at: usize) -> &AtomicU8 {
-        debug_assert!(at < self.len);
-        // SAFETY: `at < len` (every caller has checked its range), the memory is valid as said above.
-        unsafe { AtomicU8::from_ptr(self.base.as_ptr().add(at)) }
+    fn at(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && len <= self.len - at, "every caller has checked the range");
+        // SAFETY: inside of the memory, or its end.
+        unsafe { self.base.as_ptr().add(at) }
     }
 
-    #[inline]
-    fn word(&self, at: usize) -> &AtomicU64 {
-        debug_assert!(at + 8 <= self.len && (self.base.as_ptr() as usize + at) & 7 == 0);
-        // SAFETY: `at + 8 <= len` and the address is a multiple of 8 (every caller has checked both), the memory is
-        // valid as said above.
-        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) }
-    }
-
-    /// Splits `len` bytes from `at` on into bytes before the first aligned word, bytes in words, bytes behind.
-    #[inline]
-    fn split(&self, at: usize, len: usize) -> (usize, usize) {
-        let address = self.base.as_ptr() as usize + at;
-        let head = (address.wrapping_neg() & 7).min(len);
-        (head, head + ((len - head) & !7))
+    /// For registration.
+    fn vouched(&self) -> UserMemory {
+        // SAFETY: the bytes are there until `Memory` is dropped, which `Mr` does, or leaves out, when its region was
+        // deregistered or not; those that are not ours by the contract of `reg_mr_raw`.
+        unsafe { UserMemory::new(self.base.as_ptr() as u64, self.len as u64) }
     }
 }
 
@@ -174,7 +168,7 @@ impl Drop for Mr {
 impl Mr {
     pub(crate) fn owned(pd: &Arc<PdCore>, len: usize, access: Access) -> Result<Self, VerbsError> {
         let memory = Memory::alloc(len)?;
-        let core = pd.reg_mr(memory.base.as_ptr() as u64, len as u64, access)?;
+        let core = pd.reg_mr(memory.vouched(), access)?;
         Ok(Self { core, memory })
     }
 
@@ -190,13 +184,14 @@ impl Mr {
         let Some(base) = NonNull::new(addr) else { return Err(bad) };
         let writable = access.contains(Access::LOCAL_WRITE);
         populate(addr as u64, len as u64, writable)?;
-        let core = pd.reg_mr(addr as u64, len as u64, access)?;
-        Ok(Self { core, memory: Memory { base, len, owned: None, writable } })
+        let memory = Memory { base, len, owned: None, writable };
+        let core = pd.reg_mr(memory.vouched(), access)?;
+        Ok(Self { core, memory })
     }
 
     pub(crate) fn fast(pd: &Arc<PdCore>, len: usize) -> Result<Self, VerbsError> {
         let memory = Memory::alloc(len)?;
-        let core = pd.alloc_mr(memory.base.as_ptr() as u64, len as u64)?;
+        let core = pd.alloc_mr(memory.vouched())?;
         Ok(Self { core, memory })
     }
     pub(crate) fn pd_core(&self) -> &Arc<PdCore> {
@@ -273,8 +268,8 @@ impl Mr {
 
     fn change(&mut self, change: &Rereg<'_>, memory: Option<Memory>) -> Result<(), VerbsError> {
         let to = memory.as_ref().unwrap_or(&self.memory);
-        let range = (to.base.as_ptr() as u64, to.len as u64);
-        self.core.rereg(change.pd.map(Pd::core), range, change.access)?;
+        let vouched = to.vouched();
+        self.core.rereg(change.pd.map(Pd::core), vouched, change.access)?;
         if let Some(memory) = memory {
             self.memory = memory; // the old buffer is freed: no shard refers to it
         }
@@ -344,17 +339,8 @@ impl Mr {
     /// [`VerbsError::OutOfRegion`].
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), VerbsError> {
         self.within(offset, out.len())?;
-        let m = &self.memory;
-        let (head, words_end) = m.split(offset, out.len());
-        for (i, b) in out[..head].iter_mut().enumerate() {
-            *b = m.byte(offset + i).load(Ordering::Relaxed);
-        }
-        for (i, w) in out[head..words_end].chunks_exact_mut(8).enumerate() {
-            w.copy_from_slice(&m.word(offset + head + 8 * i).load(Ordering::Relaxed).to_ne_bytes());
-        }
-        for (i, b) in out[words_end..].iter_mut().enumerate() {
-            *b = m.byte(offset + words_end + i).load(Ordering::Relaxed);
-        }
+        // SAFETY: the bytes are there; `out` is borrowed for writing, so it is no registered memory.
+        unsafe { racy::read(self.memory.at(offset, out.len()), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
@@ -365,18 +351,8 @@ impl Mr {
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError> {
         self.within(offset, data.len())?;
         self.writable()?;
-        let m = &self.memory;
-        let (head, words_end) = m.split(offset, data.len());
-        for (i, b) in data[..head].iter().enumerate() {
-            m.byte(offset + i).store(*b, Ordering::Relaxed);
-        }
-        for (i, w) in data[head..words_end].chunks_exact(8).enumerate() {
-            let w = u64::from_ne_bytes(w.try_into().expect("a chunk has 8 bytes"));
-            m.word(offset + head + 8 * i).store(w, Ordering::Relaxed);
-        }
-        for (i, b) in data[words_end..].iter().enumerate() {
-            m.byte(offset + words_end + i).store(*b, Ordering::Relaxed);
-        }
+        // SAFETY: the bytes are there, and writable.
+        unsafe { racy::write(self.memory.at(offset, data.len()), data.as_ptr(), data.len()) };
         Ok(())
     }
 
@@ -388,15 +364,8 @@ impl Mr {
         let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
         self.within(range.start, len)?;
         self.writable()?;
-        let m = &self.memory;
-        let (head, words_end) = m.split(range.start, len);
-        let word = u64::from_ne_bytes([value; 8]);
-        for i in (0..head).chain(words_end..len) {
-            m.byte(range.start + i).store(value, Ordering::Relaxed);
-        }
-        for i in (head..words_end).step_by(8) {
-            m.word(range.start + i).store(word, Ordering::Relaxed);
-        }
+        // SAFETY: the bytes are there, and writable.
+        unsafe { racy::fill(self.memory.at(range.start, len), value, len) };
         Ok(())
     }
 
@@ -420,7 +389,8 @@ impl Mr {
     #[inline]
     pub fn read_u8(&self, offset: usize) -> Result<u8, VerbsError> {
         self.within(offset, 1)?;
-        Ok(self.memory.byte(offset).load(Ordering::Acquire))
+        // SAFETY: the byte is there.
+        Ok(unsafe { racy::load_u8(self.memory.at(offset, 1)) })
     }
 
     /// The 8 bytes at `offset` as an atomic of the host's byte order, in one step with respect to remote atomics
@@ -430,27 +400,28 @@ impl Mr {
     /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] where the address is not a multiple of 8;
     /// [`VerbsError::ReadOnly`].
     #[inline]
-    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, VerbsError> {
+    pub fn atomic_u64(&self, offset: usize) -> Result<AtomicWord<'_>, VerbsError> {
         self.writable()?;
-        self.aligned_word(offset)
+        Ok(AtomicWord { word: self.aligned_word(offset)?, region: PhantomData })
     }
     #[inline]
-    fn aligned_word(&self, offset: usize) -> Result<&AtomicU64, VerbsError> {
+    fn aligned_word(&self, offset: usize) -> Result<*mut u64, VerbsError> {
         self.within(offset, 8)?;
         let addr = self.addr() + offset as u64;
         if addr & 7 != 0 {
             return Err(VerbsError::Misaligned { addr });
         }
-        Ok(self.memory.word(offset))
+        Ok(self.memory.at(offset, 8).cast())
     }
 
     /// The 8 bytes at `offset` as a number of the host's byte order, read in one step with acquire.
     ///
     /// # Errors
-    /// As for [`atomic_u64`](Self::atomic_u64).
+    /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] where the address is not a multiple of 8.
     #[inline]
     pub fn read_u64(&self, offset: usize) -> Result<u64, VerbsError> {
-        Ok(self.aligned_word(offset)?.load(Ordering::Acquire))
+        // SAFETY: the word is there, and aligned.
+        Ok(unsafe { racy::load_u64(self.aligned_word(offset)?) })
     }
 
     /// Stores a number in the host's byte order into the 8 bytes at `offset`, in one step with release.
@@ -459,7 +430,9 @@ impl Mr {
     /// As for [`atomic_u64`](Self::atomic_u64).
     #[inline]
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
-        self.atomic_u64(offset)?.store(value, Ordering::Release);
+        self.writable()?;
+        // SAFETY: the word is there, aligned, and writable.
+        unsafe { racy::store_u64(self.aligned_word(offset)?, value) };
         Ok(())
     }
 
@@ -494,6 +467,79 @@ impl Mr {
     #[cold]
     fn outside(&self, start: usize, end: usize) -> VerbsError {
         VerbsError::OutOfRegion { start: start as u64, end: end as u64, len: self.len() as u64 }
+    }
+}
+
+/// A word of a region, of [`Mr::atomic_u64`]. As `AtomicU64`, but for memory that peers and shards access in pieces of other
+/// sizes at the same moment, which the language's own atomics must not meet. Loads acquire, stores release, changes are
+/// sequentially consistent; a weaker `Ordering` is allowed, and gets that.
+#[derive(Clone, Copy, Debug)]
+pub struct AtomicWord<'a> {
+    word: *mut u64,
+    region: PhantomData<&'a Mr>,
+}
+
+// SAFETY: as for `Memory`, which the region keeps.
+unsafe impl Send for AtomicWord<'_> {}
+// SAFETY: likewise.
+unsafe impl Sync for AtomicWord<'_> {}
+
+// SAFETY of every block: `Mr::atomic_u64` has checked the word, and the region it borrows keeps it.
+impl AtomicWord<'_> {
+    /// Loads the word.
+    ///
+    /// # Panics
+    /// As `AtomicU64::load`: for `Release` and `AcqRel`.
+    #[inline]
+    pub fn load(&self, order: Ordering) -> u64 {
+        assert!(!matches!(order, Ordering::Release | Ordering::AcqRel), "a load cannot release");
+        // SAFETY: see above.
+        let value = unsafe { racy::load_u64(self.word) };
+        if order == Ordering::SeqCst {
+            core::sync::atomic::fence(Ordering::SeqCst);
+        }
+        value
+    }
+    /// Stores a value.
+    ///
+    /// # Panics
+    /// As `AtomicU64::store`: for `Acquire` and `AcqRel`.
+    #[inline]
+    pub fn store(&self, value: u64, order: Ordering) {
+        assert!(!matches!(order, Ordering::Acquire | Ordering::AcqRel), "a store cannot acquire");
+        if order == Ordering::SeqCst {
+            self.swap(value, order);
+            return;
+        }
+        // SAFETY: see above.
+        unsafe { racy::store_u64(self.word, value) }
+    }
+    /// Stores a value; what was there.
+    #[inline]
+    pub fn swap(&self, value: u64, _: Ordering) -> u64 {
+        // SAFETY: see above.
+        unsafe { racy::swap_u64(self.word, value) }
+    }
+    /// Adds, and wraps around; what was there.
+    #[inline]
+    pub fn fetch_add(&self, add: u64, _: Ordering) -> u64 {
+        // SAFETY: see above.
+        unsafe { racy::fetch_add_u64(self.word, add) }
+    }
+    /// Subtracts, and wraps around; what was there.
+    #[inline]
+    pub fn fetch_sub(&self, sub: u64, order: Ordering) -> u64 {
+        self.fetch_add(sub.wrapping_neg(), order)
+    }
+    /// Stores `new` where the word is `current`; what was there.
+    ///
+    /// # Errors
+    /// What was there, where that is not `current`.
+    #[inline]
+    pub fn compare_exchange(&self, current: u64, new: u64, _: Ordering, _: Ordering) -> Result<u64, u64> {
+        // SAFETY: see above.
+        let was = unsafe { racy::compare_exchange_u64(self.word, current, new) };
+        if was == current { Ok(was) } else { Err(was) }
     }
 }
 

@@ -198,7 +198,13 @@ fn copies_in_and_out_of_a_region() {
     let mr = pd.reg_mr_from(b"12345678abcdefgh", all_rights()).unwrap();
     assert_eq!(mr.read_u64(8).unwrap(), u64::from_ne_bytes(*b"abcdefgh"));
     mr.write_u64(0, 17).unwrap();
-    assert_eq!(mr.atomic_u64(0).unwrap().fetch_add(1, std::sync::atomic::Ordering::Relaxed), 17);
+    let (word, relaxed) = (mr.atomic_u64(0).unwrap(), std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(word.fetch_add(1, relaxed), 17);
+    assert_eq!(word.compare_exchange(17, 5, relaxed, relaxed), Err(18), "nothing has changed");
+    assert_eq!(word.compare_exchange(18, 5, relaxed, relaxed), Ok(18));
+    assert_eq!((word.swap(7, relaxed), word.fetch_sub(8, relaxed), word.load(relaxed)), (5, 7, u64::MAX));
+    word.store(17, relaxed);
+    assert_eq!(mr.read_u64(0).unwrap(), 17);
     assert!(matches!(mr.read_u64(4), Err(VerbsError::Misaligned { .. })));
     assert!(matches!(mr.read_u64(16), Err(VerbsError::OutOfRegion { .. })));
     let huge = pd.reg_mr(4 << 20, all_rights()).unwrap();

@@ -2,8 +2,11 @@
 //! typed error and without a change.
 
 mod common;
+#[path = "common/nowhere.rs"]
+mod nowhere;
 
 use common::{Pair, all_rights, device, embedded, enter};
+use nowhere::nowhere;
 use stack::device::{Device, MemError};
 use verbs::error::errno::{EINVAL, ENOMEM};
 use verbs::{
@@ -158,19 +161,19 @@ fn max_mr_and_max_mr_size() {
     let (max, size) = (device.attr().max_mr, device.attr().max_mr_size);
     let pd = device.alloc_pd().unwrap();
     let mut mrs: Vec<_> =
-        (0..max as u64).map(|n| pd.reg_mr(n << 12, 1, Access::LOCAL_WRITE).unwrap()).collect();
+        (0..max as u64).map(|n| pd.reg_mr(nowhere(n << 12, 1), Access::LOCAL_WRITE).unwrap()).collect();
     let keys: std::collections::HashSet<_> = mrs.iter().map(|mr| mr.key()).collect();
     assert_eq!(keys.len(), max, "every region has a key of its own");
-    let full = pd.reg_mr(0, 1, Access::LOCAL_WRITE).unwrap_err();
+    let full = pd.reg_mr(nowhere(0, 1), Access::LOCAL_WRITE).unwrap_err();
     assert!(matches!(full, DeviceError::Memory(MemError::Full)), "{full:?}");
     mrs.pop();
-    mrs.push(pd.reg_mr(0, size, Access::LOCAL_WRITE).unwrap());
+    mrs.push(pd.reg_mr(nowhere(0, size), Access::LOCAL_WRITE).unwrap());
     mrs.pop();
     assert!(
-        pd.reg_mr(u64::MAX - size + 2, size, Access::LOCAL_WRITE).is_err(),
+        pd.reg_mr(nowhere(u64::MAX - size + 2, size), Access::LOCAL_WRITE).is_err(),
         "beyond the end of all addresses"
     );
-    let beyond = pd.reg_mr(0, size + 1, Access::LOCAL_WRITE).unwrap_err();
+    let beyond = pd.reg_mr(nowhere(0, size + 1), Access::LOCAL_WRITE).unwrap_err();
     assert!(matches!(beyond, DeviceError::Range { max, .. } if max == size), "{beyond:?}");
 }
 

@@ -22,6 +22,7 @@ use super::error::DeviceError;
 use super::service::ServiceSlot;
 use super::stats::QpList;
 use crate::id::Mtu;
+use crate::mem::TurnsPassed;
 use crate::net::{Net, NetConfig};
 use crate::port::{Port, PortInfo};
 use crate::proto::status::AsyncEvent;
@@ -330,9 +331,14 @@ impl Core {
     }
 
     /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the
-    /// claim. One that died has passed its last.
-    pub(super) fn pass_turn_boundaries(&self) -> Result<(), DeviceError> {
-        (0..self.cells.len()).try_for_each(|index| self.control_living(index, |_, _| ()))
+    /// claim. One that died has passed its last. To be called after the key was revoked that its word is used for.
+    pub(super) fn pass_turn_boundaries(&self) -> Result<TurnsPassed, DeviceError> {
+        for index in 0..self.cells.len() {
+            self.control_living(index, |_, _| ())?;
+        }
+        // SAFETY: each claim was taken and given back since the call, or is dead: the turn that was under way is over.
+        #[allow(unsafe_code)]
+        Ok(unsafe { TurnsPassed::new() })
     }
 
     /// Looks after the link when it is time; by whoever holds shard 0.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::claim::not_inside_turn;
 use super::error::DeviceError;
 use super::pd::PdCore;
-use crate::mem::{Access, MemError};
+use crate::mem::{Access, MemError, UserMemory};
 
 /// Rights that only a device with such a feature grants are refused rather than ignored.
 ///
@@ -35,16 +35,16 @@ pub struct MrCore {
 }
 
 impl MrCore {
-    pub(super) fn new(pd: Arc<PdCore>, addr: u64, len: u64, access: Access) -> Result<Self, DeviceError> {
+    pub(super) fn new(pd: Arc<PdCore>, memory: UserMemory, access: Access) -> Result<Self, DeviceError> {
         supported(access)?;
         let device = pd.device();
-        let key = device.core().shared.mrs.register(pd.id(), addr, len, access, device.random.next()?)?;
+        let key = device.core().shared.mrs.register(pd.id(), memory, access, device.random.next()?)?;
         Ok(Self::of(pd, key, access, false))
     }
 
-    pub(super) fn alloc(pd: Arc<PdCore>, addr: u64, len: u64) -> Result<Self, DeviceError> {
+    pub(super) fn alloc(pd: Arc<PdCore>, memory: UserMemory) -> Result<Self, DeviceError> {
         let device = pd.device();
-        let key = device.core().shared.mrs.alloc_fast(pd.id(), addr, len, device.random.next()?)?;
+        let key = device.core().shared.mrs.alloc_fast(pd.id(), memory, device.random.next()?)?;
         Ok(Self::of(pd, key, Access::empty(), true))
     }
 
@@ -97,7 +97,7 @@ impl MrCore {
     pub fn rereg(
         &mut self,
         pd: Option<&Arc<PdCore>>,
-        (addr, len): (u64, u64),
+        memory: UserMemory,
         access: Option<Access>,
     ) -> Result<(), DeviceError> {
         not_inside_turn()?;
@@ -113,11 +113,11 @@ impl MrCore {
         if !access.is_valid() {
             return Err(MemError::InvalidAccess.into());
         }
-        addr.checked_add(len).ok_or(MemError::InvalidRange)?;
+        memory.addr().checked_add(memory.len()).ok_or(MemError::InvalidRange)?;
         let core = pd.device().core();
         core.shared.mrs.revoke(self.key).map_err(busy)?;
-        core.pass_turn_boundaries()?;
-        core.shared.mrs.restore(self.key, pd.id(), addr, len, access)?;
+        let passed = core.pass_turn_boundaries()?;
+        core.shared.mrs.restore(self.key, pd.id(), memory, access, passed)?;
         (self.pd, self.access) = (pd, access);
         Ok(())
     }
@@ -152,8 +152,8 @@ impl MrCore {
             self.live.store(true, Ordering::Release);
             return Err(busy(error));
         }
-        core.pass_turn_boundaries()?;
-        mrs.reclaim(self.key);
+        let passed = core.pass_turn_boundaries()?;
+        mrs.reclaim(self.key, passed);
         Ok(())
     }
 }

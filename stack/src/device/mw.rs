@@ -64,8 +64,8 @@ impl MwCore {
         }
         let core = self.pd.device().core();
         core.shared.mrs.revoke(self.key)?;
-        core.pass_turn_boundaries()?;
-        core.shared.mrs.reclaim(self.key);
+        let passed = core.pass_turn_boundaries()?;
+        core.shared.mrs.reclaim(self.key, passed);
         Ok(())
     }
 }

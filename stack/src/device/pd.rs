@@ -13,7 +13,7 @@ use super::srq::{SrqAttr, SrqCore, XrcSrqInit};
 use super::td::TdCore;
 use crate::config::MR_SIZE_MAX;
 use crate::id::PdId;
-use crate::mem::{Access, MwType};
+use crate::mem::{Access, MwType, UserMemory};
 use crate::proto::attr::AhAttr;
 
 /// A protection domain, or a parent domain: one with a thread domain beside it. What is made in it holds it.
@@ -84,14 +84,13 @@ impl PdCore {
         }
     }
 
-    /// Registers `len` bytes at `addr`.
-    ///
-    /// The memory must stay valid until the region is deregistered; whoever calls this sees to it.
+    /// Registers memory.
     ///
     /// # Errors
     /// [`DeviceError::Memory`], [`DeviceError::Range`] for more than
     /// [`DeviceAttr::max_mr_size`](super::DeviceAttr::max_mr_size) bytes, [`DeviceError::Random`].
-    pub fn reg_mr(self: &Arc<Self>, addr: u64, len: u64, access: Access) -> Result<MrCore, DeviceError> {
+    pub fn reg_mr(self: &Arc<Self>, memory: UserMemory, access: Access) -> Result<MrCore, DeviceError> {
+        let len = memory.len();
         if len > MR_SIZE_MAX {
             return Err(DeviceError::Range {
                 what: "length of the region",
@@ -100,7 +99,7 @@ impl PdCore {
                 max: MR_SIZE_MAX,
             });
         }
-        MrCore::new(self.clone(), addr, len, access)
+        MrCore::new(self.clone(), memory, access)
     }
 
     /// Makes an address handle.
@@ -124,13 +123,12 @@ impl PdCore {
         SrqCore::new(self.clone(), attr, xrc)
     }
 
-    /// Allocates a region for fast registration, of `len` bytes at `addr`; nothing is registered yet. The memory must
-    /// stay valid as for [`PdCore::reg_mr`].
+    /// Allocates a region for fast registration of this memory; nothing of it is registered yet.
     ///
     /// # Errors
     /// [`DeviceError::Memory`], [`DeviceError::Random`].
-    pub fn alloc_mr(self: &Arc<Self>, addr: u64, len: u64) -> Result<MrCore, DeviceError> {
-        MrCore::alloc(self.clone(), addr, len)
+    pub fn alloc_mr(self: &Arc<Self>, memory: UserMemory) -> Result<MrCore, DeviceError> {
+        MrCore::alloc(self.clone(), memory)
     }
 
     /// Allocates a memory window.

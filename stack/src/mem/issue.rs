@@ -41,25 +41,52 @@ pub(super) struct Issue {
     pub qpn: u32,
 }
 
+/// Slots in the order of their first use, drawn at random: a stranger who guesses keys has to guess the slots, too.
+#[derive(Default)]
+struct Order {
+    /// Every slot once; those that were ever used stand first, in their order. Empty until one is.
+    slots: Box<[u16]>,
+    /// Where a slot stands.
+    places: Box<[u16]>,
+}
+
+impl Order {
+    /// Draws one of the slots that were never used, of which the first is at `used`.
+    fn draw(&mut self, used: usize, random: u32) -> u16 {
+        if self.slots.is_empty() {
+            self.slots = (0..MR_MAX).map(|slot| slot as u16).collect();
+            self.places = self.slots.clone();
+        }
+        let at = used + ((u64::from(random) * (MR_MAX - used) as u64) >> 32) as usize;
+        self.slots.swap(used, at);
+        for place in [used, at] {
+            self.places[usize::from(self.slots[place])] = place as u16;
+        }
+        self.slots[used]
+    }
+}
+
 /// Who gets which slot next.
 #[derive(Default)]
 pub(super) struct Free {
     /// Slots that were used before and may be used again, longest free first: ordinary ones, variable ones.
     queues: [VecDeque<u16>; 2],
-    /// One entry for each slot that was ever used. Those beyond have been free for longer than any in `queues`.
-    pub issues: Vec<Issue>,
+    order: Order,
+    /// One entry for each slot that was ever used, in this order. The others have been free for longer than any in `queues`.
+    issues: Vec<Issue>,
     /// Windows that are bound.
     pub bound: usize,
 }
 
 impl Free {
-    /// The slot that has been free for longest, and its key.
+    /// A slot that was never used, or else the one that has been free for longest; and its key.
     pub fn issue(&mut self, random: u32, kind: Kind, pd: PdId) -> Option<(usize, u32)> {
         let variable = kind != Kind::Region;
         let index = if self.issues.len() < MR_MAX {
             // A generation to start from and a secret that does not give it away.
             let secret = random.wrapping_mul(0x9e37_79b1) ^ random >> 15;
             let generation = random as u16;
+            let slot = self.order.draw(self.issues.len(), random);
             self.issues.push(Issue {
                 secret,
                 generation,
@@ -70,13 +97,13 @@ impl Free {
                 region: None,
                 qpn: 0,
             });
-            self.issues.len() - 1
+            usize::from(slot)
         } else {
             let [own, other] = if variable { [1, 0] } else { [0, 1] };
             let index = self.queues[own].pop_front();
             usize::from(index.or_else(|| self.queues[other].pop_front())?)
         };
-        let issue = &mut self.issues[index];
+        let issue = self.issue_of(index).expect("the slot is in use from here on");
         let mut key = NO_KEY;
         // Twice at most: one tag of slot 0 would make the key zero. Of a variable key every choice of the user's bits
         // must be good.
@@ -95,9 +122,22 @@ impl Free {
         Some((index, key))
     }
 
+    /// What is known of a slot that was ever used.
+    pub fn issue_of(&mut self, slot: usize) -> Option<&mut Issue> {
+        let place = self.order.places.get(slot)?;
+        self.issues.get_mut(usize::from(*place))
+    }
+
+    /// Slots whose windows are bound, among those that `which` names.
+    pub fn bound_slots(&self, which: impl Fn(&Issue) -> bool) -> Vec<usize> {
+        let bound =
+            self.issues.iter().enumerate().filter(|(_, issue)| issue.region.is_some() && which(issue));
+        bound.map(|(place, _)| usize::from(self.order.slots[place])).collect()
+    }
+
     /// The use of a slot that this key belongs to; of a variable key the user's bits may be any.
     pub fn issued(&mut self, key: u32) -> Option<&mut Issue> {
-        let issue = self.issues.get_mut((key >> TAG_BITS) as usize)?;
+        let issue = self.issue_of((key >> TAG_BITS) as usize)?;
         let foreign = match issue.kind {
             Kind::Retired => return None,
             Kind::Region => 0,
@@ -109,23 +149,29 @@ impl Free {
     /// Counts a window as bound to a region, for a queue pair (0: for all of them).
     pub fn bind(&mut self, window: usize, region: u16, qpn: u32) {
         self.unbind(window);
-        (self.issues[window].region, self.issues[window].qpn) = (Some(region), qpn);
-        self.issues[usize::from(region)].windows += 1;
-        self.bound += 1;
+        if let Some(issue) = self.issue_of(window) {
+            (issue.region, issue.qpn) = (Some(region), qpn);
+            self.bound += 1;
+        }
+        if let Some(region) = self.issue_of(region.into()) {
+            region.windows += 1;
+        }
     }
 
     /// Counts a window as not bound, if it was.
     pub fn unbind(&mut self, window: usize) {
-        if let Some(region) = self.issues[window].region.take() {
-            self.issues[usize::from(region)].windows -= 1;
+        if let Some(region) = self.issue_of(window).and_then(|issue| issue.region.take()) {
             self.bound -= 1;
+            if let Some(region) = self.issue_of(region.into()) {
+                region.windows -= 1;
+            }
         }
     }
 
     /// Whether the key was out.
     pub fn put_back(&mut self, key: u32) -> bool {
         let index = key >> TAG_BITS;
-        match self.issues.get_mut(index as usize) {
+        match self.issue_of(index as usize) {
             Some(issue) if issue.key == Some(key) => {
                 issue.key = None;
                 let queue = usize::from(issue.kind != Kind::Region);

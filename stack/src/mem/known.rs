@@ -1,7 +1,7 @@
 //! What a key was found to grant, for whoever uses one key many times in a turn.
 
 use super::table::{NO_KEY, Span};
-use super::{Access, KeyFault, MrTable};
+use super::{Access, KeyFault, MrTable, Place};
 use crate::id::{PdId, Qpn};
 
 /// The key that was checked last, and what it grants: those of a program are mostly one. Good until the end of the turn.
@@ -38,7 +38,7 @@ impl KnownKey {
         qpn: Option<Qpn>,
         va: u64,
         len: u64,
-    ) -> Result<u64, KeyFault> {
+    ) -> Result<Place, KeyFault> {
         if (self.span.key, self.pd) == (key, pd) {
             return self.span.place(va, len);
         }
@@ -54,7 +54,7 @@ impl KnownKey {
         qpn: Option<Qpn>,
         va: u64,
         len: u64,
-    ) -> Result<u64, KeyFault> {
+    ) -> Result<Place, KeyFault> {
         let found = keys.span(key, pd, self.need);
         (self.pd, self.span) = (pd, found.unwrap_or_default());
         match found {
@@ -66,6 +66,7 @@ impl KnownKey {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{TurnsPassed, UserMemory};
     use super::*;
 
     #[test]
@@ -73,7 +74,7 @@ mod tests {
         let keys = MrTable::new();
         let (ours, other, start) = (PdId(1), PdId(2), 0x1000u64);
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
-        let register = |pd, access| keys.register(pd, start, 64, access, 7).unwrap();
+        let register = |pd, access| keys.register(pd, UserMemory::nowhere(start, 64), access, 7).unwrap();
         let of_this_side = [register(ours, rights), register(ours, Access::empty()), register(other, rights)];
         let all = [of_this_side[0], of_this_side[1], of_this_side[2], NO_KEY, 0xffff];
         let ranges = [(start, 64), (start + 63, 1), (start, 65), (start + 64, 1), (start - 1, 1), (0, 1)];
@@ -99,7 +100,8 @@ mod tests {
             known.forget();
             keys.revoke(all[0]).unwrap();
             assert_eq!(known.check(&keys, all[0], ours, qpn, start, 1), Err(KeyFault::UnknownKey));
-            keys.restore(all[0], ours, start, 64, rights).unwrap();
+            let memory = UserMemory::nowhere(start, 64);
+            keys.restore(all[0], ours, memory, rights, TurnsPassed::nobody_looks()).unwrap();
         }
         assert!(granted > 0);
     }

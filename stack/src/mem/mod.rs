@@ -1,18 +1,21 @@
 //! Memory keys, bounds and scatter/gather arithmetic.
 //!
 //! Turns a key, an address and a length into a host address or a fault, and a list of scatter/gather elements
-//! into the pieces that cover a range of a message. Never touches the memory that it speaks of, never blocks a
-//! lookup, reads no clock. Called by control threads that register and by every shard for every packet.
+//! into the pieces that cover a range of a message. Never blocks a lookup, reads no clock. How the memory that it speaks of
+//! is accessed stands in [`racy`]; nothing here does. Called by control threads that register and by every shard for every packet.
 
 mod access;
 mod issue;
 mod known;
+pub mod racy;
+mod range;
 pub mod sge;
 mod table;
 mod variable;
 
 pub use access::Access;
 pub use known::KnownKey;
+pub use range::{Place, TurnsPassed, UserMemory};
 pub use sge::Sge;
 pub use table::{KeyFault, MemError, MrTable};
 pub use variable::{Bind, MwType, inc_rkey};

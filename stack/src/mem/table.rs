@@ -5,8 +5,9 @@
 //! A key is the slot's index in its upper 16 bits and a tag in its lower 16. The tag is the slot's generation
 //! under a permutation that is drawn from the random number of the slot's first use: tags look random to whoever
 //! does not know it, and as a permutation repeats nothing, a key that was revoked matches again only after its slot
-//! was used 2^16 times. Slots are used in the order in which they became free, so that takes 2^16 uses of every
-//! slot when the others are free too. Zero is never a key.
+//! was used 2^16 times. Slots that were never used are drawn at random, so a stranger has to guess slot and tag; then they are
+//! used in the order in which they became free, so that takes 2^16 uses of every slot when the others are free too. Zero is
+//! never a key.
 //!
 //! Memory windows and fast-registration regions are *variable*: the low 8 bits of their key belong to the user,
 //! and the tag has 8 bits. All 32 bits are compared all the same. They have slots of their own kind, as long as
@@ -40,15 +41,16 @@
 //!
 //! Everything but a lookup takes the table's lock: nobody who holds it waits for anything.
 
-use super::Access;
 use super::issue::{Free, Issue, Kind};
+use super::{Access, Place, TurnsPassed, UserMemory};
 use crate::config::MR_MAX;
 use crate::id::{PdId, Qpn};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(super) const TAG_BITS: u32 = 16;
-const CHUNK_LOG2: usize = 10;
+/// One page of slots: they are drawn at random, and each one that is drawn makes its chunk.
+const CHUNK_LOG2: usize = 6;
 /// Slots that are allocated together.
 const CHUNK: usize = 1 << CHUNK_LOG2;
 const CHUNKS: usize = MR_MAX / CHUNK;
@@ -180,9 +182,9 @@ impl Slot {
         }
     }
 
-    /// The host address of `len` bytes at `va`.
+    /// Where the `len` bytes at `va` are.
     #[inline]
-    fn place(&self, va: u64, len: u64) -> Result<u64, KeyFault> {
+    fn place(&self, va: u64, len: u64) -> Result<Place, KeyFault> {
         let start = self.start.load(Ordering::Relaxed);
         let addr = self.addr.load(Ordering::Relaxed);
         let size = self.len.load(Ordering::Relaxed);
@@ -198,7 +200,7 @@ impl Slot {
         need: Access,
         va: u64,
         len: u64,
-    ) -> Result<u64, KeyFault> {
+    ) -> Result<Place, KeyFault> {
         let version = self.version.load(Ordering::Acquire);
         let live = self.key.load(Ordering::Relaxed) == key;
         let access = self.access.load(Ordering::Relaxed);
@@ -245,7 +247,8 @@ impl core::fmt::Debug for MrTable {
 }
 
 /// The grant of a region.
-pub(super) fn region(pd: PdId, addr: u64, len: u64, access: Access) -> Result<Grant, MemError> {
+pub(super) fn region(pd: PdId, memory: UserMemory, access: Access) -> Result<Grant, MemError> {
+    let (addr, len) = (memory.addr(), memory.len());
     if !access.is_valid() {
         return Err(MemError::InvalidAccess);
     }
@@ -254,16 +257,16 @@ pub(super) fn region(pd: PdId, addr: u64, len: u64, access: Access) -> Result<Gr
     Ok(Grant { pd, access: access.bits(), qpn: 0, start, addr, len })
 }
 
-/// The host address of `len` bytes at `va` of the `size` bytes at `addr` that are called `start` and on.
+/// Where the `len` bytes at `va` are, of the `size` bytes at `addr` that are called `start` and on.
 #[inline(always)]
-fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<u64, KeyFault> {
+fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<Place, KeyFault> {
     // An address before the start gives an offset of at least 2^64 - start, which is above size because
     // start + size is below 2^64.
     let offset = va.wrapping_sub(start);
     if offset > size || len > size - offset {
         return Err(KeyFault::OutOfRange);
     }
-    Ok(addr.wrapping_add(offset))
+    Ok(Place::found(addr.wrapping_add(offset), len))
 }
 
 /// What a key grants, as found by [`MrTable::span`]: good until the end of the turn. The default grants nothing: its key is
@@ -278,20 +281,20 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// The host address of the `len` bytes at `va`.
+    /// Where the `len` bytes at `va` are.
     #[inline(always)]
-    pub(super) fn place(&self, va: u64, len: u64) -> Result<u64, KeyFault> {
+    pub(super) fn place(&self, va: u64, len: u64) -> Result<Place, KeyFault> {
         place(self.start, self.addr, self.size, va, len)
     }
 }
 
 impl MrTable {
-    /// An empty table. Memory is allocated as slots come into use, 64 KiB at a time.
+    /// An empty table. Memory is allocated as slots come into use, 4 KiB at a time.
     pub fn new() -> Self {
         Self { chunks: [const { OnceLock::new() }; CHUNKS], free: Mutex::new(Free::default()) }
     }
 
-    /// Registers `len` bytes at host address `addr` for protection domain `pd` and returns the key, which
+    /// Registers memory for protection domain `pd` and returns the key, which
     /// serves as lkey and rkey. With [`Access::ZERO_BASED`] lookups name bytes by their offset, else by their
     /// host address. `random` comes from the operating system's randomness. A region of length zero is allowed
     /// and grants nothing.
@@ -301,12 +304,11 @@ impl MrTable {
     pub fn register(
         &self,
         pd: PdId,
-        addr: u64,
-        len: u64,
+        memory: UserMemory,
         access: Access,
         random: u32,
     ) -> Result<u32, MemError> {
-        let grant = region(pd, addr, len, access)?;
+        let grant = region(pd, memory, access)?;
         let mut free = self.free();
         let (index, key) = free.issue(random, Kind::Region, pd).ok_or(MemError::Full)?;
         self.slot_at(index).publish(key, &grant);
@@ -358,19 +360,19 @@ impl MrTable {
         Ok(())
     }
 
-    /// Lets the slot of a revoked key be used again, under a new generation. To be called once, after every
-    /// shard has passed a turn boundary since the revocation.
+    /// Lets the slot of a revoked key be used again, under a new generation. To be called once, with the word that every shard
+    /// has passed a turn boundary since the revocation.
     ///
     /// # Panics
     /// If the key was not revoked, or was reclaimed before.
-    pub fn reclaim(&self, key: u32) {
+    pub fn reclaim(&self, key: u32, _passed: TurnsPassed) {
         let mut free = self.free();
         let live = self.slot(key).is_none_or(|slot| slot.key() != NO_KEY);
         let returned = !live && free.put_back(key);
         assert!(returned, "reclaimed a key that is not revoked");
     }
 
-    /// Re-registration: gives a revoked region its key back, for what it is to be from now on. To be called after
+    /// Re-registration: gives a revoked region its key back, for what it is to be from now on. To be called with the word that
     /// every shard has passed a turn boundary since the revocation.
     ///
     /// # Errors
@@ -378,8 +380,15 @@ impl MrTable {
     ///
     /// # Panics
     /// If the key was not revoked.
-    pub fn restore(&self, key: u32, pd: PdId, addr: u64, len: u64, access: Access) -> Result<(), MemError> {
-        let grant = region(pd, addr, len, access)?;
+    pub fn restore(
+        &self,
+        key: u32,
+        pd: PdId,
+        memory: UserMemory,
+        access: Access,
+        _passed: TurnsPassed,
+    ) -> Result<(), MemError> {
+        let grant = region(pd, memory, access)?;
         let mut free = self.free();
         let issue = free.issued(key).filter(|issue| issue.kind == Kind::Region);
         let slot = self.slot_at((key >> TAG_BITS) as usize);
@@ -388,8 +397,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// Whether `key` grants `need` on the `len` bytes at `va` to this side, and where they are: the host address of
-    /// the first. Keys of memory windows grant nothing here.
+    /// Whether `key` grants `need` on the `len` bytes at `va` to this side, and where they are. Keys of memory windows grant nothing here.
     ///
     /// `need` is what the operation does: [`Access::LOCAL_WRITE`] for what is scattered locally, the empty set for
     /// what is gathered. The answer holds until the end of the turn.
@@ -401,7 +409,7 @@ impl MrTable {
     /// The first of [`KeyFault::UnknownKey`], [`KeyFault::WrongPd`], [`KeyFault::NoAccess`],
     /// [`KeyFault::OutOfRange`] that applies.
     #[inline]
-    pub fn check(&self, key: u32, pd: PdId, need: Access, va: u64, len: u64) -> Result<u64, KeyFault> {
+    pub fn check(&self, key: u32, pd: PdId, need: Access, va: u64, len: u64) -> Result<Place, KeyFault> {
         self.look_up(key, pd, None, need, va, len)
     }
 
@@ -436,7 +444,7 @@ impl MrTable {
         need: Access,
         va: u64,
         len: u64,
-    ) -> Result<u64, KeyFault> {
+    ) -> Result<Place, KeyFault> {
         self.look_up(key, pd, Some(qpn), need, va, len)
     }
 
@@ -458,7 +466,7 @@ impl MrTable {
         need: Access,
         va: u64,
         len: u64,
-    ) -> Result<u64, KeyFault> {
+    ) -> Result<Place, KeyFault> {
         let slot = self.slot(key).ok_or(KeyFault::UnknownKey)?;
         if slot.key() != key || key == NO_KEY {
             return Err(KeyFault::UnknownKey);
@@ -494,10 +502,7 @@ impl MrTable {
 
     /// Unbinds the windows that `which` names.
     pub(super) fn unbind_all(&self, free: &mut Free, which: impl Fn(&Issue) -> bool) {
-        for index in 0..free.issues.len() {
-            if free.issues[index].region.is_none() || !which(&free.issues[index]) {
-                continue;
-            }
+        for index in free.bound_slots(which) {
             let slot = self.slot_at(index);
             // Under the lock nobody else takes it away.
             let _ = slot.clear(slot.key());
@@ -520,17 +525,21 @@ mod tests {
         .union(Access::REMOTE_READ)
         .union(Access::REMOTE_ATOMIC);
 
+    fn at(addr: u64, len: u64) -> UserMemory {
+        UserMemory::nowhere(addr, len)
+    }
+
     fn renew(table: &MrTable, key: u32, addr: u64, random: u32) -> u32 {
         table.revoke(key).unwrap();
-        table.reclaim(key);
-        table.register(PD, addr, 64, ALL, random).unwrap()
+        table.reclaim(key, TurnsPassed::nobody_looks());
+        table.register(PD, at(addr, 64), ALL, random).unwrap()
     }
 
     #[test]
     fn checks_in_order() {
         let t = MrTable::new();
-        let key = t.register(PD, 0x1000, 0x100, Access::REMOTE_READ, 0x1234_5678).unwrap();
-        let check = |key, pd, need, va, len| t.check(key, pd, need, va, len);
+        let key = t.register(PD, at(0x1000, 0x100), Access::REMOTE_READ, 0x1234_5678).unwrap();
+        let check = |key, pd, need, va, len| t.check(key, pd, need, va, len).map(Place::addr);
         assert_eq!(check(key, PD, Access::REMOTE_READ, 0x1000, 0x100), Ok(0x1000));
         assert_eq!(check(key, PD, Access::empty(), 0x10ff, 1), Ok(0x10ff));
         // Everything is wrong: the key comes first, then the domain, the right, the range.
@@ -551,8 +560,8 @@ mod tests {
         let t = MrTable::new();
         let high = u64::MAX - 0x100;
         for (addr, len) in [(0x1000, 0x100), (0, 0x100), (high, 0x100), (0x1000, 0), (0, u64::MAX)] {
-            let key = t.register(PD, addr, len, Access::empty(), 1).unwrap();
-            let ok = |va: u64, n| t.check(key, PD, Access::empty(), va, n) == Ok(va);
+            let key = t.register(PD, at(addr, len), Access::empty(), 1).unwrap();
+            let ok = |va: u64, n| t.check(key, PD, Access::empty(), va, n) == Ok(Place::found(va, n));
             assert!(ok(addr, len) && ok(addr, 0) && ok(addr + len, 0));
             assert_eq!(ok(addr, 1), len > 0);
             assert!(!ok(addr + len, 1) && !ok(addr + len, u64::MAX) && !ok(u64::MAX, u64::MAX));
@@ -563,17 +572,40 @@ mod tests {
                 assert!([0, 1, longer].into_iter().all(|n| !ok(before, n) && !ok(behind, n)));
             }
         }
-        let end = t.register(PD, u64::MAX, 1, Access::empty(), 1);
+        let end = t.register(PD, at(u64::MAX, 1), Access::empty(), 1);
         assert_eq!(end, Err(MemError::InvalidRange));
-        assert_eq!(t.register(PD, 1, u64::MAX, Access::empty(), 1), Err(MemError::InvalidRange));
+        assert_eq!(t.register(PD, at(1, u64::MAX), Access::empty(), 1), Err(MemError::InvalidRange));
+    }
+
+    /// Who knows one device's keys, or some of a device, does not know where the next one is: slots differ by the random number
+    /// and lie all over the range. The same numbers give the same slots.
+    #[test]
+    fn slots_are_drawn_at_random() {
+        let slots = |seed: u32| -> Vec<u32> {
+            let t = MrTable::new();
+            let random =
+                |n: u32| (n ^ seed).wrapping_mul(0x9e37_79b9).rotate_left(7).wrapping_mul(0x85eb_ca6b);
+            (1..=64).map(|n| t.register(PD, at(0, 64), ALL, random(n)).unwrap() >> TAG_BITS).collect()
+        };
+        let (one, other) = (slots(1), slots(77));
+        assert_eq!(one, slots(1));
+        assert!(one.iter().zip(&other).filter(|(a, b)| a == b).count() < 4, "{one:?} {other:?}");
+        for slots in [one, other] {
+            let distinct: HashSet<&u32> = slots.iter().collect();
+            assert_eq!(distinct.len(), slots.len());
+            let eighths: HashSet<u32> = slots.iter().map(|slot| slot / (MR_MAX as u32 / 8)).collect();
+            assert_eq!(eighths.len(), 8, "{slots:?}");
+            let near = slots.windows(2).filter(|w| w[0].abs_diff(w[1]) < 64).count();
+            assert!(near < 8, "{slots:?}");
+        }
     }
 
     #[test]
     fn zero_based_addresses_are_offsets() {
         let t = MrTable::new();
-        let key = t.register(PD, 0x1000, 0x100, Access::ZERO_BASED, 1).unwrap();
-        assert_eq!(t.check(key, PD, Access::empty(), 0, 0x100), Ok(0x1000));
-        assert_eq!(t.check(key, PD, Access::empty(), 0xff, 1), Ok(0x10ff));
+        let key = t.register(PD, at(0x1000, 0x100), Access::ZERO_BASED, 1).unwrap();
+        assert_eq!(t.check(key, PD, Access::empty(), 0, 0x100), Ok(Place::found(0x1000, 0x100)));
+        assert_eq!(t.check(key, PD, Access::empty(), 0xff, 1), Ok(Place::found(0x10ff, 1)));
         assert_eq!(t.check(key, PD, Access::empty(), 0x1000, 1), Err(KeyFault::OutOfRange));
         assert_eq!(t.check(key, PD, Access::empty(), u64::MAX, 1), Err(KeyFault::OutOfRange));
     }
@@ -582,27 +614,31 @@ mod tests {
     fn rights_that_do_not_go_together() {
         let t = MrTable::new();
         for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::from_bits_retain(1 << 31)] {
-            assert_eq!(t.register(PD, 0, 1, access, 1), Err(MemError::InvalidAccess));
+            assert_eq!(t.register(PD, at(0, 1), access, 1), Err(MemError::InvalidAccess));
         }
     }
 
     #[test]
     fn revoked_once_reclaimed_once() {
         let t = MrTable::new();
-        let key = t.register(PD, 0x1000, 64, ALL, 1).unwrap();
+        let key = t.register(PD, at(0x1000, 64), ALL, 1).unwrap();
         assert_eq!(t.revoke(key ^ 1), Err(MemError::UnknownKey));
         assert_eq!(t.revoke(u32::MAX), Err(MemError::UnknownKey));
         assert_eq!(t.revoke(NO_KEY), Err(MemError::UnknownKey));
         t.revoke(key).unwrap();
         assert_eq!(t.revoke(key), Err(MemError::UnknownKey));
         assert_eq!(t.check(key, PD, ALL, 0x1000, 1), Err(KeyFault::UnknownKey));
-        t.reclaim(key);
-        let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| t.reclaim(key)));
+        t.reclaim(key, TurnsPassed::nobody_looks());
+        let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            t.reclaim(key, TurnsPassed::nobody_looks())
+        }));
         assert!(again.is_err(), "reclaimed twice");
-        let live = t.register(PD, 0x1000, 64, ALL, 1).unwrap();
-        let early = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| t.reclaim(live)));
+        let live = t.register(PD, at(0x1000, 64), ALL, 1).unwrap();
+        let early = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            t.reclaim(live, TurnsPassed::nobody_looks())
+        }));
         assert!(early.is_err(), "reclaimed alive");
-        assert_eq!(t.check(live, PD, ALL, 0x1000, 1), Ok(0x1000));
+        assert_eq!(t.check(live, PD, ALL, 0x1000, 1), Ok(Place::found(0x1000, 1)));
     }
 
     /// Fills the table, so that each slot comes back as soon as it is freed, and walks one slot through every
@@ -612,13 +648,13 @@ mod tests {
     fn stale_keys_never_match_until_the_generation_wraps() {
         let t = MrTable::new();
         let keys: Vec<u32> = (0..MR_MAX)
-            .map(|i| t.register(PD, 0, 64, ALL, (i as u32).wrapping_mul(0x9e37_79b9)).unwrap())
+            .map(|i| t.register(PD, at(0, 64), ALL, (i as u32).wrapping_mul(0x9e37_79b9)).unwrap())
             .collect();
-        assert_eq!(t.register(PD, 0, 64, ALL, 1), Err(MemError::Full));
+        assert_eq!(t.register(PD, at(0, 64), ALL, 1), Err(MemError::Full));
         let distinct: HashSet<u32> = keys.iter().copied().collect();
         assert_eq!(distinct.len(), MR_MAX);
         for slot in [0, 5] {
-            let first = keys[slot];
+            let first = *keys.iter().find(|key| *key >> TAG_BITS == slot).expect("all slots are used");
             let mut seen = HashSet::from([first]);
             let mut key = first;
             // Slot 0 has one tag less, the one that would make its key zero.
@@ -636,17 +672,17 @@ mod tests {
     #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for the interpreter")]
     fn slots_are_reused_in_the_order_they_became_free() {
         let t = MrTable::new();
-        let keys: Vec<u32> = (0..MR_MAX).map(|i| t.register(PD, 0, 64, ALL, i as u32).unwrap()).collect();
+        let keys: Vec<u32> = (0..MR_MAX).map(|i| t.register(PD, at(0, 64), ALL, i as u32).unwrap()).collect();
         let order = [40_000, 3, 65_535, 0, 17];
         for i in order {
             t.revoke(keys[i]).unwrap();
         }
-        assert_eq!(t.register(PD, 0, 64, ALL, 1), Err(MemError::Full), "revoked is not free yet");
+        assert_eq!(t.register(PD, at(0, 64), ALL, 1), Err(MemError::Full), "revoked is not free yet");
         for i in order {
-            t.reclaim(keys[i]);
+            t.reclaim(keys[i], TurnsPassed::nobody_looks());
         }
         for i in order {
-            assert_eq!(t.register(PD, 0, 64, ALL, 1).unwrap() >> TAG_BITS, i as u32);
+            assert_eq!(t.register(PD, at(0, 64), ALL, 1).unwrap() >> TAG_BITS, keys[i] >> TAG_BITS);
         }
     }
 
@@ -705,7 +741,7 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Register { pd, addr, len, access, random } => {
-                        let got = t.register(PdId(pd), addr, len, Access::from_bits_retain(access), random);
+                        let got = t.register(PdId(pd), at(addr, len), Access::from_bits_retain(access), random);
                         if access & 0b1010 != 0 && access & 1 == 0 {
                             prop_assert_eq!(got, Err(MemError::InvalidAccess));
                         } else if addr as u128 + len as u128 > u64::MAX as u128 {
@@ -722,7 +758,7 @@ mod tests {
                         }
                     }
                     Op::Reclaim(i) if i < list.len() && list[i].5 == Life::Revoked => {
-                        t.reclaim(list[i].0);
+                        t.reclaim(list[i].0, TurnsPassed::nobody_looks());
                         list[i].5 = Life::Gone;
                     }
                     Op::Check { which, flip, pd, need, va, len } if which < list.len() => {
@@ -741,7 +777,7 @@ mod tests {
                                 if va < start || end > start + size as u128 {
                                     Err(KeyFault::OutOfRange)
                                 } else {
-                                    Ok((addr as u128 + va - start) as u64)
+                                    Ok(Place::found((addr as u128 + va - start) as u64, len))
                                 }
                             }
                         };
@@ -762,7 +798,7 @@ mod tests {
         // Slots beyond the first few are taken, so that those few are reused all the time.
         let (taken, rounds) = if cfg!(miri) { (0, 40) } else { (MR_MAX - 4, 20_000) };
         for i in 0..taken {
-            t.register(PdId(u32::MAX), 0, 0, Access::empty(), i as u32).unwrap();
+            t.register(PdId(u32::MAX), at(0, 0), Access::empty(), i as u32).unwrap();
         }
         let published: [AtomicU64; 4] = Default::default();
         let turns: [AtomicU64; SHARDS] = Default::default();
@@ -785,7 +821,7 @@ mod tests {
                                 for _ in 0..4 {
                                     match t.check(key, pd, ALL, addr, len) {
                                         Ok(host) => {
-                                            assert_eq!(host, addr);
+                                            assert_eq!(host, Place::found(addr, len));
                                             hits += 1;
                                         }
                                         Err(fault) => {
@@ -817,10 +853,10 @@ mod tests {
                             std::thread::yield_now();
                         }
                     }
-                    t.reclaim(key);
+                    t.reclaim(key, TurnsPassed::nobody_looks());
                 }
                 let (pd, addr, len) = shape(n);
-                let key = t.register(pd, addr, len, ALL, n as u32).unwrap();
+                let key = t.register(pd, at(addr, len), ALL, n as u32).unwrap();
                 published[i].store(n << 32 | u64::from(key), Ordering::Release);
                 keys[i] = Some(key);
             }

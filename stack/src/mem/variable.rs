@@ -5,9 +5,9 @@
 //! it away. Each of them is one step under the table's lock, without a turn boundary; why a lookup is right all the
 //! same stands in the [table](super::table)'s documentation.
 
-use super::Access;
 use super::issue::{Kind, USER_BITS};
 use super::table::{Grant, KeyFault, MemError, MrTable, NO_KEY, TAG_BITS, VARIABLE, WINDOW, region};
+use super::{Access, UserMemory};
 use crate::id::{PdId, Qpn};
 
 /// The types of memory window (`enum ibv_mw_type`).
@@ -66,12 +66,12 @@ impl MrTable {
         self.free().issue(random, Kind::Window(ty), pd).map(|(_, key)| key).ok_or(MemError::Full)
     }
 
-    /// A region for fast registration, of `len` bytes at host address `addr`, none of which is registered; returns its
-    /// key.
+    /// A region for fast registration of this memory, none of which is registered; returns its key.
     ///
     /// # Errors
     /// [`MemError::InvalidRange`], [`MemError::Full`].
-    pub fn alloc_fast(&self, pd: PdId, addr: u64, len: u64, random: u32) -> Result<u32, MemError> {
+    pub fn alloc_fast(&self, pd: PdId, memory: UserMemory, random: u32) -> Result<u32, MemError> {
+        let (addr, len) = (memory.addr(), memory.len());
         addr.checked_add(len).ok_or(MemError::InvalidRange)?;
         let issue = self.free().issue(random, Kind::Fast { addr, len }, pd);
         issue.map(|(_, key)| key).ok_or(MemError::Full)
@@ -105,7 +105,7 @@ impl MrTable {
         if access.intersects(Access::UNSUPPORTED) {
             return Err(KeyFault::NoAccess);
         }
-        let grant = region(pd, addr, len, access).map_err(|_| KeyFault::NoAccess)?;
+        let grant = region(pd, UserMemory::part(addr, len), access).map_err(|_| KeyFault::NoAccess)?;
         let offset = addr.wrapping_sub(base);
         if offset > size || len > size - offset {
             return Err(KeyFault::OutOfRange);
@@ -218,6 +218,7 @@ impl MrTable {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Place, TurnsPassed};
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -233,8 +234,12 @@ mod tests {
         Bind { window, qpn: QP, pd: PD, region, addr, len, access: Access::REMOTE_WRITE }
     }
 
+    fn at(addr: u64, len: u64) -> UserMemory {
+        UserMemory::nowhere(addr, len)
+    }
+
     fn remote(t: &MrTable, key: u32, va: u64, len: u64) -> Result<u64, KeyFault> {
-        t.check_remote(key, PD, QP, Access::REMOTE_WRITE, va, len)
+        t.check_remote(key, PD, QP, Access::REMOTE_WRITE, va, len).map(Place::addr)
     }
 
     #[test]
@@ -248,7 +253,7 @@ mod tests {
     #[test]
     fn every_variant_is_compared_in_full() {
         let t = MrTable::new();
-        let region = t.register(PD, 0x1000, 0x1000, ALL, 1).unwrap();
+        let region = t.register(PD, at(0x1000, 0x1000), ALL, 1).unwrap();
         let mut key = t.alloc_window(PD, MwType::Two, 0).unwrap();
         for _ in 0..if cfg!(miri) { 3 } else { 256 } {
             key = inc_rkey(key);
@@ -269,10 +274,10 @@ mod tests {
     #[test]
     fn a_window_grants_what_it_says() {
         let t = MrTable::new();
-        let region = t.register(PD, 0x1000, 0x1000, ALL, 1).unwrap();
+        let region = t.register(PD, at(0x1000, 0x1000), ALL, 1).unwrap();
         let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
         t.bind(&bind(key, region, 0x1800, 64)).unwrap();
-        let check = |pd, qpn, need, va| t.check_remote(key, pd, qpn, need, va, 8);
+        let check = |pd, qpn, need, va| t.check_remote(key, pd, qpn, need, va, 8).map(Place::addr);
         let (write, read, other) = (Access::REMOTE_WRITE, Access::REMOTE_READ, Qpn::new(9));
         assert_eq!(check(PD, QP, write, 0x1838), Ok(0x1838));
         assert_eq!(check(PdId(8), other, read, 0), Err(KeyFault::WrongPd));
@@ -296,7 +301,8 @@ mod tests {
     #[test]
     fn a_region_stays_as_long_as_its_windows() {
         let t = MrTable::new();
-        let (a, b) = (t.register(PD, 0, 64, ALL, 1).unwrap(), t.register(PD, 64, 64, ALL, 2).unwrap());
+        let (a, b) =
+            (t.register(PD, at(0, 64), ALL, 1).unwrap(), t.register(PD, at(64, 64), ALL, 2).unwrap());
         let (one, two) =
             (t.alloc_window(PD, MwType::One, 3).unwrap(), t.alloc_window(PD, MwType::Two, 4).unwrap());
         t.bind(&bind(one, a, 0, 8)).unwrap();
@@ -320,10 +326,10 @@ mod tests {
         assert_eq!(remote(&t, one, 64, 8), Err(KeyFault::UnknownKey));
         assert_eq!(t.free().bound, 0);
         for key in [a, b, two] {
-            t.reclaim(key);
+            t.reclaim(key, TurnsPassed::nobody_looks());
         }
         t.revoke(one).unwrap();
-        t.reclaim(one);
+        t.reclaim(one, TurnsPassed::nobody_looks());
     }
 
     /// The part of a variable key that is not the user's comes back only after its slot was used 256 times.
@@ -333,15 +339,15 @@ mod tests {
         let t = MrTable::new();
         let fill = crate::config::MR_MAX - 1;
         for i in 0..fill {
-            t.register(PD, 0, 0, Access::empty(), i as u32).unwrap();
+            t.register(PD, at(0, 0), Access::empty(), i as u32).unwrap();
         }
         let mut seen = std::collections::HashSet::new();
         for _ in 0..256 {
-            let key = t.alloc_fast(PD, 0x1000, 64, 0x9e37_79b9).unwrap();
+            let key = t.alloc_fast(PD, at(0x1000, 64), 0x9e37_79b9).unwrap();
             assert!(seen.insert(key >> USER_BITS), "a key came back");
             t.fast_register(key, PD, 0x1000, 64, ALL).unwrap();
             t.revoke(key).unwrap();
-            t.reclaim(key);
+            t.reclaim(key, TurnsPassed::nobody_looks());
         }
         let key = t.alloc_window(PD, MwType::One, 1).unwrap();
         assert!(!seen.insert(key >> USER_BITS), "the generation wrapped");
@@ -352,7 +358,7 @@ mod tests {
     #[test]
     fn lookups_race_rebinding() {
         let t = MrTable::new();
-        let region = t.register(PD, 0x10_0000, 0x10_0000, ALL, 1).unwrap();
+        let region = t.register(PD, at(0x10_0000, 0x10_0000), ALL, 1).unwrap();
         let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
         let stop = AtomicBool::new(false);
         let zero_based = |n: u64| Bind {
@@ -366,8 +372,8 @@ mod tests {
                     for n in 0..64u64 {
                         // The window of `n` bytes more than one starts at `n`: byte `n` of it is at twice that, or more.
                         match t.check_remote(key, PD, QP, Access::REMOTE_WRITE, n, 1) {
-                            Ok(addr) => {
-                                let start = addr - n - 0x10_0000;
+                            Ok(place) => {
+                                let start = place.addr() - n - 0x10_0000;
                                 assert!(start >= n, "byte {n} of the window at {start}, which has fewer");
                                 hits += 1;
                             }

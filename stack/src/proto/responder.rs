@@ -9,7 +9,7 @@ use super::tables::{CREDIT_UNLIMITED, Syndrome, credit_code};
 use crate::config::MESSAGE_MAX;
 use crate::id::{Mtu, PdId, Psn, QpType};
 use crate::mark::{Mark, hit};
-use crate::mem::{Access, KeyFault, MrTable};
+use crate::mem::{Access, KeyFault, MrTable, Place};
 use crate::wire::{Aeth, Discard, Feth, Kind, Opcode, Packet, Position, Tail};
 
 mod unreliable;
@@ -43,24 +43,24 @@ pub enum Verdict {
         /// Bytes of the message before this packet.
         offset: u64,
     },
-    /// Write the payload at this address of our memory, then `accept`.
+    /// Write the payload to this place in our memory, then `accept`.
     Write {
-        /// First byte, checked against the key for the whole payload.
-        addr: u64,
+        /// What the key grants: room for the whole payload.
+        place: Place,
         /// Whether the message ends here: its last byte is stored last.
         last: bool,
     },
-    /// Perform the atomic on the 64-bit word at this address, then [`Responder::accept_atomic`].
+    /// Perform the atomic on the 64-bit word at this place, then [`Responder::accept_atomic`].
     Atomic {
         /// The word, 8-byte aligned.
-        addr: u64,
+        place: Place,
         /// COMPARE&SWAP, else FETCH&ADD.
         swap: bool,
     },
-    /// ATOMIC WRITE: store the payload into the 64-bit word at this address in one step, then `accept`.
+    /// ATOMIC WRITE: store the payload into the 64-bit word at this place in one step, then `accept`.
     Store {
         /// The word, 8-byte aligned.
-        addr: u64,
+        place: Place,
     },
     /// FLUSH: make everything placed before visible to every CPU, then `accept`.
     Flush,
@@ -484,10 +484,10 @@ impl Responder {
             return Ok(Verdict::Accept);
         }
         // The whole range that is left, once more with every packet: a key may be revoked in mid-message.
-        let addr = keys
+        let place = keys
             .check_remote(rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, u64::from(left))
             .map_err(|_| Fault::RemoteAccess)?;
-        Ok(Verdict::Write { addr, last })
+        Ok(Verdict::Write { place, last })
     }
 
     #[inline(always)]
@@ -508,9 +508,9 @@ impl Responder {
     fn check_atomic(&self, pkt: &Packet<'_>, pd: PdId, keys: &MrTable) -> Result<Verdict, Fault> {
         // What the closure names is no packet: a reference would put the whole one into memory.
         let (eth, dqpn) = (pkt.atomic(), pkt.dqpn());
-        let addr =
+        let place =
             aligned_word(eth.va, |va| keys.check_remote(eth.rkey, pd, dqpn, Access::REMOTE_ATOMIC, va, 8))?;
-        Ok(Verdict::Atomic { addr, swap: pkt.row.kind == Kind::CmpSwap })
+        Ok(Verdict::Atomic { place, swap: pkt.row.kind == Kind::CmpSwap })
     }
 
     /// IBA A19.4: one aligned word, written in one step.
@@ -520,10 +520,10 @@ impl Responder {
         if reth.len != 8 {
             return Err(Fault::BadLength);
         }
-        let addr = aligned_word(reth.va, |va| {
+        let place = aligned_word(reth.va, |va| {
             keys.check_remote(reth.rkey, pd, pkt.dqpn(), Access::REMOTE_WRITE, va, 8)
         })?;
-        Ok(Verdict::Store { addr })
+        Ok(Verdict::Store { place })
     }
 
     /// IBA A19.3: the range must be inside the region, unless the whole region is flushed.
@@ -950,22 +950,23 @@ fn flush_right(feth: Feth) -> Option<Access> {
     }
 }
 
-/// The host address of the 8-byte word at `va`, by the `key` that grants it.
+/// Where the 8-byte word at `va` is, by the `key` that grants it.
 #[inline(always)]
-fn aligned_word(va: u64, key: impl FnOnce(u64) -> Result<u64, KeyFault>) -> Result<u64, Fault> {
+fn aligned_word(va: u64, key: impl FnOnce(u64) -> Result<Place, KeyFault>) -> Result<Place, Fault> {
     if !va.is_multiple_of(8) {
         return Err(Fault::Misaligned);
     }
-    let addr = key(va).map_err(|_| Fault::RemoteAccess)?;
-    if addr % 8 != 0 {
+    let place = key(va).map_err(|_| Fault::RemoteAccess)?;
+    if place.addr() % 8 != 0 {
         return Err(Fault::Misaligned); // a zero-based region that does not start on a word
     }
-    Ok(addr)
+    Ok(place)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::UserMemory;
     use crate::wire::{AtomicEth, Ext, Flow, HEADERS_MAX, Header, Ingress, Template, locate};
 
     /// Receives without end.
@@ -1004,7 +1005,7 @@ mod tests {
         let keys = MrTable::new();
         let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC | Access::ZERO_BASED;
         let verdict = |addr: u64| {
-            let rkey = keys.register(PdId(1), addr, 64, access, 1).unwrap();
+            let rkey = keys.register(PdId(1), UserMemory::nowhere(addr, 64), access, 1).unwrap();
             let ext = Ext::Atomic(AtomicEth { va: 8, rkey, swap_add: 1, compare: 0 });
             let header = Header { opcode: Opcode::RC_FETCH_ADD, ext, psn: Psn::new(7), ..Header::default() };
             let template = Template::new(&Flow { dst: crate::id::Gid::v4([10, 0, 0, 1]), ..Flow::default() });
@@ -1014,7 +1015,8 @@ mod tests {
             let Ok(Ingress::Roce(layout)) = locate(&frame[..len]) else { panic!("a request is a packet") };
             ready(7).handle_request(&layout.packet(&frame[..len]), PdId(1), &mut Plenty, &keys)
         };
-        assert_eq!(verdict(0x1000), Ok(Verdict::Atomic { addr: 0x1008, swap: false }));
+        let Ok(Verdict::Atomic { place, swap: false }) = verdict(0x1000) else { panic!("it is a word") };
+        assert_eq!((place.addr(), place.len()), (0x1008, 8));
         assert_eq!(verdict(0x1004), Err(Ok(Fault::Misaligned)));
     }
 

@@ -8,7 +8,7 @@ use super::qp::Qp;
 use super::run;
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::id::{PdId, Psn, QpType, Qpn};
-use crate::mem::{Access, KeyFault, MrTable};
+use crate::mem::{Access, KeyFault, MrTable, Place};
 use crate::port::{Build, Frame};
 use crate::proto::requester::{Idle, Segment};
 use crate::proto::responder::Answered;
@@ -26,9 +26,9 @@ pub(super) fn readable(
     rkey: u32,
     va: u64,
     len: u32,
-) -> Result<u64, KeyFault> {
+) -> Result<Place, KeyFault> {
     match len {
-        0 => Ok(0),
+        0 => Ok(Place::EMPTY),
         _ => keys.check_remote(rkey, pd, qpn, Access::REMOTE_READ, va, u64::from(len)),
     }
 }
@@ -269,8 +269,8 @@ pub(super) fn fill(
     buffer: &mut [u8],
 ) -> Result<(usize, bool), LocalProtection> {
     let header = request_header(ip_id, qp, segment);
-    if let Some((pass, addr)) = locate(memory, qp, segment)? {
-        return Ok((write_at_once(pass, &qp.template, &header, addr, buffer), true));
+    if let Some((pass, place)) = locate(memory, qp, segment)? {
+        return Ok((write_at_once(pass, &qp.template, &header, place, buffer), true));
     }
     Ok((build_in_steps(memory, qp, segment, &header, buffer)?, false))
 }
@@ -295,17 +295,23 @@ fn locate(
     memory: Memory<'_>,
     qp: &Qp,
     segment: &Segment<'_>,
-) -> Result<Option<(OnePass, u64)>, LocalProtection> {
+) -> Result<Option<(OnePass, Place)>, LocalProtection> {
     let Some(pass) = LongPacket::pass(&qp.template, segment.len) else { return Ok(None) };
-    let addr = memory.locate(segment.slot, segment.offset as usize, segment.len as usize)?;
-    Ok(addr.map(|addr| (pass, addr)))
+    let place = memory.locate(segment.slot, segment.offset as usize, segment.len as usize)?;
+    Ok(place.map(|place| (pass, place)))
 }
 
 /// Writes a [`LongPacket`] to a buffer that no others are built beside. Returns its length.
 #[inline(always)]
-fn write_at_once(pass: OnePass, template: &Template, header: &Header, addr: u64, buffer: &mut [u8]) -> usize {
+fn write_at_once(
+    pass: OnePass,
+    template: &Template,
+    header: &Header,
+    place: Place,
+    buffer: &mut [u8],
+) -> usize {
     let mut long = LongPacket::default();
-    let len = long.lay_out(pass, template, header, addr);
+    let len = long.lay_out(pass, template, header, place);
     long.write(template, buffer);
     len
 }
@@ -327,22 +333,22 @@ fn build_in_steps(
     Ok(qp.template.close(buffer, at, len))
 }
 
-/// Builds a READ response whose bytes are at `addr` in a buffer. Returns its length, and whether it is finished, as [`fill`].
+/// Builds a READ response whose bytes are at a place in a buffer. Returns its length, and whether it is finished, as [`fill`].
 pub(super) fn fill_response(
     template: &Template,
     header: &Header,
-    addr: u64,
+    place: Place,
     buffer: &mut [u8],
 ) -> (usize, bool) {
     match LongPacket::pass(template, header.payload_len) {
-        Some(pass) => (write_at_once(pass, template, header, addr, buffer), true),
-        None => (respond_in_steps(template, header, addr, buffer), false),
+        Some(pass) => (write_at_once(pass, template, header, place, buffer), true),
+        None => (respond_in_steps(template, header, place, buffer), false),
     }
 }
 
-/// Builds a READ response whose bytes are at `addr` in a buffer; [`Template::stamp`] finishes it. Returns its length.
-fn respond_in_steps(template: &Template, header: &Header, addr: u64, buffer: &mut [u8]) -> usize {
+/// Builds a READ response whose bytes are at a place in a buffer; [`Template::stamp`] finishes it. Returns its length.
+fn respond_in_steps(template: &Template, header: &Header, place: Place, buffer: &mut [u8]) -> usize {
     let (at, len) = (template.begin(buffer, header), header.payload_len as usize);
-    copy::read(addr, &mut buffer[at..at + len]);
+    copy::read(place, &mut buffer[at..at + len]);
     template.close(buffer, at, len)
 }

@@ -1,15 +1,16 @@
-//! Byte copying between packets and registered memory: the only code that touches it.
+//! Byte copying between packets and registered memory: the only code of a shard that touches it.
 //!
 //! Registered memory belongs to the program and to its peers at the same time, so it is never borrowed: bytes
-//! are copied in and out through raw pointers. Every address comes from [`MrTable::check`] in the same turn,
-//! which is what makes the accesses sound: a region stays mapped until each shard has passed a turn boundary
-//! after its key was revoked (`device` sees to that when it deregisters), and whoever registered the range
-//! vouched for it.
+//! are copied in and out by the functions of [`racy`]. Every [`Place`] that is opened here comes from a lookup
+//! ([`MrTable::check`]) in the same turn, which is what makes the accesses sound: a region stays mapped until each shard
+//! has passed a turn boundary after its key was revoked (`device` sees to that when it deregisters, and a shard that
+//! died is in no turn), and whoever registered the range vouched for it ([`UserMemory`](crate::mem::UserMemory)). A
+//! place says how long it is, and nothing is opened beyond.
 
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::id::PdId;
-use crate::mem::{Access, KnownKey, MrTable, Sge, sge};
+use crate::mem::{Access, KnownKey, MrTable, Place, Sge, racy, sge};
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
 use crate::wire::icrc::OnePass;
@@ -56,7 +57,7 @@ impl Memory<'_> {
         slot: &[Granule],
         offset: usize,
         len: usize,
-    ) -> Result<Option<u64>, LocalProtection> {
+    ) -> Result<Option<Place>, LocalProtection> {
         if SendWqe::of(slot).flags().contains(SendFlags::INLINE) {
             return Ok(None);
         }
@@ -95,7 +96,7 @@ impl Memory<'_> {
         };
         let to = self.check_known(known, &piece)?;
         write(to, from, last);
-        Ok(to.wrapping_add(from.len() as u64))
+        Ok(to.addr().wrapping_add(from.len() as u64))
     }
 
     #[inline(never)]
@@ -116,20 +117,20 @@ impl Memory<'_> {
             let to = self.check(&piece, Access::LOCAL_WRITE)?;
             write(to, &from[done..done + len], last && done + len == from.len());
             done += len;
-            end = to.wrapping_add(len as u64);
+            end = to.addr().wrapping_add(len as u64);
         }
         Ok(end)
     }
 
     #[inline]
-    fn check(&self, piece: &Sge, need: Access) -> Result<u64, LocalProtection> {
+    fn check(&self, piece: &Sge, need: Access) -> Result<Place, LocalProtection> {
         self.keys
             .check(piece.lkey, self.pd, need, piece.addr, u64::from(piece.length))
             .map_err(|_| LocalProtection)
     }
 
     #[inline(always)]
-    fn check_known(&self, known: &mut KnownKey, piece: &Sge) -> Result<u64, LocalProtection> {
+    fn check_known(&self, known: &mut KnownKey, piece: &Sge) -> Result<Place, LocalProtection> {
         known
             .check(self.keys, piece.lkey, self.pd, None, piece.addr, u64::from(piece.length))
             .map_err(|_| LocalProtection)
@@ -160,15 +161,16 @@ impl<'a> Gather<'a> {
 
 /// [`read`] for what is mostly short: 16 to 64 bytes go by way of registers, without a call.
 #[inline(always)]
-pub fn read_short(addr: u64, to: &mut [u8]) {
-    const BLOCK: usize = 16;
+pub fn read_short(place: Place, to: &mut [u8]) {
+    const BLOCK: usize = racy::BLOCK;
     let len = to.len();
     if !(BLOCK..=4 * BLOCK).contains(&len) {
-        return read(addr, to);
+        return read(place, to);
     }
-    let (from, to) = (addr as *const u8, to.as_mut_ptr());
+    // SAFETY: as in `read`.
+    let (from, to) = (unsafe { place.open(len) }, to.as_mut_ptr());
     // SAFETY: as in `read`: all blocks lie inside of the `len` bytes on both sides.
-    let block = |at: usize| unsafe { core::ptr::copy_nonoverlapping(from.add(at), to.add(at), BLOCK) };
+    let block = |at: usize| unsafe { racy::read_block(from.add(at), to.add(at)) };
     // The first and the last block, and where these do not meet, the ones next to them: some bytes twice.
     block(0);
     block(len - BLOCK);
@@ -178,13 +180,12 @@ pub fn read_short(addr: u64, to: &mut [u8]) {
     }
 }
 
-/// Copies registered memory at `addr` into `to`.
+/// Copies the first bytes of a place in registered memory into `to`.
 #[inline]
-pub fn read(addr: u64, to: &mut [u8]) {
-    // SAFETY: `addr .. addr + len` passed `MrTable::check` in this turn, so it is mapped (module comment);
-    // `to` is a packet buffer or a local, never registered memory. A concurrent writer can make the bytes
-    // stale or mixed, as on any RDMA device; they are plain bytes.
-    unsafe { core::ptr::copy_nonoverlapping(addr as *const u8, to.as_mut_ptr(), to.len()) }
+pub fn read(place: Place, to: &mut [u8]) {
+    // SAFETY: the place was looked up in this turn, so it is mapped (module comment); `to` is a packet buffer or a
+    // local, never registered memory. A concurrent writer can make the bytes stale or mixed, as on any RDMA device.
+    unsafe { racy::read(place.open(to.len()), to.as_mut_ptr(), to.len()) }
 }
 
 /// A long packet: its headers stand here, its payload where the program has it, until both are written in one pass. In the turn
@@ -193,16 +194,15 @@ pub fn read(addr: u64, to: &mut [u8]) {
 pub struct LongPacket {
     /// The headers, in masked form, and the first bytes of the payload.
     head: [u8; OnePass::HEAD],
-    /// Where the others are, and how many.
-    rest: u64,
-    rest_len: usize,
+    /// Where the others are.
+    rest: Place,
     /// `None`: nothing is laid out.
     pass: Option<OnePass>,
 }
 
 impl Default for LongPacket {
     fn default() -> Self {
-        Self { head: [0; OnePass::HEAD], rest: 0, rest_len: 0, pass: None }
+        Self { head: [0; OnePass::HEAD], rest: Place::EMPTY, pass: None }
     }
 }
 
@@ -218,22 +218,23 @@ impl LongPacket {
         if fits { template.one_pass() } else { None }
     }
 
-    /// Lays out a packet whose payload is at `addr`, for which there is a [`LongPacket::pass`]. Returns how long its frame is.
+    /// Lays out a packet whose payload is at this place, for which there is a [`LongPacket::pass`]. Returns how long its frame
+    /// is.
     #[inline(always)]
-    pub fn lay_out(&mut self, pass: OnePass, template: &Template, header: &Header, addr: u64) -> usize {
+    pub fn lay_out(&mut self, pass: OnePass, template: &Template, header: &Header, place: Place) -> usize {
         assert!(header.payload_len >= Self::PAYLOAD_MIN, "there is no pass for {} bytes", header.payload_len);
         let at = template.begin(&mut self.head, header);
         let first = &mut self.head[at..];
-        read(addr, first);
-        self.rest = addr.wrapping_add(first.len() as u64);
-        self.rest_len = header.payload_len as usize - first.len();
+        read(place, first);
+        self.rest = place.behind(first.len());
+        debug_assert_eq!(place.len(), u64::from(header.payload_len));
         self.pass = Some(pass);
         self.frame_len()
     }
 
     #[inline(always)]
     fn frame_len(&self) -> usize {
-        OnePass::HEAD + self.rest_len + ICRC_LEN
+        OnePass::HEAD + self.rest.len() as usize + ICRC_LEN
     }
 
     /// Writes its frame to the start of `buffer`, if one is laid out.
@@ -244,44 +245,52 @@ impl LongPacket {
     pub fn write(&self, template: &Template, buffer: &mut [u8]) {
         let Some(pass) = self.pass else { return };
         let frame = &mut buffer[..self.frame_len()];
-        let from = self.rest as *const u8;
+        let len = self.rest.len() as usize;
         // SAFETY: as in `read`, of the rest of the payload; the frame has room for head and rest, and `lay_out` saw to it that
         // the rest is long enough.
-        let icrc = unsafe { pass.write(frame.as_mut_ptr(), &self.head, from, self.rest_len) };
+        let icrc = unsafe { pass.write(frame.as_mut_ptr(), &self.head, self.rest.open(len), len) };
         template.finish(frame, icrc);
     }
 }
 
-/// Copies `from` to registered memory at `addr`. With `last` the last byte is stored last, with release:
+/// Copies `from` to the start of a place in registered memory. With `last` the last byte is stored last, with release:
 /// programs spin on the last byte of a message.
 #[inline]
-pub fn write(addr: u64, from: &[u8], last: bool) {
-    let to = addr as *mut u8;
+pub fn write(place: Place, from: &[u8], last: bool) {
+    // SAFETY: the place was looked up for writing in this turn, so it is mapped and writable (module comment).
+    let to = unsafe { place.open(from.len()) };
     match from {
         [body @ .., tail] if last => {
-            // SAFETY: `addr .. addr + len` passed `MrTable::check` for writing in this turn, so it is mapped
-            // and writable (module comment); `from` is a packet buffer, never registered memory. A byte has no
-            // alignment to break.
+            // SAFETY: as above; `from` is a packet buffer, never registered memory.
             unsafe {
-                core::ptr::copy_nonoverlapping(body.as_ptr(), to, body.len());
-                AtomicU8::from_ptr(to.add(body.len())).store(*tail, Ordering::Release);
+                racy::write(to, body.as_ptr(), body.len());
+                racy::store_u8(to.add(body.len()), *tail);
             }
         }
         // SAFETY: as above.
-        _ => unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) },
+        _ => unsafe { racy::write(to, from.as_ptr(), from.len()) },
     }
 }
 
-/// ATOMIC WRITE: stores the eight bytes of `from` at `addr` in one step, with release. Does nothing with any other
+/// The word at a place.
+///
+/// # Panics
+/// If it is none: the responder has refused such an address.
+#[inline]
+fn word(place: Place) -> *mut u64 {
+    assert!(place.addr().is_multiple_of(8), "a word at {:#x}", place.addr());
+    // SAFETY: the place was looked up for writing, or for atomics, in this turn, so it is mapped and writable (module
+    // comment).
+    unsafe { place.open(8).cast() }
+}
+
+/// ATOMIC WRITE: stores the eight bytes of `from` at a place in one step, with release. Does nothing with any other
 /// number of bytes, which the responder has refused.
 #[cold]
-pub fn store(addr: u64, from: &[u8]) {
-    debug_assert!(addr.is_multiple_of(8) && from.len() == 8);
+pub fn store(place: Place, from: &[u8]) {
     let Ok(bytes) = <[u8; 8]>::try_from(from) else { return };
-    // SAFETY: the eight bytes passed `MrTable::check` for writing in this turn, so they are mapped and writable
-    // (module comment), and the responder refused an address that is not a multiple of 8.
-    let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
-    word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+    // SAFETY: it is a word, mapped and writable.
+    unsafe { racy::store_u64(word(place), u64::from_ne_bytes(bytes)) }
 }
 
 /// FLUSH to global visibility: what this core has stored is visible to every CPU before anything after it. Memory is
@@ -291,19 +300,17 @@ pub fn flush() {
     core::sync::atomic::fence(Ordering::SeqCst);
 }
 
-/// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at `addr`; returns what it held. A CPU atomic:
+/// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at a place; returns what it held. A CPU atomic:
 /// atomic against other shards and against the program.
-pub fn atomic(addr: u64, swap: bool, swap_add: u64, compare: u64) -> u64 {
-    debug_assert!(addr.is_multiple_of(8));
-    // SAFETY: the eight bytes passed `MrTable::check` for atomics in this turn, so they are mapped and
-    // writable (module comment), and the responder refused an address that is not a multiple of 8.
-    let word = unsafe { AtomicU64::from_ptr(addr as *mut u64) };
-    if swap {
-        match word.compare_exchange(compare, swap_add, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(original) | Err(original) => original,
+pub fn atomic(place: Place, swap: bool, swap_add: u64, compare: u64) -> u64 {
+    let word = word(place);
+    // SAFETY: it is a word, mapped and writable.
+    unsafe {
+        if swap {
+            racy::compare_exchange_u64(word, compare, swap_add)
+        } else {
+            racy::fetch_add_u64(word, swap_add)
         }
-    } else {
-        word.fetch_add(swap_add, Ordering::AcqRel)
     }
 }
 
@@ -330,6 +337,7 @@ mod tests {
                 for len in (0..1200).chain([2048, 4096]) {
                     let header = Header { opcode, ext, payload_len: len, ip_id: 0x4711, ..Header::default() };
                     let payload = &memory[3..3 + len as usize];
+                    let place = Place::found(payload.as_ptr() as u64, u64::from(len));
                     let mut steps = vec![0xaa; 5000];
                     let at = template.begin(&mut steps, &header);
                     steps[at..at + payload.len()].copy_from_slice(payload);
@@ -339,7 +347,7 @@ mod tests {
                     let (mut long, mut whole) = (LongPacket::default(), vec![0xaa; 5000]);
                     let pass = LongPacket::pass(&template, len);
                     if let Some(pass) = pass {
-                        assert_eq!(long.lay_out(pass, &template, &header, payload.as_ptr() as u64), frame);
+                        assert_eq!(long.lay_out(pass, &template, &header, place), frame);
                     }
                     long.write(&template, &mut whole);
                     assert_eq!(whole.iter().any(|byte| *byte != 0xaa), pass.is_some());

@@ -46,9 +46,9 @@ impl Env {
                         *laid.opcode = opcode.in_class(class).0;
                         aeth.write(laid.ext);
                         if len > 0 {
-                            let addr = known.check(keys, rkey, pd, Some(qpn), va, len.into());
-                            let Ok(addr) = addr else { return false };
-                            copy::read_short(addr, laid.payload);
+                            let place = known.check(keys, rkey, pd, Some(qpn), va, len.into());
+                            let Ok(place) = place else { return false };
+                            copy::read_short(place, laid.payload);
                         }
                         total
                     }

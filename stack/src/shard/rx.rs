@@ -300,18 +300,18 @@ impl Env {
                     .scatter(qp.recv_pd, list, offset, pkt.payload, ends)
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
-            Verdict::Write { addr, last } => {
-                copy::write(addr, pkt.payload, last);
-                self.placed_to = addr.wrapping_add(pkt.payload.len() as u64);
+            Verdict::Write { place, last } => {
+                copy::write(place, pkt.payload, last);
+                self.placed_to = place.addr().wrapping_add(pkt.payload.len() as u64);
             }
-            Verdict::Atomic { addr, swap } => {
+            Verdict::Atomic { place, swap } => {
                 let eth = pkt.atomic();
-                let original = copy::atomic(addr, swap, eth.swap_add, eth.compare);
+                let original = copy::atomic(place, swap, eth.swap_add, eth.compare);
                 self.count(Counter::RequestsReceived);
                 qp.responder.accept_atomic(pkt, original);
                 return Ok(());
             }
-            Verdict::Store { addr } => copy::store(addr, pkt.payload),
+            Verdict::Store { place } => copy::store(place, pkt.payload),
             Verdict::Flush => copy::flush(),
             Verdict::Duplicate => {} // has returned
         }

@@ -137,7 +137,7 @@ impl Env {
                     self.dispatch(qp, frame, false, stamped);
                 }
                 Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
-                    let Ok(addr) = readable(&self.shared.mrs, qp.qpn, pd, rkey, va, len) else {
+                    let Ok(place) = readable(&self.shared.mrs, qp.qpn, pd, rkey, va, len) else {
                         self.keep_frame(frame);
                         if !qp.responder.refuse_read(psn) {
                             self.discard_of(qp, Discard::Duplicate);
@@ -147,7 +147,7 @@ impl Env {
                     self.count(Counter::ResponsesSent);
                     let ext = response_ext(opcode, aeth);
                     let header = answer_header(qp, opcode, psn, ext, len, self.next_ip_id());
-                    let (len, finished) = fill_response(&qp.template, &header, addr, frame.buffer_mut());
+                    let (len, finished) = fill_response(&qp.template, &header, place, frame.buffer_mut());
                     frame.set_len(len);
                     qp.long_answers = len >= LONG_PACKET;
                     self.dispatch(qp, frame, finished, stamped);

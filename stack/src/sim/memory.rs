@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mem::{Access, Sge};
+use crate::mem::{Access, Sge, TurnsPassed, UserMemory};
 
 /// Words before and after a region that nobody may touch.
 const GUARD: usize = 8;
@@ -42,6 +42,25 @@ impl Region {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// As it is registered.
+    pub fn memory(&self) -> UserMemory {
+        // SAFETY: the bytes are the region's, which its node keeps as long as it has shards, registered or not; they are
+        // looked at through atomics, on the one thread that there is in a simulation.
+        #[allow(unsafe_code)]
+        unsafe {
+            UserMemory::new(self.addr(), self.len as u64)
+        }
+    }
+
+    /// That no shard is in a turn: they are made one after the other, and this is not called from inside of one.
+    pub fn between_turns() -> TurnsPassed {
+        // SAFETY: a simulation has one thread.
+        #[allow(unsafe_code)]
+        unsafe {
+            TurnsPassed::new()
+        }
     }
 
     /// Host address of the first byte.

@@ -392,7 +392,7 @@ impl Node {
         region.key = self
             .shared
             .mrs
-            .register(pd, region.addr(), len as u64, access, random)
+            .register(pd, region.memory(), access, random)
             .expect("the access flags go together");
         self.regions.push(region);
         MrId(self.regions.len() - 1)
@@ -402,8 +402,7 @@ impl Node {
     pub fn alloc_fast(&mut self, len: usize) -> MrId {
         let mut region = Region::new(len);
         let random = self.rng.next() as u32;
-        region.key =
-            self.shared.mrs.alloc_fast(PD, region.addr(), len as u64, random).expect("a slot is free");
+        region.key = self.shared.mrs.alloc_fast(PD, region.memory(), random).expect("a slot is free");
         self.regions.push(region);
         MrId(self.regions.len() - 1)
     }
@@ -436,7 +435,7 @@ impl Node {
     /// A window is gone, bound or not; its slot may be used again.
     pub fn dealloc_window(&mut self, key: u32) {
         self.shared.mrs.revoke(key).expect("the window is there");
-        self.shared.mrs.reclaim(key);
+        self.shared.mrs.reclaim(key, Region::between_turns());
     }
 
     /// Binds a window of type 2 as a queue pair's BIND_MW does, but behind its back.
@@ -464,11 +463,10 @@ impl Node {
     pub fn register_again(&mut self, mr: MrId) {
         let random = self.rng.next() as u32;
         let region = &mut self.regions[mr.0];
-        let (addr, len) = (region.addr(), region.len() as u64);
         region.key = self
             .shared
             .mrs
-            .register(PD, addr, len, region.access, random)
+            .register(PD, region.memory(), region.access, random)
             .expect("the access flags go together");
     }
 
@@ -480,7 +478,7 @@ impl Node {
 
     /// Lets the slot of a deregistered region's key be used again.
     pub fn reclaim(&mut self, mr: MrId) {
-        self.shared.mrs.reclaim(self.regions[mr.0].key);
+        self.shared.mrs.reclaim(self.regions[mr.0].key, Region::between_turns());
     }
 
     /// Other values for the next connection of a queue pair; its queues stay as they are.

@@ -64,6 +64,8 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("PortError::Eal", "verbs/tests/lazy.rs", "the_first_queue_pair_starts_the_port"),
     // Full tables of keys: at the device's level, in the table of this module.
     ("Pd::alloc_mw", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
+    // An error that is no refusal.
+    ("AtomicWord::compare_exchange", "verbs/tests/lifecycle.rs", "copies_in_and_out_of_a_region"),
     // What a panic leaves behind.
     ("DeviceError::ShardDied", "verbs/tests/sound.rs", "a_panic_anywhere_in_a_turn_is_the_end_of_the_shard"),
     (

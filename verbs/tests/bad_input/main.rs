@@ -10,6 +10,8 @@ mod complete;
 mod device;
 mod inside;
 mod memory;
+#[path = "../common/nowhere.rs"]
+mod nowhere;
 mod post;
 mod qp;
 mod queues;

@@ -9,6 +9,7 @@ use verbs::{
 
 use crate::bench::{Bench, Case, Refusal, back, case, err};
 use crate::common::{all_rights, options, take};
+use crate::nowhere::nowhere;
 
 /// A region of the bench's domain, which has no place in the case; with 8 bytes behind the last word.
 fn region(b: &Bench) -> Mr {
@@ -78,29 +79,29 @@ pub const CASES: &[Case] = &[
         let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         let (pd, max) = (device.alloc_pd().unwrap(), device.attr().max_mr);
         let mut mrs: Vec<_> =
-            (1..max as u64).map(|n| pd.reg_mr(n << 12, 1, Access::empty()).unwrap()).collect();
-        mrs.push(pd.alloc_mr(0x1000, 64).unwrap());
-        let refusal = err(pd.reg_mr(0x1000, 1, Access::empty()));
-        err(pd.alloc_mr(0x1000, 1));
+            (1..max as u64).map(|n| pd.reg_mr(nowhere(n << 12, 1), Access::empty()).unwrap()).collect();
+        mrs.push(pd.alloc_mr(nowhere(0x1000, 64)).unwrap());
+        let refusal = err(pd.reg_mr(nowhere(0x1000, 1), Access::empty()));
+        err(pd.alloc_mr(nowhere(0x1000, 1)));
         err(pd.alloc_mw(MwType::Two));
         mrs.pop();
         let mw = pd.alloc_mw(MwType::Two).unwrap();
-        assert_eq!(err(pd.alloc_mr(0x1000, 1)), refusal);
+        assert_eq!(err(pd.alloc_mr(nowhere(0x1000, 1))), refusal);
         drop(mw);
         refusal
     }),
     case("Pd::reg_mr", "DeviceError::Range", EINVAL, |_| {
         let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         let (pd, size) = (device.alloc_pd().unwrap(), device.attr().max_mr_size);
-        pd.reg_mr(0, size, Access::empty()).unwrap();
-        err(pd.reg_mr(0, size + 1, Access::empty()))
+        pd.reg_mr(nowhere(0, size), Access::empty()).unwrap();
+        err(pd.reg_mr(nowhere(0, size + 1), Access::empty()))
     }),
     case("Pd::reg_mr", "MemError::InvalidRange", EINVAL, |_| {
         let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         let pd = device.alloc_pd().unwrap();
-        pd.reg_mr(u64::MAX - 7, 7, Access::empty()).unwrap();
-        err(pd.alloc_mr(u64::MAX - 7, 9));
-        err(pd.reg_mr(u64::MAX - 7, 9, Access::empty()))
+        pd.reg_mr(nowhere(u64::MAX - 7, 7), Access::empty()).unwrap();
+        err(pd.alloc_mr(nowhere(u64::MAX - 7, 9)));
+        err(pd.reg_mr(nowhere(u64::MAX - 7, 9), Access::empty()))
     }),
     case("Pd::reg_mr_from", "MemError::InvalidAccess", EINVAL, |b| {
         err(b.pd.reg_mr_from(b"data", Access::REMOTE_WRITE))

@@ -118,7 +118,7 @@ mod tests {
     use super::super::{ReceivedTail, ResponderConfig};
     use super::*;
     use crate::id::{Mtu, Psn, Qpn};
-    use crate::mem::Access;
+    use crate::mem::{Access, Place, UserMemory};
     use crate::wire::{Deth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Reth, Template, locate};
 
     /// Receive requests by the bytes they hold.
@@ -147,7 +147,7 @@ mod tests {
             responder.start(&config, Psn::new(0xff_ffff), 0);
             let keys = MrTable::new();
             let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let key = keys.register(PD, VA, 4096, rights, 77).unwrap();
+            let key = keys.register(PD, UserMemory::nowhere(VA, 4096), rights, 77).unwrap();
             Self { responder, receives: Receives(receives.to_vec()), keys, key }
         }
 
@@ -224,8 +224,11 @@ mod tests {
         let first = Header { ext: reth(600), ..head(Opcode::UC_WRITE_FIRST, 0) };
         let too_long = Header { ext: reth(4097), ..head(Opcode::UC_WRITE_FIRST, 0) };
         assert_eq!(r.send(too_long, 256), Err(Discard::BadRequest));
-        assert_eq!(r.send(first, 256), Ok((Verdict::Write { addr: VA, last: false }, None)));
-        let placed = Verdict::Write { addr: VA + 256, last: false };
+        assert_eq!(
+            r.send(first, 256),
+            Ok((Verdict::Write { place: Place::found(VA, 600), last: false }, None))
+        );
+        let placed = Verdict::Write { place: Place::found(VA + 256, 344), last: false };
         assert_eq!(r.send(head(Opcode::UC_WRITE_MIDDLE, 1), 256), Ok((placed, None)));
         r.keys.revoke(r.key).unwrap();
         assert_eq!(r.send(head(Opcode::UC_WRITE_LAST, 2), 88), Err(Discard::BadRequest));
