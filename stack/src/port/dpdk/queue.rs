@@ -57,6 +57,16 @@ pub(super) struct DpdkQueue {
 // queue's lcore id is lent to the calling thread inside a call only, and calls take `&mut self`.
 unsafe impl Send for DpdkQueue {}
 
+/// Says that a burst is inside of the gate, until it is dropped.
+struct Leave<'a>(&'a AtomicU8);
+
+impl Drop for Leave<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 impl DpdkQueue {
     pub(super) fn new(shared: Arc<Shared>, index: usize) -> Self {
         prepare();
@@ -89,9 +99,10 @@ impl DpdkQueue {
             inside.store(0, Ordering::Release);
             return None;
         }
+        // Also where the burst panics: whoever restarts the device waits for it.
+        let _leave = Leave(inside);
         let mut result = sys::dpdk_sys_burst { bytes: 0, frames: 0, dropped: 0 };
         burst(&self.raw, &mut result);
-        inside.store(0, Ordering::Release);
         Some(result)
     }
 
