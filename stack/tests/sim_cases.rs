@@ -326,6 +326,35 @@ fn queue_pair_destroyed_inside_a_message() {
     s.world.check(true).unwrap();
 }
 
+// Goal: a port that panics in the middle of a message, whatever it was asked for, is the end of its shard: nothing is placed
+// from then on, also not in memory whose region is deregistered later; its queue pairs take no requests; the peer's end as
+// those of a peer that is gone.
+#[test]
+fn port_that_panics_inside_a_message() {
+    let mut in_the_middle = 0;
+    for asked in 0..8 {
+        let mut s = Story::with(|c| c.timeout = 10);
+        s.world.link(A, B).plan.delay = Duration::from_micros(5);
+        s.put(A, 0, &[9; 32768]);
+        s.post(A, WrOpcode::RdmaWrite, 32768);
+        s.world.nodes[B].wires[0].panic_after(asked);
+        assert!(s.world.run_until(SECOND, |w| w.nodes[B].is_dead(0)), "asked {asked} times");
+        s.world.nodes[B].deregister(s.mrs[B]);
+        let before = s.get(B, 1 << 15, 32768);
+        s.wait(SECOND);
+        assert_eq!(s.get(B, 1 << 15, 32768), before, "nothing is written after that");
+        // Where all of it was there, the acknowledgement may have left.
+        if before.iter().any(|byte| *byte != 9) {
+            s.expect_cqe(A, RdmaWrite, RetryExcErr);
+            in_the_middle += 1;
+        }
+        let word = s.world.nodes[B].shared.words.load(0);
+        assert!(word.is_dead() && word.gates() == 0);
+        assert!(!s.world.nodes[A].is_dead(0));
+    }
+    assert!(in_the_middle > 1, "{in_the_middle}");
+}
+
 #[test]
 fn region_deregistered_inside_a_message() {
     let mut s = Story::new();

@@ -1,12 +1,13 @@
 //! A simulated host: a real device core over simulated port queues, with the memory, queues and calls that a
 //! program on it has.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::Region;
-use super::port::{self, SimWire};
+use super::port::{self, PortPanicked, SimWire};
 use super::rng::Rng;
 use crate::config::SHARD_BITS;
 use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
@@ -22,7 +23,8 @@ use crate::proto::wqe::{
 };
 use crate::shard::counters::{Counter, CounterSnapshot};
 use crate::shard::{
-    CqState, EventElement, LaneId, QpSpec, RecvSource, Shard, Shared, SharedConfig, SrqEnd, XrcSrq, srq_words,
+    CqState, EventElement, LaneId, QpSpec, RecvSource, Shard, Shared, SharedConfig, SrqEnd, Turn, XrcSrq,
+    srq_words,
 };
 use crate::sync::lanes::{CqReader, cq};
 use crate::sync::spsc::{Producer, ring};
@@ -301,6 +303,8 @@ pub struct Node {
     pub shards: Vec<Shard>,
     /// The other ends of their port queues.
     pub wires: Vec<SimWire>,
+    /// Shards whose port panicked in a turn: as in a device, they have no other.
+    dead: Vec<bool>,
     regions: Vec<Region>,
     qps: Vec<Option<SimQp>>,
     cqs: Vec<SimCq>,
@@ -370,6 +374,7 @@ impl Node {
             gid,
             shared,
             shards,
+            dead: vec![false; wires.len()],
             wires,
             regions: Vec::new(),
             qps: Vec::new(),
@@ -377,6 +382,27 @@ impl Node {
             srqs: Vec::new(),
             rng,
         }
+    }
+
+    /// One turn of a shard, as far as it lives.
+    pub fn turn(&mut self, shard: usize, now: Instant) -> Turn {
+        if self.dead[shard] {
+            return Turn::default();
+        }
+        match catch_unwind(AssertUnwindSafe(|| self.shards[shard].poll_once(now))) {
+            Ok(turn) => turn,
+            Err(panic) if panic.is::<PortPanicked>() => {
+                self.dead[shard] = true;
+                self.shared.end_shard(shard);
+                Turn::default()
+            }
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    /// Whether a shard has died.
+    pub fn is_dead(&self, shard: usize) -> bool {
+        self.dead[shard]
     }
 
     /// Registers `len` fresh bytes in [`PD`].
@@ -881,6 +907,7 @@ impl Node {
 
     /// When a shard wants its next turn.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.shards.iter().filter_map(Shard::next_deadline).min()
+        let living = self.shards.iter().zip(&self.dead).filter(|(_, dead)| !**dead);
+        living.filter_map(|(shard, _)| shard.next_deadline()).min()
     }
 }

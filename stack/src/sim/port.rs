@@ -20,7 +20,13 @@ struct State {
     starved: bool,
     refused: u64,
     denied: u64,
+    /// What the port is asked for until it panics.
+    sane_for: Option<u32>,
 }
+
+/// What a port that is out of its mind panics with.
+#[derive(Debug)]
+pub struct PortPanicked;
 
 impl State {
     /// Frames that the transmit ring takes now.
@@ -64,16 +70,29 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The state, for a shard that asks for something.
+fn asked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    let mut state = lock(state);
+    if let Some(left) = &mut state.sane_for {
+        match left.checked_sub(1) {
+            Some(less) => *left = less,
+            // No message: it is on purpose.
+            None => std::panic::resume_unwind(Box::new(PortPanicked)),
+        }
+    }
+    state
+}
+
 impl PortQueue for SimQueue {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        let mut state = lock(&self.state);
+        let mut state = asked(&self.state);
         let n = state.rx.len().min(out.remaining_capacity());
         out.extend(state.rx.drain(..n));
         n
     }
 
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        let mut state = lock(&self.state);
+        let mut state = asked(&self.state);
         let n = frames.len().min(state.room());
         state.refused += (frames.len() - n) as u64;
         state.tx.extend(frames.drain(..n));
@@ -81,7 +100,7 @@ impl PortQueue for SimQueue {
     }
 
     fn alloc(&mut self) -> Option<Frame> {
-        let mut state = lock(&self.state);
+        let mut state = asked(&self.state);
         let frame = if state.starved { None } else { self.pool.alloc() };
         state.denied += u64::from(frame.is_none());
         frame
@@ -91,7 +110,7 @@ impl PortQueue for SimQueue {
         if !self.lends {
             return None;
         }
-        let mut state = lock(&self.state);
+        let mut state = asked(&self.state);
         let room = if state.starved { 0 } else { most.min(state.room()) };
         let mut frames = ArrayVec::<Frame, TX_BURST>::new();
         while frames.len() < room.min(TX_BURST)
@@ -133,6 +152,11 @@ impl SimWire {
     /// Whether the pool gives no buffer out.
     pub fn starve(&self, on: bool) {
         lock(&self.state).starved = on;
+    }
+
+    /// Lets the port panic, once it was asked for so many things.
+    pub fn panic_after(&self, asked: u32) {
+        lock(&self.state).sane_for = Some(asked);
     }
 
     /// Frames waiting in the receive ring.

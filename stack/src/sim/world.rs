@@ -267,10 +267,11 @@ impl World {
                     self.now = self.now.after(long);
                     self.deliver();
                 }
-                let turn = self.nodes[node].shards[shard].poll_once(clock);
+                let turn = self.nodes[node].turn(shard, clock);
                 busy |= turn.more;
                 self.collect(node, shard)?;
-                busy |= self.nodes[node].wires[shard].waiting() > 0;
+                let waits = self.nodes[node].wires[shard].waiting() > 0;
+                busy |= waits && !self.nodes[node].is_dead(shard);
             }
         }
         let deadlines = self.nodes.iter().filter_map(Node::next_deadline);
