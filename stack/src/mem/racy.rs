@@ -59,6 +59,16 @@ pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
     unsafe { machine::copy(to, from, len) }
 }
 
+/// As [`write`] of [`BLOCK`] bytes, by way of a register.
+///
+/// # Safety
+/// As for `write`.
+#[inline(always)]
+pub unsafe fn write_block(to: *mut u8, from: *const u8) {
+    // SAFETY: as the caller says.
+    unsafe { machine::copy_block_in(to, from) }
+}
+
 /// Sets `len` bytes of such memory.
 ///
 /// # Safety
@@ -170,6 +180,15 @@ mod x86_64 {
         }
     }
 
+    #[inline(always)]
+    pub unsafe fn copy_block_in(to: *mut u8, from: *const u8) {
+        // SAFETY: see above; neither asks for alignment.
+        unsafe {
+            let block = from.cast::<__m128i>().read_unaligned();
+            asm!("movdqu [{}], {}", in(reg) to, in(xmm_reg) block, options(nostack, preserves_flags));
+        }
+    }
+
     #[inline]
     pub unsafe fn fill(to: *mut u8, value: u8, len: usize) {
         // SAFETY: see above; a call by the C convention, with the stack as it asks for.
@@ -256,6 +275,11 @@ mod model {
         unsafe { copy(to, from, super::BLOCK) }
     }
 
+    pub unsafe fn copy_block_in(to: *mut u8, from: *const u8) {
+        // SAFETY: as the caller says.
+        unsafe { copy(to, from, super::BLOCK) }
+    }
+
     pub unsafe fn fill(to: *mut u8, value: u8, len: usize) {
         let _bus = bus();
         // SAFETY: see above.
@@ -335,6 +359,8 @@ mod tests {
                     model::fill(wanted[at..].as_mut_ptr(), len as u8, len / 2);
                     read_block(source[skip..].as_ptr(), is[len..].as_mut_ptr());
                     model::copy_block(wanted[len..].as_mut_ptr(), source[skip..].as_ptr());
+                    write_block(is[len + at..].as_mut_ptr(), source[len..].as_ptr());
+                    model::copy_block_in(wanted[len + at..].as_mut_ptr(), source[len..].as_ptr());
                 }
                 assert_eq!(is, wanted);
             }

@@ -102,7 +102,9 @@ impl Place {
     #[inline(always)]
     #[must_use]
     pub fn behind(self, n: usize) -> Self {
-        assert!(n as u64 <= self.len, "{n} bytes of a place of {}", self.len);
+        if n as u64 > self.len {
+            beyond(n, self.len);
+        }
         Self { addr: self.addr + n as u64, len: self.len - n as u64, turn: PhantomData }
     }
     /// Opens `len` bytes for access.
@@ -115,7 +117,15 @@ impl Place {
     /// If it has fewer.
     #[inline(always)]
     pub unsafe fn open(self, len: usize) -> *mut u8 {
-        assert!(len as u64 <= self.len, "{len} bytes of a place of {}", self.len);
+        if len as u64 > self.len {
+            beyond(len, self.len);
+        }
         self.addr as *mut u8
     }
+}
+
+#[cold]
+#[inline(never)]
+fn beyond(wanted: usize, there: u64) -> ! {
+    panic!("{wanted} bytes of a place of {there}")
 }
