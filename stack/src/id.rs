@@ -164,8 +164,10 @@ impl core::str::FromStr for Mac {
         let mut parts = s.split(':');
         for byte in &mut out {
             let part = parts.next().ok_or("a MAC address has six parts, as 02:00:00:00:00:01")?;
-            *byte = u8::from_str_radix(part, 16)
-                .map_err(|_| "a MAC address is hexadecimal, as 02:00:00:00:00:01")?;
+            // A sign is no digit.
+            let digits = part.len() <= 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
+            let value = u8::from_str_radix(part, 16).ok().filter(|_| digits);
+            *byte = value.ok_or("a MAC address is hexadecimal, as 02:00:00:00:00:01")?;
         }
         if parts.next().is_some() {
             return Err("a MAC address has six parts, as 02:00:00:00:00:01");

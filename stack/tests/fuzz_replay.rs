@@ -52,6 +52,11 @@ fn fuzz_corpus_read_rings() {
     replay("read_rings");
 }
 
+#[test]
+fn fuzz_corpus_port_names() {
+    replay("port_names");
+}
+
 // Goal: a target that is added is replayed too.
 #[test]
 fn every_target_is_replayed() {

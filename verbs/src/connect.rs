@@ -45,7 +45,8 @@ impl FromStr for RcEndpoint {
                     Some(hex) => u32::from_str_radix(hex, 16),
                     None => part.parse(),
                 };
-                n.ok().filter(|n| *n < 1 << 24)
+                // A sign is no digit.
+                n.ok().filter(|n| *n < 1 << 24 && !part.contains('+'))
             };
             let endpoint = Self { gid: Gid::from_ip(ip), qpn: Qpn::new(number()?), psn: Psn::new(number()?) };
             parts.next().is_none().then_some(endpoint)

@@ -137,10 +137,14 @@ pub fn host(text: &str) -> Result<Host, String> {
         },
     };
     let is_ipv6 = name.split('%').next().is_some_and(|addr| addr.parse::<Ipv6Addr>().is_ok());
-    if name.is_empty() || (name.contains(':') || text.starts_with('[')) && !is_ipv6 || name.contains('/') {
+    let foreign = |c: char| c == '/' || c.is_whitespace() || c.is_control();
+    if name.is_empty() || (name.contains(':') || text.starts_with('[')) && !is_ipv6 || name.contains(foreign)
+    {
         return Err(wrong());
     }
-    let port = port.map(|port| port.parse().map_err(|_| wrong())).transpose()?;
+    // A sign is no digit.
+    let number = |port: &str| port.parse().ok().filter(|_| !port.starts_with('+')).ok_or_else(wrong);
+    let port = port.map(number).transpose()?;
     Ok(Host { name: name.into(), port })
 }
 
@@ -201,6 +205,68 @@ mod tests {
         }
         for text in ["", "k", "-1", "4kb", "2g", "99999999999999999999"] {
             assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    // Goal: whatever is typed is understood, or refused in one sentence; what was understood can be written again.
+    #[test]
+    fn any_text_is_understood_or_refused_in_a_sentence() {
+        let seeds = [
+            "localhost:18515",
+            "10.77.0.1:80",
+            "[fd00::1]:18515",
+            "[fe80::1%eth0]",
+            "fd00::1/64",
+            "10.0.0.1/24",
+            "4k",
+            "1g",
+            "1.5s",
+            "500ms",
+            "4096",
+            "é:1",
+            "[",
+            "]:",
+            "%",
+            "a b:1",
+            "h\n:2",
+            "h:+1",
+            "1e400s",
+            "NaNm",
+        ];
+        let pieces: Vec<char> = "0123456789abcdef.:[]%/-+ kmgsNaéß\u{2028}\n\0".chars().collect();
+        let mut state = 1u64;
+        let mut below = |n: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % n
+        };
+        let sentence = |error: String| {
+            assert!(!error.is_empty() && !error.chars().any(char::is_control), "{error:?}");
+        };
+        for round in 0..20_000 {
+            let mut text: Vec<char> = seeds[round % seeds.len()].chars().collect();
+            for _ in 0..below(4) {
+                let at = below(text.len() + 1);
+                match below(3) {
+                    0 => text.insert(at, pieces[below(pieces.len())]),
+                    1 if at < text.len() => text[at] = pieces[below(pieces.len())],
+                    _ => text.truncate(at),
+                }
+            }
+            let text: String = text.into_iter().collect();
+            match host(&text) {
+                Ok(Host { name, port }) => {
+                    let bare = if name.contains(':') { format!("[{name}]") } else { name.clone() };
+                    let again = port.map_or(bare.clone(), |port| format!("{bare}:{port}"));
+                    assert_eq!(host(&again), Ok(Host { name, port }), "{text:?}");
+                }
+                Err(error) => sentence(error),
+            }
+            match ip(&text) {
+                Ok(addr) => assert_eq!(ip(&addr.to_string()), Ok(addr)),
+                Err(error) => sentence(error),
+            }
+            let others = [size(&text).err(), duration(&text).err(), mtu(&text).err(), ip_prefix(&text).err()];
+            others.into_iter().flatten().for_each(sentence);
         }
     }
 

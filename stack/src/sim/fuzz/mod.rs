@@ -7,6 +7,7 @@
 
 mod cm;
 mod masks;
+mod names;
 mod net;
 mod ops;
 mod packets;
@@ -15,6 +16,7 @@ mod wire;
 
 pub use cm::cm_bytes;
 pub use masks::modify_masks;
+pub use names::port_names;
 pub use net::net_frames;
 pub use ops::qp_ops;
 pub use packets::{completer_bytes, responder_bytes};
@@ -34,6 +36,7 @@ pub const TARGETS: &[Target] = &[
     ("cm_bytes", cm_bytes),
     ("net_frames", net_frames),
     ("read_rings", read_rings),
+    ("port_names", port_names),
 ];
 
 /// Reads numbers from an input; behind its end there are zeros.
