@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Bench, Link, PERF, PINGPONG, free_port, run};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
 use std::net::TcpStream;
 use std::process::Command;
@@ -190,7 +191,7 @@ fn strangers_at_the_tcp_port() {
 
 #[test]
 fn a_signal_ends_a_server_and_removes_its_socket() {
-    for (signal, program) in [("-INT", PERF), ("-TERM", PINGPONG)] {
+    for (signal, program) in [(Signal::INT, PERF), (Signal::TERM, PINGPONG)] {
         let bench = Bench::new(Link::Unix);
         let (port, tcp) = (bench.server_port(), bench.tcp.to_string());
         let args = match program == PERF {
@@ -200,8 +201,7 @@ fn a_signal_ends_a_server_and_removes_its_socket() {
         let mut server = common::Running::start(program, &args);
         wait_for(&bench.path("a"));
         std::thread::sleep(Duration::from_millis(200));
-        let killed = Command::new("kill").args([signal, &server.id().to_string()]).status().unwrap();
-        assert!(killed.success());
+        kill_process(Pid::from_raw(server.id() as i32).unwrap(), signal).unwrap();
         let server = server.finish().bad("interrupted");
         assert_eq!(server.code, Some(130), "{}", server.all());
         assert!(!bench.path("a").exists(), "the socket is left behind");

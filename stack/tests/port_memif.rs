@@ -2,6 +2,7 @@
 //! started again.
 #![cfg(feature = "dpdk")]
 
+use rustix::process::{Pid, Signal, kill_process};
 use stack::port::dpdk::EalOptions;
 use stack::port::{Build, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
 use std::io::{BufRead, BufReader, Read, Write as _};
@@ -81,9 +82,8 @@ impl Peer {
         Self(child)
     }
 
-    fn signal(&self, name: &str) {
-        let kill = Command::new("kill").args([name, &self.0.id().to_string()]).status();
-        assert!(kill.unwrap().success());
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
 }
 
@@ -299,12 +299,12 @@ fn frames_are_built_in_the_ring() {
         while seen < sent {
             receive(&mut *queue, &mut seen);
         }
-        peer.signal("-STOP");
+        peer.signal(Signal::STOP);
         let filled = queue.build_burst(1000, &mut build).expect("the link is up");
         assert_eq!(filled, SLOTS, "{ours}: a ring holds as many frames as it has slots");
         assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("there is no room")), Some(0));
         assert_eq!(port.stats().tx_dropped, 0);
-        peer.signal("-CONT");
+        peer.signal(Signal::CONT);
         sent += filled as u32;
         while seen < sent {
             receive(&mut *queue, &mut seen);
@@ -485,7 +485,7 @@ fn a_server_that_stands_still_stalls_no_other_port() {
     // looks after all ports.
     let path = socket("still");
     let peer = Peer::start(&format!("memif:{},role=server", path.display()), 1);
-    peer.signal("-STOP");
+    peer.signal(Signal::STOP);
     let port = open(&format!("memif:{},role=client", path.display()), 1);
     // Long enough for some attempts: the queue holds two connections.
     let start = Instant::now();
@@ -499,7 +499,7 @@ fn a_server_that_stands_still_stalls_no_other_port() {
         let _ = std::fs::remove_file(&path);
     });
     let other = other.recv_timeout(PATIENCE);
-    peer.signal("-CONT");
+    peer.signal(Signal::CONT);
     drop(other.expect("another port opens"));
     let mut clock = Ticker::new();
     let start = Instant::now();
