@@ -3,7 +3,8 @@
 //! DPDK is linked statically by default: the shared `librte_eal` loads every driver plugin of the distribution
 //! when it starts (more than a hundred, and libraries such as libibverbs with them), the static one contains
 //! what is listed here. `DPDK_SYS_LINK=shared` takes the distribution's shared libraries with all their drivers
-//! instead (but leaves net_memif's races unguarded, see `MEMIF_GUARDS`). `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
+//! instead (but leaves net_memif's races unguarded, see `MEMIF_GUARDS`, and DPDK's descriptors to the programs that the
+//! process starts, see `CLOSED_ON_EXEC`). `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -67,7 +68,7 @@ fn main() {
     for name in ["DPDK_SYS_LINK", "DPDK_SYS_DRIVERS", "LD", "OBJCOPY", "AR"] {
         println!("cargo:rerun-if-env-changed={name}");
     }
-    for file in ["build.rs", "src/shim.c", "src/shim.h"] {
+    for file in ["build.rs", "src/shim.c", "src/shim.h", "src/cloexec.c"] {
         println!("cargo:rerun-if-changed={file}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -98,7 +99,7 @@ fn main() {
         shim.flag(flag);
     }
     if !shared {
-        shim.define("DPDK_SYS_GUARDED_MEMIF", None);
+        shim.define("DPDK_SYS_GUARDED", None).file("src/cloexec.c");
     }
     shim.compile("dpdk_sys_shim");
     if !shared {
@@ -189,6 +190,11 @@ fn link_static(out: &Path) {
         .args(["--whole-archive", "-o"])
         .arg(&object)
         .args(&archives));
+    let mut objcopy = Command::new(tool("OBJCOPY", "objcopy"));
+    for name in CLOSED_ON_EXEC {
+        objcopy.arg("--redefine-sym").arg(format!("{name}=dpdk_sys_cloexec_{name}"));
+    }
+    run(objcopy.arg(&object));
     let archive = out.join("libdpdk_sys_all.a");
     let _ = std::fs::remove_file(&archive);
     run(Command::new(tool("AR", "ar")).arg("rcs").arg(&archive).arg(&object));
@@ -205,6 +211,27 @@ const MEMIF_GUARDS: &[(&str, &str)] = &[
     ("connect", "dpdk_sys_connect"),
     ("rte_intr_callback_register", "dpdk_sys_intr_callback_register"),
     ("rte_intr_instance_free", "dpdk_sys_intr_instance_free"),
+];
+
+/// Functions that make descriptors: those of `cloexec.c` are called in their place. (opendir closes its own on exec by itself,
+/// and the kernel those of vfio and bpf.)
+const CLOSED_ON_EXEC: &[&str] = &[
+    "open",
+    "open64",
+    "openat",
+    "openat64",
+    "fopen",
+    "fopen64",
+    "socket",
+    "accept",
+    "recvmsg",
+    "eventfd",
+    "epoll_create",
+    "epoll_create1",
+    "pipe",
+    "memfd_create",
+    "timerfd_create",
+    "dup",
 ];
 
 /// net_memif with some of its calls led through the shim.

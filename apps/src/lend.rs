@@ -39,6 +39,10 @@ impl Port for LentPort {
         self.port.start()
     }
 
+    fn mtu(&self) -> usize {
+        self.port.mtu()
+    }
+
     fn link_up(&self) -> bool {
         self.port.link_up()
     }

@@ -14,16 +14,15 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <linux/membarrier.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <net/if.h>
 #include <net/if_arp.h>
 #include <unistd.h>
 
 #include <rte_alarm.h>
+#include <rte_bus_vdev.h>
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_interrupts.h>
@@ -60,15 +59,8 @@ dpdk_sys_gate(uint16_t port, uint16_t queue)
 	return &gates[port][queue].inside;
 }
 
-/* Makes every thread of the process pass a full fence. The light side is light only if the process is registered for
- * this; otherwise it is a full fence, and a full fence here is enough. */
-static void
-heavy_fence(void)
-{
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	(void)syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
+/* The heavy side of the fence whose light side is with the bursts; both are the caller's. */
+static void (*heavy_fence)(void);
 
 /* A burst takes microseconds, unless its thread lost the CPU: leave ours to it then. */
 static inline void
@@ -145,6 +137,7 @@ static struct view {
 	} __attribute__((aligned(64))) of[DPDK_SYS_QUEUES_MAX];
 } __attribute__((aligned(64))) views[DPDK_SYS_PORTS_MAX];
 
+#ifdef DPDK_SYS_GUARDED
 /* Waits for the bursts that run in the ports first..end. */
 static void
 wait_for_bursts(int first, int end)
@@ -156,7 +149,6 @@ wait_for_bursts(int first, int end)
 				wait_a_little(spins);
 }
 
-#ifdef DPDK_SYS_GUARDED_MEMIF
 /* Regions that memifs have mapped, and for which device: a driver's own structure, nothing of which is known here. On
  * the interrupt thread and DPDK's own, hence the lock. */
 static pthread_mutex_t mapped_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -379,7 +371,7 @@ ssize_t dpdk_sys_recvmsg(int fd, struct msghdr *message, int flags);
 ssize_t
 dpdk_sys_recvmsg(int fd, struct msghdr *message, int flags)
 {
-	return recvmsg(fd, message, flags | MSG_DONTWAIT);
+	return recvmsg(fd, message, flags | MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 }
 
 int dpdk_sys_intr_callback_register(const struct rte_intr_handle *handle, rte_intr_callback_fn fn, void *arg);
@@ -438,7 +430,7 @@ dpdk_sys_intr_instance_free(struct rte_intr_handle *handle)
 		close(rte_intr_fd_get(handle));
 	rte_intr_instance_free(handle);
 }
-#endif
+#endif /* DPDK_SYS_GUARDED */
 
 /* ---- data path ---- */
 
@@ -1085,8 +1077,9 @@ in_child(void)
 }
 
 int
-dpdk_sys_eal_init(int argc, char **argv)
+dpdk_sys_eal_init(int argc, char **argv, void (*fence)(void))
 {
+	heavy_fence = fence;
 	int ret = rte_eal_init(argc, argv);
 	if (ret < 0)
 		return rte_errno != 0 ? -rte_errno : -EINVAL;
@@ -1168,13 +1161,18 @@ dpdk_sys_on_interrupt_thread(void (*fn)(void *), void *arg)
 int
 dpdk_sys_hotplug_add(const char *bus, const char *name, const char *args)
 {
+	/* From 24.11 on rte_eal_hotplug_add refuses arguments of 128 bytes and more, which it keeps for other processes. */
+	if (strcmp(bus, "vdev") == 0) {
+		int ret = rte_vdev_init(name, args);
+		return ret > 0 ? -ENODEV : ret; /* 1: no driver has such a name */
+	}
 	return rte_eal_hotplug_add(bus, name, args);
 }
 
 int
 dpdk_sys_hotplug_remove(const char *bus, const char *name)
 {
-	return rte_eal_hotplug_remove(bus, name);
+	return strcmp(bus, "vdev") == 0 ? rte_vdev_uninit(name) : rte_eal_hotplug_remove(bus, name);
 }
 
 int
@@ -1372,6 +1370,30 @@ dpdk_sys_port_missed(uint16_t port, uint64_t *rx, uint64_t *tx)
 		*tx = stats.oerrors;
 	}
 	return ret;
+}
+
+int
+dpdk_sys_iface_socket(void)
+{
+	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+	return fd >= 0 ? fd : -errno;
+}
+
+int
+dpdk_sys_iface_look(int fd, uint32_t index, uint32_t *mtu)
+{
+	struct ifreq request;
+
+	memset(&request, 0, sizeof(request));
+	request.ifr_ifindex = (int)index;
+	/* Its name now: it may be another one than when it was opened. */
+	if (ioctl(fd, SIOCGIFNAME, &request) != 0 || ioctl(fd, SIOCGIFMTU, &request) != 0)
+		return -errno;
+	*mtu = (uint32_t)request.ifr_mtu;
+	if (ioctl(fd, SIOCGIFFLAGS, &request) != 0)
+		return -errno;
+	return (request.ifr_flags & IFF_UP) != 0 && (request.ifr_flags & IFF_RUNNING) != 0;
 }
 
 int

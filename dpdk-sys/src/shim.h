@@ -89,8 +89,9 @@ void dpdk_sys_block_signals(void);
 int dpdk_sys_huge_page_works(size_t bytes);
 /* Leads DPDK's log lines to `line` (not terminated by NUL), from `level` (1 emergency .. 8 debug) on. */
 int dpdk_sys_log_to(void (*line)(const char *text, size_t len), uint32_t level);
-/* rte_eal_init; on success also prepares for fork. The strings must stay valid for ever. */
-int dpdk_sys_eal_init(int argc, char **argv);
+/* rte_eal_init; on success also prepares for fork. The strings must stay valid for ever. `fence` makes every thread of the
+ * process pass a full fence: bursts enter their gates behind a light one. */
+int dpdk_sys_eal_init(int argc, char **argv, void (*fence)(void));
 /* Whether this process is a child of the one that called dpdk_sys_eal_init. */
 int dpdk_sys_forked(void);
 /* DPDK's version, as "DPDK 22.11.11". */
@@ -149,6 +150,11 @@ int dpdk_sys_port_promiscuous(uint16_t port);
 int dpdk_sys_port_link(uint16_t port);
 /* Frames that the device itself dropped. */
 int dpdk_sys_port_missed(uint16_t port, uint64_t *rx, uint64_t *tx);
+/* A socket to look at Linux network interfaces of this thread's network namespace with. */
+int dpdk_sys_iface_socket(void);
+/* Whether frames get out and in by the interface of this number (1; 0: it is down, or has no carrier), and its MTU; -ENODEV if
+ * it is gone. */
+int dpdk_sys_iface_look(int fd, uint32_t index, uint32_t *mtu);
 /* Sets the Ethernet address of a Linux network interface. */
 int dpdk_sys_iface_set_mac(const char *iface, const uint8_t mac[6]);
 

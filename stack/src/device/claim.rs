@@ -352,6 +352,7 @@ impl Core {
     fn maintain_now(&self, now: Instant) {
         self.maintain_at.store(now.after(MAINTAIN_EVERY).as_nanos(), Ordering::Relaxed);
         self.port.maintain();
+        self.note_mtu();
         let up = self.port.link_up();
         if self.link_up.swap(up, Ordering::Relaxed) != up {
             let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
@@ -360,6 +361,13 @@ impl Core {
                 self.shared.with_net(|net| net.report_groups(now));
             }
         }
+    }
+
+    /// Asks the port what it carries now, in bytes, and holds queue pairs to that from now on.
+    pub(super) fn note_mtu(&self) -> usize {
+        let mtu = self.port.mtu();
+        self.shared.set_mtu(Mtu::of_link(mtu));
+        mtu
     }
 
     /// Tells the device's threads to end.

@@ -359,15 +359,15 @@ impl Device {
 
     /// State and limits of the port.
     pub fn port_attr(&self) -> PortAttr {
-        let info = self.port().info();
+        let (info, mtu) = (self.port().info(), self.core().note_mtu());
         let up = self.port().link_up();
         let counters = self.counters();
         PortAttr {
             state: if up { PortState::Active } else { PortState::Down },
             phys_state: if up { PortPhysState::LinkUp } else { PortPhysState::Disabled },
             max_mtu: Mtu::Mtu4096,
-            active_mtu: Mtu::of_link(info.mtu),
-            link_mtu: info.mtu,
+            active_mtu: Mtu::of_link(mtu),
+            link_mtu: mtu,
             mac: info.mac,
             gid_tbl_len: self.gids().len(),
             pkey_tbl_len: 1,

@@ -125,6 +125,10 @@ impl Port for CapturePort {
         self.port.start()
     }
 
+    fn mtu(&self) -> usize {
+        self.port.mtu()
+    }
+
     fn link_up(&self) -> bool {
         self.port.link_up()
     }

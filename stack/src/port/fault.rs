@@ -100,6 +100,10 @@ impl Port for FaultPort {
         self.port.start()
     }
 
+    fn mtu(&self) -> usize {
+        self.port.mtu()
+    }
+
     fn link_up(&self) -> bool {
         self.port.link_up()
     }

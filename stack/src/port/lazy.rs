@@ -31,10 +31,10 @@ struct LazyPort {
 }
 
 impl LazyPort {
-    /// The port has been described already; one that is something else would make that untrue.
+    /// The port has been described already; one that is something else, or less, would make that untrue.
     fn check(&self, real: &PortInfo) -> Result<(), PortError> {
         let PortInfo { mac, mtu, queues, .. } = self.info;
-        let reason = if real.mtu != mtu {
+        let reason = if real.mtu < mtu {
             format!("it carries an MTU of {}, not {mtu}: open it with that MTU", real.mtu)
         } else if real.mac != mac {
             format!("its address is {}, not {mac}: open it with that address", real.mac)
@@ -72,6 +72,10 @@ impl Port for LazyPort {
             return None;
         }
         Some(Box::new(LazyQueue { queue: None, index, port: Arc::clone(&self.real) }))
+    }
+
+    fn mtu(&self) -> usize {
+        self.real.get().map_or(self.info.mtu, |port| port.mtu())
     }
 
     fn link_up(&self) -> bool {
@@ -225,8 +229,13 @@ mod tests {
         assert!(!port.link_up());
         port.start().expect("it may be tried again");
 
+        let more = lazy(PortInfo { mtu: 1500, ..info() }, || PortSpec::Loopback.open(&options()));
+        assert_eq!(more.mtu(), 1500, "what is promised before anybody knows");
+        more.start().unwrap();
+        assert_eq!((more.info().mtu, more.mtu()), (1500, 4200), "what the device carries");
+
         for (changed, part) in [
-            (PortInfo { mtu: 1500, ..info() }, "an MTU of 4200, not 1500"),
+            (PortInfo { mtu: 4201, ..info() }, "an MTU of 4200, not 4201"),
             (PortInfo { mac: Mac([2, 0, 0, 0, 0, 8]), ..info() }, "02:00:00:00:00:07, not 02:00:00:00:00:08"),
             (PortInfo { queues: 1, ..info() }, "2 queues, not 1"),
         ] {

@@ -102,7 +102,7 @@ pub struct PortInfo {
     pub name: String,
     /// Its Ethernet address.
     pub mac: Mac,
-    /// Largest L3 packet, in bytes.
+    /// Largest L3 packet that it was opened for, in bytes. What it carries now may differ: [`Port::mtu`].
     pub mtu: usize,
     /// Number of queues.
     pub queues: usize,
@@ -128,7 +128,8 @@ pub struct PortStats {
     pub tx_bytes: u64,
     /// Frames lost on the way in: no buffer, no room in a queue, too long.
     pub rx_dropped: u64,
-    /// Frames that could not be sent: too long for the port, or the peer's queue was full for good.
+    /// Frames that could not be sent: too long for the port, for a network interface that is down or gone, or the peer's
+    /// queue was full for good.
     pub tx_dropped: u64,
     /// Times the port was stopped and started again, after its peer went away.
     pub restarts: u64,
@@ -151,6 +152,12 @@ pub trait Port: Send + Sync {
     /// Why the port's device cannot be opened.
     fn start(&self) -> Result<(), PortError> {
         Ok(())
+    }
+
+    /// Largest L3 packet, in bytes, that passes now: less than it was opened for where a network interface below was set
+    /// lower since, more where only the started device knew.
+    fn mtu(&self) -> usize {
+        self.info().mtu
     }
 
     /// Whether a frame that is sent now has a chance to arrive.

@@ -326,7 +326,7 @@ impl Shard {
             ty: qp.ty,
             state: qp.state,
             draining: qp.draining,
-            port_mtu: env.shared.mtu,
+            port_mtu: env.shared.mtu(),
             gids: env.shared.gids.len(),
             pkeys: 1,
             // Whoever has queue pair 1 has the privilege: its Q_Key is of the privileged half.
@@ -338,7 +338,7 @@ impl Shard {
         }
         qp.attr.take(attr, mask);
         if qp.is_datagram() {
-            qp.attr.path_mtu = env.shared.mtu as u8; // no attribute of theirs: a datagram is as long as the port allows
+            qp.attr.path_mtu = env.shared.mtu() as u8; // no attribute of theirs: a datagram is as long as the port allows
         }
         let from = qp.state;
         if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {

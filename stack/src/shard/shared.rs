@@ -1,6 +1,6 @@
 //! What the shards of a device share, each part with its own rule of access.
 
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_queue::ArrayQueue;
@@ -37,8 +37,8 @@ pub struct Shared {
     pub mac: Mac,
     /// VLAN that our addresses are in.
     pub vlan: Option<u16>,
-    /// Largest path MTU the port carries.
-    pub mtu: Mtu,
+    /// [`Self::mtu`].
+    mtu: AtomicU8,
     /// Queue pairs a shard can hold: the index of a queue pair is `shard * qps_per_shard + slot`.
     pub qps_per_shard: usize,
     /// One bitmap a shard; a bit is a queue pair's slot.
@@ -86,7 +86,7 @@ impl Shared {
             gids: Gids::new(&c.gids),
             mac: c.mac,
             vlan: c.vlan,
-            mtu: c.mtu,
+            mtu: AtomicU8::new(c.mtu as u8),
             qps_per_shard: c.qps_per_shard,
             doorbells: (0..c.shards).map(|_| Doorbells::new(c.qps_per_shard as u32)).collect(),
             inboxes: (0..c.shards).map(|_| ArrayQueue::new(INBOX_DEPTH)).collect(),
@@ -95,6 +95,16 @@ impl Shared {
             counters: (0..c.shards).map(|_| Arc::default()).collect(),
             events: EventQueue::default(),
         }
+    }
+
+    /// Largest path MTU that the port carries now.
+    pub fn mtu(&self) -> Mtu {
+        Mtu::from_enum(self.mtu.load(Ordering::Relaxed)).unwrap_or(Mtu::Mtu256)
+    }
+
+    /// The port carries another path MTU from now on. Queue pairs that are connected keep theirs.
+    pub fn set_mtu(&self, mtu: Mtu) {
+        self.mtu.store(mtu as u8, Ordering::Relaxed);
     }
 
     /// The shard whose queue pairs have this number: its top bits.

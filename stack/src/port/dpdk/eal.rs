@@ -1,6 +1,7 @@
 //! DPDK's environment: started once a process, on a thread of its own, with the options that go together.
 
 use crate::port::PortError;
+use crate::sync::asymmetric::heavy;
 use core::cell::Cell;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use dpdk_sys as sys;
@@ -243,6 +244,11 @@ fn arguments(options: &EalOptions, huge: bool, pci: Option<&str>, cpus: &str) ->
     arguments
 }
 
+/// What the shim waits for bursts with: the heavy side of the fence that they pass.
+unsafe extern "C" fn fence() {
+    heavy();
+}
+
 /// On the environment's thread: no signal handler of the embedder ever runs on it or on the threads it starts.
 fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
     // DPDK keeps the strings and may reorder the array.
@@ -256,7 +262,7 @@ fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
     unsafe {
         sys::dpdk_sys_block_signals();
         sys::dpdk_sys_log_to(Some(log_line), log_level.clamp(1, 8));
-        match sys::dpdk_sys_eal_init(argc, argv.leak().as_mut_ptr()) {
+        match sys::dpdk_sys_eal_init(argc, argv.leak().as_mut_ptr(), Some(fence)) {
             0 => Ok(()),
             errno => Err(errno_text(errno)),
         }

@@ -1,6 +1,7 @@
 //! From a [`PortSpec`] to a running device: checks whose failure DPDK would not explain, then the steps.
 
 use super::eal::{self, Eal, errno_text, says};
+use super::iface::Iface;
 use super::port::{Device, DpdkPort, Pool, Shared, State};
 use crate::config::SHARDS_MAX;
 use crate::id::Mac;
@@ -36,8 +37,10 @@ struct Plan {
     /// The address that the port has where its device has none to set.
     mac: Option<Mac>,
     memif: Option<MemifRole>,
-    /// The Linux interface that the device makes: to be told apart from the port by its address.
-    kernel_side: Option<String>,
+    /// The Linux interface below.
+    iface: Option<String>,
+    /// Whether the device makes that interface, with its own address: to be told apart from the port.
+    makes_iface: bool,
     /// Whether the device's MTU is ours to set.
     set_mtu: bool,
 }
@@ -70,7 +73,7 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
     Ok(Box::new(opened.map_err(fail)?))
 }
 
-/// Largest MTU of a tap (DPDK 22.11).
+/// What every tap carries. DPDK 22.11's carry no more, later ones do: which it is shows when the device is open.
 const TAP_MTU: usize = 1500;
 
 /// Opens a DPDK port, but its device only when the port is started, if what the port is can be told before that.
@@ -79,9 +82,9 @@ pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Resu
     // Made again when it is needed, as much may change until then; now for its errors.
     let plan = plan(spec, options).map_err(fail)?;
     let Some(mac) = chosen_address(spec, &plan) else { return open(spec, options) };
-    let mtu = if plan.kernel_side.is_some() { plan.mtu.min(TAP_MTU) } else { plan.mtu };
+    let mtu = if plan.makes_iface { plan.mtu.min(TAP_MTU) } else { plan.mtu };
     let info = PortInfo { name: spec.to_string(), mac, mtu, queues: options.queues };
-    let (spec, options) = (spec.clone(), PortOptions { mac: Some(mac), mtu, ..options.clone() });
+    let (spec, options) = (spec.clone(), PortOptions { mac: Some(mac), ..options.clone() });
     Ok(lazy::lazy(info, move || open(&spec, &options)))
 }
 
@@ -165,9 +168,9 @@ fn steps(
     let mut mtu = plan.mtu;
     if plan.set_mtu {
         // SAFETY: the port exists. A software device without the call carries what its buffers hold; a NIC and
-        // net_tap (at 1500, in DPDK 22.11) refuse longer frames.
+        // net_tap refuse longer frames than theirs.
         let ret = unsafe { sys::dpdk_sys_port_set_mtu(port, mtu as u32) };
-        if ret != 0 && (plan.bus == "pci" || plan.kernel_side.is_some()) {
+        if ret != 0 && (plan.bus == "pci" || plan.makes_iface) {
             let mut has = 0;
             // SAFETY: the port exists; the number is ours.
             if unsafe { sys::dpdk_sys_port_get_mtu(port, &raw mut has) } == 0 {
@@ -183,8 +186,9 @@ fn steps(
     let lcores = (0..queues).map(|_| unsafe { sys::dpdk_sys_lcore_reserve() }).collect();
     let counters = (0..queues).map(|_| Counters::default()).collect();
     let state = State::new(plan.memif == Some(MemifRole::Client));
-    let max_frame = mtu + L2_OVERHEAD;
-    let shared = Arc::new(Shared { port, max_frame, lcores, counters, state, device, pool });
+    let iface = plan.iface.as_deref().map(Iface::find).transpose()?;
+    let longest = AtomicU32::new((mtu + L2_OVERHEAD) as u32);
+    let shared = Arc::new(Shared { port, mtu, longest, iface, lcores, counters, state, device, pool });
     let starting = Arc::clone(&shared);
     let (rings, client) = (if plan.memif.is_some() { queues as u16 } else { 0 }, shared.state.reconnects);
     let start = move || {
@@ -197,7 +201,7 @@ fn steps(
     if ret != 0 && !shared.state.reconnects {
         return Err(format!("the device does not start: {}{}", errno_text(ret), says()));
     }
-    if let Some(iface) = &plan.kernel_side {
+    if let Some(iface) = plan.iface.as_ref().filter(|_| plan.makes_iface) {
         tell_apart(iface, mac);
     }
     Ok((shared, mac, mtu))
@@ -298,7 +302,8 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
         mtu: port.mtu,
         mac: port.mac,
         memif: None,
-        kernel_side: None,
+        iface: None,
+        makes_iface: false,
         set_mtu: true,
     };
     match spec {
@@ -310,13 +315,15 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
             plan.name = format!("net_tap{}", number());
             plan.args = format!("iface={iface},mac={mac}");
             more(&mut plan.args, options, &["remote"])?;
-            plan.kernel_side = Some(iface.clone());
+            plan.iface = Some(iface.clone());
+            plan.makes_iface = true;
         }
         PortSpec::AfPacket { iface, options } => {
             let mtu = interface_mtu(iface)?;
             if !capable(CAP_NET_RAW) {
                 return Err("raw sockets need CAP_NET_RAW: run as root or grant the capability".into());
             }
+            plan.iface = Some(iface.clone());
             plan.mtu = plan.mtu.min(mtu);
             plan.set_mtu = false;
             plan.name = format!("net_af_packet{}", number());

@@ -1,12 +1,13 @@
 //! A started DPDK port: its life, its restarts, its end.
 
 use super::eal::{Eal, forked};
+use super::iface::{Iface, Look};
 use super::queue::DpdkQueue;
 use crate::port::counters::{Counters, sum};
-use crate::port::{Port, PortInfo, PortQueue, PortStats};
+use crate::port::{L2_OVERHEAD, Port, PortInfo, PortQueue, PortStats};
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use dpdk_sys as sys;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
@@ -14,8 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Time until the next attempt where nobody listened.
 const RETRY: Duration = Duration::from_millis(50);
-/// Time until a connection that is not up is given up: for the handshake of a peer that has other things to do.
+/// Time until a connection that is not up is given up: for the handshake of a peer that has other things to do. Each time that
+/// was not enough doubles it, up to 2^5 times: a machine may be so busy that mapping the memory takes longer.
 const HANDSHAKE: Duration = Duration::from_millis(250);
+const DOUBLINGS: u32 = 5;
 
 /// A mempool; whoever holds this may free it.
 #[derive(Clone, Copy)]
@@ -57,8 +60,11 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
+        // In a forked child there is no environment and nothing to free, and the list may be locked for ever.
+        if forked() {
+            return;
+        }
         graveyard().push(self.0);
-        // In a forked child there is no environment, and nothing to free.
         if let Ok(eal) = Eal::get(None) {
             eal.spawn(Self::reap);
         }
@@ -117,7 +123,12 @@ impl Drop for Device {
 /// What a port and its queues share. The last of them to go closes the device.
 pub(super) struct Shared {
     pub(super) port: u16,
-    pub(super) max_frame: usize,
+    /// MTU that it was opened with.
+    pub(super) mtu: usize,
+    /// Bytes of the longest frame that may be sent now; 0 while none may.
+    pub(super) longest: AtomicU32,
+    /// The Linux interface below, if there is one.
+    pub(super) iface: Option<Iface>,
     pub(super) lcores: Vec<u32>,
     pub(super) counters: Vec<Counters>,
     pub(super) state: State,
@@ -137,6 +148,8 @@ pub(super) struct State {
     made: Instant,
     /// Since when the link has been down, or the last attempt to mend that, in nanoseconds; 0: it was up when last seen.
     down_since: AtomicU64,
+    /// Connections in a row that were given up.
+    given_up: AtomicU32,
     restarts: AtomicU64,
 }
 
@@ -148,15 +161,24 @@ impl State {
             busy: AtomicBool::new(false),
             made: Instant::now(),
             down_since: AtomicU64::new(0),
+            given_up: AtomicU32::new(0),
             restarts: AtomicU64::new(0),
         }
+    }
+
+    /// The link is up.
+    fn is_up(&self) {
+        self.down_since.store(0, Ordering::Relaxed);
+        self.given_up.store(0, Ordering::Relaxed);
     }
 
     /// Whether a link that is down at `now` has been so for long enough to try again. By time, because nobody knows how
     /// often `maintain` is called: a peer that is given up before it has answered never answers.
     fn is_overdue(&self, now: Instant) -> bool {
         let now = (now.saturating_duration_since(self.made).as_nanos() as u64).max(1);
-        let patience = if self.started.load(Ordering::Acquire) { HANDSHAKE } else { RETRY };
+        let started = self.started.load(Ordering::Acquire);
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        let patience = if started { HANDSHAKE * (1 << given_up.min(DOUBLINGS)) } else { RETRY };
         let since = match self.down_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => return false,
             Err(since) => since,
@@ -165,7 +187,11 @@ impl State {
             return false;
         }
         // Of several threads one tries.
-        self.down_since.compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let ours = self.down_since.compare_exchange(since, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if ours && started {
+            self.given_up.store(given_up.saturating_add(1), Ordering::Relaxed);
+        }
+        ours
     }
 }
 
@@ -193,8 +219,22 @@ impl Shared {
     }
 
     pub(super) fn link_up(&self) -> bool {
-        // SAFETY: the port exists as long as `self`.
-        self.state.started.load(Ordering::Acquire) && unsafe { sys::dpdk_sys_port_link(self.port) != 0 }
+        let started = self.state.started.load(Ordering::Acquire);
+        match self.follow() {
+            Some((look, _)) => started && look == Look::Up,
+            // SAFETY: the port exists as long as `self`.
+            None => started && unsafe { sys::dpdk_sys_port_link(self.port) != 0 },
+        }
+    }
+
+    /// Looks at the interface below, if there is one: what passes now, and the MTU of the port. What is sent is held to it
+    /// from now on.
+    fn follow(&self) -> Option<(Look, usize)> {
+        let (look, mtu) = self.iface.as_ref().filter(|_| !forked())?.look();
+        let mtu = mtu.min(self.mtu);
+        let longest = if look == Look::Up { mtu + L2_OVERHEAD } else { 0 };
+        self.longest.store(longest as u32, Ordering::Relaxed);
+        Some((look, mtu))
     }
 
     /// Arranges a restart on the interrupt thread, unless one is under way.
@@ -277,17 +317,22 @@ impl Port for DpdkPort {
         Some(Box::new(DpdkQueue::new(Arc::clone(&self.shared), index)))
     }
 
+    fn mtu(&self) -> usize {
+        self.shared.follow().map_or(self.info.mtu, |(_, mtu)| mtu)
+    }
+
     fn link_up(&self) -> bool {
         self.shared.link_up()
     }
 
     fn maintain(&self) {
+        self.shared.follow();
         let state = &self.shared.state;
         if !state.reconnects || forked() {
             return;
         }
         if self.shared.link_up() {
-            state.down_since.store(0, Ordering::Relaxed);
+            state.is_up();
         } else if state.is_overdue(Instant::now()) {
             self.shared.restart();
         }
@@ -324,6 +369,11 @@ mod tests {
         state.started.store(true, Ordering::Release);
         assert_eq!(attempts(100_000, 299_000), 0);
         assert_eq!(attempts(299_000, 549_000), 1);
-        assert_eq!(attempts(550_000, 1_550_000), 4);
+        // A machine on which that is not enough is given twice as much each time.
+        assert_eq!(attempts(550_000, 799_000), 0);
+        assert_eq!(attempts(799_000, 4_000_000), 3);
+        state.is_up();
+        assert_eq!(attempts(4_000_000, 4_249_000), 0);
+        assert_eq!(attempts(4_249_000, 4_300_000), 1);
     }
 }

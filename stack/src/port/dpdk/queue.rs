@@ -79,7 +79,7 @@ impl DpdkQueue {
             lcore: shared.lcores[index],
             pool: shared.pool.as_ptr(),
             kind: (&raw const MBUF).cast(),
-            max_len: shared.max_frame as u32,
+            max_len: shared.longest.load(Ordering::Relaxed),
             // SAFETY: the two types are one: `Option<Sum>` is a `uint32_t` for C, and pointers to bytes are pointers.
             copy: unsafe { transmute::<Option<CopyFn>, sys::dpdk_sys_copy>(copy_function()) },
         };
@@ -150,6 +150,7 @@ impl PortQueue for DpdkQueue {
     #[inline]
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
         let mut taken = 0;
+        self.raw.max_len = self.shared.longest.load(Ordering::Relaxed);
         while !frames.is_empty() {
             let len = frames.len();
             let Some(result) = self.inside(|raw, result| {
