@@ -23,9 +23,10 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
 
-/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the frame, DPDK, the CRC, the
+/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handler of forks, the
+/// frame, DPDK, the CRC, the
 /// bindings; memory: accesses to it, what it takes to vouch for it and to open it, the copies, the turn boundary, registration, and
-/// who registers memory in the simulator, in tests and benchmarks; epoll in a test.
+/// who registers memory in the simulator, in tests and benchmarks; epoll and fork in tests.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",
     "stack/src/sync/spsc.rs",
@@ -34,6 +35,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/sync/eventfd.rs",
     "stack/src/sync/huge.rs",
     "stack/src/sync/prefetch.rs",
+    "stack/src/sync/process.rs",
     "stack/src/port/frame.rs",
     "stack/src/port/dpdk/",
     "stack/src/mem/racy.rs",
@@ -48,6 +50,7 @@ const UNSAFE: &[&str] = &[
     "verbs/tests/common/nowhere.rs",
     "benches/src/lib.rs",
     "verbs/tests/epoll.rs",
+    "verbs/tests/fork.rs",
 ];
 
 /// Crates and what of this workspace they may use.

@@ -247,6 +247,7 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::Exhausted { .. } => ENOMEM,
         DeviceError::Port(_) => ENODEV,
         DeviceError::InsideTurn => EDEADLK,
+        DeviceError::Forked => EPERM,
         DeviceError::TimedOut { .. } => ETIMEDOUT,
         DeviceError::NoSuchDomain { .. } => ENOENT,
         DeviceError::DomainExists { .. } => EEXIST,

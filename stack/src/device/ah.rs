@@ -44,6 +44,9 @@ impl AhCore {
 
 impl Drop for AhCore {
     fn drop(&mut self) {
+        if self.pd.device().is_forked() {
+            return;
+        }
         self.pd.device().core().shared.gids.release(self.address.sgid_index.into());
     }
 }

@@ -28,6 +28,7 @@ use crate::port::{Port, PortInfo};
 use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, Shard, Shared, SharedConfig, Turn};
 use crate::sync::claim::{Claim, Refused};
+use crate::sync::process::Process;
 use crate::time::Instant;
 
 thread_local! {
@@ -140,6 +141,8 @@ pub(super) struct Core {
     link_up: AtomicBool,
     /// What runs between turns, if anything.
     pub service: ServiceSlot,
+    /// The process that opened the device: a fork has neither its threads nor a port that is its own.
+    made_by: Process,
     /// The background helper, to be woken when a control call gave it something to do.
     helper: Mutex<Option<Thread>>,
 }
@@ -178,6 +181,7 @@ impl Core {
             maintain_at: AtomicU64::new(0),
             link_up,
             service: ServiceSlot::default(),
+            made_by: Process::this(),
             helper: Mutex::new(None),
         }
     }
@@ -187,9 +191,24 @@ impl Core {
         self.clock.now()
     }
 
+    /// Whether this process is a fork of the one that opened the device. Its shards, locks and threads are left alone then: any of
+    /// them may be held by a thread that this process does not have.
+    #[inline]
+    pub(super) fn is_forked(&self) -> bool {
+        !self.made_by.is_this()
+    }
+
+    /// Refuses what would need more of the device than a fork has.
+    pub(super) fn not_forked(&self) -> Result<(), DeviceError> {
+        if self.is_forked() { Err(DeviceError::Forked) } else { Ok(()) }
+    }
+
     /// One turn, unless somebody else has the shard, a control call waits for it, or this thread is inside a turn.
     #[inline]
     pub(super) fn turn(&self, index: usize) -> Option<Turn> {
+        if self.is_forked() {
+            return None;
+        }
         let cell = &self.cells[index];
         let (turn, _) = self.turn_and(cell, index, |_| ())?;
         // Only holders write, and the next one sees it through the lock; no read-modify-write is needed. A lost count
@@ -245,6 +264,7 @@ impl Core {
 
     /// A look at a shard that nobody holds.
     pub(super) fn peek<R>(&self, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<R> {
+        self.not_forked().ok()?;
         let shard = self.cells[index].shard.try_take()?;
         let seen = look(&shard);
         shard.release();
@@ -261,6 +281,7 @@ impl Core {
         work: impl FnOnce(&mut Shard, Instant) -> R,
     ) -> Result<R, DeviceError> {
         not_inside_turn()?;
+        self.not_forked()?;
         let mut shard = self.cells[index].shard.take().map_err(|refused| match refused {
             Refused::Inside => DeviceError::InsideTurn,
             Refused::Dead => DeviceError::ShardDied { shard: index },

@@ -309,6 +309,9 @@ impl CqCore {
 
 impl Drop for CqCore {
     fn drop(&mut self) {
+        if self.device.is_forked() {
+            return;
+        }
         for (shard, lane) in lock(&self.lanes).drain(..).enumerate() {
             if let Lane::Attached(id) = lane {
                 // Refused only inside a turn: the lane then stays, unused.

@@ -248,6 +248,11 @@ pub enum DeviceError {
         "connection management of the device died of a panic; destroy its identifiers and channels to begin anew"
     )]
     ServiceDied,
+    /// The call was made in a fork of the process that opened the device.
+    #[error(
+        "this process is a fork of the one that opened the device, which stays with that one; open a device after the fork"
+    )]
+    Forked,
     /// The port, whose opening was put off until it is used, could not be opened.
     #[error(transparent)]
     Port(Box<PortError>),

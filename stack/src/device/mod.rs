@@ -190,6 +190,7 @@ impl Device {
     /// [`DeviceError::Port`], after which it may be tried again; [`DeviceError::InsideTurn`].
     pub fn start(&self) -> Result<(), DeviceError> {
         claim::not_inside_turn()?;
+        self.core.not_forked()?;
         self.core.port.start().map_err(|error| DeviceError::Port(Box::new(error)))
     }
 
@@ -248,6 +249,7 @@ impl Device {
     /// [`DeviceError::Address`], [`DeviceError::Exists`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
     pub fn add_address(&self, addr: IpAddr, prefix: u8) -> Result<usize, DeviceError> {
         claim::not_inside_turn()?; // a turn may hold the IP host
+        self.core.not_forked()?;
         check_address(addr, prefix)?;
         let shared = &self.core.shared;
         let index = shared.gids.insert(Gid::from_ip(addr)).map_err(|refused| match refused {
@@ -267,6 +269,7 @@ impl Device {
     /// [`DeviceError::InsideTurn`].
     pub fn remove_address(&self, addr: IpAddr) -> Result<(), DeviceError> {
         claim::not_inside_turn()?;
+        self.core.not_forked()?;
         let shared = &self.core.shared;
         shared.gids.remove(&Gid::from_ip(addr)).ok_or(DeviceError::NoSuchAddress { addr })?;
         shared.with_net(|net| net.remove_address(addr));
@@ -303,6 +306,11 @@ impl Device {
     /// The socket that shows [`stats`](Self::stats) to others, if there is one.
     pub fn stats_path(&self) -> Option<&std::path::Path> {
         self.stats.as_ref().map(StatsSocket::path)
+    }
+    /// Whether this process is a fork of the one that opened the device: then what is left to do with it is to drop it, which
+    /// touches nothing of the other process.
+    pub fn is_forked(&self) -> bool {
+        self.core.is_forked()
     }
     /// The port's own counters.
     pub fn port_stats(&self) -> PortStats {
@@ -356,6 +364,9 @@ impl Device {
 
     /// Acknowledges an asynchronous event.
     pub fn ack_event(&self, event: &Event) {
+        if self.is_forked() {
+            return;
+        }
         self.core.shared.events.ack(event.element);
     }
 
@@ -386,6 +397,7 @@ impl Device {
         mut look: impl FnMut() -> Option<R>,
     ) -> Result<Option<R>, DeviceError> {
         claim::not_inside_turn()?;
+        self.core.not_forked()?;
         let start = std::time::Instant::now();
         let mut idle: u32 = 0;
         loop {
@@ -501,6 +513,11 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         self.stats = None;
+        if self.is_forked() {
+            // The threads are the other process's, and so is what is left to send.
+            core::mem::forget(core::mem::take(&mut self.threads));
+            return;
+        }
         self.core.stop();
         for thread in self.threads.drain(..) {
             thread.thread().unpark();

@@ -101,6 +101,7 @@ impl MrCore {
         access: Option<Access>,
     ) -> Result<(), DeviceError> {
         not_inside_turn()?;
+        self.pd.device().core().not_forked()?;
         if self.fast {
             return Err(DeviceError::WrongKind { call: "rereg_mr", wanted: "ordinary memory region" });
         }
@@ -142,6 +143,7 @@ impl MrCore {
 
     fn end(&self, windows: bool) -> Result<(), DeviceError> {
         not_inside_turn()?;
+        self.pd.device().core().not_forked()?;
         if !self.live.swap(false, Ordering::AcqRel) {
             return Ok(());
         }

@@ -59,6 +59,7 @@ impl MwCore {
     /// [`DeviceError::InsideTurn`]: the window is as it was.
     pub fn dealloc(&self) -> Result<(), DeviceError> {
         not_inside_turn()?;
+        self.pd.device().core().not_forked()?;
         if !self.live.swap(false, Ordering::AcqRel) {
             return Ok(());
         }

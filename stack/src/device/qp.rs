@@ -578,8 +578,11 @@ impl QpCore {
 
 impl Drop for QpCore {
     fn drop(&mut self) {
-        self.detach_all();
         let device = &self.poster.device;
+        if device.is_forked() {
+            return;
+        }
+        self.detach_all();
         device.core().qps.remove(self.qpn);
         let core = device.core();
         // Inside a turn it is refused: slot and number then stay taken.

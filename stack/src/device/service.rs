@@ -148,9 +148,10 @@ impl Device {
     /// Whether the calling thread may wait for shards and turn them.
     ///
     /// # Errors
-    /// [`DeviceError::InsideTurn`].
+    /// [`DeviceError::InsideTurn`], [`DeviceError::Forked`].
     pub fn check_outside_turn(&self) -> Result<(), DeviceError> {
-        not_inside_turn()
+        not_inside_turn()?;
+        self.core().not_forked()
     }
 
     /// Whether the service holds a queue pair number.

@@ -299,6 +299,9 @@ impl SrqCore {
 
 impl Drop for SrqCore {
     fn drop(&mut self) {
+        if self.device().is_forked() {
+            return;
+        }
         if self.xrc.is_some() {
             for shard in 0..self.device().shards() {
                 // Refused only inside a turn, where no handle of a user is dropped.

@@ -6,9 +6,9 @@
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use super::claim::Core;
 use super::error::OpenError;
 use super::stats::Snapshot;
-use crate::port::socket_file::make_way;
+use crate::port::socket_file::{SocketFile, make_way};
+use crate::sync::process::Process;
 
 /// How long a client may take to read its snapshot.
 const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
@@ -29,13 +30,12 @@ const PIECE: usize = 32 << 10;
 /// The socket and its thread, until dropped.
 #[derive(Debug)]
 pub(super) struct StatsSocket {
-    path: PathBuf,
-    /// Device and inode of the socket's file: it is removed only while it is ours.
-    file: (u64, u64),
+    file: SocketFile,
     /// The listening socket once more, to wake the thread by shutting it down.
     waker: UnixStream,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    made_by: Process,
 }
 
 impl StatsSocket {
@@ -64,16 +64,21 @@ impl StatsSocket {
                 .spawn(body)
                 .map_err(|source| OpenError::Thread { name, source })?
         };
-        Ok(Self { path, file, waker, stop, thread: Some(thread) })
+        Ok(Self { file, waker, stop, thread: Some(thread), made_by: Process::this() })
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 }
 
 impl Drop for StatsSocket {
     fn drop(&mut self) {
+        if !self.made_by.is_this() {
+            // A fork shares the listening socket with its parent, and has no such thread.
+            core::mem::forget(self.thread.take());
+            return;
+        }
         self.stop.store(true, Ordering::Release);
         // It fails only for a socket that is shut down already.
         let _ = self.waker.shutdown(std::net::Shutdown::Both);
@@ -81,19 +86,12 @@ impl Drop for StatsSocket {
             thread.thread().unpark();
             let _ = thread.join();
         }
-        if identity(&self.path).is_ok_and(|file| file == self.file) {
-            let _ = std::fs::remove_file(&self.path);
-        }
     }
-}
-
-fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
-    std::fs::symlink_metadata(path).map(|m| (m.dev(), m.ino()))
 }
 
 /// A listening socket that at no moment anybody but this user could connect to: it is made in a directory of its own
 /// and moved to its place when its mode is set.
-fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), String> {
+fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
     let failed = |error: std::io::Error| format!("it cannot be made ({error})");
     // Moving it would give it a name that nobody can connect to.
     SocketAddr::from_pathname(path).map_err(failed)?;
@@ -107,15 +105,14 @@ fn listen(path: &Path) -> Result<(UnixListener, (u64, u64)), String> {
     let nest = dir.join(format!(".roce{}-{n}", std::process::id()));
     let egg = nest.join("s");
     std::fs::DirBuilder::new().mode(0o700).create(&nest).map_err(failed)?;
-    let made = || -> std::io::Result<(UnixListener, (u64, u64))> {
+    let made = || -> std::io::Result<(UnixListener, SocketFile)> {
         let listener = UnixListener::bind(&egg)?;
+        let mut file = SocketFile::new(&egg)?;
         std::fs::set_permissions(&egg, std::fs::Permissions::from_mode(0o600))?;
-        let file = identity(&egg)?;
-        std::fs::rename(&egg, path)?;
+        file.move_to(path)?;
         Ok((listener, file))
     };
     let made = made().map_err(failed);
-    let _ = std::fs::remove_file(&egg);
     let _ = std::fs::remove_dir(&nest);
     made
 }

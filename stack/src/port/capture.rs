@@ -1,6 +1,7 @@
 //! A port that writes every frame, both ways, to a pcap file.
 
 use super::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use crate::sync::process::Process;
 use core::time::Duration;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
@@ -32,7 +33,8 @@ pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortEr
     };
     let writer = PcapWriter::with_header(file.clone(), header)
         .map_err(|error| fail(format!("the capture file {} cannot be written: {error}", path.display())))?;
-    let inner = Inner { writer, file, flushed: Instant::now(), failed: false, path: path.into() };
+    let made_by = Process::this();
+    let inner = Inner { writer, file, made_by, flushed: Instant::now(), failed: false, path: path.into() };
     let log = Log(Arc::new(Mutex::new(inner)));
     log.lock().flush();
     Ok(Box::new(CapturePort { port, log }))
@@ -54,6 +56,7 @@ impl Write for Output {
 struct Inner {
     writer: PcapWriter<Output>,
     file: Output,
+    made_by: Process,
     flushed: Instant,
     failed: bool,
     path: PathBuf,
@@ -98,7 +101,12 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.flush();
+        if self.made_by.is_this() {
+            self.flush();
+        } else {
+            // In a fork what was not written yet is its parent's to write: the copy is never flushed.
+            core::mem::forget(self.file.clone());
+        }
     }
 }
 

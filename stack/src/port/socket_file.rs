@@ -1,9 +1,51 @@
 //! Files of unix sockets: told alive from stale, and removed when stale.
 
+use crate::sync::process::Process;
 use std::io::ErrorKind;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// The file of a socket of ours, removed when this is dropped: if it is still that file, and this process made it. A fork has
+/// the socket too, but the file is its parent's.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    file: (u64, u64),
+    made_by: Process,
+}
+
+impl SocketFile {
+    /// The file that a socket was just bound to.
+    pub(crate) fn new(path: &Path) -> std::io::Result<Self> {
+        Ok(Self { path: path.into(), file: identity(path)?, made_by: Process::this() })
+    }
+
+    /// Moves the file.
+    pub(crate) fn move_to(&mut self, path: &Path) -> std::io::Result<()> {
+        std::fs::rename(&self.path, path)?;
+        self.path = path.into();
+        Ok(())
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if self.made_by.is_this() && identity(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
 
 /// What is at a path.
 #[derive(Debug, PartialEq, Eq)]

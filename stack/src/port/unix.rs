@@ -4,8 +4,9 @@
 //! is not there is lost, as on a cable; a peer whose socket is full pushes back.
 
 use super::counters::{Counters, sum};
+use super::socket_file::{self, SocketFile};
 use super::{Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
-use super::{RxBurst, TxBurst, socket_file};
+use super::{RxBurst, TxBurst};
 use crate::id::Mac;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::io::ErrorKind;
@@ -27,11 +28,13 @@ pub(super) fn open(
     let socket = UnixDatagram::bind(local)
         .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
         .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
+    let file = SocketFile::new(local)
+        .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
     let mac = options.mac.unwrap_or_else(Mac::random);
     let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
     let shared = Arc::new(Shared {
         socket,
-        local: local.into(),
+        _file: file,
         peer: peer.into(),
         // One byte more than a frame, so that one that is too long shows.
         pool: HeapPool::new(options.queues * options.frames, info.max_frame() + 1),
@@ -44,17 +47,11 @@ pub(super) fn open(
 
 struct Shared {
     socket: UnixDatagram,
-    local: PathBuf,
+    _file: SocketFile,
     peer: PathBuf,
     pool: HeapPool,
     max_frame: usize,
     counters: Vec<Counters>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.local);
-    }
 }
 
 struct UnixPort {

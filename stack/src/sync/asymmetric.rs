@@ -32,11 +32,18 @@ pub fn light() {
 }
 
 /// The rare side's fence: a system call.
+///
+/// The process ends where the system no longer does what it agreed to do: nobody could say any more who holds a shard.
 #[cfg(not(loom))]
 pub fn heavy() {
     fence(Ordering::SeqCst);
-    if prepare() == YES {
-        assert!(membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED), "membarrier(2) worked before");
+    if prepare() == YES && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+        let error = std::io::Error::last_os_error();
+        eprintln!(
+            "roce: membarrier(2), which the system agreed to, fails: {error}. Threads cannot be kept apart without it, so the \
+             process ends here. Let a filter of system calls (seccomp) permit it always, or never."
+        );
+        std::process::abort();
     }
 }
 
@@ -83,6 +90,59 @@ mod tests {
     use super::*;
     use core::sync::atomic::AtomicU32;
     use std::sync::Barrier;
+
+    /// Goal: a system that takes `membarrier` away from a process that relies on it ends that process, in words. This test starts
+    /// itself again, as the process that it is taken away from.
+    #[test]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn a_membarrier_that_fails_ends_the_process_in_words() {
+        use std::os::unix::process::ExitStatusExt;
+        const AGAIN: &str = "ROCE_TEST_NO_MEMBARRIER";
+        if std::env::var_os(AGAIN).is_some() {
+            let granted = prepare() == YES;
+            if granted && refuse_membarrier() {
+                heavy();
+            }
+            // Nothing can be taken away here, or heavy() came back: the other process looks which it is.
+            std::process::exit(if granted { 2 } else { 77 });
+        }
+        let name = "sync::asymmetric::tests::a_membarrier_that_fails_ends_the_process_in_words";
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(AGAIN, "1")
+            .output()
+            .unwrap();
+        if output.status.code() == Some(77) {
+            eprintln!("SKIPPED {name}: the system has no membarrier(2)");
+            return;
+        }
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{words}");
+        assert!(words.contains("membarrier(2)") && words.contains("seccomp"), "{words}");
+    }
+
+    /// Makes `membarrier` fail with EPERM for this process from now on, for good.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    fn refuse_membarrier() -> bool {
+        let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let (load, jump_eq, give) = (
+            libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            libc::BPF_RET | libc::BPF_K,
+        );
+        let mut program = [
+            step(load, 0, 0, 0), // the call's number
+            step(jump_eq, 0, 1, libc::SYS_membarrier as u32),
+            step(give, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            step(give, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        // SAFETY: the program is one of this length that lives over the call, which copies it.
+        unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+        }
+    }
 
     /// Store mine, fence, look at yours: never do both sides miss the other.
     #[test]

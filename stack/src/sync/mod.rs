@@ -4,7 +4,7 @@
 //! Never blocks, never allocates after creation, reads no clock, knows nothing of packets or verbs. Called by
 //! posters and pollers on one side and by the shard that owns the other end.
 //!
-//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`] and [`prefetch`]; [`lanes`] is built on rings, [`doorbell`] and
+//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`] and [`process`]; [`lanes`] is built on rings, [`doorbell`] and
 //! [`srq`] on atomics alone.
 
 pub mod alarm;
@@ -16,6 +16,7 @@ pub mod huge;
 pub mod lanes;
 pub mod prefetch;
 pub(crate) mod primitive;
+pub mod process;
 pub mod spsc;
 pub mod srq;
 pub mod words;

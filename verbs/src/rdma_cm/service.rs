@@ -69,8 +69,11 @@ impl Shared {
         }
     }
 
-    /// The lock; not where this thread may have it: a turn that it is inside of was perhaps made from here.
+    /// The lock; not where this thread may have it: a turn that it is inside of was perhaps made from here. Nor in a fork.
     fn enter(&self) -> Option<MutexGuard<'_, State>> {
+        if self.device.is_forked() {
+            return None;
+        }
         match self.device.check_outside_turn() {
             Ok(()) => Some(self.state.lock().unwrap_or_else(PoisonError::into_inner)),
             Err(_) => self.try_lock(),
@@ -230,6 +233,9 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         let device = &self.shared.device;
+        if device.is_forked() {
+            return;
+        }
         // The last messages (a DREQ, a REJ) leave first, for a moment at most.
         let flushed = || self.lock().gsi.as_mut().is_none_or(Gsi::is_flushed).then_some(());
         // Refused inside a turn, where no handle of a program is dropped.

@@ -49,6 +49,8 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("VerbsError::ReadOnly", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
     ("Pd::reg_mr_raw", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
     ("Mr::rereg_raw", "verbs/src/mr.rs", "raw_memory_is_registered_again"),
+    // Another process.
+    ("DeviceError::Forked", "verbs/tests/fork.rs", "calls_in_a_fork_are_refused_in_words"),
     // Limits of the process: a process of its own.
     ("DeviceError::Descriptor", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
     ("Context::create_comp_channel", "verbs/tests/exhaustion.rs", "no_file_descriptor"),

@@ -1,0 +1,64 @@
+//! Which process made a thing. A fork has copies of all things, and no thread but one: what threads or other processes
+//! share (a socket and its file, a device, a lock that a thread held) is still the parent's alone.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Once;
+
+/// How many forks lie between this process and the first one that asked.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The process that made a thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process(u32);
+
+impl Process {
+    /// This process.
+    pub fn this() -> Self {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(count_forks);
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether it is still this one, and not a fork of it. One load.
+    #[inline]
+    pub fn is_this(self) -> bool {
+        self.0 == FORKS.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(not(miri))]
+fn count_forks() {
+    unsafe extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    // SAFETY: the handler adds to one number, which may be done between fork and return. It fails only without memory.
+    let ret = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    assert_eq!(ret, 0, "no memory to remember a fork handler");
+}
+
+/// The interpreter has no fork.
+#[cfg(miri)]
+fn count_forks() {}
+
+#[cfg(all(test, not(loom), not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_is_another_process() {
+        let me = Process::this();
+        // SAFETY: the child does nothing but load numbers and leave, without running anything of the parent's.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            let right = !me.is_this() && Process::this().is_this() && Process::this() != me;
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if right { 7 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for that child; the status is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+        assert!(me.is_this() && Process::this() == me);
+    }
+}
