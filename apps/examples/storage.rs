@@ -23,11 +23,13 @@
 //! never pass through a receive queue, and the client's program takes no part in moving them.
 
 use apps::cli::parse::{self, Host};
+use apps::lobby::{Guest, Lobby};
+use apps::oob;
 use clap::{Parser, Subcommand};
 use std::error::Error;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,6 +44,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Bytes of a block.
 const BLOCK: usize = 4096;
+/// How long a client may ask for nothing, where nobody says otherwise.
+const IDLE: Duration = Duration::from_secs(60);
 /// Commands that a client may have outstanding: the depth of all queues, and the number of staging buffers.
 const DEPTH: u32 = 16;
 
@@ -232,8 +236,8 @@ impl<'a> Target<'a> {
         Ok(target)
     }
 
-    /// Our share of the loop: whatever has completed is taken one step further. Never waits.
-    fn step(&mut self) -> Result<()> {
+    /// Our share of the loop: whatever has completed is taken one step further; how much that was. Never waits.
+    fn step(&mut self) -> Result<usize> {
         let mut done = [Wc::default(); 16];
         let n = self.cq.poll(&mut done)?;
         for wc in &done[..n] {
@@ -247,7 +251,7 @@ impl<'a> Target<'a> {
                 _ => self.post_receive(slot)?, // The response is out: the slot is free for the next command.
             }
         }
-        Ok(())
+        Ok(n)
     }
 
     /// A command has arrived.
@@ -314,45 +318,111 @@ impl<'a> Target<'a> {
     }
 }
 
-/// The embedder's loop: serves one client until it hangs up.
-fn serve_client(context: &Context, reactor: &mut Reactor, store: &Store, mut tcp: TcpStream) -> Result<()> {
+/// Somebody who has connected over TCP. A client says where its queue pair is, in a line; what a stranger says is read
+/// up to that length, and what anybody says within the lobby's time.
+struct Visitor {
+    tcp: TcpStream,
+    line: Vec<u8>,
+    drained: usize,
+}
+
+/// Bytes of a line with an endpoint, at most: an address and two numbers.
+const LINE_MAX: usize = 100;
+
+impl Visitor {
+    fn new(tcp: TcpStream) -> io::Result<Self> {
+        oob::prepare(&tcp)?;
+        Ok(Self { tcp, line: Vec::new(), drained: 0 })
+    }
+
+    fn hung_up(&mut self) -> bool {
+        match self.tcp.read(&mut [0; 16]) {
+            Ok(n) => n == 0,
+            Err(e) => e.kind() != ErrorKind::WouldBlock,
+        }
+    }
+}
+
+impl Guest for Visitor {
+    type Greeting = RcEndpoint;
+    fn greeting(&mut self) -> apps::error::Result<Option<RcEndpoint>> {
+        let mut byte = [0];
+        while self.line.len() < LINE_MAX && !self.line.contains(&b'\n') {
+            match self.tcp.read(&mut byte) {
+                Ok(0) => return Err(oob::OobError::Closed.into()),
+                Ok(_) => self.line.push(byte[0]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) => return Err(oob::OobError::Io(e).into()),
+            }
+        }
+        let text = std::str::from_utf8(&self.line).ok().and_then(|line| line.trim_end().parse().ok());
+        let stranger = || {
+            let said = oob::strange(&self.line);
+            apps::error::AppError::Misfit(format!("it sent {said}, which is not where a queue pair is"))
+        };
+        text.ok_or_else(stranger).map(Some)
+    }
+    fn leave(&mut self, reason: &str) {
+        let _ = writeln!(self.tcp, "this is a storage target: {reason}");
+        let _ = self.tcp.shutdown(Shutdown::Write);
+    }
+    fn is_gone(&mut self) -> bool {
+        oob::drain(&mut self.tcp, &mut self.drained)
+    }
+}
+
+/// The embedder's loop: serves one client until it hangs up, or asks for nothing any more.
+fn serve_client(
+    context: &Context,
+    reactor: &mut Reactor,
+    store: &Store,
+    client: &mut Visitor,
+    peer: &RcEndpoint,
+    idle: Duration,
+) -> Result<()> {
     let mut target = Target::new(context, store)?;
-    let peer = exchange(&mut tcp, &target.qp)?;
-    target.qp.connect_rc(&peer, &options())?;
-    tcp.write_all(b"ready\n")?;
-    tcp.set_nonblocking(true)?;
+    target.qp.connect_rc(peer, &options())?;
+    writeln!(client.tcp, "{}\nready", target.qp.endpoint(options().sgid_index)?)?;
+    let mut active = Instant::now();
     for turn in 0u64.. {
         reactor.poll_once(); // the network's turn
-        target.step()?; // our turn
-        if turn % 1024 == 0 && hung_up(&mut tcp) {
+        if target.step()? > 0 {
+            active = Instant::now(); // our turn: there was something to do
+        }
+        if turn % 1024 == 0 && (client.hung_up() || apps::stop::requested()) {
             break;
+        }
+        if turn % 1024 == 0 && active.elapsed() > idle {
+            return Err(format!("no command came for {idle:?}, and others may wait (--idle)").into());
         }
     }
     Ok(())
 }
 
 /// Serves clients, one after the other.
-fn serve(context: &Context, store: &Store, listener: &TcpListener, clients: usize) -> Result<()> {
+fn serve(
+    context: &Context,
+    store: &Store,
+    listener: &TcpListener,
+    clients: usize,
+    idle: Duration,
+) -> Result<()> {
     let mut reactor = context.reactor(0)?;
     listener.set_nonblocking(true)?;
+    let mut lobby = Lobby::new("storage");
     let mut served = 0;
-    while served < clients {
-        match listener.accept() {
-            Ok((tcp, from)) => {
-                tcp.set_nonblocking(false)?;
-                tcp.set_read_timeout(Some(Duration::from_secs(10)))?;
-                if let Err(e) = serve_client(context, &mut reactor, store, tcp) {
-                    let _ = writeln!(io::stderr(), "storage: client {from}: {e}");
-                }
-                served += 1;
-            }
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                // Nobody is connected: the host still answers its neighbours.
-                reactor.poll_once();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(e) => return Err(e.into()),
+    while served < clients && !apps::stop::requested() {
+        lobby.admit_from(listener, Visitor::new)?;
+        let Some((mut client, peer, from)) = lobby.next_greeted() else {
+            // Nobody is there to be served: the host still answers its neighbours.
+            reactor.poll_once();
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        if let Err(e) = serve_client(context, &mut reactor, store, &mut client, &peer, idle) {
+            lobby.refuse(client, &from, &e.to_string());
         }
+        served += 1;
     }
     Ok(())
 }
@@ -370,7 +440,7 @@ struct Client {
     /// Command and response.
     messages: Mr,
     tag: u32,
-    _tcp: TcpStream,
+    tcp: TcpStream,
 }
 
 impl Client {
@@ -382,13 +452,11 @@ impl Client {
         let messages = pd.reg_mr(Command::LEN + Response::LEN, Access::LOCAL_WRITE)?;
         let peer = exchange(&mut tcp, &qp)?;
         qp.connect_rc(&peer, &options())?;
-        let mut ready = String::new();
-        BufReader::new(&mut tcp).read_line(&mut ready)?;
-        if ready != "ready\n" {
+        if read_line(&mut tcp)? != "ready" {
             return Err("the target is not ready".into());
         }
         let (sq, rq) = qp.split()?;
-        Ok(Self { sq, rq, cq: cq.poller()?, _qp: qp, block, messages, tag: 0, _tcp: tcp })
+        Ok(Self { sq, rq, cq: cq.poller()?, _qp: qp, block, messages, tag: 0, tcp })
     }
 
     /// One command, and its status.
@@ -410,14 +478,13 @@ impl Client {
             let n = self.cq.poll(&mut done)?;
             for wc in &done[..n] {
                 if !wc.is_ok() {
-                    return Err(
-                        format!("the command failed: {} ({})", wc.status.name(), wc.status.number()).into()
-                    );
+                    let (status, number, words) = (wc.status, wc.status.number(), self.last_words());
+                    return Err(format!("the command failed: {status} ({number}){words}").into());
                 }
                 if wc.opcode.is_recv() { answered = true } else { sent = true }
             }
             if n == 0 && since.elapsed() > Duration::from_secs(30) {
-                return Err("the target does not answer".into());
+                return Err(format!("the target does not answer{}", self.last_words()).into());
             }
         }
         let mut bytes = [0; Response::LEN];
@@ -427,6 +494,15 @@ impl Client {
             return Err(format!("response {} to command {}", response.tag, self.tag).into());
         }
         Ok(response.status)
+    }
+
+    /// What the target said when it sent us away, if it did.
+    fn last_words(&mut self) -> String {
+        let mut words = [0; 500];
+        let _ = self.tcp.set_nonblocking(true);
+        let n = self.tcp.read(&mut words).unwrap_or(0);
+        let words = apps::protocol::sentence(String::from_utf8_lossy(&words[..n]).trim_end());
+        if words.is_empty() { words } else { format!("; it said: {words}") }
     }
 
     fn write(&mut self, block: u64, data: &[u8; BLOCK]) -> Result<Status> {
@@ -505,36 +581,38 @@ fn open(port: PortSource, addr: [u8; 4], drive: Drive) -> Result<Context> {
     Ok(context)
 }
 
-/// Tells the other end our queue pair, one line of text over TCP, and learns about its own.
+/// Tells the target our queue pair, one line of text over TCP, and learns about its own; the client's half.
 fn exchange(tcp: &mut TcpStream, qp: &Qp) -> Result<RcEndpoint> {
     writeln!(tcp, "{}", qp.endpoint(options().sgid_index)?)?;
-    // Byte by byte: nothing behind the line may be taken. No line is longer than an address and two numbers.
+    Ok(read_line(tcp)?.parse()?)
+}
+
+/// A line, byte by byte: nothing behind it may be taken.
+fn read_line(tcp: &mut TcpStream) -> Result<String> {
     let (mut line, mut byte) = (Vec::new(), [0]);
-    while line.len() < 100 {
+    let since = Instant::now();
+    while line.len() < LINE_MAX && since.elapsed() < ANSWER {
         tcp.read_exact(&mut byte)?;
         match byte[0] {
-            b'\n' => return Ok(std::str::from_utf8(&line)?.parse()?),
+            b'\n' => return Ok(String::from_utf8(line)?),
             byte => line.push(byte),
         }
     }
-    Err("the other end sent no endpoint".into())
+    Err(format!("the target sent {}, and no line of its own", oob::strange(&line)).into())
 }
 
-fn hung_up(tcp: &mut TcpStream) -> bool {
-    match tcp.read(&mut [0; 16]) {
-        Ok(n) => n == 0,
-        Err(e) => e.kind() != ErrorKind::WouldBlock,
-    }
-}
+/// How long the target may take to answer.
+const ANSWER: Duration = Duration::from_secs(30);
 
 /// Connects, for up to ten seconds: the target may start later.
 fn reach(host: &str, port: u16) -> Result<TcpStream> {
     let since = Instant::now();
     loop {
-        let addr = (host, port).to_socket_addrs()?.next().ok_or("the host has no address")?;
-        match TcpStream::connect_timeout(&addr, Duration::from_secs(5)) {
+        // Every address that the host has: localhost may be ::1 first, and the target at 127.0.0.1.
+        let addrs: Vec<_> = (host, port).to_socket_addrs()?.collect();
+        match TcpStream::connect(&addrs[..]) {
             Ok(tcp) => {
-                tcp.set_read_timeout(Some(Duration::from_secs(10)))?;
+                tcp.set_read_timeout(Some(ANSWER))?;
                 return Ok(tcp);
             }
             Err(e) if since.elapsed() > Duration::from_secs(10) => {
@@ -555,7 +633,7 @@ fn demo(file: &Path, blocks: u64, read_only: bool) -> Result<()> {
     let client = open(b.into(), [10, 77, 0, 2], Drive::Caller)?;
     std::thread::scope(|scope| {
         // The demo's own thread: it stands for the target's process.
-        let served = scope.spawn(|| serve(&target, &store, &listener, 1));
+        let served = scope.spawn(|| serve(&target, &store, &listener, 1, IDLE));
         let result = reach("127.0.0.1", tcp_port)
             .and_then(|tcp| Client::connect(&client, tcp))
             .and_then(|mut client| exercise(&mut client, blocks, read_only));
@@ -590,6 +668,12 @@ enum Cmd {
         /// TCP port for the exchange of addresses
         #[arg(long, default_value_t = 18516)]
         tcp_port: u16,
+        /// Address to listen on: for clients on other machines one of this machine's, or 0.0.0.0 or :: for all of them
+        #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1", value_parser = parse::host)]
+        bind: Host,
+        /// How long a client may ask for nothing
+        #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse::duration)]
+        idle: Duration,
         /// End after so many clients
         #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
         clients: usize,
@@ -636,13 +720,12 @@ fn with_role(mut port: PortSpec, ours: MemifRole) -> PortSource {
 
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
-        Cmd::Serve { file, blocks, read_only, port, tcp_port, clients } => {
+        Cmd::Serve { file, blocks, read_only, port, tcp_port, bind, idle, clients } => {
+            apps::stop::install()?;
             let store = Store::open(&file, blocks, read_only)?;
+            let listener = oob::listen(&bind.name, bind.port_or(tcp_port))?;
             let context = open(with_role(port, MemifRole::Server), [10, 77, 0, 1], Drive::Embedded)?;
-            let listener = TcpListener::bind(("0.0.0.0", tcp_port)).map_err(|e| {
-                format!("cannot listen on TCP port {tcp_port} ({e}); choose another --tcp-port")
-            })?;
-            serve(&context, &store, &listener, clients)
+            serve(&context, &store, &listener, clients, idle)
         }
         Cmd::Client { host, blocks, read_only, port, tcp_port } => {
             let context = open(with_role(port, MemifRole::Client), [10, 77, 0, 2], Drive::Caller)?;
@@ -685,6 +768,45 @@ mod tests {
         let _ = std::fs::remove_file(&file);
         result.unwrap();
         assert_eq!(len.unwrap(), 40 * BLOCK as u64);
+    }
+
+    // Strangers at the TCP port, silent, slow or of another kind, end nothing and keep no client waiting.
+    #[test]
+    fn a_target_outlives_strangers_and_silent_clients() {
+        let file = store("strangers");
+        let store = Store::open(&file, 4, false).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (a, b): (Box<dyn Port>, Box<dyn Port>) = verbs::port::pair(1);
+        let target = open(a.into(), [10, 77, 0, 1], Drive::Embedded).unwrap();
+        let client = open(b.into(), [10, 77, 0, 2], Drive::Caller).unwrap();
+        std::thread::scope(|scope| {
+            let served = scope.spawn(|| {
+                serve(&target, &store, &listener, 1, Duration::from_millis(200))?;
+                serve(&target, &store, &listener, 1, IDLE)
+            });
+            let _silent = TcpStream::connect(addr).unwrap();
+            let mut slow = TcpStream::connect(addr).unwrap();
+            slow.write_all(b"10.77.0.").unwrap();
+            for said in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[b'x'; 2 * LINE_MAX], b"\xff\n"] {
+                let mut stranger = TcpStream::connect(addr).unwrap();
+                stranger.write_all(said).unwrap();
+                let mut words = String::new();
+                stranger.read_to_string(&mut words).unwrap();
+                assert!(words.contains("this is a storage target: "), "{words}");
+            }
+            drop(TcpStream::connect(addr).unwrap());
+            // A client that never asks for anything is sent away.
+            let mut lazy = Client::connect(&client, reach("127.0.0.1", addr.port()).unwrap()).unwrap();
+            let mut words = String::new();
+            lazy.tcp.read_to_string(&mut words).unwrap();
+            assert!(words.contains("no command came"), "{words}");
+            let mut next = Client::connect(&client, reach("127.0.0.1", addr.port()).unwrap()).unwrap();
+            exercise(&mut next, 4, false).unwrap();
+            drop(next);
+            served.join().unwrap().unwrap();
+        });
+        let _ = std::fs::remove_file(&file);
     }
 
     #[test]

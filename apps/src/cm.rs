@@ -1,9 +1,13 @@
 //! `roce-perf --rdma-cm`: the two ends find each other by `rdma_cm`, without TCP.
 //!
 //! The exchange runs over a connection of its own, as a stream of bytes in SENDs; each queue pair that is measured
-//! is connected by `rdma_cm`, too. Whoever waits turns the shards, as everywhere in this crate.
+//! is connected by `rdma_cm`, too. Whoever waits turns the shards, as everywhere in this crate, looks for signals, and
+//! waits no longer than it was told. An end that hears nothing for a while asks whether the other one is still there.
 
 use crate::error::{AppError, Result};
+use crate::measure::watch::out_of_turn;
+use crate::oob::{Channel, Stream};
+use crate::protocol::{Message, sentence};
 use crate::rig::OpenDevice;
 use crate::stop;
 use std::collections::VecDeque;
@@ -11,21 +15,45 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbs::error::errno::ECONNREFUSED;
-use verbs::rdma_cm::{CmId, CmOption, ConnParam, PortSpace};
-use verbs::{Access, Cq, Mr, Pd, Qp, QpCap, QpInitAttr, Reactor, RecvWr, SendWr, Wc};
+use verbs::rdma_cm::{CmEventType, CmId, CmOption, ConnParam, EventChannel, PortSpace};
+use verbs::{
+    Access, Context, Cq, Mr, Mtu, Pd, Qp, QpCap, QpInitAttr, Reactor, RecvWr, SendWr, VerbsError, Wc,
+};
 
 /// What a request for the exchange says.
 const EXCHANGE: &[u8] = b"roce-perf exchange 1";
 /// What a request for a measured queue pair says, its position behind it.
 const MEASURED: &[u8] = b"roce-perf queue pair ";
+/// Why a request is refused that comes during a session.
+const BUSY: &[u8] = b"this server measures with another client";
+/// Why one is refused that is no client's.
+const STRANGER: &[u8] = b"this is roce-perf server -R; its clients are roce-perf client -R";
+/// Reasons of REJ messages (IBA 12.6.7.2) that mean more here than their words: another attempt may end better, or the
+/// program there says why.
+const NO_ROOM: u16 = 3;
+const NO_LISTENER: u16 = 8;
+const BY_PROGRAM: u16 = 28;
 /// Bytes of a piece of the stream, and pieces under way.
 const PIECE: usize = 4096;
 const PIECES: usize = 16;
+/// Tag of the request that asks whether the peer is there.
+const PROBE: u64 = 2 * PIECES as u64;
+/// How long the peer is silent before it is asked.
+const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// ACK timeout of the exchange, 4.096 us times 2 to this power: eight of them without an answer (8.6 s and more) and the
+/// peer is gone. One that only prepares much memory is not.
+const ACK_TIMEOUT: u8 = 18;
+/// Times of the request for an exchange: 1.1 s, sixteen times. The wait that is asked for ends it sooner.
+const CM_RESPONSE_TIMEOUT: u8 = 18;
+const CM_RETRIES: u8 = 15;
 /// How long the other end may take to do its part of a connection.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Time between two attempts to find the server.
 const RETRY: Duration = Duration::from_millis(200);
+/// Time between two looks at signals.
+const LOOK: Duration = Duration::from_millis(20);
+/// Requests that are looked at before others get their turn.
+const REQUESTS: usize = 64;
 /// How long the last words of an exchange may take to leave.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -52,6 +80,84 @@ fn wish(id: &CmId) -> Wish {
     }
 }
 
+/// Why a call of `rdma_cm` did not end as it should.
+#[derive(Debug)]
+pub enum Failure {
+    /// Another attempt may end better: nobody answers, listens or has time yet. A sentence.
+    NotYet(String),
+    /// No other attempt would.
+    Final(AppError),
+}
+
+impl From<VerbsError> for Failure {
+    fn from(e: VerbsError) -> Self {
+        Self::Final(e.into())
+    }
+}
+impl From<AppError> for Failure {
+    fn from(e: AppError) -> Self {
+        Self::Final(e)
+    }
+}
+impl From<Failure> for AppError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotYet(why) => Self::Timeout(why),
+            Failure::Final(e) => e,
+        }
+    }
+}
+
+/// Waits for the end of a call of `id`, whose events come to `events`: until it is `wanted`, at most until `until`.
+///
+/// # Errors
+/// Another end; a signal.
+pub fn settle(
+    events: &EventChannel,
+    id: &CmId,
+    wanted: CmEventType,
+    until: Instant,
+) -> std::result::Result<(), Failure> {
+    let peer = id.peer_addr().map_or_else(|| "the other end".into(), |peer| peer.to_string());
+    let since = Instant::now();
+    loop {
+        stop::check()?;
+        let left = until.saturating_duration_since(Instant::now());
+        let Some(event) = events.get_event(left.min(LOOK))?.filter(|event| event.is_of(id)) else {
+            if left.is_zero() {
+                let waited = since.elapsed().as_secs_f64();
+                return Err(Failure::NotYet(format!("{peer} did not answer within {waited:.1} s")));
+            }
+            continue;
+        };
+        let said = String::from_utf8_lossy(event.private_data().trim_ascii_end()).into_owned();
+        let said = sentence(said.trim_end_matches('\0'));
+        return match event.event() {
+            what if what == wanted => Ok(()),
+            CmEventType::Rejected => Err(match event.refusal().map_or(0, |refusal| refusal.reason) {
+                NO_LISTENER => Failure::NotYet(format!("no program listens at {peer}")),
+                NO_ROOM => Failure::NotYet(format!("{peer} has no room for another request just now")),
+                BY_PROGRAM if event.private_data().starts_with(BUSY) => {
+                    Failure::NotYet(format!("{peer} says: {said}"))
+                }
+                BY_PROGRAM => AppError::Peer(format!("{peer} refused: {said}")).into(),
+                _ => {
+                    let why =
+                        event.refusal().map_or_else(|| "no reason".into(), |refusal| refusal.to_string());
+                    AppError::Setup(format!("{peer} refused the connection: {why}")).into()
+                }
+            }),
+            CmEventType::AddrError => Err(Failure::NotYet(format!("nobody has the address of {peer}"))),
+            CmEventType::Unreachable => Err(Failure::NotYet(format!("{peer} does not answer"))),
+            CmEventType::Disconnected => Err(Failure::NotYet(format!("{peer} ended the connection"))),
+            other => {
+                Err(AppError::Setup(format!("connecting to {peer} ended in {other} ({})", event.status()))
+                    .into())
+            }
+        };
+    }
+}
+
 /// The server's end: takes connections.
 #[derive(Debug)]
 pub struct Listener {
@@ -70,52 +176,71 @@ impl Listener {
         Ok(Self { id })
     }
 
-    /// A client that wants to talk, if there is one. Others are refused.
+    /// A client that wants to talk, if there is one, and where it is. The connection may not stand yet, or never. Others
+    /// are refused.
     ///
     /// # Errors
     /// What the device says.
-    pub fn try_accept(&self, device: &OpenDevice) -> Result<Option<Exchange>> {
-        let Some(id) = self.id.get_request(Duration::ZERO)? else { return Ok(None) };
-        if wish(&id) != Wish::Exchange {
-            id.reject(b"this server measures one client at a time")?;
-            return Ok(None);
+    pub fn try_accept(&self, device: &OpenDevice) -> Result<Option<(Exchange, SocketAddr)>> {
+        for _ in 0..REQUESTS {
+            let Some(id) = self.id.get_request(Duration::ZERO)? else { return Ok(None) };
+            match wish(&id) {
+                Wish::Exchange => {}
+                // One that went away meanwhile is no failure of ours.
+                Wish::Measured(_) => drop(id.reject(BUSY)),
+                Wish::Unknown => drop(id.reject(STRANGER)),
+            }
+            if wish(&id) != Wish::Exchange {
+                continue;
+            }
+            let from = id.peer_addr().unwrap_or(SocketAddr::from(([0; 4], 0)));
+            if let Ok(exchange) = Exchange::accept(device, id) {
+                return Ok(Some((exchange, from)));
+            }
         }
-        let exchange = Exchange::new(device, id)?;
-        // A client that gave up meanwhile is no failure of ours.
-        Ok(exchange.id.accept(&ConnParam::default()).is_ok().then_some(exchange))
+        Ok(None)
     }
 
-    /// The request for measured queue pair `index`.
+    /// The request for measured queue pair `index` of the client at `from`, which has its exchange over `channel`.
     ///
     /// # Errors
-    /// When it does not come.
-    pub fn take_measured(&self, index: usize) -> Result<CmId> {
+    /// When it does not come; the client's end or failure; a signal.
+    pub fn take_measured(&self, index: usize, from: IpAddr, channel: &mut Channel) -> Result<CmId> {
         let since = Instant::now();
         while since.elapsed() < PATIENCE {
             stop::check()?;
-            let Some(id) = self.id.get_request(RETRY)? else { continue };
-            if wish(&id) == Wish::Measured(index) {
+            match channel.try_recv()? {
+                Some(Message::Failed { reason }) => return Err(AppError::Peer(reason)),
+                Some(message) => return Err(out_of_turn(&message)),
+                None => {}
+            }
+            let Some(id) = self.id.get_request(LOOK)? else { continue };
+            if wish(&id) == Wish::Measured(index) && id.peer_addr().is_some_and(|peer| peer.ip() == from) {
                 return Ok(id);
             }
-            id.reject(b"this server is measuring")?;
+            drop(id.reject(if wish(&id) == Wish::Unknown { STRANGER } else { BUSY }));
         }
         Err(AppError::Timeout(format!("the client did not connect queue pair {index} within {PATIENCE:?}")))
     }
 }
 
-/// An identifier whose route to `to` is resolved, from our address `from`.
+/// An identifier whose route to `to` is resolved, from our address `from`; its events come to `events`.
 ///
 /// # Errors
-/// What `rdma_cm` says.
+/// What `rdma_cm` says; a signal.
 pub fn resolved(
     device: &OpenDevice,
+    events: &EventChannel,
     from: Option<IpAddr>,
     to: SocketAddr,
-    patience: Duration,
-) -> std::result::Result<CmId, verbs::VerbsError> {
-    let id = device.context.create_id(None, PortSpace::Tcp)?;
+    until: Instant,
+) -> std::result::Result<CmId, Failure> {
+    let id = device.context.create_id(Some(events), PortSpace::Tcp)?;
+    let patience = until.saturating_duration_since(Instant::now()).max(LOOK);
     id.resolve_addr(from.map(|ip| SocketAddr::new(ip, 0)), to, patience)?;
+    settle(events, &id, CmEventType::AddrResolved, until + LOOK)?;
     id.resolve_route(patience)?;
+    settle(events, &id, CmEventType::RouteResolved, until + LOOK)?;
     Ok(id)
 }
 
@@ -130,7 +255,13 @@ pub struct Exchange {
     free: Vec<usize>,
     inbox: VecDeque<u8>,
     closed: bool,
+    /// Nothing more will be written, and nobody waits for what was.
+    left: bool,
+    /// When the peer last showed that it is there, and whether it is being asked.
+    heard: Instant,
+    probing: bool,
     id: CmId,
+    events: EventChannel,
     _pd: Pd,
 }
 
@@ -138,46 +269,66 @@ impl Exchange {
     /// Connects to a server, again and again for at most `patience`: it may start later.
     ///
     /// # Errors
-    /// When nobody answers in time.
+    /// When nobody answers in time, with what was heard last; a signal.
     pub fn connect(device: &OpenDevice, to: SocketAddr, patience: Duration) -> Result<Self> {
-        let since = Instant::now();
+        let until = Instant::now() + patience;
         loop {
             let attempt = Instant::now();
-            let tried = resolved(device, None, to, RETRY).and_then(|id| {
-                // A server that starts may have an address before it listens.
-                id.set_option(CmOption::CmResponseTimeout(16))?;
-                id.set_option(CmOption::MaxCmRetries(7))?;
-                let exchange = Self::new(device, id)?;
-                exchange.id.connect(&ConnParam::with_data(EXCHANGE))?;
-                Ok(exchange)
-            });
-            let error = match tried {
+            let events = device.context.create_event_channel()?;
+            let why = match Self::attempt(device, events, to, until) {
                 Ok(exchange) => return Ok(exchange),
-                Err(e) => e,
+                Err(Failure::Final(e)) => return Err(e),
+                Err(Failure::NotYet(why)) => why,
             };
-            let again = matches!(error.errno(), verbs::error::errno::ETIMEDOUT | ECONNREFUSED);
-            if !again || since.elapsed() >= patience {
-                return Err(AppError::Setup(format!("no server answers at {to} by rdma_cm: {error}")));
+            // What is left would end in silence, which says less.
+            if Instant::now() + RETRY >= until {
+                return Err(AppError::Setup(format!(
+                    "no session at {to} by rdma_cm: {why}; start roce-perf server -R there, check its address and \
+                     port, or wait longer (--wait)"
+                )));
             }
+            let pause = device.context.create_event_channel()?;
             while attempt.elapsed() < RETRY {
                 stop::check()?;
-                (0..device.context.shards()).filter_map(|s| device.context.reactor(s).ok()).for_each(
-                    |mut r| {
-                        r.poll_once();
-                    },
-                );
-                std::thread::sleep(Duration::from_millis(1));
+                drop(pause.get_event(LOOK)?);
             }
         }
     }
 
-    fn new(device: &OpenDevice, id: CmId) -> std::result::Result<Self, verbs::VerbsError> {
-        let context = &device.context;
+    fn attempt(
+        device: &OpenDevice,
+        events: EventChannel,
+        to: SocketAddr,
+        until: Instant,
+    ) -> std::result::Result<Self, Failure> {
+        let id = resolved(device, &events, None, to, until)?;
+        id.set_option(CmOption::CmResponseTimeout(CM_RESPONSE_TIMEOUT))?;
+        id.set_option(CmOption::MaxCmRetries(CM_RETRIES))?;
+        id.set_option(CmOption::AckTimeout(ACK_TIMEOUT))?;
+        // Every port carries this one; what is measured at is agreed on over the exchange.
+        id.set_option(CmOption::PathMtu(Mtu::Mtu256))?;
+        let exchange = Self::new(&device.context, id, events)?;
+        exchange.id.connect(&ConnParam::with_data(EXCHANGE))?;
+        settle(&exchange.events, &exchange.id, CmEventType::Established, until)?;
+        Ok(exchange)
+    }
+
+    /// Accepts a request for one. Its end comes later, and shows when reading.
+    fn accept(device: &OpenDevice, id: CmId) -> std::result::Result<Self, VerbsError> {
+        let events = device.context.create_event_channel()?;
+        id.migrate_id(Some(&events))?;
+        id.set_option(CmOption::AckTimeout(ACK_TIMEOUT))?;
+        let exchange = Self::new(&device.context, id, events)?;
+        exchange.id.accept(&ConnParam::default())?;
+        Ok(exchange)
+    }
+
+    fn new(context: &Context, id: CmId, events: EventChannel) -> std::result::Result<Self, VerbsError> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(2 * PIECES as u32)?;
+        let cq = context.create_cq(2 * PIECES as u32 + 1)?;
         let mr = pd.reg_mr(2 * PIECES * PIECE, Access::LOCAL_WRITE)?;
         let cap = QpCap {
-            max_send_wr: PIECES as u32,
+            max_send_wr: PIECES as u32 + 1,
             max_recv_wr: PIECES as u32,
             max_send_sge: 1,
             max_recv_sge: 1,
@@ -186,31 +337,52 @@ impl Exchange {
         let qp = id.create_qp(&pd, &QpInitAttr::rc(&cq, &cq).cap(cap))?;
         let reactors =
             (0..context.shards()).map(|s| context.reactor(s)).collect::<std::result::Result<_, _>>()?;
-        let free = (PIECES..2 * PIECES).collect();
-        let exchange =
-            Self { reactors, qp, mr, cq, free, inbox: VecDeque::new(), closed: false, id, _pd: pd };
+        let exchange = Self {
+            reactors,
+            qp,
+            mr,
+            cq,
+            free: (PIECES..2 * PIECES).collect(),
+            inbox: VecDeque::new(),
+            closed: false,
+            left: false,
+            heard: Instant::now(),
+            probing: false,
+            id,
+            events,
+            _pd: pd,
+        };
         for piece in 0..PIECES {
             exchange.post_receive(piece)?;
         }
         Ok(exchange)
     }
 
-    fn post_receive(&self, piece: usize) -> std::result::Result<(), verbs::VerbsError> {
+    fn post_receive(&self, piece: usize) -> std::result::Result<(), VerbsError> {
         let sge = self.mr.sge(piece * PIECE..(piece + 1) * PIECE)?;
         Ok(self.qp.post_recv(&[RecvWr::new(piece as u64, &[sge])])?)
     }
 
     /// Turns the shards and takes what has completed.
-    fn look(&mut self) -> std::result::Result<(), verbs::VerbsError> {
+    fn look(&mut self) -> std::result::Result<(), VerbsError> {
         for reactor in &mut self.reactors {
             reactor.poll_once();
         }
-        let mut done = [Wc::default(); 2 * PIECES];
+        while let Some(event) = self.events.try_get_event() {
+            use CmEventType::{ConnectError, Disconnected, Rejected, Unreachable};
+            self.closed |= matches!(event.event(), ConnectError | Disconnected | Rejected | Unreachable);
+        }
+        let mut done = [Wc::default(); 2 * PIECES + 1];
         let n = self.cq.poll(&mut done)?;
         for wc in &done[..n] {
             let piece = wc.wr_id as usize;
+            if wc.is_ok() {
+                self.heard = Instant::now();
+            }
             if !wc.is_ok() {
                 self.closed = true;
+            } else if wc.wr_id == PROBE {
+                self.probing = false;
             } else if piece >= PIECES {
                 self.free.push(piece);
             } else {
@@ -220,6 +392,10 @@ impl Exchange {
                 // It fails where the connection has ended, which the next completion tells.
                 let _ = self.post_receive(piece);
             }
+        }
+        if !self.closed && !self.probing && self.heard.elapsed() >= PROBE_AFTER {
+            // An RDMA WRITE of nothing: the peer's stack acknowledges it, and its program need not do anything.
+            self.probing = self.qp.post_send(&[SendWr::write(PROBE, &[], 0, 0).signaled()]).is_ok();
         }
         Ok(())
     }
@@ -244,7 +420,7 @@ impl Write for Exchange {
         }
         let piece = self.free.pop().ok_or(ErrorKind::WouldBlock)?;
         let len = bytes.len().min(PIECE);
-        let post = || -> std::result::Result<(), verbs::VerbsError> {
+        let post = || -> std::result::Result<(), VerbsError> {
             self.mr.write(piece * PIECE, &bytes[..len])?;
             let sge = [self.mr.sge(piece * PIECE..piece * PIECE + len)?];
             Ok(self.qp.post_send(&[SendWr::send(piece as u64, &sge).signaled()])?)
@@ -257,11 +433,17 @@ impl Write for Exchange {
     }
 }
 
+impl Stream for Exchange {
+    fn end_writing(&mut self) {
+        self.left = true;
+    }
+}
+
 impl Drop for Exchange {
     /// What was written arrives, if the other end is there, before the connection ends.
     fn drop(&mut self) {
         let since = Instant::now();
-        while self.free.len() < PIECES && !self.closed && since.elapsed() < LAST_WORDS {
+        while self.free.len() < PIECES && !self.closed && !self.left && since.elapsed() < LAST_WORDS {
             if self.look().is_err() {
                 return;
             }

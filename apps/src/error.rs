@@ -17,7 +17,10 @@ pub enum AppError {
     Setup(String),
     /// The TCP connection to the other end failed.
     #[error(transparent)]
-    Oob(#[from] crate::oob::OobError),
+    Oob(crate::oob::OobError),
+    /// The other end says what does not belong here, or cannot be.
+    #[error("the other end does not fit: {0}")]
+    Misfit(String),
     /// The other end refused, or said that it failed.
     #[error("the other end gave up: {0}")]
     Peer(String),
@@ -36,6 +39,15 @@ pub enum AppError {
     /// SIGINT or SIGTERM.
     #[error("interrupted")]
     Interrupted,
+}
+
+impl From<crate::oob::OobError> for AppError {
+    fn from(e: crate::oob::OobError) -> Self {
+        match e {
+            crate::oob::OobError::Interrupted => Self::Interrupted,
+            e => Self::Oob(e),
+        }
+    }
 }
 
 impl AppError {

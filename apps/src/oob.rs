@@ -1,21 +1,31 @@
 //! The out-of-band channel of `roce-perf`: JSON messages, one a line, over TCP or a connection of `rdma_cm`.
 //!
 //! Never blocks inside a call for longer than its limit; a wait runs the caller's own work between two looks
-//! at the socket, because in the embedded drive the waiting thread is the one that turns the shard. A line is
-//! bounded, a message that cannot be understood ends the channel with a sentence.
+//! at the socket, because in the embedded drive the waiting thread is the one that turns the shard. Whatever the other
+//! end says is bounded: a line in bytes, the session in time; what cannot be understood ends the channel with a sentence.
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use crate::protocol::Message;
+use crate::stop;
+use rustix::net::sockopt;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 /// Bytes of the longest line, its newline included.
 pub const LINE_MAX: usize = 1 << 20;
+/// The same of the first line, before it is known who speaks.
+pub const GREETING_MAX: usize = 4096;
 /// How long a peer may take to read what is sent to it.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two attempts to connect.
 const CONNECT_RETRY: Duration = Duration::from_millis(100);
+/// How long one attempt to connect may take: no signal is seen meanwhile.
+const CONNECT_ATTEMPT: Duration = Duration::from_secs(1);
+/// A peer whose machine says nothing is asked after so many seconds whether it is there, and so often before it is gone.
+const KEEPALIVE_S: Duration = Duration::from_secs(5);
+const KEEPALIVE_TRIES: u32 = 3;
+/// Bytes that are read of somebody who was refused: closing with unread bytes would take our last words back.
+const DRAIN_MAX: usize = 256 << 10;
 
 /// Why the channel cannot be used (any more).
 #[derive(Debug, thiserror::Error)]
@@ -50,15 +60,44 @@ pub enum OobError {
     /// The connection broke.
     #[error("the connection to the other end broke: {0}")]
     Io(std::io::Error),
-    /// A line is longer than [`LINE_MAX`].
-    #[error("the other end sent a line of more than {LINE_MAX} bytes; is it roce-perf?")]
-    TooLong,
+    /// A line is longer than a message may be there.
+    #[error("the other end sent a line of more than {0} bytes; is it roce-perf?")]
+    TooLong(usize),
+    /// Another program is at the other end.
+    #[error("the other end sent {0}; this end speaks with roce-perf alone")]
+    Stranger(String),
     /// A line is not a message.
     #[error("the other end sent a line that is not a message of this program: {0}")]
     Malformed(String),
     /// Nothing came for too long.
     #[error("the other end said nothing for {0:?} while {1} was expected")]
     Silent(Duration, &'static str),
+    /// The session takes longer than it may.
+    #[error(
+        "the session has lasted for the {0:?} that this end gives one; ask for less, or let the server give more (--max-session)"
+    )]
+    Overtime(Duration),
+    /// SIGINT, SIGTERM or SIGHUP came while the other end did not read.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// What somebody sent first who is not `roce-perf`, in words: its bytes, and who it seems to be.
+pub fn strange(bytes: &[u8]) -> String {
+    let shown: String = String::from_utf8_lossy(bytes).chars().take(60).collect();
+    let hint = match bytes {
+        _ if bytes.len() > 5 && bytes[4] == b':' && bytes[..4].iter().all(u8::is_ascii_hexdigit) => {
+            " (the address of a pingpong: roce-pingpong, ibv_rc_pingpong)"
+        }
+        [b'{', ..] => " (a message of roce-perf)",
+        [0x16, 0x03, ..] => " (TLS)",
+        _ if bytes.starts_with(b"SSH-") => " (SSH)",
+        _ if ["GET ", "HEAD ", "POST ", "PUT ", "OPTIONS ", "HTTP/"].iter().any(|m| shown.starts_with(m)) => {
+            " (HTTP)"
+        }
+        _ => "",
+    };
+    format!("{shown:?}{hint}")
 }
 
 /// What to do when a TCP port cannot be listened on.
@@ -71,9 +110,15 @@ pub fn listen_remedy(error: &std::io::Error) -> &'static str {
 }
 
 /// A connection that neither reads nor writes longer than it must.
-pub trait Stream: Read + Write + std::fmt::Debug {}
-impl Stream for TcpStream {}
-impl Stream for crate::cm::Exchange {}
+pub trait Stream: Read + Write + std::fmt::Debug {
+    /// Says that nothing more will be written.
+    fn end_writing(&mut self);
+}
+impl Stream for TcpStream {
+    fn end_writing(&mut self) {
+        let _ = self.shutdown(Shutdown::Write);
+    }
+}
 
 /// One connection with line-based messages.
 #[derive(Debug)]
@@ -82,6 +127,12 @@ pub struct Channel {
     inbox: Vec<u8>,
     /// Bytes of `inbox` that hold no newline.
     seen: usize,
+    /// Bytes of the longest line that is taken.
+    line_max: usize,
+    /// When the session has to be over, and how long that was from its start.
+    until: Option<(Instant, Duration)>,
+    /// Bytes thrown away after the last words.
+    drained: usize,
 }
 
 impl Channel {
@@ -90,25 +141,31 @@ impl Channel {
     /// # Errors
     /// When the stream cannot be made non-blocking.
     pub fn new(stream: TcpStream) -> Result<Self, OobError> {
-        stream.set_nonblocking(true).map_err(OobError::Io)?;
-        stream.set_nodelay(true).map_err(OobError::Io)?;
+        prepare(&stream).map_err(OobError::Io)?;
         Ok(Self::over(stream))
     }
 
     /// Takes over a stream that never blocks.
     pub fn over(stream: impl Stream + 'static) -> Self {
-        Self { stream: Box::new(stream), inbox: Vec::new(), seen: 0 }
+        let stream = Box::new(stream);
+        Self { stream, inbox: Vec::new(), seen: 0, line_max: GREETING_MAX, until: None, drained: 0 }
+    }
+
+    /// The other end has said who it is: from now on it may say more in a line, and has `limit` for all of it.
+    pub fn begin_session(&mut self, limit: Option<Duration>) {
+        self.line_max = LINE_MAX;
+        self.until = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
     }
 
     /// Sends one message.
     ///
     /// # Errors
-    /// When the connection is gone or the peer does not read.
-    pub fn send<T: Serialize>(&mut self, message: &T) -> Result<(), OobError> {
+    /// When the connection is gone or the peer does not read; a signal.
+    pub fn send(&mut self, message: &Message) -> Result<(), OobError> {
         let mut line = serde_json::to_vec(message).map_err(|e| OobError::Malformed(e.to_string()))?;
         line.push(b'\n');
         if line.len() > LINE_MAX {
-            return Err(OobError::TooLong);
+            return Err(OobError::TooLong(LINE_MAX));
         }
         let (mut rest, since) = (&line[..], Instant::now());
         while !rest.is_empty() {
@@ -117,6 +174,9 @@ impl Channel {
                 Ok(n) => rest = &rest[n..],
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    if stop::requested() {
+                        return Err(OobError::Interrupted);
+                    }
                     if since.elapsed() > SEND_LIMIT {
                         return Err(OobError::Silent(SEND_LIMIT, "room for a message"));
                     }
@@ -128,23 +188,36 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message, if a whole one is there.
+    /// The next message, if a whole one is there; its numbers and words are checked.
     ///
     /// # Errors
-    /// [`OobError::Closed`] at the end of the stream; anything that is not a message.
-    pub fn try_recv<T: DeserializeOwned>(&mut self) -> Result<Option<T>, OobError> {
+    /// [`OobError::Closed`] at the end of the stream; anything that is not a message; a session that lasts too long.
+    pub fn try_recv(&mut self) -> Result<Option<Message>, OobError> {
+        if let Some((until, limit)) = self.until
+            && Instant::now() >= until
+        {
+            return Err(OobError::Overtime(limit));
+        }
         let mut chunk = [0u8; 4096];
         loop {
             if let Some(at) = self.inbox[self.seen..].iter().position(|&b| b == b'\n') {
                 let end = self.seen + at;
-                let message = parse(&self.inbox[..end]);
+                let message = if end < self.line_max {
+                    parse(&self.inbox[..end])
+                } else {
+                    Err(OobError::TooLong(self.line_max))
+                };
                 self.inbox.drain(..=end);
                 self.seen = 0;
                 return message.map(Some);
             }
             self.seen = self.inbox.len();
-            if self.seen >= LINE_MAX {
-                return Err(OobError::TooLong);
+            // No line of ours begins in another way: a stranger need not send a newline to be told so.
+            if self.inbox.first().is_some_and(|&first| first != b'{') {
+                return Err(OobError::Stranger(strange(&self.inbox)));
+            }
+            if self.seen >= self.line_max {
+                return Err(OobError::TooLong(self.line_max));
             }
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(OobError::Closed),
@@ -155,21 +228,60 @@ impl Channel {
             }
         }
     }
+
+    /// Says the last words, if the other end still listens.
+    pub fn leave(&mut self, reason: &str) {
+        let _ = self.send(&Message::Failed { reason: reason.into() });
+        self.stream.end_writing();
+    }
+
+    /// Throws away what comes after the last words; whether the other end has gone, or says too much.
+    pub fn drain(&mut self) -> bool {
+        drain(&mut self.stream, &mut self.drained)
+    }
+}
+
+/// Makes a TCP stream one that never blocks, and notices when the other machine is gone.
+pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_S)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_S)?;
+    Ok(sockopt::set_tcp_keepcnt(stream, KEEPALIVE_TRIES)?)
+}
+
+/// Throws away what somebody sends who was told to go; whether it has gone, or sends too much. `drained` counts.
+pub fn drain(stream: &mut impl Read, drained: &mut usize) -> bool {
+    let mut chunk = [0; 4096];
+    while *drained < DRAIN_MAX {
+        match stream.read(&mut chunk) {
+            Ok(n) if n > 0 => *drained += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return false,
+            _ => return true,
+        }
+    }
+    true
 }
 
 /// What a broken stream means: a reset is how the death of a process looks.
-fn lost(e: std::io::Error) -> OobError {
+pub(crate) fn lost(e: std::io::Error) -> OobError {
     match e.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => OobError::Closed,
         _ => OobError::Io(e),
     }
 }
 
-fn parse<T: DeserializeOwned>(line: &[u8]) -> Result<T, OobError> {
-    serde_json::from_slice(line).map_err(|e| {
+fn parse(line: &[u8]) -> Result<Message, OobError> {
+    if line.first() != Some(&b'{') {
+        return Err(OobError::Stranger(strange(line)));
+    }
+    let message = serde_json::from_slice::<Message>(line).map_err(|e| {
         let shown: String = String::from_utf8_lossy(line).chars().take(60).collect();
         OobError::Malformed(format!("{shown:?} ({e})"))
-    })
+    })?;
+    message.checked().map_err(OobError::Malformed)
 }
 
 /// Listens for clients, without blocking in `accept`.
@@ -192,8 +304,9 @@ pub fn try_accept(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAdd
     match listener.accept() {
         Ok((stream, from)) => Ok(Some((stream, from))),
         Err(e) => match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Ok(None),
-            _ => Err(OobError::Io(e)),
+            ErrorKind::InvalidInput => Err(OobError::Io(e)),
+            // A connection that ended before it was taken, or no descriptor for it just now: neither ends a server.
+            _ => Ok(None),
         },
     }
 }
@@ -215,7 +328,9 @@ pub fn connect<E: From<OobError>>(
     loop {
         let mut last = None;
         for addr in &addrs {
-            match TcpStream::connect_timeout(addr, Duration::from_secs(5)) {
+            idle()?;
+            let left = patience.saturating_sub(since.elapsed());
+            match TcpStream::connect_timeout(addr, left.clamp(CONNECT_RETRY, CONNECT_ATTEMPT)) {
                 Ok(stream) => return Ok(stream),
                 Err(e) => last = Some(e),
             }

@@ -114,6 +114,50 @@ const ENTRY_BUDGET: u64 = 1 << 19;
 const ENTRY_BUDGET_RANDOM: u64 = 1 << 24;
 /// Largest distance between two buffers is a multiple of this.
 const SLOT_ALIGN: u64 = 64;
+/// Memory of an entry of a queue, of a READ or atomic that is repeated on demand, and of a queue pair without these.
+const ENTRY_BYTES: u64 = 64;
+const QP_BYTES: u64 = 2048;
+
+/// What a server gives a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Time, from the greeting to the end.
+    pub time: Duration,
+    /// Bytes of memory that one measurement takes here.
+    pub memory: u64,
+}
+
+impl Limits {
+    /// Refuses a session that is known to take longer.
+    ///
+    /// # Errors
+    /// A sentence with both times.
+    pub fn check_time(&self, wanted: Duration) -> std::result::Result<(), String> {
+        if wanted <= self.time {
+            return Ok(());
+        }
+        let (wanted, given) = (wanted.as_secs_f64(), self.time.as_secs_f64());
+        Err(format!(
+            "the measurements take {wanted:.0} s, and this server gives a session {given:.0} s (--max-session)"
+        ))
+    }
+    /// Refuses a measurement that takes more memory.
+    ///
+    /// # Errors
+    /// A sentence with both sizes.
+    pub fn check_memory(&self, spec: &Spec) -> std::result::Result<(), String> {
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        if spec.memory() <= self.memory {
+            return Ok(());
+        }
+        Err(format!(
+            "the measurement {} takes {} MiB of memory at each end, and this server gives it {} MiB (--max-memory)",
+            spec.title(),
+            mib(spec.memory()),
+            mib(self.memory)
+        ))
+    }
+}
 
 /// One RDMA measurement, complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -189,6 +233,20 @@ impl Spec {
     fn slots(&self, depth: u32) -> u64 {
         (BUFFER_BUDGET / u64::from(self.qps) / self.stride()).clamp(1, u64::from(depth))
     }
+    /// Memory that an end takes for the measurement, at most: buffers to send from and to receive into, queues.
+    pub fn memory(&self) -> u64 {
+        let (qps, stride) = (u64::from(self.qps), self.stride());
+        let sending = qps.saturating_mul(self.tx_slots()).saturating_mul(stride);
+        let receiving = match self.op {
+            Op::Send => {
+                (if self.srq { 1 } else { qps }).saturating_mul(self.rx_slots()).saturating_mul(stride)
+            }
+            _ => sending,
+        };
+        let entries = u64::from(self.tx_depth) + u64::from(self.rx_depth) + u64::from(self.outs);
+        let queues = qps.saturating_mul(entries.saturating_mul(ENTRY_BYTES) + QP_BYTES);
+        sending.saturating_add(receiving).saturating_add(queues)
+    }
     /// Messages before those that count. A queue pair's first one waits alone for the peer's credits (IBA 9.7.7.2) and asks
     /// for the way there, which no later one does: where there are very many, every one is visited once before.
     pub fn before(&self) -> u64 {
@@ -200,6 +258,12 @@ impl Spec {
     /// Time that the measurement takes, as far as it is known beforehand.
     pub fn expected(&self) -> Option<Duration> {
         self.iters.is_none().then(|| Duration::from_millis(self.duration_ms))
+    }
+    /// How long an end waits for the other's last word of it, where it is known; the time to connect and to fail is in
+    /// it, and to visit every queue pair before.
+    pub fn patience(&self) -> Option<Duration> {
+        let before = Duration::from_micros(self.before().saturating_mul(100));
+        Some(self.expected()? + before + self.retry_span() + Duration::from_secs(30))
     }
     /// How it is called while it runs.
     pub fn title(&self) -> String {

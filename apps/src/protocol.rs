@@ -25,16 +25,25 @@
 //! bye                            ->
 //! ```
 //!
-//! Either end may say `failed` at any time instead, with a sentence.
+//! Either end may say `failed` at any time instead, with a sentence. [`session::order`](crate::session::order) holds both
+//! ends to this order.
 
 use crate::counters::Counts;
 use crate::plan::{RawSpec, Spec};
 use serde::{Deserialize, Serialize};
 
 /// Version of this exchange. Programs with different versions refuse each other.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Queue pairs that one line tells of, at most.
 pub const QPS_A_LINE: usize = 8192;
+/// Largest number that an end may report of a measurement: sums of thousands of them still fit. So many nanoseconds are
+/// three days.
+const NUMBER_MAX: u64 = 1 << 48;
+/// Counters of a report, and bytes of a counter's or a program's name, at most.
+const COUNTERS_MAX: usize = 1024;
+const NAME_MAX: usize = 64;
+/// Characters of a sentence of the other end that are shown.
+const SENTENCE_MAX: usize = 500;
 /// Name under which the programs greet each other.
 pub const PROGRAM: &str = "roce-perf";
 
@@ -125,6 +134,45 @@ pub enum Message {
     Bye,
 }
 
+impl Message {
+    /// The message as it may be used: numbers that no measurement has are refused, and what is shown to a person is
+    /// short and without control characters.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn checked(mut self) -> Result<Self, String> {
+        match &mut self {
+            Self::Hello(hello) if hello.program.len() > NAME_MAX => {
+                return Err("its name is too long".into());
+            }
+            Self::RawStart { mac, .. } | Self::RawReady { mac } if mac.len() > NAME_MAX => {
+                return Err("its Ethernet address is too long".into());
+            }
+            Self::Refuse { reason } | Self::Failed { reason } => *reason = sentence(reason),
+            Self::RawFinish { sent } => in_range([*sent])?,
+            Self::RawReport { received, timed, elapsed_ns } => in_range([*received, *timed, *elapsed_ns])?,
+            Self::Finish { sent } => in_range(sent.iter().copied())?,
+            Self::Report(report) => report.check()?,
+            _ => {}
+        }
+        Ok(self)
+    }
+}
+
+/// Refuses numbers whose sum no measurement reaches.
+fn in_range(numbers: impl IntoIterator<Item = u64>) -> Result<(), String> {
+    let sum = numbers.into_iter().try_fold(0u64, |sum, n| sum.checked_add(n)).unwrap_or(u64::MAX);
+    if sum > NUMBER_MAX {
+        return Err(format!("it counted {sum}, and no measurement has more than {NUMBER_MAX}"));
+    }
+    Ok(())
+}
+
+/// What somebody else said, for a terminal: a limited number of characters, none of which controls it.
+pub fn sentence(text: &str) -> String {
+    text.chars().take(SENTENCE_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// Who speaks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
@@ -147,11 +195,11 @@ impl Hello {
     /// A sentence.
     pub fn check(&self) -> Result<(), String> {
         if self.program != PROGRAM {
-            return Err(format!("the other end is {:?}, not {PROGRAM}", self.program));
+            return Err(format!("it is {:?}, not {PROGRAM}", self.program));
         }
         if self.version != VERSION {
             return Err(format!(
-                "the other end speaks version {} of the exchange, this one {VERSION}; use the same build",
+                "it speaks version {} of the exchange, this one {VERSION}; use the same build at both ends",
                 self.version
             ));
         }
@@ -176,6 +224,52 @@ pub struct End {
     pub len: u64,
 }
 
+/// The queue pairs of the other end, as the lines that tell of them come in.
+#[derive(Clone, Debug)]
+pub struct Gather {
+    end: End,
+}
+
+impl Gather {
+    /// Begins with the first line, of an end that has to have `wanted` queue pairs.
+    ///
+    /// # Errors
+    /// A sentence; nothing is kept then.
+    pub fn begin(end: End, wanted: usize) -> Result<Self, String> {
+        if end.qps_total != wanted {
+            return Err(format!("its end has {} queue pairs instead of {wanted}", end.qps_total));
+        }
+        let mut gather = Self { end };
+        let first = std::mem::take(&mut gather.end.qps);
+        gather.add(first)?;
+        Ok(gather)
+    }
+    /// Takes the queue pairs of a line.
+    ///
+    /// # Errors
+    /// A sentence for more than were announced, and for none at all.
+    pub fn more(&mut self, qps: Vec<QpEnd>) -> Result<(), String> {
+        if qps.is_empty() {
+            return Err("a line of its queue pairs has none".into());
+        }
+        self.add(qps)
+    }
+    fn add(&mut self, qps: Vec<QpEnd>) -> Result<(), String> {
+        if qps.len() > self.end.qps_total - self.end.qps.len() {
+            return Err(format!("its end has more queue pairs than the {} it told of", self.end.qps_total));
+        }
+        self.end.qps.extend(qps);
+        Ok(())
+    }
+    /// The end, once all are there.
+    ///
+    /// # Errors
+    /// The half that is there, until then.
+    pub fn whole(self) -> Result<End, Self> {
+        if self.end.qps.len() == self.end.qps_total { Ok(self.end) } else { Err(self) }
+    }
+}
+
 /// One queue pair of an [`End`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpEnd {
@@ -194,6 +288,24 @@ pub struct Report {
     pub received: Flow,
     /// What its device and port counted meanwhile.
     pub counters: Counts,
+}
+
+impl Report {
+    fn check(&self) -> Result<(), String> {
+        for flow in [self.sent, self.received] {
+            in_range([flow.messages])?;
+            in_range([flow.timed])?;
+            in_range([flow.elapsed_ns])?;
+        }
+        let counters = &self.counters.0;
+        let named = |name: &str| {
+            name.len() <= NAME_MAX && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        };
+        if counters.len() > COUNTERS_MAX || !counters.keys().all(|name| named(name)) {
+            return Err("its counters are not ones of this program".into());
+        }
+        in_range(counters.values().copied())
+    }
 }
 
 /// Messages counted by completions.

@@ -108,6 +108,10 @@ fn wait_for_traffic(pcap: &std::path::Path) {
     }
 }
 
+fn signal(name: Signal, process: u32) {
+    kill_process(Pid::from_raw(process as i32).unwrap(), name).unwrap();
+}
+
 #[test]
 fn busy_sockets() {
     let bench = Bench::new(Link::Unix);
@@ -177,6 +181,98 @@ fn a_client_may_start_before_its_server() {
     }
 }
 
+// With rdma_cm the exchange is RDMA itself, which says nothing of a peer that is gone while nothing is outstanding.
+#[test]
+fn a_client_of_rdma_cm_that_is_killed_does_not_take_the_server_along() {
+    for &link in Link::ALL {
+        let bench = Bench::new(link);
+        let _server = bench.cm_server(&[]);
+        for op in ["send", "write", "read"] {
+            let pcap = bench.path(&format!("{op}.pcap"));
+            let args = ["--op", op, "--mode", "rate", "-D", "50s", "--pcap", pcap.to_str().unwrap()];
+            let mut client = bench.cm_client(&args);
+            wait_for_traffic(&pcap);
+            client.kill();
+            bench.cm_client(&["--op", op, "-n", "20", "--verify", "--wait", "60s"]).finish().good();
+        }
+    }
+}
+
+/// Both ends of a wait: it lasts as long as was said, and a signal ends it.
+fn waits_as_told(bench: &Bench, args: &[&str], says: &str) {
+    let run_with = |wait| common::Running::start(PERF, &[&["client", "--wait", wait][..], args].concat());
+    let since = Instant::now();
+    let end = run_with("1s").finish().bad(says);
+    assert!(end.stderr.contains("--wait") && since.elapsed() < Duration::from_secs(40), "{}", end.all());
+    let mut patient = run_with("50m");
+    wait_for(&bench.path("b"));
+    std::thread::sleep(Duration::from_millis(300));
+    signal(Signal::TERM, patient.id());
+    let patient = patient.finish().bad("interrupted");
+    assert_eq!(patient.code, Some(130), "{}", patient.all());
+}
+
+// A server of any kind that is there, listens and never takes the connection.
+#[test]
+fn the_wait_for_a_server_that_does_not_answer_ends_when_it_should() {
+    use verbs::{Context, DeviceConfig, Drive, port::PortSpec, rdma_cm::PortSpace};
+    let bench = Bench::new(Link::Unix);
+    let (client, tcp) = (bench.client_port(), bench.tcp.to_string());
+    let base = ["--port", &client, "--oob-port", &tcp];
+    {
+        let _silent = std::net::TcpListener::bind(("127.0.0.1", bench.tcp)).unwrap();
+        waits_as_told(&bench, &[&base[..], &["127.0.0.1"]].concat(), "said nothing for 5s");
+    }
+    let port = bench.server_port().parse::<PortSpec>().unwrap().into();
+    let addrs = vec![("10.77.0.1".parse().unwrap(), 24)];
+    let drive = Drive::Dedicated { cores: vec![0] };
+    let context = Context::open(DeviceConfig { port, addrs, drive, ..DeviceConfig::default() }).unwrap();
+    context.start().unwrap();
+    let _other = context.create_id(None, PortSpace::Tcp).unwrap();
+    let id = context.create_id(None, PortSpace::Tcp).unwrap();
+    id.bind_addr(([0, 0, 0, 0], bench.tcp)).unwrap();
+    id.listen(0).unwrap();
+    waits_as_told(&bench, &[&base[..], &["-R", "10.77.0.1"]].concat(), "did not answer within");
+    id.destroy().unwrap();
+    waits_as_told(&bench, &[&base[..], &["-R", "10.77.0.1"]].concat(), "no program listens at 10.77.0.1");
+}
+
+// What is refused says what does not fit, and both ends' numbers; what fits needs no option.
+#[test]
+fn two_link_mtus_are_told_or_agreed_on() {
+    let bench = Bench::new(Link::Unix);
+    let large = ["--mtu", "4096", "-n", "20"];
+    let part = "path MTU 4096 does not fit through both ports, of 4200 bytes here and 1500 at the other end; use --mtu 1024";
+    {
+        let _server = bench.cm_server(&["--link-mtu", "1500"]);
+        bench.cm_client(&large).finish().bad(part);
+        bench.cm_client(&["-n", "20"]).finish().good();
+    }
+    let _server = bench.perf_server(&["--link-mtu", "1500"]);
+    bench.perf_client(&large).finish().bad(part);
+    bench.perf_client(&["-n", "20"]).finish().good();
+}
+
+// Also one whose client does nothing any more, and lives.
+#[test]
+fn a_signal_ends_a_server_in_the_middle_of_a_session() {
+    for by_cm in [true, false] {
+        let bench = Bench::new(Link::Unix);
+        let pcap = bench.path("frames.pcap");
+        let long = ["--op", "write", "--mode", "rate", "-D", "50s", "--pcap", pcap.to_str().unwrap()];
+        let (mut server, mut client) = match by_cm {
+            true => (bench.cm_server(&[]), bench.cm_client(&long)),
+            false => (bench.perf_server(&[]), bench.perf_client(&long)),
+        };
+        wait_for_traffic(&pcap);
+        signal(Signal::STOP, client.id());
+        signal(Signal::TERM, server.id());
+        let server = server.finish().bad("interrupted");
+        assert_eq!(server.code, Some(130), "{}", server.all());
+        client.kill();
+    }
+}
+
 #[test]
 fn strangers_at_the_tcp_port() {
     let bench = Bench::new(Link::Unix);
@@ -187,11 +283,63 @@ fn strangers_at_the_tcp_port() {
         let _ = stranger.write_all(junk);
     }
     bench.perf_client(&["-n", "20"]).finish().good();
+    // Those who say nothing, or say it slowly, wait beside the others and not before them.
+    let mut silent: Vec<_> =
+        (0..100).map(|_| TcpStream::connect(("127.0.0.1", bench.tcp)).unwrap()).collect();
+    for slow in &mut silent[50..] {
+        let _ = slow.write_all(b"{\"type\":");
+    }
+    let since = Instant::now();
+    bench.perf_client(&["-n", "20"]).finish().good();
+    assert!(since.elapsed() < Duration::from_secs(50), "one after the other they had 10 s each");
+}
+
+// Each program says to the other one's clients what it is, and serves its own afterwards.
+#[test]
+fn a_client_of_another_program_ends_no_server() {
+    let bench = Bench::new(Link::Unix);
+    let (a, b, tcp) = (bench.server_port(), bench.client_port(), bench.tcp.to_string());
+    {
+        let _server = bench.perf_server(&[]);
+        wait_for(&bench.path("a"));
+        run(PINGPONG, &["--port", &b, "-p", &tcp, "127.0.0.1"]).bad("this end speaks with roce-perf alone");
+        bench.perf_client(&["-n", "20"]).finish().good();
+    }
+    let server = common::Running::start(PINGPONG, &["--port", &a, "-p", &tcp, "-n", "20"]);
+    bench.perf_client(&["-n", "20"]).finish().bad("this is roce-pingpong");
+    drop(TcpStream::connect(("127.0.0.1", bench.tcp)).unwrap());
+    run(PINGPONG, &["--port", &b, "-p", &tcp, "-n", "20", "127.0.0.1"]).good();
+    let server = server.finish().good();
+    assert!(server.stderr.contains("a message of roce-perf"), "{}", server.all());
+}
+
+// What a client may take of a server has bounds, which both ends are told.
+#[test]
+fn a_session_has_a_budget_of_time_and_memory() {
+    let bench = Bench::new(Link::Unix);
+    let mut server = bench.perf_server(&["--max-session", "2s", "--max-memory", "64m"]);
+    for (args, part) in [
+        (
+            &["-D", "1s", "--op", "send,write,read"][..],
+            "take 3 s, and this server gives a session 2 s (--max-session)",
+        ),
+        (&["--mode", "bw", "-s", "64m", "-n", "1"], "gives it 64 MiB (--max-memory)"),
+        (&["--mode", "rate", "-n", "1000000000000"], "--max-session"),
+    ] {
+        bench.perf_client(args).finish().bad(part);
+    }
+    bench.perf_client(&["-n", "20"]).finish().good();
+    signal(Signal::TERM, server.id());
+    let said = server.finish().stderr;
+    assert_eq!(said.matches("ended early").count(), 3, "{said}");
+    for part in ["(--max-session)", "(--max-memory)", "for the 2s that this end gives one"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[test]
 fn a_signal_ends_a_server_and_removes_its_socket() {
-    for (signal, program) in [(Signal::INT, PERF), (Signal::TERM, PINGPONG)] {
+    for (name, program) in [(Signal::INT, PERF), (Signal::TERM, PINGPONG)] {
         let bench = Bench::new(Link::Unix);
         let (port, tcp) = (bench.server_port(), bench.tcp.to_string());
         let args = match program == PERF {
@@ -201,7 +349,7 @@ fn a_signal_ends_a_server_and_removes_its_socket() {
         let mut server = common::Running::start(program, &args);
         wait_for(&bench.path("a"));
         std::thread::sleep(Duration::from_millis(200));
-        kill_process(Pid::from_raw(server.id() as i32).unwrap(), signal).unwrap();
+        signal(name, server.id());
         let server = server.finish().bad("interrupted");
         assert_eq!(server.code, Some(130), "{}", server.all());
         assert!(!bench.path("a").exists(), "the socket is left behind");

@@ -240,3 +240,30 @@ fn pingpong_has_the_stock_tools_options() {
     assert_eq!((cli.tcp_port, cli.message_size(), cli.mtu.bytes(), cli.rx_depth), (18515, 4096, 1024, 500));
     assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, 1, None));
 }
+
+// Whoever wants clients from other machines says so; the help does, too.
+#[test]
+fn servers_listen_on_this_machine_alone_unless_told_otherwise() {
+    let perf = |args: &[&str]| match PerfCli::try_parse_from([&["roce-perf", "server"], args].concat())
+        .unwrap()
+        .command
+    {
+        PerfCommand::Server(args) => {
+            (args.bind.to_string(), args.max_session.as_secs(), args.max_memory >> 30)
+        }
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(perf(&[]), ("127.0.0.1".into(), 3600, 4));
+    assert_eq!(
+        perf(&["--bind", "[::]", "--max-session", "5m", "--max-memory", "16g"]),
+        ("::".into(), 300, 16)
+    );
+    assert_eq!(PingpongCli::try_parse_from(["roce-pingpong"]).unwrap().bind.to_string(), "127.0.0.1");
+    let mut perf = PerfCli::command();
+    perf.build();
+    let server = perf.find_subcommand_mut("server").unwrap().render_long_help().to_string();
+    for help in [server, PingpongCli::command().render_long_help().to_string()] {
+        let words = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("--bind") && words.contains("0.0.0.0 or ::"), "{help}");
+    }
+}

@@ -138,13 +138,18 @@ fn a_failed_completion_is_told_with_its_number() {
     client.finish().bad("Failed status RETRY_EXC_ERR (12) for wr_id 2");
 }
 
-// As the stock tool: its accepted connection is all that a game needs.
+// As the stock tool: the connection over which both have told their addresses is all that a game needs.
 #[test]
 fn the_next_server_may_listen_while_a_game_goes_on() {
+    use std::io::{Read, Write};
     let bench = Bench::new(Link::Unix);
+    let _peer = UnixDatagram::bind(bench.path("b")).unwrap();
     let (a, tcp) = (bench.server_port(), bench.tcp.to_string());
     let _server = Running::start(PINGPONG, &["--port", &a, "-p", &tcp, "--bind", "127.0.0.1"]);
-    let first = common::until(|| std::net::TcpStream::connect(("127.0.0.1", bench.tcp)).ok());
+    let mut first = common::until(|| std::net::TcpStream::connect(("127.0.0.1", bench.tcp)).ok());
+    first.write_all(b"0000:000123:000456:00000000000000000000ffff0a4d0002\0").unwrap();
+    first.read_exact(&mut [0; 52]).unwrap();
+    first.write_all(b"done\0").unwrap();
     let _next = common::until(|| std::net::TcpListener::bind(("127.0.0.1", bench.tcp)).ok());
     drop(first);
 }
@@ -522,8 +527,8 @@ fn perf_connects_by_rdma_cm() {
         (&["client", "-R", "--limit", "10.77.0.1"][..], "cannot be used with"),
         (&["client", "-R", "--port", "loopback", "localhost"], "the server's RDMA address"),
         (
-            &["client", "-R", "--port", "loopback", "--wait", "1ms", "10.77.0.9"],
-            "no server answers at 10.77.0.9",
+            &["client", "-R", "--port", "loopback", "--wait", "1s", "10.77.0.9"],
+            "no session at 10.77.0.9:18515 by rdma_cm: nobody has the address",
         ),
     ] {
         common::run(PERF, args).bad(part);

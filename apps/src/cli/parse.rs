@@ -9,11 +9,22 @@ use verbs::{Mac, Mtu};
 /// Longest message that the programs move: their buffers are memory of this process.
 pub const SIZE_MAX: u64 = 1 << 30;
 
-/// A number of bytes, with an optional suffix k, m or g (1024 each).
+/// A length of a message: bytes, with an optional suffix k, m or g (1024 each).
 ///
 /// # Errors
 /// A sentence for whoever typed it.
 pub fn size(text: &str) -> Result<u64, String> {
+    match memory(text)? {
+        n if n <= SIZE_MAX => Ok(n),
+        _ => Err(format!("a message has at most {SIZE_MAX} bytes (1g) here")),
+    }
+}
+
+/// An amount of memory, written as a [`size`].
+///
+/// # Errors
+/// A sentence for whoever typed it.
+pub fn memory(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
@@ -21,10 +32,7 @@ pub fn size(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size; write 64, 4k or 8m"))?;
-    match number.checked_mul(factor) {
-        Some(n) if n <= SIZE_MAX => Ok(n),
-        _ => Err(format!("a message has at most {SIZE_MAX} bytes (1g) here")),
-    }
+    number.checked_mul(factor).ok_or_else(|| format!("{text:?} is more than there can be"))
 }
 
 /// A time, in seconds unless a suffix ms, s or m says otherwise.

@@ -34,6 +34,10 @@ Examples (two terminals on one machine; nothing to set up):
   roce-perf server --port tap:roce0 --ip 192.168.9.1/24
   roce-perf client --port tap:roce1 --ip 192.168.9.2/24 localhost
 
+  Clients on other machines: without --bind a server listens on 127.0.0.1 alone, where this machine's programs are:
+  roce-perf server --bind 0.0.0.0 --port tap:roce0
+  roce-perf client --port tap:roce0 server.example
+
   Connected by rdma_cm instead of TCP; the client names the server's RDMA address:
   roce-perf server -R
   roce-perf client -R 10.77.0.1
@@ -89,8 +93,8 @@ pub struct ServerArgs {
     /// Port to listen on (TCP, or with -R of rdma_cm)
     #[arg(long, value_name = "PORT", default_value_t = OOB_PORT)]
     pub oob_port: u16,
-    /// Address to listen on
-    #[arg(long, visible_alias = "host", value_name = "ADDR[:PORT]", default_value = "0.0.0.0", value_parser = parse::host)]
+    /// Address to listen on: for clients on other machines one of this machine's, or 0.0.0.0 or :: for all of them
+    #[arg(long, visible_alias = "host", value_name = "ADDR[:PORT]", default_value = "127.0.0.1", value_parser = parse::host)]
     pub bind: Host,
     /// Listen and connect by rdma_cm instead of TCP; clients need it, too
     ///
@@ -100,6 +104,12 @@ pub struct ServerArgs {
     /// End after one session, with its result as the exit code
     #[arg(long)]
     pub once: bool,
+    /// Longest session: a client that asks for more is refused, one that takes longer is sent away
+    #[arg(long, value_name = "TIME", default_value = "60m", value_parser = parse::duration)]
+    pub max_session: Duration,
+    /// Most memory that a measurement may take here, for buffers and queues (suffixes k, m, g)
+    #[arg(long, value_name = "BYTES", default_value = "4g", value_parser = parse::memory)]
+    pub max_memory: u64,
 }
 
 /// How a client finds its server.

@@ -15,6 +15,10 @@ Examples (two terminals on one machine):
   roce-pingpong --port tap:roce0 --ip 192.168.9.1/24 192.168.9.7
   ibv_rc_pingpong -d rxe0 -g 1
 
+  The same with the stock tool as the client, which comes from another machine:
+  roce-pingpong --port tap:roce0 --ip 192.168.9.1/24 --bind 0.0.0.0
+  ibv_rc_pingpong -d rxe0 -g 1 192.168.9.8
+
   Unreliable, with ibv_uc_pingpong or ibv_ud_pingpong as the peer:
   roce-pingpong --transport uc localhost
   roce-pingpong --transport ud -s 1000 localhost
@@ -69,8 +73,9 @@ pub struct PingpongCli {
         default_value_t = 18515
     )]
     pub tcp_port: u16,
-    /// Address that the server listens on
-    #[arg(long, value_name = "ADDR[:PORT]", default_value = "0.0.0.0", value_parser = parse::host)]
+    /// Address that the server listens on: for a client on another machine one of this machine's, or 0.0.0.0 or :: for
+    /// all of them
+    #[arg(long, value_name = "ADDR[:PORT]", default_value = "127.0.0.1", value_parser = parse::host)]
     pub bind: Host,
     /// Message size in bytes; 4096, of datagrams 1024 unless given
     #[arg(short, long, value_name = "BYTES", value_parser = parse::size)]

@@ -9,7 +9,8 @@ use crate::rig::{Crank, OpenDevice, Side};
 use crate::verify::{Slices, Which};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::rdma_cm::{CmId, CmOption, ConnParam};
+use std::time::Instant;
+use verbs::rdma_cm::{CmEventType, CmId, CmOption, ConnParam, EventChannel};
 use verbs::{
     Access, AttrMask, Cq, CqPoller, Gid, Mr, Mtu, Pd, Psn, Qp, QpAttr, QpCap, QpInitAttr, QpState, Qpn,
     RcEndpoint, RcOptions, RecvQueue, RecvWr, SendQueue, Sge, Srq, SrqInitAttr, Wc, WcStatus,
@@ -125,8 +126,9 @@ pub struct Link {
     /// Completions of receives.
     pub recv_cq: CqPoller,
     qps: Vec<Arc<Qp>>,
-    /// Their identifiers, where they are connected by `rdma_cm`.
+    /// Their identifiers, where they are connected by `rdma_cm`, and where these tell what happened.
     ids: Vec<CmId>,
+    events: Option<EventChannel>,
     /// What all of them receive from, where that is shared.
     srq: Option<Srq>,
     /// What we send from, or READ and fetch into.
@@ -251,6 +253,7 @@ impl Link {
             role,
             qps: made,
             ids: Vec::new(),
+            events: rdma_cm.then(|| context.create_event_channel()).transpose()?,
             cqs: [send_cq, recv_cq],
             pd,
             cap,
@@ -361,7 +364,8 @@ impl Link {
         index: usize,
         spec: &Spec,
     ) -> Result<()> {
-        let id = cm::resolved(device, Some(self.gid.to_ip()), to, cm::PATIENCE)?;
+        let until = Instant::now() + cm::PATIENCE;
+        let id = cm::resolved(device, self.events()?, Some(self.gid.to_ip()), to, until)?;
         for option in
             [CmOption::Tos(spec.tclass), CmOption::AckTimeout(spec.timeout), CmOption::PathMtu(self.mtu)]
         {
@@ -374,10 +378,15 @@ impl Link {
     /// Accepts a client's queue pair.
     ///
     /// # Errors
-    /// What `rdma_cm` says.
+    /// What `rdma_cm` says; a signal.
     pub fn accept(&mut self, id: CmId, spec: &Spec) -> Result<()> {
+        id.migrate_id(Some(self.events()?))?;
         id.set_option(CmOption::AckTimeout(spec.timeout))?;
         self.bring_up(id, spec, |id, param| id.accept(&param))
+    }
+
+    fn events(&self) -> Result<&EventChannel> {
+        self.events.as_ref().ok_or_else(|| AppError::Setup("this link is not connected by rdma_cm".into()))
     }
 
     /// Makes an identifier's queue pair, posts its receives and connects it.
@@ -398,6 +407,7 @@ impl Link {
             ..ConnParam::default()
         };
         connect(&id, param)?;
+        cm::settle(self.events()?, &id, CmEventType::Established, Instant::now() + cm::PATIENCE)?;
         let min_rnr_timer = self.options.min_rnr_timer;
         let attr = QpAttr { qp_state: QpState::Rts, min_rnr_timer, ..QpAttr::default() };
         qp.modify(&attr, AttrMask::STATE | AttrMask::MIN_RNR_TIMER)?;

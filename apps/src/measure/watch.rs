@@ -21,12 +21,17 @@ pub struct Watch<'a> {
     gone_since: Option<Instant>,
     /// How long requests may take to fail after that.
     retry_span: Duration,
+    /// When the measurement has to be over, and how long that was from its start.
+    until: Option<(Instant, Duration)>,
 }
 
 impl<'a> Watch<'a> {
-    /// Watches `channel`; requests fail at most `retry_span` after the peer is gone.
-    pub fn new(channel: &'a mut Channel, retry_span: Duration) -> Self {
-        Self { channel, countdown: STRIDE, next_look: Instant::now(), gone_since: None, retry_span }
+    /// Watches `channel`; requests fail at most `retry_span` after the peer is gone. The measurement takes at most
+    /// `patience`: a peer that is there, and does nothing, ends it.
+    pub fn new(channel: &'a mut Channel, retry_span: Duration, patience: Option<Duration>) -> Self {
+        let now = Instant::now();
+        let until = patience.and_then(|patience| Some((now.checked_add(patience)?, patience)));
+        Self { channel, countdown: STRIDE, next_look: now, gone_since: None, retry_span, until }
     }
 
     /// Whether it is time for [`look`](Self::look). To be asked once a turn.
@@ -60,6 +65,11 @@ impl<'a> Watch<'a> {
             }
             return Err(OobError::Closed.into());
         }
+        if let Some((until, patience)) = self.until
+            && now >= until
+        {
+            return Err(OobError::Silent(patience, "the end of the measurement").into());
+        }
         match self.channel.try_recv() {
             Ok(Some(Message::Failed { reason })) => Err(AppError::Peer(reason)),
             Ok(message) => Ok(message),
@@ -87,5 +97,5 @@ impl<'a> Watch<'a> {
 pub fn out_of_turn(message: &Message) -> AppError {
     let name = serde_json::to_value(message).ok();
     let name = name.as_ref().and_then(|v| v["type"].as_str()).unwrap_or("something").to_owned();
-    AppError::Peer(format!("it said {name:?} out of turn"))
+    AppError::Misfit(format!("it said {name:?} out of turn"))
 }

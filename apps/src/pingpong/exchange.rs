@@ -4,11 +4,12 @@
 //! `done` and a NUL, and the server may start. All numbers are hexadecimal, the GID is 32 digits.
 
 use crate::error::{AppError, Result};
-use crate::oob::OobError;
-use crate::protocol::{gid_hex, parse_gid};
+use crate::lobby::{self, Guest, Lobby};
+use crate::oob::{self, OobError};
+use crate::protocol::{Message, gid_hex, parse_gid, sentence};
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use verbs::Gid;
 
@@ -42,14 +43,25 @@ impl Destination {
     /// # Errors
     /// [`AppError::Peer`] with what came instead.
     pub fn from_bytes(bytes: &[u8; LEN]) -> Result<Self> {
-        parse(bytes).ok_or_else(|| {
-            let shown = String::from_utf8_lossy(bytes);
-            AppError::Peer(format!(
-                "it sent {:?}, which is not LID:QPN:PSN:GID; is it a pingpong?",
-                shown.trim_end_matches('\0')
-            ))
-        })
+        parse(bytes).ok_or_else(|| stranger(bytes))
     }
+}
+
+fn stranger(bytes: &[u8]) -> AppError {
+    let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
+    AppError::Misfit(format!(
+        "it sent {}, which is not LID:QPN:PSN:GID; is it a pingpong?",
+        oob::strange(bytes)
+    ))
+}
+
+/// Whether a destination can begin like this.
+fn may_begin(bytes: &[u8]) -> bool {
+    bytes.iter().enumerate().all(|(at, byte)| match at {
+        4 | 11 | 18 => *byte == b':',
+        _ if at == LEN - 1 => *byte == 0,
+        _ => byte.is_ascii_hexdigit(),
+    })
 }
 
 fn parse(bytes: &[u8; LEN]) -> Option<Destination> {
@@ -73,10 +85,19 @@ impl fmt::Display for Destination {
 
 /// A TCP stream of the exchange. Waits run the caller's own work, as the shards need to be turned.
 #[derive(Debug)]
-pub struct Stream(TcpStream);
+pub struct Stream {
+    tcp: TcpStream,
+    /// What has come of a destination.
+    question: Vec<u8>,
+    /// Bytes thrown away after the last words.
+    drained: usize,
+}
 
 /// How long we stay for a stock tool that may need our last acknowledgement again: a few of its ACK timeouts (67 ms).
 const REPEATS: Duration = Duration::from_millis(300);
+
+/// How long a refusal may take to arrive whole.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// How long the other end may think.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -87,9 +108,8 @@ impl Stream {
     /// # Errors
     /// When the stream cannot be made non-blocking.
     pub fn new(stream: TcpStream) -> Result<Self> {
-        stream.set_nonblocking(true).map_err(OobError::Io)?;
-        stream.set_nodelay(true).map_err(OobError::Io)?;
-        Ok(Self(stream))
+        oob::prepare(&stream).map_err(OobError::Io)?;
+        Ok(Self { tcp: stream, question: Vec::new(), drained: 0 })
     }
 
     /// Sends a few bytes.
@@ -98,33 +118,52 @@ impl Stream {
     /// When the connection is gone.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         // A fresh connection has room for a few bytes: no partial writes to expect.
-        self.0.write_all(bytes).map_err(|e| OobError::Io(e).into())
+        self.tcp.write_all(bytes).map_err(|e| oob::lost(e).into())
     }
 
-    /// Receives exactly as many bytes as `out` has.
-    ///
-    /// # Errors
-    /// When the connection ends before, or nothing comes.
-    pub fn recv(&mut self, out: &mut [u8], mut idle: impl FnMut() -> Result<()>) -> Result<()> {
+    /// Waits for the client's `done`.
+    fn await_done(&mut self, idle: &mut impl FnMut() -> Result<()>) -> Result<()> {
+        let mut done = [0; DONE.len()];
         let (mut have, since) = (0, Instant::now());
-        while have < out.len() {
-            match self.0.read(&mut out[have..]) {
+        while have < done.len() {
+            match self.tcp.read(&mut done[have..]) {
                 Ok(0) => return Err(OobError::Closed.into()),
                 Ok(n) => have += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    if since.elapsed() > PATIENCE {
-                        return Err(OobError::Silent(PATIENCE, "its address").into());
+                    if since.elapsed() > lobby::GREETING {
+                        return Err(OobError::Silent(lobby::GREETING, "\"done\"").into());
                     }
                     for _ in 0..64 {
                         idle()?;
                     }
                 }
-                Err(e) if e.kind() == ErrorKind::ConnectionReset => return Err(OobError::Closed.into()),
-                Err(e) => return Err(OobError::Io(e).into()),
+                Err(e) => return Err(oob::lost(e).into()),
             }
         }
+        if &done != DONE {
+            let said = String::from_utf8_lossy(&done).into_owned();
+            return Err(AppError::Misfit(format!("it said {said:?} instead of \"done\"")));
+        }
         Ok(())
+    }
+
+    /// Why a server of ours sends us away, if that is what it began to say instead of an address.
+    fn refusal(&mut self, idle: &mut impl FnMut() -> Result<()>) -> Result<Option<String>> {
+        let since = Instant::now();
+        let mut chunk = [0; 512];
+        let words = &mut self.question;
+        while words.starts_with(b"{") && !words.ends_with(b"\n") && since.elapsed() < LINGER {
+            match self.tcp.read(&mut chunk) {
+                Ok(n) if n > 0 && words.len() < oob::GREETING_MAX => words.extend_from_slice(&chunk[..n]),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => idle()?,
+                _ => break,
+            }
+        }
+        match serde_json::from_slice(words) {
+            Ok(Message::Failed { reason }) => Ok(Some(sentence(&reason))),
+            _ => Ok(None),
+        }
     }
 
     /// Says that this end is through, and works on until the other end is, for at most `limit`: it may still need
@@ -134,13 +173,13 @@ impl Stream {
     /// # Errors
     /// Those of `idle`.
     pub fn linger(mut self, limit: Duration, mut idle: impl FnMut() -> Result<()>) -> Result<()> {
-        let _ = self.0.shutdown(std::net::Shutdown::Write);
+        let _ = self.tcp.shutdown(std::net::Shutdown::Write);
         let early = self.is_closed();
         let limit = if early { REPEATS.min(limit) } else { limit };
         let since = Instant::now();
         let mut rest = [0; 16];
         while since.elapsed() < limit {
-            match self.0.read(&mut rest) {
+            match self.tcp.read(&mut rest) {
                 _ if early => {}
                 Ok(n) if n > 0 => {}
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
@@ -155,45 +194,109 @@ impl Stream {
 
     /// Whether the other end's process has gone or is through. Says nothing about a stock tool, which closes early.
     pub fn is_closed(&mut self) -> bool {
-        matches!(self.0.read(&mut [0; 1]), Ok(0))
+        matches!(self.tcp.read(&mut [0; 1]), Ok(0))
+    }
+}
+
+impl Guest for Stream {
+    type Greeting = Destination;
+    fn greeting(&mut self) -> Result<Option<Destination>> {
+        let mut chunk = [0; LEN];
+        loop {
+            if !may_begin(&self.question) {
+                return Err(stranger(&self.question));
+            }
+            if let Ok(whole) = self.question[..].try_into() {
+                return Destination::from_bytes(whole).map(Some);
+            }
+            match self.tcp.read(&mut chunk[self.question.len()..]) {
+                Ok(0) => return Err(OobError::Closed.into()),
+                Ok(n) => {
+                    let from = self.question.len();
+                    self.question.extend_from_slice(&chunk[from..from + n]);
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) => return Err(oob::lost(e).into()),
+            }
+        }
+    }
+    /// In the words of `roce-perf`, whose clients may come here by mistake; others have something to show.
+    fn leave(&mut self, reason: &str) {
+        let words = Message::Failed { reason: format!("this is roce-pingpong: {reason}") };
+        if let Ok(words) = serde_json::to_string(&words) {
+            let _ = self.tcp.write_all(format!("{words}\n").as_bytes());
+        }
+        let _ = self.tcp.shutdown(Shutdown::Write);
+    }
+    fn is_gone(&mut self) -> bool {
+        oob::drain(&mut self.tcp, &mut self.drained)
     }
 }
 
 /// The client's half: tells `ours`, learns theirs.
 ///
 /// # Errors
-/// A stranger at the other end, a connection that ends.
-pub fn ask(stream: &mut Stream, ours: &Destination, idle: impl FnMut() -> Result<()>) -> Result<Destination> {
+/// A stranger at the other end, a connection that ends, those of `idle`.
+pub fn ask(
+    stream: &mut Stream,
+    ours: &Destination,
+    mut idle: impl FnMut() -> Result<()>,
+) -> Result<Destination> {
     stream.send(&ours.to_bytes())?;
-    let mut answer = [0; LEN];
-    stream.recv(&mut answer, idle)?;
-    let theirs = Destination::from_bytes(&answer)?;
+    let since = Instant::now();
+    let theirs = loop {
+        match stream.greeting() {
+            Ok(Some(theirs)) => break theirs,
+            Ok(None) if since.elapsed() > PATIENCE => {
+                return Err(OobError::Silent(PATIENCE, "its address").into());
+            }
+            Ok(None) => {}
+            Err(e) => return Err(stream.refusal(&mut idle)?.map_or(e, AppError::Peer)),
+        }
+        for _ in 0..64 {
+            idle()?;
+        }
+    };
     stream.send(DONE)?;
     Ok(theirs)
 }
 
-/// The server's half: learns theirs, connects to it, tells `ours`, waits for the client's `done`.
+/// The server's half: of those who come to `listener`, plays with the first that asks as a client does. Learns where
+/// it is, connects to it, tells `ours`, waits for its `done`. `disconnect` undoes that where it goes away before.
 ///
 /// # Errors
-/// A stranger at the other end, a connection that ends, those of `connect`.
-pub fn answer(
-    stream: &mut Stream,
+/// Those of the listener, of `idle` and of `disconnect`. Whoever is no client is refused, and ends nothing.
+pub fn serve<I: FnMut() -> Result<()>>(
+    listener: TcpListener,
     ours: &Destination,
-    mut idle: impl FnMut() -> Result<()>,
-    connect: impl FnOnce(&Destination) -> Result<()>,
-) -> Result<Destination> {
-    let mut question = [0; LEN];
-    stream.recv(&mut question, &mut idle)?;
-    let theirs = Destination::from_bytes(&question)?;
-    connect(&theirs)?;
-    stream.send(&ours.to_bytes())?;
-    let mut done = [0; DONE.len()];
-    stream.recv(&mut done, &mut idle)?;
-    if &done != DONE {
-        return Err(AppError::Peer(format!(
-            "it said {:?} instead of \"done\"",
-            String::from_utf8_lossy(&done)
-        )));
+    mut idle: I,
+    mut connect: impl FnMut(&Destination, &mut I) -> Result<()>,
+    mut disconnect: impl FnMut() -> Result<()>,
+) -> Result<(Destination, Stream)> {
+    let mut lobby = Lobby::new("roce-pingpong");
+    loop {
+        idle()?;
+        lobby.admit_from(&listener, Stream::new)?;
+        let Some((mut stream, theirs, from)) = lobby.next_greeted() else {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        };
+        let mut answer = || {
+            connect(&theirs, &mut idle)?;
+            stream.send(&ours.to_bytes())?;
+            stream.await_done(&mut idle)
+        };
+        match answer() {
+            Ok(()) => {
+                lobby.turn_away("another client came first");
+                return Ok((theirs, stream));
+            }
+            Err(AppError::Interrupted) => return Err(AppError::Interrupted),
+            Err(e) => {
+                lobby.refuse(stream, &from, &e.to_string());
+                disconnect()?;
+            }
+        }
     }
-    Ok(theirs)
 }

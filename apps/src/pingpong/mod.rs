@@ -19,8 +19,8 @@ use exchange::{Destination, Stream};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 use verbs::{
-    Access, Ah, Context, CqPoller, Discard, GRH_LEN, Mr, Psn, QpCap, QpInitAttr, QpType, Qpn, RcEndpoint,
-    RcOptions,
+    Access, Ah, AttrMask, Context, CqPoller, Discard, GRH_LEN, Mr, Psn, QpAttr, QpCap, QpInitAttr, QpState,
+    QpType, Qpn, RcEndpoint, RcOptions,
 };
 use verbs::{RecvQueue, RecvWr, SendQueue, SendWr, Wc, ah_attr_to};
 
@@ -107,10 +107,11 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         max_dest_rd_atomic: 1,
         ..RcOptions::default()
     };
-    match cli.transport {
-        Service::Rc | Service::Uc => qp.init_rc(&options)?,
-        Service::Ud => qp.activate_ud(QKEY)?,
-    }
+    let prepare = || match cli.transport {
+        Service::Rc | Service::Uc => qp.init_rc(&options),
+        Service::Ud => qp.activate_ud(QKEY),
+    };
+    prepare()?;
     let poller = cq.poller()?;
     let (sq, rq) = qp.split()?;
     let mut game =
@@ -137,20 +138,21 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     // The link before the exchange: soft-RoCE looks the route to our GID up when it hears of it, and gives up if its
     // end of the link has no carrier yet.
     let (theirs, mut stream) = match meeting {
-        Meeting::Listen(listener) => {
-            let stream = loop {
-                match oob::try_accept(&listener)? {
-                    Some((stream, _)) => break stream,
-                    None => idle()?,
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            };
-            // As the stock tool: the next server may listen while we play.
-            drop(listener);
-            let mut stream = Stream::new(stream)?;
-            rig::await_link(&link, &mut idle)?;
-            (exchange::answer(&mut stream, &ours, &mut idle, connect)?, stream)
-        }
+        Meeting::Listen(listener) => exchange::serve(
+            listener,
+            &ours,
+            &mut idle,
+            |theirs, idle| {
+                rig::await_link(&link, idle)?;
+                connect(theirs)
+            },
+            || {
+                qp.modify(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() }, AttrMask::STATE)?;
+                prepare()?;
+                game.posted = 0;
+                game.post_receives()
+            },
+        )?,
         Meeting::Reach(host) => {
             let port = host.port_or(cli.tcp_port);
             let stream = oob::connect::<AppError>(&host.name, port, cli.wait, &mut idle)?;
@@ -348,7 +350,15 @@ impl Game<'_> {
                 }
                 // The stock tool closes its end right after the exchange. So an end that is closed means something
                 // only when nothing else moves for long; requests that are outstanding fail by themselves.
-                if unreliable && now - *quiet_since.get_or_insert(now) > QUIET {
+                let quiet = now - *quiet_since.get_or_insert(now);
+                if quiet > SILENCE {
+                    return Err(AppError::Timeout(format!(
+                        "no message came for {SILENCE:?} after {received} of {}, though the other end is there; does it \
+                         still run?",
+                        self.cli.iters
+                    )));
+                }
+                if unreliable && quiet > QUIET {
                     return Err(AppError::Timeout(format!(
                         "no message came for {QUIET:?} after {received} of {}: one was lost, which over {} nobody \
                          repeats",
@@ -374,6 +384,8 @@ impl Game<'_> {
 
 /// How long a peer whose TCP connection is closed may be silent.
 const GONE: Duration = Duration::from_secs(10);
+/// How long a peer may be silent that answers at both connections.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Time between two attempts to send a message that could not leave.
 const AGAIN: Duration = Duration::from_millis(100);
 /// How long an unreliable message may take. A repeat of one that has left would not help: the other end could not tell it

@@ -1,9 +1,7 @@
 //! The client: says what is measured, measures it, shows the result.
 
-use super::{
-    Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, send_end, tell_failure,
-    whole_end,
-};
+use super::order::{Answer, Wanted};
+use super::{ANSWER, Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, send_end};
 use crate::cli::parse;
 use crate::cli::perf::{ClientArgs, RawClientArgs, ReachArgs};
 use crate::cm::Exchange;
@@ -12,9 +10,9 @@ use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
 use crate::measure::link::Link;
 use crate::measure::raw::Raw;
-use crate::measure::watch::{Watch, out_of_turn};
+use crate::measure::watch::Watch;
 use crate::measure::{Latency, QUANTILES};
-use crate::oob::{self, Channel};
+use crate::oob::{self, Channel, OobError};
 use crate::out::say;
 use crate::plan::{self, Mode, Pattern, RawSpec, Spec};
 use crate::progress::Progress;
@@ -23,8 +21,8 @@ use crate::report;
 use crate::rig::{Rig, Side};
 use crate::stop;
 use std::net::SocketAddr;
-use std::time::Duration;
-use verbs::{Mac, Mtu};
+use std::time::{Duration, Instant};
+use verbs::Mtu;
 
 /// Runs `roce-perf client`.
 ///
@@ -58,7 +56,7 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
         client.channel.send(&Message::Open)?;
         rig.device()?.gid(measure.gid_index)?;
         rig.wait_for_link()?;
-        client.expect(rig, "an open device", |m| matches!(m, Message::Opened))?;
+        client.get(rig, Wanted::Opened)?;
         for (index, (spec, &mtu)) in specs.iter().zip(&mtus).enumerate() {
             progress.start(spec.title());
             let (measured, theirs, ours) = client.measure(rig, index, spec, measure.gid_index, mtu)?;
@@ -97,13 +95,18 @@ struct Client {
     rdma_cm: Option<SocketAddr>,
 }
 
+/// A greeting is waited for as long as `--wait` says, and never less: a server that is there may be busy for a moment.
+const GREETING_MIN: Duration = Duration::from_secs(5);
+/// How long the server may take to hear why we give up.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 impl Client {
     fn connect(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
         let stream = oob::connect::<AppError>(&reach.host.name, reach.port(), reach.wait, || {
             rig.idle();
             stop::check()
         })?;
-        Self::greet(Channel::new(stream)?, rig, None)
+        Self::greet(Channel::new(stream)?, rig, reach.wait, None)
     }
 
     /// The same by `rdma_cm`.
@@ -118,17 +121,54 @@ impl Client {
         rig.wait_for_link()?;
         let to = SocketAddr::new(ip, reach.port());
         let exchange = Exchange::connect(rig.device()?, to, reach.wait)?;
-        Self::greet(Channel::over(exchange), rig, Some(to))
+        Self::greet(Channel::over(exchange), rig, reach.wait, Some(to))
     }
 
-    fn greet(mut channel: Channel, rig: &mut Rig, rdma_cm: Option<SocketAddr>) -> Result<Self> {
+    fn greet(
+        mut channel: Channel,
+        rig: &mut Rig,
+        wait: Duration,
+        rdma_cm: Option<SocketAddr>,
+    ) -> Result<Self> {
         channel.send(&Message::Hello(Hello::ours(rig.link_mtu())))?;
-        let server = match await_message(&mut channel, rig, "a greeting")? {
-            Message::Hello(hello) => hello,
-            other => return Err(out_of_turn(&other)),
-        };
-        server.check().map_err(AppError::Peer)?;
-        Ok(Self { channel, server, rdma_cm })
+        let wait = wait.max(GREETING_MIN);
+        let message = await_message(&mut channel, rig, Wanted::Hello.name(), (Instant::now(), wait)).map_err(
+            |e| match e {
+                AppError::Oob(OobError::Silent(wait, _)) => AppError::Timeout(format!(
+                    "the server took the connection and said nothing for {wait:?}: it may be busy with another \
+                     client, or not be roce-perf; wait longer (--wait), or look at it"
+                )),
+                e => e,
+            },
+        )?;
+        match Wanted::Hello.hear(message)? {
+            Answer::Hello(server) => {
+                channel.begin_session(None);
+                Ok(Self { channel, server, rdma_cm })
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// What is wanted from the server, however many lines it takes.
+    fn get(&mut self, rig: &mut Rig, mut wanted: Wanted) -> Result<Answer> {
+        let since = Instant::now();
+        loop {
+            let message = await_message(&mut self.channel, rig, wanted.name(), (since, ANSWER))?;
+            match wanted.hear(message)? {
+                Answer::More(more) => wanted = more,
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Tells the server why we give up.
+    fn leave(&mut self, reason: &str) {
+        self.channel.leave(reason);
+        let since = Instant::now();
+        while !self.channel.drain() && since.elapsed() < LAST_WORDS {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Agrees on the measurements, runs the raw ones, then `rdma`; takes leave of the server.
@@ -148,7 +188,7 @@ impl Client {
         drop(progress);
         match &result {
             Ok(()) => drop(self.channel.send(&Message::Bye)),
-            Err(e) => tell_failure(&mut self.channel, e),
+            Err(e) => self.leave(&e.to_string()),
         }
         result
     }
@@ -163,11 +203,7 @@ impl Client {
         progress: &Progress,
     ) -> Result<()> {
         self.channel.send(&Message::Session { raw: raw.to_vec(), rdma: specs.to_vec() })?;
-        match await_message(&mut self.channel, rig, "its consent")? {
-            Message::Accept => {}
-            Message::Refuse { reason } => return Err(AppError::Peer(reason)),
-            other => return Err(out_of_turn(&other)),
-        }
+        self.get(rig, Wanted::Consent)?;
         for (index, spec) in raw.iter().enumerate() {
             progress.start(spec.title());
             self.measure_raw(rig, index, spec, rows)?;
@@ -176,28 +212,14 @@ impl Client {
         if specs.is_empty() { Ok(()) } else { rdma(self, rig, rows, progress) }
     }
 
-    fn expect(
-        &mut self,
-        rig: &mut Rig,
-        what: &'static str,
-        is: impl Fn(&Message) -> bool,
-    ) -> Result<Message> {
-        let message = await_message(&mut self.channel, rig, what)?;
-        if is(&message) { Ok(message) } else { Err(out_of_turn(&message)) }
-    }
-
     fn measure_raw(&mut self, rig: &mut Rig, index: usize, spec: &RawSpec, rows: &mut Rows) -> Result<()> {
         let queue = rig.raw_queue()?;
         let mac = verbs::port::Port::info(rig.port()).mac.to_string();
         self.channel.send(&Message::RawStart { index, mac })?;
-        let theirs = match await_message(&mut self.channel, rig, "a ready port")? {
-            Message::RawReady { mac } => mac.parse::<Mac>(),
-            other => return Err(out_of_turn(&other)),
-        };
-        let theirs = theirs.map_err(|e| AppError::Peer(format!("it sent no MAC address: {e}")))?;
+        let Answer::Mac(theirs) = self.get(rig, Wanted::RawReady)? else { return Err(unexpected()) };
         rig.wait_for_link()?;
         let mut raw = Raw::new(rig.port(), queue, theirs);
-        let mut watch = Watch::new(&mut self.channel, Duration::ZERO);
+        let mut watch = Watch::new(&mut self.channel, Duration::ZERO, None);
         let mut latency = None;
         let (sent, mut drops) = match spec.mode {
             Mode::Lat => {
@@ -209,9 +231,8 @@ impl Client {
         };
         drop(raw);
         self.channel.send(&Message::RawFinish { sent })?;
-        let report = self.expect(rig, "its raw figures", |m| matches!(m, Message::RawReport { .. }))?;
-        let Message::RawReport { received, timed, elapsed_ns } = report else {
-            return Err(out_of_turn(&report));
+        let Answer::Frames(received, timed, elapsed_ns) = self.get(rig, Wanted::RawReport)? else {
+            return Err(unexpected());
         };
         if latency.is_none() {
             drops = sent.saturating_sub(received);
@@ -240,10 +261,8 @@ impl Client {
         let peer = peer_override(rig.args());
         let mut link = Link::new(rig.device()?, spec, Side::Client, gid_index, mtu, self.rdma_cm.is_some())?;
         send_end(&mut self.channel, link.end(), |end| Message::Start { index, end })?;
-        let end = match await_message(&mut self.channel, rig, "its queue pairs")? {
-            Message::Ready { end } => whole_end(&mut self.channel, rig, end)?,
-            other => return Err(out_of_turn(&other)),
-        };
+        let theirs = if self.rdma_cm.is_some() { 0 } else { spec.qps as usize };
+        let Answer::End(end) = self.get(rig, Wanted::End(theirs))? else { return Err(unexpected()) };
         match self.rdma_cm {
             None => link.connect(&end, spec, peer, || rig.idle())?,
             Some(to) => {
@@ -255,14 +274,16 @@ impl Client {
         }
         self.channel.send(&Message::Go)?;
         let measured = run(&mut link, spec, &mut rig.device()?.crank, &mut self.channel)?;
-        let report = match await_message(&mut self.channel, rig, "its report")? {
-            Message::Report(report) => report,
-            other => return Err(out_of_turn(&other)),
-        };
+        let Answer::Report(report) = self.get(rig, Wanted::Report)? else { return Err(unexpected()) };
         self.channel.send(&Message::Done)?;
         drop(link);
         Ok((measured, report, rig.counts().since(&before)))
     }
+}
+
+/// What [`Wanted::hear`] gives answers what was wanted.
+fn unexpected() -> AppError {
+    AppError::Misfit("it answered something else".into())
 }
 
 /// The rows so far, and what both ends counted.

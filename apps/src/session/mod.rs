@@ -1,30 +1,35 @@
 //! A session of `roce-perf`: the list of measurements that a client and a server agree on, and how they run it.
 
 pub mod client;
+pub mod order;
 pub mod server;
 
 use crate::cli::device::DeviceArgs;
 use crate::error::{AppError, Result};
 use crate::measure::link::Link;
-use crate::measure::watch::{Watch, out_of_turn};
+use crate::measure::watch::Watch;
 use crate::measure::{Latency, flow, lat, visit};
 use crate::oob::{Channel, OobError};
-use crate::plan::{Mode, Op, Pattern, QPS_MAX, Spec};
+use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, Flow, Message, QPS_A_LINE};
 use crate::rig::{Crank, Rig, Side};
 use crate::stop;
 use std::time::{Duration, Instant};
 use verbs::{Gid, Mtu};
 
-/// How long the other end may think about an answer.
+/// How long the other end may think about an answer, all lines of it.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Waits for the next message, and keeps the device going meanwhile.
+/// Waits for the next message, and keeps the device going meanwhile: until `patience` has passed since `since`.
 ///
 /// # Errors
 /// Silence, the peer's failure, a signal.
-pub fn await_message(channel: &mut Channel, rig: &mut Rig, what: &'static str) -> Result<Message> {
-    let since = Instant::now();
+pub fn await_message(
+    channel: &mut Channel,
+    rig: &mut Rig,
+    what: &'static str,
+    (since, patience): (Instant, Duration),
+) -> Result<Message> {
     let mut turns = 0u32;
     loop {
         rig.idle();
@@ -35,9 +40,8 @@ pub fn await_message(channel: &mut Channel, rig: &mut Rig, what: &'static str) -
         }
         stop::check()?;
         match channel.try_recv()? {
-            Some(Message::Failed { reason }) => return Err(AppError::Peer(reason)),
             Some(message) => return Ok(message),
-            None if since.elapsed() > ANSWER => return Err(OobError::Silent(ANSWER, what).into()),
+            None if since.elapsed() > patience => return Err(OobError::Silent(patience, what).into()),
             None if since.elapsed() > Duration::from_millis(50) => {
                 std::thread::sleep(Duration::from_micros(200))
             }
@@ -59,28 +63,6 @@ pub fn send_end(channel: &mut Channel, mut end: End, first: impl FnOnce(End) -> 
     Ok(())
 }
 
-/// The whole of an end of which the first line came.
-///
-/// # Errors
-/// As [`await_message`]; more queue pairs than were announced.
-pub fn whole_end(channel: &mut Channel, rig: &mut Rig, mut end: End) -> Result<End> {
-    while end.qps.len() < end.qps_total {
-        match await_message(channel, rig, "the rest of its queue pairs")? {
-            Message::Qps { qps } if !qps.is_empty() => end.qps.extend(qps),
-            other => return Err(out_of_turn(&other)),
-        }
-    }
-    if end.qps.len() > end.qps_total || end.qps_total > QPS_MAX as usize {
-        return Err(AppError::Peer("its end of the measurement has more queue pairs than it said".into()));
-    }
-    Ok(end)
-}
-
-/// Tells the other end why this one gives up, as far as it still listens.
-pub fn tell_failure(channel: &mut Channel, error: &AppError) {
-    let _ = channel.send(&Message::Failed { reason: error.to_string() });
-}
-
 /// What one end measured.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
@@ -98,7 +80,7 @@ pub struct Measured {
 /// See [`flow::run`], [`visit::run`] and [`lat::run`].
 pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channel) -> Result<Measured> {
     let side = link.role.side;
-    let mut watch = Watch::new(channel, spec.retry_span());
+    let mut watch = Watch::new(channel, spec.retry_span(), spec.patience());
     let passive = side == Side::Server && !link.role.requests;
     if spec.mode == Mode::Lat && !passive {
         let latency = lat::run(side, link, spec, crank, &mut watch)?;
@@ -116,11 +98,11 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channe
 /// # Errors
 /// A sentence when the one that was asked for does not fit.
 pub fn path_mtu(spec: &Spec, ours: usize, theirs: usize) -> Result<Mtu> {
-    let smaller = ours.min(theirs);
-    let largest = Mtu::of_link(smaller);
+    let largest = Mtu::of_link(ours.min(theirs));
     match spec.mtu.and_then(|m| Mtu::from_bytes(m as usize)) {
         Some(mtu) if mtu > largest => Err(AppError::Usage(format!(
-            "path MTU {} does not fit through a port of {smaller} bytes; use --mtu {} or a larger --link-mtu",
+            "path MTU {} does not fit through both ports, of {ours} bytes here and {theirs} at the other end; use --mtu \
+             {} or a larger --link-mtu",
             mtu.bytes(),
             largest.bytes()
         ))),

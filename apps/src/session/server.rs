@@ -1,185 +1,193 @@
-//! The server: one client after the other.
+//! The server: one client after the other. Who that is, is decided in the lobby.
 
-use super::{Measured, await_message, path_mtu, peer_override, run, send_end, tell_failure, whole_end};
+use super::order::{Means, Serving, Task};
+use super::{ANSWER, Measured, await_message, peer_override, run, send_end};
 use crate::cli::perf::ServerArgs;
 use crate::cm::Listener;
 use crate::error::{AppError, Result};
+use crate::lobby::{Guest, Lobby};
 use crate::measure::link::Link;
 use crate::measure::raw::Raw;
 use crate::measure::watch::{Watch, out_of_turn};
 use crate::oob::{self, Channel};
 use crate::out::note;
-use crate::plan::{Mode, RawSpec, Spec};
-use crate::protocol::{Hello, Message, Report};
+use crate::plan::{Limits, Mode, RawSpec, Spec};
+use crate::protocol::{End, Hello, Message, Report};
 use crate::rig::{Rig, Side};
 use crate::stop;
-use std::time::Duration;
-use verbs::Mac;
+use std::net::{IpAddr, TcpListener};
+use std::time::{Duration, Instant};
+use verbs::{Mac, Mtu};
 
-/// Measurements of one session, at most.
-const SESSION_MAX: usize = 4096;
 /// GID that the server uses: its first address.
 const GID_INDEX: u8 = 1;
+
+impl Guest for Channel {
+    type Greeting = Hello;
+    fn greeting(&mut self) -> Result<Option<Hello>> {
+        match self.try_recv()? {
+            Some(Message::Hello(hello)) => hello.check().map(|()| Some(hello)).map_err(AppError::Misfit),
+            Some(other) => Err(out_of_turn(&other)),
+            None => Ok(None),
+        }
+    }
+    fn leave(&mut self, reason: &str) {
+        Self::leave(self, reason);
+    }
+    fn is_gone(&mut self) -> bool {
+        self.drain()
+    }
+}
+
+/// Where clients come from.
+enum Door {
+    Tcp(TcpListener),
+    RdmaCm(Listener),
+}
+
+impl Door {
+    /// Takes in whoever has come.
+    fn admit(&self, rig: &mut Rig, lobby: &mut Lobby<Channel>) -> Result<()> {
+        match self {
+            Self::Tcp(listener) => lobby.admit_from(listener, Channel::new),
+            Self::RdmaCm(listener) => {
+                if let Some((exchange, from)) = listener.try_accept(rig.device()?)? {
+                    lobby.admit(Channel::over(exchange), from.to_string());
+                }
+                Ok(())
+            }
+        }
+    }
+}
 
 /// Serves clients until it is told to end.
 ///
 /// # Errors
 /// What is wrong with the port or the TCP address; with `--once`, how the session ended.
 pub fn serve(args: &ServerArgs) -> Result<()> {
+    let (mut rig, door, place);
     if args.rdma_cm {
-        return serve_rdma_cm(args);
+        // The device is open all the time.
+        rig = Rig::open(&args.device, Side::Server)?;
+        door = Door::RdmaCm(Listener::new(rig.device()?, args.oob_port)?);
+        place = format!("port {} of rdma_cm", args.oob_port);
+    } else {
+        let port = args.bind.port_or(args.oob_port);
+        door = Door::Tcp(oob::listen(&args.bind.name, port)?);
+        rig = Rig::open(&args.device, Side::Server)?;
+        place = format!("TCP port {port} of {}", args.bind);
     }
-    let port = args.bind.port_or(args.oob_port);
-    let listener = oob::listen(&args.bind.name, port)?;
-    let mut rig = Rig::open(&args.device, Side::Server)?;
-    note!("roce-perf: waiting for a client on TCP port {port}, {} on port {}", rig.addr(), args.device.port);
+    note!("roce-perf: waiting for a client on {place}, {} on port {}", rig.addr(), args.device.port);
+    let limits = Limits { time: args.max_session, memory: args.max_memory };
+    let mut lobby = Lobby::new("roce-perf");
     loop {
-        let Some((stream, from)) = oob::try_accept(&listener)? else {
-            stop::check()?;
-            rig.idle();
+        stop::check()?;
+        rig.idle();
+        door.admit(&mut rig, &mut lobby)?;
+        let Some((mut channel, hello, from)) = lobby.next_greeted() else {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
-        let result = Channel::new(stream).map_err(AppError::from).and_then(|c| session(c, &mut rig, None));
-        if args.once || matches!(result, Err(AppError::Interrupted)) {
+        let means = Means { link_mtu: rig.link_mtu(), rdma_cm: args.rdma_cm, limits };
+        let result = session(&mut channel, &mut rig, &door, means, hello);
+        match &result {
+            Ok(()) => note!("roce-perf: the session with {from} is over"),
+            Err(AppError::Interrupted) => {}
+            Err(e) => note!("roce-perf: the session with {from} ended early: {e}"),
+        }
+        let ends = args.once || matches!(result, Err(AppError::Interrupted));
+        if let Err(e) = &result {
+            lobby.dismiss(channel, &e.to_string());
+        }
+        if ends {
+            lobby.close();
             return result;
         }
-        tell_end(&from.to_string(), &result);
     }
 }
 
-/// The same by `rdma_cm`: the device is open all the time.
-fn serve_rdma_cm(args: &ServerArgs) -> Result<()> {
-    let mut rig = Rig::open(&args.device, Side::Server)?;
-    let listener = Listener::new(rig.device()?, args.oob_port)?;
-    note!(
-        "roce-perf: waiting for a client on port {} of rdma_cm, {} on port {}",
-        args.oob_port,
-        rig.addr(),
-        args.device.port
-    );
+/// Serves one client, which has greeted.
+fn session(channel: &mut Channel, rig: &mut Rig, door: &Door, means: Means, hello: Hello) -> Result<()> {
+    channel.begin_session(Some(means.limits.time));
+    channel.send(&Message::Hello(Hello::ours(means.link_mtu)))?;
+    let mut order = Serving::new(means, hello);
+    let mut since = Instant::now();
+    // The measurement that is connected, and what was counted before it.
+    let mut running = None;
     loop {
-        let Some(exchange) = listener.try_accept(rig.device()?)? else {
-            stop::check()?;
-            rig.idle();
-            std::thread::sleep(Duration::from_millis(1));
-            continue;
-        };
-        let result = session(Channel::over(exchange), &mut rig, Some(&listener));
-        if args.once || matches!(result, Err(AppError::Interrupted)) {
-            return result;
-        }
-        tell_end("a client", &result);
-    }
-}
-
-fn tell_end(from: &str, result: &Result<()>) {
-    match result {
-        Err(e) => note!("roce-perf: the session with {from} ended early: {e}"),
-        Ok(()) => note!("roce-perf: the session with {from} is over"),
-    }
-}
-
-/// Serves one client; by `rdma_cm` where there is a listener for its queue pairs.
-fn session(mut channel: Channel, rig: &mut Rig, listener: Option<&Listener>) -> Result<()> {
-    let result = talk(&mut channel, rig, listener);
-    if let Err(e) = &result {
-        tell_failure(&mut channel, e);
-    }
-    result
-}
-
-fn talk(channel: &mut Channel, rig: &mut Rig, listener: Option<&Listener>) -> Result<()> {
-    let hello = match await_message(channel, rig, "a greeting")? {
-        Message::Hello(hello) => hello,
-        other => return Err(out_of_turn(&other)),
-    };
-    channel.send(&Message::Hello(Hello::ours(rig.link_mtu())))?;
-    hello.check().map_err(AppError::Peer)?;
-    let (raw, rdma) = match await_message(channel, rig, "the list of measurements")? {
-        Message::Session { raw, rdma } => (raw, rdma),
-        other => return Err(out_of_turn(&other)),
-    };
-    let no_raw =
-        listener.filter(|_| !raw.is_empty()).map(|_| "a server of rdma_cm measures no raw frames".into());
-    let refused = no_raw.or_else(|| acceptable(&raw, &rdma, rig, &hello).err());
-    if let Some(reason) = refused {
-        channel.send(&Message::Refuse { reason: reason.clone() })?;
-        return Err(AppError::Peer(format!("it asked for what this end refuses: {reason}")));
-    }
-    channel.send(&Message::Accept)?;
-    loop {
-        match await_message(channel, rig, "the next measurement")? {
-            Message::RawStart { index, mac } if index < raw.len() => {
-                measure_raw(channel, rig, &raw[index], &mac)?;
+        let message = await_message(channel, rig, order.expects(), (since, ANSWER))?;
+        match order.hear(message)? {
+            Task::Listen => {}
+            Task::Say(message) => channel.send(&message)?,
+            Task::Refuse(reason) => {
+                channel.send(&Message::Refuse { reason: reason.clone() })?;
+                return Err(AppError::Peer(format!("it asked for what this end refuses: {reason}")));
             }
-            Message::Open => {
+            Task::Raw(spec, theirs) => measure_raw(channel, rig, &spec, theirs)?,
+            Task::Open => {
                 rig.device()?;
                 rig.wait_for_link()?;
                 channel.send(&Message::Opened)?;
             }
-            Message::Start { index, end } if index < rdma.len() => {
-                let spec = &rdma[index];
-                let mtu = path_mtu(spec, rig.link_mtu(), hello.link_mtu)?;
-                let peer = peer_override(rig.args());
-                let end = whole_end(channel, rig, end)?;
+            Task::Connect(spec, mtu, end) => {
                 let before = rig.counts();
-                let mut link =
-                    Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu, listener.is_some())?;
-                match listener {
-                    None => {
-                        link.connect(&end, spec, peer, || rig.idle())?;
-                        send_end(channel, link.end(), |end| Message::Ready { end })?;
-                    }
-                    Some(listener) => {
-                        link.learn(&end, spec, None)?;
-                        send_end(channel, link.end(), |end| Message::Ready { end })?;
-                        for index in 0..spec.qps as usize {
-                            link.accept(listener.take_measured(index)?, spec)?;
-                        }
-                    }
-                }
-                match await_message(channel, rig, "the start of the measurement")? {
-                    Message::Go => {}
-                    other => return Err(out_of_turn(&other)),
-                }
-                let Measured { sent, received, .. } =
-                    run(&mut link, spec, &mut rig.device()?.crank, channel)?;
-                let counters = rig.counts().since(&before);
-                channel.send(&Message::Report(Report { sent, received, counters }))?;
-                // The queue pairs live until the client is through as well: it may still need an answer repeated.
-                match await_message(channel, rig, "the end of the measurement")? {
-                    Message::Done => {}
-                    other => return Err(out_of_turn(&other)),
-                }
+                let link = connect(channel, rig, door, &spec, mtu, &end)?;
+                running = Some((spec, link, before));
             }
-            Message::Bye => return Ok(()),
-            other => return Err(out_of_turn(&other)),
+            Task::Measure => {
+                let Some((spec, link, before)) = &mut running else { continue };
+                let Measured { sent, received, .. } = run(link, spec, &mut rig.device()?.crank, channel)?;
+                let counters = rig.counts().since(before);
+                channel.send(&Message::Report(Report { sent, received, counters }))?;
+            }
+            // The queue pairs live until the client is through as well: it may still need an answer repeated.
+            Task::Release => running = None,
+            Task::End => return Ok(()),
+        }
+        if !order.is_in_a_list() {
+            since = Instant::now();
         }
     }
 }
 
-/// Refuses what this end cannot do.
-fn acceptable(raw: &[RawSpec], rdma: &[Spec], rig: &Rig, hello: &Hello) -> std::result::Result<(), String> {
-    if raw.len() + rdma.len() > SESSION_MAX {
-        return Err(format!("a session has at most {SESSION_MAX} measurements"));
+/// Makes our end of a measurement and connects it to the client's.
+fn connect(
+    channel: &mut Channel,
+    rig: &mut Rig,
+    door: &Door,
+    spec: &Spec,
+    mtu: Mtu,
+    end: &End,
+) -> Result<Link> {
+    let peer = peer_override(rig.args());
+    let by_cm = matches!(door, Door::RdmaCm(_));
+    let mut link = Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu, by_cm)?;
+    match door {
+        Door::Tcp(_) => {
+            link.connect(end, spec, peer, || rig.idle())?;
+            send_end(channel, link.end(), |end| Message::Ready { end })?;
+        }
+        Door::RdmaCm(listener) => {
+            link.learn(end, spec, None)?;
+            send_end(channel, link.end(), |end| Message::Ready { end })?;
+            let from: IpAddr = link.peer.to_ip();
+            for index in 0..spec.qps as usize {
+                let id = listener.take_measured(index, from, channel)?;
+                link.accept(id, spec)?;
+            }
+        }
     }
-    raw.iter().try_for_each(|spec| spec.check(rig.link_mtu()))?;
-    for spec in rdma {
-        spec.check()?;
-        path_mtu(spec, rig.link_mtu(), hello.link_mtu).map_err(|e| e.to_string())?;
-    }
-    Ok(())
+    Ok(link)
 }
 
-fn measure_raw(channel: &mut Channel, rig: &mut Rig, spec: &RawSpec, mac: &str) -> Result<()> {
-    let theirs: Mac = mac.parse().map_err(|e| AppError::Peer(format!("it sent no MAC address: {e}")))?;
+fn measure_raw(channel: &mut Channel, rig: &mut Rig, spec: &RawSpec, theirs: Mac) -> Result<()> {
     let queue = rig.raw_queue()?;
     rig.wait_for_link()?;
     let port = rig.port();
     let mut raw = Raw::new(port, queue, theirs);
     channel.send(&Message::RawReady { mac: verbs::port::Port::info(port).mac.to_string() })?;
-    let mut watch = Watch::new(channel, Duration::ZERO);
+    let patience = Duration::from_millis(spec.duration_ms) + ANSWER;
+    let mut watch = Watch::new(channel, Duration::ZERO, Some(patience));
     let report = match spec.mode {
         Mode::Lat => Message::RawReport { received: raw.pong(spec, &mut watch)?, timed: 0, elapsed_ns: 0 },
         Mode::Bw | Mode::Rate => {

@@ -90,6 +90,20 @@ impl Bench {
         Running::start(PERF, &[&base[..], args].concat())
     }
 
+    /// `roce-perf server -R`.
+    pub fn cm_server(&self, args: &[&str]) -> Running {
+        let (port, cm) = (self.server_port(), self.tcp.to_string());
+        let base = ["server", "-R", "--port", &port, "--oob-port", &cm];
+        Running::start(PERF, &[&base[..], args].concat())
+    }
+
+    /// `roce-perf client -R` to it.
+    pub fn cm_client(&self, args: &[&str]) -> Running {
+        let (port, cm) = (self.client_port(), self.tcp.to_string());
+        let base = ["client", "-R", "--port", &port, "--oob-port", &cm, "--timeout", "17", "10.77.0.1"];
+        Running::start(PERF, &[&base[..], args].concat())
+    }
+
     /// `roce-perf client` likewise.
     pub fn perf_client(&self, args: &[&str]) -> Running {
         let (port, tcp) = (self.client_port(), self.tcp.to_string());
