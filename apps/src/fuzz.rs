@@ -261,7 +261,7 @@ fn server(channel: &mut Channel, rdma_cm: bool) {
                 spec.check().expect("only what was agreed on is measured");
                 LIMITS.check_memory(&spec).expect("and what may take so much memory");
                 assert_eq!(end.qps.len(), if rdma_cm { 0 } else { spec.qps as usize });
-                assert!(mtu <= verbs::Mtu::of_link(theirs.min(LINK_MTU)));
+                assert!(Some(mtu) <= verbs::Mtu::of_link(theirs.min(LINK_MTU)));
                 assert!(connected.replace(spec).is_none(), "one measurement at a time");
                 measured += 1;
             }

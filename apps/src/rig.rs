@@ -194,7 +194,7 @@ impl Rig {
 
     /// Largest path MTU of the port.
     pub fn path_mtu(&self) -> Mtu {
-        Mtu::of_link(self.link_mtu())
+        Mtu::of_link(self.link_mtu()).unwrap_or(Mtu::Mtu256)
     }
 
     /// The first of our addresses.

@@ -76,7 +76,7 @@ impl Gid {
     pub const fn v4(a: [u8; 4]) -> Self {
         Self([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]])
     }
-    /// The GID of an IP address.
+    /// The GID of an IP address. That of an IPv4-mapped IPv6 address is the IPv4 address's: they are the same bytes.
     pub const fn from_ip(ip: core::net::IpAddr) -> Self {
         match ip {
             core::net::IpAddr::V4(a) => Self::v4(a.octets()),
@@ -101,6 +101,10 @@ impl Gid {
     pub const fn link_local(m: Mac) -> Self {
         let m = m.0;
         Self([0xfe, 0x80, 0, 0, 0, 0, 0, 0, m[0] ^ 2, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]])
+    }
+    /// Whether both are IPv4 addresses, or both IPv6 addresses.
+    pub fn same_family(&self, other: &Self) -> bool {
+        self.as_v4().is_some() == other.as_v4().is_some()
     }
     /// Whether this is an IPv4 or IPv6 multicast address.
     pub fn is_multicast(&self) -> bool {
@@ -196,7 +200,8 @@ pub enum Mtu {
 impl Mtu {
     /// Every path MTU, ascending.
     pub const ALL: [Self; 5] = [Self::Mtu256, Self::Mtu512, Self::Mtu1024, Self::Mtu2048, Self::Mtu4096];
-    /// What an L3 packet needs beside the payload: IPv6, UDP, BTH, XRCETH, AtomicETH, ICRC.
+    /// What an L3 packet may need beside the payload, as Linux counts it, so that both ends of a link come to the same path
+    /// MTU: IPv6 (a port always has an IPv6 address), UDP, BTH, XRCETH, AtomicETH, ICRC. A VLAN tag is no part of an L3 packet.
     pub const OVERHEAD: usize = 40 + 8 + 12 + 4 + 28 + 4;
 
     /// Payload bytes of a full packet.
@@ -222,9 +227,13 @@ impl Mtu {
     pub fn from_bytes(n: usize) -> Option<Self> {
         Self::ALL.into_iter().find(|m| m.bytes() == n)
     }
-    /// The largest path MTU that a link of `l3_mtu` bytes carries; 256 where none fits.
-    pub fn of_link(l3_mtu: usize) -> Self {
-        Self::ALL.into_iter().rev().find(|m| m.bytes() + Self::OVERHEAD <= l3_mtu).unwrap_or(Self::Mtu256)
+    /// Bytes of the L3 packets that a link must carry for this path MTU.
+    pub const fn of_packet(self) -> usize {
+        self.bytes() + Self::OVERHEAD
+    }
+    /// The largest path MTU that a link carries whose L3 packets have up to `l3_mtu` bytes; `None` where not even 256 fits.
+    pub fn of_link(l3_mtu: usize) -> Option<Self> {
+        Self::ALL.into_iter().rev().find(|m| m.of_packet() <= l3_mtu)
     }
     /// Packets of a message of `len` bytes: `max(1, ceil(len / mtu))`.
     pub const fn packets(self, len: u32) -> u32 {
@@ -312,8 +321,14 @@ mod tests {
     #[test]
     fn p32_path_mtu_of_link() {
         for (l3, mtu) in [(1500, 1024), (4200, 4096), (9000, 4096), (576, 256)] {
-            assert_eq!(Mtu::of_link(l3).bytes(), mtu, "link MTU {l3}");
+            assert_eq!(Mtu::of_link(l3).map(Mtu::bytes), Some(mtu), "link MTU {l3}");
         }
+        for (l3, mtu) in [(352, 256), (608, 512), (1120, 1024), (2144, 2048), (4192, 4096)] {
+            let mtu = Mtu::from_bytes(mtu);
+            assert_eq!(Mtu::of_link(l3), mtu, "link MTU {l3}");
+            assert!(Mtu::of_link(l3 - 1) < mtu, "link MTU {}", l3 - 1);
+        }
+        assert_eq!([0, 300, 351].map(Mtu::of_link), [None; 3]);
     }
 
     #[test]

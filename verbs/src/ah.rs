@@ -13,7 +13,9 @@ pub const GRH_LEN: usize = 40;
 
 /// An address handle (`struct ibv_ah`): the way to a peer, for datagrams of queue pairs of the same protection domain.
 ///
-/// A posted request carries a copy: the handle may go as soon as the post call has returned.
+/// A posted request carries a copy: the handle may go as soon as the post call has returned. While it is there it holds
+/// our address, also where that is removed from the port; a request that has neither when it is to leave is dropped
+/// ([`Discard::NoSource`](crate::Discard::NoSource)), as any datagram may be lost.
 ///
 /// ```
 /// use verbs::{Access, Context, DeviceConfig, GRH_LEN, QpInitAttr, RecvWr, SendWr, Wc, ah_attr_to};
@@ -68,7 +70,7 @@ impl Pd {
     ///
     /// # Errors
     /// `EINVAL` without a global route, for a GID index, service level or flow label out of range, and for a
-    /// destination of another IP version than our address.
+    /// destination of another IP version than our address ([`AvError`](crate::AvError)).
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, VerbsError> {
         Ok(Ah { core: self.core().create_ah(attr)? })

@@ -4,7 +4,7 @@ use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 
-use stack::device::{Access, Gid, Mtu, Psn, QpAttr, QpState, Qpn, required};
+use stack::device::{Access, Device, Gid, Mtu, Psn, QpAttr, QpState, Qpn, required};
 
 use crate::attr::{attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_uc, attr_rts_ud, attr_to};
 use crate::error::VerbsError;
@@ -59,7 +59,9 @@ impl FromStr for RcEndpoint {
 /// (67 ms), 7 retries, endless RNR retries, RNR timer 12 (0.64 ms) and 16 READ and atomic requests each way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RcOptions {
-    /// Index of our address in the GID table: 0 is the link-local one, then the configured ones in order.
+    /// Index of our address in the GID table ([`Context::query_gid`](crate::Context::query_gid)). 0, the default, stands
+    /// for the address from which the peer is reached: the peer's own where that is ours, else one on its subnet, else any
+    /// of its IP version. For a peer with a link-local address that is index 0 itself.
     pub sgid_index: u8,
     /// Path MTU; the largest that the port carries where absent. Both sides need the same.
     pub path_mtu: Option<Mtu>,
@@ -109,8 +111,13 @@ impl Default for RcOptions {
 
 impl RcOptions {
     /// INIT to RTR: the path to `peer`, and what it may ask for.
-    pub(crate) fn rtr(&self, peer: &RcEndpoint, path_mtu: Mtu) -> QpAttr {
-        let (mut attr, _) = attr_rtr(peer.gid, self.sgid_index, peer.qpn, peer.psn, path_mtu);
+    pub(crate) fn rtr(&self, device: &Device, peer: &RcEndpoint) -> QpAttr {
+        let path_mtu = self.path_mtu.unwrap_or(device.port_attr().active_mtu);
+        let sgid_index = match self.sgid_index {
+            0 => index_towards(device, &peer.gid),
+            index => index,
+        };
+        let (mut attr, _) = attr_rtr(peer.gid, sgid_index, peer.qpn, peer.psn, path_mtu);
         attr.ah_attr.sl = self.sl;
         if let Some(grh) = &mut attr.ah_attr.grh {
             grh.hop_limit = self.hop_limit;
@@ -121,6 +128,15 @@ impl RcOptions {
         attr.min_rnr_timer = self.min_rnr_timer;
         attr
     }
+}
+
+/// The index of the address from which a peer is reached, or would be if there were a route; 0 without any of its IP
+/// version.
+fn index_towards(device: &Device, peer: &Gid) -> u8 {
+    let gids = device.gids();
+    let source = device.source_to(peer).and_then(|source| gids.iter().position(|gid| *gid == source));
+    let of_its_version = || gids.iter().position(|gid| !gid.is_zero() && gid.same_family(peer));
+    source.or_else(of_its_version).and_then(|index| u8::try_from(index).ok()).unwrap_or(0)
 }
 
 impl Qp {
@@ -203,7 +219,7 @@ impl Qp {
     }
 
     fn modify_to_rtr(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
-        let attr = options.rtr(peer, options.path_mtu.unwrap_or(self.port_path_mtu()));
+        let attr = options.rtr(self.core().device(), peer);
         self.modify(&attr, required(QpState::Init, QpState::Rtr, self.qp_type()))
     }
 }

@@ -161,17 +161,20 @@ impl Context {
 
     /// Gives the port one more address with the length of its prefix, and returns its index in the GID table. The link is
     /// told (gratuitous ARP, unsolicited neighbour advertisement), and
-    /// [`GidChange`](crate::AsyncEvent::GidChange) is raised.
+    /// [`GidChange`](crate::AsyncEvent::GidChange) is raised. An IPv4-mapped IPv6 address is its IPv4 address, as in
+    /// [`DeviceConfig::addrs`](crate::DeviceConfig::addrs).
     ///
     /// # Errors
-    /// `EINVAL` for what no host can have, or the port has; `ENOMEM` when the table is full; `EDEADLK` from inside a turn.
+    /// `EINVAL` for what no host can have (as a network's address, or its broadcast address), or the port has; `ENOMEM` when
+    /// the table is full; `EDEADLK` from inside a turn.
     pub fn add_address(&self, addr: impl Into<IpAddr>, prefix: u8) -> Result<usize, VerbsError> {
         Ok(self.device.add_address(addr.into(), prefix)?)
     }
 
     /// Takes an address from the port; [`GidChange`](crate::AsyncEvent::GidChange) is raised. Nobody is answered for it any
-    /// more. Queue pairs that send from it go on, and its index is not used again until the last of them is reset,
-    /// destroyed or has another one.
+    /// more. Connected queue pairs and address handles that send from it go on, and its index is not used again until the
+    /// last of them is gone, reset or has another one. A datagram that still waits when the last one goes is dropped
+    /// ([`Discard::NoSource`](crate::Discard::NoSource)), and so is a message of `rdma_cm` from it.
     ///
     /// # Errors
     /// `EINVAL` for an address that the port does not have, and for the link-local one that belongs to its Ethernet

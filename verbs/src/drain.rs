@@ -16,7 +16,7 @@
 //! # let context = Context::open(DeviceConfig::loopback())?;
 //! # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 //! # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
-//! # qp.connect_rc(&qp.endpoint(1)?, &RcOptions { sgid_index: 1, ..RcOptions::default() })?;
+//! # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
 //! qp.post_recv(&[RecvWr::new(7, &[])])?;
 //! qp.drain_qp(Duration::from_secs(1))?;
 //! // Not "some time later": now.

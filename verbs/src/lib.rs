@@ -38,7 +38,7 @@
 //! let mr = pd.reg_mr(4096, Access::LOCAL_WRITE)?;
 //! let cq = context.create_cq(16)?;
 //! let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
-//! qp.connect_rc(&qp.endpoint(1)?, &RcOptions { sgid_index: 1, ..RcOptions::default() })?;
+//! qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
 //!
 //! mr.write(0, b"hello")?;
 //! qp.post_recv(&[RecvWr::new(1, &[mr.sge(1024..2048)?])])?;
@@ -106,12 +106,12 @@ pub use wr_ex::{SendOpsFlags, WrPost};
 pub use xrcd::{XrcTarget, Xrcd, XrcdInitAttr};
 
 pub use stack::device::{
-    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, Clock, Counter, CounterSnapshot, DeviceAttr,
+    Access, AhAttr, AsyncEvent, AtomicCap, AttrMask, AvError, Clock, Counter, CounterSnapshot, DeviceAttr,
     DeviceCapFlags, DeviceConfig, DeviceError, Discard, DrainKind, Drive, Event, EventElement, GSI_QKEY, Gid,
-    GidEntry, GidType, GlobalRoute, LINK_LAYER_ETHERNET, Mac, ModifyError, Mtu, MwType, OpenError,
-    PathMigState, PortAttr, PortCapFlags, PortPhysState, PortSource, PortState, Psn, QPF_GRH_REQUIRED,
-    QpAttr, QpCap, QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn, VendorErr, WcFlags,
-    WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
+    GidEntry, GidType, GlobalRoute, LINK_LAYER_ETHERNET, Mac, ModifyError, Mtu, MwType, NetConfigError,
+    NoHost, OpenError, PathMigState, PortAttr, PortCapFlags, PortPhysState, PortSource, PortState, Psn,
+    QPF_GRH_REQUIRED, QpAttr, QpCap, QpState, QpType, Qpn, SendFlags, Sge, SrqAttr, SrqAttrMask, Turn,
+    VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
 /// Every limit of the stack.

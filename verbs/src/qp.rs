@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    AttrMask, CounterSnapshot, GateClosed, Gid, Mtu, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore,
-    QpInit, QpState, QpType, Qpn, RingTap, prefetch_line,
+    AttrMask, CounterSnapshot, GateClosed, Gid, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore, QpInit,
+    QpState, QpType, Qpn, RingTap, prefetch_line,
 };
 
 use crate::cq::Cq;
@@ -189,9 +189,6 @@ impl Qp {
     }
     pub(crate) fn gid(&self, index: u8) -> Result<Gid, VerbsError> {
         crate::context::gid(self.core.device(), usize::from(index))
-    }
-    pub(crate) fn port_path_mtu(&self) -> Mtu {
-        self.core.device().port_attr().active_mtu
     }
 
     /// Changes attributes, and the state where [`AttrMask::STATE`] is given (ibv_modify_qp(3)). For each transition

@@ -116,7 +116,7 @@ impl Ring<'_> {
 /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
 /// # let mr = pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
-/// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions { sgid_index: 1, ..RcOptions::default() })?;
+/// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
 /// # qp.post_recv(&[RecvWr::new(9, &[])])?;
 /// mr.write(0, b"world")?;
 /// let mut wr = qp.wr_start();

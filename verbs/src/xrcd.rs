@@ -84,8 +84,7 @@ impl Xrcd {
     /// # Errors
     /// As there.
     pub fn accept_xrc(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<Qpn, VerbsError> {
-        let path_mtu = options.path_mtu.unwrap_or(self.core.device().port_attr().active_mtu);
-        let attr = options.rtr(peer, path_mtu);
+        let attr = options.rtr(self.core.device(), peer);
         self.alloc_xrc_rcv_qp(&QpAttr { port_num: 1, qp_access_flags: options.access.bits(), ..attr })
     }
 
@@ -197,8 +196,7 @@ impl XrcTarget {
     pub fn connect(&self, peer: &RcEndpoint, options: &RcOptions) -> Result<(), VerbsError> {
         let (attr, mask) = attr_init(options.access);
         self.modify(&attr, mask)?;
-        let path_mtu = options.path_mtu.unwrap_or(self.core.device().port_attr().active_mtu);
-        let attr = options.rtr(peer, path_mtu);
+        let attr = options.rtr(self.core.device(), peer);
         self.modify(&attr, required(QpState::Init, QpState::Rtr, QpType::XrcTgt))
     }
     /// Gives this handle up; the last one destroys the queue pair.

@@ -98,7 +98,12 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channe
 /// # Errors
 /// A sentence when the one that was asked for does not fit.
 pub fn path_mtu(spec: &Spec, ours: usize, theirs: usize) -> Result<Mtu> {
-    let largest = Mtu::of_link(ours.min(theirs));
+    let Some(largest) = Mtu::of_link(ours.min(theirs)) else {
+        let least = Mtu::Mtu256.of_packet();
+        return Err(AppError::Usage(format!(
+            "the smallest path MTU takes ports of {least} bytes; there are {ours} here and {theirs} at the other end"
+        )));
+    };
     match spec.mtu.and_then(|m| Mtu::from_bytes(m as usize)) {
         Some(mtu) if mtu > largest => Err(AppError::Usage(format!(
             "path MTU {} does not fit through both ports, of {ours} bytes here and {theirs} at the other end; use --mtu \

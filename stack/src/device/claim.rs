@@ -18,7 +18,7 @@ use crossbeam_utils::CachePadded;
 
 use super::MAINTAIN_EVERY;
 use super::config::{Clock, Drive};
-use super::error::DeviceError;
+use super::error::{DeviceError, OpenError};
 use super::service::ServiceSlot;
 use super::stats::QpList;
 use crate::id::Mtu;
@@ -148,11 +148,20 @@ pub(super) struct Core {
 }
 
 /// What all shards of a new device share.
-pub(super) fn shared(config: &NetConfig, port: &PortInfo, shards: usize, qps_per_shard: usize) -> Shared {
+///
+/// # Errors
+/// [`OpenError::PortMtu`].
+pub(super) fn shared(
+    config: &NetConfig,
+    port: &PortInfo,
+    shards: usize,
+    qps_per_shard: usize,
+) -> Result<Shared, OpenError> {
     let net = Net::new(config);
     let gids = net.gids().iter().collect();
-    let mtu = Mtu::of_link(port.mtu);
-    Shared::new(SharedConfig { net, gids, mac: port.mac, vlan: config.vlan, mtu, shards, qps_per_shard })
+    let mtu = Mtu::of_link(port.mtu)
+        .ok_or_else(|| OpenError::PortMtu { port: port.name.clone(), mtu: port.mtu })?;
+    Ok(Shared::new(SharedConfig { net, gids, mac: port.mac, vlan: config.vlan, mtu, shards, qps_per_shard }))
 }
 
 impl Core {
@@ -374,7 +383,7 @@ impl Core {
         self.maintain_at.store(now.after(MAINTAIN_EVERY).as_nanos(), Ordering::Relaxed);
         self.port.maintain();
         self.note_mtu();
-        let up = self.port.link_up();
+        let up = self.link_up();
         if self.link_up.swap(up, Ordering::Relaxed) != up {
             let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
             self.shared.events.raise(event, EventElement::Port);
@@ -387,8 +396,13 @@ impl Core {
     /// Asks the port what it carries now, in bytes, and holds queue pairs to that from now on.
     pub(super) fn note_mtu(&self) -> usize {
         let mtu = self.port.mtu();
-        self.shared.set_mtu(Mtu::of_link(mtu));
+        self.shared.set_mtu(Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256));
         mtu
+    }
+
+    /// Whether packets pass: the link is up, and what it carries is enough for the smallest path MTU.
+    pub(super) fn link_up(&self) -> bool {
+        self.port.link_up() && Mtu::of_link(self.port.mtu()).is_some()
     }
 
     /// Tells the device's threads to end.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::error::OpenError;
 use crate::config::{QPS_PER_SHARD_MAX, SHARDS_MAX};
 use crate::id::Mac;
-use crate::net::NetConfig;
+use crate::net::{NetConfig, canonical};
 use crate::port::{Port, PortOptions, PortSpec, capture};
 
 /// Who turns the shards.
@@ -71,7 +71,8 @@ impl fmt::Debug for PortSource {
 pub struct DeviceConfig {
     /// The port.
     pub port: PortSource,
-    /// Our addresses with the lengths of their prefixes; they become GIDs 1, 2, ... (0 is the link-local one).
+    /// Our addresses with the lengths of their prefixes; they become GIDs 1, 2, ... (0 is the link-local one). An
+    /// IPv4-mapped IPv6 address is its IPv4 address, and its prefix counts the 96 bits before that or does not.
     pub addrs: Vec<(IpAddr, u8)>,
     /// Where IPv4 packets go whose destination is on none of our prefixes.
     pub gateway: Option<Ipv4Addr>,
@@ -193,7 +194,7 @@ impl DeviceConfig {
     pub(super) fn net(&self, mac: Mac) -> Result<NetConfig, OpenError> {
         let net = NetConfig {
             mac,
-            addrs: self.addrs.clone(),
+            addrs: self.addrs.iter().map(|(addr, prefix)| canonical(*addr, *prefix)).collect(),
             gateway: self.gateway,
             gateway6: self.gateway6,
             vlan: self.vlan,

@@ -4,6 +4,7 @@ use crate::id::{Gid, QpType};
 use crate::mem::MemError;
 use crate::net::NetConfigError;
 use crate::port::PortError;
+use crate::proto::address::AvError;
 use crate::proto::state::{ModifyError, type_name};
 
 /// Why a device could not be opened: one sentence that says what to do.
@@ -57,6 +58,17 @@ pub enum OpenError {
         queues: usize,
         /// Shards asked for.
         shards: usize,
+    },
+    /// The port's packets are too short for the smallest path MTU.
+    #[error(
+        "port {port} carries packets of up to {mtu} bytes, and the smallest path MTU, 256, takes {}; raise its MTU",
+        crate::id::Mtu::Mtu256.of_packet()
+    )]
+    PortMtu {
+        /// The port.
+        port: String,
+        /// Its largest L3 packet.
+        mtu: usize,
     },
     /// Somebody else took a queue of the port.
     #[error(
@@ -262,17 +274,9 @@ pub enum DeviceError {
         /// The rights, by name.
         what: String,
     },
-    /// An address vector without a global route.
-    #[error("ah_attr has no GRH (is_global is 0); RoCE needs one")]
-    NoGrh,
-    /// A destination that cannot be reached from the source address given.
-    #[error("dgid is {dgid}, the address at sgid_index is {ours}; both must be IPv4, or both IPv6")]
-    Dgid {
-        /// The destination.
-        dgid: Gid,
-        /// Our address.
-        ours: Gid,
-    },
+    /// An address vector that no packet can follow.
+    #[error("create_ah: {0}")]
+    Ah(#[from] AvError),
     /// The call is for another kind of object.
     #[error("{call} needs a {wanted}; this is none")]
     WrongKind {

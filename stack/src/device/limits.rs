@@ -360,13 +360,13 @@ impl Device {
     /// State and limits of the port.
     pub fn port_attr(&self) -> PortAttr {
         let (info, mtu) = (self.port().info(), self.core().note_mtu());
-        let up = self.port().link_up();
+        let up = self.core().link_up();
         let counters = self.counters();
         PortAttr {
             state: if up { PortState::Active } else { PortState::Down },
             phys_state: if up { PortPhysState::LinkUp } else { PortPhysState::Disabled },
             max_mtu: Mtu::Mtu4096,
-            active_mtu: Mtu::of_link(mtu),
+            active_mtu: self.core().shared.mtu(),
             link_mtu: mtu,
             mac: info.mac,
             gid_tbl_len: self.gids().len(),

@@ -50,7 +50,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use crate::net::{GIDS_MAX, check_address};
+use crate::net::{GIDS_MAX, canonical, check_address};
 use crate::port::{Port, PortStats};
 use crate::shard::{GidRefused, McastTable, Shard};
 use crate::sync::doorbell::Doorbells;
@@ -88,8 +88,9 @@ pub use crate::cm;
 pub use crate::config as limit;
 pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
 pub use crate::mem::{Access, MemError, MwType, UserMemory, inc_rkey, racy};
+pub use crate::net::{NetConfigError, NoHost};
 pub use crate::port;
-pub use crate::proto::address::{self, GSI_QKEY, UdAddress};
+pub use crate::proto::address::{self, AvError, GSI_QKEY, UdAddress};
 pub use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, PathMigState, QpAttr, QpCap};
 pub use crate::proto::state::{ModifyError, required, state_name, type_name};
 pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
@@ -152,7 +153,7 @@ impl Device {
             return Err(OpenError::Queues { port: info.name.clone(), queues: info.queues, shards });
         }
         let net_config = config.net(info.mac)?;
-        let shared = Arc::new(claim::shared(&net_config, info, shards, config.qps_per_shard));
+        let shared = Arc::new(claim::shared(&net_config, info, shards, config.qps_per_shard)?);
         let drive = config.drive.clone();
         let clock = claim::ClockSource::new(&config.clock);
         let now = clock.now();
@@ -250,6 +251,7 @@ impl Device {
     pub fn add_address(&self, addr: IpAddr, prefix: u8) -> Result<usize, DeviceError> {
         claim::not_inside_turn()?; // a turn may hold the IP host
         self.core.not_forked()?;
+        let (addr, prefix) = canonical(addr, prefix);
         check_address(addr, prefix)?;
         let shared = &self.core.shared;
         let index = shared.gids.insert(Gid::from_ip(addr)).map_err(|refused| match refused {
@@ -273,6 +275,8 @@ impl Device {
         let shared = &self.core.shared;
         shared.gids.remove(&Gid::from_ip(addr)).ok_or(DeviceError::NoSuchAddress { addr })?;
         shared.with_net(|net| net.remove_address(addr));
+        // A shard that was in a turn may still have known it.
+        self.core.pass_turn_boundaries()?;
         shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
         Ok(())
     }

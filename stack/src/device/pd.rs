@@ -105,7 +105,7 @@ impl PdCore {
     /// Makes an address handle.
     ///
     /// # Errors
-    /// [`DeviceError::NoGrh`], [`DeviceError::Range`], [`DeviceError::Dgid`].
+    /// [`DeviceError::Ah`].
     pub fn create_ah(self: &Arc<Self>, attr: &AhAttr) -> Result<AhCore, DeviceError> {
         AhCore::new(self.clone(), attr)
     }

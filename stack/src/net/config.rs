@@ -1,5 +1,6 @@
 //! What a host on the link is configured with, and its GID table.
 
+use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::id::{Gid, Mac};
@@ -32,8 +33,16 @@ pub enum NetConfigError {
     #[error("{0} is not the address of a single station")]
     Mac(Mac),
     /// An address that no host can have.
-    #[error("{0} is not the address of a host")]
-    Address(IpAddr),
+    #[error("{addr} is not the address of a host: it is {kind}")]
+    Address {
+        /// The address.
+        addr: IpAddr,
+        /// What it is instead.
+        kind: NoHost,
+    },
+    /// A gateway of the other IP version.
+    #[error("the IPv6 gateway {0} is an IPv4 address; give it as the IPv4 gateway")]
+    Gateway6(Ipv6Addr),
     /// A prefix longer than an address.
     #[error("prefix /{prefix} of {addr} is too long, allowed are 0 to {}", bits(*.addr))]
     Prefix {
@@ -48,6 +57,36 @@ pub enum NetConfigError {
     /// More addresses than a GID index can name.
     #[error("{0} addresses, allowed are up to 255")]
     TooMany(usize),
+}
+
+/// What an address is that no host can have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoHost {
+    /// 0.0.0.0/8 or ::.
+    Unspecified,
+    /// 127.0.0.0/8 or ::1.
+    Loopback,
+    /// 224.0.0.0/4 or ff00::/8.
+    Multicast,
+    /// 255.255.255.255.
+    Broadcast,
+    /// The first address of a subnet of this prefix: that of the network, or of any of its routers (RFC 4291 2.6.1).
+    Network(u8),
+    /// The last address of an IPv4 subnet of this prefix (RFC 922).
+    SubnetBroadcast(u8),
+}
+
+impl fmt::Display for NoHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unspecified => f.write_str("the unspecified address"),
+            Self::Loopback => f.write_str("a loopback address"),
+            Self::Multicast => f.write_str("a multicast address"),
+            Self::Broadcast => f.write_str("the broadcast address"),
+            Self::Network(prefix) => write!(f, "the address of its whole subnet /{prefix}"),
+            Self::SubnetBroadcast(prefix) => write!(f, "the broadcast address of its subnet /{prefix}"),
+        }
+    }
 }
 
 /// Bits of an address of this family.
@@ -72,17 +111,18 @@ impl NetConfig {
         for &(addr, prefix) in &self.addrs {
             check_address(addr, prefix)?;
         }
-        let gateways = [self.gateway.map(IpAddr::V4), self.gateway6.map(IpAddr::V6)];
-        if let Some(addr) = gateways.into_iter().flatten().find(|a| !is_host(&Gid::from_ip(*a))) {
-            return Err(NetConfigError::Address(addr));
+        if let Some(gateway) = self.gateway6.filter(|gateway| gateway.to_ipv4_mapped().is_some()) {
+            return Err(NetConfigError::Gateway6(gateway));
         }
-        for &(addr, mac) in &self.neighbours {
-            if !is_host(&Gid::from_ip(addr)) {
-                return Err(NetConfigError::Address(addr));
+        let gateways = [self.gateway.map(IpAddr::V4), self.gateway6.map(IpAddr::V6)];
+        let neighbours = self.neighbours.iter().map(|(addr, _)| addr.to_canonical());
+        for addr in gateways.into_iter().flatten().chain(neighbours) {
+            if let Some(kind) = no_host(addr) {
+                return Err(NetConfigError::Address { addr, kind });
             }
-            if !is_station(mac) {
-                return Err(NetConfigError::Mac(mac));
-            }
+        }
+        if let Some((_, mac)) = self.neighbours.iter().find(|(_, mac)| !is_station(*mac)) {
+            return Err(NetConfigError::Mac(*mac));
         }
         match self.vlan {
             Some(vlan) if !(1..=4094).contains(&vlan) => Err(NetConfigError::Vlan(vlan)),
@@ -96,18 +136,33 @@ impl NetConfig {
     }
 }
 
-/// Whether a host can have this address, with a prefix of this many bits.
+/// An address with the length of its prefix as the stack has them: an IPv4-mapped IPv6 address is its IPv4 address, and a
+/// prefix that counts the 96 bits before it is told without them.
+pub fn canonical(addr: IpAddr, prefix: u8) -> (IpAddr, u8) {
+    let mapped = bits(addr) - bits(addr.to_canonical());
+    (addr.to_canonical(), if prefix >= mapped { prefix - mapped } else { prefix })
+}
+
+/// Whether a host can have this address, with a prefix of this many bits; both as [`canonical`] has them.
+///
+/// Of a subnet of two addresses each is a host's (RFC 3021, RFC 6164).
 ///
 /// # Errors
 /// [`NetConfigError::Address`], [`NetConfigError::Prefix`].
 pub fn check_address(addr: IpAddr, prefix: u8) -> Result<(), NetConfigError> {
-    if !is_host(&Gid::from_ip(addr)) {
-        return Err(NetConfigError::Address(addr));
-    }
     if prefix > bits(addr) {
         return Err(NetConfigError::Prefix { addr, prefix });
     }
-    Ok(())
+    let host_bits = bits(addr) - prefix;
+    let host = u128::MAX.checked_shr(128 - u32::from(host_bits)).unwrap_or(0);
+    let of_host = u128::from_be_bytes(Gid::from_ip(addr).0) & host;
+    let kind = no_host(addr).or(match of_host {
+        _ if host_bits < 2 => None,
+        0 => Some(NoHost::Network(prefix)),
+        all if all == host && addr.is_ipv4() => Some(NoHost::SubnetBroadcast(prefix)),
+        _ => None,
+    });
+    kind.map_or(Ok(()), |kind| Err(NetConfigError::Address { addr, kind }))
 }
 
 /// Whether an Ethernet address is that of one station.
@@ -115,11 +170,20 @@ pub(super) fn is_station(mac: Mac) -> bool {
     mac.0[0] & 1 == 0 && mac.0 != [0; 6]
 }
 
-/// Whether an address can be that of one host: not unspecified, loopback, multicast, broadcast.
+/// Whether an address can be that of one host, on whatever subnet.
 pub(super) fn is_host(gid: &Gid) -> bool {
-    match gid.to_ip() {
-        IpAddr::V4(a) => a.octets()[0] != 0 && !a.is_loopback() && !a.is_multicast() && !a.is_broadcast(),
-        IpAddr::V6(a) => !a.is_unspecified() && !a.is_loopback() && !a.is_multicast(),
+    no_host(gid.to_ip()).is_none()
+}
+
+/// What an address is that is no host's on any subnet.
+fn no_host(addr: IpAddr) -> Option<NoHost> {
+    match addr {
+        IpAddr::V4(a) if a.octets()[0] == 0 => Some(NoHost::Unspecified),
+        IpAddr::V4(a) if a.is_broadcast() => Some(NoHost::Broadcast),
+        a if a.is_unspecified() => Some(NoHost::Unspecified),
+        a if a.is_loopback() => Some(NoHost::Loopback),
+        a if a.is_multicast() => Some(NoHost::Multicast),
+        _ => None,
     }
 }
 
@@ -227,22 +291,21 @@ impl Routes {
         if dst.as_v4().is_some() { self.gateway } else { self.gateway6 }
     }
 
-    /// Our address to ask with: one on the target's subnet, else any of its family.
+    /// Our address to send from: one on the target's subnet, the smallest if there are several, else any of its family.
     pub(super) fn source_for(&self, target: &Gid) -> Option<Gid> {
-        let same_family = |gid: &Gid| gid.as_v4().is_some() == target.as_v4().is_some();
-        let on_subnet = self.prefixes.iter().find(|(own, len)| share(own, target, *len)).map(|(own, _)| *own);
-        let any = || self.prefixes.iter().map(|(own, _)| *own).find(same_family);
-        match target.as_v4() {
-            Some(_) => on_subnet.or_else(any),
-            None if is_link_local(target) => Some(self.link_local),
-            None => Some(on_subnet.unwrap_or(self.link_local)),
+        if is_link_local(target) {
+            return Some(self.link_local);
         }
+        let on_subnet = self.prefixes.iter().filter(|(own, len)| share(own, target, *len));
+        let nearest = on_subnet.rev().max_by_key(|(_, len)| *len);
+        let any = || self.prefixes.iter().find(|(own, _)| own.same_family(target));
+        let link_local = Some(self.link_local).filter(|own| own.same_family(target));
+        nearest.or_else(any).map(|(own, _)| *own).or(link_local)
     }
 }
 
 /// Whether two GIDs of one family agree in their first `len` bits.
 fn share(a: &Gid, b: &Gid, len: u8) -> bool {
     let differing = u128::from_be_bytes(a.0) ^ u128::from_be_bytes(b.0);
-    a.as_v4().is_some() == b.as_v4().is_some()
-        && differing.checked_shr(128 - u32::from(len)).unwrap_or(0) == 0
+    a.same_family(b) && differing.checked_shr(128 - u32::from(len)).unwrap_or(0) == 0
 }

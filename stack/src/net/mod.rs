@@ -45,7 +45,7 @@ use smoltcp::wire::{
 use crate::id::{Gid, Mac};
 use crate::time::Instant;
 
-pub use config::{GIDS_MAX, GidTable, NetConfig, NetConfigError, check_address};
+pub use config::{GIDS_MAX, GidTable, NetConfig, NetConfigError, NoHost, canonical, check_address};
 pub use counter::NetCounter;
 pub use groups::JoinError;
 pub use neighbour::{NeighbourId, Resolution};
@@ -136,6 +136,12 @@ impl Net {
         self.routes.remove(&gid);
         self.neighbours.routes_changed();
         self.announce.retain(|g| *g != gid);
+    }
+
+    /// An address that was given up and that somebody still sent from is gone for good: whoever remembers an answer of
+    /// [`Net::resolve`] asks again.
+    pub fn source_gone(&mut self) {
+        self.neighbours.routes_changed();
     }
 
     /// The frame that tells everybody on the link that an address is at our station.

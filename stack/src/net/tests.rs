@@ -690,13 +690,15 @@ fn configurations_that_make_no_sense() {
     assert_eq!(with(|c| c.mac = Mac::BROADCAST), "ff:ff:ff:ff:ff:ff is not the address of a single station");
     assert_eq!(with(|c| c.addrs[0].1 = 33), "prefix /33 of 10.99.0.2 is too long, allowed are 0 to 32");
     assert_eq!(with(|c| c.addrs[1].1 = 129), "prefix /129 of fd00:99::2 is too long, allowed are 0 to 128");
-    assert_eq!(with(|c| c.addrs[0].0 = ip("224.0.0.1")), "224.0.0.1 is not the address of a host");
-    assert_eq!(with(|c| c.gateway6 = Some(Ipv6Addr::UNSPECIFIED)), ":: is not the address of a host");
+    let group = "224.0.0.1 is not the address of a host: it is a multicast address";
+    assert_eq!(with(|c| c.addrs[0].0 = ip("224.0.0.1")), group);
+    let nobody = ":: is not the address of a host: it is the unspecified address";
+    assert_eq!(with(|c| c.gateway6 = Some(Ipv6Addr::UNSPECIFIED)), nobody);
     assert_eq!(
         with(|c| c.neighbours.push((ip("10.99.0.9"), Mac::BROADCAST))),
         "ff:ff:ff:ff:ff:ff is not the address of a single station"
     );
-    assert_eq!(with(|c| c.neighbours.push((ip("::"), C))), ":: is not the address of a host");
+    assert_eq!(with(|c| c.neighbours.push((ip("::"), C))), nobody);
     assert_eq!(with(|c| c.vlan = Some(4095)), "VLAN id 4095 is reserved, allowed are 1 to 4094");
     assert_eq!(with(|c| c.addrs = vec![c.addrs[0]; 256]), "256 addresses, allowed are up to 255");
 }

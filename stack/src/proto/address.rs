@@ -1,31 +1,118 @@
-//! The address block of a datagram: where a UD send request goes, as it lies in its ring slot.
+//! Where packets go: the check of an address vector, and the address block of a datagram as it lies in its ring slot.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::attr::GlobalRoute;
+use super::attr::{AhAttr, GlobalRoute};
+use super::state::PORT_NUM;
 use super::wqe::{GRANULE, Granule, SendWqe};
 use crate::id::{Gid, Qpn};
 
 /// The Q_Key of every queue pair 1 (IBA 10.2.5).
 pub const GSI_QKEY: u32 = 0x8001_0000;
 
+/// Why no packet can take the way of an address vector.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AvError {
+    /// It has no global route.
+    #[error("ah_attr has no GRH (is_global is 0); RoCE needs one")]
+    NoGrh,
+    /// A number is out of its range.
+    #[error("{name} is {value}, allowed are {min} to {max}")]
+    OutOfRange {
+        /// Name of the attribute.
+        name: &'static str,
+        /// What was given.
+        value: u32,
+        /// Smallest value.
+        min: u32,
+        /// Largest value.
+        max: u32,
+    },
+    /// The port has no address at this index of the GID table any more.
+    #[error("ah_attr.grh.sgid_index is {index}, where the GID table has no address; choose one that it has")]
+    NoSuchGid {
+        /// The index.
+        index: u8,
+    },
+    /// A destination that is nobody's address.
+    #[error("dgid is {0}, which is nobody's address")]
+    NoDestination(Gid),
+    /// Source and destination of different IP versions: no packet has both.
+    #[error("dgid is {dgid}, the address at sgid_index is {ours}; both must be IPv4, or both IPv6")]
+    Family {
+        /// The destination.
+        dgid: Gid,
+        /// Our address.
+        ours: Gid,
+    },
+}
+
+impl AhAttr {
+    /// Checks every value: what packets to its destination can be made of. `source` is the address at its `sgid_index` in
+    /// a GID table of `gids` entries.
+    ///
+    /// # Errors
+    /// [`AvError`], the first that is found.
+    pub fn check(&self, gids: usize, source: Option<Gid>) -> Result<GlobalRoute, AvError> {
+        let range = |name, value: u32, min: u32, max: u32| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(AvError::OutOfRange { name, value, min, max })
+            }
+        };
+        let grh = self.grh.ok_or(AvError::NoGrh)?;
+        let last = u32::try_from(gids.saturating_sub(1)).unwrap_or(u32::MAX);
+        range("ah_attr.port_num", self.port_num.into(), PORT_NUM.into(), PORT_NUM.into())?;
+        range("ah_attr.grh.sgid_index", grh.sgid_index.into(), 0, last)?;
+        range("ah_attr.grh.flow_label", grh.flow_label, 0, FLOW_LABEL_MAX)?;
+        range("ah_attr.sl", self.sl.into(), 0, 7)?;
+        let ours = source.ok_or(AvError::NoSuchGid { index: grh.sgid_index })?;
+        if grh.dgid.is_zero() {
+            return Err(AvError::NoDestination(grh.dgid));
+        }
+        if !ours.same_family(&grh.dgid) {
+            return Err(AvError::Family { dgid: grh.dgid, ours });
+        }
+        Ok(grh)
+    }
+}
+
+const FLOW_LABEL_MAX: u32 = 0xf_ffff;
+
+/// One of our addresses, as a request that waits names it: an index of the GID table, and which of all the addresses that
+/// were ever there. An index alone would say another address once that one was replaced.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(transparent)]
+pub struct Source(u32);
+
+impl Source {
+    /// Of the addresses at `index`, that of this life; its low 24 bits count.
+    pub const fn new(index: u8, life: u32) -> Self {
+        Self(life << 8 | index as u32)
+    }
+    /// The index in the GID table.
+    pub const fn index(self) -> u8 {
+        self.0 as u8
+    }
+    /// Index and life in one number.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+}
+
 /// Destination of a datagram: address handle, queue pair and Q_Key. Two granules behind the fixed part of the request.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C, align(16))]
 pub struct UdAddress {
     dgid: [u8; 16],
-    /// Index of our address in the GID table.
-    pub sgid_index: u8,
-    /// Time to live; 0 counts as 64 on the wire.
-    pub hop_limit: u8,
-    /// DSCP (upper six bits) and ECN.
-    pub traffic_class: u8,
-    /// Service level, `0 ..= 7`.
-    pub sl: u8,
-    /// Flow label, 20 bits.
-    pub flow_label: u32,
-    /// The peer's queue pair, 24 bits.
-    pub remote_qpn: u32,
+    /// Our address.
+    pub source: Source,
+    /// Service level (from bit 28), DSCP and ECN (from bit 20), and flow label: but for the first, as in an IPv6 header.
+    label: u32,
+    /// Time to live (from bit 24), and the peer's queue pair.
+    hops_qpn: u32,
     /// The peer's Q_Key; with bit 31 set, the sender's own is sent instead.
     pub remote_qkey: u32,
 }
@@ -35,16 +122,15 @@ pub const UD_EXT: usize = size_of::<UdAddress>() / GRANULE;
 const _: () = assert!(size_of::<UdAddress>() == 32);
 
 impl UdAddress {
-    /// The path of an address handle, to no queue pair yet.
-    pub fn new(grh: &GlobalRoute, sl: u8) -> Self {
+    /// The path of an address handle whose values were [checked](AhAttr::check), to no queue pair yet. `source` is what its
+    /// `sgid_index` names.
+    pub fn new(grh: &GlobalRoute, source: Source, sl: u8) -> Self {
+        let class = u32::from(sl & 7) << 28 | u32::from(grh.traffic_class) << 20;
         Self {
             dgid: grh.dgid.0,
-            sgid_index: grh.sgid_index,
-            hop_limit: grh.hop_limit,
-            traffic_class: grh.traffic_class,
-            sl,
-            flow_label: grh.flow_label,
-            remote_qpn: 0,
+            source,
+            label: class | (grh.flow_label & FLOW_LABEL_MAX),
+            hops_qpn: u32::from(grh.hop_limit) << 24,
             remote_qkey: 0,
         }
     }
@@ -52,7 +138,7 @@ impl UdAddress {
     #[inline]
     #[must_use]
     pub fn to(mut self, remote_qpn: Qpn, remote_qkey: u32) -> Self {
-        self.remote_qpn = remote_qpn.get();
+        self.hops_qpn = (self.hops_qpn & !0xff_ffff) | remote_qpn.get();
         self.remote_qkey = remote_qkey;
         self
     }
@@ -61,10 +147,32 @@ impl UdAddress {
     pub fn dgid(&self) -> Gid {
         Gid(self.dgid)
     }
+    /// Service level, `0 ..= 7`.
+    pub const fn sl(&self) -> u8 {
+        (self.label >> 28) as u8
+    }
+    /// DSCP (upper six bits) and ECN.
+    pub const fn traffic_class(&self) -> u8 {
+        (self.label >> 20) as u8
+    }
+    /// Flow label, 20 bits.
+    #[inline]
+    pub const fn flow_label(&self) -> u32 {
+        self.label & FLOW_LABEL_MAX
+    }
+    /// Time to live; 0 counts as 64 on the wire.
+    pub const fn hop_limit(&self) -> u8 {
+        (self.hops_qpn >> 24) as u8
+    }
+    /// The peer's queue pair.
+    #[inline]
+    pub const fn remote_qpn(&self) -> Qpn {
+        Qpn::new(self.hops_qpn)
+    }
     /// Whether frames to `other` have the same headers up to the UDP source port.
     #[inline]
     pub fn same_path(&self, other: &Self) -> bool {
-        self.as_bytes()[..24] == other.as_bytes()[..24]
+        self.as_bytes()[..24] == other.as_bytes()[..24] && self.hop_limit() == other.hop_limit()
     }
     /// The address block of a request's slot; none of a request that carries no block.
     #[inline]
@@ -88,8 +196,86 @@ impl UdAddress {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::proto::status::{SendFlags, WrOpcode};
+
+    #[test]
+    fn address_vectors_are_checked() {
+        let gids = [Gid::from_ip("fe80::1".parse().unwrap()), Gid::v4([10, 0, 0, 1])];
+        let check = |attr: &AhAttr| {
+            let index = attr.grh.map_or(0, |grh| usize::from(grh.sgid_index));
+            attr.check(gids.len(), gids.get(index).copied())
+        };
+        let grh = GlobalRoute { dgid: Gid::v4([10, 0, 0, 2]), sgid_index: 1, ..GlobalRoute::default() };
+        let good = AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() };
+        assert_eq!(check(&good), Ok(grh));
+        let with = |change: fn(&mut GlobalRoute)| {
+            let mut grh = grh;
+            change(&mut grh);
+            AhAttr { grh: Some(grh), ..good }
+        };
+        assert!(check(&with(|g| g.dgid = Gid::v4([239, 1, 2, 3]))).is_ok(), "groups too");
+        assert_eq!(check(&AhAttr { grh: None, ..good }), Err(AvError::NoGrh));
+        let ranges = [
+            (AhAttr { port_num: 0, ..good }, "ah_attr.port_num"),
+            (AhAttr { port_num: 2, ..good }, "ah_attr.port_num"),
+            (AhAttr { sl: 8, ..good }, "ah_attr.sl"),
+            (with(|g| g.flow_label = 1 << 20), "ah_attr.grh.flow_label"),
+            (with(|g| g.sgid_index = 2), "ah_attr.grh.sgid_index"),
+        ];
+        for (attr, wrong) in ranges {
+            let e = check(&attr).unwrap_err();
+            assert!(matches!(e, AvError::OutOfRange { name, .. } if name == wrong), "{wrong}: {e}");
+        }
+        assert_eq!(check(&with(|g| g.dgid = Gid::default())), Err(AvError::NoDestination(Gid::default())));
+        let ours = gids[0];
+        let mixed = with(|g| g.sgid_index = 0);
+        assert_eq!(check(&mixed), Err(AvError::Family { dgid: grh.dgid, ours }));
+        let mixed = with(|g| g.dgid = Gid::from_ip("fd00::2".parse().unwrap()));
+        assert!(matches!(check(&mixed), Err(AvError::Family { .. })));
+        assert_eq!(good.check(2, None), Err(AvError::NoSuchGid { index: 1 }));
+    }
+
+    proptest! {
+        #[test]
+        fn a_path_keeps_its_values(
+            (index, life, sl, class, hops) in (any::<u8>(), 0u32..1 << 24, 0u8..8, any::<u8>(), any::<u8>()),
+            (label, qpn, qkey) in (0u32..1 << 20, 0u32..1 << 24, any::<u32>()),
+        ) {
+            let grh = GlobalRoute {
+                dgid: Gid::v4([10, 0, 0, 2]),
+                flow_label: label,
+                sgid_index: index,
+                hop_limit: hops,
+                traffic_class: class,
+            };
+            let path = UdAddress::new(&grh, Source::new(index, life), sl);
+            let a = path.to(Qpn::new(!qpn), !qkey).to(Qpn::new(qpn), qkey);
+            prop_assert_eq!((a.dgid(), a.source.index(), a.source.bits() >> 8), (grh.dgid, index, life));
+            prop_assert_eq!((a.sl(), a.traffic_class(), a.flow_label(), a.hop_limit()), (sl, class, label, hops));
+            prop_assert_eq!((a.remote_qpn(), a.remote_qkey), (Qpn::new(qpn), qkey));
+            prop_assert!(a.same_path(&path));
+        }
+    }
+
+    #[test]
+    fn paths_differ_by_each_of_their_values() {
+        let grh = GlobalRoute { dgid: Gid::v4([10, 0, 0, 2]), ..GlobalRoute::default() };
+        let path = UdAddress::new(&grh, Source::new(1, 1), 0);
+        for other in [
+            UdAddress::new(&GlobalRoute { dgid: Gid::v4([10, 0, 0, 3]), ..grh }, path.source, 0),
+            UdAddress::new(&GlobalRoute { flow_label: 1, ..grh }, path.source, 0),
+            UdAddress::new(&GlobalRoute { hop_limit: 1, ..grh }, path.source, 0),
+            UdAddress::new(&GlobalRoute { traffic_class: 1, ..grh }, path.source, 0),
+            UdAddress::new(&grh, Source::new(2, 1), 0),
+            UdAddress::new(&grh, Source::new(1, 2), 0),
+            UdAddress::new(&grh, path.source, 1),
+        ] {
+            assert!(!path.same_path(&other), "{other:?}");
+        }
+    }
 
     #[test]
     fn u11_privileged_qkeys_stand_for_our_own() {
@@ -104,7 +290,7 @@ mod tests {
     #[test]
     fn a_block_lies_between_header_and_list() {
         let grh = GlobalRoute { dgid: Gid::v4([10, 0, 0, 2]), flow_label: 7, ..GlobalRoute::default() };
-        let address = UdAddress::new(&grh, 3).to(Qpn::new(0x1234), 0x11);
+        let address = UdAddress::new(&grh, Source::new(1, 9), 3).to(Qpn::new(0x1234), 0x11);
         let mut slot = [Granule::default(); 8];
         let mut wqe = SendWqe::new(1, WrOpcode::Send, SendFlags::INLINE);
         wqe.length = 2;
@@ -122,7 +308,5 @@ mod tests {
         assert_eq!(UdAddress::of(&slot), Some(&address));
         assert_eq!(SendWqe::inline_data(&slot), b"hi");
         assert_eq!(address.dgid(), grh.dgid);
-        assert!(address.same_path(&address.to(Qpn::new(9), 9)));
-        assert!(!address.same_path(&UdAddress { sl: 4, ..address }));
     }
 }

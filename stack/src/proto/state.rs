@@ -5,6 +5,7 @@
 
 use core::fmt::{self, Write as _};
 
+use super::address::AvError;
 use super::attr::{AttrMask, PathMigState, QpAttr};
 use super::tables::{ACK_TIMEOUT_MAX, RETRY_MAX, RNR_TIMER_MAX};
 use crate::config::RD_ATOMIC_MAX;
@@ -193,12 +194,6 @@ pub enum ModifyError {
         /// What is so.
         actual: QpState,
     },
-    /// The port has no address at this index of the GID table any more.
-    #[error("ah_attr.grh.sgid_index is {index}, where the GID table has no address; choose one that it has")]
-    NoSuchGid {
-        /// The index.
-        index: u8,
-    },
     /// In SQD with requests under way only RESET and ERR may follow.
     #[error("the send queue is still draining: until it is drained only RESET and ERR may be entered")]
     Draining,
@@ -223,10 +218,10 @@ pub enum ModifyError {
         /// Largest of the port.
         port: Mtu,
     },
-    /// An address vector without a global route.
-    #[error("ah_attr has no GRH (is_global is 0); RoCE needs one")]
-    NoGrh,
-    /// The peer's address is none of a single host.
+    /// An address vector that no packet can follow.
+    #[error(transparent)]
+    Av(#[from] AvError),
+    /// The peer's address is a group's.
     #[error("dgid is {0}, a connected queue pair needs a unicast address")]
     Dgid(Gid),
     /// Access flags that a queue pair cannot grant.
@@ -312,6 +307,8 @@ pub struct ModifyContext {
     pub port_mtu: Mtu,
     /// Entries of the GID table.
     pub gids: usize,
+    /// The address that the table has at the index of the address vector, if one is given.
+    pub source: Option<Gid>,
     /// Entries of the partition key table.
     pub pkeys: usize,
     /// Whether the caller may set Q_Keys of the privileged half.
@@ -373,16 +370,9 @@ pub fn check_values(context: &ModifyContext, attr: &QpAttr, mask: AttrMask) -> R
         return Err(ModifyError::PathMtu { value: attr.path_mtu, port: context.port_mtu });
     }
     if given(AttrMask::AV) {
-        let av = AttrMask::AV;
-        let Some(grh) = attr.ah_attr.grh else {
-            return Err(ModifyError::NoGrh);
-        };
-        range(av, "ah_attr.port_num", attr.ah_attr.port_num.into(), PORT)?;
-        range(av, "ah_attr.grh.sgid_index", grh.sgid_index.into(), last(context.gids))?;
-        range(av, "ah_attr.grh.flow_label", grh.flow_label, (0, 0xf_ffff))?;
-        range(av, "ah_attr.sl", attr.ah_attr.sl.into(), (0, 7))?;
-        if grh.dgid.is_zero() || grh.dgid.is_multicast() {
-            return Err(ModifyError::Dgid(grh.dgid));
+        let dgid = attr.ah_attr.check(context.gids, context.source)?.dgid;
+        if dgid.is_multicast() {
+            return Err(ModifyError::Dgid(dgid));
         }
     }
     if given(AttrMask::ACCESS_FLAGS) && attr.qp_access_flags & !QP_ACCESS_FLAGS != 0 {

@@ -1,14 +1,17 @@
 //! The port's GID table: addresses may be added and removed while the device is open.
 //!
-//! An index that a queue pair holds keeps its address, also when that is removed from the port; the place is used again
-//! when the last holder lets go (IBA A17.4, as kernels do it). Changes are made under a lock; looking an index up takes
-//! none.
+//! An index that a queue pair or an address handle holds keeps its address, also when that is removed from the port; the
+//! place is used again when the last holder lets go (IBA A17.4, as kernels do it). What may outlive its holder, as a
+//! datagram that waits, names an address by its [`Source`], which never means another one. Changes are made under a lock;
+//! looking an index or a source up takes none.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::Shared;
 use crate::id::Gid;
 use crate::net::GIDS_MAX;
+use crate::proto::address::Source;
 
 /// An entry; all zeros while it is free. Written under the table's lock only, and the address only while nobody holds
 /// the entry.
@@ -16,6 +19,8 @@ use crate::net::GIDS_MAX;
 struct Slot {
     high: AtomicU64,
     low: AtomicU64,
+    /// How often the address changed, twice; odd while it does.
+    changes: AtomicU32,
     /// The port does not have the address any more.
     removed: AtomicBool,
     holders: AtomicU32,
@@ -28,13 +33,21 @@ impl Slot {
     }
     fn set(&self, gid: Gid) {
         let bits = u128::from_be_bytes(gid.0);
+        let changes = self.changes.load(Ordering::Relaxed);
+        self.changes.store(changes.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
         self.high.store((bits >> 64) as u64, Ordering::Relaxed);
         self.low.store(bits as u64, Ordering::Relaxed);
         self.removed.store(false, Ordering::Relaxed);
+        self.changes.store(changes.wrapping_add(2), Ordering::Release);
     }
     /// Whether the port has the address.
     fn live(&self) -> bool {
         !self.removed.load(Ordering::Relaxed) && !self.gid().is_zero()
+    }
+    /// The name of the address that is there between two changes.
+    fn source(index: usize, changes: u32) -> Source {
+        Source::new(index as u8, changes / 2)
     }
 }
 
@@ -84,6 +97,24 @@ impl Gids {
         self.slots.get(index).map(Slot::gid).filter(|gid| !gid.is_zero())
     }
 
+    /// The name of the address at an index, for what may outlive it.
+    pub fn source(&self, index: usize) -> Option<Source> {
+        let _changing = self.changing();
+        let slot = self.slots.get(index).filter(|slot| slot.live())?;
+        Some(Slot::source(index, slot.changes.load(Ordering::Relaxed)))
+    }
+
+    /// The address of that name. `None`: the port does not have it any more, and nobody holds it.
+    pub fn of(&self, source: Source) -> Option<Gid> {
+        let index = usize::from(source.index());
+        let slot = &self.slots[index];
+        let before = slot.changes.load(Ordering::Acquire);
+        let gid = slot.gid();
+        fence(Ordering::Acquire);
+        let unchanged = before.is_multiple_of(2) && slot.changes.load(Ordering::Relaxed) == before;
+        (unchanged && Slot::source(index, before) == source && !gid.is_zero()).then_some(gid)
+    }
+
     /// The addresses by index; zero where there is none, or where the port does not have it any more.
     pub fn snapshot(&self) -> Vec<Gid> {
         let _changing = self.changing();
@@ -97,21 +128,27 @@ impl Gids {
         self.slots[..self.len()].iter().any(|slot| slot.gid() == *gid && slot.live())
     }
 
-    /// Holds an index: its address stays until [`Gids::release`]. `None`: the port has no address there.
-    pub fn hold(&self, index: usize) -> Option<Gid> {
+    /// Whether packets of ours may come from an address: it is one of the port's, or somebody still holds it.
+    pub fn is_source(&self, gid: &Gid) -> bool {
+        !gid.is_zero() && self.slots[..self.len()].iter().any(|slot| slot.gid() == *gid)
+    }
+
+    fn hold(&self, index: usize) -> Option<(Gid, Source)> {
         let _changing = self.changing();
         let slot = self.slots.get(index).filter(|slot| slot.live())?;
         slot.holders.fetch_add(1, Ordering::Relaxed);
-        Some(slot.gid())
+        Some((slot.gid(), Slot::source(index, slot.changes.load(Ordering::Relaxed))))
     }
 
-    /// Ends one [`Gids::hold`]. An address that was removed is gone with its last holder.
-    pub fn release(&self, index: usize) {
+    /// Whether the address is gone by it.
+    fn release(&self, index: usize) -> bool {
         let _changing = self.changing();
         let slot = &self.slots[index];
-        if slot.holders.fetch_sub(1, Ordering::Relaxed) == 1 && slot.removed.load(Ordering::Relaxed) {
+        let last = slot.holders.fetch_sub(1, Ordering::Relaxed) == 1 && slot.removed.load(Ordering::Relaxed);
+        if last {
             slot.set(Gid::default());
         }
+        last
     }
 
     /// Adds an address at the first free index, or at its old one where somebody still holds that.
@@ -126,7 +163,11 @@ impl Gids {
         }
         let free = || self.slots.iter().position(|slot| slot.gid().is_zero());
         let index = old.or_else(free).ok_or(GidRefused::Full)?;
-        self.slots[index].set(gid);
+        if old.is_some() {
+            self.slots[index].removed.store(false, Ordering::Relaxed);
+        } else {
+            self.slots[index].set(gid);
+        }
         self.len.fetch_max(index + 1, Ordering::Release);
         Ok(index)
     }
@@ -148,6 +189,48 @@ impl Gids {
     }
 }
 
+/// An index that is held: its address stays, also when it is removed from the port.
+#[derive(Debug)]
+pub struct HeldGid<'a> {
+    shared: &'a Shared,
+    gid: Gid,
+    source: Source,
+}
+
+impl HeldGid<'_> {
+    /// The address.
+    pub fn gid(&self) -> Gid {
+        self.gid
+    }
+    /// Holds it until [`Shared::release_gid`].
+    pub fn keep(self) -> Source {
+        let source = self.source;
+        core::mem::forget(self);
+        source
+    }
+}
+
+impl Drop for HeldGid<'_> {
+    fn drop(&mut self) {
+        self.shared.release_gid(self.source.index());
+    }
+}
+
+impl Shared {
+    /// Holds an index of the GID table. `None`: the port has no address there.
+    pub fn hold_gid(&self, index: u8) -> Option<HeldGid<'_>> {
+        let (gid, source) = self.gids.hold(index.into())?;
+        Some(HeldGid { shared: self, gid, source })
+    }
+
+    /// Ends a hold that was [kept](HeldGid::keep). An address that was removed is gone with its last holder.
+    pub fn release_gid(&self, index: u8) {
+        if self.gids.release(index.into()) {
+            self.with_net(crate::net::Net::source_gone);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,23 +239,45 @@ mod tests {
     fn held_indexes_keep_their_addresses() {
         let [own, a, b, c] = [1, 2, 3, 4].map(|n| Gid::v4([10, 0, 0, n]));
         let gids = Gids::new(&[own, a]);
-        assert_eq!((gids.len(), gids.hold(1), gids.hold(2)), (2, Some(a), None));
+        let hold = |index| gids.hold(index).map(|(gid, _)| gid);
+        assert_eq!((gids.len(), hold(1), hold(2)), (2, Some(a), None));
         assert_eq!(gids.insert(b), Ok(2));
         assert_eq!(
             (gids.insert(b), gids.remove(&c), gids.remove(&own)),
             (Err(GidRefused::Exists), None, None)
         );
         assert_eq!(gids.remove(&a), Some(1));
-        assert_eq!((gids.get(1), gids.hold(1), gids.contains(&a)), (Some(a), None, false));
+        assert_eq!(
+            (gids.get(1), hold(1), gids.contains(&a), gids.is_source(&a)),
+            (Some(a), None, false, true)
+        );
         assert_eq!(gids.snapshot(), [own, Gid::default(), b]);
         assert_eq!(gids.insert(c), Ok(3), "the held index is not used again");
         assert_eq!(gids.insert(a), Ok(1), "its own address comes back to it");
         assert_eq!(gids.remove(&a), Some(1));
-        gids.release(1);
-        assert_eq!((gids.get(1), gids.remove(&c)), (None, Some(3)));
+        assert!(gids.release(1));
+        assert_eq!((gids.get(1), gids.remove(&c), gids.is_source(&a)), (None, Some(3), false));
         assert_eq!(gids.insert(c), Ok(1), "free now");
         let more = (0..GIDS_MAX).map(|n| Gid::v4([10, 1, (n >> 8) as u8, n as u8]));
         assert_eq!(more.filter(|gid| gids.insert(*gid).is_ok()).count(), GIDS_MAX - 3);
         assert_eq!(gids.insert(a), Err(GidRefused::Full));
+    }
+
+    #[test]
+    fn a_source_is_one_address_for_ever() {
+        let [own, a, b] = [1, 2, 3].map(|n| Gid::v4([10, 0, 0, n]));
+        let gids = Gids::new(&[own, a]);
+        let first = gids.source(1).unwrap();
+        assert_eq!((gids.of(first), gids.source(2)), (Some(a), None));
+        assert_eq!((gids.remove(&a), gids.of(first), gids.source(1)), (Some(1), None, None));
+        assert_eq!((gids.insert(b), gids.of(first)), (Ok(1), None), "the same index, another address");
+        let second = gids.source(1).unwrap();
+        assert_eq!((gids.of(second), gids.hold(1)), (Some(b), Some((b, second))));
+        assert_eq!((gids.remove(&b), gids.of(second)), (Some(1), Some(b)), "held");
+        assert_eq!((gids.insert(b), gids.source(1)), (Ok(1), Some(second)), "back while it was held");
+        assert!(!gids.release(1));
+        assert_eq!((gids.of(second), gids.remove(&b), gids.of(second)), (Some(b), Some(1), None));
+        // The same address again is another life of it: what was lost stays lost.
+        assert_eq!((gids.insert(a), gids.of(first), gids.of(second)), (Ok(1), None, None));
     }
 }

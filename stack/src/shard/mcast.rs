@@ -116,7 +116,7 @@ impl Env {
         prove(frame, layout)?;
         let pkt = layout.packet(frame.data());
         self.check_realm(layout, &pkt)?;
-        let ours = self.shared.gids.contains(&pkt.src());
+        let ours = self.shared.gids.is_source(&pkt.src());
         if !self.from_inside {
             if ours {
                 return Err(Discard::OwnMulticast);

@@ -51,7 +51,7 @@ pub mod wheel;
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
 pub use events::{Event, EventElement, EventQueue};
-pub use gids::{GidRefused, Gids};
+pub use gids::{GidRefused, Gids, HeldGid};
 pub use mcast::{AttachError, McastTable, Member};
 pub use qp::QpSpec;
 pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
@@ -322,19 +322,28 @@ impl Shard {
         let env = &mut self.env;
         env.now = now;
         let qp = self.qps.get(slot).expect("the device knows which slots are taken");
+        // The source address is held before it is judged: what is judged is what is used. An index that the queue pair holds
+        // keeps its address, also where the port does not have it any more.
+        let index = attr.ah_attr.grh.filter(|_| mask.contains(AttrMask::AV)).map(|grh| grh.sgid_index);
+        let new = index.filter(|index| qp.held_gid != Some(*index));
+        let shared = env.shared.clone();
+        let new = new.and_then(|index| shared.hold_gid(index));
+        let kept = index.filter(|index| qp.held_gid == Some(*index));
+        let kept = kept.and_then(|index| shared.gids.get(index.into()));
         let context = ModifyContext {
             ty: qp.ty,
             state: qp.state,
             draining: qp.draining,
-            port_mtu: env.shared.mtu(),
-            gids: env.shared.gids.len(),
+            port_mtu: shared.mtu(),
+            gids: shared.gids.len(),
+            source: new.as_ref().map(HeldGid::gid).or(kept),
             pkeys: 1,
             // Whoever has queue pair 1 has the privilege: its Q_Key is of the privileged half.
             privileged: qp.ty == QpType::Gsi,
         };
         let to = state::modify(&context, attr, mask)?;
-        if mask.contains(AttrMask::AV) {
-            qp.hold_gid(&env.shared, attr)?;
+        if let Some(source) = new {
+            qp.take_gid(&shared, source);
         }
         qp.attr.take(attr, mask);
         if qp.is_datagram() {

@@ -3,12 +3,13 @@
 use super::env::Env;
 use crate::id::{Gid, Mac};
 use crate::net::{Net, Resolution};
+use crate::proto::address::Source;
 use crate::time::Instant;
 
 /// Peers remembered; a power of two. Two that share a slot take turns, at the price of a lock each time.
 const SLOTS: usize = 64;
 
-/// The way to an address.
+/// The way from one of our addresses to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Path {
     /// To this station.
@@ -19,11 +20,13 @@ pub(super) enum Path {
     Pending,
     /// Nobody knows it.
     Failed,
+    /// The address of ours is gone.
+    NoSource,
 }
 
 /// Ways that are known, until the neighbour table changes.
 #[derive(Debug)]
-pub(super) struct Paths([Option<(Gid, Path)>; SLOTS]);
+pub(super) struct Paths([Option<(Gid, Source, Path)>; SLOTS]);
 
 impl Default for Paths {
     fn default() -> Self {
@@ -32,45 +35,52 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// Forgets everything: the neighbour table changed.
+    /// Forgets everything: the neighbour table or our addresses changed.
     pub fn clear(&mut self) {
         self.0 = [None; SLOTS];
     }
 
     #[inline]
-    fn slot(gid: &Gid) -> usize {
+    fn slot(source: Source, gid: &Gid) -> usize {
         // The host part of an address is what differs between neighbours.
         let host = u32::from_be_bytes([gid.0[12], gid.0[13], gid.0[14], gid.0[15]]);
-        (host.wrapping_mul(0x9e37_79b9) >> (32 - SLOTS.trailing_zeros())) as usize
+        ((host ^ source.bits().rotate_right(8)).wrapping_mul(0x9e37_79b9) >> (32 - SLOTS.trailing_zeros()))
+            as usize
     }
 }
 
 impl Env {
-    /// The way to an address; asks the link for it if need be.
+    /// The way from an address of ours to another; asks the link for it if need be.
     #[inline]
-    pub fn path_to(&mut self, gid: &Gid) -> Path {
-        match self.paths.0[Paths::slot(gid)] {
-            Some((known, path)) if known == *gid => path,
-            _ => self.find_path(gid),
+    pub fn path_to(&mut self, source: Source, gid: &Gid) -> Path {
+        match self.paths.0[Paths::slot(source, gid)] {
+            Some((known, from, path)) if known == *gid && from == source => path,
+            _ => self.find_path(source, gid),
         }
     }
 
     #[cold]
-    fn find_path(&mut self, gid: &Gid) -> Path {
+    fn find_path(&mut self, source: Source, gid: &Gid) -> Path {
+        if self.shared.gids.of(source).is_none() {
+            return Path::NoSource;
+        }
         let path = if self.shared.gids.contains(gid) {
             Path::Inside
         } else {
             self.look_up(|net, now| net.resolve(now, gid))
         };
         if !matches!(path, Path::Pending | Path::Failed) {
-            self.paths.0[Paths::slot(gid)] = Some((*gid, path));
+            self.paths.0[Paths::slot(source, gid)] = Some((*gid, source, path));
         }
         path
     }
 
-    /// The way of an answer to an address, which may be a stranger's: that is not remembered among those in use.
+    /// The way of an answer from an address of ours to another, which may be a stranger's: that is not remembered among those in use.
     #[cold]
-    pub fn path_of_answer(&mut self, gid: &Gid) -> Path {
+    pub fn path_of_answer(&mut self, source: Source, gid: &Gid) -> Path {
+        if self.shared.gids.of(source).is_none() {
+            return Path::NoSource;
+        }
         if self.shared.gids.contains(gid) {
             return Path::Inside;
         }

@@ -35,6 +35,8 @@ impl Shard {
     fn turn(&mut self, now: Instant) -> Turn {
         self.begin_at(now);
         let (mut rx, mut tx) = (0, 0);
+        // Before anything is sent: an address that was removed between two turns is nobody's source any more.
+        self.see_routes();
         self.run_watched();
         // What was posted since the last turn goes first: nothing that arrives could make it go sooner. Only where it has to be
         // waited for, with very many queue pairs, what was received is handled meanwhile.
@@ -252,12 +254,17 @@ impl Shard {
             let shared = env.shared.clone();
             shared.with_net(|net| env.net_transmit(net));
         }
-        let generation = env.shared.net_generation();
-        if generation != env.net_seen {
-            env.note_changes();
-        }
-        if env.hops.any_due() {
+        self.see_routes();
+        if self.env.hops.any_due() {
             self.visit_moved();
+        }
+    }
+
+    /// Neighbours and addresses as they are now.
+    #[inline]
+    fn see_routes(&mut self) {
+        if self.env.shared.net_generation() != self.env.net_seen {
+            self.env.note_changes();
         }
     }
 

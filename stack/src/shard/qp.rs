@@ -9,7 +9,7 @@ use crate::proto::completer::RetryCause;
 use crate::proto::fault::Fault;
 use crate::proto::requester::{Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{Responder, ResponderConfig};
-use crate::proto::state::{Gates, ModifyError};
+use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::Granule;
 use crate::sync::spsc::Consumer;
@@ -25,7 +25,7 @@ use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
 #[cfg(not(loom))]
 use super::wheel::Wheel;
-use super::{LaneId, Shared};
+use super::{HeldGid, LaneId, Shared};
 
 /// What a queue pair is made of; [`Shard::create_qp`](super::Shard::create_qp) takes it.
 #[derive(Debug)]
@@ -293,26 +293,16 @@ impl Qp {
         crate::id::Mtu::from_enum(self.attr.path_mtu).unwrap_or(crate::id::Mtu::Mtu256)
     }
 
-    /// Holds the source address of an address vector that was checked, instead of the one before.
-    ///
-    /// # Errors
-    /// The port has no address at that index.
-    pub fn hold_gid(&mut self, shared: &Shared, attr: &QpAttr) -> Result<(), ModifyError> {
-        let Some(grh) = attr.ah_attr.grh else { return Err(ModifyError::NoGrh) };
-        if self.held_gid != Some(grh.sgid_index) {
-            if shared.gids.hold(grh.sgid_index.into()).is_none() {
-                return Err(ModifyError::NoSuchGid { index: grh.sgid_index });
-            }
-            self.release_gid(shared);
-            self.held_gid = Some(grh.sgid_index);
-        }
-        Ok(())
+    /// Holds a source address from now on, instead of the one before.
+    pub fn take_gid(&mut self, shared: &Shared, held: HeldGid<'_>) {
+        self.release_gid(shared);
+        self.held_gid = Some(held.keep().index());
     }
 
     /// Lets go of the source address.
     pub fn release_gid(&mut self, shared: &Shared) {
         if let Some(index) = self.held_gid.take() {
-            shared.gids.release(index.into());
+            shared.release_gid(index);
         }
     }
 

@@ -1,7 +1,7 @@
 //! UC and UD: sending without answers, receiving without answering.
 //!
 //! A send request is complete when the port took its last frame. A peer whose Ethernet address nobody tells costs the
-//! message, as any other loss would.
+//! message, as any other loss would; so does an address of ours that is gone when the message is to leave.
 
 use super::build::fill;
 use super::counters::Counter;
@@ -102,19 +102,19 @@ impl Env {
             if !finished {
                 qp.template.stamp(frame.data_mut());
             }
-            if path == Path::Failed {
-                self.discard(Discard::Unreachable);
+            if matches!(path, Path::Failed | Path::NoSource) {
+                self.discard(if path == Path::Failed { Discard::Unreachable } else { Discard::NoSource });
                 self.keep_frame(frame);
                 continue;
             }
             self.count(Counter::RequestsSent);
-            let dqpn = qp.address.as_ref().map_or(qp.attr.dest_qp_num, |address| address.remote_qpn);
+            let dqpn = qp.address.as_ref().map_or(Qpn::new(qp.attr.dest_qp_num), |a| a.remote_qpn());
             qp.counters.sent(1, frame.len() as u64);
-            if dqpn == Qpn::MULTICAST.get() {
+            if dqpn == Qpn::MULTICAST {
                 self.loop_back(&frame);
             }
             let route = if path == Path::Inside { Route::Inside } else { Route::Known };
-            self.send(route, Shared::shard_of(Qpn::new(dqpn)), frame, false);
+            self.send(route, Shared::shard_of(dqpn), frame, false);
         }
         Stop::More
     }
@@ -147,36 +147,40 @@ impl Env {
         let Some(address) = UdAddress::of(qp.sq.0.slot(seq)).copied() else {
             return Path::Inside; // goes nowhere: the requester refuses it
         };
-        let dgid = address.dgid();
-        let path = if qp.ty == QpType::Gsi { self.path_of_answer(&dgid) } else { self.path_to(&dgid) };
+        let (source, dgid) = (address.source, address.dgid());
+        let path = match qp.ty {
+            QpType::Gsi => self.path_of_answer(source, &dgid),
+            _ => self.path_to(source, &dgid),
+        };
         if path == Path::Pending {
             self.hold_next_hop(qp.slot, &dgid); // woken when it changes
         }
         let mac = match path {
             Path::Known(mac) => mac,
             Path::Inside => self.shared.mac,
-            Path::Pending | Path::Failed => return path,
+            Path::Pending | Path::Failed | Path::NoSource => return path,
         };
         if !qp.address.as_ref().is_some_and(|before| before.same_path(&address)) {
-            let priority = u16::from(address.sl & 7) << 13;
+            let Some(src) = self.shared.gids.of(address.source) else { return Path::NoSource };
+            let priority = u16::from(address.sl()) << 13;
             qp.template = Template::new(&Flow {
                 src_mac: self.shared.mac,
                 vlan: self.shared.vlan.map(|vid| priority | vid),
-                src: self.shared.gids.get(usize::from(address.sgid_index)).unwrap_or_default(),
+                src,
                 dst: address.dgid(),
-                traffic_class: address.traffic_class,
-                hop_limit: if address.hop_limit == 0 { 64 } else { address.hop_limit },
-                flow_label: address.flow_label,
+                traffic_class: address.traffic_class(),
+                hop_limit: if address.hop_limit() == 0 { 64 } else { address.hop_limit() },
+                flow_label: address.flow_label(),
                 ..Flow::default()
             });
         }
         if let Some(before) = &mut qp.address {
             **before = address;
         }
-        let remote = Qpn::new(address.remote_qpn);
+        let remote = address.remote_qpn();
         qp.template.set_dst_mac(mac);
         qp.template.set_dqpn(remote);
-        qp.template.set_src_port(udp_source_port(address.flow_label, qp.qpn, remote));
+        qp.template.set_src_port(udp_source_port(address.flow_label(), qp.qpn, remote));
         path
     }
 

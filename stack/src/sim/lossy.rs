@@ -237,7 +237,7 @@ impl Lossy {
         }
         if self.ty == QpType::Ud {
             let grh = GlobalRoute { dgid: to, sgid_index: 1, ..GlobalRoute::default() };
-            wr.address = Some(UdAddress::new(&grh, 0).to(self.peer_qpn, QKEY));
+            wr.address = Some(UdAddress::new(&grh, nodes[self.from].source(), 0).to(self.peer_qpn, QKEY));
         }
         nodes[self.from].post_send(self.qp, &wr).expect("the queue has room and the request is good");
         self.sends.posted(number, true);

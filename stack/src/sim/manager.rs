@@ -114,7 +114,7 @@ impl Manager {
                 traffic_class: path.traffic_class,
             };
             let mut wr = SendWr::new(slot << 1, WrOpcode::Send).sges(&[mr.sge(at, MAD_LEN)]);
-            wr.address = Some(UdAddress::new(&grh, path.sl).to(Qpn::GSI, GSI_QKEY));
+            wr.address = Some(UdAddress::new(&grh, n.source(), path.sl).to(Qpn::GSI, GSI_QKEY));
             n.post_send(self.qp, &wr).expect("a buffer for each request");
         }
     }

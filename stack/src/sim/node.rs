@@ -14,7 +14,7 @@ use crate::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use crate::mem::{Access, Bind, KeyFault, MemError, MwType, Sge, inc_rkey, sge};
 use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
-use crate::proto::address::{UD_EXT, UdAddress};
+use crate::proto::address::{Source, UD_EXT, UdAddress};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
 use crate::proto::state::{EINVAL, Gates, ModifyError, QP_ACCESS_FLAGS, required};
 use crate::proto::status::{AsyncEvent, SendFlags, WrOpcode};
@@ -354,7 +354,7 @@ impl Node {
             shards: config.shards,
             qps_per_shard: config.qps_per_shard,
         }));
-        let frame_len = config.mtu.bytes() + Mtu::OVERHEAD + L2_OVERHEAD;
+        let frame_len = config.mtu.of_packet() + L2_OVERHEAD;
         let (mut shards, mut wires) = (Vec::new(), Vec::new());
         for id in 0..config.shards {
             let (queue, wire) = port::queue(config.buffers, frame_len);
@@ -727,6 +727,11 @@ impl Node {
     fn unsaid(&self, element: EventElement) {
         self.shared.events.retire(element).expect("events are acknowledged at once");
         self.shared.events.forget(element);
+    }
+
+    /// What datagrams are sent from.
+    pub fn source(&self) -> Source {
+        self.shared.gids.source(usize::from(SGID_INDEX)).expect("a node keeps its addresses")
     }
 
     /// The attributes that lead a queue pair to a peer, with every value of its configuration.

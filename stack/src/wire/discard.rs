@@ -116,6 +116,8 @@ discards! {
 
     /// An unreliable message to a peer whose Ethernet address nobody tells; it counts as lost on the way.
     Unreachable,
+    /// A datagram whose source address was removed from the port, and is held by nobody, before it left.
+    NoSource,
     /// Another shard's inbox had no room.
     InboxFull,
     /// The port refused frames for so long that the backlog was dropped.

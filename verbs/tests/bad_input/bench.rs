@@ -4,6 +4,7 @@
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, OnceLock};
 
+use stack::device::ModifyError;
 use verbs::rdma_cm::CmError;
 use verbs::{
     Access, Context, CounterSnapshot, Cq, DeviceConfig, DeviceError, Drive, Gid, Mr, OpenError, Pd,
@@ -43,6 +44,7 @@ fn of_open(e: &OpenError) -> String {
 
 fn of_device(e: &DeviceError) -> String {
     match e {
+        DeviceError::Modify(ModifyError::Av(e)) | DeviceError::Ah(e) => variant("AvError", e),
         DeviceError::Modify(e) => variant("ModifyError", e),
         DeviceError::Memory(e) => variant("MemError", e),
         DeviceError::Address(e) => variant("NetConfigError", e),

@@ -21,6 +21,7 @@ const ERRORS: &[(&str, &str)] = &[
     ("OpenError", "stack/src/device/error.rs"),
     ("DeviceError", "stack/src/device/error.rs"),
     ("ModifyError", "stack/src/proto/state.rs"),
+    ("AvError", "stack/src/proto/address.rs"),
     ("MemError", "stack/src/mem/table.rs"),
     ("NetConfigError", "stack/src/net/config.rs"),
     ("PortError", "stack/src/port/mod.rs"),
@@ -39,6 +40,8 @@ const WRAPPERS: &[&str] = &[
     "DeviceError::Address",
     "DeviceError::Port",
     "DeviceError::Modify",
+    "DeviceError::Ah",
+    "ModifyError::Av",
     "DeviceError::Memory",
 ];
 

@@ -2,7 +2,7 @@
 
 use stack::net::{NetConfig, NetConfigError};
 use verbs::error::errno::{EBUSY, EINVAL, ENODEV, ENOMEM};
-use verbs::port::{PortOptions, PortSpec, pair};
+use verbs::port::{PortOptions, PortSpec, pair, pair_with};
 use verbs::{Context, DeviceConfig, Drive, Mac, MwType, ParentDomainInitAttr, PortState};
 
 use crate::bench::{Case, Refusal, back, case, err};
@@ -33,6 +33,10 @@ pub const CASES: &[Case] = &[
     case("Context::open", "OpenError::Queues", EINVAL, |_| {
         open(|c| (c.shards, c.port) = (2, pair(1).0.into()))
     }),
+    case("Context::open", "OpenError::PortMtu", EINVAL, |_| {
+        let small = PortOptions { mtu: 351, ..PortOptions::default() };
+        open(|c| c.port = pair_with(&small, &small, std::sync::Arc::new(|_, _, _| 0)).0.into())
+    }),
     case("Context::open", "OpenError::QueueTaken", EINVAL, |_| {
         let (a, _b) = pair(1);
         let _queue = a.take_queue(0);
@@ -55,7 +59,11 @@ pub const CASES: &[Case] = &[
     }),
     case("Context::open", "NetConfigError::Address", EINVAL, |_| {
         open(|c| c.addrs.push(([224, 0, 0, 1].into(), 24)));
+        open(|c| c.addrs.push(([10, 0, 0, 0].into(), 24)));
         open(|c| c.gateway = Some([0, 0, 0, 0].into()))
+    }),
+    case("Context::open", "NetConfigError::Gateway6", EINVAL, |_| {
+        open(|c| c.gateway6 = Some("::ffff:10.0.0.1".parse().unwrap()))
     }),
     case("Context::open", "NetConfigError::TooMany", EINVAL, |_| {
         let addr = |n: u16| ([10, 0, (n >> 8) as u8, n as u8].into(), 16);
@@ -110,7 +118,7 @@ pub const CASES: &[Case] = &[
     case("Context::add_address", "DeviceError::Exhausted", ENOMEM, |b| {
         let other = &b.other.context; // its table is full then
         for n in 2..=255u8 {
-            other.add_address([192, 0, 2, n], 24).unwrap();
+            other.add_address([192, 0, 2, n], 16).unwrap();
         }
         assert_eq!(other.gid_table().len(), 256);
         let refusal = err(other.add_address([10, 0, 0, 1], 24));

@@ -254,16 +254,20 @@ pub const CASES: &[Case] = &[
     case("SendWr::reg_mr", "DeviceError::Access", EOPNOTSUPP, |b| {
         err(SendWr::reg_mr(1, &b.pd.alloc_mr(64).unwrap(), 0..64, Access::FLUSH_PERSISTENT))
     }),
-    case("Pd::create_ah", "DeviceError::NoGrh", EINVAL, |b| ah(b, |attr, _| attr.grh = None)),
-    case("Pd::create_ah", "DeviceError::Range", EINVAL, |b| {
+    case("Pd::create_ah", "AvError::NoGrh", EINVAL, |b| ah(b, |attr, _| attr.grh = None)),
+    case("Pd::create_ah", "AvError::OutOfRange", EINVAL, |b| {
         ah(b, |attr, _| attr.sl = 8);
         ah(b, |attr, _| attr.port_num = 0);
         ah(b, |attr, _| attr.port_num = 2);
         ah(b, |_, grh| grh.sgid_index = 2);
         ah(b, |_, grh| grh.flow_label = 1 << 20)
     }),
-    case("Pd::create_ah", "DeviceError::Dgid", EINVAL, |b| {
-        ah(b, |_, grh| grh.dgid = Gid::default());
+    case("Pd::create_ah", "AvError::NoDestination", EINVAL, |b| ah(b, |_, grh| grh.dgid = Gid::default())),
+    case("Pd::create_ah", "AvError::NoSuchGid", EINVAL, |b| {
+        b.other.context.remove_address([192, 0, 2, 1]).unwrap();
+        err(b.other.pd.create_ah(&ah_attr_to(Gid::v4([192, 0, 2, 2]), 1)))
+    }),
+    case("Pd::create_ah", "AvError::Family", EINVAL, |b| {
         ah(b, |_, grh| grh.sgid_index = 0);
         ah(b, |_, grh| grh.dgid = Gid::from_ip("fe80::1".parse().unwrap()))
     }),

@@ -180,7 +180,7 @@ pub const CASES: &[Case] = &[
             mask.insert(AttrMask::CUR_STATE);
         })
     }),
-    case("Qp::modify", "ModifyError::NoSuchGid", EINVAL, |b| {
+    case("Qp::modify", "AvError::NoSuchGid", EINVAL, |b| {
         // Where an address was removed, between two that are there.
         let (context, pd, cq) = (&b.other.context, &b.other.pd, &b.other.cq);
         context.add_address([192, 0, 2, 50], 24).unwrap();
@@ -210,10 +210,6 @@ pub const CASES: &[Case] = &[
             rtr(|attr| attr.dest_qp_num = 1 << 24),
             rtr(|attr| attr.max_dest_rd_atomic = RD_ATOMIC_MAX + 1),
             rtr(|attr| attr.min_rnr_timer = 32),
-            rtr(|attr| attr.ah_attr.sl = 8),
-            rtr(|attr| attr.ah_attr.port_num = 0),
-            rtr(|attr| attr.ah_attr.grh.as_mut().unwrap().flow_label = 1 << 20),
-            rtr(|attr| attr.ah_attr.grh.as_mut().unwrap().sgid_index = 2),
             rts(|attr| attr.timeout = 32),
             rts(|attr| attr.retry_cnt = 8),
             rts(|attr| attr.rnr_retry = 8),
@@ -224,11 +220,29 @@ pub const CASES: &[Case] = &[
         }
         refusals[0].clone()
     }),
-    case("Qp::modify", "ModifyError::NoGrh", EINVAL, |b| {
+    case("Qp::modify", "AvError::OutOfRange", EINVAL, |b| {
+        let rtr = |change: fn(&mut QpAttr)| modify(b, QpState::Init, |attr, _| change(attr));
+        let refusals = [
+            rtr(|attr| attr.ah_attr.sl = 8),
+            rtr(|attr| attr.ah_attr.port_num = 0),
+            rtr(|attr| attr.ah_attr.grh.as_mut().unwrap().flow_label = 1 << 20),
+            rtr(|attr| attr.ah_attr.grh.as_mut().unwrap().sgid_index = 2),
+        ];
+        for refusal in &refusals {
+            assert_eq!(refusal.variant, "AvError::OutOfRange", "{}", refusal.text);
+        }
+        refusals[0].clone()
+    }),
+    case("Qp::modify", "AvError::NoGrh", EINVAL, |b| {
         modify(b, QpState::Init, |attr, _| attr.ah_attr.grh = None)
     }),
+    case("Qp::modify", "AvError::NoDestination", EINVAL, |b| {
+        modify(b, QpState::Init, |attr, _| attr.ah_attr.grh.as_mut().unwrap().dgid = Gid::default())
+    }),
+    case("Qp::modify", "AvError::Family", EINVAL, |b| {
+        modify(b, QpState::Init, |attr, _| attr.ah_attr.grh.as_mut().unwrap().sgid_index = 0)
+    }),
     case("Qp::modify", "ModifyError::Dgid", EINVAL, |b| {
-        modify(b, QpState::Init, |attr, _| attr.ah_attr.grh.as_mut().unwrap().dgid = Gid::default());
         modify(b, QpState::Init, |attr, _| attr.ah_attr.grh.as_mut().unwrap().dgid = group(1))
     }),
     case("Qp::modify", "ModifyError::AccessFlags", EINVAL, |b| {

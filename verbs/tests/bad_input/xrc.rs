@@ -147,7 +147,7 @@ pub const CASES: &[Case] = &[
         assert_eq!(target.state(), QpState::Reset);
         refusal
     }),
-    case("XrcTarget::connect", "ModifyError::OutOfRange", EINVAL, |b| {
+    case("XrcTarget::connect", "AvError::OutOfRange", EINVAL, |b| {
         let (_xrcd, target) = target(b);
         let wrong = verbs::RcOptions { sgid_index: 2, ..options() };
         err(target.connect(&b.a.endpoint(1).unwrap(), &wrong))

@@ -170,7 +170,7 @@ mod tests {
     use super::super::RequesterConfig;
     use super::*;
     use crate::id::{Mtu, Psn, QpState, QpType};
-    use crate::proto::address::UD_EXT;
+    use crate::proto::address::{Source, UD_EXT};
     use crate::proto::attr::GlobalRoute;
     use crate::proto::wqe::Granule;
 
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn u15_too_long_a_datagram_fails_after_what_was_before_it() {
         let (mut r, mut ring) = (requester(7), Ring::default());
-        let address = UdAddress::new(&GlobalRoute::default(), 0).to(Qpn::new(5), 0x22);
+        let address = UdAddress::new(&GlobalRoute::default(), Source::default(), 0).to(Qpn::new(5), 0x22);
         ring.post(WrOpcode::Send, 256, Some(address));
         ring.post(WrOpcode::Send, 257, Some(address));
         let s = r.poll_datagram(RTS, 1, &ring, Qpn::new(3), 0x11).unwrap();

@@ -57,7 +57,16 @@ fn cells() -> impl Iterator<Item = (QpState, QpState, QpType)> {
 }
 
 fn context(ty: QpType, state: QpState) -> ModifyContext {
-    ModifyContext { ty, state, draining: false, port_mtu: Mtu::Mtu4096, gids: 2, pkeys: 1, privileged: false }
+    ModifyContext {
+        ty,
+        state,
+        draining: false,
+        port_mtu: Mtu::Mtu4096,
+        gids: 2,
+        source: Some(Gid::v4([10, 0, 0, 1])),
+        pkeys: 1,
+        privileged: false,
+    }
 }
 
 /// Attributes whose every value is allowed.
@@ -335,6 +344,38 @@ fn s14_address_vector() {
     let label = to_rtr(|_, a| grh(a).flow_label = 0x10_0000);
     refused(label, EINVAL, "ah_attr.grh.flow_label is 1048576, allowed are 0 to 1048575");
     refused(to_rtr(|_, a| a.ah_attr.port_num = 0), EINVAL, "ah_attr.port_num is 0, allowed are 1 to 1");
+    let gone = to_rtr(|c, _| c.source = None);
+    let text = "ah_attr.grh.sgid_index is 1, where the GID table has no address; choose one that it has";
+    refused(gone, EINVAL, text);
+    refused(to_rtr(|_, a| grh(a).dgid = Gid::default()), EINVAL, "dgid is ::, which is nobody's address");
+}
+
+// In each transition that takes an address vector, and for each type that has one.
+#[test]
+fn source_and_destination_are_of_one_ip_version() {
+    let v6 = Gid::from_ip("fd00::1".parse().unwrap());
+    let mut cells = cells().filter(|(from, to, ty)| {
+        rule(*from, *to, *ty).is_some_and(|r| r.required.union(r.optional).contains(M::AV))
+    });
+    let mut taken = 0;
+    for (from, to, ty) in &mut cells {
+        let given = M::AV | rule(from, to, ty).unwrap().required | M::STATE;
+        let judge = |change: &dyn Fn(&mut ModifyContext, &mut QpAttr)| {
+            let (mut context, mut attr) = (context(ty, from), good(from, to));
+            change(&mut context, &mut attr);
+            modify(&context, &attr, given)
+        };
+        let text =
+            "dgid is ::ffff:10.0.0.2, the address at sgid_index is fd00::1; both must be IPv4, or both IPv6";
+        refused(judge(&|c, _| c.source = Some(v6)), EINVAL, text);
+        let text =
+            "dgid is fd00::1, the address at sgid_index is ::ffff:10.0.0.1; both must be IPv4, or both IPv6";
+        refused(judge(&|_, a| grh(a).dgid = v6), EINVAL, text);
+        assert_eq!(judge(&|c, a| (c.source, grh(a).dgid) = (Some(v6), v6)), Ok(to));
+        assert_eq!(judge(&|_, _| ()), Ok(to));
+        taken += 1;
+    }
+    assert!(taken >= 6, "{taken}: INIT to RTR and SQD to SQD of the connected types");
 }
 
 fn grh(attr: &mut QpAttr) -> &mut GlobalRoute {

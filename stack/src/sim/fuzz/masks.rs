@@ -138,7 +138,7 @@ fn acceptable(node: &Node, attr: &QpAttr, mask: AttrMask, from: QpState, ty: QpT
     let Some(rule) = rule(from, to, ty) else { return false };
     let allowed = rule.required | rule.optional | AttrMask::STATE;
     let grh_is_good = attr.ah_attr.grh.is_some_and(|grh| {
-        usize::from(grh.sgid_index) < node.shared.gids.len()
+        node.shared.gids.get(grh.sgid_index.into()).is_some_and(|ours| ours.same_family(&grh.dgid))
             && grh.flow_label < 1 << 20
             && !grh.dgid.is_zero()
             && !grh.dgid.is_multicast()

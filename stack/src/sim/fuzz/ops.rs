@@ -250,7 +250,7 @@ impl Pairs {
         if ty == QpType::Ud {
             let dgid = self.nodes[1 - node].gid;
             let grh = GlobalRoute { dgid, sgid_index: 1, ..GlobalRoute::default() };
-            wr.address = Some(UdAddress::new(&grh, 0).to(peer, QKEY));
+            wr.address = Some(UdAddress::new(&grh, self.nodes[node].source(), 0).to(peer, QKEY));
         }
         let wr = if bits & 0x80 != 0 { wr.with(SendFlags::FENCE) } else { wr };
         let Some(end) = &mut self.ends[node][pair] else { return };
