@@ -86,7 +86,7 @@ impl IpHeader {
     /// Bytes of the header.
     pub const LEN: usize = 36;
 
-    /// Reads the header.
+    /// Reads the header. IPv4-mapped IPv6 addresses, which a peer that was given one may write, are their IPv4 addresses.
     ///
     /// # Errors
     /// [`IpHeaderError`]: another version than 0, another IP version than 4 and 6.
@@ -101,7 +101,8 @@ impl IpHeader {
             6 => (IpAddr::V6(Ipv6Addr::from(addr(4))), IpAddr::V6(Ipv6Addr::from(addr(20)))),
             other => return Err(IpHeaderError::IpVersion(other)),
         };
-        Ok(Self { src_port: u16::from_be_bytes([b[2], b[3]]), src, dst })
+        let src_port = u16::from_be_bytes([b[2], b[3]]);
+        Ok(Self { src_port, src: src.to_canonical(), dst: dst.to_canonical() })
     }
 
     /// Writes the header. The family is that of the destination; a source of the other one is written as zero.

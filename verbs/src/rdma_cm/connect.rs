@@ -11,10 +11,10 @@ use stack::device::{
 };
 
 use super::error::CmError;
-use super::event::{CmEventType, EventData};
-use super::gsi::{ah_attr, sgid_index};
+use super::event::{CmEventType, EventData, UdPeer};
+use super::gsi::sgid_index;
 use super::id::CmId;
-use super::param::{ConnParam, MAX_INIT_DEPTH, UDP_QKEY, UdParam};
+use super::param::{ConnParam, MAX_INIT_DEPTH, UDP_QKEY};
 use super::record::{Id, refusal};
 use super::state::IdState;
 use crate::attr::{attr_init_ud, attr_rts_ud, attr_to};
@@ -151,8 +151,8 @@ impl CmId {
     /// then.
     ///
     /// # Errors
-    /// `EINVAL` before the route is resolved, without a queue pair, and for values out of range; synchronous:
-    /// `ECONNREFUSED`, `ETIMEDOUT`.
+    /// `EINVAL` before the route is resolved, without a queue pair, and for values out of range; `EADDRNOTAVAIL` where our
+    /// address was removed from the port; synchronous: `ECONNREFUSED`, `ETIMEDOUT`.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
         self.service.call(|state, device, now| {
@@ -165,6 +165,7 @@ impl CmId {
             let (Some(local), Some(peer)) = (id.local, id.peer) else {
                 return Err(CmError::NotConnected { call: "connect" }.into());
             };
+            sgid_index(device, &id.path.sgid)?;
             let data_max = id.room().connect_data_max();
             let service_id = ServiceId::new(id.space.cm(), peer.port());
             let ip = Some(IpHeader { src_port: local.port(), src: local.ip(), dst: peer.ip() });
@@ -213,8 +214,9 @@ impl CmId {
     /// once.
     ///
     /// # Errors
-    /// `EINVAL` where it is no request, or was answered, without a queue pair, and for values out of range; synchronous:
-    /// `ETIMEDOUT`, `ECONNREFUSED`.
+    /// `EINVAL` where it is no request, or was answered, without a queue pair, and for values out of range;
+    /// `EADDRNOTAVAIL` where the address that it came to was removed from the port; synchronous: `ETIMEDOUT`,
+    /// `ECONNREFUSED`.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
         let ud = self.qp_type() == QpType::Ud;
@@ -225,6 +227,7 @@ impl CmId {
                 &[IdState::Requested],
                 "only a request that is not answered yet can be accepted",
             )?;
+            sgid_index(device, &id.path.sgid)?;
             let checked = check("accept", id, param, id.room().accept_data_max())?;
             let private_data = param.private_data.to_vec();
             if ud {
@@ -402,7 +405,7 @@ impl CmId {
     /// that is no group's; as [`Qp::attach_mcast`].
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
-        let call = "join_multicast";
+        let (call, group) = ("join_multicast", group.to_canonical());
         self.service.call(|state, device, _| {
             let id = &state.ids[&self.number];
             let no = |why| VerbsError::from(CmError::Unsuitable { call, why });
@@ -424,11 +427,7 @@ impl CmId {
                 hop_limit: 1,
                 ..Default::default()
             };
-            let ud = UdParam {
-                ah_attr: ah_attr(&path, sgid_index(device, &sgid)?),
-                qp_num: Qpn::MULTICAST.get(),
-                qkey: UDP_QKEY,
-            };
+            let ud = UdPeer { path, qp_num: Qpn::MULTICAST.get(), qkey: UDP_QKEY };
             let id = state.id(self.number);
             if !id.groups.contains(&gid) {
                 id.groups.push(gid);
@@ -446,10 +445,11 @@ impl CmId {
     /// `EADDRNOTAVAIL` where it was not.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        let group = group.to_canonical();
         self.service.call(|state, _, _| {
             let id = state.id(self.number);
             let gid = Gid::from_ip(group);
-            let at = id.groups.iter().position(|g| *g == gid).ok_or(CmError::AddrNotAvail { addr: group })?;
+            let at = id.groups.iter().position(|g| *g == gid).ok_or(CmError::NotJoined { group })?;
             if let Some(qp) = &id.qp {
                 qp.detach_mcast(gid, 0)?;
             }

@@ -74,6 +74,12 @@ pub enum CmError {
         /// The address.
         addr: IpAddr,
     },
+    /// A multicast group that the identifier is not in.
+    #[error("leave_multicast: the identifier has not joined {group}; join_multicast does")]
+    NotJoined {
+        /// The group.
+        group: IpAddr,
+    },
     /// Addresses of different IP versions.
     #[error("{src} and {dst} are of different IP versions; use two of the same")]
     Family {
@@ -145,7 +151,7 @@ impl CmError {
             Self::QpType { .. } => EINVAL,
             Self::NoIpoIb => ENODEV,
             Self::AddrInUse { .. } => EADDRINUSE,
-            Self::AddrNotAvail { .. } | Self::NoPort(_) => EADDRNOTAVAIL,
+            Self::AddrNotAvail { .. } | Self::NotJoined { .. } | Self::NoPort(_) => EADDRNOTAVAIL,
             Self::Family { .. } => EAFNOSUPPORT,
             Self::NoRoute { .. } => ENETUNREACH,
             Self::TimedOut { .. } => ETIMEDOUT,

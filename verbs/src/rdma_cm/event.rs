@@ -3,6 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use stack::device::Device;
+use stack::device::cm::Path;
+
+use super::gsi::{ah_attr, sgid_index};
 use super::id::CmId;
 use super::param::{PeerParam, UdParam};
 use super::refusal::Refusal;
@@ -94,13 +98,29 @@ impl fmt::Display for CmEventType {
     }
 }
 
+/// A datagram peer or group, by addresses: an index of ours could be another address's by the time that it is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct UdPeer {
+    pub path: Path,
+    pub qp_num: u32,
+    pub qkey: u32,
+}
+
+impl UdPeer {
+    /// As programs read it; `None` where the port does not have our address any more.
+    pub(super) fn param(&self, device: &Device) -> Option<UdParam> {
+        let index = sgid_index(device, &self.path.sgid).ok()?;
+        Some(UdParam { ah_attr: ah_attr(&self.path, index), qp_num: self.qp_num, qkey: self.qkey })
+    }
+}
+
 /// What an event says, besides whom it is about.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct EventData {
     pub what: CmEventType,
     pub status: i32,
     pub peer: Option<PeerParam>,
-    pub ud: Option<UdParam>,
+    pub ud: Option<UdPeer>,
     pub refusal: Option<Refusal>,
     pub private_data: Vec<u8>,
 }
@@ -129,6 +149,7 @@ pub struct CmEvent {
     /// The identifier that it counts on: the listening one of a CONNECT_REQUEST.
     pub(super) number: u64,
     pub(super) context: u64,
+    pub(super) ud: Option<UdParam>,
     /// The new identifier of a CONNECT_REQUEST.
     pub(super) new: Option<CmId>,
     pub(super) service: Arc<Service>,
@@ -169,9 +190,10 @@ impl CmEvent {
     pub fn peer(&self) -> Option<&PeerParam> {
         self.data.peer.as_ref()
     }
-    /// The datagram peer or group, where the event comes with it.
+    /// The datagram peer or group, where the event comes with it. Nothing where the address from which it was reached has
+    /// been removed since.
     pub fn ud(&self) -> Option<&UdParam> {
-        self.data.ud.as_ref()
+        self.ud.as_ref()
     }
     /// Why the peer refused, in words: of [`Rejected`](CmEventType::Rejected), and of
     /// [`Unreachable`](CmEventType::Unreachable) with a positive status, which is a datagram service that said no.

@@ -180,14 +180,16 @@ impl Gsi {
     }
 
     fn dispatch(&mut self, device: &Device, mad: Send) {
+        // Where our address is gone the MAD is lost, and its sender's timer sees to that.
+        if sgid_index(device, &mad.path.sgid).is_err() {
+            self.lost.no_source += 1;
+            return;
+        }
         match device.path_of_answer(&mad.path.dgid) {
-            PeerPath::Known if self.outstanding < DEPTH => {
-                // It fails where our address is gone: the MAD is lost, and its sender's timer sees to that.
-                match self.post(device, &mad) {
-                    Ok(()) => self.outstanding += 1,
-                    Err(_) => self.lost.no_source += 1,
-                }
-            }
+            PeerPath::Known if self.outstanding < DEPTH => match self.post(device, &mad) {
+                Ok(()) => self.outstanding += 1,
+                Err(_) => self.lost.no_source += 1,
+            },
             PeerPath::Known | PeerPath::Pending if self.waiting.len() < WAITING_MAX => {
                 self.waiting.push_back(mad);
             }
@@ -200,6 +202,7 @@ impl Gsi {
         let path = &mad.path;
         let index = sgid_index(device, &path.sgid)?;
         let ah = self.pd.create_ah(&ah_attr(path, index))?;
+        still_there(device, &path.sgid, index)?;
         let wr = SendWr::send(0, &[]).inline(&mad.mad).to(&ah, Qpn::GSI, GSI_QKEY);
         Ok(self.qp.post_send(&[wr])?)
     }
@@ -219,6 +222,14 @@ pub(super) fn sgid_index(device: &Device, gid: &Gid) -> Result<u8, VerbsError> {
     let gids = device.gids();
     let index = gids.iter().position(|g| g == gid).and_then(|i| u8::try_from(i).ok());
     index.ok_or_else(|| super::CmError::AddrNotAvail { addr: gid.to_ip() }.into())
+}
+
+/// Whether an index that is held by now is still that of an address: before, it could become another one's.
+pub(super) fn still_there(device: &Device, gid: &Gid, index: u8) -> Result<(), VerbsError> {
+    if sgid_index(device, gid)? == index {
+        return Ok(());
+    }
+    Err(super::CmError::AddrNotAvail { addr: gid.to_ip() }.into())
 }
 
 /// The address vector of a path.

@@ -1,6 +1,6 @@
 //! Communication identifiers: binding, resolving, listening, and what every call shares.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use stack::device::{DeviceError, Gid, QpType};
 use super::channel::EventChannel;
 use super::error::CmError;
 use super::event::{CmEvent, CmEventType, EventData};
+use super::gsi::sgid_index;
 use super::param::{CmOption, CmOptions, PortSpace};
 use super::record::Id;
 use super::service::{Service, State};
 use super::state::IdState;
 use crate::context::Context;
 use crate::error::VerbsError;
-use crate::error::errno::ETIMEDOUT;
+use crate::error::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 
 /// Requests that a listener keeps at most, and where no number is asked for (`ucma`).
 const BACKLOG_MAX: u32 = 1024;
@@ -81,9 +82,21 @@ impl Context {
     }
 }
 
+/// An address as the stack has them: an IPv4-mapped IPv6 address, as a socket of both IP versions tells, is its IPv4
+/// address; a scope says nothing on a device with one port.
+fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
 /// An address where the program gave one, `None` for the wildcard.
 fn own(addr: IpAddr) -> Option<IpAddr> {
     (!addr.is_unspecified()).then_some(addr)
+}
+
+/// Whether a source says nothing else than what an identifier is bound to.
+fn leaves_open(src: SocketAddr, bound: SocketAddr) -> bool {
+    let same_addr = own(src.ip()).is_none() || own(bound.ip()).is_none() || src.ip() == bound.ip();
+    same_addr && (src.port() == 0 || src.port() == bound.port())
 }
 
 impl State {
@@ -96,10 +109,8 @@ impl State {
     ) -> Result<(), VerbsError> {
         let id = &self.ids[&number];
         id.expect("bind_addr", &[IdState::Idle], "an identifier is bound once, before anything else")?;
-        if let Some(ip) = own(addr.ip())
-            && !device.gids().contains(&Gid::from_ip(ip))
-        {
-            return Err(CmError::AddrNotAvail { addr: ip }.into());
+        if let Some(ip) = own(addr.ip()) {
+            sgid_index(device, &Gid::from_ip(ip))?;
         }
         let (space, reuse, family) = (id.space, id.options.reuse_addr, id.family(addr.ip()));
         let random = device.random()?;
@@ -173,23 +184,27 @@ impl CmId {
     }
 
     /// Binds the identifier to one of our addresses, or to all of them by the wildcard, and to a port, any free one
-    /// for 0.
+    /// for 0. An IPv4-mapped IPv6 address is its IPv4 address, here and in the other calls.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL` for an address that is not ours or with all ports in use; `EINVAL` in another state.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, addr: impl Into<SocketAddr>) -> Result<(), VerbsError> {
-        let addr = addr.into();
+        let addr = canonical(addr.into());
         self.service.call(|state, device, _| state.bind(device, self.number, addr))
     }
 
     /// Finds the station of a destination, and binds the identifier to our address from which it is reached, or to
     /// `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
-    /// [`AddrError`](CmEventType::AddrError).
+    /// [`AddrError`](CmEventType::AddrError), and may be tried again then, with another destination too.
+    ///
+    /// An identifier that is bound stays so: `src` may leave open what that says, by the wildcard and port 0, and may name
+    /// an address where the identifier is bound to all.
     ///
     /// # Errors
-    /// `ENETUNREACH` without a route, `EAFNOSUPPORT` for two IP versions, `EINVAL` in another state or where the
-    /// destination is no host's, as [`bind_addr`](Self::bind_addr); synchronous: `ETIMEDOUT`.
+    /// `ENETUNREACH` without a route, `EAFNOSUPPORT` for two IP versions, `EINVAL` in another state, where the
+    /// destination is no host's, and for a `src` that contradicts what the identifier is bound to; as
+    /// [`bind_addr`](Self::bind_addr); synchronous: `ETIMEDOUT`.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(
         &self,
@@ -197,7 +212,7 @@ impl CmId {
         dst: impl Into<SocketAddr>,
         timeout: Duration,
     ) -> Result<(), VerbsError> {
-        let dst = dst.into();
+        let (src, dst) = (src.map(canonical), canonical(dst.into()));
         self.service.call(|state, device, now| {
             let id = state.id(self.number);
             let wanted = "an address is resolved once, before the identifier listens or connects";
@@ -207,27 +222,29 @@ impl CmId {
                 return Err(CmError::Unsuitable { call: "resolve_addr", why }.into());
             }
             let bound = id.local.filter(|_| id.state == IdState::Bound);
-            if bound.is_some() && src.is_some_and(|s| Some(s) != bound) {
-                let why = "the identifier is bound already; leave the source address out";
+            if let (Some(bound), Some(src)) = (bound, src)
+                && !leaves_open(src, bound)
+            {
+                let why = "the identifier is bound to another address or port; leave the source address out";
                 return Err(CmError::Unsuitable { call: "resolve_addr", why }.into());
             }
-            let src = bound.or(src);
-            if let Some(src) = src
-                && src.is_ipv4() != dst.is_ipv4()
-                && (src.is_ipv4() || !src.ip().is_unspecified())
-            {
-                return Err(CmError::Family { src: src.ip(), dst: dst.ip() }.into());
+            for src in bound.into_iter().chain(src) {
+                if !id.reaches(src.ip(), dst.ip()) {
+                    return Err(CmError::Family { src: src.ip(), dst: dst.ip() }.into());
+                }
             }
             let dgid = Gid::from_ip(dst.ip());
             let from = device.source_to(&dgid).ok_or(CmError::NoRoute { dst })?;
-            let sgid = src.and_then(|s| own(s.ip())).map_or(from, Gid::from_ip);
+            let named = src.into_iter().chain(bound).find_map(|s| own(s.ip()));
+            let sgid = named.map_or(from, Gid::from_ip);
+            sgid_index(device, &sgid)?;
             if bound.is_none() {
-                let port = src.map_or(0, |s| s.port());
-                state.bind(device, self.number, SocketAddr::new(sgid.to_ip(), port))?;
+                // As the sockets of Linux: without an address of its own it is bound to all, until it is resolved.
+                let all =
+                    if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                state.bind(device, self.number, src.unwrap_or(SocketAddr::new(all, 0)))?;
             }
             let id = state.id(self.number);
-            let port = id.local.map_or(0, |l| l.port());
-            id.local = Some(SocketAddr::new(sgid.to_ip(), port));
             id.peer = Some(dst);
             id.path =
                 Path { sgid, dgid, hop_limit: HOP_LIMIT, traffic_class: id.options.tos, ..Path::default() };
@@ -364,6 +381,9 @@ impl CmId {
         Err(match event.what {
             CmEventType::AddrError | CmEventType::Unreachable if event.status == -ETIMEDOUT => {
                 CmError::TimedOut { call, peer }
+            }
+            CmEventType::AddrError if event.status == -EADDRNOTAVAIL => {
+                CmError::AddrNotAvail { addr: self.with(|id| id.path.sgid.to_ip()) }
             }
             CmEventType::ConnectError => CmError::Qp { call, errno: -event.status },
             _ => CmError::NotConnected { call },

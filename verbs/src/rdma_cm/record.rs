@@ -10,9 +10,9 @@ use stack::device::cm::{
 use stack::device::{AttrMask, Device, Gid, Instant, Mtu, QpAttr, QpState, QpType, Qpn, cm_rtr, cm_rts};
 
 use super::error::CmError;
-use super::event::{CmEventType, EventData};
-use super::gsi::{ah_attr, sgid_index};
-use super::param::{CmOptions, PeerParam, PortSpace, UdParam};
+use super::event::{CmEventType, EventData, UdPeer};
+use super::gsi::{sgid_index, still_there};
+use super::param::{CmOptions, PeerParam, PortSpace};
 use super::ports::Family;
 use super::queue::Queued;
 use super::refusal::Refusal;
@@ -124,6 +124,15 @@ impl Id {
         }
     }
 
+    /// Whether packets from an address of ours, or from any for the wildcard, can go to a destination.
+    pub(super) fn reaches(&self, src: IpAddr, dst: IpAddr) -> bool {
+        match self.family(src) {
+            Family::V4 => dst.is_ipv4(),
+            Family::V6 => dst.is_ipv6(),
+            Family::Both => true,
+        }
+    }
+
     /// How well a listener fits a destination: not at all, as one for all addresses, or as its own.
     fn serves(&self, dst: IpAddr) -> u8 {
         match self.local.map(|l| l.ip()) {
@@ -184,10 +193,13 @@ impl Id {
     /// Brings the queue pair from INIT to RTS.
     pub(super) fn qp_to_rts(&self, device: &Device, params: &QpParams) -> Result<(), VerbsError> {
         let Some(qp) = &self.qp else { return Ok(()) };
-        for (attr, mask) in [self.rtr(device, params)?, cm_rts(params)] {
-            qp.modify(&attr, mask)?;
+        let (rtr, mask) = self.rtr(device, params)?;
+        qp.modify(&rtr, mask)?;
+        if let Some(grh) = rtr.ah_attr.grh {
+            still_there(device, &params.path.sgid, grh.sgid_index)?;
         }
-        Ok(())
+        let (rts, mask) = cm_rts(params);
+        qp.modify(&rts, mask)
     }
 
     /// INIT to RTR.
@@ -288,8 +300,7 @@ impl State {
             Event::SidrReply { id, status, qpn, qkey, path, private_data, .. } => {
                 let Some(number) = self.sidrs.remove(&id) else { return };
                 let event = if status == SidrStatus::SUCCESS {
-                    let index = sgid_index(device, &path.sgid).unwrap_or(0);
-                    let ud = UdParam { ah_attr: ah_attr(&path, index), qp_num: qpn.get(), qkey };
+                    let ud = UdPeer { path, qp_num: qpn.get(), qkey };
                     EventData { ud: Some(ud), ..EventData::new(CmEventType::Established) }
                 } else {
                     EventData::refused(Refusal::sidr(status))

@@ -8,6 +8,7 @@
 //! DEVICE_REMOVAL, and calls say what happened.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
 use stack::device::{self, Device, DeviceError, EventFd, Instant, PeerPath, Qpn};
 
 use super::event::{CmEvent, CmEventType, EventData};
-use super::gsi::Gsi;
+use super::gsi::{Gsi, sgid_index};
 use super::id::CmId;
 use super::param::PortSpace;
 use super::ports::Ports;
@@ -23,7 +24,7 @@ use super::queue::{Queued, Queues};
 use super::record::Id;
 use super::state::IdState;
 use crate::error::VerbsError;
-use crate::error::errno::ETIMEDOUT;
+use crate::error::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::{Counter, CounterSnapshot, Discard};
 
 /// How often it looks whether a peer was found, or data came before the last message of a connection.
@@ -184,7 +185,8 @@ impl Service {
             context = id.context;
         }
         let new = new.map(|number| CmId { number, service: service.clone() });
-        CmEvent { data, number, context, new, service: service.clone() }
+        let ud = data.ud.and_then(|peer| peer.param(service.device()));
+        CmEvent { data, number, context, ud, new, service: service.clone() }
     }
 
     /// An event was acknowledged.
@@ -361,7 +363,14 @@ impl State {
             let Some(id) = self.ids.get_mut(&number) else { continue };
             let path = *known.entry(id.path.dgid).or_insert_with(|| device.path_to(&id.path.dgid));
             let event = match path {
+                // Our address may have gone while the peer was looked for.
+                _ if sgid_index(device, &id.path.sgid).is_err() => {
+                    id.state = IdState::Bound;
+                    EventData::status(CmEventType::AddrError, -EADDRNOTAVAIL)
+                }
                 PeerPath::Known => {
+                    let port = id.local.map_or(0, |local| local.port());
+                    id.local = Some(SocketAddr::new(id.path.sgid.to_ip(), port));
                     id.state = IdState::AddrResolved;
                     EventData::new(CmEventType::AddrResolved)
                 }
