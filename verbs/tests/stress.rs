@@ -46,8 +46,13 @@ impl Seen {
     }
 }
 
-/// Runs `body` on threads of its own until the time is over, and `main` on this one, again and again.
-fn press(bodies: &[&(dyn Fn() + Sync)], mut main: impl FnMut()) {
+/// Runs `bodies` on threads of their own until the time is over, and `main` on this one, again and again.
+fn press(bodies: &[&(dyn Fn() + Sync)], main: impl FnMut()) {
+    press_until(|| true, bodies, main);
+}
+
+/// As [`press`], and on until what it is about has happened: on a busy machine the threads may hardly meet.
+fn press_until(happened: impl Fn() -> bool, bodies: &[&(dyn Fn() + Sync)], mut main: impl FnMut()) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for body in bodies {
@@ -60,7 +65,7 @@ fn press(bodies: &[&(dyn Fn() + Sync)], mut main: impl FnMut()) {
         }
         let _stop = Stop(&stop);
         let start = Instant::now();
-        while start.elapsed() < time() {
+        while start.elapsed() < time() || !happened() && start.elapsed() < PATIENCE {
             main();
         }
     });
@@ -98,12 +103,16 @@ fn post_against_modify() {
         let poll = || {
             seen.poll(&cq);
         };
-        press(&[&post, &post, &poll], || {
-            qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
-            std::thread::yield_now();
-            enter(&qp, QpState::Err);
-            enter(&qp, QpState::Reset);
-        });
+        press_until(
+            || posted.load(Ordering::Relaxed) > 0,
+            &[&post, &post, &poll],
+            || {
+                qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+                std::thread::yield_now();
+                enter(&qp, QpState::Err);
+                enter(&qp, QpState::Reset);
+            },
+        );
         assert!(posted.into_inner() > 0);
         while seen.poll(&cq) {}
         works(&context, &qp, &cq);
@@ -179,12 +188,16 @@ fn dereg_against_traffic() {
                 p.b.connect_rc(&p.a.endpoint(1).unwrap(), &options()).unwrap();
             }
         };
-        press(&[&traffic], || {
-            let mr = p.pd.reg_mr(4096, all_rights()).unwrap();
-            *target.lock().unwrap() = (mr.addr(), mr.rkey());
-            std::thread::yield_now();
-            mr.dereg().unwrap();
-        });
+        press_until(
+            || refused.load(Ordering::Relaxed) > 0,
+            &[&traffic],
+            || {
+                let mr = p.pd.reg_mr(4096, all_rights()).unwrap();
+                *target.lock().unwrap() = (mr.addr(), mr.rkey());
+                std::thread::yield_now();
+                mr.dereg().unwrap();
+            },
+        );
         assert!(refused.into_inner() > 0, "no key went while it was used");
     }
 }
@@ -228,7 +241,10 @@ fn hand_over_of_the_claim() {
             }
             *asked += 1;
         };
-        press(&[&turn, &post, &poll], || {
+        // A thread of the device may never leave a turn to others.
+        let alone = matches!(drive, Drive::Dedicated { .. });
+        let all = || next.load(Ordering::Relaxed) > 0 && (alone || turned.load(Ordering::Relaxed) > 0);
+        press_until(all, &[&turn, &post, &poll], || {
             let qp = p.pd.create_qp(&QpInitAttr::rc(&p.cq_a, &p.cq_a)).unwrap();
             qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
             qp.query().unwrap();
@@ -242,8 +258,6 @@ fn hand_over_of_the_claim() {
             common::pump(&p.context);
             poll();
         }
-        // A thread of the device may never leave a turn to others.
-        let alone = matches!(drive, Drive::Dedicated { .. });
         assert!(asked > 0 && (alone || turned.into_inner() > 0), "{drive:?}: {asked} asked");
     }
 }
