@@ -24,8 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handler of forks, the
-/// frame, DPDK, the CRC, the
-/// bindings; memory: accesses to it, what it takes to vouch for it and to open it, the copies, the turn boundary, registration, and
+/// frame, DPDK, the CRC, the bindings; memory: accesses to it, what it takes to vouch for it and to open it, the copies, the turn boundary, registration, and
 /// who registers memory in the simulator, in tests and benchmarks; epoll and fork in tests.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",

@@ -47,6 +47,7 @@ pub(super) fn open(
 
 struct Shared {
     socket: UnixDatagram,
+    /// Goes with the port.
     _file: SocketFile,
     peer: PathBuf,
     pool: HeapPool,
