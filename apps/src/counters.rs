@@ -107,7 +107,7 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters that tell more about something that is counted elsewhere, or that is worth knowing though nothing is wrong.
-const DETAILS: [&str; 19] = [
+const DETAILS: [&str; 20] = [
     "ack_probes",
     "requests_refused",
     "handed_over",
@@ -119,6 +119,7 @@ const DETAILS: [&str; 19] = [
     "qp_errors",
     "port_restarts",
     "timeouts",
+    "unreachable",
     "naks_sent_sequence",
     "naks_sent_invalid",
     "naks_sent_access",
