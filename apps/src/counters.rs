@@ -119,7 +119,7 @@ const DETAILS: [&str; 20] = [
     "qp_errors",
     "port_restarts",
     "timeouts",
-    "unreachable",
+    "next_hop_unreachable",
     "naks_sent_sequence",
     "naks_sent_invalid",
     "naks_sent_access",

@@ -72,7 +72,7 @@ counters! {
     /// Local ACK timeouts: those that led to a retry, and the last one, that none was left for.
     Timeouts "timeouts",
     /// Send requests that failed because nobody answered for the address of the next hop: nothing left.
-    Unreachable "unreachable",
+    Unreachable "next_hop_unreachable",
     /// NAKs sent, RNR NAKs aside; each is under its code, too.
     NaksSent "naks_sent",
     /// NAKs sent for a missing packet (code 0).
@@ -391,6 +391,15 @@ mod tests {
     use super::*;
 
     // Each counter of a queue pair lands in its own place, and those of shards in none.
+    // In a snapshot, counters and reasons stand in one list.
+    #[test]
+    fn no_two_have_one_name() {
+        let reasons = Discard::ALL.iter().map(|reason| reason.name());
+        let names: Vec<_> = Counter::ALL.iter().map(|counter| counter.name()).chain(reasons).collect();
+        let once: std::collections::HashSet<_> = names.iter().collect();
+        assert_eq!(once.len(), names.len(), "{names:?}");
+    }
+
     #[test]
     fn a_queue_pairs_counters_have_places_of_their_own() {
         let qp = QpCounters::default();
