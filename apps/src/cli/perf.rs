@@ -117,6 +117,7 @@ pub struct ServerArgs {
 pub struct ReachArgs {
     /// The server's host name or address, for the TCP connection; with -R its RDMA address. A port behind it counts
     /// instead of --oob-port: localhost:18600, 10.77.0.1:18600, [fd00::1]:18600
+    #[allow(rustdoc::broken_intra_doc_links, reason = "an address in brackets")]
     #[arg(value_name = "HOST[:PORT]", value_parser = parse::host)]
     pub host: Host,
     /// Port of the server (TCP, or with -R of rdma_cm)

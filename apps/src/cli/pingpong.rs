@@ -59,6 +59,7 @@ impl Service {
 pub struct PingpongCli {
     /// Host of the server; without it, be the server. A port behind it counts instead of --tcp-port: localhost:18600,
     /// [fd00::1]:18600
+    #[allow(rustdoc::broken_intra_doc_links, reason = "an address in brackets")]
     #[arg(value_name = "HOST[:PORT]", value_parser = parse::host)]
     pub host: Option<Host>,
     /// Service type; over the unreliable ones a lost message ends the game

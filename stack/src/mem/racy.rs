@@ -59,7 +59,7 @@ pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
     unsafe { machine::copy(to, from, len) }
 }
 
-/// As [`write`] of [`BLOCK`] bytes, by way of a register.
+/// As [`write()`] of [`BLOCK`] bytes, by way of a register.
 ///
 /// # Safety
 /// As for `write`.
@@ -72,7 +72,7 @@ pub unsafe fn write_block(to: *mut u8, from: *const u8) {
 /// Sets `len` bytes of such memory.
 ///
 /// # Safety
-/// As for [`write`].
+/// As for [`write()`].
 #[inline]
 pub unsafe fn fill(to: *mut u8, value: u8, len: usize) {
     // SAFETY: as the caller says.
@@ -92,7 +92,7 @@ pub unsafe fn load_u8(from: *const u8) -> u8 {
 /// Stores a byte, with release.
 ///
 /// # Safety
-/// As for [`write`].
+/// As for [`write()`].
 #[inline(always)]
 pub unsafe fn store_u8(to: *mut u8, value: u8) {
     // SAFETY: as the caller says.
@@ -112,7 +112,7 @@ pub unsafe fn load_u64(from: *const u64) -> u64 {
 /// Stores a word in one step, with release.
 ///
 /// # Safety
-/// As for [`write`], and `to` is a multiple of 8.
+/// As for [`write()`], and `to` is a multiple of 8.
 #[inline(always)]
 pub unsafe fn store_u64(to: *mut u64, value: u64) {
     // SAFETY: as the caller says.
