@@ -46,7 +46,7 @@ impl Cq {
     /// that was reset or destroyed since are skipped.
     ///
     /// # Errors
-    /// [`VerbsError::Split`] while a [`CqPoller`] exists. [`DeviceError::CqOverrun`] (`EIO`) when the queue overran and
+    /// [`VerbsError::Split`] while a [`CqPoller`] exists. [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun) (`EIO`) when the queue overran and
     /// what it held is polled.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
@@ -143,7 +143,7 @@ impl CqPoller {
     /// As [`Cq::poll`], without a lock.
     ///
     /// # Errors
-    /// [`DeviceError::CqOverrun`] as there.
+    /// [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun) as there.
     #[inline]
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&mut self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
