@@ -176,8 +176,7 @@ fn a_refusal_carries_its_reason_and_private_data() {
     let (ca, cb) = (w.a.channel(), w.b.channel());
     let listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, b(false));
-    client.connect(&ConnParam::default()).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam::default());
     assert!(server.reject(&[7; 149]).is_err());
     server.reject(&[7; 148]).unwrap();
     assert!(server.reject(&[]).is_err(), "once");
@@ -340,8 +339,7 @@ fn a_killed_peer_is_noticed() {
     let _listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, b(false));
     impatient(&client);
-    client.connect(&ConnParam { retry_count: 2, ..ConnParam::default() }).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam { retry_count: 2, ..ConnParam::default() });
     w.b.qp(&server);
     server.accept(&ConnParam::default()).unwrap();
     w.event(&ca, E::Established).ack();
@@ -366,8 +364,7 @@ fn timewait_ends_with_an_event() {
     let _listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, b(false));
     impatient(&client);
-    client.connect(&ConnParam::default()).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam::default());
     w.b.qp(&server);
     server.accept(&ConnParam::default()).unwrap();
     w.event(&ca, E::Established).ack();
@@ -383,8 +380,7 @@ fn m13_data_before_the_rtu_establishes() {
     let (ca, cb) = (w.a.channel(), w.b.channel());
     let _listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, b(false));
-    client.connect(&ConnParam::default()).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam::default());
     let qp = w.b.qp(&server);
     w.b.post_recv(&qp, 1);
     server.accept(&ConnParam::default()).unwrap();
@@ -531,8 +527,7 @@ fn a_refused_frame_establishes_nothing() {
     let (ca, cb) = (w.a.channel(), w.b.channel());
     let _listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, b(false));
-    client.connect(&ConnParam::default()).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam::default());
     let qp = w.b.qp(&server);
     w.b.post_recv(&qp, 1);
     w.a_is_mute.store(true, Ordering::Release);
@@ -575,8 +570,7 @@ fn programs_bring_up_their_own_queue_pairs() {
     assert!(client.connect(&ConnParam::default()).is_err(), "no queue pair");
     assert!(client.init_qp_attr(QpState::Rtr).is_err(), "nothing is known of the peer");
     up(&client, &qa, &[QpState::Init]);
-    client.connect(&ConnParam { qp_num: qa.qp_num().get(), ..ConnParam::default() }).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam { qp_num: qa.qp_num().get(), ..ConnParam::default() });
     up(&server, &qb, &[QpState::Init, QpState::Rtr, QpState::Rts]);
     w.b.post_recv(&qb, 1);
     server.accept(&ConnParam { qp_num: qb.qp_num().get(), ..ConnParam::default() }).unwrap();
@@ -599,8 +593,7 @@ fn programs_bring_up_their_own_queue_pairs() {
     w.event(&ca, E::Disconnected).ack();
     w.resolve(&client, &ca, b(false));
     let qa = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
-    client.connect(&ConnParam { qp_num: qa.qp_num().get(), ..ConnParam::default() }).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam { qp_num: qa.qp_num().get(), ..ConnParam::default() });
     w.b.qp(&server);
     server.accept(&ConnParam::default()).unwrap();
     w.event(&ca, E::ConnectResponse).ack();

@@ -283,8 +283,7 @@ fn an_address_that_goes_away_ends_what_depends_on_it() {
     let client = w.resolved(&ca, plain(theirs, PORT));
     impatient(&client);
     let early = w.resolved(&ca, plain(theirs, PORT));
-    client.connect(&ConnParam::default()).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam::default());
     w.b.qp(&server);
     // The address that the request came to.
     w.b.context.remove_address(theirs).unwrap();

@@ -84,8 +84,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     // And whoever comes in good faith is served.
     let ca = w.a.channel();
     let client = w.resolved(&ca, SocketAddr::new(to, PORT));
-    client.connect(&ConnParam::default()).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam::default());
     w.b.qp(&server);
     server.accept(&ConnParam::default()).unwrap();
     w.event(&ca, E::Established).ack();

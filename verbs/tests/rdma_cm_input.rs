@@ -212,8 +212,7 @@ fn queue_pairs_and_options() {
     for option in [CmOption::Tos(0x68), CmOption::AckTimeout(13), CmOption::PathMtu(Mtu::Mtu512)] {
         id.set_option(option).unwrap();
     }
-    id.connect(&ConnParam { rnr_retry_count: 3, ..ConnParam::default() }).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&id, &cb, &ConnParam { rnr_retry_count: 3, ..ConnParam::default() });
     assert_eq!(server.options().tos, 0x68);
     w.b.qp(&server);
     server.accept(&ConnParam { rnr_retry_count: 4, ..ConnParam::default() }).unwrap();

@@ -91,8 +91,7 @@ fn identifiers_of_ps_ib_find_datagram_services() {
     let client = of_type(&w.a, &ca, QpType::Ud);
     w.resolve(&client, &ca, to(PORT));
     let qa = client.create_qp(&w.a.pd, &QpInitAttr::ud(&w.a.cq, &w.a.cq)).unwrap();
-    client.connect(&ConnParam::with_data(&[5; 180])).unwrap();
-    let server = w.event(&cb, E::ConnectRequest).take_id().unwrap();
+    let server = w.request(&client, &cb, &ConnParam::with_data(&[5; 180]));
     let qb = server.create_qp(&w.b.pd, &QpInitAttr::ud(&w.b.cq, &w.b.cq)).unwrap();
     qb.post_recv(&[RecvWr::new(1, &[w.b.mr.sge(0..256).unwrap()])]).unwrap();
     server.accept(&ConnParam::with_data(&[6; 136])).unwrap();

@@ -165,11 +165,16 @@ impl World {
         assert!(self.event(channel, CmEventType::RouteResolved).is_of(id));
     }
 
+    /// A's request, which B has not decided on: B's end.
+    pub fn request(&self, client: &CmId, b: &EventChannel, param: &ConnParam) -> CmId {
+        client.connect(param).unwrap();
+        self.event(b, CmEventType::ConnectRequest).take_id().unwrap()
+    }
+
     /// A connection from A to B's listener: its two ends.
     pub fn connect(&self, a: &EventChannel, b: &EventChannel, dst: SocketAddr) -> (CmId, CmId) {
         let client = self.resolved(a, dst);
-        client.connect(&ConnParam::default()).unwrap();
-        let server = self.event(b, CmEventType::ConnectRequest).take_id().unwrap();
+        let server = self.request(&client, b, &ConnParam::default());
         self.b.qp(&server);
         server.accept(&ConnParam::default()).unwrap();
         assert!(self.event(a, CmEventType::Established).is_of(&client));

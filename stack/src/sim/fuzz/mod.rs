@@ -79,6 +79,12 @@ impl<'a> Input<'a> {
     }
 }
 
+/// Whether a checker sees the fault that it is there for.
+#[cfg(test)]
+fn fires(checker: impl FnOnce()) -> bool {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(checker)).is_err()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

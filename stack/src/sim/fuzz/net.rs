@@ -198,11 +198,8 @@ fn check(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fires;
     use super::*;
-
-    fn fires(body: impl FnOnce() + std::panic::UnwindSafe) -> bool {
-        std::panic::catch_unwind(body).is_err()
-    }
 
     // Goal: the checkers see the faults that they are there for.
     #[test]
@@ -216,7 +213,7 @@ mod tests {
             let now = Instant::from_nanos(1);
             let (id, _) = net.hold(now, &gid(PEERS[who]), None);
             let mut held = BTreeMap::from([(who, Held { id, at: Some(at), asked })]);
-            fires(std::panic::AssertUnwindSafe(|| check(&mut net, now, &mut held)))
+            fires(|| check(&mut net, now, &mut held))
         };
         assert!(!check_of(0, station(3), 0), "where it was");
         assert!(check_of(0, station(9), 0), "moved, and nobody was asked");
