@@ -4,7 +4,9 @@ use crate::error::{AppError, Result};
 use crate::stop;
 use std::io::Read;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a running program is looked at.
@@ -75,13 +77,28 @@ fn failed(command: &Command, why: &str) -> AppError {
     AppError::Setup(format!("{}: {why}", command.get_program().display()))
 }
 
-/// A TCP port that nobody listened on a moment ago.
+/// Where ports are looked for: below those that the system gives to outgoing connections. A client that comes before its
+/// server could be given the very port that it connects to, and be connected to itself.
+const PORTS: Range<u16> = 10_000..30_000;
+
+/// A TCP port that nobody listened on a moment ago; another one each time.
 ///
 /// # Errors
-/// When the system has none.
+/// When none of many is free.
 pub fn free_port() -> Result<u16> {
-    let any = TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr());
-    any.map(|a| a.port()).map_err(|e| AppError::Setup(format!("no TCP port on 127.0.0.1: {e}")))
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let mut why = None;
+    for _ in 0..1000 {
+        // Programs that begin at once begin in different places.
+        let at = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = PORTS.start + (at % u32::from(PORTS.end - PORTS.start)) as u16;
+        match TcpListener::bind(("127.0.0.1", port)) {
+            Ok(_) => return Ok(port),
+            Err(e) => why = Some(e),
+        }
+    }
+    let why = why.map(|e| e.to_string()).unwrap_or_default();
+    Err(AppError::Setup(format!("no TCP port on 127.0.0.1 from {} to {}: {why}", PORTS.start, PORTS.end)))
 }
 
 #[cfg(test)]

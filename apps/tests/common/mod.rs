@@ -1,15 +1,14 @@
 //! Starts the programs in pairs, on ports of their own.
 #![allow(dead_code)]
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest that any run here may take.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Longest that any run here may take: longer than the programs' own patience, so that they say what is wrong.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// The programs poll, and a pair of them fills two cores: one pair at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -141,7 +140,7 @@ pub const PINGPONG: &str = env!("CARGO_BIN_EXE_roce-pingpong");
 
 /// A TCP port that was free a moment ago.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    apps::bench::child::free_port().unwrap()
 }
 
 /// What comes sooner or later; how soon depends on who else has the cores.
@@ -202,9 +201,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.0 {
-            let _ = child.kill();
-            let _ = child.wait();
+        let Some(mut child) = self.0.take() else { return };
+        let _ = child.kill();
+        // A test that fails at one end wants to know what the other said.
+        match child.wait_with_output() {
+            Ok(output) if std::thread::panicking() => eprintln!("killed: {}", Finished::from(output).all()),
+            _ => {}
         }
     }
 }
