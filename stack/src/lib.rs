@@ -16,6 +16,7 @@ pub mod mem;
 pub mod net;
 pub mod port;
 pub mod proto;
+pub mod racy;
 pub mod shard;
 pub mod sim;
 pub mod sync;

@@ -9,10 +9,9 @@
 //! change it is whole, and so are the words within a copy in practice; loads acquire, stores release; what overlaps is some
 //! mix of old and new bytes. So the behaviour of the program is never undefined by what these functions do.
 //!
-//! One access does not go this way: the payload of a long packet that leaves is loaded by the vector instructions that sum
-//! it while it is copied (`crc`), which the compiler knows. To the language that is a plain load, and a store to these bytes
-//! at the same moment a race; the processor loads some mix, of which the packet and its ICRC are made, from one register. As
-//! ibv_post_send(3) says, leave a buffer alone until its request has completed.
+//! One access stands elsewhere: the payload of a long packet is loaded by wide instructions, in the same way, where it is summed
+//! while it is copied ([`crc`](crate::crc)). Each byte is loaded once: the packet and its ICRC are made from one register. What
+//! leaves may be some mix; as ibv_post_send(3) says, leave a buffer alone until its request has completed.
 //!
 //! A copy calls the C library's `memcpy`, so it is as fast as one that the compiler makes.
 //!

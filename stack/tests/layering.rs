@@ -9,16 +9,17 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("mark", &[]),
     ("time", &[]),
     ("config", &[]),
-    ("crc", &[]),
+    ("racy", &[]),
+    ("crc", &["racy"]),
     ("wire", &["crc"]),
     ("sync", &[]),
-    ("mem", &[]),
+    ("mem", &["racy"]),
     ("proto", &["wire", "mem"]),
     ("cm", &["wire", "mem"]),
     ("net", &["wire"]),
     ("port", &["crc", "sync"]),
-    ("shard", &["crc", "wire", "sync", "mem", "proto", "net", "port"]),
-    ("device", &["cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
+    ("shard", &["racy", "crc", "wire", "sync", "mem", "proto", "net", "port"]),
+    ("device", &["racy", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
     ("sim", &["crc", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
@@ -37,7 +38,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/sync/process.rs",
     "stack/src/port/frame.rs",
     "stack/src/port/dpdk/",
-    "stack/src/mem/racy.rs",
+    "stack/src/racy.rs",
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",
     "stack/src/device/claim.rs",
@@ -121,9 +122,10 @@ fn imports_point_down() {
         let mut files = Vec::new();
         let (dir, file) = (src.join(module), src.join(format!("{module}.rs")));
         if dir.is_dir() {
-            sources(&dir, &mut files)
-        } else {
-            files.push(file)
+            sources(&dir, &mut files);
+        }
+        if file.is_file() {
+            files.push(file);
         }
         for path in files {
             seen += 1;

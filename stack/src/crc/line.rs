@@ -3,6 +3,7 @@
 //! What is built of lines is written once, generic over them, and compiled for each kind by [`for_each_line`]. So everything here
 //! is inlined into functions that are compiled for what the kind's intrinsics take.
 
+use core::arch::asm;
 use core::arch::x86_64::{
     __m128i, __m256i, __m512i, __mmask16, __mmask64, _mm_and_si128, _mm_clmulepi64_si128, _mm_cmpgt_epi32,
     _mm_cvtsi128_si32, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_maskload_epi32, _mm_set1_epi32,
@@ -41,6 +42,9 @@ pub(crate) trait Line: Copy {
     unsafe fn zero() -> Self;
     /// The line at `from`, which is valid for reads.
     unsafe fn load(from: *const u8) -> Self;
+    /// As [`load`](Line::load), from memory that others may write meanwhile: by instructions that the compiler does not see into
+    /// ([`racy`](crate::racy)), each byte once.
+    unsafe fn take(from: *const u8) -> Self;
     /// As [`load`](Line::load), but zeros for the first `missing` words of four bytes, 15 at most, which are not read.
     unsafe fn load_end(from: *const u8, missing: usize) -> Self;
     /// Writes it to `to`, which is valid for writes.
@@ -66,7 +70,8 @@ pub(crate) trait Line: Copy {
             let mut sum = _mm_xor_si128(self.fold(to_last, Self::zero()).joined(), self.last());
             let mut at = len - rest;
             while len - at >= BLOCK {
-                let next = _mm_loadu_si128(from.wrapping_add(at).cast());
+                let next = from.wrapping_add(at);
+                let next = if COPY { racy_block(next) } else { _mm_loadu_si128(next.cast()) };
                 if COPY {
                     _mm_storeu_si128(to.wrapping_add(at).cast(), next);
                 }
@@ -77,7 +82,8 @@ pub(crate) trait Line: Copy {
             if rest > 0 {
                 // The block that ends with the last byte: what was taken goes up by as much as is left, its first bytes are a
                 // block of their own then.
-                let end = _mm_loadu_si128(from.wrapping_add(len - BLOCK).cast());
+                let end = from.wrapping_add(len - BLOCK);
+                let end = if COPY { racy_block(end) } else { _mm_loadu_si128(end.cast()) };
                 if COPY {
                     store_first(shifted(end, BLOCK - rest), to.wrapping_add(at), rest);
                 }
@@ -89,6 +95,86 @@ pub(crate) trait Line: Copy {
             reduce(product(sum, _mm_loadu_si128(TO_END.as_ptr().add(WORDS - 2).cast())))
         }
     }
+}
+
+// What `Line::take` loads by. The compiler does not see into them; they are inlined where the rest is, into functions that are
+// compiled for the same. SAFETY of them: what is at `from` is mapped for reading, whoever else writes it, and the rest as for
+// `Line`; the instructions ask for no alignment, and change nothing but their registers.
+
+/// The block at `from`.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn racy_block(from: *const u8) -> __m128i {
+    let block;
+    // SAFETY: see above.
+    unsafe {
+        asm!("vmovdqu {}, [{}]", out(xmm_reg) block, in(reg) from, options(nostack, preserves_flags, readonly));
+    }
+    block
+}
+
+/// The line at `from`, in blocks.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn racy_xmm(from: *const u8) -> [__m128i; 4] {
+    let (a, b, c, d);
+    // SAFETY: see above.
+    unsafe {
+        asm!(
+            "vmovdqu {}, [{from}]",
+            "vmovdqu {}, [{from} + 16]",
+            "vmovdqu {}, [{from} + 32]",
+            "vmovdqu {}, [{from} + 48]",
+            out(xmm_reg) a, out(xmm_reg) b, out(xmm_reg) c, out(xmm_reg) d, from = in(reg) from,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    [a, b, c, d]
+}
+
+/// The line at `from`, in halves.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn racy_ymm(from: *const u8) -> [__m256i; 2] {
+    let (a, b);
+    // SAFETY: see above.
+    unsafe {
+        asm!(
+            "vmovdqu {}, [{from}]",
+            "vmovdqu {}, [{from} + 32]",
+            out(ymm_reg) a, out(ymm_reg) b, from = in(reg) from,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    [a, b]
+}
+
+/// The line at `from`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn racy_zmm(from: *const u8) -> __m512i {
+    let line;
+    // SAFETY: see above.
+    unsafe {
+        asm!("vmovdqu64 {}, [{}]", out(zmm_reg) line, in(reg) from, options(nostack, preserves_flags, readonly));
+    }
+    line
+}
+
+/// The line at `from`, but zeros for bytes that the mask leaves out, which are not read.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn racy_zmm_of(from: *const u8, mask: __mmask64) -> __m512i {
+    let line;
+    // SAFETY: see above.
+    unsafe {
+        asm!(
+            "vmovdqu8 {}{{{}}}{{z}}, [{}]",
+            out(zmm_reg) line, in(kreg) mask, in(reg) from,
+            options(nostack, preserves_flags, readonly),
+        );
+    }
+    line
 }
 
 /// Bytes that stay where they are, for as many as are counted from the end: none for zero.
@@ -193,6 +279,11 @@ impl Line for Zmm {
         Self(unsafe { _mm512_loadu_si512(from.cast()) })
     }
     #[inline(always)]
+    unsafe fn take(from: *const u8) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { racy_zmm(from) })
+    }
+    #[inline(always)]
     unsafe fn load_end(from: *const u8, missing: usize) -> Self {
         let there: __mmask16 = u16::MAX << missing;
         // SAFETY: see above.
@@ -245,7 +336,11 @@ impl Line for Zmm {
         unsafe {
             if rest > 0 {
                 let end: __mmask64 = u64::MAX << (LINE - rest);
-                let last = _mm512_maskz_loadu_epi8(end, from.wrapping_add(len).wrapping_sub(LINE).cast());
+                let last_line = from.wrapping_add(len).wrapping_sub(LINE);
+                let last = match COPY {
+                    true => racy_zmm_of(last_line, end),
+                    false => _mm512_maskz_loadu_epi8(end, last_line.cast()),
+                };
                 if COPY {
                     _mm512_mask_storeu_epi8(to.wrapping_add(len).wrapping_sub(LINE).cast(), end, last);
                 }
@@ -277,6 +372,11 @@ impl Line for Ymm {
         let from = from.cast::<__m256i>();
         // SAFETY: see above.
         unsafe { Self([_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1))]) }
+    }
+    #[inline(always)]
+    unsafe fn take(from: *const u8) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { racy_ymm(from) })
     }
     #[inline(always)]
     unsafe fn load_end(from: *const u8, missing: usize) -> Self {
@@ -351,6 +451,11 @@ impl Line for Xmm {
             unsafe { _mm_loadu_si128(from.cast::<__m128i>().add(i)) }
         };
         Self([block(0), block(1), block(2), block(3)])
+    }
+    #[inline(always)]
+    unsafe fn take(from: *const u8) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { racy_xmm(from) })
     }
     #[inline(always)]
     unsafe fn load_end(from: *const u8, missing: usize) -> Self {

@@ -8,6 +8,8 @@ use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::arch::is_x86_feature_detected as has;
 
+use crate::racy;
+
 use super::line::{Line, WORDS, Xmm, Ymm, Zmm, for_each_line, product};
 use super::{BARRETT, CopyFn, LEN_MIN, Sum, factor, times_power};
 
@@ -141,7 +143,7 @@ macro_rules! entries {
             ) -> Option<Sum> {
                 if len < LEN_MIN {
                     // SAFETY: as the caller says.
-                    unsafe { ptr::copy_nonoverlapping(from, to, len) };
+                    unsafe { racy::read(from, to, len) };
                     return None;
                 }
                 // SAFETY: only `copy_by` gives this function out, where the processor has what `alone` is compiled for; the
@@ -255,8 +257,8 @@ pub(crate) unsafe fn copy_behind<L: Line, const LANES: usize>(
 /// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them.
 ///
 /// # Safety
-/// `from` is valid for reads of `len` bytes, with `COPY` also `to` for writes, and they do not overlap; `len` is [`LEN_MIN`] at
-/// least, and with `BEHIND` two lines. As for [`Line`].
+/// `from` is valid for reads of `len` bytes. With `COPY` others may write these meanwhile, `to` is valid for as many writes, and
+/// they do not overlap. `len` is [`LEN_MIN`] at least, and with `BEHIND` two lines. As for [`Line`].
 #[inline(always)]
 unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool>(
     head: [L; HEAD],
@@ -273,7 +275,8 @@ unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool
     let mut take = |from_at: usize| {
         // SAFETY: the callers below see to it that `from_at + LINE <= len`.
         unsafe {
-            let data = L::load(from.wrapping_add(from_at));
+            let from = from.wrapping_add(from_at);
+            let data = if COPY { L::take(from) } else { L::load(from) };
             if COPY {
                 data.store(to.wrapping_add(from_at));
             }

@@ -87,7 +87,7 @@ pub use crate::cm;
 /// Every limit of the stack.
 pub use crate::config as limit;
 pub use crate::id::{Gid, Mac, Mtu, PdId, Psn, QpState, QpType, Qpn};
-pub use crate::mem::{Access, MemError, MwType, UserMemory, inc_rkey, racy};
+pub use crate::mem::{Access, MemError, MwType, UserMemory, inc_rkey};
 pub use crate::net::{NetConfigError, NoHost};
 pub use crate::port;
 pub use crate::proto::address::{self, AvError, GSI_QKEY, UdAddress};
@@ -96,6 +96,7 @@ pub use crate::proto::state::{ModifyError, required, state_name, type_name};
 pub use crate::proto::status::{AsyncEvent, SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 pub use crate::proto::vendor::VendorErr;
 pub use crate::proto::wqe::{self, Sge};
+pub use crate::racy;
 pub use crate::shard::counters::{Counter, CounterSnapshot};
 pub use crate::shard::{CqState, DrainKind, DrainMark, Event, EventElement, Turn};
 pub use crate::sync::alarm::Alarm;

@@ -14,7 +14,7 @@ impl UserMemory {
     ///
     /// # Safety
     /// As long as a key may grant something of it, the memory stays mapped, for reading and, as far as the rights let
-    /// somebody write, for writing; shards read and write it at any moment ([`racy`](super::racy)). A key may from its
+    /// somebody write, for writing; shards read and write it at any moment ([`racy`](crate::racy)). A key may from its
     /// registration until it was revoked and every shard has passed a turn boundary since: for a region of a device, until
     /// its deregistration has returned without an error.
     pub const unsafe fn new(addr: u64, len: u64) -> Self {
@@ -110,7 +110,7 @@ impl Place {
     /// Opens `len` bytes for access.
     ///
     /// # Safety
-    /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](super::racy) alone, and written
+    /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](crate::racy) alone, and written
     /// only where that is what the lookup asked for.
     ///
     /// # Panics

@@ -10,9 +10,10 @@
 use core::sync::atomic::Ordering;
 
 use crate::id::PdId;
-use crate::mem::{Access, KnownKey, MrTable, Place, Sge, racy, sge};
+use crate::mem::{Access, KnownKey, MrTable, Place, Sge, sge};
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
+use crate::racy;
 use crate::wire::icrc::OnePass;
 use crate::wire::{Header, ICRC_LEN, Template};
 
