@@ -13,7 +13,7 @@ use std::sync::{Arc, Once, mpsc};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_PORT_TEST_CHILD";
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The other process: sends every frame back with its first byte changed, until its stdin ends.
 #[test]

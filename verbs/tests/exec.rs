@@ -10,7 +10,7 @@ use verbs::port::PortSpec;
 use verbs::rdma_cm::PortSpace;
 use verbs::{Context, DeviceConfig, Mac, QpInitAttr};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a program that is started now has open beside its standard files, by what it is.
 fn inherited() -> BTreeSet<String> {

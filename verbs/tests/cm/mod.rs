@@ -18,9 +18,9 @@ use verbs::{
 };
 
 /// No wait of a test lasts longer.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// For resolutions that succeed.
-pub const SOON: Duration = Duration::from_secs(5);
+pub const SOON: Duration = Duration::from_secs(30);
 
 /// A device and the objects of one program on it.
 pub struct Host {
@@ -79,12 +79,19 @@ pub fn everybody(port: u16) -> SocketAddr {
     SocketAddr::from(([0u16; 8], port))
 }
 
+/// Whether an IPv4 frame of ours goes to queue pair 1: Ethernet, IP and UDP are before the BTH.
+fn is_mad(frame: &[u8]) -> bool {
+    frame[12..14] == [8, 0] && frame.get(14 + 20 + 8 + 5..14 + 20 + 8 + 8) == Some(&[0, 0, 1])
+}
+
 /// A and B on a cable.
 pub struct World {
     pub a: Host,
     pub b: Host,
     /// While set, what A sends is lost.
     pub a_is_mute: Arc<AtomicBool>,
+    /// While set, what A sends to queue pair 1 is lost.
+    pub a_says_no_mads: Arc<AtomicBool>,
 }
 
 /// Addresses of A and B.
@@ -107,15 +114,16 @@ impl World {
             let config = DeviceConfig::new(port).addr(addrs(false)[side], 24).addr(addrs(true)[side], 64);
             Host::new(change(config.drive(Drive::Embedded)))
         };
-        let mute = a_is_mute.clone();
-        let a = Hooked::around(a, move |burst| match burst {
-            Burst::Tx(frames) if mute.load(Ordering::Acquire) => {
-                frames.clear();
-                false
+        let a_says_no_mads = Arc::new(AtomicBool::new(false));
+        let (mute, no_mads) = (a_is_mute.clone(), a_says_no_mads.clone());
+        let a = Hooked::around(a, move |burst| {
+            if let Burst::Tx(frames) = burst {
+                let (mute, no_mads) = (mute.load(Ordering::Acquire), no_mads.load(Ordering::Acquire));
+                frames.retain(|frame| !(mute || no_mads && is_mad(frame.data())));
             }
-            _ => true,
+            true
         });
-        Self { a: host(a, 0), b: host(b, 1), a_is_mute }
+        Self { a: host(a, 0), b: host(b, 1), a_is_mute, a_says_no_mads }
     }
     pub fn pump(&self) {
         self.a.pump();

@@ -12,7 +12,7 @@ use verbs::{
 };
 
 /// No wait of a test lasts longer: far more than what it waits for needs, for the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Options of every connection of the tests: our first configured address, and retries (0.5 s, seven times) that outlast
 /// a thread's wait for its turn on a busy machine.
