@@ -316,8 +316,11 @@ impl<T> Drop for Claimed<'_, T> {
     fn drop(&mut self) {
         let claim = self.claim;
         match self.how {
-            // It stays inside, for those who have the lock and wait for it to come out: they see what became of the lock.
-            How::Owner(_) => claim.lock.store(DEAD, Ordering::Release),
+            // It stays inside, for those who have the lock and wait for it to come out: they see what became of the lock. A
+            // swap, as the owner does not hold the lock: the model checker gives a store beside a compare-exchange no order.
+            How::Owner(_) => {
+                claim.lock.swap(DEAD, Ordering::AcqRel);
+            }
             How::Locked | How::Announced => {
                 claim.owner.store(0, Ordering::Relaxed);
                 claim.holder.store(0, Ordering::Relaxed);
@@ -556,35 +559,50 @@ mod models {
         });
     }
 
-    /// The owner panics inside while another thread waits for it, or asks in passing: both are refused, for ever.
-    #[test]
-    fn a_panic_of_the_owner() {
-        loom::model(|| {
-            let claim = Arc::new(Claim::new(()));
-            claim.owner.store(thread_number(), Ordering::Relaxed);
-            let others = [true, false].map(|waits| {
-                let claim = claim.clone();
-                loom::thread::spawn(move || {
-                    // Before the owner went in one of them may have been let in.
-                    let taken = if waits { claim.take().ok() } else { claim.try_take() };
-                    if let Some(held) = taken {
-                        held.release();
-                    }
-                })
-            });
-            if let Some(held) = claim.try_take() {
-                drop(held);
-                assert_eq!(claim.take().err(), Some(Refused::Dead));
-            }
-            for other in others {
-                other.join().unwrap();
-            }
-            if claim.is_dead() {
-                assert!(claim.try_take().is_none() && !claim.wanted());
-            } else {
-                claim.try_take().expect("free").release();
-            }
+    /// The owner panics inside while others wait for it (`true`), or ask in passing: all are refused, for ever.
+    fn the_owner_panics_beside<const OTHERS: usize>(waits: [bool; OTHERS]) {
+        let claim = Arc::new(Claim::new(()));
+        claim.owner.store(thread_number(), Ordering::Relaxed);
+        let others = waits.map(|waits| {
+            let claim = claim.clone();
+            loom::thread::spawn(move || {
+                // Before the owner went in one of them may have been let in.
+                let taken = if waits { claim.take().ok() } else { claim.try_take() };
+                if let Some(held) = taken {
+                    held.release();
+                }
+            })
         });
+        if let Some(held) = claim.try_take() {
+            drop(held);
+            assert_eq!(claim.take().err(), Some(Refused::Dead));
+        }
+        for other in others {
+            other.join().unwrap();
+        }
+        if claim.is_dead() {
+            assert!(claim.try_take().is_none() && !claim.wanted());
+        } else {
+            claim.try_take().expect("free").release();
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_owner_while_one_waits() {
+        loom::model(|| the_owner_panics_beside([true]));
+    }
+
+    #[test]
+    fn a_panic_of_the_owner_while_one_asks() {
+        loom::model(|| the_owner_panics_beside([false]));
+    }
+
+    /// Every interleaving of three threads takes hours.
+    #[test]
+    fn a_panic_of_the_owner_while_one_waits_and_one_asks() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| the_owner_panics_beside([true, false]));
     }
 
     /// One that holds the lock panics while the owner goes in and out.
