@@ -5,6 +5,8 @@
 //! is accessed stands in [`racy`](crate::racy); nothing here does. Called by control threads that register and by every shard for every packet.
 
 mod access;
+#[cfg(test)]
+mod edges;
 mod issue;
 mod known;
 mod range;

@@ -148,6 +148,56 @@ mod tests {
         assert_eq!(sole(&[], 0, 1), None);
     }
 
+    /// Elements of up to four bytes, at an address of their own or at the end of the address space, where some reach past it.
+    fn small_elements(number: u32) -> impl Iterator<Item = Sge> + Clone {
+        let ends = [u64::from(number + 1) * 100, u64::MAX - 2];
+        ends.into_iter().flat_map(move |addr| (0..=4).map(move |len| sge(addr, len, number)))
+    }
+
+    /// Every range of a list, the ends of the number space among them, against the list written out byte by byte.
+    fn check_every_range(list: &[Sge]) {
+        let bytes = |s: Sge| (0..u64::from(s.length)).map(move |i| (s.addr.wrapping_add(i), s.lkey));
+        let flat: Vec<(u64, u32)> = list.iter().copied().flat_map(bytes).collect();
+        assert_eq!(total(list), flat.len() as u64);
+        let numbers = || (0..14u64).chain([u64::from(u32::MAX) + 1, u64::MAX - 1, u64::MAX]);
+        for (offset, len) in numbers().flat_map(|offset| numbers().map(move |len| (offset, len))) {
+            let (from, end) = (u128::from(offset), u128::from(offset) + u128::from(len));
+            // What stands where in the message: the bytes of each element that are wanted, and whether one is in the way.
+            let (mut want, mut bad, mut before) = (Vec::new(), end > flat.len() as u128, 0u128);
+            for s in list {
+                let after = before + u128::from(s.length);
+                bad |= before < end && u128::from(s.addr) + u128::from(s.length) > u128::from(u64::MAX);
+                let wanted = (before..after).zip(bytes(*s)).filter(|(at, _)| (from..end).contains(at));
+                let wanted: Vec<(u64, u32)> = wanted.map(|(_, byte)| byte).collect();
+                if let [(addr, lkey), ..] = wanted[..] {
+                    want.push(sge(addr, wanted.len() as u32, lkey));
+                }
+                before = after;
+            }
+            let want = (!bad).then_some(want);
+            let got = pieces(list, offset, len).map(Iterator::collect::<Vec<_>>);
+            assert_eq!(got, want, "{offset} + {len} of {list:?}");
+            let inside = len > 0 && list.first().is_some_and(|first| end <= u128::from(first.length));
+            let one = want.filter(|_| inside).map(|pieces| pieces[0]);
+            // An element that reaches past the end counts as a whole, wherever in it the range is.
+            assert_eq!(sole(list, offset, len as usize), one, "{offset} + {len} of {list:?}");
+        }
+    }
+
+    /// Every list of up to three small elements.
+    #[test]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    fn every_range_of_every_small_list() {
+        check_every_range(&[]);
+        for a in small_elements(0) {
+            check_every_range(&[a]);
+            for b in small_elements(1) {
+                check_every_range(&[a, b]);
+                small_elements(2).for_each(|c| check_every_range(&[a, b, c]));
+            }
+        }
+    }
+
     proptest! {
         /// Against a message written out as one `(address, key)` for each byte.
         #[test]

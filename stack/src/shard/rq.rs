@@ -271,7 +271,9 @@ impl SharedRq {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::spsc::{Producer, ring};
+    use crate::sync::sequences::sequences;
+    use crate::sync::spsc::{Producer, ring, ring_at};
+    use std::collections::VecDeque;
 
     fn post(posts: &mut Producer<Granule>, epoch: u32) -> bool {
         let Some(slot) = posts.slot(0) else { return false };
@@ -290,6 +292,95 @@ mod tests {
         assert!(posts.free() == 1 && post(&mut posts, 1), "there is room");
         assert_eq!(rq.take(), Some(0));
         assert!(!post(&mut posts, 1), "one is taken and not complete");
+    }
+
+    /// What a receive queue should be: requests that are posted and not given back, some of them taken.
+    #[derive(Default)]
+    struct Model {
+        /// Their numbers and epochs.
+        ring: VecDeque<(u64, u32)>,
+        taken: usize,
+    }
+
+    impl Model {
+        /// The next request of this epoch; slots of earlier ones are free as soon as no older one is in use.
+        fn take(&mut self, epoch: u32, free_skipped: bool) -> Option<u64> {
+            while let Some(&(id, posted)) = self.ring.get(self.taken) {
+                self.taken += 1;
+                if posted == epoch {
+                    return Some(id);
+                }
+                if free_skipped && self.taken == 1 {
+                    self.release(0);
+                }
+            }
+            None
+        }
+        /// All that were taken, but for the last `held`, are complete.
+        fn release(&mut self, held: usize) {
+            self.ring.drain(..self.taken - held);
+            self.taken = held;
+        }
+    }
+
+    // Every short sequence of what a poster and a shard do with a queue, across the wrap of the ring's numbers.
+    #[test]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    fn every_short_history_matches_a_list() {
+        for (slots, start) in
+            [1, 2, 4].into_iter().flat_map(|slots| [0, u32::MAX, u32::MAX - 2].map(|s| (slots, s)))
+        {
+            sequences(7, 7).for_each(|history| replay(slots, start, history));
+        }
+    }
+
+    fn replay(slots: u32, start: u32, history: impl Iterator<Item = usize> + Clone) {
+        let (mut posts, ring) = ring_at(slots, recv_stride(1), start);
+        let mut epoch = u32::MAX;
+        let mut rq = Rq::Own(OwnRq { taken: ring.released(), ring, epoch });
+        let (mut model, mut id) = (Model::default(), 0);
+        let told = || format!("{:?} in {slots} slots from {start:#x}", history.clone().collect::<Vec<_>>());
+        for op in history.clone() {
+            match op {
+                // Of this life, or of an earlier one.
+                0 | 1 => {
+                    let epoch = epoch.wrapping_sub(op as u32);
+                    let room = model.ring.len() < slots as usize;
+                    assert_eq!(posts.slot(0).is_some(), room, "{}", told());
+                    if let Some(slot) = posts.slot(0) {
+                        RecvWqe { wr_id: id, epoch, num_sge: 0 }.put(slot);
+                        posts.publish(1);
+                        model.ring.push_back((id, epoch));
+                        id += 1;
+                    }
+                }
+                2 => {
+                    let want = model.take(epoch, true);
+                    assert_eq!(rq.take().is_some(), want.is_some(), "{}", told());
+                    if let Some(want) = want {
+                        assert_eq!(RecvWqe::of(rq.held()).wr_id, want, "{}", told());
+                    }
+                }
+                3 | 4 => {
+                    let holds = op == 4 && model.taken > 0;
+                    rq.release(holds);
+                    model.release(usize::from(holds));
+                }
+                5 => {
+                    let want = model.take(epoch, false);
+                    assert_eq!(rq.take_to_flush().map(|wqe| wqe.wr_id), want, "{}", told());
+                }
+                _ => {
+                    epoch = epoch.wrapping_add(1);
+                    rq.reset(epoch);
+                    model = Model::default();
+                }
+            }
+        }
+        let waiting = model.ring.len() - model.taken;
+        assert_eq!(rq.credits(), Some(waiting as u32), "{}", told());
+        assert_eq!(rq.published().wrapping_sub(rq.released()) as usize, model.ring.len(), "{}", told());
+        assert_eq!(posts.in_use() as usize, model.ring.len(), "{}", told());
     }
 
     // What comes before it is not complete: it waits for that.

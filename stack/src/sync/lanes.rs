@@ -427,6 +427,7 @@ impl Armer {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::sequences::sequences;
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -499,6 +500,76 @@ mod tests {
                 }
                 prop_assert_eq!(reader.len(), visible.iter().map(VecDeque::len).sum::<usize>());
                 prop_assert_eq!(reader.is_empty(), visible.iter().all(VecDeque::is_empty));
+            }
+        }
+    }
+
+    /// Every short sequence of what a shard and a reader do with a queue of one lane, which has an exact bound: order, bound and
+    /// count, over changes of size and across the wrap of the ring's numbers.
+    #[test]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    fn every_short_history_matches_a_queue() {
+        for (cqe, start) in (1..=4).flat_map(|cqe| [0, u32::MAX, u32::MAX - 2].map(|start| (cqe, start))) {
+            sequences(6, 7).for_each(|history| replay(cqe, start, history));
+        }
+    }
+
+    fn replay(mut cqe: u32, start: u32, history: impl Iterator<Item = usize> + Clone) {
+        let (mut reader, mut lanes) = build::<u32>(cqe, 1, start, None);
+        let mut lane = lanes.remove(0);
+        // What waits from before a change of size, each time by itself, counts against no bound.
+        let mut older: Vec<VecDeque<u32>> = Vec::new();
+        let (mut visible, mut staged) = (VecDeque::new(), VecDeque::new());
+        let told = || format!("{:?} from {start:#x}", history.clone().collect::<Vec<_>>());
+        let mut value = 0;
+        for op in history.clone() {
+            match op {
+                0 => {
+                    let room = visible.len() + staged.len() < cqe as usize;
+                    assert_eq!(lane.push(value).is_ok(), room, "{}", told());
+                    if room {
+                        staged.push_back(value);
+                    }
+                    value += 1;
+                }
+                1 => {
+                    lane.publish();
+                    visible.append(&mut staged);
+                }
+                2 | 3 => {
+                    let mut out = [0; 8];
+                    let max = if op == 2 { 1 } else { out.len() };
+                    let n = reader.poll(&mut out[..max]);
+                    let mut want = Vec::new();
+                    for queue in older.iter_mut().chain([&mut visible]) {
+                        let left = max - want.len();
+                        want.extend(queue.drain(..left.min(queue.len())));
+                    }
+                    assert_eq!(out[..n], want, "{}", told());
+                }
+                // The even ones at the front of each ring are dead.
+                4 => {
+                    reader.discard_while(|e| e % 2 == 0);
+                    for queue in older.iter_mut().chain([&mut visible]) {
+                        while queue.front().is_some_and(|e| e % 2 == 0) {
+                            queue.pop_front();
+                        }
+                    }
+                }
+                _ => {
+                    cqe = cqe % 4 + 1;
+                    lane.replace_with(reader.resize(cqe).remove(0));
+                    if staged.len() > cqe as usize {
+                        visible.append(&mut staged);
+                    }
+                    older.push(core::mem::take(&mut visible));
+                }
+            }
+            assert_eq!(lane.has_staged(), !staged.is_empty(), "{}", told());
+            // A look at the ring would make copies of its ends fresh that a poll finds stale.
+            if op != 2 {
+                let there = older.iter().chain([&visible]).map(VecDeque::len).sum::<usize>();
+                assert_eq!(reader.len(), there, "{}", told());
             }
         }
     }

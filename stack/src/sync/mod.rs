@@ -17,6 +17,8 @@ pub mod lanes;
 pub mod prefetch;
 pub(crate) mod primitive;
 pub mod process;
+#[cfg(all(test, not(loom)))]
+pub(crate) mod sequences;
 pub mod spsc;
 pub mod srq;
 pub mod words;

@@ -511,6 +511,7 @@ impl<T: Copy + Send> Consumer<T> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::sequences::sequences;
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -590,6 +591,78 @@ mod tests {
                 prop_assert_eq!(tx.in_use() as usize, queue.len());
             }
         }
+    }
+
+    /// Sequence numbers to start from, so that the first few cross the wrap, and the change of sign.
+    const STARTS: [u32; 6] = [0, u32::MAX, u32::MAX - 1, u32::MAX - 4, i32::MAX as u32, i32::MAX as u32 - 1];
+
+    /// Every short sequence of what both ends do, in rings of each size: nothing that is looked up is fresher than it has to
+    /// be, so copies of the other end's index are stale wherever they can be.
+    #[test]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    fn every_short_history_matches_a_queue() {
+        for (slots, start) in [1, 2, 4, 8].into_iter().flat_map(|slots| STARTS.map(|start| (slots, start))) {
+            // Pushes and pops alone fill the largest ring, too.
+            sequences(2, 12).for_each(|history| replay(slots, start, history.map(|op| [0, 2][op])));
+            sequences(6, 6).for_each(|history| replay(slots, start, history));
+        }
+    }
+
+    fn replay(slots: u32, start: u32, history: impl Iterator<Item = usize> + Clone) {
+        let (mut tx, mut rx) = ring_at::<u32>(slots, 1, start);
+        let (mut model, mut value) = (VecDeque::new(), 0);
+        let told = || format!("{:?} in {slots} slots from {start:#x}", history.clone().collect::<Vec<_>>());
+        for op in history.clone() {
+            let room = slots as usize - model.len();
+            match op {
+                // Publishes one, or two at once.
+                0 | 1 => {
+                    let n = op as u32 + 1;
+                    let last = tx.slot(n - 1).is_some();
+                    assert_eq!(last, n as usize <= room, "{}", told());
+                    for ahead in 0..if last { n } else { 0 } {
+                        value += 1;
+                        tx.slot(ahead).unwrap()[0] = value;
+                        model.push_back(value);
+                    }
+                    tx.publish(if last { n } else { 0 });
+                }
+                2 => {
+                    let seq = rx.released();
+                    assert_eq!(rx.get(seq).map(|slot| slot[0]), model.front().copied(), "{}", told());
+                    if model.pop_front().is_some() {
+                        rx.release_to(seq.wrapping_add(1));
+                    }
+                }
+                // All there is, piece by piece.
+                3 => {
+                    let n = rx.ready(slots);
+                    let end = rx.released().wrapping_add(n);
+                    let mut got = Vec::new();
+                    while got.len() < n as usize {
+                        let seq = rx.released().wrapping_add(got.len() as u32);
+                        got.extend_from_slice(rx.contiguous(seq, end.wrapping_sub(seq)));
+                    }
+                    assert_eq!(got, model.drain(..).collect::<Vec<_>>(), "{}", told());
+                    rx.release_to(end);
+                }
+                // From what was released last to behind what can be there.
+                4 => {
+                    for ahead in -2..=i64::from(slots) + 1 {
+                        let seq = rx.released().wrapping_add(ahead as u32);
+                        let want = usize::try_from(ahead).ok().and_then(|ahead| model.get(ahead));
+                        assert_eq!(rx.get(seq).map(|slot| &slot[0]), want, "{ahead} of {}", told());
+                    }
+                }
+                _ => {
+                    let free = tx.free() as usize;
+                    assert!(free <= room && (free == 0) == (room == 0), "{free} of {room}: {}", told());
+                }
+            }
+        }
+        assert_eq!(tx.in_use() as usize, model.len(), "{}", told());
+        assert_eq!(rx.unreleased() as usize, model.len(), "{}", told());
+        assert_eq!(tx.published(), start.wrapping_add(value), "{}", told());
     }
 
     #[test]

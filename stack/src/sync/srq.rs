@@ -255,6 +255,7 @@ impl core::fmt::Debug for Taker {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::sequences::sequences;
     use super::*;
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -331,6 +332,65 @@ mod tests {
                 prop_assert_eq!((poster.capacity(), poster.limit()), (room, limit));
                 prop_assert!(poster.len() <= room);
             }
+        }
+    }
+
+    /// Every short sequence of what a poster and two takers do, across changes of size and where 32 bits of the entries' numbers
+    /// wrap: order, count, bound, and the limit told once.
+    #[test]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    fn every_short_history_matches_a_queue() {
+        let starts = [0, u64::from(u32::MAX), u64::from(u32::MAX) - 2];
+        for (capacity, start) in (1..=3).flat_map(|capacity| starts.map(|start| (capacity, start))) {
+            sequences(6, 7).for_each(|history| replay(capacity, start, history));
+        }
+    }
+
+    fn replay(mut capacity: u32, start: u64, history: impl Iterator<Item = usize> + Clone) {
+        let (mut poster, taker) = queue_at(capacity, 1, start);
+        let mut takers = [taker.clone(), taker];
+        let (mut model, mut limit, mut value) = (VecDeque::new(), 0u32, 0u64);
+        let told = || format!("{:?} from {start:#x}", history.clone().collect::<Vec<_>>());
+        for op in history.clone() {
+            match op {
+                // Publishes one, or two at once.
+                0 | 1 => {
+                    let mut put = 0;
+                    while put <= op as u32 && poster.put(put, &[value]) {
+                        model.push_back(value);
+                        value += 1;
+                        put += 1;
+                    }
+                    assert!(put == op as u32 + 1 || model.len() == capacity as usize, "{}", told());
+                    poster.publish(put);
+                }
+                2 | 3 => {
+                    let mut got = [u64::MAX];
+                    let taken = takers[op - 2].take(&mut got);
+                    let want = model.pop_front();
+                    assert_eq!(taken.map(|_| got[0]), want, "{}", told());
+                    let reached = want.is_some() && (model.len() as u32) < limit;
+                    assert_eq!(taken.is_some_and(|taken| taken.limit_reached), reached, "{}", told());
+                    if reached {
+                        limit = 0;
+                    }
+                }
+                4 => {
+                    limit = 2;
+                    poster.arm(limit);
+                }
+                _ => {
+                    let next = capacity % 3 + 1;
+                    let waiting = model.len() as u32;
+                    let fits = waiting <= next;
+                    assert_eq!(poster.resize(next), if fits { Ok(()) } else { Err(waiting) }, "{}", told());
+                    if fits {
+                        capacity = next;
+                    }
+                }
+            }
+            let state = (poster.len() as usize, poster.is_empty(), poster.limit(), poster.capacity());
+            assert_eq!(state, (model.len(), model.is_empty(), limit, capacity), "{}", told());
         }
     }
 

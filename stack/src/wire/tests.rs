@@ -1,6 +1,7 @@
 //! Tests of the wire format, by conformance id where there is one.
 
 mod codec;
+mod located;
 mod properties;
 mod table;
 mod vectors;
