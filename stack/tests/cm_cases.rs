@@ -751,6 +751,61 @@ fn m25_the_queue_pair_of_a_datagram_service() {
     assert_eq!((w.nodes[A].next_timer(), w.nodes[B].next_timer()), (None, None));
 }
 
+/// What just began on a node began so much earlier than it was done: its timer moves by that, once.
+fn was_interrupted(w: &mut MadWorld, node: usize) {
+    const INTERRUPTION: Duration = Duration::from_secs(2);
+    let (now, machine) = (w.now, &mut w.nodes[node]);
+    let timer = machine.next_timer().expect("something waits");
+    for _ in 0..2 {
+        machine.left_by(now, now.after(INTERRUPTION));
+        assert_eq!(machine.next_timer(), Some(timer.after(INTERRUPTION)));
+    }
+}
+
+/// Goal: whoever is interrupted between its look at the clock and what it did then takes nothing from a wait that means "at
+/// least": for the answer to a REQ, a REP, a DREQ or a SIDR_REQ, and in TIMEWAIT.
+#[test]
+fn an_interruption_takes_nothing_from_a_wait() {
+    let mut w = world();
+    listen(&mut w);
+    let a = connect(&mut w);
+    was_interrupted(&mut w, A);
+    let (b, _) = request(&mut w);
+    w.nodes[B].left_by(w.now, w.now);
+    accept(&mut w, b);
+    was_interrupted(&mut w, B);
+    response(&mut w);
+    confirm(&mut w, a);
+    for node in [A, B] {
+        w.nodes[node].left_by(w.now, w.now);
+    }
+    w.nodes[A].disconnect(w.now, a, b"").unwrap();
+    was_interrupted(&mut w, A);
+    w.run(MOMENT);
+    for node in [A, B] {
+        was_interrupted(&mut w, node);
+    }
+    let mut w = world();
+    w.nodes[A].sidr_request(w.now, &udp(53, b"")).unwrap();
+    was_interrupted(&mut w, A);
+}
+
+/// Goal: a request that is not repeated is waited for as long as was said, however late it left.
+#[test]
+fn an_interruption_ends_no_wait() {
+    let mut w = world();
+    let timing = Timing { max_cm_retries: 0, ..Timing::default() };
+    let id = w.nodes[A].connect(w.now, &Connect { timing, ..to_b(A_QPN) }).unwrap();
+    let end = w.nodes[A].next_timer().unwrap();
+    let late = Duration::from_secs(3600);
+    w.nodes[A].left_by(w.now, w.now.after(late));
+    w.nodes[A].poll_timers(w.now.after(late));
+    w.nodes[A].poll_timers(Instant::from_nanos(end.after(late).as_nanos() - 1));
+    assert_eq!(w.event(A), None);
+    w.nodes[A].poll_timers(end.after(late));
+    assert_eq!(w.event(A), Some(Event::Unreachable { id, timewait: false }));
+}
+
 #[test]
 fn m25_no_datagram_service() {
     let mut w = world();

@@ -38,6 +38,14 @@ pub(super) enum Timed {
     Sidr(SidrId),
 }
 
+/// What counts from the time at which a call began, and should from when its MADs left and its events were handled.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Begun {
+    /// The whole wait for an answer; first, as it bounds the timer.
+    Wait(ConnId),
+    Timer(Timed),
+}
+
 /// The connection manager of a device.
 pub struct Machine {
     pub(super) config: Config,
@@ -60,6 +68,8 @@ pub struct Machine {
     pub(super) half_open: usize,
     pub(super) sidrs: Sidrs,
     pub(super) timers: BTreeSet<(Instant, Timed)>,
+    /// What began since [`Machine::left_by`].
+    begun: Vec<Begun>,
     sends: VecDeque<Send>,
     events: VecDeque<Event>,
 }
@@ -83,6 +93,7 @@ impl Machine {
             half_open: 0,
             sidrs: Sidrs::default(),
             timers: BTreeSet::new(),
+            begun: Vec::new(),
             sends: VecDeque::new(),
             events: VecDeque::new(),
         }
@@ -146,6 +157,32 @@ impl Machine {
         let send = self.sends.pop_front()?;
         self.counters.count(Counter::Sent);
         Some(send)
+    }
+
+    /// What calls since the last one of this were told to be happening at `now` has happened by `by`: events were handled, MADs
+    /// are on their way. Waits mean "at least": they count from there. For whoever cannot be sure not to be interrupted.
+    pub fn left_by(&mut self, now: Instant, by: Instant) {
+        let late = by.nanos_since(now);
+        let mut begun = core::mem::take(&mut self.begun);
+        begun.sort_unstable();
+        begun.dedup();
+        for begun in begun.drain(..).filter(|_| late > 0) {
+            match begun {
+                Begun::Wait(id) => {
+                    // A wait that a stranger began ends when its time is up.
+                    if let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.state.half_open()) {
+                        conn.deadline = conn.deadline.after_nanos(late);
+                    }
+                }
+                Begun::Timer(Timed::Conn(id)) => {
+                    if let Some(timer) = self.conns.get(&id).map(|conn| conn.timer) {
+                        self.arm(id, timer.after_nanos(late));
+                    }
+                }
+                Begun::Timer(Timed::Sidr(id)) => self.sidr_left_late(id, late),
+            }
+        }
+        self.begun.clear();
     }
 
     /// The next event.
@@ -214,6 +251,14 @@ impl Machine {
         let (path, at) = (conn.mad_path, now.after(conn.interval));
         self.send(path, bytes);
         self.arm(id, at);
+        self.began(Begun::Wait(id));
+    }
+
+    /// Something counts from now. Where nobody says when calls were over, few are remembered.
+    pub(super) fn began(&mut self, begun: Begun) {
+        if self.begun.len() < self.config.limits.sends {
+            self.begun.push(begun);
+        }
     }
 
     /// How long an answer to a request of a connection that a REQ began is waited for: as often and as long as was said,
@@ -240,6 +285,7 @@ impl Machine {
         conn.timer = at;
         if at != Instant::FAR {
             self.timers.insert((at, Timed::Conn(id)));
+            self.began(Begun::Timer(Timed::Conn(id)));
         }
     }
 

@@ -9,7 +9,7 @@ use super::code;
 use super::counter::Counter;
 use super::error::Error;
 use super::event::{Event, Path, SidrId, SidrReply, SidrRequest};
-use super::machine::{Machine, Timed, from_peer};
+use super::machine::{Begun, Machine, Timed, from_peer};
 use super::mad::Mad;
 use super::message::{SidrRep, SidrReq, padded};
 use super::reason::SidrStatus;
@@ -258,6 +258,15 @@ impl Machine {
         self.timers.remove(&(sidr.timer, Timed::Sidr(id)));
         sidr.timer = at;
         self.timers.insert((at, Timed::Sidr(id)));
+        self.began(Begun::Timer(Timed::Sidr(id)));
+    }
+
+    /// Our request left so much later than was thought when its timer was set.
+    pub(super) fn sidr_left_late(&mut self, id: SidrId, late_ns: u64) {
+        let asked = self.sidrs.by_id.get(&id).filter(|sidr| matches!(sidr.side, Side::Asked { .. }));
+        if let Some(at) = asked.map(|sidr| sidr.timer.after_nanos(late_ns)) {
+            self.sidr_arm(id, at);
+        }
     }
 
     fn sidr_remove(&mut self, id: SidrId) {

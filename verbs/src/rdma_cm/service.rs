@@ -345,6 +345,8 @@ impl State {
         }
         let Some(gsi) = &mut self.gsi else { return };
         let waiting = gsi.send(device, &mut self.machine);
+        // This thread may have been interrupted since it looked at the clock.
+        self.machine.left_by(now, device.now());
         if waiting || !self.resolving.is_empty() || !self.accepting.is_empty() {
             device.alarm().at_the_latest(now.after(LOOK_EVERY));
         }
@@ -556,6 +558,36 @@ mod tests {
             let anew = context.create_id(None, PortSpace::Tcp).unwrap();
             anew.bind_addr(([192, 0, 2, 1], 0)).unwrap();
         }
+    }
+
+    // Goal: a thread that is interrupted between its look at the clock and the message takes nothing from the time that an
+    // answer has.
+    #[test]
+    fn an_interrupted_call_leaves_the_peer_its_time() {
+        use stack::device::cm::{Path, ServiceId, SidrRequest, Timing};
+        let clock = Arc::new(AtomicU64::new(1));
+        let mut config = DeviceConfig::loopback().drive(Drive::Embedded);
+        config.clock = Clock::Manual(clock.clone());
+        let context = Context::open(config).unwrap();
+        let service = context.cm().unwrap();
+        let own = service.device().gids().iter().copied().find(|gid| gid.as_v4().is_some()).unwrap();
+        let path = Path { sgid: own, dgid: own, ..Path::default() };
+        const INTERRUPTION: Duration = Duration::from_secs(3600);
+        let asked = service.call(|state, _, now| {
+            let request = SidrRequest {
+                path,
+                service_id: ServiceId(7),
+                ip: None,
+                private_data: Vec::new(),
+                timing: Timing::default(),
+            };
+            let id = state.machine.sidr_request(now, &request);
+            let timer = state.machine.next_timer().unwrap();
+            clock.fetch_add(INTERRUPTION.as_nanos() as u64, Ordering::AcqRel);
+            Ok((id.unwrap(), timer))
+        });
+        let (_, timer) = asked.unwrap();
+        assert_eq!(service.lock().machine.next_timer(), Some(timer.after(INTERRUPTION)));
     }
 
     // Goal: a number that a connection had is held until TIMEWAIT is over, also when queue pair and identifier are gone.
