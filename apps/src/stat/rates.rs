@@ -54,6 +54,8 @@ pub struct ShardRow {
     pub id: usize,
     /// Its queue pairs.
     pub qps: usize,
+    /// Whether it died of a panic: nobody turns it any more.
+    pub dead: bool,
     /// Absent where there is nothing to compare with.
     pub rates: Option<Rates>,
     /// In the interval.
@@ -198,6 +200,7 @@ impl StackRates {
                 ShardRow {
                     id: shard.id,
                     qps: shard.qps,
+                    dead: shard.dead,
                     rates: rates(old, &shard.counters),
                     recent: recent(old, &shard.counters),
                     total: Trouble::new(&shard.counters),

@@ -51,7 +51,7 @@ pub fn shard_cells(shard: &ShardRow, since_start: bool) -> [String; 9] {
     let rates = shard.rates.as_ref();
     let trouble: &Trouble = if since_start { &shard.total } else { &shard.recent };
     [
-        shard.id.to_string(),
+        if shard.dead { format!("{} dead", shard.id) } else { shard.id.to_string() },
         shard.qps.to_string(),
         rate(rates, |r| r.rx_frames_per_s),
         gbit(rates, |r| r.rx_gbit_per_s),

@@ -144,7 +144,7 @@ impl View {
 
         let trouble = if self.since_start { "since the start" } else { "in the interval" };
         let rows = stack.shards.iter().map(|s| Row::new(shard_cells(s, self.since_start)));
-        let widths = [5, 7, 9, 8, 9, 8, 8, 8, 8].map(Constraint::Length);
+        let widths = [7, 7, 9, 8, 9, 8, 8, 8, 8].map(Constraint::Length);
         let table = Table::new(rows, widths)
             .header(Row::new(SHARD_TITLES).style(bold))
             .block(Block::bordered().title("Shards"));
@@ -303,7 +303,10 @@ mod tests {
             pid,
             program: "target".into(),
             port: "tap:roce0".into(),
-            shards: vec![ShardStats { id: 0, qps: 2, counters, ..ShardStats::default() }],
+            shards: vec![
+                ShardStats { id: 0, qps: 2, counters, ..ShardStats::default() },
+                ShardStats { id: 12, dead: true, ..ShardStats::default() },
+            ],
             qps_total: 2,
             qps: vec![qp(0x11, "RTS"), qp(0x22, "ERR")],
             ..Snapshot::default()
@@ -337,9 +340,16 @@ mod tests {
         let mut view = view(&stack(1));
         press(&mut view, KeyCode::Char('t'));
         let text = text(&mut view, 160, 30);
-        for part in
-            ["target (pid 1) on tap:roce0", "0x000011", "0x000022", "RTS", "ERR", "192.0.2.9", "bad_icrc 7"]
-        {
+        for part in [
+            "target (pid 1) on tap:roce0",
+            "12 dead",
+            "0x000011",
+            "0x000022",
+            "RTS",
+            "ERR",
+            "192.0.2.9",
+            "bad_icrc 7",
+        ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
     }

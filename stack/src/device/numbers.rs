@@ -49,9 +49,9 @@ impl Numbers {
         }
     }
 
-    /// The shard with the fewest queue pairs, the first of several.
-    pub(super) fn least_loaded(&self) -> usize {
-        (0..self.slots.len()).min_by_key(|i| self.slots[*i].live).unwrap_or(0)
+    /// The shard with the fewest queue pairs among those that live, the first of several; any where none does.
+    pub(super) fn least_loaded(&self, is_dead: impl Fn(usize) -> bool) -> usize {
+        (0..self.slots.len()).min_by_key(|i| (is_dead(*i), self.slots[*i].live)).unwrap_or(0)
     }
 
     /// A slot and a number on `shard`. `random` gives random numbers.
@@ -171,7 +171,9 @@ mod tests {
         let (slot, qpn) = n.take_gsi().unwrap();
         assert_eq!(qpn, Qpn::GSI);
         assert!(matches!(n.take_gsi(), Err(DeviceError::Exists { .. })));
-        assert_eq!(n.least_loaded(), 1);
+        assert_eq!(n.least_loaded(|_| false), 1);
+        assert_eq!(n.least_loaded(|shard| shard == 1), 0);
+        assert_eq!(n.least_loaded(|_| true), 1);
         n.put_back(0, slot, qpn, at(0));
         assert!(n.take_gsi().is_ok());
     }

@@ -302,7 +302,7 @@ fn number(
         let (shard, (slot, qpn)) = {
             let mut numbers = device.numbers();
             let wish = shard.or(td.and_then(|td| td.shard()));
-            let at = wish.unwrap_or_else(|| numbers.least_loaded());
+            let at = wish.unwrap_or_else(|| numbers.least_loaded(|shard| device.core.cells[shard].is_dead()));
             let taken = numbers.take(device.now(), at, || device.random.next())?;
             // Under the lock, so that two first ones do not part.
             if let (Some(td), None) = (td, shard) {
