@@ -119,14 +119,12 @@ pub fn settle(
     until: Instant,
 ) -> std::result::Result<(), Failure> {
     let peer = id.peer_addr().map_or_else(|| "the other end".into(), |peer| peer.to_string());
-    let since = Instant::now();
     loop {
         stop::check()?;
         let left = until.saturating_duration_since(Instant::now());
         let Some(event) = events.get_event(left.min(LOOK))?.filter(|event| event.is_of(id)) else {
             if left.is_zero() {
-                let waited = since.elapsed().as_secs_f64();
-                return Err(Failure::NotYet(format!("{peer} did not answer within {waited:.1} s")));
+                return Err(Failure::NotYet(format!("{peer} did not answer in time")));
             }
             continue;
         };
@@ -272,21 +270,24 @@ impl Exchange {
     /// When nobody answers in time, with what was heard last; a signal.
     pub fn connect(device: &OpenDevice, to: SocketAddr, patience: Duration) -> Result<Self> {
         let until = Instant::now() + patience;
+        let mut heard = None;
         loop {
             let attempt = Instant::now();
             let events = device.context.create_event_channel()?;
             let why = match Self::attempt(device, events, to, until) {
                 Ok(exchange) => return Ok(exchange),
                 Err(Failure::Final(e)) => return Err(e),
+                // An attempt that had no time to end says less than one before it.
+                Err(Failure::NotYet(why)) if Instant::now() >= until => heard.unwrap_or(why),
                 Err(Failure::NotYet(why)) => why,
             };
-            // What is left would end in silence, which says less.
             if Instant::now() + RETRY >= until {
                 return Err(AppError::Setup(format!(
-                    "no session at {to} by rdma_cm: {why}; start roce-perf server -R there, check its address and \
+                    "no session at {to} by rdma_cm within {patience:?}: {why}; start roce-perf server -R there, check its address and \
                      port, or wait longer (--wait)"
                 )));
             }
+            heard = Some(why);
             let pause = device.context.create_event_channel()?;
             while attempt.elapsed() < RETRY {
                 stop::check()?;

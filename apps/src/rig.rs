@@ -12,7 +12,7 @@ use verbs::port::{self, MemifRole, Port, PortOptions, PortQueue, PortSpec, PortS
 use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsError, stats};
 
 /// How long the peer's end of the link may take to come up.
-const LINK_PATIENCE: Duration = Duration::from_secs(10);
+const LINK_PATIENCE: Duration = Duration::from_secs(30);
 /// How long a closed device may take to give its queues back.
 const RETURN_PATIENCE: Duration = Duration::from_secs(2);
 

@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{Bench, Link, PERF, PINGPONG, free_port, run};
+use common::{Bench, Link, PERF, PINGPONG, free_port, run, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
 use std::net::TcpStream;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn wrong_options() {
@@ -92,20 +92,12 @@ fn nobody_answers() {
 
 /// Waits until the server has its sockets.
 fn wait_for(path: &std::path::Path) {
-    let since = Instant::now();
-    while !path.exists() {
-        assert!(since.elapsed() < Duration::from_secs(10), "{} does not appear", path.display());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(|| path.exists().then_some(()));
 }
 
 /// Waits until a measurement is under way: a fixed sleep would end before a client on a busy machine has connected.
 fn wait_for_traffic(pcap: &std::path::Path) {
-    let since = Instant::now();
-    while std::fs::metadata(pcap).map_or(0, |file| file.len()) < 64 << 10 {
-        assert!(since.elapsed() < Duration::from_secs(30), "no traffic");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(|| (std::fs::metadata(pcap).map_or(0, |file| file.len()) >= 64 << 10).then_some(()));
 }
 
 fn signal(name: Signal, process: u32) {
@@ -135,17 +127,16 @@ fn a_server_that_is_killed_and_started_again() {
         {
             wait_for(&bench.server_socket());
             let pcap = bench.path(&format!("frames{n}.pcap"));
+            // Far longer than the test waits: what ends it is the server's end.
             let args =
-                ["--op", op, "--mode", mode, "-D", "50s", "--retry", "3", "--pcap", pcap.to_str().unwrap()];
+                ["--op", op, "--mode", mode, "-D", "50m", "--retry", "3", "--pcap", pcap.to_str().unwrap()];
             let client = bench.perf_client(&args);
             wait_for_traffic(&pcap);
             server.kill();
-            let since = Instant::now();
             let client = client.finish().bad("roce-perf: ");
             let told =
                 client.stderr.contains("RETRY_EXC_ERR") || client.stderr.contains("closed the connection");
             assert!(told, "{link:?} {op} {mode}: {}", client.all());
-            assert!(since.elapsed() < Duration::from_secs(40), "{link:?} {op} {mode}: {:?}", since.elapsed());
             // Its successor finds the socket file of the dead one.
             server = bench.perf_server(&[]);
             bench.perf_client(&["--op", op, "-n", "20", "--verify"]).finish().good();
@@ -160,7 +151,7 @@ fn a_client_that_is_killed_does_not_take_the_server_along() {
         let _server = bench.perf_server(&[]);
         for op in ["send", "write", "read"] {
             let pcap = bench.path(&format!("{op}.pcap"));
-            let args = ["--op", op, "--mode", "rate", "-D", "50s", "--pcap", pcap.to_str().unwrap()];
+            let args = ["--op", op, "--mode", "rate", "-D", "50m", "--pcap", pcap.to_str().unwrap()];
             let mut client = bench.perf_client(&args);
             wait_for_traffic(&pcap);
             client.kill();
@@ -189,7 +180,7 @@ fn a_client_of_rdma_cm_that_is_killed_does_not_take_the_server_along() {
         let _server = bench.cm_server(&[]);
         for op in ["send", "write", "read"] {
             let pcap = bench.path(&format!("{op}.pcap"));
-            let args = ["--op", op, "--mode", "rate", "-D", "50s", "--pcap", pcap.to_str().unwrap()];
+            let args = ["--op", op, "--mode", "rate", "-D", "50m", "--pcap", pcap.to_str().unwrap()];
             let mut client = bench.cm_client(&args);
             wait_for_traffic(&pcap);
             client.kill();
@@ -198,12 +189,11 @@ fn a_client_of_rdma_cm_that_is_killed_does_not_take_the_server_along() {
     }
 }
 
-/// Both ends of a wait: it lasts as long as was said, and a signal ends it.
-fn waits_as_told(bench: &Bench, args: &[&str], says: &str) {
+/// Both ends of a wait: it ends by itself, and by a signal long before that.
+fn waits_as_told(bench: &Bench, wait: &str, args: &[&str], says: &str) {
     let run_with = |wait| common::Running::start(PERF, &[&["client", "--wait", wait][..], args].concat());
-    let since = Instant::now();
-    let end = run_with("1s").finish().bad(says);
-    assert!(end.stderr.contains("--wait") && since.elapsed() < Duration::from_secs(40), "{}", end.all());
+    let end = run_with(wait).finish().bad(says);
+    assert!(end.stderr.contains("--wait"), "{}", end.all());
     let mut patient = run_with("50m");
     wait_for(&bench.path("b"));
     std::thread::sleep(Duration::from_millis(300));
@@ -221,7 +211,7 @@ fn the_wait_for_a_server_that_does_not_answer_ends_when_it_should() {
     let base = ["--port", &client, "--oob-port", &tcp];
     {
         let _silent = std::net::TcpListener::bind(("127.0.0.1", bench.tcp)).unwrap();
-        waits_as_told(&bench, &[&base[..], &["127.0.0.1"]].concat(), "said nothing for 5s");
+        waits_as_told(&bench, "1s", &[&base[..], &["127.0.0.1"]].concat(), "said nothing for 5s");
     }
     let port = bench.server_port().parse::<PortSpec>().unwrap().into();
     let addrs = vec![("10.77.0.1".parse().unwrap(), 24)];
@@ -232,9 +222,15 @@ fn the_wait_for_a_server_that_does_not_answer_ends_when_it_should() {
     let id = context.create_id(None, PortSpace::Tcp).unwrap();
     id.bind_addr(([0, 0, 0, 0], bench.tcp)).unwrap();
     id.listen(0).unwrap();
-    waits_as_told(&bench, &[&base[..], &["-R", "10.77.0.1"]].concat(), "did not answer within");
+    waits_as_told(&bench, "1s", &[&base[..], &["-R", "10.77.0.1"]].concat(), "within 1s: 10.77.0.1");
     id.destroy().unwrap();
-    waits_as_told(&bench, &[&base[..], &["-R", "10.77.0.1"]].concat(), "no program listens at 10.77.0.1");
+    // Long enough for the refusal to come.
+    waits_as_told(
+        &bench,
+        "10s",
+        &[&base[..], &["-R", "10.77.0.1"]].concat(),
+        "no program listens at 10.77.0.1",
+    );
 }
 
 // What is refused says what does not fit, and both ends' numbers; what fits needs no option.
@@ -259,7 +255,7 @@ fn a_signal_ends_a_server_in_the_middle_of_a_session() {
     for by_cm in [true, false] {
         let bench = Bench::new(Link::Unix);
         let pcap = bench.path("frames.pcap");
-        let long = ["--op", "write", "--mode", "rate", "-D", "50s", "--pcap", pcap.to_str().unwrap()];
+        let long = ["--op", "write", "--mode", "rate", "-D", "50m", "--pcap", pcap.to_str().unwrap()];
         let (mut server, mut client) = match by_cm {
             true => (bench.cm_server(&[]), bench.cm_client(&long)),
             false => (bench.perf_server(&[]), bench.perf_client(&long)),
@@ -289,9 +285,8 @@ fn strangers_at_the_tcp_port() {
     for slow in &mut silent[50..] {
         let _ = slow.write_all(b"{\"type\":");
     }
-    let since = Instant::now();
+    // One after the other they would have 10 s each: longer than any run may take.
     bench.perf_client(&["-n", "20"]).finish().good();
-    assert!(since.elapsed() < Duration::from_secs(50), "one after the other they had 10 s each");
 }
 
 // Each program says to the other one's clients what it is, and serves its own afterwards.
@@ -317,11 +312,11 @@ fn a_client_of_another_program_ends_no_server() {
 #[test]
 fn a_session_has_a_budget_of_time_and_memory() {
     let bench = Bench::new(Link::Unix);
-    let mut server = bench.perf_server(&["--max-session", "2s", "--max-memory", "64m"]);
+    let mut server = bench.perf_server(&["--max-session", "10s", "--max-memory", "64m"]);
     for (args, part) in [
         (
-            &["-D", "1s", "--op", "send,write,read"][..],
-            "take 3 s, and this server gives a session 2 s (--max-session)",
+            &["-D", "5s", "--op", "send,write,read"][..],
+            "take 15 s, and this server gives a session 10 s (--max-session)",
         ),
         (&["--mode", "bw", "-s", "64m", "-n", "1"], "gives it 64 MiB (--max-memory)"),
         (&["--mode", "rate", "-n", "1000000000000"], "--max-session"),
@@ -332,7 +327,7 @@ fn a_session_has_a_budget_of_time_and_memory() {
     signal(Signal::TERM, server.id());
     let said = server.finish().stderr;
     assert_eq!(said.matches("ended early").count(), 3, "{said}");
-    for part in ["(--max-session)", "(--max-memory)", "for the 2s that this end gives one"] {
+    for part in ["(--max-session)", "(--max-memory)", "for the 10s that this end gives one"] {
         assert!(said.contains(part), "{part}: {said}");
     }
 }

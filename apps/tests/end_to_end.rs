@@ -213,7 +213,7 @@ fn pingpong_exchanges_addresses_once_the_link_is_up() {
     let early = stream.read(&mut line).map_err(|e| e.kind());
     assert!(matches!(early, Err(ErrorKind::WouldBlock | ErrorKind::TimedOut)), "{early:?}");
     let _peer = std::os::unix::net::UnixDatagram::bind(bench.path("a")).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     stream.read_exact(&mut line).unwrap();
     client.kill();
 }

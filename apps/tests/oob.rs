@@ -22,7 +22,7 @@ fn recv(channel: &mut Channel) -> Result<Message, OobError> {
         if let Some(message) = channel.try_recv()? {
             return Ok(message);
         }
-        assert!(since.elapsed() < Duration::from_secs(10), "nothing came");
+        assert!(since.elapsed() < Duration::from_secs(120), "nothing came");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -107,7 +107,7 @@ fn a_session_that_lasts_too_long_is_ended() {
             Ok(message) => assert_eq!(message, None),
             Err(e) => break e.to_string(),
         }
-        assert!(since.elapsed() < Duration::from_secs(30));
+        assert!(since.elapsed() < Duration::from_secs(120));
         std::thread::sleep(Duration::from_millis(10));
     };
     assert!(error.contains("200ms") && error.contains("--max-session"), "{error}");

@@ -8,7 +8,7 @@ use common::{Bench, Finished, Link, PINGPONG, run};
 use serde_json::Value;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use verbs::{Access, Context, Cq, DeviceConfig, Mr, Qp, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
 
 const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
@@ -38,7 +38,7 @@ impl Stack {
         self.qp.post_send(&[SendWr::send(2, &[self.mr.sge(0..len).unwrap()]).signaled()]).unwrap();
         let (mut done, mut wc, start) = (0, [Wc::default(); 2], Instant::now());
         while done < 2 {
-            assert!(start.elapsed() < Duration::from_secs(10));
+            assert!(start.elapsed() < common::LIMIT);
             let n = self.cq.poll(&mut wc).unwrap();
             assert!(wc[..n].iter().all(Wc::is_ok));
             done += n;
@@ -206,7 +206,7 @@ fn a_program_with_the_option_is_found() {
         if out.code == Some(0) && object(&out.stdout)["stacks"][0]["qps_total"] == 1 {
             break object(&out.stdout);
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "{}", out.all());
+        assert!(start.elapsed() < common::LIMIT, "{}", out.all());
     };
     let stack = &line["stacks"][0];
     let pid = server.id();

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest that any run here may take: longer than the programs' own patience, so that they say what is wrong.
-const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The programs poll, and a pair of them fills two cores: one pair at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
