@@ -2,8 +2,9 @@
 
 use crate::error::{AppError, Result};
 use crate::stop;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::Read;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -92,8 +93,8 @@ pub fn free_port() -> Result<u16> {
         // Programs that begin at once begin in different places.
         let at = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = PORTS.start + (at % u32::from(PORTS.end - PORTS.start)) as u16;
-        match TcpListener::bind(("127.0.0.1", port)) {
-            Ok(_) => return Ok(port),
+        match is_free(port) {
+            Ok(()) => return Ok(port),
             Err(e) => why = Some(e),
         }
     }
@@ -101,9 +102,19 @@ pub fn free_port() -> Result<u16> {
     Err(AppError::Setup(format!("no TCP port on 127.0.0.1 from {} to {}: {why}", PORTS.start, PORTS.end)))
 }
 
+/// Takes a port and gives it back. Never listens: a child that another thread starts meanwhile has the socket until it executes
+/// its program, and a port on which somebody listens is nobody else's, while one that is only bound is.
+fn is_free(port: u16) -> rustix::io::Result<()> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
 
     #[test]
     fn output_and_failure_come_back() {
@@ -114,6 +125,21 @@ mod tests {
         assert!(error.to_string().contains("why"), "{error}");
         let none = output(&mut Command::new("/no/such/program"), Duration::from_secs(1)).unwrap_err();
         assert!(none.to_string().contains("/no/such/program"), "{none}");
+    }
+
+    #[test]
+    fn a_free_port_is_one_whoever_still_holds_the_socket_that_found_it() {
+        let port = free_port().unwrap();
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        assert!(is_free(port).is_err(), "somebody listens");
+        drop(listener);
+        // As a child has it that was started at the wrong moment.
+        let socket =
+            rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+        let socket = socket.unwrap();
+        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
+        TcpListener::bind(("127.0.0.1", port)).unwrap();
     }
 
     #[test]
