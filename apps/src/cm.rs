@@ -283,8 +283,8 @@ impl Exchange {
             };
             if Instant::now() + RETRY >= until {
                 return Err(AppError::Setup(format!(
-                    "no session at {to} by rdma_cm within {patience:?}: {why}; start roce-perf server -R there, check its address and \
-                     port, or wait longer (--wait)"
+                    "no session at {to} by rdma_cm within {patience:?}: {why}; start roce-perf server -R there, check \
+                     its address and port, or wait longer (--wait)"
                 )));
             }
             heard = Some(why);

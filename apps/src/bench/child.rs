@@ -6,6 +6,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -93,8 +94,8 @@ pub fn free_port() -> Result<u16> {
         // Programs that begin at once begin in different places.
         let at = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = PORTS.start + (at % u32::from(PORTS.end - PORTS.start)) as u16;
-        match is_free(port) {
-            Ok(()) => return Ok(port),
+        match bound(port) {
+            Ok(_) => return Ok(port),
             Err(e) => why = Some(e),
         }
     }
@@ -102,13 +103,15 @@ pub fn free_port() -> Result<u16> {
     Err(AppError::Setup(format!("no TCP port on 127.0.0.1 from {} to {}: {why}", PORTS.start, PORTS.end)))
 }
 
-/// Takes a port and gives it back. Never listens: a child that another thread starts meanwhile has the socket until it executes
-/// its program, and a port on which somebody listens is nobody else's, while one that is only bound is.
-fn is_free(port: u16) -> rustix::io::Result<()> {
+/// A socket that has a port, if nobody listens on it. It never listens itself: a child that another thread starts meanwhile has
+/// the socket, too, until it executes its program, and a port on which somebody listens is nobody else's, while one that is only
+/// bound is.
+fn bound(port: u16) -> rustix::io::Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
-    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))
+    rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -131,14 +134,10 @@ mod tests {
     fn a_free_port_is_one_whoever_still_holds_the_socket_that_found_it() {
         let port = free_port().unwrap();
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
-        assert!(is_free(port).is_err(), "somebody listens");
+        assert!(bound(port).is_err(), "somebody listens");
         drop(listener);
         // As a child has it that was started at the wrong moment.
-        let socket =
-            rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None);
-        let socket = socket.unwrap();
-        sockopt::set_socket_reuseaddr(&socket, true).unwrap();
-        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).unwrap();
+        let _held = bound(port).unwrap();
         TcpListener::bind(("127.0.0.1", port)).unwrap();
     }
 

@@ -6,9 +6,9 @@ use super::table::TAG_BITS;
 use super::*;
 use crate::id::{PdId, Qpn};
 
-const PD: PdId = PdId(7);
-const QP: Qpn = Qpn::new(0x1234);
-const ALL: Access = Access::LOCAL_WRITE
+pub(super) const PD: PdId = PdId(7);
+pub(super) const QP: Qpn = Qpn::new(0x1234);
+pub(super) const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)

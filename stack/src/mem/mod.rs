@@ -2,7 +2,8 @@
 //!
 //! Turns a key, an address and a length into a host address or a fault, and a list of scatter/gather elements
 //! into the pieces that cover a range of a message. Never blocks a lookup, reads no clock. How the memory that it speaks of
-//! is accessed stands in [`racy`](crate::racy); nothing here does. Called by control threads that register and by every shard for every packet.
+//! is accessed stands in [`racy`](crate::racy); nothing here does. Called by control threads that register and by every shard for
+//! every packet.
 
 mod access;
 #[cfg(test)]

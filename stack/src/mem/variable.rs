@@ -218,17 +218,10 @@ impl MrTable {
 
 #[cfg(test)]
 mod tests {
+    use super::super::edges::{ALL, PD, QP};
     use super::super::{Place, TurnsPassed};
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
-
-    const PD: PdId = PdId(7);
-    const QP: Qpn = Qpn::new(0x1234);
-    const ALL: Access = Access::LOCAL_WRITE
-        .union(Access::REMOTE_WRITE)
-        .union(Access::REMOTE_READ)
-        .union(Access::REMOTE_ATOMIC)
-        .union(Access::MW_BIND);
 
     fn bind(window: u32, region: u32, addr: u64, len: u64) -> Bind {
         Bind { window, qpn: QP, pd: PD, region, addr, len, access: Access::REMOTE_WRITE }
