@@ -1079,15 +1079,18 @@ fn what_names_a_connection_comes_from_its_peer() {
     }
 }
 
-// Goal: to give oneself the GUID and the queue pair of another node neither ends its connection, nor tells whether there is
-// one, nor keeps it out.
+// Goal: to give oneself the GUID and the queue pair of another node, or its address, neither ends its connection, nor tells
+// whether there is one, nor keeps it out.
 #[test]
 fn the_guid_of_another_node_is_worth_nothing() {
     let mut w = world();
     listen(&mut w);
     let now = w.now;
-    let forged = Req { local_ca_guid: config(A).ca_guid, local_qpn: A_QPN, ..forged(5) };
+    let mut forged = Req { local_ca_guid: config(A).ca_guid, local_qpn: A_QPN, ..forged(5) };
     let path = stack::cm::Path { dgid: STRANGER, ..MadWorld::path(B, A) };
+    w.nodes[B].handle_mad(now, &path, &Mad::new(5, forged).encode());
+    assert_eq!((w.event(B), count(&w, B, Counter::BadGid)), (None, 1), "nor its address");
+    forged.primary.local_gid = STRANGER;
     w.nodes[B].handle_mad(now, &path, &Mad::new(5, forged).encode());
     assert!(matches!(w.event(B), Some(Event::ConnectRequest { .. })));
     // The node itself comes later.
@@ -1097,8 +1100,9 @@ fn the_guid_of_another_node_is_worth_nothing() {
     response(&mut w);
     confirm(&mut w, a);
     assert!(matches!(w.event(B), Some(Event::Established { id, .. }) if id == b));
-    let again = Req { local_comm_id: 6, ..forged };
+    let mut again = Req { local_comm_id: 6, ..forged };
     let elsewhere = stack::cm::Path { dgid: Gid::v4([10, 0, 9, 10]), ..path };
+    again.primary.local_gid = elsewhere.dgid;
     w.nodes[B].handle_mad(now, &elsewhere, &Mad::new(5, again).encode());
     assert!(matches!(w.event(B), Some(Event::ConnectRequest { .. })), "as if there were no connection");
     w.run(Duration::from_secs(1));

@@ -3,11 +3,13 @@
 use core::time::Duration;
 
 use stack::cm::{
-    Accept, Config, ConnId, Connect, Disconnect, Event, IpHeader, Listen, PortSpace, ServiceId, Timing,
+    Accept, Config, ConnId, Connect, Counter, Disconnect, Event, IpHeader, Listen, PortSpace, ServiceId,
+    Timing,
 };
 use stack::id::{QpState, Qpn};
 use stack::mem::Access;
 use stack::proto::status::{WcOpcode, WcStatus, WrOpcode};
+use stack::sim::forger::Forger;
 use stack::sim::link::{Fault, Plan};
 use stack::sim::manager::{Manager, connect, init, run};
 use stack::sim::node::{CqId, MrId, NodeConfig, QpConfig, QpId, SendWr, remote_rights};
@@ -88,10 +90,12 @@ struct Outcome {
     whole: u32,
     failed: u32,
     early: u32,
+    unmasked: u64,
 }
 
-/// Connections one after the other: connected over queue pair 1, used in both directions, disconnected.
-fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32) -> Outcome {
+/// Connections one after the other: connected over queue pair 1, used in both directions, disconnected. A third host tells
+/// `lies` lies for each MAD.
+fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32, lies: u32) -> Outcome {
     let config = |index| NodeConfig { index, ipv6, vlan, qps_per_shard: 64, ..NodeConfig::default() };
     let mut w = World::new(seed, vec![config(0), config(1)]);
     let mut outcome = Outcome::default();
@@ -105,6 +109,8 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
     for (from, to) in [(0, 1), (1, 0)] {
         w.link(from, to).plan = plan;
     }
+    let mut forger = Forger::new(seed);
+    forger.join(&mut w);
     for number in 0..connections {
         let mut ends = [end(&mut w, 0), end(&mut w, 1)];
         let qpns: Vec<Qpn> = [0, 1].map(|i: usize| w.nodes[i].qp(ends[i].qp).qpn).to_vec();
@@ -122,17 +128,22 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
         };
         let now = w.now;
         ends[0].id = Some(managers[0].machine.connect(now, &request).unwrap());
-        let mut failed = false;
+        let (mut failed, mut ending) = (false, false);
         let mut resting = 2;
         let done = run(&mut w, &mut managers, LIMIT, |w, managers| {
+            forger.overhear(w, lies);
             for node in 0..2 {
                 poll(w, node, &mut ends[node]);
                 let now = w.now;
                 while let Some(event) = managers[node].machine.poll_event() {
                     match event {
-                        Event::ConnectRequest { id, .. } if ends[node].id.is_some() || number % 5 == 4 => {
-                            // Of a REQ that was late, or one of those that are refused here. The peer may have taken
-                            // it back already.
+                        Event::ConnectRequest { id, request, .. }
+                            if ends[node].id.is_some()
+                                || number % 5 == 4
+                                || request.path.dgid != path.sgid =>
+                        {
+                            // Of a REQ that was late, or one of those that are refused here, or of the third host. The
+                            // peer may have taken it back already.
                             let _ = managers[node].machine.destroy(now, id);
                         }
                         Event::ConnectRequest { id, .. } => {
@@ -161,6 +172,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
                         Event::Disconnected { id, how, .. } => {
                             assert_eq!(Some(id), ends[node].id);
                             assert_ne!(how, Disconnect::TimedOut, "node {node}");
+                            assert!(ending, "node {node}: neither program asked for that");
                             ends[node].over = true;
                             w.nodes[node].modify_state(now, ends[node].qp, QpState::Err).unwrap();
                         }
@@ -192,6 +204,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
                 let id = ends[1].id.unwrap();
                 let now = w.now;
                 managers[1].machine.disconnect(now, id, b"").unwrap();
+                ending = true;
             }
             let left: usize = managers.iter().map(|m| m.machine.connections()).sum();
             (failed || resting == 0) && left == 0
@@ -216,6 +229,8 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
             w.nodes[node].deregister(end.mr);
         }
     }
+    let unmasked = |m: &Manager| m.machine.counters().get(Counter::NotThePeer);
+    outcome.unmasked = managers.iter().map(unmasked).sum();
     w.check(false).unwrap();
     assert_eq!(remote_rights() & Access::REMOTE_READ, Access::REMOTE_READ);
     outcome
@@ -224,7 +239,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32)
 #[test]
 fn m26_connections_over_queue_pair_1() {
     for (ipv6, vlan) in [(false, None), (true, None), (false, Some(100)), (true, Some(100))] {
-        let outcome = story(1, ipv6, vlan, Plan::CLEAN, 5);
+        let outcome = story(1, ipv6, vlan, Plan::CLEAN, 5, 0);
         assert_eq!((outcome.whole, outcome.failed), (4, 1), "every fifth is refused: {outcome:?}");
     }
 }
@@ -239,9 +254,31 @@ fn m12_m14_m18_connections_over_a_bad_link() {
         .with(Fault::Corrupt, 20_000);
     let (mut whole, mut early) = (0, 0);
     for seed in 0..12 {
-        let outcome = story(seed, false, None, plan, 8);
+        let outcome = story(seed, false, None, plan, 8, 0);
         (whole, early) = (whole + outcome.whole, early + outcome.early);
     }
     assert!(whole >= 70, "{whole} of 96 (every fifth is refused) worked");
     assert!(early > 0, "data before the RTU never came");
+}
+
+// Goal: what a third host says to real shards, from an address of its own, for each MAD that it hears, makes, moves and ends no
+// connection; the two ends exchange all of their messages beside it.
+#[test]
+fn a_third_host_ends_no_connection_of_whole_stacks() {
+    let mut unmasked = 0;
+    for (seed, ipv6, vlan) in [(1, false, None), (2, true, None), (3, false, Some(100)), (4, true, Some(100))]
+    {
+        let outcome = story(seed, ipv6, vlan, Plan::CLEAN, 10, 3);
+        assert_eq!((outcome.whole, outcome.failed), (8, 2), "every fifth is refused: {outcome:?}");
+        unmasked += outcome.unmasked;
+    }
+    let plan =
+        Plan::CLEAN.with(Fault::Loss, 80_000).with(Fault::Duplicate, 80_000).with(Fault::Reorder, 80_000);
+    let mut whole = 0;
+    for seed in 0..8 {
+        let outcome = story(seed, seed % 2 == 1, None, plan, 8, 3);
+        (whole, unmasked) = (whole + outcome.whole, unmasked + outcome.unmasked);
+    }
+    assert!(whole >= 46, "{whole} of 64 (every fifth is refused) worked");
+    assert!(unmasked > 100, "only {unmasked} lies were about a connection");
 }

@@ -42,7 +42,7 @@ counters! {
     BadIpHeader = "reject_bad_ip_header";
     /// REQs rejected: a transport service that is neither RC nor UC (reason 9).
     BadTransport = "reject_transport";
-    /// REQs rejected: an address that is not ours (reason 12).
+    /// REQs rejected: an address that is not ours (reason 12), or one of the sender's that it does not come from (reason 5).
     BadGid = "reject_gid";
     /// REQs rejected: a path MTU above ours, or none (reason 26).
     BadMtu = "reject_mtu";

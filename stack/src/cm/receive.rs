@@ -129,6 +129,10 @@ impl Machine {
             let info = path.sgid.0.to_vec();
             return Err(Refusal { info, ..Refusal::new(Counter::BadGid, Reason::INVALID_GID) });
         }
+        // Nobody asks in another's name: a queue pair that is connected here sends to this address.
+        if req.primary.local_gid != path.dgid {
+            return Err(Refusal::new(Counter::BadGid, Reason::UNSUPPORTED));
+        }
         let ours = self.config.mtu;
         let Some(mtu) = Mtu::from_enum(req.path_mtu).filter(|m| *m <= ours) else {
             let info = vec![ours as u8];

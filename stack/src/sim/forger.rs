@@ -2,14 +2,22 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::liar::{LIAR, Liar};
+use super::node::net_config;
+use super::peer::{frame, pkt};
 use super::rng::Rng;
-use crate::cm::Reason;
+use super::world::World;
 use crate::cm::mad::Mad;
 use crate::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep};
-use crate::id::Qpn;
+use crate::cm::{GSI_QKEY, Reason};
+use crate::id::{Gid, Qpn};
+use crate::wire::{Deth, Ext, Flow, Opcode};
 
 /// What it remembers.
 const MEMORY: usize = 256;
+
+/// Number of the node whose address it would have in a [`World`], where it is no node.
+const INDEX: u8 = 0x65;
 
 /// One end of a connection, as its messages told.
 #[derive(Clone, Copy)]
@@ -61,8 +69,8 @@ impl Forger {
         Self { rng, heard: VecDeque::new(), known: BTreeMap::new(), told: 0 }
     }
 
-    /// Hears what a node says to another one.
-    pub fn hear(&mut self, from: usize, to: usize, mad: Mad) {
+    /// Hears what a node says to another one. Whether that is about something between the two.
+    pub fn hear(&mut self, from: usize, to: usize, mad: Mad) -> bool {
         let end = match &mad.message {
             Message::Req(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),
             Message::Rep(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),
@@ -78,6 +86,48 @@ impl Forger {
         if between {
             self.heard.push_front((from, to, mad));
             self.heard.truncate(MEMORY);
+        }
+        between
+    }
+
+    /// Its address in a [`World`] of this IP version.
+    pub fn gid(ipv6: bool) -> Gid {
+        Gid::from_ip(net_config(INDEX, ipv6).addrs[0].0)
+    }
+
+    /// Joins a world of two nodes: hears their packets, and answers who asks where its address is.
+    pub fn join(&self, world: &mut World) {
+        world.tap = Some(Vec::new());
+        world.liar = Some(Liar::new(&[Self::gid(world.nodes[0].config.ipv6)]));
+    }
+
+    /// Hears what the two nodes of a world that it [joined](Self::join) have said since the last call, and tells `lies` lies for
+    /// each MAD, in frames that come from its own address.
+    pub fn overhear(&mut self, world: &mut World, lies: u32) {
+        for (from, seen) in world.tap.as_mut().map(core::mem::take).unwrap_or_default() {
+            let deth = Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI };
+            let Some(mad) = (seen.dqpn == Qpn::GSI).then(|| Mad::decode(&seen.payload).ok()).flatten() else {
+                continue;
+            };
+            // Answers to lies are no reason for more of them.
+            let lies = if self.hear(from, 1 - from, mad) { lies } else { 0 };
+            for _ in 0..lies {
+                if let Some(Lie { to, mad, .. }) = self.lie() {
+                    let node = &world.nodes[to];
+                    let flow = Flow {
+                        src_mac: LIAR,
+                        dst_mac: node.mac,
+                        vlan: node.config.vlan,
+                        src: Self::gid(node.config.ipv6),
+                        dst: node.gid,
+                        src_port: 0xc000,
+                        dqpn: Qpn::GSI,
+                        ..Flow::default()
+                    };
+                    let packet = pkt(Opcode::UD_SEND_ONLY, 0).ext(Ext::Deth(deth)).data(&mad.encode());
+                    world.inject(to, frame(&flow, &packet));
+                }
+            }
         }
     }
 

@@ -422,7 +422,7 @@ impl World {
             if seen.is_none()
                 && let Some(answer) = self.liar.as_mut().and_then(|liar| liar.hear(self.now, &bytes))
             {
-                self.fly(node, answer);
+                self.inject(node, answer);
             }
             for to in (0..n).filter(|to| *to != node) {
                 if bytes[0] & 1 == 0 && bytes[..6] != self.nodes[to].mac.0 {
@@ -454,13 +454,13 @@ impl World {
         for node in 0..self.nodes.len() {
             let lies = self.liar.iter().flat_map(|liar| liar.lies(self.now, &self.nodes[node].gid));
             for lie in lies.collect::<Vec<_>>() {
-                self.fly(node, lie);
+                self.inject(node, lie);
             }
         }
     }
 
-    /// A frame that nobody's port sent is on its way to a node, and sooner there than what anybody sends now.
-    fn fly(&mut self, to: usize, bytes: Vec<u8>) {
+    /// A frame that no node sent is on its way to a node, and arrives before what anybody sends now.
+    pub fn inject(&mut self, to: usize, bytes: Vec<u8>) {
         self.sent += 1;
         self.flights.push(Reverse(Due {
             at: self.now,
