@@ -580,6 +580,7 @@ mod tests {
     /// Who knows one device's keys, or some of a device, does not know where the next one is: slots differ by the random number
     /// and lie all over the range. The same numbers give the same slots.
     #[test]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and about the whole range")]
     fn slots_are_drawn_at_random() {
         let slots = |seed: u32| -> Vec<u32> {
             let t = MrTable::new();
