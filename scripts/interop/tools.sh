@@ -1,6 +1,15 @@
 # The stock programs of the guest against ours, in both roles. Sourced by scripts/interop/run.
 # shellcheck shell=bash
 
+# unreached: how both ends stand where the guest does not reach us.
+unreached() {
+    {
+        tail -n 5 "$run/ours.log" "$run/g/a.qemu"
+        ss -xp | grep "$run" || ls -l "$run"
+        "$guest" exec a 'ip -s link show eth0; ip neigh; dmesg | tail -n 5'
+    } >&2 || true
+}
+
 # verdict WHAT BY OURS THEIRS: one result, from what both programs ended with and said.
 verdict() {
     local what=$1 by=$2 ok=pass said=''
@@ -9,7 +18,7 @@ verdict() {
         said="ours ended with $3: $(tail -n 1 "$run/ours.log"); Linux' with $4: $(tail -n 1 "$run/theirs.log")"
         # The last line is not always the one that tells.
         tail -n 30 "$run/ours.log" "$run/theirs.log" >&2
-        "$guest" exec a 'rdma statistic show; ip -s link show eth0; dmesg | tail -n 20' >&2 || true
+        "$guest" exec a 'rdma statistic show; ip -s link show eth0; ip neigh; dmesg | tail -n 20' >&2 || true
     fi
     printf '%s tools  %-5s %-5s %s %s(%s s)\n' "${ok^^}" "$net" "$by" "$what" "${said:+$said }" "$((SECONDS - began))"
     note --part "Stock programs" --net "$net" --what "$what" --by "$by" --verdict "$ok" --detail "$said" \
@@ -93,7 +102,7 @@ pingpong() {
         id=$("$guest" exec -b -t 120 a "$theirs_base")
         timeout 150 "$bin/roce-pingpong" "${base[@]}" --wait 60s -p "$gate" "$@" 127.0.0.1 >"$run/ours.log" 2>&1 &
         ours=$!
-        "$guest" exec -t 70 a "$(await 'netstat -ltn | grep -q ":18515 "'); $reached" || true
+        "$guest" exec -t 130 a "$(await 'netstat -ltn | grep -q ":18515 "'); $reached" || unreached
         scripts/interop/relay --from "$gate" "$oob" >"$run/relay.log" 2>&1 &
         local relay=$!
         wait "$ours" || mine=$?
