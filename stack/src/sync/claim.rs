@@ -254,16 +254,14 @@ impl<T> Claim<T> {
             self.last.store(me, Ordering::Relaxed);
             self.row.store(0, Ordering::Relaxed);
         }
-        let row = self.row.load(Ordering::Relaxed) + 1;
-        self.row.store(row, Ordering::Relaxed);
-        if row >= LEAN_AFTER {
-            self.seat(me);
-        }
+        self.row.store(self.row.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Under `lock`, without an owner: leans to this thread, if it has a seat or one is free.
+    /// Under `lock`, without an owner, at the end of a taking that was counted: leans to who took it, if that thread has a seat or
+    /// one is free. Not before, as the owner looks at its seat to see whether it has the claim already.
     #[cold]
-    fn seat(&self, me: u64) {
+    fn seat(&self) {
+        let me = self.last.load(Ordering::Relaxed);
         let fits = |seat: &AtomicU64| matches!(seat.load(Ordering::Relaxed), who if who == 0 || who == me);
         if let Some(seat) = self.seats.iter().position(fits) {
             self.seats[seat].store(me, Ordering::Relaxed);
@@ -300,7 +298,12 @@ impl<T> Claimed<'_, T> {
         let claim = self.claim;
         match self.how {
             How::Owner(seat) => claim.inside[seat].store(0, Ordering::Release),
-            How::Locked => claim.unlock(),
+            How::Locked => {
+                if claim.row.load(Ordering::Relaxed) >= LEAN_AFTER {
+                    claim.seat();
+                }
+                claim.unlock();
+            }
             How::Announced => {
                 claim.unlock();
                 claim.waiting.fetch_sub(1, Ordering::Release);
@@ -446,6 +449,19 @@ mod tests {
             scope.spawn(|| claim.try_take().expect("the owner is outside, and need not come by").release());
         });
         assert_eq!(claim.owner.load(Ordering::Relaxed), 0);
+    }
+
+    // Goal: however often a thread took it before, and whether it leans to it by then, it does not get what it has.
+    #[test]
+    fn a_claim_that_a_thread_has_is_refused_at_every_taking() {
+        let claim = Claim::new(());
+        for taking in 0..3 * LEAN_AFTER {
+            let held = claim.try_take().expect("free");
+            assert!(claim.try_take().is_none(), "two hold the claim, at taking {taking}");
+            assert!(matches!(claim.take(), Err(Refused::Inside)), "taking {taking}");
+            assert!(claim.try_take().is_none(), "two hold the claim, at taking {taking}");
+            held.release();
+        }
     }
 
     #[test]
