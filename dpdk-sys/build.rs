@@ -3,8 +3,7 @@
 //! DPDK is linked statically by default: the shared `librte_eal` loads every driver plugin of the distribution
 //! when it starts (more than a hundred, and libraries such as libibverbs with them), the static one contains
 //! what is listed here. `DPDK_SYS_LINK=shared` takes the distribution's shared libraries with all their drivers
-//! instead (but leaves net_memif's races unguarded, see `MEMIF_GUARDS`, and DPDK's descriptors to the programs that the
-//! process starts, see `CLOSED_ON_EXEC`). `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
+//! instead (but leaves DPDK's descriptors to the programs that the process starts, see `CLOSED_ON_EXEC`). `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -99,7 +98,7 @@ fn main() {
         shim.flag(flag);
     }
     if !shared {
-        shim.define("DPDK_SYS_GUARDED", None).file("src/cloexec.c");
+        shim.file("src/cloexec.c");
     }
     shim.compile("dpdk_sys_shim");
     if !shared {
@@ -154,8 +153,8 @@ fn has_library(name: &str) -> bool {
     library_dirs().iter().any(|dir| dir.join(format!("lib{name}.so")).exists())
 }
 
-/// Merges the wanted archives into one object, so that their order and cycles do not matter, every constructor
-/// (drivers register in one) is linked, and net_memif can be guarded.
+/// Merges the wanted archives into one object, so that their order and cycles do not matter and every constructor
+/// (drivers register in one) is linked.
 fn link_static(out: &Path) {
     let dirs = library_dirs();
     let find = |name: &str| {
@@ -167,9 +166,8 @@ fn link_static(out: &Path) {
     let mut archives = Vec::new();
     for name in LIBRARIES.iter().chain(DRIVERS).copied().chain(extra.iter().copied()) {
         match find(name) {
-            Some(path) if name == "net_memif" => archives.push(guard_memif(&path, out)),
             Some(path) => archives.push(path),
-            None if extra.contains(&name) || ["eal", "net_memif"].contains(&name) => fail(&format!(
+            None if extra.contains(&name) || name == "eal" => fail(&format!(
                 "librte_{name}.a was not found beside libdpdk.\n{INSTALL}\n(or set DPDK_SYS_LINK=shared)"
             )),
             // Another release, another set of libraries.
@@ -182,11 +180,8 @@ fn link_static(out: &Path) {
         }
     }
     let object = out.join("dpdk_sys_all.o");
-    // The shim comes between a memif's connection and its first burst.
-    let wraps = ["--wrap=memif_connect", "--wrap=memif_init_regions_and_queues"];
     run(Command::new(tool("LD", "ld"))
         .arg("-r")
-        .args(wraps)
         .args(["--whole-archive", "-o"])
         .arg(&object)
         .args(&archives));
@@ -200,18 +195,6 @@ fn link_static(out: &Path) {
     run(Command::new(tool("AR", "ar")).arg("rcs").arg(&archive).arg(&object));
     let _ = std::fs::remove_file(&object);
 }
-
-/// Calls of net_memif that are led through the shim, which says of each what is wrong without.
-const MEMIF_GUARDS: &[(&str, &str)] = &[
-    ("mmap", "dpdk_sys_mmap"),
-    ("mmap64", "dpdk_sys_mmap64"),
-    ("munmap", "dpdk_sys_munmap"),
-    ("sendmsg", "dpdk_sys_sendmsg"),
-    ("recvmsg", "dpdk_sys_recvmsg"),
-    ("connect", "dpdk_sys_connect"),
-    ("rte_intr_callback_register", "dpdk_sys_intr_callback_register"),
-    ("rte_intr_instance_free", "dpdk_sys_intr_instance_free"),
-];
 
 /// Functions that make descriptors: those of `cloexec.c` are called in their place. (opendir closes its own on exec by itself,
 /// and the kernel those of vfio and bpf.)
@@ -233,17 +216,6 @@ const CLOSED_ON_EXEC: &[&str] = &[
     "timerfd_create",
     "dup",
 ];
-
-/// net_memif with some of its calls led through the shim.
-fn guard_memif(archive: &Path, out: &Path) -> PathBuf {
-    let guarded = out.join("librte_net_memif_guarded.a");
-    let mut objcopy = Command::new(tool("OBJCOPY", "objcopy"));
-    for (from, to) in MEMIF_GUARDS {
-        objcopy.arg("--redefine-sym").arg(format!("{from}={to}"));
-    }
-    run(objcopy.arg(archive).arg(&guarded));
-    guarded
-}
 
 fn tool(variable: &str, default: &str) -> String {
     env::var(variable).unwrap_or_else(|_| default.into())

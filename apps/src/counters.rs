@@ -107,7 +107,7 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters that tell more about something that is counted elsewhere, or that is worth knowing though nothing is wrong.
-const DETAILS: [&str; 20] = [
+const DETAILS: [&str; 21] = [
     "ack_probes",
     "requests_refused",
     "handed_over",
@@ -118,6 +118,7 @@ const DETAILS: [&str; 20] = [
     "cq_overflows",
     "qp_errors",
     "port_restarts",
+    "port_refused",
     "timeouts",
     "next_hop_unreachable",
     "naks_sent_sequence",

@@ -316,6 +316,7 @@ impl Rig {
             ("port_rx_dropped", stats.rx_dropped),
             ("port_tx_dropped", stats.tx_dropped),
             ("port_restarts", stats.restarts),
+            ("port_refused", stats.refused),
         ];
         let port = Counts::new(port);
         match &self.device {

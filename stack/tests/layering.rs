@@ -17,7 +17,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("proto", &["wire", "mem"]),
     ("cm", &["wire", "mem"]),
     ("net", &["wire"]),
-    ("port", &["crc", "sync"]),
+    ("port", &["racy", "crc", "sync"]),
     ("shard", &["racy", "crc", "wire", "sync", "mem", "proto", "net", "port"]),
     ("device", &["racy", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
     ("sim", &["crc", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 const COMMON: &[&str] = &["id", "time", "config", "mark"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handler of forks, the
-/// frame, DPDK, the CRC, the bindings; memory: accesses to it, what it takes to vouch for it and to open it, the copies, the turn boundary, registration, and
+/// frame, DPDK, the memory that a memif shares and what wakes its peer, the CRC, the bindings; memory: accesses to it, what it takes to vouch for it and to open it, the copies, the turn boundary, registration, and
 /// who registers memory in the simulator, in tests and benchmarks; epoll and fork in tests.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",
@@ -38,6 +38,9 @@ const UNSAFE: &[&str] = &[
     "stack/src/sync/process.rs",
     "stack/src/port/frame.rs",
     "stack/src/port/dpdk/",
+    "stack/src/port/memif/ring.rs",
+    "stack/src/port/memif/shm.rs",
+    "stack/src/port/memif/wake.rs",
     "stack/src/racy.rs",
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",

@@ -1,118 +1,19 @@
 //! Goal: two processes exchange frames over memif, whoever starts first, and go on when either is killed and
 //! started again.
-#![cfg(feature = "dpdk")]
 
-use rustix::process::{Pid, Signal, kill_process};
-use stack::port::dpdk::EalOptions;
+use process::{PATIENCE, Peer, Ticker, exchange, open, socket};
+use rustix::process::Signal;
 use stack::port::{Build, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
-use std::io::{BufRead, BufReader, Read, Write as _};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Once, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-const CHILD: &str = "ROCE_PORT_TEST_CHILD";
-const PATIENCE: Duration = Duration::from_secs(60);
+mod process;
 
-/// The other process: sends every frame back with its first byte changed, until its stdin ends.
 #[test]
 fn child() {
-    let Ok(job) = std::env::var(CHILD) else { return };
-    let (queues, spec) = job.split_once('|').unwrap();
-    let queues: usize = queues.parse().unwrap();
-    let port = open(spec, queues);
-    println!("\nchild is ready");
-    let done = Arc::new(AtomicBool::new(false));
-    std::thread::spawn({
-        let done = Arc::clone(&done);
-        move || {
-            let _ = std::io::stdin().read_to_end(&mut Vec::new());
-            done.store(true, Ordering::Relaxed);
-        }
-    });
-    let mut all: Vec<_> = (0..queues).map(|i| port.take_queue(i).unwrap()).collect();
-    let mut clock = Ticker::new();
-    let mut got = RxBurst::new();
-    let mut back = TxBurst::new();
-    while !done.load(Ordering::Relaxed) {
-        clock.maintain(&*port);
-        for queue in &mut all {
-            queue.rx_burst(&mut got);
-            for mut frame in got.drain(..) {
-                frame.data_mut()[0] = 0xee;
-                back.push(frame);
-            }
-            queue.tx_burst(&mut back);
-            back.clear();
-        }
-    }
-}
-
-struct Ticker(Instant);
-
-impl Ticker {
-    fn new() -> Self {
-        Self(Instant::now())
-    }
-    fn maintain(&mut self, port: &dyn Port) {
-        if self.0.elapsed() >= Duration::from_millis(10) {
-            self.0 = Instant::now();
-            port.maintain();
-            std::thread::yield_now();
-        }
-    }
-}
-
-struct Peer(Child);
-
-impl Peer {
-    fn start(spec: &str, queues: usize) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["child", "--exact", "--nocapture"])
-            .env(CHILD, format!("{queues}|{spec}"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        if !lines.any(|line| line.unwrap() == "child is ready") {
-            panic!("the other process did not start: {}", child.wait().unwrap());
-        }
-        Self(child)
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn socket(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("roce-{}-{name}.sock", std::process::id()));
-    let _ = std::fs::remove_file(&path);
-    path
-}
-
-/// The tests' processes do without huge pages: others may take those at the same time.
-fn plain_memory() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let options = EalOptions { huge_pages: false, ..EalOptions::default() };
-        stack::port::dpdk::configure(options).unwrap();
-    });
-}
-
-fn open(spec: &str, queues: usize) -> Box<dyn Port> {
-    plain_memory();
-    let options = PortOptions { queues, frames: 1024, ..PortOptions::default() };
-    spec.parse::<PortSpec>().unwrap().open(&options).unwrap_or_else(|error| panic!("{error}"))
+    process::child();
 }
 
 /// A port of ours in this role, and a process that has the other end; the server starts first.
@@ -123,50 +24,6 @@ fn joined(ours: &str, spec: impl Fn(&str) -> String) -> (Box<dyn Port>, Peer) {
     }
     let peer = Peer::start(&spec("server"), 1);
     (open(&spec("client"), 1), peer)
-}
-
-/// Sends frames of many sizes and waits until each size came back.
-fn exchange(port: &dyn Port, queue: &mut dyn PortQueue, what: &str) {
-    let max = port.info().max_frame();
-    let mut clock = Ticker::new();
-    let mut got = RxBurst::new();
-    let mut burst = TxBurst::new();
-    let start = Instant::now();
-    for size in [14, 60, 64, 65, 1000, 1514, 2048, 4096, max] {
-        let mut sent: Option<Instant> = None;
-        'answered: loop {
-            assert!(
-                start.elapsed() < PATIENCE,
-                "{what}: no answer to {size} bytes, link up: {}",
-                port.link_up()
-            );
-            clock.maintain(port);
-            // A frame that was sent while the link went down is lost, as on every link: send again.
-            if sent.is_none_or(|at| at.elapsed() > Duration::from_millis(50)) {
-                let mut frame = queue.alloc().expect("buffers come back");
-                frame.set_len(size);
-                for (i, byte) in frame.data_mut().iter_mut().enumerate() {
-                    *byte = (i % 251) as u8;
-                }
-                burst.push(frame);
-                queue.tx_burst(&mut burst);
-                burst.clear();
-                sent = Some(Instant::now());
-            }
-            queue.rx_burst(&mut got);
-            for frame in &got {
-                if frame.len() == size {
-                    assert_eq!(frame.data()[0], 0xee);
-                    assert!(
-                        frame.data().iter().enumerate().skip(1).all(|(i, &byte)| byte == (i % 251) as u8)
-                    );
-                    queue.recycle(&mut got);
-                    break 'answered;
-                }
-            }
-            queue.recycle(&mut got);
-        }
-    }
 }
 
 #[test]
@@ -460,7 +317,6 @@ fn ports_come_and_go_and_frames_outlive_them() {
     // Goal: neither a pool nor an lcore id is lost: many times more rounds than there is memory for.
     let path = socket("again");
     let mut kept = Vec::new();
-    plain_memory();
     for round in 0..40u8 {
         let options = PortOptions { queues: 2, frames: 512, ..PortOptions::default() };
         let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
@@ -552,7 +408,6 @@ fn foreign_and_long_frames() {
 #[test]
 fn a_peer_with_longer_frames_does_not_overrun_buffers() {
     let path = socket("longer");
-    plain_memory();
     let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
     let port = spec.open(&PortOptions { mtu: 1500, frames: 1024, ..PortOptions::default() }).unwrap();
     let peer: PortSpec = format!("memif:{},role=client", path.display()).parse().unwrap();
@@ -587,28 +442,6 @@ fn errors_say_what_to_do() {
     let options = PortOptions { frames: 1024, ..PortOptions::default() };
     let busy = error(&spec, &options);
     assert!(busy.contains("another process listens") && busy.contains("take another path"), "{busy}");
-    let unknown = error("dpdk:net_nosuchdriver0", &options);
-    assert!(unknown.contains("check its name and options"), "{unknown}");
-    let big = error(
-        "memif:/tmp/roce-too-big.sock",
-        &PortOptions { frames: 1 << 18, queues: 16, ..options.clone() },
-    );
-    assert!(big.contains("no memory for") && big.contains("huge pages"), "{big}");
     let option = error("memif:/tmp/roce-option.sock,colour=red", &options);
     assert!(option.contains("there is no option colour; the options are rsize"), "{option}");
-}
-
-#[test]
-fn other_devices() {
-    let port = open("dpdk:net_ring7", 1);
-    let mut queue = port.take_queue(0).unwrap();
-    assert!(port.link_up());
-    let mut burst = TxBurst::new();
-    let mut frame = queue.alloc().unwrap();
-    frame.fill(b"round");
-    burst.push(frame);
-    assert_eq!(queue.tx_burst(&mut burst), 1);
-    let mut got = RxBurst::new();
-    assert_eq!(queue.rx_burst(&mut got), 1);
-    assert_eq!(got[0].data(), b"round");
 }

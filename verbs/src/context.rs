@@ -37,7 +37,7 @@ pub struct Context {
 impl Context {
     /// Opens a device: its port, its shards and, as [`Drive`](crate::Drive) says, its threads.
     ///
-    /// Opening and querying a device whose address is ours to choose (memif, tap, vhost) needs no DPDK: such a port
+    /// Opening and querying a device whose address is ours to choose (memif, tap, vhost) opens no port: it
     /// starts with the first queue pair or by [`start`](Self::start), and its link is down until then. See
     /// [`PortSpec::open_lazy`](port::PortSpec::open_lazy).
     ///

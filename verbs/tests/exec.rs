@@ -2,13 +2,13 @@
 //! them it would keep a socket listening, or a queue of an interface, for as long as it runs.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use verbs::port::PortSpec;
 use verbs::rdma_cm::PortSpace;
-use verbs::{Context, DeviceConfig, Mac, QpInitAttr};
+use verbs::{Context, DeviceConfig, Mac, PortState, QpInitAttr};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -97,14 +97,32 @@ fn the_test_sees_what_is_inherited() {
     assert!(String::from_utf8_lossy(&inherit.stdout).contains("0 -> /dev/zero"));
 }
 
+fn is_up(context: &Context) -> bool {
+    context.query_port(1).unwrap().state == PortState::Active
+}
+
+#[test]
+fn a_memif_leaves_no_descriptor_to_programs() {
+    let (before, dir) = (inherited(), Dir::new("memif"));
+    let spec = |role: &str| format!("memif:{},role={role}", dir.path("memif.sock"));
+    with_device(&dir, &spec("server"), |server| {
+        nothing_is_inherited(&before, "a server alone", || Path::new(&dir.path("memif.sock")).exists());
+        // The client connects, goes, and another one comes: descriptors that come later.
+        for _ in 0..2 {
+            with_device(&dir, &spec("client"), |client| {
+                nothing_is_inherited(&before, "a connected memif", || is_up(server) && is_up(client));
+            });
+            nothing_is_inherited(&before, "a memif whose peer is gone", || !is_up(server));
+        }
+    });
+}
+
 #[cfg(feature = "dpdk")]
 mod dpdk {
     use super::*;
     use std::io::Write as _;
     use std::os::unix::net::UnixStream;
-    use std::path::Path;
     use std::sync::Once;
-    use verbs::PortState;
 
     fn static_dpdk() -> bool {
         static ONCE: Once = Once::new();
@@ -121,29 +139,6 @@ mod dpdk {
             );
         }
         !shared
-    }
-
-    fn is_up(context: &Context) -> bool {
-        context.query_port(1).unwrap().state == PortState::Active
-    }
-
-    #[test]
-    fn a_memif_leaves_no_descriptor_to_programs() {
-        if !static_dpdk() {
-            return;
-        }
-        let (before, dir) = (inherited(), Dir::new("memif"));
-        let spec = |role: &str| format!("memif:{},role={role}", dir.path("memif.sock"));
-        with_device(&dir, &spec("server"), |server| {
-            nothing_is_inherited(&before, "a server alone", || Path::new(&dir.path("memif.sock")).exists());
-            // The client connects, goes, and another one comes: descriptors that come later.
-            for _ in 0..2 {
-                with_device(&dir, &spec("client"), |client| {
-                    nothing_is_inherited(&before, "a connected memif", || is_up(server) && is_up(client));
-                });
-                nothing_is_inherited(&before, "a memif whose peer is gone", || !is_up(server));
-            }
-        });
     }
 
     #[test]

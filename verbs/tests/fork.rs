@@ -231,12 +231,9 @@ fn calls_in_a_fork_are_refused_in_words() {
     }
 }
 
-#[cfg(feature = "dpdk")]
 #[test]
-fn a_fork_leaves_dpdk_alone() {
+fn a_fork_leaves_a_memif_alone() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let plain = verbs::port::dpdk::EalOptions { huge_pages: false, ..Default::default() };
-    verbs::port::dpdk::configure(plain).unwrap();
     for drive in drives() {
         let dir = Dir::new();
         let socket = dir.path("memif.sock");
@@ -248,12 +245,35 @@ fn a_fork_leaves_dpdk_alone() {
         ends.talk();
         let ends = in_fork(ends, |ends| {
             drop(ends);
+            // A port of its own it may have.
             let spec: PortSpec = format!("memif:{}", dir.path("other.sock").display()).parse().unwrap();
-            let error = Context::open(DeviceConfig::new(spec).addr([10, 0, 0, 3], 24)).unwrap().start();
-            let error = error.unwrap_err().to_string();
-            assert!(error.contains("a fork of one that uses DPDK"), "{error}");
+            let own = Context::open(DeviceConfig::new(spec).addr([10, 0, 0, 3], 24)).unwrap();
+            own.start().unwrap();
+            assert!(dir.path("other.sock").exists());
         });
         assert!(socket.exists(), "{drive:?}: the fork removed the socket");
         ends.talk();
     }
+}
+
+#[cfg(feature = "dpdk")]
+#[test]
+fn a_fork_leaves_dpdk_alone() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let plain = verbs::port::dpdk::EalOptions { huge_pages: false, ..Default::default() };
+    verbs::port::dpdk::configure(plain).unwrap();
+    let open = |name: &str| {
+        let spec: PortSpec = format!("dpdk:{name}").parse().unwrap();
+        let mac = Some(verbs::Mac([2, 0, 0, 0, 0, 7]));
+        let config = DeviceConfig::new(spec).addr([10, 0, 0, 3], 24);
+        Context::open(DeviceConfig { mac, ..config }).unwrap()
+    };
+    let device = open("net_null0");
+    device.start().unwrap();
+    let device = in_fork(device, |device| {
+        drop(device);
+        let error = open("net_null1").start().unwrap_err().to_string();
+        assert!(error.contains("a fork of one that uses DPDK"), "{error}");
+    });
+    assert_eq!(device.query_port(1).unwrap().state, verbs::PortState::Active);
 }

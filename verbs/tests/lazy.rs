@@ -1,12 +1,12 @@
-//! Opening and querying a device starts nothing of DPDK; the first queue pair does. One test, as DPDK's environment
-//! belongs to the process.
+//! Opening and querying a device opens no port; the first queue pair does. One test, as DPDK's environment belongs to the
+//! process.
 #![cfg(feature = "dpdk")]
 
 use std::io::Write as _;
 use verbs::error::errno::{EINVAL, ENODEV};
 use verbs::port::{PortError, PortSpec, dpdk};
 use verbs::{
-    Access, AsyncEvent, Context, DeviceConfig, DeviceError, OpenError, PortState, QpInitAttr, VerbsError,
+    Access, AsyncEvent, Context, DeviceConfig, DeviceError, Mac, OpenError, PortState, QpInitAttr, VerbsError,
 };
 
 fn config(port: &str) -> DeviceConfig {
@@ -67,7 +67,7 @@ fn the_first_queue_pair_starts_the_port() {
     assert!(!dpdk::started(), "opening and querying need no DPDK");
 
     let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
-    assert!(dpdk::started());
+    assert!(!dpdk::started(), "a memif needs no DPDK");
     assert!(dir.join("memif.sock").exists(), "the server listens");
     let after = context.query_port(1).unwrap();
     assert_eq!((after.mac, after.link_mtu), (port.mac, port.link_mtu));
@@ -96,10 +96,15 @@ fn the_first_queue_pair_starts_the_port() {
     drop(_listener);
     second.start().expect("it may be tried again");
 
+    let mac = Some(Mac([2, 0, 0, 0, 0, 6]));
+    let null = Context::open(DeviceConfig { mac, ..config("dpdk:net_null1") }).unwrap();
+    assert!(!dpdk::started());
+    null.start().unwrap();
+    assert!(dpdk::started());
     if let Ok(tap) = tap {
         tap.start().unwrap();
         assert_eq!(tap.query_port(1).unwrap().state, PortState::Active);
     }
-    drop((qp, mr, pd, cq, context, peer, second_pd, second_cq, second));
+    drop((qp, mr, pd, cq, context, peer, second_pd, second_cq, second, null));
     std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -205,7 +205,7 @@ fn size_chart(all: &[Series]) -> String {
 }
 
 const MARKS_TEXT: &str = "\
-One core a side, shared memory (net_memif), ICRC made and checked, all reliability on. <em>Bare port</em> is the same \
+One core a side, shared memory (memif), ICRC made and checked, all reliability on. <em>Bare port</em> is the same \
 port without RDMA, carrying frames of the same length in the same moment. <em>Whole cores</em>: the same medians of those \
 measurements only for which the cores gave at least 90 % of the most they gave in all runs, and how many these were.";
 const LATENCY_TEXT: &str = "\

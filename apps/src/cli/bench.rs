@@ -26,7 +26,7 @@ asks for it.";
 
 /// Measures the whole stack against its marks, beside what else moves messages on this machine
 ///
-/// Starts `roce-perf` as two processes, one core each, over shared memory (net_memif), and goes through the table of
+/// Starts `roce-perf` as two processes, one core each, over shared memory (memif), and goes through the table of
 /// marks again and again until five measurements of each line are of one kind. In each run it measures TCP over loopback
 /// (iperf3, ucx_perftest) and UCX over shared memory as well, where they are installed.
 #[derive(Parser, Clone, Debug)]

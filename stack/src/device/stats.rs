@@ -206,6 +206,7 @@ impl Snapshot {
                     ("rx_dropped", port.rx_dropped),
                     ("tx_dropped", port.tx_dropped),
                     ("restarts", port.restarts),
+                    ("refused", port.refused),
                 ]
                 .into_iter(),
             ),

@@ -51,5 +51,6 @@ pub(super) fn sum(queues: &[Counters]) -> PortStats {
         rx_dropped: sum.rx_dropped + queue.rx_dropped.get(),
         tx_dropped: sum.tx_dropped + queue.tx_dropped.get(),
         restarts: 0,
+        refused: 0,
     })
 }

@@ -12,8 +12,9 @@ use core::fmt;
 use core::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{RxBurst, TxBurst};
+use super::RxBurst;
 use crate::crc::Sum;
+use arrayvec::ArrayVec;
 
 /// How a frame's buffer goes back to where it came from.
 ///
@@ -272,7 +273,7 @@ impl HeapPool {
 
     /// Appends up to `n` empty frames to `out`: fewer when there are not as many, or `out` has no more room.
     #[inline]
-    pub fn alloc_burst(&self, out: &mut TxBurst, n: usize) {
+    pub fn alloc_burst<const N: usize>(&self, out: &mut ArrayVec<Frame, N>, n: usize) {
         if n == 1 && !out.is_full() {
             return out.extend(self.alloc());
         }
@@ -315,6 +316,13 @@ impl HeapPool {
         // SAFETY: the slot came off the free list, so nobody else has it; its buffer is `capacity` bytes that were zeroed
         // at the start; the `Arc` count that was just leaked belongs to this frame.
         unsafe { Frame::from_raw(slot.add(HEADER), 0, self.slab.capacity, slot.cast(), &HEAP) }
+    }
+
+    /// Whether a frame's buffer is one of this pool's.
+    #[inline]
+    pub(super) fn owns(&self, frame: &Frame) -> bool {
+        let bytes = frame.data.addr().get().wrapping_sub(self.slab.base.addr().get());
+        bytes < self.slab.layout.size()
     }
 
     /// Buffers that are in the pool now.

@@ -1,4 +1,4 @@
-//! Turns memory into frames on a link and back: DPDK devices, and links without DPDK for tests.
+//! Turns memory into frames on a link and back: DPDK devices, memory shared with another process, and links for tests.
 //!
 //! A port never looks into a frame beyond the Ethernet addresses, never blocks, and never keeps a frame
 //! whose owner is gone. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it.
@@ -12,13 +12,14 @@ mod counters;
 pub mod dpdk;
 mod fault;
 pub mod frame;
-#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 mod lazy;
 mod loopback;
+mod memif;
 mod pair;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub(crate) mod socket_file;
 mod spec;
+mod stock;
 mod unix;
 
 pub use capture::capture;
@@ -131,8 +132,10 @@ pub struct PortStats {
     /// Frames that could not be sent: too long for the port, for a network interface that is down or gone, or the peer's
     /// queue was full for good.
     pub tx_dropped: u64,
-    /// Times the port was stopped and started again, after its peer went away.
+    /// Times the link was lost because its peer went away.
     pub restarts: u64,
+    /// Peers that were refused, or did not keep to the rules of the link (memif).
+    pub refused: u64,
 }
 
 /// A link's end: a factory of queues, and what concerns all of them.

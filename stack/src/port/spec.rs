@@ -26,7 +26,7 @@ pub enum PortSpec {
         /// The peer's socket.
         peer: PathBuf,
     },
-    /// `memif:PATH[,role=server|client][,OPTION=VALUE..]`: shared memory between two processes (DPDK net_memif).
+    /// `memif:PATH[,role=server|client][,OPTION=VALUE..]`: shared memory between two processes (memif protocol 2.0).
     ///
     /// Without a role, whoever finds nobody listening on PATH becomes the server.
     Memif {
@@ -34,7 +34,9 @@ pub enum PortSpec {
         path: PathBuf,
         /// Which end this is.
         role: Option<MemifRole>,
-        /// More options of net_memif, as `rsize=11`.
+        /// More options: `rsize=11` (2^11 slots a ring), `bsize=9000` (bytes of a buffer), `id=`, `secret=`, `owner-uid=`,
+        /// `owner-gid=` (of the socket), `peer-uid=` (a user whose processes may be the peer, beside ours, root and
+        /// the owner; or `any`).
         options: Vec<(String, String)>,
     },
     /// `tap:IFACE[,OPTION=VALUE..]`: a Linux network interface of that name is made (DPDK net_tap).
@@ -75,6 +77,7 @@ impl PortSpec {
         match self {
             Self::Loopback => Ok(Box::new(super::loopback::Loopback::new(options))),
             Self::Unix { local, peer } => super::unix::open(self, local, peer, options),
+            Self::Memif { path, role, options: more } => super::memif::open(self, path, *role, more, options),
             #[cfg(feature = "dpdk")]
             _ => super::dpdk::open(self, options),
             #[cfg(not(feature = "dpdk"))]
@@ -82,7 +85,7 @@ impl PortSpec {
         }
     }
 
-    /// As [`open`](Self::open), but a device of DPDK, and DPDK's environment, may wait until the port is started
+    /// As [`open`](Self::open), but a memif, or a device of DPDK and DPDK's environment, may wait until the port is started
     /// ([`Port::start`]).
     ///
     /// It waits where the port's address and MTU are ours to choose: memif, tap, vhost, and virtual devices of
@@ -94,8 +97,12 @@ impl PortSpec {
     /// See [`PortError`]. What can be told without DPDK is told here, the rest by [`Port::start`].
     pub fn open_lazy(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
         match self {
+            Self::Memif { path, role, options: more } => {
+                options.check()?;
+                super::memif::open_lazy(self, path, *role, more, options)
+            }
             #[cfg(feature = "dpdk")]
-            Self::Memif { .. } | Self::Tap { .. } | Self::Vhost { .. } | Self::Dpdk { .. } => {
+            Self::Tap { .. } | Self::Vhost { .. } | Self::Dpdk { .. } => {
                 options.check()?;
                 super::dpdk::open_lazy(self, options)
             }

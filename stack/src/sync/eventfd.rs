@@ -53,6 +53,12 @@ impl EventFd {
     }
 }
 
+impl From<EventFd> for OwnedFd {
+    fn from(event: EventFd) -> Self {
+        event.0.into()
+    }
+}
+
 impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

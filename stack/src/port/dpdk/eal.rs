@@ -1,9 +1,8 @@
 //! DPDK's environment: started once a process, on a thread of its own, with the options that go together.
 
 use crate::port::PortError;
-use crate::sync::asymmetric::heavy;
 use core::cell::Cell;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int};
 use dpdk_sys as sys;
 use std::collections::VecDeque;
 use std::ffi::CString;
@@ -90,23 +89,6 @@ impl Eal {
     /// Runs `job` on the environment's thread, later.
     pub(super) fn spawn(&self, job: impl FnOnce() + Send + 'static) {
         self.jobs.send(Box::new(job)).expect("DPDK's thread lives as long as the process");
-    }
-
-    /// Runs `job` on DPDK's interrupt thread, later; whether that could be arranged.
-    pub(super) fn on_interrupt_thread(&self, job: impl FnOnce() + Send + 'static) -> bool {
-        unsafe extern "C" fn run(arg: *mut c_void) {
-            // SAFETY: `arg` is the box that was leaked below, for this one call.
-            let job = unsafe { Box::from_raw(arg.cast::<Job>()) };
-            job();
-        }
-        let arg = Box::into_raw(Box::new(Box::new(job) as Job)).cast::<c_void>();
-        // SAFETY: the environment has started; `run` is called once with `arg`.
-        let ret = unsafe { sys::dpdk_sys_on_interrupt_thread(Some(run), arg) };
-        if ret != 0 {
-            // SAFETY: no call was arranged, so the box is still ours.
-            drop(unsafe { Box::from_raw(arg.cast::<Job>()) });
-        }
-        ret == 0
     }
 }
 
@@ -244,11 +226,6 @@ fn arguments(options: &EalOptions, huge: bool, pci: Option<&str>, cpus: &str) ->
     arguments
 }
 
-/// What the shim waits for bursts with: the heavy side of the fence that they pass.
-unsafe extern "C" fn fence() {
-    heavy();
-}
-
 /// On the environment's thread: no signal handler of the embedder ever runs on it or on the threads it starts.
 fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
     // DPDK keeps the strings and may reorder the array.
@@ -262,7 +239,7 @@ fn init(arguments: &[String], log_level: u32) -> Result<(), String> {
     unsafe {
         sys::dpdk_sys_block_signals();
         sys::dpdk_sys_log_to(Some(log_line), log_level.clamp(1, 8));
-        match sys::dpdk_sys_eal_init(argc, argv.leak().as_mut_ptr(), Some(fence)) {
+        match sys::dpdk_sys_eal_init(argc, argv.leak().as_mut_ptr()) {
             0 => Ok(()),
             errno => Err(errno_text(errno)),
         }

@@ -2,13 +2,10 @@
 
 use super::eal::{self, Eal, errno_text, says};
 use super::iface::Iface;
-use super::port::{Device, DpdkPort, Pool, Shared, State};
-use crate::config::SHARDS_MAX;
+use super::port::{Device, DpdkPort, Pool, Shared};
 use crate::id::Mac;
 use crate::port::counters::Counters;
-use crate::port::{
-    L2_OVERHEAD, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, socket_file,
-};
+use crate::port::{L2_OVERHEAD, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, socket_file};
 use core::ffi::CStr;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,13 +14,8 @@ use std::ffi::CString;
 use std::path::Path;
 use std::sync::Arc;
 
-const _: () =
-    assert!(SHARDS_MAX <= sys::DPDK_SYS_QUEUES_MAX as usize, "each shard has a queue, each queue a gate");
-
 /// Entries of a device's rings, unless it prefers another number.
 const RING: u16 = 1024;
-/// Base-2 logarithm of the entries of a memif's rings.
-const MEMIF_RSIZE: &str = "10";
 
 /// What a specification asks of DPDK.
 #[derive(Debug)]
@@ -36,7 +28,6 @@ struct Plan {
     mtu: usize,
     /// The address that the port has where its device has none to set.
     mac: Option<Mac>,
-    memif: Option<MemifRole>,
     /// The Linux interface below.
     iface: Option<String>,
     /// Whether the device makes that interface, with its own address: to be told apart from the port.
@@ -59,8 +50,7 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
     }
     let queues = options.queues;
     let frames = options.frames;
-    let on_interrupt_thread = plan.memif.is_some();
-    let device = Device { eal, bus: plan.bus, name: plan.name.clone(), on_interrupt_thread };
+    let device = Device { eal, bus: plan.bus, name: plan.name.clone() };
     let name = spec.to_string();
     let opened = eal.call(move || {
         eal::forget_log();
@@ -91,7 +81,7 @@ pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Resu
 /// The address that a port will have, where that is ours to say: not for devices with an address of their own.
 fn chosen_address(spec: &PortSpec, plan: &Plan) -> Option<Mac> {
     match spec {
-        PortSpec::Memif { .. } | PortSpec::Tap { .. } | PortSpec::Vhost { .. } => plan.mac,
+        PortSpec::Tap { .. } | PortSpec::Vhost { .. } => plan.mac,
         PortSpec::Dpdk { .. } if plan.bus == "vdev" => {
             let given = plan.args.split(',').find_map(|arg| arg.strip_prefix("mac="));
             plan.mac.or(given.and_then(|mac| mac.parse().ok()).filter(Mac::is_station))
@@ -122,11 +112,7 @@ fn steps(
     // SAFETY: a terminated string.
     let port = unsafe { sys::dpdk_sys_port_by_name(name.as_ptr()) };
     let Ok(port) = u16::try_from(port) else {
-        return Err(format!(
-            "the device {} made no Ethernet port, or more than {} ports are open: name an Ethernet device",
-            plan.name,
-            sys::DPDK_SYS_PORTS_MAX
-        ));
+        return Err(format!("the device {} made no Ethernet port: name an Ethernet device", plan.name));
     };
 
     // SAFETY: an all-zero value of this plain structure is valid.
@@ -185,31 +171,17 @@ fn steps(
     // SAFETY: runs on DPDK's thread; the ids go back when the port does.
     let lcores = (0..queues).map(|_| unsafe { sys::dpdk_sys_lcore_reserve() }).collect();
     let counters = (0..queues).map(|_| Counters::default()).collect();
-    let state = State::new(plan.memif == Some(MemifRole::Client));
     let iface = plan.iface.as_deref().map(Iface::find).transpose()?;
     let longest = AtomicU32::new((mtu + L2_OVERHEAD) as u32);
-    let shared = Arc::new(Shared { port, mtu, longest, iface, lcores, counters, state, device, pool });
-    let starting = Arc::clone(&shared);
-    let (rings, client) = (if plan.memif.is_some() { queues as u16 } else { 0 }, shared.state.reconnects);
-    let start = move || {
-        // SAFETY: the port exists and is not started.
-        unsafe { sys::dpdk_sys_memif(port, rings, client.into()) };
-        starting.start()
-    };
-    let ret = shared.device.step(start).unwrap_or(-libc_enomem());
-    // A memif client whose server is not there yet is started by `maintain`.
-    if ret != 0 && !shared.state.reconnects {
+    let shared = Arc::new(Shared { port, mtu, longest, iface, lcores, counters, device, pool });
+    let ret = shared.start();
+    if ret != 0 {
         return Err(format!("the device does not start: {}{}", errno_text(ret), says()));
     }
     if let Some(iface) = plan.iface.as_ref().filter(|_| plan.makes_iface) {
         tell_apart(iface, mac);
     }
     Ok((shared, mac, mtu))
-}
-
-/// ENOMEM, the only way in which arranging a call on the interrupt thread fails.
-const fn libc_enomem() -> i32 {
-    12
 }
 
 fn c_string(text: &str) -> Result<CString, String> {
@@ -301,13 +273,11 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
         room,
         mtu: port.mtu,
         mac: port.mac,
-        memif: None,
         iface: None,
         makes_iface: false,
         set_mtu: true,
     };
     match spec {
-        PortSpec::Memif { path, role, options } => memif(&mut plan, path, *role, options, port)?,
         PortSpec::Tap { iface, options } => {
             tap_possible(iface)?;
             let mac = port.mac.unwrap_or_else(Mac::random);
@@ -379,65 +349,11 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
                 None => plan.name = name.into(),
             }
         }
-        PortSpec::Loopback | PortSpec::Unix { .. } => return Err("this port does not use DPDK".into()),
+        PortSpec::Loopback | PortSpec::Unix { .. } | PortSpec::Memif { .. } => {
+            return Err("this port does not use DPDK".into());
+        }
     }
     Ok(plan)
-}
-
-fn memif(
-    plan: &mut Plan,
-    path: &Path,
-    role: Option<MemifRole>,
-    options: &[(String, String)],
-    port: &PortOptions,
-) -> Result<(), String> {
-    let path = socket_file::absolute(path)?;
-    let path = Path::new(&path);
-    let role = role.unwrap_or(match socket_file::look(path)? {
-        socket_file::Look::Alive => MemifRole::Client,
-        socket_file::Look::Stale | socket_file::Look::Missing => MemifRole::Server,
-    });
-    if role == MemifRole::Server {
-        socket_file::make_way_for_dpdk(path)?;
-    }
-    let mac = port.mac.unwrap_or_else(Mac::random);
-    plan.memif = Some(role);
-    plan.mac = Some(mac);
-    plan.name = format!("net_memif{}", number());
-    let role = match role {
-        MemifRole::Server => "server",
-        MemifRole::Client => "client",
-    };
-    plan.args = format!("role={role},socket={},socket-abstract=no,mac={mac}", path.display());
-    let mut numbers = [("rsize", MEMIF_RSIZE.to_owned()), ("bsize", (plan.room + 64).to_string())];
-    for (key, value) in &mut numbers {
-        if let Some((_, given)) = options.iter().find(|(k, _)| k == key) {
-            value.clone_from(given);
-        }
-        let parsed: usize = value.parse().map_err(|_| format!("{key}={value} is not a number"))?;
-        match *key {
-            "rsize" if !(1..=14).contains(&parsed) => {
-                return Err(format!("rsize={parsed} is out of range: rings have 2^1 to 2^14 slots"));
-            }
-            "bsize" if parsed < port.mtu + L2_OVERHEAD || parsed > usize::from(u16::MAX) => {
-                return Err(format!(
-                    "bsize={parsed} is out of range: a buffer holds a frame of {} bytes and at most 65535",
-                    port.mtu + L2_OVERHEAD
-                ));
-            }
-            _ => {}
-        }
-        plan.args.push_str(&format!(",{key}={value}"));
-    }
-    let others: Vec<_> =
-        options.iter().filter(|(key, _)| key != "rsize" && key != "bsize").cloned().collect();
-    if others.iter().any(|(key, _)| key == "zero-copy") {
-        return Err(
-            "zero-copy is off for good: the peer could change a frame that was checked already".into()
-        );
-    }
-    more(&mut plan.args, &others, &["id", "secret", "owner-uid", "owner-gid"])
-        .map_err(|error| error.replace("are id", "are rsize, bsize, id"))
 }
 
 /// Appends options, those of a list only: DPDK's own message for an unknown one says little.
@@ -523,28 +439,6 @@ mod tests {
         for name in ["net_ring0", "net_pcap0.1", "a:b:c:d.0", "03:00", ".0", "::.0"] {
             assert_eq!(pci_address(name), None, "{name}");
         }
-    }
-
-    #[test]
-    fn memif_plans() {
-        let dir = std::env::temp_dir().display().to_string();
-        let plan = planned(&format!("memif:{dir}/no-such-memif.sock,rsize=11")).unwrap();
-        assert_eq!(plan.memif, Some(MemifRole::Server), "nobody listens, so we do");
-        assert!(plan.args.contains("role=server") && plan.args.contains("rsize=11"), "{}", plan.args);
-        assert!(plan.args.contains("bsize=4288"), "{}", plan.args);
-        assert_eq!(plan.room, 4224);
-        for (options, part) in [
-            ("rsize=15", "2^14"),
-            ("rsize=x", "not a number"),
-            ("bsize=2048", "a frame of 4218 bytes"),
-            ("zero-copy=yes", "off for good"),
-            ("colour=red", "the options are rsize, bsize, id"),
-        ] {
-            let error = planned(&format!("memif:{dir}/no-such-memif.sock,{options}")).unwrap_err();
-            assert!(error.contains(part), "{options}: {error}");
-        }
-        let error = planned("memif:/no/such/directory/memif.sock").unwrap_err();
-        assert!(error.contains("/no/such/directory"), "{error}");
     }
 
     #[test]

@@ -1,0 +1,558 @@
+//! The life of a memif's link: peers come, are greeted or refused, connect, and go.
+//!
+//! No thread does this, and nothing here waits: whoever looks after the port ([`Port::maintain`](crate::port::Port::maintain)),
+//! and queues that have no link, take a few steps. Each call takes a bounded number of messages from a bounded number of
+//! peers. A queue that is inside of a burst keeps the connection that it uses ([`Connection`]) until it looks for the next one.
+
+use super::handshake::{self, Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, Terms};
+use super::message::Message;
+use super::region::{self, Layout};
+use super::ring::Ring;
+use super::shm::Region;
+use super::slots::Buffers;
+use super::socket::{Came, Listener, Socket};
+use crate::port::socket_file::SocketFile;
+use crate::sync::eventfd::EventFd;
+use crate::sync::process::Process;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::Instant;
+
+/// Time until the next attempt of a client where nobody listened, or somebody refused.
+const RETRY: Duration = Duration::from_millis(50);
+/// Time until a client gives up a server that has stopped to answer: it may be a file that nobody serves any more.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most clients that are greeted at the same time; another one takes the place of the one that came first.
+const GREETED: usize = 4;
+/// Most messages that are taken from a peer in one go.
+const MESSAGES: usize = 64;
+
+/// Whom a port talks to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// Processes of these users.
+    Users(Vec<u32>),
+    /// Everybody who can open the socket.
+    Any,
+}
+
+/// A connection, as queues use it.
+pub struct Connection {
+    region: Arc<Region>,
+    /// A client's layout; a server's is with each ring.
+    layout: Option<Layout>,
+    /// Rings on which this end receives, and sends.
+    rx: Vec<Place>,
+    tx: Vec<Place>,
+    /// This connection's number.
+    pub number: u64,
+}
+
+/// Where a ring is, and what wakes its receiver.
+struct Place {
+    offset: u32,
+    log2: u8,
+    event: Arc<OwnedFd>,
+}
+
+/// What a queue needs of a connection.
+pub struct Rings {
+    /// Ring and buffers to receive from.
+    pub rx: (Ring, Buffers),
+    /// Ring and buffers to send to.
+    pub tx: (Ring, Buffers),
+    /// Wakes the peer, who receives on the latter.
+    pub event: Arc<OwnedFd>,
+}
+
+impl Connection {
+    /// The rings of a queue.
+    pub fn rings(&self, queue: usize) -> Result<Rings, String> {
+        let ring = |place: &Place| Ring::new(&self.region, place.offset, place.log2);
+        let buffers = |to_server| match &self.layout {
+            Some(layout) => Buffers::Ours { first: layout.buffers(to_server, queue), size: layout.buffer },
+            None => Buffers::Theirs,
+        };
+        let (rx, tx) = (&self.rx[queue], &self.tx[queue]);
+        Ok(Rings {
+            rx: (ring(rx)?, buffers(false)),
+            tx: (ring(tx)?, buffers(true)),
+            event: Arc::clone(&tx.event),
+        })
+    }
+}
+
+/// What a port and its queues know of the link.
+pub struct State {
+    /// Number of the connection that there is; 0: there is none. Queues look at this once a burst.
+    pub number: AtomicU64,
+    current: Mutex<Option<Arc<Connection>>>,
+    /// Number of a connection that a queue found broken.
+    broken: AtomicU64,
+    /// Links that were lost.
+    pub restarts: AtomicU64,
+    /// Peers that were refused, and connections that were ended because the peer did not keep to the rules.
+    pub refused: AtomicU64,
+    link: Mutex<Link>,
+    made_by: Process,
+}
+
+impl State {
+    /// A link that is down, whose end is this.
+    pub fn new(name: String, terms: Terms, peers: Peers, end: End) -> Self {
+        let link = Link { who: Who { name, terms, peers, said: None }, end, up: None, last_number: 0 };
+        Self {
+            number: AtomicU64::new(0),
+            current: Mutex::new(None),
+            broken: AtomicU64::new(0),
+            restarts: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            link: Mutex::new(link),
+            made_by: Process::this(),
+        }
+    }
+
+    /// The connection that there is.
+    pub fn current(&self) -> Option<Arc<Connection>> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A queue found that the peer of this connection does not keep to the rules.
+    pub fn is_broken(&self, number: u64) {
+        self.broken.store(number, Ordering::Relaxed);
+    }
+
+    /// Takes the steps that are due, unless another thread is at it. Nothing in a fork: the link is its parent's.
+    pub fn serve(&self) {
+        if !self.made_by.is_this() {
+            return;
+        }
+        let mut link = match self.link.try_lock() {
+            Ok(link) => link,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        link.serve(self, Instant::now());
+    }
+
+    /// Queues use this from their next burst on; nothing, where there is none.
+    fn publish(&self, connection: Option<Arc<Connection>>) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = connection.as_ref().map_or(0, |connection| connection.number);
+        *current = connection;
+        self.number.store(number, Ordering::Release);
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        if self.made_by.is_this() {
+            self.link.get_mut().unwrap_or_else(PoisonError::into_inner).close();
+        }
+    }
+}
+
+/// A socket, and what waits to be sent on it.
+struct Channel {
+    socket: Socket,
+    outbox: VecDeque<(Message, Option<Arc<OwnedFd>>)>,
+}
+
+impl Channel {
+    fn new(socket: Socket) -> Self {
+        Self { socket, outbox: VecDeque::new() }
+    }
+
+    /// Sends what there is room for; `false`: the peer is gone.
+    fn flush(&mut self) -> bool {
+        while let Some((message, fd)) = self.outbox.front() {
+            match self.socket.send(&message.encode(), fd.as_ref().map(|fd| fd.as_fd())) {
+                Ok(true) => drop(self.outbox.pop_front()),
+                Ok(false) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    fn say(&mut self, message: Message) -> bool {
+        self.outbox.push_back((message, None));
+        self.flush()
+    }
+
+    /// Tells the peer why this is the end, if it still listens. What it said meanwhile is taken first: the system would tell it
+    /// that this was lost, before it hears why.
+    fn part(self, why: &str) {
+        for _ in 0..MESSAGES {
+            if matches!(self.socket.receive(), Came::Nothing | Came::End) {
+                break;
+            }
+        }
+        let goodbye = Message::Disconnect { why: why.into() };
+        let _ = self.socket.send(&goodbye.encode(), None);
+    }
+}
+
+/// Which end of the link a port is.
+pub enum End {
+    /// It waits for clients.
+    Server {
+        /// Where they connect.
+        listener: Listener,
+        /// Goes with the port.
+        _file: SocketFile,
+        /// Clients that are not connected yet.
+        greeted: VecDeque<Greeted>,
+    },
+    /// It looks for a server.
+    Client {
+        /// Where that is.
+        path: PathBuf,
+        /// Bytes of a buffer.
+        buffer: u32,
+        /// When it is tried again.
+        try_at: Option<Instant>,
+        /// Times in a row that it was refused.
+        refusals: u32,
+        /// The server that was found.
+        found: Option<Box<Found>>,
+    },
+}
+
+/// A client that is not connected yet.
+pub struct Greeted {
+    channel: Channel,
+    handshake: Server<OwnedFd>,
+}
+
+/// A server that we are not connected to yet.
+pub struct Found {
+    channel: Channel,
+    handshake: Client,
+    /// When it did something last.
+    since: Instant,
+    memory: Option<Memory>,
+}
+
+/// What a client offers.
+struct Memory {
+    layout: Layout,
+    region: Arc<Region>,
+    /// Events of the rings to the server, and back.
+    events: [Vec<Arc<OwnedFd>>; 2],
+}
+
+impl Memory {
+    fn make(layout: Layout) -> std::io::Result<(Self, OwnedFd)> {
+        let (fd, region) = layout.make()?;
+        let event = || -> std::io::Result<Arc<OwnedFd>> { Ok(Arc::new(EventFd::new()?.into())) };
+        let events = || (0..layout.queues).map(|_| event()).collect::<std::io::Result<Vec<_>>>();
+        Ok((Self { layout, region, events: [events()?, events()?] }, fd))
+    }
+
+    fn connection(self, number: u64) -> Connection {
+        let Self { layout, region, events: [to_server, to_client] } = self;
+        let places = |to_server: bool, events: Vec<Arc<OwnedFd>>| {
+            let place =
+                |(index, event)| Place { offset: layout.ring(to_server, index), log2: layout.log2, event };
+            events.into_iter().enumerate().map(place).collect()
+        };
+        let (tx, rx) = (places(true, to_server), places(false, to_client));
+        Connection { region, layout: Some(layout), rx, tx, number }
+    }
+}
+
+/// What a server makes of a client's offer.
+fn accept(offer: Offer<OwnedFd>, number: u64) -> Result<Connection, String> {
+    let region = region::take(offer.region.as_fd(), offer.size)?;
+    let places = |rings: Vec<RingOffer<OwnedFd>>| {
+        let place = |RingOffer { offset, log2, event }| match Ring::new(&region, offset, log2)?.is_marked() {
+            true => Ok(Place { offset, log2, event: Arc::new(event) }),
+            false => Err(format!("there is no ring at {offset}: its cookie is another one")),
+        };
+        rings.into_iter().map(place).collect::<Result<Vec<_>, String>>()
+    };
+    let (rx, tx) = (places(offer.to_server)?, places(offer.to_client)?);
+    Ok(Connection { region, layout: None, rx, tx, number })
+}
+
+/// Who this end is.
+struct Who {
+    /// The port's name, for messages.
+    name: String,
+    terms: Terms,
+    peers: Peers,
+    /// What was said last: it is not said again and again.
+    said: Option<String>,
+}
+
+impl Who {
+    /// Says what happened to the link.
+    fn say(&mut self, words: String) {
+        if self.said.as_ref() != Some(&words) {
+            tracing::warn!("{}: {words}", self.name);
+            self.said = Some(words);
+        }
+    }
+
+    /// Whether the peer's user is one that this port talks to.
+    fn admit(&self, socket: &Socket) -> Result<(), String> {
+        let uid = socket.peer_uid().map_err(|error| format!("the peer's user is unknown: {error}"))?;
+        match &self.peers {
+            Peers::Users(users) if !users.contains(&uid) => {
+                Err(format!("processes of user {uid} are not welcome: see the option peer-uid"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A connected peer.
+struct Up {
+    channel: Channel,
+    number: u64,
+}
+
+struct Link {
+    who: Who,
+    end: End,
+    up: Option<Up>,
+    last_number: u64,
+}
+
+impl Link {
+    fn serve(&mut self, state: &State, now: Instant) {
+        self.look_after_peer(state, now);
+        match self.end {
+            End::Server { .. } => self.serve_clients(state),
+            End::Client { .. } if self.up.is_none() => self.look_for_server(state, now),
+            End::Client { .. } => {}
+        }
+    }
+
+    /// Whether the peer is still there.
+    fn look_after_peer(&mut self, state: &State, now: Instant) {
+        let Some(up) = &mut self.up else { return };
+        let number = up.number;
+        let (why, rules) = if state.broken.load(Ordering::Relaxed) == number {
+            ("an index of a ring is where it cannot be".to_owned(), false)
+        } else if !up.channel.flush() {
+            (GONE.to_owned(), true)
+        } else {
+            match up.channel.socket.receive() {
+                Came::Nothing => return,
+                Came::End => (GONE.to_owned(), true),
+                Came::TooMany => (TOO_MANY.to_owned(), false),
+                Came::Message(bytes, _) => handshake::after_all(&bytes),
+            }
+        };
+        let Some(up) = self.up.take() else { return };
+        state.publish(None);
+        state.restarts.fetch_add(1, Ordering::Relaxed);
+        if !rules {
+            state.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        up.channel.part(&why);
+        self.who.say(format!("the link is down: {why}"));
+        if let End::Client { try_at, .. } = &mut self.end {
+            *try_at = Some(now + RETRY);
+        }
+    }
+
+    /// Connects: `channel` leads to a peer that has the same rings.
+    fn connect(&mut self, state: &State, channel: Channel, connection: Connection) {
+        let number = connection.number;
+        self.up = Some(Up { channel, number });
+        self.who.said = None;
+        state.publish(Some(Arc::new(connection)));
+        tracing::info!("{}: the link is up", self.who.name);
+    }
+
+    fn serve_clients(&mut self, state: &State) {
+        let End::Server { listener, greeted, .. } = &mut self.end else { return };
+        let mut refused = Vec::new();
+        for _ in 0..GREETED {
+            let Some(socket) = listener.accept() else { break };
+            let mut channel = Channel::new(socket);
+            if let Err(why) = self.who.admit(&channel.socket) {
+                refused.push((channel, why));
+                continue;
+            }
+            if greeted.len() == GREETED
+                && let Some(first) = greeted.pop_front()
+            {
+                refused.push((first.channel, "others came before this was done".into()));
+            }
+            let handshake = Server::new(&self.who.terms);
+            if channel.say(handshake.hello()) {
+                greeted.push_back(Greeted { channel, handshake });
+            }
+        }
+        let mut waiting = core::mem::take(greeted);
+        let mut stay = VecDeque::new();
+        for mut client in waiting.drain(..) {
+            match client.serve(self.up.is_some()) {
+                Ok(None) => stay.push_back(client),
+                Ok(Some(offer)) => match accept(offer, self.last_number + 1) {
+                    Ok(connection) => {
+                        if client.channel.say(handshake::connected()) {
+                            self.last_number += 1;
+                            self.connect(state, client.channel, connection);
+                        }
+                    }
+                    Err(why) => refused.push((client.channel, why)),
+                },
+                Err(Some(why)) => refused.push((client.channel, why)),
+                Err(None) => {}
+            }
+        }
+        if let End::Server { greeted, .. } = &mut self.end {
+            *greeted = stay;
+        }
+        for (channel, why) in refused {
+            state.refused.fetch_add(1, Ordering::Relaxed);
+            channel.part(&why);
+            self.who.say(format!("a client was refused: {why}"));
+        }
+    }
+
+    fn look_for_server(&mut self, state: &State, now: Instant) {
+        let End::Client { path, buffer, try_at, refusals, found } = &mut self.end else { return };
+        if found.is_none() {
+            if try_at.is_some_and(|at| now < at) {
+                return;
+            }
+            *try_at = Some(now + RETRY);
+            let Ok(socket) = Socket::connect(path) else { return };
+            let handshake = Client::new(&self.who.terms);
+            *found =
+                Some(Box::new(Found { channel: Channel::new(socket), handshake, since: now, memory: None }));
+        }
+        let Some(mut server) = found.take() else { return };
+        let admitted = self.who.admit(&server.channel.socket);
+        match admitted.map_err(Some).and_then(|()| server.serve(*buffer, &self.who.terms, now)) {
+            Ok(false) => *found = Some(server),
+            Ok(true) => {
+                *refusals = 0;
+                self.last_number += 1;
+                let Found { channel, memory, .. } = *server;
+                if let Some(memory) = memory {
+                    self.connect(state, channel, memory.connection(self.last_number));
+                }
+            }
+            Err(why) => {
+                // Whoever refuses is not asked all the time: each time takes new memory.
+                *try_at = Some(now + RETRY * (1 << *refusals));
+                *refusals = (*refusals + u32::from(why.is_some())).min(REFUSALS_MAX);
+                if let Some(why) = why {
+                    state.refused.fetch_add(1, Ordering::Relaxed);
+                    server.channel.part(&why);
+                    self.who.say(format!("no link: {why}"));
+                }
+            }
+        }
+    }
+
+    /// Tells everybody that this is the end.
+    fn close(&mut self) {
+        const CLOSED: &str = "the port is closed";
+        if let Some(up) = self.up.take() {
+            up.channel.part(CLOSED);
+        }
+        match &mut self.end {
+            End::Server { greeted, .. } => greeted.drain(..).for_each(|client| client.channel.part(CLOSED)),
+            End::Client { found, .. } => {
+                if let Some(found) = found.take() {
+                    found.channel.part(CLOSED);
+                }
+            }
+        }
+    }
+}
+
+const GONE: &str = "the peer is gone";
+const TOO_MANY: &str = "a message brings more descriptors than this end takes";
+/// Doublings of [`RETRY`] for a server that refuses.
+const REFUSALS_MAX: u32 = 5;
+
+impl Greeted {
+    /// Takes what the client says: its offer, once it is complete.
+    ///
+    /// # Errors
+    /// Why the client is refused; nothing where it is gone.
+    fn serve(&mut self, taken: bool) -> Result<Option<Offer<OwnedFd>>, Option<String>> {
+        for _ in 0..MESSAGES {
+            if !self.channel.flush() {
+                return Err(None);
+            }
+            match self.channel.socket.receive() {
+                Came::Nothing => break,
+                Came::End => return Err(None),
+                Came::TooMany => return Err(Some(TOO_MANY.into())),
+                Came::Message(bytes, fds) => match self.handshake.handle(&bytes, fds, taken).map_err(Some)? {
+                    ServerStep::Answer(answer) => self.channel.outbox.push_back((answer, None)),
+                    ServerStep::Connect(offer) => return Ok(Some(offer)),
+                },
+            }
+        }
+        if self.channel.flush() { Ok(None) } else { Err(None) }
+    }
+}
+
+impl Found {
+    /// Takes what the server says; whether we are connected.
+    ///
+    /// # Errors
+    /// Why the server is refused; nothing where it is gone.
+    fn serve(&mut self, buffer: u32, terms: &Terms, now: Instant) -> Result<bool, Option<String>> {
+        for _ in 0..MESSAGES {
+            if !self.channel.flush() {
+                return Err(None);
+            }
+            let (bytes, fds) = match self.channel.socket.receive() {
+                Came::Nothing => break,
+                Came::End => return Err(None),
+                Came::TooMany => return Err(Some(TOO_MANY.into())),
+                Came::Message(bytes, fds) => (bytes, fds.len()),
+            };
+            self.since = now;
+            match self.handshake.handle(&bytes, fds).map_err(Some)? {
+                ClientStep::Wait => {}
+                ClientStep::Connected => return Ok(true),
+                ClientStep::Offer(log2) => self.offer(Layout { queues: terms.queues, log2, buffer })?,
+            }
+        }
+        match now.saturating_duration_since(self.since) {
+            silence if silence > PATIENCE => Err(Some("the server does not answer".into())),
+            _ => Ok(false),
+        }
+    }
+
+    fn offer(&mut self, layout: Layout) -> Result<(), Option<String>> {
+        let no_memory = |error| {
+            format!(
+                "no memory for rings, {} MiB ({error}): use a smaller rsize or bsize",
+                layout.size() >> 20
+            )
+        };
+        let (memory, fd) = Memory::make(layout).map_err(|error| Some(no_memory(error)))?;
+        let fd = Arc::new(fd);
+        let offset = |to_server, index| layout.ring(to_server, index);
+        for (message, along) in self.handshake.offer(layout.size(), layout.log2, offset) {
+            let fd = match along {
+                Along::Nothing => None,
+                Along::Region => Some(Arc::clone(&fd)),
+                Along::Event(to_server, index) => {
+                    Some(Arc::clone(&memory.events[usize::from(!to_server)][index]))
+                }
+            };
+            self.channel.outbox.push_back((message, fd));
+        }
+        self.memory = Some(memory);
+        if self.channel.flush() { Ok(()) } else { Err(None) }
+    }
+}

@@ -1,0 +1,200 @@
+//! Ethernet frames through memory that two processes share, by the memif protocol 2.0: no DPDK, no thread, no privilege.
+//!
+//! Two ends meet at a unix socket, whose one end is the server. The client makes the memory, rings and buffers, and hands it
+//! over ([`handshake`], [`region`]); then frames pass by it alone ([`rx`], [`tx`]). The peer is another process and not trusted:
+//! it can spoil its own frames, and the link, nothing else. What it sends is copied before anybody looks at it.
+
+use super::socket_file::{self, SocketFile};
+use super::{HeapPool, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, stock};
+use crate::id::Mac;
+use link::{End, Peers, State};
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+mod handshake;
+mod link;
+mod message;
+mod port;
+mod queue;
+mod region;
+mod ring;
+mod rx;
+mod shm;
+mod slots;
+mod socket;
+mod tx;
+mod wake;
+
+/// Base-2 logarithm of the slots of a ring, unless the options say otherwise.
+const RSIZE: u8 = 10;
+
+/// What a specification asks for.
+struct Plan {
+    path: PathBuf,
+    role: Option<MemifRole>,
+    terms: handshake::Terms,
+    /// Bytes of a buffer.
+    buffer: u32,
+    peers: Peers,
+    /// User and group that the socket is given to.
+    owner: (Option<u32>, Option<u32>),
+}
+
+/// Opens a port; its peer need not be there yet.
+pub(super) fn open(
+    spec: &PortSpec,
+    path: &Path,
+    role: Option<MemifRole>,
+    more: &[(String, String)],
+    options: &PortOptions,
+) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    let plan = plan(path, role, more, options).map_err(fail)?;
+    let end = end(&plan).map_err(fail)?;
+    let mac = options.mac.unwrap_or_else(Mac::random);
+    let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
+    // Whole blocks are copied to a frame, past its end.
+    let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
+    let state = State::new(info.name.clone(), plan.terms, plan.peers, end);
+    let shared = port::Shared::new(state, pool, &info);
+    Ok(Box::new(port::MemifPort::new(info, shared)))
+}
+
+/// As [`open`], but who is the server is decided when the port is started: who only looks at a port does not listen.
+pub(super) fn open_lazy(
+    spec: &PortSpec,
+    path: &Path,
+    role: Option<MemifRole>,
+    more: &[(String, String)],
+    options: &PortOptions,
+) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    plan(path, role, more, options).map_err(fail)?;
+    let mac = options.mac.unwrap_or_else(Mac::random);
+    let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
+    let (spec, options) = (spec.clone(), PortOptions { mac: Some(mac), ..options.clone() });
+    Ok(lazy::lazy(info, move || spec.open(&options)))
+}
+
+/// Bytes that a buffer has for frames of up to so many.
+fn room(max_frame: usize) -> usize {
+    max_frame.next_multiple_of(64)
+}
+
+/// The socket of an end. Without a role, whoever finds nobody listening is the server.
+fn end(plan: &Plan) -> Result<End, String> {
+    if plan.role != Some(MemifRole::Client) {
+        match listen(plan) {
+            Ok(end) => return Ok(end),
+            // Perhaps since a moment ago.
+            Err(_)
+                if plan.role.is_none() && socket_file::look(&plan.path) == Ok(socket_file::Look::Alive) => {}
+            Err(reason) => return Err(reason),
+        }
+    }
+    let (path, buffer) = (plan.path.clone(), plan.buffer);
+    Ok(End::Client { path, buffer, try_at: None, refusals: 0, found: None })
+}
+
+fn listen(plan: &Plan) -> Result<End, String> {
+    let path = &plan.path;
+    socket_file::make_way(path)?;
+    let shown = path.display();
+    let listener = socket::Listener::new(path).map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => {
+            format!("another process took {shown} just now: take another path, or the other role")
+        }
+        _ => format!(
+            "the socket {shown} cannot be made ({error}): take a path in a directory that you may write to"
+        ),
+    })?;
+    let file = SocketFile::new(path).map_err(|error| format!("the socket {shown} is gone again: {error}"))?;
+    if let (user, group) = plan.owner
+        && (user.is_some() || group.is_some())
+    {
+        std::os::unix::fs::chown(path, user, group)
+            .map_err(|error| format!("the socket {shown} cannot be given to another owner: {error}"))?;
+    }
+    listener.listen().map_err(|error| format!("nobody can connect to the socket {shown}: {error}"))?;
+    Ok(End::Server { listener, _file: file, greeted: VecDeque::new() })
+}
+
+/// Options that there are.
+const OPTIONS: &str = "rsize, bsize, id, secret, owner-uid, owner-gid, peer-uid";
+
+fn plan(
+    path: &Path,
+    role: Option<MemifRole>,
+    more: &[(String, String)],
+    options: &PortOptions,
+) -> Result<Plan, String> {
+    let max_frame = options.mtu + super::L2_OVERHEAD;
+    let mut terms =
+        handshake::Terms { queues: options.queues, log2: RSIZE, id: 0, secret: [0; message::SECRET] };
+    // Buffers that are no power of two apart spread over a cache.
+    let mut buffer = room(max_frame) as u32 + 64;
+    let mut peers = Peers::Users(vec![rustix::process::geteuid().as_raw(), 0]);
+    let mut owner = (None, None);
+    let mut admit = |user: u32| {
+        if let Peers::Users(users) = &mut peers {
+            users.push(user);
+        }
+    };
+    let mut any = false;
+    for (key, value) in more {
+        let number = || value.parse::<u32>().map_err(|_| format!("{key}={value} is not a number"));
+        match key.as_str() {
+            "rsize" => {
+                let log2 = number()?;
+                if !(1..=u32::from(ring::LOG2_MAX)).contains(&log2) {
+                    return Err(format!(
+                        "rsize={log2} is out of range: rings have 2^1 to 2^{} slots",
+                        ring::LOG2_MAX
+                    ));
+                }
+                terms.log2 = log2 as u8;
+            }
+            "bsize" => {
+                buffer = number()?;
+                if (buffer as usize) < max_frame || buffer > u32::from(u16::MAX) {
+                    return Err(format!(
+                        "bsize={buffer} is out of range: a buffer holds a frame of {max_frame} bytes and at most 65535"
+                    ));
+                }
+            }
+            "id" => terms.id = number()?,
+            "secret" if value.len() > message::SECRET => {
+                return Err(format!(
+                    "a secret has {} bytes at most; this one has {}",
+                    message::SECRET,
+                    value.len()
+                ));
+            }
+            "secret" => terms.secret[..value.len()].copy_from_slice(value.as_bytes()),
+            "owner-uid" => {
+                owner.0 = Some(number()?);
+                admit(number()?);
+            }
+            "owner-gid" => owner.1 = Some(number()?),
+            "peer-uid" if value == "any" => any = true,
+            "peer-uid" => admit(number()?),
+            "zero-copy" => {
+                return Err(
+                    "zero-copy is off for good: the peer could change a frame that was checked already"
+                        .into(),
+                );
+            }
+            _ => return Err(format!("there is no option {key}; the options are {OPTIONS}")),
+        }
+    }
+    if any {
+        peers = Peers::Any;
+    }
+    region::Layout { queues: terms.queues, log2: terms.log2, buffer }.check()?;
+    let path = socket_file::absolute(path)?.into();
+    Ok(Plan { path, role, terms, buffer, peers, owner })
+}
+
+#[cfg(test)]
+mod tests;

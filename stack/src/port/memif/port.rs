@@ -1,0 +1,81 @@
+//! A memif port: what its queues share.
+
+use super::link::State;
+use super::queue::MemifQueue;
+use crate::port::counters::{Counters, sum};
+use crate::port::{HeapPool, Port, PortInfo, PortQueue, PortStats};
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::sync::{Arc, Once};
+
+/// What a port and its queues share.
+pub struct Shared {
+    pub(super) state: State,
+    pub(super) pool: HeapPool,
+    pub(super) counters: Vec<Counters>,
+    /// Bytes of the longest frame.
+    pub(super) max_frame: usize,
+    told: Once,
+}
+
+impl Shared {
+    pub(super) fn new(state: State, pool: HeapPool, info: &PortInfo) -> Self {
+        let counters = (0..info.queues).map(|_| Counters::default()).collect();
+        Self { state, pool, counters, max_frame: info.max_frame(), told: Once::new() }
+    }
+
+    /// The system does not let us wake anybody.
+    #[cold]
+    pub(super) fn cannot_wake(&self, error: &io::Error) {
+        self.told.call_once(|| {
+            tracing::warn!(
+                "a memif peer waits for events, which cannot be sent without io_setup(2): {error}; let it poll, or permit that"
+            );
+        });
+    }
+}
+
+/// A memif port.
+pub struct MemifPort {
+    info: PortInfo,
+    taken: Vec<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+impl MemifPort {
+    pub(super) fn new(info: PortInfo, shared: Shared) -> Self {
+        let taken = (0..info.queues).map(|_| AtomicBool::new(false)).collect();
+        Self { info, taken, shared: Arc::new(shared) }
+    }
+}
+
+impl Port for MemifPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        Some(Box::new(MemifQueue::new(Arc::clone(&self.shared), index)))
+    }
+
+    fn link_up(&self) -> bool {
+        self.shared.state.serve();
+        self.shared.state.number.load(Ordering::Acquire) != 0
+    }
+
+    fn maintain(&self) {
+        self.shared.state.serve();
+    }
+
+    fn stats(&self) -> PortStats {
+        let state = &self.shared.state;
+        PortStats {
+            restarts: state.restarts.load(Ordering::Relaxed),
+            refused: state.refused.load(Ordering::Relaxed),
+            ..sum(&self.shared.counters)
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! One queue pair of a memif port: two rings of whatever connection there is.
+
+use super::link::{Connection, Rings};
+use super::port::Shared;
+use super::rx::Rx;
+use super::slots::Impossible;
+use super::tx::Tx;
+use super::wake::Waker;
+use crate::crc::copy_function;
+use crate::port::stock::Stock;
+use crate::port::{Build, Frame, PortQueue, RxBurst, TxBurst};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How often a queue without a link takes the steps that lead to one.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Polls that find nothing until the peer's wish for events is looked at again: by then it has seen what was sent, or sleeps.
+const LOOK_AGAIN: u32 = 64;
+
+/// A queue pair.
+pub struct MemifQueue {
+    ends: Option<Box<Ends>>,
+    /// Number of the connection that they are of.
+    number: u64,
+    index: usize,
+    stock: Stock,
+    /// Polls until it is looked again whether the peer waits for an event; 0: it does not matter.
+    look_again: u32,
+    waker: Option<Waker>,
+    looked_at: Option<Instant>,
+    shared: Arc<Shared>,
+}
+
+/// Both ends in use.
+struct Ends {
+    rx: Rx,
+    tx: Tx,
+    /// Wakes the peer.
+    event: Arc<OwnedFd>,
+}
+
+impl Ends {
+    fn new(connection: &Connection, queue: usize, max_frame: usize) -> Result<Self, String> {
+        let Rings { rx: (rx, rx_buffers), tx: (tx, tx_buffers), event } = connection.rings(queue)?;
+        Ok(Self {
+            rx: Rx::new(rx, rx_buffers, copy_function(), max_frame),
+            tx: Tx::new(tx, tx_buffers, max_frame),
+            event,
+        })
+    }
+}
+
+impl MemifQueue {
+    pub(super) fn new(shared: Arc<Shared>, index: usize) -> Self {
+        let stock = Stock::new(shared.pool.clone());
+        Self { ends: None, number: 0, index, stock, look_again: 0, waker: None, looked_at: None, shared }
+    }
+
+    /// Takes the rings of a new connection, gives those of an old one up.
+    #[inline(always)]
+    fn follow(&mut self) {
+        if self.shared.state.number.load(Ordering::Acquire) != self.number {
+            self.change();
+        }
+    }
+
+    #[cold]
+    fn change(&mut self) {
+        let connection = self.shared.state.current();
+        self.number = connection.as_ref().map_or(0, |connection| connection.number);
+        self.look_again = 0;
+        let max_frame = self.shared.max_frame;
+        self.ends = connection
+            .and_then(|connection| Ends::new(&connection, self.index, max_frame).ok())
+            .map(Box::new);
+    }
+
+    /// Nothing is received without a link: there is time to look for one.
+    #[cold]
+    fn look_for_link(&mut self) {
+        let now = Instant::now();
+        if self.looked_at.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY) {
+            self.looked_at = Some(now);
+            self.shared.state.serve();
+        }
+    }
+
+    /// The peer does not keep to the rules: no more of it is looked at.
+    #[cold]
+    fn give_up(&mut self) {
+        self.ends = None;
+        self.shared.state.is_broken(self.number);
+    }
+
+    /// What was sent is the peer's: it is told, if it waits for that.
+    #[inline(always)]
+    fn tell(&mut self) {
+        self.look_again = LOOK_AGAIN;
+        if self.ends.as_ref().is_some_and(|ends| !ends.tx.is_polled()) {
+            self.wake();
+        }
+    }
+
+    /// A peer that began to wait while we sent may have missed that: the processor lets us look at what it wants before it
+    /// sees what we sent.
+    #[inline(always)]
+    fn look_again(&mut self) {
+        if self.look_again > 0 {
+            self.look_again -= 1;
+            if self.look_again == 0 && self.ends.as_ref().is_some_and(|ends| !ends.tx.is_polled()) {
+                self.wake();
+            }
+        }
+    }
+
+    #[cold]
+    fn wake(&mut self) {
+        if self.waker.is_none() {
+            match Waker::new() {
+                Ok(waker) => self.waker = Some(waker),
+                Err(error) => return self.shared.cannot_wake(&error),
+            }
+        }
+        let (Some(waker), Some(ends)) = (&mut self.waker, &self.ends) else { return };
+        // What is no event cannot be told anything; its owner polls, or waits for ever.
+        let _ = waker.wake(ends.event.as_fd());
+    }
+}
+
+impl PortQueue for MemifQueue {
+    #[inline]
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.follow();
+        let Some(ends) = &mut self.ends else {
+            self.look_for_link();
+            return 0;
+        };
+        let Ok(got) = ends.rx.burst(out, &mut self.stock) else {
+            self.give_up();
+            return 0;
+        };
+        if got.frames + got.dropped == 0 {
+            self.look_again();
+            return 0;
+        }
+        // What came is likely to be answered.
+        ends.tx.ask();
+        let counters = &self.shared.counters[self.index];
+        counters.rx(got.frames, got.bytes);
+        if got.dropped > 0 {
+            counters.rx_dropped.add(got.dropped as u64);
+        }
+        got.frames
+    }
+
+    #[inline]
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        self.follow();
+        let Some(ends) = &mut self.ends else { return 0 };
+        let done = match ends.tx.burst(frames) {
+            Ok(done) => done,
+            Err(Impossible) => {
+                self.give_up();
+                return 0;
+            }
+        };
+        if done.taken == 0 {
+            return 0;
+        }
+        ends.rx.give_back();
+        let counters = &self.shared.counters[self.index];
+        counters.tx(done.taken - done.dropped, done.bytes);
+        if done.dropped > 0 {
+            counters.tx_dropped.add(done.dropped as u64);
+        }
+        self.tell();
+        for frame in frames.drain(..done.taken) {
+            self.stock.put(frame);
+        }
+        done.taken
+    }
+
+    #[inline]
+    fn alloc(&mut self) -> Option<Frame> {
+        self.stock.take()
+    }
+
+    #[inline]
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.stock.take_burst(out, n);
+    }
+
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        self.follow();
+        let ends = self.ends.as_mut()?;
+        match ends.tx.build(most, builder) {
+            Ok(lens) => {
+                let lens = lens?;
+                if !lens.is_empty() {
+                    let counters = &self.shared.counters[self.index];
+                    counters.tx(lens.len(), lens.iter().sum::<u32>() as usize);
+                    self.tell();
+                }
+                Some(lens.len())
+            }
+            Err(Impossible) => {
+                self.give_up();
+                None
+            }
+        }
+    }
+
+    #[inline]
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        if let Some(ends) = &mut self.ends {
+            ends.rx.give_back();
+        }
+        for frame in frames.drain(..) {
+            self.stock.put(frame);
+        }
+    }
+}

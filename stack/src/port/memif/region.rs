@@ -1,0 +1,174 @@
+//! The memory of a connection: where a client puts rings and buffers, and what a server takes.
+
+use super::ring::{self, Ring};
+use super::shm::Region;
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Where things are in the memory of a client: rings to the server, rings back, the buffers of the first ring, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Rings in each direction.
+    pub queues: usize,
+    /// Base-2 logarithm of the slots of each.
+    pub log2: u8,
+    /// Bytes of a buffer.
+    pub buffer: u32,
+}
+
+impl Layout {
+    /// Number of a ring among all.
+    fn number(&self, to_server: bool, index: usize) -> usize {
+        index + if to_server { 0 } else { self.queues }
+    }
+
+    /// Where a ring begins.
+    pub fn ring(&self, to_server: bool, index: usize) -> u32 {
+        (self.number(to_server, index) * ring::bytes(self.log2)) as u32
+    }
+
+    /// Where the buffers of a ring begin.
+    pub fn buffers(&self, to_server: bool, index: usize) -> u32 {
+        let first = 2 * self.queues * ring::bytes(self.log2);
+        (first + (self.number(to_server, index) << self.log2) * self.buffer as usize) as u32
+    }
+
+    /// Bytes of it all.
+    pub fn size(&self) -> u64 {
+        let buffers = ((2 * self.queues) as u64) << self.log2;
+        (2 * self.queues * ring::bytes(self.log2)) as u64 + buffers * u64::from(self.buffer)
+    }
+
+    /// # Errors
+    /// A sentence where the protocol's 32 bits do not reach all of it.
+    pub fn check(&self) -> Result<(), String> {
+        match self.size() {
+            0..=REGION_MAX => Ok(()),
+            size => Err(format!(
+                "{} queues with rings of 2^{} slots of {} bytes take {} MiB, where a memif has 4096 MiB at most: use a \
+                 smaller rsize or bsize",
+                self.queues,
+                self.log2,
+                self.buffer,
+                size >> 20
+            )),
+        }
+    }
+
+    /// Makes the memory, with its rings marked.
+    ///
+    /// # Errors
+    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    pub fn make(&self) -> io::Result<(OwnedFd, Arc<Region>)> {
+        let fd = rustix::fs::memfd_create("memif_region_0", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, self.size())?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let region = Arc::new(Region::map(fd.as_fd(), self.size() as usize)?);
+        for to_server in [true, false] {
+            for index in 0..self.queues {
+                let ring =
+                    Ring::new(&region, self.ring(to_server, index), self.log2).map_err(io::Error::other)?;
+                ring.mark(self.buffers(to_server, index), self.buffer);
+            }
+        }
+        Ok((fd, region))
+    }
+}
+
+/// Bytes of the largest region: offsets in it have 32 bits.
+const REGION_MAX: u64 = u32::MAX as u64;
+/// What statfs(2) calls a file in memory that is no huge page.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+/// Maps the memory that a client offers.
+///
+/// # Errors
+/// A sentence about memory that could go while it is used, or is less than is said.
+pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
+    // Only files of memfd_create(2) can be sealed against shrinking. Those of huge pages are refused: where none is left,
+    // the first access ends the process.
+    let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
+    let in_memory = rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type == TMPFS_MAGIC);
+    if !seals.contains(SealFlags::SHRINK) || !in_memory {
+        return Err("the region could shrink: use a memfd of small pages with F_SEAL_SHRINK".into());
+    }
+    // Sealed, it is never less than now.
+    let there = rustix::fs::fstat(fd).map_or(0, |of| of.st_size.try_into().unwrap_or(0));
+    if size > there || size > REGION_MAX {
+        return Err(format!(
+            "the region has {there} bytes of the {size} that are offered, or more than 4 GiB"
+        ));
+    }
+    Region::map(fd, size as usize)
+        .map(Arc::new)
+        .map_err(|error| format!("the region of {size} bytes cannot be mapped: {error}"))
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_and_buffers_do_not_overlap() {
+        for queues in [1, 2, 16] {
+            for log2 in [1, 4, 10] {
+                let layout = Layout { queues, log2, buffer: 4288 };
+                let mut pieces = Vec::new();
+                for to_server in [true, false] {
+                    for index in 0..queues {
+                        pieces.push((layout.ring(to_server, index), ring::bytes(log2) as u64));
+                        pieces.push((layout.buffers(to_server, index), 4288 << log2));
+                    }
+                }
+                pieces.sort_unstable();
+                for pair in pieces.windows(2) {
+                    assert_eq!(u64::from(pair[0].0) + pair[0].1, u64::from(pair[1].0));
+                }
+                let (at, bytes) = pieces[pieces.len() - 1];
+                assert_eq!(u64::from(at) + bytes, layout.size());
+            }
+        }
+        let large = Layout { queues: 16, log2: 14, buffer: 9700 };
+        assert!(large.check().unwrap_err().contains("smaller rsize"));
+        assert_eq!(Layout { queues: 16, log2: 10, buffer: 9700 }.check(), Ok(()));
+    }
+
+    #[test]
+    fn only_memory_that_stays_is_taken() {
+        let layout = Layout { queues: 2, log2: 10, buffer: 4288 };
+        let (fd, ours) = layout.make().unwrap();
+        assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "ours can neither shrink");
+        assert!(rustix::fs::ftruncate(&fd, layout.size() + 4096).is_err(), "nor grow");
+        let theirs = take(fd.as_fd(), layout.size()).unwrap();
+        assert_eq!((ours.len(), theirs.len()), (layout.size() as usize, layout.size() as usize));
+        assert!(take(fd.as_fd(), layout.size() + 1).unwrap_err().contains("are offered"));
+        assert!(take(fd.as_fd(), u64::MAX).unwrap_err().contains("are offered"));
+        assert!(take(fd.as_fd(), 0).unwrap_err().contains("cannot be mapped"));
+
+        let refused = |fd: &OwnedFd| take(fd.as_fd(), 4096).unwrap_err();
+        let memfd = |flags| {
+            let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | flags).unwrap();
+            let _ = rustix::fs::ftruncate(&fd, 2 << 20);
+            fd
+        };
+        let open = memfd(MemfdFlags::ALLOW_SEALING);
+        assert!(refused(&open).contains("could shrink"));
+        rustix::fs::fcntl_add_seals(&open, SealFlags::GROW).unwrap();
+        assert!(refused(&open).contains("could shrink"));
+        rustix::fs::fcntl_add_seals(&open, SealFlags::SHRINK | SealFlags::FUTURE_WRITE).unwrap();
+        assert!(refused(&open).contains("cannot be mapped"), "not for writing");
+        assert!(refused(&memfd(MemfdFlags::empty())).contains("could shrink"));
+        if let Ok(huge) = rustix::fs::memfd_create("huge", MemfdFlags::HUGETLB | MemfdFlags::ALLOW_SEALING) {
+            let _ = rustix::fs::ftruncate(&huge, 2 << 20);
+            rustix::fs::fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
+            assert!(refused(&huge).contains("small pages"));
+        }
+        for path in ["/proc/self/exe", "/dev/zero"] {
+            assert!(refused(&std::fs::File::open(path).unwrap().into()).contains("could shrink"), "{path}");
+        }
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(refused(&socket.into()).contains("could shrink"));
+    }
+}

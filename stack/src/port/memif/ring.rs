@@ -1,0 +1,255 @@
+#![allow(unsafe_code)]
+//! A ring as the memif protocol lays it out: two counters and descriptors of slots, in shared memory.
+//!
+//! Whoever fills slots of a ring from client to server moves its head, of one from server to client its tail; counters wrap at
+//! 2^16. A field is read once, into a value that the other process cannot change any more.
+//!
+//! The pointers here are sound because [`Ring::new`] checks that all of the ring is within its region, and the number of a
+//! slot is cut to the ring's size where it becomes an address.
+
+use super::shm::{Part, Region};
+use crate::sync::prefetch;
+use core::mem::offset_of;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+/// Base-2 logarithm of the most slots of a ring.
+pub const LOG2_MAX: u8 = 14;
+/// What a ring begins with.
+const COOKIE: u32 = 0x03e3_1f20;
+/// Flag of a ring: its receiver looks by itself, and wants no events.
+const POLLED: u16 = 1;
+/// Flag of a descriptor: the frame goes on in the next slot.
+pub const NEXT: u16 = 1;
+
+/// What comes before the descriptors.
+#[repr(C)]
+struct Header {
+    cookie: u32,
+    flags: u16,
+    head: u16,
+    line: [u8; 56],
+    tail: u16,
+    line_2: [u8; 62],
+}
+const _: () = assert!(offset_of!(Header, tail) == 64 && size_of::<Header>() == 128);
+
+/// A descriptor. The first half is loaded as one word.
+#[repr(C)]
+struct Descriptor {
+    flags: u16,
+    region: u16,
+    length: u32,
+    offset: u32,
+    metadata: u32,
+}
+const _: () = assert!(size_of::<Descriptor>() == 16 && offset_of!(Descriptor, offset) == 8);
+
+/// Bytes of a ring of 2 to the power of `log2` slots.
+pub const fn bytes(log2: u8) -> usize {
+    size_of::<Header>() + (size_of::<Descriptor>() << log2)
+}
+
+/// Whether such a ring can be at `offset` in a region of `size` bytes.
+///
+/// # Errors
+/// The end of a sentence: why not.
+pub fn check(size: u64, offset: u32, log2: u8) -> Result<(), String> {
+    if !(1..=LOG2_MAX).contains(&log2) {
+        return Err(format!("has 2^{log2} slots, where rings have 2^1 to 2^{LOG2_MAX}"));
+    }
+    if !offset.is_multiple_of(8) {
+        return Err(format!("begins at {offset}, which is no multiple of 8"));
+    }
+    if u64::from(offset) + bytes(log2) as u64 > size {
+        return Err("ends behind its region".into());
+    }
+    Ok(())
+}
+
+/// What a descriptor says, as it was read: anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// [`NEXT`], or not.
+    pub flags: u16,
+    /// Number of a region.
+    pub region: u16,
+    /// Bytes that are in the slot, or fit in.
+    pub length: u32,
+}
+
+/// A ring. One queue of this process uses it, at one end.
+#[derive(Debug)]
+pub struct Ring {
+    at: NonNull<u8>,
+    mask: u16,
+    /// Those of the region, at hand.
+    base: NonNull<u8>,
+    size: usize,
+    _region: Arc<Region>,
+}
+
+// SAFETY: the pointers are into the region, which may be used on any thread and lives as long.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// The ring at `offset`. Its cookie is not looked at.
+    ///
+    /// # Errors
+    /// As [`check`].
+    pub fn new(region: &Arc<Region>, offset: u32, log2: u8) -> Result<Self, String> {
+        check(region.len() as u64, offset, log2)?;
+        // SAFETY: the region has the whole ring from there on.
+        let at = unsafe { region.base().add(offset as usize) };
+        let mask = (1u16 << log2) - 1;
+        Ok(Self { at, mask, base: region.base(), size: region.len(), _region: Arc::clone(region) })
+    }
+
+    /// Slots that it has.
+    #[inline(always)]
+    pub fn slots(&self) -> u16 {
+        self.mask + 1
+    }
+
+    /// The header's word at `at`.
+    #[inline(always)]
+    fn word(&self, at: usize) -> &AtomicU16 {
+        // SAFETY: `at` is that of a field, and even; the ring begins at a multiple of 8. All of this process's accesses to it
+        // are atomic.
+        unsafe { AtomicU16::from_ptr(self.at.as_ptr().add(at).cast()) }
+    }
+
+    /// Whether it is marked as a ring.
+    pub fn is_marked(&self) -> bool {
+        // SAFETY: as in `word`.
+        let cookie = unsafe { AtomicU32::from_ptr(self.at.as_ptr().cast()) };
+        cookie.load(Ordering::Relaxed) == COOKIE
+    }
+
+    /// Marks it as a ring whose slots are buffers of `length` bytes, one behind the other from `first` on.
+    pub fn mark(&self, first: u32, length: u32) {
+        for slot in 0..self.slots() {
+            let at = self.descriptor(slot).cast::<AtomicU32>();
+            // SAFETY: a descriptor is four aligned words of 32 bits.
+            let words = unsafe { core::slice::from_raw_parts(at, 4) };
+            for (word, value) in words.iter().zip([0, length, first + length * u32::from(slot), 0]) {
+                word.store(value, Ordering::Relaxed);
+            }
+        }
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(self.at.as_ptr().cast()) }.store(COOKIE, Ordering::Release);
+    }
+
+    /// The head.
+    #[inline(always)]
+    pub fn head(&self) -> u16 {
+        self.word(offset_of!(Header, head)).load(Ordering::Acquire)
+    }
+
+    /// Moves the head.
+    #[inline(always)]
+    pub fn set_head(&self, head: u16) {
+        self.word(offset_of!(Header, head)).store(head, Ordering::Release);
+    }
+
+    /// The tail.
+    #[inline(always)]
+    pub fn tail(&self) -> u16 {
+        self.word(offset_of!(Header, tail)).load(Ordering::Acquire)
+    }
+
+    /// Moves the tail.
+    #[inline(always)]
+    pub fn set_tail(&self, tail: u16) {
+        self.word(offset_of!(Header, tail)).store(tail, Ordering::Release);
+    }
+
+    /// Whether the receiver looks by itself.
+    #[inline(always)]
+    pub fn is_polled(&self) -> bool {
+        self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & POLLED != 0
+    }
+
+    /// Says that we look by ourselves.
+    pub fn set_polled(&self) {
+        self.word(offset_of!(Header, flags)).store(POLLED, Ordering::Relaxed);
+    }
+
+    /// Asks for the line of the header that the other end's index and the flags are in.
+    #[inline(always)]
+    pub fn ask(&self) {
+        prefetch::near(self.at.as_ptr());
+    }
+
+    #[inline(always)]
+    fn descriptor(&self, slot: u16) -> *mut u8 {
+        let slot = usize::from(slot & self.mask);
+        // SAFETY: the ring has that many descriptors, all of them in its region.
+        unsafe { self.at.as_ptr().add(size_of::<Header>() + slot * size_of::<Descriptor>()) }
+    }
+
+    /// What the descriptor of a slot says, but for its place.
+    #[inline(always)]
+    pub fn slot(&self, slot: u16) -> Slot {
+        // SAFETY: descriptors begin at multiples of 8, as the ring does.
+        let word = unsafe { AtomicU64::from_ptr(self.descriptor(slot).cast()) }.load(Ordering::Relaxed);
+        let [a, b, c, d, length @ ..] = word.to_ne_bytes();
+        Slot {
+            flags: u16::from_ne_bytes([a, b]),
+            region: u16::from_ne_bytes([c, d]),
+            length: u32::from_ne_bytes(length),
+        }
+    }
+
+    /// Where the descriptor of a slot says that its buffer is.
+    #[inline(always)]
+    pub fn offset(&self, slot: u16) -> u32 {
+        // SAFETY: as in `slot`.
+        unsafe { AtomicU32::from_ptr(self.descriptor(slot).add(offset_of!(Descriptor, offset)).cast()) }
+            .load(Ordering::Relaxed)
+    }
+
+    /// Says what a slot holds, `was` being what its descriptor said. Where that was the same, the line stays where it is: with
+    /// both ends.
+    #[inline(always)]
+    pub fn describe(&self, slot: u16, was: Slot, length: u32, flags: u16) {
+        let at = self.descriptor(slot);
+        if was.length != length {
+            // SAFETY: as in `slot`.
+            unsafe { AtomicU32::from_ptr(at.add(offset_of!(Descriptor, length)).cast()) }
+                .store(length, Ordering::Relaxed);
+        }
+        if was.flags != flags {
+            // SAFETY: as in `slot`.
+            unsafe { AtomicU16::from_ptr(at.cast()) }.store(flags, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks for the descriptor of a slot.
+    #[inline(always)]
+    pub fn ask_slot(&self, slot: u16) {
+        prefetch::near(self.descriptor(slot));
+    }
+
+    /// The bytes `offset..offset + len` of the region, if it has them.
+    #[inline(always)]
+    pub fn part(&self, offset: u32, len: u32) -> Option<Part<'_>> {
+        // SAFETY: those of the region, which lives as long as the ring.
+        unsafe { Part::of(self.base, self.size, offset, len) }
+    }
+
+    /// Where `offset` is, to be asked for: perhaps outside of the region.
+    #[inline(always)]
+    pub fn address(&self, offset: u32) -> *const u8 {
+        self.base.as_ptr().wrapping_add(offset as usize)
+    }
+
+    /// As [`part`](Self::part), to build a frame in.
+    #[inline(always)]
+    pub fn buffer(&mut self, offset: u32, len: u32) -> Option<&mut [u8]> {
+        // SAFETY: the ring is borrowed for as long. Each ring has buffers of its own; a peer that gives two the same spoils
+        // its own frames: nothing is decided by what is in them. No other reference into the region is ever made.
+        self.part(offset, len).map(|part| unsafe { part.into_buffer() })
+    }
+}

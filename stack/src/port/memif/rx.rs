@@ -1,0 +1,207 @@
+//! Receives from a ring.
+
+use super::ring::{NEXT, Ring};
+use super::shm::BLOCK;
+use super::slots::{Buffers, Impossible, SHORT_AHEAD};
+use crate::config::RX_BURST_BYTES;
+use crate::crc::{CopyFn, Sum};
+use crate::port::stock::Stock;
+use crate::port::{Frame, RxBurst};
+use crate::sync::prefetch;
+use core::ptr;
+
+/// Frames up to so long are summed by who checks them: quicker than while they are copied.
+const SUM_ABOVE: u32 = 256;
+
+/// The receiving end of a ring.
+pub struct Rx {
+    ring: Ring,
+    buffers: Buffers,
+    /// Copies long frames, with their sums.
+    copy: Option<CopyFn>,
+    /// Bytes of the longest frame.
+    max_frame: u32,
+    /// The slot that is received next.
+    next: u16,
+    /// Up to where the sender has been given its slots back.
+    given: u16,
+    /// Where the next slot's buffer is, where the ring was found empty.
+    ahead: Option<u32>,
+}
+
+/// What a burst brought.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Frames.
+    pub frames: usize,
+    /// Bytes in them.
+    pub bytes: usize,
+    /// Frames that were too long, were nowhere, or had no end.
+    pub dropped: usize,
+}
+
+impl Rx {
+    /// A ring that was never used.
+    pub fn new(ring: Ring, buffers: Buffers, copy: Option<CopyFn>, max_frame: usize) -> Self {
+        ring.set_polled();
+        // A client has empty slots to give, a server none.
+        let given = if buffers.are_ours() { 0u16.wrapping_sub(ring.slots()) } else { 0 };
+        Self { ring, buffers, copy, max_frame: max_frame as u32, next: 0, given, ahead: None }
+    }
+
+    /// Gives the slots whose frames were received back to the sender. Not where they are received: whatever is stored after this
+    /// waits until the sender's core has let go of the line, and there may be an answer to send first.
+    #[inline]
+    pub fn give_back(&mut self) {
+        if self.given == self.next {
+            return;
+        }
+        if let Buffers::Ours { size, .. } = self.buffers {
+            // The client gives the server empty buffers.
+            while self.given != self.next {
+                self.ring.describe(self.given, self.ring.slot(self.given), size, 0);
+                self.given = self.given.wrapping_add(1);
+            }
+            self.ring.set_head(self.next.wrapping_add(self.ring.slots()));
+        } else {
+            self.given = self.next;
+            self.ring.set_tail(self.next);
+        }
+    }
+
+    /// Receives into frames of `stock`. A burst ends behind [`RX_BURST_BYTES`].
+    ///
+    /// # Errors
+    /// Where the sender says that it sent more than there is room for.
+    #[inline]
+    pub fn burst(&mut self, out: &mut RxBurst, stock: &mut Stock) -> Result<Received, Impossible> {
+        self.give_back();
+        if let Some(ahead) = self.ahead {
+            // A frame that comes alone is three lines or four that the sender has, each telling where the next one is. Asked
+            // for together, they come together; while nothing is sent they are here, and asking costs nothing.
+            let ahead = self.ring.address(ahead);
+            self.ring.ask_slot(self.next);
+            prefetch::near(ahead);
+            prefetch::near(ahead.wrapping_add(prefetch::LINE));
+        }
+        let published = if self.buffers.are_ours() { self.ring.tail() } else { self.ring.head() };
+        let slots = published.wrapping_sub(self.next);
+        if slots == 0 {
+            if self.ahead.is_none() {
+                self.ahead = Some(self.buffers.offset(&self.ring, self.next));
+            }
+            return Ok(Received::default());
+        }
+        if slots > self.ring.slots() {
+            return Err(Impossible);
+        }
+        self.ahead = None;
+        Ok(self.receive(slots, out, stock))
+    }
+
+    fn receive(&mut self, mut slots: u16, out: &mut RxBurst, stock: &mut Stock) -> Received {
+        let mut got = Received::default();
+        let mut n = usize::from(slots).min(out.remaining_capacity());
+        // Frames that come together are mostly of one length.
+        let first = self.ring.slot(self.next).length;
+        if n > 1 {
+            n = n.min(RX_BURST_BYTES as usize / first.max(1) as usize + 1);
+        }
+        let brief = first <= SUM_ABOVE;
+        if brief {
+            for i in 0..(n as u16).min(SHORT_AHEAD) {
+                self.ask_for_short(self.next.wrapping_add(i));
+            }
+        }
+        // Frames that are dropped count, too: a flood of them does not keep the caller here.
+        while got.frames + got.dropped < n && slots > 0 {
+            let Some(mut frame) = stock.take() else { break };
+            if brief && slots > SHORT_AHEAD {
+                self.ask_for_short(self.next.wrapping_add(SHORT_AHEAD));
+            }
+            let whole = match brief.then(|| self.copy_short(&mut frame)).flatten() {
+                Some(len) => {
+                    self.next = self.next.wrapping_add(1);
+                    slots -= 1;
+                    frame.set_len(len);
+                    true
+                }
+                None => self.copy_frame(&mut slots, &mut frame),
+            };
+            if whole {
+                got.bytes += frame.len();
+                got.frames += 1;
+                out.push(frame);
+            } else {
+                got.dropped += 1;
+                stock.put(frame);
+            }
+        }
+        got
+    }
+
+    /// Asks for a frame, if it is a short one.
+    #[inline(always)]
+    fn ask_for_short(&self, slot: u16) {
+        let len = self.ring.slot(slot).length;
+        if len <= SUM_ABOVE
+            && let Some(part) = self.ring.part(self.buffers.offset(&self.ring, slot), len)
+        {
+            part.ask();
+        }
+    }
+
+    /// Copies what the next slot holds, if it is all of a short frame; its length then. Goes by whole blocks: behind the frame
+    /// is some of what is behind it in the slot.
+    #[inline(always)]
+    fn copy_short(&self, frame: &mut Frame) -> Option<usize> {
+        let slot = self.ring.slot(self.next);
+        if slot.length.wrapping_sub(1) >= SUM_ABOVE.min(self.max_frame) || slot.flags & NEXT != 0 {
+            return None;
+        }
+        let whole = slot.length.next_multiple_of(BLOCK as u32);
+        let part = self.buffers.part(&self.ring, self.next, slot, whole)?;
+        part.read_blocks(frame.buffer_mut().get_mut(..whole as usize)?);
+        Some(slot.length as usize)
+    }
+
+    /// Copies the frame that begins in the next slot and goes on behind it; `slots` are there. `false` if it does not fit, is
+    /// nowhere, or has no end.
+    fn copy_frame(&mut self, slots: &mut u16, frame: &mut Frame) -> bool {
+        let (mut fits, mut len, mut sum): (bool, u32, Option<Sum>) = (true, 0, None);
+        loop {
+            let slot = self.ring.slot(self.next);
+            let part = self.buffers.part(&self.ring, self.next, slot, slot.length);
+            let more = slot.flags & NEXT != 0;
+            let after = self.next.wrapping_add(1);
+            let part = part.filter(|_| fits && slot.length <= self.max_frame - len);
+            match part {
+                Some(part) => {
+                    let ahead = match *slots {
+                        ..2 => ptr::null(),
+                        _ => self.ring.address(self.buffers.offset(&self.ring, after)),
+                    };
+                    let copy = self.copy.filter(|_| slot.length > SUM_ABOVE);
+                    let to = &mut frame.buffer_mut()[len as usize..];
+                    // That of a frame in several pieces is not known.
+                    let copied = part.read(copy, to, ahead);
+                    sum = if len == 0 && !more { copied } else { None };
+                    len += slot.length;
+                }
+                None => fits = false,
+            }
+            self.next = after;
+            *slots -= 1;
+            if !more {
+                break;
+            }
+            if *slots == 0 {
+                fits = false;
+                break;
+            }
+        }
+        frame.set_len(len as usize);
+        frame.set_sum(sum);
+        fits && len > 0
+    }
+}

@@ -1,0 +1,206 @@
+#![allow(unsafe_code)]
+//! Memory that another process has mapped, too: mappings of it, and copies between it and our own.
+//!
+//! The other process may write any of it at any moment. So nothing of it is ever lent as a reference to be looked at, and no
+//! access is one that the compiler may repeat or split: words are atomics (`ring`), bytes are copied by the functions of
+//! [`racy`](crate::racy) and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and what is decided is
+//! decided by the copy.
+//!
+//! A mapping never shrinks under us, which would end the process by SIGBUS: `region` maps what is sealed against that, and as
+//! much of it as there is.
+
+use crate::crc::{CopyFn, Sum};
+use crate::racy;
+use crate::sync::huge::{self, HUGE_PAGE};
+use crate::sync::prefetch;
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// Bytes that short copies are made of: whole blocks, one behind the other.
+pub const BLOCK: usize = racy::BLOCK;
+
+/// Bytes of the largest mapping that is filled at once, to lie on huge pages: how large it is may be another one's word.
+const FILLED_MAX: usize = 256 << 20;
+
+/// A mapping of shared memory.
+#[derive(Debug)]
+pub struct Region {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping may be used and unmapped on any thread; whoever accesses it does so as the head of the file says.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps the first `len` bytes of a file, which are there and never go, on huge pages where the kernel can: each buffer of a
+    /// ring begins on another small page, more of them than a core remembers translations of.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn map(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        if !(HUGE_PAGE..=FILLED_MAX).contains(&len) {
+            // SAFETY: a new mapping, wherever there is room.
+            let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
+            return Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len });
+        }
+        // A huge page is one in the file and in the address: room first, then the file where a huge page begins in it.
+        let whole = len.next_multiple_of(rustix::param::page_size());
+        let room = whole + HUGE_PAGE;
+        let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: as above.
+        let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), nothing)? };
+        let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
+        let at = start.wrapping_byte_add(before);
+        // Filled: pages that are not there cannot become a huge one.
+        let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+        // SAFETY: what is replaced is the room that was made above, which nobody else knows.
+        let mapped = unsafe { mmap(at, len, access, flags, fd, 0) };
+        let (behind, rest) = match mapped {
+            Ok(_) => (at.wrapping_byte_add(whole), HUGE_PAGE - before),
+            Err(_) => (at, room - before),
+        };
+        // SAFETY: the room before and behind the mapping, which nobody else knows.
+        unsafe {
+            if before > 0 {
+                let _ = munmap(start, before);
+            }
+            let _ = munmap(behind, rest);
+        }
+        mapped?;
+        // If it fails, only speed differs.
+        huge::collapse(at.addr(), at.addr() + whole);
+        Ok(Self { base: NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
+    }
+
+    /// Where it begins.
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Bytes of it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nothing that refers to it outlives the region.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Some bytes of a region: known to be in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    at: NonNull<u8>,
+    len: usize,
+    region: PhantomData<&'a Region>,
+}
+
+impl<'a> Part<'a> {
+    /// The bytes `offset..offset + len` of a region of `size` bytes at `base`, if it has them.
+    ///
+    /// # Safety
+    /// `base` and `size` are those of a [`Region`] that lives as long as `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn of(base: NonNull<u8>, size: usize, offset: u32, len: u32) -> Option<Self> {
+        let (offset, len) = (offset as usize, len as usize);
+        // Neither sum overflows: both are below 2^32.
+        if offset + len > size {
+            return None;
+        }
+        // SAFETY: it lies within the region, as was just seen.
+        Some(Self { at: unsafe { base.add(offset) }, len, region: PhantomData })
+    }
+
+    /// Asks for all of it.
+    #[inline(always)]
+    pub fn ask(self) {
+        for line in (0..self.len).step_by(prefetch::LINE) {
+            prefetch::near(self.at.as_ptr().wrapping_add(line));
+        }
+    }
+
+    /// Copies it out by whole blocks, front to back.
+    ///
+    /// # Panics
+    /// When it is no multiple of [`BLOCK`], or `to` is shorter.
+    #[inline(always)]
+    pub fn read_blocks(self, to: &mut [u8]) {
+        assert!(self.len.is_multiple_of(BLOCK) && to.len() >= self.len);
+        for at in (0..self.len).step_by(BLOCK) {
+            // SAFETY: both have a block there: `len` is a multiple, and `to` is as long.
+            unsafe { racy::read_block(self.at.as_ptr().add(at), to.as_mut_ptr().add(at)) }
+        }
+    }
+
+    /// Copies it out, with the sum of the copy where `copy` can, and asks meanwhile for as much from `ahead` on, if that is not
+    /// null: hardware looks ahead only to the end of a page.
+    ///
+    /// # Panics
+    /// When `to` is shorter.
+    #[inline(always)]
+    pub fn read(self, copy: Option<CopyFn>, to: &mut [u8], ahead: *const u8) -> Option<Sum> {
+        assert!(to.len() >= self.len);
+        let (from, to) = (self.at.as_ptr(), to.as_mut_ptr());
+        if let Some(copy) = copy {
+            // SAFETY: both are valid for so many bytes, and memory of our own is no shared memory.
+            return unsafe { copy(to, from, self.len, ahead) };
+        }
+        for at in (0..self.len).step_by(PIECE) {
+            let n = PIECE.min(self.len - at);
+            if !ahead.is_null() {
+                prefetch::bytes(ahead.wrapping_add(at), n);
+            }
+            // SAFETY: both are valid for `at + n` bytes.
+            unsafe { racy::read(from.add(at), to.add(at), n) }
+        }
+        None
+    }
+
+    /// Copies to it by whole blocks, front to back.
+    ///
+    /// # Panics
+    /// When it is no multiple of [`BLOCK`], or `from` is shorter.
+    #[inline(always)]
+    pub fn write_blocks(self, from: &[u8]) {
+        assert!(self.len.is_multiple_of(BLOCK) && from.len() >= self.len);
+        for at in (0..self.len).step_by(BLOCK) {
+            // SAFETY: both have a block there: `len` is a multiple, and `from` is as long.
+            unsafe { racy::write_block(self.at.as_ptr().add(at), from.as_ptr().add(at)) }
+        }
+    }
+
+    /// Copies to it.
+    ///
+    /// # Panics
+    /// When `from` is not as long.
+    #[inline(always)]
+    pub fn write(self, from: &[u8]) {
+        assert_eq!(from.len(), self.len);
+        // SAFETY: both are valid for so many bytes.
+        unsafe { racy::write(self.at.as_ptr(), from.as_ptr(), self.len) }
+    }
+
+    /// Its bytes, to write frames to. Whoever reads them finds what the other process made of them.
+    ///
+    /// # Safety
+    /// No other reference to any of it is alive, in this process.
+    #[inline(always)]
+    pub(super) unsafe fn into_buffer(self) -> &'a mut [u8] {
+        // SAFETY: valid for so many bytes, all of which are initialised, as the kernel fills memory with zeros; the rest is the
+        // caller's promise.
+        unsafe { core::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+}
+
+/// Bytes that are copied between two rounds of asking for what comes next.
+const PIECE: usize = 512;

@@ -1,0 +1,87 @@
+//! Goal: options are what they say, and errors say what is right.
+
+use super::*;
+
+fn planned(options: &str) -> Result<Plan, String> {
+    let text = format!("memif:{}/no-such-memif.sock{options}", std::env::temp_dir().display());
+    let PortSpec::Memif { path, role, options } = text.parse().unwrap() else { panic!("{text}") };
+    plan(&path, role, &options, &PortOptions::default())
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "looks at files")]
+fn options_are_what_they_say() {
+    let me = rustix::process::geteuid().as_raw();
+    let plan = planned("").unwrap();
+    assert_eq!((plan.role, plan.terms.log2, plan.buffer), (None, 10, 4288));
+    assert_eq!(plan.peers, Peers::Users(vec![me, 0]));
+    let plan = planned(",role=client,rsize=11,bsize=9000,id=3,secret=psst").unwrap();
+    assert_eq!((plan.role, plan.terms.log2, plan.buffer), (Some(MemifRole::Client), 11, 9000));
+    assert_eq!((plan.terms.id, &plan.terms.secret[..6]), (3, &b"psst\0\0"[..]));
+    let plan = planned(",owner-uid=7,owner-gid=8,peer-uid=9").unwrap();
+    assert_eq!((plan.owner, plan.peers), ((Some(7), Some(8)), Peers::Users(vec![me, 0, 7, 9])));
+    assert_eq!(planned(",peer-uid=any").unwrap().peers, Peers::Any);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "looks at files")]
+fn errors_say_what_is_right() {
+    for (options, part) in [
+        (",rsize=15", "2^14"),
+        (",rsize=0", "2^14"),
+        (",rsize=x", "not a number"),
+        (",bsize=2048", "a frame of 4218 bytes"),
+        (",bsize=65536", "at most 65535"),
+        (",zero-copy=yes", "off for good"),
+        (",secret=longer-than-twenty-four-bytes", "24 bytes at most"),
+        (",peer-uid=root", "not a number"),
+        (",colour=red", "the options are rsize, bsize, id"),
+        (",rsize=14,bsize=65535", "use a smaller rsize"),
+    ] {
+        let many = PortOptions { queues: 16, ..PortOptions::default() };
+        let text = format!("memif:/tmp/x.sock{options}");
+        let PortSpec::Memif { path, role, options } = text.parse().unwrap() else { panic!("{text}") };
+        let error = plan(&path, role, &options, &many).err().expect("an error");
+        assert!(error.contains(part), "{text}: {error}");
+    }
+    let nowhere = plan(Path::new("/no/such/directory/x.sock"), None, &[], &PortOptions::default());
+    assert!(nowhere.err().expect("an error").contains("/no/such/directory"));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "uses sockets")]
+fn other_users_are_not_welcome() {
+    // Goal: either end looks whose process the peer is, and says that it is not welcome; here for a user that nobody is.
+    let path = std::env::temp_dir().join(format!("roce-memif-user-{}.sock", std::process::id()));
+    let terms = handshake::Terms { queues: 1, log2: 4, id: 0, secret: [0; message::SECRET] };
+    let plan = |role, peers| Plan {
+        path: path.clone(),
+        role: Some(role),
+        terms: terms.clone(),
+        buffer: 4288,
+        peers,
+        owner: (None, None),
+    };
+    let state = |role, peers: Peers| {
+        let plan = plan(role, peers);
+        let end = end(&plan).unwrap();
+        State::new("test".into(), plan.terms, plan.peers, end)
+    };
+    let refused = |state: &State| state.refused.load(core::sync::atomic::Ordering::Relaxed);
+    let (nobody, all) = (Peers::Users(vec![u32::MAX - 1]), Peers::Any);
+    for (server, client) in [(nobody.clone(), all.clone()), (all.clone(), nobody)] {
+        let server_refuses = server != all;
+        let (server, client) = (state(MemifRole::Server, server), state(MemifRole::Client, client));
+        while refused(if server_refuses { &server } else { &client }) == 0 {
+            client.serve();
+            server.serve();
+            assert!(server.current().is_none() && client.current().is_none());
+        }
+    }
+    let (server, client) = (state(MemifRole::Server, all.clone()), state(MemifRole::Client, all));
+    while server.current().is_none() || client.current().is_none() {
+        client.serve();
+        server.serve();
+    }
+    assert_eq!((refused(&server), refused(&client)), (0, 0));
+}

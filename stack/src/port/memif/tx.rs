@@ -1,0 +1,251 @@
+//! Sends on a ring.
+
+use super::ring::{NEXT, Ring, Slot};
+use super::shm::BLOCK;
+use super::slots::{Buffers, Impossible};
+use crate::config::TX_BURST;
+use crate::port::{Build, Frame};
+use arrayvec::ArrayVec;
+
+/// A frame up to so long is copied to a slot in whole blocks, one behind the other.
+const SHORT: usize = 512;
+/// Most slots that one frame goes to, where the peer's are small.
+const PIECES: usize = 16;
+
+/// The sending end of a ring.
+pub struct Tx {
+    ring: Ring,
+    buffers: Buffers,
+    /// Bytes of the longest frame.
+    max_frame: u32,
+    /// The slot that is sent in next: what the ring says, too, in a line that the receiver looks at.
+    next: u16,
+    /// Behind the last slot that is known to be free.
+    free_end: u16,
+}
+
+/// What happened to a frame.
+enum Sent {
+    /// It is in so many slots.
+    In(u16),
+    /// There is no room for it yet.
+    NoRoom,
+    /// It can never be sent. So many slots were used up.
+    Never(u16),
+}
+
+/// What a burst did.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Burst {
+    /// Frames off the front that are done with.
+    pub taken: usize,
+    /// Those of them that could not be sent.
+    pub dropped: usize,
+    /// Bytes that were sent.
+    pub bytes: usize,
+}
+
+impl Tx {
+    /// A ring that was never used.
+    pub fn new(ring: Ring, buffers: Buffers, max_frame: usize) -> Self {
+        // A client may send in all slots at once, a server in those that the client gives it.
+        let free_end = if buffers.are_ours() { ring.slots() } else { 0 };
+        Self { ring, buffers, max_frame: max_frame as u32, next: 0, free_end }
+    }
+
+    /// Slots that are free: those that are known of, where they are as many as wanted, as a look at how far the receiver is
+    /// costs a line.
+    #[inline(always)]
+    fn free(&mut self, wanted: usize) -> Result<u16, Impossible> {
+        let known = self.free_end.wrapping_sub(self.next);
+        if usize::from(known) >= wanted {
+            return Ok(known);
+        }
+        self.free_end = match self.buffers.are_ours() {
+            true => self.ring.tail().wrapping_add(self.ring.slots()),
+            false => self.ring.head(),
+        };
+        match self.free_end.wrapping_sub(self.next) {
+            free if free <= self.ring.slots() => Ok(free),
+            _ => {
+                self.free_end = self.next;
+                Err(Impossible)
+            }
+        }
+    }
+
+    /// Makes what was put in slots up to `self.next` the receiver's.
+    #[inline(always)]
+    fn publish(&mut self) {
+        match self.buffers.are_ours() {
+            true => self.ring.set_head(self.next),
+            false => self.ring.set_tail(self.next),
+        }
+    }
+
+    /// Whether the receiver looks by itself, or waits for an event.
+    #[inline(always)]
+    pub fn is_polled(&self) -> bool {
+        self.ring.is_polled()
+    }
+
+    /// Asks for what is needed to send: a line that the receiver looks at, and one with a descriptor.
+    #[inline(always)]
+    pub fn ask(&self) {
+        self.ring.ask();
+        self.ring.ask_slot(self.next);
+    }
+
+    /// Sends frames as long as there is room.
+    ///
+    /// # Errors
+    /// Where the receiver says that it received what was never sent.
+    #[inline]
+    pub fn burst(&mut self, frames: &mut [Frame]) -> Result<Burst, Impossible> {
+        let mut free = self.free(frames.len())?;
+        let (mut done, first) = (Burst::default(), self.next);
+        for frame in frames {
+            match self.send(frame, free) {
+                Sent::In(slots) => {
+                    done.bytes += frame.len();
+                    free -= slots;
+                }
+                Sent::NoRoom => {
+                    // There may be more by now than is known of: the next burst looks.
+                    self.free_end = self.next;
+                    break;
+                }
+                Sent::Never(slots) => {
+                    done.dropped += 1;
+                    free -= slots;
+                }
+            }
+            done.taken += 1;
+        }
+        if self.next != first {
+            self.publish();
+        }
+        Ok(done)
+    }
+
+    /// Puts a frame in the next slot, or slots. The receiver has the lines that are written, and a core gets them one after the
+    /// other: memcpy, which stores the two ends of what is short and lets them overlap, asks for some of them twice. Behind a
+    /// short frame are up to 15 bytes of the buffer that it came in.
+    #[inline(always)]
+    fn send(&mut self, frame: &mut Frame, free: u16) -> Sent {
+        let len = frame.len();
+        if len > self.max_frame as usize {
+            return Sent::Never(0);
+        }
+        if free == 0 {
+            return Sent::NoRoom;
+        }
+        let said = self.ring.slot(self.next);
+        let room = self.buffers.room(said) as usize;
+        let whole = len.next_multiple_of(BLOCK);
+        let blocks = len <= SHORT && whole <= room && whole <= frame.capacity();
+        let n = if blocks { whole } else { len };
+        let part = if n <= room { self.buffers.part(&self.ring, self.next, said, n as u32) } else { None };
+        match part {
+            Some(part) if blocks => part.write_blocks(&frame.buffer_mut()[..whole]),
+            Some(part) => part.write(frame.data()),
+            None => return self.send_in_pieces(frame.data(), free),
+        }
+        self.ring.describe(self.next, said, len as u32, 0);
+        self.next = self.next.wrapping_add(1);
+        Sent::In(1)
+    }
+
+    /// Puts a frame in as many slots as it takes.
+    #[cold]
+    fn send_in_pieces(&mut self, mut frame: &[u8], free: u16) -> Sent {
+        // All slots are looked at before anything is written: one of them may be impossible, or none be left.
+        let mut pieces = ArrayVec::<(Slot, u32, u32), PIECES>::new();
+        let mut left = frame.len();
+        while left > 0 {
+            if pieces.len() == usize::from(free) {
+                return if free == self.ring.slots() { Sent::Never(0) } else { Sent::NoRoom };
+            }
+            let slot = self.next.wrapping_add(pieces.len() as u16);
+            let said = self.ring.slot(slot);
+            let (len, offset) =
+                ((self.buffers.room(said) as usize).min(left), self.buffers.offset(&self.ring, slot));
+            let is_there = len > 0 && said.region == 0 && self.ring.part(offset, len as u32).is_some();
+            if !is_there || pieces.is_full() {
+                return self.skip(pieces.len() as u16 + u16::from(!is_there));
+            }
+            pieces.push((said, offset, len as u32));
+            left -= len;
+        }
+        for (i, (said, offset, len)) in pieces.iter().enumerate() {
+            let (piece, rest) = frame.split_at(*len as usize);
+            if let Some(part) = self.ring.part(*offset, *len) {
+                part.write(piece);
+            }
+            frame = rest;
+            let slot = self.next.wrapping_add(i as u16);
+            self.ring.describe(slot, *said, *len, if rest.is_empty() { 0 } else { NEXT });
+        }
+        self.next = self.next.wrapping_add(pieces.len() as u16);
+        Sent::In(pieces.len() as u16)
+    }
+
+    /// Gives slots that nothing can be sent in to the receiver as they are, empty: the next ones may be better.
+    fn skip(&mut self, slots: u16) -> Sent {
+        for i in 0..slots {
+            let slot = self.next.wrapping_add(i);
+            self.ring.describe(slot, self.ring.slot(slot), 0, 0);
+        }
+        self.next = self.next.wrapping_add(slots);
+        Sent::Never(slots)
+    }
+
+    /// Lets up to `most` frames be built where they are sent from; their bytes, one after the other. `None` where the next slot
+    /// does not hold every frame.
+    ///
+    /// # Errors
+    /// As [`burst`](Self::burst).
+    pub fn build(
+        &mut self,
+        most: usize,
+        builder: &mut dyn Build,
+    ) -> Result<Option<ArrayVec<u32, TX_BURST>>, Impossible> {
+        let most = most.min(TX_BURST);
+        let free = usize::from(self.free(most)?).min(most);
+        let mut slots = ArrayVec::<(Slot, u32), TX_BURST>::new();
+        for i in 0..free as u16 {
+            let slot = self.next.wrapping_add(i);
+            let said = self.ring.slot(slot);
+            let offset = self.buffers.offset(&self.ring, slot);
+            let holds = self.buffers.room(said) >= self.max_frame
+                && (said.region == 0 || self.buffers.are_ours())
+                && self.ring.part(offset, self.max_frame).is_some();
+            if !holds {
+                if i == 0 {
+                    return Ok(None);
+                }
+                break;
+            }
+            slots.push((said, offset));
+        }
+        let mut lens = ArrayVec::<u32, TX_BURST>::new();
+        for (_, offset) in &slots {
+            let Some(buffer) = self.ring.buffer(*offset, self.max_frame) else { break };
+            let Some(len) = builder.build(buffer) else { break };
+            lens.push((len as u32).min(self.max_frame));
+        }
+        for (i, (_, offset)) in slots[..lens.len()].iter().enumerate() {
+            if let Some(buffer) = self.ring.buffer(*offset, self.max_frame) {
+                builder.finish(i, buffer);
+            }
+        }
+        for (len, (said, _)) in lens.iter().zip(&slots) {
+            self.ring.describe(self.next, *said, *len, 0);
+            self.next = self.next.wrapping_add(1);
+        }
+        if !lens.is_empty() {
+            self.publish();
+        }
+        Ok(Some(lens))
+    }
+}

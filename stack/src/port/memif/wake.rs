@@ -1,0 +1,151 @@
+#![allow(unsafe_code)]
+//! Wakes a peer that waits for an event, and can never be held up by it.
+//!
+//! An event is an eventfd(2) that both ends have open as one file. A peer may make it a blocking one and fill it, and then
+//! write(2) waits for that peer. So nothing is written: the kernel itself adds to an eventfd when an asynchronous read is
+//! complete, and never waits for that. What is read is an empty file of ours, at once. What is no eventfd is refused.
+
+use rustix::fs::MemfdFlags;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+/// A request, `struct iocb` of `<linux/aio_abi.h>`.
+#[repr(C)]
+#[derive(Default)]
+struct Request {
+    data: u64,
+    /// `key` and `rw_flags`, in an order that differs; zero.
+    zero: u64,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    event_fd: u32,
+}
+const _: () = assert!(size_of::<Request>() == 64);
+
+/// A result, `struct io_event` of `<linux/aio_abi.h>`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Done([u64; 4]);
+
+/// `IOCB_CMD_PREAD`.
+const READ: u16 = 0;
+/// `IOCB_FLAG_RESFD`: `event_fd` is told.
+const TELL: u32 = 1;
+/// Requests that may wait to be fetched.
+const REQUESTS: usize = 4;
+
+/// Adds to eventfds.
+#[derive(Debug)]
+pub struct Waker {
+    context: libc::c_ulong,
+    empty: OwnedFd,
+}
+
+impl Waker {
+    /// A new one.
+    ///
+    /// # Errors
+    /// Those of io_setup(2): asynchronous requests are not permitted, or too many are there; no descriptor is left.
+    pub fn new() -> io::Result<Self> {
+        let empty = rustix::fs::memfd_create("roce-wake", MemfdFlags::CLOEXEC)?;
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the call writes one word, which is ours.
+        match unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS, &raw mut context) } {
+            0 => Ok(Self { context, empty }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Adds 1 to an eventfd, however full it is.
+    ///
+    /// # Errors
+    /// Where it is no eventfd.
+    pub fn wake(&mut self, event: BorrowedFd<'_>) -> io::Result<()> {
+        let (mut done, mut byte) = ([Done::default(); REQUESTS], 0u8);
+        let request = Request {
+            opcode: READ,
+            fd: self.empty.as_raw_fd() as u32,
+            buffer: (&raw mut byte).expose_provenance() as u64,
+            bytes: 1,
+            flags: TELL,
+            event_fd: event.as_raw_fd() as u32,
+            ..Request::default()
+        };
+        let requests = [&raw const request];
+        let no_time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the request and its buffer are ours. The read is over when the call returns: it is one of a file in memory
+        // that has no bytes.
+        let submitted = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, requests.as_ptr()) };
+        let result = if submitted == 1 { Ok(()) } else { Err(io::Error::last_os_error()) };
+        // SAFETY: fetches results, as many as there is room for, and waits for none; the time is only read.
+        unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.context,
+                0,
+                REQUESTS,
+                done.as_mut_ptr(),
+                &raw const no_time,
+            )
+        };
+        result
+    }
+}
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and no request of it is under way. In a fork there is no such context, and the call fails.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::sync::eventfd::EventFd;
+    use rustix::fs::OFlags;
+    use std::os::fd::AsFd;
+
+    fn count(event: &EventFd) -> u64 {
+        let mut bytes = [0; 8];
+        match rustix::io::read(event, &mut bytes) {
+            Ok(_) => u64::from_ne_bytes(bytes),
+            Err(_) => 0,
+        }
+    }
+
+    #[test]
+    fn a_full_event_that_blocks_holds_nobody_up() {
+        // Goal: what a peer can do to an event that it shares: make it blocking, and fill it.
+        let mut waker = Waker::new().unwrap();
+        let event = EventFd::new().unwrap();
+        waker.wake(event.as_fd()).unwrap();
+        assert_eq!(count(&event), 1);
+        rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        rustix::fs::fcntl_setfl(&event, OFlags::empty()).unwrap();
+        for _ in 0..100 {
+            waker.wake(event.as_fd()).unwrap();
+        }
+        rustix::fs::fcntl_setfl(&event, OFlags::NONBLOCK).unwrap();
+        assert!(count(&event) >= u64::MAX - 1);
+        assert_eq!(count(&event), 0);
+        waker.wake(event.as_fd()).unwrap();
+        assert_eq!(count(&event), 1, "it works on");
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused() {
+        let mut waker = Waker::new().unwrap();
+        let (read, write) = std::io::pipe().unwrap();
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        for fd in [read.as_fd(), write.as_fd(), file.as_fd()] {
+            assert!(waker.wake(fd).is_err());
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Frames at hand for one queue of a port with heap buffers: taken and given back without a lock or an atomic operation, as
+//! long as the queue's frames come back to it.
+
+use super::{Frame, HeapPool, RxBurst, TxBurst};
+use arrayvec::ArrayVec;
+
+/// Most frames at hand.
+pub(super) const STOCK: usize = 256;
+/// Frames that move between a queue and its pool at a time.
+const MOVED: usize = 64;
+
+/// Frames of a pool that are at hand, all of them empty; the last one that came is the first that is taken, as it is in a near
+/// cache.
+pub(super) struct Stock {
+    frames: ArrayVec<Frame, STOCK>,
+    pool: HeapPool,
+}
+
+impl Stock {
+    pub(super) fn new(pool: HeapPool) -> Self {
+        Self { frames: ArrayVec::new(), pool }
+    }
+
+    /// An empty frame; `None` while all are out.
+    #[inline]
+    pub(super) fn take(&mut self) -> Option<Frame> {
+        if self.frames.is_empty() {
+            self.refill();
+        }
+        self.frames.pop()
+    }
+
+    #[cold]
+    fn refill(&mut self) {
+        self.pool.alloc_burst(&mut self.frames, MOVED);
+    }
+
+    /// Gives a frame back, of whatever pool.
+    #[inline]
+    pub(super) fn put(&mut self, mut frame: Frame) {
+        if !self.pool.owns(&frame) {
+            return;
+        }
+        if self.frames.is_full() {
+            self.spill();
+        }
+        frame.set_len(0);
+        self.frames.push(frame);
+    }
+
+    /// Frames of other queues came back here.
+    #[cold]
+    fn spill(&mut self) {
+        let mut some: RxBurst = ArrayVec::new();
+        for _ in 0..MOVED / some.capacity() {
+            some.extend(self.frames.drain(..some.capacity()));
+            HeapPool::recycle(&mut some);
+        }
+    }
+
+    /// Appends up to `n` frames to `out`, as far as there is room.
+    #[inline]
+    pub(super) fn take_burst(&mut self, out: &mut TxBurst, n: usize) {
+        let n = n.min(out.remaining_capacity());
+        out.extend(core::iter::from_fn(|| self.take()).take(n));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_whoever_gives_them() {
+        const FRAMES: usize = 600;
+        let pool = HeapPool::new(FRAMES, 100);
+        let (mut a, mut b) = (Stock::new(pool.clone()), Stock::new(pool.clone()));
+        for round in 0..5 {
+            // All of one queue's frames end at the other one.
+            let all: Vec<Frame> = core::iter::from_fn(|| a.take()).collect();
+            assert!(all.len() + STOCK >= FRAMES, "round {round}: {}", all.len());
+            for mut frame in all {
+                assert!(frame.is_empty() && frame.capacity() == 100);
+                frame.fill(b"something");
+                b.put(frame);
+            }
+            assert!(b.frames.len() <= STOCK);
+            core::mem::swap(&mut a, &mut b);
+        }
+        a.put(Frame::from_vec(vec![1, 2, 3]));
+        b.put(HeapPool::new(1, 100).alloc().unwrap());
+        drop((a, b));
+        assert_eq!(pool.available(), FRAMES);
+    }
+}

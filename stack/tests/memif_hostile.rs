@@ -1,0 +1,622 @@
+//! Goal: the peer of a memif can spoil its own frames and end the link, and nothing else, whatever it sends, writes and
+//! changes: it neither reaches other memory of this process nor ends or holds it up, each trick ends in a sentence or a counter,
+//! and the port takes the next peer.
+#![cfg(not(miri))]
+
+use rustix::event::EventfdFlags;
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
+};
+use stack::port::{Frame, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use std::fs::File;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const COOKIE: u32 = 0x03e3_1f20;
+const LOG2: u8 = 10;
+const SLOTS: u16 = 1 << LOG2;
+const STRIDE: u64 = 128 + 16 * SLOTS as u64;
+/// Not where anybody else puts them.
+const TO_SERVER: u64 = 1 << 16;
+const TO_CLIENT: u64 = TO_SERVER + STRIDE;
+const BUFFERS: u64 = TO_CLIENT + STRIDE + 4096;
+const BUFFER: u32 = 4288;
+const SIZE: u64 = 16 << 20;
+
+/// Types of messages.
+const INIT: u16 = 3;
+const ADD_REGION: u16 = 4;
+const ADD_RING: u16 = 5;
+const CONNECT: u16 = 6;
+const CONNECTED: u16 = 7;
+const DISCONNECT: u16 = 8;
+
+fn message(kind: u16, fields: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = kind.to_le_bytes().to_vec();
+    bytes.extend(fields.concat());
+    bytes.resize(128, 0);
+    bytes
+}
+
+fn init() -> Vec<u8> {
+    message(INIT, &[&0x200u16.to_le_bytes(), &[0; 5]])
+}
+
+fn add_region(index: u16, size: u64) -> Vec<u8> {
+    message(ADD_REGION, &[&index.to_le_bytes(), &size.to_le_bytes()])
+}
+
+fn add_ring(to_server: bool, region: u16, offset: u32, log2: u8) -> Vec<u8> {
+    let flags = u16::from(to_server).to_le_bytes();
+    message(ADD_RING, &[&flags, &[0, 0], &region.to_le_bytes(), &offset.to_le_bytes(), &[log2, 0, 0]])
+}
+
+/// A client that does as it likes.
+struct Peer {
+    socket: OwnedFd,
+    memory: File,
+    /// Of the ring to the server, and back.
+    events: [OwnedFd; 2],
+}
+
+/// Memory as a client should make it.
+fn memory(size: u64, seals: SealFlags) -> File {
+    let fd =
+        rustix::fs::memfd_create("memif_hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, size).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    File::from(fd)
+}
+
+impl Peer {
+    fn new(path: &Path) -> Self {
+        Self::with(path, memory(SIZE, SealFlags::SHRINK))
+    }
+
+    fn with(path: &Path, memory: File) -> Self {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let event = || rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        let peer = Self { socket, memory, events: [event(), event()] };
+        for ring in [TO_SERVER, TO_CLIENT] {
+            peer.put(ring, &COOKIE.to_le_bytes());
+        }
+        for slot in 0..SLOTS {
+            peer.describe(TO_SERVER, slot, 0, 0, BUFFER, buffer(slot));
+            peer.describe(TO_CLIENT, slot, 0, 0, BUFFER, buffer(slot + SLOTS));
+        }
+        peer
+    }
+
+    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(60))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        // Who was refused already cannot send; what it was told waits to be read.
+        let _ = rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    }
+
+    /// The script of a client that keeps to the rules.
+    fn script(&self) -> Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
+        let ring = |to_server, at: u64| add_ring(to_server, 0, at as u32, LOG2);
+        vec![
+            (init(), vec![]),
+            (add_region(0, SIZE), vec![self.memory.as_fd()]),
+            (ring(true, TO_SERVER), vec![self.events[0].as_fd()]),
+            (ring(false, TO_CLIENT), vec![self.events[1].as_fd()]),
+            (message(CONNECT, &[]), vec![]),
+        ]
+    }
+
+    fn play(&self, script: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)>) {
+        script.iter().for_each(|(bytes, fds)| self.send(bytes, fds));
+    }
+
+    /// Whether the port connects, or what it says instead.
+    fn outcome(&self, port: &dyn Port) -> Result<(), String> {
+        loop {
+            port.maintain();
+            let mut bytes = [0; 128];
+            match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err("the socket was closed without a word".into()),
+                Ok(_) => {}
+                // Reset: something that it sent was never read. What it was told can still be.
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNRESET) => continue,
+                Err(error) => return Err(error.to_string()),
+            }
+            match u16::from_le_bytes([bytes[0], bytes[1]]) {
+                CONNECTED => return Ok(()),
+                DISCONNECT => {
+                    let text = bytes[6..102].split(|byte| *byte == 0).next().unwrap();
+                    return Err(String::from_utf8(text.to_vec()).unwrap());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn connect(path: &Path, port: &dyn Port) -> Self {
+        let peer = Self::new(path);
+        peer.play(peer.script());
+        peer.outcome(port).expect("a peer that keeps to the rules connects");
+        peer
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        self.memory.write_all_at(bytes, at).unwrap();
+    }
+
+    fn word(&self, at: u64) -> u16 {
+        let mut bytes = [0; 2];
+        self.memory.read_exact_at(&mut bytes, at).unwrap();
+        u16::from_le_bytes(bytes)
+    }
+
+    fn describe(&self, ring: u64, slot: u16, flags: u16, region: u16, length: u32, offset: u32) {
+        let mut bytes = [0; 16];
+        bytes[..2].copy_from_slice(&flags.to_le_bytes());
+        bytes[2..4].copy_from_slice(&region.to_le_bytes());
+        bytes[4..8].copy_from_slice(&length.to_le_bytes());
+        bytes[8..12].copy_from_slice(&offset.to_le_bytes());
+        self.put(ring + 128 + 16 * u64::from(slot % SLOTS), &bytes);
+    }
+
+    /// Sends a good frame in this slot, and says that it was the last one.
+    fn send_frame(&self, slot: u16, frame: &[u8]) {
+        self.put(u64::from(buffer(slot % SLOTS)), frame);
+        self.describe(TO_SERVER, slot, 0, 0, frame.len() as u32, buffer(slot % SLOTS));
+        self.put(TO_SERVER + 6, &(slot.wrapping_add(1)).to_le_bytes());
+    }
+
+    /// Gives the port slots up to this one to send in.
+    fn give_slots(&self, head: u16) {
+        self.put(TO_CLIENT + 6, &head.to_le_bytes());
+    }
+
+    /// Whether it looks by itself.
+    fn polls(&self, polls: bool) {
+        self.put(TO_CLIENT + 4, &u16::from(polls).to_le_bytes());
+    }
+
+    fn received(&self) -> u16 {
+        self.word(TO_CLIENT + 64)
+    }
+}
+
+fn buffer(slot: u16) -> u32 {
+    BUFFERS as u32 + u32::from(slot) * BUFFER
+}
+
+struct Dir(PathBuf);
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server, and its socket.
+fn server(name: &str) -> (Dir, PathBuf, Box<dyn Port>) {
+    let dir = std::env::temp_dir().join(format!("roce-hostile-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join("memif.sock");
+    let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
+    let port = spec.open(&PortOptions { frames: 512, ..PortOptions::default() }).unwrap();
+    (Dir(dir), path, port)
+}
+
+fn receive(queue: &mut dyn PortQueue) -> Vec<Vec<u8>> {
+    let mut got = RxBurst::new();
+    let mut all = Vec::new();
+    for _ in 0..200 {
+        queue.rx_burst(&mut got);
+        all.extend(got.iter().map(|frame| frame.data().to_vec()));
+        queue.recycle(&mut got);
+    }
+    all
+}
+
+/// How many of some frames the port takes.
+fn transmit(queue: &mut dyn PortQueue, frames: &[&[u8]]) -> usize {
+    let mut burst: TxBurst = frames.iter().map(|bytes| Frame::from_vec(bytes.to_vec())).collect();
+    queue.tx_burst(&mut burst)
+}
+
+/// A peer that keeps to the rules can use the port.
+fn works(path: &Path, port: &dyn Port, queue: &mut dyn PortQueue) {
+    let peer = Peer::connect(path, port);
+    peer.send_frame(0, b"from the next peer");
+    assert_eq!(receive(queue), [b"from the next peer"]);
+    peer.give_slots(10);
+    assert_eq!(transmit(queue, &[b"to the next peer"]), 1);
+    assert_eq!(peer.received(), 1);
+    let mut bytes = [0; 16];
+    peer.memory.read_exact_at(&mut bytes, u64::from(buffer(SLOTS))).unwrap();
+    assert_eq!(&bytes, b"to the next peer");
+    drop(peer);
+    while port.link_up() {}
+}
+
+#[test]
+fn whoever_does_not_keep_to_the_handshake_is_refused_in_words() {
+    let (_dir, path, port) = server("handshake");
+    let mut queue = port.take_queue(0).unwrap();
+    let null = File::open("/dev/null").unwrap();
+    type Change = Box<dyn for<'a> Fn(&'a Peer, &mut Vec<(Vec<u8>, Vec<BorrowedFd<'a>>)>)>;
+    let tricks: Vec<(&str, Change)> = vec![
+        ("should bring one", Box::new(|_, script| script[1].1.clear())),
+        ("should bring one", Box::new(|peer, script| script[1].1.push(peer.events[0].as_fd()))),
+        ("more descriptors", Box::new(|peer, script| script[2].1 = vec![peer.events[0].as_fd(); 60])),
+        ("should bring none", Box::new(|peer, script| script[0].1 = vec![peer.events[0].as_fd()])),
+        ("should bring none", Box::new(|peer, script| script[4].1 = vec![peer.memory.as_fd()])),
+        ("came when it should not", Box::new(|_, script| drop(script.remove(0)))),
+        ("region 0, which is not here", Box::new(|_, script| drop(script.remove(1)))),
+        ("the peer has 0 queues", Box::new(|_, script| drop(script.remove(2)))),
+        ("came when it should not", Box::new(|_, script| script.insert(1, (init(), vec![])))),
+        ("one region is taken", Box::new(|_, script| script.insert(2, script[1].clone()))),
+        ("one region is taken", Box::new(|_, script| script[1].0 = add_region(1, SIZE))),
+        ("there twice", Box::new(|_, script| script.insert(3, script[2].clone()))),
+        ("of 127 bytes", Box::new(|_, script| script[0].0.truncate(127))),
+        ("of 129 bytes", Box::new(|_, script| script[3].0.push(0))),
+        ("unknown type 99", Box::new(|_, script| script[2].0 = message(99, &[]))),
+        ("region 60000", Box::new(|_, script| script[2].0 = add_ring(true, 60000, TO_SERVER as u32, LOG2))),
+        ("ends behind", Box::new(|_, script| script[2].0 = add_ring(true, 0, 0xffff_f000, LOG2))),
+        ("2^200 slots", Box::new(|_, script| script[3].0 = add_ring(false, 0, TO_CLIENT as u32, 200))),
+        ("cookie", Box::new(|_, script| script[3].0 = add_ring(false, 0, 4096, LOG2))),
+        ("are offered", Box::new(|_, script| script[1].0 = add_region(0, SIZE + 1))),
+        ("are offered", Box::new(|_, script| script[1].0 = add_region(0, u64::MAX))),
+        (
+            "could shrink",
+            Box::new(move |_, script| {
+                let null: &'static File = Box::leak(Box::new(null.try_clone().unwrap()));
+                script[1].1 = vec![null.as_fd()];
+            }),
+        ),
+    ];
+    let tricks_len = tricks.len() as u64;
+    for (part, trick) in tricks {
+        let peer = Peer::new(&path);
+        let mut script = peer.script();
+        trick(&peer, &mut script);
+        peer.play(script);
+        let words = peer.outcome(&*port).expect_err(part);
+        assert!(words.contains(part), "{part}: {words}");
+        assert!(!port.link_up());
+    }
+    assert_eq!(port.stats().refused, tricks_len);
+    works(&path, &*port, &mut *queue);
+}
+
+#[test]
+fn memory_that_could_go_is_not_mapped() {
+    let (_dir, path, port) = server("seals");
+    let mut queue = port.take_queue(0).unwrap();
+    for seals in [SealFlags::empty(), SealFlags::GROW] {
+        let peer = Peer::with(&path, memory(SIZE, seals));
+        peer.play(peer.script());
+        assert!(peer.outcome(&*port).unwrap_err().contains("could shrink"));
+    }
+    // What is sealed stays, while it is used.
+    let peer = Peer::connect(&path, &*port);
+    assert!(rustix::fs::ftruncate(&peer.memory, 0).is_err());
+    // Holes may be made: they are zeros.
+    let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&peer.memory, punch, 0, SIZE).unwrap();
+    assert!(receive(&mut *queue).is_empty());
+    drop(peer);
+    while port.link_up() {}
+    works(&path, &*port, &mut *queue);
+}
+
+#[test]
+fn descriptors_of_what_is_received_are_not_believed() {
+    let (_dir, path, port) = server("rx");
+    let mut queue = port.take_queue(0).unwrap();
+    let peer = Peer::connect(&path, &*port);
+    let lens = [1, 60, 4000, 4219, 65535, u32::MAX];
+    let places = [
+        (0, 0xfff0_0000),
+        (0, u32::MAX),
+        (0, SIZE as u32 - 10),
+        (1, buffer(0)),
+        (7, buffer(0)),
+        (60000, buffer(0)),
+    ];
+    let mut slot = 0;
+    for len in lens {
+        for (region, offset) in places {
+            // The one that is right.
+            if (region, offset) != (0, SIZE as u32 - 10) || len > 10 {
+                peer.describe(TO_SERVER, slot, 0, region, len, offset);
+                slot += 1;
+            }
+        }
+    }
+    // Frames without an end, and one of nothing.
+    for i in 0..5 {
+        peer.describe(TO_SERVER, slot + i, 1, 0, 1000, buffer(0));
+    }
+    peer.describe(TO_SERVER, slot + 5, 0, 0, 1000, buffer(0));
+    peer.describe(TO_SERVER, slot + 6, 0, 0, 0, buffer(0));
+    peer.describe(TO_SERVER, slot + 7, 1, 0, 100, buffer(0));
+    peer.put(TO_SERVER + 6, &(slot + 8).to_le_bytes());
+    assert!(receive(&mut *queue).is_empty());
+    assert_eq!(port.stats().rx_dropped, u64::from(slot) + 3);
+    peer.send_frame(slot + 8, b"a good one");
+    assert_eq!(receive(&mut *queue), [b"a good one"]);
+    assert_eq!(peer.word(TO_SERVER + 64), slot + 9, "its slots came back");
+
+    // A frame in pieces arrives whole.
+    let next = slot + 9;
+    for (i, piece) in [&b"in "[..], b"two ", b"or three"].iter().enumerate() {
+        let at = next + i as u16;
+        peer.put(u64::from(buffer(at)), piece);
+        peer.describe(TO_SERVER, at, u16::from(i < 2), 0, piece.len() as u32, buffer(at));
+    }
+    peer.put(TO_SERVER + 6, &(next + 3).to_le_bytes());
+    assert_eq!(receive(&mut *queue), [b"in two or three"]);
+
+    // A ring full of one endless frame is worked through in bounded time, and the next one is received.
+    let next = next + 3;
+    for i in 0..SLOTS {
+        peer.describe(TO_SERVER, next + i, 1, 0, 1, buffer(0));
+    }
+    peer.put(TO_SERVER + 6, &(next + SLOTS).to_le_bytes());
+    assert!(receive(&mut *queue).is_empty());
+    peer.send_frame(next + SLOTS, b"after all that");
+    assert_eq!(receive(&mut *queue), [b"after all that"]);
+    assert!(port.link_up());
+}
+
+#[test]
+fn buffers_to_send_in_are_looked_at_each_time() {
+    let (_dir, path, port) = server("tx");
+    let mut queue = port.take_queue(0).unwrap();
+    let peer = Peer::connect(&path, &*port);
+    peer.polls(true);
+    let bad = [
+        (0, BUFFER, 0xfff0_0000),
+        (0, BUFFER, u32::MAX),
+        (0, BUFFER, SIZE as u32 - 10),
+        (0, 0, buffer(0)),
+        (1, BUFFER, buffer(0)),
+        (60000, u32::MAX, buffer(0)),
+        (0, u32::MAX, SIZE as u32 - 10),
+    ];
+    for (slot, (region, length, offset)) in bad.iter().enumerate() {
+        peer.describe(TO_CLIENT, slot as u16, 0, *region, *length, *offset);
+    }
+    let n = bad.len() as u16;
+    peer.give_slots(n);
+    let frame = [0xabu8; 100];
+    let built = queue.build_burst(4, &mut |_: &mut [u8]| panic!("nothing can be built there"));
+    assert_eq!(built, None);
+    for slot in 0..n {
+        assert_eq!(transmit(&mut *queue, &[&frame]), 1);
+        assert_eq!((peer.received(), port.stats().tx_dropped), (slot + 1, u64::from(slot) + 1));
+    }
+    assert_eq!(transmit(&mut *queue, &[&frame]), 0, "there is no room");
+
+    // Small buffers: a frame goes to as many as it takes, once they are there.
+    for i in 0..10 {
+        peer.describe(TO_CLIENT, n + i, 0, 0, 40, buffer(n + i));
+    }
+    peer.give_slots(n + 2);
+    assert_eq!(transmit(&mut *queue, &[&frame]), 0, "two are too few");
+    peer.give_slots(n + 3);
+    assert_eq!(transmit(&mut *queue, &[&frame]), 1);
+    let at = |slot: u16| TO_CLIENT + 128 + 16 * u64::from(slot);
+    let pieces: Vec<_> = (n..n + 3).map(|slot| (peer.word(at(slot)), peer.word(at(slot) + 4))).collect();
+    assert_eq!(pieces, [(1, 40), (1, 40), (0, 20)]);
+    let mut bytes = [0; 20];
+    peer.memory.read_exact_at(&mut bytes, u64::from(buffer(n + 2))).unwrap();
+    assert_eq!(bytes, [0xab; 20]);
+
+    // One that is too long for all of them never leaves, and holds up nobody.
+    peer.give_slots(n + 3 + SLOTS);
+    for slot in 0..SLOTS {
+        peer.describe(TO_CLIENT, slot, 0, 0, 40, buffer(0));
+    }
+    let dropped = port.stats().tx_dropped;
+    assert_eq!(transmit(&mut *queue, &[&[1; 4000], &frame]), 2);
+    assert_eq!(port.stats().tx_dropped, dropped + 1);
+
+    // Rings that the frames are to overwrite, and each other: the peer's own loss.
+    let next = peer.received();
+    for slot in 0..SLOTS {
+        peer.describe(TO_CLIENT, slot, 0, 0, BUFFER, TO_CLIENT as u32 - 100);
+    }
+    peer.give_slots(next.wrapping_add(SLOTS));
+    for _ in 0..4 {
+        let _ = queue.build_burst(64, &mut |buffer: &mut [u8]| {
+            buffer.fill(0xff);
+            Some(buffer.len())
+        });
+        transmit(&mut *queue, &[&[0xff; 4000][..]; 32]);
+        receive(&mut *queue);
+    }
+    drop(peer);
+    while port.link_up() {}
+    works(&path, &*port, &mut *queue);
+}
+
+#[test]
+fn an_index_that_cannot_be_ends_the_link() {
+    let (_dir, path, port) = server("index");
+    let mut queue = port.take_queue(0).unwrap();
+    for (i, head) in [SLOTS + 1, 0x8000, 0xffff].into_iter().enumerate() {
+        for receiving in [true, false] {
+            let peer = Peer::connect(&path, &*port);
+            let refused = port.stats().refused;
+            if receiving {
+                peer.put(TO_SERVER + 6, &head.to_le_bytes());
+                assert!(receive(&mut *queue).is_empty());
+            } else {
+                peer.give_slots(head);
+                assert_eq!(transmit(&mut *queue, &[b"x"]), 0);
+            }
+            assert!(peer.outcome(&*port).unwrap_err().contains("index"), "{i}");
+            assert!(!port.link_up());
+            assert_eq!(port.stats().refused, refused + 1);
+        }
+    }
+    works(&path, &*port, &mut *queue);
+}
+
+#[test]
+fn events_wake_whoever_waits_and_block_nobody() {
+    let (_dir, path, port) = server("events");
+    let mut queue = port.take_queue(0).unwrap();
+    let peer = Peer::connect(&path, &*port);
+    let count = || {
+        let mut bytes = [0; 8];
+        rustix::io::read(&peer.events[1], &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
+    };
+    peer.give_slots(SLOTS);
+    assert_eq!((transmit(&mut *queue, &[b"a", b"b"]), count()), (2, 1), "one event a burst");
+    let mut builds = 0;
+    queue.build_burst(3, &mut |_: &mut [u8]| {
+        builds += 1;
+        (builds < 3).then_some(60)
+    });
+    assert_eq!(count(), 1);
+    receive(&mut *queue);
+    assert_eq!(count(), 1, "and one when it was looked at again");
+    receive(&mut *queue);
+    assert_eq!(count(), 0);
+    peer.polls(true);
+    assert_eq!((transmit(&mut *queue, &[b"c"]), count()), (1, 0));
+    // It begins to wait just when something was sent.
+    peer.polls(false);
+    receive(&mut *queue);
+    assert_eq!(count(), 1);
+    assert_eq!(peer.word(TO_SERVER + 4), 1, "we look by ourselves");
+
+    // It makes the event one that blocks, and fills it.
+    rustix::io::write(&peer.events[1], &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    rustix::fs::fcntl_setfl(&peer.events[1], OFlags::empty()).unwrap();
+    for _ in 0..100 {
+        assert_eq!(transmit(&mut *queue, &[b"d"]), 1);
+    }
+    drop(peer);
+    while port.link_up() {}
+
+    // What it calls an event is none.
+    let peer = Peer::new(&path);
+    let (pipe, _write) = std::io::pipe().unwrap();
+    let mut script = peer.script();
+    script[3].1 = vec![pipe.as_fd()];
+    peer.play(script);
+    peer.outcome(&*port).unwrap();
+    peer.give_slots(SLOTS);
+    assert_eq!(transmit(&mut *queue, &[b"e"]), 1);
+}
+
+#[test]
+fn strangers_that_say_nothing_keep_nobody_out() {
+    let (_dir, path, port) = server("silent");
+    let mut queue = port.take_queue(0).unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..30 {
+        silent.push(Peer::new(&path));
+        port.maintain();
+    }
+    works(&path, &*port, &mut *queue);
+    // And whoever comes while another one is connected is told so.
+    let first = Peer::connect(&path, &*port);
+    let second = Peer::new(&path);
+    second.play(second.script());
+    assert!(second.outcome(&*port).unwrap_err().contains("another client"));
+    assert!(port.link_up());
+    // A message without bytes is the end; one more of any kind is against the rules.
+    first.send(&message(CONNECT, &[]), &[]);
+    assert!(first.outcome(&*port).unwrap_err().contains("CONNECT came when it should not"));
+    let third = Peer::connect(&path, &*port);
+    third.send(&[], &[]);
+    assert!(third.outcome(&*port).unwrap_err().contains("gone"));
+    works(&path, &*port, &mut *queue);
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+#[test]
+fn memory_that_changes_while_it_is_read() {
+    // Goal: a peer that writes anything to its rings, all the time, while frames are received, sent and built: whatever comes
+    // is a frame within bounds, and the port works on.
+    let (_dir, path, port) = server("scribble");
+    let mut queue = port.take_queue(0).unwrap();
+    let max = port.info().max_frame();
+    let mut got = RxBurst::new();
+    let mut frames = 0;
+    for round in 0..6u64 {
+        let peer = Peer::connect(&path, &*port);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random(round);
+                while !done.load(Ordering::Relaxed) {
+                    let ring = [TO_SERVER, TO_CLIENT][random.below(2) as usize];
+                    // Indexes near where they are, so that the link lives for a while; descriptors of any kind.
+                    let (head, tail) = (peer.word(ring + 6), peer.word(ring + 64));
+                    match random.below(8) {
+                        0 => peer.put(ring + 4, &(random.below(2) as u16).to_le_bytes()),
+                        1 | 2 if ring == TO_SERVER => {
+                            peer.put(ring + 6, &tail.wrapping_add(random.below(64) as u16).to_le_bytes());
+                        }
+                        1 | 2 => {
+                            peer.put(ring + 6, &tail.wrapping_add(random.below(64) as u16).to_le_bytes())
+                        }
+                        _ => {
+                            let lens = [0, 60, 256, 257, 1500, max as u32, max as u32 + 1, 65535, u32::MAX];
+                            let offsets =
+                                [buffer(3), 0, SIZE as u32 - 60, SIZE as u32, u32::MAX, TO_SERVER as u32];
+                            let slot = head.wrapping_add(random.below(64) as u16);
+                            let (flags, region) = (random.below(2) as u16, (random.below(8) / 7) as u16);
+                            let len = lens[random.below(9) as usize];
+                            peer.describe(ring, slot, flags, region, len, offsets[random.below(6) as usize]);
+                        }
+                    }
+                }
+            });
+            for turn in 0..20_000u32 {
+                queue.rx_burst(&mut got);
+                for frame in &got {
+                    frames += 1;
+                    assert!((1..=max).contains(&frame.len()), "a frame of {} bytes", frame.len());
+                }
+                queue.recycle(&mut got);
+                match turn % 3 {
+                    0 => drop(queue.build_burst(8, &mut |buffer: &mut [u8]| {
+                        assert_eq!(buffer.len(), max);
+                        buffer[..100].fill(turn as u8);
+                        Some(100)
+                    })),
+                    1 => drop(transmit(&mut *queue, &[&[1; 60], &[2; 1500]])),
+                    _ => port.maintain(),
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        drop(peer);
+        while port.link_up() {}
+    }
+    assert!(frames > 0, "some of it were frames");
+    works(&path, &*port, &mut *queue);
+}

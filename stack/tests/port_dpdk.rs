@@ -1,0 +1,162 @@
+//! Goal: DPDK devices of any kind are ports; and DPDK's own memif driver, as it is, is a peer of ours in either role.
+#![cfg(feature = "dpdk")]
+
+use process::{PATIENCE, Peer, exchange, socket};
+use stack::port::dpdk::EalOptions;
+use stack::port::{Port, PortOptions, PortSpec, RxBurst, TxBurst};
+use std::path::Path;
+use std::sync::Once;
+use std::time::Instant;
+
+mod process;
+
+#[test]
+fn child() {
+    plain_memory();
+    process::child();
+}
+
+/// The tests' processes do without huge pages: others may take those at the same time.
+fn plain_memory() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let options = EalOptions { huge_pages: false, ..EalOptions::default() };
+        stack::port::dpdk::configure(options).unwrap();
+    });
+}
+
+fn open(spec: &str, queues: usize) -> Box<dyn Port> {
+    plain_memory();
+    process::open(spec, queues)
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+    }
+}
+
+/// DPDK's own memif at a path.
+fn stock(path: &Path, role: &str, more: &str) -> String {
+    format!("dpdk:net_memif0,role={role},socket={},socket-abstract=no{more}", path.display())
+}
+
+#[test]
+fn a_stock_client_comes_goes_and_comes_again() {
+    for (queues, more) in [(1, ",bsize=4288"), (3, ",rsize=9,bsize=9000")] {
+        let path = socket(&format!("stock-client-{queues}"));
+        let port = open(&format!("memif:{},role=server", path.display()), queues);
+        let mut all: Vec<_> = (0..queues).map(|i| port.take_queue(i).unwrap()).collect();
+        for round in 0..3 {
+            let peer = Peer::start(&stock(&path, "client", more), queues);
+            for (i, queue) in all.iter_mut().enumerate() {
+                exchange(&*port, &mut **queue, &format!("stock client, round {round}, queue {i}"));
+            }
+            assert!(port.link_up());
+            drop(peer);
+            wait_until("the link stays up without a peer", || !port.link_up());
+        }
+        assert_eq!((port.stats().restarts, port.stats().refused), (3, 0));
+    }
+}
+
+#[test]
+fn a_stock_client_with_small_buffers() {
+    // Goal: frames that take several of a peer's buffers, both ways.
+    let path = socket("stock-small");
+    let port = open(&format!("memif:{},role=server", path.display()), 1);
+    let mut queue = port.take_queue(0).unwrap();
+    let _peer = Peer::start(&stock(&path, "client", ",bsize=2048"), 1);
+    exchange(&*port, &mut *queue, "buffers of 2048 bytes");
+    assert_eq!(queue.build_burst(1, &mut |_: &mut [u8]| panic!("they hold no frame")), None);
+}
+
+#[test]
+fn a_stock_server_comes_goes_and_comes_again() {
+    for queues in [1, 3] {
+        let path = socket(&format!("stock-server-{queues}"));
+        let port = open(&format!("memif:{},role=client", path.display()), queues);
+        let mut all: Vec<_> = (0..queues).map(|i| port.take_queue(i).unwrap()).collect();
+        for round in 0..3 {
+            // It does not take a path that another one has left.
+            let _ = std::fs::remove_file(&path);
+            let peer = Peer::start(&stock(&path, "server", ""), queues);
+            for (i, queue) in all.iter_mut().enumerate() {
+                exchange(&*port, &mut **queue, &format!("stock server, round {round}, queue {i}"));
+            }
+            drop(peer);
+            wait_until("the link stays up without a peer", || !port.link_up());
+        }
+        let _ = std::fs::remove_file(&path);
+    }
+}
+
+#[test]
+fn a_client_of_ours_comes_again_to_a_stock_server() {
+    let path = socket("stock-stays");
+    let peer = Peer::start(&stock(&path, "server", ",secret=psst,id=5"), 1);
+    for round in 0..3 {
+        let port = open(&format!("memif:{},role=client,secret=psst,id=5", path.display()), 1);
+        let mut queue = port.take_queue(0).unwrap();
+        exchange(&*port, &mut *queue, &format!("our client, round {round}"));
+    }
+    let wrong = open(&format!("memif:{},role=client,secret=other,id=5", path.display()), 1);
+    wait_until("it is not refused", || {
+        assert!(!wrong.link_up());
+        wrong.stats().refused > 0
+    });
+    drop(peer);
+    let _ = std::fs::remove_file(&path);
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    plain_memory();
+    let error = |spec: &str, options: &PortOptions| {
+        spec.parse::<PortSpec>().unwrap().open(options).err().expect("an error").to_string()
+    };
+    let options = PortOptions { frames: 1024, ..PortOptions::default() };
+    let unknown = error("dpdk:net_nosuchdriver0", &options);
+    assert!(unknown.contains("check its name and options"), "{unknown}");
+    let big = error("dpdk:net_ring8", &PortOptions { frames: 1 << 18, queues: 16, ..options });
+    assert!(big.contains("no memory for") && big.contains("huge pages"), "{big}");
+}
+
+#[test]
+fn other_devices() {
+    let port = open("dpdk:net_ring7", 1);
+    let mut queue = port.take_queue(0).unwrap();
+    assert!(port.link_up());
+    let mut burst = TxBurst::new();
+    let mut frame = queue.alloc().unwrap();
+    frame.fill(b"round");
+    burst.push(frame);
+    assert_eq!(queue.tx_burst(&mut burst), 1);
+    let mut got = RxBurst::new();
+    assert_eq!(queue.rx_burst(&mut got), 1);
+    assert_eq!(got[0].data(), b"round");
+}
+
+#[test]
+fn ports_come_and_go_and_frames_outlive_them() {
+    // Goal: neither a pool nor an lcore id is lost: many times more rounds than there is memory for.
+    let mut kept = Vec::new();
+    plain_memory();
+    for round in 0..40u8 {
+        let options = PortOptions { queues: 2, frames: 512, ..PortOptions::default() };
+        let spec: PortSpec = "dpdk:net_null9".parse().unwrap();
+        let port = spec.open(&options).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let mut queue = port.take_queue(1).unwrap();
+        drop(port);
+        let mut frame = queue.alloc().unwrap();
+        assert!(frame.capacity() >= 4218);
+        frame.fill(&[round; 100]);
+        if round % 16 == 0 {
+            kept.push(frame);
+        }
+    }
+    for (i, frame) in kept.iter().enumerate() {
+        assert_eq!(frame.data(), [i as u8 * 16; 100]);
+    }
+}
