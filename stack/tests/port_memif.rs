@@ -3,7 +3,8 @@
 
 use process::{PATIENCE, Peer, Ticker, exchange, open, socket};
 use rustix::process::Signal;
-use stack::port::{Build, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use stack::port::{Armed, Build, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use stack::sync::sleeper::Sleeper;
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -444,4 +445,63 @@ fn errors_say_what_to_do() {
     assert!(busy.contains("another process listens") && busy.contains("take another path"), "{busy}");
     let option = error("memif:/tmp/roce-option.sock,colour=red", &options);
     assert!(option.contains("there is no option colour; the options are rsize"), "{option}");
+}
+
+// Goal: both ends sleep between frames and are woken by each of them, however it falls between the last look and the sleep: a
+// wake-up that is lost is never made up for here.
+#[test]
+fn an_end_that_sleeps_is_woken() {
+    const ROUNDS: u32 = 5000;
+    let path = socket("sleep");
+    let spec = |role: &str| format!("memif:{},role={role}", path.display());
+    let ports = ["server", "client"].map(|role| open(&spec(role), 1));
+    let mut queues = ports.each_ref().map(|port| port.take_queue(0).unwrap());
+    let start = Instant::now();
+    // Each of them looks after its own end.
+    while ports.each_ref().map(|port| port.link_up()) != [true, true] {
+        assert!(start.elapsed() < PATIENCE, "no link");
+    }
+    let play = |queue: &mut Box<dyn PortQueue>, begins: bool| {
+        let (sleeper, mut got, mut slept) = (Sleeper::default(), RxBurst::new(), 0);
+        for round in 0..ROUNDS {
+            if !begins || round > 0 {
+                let start = Instant::now();
+                while queue.rx_burst(&mut got) == 0 {
+                    assert!(start.elapsed() < PATIENCE, "round {round}: nothing woke this end");
+                    let mut sleep = sleeper.begin().unwrap();
+                    match queue.arm() {
+                        Armed::Event(event) => {
+                            sleep.watch(0, Some(event)).unwrap();
+                            slept += 1;
+                            sleep.wait(None, PATIENCE);
+                        }
+                        Armed::Pending => {}
+                        Armed::Unable => panic!("this port tells when frames arrive"),
+                    }
+                }
+                assert_eq!(got[0].data()[..4], (2 * round - u32::from(begins)).to_be_bytes());
+                queue.recycle(&mut got);
+            }
+            // Now and then the other end is asleep by now, and now and then not yet.
+            for _ in 0..round % 7 * 100 {
+                std::hint::spin_loop();
+            }
+            let mut burst = TxBurst::new();
+            let mut frame = queue.alloc().unwrap();
+            frame.fill(&(2 * round + u32::from(!begins)).to_be_bytes().repeat(16));
+            burst.push(frame);
+            // A server sends in what the client has given it room for.
+            let start = Instant::now();
+            while queue.tx_burst(&mut burst) == 0 {
+                assert!(start.elapsed() < PATIENCE, "round {round}: nothing can be sent");
+            }
+        }
+        slept
+    };
+    let [a, b] = &mut queues;
+    let slept = std::thread::scope(|scope| {
+        let other = scope.spawn(|| play(b, false));
+        [play(a, true), other.join().unwrap()]
+    });
+    assert!(slept.iter().all(|slept| *slept > ROUNDS / 10), "slept {slept:?} times");
 }

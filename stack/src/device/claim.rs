@@ -12,7 +12,6 @@ use core::cell::Cell as ThreadCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::Thread;
 
 use crossbeam_utils::CachePadded;
 
@@ -24,10 +23,11 @@ use super::stats::QpList;
 use crate::id::Mtu;
 use crate::mem::TurnsPassed;
 use crate::net::{Net, NetConfig};
-use crate::port::{Port, PortInfo};
+use crate::port::{Armed, Port, PortInfo};
 use crate::proto::status::AsyncEvent;
 use crate::shard::{EventElement, Shard, Shared, SharedConfig, Turn};
 use crate::sync::claim::{Claim, Refused};
+use crate::sync::eventfd::EventFd;
 use crate::sync::process::Process;
 use crate::time::Instant;
 
@@ -143,8 +143,6 @@ pub(super) struct Core {
     pub service: ServiceSlot,
     /// The process that opened the device: a fork has neither its threads nor a port that is its own.
     made_by: Process,
-    /// The background helper, to be woken when a control call gave it something to do.
-    helper: Mutex<Option<Thread>>,
 }
 
 /// What all shards of a new device share.
@@ -191,7 +189,6 @@ impl Core {
             link_up,
             service: ServiceSlot::default(),
             made_by: Process::this(),
-            helper: Mutex::new(None),
         }
     }
 
@@ -353,11 +350,59 @@ impl Core {
         self.cells.iter().all(|cell| cell.is_dead())
     }
 
-    /// Wakes the background helper, where there is one: it may have something to do soon.
+    /// Wakes the thread that sleeps for this device, where there is one: it may have something to do soon.
     pub(super) fn wake_helper(&self) {
-        if let Some(helper) = &*lock(&self.helper) {
-            helper.unpark();
+        self.shared.sleeper.wake();
+    }
+
+    /// Sleeps until one of these shards, as bits, may have something to do, `fd` is readable, or this long. What ports cannot
+    /// tell is looked for every `look`. Returns at once where there is something to do already.
+    pub(super) fn sleep(&self, shards: u32, fd: Option<&EventFd>, at_most: Duration, look: Duration) {
+        let Some(mut sleep) = self.shared.sleeper.begin() else {
+            let nap = at_most.min(look);
+            return match fd {
+                Some(fd) => fd.wait(nap),
+                None => std::thread::sleep(nap),
+            };
+        };
+        let mut at_most = if self.stopped() { Duration::ZERO } else { at_most };
+        for index in (0..self.cells.len()).filter(|i| shards >> i & 1 != 0) {
+            match self.arm(index) {
+                Some((Armed::Event(event), due)) => {
+                    at_most = at_most.min(due);
+                    if sleep.watch(index, Some(event)).is_err() {
+                        at_most = at_most.min(look);
+                    }
+                }
+                Some((Armed::Unable, due)) => {
+                    at_most = at_most.min(due).min(look);
+                    // Taking one away does not fail.
+                    let _ = sleep.watch(index, None);
+                }
+                Some((Armed::Pending, _)) => at_most = Duration::ZERO,
+                // Somebody else turns it.
+                None if !self.cells[index].is_dead() => at_most = at_most.min(look),
+                None => {}
+            }
         }
+        if let Some(wait) = self.service.wait(self.now()) {
+            at_most = at_most.min(wait);
+        }
+        if !at_most.is_zero() {
+            sleep.wait(fd, at_most);
+        }
+    }
+
+    /// Gets a shard that nobody holds ready for a sleep. How its port stands, and the time until something is due.
+    fn arm(&self, index: usize) -> Option<(Armed, Duration)> {
+        let mut shard = self.cells[index].shard.try_take()?;
+        let holding = Holding::begin(self, index);
+        let armed = shard.arm();
+        let due = shard.next_deadline();
+        holding.end();
+        shard.release();
+        let due = due.map_or(Duration::MAX, |at| Duration::from_nanos(at.nanos_since(self.now())));
+        Some((armed, due))
     }
 
     /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the
@@ -408,6 +453,7 @@ impl Core {
     /// Tells the device's threads to end.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.wake_helper();
     }
 
     /// Turns the shards until they have nothing left to send, for at most `bound`; not at all inside a turn.
@@ -462,21 +508,16 @@ impl Core {
     pub(super) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
-    /// Names the thread that a control call is to wake.
-    pub(super) fn set_helper(&self, thread: Thread) {
-        *lock(&self.helper) = Some(thread);
-    }
     /// How many turns others than the helper made, modulo 2^32.
     pub(super) fn turns_of_callers(&self, index: usize) -> u32 {
         self.cells[index].turns.load(Ordering::Relaxed)
     }
-    /// A turn by the helper: how much was done, what is due next, and how many queue pairs are connected.
-    pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, Option<Instant>, usize)> {
-        let (turn, (deadline, connected)) =
-            self.turn_and(&self.cells[index], index, |s| (s.next_deadline(), s.connected_qps()))?;
+    /// A turn by the helper: how much was done, and how many queue pairs are connected.
+    pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, usize)> {
+        let (turn, connected) = self.turn_and(&self.cells[index], index, |s| s.connected_qps())?;
         if self.service.is_due(|| self.now()) {
             self.service.run_apart();
         }
-        Some((turn, deadline, connected))
+        Some((turn, connected))
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant as SystemInstant;
 
+use super::SLEEP;
 use super::claim::Core;
 use super::config::Drive;
 use super::error::OpenError;
@@ -13,11 +14,9 @@ use crate::config::{HELPER_HOT, HELPER_SLEEP};
 
 /// After its hot phase the helper gives up its time slice between looks, for this long.
 const HELPER_YIELD: Duration = Duration::from_micros(200);
-/// The longest sleep of the helper while no queue pair is connected: neighbours still ask who we are.
-const HELPER_IDLE: Duration = Duration::from_millis(10);
 
 const _: () = assert!(HELPER_HOT.as_nanos() < HELPER_SLEEP.as_nanos());
-const _: () = assert!(HELPER_SLEEP.as_nanos() <= HELPER_IDLE.as_nanos());
+const _: () = assert!(HELPER_SLEEP.as_nanos() <= SLEEP.as_nanos());
 
 /// Starts the threads that a drive needs.
 pub(super) fn start(core: &Arc<Core>, drive: &Drive) -> Result<Vec<JoinHandle<()>>, OpenError> {
@@ -76,7 +75,6 @@ fn helper(core: &Arc<Core>) -> Result<JoinHandle<()>, OpenError> {
             while catch_unwind(AssertUnwindSafe(|| help(&core))).is_err() && !core.all_dead() {}
         })?
     };
-    core.set_helper(thread.thread().clone());
     Ok(thread)
 }
 
@@ -86,8 +84,8 @@ fn help(core: &Core) {
     let mut seen: Vec<u32> = (0..shards).map(|i| core.turns_of_callers(i)).collect();
     let mut last_work = SystemInstant::now();
     while !core.stopped() && !core.all_dead() {
-        let mut sleep = HELPER_IDLE;
-        let (mut helped, mut work) = (false, false);
+        let (mut sleep, mut look) = (SLEEP, SLEEP);
+        let (mut helped, mut work) = (0u32, false);
         for (index, seen) in seen.iter_mut().enumerate() {
             let turns = core.turns_of_callers(index);
             if turns != *seen {
@@ -96,32 +94,26 @@ fn help(core: &Core) {
                 sleep = sleep.min(HELPER_SLEEP);
                 continue;
             }
-            let Some((turn, deadline, connected)) = core.turn_by_helper(index) else {
+            let Some((turn, connected)) = core.turn_by_helper(index) else {
                 sleep = sleep.min(HELPER_SLEEP);
                 continue;
             };
-            helped = true;
+            helped |= 1 << index;
             work |= !turn.idle();
             if connected > 0 {
-                sleep = sleep.min(HELPER_SLEEP);
+                look = look.min(HELPER_SLEEP);
             }
-            if let Some(deadline) = deadline {
-                sleep = sleep.min(Duration::from_nanos(deadline.nanos_since(core.now())));
-            }
-        }
-        if let Some(wait) = core.service.wait(core.now()) {
-            sleep = sleep.min(wait);
         }
         if work {
             last_work = SystemInstant::now();
         }
         let idle = last_work.elapsed();
-        if helped && idle < HELPER_HOT {
+        if helped != 0 && idle < HELPER_HOT {
             core::hint::spin_loop();
-        } else if helped && idle < HELPER_HOT + HELPER_YIELD {
+        } else if helped != 0 && idle < HELPER_HOT + HELPER_YIELD {
             thread::yield_now();
-        } else if !sleep.is_zero() {
-            thread::park_timeout(sleep);
+        } else {
+            core.sleep(helped, None, sleep, look);
         }
     }
 }

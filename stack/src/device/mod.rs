@@ -108,6 +108,9 @@ pub use crate::wire::Discard;
 
 /// How long closing a device goes on sending what is left to send.
 pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
+/// The longest sleep of whoever turns shards while nothing is due: the link is looked after, and a wake-up that a peer lost is
+/// made up for.
+const SLEEP: Duration = Duration::from_millis(10);
 /// How soon whoever sleeps until something comes notices that a shard died.
 const DEATH_NOTICE: Duration = Duration::from_millis(100);
 /// How often the link is looked after.
@@ -426,8 +429,10 @@ impl Device {
             match fd {
                 // Nothing that this thread does could make it come sooner; but the end of a shard is to be noticed.
                 Some(fd) if self.core.dedicated => fd.wait(left.min(DEATH_NOTICE)),
-                Some(fd) => fd.wait(nap),
-                None => std::thread::sleep(nap),
+                None if self.core.dedicated => std::thread::sleep(nap),
+                Some(_) => self.core.sleep(u32::MAX, fd, left.min(SLEEP), nap),
+                // Another thread may bring it about, and has nothing to wake this one by.
+                None => self.core.sleep(u32::MAX, None, nap, nap),
             }
         }
     }
@@ -525,7 +530,6 @@ impl Drop for Device {
         }
         self.core.stop();
         for thread in self.threads.drain(..) {
-            thread.thread().unpark();
             // Dropped by what a turn called, on the very thread: it ends by itself, behind the turn.
             if thread.thread().id() != std::thread::current().id() {
                 // A thread that panicked has told so; there is nothing to add.

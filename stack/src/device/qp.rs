@@ -237,6 +237,7 @@ impl Poster {
     #[inline]
     fn ring(&self) {
         self.doorbells().ring(self.slot());
+        self.device.core().shared.sleeper.wake();
     }
     #[inline]
     fn doorbells(&self) -> &Doorbells {

@@ -1,6 +1,6 @@
 //! A port that writes every frame, both ways, to a pcap file.
 
-use super::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use super::{Armed, Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 use crate::sync::process::Process;
 use core::time::Duration;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -204,6 +204,9 @@ impl PortQueue for CaptureQueue {
     }
     fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
         self.queue.alloc_burst(out, n);
+    }
+    fn arm(&mut self) -> Armed {
+        self.queue.arm()
     }
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.queue.recycle(frames);

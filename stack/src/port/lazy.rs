@@ -3,7 +3,7 @@
 //! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. Then each
 //! queue takes the real one, once, and hands every burst on to it.
 
-use super::{Build, Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use super::{Armed, Build, Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -138,6 +138,9 @@ impl PortQueue for LazyQueue {
     #[inline]
     fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
         self.queue()?.build_burst(most, builder)
+    }
+    fn arm(&mut self) -> Armed {
+        self.queue().map_or(Armed::Unable, |queue| queue.arm())
     }
     #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {

@@ -5,6 +5,8 @@
 
 use crate::config;
 use crate::id::Mac;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 mod capture;
 mod counters;
@@ -89,11 +91,29 @@ pub trait PortQueue: Send {
         None
     }
 
+    /// Gets ready for a sleep: from here on, until frames are received again, whatever arrives makes a descriptor readable.
+    /// Frames that wait already, and those that arrive while this looks, are [`Armed::Pending`].
+    fn arm(&mut self) -> Armed {
+        Armed::Unable
+    }
+
     /// Gives frames back that are done with, and their places in the port's rings to the sender, which a port may keep until
     /// then, or until the next burst. Dropping them does the first; this is quicker for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst) {
         frames.clear();
     }
+}
+
+/// Whether a queue tells when frames arrive.
+#[derive(Clone, Debug)]
+pub enum Armed {
+    /// Frames have arrived, or may have: receive them first.
+    Pending,
+    /// When frames arrive this becomes readable, and again whenever more of them do: to be waited for edge-triggered, and not to be
+    /// read. The peer may share it.
+    Event(Arc<OwnedFd>),
+    /// It cannot tell, or has no link now: look again soon.
+    Unable,
 }
 
 /// What a port is.

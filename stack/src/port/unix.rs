@@ -5,11 +5,12 @@
 
 use super::counters::{Counters, sum};
 use super::socket_file::{self, SocketFile};
-use super::{Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
+use super::{Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
 use super::{RxBurst, TxBurst};
 use crate::id::Mac;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,8 +33,10 @@ pub(super) fn open(
         .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
     let mac = options.mac.unwrap_or_else(Mac::random);
     let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
+    let arrivals = socket.try_clone().map_err(|error| fail(format!("no descriptor is left: {error}")))?;
     let shared = Arc::new(Shared {
         socket,
+        arrivals: Arc::new(arrivals.into()),
         _file: file,
         peer: peer.into(),
         // One byte more than a frame, so that one that is too long shows.
@@ -47,6 +50,8 @@ pub(super) fn open(
 
 struct Shared {
     socket: UnixDatagram,
+    /// The socket, for whoever waits for datagrams.
+    arrivals: Arc<OwnedFd>,
     /// Goes with the port.
     _file: SocketFile,
     peer: PathBuf,
@@ -141,6 +146,11 @@ impl PortQueue for UnixQueue {
 
     fn alloc(&mut self) -> Option<Frame> {
         self.shared.pool.alloc()
+    }
+
+    /// Each datagram is an edge of the socket, those that wait are one of a socket that is waited for the first time.
+    fn arm(&mut self) -> Armed {
+        Armed::Event(Arc::clone(&self.shared.arrivals))
     }
 }
 

@@ -275,6 +275,7 @@ impl Env {
         if full {
             self.discard(Discard::InboxFull);
         }
+        self.shared.sleeper.wake();
     }
 
     /// Hands waiting frames to the port, answers first. Returns how many it took.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::id::{QpState, QpType, Qpn};
 use crate::mark::step;
-use crate::port::{PortQueue, RxBurst};
+use crate::port::{Armed, PortQueue, RxBurst};
 use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::{self, ModifyContext, ModifyError};
 use crate::proto::wqe::Cqe;
@@ -196,6 +196,17 @@ impl Shard {
         let net = env.shared.net_deadline();
         let net = (net != Instant::FAR).then_some(net);
         [env.wheel.next_deadline(), net].into_iter().flatten().min()
+    }
+
+    /// Gets ready for a sleep of whoever turns this shard: from here on posters ring, and a port that can tells when frames
+    /// arrive. What is due at once is in [`next_deadline`](Self::next_deadline) after this.
+    pub fn arm(&mut self) -> Armed {
+        while let Some(slot) = self.env.watched.pop() {
+            if let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) {
+                self.env.unwatch(qp);
+            }
+        }
+        self.env.queue.arm()
     }
 
     /// Frames that wait for the port.

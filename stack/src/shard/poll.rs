@@ -452,7 +452,7 @@ impl Env {
 
     /// From here on posters ring again. Whoever posted without ringing, because it saw the promise, is noticed.
     #[cold]
-    fn unwatch(&mut self, qp: &mut Qp) {
+    pub(super) fn unwatch(&mut self, qp: &mut Qp) {
         qp.watched = false;
         qp.rings = 0;
         self.publish_word(qp);

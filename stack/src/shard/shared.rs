@@ -15,6 +15,7 @@ use crate::mem::MrTable;
 use crate::net::Net;
 use crate::port::Frame;
 use crate::sync::doorbell::Doorbells;
+use crate::sync::sleeper::Sleeper;
 use crate::sync::words::{Word, Words};
 use crate::time::Instant;
 
@@ -53,6 +54,8 @@ pub struct Shared {
     pub counters: Box<[Arc<Counters>]>,
     /// Asynchronous events that nobody fetched yet.
     pub events: EventQueue,
+    /// Where whoever turns shards sleeps while there is nothing to do.
+    pub sleeper: Sleeper,
 }
 
 /// What [`Shared::new`] needs to know.
@@ -94,6 +97,7 @@ impl Shared {
             words: Words::new(c.shards * c.qps_per_shard),
             counters: (0..c.shards).map(|_| Arc::default()).collect(),
             events: EventQueue::default(),
+            sleeper: Sleeper::default(),
         }
     }
 

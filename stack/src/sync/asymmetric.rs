@@ -47,6 +47,25 @@ pub fn heavy() {
     }
 }
 
+/// As [`heavy`], for the threads of all processes that [joined](join): it orders this side's accesses to memory that processes
+/// share. Where the system cannot do that nobody is told; a lost wake-up has to be bounded by a second look.
+#[cfg(not(loom))]
+pub fn heavy_between_processes() {
+    fence(Ordering::SeqCst);
+    if !cfg!(miri) {
+        membarrier(libc::MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+    }
+}
+
+/// The threads of this process pass a full fence at each [`heavy_between_processes`], whoever calls it, so that holding the
+/// compiler back is enough here.
+#[cfg(not(loom))]
+pub fn join() {
+    if !cfg!(miri) {
+        membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED);
+    }
+}
+
 /// Asks the kernel once, so that [`light`] is light from then on.
 #[cfg(not(loom))]
 pub fn prepare() -> u8 {
@@ -72,6 +91,16 @@ fn membarrier(command: libc::c_int) -> bool {
 pub fn light() {
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
 }
+
+/// Under the model checker there is one process.
+#[cfg(loom)]
+pub fn heavy_between_processes() {
+    heavy();
+}
+
+/// Under the model checker there is one process.
+#[cfg(loom)]
+pub fn join() {}
 
 /// Under the model checker both sides are full fences.
 #[cfg(loom)]

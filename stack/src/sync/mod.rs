@@ -19,6 +19,7 @@ pub(crate) mod primitive;
 pub mod process;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod sequences;
+pub mod sleeper;
 pub mod spsc;
 pub mod srq;
 pub mod words;

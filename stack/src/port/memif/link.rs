@@ -67,6 +67,8 @@ pub struct Rings {
     pub tx: (Ring, Buffers),
     /// Wakes the peer, who receives on the latter.
     pub event: Arc<OwnedFd>,
+    /// The peer wakes us by this.
+    pub our_event: Arc<OwnedFd>,
 }
 
 impl Connection {
@@ -82,6 +84,7 @@ impl Connection {
             rx: (ring(rx)?, buffers(false)),
             tx: (ring(tx)?, buffers(true)),
             event: Arc::clone(&tx.event),
+            our_event: Arc::clone(&rx.event),
         })
     }
 }

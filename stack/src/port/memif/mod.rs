@@ -7,6 +7,7 @@
 use super::socket_file::{self, SocketFile};
 use super::{HeapPool, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, stock};
 use crate::id::Mac;
+use crate::sync::asymmetric;
 use link::{End, Peers, State};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -51,6 +52,8 @@ pub(super) fn open(
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let plan = plan(path, role, more, options).map_err(fail)?;
+    // For a peer that sleeps: see `Rx::arm`.
+    asymmetric::join();
     let end = end(&plan).map_err(fail)?;
     let mac = options.mac.unwrap_or_else(Mac::random);
     let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };

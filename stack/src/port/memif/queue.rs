@@ -5,11 +5,11 @@ use super::port::Shared;
 use super::rx::Rx;
 use super::slots::Impossible;
 use super::tx::Tx;
-use super::wake::Waker;
+use super::wake::{self, Waker};
 use crate::crc::copy_function;
 use crate::port::stock::Stock;
-use crate::port::{Build, Frame, PortQueue, RxBurst, TxBurst};
-use core::sync::atomic::Ordering;
+use crate::port::{Armed, Build, Frame, PortQueue, RxBurst, TxBurst};
+use core::sync::atomic::{Ordering, compiler_fence};
 use core::time::Duration;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -40,15 +40,19 @@ struct Ends {
     tx: Tx,
     /// Wakes the peer.
     event: Arc<OwnedFd>,
+    /// The peer wakes us by this, if that is something to wait for.
+    our_event: Option<Arc<OwnedFd>>,
 }
 
 impl Ends {
     fn new(connection: &Connection, queue: usize, max_frame: usize) -> Result<Self, String> {
-        let Rings { rx: (rx, rx_buffers), tx: (tx, tx_buffers), event } = connection.rings(queue)?;
+        let Rings { rx: (rx, rx_buffers), tx: (tx, tx_buffers), event, our_event } =
+            connection.rings(queue)?;
         Ok(Self {
             rx: Rx::new(rx, rx_buffers, copy_function(), max_frame),
             tx: Tx::new(tx, tx_buffers, max_frame),
             event,
+            our_event: Some(our_event).filter(wake::is_event),
         })
     }
 }
@@ -99,6 +103,8 @@ impl MemifQueue {
     #[inline(always)]
     fn tell(&mut self) {
         self.look_again = LOOK_AGAIN;
+        // Between what was published and this look, for a peer that falls asleep: see `Rx::arm`.
+        compiler_fence(Ordering::SeqCst);
         if self.ends.as_ref().is_some_and(|ends| !ends.tx.is_polled()) {
             self.wake();
         }
@@ -210,6 +216,19 @@ impl PortQueue for MemifQueue {
                 self.give_up();
                 None
             }
+        }
+    }
+
+    fn arm(&mut self) -> Armed {
+        self.follow();
+        // No turn may come for long: what looks again does it now.
+        self.look_again = self.look_again.min(1);
+        self.look_again();
+        let Some(ends) = &mut self.ends else { return Armed::Unable };
+        match &ends.our_event {
+            None => Armed::Unable,
+            Some(_) if !ends.rx.arm() => Armed::Pending,
+            Some(event) => Armed::Event(Arc::clone(event)),
         }
     }
 

@@ -171,9 +171,10 @@ impl Ring {
         self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & POLLED != 0
     }
 
-    /// Says that we look by ourselves.
-    pub fn set_polled(&self) {
-        self.word(offset_of!(Header, flags)).store(POLLED, Ordering::Relaxed);
+    /// Says whether we look by ourselves, or wait for an event.
+    pub fn set_polled(&self, polled: bool) {
+        let flags = if polled { POLLED } else { 0 };
+        self.word(offset_of!(Header, flags)).store(flags, Ordering::Relaxed);
     }
 
     /// Asks for the line of the header that the other end's index and the flags are in.

@@ -7,7 +7,7 @@ use crate::config::RX_BURST_BYTES;
 use crate::crc::{CopyFn, Sum};
 use crate::port::stock::Stock;
 use crate::port::{Frame, RxBurst};
-use crate::sync::prefetch;
+use crate::sync::{asymmetric, prefetch};
 use core::ptr;
 
 /// Frames up to so long are summed by who checks them: quicker than while they are copied.
@@ -27,6 +27,8 @@ pub struct Rx {
     given: u16,
     /// Where the next slot's buffer is, where the ring was found empty.
     ahead: Option<u32>,
+    /// The sender was asked for events.
+    armed: bool,
 }
 
 /// What a burst brought.
@@ -43,10 +45,10 @@ pub struct Received {
 impl Rx {
     /// A ring that was never used.
     pub fn new(ring: Ring, buffers: Buffers, copy: Option<CopyFn>, max_frame: usize) -> Self {
-        ring.set_polled();
+        ring.set_polled(true);
         // A client has empty slots to give, a server none.
         let given = if buffers.are_ours() { 0u16.wrapping_sub(ring.slots()) } else { 0 };
-        Self { ring, buffers, copy, max_frame: max_frame as u32, next: 0, given, ahead: None }
+        Self { ring, buffers, copy, max_frame: max_frame as u32, next: 0, given, ahead: None, armed: false }
     }
 
     /// Gives the slots whose frames were received back to the sender. Not where they are received: whatever is stored after this
@@ -84,8 +86,7 @@ impl Rx {
             prefetch::near(ahead);
             prefetch::near(ahead.wrapping_add(prefetch::LINE));
         }
-        let published = if self.buffers.are_ours() { self.ring.tail() } else { self.ring.head() };
-        let slots = published.wrapping_sub(self.next);
+        let slots = self.published();
         if slots == 0 {
             if self.ahead.is_none() {
                 self.ahead = Some(self.buffers.offset(&self.ring, self.next));
@@ -96,7 +97,37 @@ impl Rx {
             return Err(Impossible);
         }
         self.ahead = None;
+        if self.armed {
+            self.disarm();
+        }
         Ok(self.receive(slots, out, stock))
+    }
+
+    /// Slots that the sender has filled.
+    #[inline(always)]
+    fn published(&self) -> u16 {
+        let published = if self.buffers.are_ours() { self.ring.tail() } else { self.ring.head() };
+        published.wrapping_sub(self.next)
+    }
+
+    /// Asks the sender for an event when it sends, until the next frame is received. `false`: it has sent already.
+    pub fn arm(&mut self) -> bool {
+        self.give_back();
+        self.ring.set_polled(false);
+        self.armed = true;
+        // A sender stores where the ring ends, then looks whether we wait. Between the two it has this fence.
+        asymmetric::heavy_between_processes();
+        let empty = self.published() == 0;
+        if !empty {
+            self.disarm();
+        }
+        empty
+    }
+
+    #[cold]
+    fn disarm(&mut self) {
+        self.ring.set_polled(true);
+        self.armed = false;
     }
 
     fn receive(&mut self, mut slots: u16, out: &mut RxBurst, stock: &mut Stock) -> Received {

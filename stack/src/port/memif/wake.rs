@@ -8,6 +8,7 @@
 use rustix::fs::MemfdFlags;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// A request, `struct iocb` of `<linux/aio_abi.h>`.
 #[repr(C)]
@@ -39,6 +40,13 @@ const READ: u16 = 0;
 const TELL: u32 = 1;
 /// Requests that may wait to be fetched.
 const REQUESTS: usize = 4;
+
+/// Whether it is an eventfd(2): nothing else that a peer hands over is waited for, as the wait itself could depend on a process
+/// that serves it (FUSE).
+pub fn is_event(fd: &Arc<OwnedFd>) -> bool {
+    rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), [])
+        .is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
+}
 
 /// Adds to eventfds.
 #[derive(Debug)]
