@@ -57,6 +57,11 @@ fn fuzz_corpus_port_names() {
     replay("port_names");
 }
 
+#[test]
+fn fuzz_corpus_memif_peer() {
+    replay("memif_peer");
+}
+
 // Goal: a target that is added is replayed too.
 #[test]
 fn every_target_is_replayed() {

@@ -3,199 +3,17 @@
 //! and the port takes the next peer.
 #![cfg(not(miri))]
 
-use rustix::event::EventfdFlags;
-use rustix::fs::{MemfdFlags, OFlags, SealFlags};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
+use rustix::fs::{OFlags, SealFlags};
 use stack::port::{Frame, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use stack::sim::memif_peer::{
+    BUFFER, CONNECT, LOG2, Peer, SIZE, SLOTS, Sent, TO_CLIENT, TO_SERVER, add_region, add_ring, buffer, init,
+    memory, message,
+};
 use std::fs::File;
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-const COOKIE: u32 = 0x03e3_1f20;
-const LOG2: u8 = 10;
-const SLOTS: u16 = 1 << LOG2;
-const STRIDE: u64 = 128 + 16 * SLOTS as u64;
-/// Not where anybody else puts them.
-const TO_SERVER: u64 = 1 << 16;
-const TO_CLIENT: u64 = TO_SERVER + STRIDE;
-const BUFFERS: u64 = TO_CLIENT + STRIDE + 4096;
-const BUFFER: u32 = 4288;
-const SIZE: u64 = 16 << 20;
-
-/// Types of messages.
-const INIT: u16 = 3;
-const ADD_REGION: u16 = 4;
-const ADD_RING: u16 = 5;
-const CONNECT: u16 = 6;
-const CONNECTED: u16 = 7;
-const DISCONNECT: u16 = 8;
-
-fn message(kind: u16, fields: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = kind.to_le_bytes().to_vec();
-    bytes.extend(fields.concat());
-    bytes.resize(128, 0);
-    bytes
-}
-
-fn init() -> Vec<u8> {
-    message(INIT, &[&0x200u16.to_le_bytes(), &[0; 5]])
-}
-
-fn add_region(index: u16, size: u64) -> Vec<u8> {
-    message(ADD_REGION, &[&index.to_le_bytes(), &size.to_le_bytes()])
-}
-
-fn add_ring(to_server: bool, region: u16, offset: u32, log2: u8) -> Vec<u8> {
-    let flags = u16::from(to_server).to_le_bytes();
-    message(ADD_RING, &[&flags, &[0, 0], &region.to_le_bytes(), &offset.to_le_bytes(), &[log2, 0, 0]])
-}
-
-/// A client that does as it likes.
-struct Peer {
-    socket: OwnedFd,
-    memory: File,
-    /// Of the ring to the server, and back.
-    events: [OwnedFd; 2],
-}
-
-/// Memory as a client should make it.
-fn memory(size: u64, seals: SealFlags) -> File {
-    let fd =
-        rustix::fs::memfd_create("memif_hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&fd, size).unwrap();
-    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
-    File::from(fd)
-}
-
-impl Peer {
-    fn new(path: &Path) -> Self {
-        Self::with(path, memory(SIZE, SealFlags::SHRINK))
-    }
-
-    fn with(path: &Path, memory: File) -> Self {
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .unwrap();
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        let event = || rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-        let peer = Self { socket, memory, events: [event(), event()] };
-        for ring in [TO_SERVER, TO_CLIENT] {
-            peer.put(ring, &COOKIE.to_le_bytes());
-        }
-        for slot in 0..SLOTS {
-            peer.describe(TO_SERVER, slot, 0, 0, BUFFER, buffer(slot));
-            peer.describe(TO_CLIENT, slot, 0, 0, BUFFER, buffer(slot + SLOTS));
-        }
-        peer
-    }
-
-    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(60))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        // Who was refused already cannot send; what it was told waits to be read.
-        let _ = rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
-    }
-
-    /// The script of a client that keeps to the rules.
-    fn script(&self) -> Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)> {
-        let ring = |to_server, at: u64| add_ring(to_server, 0, at as u32, LOG2);
-        vec![
-            (init(), vec![]),
-            (add_region(0, SIZE), vec![self.memory.as_fd()]),
-            (ring(true, TO_SERVER), vec![self.events[0].as_fd()]),
-            (ring(false, TO_CLIENT), vec![self.events[1].as_fd()]),
-            (message(CONNECT, &[]), vec![]),
-        ]
-    }
-
-    fn play(&self, script: Vec<(Vec<u8>, Vec<BorrowedFd<'_>>)>) {
-        script.iter().for_each(|(bytes, fds)| self.send(bytes, fds));
-    }
-
-    /// Whether the port connects, or what it says instead.
-    fn outcome(&self, port: &dyn Port) -> Result<(), String> {
-        loop {
-            port.maintain();
-            let mut bytes = [0; 128];
-            match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
-                Ok((0, _)) => return Err("the socket was closed without a word".into()),
-                Ok(_) => {}
-                // Reset: something that it sent was never read. What it was told can still be.
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNRESET) => continue,
-                Err(error) => return Err(error.to_string()),
-            }
-            match u16::from_le_bytes([bytes[0], bytes[1]]) {
-                CONNECTED => return Ok(()),
-                DISCONNECT => {
-                    let text = bytes[6..102].split(|byte| *byte == 0).next().unwrap();
-                    return Err(String::from_utf8(text.to_vec()).unwrap());
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn connect(path: &Path, port: &dyn Port) -> Self {
-        let peer = Self::new(path);
-        peer.play(peer.script());
-        peer.outcome(port).expect("a peer that keeps to the rules connects");
-        peer
-    }
-
-    fn put(&self, at: u64, bytes: &[u8]) {
-        self.memory.write_all_at(bytes, at).unwrap();
-    }
-
-    fn word(&self, at: u64) -> u16 {
-        let mut bytes = [0; 2];
-        self.memory.read_exact_at(&mut bytes, at).unwrap();
-        u16::from_le_bytes(bytes)
-    }
-
-    fn describe(&self, ring: u64, slot: u16, flags: u16, region: u16, length: u32, offset: u32) {
-        let mut bytes = [0; 16];
-        bytes[..2].copy_from_slice(&flags.to_le_bytes());
-        bytes[2..4].copy_from_slice(&region.to_le_bytes());
-        bytes[4..8].copy_from_slice(&length.to_le_bytes());
-        bytes[8..12].copy_from_slice(&offset.to_le_bytes());
-        self.put(ring + 128 + 16 * u64::from(slot % SLOTS), &bytes);
-    }
-
-    /// Sends a good frame in this slot, and says that it was the last one.
-    fn send_frame(&self, slot: u16, frame: &[u8]) {
-        self.put(u64::from(buffer(slot % SLOTS)), frame);
-        self.describe(TO_SERVER, slot, 0, 0, frame.len() as u32, buffer(slot % SLOTS));
-        self.put(TO_SERVER + 6, &(slot.wrapping_add(1)).to_le_bytes());
-    }
-
-    /// Gives the port slots up to this one to send in.
-    fn give_slots(&self, head: u16) {
-        self.put(TO_CLIENT + 6, &head.to_le_bytes());
-    }
-
-    /// Whether it looks by itself.
-    fn polls(&self, polls: bool) {
-        self.put(TO_CLIENT + 4, &u16::from(polls).to_le_bytes());
-    }
-
-    fn received(&self) -> u16 {
-        self.word(TO_CLIENT + 64)
-    }
-}
-
-fn buffer(slot: u16) -> u32 {
-    BUFFERS as u32 + u32::from(slot) * BUFFER
-}
 
 struct Dir(PathBuf);
 
@@ -252,7 +70,7 @@ fn whoever_does_not_keep_to_the_handshake_is_refused_in_words() {
     let (_dir, path, port) = server("handshake");
     let mut queue = port.take_queue(0).unwrap();
     let null = File::open("/dev/null").unwrap();
-    type Change = Box<dyn for<'a> Fn(&'a Peer, &mut Vec<(Vec<u8>, Vec<BorrowedFd<'a>>)>)>;
+    type Change = Box<dyn for<'a> Fn(&'a Peer, &mut Vec<Sent<'a>>)>;
     let tricks: Vec<(&str, Change)> = vec![
         ("should bring one", Box::new(|_, script| script[1].1.clear())),
         ("should bring one", Box::new(|peer, script| script[1].1.push(peer.events[0].as_fd()))),

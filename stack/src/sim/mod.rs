@@ -8,6 +8,7 @@
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
 //! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
 //! - [`liar::Liar`]: a third host that says it has the addresses of others.
+//! - `memif_peer`: the other end of a memif, by hand.
 //! - [`fuzz`]: any bytes as packets, calls or attributes; fuzzers and the replay of what they found use it.
 //! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) lies; [`manager::Manager`]: one behind the queue pair 1 of a
 //!   node, whose MADs go through shards.
@@ -27,6 +28,8 @@ pub mod link;
 pub mod lossy;
 pub mod mads;
 pub mod manager;
+#[cfg(not(miri))]
+pub mod memif_peer;
 pub mod memory;
 pub mod node;
 pub mod peer;

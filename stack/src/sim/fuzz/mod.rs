@@ -7,6 +7,8 @@
 
 mod cm;
 mod masks;
+#[cfg(not(miri))]
+mod memif;
 mod names;
 mod net;
 mod ops;
@@ -16,6 +18,8 @@ mod wire;
 
 pub use cm::cm_bytes;
 pub use masks::modify_masks;
+#[cfg(not(miri))]
+pub use memif::memif_peer;
 pub use names::port_names;
 pub use net::net_frames;
 pub use ops::qp_ops;
@@ -37,6 +41,8 @@ pub const TARGETS: &[Target] = &[
     ("net_frames", net_frames),
     ("read_rings", read_rings),
     ("port_names", port_names),
+    #[cfg(not(miri))]
+    ("memif_peer", memif_peer),
 ];
 
 /// Reads numbers from an input; behind its end there are zeros.

@@ -43,11 +43,13 @@ fn holds(spec: &PortSpec) {
         assert!((1..=107).contains(&path.len()) && !path.contains('\0'), "{path:?}");
     };
     match spec {
-        PortSpec::Unix { local, peer } => {
+        PortSpec::Unix { local, peer, .. } => {
             path(local);
             path(peer);
             assert_ne!(local, peer);
         }
+        // Without one, it is the user's own.
+        PortSpec::Memif { path: socket, .. } if socket.as_os_str().is_empty() => {}
         PortSpec::Memif { path: socket, .. } | PortSpec::Vhost { path: socket, .. } => path(socket),
         PortSpec::Tap { iface, .. } | PortSpec::AfPacket { iface, .. } => {
             assert!((1..=15).contains(&iface.len()) && iface != "." && iface != "..", "{iface:?}");
@@ -68,16 +70,27 @@ fn any_parts(input: &mut Input<'_>) {
             .map(|_| char::from(input.pick(b"abcdefghijklmnopqrstuvwxyz0123456789-_+@%#~^")))
             .collect::<String>()
     };
-    let (first, second) = (word(40), word(40));
+    let (mut first, second) = (word(40), word(40));
     let iface = word(15);
     let options: Vec<_> = (0..word(3).len() - 1).map(|i| (format!("{}{i}", word(8)), word(12))).collect();
     // These names are parts of their own.
-    let options = options.into_iter().filter(|(key, _)| key != "role" && key != "peer").collect();
+    let options: Vec<_> = options.into_iter().filter(|(key, _)| key != "role" && key != "peer").collect();
     let role = [None, Some(MemifRole::Server), Some(MemifRole::Client)][word(3).len() - 1];
     let spec = match kind {
         0 if first == second => return,
-        0 => PortSpec::Unix { local: first.into(), peer: second.into() },
-        1 => PortSpec::Memif { path: first.into(), role, options },
+        0 => {
+            let options = options.first().map(|(_, user)| ("peer-uid".into(), user.clone()));
+            PortSpec::Unix {
+                local: first.into(),
+                peer: second.into(),
+                options: options.into_iter().collect(),
+            }
+        }
+        1 => PortSpec::Memif {
+            path: if first.len() == 1 { first.split_off(1) } else { first }.into(),
+            role,
+            options,
+        },
         2 => PortSpec::Tap { iface, options },
         3 => PortSpec::AfPacket { iface, options },
         4 => PortSpec::Vhost { path: first.into(), options },
