@@ -663,7 +663,7 @@ enum Cmd {
         #[arg(long)]
         read_only: bool,
         /// Port to send and receive frames on
-        #[arg(long, default_value = "memif:/tmp/roce.sock")]
+        #[arg(long, default_value = "memif")]
         port: PortSpec,
         /// TCP port for the exchange of addresses
         #[arg(long, default_value_t = 18516)]
@@ -690,7 +690,7 @@ enum Cmd {
         #[arg(long)]
         read_only: bool,
         /// Port to send and receive frames on
-        #[arg(long, default_value = "memif:/tmp/roce.sock")]
+        #[arg(long, default_value = "memif")]
         port: PortSpec,
         /// TCP port of the target
         #[arg(long, default_value_t = 18516)]

@@ -216,7 +216,7 @@ fn what_is_wrong_is_said() {
         (&["--ip", "10.0.0.1/40"], "a number up to 32"),
         (&["--ip", "host"], "write 10.77.0.1/24"),
         (&["--mac", "1:2:3"], "a MAC address"),
-        (&["--port", "memif:"], "path is missing"),
+        (&["--port", "vhost:"], "path is missing"),
         (&["--port", "eth0"], "no such kind of port"),
         (&["--timeout", "32"], "0..=31"),
         (&["--drive", "auto"], "embedded"),

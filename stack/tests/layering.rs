@@ -9,6 +9,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("mark", &[]),
     ("time", &[]),
     ("config", &[]),
+    ("runtime", &[]),
     ("racy", &[]),
     ("crc", &["racy"]),
     ("wire", &["crc"]),
@@ -22,7 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("device", &["racy", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
     ("sim", &["crc", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard", "device"]),
 ];
-const COMMON: &[&str] = &["id", "time", "config", "mark"];
+const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handler of forks, the
 /// frame, DPDK, the memory that a memif shares and what wakes its peer, the CRC, the bindings; memory: accesses to it, what it takes to vouch for it and to open it, the copies, the turn boundary, registration, and

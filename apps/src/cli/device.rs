@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use verbs::Mac;
 use verbs::port::PortSpec;
 
-/// The port that two programs on one machine meet on when none is named.
-pub const DEFAULT_PORT: &str = "memif:/tmp/roce.sock";
+/// The port that two programs of one user meet on when none is named.
+pub const DEFAULT_PORT: &str = "memif";
 
 /// Who turns the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,7 +27,7 @@ pub enum DriveArg {
 pub struct DeviceArgs {
     /// Port to send and receive frames on
     ///
-    /// memif:PATH (shared memory with a process on this machine), tap:IFACE, af_packet:IFACE, vhost:PATH,
+    /// memif or memif:PATH (shared memory with a process on this machine; without a path, with one of the same user), tap:IFACE, af_packet:IFACE, vhost:PATH,
     /// dpdk:DEVARGS (any DPDK device, by name with arguments or by PCI address), unix:LOCAL,peer=REMOTE
     /// (datagrams; needs no DPDK), loopback.
     #[arg(long, value_name = "SPEC", default_value = DEFAULT_PORT, value_parser = parse::port)]

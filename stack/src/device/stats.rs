@@ -12,7 +12,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -23,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::claim::{Core, lock};
 use crate::id::{QpState, QpType, Qpn};
 use crate::proto::state::{state_name, type_name};
+use crate::runtime::{self, Unusable};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
 
 /// Version of the protocol.
@@ -292,30 +292,7 @@ fn program() -> String {
 /// # Errors
 /// [`StatsError::Dir`]: it cannot be made, or somebody else could put a socket into it.
 pub fn runtime_dir() -> Result<PathBuf, StatsError> {
-    let fail = |path: &Path, reason: String| Err(StatsError::Dir { path: path.into(), reason });
-    // The owner of our own entry in /proc is who we are.
-    let uid = match std::fs::metadata("/proc/self") {
-        Ok(metadata) => metadata.uid(),
-        Err(error) => return fail(Path::new("/proc/self"), error.to_string()),
-    };
-    let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|base| base.is_dir());
-    let dir = base.map_or_else(|| PathBuf::from(format!("/tmp/roce-{uid}")), |base| base.join("roce"));
-    match std::fs::DirBuilder::new().mode(0o700).create(&dir) {
-        Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-        Err(error) => return fail(&dir, format!("cannot be made ({error}); name a path yourself")),
-    }
-    match std::fs::symlink_metadata(&dir) {
-        Ok(m) if !m.is_dir() => fail(&dir, "is no directory; remove it, or name a path yourself".into()),
-        Ok(m) if m.uid() != uid => {
-            fail(&dir, format!("belongs to user {}, not to us; name a path yourself", m.uid()))
-        }
-        Ok(m) if m.permissions().mode() & 0o022 != 0 => {
-            fail(&dir, "may be written by others; make it yours (chmod 700), or name a path yourself".into())
-        }
-        Ok(_) => Ok(dir),
-        Err(error) => fail(&dir, error.to_string()),
-    }
+    runtime::dir().map_err(|Unusable { path, reason }| StatsError::Dir { path, reason })
 }
 
 /// What looking on needs to know of a queue pair.

@@ -18,6 +18,7 @@ mod lazy;
 mod loopback;
 mod memif;
 mod pair;
+mod peers;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 pub(crate) mod socket_file;
 mod spec;

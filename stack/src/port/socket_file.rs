@@ -1,5 +1,7 @@
 //! Files of unix sockets: told alive from stale, and removed when stale.
 
+#[cfg(feature = "dpdk")]
+use super::peers::Peers;
 use crate::sync::process::Process;
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -104,6 +106,23 @@ pub(crate) fn make_way(path: &Path) -> Result<(), String> {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Err(error) => Err(format!("the stale socket {} cannot be removed: {error}", path.display())),
         },
+    }
+}
+
+/// Looks whether the socket at `path`, if there is one, was made by one of these peers.
+///
+/// # Errors
+/// A sentence: another user made it.
+#[cfg(feature = "dpdk")]
+pub(super) fn belongs_to(path: &Path, peers: &Peers) -> Result<(), String> {
+    match std::fs::metadata(path) {
+        Ok(file) if !peers.has(file.uid()) => Err(format!(
+            "the socket {} was made by user {}: see the option peer-uid",
+            path.display(),
+            file.uid()
+        )),
+        // One that is not there yet is waited for.
+        _ => Ok(()),
     }
 }
 

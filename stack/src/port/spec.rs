@@ -19,18 +19,21 @@ pub enum MemifRole {
 pub enum PortSpec {
     /// `loopback`: what is sent is received.
     Loopback,
-    /// `unix:LOCAL,peer=REMOTE`: one Ethernet frame in each datagram of a unix socket.
+    /// `unix:LOCAL,peer=REMOTE[,peer-uid=USER|any]`: one Ethernet frame in each datagram of a unix socket.
     Unix {
         /// Our socket.
         local: PathBuf,
         /// The peer's socket.
         peer: PathBuf,
+        /// `peer-uid=`: a user whose datagrams are taken, beside ours and root; or `any`.
+        options: Vec<(String, String)>,
     },
     /// `memif:PATH[,role=server|client][,OPTION=VALUE..]`: shared memory between two processes (memif protocol 2.0).
     ///
-    /// Without a role, whoever finds nobody listening on PATH becomes the server.
+    /// Without a role, whoever finds nobody listening on PATH becomes the server. `memif` without a path meets at `memif.sock` in
+    /// the user's [runtime directory](crate::runtime::dir).
     Memif {
-        /// The socket over which the two ends meet.
+        /// The socket over which the two ends meet; empty for the user's own.
         path: PathBuf,
         /// Which end this is.
         role: Option<MemifRole>,
@@ -57,7 +60,8 @@ pub enum PortSpec {
     Vhost {
         /// The socket over which QEMU and we meet.
         path: PathBuf,
-        /// More options of net_vhost.
+        /// More options of net_vhost, and `peer-uid=any`: every user may connect, not only ours and root. As the client
+        /// (`client=1`), `peer-uid=USER` takes a socket that this user made.
         options: Vec<(String, String)>,
     },
     /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
@@ -76,7 +80,7 @@ impl PortSpec {
         options.check()?;
         match self {
             Self::Loopback => Ok(Box::new(super::loopback::Loopback::new(options))),
-            Self::Unix { local, peer } => super::unix::open(self, local, peer, options),
+            Self::Unix { local, peer, options: more } => super::unix::open(self, local, peer, more, options),
             Self::Memif { path, role, options: more } => super::memif::open(self, path, *role, more, options),
             #[cfg(feature = "dpdk")]
             _ => super::dpdk::open(self, options),
@@ -112,8 +116,7 @@ impl PortSpec {
 }
 
 /// The forms, for messages.
-const FORMS: &str =
-    "loopback, unix:LOCAL,peer=REMOTE, memif:PATH, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
+const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
 
 impl FromStr for PortSpec {
     type Err = PortError;
@@ -159,13 +162,13 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     match kind {
         "unix" => {
             let peer = take("peer").ok_or("the peer's socket is missing: unix:LOCAL,peer=REMOTE")?;
-            if let Some((key, _)) = options.first() {
-                return Err(format!("a unix port has no option {key:?}; only peer=PATH"));
+            if let Some((key, _)) = options.iter().find(|(key, _)| key != "peer-uid") {
+                return Err(format!("a unix port has no option {key:?}; only peer=PATH and peer-uid=USER"));
             }
             if first == peer {
                 return Err("the local socket and the peer's are the same; each end needs its own".into());
             }
-            Ok(PortSpec::Unix { local: socket(first)?, peer: socket(&peer)? })
+            Ok(PortSpec::Unix { local: socket(first)?, peer: socket(&peer)?, options })
         }
         "memif" => {
             let role = match take("role").as_deref() {
@@ -174,7 +177,8 @@ fn parse(text: &str) -> Result<PortSpec, String> {
                 Some("client") => Some(MemifRole::Client),
                 Some(other) => return Err(format!("role={other:?} is unknown; it is server or client")),
             };
-            Ok(PortSpec::Memif { path: socket(first)?, role, options })
+            let path = if first.is_empty() { PathBuf::new() } else { socket(first)? };
+            Ok(PortSpec::Memif { path, role, options })
         }
         "tap" => Ok(PortSpec::Tap { iface: iface(first)?, options }),
         "af_packet" => Ok(PortSpec::AfPacket { iface: iface(first)?, options }),
@@ -215,16 +219,17 @@ fn iface(name: &str) -> Result<String, String> {
 
 impl fmt::Display for PortSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let none: &[(String, String)] = &[];
         let options = match self {
             Self::Loopback => return f.write_str("loopback"),
             Self::Dpdk { devargs } => return write!(f, "dpdk:{devargs}"),
-            Self::Unix { local, peer } => {
+            Self::Unix { local, peer, options } => {
                 write!(f, "unix:{},peer={}", local.display(), peer.display())?;
-                none
+                options
             }
             Self::Memif { path, role, options } => {
-                write!(f, "memif:{}", path.display())?;
+                // Options are behind a path, be it empty.
+                let bare = path.as_os_str().is_empty() && role.is_none() && options.is_empty();
+                write!(f, "memif{}{}", if bare { "" } else { ":" }, path.display())?;
                 match role {
                     Some(MemifRole::Server) => f.write_str(",role=server")?,
                     Some(MemifRole::Client) => f.write_str(",role=client")?,
@@ -261,6 +266,9 @@ mod tests {
         for text in [
             "loopback",
             "unix:/tmp/a,peer=/tmp/b",
+            "unix:/tmp/a,peer=/tmp/b,peer-uid=any",
+            "memif",
+            "memif:,role=server",
             "memif:/tmp/m.sock",
             "memif:/tmp/m.sock,role=server,rsize=11",
             "memif:/tmp/m.sock,role=client",
@@ -285,7 +293,6 @@ mod tests {
             ("unix:/tmp/a,peer=/tmp/a", "each end needs its own"),
             ("unix:,peer=/tmp/a", "path is missing"),
             ("unix:/a,peer=/b,x=1", "no option \"x\""),
-            ("memif", "path is missing"),
             ("memif:/a,role=master", "it is server or client"),
             ("memif:/a,rsize", "written NAME=VALUE"),
             ("memif:/a,rsize=1,rsize=2", "twice"),

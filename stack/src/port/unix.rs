@@ -4,12 +4,16 @@
 //! is not there is lost, as on a cable; a peer whose socket is full pushes back.
 
 use super::counters::{Counters, sum};
+use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
 use super::{Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
 use super::{RxBurst, TxBurst};
 use crate::id::Mac;
-use core::sync::atomic::{AtomicBool, Ordering};
-use std::io::ErrorKind;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use rustix::net::sockopt::set_socket_passcred;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use std::io::{ErrorKind, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -22,12 +26,18 @@ pub(super) fn open(
     spec: &PortSpec,
     local: &Path,
     peer: &Path,
+    more: &[(String, String)],
     options: &PortOptions,
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    let mut peers = Peers::default();
+    for (_, user) in more.iter().filter(|(key, _)| key == "peer-uid") {
+        peers.take(user).map_err(fail)?;
+    }
     socket_file::make_way(local).map_err(fail)?;
     let socket = UnixDatagram::bind(local)
         .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
+        .and_then(|socket| Ok(set_socket_passcred(&socket, true).map(|()| socket)?))
         .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
     let file = SocketFile::new(local)
         .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
@@ -39,6 +49,8 @@ pub(super) fn open(
         arrivals: Arc::new(arrivals.into()),
         _file: file,
         peer: peer.into(),
+        peers,
+        refused: AtomicU64::new(0),
         // One byte more than a frame, so that one that is too long shows.
         pool: HeapPool::new(options.queues * options.frames, info.max_frame() + 1),
         max_frame: info.max_frame(),
@@ -55,6 +67,10 @@ struct Shared {
     /// Goes with the port.
     _file: SocketFile,
     peer: PathBuf,
+    /// Whose datagrams are taken.
+    peers: Peers,
+    /// Datagrams of others.
+    refused: AtomicU64,
     pool: HeapPool,
     max_frame: usize,
     counters: Vec<Counters>,
@@ -83,8 +99,21 @@ impl Port for UnixPort {
     }
 
     fn stats(&self) -> PortStats {
-        sum(&self.shared.counters)
+        PortStats { refused: self.shared.refused.load(Ordering::Relaxed), ..sum(&self.shared.counters) }
     }
+}
+
+/// Receives a datagram: its bytes, and the user who sent it.
+fn receive(socket: &UnixDatagram, buffer: &mut [u8]) -> rustix::io::Result<(usize, Option<u32>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    // Descriptors that came along are closed.
+    let user = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmCredentials(sender) => Some(sender.uid.as_raw()),
+        _ => None,
+    });
+    Ok((got.bytes, user))
 }
 
 struct UnixQueue {
@@ -105,8 +134,13 @@ impl PortQueue for UnixQueue {
         // Frames that are dropped count too, so that a flood of them does not keep the caller here.
         for _ in 0..out.remaining_capacity() {
             let Some(mut frame) = self.spare.take().or_else(|| self.shared.pool.alloc()) else { break };
-            match self.shared.socket.recv(frame.buffer_mut()) {
-                Ok(n) if n <= self.shared.max_frame => {
+            match receive(&self.shared.socket, frame.buffer_mut()) {
+                Ok((_, user)) if !user.is_some_and(|user| self.shared.peers.has(user)) => {
+                    self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                    counters.rx_dropped.add(1);
+                    self.spare = Some(frame);
+                }
+                Ok((n, _)) if n <= self.shared.max_frame => {
                     frame.set_len(n);
                     counters.rx(1, n);
                     out.push(frame);
@@ -219,6 +253,31 @@ mod tests {
 
         drop((a, qa, b, qb));
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "the sockets are removed");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn datagrams_of_other_users_are_refused() {
+        let dir = std::env::temp_dir().join(format!("roce-unix-users-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let me = rustix::process::geteuid().as_raw();
+        for (peers, taken) in [(Peers::Users(vec![me]), 1), (Peers::Any, 1), (Peers::Users(vec![me + 1]), 0)]
+        {
+            let socket = UnixDatagram::bind(dir.join("a")).unwrap();
+            set_socket_passcred(&socket, true).unwrap();
+            let sender = UnixDatagram::unbound().unwrap();
+            sender.send_to(b"frame", dir.join("a")).unwrap();
+            let (n, user) = receive(&socket, &mut [0; 64]).unwrap();
+            assert_eq!((n, user), (5, Some(me)));
+            assert_eq!(i32::from(peers.has(me)), taken);
+            std::fs::remove_file(dir.join("a")).unwrap();
+        }
+        let spec = |users: &str| -> PortSpec {
+            format!("unix:{0}/a,peer={0}/b,peer-uid={users}", dir.display()).parse().unwrap()
+        };
+        let error = spec("me").open(&PortOptions::default()).err().unwrap().to_string();
+        assert!(error.contains("neither the number of a user nor any"), "{error}");
+        drop(spec("any").open(&PortOptions::default()).unwrap());
         std::fs::remove_dir_all(&dir).unwrap();
     }
 

@@ -11,6 +11,7 @@ use super::ring::Ring;
 use super::shm::Region;
 use super::slots::Buffers;
 use super::socket::{Came, Listener, Socket};
+use crate::port::peers::Peers;
 use crate::port::socket_file::SocketFile;
 use crate::sync::eventfd::EventFd;
 use crate::sync::process::Process;
@@ -30,15 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const GREETED: usize = 4;
 /// Most messages that are taken from a peer in one go.
 const MESSAGES: usize = 64;
-
-/// Whom a port talks to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Peers {
-    /// Processes of these users.
-    Users(Vec<u32>),
-    /// Everybody who can open the socket.
-    Any,
-}
 
 /// A connection, as queues use it.
 pub struct Connection {
@@ -305,11 +297,9 @@ impl Who {
     /// Whether the peer's user is one that this port talks to.
     fn admit(&self, socket: &Socket) -> Result<(), String> {
         let uid = socket.peer_uid().map_err(|error| format!("the peer's user is unknown: {error}"))?;
-        match &self.peers {
-            Peers::Users(users) if !users.contains(&uid) => {
-                Err(format!("processes of user {uid} are not welcome: see the option peer-uid"))
-            }
-            _ => Ok(()),
+        match self.peers.has(uid) {
+            true => Ok(()),
+            false => Err(format!("processes of user {uid} are not welcome: see the option peer-uid")),
         }
     }
 }

@@ -4,11 +4,13 @@
 //! over ([`handshake`], [`region`]); then frames pass by it alone ([`rx`], [`tx`]). The peer is another process and not trusted:
 //! it can spoil its own frames, and the link, nothing else. What it sends is copied before anybody looks at it.
 
+use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
 use super::{HeapPool, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, stock};
 use crate::id::Mac;
+use crate::runtime::{self, Unusable};
 use crate::sync::asymmetric;
-use link::{End, Peers, State};
+use link::{End, State};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -137,14 +139,8 @@ fn plan(
         handshake::Terms { queues: options.queues, log2: RSIZE, id: 0, secret: [0; message::SECRET] };
     // Buffers that are no power of two apart spread over a cache.
     let mut buffer = room(max_frame) as u32 + 64;
-    let mut peers = Peers::Users(vec![rustix::process::geteuid().as_raw(), 0]);
+    let mut peers = Peers::default();
     let mut owner = (None, None);
-    let mut admit = |user: u32| {
-        if let Peers::Users(users) = &mut peers {
-            users.push(user);
-        }
-    };
-    let mut any = false;
     for (key, value) in more {
         let number = || value.parse::<u32>().map_err(|_| format!("{key}={value} is not a number"));
         match key.as_str() {
@@ -177,11 +173,10 @@ fn plan(
             "secret" => terms.secret[..value.len()].copy_from_slice(value.as_bytes()),
             "owner-uid" => {
                 owner.0 = Some(number()?);
-                admit(number()?);
+                peers.add(number()?);
             }
             "owner-gid" => owner.1 = Some(number()?),
-            "peer-uid" if value == "any" => any = true,
-            "peer-uid" => admit(number()?),
+            "peer-uid" => peers.take(value)?,
             "zero-copy" => {
                 return Err(
                     "zero-copy is off for good: the peer could change a frame that was checked already"
@@ -191,11 +186,13 @@ fn plan(
             _ => return Err(format!("there is no option {key}; the options are {OPTIONS}")),
         }
     }
-    if any {
-        peers = Peers::Any;
-    }
     region::Layout { queues: terms.queues, log2: terms.log2, buffer }.check()?;
-    let path = socket_file::absolute(path)?.into();
+    let path = match path.as_os_str().is_empty() {
+        true => runtime::dir()
+            .map_err(|Unusable { path, reason }| format!("the directory {} {reason}", path.display()))?
+            .join("memif.sock"),
+        false => socket_file::absolute(path)?.into(),
+    };
     Ok(Plan { path, role, terms, buffer, peers, owner })
 }
 

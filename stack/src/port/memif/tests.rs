@@ -34,7 +34,7 @@ fn errors_say_what_is_right() {
         (",bsize=65536", "at most 65535"),
         (",zero-copy=yes", "off for good"),
         (",secret=longer-than-twenty-four-bytes", "24 bytes at most"),
-        (",peer-uid=root", "not a number"),
+        (",peer-uid=root", "neither the number of a user nor any"),
         (",colour=red", "the options are rsize, bsize, id"),
         (",rsize=14,bsize=65535", "use a smaller rsize"),
     ] {
