@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[cfg(feature = "dpdk")]
+use verbs::port::PortOptions;
 use verbs::port::{Port, pair};
 use verbs::{
     Access, Clock, Context, Cq, CqPoller, DeviceConfig, Drive, Mr, Mtu, Pd, Qp, QpCap, QpInitAttr, RcOptions,
@@ -39,19 +41,40 @@ pub struct Scenario {
     pub batch: usize,
     /// Shards of each device, each with a queue of the port of its own; the last one does the work.
     pub shards: usize,
+    /// What the devices are joined by.
+    pub link: Link,
+}
+
+/// What two devices are joined by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// The in-process port.
+    Pair,
+    /// Rings of DPDK's, through ethdev (`net_ring`).
+    Ethdev,
 }
 
 /// Every scenario, in the order of the tables.
-pub const SCENARIOS: [Scenario; 9] = [
-    Scenario { name: "send_64", op: Op::Send, len: 64, batch: 32, shards: 1 },
-    Scenario { name: "write_64", op: Op::Write, len: 64, batch: 32, shards: 1 },
-    Scenario { name: "read_64", op: Op::Read, len: 64, batch: 16, shards: 1 },
-    Scenario { name: "fetch_add_8", op: Op::FetchAdd, len: 8, batch: 16, shards: 1 },
-    Scenario { name: "send_4096", op: Op::Send, len: 4096, batch: 32, shards: 1 },
-    Scenario { name: "write_4096", op: Op::Write, len: 4096, batch: 32, shards: 1 },
-    Scenario { name: "read_4096", op: Op::Read, len: 4096, batch: 16, shards: 1 },
-    Scenario { name: "send_64_alone", op: Op::Send, len: 64, batch: 1, shards: 1 },
-    Scenario { name: OF_TWO, op: Op::Send, len: 64, batch: 32, shards: 2 },
+pub const SCENARIOS: [Scenario; 12] = [
+    Scenario { name: "send_64", op: Op::Send, len: 64, batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "write_64", op: Op::Write, len: 64, batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "read_64", op: Op::Read, len: 64, batch: 16, shards: 1, link: Link::Pair },
+    Scenario { name: "fetch_add_8", op: Op::FetchAdd, len: 8, batch: 16, shards: 1, link: Link::Pair },
+    Scenario { name: "send_4096", op: Op::Send, len: 4096, batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "write_4096", op: Op::Write, len: 4096, batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "read_4096", op: Op::Read, len: 4096, batch: 16, shards: 1, link: Link::Pair },
+    Scenario { name: "send_64_alone", op: Op::Send, len: 64, batch: 1, shards: 1, link: Link::Pair },
+    Scenario { name: OF_TWO, op: Op::Send, len: 64, batch: 32, shards: 2, link: Link::Pair },
+    Scenario { name: "send_64_ethdev", op: Op::Send, len: 64, batch: 32, shards: 1, link: Link::Ethdev },
+    Scenario { name: "send_4096_ethdev", op: Op::Send, len: 4096, batch: 32, shards: 1, link: Link::Ethdev },
+    Scenario {
+        name: "write_4096_ethdev",
+        op: Op::Write,
+        len: 4096,
+        batch: 32,
+        shards: 1,
+        link: Link::Ethdev,
+    },
 ];
 /// The first scenario on one of two shards: it has to cost what it costs where there is one.
 pub const OF_TWO: &str = "send_64_of_two";
@@ -140,14 +163,27 @@ pub struct Path {
 }
 
 impl Path {
-    /// Two devices of so many shards on a pair of in-process ports, a connected queue pair each, on their last shards,
-    /// neighbours resolved.
-    pub fn new(shards: usize) -> Self {
-        let (a, b) = pair(shards);
-        Self::over(a, b, shards)
+    /// Two devices on ports that are joined as a scenario wants, a connected queue pair each, on their last shards, neighbours
+    /// resolved.
+    ///
+    /// # Panics
+    /// Where DPDK is needed and does not start, or is not part of this build.
+    pub fn new(scenario: &Scenario) -> Self {
+        let (a, b) = match scenario.link {
+            Link::Pair => pair(scenario.shards),
+            #[cfg(feature = "dpdk")]
+            Link::Ethdev => {
+                let options = PortOptions { queues: scenario.shards, ..PortOptions::default() };
+                let [a, b] = stack::port::dpdk::ring_pair(&options).unwrap_or_else(|e| panic!("{e}"));
+                (a, b)
+            }
+            #[cfg(not(feature = "dpdk"))]
+            Link::Ethdev => panic!("this build has no DPDK: build with the feature \"dpdk\""),
+        };
+        Self::over(a, b, scenario.shards)
     }
 
-    /// The same on two ports that somebody joined.
+    /// Two devices of so many shards on these two ports, which are joined.
     pub fn over(a: Box<dyn Port>, b: Box<dyn Port>, shards: usize) -> Self {
         let clock = Arc::new(AtomicU64::new(1));
         let open = |port: Box<dyn Port>, last: u8| {
@@ -305,7 +341,10 @@ mod tests {
     #[test]
     fn every_scenario_completes_without_a_retry() {
         for scenario in &SCENARIOS {
-            let mut path = Path::new(scenario.shards);
+            if scenario.link == Link::Ethdev && !cfg!(feature = "dpdk") {
+                continue;
+            }
+            let mut path = Path::new(scenario);
             path.run(scenario, 3);
             let counters = path.counters();
             assert!(!counters.contains("retr"), "{}: {counters}", scenario.name);
@@ -315,7 +354,7 @@ mod tests {
     #[test]
     fn the_same_work_takes_the_same_turns() {
         let turns = || {
-            let mut path = Path::new(1);
+            let mut path = Path::new(&SCENARIOS[0]);
             path.run(&SCENARIOS[0], 5);
             path.clock.load(Ordering::Acquire)
         };

@@ -14,6 +14,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <net/if.h>
 #include <net/if_arp.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
+#include <rte_eth_ring.h>
 #include <rte_ethdev.h>
 #include <rte_lcore.h>
 #include <rte_log.h>
@@ -209,6 +211,18 @@ dpdk_sys_block_signals(void)
 }
 
 int
+dpdk_sys_thread_umask(uint32_t mask)
+{
+	static _Thread_local int own; /* whether the thread's umask is its own */
+
+	if (!own && unshare(CLONE_FS) != 0)
+		return -errno;
+	own = 1;
+	umask(mask);
+	return 0;
+}
+
+int
 dpdk_sys_huge_page_works(size_t bytes)
 {
 	/* MAP_HUGE_SHIFT is 26: the page size's logarithm goes into the flags. */
@@ -352,6 +366,36 @@ dpdk_sys_port_by_name(const char *name)
 	if (rte_eth_dev_get_port_by_name(name, &port) != 0)
 		return -ENODEV;
 	return port;
+}
+
+#define RING_QUEUES_MAX 16
+
+int
+dpdk_sys_ring_pair(const char *a, const char *b, uint16_t queues, uint32_t slots)
+{
+	const char *ends[2] = { a, b };
+	struct rte_ring *to[2][RING_QUEUES_MAX];
+	char name[RTE_RING_NAMESIZE];
+	int end, made, ret = 0;
+	uint16_t queue;
+
+	if (queues == 0 || queues > RING_QUEUES_MAX)
+		return -EINVAL;
+	for (end = 0; end < 2; end++) {
+		for (queue = 0; queue < queues; queue++) {
+			snprintf(name, sizeof(name), "%s_%u", ends[end], queue);
+			to[end][queue] = rte_ring_create(name, slots, SOCKET_ID_ANY, RING_F_SP_ENQ | RING_F_SC_DEQ);
+			if (to[end][queue] == NULL)
+				return -rte_errno;
+		}
+	}
+	for (end = 0; end < 2; end++) {
+		made = rte_eth_from_rings(ends[end], to[end], queues, to[1 - end], queues, SOCKET_ID_ANY);
+		ret = made < 0 ? -(rte_errno ? rte_errno : EIO) : 0;
+		if (ret != 0)
+			break;
+	}
+	return ret;
 }
 
 void *

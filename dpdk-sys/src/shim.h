@@ -58,6 +58,9 @@ void dpdk_sys_free(void *handle);
 
 /* Blocks every signal in the calling thread. */
 void dpdk_sys_block_signals(void);
+/* Files and sockets that the calling thread makes, and threads that it starts, are open to these others (as umask(2)); the
+ * rest of the process keeps its own umask. Returns 0, or a negative errno with nothing changed. */
+int dpdk_sys_thread_umask(uint32_t mask);
 /* Whether a huge page of `bytes` can be had right now. */
 int dpdk_sys_huge_page_works(size_t bytes);
 /* Leads DPDK's log lines to `line` (not terminated by NUL), from `level` (1 emergency .. 8 debug) on. */
@@ -82,6 +85,9 @@ int dpdk_sys_hotplug_add(const char *bus, const char *name, const char *args);
 int dpdk_sys_hotplug_remove(const char *bus, const char *name);
 /* Number of the port that the device `name` made, or -ENODEV. */
 int dpdk_sys_port_by_name(const char *name);
+/* Makes two devices of net_ring, "net_ring_" and these names, that are joined by rings of `slots` (a power of two) for
+ * `queues` queues each way. The rings stay as long as the process. */
+int dpdk_sys_ring_pair(const char *a, const char *b, uint16_t queues, uint32_t slots);
 
 /* A pool of n mbufs, each with room for `room` bytes behind the headroom; NULL and *error = errno on failure. */
 void *dpdk_sys_pool_create(const char *name, uint32_t n, uint32_t room, int *error);

@@ -160,3 +160,26 @@ fn ports_come_and_go_and_frames_outlive_them() {
         assert_eq!(frame.data(), [i as u8 * 16; 100]);
     }
 }
+
+// Goal: two devices that are joined by rings carry frames both ways on each queue, at full length.
+#[test]
+fn rings_join_two_devices() {
+    let options = PortOptions { queues: 2, frames: 1024, ..PortOptions::default() };
+    let ports = stack::port::dpdk::ring_pair(&options).unwrap();
+    let mut queues: [Vec<_>; 2] =
+        ports.each_ref().map(|port| (0..2).map(|index| port.take_queue(index).unwrap()).collect());
+    assert!(ports.iter().all(|port| port.link_up()));
+    let (mut burst, mut got) = (TxBurst::new(), RxBurst::new());
+    for round in 0..1000usize {
+        let (from, index) = (round % 2, round / 2 % 2);
+        let bytes = vec![round as u8; ports[from].info().max_frame() - round % 60];
+        let mut frame = queues[from][index].alloc().unwrap();
+        assert!(frame.fill(&bytes));
+        burst.push(frame);
+        assert_eq!(queues[from][index].tx_burst(&mut burst), 1);
+        assert_eq!(queues[1 - from][index].rx_burst(&mut got), 1);
+        assert_eq!(got[0].data(), bytes);
+        queues[1 - from][index].recycle(&mut got);
+    }
+    assert_ne!(ports[0].info().mac, ports[1].info().mac);
+}

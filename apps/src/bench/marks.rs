@@ -89,7 +89,7 @@ const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
 const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
 
 #[rustfmt::skip]
-const MARKS: [Mark; 19] = [
+const MARKS: [Mark; 21] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -103,6 +103,8 @@ const MARKS: [Mark; 19] = [
     mark("SEND 64 B one way, p50",         ("lat", "send"), (Of::P50, Unit::Ns),  (600.0, 400.0),   Slow::AboveRaw(450.0)),
     mark("SEND 64 B one way, p99.9",       ("lat", "send"), (Of::P999, Unit::Ns), (2000.0, 1000.0), Slow::Nothing),
     mark("added a packet a side",          ("lat", "send"), (Of::Added, Unit::Ns), (250.0, 150.0),  Slow::Nothing),
+    mark("SEND 64 B, 16 queue pairs, through ethdev",  ("ethdev", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
+    mark("WRITE 64 KiB, MTU 4096, through ethdev",     ("ethdev", "write"), GBIT, (0.0, 0.0), Slow::Nothing),
     mark("SEND 64 B, 100 queue pairs at random",       ("qps100", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
     mark("100 000 queue pairs against 100",            ("qps100k", "send"), (Of::Share, Unit::Part), (0.6, 0.8), Slow::Same),
     mark("SEND 64 B, 100 queue pairs, 16 a visit",     ("qps100x16", "send"), RATE, (0.0, 0.0), Slow::Nothing),

@@ -307,14 +307,14 @@ impl<'a> Bench<'a> {
     fn one_run(&mut self, run: usize, steps: &[Step], wanted: usize, all: &mut Vec<Measured>) -> Result<()> {
         let mut server = self.server()?;
         let look = plan::look(self.time);
-        let mut before = self.look(&server, &look)?;
+        let mut before = self.look(&mut server, &look)?;
         for (step, what) in steps.iter().enumerate() {
             let tally = Tally::of(all.iter().filter(|m| m.step == step).map(|m| m.kind));
             if tally.quick.min(tally.slow) >= wanted {
                 continue;
             }
             let Some(rows) = self.step(&mut server, what)? else { continue };
-            let after = self.look(&server, &look)?;
+            let after = self.look(&mut server, &look)?;
             let looks = [before, after];
             all.push(Measured { run, step, kind: Kind::of(&looks.map(|look| look.bare_ns)), looks, rows });
             before = after;
@@ -327,7 +327,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Looks at the machine.
-    fn look(&self, server: &Server, look: &Part) -> Result<Look> {
+    fn look(&self, server: &mut Server, look: &Part) -> Result<Look> {
         let rows = server.measure(look)?;
         let bare_ns = rows.first().and_then(|row| row.num("p50_ns")).map(|ns| ns as u64);
         let bare_ns = bare_ns.ok_or_else(|| AppError::Setup("roce-perf raw measured no latency".into()))?;
@@ -360,7 +360,7 @@ impl<'a> Bench<'a> {
             Err(e) => {
                 self.note(format!("{}: {e}", part.title));
                 // Whatever state it left the server in: the next part gets a new one.
-                server.restart()?;
+                server.restart(part.link)?;
                 Ok(None)
             }
         }

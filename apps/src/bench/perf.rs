@@ -2,7 +2,7 @@
 
 use super::child::{self, Guard};
 use super::cores::CORES;
-use super::plan::Part;
+use super::plan::{Link, Part};
 use super::row::Row;
 use crate::error::{AppError, Result};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ pub struct Server {
     perf: PathBuf,
     dir: PathBuf,
     oob: u16,
+    link: Link,
     server: Option<Guard>,
 }
 
@@ -27,32 +28,37 @@ impl Server {
     /// # Errors
     /// When the program does not start.
     pub fn start(perf: &Path, dir: &Path) -> Result<Self> {
-        let mut out = Self { perf: perf.into(), dir: dir.into(), oob: 0, server: None };
-        out.restart()?;
+        let mut out =
+            Self { perf: perf.into(), dir: dir.into(), oob: 0, link: Link::default(), server: None };
+        out.restart(Link::default())?;
         Ok(out)
     }
 
-    /// Ends it, if it still runs, and starts another one.
+    /// Ends it, if it still runs, and starts another one, on this link.
     ///
     /// # Errors
     /// When the program does not start.
-    pub fn restart(&mut self) -> Result<()> {
+    pub fn restart(&mut self, link: Link) -> Result<()> {
         // The old one first: both would listen at the same socket.
         self.server = None;
         self.oob = child::free_port()?;
+        self.link = link;
         let mut command = Command::new(&self.perf);
         command.args(["server", "--bind", "127.0.0.1", "--cores", &CORES[0].to_string()]);
         command.args(["--oob-port", &self.oob.to_string()]);
-        command.args(["--port", &socket(&self.dir)]);
+        command.args(["--port", &self.port("server")]);
         self.server = Some(Guard::quiet(&mut command)?);
         Ok(())
     }
 
-    /// Measures a part; its rows, marked as of it.
+    /// Measures a part, with a new server where this one has another link; its rows, marked as of it.
     ///
     /// # Errors
     /// What `roce-perf` said.
-    pub fn measure(&self, part: &Part) -> Result<Vec<Row>> {
+    pub fn measure(&mut self, part: &Part) -> Result<Vec<Row>> {
+        if part.link != self.link {
+            self.restart(part.link)?;
+        }
         let json = self.dir.join("rows.json");
         let mut command = Command::new(&self.perf);
         if part.raw {
@@ -60,15 +66,25 @@ impl Server {
         }
         command.args(["client", "127.0.0.1", "--cores", &CORES[1].to_string()]);
         command.args(["--oob-port", &self.oob.to_string()]);
-        command.args(["--port", &socket(&self.dir), "--json"]).arg(&json).args(&part.args);
+        command.args(["--port", &self.port("client"), "--json"]).arg(&json).args(&part.args);
         child::output(&mut command, PATIENCE)?;
         let text = std::fs::read_to_string(&json)
             .map_err(|e| AppError::Setup(format!("{}: {e}", json.display())))?;
         let rows = Row::parse(&text).map_err(AppError::Setup)?;
         Ok(rows.into_iter().map(|row| row.with("part", part.name)).collect())
     }
-}
 
-fn socket(dir: &Path) -> String {
-    format!("memif:{}", dir.join("memif").display())
+    fn port(&self, role: &str) -> String {
+        match self.link {
+            Link::Memif => format!("memif:{}", self.dir.join("memif").display()),
+            // Buffers of the default size do not hold a packet of path MTU 4096.
+            Link::Ethdev => {
+                let socket = self.dir.join("ethdev");
+                format!(
+                    "dpdk:net_memif0,role={role},socket={},socket-abstract=no,bsize=4288",
+                    socket.display()
+                )
+            }
+        }
+    }
 }

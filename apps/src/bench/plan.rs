@@ -2,6 +2,16 @@
 
 use std::time::Duration;
 
+/// What the two processes are joined by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Link {
+    /// This stack's own memif port.
+    #[default]
+    Memif,
+    /// DPDK's memif driver, through ethdev.
+    Ethdev,
+}
+
 /// A part of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -13,6 +23,8 @@ pub struct Part {
     pub args: Vec<String>,
     /// Whether it is of bare frames.
     pub raw: bool,
+    /// What it is measured over.
+    pub link: Link,
 }
 
 /// READs and atomics outstanding, a queue pair, where their rate is measured: one queue pair is then as fast as sixteen,
@@ -31,7 +43,7 @@ pub const MOOD: &str = "mood";
 fn part(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
     let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
     args.extend(["--duration".into(), ms(time)]);
-    Part { name, title: title.into(), args, raw: false }
+    Part { name, title: title.into(), args, raw: false, link: Link::Memif }
 }
 
 fn limited(mut part: Part, time: Duration) -> Part {
@@ -72,6 +84,11 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
             let title = format!("{title}, {}", op.to_uppercase());
             vec![limited(part(name, &title, &format!("--op {op} {line}"), time), time)]
         }));
+    }
+    for (op, line) in [("send", rate16.as_str()), ("write", "--mode bw --size 65536 --mtu 4096")] {
+        let title = format!("through ethdev, {}", op.to_uppercase());
+        let part = limited(part("ethdev", &title, &format!("--op {op} {line}"), time), time);
+        groups.push(vec![Part { link: Link::Ethdev, ..part }]);
     }
     if scale {
         let visits = [
@@ -134,7 +151,7 @@ mod tests {
         let longer = groups.iter().flatten().filter(|p| p.args.contains(&"2100ms".into()));
         assert_eq!(longer.filter(|p| p.name.starts_with("qps100")).count(), 6, "three times 700 ms");
         let alone = groups.iter().filter(|g| g.len() == 1 && g[0].args.contains(&"--limit".into()));
-        assert_eq!(alone.count(), 18, "all else has the bare port's limit from the same call");
+        assert_eq!(alone.count(), 20, "all else has the bare port's limit from the same call");
     }
 
     // Measured once after everything, one disturbed second made a curve of nonsense.

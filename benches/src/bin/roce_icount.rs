@@ -40,7 +40,7 @@ fn work(name: &str, rounds: &str) -> Result<()> {
         format!("there is no scenario {name}; there are {}", names.join(", "))
     })?;
     let rounds = rounds.parse().map_err(|_| format!("{rounds:?} is no number of lists"))?;
-    Path::new(scenario.shards).run(&scenario, rounds);
+    Path::new(&scenario).run(&scenario, rounds);
     Ok(())
 }
 
@@ -117,6 +117,10 @@ fn write_budget(file: &str) -> Result<()> {
             rows.push((scenario, side, budget::side(&work, &scenario, side)?));
         }
     }
-    let page = budget::render(&rows, &made_with, "the in-process port");
+    let page = budget::render(
+        &rows,
+        &made_with,
+        "the in-process port, and through DPDK's ethdev (net_ring) where it says so",
+    );
     std::fs::write(file, page).map_err(|e| format!("{file}: {e}"))
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::stages::{Stage, split};
 use super::valgrind::{count, messages, per_message};
-use crate::path::{Op, Scenario};
+use crate::path::{Link, Op, Scenario};
 
 /// Instructions a message of one side, by stage.
 pub type Side = BTreeMap<Stage, f64>;
@@ -57,7 +57,8 @@ fn title(scenario: &Scenario) -> String {
         Op::Read => "READ",
         Op::FetchAdd => "FETCH&ADD",
     };
-    format!("{op} {} B", scenario.len)
+    let by = if scenario.link == Link::Ethdev { ", ethdev" } else { "" };
+    format!("{op} {} B{by}", scenario.len)
 }
 
 const INTRODUCTION: &str = "\

@@ -13,4 +13,5 @@ mod port;
 mod queue;
 
 pub use eal::{EalOptions, configure, started};
+pub use open::ring_pair;
 pub(super) use open::{open, open_lazy};

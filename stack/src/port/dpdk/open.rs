@@ -5,6 +5,7 @@ use super::iface::Iface;
 use super::port::{Device, DpdkPort, Pool, Shared};
 use crate::id::Mac;
 use crate::port::counters::Counters;
+use crate::port::peers::Peers;
 use crate::port::{L2_OVERHEAD, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, socket_file};
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -34,6 +35,26 @@ struct Plan {
     makes_iface: bool,
     /// Whether the device's MTU is ours to set.
     set_mtu: bool,
+    /// Whether every user may connect to a socket that the device makes; else this one alone, and root.
+    any_user: bool,
+}
+
+impl Plan {
+    /// That of a virtual device without a name.
+    fn new(port: &PortOptions) -> Self {
+        Self {
+            bus: "vdev",
+            name: String::new(),
+            args: String::new(),
+            room: (port.mtu + L2_OVERHEAD).next_multiple_of(64),
+            mtu: port.mtu,
+            mac: port.mac,
+            iface: None,
+            makes_iface: false,
+            set_mtu: true,
+            any_user: false,
+        }
+    }
 }
 
 /// Opens a DPDK port.
@@ -90,6 +111,43 @@ fn chosen_address(spec: &PortSpec, plan: &Plan) -> Option<Mac> {
     }
 }
 
+/// Two ports joined by rings of DPDK's (`net_ring`), each an Ethernet device as any other: the path through ethdev without a
+/// driver's own work, for tests and instruction counts.
+///
+/// # Errors
+/// [`PortError::Options`], [`PortError::Eal`], and [`PortError::Open`] where memory is short.
+pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError> {
+    options.check()?;
+    let eal = Eal::get(None)?;
+    let pair = number();
+    let ends = ["a", "b"].map(|end| format!("roce{pair}{end}"));
+    let PortOptions { queues, frames, mtu, .. } = *options;
+    let mut plan = Plan::new(options);
+    plan.set_mtu = false;
+    let opened = eal.call(move || {
+        eal::forget_log();
+        Pool::reap();
+        let [a, b] = [c_string(&ends[0])?, c_string(&ends[1])?];
+        // SAFETY: terminated strings that DPDK copies.
+        let ret = unsafe { sys::dpdk_sys_ring_pair(a.as_ptr(), b.as_ptr(), queues as u16, u32::from(RING)) };
+        if ret != 0 {
+            return Err(format!("no rings were made: {}{}", errno_text(ret), says()));
+        }
+        let mut open = |end: &str| -> Result<Box<dyn Port>, String> {
+            let name = format!("net_ring_{end}");
+            let device = Device { eal, bus: plan.bus, name: name.clone() };
+            plan.name.clone_from(&name);
+            plan.mac = Some(Mac::random());
+            let (shared, mac, _) = set_up(device, &plan, queues, frames)?;
+            let info = PortInfo { name, mac, mtu, queues };
+            let taken = (0..queues).map(|_| AtomicBool::new(false)).collect();
+            Ok(Box::new(DpdkPort { info, taken, shared }))
+        };
+        Ok([open(&ends[0])?, open(&ends[1])?])
+    });
+    opened.map_err(|reason| PortError::Open { port: "net_ring".into(), reason })
+}
+
 /// The device's steps from nothing to running, on DPDK's thread.
 fn steps(
     device: Device,
@@ -101,14 +159,30 @@ fn steps(
     let name = c_string(&plan.name)?;
     let bus = c_string(device.bus)?;
     let args = c_string(&plan.args)?;
-    // SAFETY: terminated strings that DPDK copies.
-    let ret = unsafe { sys::dpdk_sys_hotplug_add(bus.as_ptr(), name.as_ptr(), args.as_ptr()) };
+    // SAFETY: terminated strings that DPDK copies. This is DPDK's thread, whose umask is of no other one.
+    let ret = unsafe {
+        if sys::dpdk_sys_thread_umask(if plan.any_user { 0 } else { 0o077 }) != 0 {
+            tracing::warn!("{}: the socket's permissions are those of this process's umask", plan.name);
+        }
+        sys::dpdk_sys_hotplug_add(bus.as_ptr(), name.as_ptr(), args.as_ptr())
+    };
     if ret != 0 {
         // Nothing was added, so nothing is to be removed.
         let eal = device.eal;
         core::mem::forget(device);
         return Err(not_added(plan, ret, eal));
     }
+    set_up(device, plan, queues, frames)
+}
+
+/// The steps of a device that was added.
+fn set_up(
+    device: Device,
+    plan: &Plan,
+    queues: usize,
+    frames: usize,
+) -> Result<(Arc<Shared>, Mac, usize), String> {
+    let name = c_string(&plan.name)?;
     // SAFETY: a terminated string.
     let port = unsafe { sys::dpdk_sys_port_by_name(name.as_ptr()) };
     let Ok(port) = u16::try_from(port) else {
@@ -265,18 +339,7 @@ fn number() -> u32 {
 
 fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
     let max_frame = port.mtu + L2_OVERHEAD;
-    let room = max_frame.next_multiple_of(64);
-    let mut plan = Plan {
-        bus: "vdev",
-        name: String::new(),
-        args: String::new(),
-        room,
-        mtu: port.mtu,
-        mac: port.mac,
-        iface: None,
-        makes_iface: false,
-        set_mtu: true,
-    };
+    let mut plan = Plan::new(port);
     match spec {
         PortSpec::Tap { iface, options } => {
             tap_possible(iface)?;
@@ -315,7 +378,18 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
         }
         PortSpec::Vhost { path, options } => {
             let path = socket_file::absolute(path)?;
-            if !options.iter().any(|(key, value)| key == "client" && value == "1") {
+            let mut peers = Peers::default();
+            let (users, options): (Vec<_>, Vec<_>) =
+                options.iter().cloned().partition(|(key, _)| key == "peer-uid");
+            users.iter().try_for_each(|(_, user)| peers.take(user))?;
+            if options.iter().any(|(key, value)| key == "client" && value == "1") {
+                socket_file::belongs_to(Path::new(&path), &peers)?;
+            } else {
+                // DPDK does not say who connects: only the socket's permissions keep others away.
+                plan.any_user = peers == Peers::Any;
+                if !users.is_empty() && !plan.any_user {
+                    return Err("who connects is not known here: peer-uid=any lets every user do so".into());
+                }
                 socket_file::make_way_for_dpdk(Path::new(&path))?;
             }
             plan.mac = Some(port.mac.unwrap_or_else(Mac::random));
@@ -323,7 +397,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
             plan.args = format!("iface={path},queues={}", port.queues);
             more(
                 &mut plan.args,
-                options,
+                &options,
                 &[
                     "client",
                     "iommu-support",
