@@ -1,21 +1,31 @@
-//! What README.md shows is true: its code is that of the example, and its command lines are ones the programs take.
+//! What README.md and the pages for users show is true: their code is that of the example, and their command lines are ones
+//! the programs take.
 
 use apps::cli::perf::PerfCli;
 use apps::cli::pingpong::PingpongCli;
 use clap::Parser;
 
-const README: &str = include_str!("../../README.md");
+/// Pages with code or command lines.
+const PAGES: [&str; 5] = [
+    include_str!("../../README.md"),
+    include_str!("../../docs/programs.md"),
+    include_str!("../../docs/ports.md"),
+    include_str!("../../docs/embedding.md"),
+    include_str!("../../docs/measurements.md"),
+];
 const STORAGE: &str = include_str!("../examples/storage.rs");
 
 /// Lines of the blocks in this language.
 fn blocks(language: &str) -> Vec<Vec<&'static str>> {
     let mut all = Vec::new();
-    let mut lines = README.lines();
-    while let Some(line) = lines.next() {
-        if let Some(found) = line.strip_prefix("```") {
-            let block = lines.by_ref().take_while(|line| *line != "```").collect();
-            if found == language {
-                all.push(block);
+    for page in PAGES {
+        let mut lines = page.lines();
+        while let Some(line) = lines.next() {
+            if let Some(found) = line.strip_prefix("```") {
+                let block = lines.by_ref().take_while(|line| *line != "```").collect();
+                if found == language {
+                    all.push(block);
+                }
             }
         }
     }
@@ -23,7 +33,7 @@ fn blocks(language: &str) -> Vec<Vec<&'static str>> {
 }
 
 #[test]
-fn its_code_is_the_examples() {
+fn their_code_is_the_examples() {
     let example: Vec<_> = STORAGE.lines().map(str::trim).collect();
     let excerpts = blocks("rust");
     assert!(!excerpts.is_empty());
@@ -36,11 +46,11 @@ fn its_code_is_the_examples() {
 
 #[test]
 fn nothing_is_left_to_be_filled_in() {
-    assert!(!README.contains("@@") && !README.contains("TODO"));
+    assert!(PAGES.iter().all(|page| !page.contains("@@") && !page.contains("TODO")));
 }
 
 #[test]
-fn its_command_lines_are_understood() {
+fn their_command_lines_are_understood() {
     let mut seen = 0;
     for line in blocks("sh").concat() {
         let words: Vec<_> = line.split(" #").next().unwrap().split_whitespace().collect();
