@@ -6,10 +6,10 @@
 //!
 //! # Who owns a shard
 //!
-//! A shard sits behind a mutex. Whoever turns it takes the mutex for one turn and never waits for it; a control call
-//! announces itself first, so that those who turn stand back, and then waits for the end of the turn that is under
-//! way. Nobody who holds a shard waits for anything, so control calls cannot deadlock, on whichever thread they are
-//! made and whoever turns the crank.
+//! A shard sits behind a claim ([`sync::claim`](crate::sync::claim)), which one thread holds at a time. Whoever turns the
+//! shard takes the claim for a turn, or for many in a row, and never waits for it. A control call announces itself, so that
+//! those who turn stand back, and then waits for the end of the turn that is under way. Nobody who holds a shard waits for
+//! another one, so control calls cannot deadlock, on whichever thread they are made.
 //!
 //! # Life
 //!

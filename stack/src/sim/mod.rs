@@ -1,4 +1,5 @@
-//! A deterministic network of whole devices, for tests.
+//! A deterministic network of hosts, for tests: shards, protocol machines and IP hosts, without the claims, threads and objects
+//! of `device`.
 //!
 //! Turns a seed into a run: real shards over simulated ports, links on which everything goes wrong that can, and
 //! virtual time that jumps from one thing to the next. Nothing here reads a clock, starts a thread or depends on

@@ -1,5 +1,4 @@
-//! A simulated host: a real device core over simulated port queues, with the memory, queues and calls that a
-//! program on it has.
+//! A simulated host: real shards over simulated port queues, with the memory, queues and calls that a program on it has.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
