@@ -1,10 +1,10 @@
-//! An alarm clock: when something that runs between turns is to be run next.
+//! An alarm clock: when work that is done between turns is due next.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::time::Instant;
 
-/// When work is due; whoever works it off begins by resetting the alarm, so that what comes meanwhile rings again.
+/// When work is due. The thread that does it resets the alarm first, so that work that arrives meanwhile sets it again.
 #[derive(Debug)]
 pub struct Alarm(AtomicU64);
 
@@ -20,15 +20,15 @@ impl Alarm {
     pub fn ring(&self) {
         self.0.store(0, Ordering::Release);
     }
-    /// There is work at `at`, if not before.
+    /// There is work at `at` at the latest.
     pub fn at_the_latest(&self, at: Instant) {
         self.0.fetch_min(at.as_nanos(), Ordering::AcqRel);
     }
-    /// Resets the alarm: whoever calls this works off everything that rang before.
+    /// Resets the alarm. The caller then does all work that was due before.
     pub fn begin(&self) {
         self.0.swap(u64::MAX, Ordering::AcqRel);
     }
-    /// When it is due; `None`: it is not set.
+    /// When work is due; `None`: the alarm is not set.
     #[inline]
     pub fn due(&self) -> Option<Instant> {
         match self.0.load(Ordering::Relaxed) {

@@ -1,16 +1,14 @@
-//! A pair of fences for two sides that meet unequally often: one runs millions of times a second, the other
-//! hardly ever.
+//! A pair of fences for two sides of unequal frequency: one runs millions of times a second, the other rarely.
 //!
-//! A full fence on both sides orders "store mine, then look at yours" (Dekker). [`light`] on the frequent side and
-//! [`heavy`] on the rare one do the same: `heavy` makes every thread of the process pass a full fence, by
-//! `membarrier(2)`, so that `light` need only hold the compiler back. A full fence waits for every store before it,
-//! and right after a burst to a shared-memory port those take as long as a cache line takes between two cores.
-//! Where the kernel has no `membarrier`, both are full fences.
+//! A full fence on both sides orders "store mine, then load yours" (Dekker). [`light`] on the frequent side and [`heavy`] on the
+//! rare one do the same: `heavy` makes every thread of the process pass a full fence, by `membarrier(2)`, so that `light` need
+//! only stop the compiler. A full fence waits for every store before it; right after a burst to a shared-memory port each of
+//! those waits for a cache line from another core. Where the kernel has no `membarrier`, both are full fences.
 
 #[cfg(not(loom))]
 use core::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
-/// Whether the kernel does the work: 0 not asked yet, 1 yes, 2 no.
+/// Whether the kernel has `membarrier`: 0 not checked yet, 1 yes, 2 no.
 #[cfg(not(loom))]
 static SUPPORT: AtomicU8 = AtomicU8::new(0);
 
@@ -26,14 +24,15 @@ pub fn light() {
     if SUPPORT.load(Ordering::Relaxed) == YES {
         compiler_fence(Ordering::SeqCst);
     } else {
-        // Also while nobody has asked the kernel: stronger than needed then.
+        // Also before `prepare`: stronger than needed then.
         fence(Ordering::SeqCst);
     }
 }
 
 /// The rare side's fence: a system call.
 ///
-/// The process ends where the system no longer does what it agreed to do: nobody could say any more who holds a shard.
+/// Aborts the process if the kernel now refuses the call that it granted before: nothing would keep two threads from holding one
+/// shard.
 #[cfg(not(loom))]
 pub fn heavy() {
     fence(Ordering::SeqCst);
@@ -48,7 +47,7 @@ pub fn heavy() {
 }
 
 /// As [`heavy`], for the threads of all processes that [joined](join): it orders this side's accesses to memory that processes
-/// share. Where the system cannot do that nobody is told; a lost wake-up has to be bounded by a second look.
+/// share. Where the kernel cannot do that, this returns all the same; the caller has to bound a lost wake-up by a second look.
 #[cfg(not(loom))]
 pub fn heavy_between_processes() {
     fence(Ordering::SeqCst);
@@ -57,8 +56,8 @@ pub fn heavy_between_processes() {
     }
 }
 
-/// The threads of this process pass a full fence at each [`heavy_between_processes`], whoever calls it, so that holding the
-/// compiler back is enough here.
+/// Makes the threads of this process pass a full fence at each [`heavy_between_processes`] of any process, so that stopping the
+/// compiler is enough here.
 #[cfg(not(loom))]
 pub fn join() {
     if !cfg!(miri) {
@@ -66,7 +65,7 @@ pub fn join() {
     }
 }
 
-/// Asks the kernel once, so that [`light`] is light from then on.
+/// Registers with the kernel once, so that [`light`] is light from then on.
 #[cfg(not(loom))]
 pub fn prepare() -> u8 {
     match SUPPORT.load(Ordering::Acquire) {
@@ -86,29 +85,29 @@ fn membarrier(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Under the model checker both sides are full fences.
+/// Under loom both sides are full fences.
 #[cfg(loom)]
 pub fn light() {
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
 }
 
-/// Under the model checker there is one process.
+/// Under loom there is one process.
 #[cfg(loom)]
 pub fn heavy_between_processes() {
     heavy();
 }
 
-/// Under the model checker there is one process.
+/// Under loom there is one process.
 #[cfg(loom)]
 pub fn join() {}
 
-/// Under the model checker both sides are full fences.
+/// Under loom both sides are full fences.
 #[cfg(loom)]
 pub fn heavy() {
     loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
 }
 
-/// Nothing to prepare under the model checker.
+/// Nothing to prepare under loom.
 #[cfg(loom)]
 pub fn prepare() -> u8 {
     0
@@ -120,11 +119,11 @@ mod tests {
     use core::sync::atomic::AtomicU32;
     use std::sync::Barrier;
 
-    /// Goal: a system that takes `membarrier` away from a process that relies on it ends that process, in words. This test starts
-    /// itself again, as the process that it is taken away from.
+    /// Goal: if the system takes `membarrier` away from a process that relies on it, that process ends with a message. The test
+    /// starts itself again as that process.
     #[test]
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn a_membarrier_that_fails_ends_the_process_in_words() {
+    fn a_membarrier_that_fails_ends_the_process_with_a_message() {
         use std::os::unix::process::ExitStatusExt;
         const AGAIN: &str = "ROCE_TEST_NO_MEMBARRIER";
         if std::env::var_os(AGAIN).is_some() {
@@ -132,10 +131,10 @@ mod tests {
             if granted && refuse_membarrier() {
                 heavy();
             }
-            // Nothing can be taken away here, or heavy() came back: the other process looks which it is.
+            // No membarrier here (77), or heavy() returned (2).
             std::process::exit(if granted { 2 } else { 77 });
         }
-        let name = "sync::asymmetric::tests::a_membarrier_that_fails_ends_the_process_in_words";
+        let name = "sync::asymmetric::tests::a_membarrier_that_fails_ends_the_process_with_a_message";
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
             .env(AGAIN, "1")
@@ -173,7 +172,7 @@ mod tests {
         }
     }
 
-    /// Store mine, fence, look at yours: never do both sides miss the other.
+    /// Store mine, fence, load yours: never do both sides miss the other.
     #[test]
     fn one_side_always_sees_the_other() {
         prepare();

@@ -1,27 +1,24 @@
-//! A claim on a value: one holder at a time, with a way in for the thread that takes it all the time which costs
-//! no atomic read-modify-write.
+//! A claim on a value: one holder at a time. It is a biased lock: the thread that takes it all the time pays no atomic
+//! read-modify-write.
 //!
-//! A poll-mode core takes and leaves its shard millions of times a second; a control call wants it hardly ever.
-//! So a claim leans to a thread: one that took it [`LEAN_AFTER`] times in a row becomes its *owner* and from then on
-//! says "I am inside" with a plain store, and looks whether somebody waits ([`super::asymmetric`]). Everybody else
-//! announces itself, takes the lock and waits until the owner is not inside. The owner does not have to come by for
-//! that: if it never takes the claim again, nobody notices.
+//! A poll-mode core takes and releases its shard millions of times a second; a control call wants it rarely. So a thread that
+//! took the claim [`BIAS_AFTER`] times in a row becomes its *owner*. The owner sets its `inside` flag with a plain store, then
+//! checks whether another thread waits ([`super::asymmetric`]). Any other thread counts itself in `waiting`, takes the lock and
+//! waits until the owner is not inside. The owner does not have to cooperate: if it never takes the claim again, no thread waits
+//! for it.
 //!
-//! Why the value has one holder at a time: whoever is not the owner holds `lock`, and while there is an owner it
-//! also counts in `waiting` from before its heavy fence to the end of its hold. An owner that finds `waiting` zero
-//! behind its light fence either entered before that heavy fence, and is then seen `inside` and waited for, or
-//! after the count went down again, which is released and acquired. `owner` changes only under `lock` with the
-//! owner kept out.
+//! Why the value has one holder at a time: a thread that does not enter as the owner holds `lock`, and while another thread is
+//! the owner it also counts in `waiting` from before its heavy fence to the end of its hold. An owner that finds `waiting` zero
+//! behind its light fence either entered before that heavy fence, and is then seen `inside` and waited for, or after the count
+//! went down again, which is released and acquired. `owner` changes only under `lock` with the owner kept out.
 //!
-//! A thread may lose the claim between finding itself the owner and saying that it is inside. So it looks again behind
-//! the fence whether the claim still leans to it; and each thread that ever was the owner has an `inside` of its own,
-//! so that one that comes too late takes nothing back that the next owner has said. There are [`SEATS`] of them: the
-//! claim leans to no further thread.
+//! The bias may be revoked between a thread's finding itself the owner and its setting `inside`. So it checks again behind the
+//! fence that it still is the owner; and each thread that ever was the owner has an `inside` of its own, so that a late one does
+//! not clear the flag of the next owner. There are [`OWNER_SLOTS`] of them: no further thread becomes an owner.
 //!
-//! A thread that holds the claim is refused when it asks again: two references to one value would be undefined. Whoever
-//! is done *releases* the claim. One that is dropped instead, as a panic does, leaves a value that may be half changed:
-//! then the claim is dead, and nobody gets it again. That costs nothing, because a dead claim is one whose lock is never
-//! given back.
+//! A thread that holds the claim is refused when it takes it again: two references to one value would be undefined behaviour. A
+//! holder *releases* the claim. A claim that is dropped instead, as in a panic, leaves a value that may be half changed: then the
+//! claim is dead, and no thread gets it again. That costs nothing, because a dead claim is one whose lock is never released.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -29,16 +26,16 @@ use core::ops::{Deref, DerefMut};
 use super::asymmetric::{heavy, light, prepare};
 use super::primitive::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-/// Takings in a row, by one thread, after which a claim leans to it.
-pub const LEAN_AFTER: u32 = 64;
+/// Takings in a row, by one thread, after which it becomes the owner.
+pub const BIAS_AFTER: u32 = 64;
 
-/// Threads that a claim can lean to, one after the other, in all its life.
-pub const SEATS: usize = if cfg!(loom) { 2 } else { 16 };
-/// Above the number of a thread in `owner`: its seat. Addresses of programs are below.
-const SEAT_SHIFT: u32 = 56;
-const NUMBER: u64 = (1 << SEAT_SHIFT) - 1;
+/// Threads that can be the owner, one after the other, in the life of a claim.
+pub const OWNER_SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
+/// Above the number of a thread in `owner`: its owner slot. Addresses of programs are below.
+const SLOT_SHIFT: u32 = 56;
+const NUMBER: u64 = (1 << SLOT_SHIFT) - 1;
 
-/// In `lock`: nobody holds it, somebody does, nobody will ever again.
+/// In `lock`: free, held, never free again.
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const DEAD: u32 = 2;
@@ -54,28 +51,28 @@ pub enum Refused {
 
 /// A value that one thread at a time may claim.
 pub struct Claim<T> {
-    /// `HELD` while somebody who is not the owner holds the claim; `DEAD` at the end.
+    /// `HELD` while a thread holds the claim by the lock and not as the owner; `DEAD` at the end.
     lock: AtomicU32,
-    /// Who holds `lock`; 0 for nobody. Written under `lock`, so a thread finds its own number only where it is true.
+    /// The thread that holds `lock`; 0 for none. Written under `lock`, so a thread finds its own number only while it holds it.
     holder: AtomicU64,
-    /// Those who wait for the claim, or hold it while there is an owner: the owner stays out.
+    /// Threads that wait for the claim, or hold it while there is an owner: the owner stays out.
     waiting: AtomicU32,
-    /// 1 while the owner in this seat holds the claim.
-    inside: [AtomicU8; SEATS],
-    /// The thread that the claim leans to, and its seat; 0 for none.
+    /// 1 while the owner with this slot holds the claim.
+    inside: [AtomicU8; OWNER_SLOTS],
+    /// The owner and its slot; 0 for none.
     owner: AtomicU64,
-    /// Who took the lock last, and how often in a row; written under `lock`.
+    /// The thread that took the lock last, and how often in a row; written under `lock`.
     last: AtomicU64,
     row: AtomicU32,
-    /// Who sits where, for good; written under `lock`.
-    seats: [AtomicU64; SEATS],
+    /// The thread of each owner slot, for good; written under `lock`.
+    slots: [AtomicU64; OWNER_SLOTS],
     value: UnsafeCell<T>,
 }
 
 // SAFETY: `value` is reached through a `Claimed` alone, and there is one at a time (module comment).
 unsafe impl<T: Send> Sync for Claim<T> {}
 
-/// The claim, held until [`Claimed::release`]. Dropping it instead is its end.
+/// The claim, held until [`Claimed::release`]. Dropping it instead makes the claim dead.
 pub struct Claimed<'a, T> {
     claim: &'a Claim<T>,
     how: How,
@@ -83,7 +80,7 @@ pub struct Claimed<'a, T> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
-    /// From this seat.
+    /// From this owner slot.
     Owner(usize),
     Locked,
     /// With a count in `waiting`.
@@ -102,7 +99,7 @@ fn thread_number() -> u64 {
     HERE.with(|here| core::ptr::from_ref(here).addr() as u64 & NUMBER)
 }
 
-/// The model checker's threads share one of the system's.
+/// All of loom's threads run on one thread of the system.
 #[cfg(loom)]
 fn thread_number() -> u64 {
     use core::hash::{Hash, Hasher};
@@ -112,7 +109,7 @@ fn thread_number() -> u64 {
 }
 
 impl<T> Claim<T> {
-    /// A claim that nobody holds.
+    /// A claim that no thread holds.
     pub fn new(value: T) -> Self {
         prepare();
         Self {
@@ -123,24 +120,24 @@ impl<T> Claim<T> {
             owner: AtomicU64::new(0),
             last: AtomicU64::new(0),
             row: AtomicU32::new(0),
-            seats: core::array::from_fn(|_| AtomicU64::new(0)),
+            slots: core::array::from_fn(|_| AtomicU64::new(0)),
             value: UnsafeCell::new(value),
         }
     }
 
-    /// Whether somebody waits for the claim: whoever holds it for long should let it go.
+    /// Whether a thread waits for the claim: one that holds it for long should release it.
     #[inline]
     pub fn wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a holder panicked: nobody gets the claim any more.
+    /// Whether a holder panicked: no thread gets the claim any more.
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.lock.load(Ordering::Acquire) == DEAD
     }
 
-    /// Takes the claim if it is free and nobody waits for it; not if the calling thread has it.
+    /// Takes the claim if it is free and no thread waits for it; not if the calling thread has it.
     #[inline]
     pub fn try_take(&self) -> Option<Claimed<'_, T>> {
         let me = thread_number();
@@ -151,18 +148,18 @@ impl<T> Claim<T> {
     /// The calling thread found itself the owner, a moment ago.
     #[inline]
     fn enter(&self, owner: u64) -> Option<Claimed<'_, T>> {
-        let seat = seat_of(owner);
-        // It is this thread alone that writes it.
-        if self.inside[seat].load(Ordering::Relaxed) != 0 {
+        let slot = slot_of(owner);
+        // Only this thread writes it.
+        if self.inside[slot].load(Ordering::Relaxed) != 0 {
             return None;
         }
-        self.inside[seat].store(1, Ordering::Relaxed);
+        self.inside[slot].store(1, Ordering::Relaxed);
         light();
-        // Whoever deposed us has counted down with a release: then the second look sees it.
+        // A thread that revoked our bias has counted down with a release: then the second load sees it.
         if self.waiting.load(Ordering::Acquire) == 0 && self.owner.load(Ordering::Relaxed) == owner {
-            return Some(Claimed { claim: self, how: How::Owner(seat) });
+            return Some(Claimed { claim: self, how: How::Owner(slot) });
         }
-        self.inside[seat].store(0, Ordering::Release);
+        self.inside[slot].store(0, Ordering::Release);
         None
     }
 
@@ -172,15 +169,15 @@ impl<T> Claim<T> {
         }
         let owner = self.owner.load(Ordering::Relaxed);
         if owner == 0 {
-            self.lean(me);
+            self.count_in_row(me);
             return Some(Claimed { claim: self, how: How::Locked });
         }
-        // It leans to another thread, which may be inside. If not, it leans to nobody for a while.
+        // Another thread is the owner and may be inside. If it is not, its bias is revoked.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         heavy();
-        if self.inside[seat_of(owner)].load(Ordering::Acquire) != 0 {
+        if self.inside[slot_of(owner)].load(Ordering::Acquire) != 0 {
             self.holder.store(0, Ordering::Relaxed);
-            // Unless the owner has panicked since: dead it stays.
+            // Unless the owner has panicked since: then it stays dead.
             let _ = self.lock.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed);
             self.waiting.fetch_sub(1, Ordering::Release);
             return None;
@@ -191,7 +188,7 @@ impl<T> Claim<T> {
         Some(Claimed { claim: self, how: How::Announced })
     }
 
-    /// Takes the claim; waits until it is free. Those who turn it in a loop stand back for this.
+    /// Takes the claim; waits until it is free. Threads that try in a loop stay out meanwhile.
     ///
     /// # Errors
     /// [`Refused::Inside`], [`Refused::Dead`]: it would wait for ever.
@@ -201,7 +198,7 @@ impl<T> Claim<T> {
         if self.is_dead() {
             return Err(Refused::Dead);
         }
-        if owner & NUMBER == me && self.inside[seat_of(owner)].load(Ordering::Relaxed) != 0 {
+        if owner & NUMBER == me && self.inside[slot_of(owner)].load(Ordering::Relaxed) != 0 {
             return Err(Refused::Inside);
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -221,7 +218,7 @@ impl<T> Claim<T> {
         let owner = self.owner.load(Ordering::Relaxed);
         if owner != 0 && owner & NUMBER != me {
             heavy();
-            while self.inside[seat_of(owner)].load(Ordering::Acquire) != 0 {
+            while self.inside[slot_of(owner)].load(Ordering::Acquire) != 0 {
                 if self.is_dead() {
                     self.waiting.fetch_sub(1, Ordering::Release);
                     return Err(Refused::Dead);
@@ -249,7 +246,7 @@ impl<T> Claim<T> {
 
     /// Under `lock`, without an owner: counts takings in a row.
     #[inline]
-    fn lean(&self, me: u64) {
+    fn count_in_row(&self, me: u64) {
         if self.last.load(Ordering::Relaxed) != me {
             self.last.store(me, Ordering::Relaxed);
             self.row.store(0, Ordering::Relaxed);
@@ -257,28 +254,28 @@ impl<T> Claim<T> {
         self.row.store(self.row.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Under `lock`, without an owner, at the end of a taking that was counted: leans to who took it, if that thread has a seat or
-    /// one is free. Not before, as the owner looks at its seat to see whether it has the claim already.
+    /// Under `lock`, without an owner, when a take that was counted ends: makes the thread that took it the owner, if it has a slot
+    /// or one is free. Not earlier: the owner looks at its slot to see whether it holds the claim already.
     #[cold]
-    fn seat(&self) {
+    fn make_owner(&self) {
         let me = self.last.load(Ordering::Relaxed);
-        let fits = |seat: &AtomicU64| matches!(seat.load(Ordering::Relaxed), who if who == 0 || who == me);
-        if let Some(seat) = self.seats.iter().position(fits) {
-            self.seats[seat].store(me, Ordering::Relaxed);
-            self.owner.store((seat as u64) << SEAT_SHIFT | me, Ordering::Relaxed);
+        let fits = |slot: &AtomicU64| matches!(slot.load(Ordering::Relaxed), who if who == 0 || who == me);
+        if let Some(slot) = self.slots.iter().position(fits) {
+            self.slots[slot].store(me, Ordering::Relaxed);
+            self.owner.store((slot as u64) << SLOT_SHIFT | me, Ordering::Relaxed);
         }
-        // Without a seat: not to be asked again at every turn.
+        // If there was no slot: not to be tried again at every turn.
         self.row.store(0, Ordering::Relaxed);
     }
 }
 
-/// The seat in an `owner` word.
+/// The slot in an `owner` word.
 #[inline]
-fn seat_of(owner: u64) -> usize {
-    (owner >> SEAT_SHIFT) as usize % SEATS
+fn slot_of(owner: u64) -> usize {
+    (owner >> SLOT_SHIFT) as usize % OWNER_SLOTS
 }
 
-/// Waits a little; on a machine with few cores the holder may need this one's.
+/// Waits a little; on a machine with few cores the holder may need this one.
 fn pause(tries: &mut u32) {
     *tries += 1;
     #[cfg(loom)]
@@ -297,10 +294,10 @@ impl<T> Claimed<'_, T> {
     pub fn release(self) {
         let claim = self.claim;
         match self.how {
-            How::Owner(seat) => claim.inside[seat].store(0, Ordering::Release),
+            How::Owner(slot) => claim.inside[slot].store(0, Ordering::Release),
             How::Locked => {
-                if claim.row.load(Ordering::Relaxed) >= LEAN_AFTER {
-                    claim.seat();
+                if claim.row.load(Ordering::Relaxed) >= BIAS_AFTER {
+                    claim.make_owner();
                 }
                 claim.unlock();
             }
@@ -314,13 +311,13 @@ impl<T> Claimed<'_, T> {
 }
 
 impl<T> Drop for Claimed<'_, T> {
-    /// It was not released.
+    /// It was not released: the claim is dead.
     #[cold]
     fn drop(&mut self) {
         let claim = self.claim;
         match self.how {
-            // It stays inside, for those who have the lock and wait for it to come out: they see what became of the lock. A
-            // swap, as the owner does not hold the lock: the model checker gives a store beside a compare-exchange no order.
+            // The owner stays `inside`: threads that hold the lock and wait for it to leave see that the claim is dead. A swap,
+            // as the owner does not hold the lock: loom gives a store beside a compare-exchange no order.
             How::Owner(_) => {
                 claim.lock.swap(DEAD, Ordering::AcqRel);
             }
@@ -364,23 +361,23 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64 as Count};
 
-    // Goal: a thread that found itself the owner, and then lost the claim before it could say that it is inside, stays
-    // out, and takes back nothing of the next owner's.
+    // Goal: a thread that found itself the owner, and lost the bias before it set `inside`, stays out, and does not clear the
+    // flag of the next owner.
     #[test]
-    fn a_deposed_owner_stays_out() {
+    fn a_revoked_owner_stays_out() {
         let claim = Claim::new(());
-        let lean = || (0..=LEAN_AFTER).for_each(|_| claim.try_take().expect("nobody else is here").release());
-        lean();
+        let bias = || (0..=BIAS_AFTER).for_each(|_| claim.try_take().expect("nobody else is here").release());
+        bias();
         let stale = claim.owner.load(Ordering::Relaxed);
-        assert_eq!(stale & NUMBER, thread_number(), "it leans to this thread");
+        assert_eq!(stale & NUMBER, thread_number(), "this thread is the owner");
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                claim.try_take().expect("the owner is outside: it is deposed").release();
-                let locked = claim.try_take().expect("it leans to nobody");
+                claim.try_take().expect("the owner is outside: its bias is revoked").release();
+                let locked = claim.try_take().expect("there is no owner");
                 assert!(locked.how == How::Locked && claim.enter(stale).is_none(), "two hold the claim");
                 locked.release();
-                lean();
-                let held = claim.try_take().expect("it leans to this thread now");
+                bias();
+                let held = claim.try_take().expect("this thread is the owner now");
                 assert!(matches!(held.how, How::Owner(_)) && claim.enter(stale).is_none());
                 // A third thread must see that the second one is inside, whatever the first one did.
                 let third = scope.spawn(|| claim.try_take().map(Claimed::release).is_none());
@@ -431,9 +428,9 @@ mod tests {
     }
 
     #[test]
-    fn leans_to_a_thread_and_away_again() {
+    fn biased_to_a_thread_and_back() {
         let claim = Claim::new(());
-        for _ in 0..LEAN_AFTER {
+        for _ in 0..BIAS_AFTER {
             assert_eq!(claim.owner.load(Ordering::Relaxed), 0);
             claim.try_take().expect("free").release();
         }
@@ -451,21 +448,21 @@ mod tests {
         assert_eq!(claim.owner.load(Ordering::Relaxed), 0);
     }
 
-    // Goal: however often a thread took it before, and whether it leans to it by then, it does not get what it has.
+    // Goal: a thread never gets a claim that it holds, however often it took it before, biased or not.
     #[test]
-    fn a_claim_that_a_thread_has_is_refused_at_every_taking() {
+    fn a_claim_that_a_thread_holds_is_refused_at_every_take() {
         let claim = Claim::new(());
-        for taking in 0..3 * LEAN_AFTER {
+        for take in 0..3 * BIAS_AFTER {
             let held = claim.try_take().expect("free");
-            assert!(claim.try_take().is_none(), "two hold the claim, at taking {taking}");
-            assert!(matches!(claim.take(), Err(Refused::Inside)), "taking {taking}");
-            assert!(claim.try_take().is_none(), "two hold the claim, at taking {taking}");
+            assert!(claim.try_take().is_none(), "two hold the claim, at take {take}");
+            assert!(matches!(claim.take(), Err(Refused::Inside)), "take {take}");
+            assert!(claim.try_take().is_none(), "two hold the claim, at take {take}");
             held.release();
         }
     }
 
     #[test]
-    fn nobody_enters_while_somebody_waits() {
+    fn no_thread_enters_while_another_waits() {
         let claim = Claim::new(());
         let held = claim.take().expect("free");
         assert!(claim.wanted() && claim.try_take().is_none());
@@ -474,28 +471,28 @@ mod tests {
         claim.try_take().expect("free").release();
     }
 
-    /// Claims in each way in which one can be held.
+    /// Calls `each` with a claim held in each possible way.
     fn ways(each: impl Fn(&Claim<u32>, Claimed<'_, u32>)) {
-        let lean = |claim: &Claim<u32>| {
-            (0..LEAN_AFTER).for_each(|_| claim.try_take().expect("free").release());
+        let bias = |claim: &Claim<u32>| {
+            (0..BIAS_AFTER).for_each(|_| claim.try_take().expect("free").release());
         };
         let claim = Claim::new(0);
         each(&claim, claim.try_take().expect("free"));
         let claim = Claim::new(0);
         each(&claim, claim.take().expect("free"));
         let claim = Claim::new(0);
-        lean(&claim);
+        bias(&claim);
         let held = claim.try_take().expect("free");
         assert!(matches!(held.how, How::Owner(_)));
         each(&claim, held);
         let claim = Claim::new(0);
-        lean(&claim);
+        bias(&claim);
         each(&claim, claim.take().expect("an owner makes control calls, too"));
         let claim = Claim::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| lean(&claim));
+            scope.spawn(|| bias(&claim));
         });
-        let held = claim.try_take().expect("the owner is outside: it is deposed");
+        let held = claim.try_take().expect("the owner is outside: its bias is revoked");
         assert!(held.how == How::Announced);
         each(&claim, held);
     }
@@ -520,7 +517,7 @@ mod tests {
         });
     }
 
-    // Goal: after a panic of a holder nobody gets the claim, on whichever thread, and nobody waits for it.
+    // Goal: after a panic of a holder no thread gets the claim, and none waits for it.
     #[test]
     fn a_panic_in_a_held_claim_is_its_end() {
         ways(|claim, held| {
@@ -575,14 +572,14 @@ mod models {
         });
     }
 
-    /// The owner panics inside while others wait for it (`true`), or ask in passing: all are refused, for ever.
+    /// The owner panics inside while others wait for it (`true`), or try: all are refused, for ever.
     fn the_owner_panics_beside<const OTHERS: usize>(waits: [bool; OTHERS]) {
         let claim = Arc::new(Claim::new(()));
         claim.owner.store(thread_number(), Ordering::Relaxed);
         let others = waits.map(|waits| {
             let claim = claim.clone();
             loom::thread::spawn(move || {
-                // Before the owner went in one of them may have been let in.
+                // One of them may have got in before the owner did.
                 let taken = if waits { claim.take().ok() } else { claim.try_take() };
                 if let Some(held) = taken {
                     held.release();
@@ -609,19 +606,19 @@ mod models {
     }
 
     #[test]
-    fn a_panic_of_the_owner_while_one_asks() {
+    fn a_panic_of_the_owner_while_one_tries() {
         loom::model(|| the_owner_panics_beside([false]));
     }
 
     /// Every interleaving of three threads takes hours.
     #[test]
-    fn a_panic_of_the_owner_while_one_waits_and_one_asks() {
+    fn a_panic_of_the_owner_while_one_waits_and_one_tries() {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| the_owner_panics_beside([true, false]));
     }
 
-    /// One that holds the lock panics while the owner goes in and out.
+    /// A thread that holds the lock panics while the owner goes in and out.
     #[test]
     fn a_panic_in_a_control_call() {
         loom::model(|| {
@@ -639,7 +636,7 @@ mod models {
             for _ in 0..2 {
                 if let Some(held) = claim.try_take() {
                     assert_eq!(died.load(Ordering::Relaxed), 0, "a dead claim was taken");
-                    // The thread that has it asks again.
+                    // A second take by the holder.
                     assert!(claim.try_take().is_none());
                     held.release();
                 }

@@ -1,19 +1,17 @@
-//! Doorbells: who of up to 2^18 objects has something to do, as an atomic bitmap of two levels, or of three for more
-//! than 4096.
+//! Doorbells: which of up to 2^18 objects have work, as an atomic bitmap of two levels, or of three for more than 4096.
 //!
 //! Ringing twice is ringing once, so nothing overflows. Any thread rings; the shard's owner drains.
 //!
 //! # Why no ring is lost
 //!
-//! A ringer publishes its work, then looks at its bit. If the bit is clear it sets it (release), and whoever makes a
-//! word of bits non-zero sets the word's bit on the level above afterwards (release), and so on up to the summary. The
-//! drainer clears from the summary down (acquire), then looks for work; it sets a bit above again where it left
-//! something. So a bit is set only while those above it are set, or will be by a ringer on its way, or while the
-//! drainer is at that word.
+//! A ringer publishes its work, then reads its bit. If the bit is clear it sets it (release). A ringer that makes a word of bits
+//! non-zero then sets the word's bit on the level above (release), and so on up to the summary. The drainer clears from the
+//! summary down (acquire), then looks for work; it sets a bit above again where it left something. So a bit is set only while
+//! those above it are set, or a ringer is about to set them, or the drainer is at that word.
 //!
-//! If the bit is set already the ringer leaves it alone. Then the drainer has yet to clear it, and must find
-//! the work after that: the ringer's "write work, read bit" against the drainer's "clear bit, read work" needs
-//! a sequentially consistent fence between the two halves on both sides.
+//! If the bit is set already the ringer leaves it alone. Then the drainer has yet to clear it, and must find the work after that.
+//! That takes a sequentially consistent fence on both sides: between the ringer's "write work" and "read bit", and between the
+//! drainer's "clear bit" and "read work".
 
 use super::prefetch;
 use super::primitive::{AtomicU32, AtomicU64, Ordering, fence};
@@ -26,16 +24,16 @@ const WORD: u32 = u64::BITS;
 const LINE_WORDS: usize = 16;
 /// Words that share a fence.
 const TAKEN_MAX: usize = 64;
-/// As many words as the processor fetches together.
+/// 128 bytes, which the processor fetches together (adjacent-line prefetch).
 type Line = CachePadded<[AtomicU64; LINE_WORDS]>;
 
 /// A set of doorbells, numbered from 0.
 pub struct Doorbells {
     /// Bit `w`: word `w` may be non-zero; with `groups`, bit `g`: the word of group `g` may be.
     summary: CachePadded<AtomicU64>,
-    /// Where the next drain starts, so that a small budget serves everybody. Only a hint.
+    /// Where the next drain starts, so that a small budget reaches every doorbell. Only a hint.
     cursor: CachePadded<AtomicU32>,
-    /// Whole cache lines: two sets have none in common.
+    /// Whole cache lines: two sets share none.
     lines: Box<[Line]>,
     /// A word for each group of 64 words; bit `w`: word `w` of the group may be non-zero. Empty for one group.
     groups: Box<[Line]>,
@@ -76,7 +74,7 @@ impl Doorbells {
         &self.groups[g as usize / LINE_WORDS][g as usize % LINE_WORDS]
     }
 
-    /// Where it is written to: addresses and lengths, in bytes.
+    /// The memory that ringing and draining write: addresses and lengths, in bytes.
     #[cfg(test)]
     pub(crate) fn written(&self) -> Vec<(usize, usize)> {
         let mut all = vec![
@@ -102,7 +100,7 @@ impl Doorbells {
         self.len == 0
     }
 
-    /// Asks for what ringing doorbell `i` writes.
+    /// Prefetches what ringing doorbell `i` writes.
     ///
     /// # Panics
     /// If there is no doorbell `i`.
@@ -121,15 +119,15 @@ impl Doorbells {
         let word = self.word(i / WORD);
         let bit = 1 << (i % WORD);
         if word.load(Ordering::Relaxed) & bit != 0 {
-            // Set already, so the drainer has yet to clear it? Only if the caller's work was visible before the
-            // bit was looked at; pairs with the fence in `sweep`.
+            // Set already: the drainer has yet to clear it, but finds the caller's work only if that was visible before the bit
+            // was read. Pairs with the fence in `report`.
             fence(Ordering::SeqCst);
             if word.load(Ordering::Relaxed) & bit != 0 {
                 return;
             }
         }
-        // Whoever made a word non-zero must set its bit a level above. The others do it too where they see it clear, so
-        // that nobody waits for a thread that was preempted between the two steps.
+        // The ringer that makes a word non-zero must set its bit a level above. Other ringers do so too where they see it clear,
+        // so that no ring waits for a thread that was preempted between the two steps.
         let mut fresh = word.fetch_or(bit, Ordering::Release) == 0;
         let mut at = i / WORD;
         if !self.groups.is_empty() {
@@ -143,7 +141,8 @@ impl Doorbells {
         }
     }
 
-    /// Whether a doorbell is rung: one load. True once too often at times, never false too long.
+    /// Whether a doorbell is rung: one load. Can be true when none is; false for a rung one only while its ring or a drain is
+    /// under way.
     #[inline]
     pub fn any(&self) -> bool {
         self.summary.load(Ordering::Relaxed) != 0
@@ -205,7 +204,7 @@ impl Doorbells {
         (*left == 0).then_some(if last >= self.len { 0 } else { last })
     }
 
-    /// Clears up to `max` bits of word `w`, of those in `of`: which ones, and whether others remain.
+    /// Clears up to `max` of the bits `of` in word `w`. Returns those that it cleared, and whether others remain.
     #[inline]
     fn take(&self, w: u32, of: u64, max: u32) -> (u64, bool) {
         step();
@@ -220,9 +219,9 @@ impl Doorbells {
     }
 }
 
-/// Clears the bits of word `n` of a level that stand for `first .. end` a level below, and calls `each` for them: whether to
-/// go on, and whether the bit has to be set again. The bits of those that were not called are set again, too. Returns
-/// whether to go on, and whether bits are set.
+/// Clears the bits of word `n` of a level that stand for `first .. end` a level below, and calls `each` for them, which returns
+/// whether to go on, and whether the bit has to be set again. Bits that were not visited are set again, too. Returns whether to
+/// go on, and whether bits are set.
 #[inline]
 fn visit(
     word: &AtomicU64,
@@ -235,7 +234,7 @@ fn visit(
     if word.load(Ordering::Relaxed) & of == 0 {
         return (true, word.load(Ordering::Relaxed) != 0);
     }
-    // Acquire: with the bits comes what they stand for.
+    // Acquire: makes visible what the ringer set on the level below before.
     let before = word.fetch_and(!of, Ordering::AcqRel);
     let (mut bits, mut again) = (before & of, 0);
     let mut on = true;
@@ -252,7 +251,7 @@ fn visit(
     (on, before & !of != 0 || bits | again != 0)
 }
 
-/// Words with the bits of theirs that were cleared and are not reported yet.
+/// Numbers of words, with the bits that were cleared and are not reported yet.
 type Taken = ArrayVec<(u32, u64), TAKEN_MAX>;
 
 /// Reports the doorbells that were cleared: one fence for all of them.
@@ -308,7 +307,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Both sides of a word and of a word of words; the interpreter has time for the small ones.
+    /// Both sides of a word and of a word of words; only small ones under Miri.
     const SIZES: &[u32] =
         if cfg!(miri) { &[1, 2, 63, 64, 65, 200] } else { &[1, 2, 63, 64, 65, 4096, 4097, 20_000, 1 << 17] };
 
@@ -427,10 +426,10 @@ mod loom_tests {
     use crate::sync::primitive::Arc;
     use loom::thread;
 
-    /// The bell is rung already and the drainer is about to clear it: the ringer that leaves it alone is heard
-    /// all the same, by this drain or by the next.
+    /// The bell is rung already and the drainer is about to clear it: the work of a ringer that leaves the bit alone is found all
+    /// the same, by this drain or by the next.
     #[test]
-    fn ring_that_is_skipped_is_heard() {
+    fn a_skipped_ring_is_drained() {
         loom::model(|| {
             let bells = Arc::new(Doorbells::new(64));
             let work = Arc::new(AtomicU32::new(0));
@@ -450,7 +449,7 @@ mod loom_tests {
         });
     }
 
-    /// Two bells of a word and a budget of one: whatever a drain leaves, a later one finds.
+    /// Two bells of a word and a budget of one: a later drain finds what one leaves.
     #[test]
     fn neighbours_and_a_small_budget() {
         loom::model(|| {

@@ -1,8 +1,8 @@
-//! A file descriptor that is readable while something waits to be fetched: what a program gives to epoll(7).
+//! A file descriptor that is readable while a queue holds something, for epoll(7).
 //!
-//! An eventfd(2). Whoever adds to a queue signals, whoever empties it clears, both under the queue's lock; so the
-//! descriptor is readable exactly while the queue holds something. Each signal wakes those who wait, so level- and
-//! edge-triggered waiting both work. Programs wait on the descriptor; they must not read or write it.
+//! An eventfd(2). A thread that adds to the queue signals, one that empties it clears, both under the queue's lock; so the
+//! descriptor is readable exactly while the queue holds something. Each signal wakes the waiters, so level- and edge-triggered
+//! waiting both work. Programs wait on the descriptor; they must not read or write it.
 
 use core::time::Duration;
 use std::fs::File;
@@ -24,11 +24,11 @@ impl EventFd {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: eventfd just made the descriptor, and nobody else has it.
+        // SAFETY: eventfd just made the descriptor, and nothing else owns it.
         Ok(Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    /// Makes the descriptor readable and wakes those who wait for it.
+    /// Makes the descriptor readable and wakes its waiters.
     pub fn signal(&self) {
         // Fails only at 2^64 - 2 signals that nobody cleared, and the descriptor is readable then.
         let _ = (&self.0).write(&1u64.to_ne_bytes());
@@ -41,7 +41,7 @@ impl EventFd {
         let _ = (&self.0).read(&mut [0; 8]);
     }
 
-    /// Waits until the descriptor is readable, a signal handler ran, or this long.
+    /// Waits until the descriptor is readable, a signal handler ran, or `timeout` is over.
     pub fn wait(&self, timeout: Duration) {
         let mut fds = [libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
         let timeout = libc::timespec {
@@ -65,7 +65,7 @@ impl AsFd for EventFd {
     }
 }
 
-// The interpreter has no ppoll.
+// Miri has no ppoll.
 #[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;

@@ -1,16 +1,15 @@
-//! Huge pages under memory that is in use already: fewer look-ups of addresses where very many objects are touched at
-//! random.
+//! Huge pages under memory that is in use already: fewer TLB misses where very many objects are touched at random.
 //!
-//! An address that no translation buffer knows costs a walk through page tables, in a virtual machine through two sets
-//! of them. Whoever has a hundred thousand queue pairs pays that for nearly every one of them that a message needs.
+//! A TLB miss costs a page walk, in a virtual machine through two sets of tables. With a hundred thousand queue pairs nearly
+//! every one that a message needs costs that.
 
 use std::collections::HashMap;
 
 /// Bytes of a huge page.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Asks the kernel to put huge pages under the memory between two addresses, as far as whole ones fit in. Contents stay,
-/// whoever they belong to. Takes some 0.3 ms a huge page. `false`: it could not, or cannot (Linux before 6.1, no memory).
+/// Has the kernel put huge pages under the memory between two addresses, as far as whole ones fit in. Contents and access to them
+/// stay. Takes some 0.3 ms a huge page. `false`: it failed, or the kernel cannot (Linux before 6.1, no memory).
 #[cfg(not(any(miri, loom)))]
 pub fn collapse(from: usize, to: usize) -> bool {
     /// `MADV_COLLAPSE` of `<linux/mman.h>`.
@@ -20,8 +19,8 @@ pub fn collapse(from: usize, to: usize) -> bool {
         return true;
     }
     let at = core::ptr::without_provenance_mut(first);
-    // SAFETY: the advice changes neither what memory contains nor who may touch it, whatever lies there; where nothing does
-    // it fails.
+    // SAFETY: the advice changes neither what memory contains nor who may touch it, whatever is mapped there; where nothing is it
+    // fails.
     unsafe { libc::madvise(at, end - first, MADV_COLLAPSE) == 0 }
 }
 
@@ -31,46 +30,46 @@ pub fn collapse_slice<T>(of: &[T]) -> bool {
     collapse(range.start.addr(), range.end.addr())
 }
 
-/// Nothing where memory is the tool's.
+/// Does nothing where Miri or loom manages memory.
 #[cfg(any(miri, loom))]
 pub fn collapse(_from: usize, _to: usize) -> bool {
     false
 }
 
-/// Watches where objects are put, and lets a huge page take the place of pages that are full of them.
+/// Tracks where objects are allocated, and puts huge pages under them where they fill enough of one.
 ///
-/// Allocators put objects that are made one after the other side by side, but they jump now and then. A page is looked at
-/// when they have gone on to another one; while too little of it is used it waits for their return. So does one that could
-/// not be had: mostly a part of it is not mapped yet, as at the end of a heap, or never will be, as where a heap begins.
+/// Allocators mostly put objects that are made in succession side by side, but jump now and then. A page is tried when objects go
+/// on to another one; while too little of it is used it waits for their return. So does one that failed: mostly a part of it is
+/// not mapped yet, as at the end of a heap, or never will be, as at its start.
 #[derive(Debug, Default)]
 pub struct Filling {
-    /// Those that do not lie on a huge page yet, by its number.
+    /// Pages with objects that are not huge yet, by page number.
     pages: HashMap<usize, Page>,
-    /// The page of the object before.
+    /// The page of the last object.
     at: usize,
-    /// Pages that could not be had at their first try, in a row.
+    /// Pages whose first try failed, in a row.
     failed: u32,
 }
 
 /// A page that objects fill.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Page {
-    /// Bytes of them.
+    /// Bytes of objects on it.
     bytes: usize,
-    /// With so many it is tried.
+    /// It is tried when it has this many.
     due: usize,
 }
 
 impl Filling {
-    /// Bytes of objects that make a huge page worth its memory: there are others between them.
+    /// Bytes of objects that make a huge page worth its memory: other allocations lie between them.
     const WORTH: usize = HUGE_PAGE / 8;
-    /// A page that could not be had is tried again with so many more: there are some thirty tries at most.
+    /// A page that failed is tried again with this many more bytes: some thirty tries at most.
     const AGAIN: usize = HUGE_PAGE / 32;
-    /// After so many pages in a row that could not be had when they were worth it, it is given up: this kernel has none. A
-    /// page counts once, for two of them can take turns.
+    /// After this many pages in a row whose first try failed no more are tried: this kernel has none. A page counts once, as
+    /// objects can alternate between two of them.
     const FAILURES: u32 = 8;
 
-    /// There is an object of `len` bytes at this address.
+    /// Records an object of `len` bytes at this address.
     pub fn add(&mut self, at: usize, len: usize) {
         if self.failed == Self::FAILURES {
             return;
@@ -83,7 +82,7 @@ impl Filling {
         self.pages.entry(page).or_insert(Page { bytes: 0, due: Self::WORTH }).bytes += len;
     }
 
-    /// The objects go on elsewhere.
+    /// Objects go on elsewhere: tries the page that they leave.
     fn leave(&mut self) {
         let Some(page) = self.pages.get_mut(&self.at).filter(|page| page.bytes >= page.due) else { return };
         let from = self.at * HUGE_PAGE;
@@ -139,7 +138,7 @@ mod tests {
         assert!(!collapse(HUGE_PAGE, 4 * HUGE_PAGE));
     }
 
-    // A page is left for another one and come back to; it is tried when enough of it is full, and again when there is more on it.
+    // Objects leave a page and return to it; it is tried when enough of it is full, and again when it has more.
     #[test]
     fn pages_fill() {
         let page = |n: usize| n * HUGE_PAGE;
@@ -164,8 +163,8 @@ mod tests {
         assert_eq!(filling.failed, 1, "one page");
     }
 
-    // Where a heap begins two pages cannot be had, one never and one not yet, and objects go to and fro between them. That is
-    // no reason to do without all others.
+    // At the start of a heap two pages fail, one for good and one for now, and objects alternate between them. Others must be
+    // tried all the same.
     #[test]
     #[cfg(not(miri))]
     fn two_pages_that_cannot_be_had_do_not_end_it() {
@@ -182,7 +181,7 @@ mod tests {
         assert_eq!(filling.failed == 0, can, "what can be had is asked for");
     }
 
-    // Where none can be had it stops to ask.
+    // Where all pages fail it gives up.
     #[test]
     fn failures_end_it() {
         let mut filling = Filling::default();
@@ -193,7 +192,7 @@ mod tests {
         assert!(filling.pages.len() <= Filling::FAILURES as usize + 1);
     }
 
-    // What is filled lies on huge pages, where the kernel can.
+    // Memory that is filled lies on huge pages, where the kernel can.
     #[test]
     #[cfg(not(miri))]
     fn full_pages_are_huge() {

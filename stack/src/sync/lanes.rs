@@ -37,7 +37,7 @@ pub const POLL_BATCH: usize = 16;
 #[error("completion queue overflow")]
 pub struct Overflow;
 
-/// What the reader wants to be told of (`ibv_req_notify_cq(3)`).
+/// Which completion raises the next event (`ibv_req_notify_cq(3)`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub enum Arm {
@@ -152,10 +152,10 @@ impl<E: Copy + Default + Send> CqLane<E> {
         Ok(())
     }
 
-    /// [`CqLane::push`] of a completion that the caller writes where it waits. All of it: what is there is an old one.
+    /// [`CqLane::push`] of a completion that the caller writes in place. It has to write all of it: the slot holds an old one.
     ///
     /// # Errors
-    /// As there.
+    /// As [`CqLane::push`].
     #[inline(always)]
     pub fn stage(&mut self) -> Result<&mut E, Overflow> {
         if self.credits == 0 {
@@ -167,15 +167,14 @@ impl<E: Copy + Default + Send> CqLane<E> {
         Ok(slot)
     }
 
-    /// Says that something staged since the last publish is solicited or an error, which
-    /// [`Arm::Solicited`] asks for.
+    /// Marks that something staged since the last publish is solicited or an error, for [`Arm::Solicited`].
     #[inline]
     pub fn mark_solicited(&mut self) {
         self.staged_solicited = true;
     }
 
-    /// Takes back what was staged and `take` says, which is asked in order; the rest closes up. What is left and is
-    /// solicited is to be marked again.
+    /// Takes back the staged completions for which `take` returns true, called in order; the rest closes up. The caller marks
+    /// again what is left and is solicited.
     #[cold]
     pub fn withdraw(&mut self, mut take: impl FnMut(&E) -> bool) {
         let mut kept = 0;
@@ -223,11 +222,11 @@ impl<E: Copy + Default + Send> CqLane<E> {
             NOT_ARMED => false,
             armed => solicited || armed == Arm::Next as u8,
         };
-        // Two lanes may get here at once: one of them takes the arming.
+        // Two lanes may get here at once: one of them disarms the queue.
         wanted && self.shared.armed.swap(NOT_ARMED, Ordering::AcqRel) != NOT_ARMED
     }
 
-    /// From now on nothing is taken; what was staged stays staged.
+    /// From now on every push fails; what was staged stays staged.
     pub fn poison(&mut self) {
         self.poisoned = true;
         self.credits = 0;
@@ -288,12 +287,12 @@ impl<E: Copy + Send> CqReader<E> {
         })
     }
 
-    /// [`CqReader::poll`] that hands up to `max` completions to `each` where they lie.
+    /// [`CqReader::poll`] that passes up to `max` completions to `each` in place.
     #[inline]
     pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(&E)) -> usize {
         let mut taken = 0;
         while self.older.is_some() && taken < max {
-            // Copies: whatever `each` counts would be in memory if a function that is not inlined got to know it.
+            // Copies: `each` passed to a function that is not inlined would force what it captures into memory.
             let some = self.take_older(max - taken);
             some.iter().for_each(&mut each);
             taken += some.len();
@@ -313,7 +312,7 @@ impl<E: Copy + Send> CqReader<E> {
             }
             lane.release_to(end);
             taken += n as usize;
-            // A lane that had less than it might have given has no more: nobody looks again.
+            // A lane that gave less than a whole batch has no more: it is not read again.
             empty = if (n as usize) < batch { empty + 1 } else { 0 };
             self.next += 1;
             if self.next == self.lanes.len() {
@@ -332,14 +331,14 @@ impl<E: Copy + Send> CqReader<E> {
         let mut some = arrayvec::ArrayVec::new();
         let Some(older) = &mut self.older else { return some };
         older.poll_with(max.min(POLL_BATCH), |e| some.push(*e));
-        // Links are made by resizes only, and each holds something: there are few.
+        // Only resizes make links, and each link holds something: there are few.
         if older.older.is_none() && older.is_empty() {
             self.older = None;
         }
         some
     }
 
-    /// Drops completions at the front of each lane as long as they are `dead`, so that they take no room.
+    /// Drops completions at the front of each lane as long as `dead` is true of them, so that they take no room.
     pub fn discard_while(&mut self, mut dead: impl FnMut(&E) -> bool) {
         self.discard_from_lanes(&mut dead);
     }
@@ -376,8 +375,8 @@ impl<E: Copy + Send> CqReader<E> {
             && self.older.as_ref().is_none_or(|older| older.is_empty())
     }
 
-    /// Asks for one event. The caller then polls once more: completions published before are not announced.
-    /// [`Arm::Next`] is not weakened by a later [`Arm::Solicited`].
+    /// Requests one event. The caller then polls once more: completions published before raise none. [`Arm::Next`] is not
+    /// weakened by a later [`Arm::Solicited`].
     ///
     /// # Panics
     /// If the queue was made by [`cq`].
@@ -394,8 +393,8 @@ impl<E: Copy + Send> CqReader<E> {
         Armer(self.shared.armed.clone())
     }
 
-    /// Goes on with `cqe` entries. The new lanes are for [`CqLane::replace_with`], each for the writer of its number;
-    /// all of them must be handed over before the next poll. What waits now is polled first.
+    /// Goes on with `cqe` entries. The new lanes are for [`CqLane::replace_with`], each for the writer of its number; all of them
+    /// must be handed over before the next poll. What waits now is polled first.
     ///
     /// # Panics
     /// As [`cq`].
@@ -406,8 +405,8 @@ impl<E: Copy + Send> CqReader<E> {
         let armed = self.events.then(|| self.shared.armed.clone());
         let (reader, writers) = build(cqe, self.lanes.len(), 0, armed);
         let mut older = core::mem::replace(self, reader);
-        // A link that holds nothing is dropped, so that there are never more links than entries, and one. The newest one
-        // may still be written to.
+        // A link that holds nothing is dropped, so that there is at most one link more than entries. The newest one may still be
+        // written to.
         if older.older.as_ref().is_some_and(|o| o.lanes.iter().all(|lane| lane.unreleased() == 0)) {
             older.older = older.older.take().and_then(|o| o.older);
         }
@@ -507,7 +506,7 @@ mod tests {
     /// Every short sequence of what a shard and a reader do with a queue of one lane, which has an exact bound: order, bound and
     /// count, over changes of size and across the wrap of the ring's numbers.
     #[test]
-    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn every_short_history_matches_a_queue() {
         for (cqe, start) in (1..=4).flat_map(|cqe| [0, u32::MAX, u32::MAX - 2].map(|start| (cqe, start))) {
             sequences(6, 7).for_each(|history| replay(cqe, start, history));
@@ -520,13 +519,13 @@ mod tests {
         // What waits from before a change of size, each time by itself, counts against no bound.
         let mut older: Vec<VecDeque<u32>> = Vec::new();
         let (mut visible, mut staged) = (VecDeque::new(), VecDeque::new());
-        let told = || format!("{:?} from {start:#x}", history.clone().collect::<Vec<_>>());
+        let case = || format!("{:?} from {start:#x}", history.clone().collect::<Vec<_>>());
         let mut value = 0;
         for op in history.clone() {
             match op {
                 0 => {
                     let room = visible.len() + staged.len() < cqe as usize;
-                    assert_eq!(lane.push(value).is_ok(), room, "{}", told());
+                    assert_eq!(lane.push(value).is_ok(), room, "{}", case());
                     if room {
                         staged.push_back(value);
                     }
@@ -545,7 +544,7 @@ mod tests {
                         let left = max - want.len();
                         want.extend(queue.drain(..left.min(queue.len())));
                     }
-                    assert_eq!(out[..n], want, "{}", told());
+                    assert_eq!(out[..n], want, "{}", case());
                 }
                 // The even ones at the front of each ring are dead.
                 4 => {
@@ -565,11 +564,11 @@ mod tests {
                     older.push(core::mem::take(&mut visible));
                 }
             }
-            assert_eq!(lane.has_staged(), !staged.is_empty(), "{}", told());
-            // A look at the ring would make copies of its ends fresh that a poll finds stale.
+            assert_eq!(lane.has_staged(), !staged.is_empty(), "{}", case());
+            // `len` would refresh indices that a poll is to find stale.
             if op != 2 {
                 let there = older.iter().chain([&visible]).map(VecDeque::len).sum::<usize>();
-                assert_eq!(reader.len(), there, "{}", told());
+                assert_eq!(reader.len(), there, "{}", case());
             }
         }
     }
@@ -684,7 +683,7 @@ mod tests {
         assert_eq!(out[..7], [0, 1, 2, 3, 4, 5, 6]);
     }
 
-    /// What is dropped gives its room back, behind a resize too; what is not dead stays, and all behind it.
+    /// Dropped entries give their room back, after a resize too; a live entry stays, and all behind it.
     #[test]
     fn the_dead_make_room() {
         for lanes in [1, 2] {

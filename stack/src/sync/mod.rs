@@ -1,11 +1,11 @@
 //! Lock-free plumbing between threads: rings, completion lanes and doorbells.
 //!
-//! Turns what one thread wrote into what another thread may read, and says who may touch which slot when.
-//! Never blocks, never allocates after creation, reads no clock, knows nothing of packets or verbs. Called by
-//! posters and pollers on one side and by the shard that owns the other end.
+//! Defines which thread may touch which slot when, so that one thread may read what another wrote. Never blocks, never allocates
+//! after creation, reads no clock, knows nothing of packets or verbs. Called by posters and pollers on one side and by the shard
+//! that owns the other end.
 //!
-//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`] and [`process`]; [`lanes`] is built on rings, [`doorbell`] and
-//! [`srq`] on atomics alone.
+//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`] and [`process`]; [`lanes`] is built on
+//! rings, [`doorbell`] and [`srq`] on atomics alone.
 
 pub mod alarm;
 pub mod asymmetric;

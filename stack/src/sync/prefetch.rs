@@ -1,33 +1,33 @@
-//! Asks for cache lines that will be needed: a hint, which neither waits nor changes anything.
+//! Prefetches cache lines: a hint, which neither waits nor changes anything.
 //!
-//! With very many queue pairs nothing of the next one is in a cache. Its lines are asked for a burst ahead, those of
-//! all queue pairs of the burst one after the other, so that their misses overlap.
+//! With very many queue pairs nothing of the next one is cached. Its lines are prefetched a burst ahead, those of all queue pairs
+//! of the burst one after the other, so that their misses overlap.
 //!
-//! They are asked for into the second nearest cache ([`line()`]). The nearest one waits for few lines at a time, and who asks for
-//! more waits, too: with lines at random in 256 MiB, asked for by the dozen, one took 10 to 14 ns to come into the nearest cache
-//! and 4 to 5 ns into the next, from where it is some 15 cycles away. What comes next is asked for from there ([`near`]).
+//! [`line()`] prefetches into L2. L1 has room for few outstanding misses, and a core that exceeds them stalls: with random lines
+//! in 256 MiB, prefetched by the dozen, one took 10 to 14 ns into L1 and 4 to 5 ns into L2, from where it is some 15 cycles away.
+//! [`near`] brings what is needed next from L2 into L1.
 
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
 
-/// The caches that a line is asked into, by their numbers for PREFETCHh (`_MM_HINT_T0`, `_MM_HINT_T1`).
-const NEAREST: i32 = 3;
-const NEXT: i32 = 2;
+/// The target caches, by their numbers for PREFETCHh (`_MM_HINT_T0`, `_MM_HINT_T1`).
+const L1: i32 = 3;
+const L2: i32 = 2;
 
-/// Asks for the line at `at`. Any address will do: a hint for one that cannot be read is ignored by the processor.
+/// Prefetches the line at `at` into L2. Any address will do: the processor ignores the hint for one that cannot be read.
 #[inline(always)]
 pub fn line<T>(at: *const T) {
-    ask::<NEXT>(at.cast());
+    hint::<L2>(at.cast());
 }
 
-/// Asks for the line at `at`, which is in the second nearest cache, into the nearest.
+/// Prefetches the line at `at` into L1; meant for a line that is in L2.
 #[inline(always)]
 pub fn near<T>(at: *const T) {
-    ask::<NEAREST>(at.cast());
+    hint::<L1>(at.cast());
 }
 
 #[inline(always)]
-fn ask<const INTO: i32>(at: *const i8) {
+fn hint<const INTO: i32>(at: *const i8) {
     #[cfg(all(target_arch = "x86_64", not(any(miri, loom))))]
     // SAFETY: PREFETCHh is a hint: it reads nothing that a program could see, and faults on no address.
     unsafe {
@@ -37,7 +37,7 @@ fn ask<const INTO: i32>(at: *const i8) {
     let _ = at;
 }
 
-/// Asks for the lines of `of` from `first` up to and not including `end`, counted from its start.
+/// Prefetches the lines of `of` from `first` up to and not including `end`, counted from its start.
 #[inline(always)]
 pub fn lines<T>(of: *const T, first: usize, end: usize) {
     let at = of.cast::<u8>();
@@ -46,7 +46,7 @@ pub fn lines<T>(of: *const T, first: usize, end: usize) {
     }
 }
 
-/// Asks for the lines of the `len` bytes from `at` on.
+/// Prefetches the lines of the `len` bytes from `at` on.
 #[inline]
 pub fn bytes<T>(at: *const T, len: usize) {
     for n in (0..len).step_by(LINE) {
@@ -56,7 +56,7 @@ pub fn bytes<T>(at: *const T, len: usize) {
 
 #[cfg(test)]
 mod tests {
-    // Where nothing is, nothing happens.
+    // Nothing happens at addresses without memory.
     #[test]
     fn any_address_will_do() {
         super::line(core::ptr::null::<u8>());

@@ -1,7 +1,7 @@
 //! The one switch between the atomics of `std` and those of `loom`.
 //!
-//! Everything in [`crate::sync`] takes its atomics from here, so that `--cfg loom` puts the whole module under
-//! the model checker and nothing else has to know.
+//! Everything in [`crate::sync`] takes its atomics from here, so that `--cfg loom` puts the whole module under loom without other
+//! changes.
 
 #[cfg(not(loom))]
 pub(crate) use std::sync::{

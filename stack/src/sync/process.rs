@@ -1,13 +1,13 @@
-//! Which process made a thing. A fork has copies of all things, and no thread but one: what threads or other processes
-//! share (a socket and its file, a device, a lock that a thread held) is still the parent's alone.
+//! Which process made an object. A fork copies every object, and of the threads only the calling one: what threads or other
+//! processes share (a socket and its file, a device, a lock that another thread held) is still the parent's alone.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Once;
 
-/// How many forks lie between this process and the first one that asked.
+/// Forks between this process and the first one that called [`Process::this`].
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// The process that made a thing.
+/// The process that made an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u32);
 
@@ -19,7 +19,7 @@ impl Process {
         Self(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether it is still this one, and not a fork of it. One load.
+    /// Whether the caller runs in that process, and not in a fork of it. One load.
     #[inline]
     pub fn is_this(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
@@ -31,12 +31,12 @@ fn count_forks() {
     unsafe extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
-    // SAFETY: the handler adds to one number, which may be done between fork and return. It fails only without memory.
+    // SAFETY: the handler adds to one atomic, which is allowed between fork and return. It fails only without memory.
     let ret = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     assert_eq!(ret, 0, "no memory to remember a fork handler");
 }
 
-/// The interpreter has no fork.
+/// Miri has no fork.
 #[cfg(miri)]
 fn count_forks() {}
 
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn a_fork_is_another_process() {
         let me = Process::this();
-        // SAFETY: the child does nothing but load numbers and leave, without running anything of the parent's.
+        // SAFETY: the child only loads numbers and exits, without running anything of the parent's.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {

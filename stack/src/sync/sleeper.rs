@@ -1,8 +1,8 @@
-//! Sleep until something may have happened: a frame for a port that can tell, a request that was posted, a call by another thread.
+//! Sleep until there may be work: a frame on a port that signals, a posted request, a call by another thread.
 //!
-//! One thread at a time sleeps here for a device. It says so, then looks whether there is anything to do ([`Sleeper::begin`]); whoever
-//! gives it something to do stores that, then looks whether anybody sleeps ([`Sleeper::wake`]). A fence between the two
-//! steps on both sides makes sure that one sees the other ([`asymmetric`]).
+//! One thread at a time sleeps here for a device. It sets a flag, then looks for work ([`Sleeper::begin`]); a thread that gives
+//! it work stores that, then reads the flag ([`Sleeper::wake`]). A fence between the two steps on both sides makes sure that one
+//! sees the other ([`asymmetric`]).
 
 use super::asymmetric;
 use super::eventfd::EventFd;
@@ -19,12 +19,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 #[derive(Debug, Default)]
 pub struct Sleeper {
     asleep: CachePadded<AtomicBool>,
-    /// Wakes who sleeps.
+    /// Wakes the sleeping thread.
     event: OnceLock<EventFd>,
     watched: Mutex<Watched>,
 }
 
-/// The descriptors that wake who sleeps, beside `event`.
+/// The descriptors that wake the sleeping thread, beside `event`.
 #[derive(Debug, Default)]
 struct Watched {
     epoll: Option<OwnedFd>,
@@ -33,7 +33,7 @@ struct Watched {
 }
 
 impl Sleeper {
-    /// Wakes who sleeps, if anybody does. It sees what the caller stored before.
+    /// Wakes the sleeping thread, if there is one. It sees what the caller stored before.
     #[inline]
     pub fn wake(&self) {
         asymmetric::light();
@@ -49,8 +49,8 @@ impl Sleeper {
         }
     }
 
-    /// Begins a sleep. From here on [`wake`](Self::wake) ends it, so what the caller finds to do after this is all there was
-    /// before. `None` while another thread sleeps, or where the process has no descriptor left.
+    /// Begins a sleep, which [`wake`](Self::wake) ends from here on. A look for work after this call finds all that was given
+    /// without a wake-up. `None` while another thread sleeps, or where the process has no descriptor left.
     pub fn begin(&self) -> Option<Sleep<'_>> {
         let mut watched = match self.watched.try_lock() {
             Ok(watched) => watched,
@@ -79,11 +79,11 @@ pub struct Sleep<'a> {
 }
 
 impl Sleep<'_> {
-    /// The descriptor that wakes under this number, if any: when it becomes readable, and each time that more comes. It stays
-    /// for sleeps to come.
+    /// Sets the descriptor that wakes under this number, if any: when it becomes readable, and each time more arrives. It stays
+    /// for later sleeps.
     ///
     /// # Errors
-    /// Those of epoll_ctl(2): it is one that nobody can wait for.
+    /// Those of epoll_ctl(2): the descriptor is one that cannot be waited for.
     pub fn watch(&mut self, number: usize, fd: Option<Arc<OwnedFd>>) -> io::Result<()> {
         let Watched { epoll: Some(epoll), fds } = &mut *self.watched else { return Ok(()) };
         if fds.len() <= number {
@@ -98,7 +98,7 @@ impl Sleep<'_> {
             return Ok(());
         }
         if let Some(old) = fds[number].take() {
-            // Fails only where it is gone already.
+            // Fails only if it is gone already.
             let _ = epoll::delete(&*epoll, &*old);
         }
         if let Some(new) = fd {
@@ -108,19 +108,20 @@ impl Sleep<'_> {
         Ok(())
     }
 
-    /// Sleeps: until a descriptor becomes readable, `other` is, somebody wakes us, a signal handler ran, or this long.
+    /// Sleeps until a descriptor or `other` becomes readable, another thread wakes us, a signal handler ran, or `at_most` is
+    /// over.
     pub fn wait(self, other: Option<&EventFd>, at_most: Duration) {
         let Some(epoll) = &self.watched.epoll else { return };
         let (event, epoll) = (self.event.as_fd(), epoll.as_fd());
         let other = other.map_or(event, AsFd::as_fd);
         let mut fds = [event, epoll, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        // What is too long for the system is for ever.
+        // A time that the system cannot represent means no limit.
         let timeout = Timespec::try_from(at_most).ok();
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return; // interrupted
         }
         if !fds[1].revents().is_empty() {
-            // Takes the edges, so that they do not wake the next sleeper again.
+            // Consumes the edges, so that they do not wake the next sleeper again.
             let mut events = [const { core::mem::MaybeUninit::uninit() }; 16];
             let _ = epoll::wait(epoll, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         }
@@ -130,19 +131,19 @@ impl Sleep<'_> {
 impl Drop for Sleep<'_> {
     fn drop(&mut self) {
         self.sleeper.asleep.store(false, Ordering::Relaxed);
-        // Also where nothing was signalled: a waker may have looked just before.
+        // Also where no signal was seen: a waker may have read the flag just before.
         self.event.clear();
     }
 }
 
-// The interpreter has no ppoll.
+// Miri has no ppoll.
 #[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;
     use core::sync::atomic::AtomicU32;
 
     #[test]
-    fn whoever_has_something_to_do_is_not_asleep() {
+    fn no_wake_up_is_lost() {
         // Goal: no wake-up is lost: the sleeper has no time limit, and each item is given once it has taken the one before.
         let (sleeper, given, taken) = (Sleeper::default(), AtomicU32::new(0), AtomicU32::new(0));
         const ITEMS: u32 = 10_000;
@@ -177,7 +178,7 @@ mod tests {
         assert!(sleeper.begin().is_none(), "one at a time");
         sleep.watch(1, Some(Arc::clone(&b))).unwrap();
         drop(sleep);
-        // Nobody reads it, and yet it wakes again and again, each time once.
+        // The test never reads it, and yet it wakes again and again, once for each write.
         for _ in 0..3 {
             rustix::io::write(&*b, &1u64.to_ne_bytes()).unwrap();
             sleeper.begin().unwrap().wait(None, Duration::MAX);

@@ -36,18 +36,18 @@ use std::alloc::Layout;
 
 /// Alignment of the slot memory, and so of slot 0, in bytes.
 pub const ALIGN: usize = 64;
-/// Bytes of slots that one call asks for ahead.
+/// Bytes of slots that one call prefetches at most.
 const PREFETCH_MAX: usize = 16 * prefetch::LINE;
 /// Slot memory up to this many bytes is initialised at creation; slots beyond it when they are first used, so
 /// that a ring made for the worst case costs only what it uses.
 const EAGER_BYTES: usize = if cfg!(miri) { 1 << 10 } else { 1 << 20 };
 
-/// What the ring's memory begins with; the slots follow.
+/// The start of the ring's memory; the slots follow.
 #[repr(C, align(64))]
 struct Head {
     /// Next sequence number to publish. Written by the producer alone.
     published: AtomicU32,
-    /// Ends that there are: whoever takes it to zero frees the memory.
+    /// Ends that exist: the one that takes it to zero frees the memory.
     ends: AtomicU32,
     released: Released,
     #[cfg(loom)]
@@ -63,7 +63,7 @@ const SLOTS_AT: usize = size_of::<Head>();
 
 const _: () = assert!(SLOTS_AT.is_multiple_of(ALIGN));
 
-/// What each end knows of the memory.
+/// One end's view of the memory.
 struct View<T> {
     /// The memory: a [`Head`], then the slots. Initialised by [`ring_at`], freed when the second end is dropped.
     head: NonNull<Head>,
@@ -73,9 +73,9 @@ struct View<T> {
     _slots: PhantomData<T>,
 }
 
-// SAFETY: `head` is to memory that is there as long as one end is. Its atomics are `Sync`; slots are only dereferenced
-// through `Producer` and `Consumer`, which touch disjoint ones (module documentation). `T: Send` lets values written by one
-// thread be read by another, and `T: Copy` means that nothing is dropped here.
+// SAFETY: `head` points to memory that lives as long as one end does. Its atomics are `Sync`; slots are only dereferenced through
+// `Producer` and `Consumer`, which touch disjoint ones (module documentation). `T: Send` lets values written by one thread be
+// read by another, and `T: Copy` means that nothing is dropped here.
 unsafe impl<T: Send> Send for View<T> {}
 
 impl<T> View<T> {
@@ -89,7 +89,7 @@ impl<T> View<T> {
 
     #[inline]
     fn head(&self) -> &Head {
-        // SAFETY: initialised by `ring_at`, and there as long as this end is.
+        // SAFETY: initialised by `ring_at`, and alive as long as this end is.
         unsafe { self.head.as_ref() }
     }
     /// First element of the slot of `seq`.
@@ -103,14 +103,14 @@ impl<T> View<T> {
     fn slots(&self) -> u32 {
         self.mask + 1
     }
-    /// Asks for the lines of `n` slots from that of `seq` on, sixteen lines at most.
+    /// Prefetches the lines of `n` slots from that of `seq` on, sixteen lines at most.
     #[inline]
     fn prefetch(&self, seq: u32, n: u32) {
         let n = n.min(self.slots() - (seq & self.mask)) as usize;
         let bytes = (n * self.stride as usize * size_of::<T>()).min(PREFETCH_MAX);
         prefetch::bytes(self.slot(seq).as_ptr().cast_const(), bytes);
     }
-    /// Tells loom that the slot is written (`true`) or read.
+    /// Reports to loom that the slot is written (`true`) or read.
     #[cfg(loom)]
     fn track(&self, seq: u32, write: bool) {
         let cell = &self.head().trackers[(seq & self.mask) as usize];
@@ -127,7 +127,7 @@ impl<T> View<T> {
 
 impl<T> Drop for View<T> {
     fn drop(&mut self) {
-        // As `Arc` does it: what the other end did with the memory happened before.
+        // As in `Arc`: what the other end did with the memory happens before it is freed.
         if self.head().ends.fetch_sub(1, Ordering::Release) != 1 {
             return;
         }
@@ -250,7 +250,7 @@ impl<T: Copy + Default + Send> Producer<T> {
         self.published
     }
 
-    /// Asks for what filling and publishing the next `n` slots touches: both indices, and the slots.
+    /// Prefetches what filling and publishing the next `n` slots touches: both indices, and the slots.
     #[inline]
     pub fn prefetch(&self, n: u32) {
         prefetch::line(&raw const self.view.head().published);
@@ -265,8 +265,8 @@ impl<T: Copy + Default + Send> Producer<T> {
         self.published.wrapping_sub(self.released.get())
     }
 
-    /// Slots that may be filled, not less than one if there is one. Looks at the consumer's index only when
-    /// there seems to be none, so there may be more than it says; the exact number is `slots() - in_use()`.
+    /// Slots that may be filled, not less than one if there is one. Reads the consumer's index only when there seems to be none,
+    /// so there may be more; the exact number is `slots() - in_use()`.
     #[inline]
     pub fn free(&mut self) -> u32 {
         if self.free_cached() == 0 {
@@ -304,7 +304,7 @@ impl<T: Copy + Default + Send> Producer<T> {
             return;
         }
         assert!(self.has_room(n - 1), "published {n} slots of a ring that has fewer free");
-        // A slot that is published without having been looked at: the consumer must find a value in it.
+        // `publish` does not require a call of `slot`: the consumer must find a value in each slot.
         self.ensure_initialised_through(n);
         self.published = self.published.wrapping_add(n);
         self.view.head().published.store(self.published, Ordering::Release);
@@ -410,14 +410,14 @@ impl<T: Copy + Send> Consumer<T> {
         self.published().wrapping_sub(self.released)
     }
 
-    /// Slots published and not yet released, `max` at most. Looks at the producer's index only when it knows of fewer.
+    /// Slots published and not yet released, `max` at most. Reads the producer's index only when it knows of fewer.
     #[inline]
     pub fn ready(&self, max: u32) -> u32 {
         let known = self.published.get().wrapping_sub(self.released);
         if known >= max { max } else { self.unreleased().min(max) }
     }
 
-    /// Whether slot `seq` is published and not released. Looks at the producer's index only when it seems not.
+    /// Whether slot `seq` is published and not released. Reads the producer's index only when it seems not to be.
     #[inline]
     pub fn has(&self, seq: u32) -> bool {
         let ahead = seq.wrapping_sub(self.released);
@@ -452,7 +452,7 @@ impl<T: Copy + Send> Consumer<T> {
         }
     }
 
-    /// The slots from that of `seq` on, `max` at most: as many as lie behind each other in memory, one after the other.
+    /// The slots from that of `seq` on, `max` at most and up to the end of the ring's memory, as one slice.
     ///
     /// # Panics
     /// If one of them is not published or already released: the caller lost count.
@@ -473,14 +473,14 @@ impl<T: Copy + Send> Consumer<T> {
         unsafe { core::slice::from_raw_parts(self.view.slot(seq).as_ptr(), len) }
     }
 
-    /// Asks for both indices: what a look at new slots, and the release of slots, touches beside them.
+    /// Prefetches both indices, which a check for new slots and a release touch beside the slots.
     #[inline]
     pub fn prefetch_ends(&self) {
         prefetch::line(&raw const self.view.head().published);
         prefetch::line(&raw const self.view.head().released);
     }
 
-    /// Asks for `n` slots from `seq` on.
+    /// Prefetches `n` slots from `seq` on.
     #[inline]
     pub fn prefetch(&self, seq: u32, n: u32) {
         self.view.prefetch(seq, n);
@@ -596,10 +596,10 @@ mod tests {
     /// Sequence numbers to start from, so that the first few cross the wrap, and the change of sign.
     const STARTS: [u32; 6] = [0, u32::MAX, u32::MAX - 1, u32::MAX - 4, i32::MAX as u32, i32::MAX as u32 - 1];
 
-    /// Every short sequence of what both ends do, in rings of each size: nothing that is looked up is fresher than it has to
-    /// be, so copies of the other end's index are stale wherever they can be.
+    /// Every short sequence of what both ends do, in rings of each size: indices are refreshed only where they have to be, so
+    /// copies of the other end's index are stale wherever they can be.
     #[test]
-    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn every_short_history_matches_a_queue() {
         for (slots, start) in [1, 2, 4, 8].into_iter().flat_map(|slots| STARTS.map(|start| (slots, start))) {
             // Pushes and pops alone fill the largest ring, too.
@@ -611,7 +611,7 @@ mod tests {
     fn replay(slots: u32, start: u32, history: impl Iterator<Item = usize> + Clone) {
         let (mut tx, mut rx) = ring_at::<u32>(slots, 1, start);
         let (mut model, mut value) = (VecDeque::new(), 0);
-        let told = || format!("{:?} in {slots} slots from {start:#x}", history.clone().collect::<Vec<_>>());
+        let case = || format!("{:?} in {slots} slots from {start:#x}", history.clone().collect::<Vec<_>>());
         for op in history.clone() {
             let room = slots as usize - model.len();
             match op {
@@ -619,7 +619,7 @@ mod tests {
                 0 | 1 => {
                     let n = op as u32 + 1;
                     let last = tx.slot(n - 1).is_some();
-                    assert_eq!(last, n as usize <= room, "{}", told());
+                    assert_eq!(last, n as usize <= room, "{}", case());
                     for ahead in 0..if last { n } else { 0 } {
                         value += 1;
                         tx.slot(ahead).unwrap()[0] = value;
@@ -629,7 +629,7 @@ mod tests {
                 }
                 2 => {
                     let seq = rx.released();
-                    assert_eq!(rx.get(seq).map(|slot| slot[0]), model.front().copied(), "{}", told());
+                    assert_eq!(rx.get(seq).map(|slot| slot[0]), model.front().copied(), "{}", case());
                     if model.pop_front().is_some() {
                         rx.release_to(seq.wrapping_add(1));
                     }
@@ -643,26 +643,26 @@ mod tests {
                         let seq = rx.released().wrapping_add(got.len() as u32);
                         got.extend_from_slice(rx.contiguous(seq, end.wrapping_sub(seq)));
                     }
-                    assert_eq!(got, model.drain(..).collect::<Vec<_>>(), "{}", told());
+                    assert_eq!(got, model.drain(..).collect::<Vec<_>>(), "{}", case());
                     rx.release_to(end);
                 }
-                // From what was released last to behind what can be there.
+                // From before the oldest slot to beyond the last possible one.
                 4 => {
                     for ahead in -2..=i64::from(slots) + 1 {
                         let seq = rx.released().wrapping_add(ahead as u32);
                         let want = usize::try_from(ahead).ok().and_then(|ahead| model.get(ahead));
-                        assert_eq!(rx.get(seq).map(|slot| &slot[0]), want, "{ahead} of {}", told());
+                        assert_eq!(rx.get(seq).map(|slot| &slot[0]), want, "{ahead} of {}", case());
                     }
                 }
                 _ => {
                     let free = tx.free() as usize;
-                    assert!(free <= room && (free == 0) == (room == 0), "{free} of {room}: {}", told());
+                    assert!(free <= room && (free == 0) == (room == 0), "{free} of {room}: {}", case());
                 }
             }
         }
-        assert_eq!(tx.in_use() as usize, model.len(), "{}", told());
-        assert_eq!(rx.unreleased() as usize, model.len(), "{}", told());
-        assert_eq!(tx.published(), start.wrapping_add(value), "{}", told());
+        assert_eq!(tx.in_use() as usize, model.len(), "{}", case());
+        assert_eq!(rx.unreleased() as usize, model.len(), "{}", case());
+        assert_eq!(tx.published(), start.wrapping_add(value), "{}", case());
     }
 
     #[test]
@@ -680,8 +680,8 @@ mod tests {
         assert_eq!(tx.slot(3).unwrap().as_ptr() as usize % 64, 0);
     }
 
-    /// A ring above the eager limit: slots that nobody wrote hold the default, on the first lap and later,
-    /// wherever the sequence starts.
+    /// A ring above the eager limit: slots that were never written hold the default, on the first lap and later, wherever the
+    /// sequence starts.
     #[test]
     fn large_ring_holds_defaults() {
         #[derive(Clone, Copy, PartialEq, Debug)]

@@ -1,8 +1,8 @@
 //! The ring of a shared receive queue: one poster, any number of takers, first in first out.
 //!
-//! An entry is a fixed number of 64-bit words. The [`Poster`] writes entries and publishes them; a [`Taker`]
-//! copies the oldest entry out and takes it with one compare-exchange. Nobody keeps entries aside, so the count
-//! is true at every moment, and nobody waits: a compare-exchange fails only because another taker had the entry.
+//! An entry is a fixed number of 64-bit words. The [`Poster`] writes entries and publishes them; a [`Taker`] copies the oldest
+//! entry out and takes it with one compare-exchange. No taker sets entries aside, so the count is true at every moment, and none
+//! waits: a compare-exchange fails only because another taker had the entry.
 //!
 //! # Why a copy before the compare-exchange is good
 //!
@@ -14,9 +14,9 @@
 //!
 //! # Resizing
 //!
-//! [`Poster::resize`] copies the entries into a new ring at the same sequence numbers, hangs it behind the old
-//! one, and closes the old one by a bit in `head`. Takers that meet the bit go on in the new ring. Until then
-//! they take from the old ring; so none of them sees a gap, an entry twice, or another order.
+//! [`Poster::resize`] copies the entries into a new ring at the same sequence numbers, links it behind the old one, and closes
+//! the old one by a bit in `head`. Takers that find the bit go on in the new ring. Until then they take from the old ring; so
+//! none of them sees a gap, an entry twice, or another order.
 
 use super::primitive::{Arc, AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
@@ -82,7 +82,7 @@ fn queue_at(capacity: u32, words: usize, start: u64) -> (Poster, Taker) {
     (Poster { ring: ring.clone(), limit: limit.clone() }, Taker { ring, limit })
 }
 
-/// The end that posts. There is one; a lock around it makes it many.
+/// The end that posts. There is one; several threads share it under a lock.
 pub struct Poster {
     ring: Arc<Ring>,
     limit: Arc<AtomicU32>,
@@ -98,7 +98,7 @@ pub struct Taker {
 /// An entry was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Taken {
-    /// Fewer entries than the armed limit are left. Told once: the limit is disarmed.
+    /// Fewer entries than the armed limit are left. Reported once: the limit is disarmed.
     pub limit_reached: bool,
 }
 
@@ -142,7 +142,7 @@ impl Poster {
         self.ring.tail.store(tail + u64::from(n), Ordering::Release);
     }
 
-    /// Arms the limit: the take that leaves fewer entries than this says so, once. 0 disarms.
+    /// Arms the limit: the take that leaves fewer entries than this reports it, once. 0 disarms.
     pub fn arm(&mut self, limit: u32) {
         self.limit.store(limit, Ordering::Relaxed);
     }
@@ -196,7 +196,7 @@ impl Poster {
 impl Taker {
     /// Takes the oldest entry: copies it to `to`, as far as that reaches. `None` when there is none.
     ///
-    /// Lock-free: it looks again only when another taker was quicker.
+    /// Lock-free: it tries again only when another taker was quicker.
     #[inline]
     pub fn take(&mut self, to: &mut [u64]) -> Option<Taken> {
         loop {
@@ -336,9 +336,9 @@ mod tests {
     }
 
     /// Every short sequence of what a poster and two takers do, across changes of size and where 32 bits of the entries' numbers
-    /// wrap: order, count, bound, and the limit told once.
+    /// wrap: order, count, bound, and the limit reported once.
     #[test]
-    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn every_short_history_matches_a_queue() {
         let starts = [0, u64::from(u32::MAX), u64::from(u32::MAX) - 2];
         for (capacity, start) in (1..=3).flat_map(|capacity| starts.map(|start| (capacity, start))) {
@@ -350,7 +350,7 @@ mod tests {
         let (mut poster, taker) = queue_at(capacity, 1, start);
         let mut takers = [taker.clone(), taker];
         let (mut model, mut limit, mut value) = (VecDeque::new(), 0u32, 0u64);
-        let told = || format!("{:?} from {start:#x}", history.clone().collect::<Vec<_>>());
+        let case = || format!("{:?} from {start:#x}", history.clone().collect::<Vec<_>>());
         for op in history.clone() {
             match op {
                 // Publishes one, or two at once.
@@ -361,16 +361,16 @@ mod tests {
                         value += 1;
                         put += 1;
                     }
-                    assert!(put == op as u32 + 1 || model.len() == capacity as usize, "{}", told());
+                    assert!(put == op as u32 + 1 || model.len() == capacity as usize, "{}", case());
                     poster.publish(put);
                 }
                 2 | 3 => {
                     let mut got = [u64::MAX];
                     let taken = takers[op - 2].take(&mut got);
                     let want = model.pop_front();
-                    assert_eq!(taken.map(|_| got[0]), want, "{}", told());
+                    assert_eq!(taken.map(|_| got[0]), want, "{}", case());
                     let reached = want.is_some() && (model.len() as u32) < limit;
-                    assert_eq!(taken.is_some_and(|taken| taken.limit_reached), reached, "{}", told());
+                    assert_eq!(taken.is_some_and(|taken| taken.limit_reached), reached, "{}", case());
                     if reached {
                         limit = 0;
                     }
@@ -383,14 +383,14 @@ mod tests {
                     let next = capacity % 3 + 1;
                     let waiting = model.len() as u32;
                     let fits = waiting <= next;
-                    assert_eq!(poster.resize(next), if fits { Ok(()) } else { Err(waiting) }, "{}", told());
+                    assert_eq!(poster.resize(next), if fits { Ok(()) } else { Err(waiting) }, "{}", case());
                     if fits {
                         capacity = next;
                     }
                 }
             }
             let state = (poster.len() as usize, poster.is_empty(), poster.limit(), poster.capacity());
-            assert_eq!(state, (model.len(), model.is_empty(), limit, capacity), "{}", told());
+            assert_eq!(state, (model.len(), model.is_empty(), limit, capacity), "{}", case());
         }
     }
 
@@ -456,7 +456,7 @@ mod loom_tests {
     use super::*;
     use loom::thread;
 
-    /// Tries twice; nobody spins, so that the model stays small.
+    /// Tries twice and never spins, so that the model stays small.
     fn take_twice(taker: &mut Taker) -> Vec<u64> {
         let mut seen = Vec::new();
         for _ in 0..2 {
@@ -469,7 +469,7 @@ mod loom_tests {
         seen
     }
 
-    /// Three entries through two slots, two takers: a slot is written again while somebody may still copy it.
+    /// Three entries through two slots, two takers: a slot is written again while another taker may still copy it.
     #[test]
     fn capacity_two() {
         let mut model = loom::model::Builder::new();
@@ -500,7 +500,7 @@ mod loom_tests {
         });
     }
 
-    /// A resize under a take: nothing is lost, doubled or out of order, and the limit is told once.
+    /// A resize under a take: nothing is lost, doubled or out of order, and the limit is reported once.
     #[test]
     fn resize_under_a_take() {
         loom::model(|| {
@@ -514,20 +514,20 @@ mod loom_tests {
                 poster.put(0, &[3, 3]);
                 poster.publish(1);
             });
-            let (mut want, mut told) = (1, 0);
+            let (mut want, mut reports) = (1, 0);
             while want <= 3 {
                 let mut entry = [0; 2];
                 match taker.take(&mut entry) {
                     Some(taken) => {
                         assert_eq!(entry, [want, want]);
-                        told += u32::from(taken.limit_reached);
+                        reports += u32::from(taken.limit_reached);
                         want += 1;
                     }
                     None => thread::yield_now(),
                 }
             }
             resizer.join().unwrap();
-            assert_eq!(told, 1);
+            assert_eq!(reports, 1);
         });
     }
 }

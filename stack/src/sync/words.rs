@@ -1,7 +1,7 @@
 //! One published word a queue pair: its epoch, its state and its gates.
 //!
-//! Written by the shard that owns the queue pair, read by posters (may I post?) and by whoever polls a
-//! completion queue (is this entry of an earlier life?). A word is `epoch << 32 | state << 16 | flags << 8 | gates`.
+//! Written by the shard that owns the queue pair. Read by posters (may I post?) and by threads that poll a completion queue (is
+//! this entry of an earlier life?). A word is `epoch << 32 | state << 16 | flags << 8 | gates`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ pub struct Words(Box<[AtomicU64]>);
 const WATCHED: u64 = 1 << 8;
 const DEAD: u64 = 1 << 9;
 
-/// What a word says at one moment.
+/// The value of a word at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Word(u64);
 
@@ -25,7 +25,7 @@ impl Word {
     pub const fn epoch(self) -> u32 {
         (self.0 >> 32) as u32
     }
-    /// The same word, with the shard's promise to look at the send queue every turn: posters need not ring.
+    /// The same word, with the shard's promise to look at the send queue every turn, so that posters need not ring.
     #[must_use]
     pub const fn watched(self, watched: bool) -> Self {
         Self(if watched { self.0 | WATCHED } else { self.0 & !WATCHED })
@@ -34,7 +34,7 @@ impl Word {
     pub const fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
     }
-    /// Whether the shard died: nobody looks at what is posted.
+    /// Whether the shard died: requests that are posted are not executed.
     pub const fn is_dead(self) -> bool {
         self.0 & DEAD != 0
     }
@@ -63,12 +63,12 @@ impl Words {
     pub fn load(&self, index: u32) -> Word {
         Word(self.0[index as usize].load(Ordering::Acquire))
     }
-    /// Asks for the word of queue pair `index`.
+    /// Prefetches the word of queue pair `index`.
     #[inline]
     pub fn prefetch(&self, index: u32) {
         super::prefetch::line(&raw const self.0[index as usize]);
     }
-    /// Publishes a word; only the owner of the queue pair's shard does.
+    /// Publishes a word. Only the owner of the queue pair's shard may call it.
     #[inline]
     pub fn store(&self, index: u32, word: Word) {
         self.0[index as usize].store(word.0, Ordering::Release);
