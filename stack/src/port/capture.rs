@@ -40,7 +40,7 @@ pub fn capture(port: Box<dyn Port>, path: &Path) -> Result<Box<dyn Port>, PortEr
     Ok(Box::new(CapturePort { port, log }))
 }
 
-/// The file, shared by the writer and by whoever flushes.
+/// The file, shared by the writer and the threads that flush.
 #[derive(Clone)]
 struct Output(Arc<Mutex<BufWriter<File>>>);
 

@@ -163,7 +163,7 @@ struct Way {
 }
 
 impl Way {
-    /// Lets `frame` meet its faults; what is left of it goes to `ready` or is held. Whether it was lost.
+    /// Applies the faults to `frame`; what is left of it goes to `ready` or is held. Returns whether it was lost.
     fn pass(&mut self, mut frame: Frame, copy: impl FnOnce() -> Option<Frame>) -> bool {
         if !self.on {
             self.ready.push_back(frame);
@@ -204,7 +204,7 @@ impl Way {
         loss
     }
 
-    /// Lets go of the frames that were held long enough.
+    /// Releases the frames that were held long enough.
     fn release(&mut self) {
         let mut i = 0;
         while let Some(held) = self.held.get(i) {
@@ -406,7 +406,7 @@ mod tests {
             let late = order.windows(2).filter(|pair| pair[1] < pair[0]).count();
             assert!((20..80).contains(&late), "{late} came late");
             for (i, pair) in order.windows(2).enumerate() {
-                // The very last ones are let go by the count of bursts.
+                // The very last ones are released by the count of bursts.
                 if pair[1] < pair[0] && pair[1] < N - 8 {
                     let passed = order[..=i].iter().filter(|&&n| n > pair[1]).count();
                     assert!((4..=6).contains(&passed), "{passed} frames passed {}", pair[1]);

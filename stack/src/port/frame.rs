@@ -92,7 +92,7 @@ impl Frame {
         }
         let len = u16::try_from(bytes.len()).expect("a frame is shorter than 64 KiB");
         let mut boxed = NonNull::from(Box::leak(Box::new(bytes)));
-        // SAFETY: the box was leaked just now, nobody else has it.
+        // SAFETY: the box was leaked just now, nothing else refers to it.
         let data = NonNull::from(unsafe { boxed.as_mut() }.as_mut_slice()).cast();
         // SAFETY: the vector's `len` bytes stay where they are until `free_boxed` takes the box back.
         unsafe { Self::from_raw(data, len, len, boxed.cast(), &BOXED) }
@@ -123,14 +123,14 @@ impl Frame {
         unsafe { core::slice::from_raw_parts(self.data.as_ptr(), self.len as usize) }
     }
 
-    /// The sum of its bytes, if whoever copied them computed it. It is for the bytes as they are: whoever changes the frame
-    /// makes it unknown.
+    /// The sum of its bytes, if it was computed when they were copied. It is for the bytes as they are: any change of the frame
+    /// clears it.
     #[inline]
     pub fn sum(&self) -> Option<Sum> {
         self.sum
     }
 
-    /// Says what the sum of its bytes is.
+    /// Sets the sum of its bytes.
     #[inline]
     pub fn set_sum(&mut self, sum: Option<Sum>) {
         self.sum = sum;
@@ -195,7 +195,7 @@ pub struct HeapPool {
     slab: Arc<Slab>,
 }
 
-/// What a slot starts with; the buffer follows at [`HEADER`].
+/// The start of a slot; the buffer follows at [`HEADER`].
 struct SlotHeader {
     slab: *const Slab,
     index: u32,
@@ -313,8 +313,8 @@ impl HeapPool {
     fn frame(&self, index: u32) -> Frame {
         let slot = self.slab.slot(index);
         let _ = Arc::into_raw(Arc::clone(&self.slab));
-        // SAFETY: the slot came off the free list, so nobody else has it; its buffer is `capacity` bytes that were zeroed
-        // at the start; the `Arc` count that was just leaked belongs to this frame.
+        // SAFETY: the slot came off the free list, so nothing else uses it; its buffer is `capacity` bytes that were zeroed at
+        // the start; the `Arc` count that was just leaked belongs to this frame.
         unsafe { Frame::from_raw(slot.add(HEADER), 0, self.slab.capacity, slot.cast(), &HEAP) }
     }
 
@@ -350,7 +350,7 @@ impl Slab {
         unsafe { self.base.add(index as usize * self.stride) }
     }
 
-    /// Nobody panics with the list in hand.
+    /// No code panics while it holds the lock.
     #[inline]
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
@@ -421,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_sum_is_for_the_bytes_as_they_are() {
-        // Goal: nobody can change a frame and leave the sum of what it was.
+        // Goal: a frame cannot be changed and keep the sum of what it was.
         let sum = Sum::new(7);
         let changes: [fn(&mut Frame); 4] = [
             |frame| frame.data_mut()[0] ^= 1,

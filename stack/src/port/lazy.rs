@@ -1,7 +1,7 @@
-//! A port that is known before it is there: what it is can be asked at once, its device opens when it is started.
+//! A port that is known before it exists: its description is there at once, its device opens when it is started.
 //!
-//! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. Then each
-//! queue takes the real one, once, and hands every burst on to it.
+//! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. Then each queue takes
+//! the real one, once, and passes every burst on to it.
 
 use super::{Armed, Build, Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 type Open = dyn Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync;
 
-/// A port that is what `info` says; [`Port::start`] calls `open`, until it succeeds.
+/// A port that `info` describes; [`Port::start`] calls `open`, until it succeeds.
 pub(super) fn lazy(
     info: PortInfo,
     open: impl Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync + 'static,
@@ -31,7 +31,7 @@ struct LazyPort {
 }
 
 impl LazyPort {
-    /// The port has been described already; one that is something else, or less, would make that untrue.
+    /// The port was described already: the real one must not be something else, or less.
     fn check(&self, real: &PortInfo) -> Result<(), PortError> {
         let PortInfo { mac, mtu, queues, .. } = self.info;
         let reason = if real.mtu < mtu {
@@ -62,7 +62,7 @@ impl Port for LazyPort {
         }
         let port = open()?;
         self.check(port.info())?;
-        // Nobody else sets it: the lock is held.
+        // No other thread sets it: the lock is held.
         let _ = self.real.set(port);
         Ok(())
     }

@@ -42,10 +42,10 @@ pub const L2_OVERHEAD: usize = 18;
 /// Builds frames in a port's memory: first all of a burst, then each is finished.
 pub trait Build {
     /// Builds a frame in a buffer that holds [`max_frame`](PortInfo::max_frame) bytes. Returns its length, or `None` to end. Any
-    /// of it may be left to [`finish`](Self::finish), and all.
+    /// or all of it may be left to [`finish`](Self::finish).
     fn build(&mut self, buffer: &mut [u8]) -> Option<usize>;
 
-    /// Finishes the `i`-th frame of the burst, whose buffer this is; its length stays. Whatever looks at what was stored just
+    /// Finishes the `i`-th frame of the burst, whose buffer this is; its length stays. Code that reads what was stored just
     /// before belongs here: by now the stores have left the core.
     fn finish(&mut self, i: usize, buffer: &mut [u8]) {
         let _ = (i, buffer);
@@ -61,7 +61,7 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 pub trait PortQueue: Send {
     /// Appends received frames to `out` while it has room; returns how many. A port may end a burst behind
-    /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in a near cache when it is looked at.
+    /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
     /// Takes frames off the front of `frames` as long as the link accepts them; returns how many.
@@ -81,39 +81,39 @@ pub trait PortQueue: Send {
         out.extend(core::iter::from_fn(|| self.alloc()).take(n));
     }
 
-    /// Lets up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, be built in the very memory from which they are
-    /// sent, for ports that have such (the rings of a memif). They are on their way when this returns. Returns how many were
-    /// built, 0 also while there is no room; `None` where there is no such memory, or not now: then frames are what is left.
+    /// Builds up to `most` frames, and [`TX_BURST`](config::TX_BURST) at most, in the very memory from which they are sent, for
+    /// ports that have such (the rings of a memif). They are on their way when this returns. Returns how many were built, 0 also
+    /// while there is no room; `None` where there is no such memory, or not now: then the caller has to use frames.
     ///
-    /// What a buffer holds before is anything, and a peer that shares it may change what was written: it is for writing.
+    /// A buffer's contents are arbitrary at first, and a peer that shares it may change what was written: only write to it.
     /// Frames leave in the order of the calls of this and of [`tx_burst`](Self::tx_burst).
     fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
         let _ = (most, builder);
         None
     }
 
-    /// Gets ready for a sleep: from here on, until frames are received again, whatever arrives makes a descriptor readable.
-    /// Frames that wait already, and those that arrive while this looks, are [`Armed::Pending`].
+    /// Prepares a sleep: from here on, until frames are received again, arrivals make a descriptor readable. If frames wait
+    /// already, or arrive during this call, it returns [`Armed::Pending`].
     fn arm(&mut self) -> Armed {
         Armed::Unable
     }
 
-    /// Gives frames back that are done with, and their places in the port's rings to the sender, which a port may keep until
-    /// then, or until the next burst. Dropping them does the first; this is quicker for a whole burst.
+    /// Gives frames back that are done with, and their slots in the port's rings to the sender; a port may keep the slots until
+    /// this call or the next burst. Dropping frames does the first; this is quicker for a whole burst.
     fn recycle(&mut self, frames: &mut RxBurst) {
         frames.clear();
     }
 }
 
-/// Whether a queue tells when frames arrive.
+/// Whether a queue signals that frames arrive.
 #[derive(Clone, Debug)]
 pub enum Armed {
     /// Frames have arrived, or may have: receive them first.
     Pending,
-    /// When frames arrive this becomes readable, and again whenever more of them do: to be waited for edge-triggered, and not to be
-    /// read. The peer may share it.
+    /// Becomes readable when frames arrive, and again whenever more of them do: wait for it edge-triggered, and do not read it.
+    /// The peer may share it.
     Event(Arc<OwnedFd>),
-    /// It cannot tell, or has no link now: look again soon.
+    /// It cannot signal, or has no link now: poll again soon.
     Unable,
 }
 
@@ -155,7 +155,7 @@ pub struct PortStats {
     pub tx_dropped: u64,
     /// Times the link was lost because its peer went away.
     pub restarts: u64,
-    /// Peers that were refused, or did not keep to the rules of the link (memif).
+    /// Peers that were refused, or violated the protocol of the link (memif).
     pub refused: u64,
 }
 
@@ -228,7 +228,7 @@ impl PortOptions {
             return fail(format!("a queue has {FRAMES_MIN} to {FRAMES_MAX} buffers, not {}", self.frames));
         }
         match self.mac {
-            Some(mac) if !mac.is_station() => {
+            Some(mac) if !mac.is_unicast() => {
                 fail(format!("{mac} is no address of one station: use one like 02:00:00:00:00:01"))
             }
             _ => Ok(()),
@@ -236,7 +236,7 @@ impl PortOptions {
     }
 }
 
-/// Smallest and largest MTU of a port: what IPv4 asks for, and jumbo frames.
+/// Smallest and largest MTU of a port: IPv4's minimum, and jumbo frames.
 const MTU_MIN: usize = 576;
 const MTU_MAX: usize = 9600;
 /// Least and most buffers of a queue.
@@ -244,12 +244,12 @@ const FRAMES_MIN: usize = 256;
 const FRAMES_MAX: usize = 1 << 18;
 
 impl Mac {
-    /// Whether it can be the address of one station.
-    pub(crate) fn is_station(&self) -> bool {
+    /// Whether it can be the address of one host: unicast, and not zero.
+    pub(crate) fn is_unicast(&self) -> bool {
         self.0[0] & 1 == 0 && *self != Self::default()
     }
 
-    /// A random address, locally administered and of one station.
+    /// A random unicast address, locally administered.
     pub(crate) fn random() -> Self {
         let mut bytes = [0; 6];
         // Two ports with the same address must not come about.

@@ -48,9 +48,9 @@ pub(super) struct Wire {
     steering: Option<Steering>,
 }
 
-/// Frames on their way to one queue. Both ends come with whole bursts; one that finds the other at it comes again.
+/// Frames on their way to one queue. Both ends move whole bursts; one that finds the lock taken tries again later.
 struct Lane {
-    /// How many there are: a look at an empty lane takes no lock.
+    /// Their number: a check of an empty lane takes no lock.
     waiting: AtomicUsize,
     frames: Mutex<VecDeque<Frame>>,
 }
@@ -60,7 +60,7 @@ impl Lane {
         Self { waiting: AtomicUsize::new(0), frames: Mutex::new(VecDeque::with_capacity(DEPTH)) }
     }
 
-    /// What `with` makes of the frames; `None` while the other end is at them.
+    /// Calls `with` on the frames; `None` while the other end has the lock.
     fn with<T>(&self, with: impl FnOnce(&mut VecDeque<Frame>) -> T) -> Option<T> {
         let mut frames = match self.frames.try_lock() {
             Ok(frames) => frames,
@@ -169,8 +169,8 @@ impl WireQueue {
         }
     }
 
-    /// Whether every frame that was built is on the link, now if not before.
-    fn settle(&mut self) -> bool {
+    /// Retries the frame that found no room. Whether every frame that was built is on the link now.
+    fn push_late(&mut self) -> bool {
         self.late = self.late.take().and_then(|frame| self.push(frame).err());
         self.late.is_none()
     }
@@ -178,7 +178,7 @@ impl WireQueue {
 
 impl PortQueue for WireQueue {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
-        self.settle();
+        self.push_late();
         let lane = &self.rx.queues[self.index];
         if lane.waiting.load(Ordering::Acquire) == 0 {
             return 0;
@@ -203,7 +203,7 @@ impl PortQueue for WireQueue {
     }
 
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
-        if !self.settle() {
+        if !self.push_late() {
             return 0;
         }
         let (mut taken, mut sent, mut bytes) = (0, 0, 0);
@@ -241,11 +241,10 @@ impl PortQueue for WireQueue {
         self.pool.alloc_burst(out, n);
     }
 
-    /// As a memif does it, for tests of who builds in place: the link takes each frame when it is built, or at the next
-    /// call.
+    /// As a memif does it, for tests of building in place: the link takes each frame when it is built, or at the next call.
     fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
         let mut built = 0;
-        while built < most.min(crate::config::TX_BURST) && self.settle() {
+        while built < most.min(crate::config::TX_BURST) && self.push_late() {
             let Some(mut frame) = self.pool.alloc() else { break };
             let buffer = &mut frame.buffer_mut()[..self.max_frame];
             let Some(len) = builder.build(buffer) else { break };

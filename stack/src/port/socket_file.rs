@@ -1,4 +1,4 @@
-//! Files of unix sockets: told alive from stale, and removed when stale.
+//! Files of unix sockets: tells live ones from stale ones, and removes the stale.
 
 #[cfg(feature = "dpdk")]
 use super::peers::Peers;
@@ -60,11 +60,11 @@ pub(super) enum Look {
     Stale,
 }
 
-/// Looks without disturbing whoever is there.
+/// Looks without disturbing the process that owns the socket.
 ///
-/// Linux looks for the socket before it compares the types. So connecting a datagram socket is refused where
-/// nobody is, and finds the wrong type where a listener is, which notices nothing. Connecting it to another
-/// datagram socket sends nothing either.
+/// Linux looks for the socket before it compares the types. So connecting a datagram socket is refused where no process has the
+/// socket open, and fails with the wrong type where one listens, which does not notice. Connecting it to another datagram socket
+/// sends nothing either.
 pub(super) fn look(path: &Path) -> Result<Look, String> {
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
@@ -93,7 +93,7 @@ pub(super) fn look(path: &Path) -> Result<Look, String> {
 /// Makes room for a socket of our own at `path`: removes a stale file.
 ///
 /// # Errors
-/// When somebody uses the path, or the file cannot be removed.
+/// When a process uses the path, or the file cannot be removed.
 pub(crate) fn make_way(path: &Path) -> Result<(), String> {
     match look(path)? {
         Look::Missing => Ok(()),
@@ -133,7 +133,7 @@ pub(super) fn belongs_to(path: &Path, peers: &Peers) -> Result<(), String> {
 pub(super) fn make_way_for_dpdk(path: &Path) -> Result<(), String> {
     make_way(path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
-    // A file beside it: a trial at the path itself could meet a peer that looks for us there.
+    // A file beside it: a trial at the path itself could be found by a peer that connects there.
     let trial = dir.join(format!(".roce-{}-{:?}", std::process::id(), std::thread::current().id()));
     match std::fs::File::create_new(&trial) {
         Ok(_) => {
@@ -178,7 +178,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn alive_is_told_from_stale() {
+    fn alive_and_stale_are_told_apart() {
         let dir = std::env::temp_dir().join(format!("roce-look-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("a.sock");

@@ -30,8 +30,8 @@ pub enum PortSpec {
     },
     /// `memif:PATH[,role=server|client][,OPTION=VALUE..]`: shared memory between two processes (memif protocol 2.0).
     ///
-    /// Without a role, whoever finds nobody listening on PATH becomes the server. `memif` without a path meets at `memif.sock` in
-    /// the user's [runtime directory](crate::runtime::dir).
+    /// Without a role, the end that finds no process listening on PATH becomes the server. `memif` without a path meets at
+    /// `memif.sock` in the user's [runtime directory](crate::runtime::dir).
     Memif {
         /// The socket over which the two ends meet; empty for the user's own.
         path: PathBuf,
@@ -98,7 +98,7 @@ impl PortSpec {
     /// knows its address (af_packet, PCI, other virtual devices) it is opened at once, and so are ports without DPDK.
     ///
     /// # Errors
-    /// See [`PortError`]. What can be told without DPDK is told here, the rest by [`Port::start`].
+    /// See [`PortError`]. What can be found without DPDK is returned here, the rest by [`Port::start`].
     pub fn open_lazy(&self, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
         match self {
             Self::Memif { path, role, options: more } => {
@@ -127,7 +127,7 @@ impl FromStr for PortSpec {
 }
 
 fn parse(text: &str) -> Result<PortSpec, String> {
-    // Neither the system nor DPDK takes such a text, and neither says why.
+    // Neither the kernel nor DPDK takes such a text, and neither reports why.
     if text.contains('\0') {
         return Err("there is a NUL in it".into());
     }
@@ -201,7 +201,7 @@ fn socket(path: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// What no interface's name has (Linux), and control characters, which nobody can read in a message.
+/// Characters that no interface has in its name (Linux), and control characters, which a message cannot show.
 fn is_foreign(c: char) -> bool {
     c == '/' || c == ':' || c.is_whitespace() || c.is_control()
 }

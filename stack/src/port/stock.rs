@@ -1,16 +1,15 @@
-//! Frames at hand for one queue of a port with heap buffers: taken and given back without a lock or an atomic operation, as
-//! long as the queue's frames come back to it.
+//! A cache of free frames for one queue of a port with heap buffers: taken and given back without a lock or an atomic operation,
+//! as long as the queue's frames come back to it.
 
 use super::{Frame, HeapPool, RxBurst, TxBurst};
 use arrayvec::ArrayVec;
 
-/// Most frames at hand.
+/// Most frames in the cache.
 pub(super) const STOCK: usize = 256;
 /// Frames that move between a queue and its pool at a time.
 const MOVED: usize = 64;
 
-/// Frames of a pool that are at hand, all of them empty; the last one that came is the first that is taken, as it is in a near
-/// cache.
+/// Free frames of a pool, all of them empty. Last in, first out: the last one is still in L1 or L2.
 pub(super) struct Stock {
     frames: ArrayVec<Frame, STOCK>,
     pool: HeapPool,
@@ -21,7 +20,7 @@ impl Stock {
         Self { frames: ArrayVec::new(), pool }
     }
 
-    /// An empty frame; `None` while all are out.
+    /// An empty frame; `None` while all are in use.
     #[inline]
     pub(super) fn take(&mut self) -> Option<Frame> {
         if self.frames.is_empty() {
@@ -71,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_back_whoever_gives_them() {
+    fn frames_come_back_through_any_queue() {
         const FRAMES: usize = 600;
         let pool = HeapPool::new(FRAMES, 100);
         let (mut a, mut b) = (Stock::new(pool.clone()), Stock::new(pool.clone()));

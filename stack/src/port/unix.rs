@@ -62,9 +62,9 @@ pub(super) fn open(
 
 struct Shared {
     socket: UnixDatagram,
-    /// The socket, for whoever waits for datagrams.
+    /// The socket, to wait for datagrams.
     arrivals: Arc<OwnedFd>,
-    /// Goes with the port.
+    /// Removed with the port.
     _file: SocketFile,
     peer: PathBuf,
     /// Whose datagrams are taken.
@@ -182,7 +182,7 @@ impl PortQueue for UnixQueue {
         self.shared.pool.alloc()
     }
 
-    /// Each datagram is an edge of the socket, those that wait are one of a socket that is waited for the first time.
+    /// Each datagram is an edge. Those that wait already are one, when the socket is first waited for.
     fn arm(&mut self) -> Armed {
         Armed::Event(Arc::clone(&self.shared.arrivals))
     }

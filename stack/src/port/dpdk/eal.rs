@@ -116,7 +116,7 @@ unsafe extern "C" fn log_line(text: *const c_char, len: usize) {
     }
 }
 
-/// Forgets DPDK's log lines so far.
+/// Clears DPDK's log lines so far.
 pub(super) fn forget_log() {
     if let Ok(mut recent) = RECENT.lock() {
         recent.clear();
@@ -124,7 +124,7 @@ pub(super) fn forget_log() {
 }
 
 /// What DPDK logged last, as the end of a sentence: empty, or ` (DPDK says: ..)`.
-pub(super) fn says() -> String {
+pub(super) fn last_log() -> String {
     match RECENT.lock().ok().and_then(|recent| recent.back().cloned()) {
         Some(line) => format!(" (DPDK says: {line})"),
         None => String::new(),
@@ -146,7 +146,7 @@ fn free_huge_pages() -> Vec<usize> {
             let kib: usize = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
             let free = std::fs::read_to_string(entry.path().join("free_hugepages")).ok()?;
             let free: usize = free.trim().parse().ok()?;
-            // A handful of pages is somebody's leftover; a port would fail on them, where plain memory works.
+            // A handful of pages is another program's leftover; a port would fail on them, where plain memory works.
             (kib * 1024 * free >= HUGE_BYTES_MIN).then_some(kib * 1024)
         })
         .collect();
@@ -196,7 +196,7 @@ fn start(pci: Option<&str>) -> Result<Eal, PortError> {
             }
             (false, mib) => format!("; it needs {mib} MiB of memory, see EalOptions::memory_mib"),
         };
-        PortError::Eal(format!("the environment did not start: {reason}{}{hint}", says()))
+        PortError::Eal(format!("the environment did not start: {reason}{}{hint}", last_log()))
     })
 }
 

@@ -1,26 +1,26 @@
 //! The Linux network interface below a port, and whether the port can use it now: af_packet's and a tap's.
 //!
-//! DPDK's drivers look when they start and say "up" from then on, and what they send while the interface is down or too long
-//! for it the kernel drops without a word. So the port looks itself, and keeps what cannot leave.
+//! DPDK's drivers check it when they start and report "up" from then on, and the kernel silently drops what they send while the
+//! interface is down or too long for it. So the port checks it itself, and drops and counts what cannot leave.
 
 use super::eal::errno_text;
 use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use dpdk_sys as sys;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// An interface, by the number that Linux gave it: it stays the same when it is renamed, and another one that gets its name
-/// later has another.
+/// An interface, by the number that Linux gave it: it stays the same when it is renamed, and a later one of the same name has
+/// another.
 pub(super) struct Iface {
     name: String,
     index: u32,
-    /// What questions are asked through, in the network namespace that the interface is in.
+    /// For queries, in the network namespace of the interface.
     socket: OwnedFd,
-    /// What was seen last, as a [`Look`].
+    /// The last state, as a [`Look`].
     last: AtomicU8,
     last_mtu: AtomicUsize,
 }
 
-/// What an interface does.
+/// The state of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Look {
@@ -33,7 +33,7 @@ pub(super) enum Look {
 }
 
 impl Iface {
-    /// The interface of that name. On DPDK's thread, so that it is looked for where its driver did.
+    /// The interface of that name. Called on DPDK's thread, so that it is looked up in the network namespace of its driver.
     pub(super) fn find(name: &str) -> Result<Self, String> {
         let unknown = |error: String| format!("the interface {name} cannot be looked at: {error}");
         let text = std::ffi::CString::new(name).map_err(|_| unknown("there is a NUL in its name".into()))?;
@@ -47,13 +47,13 @@ impl Iface {
         if fd < 0 {
             return Err(unknown(errno_text(fd)));
         }
-        // SAFETY: the descriptor was just made, and is nobody else's.
+        // SAFETY: the descriptor was just made, and nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let (last, last_mtu) = (AtomicU8::new(Look::Up as u8), AtomicUsize::new(usize::MAX));
         Ok(Self { name: name.into(), index, socket, last, last_mtu })
     }
 
-    /// Whether frames pass now, and its MTU, the last one where it is gone. A change is logged, once.
+    /// Whether frames pass now, and its MTU, the last known one where it is gone. A change is logged, once.
     pub(super) fn look(&self) -> (Look, usize) {
         let mut mtu = 0;
         // SAFETY: the descriptor is a socket, the number ours.

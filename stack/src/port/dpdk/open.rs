@@ -1,6 +1,6 @@
-//! From a [`PortSpec`] to a running device: checks whose failure DPDK would not explain, then the steps.
+//! From a [`PortSpec`] to a running device: checks for failures that DPDK would not explain, then the steps.
 
-use super::eal::{self, Eal, errno_text, says};
+use super::eal::{self, Eal, errno_text, last_log};
 use super::iface::Iface;
 use super::port::{Device, DpdkPort, Pool, Shared};
 use crate::id::Mac;
@@ -31,7 +31,7 @@ struct Plan {
     mac: Option<Mac>,
     /// The Linux interface below.
     iface: Option<String>,
-    /// Whether the device makes that interface, with its own address: to be told apart from the port.
+    /// Whether the device makes that interface, with its own address, which must differ from the port's.
     makes_iface: bool,
     /// Whether the device's MTU is ours to set.
     set_mtu: bool,
@@ -87,10 +87,10 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
 /// What every tap carries. DPDK 22.11's carry no more, later ones do: which it is shows when the device is open.
 const TAP_MTU: usize = 1500;
 
-/// Opens a DPDK port, but its device only when the port is started, if what the port is can be told before that.
+/// Opens a DPDK port, but its device only when the port is started, if its address and MTU are known before.
 pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    // Made again when it is needed, as much may change until then; now for its errors.
+    // Made again at the start, as much may change until then; here for its errors only.
     let plan = plan(spec, options).map_err(fail)?;
     let Some(mac) = chosen_address(spec, &plan) else { return open(spec, options) };
     let mtu = if plan.makes_iface { plan.mtu.min(TAP_MTU) } else { plan.mtu };
@@ -99,13 +99,13 @@ pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Resu
     Ok(lazy::lazy(info, move || open(&spec, &options)))
 }
 
-/// The address that a port will have, where that is ours to say: not for devices with an address of their own.
+/// The address that a port will have, where we choose it: not for devices with an address of their own.
 fn chosen_address(spec: &PortSpec, plan: &Plan) -> Option<Mac> {
     match spec {
         PortSpec::Tap { .. } | PortSpec::Vhost { .. } => plan.mac,
         PortSpec::Dpdk { .. } if plan.bus == "vdev" => {
             let given = plan.args.split(',').find_map(|arg| arg.strip_prefix("mac="));
-            plan.mac.or(given.and_then(|mac| mac.parse().ok()).filter(Mac::is_station))
+            plan.mac.or(given.and_then(|mac| mac.parse().ok()).filter(Mac::is_unicast))
         }
         _ => None,
     }
@@ -131,7 +131,7 @@ pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError>
         // SAFETY: terminated strings that DPDK copies.
         let ret = unsafe { sys::dpdk_sys_ring_pair(a.as_ptr(), b.as_ptr(), queues as u16, u32::from(RING)) };
         if ret != 0 {
-            return Err(format!("no rings were made: {}{}", errno_text(ret), says()));
+            return Err(format!("no rings were made: {}{}", errno_text(ret), last_log()));
         }
         let mut open = |end: &str| -> Result<Box<dyn Port>, String> {
             let name = format!("net_ring_{end}");
@@ -194,7 +194,7 @@ fn set_up(
     // SAFETY: the port exists; the structure is ours.
     let ret = unsafe { sys::dpdk_sys_port_limits(port, &raw mut limits) };
     if ret != 0 {
-        return Err(format!("the device does not say what it can do: {}{}", errno_text(ret), says()));
+        return Err(format!("the device does not say what it can do: {}{}", errno_text(ret), last_log()));
     }
     let most = usize::from(limits.max_rx_queues.min(limits.max_tx_queues));
     if queues > most {
@@ -221,7 +221,7 @@ fn set_up(
     if ret != 0 {
         // SAFETY: the shim set it to a literal.
         let stage = unsafe { CStr::from_ptr(stage) }.to_string_lossy();
-        return Err(format!("{stage} failed: {}{}", errno_text(ret), says()));
+        return Err(format!("{stage} failed: {}{}", errno_text(ret), last_log()));
     }
 
     let mac = address(port, plan.mac);
@@ -250,7 +250,7 @@ fn set_up(
     let shared = Arc::new(Shared { port, mtu, longest, iface, lcores, counters, device, pool });
     let ret = shared.start();
     if ret != 0 {
-        return Err(format!("the device does not start: {}{}", errno_text(ret), says()));
+        return Err(format!("the device does not start: {}{}", errno_text(ret), last_log()));
     }
     if let Some(iface) = plan.iface.as_ref().filter(|_| plan.makes_iface) {
         tell_apart(iface, mac);
@@ -265,7 +265,7 @@ fn c_string(text: &str) -> Result<CString, String> {
 /// The sentence for a device that DPDK did not add.
 fn not_added(plan: &Plan, ret: i32, eal: &Eal) -> String {
     let what = errno_text(ret);
-    let says = says();
+    let says = last_log();
     match plan.bus {
         "pci" => format!(
             "the PCI device {} was not added: {what}; bind it to vfio-pci (dpdk-devbind.py) and allow \
@@ -301,7 +301,7 @@ fn pool(eal: &Eal, buffers: usize, room: usize) -> Result<Pool, String> {
     }
 }
 
-/// The port's address: the wanted one where the device can be told, else its own.
+/// The port's address: `wanted`, which is set in the device where possible, else the device's own.
 fn address(port: u16, wanted: Option<Mac>) -> Mac {
     let mut mac = Mac::default();
     if let Some(wanted) = wanted {
@@ -430,7 +430,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
     Ok(plan)
 }
 
-/// Appends options, those of a list only: DPDK's own message for an unknown one says little.
+/// Appends options, only those in `known`: DPDK's own message for an unknown one is of little help.
 fn more(args: &mut String, options: &[(String, String)], known: &[&str]) -> Result<(), String> {
     for (key, value) in options {
         if !known.contains(&key.as_str()) {
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn pci_addresses_are_told_from_names() {
+    fn pci_addresses_differ_from_names() {
         assert_eq!(pci_address("3:0.1").as_deref(), Some("0000:03:00.1"));
         assert_eq!(pci_address("0000:AF:00.0").as_deref(), Some("0000:af:00.0"));
         for name in ["net_ring0", "net_pcap0.1", "a:b:c:d.0", "03:00", ".0", "::.0"] {

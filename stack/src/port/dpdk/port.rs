@@ -12,7 +12,7 @@ use dpdk_sys as sys;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// A mempool; whoever holds this may free it.
+/// A mempool, which the holder of this may free.
 #[derive(Clone, Copy)]
 struct Mempool(NonNull<c_void>);
 
@@ -33,7 +33,7 @@ pub(super) struct Pool(Mempool);
 
 impl Pool {
     /// # Safety
-    /// `pool` is a mempool of mbufs that nobody else frees.
+    /// `pool` is a mempool of mbufs that nothing else frees.
     pub(super) unsafe fn new(pool: NonNull<c_void>) -> Self {
         Self(Mempool(pool))
     }
@@ -120,8 +120,7 @@ impl Shared {
         }
     }
 
-    /// Looks at the interface below, if there is one: what passes now, and the MTU of the port. What is sent is held to it
-    /// from now on.
+    /// Checks the interface below, if there is one: its state, and the MTU of the port. From now on sends are limited to it.
     fn follow(&self) -> Option<(Look, usize)> {
         let (look, mtu) = self.iface.as_ref().filter(|_| !forked())?.look();
         let mtu = mtu.min(self.mtu);

@@ -1,15 +1,15 @@
-//! How two ends of a memif come to terms: messages and descriptors in, messages out; no socket, no clock, no memory.
+//! How two ends of a memif agree: messages and descriptors in, messages out; no socket, no clock, no memory.
 //!
-//! The server says HELLO. The client answers INIT, ADD_REGION, ADD_RING for each ring, CONNECT, and the server acknowledges
-//! each, the last one by CONNECTED. The peer is not trusted: what comes in another order, is out of range, or brings more
-//! descriptors than it should ends the handshake in a sentence. So each end takes a bounded number of messages.
+//! The server sends HELLO. The client answers INIT, ADD_REGION, ADD_RING for each ring, CONNECT, and the server acknowledges
+//! each, the last one by CONNECTED. The peer is not trusted: a message that is out of order or out of range, or brings more
+//! descriptors than it should, ends the handshake with an error message. So each end takes a bounded number of messages.
 //!
-//! `Fd` is whatever stands for a descriptor; those that are refused are dropped.
+//! `Fd` stands for a descriptor; those that are refused are dropped.
 
 use super::message::{AddRing, Hello, Init, Message, SECRET, VERSION};
 use super::ring;
 
-/// What this end wants.
+/// The terms that this end wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Rings in each direction.
@@ -25,7 +25,7 @@ pub struct Terms {
 /// What this program calls itself.
 const NAME: &str = "roce";
 
-/// A client's offer, complete and within bounds; what its memory is remains to be seen.
+/// A client's offer, complete and within bounds; its memory is not checked yet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Offer<Fd> {
     /// Its memory.
@@ -45,7 +45,7 @@ pub struct RingOffer<Fd> {
     pub offset: u32,
     /// Base-2 logarithm of its slots.
     pub log2: u8,
-    /// What wakes the receiver.
+    /// Wakes the receiver.
     pub event: Fd,
 }
 
@@ -62,19 +62,19 @@ pub enum ServerStep<Fd> {
 #[derive(Debug)]
 pub struct Server<Fd> {
     terms: Terms,
-    /// INIT came.
+    /// INIT was received.
     known: bool,
     region: Option<(Fd, u64)>,
     /// From client to server, and back.
     rings: [Vec<Option<RingOffer<Fd>>>; 2],
 }
 
-/// What a server says last.
+/// The last message of a server.
 pub fn connected() -> Message {
     Message::Connected { name: NAME.into() }
 }
 
-/// What a message that comes when everything is said means: the connection ends, for this reason, and within the rules or not.
+/// What a message means that comes after the handshake: the connection ends, for this reason, and within the protocol or not.
 pub fn after_all(bytes: &[u8]) -> (String, bool) {
     match Message::decode(bytes) {
         Ok(Message::Disconnect { why }) => (left(&why), true),
@@ -91,7 +91,7 @@ fn unexpected(message: &Message) -> String {
     format!("{} came when it should not", message.kind())
 }
 
-/// The one descriptor that a message must bring along.
+/// The one descriptor that must come with a message.
 fn one<Fd>(fds: Vec<Fd>, kind: &str) -> Result<Fd, String> {
     let n = fds.len();
     match <[Fd; 1]>::try_from(fds) {
@@ -107,7 +107,7 @@ impl<Fd> Server<Fd> {
         Self { terms: terms.clone(), known: false, region: None, rings: [rings(), rings()] }
     }
 
-    /// What a server says first.
+    /// The first message of a server.
     pub fn hello(&self) -> Message {
         let most = (self.terms.queues - 1) as u16;
         Message::Hello(Hello {
@@ -248,14 +248,14 @@ pub enum Along {
 #[derive(Debug)]
 pub struct Client {
     terms: Terms,
-    /// HELLO came.
+    /// HELLO was received.
     known: bool,
-    /// Acknowledgements that are missing, once the offer was made.
+    /// Missing acknowledgements, once the offer was made.
     missing: Option<usize>,
 }
 
 impl Client {
-    /// Begins; the server speaks first.
+    /// Begins; the server sends first.
     pub fn new(terms: &Terms) -> Self {
         Self { terms: terms.clone(), known: false, missing: None }
     }
@@ -301,7 +301,7 @@ impl Client {
         }
     }
 
-    /// All that a client has to say, in its order: `offset` is where a ring begins (from client to server, or back; its number).
+    /// All messages of a client, in their order. `offset`: where a ring begins (from client to server, or back; its number).
     pub fn offer(
         &mut self,
         size: u64,
@@ -342,7 +342,7 @@ mod tests {
 
     const SIZE: u64 = 1 << 20;
 
-    /// What a well-behaved client of two queues says, with the descriptors that it sends along.
+    /// What a well-behaved client of two queues sends, with its descriptors.
     fn script(terms: &Terms) -> Vec<(Message, Vec<i32>)> {
         let mut client = Client::new(terms);
         let hello = Server::<i32>::new(terms).hello();
@@ -387,8 +387,8 @@ mod tests {
 
     #[test]
     fn a_server_takes_messages_in_their_order_only() {
-        // Goal: leave out, repeat or exchange any message, send any with another number of descriptors: a sentence, and never
-        // an offer that is not whole.
+        // Goal: leave out, repeat or exchange any message, send any with another number of descriptors: an error, and never an
+        // offer that is not whole.
         let terms = terms(2);
         let good = script(&terms);
         // Rings may come in any order; all else may not.
@@ -501,7 +501,7 @@ mod tests {
         assert!(no(Hello { log2_max: 0, ..good.clone() }).contains("one slot"));
         let greeting = Message::Hello(good).encode();
 
-        // Whatever comes at the wrong time.
+        // Messages at the wrong time.
         let offered = || {
             let mut client = Client::new(&terms);
             client.handle(&greeting, 0).unwrap();
@@ -530,9 +530,9 @@ mod tests {
     }
 
     #[test]
-    fn any_messages_end_in_an_offer_or_a_sentence() {
-        // Goal: random messages, most of them nearly right: whatever is offered at the end is within its region, and the
-        // number of messages is bounded.
+    fn any_messages_end_in_an_offer_or_an_error() {
+        // Goal: random messages, most of them nearly right: an offer at the end is within its region, and the number of messages
+        // is bounded.
         let terms = terms(2);
         let good = script(&terms);
         let mut state = 7u64;

@@ -1,8 +1,8 @@
-//! The life of a memif's link: peers come, are greeted or refused, connect, and go.
+//! The life of a memif's link: peers connect, agree or are refused, and leave.
 //!
-//! No thread does this, and nothing here waits: whoever looks after the port ([`Port::maintain`](crate::port::Port::maintain)),
-//! and queues that have no link, take a few steps. Each call takes a bounded number of messages from a bounded number of
-//! peers. A queue that is inside of a burst keeps the connection that it uses ([`Connection`]) until it looks for the next one.
+//! No thread is dedicated to this, and nothing here blocks: threads that call [`Port::maintain`](crate::port::Port::maintain),
+//! and queues that have no link, take a few steps. Each call takes a bounded number of messages from a bounded number of peers. A
+//! queue in the middle of a burst keeps the connection that it uses ([`Connection`]) until it checks for the next one.
 
 use super::handshake::{self, Along, Client, ClientStep, Offer, RingOffer, Server, ServerStep, Terms};
 use super::message::Message;
@@ -23,19 +23,19 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::time::Instant;
 
-/// Time until the next attempt of a client where nobody listened, or somebody refused.
+/// Time until the next attempt of a client where no server listened, or one refused.
 const RETRY: Duration = Duration::from_millis(50);
-/// Time until a client gives up a server that has stopped to answer: it may be a file that nobody serves any more.
+/// Time until a client gives up a silent server: the socket may be one that no process serves any more.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most clients that are greeted at the same time; another one takes the place of the one that came first.
+/// Most clients in a handshake at the same time; another one replaces the oldest.
 const GREETED: usize = 4;
-/// Most messages that are taken from a peer in one go.
+/// Most messages that are taken from a peer in one call.
 const MESSAGES: usize = 64;
 
 /// A connection, as queues use it.
 pub struct Connection {
     region: Arc<Region>,
-    /// A client's layout; a server's is with each ring.
+    /// A client's layout; `None` for a server, which reads it from the descriptors.
     layout: Option<Layout>,
     /// Rings on which this end receives, and sends.
     rx: Vec<Place>,
@@ -44,7 +44,7 @@ pub struct Connection {
     pub number: u64,
 }
 
-/// Where a ring is, and what wakes its receiver.
+/// Where a ring is, and the event that wakes its receiver.
 struct Place {
     offset: u32,
     log2: u8,
@@ -57,9 +57,9 @@ pub struct Rings {
     pub rx: (Ring, Buffers),
     /// Ring and buffers to send to.
     pub tx: (Ring, Buffers),
-    /// Wakes the peer, who receives on the latter.
+    /// Wakes the peer, which receives on `tx`.
     pub event: Arc<OwnedFd>,
-    /// The peer wakes us by this.
+    /// The peer wakes us with this.
     pub our_event: Arc<OwnedFd>,
 }
 
@@ -81,25 +81,25 @@ impl Connection {
     }
 }
 
-/// What a port and its queues know of the link.
+/// The link of a port, shared by the port and its queues.
 pub struct State {
-    /// Number of the connection that there is; 0: there is none. Queues look at this once a burst.
+    /// Number of the current connection; 0: there is none. Queues read this once a burst.
     pub number: AtomicU64,
     current: Mutex<Option<Arc<Connection>>>,
     /// Number of a connection that a queue found broken.
     broken: AtomicU64,
     /// Links that were lost.
     pub restarts: AtomicU64,
-    /// Peers that were refused, and connections that were ended because the peer did not keep to the rules.
+    /// Peers that were refused, and connections that were ended because the peer violated the protocol.
     pub refused: AtomicU64,
     link: Mutex<Link>,
     made_by: Process,
 }
 
 impl State {
-    /// A link that is down, whose end is this.
+    /// A link that is down.
     pub fn new(name: String, terms: Terms, peers: Peers, end: End) -> Self {
-        let link = Link { who: Who { name, terms, peers, said: None }, end, up: None, last_number: 0 };
+        let link = Link { who: Who { name, terms, peers, last_logged: None }, end, up: None, last_number: 0 };
         Self {
             number: AtomicU64::new(0),
             current: Mutex::new(None),
@@ -111,17 +111,17 @@ impl State {
         }
     }
 
-    /// The connection that there is.
+    /// The current connection.
     pub fn current(&self) -> Option<Arc<Connection>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A queue found that the peer of this connection does not keep to the rules.
+    /// A queue found that the peer of this connection violates the protocol.
     pub fn is_broken(&self, number: u64) {
         self.broken.store(number, Ordering::Relaxed);
     }
 
-    /// Takes the steps that are due, unless another thread is at it. Nothing in a fork: the link is its parent's.
+    /// Takes the steps that are due, unless another thread does. Nothing in a fork: the link is its parent's.
     pub fn serve(&self) {
         if !self.made_by.is_this() {
             return;
@@ -134,7 +134,7 @@ impl State {
         link.serve(self, Instant::now());
     }
 
-    /// Queues use this from their next burst on; nothing, where there is none.
+    /// Queues use this from their next burst on; `None`: no link.
     fn publish(&self, connection: Option<Arc<Connection>>) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let number = connection.as_ref().map_or(0, |connection| connection.number);
@@ -151,7 +151,7 @@ impl Drop for State {
     }
 }
 
-/// A socket, and what waits to be sent on it.
+/// A socket, and the messages that wait to be sent on it.
 struct Channel {
     socket: Socket,
     outbox: VecDeque<(Message, Option<Arc<OwnedFd>>)>,
@@ -174,13 +174,13 @@ impl Channel {
         true
     }
 
-    fn say(&mut self, message: Message) -> bool {
+    fn send(&mut self, message: Message) -> bool {
         self.outbox.push_back((message, None));
         self.flush()
     }
 
-    /// Tells the peer why this is the end, if it still listens. What it said meanwhile is taken first: the system would tell it
-    /// that this was lost, before it hears why.
+    /// Sends the peer the reason and closes the socket. Messages that the peer sent meanwhile are read first: closing a socket
+    /// with unread data resets it, and the peer would not receive the reason.
     fn part(self, why: &str) {
         for _ in 0..MESSAGES {
             if matches!(self.socket.receive(), Came::Nothing | Came::End) {
@@ -194,24 +194,24 @@ impl Channel {
 
 /// Which end of the link a port is.
 pub enum End {
-    /// It waits for clients.
+    /// Waits for clients.
     Server {
         /// Where they connect.
         listener: Listener,
-        /// Goes with the port.
+        /// Removed with the port.
         _file: SocketFile,
         /// Clients that are not connected yet.
         greeted: VecDeque<Greeted>,
     },
-    /// It looks for a server.
+    /// Looks for a server.
     Client {
-        /// Where that is.
+        /// The server's socket.
         path: PathBuf,
         /// Bytes of a buffer.
         buffer: u32,
-        /// When it is tried again.
+        /// When to try again.
         try_at: Option<Instant>,
-        /// Times in a row that it was refused.
+        /// Refusals in a row.
         refusals: u32,
         /// The server that was found.
         found: Option<Box<Found>>,
@@ -228,7 +228,7 @@ pub struct Greeted {
 pub struct Found {
     channel: Channel,
     handshake: Client,
-    /// When it did something last.
+    /// When it last sent something.
     since: Instant,
     memory: Option<Memory>,
 }
@@ -261,7 +261,7 @@ impl Memory {
     }
 }
 
-/// What a server makes of a client's offer.
+/// Turns a client's offer into a connection, or refuses it.
 fn accept(offer: Offer<OwnedFd>, number: u64) -> Result<Connection, String> {
     let region = region::take(offer.region.as_fd(), offer.size)?;
     let places = |rings: Vec<RingOffer<OwnedFd>>| {
@@ -275,26 +275,26 @@ fn accept(offer: Offer<OwnedFd>, number: u64) -> Result<Connection, String> {
     Ok(Connection { region, layout: None, rx, tx, number })
 }
 
-/// Who this end is.
+/// This end's name, terms and accepted peers.
 struct Who {
     /// The port's name, for messages.
     name: String,
     terms: Terms,
     peers: Peers,
-    /// What was said last: it is not said again and again.
-    said: Option<String>,
+    /// The last text that was logged: it is not repeated.
+    last_logged: Option<String>,
 }
 
 impl Who {
-    /// Says what happened to the link.
-    fn say(&mut self, words: String) {
-        if self.said.as_ref() != Some(&words) {
-            tracing::warn!("{}: {words}", self.name);
-            self.said = Some(words);
+    /// Logs what happened to the link.
+    fn log(&mut self, text: String) {
+        if self.last_logged.as_ref() != Some(&text) {
+            tracing::warn!("{}: {text}", self.name);
+            self.last_logged = Some(text);
         }
     }
 
-    /// Whether the peer's user is one that this port talks to.
+    /// Whether this port accepts the peer's user.
     fn admit(&self, socket: &Socket) -> Result<(), String> {
         let uid = socket.peer_uid().map_err(|error| format!("the peer's user is unknown: {error}"))?;
         match self.peers.has(uid) {
@@ -327,7 +327,7 @@ impl Link {
         }
     }
 
-    /// Whether the peer is still there.
+    /// Ends the connection if the peer has left or violated the protocol.
     fn look_after_peer(&mut self, state: &State, now: Instant) {
         let Some(up) = &mut self.up else { return };
         let number = up.number;
@@ -350,7 +350,7 @@ impl Link {
             state.refused.fetch_add(1, Ordering::Relaxed);
         }
         up.channel.part(&why);
-        self.who.say(format!("the link is down: {why}"));
+        self.who.log(format!("the link is down: {why}"));
         if let End::Client { try_at, .. } = &mut self.end {
             *try_at = Some(now + RETRY);
         }
@@ -360,7 +360,7 @@ impl Link {
     fn connect(&mut self, state: &State, channel: Channel, connection: Connection) {
         let number = connection.number;
         self.up = Some(Up { channel, number });
-        self.who.said = None;
+        self.who.last_logged = None;
         state.publish(Some(Arc::new(connection)));
         tracing::info!("{}: the link is up", self.who.name);
     }
@@ -381,7 +381,7 @@ impl Link {
                 refused.push((first.channel, "others came before this was done".into()));
             }
             let handshake = Server::new(&self.who.terms);
-            if channel.say(handshake.hello()) {
+            if channel.send(handshake.hello()) {
                 greeted.push_back(Greeted { channel, handshake });
             }
         }
@@ -392,7 +392,7 @@ impl Link {
                 Ok(None) => stay.push_back(client),
                 Ok(Some(offer)) => match accept(offer, self.last_number + 1) {
                     Ok(connection) => {
-                        if client.channel.say(handshake::connected()) {
+                        if client.channel.send(handshake::connected()) {
                             self.last_number += 1;
                             self.connect(state, client.channel, connection);
                         }
@@ -409,7 +409,7 @@ impl Link {
         for (channel, why) in refused {
             state.refused.fetch_add(1, Ordering::Relaxed);
             channel.part(&why);
-            self.who.say(format!("a client was refused: {why}"));
+            self.who.log(format!("a client was refused: {why}"));
         }
     }
 
@@ -438,19 +438,19 @@ impl Link {
                 }
             }
             Err(why) => {
-                // Whoever refuses is not asked all the time: each time takes new memory.
+                // Backs off from a server that refuses: each attempt makes new memory.
                 *try_at = Some(now + RETRY * (1 << *refusals));
                 *refusals = (*refusals + u32::from(why.is_some())).min(REFUSALS_MAX);
                 if let Some(why) = why {
                     state.refused.fetch_add(1, Ordering::Relaxed);
                     server.channel.part(&why);
-                    self.who.say(format!("no link: {why}"));
+                    self.who.log(format!("no link: {why}"));
                 }
             }
         }
     }
 
-    /// Tells everybody that this is the end.
+    /// Sends a disconnect to every peer.
     fn close(&mut self) {
         const CLOSED: &str = "the port is closed";
         if let Some(up) = self.up.take() {
@@ -473,10 +473,10 @@ const TOO_MANY: &str = "a message brings more descriptors than this end takes";
 const REFUSALS_MAX: u32 = 5;
 
 impl Greeted {
-    /// Takes what the client says: its offer, once it is complete.
+    /// Takes the client's messages; returns its offer, once that is complete.
     ///
     /// # Errors
-    /// Why the client is refused; nothing where it is gone.
+    /// Why the client is refused; `None` where it has left.
     fn serve(&mut self, taken: bool) -> Result<Option<Offer<OwnedFd>>, Option<String>> {
         for _ in 0..MESSAGES {
             if !self.channel.flush() {
@@ -497,10 +497,10 @@ impl Greeted {
 }
 
 impl Found {
-    /// Takes what the server says; whether we are connected.
+    /// Takes the server's messages; whether we are connected.
     ///
     /// # Errors
-    /// Why the server is refused; nothing where it is gone.
+    /// Why the server is refused; `None` where it has left.
     fn serve(&mut self, buffer: u32, terms: &Terms, now: Instant) -> Result<bool, Option<String>> {
         for _ in 0..MESSAGES {
             if !self.channel.flush() {

@@ -1,7 +1,7 @@
 //! Control messages of the memif protocol, version 2.0: bytes to fields and back.
 //!
 //! A message is 128 bytes, a type and packed fields in the processor's byte order, as both ends are on one machine (VPP's and
-//! DPDK's `memif.h`). The peer is not trusted: whatever it sends becomes a message or a sentence.
+//! DPDK's `memif.h`). The peer is not trusted: any bytes that it sends become a message or an error.
 
 /// Bytes of a message.
 pub const MESSAGE: usize = 128;
@@ -11,7 +11,7 @@ pub const VERSION: u16 = 2 << 8;
 pub const SECRET: usize = 24;
 /// Bytes of a name.
 const NAME: usize = 32;
-/// Bytes of the sentence in a [`Message::Disconnect`].
+/// Bytes of the reason in a [`Message::Disconnect`].
 const SENTENCE: usize = 96;
 /// The mode of an interface that carries Ethernet frames.
 const ETHERNET: u8 = 0;
@@ -23,9 +23,9 @@ const TO_SERVER: u16 = 1;
 pub enum Message {
     /// The message before was taken.
     Ack,
-    /// The server's first message: what it can.
+    /// The server's first message: its limits.
     Hello(Hello),
-    /// The client's answer: who it is.
+    /// The client's answer: its version and name.
     Init(Init),
     /// The client's memory. Its descriptor comes along.
     AddRegion {
@@ -36,7 +36,7 @@ pub enum Message {
     },
     /// A ring in the client's memory. The descriptor of its event comes along.
     AddRing(AddRing),
-    /// The client has said everything.
+    /// The client has sent everything.
     Connect {
         /// The client's name for its end.
         name: String,
@@ -53,7 +53,7 @@ pub enum Message {
     },
 }
 
-/// What a server can.
+/// The limits of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The program.
@@ -70,14 +70,14 @@ pub struct Hello {
     pub log2_max: u8,
 }
 
-/// Who a client is.
+/// The version and name of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Init {
     /// The version that it speaks from now on.
     pub version: u16,
     /// The interface of the server that it wants.
     pub id: u32,
-    /// What the frames are.
+    /// The kind of frames.
     pub mode: u8,
     /// The secret, zeros where there is none.
     pub secret: [u8; SECRET],
@@ -98,17 +98,17 @@ pub struct AddRing {
     pub offset: u32,
     /// Base-2 logarithm of its slots.
     pub log2: u8,
-    /// Bytes before each frame that are none of it.
+    /// Bytes before each frame that do not belong to it.
     pub private_header: u16,
 }
 
 impl Init {
-    /// Whether it is about Ethernet frames.
+    /// Whether it is for Ethernet frames.
     pub fn is_ethernet(&self) -> bool {
         self.mode == ETHERNET
     }
 
-    /// That of this client.
+    /// The INIT of this program.
     pub fn new(id: u32, secret: [u8; SECRET], name: &str) -> Self {
         Self { version: VERSION, id, mode: ETHERNET, secret, name: name.into() }
     }
@@ -193,10 +193,10 @@ impl Message {
         to.bytes
     }
 
-    /// What the bytes say.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// A sentence about bytes that are no message.
+    /// Why the bytes are no message.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() != MESSAGE {
             return Err(format!("a control message of {} bytes, where all have {MESSAGE}", bytes.len()));
@@ -252,7 +252,7 @@ impl Writer {
         self.put(&value.to_ne_bytes());
     }
 
-    /// A text in so many bytes, the last of them zero: what does not fit is cut off.
+    /// A text in `room` bytes, the last of them zero: the rest is cut off.
     fn text(&mut self, text: &str, room: usize) {
         let end = |len: &usize| text.is_char_boundary(*len);
         let len = (0..=text.len().min(room - 1)).rev().find(end).unwrap_or(0);
@@ -275,7 +275,7 @@ impl Reader<'_> {
         u16::from_ne_bytes(self.take())
     }
 
-    /// A text that ends at a zero or with its bytes, fit to be shown: somebody else wrote it.
+    /// A text that ends at a zero or after `room` bytes, made safe to show: the peer wrote it.
     fn text(&mut self, room: usize) -> String {
         let (bytes, rest) = self.0.split_at(room);
         self.0 = rest;
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_told_so() {
+    fn what_is_no_message_is_refused() {
         for len in [0, 1, 127, 129] {
             let error = Message::decode(&vec![1; len]).unwrap_err();
             assert!(error.contains(&format!("of {len} bytes")), "{error}");

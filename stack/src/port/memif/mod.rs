@@ -1,8 +1,8 @@
 //! Ethernet frames through memory that two processes share, by the memif protocol 2.0: no DPDK, no thread, no privilege.
 //!
-//! Two ends meet at a unix socket, whose one end is the server. The client makes the memory, rings and buffers, and hands it
-//! over ([`handshake`], [`region`]); then frames pass by it alone ([`rx`], [`tx`]). The peer is another process and not trusted:
-//! it can spoil its own frames, and the link, nothing else. What it sends is copied before anybody looks at it.
+//! Two ends meet at a unix socket, at which one of them, the server, listens. The client makes the memory, rings and buffers, and
+//! hands it over ([`handshake`], [`region`]); then frames pass through it alone ([`rx`], [`tx`]). The peer is another process and
+//! not trusted: it can spoil its own frames, and the link, nothing else. What it sends is copied before it is examined.
 
 use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
@@ -32,7 +32,7 @@ mod wake;
 /// Base-2 logarithm of the slots of a ring, unless the options say otherwise.
 const RSIZE: u8 = 10;
 
-/// What a specification asks for.
+/// A specification, parsed.
 struct Plan {
     path: PathBuf,
     role: Option<MemifRole>,
@@ -59,14 +59,15 @@ pub(super) fn open(
     let end = end(&plan).map_err(fail)?;
     let mac = options.mac.unwrap_or_else(Mac::random);
     let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
-    // Whole blocks are copied to a frame, past its end.
+    // Frames are copied in whole blocks, past their end.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
     let state = State::new(info.name.clone(), plan.terms, plan.peers, end);
     let shared = port::Shared::new(state, pool, &info);
     Ok(Box::new(port::MemifPort::new(info, shared)))
 }
 
-/// As [`open`], but who is the server is decided when the port is started: who only looks at a port does not listen.
+/// As [`open`], but it is decided at the start of the port which end is the server: a port that is only inspected must not
+/// listen.
 pub(super) fn open_lazy(
     spec: &PortSpec,
     path: &Path,
@@ -82,17 +83,17 @@ pub(super) fn open_lazy(
     Ok(lazy::lazy(info, move || spec.open(&options)))
 }
 
-/// Bytes that a buffer has for frames of up to so many.
+/// Bytes of a buffer for frames of up to `max_frame` bytes.
 fn room(max_frame: usize) -> usize {
     max_frame.next_multiple_of(64)
 }
 
-/// The socket of an end. Without a role, whoever finds nobody listening is the server.
+/// The socket of an end. Without a role, the end that finds no process listening is the server.
 fn end(plan: &Plan) -> Result<End, String> {
     if plan.role != Some(MemifRole::Client) {
         match listen(plan) {
             Ok(end) => return Ok(end),
-            // Perhaps since a moment ago.
+            // Another process may have begun to listen just now.
             Err(_)
                 if plan.role.is_none() && socket_file::look(&plan.path) == Ok(socket_file::Look::Alive) => {}
             Err(reason) => return Err(reason),
@@ -137,7 +138,7 @@ fn plan(
     let max_frame = options.mtu + super::L2_OVERHEAD;
     let mut terms =
         handshake::Terms { queues: options.queues, log2: RSIZE, id: 0, secret: [0; message::SECRET] };
-    // Buffers that are no power of two apart spread over a cache.
+    // A stride that is no power of two spreads the buffers over the sets of a cache.
     let mut buffer = room(max_frame) as u32 + 64;
     let mut peers = Peers::default();
     let mut owner = (None, None);

@@ -15,19 +15,19 @@ pub struct Shared {
     pub(super) counters: Vec<Counters>,
     /// Bytes of the longest frame.
     pub(super) max_frame: usize,
-    told: Once,
+    warned: Once,
 }
 
 impl Shared {
     pub(super) fn new(state: State, pool: HeapPool, info: &PortInfo) -> Self {
         let counters = (0..info.queues).map(|_| Counters::default()).collect();
-        Self { state, pool, counters, max_frame: info.max_frame(), told: Once::new() }
+        Self { state, pool, counters, max_frame: info.max_frame(), warned: Once::new() }
     }
 
-    /// The system does not let us wake anybody.
+    /// The system does not let us wake peers.
     #[cold]
     pub(super) fn cannot_wake(&self, error: &io::Error) {
-        self.told.call_once(|| {
+        self.warned.call_once(|| {
             tracing::warn!(
                 "a memif peer waits for events, which cannot be sent without io_setup(2): {error}; let it poll, or permit that"
             );

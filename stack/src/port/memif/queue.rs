@@ -1,4 +1,4 @@
-//! One queue pair of a memif port: two rings of whatever connection there is.
+//! One queue pair of a memif port: two rings of the current connection.
 
 use super::link::{Connection, Rings};
 use super::port::Shared;
@@ -17,17 +17,17 @@ use std::time::Instant;
 
 /// How often a queue without a link takes the steps that lead to one.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Polls that find nothing until the peer's wish for events is looked at again: by then it has seen what was sent, or sleeps.
+/// Polls without frames until the peer's flag is read again: by then it has seen what was sent, or sleeps.
 const LOOK_AGAIN: u32 = 64;
 
 /// A queue pair.
 pub struct MemifQueue {
     ends: Option<Box<Ends>>,
-    /// Number of the connection that they are of.
+    /// Number of the connection that they belong to.
     number: u64,
     index: usize,
     stock: Stock,
-    /// Polls until it is looked again whether the peer waits for an event; 0: it does not matter.
+    /// Polls until the peer's flag is read again; 0: not needed.
     look_again: u32,
     waker: Option<Waker>,
     looked_at: Option<Instant>,
@@ -40,7 +40,7 @@ struct Ends {
     tx: Tx,
     /// Wakes the peer.
     event: Arc<OwnedFd>,
-    /// The peer wakes us by this, if that is something to wait for.
+    /// The peer wakes us with this, if it is an eventfd.
     our_event: Option<Arc<OwnedFd>>,
 }
 
@@ -82,7 +82,7 @@ impl MemifQueue {
             .map(Box::new);
     }
 
-    /// Nothing is received without a link: there is time to look for one.
+    /// Nothing is received without a link: there is time to connect.
     #[cold]
     fn look_for_link(&mut self) {
         let now = Instant::now();
@@ -92,26 +92,26 @@ impl MemifQueue {
         }
     }
 
-    /// The peer does not keep to the rules: no more of it is looked at.
+    /// The peer violates the protocol: nothing of it is read any more.
     #[cold]
     fn give_up(&mut self) {
         self.ends = None;
         self.shared.state.is_broken(self.number);
     }
 
-    /// What was sent is the peer's: it is told, if it waits for that.
+    /// What was sent is the peer's: wakes it, if it waits for an event.
     #[inline(always)]
-    fn tell(&mut self) {
+    fn notify(&mut self) {
         self.look_again = LOOK_AGAIN;
-        // Between what was published and this look, for a peer that falls asleep: see `Rx::arm`.
+        // The compiler must keep the load of the flag behind the store of the index: see `Rx::arm`.
         compiler_fence(Ordering::SeqCst);
         if self.ends.as_ref().is_some_and(|ends| !ends.tx.is_polled()) {
             self.wake();
         }
     }
 
-    /// A peer that began to wait while we sent may have missed that: the processor lets us look at what it wants before it
-    /// sees what we sent.
+    /// A peer that went to sleep while we sent may have missed that: the processor may load its flag before our store of the
+    /// index is visible. So the flag is read again later.
     #[inline(always)]
     fn look_again(&mut self) {
         if self.look_again > 0 {
@@ -131,7 +131,7 @@ impl MemifQueue {
             }
         }
         let (Some(waker), Some(ends)) = (&mut self.waker, &self.ends) else { return };
-        // What is no event cannot be told anything; its owner polls, or waits for ever.
+        // Fails only where the descriptor is no eventfd: then its owner polls, or waits for ever.
         let _ = waker.wake(ends.event.as_fd());
     }
 }
@@ -152,8 +152,8 @@ impl PortQueue for MemifQueue {
             self.look_again();
             return 0;
         }
-        // What came is likely to be answered.
-        ends.tx.ask();
+        // What was received is likely to be answered.
+        ends.tx.prefetch();
         let counters = &self.shared.counters[self.index];
         counters.rx(got.frames, got.bytes);
         if got.dropped > 0 {
@@ -182,7 +182,7 @@ impl PortQueue for MemifQueue {
         if done.dropped > 0 {
             counters.tx_dropped.add(done.dropped as u64);
         }
-        self.tell();
+        self.notify();
         for frame in frames.drain(..done.taken) {
             self.stock.put(frame);
         }
@@ -208,7 +208,7 @@ impl PortQueue for MemifQueue {
                 if !lens.is_empty() {
                     let counters = &self.shared.counters[self.index];
                     counters.tx(lens.len(), lens.iter().sum::<u32>() as usize);
-                    self.tell();
+                    self.notify();
                 }
                 Some(lens.len())
             }
@@ -221,7 +221,7 @@ impl PortQueue for MemifQueue {
 
     fn arm(&mut self) -> Armed {
         self.follow();
-        // No turn may come for long: what looks again does it now.
+        // The next poll may be far away: reads the peer's flag again now.
         self.look_again = self.look_again.min(1);
         self.look_again();
         let Some(ends) = &mut self.ends else { return Armed::Unable };

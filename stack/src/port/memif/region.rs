@@ -1,4 +1,4 @@
-//! The memory of a connection: where a client puts rings and buffers, and what a server takes.
+//! The memory of a connection: a client lays out rings and buffers in it, a server maps it.
 
 use super::ring::{self, Ring};
 use super::shm::Region;
@@ -79,13 +79,13 @@ impl Layout {
 
 /// Bytes of the largest region: offsets in it have 32 bits.
 const REGION_MAX: u64 = u32::MAX as u64;
-/// What statfs(2) calls a file in memory that is no huge page.
+/// The type that statfs(2) reports for a file in memory that has no huge pages.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Maps the memory that a client offers.
 ///
 /// # Errors
-/// A sentence about memory that could go while it is used, or is less than is said.
+/// Why not: the memory could shrink while it is used, or is less than offered.
 pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
     // Only files of memfd_create(2) can be sealed against shrinking. Those of huge pages are refused: where none is left,
     // the first access ends the process.

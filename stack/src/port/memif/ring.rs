@@ -1,11 +1,11 @@
 #![allow(unsafe_code)]
 //! A ring as the memif protocol lays it out: two counters and descriptors of slots, in shared memory.
 //!
-//! Whoever fills slots of a ring from client to server moves its head, of one from server to client its tail; counters wrap at
-//! 2^16. A field is read once, into a value that the other process cannot change any more.
+//! The end that fills slots moves the head in a ring from client to server, the tail in one from server to client; counters wrap
+//! at 2^16. A field is read once, into a value that the other process cannot change any more.
 //!
-//! The pointers here are sound because [`Ring::new`] checks that all of the ring is within its region, and the number of a
-//! slot is cut to the ring's size where it becomes an address.
+//! The pointers here are sound because [`Ring::new`] checks that all of the ring is within its region, and the number of a slot
+//! is masked to the ring's size where it becomes an address.
 
 use super::shm::{Part, Region};
 use crate::sync::prefetch;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 
 /// Base-2 logarithm of the most slots of a ring.
 pub const LOG2_MAX: u8 = 14;
-/// What a ring begins with.
+/// The first word of a ring.
 const COOKIE: u32 = 0x03e3_1f20;
-/// Flag of a ring: its receiver looks by itself, and wants no events.
+/// Flag of a ring: its receiver polls, and wants no events.
 const POLLED: u16 = 1;
 /// Flag of a descriptor: the frame goes on in the next slot.
 pub const NEXT: u16 = 1;
@@ -54,7 +54,7 @@ pub const fn bytes(log2: u8) -> usize {
 /// Whether such a ring can be at `offset` in a region of `size` bytes.
 ///
 /// # Errors
-/// The end of a sentence: why not.
+/// Why not, as the end of a sentence.
 pub fn check(size: u64, offset: u32, log2: u8) -> Result<(), String> {
     if !(1..=LOG2_MAX).contains(&log2) {
         return Err(format!("has 2^{log2} slots, where rings have 2^1 to 2^{LOG2_MAX}"));
@@ -68,7 +68,7 @@ pub fn check(size: u64, offset: u32, log2: u8) -> Result<(), String> {
     Ok(())
 }
 
-/// What a descriptor says, as it was read: anything.
+/// The fields of a descriptor, as they were read: untrusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// [`NEXT`], or not.
@@ -84,17 +84,17 @@ pub struct Slot {
 pub struct Ring {
     at: NonNull<u8>,
     mask: u16,
-    /// Those of the region, at hand.
+    /// Copies of the region's, to save a load.
     base: NonNull<u8>,
     size: usize,
     _region: Arc<Region>,
 }
 
-// SAFETY: the pointers are into the region, which may be used on any thread and lives as long.
+// SAFETY: the pointers are into the region, which may be used on any thread and lives as long as this.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// The ring at `offset`. Its cookie is not looked at.
+    /// The ring at `offset`. Its cookie is not checked.
     ///
     /// # Errors
     /// As [`check`].
@@ -165,21 +165,21 @@ impl Ring {
         self.word(offset_of!(Header, tail)).store(tail, Ordering::Release);
     }
 
-    /// Whether the receiver looks by itself.
+    /// Whether the receiver polls.
     #[inline(always)]
     pub fn is_polled(&self) -> bool {
         self.word(offset_of!(Header, flags)).load(Ordering::Relaxed) & POLLED != 0
     }
 
-    /// Says whether we look by ourselves, or wait for an event.
+    /// Sets whether we poll, or wait for an event.
     pub fn set_polled(&self, polled: bool) {
         let flags = if polled { POLLED } else { 0 };
         self.word(offset_of!(Header, flags)).store(flags, Ordering::Relaxed);
     }
 
-    /// Asks for the line of the header that the other end's index and the flags are in.
+    /// Prefetches the line of the header that has the other end's index and the flags.
     #[inline(always)]
-    pub fn ask(&self) {
+    pub fn prefetch_header(&self) {
         prefetch::near(self.at.as_ptr());
     }
 
@@ -190,7 +190,7 @@ impl Ring {
         unsafe { self.at.as_ptr().add(size_of::<Header>() + slot * size_of::<Descriptor>()) }
     }
 
-    /// What the descriptor of a slot says, but for its place.
+    /// The descriptor of a slot, but for its offset.
     #[inline(always)]
     pub fn slot(&self, slot: u16) -> Slot {
         // SAFETY: descriptors begin at multiples of 8, as the ring does.
@@ -203,7 +203,7 @@ impl Ring {
         }
     }
 
-    /// Where the descriptor of a slot says that its buffer is.
+    /// The offset of the buffer, from the descriptor of a slot.
     #[inline(always)]
     pub fn offset(&self, slot: u16) -> u32 {
         // SAFETY: as in `slot`.
@@ -211,8 +211,8 @@ impl Ring {
             .load(Ordering::Relaxed)
     }
 
-    /// Says what a slot holds, `was` being what its descriptor said. Where that was the same, the line stays where it is: with
-    /// both ends.
+    /// Describes the contents of a slot; `was` is what its descriptor held. Where that is the same nothing is stored, so that
+    /// both ends keep the line in their caches.
     #[inline(always)]
     pub fn describe(&self, slot: u16, was: Slot, length: u32, flags: u16) {
         let at = self.descriptor(slot);
@@ -227,9 +227,9 @@ impl Ring {
         }
     }
 
-    /// Asks for the descriptor of a slot.
+    /// Prefetches the descriptor of a slot.
     #[inline(always)]
-    pub fn ask_slot(&self, slot: u16) {
+    pub fn prefetch_slot(&self, slot: u16) {
         prefetch::near(self.descriptor(slot));
     }
 
@@ -240,7 +240,7 @@ impl Ring {
         unsafe { Part::of(self.base, self.size, offset, len) }
     }
 
-    /// Where `offset` is, to be asked for: perhaps outside of the region.
+    /// The address of `offset`, to be prefetched: perhaps outside of the region.
     #[inline(always)]
     pub fn address(&self, offset: u32) -> *const u8 {
         self.base.as_ptr().wrapping_add(offset as usize)
@@ -249,8 +249,8 @@ impl Ring {
     /// As [`part`](Self::part), to build a frame in.
     #[inline(always)]
     pub fn buffer(&mut self, offset: u32, len: u32) -> Option<&mut [u8]> {
-        // SAFETY: the ring is borrowed for as long. Each ring has buffers of its own; a peer that gives two the same spoils
-        // its own frames: nothing is decided by what is in them. No other reference into the region is ever made.
+        // SAFETY: the ring is borrowed for as long. Each ring has buffers of its own; a peer that gives two rings the same one
+        // spoils its own frames: nothing is decided by what is in them. No other reference into the region is ever made.
         self.part(offset, len).map(|part| unsafe { part.into_buffer() })
     }
 }

@@ -10,7 +10,7 @@ use crate::port::{Frame, RxBurst};
 use crate::sync::{asymmetric, prefetch};
 use core::ptr;
 
-/// Frames up to so long are summed by who checks them: quicker than while they are copied.
+/// Frames up to this many bytes are not summed while they are copied: the check of their ICRC does it quicker.
 const SUM_ABOVE: u32 = 256;
 
 /// The receiving end of a ring.
@@ -23,11 +23,11 @@ pub struct Rx {
     max_frame: u32,
     /// The slot that is received next.
     next: u16,
-    /// Up to where the sender has been given its slots back.
+    /// Slots before this one were given back to the sender.
     given: u16,
-    /// Where the next slot's buffer is, where the ring was found empty.
+    /// Offset of the next slot's buffer, set when the ring was found empty.
     ahead: Option<u32>,
-    /// The sender was asked for events.
+    /// The sender is to send events.
     armed: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Received {
     pub frames: usize,
     /// Bytes in them.
     pub bytes: usize,
-    /// Frames that were too long, were nowhere, or had no end.
+    /// Frames that were too long, outside of the region, or had no end.
     pub dropped: usize,
 }
 
@@ -51,8 +51,8 @@ impl Rx {
         Self { ring, buffers, copy, max_frame: max_frame as u32, next: 0, given, ahead: None, armed: false }
     }
 
-    /// Gives the slots whose frames were received back to the sender. Not where they are received: whatever is stored after this
-    /// waits until the sender's core has let go of the line, and there may be an answer to send first.
+    /// Gives the slots whose frames were received back to the sender. Not at once: later stores would wait
+    /// until the sender's core gives up the line, and there may be an answer to send first.
     #[inline]
     pub fn give_back(&mut self) {
         if self.given == self.next {
@@ -74,15 +74,15 @@ impl Rx {
     /// Receives into frames of `stock`. A burst ends behind [`RX_BURST_BYTES`].
     ///
     /// # Errors
-    /// Where the sender says that it sent more than there is room for.
+    /// Where the sender moved its index further than there is room.
     #[inline]
     pub fn burst(&mut self, out: &mut RxBurst, stock: &mut Stock) -> Result<Received, Impossible> {
         self.give_back();
         if let Some(ahead) = self.ahead {
-            // A frame that comes alone is three lines or four that the sender has, each telling where the next one is. Asked
-            // for together, they come together; while nothing is sent they are here, and asking costs nothing.
+            // A frame that comes alone is three or four lines in the cache of the sender's core, each leading to the next.
+            // Prefetched together, they come together; while nothing is sent they stay here, and the prefetch costs nothing.
             let ahead = self.ring.address(ahead);
-            self.ring.ask_slot(self.next);
+            self.ring.prefetch_slot(self.next);
             prefetch::near(ahead);
             prefetch::near(ahead.wrapping_add(prefetch::LINE));
         }
@@ -110,12 +110,12 @@ impl Rx {
         published.wrapping_sub(self.next)
     }
 
-    /// Asks the sender for an event when it sends, until the next frame is received. `false`: it has sent already.
+    /// Requests an event from the sender when it sends, until the next frame is received. `false`: it has sent already.
     pub fn arm(&mut self) -> bool {
         self.give_back();
         self.ring.set_polled(false);
         self.armed = true;
-        // A sender stores where the ring ends, then looks whether we wait. Between the two it has this fence.
+        // A sender stores its index, then loads our flag. This is the fence between the two.
         asymmetric::heavy_between_processes();
         let empty = self.published() == 0;
         if !empty {
@@ -141,14 +141,14 @@ impl Rx {
         let brief = first <= SUM_ABOVE;
         if brief {
             for i in 0..(n as u16).min(SHORT_AHEAD) {
-                self.ask_for_short(self.next.wrapping_add(i));
+                self.prefetch_short(self.next.wrapping_add(i));
             }
         }
-        // Frames that are dropped count, too: a flood of them does not keep the caller here.
+        // Frames that are dropped count, too: a flood of them must not keep the caller here.
         while got.frames + got.dropped < n && slots > 0 {
             let Some(mut frame) = stock.take() else { break };
             if brief && slots > SHORT_AHEAD {
-                self.ask_for_short(self.next.wrapping_add(SHORT_AHEAD));
+                self.prefetch_short(self.next.wrapping_add(SHORT_AHEAD));
             }
             let whole = match brief.then(|| self.copy_short(&mut frame)).flatten() {
                 Some(len) => {
@@ -171,19 +171,19 @@ impl Rx {
         got
     }
 
-    /// Asks for a frame, if it is a short one.
+    /// Prefetches a frame, if it is a short one.
     #[inline(always)]
-    fn ask_for_short(&self, slot: u16) {
+    fn prefetch_short(&self, slot: u16) {
         let len = self.ring.slot(slot).length;
         if len <= SUM_ABOVE
             && let Some(part) = self.ring.part(self.buffers.offset(&self.ring, slot), len)
         {
-            part.ask();
+            part.prefetch();
         }
     }
 
-    /// Copies what the next slot holds, if it is all of a short frame; its length then. Goes by whole blocks: behind the frame
-    /// is some of what is behind it in the slot.
+    /// Copies the frame in the next slot, if it is short and whole; returns its length. Copies whole blocks: bytes behind it in
+    /// the slot come along.
     #[inline(always)]
     fn copy_short(&self, frame: &mut Frame) -> Option<usize> {
         let slot = self.ring.slot(self.next);
@@ -196,8 +196,8 @@ impl Rx {
         Some(slot.length as usize)
     }
 
-    /// Copies the frame that begins in the next slot and goes on behind it; `slots` are there. `false` if it does not fit, is
-    /// nowhere, or has no end.
+    /// Copies the frame that begins in the next slot and may go on in the following ones; `slots` are there. `false` if it does
+    /// not fit, is outside of the region, or has no end.
     fn copy_frame(&mut self, slots: &mut u16, frame: &mut Frame) -> bool {
         let (mut fits, mut len, mut sum): (bool, u32, Option<Sum>) = (true, 0, None);
         loop {
@@ -214,7 +214,7 @@ impl Rx {
                     };
                     let copy = self.copy.filter(|_| slot.length > SUM_ABOVE);
                     let to = &mut frame.buffer_mut()[len as usize..];
-                    // That of a frame in several pieces is not known.
+                    // The sum of a frame in several pieces is not known.
                     let copied = part.read(copy, to, ahead);
                     sum = if len == 0 && !more { copied } else { None };
                     len += slot.length;

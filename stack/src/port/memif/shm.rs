@@ -1,12 +1,12 @@
 #![allow(unsafe_code)]
 //! Memory that another process has mapped, too: mappings of it, and copies between it and our own.
 //!
-//! The other process may write any of it at any moment. So nothing of it is ever lent as a reference to be looked at, and no
-//! access is one that the compiler may repeat or split: words are atomics (`ring`), bytes are copied by the functions of
-//! [`racy`](crate::racy) and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and what is decided is
-//! decided by the copy.
-//!
-//! A mapping never shrinks under us, which would end the process by SIGBUS: `region` maps what is sealed against that, and as
+//! The other process may write any of it at any moment. So none of it is ever lent as a reference to be read, and no access is
+//! one that the compiler may repeat or split: words are atomics (`ring`), bytes are copied by the functions of
+//! [`racy`](crate::racy) and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and decisions are made on
+//! the copy.
+//! A mapping never shrinks under us, which would end the process by SIGBUS: `region` maps only memory that is sealed against
+//! that, and no more of it than there is.
 //! much of it as there is.
 
 use crate::crc::{CopyFn, Sum};
@@ -22,7 +22,7 @@ use std::os::fd::BorrowedFd;
 /// Bytes that short copies are made of: whole blocks, one behind the other.
 pub const BLOCK: usize = racy::BLOCK;
 
-/// Bytes of the largest mapping that is filled at once, to lie on huge pages: how large it is may be another one's word.
+/// Bytes of the largest mapping that is populated at once, for huge pages: the peer may choose the size.
 const FILLED_MAX: usize = 256 << 20;
 
 /// A mapping of shared memory.
@@ -32,14 +32,14 @@ pub struct Region {
     len: usize,
 }
 
-// SAFETY: a mapping may be used and unmapped on any thread; whoever accesses it does so as the head of the file says.
+// SAFETY: a mapping may be used and unmapped on any thread; all accesses to it are as the head of the file says.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps the first `len` bytes of a file, which are there and never go, on huge pages where the kernel can: each buffer of a
-    /// ring begins on another small page, more of them than a core remembers translations of.
+    /// Maps the first `len` bytes of a file, which exist and never go, on huge pages where the kernel can: the buffers of a ring
+    /// begin on more small pages than the TLB of a core has entries.
     ///
     /// # Errors
     /// Those of mmap(2).
@@ -50,7 +50,8 @@ impl Region {
             let base = unsafe { mmap(ptr::null_mut(), len, access, MapFlags::SHARED, fd, 0)? };
             return Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len });
         }
-        // A huge page is one in the file and in the address: room first, then the file where a huge page begins in it.
+        // A huge page has to be aligned in the file and in the address: first the room, then the file where an aligned address
+        // begins in it.
         let whole = len.next_multiple_of(rustix::param::page_size());
         let room = whole + HUGE_PAGE;
         let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -58,15 +59,15 @@ impl Region {
         let start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), nothing)? };
         let before = start.addr().next_multiple_of(HUGE_PAGE) - start.addr();
         let at = start.wrapping_byte_add(before);
-        // Filled: pages that are not there cannot become a huge one.
+        // Populated: missing pages cannot become a huge one.
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
-        // SAFETY: what is replaced is the room that was made above, which nobody else knows.
+        // SAFETY: what is replaced is the room that was made above, which nothing else uses.
         let mapped = unsafe { mmap(at, len, access, flags, fd, 0) };
         let (behind, rest) = match mapped {
             Ok(_) => (at.wrapping_byte_add(whole), HUGE_PAGE - before),
             Err(_) => (at, room - before),
         };
-        // SAFETY: the room before and behind the mapping, which nobody else knows.
+        // SAFETY: the room before and behind the mapping, which nothing else uses.
         unsafe {
             if before > 0 {
                 let _ = munmap(start, before);
@@ -121,9 +122,9 @@ impl<'a> Part<'a> {
         Some(Self { at: unsafe { base.add(offset) }, len, region: PhantomData })
     }
 
-    /// Asks for all of it.
+    /// Prefetches all of it.
     #[inline(always)]
-    pub fn ask(self) {
+    pub fn prefetch(self) {
         for line in (0..self.len).step_by(prefetch::LINE) {
             prefetch::near(self.at.as_ptr().wrapping_add(line));
         }
@@ -142,8 +143,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Copies it out, with the sum of the copy where `copy` can, and asks meanwhile for as much from `ahead` on, if that is not
-    /// null: hardware looks ahead only to the end of a page.
+    /// Copies it out, with the sum of the copy where `copy` can, and prefetches meanwhile as much from `ahead` on, if that is not
+    /// null: the hardware prefetcher stops at the end of a page.
     ///
     /// # Panics
     /// When `to` is shorter.
@@ -190,7 +191,7 @@ impl<'a> Part<'a> {
         unsafe { racy::write(self.at.as_ptr(), from.as_ptr(), self.len) }
     }
 
-    /// Its bytes, to write frames to. Whoever reads them finds what the other process made of them.
+    /// Its bytes, to write frames to. A read finds what the other process made of them.
     ///
     /// # Safety
     /// No other reference to any of it is alive, in this process.
@@ -202,5 +203,5 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Bytes that are copied between two rounds of asking for what comes next.
+/// Bytes that are copied between two rounds of prefetches.
 const PIECE: usize = 512;

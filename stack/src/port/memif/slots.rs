@@ -1,9 +1,9 @@
-//! Where the buffers of a ring's slots are: what a client knows by itself, and what a server is told.
+//! Where the buffers of a ring's slots are: a client knows it, a server reads it from the descriptors.
 
 use super::ring::{Ring, Slot};
 use super::shm::Part;
 
-/// Short frames that are asked for before the one that is copied: so many lines come from the other core at a time.
+/// Short frames that are prefetched before the one that is copied: this many lines come from the other core at a time.
 pub const SHORT_AHEAD: u16 = 8;
 
 /// The peer moved an index to where it cannot be.
@@ -13,14 +13,14 @@ pub struct Impossible;
 /// The buffers of a ring's slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffers {
-    /// A client's: one behind the other, as it laid them out. What the descriptors say is not looked at.
+    /// A client's: one behind the other, as it laid them out. The descriptors are not read for it.
     Ours {
         /// Where the first one begins.
         first: u32,
         /// Bytes of each.
         size: u32,
     },
-    /// A server's: where the descriptors say, each time anew.
+    /// A server's: where the descriptors say, read each time anew.
     Theirs,
 }
 
@@ -31,7 +31,7 @@ impl Buffers {
         matches!(self, Self::Ours { .. })
     }
 
-    /// Where the buffer of a slot is, or is said to be.
+    /// Offset of a slot's buffer; a server's is not checked.
     #[inline(always)]
     pub fn offset(&self, ring: &Ring, slot: u16) -> u32 {
         match self {
@@ -40,22 +40,23 @@ impl Buffers {
         }
     }
 
-    /// The first `len` bytes of a slot's buffer, `said` being what its descriptor said; `None` where that is nowhere.
+    /// The first `len` bytes of a slot's buffer; `desc` is its descriptor as it was read. `None` where that is outside of the
+    /// region.
     #[inline(always)]
-    pub fn part<'a>(&self, ring: &'a Ring, slot: u16, said: Slot, len: u32) -> Option<Part<'a>> {
+    pub fn part<'a>(&self, ring: &'a Ring, slot: u16, desc: Slot, len: u32) -> Option<Part<'a>> {
         let there = match self {
             Self::Ours { size, .. } => len <= *size,
-            Self::Theirs => said.region == 0,
+            Self::Theirs => desc.region == 0,
         };
         if there { ring.part(self.offset(ring, slot), len) } else { None }
     }
 
-    /// Bytes that fit in a slot, `said` being what its descriptor said.
+    /// Bytes that fit in a slot; `desc` is its descriptor as it was read.
     #[inline(always)]
-    pub fn room(&self, said: Slot) -> u32 {
+    pub fn room(&self, desc: Slot) -> u32 {
         match self {
             Self::Ours { size, .. } => *size,
-            Self::Theirs => said.length,
+            Self::Theirs => desc.length,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The control socket: messages with descriptors, and nothing that waits.
+//! The control socket: messages with descriptors; no call blocks.
 
 use super::message::MESSAGE;
 use core::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;
-/// Descriptors of one message that there is room for, at least; the kernel closes what is more.
+/// Descriptors of one message that there is room for, at least; the kernel closes the rest.
 const DESCRIPTORS: usize = 4;
 
 fn socket() -> io::Result<OwnedFd> {
@@ -44,7 +44,7 @@ impl Listener {
         Ok(rustix::net::listen(&self.0, BACKLOG)?)
     }
 
-    /// The client that connected first, if any did.
+    /// The client that connected first, if there is one.
     pub fn accept(&self) -> Option<Socket> {
         rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok().map(Socket)
     }
@@ -54,7 +54,7 @@ impl Listener {
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
 
-/// What came.
+/// The result of a receive.
 #[derive(Debug)]
 pub enum Came {
     /// Nothing, yet.
@@ -63,7 +63,7 @@ pub enum Came {
     End,
     /// A message, of any length, and its descriptors.
     Message(Vec<u8>, Vec<OwnedFd>),
-    /// A message with more descriptors than any has, or than this process has room for.
+    /// A message with more descriptors than the protocol has, or than this process has room for.
     TooMany,
 }
 
@@ -71,14 +71,14 @@ impl Socket {
     /// Connects to a server.
     ///
     /// # Errors
-    /// Those of connect(2): nobody listens, or too many wait to be accepted.
+    /// Those of connect(2): no process listens, or too many wait to be accepted.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let fd = socket()?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         Ok(Self(fd))
     }
 
-    /// The user whose process the peer is.
+    /// The user that the peer's process runs as.
     ///
     /// # Errors
     /// Those of getsockopt(2).
@@ -113,7 +113,7 @@ impl Socket {
         let mut bytes = vec![0; MESSAGE + 1];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let got = rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-        // Those that are not taken here are closed.
+        // Descriptors that are not taken here are closed.
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn too_many_descriptors_and_wrong_lengths() {
-        // Goal: whatever a peer sends along is closed again.
+        // Goal: all descriptors that a peer sends along are closed again.
         let (client, server) = pair("many");
         let before = descriptors();
         for n in [2, DESCRIPTORS, 100] {

@@ -1,4 +1,4 @@
-//! Goal: options are what they say, and errors say what is right.
+//! Goal: options take effect, and error messages name what is right.
 
 use super::*;
 
@@ -51,7 +51,8 @@ fn errors_say_what_is_right() {
 #[test]
 #[cfg_attr(miri, ignore = "uses sockets")]
 fn other_users_are_not_welcome() {
-    // Goal: either end looks whose process the peer is, and says that it is not welcome; here for a user that nobody is.
+    // Goal: either end checks the user of the peer's process, and refuses a wrong one with a message; here only a user that no
+    // process has is accepted.
     let path = std::env::temp_dir().join(format!("roce-memif-user-{}.sock", std::process::id()));
     let terms = handshake::Terms { queues: 1, log2: 4, id: 0, secret: [0; message::SECRET] };
     let plan = |role, peers| Plan {

@@ -7,7 +7,7 @@ use crate::config::TX_BURST;
 use crate::port::{Build, Frame};
 use arrayvec::ArrayVec;
 
-/// A frame up to so long is copied to a slot in whole blocks, one behind the other.
+/// A frame up to this many bytes is copied to a slot in whole blocks, one behind the other.
 const SHORT: usize = 512;
 /// Most slots that one frame goes to, where the peer's are small.
 const PIECES: usize = 16;
@@ -18,7 +18,7 @@ pub struct Tx {
     buffers: Buffers,
     /// Bytes of the longest frame.
     max_frame: u32,
-    /// The slot that is sent in next: what the ring says, too, in a line that the receiver looks at.
+    /// The next slot to send in: a copy of the ring's index, whose line the receiver reads.
     next: u16,
     /// Behind the last slot that is known to be free.
     free_end: u16,
@@ -53,8 +53,7 @@ impl Tx {
         Self { ring, buffers, max_frame: max_frame as u32, next: 0, free_end }
     }
 
-    /// Slots that are free: those that are known of, where they are as many as wanted, as a look at how far the receiver is
-    /// costs a line.
+    /// Free slots: those known to be free, if they are as many as wanted, as a read of the receiver's index costs a cache line.
     #[inline(always)]
     fn free(&mut self, wanted: usize) -> Result<u16, Impossible> {
         let known = self.free_end.wrapping_sub(self.next);
@@ -83,23 +82,23 @@ impl Tx {
         }
     }
 
-    /// Whether the receiver looks by itself, or waits for an event.
+    /// Whether the receiver polls, or waits for an event.
     #[inline(always)]
     pub fn is_polled(&self) -> bool {
         self.ring.is_polled()
     }
 
-    /// Asks for what is needed to send: a line that the receiver looks at, and one with a descriptor.
+    /// Prefetches what is needed to send: a line that the receiver reads, and one with a descriptor.
     #[inline(always)]
-    pub fn ask(&self) {
-        self.ring.ask();
-        self.ring.ask_slot(self.next);
+    pub fn prefetch(&self) {
+        self.ring.prefetch_header();
+        self.ring.prefetch_slot(self.next);
     }
 
     /// Sends frames as long as there is room.
     ///
     /// # Errors
-    /// Where the receiver says that it received what was never sent.
+    /// Where the receiver's index is beyond what was sent.
     #[inline]
     pub fn burst(&mut self, frames: &mut [Frame]) -> Result<Burst, Impossible> {
         let mut free = self.free(frames.len())?;
@@ -111,7 +110,7 @@ impl Tx {
                     free -= slots;
                 }
                 Sent::NoRoom => {
-                    // There may be more by now than is known of: the next burst looks.
+                    // There may be more free slots than known: the next burst reads the receiver's index.
                     self.free_end = self.next;
                     break;
                 }
@@ -128,9 +127,9 @@ impl Tx {
         Ok(done)
     }
 
-    /// Puts a frame in the next slot, or slots. The receiver has the lines that are written, and a core gets them one after the
-    /// other: memcpy, which stores the two ends of what is short and lets them overlap, asks for some of them twice. Behind a
-    /// short frame are up to 15 bytes of the buffer that it came in.
+    /// Puts a frame in the next slot, or slots. The lines that are written are in the cache of the receiver's core and come one
+    /// after the other; memcpy, which stores the two ends of what is short and lets them overlap, would fetch some of them twice.
+    /// Behind a short frame are up to 15 bytes of the buffer that it came in.
     #[inline(always)]
     fn send(&mut self, frame: &mut Frame, free: u16) -> Sent {
         let len = frame.len();
@@ -140,18 +139,18 @@ impl Tx {
         if free == 0 {
             return Sent::NoRoom;
         }
-        let said = self.ring.slot(self.next);
-        let room = self.buffers.room(said) as usize;
+        let desc = self.ring.slot(self.next);
+        let room = self.buffers.room(desc) as usize;
         let whole = len.next_multiple_of(BLOCK);
         let blocks = len <= SHORT && whole <= room && whole <= frame.capacity();
         let n = if blocks { whole } else { len };
-        let part = if n <= room { self.buffers.part(&self.ring, self.next, said, n as u32) } else { None };
+        let part = if n <= room { self.buffers.part(&self.ring, self.next, desc, n as u32) } else { None };
         match part {
             Some(part) if blocks => part.write_blocks(&frame.buffer_mut()[..whole]),
             Some(part) => part.write(frame.data()),
             None => return self.send_in_pieces(frame.data(), free),
         }
-        self.ring.describe(self.next, said, len as u32, 0);
+        self.ring.describe(self.next, desc, len as u32, 0);
         self.next = self.next.wrapping_add(1);
         Sent::In(1)
     }
@@ -159,7 +158,7 @@ impl Tx {
     /// Puts a frame in as many slots as it takes.
     #[cold]
     fn send_in_pieces(&mut self, mut frame: &[u8], free: u16) -> Sent {
-        // All slots are looked at before anything is written: one of them may be impossible, or none be left.
+        // All slots are checked before anything is written: one of them may be impossible, or none be left.
         let mut pieces = ArrayVec::<(Slot, u32, u32), PIECES>::new();
         let mut left = frame.len();
         while left > 0 {
@@ -167,24 +166,24 @@ impl Tx {
                 return if free == self.ring.slots() { Sent::Never(0) } else { Sent::NoRoom };
             }
             let slot = self.next.wrapping_add(pieces.len() as u16);
-            let said = self.ring.slot(slot);
+            let desc = self.ring.slot(slot);
             let (len, offset) =
-                ((self.buffers.room(said) as usize).min(left), self.buffers.offset(&self.ring, slot));
-            let is_there = len > 0 && said.region == 0 && self.ring.part(offset, len as u32).is_some();
+                ((self.buffers.room(desc) as usize).min(left), self.buffers.offset(&self.ring, slot));
+            let is_there = len > 0 && desc.region == 0 && self.ring.part(offset, len as u32).is_some();
             if !is_there || pieces.is_full() {
                 return self.skip(pieces.len() as u16 + u16::from(!is_there));
             }
-            pieces.push((said, offset, len as u32));
+            pieces.push((desc, offset, len as u32));
             left -= len;
         }
-        for (i, (said, offset, len)) in pieces.iter().enumerate() {
+        for (i, (desc, offset, len)) in pieces.iter().enumerate() {
             let (piece, rest) = frame.split_at(*len as usize);
             if let Some(part) = self.ring.part(*offset, *len) {
                 part.write(piece);
             }
             frame = rest;
             let slot = self.next.wrapping_add(i as u16);
-            self.ring.describe(slot, *said, *len, if rest.is_empty() { 0 } else { NEXT });
+            self.ring.describe(slot, *desc, *len, if rest.is_empty() { 0 } else { NEXT });
         }
         self.next = self.next.wrapping_add(pieces.len() as u16);
         Sent::In(pieces.len() as u16)
@@ -200,8 +199,8 @@ impl Tx {
         Sent::Never(slots)
     }
 
-    /// Lets up to `most` frames be built where they are sent from; their bytes, one after the other. `None` where the next slot
-    /// does not hold every frame.
+    /// Has up to `most` frames built where they are sent from; returns their lengths, one after the other. `None` where the next
+    /// slot does not hold every frame.
     ///
     /// # Errors
     /// As [`burst`](Self::burst).
@@ -215,10 +214,10 @@ impl Tx {
         let mut slots = ArrayVec::<(Slot, u32), TX_BURST>::new();
         for i in 0..free as u16 {
             let slot = self.next.wrapping_add(i);
-            let said = self.ring.slot(slot);
+            let desc = self.ring.slot(slot);
             let offset = self.buffers.offset(&self.ring, slot);
-            let holds = self.buffers.room(said) >= self.max_frame
-                && (said.region == 0 || self.buffers.are_ours())
+            let holds = self.buffers.room(desc) >= self.max_frame
+                && (desc.region == 0 || self.buffers.are_ours())
                 && self.ring.part(offset, self.max_frame).is_some();
             if !holds {
                 if i == 0 {
@@ -226,7 +225,7 @@ impl Tx {
                 }
                 break;
             }
-            slots.push((said, offset));
+            slots.push((desc, offset));
         }
         let mut lens = ArrayVec::<u32, TX_BURST>::new();
         for (_, offset) in &slots {
@@ -239,8 +238,8 @@ impl Tx {
                 builder.finish(i, buffer);
             }
         }
-        for (len, (said, _)) in lens.iter().zip(&slots) {
-            self.ring.describe(self.next, *said, *len, 0);
+        for (len, (desc, _)) in lens.iter().zip(&slots) {
+            self.ring.describe(self.next, *desc, *len, 0);
             self.next = self.next.wrapping_add(1);
         }
         if !lens.is_empty() {

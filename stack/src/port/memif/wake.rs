@@ -1,9 +1,10 @@
 #![allow(unsafe_code)]
-//! Wakes a peer that waits for an event, and can never be held up by it.
+//! Wakes a peer that waits for an event; the peer can never block the caller.
 //!
 //! An event is an eventfd(2) that both ends have open as one file. A peer may make it a blocking one and fill it, and then
 //! write(2) waits for that peer. So nothing is written: the kernel itself adds to an eventfd when an asynchronous read is
-//! complete, and never waits for that. What is read is an empty file of ours, at once. What is no eventfd is refused.
+//! complete, and never waits for that. The read is of an empty file of ours, and done at once. Descriptors that are no eventfd
+//! are refused.
 
 use rustix::fs::MemfdFlags;
 use std::io;
@@ -36,13 +37,13 @@ struct Done([u64; 4]);
 
 /// `IOCB_CMD_PREAD`.
 const READ: u16 = 0;
-/// `IOCB_FLAG_RESFD`: `event_fd` is told.
-const TELL: u32 = 1;
+/// `IOCB_FLAG_RESFD`: signal `event_fd`.
+const SIGNAL: u32 = 1;
 /// Requests that may wait to be fetched.
 const REQUESTS: usize = 4;
 
-/// Whether it is an eventfd(2): nothing else that a peer hands over is waited for, as the wait itself could depend on a process
-/// that serves it (FUSE).
+/// Whether it is an eventfd(2). No other descriptor of a peer is waited for: the wait itself could depend on a process that
+/// serves it (FUSE).
 pub fn is_event(fd: &Arc<OwnedFd>) -> bool {
     rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), [])
         .is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
@@ -59,7 +60,7 @@ impl Waker {
     /// A new one.
     ///
     /// # Errors
-    /// Those of io_setup(2): asynchronous requests are not permitted, or too many are there; no descriptor is left.
+    /// Those of io_setup(2): asynchronous requests are not permitted, or there are too many; no descriptor is left.
     pub fn new() -> io::Result<Self> {
         let empty = rustix::fs::memfd_create("roce-wake", MemfdFlags::CLOEXEC)?;
         let mut context: libc::c_ulong = 0;
@@ -81,7 +82,7 @@ impl Waker {
             fd: self.empty.as_raw_fd() as u32,
             buffer: (&raw mut byte).expose_provenance() as u64,
             bytes: 1,
-            flags: TELL,
+            flags: SIGNAL,
             event_fd: event.as_raw_fd() as u32,
             ..Request::default()
         };
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_event_that_blocks_holds_nobody_up() {
+    fn a_full_event_that_blocks_does_not_block_the_waker() {
         // Goal: what a peer can do to an event that it shares: make it blocking, and fill it.
         let mut waker = Waker::new().unwrap();
         let event = EventFd::new().unwrap();
