@@ -1,7 +1,7 @@
-//! Where the answers to strangers go: the stations from which their messages came.
+//! The Ethernet addresses from which strangers' messages came, for the answers to them.
 //!
-//! Apart from the neighbour table, which a stranger's message neither changes nor fills. A fixed number of places, each for
-//! the addresses that share it.
+//! Separate from the neighbour table, which a stranger's message neither changes nor fills. A fixed number of places; addresses
+//! that hash to the same one share it.
 
 use crate::config::{NEIGHBOUR_ASKERS, NEIGHBOUR_LIFETIME};
 use crate::id::{Gid, Mac};
@@ -13,7 +13,7 @@ pub(super) struct Askers(Box<[Option<Asked>; NEIGHBOUR_ASKERS]>);
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     gid: Gid,
-    station: Mac,
+    mac: Mac,
     at: Instant,
 }
 
@@ -24,15 +24,15 @@ impl Default for Askers {
 }
 
 impl Askers {
-    /// A message of `gid` came from this station.
-    pub(super) fn note(&mut self, now: Instant, gid: &Gid, station: Mac) {
-        self.0[place(gid)] = Some(Asked { gid: *gid, station, at: now });
+    /// A message of `gid` came from this Ethernet address.
+    pub(super) fn note(&mut self, now: Instant, gid: &Gid, mac: Mac) {
+        self.0[place(gid)] = Some(Asked { gid: *gid, mac, at: now });
     }
 
-    /// The station from which the last message of `gid` came, if that was lately.
-    pub(super) fn station(&self, now: Instant, gid: &Gid) -> Option<Mac> {
+    /// The Ethernet address from which the last message of `gid` came, if that was lately.
+    pub(super) fn mac(&self, now: Instant, gid: &Gid) -> Option<Mac> {
         let lately = |asked: &&Asked| asked.gid == *gid && now < asked.at.after(NEIGHBOUR_LIFETIME);
-        self.0[place(gid)].as_ref().filter(lately).map(|asked| asked.station)
+        self.0[place(gid)].as_ref().filter(lately).map(|asked| asked.mac)
     }
 }
 

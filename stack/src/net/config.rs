@@ -22,7 +22,7 @@ pub struct NetConfig {
     pub gateway6: Option<Ipv6Addr>,
     /// VLAN id of every frame, `1 ..= 4094`; `None`: untagged.
     pub vlan: Option<u16>,
-    /// Neighbours on the link that are at these stations, whatever the link says.
+    /// Neighbours on the link that are at these Ethernet addresses, whatever the link says.
     pub neighbours: Vec<(IpAddr, Mac)>,
 }
 
@@ -59,7 +59,7 @@ pub enum NetConfigError {
     TooMany(usize),
 }
 
-/// What an address is that no host can have.
+/// Why no host can have an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoHost {
     /// 0.0.0.0/8 or ::.
@@ -100,9 +100,9 @@ impl NetConfig {
         Self { mac, ..Self::default() }
     }
 
-    /// Whether everything makes sense. [`Net::new`](super::Net::new) does not ask: it cuts what is too long.
+    /// Whether everything makes sense. [`Net::new`](super::Net::new) does not check: it cuts what is too long.
     pub fn check(&self) -> Result<(), NetConfigError> {
-        if !is_station(self.mac) {
+        if !is_unicast(self.mac) {
             return Err(NetConfigError::Mac(self.mac));
         }
         if self.addrs.len() >= GIDS_MAX {
@@ -121,7 +121,7 @@ impl NetConfig {
                 return Err(NetConfigError::Address { addr, kind });
             }
         }
-        if let Some((_, mac)) = self.neighbours.iter().find(|(_, mac)| !is_station(*mac)) {
+        if let Some((_, mac)) = self.neighbours.iter().find(|(_, mac)| !is_unicast(*mac)) {
             return Err(NetConfigError::Mac(*mac));
         }
         match self.vlan {
@@ -130,14 +130,14 @@ impl NetConfig {
         }
     }
 
-    /// The configured neighbours as the table has them.
+    /// The configured neighbours in the form of the table.
     pub(super) fn fixed_neighbours(&self) -> Vec<(Gid, Mac)> {
         self.neighbours.iter().map(|&(addr, mac)| (Gid::from_ip(addr), mac)).collect()
     }
 }
 
-/// An address with the length of its prefix as the stack has them: an IPv4-mapped IPv6 address is its IPv4 address, and a
-/// prefix that counts the 96 bits before it is told without them.
+/// An address with the length of its prefix in the form that the stack uses: an IPv4-mapped IPv6 address becomes its IPv4
+/// address, and its prefix loses the 96 bits before that.
 pub fn canonical(addr: IpAddr, prefix: u8) -> (IpAddr, u8) {
     let mapped = bits(addr) - bits(addr.to_canonical());
     (addr.to_canonical(), if prefix >= mapped { prefix - mapped } else { prefix })
@@ -165,8 +165,8 @@ pub fn check_address(addr: IpAddr, prefix: u8) -> Result<(), NetConfigError> {
     kind.map_or(Ok(()), |kind| Err(NetConfigError::Address { addr, kind }))
 }
 
-/// Whether an Ethernet address is that of one station.
-pub(super) fn is_station(mac: Mac) -> bool {
+/// Whether an Ethernet address can be that of one host: unicast, and not zero.
+pub(super) fn is_unicast(mac: Mac) -> bool {
     mac.0[0] & 1 == 0 && mac.0 != [0; 6]
 }
 
@@ -175,7 +175,7 @@ pub(super) fn is_host(gid: &Gid) -> bool {
     no_host(gid.to_ip()).is_none()
 }
 
-/// What an address is that is no host's on any subnet.
+/// Why no host can have an address, on any subnet.
 fn no_host(addr: IpAddr) -> Option<NoHost> {
     match addr {
         IpAddr::V4(a) if a.octets()[0] == 0 => Some(NoHost::Unspecified),
@@ -192,8 +192,8 @@ pub(super) fn is_link_local(gid: &Gid) -> bool {
     gid.0[0] == 0xfe && gid.0[1] & 0xc0 == 0x80
 }
 
-/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order
-/// (IBA A17.4). An address given twice keeps its first index.
+/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order (IBA A17.4).
+/// An address given twice keeps its first index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GidTable {
     gids: Vec<Gid>,
@@ -223,13 +223,13 @@ impl GidTable {
     pub fn index_of(&self, gid: Gid) -> Option<usize> {
         self.gids.iter().position(|g| *g == gid)
     }
-    /// One more, if there is room.
+    /// Adds a GID, if there is room.
     pub(super) fn add(&mut self, gid: Gid) {
         if !self.is_local(&gid) && self.gids.len() < GIDS_MAX {
             self.gids.push(gid);
         }
     }
-    /// One less; the others move up.
+    /// Removes a GID; later ones move up.
     pub(super) fn remove(&mut self, gid: &Gid) {
         self.gids.retain(|g| g != gid);
     }
@@ -244,7 +244,7 @@ impl GidTable {
     }
 }
 
-/// On-link prefixes and gateways: who is a destination's next hop.
+/// On-link prefixes and gateways: a destination's next hop.
 #[derive(Clone, Debug)]
 pub(super) struct Routes {
     /// Our address, and the bits of its GID that an on-link destination shares.
@@ -283,7 +283,7 @@ impl Routes {
         is_link_local(dst) || self.prefixes.iter().any(|(own, len)| share(own, dst, *len))
     }
 
-    /// Whom to ask the link for; `None`: no route.
+    /// The neighbour to resolve for a destination; `None`: no route.
     pub(super) fn next_hop(&self, dst: &Gid) -> Option<Gid> {
         if self.on_link(dst) {
             return Some(*dst);

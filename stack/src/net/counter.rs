@@ -1,8 +1,8 @@
-//! What becomes of frames that end here, by name.
+//! The outcomes of frames that end here, by name.
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $variant:ident = $name:literal;)*) => {
-        /// What a frame (or a neighbour) ended as. Nothing disappears without one of these.
+        /// The outcome of a frame (or a neighbour). No frame disappears without one of these.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         #[repr(u8)]
         pub enum NetCounter { $($(#[$meta])* $variant,)* }
@@ -28,27 +28,27 @@ counters! {
     EchoAnswered = "echo_answered";
     /// An ARP reply or a neighbour advertisement was taken over.
     NeighbourLearned = "neighbour_learned";
-    /// We asked for a neighbour.
+    /// We sent a request for a neighbour.
     RequestSent = "neighbour_request_sent";
-    /// We told the link of a new address of ours.
+    /// We announced a new address of ours.
     Announced = "address_announced";
     /// A neighbour did not answer any request.
     NeighbourUnreachable = "neighbour_unreachable";
-    /// We told routers of a multicast group that we are in.
+    /// We reported to routers a multicast group that we are in.
     GroupReported = "group_report_sent";
-    /// We told routers of a multicast group that we left.
+    /// We sent routers a leave message for a multicast group.
     GroupLeft = "group_leave_sent";
-    /// A router asked for multicast groups that we are in.
+    /// A router queried multicast groups that we are in.
     GroupQueried = "group_query_heard";
-    /// An entry gave way to another in the full table.
+    /// An entry of the full table was evicted by another.
     NeighbourEvicted = "neighbour_evicted";
-    /// Another station said that it has the address of a neighbour in use, or of a configured one. The first kind is asked
-    /// whether it is still there.
+    /// Another host claimed the address of a neighbour in use, or of a configured one. A neighbour in use is then checked at its
+    /// old Ethernet address.
     NeighbourDisputed = "neighbour_disputed";
 
     /// Ignored: shorter than its headers.
     TooShort = "ignored_too_short";
-    /// Ignored: addressed to another station.
+    /// Ignored: addressed to another Ethernet address.
     NotOurStation = "ignored_not_our_station";
     /// Ignored: the source is a group address or zero.
     BadSourceStation = "ignored_bad_source_station";
@@ -60,13 +60,13 @@ counters! {
     OtherEthertype = "ignored_other_ethertype";
     /// Ignored: ARP with lengths, types or an operation that are not Ethernet and IPv4, or an impossible sender.
     BadArp = "ignored_bad_arp";
-    /// Ignored: ARP or ND that tells of another station than the one that sent it.
+    /// Ignored: ARP or ND about another Ethernet address than the one that sent it.
     StationMismatch = "ignored_station_mismatch";
-    /// Ignored: ARP or ND that asks for somebody else.
+    /// Ignored: ARP or ND that requests another host's address.
     NotForUs = "ignored_not_for_us";
-    /// Ignored: an answer to a question we did not ask.
+    /// Ignored: an answer to a request we did not send.
     UnsolicitedAnswer = "ignored_unsolicited_answer";
-    /// Ignored: another station claims one of our addresses.
+    /// Ignored: another host claims one of our addresses.
     AddressConflict = "ignored_address_conflict";
     /// Ignored: an IP header that is malformed or has a wrong checksum.
     BadIp = "ignored_bad_ip";
@@ -78,18 +78,18 @@ counters! {
     OtherProtocol = "ignored_other_protocol";
     /// Ignored: ICMP that is malformed or has a wrong checksum.
     BadIcmp = "ignored_bad_icmp";
-    /// Ignored: ICMP of a kind that asks nothing of us.
+    /// Ignored: ICMP of a kind that is no request to us.
     OtherIcmp = "ignored_other_icmp";
     /// Ignored: neighbour discovery with a hop limit below 255, so not from this link.
     BadHopLimit = "ignored_bad_hop_limit";
     /// Ignored: a group membership message (IGMP, MLD) that is malformed, has a wrong checksum, or does not come from
     /// this link.
     BadGroupMessage = "ignored_bad_group_message";
-    /// Ignored: a group membership message that asks nothing of us.
+    /// Ignored: a group membership message that is no query to us.
     OtherGroupMessage = "ignored_other_group_message";
     /// Ignored: neighbour discovery that breaks one of its rules.
     BadNd = "ignored_bad_nd";
-    /// Ignored: an advertisement of another station address that does not claim to override.
+    /// Ignored: an advertisement of another Ethernet address that does not set the override flag.
     NoOverride = "ignored_no_override";
     /// Not answered: the answer does not fit the buffer.
     ReplyTooLong = "reply_too_long";

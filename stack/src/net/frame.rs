@@ -63,7 +63,7 @@ pub(super) fn belongs(tci: Option<u16>, vlan: Option<u16>) -> bool {
     given == vlan.map(|v| v & VID).filter(|vid| *vid != 0)
 }
 
-/// Where a frame goes.
+/// The addresses and VLAN of a frame to send.
 #[derive(Clone, Copy)]
 pub(super) struct Link {
     pub(super) src: Mac,
@@ -97,19 +97,19 @@ fn eth(mac: Mac) -> EthernetAddress {
     EthernetAddress(mac.0)
 }
 
-/// An ARP reply: `ours` is at our station.
+/// An ARP reply: `ours` is at our Ethernet address.
 pub(super) fn arp_reply(
     out: &mut [u8],
     link: Link,
     ours: Ipv4Addr,
     theirs: Ipv4Addr,
-    station: Mac,
+    mac: Mac,
 ) -> Option<usize> {
     let repr = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Reply,
         source_hardware_addr: eth(link.src),
         source_protocol_addr: ours,
-        target_hardware_addr: eth(station),
+        target_hardware_addr: eth(mac),
         target_protocol_addr: theirs,
     };
     arp(out, link, &repr)
@@ -178,7 +178,7 @@ pub(super) fn icmpv6(
     Some(len)
 }
 
-/// A neighbour solicitation for `target`, to its multicast group or to `station` alone.
+/// A neighbour solicitation for `target`, to its multicast group or unicast.
 pub(super) fn solicitation(
     out: &mut [u8],
     link: Link,
@@ -191,7 +191,7 @@ pub(super) fn solicitation(
     icmpv6(out, link, ours, dst, &Icmpv6Repr::Ndisc(solicit))
 }
 
-/// The Internet checksum of `parts`, each of an even length (RFC 1071): 0 over what holds a right one.
+/// The Internet checksum of `parts`, each of an even length (RFC 1071): 0 over parts that contain a right one.
 pub(super) fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let sum: u32 = words.map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0))).sum();
@@ -199,7 +199,7 @@ pub(super) fn checksum(parts: &[&[u8]]) -> u16 {
     !(((sum & 0xffff) + (sum >> 16)) as u16)
 }
 
-/// What the checksum of an ICMPv6 message covers beside it.
+/// The pseudo header that the checksum of an ICMPv6 message covers.
 pub(super) fn icmpv6_pseudo(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> [u8; 40] {
     let mut pseudo = [0; 40];
     pseudo[..16].copy_from_slice(&src.octets());

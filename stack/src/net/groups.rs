@@ -1,9 +1,8 @@
-//! Multicast groups of this host: what the link's routers and switches are told of them (RFC 2236, RFC 2710).
+//! Multicast groups of this host: the reports to the link's routers and switches (RFC 2236, RFC 2710).
 //!
-//! A group is reported when it is joined, [`GROUP_REPORTS`] times in all, [`GROUP_REPORT_GAP`] apart, because a report
-//! may be lost; once more at a random moment after each query; and when the last user leaves, routers are told so.
-//! Reports of other hosts do not silence ours, as in the later versions of both protocols: a switch that listens in
-//! wants to hear every member.
+//! A group is reported when it is joined, [`GROUP_REPORTS`] times in all, [`GROUP_REPORT_GAP`] apart, because a report may be
+//! lost; and once at a random moment after each query. When the last user leaves, a leave message goes to the routers. Reports of
+//! other hosts do not suppress ours, as in the later versions of both protocols: a switch that snoops needs to see every member.
 
 use core::time::Duration;
 
@@ -36,7 +35,7 @@ struct Entry {
     group: Gid,
     /// Reports to come; when there is none left, a query brings one more.
     left: u8,
-    /// Nobody uses the group any more; routers are to be told.
+    /// The group has no user any more; a leave message is due.
     leaving: bool,
     /// When the next message is due.
     next: Instant,
@@ -51,8 +50,8 @@ pub(super) struct Groups {
     random: u64,
 }
 
-/// Groups that are never reported: all nodes, and what does not leave the host or the link by itself (RFC 2236 6,
-/// RFC 2710 5).
+/// Groups that are never reported: all nodes, and those that do not leave the host or the link by themselves (RFC 2236 6, RFC
+/// 2710 5).
 fn unreported(group: &Gid) -> bool {
     match group.as_v4() {
         Some(v4) => v4 == [224, 0, 0, 1],
@@ -92,10 +91,10 @@ impl Groups {
         };
         match self.entries.iter().position(|e| e.group == *group) {
             Some(i) if !self.entries[i].leaving => return Ok(()),
-            Some(i) => self.entries[i] = joined, // what was to be said of leaving is not true any more
+            Some(i) => self.entries[i] = joined, // the leave message is obsolete
             None if self.entries.len() < MCAST_GRP_MAX => self.entries.push(joined),
             None => {
-                // A farewell gives way: routers find out by asking.
+                // A leave message is evicted: routers find out by their queries.
                 let leaving = self.entries.iter().position(|e| e.leaving).ok_or(JoinError::Full)?;
                 self.entries[leaving] = joined;
             }
@@ -116,7 +115,7 @@ impl Groups {
         true
     }
 
-    /// Reports every group anew: the link came up, perhaps with somebody else at its end.
+    /// Reports every group anew: the link came up, perhaps with other routers or switches at its end.
     pub(super) fn announce(&mut self, now: Instant) {
         for e in self.entries.iter_mut().filter(|e| !e.leaving && !unreported(&e.group)) {
             (e.left, e.next) = (GROUP_REPORTS, now);
@@ -124,8 +123,7 @@ impl Groups {
         }
     }
 
-    /// A router asks for the members of one group, or of all of a family; they answer within `max`. Whether there is
-    /// one.
+    /// A router queries the members of one group, or of all of a family; they answer within `max`. Whether there is one.
     pub(super) fn query(&mut self, now: Instant, group: Option<&Gid>, ipv4: bool, max: Duration) -> bool {
         let mut any = false;
         for i in 0..self.entries.len() {

@@ -1,9 +1,9 @@
-//! What an IP host owes its link: turns frames that are not RoCE into answers and known neighbours.
+//! The IP host's duties on its link: turns frames that are not RoCE into answers and known neighbours.
 //!
-//! Answers ARP, neighbour discovery and echo requests for our addresses, finds out the stations of others, and keeps
-//! the GID table. Joins multicast groups, tells the link's routers of them and answers their queries. Reads no clock, does
-//! no I/O, and allocates nothing for strangers. Called by a shard, for frames that `wire` does not take for RoCE and for
-//! destinations it has to reach, and by tests.
+//! Answers ARP, neighbour discovery and echo requests for our addresses, resolves the Ethernet addresses of others, and keeps the
+//! GID table. Joins multicast groups, reports them to the link's routers and answers their queries. Reads no clock, does no I/O,
+//! and allocates nothing for strangers. Called by a shard, for frames that `wire` does not take for RoCE and for destinations it
+//! has to reach, and by tests.
 //!
 //! ```
 //! use stack::id::{Gid, Mac};
@@ -51,11 +51,11 @@ pub use groups::JoinError;
 pub use neighbour::{NeighbourId, Resolution};
 
 use askers::Askers;
-use config::{Routes, is_host, is_station};
+use config::{Routes, is_host, is_unicast};
 use counter::COUNTERS;
 use frame::{Ethernet, Link};
 use groups::{Groups, Membership};
-use neighbour::{Asker, Due, Learned, Neighbours, Said};
+use neighbour::{Asker, Due, Learned, Neighbours, Via};
 
 /// Bytes that hold every frame of [`Net::poll_transmit`], and every answer but that to a longer echo request:
 /// Ethernet with VLAN tag, IPv6, neighbour solicitation with one option.
@@ -81,19 +81,19 @@ pub struct Net {
     neighbours: Neighbours,
     askers: Askers,
     groups: Groups,
-    /// Addresses that the link has yet to be told of.
+    /// Addresses that have yet to be announced on the link.
     announce: VecDeque<Gid>,
     counters: [u64; COUNTERS],
 }
 
-/// How a frame ended: answered with so many bytes, taken note of, or ignored.
+/// How a frame ended: answered with so many bytes, processed without an answer, or ignored.
 type Handled = Result<Option<usize>, NetCounter>;
 
 impl Net {
-    /// A host with these addresses, which knows nobody.
+    /// A host with these addresses, which knows no neighbour.
     ///
-    /// Takes any configuration: a prefix longer than its address counts as the whole address, a VLAN id is cut to
-    /// its 12 bits, and 0 is no VLAN. [`NetConfig::check`] tells whether that is what was meant.
+    /// Takes any configuration: a prefix longer than its address counts as the whole address, a VLAN id is cut to its 12 bits,
+    /// and 0 is no VLAN. [`NetConfig::check`] finds such mistakes.
     pub fn new(config: &NetConfig) -> Self {
         Self {
             mac: config.mac,
@@ -118,8 +118,8 @@ impl Net {
         &self.gids
     }
 
-    /// Takes one more address, and tells the link of it by [`Net::poll_transmit`], once (RFC 5227 2.3, RFC 4861 7.2.6).
-    /// Whether somebody else has it is not asked.
+    /// Takes one more address, and announces it on the link by [`Net::poll_transmit`], once (RFC 5227 2.3, RFC 4861 7.2.6). Does
+    /// not check whether another host has it.
     pub fn add_address(&mut self, addr: IpAddr, prefix: u8) {
         let gid = Gid::from_ip(addr);
         self.gids.add(gid);
@@ -129,7 +129,7 @@ impl Net {
         self.announce.push_back(gid);
     }
 
-    /// Gives an address up: nobody is answered for it any more.
+    /// Gives an address up: requests for it are not answered any more.
     pub fn remove_address(&mut self, addr: IpAddr) {
         let gid = Gid::from_ip(addr);
         self.gids.remove(&gid);
@@ -138,13 +138,13 @@ impl Net {
         self.announce.retain(|g| *g != gid);
     }
 
-    /// An address that was given up and that somebody still sent from is gone for good: whoever remembers an answer of
-    /// [`Net::resolve`] asks again.
+    /// An address that was given up and that a queue pair still sent from is gone for good: holders of an answer of
+    /// [`Net::resolve`] have to resolve again.
     pub fn source_gone(&mut self) {
         self.neighbours.routes_changed();
     }
 
-    /// The frame that tells everybody on the link that an address is at our station.
+    /// The frame that announces to all hosts on the link that an address is at our Ethernet address.
     fn announcement(&self, gid: &Gid, out: &mut [u8]) -> Option<usize> {
         if let Some(ours) = gid.as_v4() {
             return frame::arp_request(out, self.link(Mac::BROADCAST), ours.into(), ours.into());
@@ -177,10 +177,10 @@ impl Net {
         self.counters[which as usize] += 1;
     }
 
-    /// Where frames to `dst` go: the station of the destination or of its gateway. Asks the link if need be: then
+    /// Where frames to `dst` go: the Ethernet address of the destination or of its gateway. Sends a request if need be: then
     /// [`Net::poll_transmit`] has something to send.
     ///
-    /// Our own addresses are at our station, multicast addresses at their Ethernet group. The answer holds until
+    /// Our own addresses are at our Ethernet address, multicast addresses at their Ethernet group. The answer holds until
     /// [`Net::generation`] moves.
     pub fn resolve(&mut self, now: Instant, dst: &Gid) -> Resolution {
         match self.next_hop(dst) {
@@ -189,9 +189,9 @@ impl Net {
         }
     }
 
-    /// [`Net::resolve`] for a queue pair, which holds the neighbour from now on, in place of the one that it held `before`:
-    /// a held neighbour is refreshed by itself and never gives way to others. [`Net::changes`] tells when its answer is
-    /// another one; [`Net::release`] ends it. `None`: the destination has no neighbour.
+    /// [`Net::resolve`] for a queue pair, which holds the neighbour from now on, in place of the one that it held `before`: a
+    /// held neighbour is refreshed by itself and is never evicted. [`Net::changes`] reports when its answer changes;
+    /// [`Net::release`] ends it. `None`: the destination has no neighbour.
     pub fn hold(
         &mut self,
         now: Instant,
@@ -220,8 +220,7 @@ impl Net {
         self.neighbours.release(id);
     }
 
-    /// A neighbour that somebody holds did not answer: it is asked whether it is still there, though not more often than
-    /// once a second.
+    /// A held neighbour did not answer: checks whether it is still there, though not more often than once a second.
     pub fn doubt(&mut self, now: Instant, id: NeighbourId) {
         self.neighbours.doubt(now, id);
     }
@@ -231,12 +230,12 @@ impl Net {
         self.neighbours.changes(since, each);
     }
 
-    /// [`Net::resolve`] for an answer to somebody whom nobody here asked for. Where the neighbour table does not know him,
-    /// it goes to the station that [`Net::note_asker`] noted, and costs no request and no entry.
+    /// [`Net::resolve`] for an answer to a stranger. If the neighbour table does not have it, the answer goes to the Ethernet
+    /// address that [`Net::note_asker`] noted, and costs no request and no entry.
     pub fn resolve_answer(&mut self, now: Instant, dst: &Gid) -> Resolution {
         match self.next_hop(dst) {
             Ok(next_hop) if next_hop == *dst && !self.neighbours.contains(dst) => {
-                match self.askers.station(now, dst) {
+                match self.askers.mac(now, dst) {
                     Some(mac) => Resolution::Known(mac),
                     None => self.ask(now, dst, Asker::Stranger),
                 }
@@ -246,11 +245,11 @@ impl Net {
         }
     }
 
-    /// A message that will be answered came from this station. It is remembered for the answer alone: nothing else is
+    /// A message that will be answered came from this Ethernet address. It is remembered for the answer alone: nothing else is
     /// sent there.
-    pub fn note_asker(&mut self, now: Instant, src: &Gid, station: Mac) {
-        if is_station(station) && station != self.mac {
-            self.askers.note(now, src, station);
+    pub fn note_asker(&mut self, now: Instant, src: &Gid, mac: Mac) {
+        if is_unicast(mac) && mac != self.mac {
+            self.askers.note(now, src, mac);
         }
     }
 
@@ -273,20 +272,20 @@ impl Net {
         self.routes.next_hop(dst).filter(is_host).ok_or(Resolution::Failed)
     }
 
-    /// Our address from which a destination is reached: one on its subnet, else any of its family. `None`: there is no
-    /// route to it, or it is nobody's.
+    /// Our address from which a destination is reached: one on its subnet, else any of its family. `None`: there is no route to
+    /// it, or it is no host's.
     pub fn source_to(&self, dst: &Gid) -> Option<Gid> {
         self.routes.next_hop(dst).filter(is_host)?;
         self.routes.source_for(dst)
     }
 
-    /// Changes whenever an answer of [`Net::resolve`] or [`Net::hold`] may have changed that somebody got; never 0. It also
-    /// moves when an answer that nobody holds grew old: asking again then refreshes it.
+    /// Changes whenever an answer that [`Net::resolve`] or [`Net::hold`] gave may have changed; never 0. It also moves when an
+    /// answer without a holder grew old: resolving again then refreshes it.
     pub fn generation(&self) -> u64 {
         self.neighbours.generation()
     }
 
-    /// When [`Net::poll_transmit`] is to be called next; `None`: not before something else happens.
+    /// When [`Net::poll_transmit`] is to be called next; `None`: not before another call.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if !self.announce.is_empty() {
             return Some(Instant::ZERO);
@@ -295,8 +294,8 @@ impl Net {
         a.into_iter().chain(b).min()
     }
 
-    /// Becomes a member of a multicast group: routers and switches are told, and asked questions answered. Joining a
-    /// group again changes nothing.
+    /// Becomes a member of a multicast group: reports it to routers and switches, and answers queries. Joining a group again
+    /// changes nothing.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -314,7 +313,7 @@ impl Net {
         self.groups.contains(group)
     }
 
-    /// The link came up: whoever is at its end now learns of our groups.
+    /// The link came up: reports our groups to the routers and switches at its end.
     pub fn report_groups(&mut self, now: Instant) {
         self.groups.announce(now);
     }
@@ -347,14 +346,14 @@ impl Net {
             let Some(ours) = self.routes.source_for(&request.target) else { continue };
             let sent = match (ours.as_v4(), request.target.as_v4()) {
                 (Some(ours), Some(target)) => {
-                    let link = self.link(request.station.unwrap_or(Mac::BROADCAST));
+                    let link = self.link(request.mac.unwrap_or(Mac::BROADCAST));
                     frame::arp_request(out, link, ours.into(), target.into())
                 }
                 _ => {
                     let (ours, target) = (Ipv6Addr::from(ours.0), Ipv6Addr::from(request.target.0));
                     let group = frame::group(frame::solicited_node(target));
-                    let link = self.link(request.station.unwrap_or(group));
-                    frame::solicitation(out, link, ours, target, request.station.is_some())
+                    let link = self.link(request.mac.unwrap_or(group));
+                    frame::solicitation(out, link, ours, target, request.mac.is_some())
                 }
             };
             self.count(if sent.is_some() { NetCounter::RequestSent } else { NetCounter::ReplyTooLong });
@@ -362,7 +361,7 @@ impl Net {
         }
     }
 
-    /// Writes a report, to its group, or a farewell, to the routers of the link.
+    /// Writes a report, to its group, or a leave message, to the routers of the link.
     fn membership(&self, membership: Membership, out: &mut [u8]) -> Option<usize> {
         let (group, leave) = match membership {
             Membership::Report(group) => (group, false),
@@ -386,8 +385,8 @@ impl Net {
 
     /// Takes a frame that is not RoCE. Writes the answer, if there is one, into `reply` and returns its length.
     ///
-    /// Anything goes for `frame`; what is ignored is counted. An answer is never longer than its question, except
-    /// that a neighbour solicitation without a source address option is answered with [`FRAME_MAX`] bytes.
+    /// `frame` may be any bytes; what is ignored is counted. An answer is never longer than its request, except that a neighbour
+    /// solicitation without a source address option is answered with [`FRAME_MAX`] bytes.
     pub fn handle_frame(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Option<usize> {
         match self.handle(now, frame, reply) {
             Ok(reply_len) => reply_len,
@@ -400,13 +399,13 @@ impl Net {
 
     fn handle(&mut self, now: Instant, frame: &[u8], reply: &mut [u8]) -> Handled {
         let frame = Ethernet::parse(frame).ok_or(NetCounter::TooShort)?;
-        if !is_station(frame.src) {
+        if !is_unicast(frame.src) {
             return Err(NetCounter::BadSourceStation);
         }
         if frame.src == self.mac {
             return Err(NetCounter::OwnFrame);
         }
-        if is_station(frame.dst) && frame.dst != self.mac {
+        if is_unicast(frame.dst) && frame.dst != self.mac {
             return Err(NetCounter::NotOurStation);
         }
         if !self.accepts_vlan(frame.tci) {
@@ -431,10 +430,10 @@ impl Net {
         Ok(Some(len))
     }
 
-    /// Takes over a neighbour's station, if the table lets it.
-    fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, said: Said) -> Learned {
+    /// Takes over a neighbour's Ethernet address, if the table allows it.
+    fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, via: Via) -> Learned {
         let near = self.routes.on_link(gid);
-        let learned = self.neighbours.learn(now, gid, mac, said, near);
+        let learned = self.neighbours.learn(now, gid, mac, via, near);
         match learned {
             Learned::Yes => self.count(NetCounter::NeighbourLearned),
             Learned::Evicted => {
@@ -447,8 +446,8 @@ impl Net {
         learned
     }
 
-    /// RFC 826, with the checks of RFC 5227: a request for us is answered and its sender remembered; any other
-    /// packet updates a sender that is known.
+    /// RFC 826, with the checks of RFC 5227: a request for us is answered and its sender remembered; any other packet updates a
+    /// sender that is known.
     fn handle_arp(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = ArpPacket::new_checked(frame.payload).map_err(|_| NetCounter::BadArp)?;
         let ArpRepr::EthernetIpv4 {
@@ -461,13 +460,13 @@ impl Net {
         else {
             return Err(NetCounter::BadArp);
         };
-        let station = Mac(source_hardware_addr.0);
+        let mac = Mac(source_hardware_addr.0);
         let sender_gid = Gid::v4(sender.octets());
-        let probe = sender.is_unspecified(); // asks whether an address is free
-        if !is_station(station) || !(probe || is_host(&sender_gid)) {
+        let probe = sender.is_unspecified(); // is an address free?
+        if !is_unicast(mac) || !(probe || is_host(&sender_gid)) {
             return Err(NetCounter::BadArp);
         }
-        if station != frame.src {
+        if mac != frame.src {
             return Err(NetCounter::StationMismatch);
         }
         if self.gids.is_local(&sender_gid) {
@@ -477,15 +476,15 @@ impl Net {
         match operation {
             ArpOperation::Request if for_us => {
                 if !probe {
-                    self.learn(now, &sender_gid, station, Said::Question);
+                    self.learn(now, &sender_gid, mac, Via::Question);
                 }
-                let len = frame::arp_reply(reply, self.link(station), target, sender, station);
+                let len = frame::arp_reply(reply, self.link(mac), target, sender, mac);
                 self.answered(NetCounter::ArpAnswered, len)
             }
             ArpOperation::Request | ArpOperation::Reply if !probe => {
                 let answer = operation == ArpOperation::Reply && for_us && frame.dst == self.mac;
-                let said = if answer { Said::Answer } else { Said::Aside };
-                match (self.learn(now, &sender_gid, station, said), operation) {
+                let via = if answer { Via::Answer } else { Via::Other };
+                match (self.learn(now, &sender_gid, mac, via), operation) {
                     (Learned::Unknown, ArpOperation::Reply) => Err(NetCounter::UnsolicitedAnswer),
                     (Learned::Unknown, _) => Err(NetCounter::NotForUs),
                     _ => Ok(None),
@@ -496,7 +495,7 @@ impl Net {
         }
     }
 
-    /// Echo requests to our address (RFC 792, RFC 1122 3.2.2.6). The answer goes to the station it came from.
+    /// Echo requests to our address (RFC 792, RFC 1122 3.2.2.6). The answer goes to the Ethernet address that it came from.
     fn handle_ipv4(&mut self, now: Instant, frame: &Ethernet<'_>, reply: &mut [u8]) -> Handled {
         let packet = Ipv4Packet::new_checked(frame.payload).map_err(|_| NetCounter::BadIp)?;
         if packet.version() != 4 || packet.header_len() < 20 || !packet.verify_checksum() {
@@ -579,18 +578,18 @@ impl Net {
         if packet.hop_limit() != frame::ND_HOP_LIMIT {
             return Err(NetCounter::BadHopLimit);
         }
-        let station_of = |option: RawHardwareAddress| match station_of(option)? {
-            station if station == frame.src => Ok(station),
+        let mac_of = |option: RawHardwareAddress| match mac_of(option)? {
+            mac if mac == frame.src => Ok(mac),
             _ => Err(NetCounter::StationMismatch),
         };
         match NdiscRepr::parse(&icmp).map_err(|_| NetCounter::BadNd)? {
             NdiscRepr::NeighborSolicit { target_addr, lladdr } => {
-                let station = lladdr.map(station_of).transpose()?;
-                self.handle_solicitation(now, frame.src, src, dst, target_addr, station, reply)
+                let mac = lladdr.map(mac_of).transpose()?;
+                self.handle_solicitation(now, frame.src, src, dst, target_addr, mac, reply)
             }
             NdiscRepr::NeighborAdvert { flags, target_addr, lladdr } => {
-                let station = lladdr.map(station_of).transpose()?;
-                self.handle_advertisement(now, frame.src, dst, flags, target_addr, station)
+                let mac = lladdr.map(mac_of).transpose()?;
+                self.handle_advertisement(now, frame.src, dst, flags, target_addr, mac)
             }
             _ => Err(NetCounter::OtherIcmp),
         }
@@ -605,28 +604,28 @@ impl Net {
         src: Ipv6Addr,
         dst: Ipv6Addr,
         target: Ipv6Addr,
-        station: Option<Mac>,
+        mac: Option<Mac>,
         reply: &mut [u8],
     ) -> Handled {
-        // An unspecified source asks whether the address is free, and has no station to tell.
+        // An unspecified source probes whether the address is free, and has no Ethernet address to report.
         let probe = src.is_unspecified();
-        if target.is_multicast() || (probe && (station.is_some() || dst != frame::solicited_node(target))) {
+        if target.is_multicast() || (probe && (mac.is_some() || dst != frame::solicited_node(target))) {
             return Err(NetCounter::BadNd);
         }
         if !self.is_ours(&target) {
             return Err(NetCounter::NotForUs);
         }
-        let (dst, station, flags) = if probe {
+        let (dst, mac, flags) = if probe {
             (ALL_NODES, frame::group(ALL_NODES), NdiscNeighborFlags::OVERRIDE)
         } else {
-            if let Some(station) = station {
-                self.learn(now, &Gid(src.octets()), station, Said::Question);
+            if let Some(mac) = mac {
+                self.learn(now, &Gid(src.octets()), mac, Via::Question);
             }
-            (src, station.unwrap_or(frame_src), NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE)
+            (src, mac.unwrap_or(frame_src), NdiscNeighborFlags::SOLICITED | NdiscNeighborFlags::OVERRIDE)
         };
         let lladdr = Some(EthernetAddress(self.mac.0).into());
         let advert = Icmpv6Repr::Ndisc(NdiscRepr::NeighborAdvert { flags, target_addr: target, lladdr });
-        let len = frame::icmpv6(reply, self.link(station), target, dst, &advert);
+        let len = frame::icmpv6(reply, self.link(mac), target, dst, &advert);
         self.answered(NetCounter::SolicitationAnswered, len)
     }
 
@@ -638,7 +637,7 @@ impl Net {
         dst: Ipv6Addr,
         flags: NdiscNeighborFlags,
         target: Ipv6Addr,
-        station: Option<Mac>,
+        mac: Option<Mac>,
     ) -> Handled {
         let solicited = flags.contains(NdiscNeighborFlags::SOLICITED);
         if target.is_multicast() || (dst.is_multicast() && solicited) {
@@ -648,23 +647,23 @@ impl Net {
             return Err(NetCounter::AddressConflict);
         }
         let target = Gid(target.octets());
-        let known = self.neighbours.station(&target);
-        // An answer to a request that went to one station need not repeat its address.
-        let Some(station) = station.or(known.filter(|known| solicited && *known == frame_src)) else {
+        let known = self.neighbours.mac(&target);
+        // An answer to a unicast request need not repeat its Ethernet address.
+        let Some(mac) = mac.or(known.filter(|known| solicited && *known == frame_src)) else {
             return Err(if known.is_some() { NetCounter::BadNd } else { NetCounter::UnsolicitedAnswer });
         };
-        if known.is_some_and(|k| k != station) && !flags.contains(NdiscNeighborFlags::OVERRIDE) {
+        if known.is_some_and(|k| k != mac) && !flags.contains(NdiscNeighborFlags::OVERRIDE) {
             return Err(NetCounter::NoOverride);
         }
-        let said = if solicited { Said::Answer } else { Said::Aside };
-        match self.learn(now, &target, station, said) {
+        let via = if solicited { Via::Answer } else { Via::Other };
+        match self.learn(now, &target, mac, via) {
             Learned::Unknown => Err(NetCounter::UnsolicitedAnswer),
             _ => Ok(None),
         }
     }
 
-    /// A query for members of IPv4 groups, of any version: what later ones add does not matter to a host that wants
-    /// all of a group's sources (RFC 3376 7.2.1).
+    /// A query for members of IPv4 groups, of any version: the additions of later ones do not matter to a host that wants all of
+    /// a group's sources (RFC 3376 7.2.1).
     fn handle_igmp(&mut self, now: Instant, dst: Ipv4Addr, message: &[u8]) -> Handled {
         let Some(&[kind, code, _, _, a, b, c, d]) = message.first_chunk::<8>() else {
             return Err(NetCounter::BadGroupMessage);
@@ -742,9 +741,9 @@ impl Net {
 }
 
 /// The Ethernet address of a neighbour discovery option.
-fn station_of(option: RawHardwareAddress) -> Result<Mac, NetCounter> {
+fn mac_of(option: RawHardwareAddress) -> Result<Mac, NetCounter> {
     match <[u8; 6]>::try_from(option.as_bytes()) {
-        Ok(bytes) if is_station(Mac(bytes)) => Ok(Mac(bytes)),
+        Ok(bytes) if is_unicast(Mac(bytes)) => Ok(Mac(bytes)),
         _ => Err(NetCounter::BadNd),
     }
 }

@@ -1,22 +1,22 @@
-//! The neighbour table: which station has which address, who is being asked for, who does not answer.
+//! The neighbour table: which address is at which Ethernet address, which are being resolved, which do not answer.
 //!
-//! An entry is asked for ([`NEIGHBOUR_TRIES`] times, [`NEIGHBOUR_RETRY`] apart), then used for
-//! [`NEIGHBOUR_LIFETIME`]. An old entry stays in use while it is asked for anew: first its station alone, then everybody.
+//! An entry is requested ([`NEIGHBOUR_TRIES`] times, [`NEIGHBOUR_RETRY`] apart), then used for [`NEIGHBOUR_LIFETIME`]. An old
+//! entry stays in use while it is refreshed: first by unicast requests, then by broadcast ones (multicast for IPv6).
 //!
-//! # Who may move a neighbour
+//! # What may move a neighbour
 //!
-//! Anybody on the link can say that an address is at his station. So an entry that is *in use* (a queue pair holds it, or
-//! somebody here resolved it within its lifetime) does not follow such a claim: its station is asked whether it is still
-//! there, and only when it stays silent for [`NEIGHBOUR_UNICAST_TRIES`] requests everybody is asked, and whoever answers
-//! has the address. Claims make it ask at most once in [`NEIGHBOUR_CLAIM_GAP`]. An entry that nobody uses follows at once.
-//! Who answers the first request of all has the address: nothing tells a liar from a neighbour then, and a configured
-//! entry, which never moves, is the remedy.
+//! Any host on the link can claim an address. So an entry that is *in use* (a queue pair holds it, or this host resolved it
+//! within its lifetime) does not follow a claim: its old Ethernet address is checked by unicast, and only if that stays silent
+//! for [`NEIGHBOUR_UNICAST_TRIES`] requests a broadcast one follows, and the host that answers has the address. Claims cause such
+//! a check at most once in [`NEIGHBOUR_CLAIM_GAP`]. An entry that is not in use follows at once. The host that answers the very
+//! first request has the address: a liar looks like a neighbour then, and a configured entry, which never moves, is the
+//! remedy.
 //!
-//! # Who may have an entry
+//! # What may have an entry
 //!
-//! What queue pairs hold is never removed, and is refreshed without anybody asking again. What was only resolved gives
-//! way to others of its kind, the longest unused first. Strangers, whom nobody here asked for, share
-//! [`NEIGHBOUR_STRANGERS_MAX`] entries, of which the oldest gives way. Each of these costs a bounded number of steps.
+//! An entry that a queue pair holds is never removed, and is refreshed without further calls. Entries that were only resolved are
+//! evicted by others of their kind, the longest unused first. Strangers, which this host did not resolve, share
+//! [`NEIGHBOUR_STRANGERS_MAX`] entries, of which the oldest is evicted. Each of these costs a bounded number of steps.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -28,21 +28,21 @@ use crate::id::{Gid, Mac};
 use crate::mark::step;
 use crate::time::Instant;
 
-/// Changes that are remembered one by one; who comes later looks at all of them.
+/// Changes that are remembered one by one; a caller that missed some gets all held entries.
 const CHANGES: usize = 256;
 
 /// The answer to "where does a frame to this address go?".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resolution {
-    /// To this station.
+    /// At this Ethernet address.
     Known(Mac),
-    /// Being asked for; ask again when the generation moves.
+    /// Requested; resolve again when the generation moves.
     Pending,
-    /// Nobody answered, or there is no route.
+    /// No answer, or no route.
     Failed,
 }
 
-/// An entry of the neighbour table, as long as somebody holds it.
+/// An entry of the neighbour table, as long as a queue pair holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct NeighbourId(pub u32);
 
@@ -50,24 +50,24 @@ pub struct NeighbourId(pub u32);
 enum State {
     /// No entry: its place is free.
     Free,
-    /// Asked for: `sent` requests so far, the next step at `next`.
+    /// Requested: `sent` requests so far, the next step at `next`.
     Incomplete { sent: u8, next: Instant },
     /// In use; old from `until` on.
     Known { mac: Mac, until: Instant },
-    /// In use and being asked for again.
+    /// In use and being refreshed.
     Probe { mac: Mac, sent: u8, next: Instant },
     /// Unreachable, until `until` at least.
     Failed { until: Instant },
 }
 
-/// Who wanted it.
+/// Why the entry exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
     /// Configured: never moves, never leaves.
     Fixed,
-    /// Somebody here resolved it, the last time then.
+    /// Resolved by this host, the last time then.
     Used(Instant),
-    /// Nobody here did.
+    /// Of a stranger: not resolved by this host.
     Stranger,
 }
 
@@ -78,9 +78,9 @@ struct Entry {
     origin: Origin,
     /// Queue pairs that send to it.
     holders: u32,
-    /// Somebody was told the answer, and has to be told when it is another one.
-    told: bool,
-    /// It may have moved: its station is to be asked, from `quiet_until` on.
+    /// An answer was given out: the generation has to move when it changes.
+    given_out: bool,
+    /// It may have moved: its Ethernet address is to be checked, from `quiet_until` on.
     doubted: bool,
     quiet_until: Instant,
 }
@@ -104,10 +104,10 @@ impl Entry {
             State::Incomplete { next, .. } | State::Probe { next, .. } => next,
             State::Known { .. } if self.origin == Origin::Fixed => Instant::FAR,
             State::Known { until, .. } => {
-                let old = if self.holders > 0 || self.told { until } else { Instant::FAR };
+                let old = if self.holders > 0 || self.given_out { until } else { Instant::FAR };
                 if self.doubted { old.min(self.quiet_until) } else { old }
             }
-            // Who holds it asks again when he has something to send.
+            // Its holder resolves it again when it has something to send.
             State::Failed { until } if self.holders == 0 => until,
             State::Failed { .. } | State::Free => Instant::FAR,
         }
@@ -116,7 +116,7 @@ impl Entry {
         let recent = |used| now < Instant::after(used, NEIGHBOUR_LIFETIME);
         self.holders > 0 || matches!(self.origin, Origin::Used(used) if recent(used))
     }
-    /// Whether it may give way, and since when nobody asked for it.
+    /// Whether it may be evicted, and since when it is unused.
     fn unused_since(&self) -> Option<Instant> {
         match (self.state, self.origin) {
             (State::Free, _) => None,
@@ -129,10 +129,10 @@ impl Entry {
 /// A request that is due.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
-    /// Whom to ask for.
+    /// The address to resolve.
     pub(super) target: Gid,
-    /// The station to ask; `None`: everybody.
-    pub(super) station: Option<Mac>,
+    /// The Ethernet address to send to; `None`: broadcast.
+    pub(super) mac: Option<Mac>,
 }
 
 /// What happens when an entry's deadline has come.
@@ -149,19 +149,19 @@ pub(super) enum Due {
 pub(super) enum Asker {
     /// The program.
     Program,
-    /// A stranger, who is to get an answer.
+    /// A stranger that is to get an answer.
     Stranger,
 }
 
-/// How a station was said.
+/// The packet in which an Ethernet address was claimed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Said {
+pub(super) enum Via {
     /// In an answer to us.
     Answer,
-    /// In a question to us: whoever asks is remembered.
+    /// In a request to us: its sender is remembered.
     Question,
-    /// To everybody, or to somebody else.
-    Aside,
+    /// In a broadcast, or in a packet to another host.
+    Other,
 }
 
 /// What a frame about a neighbour did.
@@ -169,11 +169,11 @@ pub(super) enum Said {
 pub(super) enum Learned {
     /// Taken over.
     Yes,
-    /// Taken over, and another entry gave way.
+    /// Taken over, and another entry was evicted.
     Evicted,
     /// Not known, and not to be added.
     Unknown,
-    /// Somebody else has the address, as far as we know.
+    /// Another host has the address, as far as we know.
     Disputed,
 }
 
@@ -181,15 +181,15 @@ pub(super) enum Learned {
 pub(super) struct Neighbours {
     entries: Vec<Entry>,
     by_gid: HashMap<Gid, u32>,
-    /// Places without an entry.
+    /// Free places.
     free: Vec<u32>,
     /// Entries of strangers, oldest first.
     strangers: VecDeque<u32>,
-    /// Entries that somebody holds, or that are configured: they do not count for [`NEIGHBOUR_MAX`].
+    /// Entries that are held or configured: they do not count for [`NEIGHBOUR_MAX`].
     kept: usize,
     /// No deadline of an entry is earlier.
     deadline: Instant,
-    /// How far the present look at the deadlines is, and the earliest one that lies ahead.
+    /// How far the present pass over the deadlines is, and the earliest one that lies ahead.
     looked: usize,
     ahead: Instant,
     generation: u64,
@@ -228,7 +228,7 @@ impl Neighbours {
         table
     }
 
-    /// Moves when an answer may have changed that somebody here goes by; never 0.
+    /// Moves when an answer that was given out may have changed; never 0.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
@@ -270,8 +270,8 @@ impl Neighbours {
         &mut self.entries[id as usize]
     }
 
-    /// The station known for an address.
-    pub(super) fn station(&self, gid: &Gid) -> Option<Mac> {
+    /// The Ethernet address known for an address.
+    pub(super) fn mac(&self, gid: &Gid) -> Option<Mac> {
         self.find(gid).and_then(|id| self.entries[id as usize].mac())
     }
 
@@ -280,18 +280,18 @@ impl Neighbours {
         self.find(gid).is_some()
     }
 
-    /// An entry has another deadline.
+    /// Notes the deadline of an entry that changed.
     fn note(&mut self, id: u32) {
         let at = self.entry(id).deadline();
         self.deadline = self.deadline.min(at);
         self.ahead = self.ahead.min(at);
     }
 
-    /// An entry has another answer.
+    /// Notes that the answer of an entry changed.
     fn changed(&mut self, id: u32) {
         let entry = self.entry(id);
-        let (held, told) = (entry.holders > 0, core::mem::take(&mut entry.told));
-        if !held && !told {
+        let (held, given_out) = (entry.holders > 0, core::mem::take(&mut entry.given_out));
+        if !held && !given_out {
             return;
         }
         self.generation += 1;
@@ -305,18 +305,17 @@ impl Neighbours {
         }
     }
 
-    /// Resolves a neighbour. The flag says whether another entry gave way.
+    /// Resolves a neighbour. The flag: another entry was evicted.
     pub(super) fn resolve(&mut self, now: Instant, gid: &Gid, asker: Asker) -> (Resolution, bool) {
         let (id, evicted) = self.want(now, gid, asker);
         let entry = self.entry(id);
         let answer = entry.answer();
-        entry.told |= asker == Asker::Program;
+        entry.given_out |= asker == Asker::Program;
         self.note(id);
         (answer, evicted)
     }
 
-    /// Resolves a neighbour for somebody who holds it from now on, in place of what he held before. The flag says whether
-    /// another entry gave way.
+    /// Resolves a neighbour and holds it from now on, in place of `before`. The flag: another entry was evicted.
     pub(super) fn hold(
         &mut self,
         now: Instant,
@@ -345,7 +344,7 @@ impl Neighbours {
         entry.holders -= 1;
         if entry.holders == 0 && entry.origin != Origin::Fixed {
             self.kept -= 1;
-            // Among those that are merely remembered there may be no room for it.
+            // There may be no room for it among the entries without a holder.
             if self.merely_used() > NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX {
                 self.evict_used();
             } else {
@@ -354,7 +353,7 @@ impl Neighbours {
         }
     }
 
-    /// Somebody who holds a neighbour got no answer from it: perhaps it moved.
+    /// The holder of a neighbour got no answer from it: perhaps it moved.
     pub(super) fn doubt(&mut self, now: Instant, id: NeighbourId) {
         let entry = self.entry(id.0);
         match entry.state {
@@ -367,7 +366,7 @@ impl Neighbours {
         self.note(id.0);
     }
 
-    /// The entry of a neighbour that somebody needs, and whether another one gave way to it.
+    /// The entry of a neighbour, made if it is missing, and whether another one was evicted for it.
     fn want(&mut self, now: Instant, gid: &Gid, asker: Asker) -> (u32, bool) {
         let Some(id) = self.find(gid) else {
             let state = State::Incomplete { sent: 0, next: now };
@@ -398,11 +397,11 @@ impl Neighbours {
         (id, false)
     }
 
-    /// A neighbour said which station it is at. Unknown ones are added if they asked for us and `near` (on the link).
-    pub(super) fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, said: Said, near: bool) -> Learned {
+    /// A neighbour claimed an Ethernet address. Unknown ones are added if they requested us and are `near` (on the link).
+    pub(super) fn learn(&mut self, now: Instant, gid: &Gid, mac: Mac, via: Via, near: bool) -> Learned {
         let known = State::Known { mac, until: now.after(NEIGHBOUR_LIFETIME) };
         let Some(id) = self.find(gid) else {
-            if said != Said::Question || !near {
+            if via != Via::Question || !near {
                 return Learned::Unknown;
             }
             let evicted = self.room_for_stranger();
@@ -419,12 +418,12 @@ impl Neighbours {
                 self.note(id);
                 return Learned::Disputed;
             }
-            // Only the station that is asked says whether it is there.
+            // Only the Ethernet address that is being checked may answer the check.
             State::Probe { mac: before, sent, .. } if sent <= NEIGHBOUR_UNICAST_TRIES => {
                 if before != mac {
                     return Learned::Disputed;
                 }
-                if said != Said::Answer {
+                if via != Via::Answer {
                     return Learned::Yes;
                 }
             }
@@ -444,8 +443,15 @@ impl Neighbours {
     }
 
     fn insert(&mut self, gid: Gid, state: State, origin: Origin) -> u32 {
-        let entry =
-            Entry { gid, state, origin, holders: 0, told: false, doubted: false, quiet_until: Instant::ZERO };
+        let entry = Entry {
+            gid,
+            state,
+            origin,
+            holders: 0,
+            given_out: false,
+            doubted: false,
+            quiet_until: Instant::ZERO,
+        };
         let id = match self.free.pop() {
             Some(id) => {
                 *self.entry(id) = entry;
@@ -464,9 +470,9 @@ impl Neighbours {
         id
     }
 
-    /// Removes an entry that nobody holds.
+    /// Removes an entry without a holder.
     fn remove(&mut self, id: u32) {
-        self.changed(id); // whoever was told of it asks again
+        self.changed(id); // callers that have its answer resolve again
         let entry = self.entry(id);
         let (gid, origin) = (entry.gid, entry.origin);
         entry.state = State::Free;
@@ -477,12 +483,12 @@ impl Neighbours {
         self.free.push(id);
     }
 
-    /// Entries that were resolved and that nobody holds.
+    /// Entries that were resolved and have no holder.
     fn merely_used(&self) -> usize {
         self.by_gid.len() - self.kept - self.strangers.len()
     }
 
-    /// Makes room for a stranger: whether another one gave way.
+    /// Makes room for a stranger: whether an entry was evicted.
     fn room_for_stranger(&mut self) -> bool {
         let oldest = self.strangers.front().copied();
         let full = self.strangers.len() >= NEIGHBOUR_STRANGERS_MAX;
@@ -492,7 +498,7 @@ impl Neighbours {
         full
     }
 
-    /// Makes room for one that somebody here resolves: whether another one gave way.
+    /// Makes room for one that this host resolves: whether an entry was evicted.
     fn room_for_used(&mut self) -> bool {
         let full = self.merely_used() >= NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
         if full {
@@ -501,7 +507,7 @@ impl Neighbours {
         full
     }
 
-    /// The one that was not asked for the longest gives way. One pass over the table, for who resolves very many.
+    /// Evicts the one that was not resolved for the longest. One pass over the table, paid by callers that resolve very many.
     fn evict_used(&mut self) {
         let unused = |id: usize| Some((self.entries[id].unused_since()?, id));
         if let Some((_, id)) = (0..self.entries.len()).filter_map(unused).min() {
@@ -522,7 +528,7 @@ impl Neighbours {
                     self.note(id);
                     self.looked += 1;
                 } else if let Some(due) = self.run(now, id) {
-                    return Some(due); // it has another deadline, and is looked at again
+                    return Some(due); // it has another deadline, and is checked again
                 }
             }
             self.looked = 0;
@@ -531,7 +537,7 @@ impl Neighbours {
         None
     }
 
-    /// Does what is due for an entry.
+    /// Does the work that is due for an entry.
     fn run(&mut self, now: Instant, id: u32) -> Option<Due> {
         let entry = self.entry(id);
         let asked = match entry.state {
@@ -540,7 +546,7 @@ impl Neighbours {
                     entry.doubted = false;
                     entry.state = State::Probe { mac, sent: 0, next: now };
                 } else {
-                    self.changed(id); // it is old: whoever still needs it asks again
+                    self.changed(id); // it is old: callers that still need it resolve again
                 }
                 return None;
             }
@@ -564,6 +570,6 @@ impl Neighbours {
             Some(mac) => State::Probe { mac, sent, next },
             None => State::Incomplete { sent, next },
         };
-        Some(Due::Send(Request { target, station: known.filter(|_| sent <= NEIGHBOUR_UNICAST_TRIES) }))
+        Some(Due::Send(Request { target, mac: known.filter(|_| sent <= NEIGHBOUR_UNICAST_TRIES) }))
     }
 }

@@ -1,4 +1,4 @@
-//! Frames seen on a real link, timelines of resolution, and frames that nobody should send.
+//! Frames seen on a real link, timelines of resolution, and invalid frames.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -22,7 +22,7 @@ const B: Mac = Mac([2, 0, 0, 0, 0x99, 3]);
 const C: Mac = Mac([2, 0, 0, 0, 0x99, 4]);
 const T0: Instant = Instant::from_nanos(1_000_000_000);
 
-// Two Linux hosts, A and B, setting up a connection: what one asked and the other answered.
+// Two Linux hosts, A and B, setting up a connection: requests and answers.
 #[rustfmt::skip]
 const ARP_REQUEST_A: [u8; 42] = [
     0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02, 0x00, 0x00, 0x00, 0x99, 0x02, 0x08, 0x06, 0x00, 0x01,
@@ -116,20 +116,14 @@ fn to_b() -> Link {
     Link { src: A, dst: B, vlan: None }
 }
 
-fn advertisement(
-    src: Mac,
-    target: &str,
-    dst: &str,
-    flags: NdiscNeighborFlags,
-    station: Option<Mac>,
-) -> Vec<u8> {
-    let lladdr = station.map(|m| EthernetAddress(m.0).into());
+fn advertisement(src: Mac, target: &str, dst: &str, flags: NdiscNeighborFlags, mac: Option<Mac>) -> Vec<u8> {
+    let lladdr = mac.map(|m| EthernetAddress(m.0).into());
     let advert = NdiscRepr::NeighborAdvert { flags, target_addr: v6(target), lladdr };
     icmpv6(Link { src, ..to_b() }, target, dst, &Icmpv6Repr::Ndisc(advert))
 }
 
-fn solicitation(src: &str, dst: &str, target: &str, station: Option<Mac>) -> Vec<u8> {
-    let lladdr = station.map(|m| EthernetAddress(m.0).into());
+fn solicitation(src: &str, dst: &str, target: &str, mac: Option<Mac>) -> Vec<u8> {
+    let lladdr = mac.map(|m| EthernetAddress(m.0).into());
     let solicit = NdiscRepr::NeighborSolicit { target_addr: v6(target), lladdr };
     icmpv6(Link { dst: frame::group(v6("ff02::1:ff00:3")), ..to_b() }, src, dst, &Icmpv6Repr::Ndisc(solicit))
 }
@@ -149,7 +143,7 @@ fn ignored(net: &mut Net, frame: &[u8], why: NetCounter) {
     assert_eq!(net.counter(why), before + 1, "{}", why.name());
 }
 
-// The question a Linux host asked gets the answer the other Linux host gave, byte for byte.
+// The request of one Linux host gets the answer that the other Linux host gave, byte for byte.
 #[test]
 fn p36_arp_request_is_answered_as_captured() {
     let mut net = host(B);
@@ -168,7 +162,7 @@ fn p36_solicitation_is_answered_as_captured() {
     assert_eq!(net.resolve(T0, &gid("fe80::ff:fe00:9902")), Resolution::Known(A));
 }
 
-// A refresh asks one station, and may leave out its own address.
+// A refresh is unicast, and may leave out its own Ethernet address.
 #[test]
 fn p36_unicast_solicitation_is_answered() {
     let mut net = host(B);
@@ -177,10 +171,10 @@ fn p36_unicast_solicitation_is_answered() {
     assert_eq!(reply.len(), FRAME_MAX - 4);
     assert_eq!(&reply[..6], &A.0, "to the station it came from");
     assert_eq!(&reply[38..54], &v6("fd00:99::2").octets());
-    assert_eq!(net.counter(NetCounter::NeighbourLearned), 0, "no station was told");
+    assert_eq!(net.counter(NetCounter::NeighbourLearned), 0, "no Ethernet address was given");
 }
 
-// A host that is about to take our address is told, and so is everybody (RFC 4862 5.4, RFC 5227).
+// A host that probes for our address gets an answer, which goes to all hosts (RFC 4862 5.4, RFC 5227).
 #[test]
 fn p36_address_probes_are_answered() {
     let mut net = host(B);
@@ -234,7 +228,7 @@ fn p35_ipv6_first_use_asks_and_the_answer_resolves() {
     let mut net = host(A);
     assert_eq!(net.resolve(T0, &gid("fd00:99::3")), Resolution::Pending);
     let asked = request(&mut net, T0).unwrap();
-    // Apart from our source address and the checksum that covers it, as the Linux host asked.
+    // Apart from our source address and the checksum that covers it, as the Linux host sent it.
     assert_eq!(asked.len(), SOLICITATION_A.len());
     assert_eq!(asked[..22], SOLICITATION_A[..22]);
     assert_eq!(asked[22..38], v6("fd00:99::2").octets());
@@ -246,7 +240,7 @@ fn p35_ipv6_first_use_asks_and_the_answer_resolves() {
     assert_eq!(net.resolve(T0, &gid("fd00:99::3")), Resolution::Known(B));
 }
 
-// A link-local GID is on the link whatever the prefixes are, and asked for from our own.
+// A link-local GID is on the link whatever the prefixes are, and resolved from our own.
 #[test]
 fn p35_link_local_gids_resolve_on_the_link() {
     let mut net = Net::new(&NetConfig::new(A));
@@ -259,7 +253,7 @@ fn p35_link_local_gids_resolve_on_the_link() {
     assert_eq!(net.resolve(T0, &peer), Resolution::Known(B));
 }
 
-// Sixteen questions a quarter of a second apart, then an error for a second, then the next try.
+// Sixteen requests a quarter of a second apart, then an error for a second, then the next try.
 #[test]
 fn p35_nobody_answers() {
     let mut net = host(A);
@@ -315,7 +309,7 @@ fn resolved() -> (Net, Instant) {
     (net, T0.after(NEIGHBOUR_LIFETIME))
 }
 
-// An old entry stays in use while it is asked for: the station itself first, then everybody.
+// An old entry stays in use while it is refreshed: by unicast first, then by broadcast.
 #[test]
 fn refresh_keeps_the_old_station_in_use() {
     let peer = gid("10.99.0.3");
@@ -324,7 +318,7 @@ fn refresh_keeps_the_old_station_in_use() {
     let generation = net.generation();
     assert_eq!(net.poll_timeout(), Some(old));
     assert_eq!(request(&mut net, old), None, "nobody needs it yet");
-    assert!(net.generation() > generation, "those who need it are told to ask");
+    assert!(net.generation() > generation, "callers that need it have to resolve again");
     assert_eq!(net.resolve(old, &peer), Resolution::Known(B));
 
     let mut now = old;
@@ -360,7 +354,7 @@ fn refresh_that_is_answered_lasts_again() {
     assert_eq!(request(&mut net, later), None);
 }
 
-// Entries that nobody resolves again are never asked for.
+// Entries that are not resolved again are never refreshed.
 #[test]
 fn unused_entries_grow_old_in_silence() {
     let mut net = host(B);
@@ -369,12 +363,12 @@ fn unused_entries_grow_old_in_silence() {
     let day = T0.after(Duration::from_secs(86_400));
     assert_eq!(request(&mut net, day), None);
     assert_eq!(net.poll_timeout(), None);
-    assert_eq!(net.generation(), generation, "nobody had been told of it");
+    assert_eq!(net.generation(), generation, "its answer was never given out");
     assert_eq!(net.resolve(day, &gid("10.99.0.2")), Resolution::Known(A));
     assert!(request(&mut net, day).is_some());
 }
 
-// A station that announces itself is taken over where it is known and nobody uses it, and not added where it is not.
+// A host that announces itself is taken over where it is known and not in use, and not added where it is not known.
 #[test]
 fn gratuitous_arp_updates_known_entries_only() {
     let peer = gid("10.99.0.3");
@@ -388,7 +382,7 @@ fn gratuitous_arp_updates_known_entries_only() {
     }
     let generation = net.generation();
     assert_eq!(answer(&mut net, old, &arp(1, C, [10, 99, 0, 3], [10, 99, 0, 3])), None);
-    assert!(net.generation() > generation, "whoever was told of the other one asks again");
+    assert!(net.generation() > generation, "callers that have the other answer resolve again");
     assert_eq!(net.resolve(old, &peer), Resolution::Known(C));
 }
 
@@ -419,7 +413,7 @@ fn advertisements_follow_their_flags() {
     let mut net = host(B);
     ignored(&mut net, &advertisement(A, PEER, OWN, both, Some(A)), NetCounter::UnsolicitedAnswer);
     net.resolve(T0, &gid(PEER));
-    // The first answer must say the station; later ones may leave it out, and change it only if they override.
+    // The first answer must name the Ethernet address; later ones may leave it out, and change it only if they override.
     ignored(&mut net, &advertisement(A, PEER, OWN, SOLICITED, None), NetCounter::UnsolicitedAnswer);
     ignored(&mut net, &advertisement(A, PEER, "ff02::1", both, Some(A)), NetCounter::BadNd);
     assert_eq!(answer(&mut net, T0, &advertisement(A, PEER, OWN, SOLICITED, Some(A))), None);
@@ -628,7 +622,7 @@ fn counters_have_distinct_names() {
     }
 }
 
-// A flood of askers fills the table, and pushes out neither the neighbour in use nor the one being asked for.
+// A flood of requests fills the table, and evicts neither the neighbour in use nor the one being resolved.
 #[test]
 fn a_flood_stays_within_the_table() {
     let mut net = Net::new(&NetConfig { addrs: vec![(ip("10.99.0.3"), 8)], ..NetConfig::new(B) });
@@ -644,14 +638,14 @@ fn a_flood_stays_within_the_table() {
         assert!(net.neighbours.len() <= NEIGHBOUR_MAX);
     }
     assert_eq!(net.generation(), generation, "nobody's answer changed");
-    assert_eq!(net.neighbours.station(&used), Some(A));
+    assert_eq!(net.neighbours.mac(&used), Some(A));
     assert_eq!(net.resolve(T0, &asked), Resolution::Pending);
     assert_eq!(net.neighbours.len(), NEIGHBOUR_STRANGERS_MAX + 2);
     let evicted = 4 * NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
     assert_eq!(net.counter(NetCounter::NeighbourEvicted), evicted as u64);
 }
 
-// Neighbours that somebody needs do not give way to those who merely ask; among themselves the longest unused goes.
+// Neighbours in use are not evicted by hosts that merely send requests; among themselves the longest unused goes.
 #[test]
 fn a_table_full_of_neighbours_in_use() {
     const USED: usize = NEIGHBOUR_MAX - NEIGHBOUR_STRANGERS_MAX;
@@ -668,13 +662,13 @@ fn a_table_full_of_neighbours_in_use() {
         assert!(answer(&mut net, T0, &arp(1, C, [10, 77, b, c], [10, 99, 0, 3])).is_some(), "still answered");
     }
     assert_eq!(net.neighbours.len(), NEIGHBOUR_MAX);
-    assert!((0..USED as u32).all(|n| net.neighbours.station(&peer(n)) == Some(A)));
+    assert!((0..USED as u32).all(|n| net.neighbours.mac(&peer(n)) == Some(A)));
     let (generation, later) = (net.generation(), T0.after(Duration::from_millis(1)));
     net.resolve(later, &peer(0));
     assert_eq!(net.resolve(later, &gid("10.78.0.1")), Resolution::Pending);
     assert!(net.generation() > generation, "whoever used the one that gave way must ask again");
-    assert_eq!(net.neighbours.station(&peer(0)), Some(A));
-    assert_eq!(net.neighbours.station(&peer(1)), None, "the longest unused gave way");
+    assert_eq!(net.neighbours.mac(&peer(0)), Some(A));
+    assert_eq!(net.neighbours.mac(&peer(1)), None, "the longest unused gave way");
     assert_eq!(net.neighbours.len(), NEIGHBOUR_MAX);
 }
 
@@ -684,7 +678,7 @@ fn configurations_that_make_no_sense() {
     let with = |change: fn(&mut NetConfig)| {
         let mut config = config(A);
         change(&mut config);
-        let _ = Net::new(&config); // takes it all the same
+        let _ = Net::new(&config); // it takes any configuration
         config.check().unwrap_err().to_string()
     };
     assert_eq!(with(|c| c.mac = Mac::BROADCAST), "ff:ff:ff:ff:ff:ff is not the address of a single station");
@@ -721,7 +715,7 @@ fn samples() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Feeds a frame to hosts that could mean it; whatever comes, nothing panics and every frame is accounted for.
+/// Feeds a frame to hosts that it may concern; nothing panics and every frame is accounted for.
 fn feed(frame: &[u8]) {
     for mut net in [host(A), host(B), vlan_host(B, 100)] {
         net.resolve(T0, &gid("10.99.0.3"));
@@ -805,7 +799,7 @@ proptest! {
     #[test]
     fn table_agrees_with_a_map(steps in proptest::collection::vec((0u8..4, 0u8..8, 1u64..10), 1..200)) {
         let mut net = host(B);
-        let (mut told, mut used) = (std::collections::BTreeMap::new(), std::collections::BTreeSet::new());
+        let (mut claimed, mut used) = (std::collections::BTreeMap::new(), std::collections::BTreeSet::new());
         let mut now = T0;
         for (what, who, ms) in steps {
             now = now.after(Duration::from_millis(ms));
@@ -814,15 +808,15 @@ proptest! {
                 0 => {
                     let asked = arp(1, Mac([2, 0, 0, 0, 1, ms as u8]), addr, [10, 99, 0, 3]);
                     prop_assert!(answer(&mut net, now, &asked).is_some());
-                    // Whom somebody resolved does not follow.
-                    if !used.contains(&addr) || !told.contains_key(&addr) {
-                        told.insert(addr, Mac([2, 0, 0, 0, 1, ms as u8]));
+                    // A neighbour that was resolved does not follow.
+                    if !used.contains(&addr) || !claimed.contains_key(&addr) {
+                        claimed.insert(addr, Mac([2, 0, 0, 0, 1, ms as u8]));
                     }
                 }
                 1 => {
                     let known = net.resolve(now, &Gid::v4(addr));
                     used.insert(addr);
-                    match told.get(&addr) {
+                    match claimed.get(&addr) {
                         Some(mac) => prop_assert_eq!(known, Resolution::Known(*mac)),
                         None => prop_assert!(!matches!(known, Resolution::Known(_))),
                     }
@@ -840,8 +834,7 @@ proptest! {
     }
 }
 
-// An address that is added is announced once, as Linux announces it, answered for and routed by; one that is removed is
-// not.
+// An address that is added is announced once, as Linux announces it, answered for and routed by; one that is removed is not.
 #[test]
 fn addresses_come_and_go() {
     let mut net = Net::new(&NetConfig::new(A));
@@ -862,7 +855,7 @@ fn addresses_come_and_go() {
     assert_eq!(advert[..6], [0x33, 0x33, 0, 0, 0, 1]);
     assert_eq!((net.poll_transmit(T0, &mut out), net.poll_timeout()), (None, None));
     assert_eq!(net.counter(NetCounter::Announced), 2);
-    // Whoever knows us takes the announcement over, and nobody else does.
+    // Hosts that know us take the announcement over, and no others do.
     other.resolve(T0, &gid("10.99.0.2"));
     other.resolve(T0, &gid("fd00:99::2"));
     for frame in [&arp[..], &advert] {

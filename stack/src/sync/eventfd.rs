@@ -30,7 +30,7 @@ impl EventFd {
 
     /// Makes the descriptor readable and wakes its waiters.
     pub fn signal(&self) {
-        // Fails only at 2^64 - 2 signals that nobody cleared, and the descriptor is readable then.
+        // Fails only at 2^64 - 2 signals without a clear, and the descriptor is readable then.
         let _ = (&self.0).write(&1u64.to_ne_bytes());
     }
 

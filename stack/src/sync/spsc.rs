@@ -23,7 +23,7 @@
 //!
 //! Each end's index has a cache line of its own. The producer reads the consumer's index only when the ring
 //! looks full, the consumer reads the producer's only when it looks empty (or when [`Consumer::published`]
-//! asks for the present value), so a line travels once a batch and not once a slot. Indices and slots are one piece of
+//! needs the present value), so a line travels once a batch and not once a slot. Indices and slots are one piece of
 //! memory, so that a program with very many rings finds what belongs together on one page.
 
 use super::prefetch;

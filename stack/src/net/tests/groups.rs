@@ -1,4 +1,4 @@
-//! Group membership: reports byte for byte, queries of every version, and when what is said.
+//! Group membership: reports byte for byte, queries of every version, and the times of messages.
 
 use super::*;
 use crate::config::{GROUP_REPORT_GAP, GROUP_REPORTS, MCAST_GRP_MAX};
@@ -109,16 +109,16 @@ fn joining_reports_and_leaving_says_so_byte_for_byte() {
         net.join(T0, &group).unwrap();
         assert_eq!((net.is_member(&group), net.poll_timeout()), (true, Some(T0)));
         assert_eq!(net.join(T0, &group), Ok(()), "again: nothing more to say");
-        let said = timeline(&mut net, T0);
+        let sent = timeline(&mut net, T0);
         let gap = GROUP_REPORT_GAP.as_nanos() as u64;
-        assert_eq!(said.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [0, gap, 2 * gap]);
-        assert!(said.iter().all(|(_, frame)| frame == report), "{said:x?}");
+        assert_eq!(sent.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [0, gap, 2 * gap]);
+        assert!(sent.iter().all(|(_, frame)| frame == report), "{sent:x?}");
         assert_eq!(net.counter(NetCounter::GroupReported), u64::from(GROUP_REPORTS));
 
         assert!(net.leave(T0, &group));
         assert!(!net.is_member(&group) && !net.leave(T0, &group));
-        let said = timeline(&mut net, T0);
-        assert!(said.len() == 1 && said[0].1 == leave, "{said:x?}");
+        let sent = timeline(&mut net, T0);
+        assert!(sent.len() == 1 && sent[0].1 == leave, "{sent:x?}");
         assert_eq!(net.counter(NetCounter::GroupLeft), 1);
     }
 }
@@ -177,12 +177,12 @@ fn queries_are_answered_once_in_time() {
         let now = T0.after(100 * SECOND);
         assert_eq!(answer(&mut net, now, &query), None, "an answer waits for its moment");
         assert_eq!(answer(&mut net, now, &query), None, "one answer is enough");
-        let said = timeline(&mut net, now);
-        assert_eq!(said.len(), answers, "{query:x?}");
-        assert!(said.iter().all(|(at, _)| u128::from(*at) <= max.as_nanos()), "{said:x?} within {max:?}");
+        let sent = timeline(&mut net, now);
+        assert_eq!(sent.len(), answers, "{query:x?}");
+        assert!(sent.iter().all(|(at, _)| u128::from(*at) <= max.as_nanos()), "{sent:x?} within {max:?}");
         let ipv4 = query[12] == 8;
         let report: &[u8] = if ipv4 { &IGMP_REPORT_A } else { &MLD_REPORT_A };
-        assert!(said.iter().any(|(_, frame)| frame == report), "{said:x?}");
+        assert!(sent.iter().any(|(_, frame)| frame == report), "{sent:x?}");
         assert_eq!(net.counter(NetCounter::GroupQueried), 2);
     }
 }
@@ -242,9 +242,9 @@ fn a_link_that_comes_up_hears_everything_again() {
     timeline(&mut net, T0);
     net.leave(T0, &group4());
     net.report_groups(T0);
-    let said = timeline(&mut net, T0);
-    let reports = said.iter().filter(|(_, frame)| frame[..] == MLD_REPORT_A).count();
-    assert_eq!((reports, said.len()), (GROUP_REPORTS.into(), usize::from(GROUP_REPORTS) + 1));
+    let sent = timeline(&mut net, T0);
+    let reports = sent.iter().filter(|(_, frame)| frame[..] == MLD_REPORT_A).count();
+    assert_eq!((reports, sent.len()), (GROUP_REPORTS.into(), usize::from(GROUP_REPORTS) + 1));
 }
 
 #[test]
@@ -254,8 +254,8 @@ fn joining_again_takes_the_farewell_back() {
     timeline(&mut net, T0);
     net.leave(T0, &group4());
     net.join(T0, &group4()).unwrap();
-    let said = timeline(&mut net, T0);
-    assert!(said.len() == usize::from(GROUP_REPORTS) && said.iter().all(|s| s.1 == IGMP_REPORT_A));
+    let sent = timeline(&mut net, T0);
+    assert!(sent.len() == usize::from(GROUP_REPORTS) && sent.iter().all(|s| s.1 == IGMP_REPORT_A));
 }
 
 #[test]
@@ -270,8 +270,8 @@ fn the_table_is_bounded() {
     net.leave(T0, &group(7));
     assert_eq!(net.join(T0, &group(MCAST_GRP_MAX)), Ok(()), "before the farewell is out");
     assert!(net.is_member(&group(MCAST_GRP_MAX)) && !net.is_member(&group(7)));
-    let said = timeline(&mut net, T0);
-    assert_eq!(said.len(), MCAST_GRP_MAX * usize::from(GROUP_REPORTS));
+    let sent = timeline(&mut net, T0);
+    assert_eq!(sent.len(), MCAST_GRP_MAX * usize::from(GROUP_REPORTS));
 }
 
 // RFC 3376 4.1.1 and RFC 3810 5.1.3, at their ends.

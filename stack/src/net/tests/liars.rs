@@ -1,4 +1,4 @@
-//! Stations that say they have the addresses of others, and strangers that want to be remembered.
+//! Hosts that claim the addresses of others, and strangers that want to be remembered.
 
 use super::*;
 use crate::config::{NEIGHBOUR_ASKERS, NEIGHBOUR_CLAIM_GAP};
@@ -24,7 +24,7 @@ fn in_use() -> Net {
     net
 }
 
-/// Every way in which C can say that it has an address of B.
+/// Every way in which C can claim an address of B.
 fn lies() -> Vec<Vec<u8>> {
     let (own, both) = ([10, 99, 0, 2], NdiscNeighborFlags::SOLICITED | OVERRIDE);
     let mut asks = solicitation(PEER6, "ff02::1:ff00:2", "fd00:99::2", Some(C));
@@ -48,12 +48,12 @@ fn lies() -> Vec<Vec<u8>> {
     ]
 }
 
-/// What B answers to a request that reaches it: one for everybody, or to it.
+/// B's answer to a request that reaches it: broadcast, or to it.
 fn truth(asked: &[u8]) -> Option<Vec<u8>> {
     answer(&mut host(B), T0, asked)
 }
 
-/// Runs a host from `now` until `end`: what it asks is answered by `reply`. Returns when its requests went and where.
+/// Runs a host from `now` until `end`; `reply` answers its requests. Returns when its requests went and where.
 fn run(
     net: &mut Net,
     now: Instant,
@@ -82,7 +82,7 @@ fn a_claim_moves_no_neighbour_in_use_whose_station_answers() {
         let end = T0.after(Duration::from_secs(5));
         answer(&mut net, T0, &lie);
         assert_eq!(net.counter(NetCounter::NeighbourDisputed), 1, "{lie:x?}");
-        // The liar answers first, too, whatever is asked and whom.
+        // The liar answers first, too, every request to any host.
         let sent = run(&mut net, T0, end, |asked| {
             let mut all = lies();
             all.extend(truth(asked));
@@ -114,7 +114,7 @@ fn a_flood_of_claims_asks_the_station_once_in_a_while() {
     is(&mut net, T0.after(Duration::from_secs(seconds)), PEER, B);
 }
 
-// Failover: the address is at another station, which says so, and the old one is silent.
+// Failover: the address is at another Ethernet address, which claims it, and the old one is silent.
 #[test]
 fn a_neighbour_that_moved_is_followed_within_the_time_of_its_probe() {
     for (peer, claim) in [(PEER, lies().swap_remove(0)), (PEER6, lies().swap_remove(7))] {
@@ -136,8 +136,7 @@ fn a_neighbour_that_moved_is_followed_within_the_time_of_its_probe() {
     }
 }
 
-// Nobody announces the move: the refresh of the entry finds it, and what a queue pair that gets no answer asks for finds
-// it sooner.
+// No claim announces the move: the refresh of the entry finds it, and a queue pair that gets no answer finds it sooner.
 #[test]
 fn a_neighbour_that_moved_in_silence_is_found() {
     for doubted in [false, true] {
@@ -159,7 +158,7 @@ fn a_neighbour_that_moved_in_silence_is_found() {
     }
 }
 
-// A held neighbour that nobody answers for is told once, and asked for again when its holder wants to.
+// A held neighbour that does not answer is reported once, and requested again when its holder wants to.
 #[test]
 fn a_held_neighbour_that_is_gone() {
     let mut net = in_use();
@@ -177,7 +176,7 @@ fn a_held_neighbour_that_is_gone() {
     is(&mut net, later, PEER, B);
 }
 
-// An entry that nobody uses follows whoever says so: it costs nobody anything.
+// An entry that is not in use follows any claim: it costs no packet.
 #[test]
 fn an_unused_entry_follows() {
     let mut net = host(B);
@@ -209,7 +208,7 @@ fn a_frame_that_tells_of_another_station_is_ignored() {
         ignored(&mut net, &lie, NetCounter::StationMismatch);
     }
     assert_eq!(net.counter(NetCounter::NeighbourDisputed), 0);
-    // An advertisement without a station is good from the known one alone.
+    // An advertisement without an Ethernet address is good from the known one alone.
     let solicited = NdiscNeighborFlags::SOLICITED;
     let mut bare = advertisement(C, PEER6, "fd00:99::2", solicited, None);
     bare[..6].copy_from_slice(&A.0);
@@ -243,7 +242,7 @@ fn configured_neighbours_stay_where_they_are() {
     assert_eq!(net.resolve(day, &gid(PEER)), Resolution::Known(B));
 }
 
-// Strangers of one prefix, far more than the table has entries: by asking for us, and by messages that we answer.
+// Strangers of one prefix, far more than the table has entries: by requests to us, and by messages that we answer.
 #[test]
 fn strangers_move_out_nobody_who_is_in_use() {
     let mut net = in_use();
@@ -273,7 +272,7 @@ fn strangers_move_out_nobody_who_is_in_use() {
     assert_eq!(net.resolve(T0, &resolved), Resolution::Known(C));
 }
 
-// The answer to a message of a stranger goes where it came from, costs no request, and is no way to be believed.
+// The answer to a stranger's message goes where it came from, costs no request, and proves nothing to the table.
 #[test]
 fn an_answer_goes_to_the_station_that_asked() {
     let mut net = host(A);
@@ -283,11 +282,11 @@ fn an_answer_goes_to_the_station_that_asked() {
     assert_eq!((request(&mut net, T0), net.neighbours.len()), (None, 0));
     // The program's own packets do not go there.
     assert_eq!(net.resolve(T0, &stranger), Resolution::Pending);
-    // Where the neighbour is known, its station is what counts.
+    // Where the neighbour is known, its entry counts.
     let (mut net, _) = resolved();
     net.note_asker(T0, &gid(PEER), C);
     assert_eq!(net.resolve_answer(T0, &gid(PEER)), Resolution::Known(B));
-    // Long after, and for those who never asked, the link is asked.
+    // Long after, and for hosts that never sent a request, a request goes to the link.
     let mut net = host(A);
     net.note_asker(T0, &stranger, C);
     for (now, who) in [(T0.after(NEIGHBOUR_LIFETIME), "10.99.0.50"), (T0, "10.99.0.51")] {
@@ -299,7 +298,7 @@ fn an_answer_goes_to_the_station_that_asked() {
     net.note_asker(T0, &gid("192.0.2.1"), C);
     assert_eq!(net.resolve_answer(T0, &gid("192.0.2.1")), Resolution::Pending);
     assert_eq!(request(&mut net, T0).unwrap()[38..42], [10, 99, 0, 1]);
-    // Those who share a place share it; nothing grows.
+    // Addresses that share a place share it; nothing grows.
     for n in 0..4 * NEIGHBOUR_ASKERS as u32 {
         let [_, _, b, c] = n.to_be_bytes();
         net.note_asker(T0, &Gid::v4([10, 99, b, c]), C);
@@ -307,7 +306,7 @@ fn an_answer_goes_to_the_station_that_asked() {
     assert_eq!(net.neighbours.len(), 1);
 }
 
-/// The most steps that one frame or one turn's look takes, with so many neighbours held.
+/// The most steps that one frame or one pass of a turn takes, with so many neighbours held.
 fn dearest(held: u32) -> u64 {
     let mut net = Net::new(&NetConfig { addrs: vec![(ip("10.99.0.2"), 8)], ..NetConfig::new(A) });
     let peer = |n: u32| Gid::v4((0x0a80_0000 + n).to_be_bytes());
