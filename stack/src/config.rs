@@ -4,22 +4,21 @@ use core::time::Duration;
 
 /// Frames taken from a queue in one burst.
 pub const RX_BURST: usize = 32;
-/// Bytes of a burst from which on a port may end it before it is full: what was received is still in a near cache then.
+/// A port may end a burst from this many bytes on: what was received is still in L1 or L2 then.
 pub const RX_BURST_BYTES: u64 = 8192;
-/// Bursts taken in a turn as long as they bring nothing that wants an answer; and bursts received ahead, at most.
+/// Bursts taken in a turn as long as they bring nothing to answer; and bursts received ahead, at most.
 pub const RX_BURSTS: usize = 4;
 /// Frames a turn may hold for the port: an ACK for each frame received, and as many data packets.
 pub const TX_BURST: usize = 64;
 /// Packets one queue pair may build in a turn before the next one gets its chance.
 pub const QP_TX_BUDGET: usize = 16;
-/// Bytes of a packet from which on it gets its ICRC at once, while it is in the nearest cache; shorter ones wait for
-/// the end of the burst.
+/// A packet of this many bytes or more gets its ICRC at once, while it is in L1; shorter ones wait for the end of the burst.
 pub const LONG_PACKET: usize = 1024;
-/// Memory is asked for so many bytes ahead of where the last packet was placed, when a long one comes.
+/// When a long packet is placed, memory is prefetched this many bytes ahead of where the last one was placed.
 pub const PLACE_AHEAD: u64 = 4096;
 /// Queue pairs served from the ready list in a turn.
 pub const READY_BUDGET: usize = 64;
-/// Queue pairs whose send queues a shard looks at every turn, so that their posters need not ring.
+/// Queue pairs whose send queues a shard checks every turn, so that their posters need not ring.
 pub const WATCHED_MAX: usize = 8;
 /// A queue pair is watched after this many doorbells, each at most [`WATCH_GAP`] after the one before.
 pub const WATCH_AFTER: u8 = 16;
@@ -27,8 +26,7 @@ pub const WATCH_AFTER: u8 = 16;
 pub const WATCH_GAP: Duration = Duration::from_micros(100);
 /// A queue pair is watched until nothing was posted for this long.
 pub const WATCH_IDLE: Duration = Duration::from_millis(1);
-/// A shard with at least this many queue pairs asks for their state a burst ahead: so many lines do not stay in the
-/// caches next to the core.
+/// A shard with at least this many queue pairs prefetches their state a burst ahead: so many lines do not stay in L1 and L2.
 pub const PREFETCH_FROM: usize = 256;
 /// Frames waiting in a shard's inbox (handed over, or addressed to ourselves).
 pub const INBOX_DEPTH: usize = 1024;
@@ -36,8 +34,8 @@ pub const INBOX_DEPTH: usize = 1024;
 /// peer's process or virtual machine, and less than the usual ACK timeout (67 ms), which a dropped frame costs.
 pub const TX_STALL: Duration = Duration::from_millis(20);
 
-/// How much longer than its timeout an ACK timer runs, because the packet leaves a while after the look at the clock with
-/// which its turn began. With it the shortest timeout (8 us) stays within four times its length (IBA 9.7.6.1.3).
+/// How much longer than its timeout an ACK timer runs, because the packet leaves a while after the clock was read at the start of
+/// its turn. With it the shortest timeout (8 us) stays within four times its length (IBA 9.7.6.1.3).
 pub const TURN_SLACK: Duration = Duration::from_micros(16);
 
 /// Bits of a queue pair number that name the shard.
@@ -66,16 +64,16 @@ pub const MESSAGE_MAX: u32 = 1 << 31;
 pub const RD_ATOMIC_MAX: u8 = 128;
 /// Shared receive queues of a device.
 pub const SRQ_MAX: usize = 1 << 16;
-/// Bytes of a memory region: what one object of a program can have.
+/// Bytes of a memory region: the largest object that a program can have.
 pub const MR_SIZE_MAX: u64 = isize::MAX as u64;
 /// Memory regions and windows of a device, together. The interpreter takes a quarter of a minute to draw up a table of all.
 pub const MR_MAX: usize = if cfg!(miri) { 1 << 10 } else { 1 << 16 };
 
 /// Request packets a queue pair may have unacknowledged.
 pub const WINDOW_PACKETS: u32 = 256;
-/// A packet asks for an acknowledgement at least this often inside a message.
+/// A packet requests an acknowledgement at least this often inside a message.
 pub const ACK_REQ_STRIDE: u32 = 32;
-/// With fewer credits left than this, every message asks for an acknowledgement, which brings new ones.
+/// With fewer credits left than this, every message requests an acknowledgement, which brings new ones.
 pub const CREDITS_LOW: i32 = 16;
 
 /// Neighbour resolution: time between two requests, and how many are sent: 4 s, so that a neighbour whose program or
@@ -83,23 +81,24 @@ pub const CREDITS_LOW: i32 = 16;
 pub const NEIGHBOUR_RETRY: Duration = Duration::from_millis(250);
 /// Requests sent before a neighbour counts as unreachable.
 pub const NEIGHBOUR_TRIES: u8 = 16;
-/// Requests of these that go to the known station alone, while another one may not answer in its stead.
+/// The first of these are unicast to the known Ethernet address; meanwhile no other host may answer in its stead.
 pub const NEIGHBOUR_UNICAST_TRIES: u8 = 8;
-/// Time from the end of one look whether a neighbour is still at its station to the next one that somebody else's
-/// claim can cause.
+/// Time from the end of one check whether a neighbour is still at its Ethernet address to the next one that another host's claim
+/// can cause.
 pub const NEIGHBOUR_CLAIM_GAP: Duration = Duration::from_secs(1);
-/// How long an unreachable neighbour is remembered before it is asked for again.
+/// How long an unreachable neighbour is remembered before it is resolved again.
 pub const NEIGHBOUR_FAILED_HOLD: Duration = Duration::from_secs(1);
-/// How long a neighbour entry is used before it is asked for again (the old address stays in use meanwhile); and how
-/// long an entry counts as used after it was asked for.
+/// How long a neighbour entry is used before it is refreshed (the old address stays in use meanwhile); and how long an entry
+/// counts as used after it was resolved.
 pub const NEIGHBOUR_LIFETIME: Duration = Duration::from_secs(60);
 /// Entries of the neighbour table beside those that connected queue pairs hold and the configured ones.
 pub const NEIGHBOUR_MAX: usize = 1024;
-/// Those of them that strangers may have: who asked for us, or is to be answered, and nobody here asked for.
+/// Those of them that strangers may have: hosts that requested us, or that are to be answered, and that this host did not
+/// resolve.
 pub const NEIGHBOUR_STRANGERS_MAX: usize = 256;
-/// Strangers whose stations are remembered for the answer to their messages alone.
+/// Strangers whose Ethernet addresses are remembered for the answer to their messages alone.
 pub const NEIGHBOUR_ASKERS: usize = 256;
-/// Queue pairs that a shard tells of a moved neighbour in a turn.
+/// Queue pairs that a shard updates in a turn after a neighbour moved.
 pub const NEIGHBOUR_VISITS: usize = 64;
 
 /// Multicast groups that a device can be in.

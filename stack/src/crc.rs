@@ -1,8 +1,8 @@
 //! CRC-32 (ISO-HDLC) by carry-less multiplication: its arithmetic, and the register over bytes while they are copied.
 //!
-//! A packet's payload is read once to be copied and once for its CRC. Both are one pass here: what is multiplied is what was
-//! stored, so that the CRC is that of the copy, whoever writes to the source meanwhile. It takes 64 bytes at a time, in as many
-//! registers as the processor needs for them: one of 512 bits, two of 256 or four of 128.
+//! A packet's payload is read once to be copied and once for its CRC. Both are one pass here: the bytes that are multiplied are
+//! those that were stored, so that the CRC is that of the copy, even if another thread writes to the source meanwhile. It takes
+//! 64 bytes at a time, in as many registers as the processor needs for them: one of 512 bits, two of 256 or four of 128.
 //!
 //! Arithmetic: polynomials over GF(2), their highest coefficient in bit 0. With `P` the generator, a block `H x^64 + L` of 16
 //! bytes that is moved up by `n` bits is `H (x^(n + 64) mod P) + L (x^n mod P)`, which has a degree below 96; the remainder
@@ -19,8 +19,8 @@ pub(crate) const GENERATOR: u32 = 0x04c1_1db7;
 
 /// The register of the CRC over some bytes, begun at zero.
 ///
-/// An `Option` of it is a `uint32_t` for C: the register's complement, and 0 for `None`, which is where nobody computed it. A
-/// register of all ones cannot be said and is `None`, too; one of zero is what all bytes that are zero have.
+/// An `Option` of it is a `uint32_t` for C: the register's complement, and 0 for `None`, a sum that was not computed. A register
+/// of all ones has no representation and is `None`, too; one of zero is that of bytes that are all zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(transparent)]
 pub struct Sum(NonZeroU32);
@@ -28,7 +28,7 @@ pub struct Sum(NonZeroU32);
 const _: () = assert!(size_of::<Option<Sum>>() == 4);
 
 impl Sum {
-    /// That of a register.
+    /// The sum with this register.
     #[inline(always)]
     pub const fn new(register: u32) -> Option<Self> {
         match NonZeroU32::new(!register) {
@@ -90,12 +90,12 @@ pub use x86::{copy_function, of};
 #[cfg(not(target_arch = "x86_64"))]
 pub use other::{OnePass, copy_function, of};
 
-/// Copies `len` bytes and returns the sum of the copy; with `ahead` not null it also asks for as many bytes from there, which
-/// may be anywhere.
+/// Copies `len` bytes and returns the sum of the copy; with `ahead` not null it also prefetches as many bytes from there, which
+/// may be any address.
 ///
 /// # Safety
-/// `from` is valid for reads of `len` bytes and `to` for writes, and they do not overlap. Others may write to `from` meanwhile:
-/// the copy is then some mixture, and the sum is that of the copy.
+/// `from` is valid for reads of `len` bytes and `to` for writes, and they do not overlap. Other threads may write to `from`
+/// meanwhile: the copy is then some mixture, and the sum is that of the copy.
 pub type CopyFn =
     unsafe extern "C" fn(to: *mut u8, from: *const u8, len: usize, ahead: *const u8) -> Option<Sum>;
 
@@ -117,7 +117,7 @@ fn copy_by(copy: Option<CopyFn>, to: &mut [u8], from: &[u8]) -> Option<Sum> {
     unsafe { copy(to.as_mut_ptr(), from.as_ptr(), from.len(), core::ptr::null()) }
 }
 
-/// What this processor multiplies, narrow to wide; says so if that is not all.
+/// The widths that this processor can multiply, narrow to wide; prints so if these are not all.
 #[cfg(all(test, target_arch = "x86_64"))]
 pub(crate) fn widths() -> Vec<Width> {
     if width() < Width::Zmm {
@@ -129,21 +129,21 @@ pub(crate) fn widths() -> Vec<Width> {
     [Width::Xmm, Width::Ymm, Width::Zmm].into_iter().filter(|w| *w <= width()).collect()
 }
 
-/// Bytes that are worth a sum.
+/// Least bytes that are worth a sum.
 pub const LEN_MIN: usize = 64;
 
 #[cfg(not(target_arch = "x86_64"))]
 mod other {
     use super::{CopyFn, Sum};
 
-    /// None: this processor is not known here. The other one is in `wire`.
+    /// Never exists: not implemented for this processor. The other one is in `wire`.
     #[derive(Clone, Copy, Debug)]
     pub enum OnePass {}
 
     impl OnePass {
-        /// As many as the other one's.
+        /// As in the other one.
         pub const HEAD: usize = 128;
-        /// As many as the other one's.
+        /// As in the other one.
         pub const REST_MIN: usize = 128;
 
         pub(crate) fn new(_: bool, _: bool) -> Option<Self> {
@@ -153,18 +153,18 @@ mod other {
         /// Never called.
         ///
         /// # Safety
-        /// There is none to call it with.
+        /// No value exists to call it with.
         pub unsafe fn write(&self, _: *mut u8, _: &[u8; Self::HEAD], _: *const u8, _: usize) -> u32 {
             match *self {}
         }
     }
 
-    /// None: this processor is not known here.
+    /// `None`: not implemented for this processor.
     pub fn copy_function() -> Option<CopyFn> {
         None
     }
 
-    /// None: this processor is not known here.
+    /// `None`: not implemented for this processor.
     pub fn of(_: &[u8]) -> Option<Sum> {
         None
     }
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_zero_have_a_sum_and_ones_mean_that_it_is_not_known() {
-        // Goal: pages that nobody wrote to are what many messages are of.
+        // Goal: many messages consist of pages that were never written.
         if copy_function().is_some() {
             assert_eq!(of(&[0; 300]).map(Sum::register), Some(0));
         }
@@ -238,7 +238,7 @@ mod tests {
     fn a_head_moves_up_as_by_zeros() {
         let head = noise(2 * LINE);
         fn behind<L: Line>(head: &[u8], lines: usize, zeros: usize) -> Option<u32> {
-            // SAFETY: `widths` says that the processor has what it takes; the lines are there.
+            // SAFETY: `widths` says that the processor has the features; the lines are there.
             unsafe {
                 match lines {
                     1 => x86::behind([L::load(head.as_ptr())], zeros),

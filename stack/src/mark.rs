@@ -1,8 +1,8 @@
 //! Coverage marks: which branch of the protocol a test went through.
 //!
-//! A mark stands in a branch that only trouble reaches (a retry, a NAK, a duplicate). In tests, and with the feature
-//! `sim`, each thread counts the marks that it passes; otherwise [`hit`] is nothing at all. The simulator's
-//! report names each mark, and a run of many seeds fails if one was never hit.
+//! A mark stands in a branch that only trouble reaches (a retry, a NAK, a duplicate). In tests, and with the feature `sim`, each
+//! thread counts the marks that it passes; otherwise [`hit`] compiles to nothing. The simulator's report names each mark, and a
+//! run of many seeds fails if one was never hit.
 
 macro_rules! marks {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
@@ -35,9 +35,9 @@ marks! {
     ReadLimit "read_limit",
     /// The requester waits: no credits.
     NoCredits "no_credits",
-    /// The last packet goes out again, only to ask for an acknowledgement.
+    /// The last packet goes out again, only to request an acknowledgement.
     Probe "probe",
-    /// A READ is asked for from its middle.
+    /// A READ is requested again from its middle.
     ReadRestart "read_restart",
     /// A response to nothing that is outstanding.
     GhostAck "ghost_ack",
@@ -67,9 +67,9 @@ marks! {
     RetriesExhausted "retries_exhausted",
     /// An acknowledgement overtook the cursor of a retry.
     RetryOvertaken "retry_overtaken",
-    /// The responder sees a gap, and says so.
+    /// The responder sees a gap, and sends a NAK.
     Gap "gap",
-    /// The responder sees a gap again, and is silent.
+    /// The responder sees a gap again, and sends nothing.
     GapAgain "gap_again",
     /// A SEND or WRITE again.
     DuplicateMessage "duplicate_message",
@@ -77,11 +77,11 @@ marks! {
     DuplicateHeldBack "duplicate_held_back",
     /// A READ again.
     DuplicateRead "duplicate_read",
-    /// An atomic again: answered from memory of it, not executed.
+    /// An atomic again: answered from its stored result, not executed.
     DuplicateAtomic "duplicate_atomic",
     /// A READ or atomic again of which nothing is kept.
     DuplicateForgotten "duplicate_forgotten",
-    /// A NAK is withdrawn, because what it asked for came first.
+    /// A NAK is withdrawn, because the packet that it requested came first.
     NakWithdrawn "nak_withdrawn",
     /// No receive request: RNR NAK.
     NotReady "not_ready",
@@ -94,7 +94,7 @@ marks! {
 /// Marks there are.
 pub const MARKS: usize = Mark::ALL.len();
 
-/// Counts a step of a search, a list or a timer in this crate's own tests; otherwise it is nothing at all.
+/// Counts a step of a search, a list or a timer in this crate's own tests; otherwise it compiles to nothing.
 #[inline(always)]
 pub(crate) fn step() {
     #[cfg(test)]
@@ -127,7 +127,7 @@ mod counting {
         HITS.with(|hits| hits[mark as usize].set(hits[mark as usize].get() + 1));
     }
 
-    /// Marks that this thread hit since it was asked last, by index.
+    /// Marks that this thread hit since the last call, by index.
     pub fn take() -> [u64; MARKS] {
         HITS.with(|hits| core::array::from_fn(|i| hits[i].take()))
     }

@@ -1,22 +1,22 @@
-//! Accesses to memory that the program, its peers and every shard may touch at the same moment: loads, stores and
-//! copies of bytes and words, and nothing that knows what they are for.
+//! Accesses to memory that the program, its peers and every shard may touch at the same moment: loads, stores and copies of bytes
+//! and words.
 //!
-//! Registered memory is like memory that a device writes. Two sides access it at once, one in bytes and one in words, and no
-//! rule of RDMA forbids that. The memory model of the language has no such accesses: plain ones must not race, and
-//! atomic ones that race must be of one size. So no access here is one of the language: each is done by instructions that
-//! the compiler does not see into (`asm!`), and means what the processor says it means. On x86-64 that is: a byte is
-//! whole; an aligned word of eight bytes that is loaded or stored by [`load_u64`], [`store_u64`] and the functions that
-//! change it is whole, and so are the words within a copy in practice; loads acquire, stores release; what overlaps is some
-//! mix of old and new bytes. So the behaviour of the program is never undefined by what these functions do.
+//! Registered memory is like memory that a device writes. Two sides access it at once, one in bytes and one in words, and no rule
+//! of RDMA forbids that. The memory model of the language has no such accesses: plain ones must not race, and atomic ones that
+//! race must be of one size. So no access here is one of the language: each is done by instructions that the compiler does not
+//! see into (`asm!`), and means what the processor's manual says. On x86-64 that is: a byte is whole; an aligned word of eight
+//! bytes that is loaded or stored by [`load_u64`], [`store_u64`] and the functions that change it is whole, and so are the words
+//! within a copy in practice; loads acquire, stores release; overlapping accesses give some mix of old and new bytes. So these
+//! functions never make the behaviour of the program undefined.
 //!
-//! One access stands elsewhere: the payload of a long packet is loaded by wide instructions, in the same way, where it is summed
-//! while it is copied ([`crc`](crate::crc)). Each byte is loaded once: the packet and its ICRC are made from one register. What
-//! leaves may be some mix; as ibv_post_send(3) says, leave a buffer alone until its request has completed.
+//! One access is elsewhere: the payload of a long packet is loaded by wide instructions, in the same way, where it is summed
+//! while it is copied ([`crc`](crate::crc)). Each byte is loaded once: the packet and its ICRC are made from one register. The
+//! packet may be some mix; as ibv_post_send(3) says, leave a buffer alone until its request has completed.
 //!
 //! A copy calls the C library's `memcpy`, so it is as fast as one that the compiler makes.
 //!
-//! Where there are no such instructions (Miri; the ThreadSanitizer, which would take a `memcpy` for a plain access, with
-//! `--cfg racy_model`; other processors), one lock stands for the bus of the machine. Right, and slow.
+//! Where there are no such instructions (Miri; the ThreadSanitizer, which would take a `memcpy` for a plain access, with `--cfg
+//! racy_model`; other processors), one global lock replaces them. Correct, and slow.
 
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(racy_model))))]
 use model as machine;
@@ -29,8 +29,8 @@ pub const BLOCK: usize = 16;
 /// Copies `len` bytes out of such memory to memory of our own.
 ///
 /// # Safety
-/// `from` is mapped for reading for `len` bytes, whoever else writes them; `to` is valid for writes of as many that nobody
-/// else accesses.
+/// `from` is mapped for reading for `len` bytes, which any other thread may write; `to` is valid for writes of as many that
+/// nothing else accesses.
 #[inline(always)]
 pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as the caller says.
@@ -50,8 +50,8 @@ pub unsafe fn read_block(from: *const u8, to: *mut u8) {
 /// Copies `len` bytes of our own into such memory.
 ///
 /// # Safety
-/// `to` is mapped for writing for `len` bytes, whoever else accesses them, and the program bears it that they change; `from`
-/// is valid for reads of as many that nobody else writes.
+/// `to` is mapped for writing for `len` bytes, which any other thread may access, and the program tolerates that they change;
+/// `from` is valid for reads of as many that nothing else writes.
 #[inline(always)]
 pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: as the caller says.
@@ -118,7 +118,7 @@ pub unsafe fn store_u64(to: *mut u64, value: u64) {
     unsafe { machine::store_u64(to, value) }
 }
 
-/// Stores a word in one step, sequentially consistent; what was there.
+/// Stores a word in one step, sequentially consistent; returns the old value.
 ///
 /// # Safety
 /// As for [`store_u64`].
@@ -128,7 +128,7 @@ pub unsafe fn swap_u64(word: *mut u64, value: u64) -> u64 {
     unsafe { machine::swap_u64(word, value) }
 }
 
-/// Adds to a word in one step, sequentially consistent; what was there.
+/// Adds to a word in one step, sequentially consistent; returns the old value.
 ///
 /// # Safety
 /// As for [`store_u64`].
@@ -138,7 +138,7 @@ pub unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
     unsafe { machine::fetch_add_u64(word, add) }
 }
 
-/// Stores `new` where the word is `current`, in one step, sequentially consistent; what was there.
+/// Stores `new` where the word is `current`, in one step, sequentially consistent; returns the old value.
 ///
 /// # Safety
 /// As for [`store_u64`].
@@ -150,8 +150,8 @@ pub unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> u6
 
 #[cfg(all(target_arch = "x86_64", not(miri), not(racy_model)))]
 mod x86_64 {
-    //! SAFETY of every block: the instructions access what the caller vouched for, change no other memory and no register
-    //! but those named. Without `nomem` the compiler keeps its own accesses on their side of them.
+    //! SAFETY of every block: the instructions access what the caller guarantees, change no other memory and no register but
+    //! those named. Without `nomem` the compiler keeps its own accesses on their side of them.
 
     use core::arch::asm;
     use core::arch::x86_64::__m128i;
@@ -163,7 +163,7 @@ mod x86_64 {
 
     #[inline(always)]
     pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
-        // SAFETY: see above; a call by the C convention, with the stack as it asks for.
+        // SAFETY: see above; a call by the C convention, with the stack as it requires.
         unsafe {
             asm!("call {}", sym memcpy, in("rdi") to, in("rsi") from, in("rdx") len, clobber_abi("C"));
         }
@@ -172,7 +172,7 @@ mod x86_64 {
     #[inline(always)]
     pub unsafe fn copy_block(to: *mut u8, from: *const u8) {
         let block: __m128i;
-        // SAFETY: see above; `to` asks for no alignment.
+        // SAFETY: see above; `to` needs no alignment.
         unsafe {
             asm!("movdqu {}, [{}]", out(xmm_reg) block, in(reg) from, options(nostack, preserves_flags, readonly));
             to.cast::<__m128i>().write_unaligned(block);
@@ -181,7 +181,7 @@ mod x86_64 {
 
     #[inline(always)]
     pub unsafe fn copy_block_in(to: *mut u8, from: *const u8) {
-        // SAFETY: see above; neither asks for alignment.
+        // SAFETY: see above; neither needs alignment.
         unsafe {
             let block = from.cast::<__m128i>().read_unaligned();
             asm!("movdqu [{}], {}", in(reg) to, in(xmm_reg) block, options(nostack, preserves_flags));
@@ -190,7 +190,7 @@ mod x86_64 {
 
     #[inline]
     pub unsafe fn fill(to: *mut u8, value: u8, len: usize) {
-        // SAFETY: see above; a call by the C convention, with the stack as it asks for.
+        // SAFETY: see above; a call by the C convention, with the stack as it requires.
         unsafe {
             asm!("call {}", sym memset, in("rdi") to, in("esi") u32::from(value), in("rdx") len, clobber_abi("C"));
         }
@@ -254,7 +254,7 @@ mod x86_64 {
     allow(dead_code, reason = "compared in tests")
 )]
 mod model {
-    //! SAFETY of every block: as the caller says, and whoever else accesses the memory holds the lock.
+    //! SAFETY of every block: as the caller says, and every other access to the memory is made under the lock.
 
     use std::sync::{Mutex, MutexGuard, PoisonError};
 

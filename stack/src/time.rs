@@ -1,4 +1,4 @@
-//! Instants. This module defines the type and reads no clock: whoever turns a shard passes `now` in.
+//! Instants. This module defines the type and reads no clock: callers pass `now` in.
 
 use core::fmt;
 use core::time::Duration;

@@ -383,7 +383,7 @@ fn a_list_of_like_requests_is_one_run() {
 /// Every short history of a send queue says the same wherever its positions and its sequence numbers begin: across the wrap of
 /// 32 and of 24 bits, and across the change of sign.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_short_history_is_the_same_wherever_numbers_begin() {
     let wr = |opcode, length| Wr { opcode, flags: SendFlags::empty(), length, stale: false };
     let ops = [

@@ -1,7 +1,7 @@
-//! 64 bytes in registers, of whichever width the processor multiplies: a [`Line`].
+//! 64 bytes in registers of any width that the processor multiplies: a [`Line`].
 //!
-//! What is built of lines is written once, generic over them, and compiled for each kind by [`for_each_line`]. So everything here
-//! is inlined into functions that are compiled for what the kind's intrinsics take.
+//! Code over lines is written once, generic, and compiled for each kind by [`for_each_line`]. So everything here is inlined into
+//! functions that are compiled for the features of the kind's intrinsics.
 
 use core::arch::asm;
 use core::arch::x86_64::{
@@ -22,8 +22,8 @@ const BLOCK: usize = 16;
 /// Words of eight bytes that a line has.
 pub(crate) const WORDS: usize = LINE / 8;
 
-/// Compiles functions for each kind of line: calls `$entries!(module, type, lanes, features)` for the widest first. `lanes` are the
-/// lines that are on their way at the same time: a multiplication takes some cycles, and there are registers for so many.
+/// Compiles functions for each kind of line: calls `$entries!(module, type, lanes, features)` for the widest first. `lanes` are
+/// the lines in flight at the same time: a multiplication takes some cycles, and there are registers for this many.
 macro_rules! for_each_line {
     ($entries:ident) => {
         $entries!(zmm, Zmm, 4, "avx512f,avx512bw,avx512vbmi,vpclmulqdq,pclmulqdq,avx,avx2");
@@ -36,14 +36,15 @@ pub(crate) use for_each_line;
 /// 64 bytes in registers: four blocks.
 ///
 /// # Safety
-/// Of all its functions: the processor has what `for_each_line` says for the kind, and the caller is compiled for that.
+/// Of all its functions: the processor has the features that `for_each_line` lists for the kind, and the caller is compiled for
+/// them.
 pub(crate) trait Line: Copy {
     /// All bits zero.
     unsafe fn zero() -> Self;
     /// The line at `from`, which is valid for reads.
     unsafe fn load(from: *const u8) -> Self;
-    /// As [`load`](Line::load), from memory that others may write meanwhile: by instructions that the compiler does not see into
-    /// ([`racy`](crate::racy)), each byte once.
+    /// As [`load`](Line::load), from memory that other threads may write meanwhile: by instructions that the compiler does not
+    /// see into ([`racy`](crate::racy)), each byte once.
     unsafe fn take(from: *const u8) -> Self;
     /// As [`load`](Line::load), but zeros for the first `missing` words of four bytes, 15 at most, which are not read.
     unsafe fn load_end(from: *const u8, missing: usize) -> Self;
@@ -58,8 +59,8 @@ pub(crate) trait Line: Copy {
     /// Its last block.
     unsafe fn last(self) -> __m128i;
 
-    /// The register over what `self` is the sum of and the last `rest` bytes of `len` from `from`, fewer than a line's; with `COPY`
-    /// these are written behind `to`, as they were when they were summed. `len` is a line's at least.
+    /// The register over the bytes that `self` is the sum of and the last `rest` bytes of `len` from `from`, fewer than a line's;
+    /// with `COPY` these are written behind `to`, as they were when they were summed. `len` is a line's at least.
     #[inline(always)]
     unsafe fn finish<const COPY: bool>(self, to: *mut u8, from: *const u8, len: usize, rest: usize) -> u32 {
         // SAFETY: as for the trait; the blocks that are read and written are among the last `rest` bytes, and the whole block
@@ -80,8 +81,8 @@ pub(crate) trait Line: Copy {
             }
             let rest = len - at;
             if rest > 0 {
-                // The block that ends with the last byte: what was taken goes up by as much as is left, its first bytes are a
-                // block of their own then.
+                // The block that ends with the last byte: the sum so far moves up by as much as is left, its first bytes then are
+                // a block of their own.
                 let end = from.wrapping_add(len - BLOCK);
                 let end = if COPY { racy_block(end) } else { _mm_loadu_si128(end.cast()) };
                 if COPY {
@@ -97,9 +98,9 @@ pub(crate) trait Line: Copy {
     }
 }
 
-// What `Line::take` loads by. The compiler does not see into them; they are inlined where the rest is, into functions that are
-// compiled for the same. SAFETY of them: what is at `from` is mapped for reading, whoever else writes it, and the rest as for
-// `Line`; the instructions ask for no alignment, and change nothing but their registers.
+// The loads of `Line::take`. The compiler does not see into them; they are inlined with the rest, into functions that are
+// compiled for the same features. SAFETY of them: the memory at `from` is mapped for reading, any other thread may write it, and
+// the rest as for `Line`; the instructions need no alignment, and change nothing but their registers.
 
 /// The block at `from`.
 #[inline]
@@ -177,7 +178,7 @@ unsafe fn racy_zmm_of(from: *const u8, mask: __mmask64) -> __m512i {
     line
 }
 
-/// Bytes that stay where they are, for as many as are counted from the end: none for zero.
+/// Masks of bytes that are kept, counted from the end: none for zero.
 static KEPT: [u8; 2 * BLOCK] = {
     let mut all = [0; 2 * BLOCK];
     let mut i = BLOCK;
@@ -188,7 +189,7 @@ static KEPT: [u8; 2 * BLOCK] = {
     all
 };
 
-/// Places of bytes for a shuffle: nothing for a block, a block in its order, nothing for a block.
+/// Indices for a shuffle: zeros for a block, a block in its order, zeros for a block.
 static PLACES: [u8; 3 * BLOCK] = {
     let mut all = [0x80; 3 * BLOCK];
     let mut i = 0;
@@ -203,7 +204,7 @@ static PLACES: [u8; 3 * BLOCK] = {
 #[inline(always)]
 unsafe fn shifted(block: __m128i, by: usize) -> __m128i {
     debug_assert!(by <= BLOCK);
-    // SAFETY: the places are there for up to a block's bytes; the rest as for `Line`.
+    // SAFETY: the indices are there for up to a block's bytes; the rest as for `Line`.
     unsafe { _mm_shuffle_epi8(block, _mm_loadu_si128(PLACES.as_ptr().add(BLOCK + by).cast())) }
 }
 
@@ -240,7 +241,7 @@ pub(crate) unsafe fn product(block: __m128i, factors: __m128i) -> __m128i {
     }
 }
 
-/// Places of the words of a line, for which a comparison says which are missing.
+/// Indices of the words of a line: a comparison with them yields which are missing.
 static COUNTED_WORDS: [i32; LINE / 4] = {
     let mut all = [0; LINE / 4];
     let mut i = 0;
@@ -266,7 +267,7 @@ static COUNTED: [u64; WORDS] = {
     all
 };
 
-// SAFETY of what follows: as for the trait. Loads and stores ask for no alignment.
+// SAFETY of what follows: as for the trait. Loads and stores need no alignment.
 impl Line for Zmm {
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -326,9 +327,9 @@ impl Line for Zmm {
         unsafe { _mm256_extracti128_si256::<1>(_mm512_extracti64x4_epi64::<1>(self.0)) }
     }
 
-    /// In wide steps: what was taken goes up by as much as is left, its first bytes are a line of their own then, its others
-    /// stand where the last line's end has zeros before it. All of it in registers: through memory it would wait for every store
-    /// before it.
+    /// In wide steps: the sum so far moves up by as much as is left; its first bytes then are a line of their own, its others are
+    /// added to the last line, which has zeros there. All of it in registers: through memory it would wait for every store before
+    /// it.
     #[inline(always)]
     unsafe fn finish<const COPY: bool>(self, to: *mut u8, from: *const u8, len: usize, rest: usize) -> u32 {
         let mut sum = self;
@@ -360,7 +361,7 @@ impl Line for Zmm {
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm([__m256i; 2]);
 
-// SAFETY of what follows: as for the trait. Loads and stores ask for no alignment.
+// SAFETY of what follows: as for the trait. Loads and stores need no alignment.
 impl Line for Ymm {
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -437,7 +438,7 @@ impl Line for Ymm {
 #[derive(Clone, Copy)]
 pub(crate) struct Xmm([__m128i; 4]);
 
-// SAFETY of what follows: as for the trait. Loads and stores ask for no alignment.
+// SAFETY of what follows: as for the trait. Loads and stores need no alignment.
 impl Line for Xmm {
     #[inline(always)]
     unsafe fn zero() -> Self {

@@ -33,7 +33,7 @@ pub(super) static BY_BLOCK: [u64; 2] = {
     [high, low]
 };
 
-/// Factors that move all blocks of a line to where its last one is, and so many bytes on; none for one that stays.
+/// Factors that move all blocks of a line to the place of its last one, and so many bytes on; none for one that stays.
 const fn gathering(bytes: usize) -> [u64; WORDS] {
     let mut all = [0; WORDS];
     let mut i = 0;
@@ -55,7 +55,7 @@ pub(super) static TO_LAST: [u64; WORDS] = gathering(0);
 /// For one block, the one behind the line.
 static TO_NEXT: [u64; WORDS] = gathering(16);
 
-/// [`behind`] knows the powers of `POWER_MIN` bytes, and of so many more in steps of four.
+/// [`behind`] has the powers of `POWER_MIN` bytes, and of so many more in steps of four.
 const POWER_MIN: usize = 2;
 const POWERS: usize = 1056;
 /// `x^(8 n) mod P` for these numbers of bytes, as [`factor`] has it, without the last bit, which is zero.
@@ -71,7 +71,7 @@ static POWER: [u32; POWERS] = {
     all
 };
 
-/// What a processor multiplies without carries at once.
+/// The widest carry-less multiplication of a processor.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(crate) enum Width {
@@ -85,10 +85,10 @@ pub(crate) enum Width {
     Zmm = 4,
 }
 
-/// That of this processor: 0 for not asked yet, else a [`Width`].
+/// The width of this processor: 0 for not detected yet, else a [`Width`].
 static WIDTH: AtomicU8 = AtomicU8::new(0);
 
-/// What this processor multiplies at once.
+/// The widest carry-less multiplication of this processor.
 #[inline(always)]
 pub(crate) fn width() -> Width {
     match WIDTH.load(Ordering::Relaxed) {
@@ -120,10 +120,10 @@ macro_rules! entries {
         mod $of {
             use super::*;
 
-            /// [`pass`] over bytes that nothing is before.
+            /// [`pass`] over bytes without any before them.
             ///
             /// # Safety
-            /// As that says; the processor has what it is compiled for.
+            /// As for that; the processor has the features that this is compiled for.
             #[target_feature(enable = $features)]
             pub unsafe fn alone<const COPY: bool>(
                 to: *mut u8,
@@ -146,8 +146,8 @@ macro_rules! entries {
                     unsafe { racy::read(from, to, len) };
                     return None;
                 }
-                // SAFETY: only `copy_by` gives this function out, where the processor has what `alone` is compiled for; the
-                // rest as the caller says.
+                // SAFETY: only `copy_by` returns this function, where the processor has the features that `alone` is compiled
+                // for; the rest as the caller guarantees.
                 Sum::new(unsafe { alone::<true>(to, from, len, ahead) })
             }
         }
@@ -155,13 +155,13 @@ macro_rules! entries {
 }
 for_each_line!(entries);
 
-/// The function that copies and sums, if the processor has what it takes.
+/// The function that copies and sums, if the processor has the features for it.
 #[inline]
 pub fn copy_function() -> Option<CopyFn> {
     copy_by(width())
 }
 
-/// That of processors that multiply so, as this one does.
+/// [`copy_function`] for a processor of this width.
 #[inline]
 pub(super) fn copy_by(width: Width) -> Option<CopyFn> {
     match width {
@@ -178,15 +178,15 @@ pub fn of(bytes: &[u8]) -> Option<Sum> {
     of_by(width(), bytes)
 }
 
-/// As processors do that multiply so, as this one does.
+/// [`of`] for a processor of this width.
 #[inline]
 pub(super) fn of_by(width: Width, bytes: &[u8]) -> Option<Sum> {
     if bytes.len() < LEN_MIN {
         return None;
     }
     let (to, from, len, ahead) = (ptr::null_mut(), bytes.as_ptr(), bytes.len(), ptr::null());
-    // SAFETY: the processor has what the functions are compiled for; the slice is valid for reads of its length, and nothing is
-    // stored without `COPY`.
+    // SAFETY: the processor has the features that the functions are compiled for; the slice is valid for reads of its length, and
+    // nothing is stored without `COPY`.
     Sum::new(unsafe {
         match width {
             Width::Zmm => zmm::alone::<false>(to, from, len, ahead),
@@ -228,7 +228,7 @@ pub(crate) unsafe fn behind<L: Line, const N: usize>(head: [L; N], zeros: usize)
 /// As for [`Line`].
 #[inline(always)]
 pub(crate) unsafe fn reduce(sum: __m128i) -> u32 {
-    // SAFETY: as the caller says; the sixteen bytes are there, and the load asks for no alignment.
+    // SAFETY: as the caller guarantees; the sixteen bytes are there, and the load needs no alignment.
     unsafe {
         let barrett = _mm_loadu_si128(BARRETT.as_ptr().cast());
         let quotient = _mm_clmulepi64_si128::<0x00>(sum, barrett);
@@ -237,8 +237,8 @@ pub(crate) unsafe fn reduce(sum: __m128i) -> u32 {
     }
 }
 
-/// Copies `len` bytes, two lines at least, as [`CopyFn`] does, and returns the register over `head`, which is of what is before
-/// them, and the copy.
+/// Copies `len` bytes, two lines at least, as [`CopyFn`] does, and returns the register over `head`, the bytes before them, and
+/// the copy.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes and `to` for writes, and they do not overlap; as for [`Line`].
@@ -257,8 +257,8 @@ pub(crate) unsafe fn copy_behind<L: Line, const LANES: usize>(
 /// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them.
 ///
 /// # Safety
-/// `from` is valid for reads of `len` bytes. With `COPY` others may write these meanwhile, `to` is valid for as many writes, and
-/// they do not overlap. `len` is [`LEN_MIN`] at least, and with `BEHIND` two lines. As for [`Line`].
+/// `from` is valid for reads of `len` bytes. With `COPY` other threads may write these meanwhile, `to` is valid for as many
+/// writes, and they do not overlap. `len` is [`LEN_MIN`] at least, and with `BEHIND` two lines. As for [`Line`].
 #[inline(always)]
 unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool>(
     head: [L; HEAD],
@@ -273,7 +273,7 @@ unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool
     };
     // Takes a line; in their order.
     let mut take = |from_at: usize| {
-        // SAFETY: the callers below see to it that `from_at + LINE <= len`.
+        // SAFETY: the callers below make sure that `from_at + LINE <= len`.
         unsafe {
             let from = from.wrapping_add(from_at);
             let data = if COPY { L::take(from) } else { L::load(from) };

@@ -37,8 +37,8 @@ impl Access {
     /// ordinary memory, which a FLUSH cannot make persistent.
     pub const UNSUPPORTED: Self = Self::ON_DEMAND.union(Self::FLUSH_PERSISTENT);
 
-    /// Whether a region may have these rights: what lets the peer write needs [`Access::LOCAL_WRITE`]
-    /// (`ibv_reg_mr(3)`), and every bit is known.
+    /// Whether a region may have these rights: remote writes and atomics need [`Access::LOCAL_WRITE`] (`ibv_reg_mr(3)`), and
+    /// every bit is known.
     pub const fn is_valid(self) -> bool {
         let remote_writes = Self::REMOTE_WRITE.bits() | Self::REMOTE_ATOMIC.bits();
         let known = self.bits() & !Self::all().bits() == 0;
@@ -71,7 +71,7 @@ mod tests {
         }
     }
 
-    /// Every subset of the four rights that the rule speaks of.
+    /// Every subset of the four rights that the rule is about.
     #[test]
     fn remote_writes_need_local_write() {
         for bits in 0..16 {

@@ -1,5 +1,5 @@
-//! What keys grant at every edge of a range and of the address space, against arithmetic in 128 bits; and which keys there are.
-//! Tests alone.
+//! Grants of keys at every edge of a range and of the address space, against arithmetic in 128 bits; and which keys exist. Tests
+//! alone.
 
 use super::issue::USER_BITS;
 use super::table::TAG_BITS;
@@ -40,7 +40,7 @@ fn wraps((addr, len): Range) -> bool {
     u128::from(addr) + u128::from(len) > u128::from(u64::MAX)
 }
 
-/// Host address of the range `asked`, which is named as `bytes` are; they are at host address `host`.
+/// The right answer for the range `asked`; `bytes` is the region by the addresses that requests use, and `host` its host address.
 fn grants(bytes: Range, host: u64, asked: Range) -> Result<Place, KeyFault> {
     let [start, size, va, len] = [bytes.0, bytes.1, asked.0, asked.1].map(u128::from);
     if va < start || va + len > start + size {
@@ -61,15 +61,15 @@ fn near((start, size): Range) -> impl Iterator<Item = Range> {
     })
 }
 
-/// Each way to ask what a key grants to this side.
-fn asked_here(t: &MrTable, key: u32, (va, len): Range) -> [Result<Place, KeyFault>; 3] {
+/// The grant of a key to local access, by each way to check it.
+fn checks_local(t: &MrTable, key: u32, (va, len): Range) -> [Result<Place, KeyFault>; 3] {
     let mut known = KnownKey::new(Access::LOCAL_WRITE);
     let first = known.check(t, key, PD, None, va, len);
     [t.check(key, PD, Access::LOCAL_WRITE, va, len), first, known.check(t, key, PD, None, va, len)]
 }
 
-/// Each way to ask what a key grants to the peer.
-fn asked_there(t: &MrTable, key: u32, (va, len): Range) -> [Result<Place, KeyFault>; 3] {
+/// The grant of a key to the peer, by each way to check it.
+fn checks_remote(t: &MrTable, key: u32, (va, len): Range) -> [Result<Place, KeyFault>; 3] {
     let mut known = KnownKey::new(Access::REMOTE_WRITE);
     let first = known.check(t, key, PD, Some(QP), va, len);
     let again = known.check(t, key, PD, Some(QP), va, len);
@@ -82,7 +82,7 @@ fn ranges() -> impl Iterator<Item = Range> {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_edge_of_every_region() {
     let t = MrTable::new();
     for (memory, zero_based) in ranges().flat_map(|range| [(range, false), (range, true)]) {
@@ -96,16 +96,16 @@ fn every_edge_of_every_region() {
         let bytes = if zero_based { (0, memory.1) } else { memory };
         for asked in near(bytes) {
             let want = grants(bytes, memory.0, asked);
-            assert_eq!(asked_here(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?}, {access:?}");
-            assert_eq!(asked_there(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?}, {access:?}");
+            assert_eq!(checks_local(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?}, {access:?}");
+            assert_eq!(checks_remote(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?}, {access:?}");
         }
         t.revoke(key).unwrap();
     }
 }
 
-/// A part of the memory is registered by a work request, or refused; and grants what it says.
+/// A part of the memory is registered by a work request, or refused; and grants exactly that.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_edge_of_fast_registration() {
     let t = MrTable::new();
     for memory in ranges() {
@@ -125,8 +125,12 @@ fn every_edge_of_fast_registration() {
                 [bytes, (bytes.0, 0), (bytes.0.wrapping_sub(1), 1), (bytes.0, bytes.1.wrapping_add(1))]
             {
                 let want = if inside { grants(bytes, part.0, asked) } else { Err(KeyFault::UnknownKey) };
-                assert_eq!(asked_here(&t, key, asked), [want; 3], "{asked:x?} of {part:x?} of {memory:x?}");
-                assert_eq!(asked_there(&t, key, asked), [want; 3], "{asked:x?} of {part:x?} of {memory:x?}");
+                assert_eq!(checks_local(&t, key, asked), [want; 3], "{asked:x?} of {part:x?} of {memory:x?}");
+                assert_eq!(
+                    checks_remote(&t, key, asked),
+                    [want; 3],
+                    "{asked:x?} of {part:x?} of {memory:x?}"
+                );
             }
             assert_eq!(t.invalidate(key, PD, None).is_ok(), inside);
         }
@@ -134,9 +138,9 @@ fn every_edge_of_fast_registration() {
     }
 }
 
-/// A window is bound to a part of a region, or refused; and grants what it says, to the peer alone.
+/// A window is bound to a part of a region, or refused; and grants exactly that, to the peer alone.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_edge_of_every_window() {
     let t = MrTable::new();
     let window = t.alloc_window(PD, MwType::Two, 2).unwrap();
@@ -158,11 +162,11 @@ fn every_edge_of_every_window() {
                 let want =
                     if bound.is_ok() { grants(bytes, part.0, asked) } else { Err(KeyFault::UnknownKey) };
                 assert_eq!(
-                    asked_there(&t, window, asked),
+                    checks_remote(&t, window, asked),
                     [want; 3],
                     "{asked:x?} of {part:x?} of {memory:x?}"
                 );
-                assert_eq!(asked_here(&t, window, asked), [Err(KeyFault::UnknownKey); 3]);
+                assert_eq!(checks_local(&t, window, asked), [Err(KeyFault::UnknownKey); 3]);
             }
             assert_eq!(t.invalidate(window, PD, None).is_ok(), bound.is_ok());
         }
@@ -170,9 +174,9 @@ fn every_edge_of_every_window() {
     }
 }
 
-/// Of the 2^32 keys one names a region; every bit of slot and tag counts, whoever asks, and whatever it is asked for.
+/// Of the 2^32 keys one names a region; every bit of slot and tag counts, for every kind of check and every right.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn one_key_names_a_region() {
     let t = MrTable::new();
     let key = t.register(PD, UserMemory::nowhere(0x1000, 64), ALL, 0x1234_5678).unwrap();
@@ -182,18 +186,18 @@ fn one_key_names_a_region() {
     let of_the_tag = (0..1 << (32 - TAG_BITS)).map(|index| index << TAG_BITS | key & !slot);
     for other in of_the_slot.chain(of_the_tag).filter(|other| ![key, neighbour].contains(other)) {
         let unknown = [Err(KeyFault::UnknownKey); 3];
-        assert_eq!(asked_here(&t, other, (0x1000, 1)), unknown, "{other:#x} for {key:#x}");
-        assert_eq!(asked_there(&t, other, (0x1000, 1)), unknown, "{other:#x} for {key:#x}");
+        assert_eq!(checks_local(&t, other, (0x1000, 1)), unknown, "{other:#x} for {key:#x}");
+        assert_eq!(checks_remote(&t, other, (0x1000, 1)), unknown, "{other:#x} for {key:#x}");
         assert_eq!(t.revoke(other), Err(MemError::UnknownKey), "{other:#x} for {key:#x}");
         assert_eq!(t.invalidate(other, PD, None), Err(KeyFault::UnknownKey), "{other:#x} for {key:#x}");
     }
-    assert_eq!(asked_here(&t, key, (0x1000, 1)), [Ok(Place::found(0x1000, 1)); 3]);
+    assert_eq!(checks_local(&t, key, (0x1000, 1)), [Ok(Place::found(0x1000, 1)); 3]);
 }
 
 /// Of the keys of a slot 256 name a variable region or a window to its owner, who chooses among them; the one that was chosen
 /// names its memory.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn one_key_of_256_names_what_was_chosen() {
     let t = MrTable::new();
     let region = t.register(PD, UserMemory::nowhere(0x1000, 0x1000), ALL, 1).unwrap();
@@ -209,7 +213,7 @@ fn one_key_of_256_names_what_was_chosen() {
         }
         for other in (0..1 << TAG_BITS).map(|tag| issued >> TAG_BITS << TAG_BITS | tag) {
             let want = if other == chosen { Ok(Place::found(0x1000, 1)) } else { Err(KeyFault::UnknownKey) };
-            assert_eq!(asked_there(&t, other, (0x1000, 1)), [want; 3], "{other:#x} for {chosen:#x}");
+            assert_eq!(checks_remote(&t, other, (0x1000, 1)), [want; 3], "{other:#x} for {chosen:#x}");
             let owns = other >> USER_BITS == issued >> USER_BITS;
             assert_eq!(t.free().issued(other).is_some(), owns, "{other:#x} for {issued:#x}");
             if other != chosen {
@@ -220,10 +224,10 @@ fn one_key_of_256_names_what_was_chosen() {
     }
 }
 
-/// Every right that a region may have, against every right that is needed, whatever else is right or wrong: the first fault in
-/// the order of the checks is the answer.
+/// Every right that a region may have, against every right that is needed, whatever else is right or wrong: the answer is the
+/// first fault in the order of the checks.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_right_against_every_need() {
     let t = MrTable::new();
     let subsets =

@@ -1,4 +1,4 @@
-//! Which slot and which key are next: what only registration needs to know of the table.
+//! The next slot and key: the part of the table that only registration needs.
 
 use super::MwType;
 use super::table::{NO_KEY, TAG_BITS};
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 pub(super) const USER_BITS: u32 = 8;
 const USER_MASK: u32 = (1 << USER_BITS) - 1;
 
-/// What a slot is used for.
+/// The use of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// A memory region.
@@ -23,9 +23,9 @@ pub(super) enum Kind {
     Retired,
 }
 
-/// What only registration needs to know of a slot.
+/// The part of a slot's state that only registration needs.
 pub(super) struct Issue {
-    /// Key of the permutation that makes tags of generations.
+    /// Key of the permutation from generations to tags.
     secret: u32,
     /// Of the next use.
     generation: u16,
@@ -41,7 +41,7 @@ pub(super) struct Issue {
     pub qpn: u32,
 }
 
-/// Slots in the order of their first use, drawn at random: a stranger who guesses keys has to guess the slots, too.
+/// Slots in the order of their first use, drawn at random: an attacker who guesses keys has to guess the slots, too.
 #[derive(Default)]
 struct Order {
     /// Every slot once; those that were ever used stand first, in their order. Empty until one is.
@@ -66,7 +66,7 @@ impl Order {
     }
 }
 
-/// Who gets which slot next.
+/// Allocates slots and keys.
 #[derive(Default)]
 pub(super) struct Free {
     /// Slots that were used before and may be used again, longest free first: ordinary ones, variable ones.
@@ -83,7 +83,7 @@ impl Free {
     pub fn issue(&mut self, random: u32, kind: Kind, pd: PdId) -> Option<(usize, u32)> {
         let variable = kind != Kind::Region;
         let index = if self.issues.len() < MR_MAX {
-            // A generation to start from and a secret that does not give it away.
+            // A generation to start from, and a secret that it does not reveal.
             let secret = random.wrapping_mul(0x9e37_79b1) ^ random >> 15;
             let generation = random as u16;
             let slot = self.order.draw(self.issues.len(), random);
@@ -122,13 +122,13 @@ impl Free {
         Some((index, key))
     }
 
-    /// What is known of a slot that was ever used.
+    /// The state of a slot that was ever used.
     pub fn issue_of(&mut self, slot: usize) -> Option<&mut Issue> {
         let place = self.order.places.get(slot)?;
         self.issues.get_mut(usize::from(*place))
     }
 
-    /// Slots whose windows are bound, among those that `which` names.
+    /// Slots whose windows are bound, of those that `which` is true for.
     pub fn bound_slots(&self, which: impl Fn(&Issue) -> bool) -> Vec<usize> {
         let bound =
             self.issues.iter().enumerate().filter(|(_, issue)| issue.region.is_some() && which(issue));
@@ -168,7 +168,7 @@ impl Free {
         }
     }
 
-    /// Whether the key was out.
+    /// Returns whether the key was in use.
     pub fn put_back(&mut self, key: u32) -> bool {
         let index = key >> TAG_BITS;
         match self.issue_of(index as usize) {
@@ -209,7 +209,7 @@ mod tests {
 
     /// The upper byte of a variable tag repeats only after 256 uses.
     #[test]
-    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn bytes_are_permuted() {
         for secret in [0, 1, 0xdead_beef, 0x1234_5678, u32::MAX] {
             let bytes: HashSet<u8> = (0..=u8::MAX).map(|x| permute_byte(x, secret)).collect();

@@ -1,10 +1,10 @@
-//! What a key was found to grant, for whoever uses one key many times in a turn.
+//! The grant of a key, cached for callers that use one key many times in a turn.
 
 use super::table::{NO_KEY, Span};
 use super::{Access, KeyFault, MrTable, Place};
 use crate::id::{PdId, Qpn};
 
-/// The key that was checked last, and what it grants: those of a program are mostly one. Good until the end of the turn.
+/// The key that was checked last, and its grant: programs mostly use one. Good until the end of the turn.
 #[derive(Clone, Copy, Debug)]
 pub struct KnownKey {
     need: Access,
@@ -13,19 +13,19 @@ pub struct KnownKey {
 }
 
 impl KnownKey {
-    /// Nothing is known yet of what grants `need`.
+    /// An empty cache for grants of `need`.
     pub fn new(need: Access) -> Self {
         Self { need, pd: PdId(0), span: Span::default() }
     }
 
-    /// Forgets it, at the end of a turn.
+    /// Empties it, at the end of a turn.
     #[inline(always)]
     pub fn forget(&mut self) {
         self.span.key = NO_KEY;
     }
 
-    /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A key that comes and
-    /// goes in work requests is looked up each time.
+    /// As [`MrTable::check`] where `qpn` is `None`, else as [`MrTable::check_remote`], of one byte or more. A variable key is
+    /// looked up each time.
     ///
     /// # Errors
     /// As those.
@@ -85,7 +85,7 @@ mod tests {
             [(Access::LOCAL_WRITE, None), (Access::empty(), None), (Access::REMOTE_READ, Some(Qpn::new(9)))]
         {
             let mut known = KnownKey::new(need);
-            // Each after each other, so that what is known is now the same key and now another.
+            // Every pair, so that the cached key is now the same and now another.
             for (before, key) in all.into_iter().flat_map(|a| all.map(|b| (a, b))).step_by(every) {
                 for (pd, elsewhere) in [(ours, other), (other, ours)] {
                     for &(va, len) in ranges {
@@ -103,7 +103,7 @@ mod tests {
             keys.revoke(all[0]).unwrap();
             assert_eq!(known.check(&keys, all[0], ours, qpn, start, 1), Err(KeyFault::UnknownKey));
             let memory = UserMemory::nowhere(start, 64);
-            keys.restore(all[0], ours, memory, rights, TurnsPassed::nobody_looks()).unwrap();
+            keys.restore(all[0], ours, memory, rights, TurnsPassed::without_shards()).unwrap();
         }
         assert!(granted > 0);
     }

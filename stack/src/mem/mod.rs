@@ -1,9 +1,8 @@
 //! Memory keys, bounds and scatter/gather arithmetic.
 //!
-//! Turns a key, an address and a length into a host address or a fault, and a list of scatter/gather elements
-//! into the pieces that cover a range of a message. Never blocks a lookup, reads no clock. How the memory that it speaks of
-//! is accessed stands in [`racy`](crate::racy); nothing here does. Called by control threads that register and by every shard for
-//! every packet.
+//! Turns a key, an address and a length into a host address or a fault, and a list of scatter/gather elements into the pieces
+//! that cover a range of a message. Never blocks a lookup, reads no clock, and does not access the memory that keys name
+//! ([`racy`](crate::racy) does). Called by control threads that register and by every shard for every packet.
 
 mod access;
 #[cfg(test)]

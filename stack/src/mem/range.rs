@@ -1,8 +1,8 @@
-//! Ranges of memory: what somebody vouches for, and what a key grants of it for a turn.
+//! Ranges of memory: registered ones, whose validity the caller guarantees, and places that a key grants for a turn.
 
 use core::marker::PhantomData;
 
-/// Memory that may be registered: whoever made this vouches for it.
+/// Memory that may be registered: the code that made this guarantees its validity.
 #[derive(Clone, Copy, Debug)]
 pub struct UserMemory {
     addr: u64,
@@ -13,18 +13,18 @@ impl UserMemory {
     /// `len` bytes at host address `addr`.
     ///
     /// # Safety
-    /// As long as a key may grant something of it, the memory stays mapped, for reading and, as far as the rights let
-    /// somebody write, for writing; shards read and write it at any moment ([`racy`](crate::racy)). A key may from its
-    /// registration until it was revoked and every shard has passed a turn boundary since: for a region of a device, until
-    /// its deregistration has returned without an error.
+    /// As long as a key may grant something of it, the memory stays mapped, for reading and, as far as the rights allow anyone to
+    /// write, for writing; shards read and write it at any moment ([`racy`](crate::racy)). A key may do so from its registration until
+    /// it was revoked and every shard has passed a turn boundary since: for a region of a device, until its deregistration has
+    /// returned without an error.
     pub const unsafe fn new(addr: u64, len: u64) -> Self {
         Self { addr, len }
     }
-    /// Part of memory that was vouched for, which the caller has checked, or will before a key grants it.
+    /// Part of memory whose validity is guaranteed; the caller has checked the range, or will before a key grants it.
     pub(super) const fn part(addr: u64, len: u64) -> Self {
         Self { addr, len }
     }
-    /// Where there is no memory: for tests that look keys up and copy nothing.
+    /// No memory: for tests that look keys up and copy nothing.
     #[cfg(test)]
     pub(crate) const fn nowhere(addr: u64, len: u64) -> Self {
         Self { addr, len }
@@ -43,27 +43,27 @@ impl UserMemory {
     }
 }
 
-/// That every shard has passed a turn boundary since the revocation of the key that it is used for.
+/// Proof that every shard has passed a turn boundary since the revocation of the key that it is used for.
 #[derive(Debug)]
 pub struct TurnsPassed(());
 
 impl TurnsPassed {
-    /// Says so.
+    /// Claims it.
     ///
     /// # Safety
-    /// It is true, of every shard that looks keys up in the table.
+    /// The claim is true, of every shard that looks keys up in the table.
     pub const unsafe fn new() -> Self {
         Self(())
     }
-    /// In tests without shards nobody looks.
+    /// For tests without shards, where no lookup is under way.
     #[cfg(test)]
-    pub(crate) const fn nobody_looks() -> Self {
+    pub(crate) const fn without_shards() -> Self {
         Self(())
     }
 }
 
-/// Bytes that a key was found to grant, good until the end of the turn in which it was looked up. It stays on its thread, and
-/// nothing keeps it: what lasts beyond a turn is the key.
+/// Bytes that a key was found to grant, good until the end of the turn in which it was looked up. It stays on its thread and is
+/// not stored: what lasts beyond a turn is the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     addr: u64,
@@ -75,12 +75,12 @@ impl Place {
     /// No byte.
     pub const EMPTY: Self = Self { addr: 0, len: 0, turn: PhantomData };
 
-    /// What a lookup has found.
+    /// The result of a lookup.
     #[inline(always)]
     pub(crate) const fn found(addr: u64, len: u64) -> Self {
         Self { addr, len, turn: PhantomData }
     }
-    /// Host address of the first byte: as a number, to compare or to ask a cache for.
+    /// Host address of the first byte: as a number, to compare or to prefetch.
     #[inline(always)]
     pub const fn addr(self) -> u64 {
         self.addr
@@ -111,7 +111,7 @@ impl Place {
     ///
     /// # Safety
     /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](crate::racy) alone, and written
-    /// only where that is what the lookup asked for.
+    /// only if the lookup was for a right to write.
     ///
     /// # Panics
     /// If it has fewer.

@@ -1,4 +1,4 @@
-//! Scatter/gather lists: which bytes of memory a range of a message is.
+//! Scatter/gather lists: the bytes of memory for a range of a message.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,8 +23,8 @@ pub fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| sge.length as u64).sum()
 }
 
-/// The piece of memory that bytes `offset .. offset + len` of a list are, if they are some bytes of the first element:
-/// what [`pieces`] gives then, at once. `None` says nothing about the list.
+/// The piece of memory for bytes `offset .. offset + len` of a list, if they are in the first element: a shortcut for [`pieces`].
+/// `None` says nothing about the list.
 #[inline]
 pub fn sole(sges: &[Sge], offset: u64, len: usize) -> Option<Sge> {
     let first = sges.first()?;
@@ -36,8 +36,8 @@ pub fn sole(sges: &[Sge], offset: u64, len: usize) -> Option<Sge> {
     Some(Sge { addr: first.addr + offset, length: len as u32, lkey: first.lkey })
 }
 
-/// The pieces of memory that bytes `offset .. offset + len` of a list are, in order. None of them is empty, and
-/// together they are `len` bytes.
+/// The pieces of memory for bytes `offset .. offset + len` of a list, in order. None of them is empty, and together they are
+/// `len` bytes.
 ///
 /// `None` if the list holds fewer than `offset + len` bytes, or an element among those that are needed or come
 /// before them reaches past the end of the address space.
@@ -162,7 +162,7 @@ mod tests {
         let numbers = || (0..14u64).chain([u64::from(u32::MAX) + 1, u64::MAX - 1, u64::MAX]);
         for (offset, len) in numbers().flat_map(|offset| numbers().map(move |len| (offset, len))) {
             let (from, end) = (u128::from(offset), u128::from(offset) + u128::from(len));
-            // What stands where in the message: the bytes of each element that are wanted, and whether one is in the way.
+            // The expected pieces: the bytes of each element in the range, and whether one of the elements is invalid.
             let (mut want, mut bad, mut before) = (Vec::new(), end > flat.len() as u128, 0u128);
             for s in list {
                 let after = before + u128::from(s.length);
@@ -186,7 +186,7 @@ mod tests {
 
     /// Every list of up to three small elements.
     #[test]
-    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn every_range_of_every_small_list() {
         check_every_range(&[]);
         for a in small_elements(0) {

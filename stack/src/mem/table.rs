@@ -2,12 +2,11 @@
 //!
 //! # Keys
 //!
-//! A key is the slot's index in its upper 16 bits and a tag in its lower 16. The tag is the slot's generation
-//! under a permutation that is drawn from the random number of the slot's first use: tags look random to whoever
-//! does not know it, and as a permutation repeats nothing, a key that was revoked matches again only after its slot
-//! was used 2^16 times. Slots that were never used are drawn at random, so a stranger has to guess slot and tag; then they are
-//! used in the order in which they became free, so that takes 2^16 uses of every slot when the others are free too. Zero is
-//! never a key.
+//! A key is the slot's index in its upper 16 bits and a tag in its lower 16. The tag is the slot's generation under a permutation
+//! that is drawn from the random number of the slot's first use: tags look random to an attacker who does not know it, and as a
+//! permutation repeats nothing, a key that was revoked matches again only after its slot was used 2^16 times. Slots that were
+//! never used are drawn at random, so an attacker has to guess slot and tag; then they are used in the order in which they became
+//! free, so that takes 2^16 uses of every slot when the others are free too. Zero is never a key.
 //!
 //! Memory windows and fast-registration regions are *variable*: the low 8 bits of their key belong to the user,
 //! and the tag has 8 bits. All 32 bits are compared all the same. They have slots of their own kind, as long as
@@ -15,31 +14,29 @@
 //!
 //! # Why a lookup cannot mix two registrations
 //!
-//! A slot is a handful of atomics. [`MrTable::register`] stores the fields, then the key with release order; a
-//! lookup loads the key with acquire order, compares all 32 bits, then loads the fields: it sees those of that
-//! key or of a later registration of the slot. There is no later one before [`MrTable::reclaim`] (or
-//! [`MrTable::restore`]), and that is called only after every shard has passed a turn boundary since
-//! [`MrTable::revoke`]. A lookup belongs to a
-//! turn. One that found the key alive began before the revocation was visible to its shard, and its turn,
-//! including every copy that relies on the answer, is over when that shard passes the boundary; one that begins
-//! later finds the key gone. The boundary (the claim of the shard, taken and given back) also orders the loads of
-//! that turn before the stores of the next registration. Whoever looks up keys without turning a shard must
-//! hold the claim of one.
+//! A slot is a handful of atomics. [`MrTable::register`] stores the fields, then the key with release order; a lookup loads the
+//! key with acquire order, compares all 32 bits, then loads the fields: it sees those of that key or of a later registration of
+//! the slot. There is no later one before [`MrTable::reclaim`] (or [`MrTable::restore`]), and that is called only after every
+//! shard has passed a turn boundary since [`MrTable::revoke`]. A lookup belongs to a turn. One that found the key alive began
+//! before the revocation was visible to its shard, and its turn, including every copy that relies on the answer, is over when
+//! that shard passes the boundary; one that begins later finds the key gone. The boundary (the claim of the shard, taken and
+//! released) also orders the loads of that turn before the stores of the next registration. A thread that looks up keys outside
+//! of a turn must hold the claim of a shard.
 //!
-//! The key of a variable slot comes and goes without a turn boundary in between, in a work request. So such a slot
-//! carries a version: a lookup that finds the mark of a variable slot reads everything once more, between two reads
-//! of the version, and finds the key gone if it changed. For an ordinary region the mark costs nothing, as it is
-//! part of the mask with which the rights are compared.
+//! The key of a variable slot comes and goes in work requests, without a turn boundary in between. So such a slot carries a
+//! version: a lookup that finds the mark of a variable slot reads everything once more, between two reads of the version, and
+//! finds the key gone if it changed. For an ordinary region the mark costs nothing, as it is part of the mask with which the
+//! rights are compared.
 //!
 //! # Why memory outlives its keys
 //!
-//! A window grants memory of a region; the region counts its windows, and is neither deregistered nor invalidated
-//! while it has some (or takes them with it, when its owner drops it). So whatever address a lookup has returned
-//! belongs to a region whose key, and whose windows' keys, are revoked before the turn boundary that ends its life.
-//! A work request that takes a key away revokes it at once; its completion waits for the turn boundary of the other
-//! shards, so that who sees it knows that nobody uses the key any more (see `shard`).
+//! A window grants memory of a region; the region counts its windows, and is neither deregistered nor invalidated while it has
+//! some (or takes them with it, when its owner drops it). So any address that a lookup has returned belongs to a region whose
+//! key, and whose windows' keys, are revoked before the turn boundary that ends its life. A work request that takes a key away
+//! revokes it at once; its completion waits for the turn boundary of the other shards, so that after the completion no shard uses
+//! the key any more (see `shard`).
 //!
-//! Everything but a lookup takes the table's lock: nobody who holds it waits for anything.
+//! Everything but a lookup takes the table's lock. No code blocks while it holds it.
 
 use super::issue::{Free, Issue, Kind};
 use super::{Access, Place, TurnsPassed, UserMemory};
@@ -66,7 +63,7 @@ const _: () = assert!(MR_MAX.is_multiple_of(CHUNK));
 const _: () = assert!(size_of::<Slot>() == 64, "a lookup touches one cache line");
 const _: () = assert!(Access::all().bits() & (VARIABLE | WINDOW) == 0);
 
-/// Why a registration or deregistration was refused: the caller is wrong, or the table is full.
+/// Why a registration or deregistration was refused: a mistake of the caller, or the table is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MemError {
     /// Remote write or remote atomic access without local write, or an unknown right.
@@ -109,7 +106,7 @@ pub enum KeyFault {
     WrongState,
 }
 
-/// What a key grants.
+/// The grant of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
     pub pd: PdId,
@@ -151,7 +148,7 @@ impl Slot {
         let version = self.version.load(Ordering::Relaxed);
         self.key.store(NO_KEY, Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::Release); // whoever sees a field that follows sees the odd version
+        fence(Ordering::Release); // a reader that sees a field that follows sees the odd version
         self.pd.store(grant.pd.0, Ordering::Relaxed);
         self.access.store(grant.access, Ordering::Relaxed);
         self.qpn.store(grant.qpn, Ordering::Relaxed);
@@ -170,7 +167,7 @@ impl Slot {
             .map_err(|_| MemError::UnknownKey)
     }
 
-    /// What the key grants; of an ordinary slot, or under the table's lock.
+    /// The grant of the slot's key; of an ordinary slot, or under the table's lock.
     pub fn grant(&self) -> Grant {
         Grant {
             pd: PdId(self.pd.load(Ordering::Relaxed)),
@@ -257,7 +254,8 @@ pub(super) fn region(pd: PdId, memory: UserMemory, access: Access) -> Result<Gra
     Ok(Grant { pd, access: access.bits(), qpn: 0, start, addr, len })
 }
 
-/// Where the `len` bytes at `va` are, of the `size` bytes at `addr` that are called `start` and on.
+/// Host address of the `len` bytes at `va`, of a region of `size` bytes at host address `addr` whose first byte requests call
+/// `start`.
 #[inline(always)]
 fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<Place, KeyFault> {
     // An address before the start gives an offset of at least 2^64 - start, which is above size because
@@ -269,8 +267,8 @@ fn place(start: u64, addr: u64, size: u64, va: u64, len: u64) -> Result<Place, K
     Ok(Place::found(addr.wrapping_add(offset), len))
 }
 
-/// What a key grants, as found by [`MrTable::span`]: good until the end of the turn. The default grants nothing: its key is
-/// no key, and no byte is in it.
+/// A key's grant as found by [`MrTable::span`]: good until the end of the turn. The default grants nothing: its key is no key,
+/// and no byte is in it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Span {
     /// The key.
@@ -360,7 +358,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// Lets the slot of a revoked key be used again, under a new generation. To be called once, with the word that every shard
+    /// Lets the slot of a revoked key be used again, under a new generation. To be called once; `_passed` proves that every shard
     /// has passed a turn boundary since the revocation.
     ///
     /// # Panics
@@ -372,8 +370,8 @@ impl MrTable {
         assert!(returned, "reclaimed a key that is not revoked");
     }
 
-    /// Re-registration: gives a revoked region its key back, for what it is to be from now on. To be called with the word that
-    /// every shard has passed a turn boundary since the revocation.
+    /// Re-registration: gives a revoked region its key back, with new contents. `_passed` proves that every shard has passed a
+    /// turn boundary since the revocation.
     ///
     /// # Errors
     /// As [`MrTable::register`]; nothing has changed then.
@@ -397,13 +395,14 @@ impl MrTable {
         Ok(())
     }
 
-    /// Whether `key` grants `need` on the `len` bytes at `va` to this side, and where they are. Keys of memory windows grant nothing here.
+    /// Whether `key` grants `need` on the `len` bytes at `va` to local access; returns their host address. Keys of memory windows
+    /// grant nothing here.
     ///
     /// `need` is what the operation does: [`Access::LOCAL_WRITE`] for what is scattered locally, the empty set for
     /// what is gathered. The answer holds until the end of the turn.
     ///
-    /// Length zero: the address may be anything from the first byte to one past the last. Requests of length
-    /// zero are not to be checked at all (IBA C9-88), which is the caller's to know. So is alignment.
+    /// Length zero: the address may be anything from the first byte to one past the last. Requests of length zero are not to be
+    /// checked at all (IBA C9-88), nor is alignment here: both are up to the caller.
     ///
     /// # Errors
     /// The first of [`KeyFault::UnknownKey`], [`KeyFault::WrongPd`], [`KeyFault::NoAccess`],
@@ -413,8 +412,8 @@ impl MrTable {
         self.look_up(key, pd, None, need, va, len)
     }
 
-    /// All that `key` grants `need` on to this side, for whoever uses one key many times in a turn; as [`MrTable::check`].
-    /// `None` says nothing: a key that comes and goes in work requests has no span.
+    /// All that `key` grants `need` on to local access, for callers that use one key many times in a turn; as [`MrTable::check`].
+    /// `None` says nothing: a variable key has no span.
     #[inline]
     pub(super) fn span(&self, key: u32, pd: PdId, need: Access) -> Option<Span> {
         let slot = self.slot(key)?;
@@ -448,7 +447,7 @@ impl MrTable {
         self.look_up(key, pd, Some(qpn), need, va, len)
     }
 
-    /// As [`MrTable::check_remote`], for all that the key names, wherever it is.
+    /// As [`MrTable::check_remote`], for all of the memory that the key names.
     ///
     /// # Errors
     /// As [`MrTable::check_remote`].
@@ -500,11 +499,11 @@ impl MrTable {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Unbinds the windows that `which` names.
+    /// Unbinds the windows that `which` is true for.
     pub(super) fn unbind_all(&self, free: &mut Free, which: impl Fn(&Issue) -> bool) {
         for index in free.bound_slots(which) {
             let slot = self.slot_at(index);
-            // Under the lock nobody else takes it away.
+            // Under the lock no other thread takes it away.
             let _ = slot.clear(slot.key());
             free.unbind(index);
         }
@@ -531,7 +530,7 @@ mod tests {
 
     fn renew(table: &MrTable, key: u32, addr: u64, random: u32) -> u32 {
         table.revoke(key).unwrap();
-        table.reclaim(key, TurnsPassed::nobody_looks());
+        table.reclaim(key, TurnsPassed::without_shards());
         table.register(PD, at(addr, 64), ALL, random).unwrap()
     }
 
@@ -577,8 +576,8 @@ mod tests {
         assert_eq!(t.register(PD, at(1, u64::MAX), Access::empty(), 1), Err(MemError::InvalidRange));
     }
 
-    /// Who knows one device's keys, or some of a device, does not know where the next one is: slots differ by the random number
-    /// and lie all over the range. The same numbers give the same slots.
+    /// An attacker who knows the keys of one device, or some of a device, cannot tell where the next one is: slots differ by the
+    /// random number and lie all over the range. The same numbers give the same slots.
     #[test]
     #[cfg_attr(miri, ignore = "arithmetic alone, and about the whole range")]
     fn slots_are_drawn_at_random() {
@@ -629,14 +628,14 @@ mod tests {
         t.revoke(key).unwrap();
         assert_eq!(t.revoke(key), Err(MemError::UnknownKey));
         assert_eq!(t.check(key, PD, ALL, 0x1000, 1), Err(KeyFault::UnknownKey));
-        t.reclaim(key, TurnsPassed::nobody_looks());
+        t.reclaim(key, TurnsPassed::without_shards());
         let again = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            t.reclaim(key, TurnsPassed::nobody_looks())
+            t.reclaim(key, TurnsPassed::without_shards())
         }));
         assert!(again.is_err(), "reclaimed twice");
         let live = t.register(PD, at(0x1000, 64), ALL, 1).unwrap();
         let early = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            t.reclaim(live, TurnsPassed::nobody_looks())
+            t.reclaim(live, TurnsPassed::without_shards())
         }));
         assert!(early.is_err(), "reclaimed alive");
         assert_eq!(t.check(live, PD, ALL, 0x1000, 1), Ok(Place::found(0x1000, 1)));
@@ -645,7 +644,7 @@ mod tests {
     /// Fills the table, so that each slot comes back as soon as it is freed, and walks one slot through every
     /// generation: no key repeats before the wrap.
     #[test]
-    #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for Miri")]
     fn stale_keys_never_match_until_the_generation_wraps() {
         let t = MrTable::new();
         let keys: Vec<u32> = (0..MR_MAX)
@@ -670,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for Miri")]
     fn slots_are_reused_in_the_order_they_became_free() {
         let t = MrTable::new();
         let keys: Vec<u32> = (0..MR_MAX).map(|i| t.register(PD, at(0, 64), ALL, i as u32).unwrap()).collect();
@@ -680,7 +679,7 @@ mod tests {
         }
         assert_eq!(t.register(PD, at(0, 64), ALL, 1), Err(MemError::Full), "revoked is not free yet");
         for i in order {
-            t.reclaim(keys[i], TurnsPassed::nobody_looks());
+            t.reclaim(keys[i], TurnsPassed::without_shards());
         }
         for i in order {
             assert_eq!(t.register(PD, at(0, 64), ALL, 1).unwrap() >> TAG_BITS, keys[i] >> TAG_BITS);
@@ -689,7 +688,7 @@ mod tests {
 
     /// Tags of one generation under different secrets, and of successive generations under one, spread.
     #[test]
-    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
     fn tags_are_a_permutation_and_spread() {
         for secret in [0, 1, 0xdead_beef, u32::MAX] {
             let tags: HashSet<u16> = (0..=u16::MAX).map(|x| permute(x, secret)).collect();
@@ -759,7 +758,7 @@ mod tests {
                         }
                     }
                     Op::Reclaim(i) if i < list.len() && list[i].5 == Life::Revoked => {
-                        t.reclaim(list[i].0, TurnsPassed::nobody_looks());
+                        t.reclaim(list[i].0, TurnsPassed::without_shards());
                         list[i].5 = Life::Gone;
                     }
                     Op::Check { which, flip, pd, need, va, len } if which < list.len() => {
@@ -790,8 +789,8 @@ mod tests {
         }
     }
 
-    /// Two threads turn shards and look keys up while the main thread registers, revokes, waits for the turn
-    /// boundaries and reclaims. Every region has its own domain, address and length: a mixture would show.
+    /// Two threads take turns of shards and look keys up while the main thread registers, revokes, waits for the turn boundaries
+    /// and reclaims. Every region has its own domain, address and length: a mixture would show.
     #[test]
     fn lookups_race_revocation() {
         const SHARDS: usize = 2;
@@ -804,7 +803,7 @@ mod tests {
         let published: [AtomicU64; 4] = Default::default();
         let turns: [AtomicU64; SHARDS] = Default::default();
         let stop = AtomicBool::new(false);
-        // What region number `n` looks like.
+        // The shape of region number `n`.
         let shape = |n: u64| (PdId(n as u32), n << 20, 1 + n % 1000);
         std::thread::scope(|scope| {
             let readers: Vec<_> = (0..SHARDS)
@@ -854,7 +853,7 @@ mod tests {
                             std::thread::yield_now();
                         }
                     }
-                    t.reclaim(key, TurnsPassed::nobody_looks());
+                    t.reclaim(key, TurnsPassed::without_shards());
                 }
                 let (pd, addr, len) = shape(n);
                 let key = t.register(pd, at(addr, len), ALL, n as u32).unwrap();

@@ -1,9 +1,9 @@
 //! Keys whose low 8 bits belong to the user: memory windows and fast-registration regions (IBA 10.6.7, 11.2.8).
 //!
-//! They are allocated once by a control call, and then come alive and die in work requests, as often as the user
-//! likes: [`MrTable::bind`] and [`MrTable::fast_register`] give them a range of memory, [`MrTable::invalidate`] takes
-//! it away. Each of them is one step under the table's lock, without a turn boundary; why a lookup is right all the
-//! same stands in the [table](super::table)'s documentation.
+//! They are allocated once by a control call, and then come alive and die in work requests, as often as the user likes:
+//! [`MrTable::bind`] and [`MrTable::fast_register`] give them a range of memory, [`MrTable::invalidate`] takes it away. Each of
+//! them is one step under the table's lock, without a turn boundary; the [table](super::table)'s documentation says why a lookup
+//! is right all the same.
 
 use super::issue::{Kind, USER_BITS};
 use super::table::{Grant, KeyFault, MemError, MrTable, NO_KEY, TAG_BITS, VARIABLE, WINDOW, region};
@@ -152,7 +152,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// What the window grants, if the region allows it. Under the lock.
+    /// The grant of the window, if the region allows it. Under the lock.
     fn bindable(&self, bind: &Bind) -> Result<Grant, KeyFault> {
         let slot = self.slot(bind.region).filter(|slot| slot.key() == bind.region && bind.region != NO_KEY);
         let region = slot.ok_or(KeyFault::UnknownKey)?.grant();
@@ -319,15 +319,15 @@ mod tests {
         assert_eq!(remote(&t, one, 64, 8), Err(KeyFault::UnknownKey));
         assert_eq!(t.free().bound, 0);
         for key in [a, b, two] {
-            t.reclaim(key, TurnsPassed::nobody_looks());
+            t.reclaim(key, TurnsPassed::without_shards());
         }
         t.revoke(one).unwrap();
-        t.reclaim(one, TurnsPassed::nobody_looks());
+        t.reclaim(one, TurnsPassed::without_shards());
     }
 
     /// The part of a variable key that is not the user's comes back only after its slot was used 256 times.
     #[test]
-    #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for the interpreter")]
+    #[cfg_attr(miri, ignore = "fills the table: arithmetic, and too long for Miri")]
     fn stale_variable_keys_never_match_until_the_generation_wraps() {
         let t = MrTable::new();
         let fill = crate::config::MR_MAX - 1;
@@ -340,7 +340,7 @@ mod tests {
             assert!(seen.insert(key >> USER_BITS), "a key came back");
             t.fast_register(key, PD, 0x1000, 64, ALL).unwrap();
             t.revoke(key).unwrap();
-            t.reclaim(key, TurnsPassed::nobody_looks());
+            t.reclaim(key, TurnsPassed::without_shards());
         }
         let key = t.alloc_window(PD, MwType::One, 1).unwrap();
         assert!(!seen.insert(key >> USER_BITS), "the generation wrapped");
@@ -388,7 +388,7 @@ mod tests {
                 }
                 t.invalidate(key, PD, None).unwrap();
             }
-            // Whatever the machine's load was: at rest it is found.
+            // Independent of the machine's load: at rest it is found.
             t.bind(&zero_based(63)).unwrap();
             assert!(remote(&t, key, 0, 64).is_ok());
             stop.store(true, Ordering::Relaxed);

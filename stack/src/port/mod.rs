@@ -61,7 +61,7 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> Build for F {
 /// One queue of a port: frames in, frames out, buffers. One shard owns it and calls it from one thread at a time.
 pub trait PortQueue: Send {
     /// Appends received frames to `out` while it has room; returns how many. A port may end a burst behind
-    /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in L2 when the caller reads it.
+    /// [`RX_BURST_BYTES`](config::RX_BURST_BYTES), so that it is still in L1 or L2 when the caller reads it.
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize;
 
     /// Takes frames off the front of `frames` as long as the link accepts them; returns how many.

@@ -5,9 +5,9 @@
 //! one step; the products do not wait for each other, and their sum is reduced once. The fields that are masked are
 //! masked in the registers that a line is loaded to: the frame is only read.
 //!
-//! Of a long packet that was summed as it is, this says what masking its headers changes ([`register_with`]); one that is sent goes
-//! through [`OnePass`]. The arithmetic is that of [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes
-//! `H (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`.
+//! Of a long packet whose sum is known, this computes what masking its headers changes ([`register_with`]); one that is sent goes
+//! through [`OnePass`]. The arithmetic is that of [`crate::crc`]: a block `H x^64 + L` that `n` blocks follow contributes `H
+//! (x^(128 n + 96) mod P) + L (x^(128 n + 32) mod P)`.
 
 #![allow(unsafe_code)]
 
@@ -34,14 +34,14 @@ static KEYS: [[u64; 2]; BLOCKS_MAX] = {
     keys
 };
 
-/// What is done to a line: bits that stay, and bits that are turned over then.
+/// A mask for a line: bits that stay, then bits that are flipped.
 #[derive(Clone, Copy)]
 struct Mask {
     keep: [u64; LINE / 8],
     flip: [u64; LINE / 8],
 }
 
-/// Lines of a packet that have something to mask, as of a frame.
+/// Lines of a packet, or of a frame, that have something to mask.
 const MASKED: usize = 2;
 const _: () = assert!(LINE - 4 + IPV6_LEN + UDP_LEN + 5 <= MASKED * LINE, "to BTH byte 4");
 /// Bytes that a packet has at least: all that is masked.
@@ -49,8 +49,8 @@ const fn len_min(ipv6: bool) -> usize {
     (if ipv6 { IPV6_LEN } else { IPV4_LEN }) + UDP_LEN + 5
 }
 
-/// For packets whose IP header begins after so many bytes of the first of them: what is before the packet goes, masked bits
-/// become ones, and the register at the start is added.
+/// For packets whose IP header begins `before` bytes after the start of the first line: bytes before the packet become zero,
+/// masked bits become ones, and the register at the start is added.
 const fn masks(mask: &[u8; MASK_LEN], before: usize) -> [Mask; MASKED] {
     let mut all = [Mask { keep: [0; LINE / 8], flip: [0; LINE / 8] }; MASKED];
     let mut at = 0;
@@ -73,7 +73,7 @@ const fn masks(mask: &[u8; MASK_LEN], before: usize) -> [Mask; MASKED] {
     all
 }
 
-/// For packets that have `4 * i` bytes of the first line (none: all of it).
+/// For packets that have `4 * i` bytes in the first line (0: all of it).
 const fn rows(mask: &[u8; MASK_LEN]) -> [[Mask; MASKED]; LINE / 4] {
     let mut rows = [masks(mask, 0); LINE / 4];
     let mut i = 1;
@@ -95,7 +95,7 @@ const fn frames(mask: &[u8; MASK_LEN]) -> [[Mask; MASKED]; 2] {
 static FRAMES_V4: [[Mask; MASKED]; 2] = frames(&MASK_V4);
 static FRAMES_V6: [[Mask; MASKED]; 2] = frames(&MASK_V6);
 
-/// What these masks change: added to the bytes themselves it makes those that are masked.
+/// The change that these masks make: the masked bytes are the bytes plus this.
 const fn changes(masks: [[Mask; MASKED]; 2]) -> [[Mask; MASKED]; 2] {
     let mut changes = masks;
     let mut i = 0;
@@ -113,13 +113,14 @@ const _: () = assert!(ETH_LEN + VLAN_LEN + IPV4_LEN + UDP_LEN + 5 <= LINE, "one 
 const _: () = assert!(ETH_LEN + VLAN_LEN + IPV6_LEN + UDP_LEN + 5 <= MASKED * LINE, "to BTH byte 4");
 
 /// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`. `None` where another
-/// function has to do it: the packet is too long, too short or no multiple of four bytes, or the processor cannot multiply so.
+/// function has to do it: the packet is too long, too short or no multiple of four bytes, or the processor has no carry-less
+/// multiplication.
 #[inline(always)]
 pub(super) fn register(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
     register_by(width(), frame, l3, end, ipv6)
 }
 
-/// As processors do that multiply so, as this one does.
+/// [`register`] for a processor of this width.
 #[inline(always)]
 fn register_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool) -> Option<u32> {
     let len = end.wrapping_sub(l3);
@@ -130,8 +131,8 @@ fn register_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool) ->
     let row = len / 4 % (LINE / 4);
     let masks = if ipv6 { &PACKETS_V6[row] } else { &PACKETS_V4[row] };
     let (end, lines, words) = (packet.as_ptr_range().end, len.div_ceil(LINE), len / 4);
-    // SAFETY: the processor has what the functions are compiled for; the first line begins so many bytes before the packet that
-    // the last one ends with it, and of these bytes none is read.
+    // SAFETY: the processor has the features that the functions are compiled for; the first line begins so many bytes before the
+    // packet that the last one ends with it, and of these bytes none is read.
     unsafe {
         match width {
             Width::Zmm => Some(zmm::sum(end, lines, words, masks)),
@@ -143,14 +144,14 @@ fn register_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool) ->
 }
 
 /// The register of the CRC over the bytes of `frame` from `l3`, where its IP header begins, to `end`; `sum` is that over all of
-/// them before `end` as they are, begun at zero. `None` where another function has to do it: the frame has no such layout, or
-/// the processor cannot multiply so.
+/// them before `end` as they are, begun at zero. `None` where another function has to do it: the frame has no such layout, or the
+/// processor has no carry-less multiplication.
 #[inline(always)]
 pub(super) fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: u32) -> Option<u32> {
     register_with_by(width(), frame, l3, end, ipv6, sum)
 }
 
-/// As processors do that multiply so, as this one does.
+/// [`register_with`] for a processor of this width.
 #[inline(always)]
 fn register_with_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: u32) -> Option<u32> {
     let tagged = match l3 {
@@ -159,7 +160,7 @@ fn register_with_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: boo
         _ => return None,
     };
     let (lines, _) = frame.get(..end)?.as_chunks();
-    // SAFETY: the processor has what the functions are compiled for.
+    // SAFETY: the processor has the features that the functions are compiled for.
     let changed = unsafe {
         if ipv6 {
             let (head, changes) = (lines.first_chunk()?, &CHANGES_V6[tagged]);
@@ -182,8 +183,8 @@ fn register_with_by(width: Width, frame: &[u8], l3: usize, end: usize, ipv6: boo
     Some(sum ^ changed?)
 }
 
-/// Writes long frames of one layout whole: headers, payload and ICRC in one pass over their bytes. There is one where the
-/// processor multiplies without carries.
+/// Writes long frames of one layout whole: headers, payload and ICRC in one pass over their bytes. Exists only where the
+/// processor has carry-less multiplication.
 #[derive(Clone, Copy)]
 pub struct OnePass {
     masks: &'static [Mask; MASKED],
@@ -196,7 +197,7 @@ impl core::fmt::Debug for OnePass {
 }
 
 impl OnePass {
-    /// Bytes at the start of a frame that stand apart before it is written: all headers, and payload behind them.
+    /// Bytes at the start of a frame that are built apart before it is written: all headers, and some payload.
     pub const HEAD: usize = crc::HEAD * LINE;
     /// Least bytes of a frame behind its head, ICRC aside.
     pub const REST_MIN: usize = 2 * LINE;
@@ -213,15 +214,14 @@ impl OnePass {
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, `to` for writes of `HEAD + len`, and they do not overlap; `len` is
-    /// [`OnePass::REST_MIN`] at least. Others may write to `from` meanwhile: then something of both is sent, with the ICRC of
-    /// that.
+    /// [`OnePass::REST_MIN`] at least. Other threads may write to `from` meanwhile: then some mix is sent, with the ICRC of that.
     #[inline(always)]
     pub unsafe fn write(&self, to: *mut u8, head: &[u8; Self::HEAD], from: *const u8, len: usize) -> u32 {
-        // SAFETY: as the caller says; the processor multiplies as `width` says.
+        // SAFETY: as the caller guarantees; the processor has `width`.
         unsafe { self.write_by(width(), to, head, from, len) }
     }
 
-    /// As processors do that multiply so, as this one does.
+    /// [`write`](Self::write) for a processor of this width.
     ///
     /// # Safety
     /// As [`write`](Self::write).
@@ -234,7 +234,7 @@ impl OnePass {
         from: *const u8,
         len: usize,
     ) -> u32 {
-        // SAFETY: the processor has what the functions are compiled for; the rest as the caller says.
+        // SAFETY: the processor has the features that the functions are compiled for; the rest as the caller guarantees.
         unsafe {
             match width {
                 Width::Zmm => !zmm::write(self.masks, to, head, from, len),
@@ -250,12 +250,12 @@ macro_rules! entries {
         mod $of {
             use super::*;
 
-            /// The register over the `words` words of four bytes that end at `end`, by so many lines, 1 to 4, of which the first is
-            /// not full where these are not a multiple of its words.
+            /// The register over the `words` words of four bytes that end at `end`, by so many lines, 1 to 4, of which the first
+            /// is not full where these are not a multiple of its words.
             ///
             /// # Safety
             /// The words are valid for reads. There are at most `lines * 16` of them, and more than `lines * 16 - 16`. The
-            /// processor has what it is compiled for.
+            /// processor has the features that this is compiled for.
             #[inline]
             #[target_feature(enable = $features)]
             pub unsafe fn sum(end: *const u8, lines: usize, words: usize, masks: &[Mask; MASKED]) -> u32 {
@@ -266,7 +266,7 @@ macro_rules! entries {
             /// What masking its head changes of the register over `len` bytes.
             ///
             /// # Safety
-            /// The processor has what it is compiled for.
+            /// The processor has the features that this is compiled for.
             #[target_feature(enable = $features)]
             pub unsafe fn change<const N: usize>(
                 head: &[[u8; LINE]; N],
@@ -286,7 +286,7 @@ macro_rules! entries {
             /// [`OnePass::write`], but for the last step.
             ///
             /// # Safety
-            /// As that says; the processor has what it is compiled for.
+            /// As for that; the processor has the features that this is compiled for.
             #[target_feature(enable = $features)]
             pub unsafe fn write(
                 masks: &[Mask; MASKED],
@@ -320,10 +320,10 @@ unsafe fn masked<L: Line>(line: L, mask: &Mask) -> L {
     unsafe { line.masked(L::load(mask.keep.as_ptr().cast()), L::load(mask.flip.as_ptr().cast())) }
 }
 
-/// What `sum` of each kind of line does.
+/// The generic body of `sum` of each kind of line.
 ///
 /// # Safety
-/// As that says, and for [`Line`].
+/// As for that, and for [`Line`].
 #[inline(always)]
 unsafe fn sum<L: Line>(end: *const u8, lines: usize, words: usize, masks: &[Mask; MASKED]) -> u32 {
     let keys = KEYS.as_flattened();
@@ -359,7 +359,7 @@ mod tests {
     /// Bytes of the longest packet.
     const LEN_MAX: usize = BLOCKS_MAX * BLOCK;
 
-    /// The slow way: bit by bit, over a copy with ones in it.
+    /// The slow way: bit by bit, over a copy with the mask's ones in it.
     fn slow(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
         let mask = if ipv6 { &MASK_V6 } else { &MASK_V4 };
         let mut crc = START;

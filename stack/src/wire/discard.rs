@@ -79,9 +79,9 @@ discards! {
     NotOurAddress,
     /// The VLAN is none of ours.
     UnknownVlan,
-    /// A multicast packet of a group that nobody joined.
+    /// A multicast packet of a group that this host has not joined.
     NotOurMulticast,
-    /// A multicast packet of our own that the link sent back; attached queue pairs had their copies when it went out.
+    /// A multicast packet of our own that the link sent back; attached queue pairs had their copies when it was sent.
     OwnMulticast,
     /// No queue pair has the destination number, or the number is reserved.
     UnknownQpn,
@@ -107,16 +107,16 @@ discards! {
     UnexpectedResponse,
     /// An AETH syndrome with a reserved class or code.
     ReservedSyndrome,
-    /// Lengths, keys or order that an unreliable service answers by silence.
+    /// Lengths, keys or order that an unreliable service does not answer.
     BadRequest,
     /// No receive work request for an unreliable message.
     NoReceive,
     /// A message longer than the datagram receive work request.
     ReceiveTooSmall,
 
-    /// An unreliable message to a peer whose Ethernet address nobody tells; it counts as lost on the way.
+    /// An unreliable message to a peer whose Ethernet address cannot be resolved; it counts as lost on the way.
     Unreachable,
-    /// A datagram whose source address was removed from the port, and is held by nobody, before it left.
+    /// A datagram whose source address was removed from the port before it was sent, and has no holder.
     NoSource,
     /// Another shard's inbox had no room.
     InboxFull,

@@ -27,7 +27,7 @@ pub struct Flow {
     pub dqpn: Qpn,
     /// Partition key.
     pub pkey: u16,
-    /// M bit of the BTH. Hardware sends 1 when there is no path migration, soft-RoCE 0; nobody looks.
+    /// M bit of the BTH. Hardware sends 1 when there is no path migration, soft-RoCE 0; receivers ignore it.
     pub mig_req: bool,
 }
 

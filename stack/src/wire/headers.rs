@@ -31,7 +31,7 @@ impl Bth {
     pub const fn set_opcode(&mut self, opcode: Opcode) {
         self.0[0] = opcode.0;
     }
-    /// SE: the receiver is to be notified.
+    /// SE: the receiver requests an event.
     #[inline]
     pub const fn solicited(&self) -> bool {
         self.0[1] & 0x80 != 0
@@ -85,7 +85,7 @@ impl Bth {
     pub const fn set_fecn(&mut self, on: bool) {
         self.set_bits(4, 0x80, on as u8);
     }
-    /// BECN: tells of congestion on the way back; 1 in a CNP. Outside the ICRC.
+    /// BECN: congestion on the way back; 1 in a CNP. Outside the ICRC.
     #[inline]
     pub const fn becn(&self) -> bool {
         self.0[4] & 0x40 != 0
@@ -103,7 +103,7 @@ impl Bth {
     pub const fn set_dqpn(&mut self, dqpn: Qpn) {
         [_, self.0[5], self.0[6], self.0[7]] = dqpn.get().to_be_bytes();
     }
-    /// A: the requester asks for an acknowledgement.
+    /// A: the requester requests an acknowledgement.
     #[inline]
     pub const fn ack_req(&self) -> bool {
         self.0[8] & 0x80 != 0

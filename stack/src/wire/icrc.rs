@@ -1,9 +1,9 @@
 //! The invariant CRC (IBA 7.8.1, A17): CRC-32/ISO-HDLC over eight bytes of ones, then everything from the IP
 //! header to the pad, with the fields that a router may change set to ones.
 //!
-//! Short packets go by way of `clmul`, long ones by [`crate::crc`] where the processor has what that takes, else by
-//! `crc32fast`: rather than `crc-fast`, by measurement (crc32fast / crc-fast, ns, Xeon with AVX-512): 64 bytes
-//! 8 / 43, 128 bytes 8 / 59, 1080 bytes 31 / 81, 4140 bytes 63 / 103.
+//! Short packets go by way of `clmul`, long ones by [`crate::crc`] where the processor has the features for it, else by
+//! `crc32fast`: rather than `crc-fast`, by measurement (crc32fast / crc-fast, ns, Xeon with AVX-512): 64 bytes 8 / 43, 128 bytes
+//! 8 / 59, 1080 bytes 31 / 81, 4140 bytes 63 / 103.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ pub use clmul::OnePass;
 /// CRC of eight bytes of ones, which stand for the link header that RoCEv2 does not have.
 const SEED: u32 = !0xdebb_20e3;
 
-/// At the seed. Asking the processor what it can do takes longer than a copy.
+/// At the seed. Detecting the processor's features takes longer than a copy.
 static START: LazyLock<crc32fast::Hasher> = LazyLock::new(|| crc32fast::Hasher::new_with_initial(SEED));
 
 /// CRC of anything followed by its own CRC.
@@ -91,7 +91,7 @@ fn of_long(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
 
 /// Whether the ICRC of a located frame is right. `sum` is that of the frame's bytes, if it is known.
 ///
-/// The frame is the same after. Where the processor multiplies without carries it is only read; else this writes ones over the
+/// The frame is the same after. Where the processor has carry-less multiplication it is only read; else this writes ones over the
 /// variant fields of long ones while it computes, and puts them back.
 ///
 /// # Panics
@@ -126,15 +126,15 @@ fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Su
     clmul::register_with(frame, l3, end, ipv6, sum.register())
 }
 
-/// None: this processor is not known here.
+/// `None`: not implemented for this processor.
 #[cfg(not(target_arch = "x86_64"))]
 fn register_with(_: &[u8], _: usize, _: usize, _: bool, _: Option<Sum>) -> Option<u32> {
     None
 }
 
 fn check_masked(packet: &mut [u8], mask: &[u8; MASK_LEN]) -> bool {
-    // The black box keeps the compiler from turning the mask into a narrow store for each field: the CRC
-    // loads whole blocks, and a load that overlaps a narrower store in flight must wait for it.
+    // The black box keeps the compiler from turning the mask into a narrow store for each field: the CRC loads whole blocks, and
+    // a load that overlaps a narrower store in the store buffer has to wait for it.
     let mask = core::hint::black_box(mask);
     if let Some(head) = packet.first_chunk_mut::<MASK_LEN>() {
         let saved = *head;

@@ -68,11 +68,11 @@ pub fn locate(frame: &[u8]) -> Result<Ingress, Discard> {
 /// What [`locate`] finds in a frame of the commonest form: Ethernet without a tag, IPv4 without options, and UDP that is
 /// as long as IP says. `None` says nothing about the frame.
 ///
-/// A few wide compares instead of a look at each field; the offsets in what it returns are constants to the compiler.
+/// A few wide compares instead of a check of each field; the offsets in what it returns are constants to the compiler.
 #[inline(always)]
 pub fn locate_plain(frame: &[u8]) -> Option<Layout> {
     let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;
-    // Compared as the bytes lie: turning them round would cost more than the compare.
+    // Compared in memory order: a byte swap would cost more than the compare.
     let half = |at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
     let word = |at: usize, mask: [u8; 4]| {
         u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]) & u32::from_ne_bytes(mask)
@@ -123,7 +123,7 @@ fn locate_ipv4(frame: &[u8], l3: usize, vlan: Option<u16>) -> Result<Ingress, Di
     if ip[0] != 0x45 {
         return Err(Discard::IpOptions);
     }
-    // More fragments, or not the first. DF and the reserved bit may be anything.
+    // More fragments, or not the first. DF and the reserved bit are ignored.
     if be16(ip, 6) & 0x3fff != 0 {
         return Err(Discard::Fragment);
     }
@@ -242,7 +242,7 @@ impl Layout {
         }
     }
 
-    /// The destination address alone, for whoever must choose before looking closer.
+    /// The destination address alone, for callers that must choose before they parse the packet.
     ///
     /// # Panics
     /// As [`Layout::packet`].
@@ -263,8 +263,8 @@ impl Layout {
     }
 }
 
-/// The destination queue pair of a frame that looks like a RoCEv2 packet, and whether it is a request; nothing is
-/// checked. What will be needed can be asked for with it, before [`locate`] says what is what.
+/// The destination queue pair of a frame that looks like a RoCEv2 packet, and whether it is a request; nothing is checked. Serves
+/// to prefetch before [`locate`] has checked the frame.
 #[inline]
 pub fn peek(frame: &[u8]) -> Option<(Qpn, bool)> {
     let l3 =
@@ -276,8 +276,8 @@ pub fn peek(frame: &[u8]) -> Option<(Qpn, bool)> {
     Some((Qpn::new(u32::from_be_bytes([0, bth[5], bth[6], bth[7]])), request))
 }
 
-/// Operation and queue pair of a frame, where a glance tells that costs less than [`peek`]: it is untagged, and over IPv4
-/// without options. [`peek`] says the same of frames whose glances are equal.
+/// Operation and queue pair of an untagged frame over IPv4 without options, which costs less than [`peek`]. [`peek`] returns the
+/// same for frames whose glances are equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Glance(u64);
 
@@ -289,7 +289,7 @@ impl Glance {
         (form == 0).then_some(Self(of))
     }
 
-    /// Whether this is what a glance at the frame tells.
+    /// Whether the glance at this frame is equal.
     #[inline(always)]
     pub fn is_of(self, frame: &[u8]) -> bool {
         Self::parts(frame).is_some_and(|(form, of)| u64::from(form) | of ^ self.0 == 0)
@@ -299,7 +299,7 @@ impl Glance {
     #[inline(always)]
     fn parts(frame: &[u8]) -> Option<(u32, u64)> {
         let head = frame.first_chunk::<{ PLAIN_BTH + Bth::LEN }>()?;
-        // Compared as the bytes lie. Ethertype, version and header length:
+        // Compared in memory order. Ethertype, version and header length:
         let form = u32::from_ne_bytes(*head[12..].first_chunk()?) & u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
         let bth = u64::from_ne_bytes(*head[PLAIN_BTH..].first_chunk()?);
         let of = bth & u64::from_ne_bytes([0xff, 0, 0, 0, 0, 0xff, 0xff, 0xff]);

@@ -1,13 +1,12 @@
 //! Turns frames into fields and fields into frames, and guards them with the invariant CRC.
 //!
-//! Never allocates, keeps no state, reads no clock and knows no queue pair: whether a well-formed packet is
-//! *welcome* is decided above. Called by `shard` (both directions), `proto` (opcodes and header fields) and
-//! tests.
+//! Never allocates, keeps no state, reads no clock and knows no queue pair: the layers above decide whether a well-formed packet
+//! is *acceptable*. Called by `shard` (both directions), `proto` (opcodes and header fields) and tests.
 //!
-//! Receive: [`locate`] makes every check that needs nothing but the bytes, [`icrc::check`] proves them, and
-//! [`Layout::packet`] hands out the fields. Transmit: [`Template::begin`] writes the headers, the caller
-//! copies the payload to the offset it returns, [`Template::seal`] pads, computes the ICRC and finishes. Long packets
-//! are written whole by an [`icrc::OnePass`] instead.
+//! Receive: [`locate`] makes every check that needs nothing but the bytes, [`icrc::check`] verifies the ICRC, and
+//! [`Layout::packet`] returns the fields. Transmit: [`Template::begin`] writes the headers, the caller copies the payload to the
+//! offset it returns, [`Template::seal`] pads, computes the ICRC and finishes. Long packets are written whole by an
+//! [`icrc::OnePass`] instead.
 
 #![deny(unsafe_code)]
 

@@ -10,7 +10,7 @@ pub enum Transport {
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Reliable datagram. Known so that its packets are told apart; no queue pair speaks it.
+    /// Reliable datagram. In the table so that its packets are recognized; no queue pair has this type.
     Rd,
     /// Unreliable datagram.
     Ud,
@@ -198,7 +198,7 @@ impl PayloadRule {
 #[repr(transparent)]
 pub struct Opcode(pub u8);
 
-/// What the table knows of an opcode.
+/// The table's row of an opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
     /// The opcode.
@@ -314,7 +314,7 @@ impl Row {
 }
 
 impl Opcode {
-    /// What the table knows of this opcode, if it is known.
+    /// The table's row of this opcode, if it is known.
     #[inline]
     pub fn row(self) -> Option<&'static Row> {
         TABLE[self.0 as usize]
@@ -342,8 +342,8 @@ impl Opcode {
         }
     }
 
-    /// The same operation of another class: an XRC packet is an RC packet with an XRCETH, and says so in its opcode
-    /// (IBA A14). Where the class has no such operation, the opcode has no row.
+    /// The same operation of another class: an XRC packet is an RC packet with an XRCETH and an opcode of its own class (IBA
+    /// A14). Where the class has no such operation, the opcode has no row.
     #[inline]
     pub const fn in_class(self, transport: Transport) -> Self {
         Self(self.0 & 0x1f | (transport as u8) << 5)
@@ -496,7 +496,7 @@ static TABLE: [Option<&'static Row>; 256] = {
 /// No row has this opcode: it belongs to the vendor classes.
 const NO_CODE: u8 = 0xff;
 
-/// Opcode by transport, kind, position and tail: the table, turned round.
+/// Opcode by transport, kind, position and tail: the inverse of the table.
 static CODES: [[[[u8; 3]; 4]; Kind::COUNT]; 6] = {
     let mut codes = [[[[NO_CODE; 3]; 4]; Kind::COUNT]; 6];
     let mut i = 0;

@@ -8,16 +8,15 @@ use crate::id::{Gid, Mac, Psn, Qpn};
 
 /// A received packet; borrows its frame. Made by [`Layout::packet`].
 ///
-/// The accessors of extension headers belong to rows that have the header. Asked of another row, which is a
-/// mistake of the caller that the bytes of a packet cannot bring about, they return zeros, and debug builds
-/// panic.
+/// The accessors of extension headers belong to rows that have the header. For another row, which is a mistake of the caller that
+/// the bytes of a packet cannot cause, they return zeros, and debug builds panic.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// What the table knows of the opcode.
+    /// The opcode's row.
     pub row: &'static Row,
     /// Packet sequence number.
     pub psn: Psn,
-    /// The requester asks for an acknowledgement.
+    /// The requester requests an acknowledgement.
     pub ack_req: bool,
     /// The base transport header.
     pub bth: &'a Bth,
@@ -146,8 +145,8 @@ impl<'a> Packet<'a> {
     pub fn xrceth(&self) -> u32 {
         u32::from_be_bytes(self.header(ExtHeader::Xrceth)) & 0x00ff_ffff
     }
-    /// The fields that vary within a flow, such that a [`super::Template`] builds this packet again. `None`
-    /// for the headers of reliable datagrams, which have no [`Ext`].
+    /// The fields that vary within a flow, such that a [`super::Template`] builds this packet again. `None` for the headers of
+    /// reliable datagrams, which have no [`Ext`].
     pub fn to_header(&self) -> Option<Header> {
         use ExtHeader as E;
         let (srqn, headers) = match self.row.headers {
@@ -194,7 +193,7 @@ impl Layout {
             mac.copy_from_slice(&frame[at..at + 6]);
             Mac(mac)
         };
-        // A priority tag is no VLAN to the layers above, but it was sent.
+        // The layers above take a priority tag for no VLAN, but it was sent.
         let tagged = self.l3 as usize == super::ETH_LEN + VLAN_LEN;
         Flow {
             src_mac: mac(6),

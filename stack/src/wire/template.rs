@@ -1,7 +1,7 @@
 //! Builds packets: the constant headers of a flow are laid out once, a packet fills in what varies.
 //!
-//! While a packet is built its headers stand in masked form, with ones wherever the ICRC wants ones, so that
-//! the ICRC is one pass over contiguous bytes; [`Template::seal`] puts the real values in last.
+//! While a packet is built its headers are in masked form, with ones where the ICRC is computed over ones, so that the ICRC is
+//! one pass over contiguous bytes; [`Template::seal`] puts the real values in last.
 
 use super::opcode::HEADER_LEN_MAX;
 use super::{
@@ -56,7 +56,7 @@ pub struct Header {
     pub opcode: Opcode,
     /// Packet sequence number.
     pub psn: Psn,
-    /// Ask for an acknowledgement.
+    /// Request an acknowledgement.
     pub ack_req: bool,
     /// Solicited event.
     pub solicited: bool,
@@ -124,7 +124,7 @@ pub struct Stencil {
 /// A packet that [`Stencil::lay`] laid out, without its extension headers and its payload.
 #[derive(Debug)]
 pub struct Laid<'a, const EXT: usize> {
-    /// The opcode, which is that of the stencil; for another one with headers of the same length.
+    /// The opcode, which is that of the stencil; the caller may set another one with headers of the same length.
     pub opcode: &'a mut u8,
     /// Where the extension headers go, XRCETH aside.
     pub ext: &'a mut [u8; EXT],
@@ -287,7 +287,7 @@ impl Template {
         self.head[..6].copy_from_slice(&mac.0);
     }
 
-    /// The next hop's station.
+    /// Ethernet address of the next hop.
     pub fn dst_mac(&self) -> Mac {
         Mac([self.head[0], self.head[1], self.head[2], self.head[3], self.head[4], self.head[5]])
     }
@@ -336,8 +336,8 @@ impl Template {
         self.begin_other(head, *h)
     }
 
-    /// The headers of packets of `opcode` that differ in sequence number and length alone; `None` over IPv6 or with a VLAN
-    /// tag, where [`Template::begin`] is the way.
+    /// The headers of packets of `opcode` that differ in sequence number and length alone; `None` over IPv6 or with a VLAN tag:
+    /// use [`Template::begin`].
     #[inline(always)]
     pub fn stencil(&self, opcode: Opcode, solicited: bool) -> Option<Stencil> {
         if !self.is_plain() {
@@ -348,7 +348,7 @@ impl Template {
         Some(Stencil { head, flags: self.mig_req | u8::from(solicited) << 7 })
     }
 
-    /// Whether it is IPv4 without a VLAN tag: what code is laid out for.
+    /// Whether it is IPv4 without a VLAN tag, the layout that the code is optimized for.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
         self.bth as usize == ETH_LEN + IPV4_LEN + UDP_LEN
@@ -435,8 +435,8 @@ impl Template {
 
     /// Puts the ICRC, the variant fields and the IPv4 header checksum into a whole frame in masked form.
     ///
-    /// The CRC loads wide what was just stored narrow, which must wait until the stores have left the core. So who builds
-    /// many frames closes them all, then stamps them all.
+    /// The CRC's wide loads overlap narrow stores made just before, and have to wait until these have left the core. So a caller
+    /// that builds many frames closes all of them, then stamps all.
     ///
     /// # Panics
     /// If `frame` is not as [`Template::begin`] and [`Template::close`] left it, but shorter.
@@ -444,7 +444,7 @@ impl Template {
     pub fn stamp(&self, frame: &mut [u8]) {
         let end = frame.len() - ICRC_LEN;
         let icrc = if self.is_plain() {
-            // With this no other check is left.
+            // With this no other bounds check remains.
             assert!(frame.len() >= PLAIN_LEN + ICRC_LEN, "begin() wrote more than that");
             icrc::of_frame(frame, ETH_LEN, end, false)
         } else {
@@ -453,8 +453,8 @@ impl Template {
         self.finish(frame, icrc);
     }
 
-    /// What writes long frames of this flow whole, instead of [`Template::close`] and [`Template::stamp`], where the processor
-    /// can. [`Template::finish`] is left then.
+    /// Writes long frames of this flow whole, instead of [`Template::close`] and [`Template::stamp`]; the caller then calls
+    /// [`Template::finish`]. `None` where the processor cannot.
     #[inline(always)]
     pub fn one_pass(&self) -> Option<OnePass> {
         OnePass::new(self.l3 as usize != ETH_LEN, self.ipv6)

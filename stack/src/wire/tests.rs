@@ -9,7 +9,7 @@ mod vectors;
 use super::*;
 use crate::id::{Gid, Mac, Psn, Qpn};
 
-/// What a receiver does before any state is asked.
+/// The checks of a receiver that need no state.
 fn accept(frame: &[u8]) -> Result<Layout, Discard> {
     let mut copy = frame.to_vec();
     match locate(&copy)? {

@@ -47,7 +47,7 @@ fn p03_captured_cnp() {
     assert_eq!(packet.row.opcode, Opcode(0x81));
     assert!(packet.bth.becn() && !packet.bth.fecn());
     assert_eq!(packet.dqpn(), Qpn::new(0x118));
-    // The short cut builds the same.
+    // The shortcut builds the same.
     let mut buf = [0xa5; HEADERS_MAX];
     let len = Template::new(&v.flow).cnp(&mut buf, 0x718c);
     assert_eq!(buf[..len], v.bytes);
@@ -228,7 +228,7 @@ fn p14_udp_length_out_of_bounds() {
         frame[62..64].copy_from_slice(&u16::to_be_bytes(len));
         assert_eq!(accept(&frame), Err(Discard::BadLength), "UDP length {len}");
     }
-    // An IP packet that says it is longer than the frame, or shorter than its header.
+    // An IP packet with a length beyond the frame, or below its header.
     let mut frame = vectors::a().bytes;
     frame[16..18].copy_from_slice(&[0, 0x35]);
     assert_eq!(accept(&frame), Err(Discard::TooShort));

@@ -1,4 +1,4 @@
-//! Which frames are located, and where their parts are: every small case of both ways to look, against a slow third one.
+//! Which frames are located, and where their parts are: every small case of both ways to locate, against a slow third one.
 
 use super::*;
 
@@ -24,7 +24,7 @@ impl Form {
     fn udp(self) -> usize {
         self.l3() + if self.ipv6 { IPV6_LEN } else { IPV4_LEN }
     }
-    /// A frame with this opcode and pad count, with the lengths that its UDP and its IP header say, and `len` bytes.
+    /// A frame with this opcode and pad count, with these lengths in its UDP and its IP header, and `len` bytes.
     fn frame(self, opcode: u8, pad: u8, udp_len: u16, body_len: u16, len: usize) -> Vec<u8> {
         let mut frame = vec![0x5a; len.max(self.udp() + UDP_LEN + Bth::LEN)];
         let mut put = |at: usize, bytes: &[u8]| frame[at..at + bytes.len()].copy_from_slice(bytes);
@@ -64,7 +64,7 @@ fn opcodes() -> Vec<u8> {
     (0..=u8::MAX).filter(|op| seen.insert(Opcode(*op).row().map(|row| row.header_len))).collect()
 }
 
-/// The layout of a RoCEv2 packet, from what the specifications demand of one, field by field and in no order; `None` for all
+/// The layout of a RoCEv2 packet, from the requirements of the specifications, field by field and in no order; `None` for all
 /// other frames.
 fn slowly(frame: &[u8]) -> Option<Layout> {
     let byte = |at: usize| frame.get(at).copied().map(usize::from);
@@ -101,7 +101,7 @@ fn slowly(frame: &[u8]) -> Option<Layout> {
     good.iter().all(|good| *good).then_some(layout)
 }
 
-/// Every way to look at a frame comes to the same; how it was made is said where one does not. Whether it was located.
+/// All ways to locate a frame agree; `made` describes one where they do not. Returns whether it was located.
 fn agree(frame: &[u8], made: impl core::fmt::Debug) -> bool {
     let want = slowly(frame);
     let found = match locate(frame) {
@@ -109,7 +109,7 @@ fn agree(frame: &[u8], made: impl core::fmt::Debug) -> bool {
         _ => None,
     };
     assert_eq!(found, want, "{made:x?}");
-    // The short way takes what has no tag, is IPv4 without options, and has nothing behind the UDP datagram in its IP packet.
+    // The short way takes frames without a tag, over IPv4 without options, with nothing behind the UDP datagram in its IP packet.
     let plain = |layout: &Layout| {
         let whole = usize::from(layout.end) == ETH_LEN + usize::from(be16(frame, 16));
         !layout.ipv6 && usize::from(layout.l3) == ETH_LEN && whole
@@ -123,10 +123,10 @@ fn agree(frame: &[u8], made: impl core::fmt::Debug) -> bool {
     want.is_some()
 }
 
-/// 256 opcodes, four pad counts, every length of the UDP datagram up to more than the longest headers take, and an IP packet
-/// that is shorter, as long and longer; in every form.
+/// 256 opcodes, four pad counts, every length of the UDP datagram up to more than the longest headers take, and an IP packet that
+/// is shorter, as long and longer; in every form.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_opcode_and_length_is_located_alike() {
     let mut located = 0;
     for form in forms() {
@@ -143,9 +143,9 @@ fn every_opcode_and_length_is_located_alike() {
     assert!(located > 10_000, "{located}");
 }
 
-/// Every frame that is cut short or goes on with padding, and says so or does not.
+/// Every frame that is cut short or goes on with padding, with lengths that match and that do not.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_truncation_is_located_alike() {
     for form in forms() {
         for opcode in opcodes() {
@@ -164,7 +164,7 @@ fn every_truncation_is_located_alike() {
 
 /// Each byte with each value, and each two bits flipped, from Ethernet header to the end.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_mutation_is_located_alike() {
     for form in forms() {
         for opcode in opcodes() {
@@ -195,7 +195,7 @@ fn every_mutation_is_located_alike() {
 
 /// Where lengths of 16 bits end, in frames that are that long, and longer.
 #[test]
-#[cfg_attr(miri, ignore = "arithmetic alone, and too long for the interpreter")]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_long_packet_is_located_alike() {
     for form in forms() {
         let mut located = 0;

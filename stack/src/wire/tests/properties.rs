@@ -107,7 +107,7 @@ fn stenciled<const EXT: usize>(
 }
 
 proptest! {
-    /// Goal: frames that look alike at a glance are for the same queue pair and of the same kind, whatever the one differs in.
+    /// Goal: frames with equal glances are for the same queue pair and of the same kind, whatever the one differs in.
     #[test]
     fn frames_that_peek_alike(
         flow in flows(), h in headers(), payload: Vec<u8>, psn: u32, changed: Option<(u8, u8)>, cut: Option<u8>,
@@ -131,7 +131,7 @@ proptest! {
         }
     }
 
-    /// Goal: what a template builds, `locate` takes, and gives back every field.
+    /// Goal: `locate` takes a frame that a template builds, and returns every field.
     #[test]
     fn headers_round_trip(flow in flows(), header in headers(), payload: Vec<u8>) {
         let frame = build(&flow, &header, &payload);
@@ -149,8 +149,9 @@ proptest! {
         prop_assert_eq!(&frame[frame.len() - 4..], slow_icrc(covered).to_le_bytes());
     }
 
-    /// Goal: a long packet's ICRC is the same whether the sum of its payload is known or not, on both sides; and a sum lets no
-    /// packet pass that was damaged, before or behind the byte where it begins, nor takes Ethernet padding for the packet.
+    /// Goal: a long packet's ICRC is the same whether the sum of its payload is known or not, on both sides; and with a sum no
+    /// damaged packet passes, whether the damage is before or behind the byte where it begins, nor does Ethernet padding count as
+    /// the packet.
     #[test]
     fn a_sum_stands_for_its_bytes(
         flow in flows(), header in headers(), payload in prop::collection::vec(any::<u8>(), 60..2200),
@@ -215,7 +216,7 @@ proptest! {
         prop_assert!(tagged.is_none());
     }
 
-    /// Goal: a template knows its addresses, and whose packets are for it: those of the flow the other way round, and no
+    /// Goal: a template knows its addresses, and which packets are for it: those of the flow in the other direction, and no
     /// others, over either version of IP, with a VLAN tag or without.
     #[test]
     fn a_template_knows_its_peer(flow in flows(), other in flows(), near in 0..16usize, bit in 0..8u8) {
@@ -299,7 +300,7 @@ proptest! {
         }
     }
 
-    /// Goal: whatever the bytes, nothing panics, and what is located has its parts inside the frame.
+    /// Goal: for any bytes, nothing panics, and a located frame has its parts inside the frame.
     #[test]
     fn random_frames_do_no_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         harmless(&bytes);
@@ -331,7 +332,7 @@ proptest! {
 
 fn harmless(bytes: &[u8]) {
     let _ = peek(bytes);
-    // The short way takes nothing that the long one does not take, and finds the same.
+    // The short way takes nothing that the long one refuses, and finds the same.
     if let Some(plain) = locate_plain(bytes) {
         assert_eq!(locate(bytes), Ok(Ingress::Roce(plain)));
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What it takes to build a packet, and its bytes.
+/// The fields of a packet, and its bytes.
 pub struct Vector {
     pub flow: Flow,
     pub header: Header,
