@@ -1,4 +1,4 @@
-//! What a program does with connections.
+//! The program's calls about connections.
 
 use super::code;
 use super::config::Timing;
@@ -50,7 +50,7 @@ pub(super) fn check_timing(timing: &Timing) -> Result<(), Error> {
     range("CM retries", timing.max_cm_retries, 15)
 }
 
-/// The private data field of `N` bytes of a REQ or SIDR_REQ, with the header that its service id asks for.
+/// The private data field of `N` bytes of a REQ or SIDR_REQ, with the header that its service id requires.
 pub(super) fn with_header<const N: usize>(
     service_id: ServiceId,
     ip: Option<&IpHeader>,
@@ -172,7 +172,7 @@ impl Machine {
             interval,
             retries: timing.max_cm_retries,
             left: 0,
-            patience: interval * (u32::from(timing.max_cm_retries) + 1),
+            max_wait: interval * (u32::from(timing.max_cm_retries) + 1),
             mra: false,
             deadline: Instant::FAR,
             timer: Instant::FAR,
@@ -196,8 +196,8 @@ impl Machine {
         if self.qp_busy(qpn) { Err(Error::QpBusy(qpn)) } else { Ok(()) }
     }
 
-    /// What the queue pair needs if a request is accepted with these parameters. Changes nothing: bring the queue
-    /// pair to RTS first, receives posted, then [`Machine::accept`]: data can arrive with the RTU, or before it.
+    /// The queue pair's parameters if a request is accepted like this. Changes nothing: bring the queue pair to RTS first,
+    /// receives posted, then [`Machine::accept`]: data can arrive with the RTU, or before it.
     ///
     /// # Errors
     /// Those of [`Machine::accept`].
@@ -236,9 +236,9 @@ impl Machine {
         let conn = &self.conns[&id];
         let interval = accept.response_timeout.map_or(conn.interval, code::time);
         let retries = accept.max_cm_retries.unwrap_or(conn.retries);
-        let patience = self.patience(interval, retries);
+        let max_wait = self.max_wait(interval, retries);
         let conn = self.conns.get_mut(&id).expect("it is there, the plan says");
-        (conn.interval, conn.retries, conn.patience) = (interval, retries, patience);
+        (conn.interval, conn.retries, conn.max_wait) = (interval, retries, max_wait);
         conn.params = params;
         let rep = Rep {
             local_comm_id: conn.local_id,
@@ -275,7 +275,7 @@ impl Machine {
         };
         let rej = conn.rej(message, reject.reason, &reject.info, &reject.private_data);
         self.send_once(id, &rej);
-        // What a layer above decides before a program hears of it goes by the name that it has here.
+        // A layer above may reject a request before the program sees it: counted by its reason.
         self.counters.count(match reject.reason {
             Reason::NO_RESOURCES => Counter::BacklogFull,
             Reason::INVALID_SERVICE_ID => Counter::NoListener,
@@ -344,8 +344,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives a connection up in any state: the peer is told as far as it knows of it (REJ, DREQ with its retries), and
-    /// no event comes any more but [`Event::TimeWaitExit`], if its queue pair has to rest.
+    /// Gives a connection up in any state: the peer is informed if it knows of it (REJ, DREQ with its retries), and no event
+    /// comes any more but [`Event::TimeWaitExit`], if its queue pair has to rest.
     ///
     /// # Errors
     /// [`Error::NoConnection`].

@@ -1,9 +1,9 @@
-//! Time codes of connection management: 4.096 µs · 2^t on paper, and as Linux counts them, in milliseconds.
+//! Time codes of connection management: 4.096 µs · 2^t in the specification; counted as in Linux, in milliseconds.
 
 use core::time::Duration;
 
-/// What a time code stands for: 2^(t - 8) ms, at least 1 ms. Linux rounds 4.096 µs · 2^t so, and both ends of an exchange
-/// had better count alike.
+/// The time of a time code: 2^(t - 8) ms, at least 1 ms. Linux rounds 4.096 µs · 2^t like this, and both ends of an exchange
+/// should count alike.
 pub fn time(code: u8) -> Duration {
     Duration::from_millis(1 << code.clamp(8, 31).saturating_sub(8))
 }

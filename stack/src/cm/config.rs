@@ -1,4 +1,4 @@
-//! What a machine is configured with, and its limits.
+//! The configuration of a machine, and its limits.
 
 use core::time::Duration;
 
@@ -10,7 +10,7 @@ pub struct Config {
     /// Our node's identity, unique among nodes: with it peers tell duplicates from new connections. The EUI-64 of
     /// the port's Ethernet address will do.
     pub ca_guid: u64,
-    /// Where ids, sequence numbers and transaction ids come from. Random; equal seeds give equal runs.
+    /// Seed of ids, sequence numbers and transaction ids. Random; equal seeds give equal runs.
     pub seed: u64,
     /// The largest path MTU of the port: a REQ with a larger one is rejected (reason 26).
     pub mtu: Mtu,
@@ -18,8 +18,8 @@ pub struct Config {
     pub ack_delay: u8,
     /// Hop limit of MADs that answer, and of paths learnt from a REQ; 0 counts as 64.
     pub hop_limit: u8,
-    /// Time code of the MRA that answers the first repetition of a REQ or REP while the program decides; `None`, as Linux
-    /// today: no MRA. A peer that gets none waits for as long as its own program said.
+    /// Time code of the MRA that answers the first repetition of a REQ or REP while the program decides; `None`, as Linux today:
+    /// no MRA. A peer that gets none waits as long as its own program set.
     pub mra: Option<u8>,
     /// Bounds of memory and time.
     pub limits: Limits,
@@ -58,7 +58,7 @@ pub struct Limits {
     /// How long a connection that a REQ began may take to be established, and its DREQ to be answered, whatever times the
     /// REQ and MRAs name.
     pub half_open_time: Duration,
-    /// The longest wait that one time code of a peer can ask for, its MRAs' among them.
+    /// The longest wait that one time code of a peer can cause, those of its MRAs included.
     pub peer_time: Duration,
 }
 

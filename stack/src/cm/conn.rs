@@ -1,4 +1,4 @@
-//! One connection: its state, and what REQ and REP said.
+//! One connection: its state, and the parameters of REQ and REP.
 
 use core::time::Duration;
 
@@ -10,7 +10,7 @@ use super::message::{Rej, Req, Rtu, padded};
 use super::reason::Reason;
 use crate::time::Instant;
 
-/// State of a connection (IBA 12.9.7), as far as its timer or an event tells it from others. MRAs change the timer alone.
+/// State of a connection (IBA 12.9.7), as far as its timer or an event differs. MRAs change the timer alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     /// Active: REQ sent.
@@ -42,11 +42,11 @@ impl State {
             Self::TimeWait => "TIMEWAIT",
         }
     }
-    /// Whether a stranger can bring a connection here.
+    /// Whether a stranger can bring a connection into this state.
     pub const fn half_open(self) -> bool {
         matches!(self, Self::ReqRcvd | Self::RepSent)
     }
-    /// Whether a connection waits here for somebody, and gives up at its deadline.
+    /// Whether a connection waits here for the peer or the program, and gives up at its deadline.
     pub const fn has_deadline(self) -> bool {
         self.half_open() || matches!(self, Self::ReqSent | Self::DreqSent)
     }
@@ -63,7 +63,7 @@ pub(super) struct Conn {
     pub state: State,
     /// The program gave it up: no events but the last.
     pub gone: bool,
-    /// Whose backlog it counts in, while in `ReqRcvd`.
+    /// The listener whose backlog it counts in, while in `ReqRcvd`.
     pub listener: Option<ListenId>,
     pub local_id: u32,
     /// 0 until known.
@@ -72,9 +72,9 @@ pub(super) struct Conn {
     pub tid: u64,
     /// 0 until known.
     pub remote_guid: u64,
-    /// Where MADs go.
+    /// Where MADs are sent.
     pub mad_path: Path,
-    /// What the queue pair needs, as far as known: `qpn` 0 before accept, `dest_qpn` 0 before the REP.
+    /// The queue pair's parameters, as far as known: `qpn` 0 before accept, `dest_qpn` 0 before the REP.
     pub params: QpParams,
     /// Ours on the active side, the REQ's on the passive side.
     pub depths: Depths,
@@ -82,30 +82,30 @@ pub(super) struct Conn {
     pub packet_lifetime: u8,
     /// Between two sends of a request.
     pub interval: Duration,
-    /// Requests are sent again so many times.
+    /// How often a request is repeated.
     pub retries: u8,
-    /// So many times from now.
+    /// Repetitions left.
     pub left: u8,
-    /// How long a request is waited for with all its repetitions. An MRA spares repetitions; the wait ends all the same.
-    pub patience: Duration,
-    /// An MRA belongs to this wait: the peer's in states that wait for the peer, ours where it waits for us.
+    /// How long a request waits for its answer, with all its repetitions. An MRA saves repetitions; the wait ends all the same.
+    pub max_wait: Duration,
+    /// This wait has had its MRA: the peer's in states that wait for the peer, ours where it waits for us.
     pub mra: bool,
-    /// When it is given up, in a state that [`State::has_deadline`] names.
+    /// When it is given up, in a state with [`State::has_deadline`].
     pub deadline: Instant,
     /// When its timer fires; `FAR`: never.
     pub timer: Instant,
-    /// What the timer sends again; in `Established` on the active side, the RTU.
+    /// The MAD that the timer repeats; in `Established` on the active side, the RTU.
     pub mad: Option<Box<[u8; MAD_LEN]>>,
     /// How `DreqSent` ends when the peer agrees.
     pub ending: Disconnect,
 }
 
 impl Conn {
-    /// Who is at the other end, once its GUID is known.
+    /// The peer, once its GUID is known.
     pub const fn peer(&self) -> Peer {
         (self.mad_path.dgid, self.remote_guid)
     }
-    /// Whether a REQ is the one that began this connection, once more.
+    /// Whether a REQ repeats the one that began this connection.
     pub fn began_with(&self, tid: u64, req: &Req) -> bool {
         self.tid == tid && self.params.dest_qpn == req.local_qpn && self.state != State::TimeWait
     }

@@ -1,8 +1,8 @@
-//! What becomes of MADs and connections, by name.
+//! The outcomes of MADs and connections, by name.
 
 macro_rules! counters {
     ($($(#[$meta:meta])* $variant:ident = $name:literal;)*) => {
-        /// What a MAD or a connection ended as. No MAD disappears without one of these.
+        /// The outcome of a MAD or a connection. No MAD disappears without one of these.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         #[repr(u8)]
         pub enum Counter { $($(#[$meta])* $variant,)* }
@@ -22,7 +22,7 @@ macro_rules! counters {
 counters! {
     /// MADs received.
     Received = "mad_received";
-    /// MADs handed out to be sent.
+    /// MADs returned to be sent.
     Sent = "mad_sent";
     /// Of these, repeated ones.
     Retransmitted = "mad_retransmitted";
@@ -36,7 +36,7 @@ counters! {
     Unreachable = "unreachable";
     /// Established connections that ended.
     Disconnected = "disconnected";
-    /// REQs rejected: nobody listens (reason 8).
+    /// REQs rejected: no listener (reason 8).
     NoListener = "reject_no_listener";
     /// REQs rejected: a header of rdma_cm that is malformed (reason 28).
     BadIpHeader = "reject_bad_ip_header";
@@ -68,7 +68,7 @@ counters! {
     UnknownAttribute = "ignored_attribute";
     /// Ignored: LAP and APR; RoCE has no alternate paths.
     NoAlternatePaths = "ignored_alternate_path";
-    /// Ignored: a field that no peer can mean (queue pair 0, a length beyond the message).
+    /// Ignored: a field that no correct peer sends (queue pair 0, a length beyond the message).
     BadField = "ignored_field";
     /// Ignored: from an address that cannot be answered, or to one.
     BadAddress = "ignored_address";
@@ -80,7 +80,7 @@ counters! {
     WrongTransaction = "ignored_transaction";
     /// Ignored: a DREQ for another queue pair.
     WrongQpn = "ignored_dreq_qpn";
-    /// Ignored: what the connection's state does not expect.
+    /// Ignored: not expected in the connection's state.
     WrongState = "ignored_state";
     /// Duplicates of a REQ.
     DuplicateReq = "duplicate_req";

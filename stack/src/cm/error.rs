@@ -1,4 +1,4 @@
-//! What a caller can do wrong.
+//! Mistakes of a caller.
 
 use crate::id::{Mtu, Qpn};
 
@@ -25,7 +25,7 @@ pub enum Error {
         /// The state's name.
         state: &'static str,
     },
-    /// Somebody listens there already.
+    /// There is a listener already.
     #[error("service id {0:?} has a listener on this address already")]
     InUse(ServiceId),
     /// The queue pair is in another connection.
@@ -66,7 +66,7 @@ pub enum Error {
     /// An address of the path is zero or a group address.
     #[error("the path needs the address of a host at both ends")]
     Address,
-    /// The service id is one of `rdma_cm` and there is no header for it, or the other way round.
+    /// The service id is one of `rdma_cm` and there is no header for it, or there is one for another service id.
     #[error("service id {0:?}: those of rdma_cm, and no others, have an IP header")]
     IpHeader(ServiceId),
     /// A limit of the machine ([`Limits`](super::Limits)) is reached.
@@ -75,7 +75,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The `errno` of the system that says it best.
+    /// The `errno` that fits best.
     pub const fn errno(&self) -> i32 {
         match self {
             Self::NoConnection(_) | Self::NoListener(_) | Self::NoSidr(_) => libc::ENOENT,

@@ -1,4 +1,4 @@
-//! What the machine and its user tell each other: parameters of the operations, events, and what a queue pair needs.
+//! Parameters of the operations, events of the machine, and the parameters for a queue pair.
 
 use crate::id::{Gid, Mtu, Psn, Qpn};
 
@@ -57,7 +57,7 @@ pub enum Transport {
 /// Parameters of [`listen`](super::Machine::listen).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Listen {
-    /// What peers ask for.
+    /// The service that peers request.
     pub service_id: ServiceId,
     /// Only this address of ours: the destination of the [`IpHeader`], or the GID where there is none. `None`: all.
     pub address: Option<Gid>,
@@ -68,7 +68,7 @@ pub struct Listen {
 /// Parameters of [`connect`](super::Machine::connect) (`struct rdma_conn_param` and the route).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Connect {
-    /// What to ask for.
+    /// The requested service.
     pub service_id: ServiceId,
     /// The way to the peer.
     pub path: Path,
@@ -90,7 +90,7 @@ pub struct Connect {
     pub retry_count: u8,
     /// RNR retries of the peer's queue pair, `0 ..= 7`.
     pub rnr_retry_count: u8,
-    /// Code of the delay that our RNR NAKs ask for, `0 ..= 31`; handed through to [`QpParams`].
+    /// Code of the delay of our RNR NAKs, `0 ..= 31`; passed on to [`QpParams`].
     pub min_rnr_timer: u8,
     /// Times and retries.
     pub timing: Timing,
@@ -137,11 +137,11 @@ pub struct Accept {
     pub initiator_depth: u8,
     /// RNR retries of the peer's queue pair, `0 ..= 7`.
     pub rnr_retry_count: u8,
-    /// Code of the delay that our RNR NAKs ask for, `0 ..= 31`; handed through to [`QpParams`].
+    /// Code of the delay of our RNR NAKs, `0 ..= 31`; passed on to [`QpParams`].
     pub min_rnr_timer: u8,
-    /// Time code between two REPs, and between two DREQs, `0 ..= 31`; `None`: what the REQ says.
+    /// Time code between two REPs, and between two DREQs, `0 ..= 31`; `None`: as in the REQ.
     pub response_timeout: Option<u8>,
-    /// REP and DREQ are sent again so many times, `0 ..= 15`; `None`: what the REQ says.
+    /// REP and DREQ are sent again so many times, `0 ..= 15`; `None`: as in the REQ.
     pub max_cm_retries: Option<u8>,
     /// Up to 196 bytes.
     pub private_data: Vec<u8>,
@@ -183,7 +183,7 @@ impl Reject {
     }
 }
 
-/// What a queue pair needs to be connected: every value that REQ and REP agreed on, mapped to our side.
+/// The parameters to connect a queue pair: every value that REQ and REP agreed on, mapped to our side.
 ///
 /// To INIT: nothing of this. To RTR: `dest_qpn`, `rq_psn`, `path`, `path_mtu`, `max_dest_rd_atomic`,
 /// `min_rnr_timer` (the last two of RC alone). To RTS: `sq_psn`, and of RC `timeout`, `retry_cnt`, `rnr_retry`,
@@ -212,7 +212,7 @@ pub struct QpParams {
     pub retry_cnt: u8,
     /// RNR retries, `0 ..= 7`.
     pub rnr_retry: u8,
-    /// Code of the delay that our RNR NAKs ask for, `0 ..= 31`.
+    /// Code of the delay of our RNR NAKs, `0 ..= 31`.
     pub min_rnr_timer: u8,
     /// The way to the peer.
     pub path: Path,
@@ -228,7 +228,7 @@ impl QpParams {
 /// A connection request that arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What was asked for.
+    /// The requested service.
     pub service_id: ServiceId,
     /// The way to the peer: our address first.
     pub path: Path,
@@ -259,7 +259,7 @@ pub struct Request {
 /// An accepted request, on the active side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Response {
-    /// What our queue pair needs. Bring it to RTS, then [`confirm`](super::Machine::confirm).
+    /// Our queue pair's parameters. Bring it to RTS, then [`confirm`](super::Machine::confirm).
     pub params: QpParams,
     /// READs and ATOMICs that the peer serves.
     pub responder_resources: u8,
@@ -276,19 +276,19 @@ pub struct Response {
 /// How a connection that was established came to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Disconnect {
-    /// The peer asked for it.
+    /// The peer requested it.
     ByPeer,
-    /// We asked for it and the peer agreed.
+    /// We requested it and the peer agreed.
     Agreed,
-    /// We asked for it and the peer never answered.
+    /// We requested it and the peer never answered.
     TimedOut,
     /// The peer's REJ ended it: it never learnt that we were connected.
     Rejected(Reason),
-    /// The peer's queue pair appeared in another request: the peer had forgotten this connection.
+    /// The peer's queue pair appeared in another request: the peer no longer has this connection.
     Stale,
 }
 
-/// What happened. Events of one connection come in their order; the `Conn…` ones that say so end the id.
+/// The events. Those of one connection come in order; the `Conn…` ones that say so end the id.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A REQ for a listener. Answer with `accept`, `reject` or `destroy`.
@@ -297,14 +297,14 @@ pub enum Event {
         listener: ListenId,
         /// The new connection.
         id: ConnId,
-        /// What was asked.
+        /// The request.
         request: Request,
     },
     /// The peer accepted: bring the queue pair to RTS and `confirm`, or `reject`.
     ConnectResponse {
         /// The connection.
         id: ConnId,
-        /// What the peer said.
+        /// The peer's answer.
         response: Response,
     },
     /// Passive side: the peer's RTU, or [`established`](super::Machine::established). The active side is established
@@ -344,8 +344,8 @@ pub enum Event {
         /// Private data of the peer's DREQ (220 bytes) or DREP (224); empty where there was none.
         private_data: Vec<u8>,
     },
-    /// Packets of the connection have died out: its queue pair's number may be used again. Ends the id. Comes after
-    /// `destroy` too, for whoever keeps the number back.
+    /// Packets of the connection have died out: its queue pair's number may be used again. Ends the id. Comes after `destroy`
+    /// too, for callers that hold the number back.
     TimeWaitExit {
         /// The connection.
         id: ConnId,
@@ -358,7 +358,7 @@ pub enum Event {
         listener: ListenId,
         /// The new exchange.
         id: SidrId,
-        /// What was asked for.
+        /// The requested service.
         service_id: ServiceId,
         /// The way to the peer: our address first.
         path: Path,
@@ -395,7 +395,7 @@ pub enum Event {
 /// Parameters of [`sidr_request`](super::Machine::sidr_request).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SidrRequest {
-    /// What to ask for.
+    /// The requested service.
     pub service_id: ServiceId,
     /// The way to the peer.
     pub path: Path,

@@ -1,4 +1,4 @@
-//! Fields of a message: a place, and a type that goes there.
+//! Fields of a message: a place, and a type.
 
 use crate::id::{Gid, Psn, Qpn};
 
@@ -20,7 +20,7 @@ fn set(b: &mut [u8], byte: usize, bit: usize, width: usize, v: u128) {
     }
 }
 
-/// What can stand in a field.
+/// A type of field.
 pub(super) trait Field: Sized {
     /// Reads it.
     fn read(b: &[u8], byte: usize, bit: usize, width: usize) -> Self;

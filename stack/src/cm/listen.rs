@@ -1,4 +1,4 @@
-//! Who takes requests.
+//! Listeners.
 
 use std::collections::BTreeMap;
 
@@ -22,19 +22,19 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Who takes requests for this service at this address of ours.
+    /// The listener for this service at this address of ours.
     pub fn find(&self, service_id: ServiceId, address: Gid) -> Option<ListenId> {
         let key = |address| self.by_service.get(&(service_id, address)).copied();
         key(Some(address)).or_else(|| key(None))
     }
-    /// Whether one more request may wait; if so, it does.
+    /// Adds a waiting request, if there is room; whether there was.
     pub fn wait(&mut self, id: ListenId) -> bool {
         let Some(listener) = self.by_id.get_mut(&id) else { return false };
         let room = listener.waiting < listener.listen.backlog.max(1);
         listener.waiting += u32::from(room);
         room
     }
-    /// A request waits no more.
+    /// A request was decided.
     pub fn decided(&mut self, id: ListenId) {
         if let Some(listener) = self.by_id.get_mut(&id) {
             listener.waiting -= 1;
@@ -65,7 +65,7 @@ impl Machine {
         Ok(id)
     }
 
-    /// Takes no more requests. Those that have come stay: each wants to be accepted, rejected or destroyed.
+    /// Takes no more requests. Those that have arrived stay: each is still to be accepted, rejected or destroyed.
     ///
     /// # Errors
     /// [`Error::NoListener`].

@@ -1,4 +1,4 @@
-//! The machine: everything of a device, its queues and its timers.
+//! The machine: all state of a device, its queues and its timers.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -22,23 +22,24 @@ use crate::time::Instant;
 /// Timers served by one call of [`Machine::poll_timers`].
 const TIMER_BUDGET: usize = 256;
 
-/// Of which message a REJ is.
+/// The message that a REJ is about.
 pub(super) const REJ_REQ: u8 = 0;
 pub(super) const REJ_REP: u8 = 1;
 pub(super) const REJ_OTHER: u8 = 2;
 
-/// Who a peer is: the address that its MADs come from, and the GUID that it gives itself. Anybody can give itself another
-/// one's GUID; what it says then is about connections of its own address, and never about the other one's.
+/// A peer's identity: the address that its MADs come from, and the GUID that it claims. A host can claim the GUID of another;
+/// then its MADs are about connections of its own address, and never about the other host's.
 pub(super) type Peer = (Gid, u64);
 
-/// Whose timer fires.
+/// The owner of a timer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Timed {
     Conn(ConnId),
     Sidr(SidrId),
 }
 
-/// What counts from the time at which a call began, and should from when its MADs left and its events were handled.
+/// A wait or timer that counts from the time at which a call began, and should count from when its MADs were sent and its events
+/// were handled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Begun {
     /// The whole wait for an answer; first, as it bounds the timer.
@@ -64,11 +65,11 @@ pub struct Machine {
     pub(super) remote_qpns: BTreeMap<(Peer, Qpn), ConnId>,
     /// By our queue pair.
     pub(super) local_qpns: BTreeMap<Qpn, ConnId>,
-    /// Connections in a state that [`State::half_open`] names.
+    /// Connections in a state with [`State::half_open`].
     pub(super) half_open: usize,
     pub(super) sidrs: Sidrs,
     pub(super) timers: BTreeSet<(Instant, Timed)>,
-    /// What began since [`Machine::left_by`].
+    /// Waits and timers that began since [`Machine::left_by`].
     begun: Vec<Begun>,
     sends: VecDeque<Send>,
     events: VecDeque<Event>,
@@ -99,7 +100,7 @@ impl Machine {
         }
     }
 
-    /// Our addresses: a REQ must name one of them, or the one it came to. Called at the start and at each change.
+    /// Our addresses: a REQ must name one of them, or the one it came to. To be called at the start and at each change.
     pub fn set_gids(&mut self, gids: &[Gid]) {
         self.gids = gids.to_vec();
     }
@@ -139,7 +140,7 @@ impl Machine {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Does what is due at `now`, a bounded part of it: [`Machine::next_timer`] tells whether more is.
+    /// Does the work that is due at `now`, a bounded part of it: [`Machine::next_timer`] shows whether more is.
     pub fn poll_timers(&mut self, now: Instant) {
         for _ in 0..TIMER_BUDGET {
             match self.timers.first() {
@@ -152,15 +153,15 @@ impl Machine {
         }
     }
 
-    /// The next MAD to be sent. One that cannot be sent may be thrown away: timers send it again.
+    /// The next MAD to be sent. One that cannot be sent may be dropped: timers send it again.
     pub fn poll_send(&mut self) -> Option<Send> {
         let send = self.sends.pop_front()?;
         self.counters.count(Counter::Sent);
         Some(send)
     }
 
-    /// What calls since the last one of this were told to be happening at `now` has happened by `by`: events were handled, MADs
-    /// are on their way. Waits mean "at least": they count from there. For whoever cannot be sure not to be interrupted.
+    /// Calls since the last one of this were given `now`; their events were handled and their MADs sent by `by`. Waits mean "at
+    /// least": they count from there. For callers that can be preempted in between.
     pub fn left_by(&mut self, now: Instant, by: Instant) {
         let late = by.nanos_since(now);
         let mut begun = core::mem::take(&mut self.begun);
@@ -169,7 +170,7 @@ impl Machine {
         for begun in begun.drain(..).filter(|_| late > 0) {
             match begun {
                 Begun::Wait(id) => {
-                    // A wait that a stranger began ends when its time is up.
+                    // A wait that a stranger began is not extended.
                     if let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.state.half_open()) {
                         conn.deadline = conn.deadline.after_nanos(late);
                     }
@@ -191,7 +192,7 @@ impl Machine {
     }
 }
 
-/// What the parts share.
+/// Shared by the parts.
 impl Machine {
     pub(super) fn new_id(&mut self) -> u64 {
         self.ids += 1;
@@ -239,14 +240,14 @@ impl Machine {
         self.send(path, mad.encode());
     }
 
-    /// Queues a request of a connection, and repeats it until something is heard.
+    /// Queues a request of a connection, and repeats it until there is an answer.
     pub(super) fn send_request(&mut self, now: Instant, id: ConnId, mad: &Mad) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let bytes = mad.encode();
         conn.mad = Some(Box::new(bytes));
         conn.left = conn.retries;
         conn.mra = false;
-        let end = now.after(conn.patience);
+        let end = now.after(conn.max_wait);
         conn.deadline = if conn.state.half_open() { end.min(conn.deadline) } else { end };
         let (path, at) = (conn.mad_path, now.after(conn.interval));
         self.send(path, bytes);
@@ -254,20 +255,20 @@ impl Machine {
         self.began(Begun::Wait(id));
     }
 
-    /// Something counts from now. Where nobody says when calls were over, few are remembered.
+    /// A wait or timer counts from now. Where the caller never calls `left_by`, few are remembered.
     pub(super) fn began(&mut self, begun: Begun) {
         if self.begun.len() < self.config.limits.sends {
             self.begun.push(begun);
         }
     }
 
-    /// How long an answer to a request of a connection that a REQ began is waited for: as often and as long as was said,
-    /// within the limit.
-    pub(super) fn patience(&self, interval: Duration, retries: u8) -> Duration {
+    /// How long a request of a connection that a REQ began waits for its answer: the repetitions and intervals of the REQ or
+    /// `Accept`, within the limit.
+    pub(super) fn max_wait(&self, interval: Duration, retries: u8) -> Duration {
         (interval * (u32::from(retries) + 1)).min(self.config.limits.half_open_time)
     }
 
-    /// Sends once more what was sent last.
+    /// Repeats the last MAD.
     pub(super) fn resend(&mut self, id: ConnId) {
         let conn = &self.conns[&id];
         if let Some(mad) = conn.mad.as_deref() {
@@ -313,7 +314,7 @@ impl Machine {
         self.half_open -= usize::from(was.half_open());
     }
 
-    /// The end of a connection whose queue pair has nothing to wait for.
+    /// Ends a connection whose queue pair need not rest.
     pub(super) fn remove(&mut self, id: ConnId) {
         let Some(conn) = self.conns.remove(&id) else { return };
         self.timers.remove(&(conn.timer, Timed::Conn(id)));
@@ -327,7 +328,7 @@ impl Machine {
         remove_if(&mut self.local_qpns, &conn.params.qpn, id);
     }
 
-    /// The end of a connection whose packets may be under way: ids and queue pair rest for as long as these live.
+    /// Ends a connection whose packets may be under way: ids and queue pair rest for as long as these live.
     pub(super) fn time_wait(&mut self, now: Instant, id: ConnId) {
         self.enter(id, State::TimeWait);
         let Some(conn) = self.conns.get_mut(&id) else { return };
@@ -350,7 +351,7 @@ impl Machine {
         self.arm(id, Instant::FAR);
     }
 
-    /// The peer does not answer. Tells it so, for the case that only the way here is broken.
+    /// The peer does not answer. Sends it a REJ all the same, in case only the way here is broken.
     fn unreachable(&mut self, now: Instant, id: ConnId, message: u8, timewait: bool) {
         let guid = self.config.ca_guid.to_be_bytes();
         let rej = self.conns[&id].rej(message, Reason::TIMEOUT, &guid, &[]);
@@ -406,7 +407,7 @@ impl Machine {
         }
     }
 
-    /// A path made whole: what answers a datagram, or what a REQ names.
+    /// A complete path: for the answer to a datagram, or from a REQ.
     pub(super) fn reply_path(&self, path: &Path) -> Path {
         let hop_limit = if self.config.hop_limit == 0 { 64 } else { self.config.hop_limit };
         Path { hop_limit, ..*path }
@@ -428,7 +429,7 @@ impl Machine {
     }
 }
 
-/// Whether a MAD comes from the address where an exchange's own MADs go to: only from there is it about that exchange.
+/// Whether a MAD comes from the address to which an exchange's own MADs go: only from there is it about that exchange.
 pub(super) fn from_peer(exchange: &Path, seen: &Path) -> Result<(), Counter> {
     if seen.dgid == exchange.dgid { Ok(()) } else { Err(Counter::NotThePeer) }
 }

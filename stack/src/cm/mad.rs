@@ -17,11 +17,11 @@ const METHOD_SEND: u8 = 0x03;
 /// A MAD of connection management.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mad {
-    /// Transaction: chosen by whoever begins an exchange, the same in everything that belongs to it.
+    /// Transaction: chosen by the side that begins an exchange, the same in all MADs of the exchange.
     pub tid: u64,
     /// Attribute modifier: 0, or what Linux' enhanced connection establishment puts there.
     pub modifier: u32,
-    /// What it says.
+    /// The message.
     pub message: Message,
 }
 

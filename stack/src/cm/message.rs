@@ -78,7 +78,7 @@ message! {
     local_comm_id: u32 = 0 0 32;
     /// Vendor of enhanced connection establishment.
     vendor_id: u32 = 5 0 24;
-    /// What is asked for.
+    /// The requested service.
     service_id: ServiceId = 8 0 64;
     /// The sender's node.
     local_ca_guid: u64 = 16 0 64;
@@ -247,7 +247,7 @@ message! {
     request_id: u32 = 0 0 32;
     /// Partition.
     pkey: u16 = 4 0 16;
-    /// What is asked for.
+    /// The requested service.
     service_id: ServiceId = 8 0 64;
     /// Private data.
     private_data: [u8; 216] = 16 0 0;
@@ -268,7 +268,7 @@ message! {
     qpn: Qpn = 8 0 24;
     /// Vendor of enhanced connection establishment, bits 0 to 7.
     vendor_id_low: u8 = 11 0 8;
-    /// What was asked for.
+    /// The requested service.
     service_id: ServiceId = 12 0 64;
     /// The service's Q_Key.
     qkey: u32 = 20 0 32;

@@ -1,12 +1,12 @@
 //! Connection management: turns MADs of queue pair 1 and the calls of a program into MADs and events (IBA chapter 12).
 //!
-//! One [`Machine`] serves all connections, listeners and SIDR exchanges of a device. It reads no clock, does no I/O and
-//! touches no queue pair: `now` is passed in, MADs are fetched with [`Machine::poll_send`], what a queue pair needs
-//! comes as [`QpParams`]. It is control plane and may allocate; what strangers can make it hold is bounded by
-//! [`Limits`]. Called by the `rdma_cm` layer of `verbs`, by the simulator and by tests.
+//! One [`Machine`] serves all connections, listeners and SIDR exchanges of a device. It reads no clock, does no I/O and touches
+//! no queue pair: `now` is passed in, MADs are fetched with [`Machine::poll_send`], a queue pair's parameters come as
+//! [`QpParams`]. It is control plane and may allocate; [`Limits`] bound what strangers can make it hold. Called by the `rdma_cm`
+//! layer of `verbs`, by the simulator and by tests.
 //!
-//! The state of a connection is in `conn`, what programs do to it in `calls`, what MADs do in `receive`, what time does in
-//! `machine`; [`message`] has the bytes.
+//! The state of a connection is in `conn`, the program's calls are in `calls`, received MADs in `receive`, timers in `machine`;
+//! [`message`] has the bytes.
 //!
 //! ```
 //! use stack::cm::{Accept, Config, Connect, Event, Listen, Machine, Path, ServiceId};

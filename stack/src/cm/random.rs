@@ -1,8 +1,8 @@
-//! Numbers that peers cannot foresee, from a seed.
+//! Numbers that peers cannot predict, from a seed.
 
 use std::hash::{DefaultHasher, Hasher};
 
-/// A keyed hash of a counter: who sees some of the numbers cannot tell the others.
+/// A keyed hash of a counter: some of the numbers do not reveal the others.
 pub(super) struct Random {
     seed: u64,
     drawn: u64,
@@ -22,7 +22,7 @@ impl Random {
     }
     /// 32 bits, not all zero, and not `taken`.
     pub fn id(&mut self, taken: impl Fn(u32) -> bool) -> u32 {
-        // At most 2^17 of 2^32 are taken: a second round is rare, a third hardly ever seen.
+        // At most 2^17 of 2^32 are taken: a second round is rare.
         loop {
             let id = self.next() as u32;
             if id != 0 && !taken(id) {

@@ -1,4 +1,4 @@
-//! What MADs of peers do.
+//! The effects of MADs of peers.
 
 use super::code;
 use super::config::Timing;
@@ -14,11 +14,11 @@ use crate::config::RD_ATOMIC_MAX;
 use crate::id::{Gid, Mtu, Psn, Qpn};
 use crate::time::Instant;
 
-/// Of which message an MRA is.
+/// The message that an MRA is about.
 const MRA_REQ: u8 = 0;
 const MRA_REP: u8 = 1;
 
-/// Whether a peer can mean this queue pair.
+/// Whether this can be a peer's queue pair.
 fn is_qp(qpn: Qpn) -> bool {
     qpn > Qpn::GSI && qpn != Qpn::MULTICAST
 }
@@ -41,7 +41,7 @@ struct Refusal {
     counter: Counter,
     reason: Reason,
     info: Vec<u8>,
-    /// A connection that the peer has forgotten.
+    /// A connection that the peer no longer has.
     forgotten: Option<ConnId>,
 }
 
@@ -80,15 +80,15 @@ impl Machine {
         }
     }
 
-    /// The connection that our id names in a MAD of its peer. What names a connection otherwise, by the peer's GUID, is
-    /// looked up under the address that it comes from.
+    /// The connection of our id in a MAD from its peer. Where a MAD identifies a connection by the peer's GUID instead, it is
+    /// looked up under the address that the MAD comes from.
     fn find(&self, path: &Path, local: u32) -> Result<ConnId, Counter> {
         let id = *self.local_ids.get(&local).ok_or(Counter::UnknownId)?;
         from_peer(&self.conns[&id].mad_path, path)?;
         Ok(id)
     }
 
-    /// The connection that both sides' ids name.
+    /// The connection with both sides' ids.
     fn find_both(&self, path: &Path, local: u32, remote: u32) -> Result<ConnId, Counter> {
         let id = self.find(path, local)?;
         if self.conns[&id].remote_id == remote && remote != 0 { Ok(id) } else { Err(Counter::UnknownId) }
@@ -149,9 +149,9 @@ impl Machine {
         if self.half_open >= limits.half_open || self.events_full() {
             return Err(no_room());
         }
-        // Ids or a queue pair of another connection of this peer: it has forgotten that one, or rests them too short. Looked
-        // up only for a REQ that would be taken, so that each wrong guess of who forges the peer's address costs him an
-        // entry of a bounded table.
+        // Ids or a queue pair of another connection of this peer: it no longer has that one, or did not rest them long enough.
+        // Looked up only for a REQ that would be accepted, so that each wrong guess of an attacker who forges the peer's address
+        // costs an entry of a bounded table.
         let peer = (path.dgid, req.local_ca_guid);
         let old = self.remote_ids.get(&(peer, req.local_comm_id));
         if let Some(&old) = old.or_else(|| self.remote_qpns.get(&(peer, req.local_qpn))) {
@@ -185,8 +185,8 @@ impl Machine {
             max_rd_atomic: 0,
             max_dest_rd_atomic: 0,
             timeout: match req.primary.local_ack_timeout {
-                // To a queue pair 0 is no timeout at all: a lost packet, or a peer that is gone, would never be noticed.
-                // Nobody means that by the smallest code of a REQ.
+                // For a queue pair 0 means no timeout at all: a lost packet, or a peer that is gone, would never be noticed. No
+                // peer intends that by the smallest code of a REQ.
                 0 => code::ack_timeout(Timing::default().packet_lifetime, self.config.ack_delay),
                 t => t,
             },
@@ -215,7 +215,7 @@ impl Machine {
             interval,
             retries: req.max_cm_retries,
             left: 0,
-            patience: self.patience(interval, req.max_cm_retries),
+            max_wait: self.max_wait(interval, req.max_cm_retries),
             mra: false,
             deadline,
             timer: Instant::FAR,
@@ -244,17 +244,16 @@ impl Machine {
         Ok(())
     }
 
-    /// The same REQ again. Once there is an answer, that is repeated by its own timer; before that, the peer is asked
-    /// for patience.
+    /// The same REQ again. Once there is an answer, its own timer repeats that; before that, the peer gets an MRA.
     fn duplicate_req(&mut self, id: ConnId) -> Result<(), Counter> {
         if self.conns[&id].state == State::ReqRcvd {
-            self.ask_patience(id, MRA_REQ);
+            self.send_mra(id, MRA_REQ);
         }
         Err(Counter::DuplicateReq)
     }
 
-    /// Once: a program that never decides is not to keep its peer waiting for ever.
-    fn ask_patience(&mut self, id: ConnId, message: u8) {
+    /// Sends one MRA a wait: a program that never decides must not keep its peer waiting for ever.
+    fn send_mra(&mut self, id: ConnId, message: u8) {
         let Some(service_timeout) = self.config.mra else { return };
         let Some(conn) = self.conns.get_mut(&id).filter(|conn| !conn.mra) else { return };
         conn.mra = true;
@@ -269,7 +268,7 @@ impl Machine {
         self.send_once(id, &mra);
     }
 
-    /// The peer has forgotten this connection.
+    /// The peer no longer has this connection.
     fn forgotten(&mut self, now: Instant, id: ConnId) {
         match self.conns[&id].state {
             State::Established => self.send_dreq(now, id, Disconnect::Stale, &[]),
@@ -277,7 +276,7 @@ impl Machine {
             State::RepSent | State::RepRcvd => {
                 self.rejected(now, id, Reason::STALE_CONNECTION, &[], &[], true)
             }
-            // Nothing is known of a peer in REQ sent; the others end by themselves.
+            // In REQ sent the peer is not known yet; the others end by themselves.
             State::ReqSent | State::DreqSent | State::TimeWait => {}
         }
     }
@@ -325,7 +324,7 @@ impl Machine {
 
     fn handle_rej(&mut self, now: Instant, path: &Path, tid: u64, rej: &Rej) -> Result<(), Counter> {
         let info = rej.info.get(..usize::from(rej.info_length)).ok_or(Counter::BadField)?;
-        // Who gave up before our answer came does not know our id, and names itself by its node.
+        // A peer that gave up before our answer came does not know our id, and identifies itself by its GUID.
         let guid = info.first_chunk().filter(|_| rej.reason == Reason::TIMEOUT && rej.remote_comm_id == 0);
         let id = match guid {
             Some(guid) => {
@@ -335,7 +334,7 @@ impl Machine {
             None => self.find(path, rej.remote_comm_id)?,
         };
         let conn = &self.conns[&id];
-        // Once the connection stands, the peer has our answer, and our id with it.
+        // Once the connection is established, the peer has our answer, and our id with it.
         if guid.is_some() && !conn.state.half_open() {
             return Err(Counter::WrongState);
         }
@@ -425,7 +424,7 @@ impl Machine {
             return Err(Counter::UnknownId);
         }
         match conn.state {
-            State::RepRcvd => self.ask_patience(id, MRA_REP),
+            State::RepRcvd => self.send_mra(id, MRA_REP),
             // The RTU was lost; on the passive side there is none.
             State::Established => self.resend(id),
             _ => return Err(Counter::WrongState),
@@ -453,7 +452,7 @@ impl Machine {
         };
         let answer = Mad::new(tid, answer);
         let Ok(id) = self.find_both(path, dreq.remote_comm_id, dreq.local_comm_id) else {
-            // Whoever asks is to get rid of its connection, whether or not we have ours; a stranger cannot tell which.
+            // The sender must be able to end its connection, whether or not we have ours; the answer does not reveal which.
             self.answer(self.reply_path(path), &answer);
             return Err(Counter::DreqMirrored);
         };
@@ -463,7 +462,7 @@ impl Machine {
         }
         match conn.state {
             State::RepSent => {
-                // Only who is established disconnects: the RTU was lost.
+                // Only an established side disconnects: the RTU was lost.
                 self.accepted(id, Vec::new());
             }
             State::Established | State::DreqSent => {}

@@ -1,5 +1,5 @@
-//! Names of services: service ids, the port spaces of `rdma_cm`, and the header it puts before private data
-//! (IBA annex A11, IP CM service).
+//! Names of services: service ids, the port spaces of `rdma_cm`, and its header before private data (IBA annex A11, IP CM
+//! service).
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -35,7 +35,7 @@ impl PortSpace {
     }
 }
 
-/// A service id: what a REQ or SIDR_REQ asks for (IBA 12.7.3).
+/// A service id: the service that a REQ or SIDR_REQ requests (IBA 12.7.3).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct ServiceId(pub u64);
 
@@ -60,7 +60,7 @@ impl fmt::Debug for ServiceId {
     }
 }
 
-/// What `rdma_cm` puts before the private data of REQ and SIDR_REQ: 36 bytes (IBA annex A11).
+/// The header of `rdma_cm` before the private data of REQ and SIDR_REQ: 36 bytes (IBA annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct IpHeader {
     /// Port of the active side; the destination port is in the service id.

@@ -22,11 +22,11 @@ use crate::time::Instant;
 const ANSWER_HOLD: Duration = Duration::from_secs(5);
 
 enum Side {
-    /// We asked.
+    /// Our request.
     Asked { request: Box<[u8; MAD_LEN]>, left: u8, interval: Duration },
-    /// We are asked; the program decides.
+    /// A peer's request; the program decides.
     Pending { service_id: ServiceId },
-    /// We answered.
+    /// A peer's request, answered.
     Answered { service_id: ServiceId, reply: Box<[u8; MAD_LEN]> },
 }
 
@@ -58,7 +58,7 @@ impl Sidrs {
 
 /// Datagram services.
 impl Machine {
-    /// Asks for the queue pair of a datagram service. Ends in [`Event::SidrReply`] or [`Event::SidrUnreachable`].
+    /// Requests the queue pair of a datagram service. Ends in [`Event::SidrReply`] or [`Event::SidrUnreachable`].
     ///
     /// # Errors
     /// Everything in [`SidrRequest`] that is out of range; [`Error::Limit`].
@@ -223,7 +223,7 @@ impl Machine {
         }
     }
 
-    /// Answers a request that nobody decides on.
+    /// Answers a request without the program's decision.
     fn sidr_refuse(
         &mut self,
         path: Path,
@@ -236,7 +236,7 @@ impl Machine {
         self.answer(path, &Mad::new(tid, rep));
     }
 
-    /// Whether one more exchange has room; the oldest answer gives way.
+    /// Whether one more exchange has room; evicts the oldest answers.
     fn sidr_room(&mut self) -> bool {
         while self.sidrs.len() >= self.config.limits.sidr {
             match self.sidrs.answered.first() {
@@ -261,7 +261,7 @@ impl Machine {
         self.began(Begun::Timer(Timed::Sidr(id)));
     }
 
-    /// Our request left so much later than was thought when its timer was set.
+    /// Our request was sent later than its timer assumed: extends the timer.
     pub(super) fn sidr_left_late(&mut self, id: SidrId, late_ns: u64) {
         let asked = self.sidrs.by_id.get(&id).filter(|sidr| matches!(sidr.side, Side::Asked { .. }));
         if let Some(at) = asked.map(|sidr| sidr.timer.after_nanos(late_ns)) {
