@@ -19,7 +19,7 @@ impl AhCore {
     pub(super) fn new(pd: Arc<PdCore>, attr: &AhAttr) -> Result<Self, DeviceError> {
         let address = {
             let shared = &pd.device().core().shared;
-            // Held before it is looked at: what is checked is what is used.
+            // Held before it is checked, so that the checked one is used.
             let source = attr.grh.and_then(|grh| shared.hold_gid(grh.sgid_index));
             let grh = attr.check(shared.gids.len(), source.as_ref().map(|s| s.gid()))?;
             let source = source.expect("no vector is good without an address of ours");

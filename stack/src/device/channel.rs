@@ -21,7 +21,7 @@ impl ChannelCore {
         Ok(Arc::new(Self { device, queue: Arc::new(queue) }))
     }
 
-    /// A channel for something of the device itself: an event rings its alarm.
+    /// A channel for the device itself: an event rings its alarm.
     ///
     /// # Errors
     /// [`DeviceError::Descriptor`].
@@ -44,7 +44,7 @@ impl ChannelCore {
         self.queue.try_get()
     }
 
-    /// Waits for an event; `None` after `timeout`. Turns shards that nobody else turns meanwhile.
+    /// Waits for an event; `None` after `timeout`. Turns shards that no other thread turns meanwhile.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].

@@ -1,12 +1,12 @@
-//! Shards and who holds them: turns, control calls, and the rules between the two.
+//! Shards and their claims: turns, control calls, and the rules between the two.
 //!
-//! # When somebody panics who holds a shard
+//! # When a holder of a shard panics
 //!
-//! A port or a `tracing` subscriber, which are the program's, or a mistake of ours may panic in a turn or a control call.
-//! Whatever the shard was about is half done then, so the shard is dead: its claim is never given back, so nobody turns it
-//! again, and what a turn could have used (registered memory) is free. Posters find the gates of its queue pairs closed,
-//! control calls and polls of what it fed say [`DeviceError::ShardDied`], waiting calls end with it, and the program gets
-//! DEVICE_FATAL. Completions that were published before can be polled. The other shards go on.
+//! A port or a `tracing` subscriber, which are the program's, or a bug of ours may panic in a turn or a control call. The shard's
+//! work is half done then, so the shard is dead: its claim is never released, so no thread turns it again, and memory that a turn
+//! could have used (registered memory) is free. Posters find the gates of its queue pairs closed, control calls and polls of its
+//! completion queues return [`DeviceError::ShardDied`], waiting calls end with it, and the program gets DEVICE_FATAL. Completions
+//! that were published before can be polled. The other shards go on.
 
 use core::cell::Cell as ThreadCell;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -36,8 +36,8 @@ thread_local! {
     static HOLDS_SHARD: ThreadCell<bool> = const { ThreadCell::new(false) };
 }
 
-/// Marks the thread as holding a shard, until [`Holding::end`]. Dropped before the claim, by a panic, it tells of the
-/// shard's end.
+/// Marks the thread as holding a shard, until [`Holding::end`]. Dropped before the claim, by a panic, it reports the shard's
+/// death.
 struct Holding<'a> {
     core: &'a Core,
     index: usize,
@@ -69,7 +69,7 @@ pub(super) fn inside_turn() -> bool {
     HOLDS_SHARD.get()
 }
 
-/// Refuses a call that would wait for a shard which this very thread holds, or turn a shard inside of a turn.
+/// Refuses a call that would wait for a shard that this thread itself holds, or turn a shard inside of a turn.
 #[inline]
 pub(super) fn not_inside_turn() -> Result<(), DeviceError> {
     if inside_turn() { Err(DeviceError::InsideTurn) } else { Ok(()) }
@@ -107,10 +107,10 @@ impl ClockSource {
     }
 }
 
-/// A shard and what those who want it say to each other.
+/// A shard behind its claim.
 pub(super) struct Cell {
     shard: Claim<Shard>,
-    /// Turns made by others than the background helper, so that it can see them. Written by holders only.
+    /// Turns by threads other than the background helper, so that it can see them. Written by holders only.
     turns: AtomicU32,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct Core {
     pub shared: Arc<Shared>,
     pub cells: Box<[CachePadded<Cell>]>,
     pub port: Box<dyn Port>,
-    /// Queue pairs that exist, for whoever looks on.
+    /// Queue pairs that exist, for statistics.
     pub qps: QpList,
     /// Whether polling a completion queue turns the shards that feed it.
     pub callers_turn: bool,
@@ -134,18 +134,18 @@ pub(super) struct Core {
     pub dedicated: bool,
     clock: ClockSource,
     stop: AtomicBool,
-    /// Shards that have died, as bits.
+    /// Dead shards, as bits.
     dead: AtomicU32,
-    /// When the link is looked after next, in nanoseconds; written under shard 0's claim.
+    /// When the port is maintained next, in nanoseconds; written under shard 0's claim.
     maintain_at: AtomicU64,
     link_up: AtomicBool,
-    /// What runs between turns, if anything.
+    /// The service that runs between turns, if there is one.
     pub service: ServiceSlot,
     /// The process that opened the device: a fork has neither its threads nor a port that is its own.
     made_by: Process,
 }
 
-/// What all shards of a new device share.
+/// The state that all shards of a new device share.
 ///
 /// # Errors
 /// [`OpenError::PortMtu`].
@@ -197,19 +197,19 @@ impl Core {
         self.clock.now()
     }
 
-    /// Whether this process is a fork of the one that opened the device. Its shards, locks and threads are left alone then: any of
+    /// Whether this process is a fork of the one that opened the device. It then leaves shards, locks and threads alone: any of
     /// them may be held by a thread that this process does not have.
     #[inline]
     pub(super) fn is_forked(&self) -> bool {
         !self.made_by.is_this()
     }
 
-    /// Refuses what would need more of the device than a fork has.
+    /// Refuses calls that need more of the device than a fork has.
     pub(super) fn not_forked(&self) -> Result<(), DeviceError> {
         if self.is_forked() { Err(DeviceError::Forked) } else { Ok(()) }
     }
 
-    /// One turn, unless somebody else has the shard, a control call waits for it, or this thread is inside a turn.
+    /// One turn, unless another thread has the shard, a control call waits for it, or this thread is inside a turn.
     #[inline]
     pub(super) fn turn(&self, index: usize) -> Option<Turn> {
         if self.is_forked() {
@@ -217,14 +217,14 @@ impl Core {
         }
         let cell = &self.cells[index];
         let (turn, _) = self.turn_and(cell, index, |_| ())?;
-        // Only holders write, and the next one sees it through the lock; no read-modify-write is needed. A lost count
-        // would cost the helper a look.
+        // Only holders write, and the next one sees it through the lock; no read-modify-write is needed. A lost count would cost
+        // the helper a check.
         cell.turns.store(cell.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.serve();
         Some(turn)
     }
 
-    /// Behind a turn: runs the service if it is due.
+    /// After a turn: runs the service if it is due.
     #[inline]
     fn serve(&self) {
         if self.service.is_due(|| self.now()) {
@@ -232,7 +232,7 @@ impl Core {
         }
     }
 
-    /// One turn, and a look at the shard after it.
+    /// One turn, then calls `look` on the shard.
     #[inline]
     fn turn_and<R>(&self, cell: &Cell, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<(Turn, R)> {
         if inside_turn() {
@@ -240,7 +240,7 @@ impl Core {
         }
         let Some(mut shard) = cell.shard.try_take() else {
             if cell.shard.wanted() {
-                // On a machine with few cores the waiting thread may need this one's.
+                // On a machine with few cores the waiting thread may need this one.
                 std::thread::yield_now();
             }
             return None;
@@ -257,7 +257,7 @@ impl Core {
         Some((turn, seen))
     }
 
-    /// A turn of every shard that is free. Whether there was work.
+    /// A turn of every shard that is free. Returns whether there was work.
     pub(super) fn turn_all(&self) -> bool {
         let mut work = false;
         for index in 0..self.cells.len() {
@@ -268,7 +268,7 @@ impl Core {
         work
     }
 
-    /// A look at a shard that nobody holds.
+    /// Calls `look` on a shard that is free.
     pub(super) fn peek<R>(&self, index: usize, look: impl FnOnce(&Shard) -> R) -> Option<R> {
         self.not_forked().ok()?;
         let shard = self.cells[index].shard.try_take()?;
@@ -300,7 +300,7 @@ impl Core {
         Ok(result)
     }
 
-    /// As [`Core::control`], for what a shard that died needs no more.
+    /// As [`Core::control`], for work that a dead shard does not need.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
@@ -315,8 +315,8 @@ impl Core {
         }
     }
 
-    /// A holder of the shard panicked. In the middle of the unwinding, so nothing here may panic, nor call what is the
-    /// program's. The claim, which is still held, goes after this.
+    /// A holder of the shard panicked. Called during unwinding, so nothing here may panic, nor call code of the program. The
+    /// claim, which is still held, is dropped after this.
     #[cold]
     fn shard_died(&self, index: usize) {
         self.shared.end_shard(index);
@@ -328,13 +328,13 @@ impl Core {
         self.wake_helper();
     }
 
-    /// Shards that have died, as bits.
+    /// Dead shards, as bits.
     #[inline]
     pub(super) fn dead(&self) -> u32 {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// Refuses to go on where one of these shards, as bits, has died.
+    /// Fails where one of these shards, as bits, is dead.
     ///
     /// # Errors
     /// [`DeviceError::ShardDied`].
@@ -350,13 +350,13 @@ impl Core {
         self.cells.iter().all(|cell| cell.is_dead())
     }
 
-    /// Wakes the thread that sleeps for this device, where there is one: it may have something to do soon.
+    /// Wakes the thread that sleeps for this device, if there is one: there may be work soon.
     pub(super) fn wake_helper(&self) {
         self.shared.sleeper.wake();
     }
 
-    /// Sleeps until one of these shards, as bits, may have something to do, `fd` is readable, or this long. What ports cannot
-    /// tell is looked for every `look`. Returns at once where there is something to do already.
+    /// Sleeps until one of these shards, as bits, may have work, `fd` is readable, or `at_most` is over. Ports that cannot signal
+    /// are checked every `look`. Returns at once where there is work already.
     pub(super) fn sleep(&self, shards: u32, fd: Option<&EventFd>, at_most: Duration, look: Duration) {
         let Some(mut sleep) = self.shared.sleeper.begin() else {
             let nap = at_most.min(look);
@@ -376,11 +376,11 @@ impl Core {
                 }
                 Some((Armed::Unable, due)) => {
                     at_most = at_most.min(due).min(look);
-                    // Taking one away does not fail.
+                    // Removing a descriptor does not fail.
                     let _ = sleep.watch(index, None);
                 }
                 Some((Armed::Pending, _)) => at_most = Duration::ZERO,
-                // Somebody else turns it.
+                // Another thread turns it.
                 None if !self.cells[index].is_dead() => at_most = at_most.min(look),
                 None => {}
             }
@@ -393,7 +393,7 @@ impl Core {
         }
     }
 
-    /// Gets a shard that nobody holds ready for a sleep. How its port stands, and the time until something is due.
+    /// Prepares a free shard for a sleep. Returns how its port is armed, and the time until something is due.
     fn arm(&self, index: usize) -> Option<(Armed, Duration)> {
         let mut shard = self.cells[index].shard.try_take()?;
         let holding = Holding::begin(self, index);
@@ -405,18 +405,18 @@ impl Core {
         Some((armed, due))
     }
 
-    /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the
-    /// claim. One that died has passed its last. To be called after the key was revoked that its word is used for.
+    /// Returns after each shard has passed the end of a turn that was under way at the call, if any: a turn holds the claim. A
+    /// dead one has passed its last. To be called after the revocation of the key that the result is used for.
     pub(super) fn pass_turn_boundaries(&self) -> Result<TurnsPassed, DeviceError> {
         for index in 0..self.cells.len() {
             self.control_living(index, |_, _| ())?;
         }
-        // SAFETY: each claim was taken and given back since the call, or is dead: the turn that was under way is over.
+        // SAFETY: each claim was taken and released since the call, or is dead: the turn that was under way is over.
         #[allow(unsafe_code)]
         Ok(unsafe { TurnsPassed::new() })
     }
 
-    /// Looks after the link when it is time; by whoever holds shard 0.
+    /// Maintains the port when it is due; called by the holder of shard 0.
     #[inline]
     fn maintain(&self, now: Instant) {
         if now.as_nanos() >= self.maintain_at.load(Ordering::Relaxed) {
@@ -438,7 +438,7 @@ impl Core {
         }
     }
 
-    /// Asks the port what it carries now, in bytes, and holds queue pairs to that from now on.
+    /// Reads the MTU that the port carries now, in bytes, and limits queue pairs to it.
     pub(super) fn note_mtu(&self) -> usize {
         let mtu = self.port.mtu();
         self.shared.set_mtu(Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256));
@@ -450,7 +450,7 @@ impl Core {
         self.port.link_up() && Mtu::of_link(self.port.mtu()).is_some()
     }
 
-    /// Tells the device's threads to end.
+    /// Makes the device's threads end.
     pub(super) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
         self.wake_helper();
@@ -462,7 +462,7 @@ impl Core {
         while !inside_turn() {
             let mut backlog = 0;
             for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.is_dead()) {
-                // A shard that somebody holds counts as not empty.
+                // A shard that another thread holds counts as not empty.
                 backlog += self.turn_and(cell, index, |s| s.tx_backlog()).map_or(1, |(_, n)| n);
             }
             if backlog == 0 || start.elapsed() >= bound {
@@ -472,7 +472,8 @@ impl Core {
         }
     }
 
-    /// The loop of a dedicated thread: turns one shard as long as it lives, and lets it go only for control calls.
+    /// The loop of a dedicated thread: turns one shard until it dies or the device closes, and releases it only for control calls
+    /// and the service.
     pub(super) fn run_dedicated(&self, index: usize) {
         let cell = &self.cells[index];
         let serves = || index == 0 && self.service.is_due(|| self.now());
@@ -508,11 +509,11 @@ impl Core {
     pub(super) fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
-    /// How many turns others than the helper made, modulo 2^32.
+    /// Turns by threads other than the helper, modulo 2^32.
     pub(super) fn turns_of_callers(&self, index: usize) -> u32 {
         self.cells[index].turns.load(Ordering::Relaxed)
     }
-    /// A turn by the helper: how much was done, and how many queue pairs are connected.
+    /// A turn by the helper: its work, and how many queue pairs are connected.
     pub(super) fn turn_by_helper(&self, index: usize) -> Option<(Turn, usize)> {
         let (turn, connected) = self.turn_and(&self.cells[index], index, |s| s.connected_qps())?;
         if self.service.is_due(|| self.now()) {

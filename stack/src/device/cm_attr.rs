@@ -1,4 +1,4 @@
-//! What connection management agreed on, as attributes of a queue pair.
+//! Parameters that connection management agreed on, as attributes of a queue pair.
 
 use crate::cm::{QpParams, Transport};
 use crate::id::{QpState, QpType};
@@ -70,7 +70,7 @@ mod tests {
     use crate::id::{Mtu, Psn, Qpn};
     use crate::proto::state::check_modify;
 
-    // Each mask is one that modify lets pass; rights follow the depth.
+    // Modify accepts each mask; rights follow the depth.
     #[test]
     fn attributes_of_a_connection_are_legal() {
         for (transport, ty) in [(Transport::Rc, QpType::Rc), (Transport::Uc, QpType::Uc)] {

@@ -1,4 +1,4 @@
-//! What a device is opened with.
+//! The configuration of a device.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,7 +12,7 @@ use crate::id::Mac;
 use crate::net::{NetConfig, canonical};
 use crate::port::{Port, PortOptions, PortSpec, capture};
 
-/// Who turns the shards.
+/// Which threads turn the shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Drive {
     /// A poll-mode thread for each shard that never sleeps, pinned to a core.
@@ -23,25 +23,24 @@ pub enum Drive {
     /// The embedder's own loop, with a reactor for each shard. Nothing happens unless it turns them, or waits in a
     /// blocking call.
     Embedded,
-    /// Whoever polls a completion queue; a background thread takes over while nobody does, and sleeps when there is
-    /// nothing to do (at most 1 ms while a queue pair is connected).
+    /// Threads that poll a completion queue; a background thread takes over while none does, and sleeps when there is nothing to
+    /// do (at most 1 ms while a queue pair is connected).
     Caller,
 }
 
-/// Where the device takes the time from.
+/// The source of the device's time.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
     /// The system's monotonic clock, from the opening of the device on.
     #[default]
     Monotonic,
-    /// Nanoseconds that somebody else sets: a simulation.
+    /// Nanoseconds that the program sets: a simulation.
     Manual(Arc<AtomicU64>),
 }
 
 /// The port: named, or already open.
 pub enum PortSource {
-    /// To be opened by name, where that is possible with its device left alone until the wire is used
-    /// ([`PortSpec::open_lazy`]).
+    /// To be opened by name; where possible its device is left alone until the first use of the wire ([`PortSpec::open_lazy`]).
     Spec(PortSpec),
     /// Already open; its queues must not be taken.
     Opened(Box<dyn Port>),
@@ -80,8 +79,8 @@ pub struct DeviceConfig {
     pub gateway6: Option<Ipv6Addr>,
     /// VLAN to send on and to accept, `1 ..= 4094`.
     pub vlan: Option<u16>,
-    /// Neighbours whose Ethernet addresses are known: they are not asked for, and whatever others on the link say does not
-    /// move them. The remedy where a link has stations that lie.
+    /// Neighbours whose Ethernet addresses are known: they are not resolved, and no packet on the link moves them. The remedy for
+    /// a link with hosts that lie.
     pub neighbours: Vec<(IpAddr, Mac)>,
     /// Our Ethernet address; the port's own, or a random one, where absent. Only for a port opened by name.
     pub mac: Option<Mac>,
@@ -89,7 +88,7 @@ pub struct DeviceConfig {
     pub mtu: usize,
     /// Shards, `1 ..= 16`: how many threads can work at once.
     pub shards: usize,
-    /// Who turns them.
+    /// Which threads turn them.
     pub drive: Drive,
     /// Keys, queue pair numbers and first PSNs are drawn from this seed instead of the system's randomness: for runs
     /// that must repeat, never where a peer is not trusted.
@@ -162,15 +161,15 @@ impl DeviceConfig {
         self
     }
 
-    /// Showing its counters on this unix socket, or on one in this directory; `roce-stat` looks by itself in
-    /// [`stats::runtime_dir`](super::stats::runtime_dir).
+    /// Showing its counters on this unix socket, or on one in this directory; `roce-stat` searches
+    /// [`stats::runtime_dir`](super::stats::runtime_dir) by itself.
     #[must_use]
     pub fn stats(mut self, path: impl Into<PathBuf>) -> Self {
         self.stats = Some(path.into());
         self
     }
 
-    /// Everything that can be wrong without looking at the port.
+    /// Checks everything that does not need the port.
     pub(super) fn check(&self) -> Result<(), OpenError> {
         let range = |what, given, min, max| {
             if (min..=max).contains(&given) {

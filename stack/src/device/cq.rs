@@ -16,7 +16,7 @@ use crate::proto::wqe::Cqe;
 use crate::shard::{CqState, EventElement, LaneId};
 use crate::sync::lanes::{self, Arm, Armer, CqLane, CqReader};
 
-/// The reading end of a completion queue: whoever has it may poll.
+/// The reading end of a completion queue: its holder may poll.
 pub struct CqTap(CqReader<Cqe>);
 
 impl fmt::Debug for CqTap {
@@ -34,14 +34,14 @@ enum Lane {
     Moving,
 }
 
-/// What a completion queue is to be.
+/// The parameters of a new completion queue.
 #[derive(Clone, Copy, Debug)]
 pub struct CqInit<'a> {
     /// Entries, at least.
     pub cqe: u32,
-    /// Where its events go; `None`: it has none.
+    /// The channel of its events; `None`: it has none.
     pub channel: Option<&'a Arc<ChannelCore>>,
-    /// The program's own.
+    /// A value of the program's own.
     pub context: u64,
     /// The parent domain that it is made in.
     pub parent: Option<&'a Arc<PdCore>>,
@@ -112,7 +112,7 @@ impl CqCore {
     pub fn state(&self) -> &Arc<CqState> {
         &self.state
     }
-    /// Where its events go.
+    /// The channel of its events.
     pub fn channel(&self) -> Option<&Arc<ChannelCore>> {
         self.channel.as_ref().map(|(channel, _)| channel)
     }
@@ -126,8 +126,8 @@ impl CqCore {
         lock(&self.tap)
     }
 
-    /// Hands up to `max` completions to `each`, skipping those of queue pairs that were reset or destroyed since. How many
-    /// there were.
+    /// Passes up to `max` completions to `each`, skipping those of queue pairs that were reset or destroyed since. Returns how
+    /// many.
     #[inline]
     pub fn poll_with(&self, tap: &mut CqTap, max: usize, mut each: impl FnMut(&Cqe)) -> usize {
         let words = self.device.words();
@@ -140,18 +140,18 @@ impl CqCore {
                     given += 1;
                 }
             });
-            // Only what was skipped is made up for.
+            // Polls again only to replace skipped completions.
             if taken == given - before {
                 return given;
             }
         }
     }
 
-    /// A queue pair was reset or destroyed: its completions that no live one stands before take no room any more. Poll
-    /// skips the others.
+    /// Drops completions of a queue pair that was reset or destroyed, as far as no live completion is before them, so that they
+    /// take no room. Poll skips the others.
     pub(super) fn drop_stale(&self) {
         let words = self.device.words();
-        // Whoever has the tap polls, and skips them all.
+        // A holder of the tap polls, and skips them all.
         if let Ok(mut tap) = self.tap.try_lock()
             && let Some(tap) = &mut *tap
         {
@@ -159,8 +159,8 @@ impl CqCore {
         }
     }
 
-    /// Where callers turn the crank: one turn of each shard that feeds this queue and that nobody else turns. Whether
-    /// it is worth looking again.
+    /// Where callers poll: one turn of each shard that feeds this queue and that no other thread turns. Returns whether polling
+    /// again is worth it.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
@@ -179,7 +179,7 @@ impl CqCore {
         Ok(true)
     }
 
-    /// Whether more than what can be polled now may never come: the queue overran, or a shard that feeds it died.
+    /// Whether no more completions may come than can be polled now: the queue overran, or a shard that feeds it died.
     #[inline]
     pub fn broken(&self) -> bool {
         self.state.failed() || self.feeders.load(Ordering::Relaxed) & self.device.core().dead() != 0
@@ -194,14 +194,14 @@ impl CqCore {
         }
     }
 
-    /// Asks for one event, for the next completion or for the next that is solicited or an error.
+    /// Requests one event, for the next completion or for the next that is solicited or an error.
     ///
     /// # Errors
     /// [`DeviceError::NoChannel`].
     pub fn arm(&self, solicited_only: bool) -> Result<(), DeviceError> {
         let (_, armer) = self.channel.as_ref().ok_or(DeviceError::NoChannel)?;
         armer.arm(if solicited_only { Arm::Solicited } else { Arm::Next });
-        // The program is about to sleep; where callers turn the crank, somebody has to do it for them.
+        // The program is about to sleep; where callers poll, the helper has to take over.
         self.device.core().wake_helper();
         Ok(())
     }
@@ -269,7 +269,7 @@ impl CqCore {
         }
     }
 
-    /// Frees the queue. Its events that nobody fetched are gone with it.
+    /// Frees the queue. Its events that were not fetched are gone with it.
     ///
     /// # Errors
     /// [`DeviceError::Busy`] while something else refers to it, [`DeviceError::Unacked`] while an event of it that was

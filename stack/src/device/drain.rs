@@ -7,7 +7,7 @@ use super::qp::QpCore;
 use crate::shard::{DrainKind, DrainMark};
 
 impl QpCore {
-    /// Starts a drain: moves the queue pair to ERR (SQD for [`DrainKind::Sqd`]) and marks what its queues hold.
+    /// Starts a drain: moves the queue pair to ERR (SQD for [`DrainKind::Sqd`]) and marks the ends of its queues.
     ///
     /// # Errors
     /// [`DeviceError::Modify`] where SQD cannot be entered, [`DeviceError::InsideTurn`].
@@ -16,7 +16,7 @@ impl QpCore {
         Ok(core.control(self.shard(), |s, now| s.begin_drain(now, self.slot(), kind))??)
     }
 
-    /// Whether the drain is over. Turns nothing: whoever waits sees to that.
+    /// Whether the drain is over. Turns no shard: that is up to the caller.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
@@ -24,7 +24,7 @@ impl QpCore {
         self.device().core().control(self.shard(), |s, now| s.drained(now, self.slot(), mark))
     }
 
-    /// Waits for the end of a drain, and turns shards that nobody else turns meanwhile.
+    /// Waits for the end of a drain, and turns shards that no other thread turns meanwhile.
     ///
     /// # Errors
     /// [`DeviceError::TimedOut`] after `timeout`: the drain can be waited for again. [`DeviceError::InsideTurn`],

@@ -1,4 +1,4 @@
-//! The device's own threads: dedicated ones, or one helper for when nobody polls.
+//! The device's own threads: dedicated ones, or one helper for when no other thread polls.
 
 use core::time::Duration;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use super::config::Drive;
 use super::error::OpenError;
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
 
-/// After its hot phase the helper gives up its time slice between looks, for this long.
+/// After its hot phase the helper yields its time slice between turns, for this long.
 const HELPER_YIELD: Duration = Duration::from_micros(200);
 
 const _: () = assert!(HELPER_HOT.as_nanos() < HELPER_SLEEP.as_nanos());
@@ -51,7 +51,7 @@ fn dedicated(core: &Arc<Core>, cores: &[usize]) -> Result<Vec<JoinHandle<()>>, O
             let (core, pin) = (core.clone(), pins.get(index).copied());
             spawn(format!("roce-shard-{index}"), move || {
                 if let Some(pin) = pin {
-                    // The core was in our set a moment ago. Where it is gone, the thread runs elsewhere: slower, right.
+                    // The core was in our set a moment ago. If it is gone, the thread runs elsewhere: slower, but correct.
                     if !core_affinity::set_for_current(pin) {
                         tracing::warn!(
                             core = pin.id,
@@ -60,7 +60,7 @@ fn dedicated(core: &Arc<Core>, cores: &[usize]) -> Result<Vec<JoinHandle<()>>, O
                         );
                     }
                 }
-                // A panic has ended the shard and told of it (`claim`); with it goes the thread.
+                // A panic has ended the shard and was reported (`claim`); the thread ends with it.
                 let _ = catch_unwind(AssertUnwindSafe(|| core.run_dedicated(index)));
             })
         })
@@ -78,7 +78,7 @@ fn helper(core: &Arc<Core>) -> Result<JoinHandle<()>, OpenError> {
     Ok(thread)
 }
 
-/// Turns every shard that no caller turned since the last look; hot while there is work, asleep when there is none.
+/// Turns every shard that no caller turned since the last check; hot while there is work, asleep when there is none.
 fn help(core: &Core) {
     let shards = core.cells.len();
     let mut seen: Vec<u32> = (0..shards).map(|i| core.turns_of_callers(i)).collect();
@@ -89,7 +89,7 @@ fn help(core: &Core) {
         for (index, seen) in seen.iter_mut().enumerate() {
             let turns = core.turns_of_callers(index);
             if turns != *seen {
-                // Somebody polls: stand back, and look again soon.
+                // A caller polls: leave the shard to it, and check again soon.
                 *seen = turns;
                 sleep = sleep.min(HELPER_SLEEP);
                 continue;

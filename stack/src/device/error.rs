@@ -1,4 +1,4 @@
-//! Why the device says no.
+//! The errors of a device.
 
 use crate::id::{Gid, QpType};
 use crate::mem::MemError;
@@ -70,7 +70,7 @@ pub enum OpenError {
         /// Its largest L3 packet.
         mtu: usize,
     },
-    /// Somebody else took a queue of the port.
+    /// A queue of the port was taken elsewhere.
     #[error(
         "queue {queue} of port {port} was taken by somebody else; a device needs all of its port's queues"
     )]
@@ -85,7 +85,7 @@ pub enum OpenError {
     Thread {
         /// Its name.
         name: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The socket that shows the counters could not be made.
@@ -129,7 +129,7 @@ pub enum DeviceError {
         /// How many could be.
         fetched: u32,
     },
-    /// A completion queue without a channel was asked for an event.
+    /// An event was requested of a completion queue without a channel.
     #[error(
         "the completion queue was made without a completion channel, so it has no events; make it with one"
     )]
@@ -238,15 +238,15 @@ pub enum DeviceError {
         /// How long.
         after: core::time::Duration,
     },
-    /// The call was made from inside a turn of a shard, on the thread that turns it (by a port or a `tracing` subscriber):
-    /// a control call would wait for itself, and a turn would be a second one of a shard that is in one.
+    /// The call was made from inside a turn of a shard, on the thread that turns it (by a port or a `tracing` subscriber): a
+    /// control call would wait for itself, and a turn would be a second one inside the first.
     #[error(
         "the call was made from inside a turn of a shard, on the thread that turns it, and would wait for itself; make it \
          after the turn"
     )]
     InsideTurn,
-    /// Somebody panicked while holding the shard: the port, a `tracing` subscriber, or the stack. What the shard was about
-    /// is half done, so nobody turns it any more.
+    /// A holder of the shard panicked: the port, a `tracing` subscriber, or the stack. The shard's work is half done, so no
+    /// thread turns it any more.
     #[error(
         "shard {shard} of the device died of a panic (of its port, of a tracing subscriber, or of the stack); its queue \
          pairs do nothing any more: destroy what there is and open the device again"
@@ -255,7 +255,7 @@ pub enum DeviceError {
         /// The shard.
         shard: usize,
     },
-    /// Somebody panicked while connection management worked: what it was about is half done.
+    /// A panic while connection management worked: its work is half done.
     #[error(
         "connection management of the device died of a panic; destroy its identifiers and channels to begin anew"
     )]

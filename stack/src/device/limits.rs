@@ -1,4 +1,4 @@
-//! What the device can do, in the words of `ibv_query_device(3)` and `ibv_query_port(3)`.
+//! Capabilities of the device, as in `ibv_query_device(3)` and `ibv_query_port(3)`.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ bitflags::bitflags! {
         const RC_RNR_NAK_GEN = 1 << 12;
         /// Shared receive queues can be resized.
         const SRQ_RESIZE = 1 << 13;
-        /// Several completions can be asked to be notified of.
+        /// Notification for several completions can be requested.
         const N_NOTIFY_CQ = 1 << 14;
         /// Memory windows of type 1.
         const MEM_WINDOW = 1 << 17;
@@ -231,9 +231,9 @@ pub struct PortAttr {
     pub qkey_viol_cntr: u64,
     /// Virtual lanes: 1.
     pub max_vl_num: u8,
-    /// Lanes of the link, as a code: 1 for one. Ports do not tell, and nobody here decides by it.
+    /// Lanes of the link, as a code: 1 for one. Ports do not report it, and the stack does not use it.
     pub active_width: u8,
-    /// Speed of a lane, as a code: 1, the least. Ports do not tell, and nobody here decides by it.
+    /// Speed of a lane, as a code: 1, the least. Ports do not report it, and the stack does not use it.
     pub active_speed: u8,
     /// [`QPF_GRH_REQUIRED`].
     pub flags: u8,
@@ -243,7 +243,7 @@ pub struct PortAttr {
     pub queues: usize,
 }
 
-/// What a GID is made for (`enum ibv_gid_type`).
+/// The protocol of a GID (`enum ibv_gid_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum GidType {
@@ -261,7 +261,7 @@ pub struct GidEntry<'a> {
     pub gid_index: usize,
     /// Its port: 1.
     pub port_num: u8,
-    /// What it is made for.
+    /// Its protocol.
     pub gid_type: GidType,
     /// Name of the system's network interface that the port uses; empty where it uses none.
     pub ndev: &'a str,
@@ -275,7 +275,7 @@ pub(super) struct Quota {
     live: Arc<AtomicUsize>,
 }
 
-/// The right to be one of them, until dropped.
+/// One use of a quota, until dropped.
 #[derive(Debug)]
 pub(super) struct Share(Arc<AtomicUsize>);
 

@@ -28,7 +28,7 @@ impl QpCore {
             },
         })?;
         if first {
-            // The host has as many entries as the table; a farewell that is not out yet gives way.
+            // The host has as many entries as the table; a leave message that is not sent yet is evicted.
             let joined = device.core().shared.with_net(|net| net.join(device.now(), group));
             joined.map_err(|_| DeviceError::Exhausted { what: "multicast group", limit: MCAST_GRP_MAX })?;
         }
@@ -76,9 +76,9 @@ impl QpCore {
         lock(self.device().mcast()).groups_of(self.qpn()).collect()
     }
 
-    /// Leaves every group, for a queue pair that goes.
+    /// Leaves every group, for a queue pair that is destroyed.
     pub(super) fn detach_all(&self) {
-        // Inside a turn, where no handle of a user is dropped, somebody may hold the lock and wait for this very shard.
+        // Inside a turn, where no handle of a user is dropped, another thread may hold the lock and wait for this very shard.
         if not_inside_turn().is_ok() {
             for group in self.groups() {
                 let _ = self.detach(&group); // it is attached

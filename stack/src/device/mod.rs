@@ -1,4 +1,4 @@
-//! The control plane's front door: opens a port, spreads its queues over shards, turns them or lets them be turned.
+//! The control plane's front door: opens a port, gives its queues to shards, and turns these or lets the program turn them.
 //!
 //! Hands out the objects that `verbs` wraps: protection domains, memory regions, completion queues, queue pairs.
 //! Never touches packets, and no memory of users. Called by `verbs`; everything that `verbs` and programs above it
@@ -6,9 +6,9 @@
 //!
 //! # Who owns a shard
 //!
-//! A shard sits behind a claim ([`sync::claim`](crate::sync::claim)), which one thread holds at a time. Whoever turns the
+//! A shard sits behind a claim ([`sync::claim`](crate::sync::claim)), which one thread holds at a time. A thread that turns the
 //! shard takes the claim for a turn, or for many in a row, and never waits for it. A control call announces itself, so that
-//! those who turn stand back, and then waits for the end of the turn that is under way. Nobody who holds a shard waits for
+//! threads that turn stand back, and then waits for the end of the turn that is under way. No thread that holds a shard waits for
 //! another one, so control calls cannot deadlock, on whichever thread they are made.
 //!
 //! # Life
@@ -106,14 +106,14 @@ pub use crate::sync::prefetch::line as prefetch_line;
 pub use crate::time::Instant;
 pub use crate::wire::Discard;
 
-/// How long closing a device goes on sending what is left to send.
+/// How long closing a device goes on sending its backlog.
 pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
-/// The longest sleep of whoever turns shards while nothing is due: the link is looked after, and a wake-up that a peer lost is
-/// made up for.
+/// The longest sleep of a thread that turns shards while nothing is due: it maintains the port, and bounds a wake-up that a peer
+/// lost.
 const SLEEP: Duration = Duration::from_millis(10);
-/// How soon whoever sleeps until something comes notices that a shard died.
+/// The longest time until a waiting call notices that a shard died.
 const DEATH_NOTICE: Duration = Duration::from_millis(100);
-/// How often the link is looked after.
+/// How often the port is maintained.
 pub const MAINTAIN_EVERY: Duration = Duration::from_millis(10);
 
 /// Number of the next device that this process opens.
@@ -132,10 +132,10 @@ pub struct Device {
     cqs: Quota,
     /// Its name among the devices of this process.
     name: String,
-    /// Shows the counters, where it was asked for.
+    /// Serves the counters, if the configuration asks for it.
     stats: Option<StatsSocket>,
     next_cq: AtomicU32,
-    /// Multicast groups: what every shard has a copy of.
+    /// Multicast groups: every shard has a copy of this.
     mcast: Mutex<Arc<McastTable>>,
 }
 
@@ -188,8 +188,8 @@ impl Device {
         }))
     }
 
-    /// Starts the port, where opening its device was put off; the first queue pair does the same. Until then the
-    /// link is down, and nobody answers our neighbours.
+    /// Starts the port, where opening its device was put off; the first queue pair does the same. Until then the link is down,
+    /// and requests of neighbours get no answer.
     ///
     /// # Errors
     /// [`DeviceError::Port`], after which it may be tried again; [`DeviceError::InsideTurn`].
@@ -248,7 +248,7 @@ impl Device {
         self.core.shared.gids.snapshot()
     }
 
-    /// Gives the port one more address, tells the link of it and the program by GID_CHANGE. Returns its index.
+    /// Gives the port one more address, announces it on the link, and reports GID_CHANGE to the program. Returns its index.
     ///
     /// # Errors
     /// [`DeviceError::Address`], [`DeviceError::Exists`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
@@ -268,7 +268,7 @@ impl Device {
         Ok(index)
     }
 
-    /// Takes an address from the port, and tells the program by GID_CHANGE. Queue pairs that use it keep their index.
+    /// Takes an address from the port, and reports GID_CHANGE to the program. Queue pairs that use it keep their index.
     ///
     /// # Errors
     /// [`DeviceError::NoSuchAddress`] also for the link-local address that the port's Ethernet address makes,
@@ -299,24 +299,24 @@ impl Device {
     pub fn shard_counters(&self, shard: usize) -> CounterSnapshot {
         self.core.shared.counters[shard].snapshot()
     }
-    /// What became of the frames of the IP host (ARP, neighbour discovery, ICMP and what is none of them), by name.
-    /// Takes the host's lock for a moment, as each of those frames does; inside a turn, which may have it, there are none.
+    /// Outcomes of the frames of the IP host (ARP, neighbour discovery, ICMP and others), by name. Takes the host's lock for a
+    /// moment, as each of those frames does; inside a turn, which may hold it, the list is empty.
     pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
         if claim::inside_turn() {
             return Vec::new();
         }
         self.core.shared.with_net(|net| net.counters().map(|(counter, n)| (counter.name(), n)).collect())
     }
-    /// What the device, its shards and its queue pairs counted and are, as `roce-stat` gets it. Never stops a shard.
+    /// Counters and state of the device, its shards and its queue pairs, as `roce-stat` gets them. Never stops a shard.
     pub fn stats(&self) -> stats::Snapshot {
         stats::Snapshot::of(&self.core)
     }
-    /// The socket that shows [`stats`](Self::stats) to others, if there is one.
+    /// The socket that serves [`stats`](Self::stats), if there is one.
     pub fn stats_path(&self) -> Option<&std::path::Path> {
         self.stats.as_ref().map(StatsSocket::path)
     }
-    /// Whether this process is a fork of the one that opened the device: then what is left to do with it is to drop it, which
-    /// touches nothing of the other process.
+    /// Whether this process is a fork of the one that opened the device: then the device can only be dropped, which touches
+    /// nothing of the other process.
     pub fn is_forked(&self) -> bool {
         self.core.is_forked()
     }
@@ -329,8 +329,8 @@ impl Device {
         &*self.core.port
     }
 
-    /// One turn of a shard; `None` where somebody else has it, or waits to make a control call, and where there will be
-    /// none: see [`may_turn`](Self::may_turn).
+    /// One turn of a shard; `None` where another thread has it, or waits to make a control call, and where there will be none:
+    /// see [`may_turn`](Self::may_turn).
     ///
     /// # Panics
     /// If there is no such shard; if the port or a `tracing` subscriber does, which is the end of the shard.
@@ -349,7 +349,7 @@ impl Device {
         claim::not_inside_turn()?;
         if self.core.cells[shard].is_dead() { Err(DeviceError::ShardDied { shard }) } else { Ok(()) }
     }
-    /// Time until the shard has something to do of its own accord; `None`: nothing is due, or it is being turned.
+    /// Time until the shard has work by itself; `None`: nothing is due, or it is being turned.
     pub fn next_deadline(&self, shard: usize) -> Option<Duration> {
         let due = self.core.service.wait(self.now());
         let deadline = self.core.peek(shard, |s| s.next_deadline())?;
@@ -357,12 +357,12 @@ impl Device {
         deadline.into_iter().chain(due).min()
     }
 
-    /// The oldest asynchronous event, if there is one. It is to be acknowledged: [`ack_event`](Self::ack_event).
+    /// The oldest asynchronous event, if there is one. To be acknowledged by [`ack_event`](Self::ack_event).
     pub fn try_event(&self) -> Option<Event> {
         self.core.shared.events.try_get()
     }
 
-    /// Waits for an asynchronous event; `None` after `timeout`. Turns shards that nobody else turns meanwhile.
+    /// Waits for an asynchronous event; `None` after `timeout`. Turns shards that no other thread turns meanwhile.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`].
@@ -378,7 +378,7 @@ impl Device {
         self.core.shared.events.ack(event.element);
     }
 
-    /// Asynchronous events that were lost because nobody fetched those before them.
+    /// Asynchronous events that were lost because earlier ones were not fetched.
     pub fn events_lost(&self) -> u64 {
         self.core.shared.events.lost()
     }
@@ -393,8 +393,8 @@ impl Device {
         fd.map(|fd| fd.as_fd()).map_err(|e| DeviceError::Descriptor(e.kind()))
     }
 
-    /// Looks until there is something, for at most `timeout`. Turns shards that nobody else turns meanwhile, so it ends
-    /// on whichever thread it is called. `fd` becomes readable when there is something.
+    /// Calls `look` until it returns something, for at most `timeout`. Turns shards that no other thread turns meanwhile, so it
+    /// ends on whichever thread it is called. `fd` becomes readable when there is something.
     ///
     /// # Errors
     /// [`DeviceError::InsideTurn`]; [`DeviceError::ShardDied`] where there is nothing, and it may never come.
@@ -409,7 +409,7 @@ impl Device {
         let start = std::time::Instant::now();
         let mut idle: u32 = 0;
         loop {
-            // Before the look: what came before the end is found.
+            // Before the call: results from before the death are found.
             let alive = self.check_alive();
             if let Some(found) = look() {
                 return Ok(Some(found));
@@ -423,22 +423,21 @@ impl Device {
                 idle = 0;
                 continue;
             }
-            // Short sleeps first, for what follows at once.
+            // Short sleeps first, for results that follow at once.
             idle = (idle + 1).min(20);
             let nap = Duration::from_micros(u64::from(idle) * 50).min(left);
             match fd {
-                // Nothing that this thread does could make it come sooner; but the end of a shard is to be noticed.
+                // This thread cannot make the result come sooner; but it has to notice the death of a shard.
                 Some(fd) if self.core.dedicated => fd.wait(left.min(DEATH_NOTICE)),
                 None if self.core.dedicated => std::thread::sleep(nap),
                 Some(_) => self.core.sleep(u32::MAX, fd, left.min(SLEEP), nap),
-                // Another thread may bring it about, and has nothing to wake this one by.
+                // Another thread may cause the result, and does not wake this one.
                 None => self.core.sleep(u32::MAX, None, nap, nap),
             }
         }
     }
 
-    /// Destroys an object; where its events are not acknowledged, tries again when `unacked` says that they are, for at
-    /// most `timeout`.
+    /// Destroys an object; where its events are not acknowledged, tries again when `unacked` returns 0, for at most `timeout`.
     fn destroy_wait<T>(
         &self,
         timeout: Duration,
@@ -530,13 +529,13 @@ impl Drop for Device {
         }
         self.core.stop();
         for thread in self.threads.drain(..) {
-            // Dropped by what a turn called, on the very thread: it ends by itself, behind the turn.
+            // The device was dropped by code that a turn called, on this very thread: the thread ends by itself after the turn.
             if thread.thread().id() != std::thread::current().id() {
-                // A thread that panicked has told so; there is nothing to add.
+                // A thread that panicked has reported it; there is nothing to add.
                 let _ = thread.join();
             }
         }
-        // A port that panics is no reason for the end of the device, and perhaps of the process, to be one.
+        // A port that panics must not turn the end of the device into a panic, and perhaps the end of the process.
         let drained = catch_unwind(AssertUnwindSafe(|| self.core.drain_tx(CLOSE_DRAIN)));
         if drained.is_err() {
             tracing::error!(device = %self.name, "the port panicked; what was left to send is lost");

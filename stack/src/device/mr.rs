@@ -8,7 +8,7 @@ use super::error::DeviceError;
 use super::pd::PdCore;
 use crate::mem::{Access, MemError, UserMemory};
 
-/// Rights that only a device with such a feature grants are refused rather than ignored.
+/// Refuses rights that only a device with certain features could grant, rather than ignoring them.
 ///
 /// # Errors
 /// [`DeviceError::Access`], with their names.
@@ -71,7 +71,7 @@ impl MrCore {
         self.fast
     }
 
-    /// Chooses the low 8 bits of the key for the next fast registration; the key.
+    /// Chooses the low 8 bits of the key for the next fast registration; returns the key.
     ///
     /// # Errors
     /// [`DeviceError::WrongKind`] for an ordinary region.
@@ -87,8 +87,9 @@ impl MrCore {
         Ok(key)
     }
 
-    /// Changes the protection domain and the rights, as far as they are given, and the memory: its first byte and its
-    /// length, changed or not. The key stays. Between the call and its return the key grants nothing; on return no shard refers to the memory that it had before.
+    /// Changes the protection domain and the rights, as far as they are given, and the memory: its first byte and its length,
+    /// changed or not. The key stays. Between the call and its return the key grants nothing; on return no shard refers to the
+    /// memory that it had before.
     ///
     /// # Errors
     /// [`DeviceError::Foreign`], [`DeviceError::Access`], [`DeviceError::Memory`]; [`DeviceError::Busy`] while windows
@@ -160,7 +161,7 @@ impl MrCore {
     }
 }
 
-/// In the words of a device: what has windows is in use.
+/// The device's error for this: a region with windows is in use.
 fn busy(error: MemError) -> DeviceError {
     match error {
         MemError::Bound(windows) => DeviceError::Busy { object: "memory region", users: windows as usize },

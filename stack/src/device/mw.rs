@@ -15,7 +15,7 @@ pub struct MwCore {
     mw_type: MwType,
     /// As it was given out.
     key: u32,
-    /// Of type 1: as of the bind posted last.
+    /// Of type 1: the key of the last posted bind.
     current: Mutex<u32>,
     live: AtomicBool,
 }
@@ -40,7 +40,7 @@ impl MwCore {
         *lock(&self.current)
     }
 
-    /// Posts a bind under the next key; the key, if it was posted. Of several threads one binds at a time.
+    /// Posts a bind under the next key; returns the key, if it was posted. Of several threads one binds at a time.
     ///
     /// # Errors
     /// Those of `post`; the key stays.

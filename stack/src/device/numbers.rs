@@ -1,6 +1,6 @@
-//! Who gets which queue pair number and which slot.
+//! Allocates queue pair numbers and slots.
 //!
-//! A number's upper bits name the shard, the rest is drawn at random, so that nobody can guess a queue pair. The number
+//! A number's upper bits name the shard, the rest is drawn at random, so that an attacker cannot guess a queue pair. The number
 //! of a destroyed queue pair rests before it can be drawn again: packets of its first life may still be on the way.
 
 use std::collections::{HashSet, VecDeque};
@@ -66,8 +66,8 @@ impl Numbers {
         if self.slots[shard].live >= self.per_shard {
             return Err(DeviceError::Exhausted { what: "queue pair of this shard", limit });
         }
-        // A random start and then upwards: at most one pass over the shard's numbers, and a single step while they are
-        // few, which the limit on slots (an eighth of the numbers) and short rests see to.
+        // A random start and then upwards: at most one pass over the shard's numbers, and a single step while they are few, which
+        // the limit on slots (an eighth of the numbers) and short rests ensure.
         let base = (shard as u32) << LOW_BITS;
         let start = random()?;
         let mut number = None;

@@ -16,7 +16,7 @@ use crate::id::PdId;
 use crate::mem::{Access, MwType, UserMemory};
 use crate::proto::attr::AhAttr;
 
-/// A protection domain, or a parent domain: one with a thread domain beside it. What is made in it holds it.
+/// A protection domain, or a parent domain: one with a thread domain beside it. Objects that are made in it hold it.
 #[derive(Debug)]
 pub struct PdCore {
     device: Arc<Device>,

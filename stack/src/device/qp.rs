@@ -30,20 +30,20 @@ use crate::sync::words::Word;
 /// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
 const REST_MIN: Duration = Duration::from_secs(1);
 
-/// Numbers that are drawn for a queue pair before it is given up: each is held with the share of connections in all
+/// Numbers that are drawn for a queue pair before it fails: a drawn one is held by a connection with the share of those in all
 /// numbers, an eighth at most.
 const NUMBER_TRIES: usize = 64;
 
-/// What a queue pair is to be.
+/// The parameters of a new queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit<'a> {
     /// Service type.
     pub qp_type: QpType,
-    /// Where send requests complete; an XRC target has none.
+    /// The completion queue of send requests; an XRC target has none.
     pub send_cq: Option<&'a Arc<CqCore>>,
-    /// Where receive requests complete; an XRC queue pair has none.
+    /// The completion queue of receive requests; an XRC queue pair has none.
     pub recv_cq: Option<&'a Arc<CqCore>>,
-    /// Where receive requests are taken from instead of a queue of its own.
+    /// The shared receive queue that it takes from instead of a queue of its own.
     pub srq: Option<&'a Arc<SrqCore>>,
     /// Sizes of the queues.
     pub cap: QpCap,
@@ -72,12 +72,12 @@ impl QpInit<'_> {
     }
 }
 
-/// What an XRC target belongs to.
+/// The owner of an XRC target.
 #[derive(Debug)]
 pub(super) enum TargetOf {
     /// To a user, who made it through this open of the domain.
     Open(Arc<XrcdCore>),
-    /// To the domain itself: it is receive-only, and nobody has a handle.
+    /// The domain itself: it is receive-only, and has no handle.
     Domain(u32),
 }
 
@@ -107,7 +107,7 @@ const fn ext_of(qp_type: QpType) -> usize {
     }
 }
 
-/// The posting end of a queue: whoever has it may post.
+/// The posting end of a queue: its holder may post.
 pub struct RingTap(Producer<Granule>);
 
 impl RingTap {
@@ -121,7 +121,7 @@ impl RingTap {
     pub fn publish(&mut self, n: u32) {
         self.0.publish(n);
     }
-    /// Asks for what posting the next `n` requests touches.
+    /// Prefetches what posting the next `n` requests touches.
     #[inline]
     pub fn prefetch(&self, n: u32) {
         self.0.prefetch(n);
@@ -151,7 +151,7 @@ pub enum GateClosed {
     ShardDied(usize),
 }
 
-/// What posting takes of a queue pair beside the ring: so little that a handle has it on its own cache line.
+/// What posting needs of a queue pair beside the ring: so little that a handle has it on its own cache line.
 #[derive(Clone)]
 pub struct Poster {
     device: Arc<Device>,
@@ -186,7 +186,7 @@ impl Poster {
             GateClosed::State(state_of(word))
         }
     }
-    /// Asks for what a poster looks at before it posts, and for the doorbell.
+    /// Prefetches what a poster checks before it posts, and the doorbell.
     #[inline]
     pub fn prefetch(&self) {
         self.device.words().prefetch(self.index);
@@ -213,21 +213,22 @@ impl Poster {
     pub fn may_post_recv(&self) -> Result<u32, GateClosed> {
         self.gate(Gates::POST_RECV)
     }
-    /// Tells the shard of send requests that were published.
+    /// Notifies the shard of send requests that were published.
     #[inline]
     pub fn send_posted(&self) {
-        // Publish, fence, look at the promise here; take the promise back, fence (heavy), look at the ring in the shard.
+        // Here: publish, fence, read the flag. In the shard: clear the flag, heavy fence, read the ring. One of the two sees the
+        // other.
         asymmetric::light();
         if !self.word().is_watched() {
             self.ring();
         }
     }
-    /// Tells the shard of receive requests that were published, where that matters: it finds them by itself when a
-    /// message arrives, but one posted in ERR has to be flushed.
+    /// Notifies the shard of receive requests that were published, where needed: it finds them by itself when a message arrives,
+    /// but one posted in ERR has to be flushed.
     #[inline]
     pub fn recv_posted(&self) {
-        // Publish, fence, look at the state here; publish the state, fence (heavy), look at the ring in the shard: one of the
-        // two sees the other.
+        // Here: publish, fence, read the state. In the shard: publish the state, heavy fence, read the ring. One of the two sees
+        // the other.
         asymmetric::light();
         if Gates::from_bits(self.word().gates()).has(Gates::FLUSH_RQ) {
             self.ring();
@@ -270,7 +271,7 @@ pub struct QpCore {
     counters: Arc<QpCounters>,
 }
 
-/// Checks sizes against the device's limits; what is granted.
+/// Checks sizes against the device's limits; returns the granted ones.
 fn grant(cap: &QpCap) -> Result<QpCap, DeviceError> {
     let within = |what, given: u32, max: u32| {
         if given <= max {
@@ -292,8 +293,8 @@ fn grant(cap: &QpCap) -> Result<QpCap, DeviceError> {
     })
 }
 
-/// A slot and a number, which nobody holds: a connection that ended may rest longer than the queue pair that it had
-/// (TIMEWAIT), and a new one under the same number would be refused (IBA 12.9.8).
+/// A slot and a number without a holder: a connection that ended may rest longer than the queue pair that it had (TIMEWAIT), and
+/// a new one under the same number would be refused (IBA 12.9.8).
 fn number(
     device: &Device,
     td: Option<&Arc<TdCore>>,
@@ -305,9 +306,9 @@ fn number(
             let wish = shard.or(td.and_then(|td| td.shard()));
             let at = wish.unwrap_or_else(|| numbers.least_loaded(|shard| device.core.cells[shard].is_dead()));
             let taken = numbers.take(device.now(), at, || device.random.next())?;
-            // Under the lock, so that two first ones do not part.
+            // Under the lock, so that two threads that make the first one choose the same shard.
             if let (Some(td), None) = (td, shard) {
-                td.settle(at);
+                td.set_shard(at);
             }
             (at, taken)
         };
@@ -355,7 +356,7 @@ impl QpCore {
             let max = device.shards() as u64 - 1;
             return Err(DeviceError::Range { what: "shard", given: shard as u64, min: 0, max });
         }
-        // The first use of the wire, if nobody started the port before.
+        // The first use of the wire, unless the port was started before.
         device.start()?;
         let first_psn = Psn::new(device.random.next()?);
         let (shard, (slot, qpn)) = match init.qp_type {
@@ -427,11 +428,11 @@ impl QpCore {
     pub fn pd(&self) -> Option<&Arc<PdCore>> {
         self.pd.as_ref()
     }
-    /// Where send requests complete; an XRC target has none.
+    /// The completion queue of send requests; an XRC target has none.
     pub fn send_cq(&self) -> Option<&Arc<CqCore>> {
         self.send_cq.as_ref()
     }
-    /// Where receive requests complete; an XRC queue pair has none.
+    /// The completion queue of receive requests; an XRC queue pair has none.
     pub fn recv_cq(&self) -> Option<&Arc<CqCore>> {
         self.recv_cq.as_ref()
     }
@@ -449,7 +450,7 @@ impl QpCore {
     pub fn qp_type(&self) -> QpType {
         self.qp_type
     }
-    /// What posting to it takes.
+    /// The part that posting to it needs.
     #[inline]
     pub fn poster(&self) -> &Poster {
         &self.poster
@@ -486,8 +487,8 @@ impl QpCore {
         lock(&self.rq)
     }
 
-    /// What it counted since it was made; 0 where only a shard counts ([`Counter::per_qp`](super::Counter::per_qp)).
-    /// Never stops the shard.
+    /// Its counters since it was made; 0 where only a shard counts ([`Counter::per_qp`](super::Counter::per_qp)). Never stops the
+    /// shard.
     pub fn counters(&self) -> CounterSnapshot {
         self.counters.snapshot()
     }
@@ -497,7 +498,7 @@ impl QpCore {
         state_of(self.poster.word())
     }
 
-    /// As [`state`](Self::state), where somebody can change it still.
+    /// As [`state`](Self::state), if its shard lives.
     ///
     /// # Errors
     /// [`DeviceError::ShardDied`].
@@ -506,7 +507,7 @@ impl QpCore {
         if word.is_dead() { Err(DeviceError::ShardDied { shard: self.shard() }) } else { Ok(state_of(word)) }
     }
 
-    /// Changes attributes, and the state where the mask says so.
+    /// Changes attributes, and the state where the mask has it.
     ///
     /// # Errors
     /// [`DeviceError::Modify`], [`DeviceError::InsideTurn`].
@@ -535,7 +536,7 @@ impl QpCore {
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
-    /// Destroys the queue pair. Its asynchronous events that nobody fetched are gone with it.
+    /// Destroys the queue pair. Its asynchronous events that were not fetched are gone with it.
     ///
     /// # Errors
     /// [`DeviceError::Busy`] while something else refers to it or it is attached to a multicast group,

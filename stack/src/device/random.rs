@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess: from the operating system, or from a seed where a run must repeat.
+//! Numbers that an attacker cannot guess: from the operating system, or from a seed where a run must repeat.
 
 use std::sync::Mutex;
 
@@ -6,7 +6,7 @@ use super::claim::lock;
 use super::error::{DeviceError, OpenError};
 
 pub(super) struct Random {
-    /// State of the generator; `None`: ask the operating system.
+    /// State of the generator; `None`: use the operating system.
     seeded: Option<Mutex<u64>>,
 }
 

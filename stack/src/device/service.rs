@@ -1,6 +1,6 @@
 //! A service of the control plane that runs between turns: connection management.
 //!
-//! It has no thread of its own, so it works in every drive: whoever turns a shard runs it afterwards when it is due,
+//! It has no thread of its own, so it works with every drive: the thread that turned a shard runs it afterwards when it is due,
 //! outside the shard's claim. While there is none, that costs a turn one load.
 
 use core::time::Duration;
@@ -15,18 +15,18 @@ use crate::net::{Net, Resolution};
 use crate::sync::alarm::Alarm;
 use crate::time::Instant;
 
-/// What is run between turns.
+/// A service that runs between turns.
 pub trait Service: Send + Sync {
-    /// Works off what is due, in bounded time. May make control calls; must not end the service. Called by one thread at
-    /// a time.
+    /// Does the work that is due, in bounded time. May make control calls; must not end the service. Called by one thread at a
+    /// time.
     fn step(&self);
 
-    /// Whether a queue pair number is in use by it, though no queue pair may have it any more: it is not given out.
-    /// Called while the service may be running on another thread.
+    /// Whether it still uses a queue pair number, which perhaps no queue pair has any more: the number is not given out. Called while
+    /// the service may be running on another thread.
     fn holds(&self, qpn: Qpn) -> bool;
 
-    /// A shard of the device died: who has users tells them. Called while a panic unwinds, perhaps one that came through
-    /// the service itself: must neither panic nor wait for a lock.
+    /// A shard of the device died: a service with users reports it to them. Called while a panic unwinds, perhaps one that came
+    /// through the service itself: must neither panic nor wait for a lock.
     fn device_died(&self) {}
 }
 
@@ -39,7 +39,7 @@ pub(super) struct ServiceSlot {
 }
 
 impl ServiceSlot {
-    /// Whether it is to be run, at this time.
+    /// Whether it is due at this time.
     #[inline]
     pub(super) fn is_due(&self, now: impl FnOnce() -> Instant) -> bool {
         self.alarm.due().is_some_and(|due| due <= now())
@@ -47,7 +47,7 @@ impl ServiceSlot {
 
     /// Whether the service, if there is one, holds a queue pair number.
     fn holds(&self, qpn: Qpn) -> bool {
-        // Asked outside of the lock, under which it runs.
+        // Called outside of the lock, under which it runs.
         let service = lock(&self.service).clone();
         service.is_some_and(|service| service.holds(qpn))
     }
@@ -57,13 +57,13 @@ impl ServiceSlot {
         self.alarm.due().map(|due| Duration::from_nanos(due.nanos_since(now)))
     }
 
-    /// Runs it. One that panicked before is run all the same: it knows, and tells its users.
+    /// Runs it. One that panicked before is run all the same: it knows, and reports it to its users.
     #[cold]
     pub(super) fn run(&self) {
         let service = match self.service.try_lock() {
             Ok(service) => service,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            // Who finds it running has nothing to do.
+            // It is running: nothing to do.
             Err(TryLockError::WouldBlock) => return,
         };
         match &*service {
@@ -76,7 +76,7 @@ impl ServiceSlot {
         }
     }
 
-    /// As [`ServiceSlot::run`], on a thread of the device: a panic has been reported, and the shards have to be turned.
+    /// As [`ServiceSlot::run`], on a thread of the device: a panic was reported, and the shards have to be turned.
     #[cold]
     pub(super) fn run_apart(&self) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.run()));
@@ -84,7 +84,7 @@ impl ServiceSlot {
 
     /// A shard died, on this thread.
     pub(super) fn device_died(&self) {
-        // Who has the lock runs it, on this thread perhaps, or puts one in: both will ask whether the device lives.
+        // The holder of the lock runs it, on this thread perhaps, or installs one: both will check whether the device lives.
         if let Ok(service) = self.service.try_lock()
             && let Some(service) = &*service
         {
@@ -94,7 +94,7 @@ impl ServiceSlot {
     }
 }
 
-/// A step that panics leaves word that there is something to do: to tell of it.
+/// Rings the alarm if a step panics, so that the panic is reported.
 struct RingOnPanic<'a>(&'a Alarm);
 
 impl Drop for RingOnPanic<'_> {
@@ -103,14 +103,14 @@ impl Drop for RingOnPanic<'_> {
     }
 }
 
-/// The way to a peer, for whoever connects to it.
+/// The path to a peer, for a connection to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PeerPath {
-    /// Its station is known, or it is one of our own addresses.
+    /// Its Ethernet address is known, or it is one of our own addresses.
     Known,
-    /// The link is being asked.
+    /// It is being resolved.
     Pending,
-    /// Nobody answers there.
+    /// There is no answer.
     Unreachable,
 }
 
@@ -128,7 +128,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes the service out: when this returns, nobody runs it any more.
+    /// Removes the service: when this returns, no thread runs it any more.
     pub fn uninstall(&self) {
         let place = &self.core().service.service;
         // Inside a turn it may be this thread that runs it; then it stays, and finds nothing to do.
@@ -164,12 +164,12 @@ impl Device {
         &self.core().service.alarm
     }
 
-    /// Sees to it that somebody looks at the alarm soon.
+    /// Makes a thread check the alarm soon.
     pub fn wake(&self) {
         self.core().wake_helper();
     }
 
-    /// Whether a peer can be reached; asks the link if need be, and then has the answer a little later.
+    /// Whether a peer can be reached; sends requests on the link if need be, and then has the answer a little later.
     pub fn path_to(&self, peer: &Gid) -> PeerPath {
         if self.core().shared.gids.contains(peer) {
             return PeerPath::Known;
@@ -177,8 +177,8 @@ impl Device {
         self.path_by(|net, now| net.resolve(now, peer))
     }
 
-    /// Whether an answer can go to a peer, which may be a stranger: he takes no place from those whom the program asked
-    /// for, and his answer goes to the station from which his message came where nothing else is known of him.
+    /// Whether an answer can go to a peer, which may be a stranger: a stranger evicts no neighbour that the program resolved, and
+    /// where the table does not have it the answer goes to the Ethernet address that its message came from.
     pub fn path_of_answer(&self, peer: &Gid) -> PeerPath {
         if self.core().shared.gids.contains(peer) {
             return PeerPath::Known;
@@ -207,7 +207,7 @@ impl Device {
         self.core().shared.with_net(|net| net.source_to(peer))
     }
 
-    /// A random number, from where keys come from.
+    /// A random number, from the source of keys.
     ///
     /// # Errors
     /// [`DeviceError::Random`].

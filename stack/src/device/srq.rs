@@ -31,7 +31,7 @@ pub struct SrqAttr {
 }
 
 bitflags::bitflags! {
-    /// Which attributes [`SrqCore::modify`] is to change (`enum ibv_srq_attr_mask`).
+    /// The attributes that [`SrqCore::modify`] changes (`enum ibv_srq_attr_mask`).
     #[doc(alias = "ibv_srq_attr_mask")]
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct SrqAttrMask: u32 {
@@ -65,12 +65,12 @@ impl SrqNumbers {
     }
 }
 
-/// What makes a shared receive queue one of XRC: others name it by its number.
+/// The parameters of an XRC shared receive queue: senders name it by its number.
 #[derive(Clone, Copy, Debug)]
 pub struct XrcSrqInit<'a> {
     /// Its XRC domain.
     pub xrcd: &'a Arc<XrcdCore>,
-    /// Where its receive requests complete.
+    /// The completion queue of its receive requests.
     pub cq: &'a Arc<CqCore>,
 }
 
@@ -206,7 +206,7 @@ impl SrqCore {
     pub fn tap(&self) -> MutexGuard<'_, SrqTap> {
         lock(&self.tap)
     }
-    /// What a shard takes from.
+    /// The end that a shard takes from.
     pub(super) fn end(&self) -> SrqEnd {
         SrqEnd { number: self.number, pd: self.pd.id(), taker: self.tap().poster.taker() }
     }
@@ -252,7 +252,7 @@ impl SrqCore {
             }
         }
         if mask.contains(SrqAttrMask::MAX_WR) {
-            // Takers follow by themselves; this lets go of the old ring.
+            // Takers follow by themselves; this frees the old ring.
             for shard in 0..self.device().shards() {
                 self.device().core().control_living(shard, |s, _| s.refresh_srqs())?;
             }

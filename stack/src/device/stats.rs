@@ -1,14 +1,14 @@
-//! What a running stack is doing, for whoever looks on: its shards, its queue pairs and what they counted.
+//! Counters and state of a running stack, for observers: its shards and its queue pairs.
 //!
-//! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for
-//! it. A device that was asked to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix
-//! socket, and [`Snapshot::fetch`] takes one from there.
+//! Taking a [`Snapshot`] reads counters and published words; it never takes a shard's claim, so nothing waits for it. A device
+//! that is configured to ([`DeviceConfig::stats`](super::DeviceConfig::stats)) serves snapshots on a unix socket, and
+//! [`Snapshot::fetch`] takes one from there.
 //!
 //! # Protocol
 //!
-//! Whoever connects gets one snapshot, a JSON object, and the end of the stream; what a client sends is never read.
-//! `version` is [`VERSION`]; fields and counters are added without a new version, so a reader skips names that it does
-//! not know and takes counters that are missing for 0 (those that are 0 are left out). `nc -U SOCKET` shows it.
+//! A client gets one snapshot, a JSON object, and the end of the stream; its own data is never read. `version` is [`VERSION`];
+//! fields and counters are added without a new version, so a reader skips names that it does not know and takes counters that are
+//! missing for 0 (those that are 0 are left out). `nc -U SOCKET` shows it.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -27,7 +27,7 @@ use crate::shard::counters::{CounterSnapshot, QpCounters};
 
 /// Version of the protocol.
 pub const VERSION: u32 = 1;
-/// Queue pairs that a snapshot lists; [`Snapshot::qps_total`] tells how many there are.
+/// Queue pairs that a snapshot lists; [`Snapshot::qps_total`] is their number.
 pub const QPS_LISTED: usize = 16_384;
 /// Bytes that [`Snapshot::fetch`] takes at most.
 const FETCH_MAX: u64 = 64 << 20;
@@ -61,7 +61,7 @@ pub struct Snapshot {
     pub gids: Vec<String>,
     /// When the snapshot was taken, by the device's clock, in nanoseconds; rates are differences over it.
     pub at_ns: u64,
-    /// What the port counted.
+    /// Counters of the port.
     #[serde(default)]
     pub port_counters: Counts,
     /// The shards.
@@ -80,10 +80,10 @@ pub struct ShardStats {
     /// Its queue pairs.
     #[serde(default)]
     pub qps: usize,
-    /// Whether it died of a panic: nobody turns it any more.
+    /// Whether it died of a panic: no thread turns it any more.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub dead: bool,
-    /// What it counted.
+    /// Its counters.
     #[serde(default)]
     pub counters: Counts,
 }
@@ -102,10 +102,10 @@ pub struct QpStats {
     /// Its shard.
     #[serde(default)]
     pub shard: usize,
-    /// Whom it talks to, once it is connected.
+    /// The other end, once it is connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<PeerStats>,
-    /// What it counted.
+    /// Its counters.
     #[serde(default)]
     pub counters: Counts,
 }
@@ -123,7 +123,7 @@ pub struct PeerStats {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StatsError {
-    /// Nobody listens any more: the process ended without removing its socket.
+    /// No process listens any more: it ended without removing its socket.
     #[error("{}: no process serves this socket any more; remove it", path.display())]
     Stale {
         /// The socket.
@@ -134,10 +134,10 @@ pub enum StatsError {
     Io {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// What came is no snapshot.
+    /// The data is no snapshot.
     #[error("{}: this is no statistics socket ({reason})", path.display())]
     Format {
         /// The socket.
@@ -248,8 +248,7 @@ impl Snapshot {
     /// Takes a snapshot from the device that listens at `path`.
     ///
     /// # Errors
-    /// [`StatsError`]; what the other side sends is checked, at most 64 MiB of it are taken, and no pause of more than
-    /// 2 seconds.
+    /// [`StatsError`]; the data is checked, at most 64 MiB of it are taken, and no pause of more than 2 seconds.
     pub fn fetch(path: &Path) -> Result<Self, StatsError> {
         let io = |source: std::io::Error| match source.kind() {
             std::io::ErrorKind::ConnectionRefused => StatsError::Stale { path: path.into() },
@@ -286,16 +285,16 @@ fn program() -> String {
     name.map_or(String::new(), |name| name.to_string_lossy().into_owned())
 }
 
-/// The directory where stacks show themselves by default and `roce-stat` looks for them: `$XDG_RUNTIME_DIR/roce`, or
+/// The directory where stacks put their sockets by default and `roce-stat` searches for them: `$XDG_RUNTIME_DIR/roce`, or
 /// `/tmp/roce-UID` where that is not set. It is made if it does not exist, for this user alone.
 ///
 /// # Errors
-/// [`StatsError::Dir`]: it cannot be made, or somebody else could put a socket into it.
+/// [`StatsError::Dir`]: it cannot be made, or another user could put a socket into it.
 pub fn runtime_dir() -> Result<PathBuf, StatsError> {
     runtime::dir().map_err(|Unusable { path, reason }| StatsError::Dir { path, reason })
 }
 
-/// What looking on needs to know of a queue pair.
+/// What a snapshot needs of a queue pair.
 #[derive(Clone, Debug)]
 pub(super) struct QpEntry {
     pub qp_type: QpType,

@@ -1,8 +1,7 @@
-//! The socket that shows a device's counters: one thread, asleep unless somebody connects.
+//! The socket that serves a device's counters: one thread, asleep until a client connects.
 //!
-//! It reads counters and published words, never takes a shard's claim, and never reads what a client sends. One client is
-//! served at a time, for at most [`CLIENT_PATIENCE`]; a client that hangs costs the others that much and nobody else
-//! anything.
+//! It reads counters and published words, never takes a shard's claim, and never reads data of a client. One client is served at
+//! a time, for at most [`CLIENT_PATIENCE`]; a client that hangs delays other clients by that much and affects nothing else.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -24,7 +23,7 @@ use crate::sync::process::Process;
 const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
 /// Rest after each client, so that even one that connects all the time gets little of this machine.
 const REST: Duration = Duration::from_millis(5);
-/// Bytes written between two looks at the clock.
+/// Bytes written between two checks of the time.
 const PIECE: usize = 32 << 10;
 
 /// The socket and its thread, until dropped.
@@ -89,11 +88,11 @@ impl Drop for StatsSocket {
     }
 }
 
-/// A listening socket that at no moment anybody but this user could connect to: it is made in a directory of its own
-/// and moved to its place when its mode is set.
+/// A listening socket that at no moment another user could connect to: it is made in a directory of its own and moved to its
+/// place when its mode is set.
 fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
     let failed = |error: std::io::Error| format!("it cannot be made ({error})");
-    // Moving it would give it a name that nobody can connect to.
+    // Moving it would give it a name too long to connect to.
     SocketAddr::from_pathname(path).map_err(failed)?;
     make_way(path)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -121,7 +120,7 @@ fn serve(listener: &UnixListener, core: &Core, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         match listener.accept() {
             Ok((client, _)) if !stop.load(Ordering::Acquire) => {
-                // A client that went away, or was too slow, asks again.
+                // A client that went away, or was too slow, has to connect again.
                 let _ = show(client, &Snapshot::of(core).to_json(), stop);
                 thread::park_timeout(REST);
             }

@@ -1,4 +1,4 @@
-//! Thread domains: what one thread of a program uses.
+//! Thread domains: the objects that one thread of a program uses.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +9,7 @@ use super::error::DeviceError;
 #[derive(Debug)]
 pub struct TdCore {
     device: Arc<Device>,
-    /// Where its queue pairs are, from the first one on.
+    /// The shard of its queue pairs, from the first one on.
     shard: OnceLock<usize>,
 }
 
@@ -26,7 +26,7 @@ impl TdCore {
         self.shard.get().copied()
     }
     /// Its first queue pair is on this shard.
-    pub(super) fn settle(&self, shard: usize) {
+    pub(super) fn set_shard(&self, shard: usize) {
         self.shard.get_or_init(|| shard);
     }
 

@@ -1,4 +1,4 @@
-//! XRC domains: what XRC shared receive queues and XRC targets have in common (IBA A14).
+//! XRC domains: they connect XRC shared receive queues and XRC targets (IBA A14).
 //!
 //! A domain lives as long as one of its opens does. Queue pairs that were made with a handle hold the open they were
 //! made through. A receive-only queue pair is the domain's own: no handle of it exists, and it ends with the domain.
@@ -29,7 +29,7 @@ impl Domains {
     }
 }
 
-/// What all opens of a domain share.
+/// Shared by all opens of a domain.
 #[derive(Debug)]
 struct Domain {
     id: u32,
@@ -46,7 +46,7 @@ struct Receiver {
     registered: HashSet<u32>,
 }
 
-/// Which domain to open (`struct ibv_xrcd_init_attr`).
+/// The domain to open (`struct ibv_xrcd_init_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct XrcdInit<'a> {
     /// Its name in the device; without one it is a new domain that only copies of the handle share.
@@ -189,7 +189,7 @@ impl XrcdCore {
         self.receiver(qpn)?.query()
     }
 
-    /// This open registers with a receive-only queue pair: it is not destroyed as long as somebody is registered.
+    /// Registers this open with a receive-only queue pair, which is not destroyed as long as an open is registered.
     ///
     /// # Errors
     /// [`DeviceError::NoSuchTarget`].
@@ -203,8 +203,8 @@ impl XrcdCore {
         }
     }
 
-    /// This open is done with a receive-only queue pair. The last one that says so destroys it; closing the domain says
-    /// nothing.
+    /// Unregisters this open from a receive-only queue pair. The last open to do so destroys it; closing the domain does not
+    /// unregister.
     ///
     /// # Errors
     /// [`DeviceError::NoSuchTarget`], also where this open is not registered; [`DeviceError::InsideTurn`].
