@@ -131,7 +131,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
         let (mut failed, mut ending) = (false, false);
         let mut resting = 2;
         let done = run(&mut w, &mut managers, LIMIT, |w, managers| {
-            forger.overhear(w, lies);
+            forger.forge(w, lies);
             for node in 0..2 {
                 poll(w, node, &mut ends[node]);
                 let now = w.now;

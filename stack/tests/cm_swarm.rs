@@ -574,7 +574,7 @@ impl Run {
                 assert!(self.gone[node].contains(id), "{side:?} has not ended");
             }
         }
-        self.report.lies = self.w.forger.told as u32;
+        self.report.lies = self.w.forger.lies as u32;
         let unmasked = |node: &Machine| node.counters().get(Counter::NotThePeer) as u32;
         self.report.unmasked = self.w.nodes.iter().map(unmasked).sum();
         self.report

@@ -139,10 +139,10 @@ fn timeout_limit_and_a_partition() {
     s.world.link(B, A).plan = Plan::CLEAN.with(Fault::Partition, 1_000_000);
     s.post(A, WrOpcode::RdmaWrite, 10);
     s.wait(SECOND);
-    assert_eq!(s.said(A).len(), 4);
+    assert_eq!(s.sent(A).len(), 4);
     s.expect_cqe(A, RdmaWrite, RetryExcErr);
     s.expect_cqe(A, Recv, WrFlushErr);
-    assert!(s.said(B).len() >= 4, "it was one-way: every copy was answered");
+    assert!(s.sent(B).len() >= 4, "it was one-way: every copy was answered");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn partial_read_retry() {
     s.drop_nth(B, opcode(O::RC_READ_RESPONSE_MIDDLE), 3);
     s.post(A, WrOpcode::RdmaRead, 8192);
     s.wait(MS);
-    let requests: Vec<_> = s.said(A).into_iter().map(|p| (p.psn, p.reth().len)).collect();
+    let requests: Vec<_> = s.sent(A).into_iter().map(|p| (p.psn, p.reth().len)).collect();
     assert_eq!(requests, [(0x100, 8192), (0x103, 5120)]);
     s.expect_cqe(A, RdmaRead, Success);
     assert_eq!(s.get(A, 0, 8192), bytes);
@@ -212,7 +212,7 @@ fn partial_write_retry() {
     s.post(A, WrOpcode::RdmaWrite, 8192);
     s.wait(MS);
     s.expect(B, &[nak(PsnSequenceError), acks()]);
-    let again: Vec<u32> = s.said(A).iter().skip(8).map(|p| p.psn).collect();
+    let again: Vec<u32> = s.sent(A).iter().skip(8).map(|p| p.psn).collect();
     assert_eq!(again, [0x103, 0x104, 0x105, 0x106, 0x107]);
     s.expect_cqe(A, RdmaWrite, Success);
     assert_eq!(s.get(B, 1 << 15, 8192), bytes);

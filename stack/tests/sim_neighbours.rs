@@ -279,7 +279,7 @@ fn a_packet_to_a_liar_is_noticed() {
     write(&mut world, &ends);
     let complaint = (0..1000).find_map(|_| world.step().err()).expect("a packet went to the liar");
     assert!(complaint.contains(&format!("{:02x?}", LIAR.0)), "{complaint}");
-    assert_eq!(check::station(&world.nodes, &[0; 60]), Ok(()), "no packet");
+    assert_eq!(check::dst_mac(&world.nodes, &[0; 60]), Ok(()), "no packet");
 }
 
 // Goal: failover. The peer's address moves to another station, with or without saying so, and the queue pair follows in
@@ -295,10 +295,10 @@ fn a_peer_that_moved_is_followed() {
         });
         rig.wait(2 * SECOND);
         let wr = rig.wr(1, WrOpcode::RdmaWrite, 8);
-        assert_eq!((rig.post(&wr).len(), rig.station()), (1, rig.peer_mac()));
+        assert_eq!((rig.post(&wr).len(), rig.dst_mac()), (1, rig.peer_mac()));
         rig.move_peer(moved, told);
         let said = rig.wait(4 * SECOND);
-        assert_eq!(rig.station(), moved, "{said:?}");
+        assert_eq!(rig.dst_mac(), moved, "{said:?}");
         assert!(!said.is_empty());
         rig.send(&ack(0x100, 1));
         assert_eq!(rig.done(), [(1, WcStatus::Success)]);

@@ -180,7 +180,7 @@ fn checkers_notice() {
         (Plant::UnreliableWord, "which no message wrote there"),
         (Plant::OtherQueue, "queue"),
         (Plant::Window, "lives after a LOCAL_INV"),
-        (Plant::Unheard, "did not flush"),
+        (Plant::EventsIgnored, "did not flush"),
         (Plant::NoReceives, "never complete"),
     ] {
         let noticed = (0..60).filter_map(|seed| workload::run_planted(seed, plant).err());

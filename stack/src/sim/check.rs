@@ -1,4 +1,4 @@
-//! What must hold whatever the network does. A checker is fed with events and complains by an `Err`.
+//! Invariants that must hold whatever the network does. A checker is fed with events and complains by an `Err`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -12,7 +12,7 @@ use crate::proto::wqe::Cqe;
 use crate::shard::counters::Counter;
 use crate::wire::{Ingress, Kind, Transport, locate};
 
-/// Every checker: what it holds, and the test that shows it to fire on a planted fault.
+/// Every checker: its invariant, and the test that shows it to fire on a planted fault.
 pub const CHECKERS: &[(&str, &str)] = &[
     (
         "each request of a queue completes once, in order; after a failure all are flushed",
@@ -26,7 +26,10 @@ pub const CHECKERS: &[(&str, &str)] = &[
     ("nothing beside a message's buffers is written", "bytes_beside_a_message_are_noticed"),
     ("nothing beside a region is written", "a_spoilt_guard_is_seen"),
     ("a window is never exceeded, nor half of the circle", "windows_are_kept"),
-    ("a packet goes to the station of the node that has its destination", "a_packet_to_a_liar_is_noticed"),
+    (
+        "a packet goes to the Ethernet address of the node that has its destination",
+        "a_packet_to_a_liar_is_noticed",
+    ),
     ("frames and buffers balance, each frame is named by a counter", "frames_are_counted"),
     ("a node without queue pairs waits for nothing", "something_left_is_noticed"),
     (
@@ -35,7 +38,7 @@ pub const CHECKERS: &[(&str, &str)] = &[
     ),
     ("unreliable WRITEs leave words of messages that were written there", "words_of_unreliable_writes"),
     (
-        "a window's key is dead once it is invalidated, and whoever overflows a queue is told",
+        "a window's key is dead once it is invalidated, and the overflow of a queue is reported",
         "checkers_notice",
     ),
     ("in a whole run: each of the above, dead keys, and that everything ends", "checkers_notice"),
@@ -45,7 +48,7 @@ pub const CHECKERS: &[(&str, &str)] = &[
     ("each fault and each mark happens", "q60_seeds"),
 ];
 
-/// What is wrong, in words.
+/// The error is the complaint, for a report.
 pub type Check = Result<(), String>;
 
 /// Each work request of a queue completes once, in order; unsignalled ones without a completion of their own,
@@ -101,7 +104,7 @@ impl Completions {
     }
 }
 
-/// Bytes of remote memory that one queue pair alone writes: what they must be, and what a READ may return.
+/// Bytes of remote memory that one queue pair alone writes: their expected values, and what a READ may return.
 ///
 /// Writes count in the order of their work requests. A READ that is repeated may see later writes that started
 /// before it completed (IBA 9.5, table 79), up to the next fence.
@@ -171,7 +174,7 @@ impl FlatMemory {
 /// A word that atomics of one queue pair alone change.
 #[derive(Clone, Debug, Default)]
 pub struct FlatWord {
-    /// What it holds after every operation that is known to be complete.
+    /// Its value after every operation that is known to be complete.
     pub value: u64,
     /// Operations that are posted: `Ok((compare, swap))` or `Err(add)`.
     pub pending: VecDeque<Result<(u64, u64), u64>>,
@@ -183,7 +186,7 @@ impl FlatWord {
         Self { value, pending: VecDeque::new() }
     }
 
-    /// What it will hold after everything that is posted.
+    /// Its value after everything that is posted.
     pub fn expected(&self) -> u64 {
         self.pending.iter().fold(self.value, |value, op| Self::next(value, *op))
     }
@@ -267,7 +270,7 @@ pub struct Message {
     pub inv: bool,
     /// A WRITE with immediate.
     pub write: bool,
-    /// Which of its shared receive queues it names, on XRC.
+    /// The shared receive queue that it names, on XRC.
     pub queue: usize,
 }
 
@@ -314,7 +317,7 @@ impl Arrivals {
         }
     }
 
-    /// A new life: what has not arrived never will.
+    /// A new life: messages that have not arrived never will.
     pub fn forget(&mut self) {
         self.expected.clear();
     }
@@ -340,7 +343,7 @@ struct Sender {
 pub struct Window(BTreeMap<(usize, Qpn), Sender>);
 
 impl Window {
-    /// A connection begins: what a node sends to that queue pair starts at `first`, far from where it was before.
+    /// A connection begins: requests of a node to that queue pair start at `first`, far from where they were before.
     pub fn begin(&mut self, node: usize, peer: Qpn, first: Psn) {
         let before = self.0.get(&(node, peer)).and_then(|s| s.una);
         self.0.insert((node, peer), Sender { una: Some(first), before, ..Sender::default() });
@@ -359,7 +362,7 @@ impl Window {
         let una = *sender.una.get_or_insert(psn);
         if sender.high.is_none_or(|high| psn.diff(high) > 0) {
             sender.high = Some(psn);
-            // A READ asked for from its middle, after the link delivered a later response, is behind.
+            // A READ requested again from its middle, after the link delivered a later response, is behind.
             if psn.diff(una) >= 0 {
                 sender.flying.push_back(psn);
             }
@@ -397,8 +400,8 @@ impl Window {
     }
 }
 
-/// A packet to a node's address goes to that node's station, whoever says that it is elsewhere.
-pub fn station(nodes: &[Node], frame: &[u8]) -> Check {
+/// A packet to a node's IP address goes to that node's Ethernet address, even if a liar claims to have it.
+pub fn dst_mac(nodes: &[Node], frame: &[u8]) -> Check {
     let Ok(Ingress::Roce(layout)) = locate(frame) else { return Ok(()) };
     let dst = layout.dst(frame);
     match nodes.iter().find(|node| node.gid == dst && !frame.starts_with(&node.mac.0)) {
@@ -407,7 +410,7 @@ pub fn station(nodes: &[Node], frame: &[u8]) -> Check {
     }
 }
 
-/// Nothing was written outside of what was granted.
+/// Nothing was written outside of granted memory.
 pub fn guards(node: &Node) -> Check {
     match node.regions().iter().position(|r| !r.guards_intact()) {
         Some(i) => Err(format!("node {}: bytes around region {i} were written", node.config.index)),
@@ -443,7 +446,7 @@ pub fn no_leak(node: &Node) -> Check {
     Ok(())
 }
 
-/// The counters know every frame: what the port gave and took, and how each packet received ended.
+/// The counters account for every frame: those that the port gave and took, and the outcome of each packet received.
 pub fn counters(node: &Node, delivered: u64, taken: u64) -> Check {
     let c = node.counters();
     let (rx, tx) = (c.get(Counter::RxFrames), c.get(Counter::TxFrames));
@@ -492,7 +495,7 @@ mod tests {
     use crate::time::Instant;
     use crate::wire::{Flow, Opcode};
 
-    // Goal, of each test here: the checker is content with what is right and fires on what is wrong.
+    // Goal, of each test here: the checker accepts correct histories and fires on wrong ones.
 
     #[test]
     fn completions_once_and_in_order() {

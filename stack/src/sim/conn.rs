@@ -28,11 +28,11 @@ pub(super) struct End {
     pub qpn: Qpn,
     ty: QpType,
     shard: usize,
-    /// Where both its queues complete.
+    /// The completion queue of both its queues.
     pub cq: CqId,
-    /// That has no room for everything.
+    /// That queue has no room for everything.
     pub tight: bool,
-    /// It overflowed, and what that brought.
+    /// It overflowed, and the events that this caused.
     pub overran: Overran,
     /// Times that the queue pair came out of RESET.
     lives: u32,
@@ -42,14 +42,14 @@ pub(super) struct End {
     gone: Option<Gone>,
 }
 
-/// What the program was told of an overflow.
+/// The events of an overflow that the program received.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Overran {
     /// Of the completion queue.
     pub cq: bool,
-    /// What came before the loss has been polled, so the rest is lost.
+    /// All completions before the loss have been polled, so the rest is lost.
     pub polled: bool,
-    /// Of the queue pair: once a life, and who does not know yet may begin another one on the same queue.
+    /// Of the queue pair: once a life; a program that has not polled it yet may begin another life on the same queue.
     pub qp: u32,
 }
 
@@ -59,7 +59,7 @@ enum Gone {
     Destroyed,
 }
 
-/// What a connection is up to.
+/// The phase of a connection's life.
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
     /// It works.
@@ -83,9 +83,9 @@ pub(super) struct Conn {
     pub phase: Phase,
     /// Lives, this one included.
     pub lives: u32,
-    /// Requests may fail: retries may run out, or something was done to it.
+    /// Requests may fail: retries may run out, or a fault was injected.
     pub may_end: bool,
-    /// A key that it uses was revoked: the region, and what it held then.
+    /// A key that it uses was revoked: the region, and its contents then.
     dead: Option<(usize, MrId, Vec<u8>)>,
     config: QpConfig,
 }
@@ -96,14 +96,14 @@ impl Conn {
         self.flow..self.flow + if self.xrc { 1 } else { self.ends.len() }
     }
 
-    /// From where to where each of its flows goes.
+    /// The ends of each of its flows: from, to.
     fn directions(&self) -> Vec<(End, End)> {
         let mut both = pairs(&self.ends);
         both.truncate(self.flows().len());
         both
     }
 
-    /// What a request may fail with.
+    /// The statuses that a failed request may have.
     pub fn allowed(&self, teardown: bool) -> Vec<WcStatus> {
         let mut allowed = Vec::new();
         if self.may_end {
@@ -115,7 +115,7 @@ impl Conn {
                 WcStatus::RemOpErr,
                 WcStatus::LocProtErr,
                 WcStatus::LocAccessErr,
-                // Its window went with it.
+                // Its window ended with it.
                 WcStatus::LocQpOpErr,
                 WcStatus::MwBindErr,
                 WcStatus::RemInvReqErr,
@@ -145,7 +145,7 @@ impl Run {
         let mut made = Vec::new();
         for (node, ty) in sides {
             let shard = self.rng.below(self.swarm.shards[node] as u64) as usize;
-            // Each side starts where it likes; the other side is told.
+            // Each side chooses its first PSN; the other side learns it.
             let psn = if made.is_empty() { config.sq_psn } else { self.rng.next() as u32 & 0xff_ffff };
             made.push(self.create_end(node, ty, shard, psn, None));
         }
@@ -187,7 +187,7 @@ impl Run {
         End { node, qp, qpn, ty, shard, cq, tight, overran: Overran::default(), lives: 1, psn, gone: None }
     }
 
-    /// A completion queue overflowed, or a queue pair was told that one of its own did.
+    /// A completion queue overflowed, or a queue pair got the event that one of its own did.
     pub fn overflow(&mut self, node: usize, event: AsyncEvent, of: EventElement) -> Check {
         let is = |e: &End| {
             e.node == node && (of == EventElement::Qp(e.qpn) || of == self.world.nodes[node].cq_element(e.cq))
@@ -212,7 +212,7 @@ impl Run {
         Ok(())
     }
 
-    /// The ends of a node whose completion queue failed: what it holds now is the last of it.
+    /// The ends of a node whose completion queue failed: it gets no more completions than it holds now.
     pub fn failed_queues(&self, node: usize) -> Vec<(usize, usize)> {
         let ends = self.conns.iter().enumerate().flat_map(|(i, c)| (0..c.ends.len()).map(move |k| (i, k)));
         let failed = |&(i, k): &(usize, usize)| {
@@ -222,12 +222,12 @@ impl Run {
         ends.filter(failed).collect()
     }
 
-    /// All that there will ever be in the completion queue of an end has been polled.
+    /// Every completion that the completion queue of an end will ever have has been polled.
     pub fn polled_to_the_end(&mut self, i: usize, k: usize) {
         let overran = &mut self.conns[i].ends[k].overran;
         if overran.cq {
             overran.polled = true;
-            self.nobody_knows(i, k);
+            self.forget_requests(i, k);
             self.broken(i);
         }
     }
@@ -287,7 +287,7 @@ impl Run {
         Ok(())
     }
 
-    /// What happens to a connection in this turn.
+    /// The events in the life of a connection in this turn.
     pub fn advance(&mut self, i: usize) -> Check {
         let now = self.world.now;
         match self.conns[i].phase.clone() {
@@ -311,7 +311,7 @@ impl Run {
         }
     }
 
-    /// Something is done to a connection that works.
+    /// A fault happens to a working connection.
     fn trouble(&mut self, i: usize) {
         let k = self.rng.below(self.conns[i].ends.len() as u64) as usize;
         let end = self.conns[i].ends[k];
@@ -355,11 +355,11 @@ impl Run {
 
     fn gone(&mut self, i: usize, k: usize, how: Gone) {
         self.conns[i].ends[k].gone = Some(how);
-        self.nobody_knows(i, k);
+        self.forget_requests(i, k);
     }
 
-    /// No completion tells any more how the requests of an end ended.
-    fn nobody_knows(&mut self, i: usize, k: usize) {
+    /// No completion will show how the requests of an end ended.
+    fn forget_requests(&mut self, i: usize, k: usize) {
         let conn = &self.conns[i];
         let (end, flows) = (conn.ends[k].qpn, &mut self.flows[conn.flows()]);
         flows.iter_mut().filter(|f| f.qpn == end).for_each(Flow::sender_gone);
@@ -391,12 +391,12 @@ impl Run {
         self.conns[i].dead = Some((node, mr, held));
     }
 
-    /// SQD: what had started is finished, nothing starts, then back to RTS.
+    /// SQD: requests that had started are finished, none starts, then back to RTS.
     fn drain(&mut self, i: usize, k: usize, until: Instant, psn: Option<u32>) -> Check {
         let (now, end) = (self.world.now, self.conns[i].ends[k]);
         let node = &mut self.world.nodes[end.node];
         if node.state(end.qp) != QpState::Sqd {
-            self.conns[i].phase = Phase::Live; // it failed; its completions will tell
+            self.conns[i].phase = Phase::Live; // it failed; its completions will show that
             return Ok(());
         }
         let attr = node.query(end.qp);
@@ -431,14 +431,14 @@ impl Run {
                 flushed(f, &self.world.nodes)
             }
         };
-        let told = |e: &End| match e.overran {
+        let notified = |e: &End| match e.overran {
             Overran { cq: true, qp: 0, .. } if e.gone.is_none() => {
-                Err(format!("{:?} was not told that its completion queue overflowed", e.qpn))
+                Err(format!("{:?} got no event for the overflow of its completion queue", e.qpn))
             }
             _ => Ok(()),
         };
         let done = self.flows[flows.clone()].iter().try_for_each(done);
-        if let Err(e) = done.and_then(|()| self.conns[i].ends.iter().try_for_each(told)) {
+        if let Err(e) = done.and_then(|()| self.conns[i].ends.iter().try_for_each(notified)) {
             return if self.world.now > until { Err(e) } else { Ok(()) };
         }
         for flow in flows.clone() {
@@ -475,7 +475,8 @@ impl Run {
     /// under its old number.
     fn renew(&mut self, i: usize, k: usize) {
         let (now, end) = (self.world.now, self.conns[i].ends[k]);
-        // What is still on its way must not fit (IBA 9.7.1: that is up to the connection's programs).
+        // Packets of the life before that are still on their way must not fit (IBA 9.7.1: that is up to the connection's
+        // programs).
         let psn = (end.psn + (1 << 22) + self.rng.below(1 << 20) as u32) & 0xff_ffff;
         let node = &mut self.world.nodes[end.node];
         // The queue pair of a completion queue that overflowed is of no use any more.

@@ -1,4 +1,4 @@
-//! One direction of a connection: what its program posts, and what every completion must then be.
+//! One direction of a connection: the requests that its program posts, and the completions that they must have.
 
 use std::collections::VecDeque;
 
@@ -34,7 +34,7 @@ enum Kind {
     },
     Tally,
     Flush,
-    /// Of a window: it is the binder's to know what it is for.
+    /// Of a window: the binder's flow has its meaning.
     Local,
 }
 
@@ -45,7 +45,7 @@ struct Op {
     opcode: WrOpcode,
     /// By the key of the flow's window.
     windowed: bool,
-    /// Where a READ or atomic puts its bytes, in the sink.
+    /// The place in the sink for the bytes of a READ or atomic.
     sink: Layout,
 }
 
@@ -58,7 +58,7 @@ struct Queue {
     free: Vec<usize>,
 }
 
-/// A key at the receiver that a SEND takes away.
+/// A key at the receiver that a SEND invalidates.
 #[derive(Debug)]
 enum Doomed {
     Region(MrId),
@@ -90,17 +90,17 @@ impl Sizes {
 /// The regions of a flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// What is sent, at the sender.
+    /// The data to send, at the sender.
     pub src: MrId,
-    /// Where READs and atomics put what comes back, at the sender.
+    /// The results of READs and atomics, at the sender.
     pub sink: MrId,
-    /// What WRITEs, READs and atomics are about, at the receiver.
+    /// The target of WRITEs, READs and atomics, at the receiver.
     pub target: MrId,
-    /// Where SENDs go, at the receiver.
+    /// The receive buffers, at the receiver.
     pub recv: MrId,
 }
 
-/// A request as drawn: the work request, and what the checkers must know of it.
+/// A request as drawn: the work request, and the values for the checkers.
 struct Drawn {
     wr: SendWr,
     kind: Kind,
@@ -110,16 +110,16 @@ struct Drawn {
     windowed: bool,
 }
 
-/// What is done to a message before it is looked at.
+/// A change to a message before it is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Spoil {
     /// A byte changes.
     Byte,
-    /// It is taken for one of another shared receive queue.
+    /// It counts as one of another shared receive queue.
     Queue,
 }
 
-/// What a flow saw complete.
+/// What a completion completed.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Done {
     /// Requests that succeeded.
@@ -153,7 +153,7 @@ pub struct Flow {
     pub sends: Completions,
     /// Messages.
     pub arrivals: Arrivals,
-    /// Where the receives of an XRC flow complete.
+    /// The completion queue of the receives of an XRC flow.
     pub recv_cq: CqId,
     /// The flow back, whose queue pair can bind windows to this one's target.
     pub binder: Option<usize>,
@@ -214,7 +214,7 @@ impl Flow {
         }
     }
 
-    /// The beginning of a life: nothing is posted, memory is what it is. Regions that are `None` are made.
+    /// The beginning of a life: nothing is posted, memory stays as it is. Regions that are `None` are made.
     pub fn begin(&mut self, nodes: &mut [Node], rng: &mut Rng, base: Access) {
         let sizes = self.sizes;
         let (send, recv) = (self.config.send_depth as usize, self.config.recv_depth as usize);
@@ -265,7 +265,7 @@ impl Flow {
         self.sizes.target
     }
 
-    /// The sender is gone, and its requests with it: no completion tells how they ended.
+    /// The sender is gone, and its requests with it: no completion shows how they ended.
     pub fn sender_gone(&mut self) {
         self.sends = Completions::default();
     }
@@ -287,14 +287,14 @@ impl Flow {
         self.queues.iter().map(left).sum()
     }
 
-    /// Shared receive queues are gone, before what they complete in.
+    /// Shared receive queues end, before their completion queue.
     pub fn drop_queues(&mut self, nodes: &mut [Node]) {
         for srq in self.queues.drain(..).filter_map(|q| q.srq) {
             nodes[self.to].destroy_srq(srq);
         }
     }
 
-    /// The window is gone, before the region that it is of.
+    /// The window ends, before its region.
     pub fn drop_window(&mut self, nodes: &mut [Node]) {
         core::mem::take(&mut self.window).dealloc(&mut nodes[self.to]);
     }
@@ -304,7 +304,7 @@ impl Flow {
         ops.saturating_sub(self.posted)
     }
 
-    /// Memory at the receiver is what the completed requests made it.
+    /// Memory at the receiver has the effects of the completed requests.
     pub fn matches(&self, nodes: &[Node]) -> Check {
         let memory = nodes[self.to].mr(self.mrs.target);
         let who = |e| format!("{:?} to {:?}: {e}", self.qpn, self.peer_qpn);
@@ -326,7 +326,7 @@ impl Flow {
                 let region = node.mr(self.mrs.recv);
                 region.fill(slot * sizes.slot, sizes.slot, BLANK);
                 let sges = layout.sges(region, rng);
-                // The tag says which queue it is.
+                // The tag includes the queue.
                 let wr_id = self.receives_posted * SRQS as u64 + i as u64;
                 let posted = match queue.srq {
                     Some(srq) => node.post_srq_recv(srq, wr_id, &sges),
@@ -382,7 +382,7 @@ impl Flow {
         }
     }
 
-    /// Posts one random request. `None`: the queue is full, or there is nothing left to do. Else what it was, in words.
+    /// Posts one random request. `None`: the queue is full, or there is nothing left to do. Else its description.
     pub fn post(
         &mut self,
         nodes: &mut [Node],
@@ -395,7 +395,7 @@ impl Flow {
         }
         let depth = u64::from(self.config.send_depth);
         let wr_id = self.posted;
-        // The last request and every one that fills the queue must tell; others may be silent.
+        // The last request and every one that fills the queue must be signalled; others may not be.
         let last = wr_id + 1 == ops || (wr_id + 1).is_multiple_of(depth.div_ceil(2));
         let signaled = last || rng.one_in(2);
         let fenced = rng.one_in(6);
@@ -576,8 +576,8 @@ impl Flow {
         nodes[self.to].mr(mr).key
     }
 
-    /// A receive completion, which may fail as `allowed`. `spoil`: something about the message is changed first, to see
-    /// whether it is noticed; true is returned if that could be.
+    /// A receive completion, which may fail as `allowed`. `spoil`: changes the message first, to test the checker; returns true
+    /// if it could have noticed.
     pub fn received(
         &mut self,
         nodes: &[Node],
@@ -627,7 +627,7 @@ impl Flow {
         Ok(spoilt)
     }
 
-    /// A send completion. Says what is complete by it, with success.
+    /// A send completion. Returns the requests that it completes with success.
     pub fn sent(
         &mut self,
         nodes: &[Node],
@@ -647,7 +647,7 @@ impl Flow {
             let op = self.ops.pop_front().ok_or("more requests complete than were posted")?;
             assert_eq!(op.wr_id, wr_id, "requests complete in order");
             summary.opcode = Some(op.opcode);
-            // A window that went with its region counts nobody.
+            // A window that ended with its region has no users.
             self.window.users = self.window.users.saturating_sub(u32::from(op.windowed));
             let got = || op.sink.gather(sink, self.sizes.slot, op.sink.len());
             let original = |got: Vec<u8>| u64::from_ne_bytes(got.try_into().expect("eight bytes"));

@@ -1,4 +1,4 @@
-//! A third host that hears everything that connection managers say to each other, and tells them lies about it.
+//! A third host that observes all messages between connection managers, and forges messages about their connections.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,13 +13,13 @@ use crate::cm::{GSI_QKEY, Reason};
 use crate::id::{Gid, Qpn};
 use crate::wire::{Deth, Ext, Flow, Opcode};
 
-/// What it remembers.
+/// Observed messages that it keeps.
 const MEMORY: usize = 256;
 
 /// Number of the node whose address it would have in a [`World`], where it is no node.
 const INDEX: u8 = 0x65;
 
-/// One end of a connection, as its messages told.
+/// One end of a connection, as its messages show it.
 #[derive(Clone, Copy)]
 struct Known {
     guid: u64,
@@ -27,15 +27,15 @@ struct Known {
     tid: u64,
 }
 
-/// The host. What it says is sound, names what exists, and is something that one of the two ends could say.
+/// The host. Its messages are well formed, name ids that exist, and are such that one of the two ends could send them.
 pub struct Forger {
     rng: Rng,
-    /// What was said: by whom, to whom.
-    heard: VecDeque<(usize, usize, Mad)>,
+    /// Observed messages: from, to.
+    observed: VecDeque<(usize, usize, Mad)>,
     /// Ends of connections, by node and comm id.
     known: BTreeMap<(usize, u32), Known>,
-    /// Lies told.
-    pub told: u64,
+    /// Messages forged.
+    pub lies: u64,
 }
 
 /// The ids of a connection that a message names: its sender's, and its receiver's.
@@ -51,26 +51,26 @@ fn ids(message: &Message) -> Option<(u32, u32)> {
     })
 }
 
-/// A lie.
+/// A forged message.
 #[derive(Clone, Debug)]
 pub struct Lie {
-    /// Whom it is told.
+    /// The node that gets it.
     pub to: usize,
-    /// Who could have said it.
+    /// The node that could have sent it.
     pub peer: usize,
-    /// What it is.
+    /// The message.
     pub mad: Mad,
 }
 
 impl Forger {
-    /// One that has heard nothing.
+    /// One that has observed nothing.
     pub fn new(seed: u64) -> Self {
         let rng = Rng::new(seed ^ 0x4c49_4553);
-        Self { rng, heard: VecDeque::new(), known: BTreeMap::new(), told: 0 }
+        Self { rng, observed: VecDeque::new(), known: BTreeMap::new(), lies: 0 }
     }
 
-    /// Hears what a node says to another one. Whether that is about something between the two.
-    pub fn hear(&mut self, from: usize, to: usize, mad: Mad) -> bool {
+    /// Observes a message of a node to another one. Whether that is about a connection of the two.
+    pub fn observe(&mut self, from: usize, to: usize, mad: Mad) -> bool {
         let end = match &mad.message {
             Message::Req(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),
             Message::Rep(m) => Some((m.local_comm_id, m.local_ca_guid, m.local_qpn)),
@@ -79,13 +79,14 @@ impl Forger {
         if let Some((id, guid, qpn)) = end {
             self.known.insert((from, id), Known { guid, qpn, tid: mad.tid });
         }
-        // An answer to a lie names ends that are not those who speak: from there, one would speak for the true peer.
-        let between = ids(&mad.message).is_none_or(|(said, about)| {
-            self.known.contains_key(&(from, said)) && self.known.contains_key(&(to, about))
+        // An answer to a forged message names ends other than its own sender and receiver: forging from it would imitate the true
+        // peer.
+        let between = ids(&mad.message).is_none_or(|(own, about)| {
+            self.known.contains_key(&(from, own)) && self.known.contains_key(&(to, about))
         });
         if between {
-            self.heard.push_front((from, to, mad));
-            self.heard.truncate(MEMORY);
+            self.observed.push_front((from, to, mad));
+            self.observed.truncate(MEMORY);
         }
         between
     }
@@ -95,22 +96,22 @@ impl Forger {
         Gid::from_ip(net_config(INDEX, ipv6).addrs[0].0)
     }
 
-    /// Joins a world of two nodes: hears their packets, and answers who asks where its address is.
+    /// Joins a world of two nodes: observes their packets, and answers when its address is resolved.
     pub fn join(&self, world: &mut World) {
         world.tap = Some(Vec::new());
         world.liar = Some(Liar::new(&[Self::gid(world.nodes[0].config.ipv6)]));
     }
 
-    /// Hears what the two nodes of a world that it [joined](Self::join) have said since the last call, and tells `lies` lies for
+    /// Observes what the two nodes of a world that it [joined](Self::join) have sent since the last call, and forges `lies` MADs for
     /// each MAD, in frames that come from its own address.
-    pub fn overhear(&mut self, world: &mut World, lies: u32) {
+    pub fn forge(&mut self, world: &mut World, lies: u32) {
         for (from, seen) in world.tap.as_mut().map(core::mem::take).unwrap_or_default() {
             let deth = Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI };
             let Some(mad) = (seen.dqpn == Qpn::GSI).then(|| Mad::decode(&seen.payload).ok()).flatten() else {
                 continue;
             };
-            // Answers to lies are no reason for more of them.
-            let lies = if self.hear(from, 1 - from, mad) { lies } else { 0 };
+            // Not for the answers to forged messages.
+            let lies = if self.observe(from, 1 - from, mad) { lies } else { 0 };
             for _ in 0..lies {
                 if let Some(Lie { to, mad, .. }) = self.lie() {
                     let node = &world.nodes[to];
@@ -131,18 +132,18 @@ impl Forger {
         }
     }
 
-    /// A lie about something that was said.
+    /// A message about an observed one.
     pub fn lie(&mut self) -> Option<Lie> {
-        if self.heard.is_empty() {
+        if self.observed.is_empty() {
             return None;
         }
-        let recent = self.heard.len().min(if self.rng.one_in(2) { 8 } else { MEMORY });
-        let (from, to, mad) = self.heard[self.rng.below(recent as u64) as usize].clone();
-        self.told += 1;
+        let recent = self.observed.len().min(if self.rng.one_in(2) { 8 } else { MEMORY });
+        let (from, to, mad) = self.observed[self.rng.below(recent as u64) as usize].clone();
+        self.lies += 1;
         if self.rng.one_in(8) {
             return Some(Lie { to, peer: from, mad });
         }
-        let (said, about) = match (&mad.message, ids(&mad.message)) {
+        let (own, about) = match (&mad.message, ids(&mad.message)) {
             (_, Some(ids)) => ids,
             (Message::Req(m), None) => return Some(self.about_request(from, to, mad.tid, m)),
             (Message::SidrReq(m), None) => {
@@ -153,11 +154,11 @@ impl Forger {
         };
         // To either end, as if from the other.
         let ((to, ours), (peer, theirs)) =
-            if self.rng.one_in(2) { ((to, about), (from, said)) } else { ((from, said), (to, about)) };
+            if self.rng.one_in(2) { ((to, about), (from, own)) } else { ((from, own), (to, about)) };
         Some(self.about_connection(to, ours, peer, theirs, mad.tid))
     }
 
-    /// A request that takes up another one's ids, or its queue pair.
+    /// A request with another one's ids, or its queue pair.
     fn about_request(&mut self, from: usize, to: usize, tid: u64, req: &Req) -> Lie {
         let mut req = *req;
         let mut tid = tid ^ 1;
@@ -166,7 +167,7 @@ impl Forger {
             1 => req.local_qpn = Qpn::new(req.local_qpn.get() ^ 0x800),
             2 => {}
             _ => {
-                // The REJ of one that does not know the other's id.
+                // The REJ of a node that does not know the other's id.
                 tid ^= 1;
                 let rej = Self::rej(req.local_comm_id, 0, 2, Reason::TIMEOUT, req.local_ca_guid);
                 return Lie { to, peer: from, mad: Mad::new(tid, rej) };
@@ -175,12 +176,12 @@ impl Forger {
         Lie { to, peer: from, mad: Mad::new(tid, req) }
     }
 
-    /// What could move a connection on, or end it.
-    fn about_connection(&mut self, to: usize, ours: u32, peer: usize, theirs: u32, heard_tid: u64) -> Lie {
-        let none = Known { guid: 0, qpn: Qpn::new(2), tid: heard_tid };
+    /// A message that could move a connection on, or end it.
+    fn about_connection(&mut self, to: usize, ours: u32, peer: usize, theirs: u32, seen_tid: u64) -> Lie {
+        let none = Known { guid: 0, qpn: Qpn::new(2), tid: seen_tid };
         let far = self.known.get(&(peer, theirs)).copied().unwrap_or(none);
         let near = self.known.get(&(to, ours)).copied().unwrap_or(none);
-        let tid = self.rng.pick(&[heard_tid, near.tid, far.tid]);
+        let tid = self.rng.pick(&[seen_tid, near.tid, far.tid]);
         let (local_comm_id, remote_comm_id) = (theirs, ours);
         let message = self.rng.below(3) as u8;
         let lie: Message = match self.rng.below(9) {

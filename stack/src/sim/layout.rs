@@ -4,7 +4,7 @@ use super::memory::Region;
 use super::rng::Rng;
 use crate::mem::Sge;
 
-/// What memory holds that nobody has written.
+/// The content of memory that was never written.
 pub const BLANK: u8 = 0xa5;
 /// Room around the pieces of a buffer.
 pub const GAPS: usize = 64;
@@ -48,7 +48,7 @@ impl Layout {
         let sge = |&(at, len): &(usize, usize)| {
             let mut sge = region.sge(at, len);
             if len == 0 && rng.one_in(2) {
-                sge.lkey = 0xdead_beef; // nobody looks at the key of no bytes
+                sge.lkey = 0xdead_beef; // the key of no bytes is not checked
             }
             sge
         };
@@ -82,7 +82,7 @@ impl Layout {
 mod tests {
     use super::*;
 
-    // Goal: what is in the pieces comes out in order, and a byte beside them is noticed.
+    // Goal: the bytes of the pieces come out in order, and a byte beside them is noticed.
     #[test]
     fn bytes_beside_a_message_are_noticed() {
         let region = Region::new(64);

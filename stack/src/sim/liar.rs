@@ -1,13 +1,13 @@
-//! A host on the link that has the addresses of others, and says so: to everybody, to those it asks, and in answer to
-//! whatever is asked of the others.
+//! A host on the link that claims the addresses of others: in broadcasts, in requests to them, and in answers to any request for
+//! those addresses.
 //!
-//! Its IP host is ours, given the wrong addresses, so it says nothing that a host would not say.
+//! Its IP host is ours, with the wrong addresses, so its frames are all correct ones.
 
 use crate::id::{Gid, Mac};
 use crate::net::{FRAME_MAX, Net, NetConfig};
 use crate::time::Instant;
 
-/// The station that lies.
+/// Its Ethernet address.
 pub const LIAR: Mac = Mac([2, 0, 0, 0, 0, 0x66]);
 
 /// A host that is at [`LIAR`].
@@ -18,7 +18,7 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// One that says it has these addresses.
+    /// One that claims these addresses.
     pub fn new(victims: &[Gid]) -> Self {
         let prefix = |gid: &Gid| if gid.as_v4().is_some() { 24 } else { 64 };
         let addrs = victims.iter().map(|gid| (gid.to_ip(), prefix(gid))).collect();
@@ -26,8 +26,8 @@ impl Liar {
         Self { net: Net::new(&config), config }
     }
 
-    /// What it says to a frame that is on the link, whoever it is for.
-    pub fn hear(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
+    /// Its answer to a frame that is on the link, whoever it is for.
+    pub fn answer(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
         let mut frame = frame.to_vec();
         if frame.first()? & 1 == 0 {
             frame.get_mut(..6)?.copy_from_slice(&LIAR.0);
@@ -38,21 +38,21 @@ impl Liar {
         Some(reply)
     }
 
-    /// Unasked: that each address is at its station, and a question of each to a host.
+    /// Its unsolicited claims: that each address is at its Ethernet address, and a request with each to a host.
     pub fn lies(&self, now: Instant, to: &Gid) -> Vec<Vec<u8>> {
-        let mut said = Vec::new();
+        let mut claims = Vec::new();
         for &(addr, prefix) in &self.config.addrs {
             if Gid::from_ip(addr) == *to {
-                continue; // a host does not hear of its own address
+                continue; // a host does not get its own address from the link
             }
             let mut net = Net::new(&NetConfig::new(LIAR));
             net.add_address(addr, prefix);
             net.resolve(now, to);
             let mut out = [0; FRAME_MAX];
             while let Some(len) = net.poll_transmit(now, &mut out) {
-                said.push(out[..len].to_vec());
+                claims.push(out[..len].to_vec());
             }
         }
-        said
+        claims
     }
 }

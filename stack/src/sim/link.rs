@@ -1,4 +1,4 @@
-//! One direction of a link, and everything that can go wrong on it.
+//! One direction of a link, and every fault of it.
 
 use core::time::Duration;
 
@@ -10,11 +10,11 @@ use crate::wire::{Ingress, locate};
 
 macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
-        /// What can go wrong with a frame, with the port that sends it, or with the program.
+        /// A fault of a frame, of the port that sends it, or of the program.
         ///
-        /// A new one needs three things: its rate in [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens,
-        /// and a line in `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one
-        /// never happened.
+        /// A new one needs three things: its rate in [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and
+        /// a line in `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one never
+        /// happened.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Fault {
@@ -65,7 +65,7 @@ faults! {
     TxFull "tx_full",
     /// The pool gives no buffer out for a while.
     NoBuffer "no_buffer",
-    /// The program does not look at its completions.
+    /// The program does not poll its completions.
     SlowConsumer "slow_consumer",
     /// The program posts no receives.
     FewReceives "few_receives",
@@ -152,7 +152,7 @@ impl Plan {
     }
 }
 
-/// What a hand-written rule does with a frame.
+/// The fate that a hand-written rule gives a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
     /// Carries it.
@@ -186,7 +186,7 @@ pub const NARROW: usize = 200;
 pub struct Link {
     /// How it behaves.
     pub plan: Plan,
-    /// Looks at each frame before chance does.
+    /// Applied to each frame before random faults.
     pub rule: Option<Rule>,
     hole_until: Instant,
     narrow_until: Instant,
@@ -222,7 +222,7 @@ impl Link {
         self.narrow_until = Instant::ZERO;
     }
 
-    /// Takes a frame at `now`; what arrives of it, and when.
+    /// Takes a frame at `now`; appends the frames that arrive, with their times.
     pub fn carry(&mut self, now: Instant, frame: &[u8], fired: &mut Fired, out: &mut Vec<Flight>) {
         let mut at = now.after(self.plan.delay);
         if let Some(rule) = &mut self.rule
@@ -294,7 +294,7 @@ impl Link {
     }
 }
 
-/// Sets what a congested switch sets: the ECN bits to "congestion experienced", and any of FECN and BECN.
+/// Sets the bits that a congested switch sets: the ECN bits to "congestion experienced", and any of FECN and BECN.
 fn congest(bytes: &mut [u8], rng: &mut Rng) {
     let Ok(Ingress::Roce(layout)) = locate(bytes) else { return };
     let (l3, bth) = (usize::from(layout.l3), usize::from(layout.bth));

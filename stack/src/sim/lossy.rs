@@ -1,10 +1,9 @@
-//! UC and UD in a random run: messages may be lost, but what arrives is whole, and no more often than the network
-//! brought it.
+//! UC and UD in a random run: messages may be lost, but those that arrive are whole, and no more often than the network brought
+//! them.
 //!
-//! A message tells its own number in its first bytes, and the number decides length and content; so the receiver
-//! knows what each message must be, however many are missing. A WRITE says its number in each word, for it may be
-//! placed in part: every word of a place must be of a message that was written there, and of one that has arrived whole
-//! no word is older.
+//! A message carries its own number in its first bytes, and the number determines length and content; so the receiver knows what
+//! each message must be, however many are missing. A WRITE carries its number in each word, for it may be placed in part: every
+//! word of a place must be of a message that was written there, and of one that has arrived whole no word is older.
 
 use super::check::{self, Check, Completions};
 use super::layout::BLANK;
@@ -22,7 +21,7 @@ use crate::proto::wqe::Cqe;
 /// The Q_Key of every datagram queue pair of a run.
 pub const QKEY: u32 = 0x1122;
 
-/// Which messages of an unreliable sender arrived, and what that says.
+/// The messages of an unreliable sender that arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Numbers {
     /// The link repeats nothing and reorders nothing.
@@ -33,7 +32,7 @@ pub struct Numbers {
 }
 
 impl Numbers {
-    /// Message `number` arrived; `posted` so many were posted, and frames of it arrived `brought` times, if anybody counts.
+    /// Message `number` arrived; `posted` so many were posted, and frames of it arrived `brought` times, if they are counted.
     pub fn arrived(&mut self, number: u64, posted: u64, brought: Option<(u64, u64)>) -> Check {
         self.arrived += 1;
         if number >= posted {
@@ -67,9 +66,9 @@ pub fn words(seed: u64, number: u64, max: usize) -> Vec<u8> {
     number.to_le_bytes().repeat(len)
 }
 
-/// The words of a place that WRITEs go to are of messages that were written there, whole ones. `kinds`: what each message
-/// was; message `n` goes to place `n % places`; `oldest`: no word in front of byte `len` is of an older message, if
-/// there is one.
+/// The words of a place that WRITEs go to are of messages that were written there, whole ones. `kinds`: the opcode of each
+/// message; message `n` goes to place `n % places`; `oldest`: no word in front of byte `len` is of an older message, if there is
+/// one.
 pub fn place_holds(
     bytes: &[u8],
     (place, places): (u64, u64),
@@ -99,7 +98,7 @@ fn is_write(kind: WrOpcode) -> bool {
     matches!(kind, WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm)
 }
 
-/// What one message of a service type can be.
+/// The opcodes that a message of a service type can have.
 pub const fn kinds(ty: QpType) -> &'static [WrOpcode] {
     match ty {
         QpType::Ud => &[WrOpcode::Send, WrOpcode::SendWithImm],
@@ -124,7 +123,7 @@ pub struct Lossy {
     pub qpn: Qpn,
     /// Its peer's number.
     pub peer_qpn: Qpn,
-    /// What arrived.
+    /// The messages that arrived.
     pub numbers: Numbers,
     /// Requests posted.
     pub posted: u64,
@@ -138,9 +137,9 @@ pub struct Lossy {
     slot: usize,
     src: MrId,
     recv: MrId,
-    /// Where WRITEs go: as many places as requests.
+    /// Target of WRITEs: as many places as requests.
     target: MrId,
-    /// What each message is.
+    /// The opcode of each message.
     posted_as: Vec<WrOpcode>,
     rng: Rng,
     free: Vec<usize>,
@@ -257,7 +256,7 @@ impl Lossy {
         }
     }
 
-    /// Changes a byte of the message that completes next, to see whether it is noticed.
+    /// Changes a byte of the message that completes next, to test the checker.
     pub fn spoil(&self, nodes: &[Node]) {
         let Some(slot) = self.buffers.front() else { return };
         let (recv, at) = (nodes[self.to].mr(self.recv), slot * self.slot + self.front() + 7);
@@ -322,7 +321,7 @@ impl Lossy {
 }
 
 impl Lossy {
-    /// The WRITE that a completion tells of is one that was posted, and its bytes are there.
+    /// The WRITE of a completion is one that was posted, and its bytes are there.
     fn written(&self, nodes: &[Node], cqe: &Cqe) -> Result<u64, String> {
         let number = u64::from(u32::from_be_bytes(cqe.imm.to_ne_bytes()));
         let len = words(self.seed, number, self.max).len();
@@ -331,7 +330,7 @@ impl Lossy {
         {
             return Err(format!("message {number} arrives as a WRITE of {} bytes", cqe.byte_len));
         }
-        // What the link repeats late may be placed once more.
+        // A WRITE that the link repeats late may be placed once more.
         let oldest = self.numbers.tame.then_some((number, len));
         self.place(nodes, number % self.depth, oldest)?;
         Ok(number)
@@ -343,12 +342,12 @@ impl Lossy {
         place_holds(&bytes, (place, self.depth), &self.posted_as, len_of, oldest)
     }
 
-    /// Every place that WRITEs go to holds what they may have left there.
+    /// Every place that WRITEs go to holds bytes that they may have left there.
     pub fn places(&self, nodes: &[Node]) -> Check {
         (0..self.depth).try_for_each(|place| self.place(nodes, place, None))
     }
 
-    /// Changes a word that a WRITE may have written, to see whether it is noticed.
+    /// Changes a word that a WRITE may have written, to test the checker.
     pub fn spoil_word(&self, nodes: &[Node]) {
         nodes[self.to].mr(self.target).write(0, &self.posted.to_le_bytes());
     }
@@ -358,7 +357,7 @@ impl Lossy {
 mod tests {
     use super::*;
 
-    // Goal: the checker is content with parts of messages, and fires on what none of them wrote there.
+    // Goal: the checker accepts parts of messages, and fires on other bytes.
     #[test]
     fn words_of_unreliable_writes() {
         let kinds = [WrOpcode::RdmaWrite, WrOpcode::Send, WrOpcode::RdmaWriteWithImm, WrOpcode::RdmaWrite];
@@ -378,7 +377,7 @@ mod tests {
         assert!(holds([2, NONE, NONE], Some((2, 16))).is_err(), "missing");
     }
 
-    // Goal: the checker is content with losses and fires on what a network cannot do.
+    // Goal: the checker accepts losses and fires on what a network cannot do.
     #[test]
     fn unreliable_messages_are_never_too_many() {
         let mut n = Numbers { tame: true, ..Numbers::default() };

@@ -13,20 +13,20 @@ use crate::time::Instant;
 /// The number of a host that is no node: [`MadWorld::gid`] has its address.
 pub const STRANGER: usize = 0xff_fe;
 
-/// What the link does to MADs.
+/// The faults of the link for MADs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadFaults {
     /// Lost, in a million.
     pub loss_ppm: u32,
     /// Delivered twice, in a million.
     pub duplicate_ppm: u32,
-    /// Shortest way.
+    /// Shortest delay.
     pub delay: Duration,
-    /// A MAD may take up to this much longer; more than the distance of two MADs: they change places.
+    /// A MAD may take up to this much longer; more than the distance of two MADs: they are reordered.
     pub jitter: Duration,
-    /// The way of a second copy may be this much longer still.
+    /// A second copy may take this much longer still.
     pub late: Duration,
-    /// A third host tells one of the two a lie about what was said, in a million.
+    /// A third host forges a message about an observed one to one of the two, in a million.
     pub lie_ppm: u32,
 }
 
@@ -47,11 +47,11 @@ impl MadFaults {
 pub struct SentMad {
     /// When.
     pub at: Instant,
-    /// Who.
+    /// The sender.
     pub from: usize,
-    /// Where to.
+    /// Its path.
     pub path: Path,
-    /// What.
+    /// Its bytes.
     pub bytes: [u8; MAD_LEN],
     /// Whether the link lost it.
     pub lost: bool,
@@ -61,7 +61,7 @@ impl SentMad {
     /// Its fields.
     ///
     /// # Panics
-    /// If it is none of ours.
+    /// If it is no MAD of connection management.
     pub fn mad(&self) -> Mad {
         Mad::decode(&self.bytes).expect("machines send MADs of connection management")
     }
@@ -79,13 +79,13 @@ pub struct MadWorld {
     pub lose: Vec<u16>,
     /// Everything that was sent, if kept.
     pub log: Option<Vec<SentMad>>,
-    /// Nodes that hear and say nothing.
+    /// Nodes that receive and send nothing.
     pub dead: Vec<bool>,
-    /// Events of each node that nobody has taken.
+    /// Events of each node that were not taken yet.
     pub events: Vec<VecDeque<Event>>,
-    /// The third host, which hears what is said while it has something to say.
+    /// The third host, which observes messages while it may forge some.
     pub forger: Forger,
-    /// It lies from the address of whom it pretends to be. No node can withstand that: for the test of a checker.
+    /// It forges from the address of the node that it imitates. No node can withstand that: for the test of a checker.
     pub lies_as_peer: bool,
     wire: BTreeMap<(Instant, u64), (usize, Path, Vec<u8>)>,
     sent: u64,
@@ -122,12 +122,12 @@ impl MadWorld {
         Gid::v4([10, 0, (node >> 8) as u8, node as u8 + 1])
     }
 
-    /// The way from one node to another.
+    /// The path from one node to another.
     pub fn path(from: usize, to: usize) -> Path {
         Path { sgid: Self::gid(from), dgid: Self::gid(to), hop_limit: 64, ..Path::default() }
     }
 
-    /// A new machine in the place of an old one: the node forgot everything.
+    /// A new machine in the place of an old one: the node lost its state.
     pub fn restart(&mut self, node: usize, config: Config) {
         self.nodes[node] = Machine::new(config);
         self.nodes[node].set_gids(&[Self::gid(node)]);
@@ -140,7 +140,7 @@ impl MadWorld {
         self.wire.insert((at, self.sent), (to, path, bytes));
     }
 
-    /// Takes what the machines have to send and to tell.
+    /// Takes MADs and events of the machines.
     pub fn pump(&mut self) {
         for from in 0..self.nodes.len() {
             while let Some(send) = self.nodes[from].poll_send() {
@@ -163,7 +163,7 @@ impl MadWorld {
             log.push(SentMad { at: self.now, from, path, bytes, lost });
         }
         if let Some(to) = to.filter(|_| self.faults.lie_ppm > 0) {
-            self.forger.hear(
+            self.forger.observe(
                 from,
                 to,
                 Mad::decode(&bytes).expect("machines send MADs of connection management"),
@@ -173,7 +173,7 @@ impl MadWorld {
             }
         }
         let Some(to) = to.filter(|_| !lost) else { return };
-        // As the receiver sees it.
+        // From the receiver's side.
         let seen = Path { sgid: path.dgid, dgid: path.sgid, ..path };
         let jitter = self.rng.below(self.faults.jitter.as_nanos() as u64 + 1);
         let at = self.now.after(self.faults.delay).after_nanos(jitter);
@@ -184,7 +184,7 @@ impl MadWorld {
         }
     }
 
-    /// A lie comes to a node, from an address that no node has, or that another one has.
+    /// A forged message goes to a node, from an address that no node has, or that another one has.
     fn lie(&mut self) {
         let Some(Lie { to, peer, mad }) = self.forger.lie() else { return };
         let others: Vec<usize> =
@@ -194,14 +194,14 @@ impl MadWorld {
         self.inject(self.now.after_nanos(delay), to, Self::path(to, source), mad.encode().to_vec());
     }
 
-    /// When something happens next.
+    /// The time of the next event.
     pub fn next(&self) -> Option<Instant> {
         let timers = self.nodes.iter().zip(&self.dead).filter(|(_, dead)| !**dead);
         let timers = timers.filter_map(|(n, _)| n.next_timer());
         self.wire.keys().next().map(|(at, _)| *at).into_iter().chain(timers).min()
     }
 
-    /// Goes to the next moment at which something happens, if that is not after `end`, and lets it happen.
+    /// Goes to the time of the next event, if that is not after `end`, and processes it.
     pub fn step(&mut self, end: Instant) -> bool {
         self.pump();
         let Some(next) = self.next().filter(|at| *at <= end) else { return false };
@@ -221,7 +221,7 @@ impl MadWorld {
         true
     }
 
-    /// Lets everything happen that happens within `time` from now.
+    /// Processes all events within `time` from now.
     pub fn run(&mut self, time: Duration) {
         let end = self.now.after(time);
         while self.step(end) {}

@@ -74,7 +74,7 @@ impl Manager {
         Path { sgid: world.nodes[self.node].gid, dgid: world.nodes[to].gid, hop_limit: 64, ..Path::default() }
     }
 
-    /// Hands over what came, lets timers fire, sends what is due.
+    /// Passes received MADs on, runs timers, sends MADs that are due.
     ///
     /// # Panics
     /// If a datagram completes with an error.
@@ -134,7 +134,7 @@ pub fn init(world: &mut World, node: usize, qp: QpId) {
     world.nodes[node].modify(now, qp, &attr, mask).expect("RESET to INIT");
 }
 
-/// Brings a queue pair from INIT to RTS with what connection management agreed on.
+/// Brings a queue pair from INIT to RTS with the parameters that connection management agreed on.
 ///
 /// # Panics
 /// If it is refused.
@@ -145,7 +145,7 @@ pub fn connect(world: &mut World, node: usize, qp: QpId, params: &QpParams) {
     }
 }
 
-/// Nodes with managers, until `done` says so or `time` is over. Returns whether it was done.
+/// Turns nodes with managers until `done` returns true or `time` is over. Returns whether it was done.
 ///
 /// # Panics
 /// If a checker of the world complains.

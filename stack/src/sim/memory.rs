@@ -1,11 +1,11 @@
-//! Memory of a simulated program: real, owned by its node, and looked at through atomics, because the shards
-//! write it at addresses.
+//! Memory of a simulated program: real, owned by its node, and accessed through atomics, because the shards write it at
+//! addresses.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mem::{Access, Sge, TurnsPassed, UserMemory};
 
-/// Words before and after a region that nobody may touch.
+/// Words before and after a region that must not be written.
 const GUARD: usize = 8;
 const GUARD_WORD: u64 = 0xc5c5_c5c5_c5c5_c5c5;
 
@@ -44,17 +44,17 @@ impl Region {
         self.len == 0
     }
 
-    /// As it is registered.
+    /// Its memory, to be registered.
     pub fn memory(&self) -> UserMemory {
-        // SAFETY: the bytes are the region's, which its node keeps as long as it has shards, registered or not; they are
-        // looked at through atomics, on the one thread that there is in a simulation.
+        // SAFETY: the bytes are the region's, which its node keeps as long as it has shards, registered or not; they are accessed
+        // through atomics, on the one thread that there is in a simulation.
         #[allow(unsafe_code)]
         unsafe {
             UserMemory::new(self.addr(), self.len as u64)
         }
     }
 
-    /// That no shard is in a turn: they are made one after the other, and this is not called from inside of one.
+    /// Proof that no shard is in a turn: they are made one after the other, and this is not called from inside of one.
     pub fn between_turns() -> TurnsPassed {
         // SAFETY: a simulation has one thread.
         #[allow(unsafe_code)]
@@ -68,7 +68,7 @@ impl Region {
         self.words[GUARD..].as_ptr() as u64
     }
 
-    /// How a work request names byte `offset`: by its address, or by its offset in a zero-based region.
+    /// The address of byte `offset` in a work request: its host address, or its offset in a zero-based region.
     pub fn va(&self, offset: usize) -> u64 {
         let base = if self.access.contains(Access::ZERO_BASED) { 0 } else { self.addr() };
         base + offset as u64
@@ -105,7 +105,7 @@ impl Region {
         let mut rest = bytes;
         while !rest.is_empty() {
             if at.is_multiple_of(8) && rest.len() >= 8 {
-                // Whole words, which is nearly all there is.
+                // Whole words, the usual case.
                 let (whole, tail) = rest.as_chunks::<8>();
                 for (cell, word) in self.words[GUARD + at / 8..].iter().zip(whole) {
                     cell.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl Region {
         self.words[..GUARD].iter().all(good) && self.words[n - GUARD..].iter().all(good) && tail
     }
 
-    /// Spoils a guard, to see whether somebody notices.
+    /// Changes a guard, to test the checker.
     pub fn spoil_guard(&self) {
         self.words[GUARD - 1].store(0, Ordering::Relaxed);
     }

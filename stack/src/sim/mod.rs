@@ -1,22 +1,22 @@
 //! A deterministic network of hosts, for tests: shards, protocol machines and IP hosts, without the claims, threads and objects
 //! of `device`.
 //!
-//! Turns a seed into a run: real shards over simulated ports, links on which everything goes wrong that can, and
-//! virtual time that jumps from one thing to the next. Nothing here reads a clock, starts a thread or depends on
-//! the order of a hash map, so a seed that failed fails again. Called by tests alone.
+//! Turns a seed into a run: real shards over simulated ports, links with every fault, and virtual time that jumps from one event
+//! to the next. Nothing here reads a clock, starts a thread or depends on the order of a hash map, so a seed that failed fails
+//! again. Called by tests alone.
 //!
 //! - [`peer::Rig`]: one node and a hand-made peer, packet by packet; the conformance cases use it.
 //! - [`world::World`]: several nodes and links with [faults](link::Fault); hand-written stories use it.
-//! - [`story::Story`]: two connected queue pairs and a few words to tell what happens to them.
-//! - [`liar::Liar`]: a third host that says it has the addresses of others.
-//! - `memif_peer`: the other end of a memif, by hand.
-//! - [`fuzz`]: any bytes as packets, calls or attributes; fuzzers and the replay of what they found use it.
-//! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) lies; [`manager::Manager`]: one behind the queue pair 1 of a
-//!   node, whose MADs go through shards.
-//! - [`workload::run`]: a whole random run of one seed: what is on and how often ([`swarm`]), connections that are drained,
-//!   broken and made anew, RC ([`flow`]), UC and UD ([`lossy`]), with every [checker](check::CHECKERS).
+//! - [`story::Story`]: two connected queue pairs and a few functions to script and check what happens to them.
+//! - [`liar::Liar`]: a third host that claims the addresses of others.
+//! - `memif_peer`: the other end of a memif, made by hand.
+//! - [`fuzz`]: any bytes as packets, calls or attributes; used by fuzzers and by the replay of their findings.
+//! - [`mads::MadWorld`]: connection managers alone, on a link for MADs, where a [third host](forger) forges;
+//!   [`manager::Manager`]: one behind the queue pair 1 of a node, whose MADs go through shards.
+//! - [`workload::run`]: a whole random run of one seed: which faults are on and how often ([`swarm`]), connections that are
+//!   drained, broken and made anew, RC ([`flow`]), UC and UD ([`lossy`]), with every [checker](check::CHECKERS).
 
-#![deny(unsafe_code)] // but for what vouches for memory, in `memory`
+#![deny(unsafe_code)] // but for the memory that shards access, in `memory`
 
 pub mod check;
 mod conn;

@@ -1,4 +1,4 @@
-//! A simulated host: real shards over simulated port queues, with the memory, queues and calls that a program on it has.
+//! A simulated host: real shards over simulated port queues, with the memory, queues and calls of a program on it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use crate::wire::Discard;
 /// `ENOMEM`: the queue is full.
 pub const ENOMEM: i32 = 12;
 
-/// What a node is made of.
+/// The configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// Number of the node, which its addresses are made of.
@@ -94,7 +94,7 @@ pub struct QpConfig {
     pub max_rd_atomic: u8,
     /// READs and atomics kept as responder.
     pub max_dest_rd_atomic: u8,
-    /// What the peer may do.
+    /// The peer's rights.
     pub access: Access,
     /// First sequence number sent.
     pub sq_psn: u32,
@@ -159,7 +159,7 @@ pub struct SendWr {
     pub opcode: WrOpcode,
     /// Signalled, solicited, fenced.
     pub flags: SendFlags,
-    /// Where the data is, or goes.
+    /// The local buffers.
     pub sges: Vec<Sge>,
     /// The data itself, instead.
     pub inline: Option<Vec<u8>>,
@@ -262,11 +262,11 @@ pub struct SimQp {
     pub shard: usize,
     /// Its slot there.
     pub slot: u32,
-    /// Where its send completions go.
+    /// The completion queue of its send queue.
     pub send_cq: CqId,
-    /// Where its receive completions go.
+    /// The completion queue of its receive queue.
     pub recv_cq: CqId,
-    /// What it was created with.
+    /// The configuration that it was created with.
     pub config: QpConfig,
     index: u32,
     sq: Producer<Granule>,
@@ -290,19 +290,19 @@ struct SimSrq {
 
 /// A host with one device, in its own memory.
 pub struct Node {
-    /// What it was made of.
+    /// Its configuration.
     pub config: NodeConfig,
     /// Ethernet address.
     pub mac: Mac,
     /// IP address.
     pub gid: Gid,
-    /// What the shards share.
+    /// State that the shards share.
     pub shared: Arc<Shared>,
     /// The shards.
     pub shards: Vec<Shard>,
     /// The other ends of their port queues.
     pub wires: Vec<SimWire>,
-    /// Shards whose port panicked in a turn: as in a device, they have no other.
+    /// Shards whose port panicked in a turn: as in a device, they get no other turn.
     dead: Vec<bool>,
     regions: Vec<Region>,
     qps: Vec<Option<SimQp>>,
@@ -319,7 +319,7 @@ impl core::fmt::Debug for Node {
 
 /// Entry 1 of the GID table: the configured address, behind the link-local one.
 pub(super) const SGID_INDEX: u8 = 1;
-/// The protection domain that regions and queue pairs are in, if nobody says otherwise.
+/// The protection domain of regions and queue pairs, unless a test chooses another.
 pub const PD: PdId = PdId(1);
 
 /// The XRC domain of a node.
@@ -357,7 +357,7 @@ impl Node {
         let (mut shards, mut wires) = (Vec::new(), Vec::new());
         for id in 0..config.shards {
             let (queue, wire) = port::queue(config.buffers, frame_len);
-            // Every other node has what only some have: memory of the port to build in, very many queue pairs.
+            // Every other node has features that only some ports and shards have: port memory to build in, very many queue pairs.
             let special = config.index % 2 == 1;
             let queue = if special { queue.lending() } else { queue };
             let mut shard = Shard::new(id, shared.clone(), Box::new(queue), now);
@@ -383,7 +383,7 @@ impl Node {
         }
     }
 
-    /// One turn of a shard, as far as it lives.
+    /// One turn of a shard, if it lives.
     pub fn turn(&mut self, shard: usize, now: Instant) -> Turn {
         if self.dead[shard] {
             return Turn::default();
@@ -457,13 +457,13 @@ impl Node {
         self.shared.mrs.alloc_window(PD, ty, self.rng.next() as u32).expect("a slot is free")
     }
 
-    /// A window is gone, bound or not; its slot may be used again.
+    /// Deallocates a window, bound or not; its slot may be used again.
     pub fn dealloc_window(&mut self, key: u32) {
         self.shared.mrs.revoke(key).expect("the window is there");
         self.shared.mrs.reclaim(key, Region::between_turns());
     }
 
-    /// Binds a window of type 2 as a queue pair's BIND_MW does, but behind its back.
+    /// Binds a window of type 2 as a queue pair's BIND_MW does, but without the queue pair.
     pub fn bind_in_secret(&self, window: u32, qpn: Qpn, mr: MrId) {
         let region = self.mr(mr);
         let (addr, len) = (region.addr(), region.len() as u64);
@@ -495,7 +495,7 @@ impl Node {
             .expect("the access flags go together");
     }
 
-    /// Whether anything can be done by a key, of a window too.
+    /// Whether a key grants anything, a window's included.
     pub fn key_lives(&self, key: u32) -> bool {
         let nobody = Qpn::new(0);
         self.shared.mrs.check_remote(key, PD, nobody, Access::empty(), 0, 0) != Err(KeyFault::UnknownKey)
@@ -531,8 +531,8 @@ impl Node {
         CqId(self.cqs.len() - 1)
     }
 
-    /// Whether a completion queue lost a completion, and all that came before it can be polled. The event may come before
-    /// that: completions wait for the answers of their turn.
+    /// Whether a completion queue lost a completion, and all completions before it can be polled. The event may come before that:
+    /// completions wait for the answers of their turn.
     pub fn cq_failed(&self, cq: CqId) -> bool {
         self.cqs[cq.0].state.failed()
     }
@@ -542,10 +542,10 @@ impl Node {
         for (shard, lane) in self.shards.iter_mut().zip(core::mem::take(&mut self.cqs[cq.0].lanes)) {
             shard.detach_lane(lane);
         }
-        self.unsaid(self.cq_element(cq));
+        self.retire_events(self.cq_element(cq));
     }
 
-    /// The asynchronous events that are there.
+    /// Takes all asynchronous events.
     pub fn events(&self) -> Vec<(AsyncEvent, EventElement)> {
         let next = || self.shared.events.try_get();
         core::iter::from_fn(next)
@@ -556,7 +556,7 @@ impl Node {
             .collect()
     }
 
-    /// The element that events of a completion queue name.
+    /// The element of events of a completion queue.
     pub fn cq_element(&self, cq: CqId) -> EventElement {
         EventElement::Cq(self.cqs[cq.0].state.number())
     }
@@ -574,13 +574,13 @@ impl Node {
         SrqId(self.srqs.len() - 1)
     }
 
-    /// Removes a shared receive queue with what waits in it.
+    /// Removes a shared receive queue with its entries.
     pub fn destroy_srq(&mut self, srq: SrqId) {
         let number = self.srqs[srq.0].number;
         self.shards.iter_mut().for_each(|shard| shard.detach_srq(number));
     }
 
-    /// The number that senders name a shared receive queue by.
+    /// The number by which senders name a shared receive queue.
     pub fn srqn(&self, srq: SrqId) -> u32 {
         self.srqs[srq.0].number
     }
@@ -719,21 +719,21 @@ impl Node {
     pub fn destroy(&mut self, qp: QpId) {
         let gone = self.qps[qp.0].take().expect("the queue pair is there");
         self.shards[gone.shard].destroy_qp(gone.slot);
-        self.unsaid(EventElement::Qp(gone.qpn));
+        self.retire_events(EventElement::Qp(gone.qpn));
     }
 
-    /// Nothing is said any more of an object that is gone.
-    fn unsaid(&self, element: EventElement) {
+    /// Drops the events of an object that is gone.
+    fn retire_events(&self, element: EventElement) {
         self.shared.events.retire(element).expect("events are acknowledged at once");
         self.shared.events.forget(element);
     }
 
-    /// What datagrams are sent from.
+    /// The source of datagrams.
     pub fn source(&self) -> Source {
         self.shared.gids.source(usize::from(SGID_INDEX)).expect("a node keeps its addresses")
     }
 
-    /// The attributes that lead a queue pair to a peer, with every value of its configuration.
+    /// The attributes that connect a queue pair to a peer, with every value of its configuration.
     pub fn attr_to(&self, qp: QpId, peer: Gid, dest: Qpn) -> QpAttr {
         let c = self.qp(qp).config;
         let grh = GlobalRoute { dgid: peer, sgid_index: SGID_INDEX, ..GlobalRoute::default() };
@@ -756,7 +756,7 @@ impl Node {
         }
     }
 
-    /// What the queue pair's type wants to be given on the way from one state to another.
+    /// The attributes that the queue pair's type requires for a transition.
     fn wanted(&self, qp: QpId, from: QpState, to: QpState) -> AttrMask {
         required(from, to, self.qp(qp).config.ty)
     }
@@ -861,7 +861,7 @@ impl Node {
         put_sges(wqe.put(slot), sges);
         rq.publish(1);
         let (shard, slot) = (q.shard, q.slot);
-        // Only a queue pair that flushes has to know.
+        // Only a queue pair that flushes needs a doorbell.
         if Gates::from_bits(word.gates()).has(Gates::FLUSH_RQ) {
             self.shared.doorbells[shard].ring(slot);
         }

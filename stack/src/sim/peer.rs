@@ -1,5 +1,5 @@
-//! A node with one connected queue pair and a hand-made peer: what the peer says is written packet by packet,
-//! what the node says is read packet by packet.
+//! A node with one connected queue pair and a hand-made peer: the peer's packets are written one by one, the node's are read one
+//! by one.
 
 use core::time::Duration;
 
@@ -52,7 +52,7 @@ impl Pkt {
         self.header.opcode = self.header.opcode.in_class(transport);
         self
     }
-    /// Asks for an acknowledgement.
+    /// Requests an acknowledgement.
     #[must_use]
     pub fn a(mut self) -> Self {
         self.header.ack_req = true;
@@ -128,7 +128,7 @@ impl Pkt {
     }
 }
 
-/// What a [`Rig`] is made of.
+/// The configuration of a [`Rig`].
 #[derive(Clone, Debug)]
 pub struct RigConfig {
     /// The queue pair.
@@ -178,28 +178,28 @@ pub struct Rig {
     pub buf: MrId,
     /// Buffers of the receives posted at the start.
     pub recv: MrId,
-    /// Where an XRC target takes its receives from.
+    /// The shared receive queue of an XRC target.
     pub srq: Option<SrqId>,
     /// The peer's flow towards the node.
     pub flow: Flow,
     peer_net: Net,
-    station: Mac,
+    dst_mac: Mac,
     receives: u64,
 }
 
-/// Where requests of [`Rig::wr`] go.
+/// The remote address of requests of [`Rig::wr`].
 pub const REMOTE_VA: u64 = 0x7000_0000;
-/// The key they carry.
+/// Their remote key.
 pub const REMOTE_KEY: u32 = 0x1234_5678;
 
 /// The opcodes of packets.
-pub fn opcodes(said: &[Seen]) -> Vec<Opcode> {
-    said.iter().map(|s| s.opcode).collect()
+pub fn opcodes(sent: &[Seen]) -> Vec<Opcode> {
+    sent.iter().map(|s| s.opcode).collect()
 }
 
 /// The sequence numbers of packets.
-pub fn psns(said: &[Seen]) -> Vec<u32> {
-    said.iter().map(|s| s.psn).collect()
+pub fn psns(sent: &[Seen]) -> Vec<u32> {
+    sent.iter().map(|s| s.psn).collect()
 }
 
 /// Number of the peer's queue pair.
@@ -249,8 +249,8 @@ impl Rig {
             dqpn: node.qp(qp).qpn,
             ..Flow::default()
         };
-        let station = peer_net.mac();
-        let mut rig = Self { now, node, qp, cq, mr, buf, recv, srq, flow, peer_net, station, receives: 0 };
+        let dst_mac = peer_net.mac();
+        let mut rig = Self { now, node, qp, cq, mr, buf, recv, srq, flow, peer_net, dst_mac, receives: 0 };
         rig.node.to_init(now, qp);
         for _ in 0..config.receives {
             rig.post_recv();
@@ -261,8 +261,8 @@ impl Rig {
         if config.state == QpState::Rts {
             rig.node.to_rts(now, qp);
         }
-        let said = rig.run();
-        assert!(said.is_empty(), "a fresh queue pair is silent, not {said:?}");
+        let sent = rig.run();
+        assert!(sent.is_empty(), "a fresh queue pair is silent, not {sent:?}");
         rig
     }
 
@@ -294,11 +294,11 @@ impl Rig {
         SendWr::new(wr_id, opcode).sges(&[self.sge(0, len)]).remote(REMOTE_VA, REMOTE_KEY)
     }
 
-    /// The peer says that its credits have no limit.
+    /// The peer advertises credits without a limit.
     pub fn unlimited(&mut self) {
         let psn = Psn::new(self.node.qp(self.qp).config.sq_psn).sub(1).get();
-        let said = self.send(&ack(psn, 0));
-        assert!(said.is_empty());
+        let sent = self.send(&ack(psn, 0));
+        assert!(sent.is_empty());
     }
 
     /// Posts several send requests before the node has a turn.
@@ -314,14 +314,14 @@ impl Rig {
         self.node.post_recv(self.qp, wr_id, sges).expect("the receive queue has room");
     }
 
-    /// One turn of the node, and what it said in it.
+    /// One turn of the node; returns the packets that it sent.
     pub fn turn(&mut self) -> Vec<Seen> {
         self.node.shards[0].poll_once(self.now);
         let frames = core::iter::from_fn(|| self.node.wires[0].take());
         frames.filter_map(|f| Seen::decode(self.now, f.data())).collect()
     }
 
-    /// Posts a send request and lets the node work.
+    /// Posts a send request and turns the node.
     pub fn post(&mut self, wr: &SendWr) -> Vec<Seen> {
         self.node.post_send(self.qp, wr).expect("the request is good and the queue has room");
         self.run()
@@ -353,30 +353,30 @@ impl Rig {
         self.node.wires[0].deliver(frame);
     }
 
-    /// Sends a packet to the node and returns what it says.
+    /// Sends a packet to the node and returns the node's packets.
     pub fn send(&mut self, pkt: &Pkt) -> Vec<Seen> {
         self.inject(pkt);
         self.run()
     }
 
-    /// Sends several packets in one burst and returns what the node says.
+    /// Sends several packets in one burst and returns the node's packets.
     pub fn send_all(&mut self, pkts: &[Pkt]) -> Vec<Seen> {
         pkts.iter().for_each(|p| self.inject(p));
         self.run()
     }
 
-    /// Sends any bytes and returns what the node says.
+    /// Sends any bytes and returns the node's packets.
     pub fn send_frame(&mut self, frame: &[u8]) -> Vec<Seen> {
         self.inject_frame(frame);
         self.run()
     }
 
-    /// Turns the node at the present instant until it has nothing more to do; what it said.
+    /// Turns the node at the present instant until it has nothing more to do; returns its packets.
     ///
     /// # Panics
     /// If it never comes to rest, or sends a frame that does not decode.
     pub fn run(&mut self) -> Vec<Seen> {
-        let mut said = Vec::new();
+        let mut sent = Vec::new();
         for _ in 0..100_000 {
             let turn = self.node.shards[0].poll_once(self.now);
             let mut moved = !turn.idle();
@@ -386,10 +386,10 @@ impl Rig {
                 drop(frame);
                 match locate(&bytes) {
                     Ok(Ingress::Roce(_)) => {
-                        self.station = Mac(*bytes.first_chunk().expect("a packet is longer"));
+                        self.dst_mac = Mac(*bytes.first_chunk().expect("a packet is longer"));
                         let seen = Seen::decode(self.now, &bytes).expect("the node sends sound packets");
                         assert_eq!(seen.dqpn, PEER_QPN);
-                        said.push(seen);
+                        sent.push(seen);
                     }
                     Ok(Ingress::Other) => self.answer(&bytes),
                     Err(reason) => panic!("the node sent a frame that is dropped as {reason}"),
@@ -397,13 +397,13 @@ impl Rig {
             }
             let due = self.node.next_deadline().is_some_and(|at| at <= self.now);
             if !moved && !due && self.node.wires[0].waiting() == 0 {
-                return said;
+                return sent;
             }
             if !moved && due && self.node.shards[0].tx_backlog() > 0 {
-                return said; // the port refuses: only time helps
+                return sent; // the port refuses: only time helps
             }
         }
-        panic!("the node does not come to rest; so far it said {said:?}");
+        panic!("the node does not come to rest; so far it sent {sent:?}");
     }
 
     /// The peer's IP host answers ARP and neighbour discovery.
@@ -414,48 +414,48 @@ impl Rig {
         }
     }
 
-    /// The peer is at another station from now on, and at the old one is nobody. With `told` it announces that.
-    pub fn move_peer(&mut self, mac: Mac, told: bool) {
+    /// The peer is at another Ethernet address from now on, and leaves the old one. With `announce` it announces that.
+    pub fn move_peer(&mut self, mac: Mac, announce: bool) {
         let mut net = Net::new(&NetConfig::new(mac));
         let prefix = if self.flow.src.as_v4().is_some() { 24 } else { 64 };
         net.add_address(self.flow.src.to_ip(), prefix);
         let mut frame = [0; FRAME_MAX];
         let len = net.poll_transmit(self.now, &mut frame).expect("a new address is announced");
         (self.peer_net, self.flow.src_mac) = (net, mac);
-        if told {
+        if announce {
             self.node.wires[0].deliver(&frame[..len]);
         }
     }
 
-    /// The station to which the last packet went.
-    pub fn station(&self) -> Mac {
-        self.station
+    /// The Ethernet address to which the last packet went.
+    pub fn dst_mac(&self) -> Mac {
+        self.dst_mac
     }
 
-    /// Lets time pass, from deadline to deadline; what the node said, each with its time.
+    /// Advances time, from deadline to deadline; returns the node's packets, each with its time.
     pub fn wait(&mut self, time: Duration) -> Vec<Seen> {
         let end = self.now.after(time);
-        let mut said = self.run();
+        let mut sent = self.run();
         while let Some(next) = self.node.next_deadline().filter(|next| *next <= end) {
             self.now = next.max(self.now.after_nanos(1));
-            said.extend(self.run());
+            sent.extend(self.run());
         }
         self.now = end;
-        said.extend(self.run());
-        said
+        sent.extend(self.run());
+        sent
     }
 
-    /// The completions that are there.
+    /// Takes all completions.
     pub fn cqes(&mut self) -> Vec<Cqe> {
         self.node.poll_cq(self.cq, usize::MAX)
     }
 
-    /// The completions that are there: tag and status.
+    /// Takes all completions: tag and status.
     pub fn done(&mut self) -> Vec<(u64, WcStatus)> {
         self.cqes().iter().map(|c| (c.wr_id, c.status)).collect()
     }
 
-    /// The asynchronous events that are there.
+    /// Takes all asynchronous events.
     pub fn events(&mut self) -> Vec<AsyncEvent> {
         core::iter::from_fn(|| self.node.shared.events.try_get()).map(|e| e.event).collect()
     }
@@ -465,12 +465,12 @@ impl Rig {
         self.node.state(self.qp)
     }
 
-    /// The address that the peer speaks from.
+    /// The peer's address.
     pub fn peer_gid(&self) -> Gid {
         self.flow.src
     }
 
-    /// The Ethernet address that the peer speaks from.
+    /// The peer's Ethernet address.
     pub fn peer_mac(&self) -> Mac {
         self.flow.src_mac
     }

@@ -9,7 +9,7 @@ use crate::config::TX_BURST;
 use crate::crc;
 use crate::port::{Build, Frame, HeapPool, PortQueue, RxBurst, TxBurst};
 
-/// What the two ends of a queue share.
+/// State that the two ends of a queue share.
 #[derive(Debug, Default)]
 struct State {
     rx: VecDeque<Frame>,
@@ -20,11 +20,11 @@ struct State {
     starved: bool,
     refused: u64,
     denied: u64,
-    /// What the port is asked for until it panics.
-    sane_for: Option<u32>,
+    /// Calls until the port panics.
+    calls_left: Option<u32>,
 }
 
-/// What a port that is out of its mind panics with.
+/// The payload of a port's planted panic.
 #[derive(Debug)]
 pub struct PortPanicked;
 
@@ -70,10 +70,10 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The state, for a shard that asks for something.
+/// The state, for a call of the shard.
 fn asked(state: &Mutex<State>) -> MutexGuard<'_, State> {
     let mut state = lock(state);
-    if let Some(left) = &mut state.sane_for {
+    if let Some(left) = &mut state.calls_left {
         match left.checked_sub(1) {
             Some(less) => *left = less,
             // No message: it is on purpose.
@@ -154,9 +154,9 @@ impl SimWire {
         lock(&self.state).starved = on;
     }
 
-    /// Lets the port panic, once it was asked for so many things.
+    /// Makes the port panic after this many calls.
     pub fn panic_after(&self, asked: u32) {
-        lock(&self.state).sane_for = Some(asked);
+        lock(&self.state).calls_left = Some(asked);
     }
 
     /// Frames waiting in the receive ring.
@@ -174,7 +174,7 @@ impl SimWire {
         lock(&self.state).denied
     }
 
-    /// Takes a buffer and never gives it back, to see whether somebody notices.
+    /// Takes a buffer and never gives it back, to test the checker.
     pub fn lose_a_buffer(&self) {
         core::mem::forget(self.pool.alloc());
     }

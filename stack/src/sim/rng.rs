@@ -1,6 +1,6 @@
 //! The simulator's random numbers: SplitMix64, the same on every machine and in every version.
 
-/// A generator of pseudo-random numbers. One seed decides everything that it gives out.
+/// A generator of pseudo-random numbers. One seed determines all of them.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -10,7 +10,7 @@ impl Rng {
         Self(seed ^ 0x9e37_79b9_7f4a_7c15)
     }
 
-    /// A generator of its own for one part of the world: what that part draws does not move the others.
+    /// A generator of its own for one part of the world: its draws do not affect the others.
     pub fn fork(&mut self, part: u64) -> Self {
         Self::new(self.next().wrapping_add(part.wrapping_mul(0xbf58_476d_1ce4_e5b9)))
     }

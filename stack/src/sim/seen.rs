@@ -1,4 +1,4 @@
-//! A packet as somebody on the link sees it: decoded, owned, comparable.
+//! A packet on the link: decoded, owned, comparable.
 
 use core::fmt;
 
@@ -18,7 +18,7 @@ pub struct Seen {
     pub dqpn: Qpn,
     /// Packet sequence number.
     pub psn: u32,
-    /// Asks for an acknowledgement.
+    /// Requests an acknowledgement.
     pub ack_req: bool,
     /// Solicited event.
     pub solicited: bool,

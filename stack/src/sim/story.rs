@@ -1,4 +1,4 @@
-//! Two connected queue pairs, and a few words to tell what happens to them.
+//! Two connected queue pairs, and a few functions to script and check what happens to them.
 
 use core::time::Duration;
 
@@ -19,7 +19,7 @@ pub const A: usize = 0;
 /// The other node.
 pub const B: usize = 1;
 
-/// Which packets a step speaks of.
+/// The packets that a step is about.
 pub type Which = Box<dyn Fn(&Seen) -> bool>;
 
 /// Packets with this opcode.
@@ -56,7 +56,7 @@ pub struct Story {
     pub ends: [Endpoint; 2],
     /// On each node, 64 KiB with every right.
     pub mrs: [MrId; 2],
-    told: [usize; 2],
+    shown: [usize; 2],
     cqes: [Vec<Cqe>; 2],
     next_id: u64,
 }
@@ -81,7 +81,7 @@ impl Story {
         let ends = world.connected(config);
         let mrs = [A, B].map(|node| world.nodes[node].register(1 << 16, remote_rights()));
         world.tap = Some(Vec::new());
-        Self { world, ends, mrs, told: [0; 2], cqes: [Vec::new(), Vec::new()], next_id: 0 }
+        Self { world, ends, mrs, shown: [0; 2], cqes: [Vec::new(), Vec::new()], next_id: 0 }
     }
 
     /// The set-up of the conformance cases.
@@ -134,7 +134,7 @@ impl Story {
         }
     }
 
-    /// The `nth` packet (from 1) of those that a node sends from now on meets a fate.
+    /// The `nth` packet (from 1) of those that a node sends from now on has this fate.
     pub fn fate(&mut self, from: usize, which: Which, nth: u32, fate: Fate) {
         let mut seen = 0;
         self.world.link(from, 1 - from).rule = Some(Box::new(move |s| {
@@ -169,27 +169,27 @@ impl Story {
         }
     }
 
-    /// What a node sent since the last time somebody asked.
-    pub fn said(&mut self, node: usize) -> Vec<Seen> {
+    /// The packets that a node sent since the last call.
+    pub fn sent(&mut self, node: usize) -> Vec<Seen> {
         let tap = self.world.tap.as_ref().expect("a story taps the links");
         let all: Vec<Seen> = tap.iter().filter(|(from, _)| *from == node).map(|(_, s)| s.clone()).collect();
-        let new = all[self.told[node]..].to_vec();
-        self.told[node] = all.len();
+        let new = all[self.shown[node]..].to_vec();
+        self.shown[node] = all.len();
         new
     }
 
-    /// Among what a node sent since the last time there are packets of each kind, in this order.
+    /// The packets that a node sent since the last call include one of each kind, in this order.
     ///
     /// # Panics
     /// If not.
     #[track_caller]
     pub fn expect(&mut self, node: usize, whiches: &[Which]) {
-        let said = self.said(node);
+        let sent = self.sent(node);
         let mut at = 0;
         for (i, which) in whiches.iter().enumerate() {
-            match said[at..].iter().position(which) {
+            match sent[at..].iter().position(which) {
                 Some(n) => at += n + 1,
-                None => panic!("packet {i} of what node {node} should say is not in {said:?}"),
+                None => panic!("packet {i} that node {node} should send is not in {sent:?}"),
             }
         }
     }

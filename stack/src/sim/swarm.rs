@@ -1,4 +1,4 @@
-//! What a seed decides before anything happens: the nodes, the links and their faults, the work.
+//! The choices of a seed: the nodes, the links and their faults, the work.
 
 use core::time::Duration;
 
@@ -46,7 +46,7 @@ pub struct Swarm {
     pub time: Duration,
 }
 
-/// Where a connection begins and ends.
+/// The ends of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ends {
     /// Queue pairs on these nodes, which may be one.
@@ -58,7 +58,7 @@ pub enum Ends {
 }
 
 impl Swarm {
-    /// What `rng` chooses.
+    /// The choices of `rng`.
     pub fn draw(rng: &mut Rng) -> Self {
         let nodes = rng.pick(&[2, 2, 2, 3, 4, 5]);
         // Now and then, messages longer than a window.
@@ -170,18 +170,18 @@ impl Swarm {
     }
 }
 
-/// What the peer of a connection of a run may do: everything, FLUSH too.
+/// The peer's rights in a run: everything, FLUSH too.
 pub fn rights() -> Access {
     remote_rights() | Access::FLUSH_GLOBAL
 }
 
-/// How often a fault that is on happens: to frames, to turns of a port or a program, in a million.
+/// The rate of a fault that is on: frames, or turns of a port or a program, in a million.
 fn rate(fault: Fault, rng: &mut Rng) -> u32 {
     match fault {
         Fault::Partition => rng.pick(&[0, 0, 500, 2_000]),
         Fault::Blackhole | Fault::Narrow => rng.pick(&[0, 500, 3_000]),
         Fault::TxFull | Fault::NoBuffer => rng.pick(&[200, 2_000, 10_000]),
-        // It comes by itself, with faults of other names.
+        // It comes with faults of other names.
         Fault::EarlierLife => 0,
         Fault::SlowConsumer | Fault::FewReceives => rng.pick(&[1_000, 10_000, 50_000]),
         Fault::Drain => rng.pick(&[0, 2_000, 20_000]),

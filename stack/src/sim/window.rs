@@ -1,5 +1,5 @@
-//! The memory window of a flow: its peer binds it to the flow's target and takes it away again, while the flow works
-//! through it. Nobody uses a window that is about to go: that is what programs agree on.
+//! The memory window of a flow: its peer binds it to the flow's target and takes it away again, while the flow works through it.
+//! The flow stops using a window before that: programs have to agree on it.
 
 use super::memory::Region;
 use super::node::{MrId, Node, SendWr};
@@ -35,7 +35,7 @@ pub struct Window {
     pub users: u32,
 }
 
-/// What the program does about a window: a work request of the queue pair that it is bound to.
+/// The program's next step for a window: a work request of the queue pair that it is bound to.
 #[derive(Clone, Copy, Debug)]
 pub enum Then {
     /// BIND_MW.
@@ -57,7 +57,7 @@ pub enum Then {
 }
 
 impl Then {
-    /// What it is, in words that no address is in.
+    /// Its name, without addresses.
     pub fn name(&self) -> String {
         match self {
             Self::Bind { key, .. } => format!("BIND_MW {key:#x}"),
@@ -81,14 +81,14 @@ impl Window {
         Self { state: State::Free, made, key: made, ..Self::default() }
     }
 
-    /// The window is gone, whatever it was.
+    /// Deallocates the window, in any state.
     pub fn dealloc(self, node: &mut Node) {
         if self.state != State::None {
             node.dealloc_window(self.made);
         }
     }
 
-    /// Whether something that lies before byte `end` of the target can be named by it.
+    /// Whether memory before byte `end` of the target can be named by it.
     pub fn usable(&self, end: usize) -> bool {
         self.state == State::Bound && self.start <= end
     }
@@ -104,20 +104,20 @@ impl Window {
         matches!(self.state, State::Bound | State::Closing) && self.users == 0
     }
 
-    /// The flow's SEND takes it away: its key.
+    /// The flow's SEND invalidates it; returns its key.
     pub fn leave(&mut self) -> u32 {
         self.state = State::Leaving;
         self.key
     }
 
-    /// The flow's SEND completed and took it away, unless it went with its region meanwhile.
+    /// The flow's SEND completed and invalidated it, unless it ended with its region meanwhile.
     pub fn gone(&mut self) {
         if self.state == State::Leaving {
             self.state = State::Free;
         }
     }
 
-    /// What the program does about it now, and what it will then be, once that is posted.
+    /// The program's next step for it, and its state once that is posted.
     pub fn next(&self, rng: &mut Rng, target: &Region, len: usize) -> Option<(Then, Self)> {
         match self.state {
             State::Free => {
@@ -137,15 +137,15 @@ impl Window {
         }
     }
 
-    /// The flow stops using it, so that it can be taken away.
+    /// The flow stops using it, so that it can be invalidated.
     pub fn close(&mut self) {
         if self.state == State::Bound {
             self.state = State::Closing;
         }
     }
 
-    /// The peer's request about it completed. `revive`: bound behind everybody's back, to see whether it is noticed;
-    /// true is returned if it was.
+    /// The peer's request about it completed. `revive`: binds it again without a request, to test the checker; returns true if it
+    /// did.
     pub fn settled(
         &mut self,
         node: &Node,
@@ -162,7 +162,7 @@ impl Window {
                 self.state = State::Free;
                 (self.key, false)
             }
-            State::None => return Ok(false), // it went with its region
+            State::None => return Ok(false), // it ended with its region
             other => return Err(format!("a window is {other:?} and its request completes")),
         };
         let revived = revive && !alive;
@@ -181,8 +181,8 @@ impl Window {
 mod tests {
     use super::*;
 
-    // Seed 20993: the region was deregistered, and its window with it, while a SEND that invalidates the window was under
-    // way; its completion must not make a window out of nothing.
+    // Seed 20993: the region was deregistered, and its window with it, while a SEND that invalidates the window was under way;
+    // its completion must not make a window out of nothing.
     #[test]
     fn a_window_that_went_with_its_region_stays_gone() {
         let mut window = Window { state: State::Bound, made: 0x100, key: 0x101, ..Window::default() };

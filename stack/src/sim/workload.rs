@@ -1,7 +1,7 @@
-//! A random run: one seed decides the set-up, the faults and the work, and every checker looks on.
+//! A random run: one seed determines the set-up, the faults and the work, and every checker observes it.
 //!
-//! Phase 1 has the faults and must be safe. Phase 2 heals everything and must end: every request completes
-//! within bounded virtual time. Then the queue pairs are torn down: what is left is flushed, and nothing stays behind.
+//! Phase 1 has the faults and must be safe. Phase 2 heals everything and must end: every request completes within bounded virtual
+//! time. Then the queue pairs are torn down: requests that are left are flushed, and nothing stays behind.
 
 use core::fmt;
 use core::time::Duration;
@@ -30,7 +30,7 @@ const LIVENESS: Duration = Duration::from_secs(20);
 /// Steps in which everything must be over.
 const STEPS: u64 = 2_000_000;
 
-/// What a run did.
+/// The results of a run.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Report {
     /// Requests that completed with success.
@@ -104,7 +104,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Something planted to see whether a checker notices.
+/// A planted fault, to test a checker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plant {
     /// Nothing.
@@ -117,7 +117,7 @@ pub enum Plant {
     Tally,
     /// A byte next to a region changes.
     Guard,
-    /// A byte of a receive buffer changes before the message is looked at.
+    /// A byte of a receive buffer changes before the message is checked.
     Received,
     /// A completion is seen twice.
     DoubleCompletion,
@@ -125,21 +125,21 @@ pub enum Plant {
     LostCompletion,
     /// A frame is kept for ever.
     Leak,
-    /// A frame is received that nobody accounts for.
+    /// A frame is received that no counter accounts for.
     Uncounted,
     /// A region that is deregistered is written.
     DeadRegion,
-    /// A byte of an unreliable message changes before it is looked at.
+    /// A byte of an unreliable message changes before it is checked.
     Unreliable,
     /// A word changes that an unreliable WRITE may have written.
     UnreliableWord,
-    /// An XRC message is taken for one of another queue.
+    /// An XRC message counts as one of another queue.
     OtherQueue,
     /// A window that was invalidated is bound again.
     Window,
-    /// Nobody hears of a completion queue that overflowed.
-    Unheard,
-    /// Nobody posts receives any more.
+    /// The event of a completion queue that overflowed is ignored.
+    EventsIgnored,
+    /// No receives are posted any more.
     NoReceives,
 }
 
@@ -153,7 +153,7 @@ pub fn run_planted(seed: u64, plant: Plant) -> Result<Report, Box<Failure>> {
     run_swarm(seed, &Swarm::draw(&mut Rng::new(seed)), plant)
 }
 
-/// Runs one seed with choices that somebody else made.
+/// Runs one seed with the caller's choices.
 pub fn run_swarm(seed: u64, swarm: &Swarm, plant: Plant) -> Result<Report, Box<Failure>> {
     let attempt = |record: Option<Record>| {
         mark::take();
@@ -168,7 +168,7 @@ pub fn run_swarm(seed: u64, swarm: &Swarm, plant: Plant) -> Result<Report, Box<F
     let (result, _) = attempt(None);
     let Err(message) = result else { return result.map_err(|_| unreachable!()) };
     if plant != Plant::None {
-        // Nobody will look at it.
+        // A planted failure needs no trace.
         let swarm = swarm.clone();
         return Err(Box::new(Failure { seed, message, swarm, trace: String::new(), files: None }));
     }
@@ -194,7 +194,7 @@ pub fn trace(seed: u64) -> Vec<String> {
     run.world.record.take().map_or_else(Vec::new, |r| r.lines().to_vec())
 }
 
-/// One run: what it is made of and what it knows.
+/// One run: its parts and its state.
 pub(super) struct Run {
     pub swarm: Swarm,
     pub world: World,
@@ -204,7 +204,7 @@ pub(super) struct Run {
     /// UC and UD.
     pub lossy: Vec<Lossy>,
     pub cqs: Vec<CqId>,
-    /// On each node, a word that everybody adds one to.
+    /// On each node, a word that every queue pair adds one to.
     pub boards: Vec<MrId>,
     pub tallies: Vec<Tally>,
     pub report: Report,
@@ -213,7 +213,7 @@ pub(super) struct Run {
     /// The faults are on.
     pub faulty: bool,
     pub teardown: bool,
-    /// Until when each node's program does not look at completions.
+    /// Until when each node's program does not poll.
     asleep: Vec<Instant>,
     /// Until when each flow's program posts no receives.
     dry: Vec<Instant>,
@@ -259,7 +259,7 @@ impl Run {
             run.create(ends);
         }
         run.create_lossy();
-        // Everybody knows everybody's address before things go wrong.
+        // All nodes resolve each other's addresses before faults begin.
         run.world.run_for(Duration::from_micros(100));
         for from in 0..nodes {
             for to in 0..nodes {
@@ -299,7 +299,7 @@ impl Run {
             }
             self.turn()?;
         }
-        self.settle(100)?;
+        self.quiesce(100)?;
         self.idle()?;
         self.lossy_arrive()?;
         self.teardown()?;
@@ -319,8 +319,8 @@ impl Run {
             && self.flows.iter().all(|f| f.left(self.swarm.ops) == 0 && f.sends.settled())
     }
 
-    /// Lets the world come to rest: nothing is on the links.
-    fn settle(&mut self, extra: usize) -> Check {
+    /// Turns the world until nothing is on the links.
+    fn quiesce(&mut self, extra: usize) -> Check {
         for _ in 0..1_000_000 {
             self.world.step_within(Duration::from_millis(1))?;
             self.poll_all()?;
@@ -336,7 +336,7 @@ impl Run {
         self.poll_all()
     }
 
-    /// Queue pairs with nothing to do do nothing: after a while, each is as it was.
+    /// Queue pairs without work stay as they are for a while.
     fn idle(&mut self) -> Check {
         let end = self.world.now.after(Duration::from_secs(1));
         while self.world.now < end {
@@ -367,7 +367,7 @@ impl Run {
             tally.matches(nodes[i].mr(self.boards[i]).word(0), all).map_err(|e| format!("node {i}: {e}"))?;
         }
         self.world.check(true)?;
-        // After ERR everything flushes, also what is posted then.
+        // After ERR everything flushes, requests posted then too.
         self.teardown = true;
         for i in 0..self.conns.len() {
             self.break_ends(i)?;
@@ -381,7 +381,7 @@ impl Run {
             flow.post_receives(&mut self.world.nodes, &mut self.rng, 1);
             flow.post_to_flush(&mut self.world.nodes);
         }
-        self.settle(10)?;
+        self.quiesce(10)?;
         for flow in &self.flows {
             flushed(flow, &self.world.nodes)?;
         }
@@ -398,7 +398,7 @@ impl Run {
         for end in self.lossy_ends() {
             self.world.nodes[end.0].destroy(end.1);
         }
-        self.settle(10)?;
+        self.quiesce(10)?;
         self.world.check(true)?;
         self.world.nodes.iter().try_for_each(check::nothing_left)
     }
@@ -457,7 +457,7 @@ impl Run {
                 return Err(format!("{:?} did not complete {} sends", l.qpn, l.sends.outstanding()));
             }
         }
-        self.settle(100)?;
+        self.quiesce(100)?;
         self.lossy.iter().try_for_each(|l| l.places(&self.world.nodes))?;
         match self.lossy.iter().zip(before).find(|(l, before)| l.numbers.arrived == *before) {
             Some((l, _)) => Err(format!("a message of {:?} is lost on healed links", l.qpn)),
@@ -465,14 +465,14 @@ impl Run {
         }
     }
 
-    /// One step of the world, and what the programs do about it.
+    /// One step of the world, and the programs' reactions.
     fn turn(&mut self) -> Check {
         // The program goes on by itself while it has something to do.
         let random = self.faulty;
         let limit = if random { Duration::from_nanos(self.rng.range(500, 50_000)) } else { Duration::MAX };
         let waits = self.conns.iter().any(|c| !matches!(c.phase, Phase::Live));
         let limit = if waits { limit.min(Duration::from_micros(50)) } else { limit };
-        // Nor does it sleep until the next timer, which may be a minute away, before it posts the rest.
+        // It does not sleep until the next timer either, which may be a minute away, before it posts the rest.
         let posts = self.flows.iter().any(|f| f.left(self.swarm.ops) > 0);
         let limit = if posts { limit.min(Duration::from_millis(1)) } else { limit };
         self.world.step_within(limit)?;
@@ -509,7 +509,7 @@ impl Run {
         self.world.check(false)
     }
 
-    /// What the program does about a flow's window: it binds it, stops using it, takes it away.
+    /// The program's next step for a flow's window: it binds it, stops using it, takes it away.
     fn tend_window(&mut self, i: usize) {
         let Some(binder) = self.flows[i].binder else { return };
         if !matches!(self.conns[self.conn_of(i)].phase, Phase::Live) || !self.rng.one_in(4) {
@@ -529,7 +529,7 @@ impl Run {
     }
 
     /// A request about another flow's window completed.
-    fn settle_windows(&mut self, binder: usize) -> Check {
+    fn complete_windows(&mut self, binder: usize) -> Check {
         for i in core::mem::take(&mut self.flows[binder].settled) {
             let flow = &mut self.flows[i];
             let revive = self.plant == Plant::Window && !self.planted;
@@ -539,7 +539,7 @@ impl Run {
         Ok(())
     }
 
-    /// Programs fall asleep, and forget to post receives.
+    /// Programs stop polling, and stop posting receives.
     fn program_faults(&mut self) {
         if !self.faulty {
             self.asleep.fill(Instant::ZERO);
@@ -576,7 +576,7 @@ impl Run {
         self.poll_nodes(&all)
     }
 
-    /// Receives first, because an acknowledgement follows what it acknowledges.
+    /// Receives first, because an acknowledgement follows the message.
     fn poll_nodes(&mut self, nodes: &[usize]) -> Check {
         let mut all = Vec::new();
         let failed: Vec<_> = nodes.iter().flat_map(|node| self.failed_queues(*node)).collect();
@@ -616,7 +616,9 @@ impl Run {
         }
         for &node in nodes {
             for (event, of) in self.world.nodes[node].events() {
-                if !matches!(event, AsyncEvent::CqErr | AsyncEvent::QpFatal) || self.plant == Plant::Unheard {
+                if !matches!(event, AsyncEvent::CqErr | AsyncEvent::QpFatal)
+                    || self.plant == Plant::EventsIgnored
+                {
                     continue;
                 }
                 self.world.note(node, || format!("{event:?} of {of:?}"));
@@ -638,7 +640,7 @@ impl Run {
                 self.planted = true;
                 l.spoil(&self.world.nodes);
             }
-            let inside = l.from == l.to; // those frames nobody sees
+            let inside = l.from == l.to; // these frames are not observed
             let frames = |n| if inside { 1 } else { seen.get(&(node, qpn, n)).copied().unwrap_or(0) };
             return l.received(&self.world.nodes, cqe, self.teardown, frames);
         }
@@ -676,14 +678,14 @@ impl Run {
         if let Some(opcode) = done.opcode {
             self.report.done[flow.config.ty as usize][opcode as usize] += 1;
         }
-        self.settle_windows(i)?;
+        self.complete_windows(i)?;
         if check::status(cqe) != WcStatus::Success {
             self.broken(conn);
         }
         Ok(())
     }
 
-    /// Plants what was asked for, once something is under way.
+    /// Plants the fault, once something is under way.
     fn spoil(&mut self) {
         if self.planted || self.flows[0].arrivals.arrived == 0 {
             return;
@@ -705,7 +707,7 @@ impl Run {
             }
             Plant::Guard => target.spoil_guard(),
             Plant::Leak => {
-                // Frames that are taken out of the ring and forgotten, as a lost return would.
+                // Frames that are taken out of the ring and dropped, as by a lost return code.
                 for _ in 0..4 {
                     node.wires[0].lose_a_buffer();
                 }

@@ -35,7 +35,7 @@ pub enum Steering {
 /// Time that a turn takes when there is more work.
 const TURN: Duration = Duration::from_nanos(200);
 
-/// What a world remembers for people: a trace and every frame. Only when asked to.
+/// A trace and every frame, for people. Kept only on request.
 #[derive(Debug, Default)]
 pub struct Record {
     lines: Vec<String>,
@@ -74,13 +74,13 @@ impl Record {
     }
 }
 
-/// A frame on its way. What arrives first comes first; of two that arrive at once, the one sent first.
+/// A frame on its way. The one that arrives first comes first; of two that arrive at once, the one sent first.
 struct Due {
     at: Instant,
     number: u64,
     to: usize,
     sent: Instant,
-    /// What it says, if it is a packet that nothing happened to.
+    /// Its content, if it is a packet without faults.
     seen: Option<Rc<Seen>>,
     bytes: Vec<u8>,
 }
@@ -127,15 +127,15 @@ pub struct World {
     pub taken: Vec<u64>,
     /// Frames that found no buffer on arrival.
     pub overrun: u64,
-    /// A trace and the frames, if somebody wants them.
+    /// A trace and the frames, if they are recorded.
     pub record: Option<Record>,
-    /// Every packet that a node sent, with the node, if somebody wants to look at them.
+    /// Every packet that a node sent, with the node, if they are recorded.
     pub tap: Option<Vec<(usize, Seen)>>,
     /// Frames given to each queue pair of a node that carry datagrams, by the number in their first eight bytes.
     pub datagrams: BTreeMap<(usize, Qpn, u64), u64>,
-    /// A host that lies about where the nodes are, if there is one.
+    /// A host that claims the addresses of nodes, if there is one.
     pub liar: Option<Liar>,
-    /// The thread of a node is interrupted for so long, in its next turn, after it has looked at the clock.
+    /// The thread of a node is preempted for so long, in its next turn, after it has read the clock.
     pub interrupt: Option<(usize, Duration)>,
     links: Vec<Link>,
     flights: BinaryHeap<Reverse<Due>>,
@@ -215,14 +215,14 @@ impl World {
         }
     }
 
-    /// Connects two queue pairs, through INIT and RTR to RTS, and waits until they know each other's address.
+    /// Connects two queue pairs, through INIT and RTR to RTS, and waits until they have resolved each other's address.
     pub fn connect(&mut self, a: (usize, QpId), b: (usize, QpId)) {
         self.link_up(a, b);
         self.run_for(Duration::from_micros(100));
     }
 
-    /// Leads two queue pairs, in RESET, to each other and to RTS; they may be one and the same. What was known of an
-    /// earlier life of their numbers is forgotten.
+    /// Connects two queue pairs, in RESET, to each other and brings them to RTS; they may be one and the same. State of an
+    /// earlier life of their numbers is dropped.
     pub fn link_up(&mut self, a: (usize, QpId), b: (usize, QpId)) {
         let both = [(a, b), (b, a)];
         for &(one, other) in if a == b { &both[..1] } else { &both[..] } {
@@ -249,8 +249,8 @@ impl World {
         ends
     }
 
-    /// One step: frames that are due arrive, each shard has a turn, and time goes on to what comes next. `None`:
-    /// nothing will ever happen again.
+    /// One step: frames that are due arrive, each shard has a turn, and time goes on to the next event. `None`: there will be
+    /// none.
     pub fn step(&mut self) -> Result<Option<Instant>, String> {
         self.step_within(Duration::MAX)
     }
@@ -289,7 +289,7 @@ impl World {
         Ok(next)
     }
 
-    /// Steps until `end`, or until nothing will ever happen; then it is `end`.
+    /// Steps until `end`, or until no event is left; then it is `end`.
     ///
     /// # Panics
     /// If a checker complains.
@@ -305,7 +305,7 @@ impl World {
         self.now = end;
     }
 
-    /// Steps until `done` says so. `false`: not before `time` was over.
+    /// Steps until `done` returns true. `false`: not before `time` was over.
     ///
     /// # Panics
     /// If a checker complains.
@@ -397,7 +397,7 @@ impl World {
         }
     }
 
-    /// What a shard sent goes onto the links.
+    /// Puts the frames that a shard sent onto the links.
     fn collect(&mut self, node: usize, shard: usize) -> Check {
         let n = self.nodes.len();
         let mut arrivals = Vec::new();
@@ -408,7 +408,7 @@ impl World {
             let seen = Seen::decode(self.now, &bytes).map(Rc::new);
             if let Some(seen) = &seen {
                 self.note(node, || format!("sent {seen:?}"));
-                check::station(&self.nodes, &bytes).map_err(|e| format!("node {node}: {e}"))?;
+                check::dst_mac(&self.nodes, &bytes).map_err(|e| format!("node {node}: {e}"))?;
                 self.window.sent(node, seen).map_err(|e| format!("node {node}: {e}"))?;
                 if let Some(tap) = &mut self.tap {
                     tap.push((node, Seen::clone(seen)));
@@ -420,7 +420,7 @@ impl World {
                 record.frames.push((self.now, bytes.clone()));
             }
             if seen.is_none()
-                && let Some(answer) = self.liar.as_mut().and_then(|liar| liar.hear(self.now, &bytes))
+                && let Some(answer) = self.liar.as_mut().and_then(|liar| liar.answer(self.now, &bytes))
             {
                 self.inject(node, answer);
             }
@@ -449,7 +449,7 @@ impl World {
         Ok(())
     }
 
-    /// The liar says to each node what is not so.
+    /// The liar sends its claims to each node.
     pub fn lie(&mut self) {
         for node in 0..self.nodes.len() {
             let lies = self.liar.iter().flat_map(|liar| liar.lies(self.now, &self.nodes[node].gid));
@@ -459,7 +459,7 @@ impl World {
         }
     }
 
-    /// A frame that no node sent is on its way to a node, and arrives before what anybody sends now.
+    /// A frame that no node sent is on its way to a node, and arrives before any that is sent now.
     pub fn inject(&mut self, to: usize, bytes: Vec<u8>) {
         self.sent += 1;
         self.flights.push(Reverse(Due {
@@ -472,7 +472,7 @@ impl World {
         }));
     }
 
-    /// Every checker that looks at nodes as a whole; `at_rest` adds those that need nothing to be under way.
+    /// Every checker of whole nodes; `at_rest` adds those that need nothing to be under way.
     pub fn check(&self, at_rest: bool) -> Check {
         for (i, node) in self.nodes.iter().enumerate() {
             check::guards(node)?;
@@ -484,7 +484,7 @@ impl World {
         Ok(())
     }
 
-    /// Forgets what a connection's numbers were: they start again after RESET.
+    /// Resets the windows of connections: they start again after RESET.
     pub fn forget_windows(&mut self) {
         self.window = Window::default();
     }

@@ -17,7 +17,7 @@ use crate::time::Instant;
 const OPS: usize = 200;
 const HERE: Gid = Gid::v4([10, 0, 0, 1]);
 const THERE: Gid = Gid::v4([10, 0, 0, 2]);
-/// Of a host with which there is nothing but what it begins itself.
+/// A host with which there is nothing but what it begins itself.
 const STRANGER: Gid = Gid::v4([10, 0, 0, 3]);
 const CONNECTIONS: usize = 24;
 const HALF_OPEN: usize = 8;
@@ -25,24 +25,24 @@ const SENDS: usize = 32;
 const EVENTS: usize = 12;
 const SIDRS: usize = 6;
 
-/// A machine, and what was heard of it: the material of messages and calls that fit.
+/// A machine, and its observed MADs and events: the material of messages and calls that fit.
 struct Machines {
     now: Instant,
     machine: Machine,
     listeners: Vec<ListenId>,
     conns: Vec<ConnId>,
     sidrs: Vec<SidrId>,
-    /// What the stranger began.
+    /// Connections that the stranger began.
     strange: BTreeSet<ConnId>,
-    /// What it sent last: messages can answer it, or be its own again.
+    /// Its last MADs: messages can answer them, or repeat them.
     sent: VecDeque<Mad>,
 }
 
 /// Runs a program.
 ///
 /// # Panics
-/// If a stranger moves what it did not begin, if a limit is passed, if what is sent is no MAD of connection management, or if anything but an established connection
-/// is left when nothing happens any more.
+/// If a stranger moves a connection that it did not begin, if a limit is exceeded, if a MAD that is sent is none of connection
+/// management, or if anything but an established connection is left when nothing happens any more.
 pub fn cm_bytes(data: &[u8]) {
     let mut input = Input(data);
     let mut m = Machines::new(&mut input);
@@ -50,7 +50,7 @@ pub fn cm_bytes(data: &[u8]) {
         if input.is_empty() {
             break;
         }
-        // What was sent and what happened is looked at after most steps.
+        // Sent MADs and events are checked after most steps.
         let op = input.u8();
         match op % 16 {
             0 => {
@@ -58,7 +58,7 @@ pub fn cm_bytes(data: &[u8]) {
                 m.receive(&bytes, &mut input);
             }
             1 => {
-                // All but right: bytes of the input over a sound message.
+                // Nearly right: bytes of the input over a sound message.
                 let mut bytes = m.message(&mut input).encode();
                 let at = input.below(MAD_LEN);
                 let patch = input.take(input.0.len().min(8).min(MAD_LEN - at));
@@ -153,7 +153,7 @@ impl Machines {
         };
         let kind = input.u8() % 12;
         let qpn = match about.map(|mad| &mad.message) {
-            // What a DREQ has to name.
+            // The queue pair that a DREQ has to name.
             Some(Message::Rep(m)) if kind == 5 => m.local_qpn,
             _ => Qpn::new(2 + u32::from(input.u8() % 6)),
         };
@@ -161,7 +161,7 @@ impl Machines {
         let mine = if fresh { 1 + u32::from(input.u8() % 6) } else { theirs };
         let tid = about.filter(|_| !fresh).map_or(u64::from(mine), |mad| mad.tid);
         let guid = 2 + u64::from(input.u8() % 3);
-        // Which field is odd: none, most of the time.
+        // The odd field: none, most of the time.
         let odd = input.u8();
         let odd = |field: u8| odd == field;
         let tid = if odd(1) { tid ^ 1 } else { tid };
@@ -263,7 +263,7 @@ impl Machines {
         self.machine.handle_mad(self.now, &path, bytes);
     }
 
-    /// A stranger says something: nothing happens but to what it began itself, and nobody else is told.
+    /// A message of a stranger: it affects only what the stranger began itself, and only the stranger gets an answer.
     fn receive_strange(&mut self, bytes: &[u8]) {
         self.look();
         self.machine.handle_mad(self.now, &Path { sgid: HERE, dgid: STRANGER, ..Path::default() }, bytes);
@@ -289,7 +289,7 @@ impl Machines {
         }
     }
 
-    /// What the machine sent comes back to it.
+    /// A MAD of the machine comes back to it.
     fn own_again(&mut self, input: &mut Input) {
         if !self.sent.is_empty() {
             let mad = self.sent[input.below(self.sent.len())].encode();
@@ -299,7 +299,7 @@ impl Machines {
 
     fn wait(&mut self, time: Duration) {
         self.now = self.now.after(time);
-        // A timer of a peer's choosing can be a millisecond: bounded work, not one call a tick.
+        // A peer can choose a timer of a millisecond: bounded work, not one call a tick.
         for _ in 0..1000 {
             if self.machine.next_timer().is_none_or(|at| at > self.now) {
                 return;
@@ -384,7 +384,7 @@ impl Machines {
         }
     }
 
-    /// Takes what there is to take.
+    /// Takes all MADs and events.
     fn look(&mut self) {
         let mut sends = 0;
         while let Some(send) = self.machine.poll_send() {
@@ -409,7 +409,7 @@ impl Machines {
         assert!(m.connections() <= CONNECTIONS && m.half_open() <= HALF_OPEN && m.sidr_exchanges() <= SIDRS);
     }
 
-    /// Nothing happens any more: what is left is what is established; and when that is given up, nothing is.
+    /// Nothing happens any more: only established connections are left; and when those are given up, nothing is.
     fn end(&mut self) {
         for _ in 0..3000 {
             let Some(at) = self.machine.next_timer() else { break };

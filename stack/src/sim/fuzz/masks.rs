@@ -15,8 +15,8 @@ const CALLS: usize = 24;
 /// Calls `modify_qp` with masks and values of the input's choice on a queue pair of any type.
 ///
 /// # Panics
-/// If a call that is refused changes anything, a call that is taken changes anything but what it names, or the
-/// table and the values' ranges say otherwise than the call.
+/// If a call that is refused changes anything, a call that is taken changes anything but its attributes, or the call disagrees
+/// with the table and the values' ranges.
 pub fn modify_masks(data: &[u8]) {
     let mut input = Input(data);
     let ty = input.pick(&QpType::ALL);
@@ -56,7 +56,7 @@ pub fn modify_masks(data: &[u8]) {
                 assert!(acceptable(&node, &attr, mask, from, ty), "{ty:?} {from:?} takes {mask} {attr:?}");
                 let target = if mask.contains(AttrMask::STATE) { to } else { from };
                 assert_eq!((node.state(qp), after.qp_state, after.cur_qp_state), (target, target, target));
-                // RESET forgets, and an idle queue pair is drained at once.
+                // RESET clears attributes, and an idle queue pair is drained at once.
                 if target != QpState::Reset {
                     let mut expected = before;
                     expected.take(&attr, mask);
@@ -80,7 +80,7 @@ pub fn modify_masks(data: &[u8]) {
     }
 }
 
-/// A mask: what the transition wants, a little more or less, or anything.
+/// A mask: the required attributes of the transition, a little more or less, or anything.
 fn mask(input: &mut Input<'_>, from: QpState, to: QpState, ty: QpType) -> AttrMask {
     let wanted = rule(from, to, ty).map_or(AttrMask::empty(), |r| r.required) | AttrMask::STATE;
     match input.u8() % 4 {
@@ -159,7 +159,7 @@ fn acceptable(node: &Node, attr: &QpAttr, mask: AttrMask, from: QpState, ty: QpT
         (AttrMask::PATH_MTU, !(1..=5).contains(&attr.path_mtu)),
         (AttrMask::AV, !grh_is_good || attr.ah_attr.port_num != 1 || attr.ah_attr.sl > 7),
         (AttrMask::ACCESS_FLAGS, attr.qp_access_flags & !QP_ACCESS_FLAGS != 0),
-        // Whoever has queue pair 1 has the privilege.
+        // The owner of queue pair 1 has the privilege.
         (AttrMask::QKEY, ty != QpType::Gsi && attr.qkey & QKEY_PRIVILEGED != 0),
         (AttrMask::PATH_MIG_STATE, attr.path_mig_state != PathMigState::Migrated),
     ];

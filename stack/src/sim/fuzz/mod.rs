@@ -1,9 +1,9 @@
-//! What fuzzers run: functions from any bytes to nothing, which panic when something is wrong.
+//! The functions that fuzzers run: from any bytes to nothing; they panic when something is wrong.
 //!
-//! The bytes are a program: each target reads from them what is set up, what arrives and what is called, and then
-//! looks whether everything is still as it must be. The same functions are called by the fuzzer (`stack/fuzz`, on a
-//! nightly toolchain) and by `stack/tests/fuzz_replay.rs`, which replays the inputs that were found worth keeping
-//! on every run of the tests. No input is invalid, none takes long, and none behaves differently the second time.
+//! The bytes are a program: each target reads from them the set-up, the packets and the calls, and then checks that all
+//! invariants hold. The same functions are called by the fuzzer (`stack/fuzz`, on a nightly toolchain) and by
+//! `stack/tests/fuzz_replay.rs`, which replays the inputs that were found worth keeping on every run of the tests. No input is
+//! invalid, none takes long, and none behaves differently the second time.
 
 mod cm;
 mod masks;
@@ -27,7 +27,7 @@ pub use packets::{completer_bytes, responder_bytes};
 pub use reads::read_rings;
 pub use wire::wire_parse;
 
-/// A target: its name, and what it does with an input.
+/// A target: its name, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.

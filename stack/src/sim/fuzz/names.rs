@@ -7,7 +7,7 @@ use crate::port::{MemifRole, PortError, PortSpec};
 /// Reads a text of any bytes as a port's name and as an address, and shows a port of any parts and reads that.
 ///
 /// # Panics
-/// If what was understood is shown as something else, or a refusal is no sentence.
+/// If a name that was parsed is shown as something else, or a refusal is no sentence.
 pub fn port_names(data: &[u8]) {
     any_text(&String::from_utf8_lossy(data));
     any_parts(&mut Input(data));
@@ -36,7 +36,7 @@ fn any_text(text: &str) {
     }
 }
 
-/// What the system asks of the parts.
+/// The system's requirements for the parts.
 fn holds(spec: &PortSpec) {
     let path = |path: &std::path::Path| {
         let path = path.to_str().expect("from a text");

@@ -1,4 +1,4 @@
-//! Any frames to an IP host whose queue pairs hold some neighbours, from stations that tell the truth and others.
+//! Any frames to an IP host whose queue pairs hold some neighbours, from hosts that tell the truth and liars.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -11,16 +11,16 @@ use crate::time::Instant;
 
 /// Steps of one input.
 const STEPS: usize = 200;
-/// Requests that a look may have to send: one for each entry, and announcements and reports.
+/// Requests that one call of [`look`] may have to send: one for each entry, and announcements and reports.
 const DUE_MAX: usize = 2 * NEIGHBOUR_MAX;
 
 const OURS: [&str; 2] = ["10.0.0.1", "fd00::1"];
 /// Neighbours that may be held, the configured ones last.
 const PEERS: [&str; 6] = ["10.0.0.2", "10.0.0.3", "fd00::2", "fd00::3", "10.0.0.4", "fd00::4"];
 const FIXED: usize = 4;
-const FIXED_AT: Mac = station(0xf);
+const FIXED_AT: Mac = mac_of(0xf);
 
-const fn station(n: u8) -> Mac {
+const fn mac_of(n: u8) -> Mac {
     Mac([2, 0, 0, 0, 1, n])
 }
 
@@ -36,7 +36,7 @@ fn gid(text: &str) -> Gid {
     Gid::from_ip(addr(text))
 }
 
-/// A held neighbour: where it is, and how often that station was asked since it came to be there.
+/// A held neighbour: its Ethernet address, and how often that was checked since the neighbour is there.
 #[derive(Debug, Default)]
 struct Held {
     id: Option<NeighbourId>,
@@ -44,15 +44,15 @@ struct Held {
     asked: u32,
 }
 
-/// Any bytes, and frames of hosts that have the addresses that they say or have not, to an IP host.
+/// Any bytes, and frames of hosts with the addresses that they claim or without, to an IP host.
 ///
 /// # Panics
-/// If a frame is not accounted for, an answer amplifies, a held neighbour moves without its station having been asked, a
-/// configured one moves at all, or the host never has done with what is due.
+/// If a frame is not accounted for, an answer amplifies, a held neighbour moves before its Ethernet address was checked, a
+/// configured one moves at all, or the host never finishes the work that is due.
 pub fn net_frames(data: &[u8]) {
     let mut input = Input(data);
     let setup = input.u8();
-    let mac = station(1);
+    let mac = mac_of(1);
     let mut net = Net::new(&NetConfig {
         addrs: OURS.iter().map(|a| (addr(a), prefix(a))).collect(),
         neighbours: PEERS[FIXED..].iter().map(|a| (addr(a), FIXED_AT)).collect(),
@@ -69,13 +69,13 @@ pub fn net_frames(data: &[u8]) {
             0 => {
                 let len = input.below(200);
                 let frame = input.take(len).to_vec();
-                hear(&mut net, now, &frame);
+                handle(&mut net, now, &frame);
             }
             1 => now = now.after(Duration::from_millis(1 << (input.u8() % 18))),
             2 | 3 => look(&mut net, now, &mut held, None),
-            // Whoever is at a station answers what is due.
+            // A host at an Ethernet address answers the requests that are due.
             4 | 5 => {
-                let mac = station(input.u8() % 5 + 2);
+                let mac = mac_of(input.u8() % 5 + 2);
                 look(&mut net, now, &mut held, Some(mac));
             }
             6 => {
@@ -102,17 +102,17 @@ pub fn net_frames(data: &[u8]) {
                 match input.u8() % 3 {
                     0 => _ = net.resolve(now, &far),
                     1 => _ = net.resolve_answer(now, &far),
-                    _ => net.note_asker(now, &far, station(input.u8())),
+                    _ => net.note_asker(now, &far, mac_of(input.u8())),
                 }
             }
             _ => {
-                let frames = said(&mut input, now);
+                let frames = claims(&mut input, now);
                 for mut frame in frames {
                     if input.bool() {
                         let at = input.below(frame.len());
                         frame[at] ^= input.u8();
                     }
-                    hear(&mut net, now, &frame);
+                    handle(&mut net, now, &frame);
                 }
             }
         }
@@ -123,9 +123,9 @@ pub fn net_frames(data: &[u8]) {
     }
 }
 
-/// What a host with one of the peers' addresses, or a stranger's, says of itself.
-fn said(input: &mut Input<'_>, now: Instant) -> Vec<Vec<u8>> {
-    let mut other = Net::new(&NetConfig::new(station(input.u8() % 5 + 2)));
+/// The claims of a host with one of the peers' addresses, or a stranger's.
+fn claims(input: &mut Input<'_>, now: Instant) -> Vec<Vec<u8>> {
+    let mut other = Net::new(&NetConfig::new(mac_of(input.u8() % 5 + 2)));
     match input.u8() {
         who @ 0..128 => {
             let peer = PEERS[usize::from(who) % PEERS.len()];
@@ -142,8 +142,8 @@ fn said(input: &mut Input<'_>, now: Instant) -> Vec<Vec<u8>> {
     core::iter::from_fn(|| other.poll_transmit(now, &mut out).map(|len| out[..len].to_vec())).collect()
 }
 
-/// The frame goes to the host, and a counter tells what became of it.
-fn hear(net: &mut Net, now: Instant, frame: &[u8]) {
+/// The frame goes to the host, and a counter has its outcome.
+fn handle(net: &mut Net, now: Instant, frame: &[u8]) {
     let total = |net: &Net| net.counters().map(|(_, n)| n).sum::<u64>();
     let before = total(net);
     let mut reply = [0xa5; 2048];
@@ -167,14 +167,14 @@ fn look(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>, answers: 
             held.asked += 1;
         }
         if let Some(len) = host.as_mut().and_then(|host| host.handle_frame(now, &out[..len], &mut reply)) {
-            hear(net, now, &reply[..len]);
+            handle(net, now, &reply[..len]);
             check(net, now, held);
         }
     }
     assert!(net.poll_timeout().is_none_or(|at| at > now), "what is due was done");
 }
 
-/// Held neighbours are where they were, unless their stations were asked in vain.
+/// Held neighbours are where they were, unless their Ethernet addresses were checked in vain.
 fn check(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>) {
     for (who, held) in held {
         let Some(id) = held.id else { continue };
@@ -207,17 +207,17 @@ mod tests {
         let check_of = |asked, at, who| {
             let mut net = Net::new(&NetConfig {
                 addrs: vec![(addr(OURS[0]), 24)],
-                neighbours: vec![(addr(PEERS[0]), station(3)), (addr(PEERS[FIXED]), station(4))],
-                ..NetConfig::new(station(1))
+                neighbours: vec![(addr(PEERS[0]), mac_of(3)), (addr(PEERS[FIXED]), mac_of(4))],
+                ..NetConfig::new(mac_of(1))
             });
             let now = Instant::from_nanos(1);
             let (id, _) = net.hold(now, &gid(PEERS[who]), None);
             let mut held = BTreeMap::from([(who, Held { id, at: Some(at), asked })]);
             fires(|| check(&mut net, now, &mut held))
         };
-        assert!(!check_of(0, station(3), 0), "where it was");
-        assert!(check_of(0, station(9), 0), "moved, and nobody was asked");
-        assert!(!check_of(NEIGHBOUR_UNICAST_TRIES.into(), station(9), 0), "asked in vain");
-        assert!(check_of(100, station(4), FIXED), "a configured one");
+        assert!(!check_of(0, mac_of(3), 0), "where it was");
+        assert!(check_of(0, mac_of(9), 0), "moved without a check");
+        assert!(!check_of(NEIGHBOUR_UNICAST_TRIES.into(), mac_of(9), 0), "checked in vain");
+        assert!(check_of(100, mac_of(4), FIXED), "a configured one");
     }
 }

@@ -28,7 +28,7 @@ const SRQ_DEPTH: u32 = 16;
 const REGIONS: usize = 2;
 const REGION_LEN: usize = 8192;
 
-/// One end of a connection, and what was asked of it.
+/// One end of a connection, and its requests.
 struct End {
     qp: QpId,
     qpn: Qpn,
@@ -43,12 +43,12 @@ struct Shared {
     srq: SrqId,
     /// Entries without a completion.
     entries: VecDeque<u64>,
-    /// Entries that a queue pair took along when it was reset or destroyed, at most: the one that it held, and those
-    /// whose completions nobody had polled.
+    /// Entries that a queue pair took along when it was reset or destroyed, at most: the one that it held, and those whose
+    /// completions were not polled.
     lost: usize,
 }
 
-/// Two nodes, and what lies between them.
+/// Two nodes, and the link between them.
 struct Pairs {
     now: Instant,
     nodes: [Node; 2],
@@ -61,7 +61,7 @@ struct Pairs {
     /// Tags that have completed, ever.
     completed: BTreeSet<u64>,
     next_tag: u64,
-    /// What happens to the frames that leave next: 1 lost, 2 twice, 3 behind the next one.
+    /// The fate of the frames that leave next: 1 lost, 2 twice, 3 behind the next one.
     fate: VecDeque<u8>,
     held: [Option<Vec<u8>>; 2],
 }
@@ -101,7 +101,7 @@ pub fn qp_ops(data: &[u8]) {
             12 => w.fate.extend(input.take(4).iter().map(|b| b % 4)),
             13 => w.turn(node, input.below(2)),
             14 => w.wait(Duration::from_nanos(1 << (input.u8() % 28))),
-            _ => w.settle(),
+            _ => w.quiesce(),
         }
     }
     w.end();
@@ -214,7 +214,7 @@ impl Pairs {
             _ => true,
         };
         if !allowed {
-            return; // verbs refuse it
+            return; // verbs refuses it
         }
         let tag = self.tag();
         let peer = self.ends[1 - node][pair].as_ref().map_or(Qpn::new(1 << 20), |end| end.qpn);
@@ -231,7 +231,7 @@ impl Pairs {
             WrOpcode::AtomicFetchAndAdd | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicWrite => {
                 wr.sges(&[Sge { length: 8, ..sge }])
             }
-            // Of a range of the region; the placement may be none that there is.
+            // Of a range of the region; the placement may be an unknown one.
             WrOpcode::Flush => wr.operands(u64::from(bits & 3), len as u64),
             WrOpcode::BindMw => {
                 self.windows[node] = self.windows[node] & !0xff | u32::from(bits);
@@ -302,7 +302,7 @@ impl Pairs {
         }
     }
 
-    /// What an XRC target took from the shared queue, and nobody polled, is gone with its life.
+    /// The entries that an XRC target took from the shared queue, and that were not polled, are gone with its life.
     fn target_gone(&mut self, node: usize, pair: usize) {
         if TYPES[pair][node] == QpType::XrcTgt {
             let waiting = self.nodes[node].srq_waiting(self.shared.srq) as usize;
@@ -322,7 +322,7 @@ impl Pairs {
         }
     }
 
-    /// Takes completions, each of which must be one that is due.
+    /// Takes completions, each of which must be due.
     fn poll(&mut self, node: usize) {
         let numbers: BTreeMap<u32, usize> = self.ends[node]
             .iter()
@@ -367,7 +367,7 @@ impl Pairs {
     }
 
     /// Turns everything until nothing moves at this instant.
-    fn settle(&mut self) {
+    fn quiesce(&mut self) {
         for _ in 0..2000 {
             for (node, shard) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
                 self.turn(node, shard);
@@ -385,30 +385,30 @@ impl Pairs {
     /// Lets time pass, from deadline to deadline.
     fn wait(&mut self, time: Duration) {
         let end = self.now.after(time);
-        self.settle();
-        // A connection without an end to its retries may have very many deadlines: some are enough.
+        self.quiesce();
+        // A connection with endless retries may have very many deadlines: some are enough.
         for _ in 0..64 {
             let next = self.nodes.iter().filter_map(Node::next_deadline).min();
             let Some(next) = next.filter(|next| *next <= end) else { break };
             self.now = next.max(self.now.after_nanos(1));
-            self.settle();
+            self.quiesce();
             self.poll(0);
             self.poll(1);
         }
         self.now = self.now.max(end);
-        self.settle();
+        self.quiesce();
     }
 
     /// Everything ends: ERR flushes every request, and every buffer is back.
     fn end(&mut self) {
         self.fate.clear();
-        self.settle();
+        self.quiesce();
         for node in [0, 1] {
             for pair in 0..PAIRS {
                 self.modify(node, pair, QpState::Err);
             }
         }
-        self.settle();
+        self.quiesce();
         for node in [0, 1] {
             self.poll(node);
             if node == 1 {
@@ -429,7 +429,7 @@ impl Pairs {
             let n = &self.nodes[node];
             assert!(n.regions().iter().all(|r| r.guards_intact()), "something was written beside a region");
             let out: usize = n.wires.iter().map(|w| w.buffers_out()).sum();
-            // A shard keeps one frame at hand.
+            // A shard keeps one spare frame.
             assert!(out <= n.shards.len(), "{out} buffers are missing");
             assert!(n.shards.iter().all(|s| s.qps() == 0 && s.connected_qps() == 0));
         }
@@ -442,7 +442,7 @@ fn rights() -> Access {
 }
 
 impl Shared {
-    /// Takes a completion off what is due: the oldest entry, but for those that went with a queue pair.
+    /// Takes a completion off those due: the oldest entry, but for those that ended with a queue pair.
     fn complete(&mut self, cqe: &Cqe) {
         loop {
             let oldest = self.entries.pop_front();
@@ -455,7 +455,7 @@ impl Shared {
     }
 }
 
-/// Takes a completion off what is due.
+/// Takes a completion off those due.
 fn complete(end: &mut End, cqe: &Cqe) {
     let status = cqe.status;
     if cqe.opcode.is_recv() {

@@ -15,7 +15,7 @@ use crate::wire::{Opcode, Transport};
 
 /// Steps of one input.
 const STEPS: usize = 48;
-/// Buffers of the port: few, for making them takes longer than using them.
+/// Buffers of the port: few, as making them takes longer than using them.
 const BUFFERS: usize = 64;
 
 /// Packets that any counter accounts for: received in one way or another, or dropped under a name.
@@ -125,7 +125,7 @@ pub fn responder_bytes(data: &[u8]) {
     assert!(untouched(&rig, gone, 0), "a peer wrote into memory that is not registered any more");
 }
 
-/// The frame goes to the node, and a counter tells what became of it.
+/// The frame goes to the node, and a counter has its outcome.
 fn deliver(rig: &mut Rig, frame: &[u8]) {
     let before = rig.node.counters();
     rig.send_frame(frame);
@@ -144,7 +144,7 @@ fn request(rig: &mut Rig, input: &mut Input<'_>, gone: MrId) -> Vec<u8> {
     let psn = rig.node.query(rig.qp).rq_psn.wrapping_add_signed(i32::from(input.u8() as i8 / 8));
     let mut body = input.take(usize::from(bits >> 2 & 0x1f)).to_vec();
     if bits & 1 != 0 {
-        // A RETH or AtomicETH, behind what an XRC packet or a datagram has in front of it.
+        // A RETH or AtomicETH, behind the headers that an XRC packet or a datagram has before it.
         let at = [0, 0, 4, 8][input.below(4)];
         body.resize(body.len().max(at + 28), 0);
         let offset = input.u16();
@@ -163,7 +163,7 @@ fn request(rig: &mut Rig, input: &mut Input<'_>, gone: MrId) -> Vec<u8> {
         let len = input.pick(&[0u32, 1, 8, 1024, 1025, 3000, 0x8000_0000, u32::MAX]);
         body[at + 12..at + 16].copy_from_slice(&len.to_be_bytes());
     }
-    // An XRC packet names a queue, mostly the one that there is.
+    // An XRC packet names a queue, mostly the existing one.
     if let Some(srq) = rig.srq
         && bits & 0x40 == 0
     {
@@ -187,7 +187,7 @@ fn request(rig: &mut Rig, input: &mut Input<'_>, gone: MrId) -> Vec<u8> {
     frame
 }
 
-/// A send request that the input chose; `None` for one that the node would not take.
+/// A send request of the input's choice; `None` for one that the node would not take.
 fn work(rig: &Rig, input: &mut Input<'_>, id: u64) -> SendWr {
     let opcode = input.pick(&[
         WrOpcode::Send,
@@ -221,7 +221,7 @@ fn work(rig: &Rig, input: &mut Input<'_>, id: u64) -> SendWr {
         let cut = input.below(len + 1);
         let mut second = rig.sge(8192, len - cut);
         if bits & 0x40 != 0 {
-            second.lkey ^= 1; // nobody's key
+            second.lkey ^= 1; // no such key
         }
         wr.sges(&[rig.sge(3, cut), second])
     };
@@ -236,8 +236,8 @@ const USED: usize = 1 << 15;
 /// Any responses, behind a good ICRC, to a requester that has work outstanding.
 ///
 /// # Panics
-/// If a request completes out of order, twice, or never although the queue pair is in ERR; if an unsignalled one
-/// completes with success; if a byte is written where no request asked for it.
+/// If a request completes out of order, twice, or never although the queue pair is in ERR; if an unsignalled one completes with
+/// success; if a byte is written that no request wanted.
 pub fn completer_bytes(data: &[u8]) {
     let mut input = Input(data);
     let setup = input.u8();
@@ -280,8 +280,8 @@ pub fn completer_bytes(data: &[u8]) {
                 let packet = response(&mut input, first);
                 let packet = if ty == QpType::XrcIni { packet.in_class(Transport::Xrc) } else { packet };
                 let over = rig.state() == QpState::Err;
-                let said = rig.send(&packet);
-                assert!(said.is_empty() || !over, "in ERR it says {said:?}");
+                let sent = rig.send(&packet);
+                assert!(sent.is_empty() || !over, "in ERR it sends {sent:?}");
             }
         }
     }
@@ -290,7 +290,7 @@ pub fn completer_bytes(data: &[u8]) {
     }
     rig.run();
     completions(&mut rig, &mut open);
-    // Successes that nobody asked to hear of are the only ones without a completion.
+    // Unsignalled successes are the only requests without a completion.
     assert!(open.iter().all(|(_, signalled)| !signalled), "never completed: {open:?}");
     guards(&rig);
     assert!(untouched(&rig, rig.buf, USED), "a response was placed where no request wanted it");

@@ -1,5 +1,5 @@
-//! READ responses and message sequence numbers against queues that go round: requests are posted while responses come,
-//! most of which are what a peer would send next, and the rest nearly so.
+//! READ responses and message sequence numbers against queues that wrap: requests are posted while responses come, most of which
+//! are those that a peer would send next, and the rest nearly so.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,7 +28,7 @@ struct Asked {
     len: usize,
 }
 
-/// What the peer knows.
+/// The peer's state.
 #[derive(Debug, Default)]
 struct Peer {
     asked: VecDeque<Asked>,
@@ -72,7 +72,7 @@ pub fn read_rings(data: &[u8]) {
         if input.is_empty() {
             break;
         }
-        let said = match input.u8() % 8 {
+        let sent = match input.u8() % 8 {
             0 | 1 => {
                 let posted = post(&mut rig, &mut input, next_id);
                 next_id += u64::from(posted.is_some());
@@ -86,16 +86,16 @@ pub fn read_rings(data: &[u8]) {
             }
             _ => {
                 let answer = peer.answer(&mut input);
-                let said = rig.send(&answer);
+                let sent = rig.send(&answer);
                 assert!(
-                    said.is_empty() || rig.state() != QpState::Err || said.iter().all(|s| !s.is_request())
+                    sent.is_empty() || rig.state() != QpState::Err || sent.iter().all(|s| !s.is_request())
                 );
-                said
+                sent
             }
         };
-        for seen in said.iter().filter(|seen| seen.is_request()) {
-            peer.hear(seen);
-            // What a READ asks for the first time begins with its first number.
+        for seen in sent.iter().filter(|seen| seen.is_request()) {
+            peer.observe(seen);
+            // The first request packet of a READ has its first number.
             if seen.kind() == Kind::ReadRequest {
                 let place = (seen.reth().va - REMOTE_VA) / PLACE as u64;
                 first.entry(place).or_insert(seen.psn);
@@ -133,7 +133,7 @@ fn post(rig: &mut Rig, input: &mut Input<'_>, id: u64) -> Option<Posted> {
     Some(Posted { id, signalled, read: (opcode == WrOpcode::RdmaRead).then_some(len) })
 }
 
-/// Completions come in order, and a READ that succeeded holds what came for it.
+/// Completions come in order, and a READ that succeeded holds the bytes of its responses.
 fn completions(rig: &mut Rig, open: &mut VecDeque<Posted>, first: &BTreeMap<u64, u32>) {
     for (id, status) in rig.done() {
         loop {
@@ -157,8 +157,8 @@ fn completions(rig: &mut Rig, open: &mut VecDeque<Posted>, first: &BTreeMap<u64,
 }
 
 impl Peer {
-    /// A request packet came: what was asked before from its number on is asked anew.
-    fn hear(&mut self, seen: &Seen) {
+    /// A request packet arrived: those from its number on have to be answered again.
+    fn observe(&mut self, seen: &Seen) {
         let from = self.asked.iter().position(|asked| asked.psn == seen.psn);
         if let Some(from) = from {
             self.asked.truncate(from);
@@ -170,7 +170,7 @@ impl Peer {
         self.asked.push_back(Asked { kind: seen.kind(), psn: seen.psn, len });
     }
 
-    /// What the peer says next, or something near it.
+    /// The peer's next packet, or one near it.
     fn answer(&mut self, input: &mut Input<'_>) -> Pkt {
         let twist = input.u8();
         let asked = self.asked.front().copied().unwrap_or(Asked { kind: Kind::Send, psn: 0xff, len: 0 });
@@ -211,7 +211,7 @@ impl Peer {
                 ack_with(psn, syndrome, msn)
             }
         };
-        // Some answers the peer thinks it gave, and did not; some it gives twice.
+        // Some answers the peer believes it gave, and did not; some it gives twice.
         if twist & 0x30 != 0x30 {
             self.given += 1;
             if self.given >= parts {
@@ -240,7 +240,7 @@ mod tests {
         for id in 0..40 {
             open.extend(post(&mut rig, &mut Input(&[0, 2, 88]), id)); // a READ of 600 bytes
             for seen in rig.run() {
-                peer.hear(&seen);
+                peer.observe(&seen);
                 first.insert(id, seen.psn);
             }
             (0..3).for_each(|_| drop(rig.send(&peer.answer(&mut Input(&[0])))));
@@ -249,7 +249,7 @@ mod tests {
         }
         assert_eq!(done, 40);
         open.extend(post(&mut rig, &mut Input(&[0, 2, 88]), 40));
-        rig.run().iter().for_each(|seen| peer.hear(seen));
+        rig.run().iter().for_each(|seen| peer.observe(seen));
         (0..3).for_each(|_| drop(rig.send(&peer.answer(&mut Input(&[0])))));
         first.insert(40, 7);
         assert!(fires(|| completions(&mut rig, &mut open, &first)), "bytes of other numbers");

@@ -10,7 +10,7 @@ use crate::wire::{
 /// Parses a frame of any bytes, and, from the same bytes, builds a packet and parses that.
 ///
 /// # Panics
-/// If a frame that was located cannot be read, or a packet that was built is not the one that is read.
+/// If a frame that was located cannot be read, or a packet that was built reads differently.
 pub fn wire_parse(data: &[u8]) {
     any_frame(data);
     any_fields(&mut Input(data));
@@ -31,7 +31,7 @@ fn any_frame(frame: &[u8]) {
     );
     assert_eq!(layout.dst(frame), packet.dst());
     let (flow, header) = (layout.flow(frame), packet.to_header());
-    // What was read and is sound can be built again, and is then the same packet. A sender pads as it must.
+    // A packet that was read and is sound can be built again, and is then the same. A sender pads as it must.
     let Some(header) = header.filter(|_| good && packet.pad() == pad_of(packet.payload.len())) else {
         return;
     };
