@@ -2,8 +2,9 @@
 //!
 //! DPDK is linked statically by default: the shared `librte_eal` loads every driver plugin of the distribution
 //! when it starts (more than a hundred, and libraries such as libibverbs with them), the static one contains
-//! what is listed here. `DPDK_SYS_LINK=shared` takes the distribution's shared libraries with all their drivers
-//! instead (but leaves DPDK's descriptors to the programs that the process starts, see `CLOSED_ON_EXEC`). `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
+//! only those listed here. `DPDK_SYS_LINK=shared` takes the distribution's shared libraries with all their drivers
+//! instead (but then programs that the process starts inherit DPDK's descriptors, see `CLOSED_ON_EXEC`).
+//! `DPDK_SYS_DRIVERS=net_af_xdp,net_pcap` adds drivers to the static build.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,7 @@ const DRIVERS: &[&str] = &[
     "net_ena",
 ];
 
-/// What else a driver needs: libraries of the system.
+/// System libraries that a driver needs.
 const SYSTEM: &[(&str, &[&str])] = &[("net_af_xdp", &["xdp", "bpf"]), ("net_pcap", &["pcap"])];
 
 fn main() {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* What DPDK calls instead of the functions that make a descriptor (see build.rs): the descriptor is closed on exec from
- * its first moment on. Otherwise a program that this process starts would keep our sockets, queues of our taps and
- * memory shared with others, and nobody would know. DPDK asks for that in some places only. */
+/* Replacements for the functions that make a descriptor, for DPDK's calls (see build.rs): the descriptor is closed on exec
+ * from its first moment on. Otherwise a program that this process starts would silently keep our sockets, queues of our taps
+ * and memory shared with others. DPDK itself sets close-on-exec in some places only. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -66,8 +66,8 @@ frame_of(dpdk_sys_frame *f, struct rte_mbuf *m, const void *kind, uint32_t len)
 	f->kind = kind;
 }
 
-/* Takes n mbufs from the pool, all or none. What a pool holds is one segment, referred to once: what else there is to know
- * about a frame is written when it is received, or sent. */
+/* Takes n mbufs from the pool, all or none. A pool's mbufs have one segment and one reference; the other fields of a
+ * frame are written when it is received, or sent. */
 static inline int
 take_mbufs(const dpdk_sys_queue *q, struct rte_mbuf **mbufs, uint32_t n)
 {
@@ -460,7 +460,7 @@ dpdk_sys_port_setup(uint16_t port, uint16_t queues, uint32_t mtu, uint16_t *rx_r
 		return ret;
 
 	memset(&conf, 0, sizeof(conf));
-	/* A software device that says 1500 may carry more all the same; it is not asked. */
+	/* A software device that reports 1500 may carry more all the same: then no MTU is set. */
 	uint32_t default_max = info.max_mtu != 0 ? info.max_mtu : UINT16_MAX;
 	if (info.max_rx_pktlen != 0 && mtu + RTE_ETHER_HDR_LEN + RTE_ETHER_CRC_LEN + 4 > info.max_rx_pktlen)
 		default_max = 0;
@@ -555,7 +555,7 @@ dpdk_sys_port_promiscuous(uint16_t port)
 {
 	int ret = rte_eth_promiscuous_enable(port);
 
-	/* A virtual function may be refused that, and still be let take all groups. */
+	/* A virtual function may be refused promiscuous mode, and still be granted all multicast. */
 	if (ret != 0)
 		rte_eth_allmulticast_enable(port);
 	return ret;
@@ -600,7 +600,7 @@ dpdk_sys_iface_look(int fd, uint32_t index, uint32_t *mtu)
 
 	memset(&request, 0, sizeof(request));
 	request.ifr_ifindex = (int)index;
-	/* Its name now: it may be another one than when it was opened. */
+	/* Its present name: it may have been renamed since it was opened. */
 	if (ioctl(fd, SIOCGIFNAME, &request) != 0 || ioctl(fd, SIOCGIFMTU, &request) != 0)
 		return -errno;
 	*mtu = (uint32_t)request.ifr_mtu;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The C side of the DPDK port. Nothing of DPDK's own headers shows here, so that bindings made from this file
+/* The C side of the DPDK port. This file includes nothing of DPDK's own headers, so that its bindings
  * are the same for every release of DPDK. Functions that return int return 0 or a count on success and a
  * negative errno on failure, unless they say otherwise. */
 #ifndef DPDK_SYS_SHIM_H
@@ -58,12 +58,12 @@ void dpdk_sys_free(void *handle);
 
 /* Blocks every signal in the calling thread. */
 void dpdk_sys_block_signals(void);
-/* Files and sockets that the calling thread makes, and threads that it starts, are open to these others (as umask(2)); the
- * rest of the process keeps its own umask. Returns 0, or a negative errno with nothing changed. */
+/* Files and sockets that the calling thread makes, and threads that it starts, get this umask(2); the rest of the process keeps
+ * its own. Returns 0, or a negative errno with nothing changed. */
 int dpdk_sys_thread_umask(uint32_t mask);
-/* Whether a huge page of `bytes` can be had right now. */
+/* Whether a huge page of `bytes` can be allocated right now. */
 int dpdk_sys_huge_page_works(size_t bytes);
-/* Leads DPDK's log lines to `line` (not terminated by NUL), from `level` (1 emergency .. 8 debug) on. */
+/* Passes DPDK's log lines to `line` (not terminated by NUL), from `level` (1 emergency .. 8 debug) on. */
 int dpdk_sys_log_to(void (*line)(const char *text, size_t len), uint32_t level);
 /* rte_eal_init; on success also prepares for fork. The strings must stay valid for ever. */
 int dpdk_sys_eal_init(int argc, char **argv);
@@ -96,7 +96,7 @@ int dpdk_sys_pool_free(void *pool);
 /* Buffers of the pool that are in use. */
 uint32_t dpdk_sys_pool_in_use(const void *pool);
 
-/* What a device can do, and does. */
+/* Limits of a device, and its ring sizes and driver. */
 typedef struct dpdk_sys_limits {
 	uint16_t max_rx_queues;
 	uint16_t max_tx_queues;
@@ -108,7 +108,7 @@ typedef struct dpdk_sys_limits {
 
 int dpdk_sys_port_limits(uint16_t port, dpdk_sys_limits *out);
 /* Configures `queues` queue pairs over the pool. *stage names the step that failed. Ring sizes are wishes and
- * come back as they are. `mtu` is asked of the device where it can. */
+ * come back as the device has them. `mtu` is set in the device where possible. */
 int dpdk_sys_port_setup(uint16_t port, uint16_t queues, uint32_t mtu, uint16_t *rx_ring, uint16_t *tx_ring,
 			void *pool, const char **stage);
 int dpdk_sys_port_start(uint16_t port);
@@ -122,9 +122,9 @@ int dpdk_sys_port_promiscuous(uint16_t port);
 int dpdk_sys_port_link(uint16_t port);
 /* Frames that the device itself dropped. */
 int dpdk_sys_port_missed(uint16_t port, uint64_t *rx, uint64_t *tx);
-/* A socket to look at Linux network interfaces of this thread's network namespace with. */
+/* A socket for queries about Linux network interfaces of this thread's network namespace. */
 int dpdk_sys_iface_socket(void);
-/* Whether frames get out and in by the interface of this number (1; 0: it is down, or has no carrier), and its MTU; -ENODEV if
+/* Whether frames pass the interface of this number (1; 0: it is down, or has no carrier), and its MTU; -ENODEV if
  * it is gone. */
 int dpdk_sys_iface_look(int fd, uint32_t index, uint32_t *mtu);
 /* Sets the Ethernet address of a Linux network interface. */

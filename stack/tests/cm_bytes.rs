@@ -187,7 +187,7 @@ fn m03_every_field_of_the_other_messages_is_at_its_place() {
         info = [0xff; 72], 24 0 (72 * 8);
         private_data = [0xff; 136], 96 0 (136 * 8);
     }
-    // Where private data begins in the MAD.
+    // Offset of private data in the MAD.
     let offsets = [
         (Message::from(Mra { private_data: [0xee; 222], ..Mra::default() }), 34),
         (Rej { private_data: [0xee; 148], ..Rej::default() }.into(), 108),
@@ -273,7 +273,7 @@ fn m05_private_header() {
     let mad = machine.poll_send().unwrap().mad;
     assert_eq!(IpHeader::read(mad[40..76].first_chunk().unwrap()), Ok(v4));
     assert!(mad[76..].iter().copied().eq(1..=180));
-    // One byte more does not fit, nor does a header where none belongs, or none where one does.
+    // One byte more does not fit, nor does a header for another service id, or none for one of `rdma_cm`.
     let more = Connect { private_data: vec![0; 57], qpn: Qpn::new(3), ..connect.clone() };
     assert_eq!(
         machine.connect(Instant::ZERO, &more),
@@ -289,7 +289,7 @@ fn m05_private_header() {
     assert!(machine.connect(Instant::ZERO, &plain).is_ok(), "without header there is room for 92");
 }
 
-/// The MADs that a machine answers a MAD with.
+/// The MADs with which a machine answers a MAD.
 fn answers(machine: &mut Machine, mad: &[u8]) -> Vec<Mad> {
     let path = Path { sgid: Gid::v4([10, 0, 0, 2]), dgid: Gid::v4([10, 0, 0, 1]), ..Path::default() };
     machine.handle_mad(Instant::ZERO, &path, mad);
@@ -297,7 +297,7 @@ fn answers(machine: &mut Machine, mad: &[u8]) -> Vec<Mad> {
     sends.map(|s| Mad::decode(&s.mad).unwrap()).collect()
 }
 
-/// A REQ that is welcome.
+/// A REQ that is accepted.
 fn good_req() -> Req {
     let mut req = Req {
         local_comm_id: 7,

@@ -1,4 +1,4 @@
-//! Connection management, story by story: two machines on a link, in virtual time.
+//! Connection management, case by case: two machines on a link, in virtual time.
 
 use core::time::Duration;
 
@@ -29,7 +29,7 @@ fn world() -> MadWorld {
     MadWorld::new(1, 2, MadFaults::NONE, config)
 }
 
-/// Managers that ask for patience.
+/// Managers that send MRAs.
 fn polite() -> MadWorld {
     MadWorld::new(1, 2, MadFaults::NONE, |node| Config { mra: Some(24), ..config(node) })
 }
@@ -54,7 +54,7 @@ fn connect(w: &mut MadWorld) -> ConnId {
 
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// The request that comes to B.
+/// The request that arrives at B.
 fn request(w: &mut MadWorld) -> (ConnId, stack::cm::Request) {
     w.run(MOMENT);
     match w.event(B) {
@@ -68,7 +68,7 @@ fn accept(w: &mut MadWorld, id: ConnId) -> QpParams {
     w.nodes[B].accept(now, id, &Accept::new(B_QPN)).unwrap()
 }
 
-/// The response that comes to A.
+/// The response that arrives at A.
 fn response(w: &mut MadWorld) -> stack::cm::Response {
     w.run(MOMENT);
     match w.event(A) {
@@ -83,7 +83,7 @@ fn confirm(w: &mut MadWorld, id: ConnId) {
     w.run(MOMENT);
 }
 
-/// A connection; what each side calls it.
+/// A connection; its id on each side.
 fn established(w: &mut MadWorld) -> (ConnId, ConnId) {
     listen(w);
     let a = connect(w);
@@ -95,7 +95,7 @@ fn established(w: &mut MadWorld) -> (ConnId, ConnId) {
     (a, b)
 }
 
-/// What was sent, from where.
+/// The MADs that a node sent.
 fn sent(w: &MadWorld, from: usize) -> Vec<SentMad> {
     w.log.as_ref().unwrap().iter().filter(|s| s.from == from).cloned().collect()
 }
@@ -122,7 +122,7 @@ fn last_rej(w: &MadWorld, from: usize) -> (u64, Rej) {
     }
 }
 
-/// A message comes to a node as if from its peer.
+/// A message arrives at a node as if from its peer.
 fn inject(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Message>) {
     let path = MadWorld::path(to, 1 - to);
     let now = w.now;
@@ -130,7 +130,7 @@ fn inject(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Message>) {
     w.run(MOMENT);
 }
 
-// Goal: the three messages, and what each side learns of the other, are there.
+// Goal: the three messages, and the parameters that each side learns of the other, are there.
 #[test]
 fn a_connection_from_request_to_disconnect() {
     let mut w = world();
@@ -169,7 +169,7 @@ fn m09_nobody_listens() {
     assert_eq!((id, reason), (a, Reason::INVALID_SERVICE_ID));
     assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
     assert_eq!(count(&w, B, Counter::NoListener), 1);
-    // A listener on another address of ours is nobody; one on the right address is somebody.
+    // A listener on another address of ours does not count; one on the right address does.
     let elsewhere = Listen { service_id: SERVICE, address: Some(MadWorld::gid(7)), backlog: 1 };
     w.nodes[B].listen(&elsewhere).unwrap();
     connect(&mut w);
@@ -208,7 +208,7 @@ fn m11_a_request_twice() {
     connect(&mut w);
     let (b, _) = request(&mut w);
     let (tid, req) = first_req(&w);
-    // Before the REP: no second request, and the peer is asked for patience.
+    // Before the REP: no second request, and the peer gets an MRA.
     inject(&mut w, B, tid, req);
     assert_eq!((w.event(B), w.nodes[B].connections()), (None, 1));
     assert_eq!(attributes(&w, B), [Mra::ATTRIBUTE]);
@@ -267,7 +267,7 @@ fn m13_data_before_the_rtu() {
     response(&mut w);
     w.lose = vec![Rtu::ATTRIBUTE];
     confirm(&mut w, a);
-    // A SEND arrived: the queue pair says so, and the connection manager is told.
+    // A SEND arrived: the queue pair raises its event, and the connection manager is notified.
     let now = w.now;
     w.nodes[B].established(now, b).unwrap();
     assert_eq!(w.event(B), Some(Event::Established { id: b, private_data: Vec::new() }));
@@ -327,14 +327,14 @@ fn m15_the_peer_is_silent() {
         w.run(Duration::from_nanos(1));
         assert_eq!(w.event(A), Some(Event::Unreachable { id: a, timewait: false }));
         assert_eq!((w.nodes[A].connections(), w.nodes[A].next_timer()), (0, None));
-        // The peer is told, should it hear: it may have answered all the time.
+        // The peer gets a REJ, if one arrives: it may have answered all the time.
         let (_, rej) = last_rej(&w, A);
         assert_eq!((rej.reason, rej.message), (Reason::TIMEOUT, 2));
         assert_eq!(rej.info[..8], config(A).ca_guid.to_be_bytes());
     }
 }
 
-// Goal: who answered into the void learns that the other side gave up, though that never learnt its id.
+// Goal: a side whose answers are lost learns that the other side gave up, though that never learnt its id.
 #[test]
 fn m15_the_peer_is_told_that_it_was_not_heard() {
     let mut w = world();
@@ -387,7 +387,7 @@ fn m16_mra_extends_the_wait() {
     assert_eq!(reqs[1].at.nanos_since(begin), wait.as_nanos() as u64);
     assert_eq!(count(&w, A, Counter::WrongTransaction), 1);
     assert_eq!(count(&w, A, Counter::WrongState), 2, "one MRA a wait, and of the right message");
-    // It spares requests; the program's times end the wait all the same, at 16 times 4608 ms.
+    // It saves requests; the program's times end the wait all the same, at 16 times 4608 ms.
     inject(&mut w, A, tid, mra(0, 31));
     let left = reqs[0].at.after(Duration::from_millis(16 * 4608)).nanos_since(w.now);
     w.run(Duration::from_nanos(left - 1));
@@ -465,7 +465,7 @@ fn m18_drep_lost() {
     let dreqs = attributes(&w, A).iter().filter(|a| **a == Dreq::ATTRIBUTE).count();
     assert_eq!(dreqs, 1);
 
-    // Its timer sends it again, to a peer that has forgotten everything by now; in the end it is answered.
+    // Its timer sends it again, to a peer that has lost its state by now; in the end it is answered.
     let mut w = world();
     let (a, _) = established(&mut w);
     w.lose = vec![Drep::ATTRIBUTE, Drep::ATTRIBUTE];
@@ -518,7 +518,7 @@ fn m19_larger_mtu_than_ours() {
     let Some(Event::Rejected { reason, info, .. }) = w.event(A) else { panic!() };
     assert_eq!((reason, info), (Reason::INVALID_MTU, vec![Mtu::Mtu1024 as u8]));
     assert_eq!((w.event(B), count(&w, B, Counter::BadMtu)), (None, 1));
-    // With the MTU that was named it works, and a port does not ask for more than it has.
+    // With the MTU that was named it works, and a port does not request more than it has.
     let now = w.now;
     w.nodes[A].connect(now, &Connect { mtu: Mtu::Mtu1024, ..to_b(A_QPN) }).unwrap();
     assert_eq!(request(&mut w).1.mtu, Mtu::Mtu1024);
@@ -556,7 +556,7 @@ fn m20_a_request_for_an_address_that_is_not_ours() {
 fn m21_the_queue_pair_of_a_live_connection() {
     let mut w = world();
     let (_, b) = established(&mut w);
-    // The peer restarts with everything forgotten, and its queue pair numbers begin again.
+    // The peer restarts without its state, and its queue pair numbers begin again.
     w.restart(A, Config { seed: 1234, ..config(A) });
     let again = connect(&mut w);
     w.run(MOMENT);
@@ -570,7 +570,7 @@ fn m21_the_queue_pair_of_a_live_connection() {
     assert_eq!(rejs.len(), 1);
     assert_eq!(rejs[0].reason, Reason::STALE_CONNECTION);
     assert_eq!(count(&w, B, Counter::Stale), 1);
-    // The old connection ends: the peer, which knows nothing of it, agrees.
+    // The old connection ends: the peer, which does not have it, agrees.
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
     assert!(attributes(&w, B).contains(&Dreq::ATTRIBUTE));
     let Some(Event::Rejected { id, reason: Reason::STALE_CONNECTION, timewait: true, .. }) = w.event(A)
@@ -623,7 +623,7 @@ fn m22_depths_are_the_smaller_ones() {
     inject(&mut w, A, tid, *rep);
     let params = response(&mut w).params;
     assert_eq!((params.max_rd_atomic, params.max_dest_rd_atomic), (8, 2));
-    // Out of range is refused, not cut in silence.
+    // Out of range is refused, not silently cut.
     let above = RD_ATOMIC_MAX + 1;
     let most = Connect { responder_resources: above, ..to_b(B_QPN) };
     let refused =
@@ -646,7 +646,7 @@ fn m23_depth_zero_gives_no_right_to_read() {
     }
 }
 
-// Goal: both queue pairs get what cm.md's table says, each from where it says.
+// Goal: both queue pairs get the parameters of REQ and REP, each mapped to its side.
 #[test]
 fn m08_parameters_of_both_queue_pairs() {
     let mut w = world();
@@ -685,7 +685,7 @@ fn m08_parameters_of_both_queue_pairs() {
     assert_eq!(passive.path, back, "local and remote change places");
 }
 
-// Goal: a REQ whose ACK timeout is 0, which to a queue pair means none, leaves no queue pair that waits for ever.
+// Goal: a REQ whose ACK timeout is 0, which for a queue pair means none, leaves no queue pair that waits for ever.
 #[test]
 fn m08_an_ack_timeout_of_zero_is_replaced() {
     let mut w = world();
@@ -735,7 +735,7 @@ fn m25_the_queue_pair_of_a_datagram_service() {
         info: Vec::new(),
         private_data: b"me".to_vec(),
     };
-    // The reply is lost; the request comes again, and its answer is not asked for a second time.
+    // The reply is lost; the request comes again, and the program does not get it a second time.
     w.lose = vec![SidrRep::ATTRIBUTE];
     let now = w.now;
     w.nodes[B].sidr_reply(now, b, &reply).unwrap();
@@ -751,7 +751,7 @@ fn m25_the_queue_pair_of_a_datagram_service() {
     assert_eq!((w.nodes[A].next_timer(), w.nodes[B].next_timer()), (None, None));
 }
 
-/// What just began on a node began so much earlier than it was done: its timer moves by that, once.
+/// The exchange that just began on a node began this much earlier than its calls were done: its timer moves by that, once.
 fn was_interrupted(w: &mut MadWorld, node: usize) {
     const INTERRUPTION: Duration = Duration::from_secs(2);
     let (now, machine) = (w.now, &mut w.nodes[node]);
@@ -762,8 +762,8 @@ fn was_interrupted(w: &mut MadWorld, node: usize) {
     }
 }
 
-/// Goal: whoever is interrupted between its look at the clock and what it did then takes nothing from a wait that means "at
-/// least": for the answer to a REQ, a REP, a DREQ or a SIDR_REQ, and in TIMEWAIT.
+/// Goal: preemption between reading the clock and sending shortens no wait that means "at least": for the answer to a REQ, a REP,
+/// a DREQ or a SIDR_REQ, and in TIMEWAIT.
 #[test]
 fn an_interruption_takes_nothing_from_a_wait() {
     let mut w = world();
@@ -790,7 +790,7 @@ fn an_interruption_takes_nothing_from_a_wait() {
     was_interrupted(&mut w, A);
 }
 
-/// Goal: a request that is not repeated is waited for as long as was said, however late it left.
+/// Goal: a request that is not repeated waits as long as its times say, however late it left.
 #[test]
 fn an_interruption_ends_no_wait() {
     let mut w = world();
@@ -841,7 +841,7 @@ fn m25_no_datagram_service() {
     assert_eq!((w.event(A), w.nodes[A].sidr_exchanges()), (None, 0));
 }
 
-// Goal: a request that nobody decides on, and one whose peer vanishes, end by themselves.
+// Goal: a request that is never decided, and one whose peer vanishes, end by themselves.
 #[test]
 fn half_open_connections_end() {
     let mut w = world();
@@ -879,8 +879,8 @@ fn half_open_connections_end() {
     assert_eq!(w.nodes[B].connections(), 0);
 }
 
-// Goal: a peer that asks for patience each time it hears something, whose program never decides, holds nobody longer than
-// the times of his own program; nor does one that asks for none.
+// Goal: a peer that answers each request with an MRA, and whose program never decides, holds up no program longer than its own
+// times; nor does a peer that sends no MRA.
 #[test]
 fn the_programs_times_bound_a_connect() {
     for mra in [None, Some(0), Some(12), Some(24), Some(31)] {
@@ -906,8 +906,8 @@ fn the_programs_times_bound_a_connect() {
     }
 }
 
-// Goal: whoever accepts waits for the confirmation as long as its own program says, where that says something; and it
-// does not wait longer for the end than a REQ may keep it, whatever that one named.
+// Goal: the accepting side waits for the confirmation as long as its own program sets, if it sets a time; and it does not wait
+// longer for the end than the limit for a REQ, whatever times the REQ has.
 #[test]
 fn the_programs_times_bound_an_accept_and_a_disconnect() {
     let mut w = world();
@@ -948,7 +948,7 @@ fn the_programs_times_bound_an_accept_and_a_disconnect() {
 /// An address that no connection here is with.
 const STRANGER: Gid = Gid::v4([10, 0, 9, 9]);
 
-/// A message of a stranger comes to a node. What it asks a listener for is refused, and nothing else happens.
+/// A message of a stranger arrives at a node. A request for a listener is refused, and nothing else happens.
 fn from_stranger(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Message>) {
     let message = message.into();
     let path = stack::cm::Path { dgid: STRANGER, ..MadWorld::path(to, 1 - to) };
@@ -967,7 +967,7 @@ fn from_stranger(w: &mut MadWorld, to: usize, tid: u64, message: impl Into<Messa
     assert!(others.is_empty(), "{message:?} makes it say {others:?}");
 }
 
-/// A stranger that has seen every MAD says everything about the connection that its ends could say.
+/// A stranger that has seen every MAD sends everything about the connection that its ends could send.
 fn strangers_say_everything(w: &mut MadWorld) {
     let log = w.log.clone().unwrap();
     let now = w.now;
@@ -1035,8 +1035,8 @@ fn strangers_say_everything(w: &mut MadWorld) {
     assert_eq!(w.now, now);
 }
 
-// Goal: nothing that a third host says, though it knows every id, moves a connection in any state; the two ends go on as if
-// it had said nothing.
+// Goal: no message of a third host, though it knows every id, moves a connection in any state; the two ends go on as if it had
+// sent nothing.
 #[test]
 fn what_names_a_connection_comes_from_its_peer() {
     for closer in [A, B] {
@@ -1079,8 +1079,8 @@ fn what_names_a_connection_comes_from_its_peer() {
     }
 }
 
-// Goal: to give oneself the GUID and the queue pair of another node, or its address, neither ends its connection, nor tells
-// whether there is one, nor keeps it out.
+// Goal: claiming the GUID and the queue pair of another node, or its address, neither ends its connection, nor reveals whether
+// there is one, nor keeps it out.
 #[test]
 fn the_guid_of_another_node_is_worth_nothing() {
     let mut w = world();
@@ -1110,7 +1110,7 @@ fn the_guid_of_another_node_is_worth_nothing() {
     assert!(!attributes(&w, B).contains(&Dreq::ATTRIBUTE));
 }
 
-// Goal: a REJ that does not name our id is of a peer that never heard of it. One that was accepted and confirmed has.
+// Goal: a REJ without our id is of a peer that never received it. One that was accepted and confirmed has.
 #[test]
 fn a_rejection_by_guid_ends_no_connection_that_stands() {
     let mut w = world();
@@ -1137,8 +1137,8 @@ fn a_rejection_by_guid_ends_no_connection_that_stands() {
     assert_eq!((w.event(B), count(&w, B, Counter::WrongState)), (None, 3));
 }
 
-// Goal: who can forge a peer's address has to guess its queue pair, and each guess costs an entry of a bounded table: a REQ
-// that would not be taken ends nothing.
+// Goal: an attacker who can forge a peer's address has to guess its queue pair, and each guess costs an entry of a bounded table:
+// a REQ that would not be accepted ends nothing.
 #[test]
 fn a_guess_costs_an_entry() {
     let mut w = MadWorld::new(1, 2, MadFaults::NONE, |node| {
@@ -1157,7 +1157,7 @@ fn a_guess_costs_an_entry() {
     }
     inject(&mut w, B, 1, right);
     assert_eq!((w.event(B), count(&w, B, Counter::NoResources)), (None, 1));
-    // When there is room again, a peer that has come back is seen as what it is.
+    // When there is room again, a peer that has come back is recognized.
     w.run(Limits::default().half_open_time);
     while w.event(B).is_some() {}
     inject(&mut w, B, 1, right);
@@ -1166,7 +1166,7 @@ fn a_guess_costs_an_entry() {
     assert!(matches!(w.event(B), Some(Event::Disconnected { id, how: Disconnect::Stale, .. }) if id == b));
 }
 
-// Goal: the answer of a datagram service comes from where it was asked.
+// Goal: the answer of a datagram service comes from the address of the request.
 #[test]
 fn a_datagram_service_answers_for_itself() {
     let mut w = world();
@@ -1222,7 +1222,7 @@ fn given_up_in_every_state() {
     assert_eq!(w.event(A), Some(Event::TimeWaitExit { id: a, qpn: A_QPN }));
     assert_eq!(w.event(B), Some(Event::TimeWaitExit { id: b, qpn: B_QPN }));
 
-    // REP sent, the RTU on its way: the peer thinks that it is established, and learns better.
+    // REP sent, the RTU on its way: the peer believes that it is established, and then learns that it is not.
     let a = connect(&mut w);
     let (b, _) = request(&mut w);
     accept(&mut w, b);
@@ -1237,7 +1237,7 @@ fn given_up_in_every_state() {
     while w.event(A).is_some() || w.event(B).is_some() {}
     assert_eq!((w.nodes[A].connections(), w.nodes[B].connections()), (0, 0));
 
-    // Established, with the first DREQ lost: it is repeated though nobody waits for it.
+    // Established, with the first DREQ lost: it is repeated though no program waits for it.
     let a = connect(&mut w);
     let (b, _) = request(&mut w);
     accept(&mut w, b);
@@ -1308,7 +1308,7 @@ fn a_flood_of_requests() {
         .filter(|e| matches!(e, Event::Disconnected { id, .. } if *id == b))
         .collect();
     assert_eq!(ended.len(), 1);
-    // When nobody decides, they go; there is room again.
+    // Without a decision they end; there is room again.
     w.run(Duration::from_secs(130));
     assert_eq!((w.nodes[B].half_open(), w.nodes[B].connections()), (0, 0));
     while w.event(B).is_some() {}
@@ -1317,7 +1317,7 @@ fn a_flood_of_requests() {
     request(&mut w);
 }
 
-// Goal: with nobody taking events or MADs, nothing grows without bound.
+// Goal: if events and MADs are not taken, nothing grows without bound.
 #[test]
 fn a_flood_that_nobody_looks_at() {
     let mut w = world();
@@ -1344,7 +1344,7 @@ fn a_flood_that_nobody_looks_at() {
     assert!(node.half_open() <= 16 && node.sidr_exchanges() <= limits.sidr);
 }
 
-// Goal: MADs that were recorded and are played again, all of them, at any later time, change nothing.
+// Goal: MADs that were recorded and are replayed, all of them, at any later time, change nothing.
 #[test]
 fn replayed_mads_change_nothing() {
     let mut w = world();
@@ -1369,7 +1369,7 @@ fn replayed_mads_change_nothing() {
     w.nodes[B].disconnect(now, b, b"").unwrap();
     w.run(MOMENT);
     assert!(matches!(w.event(A), Some(Event::Disconnected { id, .. }) if id == a));
-    // After the end: the REQ is a new request, whose REP nobody expects; it ends by itself.
+    // After the end: the REQ is a new request, whose REP is not expected; it ends by itself.
     w.run(Duration::from_secs(2));
     while w.event(A).is_some() || w.event(B).is_some() {}
     for mad in log.iter().filter(|s| s.from == A) {
@@ -1426,7 +1426,7 @@ fn misuse_is_refused_and_changes_nothing() {
     assert_eq!(w.nodes[B].accept(now, b, &long), Err(Error::PrivateData { given: 197, max: 196 }));
     w.nodes[B].close_listener(listener).unwrap();
     assert_eq!(w.nodes[B].close_listener(listener), Err(Error::NoListener(listener)));
-    // What came before the listener went can still be accepted.
+    // A request that came before the listener ended can still be accepted.
     accept(&mut w, b);
     assert!(matches!(w.nodes[B].accept(now, b, &Accept::new(B_QPN)), Err(Error::State { .. })));
     response(&mut w);
@@ -1435,7 +1435,7 @@ fn misuse_is_refused_and_changes_nothing() {
     assert!(matches!(w.event(B), Some(Event::Established { .. })));
 }
 
-// Each table of the machine is full with one: what comes next is refused, and what is there stays.
+// Each table of the machine is full with one: the next is refused, and the first stays.
 #[test]
 fn full_tables_refuse() {
     let limits = Limits { connections: 1, listeners: 1, sidr: 1, ..Limits::default() };

@@ -73,8 +73,7 @@ fn first(name: &str, attribute: u16) -> (Captured, Mad) {
     (captured, mad)
 }
 
-// Goal: no field is read from or written to a wrong place, nothing reserved is invented: what Linux sent comes out of
-// its fields again.
+// Goal: no field is read from or written to a wrong place, and reserved fields stay: a MAD of Linux is rebuilt from its fields.
 #[test]
 fn every_mad_is_rebuilt_byte_for_byte() {
     let mut seen = BTreeMap::new();
@@ -94,7 +93,7 @@ fn every_mad_is_rebuilt_byte_for_byte() {
     assert_eq!(seen, BTreeMap::from(expected));
 }
 
-// Goal: the fields have the values that the tools' output beside the capture names.
+// Goal: the fields have the values of the tools' output beside the capture.
 #[test]
 fn m02_m05_a_request_of_linux() {
     let (captured, mad) = first("cm-rping", 0x10);
@@ -149,12 +148,12 @@ fn path(from: &Captured) -> stack::cm::Path {
     stack::cm::Path { sgid: from.src, dgid: from.dst, hop_limit: 64, ..Default::default() }
 }
 
-/// As seen by who receives it.
+/// From the receiver's side.
 fn path_here(from: &Captured) -> stack::cm::Path {
     stack::cm::Path { sgid: from.dst, dgid: from.src, ..Default::default() }
 }
 
-// Goal: asked for the same, our machine sends what Linux sent, to the byte, but for the numbers that are drawn.
+// Goal: for the same connection our machine sends the bytes that Linux sent, but for the numbers that are drawn.
 #[test]
 fn m08_our_request_is_that_of_linux() {
     for name in ["cm-rping", "ipv6-rping", "vlan-rping", "cm-ucmatose"] {

@@ -1,4 +1,4 @@
-//! Connection management over whole stacks: MADs through queue pair 1, then data through the connection they made.
+//! Connection management over whole stacks: MADs through queue pair 1, then data through the resulting connection.
 
 use core::time::Duration;
 
@@ -23,7 +23,7 @@ const MESSAGES: u64 = 12;
 /// For one connection: more than all repetitions of a request take.
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// One end of a connection: its queue pair, buffers and what it has done.
+/// One end of a connection: its queue pair, buffers and progress.
 struct End {
     qp: QpId,
     cq: CqId,
@@ -67,7 +67,7 @@ fn post(w: &mut World, node: usize, end: &mut End) {
     }
 }
 
-/// What a queue pair completed.
+/// Counts the completions of a queue pair.
 fn poll(w: &mut World, node: usize, end: &mut End) {
     for cqe in w.nodes[node].poll_cq(end.cq, 64) {
         let status = cqe.status;
@@ -117,7 +117,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
         let path = managers[0].path(&w, 1);
         let request = Connect {
             ip: Some(IpHeader { src_port: 5, src: path.sgid.to_ip(), dst: path.dgid.to_ip() }),
-            // All repetitions together take two seconds: an address may have to be asked for twice meanwhile.
+            // All repetitions together take two seconds: an address may have to be resolved twice meanwhile.
             timing: Timing {
                 packet_lifetime: 8,
                 remote_response: 15,
@@ -142,8 +142,8 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
                                 || number % 5 == 4
                                 || request.path.dgid != path.sgid =>
                         {
-                            // Of a REQ that was late, or one of those that are refused here, or of the third host. The
-                            // peer may have taken it back already.
+                            // Of a REQ that was late, or one of those that are refused here, or of the third host. The peer may
+                            // have taken it back already.
                             let _ = managers[node].machine.destroy(now, id);
                         }
                         Event::ConnectRequest { id, .. } => {
@@ -189,7 +189,7 @@ fn story(seed: u64, ipv6: bool, vlan: Option<u16>, plan: Plan, connections: u32,
                     managers[node].machine.established(now, id).unwrap();
                 }
             }
-            // The target reads from the host, as storage does: the peer gave it the right to.
+            // The target reads from the host, as storage does: the peer granted it that right.
             if ends[1].up && ends[1].received == MESSAGES && ends[1].sent == MESSAGES {
                 ends[1].sent += 1;
                 let remote = w.nodes[0].mr(ends[0].mr);

@@ -1,5 +1,5 @@
-//! Connection management under everything that can go wrong: thousands of connections between nodes whose MADs are
-//! lost, doubled and overtaken, whose programs accept, reject, hesitate and give up, and which die and come back.
+//! Connection management under every fault: thousands of connections between nodes whose MADs are lost, duplicated and reordered,
+//! whose programs accept, reject, hesitate and give up, and which die and come back.
 //!
 //! `CM_SEEDS` sets how many seeds run, `CM_SEED` runs one.
 
@@ -17,11 +17,11 @@ use stack::sim::rng::Rng;
 use stack::time::Instant;
 
 const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 4420);
-/// The number of what a third host began.
+/// The number of connections that a third host began.
 const FORGED: u32 = u32::MAX;
 const DATAGRAMS: ServiceId = ServiceId::new(PortSpace::Udp, 53);
 
-/// How one side of a connection stands.
+/// The phase of one side of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     /// Active: the REQ is out. Passive: the REP is.
@@ -74,21 +74,21 @@ struct Run {
     sides: Vec<BTreeMap<ConnId, Side>>,
     /// Sides that are over and whose id has ended, of this life of the node.
     gone: Vec<BTreeSet<ConnId>>,
-    /// Questions that will get an answer, and those of others that will get none.
+    /// Requests that will get an answer, and those of others that will get none.
     sidrs: Vec<BTreeSet<SidrId>>,
     /// Queue pairs of each node and when they may be used again.
     rest: Vec<BTreeMap<Qpn, Instant>>,
     lives: Vec<u64>,
-    /// What became of a number: at the active and the passive side. Those of nodes that died are left out.
+    /// The sides of a number: active and passive. Those of nodes that died are left out.
     active: BTreeMap<u32, (usize, ConnId)>,
     excused: BTreeSet<u32>,
     next_number: u32,
-    /// No MAD lives longer than queue pairs rest: one that does brings down what has its queue pair by then.
+    /// No MAD lives longer than queue pairs rest: a longer-lived one ends the next connection of its queue pair.
     dies_in_time: bool,
     report: Report,
 }
 
-/// The longest time between two looks at a node.
+/// The longest time between two turns of a node.
 const TURN: Duration = Duration::from_millis(2);
 /// Queue pairs of a node.
 const QPS: u32 = 24;
@@ -165,8 +165,7 @@ impl Run {
     fn free_qp(&mut self, node: usize) -> Option<Qpn> {
         let used: BTreeSet<Qpn> = self.sides[node].values().filter_map(|s| s.qpn).collect();
         let free: Vec<Qpn> = (0..QPS).map(|i| Qpn::new(0x100 + i)).filter(|q| !used.contains(q)).collect();
-        // Rests and uses that the machine knows of are exactly those that we know of, no more and no less: ours end
-        // with its event.
+        // The machine's rests and uses are exactly those that this test tracks: ours end with its event.
         for qpn in &free {
             let resting = self.rest[node].contains_key(qpn);
             assert_eq!(self.w.nodes[node].qp_busy(*qpn), resting, "node {node} {qpn:?}");
@@ -253,7 +252,7 @@ impl Run {
             match event {
                 Event::ConnectRequest { id, request, .. } => {
                     let number = u32::from_be_bytes(*request.private_data.first_chunk().unwrap());
-                    // A third host took up somebody's request: that has no other side here.
+                    // A third host took up another node's request: that has no other side here.
                     let from = self.active.get(&number).map(|(from, _)| MadWorld::gid(*from));
                     let forged = from != Some(request.path.dgid);
                     let number = if forged { FORGED } else { number };
@@ -307,7 +306,7 @@ impl Run {
                 Event::TimeWaitExit { id, qpn } => {
                     assert!(self.gone[node].insert(id), "an id ends once");
                     let until = self.rest[node].remove(&qpn);
-                    // One that was given up while established is disconnected first; when, nobody was told.
+                    // One that was given up while established is disconnected first; at a time that has no event.
                     assert!(
                         until.is_some_and(|u| u <= now),
                         "node {node} {qpn:?} rested until {now:?}, not {until:?}"
@@ -388,7 +387,7 @@ impl Run {
             Phase::Up if choice == 0 => self.give_up(node, id),
             Phase::Up => match self.w.nodes[node].disconnect(now, id, b"") {
                 Ok(()) => self.sides[node].get_mut(&id).unwrap().phase = Phase::Closing,
-                // The event that says so is in the queue, or the other side is stale.
+                // The event of that is in the queue, or the other side is stale.
                 Err(Error::State { .. }) => self.sides[node].get_mut(&id).unwrap().due = Instant::FAR,
                 Err(other) => panic!("{other}"),
             },
@@ -407,7 +406,7 @@ impl Run {
         self.over(node, id, rests);
     }
 
-    /// A node dies, or comes back with everything forgotten.
+    /// A node dies, or comes back without its state.
     fn death(&mut self, node: usize) {
         if !self.w.dead[node] {
             self.w.dead[node] = true;
@@ -438,7 +437,7 @@ impl Run {
             let due: Vec<ConnId> =
                 self.sides[node].iter().filter(|(_, s)| s.due <= now).map(|(id, _)| *id).collect();
             for id in due {
-                // What the last one did may have ended this one.
+                // The previous one may have ended this one.
                 self.events(node);
                 if self.sides[node][&id].due <= now {
                     self.act(node, id);
@@ -479,7 +478,7 @@ impl Run {
         );
     }
 
-    /// No two connections of a node have one comm id, and none is zero: seen on the wire.
+    /// No two connections of a node have one comm id, and none is zero: checked on the wire.
     fn check_ids(&mut self) {
         let mut owner: BTreeMap<(u64, usize, u32), u64> = BTreeMap::new();
         for sent in self.w.log.take().unwrap_or_default() {
@@ -498,7 +497,7 @@ impl Run {
         self.w.log = Some(Vec::new());
     }
 
-    /// Both sides agree, or the one that does not stand knows why.
+    /// Both sides agree, or the one that is not established knows why.
     fn check_agreement(&self) {
         for (number, (node, id)) in &self.active {
             if self.excused.contains(number) {
@@ -532,7 +531,7 @@ impl Run {
             self.turn(true);
         }
         self.check_ids();
-        // The link is whole again, and every node is there.
+        // The link has no faults again, and every node is there.
         self.w.faults = MadFaults::NONE;
         for node in 0..self.w.nodes.len() {
             if self.w.dead[node] {
@@ -550,7 +549,7 @@ impl Run {
             assert!(matches!(side.phase, Phase::Up | Phase::Over), "{side:?} waits for ever");
         }
         self.check_agreement();
-        // Whoever still stands is told to go; then nothing may be left.
+        // Sides that are still established disconnect; then nothing may be left.
         for node in 0..self.w.nodes.len() {
             let up: Vec<ConnId> =
                 self.sides[node].iter().filter(|(_, s)| s.phase == Phase::Up).map(|(id, _)| *id).collect();
@@ -613,16 +612,17 @@ fn m27_swarm_of_connections() {
         }
     }
     println!("{sum:?}");
-    // Each kind of end, and each kind of trouble, came about.
+    // Each kind of end, and each kind of fault, came about.
     let all = [sum.connects, sum.established, sum.rejected, sum.unreachable, sum.given_up, sum.disconnected];
     assert!(all.iter().all(|n| *n > 100), "{sum:?}");
     assert!(sum.by_data > 0 && sum.deaths > 10 && sum.sidr_answered > 100 && sum.qp_waited > 100, "{sum:?}");
     assert!(sum.lies > 10_000 && sum.unmasked > 1000, "{sum:?}");
 }
 
-// Goal: the checker of ends fires: who lies from the peer's own address is believed, and connections end by nobody.
+// Goal: the checker of ends fires: a forger that uses the peer's own address is believed, and connections end though neither side
+// ended them.
 #[test]
-fn a_connection_that_ends_by_nobody_is_noticed() {
+fn a_connection_that_neither_side_ended_is_noticed() {
     let noticed = (0..40).any(|seed| {
         let mut run = Run::new(seed);
         (run.w.faults.lie_ppm, run.w.lies_as_peer) = (900_000, true);

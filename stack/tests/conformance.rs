@@ -1,4 +1,4 @@
-//! The list of conformance cases against the tests that there are: no case may disappear without a word.
+//! The list of conformance cases against the existing tests: no case may disappear silently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ const GROUPS: &[(char, usize)] = &[
     ('I', 6),
 ];
 
-/// The reason that is a debt, and goes out of force by itself when a test comes.
+/// The reason that is a debt, and goes out of force by itself when a test is added.
 const DEBT: &str = "no test yet";
 
 fn root() -> PathBuf {
@@ -133,8 +133,8 @@ fn ids_are_what_a_name_starts_with() {
     assert!(ids_of("qp_states").is_empty() && ids_of("n01_x").is_empty() && ids_of("a_q13").is_empty());
 }
 
-// Goal: what the script makes of a log is what happened: a failure is not hidden by a success of the same name,
-// a test that is listed but did not run has no result, and the debts are counted.
+// Goal: the script's table shows what happened in a log: a failure is not hidden by a success of the same name, a test that is
+// listed but did not run has no result, and the debts are counted.
 #[test]
 fn the_table_tells_the_results() {
     let dir = std::env::temp_dir().join(format!("conformance-{}", std::process::id()));

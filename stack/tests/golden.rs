@@ -1,6 +1,6 @@
 //! Packets that another implementation sent, taken apart and built again byte for byte.
 //!
-//! `testdata/pcap/README.md` says where they come from.
+//! `testdata/pcap/README.md` has their sources.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use stack::device::{CqInit, Device, DeviceConfig, DeviceError, Drive, QpCap, QpInit, QpType, Qpn, Service};
 
-/// Holds the first `refuse` numbers that it is asked about.
+/// Holds the first `refuse` numbers that it is called with.
 struct Holder {
     refuse: usize,
     asked: Mutex<Vec<Qpn>>,
@@ -20,7 +20,8 @@ impl Service for Holder {
     }
 }
 
-/// Makes one queue pair on a device that has room for one: its number, or the error; and what the service was asked.
+/// Makes one queue pair on a device that has room for one: its number, or the error; and the numbers that the service was called
+/// with.
 fn draw(refuse: usize) -> (Result<Qpn, DeviceError>, Vec<Qpn>) {
     let config = DeviceConfig { qps_per_shard: 1, ..DeviceConfig::loopback() };
     let device = Device::open(config.drive(Drive::Embedded)).unwrap();
@@ -41,7 +42,7 @@ fn draw(refuse: usize) -> (Result<Qpn, DeviceError>, Vec<Qpn>) {
     let made = pd.create_qp(&init(QpType::Rc));
     let asked = holder.asked.lock().unwrap().clone();
     let qpn = made.as_ref().map(|qp| qp.qpn()).map_err(Clone::clone);
-    // Whatever happened, the one place is there still.
+    // In any case the one place is still there.
     drop(made);
     device.uninstall();
     pd.create_qp(&init(QpType::Rc)).expect("no slot is lost");

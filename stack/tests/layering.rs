@@ -26,8 +26,9 @@ const LAYERS: &[(&str, &[&str])] = &[
 const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handler of forks, the
-/// frame, DPDK, the memory that a memif shares and what wakes its peer, the CRC, the bindings; memory: accesses to it, what it takes to vouch for it and to open it, the copies, the turn boundary, registration, and
-/// who registers memory in the simulator, in tests and benchmarks; epoll and fork in tests.
+/// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the CRC, the bindings; memory: accesses to it, the
+/// guarantee of its validity and its opening, the copies, the turn boundary, registration, and registration in the simulator,
+/// tests and benchmarks; epoll and fork in tests.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",
     "stack/src/sync/spsc.rs",
@@ -189,7 +190,7 @@ fn unsafe_is_fenced() {
                 continue;
             }
             let listed = UNSAFE.iter().any(|u| shown.starts_with(u));
-            // A string that speaks of the word is no block.
+            // A string that contains the word is no block.
             let uses = |l: &str| has_word(l, "unsafe") && !l.contains('"');
             for (n, line) in code(&path).iter().filter(|(_, l)| uses(l)) {
                 if listed {

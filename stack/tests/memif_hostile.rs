@@ -1,6 +1,6 @@
-//! Goal: the peer of a memif can spoil its own frames and end the link, and nothing else, whatever it sends, writes and
-//! changes: it neither reaches other memory of this process nor ends or holds it up, each trick ends in a sentence or a counter,
-//! and the port takes the next peer.
+//! Goal: the peer of a memif can spoil its own frames and end the link, and nothing else, whatever it sends, writes and changes:
+//! it neither reaches other memory of this process nor ends or blocks it, each trick ends with a message or a counter, and the
+//! port accepts the next peer.
 #![cfg(not(miri))]
 
 use rustix::fs::{OFlags, SealFlags};
@@ -50,7 +50,7 @@ fn transmit(queue: &mut dyn PortQueue, frames: &[&[u8]]) -> usize {
     queue.tx_burst(&mut burst)
 }
 
-/// A peer that keeps to the rules can use the port.
+/// A peer that follows the protocol can use the port.
 fn works(path: &Path, port: &dyn Port, queue: &mut dyn PortQueue) {
     let peer = Peer::connect(path, port);
     peer.send_frame(0, b"from the next peer");
@@ -66,7 +66,7 @@ fn works(path: &Path, port: &dyn Port, queue: &mut dyn PortQueue) {
 }
 
 #[test]
-fn whoever_does_not_keep_to_the_handshake_is_refused_in_words() {
+fn a_peer_that_violates_the_handshake_is_refused_with_a_message() {
     let (_dir, path, port) = server("handshake");
     let mut queue = port.take_queue(0).unwrap();
     let null = File::open("/dev/null").unwrap();
@@ -124,7 +124,7 @@ fn memory_that_could_go_is_not_mapped() {
         peer.play(peer.script());
         assert!(peer.outcome(&*port).unwrap_err().contains("could shrink"));
     }
-    // What is sealed stays, while it is used.
+    // Sealed memory stays, while it is used.
     let peer = Peer::connect(&path, &*port);
     assert!(rustix::fs::ftruncate(&peer.memory, 0).is_err());
     // Holes may be made: they are zeros.
@@ -153,14 +153,14 @@ fn descriptors_of_what_is_received_are_not_believed() {
     let mut slot = 0;
     for len in lens {
         for (region, offset) in places {
-            // The one that is right.
+            // This one is right.
             if (region, offset) != (0, SIZE as u32 - 10) || len > 10 {
                 peer.describe(TO_SERVER, slot, 0, region, len, offset);
                 slot += 1;
             }
         }
     }
-    // Frames without an end, and one of nothing.
+    // Frames without an end, and an empty one.
     for i in 0..5 {
         peer.describe(TO_SERVER, slot + i, 1, 0, 1000, buffer(0));
     }
@@ -184,7 +184,7 @@ fn descriptors_of_what_is_received_are_not_believed() {
     peer.put(TO_SERVER + 6, &(next + 3).to_le_bytes());
     assert_eq!(receive(&mut *queue), [b"in two or three"]);
 
-    // A ring full of one endless frame is worked through in bounded time, and the next one is received.
+    // A ring full of one endless frame is drained in bounded time, and the next one is received.
     let next = next + 3;
     for i in 0..SLOTS {
         peer.describe(TO_SERVER, next + i, 1, 0, 1, buffer(0));
@@ -240,7 +240,7 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     peer.memory.read_exact_at(&mut bytes, u64::from(buffer(n + 2))).unwrap();
     assert_eq!(bytes, [0xab; 20]);
 
-    // One that is too long for all of them never leaves, and holds up nobody.
+    // One that is too long for all of them is never sent, and blocks no other.
     peer.give_slots(n + 3 + SLOTS);
     for slot in 0..SLOTS {
         peer.describe(TO_CLIENT, slot, 0, 0, 40, buffer(0));
@@ -249,7 +249,7 @@ fn buffers_to_send_in_are_looked_at_each_time() {
     assert_eq!(transmit(&mut *queue, &[&[1; 4000], &frame]), 2);
     assert_eq!(port.stats().tx_dropped, dropped + 1);
 
-    // Rings that the frames are to overwrite, and each other: the peer's own loss.
+    // Slots that point to the rings, and to each other: the frames overwrite them, which is the peer's own loss.
     let next = peer.received();
     for slot in 0..SLOTS {
         peer.describe(TO_CLIENT, slot, 0, 0, BUFFER, TO_CLIENT as u32 - 100);
@@ -292,7 +292,7 @@ fn an_index_that_cannot_be_ends_the_link() {
 }
 
 #[test]
-fn events_wake_whoever_waits_and_block_nobody() {
+fn events_wake_waiters_and_block_no_caller() {
     let (_dir, path, port) = server("events");
     let mut queue = port.take_queue(0).unwrap();
     let peer = Peer::connect(&path, &*port);
@@ -314,13 +314,13 @@ fn events_wake_whoever_waits_and_block_nobody() {
     assert_eq!(count(), 0);
     peer.polls(true);
     assert_eq!((transmit(&mut *queue, &[b"c"]), count()), (1, 0));
-    // It begins to wait just when something was sent.
+    // It goes to sleep just when something was sent.
     peer.polls(false);
     receive(&mut *queue);
     assert_eq!(count(), 1);
     assert_eq!(peer.word(TO_SERVER + 4), 1, "we look by ourselves");
 
-    // It makes the event one that blocks, and fills it.
+    // It makes the event blocking, and fills it.
     rustix::io::write(&peer.events[1], &(u64::MAX - 1).to_ne_bytes()).unwrap();
     rustix::fs::fcntl_setfl(&peer.events[1], OFlags::empty()).unwrap();
     for _ in 0..100 {
@@ -329,7 +329,7 @@ fn events_wake_whoever_waits_and_block_nobody() {
     drop(peer);
     while port.link_up() {}
 
-    // What it calls an event is none.
+    // A descriptor that is no event.
     let peer = Peer::new(&path);
     let (pipe, _write) = std::io::pipe().unwrap();
     let mut script = peer.script();
@@ -341,7 +341,7 @@ fn events_wake_whoever_waits_and_block_nobody() {
 }
 
 #[test]
-fn strangers_that_say_nothing_keep_nobody_out() {
+fn silent_strangers_keep_no_peer_out() {
     let (_dir, path, port) = server("silent");
     let mut queue = port.take_queue(0).unwrap();
     let mut silent = Vec::new();
@@ -350,13 +350,13 @@ fn strangers_that_say_nothing_keep_nobody_out() {
         port.maintain();
     }
     works(&path, &*port, &mut *queue);
-    // And whoever comes while another one is connected is told so.
+    // A client that comes while another one is connected gets that as the reason.
     let first = Peer::connect(&path, &*port);
     let second = Peer::new(&path);
     second.play(second.script());
     assert!(second.outcome(&*port).unwrap_err().contains("another client"));
     assert!(port.link_up());
-    // A message without bytes is the end; one more of any kind is against the rules.
+    // A message without bytes is the end; one more of any kind violates the protocol.
     first.send(&message(CONNECT, &[]), &[]);
     assert!(first.outcome(&*port).unwrap_err().contains("CONNECT came when it should not"));
     let third = Peer::connect(&path, &*port);
@@ -376,8 +376,8 @@ impl Random {
 
 #[test]
 fn memory_that_changes_while_it_is_read() {
-    // Goal: a peer that writes anything to its rings, all the time, while frames are received, sent and built: whatever comes
-    // is a frame within bounds, and the port works on.
+    // Goal: a peer that writes anything to its rings, all the time, while frames are received, sent and built: every frame is
+    // within bounds, and the port works on.
     let (_dir, path, port) = server("scribble");
     let mut queue = port.take_queue(0).unwrap();
     let max = port.info().max_frame();
@@ -391,7 +391,7 @@ fn memory_that_changes_while_it_is_read() {
                 let mut random = Random(round);
                 while !done.load(Ordering::Relaxed) {
                     let ring = [TO_SERVER, TO_CLIENT][random.below(2) as usize];
-                    // Indexes near where they are, so that the link lives for a while; descriptors of any kind.
+                    // Indexes near the right ones, so that the link lives for a while; descriptors of any kind.
                     let (head, tail) = (peer.word(ring + 6), peer.word(ring + 64));
                     match random.below(8) {
                         0 => peer.put(ring + 4, &(random.below(2) as u16).to_le_bytes()),

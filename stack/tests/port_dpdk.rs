@@ -1,4 +1,4 @@
-//! Goal: DPDK devices of any kind are ports; and DPDK's own memif driver, as it is, is a peer of ours in either role.
+//! Goal: DPDK devices of any kind are ports; and DPDK's own memif driver, unmodified, is a peer of ours in either role.
 #![cfg(feature = "dpdk")]
 
 use process::{PATIENCE, Peer, exchange, socket};
@@ -16,7 +16,7 @@ fn child() {
     process::child();
 }
 
-/// The tests' processes do without huge pages: others may take those at the same time.
+/// The tests' processes use no huge pages: others may take those at the same time.
 fn plain_memory() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -79,7 +79,7 @@ fn a_stock_server_comes_goes_and_comes_again() {
         let port = open(&format!("memif:{},role=client", path.display()), queues);
         let mut all: Vec<_> = (0..queues).map(|i| port.take_queue(i).unwrap()).collect();
         for round in 0..3 {
-            // It does not take a path that another one has left.
+            // It does not take a path that an earlier server left.
             let _ = std::fs::remove_file(&path);
             let peer = Peer::start(&stock(&path, "server", ""), queues);
             for (i, queue) in all.iter_mut().enumerate() {

@@ -1,5 +1,4 @@
-//! Goal: two processes exchange frames over memif, whoever starts first, and go on when either is killed and
-//! started again.
+//! Goal: two processes exchange frames over memif, in any order of starts, and go on when either is killed and started again.
 
 use process::{PATIENCE, Peer, Ticker, exchange, open, socket};
 use rustix::process::Signal;
@@ -60,10 +59,10 @@ fn the_client_may_start_first_and_the_server_again() {
 #[test]
 fn the_client_may_start_again() {
     let path = socket("client-again");
-    let port = open(&format!("memif:{}", path.display()), 1); // Nobody listens: this is the server.
+    let port = open(&format!("memif:{}", path.display()), 1); // No process listens: this is the server.
     let mut queue = port.take_queue(0).unwrap();
     for round in 0..3 {
-        let peer = Peer::start(&format!("memif:{}", path.display()), 1); // Somebody listens: a client.
+        let peer = Peer::start(&format!("memif:{}", path.display()), 1); // One listens: a client.
         exchange(&*port, &mut *queue, &format!("client started, round {round}"));
         drop(peer);
     }
@@ -71,7 +70,7 @@ fn the_client_may_start_again() {
     assert!(!path.exists(), "the socket goes with the server");
 }
 
-/// Builds frames that tell their place in the sequence; that, and what kind they are of, they get when they are finished.
+/// Builds frames that carry their number in the sequence; number and kind are written when they are finished.
 #[derive(Default)]
 struct Numbered {
     max: usize,
@@ -171,7 +170,7 @@ fn frames_are_built_in_the_ring() {
     }
 }
 
-// Short frames are copied in whole pieces, past their ends: the next frame must not get any of that, nor the length.
+// Short frames are copied in whole pieces, past their ends: neither bytes nor length may leak into the next frame.
 #[test]
 fn frames_of_every_length_come_back_whole() {
     const LONGEST_SHORT: usize = 512;
@@ -228,8 +227,8 @@ fn huge_bytes(peer: &Peer) -> u64 {
     sum
 }
 
-// With small ones a buffer's address is looked up in page tables again and again: a fifth to a third of the speed. Both ends
-// are processes of their own: in this one the rings of other tests come and go.
+// With small pages the buffers miss the TLB again and again: a fifth to a third of the speed. Both ends are processes of their
+// own: in this one the rings of other tests come and go.
 #[test]
 fn rings_are_huge_pages_at_both_ends() {
     if !stack::device::collapse_slice(&vec![1u8; 6 << 20]) {
@@ -281,7 +280,7 @@ fn a_peer_that_dies_under_full_traffic_harms_nobody() {
                 let mut burst = TxBurst::new();
                 let mut clock = Ticker::new();
                 while !done.load(Ordering::Relaxed) {
-                    // Both maintain, against each other.
+                    // Both threads maintain the port, against each other.
                     clock.maintain(&*port);
                     while !burst.is_full() {
                         let Some(mut frame) = queue.alloc() else { break };
@@ -338,8 +337,8 @@ fn ports_come_and_go_and_frames_outlive_them() {
 
 #[test]
 fn a_server_that_stands_still_stalls_no_other_port() {
-    // Goal: once the queue of connections that nobody accepts is full, connecting fails and does not wait: one thread
-    // looks after all ports.
+    // Goal: once the queue of connections that are not accepted is full, connecting fails and does not wait: one thread maintains
+    // all ports.
     let path = socket("still");
     let peer = Peer::start(&format!("memif:{},role=server", path.display()), 1);
     peer.signal(Signal::STOP);
@@ -447,8 +446,8 @@ fn errors_say_what_to_do() {
     assert!(option.contains("there is no option colour; the options are rsize"), "{option}");
 }
 
-// Goal: both ends sleep between frames and are woken by each of them, however it falls between the last look and the sleep: a
-// wake-up that is lost is never made up for here.
+// Goal: both ends sleep between frames and are woken by each of them, wherever it falls between the last check and the sleep: a
+// lost wake-up is never made up for here.
 #[test]
 fn an_end_that_sleeps_is_woken() {
     const ROUNDS: u32 = 5000;
@@ -457,7 +456,7 @@ fn an_end_that_sleeps_is_woken() {
     let ports = ["server", "client"].map(|role| open(&spec(role), 1));
     let mut queues = ports.each_ref().map(|port| port.take_queue(0).unwrap());
     let start = Instant::now();
-    // Each of them looks after its own end.
+    // Each of them maintains its own end.
     while ports.each_ref().map(|port| port.link_up()) != [true, true] {
         assert!(start.elapsed() < PATIENCE, "no link");
     }
@@ -490,7 +489,7 @@ fn an_end_that_sleeps_is_woken() {
             let mut frame = queue.alloc().unwrap();
             frame.fill(&(2 * round + u32::from(!begins)).to_be_bytes().repeat(16));
             burst.push(frame);
-            // A server sends in what the client has given it room for.
+            // A server sends in the slots that the client has given it.
             let start = Instant::now();
             while queue.tx_burst(&mut burst) == 0 {
                 assert!(start.elapsed() < PATIENCE, "round {round}: nothing can be sent");

@@ -1,4 +1,5 @@
-//! What two processes on two cores move over memif, with nothing above the port: the ceiling of everything else.
+//! The rate at which two processes on two cores move frames over memif, with nothing above the port: the ceiling of everything
+//! else.
 //!
 //! As a test it runs for a moment and asserts that frames arrive. To measure:
 //! `ROCE_RATE_SECONDS=2 cargo test --release -p stack --test port_rate -- --nocapture`

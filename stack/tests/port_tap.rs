@@ -21,7 +21,7 @@ fn possible() -> bool {
             return false;
         }
     }
-    // The two tests share the process, and settle this once.
+    // The two tests share the process, and configure this once.
     let plain = EalOptions { huge_pages: false, ..EalOptions::default() };
     let _ = stack::port::dpdk::configure(plain);
     true
@@ -46,7 +46,7 @@ fn answer(frame: &mut [u8], mac: [u8; 6]) -> bool {
             true
         }
         ([0x08, 0x00], 42..) if frame[23] == 17 && frame[30..34] == [10, 213, 7, 2] => {
-            // Addresses and ports change places, which leaves the checksums right.
+            // Addresses and ports are swapped, which leaves the checksums right.
             for i in 26..30 {
                 frame.swap(i, i + 4);
             }

@@ -1,5 +1,5 @@
-//! Keys that come and go in work requests, memory placement, and what a peer may do with both. The set-up of
-//! `rc_responder.rs`, with rights to flush on the queue pair. An `r` and a number name the case.
+//! Keys that come and go in work requests, memory placement, and the peer's rights for both. The set-up of `rc_responder.rs`,
+//! with rights to flush on the queue pair. An `r` and a number name the case.
 
 use std::time::Duration;
 
@@ -132,7 +132,7 @@ fn r46_send_with_invalidate_of_a_window() {
     refused(&mut rig, &write(va, key, E + 2), E + 2, RemoteAccessError);
 }
 
-// Goal: what may not be invalidated stays.
+// Goal: a key that may not be invalidated stays.
 #[test]
 fn r47_send_with_invalidate_of_other_keys() {
     for case in 0..6 {
@@ -229,7 +229,7 @@ fn r56_flush() {
         assert!(answered_empty(&said, psn), "{va:#x} {len} {level}: {said:?}");
         assert_eq!(said[0].aeth().msn, i as u32 + 1);
     }
-    // What was written before is there when the flush is answered.
+    // Data that was written before is there when the flush is answered.
     let psn = E + story.len() as u32;
     let said = rig.send_all(&[write(va, key, psn), flush(0, 1, va, key, 8, psn + 1)]);
     assert!(said.last().is_some_and(|s| s.psn == psn + 1 && s.opcode == O::RC_READ_RESPONSE_ONLY));
@@ -243,7 +243,7 @@ fn r56_flush() {
     }
     let (va, key, mut rig) = with(Access::FLUSH_GLOBAL);
     refused(&mut rig, &flush(0, 1, va, key, 65, E), E, RemoteAccessError);
-    // The queue pair does not let the peer flush so far, or the annex reserves what it asks for.
+    // The queue pair does not let the peer flush so far, or the annex reserves the requested placement.
     for (level, placement) in [(0, 2), (0, 3), (1, 2), (0, 0), (0, 4), (0, 9), (2, 1), (3, 1)] {
         let (va, key, mut rig) = with(Access::FLUSH_GLOBAL);
         refused(&mut rig, &flush(level, placement, va, key, 8, E), E, InvalidRequest);
@@ -267,7 +267,7 @@ fn r57_zero_based() {
 
 #[test]
 fn r58_type_1_window() {
-    // Where the peer writes, and whether it may.
+    // The peer's address, and whether it may write there.
     let cases: [(u64, bool); 6] =
         [(1024, true), (2040, true), (1023, false), (2041, false), (0, false), (u64::MAX - 3, false)];
     for (offset, good) in cases {
@@ -458,7 +458,7 @@ fn local_operations_that_are_refused() {
             },
             MwBindErr,
         ),
-        // A window of type 2 that is bound, or that nothing is bound to.
+        // A window of type 2 that is bound, or bound to no memory.
         (
             |rig, va, r| {
                 let key = rig.node.alloc_window(MwType::Two);
@@ -539,7 +539,7 @@ fn local_operations_in_the_order_of_the_queue() {
     assert_eq!(rig.done(), [(6, Success), (1, Success)]);
 }
 
-// Nobody asked for the acknowledgement that the invalidation waits for: it asks itself, without a timeout.
+// The acknowledgement that the invalidation waits for was not requested: it requests it itself, without a timeout.
 #[test]
 fn local_invalidation_behind_an_unsignalled_write() {
     let mut rig = rig();
@@ -618,7 +618,7 @@ fn atomic_write_and_flush_as_outstanding_requests() {
     let wrs = [store_wr(&rig, 1), flush_wr(2, 0, 1, 8), rig.wr(3, RdmaWrite, 8)];
     assert_eq!(opcodes(&rig.post_all(&wrs)), [O::RC_ATOMIC_WRITE], "one at a time");
     assert_eq!(opcodes(&rig.send(&empty(E))), [O::RC_FLUSH, O::RC_WRITE_ONLY]);
-    // An acknowledgement of the WRITE passes the FLUSH: it, and what is behind it, goes out again.
+    // An acknowledgement of the WRITE passes the FLUSH: it, and all requests behind it, go out again.
     assert_eq!(opcodes(&rig.send(&ack(E + 2, 3))), [O::RC_FLUSH, O::RC_WRITE_ONLY]);
     assert_eq!(rig.done(), [(1, Success)]);
     rig.send_all(&[empty(E + 1), ack(E + 2, 3)]);
@@ -651,7 +651,7 @@ fn bad_answers_to_atomic_write_and_flush() {
     }
 }
 
-// Goal: who sees the completion of an invalidation knows that no shard uses the key any more.
+// Goal: after the completion of an invalidation no shard uses the key any more.
 #[test]
 fn completions_of_invalidations_wait_for_the_turns_of_other_shards() {
     let now = Instant::from_nanos(1_000_000);
@@ -690,7 +690,7 @@ fn completions_of_invalidations_wait_for_the_turns_of_other_shards() {
         turning(&node); // the turn is over
         assert_eq!(turn(&mut node), 1, "by the peer: {by_peer}");
     }
-    // With nobody in a turn there is nothing to wait for.
+    // With no shard in a turn there is nothing to wait for.
     let mr = node.register_fast(64, remote_rights());
     node.post_send(qp, &local_inv(node.mr(mr).key)).unwrap();
     assert_eq!(turn(&mut node), 1);

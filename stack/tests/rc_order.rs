@@ -1,6 +1,5 @@
-//! What a program may see, and when: a receive completion does not come before the acknowledgement that the sender
-//! waits for has been handed to the port. The set-up is that of `rc_responder.rs`; a READ of 20 packets takes more
-//! than a turn to answer.
+//! What a program may see, and when: a receive completion does not come before the acknowledgement that the sender waits for has
+//! been passed to the port. The set-up is that of `rc_responder.rs`; a READ of 20 packets takes more than a turn to answer.
 
 use stack::id::{QpState, QpType};
 use stack::proto::status::WcStatus;
@@ -54,7 +53,7 @@ fn receives_that_wait_keep_their_order() {
     let mut rig = Rig::new();
     [read(&rig, E, 2 * LONG), send(E + 2 * LONG)].iter().for_each(|p| rig.inject(p));
     rig.turn();
-    // Nobody asks for this one's acknowledgement, but it comes after one that waits.
+    // This one's acknowledgement is not requested, but it comes after one that waits.
     rig.inject(&pkt(O::RC_SEND_ONLY, E + 2 * LONG + 1).len(4));
     rig.turn();
     assert!(rig.done().is_empty());
@@ -73,7 +72,7 @@ fn an_unasked_receive_waits_for_nothing() {
     assert_eq!(rig.done(), [(0, WcStatus::Success)]);
 }
 
-// Goal: a READ response acknowledges what came before its request, too; and READs without end hold nothing for ever.
+// Goal: a READ response acknowledges the packets before its request, too; and READs without end hold nothing for ever.
 #[test]
 fn a_read_response_releases_what_it_acknowledges() {
     let mut rig = Rig::new();
@@ -102,7 +101,7 @@ fn other_queue_pairs_are_not_held_up() {
     assert_eq!(rig.done(), [(0, WcStatus::Success)]);
 }
 
-// Goal: what waits comes first when the queue pair ends, then what is flushed.
+// Goal: completions that wait come first when the queue pair ends, then the flushed ones.
 #[test]
 fn receives_that_wait_come_before_what_is_flushed() {
     let mut rig = Rig::with(|c| c.receives = 3);
@@ -136,7 +135,7 @@ fn receives_that_wait_end_with_the_life_of_the_queue_pair() {
 fn a_receive_waits_for_a_buffer_for_its_acknowledgement() {
     let mut rig = Rig::new();
     rig.node.wires[0].starve(true);
-    // The shard may have set a frame aside.
+    // The shard may hold a spare frame.
     let unanswered = (E..E + 16).find(|psn| {
         rig.inject(&send(*psn));
         let said = rig.turn();
@@ -149,7 +148,7 @@ fn a_receive_waits_for_a_buffer_for_its_acknowledgement() {
     assert_eq!(rig.done().len(), 1);
 }
 
-// Goal: more queue pairs than a turn has room for answers; the last in the row waits for its own, nobody else does.
+// Goal: more queue pairs than a turn has room for answers; the last in the row waits for its own, no other does.
 #[test]
 fn a_receive_waits_for_room_for_its_acknowledgement() {
     let mut rig = Rig::new();

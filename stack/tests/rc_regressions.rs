@@ -1,4 +1,4 @@
-//! Mistakes that once were in the protocol machines and the shard, each as a story that must end well.
+//! Mistakes that once were in the protocol machines and the shard, each with a case that must end well.
 
 use std::time::Duration;
 
@@ -78,8 +78,8 @@ fn no_timer_runs_without_buffers_and_without_work() {
     assert_eq!(rig.state(), QpState::Rts, "an idle queue pair cannot run out of retries");
 }
 
-// Goal: a READ that the network duplicated, and whose answer is being replayed, does not count as outstanding:
-// the requester had its answer long ago and may ask for the next.
+// Goal: a READ that the network duplicated, and whose answer is being replayed, does not count as outstanding: the requester had
+// its answer long ago and may send the next.
 #[test]
 fn a_replayed_read_does_not_take_the_slot_of_a_new_one() {
     let mut rig = Rig::with(|c| c.qp.max_dest_rd_atomic = 1);
@@ -137,11 +137,11 @@ fn the_answer_to_a_duplicate_does_not_replace_a_newer_acknowledgement() {
     assert!(said.iter().any(|s| s.is_ack(0x102)), "{said:?}");
 }
 
-// Goal: a port that takes nothing while the peer's process waits for its time slice loses nothing: the request
-// goes out once, when there is room. A port that stays shut drops the backlog, under its counter.
+// Goal: a port that takes nothing while the peer's process waits for its time slice loses nothing: the request goes out once,
+// when there is room. A port that stays shut drops the backlog, under its counter.
 #[test]
 fn a_peer_that_is_not_scheduled_for_a_while_costs_no_frame() {
-    let mut rig = Rig::with(|c| c.qp.timeout = 18); // 1.07 s: not what sends it again
+    let mut rig = Rig::with(|c| c.qp.timeout = 18); // 1.07 s: no timeout sends it again
     let stalled = |rig: &Rig| rig.node.counters().discarded(Discard::TxStalled);
     for (pause, sent, lost) in [(15 * MS, 1, 0), (30 * MS, 0, 1)] {
         rig.node.wires[0].limit_tx(Some(0));
@@ -170,8 +170,8 @@ fn an_rnr_nak_counts_as_one_retry() {
     assert_eq!((rig.wait(11 * MS).len(), retries(&rig)), (0, 1));
 }
 
-// Goal: a READ that waits behind a full window waits: its response numbers, which are no packets in flight, count
-// only once it has gone out. (It went out as packet 257.)
+// Goal: a READ that waits behind a full window waits: its response numbers, which are no packets in flight, count only once it
+// has gone out. (It went out as packet 257.)
 #[test]
 fn a_read_behind_a_full_window_waits() {
     use stack::config::WINDOW_PACKETS;
@@ -187,8 +187,8 @@ fn a_read_behind_a_full_window_waits() {
     assert_eq!((said[0].opcode, said[0].psn), (Opcode::RC_READ_REQUEST, 0x100 + WINDOW_PACKETS));
 }
 
-// Goal: what comes for a queue pair that is gone finds nobody, though another one has its slot: not even right behind a packet
-// that found it.
+// Goal: a packet for a queue pair that is gone finds none, though another one has its slot: not even right behind a packet that
+// found it.
 #[test]
 fn a_number_that_is_gone_does_not_find_who_has_its_slot() {
     let mut rig = Rig::new();

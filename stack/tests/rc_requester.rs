@@ -167,8 +167,8 @@ impl SendRing for Epochs {
     }
 }
 
-// Found by threads that post while another one resets: with nothing behind it, a request of an earlier epoch made the
-// requester look at a slot that nobody had posted yet.
+// Found by threads that post while another one resets: with nothing behind it, a request of an earlier epoch made the requester
+// read a slot that was not posted yet.
 #[test]
 fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     let slot = |epoch| {
@@ -201,7 +201,7 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     assert_eq!(requester.poll_transmit(now, gates, 1, &sq).unwrap().seq, 3);
 }
 
-/// Hands the requester an acknowledgement as from the wire.
+/// Passes the requester an acknowledgement as from the wire.
 fn acknowledge(requester: &mut Requester, now: Instant, psn: Psn, sq: &impl SendRing) {
     let frame = stack::sim::peer::frame(&stack::wire::Flow::default(), &ack(psn.get(), 1));
     let Ok(stack::wire::Ingress::Roce(layout)) = stack::wire::locate(&frame) else {
@@ -278,7 +278,7 @@ fn q11_last_packet_lost() {
     assert_eq!(rig.done(), [(1, Success)]);
 }
 
-/// Nobody waits for an unsignalled request: it is acknowledged with a later one, or when the timer asks.
+/// No program waits for an unsignalled request: it is acknowledged with a later one, or when the timer requests it.
 #[test]
 fn unsignalled_requests_ask_for_their_ack_late() {
     let mut rig = with(|c| (c.qp.send_depth, c.qp.retry_cnt) = (16, 0));
@@ -293,12 +293,12 @@ fn unsignalled_requests_ask_for_their_ack_late() {
     assert_eq!(rig.node.sends_in_use(rig.qp), 0, "all slots are free");
     assert_eq!(rig.wait(T * 4).len(), 0);
     assert_eq!(rig.state(), QpState::Rts);
-    // A signalled request asks, and so does one that leaves fewer than half of the slots.
+    // A signalled request requests an acknowledgement, and so does one that leaves fewer than half of the slots.
     assert!(rig.post(&rig.wr(4, Send, 8))[0].ack_req);
     let wrs: Vec<SendWr> = (5..14).map(|id| rig.wr(id, Send, 8).unsignaled()).collect();
     let asked: Vec<bool> = rig.post_all(&wrs).iter().map(|s| s.ack_req).collect();
     assert_eq!(asked, [false, false, false, false, false, false, false, true, true]);
-    // The question may be lost, too: then the peer counts as silent.
+    // That request may be lost, too: then the peer counts as silent.
     rig.wait(T * 8);
     let status = |id| if id == 4 { RetryExcErr } else { WrFlushErr };
     assert_eq!(rig.done(), (4..14).map(|id| (id, status(id))).collect::<Vec<_>>());
@@ -482,7 +482,7 @@ fn q27_read_of_four_packets() {
     assert_eq!(psns(&rig.post(&rig.wr(2, Send, 1))), [0x104]);
 }
 
-/// A READ of 4096 bytes of which only the first response arrived, after the third did: it is asked for again.
+/// A READ of 4096 bytes of which only the first response arrived, after the third did: it is requested again.
 fn restarted(rig: &mut Rig) -> Vec<Seen> {
     rig.post(&rig.wr(1, RdmaRead, 4096));
     rig.send(&response(O::RC_READ_RESPONSE_FIRST, 0x100, 1024));

@@ -338,7 +338,7 @@ fn r19_r20_r21_r22_packet_lengths() {
         rig.send(&pkt(O::RC_SEND_FIRST, E).len(1024));
         refused(&mut rig, &pkt(opcode, E + 1).a().len(len), E + 1, InvalidRequest);
     }
-    // A pad that the length does not ask for.
+    // A pad that does not match the length.
     let mut rig = Rig::new();
     rig.send(&pkt(O::RC_WRITE_FIRST, E).reth(rig.va(0), rig.rkey(), 1028).len(1024));
     let mut frame = rig.frame(&pkt(O::RC_WRITE_LAST, E + 1).a().len(4));

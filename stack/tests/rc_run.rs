@@ -1,5 +1,5 @@
-//! Runs against single packets: whatever is posted, answered, refused and lost, a requester that starts runs where it can
-//! says the same, packet for packet, and knows the same afterwards, as one that is asked for each packet.
+//! Runs against single packets: whatever is posted, answered, refused and lost, a requester that starts runs where it can sends
+//! the same packets, and has the same state afterwards, as one that is polled for each packet.
 
 use std::collections::HashMap;
 
@@ -38,7 +38,7 @@ impl SendRing for Queue {
     }
 }
 
-/// What a packet is, as far as a requester says.
+/// A packet, as far as a requester determines it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Said {
     opcode: Opcode,
@@ -59,9 +59,9 @@ struct Wr {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// The same request so many times.
+    /// The same request this many times.
     Post(Wr, u32),
-    /// Up to so many packets; the one with this number cannot be built.
+    /// Up to this many packets; the one with this number cannot be built.
     Send(u32, Option<u32>),
     /// The oldest requests that were sent are answered, with this credit code.
     Answer(u32, u8),
@@ -169,7 +169,7 @@ impl Rig {
         }
     }
 
-    /// Sends with both; whatever `poll_transmit` stops at is dealt with alike.
+    /// Sends with both; both handle every stop of `poll_transmit` alike.
     fn send(&mut self, n: u32, bad: Option<u32>) {
         let [with, without] = &mut self.both;
         let (now, gates, sq) = (self.now, self.gates, &self.sq);
@@ -223,19 +223,19 @@ impl Rig {
         }
     }
 
-    /// Hands both a packet from the wire.
-    fn hear(&mut self, packet: &Pkt) {
+    /// Passes both a packet from the wire.
+    fn receive(&mut self, packet: &Pkt) {
         let bytes = frame(&Flow::default(), packet);
         let Ok(Ingress::Roce(layout)) = locate(&bytes) else { panic!("a response is a packet") };
         let packet = layout.packet(&bytes);
-        let heard = self.both.each_mut().map(|requester| {
-            let heard = requester.handle_response(self.now, &packet, &self.sq);
-            if let Ok(Response::Place { .. } | Response::PlaceAtomic { .. }) = heard {
+        let results = self.both.each_mut().map(|requester| {
+            let result = requester.handle_response(self.now, &packet, &self.sq);
+            if let Ok(Response::Place { .. } | Response::PlaceAtomic { .. }) = result {
                 requester.placed(self.now, packet.psn);
             }
-            heard
+            result
         });
-        assert_eq!(heard[0], heard[1]);
+        assert_eq!(results[0], results[1]);
     }
 
     /// Answers the oldest request that was sent, if there is one.
@@ -259,15 +259,15 @@ impl Rig {
                     let len = (wqe.length - i * mtu).min(mtu);
                     let packet = pkt(opcode, first.add(i).get()).len(len as usize);
                     let middle = opcode == Opcode::RC_READ_RESPONSE_MIDDLE;
-                    self.hear(&if middle { packet } else { packet.aeth(credits, msn) });
+                    self.receive(&if middle { packet } else { packet.aeth(credits, msn) });
                 }
             }
             WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => {
-                self.hear(&pkt(Opcode::RC_ATOMIC_ACKNOWLEDGE, first.get()).atomic_ack(msn, 7));
+                self.receive(&pkt(Opcode::RC_ATOMIC_ACKNOWLEDGE, first.get()).atomic_ack(msn, 7));
             }
             _ => {
                 let last = first.add(self.mtu.packets(wqe.length) - 1);
-                self.hear(&ack_with(last.get(), credits, msn));
+                self.receive(&ack_with(last.get(), credits, msn));
             }
         }
     }
@@ -296,7 +296,7 @@ impl Rig {
             Op::Answer(n, credits) => (0..*n).for_each(|_| self.answer(*credits)),
             Op::Nak(syndrome) => {
                 if let Some((first, _)) = self.oldest() {
-                    self.hear(&ack_with(first.get(), *syndrome, self.answered));
+                    self.receive(&ack_with(first.get(), *syndrome, self.answered));
                 }
             }
             Op::Timeout => {
@@ -368,20 +368,20 @@ proptest! {
     }
 }
 
-/// So that the test above compares something: a list of like requests is a run, in one piece but for the end of the ring.
+/// Ensures that the test above compares something: a list of like requests is a run, in one piece but for the end of the ring.
 #[test]
 fn a_list_of_like_requests_is_one_run() {
     let wr = Wr { opcode: WrOpcode::Send, flags: SendFlags::empty(), length: 64, stale: false };
     let mut rig = Rig::new(DEPTH - 8, 0, 14, 4, Mtu::Mtu1024);
-    rig.hear(&ack_with(0xff_ffff, 0x1f, 0)); // credits without limit
+    rig.receive(&ack_with(0xff_ffff, 0x1f, 0)); // credits without limit
     rig.run(&Op::Post(wr.clone(), 40));
     rig.run(&Op::Send(40, None));
     assert_eq!(rig.runs, 2, "eight at the end of the ring, the others at its beginning");
     const { assert!(ACK_REQ_STRIDE < 40 && 40 < WINDOW_PACKETS, "the run crosses a packet that asks") };
 }
 
-/// Every short history of a send queue says the same wherever its positions and its sequence numbers begin: across the wrap of
-/// 32 and of 24 bits, and across the change of sign.
+/// Every short history of a send queue gives the same packets wherever its positions and its sequence numbers begin: across the
+/// wrap of 32 and of 24 bits, and across the change of sign.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
 fn every_short_history_is_the_same_wherever_numbers_begin() {

@@ -1,4 +1,4 @@
-//! States of a reliable connection at work: what is posted, received, drained and flushed in each.
+//! States of a reliable connection at work: requests that are posted, received, drained and flushed in each.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn s22_reset_and_start_again() {
     let mut rig = rig(5, QpState::Rts);
     let wrs: Vec<SendWr> = (0..5).map(|id| rig.wr(id, Send, 8)).collect();
     rig.post_all(&wrs);
-    rig.send(&pkt(O::RC_SEND_ONLY, 0x100).a().len(4)); // a completion that nobody has polled
+    rig.send(&pkt(O::RC_SEND_ONLY, 0x100).a().len(4)); // a completion that is not polled
     modify(&mut rig, QpState::Reset).unwrap();
     assert!(rig.run().is_empty());
     assert!(rig.cqes().is_empty(), "no completion of the old requests");
@@ -152,7 +152,7 @@ fn s27_s28_s29_drain_and_go_on() {
     assert_eq!(rig.done(), [(2, Success), (3, Success)]);
 }
 
-// Goal: SQD drains in the middle of a message: what has started is repeated until it is acknowledged.
+// Goal: SQD drains in the middle of a message: packets of a message that has started are repeated until they are acknowledged.
 #[test]
 fn s27_drain_inside_a_message() {
     let mut rig = rig(0, QpState::Rts);
@@ -197,7 +197,7 @@ fn s31_new_values_while_drained() {
     assert_eq!(rig.done(), [(1, RetryExcErr)]);
 }
 
-// Goal: RTS to RTS takes over what it may while requests run.
+// Goal: RTS to RTS changes the attributes that it may while requests run.
 #[test]
 fn new_rnr_timer_while_running() {
     let mut rig = rig(0, QpState::Rts);
@@ -208,7 +208,7 @@ fn new_rnr_timer_while_running() {
     assert_eq!(mtu, Some(Mtu::Mtu1024));
 }
 
-// Goal: whoever sees a receive completion may exit at once, and the peer has its acknowledgement all the same.
+// Goal: a program that sees a receive completion may exit at once, and the peer has its acknowledgement all the same.
 #[test]
 fn a_receive_completion_waits_for_its_acknowledgement() {
     let mut rig = rig(4, QpState::Rts);

@@ -10,7 +10,7 @@ fn send_frame(rig: &Rig, len: usize) -> Vec<u8> {
     rig.frame(&pkt(O::RC_SEND_ONLY, 0x100).a().len(len))
 }
 
-/// The frame is dropped in silence; for this reason, where one is given.
+/// The frame is dropped without an answer; for this reason, where one is given.
 #[track_caller]
 fn dropped(rig: &mut Rig, frame: &[u8], reason: Option<Discard>) {
     let before = rig.node.counters();
@@ -25,7 +25,7 @@ fn dropped(rig: &mut Rig, frame: &[u8], reason: Option<Discard>) {
     assert_eq!(rig.state(), QpState::Rts);
 }
 
-/// The connection works as if nothing had been.
+/// The connection works as before.
 #[track_caller]
 fn works(rig: &mut Rig) {
     let frame = send_frame(rig, 5);
@@ -89,7 +89,7 @@ fn p17_shorter_than_its_headers() {
         let mut frame = send_frame(&rig, 0);
         let bth = bth_of(&frame);
         frame[bth] = row.opcode.0;
-        // One word less than the headers need, with lengths that say so and an ICRC that is right.
+        // One word less than the headers need, with lengths that match and an ICRC that is right.
         frame.truncate(bth + usize::from(row.header_len) - 4);
         frame.resize(bth + usize::from(row.header_len), 0);
         let udp = (frame.len() - bth + 8) as u16;
@@ -146,7 +146,7 @@ fn p20_p21_opcodes_that_are_not_ours() {
     works(&mut rig);
 }
 
-// Goal: a FLUSH that asks for nothing is refused; what the annex reserves in its header is not looked at.
+// Goal: a FLUSH without a placement is refused; reserved bits of its header are ignored.
 #[test]
 fn p20_reserved_fields_of_a_flush() {
     let rights = stack::sim::node::remote_rights() | stack::mem::Access::FLUSH_GLOBAL;
@@ -178,7 +178,7 @@ fn p22_destination_queue_pair() {
         let frame = send_frame(&rig, 4);
         dropped(&mut rig, &frame, Some(Discard::UnknownQpn));
     }
-    // The number of groups; nobody is in this one.
+    // The number of groups; the queue pair is in none.
     rig.flow.dqpn = Qpn::MULTICAST;
     let frame = send_frame(&rig, 4);
     dropped(&mut rig, &frame, Some(Discard::NotOurMulticast));
@@ -222,8 +222,7 @@ fn p29_addresses() {
     }
 }
 
-// Goal: whatever bytes arrive behind a good ICRC, nothing crashes and nothing outside of what was granted is
-// written.
+// Goal: for any bytes behind a good ICRC, nothing crashes and nothing outside of granted memory is written.
 #[test]
 fn p37_random_packets() {
     let n: u32 = std::env::var("SIM_PACKETS").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000);

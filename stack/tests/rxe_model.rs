@@ -1,5 +1,5 @@
-//! What Linux soft-RoCE does on the wire that others do not, played by a hand-made peer. An `i` and a number name
-//! the case; the same cases against a real kernel need a machine with one.
+//! Behaviour of Linux soft-RoCE on the wire that others do not have, played by a hand-made peer. An `i` and a number name the
+//! case; the same cases against a real kernel need a machine with one.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ fn i04_read_of_64_kib_with_a_loss_in_the_middle() {
     }
 }
 
-// Soft-RoCE sends 0, RDMA NICs send 1: neither asks for a migration.
+// Soft-RoCE sends 0, RDMA NICs send 1: neither requests a migration.
 #[test]
 fn i05_migration_bit_either_way() {
     for bit in [0, 0x40] {
@@ -98,8 +98,8 @@ fn i05_migration_bit_either_way() {
     }
 }
 
-// While the rest of a READ is asked for again, responses of the first answer go on arriving, and each of them is out of
-// order: that must not ask again and again.
+// While the rest of a READ is requested again, responses of the first answer go on arriving, and each of them is out of order:
+// that must not cause further requests.
 #[test]
 fn i06_restarted_read_is_asked_for_once() {
     const N: u32 = 16;
@@ -115,7 +115,7 @@ fn i06_restarted_read_is_asked_for_once() {
         assert!(rig.send(&response(i, N)).is_empty(), "packet {i} answers the second request");
     }
     assert_eq!(rig.done(), [(1, Success)]);
-    // What came twice is late, and asks for nothing.
+    // A response that came twice is late, and causes no request.
     assert!(rig.send(&response(N - 1, N)).is_empty());
     assert!(rig.wait(Duration::from_millis(500)).is_empty());
 }

@@ -1,4 +1,4 @@
-//! Stories of two hosts: what is lost, delayed or doubled on the way, and how it ends.
+//! Cases of two hosts: packets that are lost, delayed or duplicated on the way, and the outcome.
 
 use std::time::Duration;
 
@@ -322,13 +322,13 @@ fn queue_pair_destroyed_inside_a_message() {
     s.expect_cqe(A, Send, RetryExcErr);
     s.expect_no_cqe(B);
     assert!(s.world.nodes[B].discarded(Discard::UnknownQpn) > 0);
-    s.wait(MS); // the last frame said that B is still at its station: its buffer goes back with the next turn
+    s.wait(MS); // the last frame showed that B is still at its Ethernet address: its buffer goes back with the next turn
     s.world.check(true).unwrap();
 }
 
-// Goal: a port that panics in the middle of a message, whatever it was asked for, is the end of its shard: nothing is placed
-// from then on, also not in memory whose region is deregistered later; its queue pairs take no requests; the peer's end as
-// those of a peer that is gone.
+// Goal: a port that panics in the middle of a message, in whatever call, is the end of its shard: nothing is placed from then on,
+// also not in memory whose region is deregistered later; its queue pairs take no requests; the peer's end as those of a peer that
+// is gone.
 #[test]
 fn port_that_panics_inside_a_message() {
     let mut in_the_middle = 0;
@@ -494,7 +494,7 @@ fn each_link_fault_reaches_the_other_side() {
     }
 }
 
-// Goal: every corrupted bit is noticed by the ICRC or a length check, none is believed.
+// Goal: every corrupted bit is noticed by the ICRC or a length check, none is accepted.
 #[test]
 fn corrupted_frames_are_dropped() {
     let mut s = Story::new();

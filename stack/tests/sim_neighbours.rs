@@ -1,4 +1,4 @@
-//! Stories of next hops: not found yet, gone, moved, lied about; and of threads that are interrupted at the wrong moment.
+//! Cases of next hops: not resolved yet, gone, moved, claimed by liars; and of threads that are preempted at the wrong moment.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn nothing_passes(world: &mut World, from: usize, to: usize) {
     world.link(from, to).plan = Plan::CLEAN.with(Fault::Partition, 1_000_000);
 }
 
-/// A connection whose ends have not found each other, and cannot.
+/// A connection whose ends have not resolved each other, and cannot.
 fn strangers(change: impl FnOnce(&mut QpConfig)) -> (World, [Endpoint; 2]) {
     let mut config = QpConfig::default();
     change(&mut config);
@@ -60,8 +60,8 @@ fn gap(world: &World) -> Duration {
     Duration::from_nanos(sent[1].at.nanos_since(sent[0].at))
 }
 
-// Goal: while the next hop is being asked for no timer runs and no retry is charged; the ACK timer starts with the first
-// packet that leaves.
+// Goal: while the next hop is being resolved no timer runs and no retry is charged; the ACK timer starts with the first packet
+// that is sent.
 #[test]
 fn nothing_is_timed_before_the_next_hop_is_found() {
     for timeout in [1, 8, 14] {
@@ -89,7 +89,7 @@ fn nothing_is_timed_before_the_next_hop_is_found() {
     }
 }
 
-// Goal: nobody answers for the peer's address: as patient as Linux, and then in words.
+// Goal: the peer's address gets no answer: as patient as Linux, and then an error completion.
 #[test]
 fn a_peer_that_nobody_answers_for_is_unreachable() {
     for timeout in [0, 1, 14] {
@@ -131,7 +131,7 @@ fn a_dead_port_ends_a_request() {
                     .iter()
                     .for_each(|wire| if starve { wire.starve(true) } else { wire.limit_tx(Some(0)) });
             }
-            // A shard has one frame at hand, so the first may get through where there are no others.
+            // A shard has one spare frame, so the first may get through where there are no others.
             (0..3).for_each(|_| write(&mut world, &ends));
             let mut done = Vec::new();
             let ended = world.run_until(10 * SECOND, |world| {
@@ -147,7 +147,7 @@ fn a_dead_port_ends_a_request() {
     }
 }
 
-/// From a moment at which a look at the clock is a long time ago, up to a second.
+/// From a clock value that is stale by up to a second.
 const INTERRUPTIONS: [Duration; 6] = [
     Duration::ZERO,
     Duration::from_micros(7),
@@ -157,7 +157,7 @@ const INTERRUPTIONS: [Duration; 6] = [
     SECOND,
 ];
 
-// Goal: the delay of an RNR NAK counts from when it came, not from the look at the clock before.
+// Goal: the delay of an RNR NAK counts from when it came, not from the last read of the clock before.
 #[test]
 fn an_interrupted_thread_waits_no_less_than_the_rnr_delay() {
     for code in [1, 12, 20] {
@@ -168,7 +168,7 @@ fn an_interrupted_thread_waits_no_less_than_the_rnr_delay() {
                 world.tap.as_ref().unwrap().iter().any(|(n, seen)| *n == B && rnr_nak()(seen))
             };
             assert!(s.world.run_until(MS, refused));
-            // The NAK comes while the thread is away.
+            // The NAK comes while the thread is preempted.
             s.world.interrupt = Some((A, long.max(Duration::from_micros(3))));
             s.world.step().unwrap();
             let came = s.world.now;
@@ -183,7 +183,7 @@ fn an_interrupted_thread_waits_no_less_than_the_rnr_delay() {
     }
 }
 
-// Goal: the ACK timer runs T to 4T from when the packet left, not from the look at the clock before.
+// Goal: the ACK timer runs T to 4T from when the packet was sent, not from the last read of the clock before.
 #[test]
 fn an_interrupted_thread_retries_no_sooner_than_the_timeout() {
     for timeout in [1, 5, 10, 14] {
@@ -202,7 +202,7 @@ fn an_interrupted_thread_retries_no_sooner_than_the_timeout() {
     }
 }
 
-/// Two nodes with a connection between them, and a third host that says it is both.
+/// Two nodes with a connection between them, and a third host that claims the addresses of both.
 fn with_a_liar(ipv6: bool, seed: u64) -> (World, [Endpoint; 2]) {
     let nodes = (0..2).map(|index| NodeConfig { index, ipv6, ..NodeConfig::default() });
     let mut world = World::new(seed, nodes.collect());
@@ -215,8 +215,8 @@ fn counted(world: &World, node: usize, what: NetCounter) -> u64 {
     world.nodes[node].shared.with_net(|net| net.counter(what))
 }
 
-// Goal: whatever a third host says, and however often, an established connection stays where it is. The world checks each
-// packet's station.
+// Goal: whatever a third host claims, and however often, an established connection stays where it is. The world checks each
+// packet's destination address.
 #[test]
 fn liars_move_and_end_no_connection() {
     for seed in 0..24u64 {
@@ -233,7 +233,7 @@ fn liars_move_and_end_no_connection() {
                 world.lie();
                 world.run_for(Duration::from_micros(rng.below(400_000)));
             }
-            // An entry that grew old is asked for anew.
+            // An old entry is refreshed.
             if rng.below(10) == 0 {
                 world.run_for(61 * SECOND);
             }
@@ -253,7 +253,7 @@ fn liars_move_and_end_no_connection() {
     }
 }
 
-// Goal: a flood of lies costs a probe in a while, not one each.
+// Goal: a flood of claims causes a probe now and then, not one each.
 #[test]
 fn a_flood_of_lies_is_asked_about_rarely() {
     for ipv6 in [false, true] {
@@ -268,10 +268,10 @@ fn a_flood_of_lies_is_asked_about_rarely() {
     }
 }
 
-// Goal: the checker of stations fires.
+// Goal: the checker of destination addresses fires.
 #[test]
 fn a_packet_to_a_liar_is_noticed() {
-    // Who is asked first, and is the only one to answer, has the address.
+    // A host that is the only one to answer the first request has the address.
     let mut world = World::pair(5);
     world.liar = Some(Liar::new(&[world.nodes[B].gid]));
     nothing_passes(&mut world, A, B);
@@ -282,13 +282,13 @@ fn a_packet_to_a_liar_is_noticed() {
     assert_eq!(check::dst_mac(&world.nodes, &[0; 60]), Ok(()), "no packet");
 }
 
-// Goal: failover. The peer's address moves to another station, with or without saying so, and the queue pair follows in
-// the time of a probe.
+// Goal: failover. The peer's address moves to another Ethernet address, with or without an announcement, and the queue pair
+// follows in the time of a probe.
 #[test]
 fn a_peer_that_moved_is_followed() {
     let moved = Mac([2, 0, 0, 0, 0, 0x77]);
-    for (ipv6, told) in [(false, true), (false, false), (true, true), (true, false)] {
-        // Patience of the queue pair that suits failover: 8 x 0.54 s.
+    for (ipv6, announced) in [(false, true), (false, false), (true, true), (true, false)] {
+        // Timeouts of the queue pair that suit failover: 8 x 0.54 s.
         let mut rig = Rig::with(|c| {
             c.ipv6 = ipv6;
             c.qp.timeout = 17;
@@ -296,7 +296,7 @@ fn a_peer_that_moved_is_followed() {
         rig.wait(2 * SECOND);
         let wr = rig.wr(1, WrOpcode::RdmaWrite, 8);
         assert_eq!((rig.post(&wr).len(), rig.dst_mac()), (1, rig.peer_mac()));
-        rig.move_peer(moved, told);
+        rig.move_peer(moved, announced);
         let said = rig.wait(4 * SECOND);
         assert_eq!(rig.dst_mac(), moved, "{said:?}");
         assert!(!said.is_empty());

@@ -63,8 +63,8 @@ const WORK: [(QpType, WrOpcode); 28] = {
     ]
 };
 
-// Goal: whatever the network, the ports and the programs do, the stack is safe; and once everything is healed, everything
-// ends. And everything does happen: no fault and no branch of a retry is there in name only.
+// Goal: whatever the network, the ports and the programs do, the stack is safe; and once everything is healed, everything ends.
+// And everything does happen: each fault and each branch of a retry is hit.
 #[test]
 fn q60_seeds() {
     let (first, n) = match number("SIM_SEED") {
@@ -116,8 +116,8 @@ fn q60_seeds() {
     }
 }
 
-// Goal: with 1 % loss, reordering and duplication both ways, every request of a long mixed run succeeds, with its data and
-// in its order. `SIM_OPS` says how many; a million take a while.
+// Goal: with 1 % loss, reordering and duplication both ways, every request of a long mixed run succeeds, with its data and in its
+// order. `SIM_OPS` sets how many; a million take a while.
 #[test]
 fn q60_a_long_run() {
     let ops = number("SIM_OPS").unwrap_or(20_000);
@@ -141,7 +141,7 @@ fn faults_are_named_once() {
     assert_eq!(names.len(), Fault::ALL.len());
 }
 
-// Goal: a seed is a run. The same seed gives the same trace, to the last line.
+// Goal: a seed determines a run. The same seed gives the same trace, to the last line.
 #[test]
 fn a_seed_decides_everything() {
     for seed in 1..8 {
@@ -161,8 +161,7 @@ fn strip(line: &str) -> String {
     }
 }
 
-// Goal: each checker fires on what it is there for, in the middle of a run. (That each is content with what is right
-// is what the seeds show.)
+// Goal: each checker fires on its fault, in the middle of a run. (The seeds show that each accepts correct runs.)
 #[test]
 fn checkers_notice() {
     for (plant, complaint) in [

@@ -1,5 +1,5 @@
-//! Arming against completing: a reader that sleeps until its event comes is never left asleep. `STRESS_MS` says for how
-//! long (250).
+//! Arming against completing: a reader that sleeps until its event comes is never left asleep. `STRESS_MS` sets for how long
+//! (250).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -31,7 +31,7 @@ fn arm_against_complete() {
                         published.fetch_add(1, Ordering::Relaxed);
                     }
                     if writer.publish() {
-                        // Nobody listens any more when the reader is through.
+                        // Fails when the reader is through.
                         let _ = events.send(());
                     }
                     // Now and then slowly, so that the reader finds nothing and sleeps.
@@ -44,7 +44,7 @@ fn arm_against_complete() {
         drop(events);
         let start = Instant::now();
         let mut out = [(0, 0); 16];
-        // Arm, look once more, sleep: the order that verbs ask for.
+        // Arm, poll once more, sleep: the order that verbs requires.
         while start.elapsed() < Duration::from_millis(ms) {
             reader.arm(Arm::Next);
             loop {

@@ -21,8 +21,8 @@ pub trait Service: Send + Sync {
     /// time.
     fn step(&self);
 
-    /// Whether it still uses a queue pair number, which perhaps no queue pair has any more: the number is not given out. Called while
-    /// the service may be running on another thread.
+    /// Whether it still uses a queue pair number, which perhaps no queue pair has any more: the number is not given out. Called
+    /// while the service may be running on another thread.
     fn holds(&self, qpn: Qpn) -> bool;
 
     /// A shard of the device died: a service with users reports it to them. Called while a panic unwinds, perhaps one that came

@@ -263,7 +263,8 @@ impl SrqCore {
     /// Frees the queue; requests that wait in it end without completions.
     ///
     /// # Errors
-    /// [`DeviceError::Busy`] while queue pairs use it (one of XRC is named by its senders, and used by none); it comes back with the error.
+    /// [`DeviceError::Busy`] while queue pairs use it (one of XRC is named by its senders, and used by none); it comes back with
+    /// the error.
     pub fn destroy(srq: Arc<Self>) -> Result<(), (DeviceError, Arc<Self>)> {
         if let Err(e) = not_inside_turn() {
             return Err((e, srq));

@@ -65,7 +65,7 @@ pub fn add_ring(to_server: bool, region: u16, offset: u32, log2: u8) -> Vec<u8> 
 /// A message and the descriptors that go with it.
 pub type Sent<'a> = (Vec<u8>, Vec<BorrowedFd<'a>>);
 
-/// A client that does as it likes.
+/// A client that can break any rule.
 #[derive(Debug)]
 pub struct Peer {
     /// Its end of the control channel.
@@ -119,11 +119,11 @@ impl Peer {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
-        // Who was refused already cannot send; what it was told waits to be read.
+        // A client that was refused already cannot send; the reason waits to be read.
         let _ = rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
     }
 
-    /// The script of a client that keeps to the rules.
+    /// The script of a client that follows the protocol.
     pub fn script(&self) -> Vec<Sent<'_>> {
         let ring = |to_server, at: u64| add_ring(to_server, 0, at as u32, LOG2);
         vec![
@@ -143,7 +143,7 @@ impl Peer {
     /// Whether the port connects.
     ///
     /// # Errors
-    /// What it says instead.
+    /// Its reason for refusing.
     pub fn outcome(&self, port: &dyn Port) -> Result<(), String> {
         loop {
             port.maintain();
@@ -151,7 +151,7 @@ impl Peer {
             match rustix::net::recv(&self.socket, &mut bytes[..], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return Err("the socket was closed without a word".into()),
                 Ok(_) => {}
-                // Reset: something that it sent was never read. What it was told can still be.
+                // Reset: some message of ours was never read. The port's reason can still be.
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::CONNRESET) => continue,
                 Err(error) => return Err(error.to_string()),
             }
@@ -196,7 +196,7 @@ impl Peer {
         self.put(ring + 128 + 16 * u64::from(slot % SLOTS), &bytes);
     }
 
-    /// Sends a good frame in this slot, and says that it was the last one.
+    /// Sends a good frame in this slot, as the last one.
     pub fn send_frame(&self, slot: u16, frame: &[u8]) {
         self.put(u64::from(buffer(slot % SLOTS)), frame);
         self.describe(TO_SERVER, slot, 0, 0, frame.len() as u32, buffer(slot % SLOTS));
@@ -208,7 +208,7 @@ impl Peer {
         self.put(TO_CLIENT + 6, &head.to_le_bytes());
     }
 
-    /// Whether it looks by itself.
+    /// Sets whether it polls.
     pub fn polls(&self, polls: bool) {
         self.put(TO_CLIENT + 4, &u16::from(polls).to_le_bytes());
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_PORT_TEST_CHILD";
-/// How long a machine may take, however busy it is.
+/// The time that a machine may take, however busy it is.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The other process: sends every frame back with its first byte changed, until its stdin ends. To be called by a test of
@@ -47,7 +47,7 @@ pub fn child() {
     }
 }
 
-/// Looks after a port now and then.
+/// Maintains a port now and then.
 pub struct Ticker(Instant);
 
 impl Ticker {
@@ -95,7 +95,7 @@ impl Drop for Peer {
     }
 }
 
-/// A path at which there is nothing.
+/// A path without a file.
 pub fn socket(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("roce-{}-{name}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);

@@ -26,7 +26,7 @@ fn hex(input: &[u8]) -> String {
     })
 }
 
-/// Runs an input; a failure says which one it was, so that it can be kept.
+/// Runs an input; a failure prints it, so that it can be kept.
 fn run(name: &str, target: fn(&[u8]), input: &[u8]) {
     let result = std::panic::catch_unwind(|| target(input));
     if let Err(panic) = result {
@@ -51,7 +51,7 @@ fn change(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
     input.truncate(4096);
 }
 
-/// Runs every kept input, and `runs` changed ones, or as many as `FUZZ_RUNS` says.
+/// Runs every kept input, and `runs` changed ones, or as many as `FUZZ_RUNS` sets.
 pub fn replay(name: &str, target: fn(&[u8]), runs: u64) {
     let inputs = corpus(name);
     assert!(inputs.len() >= 20, "{} inputs of {name}", inputs.len());
