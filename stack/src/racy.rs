@@ -33,7 +33,7 @@ pub const BLOCK: usize = 16;
 /// nothing else accesses.
 #[inline(always)]
 pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::copy(to, from, len) }
 }
 
@@ -43,7 +43,7 @@ pub unsafe fn read(from: *const u8, to: *mut u8, len: usize) {
 /// As for `read`.
 #[inline(always)]
 pub unsafe fn read_block(from: *const u8, to: *mut u8) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::copy_block(to, from) }
 }
 
@@ -54,7 +54,7 @@ pub unsafe fn read_block(from: *const u8, to: *mut u8) {
 /// `from` is valid for reads of as many that nothing else writes.
 #[inline(always)]
 pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::copy(to, from, len) }
 }
 
@@ -64,7 +64,7 @@ pub unsafe fn write(to: *mut u8, from: *const u8, len: usize) {
 /// As for `write`.
 #[inline(always)]
 pub unsafe fn write_block(to: *mut u8, from: *const u8) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::copy_block_in(to, from) }
 }
 
@@ -74,7 +74,7 @@ pub unsafe fn write_block(to: *mut u8, from: *const u8) {
 /// As for [`write()`].
 #[inline]
 pub unsafe fn fill(to: *mut u8, value: u8, len: usize) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::fill(to, value, len) }
 }
 
@@ -84,7 +84,7 @@ pub unsafe fn fill(to: *mut u8, value: u8, len: usize) {
 /// As for [`read`].
 #[inline(always)]
 pub unsafe fn load_u8(from: *const u8) -> u8 {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::load_u8(from) }
 }
 
@@ -94,7 +94,7 @@ pub unsafe fn load_u8(from: *const u8) -> u8 {
 /// As for [`write()`].
 #[inline(always)]
 pub unsafe fn store_u8(to: *mut u8, value: u8) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::store_u8(to, value) }
 }
 
@@ -104,7 +104,7 @@ pub unsafe fn store_u8(to: *mut u8, value: u8) {
 /// As for [`read`], and `from` is a multiple of 8.
 #[inline(always)]
 pub unsafe fn load_u64(from: *const u64) -> u64 {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::load_u64(from) }
 }
 
@@ -114,7 +114,7 @@ pub unsafe fn load_u64(from: *const u64) -> u64 {
 /// As for [`write()`], and `to` is a multiple of 8.
 #[inline(always)]
 pub unsafe fn store_u64(to: *mut u64, value: u64) {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::store_u64(to, value) }
 }
 
@@ -124,7 +124,7 @@ pub unsafe fn store_u64(to: *mut u64, value: u64) {
 /// As for [`store_u64`].
 #[inline]
 pub unsafe fn swap_u64(word: *mut u64, value: u64) -> u64 {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::swap_u64(word, value) }
 }
 
@@ -134,7 +134,7 @@ pub unsafe fn swap_u64(word: *mut u64, value: u64) -> u64 {
 /// As for [`store_u64`].
 #[inline]
 pub unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::fetch_add_u64(word, add) }
 }
 
@@ -144,7 +144,7 @@ pub unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
 /// As for [`store_u64`].
 #[inline]
 pub unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> u64 {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { machine::compare_exchange_u64(word, current, new) }
 }
 
@@ -254,7 +254,7 @@ mod x86_64 {
     allow(dead_code, reason = "compared in tests")
 )]
 mod model {
-    //! SAFETY of every block: as the caller says, and every other access to the memory is made under the lock.
+    //! SAFETY of every block: as the caller guarantees, and every other access to the memory is made under the lock.
 
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -270,12 +270,12 @@ mod model {
     }
 
     pub unsafe fn copy_block(to: *mut u8, from: *const u8) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { copy(to, from, super::BLOCK) }
     }
 
     pub unsafe fn copy_block_in(to: *mut u8, from: *const u8) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { copy(to, from, super::BLOCK) }
     }
 
@@ -304,7 +304,7 @@ mod model {
     }
 
     pub unsafe fn store_u64(to: *mut u64, value: u64) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { update(to, |_| value) };
     }
 
@@ -319,17 +319,17 @@ mod model {
     }
 
     pub unsafe fn swap_u64(word: *mut u64, value: u64) -> u64 {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { update(word, |_| value) }
     }
 
     pub unsafe fn fetch_add_u64(word: *mut u64, add: u64) -> u64 {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { update(word, |was| was.wrapping_add(add)) }
     }
 
     pub unsafe fn compare_exchange_u64(word: *mut u64, current: u64, new: u64) -> u64 {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { update(word, |was| if was == current { new } else { was }) }
     }
 }

@@ -131,7 +131,7 @@ macro_rules! entries {
                 len: usize,
                 ahead: *const u8,
             ) -> u32 {
-                // SAFETY: as the caller says.
+                // SAFETY: as the caller guarantees.
                 unsafe { pass::<$line, $lanes, COPY, false>([<$line>::zero(); HEAD], to, from, len, ahead) }
             }
 
@@ -142,7 +142,7 @@ macro_rules! entries {
                 ahead: *const u8,
             ) -> Option<Sum> {
                 if len < LEN_MIN {
-                    // SAFETY: as the caller says.
+                    // SAFETY: as the caller guarantees.
                     unsafe { racy::read(from, to, len) };
                     return None;
                 }
@@ -210,7 +210,7 @@ pub(crate) unsafe fn behind<L: Line, const N: usize>(head: [L; N], zeros: usize)
     };
     // In one block, and 16 zeros less are left; a product takes off four bytes, a block's first half has eight more.
     let (high, low) = (power(zeros.wrapping_sub(4))?, power(zeros.wrapping_sub(12))?);
-    // SAFETY: as the caller says; the factors are those of a line.
+    // SAFETY: as the caller guarantees; the factors are those of a line.
     unsafe {
         let (by_line, to_next) = (L::load(BY_LINE.as_ptr().cast()), L::load(TO_NEXT.as_ptr().cast()));
         let mut sum = head[0];
@@ -250,7 +250,7 @@ pub(crate) unsafe fn copy_behind<L: Line, const LANES: usize>(
     len: usize,
 ) -> u32 {
     debug_assert!(len >= (LANES - HEAD) * LINE, "as the caller says");
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe { pass::<L, LANES, true, true>(head, to, from, len, ptr::null()) }
 }
 
@@ -267,7 +267,7 @@ unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool
     len: usize,
     mut ahead: *const u8,
 ) -> u32 {
-    // SAFETY: as the caller says; the factors are those of a line.
+    // SAFETY: as the caller guarantees; the factors are those of a line.
     let (by_lanes, by_line) = unsafe {
         (L::load((const { &moving(LANES * LINE) }).as_ptr().cast()), L::load(BY_LINE.as_ptr().cast()))
     };
@@ -319,6 +319,6 @@ unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool
         sum = unsafe { sum.fold(by_line, take(at)) };
         at += LINE;
     }
-    // SAFETY: as the caller says; fewer bytes than a line are left.
+    // SAFETY: as the caller guarantees; fewer bytes than a line are left.
     unsafe { sum.finish::<COPY>(to, from, len, len - at) }
 }

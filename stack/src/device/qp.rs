@@ -75,7 +75,7 @@ impl QpInit<'_> {
 /// The owner of an XRC target.
 #[derive(Debug)]
 pub(super) enum TargetOf {
-    /// To a user, who made it through this open of the domain.
+    /// A user, who made it through this open of the domain.
     Open(Arc<XrcdCore>),
     /// The domain itself: it is receive-only, and has no handle.
     Domain(u32),

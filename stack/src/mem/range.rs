@@ -14,9 +14,9 @@ impl UserMemory {
     ///
     /// # Safety
     /// As long as a key may grant something of it, the memory stays mapped, for reading and, as far as the rights allow anyone to
-    /// write, for writing; shards read and write it at any moment ([`racy`](crate::racy)). A key may do so from its registration until
-    /// it was revoked and every shard has passed a turn boundary since: for a region of a device, until its deregistration has
-    /// returned without an error.
+    /// write, for writing; shards read and write it at any moment ([`racy`](crate::racy)). A key may do so from its registration
+    /// until it was revoked and every shard has passed a turn boundary since: for a region of a device, until its deregistration
+    /// has returned without an error.
     pub const unsafe fn new(addr: u64, len: u64) -> Self {
         Self { addr, len }
     }

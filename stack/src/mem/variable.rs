@@ -347,7 +347,7 @@ mod tests {
     }
 
     /// A thread binds one window to one range after another under the same key; others look it up. Every range has its
-    /// own address and length, and all of them hold the byte that is asked for: a mixture of two would show.
+    /// own address and length, and all of them hold the byte that is looked up: a mixture of two would show.
     #[test]
     fn lookups_race_rebinding() {
         let t = MrTable::new();

@@ -1,6 +1,6 @@
 //! Single-producer single-consumer rings of fixed-size slots.
 //!
-//! The producer fills slots in place and publishes them; the consumer looks at every published slot, in any
+//! The producer fills slots in place and publishes them; the consumer reads every published slot, in any
 //! order and as often as it likes, until it releases it. A send queue keeps its work requests that way until
 //! they are acknowledged. Sequence numbers are wrapping `u32`s: slot `seq` lives at `seq % slots`.
 //!

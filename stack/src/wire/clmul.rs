@@ -259,7 +259,7 @@ macro_rules! entries {
             #[inline]
             #[target_feature(enable = $features)]
             pub unsafe fn sum(end: *const u8, lines: usize, words: usize, masks: &[Mask; MASKED]) -> u32 {
-                // SAFETY: as the caller says.
+                // SAFETY: as the caller guarantees.
                 unsafe { super::sum::<$line>(end, lines, words, masks) }
             }
 
@@ -273,7 +273,7 @@ macro_rules! entries {
                 changes: &[Mask; MASKED],
                 len: usize,
             ) -> Option<u32> {
-                // SAFETY: as the caller says.
+                // SAFETY: as the caller guarantees.
                 unsafe {
                     let mut changed = [<$line>::zero(); N];
                     for i in 0..N {
@@ -298,7 +298,7 @@ macro_rules! entries {
                 let ([first, second], _) = head.as_chunks::<LINE>() else {
                     unreachable!("a head has two lines")
                 };
-                // SAFETY: there is room for both at `to`, and for the rest, as the caller says.
+                // SAFETY: there is room for both at `to`, and for the rest, as the caller guarantees.
                 unsafe {
                     let lines = [<$line>::load(first.as_ptr()), <$line>::load(second.as_ptr())];
                     lines[0].store(to);
@@ -316,7 +316,7 @@ for_each_line!(entries);
 /// As for [`Line`].
 #[inline(always)]
 unsafe fn masked<L: Line>(line: L, mask: &Mask) -> L {
-    // SAFETY: as the caller says; both are a line's.
+    // SAFETY: as the caller guarantees; both are a line's.
     unsafe { line.masked(L::load(mask.keep.as_ptr().cast()), L::load(mask.flip.as_ptr().cast())) }
 }
 
@@ -328,7 +328,7 @@ unsafe fn masked<L: Line>(line: L, mask: &Mask) -> L {
 unsafe fn sum<L: Line>(end: *const u8, lines: usize, words: usize, masks: &[Mask; MASKED]) -> u32 {
     let keys = KEYS.as_flattened();
     let from = |i: usize| end.wrapping_sub((lines - i) * LINE);
-    // SAFETY: as the caller says; of the first line only what is there is read, the others are there.
+    // SAFETY: as the caller guarantees; of the first line only what is there is read, the others are there.
     unsafe {
         let key = |i: usize| {
             let at = keys.len() - (lines - i) * (LINE / 8);
