@@ -48,10 +48,10 @@ impl UserMemory {
 pub struct TurnsPassed(());
 
 impl TurnsPassed {
-    /// Claims it.
+    /// Makes the proof.
     ///
     /// # Safety
-    /// The claim is true, of every shard that looks keys up in the table.
+    /// Every shard that looks keys up in the table has passed a turn boundary since that revocation.
     pub const unsafe fn new() -> Self {
         Self(())
     }

@@ -7,7 +7,7 @@ use crate::id::{Gid, Mac};
 use crate::net::{FRAME_MAX, Net, NetConfig};
 use crate::time::Instant;
 
-/// Its Ethernet address.
+/// The liar's Ethernet address.
 pub const LIAR: Mac = Mac([2, 0, 0, 0, 0, 0x66]);
 
 /// A host that is at [`LIAR`].
