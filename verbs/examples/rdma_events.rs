@@ -1,5 +1,5 @@
-//! A server and a client of `rdma_cm` by events, as programs over `librdmacm` with an event channel have them: one loop
-//! looks at the channel and at the completion queue, for all connections.
+//! A server and a client of `rdma_cm` by events, like programs over `librdmacm` with an event channel: one loop polls the
+//! channel and the completion queue, for all connections.
 //!
 //! ```sh
 //! cargo run -p verbs --no-default-features --example rdma_events -- \
@@ -8,8 +8,8 @@
 //!     client unix:/tmp/roce-b,peer=/tmp/roce-a 10.0.0.2/24 10.0.0.1
 //! ```
 //!
-//! The channel has a descriptor ([`EventChannel`] is `AsFd`), and so have completion channels: a program that has
-//! something else to do waits for both in epoll(7). `rdma_sync` does the same with calls that wait.
+//! The channel has a descriptor ([`EventChannel`] is `AsFd`), and so have completion channels: a program with other work
+//! waits for both in epoll(7). `rdma_sync` does the same with calls that wait.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ use verbs::{Access, Context, Cq, DeviceConfig, Mr, Pd, Qp, QpInitAttr, RecvWr, S
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// The server's port, and how long a program goes on without anything happening.
+/// The server's port, and how long a program waits without an event or completion.
 const PORT: u16 = 7471;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of a line at most.
@@ -51,7 +51,7 @@ fn open(port: &str, addr: &str) -> Result<Context> {
     Ok(Context::open(DeviceConfig::new(port).addr(ip.parse::<IpAddr>()?, prefix.parse()?))?)
 }
 
-/// What all connections share.
+/// Shared by all connections.
 struct Shared {
     channel: EventChannel,
     cq: Cq,
@@ -69,7 +69,7 @@ impl Shared {
         })
     }
 
-    /// An identifier that takes requests.
+    /// An identifier that accepts requests.
     fn listen(&self) -> Result<CmId> {
         let listener = self.context.create_id(Some(&self.channel), PortSpace::Tcp)?;
         listener.bind_addr(([0, 0, 0, 0], PORT))?;
@@ -77,7 +77,7 @@ impl Shared {
         Ok(listener)
     }
 
-    /// The next event or completion. Looking turns the device, where no thread of its own does.
+    /// The next event or completion. Polling drives the device, unless it has threads.
     fn next(&self) -> Result<Happened> {
         let since = Instant::now();
         let mut wc = [Wc::default()];
@@ -133,7 +133,7 @@ impl End {
     }
 }
 
-/// Takes connections, any number at a time, until so many have ended, and sends back what comes.
+/// Accepts connections, any number at a time, until this many have ended, and sends back each line.
 fn serve(shared: &Shared, _listener: &CmId, connections: usize) -> Result<()> {
     let mut ends: HashMap<u64, End> = HashMap::new();
     let mut ended = 0;
@@ -148,14 +148,14 @@ fn serve(shared: &Shared, _listener: &CmId, connections: usize) -> Result<()> {
                 }
                 CmEventType::Disconnected => {
                     let number = event.id();
-                    drop(event); // acknowledges it: an identifier with events in our hands stays
+                    drop(event); // acknowledges it: an identifier with unacknowledged events stays
                     ends.remove(&number);
                     ended += 1;
                 }
                 CmEventType::Established | CmEventType::TimewaitExit => {}
                 other => return Err(format!("{other}, status {}", event.status()).into()),
             },
-            // What was flushed at the end of a connection is of no interest.
+            // Receives flushed at the end of a connection are ignored.
             Happened::Work(wc) if wc.is_ok() && wc.opcode == WcOpcode::Recv => {
                 if let Some(end) = ends.get(&wc.wr_id) {
                     let line = end.line(&wc)?;
@@ -169,7 +169,7 @@ fn serve(shared: &Shared, _listener: &CmId, connections: usize) -> Result<()> {
     Ok(())
 }
 
-/// Makes so many connections to a server at once, and sends a line over each; what comes back.
+/// Makes this many connections to a server at once, and sends a line over each; returns the replies.
 fn talk(shared: &Shared, server: IpAddr, connections: usize, line: &str) -> Result<Vec<String>> {
     let mut ids = HashMap::new();
     for _ in 0..connections {

@@ -1,7 +1,7 @@
-//! A server and a client of `rdma_cm` whose calls wait, as programs over `librdmacm` without an event channel have them:
-//! the client sends lines, the server sends each of them back.
+//! A server and a client of `rdma_cm` whose calls wait, like programs over `librdmacm` without an event channel: the client
+//! sends lines, the server sends each of them back.
 //!
-//! Both in processes of their own, on a port that needs nothing (any other will do, a DPDK one with the default features):
+//! Both run in separate processes, on a port that needs no setup (any other works too, a DPDK one with the default features):
 //!
 //! ```sh
 //! cargo run -p verbs --no-default-features --example rdma_sync -- \
@@ -10,7 +10,7 @@
 //!     client unix:/tmp/roce-b,peer=/tmp/roce-a 10.0.0.2/24 10.0.0.1
 //! ```
 //!
-//! `rdma_events` does the same by events; either is the other's peer.
+//! `rdma_events` does the same by events; each can be the other's peer.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ fn open(port: &str, addr: &str) -> Result<Context> {
     Ok(Context::open(DeviceConfig::new(port).addr(ip.parse::<IpAddr>()?, prefix.parse()?))?)
 }
 
-/// An identifier that takes requests, of which eight may wait.
+/// An identifier that accepts requests, of which eight may wait.
 fn listen(context: &Context) -> Result<CmId> {
     let listener = context.create_id(None, PortSpace::Tcp)?;
     listener.bind_addr(([0, 0, 0, 0], PORT))?;
@@ -58,7 +58,7 @@ fn listen(context: &Context) -> Result<CmId> {
     Ok(listener)
 }
 
-/// Takes connections, one after the other, and sends back what comes.
+/// Accepts connections, one after the other, and sends back each line.
 fn serve(context: &Context, listener: &CmId, connections: usize) -> Result<()> {
     for _ in 0..connections {
         let id = listener.get_request(PATIENCE)?.ok_or("nobody came")?;
@@ -76,7 +76,7 @@ fn serve(context: &Context, listener: &CmId, connections: usize) -> Result<()> {
     Ok(())
 }
 
-/// Sends lines to a server; what comes back.
+/// Sends lines to a server; returns the replies.
 fn talk(context: &Context, server: IpAddr, lines: &[&str]) -> Result<Vec<String>> {
     let id = context.create_id(None, PortSpace::Tcp)?;
     id.resolve_addr(None, SocketAddr::new(server, PORT), PATIENCE)?;
@@ -93,7 +93,7 @@ fn talk(context: &Context, server: IpAddr, lines: &[&str]) -> Result<Vec<String>
     Ok(answers)
 }
 
-/// A queue pair with what it takes to use it.
+/// A queue pair with the objects that it needs.
 struct End {
     qp: std::sync::Arc<Qp>,
     sends: Cq,
@@ -115,7 +115,7 @@ impl End {
         Ok(self.qp.post_recv(&[RecvWr::new(1, &[self.mr.sge(0..LINE)?])])?)
     }
 
-    /// Sends a line, and waits until it is there.
+    /// Sends a line, and waits for its completion.
     fn send(&self, line: &str) -> Result<()> {
         self.mr.write(LINE, line.as_bytes())?;
         let sge = [self.mr.sge(LINE..LINE + line.len())?];
@@ -124,7 +124,7 @@ impl End {
         if wc.is_ok() { Ok(()) } else { Err(wc.status.to_string().into()) }
     }
 
-    /// Waits for a line; `None` where the connection has ended.
+    /// Waits for a line; `None` when the connection has ended.
     fn line(&self) -> Result<Option<String>> {
         let wc = complete(&self.receives)?;
         if !wc.is_ok() {
@@ -136,7 +136,7 @@ impl End {
     }
 }
 
-/// The next completion. Polling turns the device, where no thread of its own does.
+/// The next completion. Polling drives the device, unless it has threads.
 fn complete(cq: &Cq) -> Result<Wc> {
     let since = Instant::now();
     let mut wc = [Wc::default()];

@@ -1,4 +1,4 @@
-//! Address handles: the way to a peer of datagrams.
+//! Address handles: the path to a peer of datagrams.
 
 use stack::device::{AhAttr, AhCore, Gid, GlobalRoute, WcFlags};
 
@@ -11,11 +11,12 @@ use crate::wc::Wc;
 /// 20 bytes of zeros and an IPv4 header (IBA 11.4.1.2, A17). A receive request needs room for them and the payload.
 pub const GRH_LEN: usize = 40;
 
-/// An address handle (`struct ibv_ah`): the way to a peer, for datagrams of queue pairs of the same protection domain.
+/// An address handle (`struct ibv_ah`): the path to a peer, for datagrams of queue pairs of the same protection domain.
 ///
-/// A posted request carries a copy: the handle may go as soon as the post call has returned. While it is there it holds
-/// our address, also where that is removed from the port; a request that has neither when it is to leave is dropped
-/// ([`Discard::NoSource`](crate::Discard::NoSource)), as any datagram may be lost.
+/// A posted request carries a copy: the handle may be dropped as soon as the post call has returned. While the handle exists,
+/// its source address remains usable, even after it is removed from the port. A request whose source address is neither on
+/// the port nor held by a handle when it is sent is dropped ([`Discard::NoSource`](crate::Discard::NoSource)), as any
+/// datagram may be lost.
 ///
 /// ```
 /// use verbs::{Access, Context, DeviceConfig, GRH_LEN, QpInitAttr, RecvWr, SendWr, Wc, ah_attr_to};
@@ -49,38 +50,38 @@ impl Ah {
     pub(crate) fn core(&self) -> &AhCore {
         &self.core
     }
-    /// What it was made of.
+    /// The attributes that it was created with.
     pub fn attr(&self) -> &AhAttr {
         self.core.attr()
     }
-    /// Frees the address handle, which nothing can keep: requests that were posted with it carry a copy.
+    /// Frees the address handle. Never fails: requests that were posted with it carry a copy.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(self) {}
 }
 
-/// An address vector to `dgid` from our address at `sgid_index`, on port 1, with hop limit 64.
+/// An address vector to `dgid` from the local address at `sgid_index`, on port 1, with hop limit 64.
 pub fn ah_attr_to(dgid: Gid, sgid_index: u8) -> AhAttr {
     let grh = GlobalRoute { dgid, sgid_index, hop_limit: 64, ..GlobalRoute::default() };
     AhAttr { grh: Some(grh), port_num: 1, ..AhAttr::default() }
 }
 
 impl Pd {
-    /// Makes an address handle. It does not look for the peer: datagrams to one that does not answer wait for the
-    /// address resolution to give up (1.25 s), and are lost.
+    /// Creates an address handle. It does not resolve the peer's address: datagrams to a peer that does not answer wait until
+    /// address resolution gives up (1.25 s), and are lost.
     ///
     /// # Errors
     /// `EINVAL` without a global route, for a GID index, service level or flow label out of range, and for a
-    /// destination of another IP version than our address ([`AvError`](crate::AvError)).
+    /// destination of another IP version than the local address ([`AvError`](crate::AvError)).
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, VerbsError> {
         Ok(Ah { core: self.core().create_ah(attr)? })
     }
 
-    /// Makes the address handle that leads back to the sender of a datagram: [`Context::init_ah_from_wc`], then
+    /// Creates the address handle that leads back to the sender of a datagram: [`Context::init_ah_from_wc`], then
     /// [`create_ah`](Self::create_ah). The sender's queue pair is [`Wc::src_qp`].
     ///
     /// # Errors
-    /// As of these two.
+    /// Those of the two calls.
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<Ah, VerbsError> {
         self.create_ah(&attr_from_wc(&self.core().device().gids(), wc, grh)?)
@@ -88,12 +89,12 @@ impl Pd {
 }
 
 impl Context {
-    /// The address vector that leads back to the sender of a datagram: from its completion and the first
-    /// [`GRH_LEN`] bytes of its receive buffers. The answer to a group comes from our first address of the IP version.
+    /// The address vector that leads back to the sender of a datagram, from its completion and the first [`GRH_LEN`] bytes of
+    /// its receive buffers. The reply to a multicast datagram comes from the first local address of the IP version.
     ///
     /// # Errors
-    /// [`VerbsError::NoNetworkHeader`] where the completion is not of a datagram, the bytes are no network header, or
-    /// its destination is none of our addresses.
+    /// [`VerbsError::NoNetworkHeader`] where the completion is not of a datagram, the bytes are no network header, or its
+    /// destination is no local address.
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn init_ah_from_wc(&self, wc: &Wc, grh: &[u8; GRH_LEN]) -> Result<AhAttr, VerbsError> {
         attr_from_wc(&self.gid_table(), wc, grh)
@@ -132,8 +133,8 @@ struct NetworkHeader {
 }
 
 impl NetworkHeader {
-    /// Reads the 40 bytes. An area whose first bytes are anybody's may look like IPv6 by chance, so an IPv4 header
-    /// with a right checksum wins.
+    /// Parses the 40 bytes. With IPv4 the first 20 may hold anything and look like IPv6 by chance, so an IPv4 header with a
+    /// valid checksum wins.
     fn read(grh: &[u8; GRH_LEN]) -> Option<Self> {
         let v4 = &grh[20..];
         if v4[0] == 0x45 && (grh[0] >> 4 != 6 || checksum_is_right(v4)) {

@@ -1,4 +1,4 @@
-//! Asynchronous events that were fetched.
+//! Asynchronous events as the program fetches them.
 
 use std::fmt;
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use stack::device::{Device, Event};
 /// ([`Event::element`]).
 ///
 /// Dropping it acknowledges it. Until then the object that it names cannot be destroyed, so a handler may work with it.
-/// Events of an object that is destroyed before anybody fetched them are gone with it.
+/// Events of an object that is destroyed before they are fetched are gone with it.
 #[must_use = "dropping the event acknowledges it"]
 #[doc(alias = "ibv_async_event")]
 pub struct AsyncEventGuard {
@@ -24,7 +24,7 @@ impl AsyncEventGuard {
         Self { event, device: device.clone() }
     }
 
-    /// Acknowledges the event, as dropping it does, and returns what it said.
+    /// Acknowledges the event, as dropping it does, and returns its content.
     #[doc(alias = "ibv_ack_async_event")]
     pub fn ack(self) -> Event {
         self.event
@@ -45,7 +45,7 @@ impl Drop for AsyncEventGuard {
 }
 
 impl PartialEq for AsyncEventGuard {
-    /// Whether they say the same.
+    /// Whether both report the same.
     fn eq(&self, other: &Self) -> bool {
         self.event == other.event
     }

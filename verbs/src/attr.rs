@@ -72,7 +72,7 @@ pub fn attr_init_ud(qkey: u32) -> (QpAttr, AttrMask) {
     (attr, required(QpState::Reset, QpState::Init, QpType::Ud))
 }
 
-/// RTR to RTS of a UD queue pair: its first PSN, which nobody looks at.
+/// RTR to RTS of a UD queue pair: its first PSN, which no receiver checks.
 pub fn attr_rts_ud(sq_psn: Psn) -> (QpAttr, AttrMask) {
     attr_rts_uc(sq_psn)
 }

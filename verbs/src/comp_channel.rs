@@ -1,4 +1,4 @@
-//! Completion channels: how a program sleeps until a completion comes.
+//! Completion channels: how a program sleeps until there is a completion.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::error::VerbsError;
 /// A completion channel (`struct ibv_comp_channel`), from
 /// [`Context::create_comp_channel`](crate::Context::create_comp_channel).
 ///
-/// A completion queue that was made with it puts an event in here for the first completion after each
+/// A completion queue that was created with the channel puts an event in here for the first completion after each
 /// [`Cq::req_notify`]. A program arms its queue, polls it until it is empty, and then waits: by
 /// [`get_cq_event`](Self::get_cq_event), or with epoll(7) on the channel's descriptor, which is readable while an event
-/// waits. It must not read the descriptor itself. Each event fetched is acknowledged with [`Cq::ack_events`].
+/// waits. The program must not read from the descriptor. Each event fetched is acknowledged with [`Cq::ack_events`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,13 +39,13 @@ pub struct CompChannel {
     core: Arc<ChannelCore>,
 }
 
-/// A completion event: which completion queue it is about. To be acknowledged with [`Cq::ack_events`].
+/// A completion event, with the completion queue that it is for. To be acknowledged with [`Cq::ack_events`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "an event is acknowledged with Cq::ack_events, or its completion queue cannot be destroyed"]
 pub struct CqEvent {
     /// [`Cq::number`] of the queue.
     pub cq: u32,
-    /// What [`CqInitAttr::cq_context`](crate::CqInitAttr::cq_context) said.
+    /// The queue's [`CqInitAttr::cq_context`](crate::CqInitAttr::cq_context).
     pub cq_context: u64,
 }
 
@@ -53,7 +53,7 @@ impl CqEvent {
     fn new(cq: &CqState) -> Self {
         Self { cq: cq.number(), cq_context: cq.context() }
     }
-    /// Whether the event is about this queue, if that is of the same context.
+    /// Whether the event is for this queue, if that is of the same context.
     pub fn is_of(&self, cq: &Cq) -> bool {
         self.cq == cq.number()
     }
@@ -73,8 +73,8 @@ impl CompChannel {
         self.core.try_get().map(|cq| CqEvent::new(&cq))
     }
 
-    /// Waits for an event, `None` after `timeout`. While it waits the caller turns shards that nobody else turns, so
-    /// events come in every [`Drive`](crate::Drive), also to the only thread there is.
+    /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
+    /// events come in every [`Drive`](crate::Drive), even with a single thread.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -86,7 +86,7 @@ impl CompChannel {
     /// Frees the channel.
     ///
     /// # Errors
-    /// `EBUSY` while completion queues use it; it comes back with the error.
+    /// `EBUSY` while completion queues use it; the channel comes back with the error.
     #[doc(alias = "ibv_destroy_comp_channel")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         ChannelCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))

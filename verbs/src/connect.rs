@@ -1,4 +1,4 @@
-//! Connecting an RC queue pair with what the two sides tell each other by other means.
+//! Connecting an RC queue pair with endpoints that the two sides exchange out of band.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::attr::{attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_uc, attr
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
-/// What one side tells the other to be connected: shown as `IP,QPN,PSN` and parsed from that.
+/// What one side sends the other, out of band, to be connected: shown as `IP,QPN,PSN` and parsed from that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct RcEndpoint {
     /// Address.
@@ -45,7 +45,7 @@ impl FromStr for RcEndpoint {
                     Some(hex) => u32::from_str_radix(hex, 16),
                     None => part.parse(),
                 };
-                // A sign is no digit.
+                // `parse` accepts a leading `+`.
                 n.ok().filter(|n| *n < 1 << 24 && !part.contains('+'))
             };
             let endpoint = Self { gid: Gid::from_ip(ip), qpn: Qpn::new(number()?), psn: Psn::new(number()?) };
@@ -55,12 +55,12 @@ impl FromStr for RcEndpoint {
     }
 }
 
-/// How an RC connection is to be. The default has every right for the peer, the path MTU of the port, timeout 14
-/// (67 ms), 7 retries, endless RNR retries, RNR timer 12 (0.64 ms) and 16 READ and atomic requests each way.
+/// Attributes of an RC connection. The default has every right for the peer, the path MTU of the port, timeout 14 (67 ms), 7
+/// retries, endless RNR retries, RNR timer 12 (0.64 ms) and 16 READ and atomic requests each way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RcOptions {
-    /// Index of our address in the GID table ([`Context::query_gid`](crate::Context::query_gid)). 0, the default, stands
-    /// for the address from which the peer is reached: the peer's own where that is ours, else one on its subnet, else any
+    /// Index of the local address in the GID table ([`Context::query_gid`](crate::Context::query_gid)). 0, the default,
+    /// selects the address from which the peer is reached: the peer's own if that is local, else one on its subnet, else any
     /// of its IP version. For a peer with a link-local address that is index 0 itself.
     pub sgid_index: u8,
     /// Path MTU; the largest that the port carries where absent. Both sides need the same.
@@ -71,7 +71,7 @@ pub struct RcOptions {
     pub hop_limit: u8,
     /// DSCP (upper six bits) and ECN.
     pub traffic_class: u8,
-    /// Flow label, 20 bits; 0 lets the queue pair numbers choose the UDP source port.
+    /// Flow label, 20 bits; with 0 the queue pair numbers determine the UDP source port.
     pub flow_label: u32,
     /// Service level, 0 to 7: the VLAN priority.
     pub sl: u8,
@@ -81,7 +81,7 @@ pub struct RcOptions {
     pub retry_cnt: u8,
     /// RNR retries, 0 to 6; 7 is for ever.
     pub rnr_retry: u8,
-    /// Code of the delay that our RNR NAK asks for, 0 to 31.
+    /// Code of the delay that RNR NAKs ask the peer for, 0 to 31.
     pub min_rnr_timer: u8,
     /// READ and atomic requests outstanding as requester.
     pub max_rd_atomic: u8,
@@ -140,8 +140,8 @@ fn index_towards(device: &Device, peer: &Gid) -> u8 {
 }
 
 impl Qp {
-    /// What to tell the peer: our address at `sgid_index`, our queue pair number and our first PSN, which was drawn
-    /// at random when the queue pair was made.
+    /// What to send to the peer out of band: the local address at `sgid_index`, this queue pair's number and its first PSN,
+    /// which was drawn at random when the queue pair was created.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -150,7 +150,7 @@ impl Qp {
         Ok(RcEndpoint { gid, qpn: self.qp_num(), psn: self.first_psn() })
     }
 
-    /// RESET to INIT, so that receives can be posted before the peer is told anything.
+    /// RESET to INIT, so that receives can be posted before the peer learns of the queue pair.
     ///
     /// # Errors
     /// As [`Qp::modify`].
@@ -161,8 +161,8 @@ impl Qp {
 
     /// Connects an RC queue pair, or an XRC initiator, to `peer`: from RESET (or INIT, after [`init_rc`](Self::init_rc)) to RTS.
     ///
-    /// Returns as soon as the queue pair is ready; the peer's hardware address is found out meanwhile, and what is
-    /// posted waits for it.
+    /// Returns as soon as the queue pair is ready; the peer's Ethernet address is resolved meanwhile, and posted requests
+    /// wait for it.
     ///
     /// # Errors
     /// [`VerbsError::WrongState`] from another state, or as [`Qp::modify`].

@@ -22,10 +22,9 @@ use crate::xrcd::{Xrcd, XrcdInitAttr};
 
 /// An open device (`struct ibv_context`).
 ///
-/// Its objects keep the device alive; when the last of them and the context are gone, the device's threads end and
-/// what is left to send is sent, for at most 100 ms. A port that panics makes the turn panic that used it, on whichever
-/// thread, and [`DeviceFatal`](crate::AsyncEvent::DeviceFatal) is raised where that thread was the device's; the end of the
-/// device goes on all the same.
+/// Its objects keep the device alive. When the last of them and the context are gone, the device's threads end and what is
+/// left to send is sent, for at most 100 ms. If the port panics, the turn that used it panics, on whichever thread; if that
+/// thread was the device's own, [`DeviceFatal`](crate::AsyncEvent::DeviceFatal) is raised. The device is closed all the same.
 #[derive(Debug)]
 #[doc(alias = "ibv_context")]
 pub struct Context {
@@ -37,8 +36,8 @@ pub struct Context {
 impl Context {
     /// Opens a device: its port, its shards and, as [`Drive`](crate::Drive) says, its threads.
     ///
-    /// Opening and querying a device whose address is ours to choose (memif, tap, vhost) opens no port: it
-    /// starts with the first queue pair or by [`start`](Self::start), and its link is down until then. See
+    /// Where the stack chooses the Ethernet address (memif, tap, vhost), opening and querying a device opens no port: the
+    /// port starts with the first queue pair or by [`start`](Self::start), and its link is down until then. See
     /// [`PortSpec::open_lazy`](port::PortSpec::open_lazy).
     ///
     /// # Errors
@@ -48,12 +47,11 @@ impl Context {
         Ok(Self { device: Device::open(config)?, cm: Mutex::default() })
     }
 
-    /// Starts the port if it is not: for programs that want to know at once whether its device can be used, or
-    /// whose peer is to find them before their first queue pair.
+    /// Starts the port unless it has started: for programs that want to know at once whether its device can be used, or that
+    /// must be reachable before their first queue pair.
     ///
     /// # Errors
-    /// `ENODEV` with one sentence that says what to do, after which it may be tried again; `EDEADLK` from inside a
-    /// turn.
+    /// `ENODEV` with one sentence that says what to do; the call can then be repeated. `EDEADLK` from inside a turn.
     pub fn start(&self) -> Result<(), VerbsError> {
         Ok(self.device.start()?)
     }
@@ -85,7 +83,7 @@ impl Context {
         gid(&self.device, index)
     }
 
-    /// An address of port 1 with what is known of it.
+    /// An address of port 1 with its index, type and network interface.
     ///
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
@@ -97,7 +95,7 @@ impl Context {
         self.device.gid_entry(index).ok_or(gone)
     }
 
-    /// All addresses of all ports, each with what is known of it.
+    /// All addresses of all ports, each with its index, type and network interface.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn query_gid_table(&self) -> Vec<GidEntry<'_>> {
         (0..).map_while(|index| self.device.gid_entry(index)).filter(|e| !e.gid.is_zero()).collect()
@@ -130,19 +128,19 @@ impl Context {
             .ok_or(VerbsError::NoSuchPkey { pkey })
     }
 
-    /// The device's name: `roce` and how many devices this process opened before.
+    /// The device's name: `roce` followed by the number of devices that this process opened before.
     #[doc(alias = "ibv_get_device_name")]
     pub fn device_name(&self) -> &str {
         self.device.name()
     }
 
-    /// The device's GUID: the EUI-64 of its port's Ethernet address, in the order of the wire.
+    /// The device's GUID: the EUI-64 of its port's Ethernet address, in network byte order.
     #[doc(alias = "ibv_get_device_guid")]
     pub fn device_guid(&self) -> [u8; 8] {
         self.device.attr().node_guid
     }
 
-    /// Everything about device and port, for a person: its `Display` is what `ibv_devinfo -v` would print.
+    /// All attributes of device and port, as text: its `Display` is what `ibv_devinfo -v` would print.
     #[doc(alias = "ibv_devinfo")]
     pub fn device_info(&self) -> DeviceInfo<'_> {
         DeviceInfo {
@@ -159,22 +157,22 @@ impl Context {
         self.device.gids()
     }
 
-    /// Gives the port one more address with the length of its prefix, and returns its index in the GID table. The link is
-    /// told (gratuitous ARP, unsolicited neighbour advertisement), and
-    /// [`GidChange`](crate::AsyncEvent::GidChange) is raised. An IPv4-mapped IPv6 address is its IPv4 address, as in
+    /// Adds an address with the length of its prefix to the port, and returns its index in the GID table. It is announced on
+    /// the link (gratuitous ARP, unsolicited neighbour advertisement), and [`GidChange`](crate::AsyncEvent::GidChange) is
+    /// raised. An IPv4-mapped IPv6 address is its IPv4 address, as in
     /// [`DeviceConfig::addrs`](crate::DeviceConfig::addrs).
     ///
     /// # Errors
-    /// `EINVAL` for what no host can have (as a network's address, or its broadcast address), or the port has; `ENOMEM` when
-    /// the table is full; `EDEADLK` from inside a turn.
+    /// `EINVAL` for an address that no host can have (such as a network's own or its broadcast address) or that the port has
+    /// already; `ENOMEM` when the table is full; `EDEADLK` from inside a turn.
     pub fn add_address(&self, addr: impl Into<IpAddr>, prefix: u8) -> Result<usize, VerbsError> {
         Ok(self.device.add_address(addr.into(), prefix)?)
     }
 
-    /// Takes an address from the port; [`GidChange`](crate::AsyncEvent::GidChange) is raised. Nobody is answered for it any
-    /// more. Connected queue pairs and address handles that send from it go on, and its index is not used again until the
-    /// last of them is gone, reset or has another one. A datagram that still waits when the last one goes is dropped
-    /// ([`Discard::NoSource`](crate::Discard::NoSource)), and so is a message of `rdma_cm` from it.
+    /// Removes an address from the port; [`GidChange`](crate::AsyncEvent::GidChange) is raised. The port no longer answers
+    /// for it. Connected queue pairs and address handles that send from it keep working, and its index is not used again
+    /// until the last of them is gone, reset or has another address. A datagram that still waits when the last one goes is
+    /// dropped ([`Discard::NoSource`](crate::Discard::NoSource)), and so is a message of `rdma_cm` from that address.
     ///
     /// # Errors
     /// `EINVAL` for an address that the port does not have, and for the link-local one that belongs to its Ethernet
@@ -192,11 +190,11 @@ impl Context {
         Ok(Pd::new(self.device.alloc_pd()?))
     }
 
-    /// Makes a completion queue of at least `cqe` entries.
+    /// Creates a completion queue of at least `cqe` entries.
     ///
-    /// It must hold every completion that can wait at once; one that overruns loses completions and takes its queue
-    /// pairs to ERR (ibv_create_cq(3)). [`CqErr`](crate::AsyncEvent::CqErr) tells of the loss as it happens, so it may be
-    /// fetched before the completions that came before the loss: these wait in the queue, and are polled first.
+    /// It must hold every completion that can wait at once; one that overruns loses completions and moves its queue pairs to
+    /// ERR (ibv_create_cq(3)). [`CqErr`](crate::AsyncEvent::CqErr) is raised when the loss happens, so it may be fetched
+    /// before the completions that precede the loss: these wait in the queue, and are polled first.
     ///
     /// # Errors
     /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], `ENOMEM` with [`DeviceAttr::max_cq`] queues.
@@ -205,11 +203,12 @@ impl Context {
         self.create_cq_ex(&CqInitAttr::new(cqe))
     }
 
-    /// Makes a completion queue, with events where [`CqInitAttr::channel`] says so.
+    /// Creates a completion queue, with events if [`CqInitAttr::channel`] is set.
     ///
     /// # Errors
     /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], for a channel or parent domain of another device, for a
-    /// protection domain that is no parent domain, for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields that completions of RoCE do not have.
+    /// protection domain that is no parent domain, for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields that
+    /// completions of RoCE do not have.
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, VerbsError> {
         let count = self.num_comp_vectors();
@@ -227,16 +226,16 @@ impl Context {
         Ok(Cq::new(self.device.create_cq(&init)?))
     }
 
-    /// Makes a completion channel: where completion queues tell of completions, with a descriptor for epoll(7).
+    /// Creates a completion channel, on which completion queues report completions, with a descriptor for epoll(7).
     ///
     /// # Errors
-    /// `EMFILE` without a file descriptor.
+    /// `EMFILE` if no file descriptor is left.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_comp_channel(&self) -> Result<CompChannel, VerbsError> {
         Ok(CompChannel::new(self.device.create_channel()?))
     }
 
-    /// Event sources to choose from in [`CqInitAttr::comp_vector`]: 1.
+    /// The number of completion vectors to choose from in [`CqInitAttr::comp_vector`]: 1.
     pub fn num_comp_vectors(&self) -> u32 {
         1
     }
@@ -244,8 +243,8 @@ impl Context {
     /// Opens an XRC domain. See [`Xrcd`].
     ///
     /// # Errors
-    /// `ENOENT` where there is none of that name and it is not to be made (nor without a name), `EEXIST` where there is
-    /// one and `exclusive` is set.
+    /// `ENOENT` where no domain of that name exists and `create` is not set (nor without a name), `EEXIST` where one exists
+    /// and `exclusive` is set.
     #[doc(alias = "ibv_open_xrcd")]
     #[doc(alias = "ibv_open_xrc_domain")]
     pub fn open_xrcd(&self, init: &XrcdInitAttr<'_>) -> Result<Xrcd, VerbsError> {
@@ -264,11 +263,11 @@ impl Context {
         self.shard(shard)?;
         Ok(self.device.shard_counters(shard))
     }
-    /// What became of the frames that are no RoCE packets (ARP, neighbour discovery, ICMP, others), by name.
+    /// Counters, by name, of the frames that are no RoCE packets (ARP, neighbour discovery, ICMP, others).
     pub fn net_counters(&self) -> Vec<(&'static str, u64)> {
         self.device.net_counters()
     }
-    /// The device, its shards and its queue pairs with all that they counted, as `roce-stat` shows it. Stops nothing.
+    /// The device, its shards and its queue pairs with all their counters, as `roce-stat` shows them. Stops no shard.
     pub fn stats(&self) -> stats::Snapshot {
         self.device.stats()
     }
@@ -291,14 +290,14 @@ impl Context {
         self.device.now().as_nanos()
     }
 
-    /// The oldest asynchronous event that nobody fetched, or `None`: never waits. Dropping it acknowledges it.
+    /// The oldest asynchronous event that was not fetched yet, or `None`: never waits. Dropping it acknowledges it.
     #[doc(alias = "ibv_get_async_event")]
     pub fn try_get_async_event(&self) -> Option<AsyncEventGuard> {
         self.device.try_event().map(|event| AsyncEventGuard::new(event, &self.device))
     }
 
-    /// Waits for an asynchronous event, `None` after `timeout`. While it waits the caller turns shards that nobody
-    /// else turns, so it returns in every [`Drive`](crate::Drive). Dropping the event acknowledges it.
+    /// Waits for an asynchronous event, `None` after `timeout`. While it waits, the caller drives shards that no other thread
+    /// drives, so it returns in every [`Drive`](crate::Drive). Dropping the event acknowledges it.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -308,22 +307,22 @@ impl Context {
         Ok(event.map(|event| AsyncEventGuard::new(event, &self.device)))
     }
 
-    /// A descriptor for epoll(7), readable while an asynchronous event waits (`async_fd` of `struct ibv_context`). It
-    /// must not be read. The first call makes it.
+    /// A descriptor for epoll(7), readable while an asynchronous event waits (`async_fd` of `struct ibv_context`). The
+    /// program must not read from it. The first call creates it.
     ///
     /// # Errors
-    /// `EMFILE` without a file descriptor.
+    /// `EMFILE` if no file descriptor is left.
     pub fn async_fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
         Ok(self.device.event_fd()?)
     }
 
-    /// Asynchronous events that were lost because nobody fetched those before them: 4096 are kept, and those that tell
-    /// of an unusable object take the place of others.
+    /// Asynchronous events that were lost because earlier ones were not fetched: 4096 are kept, and those that report an
+    /// unusable object replace others.
     pub fn async_events_lost(&self) -> u64 {
         self.device.events_lost()
     }
 
-    /// The handle by which a program turns a shard in its own loop: for [`Drive::Embedded`](crate::Drive::Embedded),
+    /// The handle with which a program polls a shard in its own loop: meant for [`Drive::Embedded`](crate::Drive::Embedded),
     /// allowed in every drive.
     ///
     /// # Errors
@@ -336,7 +335,7 @@ impl Context {
     /// Closes the device.
     ///
     /// # Errors
-    /// `EBUSY` while any object of it or a [`Reactor`] exists; it comes back with the error.
+    /// `EBUSY` while any object of it or a [`Reactor`] exists; the context comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
         Device::close(self.device).map_err(|(e, device)| (e.into(), Self { device, cm: self.cm }))
@@ -383,7 +382,7 @@ fn only_port(port_num: u8) -> Result<(), VerbsError> {
     Err(VerbsError::NoSuchIndex { what: "port", index: port_num.into(), first: 1, count: 1 })
 }
 
-/// Turns one shard of a device in the embedder's own loop.
+/// Polls one shard of a device in the program's own loop.
 #[derive(Debug)]
 pub struct Reactor {
     device: Arc<Device>,
@@ -391,22 +390,22 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// One turn: takes frames in, works on queue pairs whose doorbells rang or timers expired, sends frames. Never
-    /// waits. `None` when somebody else turns the shard at this moment, or waits to make a control call; and where no turn
-    /// can be made here, which [`try_poll_once`](Self::try_poll_once) tells apart.
+    /// One turn: receives frames, works on queue pairs whose doorbells rang or timers expired, sends frames. Never waits.
+    /// `None` when another thread drives the shard at this moment or waits to make a control call; and where no turn can be
+    /// made here, which [`try_poll_once`](Self::try_poll_once) distinguishes.
     ///
     /// # Panics
-    /// If the port or a `tracing` subscriber does: the panic passes through, and is the end of the shard. Its queue pairs
-    /// do nothing any more, and calls that need it fail with `EIO`.
+    /// If the port or a `tracing` subscriber does: the panic passes through and ends the shard. Its queue pairs do nothing
+    /// any more, and calls that need it fail with `EIO`.
     #[inline]
     pub fn poll_once(&mut self) -> Option<Turn> {
         self.device.turn(self.shard)
     }
-    /// As [`poll_once`](Self::poll_once), and says why there will be no turn.
+    /// As [`poll_once`](Self::poll_once), with an error where no turn can be made.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn, which a port or a `tracing` subscriber is called from; `EIO` where the shard died of
-    /// a panic.
+    /// `EDEADLK` from inside a turn, in which a port or a `tracing` subscriber is called; `EIO` where the shard died of a
+    /// panic.
     ///
     /// # Panics
     /// As `poll_once`.
@@ -417,12 +416,12 @@ impl Reactor {
             None => Ok(self.device.may_turn(self.shard).map(|()| None)?),
         }
     }
-    /// Until when the shard has nothing to do unless frames or requests arrive; `None`: for ever, or the shard is being
-    /// turned by somebody else.
+    /// Time until the shard has something to do even if no frame or request arrives; `None`: nothing is due, or another
+    /// thread is driving the shard.
     pub fn next_deadline(&self) -> Option<Duration> {
         self.device.next_deadline(self.shard)
     }
-    /// The shard that it turns.
+    /// The shard that it polls.
     pub fn shard(&self) -> usize {
         self.shard
     }

@@ -12,8 +12,8 @@ use crate::wc::Wc;
 
 /// A completion queue (`struct ibv_cq`).
 ///
-/// With [`Drive::Caller`](crate::Drive::Caller), a poll that finds nothing turns the shards that feed the queue and
-/// looks again: a program that polls needs no other thread.
+/// With [`Drive::Caller`](crate::Drive::Caller), a poll that finds nothing drives the shards that feed the queue and polls
+/// again: a program that polls needs no other thread.
 #[derive(Debug)]
 #[doc(alias = "ibv_cq")]
 pub struct Cq {
@@ -37,7 +37,7 @@ impl Cq {
     pub fn number(&self) -> u32 {
         self.core.state().number()
     }
-    /// What [`CqInitAttr::cq_context`](crate::CqInitAttr::cq_context) said.
+    /// The queue's [`CqInitAttr::cq_context`](crate::CqInitAttr::cq_context).
     pub fn cq_context(&self) -> u64 {
         self.core.state().context()
     }
@@ -46,8 +46,8 @@ impl Cq {
     /// that was reset or destroyed since are skipped.
     ///
     /// # Errors
-    /// [`VerbsError::Split`] while a [`CqPoller`] exists. [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun) (`EIO`) when the queue overran and
-    /// what it held is polled.
+    /// [`VerbsError::Split`] while a [`CqPoller`] exists. [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun)
+    /// (`EIO`) when the queue overran and all completions in it have been polled.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
         let mut tap = self.core.tap();
@@ -64,12 +64,12 @@ impl Cq {
         CqExPoll::start(&self.core)
     }
 
-    /// Asks for one event on the queue's channel: for the next completion, or, `solicited_only`, for the next that is of
-    /// a message sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED), or an error. Asked for both, the next
-    /// completion it is.
+    /// Requests one event on the queue's channel: for the next completion, or with `solicited_only` for the next that is of a
+    /// message sent with [`SendFlags::SOLICITED`](crate::SendFlags::SOLICITED), or an error. If both were requested, any next
+    /// completion raises it.
     ///
-    /// Completions that are there already make no event: poll after this, then wait. An event may find nothing, if that
-    /// poll took what it is about.
+    /// Completions that are there already raise no event: poll after this call, then wait. An event may find the queue empty,
+    /// if that poll took the completion that raised it.
     ///
     /// # Errors
     /// `EINVAL` for a queue without a channel.
@@ -82,18 +82,19 @@ impl Cq {
     /// queue. Until all are, it cannot be destroyed.
     ///
     /// # Errors
-    /// `EINVAL` for more than were fetched.
+    /// `EINVAL` for more events than were fetched.
     #[doc(alias = "ibv_ack_cq_events")]
     pub fn ack_events(&self, n: u32) -> Result<(), VerbsError> {
         Ok(self.core.ack_events(n)?)
     }
 
-    /// Goes on with at least `cqe` entries, under load too. What waits stays, in order, and does not count against the new
-    /// size.
+    /// Resizes the queue to at least `cqe` entries, also while it is in use. Completions that wait in it stay, in order, and
+    /// do not count against the new size.
     ///
     /// # Errors
     /// `EINVAL` for 0 entries, fewer than wait now, or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe);
-    /// `EIO` when the queue overran; `EBUSY` while a [`CqPoller`] exists, which can resize; `EDEADLK` from inside a turn.
+    /// `EIO` when the queue overran; `EBUSY` while a [`CqPoller`] exists (use [`CqPoller::resize`]); `EDEADLK` from inside a
+    /// turn.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
         let mut tap = self.core.tap();
@@ -110,18 +111,18 @@ impl Cq {
         Ok(CqPoller { tap: Some(tap), core: self.core.clone() })
     }
 
-    /// Frees the completion queue. Its events that nobody fetched are gone with it. Never waits.
+    /// Frees the completion queue. Its events that were not fetched are gone with it. Never waits.
     ///
     /// # Errors
     /// `EBUSY` while queue pairs or a [`CqPoller`] use it, or an event of it, of either kind, was fetched and not
-    /// acknowledged; it comes back with the error.
+    /// acknowledged; the queue comes back with the error.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         CqCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))
     }
 
-    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
-    /// at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_cq(3) does,
+    /// for at most `timeout`.
     ///
     /// # Errors
     /// As `destroy`; `EDEADLK` from inside a turn.
@@ -192,7 +193,7 @@ fn poll(core: &CqCore, tap: &mut CqTap, wc: &mut [Wc]) -> Result<usize, VerbsErr
     })
 }
 
-/// Hands up to `max` completions to `each`; turns the feeding shards and looks again where there are none.
+/// Passes up to `max` completions to `each`. If there are none, drives the shards that feed the queue and polls again.
 #[inline]
 pub(crate) fn fill(
     core: &CqCore,
@@ -200,7 +201,7 @@ pub(crate) fn fill(
     max: usize,
     mut each: impl FnMut(&Cqe),
 ) -> Result<usize, VerbsError> {
-    // One look, in a loop, so that it is here once and everything that it does is inlined.
+    // One poll, in a loop, so that the code exists once and is inlined.
     let mut next = Next::Turn;
     loop {
         let n = core.poll_with(tap, max, &mut each);
@@ -209,7 +210,7 @@ pub(crate) fn fill(
         }
         match next {
             Next::Turn if core.turn_feeders()? => next = Next::Loss,
-            // What came before the loss may have been published since the last look.
+            // Completions from before the loss may have been published since the last poll.
             Next::Turn | Next::Loss if core.broken() => next = Next::Fail,
             Next::Fail => return Err(core.failure().into()),
             _ => return Ok(0),
@@ -217,13 +218,13 @@ pub(crate) fn fill(
     }
 }
 
-/// What there is to do about a look that found nothing.
+/// What to do after a poll that found nothing.
 #[derive(Clone, Copy)]
 enum Next {
-    /// The feeding shards may have something.
+    /// Drive the feeding shards: they may have completions.
     Turn,
-    /// The queue may have overrun, or a shard that feeds it died.
+    /// Check whether the queue overran, or a shard that feeds it died.
     Loss,
-    /// It has, and is empty.
+    /// It did, and nothing is left in the queue.
     Fail,
 }

@@ -1,4 +1,4 @@
-//! Extended completion queues: how they are made, and completions read field by field.
+//! Extended completion queues: their attributes, and completions read field by field.
 
 use std::sync::MutexGuard;
 
@@ -12,8 +12,8 @@ use crate::pd::Pd;
 use crate::wc::Wc;
 
 bitflags::bitflags! {
-    /// Fields that completions are asked to carry (`enum ibv_create_cq_wc_flags`). Ours carry all that exist on RoCE,
-    /// asked for or not.
+    /// Fields that completions are to carry (`enum ibv_create_cq_wc_flags`). Completions here carry all fields that exist on
+    /// RoCE, requested or not.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     #[doc(alias = "ibv_create_cq_wc_flags")]
     pub struct CqWcFlags: u64 {
@@ -45,27 +45,26 @@ bitflags::bitflags! {
 }
 
 impl CqWcFlags {
-    /// What a completion queue of ours can be asked for.
+    /// The fields that can be requested.
     pub const SUPPORTED: Self =
         Self::all().difference(Self::CVLAN).difference(Self::FLOW_TAG).difference(Self::TM_INFO);
 }
 
-/// What a completion queue is to be (`struct ibv_cq_init_attr_ex`).
+/// Attributes of a completion queue (`struct ibv_cq_init_attr_ex`).
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_cq_init_attr_ex")]
 pub struct CqInitAttr<'a> {
     /// Entries, at least.
     pub cqe: u32,
-    /// Where its events go; `None`: it has none, and costs less.
+    /// The channel for its events; `None`: it has none, and costs less.
     pub channel: Option<&'a CompChannel>,
-    /// Which of the device's event sources to use; below
-    /// [`Context::num_comp_vectors`](crate::Context::num_comp_vectors), which is 1.
+    /// Its completion vector; below [`Context::num_comp_vectors`](crate::Context::num_comp_vectors), which is 1.
     pub comp_vector: u32,
-    /// The program's own; events carry it.
+    /// Any number of the program's; events carry it.
     pub cq_context: u64,
     /// What completions must carry.
     pub wc_flags: CqWcFlags,
-    /// The parent domain that it is made in, which is in use as long as it lives; one with or without a thread domain.
+    /// The parent domain that it is created in, with or without a thread domain, which is in use as long as the queue lives.
     pub parent_domain: Option<&'a Pd>,
 }
 
@@ -103,7 +102,7 @@ impl<'a> CqInitAttr<'a> {
 
 /// Completions read one by one and field by field (`ibv_start_poll(3)`), from [`Cq::start_poll`](crate::Cq::start_poll).
 ///
-/// It stands at a completion, which has left the queue; [`next_poll`](Self::next_poll) goes to the next one. While it
+/// It refers to one completion, which has left the queue; [`next_poll`](Self::next_poll) moves on to the next. While it
 /// lives, other polls of the queue wait. Dropping it is `ibv_end_poll`.
 #[doc(alias = "ibv_cq_ex")]
 #[doc(alias = "ibv_end_poll")]
@@ -120,7 +119,7 @@ impl<'a> CqExPoll<'a> {
         Ok(poll.next_poll()?.then_some(poll))
     }
 
-    /// Goes to the next completion. `false`: there is none, and it stays where it is.
+    /// Moves on to the next completion. `false`: there is none, and it still refers to the last one.
     ///
     /// # Errors
     /// As [`Cq::poll`](crate::Cq::poll).
@@ -131,7 +130,7 @@ impl<'a> CqExPoll<'a> {
         Ok(fill(self.core, tap, 1, |next| *cqe = *next)? == 1)
     }
 
-    /// Everything at once.
+    /// All fields at once.
     pub fn wc(&self) -> Wc {
         Wc::from_cqe(&self.cqe)
     }
@@ -178,7 +177,7 @@ impl<'a> CqExPoll<'a> {
     pub fn read_src_qp(&self) -> Qpn {
         self.cqe.src_qp
     }
-    /// What else is valid.
+    /// Which optional fields are valid.
     #[doc(alias = "ibv_wc_read_wc_flags")]
     pub fn read_wc_flags(&self) -> WcFlags {
         self.wc().wc_flags
@@ -193,17 +192,17 @@ impl<'a> CqExPoll<'a> {
     pub fn read_sl(&self) -> u8 {
         self.cqe.sl
     }
-    /// Path bits of our LID: 0 on RoCE.
+    /// Path bits of the destination LID: 0 on RoCE.
     #[doc(alias = "ibv_wc_read_dlid_path_bits")]
     pub fn read_dlid_path_bits(&self) -> u8 {
         0
     }
-    /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
+    /// When the completion was generated: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn read_completion_ts(&self) -> u64 {
         self.cqe.timestamp
     }
-    /// When the completion was made: nanoseconds since 1970 by the system's clock as it is set now. Reads both clocks.
+    /// When the completion was generated: nanoseconds since 1970 by the system's clock as it is set now. Reads both clocks.
     #[doc(alias = "ibv_wc_read_completion_wallclock_ns")]
     pub fn read_completion_wallclock_ns(&self) -> u64 {
         self.core.device().wallclock_ns(self.cqe.timestamp)

@@ -1,10 +1,10 @@
-//! A device in words, as `ibv_devinfo -v` shows one.
+//! A device's attributes as text, in the form of `ibv_devinfo -v`.
 
 use std::fmt;
 
 use stack::device::{DeviceAttr, GidEntry, PortAttr};
 
-/// Everything about a device and its port ([`Context::device_info`](crate::Context::device_info)).
+/// All attributes of a device and its port ([`Context::device_info`](crate::Context::device_info)).
 ///
 /// ```
 /// # fn main() -> Result<(), verbs::VerbsError> {

@@ -1,4 +1,4 @@
-//! What can go wrong, as types; and the error number that a C program would see for each.
+//! Error types, and the error number that a C program would see for each.
 
 use stack::device::{
     DeviceError, GateClosed, MemError, OpenError, QpState, QpType, SendFlags, WrOpcode, state_name, type_name,
@@ -94,13 +94,13 @@ pub enum VerbsError {
         /// Bytes asked for.
         len: usize,
     },
-    /// The split handle of this queue is elsewhere.
+    /// The queue is in use by its split handle.
     #[error("the {what} is in use as a split handle; use that one, or drop it first")]
     Split {
         /// The queue.
         what: &'static str,
     },
-    /// Memory that the region may not write.
+    /// A write to a region that was registered without LOCAL_WRITE over memory of the caller.
     #[error(
         "the memory region was registered without LOCAL_WRITE over memory of the caller; it is only read here"
     )]
@@ -113,22 +113,22 @@ pub enum VerbsError {
         /// What the call needs.
         wanted: &'static str,
     },
-    /// Bytes that do not tell where a datagram came from.
+    /// A completion and network header that do not identify the sender of a datagram.
     #[error("no address handle can be made from this completion and network header: {reason}")]
     NoNetworkHeader {
         /// What is wrong.
         reason: &'static str,
     },
-    /// Completions were asked for fields that they do not have.
+    /// Completions were requested with fields that they do not have.
     #[error("completions on RoCE carry no {0:?}; leave it out of wc_flags")]
     NoSuchField(crate::cq_ex::CqWcFlags),
-    /// A work request of a call that posts one was not taken.
+    /// A call that posts one work request could not post it.
     #[error(transparent)]
     Post(#[from] PostError),
     /// A memory window cannot be bound so.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// Operations that the type of queue pair does not have.
+    /// Operations that the queue pair's type does not have.
     #[error(
         "send_ops_flags: a queue pair of type {} has no {flags:?}; ask for operations that it has",
         type_name(*.qp_type)
@@ -139,7 +139,7 @@ pub enum VerbsError {
         /// The queue pair's type.
         qp_type: QpType,
     },
-    /// A call of connection management.
+    /// A call of connection management failed.
     #[error(transparent)]
     Cm(#[from] crate::rdma_cm::CmError),
     /// An index that is not in a table.
@@ -186,7 +186,7 @@ impl VerbsError {
     }
 }
 
-/// Why a memory window cannot be bound, as far as it can be told before its turn comes.
+/// Why a memory window cannot be bound, as far as this is known when the bind is posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
@@ -206,7 +206,7 @@ pub enum BindError {
         /// The window's key.
         own: u32,
     },
-    /// Some bytes, and no memory region.
+    /// A length, but no memory region.
     #[error("a bind of {length} bytes at {addr:#x} names no memory region; name one, or unbind with neither")]
     NoRegion {
         /// First byte.
@@ -214,7 +214,7 @@ pub enum BindError {
         /// Bytes.
         length: u64,
     },
-    /// Objects of different protection domains.
+    /// The objects belong to different protection domains.
     #[error("the {what} belongs to another protection domain; use one of the same")]
     OtherPd {
         /// The object.
@@ -271,11 +271,11 @@ const fn memory_errno(error: &MemError) -> i32 {
     }
 }
 
-/// Why a work request was not taken. Those before it in the list were; it and those behind it were not.
+/// Why a work request was not posted. Those before it in the list were; it and those after it were not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {bad_wr} of the list: {kind}")]
 pub struct PostError {
-    /// Position in the list of the first request that was not taken.
+    /// Position in the list of the first request that was not posted.
     pub bad_wr: usize,
     /// What is wrong with it.
     pub kind: PostErrorKind,
@@ -310,7 +310,7 @@ pub enum PostErrorKind {
     /// The queue pair's state does not allow posting (IBA 10.3.1).
     #[error("the queue pair is in {}; sends are taken from RTS on, receives from INIT on", state_name(*.0))]
     State(QpState),
-    /// Somebody panicked while holding the queue pair's shard: nobody looks at what is posted any more.
+    /// A thread panicked while it held the queue pair's shard: posted requests are no longer processed.
     #[error(
         "shard {0}, which the queue pair is on, died of a panic; destroy what there is and open the device again"
     )]
@@ -360,13 +360,13 @@ pub enum PostErrorKind {
     /// A memory window cannot be bound so.
     #[error(transparent)]
     Bind(BindError),
-    /// Data on an operation that has none.
+    /// Data on an operation that takes none.
     #[error("{0} takes no data; leave the setter out")]
     NoData(WrOpcode),
     /// A setter before any request.
     #[error("{0} came before any request; call it after the one it is for")]
     NoRequest(&'static str),
-    /// Flags that a request of the extended interface cannot have.
+    /// Flags that requests of the extended interface cannot have.
     #[error("wr_flags {0:?} do not exist here; allowed are FENCE, SIGNALED and SOLICITED")]
     Flags(SendFlags),
     /// An operation that the queue pair was not made for.
@@ -410,7 +410,7 @@ pub enum PostErrorKind {
         /// Number of the shared receive queue.
         number: u32,
     },
-    /// The split handle of this queue is elsewhere.
+    /// The queue is in use by its split handle.
     #[error("the queue is in use as a split handle; post through that one, or drop it first")]
     Split,
 }

@@ -1,17 +1,16 @@
 //! RDMA verbs in Rust, over a userspace RoCEv2 stack.
 //!
-//! The objects are those of libibverbs, one per file, and so are the names: whoever knows the C API finds
-//! `ibv_post_send` under [`Qp::post_send`]. A program opens a [`Context`], allocates a [`Pd`], registers memory
-//! as [`Mr`], makes a [`Cq`] and a [`Qp`], connects the queue pair ([`Qp::connect_rc`], [`Qp::connect_uc`]), posts
-//! [`SendWr`] and [`RecvWr`], and polls [`Wc`]. Datagrams need no connection ([`Qp::activate_ud`]), but an address
-//! handle ([`Ah`]) for each peer.
+//! The objects and names are those of libibverbs, one object per file: `ibv_post_send` is [`Qp::post_send`]. A program opens
+//! a [`Context`], allocates a [`Pd`], registers memory as [`Mr`], creates a [`Cq`] and a [`Qp`], connects the queue pair
+//! ([`Qp::connect_rc`], [`Qp::connect_uc`]), posts [`SendWr`] and [`RecvWr`], and polls [`Wc`]. Datagrams need no connection
+//! ([`Qp::activate_ud`]), but an address handle ([`Ah`]) for each peer.
 //!
 //! - Every object is `Send + Sync` and its calls take `&self`; using an object from several threads costs a lock
 //!   for each queue. The lock-free way is a handle that is split off once: [`SendQueue`], [`RecvQueue`],
 //!   [`CqPoller`].
 //! - Children keep their parents alive, so dropping is always right. Explicit destruction of something that is
 //!   still in use fails with `EBUSY` and gives the object back.
-//! - What was destroyed has no name any more: using it is an error of the compiler, not `EINVAL`.
+//! - A destroyed object cannot be named any more: using it is a compile error, not `EINVAL`.
 //!
 //!   ```compile_fail,E0382
 //!   # use verbs::{Context, DeviceConfig, QpInitAttr, VerbsError};
@@ -26,7 +25,8 @@
 //!   ```
 //! - Registered memory is never lent as a slice, because a peer may write to it at any moment; [`Mr::read`] and
 //!   [`Mr::write`] copy.
-//! - Who turns the crank is [`Drive`], chosen at [`Context::open`].
+//! - [`Drive`], chosen at [`Context::open`], says which threads poll the shards that do the device's work. One poll of a
+//!   shard is a *turn*. From inside a turn, as in a port or a `tracing` subscriber, control calls fail with `EDEADLK`.
 //!
 //! ```
 //! use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendWr, Wc};
@@ -114,10 +114,10 @@ pub use stack::device::{
     VendorErr, WcFlags, WcOpcode, WcStatus, WrOpcode, inc_rkey, state_name, type_name,
 };
 
-/// Every limit of the stack.
+/// All limits of the stack.
 pub use stack::device::limit as limits;
-/// Ports: how frames come in and go out. For programs that name a port ([`PortSpec`](port::PortSpec)) or use one
-/// without the stack.
+/// Ports, which receive and send frames. For programs that name a port ([`PortSpec`](port::PortSpec)) or use one without the
+/// stack.
 pub use stack::device::port;
 /// What a running stack is doing, from inside or from another process.
 pub use stack::device::stats;

@@ -1,9 +1,9 @@
 //! Multicast: UD queue pairs attached to groups.
 //!
 //! A datagram sent to a group's address and [`Qpn::MULTICAST`](crate::Qpn::MULTICAST) arrives at every attached queue pair
-//! whose Q_Key it carries, on whichever shard, each with a copy of its own. The sender is no exception if it is attached,
-//! unless it was made with [`block_self_mcast_lb`](crate::QpInitAttr::block_self_mcast_lb). While a group has a queue
-//! pair the device is a member of it on the link: it reports so to routers and switches (IGMP, MLD) and answers them.
+//! whose Q_Key it carries, on any shard, each with its own copy. The sender gets one too if it is attached, unless it was
+//! created with [`block_self_mcast_lb`](crate::QpInitAttr::block_self_mcast_lb). While a group has a queue pair, the device
+//! is a member of it on the link: it reports its membership to routers and switches (IGMP, MLD) and answers their queries.
 
 use stack::device::Gid;
 
@@ -12,10 +12,10 @@ use crate::qp::Qp;
 
 impl Qp {
     /// Attaches the queue pair to a multicast group, in any state. Attaching it again changes nothing. The group is an
-    /// IPv4 address 224.0.0.0/4 ([`Gid::from_ip`]) or an IPv6 address ff00::/8; RoCE has no LIDs, `lid` is not looked at.
+    /// IPv4 address 224.0.0.0/4 ([`Gid::from_ip`]) or an IPv6 address ff00::/8; RoCE has no LIDs, `lid` is ignored.
     ///
     /// # Errors
-    /// `EINVAL` for a queue pair that is not UD and for an address that is no group's; `ENOMEM` beyond
+    /// `EINVAL` for a queue pair that is not UD and for an address that is not multicast; `ENOMEM` beyond
     /// [`DeviceAttr::max_mcast_grp`](crate::DeviceAttr::max_mcast_grp) or
     /// [`max_mcast_qp_attach`](crate::DeviceAttr::max_mcast_qp_attach); `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_attach_mcast")]

@@ -1,10 +1,10 @@
 //! Memory regions. The one file of this crate that touches raw memory.
 //!
-//! A region that owns its buffer gives no reference to it: the peers of a connection, and the shards of this
-//! process, may write to it at any moment. All access of the safe API goes through the functions by which shards access it
-//! ([`racy`]), which no compiler sees into: a reader sees some mix of old and new bytes but never undefined behaviour, and
-//! an aligned 8-byte word that is named as one is always read and written whole. (Of a buffer that is being sent, see the
-//! one exception there: it is to be left alone until its request has completed.)
+//! A region that owns its buffer gives no reference to it: the peers of a connection, and the shards of this process, may
+//! write to it at any moment. The safe API accesses it only through the functions that shards use ([`racy`]), which are
+//! opaque to the compiler: a reader sees some mix of old and new bytes but never undefined behaviour, and an aligned 8-byte
+//! word that is accessed as a word is always read and written whole. (For the one exception, a buffer that is being sent, see
+//! there: it must not be changed until its request has completed.)
 
 #![allow(unsafe_code, reason = "registered memory is raw memory")]
 
@@ -27,9 +27,9 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A registered memory region (`struct ibv_mr`).
 ///
-/// Made by [`Pd::reg_mr`], which owns its buffer, by [`Pd::reg_mr_raw`], or for fast registration by
-/// [`Pd::alloc_mr`]. Dropping it deregisters it and unbinds its memory windows; requests that name it and have not
-/// started then end with a protection error, at us or at the peer.
+/// Created by [`Pd::reg_mr`], which owns its buffer, by [`Pd::reg_mr_raw`], or for fast registration by [`Pd::alloc_mr`].
+/// Dropping it deregisters it and unbinds its memory windows; requests that name it and have not started then end with a
+/// protection error, here or at the peer.
 #[derive(Debug)]
 #[doc(alias = "ibv_mr")]
 pub struct Mr {
@@ -37,7 +37,7 @@ pub struct Mr {
     memory: Memory,
 }
 
-/// What of a region is to change (`ibv_rereg_mr(3)`): what is `None` stays.
+/// The changes to a region (`ibv_rereg_mr(3)`): a field that is `None` changes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rereg<'a> {
     /// The protection domain (`IBV_REREG_MR_CHANGE_PD`).
@@ -55,7 +55,7 @@ struct Memory {
     len: usize,
     /// How the buffer was allocated, if the region owns it.
     owned: Option<Layout>,
-    /// Whether it may be written by us.
+    /// Whether this process may write to it.
     writable: bool,
 }
 
@@ -70,15 +70,16 @@ impl Memory {
     fn alloc(len: usize) -> Result<Self, VerbsError> {
         let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
         let no_memory = VerbsError::NoMemory { len };
-        // Never 0 bytes, and whole words, so that every byte lies in an 8-byte word of ours.
+        // Never 0 bytes, and whole words, so that every byte lies in an 8-byte word of the buffer.
         let Ok(layout) = Layout::from_size_align(len.max(1), align) else { return Err(no_memory) };
         let layout = layout.pad_to_align();
         // SAFETY: the layout's size is not 0.
         let base = unsafe { if align == HUGE_PAGE { alloc(layout) } else { alloc_zeroed(layout) } };
         let Some(base) = NonNull::new(base) else { return Err(no_memory) };
         if align == HUGE_PAGE {
-            // SAFETY: the range was just allocated by us; the advice changes no content. Without huge pages it
-            // fails, which costs speed only. The first write to a page decides what it lies on: it comes after the advice.
+            // SAFETY: the range was just allocated here; the advice changes no content. Without huge pages it fails, which
+            // costs speed only. The advice precedes the first write, because that write decides which page size backs the
+            // memory.
             unsafe {
                 libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE);
                 base.as_ptr().write_bytes(0, layout.size());
@@ -87,7 +88,7 @@ impl Memory {
         Ok(Self { base, len, owned: Some(layout), writable: true })
     }
 
-    /// Where a range of bytes is that every caller has checked: `at + len <= self.len`.
+    /// Address of a range of bytes that every caller has checked: `at + len <= self.len`.
     #[inline]
     fn at(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= self.len && len <= self.len - at, "every caller has checked the range");
@@ -95,10 +96,10 @@ impl Memory {
         unsafe { self.base.as_ptr().add(at) }
     }
 
-    /// For registration.
+    /// The memory, with the promise that registration needs: it stays valid.
     fn vouched(&self) -> UserMemory {
-        // SAFETY: the bytes are there until `Memory` is dropped, which `Mr` does, or leaves out, when its region was
-        // deregistered or not; those that are not ours by the contract of `reg_mr_raw`.
+        // SAFETY: the bytes exist until `Memory` is dropped. If it owns them, `Mr` frees them only after its region was
+        // deregistered, and otherwise leaks them; if not, `reg_mr_raw`'s contract keeps them.
         unsafe { UserMemory::new(self.base.as_ptr() as u64, self.len as u64) }
     }
 }
@@ -106,14 +107,14 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(layout) = self.owned {
-            // SAFETY: allocated with this layout by `Memory::alloc`, and nobody refers to it: the region's key was
-            // revoked, and every shard has passed a turn boundary since, before this runs.
+            // SAFETY: allocated with this layout by `Memory::alloc`, and nothing refers to it: before this runs, the region's
+            // key was revoked, and every shard has passed a turn boundary since.
             unsafe { dealloc(self.base.as_ptr(), layout) };
         }
     }
 }
 
-/// Makes sure that the memory exists, with the rights that are asked for, and is present.
+/// Checks that the memory is mapped with the requested rights, and faults it in.
 fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
     if len == 0 {
         return Ok(());
@@ -122,18 +123,18 @@ fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
     let end = addr.checked_add(len).ok_or_else(bad)?;
     let start = addr & !(PAGE as u64 - 1);
     let advise = |advice| {
-        // SAFETY: populating faults pages in as an access would and changes no content; a range that is not mapped, or
-        // not with the right, is refused by the system.
+        // SAFETY: populating faults pages in as an access would and changes no content; the kernel refuses a range that is
+        // not mapped, or not with the right.
         let result = unsafe { libc::madvise(start as *mut _, (end - start) as usize, advice) };
         if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
     };
     match advise(libc::MADV_POPULATE_READ) {
         0 => {}
-        // The advice is newer than the kernel (Linux 5.14), or the mapping is a special one: nothing is known.
+        // The advice is newer than the kernel (Linux 5.14), or the mapping is a special one: unknown.
         libc::EINVAL => return Ok(()),
         _ => return Err(bad()),
     }
-    // What can be read and is not special is refused here only where it cannot be written.
+    // The range is readable and no special mapping, so a failure here means that it cannot be written.
     if write && advise(libc::MADV_POPULATE_WRITE) != 0 { Err(bad()) } else { Ok(()) }
 }
 
@@ -141,16 +142,16 @@ impl Pd {
     /// Registers memory that belongs to the caller. The range is faulted in.
     ///
     /// # Safety
-    /// From now until the region is dropped or deregistered, `addr..addr + len` must stay mapped and valid for reads,
-    /// and with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it at any moment,
-    /// from other threads: nobody may hold a reference to it (`&[u8]`, `&mut [u8]`) meanwhile, and accesses must be
-    /// volatile or atomic, or ordered by completions.
+    /// From now until the region is dropped or deregistered, `addr..addr + len` must stay mapped and valid for reads, and
+    /// with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it at any moment, from other
+    /// threads: no reference to it (`&[u8]`, `&mut [u8]`) may exist meanwhile, and accesses must be volatile or atomic, or
+    /// ordered by completions.
     ///
     /// # Errors
     /// As [`reg_mr`](Self::reg_mr), and `EFAULT` where the memory is not mapped with these rights.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, VerbsError> {
-        // SAFETY: the caller promises what `Mr::raw` asks for.
+        // SAFETY: the caller promises what `Mr::raw` requires.
         unsafe { Mr::raw(self.core(), addr, len, access) }
     }
 }
@@ -158,8 +159,8 @@ impl Pd {
 impl Drop for Mr {
     fn drop(&mut self) {
         if self.core.dereg_with_windows().is_err() {
-            // The key may still be in use. It is refused only inside a turn, where no region is dropped; but memory that
-            // a peer may reach is never given back.
+            // Deregistering failed (inside a turn, or in a forked child), so the key may still be in use: memory that a peer
+            // may reach is never freed.
             self.memory.owned = None;
         }
     }
@@ -197,7 +198,7 @@ impl Mr {
     pub(crate) fn pd_core(&self) -> &Arc<PdCore> {
         self.core.pd()
     }
-    /// Every check of a fast registration that can be made before its turn comes.
+    /// Every check of a fast registration that can be made when it is posted.
     pub(crate) fn may_fast_register(&self, range: &Range<usize>, access: Access) -> Result<(), VerbsError> {
         if !self.core.is_fast() {
             return Err(
@@ -213,9 +214,9 @@ impl Mr {
         }
         self.contains(range)
     }
-    /// Chooses the low 8 bits of the key under which the next [`SendWr::reg_mr`](crate::SendWr::reg_mr) registers a
-    /// region for fast registration; the new [`rkey`](Self::rkey) and [`lkey`](Self::lkey). A registration that is
-    /// alive keeps its key; to name it in requests, remember that key.
+    /// Chooses the low 8 bits of the key under which the next [`SendWr::reg_mr`](crate::SendWr::reg_mr) registers a region
+    /// for fast registration; returns the new key, which [`rkey`](Self::rkey) and [`lkey`](Self::lkey) are from then on. A
+    /// registration that is in effect keeps its key; to name it in requests, remember that key.
     ///
     /// # Errors
     /// `EINVAL` for an ordinary region.
@@ -224,15 +225,14 @@ impl Mr {
         Ok(self.core.update_key(variant)?)
     }
 
-    /// Changes the region: its protection domain, its buffer, its rights, as far as they are given. The key stays; while
-    /// the call lasts it grants nothing. A new buffer is zeroed, and on return no shard refers to the old one, which is
-    /// freed.
+    /// Changes the region's protection domain, buffer and rights, as far as they are given. The key stays; during the call it
+    /// grants nothing. A new buffer is zeroed, and on return no shard refers to the old one, which is freed.
     ///
     /// # Errors
     /// As [`Pd::reg_mr`]; `EBUSY` while memory windows are bound to the region; `EINVAL` for a region for fast
     /// registration, a protection domain of another context, or [`Access::LOCAL_WRITE`] over memory of the caller that
-    /// was registered without; `EDEADLK` from inside a turn. The region is then as it was (what ibv_rereg_mr(3) tells
-    /// by `IBV_REREG_MR_ERR_INPUT`).
+    /// was registered without; `EDEADLK` from inside a turn. The region is then unchanged (in ibv_rereg_mr(3):
+    /// `IBV_REREG_MR_ERR_INPUT`).
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
         let memory = change.len.map(Memory::alloc).transpose()?;
@@ -244,8 +244,8 @@ impl Mr {
         self.change(change, memory)
     }
 
-    /// As [`rereg`](Self::rereg), for memory that belongs to the caller instead of a new buffer; `change.len` means
-    /// nothing. The range is faulted in.
+    /// As [`rereg`](Self::rereg), for memory that belongs to the caller instead of a new buffer; `change.len` is ignored. The
+    /// range is faulted in.
     ///
     /// # Safety
     /// As for [`Pd::reg_mr_raw`].
@@ -311,7 +311,7 @@ impl Mr {
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.base.as_ptr()
     }
-    /// The address by which requests name offset `at`.
+    /// The address that requests use for offset `at`.
     #[inline]
     fn va(&self, at: usize) -> u64 {
         let base = if self.core.access().contains(Access::ZERO_BASED) { 0 } else { self.addr() };
@@ -320,8 +320,8 @@ impl Mr {
 
     /// A scatter/gather element for a range of bytes.
     ///
-    /// Who needs millions of them a second, as for buffers of one size, takes one element and counts up its `addr`: what is
-    /// outside of the region is refused when it is used.
+    /// A hot loop that needs millions of elements a second, for buffers of one size, may create one element and advance its
+    /// `addr`: an element outside of the region is refused when it is used.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`] where the range is not inside the region or longer than 2^32 - 1 bytes.
@@ -339,7 +339,7 @@ impl Mr {
     /// [`VerbsError::OutOfRegion`].
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), VerbsError> {
         self.within(offset, out.len())?;
-        // SAFETY: the bytes are there; `out` is borrowed for writing, so it is no registered memory.
+        // SAFETY: the bytes exist; `out` is borrowed for writing, so it is no registered memory.
         unsafe { racy::read(self.memory.at(offset, out.len()), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -351,7 +351,7 @@ impl Mr {
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError> {
         self.within(offset, data.len())?;
         self.writable()?;
-        // SAFETY: the bytes are there, and writable.
+        // SAFETY: the bytes exist, and are writable.
         unsafe { racy::write(self.memory.at(offset, data.len()), data.as_ptr(), data.len()) };
         Ok(())
     }
@@ -364,7 +364,7 @@ impl Mr {
         let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
         self.within(range.start, len)?;
         self.writable()?;
-        // SAFETY: the bytes are there, and writable.
+        // SAFETY: the bytes exist, and are writable.
         unsafe { racy::fill(self.memory.at(range.start, len), value, len) };
         Ok(())
     }
@@ -381,20 +381,20 @@ impl Mr {
         Ok(out)
     }
 
-    /// One byte, with acquire: what the peer wrote before it is visible after it. A program that spins on the last
-    /// byte of a message reads it with this.
+    /// One byte, loaded with acquire: what the peer wrote before it is visible after the load. For a program that spins on
+    /// the last byte of a message.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`].
     #[inline]
     pub fn read_u8(&self, offset: usize) -> Result<u8, VerbsError> {
         self.within(offset, 1)?;
-        // SAFETY: the byte is there.
+        // SAFETY: the byte exists.
         Ok(unsafe { racy::load_u8(self.memory.at(offset, 1)) })
     }
 
-    /// The 8 bytes at `offset` as an atomic of the host's byte order, in one step with respect to remote atomics
-    /// and to the CPU.
+    /// The 8 bytes at `offset` as an atomic word in host byte order, single-copy atomic with respect to remote atomics and to
+    /// the CPU.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] where the address is not a multiple of 8;
@@ -414,29 +414,29 @@ impl Mr {
         Ok(self.memory.at(offset, 8).cast())
     }
 
-    /// The 8 bytes at `offset` as a number of the host's byte order, read in one step with acquire.
+    /// Reads the 8 bytes at `offset` as a number in host byte order, atomically, with acquire.
     ///
     /// # Errors
     /// [`VerbsError::OutOfRegion`]; [`VerbsError::Misaligned`] where the address is not a multiple of 8.
     #[inline]
     pub fn read_u64(&self, offset: usize) -> Result<u64, VerbsError> {
-        // SAFETY: the word is there, and aligned.
+        // SAFETY: the word exists, and is aligned.
         Ok(unsafe { racy::load_u64(self.aligned_word(offset)?) })
     }
 
-    /// Stores a number in the host's byte order into the 8 bytes at `offset`, in one step with release.
+    /// Stores a number in host byte order into the 8 bytes at `offset`, atomically, with release.
     ///
     /// # Errors
     /// As for [`atomic_u64`](Self::atomic_u64).
     #[inline]
     pub fn write_u64(&self, offset: usize, value: u64) -> Result<(), VerbsError> {
         self.writable()?;
-        // SAFETY: the word is there, aligned, and writable.
+        // SAFETY: the word exists, is aligned, and writable.
         unsafe { racy::store_u64(self.aligned_word(offset)?, value) };
         Ok(())
     }
 
-    /// Deregisters the region and frees its buffer. On return no shard refers to the memory any more.
+    /// Deregisters the region and frees its buffer. On return no shard refers to the memory.
     ///
     /// # Errors
     /// `EBUSY` while memory windows are bound to it, `EDEADLK` from inside a turn; the region comes back with the error.
@@ -470,9 +470,9 @@ impl Mr {
     }
 }
 
-/// A word of a region, of [`Mr::atomic_u64`]. As `AtomicU64`, but for memory that peers and shards access in pieces of other
-/// sizes at the same moment, which the language's own atomics must not meet. Loads acquire, stores release, changes are
-/// sequentially consistent; a weaker `Ordering` is allowed, and gets that.
+/// A word of a region, from [`Mr::atomic_u64`]. As `AtomicU64`, but for memory that peers and shards access with other sizes
+/// at the same time, which Rust's atomics do not allow. Loads acquire, stores release, read-modify-write operations are
+/// sequentially consistent; a weaker `Ordering` is accepted and strengthened to that.
 #[derive(Clone, Copy, Debug)]
 pub struct AtomicWord<'a> {
     word: *mut u64,
@@ -484,7 +484,7 @@ unsafe impl Send for AtomicWord<'_> {}
 // SAFETY: likewise.
 unsafe impl Sync for AtomicWord<'_> {}
 
-// SAFETY of every block: `Mr::atomic_u64` has checked the word, and the region it borrows keeps it.
+// SAFETY of every block: `Mr::atomic_u64` has checked the word, and the region that it borrows keeps it valid.
 impl AtomicWord<'_> {
     /// Loads the word.
     ///
@@ -514,27 +514,27 @@ impl AtomicWord<'_> {
         // SAFETY: see above.
         unsafe { racy::store_u64(self.word, value) }
     }
-    /// Stores a value; what was there.
+    /// Stores a value; returns the previous one.
     #[inline]
     pub fn swap(&self, value: u64, _: Ordering) -> u64 {
         // SAFETY: see above.
         unsafe { racy::swap_u64(self.word, value) }
     }
-    /// Adds, and wraps around; what was there.
+    /// Adds, and wraps around; returns the previous value.
     #[inline]
     pub fn fetch_add(&self, add: u64, _: Ordering) -> u64 {
         // SAFETY: see above.
         unsafe { racy::fetch_add_u64(self.word, add) }
     }
-    /// Subtracts, and wraps around; what was there.
+    /// Subtracts, and wraps around; returns the previous value.
     #[inline]
     pub fn fetch_sub(&self, sub: u64, order: Ordering) -> u64 {
         self.fetch_add(sub.wrapping_neg(), order)
     }
-    /// Stores `new` where the word is `current`; what was there.
+    /// Stores `new` if the word is `current`; returns the previous value.
     ///
     /// # Errors
-    /// What was there, where that is not `current`.
+    /// The previous value, if it is not `current`.
     #[inline]
     pub fn compare_exchange(&self, current: u64, new: u64, _: Ordering, _: Ordering) -> Result<u64, u64> {
         // SAFETY: see above.
@@ -551,7 +551,7 @@ mod tests {
 
     const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
-    // Here and not with the other tests of the API, because this is the file that may be unsafe.
+    // Here and not with the other tests of the API, because this file may use `unsafe`.
     #[test]
     fn raw_memory_is_checked_and_used() {
         let context = Context::open(DeviceConfig::loopback()).unwrap();
@@ -571,25 +571,25 @@ mod tests {
         assert_eq!(&memory[5000..5006], b"\x07data\x07");
     }
 
-    // Goal: other memory of the caller under the same key; no right to write what was not given to be written.
+    // Goal: other memory of the caller under the same key; memory registered without write access does not get it.
     #[test]
     fn raw_memory_is_registered_again() {
         let context = Context::open(DeviceConfig::loopback()).unwrap();
         let pd = context.alloc_pd().unwrap();
         let mut memory = vec![7u8; 8192];
         let text = "only to be read";
-        // SAFETY: the text lives for ever, and the region only reads it.
+        // SAFETY: the text is static, and the region only reads it.
         let mut mr = unsafe { pd.reg_mr_raw(text.as_ptr().cast_mut(), text.len(), Access::empty()) }.unwrap();
         let (key, write) = (mr.rkey(), Rereg { access: Some(RIGHTS), ..Rereg::default() });
         assert!(matches!(mr.rereg(&write), Err(VerbsError::ReadOnly)));
-        // SAFETY: refused, so nobody touches it.
+        // SAFETY: refused, so it is never accessed.
         let e = unsafe { mr.rereg_raw(0x1000 as *mut u8, 1, &write) }.unwrap_err();
         assert_eq!((e.errno(), mr.to_vec(0..4).unwrap()), (EFAULT, b"only".to_vec()));
         // SAFETY: the vector outlives the region and is only touched through it meanwhile.
         unsafe { mr.rereg_raw(memory.as_mut_ptr(), memory.len(), &write) }.unwrap();
         assert_eq!((mr.rkey(), mr.len(), mr.access()), (key, 8192, RIGHTS));
         mr.write(0, b"new").unwrap();
-        // A buffer of its own again; the vector is the caller's.
+        // A buffer that the region owns again; the vector stays the caller's.
         mr.rereg(&Rereg { len: Some(16), ..Rereg::default() }).unwrap();
         assert_eq!(mr.to_vec(0..16).unwrap(), [0; 16]);
         assert_eq!(&memory[..4], b"new\x07");
@@ -602,11 +602,11 @@ mod tests {
         let text = "only to be read";
         let (addr, len) = (text.as_ptr().cast_mut(), text.len());
         for (addr, len) in [(0x1000 as *mut u8, PAGE), (core::ptr::null_mut(), 1), (addr, len)] {
-            // SAFETY: refused, so nobody touches it.
+            // SAFETY: refused, so it is never accessed.
             let e = unsafe { pd.reg_mr_raw(addr, len, RIGHTS) }.unwrap_err();
             assert_eq!(e.errno(), EFAULT, "{e}");
         }
-        // SAFETY: the text lives for ever, and the region only reads it.
+        // SAFETY: the text is static, and the region only reads it.
         let mr = unsafe { pd.reg_mr_raw(addr, len, Access::empty()) }.unwrap();
         assert_eq!(mr.to_vec(0..4).unwrap(), b"only");
         assert!(matches!(mr.write(0, b"x"), Err(VerbsError::ReadOnly)));

@@ -8,8 +8,8 @@ use stack::device::{Access, MwCore, MwType, PdCore, SendFlags};
 use crate::error::{BindError, VerbsError};
 use crate::mr::Mr;
 
-/// A memory window (`struct ibv_mw`): a key that grants part of a memory region for a while, given and taken away
-/// without a control call. Dropping it deallocates it.
+/// A memory window (`struct ibv_mw`): a key that grants part of a memory region for a while, bound and invalidated without a
+/// control call. Dropping it deallocates it.
 #[derive(Debug)]
 #[doc(alias = "ibv_mw")]
 pub struct Mw {
@@ -42,7 +42,7 @@ impl<'a> MwBindInfo<'a> {
         let (addr, length) = (mr.addr() + range.start as u64, (range.end - range.start) as u64);
         Ok(Self { mr: Some(mr), addr, length, access })
     }
-    /// Nothing: a window of type 1 grants nothing any more.
+    /// Nothing: after this bind a window of type 1 grants nothing.
     pub const fn unbind() -> Self {
         Self { mr: None, addr: 0, length: 0, access: Access::empty() }
     }
@@ -56,7 +56,7 @@ pub struct MwBind<'a> {
     pub wr_id: u64,
     /// Signalled, fenced.
     pub send_flags: SendFlags,
-    /// What to bind it to.
+    /// The range to bind it to.
     pub bind_info: MwBindInfo<'a>,
 }
 
@@ -74,15 +74,15 @@ impl Mw {
     pub fn mw_type(&self) -> MwType {
         self.core.mw_type()
     }
-    /// The key: of type 1 that of the last bind; of type 2 the one from which [`inc_rkey`](crate::inc_rkey) makes the
-    /// keys to bind it with.
+    /// The key: of type 1 that of the last bind; of type 2 the one from which [`inc_rkey`](crate::inc_rkey) derives the keys
+    /// to bind it with.
     pub fn rkey(&self) -> u32 {
         self.core.rkey()
     }
     /// Deallocates the window, bound or not. On return it grants nothing any more.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn; it comes back with the error.
+    /// `EDEADLK` from inside a turn; the window comes back with the error.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         match self.core.dealloc() {

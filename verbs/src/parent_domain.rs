@@ -1,4 +1,4 @@
-//! Thread domains, and parent domains that bring them to a protection domain.
+//! Thread domains, and parent domains that add one to a protection domain.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use crate::context::Context;
 use crate::error::VerbsError;
 use crate::pd::Pd;
 
-/// A thread domain (`struct ibv_td`): says that what is made under it is used by one thread.
+/// A thread domain (`struct ibv_td`): declares that the objects created under it are used by one thread.
 ///
-/// What that does here: its queue pairs are all on one shard, chosen with the first one, unless
-/// [`QpInitAttr::shard`](crate::QpInitAttr::shard) says otherwise. So one thread that turns this shard
-/// ([`shard`](Self::shard), [`Context::reactor`]) serves them all. What it does not do: locks are left out by nothing but
-/// the split handles ([`SendQueue`](crate::SendQueue), [`RecvQueue`](crate::RecvQueue),
-/// [`CqPoller`](crate::CqPoller)), for the compiler checks that one thread has each of these; every other call may be made
-/// from any thread, with a thread domain or without.
+/// Its effect here: its queue pairs are all on one shard, chosen with the first one, unless
+/// [`QpInitAttr::shard`](crate::QpInitAttr::shard) names another. So one thread that drives this shard
+/// ([`shard`](Self::shard), [`Context::reactor`]) serves them all. It removes no lock. Only the split handles
+/// ([`SendQueue`](crate::SendQueue), [`RecvQueue`](crate::RecvQueue), [`CqPoller`](crate::CqPoller)) do without locks, since
+/// the compiler checks that one thread uses each of these; every other call may be made from any thread, with a thread domain
+/// or without.
 ///
 /// ```
 /// use verbs::{Context, CqInitAttr, DeviceConfig, ParentDomainInitAttr, QpInitAttr};
@@ -52,8 +52,8 @@ impl Td {
     }
 }
 
-/// What a parent domain is made of (`struct ibv_parent_domain_init_attr`). Allocators of the program's own do not exist
-/// here: a provider may ignore them (ibv_alloc_parent_domain(3)), and leaving them out says so.
+/// What a parent domain is made of (`struct ibv_parent_domain_init_attr`). There are no custom allocators: a provider may
+/// ignore them (ibv_alloc_parent_domain(3)), so they are left out.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_parent_domain_init_attr")]
 pub struct ParentDomainInitAttr<'a> {
@@ -70,10 +70,10 @@ impl Context {
         Td { core: self.device().alloc_td() }
     }
 
-    /// Allocates a parent domain: a protection domain with a thread domain beside it. It can be used wherever its
-    /// protection domain can, with the same keys, regions, windows and address handles; it is freed as one
-    /// ([`Pd::dealloc`]), before its protection domain and its thread domain, and after what was made in it. Made of a
-    /// parent domain, it is one of that one's protection domain.
+    /// Allocates a parent domain: a protection domain with a thread domain beside it. It can be used wherever its protection
+    /// domain can, with the same keys, regions, windows and address handles; it is freed with [`Pd::dealloc`], before its
+    /// protection domain and its thread domain, and after the objects created in it. Made of a parent domain, it belongs to
+    /// that one's protection domain.
     ///
     /// # Errors
     /// `EINVAL` for objects of another context.

@@ -54,7 +54,7 @@ impl Pd {
     /// [`Qp::bind_mw`], one of type 2 by a [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
     ///
     /// # Errors
-    /// `ENOMEM` without keys.
+    /// `ENOMEM` when no key is left.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
         Mw::alloc(&self.core, mw_type)
@@ -70,9 +70,10 @@ impl Pd {
         Ok(mr)
     }
 
-    /// Makes a queue pair, in RESET; the first one starts the port. The sizes granted are at least those asked for ([`Qp::cap`]).
+    /// Creates a queue pair, in RESET; the first one starts the port. The sizes granted are at least those requested
+    /// ([`Qp::cap`]).
     ///
-    /// An XRC target is made on its domain ([`Xrcd::create_qp`]).
+    /// An XRC target is created on its domain ([`Xrcd::create_qp`]).
     ///
     /// # Errors
     /// `EINVAL` for sizes above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), a shard that does not exist
@@ -83,20 +84,20 @@ impl Pd {
         Qp::create(&self.core, init)
     }
 
-    /// Makes a shared receive queue. Its `max_wr` is exactly what was asked for.
+    /// Creates a shared receive queue. Its `max_wr` is exactly the one requested.
     ///
     /// # Errors
     /// `EINVAL` for sizes of 0 or above the device's limits ([`DeviceAttr`](crate::DeviceAttr)) and for a limit above
-    /// the size; `ENOMEM` when the device has no more of them.
+    /// the size; `ENOMEM` when the device has no more queues.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, VerbsError> {
         Srq::create(&self.core, init)
     }
 
-    /// Makes a shared receive queue of an XRC domain: XRC initiators name it by its number
-    /// ([`Srq::srq_num`]), and its requests complete in `cq`, whichever target of the domain received them.
+    /// Creates a shared receive queue of an XRC domain: XRC initiators name it by its number ([`Srq::srq_num`]), and its
+    /// requests complete in `cq`, whichever target of the domain received the message.
     ///
-    /// The protection domain is that of its buffers, and of the keys in the requests that name it.
+    /// The protection domain is that of its buffers, and of the keys in the messages that name the queue.
     ///
     /// # Errors
     /// As [`create_srq`](Self::create_srq); `EINVAL` also for a domain or completion queue of another context; `EDEADLK`
@@ -111,7 +112,7 @@ impl Pd {
     ///
     /// # Errors
     /// `EBUSY` while it has queue pairs, shared receive queues, memory regions or windows, address handles or parent domains,
-    /// a parent domain also while it has completion queues; it comes back with the error.
+    /// a parent domain also while it has completion queues; the domain comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn dealloc(self) -> Result<(), (VerbsError, Self)> {
         PdCore::dealloc(self.core).map_err(|(e, core)| (e.into(), Self { core }))

@@ -1,4 +1,4 @@
-//! Queue pairs, and the handles that post to them.
+//! Queue pairs, and their lock-free posting handles.
 
 use core::mem::offset_of;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr};
 use crate::wr_ex::{Ring, SendOpsFlags, WrPost};
 
-/// What a queue pair is to be (`struct ibv_qp_init_attr`).
+/// Attributes of a queue pair (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_qp_init_attr")]
 pub struct QpInitAttr<'a> {
@@ -26,20 +26,20 @@ pub struct QpInitAttr<'a> {
     pub send_cq: &'a Cq,
     /// Where receive requests complete; may be the same. Not used by an XRC initiator.
     pub recv_cq: &'a Cq,
-    /// Where receive requests are taken from instead of a receive queue of its own: RC, UC and UD. The receive sizes
-    /// of `cap` are ignored then, and 0 is granted.
+    /// Source of receive requests instead of a receive queue of its own: for RC, UC and UD. The receive sizes of `cap` are
+    /// ignored then, and 0 is granted.
     pub srq: Option<&'a Srq>,
     /// Sizes of the queues.
     pub cap: QpCap,
-    /// Every send request makes a completion.
+    /// Every send request generates a completion.
     pub sq_sig_all: bool,
-    /// The shard that is to own the queue pair; where absent that of its thread domain ([`Td`](crate::Td)), or the least
-    /// loaded one.
+    /// The shard that is to own the queue pair; if absent, that of its thread domain ([`Td`](crate::Td)), or the least loaded
+    /// one.
     pub shard: Option<usize>,
-    /// It gets no copy of what it sends to a multicast group that it is attached to itself.
+    /// It receives no copy of what it sends to a multicast group that it is itself attached to.
     #[doc(alias = "IBV_QP_CREATE_BLOCK_SELF_MCAST_LB")]
     pub block_self_mcast_lb: bool,
-    /// Operations that are going to be posted by [`Qp::wr_start`], and no others; those of its type where absent.
+    /// The only operations that [`Qp::wr_start`] may post; if absent, all those of its type.
     pub send_ops_flags: Option<SendOpsFlags>,
 }
 
@@ -87,7 +87,7 @@ impl<'a> QpInitAttr<'a> {
         self.cap = cap;
         self
     }
-    /// With receive requests from this shared receive queue.
+    /// Takes receive requests from this shared receive queue.
     #[must_use]
     pub const fn srq(mut self, srq: &'a Srq) -> Self {
         self.srq = Some(srq);
@@ -99,19 +99,19 @@ impl<'a> QpInitAttr<'a> {
         self.sq_sig_all = true;
         self
     }
-    /// Without copies of what it sends to a multicast group that it is attached to itself.
+    /// Without copies of what it sends to a multicast group that it is itself attached to.
     #[must_use]
     pub const fn block_self_mcast_lb(mut self) -> Self {
         self.block_self_mcast_lb = true;
         self
     }
-    /// For these operations by [`Qp::wr_start`], and no others.
+    /// Limits [`Qp::wr_start`] to these operations.
     #[must_use]
     pub const fn send_ops_flags(mut self, flags: SendOpsFlags) -> Self {
         self.send_ops_flags = Some(flags);
         self
     }
-    /// On this shard.
+    /// Owned by this shard.
     #[must_use]
     pub const fn on_shard(mut self, shard: usize) -> Self {
         self.shard = Some(shard);
@@ -175,12 +175,12 @@ impl Qp {
     pub(crate) fn core(&self) -> &QpCore {
         &self.core
     }
-    /// What it counted since it was made: frames, messages, retries by cause, NAKs by code, drops by reason. Counters
-    /// that only shards have ([`Counter::per_qp`](crate::Counter::per_qp)) are 0. Reads memory, stops nothing.
+    /// Its counters since it was created: frames, messages, retries by cause, NAKs by code, drops by reason. Counters that
+    /// only shards have ([`Counter::per_qp`](crate::Counter::per_qp)) are 0. Reads memory, stops no shard.
     pub fn counters(&self) -> CounterSnapshot {
         self.core.counters()
     }
-    /// The state it is in, without a control call.
+    /// Its current state, without a control call.
     ///
     /// # Errors
     /// `EIO` where its shard died of a panic.
@@ -191,9 +191,9 @@ impl Qp {
         crate::context::gid(self.core.device(), usize::from(index))
     }
 
-    /// Changes attributes, and the state where [`AttrMask::STATE`] is given (ibv_modify_qp(3)). For each transition
-    /// and type there is a set of required and of optional attributes; anything missing or foreign is refused, by
-    /// name, and nothing has changed then.
+    /// Changes attributes, and the state where [`AttrMask::STATE`] is given (ibv_modify_qp(3)). Each transition and type has
+    /// a set of required and of optional attributes; a missing or foreign one is refused, by name, and nothing has changed
+    /// then.
     ///
     /// Entering RESET discards all requests and completions of the queue pair; entering ERR flushes them.
     ///
@@ -205,7 +205,7 @@ impl Qp {
         Ok(self.core.modify(attr, mask)?)
     }
 
-    /// Every attribute as it is now, and what the queue pair was created with; `cap` is what was granted.
+    /// Every attribute as it is now, and what the queue pair was created with; `cap` holds the granted sizes.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -228,7 +228,7 @@ impl Qp {
     /// Posts a list of send requests, in order. They are visible to the device together, when the call returns.
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` below
+    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` below
     /// RTS, for an operation that the type does not have, for lists and lengths beyond the limits; `ENOMEM` when the
     /// queue is full; `EBUSY` while a [`SendQueue`] exists.
     #[doc(alias = "ibv_post_send")]
@@ -239,8 +239,8 @@ impl Qp {
         }
     }
 
-    /// Begins a list of send requests that are posted together: see [`WrPost`]. Until the guard is gone, other posts to the
-    /// send queue wait; so a thread that holds it must not post otherwise.
+    /// Begins a list of send requests that are posted together: see [`WrPost`]. While the guard exists, other posts to the
+    /// send queue block, so the thread that holds it must not post by other calls.
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&self) -> WrPost<'_> {
         WrPost::new(self.core.poster(), Ring::Locked(self.core.sq()), self.send_limits())
@@ -249,8 +249,9 @@ impl Qp {
     /// Posts a list of receive requests, in order.
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` in
-    /// RESET, for lists beyond the limit, and always where a shared receive queue is used; `ENOMEM` when the queue is full; `EBUSY` while a [`RecvQueue`] exists.
+    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` in RESET, for
+    /// lists beyond the limit, and always where a shared receive queue is used; `ENOMEM` when the queue is full; `EBUSY`
+    /// while a [`RecvQueue`] exists.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         match self.core.rq().as_mut() {
@@ -259,9 +260,9 @@ impl Qp {
         }
     }
 
-    /// Binds a memory window of type 1: posts a request that gives it part of a region under a new key, and takes the
-    /// old key away, when its turn comes in the send queue. The new key, which is the window's from now on. A bind that
-    /// is not possible then ends the queue pair with `MW_BIND_ERR`.
+    /// Binds a memory window of type 1: posts a request that, in the order of the send queue, gives the window part of a
+    /// region under a new key and revokes the old key. Returns the new key, which is the window's from now on. A bind that is
+    /// not possible when it executes ends the queue pair with `MW_BIND_ERR`.
     ///
     /// # Errors
     /// `EINVAL` for a window of type 2 or bytes without a region; `EPERM` for a window or region of another protection
@@ -284,7 +285,7 @@ impl Qp {
         SendLimits::new(self.core.qp_type(), self.core.pd(), &self.core.cap(), self.send_ops)
     }
 
-    /// Splits off the lock-free handles. Dropping one gives its queue back to the plain calls.
+    /// Splits off the lock-free handles. Dropping one returns its queue to the methods of [`Qp`].
     ///
     /// # Errors
     /// [`VerbsError::Split`] while one of them exists.
@@ -306,20 +307,20 @@ impl Qp {
         Ok((send, recv))
     }
 
-    /// Destroys the queue pair. Its requests end without completions, and its asynchronous events that nobody fetched
-    /// are gone with it. Never waits.
+    /// Destroys the queue pair. Its requests end without completions, and its asynchronous events that were not fetched are
+    /// gone with it. Never waits.
     ///
     /// # Errors
-    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, it is attached to a multicast group, or an asynchronous
-    /// event of it was fetched and not acknowledged, `EDEADLK` from inside a turn; it comes back with the error.
+    /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, it is attached to a multicast group, or an asynchronous event
+    /// of it was fetched and not acknowledged, `EDEADLK` from inside a turn; the queue pair comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let Self { core, send_cq, recv_cq, srq, send_ops } = self;
         QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, send_ops }))
     }
 
-    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
-    /// at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_qp(3) does,
+    /// for at most `timeout`.
     ///
     /// # Errors
     /// As `destroy`.
@@ -333,7 +334,7 @@ impl Qp {
 
 /// The lock-free handle of a send queue, from [`Qp::split`].
 #[derive(Debug)]
-#[repr(C, align(64))] // posting looks at one cache line, of very many: the first
+#[repr(C, align(64))] // posting touches only the first cache line
 pub struct SendQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
@@ -360,20 +361,20 @@ impl SendQueue {
     pub fn wr_start(&mut self) -> WrPost<'_> {
         WrPost::new(&self.poster, Ring::Own(self.ring.as_mut()), self.limits)
     }
-    /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: asks for the memory that the
-    /// handle points to, and does not wait for it. For programs that post to very many queue pairs in turn, and know some
-    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, each for a few queues
-    /// at a time, so that the waits overlap.
+    /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: prefetches the memory that the
+    /// handle points to, without waiting for it. For programs that post to very many queue pairs one after another, and know
+    /// early which come next: first [`prefetch`](crate::prefetch) the handle, then call this when the handle has arrived,
+    /// each for a few queues at a time, so that the cache misses overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
         prefetch_posting(&self.ring, &self.poster, n);
     }
-    /// All of that at once, for `n` requests to each of several queues, those at these places of `queues`, which are about to
-    /// be posted to: not even the handles need to be in a cache, and the waits for all of them overlap. Some sixteen to
-    /// sixty-four at a time are best.
+    /// Both steps at once, for `n` requests to each of the queues at the indices `at` of `queues`, which are about to be
+    /// posted to: not even the handles need to be in a cache, and all misses overlap. Sixteen to sixty-four queues at a time
+    /// are best.
     ///
     /// # Panics
-    /// If there is no queue at one of the places.
+    /// If an index is out of range.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
         prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n));
     }
@@ -397,7 +398,7 @@ impl Drop for SendQueue {
 
 /// The lock-free handle of a receive queue, from [`Qp::split`].
 #[derive(Debug)]
-#[repr(C, align(64))] // one cache line, of very many
+#[repr(C, align(64))] // one cache line
 pub struct RecvQueue {
     /// Taken only by `drop`.
     ring: Option<RingTap>,
@@ -419,20 +420,20 @@ impl RecvQueue {
             None => no_ring(&self.core),
         }
     }
-    /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: asks for the memory that the
-    /// handle points to, and does not wait for it. For programs that post to very many queue pairs in turn, and know some
-    /// visits before where: [`prefetch`](crate::prefetch) for the handle first, this when it is there, each for a few queues
-    /// at a time, so that the waits overlap.
+    /// A hint that [`post_recv`](Self::post_recv) is going to be called with `n` requests: prefetches the memory that the
+    /// handle points to, without waiting for it. For programs that post to very many queue pairs one after another, and know
+    /// early which come next: first [`prefetch`](crate::prefetch) the handle, then call this when the handle has arrived,
+    /// each for a few queues at a time, so that the cache misses overlap.
     #[inline]
     pub fn prefetch(&self, n: u32) {
         prefetch_posting(&self.ring, &self.poster, n);
     }
-    /// All of that at once, for `n` requests to each of several queues, those at these places of `queues`, which are about to
-    /// be posted to: not even the handles need to be in a cache, and the waits for all of them overlap. Some sixteen to
-    /// sixty-four at a time are best.
+    /// Both steps at once, for `n` requests to each of the queues at the indices `at` of `queues`, which are about to be
+    /// posted to: not even the handles need to be in a cache, and all misses overlap. Sixteen to sixty-four queues at a time
+    /// are best.
     ///
     /// # Panics
-    /// If there is no queue at one of the places.
+    /// If an index is out of range.
     pub fn prefetch_each(queues: &[Self], at: impl Iterator<Item = usize> + Clone, n: u32) {
         prefetch_each(at.map(|q| &queues[q]), |queue| queue.prefetch(n));
     }
@@ -452,7 +453,7 @@ impl Drop for RecvQueue {
     }
 }
 
-/// Asks for what posting to each of these queues touches: the handles, then what those point to.
+/// Prefetches what posting to each of these queues touches: the handles, then what they point to.
 #[inline]
 fn prefetch_each<'q, Q: 'q>(queues: impl Iterator<Item = &'q Q> + Clone, behind: impl Fn(&'q Q)) {
     queues.clone().for_each(|queue| prefetch_line(queue));
@@ -511,7 +512,7 @@ fn post_recv(poster: &Poster, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_
     result
 }
 
-/// Puts the requests of a list into a queue, up to the first that is not taken: how many were, and what is said of it.
+/// Puts the requests of a list into a queue, up to the first that fails: the number put, and the error.
 #[inline]
 pub(crate) fn post_each<W>(
     wrs: &[W],
@@ -527,7 +528,7 @@ pub(crate) fn post_each<W>(
     (posted, Ok(()))
 }
 
-/// There is no ring to post to: it is split off, or there never was one.
+/// The error when there is no ring to post to: it is split off, or the queue pair has none.
 #[cold]
 fn no_ring(core: &QpCore) -> Result<(), PostError> {
     let kind = match core.srq() {

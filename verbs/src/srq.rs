@@ -11,7 +11,7 @@ use crate::qp::post_each;
 use crate::wr::RecvWr;
 use crate::xrcd::Xrcd;
 
-/// What a shared receive queue is to be (`struct ibv_srq_init_attr`).
+/// Attributes of a shared receive queue (`struct ibv_srq_init_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_srq_init_attr")]
 pub struct SrqInitAttr {
@@ -29,13 +29,13 @@ impl SrqInitAttr {
 /// A shared receive queue (`struct ibv_srq`): receive requests for all queue pairs that were made with it
 /// ([`QpInitAttr::srq`](crate::QpInitAttr::srq)), on whichever shards they are.
 ///
-/// A message takes the oldest request, whichever queue pair it is for; the completion goes to that queue pair's
-/// receive completion queue. The buffers are of the queue's protection domain. When it is empty, reliable senders
-/// are asked to come again (RNR NAK) and unreliable messages are dropped.
+/// A message takes the oldest request, whichever queue pair it is for; the completion goes to that queue pair's receive
+/// completion queue. The buffers are of the queue's protection domain. When the queue is empty, reliable senders get an RNR
+/// NAK and unreliable messages are dropped.
 ///
-/// A request leaves the queue when a message takes it. When a queue pair enters ERR, the request that it holds
-/// completes in error, those in the queue stay, and `QP_LAST_WQE_REACHED` tells that it takes none any more. RESET
-/// and destruction of a queue pair end the request that it holds without a completion.
+/// A request leaves the queue when a message takes it. When a queue pair enters ERR, the request that it holds completes in
+/// error, those in the queue stay, and `QP_LAST_WQE_REACHED` reports that it takes no more of them. RESET and destruction of
+/// a queue pair end the request that it holds without a completion.
 #[derive(Debug)]
 #[doc(alias = "ibv_srq")]
 pub struct Srq {
@@ -62,8 +62,8 @@ impl Srq {
         Self { core: self.core.clone() }
     }
 
-    /// Its number in the device: what [`EventElement::Srq`](crate::EventElement::Srq) names, and, for one of XRC, what
-    /// senders name ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)).
+    /// Its number in the device, as in [`EventElement::Srq`](crate::EventElement::Srq). XRC senders name the queue by it
+    /// ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)).
     #[doc(alias = "ibv_get_srq_num")]
     pub fn srq_num(&self) -> u32 {
         self.core.number()
@@ -72,8 +72,8 @@ impl Srq {
     /// Posts a list of receive requests, in order. They are visible to the shards together, when the call returns.
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that was not taken; those before it were. `EINVAL` for
-    /// lists beyond the limit, `ENOMEM` when the queue is full.
+    /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` for lists
+    /// beyond the limit, `ENOMEM` when the queue is full.
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut tap = self.core.tap();
@@ -85,15 +85,15 @@ impl Srq {
         result
     }
 
-    /// Changes the attributes that the mask names, all of them or none: the limit is armed (0: disarmed), the queue
-    /// resized. What waits in it stays, in its order.
+    /// Changes the attributes that the mask names, all of them or none: arms the limit (0: disarms it), resizes the queue.
+    /// Requests that wait in it stay, in order.
     ///
-    /// A limit that is armed below what waits tells so at the next message, not at once.
+    /// If fewer requests than the limit wait when it is armed, the event comes with the next message, not at once.
     ///
     /// # Errors
     /// `EINVAL` for a limit above the size, for a size of 0, above the device's
-    /// ([`DeviceAttr::max_srq_wr`](crate::DeviceAttr::max_srq_wr)), below the armed limit or below what waits, for
-    /// unknown mask bits; `EDEADLK` from inside a turn.
+    /// ([`DeviceAttr::max_srq_wr`](crate::DeviceAttr::max_srq_wr)), below the armed limit or below the number of waiting
+    /// requests, for unknown mask bits; `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), VerbsError> {
         Ok(self.core.modify(attr, mask)?)
@@ -108,24 +108,24 @@ impl Srq {
         Ok(self.core.query())
     }
 
-    /// Requests that wait in it at this moment.
+    /// Requests that wait in the queue at this moment.
     pub fn waiting(&self) -> u32 {
         self.core.tap().len()
     }
 
-    /// Destroys the queue. Requests that wait in it end without completions. One of XRC can always be destroyed: who
-    /// names it later is refused.
+    /// Destroys the queue. Requests that wait in it end without completions. An XRC queue can always be destroyed: requests
+    /// that name it later are refused.
     ///
     /// # Errors
     /// `EBUSY` while a queue pair uses it or an asynchronous event of it was fetched and not acknowledged, `EDEADLK` from
-    /// inside a turn; it comes back with the error.
+    /// inside a turn; the queue comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         SrqCore::destroy(self.core).map_err(|(e, core)| (e.into(), Self { core }))
     }
 
-    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
-    /// at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_srq(3) does,
+    /// for at most `timeout`.
     ///
     /// # Errors
     /// As `destroy`.

@@ -7,14 +7,14 @@ use stack::device::{Qpn, WcFlags, WcOpcode, WcStatus};
 ///
 /// Where [`status`](Self::status) is not [`WcStatus::Success`], only it, `wr_id`, `qp_num` and `vendor_err` mean
 /// something (ibv_poll_cq(3)).
-// Laid out as an entry of the completion queue begins, so that a poll moves it in a few wide loads and stores.
+// Laid out like the start of a completion queue entry, so that a poll moves it in a few wide loads and stores.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 #[doc(alias = "ibv_wc")]
 pub struct Wc {
     /// The work request's tag.
     pub wr_id: u64,
-    /// When the completion was made: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
+    /// When the completion was generated: nanoseconds of the device's clock ([`Context::now`](crate::Context::now)).
     pub timestamp: u64,
     /// Bytes received; for READ and atomics, bytes returned.
     pub byte_len: u32,
@@ -27,7 +27,7 @@ pub struct Wc {
     pub vendor_err: u32,
     srqn: u32,
     imm: u32,
-    /// What else is valid.
+    /// Which optional fields are valid.
     pub wc_flags: WcFlags,
     /// How the work request ended.
     pub status: WcStatus,
@@ -45,7 +45,7 @@ impl Wc {
     pub fn imm_data(&self) -> Option<u32> {
         self.wc_flags.contains(WcFlags::WITH_IMM).then(|| u32::from_be(self.imm))
     }
-    /// The key of ours that the message invalidated.
+    /// The local key that the message invalidated.
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<u32> {
         self.wc_flags.contains(WcFlags::WITH_INV).then_some(self.imm)
@@ -82,7 +82,7 @@ impl Wc {
 }
 
 impl Default for Wc {
-    /// An entry to be overwritten by a poll.
+    /// An entry for a poll to overwrite.
     fn default() -> Self {
         Self::from_cqe(&Cqe::default())
     }

@@ -1,4 +1,4 @@
-//! Work requests: what a caller asks for, checked and encoded in place in a ring slot.
+//! Work requests, checked and encoded in place in a ring slot.
 
 use core::mem::offset_of;
 use core::ops::Range;
@@ -22,30 +22,30 @@ bitflags::bitflags! {
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
     #[doc(alias = "ibv_placement_type")]
     pub struct FlushPlacement: u8 {
-        /// Visible to everybody on the peer.
+        /// Visible to all observers at the peer.
         const GLOBAL = 1;
-        /// Safe from loss of power.
+        /// Persistent: survives a loss of power.
         const PERSISTENT = 1 << 1;
     }
 }
 
-/// What a FLUSH is about (`enum ibv_selectivity_level`, IBA A19).
+/// The memory that a FLUSH covers (`enum ibv_selectivity_level`, IBA A19).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 #[repr(u8)]
 #[doc(alias = "ibv_selectivity_level")]
 pub enum FlushLevel {
-    /// The range that it names.
+    /// The range that the request names.
     #[default]
     Range = 0,
     /// The whole memory region, wherever it is.
     Mr = 1,
 }
 
-/// A send work request (`struct ibv_send_wr`): an operation, its buffers, its flags.
+/// A send work request (`struct ibv_send_wr`): an operation with its buffers and flags.
 ///
-/// Made by a constructor for each operation and refined with builder calls:
-/// `SendWr::send(7, &[mr.sge(0..64)?]).signaled()`. The lists are borrowed only until the post call returns; the
-/// memory they name belongs to the device until the request has completed.
+/// Created by a constructor for each operation and refined with builder calls:
+/// `SendWr::send(7, &[mr.sge(0..64)?]).signaled()`. The lists are borrowed only until the post call returns; the memory they
+/// name belongs to the device until the request has completed.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "ibv_send_wr")]
 pub struct SendWr<'a> {
@@ -58,7 +58,7 @@ pub struct SendWr<'a> {
     rkey: u32,
     arg0: u64,
     arg1: u64,
-    /// Where a datagram goes; its queue pair is in `arg1`, its Q_Key in `rkey`.
+    /// Destination of a datagram; its queue pair is in `arg1`, its Q_Key in `rkey`.
     ah: Option<&'a Ah>,
     /// The XRC shared receive queue at the peer.
     remote_srqn: Option<u32>,
@@ -122,13 +122,13 @@ impl<'a> SendWr<'a> {
     pub const fn write_with_imm(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, imm: u32) -> Self {
         Self::new(wr_id, WrOpcode::RdmaWriteWithImm, sges).at(remote_addr, rkey).imm(imm)
     }
-    /// RDMA READ from the peer's memory at `remote_addr` into our buffers.
+    /// RDMA READ from the peer's memory at `remote_addr` into the local buffers.
     #[inline]
     pub const fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(wr_id, WrOpcode::RdmaRead, sges).at(remote_addr, rkey)
     }
-    /// COMPARE & SWAP of the 8 bytes at `remote_addr`, a multiple of 8: where they equal `compare`, they become
-    /// `swap`. The 8 bytes that were there come back into our buffers.
+    /// COMPARE & SWAP of the 8 bytes at `remote_addr`, a multiple of 8: if they equal `compare`, they become `swap`. The
+    /// previous 8 bytes are returned into the local buffers.
     #[inline]
     pub const fn cmp_and_swp(
         wr_id: u64,
@@ -143,7 +143,7 @@ impl<'a> SendWr<'a> {
         wr.arg1 = swap;
         wr
     }
-    /// FETCH & ADD on the 8 bytes at `remote_addr`, a multiple of 8. The 8 bytes that were there come back into our
+    /// FETCH & ADD on the 8 bytes at `remote_addr`, a multiple of 8. The previous 8 bytes are returned into the local
     /// buffers.
     #[inline]
     pub const fn fetch_and_add(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, add: u64) -> Self {
@@ -152,16 +152,16 @@ impl<'a> SendWr<'a> {
         wr
     }
 
-    /// ATOMIC WRITE (IBA A19): 8 bytes into the peer's memory at `remote_addr`, a multiple of 8, in one step, behind
-    /// everything that this queue pair wrote before. The bytes are a list of 8, or [`inline`](Self::inline), which these 8
-    /// may be whatever the queue's `max_inline_data` is.
+    /// ATOMIC WRITE (IBA A19): writes 8 bytes atomically into the peer's memory at `remote_addr`, a multiple of 8, after
+    /// everything that this queue pair wrote before. The data is a list of 8 bytes, or [`inline`](Self::inline), where 8
+    /// bytes are allowed whatever the queue's `max_inline_data` is.
     #[inline]
     #[doc(alias = "ibv_wr_atomic_write")]
     pub const fn atomic_write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
         Self::new(wr_id, WrOpcode::AtomicWrite, sges).at(remote_addr, rkey)
     }
-    /// FLUSH (IBA A19): completes when what this queue pair wrote before, in the `len` bytes at `remote_addr` or in the
-    /// whole region, has got as far as `placement` says. The key must grant it ([`Access::FLUSH_GLOBAL`]).
+    /// FLUSH (IBA A19): completes when what this queue pair wrote before, to the `len` bytes at `remote_addr` or to the whole
+    /// region, has reached the level `placement`. The key must grant it ([`Access::FLUSH_GLOBAL`]).
     #[inline]
     #[doc(alias = "ibv_wr_flush")]
     pub const fn flush(
@@ -177,17 +177,17 @@ impl<'a> SendWr<'a> {
         wr.arg1 = len as u64;
         wr
     }
-    /// LOCAL_INV: takes a key of ours away, of a window of type 2 or a region for fast registration, when everything
-    /// before it on this queue pair has completed. Where it completes in success nobody uses the key any more; a key
-    /// that cannot be invalidated ends the queue pair with `LOC_QP_OP_ERR`.
+    /// LOCAL_INV: invalidates a local key, of a window of type 2 or a region for fast registration, when everything before it
+    /// on this queue pair has completed. After its successful completion no request uses the key any more; a key that cannot
+    /// be invalidated ends the queue pair with `LOC_QP_OP_ERR`.
     #[inline]
     #[doc(alias = "ibv_wr_local_inv")]
     pub const fn local_inv(wr_id: u64, rkey: u32) -> Self {
         Self::new(wr_id, WrOpcode::LocalInv, &[]).at(0, rkey)
     }
-    /// BIND_MW of a window of type 2: `rkey` grants part of a region from now on, to requests that come in on this queue
-    /// pair. It is a key of the window with other low 8 bits ([`inc_rkey`](crate::inc_rkey)), and the window is not
-    /// bound, or was invalidated. A bind that is not possible ends the queue pair with `MW_BIND_ERR`.
+    /// BIND_MW of a window of type 2: from its execution on, `rkey` grants part of a region to requests that arrive on this
+    /// queue pair. `rkey` is a key of the window with other low 8 bits ([`inc_rkey`](crate::inc_rkey)), and the window must
+    /// be unbound, or invalidated. A bind that is not possible ends the queue pair with `MW_BIND_ERR`.
     ///
     /// # Errors
     /// `EINVAL` for a window of type 1, a foreign `rkey`, or bytes without a region; `EPERM` for a region of another
@@ -223,13 +223,13 @@ impl<'a> SendWr<'a> {
         wr.arg1 = length;
         Ok(wr)
     }
-    /// REG_MR: the region for fast registration is this range of its buffer from now on, with these rights, under its
-    /// present key ([`Mr::update_fast_reg_key`]). Peers name bytes by address, or with [`Access::ZERO_BASED`] by their
-    /// offset from the start of the range. It must not be registered, or was invalidated; otherwise, and on a queue pair
-    /// of another protection domain, the queue pair ends with `LOC_QP_OP_ERR`.
+    /// REG_MR: from its execution on, the region for fast registration is this range of its buffer, with these rights, under
+    /// its present key ([`Mr::update_fast_reg_key`]). Peers name bytes by address, or with [`Access::ZERO_BASED`] by their
+    /// offset from the start of the range. The region must be unregistered, or invalidated; otherwise, and on a queue pair of
+    /// another protection domain, the queue pair ends with `LOC_QP_OP_ERR`.
     ///
     /// # Errors
-    /// `EINVAL` for an ordinary region, a range outside of the buffer, or rights that do not go together; `EOPNOTSUPP`
+    /// `EINVAL` for an ordinary region, a range outside of the buffer, or an invalid combination of rights; `EOPNOTSUPP`
     /// for [`Access::UNSUPPORTED`].
     #[doc(alias = "IB_WR_REG_MR")]
     pub fn reg_mr(wr_id: u64, mr: &Mr, range: Range<usize>, access: Access) -> Result<Self, VerbsError> {
@@ -240,9 +240,9 @@ impl<'a> SendWr<'a> {
         Ok(wr)
     }
 
-    /// Where a datagram goes: to the queue pair `remote_qpn` behind `ah`, with its Q_Key. With bit 31 of `remote_qkey`
-    /// set, the sender's own Q_Key is sent instead (IBA 10.2.5). Every request on a UD queue pair needs it, and no
-    /// other takes it.
+    /// Sets the destination of a datagram: the queue pair `remote_qpn` behind `ah`, with its Q_Key. With bit 31 of
+    /// `remote_qkey` set, the sender's own Q_Key is sent instead (IBA 10.2.5). Every request on a UD queue pair needs it, and
+    /// no other takes it.
     #[inline]
     #[must_use]
     pub const fn to(mut self, ah: &'a Ah, remote_qpn: Qpn, remote_qkey: u32) -> Self {
@@ -251,7 +251,7 @@ impl<'a> SendWr<'a> {
         self.rkey = remote_qkey;
         self
     }
-    /// Success makes a completion. An error always does.
+    /// Requests a completion on success. An error always generates one.
     #[inline]
     #[must_use]
     pub const fn signaled(self) -> Self {
@@ -278,12 +278,12 @@ impl<'a> SendWr<'a> {
         self.inline = data;
         self.flag(SendFlags::INLINE)
     }
-    /// With these flags beside those that it has.
+    /// Adds these flags to its own.
     #[inline]
     pub(crate) const fn with_flags(self, flags: SendFlags) -> Self {
         self.flag(flags)
     }
-    /// Whether its data is inline, where somebody else puts the data into the slot.
+    /// Sets whether its data is inline, where another caller writes the data into the slot.
     #[inline]
     pub(crate) const fn with_inline(mut self, inline: bool) -> Self {
         self.flags = self.flags.difference(SendFlags::INLINE);
@@ -298,14 +298,13 @@ impl<'a> SendWr<'a> {
     pub(crate) const fn takes_data(&self) -> bool {
         (LOCAL | bit(WrOpcode::Flush)) & bit(self.opcode) == 0
     }
-    /// With the flags of an [`MwBind`](crate::MwBind): only those that a bind has.
+    /// Adds the flags of an [`MwBind`](crate::MwBind) that a bind may have.
     pub(crate) const fn with(self, flags: SendFlags) -> Self {
         self.flag(flags.intersection(SendFlags::SIGNALED.union(SendFlags::FENCE)))
     }
-    /// Into the XRC shared receive queue of this number at the peer ([`Srq::srq_num`](crate::Srq::srq_num)), 24 bits.
-    /// Every request on an XRC initiator needs it, but for operations on our own keys, and none on another queue pair
-    /// takes it: the queue's protection domain, and its
-    /// completion queue, are those of the request at the peer.
+    /// Names the XRC shared receive queue at the peer by its number ([`Srq::srq_num`](crate::Srq::srq_num)), 24 bits. Every
+    /// request on an XRC initiator needs it, except for operations on local keys, and no request on another queue pair takes
+    /// it. At the peer the request gets the protection domain and completion queue of that shared receive queue.
     #[inline]
     #[must_use]
     #[doc(alias = "qp_type.xrc.remote_srqn")]
@@ -335,7 +334,7 @@ impl<'a> SendWr<'a> {
         self.flags
     }
 
-    /// Every check that a post makes on the request itself; the message's length in bytes.
+    /// Every check that a post makes on the request itself; returns the message's length in bytes.
     #[inline]
     pub(crate) fn check(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
         self.check_head(limits)?;
@@ -349,7 +348,7 @@ impl<'a> SendWr<'a> {
         })
     }
 
-    /// What a post checks of all but the data: the operation, and that it names its destination as the type asks.
+    /// Checks everything but the data: the operation, and that the request names its destination as the type requires.
     #[inline]
     pub(crate) fn check_head(&self, limits: &SendLimits) -> Result<(), PostErrorKind> {
         if limits.opcodes & bit(self.opcode) == 0 {
@@ -361,13 +360,13 @@ impl<'a> SendWr<'a> {
         Ok(())
     }
 
-    /// What a post checks of inline data; its length.
+    /// Checks inline data; returns its length.
     #[inline]
     pub(crate) fn check_inline(&self, limits: &SendLimits, given: usize) -> Result<u32, PostErrorKind> {
         if INLINE_OPCODES & bit(self.opcode) == 0 {
             return Err(PostErrorKind::InlineNotAllowed(self.opcode));
         }
-        // Its 8 bytes fit any slot.
+        // Its 8 bytes fit in every slot.
         if self.opcode == WrOpcode::AtomicWrite {
             self.check_atomic(given as u64)?;
         } else if given > limits.max_inline as usize {
@@ -376,7 +375,7 @@ impl<'a> SendWr<'a> {
         Ok(given as u32)
     }
 
-    /// What a post checks of the length of a list; that length.
+    /// Checks the length of a list; returns it.
     #[inline]
     pub(crate) fn check_length(&self, length: u64) -> Result<u32, PostErrorKind> {
         if length > MESSAGE_MAX {
@@ -421,7 +420,7 @@ impl<'a> SendWr<'a> {
         }
     }
 
-    /// Writes all but the data, which `num_sge` elements name, into a slot; returns where the data goes.
+    /// Writes everything but the data, which has `num_sge` elements, into a slot; returns where the data goes.
     #[inline]
     pub(crate) fn encode_head<'s>(
         &self,
@@ -464,7 +463,7 @@ const WRITES: u32 = bit(WrOpcode::RdmaWrite) | bit(WrOpcode::RdmaWriteWithImm);
 const ATOMIC_OPCODES: u32 = bit(WrOpcode::AtomicCmpAndSwp) | bit(WrOpcode::AtomicFetchAndAdd);
 /// Memory placement (IBA A19).
 const PLACEMENT: u32 = bit(WrOpcode::AtomicWrite) | bit(WrOpcode::Flush);
-/// Operations on our own keys.
+/// Operations on local keys.
 const LOCAL: u32 = bit(WrOpcode::LocalInv) | bit(WrOpcode::BindMw) | bit(WrOpcode::RegMr);
 const INLINE_OPCODES: u32 = SENDS | WRITES | bit(WrOpcode::SendWithInv) | bit(WrOpcode::AtomicWrite);
 /// Those with more to check than their lists.
@@ -494,7 +493,7 @@ const _: () = assert!(
     SendOpsFlags::all().bits() <= u16::MAX as u64 && stack::device::limit::SGE_MAX <= u16::MAX as usize
 );
 
-/// What a send queue accepts, worked out once. All that requests on connected queue pairs are compared with comes first.
+/// What a send queue accepts, computed once. The fields that requests on connected queue pairs are compared with come first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct SendLimits {
@@ -502,21 +501,21 @@ pub(crate) struct SendLimits {
     opcodes: u32,
     max_inline: u32,
     max_sge: u16,
-    /// Those of [`SendOpsFlags`] that the extended interface may post.
+    /// The operations that the extended interface may post.
     send_ops: u16,
     qp_type: QpType,
-    /// Every request names a destination of one kind or the other.
+    /// Every request names a destination, of one kind or the other.
     addressed: bool,
     /// Every request names its destination.
     datagram: bool,
     /// Every request names a shared receive queue.
     xrc: bool,
-    /// The queue pair's protection domain, by its place in memory: the queue pair keeps it there.
+    /// The queue pair's protection domain, by its address: the queue pair keeps it alive.
     pd: usize,
 }
 
 impl SendLimits {
-    /// Where what only datagrams need begins.
+    /// Offset of the fields that only datagrams need.
     pub(crate) const PD: usize = offset_of!(Self, pd);
 
     pub(crate) fn new(
@@ -538,7 +537,7 @@ impl SendLimits {
         }
     }
 
-    /// Whether a request names the destination that the type asks for, and no other.
+    /// Checks that a request names the destination that the type requires, and no other.
     #[inline(never)]
     fn check_destination(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         if wr.ah.is_some() || self.datagram {
@@ -550,7 +549,7 @@ impl SendLimits {
         Ok(())
     }
 
-    /// Whether a request names a shared receive queue where the type asks for one.
+    /// Checks that a request names a shared receive queue if the type requires one, and none otherwise.
     fn check_srqn(&self, srqn: Option<u32>) -> Result<(), PostErrorKind> {
         match srqn {
             None => Err(PostErrorKind::NoSrqn),
@@ -559,7 +558,7 @@ impl SendLimits {
         }
     }
 
-    /// Whether a request has the destination that the type asks for.
+    /// Checks that a request has an address if the type requires one, and none otherwise.
     fn check_address(&self, ah: Option<&Ah>) -> Result<(), PostErrorKind> {
         match ah {
             Some(_) if !self.datagram => Err(PostErrorKind::UnexpectedAddress { qp_type: self.qp_type }),
@@ -575,7 +574,7 @@ impl SendLimits {
         self.send_ops & op.bits() as u16 != 0
     }
 
-    /// Whether a list may have so many elements.
+    /// Checks the number of elements of a list.
     #[inline]
     pub(crate) fn check_sges(&self, given: usize) -> Result<(), PostErrorKind> {
         if given > usize::from(self.max_sge) {

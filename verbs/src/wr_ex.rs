@@ -1,4 +1,4 @@
-//! The extended posting interface (`ibv_wr_post(3)`): work requests built by calls, and posted together.
+//! The extended posting interface (`ibv_wr_post(3)`): work requests built by calls and posted together.
 
 use std::sync::MutexGuard;
 
@@ -67,20 +67,20 @@ impl SendOpsFlags {
         has.map(|(flag, _)| flag).collect()
     }
 
-    /// Whether a queue pair of this type can be made for these operations.
+    /// Checks that a queue pair of this type can be created for these operations.
     pub(crate) fn check(self, qp_type: QpType) -> Result<(), VerbsError> {
         let flags = self.difference(Self::of(qp_type));
         if flags.is_empty() { Ok(()) } else { Err(VerbsError::SendOps { flags, qp_type }) }
     }
 }
 
-/// Flags that a request of this interface can have: whether data is inline is said by its setter.
+/// Flags that a request of this interface can have. Not INLINE: the setter decides whether data is inline.
 const FLAGS: SendFlags = SendFlags::FENCE.union(SendFlags::SIGNALED).union(SendFlags::SOLICITED);
 
-/// The posting end of a send queue, for as long as a list is built; `None` inside: it is split off.
+/// The posting end of a send queue, while a list is built; `None` inside: it is split off.
 #[derive(Debug)]
 pub(crate) enum Ring<'q> {
-    /// Of a queue pair that others may post to, who wait.
+    /// Of a queue pair that other threads may post to, which block.
     Locked(MutexGuard<'q, Option<RingTap>>),
     /// Of a split handle.
     Own(Option<&'q mut RingTap>),
@@ -106,8 +106,8 @@ impl Ring<'_> {
 /// queue pair needs [`set_ud_addr`](Self::set_ud_addr), one on an XRC initiator
 /// [`set_xrc_srqn`](Self::set_xrc_srqn), local operations aside.
 ///
-/// [`complete`](Self::complete) posts all of them together, and tells of the first thing that was wrong with any of them:
-/// then none is posted. [`abort`](Self::abort), or dropping it, posts nothing. Nothing is allocated on the way.
+/// [`complete`](Self::complete) posts all of them together, or reports the first error in any of them: then none is posted.
+/// [`abort`](Self::abort), or dropping the list, posts nothing. No call allocates.
 ///
 /// ```
 /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendFlags, Wc};
@@ -151,16 +151,16 @@ pub struct WrPost<'q> {
     poster: &'q Poster,
     ring: Ring<'q>,
     limits: SendLimits,
-    /// The epoch that requests are written under.
+    /// The epoch of the requests.
     epoch: u32,
-    /// Requests that are whole, in their slots.
+    /// Number of finished requests, in their slots.
     ready: u32,
-    /// The one behind them, whose data is in its slot.
+    /// The request after those, whose data is already in its slot.
     current: Option<Request<'q>>,
     failed: Option<PostError>,
 }
 
-/// A request to which setters still add.
+/// A request that setters still change.
 #[derive(Debug)]
 struct Request<'q> {
     wr: SendWr<'q>,
@@ -261,7 +261,7 @@ impl<'q> WrPost<'q> {
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind_mw(&mut self, mw: &Mw, rkey: u32, bind_info: &MwBindInfo<'_>) {
         let bound = SendWr::bind_type_2(self.wr_id, mw, rkey, bind_info);
-        // What cannot be bound takes its place in the list, and fails there.
+        // A failed bind takes its place in the list, so that the error gets its position.
         self.begin(SendOpsFlags::BIND_MW, bound.unwrap_or(SendWr::local_inv(self.wr_id, rkey)));
         if let Err(e) = bound {
             self.fail(PostErrorKind::Bind(e));
@@ -318,14 +318,13 @@ impl<'q> WrPost<'q> {
             Ok(())
         });
     }
-    /// Where the last request goes: to the queue pair `remote_qpn` behind `ah`, with its Q_Key; see
-    /// [`SendWr::to`].
+    /// Sets the destination of the last request: the queue pair `remote_qpn` behind `ah`, with its Q_Key; see [`SendWr::to`].
     #[inline]
     #[doc(alias = "ibv_wr_set_ud_addr")]
     pub fn set_ud_addr(&mut self, ah: &'q Ah, remote_qpn: Qpn, remote_qkey: u32) {
         self.change("set_ud_addr", |wr| wr.to(ah, remote_qpn, remote_qkey));
     }
-    /// The peer's shared receive queue that the last request is for; see [`SendWr::remote_srqn`].
+    /// Sets the peer's shared receive queue for the last request; see [`SendWr::remote_srqn`].
     #[inline]
     #[doc(alias = "ibv_wr_set_xrc_srqn")]
     pub fn set_xrc_srqn(&mut self, remote_srqn: u32) {
@@ -335,7 +334,7 @@ impl<'q> WrPost<'q> {
     /// Posts the requests, in order. They are visible to the device together, when the call returns.
     ///
     /// # Errors
-    /// [`PostError`] with the position of the first request that something was wrong with; none was posted. As
+    /// [`PostError`] with the position of the first request that has an error; none was posted. As
     /// [`Qp::post_send`](crate::Qp::post_send), and `EINVAL` for data on an operation that takes none, a setter before any
     /// request, flags that do not exist, an operation that [`QpInitAttr::send_ops_flags`](crate::QpInitAttr::send_ops_flags)
     /// left out; for a bind `EINVAL` and `EPERM` as [`SendWr::bind_mw`].
@@ -360,7 +359,7 @@ impl<'q> WrPost<'q> {
         Ok(())
     }
 
-    /// Posts nothing, as dropping it does.
+    /// Posts nothing, like dropping it.
     #[doc(alias = "ibv_wr_abort")]
     pub fn abort(self) {}
 
@@ -379,7 +378,7 @@ impl<'q> WrPost<'q> {
         self.current = Some(Request { wr: wr.with_flags(self.wr_flags), num_sge: 0, length: 0 });
     }
 
-    /// Puts the request that is being built behind those that are whole.
+    /// Finishes the request that is being built: checks it, and writes its head into its slot.
     #[inline]
     fn finish(&mut self) {
         let Some(Request { wr, num_sge, length }) = self.current.take() else { return };
@@ -399,14 +398,14 @@ impl<'q> WrPost<'q> {
         }
     }
 
-    /// Gives the last request its data: `put` checks it, and writes it to its place in the slot.
+    /// Gives the last request its data: `put` checks it and writes it to its place in the slot.
     #[inline]
     fn set(
         &mut self,
         setter: &'static str,
         put: impl FnOnce(&mut Request<'q>, &SendLimits, &mut [u8]) -> Result<(), PostErrorKind>,
     ) {
-        // After a failure nothing is looked at.
+        // After a failure the remaining calls are ignored.
         let Some(request) = &mut self.current else { return self.no_request(setter) };
         let placed = || {
             if !request.wr.takes_data() {
@@ -428,7 +427,7 @@ impl<'q> WrPost<'q> {
         }
     }
 
-    /// The request at hand cannot be posted, and so none; what follows is not looked at.
+    /// The current request cannot be posted, and so none can; the calls that follow are ignored.
     #[cold]
     fn fail(&mut self, kind: PostErrorKind) {
         self.current = None;
@@ -451,7 +450,7 @@ fn slot<'r>(
     ring.slot(ahead).ok_or(full)
 }
 
-/// The queue pair began another life while the list was built: it is posted in this one.
+/// RESET has raised the queue pair's epoch while the list was built: it is posted in the new one.
 #[cold]
 fn restamp(ring: &mut RingTap, requests: u32, epoch: u32) {
     for ahead in 0..requests {

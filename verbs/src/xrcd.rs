@@ -3,7 +3,7 @@
 //! XRC lets one connection serve every shared receive queue of a domain at its far end. An
 //! [initiator](crate::QpInitAttr::xrc_ini) sends, and names a queue with each request
 //! ([`SendWr::remote_srqn`](crate::SendWr::remote_srqn)); a target only receives. Memory at the target is checked in
-//! the protection domain of the queue named.
+//! the protection domain of the named queue.
 
 use std::sync::Arc;
 
@@ -21,10 +21,9 @@ pub type XrcdInitAttr<'a> = XrcdInit<'a>;
 /// The domain lives until its last open is closed or dropped: those by name ([`Context::open_xrcd`](crate::Context::open_xrcd))
 /// and those made from another one ([`open_again`](Self::open_again)).
 ///
-/// Two kinds of targets exist. One with a handle is made by [`create_qp`](Self::create_qp). A receive-only one is made
-/// by [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp), which tells its number only: it belongs to the domain and
-/// lives as long, whichever open made it. Its asynchronous events go to the log; when it fails, its senders run out of
-/// retries.
+/// Two kinds of targets exist. One with a handle is created by [`create_qp`](Self::create_qp). A receive-only one is created
+/// by [`alloc_xrc_rcv_qp`](Self::alloc_xrc_rcv_qp), which returns only its number: it belongs to the domain and lives as
+/// long, whichever open created it. Its asynchronous events go to the log; when it fails, its senders run out of retries.
 #[derive(Debug)]
 #[doc(alias = "ibv_xrcd")]
 pub struct Xrcd {
@@ -45,7 +44,7 @@ impl Xrcd {
         Self { core: self.core.again() }
     }
 
-    /// Makes a target, in RESET, on `shard` or on the least loaded one.
+    /// Creates a target, in RESET, on `shard` or on the least loaded one.
     ///
     /// # Errors
     /// `EINVAL` for a shard that does not exist, `ENOMEM` without queue pair numbers, `ENODEV` where this starts the port
@@ -64,14 +63,14 @@ impl Xrcd {
         Ok(XrcTarget { core: self.core.open_qp(qp_num)? })
     }
 
-    /// Makes a receive-only target on behalf of the domain and takes it from RESET over INIT to RTR. Of `attr` it uses
+    /// Creates a receive-only target on behalf of the domain and takes it from RESET over INIT to RTR. Of `attr` it uses
     /// `pkey_index`, `port_num`, `qp_access_flags`; `ah_attr`, `path_mtu`, `dest_qp_num`, `rq_psn`, `max_dest_rd_atomic`
     /// and `min_rnr_timer`. Returns its number, for the initiator.
     ///
     /// This open is registered with it ([`reg_xrc_rcv_qp`](Self::reg_xrc_rcv_qp)).
     ///
     /// # Errors
-    /// As [`create_qp`](Self::create_qp) and [`Qp::modify`](crate::Qp::modify); nothing is left of it then.
+    /// As [`create_qp`](Self::create_qp) and [`Qp::modify`](crate::Qp::modify); the target does not exist then.
     #[doc(alias = "ibv_alloc_xrc_rcv_qp")]
     #[doc(alias = "ibv_create_xrc_rcv_qp")]
     pub fn alloc_xrc_rcv_qp(&self, attr: &QpAttr) -> Result<Qpn, VerbsError> {
@@ -88,7 +87,7 @@ impl Xrcd {
         self.alloc_xrc_rcv_qp(&QpAttr { port_num: 1, qp_access_flags: options.access.bits(), ..attr })
     }
 
-    /// Modifies a receive-only target. In ERR it drops what comes, and its senders run out of retries.
+    /// Modifies a receive-only target. In ERR it drops incoming packets, and its senders run out of retries.
     ///
     /// # Errors
     /// `EINVAL` where the domain has no receive-only target of this number; as [`Qp::modify`](crate::Qp::modify).
@@ -116,8 +115,8 @@ impl Xrcd {
         Ok(self.core.register_receiver(qp_num)?)
     }
 
-    /// Ends a registration. The last one that does destroys the target; otherwise it ends with the domain. Closing an
-    /// open ends no registration in this sense: the target stays.
+    /// Ends a registration. Ending the last one destroys the target; otherwise the target lives until the domain ends.
+    /// Closing an open does not end its registration in this sense: the target stays.
     ///
     /// # Errors
     /// `EINVAL` where the domain has no receive-only target of this number, or this open is not registered with it;
@@ -127,11 +126,11 @@ impl Xrcd {
         Ok(self.core.unregister_receiver(qp_num)?)
     }
 
-    /// Closes this open. The last one ends the domain, and its receive-only targets with it.
+    /// Closes this open. Closing the last one ends the domain and its receive-only targets.
     ///
     /// # Errors
     /// `EBUSY` while shared receive queues or targets exist that were made through this open, `EDEADLK` from inside a
-    /// turn; it comes back with the error.
+    /// turn; the domain comes back with the error.
     #[doc(alias = "ibv_close_xrcd")]
     #[doc(alias = "ibv_close_xrc_domain")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
@@ -139,9 +138,9 @@ impl Xrcd {
     }
 }
 
-/// A handle of an XRC target (`struct ibv_qp` of type `IBV_QPT_XRC_RECV`): a queue pair without queues. What it
-/// receives goes to the shared receive queue that the sender names, and completes in that queue's completion queue
-/// with the target's number ([`Wc::qp_num`](crate::Wc::qp_num), [`Wc::srq_num`](crate::Wc::srq_num)).
+/// A handle of an XRC target (`struct ibv_qp` of type `IBV_QPT_XRC_RECV`): a queue pair without queues. A message that it
+/// receives goes to the shared receive queue that the sender names, and completes in that queue's completion queue with the
+/// target's number ([`Wc::qp_num`](crate::Wc::qp_num), [`Wc::srq_num`](crate::Wc::srq_num)).
 #[derive(Debug)]
 #[doc(alias = "IBV_QPT_XRC_RECV")]
 pub struct XrcTarget {
@@ -161,7 +160,7 @@ impl XrcTarget {
     pub fn state(&self) -> QpState {
         self.core.state()
     }
-    /// What to tell the initiator. It never checks the PSN: a target sends no requests.
+    /// What to send to the initiator out of band. The initiator never checks the PSN: a target sends no requests.
     ///
     /// # Errors
     /// `EINVAL` for an index that is not in the GID table.
@@ -169,7 +168,7 @@ impl XrcTarget {
         let gid = crate::context::gid(self.core.device(), usize::from(sgid_index))?;
         Ok(RcEndpoint { gid, qpn: self.qp_num(), psn: self.first_psn() })
     }
-    /// A first PSN, drawn at random: attributes of the transition to RTS name one.
+    /// A first PSN, drawn at random, for the transition to RTS, whose attributes include one.
     pub fn first_psn(&self) -> Psn {
         self.core.first_psn()
     }
@@ -189,7 +188,7 @@ impl XrcTarget {
     pub fn query(&self) -> Result<QpAttr, VerbsError> {
         Ok(self.core.query()?)
     }
-    /// Takes it from RESET over INIT to RTR, for the initiator `peer`: more than RTR a target needs not.
+    /// Moves it from RESET over INIT to RTR, for the initiator `peer`. A target needs no further state.
     ///
     /// # Errors
     /// As [`Qp::modify`](crate::Qp::modify).
@@ -202,10 +201,10 @@ impl XrcTarget {
     /// Gives this handle up; the last one destroys the queue pair.
     ///
     /// # Errors
-    /// `EDEADLK` from inside a turn; it comes back with the error.
+    /// `EDEADLK` from inside a turn; the handle comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
-        // Busy: another handle holds it, and this one is gone.
+        // Busy: another handle keeps the queue pair, and this one is gone.
         match QpCore::destroy(self.core) {
             Ok(()) => Ok(()),
             Err((stack::device::DeviceError::Busy { .. }, core)) => {

@@ -1,4 +1,5 @@
-//! Addresses: which ones a device takes, which one a packet comes from, and what becomes of packets whose address is gone.
+//! Addresses: which ones a device accepts, which one a packet is sent from, and what happens to packets whose address is
+//! removed.
 
 mod common;
 
@@ -17,7 +18,7 @@ use verbs::{
 
 const QKEY: u32 = 7;
 
-/// A device that the test turns, with what it takes to send.
+/// A device that the test polls, with the objects that it needs to send.
 struct Host {
     mr: Mr,
     cq: Cq,
@@ -51,7 +52,7 @@ impl Host {
     }
 }
 
-/// Two of them on a cable, with so many shards each.
+/// Two of them on a cable, with this many shards each.
 struct World {
     a: Host,
     b: Host,
@@ -97,14 +98,14 @@ impl World {
     fn receive(&self, to: &Qp) {
         to.post_recv(&[RecvWr::new(1, &[self.b.mr.sge(0..GRH_LEN + 8).unwrap()])]).unwrap();
     }
-    /// Where the next datagram at B came from.
+    /// The source address of the next datagram at B.
     fn came_from(&self) -> Gid {
         let wc = self.take(&self.b.cq);
         let mut grh = [0; GRH_LEN];
         self.b.mr.read(0, &mut grh).unwrap();
         self.b.context.init_ah_from_wc(&wc, &grh).unwrap().grh.unwrap().dgid
     }
-    /// A datagram by that handle, and where it came from.
+    /// Sends a datagram with that handle; returns its source address.
     fn send(&self, from: &Qp, to: &Qp, ah: &Ah) -> Gid {
         self.receive(to);
         self.post(from, to, ah);
@@ -119,8 +120,8 @@ impl World {
     }
 }
 
-// Whatever a shard remembers of the way to a peer: a new handle of a replaced address sends from the new one, again and
-// again, on each shard, and back to the first.
+// A shard caches the path to a peer. A new handle of a replaced address must send from the new one nevertheless, repeatedly,
+// on each shard, and back to the first.
 #[test]
 fn a_replaced_source_address_is_replaced_in_every_datagram() {
     for (v6, shards) in [(false, 1), (true, 1), (false, 2)] {
@@ -144,7 +145,7 @@ fn a_replaced_source_address_is_replaced_in_every_datagram() {
     }
 }
 
-// A handle keeps its address, also when that is removed from the port; nobody else gets its index meanwhile.
+// A handle keeps its address, even when that is removed from the port; its index is not reused meanwhile.
 #[test]
 fn a_handle_keeps_its_source_address() {
     let w = World::new(1);
@@ -162,8 +163,8 @@ fn a_handle_keeps_its_source_address() {
     assert_eq!(w.a.context.add_address(ip(false, 4), 24).unwrap(), 1, "free with its last holder");
 }
 
-// A datagram waits for its peer's station, or in a queue pair that is drained, and its handle is gone: its address may go,
-// too. Then it is dropped by name, and comes neither from nowhere nor from the address that took the index.
+// A datagram waits for address resolution, or in a drained queue pair, and its handle is gone: its address may then be
+// removed. It must be dropped and counted, and not sent from no address, or from the address that reused the index.
 #[test]
 fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
     for (v6, replaced, waits_for_arp) in [
@@ -183,7 +184,7 @@ fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
             enter(&from, QpState::Sqd);
         }
         w.post(&from, &to, &ah);
-        pump(&w.a.context); // B does not turn, and answers nobody
+        pump(&w.a.context); // B is not polled, and answers nothing
         ah.destroy();
         if replaced {
             w.replace(v6, 2, 3);
@@ -198,7 +199,7 @@ fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
         (0..50).for_each(|_| w.pump());
         common::nothing(&w.b.context, &w.b.cq);
         assert_eq!((w.a.dropped(Discard::NoSource), w.a.dropped(Discard::Unreachable)), (1, 0));
-        // The queue pair goes on, from whatever address there is.
+        // The queue pair continues, from whatever address there is.
         if replaced {
             let ah = w.a.ah(gid(v6, 3), gid(v6, 1));
             w.post(&from, &to, &ah);
@@ -207,14 +208,14 @@ fn a_waiting_datagram_without_a_source_address_is_dropped_by_name() {
     }
 }
 
-// The last holder of an address that was removed before: what it leaves behind in the queue has no source any more.
+// The last handle that holds a removed address: what it leaves in the queue no longer has a source.
 #[test]
 fn an_address_is_gone_with_its_last_handle() {
     let w = World::new(1);
     let (from, to) = (w.a.ud(0), w.b.ud(0));
     let ah = w.a.ah(gid(false, 2), gid(false, 1));
     assert_eq!(w.send(&from, &to, &ah), gid(false, 2));
-    w.a.context.add_address(ip(false, 9), 24).unwrap(); // so that there is a way to the peer's subnet
+    w.a.context.add_address(ip(false, 9), 24).unwrap(); // for a route to the peer's subnet
     w.a.context.remove_address(ip(false, 2)).unwrap();
     assert_eq!(w.send(&from, &to, &ah), gid(false, 2), "held");
     w.receive(&to);
@@ -226,7 +227,7 @@ fn an_address_is_gone_with_its_last_handle() {
     assert_eq!(w.a.dropped(Discard::NoSource), 1);
 }
 
-// Another datagram's handle is gone, and the address is the port's: nothing is lost.
+// The datagram's handle is gone, but the address is on the port: nothing is lost.
 #[test]
 fn a_waiting_datagram_leaves_without_its_handle() {
     let w = World::new(1);
@@ -241,7 +242,7 @@ fn a_waiting_datagram_leaves_without_its_handle() {
     assert_eq!((w.came_from(), w.a.dropped(Discard::NoSource)), (gid(false, 2), 0));
 }
 
-/// What a call says that is given addresses of two IP versions.
+/// The error of a call with addresses of two IP versions.
 #[track_caller]
 fn mixed<T>(result: Result<T, verbs::VerbsError>, dgid: Gid, ours: Gid) {
     let e = result.err().expect("no packet has both addresses");
@@ -285,7 +286,7 @@ fn addresses_of_two_ip_versions_are_refused_alike() {
                 mixed(connect(&peer), dgid, ours);
                 assert_eq!(qp.query().unwrap().0, before);
             }
-            // A good one, and then another path in SQD.
+            // A valid path first, and then another one in SQD.
             let fits = RcEndpoint { gid: gid(false, 1), ..theirs };
             let options = RcOptions { sgid_index: 1, ..RcOptions::default() };
             if ty == QpType::Uc {
@@ -311,14 +312,14 @@ fn addresses_of_two_ip_versions_are_refused_alike() {
             mixed(xrcd.accept_xrc(&peer, &options), dgid, ours);
         }
     }
-    // No index was left held by what was refused.
+    // The refused calls left no index held.
     w.a.context.remove_address(ip(false, 2)).unwrap();
     w.a.context.remove_address(ip(true, 2)).unwrap();
     assert_eq!(w.a.context.add_address(ip(false, 3), 24).unwrap(), 1);
     assert_eq!(w.a.context.add_address(ip(false, 4), 24).unwrap(), 2);
 }
 
-// The options that nobody changed lead to a peer of either IP version, on whichever subnet; an index that is given stays.
+// Default options select an address that reaches the peer, of either IP version and on any subnet; an explicit index is kept.
 #[test]
 fn the_default_source_address_fits_the_peer() {
     let (a, b) = pair(1);
@@ -353,18 +354,18 @@ fn the_default_source_address_fits_the_peer() {
             assert!(w.take(&w.a.cq).is_ok() && w.take(&w.b.cq).is_ok());
         }
     }
-    // To one of our own: from itself.
+    // To a local address: from itself.
     for index in 0..6 {
         let qp = w.a.rc();
         qp.connect_rc(&qp.endpoint(index).unwrap(), &RcOptions::default()).unwrap();
         assert_eq!(chosen(&qp), index);
     }
-    // An index that is given stays, whatever subnet it is of.
+    // An explicit index is kept, whatever its subnet.
     let (qp, theirs) = (w.a.rc(), w.b.rc());
     let peer = theirs.endpoint(1).unwrap();
     qp.connect_rc(&peer, &RcOptions { sgid_index: 2, ..RcOptions::default() }).unwrap();
     assert_eq!(chosen(&qp), 2);
-    // Behind a gateway: from an address that is known there, not from a link-local one.
+    // Behind a gateway: from an address on the gateway's subnet, not from a link-local one.
     let (gateway, gateway6) =
         (Some([10, 1, 0, 254].into()), Some(Ipv6Addr::new(0xfd00, 8, 0, 0, 0, 0, 0, 0xfe)));
     let config = DeviceConfig { gateway, gateway6, ..DeviceConfig::default() };
@@ -374,14 +375,14 @@ fn the_default_source_address_fits_the_peer() {
         qp.connect_rc(&RcEndpoint { gid: far, ..peer }, &RcOptions::default()).unwrap();
         assert_eq!(chosen(&qp), index);
     }
-    // Without an address of its IP version it is refused in the words that every call has.
+    // Without an address of its IP version it is refused with the same message as every call.
     let alone = Host::new(DeviceConfig::loopback());
     alone.context.remove_address([192, 0, 2, 1]).unwrap();
     let link_local = alone.context.query_gid(1, 0).unwrap();
     mixed(alone.rc().connect_rc(&peer, &RcOptions::default()), peer.gid, link_local);
 }
 
-// An address that a socket of both IP versions tells is its IPv4 address, wherever addresses are given.
+// An IPv4-mapped address, as a dual-stack socket reports it, is its IPv4 address, wherever addresses are given.
 #[test]
 fn mapped_addresses_are_ipv4() {
     let mapped = |last: u8| IpAddr::V6(std::net::Ipv4Addr::new(10, 8, 0, last).to_ipv6_mapped());
@@ -425,7 +426,7 @@ fn mapped_addresses_are_ipv4() {
     assert!(e.to_string().contains("give it as the IPv4 gateway"), "{e}");
 }
 
-// Addresses that no host can have are refused, each in words; those at the edges of what one can have are taken.
+// Addresses that no host can have are refused, each with a message; those next to them are accepted.
 #[test]
 fn addresses_that_no_host_can_have_are_refused() {
     let parse = |text: &str| text.parse::<IpAddr>().unwrap();
@@ -473,8 +474,8 @@ fn addresses_that_no_host_can_have_are_refused() {
     }
 }
 
-// What a port announces as its path MTU it carries, in the longest packets there are, over both IP versions and with a VLAN
-// tag; one byte less is the next smaller path MTU, and a port that carries none is refused in words.
+// A port carries the path MTU that it announces, in the longest packets, over both IP versions and with a VLAN tag; with one
+// byte less it announces the next smaller path MTU, and a port too small for any is refused with a message.
 #[test]
 fn a_port_carries_the_path_mtu_that_it_announces() {
     let options = |mtu| PortOptions { mtu, ..PortOptions::default() };

@@ -1,6 +1,6 @@
 //! Goal: after start the data path allocates nothing, whatever the operation and the type of queue pair.
 //!
-//! The allocator counts what the calling thread allocates; the devices are turned by this thread alone.
+//! The allocator counts allocations of the calling thread; only this thread polls the devices.
 
 mod common;
 
@@ -75,7 +75,7 @@ impl Link {
         self.b.reactor.poll_once();
     }
 
-    /// One list of requests, and what `b` receives by them.
+    /// One list of requests, and the receives of `b` for it.
     fn round(&mut self, wrs: &[SendWr<'_>], recvs: &[RecvWr<'_>], taken: u64) {
         if let Some(rq) = self.b.rq.as_mut().filter(|_| taken > 0) {
             rq.post_recv(recvs).unwrap();
@@ -145,7 +145,7 @@ fn request<'a>(
     }
 }
 
-/// What one operation allocates in [`ROUNDS`] lists, after one list that finds the neighbour.
+/// The allocations of one operation in [`ROUNDS`] lists, after one list that resolves the neighbour.
 fn allocated(link: &mut Link, ty: QpType, name: &str, len: usize, takes: bool) -> AllocationInfo {
     let to = address(link, ty);
     let len = if name.contains("atomic") || name.contains('_') && !takes { 8 } else { len };
@@ -234,11 +234,10 @@ fn shared_receive_queues_allocate_nothing() {
     assert_eq!((info.count_total, info.bytes_total), (0, 0), "{info:?}");
 }
 
-/// The control: the counter sees what does allocate, in the same places.
-/// Bytes that an idle connected queue pair of so many requests each way, and as many READs, costs. Each is connected to
+/// Bytes that an idle connected queue pair with this many requests each way, and as many READs, takes. Each is connected to
 /// itself.
 fn idle(depth: u32, reads: u8) -> i64 {
-    const QPS: usize = 4096; // memory for the states of so many is taken at once
+    const QPS: usize = 4096; // memory for the states of this many is allocated at once
     let (_context, pd, cq, _) = opened(pair(1).0, 1);
     let cap = QpCap {
         max_send_wr: depth,
@@ -259,28 +258,30 @@ fn idle(depth: u32, reads: u8) -> i64 {
     used.bytes_current / QPS as i64
 }
 
-// What a queue pair costs in memory when nobody uses it, in bytes that are asked of the allocator:
+// Memory of an idle queue pair, in bytes requested from the allocator:
 //
 // | for | bytes |
 // |---|--:|
 // | its state in the shard | 512 |
-// | its counters; those of what is rare are made when it happens | 192 |
+// | its counters; those of rare events are allocated at the first event | 192 |
 // | its attributes | 136 |
 // | the indices of its two rings | 256 |
-// | a send request, a receive request of one buffer, what is remembered of one that was sent | 64 + 32 + 4 |
+// | a send request, a receive request of one buffer, the record of a sent request | 64 + 32 + 4 |
 // | its handle, and its entry among the device's queue pairs | about 320 |
 //
-// Rings grow with their depth, and the responder's memory by 64 bytes for each READ or atomic that it may be asked for.
+// Rings grow with their depth, and the responder's memory by 64 bytes for each READ or atomic that the peer may have
+// outstanding.
 #[test]
 fn an_idle_queue_pair_is_small() {
     let least = idle(1, 0);
-    // The maps by number are filled at random, so they differ by a few bytes from run to run.
+    // The maps by number use random hashes, so they differ by a few bytes from run to run.
     let grown = |depth, reads, by: i64| (idle(depth, reads) - least - by).abs() <= 16;
     assert!(grown(64, 0, 63 * (64 + 32 + 4)));
     assert!(grown(1, 16, 16 * 64));
     assert!(least <= 1560, "{least} bytes");
 }
 
+// Control: the counter sees allocations, in the same places.
 #[test]
 fn the_counter_fires() {
     let info = measure(|| drop(std::hint::black_box(vec![1u8; 100])));
@@ -289,7 +290,7 @@ fn the_counter_fires() {
     let (sge, room) = ([link.a.mr.sge(0..64).unwrap()], [link.b.mr.sge(0..64).unwrap()]);
     let info = measure(|| {
         link.round(&[SendWr::send(0, &sge).signaled()], &[RecvWr::new(0, &room)], 1);
-        // A control call in the middle of traffic does allocate.
+        // A control call during traffic does allocate.
         drop(std::hint::black_box(link.a.context.gid_table()));
         let attr = QpAttr { min_rnr_timer: 13, ..QpAttr::default() };
         link.a.qp.modify(&attr, AttrMask::MIN_RNR_TIMER).unwrap();

@@ -1,4 +1,4 @@
-//! What query_device and query_port say that is no size of an object (those are in `limits.rs`): each is true.
+//! Each value of query_device and query_port that is no limit on objects (those are in `limits.rs`) is true.
 
 mod common;
 #[path = "common/link.rs"]
@@ -18,7 +18,7 @@ use verbs::{
 };
 use wire::{Wire, datagram};
 
-// A field that is added does not compile until it is here, and it gets here with its test.
+// A new field does not compile until it is listed here, next to its test.
 #[test]
 fn every_field_is_known() {
     let context = embedded();
@@ -80,8 +80,8 @@ fn every_field_is_known() {
         bad_pkey_cntr: _,  // violations_are_counted
         qkey_viol_cntr: _, // the same
         max_vl_num: _,     // limits: the_port
-        active_width: _,   // nobody knows
-        active_speed: _,   // nobody knows
+        active_width: _,   // not known
+        active_speed: _,   // not known
         flags: _,          // limits: the_port; bad_input: Pd::create_ah -> NoGrh
         link_layer: _,     // limits: the_port
         queues,
@@ -89,7 +89,8 @@ fn every_field_is_known() {
     assert_eq!(queues, 1);
 }
 
-// Each flag stands for something that works, which is tested by name; what has no flag here, the device has not.
+// Each set flag stands for a feature that works, which has its own test; the device lacks the features whose flags are not
+// set.
 #[test]
 fn every_flag_is_true() {
     use DeviceCapFlags as F;
@@ -112,18 +113,18 @@ fn every_flag_is_true() {
     ];
     assert_eq!(tests.iter().map(|(flag, _)| *flag).fold(F::empty(), F::union), flags);
 
-    // A program that looks at the flag before it makes a domain must find it.
+    // Programs check the flag before they open a domain.
     let xrcd = context.open_xrcd(&XrcdInitAttr::anonymous()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
     pd.create_xrc_srq(&SrqInitAttr::new(1, 1), &xrcd, &cq).unwrap();
     pd.create_qp(&QpInitAttr::xrc_ini(&cq)).unwrap();
-    // As with connection management.
+    // The same for connection management.
     let caps = context.query_port(1).unwrap().port_cap_flags;
     assert_eq!(caps, PortCapFlags::CM_SUP | PortCapFlags::IP_BASED_GIDS);
     context.create_event_channel().unwrap();
 }
 
-// 4 KiB is the smallest page and every larger power of two is one: buffers of the library start on such pages.
+// 4 KiB is the smallest page size and every larger power of two is one: the library's buffers are aligned to such pages.
 #[test]
 fn page_size_cap() {
     let context = embedded();
@@ -136,7 +137,7 @@ fn page_size_cap() {
     }
 }
 
-// The peer's atomics are atomic with the processor's.
+// The peer's atomics are atomic with respect to the CPU.
 #[test]
 fn atomic_cap() {
     let context = Context::open(DeviceConfig::loopback().drive(Drive::Dedicated { cores: vec![] })).unwrap();
@@ -171,8 +172,8 @@ fn atomic_cap() {
     assert_eq!(word.load(Ordering::Relaxed), ((16 * rounds) << 40) + ours, "none of either is lost");
 }
 
-// From a request to its acknowledgement is one turn of the shard, however long the clock says that it takes: what is
-// announced is how long a thread may be kept from making that turn.
+// From a request to its acknowledgement is one turn of the shard, however long that takes by the clock: the announced delay
+// covers the time that a thread may be kept from making that turn.
 #[test]
 fn local_ca_ack_delay() {
     let link = Link::new();
@@ -189,7 +190,7 @@ fn local_ca_ack_delay() {
     }
 }
 
-// As many as there is memory for: 100 000 here, of which each works.
+// The limit is memory: 100 000 here, each of which works.
 #[test]
 fn max_ah() {
     const MANY: usize = 100_000;
@@ -244,7 +245,7 @@ fn max_srq_wr_and_max_srq_sge() {
     assert_eq!(srq.waiting(), 0);
 }
 
-// At the device's level, as regions are: 65 536 keys.
+// On the device API, as for regions: 65 536 keys.
 #[test]
 fn max_mw() {
     let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
@@ -287,7 +288,7 @@ fn max_res_rd_atom() {
     assert!(matches!(e, VerbsError::Device(DeviceError::Exhausted { .. })), "{e}");
 }
 
-// What a port's MTU carries is what its attributes say, and no more is taken.
+// A port's attributes match the packets that its MTU can carry, and a larger path MTU is refused.
 #[test]
 fn every_mtu() {
     for (mtu, active) in [

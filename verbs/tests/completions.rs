@@ -1,4 +1,4 @@
-//! Completions: what they say, when they are announced, and what happens when they do not fit.
+//! Completions: their contents, their events, and overruns.
 
 mod common;
 
@@ -94,7 +94,7 @@ fn c01_every_opcode_has_its_completion() {
     check(SendWr::fetch_and_add(7, &sge, at(16), key, 1), FetchAdd, None);
 }
 
-/// A connected pair whose B holds one receive request of 8 bytes; A's queue pair gives up at once.
+/// A connected pair whose B holds one receive request of 8 bytes; A's queue pair does not retry.
 fn fragile() -> Pair {
     let context = embedded();
     let pd = context.alloc_pd().unwrap();
@@ -108,7 +108,7 @@ fn fragile() -> Pair {
     Pair { a, b, mr, cq_a, cq_b, pd, context }
 }
 
-// Each error status that RC can be brought to, at the side that has it, with the number that says more.
+// Each error status of RC that can be provoked, at the side that reports it, with its vendor error.
 #[test]
 fn c02_every_error_status() {
     let is = |p: &Pair, wc: Wc, id: u64, qp: &Qp, status: WcStatus, vendor: u32| {
@@ -145,7 +145,7 @@ fn c02_every_error_status() {
     let p = fragile();
     p.a.post_send(&[SendWr::write(1, &[p.mr.sge(0..8).unwrap()], p.mr.addr(), p.mr.rkey() ^ 1)]).unwrap();
     is(&p, p.done_a(1)[0], 1, &p.a, WcStatus::RemAccessErr, 0x362);
-    // Nobody receives; nobody is there.
+    // No receive request; no peer.
     let p = fragile();
     p.a.post_send(&[SendWr::send(1, &[])]).unwrap();
     is(&p, p.done_a(1)[0], 1, &p.a, WcStatus::RnrRetryExcErr, 0x404);
@@ -167,7 +167,7 @@ fn c02_every_error_status() {
     is(&p, b, 1, &p.b, WcStatus::WrFlushErr, 0x100);
 }
 
-/// The events that are there, each acknowledged.
+/// The waiting events, each acknowledged.
 fn events(context: &Context) -> Vec<(AsyncEvent, EventElement)> {
     std::iter::from_fn(|| context.try_get_async_event()).map(|e| (e.event, e.element)).collect()
 }
@@ -176,8 +176,8 @@ fn depth(n: u32) -> QpCap {
     QpCap { max_send_wr: n, max_recv_wr: n, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 }
 }
 
-// One completion too many: CQ_ERR once, every queue pair that uses the queue ends, whatever its shard; the queue gives
-// what it holds, then an error.
+// One completion too many: CQ_ERR once, every queue pair that uses the queue goes to ERR, on any shard; the queue returns the
+// completions that it holds, then an error.
 #[test]
 fn c03_overflow() {
     for shards in [1, 2] {
@@ -204,12 +204,12 @@ fn c03_overflow() {
             assert!(start.elapsed() < PATIENCE);
             pump(&context);
         }
-        let mut told = events(&context);
-        told.sort_by_key(|(event, _)| event.number());
+        let mut raised = events(&context);
+        raised.sort_by_key(|(event, _)| event.number());
         let fatal = |qp: &Qp| (AsyncEvent::QpFatal, EventElement::Qp(qp.qp_num()));
-        assert_eq!(told[0], (AsyncEvent::CqErr, EventElement::Cq(small.number())));
-        assert_eq!(told.len(), 3, "{told:?}");
-        assert!(told.contains(&fatal(&sends)) && told.contains(&fatal(&bystander)), "{told:?}");
+        assert_eq!(raised[0], (AsyncEvent::CqErr, EventElement::Cq(small.number())));
+        assert_eq!(raised.len(), 3, "{raised:?}");
+        assert!(raised.contains(&fatal(&sends)) && raised.contains(&fatal(&bystander)), "{raised:?}");
         assert_eq!((peer.state().unwrap(), unaffected.state().unwrap()), (QpState::Rts, QpState::Rts));
 
         let e = small.resize(128).unwrap_err();
@@ -230,7 +230,7 @@ fn c03_overflow() {
         assert!((4..=most).contains(&ids.len()), "{} completions", ids.len());
         assert!(ids.iter().copied().eq(0..ids.len() as u64), "in order, none missing: {ids:?}");
         assert!(small.start_poll().is_err() && small.poll(&mut []).is_ok());
-        // It stays so, and nothing is told again.
+        // It stays so, and no event is repeated.
         enter(&sends, QpState::Reset);
         for _ in 0..50 {
             pump(&context);
@@ -265,15 +265,15 @@ fn c03_overflow_by_receives_and_by_flushes() {
             (0..5).for_each(|id| a.post_send(&[SendWr::send(id, &[])]).unwrap());
         }
         let start = Instant::now();
-        let mut told = Vec::new();
-        while told.len() < 2 {
-            assert!(start.elapsed() < PATIENCE, "{told:?}");
+        let mut raised = Vec::new();
+        while raised.len() < 2 {
+            assert!(start.elapsed() < PATIENCE, "{raised:?}");
             pump(&context);
-            told.extend(events(&context));
+            raised.extend(events(&context));
         }
-        told.sort_by_key(|(event, _)| event.number());
-        assert_eq!(told[0], (AsyncEvent::CqErr, EventElement::Cq(small.number())));
-        assert_eq!(told[1], (AsyncEvent::QpFatal, EventElement::Qp(b.qp_num())));
+        raised.sort_by_key(|(event, _)| event.number());
+        assert_eq!(raised[0], (AsyncEvent::CqErr, EventElement::Cq(small.number())));
+        assert_eq!(raised[1], (AsyncEvent::QpFatal, EventElement::Qp(b.qp_num())));
         assert_eq!(b.state().unwrap(), QpState::Err);
         assert_eq!(take(&context, &small, 2).iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [0, 1]);
         assert_eq!(small.poll(&mut [Wc::default()]).unwrap_err().errno(), errno::EIO);
@@ -365,7 +365,8 @@ fn c07_what_is_there_makes_no_event() {
     assert_eq!(p.events().len(), 1, "and the arming is not used up");
 }
 
-// Until its events are acknowledged a queue cannot be destroyed: at once EBUSY, or after waiting for whoever has them.
+// Until its events are acknowledged a queue cannot be destroyed: EBUSY at once, or after waiting for the thread that holds
+// them.
 #[test]
 fn c08_unacknowledged_events_keep_the_queue() {
     let Armed { a, b, cq_a, cq_b, channel, context, _pd } = Armed::new(embedded());
@@ -389,7 +390,7 @@ fn c08_unacknowledged_events_keep_the_queue() {
     drop(context);
 }
 
-// The waiting form ends when the other thread is done with the event, and not before.
+// The waiting form returns when the other thread has acknowledged the event, and not before.
 #[test]
 fn s35_destroy_waits_for_the_acknowledgement() {
     let context = embedded();
@@ -417,7 +418,7 @@ fn s35_destroy_waits_for_the_acknowledgement() {
     });
 }
 
-// An event of a queue pair, and of a completion queue, that nobody fetched goes with the object.
+// Events of a queue pair, and of a completion queue, that were not fetched are gone with the object.
 #[test]
 fn s35_events_of_what_is_gone_are_gone() {
     let p = Armed::new(embedded());
@@ -489,7 +490,7 @@ fn c10_resize() {
     assert_eq!(p.cq_a.cqe(), 256);
 }
 
-// Up and down all the time, while queue pairs on two shards complete into the queue: each completion once, in order.
+// Resized all the time, while queue pairs on two shards complete into the queue: each completion once, in order.
 #[test]
 fn c10_resize_under_load() {
     const EACH: u64 = 3000;
@@ -540,7 +541,7 @@ fn c11_two_threads_poll_one_queue() {
     for (qp, peer) in [(0, 1), (1, 0)] {
         qps[qp].connect_rc(&qps[peer].endpoint(1).unwrap(), &options()).unwrap();
     }
-    // What was polled last, by work queue. The lock makes the order of polls that of the entries.
+    // The last polled completion of each work queue. The lock makes the order of polls that of the entries.
     let seen: Mutex<HashMap<(u32, bool), u64>> = Mutex::default();
     let done = |seen: &HashMap<(u32, bool), u64>| seen.values().sum::<u64>() == 4 * EACH;
     std::thread::scope(|scope| {
@@ -598,7 +599,7 @@ fn c12_a_destroyed_queue_pair_leaves_no_completions() {
     for _ in 0..100 {
         pump(&p.context);
     }
-    // They are there: the first is polled, the others wait behind it.
+    // The completions are in the queue: the first is polled, the others wait behind it.
     let mut wc = [Wc::default()];
     assert_eq!((p.cq_a.poll(&mut wc).unwrap(), wc[0].qp_num), (1, gone));
     p.a.destroy().unwrap();
@@ -617,7 +618,7 @@ fn c13_sizes_out_of_range() {
         assert!(e.to_string().contains(&cqe.to_string()), "{e}");
     }
     context.create_cq(1).unwrap();
-    // What else a queue can be asked for.
+    // Other requests for a queue.
     let e = context.create_cq_ex(&CqInitAttr { comp_vector: 1, ..CqInitAttr::new(1) }).unwrap_err();
     assert_eq!(e.errno(), errno::EINVAL, "{e}");
     let e = context.create_cq_ex(&CqInitAttr { wc_flags: CqWcFlags::TM_INFO, ..CqInitAttr::new(1) });
@@ -631,7 +632,7 @@ fn c13_sizes_out_of_range() {
     assert_eq!(e.errno(), errno::EINVAL, "{e}");
 }
 
-// The blocking call, on the only thread there is, in each drive.
+// The blocking call, with a single thread, in each drive.
 #[test]
 fn waiting_for_an_event_returns_in_each_drive() {
     for drive in drives() {
@@ -652,7 +653,7 @@ fn waiting_for_an_event_returns_in_each_drive() {
     }
 }
 
-// The extended poll: every field of each completion, and times that go up.
+// The extended poll: every field of each completion, and increasing times.
 #[test]
 fn extended_poll_reads_each_field() {
     let p = Pair::new(embedded());
@@ -682,7 +683,7 @@ fn extended_poll_reads_each_field() {
         assert_eq!((poll.read_slid(), poll.read_sl(), poll.read_dlid_path_bits()), (0, 0, 0));
         let now = (poll.read_completion_ts(), poll.read_completion_wallclock_ns());
         assert!((last.0..=after.0).contains(&now.0), "{now:?} after {last:?}");
-        // Two clocks that are not read at one moment: a second is far more than they differ.
+        // The two clocks are not read at the same moment: they differ by far less than a second.
         let slack = 1_000_000_000;
         assert!((before.1 - slack..=after.1 + slack).contains(&now.1), "{now:?} in {before:?} to {after:?}");
         last = now;
@@ -700,10 +701,10 @@ fn unix_ns() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
 }
 
-// Found by threads that lead a queue pair round its states: completions of a flush waited for a turn, and those of many
-// lives together overran a queue that never held more than those of one.
+// A regression found by threads that cycle a queue pair through its states: completions of a flush waited for a turn, and
+// those of many cycles together overran a queue that never held more than those of one.
 #[test]
-fn lives_without_a_turn_between_them_fill_no_queue() {
+fn state_cycles_without_a_turn_do_not_overrun_the_queue() {
     let context = common::embedded();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(300).unwrap();

@@ -1,5 +1,5 @@
-//! Counters explain every packet: each reason of a drop is brought about by a hand-made peer and moves its counter, at the
-//! device, the shard and, where the packet has one, the queue pair; so do retries, NAKs by code and messages.
+//! Counters explain every packet: a hand-made peer causes each drop reason, which must be counted at the device, the shard
+//! and, where the packet has one, the queue pair; so must retries, NAKs by code and messages.
 
 mod common;
 
@@ -19,10 +19,10 @@ const PEER_QPN: Qpn = Qpn::new(0xab_cdef);
 const PEER_IP: [u8; 4] = [192, 0, 2, 2];
 const PEER_PSN: u32 = 0x100;
 
-/// A device on one end of a link, a queue pair on its shard 1, and a peer on the other that sends what it is told.
+/// A device on one end of a link, a queue pair on its shard 1, and a scripted peer on the other end.
 struct Bench {
     peer: Box<dyn PortQueue>,
-    /// Which queue of the device a frame arrives on.
+    /// The queue of the device on which frames arrive.
     to_queue: Arc<AtomicU64>,
     clock: Arc<AtomicU64>,
     flow: Flow,
@@ -37,7 +37,7 @@ impl Bench {
         Self::with_frames(4096)
     }
 
-    /// With so many buffers a queue.
+    /// With this many buffers per queue.
     fn with_frames(frames: usize) -> Self {
         let device = PortOptions { queues: 2, frames, ..PortOptions::default() };
         let one = PortOptions { queues: 1, ..PortOptions::default() };
@@ -82,7 +82,7 @@ impl Bench {
         bench
     }
 
-    /// The device looks for its peer; this tells it where that is.
+    /// Answers the device's ARP request with the peer's Ethernet address.
     fn answer_arp(&mut self, to: Mac) {
         let mut reply = Vec::new();
         reply.extend_from_slice(&to.0);
@@ -117,7 +117,7 @@ impl Bench {
         burst.push(frame);
         assert_eq!(self.peer.tx_burst(&mut burst), 1);
     }
-    /// What the device sent since the last look.
+    /// The number of frames that the device sent since the last call.
     fn drain(&mut self) -> usize {
         let mut n = 0;
         let mut burst = RxBurst::new();
@@ -135,7 +135,7 @@ impl Bench {
         self.send_frame(&bytes);
         self.turn();
     }
-    /// A request that no fault of its own stops: a WRITE of nothing.
+    /// A valid request: a WRITE of 0 bytes.
     fn write(&self, psn: u32) -> Pkt {
         pkt(O::RC_WRITE_ONLY, psn).reth(0, 0, 0).a()
     }
@@ -157,18 +157,18 @@ impl Bench {
     }
 }
 
-/// Where a reason is counted besides at the device.
+/// Where a reason is counted in addition to the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Seen {
     /// The packet never got to a queue pair.
     Device,
     /// The queue pair counts it, too: once.
     QueuePair,
-    /// The queue pair counts it, too, each time that it tries.
+    /// The queue pair counts it, too, once per try.
     EachTry,
 }
 
-/// How to bring a reason about, and who counts it then. `None`: not by a peer of an RC queue pair.
+/// How to cause a reason, and where it is counted then. `None`: a peer of an RC queue pair cannot cause it.
 #[allow(clippy::type_complexity, reason = "a table of functions")]
 fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
     fn bytes(b: &mut Bench, change: impl FnOnce(&mut Vec<u8>, usize), seal: bool) {
@@ -232,7 +232,7 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
             b.send(&ack_with(psn, 0x7f, 1));
         }),
         Discard::InboxFull => (Seen::Device, |b| {
-            // Shard 1 has no turn, and shard 0 hands everything over.
+            // Shard 1 is not polled, and shard 0 hands all frames over to it.
             b.to_queue.store(0, Ordering::Relaxed);
             let bytes = b.frame(&b.write(PEER_PSN));
             let mut reactor = b.context.reactor(0).unwrap();
@@ -247,7 +247,7 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
             b.later(stack::config::TX_STALL.as_nanos() as u64);
         }),
         Discard::NoBuffer => (Seen::EachTry, fill_the_link),
-        // Of multicast, of datagrams and of unreliable connections: those types' own tests bring them about.
+        // Reasons of multicast, of datagrams and of unreliable connections: the tests of those types cause them.
         Discard::NotOurMulticast
         | Discard::OwnMulticast
         | Discard::Unreachable
@@ -262,7 +262,7 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
     Some((seen, how))
 }
 
-/// Answers that the peer does not take, until the link is full, or the device has no buffers left.
+/// Acknowledgements that the peer does not receive, until the link is full, or the device has no buffers left.
 fn fill_the_link(b: &mut Bench) {
     for n in 0..1200 {
         let write = b.write(PEER_PSN + n);
@@ -346,7 +346,7 @@ fn naks_are_counted_by_code_both_ways() {
 
 #[test]
 fn retries_and_timeouts_by_cause() {
-    // Silence: each retry is a timeout, and so is the last one, after which the request fails.
+    // No answer: each retry is a timeout, and so is the last one, after which the request fails.
     let b = Bench::new();
     let retries = u64::from(b.qp.query().unwrap().0.retry_cnt);
     b.post_write(1);
@@ -377,7 +377,7 @@ fn retries_and_timeouts_by_cause() {
         assert_eq!((counted.get(Counter::Retransmitted), counted.get(Counter::Timeouts)), (1, 0));
         assert_eq!((counted.get(Counter::SendMessages), counted.get(Counter::SendBytes)), (1, 8));
     }
-    // A READ that is passed by the acknowledgement of what came after it.
+    // A READ response that is overtaken by the acknowledgement of a later request.
     let mut b = Bench::new();
     let psn = b.next_psn();
     b.qp.post_send(&[SendWr::read(1, &[b.mr.sge(0..8).unwrap()], 0x1000, 7).signaled()]).unwrap();
@@ -389,7 +389,7 @@ fn retries_and_timeouts_by_cause() {
     }
 }
 
-// Frames that are no RoCE packets are the IP host's, which has a name for each of their ends, too.
+// Frames that are no RoCE packets go to the IP host, which counts each of their outcomes under a name, too.
 #[test]
 fn frames_of_the_ip_host() {
     let mut b = Bench::new();

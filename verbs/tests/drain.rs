@@ -1,4 +1,4 @@
-//! The draining helper: when it returns, every completion of what was posted before is in its queue.
+//! Draining: when it returns, the completion of every request that was posted before is in its queue.
 
 mod common;
 #[path = "common/link.rs"]
@@ -20,7 +20,7 @@ fn drives() -> [Drive; 3] {
     [Drive::Embedded, Drive::Caller, Drive::Dedicated { cores: vec![] }]
 }
 
-/// What is in the queue, without turning anything.
+/// The entries of the queue, without driving a shard.
 fn there(cq: &verbs::Cq) -> Vec<(u64, WcStatus)> {
     let mut wc = [Wc::default(); 64];
     let n = cq.poll(&mut wc).unwrap();
@@ -39,12 +39,12 @@ fn flushed(ids: impl IntoIterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     ids.into_iter().map(|id| (id, WrFlushErr)).collect()
 }
 
-// Nobody else turns the embedded device: the calling thread is the only one there is.
+// No other thread drives the embedded device: there is only the calling thread.
 #[test]
 fn both_queues_are_flushed_in_every_drive() {
     for drive in drives() {
         let p = Pair::new(Context::open(DeviceConfig::loopback().drive(drive.clone())).unwrap());
-        // No receive at B: the first SEND is tried again for ever.
+        // No receive at B: the first SEND is retried for ever.
         sends(&p.a, 0..5);
         receives(&p.a, 10..13);
         p.a.drain_qp(PATIENCE).unwrap();
@@ -64,7 +64,7 @@ fn both_queues_are_flushed_in_every_drive() {
 }
 
 #[test]
-fn what_succeeded_before_is_told_so() {
+fn what_succeeded_before_completes_with_success() {
     let p = Pair::new(embedded());
     receives(&p.b, 0..2);
     p.a.post_send(&[SendWr::send(1, &[]).signaled()]).unwrap();
@@ -144,7 +144,7 @@ fn a_full_completion_queue_loses_completions_and_ends() {
     qp.drain_qp(PATIENCE).unwrap();
 }
 
-// Without an end, begun by begin_drain: the program turns its shard.
+// Without blocking, by begin_drain: the program polls its shard.
 #[test]
 fn in_steps_from_a_reactor_of_ones_own() {
     let p = Pair::new(embedded());
@@ -162,7 +162,7 @@ fn in_steps_from_a_reactor_of_ones_own() {
     assert_eq!(there(&p.cq_a), flushed(0..3));
 }
 
-// A RESET discards what was to be drained.
+// A RESET discards the requests to be drained.
 #[test]
 fn a_reset_ends_a_drain() {
     let p = Pair::new(embedded());
@@ -188,7 +188,7 @@ fn orderly_waits_for_the_peer_and_can_go_on() {
     assert!(!drain.try_finish().unwrap());
     assert_eq!(drain.wait(Duration::from_millis(1)).unwrap_err().errno(), errno::ETIMEDOUT);
     assert_eq!(a.qp.state().unwrap(), QpState::Sqd);
-    // Asked for once more; the answers come.
+    // Called once more; the answers arrive.
     link.valve.open();
     link.turns(10);
     assert!(drain.try_finish().unwrap());
@@ -221,9 +221,9 @@ fn orderly_with_a_dead_peer_ends_in_err_with_everything_flushed() {
     assert_eq!(a.drained_events(), 0);
 }
 
-/// Threads that post to a queue pair of their own device all the time, while it is drained: what they posted before is
-/// there when the drain returns, and every request that was ever taken gets its completion. As every program must, they
-/// post no more than the completion queue has room for.
+/// Threads that post to a queue pair of their own device all the time, while it is drained: the completions of requests
+/// posted before are there when the drain returns, and every accepted request gets its completion. As every program must,
+/// they post no more than the completion queue has room for.
 #[test]
 fn concurrent_posters_lose_nothing() {
     for drive in drives() {
@@ -241,7 +241,7 @@ fn concurrent_posters_lose_nothing() {
             }
             full
         };
-        // Polls all that is there; how many were polled, ever.
+        // Polls all that is there; returns how many were polled in total.
         let take = || {
             let mut wc = [Wc::default(); 256];
             loop {
@@ -301,7 +301,7 @@ fn concurrent_posters_lose_nothing() {
     }
 }
 
-// The drain adds no completion, and takes none: the queue may belong to somebody else's poller.
+// The drain adds no completion, and takes none: another thread may be polling the queue.
 #[test]
 fn the_completion_queue_is_left_alone() {
     let p = Pair::new(embedded());

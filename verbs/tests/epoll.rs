@@ -1,4 +1,4 @@
-//! Event descriptors in epoll(7): a program that sleeps there hears of completions and events in each drive.
+//! Event descriptors in epoll(7) wake a sleeping program on completions and events, in each drive.
 
 mod common;
 
@@ -16,7 +16,7 @@ struct Epoll(OwnedFd);
 impl Epoll {
     /// Waits for these, level-triggered or edge-triggered.
     fn new(fds: &[RawFd], edge: bool) -> Self {
-        // SAFETY: takes a number, and the descriptor it makes is nobody else's.
+        // SAFETY: takes a number; the descriptor that it creates has no other owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         for fd in fds {
             let events = (libc::EPOLLIN | if edge { libc::EPOLLET } else { 0 }) as u32;
@@ -31,7 +31,7 @@ impl Epoll {
     /// The descriptor that became readable; `None` after this many milliseconds.
     fn wait(&self, timeout_ms: i32) -> Option<RawFd> {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: one event of room, which is ours during the call.
+        // SAFETY: there is room for one event, which only this call writes.
         let n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), &mut event, 1, timeout_ms) };
         (n == 1).then_some(event.u64 as RawFd)
     }
@@ -45,8 +45,7 @@ fn set_nonblocking(fd: RawFd, on: bool) {
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFL, flags) }, 0);
 }
 
-// Nobody turns the crank but whoever the drive says: with dedicated threads they, with callers the helper, embedded
-// this loop itself.
+// Only the threads of the drive poll the shards: the dedicated ones, the helper with callers, and this loop when embedded.
 #[test]
 fn a_sleeping_program_is_woken_in_each_drive() {
     for drive in [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }] {
@@ -95,7 +94,7 @@ fn a_sleeping_program_is_woken_in_each_drive() {
             a.modify(&attr, mask | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
             assert_eq!(sleep(), Some(events), "{drive:?}");
             let event = context.try_get_async_event().unwrap();
-            // The first message brought B from RTR to nothing: it was in RTS. So this is the first event of all.
+            // B was in RTS, so the first message raised no COMM_EST: this is the first event of all.
             assert_eq!(event.event, AsyncEvent::SqDrained);
             assert_eq!(epoll.wait(0), None);
         }
@@ -133,7 +132,7 @@ fn readable_while_something_waits() {
     assert_eq!(channel.try_get_cq_event(), None);
 }
 
-// A program that sleeps on its event channel hears of a connection, and the descriptor says what waits.
+// A connection event wakes a program that sleeps on its event channel, and the descriptor is readable while one waits.
 #[test]
 fn connection_events_wake_a_sleeping_program() {
     use verbs::rdma_cm::{CmEventType, ConnParam, PortSpace};
@@ -166,7 +165,7 @@ fn connection_events_wake_a_sleeping_program() {
         assert_eq!(epoll.wait(0), None, "fetched, so not readable");
         client.disconnect().unwrap();
         next(CmEventType::Disconnected).ack();
-        // What waits goes with its identifier.
+        // Waiting events are gone with their identifier.
         assert!(epoll.wait(PATIENCE.as_millis() as i32).is_some());
         drop((client, server));
         assert_eq!(epoll.wait(0), None);

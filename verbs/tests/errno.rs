@@ -13,7 +13,7 @@ use verbs::{
     VerbsError, attr_to, limits,
 };
 
-/// That a call is refused with this number, and with a text that has these words.
+/// Checks that a call is refused with this number, and with a text that contains these words.
 #[track_caller]
 fn refused<T>(result: Result<T, VerbsError>, errno: i32, words: &[&str]) {
     let Err(e) = result else { panic!("accepted, where {words:?} was to be refused") };
@@ -200,7 +200,7 @@ fn control_calls_from_inside_a_turn() {
         let mr = mr.lock().unwrap().take().unwrap();
         let (e, mr) = mr.dereg().unwrap_err();
         assert!(matches!(e, VerbsError::Device(DeviceError::InsideTurn)));
-        // Dropped here it cannot be deregistered; it must not be freed either.
+        // Dropped here it cannot be deregistered; its memory must not be freed either.
         drop(mr);
         let cq = weak_context.upgrade().unwrap().create_cq(1).unwrap();
         refused(weak_pd.upgrade().unwrap().create_qp(&QpInitAttr::rc(&cq, &cq)), EDEADLK, &["inside a turn"]);

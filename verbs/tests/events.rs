@@ -17,7 +17,7 @@ fn drives() -> [Drive; 3] {
     [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }]
 }
 
-// The peer of a link over sockets comes, goes and comes back.
+// The peer of a link over sockets appears, disappears and reappears.
 #[test]
 fn s38_the_link_goes_down_and_up() {
     for (n, drive) in drives().into_iter().enumerate() {
@@ -49,8 +49,8 @@ fn s38_the_link_goes_down_and_up() {
     }
 }
 
-// Addresses come and go: the program hears of it, the peer can be reached at a new one at once, and a connection over
-// one that is removed goes on, with its index.
+// Addresses are added and removed: events are raised, the peer can be reached at a new one at once, and a connection over one
+// that is removed continues, with its index.
 #[test]
 fn s39_addresses_come_and_go() {
     for (v6, drive) in drives().into_iter().flat_map(|d| [(false, d.clone()), (true, d)]) {
@@ -99,7 +99,7 @@ fn s39_addresses_come_and_go() {
             assert_eq!((wc[0].wr_id, wc[0].status), (id, verbs::WcStatus::Success));
         };
         message(1);
-        // The address goes; who uses it keeps the index, and nobody else gets it.
+        // The address is removed; the queue pair that uses it keeps the index, which is not reused.
         a.remove_address(ip(100, 1)).unwrap();
         changed(&a);
         let e = a.remove_address(ip(100, 1)).unwrap_err();
@@ -124,7 +124,7 @@ fn s39_addresses_come_and_go() {
     }
 }
 
-/// A port that breaks when it is told to: its next burst panics, once, as a driver does that is out of its mind.
+/// A port whose next burst panics, once, after the flag is set, as a faulty driver might.
 fn breakable(port: Box<dyn Port>, broken: &Arc<AtomicBool>) -> Box<dyn Port> {
     let broken = broken.clone();
     Hooked::around(port, move |burst| {
@@ -133,7 +133,7 @@ fn breakable(port: Box<dyn Port>, broken: &Arc<AtomicBool>) -> Box<dyn Port> {
     })
 }
 
-// A thread of the device that dies says so: nobody turns its shards any more.
+// A device thread that dies raises an event: nothing drives its shards any more.
 #[test]
 fn s39_a_device_whose_thread_dies_says_so() {
     let (a, _b) = pair(1);
@@ -155,10 +155,10 @@ fn s39_a_device_whose_thread_dies_says_so() {
     assert_eq!(fatal, EventElement::Device);
 }
 
-// A port that panics whenever it is asked: whoever turns the shard sees it, and the end of the device is no second panic
-// (which would be the end of the process, where it is dropped because of the first).
+// A port whose every call panics: the thread that drives the shard sees the panic, and closing the device does not panic a
+// second time (which would abort the process where the device is dropped because of the first panic).
 #[test]
-fn a_port_that_is_out_of_its_mind_lets_the_device_go() {
+fn a_device_whose_port_always_panics_can_be_closed() {
     for drive in drives() {
         let (a, _b) = pair(1);
         let broken = Arc::new(AtomicBool::new(false));
@@ -177,14 +177,14 @@ fn a_port_that_is_out_of_its_mind_lets_the_device_go() {
             let turn = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| reactor.poll_once()));
             assert!(turn.is_err(), "the panic is not hidden");
         } else {
-            // A thread of the device finds out by itself, and says so.
+            // A thread of the device hits the panic by itself, and an event is raised.
             let start = std::time::Instant::now();
             while context.try_get_async_event().is_none_or(|e| e.event != AsyncEvent::DeviceFatal) {
                 assert!(start.elapsed() < PATIENCE, "{drive:?}");
                 std::thread::yield_now();
             }
         }
-        // The shard is dead, and lets go of everything.
+        // The shard is dead, and holds no object any more.
         assert_eq!(qp.query().unwrap_err().errno(), errno::EIO);
         qp.destroy().unwrap();
         drop((pd, cq, context));

@@ -1,5 +1,5 @@
-//! Goal: a program that is started by a process with open devices gets none of their descriptors, whatever the port: with one of
-//! them it would keep a socket listening, or a queue of an interface, for as long as it runs.
+//! Goal: a program that is started by a process with open devices inherits none of their descriptors, whatever the port: with
+//! one of them it would keep a socket listening, or a queue of an interface, for as long as it runs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use verbs::{Context, DeviceConfig, Mac, PortState, QpInitAttr};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a program that is started now has open beside its standard files, by what it is.
+/// The descriptors that a program started now inherits beside its standard files, by their targets.
 fn inherited() -> BTreeSet<String> {
     let output = Command::new("ls")
         .args(["-l", "/proc/self/fd"])
@@ -30,7 +30,7 @@ fn inherited() -> BTreeSet<String> {
     open.collect()
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed when the test ends.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -50,7 +50,7 @@ impl Drop for Dir {
     }
 }
 
-/// Opens a device on the port with everything that has a descriptor, and hands it to `look`.
+/// Opens a device on the port with every kind of object that has a descriptor, and passes it to `look`.
 fn with_device(dir: &Dir, spec: &str, look: impl FnOnce(&Context)) {
     let mut config =
         DeviceConfig::new(spec.parse::<PortSpec>().unwrap()).addr([10, 0, 0, 1], 24).shards(2).stats(&*dir.0);
@@ -69,7 +69,7 @@ fn with_device(dir: &Dir, spec: &str, look: impl FnOnce(&Context)) {
     drop((completions, qp, fd, id, events));
 }
 
-/// As often as it takes until `done`; then nothing more is inherited than before.
+/// Checks until `done` that nothing more is inherited than before.
 fn nothing_is_inherited(before: &BTreeSet<String>, spec: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -89,7 +89,7 @@ fn ports_without_dpdk_leave_no_descriptor_to_programs() {
     }
 }
 
-// Goal: the test sees a descriptor that is inherited.
+// Control: the test detects an inherited descriptor.
 #[test]
 fn the_test_sees_what_is_inherited() {
     let file = std::fs::File::open("/dev/zero").unwrap();
@@ -107,7 +107,7 @@ fn a_memif_leaves_no_descriptor_to_programs() {
     let spec = |role: &str| format!("memif:{},role={role}", dir.path("memif.sock"));
     with_device(&dir, &spec("server"), |server| {
         nothing_is_inherited(&before, "a server alone", || Path::new(&dir.path("memif.sock")).exists());
-        // The client connects, goes, and another one comes: descriptors that come later.
+        // The client connects, disappears, and another one connects: descriptors that are opened later.
         for _ in 0..2 {
             with_device(&dir, &spec("client"), |client| {
                 nothing_is_inherited(&before, "a connected memif", || is_up(server) && is_up(client));
@@ -130,7 +130,7 @@ mod dpdk {
             let plain = verbs::port::dpdk::EalOptions { huge_pages: false, ..Default::default() };
             verbs::port::dpdk::configure(plain).unwrap();
         });
-        // The shared libraries of DPDK are the distribution's, and make descriptors as they like.
+        // DPDK as shared libraries is the distribution's build, whose descriptors this test does not control.
         let shared = std::fs::read_to_string("/proc/self/maps").unwrap().contains("librte_eal.so");
         if shared {
             let _ = writeln!(

@@ -1,4 +1,4 @@
-//! What the process runs out of: each test is a process of its own, with a limit.
+//! Resources of the process that run out: each test runs in its own process, with a limit.
 
 use std::fs::File;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use verbs::error::errno::{EMFILE, ENOMEM};
 use verbs::{Context, DeviceConfig, DeviceError, Drive, OpenError, VerbsError};
 
-/// Says that this is the child.
+/// Marks the child process.
 const CHILD: &str = "VERBS_TEST_CHILD";
 const DONE: &str = "the child came to its end";
 
@@ -26,8 +26,8 @@ fn in_a_child(test: &str, ulimit: &str, variable: (&str, &str), body: impl FnOnc
         .env(variable.0, variable.1)
         .output()
         .unwrap();
-    let (said, wrong) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert!(out.status.success() && said.contains(DONE), "{said}\n{wrong}");
+    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && stdout.contains(DONE), "{stdout}\n{stderr}");
 }
 
 #[track_caller]
@@ -46,7 +46,7 @@ fn no_file_descriptor() {
         no_descriptor(context.create_comp_channel());
         no_descriptor(context.async_fd());
         no_descriptor(context.create_event_channel());
-        // One is enough for each of them, and nothing was kept that stands in the way.
+        // One is enough for each of them: the failed calls kept none.
         files.pop();
         let channel = context.create_comp_channel().unwrap();
         no_descriptor(context.create_comp_channel());
@@ -68,7 +68,7 @@ fn no_thread() {
             assert!(matches!(e, VerbsError::Open(OpenError::Thread { .. })), "{e:?}");
             assert_eq!(e.errno(), ENOMEM, "{e}");
         }
-        // What needs no thread works.
+        // A device without threads works.
         Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap().close().unwrap();
     });
 }

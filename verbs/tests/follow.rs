@@ -1,5 +1,5 @@
-//! Goal: a port on a Linux interface follows it: down, no carrier, another MTU, deleted. The program is told, and what could not
-//! leave is counted. Needs root, as interfaces are made and changed.
+//! Goal: a port on a Linux interface follows its state: down, no carrier, another MTU, deleted. Events are raised, and frames
+//! that could not leave are counted. Needs root, to create and change interfaces.
 #![cfg(feature = "dpdk")]
 
 mod common;
@@ -21,7 +21,7 @@ fn ip(args: &str) -> bool {
     Command::new("ip").args(args.split(' ')).output().is_ok_and(|output| output.status.success())
 }
 
-/// Two interfaces that are a cable, gone with the test. `None`, loudly, where they cannot be made.
+/// Two interfaces that form a cable, removed when the test ends. `None`, with a printed reason, where they cannot be created.
 struct Veth(String, String);
 
 impl Veth {
@@ -39,7 +39,7 @@ impl Veth {
         }
         let made = Self(a, b);
         for name in [&made.0, &made.1] {
-            // Nobody else's frames: what is counted below is ours.
+            // No frames of other sources: the test counts exactly its own.
             let quiet = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
             let _ = std::fs::write(quiet, "1");
             assert!(ip(&format!("link set {name} up")));
@@ -59,7 +59,7 @@ fn open(spec: &str, address: u8) -> Context {
     Context::open(config.drive(Drive::Embedded)).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Turns the devices until it is so.
+/// Polls the devices until the condition holds.
 fn until(what: &str, devices: &[&Context], mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -133,7 +133,7 @@ fn af_packet_hears_of_an_interface_that_goes_down_and_comes_back() {
     });
     assert_eq!((state(&ends.a), state(&ends.b)), (PortState::Down, PortState::Down));
 
-    // What is sent meanwhile is lost, and counted; the connection goes on when the interface is back.
+    // Frames sent meanwhile are lost, and counted; the connection continues when the interface is back.
     ends.post_write(50_000);
     until("the loss is counted", &both, || ends.a.port_stats().tx_dropped > lost);
     assert!(ip(&format!("link set {} up", veth.0)));
@@ -158,17 +158,17 @@ fn af_packet_follows_the_mtu_of_its_interface() {
     let both = [&ends.a, &ends.b];
     until("the active MTU follows", &both, || mtu(&ends.a) == Mtu::Mtu1024 && mtu(&ends.b) == Mtu::Mtu1024);
     assert_eq!(ends.a.query_port(1).unwrap().link_mtu, 1500);
-    // What was connected before and fits still passes; what is too long is lost, and counted.
+    // On the existing connection, frames that fit still pass; longer ones are lost, and counted.
     assert_eq!(ends.write(500), WcStatus::Success);
     let lost = ends.a.port_stats().tx_dropped;
     assert_eq!(ends.write(50_000), WcStatus::RetryExcErr);
     assert!(ends.a.port_stats().tx_dropped > lost, "{:?}", ends.a.port_stats());
-    // Higher than it was opened for it does not get.
+    // The MTU cannot exceed the one that the port was opened with.
     let set = |mtu: u32| [&veth.0, &veth.1].iter().all(|name| ip(&format!("link set {name} mtu {mtu}")));
     assert!(set(9000));
     until("the active MTU comes back", &both, || mtu(&ends.a) == Mtu::Mtu4096);
     assert_eq!(ends.a.query_port(1).unwrap().link_mtu, 4200);
-    // A new connection takes what the link carries, and no more.
+    // A new connection uses the link's MTU, and refuses a larger one.
     assert!(set(1500));
     let fresh = ends.a.create_cq(1).unwrap();
     let qp = ends.pd[0].create_qp(&QpInitAttr::rc(&fresh, &fresh)).unwrap();
@@ -192,7 +192,7 @@ fn a_port_whose_interface_was_deleted_stays_down_and_the_program_goes_on() {
     let lost = ends.a.port_stats().tx_dropped;
     assert_eq!(ends.write(50_000), WcStatus::RetryExcErr);
     assert!(ends.a.port_stats().tx_dropped > lost, "{:?}", ends.a.port_stats());
-    // Another interface by that name is another one: only a port that is opened after it was made uses it.
+    // A new interface with the same name: only a port that is opened after its creation uses it.
     let veth = Veth::new('x').unwrap();
     for _ in 0..1000 {
         pump(&ends.a);
@@ -217,7 +217,7 @@ fn a_tap_hears_of_its_interface_too() {
     assert_eq!(device.query_port(1).unwrap().link_mtu, 1500, "what every release of DPDK carries");
     device.start().unwrap();
     until("it comes up", &[&device], || event(&device) == Some(AsyncEvent::PortActive));
-    // The MTU is what the driver took, and Linux's side has the same.
+    // The MTU is what the driver accepted, and the Linux side has the same.
     let carries = device.query_port(1).unwrap().link_mtu;
     let read = || std::fs::read_to_string(format!("/sys/class/net/{name}/mtu")).unwrap();
     assert!((1500..=4200).contains(&carries));

@@ -1,5 +1,5 @@
-//! Goal: a fork of a process with open devices can drop what it has copies of, and call what it likes: nothing panics or hangs,
-//! and nothing of the other process is touched.
+//! Goal: a fork of a process with open devices can drop its copies of the objects and make any call: nothing panics or hangs,
+//! and nothing of the parent process is touched.
 
 mod common;
 
@@ -23,10 +23,10 @@ use verbs::{
 /// One test at a time: a thread of another one may hold a lock of the test harness at the moment of a fork.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Hands `things` to `job` in a fork, which has to end well. The other process keeps them.
+/// Passes `things` to `job` in a fork, which has to exit with success. The parent process keeps them.
 fn in_fork<T>(things: T, job: impl FnOnce(T)) -> T {
-    // SAFETY: the child runs `job` on its only thread and leaves without anything that the process would do at its end. What
-    // it finds locked by a thread that it does not have is what these tests are about; an alarm ends it then.
+    // SAFETY: the child runs `job` on its only thread and leaves by `_exit`, without the process's exit handlers. It may find
+    // locks held by threads that it does not have: that is what these tests are about, and an alarm ends it then.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "{}", std::io::Error::last_os_error());
     if child == 0 {
@@ -44,7 +44,7 @@ fn in_fork<T>(things: T, job: impl FnOnce(T)) -> T {
     things
 }
 
-/// A directory that goes with the test.
+/// A directory that is removed when the test ends.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -114,7 +114,7 @@ impl Ends {
         ends
     }
 
-    /// A turn for whoever has no other.
+    /// One turn, if no thread of the device makes them.
     fn turn(&self) {
         for host in [&self.a, &self.b] {
             if let Ok(mut reactor) = host.context.reactor(0) {
@@ -123,7 +123,7 @@ impl Ends {
         }
     }
 
-    /// A message arrives, and its sender hears of it.
+    /// A message arrives, and its sender gets the completion.
     fn talk(&self) {
         let sge = |host: &Host| [host.mr.sge(0..64).unwrap()];
         self.b.qp.post_recv(&[RecvWr::new(1, &sge(&self.b))]).unwrap();
@@ -178,7 +178,7 @@ fn a_fork_that_drops_everything_leaves_the_other_process_its_devices() {
     }
 }
 
-// The capture is buffered: what a fork has a copy of must not be written twice.
+// The capture is buffered: the fork's copy of the buffer must not be written a second time.
 #[test]
 fn a_fork_writes_nothing_into_a_capture() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -194,12 +194,12 @@ fn a_fork_writes_nothing_into_a_capture() {
 }
 
 #[test]
-fn calls_in_a_fork_are_refused_in_words() {
+fn calls_in_a_fork_fail_with_an_error() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for drive in drives() {
         let dir = Dir::new();
         let ends = Ends::new(|side| unix(&dir, &drive, side));
-        // Whatever a fork finds: the other end's message stays for the other process.
+        // The other end's message stays for the parent process, whatever the fork polls.
         let sge = |host: &Host| [host.mr.sge(0..64).unwrap()];
         ends.b.qp.post_recv(&[RecvWr::new(1, &sge(&ends.b))]).unwrap();
         let ends = in_fork(ends, |ends| {
@@ -221,7 +221,7 @@ fn calls_in_a_fork_are_refused_in_words() {
             refused(mr.dereg().map_err(|(error, _)| error));
             let _ = qp.post_send(&[SendWr::send(3, &[])]);
             assert_eq!(cq.poll(&mut [Wc::default()]).unwrap(), 0);
-            // A device of its own is like any other.
+            // The fork's own device works like any other.
             let pair = common::Pair::new(common::embedded());
             pair.b.post_recv(&[RecvWr::new(1, &[])]).unwrap();
             pair.a.post_send(&[SendWr::send(2, &[]).signaled()]).unwrap();
@@ -245,7 +245,7 @@ fn a_fork_leaves_a_memif_alone() {
         ends.talk();
         let ends = in_fork(ends, |ends| {
             drop(ends);
-            // A port of its own it may have.
+            // It may open its own port.
             let spec: PortSpec = format!("memif:{}", dir.path("other.sock").display()).parse().unwrap();
             let own = Context::open(DeviceConfig::new(spec).addr([10, 0, 0, 3], 24)).unwrap();
             own.start().unwrap();

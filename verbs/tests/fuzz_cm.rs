@@ -1,5 +1,5 @@
-//! Replays the inputs of the fuzz target `cm_service` that are worth keeping, and changes them a little, as
-//! `stack/tests/fuzz_replay.rs` does with the others.
+//! Replays the saved inputs of the fuzz target `cm_service`, and small mutations of them, as `stack/tests/fuzz_replay.rs`
+//! does for the other targets.
 
 mod cm_service;
 #[path = "../../stack/tests/replay/mod.rs"]
@@ -14,7 +14,7 @@ fn fuzz_corpus_cm_service() {
     replay::replay("cm_service", |data| drop(cm_service(data)), 60);
 }
 
-// Goal: the inputs that are kept bring about what connections can come to, so that a change of one begins near it.
+// Goal: the saved inputs reach every outcome of a connection, so that mutations start near each.
 #[test]
 fn the_inputs_reach_every_end_of_a_connection() {
     let reached: BTreeSet<_> = replay::corpus("cm_service").iter().flat_map(|i| cm_service(i)).collect();

@@ -19,7 +19,7 @@ fn the_first_queue_pair_starts_the_port() {
     std::fs::create_dir(&dir).unwrap();
     let spec = |more: &str| format!("memif:{}/memif.sock,{more}", dir.display());
 
-    // What is wrong with the text, or can be seen without DPDK, is still said at once.
+    // Errors in the text, and those that can be seen without DPDK, are still reported at once.
     for (text, part) in [
         (spec("colour=red"), "there is no option colour"),
         (spec("rsize=15"), "2^14"),
@@ -73,14 +73,14 @@ fn the_first_queue_pair_starts_the_port() {
     assert_eq!((after.mac, after.link_mtu), (port.mac, port.link_mtu));
     context.start().unwrap();
 
-    // The peer's end, started early; the link comes up under the shard that was there before.
+    // The peer's end, started early; the link comes up under the shard that existed before.
     let peer = Context::open(config(&spec("role=client"))).unwrap();
     peer.start().unwrap();
     let event = context.get_async_event(std::time::Duration::from_secs(10)).unwrap().unwrap();
     assert_eq!(event.event, AsyncEvent::PortActive);
     assert_eq!(context.query_port(1).unwrap().state, PortState::Active);
 
-    // What goes wrong later is said by the call that needs the port, and changes nothing.
+    // Later failures are reported by the call that needs the port, and change nothing.
     let second = Context::open(config(&format!("memif:{}/second.sock,role=server", dir.display()))).unwrap();
     let _listener = std::os::unix::net::UnixListener::bind(dir.join("second.sock")).unwrap();
     let (second_pd, second_cq) = (second.alloc_pd().unwrap(), second.create_cq(1).unwrap());

@@ -1,4 +1,4 @@
-//! Lives of objects: any order of dropping, busy parents, handles that come back.
+//! Object lifetimes: any order of dropping, busy parents, handles that are returned.
 
 mod common;
 
@@ -122,7 +122,7 @@ fn handles_keep_what_they_need() {
     cq_b.destroy().unwrap();
 }
 
-// The completions of a queue pair that is gone are not shown, and its number is not used again at once.
+// Completions of a destroyed queue pair are not returned, and its number is not reused at once.
 #[test]
 fn destroyed_queue_pairs_leave_nothing() {
     let context = embedded();
@@ -152,7 +152,7 @@ fn a_region_that_is_gone_grants_nothing() {
     assert_eq!(p.done_a(1)[0].status, WcStatus::RemAccessErr);
 }
 
-// What a shard found out about a key while it placed one message does not outlive its turn.
+// A shard's cached key check for one message does not outlive its turn.
 #[test]
 fn a_region_that_goes_between_two_messages_takes_only_the_first() {
     let p = Pair::new(embedded());
@@ -211,7 +211,7 @@ fn copies_in_and_out_of_a_region() {
     assert_eq!(huge.addr() % (2 << 20), 0);
 }
 
-// The same seed gives the same numbers; without one they are not to be foreseen.
+// The same seed gives the same numbers; without one they are unpredictable.
 #[test]
 fn numbers_come_from_the_seed() {
     let numbers = |seed: Option<u64>| {

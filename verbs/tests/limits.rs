@@ -154,7 +154,7 @@ fn max_pd() {
     exhausted(context.alloc_pd(), max);
 }
 
-// At the device's level, where a region is a range of addresses: this many buffers would be most of this machine.
+// On the device API, where a region is a range of addresses: this many buffers would take most of this machine's memory.
 #[test]
 fn max_mr_and_max_mr_size() {
     let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
@@ -235,7 +235,7 @@ fn max_qp_rd_atom_and_max_qp_init_rd_atom() {
     }
 }
 
-// 2 GiB from one buffer, sixteen times over. That it arrives is tested packet by packet elsewhere (Q04).
+// 2 GiB from one buffer, sixteen times over. Its arrival is tested packet by packet elsewhere (Q04).
 #[test]
 fn max_msg_sz() {
     let context = embedded();
@@ -252,7 +252,7 @@ fn max_msg_sz() {
     assert!(matches!(refused.kind, PostErrorKind::TooLong(n) if n == u64::from(max) + 1), "{refused:?}");
     assert_eq!((refused.errno(), refused.bad_wr), (EINVAL, 0));
     sges[15].length -= 1;
-    // Taken; the key is no key, which shows when its turn comes.
+    // Accepted; the key is invalid, which shows only when the request executes.
     qp.post_send(&[SendWr::write(1, &sges, 0, 0)]).unwrap();
     assert_eq!(common::take(&context, &cq, 1)[0].status, verbs::WcStatus::LocProtErr);
 }
@@ -294,7 +294,7 @@ fn the_gid_table() {
     assert_eq!(table[2].gid.to_string(), "::ffff:192.0.2.9");
     assert_eq!(context.query_gid_ex(1, len).unwrap_err().errno(), EINVAL);
     assert_eq!(context.query_gid_ex(0, 0).unwrap_err().errno(), EINVAL);
-    // Every entry can be a connection's, and none beyond them.
+    // Every entry of the table can be used by a connection, and no index beyond them.
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(8).unwrap());
     for index in 1..=len {
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
@@ -334,9 +334,9 @@ fn names_numbers_and_clock() {
         (mac[0], &mac[1..3], &[0xff, 0xfe][..], &mac[3..])
     );
     assert_eq!((attr.vendor_id, attr.vendor_part_id, attr.hw_ver), (0xff_ffff, 0, 0));
-    // Time goes on by as many ticks as the clock's frequency says: nanoseconds.
+    // The clock advances by its announced frequency: in nanoseconds.
     assert_eq!((attr.hca_core_clock, attr.completion_timestamp_mask), (1_000_000, u64::MAX));
-    // Between two looks at another clock on either side: whoever loses its core in between loses it for both.
+    // Read between two readings of another clock: a thread that loses its core in between loses it for both.
     let outer = std::time::Instant::now();
     let before = a.now();
     let inner = std::time::Instant::now();
@@ -349,7 +349,7 @@ fn names_numbers_and_clock() {
     assert!(ticks >= least - least / 10 && ticks <= most + most / 10, "{ticks} in {least} to {most} ns");
 }
 
-// A flag that is set is a thing that works; the others name things that the device has none of.
+// A flag that is set is a feature that works; the device lacks the features of the others.
 #[test]
 fn capabilities() {
     let context = embedded();

@@ -52,13 +52,13 @@ fn rule(from: QpState, to: QpState, ty: QpType) -> Option<(AttrMask, AttrMask)> 
     })
 }
 
-/// Every attribute that RoCE has for a transition.
+/// Every attribute that RoCE allows for a transition.
 fn full(from: QpState, to: QpState, ty: QpType) -> AttrMask {
     let (required, optional) = rule(from, to, ty).unwrap_or((AttrMask::empty(), AttrMask::empty()));
     (required | optional).difference(AttrMask::ALT_PATH) | AttrMask::STATE
 }
 
-/// Attributes whose every value is allowed.
+/// Values that are allowed, for every attribute.
 fn good(gid: Gid, from: QpState, to: QpState) -> QpAttr {
     let grh = GlobalRoute { dgid: gid, sgid_index: 1, hop_limit: 64, ..GlobalRoute::default() };
     QpAttr {
@@ -126,7 +126,7 @@ impl Bench {
         qp
     }
 
-    /// Makes a call that must be refused, and sees that nothing has changed.
+    /// Makes a call that must be refused, and checks that nothing has changed.
     fn refused(&self, qp: &Qp, attr: &QpAttr, mask: AttrMask) -> VerbsError {
         let before = qp.query().unwrap().0;
         let error = qp.modify(attr, mask).unwrap_err();
@@ -134,7 +134,7 @@ impl Bench {
         error
     }
 
-    /// A call that is right but for one value, on an RC queue pair.
+    /// A valid call but for one value, on an RC queue pair.
     fn wrong(&self, from: QpState, to: QpState, change: impl FnOnce(&mut QpAttr)) -> VerbsError {
         let qp = self.at(QpType::Rc, from);
         let mut attr = good(self.gid, from, to);

@@ -1,4 +1,4 @@
-//! Multicast through the public API: attaching, what the link hears of it, and copies for everybody.
+//! Multicast through the public API: attaching, membership reports on the link, and copies for every attached queue pair.
 
 mod common;
 mod wire;
@@ -45,7 +45,7 @@ impl Port for Cable {
     }
 }
 
-/// A device whose link ends in the test's hands.
+/// A device with a link whose other end the test controls.
 struct Line {
     context: Context,
     pd: Pd,
@@ -70,16 +70,16 @@ impl Line {
         Self { context, pd, cq, peer, clock, link, _port: port }
     }
 
-    /// What the device says in a few turns.
-    fn said(&mut self) -> Vec<Vec<u8>> {
-        let mut said = Vec::new();
+    /// The frames that the device sends in a few turns.
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        let mut sent = Vec::new();
         for _ in 0..5 {
             pump(&self.context);
             let mut burst = RxBurst::new();
             self.peer.rx_burst(&mut burst);
-            said.extend(burst.drain(..).map(|frame| frame.data().to_vec()));
+            sent.extend(burst.drain(..).map(|frame| frame.data().to_vec()));
         }
-        said
+        sent
     }
 
     fn pass(&self, time: Duration) {
@@ -102,20 +102,20 @@ fn igmp(frame: &[u8]) -> (u8, Gid) {
 }
 
 #[test]
-fn the_link_hears_of_the_first_and_the_last() {
+fn membership_is_reported_for_the_first_and_the_last() {
     let mut w = Line::new();
     let (a, b) = (ud(&w.pd, &w.cq), ud(&w.pd, &w.cq));
     a.attach_mcast(group(3), 0).unwrap();
-    let said = w.said();
-    assert_eq!(said.len(), 1);
-    assert_eq!(said[0][..6], [1, 0, 0x5e, 1, 2, 3]);
-    assert_eq!(igmp(&said[0]), (0x16, group(3)));
+    let sent = w.sent();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0][..6], [1, 0, 0x5e, 1, 2, 3]);
+    assert_eq!(igmp(&sent[0]), (0x16, group(3)));
     b.attach_mcast(group(3), 0xc000).unwrap();
     a.attach_mcast(group(3), 0).unwrap();
     a.detach_mcast(group(3), 0).unwrap();
-    assert_eq!(w.said(), Vec::<Vec<u8>>::new(), "it is a member all the while");
-    // A router asks who is there, with no time to lose: at most a tenth of a second.
-    let mut query = said[0].clone();
+    assert_eq!(w.sent(), Vec::<Vec<u8>>::new(), "it is a member all the while");
+    // A router's query, with the shortest response time: at most a tenth of a second.
+    let mut query = sent[0].clone();
     query[..6].copy_from_slice(&[1, 0, 0x5e, 0, 0, 1]);
     query[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
     query[26..34].copy_from_slice(&[192, 0, 2, 9, 224, 0, 0, 1]);
@@ -125,14 +125,14 @@ fn the_link_hears_of_the_first_and_the_last() {
     let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
     query[24..26].copy_from_slice(&sum.to_be_bytes());
     w.send(&query);
-    let mut said = w.said();
+    let mut sent = w.sent();
     w.pass(Duration::from_millis(100));
-    said.extend(w.said());
-    assert_eq!(said.iter().map(|f| igmp(f)).collect::<Vec<_>>(), [(0x16, group(3))]);
+    sent.extend(w.sent());
+    assert_eq!(sent.iter().map(|f| igmp(f)).collect::<Vec<_>>(), [(0x16, group(3))]);
 
     drop(b);
-    let said = w.said();
-    assert_eq!(said.last().map(|f| igmp(f)), Some((0x17, group(3))), "a queue pair that is dropped leaves");
+    let sent = w.sent();
+    assert_eq!(sent.last().map(|f| igmp(f)), Some((0x17, group(3))), "a queue pair that is dropped leaves");
 }
 
 #[test]
@@ -142,18 +142,18 @@ fn a_link_that_comes_up_hears_of_every_group() {
     qp.attach_mcast(group(1), 0).unwrap();
     qp.attach_mcast(group(2), 0).unwrap();
     for _ in 0..10 {
-        w.said();
+        w.sent();
         w.pass(Duration::from_secs(1));
     }
-    assert_eq!(w.said(), Vec::<Vec<u8>>::new(), "everything has been said");
+    assert_eq!(w.sent(), Vec::<Vec<u8>>::new(), "everything has been sent");
     w.link.store(false, Ordering::Release);
     w.pass(Duration::from_millis(20));
-    assert_eq!(w.said(), Vec::<Vec<u8>>::new());
+    assert_eq!(w.sent(), Vec::<Vec<u8>>::new());
     w.link.store(true, Ordering::Release);
     w.pass(Duration::from_millis(20));
-    let mut said: Vec<_> = w.said().iter().map(|f| igmp(f)).collect();
-    said.sort_by_key(|(_, group)| group.0);
-    assert_eq!(said, [(0x16, group(1)), (0x16, group(2))]);
+    let mut sent: Vec<_> = w.sent().iter().map(|f| igmp(f)).collect();
+    sent.sort_by_key(|(_, group)| group.0);
+    assert_eq!(sent, [(0x16, group(1)), (0x16, group(2))]);
 }
 
 #[test]
@@ -162,10 +162,10 @@ fn ipv6_groups_are_reported_by_mld() {
     let qp = ud(&w.pd, &w.cq);
     let group = Gid::from_ip("ff05::1:3".parse().unwrap());
     qp.attach_mcast(group, 0).unwrap();
-    let said = w.said();
-    assert_eq!(said.len(), 1);
-    assert_eq!((&said[0][..6], &said[0][12..14]), (&[0x33, 0x33, 0, 1, 0, 3][..], &[0x86, 0xdd][..]));
-    assert_eq!((said[0][62], &said[0][70..86]), (131, &group.0[..]));
+    let sent = w.sent();
+    assert_eq!(sent.len(), 1);
+    assert_eq!((&sent[0][..6], &sent[0][12..14]), (&[0x33, 0x33, 0, 1, 0, 3][..], &[0x86, 0xdd][..]));
+    assert_eq!((sent[0][62], &sent[0][70..86]), (131, &group.0[..]));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn limits_are_those_announced() {
     let e = last.attach_mcast(group(attr.max_mcast_grp), 0).unwrap_err();
     assert_eq!(e.errno(), errno::ENOMEM, "{e}");
     assert_eq!(most[0].attach_mcast(group(attr.max_mcast_grp), 0).unwrap_err().errno(), errno::ENOMEM);
-    // One that goes makes room, at once.
+    // A member that leaves makes room, at once.
     last.detach_mcast(group(7), 0).unwrap();
     last.attach_mcast(group(attr.max_mcast_grp), 0).unwrap();
     drop(qps);
@@ -274,7 +274,7 @@ fn u16_a_copy_for_each_queue_pair_with_the_qkey() {
             assert_eq!(&area[40 - ip.len()..40], ip, "the header, with the group's address");
             assert_eq!(&area[40..], b"to everybody");
         }
-        // The other key is for the one that has it.
+        // The other Q_Key is that of another queue pair.
         w.send_on(&flow, &[datagram(6, 0x22, b"x")]);
         assert_eq!(w.done().iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [1]);
     }
@@ -309,7 +309,7 @@ fn u17_a_group_that_was_left() {
     qps[1].detach_mcast(group(3), 0).unwrap();
     w.send_on(&flow, &[datagram(2, QKEY, b"b")]);
     assert_eq!((w.done().len(), w.dropped(Discard::NotOurMulticast)), (0, 1));
-    // The queue pair itself can still be talked to.
+    // The queue pair's own number still works.
     w.send(&qps[0], &[datagram(3, QKEY, b"c")]);
     assert_eq!(w.done().iter().map(|wc| wc.wr_id).collect::<Vec<_>>(), [0]);
 }
@@ -321,9 +321,9 @@ fn u17_packets_that_no_group_takes() {
     let flow = to_group(&w, &qps[0], group(3));
     let others = [
         (Flow { dst: group(4), ..flow }, Discard::NotOurMulticast),
-        (Flow { dst: w.gid, ..flow }, Discard::NotOurMulticast), // the group's number, our own address
+        (Flow { dst: w.gid, ..flow }, Discard::NotOurMulticast), // the group's number, the local address
         (Flow { dqpn: qps[0].qp_num(), ..flow }, Discard::NotOurMulticast), // the reverse
-        (Flow { src: w.gid, ..flow }, Discard::OwnMulticast),    // the link sends back what we said
+        (Flow { src: w.gid, ..flow }, Discard::OwnMulticast),    // the link sends the device's own frame back
     ];
     for (flow, reason) in others {
         let before = w.dropped(reason);
@@ -374,15 +374,15 @@ impl Member {
     }
 
     /// Sends to the group from one of the queue pairs.
-    fn say(&self, qp: usize, sgid_index: u8) {
+    fn send_from(&self, qp: usize, sgid_index: u8) {
         let ah = self.pd.create_ah(&ah_attr_to(group(3), sgid_index)).unwrap();
         self.mr.write(2048, b"hello").unwrap();
         let list = [self.mr.sge(2048..2053).unwrap()];
         self.qps[qp].post_send(&[SendWr::send(7777, &list).to(&ah, Qpn::MULTICAST, QKEY)]).unwrap();
     }
 
-    /// Receives that are done, sorted, after `n` have come and a while has passed.
-    fn heard(&self, others: &Context, n: usize) -> Vec<u64> {
+    /// The completed receives, sorted, after `n` have arrived and a while has passed.
+    fn received(&self, others: &Context, n: usize) -> Vec<u64> {
         let (mut ids, start) = (Vec::new(), std::time::Instant::now());
         let mut wc = [Wc::default(); 16];
         let mut after = 0;
@@ -399,7 +399,7 @@ impl Member {
     }
 }
 
-// Whichever queue the frame arrives on, each shard's queue pairs get their copies, once.
+// Whichever queue the frame arrives on, the queue pairs of each shard get one copy each.
 #[test]
 fn u16_queue_pairs_on_every_shard() {
     for (shards, arrives_on) in [(1, 0), (2, 0), (2, 1), (16, 3), (16, 15)] {
@@ -407,42 +407,41 @@ fn u16_queue_pairs_on_every_shard() {
         let many = PortOptions { queues: shards, ..PortOptions::default() };
         let (a, b) = pair_with(&one, &many, Arc::new(move |_, _, _| arrives_on));
         let (a, b) = (Member::new(a, 1, 1, true), Member::new(b, 2, shards, false));
-        a.say(0, 1);
+        a.send_from(0, 1);
         let all: Vec<u64> = (0..shards as u64).map(|i| 100 * i).collect();
-        assert_eq!(b.heard(&a.context, shards), all, "{shards} shards, arriving on {arrives_on}");
+        assert_eq!(b.received(&a.context, shards), all, "{shards} shards, arriving on {arrives_on}");
         assert_eq!(b.context.counters().drops(), 0);
         nothing(&a.context, &a.cq);
     }
 }
 
-// The sender is attached like the others; unless it said that it does not want its own.
+// The attached sender gets a copy like the others, unless it was created without copies of its own messages.
 #[test]
 fn u16_copies_of_ones_own() {
     for block in [false, true] {
         let options = PortOptions { queues: 3, ..PortOptions::default() };
         let (a, b) = pair_with(&options, &options, Arc::new(|from, _, _| from));
         let (a, b) = (Member::new(a, 1, 3, block), Member::new(b, 2, 3, block));
-        a.say(1, 1);
+        a.send_from(1, 1);
         let want: &[u64] = if block { &[0, 200] } else { &[0, 100, 200] };
-        assert_eq!(a.heard(&b.context, want.len()), want, "blocked: {block}");
-        assert_eq!(b.heard(&a.context, 3), [0, 100, 200], "another device's copies are not its business");
+        assert_eq!(a.received(&b.context, want.len()), want, "blocked: {block}");
+        assert_eq!(b.received(&a.context, 3), [0, 100, 200], "another device's copies are not its business");
     }
 }
 
-// A loopback port sends back what leaves: that is no second copy.
+// A loopback port returns every frame: that is no second copy.
 #[test]
 fn u16_one_copy_on_a_loopback_port() {
     let port = verbs::port::PortSpec::Loopback.open(&PortOptions::default()).unwrap();
     let m = Member::new(port, 1, 1, false);
-    m.say(0, 1);
+    m.send_from(0, 1);
     assert_eq!(take(&m.context, &m.cq, 1)[0].wr_id, 0);
     nothing(&m.context, &m.cq);
     assert_eq!(m.context.counters().discarded(Discard::OwnMulticast), 1);
     assert_eq!(m.context.counters().get(Counter::RequestsSent), 1);
 }
 
-// Groups change while datagrams flow, on threads of their own: from attach on copies come, and when detach returns, no
-// more do.
+// Groups change while datagrams flow, on other threads: copies arrive from attach on, and none after detach has returned.
 #[test]
 fn u16_u17_groups_change_under_load() {
     let port =
@@ -466,7 +465,7 @@ fn u16_u17_groups_change_under_load() {
         })
         .collect();
     let mut wc = [Wc::default(); 16];
-    let say = || {
+    let send_from = || {
         let mut wc = [Wc::default(); 16];
         from.post_send(&[SendWr::send(1, &[]).signaled().to(&ah, Qpn::MULTICAST, QKEY)]).unwrap();
         let start = std::time::Instant::now();
@@ -480,7 +479,7 @@ fn u16_u17_groups_change_under_load() {
         qps[which].attach_mcast(group(3), 0).unwrap();
         let start = std::time::Instant::now();
         loop {
-            say();
+            send_from();
             let n = cq.poll(&mut wc).unwrap();
             assert!(wc[..n].iter().all(|wc| wc.wr_id == which as u64 && wc.status == WcStatus::Success));
             let list = [mr.sge(0..1024).unwrap()];
@@ -490,10 +489,10 @@ fn u16_u17_groups_change_under_load() {
             }
             assert!(start.elapsed() < PATIENCE);
         }
-        (0..2).for_each(|_| say());
+        (0..2).for_each(|_| send_from());
         qps[which].detach_mcast(group(3), 0).unwrap();
         while cq.poll(&mut wc).unwrap() > 0 {} // what came before
-        (0..3).for_each(|_| say());
+        (0..3).for_each(|_| send_from());
         assert_eq!(cq.poll(&mut wc).unwrap(), 0, "round {round}");
     }
 }

@@ -1,4 +1,4 @@
-//! Parent domains and thread domains: what works across them, what is busy, what is refused.
+//! Parent domains and thread domains: objects that work across them, that are busy, that are refused.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn parent(context: &Context, pd: &Pd, td: Option<&Td>) -> Pd {
     context.alloc_parent_domain(&ParentDomainInitAttr { pd, td }).unwrap()
 }
 
-/// That an object is busy; it comes back.
+/// Checks that destroying an object fails with EBUSY; returns the object.
 #[track_caller]
 fn busy<T>(result: Result<(), (VerbsError, T)>, object: &str) -> T {
     let Err((e, back)) = result else { panic!("the {object} was given up") };
@@ -22,7 +22,7 @@ fn busy<T>(result: Result<(), (VerbsError, T)>, object: &str) -> T {
     back
 }
 
-// Everything that is made in a protection domain or in parent domains of it works together.
+// All objects created in a protection domain or in its parent domains work together.
 #[test]
 fn a_parent_domain_is_its_protection_domain() {
     let context = embedded();
@@ -67,7 +67,7 @@ fn a_parent_domain_is_its_protection_domain() {
         ud.post_send(&[SendWr::send(6, &[]).to(&ah, ud.qp_num(), 5).signaled()]).unwrap();
         assert!(take(&context, &cq, 1)[0].is_ok());
     }
-    // Another protection domain is another one, with a parent or without.
+    // A different protection domain is refused, with a parent or without.
     let stranger = context.alloc_pd().unwrap();
     for pd in [&stranger, &parent(&context, &stranger, Some(&td))] {
         let ah = pd.create_ah(&attr).unwrap();
@@ -85,7 +85,7 @@ fn what_is_in_use_is_busy() {
     let (pd, td) = (context.alloc_pd().unwrap(), context.alloc_td());
     let parent = parent(&context, &pd, Some(&td));
     let (pd, td) = (busy(pd.dealloc(), "protection domain"), busy(td.dealloc(), "thread domain"));
-    // Each kind of object holds the parent domain that it was made in, and is held by it alone.
+    // Each kind of object keeps the parent domain that it was created in busy, and no other.
     let mr = parent.reg_mr(8, Access::empty()).unwrap();
     let parent = busy(parent.dealloc(), "parent domain");
     mr.dereg().unwrap();
@@ -105,7 +105,7 @@ fn what_is_in_use_is_busy() {
     qp.destroy().unwrap();
     cq.destroy().unwrap();
     let of_parent = context.alloc_parent_domain(&ParentDomainInitAttr { pd: &parent, td: None }).unwrap();
-    // A parent domain of a parent domain is one of the protection domain: it holds that.
+    // A parent domain made of a parent domain belongs to the protection domain: it keeps that one busy.
     parent.dealloc().unwrap();
     td.dealloc().unwrap();
     let pd = busy(pd.dealloc(), "protection domain");
@@ -123,7 +123,7 @@ fn queue_pairs_of_a_thread_domain_are_on_one_shard() {
     let tds = [context.alloc_td(), context.alloc_td()];
     let parents = [0, 0, 1].map(|i| parent(&context, &pd, Some(&tds[i])));
     assert_eq!((tds[0].shard(), tds[1].shard()), (None, None));
-    // One that says where it goes settles nothing.
+    // A queue pair with an explicit shard does not choose that of the thread domain.
     let aside = parents[0].create_qp(&init.on_shard(2)).unwrap();
     assert_eq!((aside.shard(), tds[0].shard()), (2, None));
     let mut qps = vec![aside];
@@ -138,9 +138,9 @@ fn queue_pairs_of_a_thread_domain_are_on_one_shard() {
     assert_eq!(parents[0].create_qp(&init.on_shard(2)).unwrap().shard(), 2);
 }
 
-// A queue pair that could not be made leaves the thread domain without a shard.
+// A queue pair that could not be created leaves the thread domain without a shard.
 #[test]
-fn a_queue_pair_that_is_refused_settles_nothing() {
+fn a_queue_pair_that_is_refused_chooses_no_shard() {
     let context = embedded();
     let (pd, td) = (context.alloc_pd().unwrap(), context.alloc_td());
     let parent = parent(&context, &pd, Some(&td));
@@ -172,7 +172,7 @@ fn objects_of_another_device_are_refused() {
     assert_eq!(e.errno(), EINVAL, "{e}");
     let e = context.create_cq_ex(&CqInitAttr::new(1).parent_domain(&pd)).unwrap_err();
     assert!(e.errno() == EINVAL && e.to_string().contains("needs a parent domain"), "{e}");
-    // Nothing was kept.
+    // No reference is left.
     parent.dealloc().unwrap();
     for pd in [pd, foreign_pd] {
         pd.dealloc().unwrap();

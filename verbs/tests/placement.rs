@@ -10,7 +10,7 @@ use verbs::{
     WcOpcode, WcStatus,
 };
 
-/// A pair whose peers may flush, and a region that they may flush.
+/// A pair of queue pairs with the right to FLUSH, and a region that grants it.
 fn pair() -> (Pair, Mr) {
     let context = embedded();
     let pd = context.alloc_pd().unwrap();
@@ -44,7 +44,7 @@ fn c01_r55_atomic_write() {
         assert_eq!((wc.status, wc.opcode, wc.wr_id, wc.qp_num), want);
     }
     assert_eq!(target.to_vec(0..32).unwrap(), *b"\0\0\0\0\0\0\0\0from memin line!\0\0\0\0\0\0\0\0");
-    // What is not 8 aligned bytes is refused when it is posted.
+    // A write that is not 8 aligned bytes is refused when it is posted.
     let kind = |wr: SendWr<'_>| p.a.post_send(&[wr]).unwrap_err().kind;
     assert_eq!(
         kind(SendWr::atomic_write(3, &[], at, key).inline(b"seven b")),
@@ -57,13 +57,13 @@ fn c01_r55_atomic_write() {
         kind(SendWr::atomic_write(3, &[], odd, key).inline(b"8 bytes!")),
         PostErrorKind::AtomicAddress(odd)
     );
-    // An aligned address in a region that grants no writes.
+    // An aligned address in a region without write access.
     let closed = p.pd.reg_mr(64, Access::REMOTE_READ).unwrap();
     p.a.post_send(&[SendWr::atomic_write(4, &[], closed.addr(), closed.rkey()).inline(b"8 bytes!")]).unwrap();
     assert_eq!(done(&p, 1)[0].status, WcStatus::RemAccessErr);
 }
 
-// Goal: whoever reads the word sees one number or another, never a part of each.
+// Goal: a concurrent reader of the word sees one number or another, never a mix.
 #[test]
 fn atomic_writes_are_seen_whole() {
     let (p, target) = pair();
@@ -113,7 +113,7 @@ fn c01_r56_flush() {
 
 #[test]
 fn r56_flush_without_the_right() {
-    // Of the region; of the queue pair; and further than any memory here goes.
+    // Not granted by the region; not by the queue pair; and a placement that no memory here has.
     for case in 0..3 {
         let (p, target) = pair();
         let placement = if case == 2 { FlushPlacement::PERSISTENT } else { FlushPlacement::GLOBAL };

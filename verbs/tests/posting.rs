@@ -1,4 +1,4 @@
-//! What a post checks, and that what it takes runs.
+//! The checks of a post, and the operations that it accepts.
 
 mod common;
 
@@ -130,7 +130,7 @@ fn q51_numbers_of_elements() {
 #[test]
 fn messages_have_a_longest_length() {
     let p = small();
-    // Never read: the length is refused at the post.
+    // Never accessed: the length is refused by the post.
     let half = Sge { addr: p.mr.addr(), length: 1 << 31, lkey: p.mr.lkey() };
     let one = p.mr.sge(0..1).unwrap();
     let e = p.a.post_send(&[SendWr::send(1, &[half, one])]).unwrap_err();
@@ -220,7 +220,7 @@ fn every_operation_arrives() {
     assert_eq!(done[0].byte_len as usize, big);
     assert_eq!((done[1].opcode, done[1].invalidated_rkey()), (WcOpcode::Recv, Some(window.rkey())));
     same();
-    // The key is gone; its region can be deregistered all the same.
+    // The key is invalidated; its region can be deregistered all the same.
     qp.post_send(&[SendWr::write(9, &sge, window.addr(), window.rkey())]).unwrap();
     // The queue pair is its own peer: it has failed as responder before the NAK reaches it as requester.
     assert_eq!(common::take(&context, &cq, 1)[0].status, WcStatus::WrFlushErr);

@@ -1,4 +1,4 @@
-//! Query QP: attributes and what the queue pair was made with, exactly as set, of every type in every state.
+//! Query QP: attributes and creation parameters, exactly as set, for every type in every state.
 
 mod common;
 
@@ -7,7 +7,7 @@ use verbs::{
     AhAttr, AttrMask, Context, GlobalRoute, QpAttr, QpCap, QpInitAttr, QpState, QpType, RecvWr, SendWr,
 };
 
-/// Every attribute that a type may be given on its way to RTS, each with a value of its own.
+/// Every attribute that a type may be given on its way to RTS, each with a distinct value.
 fn steps(context: &Context, ty: QpType) -> [(QpAttr, AttrMask); 3] {
     use AttrMask as M;
     let grh = GlobalRoute {
@@ -81,7 +81,7 @@ fn s33_every_attribute_in_every_state_of_every_type() {
             want.take(attr, mask);
             (want.qp_state, want.cur_qp_state) = (attr.qp_state, attr.qp_state);
             if matches!(ty, QpType::Ud | QpType::Gsi) {
-                // No attribute of theirs: a datagram is as long as the port allows.
+                // Not an attribute of datagram types: the port's MTU limits their messages.
                 want.path_mtu = context.query_port(1).unwrap().active_mtu as u8;
             }
             check(&want);
@@ -93,14 +93,14 @@ fn s33_every_attribute_in_every_state_of_every_type() {
         modify(&sqd, AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY);
         modify(&QpAttr { qp_state: QpState::Rts, ..QpAttr::default() }, AttrMask::STATE);
         modify(&QpAttr { qp_state: QpState::Err, ..QpAttr::default() }, AttrMask::STATE);
-        // RESET forgets everything but what the queue pair was made with.
+        // RESET clears everything but the creation parameters.
         want = QpAttr { cap: qp.cap(), port_num: 1, ..QpAttr::default() };
         qp.modify(&want, AttrMask::STATE).unwrap();
         check(&want);
     }
 }
 
-// The sequence numbers move on with what is sent and received.
+// The sequence numbers advance with messages sent and received.
 #[test]
 fn s33_sequence_numbers_are_the_present_ones() {
     let p = common::Pair::new(embedded());

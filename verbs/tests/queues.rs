@@ -1,4 +1,4 @@
-//! Two shards on two queues, and packets that arrive on the wrong one: they are handed over, and the job gets done.
+//! Two shards on two queues, and packets that arrive on the wrong one: they are handed over, and the transfers complete.
 
 mod common;
 
@@ -12,7 +12,7 @@ use verbs::{Context, Counter, Cq, DeviceConfig, Drive, Mr, Qp, QpInitAttr, RecvW
 
 /// Bytes of a message: several packets.
 const LEN: usize = 20_000;
-/// Times that each queue pair does the job.
+/// Number of rounds of each queue pair.
 const ROUNDS: usize = 8;
 
 fn drives() -> [Drive; 3] {
@@ -27,7 +27,7 @@ struct End {
 }
 
 impl End {
-    /// Two queue pairs, one on each shard. Send data fill the first half of the memory, and arrive in the second.
+    /// Two queue pairs, one on each shard. Data is sent from the first half of the memory, and arrives in the second.
     fn new(port: Box<dyn Port>, last: u8, drive: &Drive) -> Self {
         let config = DeviceConfig::new(port).addr([192, 0, 2, last], 24).shards(2).drive(drive.clone());
         let context = Context::open(config).unwrap();
@@ -43,7 +43,7 @@ impl End {
     }
 }
 
-/// Polls `cq` until `n` requests are complete, and turns both devices where nobody else does.
+/// Polls `cq` until `n` requests are complete, and drives both devices if no thread of theirs does.
 fn wait(drive: &Drive, ends: [&End; 2], cq: &Cq, n: usize) {
     let (start, mut done, mut wc) = (Instant::now(), 0, [Wc::default(); 16]);
     while done < n {
@@ -61,7 +61,7 @@ fn pattern(seed: usize) -> Vec<u8> {
     (0..LEN).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 977) >> 7) as u8).collect()
 }
 
-/// SEND, WRITE and READ on both queue pairs, each with its data compared, several times; the two ends afterwards.
+/// SEND, WRITE and READ on both queue pairs, with the data compared, several times; returns the two ends.
 fn main_job(drive: &Drive, steering: Steering) -> [End; 2] {
     let queues = PortOptions { queues: 2, ..PortOptions::default() };
     let (a, b) = pair_with(&queues, &queues, steering);
@@ -126,7 +126,7 @@ fn every_packet_on_the_wrong_queue() {
         for end in main_job(&drive, Arc::new(|from, _, _| from + 1)) {
             let (handed, acks) = (end.count(Counter::HandedOver), end.count(Counter::AcksReceived));
             let requests = end.count(Counter::RequestsReceived);
-            // A packet of a queue pair that got to its shard got there by way of the other one.
+            // The packets of this queue pair reached its shard through the other one.
             assert!(handed > 0 && handed >= acks + requests, "{handed} {acks} {requests} in {drive:?}");
         }
     }
@@ -141,7 +141,7 @@ fn every_packet_on_one_queue() {
     }
 }
 
-// Packets of one message take turns between the queues: they overtake each other, and are asked for again.
+// Packets of one message are distributed alternately over the queues: they are reordered, and retransmitted.
 #[test]
 fn packets_that_take_turns_between_the_queues() {
     for drive in drives() {

@@ -1,11 +1,11 @@
-//! Connecting by address and port: both styles, every way it can end, and nothing left behind.
+//! Connecting by address and port: synchronous and by events, every outcome, and no leaks.
 
 mod cm;
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use cm::{Host, PATIENCE, SOON, World, addrs, any, everybody, impatient, inner};
+use cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::error::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
 use verbs::rdma_cm::{CmEventType as E, CmId, CmOption, ConnParam, IdState, PortSpace, UDP_QKEY};
@@ -20,7 +20,7 @@ fn b(v6: bool) -> SocketAddr {
     SocketAddr::new(addrs(v6)[1], PORT)
 }
 
-// One thread does everything: events tell what happened, private data goes both ways, and both see the end.
+// One thread does everything: events report progress, private data goes both ways, and both sides get the end.
 #[test]
 fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
     for (v6, vlan) in [(false, None), (true, None), (false, Some(7)), (true, Some(7))] {
@@ -70,7 +70,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
         assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (5, 3));
         assert_eq!(attr.qp_state, QpState::Rts);
 
-        // Both ways, and then the end, which flushes what waits.
+        // Messages both ways, and then the disconnection, which flushes posted receives.
         w.a.post_recv(&of_client, 3);
         w.a.send(&of_client, 2);
         assert!(w.take(&w.a.cq, 1)[0].is_ok());
@@ -100,7 +100,7 @@ fn m26_events_tell_of_connections_over_both_ip_versions_and_vlans() {
 /// A server thread that accepts `n` connections, and echoes a message on each.
 fn echo(host: &Host, n: usize) {
     let listener = host.context.create_id(None, PortSpace::Tcp).unwrap();
-    listener.bind_addr(everybody(PORT)).unwrap();
+    listener.bind_addr(wildcard(PORT)).unwrap();
     listener.listen(8).unwrap();
     for _ in 0..n {
         let id = listener.get_request(PATIENCE).unwrap().expect("a request");
@@ -118,7 +118,7 @@ fn echo(host: &Host, n: usize) {
     }
 }
 
-/// Waits for completions, which are all good.
+/// Waits for completions, which all succeed.
 fn poll(host: &Host, n: usize) {
     let (mut got, start) = (0, std::time::Instant::now());
     let mut wc = [Wc::default(); 4];
@@ -154,7 +154,7 @@ fn connect_once(host: &Host, dst: SocketAddr) {
     id.destroy().unwrap();
 }
 
-// Without a channel each call waits, in every drive; in the embedded one each thread turns its own device while it does.
+// Without a channel each call waits, in every drive; in the embedded one each thread drives its own device meanwhile.
 #[test]
 fn synchronous_calls_wait_in_every_drive() {
     for drive in [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }] {
@@ -186,7 +186,7 @@ fn a_refusal_carries_its_reason_and_private_data() {
     assert_eq!(client.disconnect().map_err(|e| e.errno()), Ok(()));
     drop(refused);
 
-    // A request that nobody takes from its event is refused, too, and so is one that nobody fetched.
+    // A request that is not taken from its event is refused, and so is one that was not fetched.
     let client = w.resolved(&ca, b(false));
     client.connect(&ConnParam::default()).unwrap();
     drop(w.event(&cb, E::ConnectRequest));
@@ -222,17 +222,17 @@ fn m09_nobody_listens() {
 fn m15_whoever_does_not_answer_is_unreachable() {
     let w = World::new();
     let ca = w.a.channel();
-    // Nobody has the address.
+    // No host has the address.
     let nobody = w.a.id(&ca);
     nobody.resolve_addr(None, ([10, 0, 0, 77], PORT), std::time::Duration::from_millis(20)).unwrap();
     assert_eq!(w.event(&ca, E::AddrError).status(), -ETIMEDOUT);
-    // The host answers, and has no connection management.
+    // The host answers, but runs no connection management.
     let client = w.resolved(&ca, b(false));
-    impatient(&client);
+    short_timeouts(&client);
     client.connect(&ConnParam::default()).unwrap();
     assert_eq!(w.event(&ca, E::Unreachable).status(), -ETIMEDOUT);
     assert_eq!(client.qp().unwrap().state().unwrap(), QpState::Err);
-    // The same, waited for.
+    // The same with synchronous calls.
     let w = World::with(|config| config.drive(Drive::Caller));
     let id = w.a.context.create_id(None, PortSpace::Tcp).unwrap();
     let e = id.resolve_addr(None, ([10, 0, 0, 77], PORT), std::time::Duration::from_millis(20)).unwrap_err();
@@ -240,7 +240,7 @@ fn m15_whoever_does_not_answer_is_unreachable() {
     id.resolve_addr(None, b(false), SOON).unwrap();
     id.resolve_route(SOON).unwrap();
     w.a.qp(&id);
-    impatient(&id);
+    short_timeouts(&id);
     let e = id.connect(&ConnParam::default()).unwrap_err();
     assert_eq!((e.errno(), inner(&e).as_str()), (ETIMEDOUT, "TimedOut"), "{e}");
 }
@@ -251,7 +251,7 @@ fn m27_hundreds_of_connections_come_and_go() {
     let w = World::new();
     let (ca, cb) = (w.a.channel(), w.b.channel());
     let listener = w.b.id(&cb);
-    listener.bind_addr(everybody(PORT)).unwrap();
+    listener.bind_addr(wildcard(PORT)).unwrap();
     listener.listen(0).unwrap();
     let mut numbers = std::collections::HashSet::new();
     for n in 0..200 {
@@ -273,7 +273,7 @@ fn m27_hundreds_of_connections_come_and_go() {
             id.destroy().unwrap();
         }
     }
-    // The last ones were never disconnected by a call: the other end hears of it all the same, if it is still there.
+    // The last ones were never disconnected by a call: the other end, if it still exists, gets the event all the same.
     let clients: Vec<CmId> = (0..300).map(|_| w.resolved(&ca, b(false))).collect();
     for client in &clients {
         client.connect(&ConnParam::default()).unwrap();
@@ -315,7 +315,7 @@ fn m27_hundreds_of_connections_come_and_go() {
     w.close();
 }
 
-// Both ask at once: each gets one end, and no error.
+// Both sides disconnect at once: each gets one event, and no error.
 #[test]
 fn both_disconnect_at_once() {
     let w = World::new();
@@ -331,14 +331,14 @@ fn both_disconnect_at_once() {
     }
 }
 
-// A peer that is gone without a word: data ends with an error, the disconnection with a timeout.
+// A peer that vanishes: data ends with an error, the disconnection with a timeout.
 #[test]
 fn a_killed_peer_is_noticed() {
     let w = World::new();
     let (ca, cb) = (w.a.channel(), w.b.channel());
     let _listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, b(false));
-    impatient(&client);
+    short_timeouts(&client);
     let server = w.request(&client, &cb, &ConnParam { retry_count: 2, ..ConnParam::default() });
     w.b.qp(&server);
     server.accept(&ConnParam::default()).unwrap();
@@ -347,7 +347,7 @@ fn a_killed_peer_is_noticed() {
     assert_eq!(client.qp().unwrap().query().unwrap().0.timeout, 8);
     assert_eq!(server.qp().unwrap().query().unwrap().0.retry_cnt, 2);
 
-    w.a_is_mute.store(true, Ordering::Release);
+    w.a_sends_nothing.store(true, Ordering::Release);
     w.a.send(&client.qp().unwrap(), 1);
     assert_eq!(w.take(&w.a.cq, 1)[0].status, WcStatus::RetryExcErr);
     client.disconnect().unwrap();
@@ -363,7 +363,7 @@ fn timewait_ends_with_an_event() {
     let (ca, cb) = (w.a.channel(), w.b.channel());
     let _listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, b(false));
-    impatient(&client);
+    short_timeouts(&client);
     let server = w.request(&client, &cb, &ConnParam::default());
     w.b.qp(&server);
     server.accept(&ConnParam::default()).unwrap();
@@ -373,7 +373,7 @@ fn timewait_ends_with_an_event() {
     assert!(w.event(&ca, E::TimewaitExit).is_of(&client));
 }
 
-// M13: the peer's last message is lost, and its data says the same.
+// M13: the peer's last message is lost, and its data establishes the connection instead.
 #[test]
 fn m13_data_before_the_rtu_establishes() {
     let w = World::new();
@@ -385,8 +385,8 @@ fn m13_data_before_the_rtu_establishes() {
     w.b.post_recv(&qp, 1);
     server.accept(&ConnParam::default()).unwrap();
     w.b.pump();
-    // The RTU is lost, and every other answer to a REP that is sent again.
-    w.a_says_no_mads.store(true, Ordering::Release);
+    // The RTU is lost, and so is every RTU in answer to a repeated REP.
+    w.a_sends_no_mads.store(true, Ordering::Release);
     w.event(&ca, E::Established).ack();
     assert_eq!(server.state(), IdState::Accepting);
     w.a.send(&client.qp().unwrap(), 1);
@@ -411,7 +411,7 @@ fn identifiers_move_between_channels() {
     assert!(event.is_of(&server));
     assert!(server.migrate_id(Some(&cb)).is_err(), "an event of it is out");
     drop(event);
-    // Events that wait come along; then without a channel, and its calls wait.
+    // Waiting events move along with it; then it is made synchronous.
     client.disconnect().unwrap();
     w.until("the end", || (server.state() == IdState::Disconnected).then_some(()));
     server.migrate_id(Some(&cb)).unwrap();
@@ -446,8 +446,8 @@ fn a_listener_keeps_as_many_requests_as_it_says() {
     assert!(listener.get_request(std::time::Duration::from_millis(1)).unwrap().is_none());
 }
 
-// Goal: a program that never accepts keeps nobody longer than the times of his own program, and what it did not fetch by then
-// it never hears of.
+// Goal: a server that never accepts delays a client no longer than the client's own timeouts, and a request that the server
+// did not fetch by then is not delivered any more.
 #[test]
 fn a_connect_ends_with_the_programs_times() {
     let w = World::new();
@@ -457,7 +457,7 @@ fn a_connect_ends_with_the_programs_times() {
     listener.listen(1).unwrap();
     for fetched in [false, true, false] {
         let client = w.a.id(&ca);
-        impatient(&client);
+        short_timeouts(&client);
         w.resolve(&client, &ca, b(false));
         w.a.qp(&client);
         client.connect(&ConnParam::default()).unwrap();
@@ -479,7 +479,7 @@ fn a_connect_ends_with_the_programs_times() {
     w.connect(&ca, &cb, b(false));
 }
 
-// Goal: an MTU that does not fit is said as what it is, with both MTUs and what to do.
+// Goal: an MTU mismatch is reported as such, with both MTUs and what to do.
 #[test]
 fn a_refusal_of_the_mtu_names_both() {
     let large = verbs::port::PortOptions::default();
@@ -492,8 +492,8 @@ fn a_refusal_of_the_mtu_names_both() {
     let w = World {
         a: host(pa, 0),
         b: host(pb, 1),
-        a_is_mute: Default::default(),
-        a_says_no_mads: Default::default(),
+        a_sends_nothing: Default::default(),
+        a_sends_no_mads: Default::default(),
     };
     let listener = w.b.context.create_id(None, PortSpace::Tcp).unwrap();
     listener.bind_addr(any(PORT)).unwrap();
@@ -516,7 +516,7 @@ fn a_refusal_of_the_mtu_names_both() {
     );
 }
 
-// Goal: a frame from the peer's address that the queue pair refuses does not say that the peer is connected.
+// Goal: a frame from the peer's address that the queue pair refuses does not establish the connection.
 #[test]
 fn a_refused_frame_establishes_nothing() {
     let w = World::new();
@@ -526,12 +526,12 @@ fn a_refused_frame_establishes_nothing() {
     let server = w.request(&client, &cb, &ConnParam::default());
     let qp = w.b.qp(&server);
     w.b.post_recv(&qp, 1);
-    w.a_is_mute.store(true, Ordering::Release);
+    w.a_sends_nothing.store(true, Ordering::Release);
     server.accept(&ConnParam::default()).unwrap();
     w.event(&ca, E::Established).ack();
     (0..100).for_each(|_| w.pump()); // its last message is lost
-    w.a_is_mute.store(false, Ordering::Release);
-    // Somebody at the peer's address knows the queue pair, and not the sequence number.
+    w.a_sends_nothing.store(false, Ordering::Release);
+    // A sender at the peer's address that knows the queue pair number, but not the PSN.
     let forger = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
     let peer = qp.endpoint(1).unwrap();
     let options = verbs::RcOptions { sgid_index: 1, timeout: 0, ..Default::default() };
@@ -548,7 +548,7 @@ fn a_refused_frame_establishes_nothing() {
     assert!(w.event(&cb, E::Established).is_of(&server));
 }
 
-// The program has its own queue pair: it is told what to bring it up with.
+// The program has its own queue pair: the library returns the attributes to bring it up with.
 #[test]
 fn programs_bring_up_their_own_queue_pairs() {
     let w = World::new();
@@ -579,7 +579,7 @@ fn programs_bring_up_their_own_queue_pairs() {
     w.event(&cb, E::Established).ack();
     w.a.send(&qa, 2);
     assert!(w.take(&w.a.cq, 1)[0].is_ok() && w.take(&w.b.cq, 1)[0].is_ok());
-    // Data came before the last message, says the program; it is no news by now.
+    // The program reports that data arrived before the last message; the connection is already established.
     server.notify(AsyncEvent::CommEst).unwrap();
     client.disconnect().unwrap();
     w.event(&cb, E::Disconnected).ack();
@@ -599,7 +599,7 @@ fn programs_bring_up_their_own_queue_pairs() {
     assert_eq!(&refused.private_data()[..15], b"changed my mind");
 }
 
-// Datagrams: who serves which port is asked by SIDR; the answer is an address handle's worth.
+// Datagrams: SIDR resolves a port to its service; the answer is enough for an address handle.
 #[test]
 fn m25_datagram_services_are_found() {
     let w = World::new();
@@ -633,7 +633,7 @@ fn m25_datagram_services_are_found() {
     assert_eq!((wc.byte_len as usize, wc.src_qp), (GRH_LEN + 8, qa.qp_num()));
     assert!(client.disconnect().is_err(), "datagrams have no connection");
 
-    // Refused, and served by nobody.
+    // Refused, and no service.
     for (port, status) in [(PORT, 2), (PORT + 1, 1)] {
         let client = udp(&w.a, &ca);
         w.resolve(&client, &ca, SocketAddr::new(addrs(false)[1], port));
@@ -670,13 +670,13 @@ fn datagram_identifiers_join_groups() {
     assert_eq!(w.take(&w.b.cq, 1)[0].byte_len as usize, GRH_LEN + 3);
     a.leave_multicast(group).unwrap();
     assert!(a.leave_multicast(group).is_err(), "it left");
-    drop((qa, qb, id_b, ah)); // a member that goes without leaving
+    drop((qa, qb, id_b, ah)); // a member is dropped without leaving
     a.destroy().unwrap();
     drop((ca, cb));
     w.close();
 }
 
-// A device that talks to itself: both ends are of one connection manager.
+// A device that connects to itself: both ends belong to one connection manager.
 #[test]
 fn a_device_connects_to_itself() {
     let context = Context::open(DeviceConfig::loopback()).unwrap();

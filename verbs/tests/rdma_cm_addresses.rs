@@ -1,11 +1,11 @@
-//! Addresses of identifiers: IPv4-mapped ones, ones that are looked for again, and ones that come and go.
+//! Addresses of identifiers: IPv4-mapped ones, repeated resolutions, and addresses that are added and removed.
 
 mod cm;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use cm::{Host, SOON, World, addrs, any, everybody, impatient, inner};
+use cm::{Host, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::error::errno::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EINVAL};
 use verbs::rdma_cm::{
     CmEventType as E, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace, UDP_QKEY,
@@ -32,21 +32,21 @@ fn plain(addr: IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(addr, port)
 }
 
-/// Connects A to an address of B, whose listener's events go to `cb`: the two ends.
+/// Connects A to an address of B, whose listener's events go to `cb`; returns the two ends.
 fn connect(w: &World, ca: &EventChannel, cb: &EventChannel, dst: SocketAddr) -> (CmId, CmId) {
     let ends = w.connect(ca, cb, dst);
     w.exchange(&ends.0, &ends.1);
     ends
 }
 
-// Whichever way a socket of both IP versions tells an IPv4 address: it is that address, for listeners and for peers.
+// In whichever form a dual-stack socket reports an IPv4 address, it is that address, for listeners and for peers.
 #[test]
 fn mapped_addresses_connect_over_ipv4() {
     let w = World::new();
     let [ours, theirs] = addrs(false);
     let (ca, cb) = (w.a.channel(), w.b.channel());
     let ways =
-        [any(0), plain(theirs, 0), everybody(0), mapped(theirs, 0), "[::ffff:0.0.0.0]:0".parse().unwrap()];
+        [any(0), plain(theirs, 0), wildcard(0), mapped(theirs, 0), "[::ffff:0.0.0.0]:0".parse().unwrap()];
     for (n, bind) in ways.into_iter().enumerate() {
         let port = PORT + n as u16;
         let listener = w.b.id(&cb);
@@ -61,10 +61,10 @@ fn mapped_addresses_connect_over_ipv4() {
             w.event(&cb, E::Disconnected).ack();
         }
     }
-    // A source that is told so, too, and a link-local one with a scope.
+    // A source in that form, too, and a link-local one with a scope.
     let port = PORT + 50;
     let listener = w.b.id(&cb);
-    listener.bind_addr(everybody(port)).unwrap();
+    listener.bind_addr(wildcard(port)).unwrap();
     listener.listen(0).unwrap();
     let client = w.a.id(&ca);
     client.resolve_addr(Some(mapped(ours, 0)), plain(theirs, port), SOON).unwrap();
@@ -86,11 +86,11 @@ fn a_mapped_address_is_bound_once() {
         let new = || w.a.context.create_id(Some(&ca), space).unwrap();
         let all_mapped = "[::ffff:0.0.0.0]:0".parse::<SocketAddr>().unwrap().ip();
         for first in
-            [mapped(ours, PORT), plain(ours, PORT), any(PORT), plain(all_mapped, PORT), everybody(PORT)]
+            [mapped(ours, PORT), plain(ours, PORT), any(PORT), plain(all_mapped, PORT), wildcard(PORT)]
         {
             let id = new();
             id.bind_addr(first).unwrap();
-            assert_eq!(id.local_addr().unwrap().is_ipv4(), first != everybody(PORT));
+            assert_eq!(id.local_addr().unwrap().is_ipv4(), first != wildcard(PORT));
             for second in [mapped(ours, PORT), plain(ours, PORT), any(PORT), plain(all_mapped, PORT)] {
                 refused(new().bind_addr(second), EADDRINUSE, "AddrInUse", "port 7100");
             }
@@ -98,10 +98,10 @@ fn a_mapped_address_is_bound_once() {
     }
     let nobody = mapped([10, 0, 0, 99].into(), PORT);
     refused(w.a.id(&ca).bind_addr(nobody), EADDRNOTAVAIL, "AddrNotAvail", "10.0.0.99 is none");
-    // A socket for IPv6 alone reaches nobody over IPv4.
+    // A socket for IPv6 only reaches no IPv4 address.
     let id = w.a.id(&ca);
     id.set_option(CmOption::AfOnly(true)).unwrap();
-    id.bind_addr(everybody(PORT)).unwrap();
+    id.bind_addr(wildcard(PORT)).unwrap();
     refused(id.resolve_addr(None, mapped(addrs(false)[1], 1), SOON), EAFNOSUPPORT, "Family", "10.0.0.2");
 }
 
@@ -140,15 +140,15 @@ fn groups_are_joined_and_left_by_either_form_of_an_address() {
     );
 }
 
-// A source address may be said twice, and left open, as with Linux: what is bound stays bound.
+// A source address may be repeated, and left open, as with Linux: a bound identifier stays bound.
 #[test]
 fn a_bound_identifier_is_resolved_with_the_address_that_it_is_bound_to() {
     let w = World::new();
     let ca = w.a.channel();
     let ([ours, there], ours6) = (addrs(false), addrs(true)[0]);
     let there = plain(there, PORT);
-    for bind in [plain(ours, 0), mapped(ours, 0), plain(ours, 5000), any(0), any(5000), everybody(5000)] {
-        for src in [None, Some(plain(ours, 0)), Some(mapped(ours, 0)), Some(any(0)), Some(everybody(0))] {
+    for bind in [plain(ours, 0), mapped(ours, 0), plain(ours, 5000), any(0), any(5000), wildcard(5000)] {
+        for src in [None, Some(plain(ours, 0)), Some(mapped(ours, 0)), Some(any(0)), Some(wildcard(0))] {
             let id = w.a.id(&ca);
             id.bind_addr(bind).unwrap();
             let port = id.src_port();
@@ -157,7 +157,7 @@ fn a_bound_identifier_is_resolved_with_the_address_that_it_is_bound_to() {
             assert_eq!(id.local_addr(), Some(plain(ours, port)), "{bind}, then {src:?}");
         }
     }
-    // What contradicts it is refused, and nothing has changed.
+    // A contradicting one is refused, and nothing has changed.
     let id = w.a.id(&ca);
     id.bind_addr(plain(ours, 5000)).unwrap();
     for src in [plain(ours, 5001), plain([10, 0, 0, 9].into(), 0), plain(ours6, 0), any(5001)] {
@@ -177,7 +177,7 @@ fn a_bound_identifier_is_resolved_with_the_address_that_it_is_bound_to() {
     assert_eq!((id.state(), id.local_addr()), (IdState::Bound, Some(any(5001))));
 }
 
-// After ADDR_ERROR an identifier is bound as it was before, and can look for somebody else.
+// After ADDR_ERROR an identifier is bound as before, and can resolve another address.
 #[test]
 fn a_failed_resolution_may_be_tried_again() {
     let w = World::with(|config| match config.addrs[0].0 == addrs(false)[0] {
@@ -191,7 +191,7 @@ fn a_failed_resolution_may_be_tried_again() {
         (None, None),
         (None, Some(any(5000))),
         (Some(any(0)), None),
-        (Some(everybody(5001)), Some(everybody(0))),
+        (Some(wildcard(5001)), Some(wildcard(0))),
     ] {
         let id = w.a.id(&ca);
         if let Some(bind) = bind {
@@ -210,7 +210,7 @@ fn a_failed_resolution_may_be_tried_again() {
         w.event(&ca, E::AddrResolved).ack();
         assert_eq!(id.local_addr(), Some(plain(ours, port)));
     }
-    // One with an address of its own keeps that, and may name it again.
+    // One that is bound to an address keeps that, and may name it again.
     let id = w.a.id(&ca);
     let own = plain([10, 9, 0, 1].into(), 0);
     for dst in [nobody, plain([10, 9, 0, 78].into(), PORT)] {
@@ -227,8 +227,8 @@ fn replace(host: &Host, v6: bool, old: IpAddr, new: IpAddr) {
     assert_eq!(host.context.add_address(new, if v6 { 64 } else { 24 }).unwrap(), index);
 }
 
-// Requests, answers, refusals and farewells after an address was replaced: all come from the new one, which a peer insists
-// on that knows whom it speaks with.
+// Requests, replies, rejects and disconnects after an address was replaced: all come from the new one, as a peer requires
+// that checks the source.
 #[test]
 fn a_replaced_address_is_the_source_of_every_message() {
     for v6 in [false, true] {
@@ -238,7 +238,7 @@ fn a_replaced_address_is_the_source_of_every_message() {
             false => w.b.listen(&cb, PORT),
             true => {
                 let id = w.b.id(&cb);
-                id.bind_addr(everybody(PORT)).unwrap();
+                id.bind_addr(wildcard(PORT)).unwrap();
                 id.listen(0).unwrap();
                 id
             }
@@ -255,7 +255,7 @@ fn a_replaced_address_is_the_source_of_every_message() {
             client.disconnect().unwrap();
             w.event(&ca, E::Disconnected).ack();
             w.event(&cb, E::Disconnected).ack();
-            // Refused, from the new address, too.
+            // A reject comes from the new address, too.
             let second = w.resolved(&ca, plain(b, PORT));
             second.connect(&ConnParam::default()).unwrap();
             drop(w.event(&cb, E::ConnectRequest));
@@ -273,7 +273,7 @@ fn a_replaced_address_is_the_source_of_every_message() {
     }
 }
 
-// What has no address any more says so, or is lost by name.
+// Calls on a removed address fail, and messages from it are dropped and counted.
 #[test]
 fn an_address_that_goes_away_ends_what_depends_on_it() {
     let w = World::new();
@@ -281,11 +281,11 @@ fn an_address_that_goes_away_ends_what_depends_on_it() {
     let [ours, theirs] = addrs(false);
     let _listener = w.b.listen(&cb, PORT);
     let client = w.resolved(&ca, plain(theirs, PORT));
-    impatient(&client);
+    short_timeouts(&client);
     let early = w.resolved(&ca, plain(theirs, PORT));
     let server = w.request(&client, &cb, &ConnParam::default());
     w.b.qp(&server);
-    // The address that the request came to.
+    // The address that the request was sent to.
     w.b.context.remove_address(theirs).unwrap();
     refused(server.accept(&ConnParam::default()), EADDRNOTAVAIL, "AddrNotAvail", "10.0.0.2 is none");
     assert_eq!(server.state(), IdState::Requested, "nothing has changed");
@@ -304,7 +304,7 @@ fn an_address_that_goes_away_ends_what_depends_on_it() {
     w.event(&cb, E::ConnectRequest).ack();
     w.event(&ca, E::Rejected).ack();
 
-    // The one from which somebody is looked for.
+    // The source address of a pending resolution.
     let id = w.a.id(&ca);
     id.resolve_addr(None, ([10, 0, 0, 77], PORT), SOON).unwrap();
     w.a.context.remove_address(ours).unwrap();
@@ -312,7 +312,7 @@ fn an_address_that_goes_away_ends_what_depends_on_it() {
     assert_eq!((event.status(), id.state()), (-EADDRNOTAVAIL, IdState::Bound));
 }
 
-// An event that waits says which address a group is sent to from, not which index that had when it was raised.
+// A waiting event names the address from which a group is reached, not the index that it had when the event was raised.
 #[test]
 fn an_event_that_waited_names_the_address_where_it_is_now() {
     let w = World::new();
@@ -335,7 +335,7 @@ fn an_event_that_waited_names_the_address_where_it_is_now() {
     assert!(w.event(&ca, E::MulticastJoin).ud().is_none(), "the address is gone");
 }
 
-// A synchronous call says it in its error.
+// A synchronous call returns it as its error.
 #[test]
 fn a_waiting_call_says_that_its_address_is_gone() {
     let context = verbs::Context::open(DeviceConfig::loopback()).unwrap();

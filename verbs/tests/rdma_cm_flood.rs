@@ -1,4 +1,4 @@
-//! Strangers: requests by the thousand, and messages that make no sense, beside a connection that works.
+//! Hostile peers: thousands of requests, and malformed messages, beside a working connection.
 
 mod cm;
 
@@ -19,11 +19,11 @@ use verbs::{Ah, Cq, GRH_LEN, GSI_QKEY, Gid, Qp, QpInitAttr, QpType, Qpn, RecvWr,
 
 const PORT: u16 = 7471;
 
-// A's program has queue pair 1 to itself, and sends B what it likes.
+// A's program owns queue pair 1, and sends B arbitrary messages.
 #[test]
 fn a_flood_of_requests_leaves_connections_alone() {
     let w = World::new();
-    // A connection that stands, made without connection management at A.
+    // An existing connection, made without connection management at A.
     let cb = w.b.channel();
     let listener = w.b.id(&cb);
     listener.bind_addr(cm::any(PORT)).unwrap();
@@ -54,7 +54,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     };
     let mut forged = 0;
     for guid in 1..=60 {
-        // Each is another node, with fifty requests and as many messages of noise.
+        // Each is another node, with fifty requests and as many malformed messages.
         let mut node = Machine::new(Config { ca_guid: guid, seed: guid, ..Config::default() });
         let path = Path { sgid, dgid, ..Path::default() };
         for qpn in 2..52 {
@@ -72,7 +72,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     assert_eq!(forged, 6000);
     let counters: std::collections::HashMap<_, _> = cb.counters().into_iter().collect();
     assert!(counters["mad_received"] > 5000, "{counters:?}");
-    // Four wait at the listener. Everybody else is refused, and what makes no sense has its name.
+    // Four wait at the listener. The others are refused, and malformed messages are counted by reason.
     let waiting: Vec<_> = std::iter::from_fn(|| cb.try_get_event()).collect();
     assert_eq!(waiting.len(), 4);
     assert!(waiting.iter().all(|e| e.event() == E::ConnectRequest));
@@ -81,7 +81,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     drop(waiting);
     drop((gsi, ah, silent));
 
-    // And whoever comes in good faith is served.
+    // And a well-behaved client is served.
     let ca = w.a.channel();
     let client = w.resolved(&ca, SocketAddr::new(to, PORT));
     let server = w.request(&client, &cb, &ConnParam::default());
@@ -93,7 +93,7 @@ fn a_flood_of_requests_leaves_connections_alone() {
     message(99);
 }
 
-/// A's program as a hand-made host with queue pair 1 to itself.
+/// A hand-made host: A's program with queue pair 1.
 struct Stranger {
     gsi: Qp,
     ah: Ah,
@@ -119,15 +119,15 @@ impl Stranger {
         let sge = [w.a.mr.sge(at..at + GRH_LEN + MAD_LEN).unwrap()];
         self.gsi.post_recv(&[RecvWr::new(slot, &sge)]).unwrap();
     }
-    /// Sends a MAD, and takes what has come.
-    fn say(&self, w: &World, mad: &[u8], answers: &mut Vec<[u8; MAD_LEN]>) {
+    /// Sends a MAD, and receives the MADs that have arrived.
+    fn send(&self, w: &World, mad: &[u8], answers: &mut Vec<[u8; MAD_LEN]>) {
         let wr = [SendWr::send(SLOTS, &[]).inline(mad).to(&self.ah, Qpn::GSI, GSI_QKEY)];
         w.until("room for a message", || self.gsi.post_send(&wr).ok());
         w.pump();
         w.pump();
-        self.hear(w, answers);
+        self.receive(w, answers);
     }
-    fn hear(&self, w: &World, answers: &mut Vec<[u8; MAD_LEN]>) {
+    fn receive(&self, w: &World, answers: &mut Vec<[u8; MAD_LEN]>) {
         let mut wc = [Wc::default(); 16];
         let n = self.cq.poll(&mut wc).unwrap();
         for wc in wc[..n].iter().filter(|wc| wc.opcode.is_recv()) {
@@ -153,7 +153,7 @@ fn header() -> IpHeader {
     IpHeader { src_port: 9, src, dst }
 }
 
-/// The REQ of a node that nobody has seen before.
+/// The REQ of an unknown node.
 fn req(guid: u64) -> [u8; MAD_LEN] {
     let mut node = Machine::new(Config { ca_guid: guid, seed: guid, ..Config::default() });
     let service = ServiceId::new(PortSpace::Tcp, PORT);
@@ -162,7 +162,7 @@ fn req(guid: u64) -> [u8; MAD_LEN] {
     node.poll_send().unwrap().mad
 }
 
-/// The request for a datagram service of such a node.
+/// The request of such a node for a datagram service.
 fn sidr_req(seed: u64) -> [u8; MAD_LEN] {
     let mut node = Machine::new(Config { seed, ..Config::default() });
     let request = SidrRequest {
@@ -176,7 +176,7 @@ fn sidr_req(seed: u64) -> [u8; MAD_LEN] {
     node.poll_send().unwrap().mad
 }
 
-/// A program that fetches requests, and decides on none.
+/// A program that fetches requests, and neither accepts nor rejects any.
 fn fetch(channel: &EventChannel, kept: &mut Vec<(CmEvent, CmId)>) {
     while let Some(mut event) = channel.try_get_event() {
         assert_eq!(event.event(), E::ConnectRequest);
@@ -185,8 +185,8 @@ fn fetch(channel: &EventChannel, kept: &mut Vec<(CmEvent, CmId)>) {
     }
 }
 
-// Goal: a listener whose program never decides, whether it fetches requests or not, takes as many as its backlog says, and
-// no more memory after that; everybody else is told why.
+// Goal: a listener whose program never decides, whether it fetches requests or not, takes as many as its backlog, and no more
+// memory after that; the other clients are refused with the reason.
 #[test]
 fn a_listener_whose_program_never_accepts_takes_its_backlog() {
     for fetches in [false, true] {
@@ -199,18 +199,18 @@ fn a_listener_whose_program_never_accepts_takes_its_backlog() {
         let (mut answers, mut kept) = (Vec::with_capacity(4096), Vec::with_capacity(64));
         let mut flood = |guids: std::ops::Range<u64>| {
             for guid in guids {
-                stranger.say(&w, &req(guid), &mut answers);
+                stranger.send(&w, &req(guid), &mut answers);
                 if fetches {
                     fetch(&cb, &mut kept);
                 }
             }
         };
         flood(1..500);
-        // The first ones are there, and whatever grows once has grown.
+        // The first ones are there, and tables that grow once have grown.
         let more = measure(|| flood(500..1500));
         assert!(more.bytes_current < 4096, "a thousand more requests cost {} bytes", more.bytes_current);
         w.until("the last answer", || {
-            stranger.hear(&w, &mut answers);
+            stranger.receive(&w, &mut answers);
             (answers.len() == 1499 - 16).then_some(())
         });
         for answer in answers.iter().map(message) {
@@ -227,7 +227,7 @@ fn a_listener_whose_program_never_accepts_takes_its_backlog() {
         id.reject(&[]).unwrap();
         drop(kept.pop());
         for guid in 2000..2010 {
-            stranger.say(&w, &req(guid), &mut answers);
+            stranger.send(&w, &req(guid), &mut answers);
         }
         w.until("requests", || {
             fetch(&cb, &mut kept);
@@ -247,11 +247,11 @@ fn a_datagram_listener_whose_program_never_accepts_takes_its_backlog() {
     let stranger = Stranger::new(&w);
     let (mut answers, mut kept) = (Vec::new(), Vec::new());
     for seed in 1..=50 {
-        stranger.say(&w, &sidr_req(seed), &mut answers);
+        stranger.send(&w, &sidr_req(seed), &mut answers);
         fetch(&cb, &mut kept);
     }
     w.until("the last answer", || {
-        stranger.hear(&w, &mut answers);
+        stranger.receive(&w, &mut answers);
         (answers.len() == 47).then_some(())
     });
     for answer in answers.iter().map(message) {

@@ -1,4 +1,4 @@
-//! What a program can do wrong with identifiers: each has its error and its number, and changes nothing.
+//! Errors that a program can make with identifiers: each has its error and its number, and changes nothing.
 
 mod cm;
 
@@ -35,7 +35,7 @@ fn addresses_and_ports() {
     refused(second.bind_addr(any(PORT)), EADDRINUSE, "AddrInUse");
     let datagrams = w.a.context.create_id(Some(&ca), PortSpace::Udp).unwrap();
     datagrams.bind_addr(ours(PORT)).unwrap();
-    // Given back with the identifier.
+    // Released with the identifier.
     id.destroy().unwrap();
     second.bind_addr(ours(PORT)).unwrap();
     let free: Vec<_> = (0..50).map(|_| w.a.id(&ca)).collect();
@@ -45,7 +45,7 @@ fn addresses_and_ports() {
         assert!(id.src_port() >= 49152 && ports.insert(id.src_port()));
     }
 
-    // REUSEADDR lets two bind, and one listen alone.
+    // REUSEADDR lets two bind, but only one listen.
     let shared = [w.a.id(&ca), w.a.id(&ca)];
     for id in &shared {
         id.set_option(CmOption::ReuseAddr(true)).unwrap();
@@ -59,7 +59,7 @@ fn addresses_and_ports() {
     second.destroy().unwrap();
     first.listen(0).unwrap();
 
-    // One listener for all IPv6 addresses leaves IPv4 to another only if it says so.
+    // A listener for all IPv6 addresses leaves IPv4 to another only with AFONLY.
     let all = SocketAddr::from(([0u16; 8], PORT + 2));
     let both = w.a.id(&ca);
     both.bind_addr(all).unwrap();
@@ -95,7 +95,7 @@ fn destinations() {
     refused(id.resolve_addr(None, there, SOON), EINVAL, "State");
     refused(id.resolve_route(SOON), EINVAL, "State");
     refused(id.listen(0), EINVAL, "State");
-    // After an error the address can be looked for again.
+    // After an error the address can be resolved again.
     let again = w.a.id(&ca);
     again.resolve_addr(None, ([10, 0, 0, 77], 1), Duration::ZERO).unwrap();
     w.event(&ca, E::AddrError).ack();
@@ -146,7 +146,7 @@ fn parameters_of_connections() {
         refused(server.accept(&p), EINVAL, "Range");
     }
     assert_eq!(server.qp().unwrap().state().unwrap(), QpState::Init, "nothing has changed");
-    // The listener's event is out.
+    // The listener's event is not acknowledged yet.
     let (e, listener) = listener.destroy().unwrap_err();
     assert_eq!(e.errno(), EBUSY, "{e}");
     drop(request);
@@ -170,7 +170,7 @@ fn parameters_of_connections() {
     refused(client.destroy_qp(), EINVAL, "Unsuitable");
     client.destroy_wait(SOON).unwrap();
     listener.destroy().unwrap();
-    // The channel of two that live.
+    // The channel of two existing identifiers.
     let (e, _cb) = cb.destroy().unwrap_err();
     assert_eq!(e.errno(), EBUSY, "{e}");
     drop(server);
@@ -206,7 +206,7 @@ fn queue_pairs_and_options() {
     refused(id.join_multicast([239, 1, 1, 1].into()), EINVAL, "Unsuitable");
     refused(udp.leave_multicast([239, 1, 1, 1].into()), EADDRNOTAVAIL, "NotJoined");
 
-    // What the program has its own mind about reaches the queue pairs of both ends.
+    // Options that the program sets reach the queue pairs of both ends.
     let _listener = w.b.listen(&cb, PORT);
     let id = w.resolved(&ca, SocketAddr::new(addrs(false)[1], PORT));
     for option in [CmOption::Tos(0x68), CmOption::AckTimeout(13), CmOption::PathMtu(Mtu::Mtu512)] {
@@ -225,7 +225,7 @@ fn queue_pairs_and_options() {
     }
 }
 
-// The device has one queue pair 1: whoever has it keeps the other out.
+// The device has one queue pair 1: either the program or connection management owns it.
 #[test]
 fn queue_pair_1_is_the_connection_managers() {
     let w = World::new();
@@ -245,8 +245,8 @@ fn queue_pair_1_is_the_connection_managers() {
     w.close();
 }
 
-// What goes wrong while a call waits: a queue pair that the program changed behind the connection manager's back cannot
-// follow. (A connection that ends before its last message came was established all the same: who disconnects had it.)
+// Failures while a call waits: a queue pair whose state the program changed itself cannot make the transition. (A connection
+// that ends before its last message arrived was established all the same: a peer that disconnects had accepted it.)
 #[test]
 fn connections_that_fail_under_a_waiting_call() {
     let w = World::with(|config| config.drive(Drive::Caller));
@@ -267,11 +267,11 @@ fn connections_that_fail_under_a_waiting_call() {
         let qp = w.a.pd.create_qp(&QpInitAttr::rc(&w.a.cq, &w.a.cq)).unwrap();
         client.connect(&ConnParam { qp_num: qp.qp_num().get(), ..ConnParam::default() }).unwrap();
         w.event(&ca, E::ConnectResponse).ack();
-        // What would establish it is lost.
-        w.a_is_mute.store(true, Ordering::Release);
+        // The message that would establish it is lost.
+        w.a_sends_nothing.store(true, Ordering::Release);
         client.establish().unwrap();
         (0..10).for_each(|_| w.a.pump());
-        w.a_is_mute.store(false, Ordering::Release);
+        w.a_sends_nothing.store(false, Ordering::Release);
         client.disconnect().unwrap();
         server.join().unwrap().unwrap();
         w.event(&ca, E::Disconnected).ack();

@@ -1,4 +1,4 @@
-//! Nothing stays behind: descriptors, threads, queue pairs and their numbers. One test, as descriptors are the process's.
+//! No leaks: descriptors, threads, queue pairs and their numbers. One test, as descriptors belong to the process.
 
 mod cm;
 
@@ -50,7 +50,7 @@ fn round(drive: &Drive) {
                     assert_eq!(up.is_ok(), n % 4 > 1, "{up:?}");
                     if n % 4 == 2 {
                         id.disconnect().unwrap();
-                    } // else it is dropped, and says so
+                    } // else it is dropped, which rejects or disconnects
                 }
             });
         }

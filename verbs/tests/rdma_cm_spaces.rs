@@ -63,7 +63,7 @@ fn identifiers_of_ps_ib_connect_rc_and_uc_queue_pairs() {
         assert!(w.event(&cb, E::Established).is_of(&server));
         w.exchange(&client, &server);
         if qp_type == QpType::Uc {
-            // The peer may WRITE, with immediate data so that it tells.
+            // The peer may WRITE, with immediate data so that there is a completion.
             let there = w.b.pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
             let qb = server.qp().unwrap();
             qb.post_recv(&[RecvWr::new(9, &[])]).unwrap();

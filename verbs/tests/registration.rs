@@ -1,4 +1,4 @@
-//! Registration beyond `reg_mr`: by work requests, again, and with the rights that are hints.
+//! Registration beyond `reg_mr`: by work requests, reregistration, and access flags that are hints.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn refused<T: core::fmt::Debug>(result: Result<T, VerbsError>, errno: i32, word:
 
 #[test]
 fn r60_fast_registration() {
-    // How the key dies, or what of the memory it never named.
+    // Ways in which the key is invalidated, or memory that it never covered.
     for case in 0..4 {
         let p = Pair::new(embedded());
         let mr = p.pd.alloc_mr(4096).unwrap();
@@ -54,7 +54,7 @@ fn r60_fast_registration() {
                 (addr, key)
             }
             1 => {
-                // Registered anew under the next key: the old one stays dead.
+                // Registered again under the next key: the old one stays invalid.
                 let next = mr.update_fast_reg_key(0x5b).unwrap();
                 let again = SendWr::reg_mr(9, &mr, 0..4096, all_rights()).unwrap();
                 p.b.post_send(&[SendWr::local_inv(8, key), again.signaled()]).unwrap();
@@ -74,7 +74,7 @@ fn r60_fast_registration() {
     }
 }
 
-// A registered range serves our own requests too.
+// A registered range serves local requests too.
 #[test]
 fn fast_registration_for_local_use() {
     let p = Pair::new(embedded());
@@ -99,7 +99,7 @@ fn local_operations_with_bad_keys_end_the_queue_pair() {
         let wr = match case {
             0 => SendWr::local_inv(5, p.mr.rkey()), // an ordinary region
             1 => SendWr::local_inv(5, mr.rkey() ^ 1),
-            _ => SendWr::reg_mr(5, &mr, 0..64, Access::empty()).unwrap(), // it is registered
+            _ => SendWr::reg_mr(5, &mr, 0..64, Access::empty()).unwrap(), // already registered
         };
         p.b.post_send(&[wr, SendWr::local_inv(6, mr.rkey())]).unwrap();
         let done = p.done_b(2);
@@ -151,7 +151,7 @@ fn rereg_mr_changes_what_is_given() {
     refused(mr.rereg(&too_long), verbs::error::errno::ENOMEM, "no memory");
     assert_eq!((mr.len(), mr.access()), (8192, all_rights()));
     assert_eq!(write(&p, mr.addr(), key), WcStatus::Success);
-    // Another domain: the queue pairs of the first have no business there any more, and it can go.
+    // Another domain: queue pairs of the first can no longer use the region, and the first can be freed.
     let pd = p.context.alloc_pd().unwrap();
     mr.rereg(&Rereg { pd: Some(&pd), ..change }).unwrap();
     assert_eq!(write(&p, mr.addr(), key), WcStatus::RemAccessErr);
@@ -160,8 +160,8 @@ fn rereg_mr_changes_what_is_given() {
     p.pd = back;
 }
 
-// Goal: a region changes its memory from another thread while the shard of its queue pair turns, between requests that
-// find the memory that it has.
+// Goal: a region's memory is changed from another thread while the shard of its queue pair is polled, between requests, each
+// of which uses the memory registered at that time.
 #[test]
 fn rereg_mr_while_shards_turn() {
     let context = Context::open(DeviceConfig::loopback().drive(Drive::Dedicated { cores: vec![] })).unwrap();

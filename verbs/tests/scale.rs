@@ -1,4 +1,4 @@
-//! As many queue pairs as a shard can have, through the verbs.
+//! The maximum number of queue pairs of a shard, through the verbs.
 
 mod common;
 
@@ -14,8 +14,8 @@ use verbs::{DeviceConfig, QpCap, QpInitAttr, RcOptions, RecvQueue, RecvWr, SendQ
 const SMALL: QpCap =
     QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
 
-// Every number that a shard has is made, connected to another one, and used; one more is refused; all of them go, and as
-// many come again.
+// Every number of a shard is used for a queue pair, connected to another one; one more is refused; all are destroyed, and as
+// many created again.
 #[test]
 fn as_many_queue_pairs_as_a_shard_has() {
     let context =
@@ -31,7 +31,7 @@ fn as_many_queue_pairs_as_a_shard_has() {
     for (n, qp) in qps.iter().enumerate() {
         qp.connect_rc(&qps[n ^ 1].endpoint(1).unwrap(), &options).unwrap();
     }
-    // A stride that is odd visits each of a power of two of queue pairs once.
+    // An odd stride visits each of a power of two queue pairs once.
     let mut order = (0..max).map(|n| n.wrapping_mul(0x9e37_79b1) % max);
     assert!(max.is_power_of_two());
     for _ in 0..max / 64 {
@@ -53,8 +53,8 @@ fn as_many_queue_pairs_as_a_shard_has() {
     assert_eq!(numbers.len(), max);
 }
 
-// So many that shards ask for their state ahead, over a wire: lists of messages in memory and inline, each to its own
-// buffer, round and round.
+// Enough of them for shards to prefetch their state, over a wire: lists of messages in memory and inline, each to its own
+// buffer, repeatedly.
 #[test]
 fn hundreds_between_two_devices() {
     const QPS: usize = 300;
@@ -114,8 +114,8 @@ fn hundreds_between_two_devices() {
     }
 }
 
-// Hints about handles, in any order and more often than needed, then a message each way; and about memory, which keeps
-// what it contains.
+// Hints about handles, in any order and more often than needed, then a message each way; and about memory, whose contents
+// stay.
 #[test]
 fn hints_change_nothing() {
     let pair = Pair::new(common::embedded());

@@ -1,7 +1,7 @@
-//! Many queue pairs that come and go under load, and nothing that stays behind: no buffer, key, slot, number,
-//! descriptor, thread or memory.
+//! Many queue pairs that are created and destroyed under load, without leaks: no buffer, key, slot, number, descriptor,
+//! thread or memory.
 //!
-//! `SOAK_SECONDS` says for how long (2; `scripts/deep` takes minutes).
+//! `SOAK_SECONDS` sets the duration (default 2; `scripts/deep` takes minutes).
 
 mod common;
 
@@ -26,10 +26,10 @@ const QPS_PER_SHARD: usize = 32;
 const WORKERS: u64 = 2;
 /// Bytes of a region.
 const REGION: usize = 16 << 10;
-/// What the process may have grown by since it was warm, in KiB.
+/// Allowed growth of the process after the warm-up, in KiB.
 const GROWTH_KIB: u64 = 24 << 10;
 
-/// A port whose queues stay reachable when its device is closed, to count the buffers that are back.
+/// A port whose queues stay reachable after its device is closed, to count the returned buffers.
 struct Kept {
     port: Box<dyn Port>,
     queues: Vec<Arc<Mutex<Box<dyn PortQueue>>>>,
@@ -111,7 +111,7 @@ impl Side {
         Self { qp, mr, cq, pd }
     }
 
-    /// In the order that verbs want.
+    /// In the order that verbs require.
     fn destroy(self) {
         let fail = |e: VerbsError| panic!("{e}");
         self.qp.destroy().unwrap_or_else(|(e, _)| fail(e));
@@ -124,7 +124,7 @@ impl Side {
 const SENDS: u64 = 24;
 const RECEIVES: u64 = 16;
 
-/// A connection's life: made, loaded, and ended in one of several ways. Returns how many requests completed.
+/// The life of a connection: created, loaded, and ended in one of several ways. Returns how many requests completed.
 fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
     let shard = random.below(SHARDS as u64) as usize;
     let [a, b] = contexts.map(|c| Side::new(c, shard));
@@ -163,7 +163,7 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
         b.cq.poll(&mut wc).unwrap();
     }
     match ending {
-        // Either end first; the other one is left with a peer that is gone.
+        // Either end first; the other one is left with a vanished peer.
         0 => {
             b.destroy();
             a.destroy();
@@ -183,7 +183,7 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
             a.destroy();
             b.destroy();
         }
-        // The target's memory goes under the writes.
+        // The target's memory is deregistered under the writes.
         2 => {
             let Side { qp, mr, cq, pd } = b;
             mr.dereg().unwrap_or_else(|(e, _)| panic!("{e}"));
@@ -207,8 +207,8 @@ fn life(contexts: [&Context; 2], random: &mut Random) -> u64 {
     done
 }
 
-/// Opens two devices, loads them for a while, closes them, and counts what came back; numbers and keys if it is to be
-/// thorough.
+/// Opens two devices, loads them for a while, closes them, and counts the returned buffers; with `thorough`, numbers and keys
+/// as well.
 fn run(time: Duration, seed: u64, thorough: bool) -> u64 {
     let frames = PortOptions { queues: SHARDS, frames: FRAMES, ..PortOptions::default() };
     let (a, b) = pair_with(&frames, &frames, Arc::new(|from, _, _| from));
@@ -247,7 +247,7 @@ fn run(time: Duration, seed: u64, thorough: bool) -> u64 {
     lives.into_inner()
 }
 
-/// How many buffers the ports' pools have. What still is on the link has arrived nowhere and counts as back.
+/// Buffers in the ports' pools. A frame still on the link has not been received and counts as returned.
 fn buffers_back(queues: &[Arc<Mutex<Box<dyn PortQueue>>>]) -> Vec<usize> {
     let mut burst = RxBurst::new();
     for queue in queues {
@@ -263,7 +263,7 @@ fn buffers_back(queues: &[Arc<Mutex<Box<dyn PortQueue>>>]) -> Vec<usize> {
     queues.chunks(SHARDS).map(count).collect()
 }
 
-/// As many queue pairs and regions as a fresh device has room for find room.
+/// There is room for as many queue pairs and regions as on a fresh device.
 fn everything_is_free(context: &Context) {
     let limits = context.query_device();
     let pd = context.alloc_pd().unwrap();
@@ -295,7 +295,7 @@ fn nothing_stays_behind() {
     let (fds, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
     let slice = Duration::from_millis((seconds * 1000 / 4).min(5000));
     let (start, total) = (Instant::now(), Duration::from_secs(seconds));
-    // The second round is thorough, so that what it takes is among what the process is measured against.
+    // The second round is thorough, so that its memory is part of the baseline.
     let (mut lives, mut warm, mut rounds) = (0, None, 0);
     while rounds < 4 || start.elapsed() < total {
         lives += run(slice, rounds, rounds % 4 == 1);
@@ -320,7 +320,7 @@ fn nothing_stays_behind() {
     println!("{lives} connections in {rounds} rounds, {} KiB", rss_kib());
 }
 
-/// A buffer that somebody keeps is missed. (No test of its own: descriptors and threads are the process's.)
+/// A buffer that is kept is detected. (Not a test of its own: descriptors and threads belong to the process.)
 fn a_lost_buffer_is_seen() {
     let frames = PortOptions { queues: SHARDS, frames: FRAMES, ..PortOptions::default() };
     let (a, b) = pair_with(&frames, &frames, Arc::new(|from, _, _| from));

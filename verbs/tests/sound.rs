@@ -1,6 +1,6 @@
-//! What safe code must not be able to do, however odd it is: a port of the program panics or calls back in the middle of a
-//! turn, threads use one region at once. `scripts/deep miri` runs this file under the interpreter that sees undefined
-//! behaviour, so the devices here are small, have a clock that stands, and a seed.
+//! Safe code cannot cause undefined behaviour, however odd it is: the program's own port panics or calls back in the middle
+//! of a turn, threads use one region at once. `scripts/deep miri` runs this file under Miri, so the devices here are small
+//! and have a manual clock and a seed.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -22,7 +22,7 @@ use verbs::{
 
 type Hook = Box<dyn Fn(&Burst<'_>) + Send>;
 
-/// What the port of a device calls before everything that it is asked for.
+/// A hook that the port of a device runs before each operation.
 #[derive(Clone, Default)]
 struct Odd(Arc<Mutex<Option<Hook>>>);
 
@@ -39,7 +39,7 @@ impl Odd {
         let port = PortSpec::Loopback.open(&options).unwrap();
         let hook = self.0.clone();
         let port = Hooked::around(port, move |burst| {
-            // Not held while it is called: it may call back, or panic.
+            // Not locked during the call: it may call back, or panic.
             let odd = hook.lock().unwrap().take();
             if let Some(odd) = odd {
                 odd(&burst);
@@ -77,12 +77,12 @@ fn dead<T: std::fmt::Debug>(result: Result<T, VerbsError>) {
     assert!(e.to_string().contains("died of a panic"), "{e}");
 }
 
-/// A turn in which something may panic: whether it did.
+/// A turn in which the port may panic; returns whether it did.
 fn panics(reactor: &mut Reactor) -> bool {
     catch_unwind(AssertUnwindSafe(|| reactor.poll_once())).is_err()
 }
 
-/// The device after the `allowed`-th thing that its port is asked for was its last. `false`: it was never asked so often.
+/// The device after its port has panicked at operation number `allowed`. `false`: there were not as many operations.
 fn ends_after(allowed: u32) -> bool {
     let odd = Odd::default();
     let context = odd.open(1, Drive::Embedded);
@@ -107,7 +107,7 @@ fn ends_after(allowed: u32) -> bool {
     }
     odd.clear();
 
-    // Nobody turns it any more, so what a turn could have touched is free, and stays as it is.
+    // Nothing drives it any more, so memory that a turn could have touched is free, and stays as it is.
     let keep = mr.to_vec(0..4096).unwrap();
     assert_eq!(reactor.poll_once(), None);
     dead(reactor.try_poll_once());
@@ -124,7 +124,7 @@ fn ends_after(allowed: u32) -> bool {
     dead(qp.drain_qp(PATIENCE));
     dead(pd.create_qp(&QpInitAttr::rc(&cq, &cq)));
 
-    // What was published before can be polled; then there is nothing to hope for.
+    // Completions published before can be polled; after them comes the error.
     let mut wc = [Wc::default(); 8];
     let n = cq.poll(&mut wc).unwrap();
     let done: Vec<u64> = wc[..n].iter().map(|wc| wc.wr_id).collect();
@@ -137,7 +137,7 @@ fn ends_after(allowed: u32) -> bool {
     }
     dead(channel.get_cq_event(Duration::MAX).map(|_| ()));
 
-    // It is told once, and whoever waits for more is not left waiting.
+    // The event is raised once, and a thread that waits for more gets an error.
     let mut fatal = 0;
     while let Some(event) = context.try_get_async_event() {
         fatal += u32::from(event.event == AsyncEvent::DeviceFatal);
@@ -146,7 +146,7 @@ fn ends_after(allowed: u32) -> bool {
     dead(context.get_async_event(Duration::MAX));
     assert!(context.stats().shards[0].dead);
 
-    // Everything can be given back, in the usual order.
+    // All objects can be destroyed, in the usual order.
     let lkey = mr.lkey();
     mw.dealloc().map_err(|(e, _)| e).unwrap();
     assert_eq!(mr.to_vec(0..4096).unwrap(), keep);
@@ -167,13 +167,13 @@ fn ends_after(allowed: u32) -> bool {
 
 #[test]
 fn a_panic_anywhere_in_a_turn_is_the_end_of_the_shard() {
-    // Each of them is a device, which takes the interpreter half a minute.
+    // Each run opens a device, which takes Miri half a minute.
     let (step, least) = if cfg!(miri) { (5, 1) } else { (1, 3) };
     let ends = (0..100).step_by(step).take_while(|allowed| ends_after(*allowed)).count();
     assert!((least..100).contains(&ends), "{ends} places");
 }
 
-// Goal: the claim, and what else marks a thread as being inside of a turn, are given back: other devices work on.
+// Goal: the claim, and the mark of a thread as inside a turn, are released: other devices still work.
 #[test]
 fn a_panic_in_a_turn_leaves_the_thread_as_it_was() {
     let odd = Odd::default();
@@ -188,7 +188,7 @@ fn a_panic_in_a_turn_leaves_the_thread_as_it_was() {
     assert!(other.reactor(0).unwrap().try_poll_once().unwrap().is_some());
 }
 
-// Goal: a panic in a control call, which has the shard as a turn has it, is its end likewise.
+// Goal: a panic in a control call, which holds the shard like a turn, ends the shard likewise.
 #[test]
 fn a_panic_in_a_control_call_is_the_end_of_the_shard() {
     let odd = Odd::default();
@@ -199,7 +199,7 @@ fn a_panic_in_a_control_call_is_the_end_of_the_shard() {
     let options = common::options();
     qp.init_rc(&options).unwrap();
     odd.set(|_| panic!("the port panics"));
-    // The station of this peer has to be asked for, in a frame of the port's.
+    // The Ethernet address of this peer has to be resolved, which sends a frame through the port.
     let peer = verbs::RcEndpoint { gid: Gid::v4([192, 0, 2, 77]), ..qp.endpoint(1).unwrap() };
     assert!(catch_unwind(AssertUnwindSafe(|| qp.connect_rc(&peer, &options))).is_err());
     odd.clear();
@@ -209,7 +209,7 @@ fn a_panic_in_a_control_call_is_the_end_of_the_shard() {
     qp.destroy().map_err(|(e, _)| e).unwrap();
 }
 
-// Goal: the other shards of a device go on, and so does what needs no shard.
+// Goal: the other shards of a device continue, and so do calls that need no shard.
 #[test]
 fn the_other_shards_go_on() {
     let odd = Odd::default();
@@ -236,7 +236,7 @@ fn the_other_shards_go_on() {
         });
         assert!(n == Some(1) && wc[0].is_ok(), "{n:?} {:?}", wc[0]);
         assert_eq!(target.to_vec(0..64).unwrap(), [round + 1; 64]);
-        // Past a turn of each shard: the dead one has passed its last.
+        // Waits for a turn boundary of each shard: the dead one has passed its last.
         target.dereg().map_err(|(e, _)| e).unwrap();
     }
     let shards = context.stats().shards;
@@ -245,9 +245,9 @@ fn the_other_shards_go_on() {
     living.destroy().map_err(|(e, _)| e).unwrap();
 }
 
-// Goal: threads of the device end with their shards, nobody is left waiting, and the device can be closed.
+// Goal: threads of the device end with their shards, no call is left waiting, and the device can be closed.
 #[test]
-#[cfg_attr(miri, ignore = "threads that spin: too long for the interpreter")]
+#[cfg_attr(miri, ignore = "threads that spin: too slow under Miri")]
 fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
     for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
         let odd = Odd::default();
@@ -258,7 +258,7 @@ fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
         let panicked = AtomicBool::new(false);
         odd.set(move |_| assert!(panicked.swap(true, Ordering::Relaxed), "the port panics, once"));
         if drive == Drive::Caller {
-            // Somebody has to look after it: a caller, who sees the panic, or the helper.
+            // A thread has to drive the shard to hit the panic: a caller, which sees it, or the helper.
             let poll = || cq.poll(&mut [Wc::default()]).is_ok();
             while matches!(catch_unwind(AssertUnwindSafe(poll)), Ok(true)) {}
         }
@@ -277,9 +277,9 @@ fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
     }
 }
 
-// Goal: a dead device is told to users of connection management, too, and their calls say what happened.
+// Goal: users of connection management, too, get an event when the device dies, and their calls return the error.
 #[test]
-fn connection_management_hears_of_a_dead_shard() {
+fn connection_management_reports_a_dead_shard() {
     use verbs::rdma_cm::{CmEventType, PortSpace};
     let odd = Odd::default();
     let context = odd.open(1, Drive::Embedded);
@@ -301,7 +301,7 @@ fn connection_management_hears_of_a_dead_shard() {
     context.close().map_err(|(e, _)| e).unwrap();
 }
 
-/// Runs a call from inside a turn of a device, at the first, second, ... thing that its port is asked for.
+/// Makes a call from inside a turn of a device, at the first, second, ... operation of its port.
 fn inside_turns(context: &Context, odd: &Odd, call: impl Fn() + Send + Sync + 'static) {
     let call = Arc::new(call);
     let mut reactor = context.reactor(0).unwrap();
@@ -327,12 +327,12 @@ fn inside<T: std::fmt::Debug>(result: Result<T, VerbsError>) {
     assert_eq!(e.errno(), EDEADLK);
 }
 
-// Goal: no turn, of the same device or another, begins inside of a turn, whoever asks for it; the rest of the API works
-// there or says what is wrong, and nothing waits.
+// Goal: no turn, of the same device or another, begins inside a turn, whichever call would make it; the rest of the API works
+// there or returns an error, and nothing waits.
 #[test]
 fn a_turn_inside_of_a_turn_is_refused() {
     let odd = Odd::default();
-    // Leaned to this thread or not.
+    // With and without the claim biased to this thread.
     for turns in if cfg!(miri) { &[70][..] } else { &[0, 70] } {
         let context = Arc::new(odd.open(1, Drive::Embedded));
         context.start().unwrap();
@@ -368,14 +368,14 @@ fn a_turn_inside_of_a_turn_is_refused() {
             }
             inside(qps.0.query());
             inside(qps.1.query());
-            // Posting waits for nobody.
+            // Posting never waits.
             qps.0.post_recv(&[RecvWr::new(1, &[mr.sge(0..8).unwrap()])]).unwrap();
             if !cfg!(miri) {
                 inside(other_cq.poll(&mut [Wc::default()]));
                 inside(other_cq.poller().unwrap().poll(&mut [Wc::default()]));
                 inside(other_cq.start_poll().map(|_| ()));
             }
-            // A device that comes and goes in here.
+            // A device that is opened and closed in here.
             let third = Context::open(config(4)).unwrap();
             let (e, third) = third.close().unwrap_err();
             inside(Err::<(), _>(e));
@@ -386,9 +386,9 @@ fn a_turn_inside_of_a_turn_is_refused() {
     }
 }
 
-// Goal: on a thread of the device, inside of its turn, its last handle goes: nobody waits for the thread that waits.
+// Goal: on a thread of the device, inside its turn, its last handle is dropped: the thread does not wait for itself.
 #[test]
-#[cfg_attr(miri, ignore = "threads that spin: too long for the interpreter")]
+#[cfg_attr(miri, ignore = "threads that spin: too slow under Miri")]
 fn the_last_handle_is_dropped_inside_of_a_turn() {
     for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
         let odd = Odd::default();
@@ -406,7 +406,7 @@ fn the_last_handle_is_dropped_inside_of_a_turn() {
     }
 }
 
-/// What threads do with one region at once, while a peer does the same from the other side.
+/// A region for threads to use at once, while a peer accesses it through its queue pair.
 fn connected() -> (Context, Pd, Mr) {
     let context = Context::open(config(1)).unwrap();
     let pd = context.alloc_pd().unwrap();
@@ -414,8 +414,8 @@ fn connected() -> (Context, Pd, Mr) {
     (context, pd, mr)
 }
 
-// Goal: no access of the safe API to registered memory races with another in a way that the language does not define,
-// whatever their sizes; words are whole.
+// Goal: no access of the safe API to registered memory is a data race in the sense of the language, whatever the sizes of the
+// accesses; words are whole.
 #[test]
 fn one_region_and_many_threads() {
     let rounds = if cfg!(miri) { 20 } else { 20_000 };
@@ -440,7 +440,7 @@ fn one_region_and_many_threads() {
     assert_eq!(mr.read_u64(256).unwrap(), rounds as u64);
 }
 
-// Goal: what a peer does to memory, of whatever size, against what the program does to it on another thread.
+// Goal: the same for accesses of a peer, of any size, against those of the program on another thread.
 #[test]
 fn a_peer_against_the_program() {
     let rounds: u64 = if cfg!(miri) { 6 } else { 500 };
@@ -492,8 +492,8 @@ fn a_peer_against_the_program() {
     assert!(mr.read_u64(2048).unwrap() >= rounds);
 }
 
-// Goal: keys that are taken away while a peer and windows use them, from two threads; the memory is gone at once, and
-// whoever still named it was told.
+// Goal: keys are revoked while a peer and windows use them, from two threads; the memory can be freed at once, and requests
+// that still name it fail.
 #[test]
 fn keys_come_and_go_from_two_threads() {
     let rounds = if cfg!(miri) { 5 } else { 300 };
@@ -524,7 +524,7 @@ fn keys_come_and_go_from_two_threads() {
             qp.post_send(&[SendWr::write(2, &sge, local.addr() + 64, local.rkey()).signaled()]).unwrap();
             let (mut polled, mut turns) = (0, 0);
             while polled < 2 {
-                // There is none while the owner's calls have the shard.
+                // There is none while the owner's calls hold the shard.
                 match reactor.poll_once() {
                     Some(_) => turns += 1,
                     None => std::thread::yield_now(),

@@ -1,4 +1,4 @@
-//! The send queue drained state: what has started is finished, nothing else starts, and everything can be changed.
+//! The SQD state: requests that have started are finished, no other starts, and the attributes can be changed.
 
 mod common;
 #[path = "common/link.rs"]
@@ -55,7 +55,7 @@ fn s26_an_idle_queue_is_drained_at_once_and_says_so_when_asked() {
         assert_eq!(a.drained_events(), 0);
         a.to(QpState::Rts);
     }
-    // Asked for before, not this time; and asked for not to.
+    // The event was requested before, not this time; and explicitly not requested.
     a.to(QpState::Sqd);
     a.to(QpState::Rts);
     let attr = QpAttr { qp_state: QpState::Sqd, ..QpAttr::default() };
@@ -98,7 +98,7 @@ fn s27_s28_s29_a_read_is_waited_for_and_the_rest_waits() {
     assert_eq!(a.drained_events(), 0);
 }
 
-/// 100 packets of 1024 bytes, of which some are out when SQD is entered.
+/// 100 packets of 1024 bytes, some of them sent when SQD is entered.
 fn long_write(link: &Link, signaled: bool) {
     let (a, b) = (&link.a, &link.b);
     let data: Vec<u8> = (0..100 * 1024).map(|i: usize| (i / 7) as u8).collect();
@@ -141,7 +141,7 @@ fn s27_s28_sqd_in_the_middle_of_an_unsignalled_write() {
     long_write(&Link::new(), false);
 }
 
-// What a lost packet costs is paid in SQD too: the message is repeated until it is acknowledged.
+// Lost packets are retransmitted in SQD too, until the message is acknowledged.
 #[test]
 fn s27_retries_go_on_while_draining() {
     let link = Link::new();
@@ -329,7 +329,7 @@ fn s31_access_flags() {
     assert_eq!(write(2), [(2, RemInvReqErr)], "an operation that is not enabled");
 }
 
-// Both ends move to their second addresses; until the second one has, packets find nobody.
+// Both ends move to their second addresses; until the second one has, packets are dropped.
 #[test]
 fn s31_new_path() {
     let link = Link::new();
@@ -352,7 +352,7 @@ fn s31_new_path() {
     assert_eq!((a.done(), b.done()), (vec![(1, Success)], vec![(2, Success)]));
 }
 
-// Nobody acknowledges: what has started is over when it has left.
+// No acknowledgements: a request that has started is complete when it has left.
 #[test]
 fn s27_s28_uc_in_the_middle_of_a_hundred_packet_write() {
     let link = Link::with(&RcOptions::default(), |mut init| {

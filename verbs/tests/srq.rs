@@ -67,7 +67,7 @@ fn l02_an_empty_queue_is_not_ready() {
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::Success);
     let wc = link.take(&b.cq, 1)[0];
     assert_eq!((wc.wr_id, wc.status, wc.qp_num), (7, WcStatus::Success, peer.qp_num()));
-    // Few retries end.
+    // With a few retries the request fails.
     let few = RcOptions { rnr_retry: 1, ..options() };
     let (qp2, peer2) = rc_to(&a, &b, &QpInitAttr::rc(&b.cq, &b.cq).srq(&srq), &few);
     qp2.post_send(&[SendWr::send(2, &[])]).unwrap();
@@ -181,7 +181,7 @@ fn l04_the_failed_request_tells_the_reason() {
     assert_eq!(srq.waiting(), 1);
 }
 
-// RESET in mid-message: the entry that is held ends without a completion, the others stay.
+// RESET in mid-message: the entry that is held ends without a completion, the others stay in the queue.
 #[test]
 fn l04_reset_ends_the_held_entry() {
     let link = Cable::new(1);
@@ -278,7 +278,7 @@ fn l06_a_resize_keeps_the_order() {
             }
         }
         assert_eq!(srq.waiting(), depth);
-        // Down to one that waits across the resize.
+        // Down to one request that waits across the resize.
         for _ in 0..depth - 1 {
             qp.post_send(&[SendWr::send(0, &[]).signaled()]).unwrap();
             link.take(&a.cq, 1);
@@ -342,7 +342,7 @@ fn s36_s37_a_list_is_taken_up_to_the_bad_request() {
     assert_eq!((e.errno(), e.bad_wr, srq.waiting()), (errno::ENOMEM, 2, 3), "{e}");
 }
 
-// The buffers are of the shared receive queue's protection domain, whatever the queue pair's is.
+// The buffers belong to the shared receive queue's protection domain, whatever the queue pair's is.
 #[test]
 fn the_queues_domain_counts_for_its_buffers() {
     let link = Cable::new(1);
@@ -355,7 +355,7 @@ fn the_queues_domain_counts_for_its_buffers() {
     qp.post_send(&[SendWr::send(1, &six).signaled()]).unwrap();
     assert_eq!(link.take(&a.cq, 1)[0].status, WcStatus::Success);
     assert_eq!((link.take(&b.cq, 1)[0].byte_len, other.bytes(0, 6)), (6, b"domain".to_vec()));
-    // Keys of the peer are checked in the queue pair's domain still.
+    // Keys of the peer are still checked in the queue pair's domain.
     srq.post_recv(&[RecvWr::new(2, &[b.mr.sge(0..64).unwrap()])]).unwrap();
     let to = b.mr.sge(100..106).unwrap();
     qp.post_send(&[SendWr::write(2, &six, to.addr, b.mr.rkey()), SendWr::send(3, &six)]).unwrap();
@@ -374,12 +374,12 @@ fn objects_of_another_device_are_refused() {
     srq.destroy().unwrap();
 }
 
-// Several posters and two shards that take, under the threads of the device.
+// Several posters and two shards that take requests, driven by the device's threads.
 #[test]
 fn posters_and_shards_share_the_queue() {
     use verbs::{Context, DeviceConfig, Wc};
     const MESSAGES: u64 = 1000;
-    // A thread may wait for its turn on a busy machine for long: a retry is not what this is about.
+    // On a busy machine a thread may not run for long, and retries are not the subject of this test.
     let options = RcOptions { timeout: 20, ..options() };
     let context = Context::open(DeviceConfig::loopback().shards(2)).unwrap();
     let side = Side::new(&context);
@@ -490,7 +490,7 @@ fn u07_a_message_that_is_cut_off_completes_its_entry_in_error() {
     let (qp, peer) = uc_to(&a, &b, &srq);
     qp.post_send(&[SendWr::send(1, &[a.mr.sge(0..256 << 10).unwrap()])]).unwrap();
     link.until("the first packet", || srq.waiting() == 2);
-    // The sender starts anew: its next message begins before this one has ended.
+    // The sender restarts: its next message begins before this one has ended.
     let (attr, mask) = attr_to(QpState::Reset);
     qp.modify(&attr, mask).unwrap();
     qp.connect_uc(&peer.endpoint(1).unwrap(), &options()).unwrap();
@@ -550,7 +550,7 @@ fn a_drained_queue_pair_leaves_the_shared_queue_as_it_is() {
     link.until("the first message", || srq.waiting() == 2);
     peer.post_send(&[SendWr::send(9, &[])]).unwrap();
     peer.drain_qp(std::time::Duration::from_secs(10)).unwrap();
-    // The receive and the send are in the queue by now; the other entries wait for others.
+    // The receive and the send have completed by now; the other entries wait for other messages.
     let mut wc = [verbs::Wc::default(); 4];
     let n = b.cq.poll(&mut wc).unwrap();
     let mut done: Vec<u64> = wc[..n].iter().map(|wc| wc.wr_id).collect();

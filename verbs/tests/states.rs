@@ -77,7 +77,7 @@ fn s20_posts_in_err_are_flushed_after_older_ones() {
     nothing(&p.context, &p.cq_a);
 }
 
-// A receive posted in ERR long after the flush: no frame will come to make the shard look.
+// A receive posted in ERR long after the flush: no frame will arrive to make the shard check the queue.
 #[test]
 fn s20_a_late_receive_in_err_is_flushed() {
     let p = Pair::new(device());
@@ -193,7 +193,7 @@ fn s34_what_is_in_use_is_busy() {
     context.close().unwrap();
 }
 
-// Datagram types go through their whole table.
+// Datagram types pass through their whole state table.
 #[test]
 fn datagram_types_have_their_states() {
     let context = embedded();

@@ -1,4 +1,4 @@
-//! The statistics socket: what it shows, who may use it, and what a bad client can do (nothing).
+//! The statistics socket: its contents, who may use it, and bad clients, which can do no harm.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::{Pair, Stop};
 use verbs::stats::{Snapshot, StatsError};
 use verbs::{Context, Counter, DeviceConfig, Drive, OpenError, RecvWr, SendWr, VerbsError};
 
-/// A directory that goes with the test.
+/// A directory that is removed when the test ends.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -59,7 +59,7 @@ fn it_shows_what_the_device_says() {
     p.a.post_send(&[SendWr::send(2, &[p.mr.sge(200..300).unwrap()]).signaled()]).unwrap();
     p.done_a(1);
     p.done_b(1);
-    // Nobody turns the shard now: what is fetched is what the device says of itself, the time aside.
+    // Nothing drives the shard now: the fetched snapshot equals the device's own, except for the time.
     let mut fetched = Snapshot::fetch(&path).unwrap();
     let here = p.context.stats();
     assert!(fetched.at_ns <= here.at_ns);
@@ -116,12 +116,12 @@ fn paths_that_cannot_be() {
     assert_eq!(std::fs::read(&file).unwrap(), b"mine");
     assert!(refused(dir.path(&"x".repeat(200))).contains("cannot be made"));
     assert_eq!(dir.names(), ["file"]);
-    // What a process that died left behind is no obstacle.
+    // A file left behind by a process that died is no obstacle.
     drop(UnixListener::bind(&path).unwrap());
     assert!(matches!(Snapshot::fetch(&path), Err(StatsError::Stale { .. })));
     let context = open(&path);
     assert!(Snapshot::fetch(&path).is_ok());
-    // The file of another one under our name is not ours to remove.
+    // Another socket's file under the same name must not be removed.
     std::fs::remove_file(&path).unwrap();
     let other = UnixListener::bind(&path).unwrap();
     drop(context);
@@ -142,7 +142,7 @@ fn devices_in_a_directory_have_names_of_their_own() {
     }
 }
 
-// What clients send is not even read; those that go away or stay without reading cost the others a moment.
+// Data from clients is not even read; clients that disconnect, or stay without reading, cost the others little time.
 #[test]
 fn bad_clients_do_no_harm() {
     let dir = Dir::new();
@@ -164,7 +164,7 @@ fn bad_clients_do_no_harm() {
     let hanging: Vec<_> = (0..2).map(|_| UnixStream::connect(&path).unwrap()).collect();
     let start = Instant::now();
     let snapshot = Snapshot::fetch(&path);
-    // Each hanging client is given up on after a quarter of a second; the patience of `fetch` is two.
+    // Each hanging client is dropped after a quarter of a second; the timeout of `fetch` is two.
     assert_eq!(snapshot.unwrap().qps_total, qps.len(), "{:?}", start.elapsed());
     // They were cut off in the middle.
     for mut stream in hanging {
@@ -186,7 +186,7 @@ fn small() -> verbs::QpCap {
     verbs::QpCap { max_send_wr: 1, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 }
 }
 
-// Looking on needs no claim: the device answers while its only shard is held for as long as it takes.
+// Reading statistics needs no claim: the device answers while its only shard is held, for however long.
 #[test]
 fn looking_on_waits_for_no_shard() {
     let dir = Dir::new();
@@ -194,7 +194,7 @@ fn looking_on_waits_for_no_shard() {
     let p = Pair::new(open(&path));
     p.a.post_send(&[SendWr::write(1, &[p.mr.sge(0..64).unwrap()], p.mr.addr(), p.mr.rkey()).signaled()])
         .unwrap();
-    // Many looks while a thread turns the shard without a break: neither waits for the other, and numbers only grow.
+    // Many fetches while a thread drives the shard without a break: neither waits for the other, and numbers only grow.
     let stop = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|s| {
         let (context, stop) = (&p.context, &stop);

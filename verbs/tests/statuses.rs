@@ -1,4 +1,4 @@
-//! Statuses that take a peer who does what this stack never does.
+//! Statuses that take a peer which does what this stack never does.
 
 mod common;
 mod wire;
@@ -16,7 +16,7 @@ fn rc(wire: &mut Wire, options: &RcOptions) -> Qp {
     qp
 }
 
-/// What a request ends with when the peer answers it so.
+/// The status of a request that the peer answers so.
 fn answered(wr: impl Fn(&Wire) -> SendWr<'static>, answer: impl Fn(u32) -> Pkt) -> WcStatus {
     let mut w = Wire::new(false);
     let qp = rc(&mut w, &mtu256());
@@ -37,7 +37,7 @@ fn c02_answers_that_answer_something_else() {
     assert_eq!(answered(|w| SendWr::read(1, &[], w.mr.addr(), 7), long), WcStatus::LocLenErr);
 }
 
-/// What the receive request held ends with, when packets like these arrive.
+/// The status of the held receive request, when packets like these arrive.
 fn received(pkts: impl Fn(&Wire) -> Vec<Pkt>) -> WcStatus {
     let mut w = Wire::new(false);
     let qp = rc(&mut w, &mtu256());

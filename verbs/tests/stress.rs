@@ -1,6 +1,7 @@
-//! Races between threads, each pressed for a while: a thread sanitizer sees what a simulator with one thread cannot.
+//! Races between threads, each run for a while: ThreadSanitizer sees what a single-threaded simulator cannot.
 //!
-//! `STRESS_MS` says for how long each (250; `scripts/deep` takes longer, under ThreadSanitizer and AddressSanitizer).
+//! `STRESS_MS` sets the duration of each (default 250; `scripts/deep` takes longer, under ThreadSanitizer and
+//! AddressSanitizer).
 
 mod common;
 
@@ -25,12 +26,12 @@ fn open(drive: Drive, shards: usize) -> Context {
     Context::open(DeviceConfig::loopback().shards(shards).drive(drive)).unwrap()
 }
 
-/// Which tags have completed: none may a second time.
+/// The tags that have completed: none may complete twice.
 #[derive(Default)]
 struct Seen(Mutex<HashSet<u64>>);
 
 impl Seen {
-    /// Takes what a queue has. Whether that was something.
+    /// Polls a queue. Returns whether it had completions.
     fn poll(&self, cq: &Cq) -> bool {
         let mut wc = [Wc::default(); 16];
         let n = cq.poll(&mut wc).unwrap();
@@ -46,12 +47,12 @@ impl Seen {
     }
 }
 
-/// Runs `bodies` on threads of their own until the time is over, and `main` on this one, again and again.
+/// Runs `bodies` on separate threads until the time is over, and `main` on this one, repeatedly.
 fn press(bodies: &[&(dyn Fn() + Sync)], main: impl FnMut()) {
     press_until(|| true, bodies, main);
 }
 
-/// As [`press`], and on until what it is about has happened: on a busy machine the threads may hardly meet.
+/// As [`press`], but continues until the race has happened: on a busy machine the threads may hardly overlap.
 fn press_until(happened: impl Fn() -> bool, bodies: &[&(dyn Fn() + Sync)], mut main: impl FnMut()) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -71,7 +72,7 @@ fn press_until(happened: impl Fn() -> bool, bodies: &[&(dyn Fn() + Sync)], mut m
     });
 }
 
-/// A life in order: from whatever state to RTS with itself, one message, both completions.
+/// A clean cycle: from any state to RTS, connected to itself, one message, both completions.
 fn works(context: &Context, qp: &Qp, cq: &Cq) {
     enter(qp, QpState::Reset);
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
@@ -82,7 +83,7 @@ fn works(context: &Context, qp: &Qp, cq: &Cq) {
     assert!(done.iter().all(|wc| wc.is_ok() && ids.contains(&wc.wr_id)), "{done:?}");
 }
 
-// Two threads post to one queue pair, one polls, one leads it through its states.
+// Two threads post to one queue pair, one polls, one cycles it through its states.
 #[test]
 fn post_against_modify() {
     for drive in drives() {
@@ -93,11 +94,11 @@ fn post_against_modify() {
         let (seen, next, posted) = (Seen::default(), AtomicU64::new(0), AtomicUsize::new(0));
         let post = || {
             let id = next.fetch_add(2, Ordering::Relaxed);
-            // Refused where the state takes none, and when the queue is full.
+            // Refused in states that take none, and when the queue is full.
             let received = qp.post_recv(&[RecvWr::new(id, &[])]).is_ok();
             let sent = qp.post_send(&[SendWr::send(id + 1, &[])]).is_ok();
             posted.fetch_add(usize::from(received) + usize::from(sent), Ordering::Relaxed);
-            // So that the queue cannot run over, however the threads are scheduled.
+            // So that the queue cannot overrun, however the threads are scheduled.
             seen.poll(&cq);
         };
         let poll = || {
@@ -119,7 +120,7 @@ fn post_against_modify() {
     }
 }
 
-// One thread polls the completion queue of queue pairs that another one makes, loads and destroys.
+// One thread polls the completion queue of queue pairs that another one creates, loads and destroys.
 #[test]
 fn poll_against_destroy() {
     for drive in drives() {
@@ -149,7 +150,8 @@ fn poll_against_destroy() {
     }
 }
 
-// A region goes while the peer writes and reads it: the peer is told, and no byte lands in memory that is free.
+// A region is deregistered while the peer writes and reads it: the peer gets an error, and no byte is written to freed
+// memory.
 #[test]
 fn dereg_against_traffic() {
     for drive in drives() {
@@ -202,7 +204,7 @@ fn dereg_against_traffic() {
     }
 }
 
-// Everybody wants the shard: threads that turn it, threads that poll, threads that control it, threads that post.
+// All compete for the shard: threads that drive it, that poll, that make control calls, that post.
 #[test]
 fn hand_over_of_the_claim() {
     for drive in [Drive::Caller, Drive::Embedded, Drive::Dedicated { cores: vec![] }] {
@@ -222,7 +224,7 @@ fn hand_over_of_the_claim() {
         let post = || {
             let id = next.fetch_add(1, Ordering::Relaxed);
             let start = Instant::now();
-            // One at a time, so that as many are received as are sent, and never so many that a queue runs over.
+            // One at a time, so that as many are received as are sent, and never so many that a queue overruns.
             let mut asked = asked.lock().unwrap();
             while sent.count() + 1000 < *asked || received.count() + 1000 < *asked {
                 poll();
@@ -241,7 +243,7 @@ fn hand_over_of_the_claim() {
             }
             *asked += 1;
         };
-        // A thread of the device may never leave a turn to others.
+        // A thread of the device may never leave a turn to another thread.
         let alone = matches!(drive, Drive::Dedicated { .. });
         let all = || next.load(Ordering::Relaxed) > 0 && (alone || turned.load(Ordering::Relaxed) > 0);
         press_until(all, &[&turn, &post, &poll], || {

@@ -1,4 +1,4 @@
-//! Threads: one that does everything, several that share a queue, reactors that control each other's queue pairs.
+//! Threads: a single one, several that share a queue, reactors that control each other's queue pairs.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn open(port: Box<dyn Port>, last: u8, drive: &Drive, shards: usize) -> Context 
     Context::open(config).unwrap()
 }
 
-/// Polls until `n` completions are there; in the embedded drive it turns both devices.
+/// Polls until `n` completions are there; in the embedded drive it drives both devices.
 fn poll(drive: &Drive, contexts: [&Context; 2], cq: &verbs::Cq, n: usize) -> Vec<Wc> {
     let start = Instant::now();
     let (mut done, mut wc) = (Vec::new(), [Wc::default(); 32]);
@@ -37,7 +37,7 @@ fn poll(drive: &Drive, contexts: [&Context; 2], cq: &verbs::Cq, n: usize) -> Vec
     done
 }
 
-// A queue of one request: who has polled its completion may post the next one, whichever thread turns the shard.
+// A queue of one request: a thread that has polled its completion can post the next one, whichever thread drives the shard.
 #[test]
 fn who_polled_a_completion_finds_room() {
     let drive = Drive::Dedicated { cores: vec![] };
@@ -59,7 +59,7 @@ fn who_polled_a_completion_finds_room() {
     }
 }
 
-// Two shards, each with its own queue and peer: nothing of one's traffic passes through the other.
+// Two shards, each with its own queue and peer: no traffic of one passes through the other.
 #[test]
 fn two_shards_share_nothing_on_the_data_path() {
     const MESSAGES: u64 = 200;
@@ -146,7 +146,7 @@ fn a_single_thread_does_everything_in_each_drive() {
     }
 }
 
-// Nobody polls: the background helper answers for us, and a peer sees it.
+// No thread polls: the background helper answers, and a peer sees it.
 #[test]
 fn the_helper_works_while_nobody_polls() {
     let (a, b) = pair(1);
@@ -172,7 +172,7 @@ fn the_helper_works_while_nobody_polls() {
 }
 
 // Each request completes exactly once although two threads post to either end of one connection. A request may be posted
-// before the completion of the one whose place it takes is polled: all completions have room in a queue.
+// before the completion of its predecessor in the slot is polled: the queue has room for all completions.
 #[test]
 fn two_threads_post_through_the_plain_object() {
     const EACH: usize = 2000;
@@ -224,7 +224,7 @@ fn two_threads_post_through_the_plain_object() {
     assert_eq!(received.load(Ordering::Relaxed), 2 * EACH);
 }
 
-// Two reactors, each on its own shard, modify queue pairs of the other one's shard while both turn.
+// Two reactors, each on its own shard, modify queue pairs of the other one's shard while both poll.
 #[test]
 fn control_calls_of_two_reactors_against_each_other() {
     let context = Context::open(DeviceConfig::loopback().shards(2).drive(Drive::Embedded)).unwrap();
@@ -249,7 +249,7 @@ fn control_calls_of_two_reactors_against_each_other() {
                     reactor.poll_once();
                     drop(extra);
                 }
-                // Keeps turning until the other one is through.
+                // Keeps polling until the other one has finished.
                 busy.fetch_sub(1, Ordering::Relaxed);
                 let start = Instant::now();
                 while busy.load(Ordering::Relaxed) > 0 && start.elapsed() < PATIENCE {
@@ -260,7 +260,7 @@ fn control_calls_of_two_reactors_against_each_other() {
     });
 }
 
-// A control call gets its turn although other threads poll the shard as hard as they can.
+// A control call makes progress although other threads poll the shard in tight loops.
 #[test]
 fn control_calls_are_not_starved_by_hot_loops() {
     for drive in drives() {
@@ -305,7 +305,7 @@ fn posts_against_resets() {
         scope.spawn(move || {
             let mut wc = [Wc::default(); 16];
             while !stop.load(Ordering::Relaxed) {
-                // Refusals are right: the state changes all the time.
+                // Errors are expected: the state changes all the time.
                 let _ = rq.post_recv(&[RecvWr::new(1, &[])]);
                 if sq.post_send(&[SendWr::send(2, &[]), SendWr::write(3, &[], 0, 0)]).is_ok() {
                     posted.store(true, Ordering::Relaxed);
@@ -324,7 +324,7 @@ fn posts_against_resets() {
             enter(&qp, QpState::Reset);
         }
     });
-    // A clean life after all of that.
+    // The queue pair still works after all of that.
     qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
     qp.post_recv(&[RecvWr::new(7, &[])]).unwrap();
     qp.post_send(&[SendWr::send(8, &[])]).unwrap();

@@ -36,7 +36,7 @@ fn only(psn: u32, data: &[u8]) -> Pkt {
     pkt(Opcode::UC_SEND_ONLY, psn).data(data)
 }
 
-/// Tag, status and length of the completions that are there.
+/// Tag, status and length of the waiting completions.
 fn done(w: &mut Wire) -> Vec<(u64, WcStatus, u32)> {
     w.done().iter().map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect()
 }
@@ -92,7 +92,7 @@ fn u03_a_middle_with_a_jump_is_dropped() {
     let lost = [&pkts[..1], &pkts[2..]].concat();
     w.send(&qp, &lost);
     assert_eq!(w.dropped(Discard::OutOfSequence), 4, "all that follow the gap");
-    // What has no start at all, and what is of another kind than its start.
+    // A packet without a start, and packets of another kind than their start.
     w.send(&qp, &pkts[1..2]);
     w.send(&qp, &[pkts[0].clone(), pkt(Opcode::UC_WRITE_MIDDLE, PEER_PSN + 1).data(&[0; 256])]);
     assert_eq!(w.dropped(Discard::OutOfSequence), 6);
@@ -137,7 +137,7 @@ fn u04_bad_messages_are_dropped_in_silence() {
         pkt(Opcode::UC_WRITE_LAST, psn + 2).data(&[0; 88]),
     ];
     silent(&mut w, &pkts, Discard::OutOfSequence);
-    // Longer than the receive: it is kept for the next message.
+    // Longer than the receive: the receive stays for the next message.
     w.post_recvs(&qp, 0..1, 300);
     w.send(&qp, &send(psn, 1, 45, 0xee));
     assert!(w.done().is_empty());
@@ -215,7 +215,7 @@ fn u06_requests_ask_for_nothing_and_complete_when_sent() {
     assert!(w.run().is_empty(), "nothing goes out again");
 }
 
-// A completion is there when the port took the last frame, not before; here it takes none for a while.
+// A request completes when the port has taken its last frame, not before; here it takes none for a while.
 #[test]
 fn u06_no_completion_before_the_port_took_the_frames() {
     let (a, b) = pair(1);
@@ -233,7 +233,7 @@ fn u06_no_completion_before_the_port_took_the_frames() {
         pump(&context);
         pump(&far);
     }
-    // The link holds 1024 frames, and nobody takes any.
+    // The link holds 1024 frames, and no receiver takes any.
     for id in 0..2000 {
         qp.post_send(&[SendWr::write(id, &[mr.sge(0..8).unwrap()], 0, 0).signaled()]).unwrap();
     }
@@ -421,7 +421,7 @@ fn messages_of_many_sizes_arrive_whole() {
     }
 }
 
-// What arrives over a bad link is whole, in order and once; what does not is missing without a trace.
+// Messages that arrive over a lossy link are whole, in order and once; the others are missing without a trace.
 #[test]
 fn a_lossy_link_loses_whole_messages() {
     for number in 0..3 {
@@ -464,7 +464,7 @@ fn a_lossy_link_loses_whole_messages() {
     }
 }
 
-// A connection to itself: frames are turned round inside.
+// A connection to itself: frames are looped back inside the stack.
 #[test]
 fn a_connection_to_itself() {
     let context = wire::loopback();
@@ -479,7 +479,7 @@ fn a_connection_to_itself() {
     assert!(mr.to_vec(30_000..50_000).unwrap() == pattern(20_000, 1));
 }
 
-// Local operations take their turn in the queue: between messages, an invalidation behind what has left.
+// Local operations execute in the order of the queue: between messages, an invalidation after the messages before it.
 #[test]
 fn local_operations_between_messages() {
     let mut w = Wire::new(false);
@@ -496,7 +496,7 @@ fn local_operations_between_messages() {
     assert_eq!(said.len(), 4, "three packets and one: {said:?}");
     let ends = |w: &mut Wire| w.done().iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>();
     assert_eq!(ends(&mut w), [1, 2, 3, 4].map(|id| (id, WcStatus::Success)));
-    // Its key is gone: the next request that needs it ends the sending, and receiving goes on.
+    // The key is invalid: the next request that needs it ends sending, and receiving goes on.
     qp.post_send(&[SendWr::send(5, &[mr.sge(0..4).unwrap()]), SendWr::local_inv(6, mr.rkey())]).unwrap();
     assert!(w.run().is_empty());
     assert_eq!(ends(&mut w), [(5, WcStatus::LocProtErr), (6, WcStatus::WrFlushErr)]);

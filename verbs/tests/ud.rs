@@ -66,7 +66,7 @@ fn u09_grh_area_ipv6() {
     assert_eq!(area[..40], sent[14..54]);
     assert_eq!(area[40..], text(33)[..]);
 
-    // The way back to the sender is in the completion and the area.
+    // The completion and the 40 bytes contain the path back to the sender.
     let attr = w.context.init_ah_from_wc(&wc, area[..GRH_LEN].try_into().unwrap()).unwrap();
     let grh = attr.grh.unwrap();
     assert_eq!((grh.dgid, grh.sgid_index, grh.traffic_class, grh.flow_label), (w.peer, 1, 0x6a, 0x12345));
@@ -251,7 +251,7 @@ fn u20_address_handles_of_others_are_refused() {
     let e = a.post_send(&[SendWr::send(1, &[])]).unwrap_err();
     assert_eq!(e.kind, PostErrorKind::NoAddress { qp_type: QpType::Ud });
     assert_eq!(a.state().unwrap(), QpState::Rts);
-    // A domain with address handles is in use.
+    // A domain with address handles is busy.
     let (e, other_pd) = other_pd.dealloc().unwrap_err();
     assert_eq!(e.errno(), errno::EBUSY);
     theirs.destroy();
@@ -394,8 +394,8 @@ fn gsi_is_a_datagram_queue_pair_with_its_own_qkey() {
     assert_eq!((said.ext, said.dqpn), (Ext::Deth(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI }), Qpn::GSI));
 }
 
-// Nobody has the address: the datagram waits for the resolution to give up, and is lost under its name. Another
-// queue pair's datagrams go meanwhile.
+// No host has the address: the datagram waits until the resolution gives up, is dropped and counted. Datagrams of another
+// queue pair are sent meanwhile.
 #[test]
 fn an_unreachable_peer_costs_the_datagram() {
     let mut w = Wire::new(false);
@@ -427,7 +427,7 @@ fn an_unreachable_peer_costs_the_datagram() {
 fn datagrams_go_where_they_are_sent() {
     let mut w = Wire::new(false);
     let qp = ud(&w);
-    // Groups need no resolution: their station follows from the address.
+    // Groups need no resolution: their Ethernet address follows from the IP address.
     let to: Vec<_> = (0..100u8).map(|i| Gid::v4([239, 0, i, 7])).collect();
     let ahs: Vec<_> = to.iter().map(|gid| w.pd.create_ah(&ah_attr_to(*gid, 1)).unwrap()).collect();
     let own = w.pd.create_ah(&ah_attr_to(w.peer, 1)).unwrap();
@@ -536,7 +536,7 @@ impl End {
     }
 }
 
-// The extended poll tells the priority that a datagram came with, as `Wc::sl` does.
+// The extended poll returns the priority that a datagram arrived with, like `Wc::sl`.
 #[test]
 fn extended_poll_reads_the_service_level() {
     let drive = Drive::Embedded;
@@ -562,8 +562,8 @@ fn extended_poll_reads_the_service_level() {
     }
 }
 
-// Every queue pair to every queue pair of the other device, both IP versions, frames on the wrong queue too; then
-// back to where they came from, in each way to turn the crank.
+// Every queue pair to every queue pair of the other device, both IP versions, frames on the wrong queue too; then back to
+// their senders, in every drive.
 #[test]
 fn u08_u09_datagrams_between_devices_and_back() {
     for drive in [Drive::Embedded, Drive::Caller, Drive::Dedicated { cores: Vec::new() }] {
@@ -601,7 +601,7 @@ fn u08_u09_datagrams_between_devices_and_back() {
     }
 }
 
-// A burst far beyond a turn's budget, to a receiver that keeps up: nothing is lost inside, and sends complete in order.
+// A burst far beyond a turn's budget, to a receiver that keeps up: nothing is dropped inside, and sends complete in order.
 #[test]
 fn many_datagrams_in_order() {
     let context = embedded();

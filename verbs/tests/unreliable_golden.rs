@@ -1,4 +1,4 @@
-//! UC and UD traffic of Linux soft-RoCE: we take it as it comes, and what we send looks the same.
+//! UC and UD traffic of Linux soft-RoCE: the stack accepts its packets, and sends the same ones.
 
 mod common;
 mod wire;
@@ -43,7 +43,7 @@ fn capture(name: &str) -> Vec<Captured> {
     out
 }
 
-/// The packets of a capture by who sent them.
+/// The packets of a capture by sender.
 fn directions(name: &str) -> Vec<Vec<Captured>> {
     let mut by_source: Vec<Vec<Captured>> = Vec::new();
     for packet in capture(name) {
@@ -64,14 +64,14 @@ fn replayed(c: &Captured, ext: Ext) -> Pkt {
 
 fn uc(w: &mut Wire) -> Qp {
     let qp = w.pd.create_qp(&QpInitAttr::uc(&w.cq, &w.cq)).unwrap();
-    // The path MTU of the captures; the peer's first PSN is another one, which UC does not mind.
+    // The path MTU of the captures; the peer's first PSN differs, which UC allows.
     let options = RcOptions { path_mtu: Some(Mtu::Mtu1024), ..common::options() };
     qp.connect_uc(&w.endpoint(), &options).unwrap();
     w.run();
     qp
 }
 
-/// What of our packets and theirs must be alike: all but numbers that each side chooses.
+/// The fields in which both sides' packets must agree: all but numbers that each side chooses.
 fn shape(h: &Header, first: u32) -> (Header, u32) {
     let ext = match h.ext {
         Ext::Reth(reth) => Ext::Reth(Reth { va: 0, rkey: 0, ..reth }),
@@ -96,14 +96,14 @@ fn uc_sends_of_soft_roce() {
         let all: Vec<u8> = theirs.iter().flat_map(|c| c.payload.clone()).collect();
         assert_eq!(w.mr.to_vec(0..all.len()).unwrap(), all);
 
-        // The same messages from us: packet for packet the same opcodes, lengths and flags.
+        // The same messages from this stack: packet for packet the same opcodes, lengths and flags.
         for i in 0..messages {
             let sge = [w.mr.sge(i * 4096..(i + 1) * 4096).unwrap()];
             qp.post_send(&[SendWr::send(9, &sge)]).unwrap();
         }
-        let said = w.run();
-        assert_eq!(said.len(), theirs.len());
-        for (i, (ours, c)) in said.iter().zip(&theirs).enumerate() {
+        let sent = w.run();
+        assert_eq!(sent.len(), theirs.len());
+        for (i, (ours, c)) in sent.iter().zip(&theirs).enumerate() {
             assert_eq!(ours.payload, c.payload);
             let header = Header {
                 opcode: ours.opcode,

@@ -1,4 +1,4 @@
-//! Memory windows through the whole stack: binding, using, taking away.
+//! Memory windows through the whole stack: binding, using, invalidating.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn bind_of<'a>(wr_id: u64, info: MwBindInfo<'a>) -> MwBind<'a> {
     MwBind { wr_id, send_flags: SendFlags::SIGNALED, bind_info: info }
 }
 
-/// A writes 8 bytes to B's memory at `addr`: how it ends.
+/// A writes 8 bytes to B's memory at `addr`; returns the status.
 fn write(p: &Pair, addr: u64, key: u32) -> WcStatus {
     p.a.post_send(&[SendWr::write(99, &[], addr, key).inline(b"windowed").signaled()]).unwrap();
     p.done_a(1)[0].status
@@ -49,7 +49,7 @@ fn c01_r58_type_1_window() {
     );
     assert_eq!(write(&p, mr.addr() + 2040, key), WcStatus::Success);
     assert_eq!(mr.to_vec(2039..2049).unwrap(), b"\xb0windowed\xb0");
-    // Bound elsewhere: the old key is dead, the new one good. Through either queue pair of the domain.
+    // Bound again: the old key is invalid, the new one valid. Through either queue pair of the domain.
     let info = MwBindInfo::new(&mr, 0..8, Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
     let next = p.a.bind_mw(&mw, &bind_of(8, info)).unwrap();
     assert!(p.done_a(1)[0].is_ok());
@@ -77,7 +77,7 @@ fn r58_type_1_window_after_unbind() {
     }
 }
 
-// Goal: a bind, what is done through it and its end travel in one queue, and the next user needs another key.
+// Goal: a bind, accesses through it and its invalidation travel in one queue, and the next user needs another key.
 #[test]
 fn c01_r59_type_2_window() {
     let p = Pair::new(embedded());
@@ -92,7 +92,7 @@ fn c01_r59_type_2_window() {
     p.a.post_send(&[SendWr::read(2, &[p.mr.sge(0..8).unwrap()], 0, key).signaled()]).unwrap();
     assert!(p.done_a(1)[0].is_ok());
     assert_eq!(p.mr.to_vec(0..8).unwrap(), b"windowed");
-    // Taken away, bound again under the next key.
+    // Invalidated, bound again under the next key.
     let next = inc_rkey(key);
     p.b.post_send(&[
         SendWr::local_inv(3, key).signaled(),
@@ -102,7 +102,7 @@ fn c01_r59_type_2_window() {
     let done = p.done_b(2);
     assert_eq!((done[0].opcode, done[0].wr_id, done[1].opcode), (WcOpcode::LocalInv, 3, WcOpcode::BindMw));
     assert_eq!(write(&p, 8, next), WcStatus::Success);
-    // B's peer takes it away.
+    // B's peer invalidates it.
     p.b.post_recv(&[RecvWr::new(5, &[])]).unwrap();
     p.a.post_send(&[SendWr::send_with_inv(6, &[], next).signaled()]).unwrap();
     assert_eq!(p.done_b(1)[0].invalidated_rkey(), Some(next));
@@ -154,7 +154,7 @@ fn binds_that_are_not_possible() {
     refused(p.b.bind_mw(&window, &bind_of(1, MwBindInfo::unbind())), EPERM, "another protection domain");
     assert_eq!(one.rkey(), before, "a bind that is refused changes no key");
     nothing(&p.context, &p.cq_b);
-    // What only shows when its turn comes ends the queue pair: here, a region without MW_BIND.
+    // An error that only shows when the request executes ends the queue pair: here, a region without MW_BIND.
     let info = MwBindInfo::new(&p.mr, 0..64, Access::REMOTE_READ).unwrap();
     p.b.bind_mw(&one, &bind_of(9, info)).unwrap();
     let wc = p.done_b(1)[0];
@@ -162,7 +162,7 @@ fn binds_that_are_not_possible() {
     assert_eq!(p.b.state().unwrap(), QpState::Err);
 }
 
-// Goal: a region with windows stays; a window that goes lets it go; a region that is dropped takes them with it.
+// Goal: a region with windows stays; a deallocated window releases it; a dropped region unbinds them.
 #[test]
 fn regions_with_windows() {
     let p = Pair::new(embedded());
@@ -189,7 +189,7 @@ fn regions_with_windows() {
     let addr = mr.addr();
     drop(mr);
     assert_eq!(write(&p, addr, key), WcStatus::RemAccessErr);
-    // The window itself is still there, and dies of its own.
+    // The window object still exists, and is deallocated by itself.
     mw.dealloc().unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! The extended posting interface: every operation end to end, and every way to be refused.
+//! The extended posting interface: every operation end to end, and every refusal.
 
 mod common;
 #[path = "common/link.rs"]
@@ -167,7 +167,7 @@ fn datagrams_and_their_addresses() {
     let rooms: Vec<[Sge; 1]> = (0..3).map(|i| [mr.sge(100 * i..100 * i + 100).unwrap()]).collect();
     qp.post_recv(&rooms.iter().map(|room| RecvWr::new(1, room)).collect::<Vec<_>>()).unwrap();
     mr.write(1000, b"gathered").unwrap();
-    // The address before the data, and behind it.
+    // The address before the data, and after it.
     let mut wr = qp.wr_start();
     wr.send();
     wr.set_ud_addr(&ah, qp.qp_num(), 0x77);
@@ -186,7 +186,7 @@ fn datagrams_and_their_addresses() {
         let at = 100 * i + GRH_LEN;
         assert_eq!(mr.to_vec(at..at + text.len()).unwrap(), text);
     }
-    // What is wrong with an address.
+    // Errors of an address.
     let pd = context.alloc_pd().unwrap();
     let foreign = pd.create_ah(&ah_attr_to(context.query_gid(1, 1).unwrap(), 1)).unwrap();
     let before = context.counters();
@@ -232,7 +232,7 @@ fn xrc_names_its_queue() {
     cable.nothing(&a.cq);
 }
 
-// The operations on our own keys go to no peer's queue (ibv_wr_post(3): they have no setters).
+// Operations on local keys go to no peer's queue (ibv_wr_post(3): they have no setters).
 #[test]
 fn local_operations_of_an_initiator_name_no_queue() {
     let cable = Cable::new(1);
@@ -271,7 +271,7 @@ fn nothing_is_posted_without_complete() {
     p.a.wr_start().complete().unwrap();
     nothing(&p.context, &p.cq_a);
     assert_eq!(target.to_vec(0..5).unwrap(), [0; 5]);
-    // Every slot is there still.
+    // All slots are still free.
     let mut wr = p.a.wr_start();
     build(&mut wr);
     wr.complete().unwrap();
@@ -279,7 +279,7 @@ fn nothing_is_posted_without_complete() {
     assert_eq!(target.to_vec(0..5).unwrap(), b"never");
 }
 
-/// Builds a good request, the one in question, and a good one; all of them must be refused with this, for the second.
+/// Builds a good request, the one in question, and a good one; all of them must be refused with this error, for the second.
 #[track_caller]
 fn refused<'p>(
     p: &'p Pair,
@@ -451,7 +451,7 @@ fn below_rts_nothing_is_taken() {
     nothing(&context, &cq);
 }
 
-// A list that is begun in one life of the queue pair and posted in the next belongs to the next.
+// A list that is begun before a RESET and posted after it belongs to the new epoch.
 #[test]
 fn a_list_outlives_a_reset() {
     let (p, target) = bench();
@@ -510,7 +510,8 @@ fn send_ops_flags_are_those_of_the_type() {
     assert_eq!(SendOpsFlags::of(QpType::Ud), sends);
     assert_eq!(SendOpsFlags::of(QpType::Rc), SendOpsFlags::all().difference(SendOpsFlags::TSO));
 
-    // What was not asked for is refused here, as it would not exist elsewhere; post_send knows nothing of it.
+    // An operation that was not requested at creation is refused here, as it would not exist elsewhere; post_send is not
+    // affected.
     let p = Pair::with(embedded(), |init| init.send_ops_flags(SendOpsFlags::RDMA_WRITE));
     let mut wr = p.a.wr_start();
     wr.rdma_write(p.mr.rkey(), p.mr.addr());

@@ -50,7 +50,7 @@ fn gone(qpn: Qpn, link: &Cable, a: &Side, ini: &Qp, srqn: u32) {
     assert_eq!((wc.wr_id, wc.status), (77, WcStatus::RetryExcErr), "{qpn:?}");
 }
 
-/// Retries that end soon.
+/// Few and short retries.
 fn hasty() -> RcOptions {
     RcOptions { timeout: 10, retry_cnt: 2, ..options() }
 }
@@ -347,7 +347,7 @@ fn domains_are_shared_by_name_or_by_handle() {
     assert_eq!(e.errno(), errno::EEXIST, "{e}");
     let second = link.b.open_xrcd(&existing).unwrap();
     let third = second.open_again();
-    // A target of one open, a queue of another; the handle of a third.
+    // A target of one open, a queue of another; a second handle through a third.
     let (ini, target) = (initiator(&a), first.create_qp(None).unwrap());
     connect(&ini, &target, &options());
     let queue = srq(&b, &second, &b.cq);
@@ -444,7 +444,7 @@ fn registrations_keep_a_receive_only_queue_pair() {
     assert_eq!(one.query_xrc_rcv_qp(qpn).unwrap().qp_state, QpState::Rtr);
     two.unreg_xrc_rcv_qp(qpn).unwrap();
     unknown(two.query_xrc_rcv_qp(qpn).map(drop));
-    // Attributes that cannot be: nothing is left.
+    // Invalid attributes: no target is left behind.
     let bad = QpAttr { port_num: 2, ..QpAttr::default() };
     unknown(one.alloc_xrc_rcv_qp(&bad).map(drop));
     one.close().unwrap();

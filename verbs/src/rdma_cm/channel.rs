@@ -1,4 +1,4 @@
-//! Event channels: how a program hears what happened to its identifiers.
+//! Event channels: how a program receives the events of its identifiers.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -13,8 +13,9 @@ use crate::error::VerbsError;
 
 /// An event channel (`struct rdma_event_channel`), from [`Context::create_event_channel`].
 ///
-/// Identifiers made with it put their events in here, in order. A program waits by [`get_event`](Self::get_event), or
-/// with epoll(7) on the channel's descriptor, which is readable while an event waits. It must not read the descriptor.
+/// Identifiers created with it put their events in here, in order. A program waits with [`get_event`](Self::get_event), or
+/// with epoll(7) on the channel's descriptor, which is readable while an event waits. The program must not read from the
+/// descriptor.
 #[derive(Debug)]
 #[doc(alias = "rdma_event_channel")]
 pub struct EventChannel {
@@ -24,12 +25,12 @@ pub struct EventChannel {
 }
 
 impl Context {
-    /// Makes an event channel for identifiers of this device. The first channel or identifier starts connection
-    /// management, which has queue pair 1 and ends with the last of them.
+    /// Creates an event channel for identifiers of this device. The first channel or identifier starts connection management,
+    /// which owns queue pair 1 and ends with the last of them.
     ///
     /// # Errors
-    /// `EMFILE` without a file descriptor; `EINVAL` where the program has made queue pair 1 itself; `ENODEV` where this
-    /// starts the port and its device cannot be opened; `EDEADLK` from inside a turn.
+    /// `EMFILE` if no file descriptor is left; `EINVAL` where the program has created queue pair 1 itself; `ENODEV` where
+    /// this starts the port and its device cannot be opened; `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn create_event_channel(&self) -> Result<EventChannel, VerbsError> {
         let service = self.cm()?;
@@ -40,8 +41,8 @@ impl Context {
 }
 
 impl EventChannel {
-    /// What became of the messages of connection management of this device and of its connections, by name: each
-    /// message that was ignored, refused or lost is under its reason.
+    /// The counters, by name, of this device's connection management: its messages and connections. Each message that was
+    /// ignored, refused or lost is counted under its reason.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.service.lock().counters()
     }
@@ -52,8 +53,8 @@ impl EventChannel {
         Service::fetch(&self.service, self.number)
     }
 
-    /// Waits for an event, `None` after `timeout`. While it waits the caller turns shards that nobody else turns, so
-    /// events come in every [`Drive`](crate::Drive), also to the only thread there is.
+    /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
+    /// events come in every [`Drive`](crate::Drive), even with a single thread.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
@@ -65,7 +66,7 @@ impl EventChannel {
     /// Frees the channel.
     ///
     /// # Errors
-    /// `EBUSY` while identifiers use it; it comes back with the error.
+    /// `EBUSY` while identifiers use it; the channel comes back with the error.
     #[doc(alias = "rdma_destroy_event_channel")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
         let users = self.service.lock().users_of(self.number);
@@ -77,7 +78,7 @@ impl EventChannel {
 }
 
 impl Drop for EventChannel {
-    /// Identifiers that still use the channel live on, and nobody hears of them.
+    /// Identifiers that still use the channel live on; their events are discarded.
     fn drop(&mut self) {
         self.service.close_channel(self.number);
     }

@@ -1,4 +1,4 @@
-//! Connections: queue pairs of identifiers, connecting, accepting, and the end.
+//! Connections: queue pairs of identifiers, connect, accept, reject and disconnect.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use crate::error::VerbsError;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInitAttr};
 
-/// Code of the delay that RNR NAKs of our queue pairs ask for: 0.64 ms, as everywhere in this crate.
+/// Code of the delay that RNR NAKs ask the peer for: 0.64 ms, as everywhere in this crate.
 const MIN_RNR_TIMER: u8 = 12;
 
-/// READ and atomic depths of a call.
+/// Checks the READ and atomic depth of a call.
 fn depth(what: &'static str, given: u8) -> Result<u8, CmError> {
     match given {
         MAX_INIT_DEPTH => Ok(limit::RD_ATOMIC_MAX),
@@ -42,7 +42,7 @@ fn at_most(what: &'static str, given: usize, max: usize) -> Result<(), CmError> 
     }
 }
 
-/// What is the same for connect and accept.
+/// What connect and accept check in the same way.
 struct Checked {
     qpn: Qpn,
     srq: bool,
@@ -70,8 +70,8 @@ fn check(call: &'static str, id: &Id, param: &ConnParam<'_>, data_max: usize) ->
 }
 
 impl CmId {
-    /// Makes the identifier's queue pair, of the identifier's type ([`qp_type`](Self::qp_type)). One for connections is in
-    /// INIT then, and receives can be posted; one of UD is in RTS with the Q_Key [`UDP_QKEY`](super::UDP_QKEY). Connecting
+    /// Creates the identifier's queue pair, of the identifier's type ([`qp_type`](Self::qp_type)). One for connections is
+    /// then in INIT, so receives can be posted; one of UD is in RTS with the Q_Key [`UDP_QKEY`](super::UDP_QKEY). Connecting
     /// and disconnecting move it through its states.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl CmId {
             qp.modify(&attr, mask)?;
         }
         self.with(|id| {
-            may_have_qp(id)?; // somebody else may have been faster
+            may_have_qp(id)?; // another thread may have been faster
             id.qp = Some(qp.clone());
             Ok(qp)
         })
@@ -115,7 +115,8 @@ impl CmId {
     /// Destroys the identifier's queue pair.
     ///
     /// # Errors
-    /// `EINVAL` without one; `EBUSY` while the connection stands, and while somebody else has it too.
+    /// `EINVAL` without one; `EBUSY` while the connection exists, and while the program holds another reference to the
+    /// queue pair.
     #[doc(alias = "rdma_destroy_qp")]
     pub fn destroy_qp(&self) -> Result<(), VerbsError> {
         let qp = self.with(|id| {
@@ -144,15 +145,15 @@ impl CmId {
         }
     }
 
-    /// Asks the peer for a connection, or for the queue pair of its datagram service. Ends in
-    /// [`Established`](CmEventType::Established), or [`ConnectResponse`](CmEventType::ConnectResponse) where the
-    /// identifier has no queue pair; else [`Rejected`](CmEventType::Rejected),
-    /// [`Unreachable`](CmEventType::Unreachable) or [`ConnectError`](CmEventType::ConnectError). The queue pair is in RTS
-    /// then.
+    /// Requests a connection from the peer, or the queue pair of its datagram service. Ends in
+    /// [`Established`](CmEventType::Established) with the queue pair in RTS, or in
+    /// [`ConnectResponse`](CmEventType::ConnectResponse) where the identifier has no queue pair; else in
+    /// [`Rejected`](CmEventType::Rejected), [`Unreachable`](CmEventType::Unreachable) or
+    /// [`ConnectError`](CmEventType::ConnectError).
     ///
     /// # Errors
-    /// `EINVAL` before the route is resolved, without a queue pair, and for values out of range; `EADDRNOTAVAIL` where our
-    /// address was removed from the port; synchronous: `ECONNREFUSED`, `ETIMEDOUT`.
+    /// `EINVAL` before the route is resolved, without a queue pair, and for values out of range; `EADDRNOTAVAIL` where the
+    /// local address was removed from the port; synchronous: `ECONNREFUSED`, `ETIMEDOUT`.
     #[doc(alias = "rdma_connect")]
     pub fn connect(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
         self.service.call(|state, device, now| {
@@ -208,14 +209,14 @@ impl CmId {
         self.finish("connect", &[CmEventType::Established, CmEventType::ConnectResponse])
     }
 
-    /// Accepts a request. The queue pair is brought to RTS first, so receives should be posted before; without a queue
-    /// pair of the identifier, the program has done that with [`init_qp_attr`](Self::init_qp_attr). Ends in
-    /// [`Established`](CmEventType::Established), for which a synchronous identifier waits; a datagram service is done at
-    /// once.
+    /// Accepts a request. The identifier's queue pair is moved to RTS first, so receives should be posted before; a program
+    /// that uses its own queue pair has done that with [`init_qp_attr`](Self::init_qp_attr). Ends in
+    /// [`Established`](CmEventType::Established), for which a synchronous identifier waits; for a datagram service accepting
+    /// is complete at once.
     ///
     /// # Errors
-    /// `EINVAL` where it is no request, or was answered, without a queue pair, and for values out of range;
-    /// `EADDRNOTAVAIL` where the address that it came to was removed from the port; synchronous: `ETIMEDOUT`,
+    /// `EINVAL` where the identifier is no request, or was answered, without a queue pair, and for values out of range;
+    /// `EADDRNOTAVAIL` where the address that the request was sent to was removed from the port; synchronous: `ETIMEDOUT`,
     /// `ECONNREFUSED`.
     #[doc(alias = "rdma_accept")]
     pub fn accept(&self, param: &ConnParam<'_>) -> Result<(), VerbsError> {
@@ -260,7 +261,7 @@ impl CmId {
     /// [`PortSpace::reject_data_max`](super::PortSpace::reject_data_max) bytes.
     ///
     /// # Errors
-    /// `EINVAL` where there is nothing to refuse, and for more bytes.
+    /// `EINVAL` where there is nothing to refuse, and for more private data.
     #[doc(alias = "rdma_reject")]
     pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
         self.service.call(|state, _, now| {
@@ -273,7 +274,7 @@ impl CmId {
                 state.sidrs.remove(&sidr);
                 state.id(self.number).sidr = None;
             } else if let Some(conn) = id.conn {
-                let keeps = id.state == IdState::Responded; // its queue pair rests
+                let keeps = id.state == IdState::Responded; // its connection goes through TIMEWAIT
                 state.machine.reject(now, conn, &Reject::consumer(private_data)).map_err(CmError::from)?;
                 if !keeps {
                     state.conns.remove(&conn);
@@ -286,9 +287,9 @@ impl CmId {
         })
     }
 
-    /// Ends the connection: the queue pair goes to ERR, which flushes what it holds, and the peer is told. Ends in
+    /// Ends the connection: moves the queue pair to ERR, which flushes its requests, and sends a DREQ to the peer. Ends in
     /// [`Disconnected`](CmEventType::Disconnected), for which a synchronous identifier waits, and later in
-    /// [`TimewaitExit`](CmEventType::TimewaitExit). To a connection that the peer ended it does nothing.
+    /// [`TimewaitExit`](CmEventType::TimewaitExit). If the peer has ended the connection, this does nothing.
     ///
     /// # Errors
     /// `ENOTCONN` where it was never connected; `EINVAL` for datagrams.
@@ -303,7 +304,7 @@ impl CmId {
             let conn = match (id.state, id.conn) {
                 (IdState::Connected, Some(conn)) => conn,
                 (IdState::Accepting, Some(conn)) => {
-                    // The peer may be connected already, and is told as one that is.
+                    // The peer may be connected already, so it gets a DREQ as a connected one does.
                     state.machine.established(now, conn).map_err(CmError::from)?;
                     conn
                 }
@@ -322,8 +323,8 @@ impl CmId {
         self.finish("disconnect", &[CmEventType::Disconnected, CmEventType::Rejected])
     }
 
-    /// The program brought its own queue pair to RTS after [`ConnectResponse`](CmEventType::ConnectResponse): tells the
-    /// peer. There is no event; the connection stands.
+    /// Confirms the connection to the peer after the program has brought its own queue pair to RTS on
+    /// [`ConnectResponse`](CmEventType::ConnectResponse). There is no event; the connection is established.
     ///
     /// # Errors
     /// `EINVAL` where there was no response.
@@ -339,9 +340,9 @@ impl CmId {
         })
     }
 
-    /// Tells of an asynchronous event on the program's own queue pair:
-    /// [`CommEst`](AsyncEvent::CommEst) says that data came before the peer's last message, which makes the connection
-    /// stand. Others are none of its business. Queue pairs of identifiers are looked after without this.
+    /// Reports an asynchronous event of the program's own queue pair: [`CommEst`](AsyncEvent::CommEst), data that arrived
+    /// before the peer's last message, establishes the connection. Other events are ignored. Queue pairs of identifiers need
+    /// no such call.
     ///
     /// # Errors
     /// `ENOTCONN` where nothing was accepted.
@@ -359,7 +360,7 @@ impl CmId {
     /// Attributes that bring the program's own queue pair to INIT, RTR or RTS, for [`Qp::modify`].
     ///
     /// # Errors
-    /// `EINVAL` for other states, and for RTR and RTS before the peer's part is known: a
+    /// `EINVAL` for other states, and for RTR and RTS before the peer's queue pair is known from a
     /// [`ConnectResponse`](CmEventType::ConnectResponse) or a [`ConnectRequest`](CmEventType::ConnectRequest).
     #[doc(alias = "rdma_init_qp_attr")]
     pub fn init_qp_attr(&self, to: QpState) -> Result<(QpAttr, AttrMask), VerbsError> {
@@ -380,7 +381,7 @@ impl CmId {
             let params = match (id.params, id.conn) {
                 (Some(params), _) => params,
                 (None, Some(conn)) if id.state == IdState::Requested => {
-                    // The number plays no part in it.
+                    // The queue pair number has no influence on the attributes.
                     let accept = Accept { min_rnr_timer: MIN_RNR_TIMER, ..Accept::new(Qpn::new(0xff_fffe)) };
                     id.tuned(state.machine.plan_accept(conn, &accept).map_err(CmError::from)?)
                 }
@@ -398,11 +399,11 @@ impl CmId {
     }
 
     /// Attaches the queue pair of a datagram identifier to a multicast group. Ends in
-    /// [`MulticastJoin`](CmEventType::MulticastJoin) with what to send to: [`CmEvent::ud`](super::CmEvent::ud).
+    /// [`MulticastJoin`](CmEventType::MulticastJoin), with the path to send to in [`CmEvent::ud`](super::CmEvent::ud).
     ///
     /// # Errors
     /// `EINVAL` where the identifier is not of datagrams, is bound to no address or has no queue pair, and for an address
-    /// that is no group's; as [`Qp::attach_mcast`].
+    /// that is not multicast; as [`Qp::attach_mcast`].
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
         let (call, group) = ("join_multicast", group.to_canonical());
@@ -439,10 +440,10 @@ impl CmId {
         self.finish(call, &[CmEventType::MulticastJoin])
     }
 
-    /// Detaches the queue pair from a group that was joined.
+    /// Detaches the queue pair from a group that it joined.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` where it was not.
+    /// `EADDRNOTAVAIL` where it did not join.
     #[doc(alias = "rdma_leave_multicast")]
     pub fn leave_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
         let group = group.to_canonical();
@@ -459,7 +460,7 @@ impl CmId {
     }
 }
 
-/// Refuses a second queue pair, and one where there will be no connection.
+/// Refuses a second queue pair, and one for an identifier that will have no connection.
 fn may_have_qp(id: &Id) -> Result<(), VerbsError> {
     let call = "create_qp";
     if id.qp.is_some() {

@@ -1,4 +1,4 @@
-//! What can go wrong with communication identifiers.
+//! Errors of communication identifiers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,8 +12,8 @@ use crate::error::errno::{
     ETIMEDOUT,
 };
 
-/// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited
-/// for a peer and the peer did not do its part.
+/// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited for a
+/// peer that refused or did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CmError {
@@ -62,13 +62,13 @@ pub enum CmError {
         "IpoIb takes its Q_Key from the broadcast group of an IPoIB interface, and RoCE has none; use Udp"
     )]
     NoIpoIb,
-    /// A port that somebody else is bound to.
+    /// Another identifier is bound to the port.
     #[error("port {port} is in use in this port space; choose another one, or 0 for any")]
     AddrInUse {
         /// The port.
         port: u16,
     },
-    /// An address that is none of ours.
+    /// Not a local address.
     #[error("{addr} is none of this device's addresses; gid_table() has them")]
     AddrNotAvail {
         /// The address.
@@ -83,7 +83,7 @@ pub enum CmError {
     /// Addresses of different IP versions.
     #[error("{src} and {dst} are of different IP versions; use two of the same")]
     Family {
-        /// Our address.
+        /// The local address.
         src: IpAddr,
         /// The other one.
         dst: IpAddr,
@@ -94,7 +94,7 @@ pub enum CmError {
         /// The destination.
         dst: SocketAddr,
     },
-    /// The peer did not answer, or nobody has its address.
+    /// The peer did not answer, or no host on the link has its address.
     #[error("{call}: nobody answered at {peer} within the time")]
     TimedOut {
         /// The call.
@@ -110,7 +110,7 @@ pub enum CmError {
         /// Why, and what to do.
         refusal: Refusal,
     },
-    /// The identifier is connected to nobody.
+    /// The identifier has no connection.
     #[error("{call}: the identifier is not connected")]
     NotConnected {
         /// The call.
@@ -124,7 +124,7 @@ pub enum CmError {
         /// By what, and what to do.
         why: &'static str,
     },
-    /// No port of the ephemeral range is free.
+    /// No port of the ephemeral range is free. With the number of ports in the range.
     #[error("all {0} ports that are given out are in use; close identifiers, or bind to a port of your own")]
     NoPort(usize),
     /// The queue pair could not be brought to the state that the connection needs.
@@ -132,7 +132,7 @@ pub enum CmError {
     Qp {
         /// The call.
         call: &'static str,
-        /// What the queue pair said.
+        /// The error number of the queue pair's refusal.
         errno: i32,
     },
     /// The connection manager refused.

@@ -1,4 +1,4 @@
-//! Events: what happened to an identifier.
+//! Events of an identifier.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use super::param::{PeerParam, UdParam};
 use super::refusal::Refusal;
 use super::service::Service;
 
-/// What happened (`enum rdma_cm_event_type`).
+/// The type of an event (`enum rdma_cm_event_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 #[doc(alias = "rdma_cm_event_type")]
 pub enum CmEventType {
-    /// The destination's station is known.
+    /// The destination's Ethernet address is known.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_RESOLVED")]
     AddrResolved,
-    /// Nobody has the destination's address.
+    /// No host answered for the destination's address.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_ERROR")]
     AddrError,
     /// The path is known.
@@ -29,13 +29,13 @@ pub enum CmEventType {
     /// No path was found. Does not happen on RoCE, where the path follows from the addresses.
     #[doc(alias = "RDMA_CM_EVENT_ROUTE_ERROR")]
     RouteError,
-    /// Somebody wants to connect to a listening identifier; [`CmEvent::take_id`] is the new one.
+    /// A peer requests a connection with a listening identifier; [`CmEvent::take_id`] returns the new identifier.
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_REQUEST")]
     ConnectRequest,
     /// The peer accepted, and the identifier has no queue pair: bring it up, then [`CmId::establish`].
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_RESPONSE")]
     ConnectResponse,
-    /// Something failed on the way to a connection, with an error number as status.
+    /// Connecting failed on this side, with an error number as status.
     #[doc(alias = "RDMA_CM_EVENT_CONNECT_ERROR")]
     ConnectError,
     /// The peer did not answer.
@@ -44,7 +44,7 @@ pub enum CmEventType {
     /// The peer refused, with the reason as status (IBA 12.6.7.2).
     #[doc(alias = "RDMA_CM_EVENT_REJECTED")]
     Rejected,
-    /// The connection stands; for datagrams, the peer's queue pair is known.
+    /// The connection is established; for datagrams, the peer's queue pair is known.
     #[doc(alias = "RDMA_CM_EVENT_ESTABLISHED")]
     Established,
     /// The connection has ended.
@@ -62,7 +62,7 @@ pub enum CmEventType {
     /// The address of the port changed. Does not happen here.
     #[doc(alias = "RDMA_CM_EVENT_ADDR_CHANGE")]
     AddrChange,
-    /// The ended connection has rested long enough for its queue pair to be used again.
+    /// The ended connection has left TIMEWAIT: its queue pair may be used again.
     #[doc(alias = "RDMA_CM_EVENT_TIMEWAIT_EXIT")]
     TimewaitExit,
 }
@@ -98,7 +98,7 @@ impl fmt::Display for CmEventType {
     }
 }
 
-/// A datagram peer or group, by addresses: an index of ours could be another address's by the time that it is read.
+/// A datagram peer or group, by addresses: a GID index could belong to another address by the time the program reads it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct UdPeer {
     pub path: Path,
@@ -107,14 +107,14 @@ pub(super) struct UdPeer {
 }
 
 impl UdPeer {
-    /// As programs read it; `None` where the port does not have our address any more.
+    /// As the program gets it; `None` if the local address is no longer on the port.
     pub(super) fn param(&self, device: &Device) -> Option<UdParam> {
         let index = sgid_index(device, &self.path.sgid).ok()?;
         Some(UdParam { ah_attr: ah_attr(&self.path, index), qp_num: self.qp_num, qkey: self.qkey })
     }
 }
 
-/// What an event says, besides whom it is about.
+/// The content of an event, without its identifier.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct EventData {
     pub what: CmEventType,
@@ -132,21 +132,21 @@ impl EventData {
     pub(super) fn status(what: CmEventType, status: i32) -> Self {
         Self { status, ..Self::new(what) }
     }
-    /// The peer said no.
+    /// The peer refused.
     pub(super) fn refused(refusal: Refusal) -> Self {
         let what = if refusal.of_datagrams { CmEventType::Unreachable } else { CmEventType::Rejected };
         Self { refusal: Some(refusal), ..Self::status(what, refusal.reason.into()) }
     }
 }
 
-/// An event that was fetched (`struct rdma_cm_event`), from [`EventChannel`](super::EventChannel).
+/// An event (`struct rdma_cm_event`), from [`EventChannel`](super::EventChannel).
 ///
 /// Dropping it acknowledges it; until then its identifier cannot be destroyed.
 #[must_use = "dropping the event acknowledges it"]
 #[doc(alias = "rdma_cm_event")]
 pub struct CmEvent {
     pub(super) data: EventData,
-    /// The identifier that it counts on: the listening one of a CONNECT_REQUEST.
+    /// The identifier whose unacknowledged events it counts among: the listening one of a CONNECT_REQUEST.
     pub(super) number: u64,
     pub(super) context: u64,
     pub(super) ud: Option<UdParam>,
@@ -156,47 +156,47 @@ pub struct CmEvent {
 }
 
 impl CmEvent {
-    /// What happened.
+    /// Its type.
     pub fn event(&self) -> CmEventType {
         self.data.what
     }
-    /// How: 0, a negative error number, or for [`Rejected`](CmEventType::Rejected) the reason in the peer's message.
+    /// 0, a negative error number, or for [`Rejected`](CmEventType::Rejected) the reason in the peer's message.
     pub fn status(&self) -> i32 {
         self.data.status
     }
-    /// The identifier that it happened to, by [`CmId::number`]; of a
+    /// The identifier that it is for, by [`CmId::number`]; of a
     /// [`ConnectRequest`](CmEventType::ConnectRequest) the listening one.
     pub fn id(&self) -> u64 {
         self.number
     }
-    /// Whether it happened to this identifier.
+    /// Whether it is for this identifier.
     pub fn is_of(&self, id: &CmId) -> bool {
         self.number == id.number()
     }
-    /// What [`CmId::set_context`] said.
+    /// The identifier's context ([`CmId::set_context`]).
     pub fn context(&self) -> u64 {
         self.context
     }
-    /// The new identifier of a [`ConnectRequest`](CmEventType::ConnectRequest), once: to be accepted or rejected. One
-    /// that nobody takes is rejected when the event is dropped.
+    /// The new identifier of a [`ConnectRequest`](CmEventType::ConnectRequest), to be accepted or rejected; `None` after the
+    /// first call. If the program does not take it, dropping the event rejects the request.
     pub fn take_id(&mut self) -> Option<CmId> {
         self.new.take()
     }
-    /// What the peer sent along. As in the C API, bytes that it did not fill are zeros.
+    /// The peer's private data. As in the C API, bytes that the peer did not fill are zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.data.private_data
     }
-    /// The peer's side of the connection, where the event comes with it.
+    /// The peer's side of the connection, for events that carry it.
     pub fn peer(&self) -> Option<&PeerParam> {
         self.data.peer.as_ref()
     }
-    /// The datagram peer or group, where the event comes with it. Nothing where the address from which it was reached has
-    /// been removed since.
+    /// The datagram peer or group, for events that carry it. `None` if the local address that reached it has been removed
+    /// since.
     pub fn ud(&self) -> Option<&UdParam> {
         self.ud.as_ref()
     }
-    /// Why the peer refused, in words: of [`Rejected`](CmEventType::Rejected), and of
-    /// [`Unreachable`](CmEventType::Unreachable) with a positive status, which is a datagram service that said no.
+    /// Why the peer refused, as text: for [`Rejected`](CmEventType::Rejected), and for
+    /// [`Unreachable`](CmEventType::Unreachable) with a positive status, the refusal of a datagram service.
     #[doc(alias = "rdma_reject_msg")]
     pub fn refusal(&self) -> Option<Refusal> {
         self.data.refusal

@@ -1,7 +1,7 @@
-//! Queue pair 1: how MADs come and go.
+//! Queue pair 1: sending and receiving MADs.
 //!
-//! An unresolved peer would hold up the send queue and with it every other peer, so a MAD is posted when its way is
-//! known; until then it waits here, and is lost when nobody answers, as any datagram.
+//! An unresolved peer would hold up the send queue and with it every other peer, so a MAD is posted when its peer's address
+//! is resolved; until then it waits here. If no host answers it is lost, as any datagram.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use crate::qp::{Qp, QpInitAttr};
 use crate::wc::Wc;
 use crate::wr::{RecvWr, SendWr};
 
-/// Receives that are posted, and sends that may be under way.
+/// Posted receives, and at most as many outstanding sends.
 const DEPTH: u32 = 256;
-/// Bytes of a receive buffer: a MAD behind its network header, in whole cache lines.
+/// Bytes of a receive buffer: a network header and a MAD, in whole cache lines.
 const STRIDE: usize = (GRH_LEN + MAD_LEN).next_multiple_of(64);
-/// MADs that may wait for their peers to be found.
+/// MADs that may wait for address resolution.
 const WAITING_MAX: usize = 1024;
-/// MADs handled in one go.
+/// MADs handled in one call.
 const BATCH: usize = 64;
 
-/// Queue pair 1 of a device with its buffers. Fields are dropped in order.
+/// Queue pair 1 of a device with its buffers. The order of the fields is the order of their drops.
 #[derive(Debug)]
 pub(super) struct Gsi {
     qp: Qp,
@@ -46,13 +46,13 @@ pub(super) struct Gsi {
 /// Messages that were lost on this side, by reason.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lost {
-    /// Nobody has the address that they were for.
+    /// No host answered for their destination address.
     pub unreachable: u64,
-    /// Too many waited for their addresses to be found.
+    /// Too many waited for address resolution.
     pub queue_full: u64,
-    /// Our address that they were from is gone.
+    /// Their local source address was removed.
     pub no_source: u64,
-    /// Received, and their network header named none of our addresses.
+    /// Received, with a network header that names no local address.
     pub not_ours: u64,
 }
 
@@ -69,10 +69,10 @@ impl Lost {
 }
 
 impl Gsi {
-    /// Makes the queue pair and posts its receives. Events of its completions ring the device's alarm.
+    /// Creates the queue pair and posts its receives. Its completion events ring the device's alarm.
     ///
     /// # Errors
-    /// `EINVAL` where the program has made a GSI queue pair itself, or what the device says.
+    /// `EINVAL` where the program has created a GSI queue pair itself; any error of the device's calls.
     pub(super) fn open(device: &Arc<Device>) -> Result<Self, VerbsError> {
         let pd = Pd::new(device.alloc_pd()?);
         let channel = ChannelCore::to_alarm(device)?;
@@ -106,9 +106,9 @@ impl Gsi {
         Ok(self.qp.post_recv(&[RecvWr::new(slot as u64, &[sge])])?)
     }
 
-    /// Hands MADs that have come to the machine. Whether there may be more.
+    /// Passes received MADs to the machine. Returns whether there may be more.
     pub(super) fn receive(&mut self, device: &Device, now: Instant, machine: &mut Machine) -> bool {
-        // Armed first, so that what comes after the last look rings the alarm.
+        // Armed first, so that a completion after the last poll rings the alarm.
         let _ = self.cq.req_notify(false); // it has a channel
         let mut done = [Wc::default(); BATCH];
         let n = self.look(&mut done);
@@ -125,13 +125,13 @@ impl Gsi {
             if wc.is_ok() {
                 self.handle(now, machine, &gids, wc);
             }
-            // The queue pair is never in a state that takes no receives, and this one has just left the queue.
+            // The queue pair is always in a state that takes receives, and this one has just left the queue.
             let _ = self.post_receive(wc.wr_id as usize);
         }
         n == done.len()
     }
 
-    /// Polls without turning a shard: this may be running behind a turn.
+    /// Polls without driving a shard: this may run right after a turn, on its thread.
     fn look(&self, done: &mut [Wc]) -> usize {
         let mut n = 0;
         if let Some(tap) = self.cq.core().tap().as_mut() {
@@ -149,7 +149,7 @@ impl Gsi {
         let len = (wc.byte_len as usize).saturating_sub(GRH_LEN).min(MAD_LEN);
         let read = self.mr.read(at, &mut grh).and_then(|()| self.mr.read(at + GRH_LEN, &mut mad[..len]));
         let attr = attr_from_wc(gids, wc, &grh);
-        // Neither fails for what the shard placed there; an address of ours that went away meanwhile does.
+        // The shard placed valid bytes there, so this fails only if the local address was removed meanwhile.
         let (Ok(()), Ok(AhAttr { grh: Some(grh), sl, .. })) = (read, attr) else {
             self.lost.not_ours += 1;
             return;
@@ -165,7 +165,7 @@ impl Gsi {
         machine.handle_mad(now, &path, &mad[..len]);
     }
 
-    /// Posts what the machine has to send, as far as there is room. Whether some of it waits for a peer to be found.
+    /// Posts what the machine has to send, as far as there is room. Returns whether MADs wait for address resolution.
     pub(super) fn send(&mut self, device: &Device, machine: &mut Machine) -> bool {
         for _ in 0..self.waiting.len() {
             if let Some(mad) = self.waiting.pop_front() {
@@ -180,7 +180,7 @@ impl Gsi {
     }
 
     fn dispatch(&mut self, device: &Device, mad: Send) {
-        // Where our address is gone the MAD is lost, and its sender's timer sees to that.
+        // If the local address was removed the MAD is lost; its sender's timer handles that.
         if sgid_index(device, &mad.path.sgid).is_err() {
             self.lost.no_source += 1;
             return;
@@ -207,7 +207,7 @@ impl Gsi {
         Ok(self.qp.post_send(&[wr])?)
     }
 
-    /// Whether everything that was posted has left. Looks at completions of sends alone: nothing is handled any more.
+    /// Whether every posted send has left. Drops received MADs: connection management is ending.
     pub(super) fn is_flushed(&mut self) -> bool {
         let mut done = [Wc::default(); BATCH];
         let n = self.look(&mut done);
@@ -217,14 +217,14 @@ impl Gsi {
     }
 }
 
-/// The index of one of our addresses.
+/// The GID index of a local address.
 pub(super) fn sgid_index(device: &Device, gid: &Gid) -> Result<u8, VerbsError> {
     let gids = device.gids();
     let index = gids.iter().position(|g| g == gid).and_then(|i| u8::try_from(i).ok());
     index.ok_or_else(|| super::CmError::AddrNotAvail { addr: gid.to_ip() }.into())
 }
 
-/// Whether an index that is held by now is still that of an address: before, it could become another one's.
+/// Checks that an index, now that it is held, still belongs to the address: before, it could pass to another one.
 pub(super) fn still_there(device: &Device, gid: &Gid, index: u8) -> Result<(), VerbsError> {
     if sgid_index(device, gid)? == index {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Communication identifiers: binding, resolving, listening, and what every call shares.
+//! Communication identifiers: binding, resolving, listening, and what all calls have in common.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,19 +19,20 @@ use crate::context::Context;
 use crate::error::VerbsError;
 use crate::error::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 
-/// Requests that a listener keeps at most, and where no number is asked for (`ucma`).
+/// Requests that a listener keeps at most, and by default (`ucma`).
 const BACKLOG_MAX: u32 = 1024;
-/// Hop limit of paths, as `rdma_cm` has it on RoCE.
+/// Hop limit of paths, as Linux's `rdma_cm` sets it on RoCE.
 const HOP_LIMIT: u8 = 64;
 
 /// A communication identifier (`struct rdma_cm_id`), from [`Context::create_id`]: what a socket is to TCP.
 ///
-/// With an event channel its calls return at once, and events tell what came of them. Without one it is
-/// *synchronous*: each call waits for its event, and says what it said. While they wait they turn shards that nobody
-/// else turns, so they return in every [`Drive`](crate::Drive).
+/// With an event channel its calls return at once, and events report their results. Without one it is *synchronous*: each
+/// call waits for its event, and returns its result. While they wait, they drive shards that no other thread drives, so they
+/// return in every [`Drive`](crate::Drive).
 ///
-/// Dropping it ends its connection, and destroys its queue pair unless somebody else has it too. It waits for nothing,
-/// but the last identifier or channel of a device lets its last messages leave, for at most 100 ms.
+/// Dropping it ends its connection, and destroys its queue pair unless the program holds another reference to that. It does
+/// not wait, except that dropping the last identifier or channel of a device lets its last messages leave, for at most 100
+/// ms.
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
 pub struct CmId {
@@ -40,7 +41,7 @@ pub struct CmId {
 }
 
 impl Context {
-    /// Makes an identifier of this device, for queue pairs of the type that is usual in the port space. Its events go to
+    /// Creates an identifier of this device, for queue pairs of the port space's default type. Its events go to
     /// `channel`; without one it is synchronous.
     ///
     /// # Errors
@@ -51,11 +52,11 @@ impl Context {
         self.create_id_of_type(channel, space, space.qp_type())
     }
 
-    /// Makes an identifier for queue pairs of this type, where the port space leaves a choice: RC, UC or UD with
-    /// [`PortSpace::Ib`]. In C it comes with the address information of `rdma_create_ep` (`ai_qp_type`).
+    /// Creates an identifier for queue pairs of this type, where the port space leaves a choice: RC, UC or UD with
+    /// [`PortSpace::Ib`]. In C the type comes with the address information of `rdma_create_ep` (`ai_qp_type`).
     ///
     /// # Errors
-    /// `EINVAL` for a type that the port space has not; as [`create_id`](Self::create_id).
+    /// `EINVAL` for a type that the port space does not have; as [`create_id`](Self::create_id).
     #[doc(alias = "rdma_create_ep")]
     pub fn create_id_of_type(
         &self,
@@ -82,18 +83,18 @@ impl Context {
     }
 }
 
-/// An address as the stack has them: an IPv4-mapped IPv6 address, as a socket of both IP versions tells, is its IPv4
-/// address; a scope says nothing on a device with one port.
+/// An address in the stack's form: an IPv4-mapped IPv6 address, as sockets of both IP versions report it, becomes its IPv4
+/// address; the scope is dropped, since a device has one port.
 fn canonical(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
 }
 
-/// An address where the program gave one, `None` for the wildcard.
+/// The address, or `None` for the wildcard.
 fn own(addr: IpAddr) -> Option<IpAddr> {
     (!addr.is_unspecified()).then_some(addr)
 }
 
-/// Whether a source says nothing else than what an identifier is bound to.
+/// Whether a source address does not contradict the address that an identifier is bound to.
 fn leaves_open(src: SocketAddr, bound: SocketAddr) -> bool {
     let same_addr = own(src.ip()).is_none() || own(bound.ip()).is_none() || src.ip() == bound.ip();
     same_addr && (src.port() == 0 || src.port() == bound.port())
@@ -124,12 +125,12 @@ impl State {
 }
 
 impl CmId {
-    /// Its number, which no other identifier of the device ever has: [`CmEvent::id`] names it.
+    /// Its number, which no other identifier of the device ever gets; [`CmEvent::id`] returns it.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The state it is in.
+    /// Its current state.
     pub fn state(&self) -> IdState {
         self.with(|id| id.state)
     }
@@ -145,7 +146,7 @@ impl CmId {
     pub fn set_context(&self, context: u64) {
         self.with(|id| id.context = context);
     }
-    /// Our address and port; the address is the wildcard where it is bound to none.
+    /// The local address and port; the address is the wildcard if it is bound to none.
     #[doc(alias = "rdma_get_local_addr")]
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.with(|id| id.local)
@@ -155,7 +156,7 @@ impl CmId {
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.with(|id| id.peer)
     }
-    /// Our port, 0 before there is one.
+    /// The local port, 0 before there is one.
     #[doc(alias = "rdma_get_src_port")]
     pub fn src_port(&self) -> u16 {
         self.local_addr().map_or(0, |a| a.port())
@@ -165,8 +166,8 @@ impl CmId {
     pub fn dst_port(&self) -> u16 {
         self.peer_addr().map_or(0, |a| a.port())
     }
-    /// The event that the last synchronous call waited for: private data and parameters of the peer. It is to be
-    /// acknowledged as others are.
+    /// The event that the last synchronous call waited for, with the peer's private data and parameters. It is to be
+    /// acknowledged like any other.
     pub fn event(&self) -> Option<CmEvent> {
         let mut state = self.service.lock();
         let data = state.id(self.number).last.clone()?;
@@ -178,33 +179,33 @@ impl CmId {
         f(self.service.lock().id(self.number))
     }
 
-    /// Whether it has a queue of events of its own.
+    /// Whether it has its own event queue.
     fn is_synchronous(&self) -> bool {
         self.with(|id| id.queue == self.number)
     }
 
-    /// Binds the identifier to one of our addresses, or to all of them by the wildcard, and to a port, any free one
-    /// for 0. An IPv4-mapped IPv6 address is its IPv4 address, here and in the other calls.
+    /// Binds the identifier to a local address, or to all of them with the wildcard, and to a port, any free one with 0. An
+    /// IPv4-mapped IPv6 address is its IPv4 address, here and in the other calls.
     ///
     /// # Errors
-    /// `EADDRINUSE`, `EADDRNOTAVAIL` for an address that is not ours or with all ports in use; `EINVAL` in another state.
+    /// `EADDRINUSE`, `EADDRNOTAVAIL` for an address that is not local or with all ports in use; `EINVAL` in another state.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_addr(&self, addr: impl Into<SocketAddr>) -> Result<(), VerbsError> {
         let addr = canonical(addr.into());
         self.service.call(|state, device, _| state.bind(device, self.number, addr))
     }
 
-    /// Finds the station of a destination, and binds the identifier to our address from which it is reached, or to
-    /// `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
-    /// [`AddrError`](CmEventType::AddrError), and may be tried again then, with another destination too.
+    /// Resolves the destination's Ethernet address, and binds the identifier to the local address from which it is reached,
+    /// or to `src`. Ends in [`AddrResolved`](CmEventType::AddrResolved), or after `timeout` in
+    /// [`AddrError`](CmEventType::AddrError); then it can be repeated, with another destination too.
     ///
-    /// An identifier that is bound stays so: `src` may leave open what that says, by the wildcard and port 0, and may name
-    /// an address where the identifier is bound to all.
+    /// A bound identifier stays bound: `src` may leave address and port open, by the wildcard and 0, and may name an address
+    /// where the identifier is bound to all.
     ///
     /// # Errors
-    /// `ENETUNREACH` without a route, `EAFNOSUPPORT` for two IP versions, `EINVAL` in another state, where the
-    /// destination is no host's, and for a `src` that contradicts what the identifier is bound to; as
-    /// [`bind_addr`](Self::bind_addr); synchronous: `ETIMEDOUT`.
+    /// `ENETUNREACH` without a route, `EAFNOSUPPORT` for two IP versions, `EINVAL` in another state, where the destination is
+    /// no unicast address, and for a `src` that contradicts the identifier's binding; as [`bind_addr`](Self::bind_addr);
+    /// synchronous: `ETIMEDOUT`.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(
         &self,
@@ -239,7 +240,7 @@ impl CmId {
             let sgid = named.map_or(from, Gid::from_ip);
             sgid_index(device, &sgid)?;
             if bound.is_none() {
-                // As the sockets of Linux: without an address of its own it is bound to all, until it is resolved.
+                // As Linux does for sockets: without an address it is bound to the wildcard, until it is resolved.
                 let all =
                     if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
                 state.bind(device, self.number, src.unwrap_or(SocketAddr::new(all, 0)))?;
@@ -264,7 +265,7 @@ impl CmId {
     /// `EINVAL` before the address is resolved.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(&self, timeout: Duration) -> Result<(), VerbsError> {
-        let _ = timeout; // nobody is asked
+        let _ = timeout; // no query is sent
         self.service.call(|state, _, _| {
             let id = state.id(self.number);
             id.expect("resolve_route", &[IdState::AddrResolved], "resolve the address first, and once")?;
@@ -275,15 +276,15 @@ impl CmId {
         self.finish("resolve_route", &[CmEventType::RouteResolved])
     }
 
-    /// Takes requests for the port that the identifier is bound to, or for a free one. Each is a
+    /// Accepts incoming requests for the port that the identifier is bound to, or for a free one. Each is a
     /// [`ConnectRequest`](CmEventType::ConnectRequest). Up to `backlog` of them may wait for the program to accept or to
-    /// refuse them, fetched or not; at most 1024, and as many for 0. More are refused with reason 3 (no resources), in
-    /// the counter `reject_backlog_full`. One that its peer gives up, or that has waited for 120 s, waits no more; if it
-    /// was not fetched by then, the program never hears of it.
+    /// refuse them, fetched or not; at most 1024, which is also the value of 0. More are refused with reason 3 (no
+    /// resources), in the counter `reject_backlog_full`. A request that its peer gives up, or that has waited for 120 s, is
+    /// dropped from the backlog; if it was not fetched by then, its event is dropped too.
     ///
     /// # Errors
-    /// `EADDRINUSE` where somebody else is bound to the same, with [`CmOption::ReuseAddr`] or without; `EINVAL` in another
-    /// state.
+    /// `EADDRINUSE` where another identifier is bound to the same, with [`CmOption::ReuseAddr`] or without; `EINVAL` in
+    /// another state.
     #[doc(alias = "rdma_listen")]
     pub fn listen(&self, backlog: u32) -> Result<(), VerbsError> {
         self.service.call(|state, device, _| {
@@ -301,7 +302,7 @@ impl CmId {
                 ids.push(self.number);
             } else {
                 let service_id = ServiceId::new(space.cm(), port);
-                // Which identifier a request is for is decided here, and so is how many may wait.
+                // The listener of a request is chosen here, and so is the limit on waiting requests.
                 let listen = Listen { service_id, address: None, backlog: u32::MAX };
                 let listen = state.machine.listen(&listen).map_err(CmError::from)?;
                 state.listens.insert(listen, (space, port));
@@ -314,8 +315,8 @@ impl CmId {
         })
     }
 
-    /// The next request to a synchronous listener, `None` after `timeout`: an identifier, synchronous too, to be accepted
-    /// or rejected. What the peer sent along is in its [`event`](Self::event).
+    /// The next request to a synchronous listener, `None` after `timeout`: an identifier, synchronous too, to be accepted or
+    /// rejected. The peer's private data is in its [`event`](Self::event).
     ///
     /// # Errors
     /// `EINVAL` where the identifier does not listen, or has an event channel; `EDEADLK` from inside a turn.
@@ -343,7 +344,7 @@ impl CmId {
         Some(CmId { number, service: self.service.clone() })
     }
 
-    /// The next event of a synchronous identifier that no call of its own waits for, as the peer's disconnection; `None`
+    /// The next event of a synchronous identifier that belongs to none of its calls, such as the peer's disconnection; `None`
     /// after `timeout`.
     ///
     /// # Errors
@@ -357,7 +358,7 @@ impl CmId {
         Ok(self.service.device().wait(timeout, None, || Service::fetch(&self.service, self.number))?)
     }
 
-    /// Ends a call: a synchronous identifier waits for one of these events, or for one that says why there is none.
+    /// Completes a call: a synchronous identifier waits for one of these events, or for one that reports the failure.
     pub(super) fn finish(&self, call: &'static str, wanted: &[CmEventType]) -> Result<(), VerbsError> {
         if !self.is_synchronous() {
             return Ok(());
@@ -368,7 +369,7 @@ impl CmId {
             state.id(self.number).last = Some(event.data.clone());
             Some(event.data)
         };
-        // The machine's own times end every wait.
+        // The machine's timeouts end every wait.
         let event = self.service.device().wait(Duration::MAX, None, look)?;
         let event = event.ok_or(CmError::NotConnected { call })?;
         if wanted.contains(&event.what) {
@@ -391,7 +392,7 @@ impl CmId {
         .into())
     }
 
-    /// Moves the identifier with the events that wait to another channel, or makes it synchronous.
+    /// Moves the identifier, with its waiting events, to another channel, or makes it synchronous.
     ///
     /// # Errors
     /// `EBUSY` while an event of it is fetched and not acknowledged; `EINVAL` for a channel of another device.
@@ -430,7 +431,7 @@ impl CmId {
     /// Sets an option.
     ///
     /// # Errors
-    /// `EINVAL` for a value out of its range, and in a state where it is too late for the option.
+    /// `EINVAL` for a value out of its range, and in a state in which the option can no longer be set.
     #[doc(alias = "rdma_set_option")]
     pub fn set_option(&self, option: CmOption) -> Result<(), VerbsError> {
         self.with(|id| {
@@ -509,11 +510,11 @@ impl CmId {
         self.with(|id| id.options)
     }
 
-    /// Ends the identifier: its connection, its queue pair, requests that nobody fetched. The peer is told; nothing is
-    /// waited for.
+    /// Ends the identifier with its connection, its queue pair and the requests that were not fetched. The peer gets a
+    /// message; the call does not wait.
     ///
     /// # Errors
-    /// `EBUSY` while an event of it is fetched and not acknowledged; it comes back with the error.
+    /// `EBUSY` while an event of it is fetched and not acknowledged; the identifier comes back with the error.
     #[doc(alias = "rdma_destroy_id")]
     #[doc(alias = "rdma_destroy_ep")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
@@ -523,8 +524,8 @@ impl CmId {
         }
     }
 
-    /// [`destroy`](Self::destroy) that waits until another thread has acknowledged all events, as C programs know it, for
-    /// at most `timeout`.
+    /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as rdma_destroy_id(3) does,
+    /// for at most `timeout`.
     ///
     /// # Errors
     /// As `destroy`; `EDEADLK` from inside a turn.

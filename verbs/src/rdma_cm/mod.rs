@@ -1,15 +1,15 @@
-//! Connecting by address and port, as `librdmacm` does it (rdma_cm(7)): identifiers, event channels, and a connection
-//! manager that speaks over queue pair 1 as every RoCE host does (IBA chapter 12, annex A11).
+//! Connecting by address and port, as `librdmacm` does it (rdma_cm(7)): identifiers, event channels, and a connection manager
+//! that uses queue pair 1 as every RoCE host does (IBA chapter 12, annex A11).
 //!
-//! | object | is |
+//! | object | meaning |
 //! | --- | --- |
-//! | [`CmId`] (`rdma_cm_id`) | one end of a connection, or a listener: what a socket is to TCP. It has the queue pair, and moves it through its states |
-//! | [`EventChannel`] (`rdma_event_channel`) | where the events of identifiers go, with a descriptor for epoll(7) |
-//! | [`CmEvent`] (`rdma_cm_event`) | what happened; dropping it acknowledges it |
+//! | [`CmId`] (`rdma_cm_id`) | one end of a connection, or a listener: what a socket is to TCP. Owns a queue pair |
+//! | [`EventChannel`] (`rdma_event_channel`) | receives the events of identifiers, with a descriptor for epoll(7) |
+//! | [`CmEvent`] (`rdma_cm_event`) | an event; dropping it acknowledges it |
 //!
-//! A client makes an identifier, resolves address and route, makes a queue pair and connects. A server binds,
-//! listens, and for each request makes a queue pair on the new identifier and accepts. With an event channel every call
-//! returns at once and an event tells the rest; without one, calls wait:
+//! A client creates an identifier, resolves address and route, creates a queue pair and connects. A server binds, listens,
+//! and for each request creates a queue pair on the new identifier and accepts. With an event channel every call returns at
+//! once and an event reports the result; without one, calls wait:
 //!
 //! ```
 //! use std::time::Duration;
@@ -77,30 +77,30 @@
 //! # What differs from C
 //!
 //! - Identifiers and channels belong to a [`Context`](crate::Context) from the start. A program with two devices has a
-//!   channel for each; their descriptors go into one epoll(7).
-//! - The new identifier of a request is taken from its event ([`CmEvent::take_id`]); a request that nobody takes is
-//!   refused. Dropping an identifier is `rdma_destroy_id` with its queue pair; the peer is told.
-//! - A peer that disconnects takes our queue pair to ERR at once, not when the program says [`CmId::disconnect`].
-//! - Data that comes before the peer's last message makes a connection stand without
-//!   [`CmId::notify`], for queue pairs of identifiers.
-//! - The type of an identifier's queue pairs comes with the identifier
-//!   ([`create_id_of_type`](crate::Context::create_id_of_type)), and a queue pair of another one is refused; in C it would
-//!   go to a peer that expects the first.
-//! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still keeps; one of the program's own,
+//!   channel for each, and waits for both descriptors with one epoll(7).
+//! - The new identifier of a request is taken from its event ([`CmEvent::take_id`]); a request that is not taken is refused.
+//!   Dropping an identifier is `rdma_destroy_id` with its queue pair; the peer gets a message.
+//! - When the peer disconnects, the local queue pair goes to ERR at once, not at [`CmId::disconnect`].
+//! - Data that arrives before the peer's last message establishes the connection without [`CmId::notify`], for queue pairs of
+//!   identifiers.
+//! - The type of an identifier's queue pairs is set with the identifier
+//!   ([`create_id_of_type`](crate::Context::create_id_of_type)), and a queue pair of another type is refused; in C it would
+//!   be connected to a peer that expects the first.
+//! - A queue pair from [`CmId::create_qp`] has a number that no ended connection still reserves; one of the program's own,
 //!   from [`Pd::create_qp`](crate::Pd::create_qp), may have drawn such a number, and is then refused by `connect` and
-//!   `accept` with `EBUSY`: make another one.
-//! - A listener's backlog is of requests that the program has neither accepted nor refused, where Linux counts those that
-//!   it has not fetched; more are refused, where Linux says nothing. A request whose peer gave up before it was fetched is
-//!   not fetched any more.
-//! - No wait of a call lasts longer than the program's own times ([`CmOption::CmResponseTimeout`],
-//!   [`CmOption::MaxCmRetries`]; usually 74 s), also where the peer asks for patience (MRA); we ask nobody for it.
+//!   `accept` with `EBUSY`: create another one.
+//! - A listener's backlog counts requests that the program has neither accepted nor refused, where Linux counts those that it
+//!   has not fetched; further ones are refused, where Linux ignores them. A request whose peer gave up before it was fetched
+//!   is not fetched any more.
+//! - No call waits longer than the program's own timeouts ([`CmOption::CmResponseTimeout`], [`CmOption::MaxCmRetries`]; by
+//!   default 74 s), even if the peer sends an MRA; this side sends none.
 //! - RNR NAKs ask for 0.64 ms, as everywhere in this crate, where Linux asks for 655 ms.
 //!
-//! # Who runs it
+//! # Threads
 //!
-//! Connection management has no thread. It runs behind the turns of the shards, on whichever thread makes them
-//! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It has the device's queue pair 1, starts with the
-//! first identifier or channel and ends with the last one; what it has yet to say then leaves first, for at most 100 ms.
+//! Connection management has no thread. It runs after the turns of the shards, on the thread that made the turn
+//! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It owns the device's queue pair 1, starts with the
+//! first identifier or channel and ends with the last one; its last messages leave first, for at most 100 ms.
 
 mod channel;
 mod connect;

@@ -1,4 +1,4 @@
-//! Who is bound to which port of which port space.
+//! Port bindings of identifiers, by port space.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use super::error::CmError;
 use super::param::PortSpace;
 
-/// Ports that are given out to identifiers which ask for any (RFC 6335 6).
+/// Ports for identifiers that ask for any (RFC 6335 6).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// One identifier's share of a port.
+/// One identifier's binding of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Bound {
     id: u64,
-    /// `None`: every address of ours of both IP versions, or of one.
+    /// `None`: every local address of `family`.
     addr: Option<IpAddr>,
     family: Family,
     reuse: bool,
@@ -29,7 +29,7 @@ pub(super) enum Family {
 }
 
 impl Bound {
-    /// Whether both cannot have the port.
+    /// Whether the two cannot share the port.
     fn clashes(&self, other: &Self) -> bool {
         let other_family =
             matches!((self.family, other.family), (Family::V4, Family::V6) | (Family::V6, Family::V4));
@@ -46,7 +46,7 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Binds `id` to `port`, to any free one where that is 0. `random` chooses where to begin looking.
+    /// Binds `id` to `port`, to any free one if that is 0. `random` sets where the search begins.
     ///
     /// # Errors
     /// [`CmError::AddrInUse`], [`CmError::NoPort`].
@@ -80,7 +80,7 @@ impl Ports {
         Err(CmError::NoPort(count))
     }
 
-    /// Gives back what `id` has of a port.
+    /// Removes the binding of `id` to a port.
     pub(super) fn release(&mut self, id: u64, space: PortSpace, port: u16) {
         if let Some(there) = self.bound.get_mut(&(space, port)) {
             there.retain(|b| b.id != id);
@@ -90,7 +90,8 @@ impl Ports {
         }
     }
 
-    /// Whether `id` may listen where it is bound: nobody else does, `REUSEADDR` or not.
+    /// Other identifiers whose binding clashes with that of `id`, disregarding `REUSEADDR`: while there is one, `id` may not
+    /// listen.
     pub(super) fn others(&self, id: u64, space: PortSpace, port: u16) -> impl Iterator<Item = u64> {
         let there = self.bound.get(&(space, port));
         let mine = there.and_then(|t| t.iter().find(|b| b.id == id)).copied();

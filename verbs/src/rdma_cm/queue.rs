@@ -7,10 +7,10 @@ use stack::device::EventFd;
 
 use super::event::EventData;
 
-/// An event that nobody fetched yet.
+/// An event that was not fetched yet.
 #[derive(Debug)]
 pub(super) struct Queued {
-    /// The identifier that it counts on.
+    /// The identifier whose unacknowledged events it will count among.
     pub id: u64,
     /// The new identifier of a request.
     pub new: Option<u64>,
@@ -42,13 +42,13 @@ impl Queue {
     }
 }
 
-/// All queues, by number. What they hold is bounded by what identifiers there are: a few events each, and requests up
-/// to a listener's backlog.
+/// All queues, by number. Their size is bounded by the number of identifiers: a few events each, and requests up to a
+/// listener's backlog.
 #[derive(Debug, Default)]
 pub(super) struct Queues(HashMap<u64, Queue>);
 
 impl Queues {
-    /// A new queue; its descriptor is readable while it holds something.
+    /// Opens a queue; its descriptor is readable while it holds an event.
     pub(super) fn open(&mut self, number: u64, fd: Option<Arc<EventFd>>) {
         self.0.insert(number, Queue { fd, ..Queue::default() });
     }
@@ -61,7 +61,7 @@ impl Queues {
         events
     }
 
-    /// Whether there is somebody to read a queue.
+    /// Whether the queue exists.
     pub(super) fn is_open(&self, number: u64) -> bool {
         self.0.contains_key(&number)
     }

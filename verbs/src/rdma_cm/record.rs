@@ -1,4 +1,4 @@
-//! What is known of an identifier, and what becomes of it when the machine speaks.
+//! The state of an identifier, and its changes on events of the connection management machine.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -26,35 +26,35 @@ use crate::qp::Qp;
 /// An identifier.
 pub(super) struct Id {
     pub space: PortSpace,
-    /// Of its queue pair.
+    /// The type of its queue pair.
     pub qp_type: QpType,
     pub state: IdState,
-    /// Where its events go: a channel's queue, or one of its own.
+    /// Queue of its events: that of a channel, or its own.
     pub queue: u64,
     pub context: u64,
     pub options: CmOptions,
-    /// Our address, its port 0 before there is one.
+    /// Local address, its port 0 before there is one.
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
-    /// The port that it is bound to. An incoming connection shares its listener's, and has none of its own.
+    /// The port that it is bound to. None for an incoming connection, which shares its listener's.
     pub port: Option<u16>,
     pub path: Path,
-    /// Until when it looks for an address.
+    /// When address resolution times out.
     pub deadline: Instant,
     pub conn: Option<ConnId>,
     pub sidr: Option<SidrId>,
     pub request: Option<Request>,
-    /// What its queue pair needs, once that is agreed.
+    /// Attributes of its queue pair, once they are agreed.
     pub params: Option<QpParams>,
     pub qp: Option<Arc<Qp>>,
-    /// Frames that the queue pair had received when it accepted.
+    /// Frames that the queue pair had received when the request was accepted.
     pub frames: u64,
-    /// Groups that it joined.
+    /// Multicast groups that it joined.
     pub groups: Vec<Gid>,
-    /// Requests that may wait to be accepted or refused, and those that do.
+    /// Limit on requests that wait to be accepted or refused, and their number.
     pub backlog: u32,
     pub undecided: u32,
-    /// In whose backlog it counts, as a request that waits.
+    /// The listener whose backlog it counts in, while it is a request that waits.
     pub listener: Option<u64>,
     /// Events that were fetched and not acknowledged.
     pub unacked: u32,
@@ -91,12 +91,12 @@ impl Id {
         }
     }
 
-    /// Whether it is about datagrams, and has no connection.
+    /// Whether it is for datagrams, and has no connection.
     pub(super) fn is_ud(&self) -> bool {
         self.qp_type == QpType::Ud
     }
 
-    /// The port space whose messages its own are like: they have room for the same private data.
+    /// The port space whose messages have room for the same private data as its own.
     pub(super) fn room(&self) -> PortSpace {
         if self.is_ud() { PortSpace::Udp } else { PortSpace::Tcp }
     }
@@ -115,7 +115,7 @@ impl Id {
         }
     }
 
-    /// IP versions that it answers to, where it is bound to no address of its own.
+    /// IP versions that it accepts, if it is bound to the wildcard.
     pub(super) fn family(&self, addr: IpAddr) -> Family {
         match addr {
             IpAddr::V4(_) => Family::V4,
@@ -124,7 +124,7 @@ impl Id {
         }
     }
 
-    /// Whether packets from an address of ours, or from any for the wildcard, can go to a destination.
+    /// Whether packets from this local address, or from any for the wildcard, can go to a destination.
     pub(super) fn reaches(&self, src: IpAddr, dst: IpAddr) -> bool {
         match self.family(src) {
             Family::V4 => dst.is_ipv4(),
@@ -133,7 +133,7 @@ impl Id {
         }
     }
 
-    /// How well a listener fits a destination: not at all, as one for all addresses, or as its own.
+    /// How specifically a listener matches a destination: 0 not at all, 1 by the wildcard, 2 by its address.
     fn serves(&self, dst: IpAddr) -> u8 {
         match self.local.map(|l| l.ip()) {
             Some(own) if own == dst => 2,
@@ -145,7 +145,7 @@ impl Id {
         }
     }
 
-    /// Times of its exchanges.
+    /// Timeouts of its exchanges.
     pub(super) fn timing(&self) -> Timing {
         let usual = Timing::default();
         let o = &self.options;
@@ -163,34 +163,34 @@ impl Id {
         self.options.path_mtu.unwrap_or(device.port_attr().active_mtu)
     }
 
-    /// Values for the queue pair, with what the program has its own mind about.
+    /// Attributes of the queue pair, with those that the program's options override.
     pub(super) fn tuned(&self, params: QpParams) -> QpParams {
         QpParams { timeout: self.options.ack_timeout.unwrap_or(params.timeout), ..params }
     }
 
-    /// The queue pair's number: of ours, or of the program's.
+    /// The number of its own queue pair, or of the program's.
     pub(super) fn qpn(&self, given: u32) -> Qpn {
         self.qp.as_ref().map_or(Qpn::new(given), |qp| qp.qp_num())
     }
 
-    /// Whether a peer has reason to believe in a connection.
+    /// Whether the peer may take it for connected.
     pub(super) fn had_connection(&self) -> bool {
         use IdState::{Accepting, Connected, Connecting, Disconnecting, Responded};
         !self.is_ud() && matches!(self.state, Accepting | Connected | Connecting | Disconnecting | Responded)
     }
 
-    /// The queue pair flushes what it holds.
+    /// Moves the queue pair to ERR, which flushes its requests.
     pub(super) fn qp_to_err(&self) {
         if let Some(qp) = &self.qp
             && qp.state().is_ok_and(|s| !matches!(s, QpState::Reset | QpState::Err))
         {
             let (attr, mask) = attr_to(QpState::Err);
-            // ERR can be entered from everywhere; from inside a turn there is no call of ours.
+            // ERR can be entered from every state, and this is never called from inside a turn.
             let _ = qp.modify(&attr, mask);
         }
     }
 
-    /// Brings the queue pair from INIT to RTS.
+    /// Moves the queue pair from INIT to RTS.
     pub(super) fn qp_to_rts(&self, device: &Device, params: &QpParams) -> Result<(), VerbsError> {
         let Some(qp) = &self.qp else { return Ok(()) };
         let (rtr, mask) = self.rtr(device, params)?;
@@ -202,7 +202,7 @@ impl Id {
         qp.modify(&rts, mask)
     }
 
-    /// INIT to RTR.
+    /// Attributes from INIT to RTR.
     pub(super) fn rtr(&self, device: &Device, params: &QpParams) -> Result<(QpAttr, AttrMask), VerbsError> {
         Ok(cm_rtr(params, sgid_index(device, &params.path.sgid)?))
     }
@@ -217,12 +217,12 @@ impl Id {
     }
 }
 
-/// The answer of a datagram service that refuses.
+/// The reply of a datagram service that refuses.
 pub(super) fn refusal(private_data: Vec<u8>) -> SidrReply {
     SidrReply { status: SidrStatus::REJECT, qpn: Qpn::new(0), qkey: 0, info: Vec::new(), private_data }
 }
 
-/// What an event says of a peer that accepted.
+/// The parameters of a peer that accepted.
 fn of_response(r: &Response) -> PeerParam {
     PeerParam {
         responder_resources: r.initiator_depth,
@@ -248,7 +248,7 @@ fn of_request(r: &Request) -> PeerParam {
 }
 
 impl State {
-    /// The machine said something.
+    /// Handles an event of the machine.
     pub(super) fn handle_event(&mut self, device: &Device, now: Instant, event: Event) {
         match event {
             Event::ConnectRequest { listener, id, request } => self.request(now, listener, id, request),
@@ -319,7 +319,7 @@ impl State {
         self.conns.get(&conn).copied()
     }
 
-    /// A connection ended, or never came about; `gone`: the machine has forgotten it.
+    /// A connection ended, or could not be made; `gone`: the machine has forgotten it.
     fn ended(&mut self, now: Instant, conn: ConnId, event: EventData, gone: bool) {
         let Some(number) = self.of(conn) else { return };
         if let Some(id) = self.ids.get_mut(&number) {
@@ -344,8 +344,7 @@ impl State {
         self.over(now, number, state, event);
     }
 
-    /// Tells the program how an exchange ended. A request that it did not fetch is none any more: it never hears of it, and
-    /// nothing of it is kept.
+    /// Reports the end of an exchange to the program. A request that the program did not fetch is removed without a trace.
     fn over(&mut self, now: Instant, number: u64, state: IdState, event: EventData) {
         if self.ids.get(&number).is_some_and(|id| self.queues.holds_request(id.queue, number)) {
             drop(self.remove(now, number));
@@ -355,10 +354,10 @@ impl State {
         self.raise(number, event);
     }
 
-    /// The listening identifier that a request is for.
+    /// The listening identifier for a request.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason to refuse it.
     fn listener_for(&self, listen: ListenId, dst: IpAddr, qp_type: QpType) -> Result<u64, Reason> {
         let key = self.listens.get(&listen).ok_or(Reason::INVALID_SERVICE_ID)?;
         let ids = self.listeners.get(key).map_or(&[][..], |(_, ids)| ids);
@@ -374,7 +373,7 @@ impl State {
         Ok(*best)
     }
 
-    /// A new identifier for a request, and the event that brings it.
+    /// Creates an identifier for a request, with the event that passes it to the program.
     fn announce(
         &mut self,
         listener: u64,
@@ -425,7 +424,7 @@ impl State {
             }
             Err(reason) => {
                 let reject = Reject { reason, info: Vec::new(), private_data: Vec::new() };
-                // It may have ended already.
+                // Fails only if the connection has ended already.
                 let _ = self.machine.reject(now, conn, &reject);
             }
         }
@@ -457,7 +456,7 @@ impl State {
         }
     }
 
-    /// The peer accepted.
+    /// Handles the peer's acceptance.
     fn response(&mut self, device: &Device, now: Instant, conn: ConnId, response: Response) {
         let Some(number) = self.of(conn) else { return };
         let Some(id) = self.ids.get_mut(&number) else { return };
@@ -482,7 +481,7 @@ impl State {
                 EventData { what: CmEventType::Established, ..data }
             }
             Err(errno) => {
-                // The peer is told; the machine keeps the queue pair's number back as long as it must.
+                // Refuses the peer's reply; the machine reserves the queue pair's number as long as it must.
                 let _ = self.machine.reject(now, conn, &Reject::consumer([]));
                 let id = self.id(number);
                 id.state = IdState::Disconnected;
@@ -493,7 +492,7 @@ impl State {
         self.raise(number, event);
     }
 
-    /// Accepts a request with a queue pair: what the queue pair needs, brought there, and the peer told.
+    /// Accepts a request with a queue pair: computes the queue pair's attributes, moves it to RTS, and replies to the peer.
     pub(super) fn accept_conn(
         &mut self,
         device: &Device,

@@ -1,28 +1,28 @@
-//! Why a peer said no, in words.
+//! Why a peer refused, as text.
 
 use std::fmt;
 
 use stack::device::Mtu;
 use stack::device::cm::{Reason, SidrStatus};
 
-/// Why a peer refused: the reason in its answer, and what to do about it.
+/// Why a peer refused: the reason in its reply, and what to do about it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 #[doc(alias = "rdma_reject_msg")]
 pub struct Refusal {
-    /// The reason of a REJ message (IBA 12.6.7.2), as 8 where nobody listens, 28 where the program there refused; of a
-    /// datagram service the status of its answer (IBA 12.11.2.1). Any number can come.
+    /// The reason of a REJ message (IBA 12.6.7.2), such as 8 where no program listens, 28 where the program there refused; of
+    /// a datagram service the status of its reply (IBA 12.11.2.1). Any number can arrive.
     pub reason: u16,
     /// Whether it is a datagram service that refused.
     pub of_datagrams: bool,
-    /// The path MTU that we asked for.
+    /// The requested path MTU.
     pub mtu: Option<Mtu>,
-    /// The largest path MTU that the peer takes, where it says so: with reason 26.
+    /// The largest path MTU that the peer accepts, if its reply contains that: with reason 26.
     pub peer_mtu: Option<Mtu>,
 }
 
 impl Refusal {
-    /// Of a connection: a REJ with its additional information, and the path MTU that was asked for.
+    /// Of a connection: a REJ with its additional information, and the requested path MTU.
     pub(super) fn rej(reason: Reason, info: &[u8], mtu: Option<Mtu>) -> Self {
         let named = info.first().filter(|_| reason == Reason::INVALID_MTU);
         let peer_mtu = named.and_then(|code| Mtu::from_enum(*code));
@@ -83,7 +83,7 @@ impl fmt::Display for Refusal {
 mod tests {
     use super::*;
 
-    // Goal: what is said has the words of the reason, its number, both MTUs where they are known, and what to do.
+    // Goal: the text contains the reason, its number, both MTUs where they are known, and what to do.
     #[test]
     fn a_refusal_says_why_and_what_to_do() {
         let mtu = Some(Mtu::Mtu4096);

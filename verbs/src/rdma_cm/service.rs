@@ -1,11 +1,11 @@
-//! The connection manager of a device: identifiers, their events, and the machine behind them.
+//! The connection manager of a device: identifiers, their events, and the protocol machine ([`Machine`]).
 //!
-//! It runs between turns (`stack::device::Service`), on whichever thread turned a shard, and inside the calls of
-//! programs; one lock guards all of it, and no data path takes that lock. It has queue pair 1, and ends with the last
-//! identifier and event channel.
+//! It runs between turns (`stack::device::Service`), on the thread that made the last turn, and inside the calls of programs;
+//! one lock guards all of it, and no data path takes that lock. It owns queue pair 1, and ends with the last identifier and
+//! event channel.
 //!
-//! Where a shard of the device has died, or a panic came through the work here, it is over: each identifier gets
-//! DEVICE_REMOVAL, and calls say what happened.
+//! After a shard of the device has died, or a panic in connection management itself, it has ended: each identifier
+//! gets DEVICE_REMOVAL, and calls return the error.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
@@ -27,22 +27,22 @@ use crate::error::VerbsError;
 use crate::error::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::{Counter, CounterSnapshot, Discard};
 
-/// How often it looks whether a peer was found, or data came before the last message of a connection.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How often it checks whether a peer was resolved, or data arrived before the last message of a connection.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// How long the end of the service waits for its last messages to leave.
-const LAST_WORDS: Duration = Duration::from_millis(100);
-/// How long a new service waits for the end of the one before it.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a new service waits for the end of the previous one.
 const HANDOVER: Duration = Duration::from_secs(5);
-/// Events of the machine handled in one go.
+/// Events of the machine handled in one call.
 const EVENTS_MAX: usize = 4096;
 
-/// Whoever holds it keeps connection management running.
+/// Keeps connection management running; identifiers and channels share it.
 #[derive(Debug)]
 pub(crate) struct Service {
     shared: Arc<Shared>,
 }
 
-/// What the device runs.
+/// The part that the device runs between turns.
 struct Shared {
     device: Arc<Device>,
     state: Mutex<State>,
@@ -55,13 +55,13 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Whether it works still.
+    /// Checks that it still works.
     fn alive(&self) -> Result<(), DeviceError> {
         self.device.check_alive()?;
         if self.state.is_poisoned() { Err(DeviceError::ServiceDied) } else { Ok(()) }
     }
 
-    /// The lock, if nobody has it.
+    /// The lock, if it is free.
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
@@ -70,7 +70,7 @@ impl Shared {
         }
     }
 
-    /// The lock; not where this thread may have it: a turn that it is inside of was perhaps made from here. Nor in a fork.
+    /// Waits for the lock, except inside a turn: the turn may have been made under the lock. Not in a forked child.
     fn enter(&self) -> Option<MutexGuard<'_, State>> {
         if self.device.is_forked() {
             return None;
@@ -81,8 +81,9 @@ impl Shared {
         }
     }
 
-    /// Tells every identifier of the end, if it has come. Who has the lock does so when it has given it back.
-    fn tell_of_end(&self) {
+    /// Reports the end, if it has come, to every identifier. If another thread has the lock, that thread does so after
+    /// unlocking.
+    fn report_end(&self) {
         if self.alive().is_err()
             && let Some(mut state) = self.try_lock()
         {
@@ -93,14 +94,14 @@ impl Shared {
 
 impl device::Service for Shared {
     fn step(&self) {
-        // Who holds the lock is in a call of the program, and will look at the alarm again.
+        // If another thread has the lock, it is in a call of the program, and checks the alarm afterwards.
         if let Some(mut state) = self.try_lock() {
             self.device.alarm().begin();
             if self.alive().is_ok() {
                 state.work(&self.device);
             }
         }
-        self.tell_of_end();
+        self.report_end();
     }
 
     fn holds(&self, qpn: Qpn) -> bool {
@@ -108,7 +109,7 @@ impl device::Service for Shared {
     }
 
     fn device_died(&self) {
-        self.tell_of_end();
+        self.report_end();
     }
 }
 
@@ -127,7 +128,7 @@ impl Service {
         let shared = Arc::new(Shared { device: device.clone(), state: Mutex::new(State::new(machine)) });
         let start = std::time::Instant::now();
         while let Err(e) = device.install(shared.clone()) {
-            // The last one is on its way out, on another thread.
+            // The previous service is ending, on another thread.
             if start.elapsed() > HANDOVER {
                 return Err(e.into());
             }
@@ -150,7 +151,7 @@ impl Service {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a call of a program, and sends what it gave the machine to say.
+    /// Runs a call of the program, and sends the messages that it gave the machine.
     pub(super) fn call<R>(
         &self,
         f: impl FnOnce(&mut State, &Arc<Device>, Instant) -> Result<R, VerbsError>,
@@ -163,20 +164,20 @@ impl Service {
         let result = f(&mut state, device, now);
         state.pump(device, now);
         drop(state);
-        self.shared.tell_of_end();
+        self.shared.report_end();
         device.wake();
         result
     }
 
-    /// The oldest event of a queue.
+    /// Fetches the oldest event of a queue.
     pub(super) fn fetch(service: &Arc<Self>, queue: u64) -> Option<CmEvent> {
-        service.shared.tell_of_end();
+        service.shared.report_end();
         let mut state = service.shared.enter()?;
         let queued = state.queues.pop(queue)?;
         Some(Self::event(service, &mut state, queued))
     }
 
-    /// An event that leaves its queue.
+    /// Makes the event that the program gets, which counts as unacknowledged from now on.
     pub(super) fn event(service: &Arc<Self>, state: &mut State, queued: Queued) -> CmEvent {
         let Queued { id: number, new, data } = queued;
         let mut context = 0;
@@ -189,14 +190,14 @@ impl Service {
         CmEvent { data, number, context, ud, new, service: service.clone() }
     }
 
-    /// An event was acknowledged.
+    /// Counts an event as acknowledged.
     pub(super) fn ack_event(&self, number: u64) {
         if let Some(id) = self.shared.enter().as_mut().and_then(|state| state.ids.get_mut(&number)) {
             id.unacked = id.unacked.saturating_sub(1);
         }
     }
 
-    /// A channel is gone; requests that nobody fetched are refused.
+    /// Removes the queue of a channel; its requests that were not fetched are refused.
     pub(super) fn close_channel(&self, number: u64) {
         let Some(mut state) = self.shared.enter() else { return };
         let now = self.device().now();
@@ -212,7 +213,7 @@ impl Service {
         drop(gone);
     }
 
-    /// An identifier is gone: the peer is told, and everything it had is given back.
+    /// Removes an identifier with everything that it owns, and informs the peer.
     pub(super) fn remove(&self, number: u64) {
         let Some(mut state) = self.shared.enter() else { return };
         let now = self.device().now();
@@ -221,12 +222,12 @@ impl Service {
             state.pump(self.device(), now);
             gone
         } else {
-            // Nobody tells the peer: the machine may be in the middle of something.
+            // The peer gets no message: the machine may be in an inconsistent state.
             state.ids.remove(&number).into_iter().collect()
         };
         drop(state);
-        self.shared.tell_of_end();
-        // Queue pairs end outside the lock.
+        self.shared.report_end();
+        // Queue pairs are destroyed outside the lock.
         drop(gone);
         self.device().wake();
     }
@@ -238,35 +239,35 @@ impl Drop for Service {
         if device.is_forked() {
             return;
         }
-        // The last messages (a DREQ, a REJ) leave first, for a moment at most.
+        // The last messages (a DREQ, a REJ) leave first, if that takes no longer than this.
         let flushed = || self.lock().gsi.as_mut().is_none_or(Gsi::is_flushed).then_some(());
-        // Refused inside a turn, where no handle of a program is dropped.
-        let _ = device.wait(LAST_WORDS, None, flushed);
+        // Fails only from inside a turn, where programs drop no handle.
+        let _ = device.wait(FLUSH_TIMEOUT, None, flushed);
         let gsi = self.lock().gsi.take();
         drop(gsi);
         device.uninstall();
     }
 }
 
-/// Everything behind the lock.
+/// The data behind the lock.
 pub(super) struct State {
     pub machine: Machine,
     gsi: Option<Gsi>,
     pub ids: HashMap<u64, Id>,
     pub queues: Queues,
-    /// Whom the machine speaks of.
+    /// Identifiers of the machine's connections, exchanges and listeners.
     pub conns: HashMap<ConnId, u64>,
     pub sidrs: HashMap<SidrId, u64>,
     pub listens: HashMap<ListenId, (PortSpace, u16)>,
     /// Listening identifiers of each port; the machine has one listener for all of them.
     pub listeners: HashMap<(PortSpace, u16), (ListenId, Vec<u64>)>,
     pub ports: Ports,
-    /// Identifiers that look for an address.
+    /// Identifiers that resolve an address.
     pub resolving: BTreeSet<u64>,
-    /// Identifiers with a queue pair that accepted: data may come before the peer's last message.
+    /// Identifiers with a queue pair that accepted: data may arrive before the peer's last message.
     pub accepting: HashSet<u64>,
     next: u64,
-    /// It is over, and everybody was told.
+    /// It has ended, and every identifier was informed.
     ended: bool,
 }
 
@@ -289,13 +290,13 @@ impl State {
         }
     }
 
-    /// What became of messages and connections, by name.
+    /// Counters of messages and connections, by name.
     pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
         let lost = self.gsi.iter().flat_map(|gsi| gsi.lost.iter());
         self.machine.counters().iter().chain(lost).collect()
     }
 
-    /// A number for an identifier or a channel, never given out again.
+    /// A number for an identifier or a channel, never used again.
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next - 1
@@ -312,7 +313,7 @@ impl State {
         self.ids.values().filter(|id| id.queue == queue).count()
     }
 
-    /// Tells every identifier that its device is gone, once. Neither waits nor asks the machine anything.
+    /// Raises DEVICE_REMOVAL on every identifier, once. Does not wait, and does not touch the machine.
     fn end(&mut self) {
         if !core::mem::replace(&mut self.ended, true) {
             let mut numbers: Vec<u64> = self.ids.keys().copied().collect();
@@ -323,7 +324,7 @@ impl State {
         }
     }
 
-    /// Between turns: what has come, what is due.
+    /// The work between turns: received MADs, timers, address resolution.
     fn work(&mut self, device: &Arc<Device>) {
         let now = device.now();
         if let Some(gsi) = &mut self.gsi
@@ -345,17 +346,17 @@ impl State {
         }
         let Some(gsi) = &mut self.gsi else { return };
         let waiting = gsi.send(device, &mut self.machine);
-        // This thread may have been interrupted since it looked at the clock.
+        // This thread may have been interrupted since it read the clock.
         self.machine.left_by(now, device.now());
         if waiting || !self.resolving.is_empty() || !self.accepting.is_empty() {
-            device.alarm().at_the_latest(now.after(LOOK_EVERY));
+            device.alarm().at_the_latest(now.after(CHECK_INTERVAL));
         }
         if let Some(at) = self.machine.next_timer() {
             device.alarm().at_the_latest(at);
         }
     }
 
-    /// Looks whether destinations were found.
+    /// Checks which destinations are resolved.
     pub(super) fn resolve(&mut self, device: &Device, now: Instant) {
         if self.resolving.is_empty() {
             return;
@@ -365,7 +366,7 @@ impl State {
             let Some(id) = self.ids.get_mut(&number) else { continue };
             let path = *known.entry(id.path.dgid).or_insert_with(|| device.path_to(&id.path.dgid));
             let event = match path {
-                // Our address may have gone while the peer was looked for.
+                // The local address may have been removed during the resolution.
                 _ if sgid_index(device, &id.path.sgid).is_err() => {
                     id.state = IdState::Bound;
                     EventData::status(CmEventType::AddrError, -EADDRNOTAVAIL)
@@ -387,8 +388,7 @@ impl State {
         }
     }
 
-    /// A packet that a queue pair took from its peer, which did not confirm that it was accepted, says the same (IBA
-    /// 12.9.7.2).
+    /// Received data establishes a connection as the peer's RTU does (IBA 12.9.7.2).
     fn see_data(&mut self, now: Instant) {
         let mut seen = Vec::new();
         for number in &self.accepting {
@@ -400,24 +400,24 @@ impl State {
             }
         }
         for conn in seen {
-            // It may have ended meanwhile, of which there is an event.
+            // Fails if the connection has ended meanwhile, for which there is an event.
             let _ = self.machine.established(now, conn);
         }
     }
 
-    /// Tells the program of an identifier.
+    /// Puts an event of an identifier into its queue.
     pub(super) fn raise(&mut self, number: u64, data: EventData) {
         if let Some(id) = self.ids.get(&number) {
             self.queues.push(id.queue, Queued { id: number, new: None, data });
         }
     }
 
-    /// Takes identifiers out that nobody has fetched.
+    /// Removes the identifiers of requests that were not fetched.
     fn drop_requests(&mut self, now: Instant, events: Vec<Queued>) -> Vec<Id> {
         events.into_iter().filter_map(|e| e.new).flat_map(|new| self.remove(now, new)).collect()
     }
 
-    /// A request was accepted or refused, or its peer gave it up: its listener has room for another one.
+    /// A request was accepted or refused, or its peer gave up: its listener has room for another one.
     pub(super) fn decided(&mut self, number: u64, state: IdState) {
         let Some(id) = self.ids.get_mut(&number) else { return };
         id.state = state;
@@ -426,13 +426,13 @@ impl State {
     }
 
     fn make_room(&mut self, listener: Option<u64>) {
-        // It may be gone: those of its requests that were fetched are not.
+        // The listener may be gone while requests of it that were fetched still exist.
         if let Some(listener) = listener.and_then(|number| self.ids.get_mut(&number)) {
             listener.undecided -= 1;
         }
     }
 
-    /// Takes an identifier out, with requests of it that nobody fetched.
+    /// Removes an identifier, with its requests that were not fetched.
     pub(super) fn remove(&mut self, now: Instant, number: u64) -> Vec<Id> {
         let Some(mut id) = self.ids.remove(&number) else { return Vec::new() };
         self.make_room(id.listener.take());
@@ -457,11 +457,11 @@ impl State {
         gone
     }
 
-    /// Gives up what the machine does for an identifier.
+    /// Ends the identifier's exchanges in the machine.
     fn end_exchange(&mut self, now: Instant, id: &mut Id) {
         if let Some(conn) = id.conn.take() {
             self.conns.remove(&conn);
-            // It may have ended of itself.
+            // Fails if the connection has ended by itself.
             let _ = self.machine.destroy(now, conn);
         }
         if let Some(sidr) = id.sidr.take() {
@@ -482,7 +482,7 @@ impl State {
             if ids.is_empty() {
                 self.listeners.remove(&key);
                 self.listens.remove(&listen);
-                // It is there until this.
+                // Cannot fail: the listener exists until here.
                 let _ = self.machine.close_listener(listen);
             }
         }
@@ -491,14 +491,14 @@ impl State {
     /// The identifier of a call.
     ///
     /// # Panics
-    /// If it is gone: whoever calls holds it.
+    /// If it is gone: the caller's handle keeps it.
     pub(super) fn id(&mut self, number: u64) -> &mut Id {
         self.ids.get_mut(&number).expect("an identifier lives as long as its handle")
     }
 }
 
-/// Frames that a queue pair took: of those from its peer's address, not what it refused or dropped, for that does not say
-/// that the peer sent them.
+/// Frames from its peer's address that a queue pair accepted. Frames that it refused or dropped do not count: these do not
+/// prove that the peer sent them.
 pub(super) fn frames_taken(counters: &CounterSnapshot) -> u64 {
     let dropped: u64 = Discard::ALL.iter().map(|reason| counters.discarded(*reason)).sum();
     let refused = counters.get(Counter::RequestsRefused) + counters.get(Counter::DuplicatesAnswered);
@@ -519,10 +519,10 @@ mod tests {
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
     }
 
-    // Goal: a panic in the work of connection management, in a call or between turns, is told to each identifier; calls say
-    // what happened, nothing waits, the device goes on, and when all handles are gone it begins anew.
+    // Goal: after a panic in connection management, in a call or between turns, each identifier gets an event; calls return
+    // the error, nothing waits, the device continues, and when all handles are gone connection management can start again.
     #[test]
-    fn a_panic_in_connection_management_is_told() {
+    fn a_panic_in_connection_management_is_reported() {
         let context = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         for between_turns in [false, true] {
             let channel = context.create_event_channel().unwrap();
@@ -530,7 +530,7 @@ mod tests {
             let ids = [(); 2].map(|()| context.create_id(Some(&channel), PortSpace::Tcp).unwrap());
             let broken = quiet(|| {
                 if between_turns {
-                    // As if the machine had an event for a connection that nobody knows.
+                    // As if the machine had an event for an unknown connection.
                     let _state = service.shared.state.lock().unwrap();
                     panic!("between two turns");
                 }
@@ -560,8 +560,8 @@ mod tests {
         }
     }
 
-    // Goal: a thread that is interrupted between its look at the clock and the message takes nothing from the time that an
-    // answer has.
+    // Goal: an interruption of the thread between reading the clock and sending the message does not shorten the peer's time
+    // to answer.
     #[test]
     fn an_interrupted_call_leaves_the_peer_its_time() {
         use stack::device::cm::{Path, ServiceId, SidrRequest, Timing};
@@ -590,7 +590,8 @@ mod tests {
         assert_eq!(service.lock().machine.next_timer(), Some(timer.after(INTERRUPTION)));
     }
 
-    // Goal: a number that a connection had is held until TIMEWAIT is over, also when queue pair and identifier are gone.
+    // Goal: the number of a connection's queue pair is reserved until TIMEWAIT is over, also after queue pair and identifier
+    // are gone.
     #[test]
     fn a_number_is_held_as_long_as_its_connection_rests() {
         const SOON: Duration = Duration::from_secs(30);

@@ -10,27 +10,27 @@ pub enum IdState {
     Idle,
     /// Bound to an address and a port.
     Bound,
-    /// The destination is being looked for.
+    /// The destination is being resolved.
     ResolvingAddr,
-    /// The destination's station is known.
+    /// The destination's Ethernet address is known.
     AddrResolved,
     /// The path is known: it can connect.
     RouteResolved,
-    /// It takes requests.
+    /// It accepts requests.
     Listening,
-    /// A request arrived, and wants to be accepted or rejected.
+    /// A request that arrived, to be accepted or rejected.
     Requested,
-    /// It asked a peer, which has not answered.
+    /// It sent a request to a peer, which has not answered.
     Connecting,
-    /// The peer accepted; the queue pair, which is the program's, is to be brought up.
+    /// The peer accepted; the program has to bring up its own queue pair.
     Responded,
-    /// It accepted a request, and the peer has not confirmed.
+    /// It accepted a request, which the peer has not confirmed.
     Accepting,
     /// Connected.
     Connected,
-    /// It asked the peer to disconnect.
+    /// It sent the peer a DREQ.
     Disconnecting,
-    /// Its connection ended, or never came about.
+    /// Its connection ended, or could not be made.
     Disconnected,
 }
 

@@ -1,5 +1,5 @@
-//! The bench on which every case runs: two queue pairs that are connected to each other and know what they are, and a
-//! second device. After each case it is to be as it was, to work, and to come apart without a remainder.
+//! The bench on which every case runs: two queue pairs that are connected to each other, with all kinds of objects, and a
+//! second device. After each case it must be unchanged, must still work, and every object must be destroyable.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,7 +18,7 @@ use crate::inside::Spare;
 pub const CAP: QpCap =
     QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 3, max_recv_sge: 2, max_inline_data: 60 };
 
-/// What was refused, and how.
+/// The refusal of a call.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
     /// `Enum::Variant` of the innermost error.
@@ -87,13 +87,13 @@ impl From<DeviceError> for Refusal {
     }
 }
 
-/// The refusal of a call.
+/// The refusal in a result.
 #[track_caller]
 pub fn err<T>(result: Result<T, impl Into<Refusal>>) -> Refusal {
     result.err().expect("it should be refused").into()
 }
 
-/// The refusal of a call that gives its object back: it can be given up in the end.
+/// The refusal of a call that returns its object; that object must be destroyable in the end.
 #[track_caller]
 pub fn back<T>(result: Result<(), (VerbsError, T)>) -> (Refusal, T) {
     let Err((e, object)) = result else { panic!("it should be refused") };
@@ -112,7 +112,7 @@ pub fn at(bad_wr: usize, result: Result<(), PostError>) -> Refusal {
 pub struct Case {
     /// `Type::call`.
     pub call: &'static str,
-    /// What is said: `Enum::Variant`.
+    /// The error: `Enum::Variant`.
     pub variant: &'static str,
     pub errno: i32,
     pub run: fn(&Bench) -> Refusal,
@@ -143,14 +143,14 @@ pub struct Bench {
     spare: OnceLock<Spare>,
 }
 
-/// What no refused call changes.
+/// The state that a refused call must not change.
 #[derive(PartialEq, Debug)]
 struct State {
     counters: CounterSnapshot,
     qps: [QpAttr; 2],
     gids: Vec<Gid>,
     net: Vec<(&'static str, u64)>,
-    /// Of the bytes of the region.
+    /// Hash of the region's bytes.
     memory: u64,
     keys: (u32, Access, usize),
     live: usize,
@@ -178,12 +178,12 @@ impl Bench {
         self.context.query_gid(1, 1).unwrap()
     }
 
-    /// Objects for cases inside of a turn, where none can be made.
+    /// Objects for cases inside a turn, where none can be created.
     pub fn spare(&self) -> &Spare {
         self.spare.get().expect("the case runs inside of a turn")
     }
 
-    /// A queue pair of another type, or another life, in RESET.
+    /// A new queue pair of any type, in RESET.
     pub fn qp(&self, ty: QpType) -> Qp {
         self.pd.create_qp(&QpInitAttr::new(ty, &self.cq, &self.cq).cap(CAP)).unwrap()
     }
@@ -222,7 +222,7 @@ impl Bench {
         }
     }
 
-    /// Runs a case, and sees that it changed nothing.
+    /// Runs a case, and checks that it changed nothing.
     pub fn check(self, case: &Case) {
         let name = format!("{} -> {}", case.call, case.variant);
         if case.inside {
@@ -247,20 +247,20 @@ impl Bench {
         bench.close(&name);
     }
 
-    /// What a case says when it is called from inside a turn.
+    /// The refusal of a case when it is called from inside a turn.
     fn inside_a_turn(self: &Arc<Self>, run: fn(&Self) -> Refusal) -> Refusal {
-        let said = Arc::new(Mutex::new(None));
-        let (bench, place) = (self.clone(), said.clone());
+        let refusal = Arc::new(Mutex::new(None));
+        let (bench, place) = (self.clone(), refusal.clone());
         self.inside.next(move || {
             let refusal = run(&bench);
             drop(bench); // never the last one
             *place.lock().unwrap() = Some(refusal);
         });
         self.context.reactor(0).unwrap().poll_once().expect("nobody else turns the shard");
-        said.lock().unwrap().take().expect("it was called")
+        refusal.lock().unwrap().take().expect("it was called")
     }
 
-    /// Every slot of every queue is free, and full queues of messages go both ways.
+    /// Checks that every slot of every queue is free, by full queues of messages both ways.
     fn works(&self, name: &str) {
         for qp in [&self.a, &self.b] {
             let (mut sq, mut rq) = qp.split().unwrap();
@@ -275,7 +275,7 @@ impl Bench {
         }
     }
 
-    /// Nothing holds anything that it should not: each object can be destroyed in turn.
+    /// Checks that no reference is left: each object can be destroyed in order.
     fn close(self, name: &str) {
         let Self { a, b, mr, cq, pd, other, context, inside, spare } = self;
         if let Some(spare) = spare.into_inner() {
@@ -296,7 +296,7 @@ impl Bench {
     }
 }
 
-/// Runs cases, each on a bench of its own.
+/// Runs cases, each on a separate bench.
 pub fn run(cases: &[Case]) {
     for case in cases {
         // Shown when a case fails.

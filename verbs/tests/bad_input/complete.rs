@@ -1,4 +1,4 @@
-//! That nothing is missing: read from the sources, as they are, and compared with the tables.
+//! Completeness: the calls and errors in the sources are compared with the tables.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,21 +45,21 @@ const WRAPPERS: &[&str] = &[
     "DeviceError::Memory",
 ];
 
-/// What no table has, and the test that does: a file, and a function in it.
+/// Calls and errors that are in no table, and the test of each: a file, and a function in it.
 const ELSEWHERE: &[(&str, &str, &str)] = &[
     // Raw memory, where tests may be unsafe.
     ("VerbsError::BadAddress", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
     ("VerbsError::ReadOnly", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
     ("Pd::reg_mr_raw", "verbs/src/mr.rs", "raw_memory_must_exist_with_its_rights"),
     ("Mr::rereg_raw", "verbs/src/mr.rs", "raw_memory_is_registered_again"),
-    // Another process.
-    ("DeviceError::Forked", "verbs/tests/fork.rs", "calls_in_a_fork_are_refused_in_words"),
-    // Limits of the process: a process of its own.
+    // A child process.
+    ("DeviceError::Forked", "verbs/tests/fork.rs", "calls_in_a_fork_fail_with_an_error"),
+    // Limits of a process: a separate process.
     ("DeviceError::Descriptor", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
     ("Context::create_comp_channel", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
     ("Context::async_fd", "verbs/tests/exhaustion.rs", "no_file_descriptor"),
     ("OpenError::Thread", "verbs/tests/exhaustion.rs", "no_thread"),
-    // Below verbs, whose calls cannot say it.
+    // Below verbs, whose calls cannot return it.
     ("NetConfigError::Mac", "verbs/tests/bad_input/device.rs", "ports"),
     ("MemError::UnknownKey", "stack/src/mem/table.rs", "revoked_once_reclaimed_once"),
     ("MemError::Bound", "stack/src/mem/variable.rs", "a_region_stays_as_long_as_its_windows"),
@@ -67,11 +67,11 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("PortError::NoDpdk", "verbs/tests/bad_input/device.rs", "ports"),
     // In builds with DPDK.
     ("PortError::Eal", "verbs/tests/lazy.rs", "the_first_queue_pair_starts_the_port"),
-    // Full tables of keys: at the device's level, in the table of this module.
+    // Full tables of keys: through the device API, in that module's table.
     ("Pd::alloc_mw", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
     // An error that is no refusal.
     ("AtomicWord::compare_exchange", "verbs/tests/lifecycle.rs", "copies_in_and_out_of_a_region"),
-    // What a panic leaves behind.
+    // Errors after a panic.
     ("DeviceError::ShardDied", "verbs/tests/sound.rs", "a_panic_anywhere_in_a_turn_is_the_end_of_the_shard"),
     (
         "PostErrorKind::ShardDied",
@@ -79,12 +79,16 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "a_panic_anywhere_in_a_turn_is_the_end_of_the_shard",
     ),
     ("Qp::state", "verbs/tests/sound.rs", "a_panic_anywhere_in_a_turn_is_the_end_of_the_shard"),
-    ("DeviceError::ServiceDied", "verbs/src/rdma_cm/service.rs", "a_panic_in_connection_management_is_told"),
-    // As the calls that they begin.
+    (
+        "DeviceError::ServiceDied",
+        "verbs/src/rdma_cm/service.rs",
+        "a_panic_in_connection_management_is_reported",
+    ),
+    // Same errors as the calls that they begin.
     ("Drain::try_finish", "verbs/tests/errno.rs", "control_calls_from_inside_a_turn"),
 ];
 
-/// What does not happen on demand, or at all, and why.
+/// Errors that cannot be provoked, or do not occur at all, and why.
 const NEVER: &[(&str, &str)] = &[
     ("OpenError::Random", "the operating system gives random numbers"),
     ("DeviceError::Random", "the operating system gives random numbers"),
@@ -112,7 +116,7 @@ fn variants(error: &str, file: &str) -> Vec<String> {
         .split_once(&format!("pub enum {error} {{\n"))
         .unwrap_or_else(|| panic!("{file} has no enum {error}"));
     let (body, _) = body.split_once("\n}").expect("it ends");
-    // Variants stand one level in.
+    // Variants are indented by one level.
     let lines = body.lines().filter_map(|line| line.strip_prefix("    "));
     lines
         .filter(|line| line.starts_with(char::is_uppercase))
@@ -151,7 +155,7 @@ fn calls(dir: &str) -> Vec<String> {
     calls
 }
 
-/// Everything that has its test, or its reason not to have one.
+/// All names that have a test, or a reason to have none.
 fn known(of: impl Fn(&'static Case) -> &'static str) -> BTreeSet<&'static str> {
     let elsewhere = ELSEWHERE.iter().map(|(what, ..)| *what);
     cases().map(of).chain(elsewhere).chain(NEVER.iter().map(|(what, _)| *what)).collect()
@@ -182,7 +186,8 @@ fn every_call_has_its_case() {
     assert!(gone.is_empty(), "cases of calls that do not exist: {gone:?}");
 }
 
-// Connection management has a file of its own for what a program can do wrong; what is newer may be refused in another one.
+// Calls of connection management are tested in `rdma_cm_input.rs`; a newer one may have its refusal in another file of
+// `rdma_cm*.rs`.
 #[test]
 fn every_call_of_connection_management_has_its_case() {
     let tests = fs::read_dir(root().join("verbs/tests")).unwrap().map(|entry| entry.unwrap().path());
@@ -202,7 +207,7 @@ fn every_call_of_connection_management_has_its_case() {
     assert!(missing.is_empty(), "calls without a case: {missing:#?}");
 }
 
-// The same of its errors: tests name the variant that they expect, those of the machine below verbs where that is tested.
+// The same for its errors: tests name the variant that they expect; errors of the machine below verbs are tested there.
 #[test]
 fn every_error_of_connection_management_has_its_case() {
     let tests = |dir: &str, prefix: &str| {
@@ -216,7 +221,7 @@ fn every_error_of_connection_management_has_its_case() {
     let mut missing = Vec::new();
     for variant in variants("CmError", "verbs/src/rdma_cm/error.rs") {
         let quoted = format!("\"{}\"", variant.split_once("::").expect("a variant").1);
-        // The machine's own errors are below.
+        // The machine's errors are checked below.
         if !calls.contains(&quoted) && !unit.contains(&variant) && variant != "CmError::Machine" {
             missing.push(variant);
         }
@@ -235,7 +240,7 @@ fn what_is_tested_elsewhere_is() {
         let text = fs::read_to_string(root().join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(text.contains(&format!("fn {test}()")), "{what}: there is no test {test} in {file}");
     }
-    // A case is enough: nothing is excused that has one.
+    // An entry in NEVER must not have a case.
     for case in cases() {
         let excused = NEVER.iter().find(|(what, _)| *what == case.variant || *what == case.call);
         assert!(excused.is_none(), "{excused:?} has a case");

@@ -1,5 +1,5 @@
-//! Control calls from inside a turn of a shard, on the thread that turns it: each would wait for itself, so each says so
-//! and changes nothing, and those that give something up give it back.
+//! Control calls from inside a turn of a shard, on the thread that makes the turn: each would deadlock, so each must return
+//! an error and change nothing, and those that consume an object return it.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use verbs::{
 use crate::bench::{Bench, Case, Refusal, back, err};
 use crate::common::{PATIENCE, options};
 
-/// Objects to give up: there is one of each, so that a case can take it.
+/// Objects to destroy: there is one of each, so that a case can take it.
 pub struct Spare {
     pub qp: Place<Qp>,
     pub target: Place<XrcTarget>,
@@ -54,7 +54,7 @@ impl Spare {
         }
     }
 
-    /// All of it is there, and can go.
+    /// Checks that all of them exist, and destroys them.
     pub fn close(self) {
         fn taken<T>(place: Place<T>) -> T {
             place.into_inner().unwrap().expect("it came back")
@@ -81,7 +81,7 @@ fn change<T>(place: &Place<T>, call: impl FnOnce(&mut T) -> Refusal) -> Refusal 
     call(place.lock().unwrap().as_mut().expect("it is there"))
 }
 
-/// A call that gives an object up, and must give it back.
+/// A call that consumes an object, and must return it.
 fn give_up<T>(place: &Place<T>, call: impl FnOnce(T) -> Result<(), (VerbsError, T)>) -> Refusal {
     let mut place = place.lock().unwrap();
     let (refusal, object) = back(call(place.take().expect("it is there")));

@@ -11,7 +11,7 @@ use crate::bench::{Bench, Case, Refusal, back, case, err};
 use crate::common::{all_rights, options, take};
 use crate::nowhere::nowhere;
 
-/// A region of the bench's domain, which has no place in the case; with 8 bytes behind the last word.
+/// A region of the bench's domain that is no part of the case; with 8 bytes after the last word.
 fn region(b: &Bench) -> Mr {
     b.pd.reg_mr(100, all_rights() | Access::MW_BIND).unwrap()
 }
@@ -47,7 +47,7 @@ fn ah(b: &Bench, change: impl FnOnce(&mut AhAttr, &mut GlobalRoute)) -> Refusal 
     err(b.pd.create_ah(&attr))
 }
 
-/// A datagram that arrived, and what came before its payload.
+/// A datagram that arrived, and its network header.
 fn datagram(b: &Bench) -> (Wc, [u8; GRH_LEN]) {
     let (context, pd, cq) = (&b.other.context, &b.other.pd, &b.other.cq);
     let qp = pd.create_qp(&verbs::QpInitAttr::ud(cq, cq)).unwrap();
@@ -74,7 +74,8 @@ pub const CASES: &[Case] = &[
         err(b.pd.reg_mr(usize::MAX, Access::empty()));
         err(b.pd.reg_mr(1 << 55, Access::empty()))
     }),
-    // At the device's level, where a region is a range of addresses: this many buffers would be most of this machine.
+    // Through the device API, where a region is a range of addresses: this many buffers would take most of this machine's
+    // memory.
     case("Pd::reg_mr", "MemError::Full", ENOMEM, |_| {
         let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         let (pd, max) = (device.alloc_pd().unwrap(), device.attr().max_mr);
@@ -276,7 +277,7 @@ pub const CASES: &[Case] = &[
         b.other.context.init_ah_from_wc(&wc, &grh).unwrap();
         err(b.context.init_ah_from_wc(&Wc::default(), &grh));
         err(b.other.context.init_ah_from_wc(&wc, &[0xff; GRH_LEN]));
-        // To an address that is none of ours.
+        // To an address that is not local.
         let mut stray = grh;
         stray[39] ^= 0xf0;
         err(b.other.context.init_ah_from_wc(&wc, &stray))

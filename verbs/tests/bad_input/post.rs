@@ -9,8 +9,8 @@ use verbs::{
 use crate::bench::{Bench, CAP, Case, Refusal, at, case};
 use crate::common::{enter, options};
 
-/// A request that is refused alone, and behind one that is good: of the two only that one may be taken, so the list is
-/// posted to a queue pair that does not matter.
+/// A request that is refused alone, and after a valid one: of the two only the valid one may be posted, so the list goes to a
+/// queue pair that does not matter.
 fn sent(b: &Bench, qp: &Qp, wr: SendWr<'_>) -> Refusal {
     let refusal = at(0, qp.post_send(&[wr]));
     let (mut send, _recv) = qp.split().unwrap();
@@ -42,7 +42,7 @@ pub const CASES: &[Case] = &[
         refusal
     }),
     case("Qp::post_send", "PostErrorKind::Full", ENOMEM, |b| {
-        // Nobody turns the second device.
+        // Nothing drives the second device.
         let (pd, cq) = (&b.other.pd, &b.other.cq);
         let qp = pd.create_qp(&QpInitAttr::rc(cq, cq).cap(CAP)).unwrap();
         qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
@@ -128,7 +128,7 @@ pub const CASES: &[Case] = &[
         let qp = b.qp(QpType::Rc);
         let refusal = at(0, qp.post_recv(&[RecvWr::new(1, &[]); 2]));
         assert_eq!(qp.split().unwrap().1.free(), 8);
-        // A life that is over is like none.
+        // An epoch that is over is like none.
         let qp = b.uc();
         enter(&qp, QpState::Reset);
         at(0, qp.post_recv(&[RecvWr::new(1, &[])]));

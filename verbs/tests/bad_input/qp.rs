@@ -23,7 +23,7 @@ fn cap(b: &Bench, change: impl FnOnce(&mut QpCap)) -> Refusal {
     create(b, |init| change(&mut init.cap))
 }
 
-/// A call on a new queue pair in `from`, which stays as it was.
+/// A call on a new queue pair in `from`, whose state must not change.
 fn modify(b: &Bench, from: QpState, change: impl FnOnce(&mut QpAttr, &mut AttrMask)) -> Refusal {
     let qp = b.qp(QpType::Rc);
     let gid = b.gid();
@@ -52,7 +52,7 @@ fn refused(qp: &Qp, attr: &QpAttr, mask: AttrMask) -> Refusal {
     refusal
 }
 
-/// A send on the second device that goes on for ever, and its queue pair.
+/// A send on the second device that is retried for ever, and its queue pair.
 fn endless(b: &Bench) -> Qp {
     let (pd, cq) = (&b.other.pd, &b.other.cq);
     let qp = pd.create_qp(&QpInitAttr::rc(cq, cq)).unwrap();
@@ -181,7 +181,7 @@ pub const CASES: &[Case] = &[
         })
     }),
     case("Qp::modify", "AvError::NoSuchGid", EINVAL, |b| {
-        // Where an address was removed, between two that are there.
+        // The index of a removed address, between two that exist.
         let (context, pd, cq) = (&b.other.context, &b.other.pd, &b.other.cq);
         context.add_address([192, 0, 2, 50], 24).unwrap();
         context.add_address([192, 0, 2, 51], 24).unwrap();
@@ -266,7 +266,7 @@ pub const CASES: &[Case] = &[
         modify(b, QpState::Reset, |_, mask| mask.insert(AttrMask::CAP))
     }),
     case("Qp::modify", "ModifyError::PathMtu", EINVAL, |_| {
-        // A port that carries 1024 bytes, and no more.
+        // A port whose largest path MTU is 1024.
         let config = verbs::DeviceConfig { mtu: 1500, ..verbs::DeviceConfig::loopback() };
         let context = verbs::Context::open(config).unwrap();
         assert_eq!(context.query_port(1).unwrap().active_mtu, verbs::Mtu::Mtu1024);
@@ -285,7 +285,7 @@ pub const CASES: &[Case] = &[
         let (_send, recv) = b.a.split().unwrap();
         let refusal = err(b.a.split());
         drop(recv);
-        err(b.a.split()); // half of it is still out
+        err(b.a.split()); // one half still exists
         refusal
     }),
     case("Qp::destroy", "DeviceError::Busy", EBUSY, |b| {

@@ -12,7 +12,7 @@ use verbs::{
 use crate::bench::{Bench, Case, at, back, case, err};
 use crate::common::{options, pump, take};
 
-/// A completion queue that overran, on a device of its own.
+/// A completion queue that overran, on a separate device.
 fn overrun(b: &Bench) -> (verbs::Qp, Cq) {
     let (context, pd) = (&b.other.context, &b.other.pd);
     let cq = context.create_cq(1).unwrap();
@@ -29,7 +29,7 @@ fn overrun(b: &Bench) -> (verbs::Qp, Cq) {
     (qp, cq)
 }
 
-/// Destroys both; the device's events of it are forgotten with them.
+/// Destroys both; the device's events for them are discarded with them.
 fn gone((qp, cq): (verbs::Qp, Cq)) {
     qp.destroy().unwrap();
     cq.destroy().unwrap();
@@ -92,7 +92,7 @@ pub const CASES: &[Case] = &[
         gone(lost);
         refusal
     }),
-    // What came before the loss is read first; then it is told, and the reader stays where it is.
+    // Completions before the loss are read first; then the error is returned, and the reader stays at the last one.
     case("CqExPoll::next_poll", "DeviceError::CqOverrun", EIO, |b| {
         let (context, pd) = (&b.other.context, &b.other.pd);
         let cq = context.create_cq(2).unwrap();
@@ -146,7 +146,7 @@ pub const CASES: &[Case] = &[
     case("Cq::resize", "DeviceError::Range", EINVAL, |b| {
         err(b.cq.resize(0));
         err(b.cq.resize(b.context.query_device().max_cqe + 1));
-        // Below what waits.
+        // Below the number of waiting requests.
         let (context, pd) = (&b.other.context, &b.other.pd);
         let cq = context.create_cq(8).unwrap();
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
@@ -221,7 +221,7 @@ pub const CASES: &[Case] = &[
         }
         err(b.pd.create_srq(&SrqInitAttr { attr: SrqAttr { max_wr: 4, max_sge: 0, srq_limit: u32::MAX } }))
     }),
-    // At the device's level: so many rings would be a quarter of a gigabyte more each.
+    // Through the device API, without the rings, which would take another quarter of a gigabyte.
     case("Pd::create_srq", "DeviceError::Exhausted", ENOMEM, |_| {
         let device = Device::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         let (pd, max) = (device.alloc_pd().unwrap(), device.attr().max_srq);

@@ -20,7 +20,7 @@ fn receiver(b: &Bench) -> QpAttr {
     QpAttr { port_num: 1, qp_access_flags: Access::REMOTE_WRITE.bits(), ..attr }
 }
 
-/// A call on a receive-only target: of a number that is none, of an ordinary queue pair, of another domain.
+/// A call on a receive-only target, with an unused number, an ordinary queue pair, a target of another domain.
 fn strangers(b: &Bench, call: impl Fn(&Xrcd, Qpn) -> crate::bench::Refusal) -> crate::bench::Refusal {
     let (xrcd, other) = (domain(b), domain(b));
     let theirs = other.alloc_xrc_rcv_qp(&receiver(b)).unwrap();
@@ -48,7 +48,7 @@ pub const CASES: &[Case] = &[
         let init = XrcdInitAttr { create: false, ..XrcdInitAttr::named("nobody") };
         let refusal = err(b.context.open_xrcd(&init));
         err(b.context.open_xrcd(&XrcdInitAttr { create: false, ..XrcdInitAttr::anonymous() }));
-        // Names are the device's.
+        // Names are local to a device.
         let _theirs = b.other.context.open_xrcd(&XrcdInitAttr::named("nobody")).unwrap();
         err(b.context.open_xrcd(&init));
         refusal

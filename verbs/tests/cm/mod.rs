@@ -1,4 +1,4 @@
-//! Two devices on a cable, with what a program needs to connect them by `rdma_cm`.
+//! Two devices on a cable, with the objects that a program needs to connect them by `rdma_cm`.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -17,9 +17,9 @@ use verbs::{
     Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, RecvWr, SendWr, VerbsError, Wc,
 };
 
-/// No wait of a test lasts longer.
+/// Limit of every wait of a test.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// For resolutions that succeed.
+/// Timeout of resolutions that succeed.
 pub const SOON: Duration = Duration::from_secs(30);
 
 /// A device and the objects of one program on it.
@@ -74,12 +74,12 @@ pub fn any(port: u16) -> SocketAddr {
     SocketAddr::from(([0, 0, 0, 0], port))
 }
 
-/// Every address of both IP versions.
-pub fn everybody(port: u16) -> SocketAddr {
+/// The IPv6 wildcard, which stands for every address of both IP versions.
+pub fn wildcard(port: u16) -> SocketAddr {
     SocketAddr::from(([0u16; 8], port))
 }
 
-/// Whether an IPv4 frame of ours goes to queue pair 1: Ethernet, IP and UDP are before the BTH.
+/// Whether an IPv4 frame goes to queue pair 1: Ethernet, IP and UDP are before the BTH.
 fn is_mad(frame: &[u8]) -> bool {
     frame[12..14] == [8, 0] && frame.get(14 + 20 + 8 + 5..14 + 20 + 8 + 8) == Some(&[0, 0, 1])
 }
@@ -88,10 +88,10 @@ fn is_mad(frame: &[u8]) -> bool {
 pub struct World {
     pub a: Host,
     pub b: Host,
-    /// While set, what A sends is lost.
-    pub a_is_mute: Arc<AtomicBool>,
-    /// While set, what A sends to queue pair 1 is lost.
-    pub a_says_no_mads: Arc<AtomicBool>,
+    /// While set, A's frames are lost.
+    pub a_sends_nothing: Arc<AtomicBool>,
+    /// While set, A's frames to queue pair 1 are lost.
+    pub a_sends_no_mads: Arc<AtomicBool>,
 }
 
 /// Addresses of A and B.
@@ -106,16 +106,16 @@ impl World {
     pub fn new() -> Self {
         Self::with(|config| config)
     }
-    /// With changes to the configuration; turned by the test alone unless that says otherwise.
+    /// With changes to the configuration; by default only the test drives the devices.
     pub fn with(change: impl Fn(DeviceConfig) -> DeviceConfig) -> Self {
         let (a, b) = pair(1);
-        let a_is_mute = Arc::new(AtomicBool::new(false));
+        let a_sends_nothing = Arc::new(AtomicBool::new(false));
         let host = |port: Box<dyn Port>, side: usize| {
             let config = DeviceConfig::new(port).addr(addrs(false)[side], 24).addr(addrs(true)[side], 64);
             Host::new(change(config.drive(Drive::Embedded)))
         };
-        let a_says_no_mads = Arc::new(AtomicBool::new(false));
-        let (mute, no_mads) = (a_is_mute.clone(), a_says_no_mads.clone());
+        let a_sends_no_mads = Arc::new(AtomicBool::new(false));
+        let (mute, no_mads) = (a_sends_nothing.clone(), a_sends_no_mads.clone());
         let a = Hooked::around(a, move |burst| {
             if let Burst::Tx(frames) = burst {
                 let (mute, no_mads) = (mute.load(Ordering::Acquire), no_mads.load(Ordering::Acquire));
@@ -123,13 +123,13 @@ impl World {
             }
             true
         });
-        Self { a: host(a, 0), b: host(b, 1), a_is_mute, a_says_no_mads }
+        Self { a: host(a, 0), b: host(b, 1), a_sends_nothing, a_sends_no_mads }
     }
     pub fn pump(&self) {
         self.a.pump();
         self.b.pump();
     }
-    /// Turns both devices until there is something.
+    /// Drives both devices until `look` returns a value.
     pub fn until<R>(&self, what: &str, mut look: impl FnMut() -> Option<R>) -> R {
         let start = Instant::now();
         loop {
@@ -140,7 +140,7 @@ impl World {
             assert!(start.elapsed() < PATIENCE, "waited for {what}");
         }
     }
-    /// The next event of a channel, which must be this.
+    /// The next event of a channel, which must be of this type.
     pub fn event(&self, channel: &EventChannel, what: CmEventType) -> CmEvent {
         let event = self.until(what.name(), || channel.try_get_event());
         assert_eq!(event.event(), what, "{event:?}");
@@ -173,13 +173,13 @@ impl World {
         assert!(self.event(channel, CmEventType::RouteResolved).is_of(id));
     }
 
-    /// A's request, which B has not decided on: B's end.
+    /// Sends A's request; returns B's end, which B has not decided on.
     pub fn request(&self, client: &CmId, b: &EventChannel, param: &ConnParam) -> CmId {
         client.connect(param).unwrap();
         self.event(b, CmEventType::ConnectRequest).take_id().unwrap()
     }
 
-    /// A connection from A to B's listener: its two ends.
+    /// Connects A to B's listener; returns the two ends.
     pub fn connect(&self, a: &EventChannel, b: &EventChannel, dst: SocketAddr) -> (CmId, CmId) {
         let client = self.resolved(a, dst);
         let server = self.request(&client, b, &ConnParam::default());
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// Whether no handle of either device is left.
+    /// Checks that no handle of either device is left.
     pub fn close(self) {
         for host in [self.a, self.b] {
             let Host { mr, cq, pd, context } = host;
@@ -212,8 +212,8 @@ impl World {
     }
 }
 
-/// Times of connection management short enough to be waited for: about 60 ms to the end of all retries.
-pub fn impatient(id: &CmId) {
+/// Sets timeouts of connection management that a test can wait for: about 60 ms to the end of all retries.
+pub fn short_timeouts(id: &CmId) {
     for option in [CmOption::AckTimeout(8), CmOption::CmResponseTimeout(11), CmOption::MaxCmRetries(3)] {
         id.set_option(option).unwrap();
     }

@@ -1,4 +1,5 @@
-//! Any MADs to a device's connection manager, and any calls of its program: machine, service and queue pair 1 together.
+//! Arbitrary MADs to a device's connection manager, and arbitrary calls of its program: tests machine, service and queue pair
+//! 1 together.
 //!
 //! The bytes are a program, as those of `stack::sim::fuzz` are. The fuzzer (`stack/fuzz`) and the tests run this file.
 
@@ -33,7 +34,7 @@ const IDS: usize = 12;
 const SLOTS: u64 = 48;
 const SLOT: usize = 512;
 
-/// Reads numbers from an input; behind its end there are zeros.
+/// Reads numbers from an input; after its end there are zeros.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -50,10 +51,10 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Runs a program; returns the names of what came about: events, and counters that moved.
+/// Runs a program; returns the names of the events that occurred, and of the counters that moved.
 ///
 /// # Panics
-/// If a listener keeps more than its backlog, or if anything is left when everything was given up.
+/// If a listener keeps more than its backlog, or if an object is left at the end.
 pub fn cm_service(data: &[u8]) -> BTreeSet<&'static str> {
     let mut input = Input(data);
     let mut run = Run::new(&mut input);
@@ -80,13 +81,13 @@ struct Run {
     reached: BTreeSet<&'static str>,
 }
 
-/// The other host: a machine that keeps to the rules, whose MADs may be lost, doubled and changed on the way.
+/// The other host: a correct machine, whose MADs may be lost, duplicated and modified on the way.
 struct Peer {
     machine: Machine,
     conns: Vec<ConnId>,
-    /// MADs that came, and those that left.
-    heard: VecDeque<[u8; MAD_LEN]>,
-    said: VecDeque<[u8; MAD_LEN]>,
+    /// Received MADs, and sent ones.
+    received: VecDeque<[u8; MAD_LEN]>,
+    sent: VecDeque<[u8; MAD_LEN]>,
     ah: Ah,
     gsi: Qp,
     cq: Cq,
@@ -109,8 +110,8 @@ impl Peer {
         let gsi = w.a.pd.create_qp(&init).unwrap();
         gsi.activate_ud(GSI_QKEY).unwrap();
         let ah = w.a.pd.create_ah(&ah_attr_to(Gid::from_ip(addrs(false)[1]), 1)).unwrap();
-        let (heard, said) = (VecDeque::new(), VecDeque::new());
-        let peer = Self { machine, conns: Vec::new(), heard, said, ah, gsi, cq };
+        let (received, sent) = (VecDeque::new(), VecDeque::new());
+        let peer = Self { machine, conns: Vec::new(), received, sent, ah, gsi, cq };
         (0..SLOTS).for_each(|slot| peer.post_recv(w, slot));
         peer
     }
@@ -121,19 +122,19 @@ impl Peer {
         self.gsi.post_recv(&[RecvWr::new(slot, &sge)]).unwrap();
     }
 
-    fn say(&self, mad: &[u8]) {
+    fn send(&self, mad: &[u8]) {
         // A full queue loses it.
         let _ = self.gsi.post_send(&[SendWr::send(SLOTS, &[]).inline(mad).to(&self.ah, Qpn::GSI, GSI_QKEY)]);
     }
 
-    /// Takes what has come.
-    fn hear(&mut self, w: &World) {
+    /// Receives the MADs that have arrived.
+    fn receive(&mut self, w: &World) {
         let mut wc = [Wc::default(); 32];
         let n = self.cq.poll(&mut wc).unwrap();
         for wc in wc[..n].iter().filter(|wc| wc.opcode.is_recv()) {
             let mut mad = [0; MAD_LEN];
             w.a.mr.read(wc.wr_id as usize * SLOT + GRH_LEN, &mut mad).unwrap();
-            self.heard.push_back(mad);
+            self.received.push_back(mad);
             self.post_recv(w, wc.wr_id);
         }
     }
@@ -187,9 +188,9 @@ impl Peer {
         self.look();
     }
 
-    /// The machine hears what came.
+    /// Passes received MADs to the machine.
     fn listen(&mut self, now: Instant) {
-        while let Some(mad) = self.heard.pop_front() {
+        while let Some(mad) = self.received.pop_front() {
             self.machine.handle_mad(now, &Self::path(), &mad);
         }
         self.look();
@@ -231,7 +232,7 @@ impl Run {
         self.w.b.context.create_id(Some(&self.channel), space).unwrap()
     }
 
-    /// Listens; what the listeners before had fetched and not decided goes with them.
+    /// Listens; requests that the previous listeners had fetched and not decided are dropped with them.
     fn serve(&mut self) {
         self.ids.retain(|id| id.state() != IdState::Requested);
         self.listeners.clear();
@@ -248,20 +249,20 @@ impl Run {
         match op % 16 {
             0..=3 => self.peer.act(now, input),
             4 | 5 => self.peer.listen(now),
-            6 => drop(self.peer.heard.pop_front()),
-            7 if !self.peer.said.is_empty() => {
-                let mut mad = self.peer.said[input.below(self.peer.said.len())];
+            6 => drop(self.peer.received.pop_front()),
+            7 if !self.peer.sent.is_empty() => {
+                let mut mad = self.peer.sent[input.below(self.peer.sent.len())];
                 let at = input.below(MAD_LEN);
                 for (byte, change) in mad[at..].iter_mut().zip(input.take(usize::from(op >> 4 & 7))) {
                     *byte ^= change;
                 }
-                self.peer.say(&mad);
+                self.peer.send(&mad);
             }
             8 => {
                 let mut mad = [0; MAD_LEN];
                 let bytes = input.take(MAD_LEN);
                 mad[..bytes.len()].copy_from_slice(bytes);
-                self.peer.say(&mad[..if op & 16 != 0 { bytes.len() } else { MAD_LEN }]);
+                self.peer.send(&mad[..if op & 16 != 0 { bytes.len() } else { MAD_LEN }]);
             }
             9 => {
                 self.clock.fetch_add(1_000_000 << input.below(18), Ordering::AcqRel);
@@ -277,7 +278,7 @@ impl Run {
         }
     }
 
-    /// The program takes an event.
+    /// The program fetches an event.
     fn fetch(&mut self, input: &mut Input<'_>) {
         let Some(mut event) = self.channel.try_get_event() else { return };
         self.reached.insert(event.event().name());
@@ -290,7 +291,7 @@ impl Run {
             self.ids.push(id);
         }
         let Some(id) = self.ids.iter().find(|id| event.is_of(id)) else { return };
-        // Refused where the program has done something else meanwhile.
+        // Fails where the program has made another call meanwhile.
         let _ = match event.event() {
             CmEventType::AddrResolved => id.resolve_route(Duration::ZERO),
             CmEventType::RouteResolved => {
@@ -310,7 +311,7 @@ impl Run {
         let _ = id.create_qp(&self.w.b.pd, &init); // there may be one
     }
 
-    /// The program calls something, whether or not it makes sense.
+    /// The program makes a call, valid or not.
     fn call(&mut self, input: &mut Input<'_>) {
         let choice = input.u8() % 8;
         if choice == 0 && self.ids.len() < IDS {
@@ -345,18 +346,18 @@ impl Run {
         };
     }
 
-    /// What both say goes over; with `lose`, what the peer says does not.
+    /// Transfers messages both ways; with `lose`, those of the peer are lost.
     fn carry(&mut self, lose: bool) {
         for _ in 0..6 {
             while let Some(send) = self.peer.machine.poll_send() {
                 if !lose {
-                    self.peer.say(&send.mad);
+                    self.peer.send(&send.mad);
                 }
-                self.peer.said.push_front(send.mad);
+                self.peer.sent.push_front(send.mad);
             }
-            self.peer.said.truncate(16);
+            self.peer.sent.truncate(16);
             self.w.pump();
-            self.peer.hear(&self.w);
+            self.peer.receive(&self.w);
         }
     }
 
@@ -365,7 +366,7 @@ impl Run {
         assert!(waiting <= 2 * BACKLOG as usize, "{waiting} requests wait, of two listeners");
     }
 
-    /// Everything is given up: nothing may be left.
+    /// Drops everything, and checks that nothing is left.
     fn end(mut self) -> BTreeSet<&'static str> {
         let moved = self.channel.counters().into_iter().filter(|(_, n)| *n > 0).map(|(name, _)| name);
         self.reached.extend(moved);

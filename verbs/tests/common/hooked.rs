@@ -1,4 +1,4 @@
-//! A port with a hook before its bursts: for tests that stop, lose or break something, or call back from inside a turn.
+//! A port with a hook before its bursts: for tests that stop, lose or break frames, or call back from inside a turn.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex};
 
 use verbs::port::{Frame, Port, PortError, PortInfo, PortQueue, PortSpec, PortStats, RxBurst, TxBurst};
 
-/// What a queue of the port is asked for.
+/// An operation of a queue of the port.
 pub enum Burst<'b> {
-    /// Frames that came.
+    /// Receive frames.
     Rx,
-    /// To send these; those that the hook takes out count as sent.
+    /// Send these; those that the hook takes out count as sent.
     Tx(&'b mut TxBurst),
-    /// For an empty frame.
+    /// Allocate an empty frame.
     Alloc,
 }
 
-/// Sees each burst before the port does: whether the port is to see it.
+/// Called before each operation; returns whether the port is to perform it.
 type Hook = dyn Fn(Burst<'_>) -> bool + Send + Sync;
 
 /// A port with a hook.
@@ -74,7 +74,7 @@ impl PortQueue for Queue {
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Runs a call from inside a turn of the device on its loopback port.
+/// Makes a call from inside a turn of the device on its loopback port.
 #[derive(Clone, Default)]
 pub struct Inside(Arc<Mutex<Option<Call>>>);
 

@@ -1,5 +1,5 @@
-//! Two devices joined by a cable that can be shut towards one of them, on a clock that the test moves: nothing here
-//! depends on how busy the machine is.
+//! Two devices joined by a cable that can be shut towards one of them, on a manual clock: nothing here depends on the
+//! machine's load.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -22,7 +22,7 @@ use super::common::{all_rights, pump};
 /// Bytes of the memory of each end, and of each side.
 pub const MEMORY: usize = 256 << 10;
 
-/// Shut, it keeps everything from arriving; what was sent waits on the link.
+/// While shut, no frame arrives; sent frames wait on the link.
 #[derive(Clone, Default)]
 pub struct Valve(Arc<AtomicBool>);
 
@@ -33,7 +33,7 @@ impl Valve {
     pub fn open(&self) {
         self.0.store(false, Ordering::Release);
     }
-    /// A port behind it.
+    /// A port behind the valve.
     fn before(&self, port: Box<dyn Port>) -> Box<dyn Port> {
         let shut = self.0.clone();
         Hooked::around(port, move |burst| !matches!(burst, Burst::Rx) || !shut.load(Ordering::Acquire))
@@ -51,7 +51,7 @@ pub struct Seen {
     pub dqpn: u32,
 }
 
-/// A capture file, which is gone when the test is over, however it ends.
+/// A capture file, which is removed when the test ends, however it ends.
 struct Capture(PathBuf);
 
 impl Drop for Capture {
@@ -60,7 +60,7 @@ impl Drop for Capture {
     }
 }
 
-/// Two devices, A and B, turned by the test alone; the valve is in front of A.
+/// Two devices, A and B, driven only by the test; the valve is in front of A.
 pub struct Cable {
     pub a: Arc<Context>,
     pub b: Arc<Context>,
@@ -70,13 +70,13 @@ pub struct Cable {
 }
 
 impl Cable {
-    /// So many shards each.
+    /// This many shards each.
     pub fn new(shards: usize) -> Self {
         Self::with(shards, None)
     }
 
-    /// One shard each, and what is on the cable is written down, for [`close`](Self::close) to read. No two tests of a
-    /// file use one name.
+    /// One shard each; the frames on the cable are captured, for [`close`](Self::close) to read. Each test of a file needs
+    /// its own name.
     pub fn recorded(name: &str) -> Self {
         let file = format!("verbs-{name}-{}.pcap", std::process::id());
         Self::with(1, Some(Capture(std::env::temp_dir().join(file))))
@@ -119,7 +119,7 @@ impl Cable {
         }
     }
 
-    /// Turns both until `done`, in bigger steps when it takes long; no more than ten seconds of their clock.
+    /// Drives both until `done`, in bigger steps when it takes long; at most ten seconds of their clock.
     pub fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         for turns in 0.. {
             if done() {
@@ -143,7 +143,7 @@ impl Cable {
         done
     }
 
-    /// Many turns bring nothing.
+    /// Checks that many turns bring no completion.
     pub fn nothing(&self, cq: &Cq) {
         let mut wc = [Wc::default(); 1];
         for _ in 0..200 {
@@ -152,7 +152,7 @@ impl Cable {
         }
     }
 
-    /// The next event of B that is no COMM_EST.
+    /// The next event of B other than COMM_EST.
     pub fn event_of_b(&self) -> Option<(AsyncEvent, EventElement)> {
         loop {
             let event = self.b.try_get_async_event()?;
@@ -162,7 +162,7 @@ impl Cable {
         }
     }
 
-    /// Ends both devices, which nothing may use any more, and reads the capture, if there is one.
+    /// Closes both devices, to which no reference may exist, and reads the capture, if there is one.
     pub fn close(self) -> Vec<Seen> {
         let Self { a, b, capture, .. } = self;
         for context in [a, b] {
@@ -244,20 +244,20 @@ impl End {
         self.context.counters().get(counter)
     }
 
-    /// The completions that are there.
+    /// The waiting completions.
     pub fn done(&self) -> Vec<(u64, WcStatus)> {
         let mut wc = [Wc::default(); 64];
         let n = self.cq.poll(&mut wc).unwrap();
         wc[..n].iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
 
-    /// The events that are there.
+    /// The waiting events.
     pub fn events(&self) -> Vec<(AsyncEvent, EventElement)> {
         let next = || self.context.try_get_async_event();
         std::iter::from_fn(next).map(|event| (event.event, event.element)).collect()
     }
 
-    /// SQ_DRAINED events that are there.
+    /// The number of waiting SQ_DRAINED events.
     pub fn drained_events(&self) -> usize {
         let is = |e: &&(AsyncEvent, EventElement)| {
             **e == (AsyncEvent::SqDrained, EventElement::Qp(self.qp.qp_num()))
@@ -269,7 +269,7 @@ impl End {
         self.qp.modify(&QpAttr { qp_state, ..QpAttr::default() }, AttrMask::STATE).unwrap();
     }
 
-    /// RTS to SQD, with the event asked for.
+    /// RTS to SQD, with the event requested.
     pub fn to_sqd(&self) {
         let attr = QpAttr { qp_state: QpState::Sqd, en_sqd_async_notify: true, ..QpAttr::default() };
         self.qp.modify(&attr, AttrMask::STATE | AttrMask::EN_SQD_ASYNC_NOTIFY).unwrap();
@@ -310,7 +310,7 @@ impl Link {
         let (a, b) = (end(&cable.a), end(&cable.b));
         let options = RcOptions { sgid_index: 1, path_mtu: Some(verbs::Mtu::Mtu1024), ..*options };
         connect(&a.qp, &b.qp, &options);
-        // Neighbours find each other.
+        // Lets the neighbours resolve each other.
         cable.turns(20);
         Self { a, b, cable }
     }

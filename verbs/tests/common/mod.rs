@@ -1,4 +1,4 @@
-//! What the tests share: devices, connected queue pairs, and polling with an end.
+//! Shared by the tests: devices, connected queue pairs, and polling with a timeout.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -11,11 +11,11 @@ use verbs::{
     Access, Context, Cq, DeviceConfig, Drive, Mr, Pd, Qp, QpInitAttr, QpState, RcOptions, Wc, attr_to,
 };
 
-/// No wait of a test lasts longer: far more than what it waits for needs, for the machine may be busy.
+/// Limit of every wait of a test: far more than needed, for the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Options of every connection of the tests: our first configured address, and retries (0.5 s, seven times) that outlast
-/// a thread's wait for its turn on a busy machine.
+/// Options of every connection of the tests: the first configured address, and retries (0.5 s, seven times) that outlast a
+/// thread's wait for a core on a busy machine.
 pub fn options() -> RcOptions {
     RcOptions { sgid_index: 1, timeout: 17, ..RcOptions::default() }
 }
@@ -25,30 +25,30 @@ pub fn all_rights() -> Access {
     Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
 
-/// A device on a loopback port, turned by nobody but `pump`.
+/// A device on a loopback port, driven only by `pump`.
 pub fn embedded() -> Context {
     embedded_with(DeviceConfig::loopback())
 }
 
-/// A device turned by nobody but `pump`.
+/// A device driven only by `pump`.
 pub fn embedded_with(config: DeviceConfig) -> Context {
     Context::open(config.drive(Drive::Embedded)).unwrap()
 }
 
-/// A device on a loopback port, turned by whoever polls.
+/// A device on a loopback port, driven by the threads that poll.
 pub fn device() -> Context {
     Context::open(DeviceConfig::loopback()).unwrap()
 }
 
-/// Turns every shard once.
+/// Polls every shard once.
 pub fn pump(context: &Context) {
     for shard in 0..context.shards() {
         context.reactor(shard).unwrap().poll_once();
     }
 }
 
-/// Tells the other threads of a scope to stop when it is dropped, thus also when a check fails: a scope waits for its
-/// threads, and a failed test must say what failed instead of waiting for ever.
+/// Signals the other threads of a scope to stop when it is dropped, also when a check fails: a scope waits for its threads,
+/// and a failed test must print its failure instead of waiting for ever.
 pub struct Stop<'a>(pub &'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -94,7 +94,7 @@ impl Pair {
     }
 }
 
-/// Turns the device and polls until there are `n` completions.
+/// Drives the device and polls until there are `n` completions.
 pub fn take(context: &Context, cq: &Cq, n: usize) -> Vec<Wc> {
     let mut done = Vec::new();
     let start = Instant::now();
@@ -109,7 +109,7 @@ pub fn take(context: &Context, cq: &Cq, n: usize) -> Vec<Wc> {
     done
 }
 
-/// Turns the device for a while and makes sure that no completion appears.
+/// Drives the device for a while and checks that no completion appears.
 pub fn nothing(context: &Context, cq: &Cq) {
     let mut wc = [Wc::default(); 1];
     for _ in 0..200 {

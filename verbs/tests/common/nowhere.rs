@@ -1,9 +1,9 @@
-//! Memory that is nowhere, for tests of how many regions there can be, and how large.
+//! Memory that does not exist, for tests of the limits on the number and size of regions.
 
 use stack::device::UserMemory;
 
-/// As if there were `len` bytes at `addr`. For regions that no request names.
+/// Pretends that there are `len` bytes at `addr`. For regions that no request names.
 pub fn nowhere(addr: u64, len: u64) -> UserMemory {
-    // SAFETY: the tests that use it post nothing, so no shard looks at what the key grants.
+    // SAFETY: the tests that use it post nothing, so no shard accesses the memory that the key grants.
     unsafe { UserMemory::new(addr, len) }
 }

@@ -32,7 +32,7 @@ pub struct Wire {
     net: Net,
     /// Whether the peer's IP host answers.
     pub answers: bool,
-    /// Frames as they came, RoCE only.
+    /// Received frames, RoCE only.
     pub frames: Vec<Vec<u8>>,
 }
 
@@ -76,7 +76,7 @@ impl Wire {
         }
     }
 
-    /// Puts any bytes on the link.
+    /// Puts arbitrary bytes on the link.
     pub fn inject(&mut self, bytes: &[u8]) {
         let mut frame = self.queue.alloc().unwrap();
         assert!(frame.fill(bytes));
@@ -85,7 +85,7 @@ impl Wire {
         assert_eq!(self.queue.tx_burst(&mut burst), 1);
     }
 
-    /// Sends packets to a queue pair, one by one; what the device said.
+    /// Sends packets to a queue pair, one by one; returns the device's packets.
     pub fn send(&mut self, qp: &Qp, pkts: &[Pkt]) -> Vec<Seen> {
         let flow = self.flow(qp);
         self.send_on(&flow, pkts)
@@ -97,9 +97,9 @@ impl Wire {
         self.run()
     }
 
-    /// Turns the device until it is at rest; what it said.
+    /// Drives the device until it is idle; returns its packets.
     pub fn run(&mut self) -> Vec<Seen> {
-        let mut said = Vec::new();
+        let mut sent = Vec::new();
         let mut quiet = 0;
         while quiet < 8 {
             quiet += 1;
@@ -112,7 +112,7 @@ impl Wire {
                 match locate(frame.data()).unwrap() {
                     Ingress::Roce(_) => {
                         self.frames.push(frame.data().to_vec());
-                        said.push(
+                        sent.push(
                             Seen::decode(stack::time::Instant::ZERO, frame.data()).expect("a sound packet"),
                         );
                     }
@@ -127,17 +127,17 @@ impl Wire {
                 }
             }
         }
-        said
+        sent
     }
 
-    /// The completions that are there.
+    /// The waiting completions.
     pub fn done(&mut self) -> Vec<Wc> {
         let mut wc = [Wc::default(); 64];
         let n = self.cq.poll(&mut wc).unwrap();
         wc[..n].to_vec()
     }
 
-    /// How often packets were dropped under this name.
+    /// The number of packets dropped for this reason.
     pub fn dropped(&self, reason: Discard) -> u64 {
         self.context.counters().discarded(reason)
     }
