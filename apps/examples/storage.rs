@@ -6,14 +6,14 @@
 //! cargo run --release --example storage -- client localhost
 //! ```
 //!
-//! The point of the example is *whose loop it is*. The target has one thread, its own, and in it one loop that
-//! turns the network and does the file I/O; the library starts no thread (`Drive::Embedded`). A SPDK-like
-//! reactor, an io_uring loop or a database's event loop would look the same:
+//! The point of the example is which loop drives the network. The target has one thread, its own, with one loop that polls
+//! the network and does the file I/O; the library starts no thread (`Drive::Embedded`). A SPDK-like reactor, an io_uring loop
+//! or a database's event loop would look the same:
 //!
 //! ```text
 //! loop {
-//!     reactor.poll_once();      // the network's turn: frames in, frames out
-//!     target.step();            // our turn: completions in, pread and pwrite, requests out
+//!     reactor.poll_once();      // network: frames in, frames out
+//!     target.step();            // storage: completions in, pread and pwrite, requests out
 //! }
 //! ```
 //!
@@ -23,8 +23,8 @@
 //! never pass through a receive queue, and the client's program takes no part in moving them.
 
 use apps::cli::parse::{self, Host};
-use apps::lobby::{Guest, Lobby};
 use apps::oob;
+use apps::pending::{Pending, PendingConn};
 use clap::{Parser, Subcommand};
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -44,18 +44,18 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 /// Bytes of a block.
 const BLOCK: usize = 4096;
-/// How long a client may ask for nothing, where nobody says otherwise.
+/// Default for how long a client may send no command.
 const IDLE: Duration = Duration::from_secs(60);
 /// Commands that a client may have outstanding: the depth of all queues, and the number of staging buffers.
 const DEPTH: u32 = 16;
 
 // ------------------------------------------------------------------------------------------------- the protocol
 
-/// What a client asks for. On the wire: operation, tag, block, address, key; 32 bytes, little-endian.
+/// A client's command. On the wire: operation, tag, block, address, key; 32 bytes, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Command {
     op: Op,
-    /// Comes back in the response.
+    /// Returned in the response.
     tag: u32,
     /// Number of the block.
     block: u64,
@@ -83,7 +83,7 @@ impl Command {
         b
     }
 
-    /// A peer may send anything: what is no command gives `None`.
+    /// Parses a command; `None` if the bytes are none, as a peer may send anything.
     fn from_bytes(b: &[u8]) -> Option<Self> {
         let b: &[u8; Self::LEN] = b.try_into().ok()?;
         let u32_at = |at: usize| u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]]);
@@ -97,20 +97,20 @@ impl Command {
     }
 }
 
-/// How it went. On the wire: tag and status, 8 bytes.
+/// The result of a command. On the wire: tag and status, 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Response {
     tag: u32,
     status: Status,
 }
 
-/// 0, or what the file system said, as an error number of Linux.
+/// 0, or the file system's error as an error number of Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Status(u32);
 
 impl Status {
     const OK: Self = Self(0);
-    /// EIO: the file system gave no number.
+    /// EIO: an error without a number.
     const IO: Self = Self(5);
     /// EINVAL: not a command, or a block that does not exist.
     const INVALID: Self = Self(22);
@@ -141,14 +141,14 @@ impl Response {
 
 // ---------------------------------------------------------------------------------------------------- the store
 
-/// Blocks in a file. It knows nothing of RDMA.
+/// Blocks in a file. Independent of RDMA.
 struct Store {
     file: File,
     blocks: u64,
 }
 
 impl Store {
-    /// Opens the file, and makes it as long as it should be.
+    /// Opens the file, and extends it to its full length.
     fn open(path: &Path, blocks: u64, read_only: bool) -> Result<Self> {
         let grow = || -> io::Result<File> {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
@@ -185,7 +185,7 @@ impl Store {
 /// bytes are copied in and out by `Mr::read` and `Mr::write`.
 struct Target<'a> {
     store: &'a Store,
-    // Handles go before the queue pair they were split from, and that before the memory it works on.
+    // Dropped in order: handles before their queue pair, and that before the memory that it uses.
     sq: SendQueue,
     rq: RecvQueue,
     cq: CqPoller,
@@ -197,7 +197,7 @@ struct Target<'a> {
     block: Box<[u8; BLOCK]>,
 }
 
-/// What a completion is about: the upper half of a request's tag; the slot is the lower half.
+/// The kind of a completion: the upper half of a request's tag; the slot is the lower half.
 const RECV: u64 = 1 << 32;
 const FETCHED: u64 = 2 << 32;
 const ANSWERED: u64 = 3 << 32;
@@ -205,7 +205,7 @@ const ANSWERED: u64 = 3 << 32;
 impl<'a> Target<'a> {
     fn new(context: &Context, store: &'a Store) -> Result<Self> {
         let pd = context.alloc_pd()?;
-        // A completion for every receive, and for every send that is signalled: at most one of each a slot.
+        // A completion for every receive, and for every signalled send: at most one of each per slot.
         let cq = context.create_cq(4 * DEPTH)?;
         let cap = QpCap {
             max_send_wr: 2 * DEPTH, // the data and the response
@@ -215,7 +215,7 @@ impl<'a> Target<'a> {
             max_inline_data: 0,
         };
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap))?;
-        // INIT: receives can be posted before the client hears of us, so that no command ever finds an empty queue.
+        // INIT: receives can be posted before the client gets the endpoint, so that every command finds a receive.
         qp.init_rc(&options())?;
         let (sq, rq) = qp.split()?;
         let mut target = Self {
@@ -236,7 +236,7 @@ impl<'a> Target<'a> {
         Ok(target)
     }
 
-    /// Our share of the loop: whatever has completed is taken one step further; how much that was. Never waits.
+    /// The storage part of the loop: advances each request that has completed by one step; returns their number. Never waits.
     fn step(&mut self) -> Result<usize> {
         let mut done = [Wc::default(); 16];
         let n = self.cq.poll(&mut done)?;
@@ -269,8 +269,8 @@ impl<'a> Target<'a> {
                     return self.answer(slot, Response { tag: command.tag, status }, None);
                 }
                 self.staging.write(slot * BLOCK, &self.block[..])?;
-                // The data, and right behind them the response. An RC queue pair keeps the order: when the client
-                // sees the response, the data are in its memory. So the WRITE needs no completion of its own.
+                // The data, directly followed by the response. An RC queue pair keeps the order: when the client gets the
+                // response, the data are in its memory. So the WRITE needs no completion.
                 self.answer(slot, Response { tag: command.tag, status }, Some(command))
             }
             Op::Write => {
@@ -289,7 +289,7 @@ impl<'a> Target<'a> {
         self.answer(slot, Response { tag: command.tag, status }, None)
     }
 
-    /// Posts the response, behind the data of a read command.
+    /// Posts the response, after the data of a read command.
     fn answer(&mut self, slot: usize, response: Response, data_for: Option<Command>) -> Result<()> {
         let at = slot * Response::LEN;
         self.responses.write(at, &response.to_bytes())?;
@@ -318,9 +318,9 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Somebody who has connected over TCP. A client says where its queue pair is, in a line; what a stranger says is read
-/// up to that length, and what anybody says within the lobby's time.
-struct Visitor {
+/// A TCP connection to the target. A client sends its endpoint in one line; the line's length and the time until it is
+/// complete are limited.
+struct ClientConn {
     tcp: TcpStream,
     line: Vec<u8>,
     drained: usize,
@@ -329,7 +329,7 @@ struct Visitor {
 /// Bytes of a line with an endpoint, at most: an address and two numbers.
 const LINE_MAX: usize = 100;
 
-impl Visitor {
+impl ClientConn {
     fn new(tcp: TcpStream) -> io::Result<Self> {
         oob::prepare(&tcp)?;
         Ok(Self { tcp, line: Vec::new(), drained: 0 })
@@ -343,7 +343,7 @@ impl Visitor {
     }
 }
 
-impl Guest for Visitor {
+impl PendingConn for ClientConn {
     type Greeting = RcEndpoint;
     fn greeting(&mut self) -> apps::error::Result<Option<RcEndpoint>> {
         let mut byte = [0];
@@ -371,12 +371,12 @@ impl Guest for Visitor {
     }
 }
 
-/// The embedder's loop: serves one client until it hangs up, or asks for nothing any more.
+/// The program's own loop: serves one client until it closes its connection, or sends no command for too long.
 fn serve_client(
     context: &Context,
     reactor: &mut Reactor,
     store: &Store,
-    client: &mut Visitor,
+    client: &mut ClientConn,
     peer: &RcEndpoint,
     idle: Duration,
 ) -> Result<()> {
@@ -385,9 +385,9 @@ fn serve_client(
     writeln!(client.tcp, "{}\nready", target.qp.endpoint(options().sgid_index)?)?;
     let mut active = Instant::now();
     for turn in 0u64.. {
-        reactor.poll_once(); // the network's turn
+        reactor.poll_once(); // network
         if target.step()? > 0 {
-            active = Instant::now(); // our turn: there was something to do
+            active = Instant::now(); // storage: some requests advanced
         }
         if turn % 1024 == 0 && (client.hung_up() || apps::stop::requested()) {
             break;
@@ -409,18 +409,18 @@ fn serve(
 ) -> Result<()> {
     let mut reactor = context.reactor(0)?;
     listener.set_nonblocking(true)?;
-    let mut lobby = Lobby::new("storage");
+    let mut pending = Pending::new("storage");
     let mut served = 0;
     while served < clients && !apps::stop::requested() {
-        lobby.admit_from(listener, Visitor::new)?;
-        let Some((mut client, peer, from)) = lobby.next_greeted() else {
-            // Nobody is there to be served: the host still answers its neighbours.
+        pending.accept_from(listener, ClientConn::new)?;
+        let Some((mut client, peer, from)) = pending.next_greeted() else {
+            // No client to serve: the host still answers its neighbours.
             reactor.poll_once();
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
         if let Err(e) = serve_client(context, &mut reactor, store, &mut client, &peer, idle) {
-            lobby.refuse(client, &from, &e.to_string());
+            pending.refuse(client, &from, &e.to_string());
         }
         served += 1;
     }
@@ -474,17 +474,17 @@ impl Client {
         let (mut sent, mut answered) = (false, false);
         let since = Instant::now();
         while !(sent && answered) {
-            // With Drive::Caller, polling is what turns the network on this side.
+            // With Drive::Caller, this poll drives the network on this side.
             let n = self.cq.poll(&mut done)?;
             for wc in &done[..n] {
                 if !wc.is_ok() {
-                    let (status, number, words) = (wc.status, wc.status.number(), self.last_words());
+                    let (status, number, words) = (wc.status, wc.status.number(), self.refusal());
                     return Err(format!("the command failed: {status} ({number}){words}").into());
                 }
                 if wc.opcode.is_recv() { answered = true } else { sent = true }
             }
             if n == 0 && since.elapsed() > Duration::from_secs(30) {
-                return Err(format!("the target does not answer{}", self.last_words()).into());
+                return Err(format!("the target does not answer{}", self.refusal()).into());
             }
         }
         let mut bytes = [0; Response::LEN];
@@ -496,8 +496,8 @@ impl Client {
         Ok(response.status)
     }
 
-    /// What the target said when it sent us away, if it did.
-    fn last_words(&mut self) -> String {
+    /// The target's reason for closing the connection, if it sent one.
+    fn refusal(&mut self) -> String {
         let mut words = [0; 500];
         let _ = self.tcp.set_nonblocking(true);
         let n = self.tcp.read(&mut words).unwrap_or(0);
@@ -568,7 +568,7 @@ fn exercise(client: &mut Client, blocks: u64, read_only: bool) -> Result<()> {
 
 // -------------------------------------------------------------------------------------- opening and connecting
 
-/// The connection's attributes; our address is the first one we were configured with.
+/// The connection's attributes; the local address is the first configured one.
 fn options() -> RcOptions {
     RcOptions { sgid_index: 1, ..RcOptions::default() }
 }
@@ -576,18 +576,18 @@ fn options() -> RcOptions {
 fn open(port: PortSource, addr: [u8; 4], drive: Drive) -> Result<Context> {
     let addrs = vec![(IpAddr::from(addr), 24)];
     let context = Context::open(DeviceConfig { port, addrs, drive, ..DeviceConfig::default() })?;
-    // Now, not with the first queue pair: a port that cannot be used is said at once, and a server's can be found.
+    // Now, not with the first queue pair: an unusable port is reported at once, and a server is reachable.
     context.start()?;
     Ok(context)
 }
 
-/// Tells the target our queue pair, one line of text over TCP, and learns about its own; the client's half.
+/// The client's half of the exchange: sends the target this endpoint, one line of text over TCP, and returns the target's.
 fn exchange(tcp: &mut TcpStream, qp: &Qp) -> Result<RcEndpoint> {
     writeln!(tcp, "{}", qp.endpoint(options().sgid_index)?)?;
     Ok(read_line(tcp)?.parse()?)
 }
 
-/// A line, byte by byte: nothing behind it may be taken.
+/// A line, read byte by byte: nothing after it may be consumed.
 fn read_line(tcp: &mut TcpStream) -> Result<String> {
     let (mut line, mut byte) = (Vec::new(), [0]);
     let since = Instant::now();
@@ -632,7 +632,7 @@ fn demo(file: &Path, blocks: u64, read_only: bool) -> Result<()> {
     let target = open(a.into(), [10, 77, 0, 1], Drive::Embedded)?;
     let client = open(b.into(), [10, 77, 0, 2], Drive::Caller)?;
     std::thread::scope(|scope| {
-        // The demo's own thread: it stands for the target's process.
+        // The demo's thread that stands for the target's process.
         let served = scope.spawn(|| serve(&target, &store, &listener, 1, IDLE));
         let result = reach("127.0.0.1", tcp_port)
             .and_then(|tcp| Client::connect(&client, tcp))
@@ -770,7 +770,7 @@ mod tests {
         assert_eq!(len.unwrap(), 40 * BLOCK as u64);
     }
 
-    // Strangers at the TCP port, silent, slow or of another kind, end nothing and keep no client waiting.
+    // Peers at the TCP port that are silent, slow or other programs end nothing and delay no client.
     #[test]
     fn a_target_outlives_strangers_and_silent_clients() {
         let file = store("strangers");
@@ -796,7 +796,7 @@ mod tests {
                 assert!(words.contains("this is a storage target: "), "{words}");
             }
             drop(TcpStream::connect(addr).unwrap());
-            // A client that never asks for anything is sent away.
+            // A client that never sends a command is disconnected.
             let mut lazy = Client::connect(&client, reach("127.0.0.1", addr.port()).unwrap()).unwrap();
             let mut words = String::new();
             lazy.tcp.read_to_string(&mut words).unwrap();

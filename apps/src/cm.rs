@@ -1,8 +1,8 @@
-//! `roce-perf --rdma-cm`: the two ends find each other by `rdma_cm`, without TCP.
+//! `roce-perf --rdma-cm`: the two ends connect by `rdma_cm`, without TCP.
 //!
-//! The exchange runs over a connection of its own, as a stream of bytes in SENDs; each queue pair that is measured
-//! is connected by `rdma_cm`, too. Whoever waits turns the shards, as everywhere in this crate, looks for signals, and
-//! waits no longer than it was told. An end that hears nothing for a while asks whether the other one is still there.
+//! The exchange runs over a separate connection, as a stream of bytes in SENDs; each queue pair that is measured is connected
+//! by `rdma_cm`, too. Every wait drives the shards, as everywhere in this crate, checks for signals, and has a timeout. An
+//! end that receives nothing for a while probes whether the peer is still alive.
 
 use crate::error::{AppError, Result};
 use crate::measure::watch::out_of_turn;
@@ -20,72 +20,72 @@ use verbs::{
     Access, Context, Cq, Mr, Mtu, Pd, Qp, QpCap, QpInitAttr, Reactor, RecvWr, SendWr, VerbsError, Wc,
 };
 
-/// What a request for the exchange says.
+/// Private data of a request for the exchange.
 const EXCHANGE: &[u8] = b"roce-perf exchange 1";
-/// What a request for a measured queue pair says, its position behind it.
+/// Private data of a request for a measured queue pair, followed by its index.
 const MEASURED: &[u8] = b"roce-perf queue pair ";
-/// Why a request is refused that comes during a session.
+/// Why a request during a session is refused.
 const BUSY: &[u8] = b"this server measures with another client";
-/// Why one is refused that is no client's.
+/// Why a request that is not of a client is refused.
 const STRANGER: &[u8] = b"this is roce-perf server -R; its clients are roce-perf client -R";
-/// Reasons of REJ messages (IBA 12.6.7.2) that mean more here than their words: another attempt may end better, or the
-/// program there says why.
+/// Reasons of REJ messages (IBA 12.6.7.2) with a special meaning here: another attempt may succeed, or the private data says
+/// why.
 const NO_ROOM: u16 = 3;
 const NO_LISTENER: u16 = 8;
 const BY_PROGRAM: u16 = 28;
-/// Bytes of a piece of the stream, and pieces under way.
+/// Bytes of a piece of the stream, and number of pieces outstanding.
 const PIECE: usize = 4096;
 const PIECES: usize = 16;
-/// Tag of the request that asks whether the peer is there.
+/// Tag of the request that probes the peer.
 const PROBE: u64 = 2 * PIECES as u64;
-/// How long the peer is silent before it is asked.
+/// How long the peer may be silent before it is probed.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
-/// ACK timeout of the exchange, 4.096 us times 2 to this power: eight of them without an answer (8.6 s and more) and the
-/// peer is gone. One that only prepares much memory is not.
+/// ACK timeout of the exchange, 4.096 us times 2 to this power: after eight without an answer (8.6 s and more) the peer
+/// counts as dead. One that only registers much memory answers in time.
 const ACK_TIMEOUT: u8 = 18;
-/// Times of the request for an exchange: 1.1 s, sixteen times. The wait that is asked for ends it sooner.
+/// Timeouts of the request for an exchange: 1.1 s, sixteen times. `--wait` ends it sooner.
 const CM_RESPONSE_TIMEOUT: u8 = 18;
 const CM_RETRIES: u8 = 15;
-/// How long the other end may take to do its part of a connection.
+/// How long the other end may take for its part of a connection.
 pub const PATIENCE: Duration = Duration::from_secs(10);
-/// Time between two attempts to find the server.
+/// Time between two attempts to reach the server.
 const RETRY: Duration = Duration::from_millis(200);
-/// Time between two looks at signals.
+/// Time between two checks for signals.
 const LOOK: Duration = Duration::from_millis(20);
-/// Requests that are looked at before others get their turn.
+/// Requests that are handled in one call.
 const REQUESTS: usize = 64;
-/// How long the last words of an exchange may take to leave.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the last messages of an exchange may take to leave.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Private data of a measured queue pair.
 pub fn measured(index: usize) -> Vec<u8> {
     [MEASURED, &(index as u32).to_be_bytes()].concat()
 }
 
-/// What somebody who connects wants.
+/// The purpose of a connection request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wish {
+enum Purpose {
     Exchange,
     Measured(usize),
     Unknown,
 }
 
-fn wish(id: &CmId) -> Wish {
-    let Some(event) = id.event() else { return Wish::Unknown };
+fn purpose(id: &CmId) -> Purpose {
+    let Some(event) = id.event() else { return Purpose::Unknown };
     let data = event.private_data();
     match data.strip_prefix(MEASURED).and_then(|rest| rest.first_chunk::<4>()) {
-        Some(index) => Wish::Measured(u32::from_be_bytes(*index) as usize),
-        None if data.starts_with(EXCHANGE) => Wish::Exchange,
-        None => Wish::Unknown,
+        Some(index) => Purpose::Measured(u32::from_be_bytes(*index) as usize),
+        None if data.starts_with(EXCHANGE) => Purpose::Exchange,
+        None => Purpose::Unknown,
     }
 }
 
-/// Why a call of `rdma_cm` did not end as it should.
+/// Why a call of `rdma_cm` failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// Another attempt may end better: nobody answers, listens or has time yet. A sentence.
+    /// Another attempt may succeed: no answer, no listener, or a busy server. One sentence.
     NotYet(String),
-    /// No other attempt would.
+    /// Another attempt would fail, too.
     Final(AppError),
 }
 
@@ -108,11 +108,11 @@ impl From<Failure> for AppError {
     }
 }
 
-/// Waits for the end of a call of `id`, whose events come to `events`: until it is `wanted`, at most until `until`.
+/// Waits for the result of a call of `id`, whose events go to `events`: until the event is `wanted`, at most until `until`.
 ///
 /// # Errors
-/// Another end; a signal.
-pub fn settle(
+/// Another event; a signal.
+pub fn await_event(
     events: &EventChannel,
     id: &CmId,
     wanted: CmEventType,
@@ -156,7 +156,7 @@ pub fn settle(
     }
 }
 
-/// The server's end: takes connections.
+/// The server's end: accepts connections.
 #[derive(Debug)]
 pub struct Listener {
     id: CmId,
@@ -166,7 +166,7 @@ impl Listener {
     /// Listens on a port of every address.
     ///
     /// # Errors
-    /// A port that is in use, what the device says.
+    /// A port that is in use; errors of the device.
     pub fn new(device: &OpenDevice, port: u16) -> Result<Self> {
         let id = device.context.create_id(None, PortSpace::Tcp)?;
         id.bind_addr(SocketAddr::from(([0u16; 8], port)))?;
@@ -174,21 +174,21 @@ impl Listener {
         Ok(Self { id })
     }
 
-    /// A client that wants to talk, if there is one, and where it is. The connection may not stand yet, or never. Others
-    /// are refused.
+    /// A client that requests an exchange, if there is one, and its address. The connection may not be established yet, or
+    /// may fail. Other requests are refused.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn try_accept(&self, device: &OpenDevice) -> Result<Option<(Exchange, SocketAddr)>> {
         for _ in 0..REQUESTS {
             let Some(id) = self.id.get_request(Duration::ZERO)? else { return Ok(None) };
-            match wish(&id) {
-                Wish::Exchange => {}
-                // One that went away meanwhile is no failure of ours.
-                Wish::Measured(_) => drop(id.reject(BUSY)),
-                Wish::Unknown => drop(id.reject(STRANGER)),
+            match purpose(&id) {
+                Purpose::Exchange => {}
+                // Fails if the peer has vanished meanwhile, which is no error here.
+                Purpose::Measured(_) => drop(id.reject(BUSY)),
+                Purpose::Unknown => drop(id.reject(STRANGER)),
             }
-            if wish(&id) != Wish::Exchange {
+            if purpose(&id) != Purpose::Exchange {
                 continue;
             }
             let from = id.peer_addr().unwrap_or(SocketAddr::from(([0; 4], 0)));
@@ -199,10 +199,10 @@ impl Listener {
         Ok(None)
     }
 
-    /// The request for measured queue pair `index` of the client at `from`, which has its exchange over `channel`.
+    /// Waits for the request for measured queue pair `index` of the client at `from`, whose exchange is `channel`.
     ///
     /// # Errors
-    /// When it does not come; the client's end or failure; a signal.
+    /// A timeout; the client's end or failure; a signal.
     pub fn take_measured(&self, index: usize, from: IpAddr, channel: &mut Channel) -> Result<CmId> {
         let since = Instant::now();
         while since.elapsed() < PATIENCE {
@@ -213,19 +213,21 @@ impl Listener {
                 None => {}
             }
             let Some(id) = self.id.get_request(LOOK)? else { continue };
-            if wish(&id) == Wish::Measured(index) && id.peer_addr().is_some_and(|peer| peer.ip() == from) {
+            if purpose(&id) == Purpose::Measured(index)
+                && id.peer_addr().is_some_and(|peer| peer.ip() == from)
+            {
                 return Ok(id);
             }
-            drop(id.reject(if wish(&id) == Wish::Unknown { STRANGER } else { BUSY }));
+            drop(id.reject(if purpose(&id) == Purpose::Unknown { STRANGER } else { BUSY }));
         }
         Err(AppError::Timeout(format!("the client did not connect queue pair {index} within {PATIENCE:?}")))
     }
 }
 
-/// An identifier whose route to `to` is resolved, from our address `from`; its events come to `events`.
+/// An identifier whose route to `to` is resolved, from the local address `from`; its events go to `events`.
 ///
 /// # Errors
-/// What `rdma_cm` says; a signal.
+/// Errors of `rdma_cm`; a signal.
 pub fn resolved(
     device: &OpenDevice,
     events: &EventChannel,
@@ -236,9 +238,9 @@ pub fn resolved(
     let id = device.context.create_id(Some(events), PortSpace::Tcp)?;
     let patience = until.saturating_duration_since(Instant::now()).max(LOOK);
     id.resolve_addr(from.map(|ip| SocketAddr::new(ip, 0)), to, patience)?;
-    settle(events, &id, CmEventType::AddrResolved, until + LOOK)?;
+    await_event(events, &id, CmEventType::AddrResolved, until + LOOK)?;
     id.resolve_route(patience)?;
-    settle(events, &id, CmEventType::RouteResolved, until + LOOK)?;
+    await_event(events, &id, CmEventType::RouteResolved, until + LOOK)?;
     Ok(id)
 }
 
@@ -249,14 +251,14 @@ pub struct Exchange {
     qp: Arc<Qp>,
     mr: Mr,
     cq: Cq,
-    /// Pieces that can be sent in.
+    /// Pieces that are free for sending.
     free: Vec<usize>,
     inbox: VecDeque<u8>,
     closed: bool,
-    /// Nothing more will be written, and nobody waits for what was.
+    /// Nothing more will be written, and outstanding pieces need not arrive.
     left: bool,
-    /// When the peer last showed that it is there, and whether it is being asked.
-    heard: Instant,
+    /// When the peer last showed that it is alive, and whether a probe is outstanding.
+    last_seen: Instant,
     probing: bool,
     id: CmId,
     events: EventChannel,
@@ -264,10 +266,10 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Connects to a server, again and again for at most `patience`: it may start later.
+    /// Connects to a server, repeatedly for at most `patience`: it may start later.
     ///
     /// # Errors
-    /// When nobody answers in time, with what was heard last; a signal.
+    /// No answer in time, with the last failure; a signal.
     pub fn connect(device: &OpenDevice, to: SocketAddr, patience: Duration) -> Result<Self> {
         let until = Instant::now() + patience;
         let mut heard = None;
@@ -277,7 +279,7 @@ impl Exchange {
             let why = match Self::attempt(device, events, to, until) {
                 Ok(exchange) => return Ok(exchange),
                 Err(Failure::Final(e)) => return Err(e),
-                // An attempt that had no time to end says less than one before it.
+                // The failure of an attempt that ran out of time says less than that of the attempt before.
                 Err(Failure::NotYet(why)) if Instant::now() >= until => heard.unwrap_or(why),
                 Err(Failure::NotYet(why)) => why,
             };
@@ -306,15 +308,15 @@ impl Exchange {
         id.set_option(CmOption::CmResponseTimeout(CM_RESPONSE_TIMEOUT))?;
         id.set_option(CmOption::MaxCmRetries(CM_RETRIES))?;
         id.set_option(CmOption::AckTimeout(ACK_TIMEOUT))?;
-        // Every port carries this one; what is measured at is agreed on over the exchange.
+        // Every port carries this path MTU; that of the measurement is negotiated over the exchange.
         id.set_option(CmOption::PathMtu(Mtu::Mtu256))?;
         let exchange = Self::new(&device.context, id, events)?;
         exchange.id.connect(&ConnParam::with_data(EXCHANGE))?;
-        settle(&exchange.events, &exchange.id, CmEventType::Established, until)?;
+        await_event(&exchange.events, &exchange.id, CmEventType::Established, until)?;
         Ok(exchange)
     }
 
-    /// Accepts a request for one. Its end comes later, and shows when reading.
+    /// Accepts a request for one. The connection is established later; a failure shows when reading.
     fn accept(device: &OpenDevice, id: CmId) -> std::result::Result<Self, VerbsError> {
         let events = device.context.create_event_channel()?;
         id.migrate_id(Some(&events))?;
@@ -347,7 +349,7 @@ impl Exchange {
             inbox: VecDeque::new(),
             closed: false,
             left: false,
-            heard: Instant::now(),
+            last_seen: Instant::now(),
             probing: false,
             id,
             events,
@@ -364,7 +366,7 @@ impl Exchange {
         Ok(self.qp.post_recv(&[RecvWr::new(piece as u64, &[sge])])?)
     }
 
-    /// Turns the shards and takes what has completed.
+    /// Drives the shards and handles completions.
     fn look(&mut self) -> std::result::Result<(), VerbsError> {
         for reactor in &mut self.reactors {
             reactor.poll_once();
@@ -378,7 +380,7 @@ impl Exchange {
         for wc in &done[..n] {
             let piece = wc.wr_id as usize;
             if wc.is_ok() {
-                self.heard = Instant::now();
+                self.last_seen = Instant::now();
             }
             if !wc.is_ok() {
                 self.closed = true;
@@ -390,12 +392,12 @@ impl Exchange {
                 let mut bytes = vec![0; wc.byte_len as usize];
                 self.mr.read(piece * PIECE, &mut bytes)?;
                 self.inbox.extend(bytes);
-                // It fails where the connection has ended, which the next completion tells.
+                // Fails if the connection has ended, which the next completion shows.
                 let _ = self.post_receive(piece);
             }
         }
-        if !self.closed && !self.probing && self.heard.elapsed() >= PROBE_AFTER {
-            // An RDMA WRITE of nothing: the peer's stack acknowledges it, and its program need not do anything.
+        if !self.closed && !self.probing && self.last_seen.elapsed() >= PROBE_AFTER {
+            // An RDMA WRITE of 0 bytes: the peer's stack acknowledges it, without its program.
             self.probing = self.qp.post_send(&[SendWr::write(PROBE, &[], 0, 0).signaled()]).is_ok();
         }
         Ok(())
@@ -441,10 +443,10 @@ impl Stream for Exchange {
 }
 
 impl Drop for Exchange {
-    /// What was written arrives, if the other end is there, before the connection ends.
+    /// Written data arrives before the connection ends, if the other end is alive.
     fn drop(&mut self) {
         let since = Instant::now();
-        while self.free.len() < PIECES && !self.closed && !self.left && since.elapsed() < LAST_WORDS {
+        while self.free.len() < PIECES && !self.closed && !self.left && since.elapsed() < FLUSH_TIMEOUT {
             if self.look().is_err() {
                 return;
             }

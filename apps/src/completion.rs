@@ -1,9 +1,9 @@
-//! What a failed completion is called.
+//! Texts for failed completions.
 
 use crate::error::AppError;
 use verbs::{Gid, Wc, WcStatus};
 
-/// The sentence for a completion in error: `op` is what was asked of `peer`.
+/// The error for a completion in error: `op` is the operation that was requested of `peer`.
 pub fn failed(op: &str, wc: &Wc, peer: &Gid) -> AppError {
     let advice = match wc.status {
         WcStatus::RetryExcErr => "; the peer is gone, or no longer reachable",
@@ -18,7 +18,8 @@ pub fn failed(op: &str, wc: &Wc, peer: &Gid) -> AppError {
     ))
 }
 
-/// Which request ended how. Scripts look for the words, the number and the tag as the programs of `libibverbs` print them.
+/// The request and its status. Scripts search for the words, the number and the tag as the programs of `libibverbs` print
+/// them.
 pub fn status(wc: &Wc) -> String {
     let name = wc.status.name().trim_start_matches("IBV_WC_");
     format!("Failed status {name} ({}) for wr_id {}: {}", wc.status.number(), wc.wr_id, wc.status)

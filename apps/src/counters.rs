@@ -1,4 +1,4 @@
-//! What a device counted during a measurement, sorted into the four kinds a person asks for.
+//! Counters of a device during a measurement, sorted into the kinds that the report sums up.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -20,14 +20,14 @@ impl Counts {
         Self(counts)
     }
 
-    /// What was counted since `earlier`.
+    /// The increments since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let old = |name: &str| earlier.0.get(name).copied().unwrap_or(0);
         Self::new(self.0.iter().map(|(name, value)| (name.clone(), value.saturating_sub(old(name)))))
     }
 
-    /// Both together.
+    /// The sums of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         Self::new(self.0.iter().chain(&other.0).map(|(name, value)| (name.clone(), *value)))
@@ -55,37 +55,37 @@ impl Counts {
     }
 }
 
-/// Sums of the counters that tell of trouble.
+/// Sums of the counters of errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Retries of requests, whatever the cause.
     pub retries: u64,
-    /// NAKs sent, RNR NAKs aside.
+    /// NAKs sent, without RNR NAKs.
     pub naks: u64,
     /// RNR NAKs sent.
     pub rnr: u64,
-    /// Frames that were discarded, with whatever reason.
+    /// Frames that were discarded, for any reason.
     pub drops: u64,
 }
 
-/// What a counter tells of.
+/// The kind of event that a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Nothing wrong: frames, bytes, ACKs.
     Traffic,
-    /// A request was tried again.
+    /// A request was retried.
     Retry,
-    /// The receiver was not ready, and said so.
+    /// The receiver was not ready, and sent an RNR NAK.
     Rnr,
     /// A request was refused.
     Nak,
     /// A frame was discarded.
     Drop,
-    /// More about one of the others, which it would count twice; or worth knowing, though nothing is wrong.
+    /// A detail of one of the others, which would be counted twice; or informative, though nothing is wrong.
     Detail,
 }
 
-/// Counters that tell of traffic.
+/// Counters of normal traffic.
 const TRAFFIC: [&str; 17] = [
     "rx_frames",
     "rx_bytes",
@@ -106,7 +106,7 @@ const TRAFFIC: [&str; 17] = [
     "completions",
 ];
 
-/// Counters that tell more about something that is counted elsewhere, or that is worth knowing though nothing is wrong.
+/// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
 const DETAILS: [&str; 21] = [
     "ack_probes",
     "requests_refused",
@@ -132,8 +132,7 @@ const DETAILS: [&str; 21] = [
 ];
 
 impl Kind {
-    /// The kind of the counter called `name`. Each reason of a drop has a name of its own, so what is nothing else
-    /// is a drop.
+    /// The kind of the counter called `name`. Each drop reason has its own name, so a name that is not listed is a drop.
     pub fn of(name: &str) -> Self {
         match name {
             "naks_sent" => Self::Nak,
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!(before.plus(&after), Counts::new([("a", 8), ("b", 2), ("c", 2)]));
     }
 
-    // A counter that the stack gets and this list does not know would be shown as a drop.
+    // A new counter of the stack that this list lacks would be shown as a drop.
     #[test]
     fn drops_are_the_reasons_of_the_stack() {
         for counter in Counter::ALL {

@@ -9,7 +9,7 @@ pub type Result<T> = std::result::Result<T, AppError>;
 /// Why a program ends early. `Display` is one clear sentence without the program's name.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// The command line asks for something that cannot be done.
+    /// The command line requests something impossible.
     #[error("{0}")]
     Usage(String),
     /// The port, the device or a file cannot be used.
@@ -18,10 +18,10 @@ pub enum AppError {
     /// The TCP connection to the other end failed.
     #[error(transparent)]
     Oob(crate::oob::OobError),
-    /// The other end says what does not belong here, or cannot be.
+    /// The other end sent a message that is out of order, or impossible.
     #[error("the other end does not fit: {0}")]
     Misfit(String),
-    /// The other end refused, or said that it failed.
+    /// The other end refused, or reported a failure.
     #[error("the other end gave up: {0}")]
     Peer(String),
     /// A work request completed in error.
@@ -33,7 +33,7 @@ pub enum AppError {
     /// A limit in time passed.
     #[error("{0}")]
     Timeout(String),
-    /// What was asked for cannot be written to standard output.
+    /// The result cannot be written to standard output.
     #[error("the output cannot be written ({0})")]
     Output(std::io::Error),
     /// SIGINT or SIGTERM.
@@ -55,7 +55,7 @@ impl AppError {
     pub fn wrong_length(is: u32, want: u64) -> Self {
         Self::Verify(format!("a message of {is} bytes arrived instead of {want}"))
     }
-    /// What the process returns: 2 for a wrong command line, 130 after a signal, 1 otherwise.
+    /// The exit code: 2 for a wrong command line, 130 after a signal, 1 otherwise.
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
@@ -69,7 +69,7 @@ impl AppError {
 pub fn finish(program: &str, result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // Whoever read us has seen enough.
+        // The reader of the pipe has closed it: no error.
         Err(AppError::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             note!("{program}: {error}");

@@ -1,12 +1,12 @@
-//! What fuzzers run: any bytes as what the other end says in a session, which must not cost more than it may.
+//! Fuzz targets: arbitrary bytes as the other end's messages in a session, which must not cost more than the limits.
 //!
-//! The bytes are a program that writes what is said: messages of any kind, with any numbers, in any order, and bytes that
-//! are no message. `scripts/fuzz` looks for new inputs, and `apps/tests/fuzz_replay.rs` replays those that were worth
-//! keeping. No input takes long, and none behaves differently the second time.
+//! The bytes are a program that writes these messages: of any kind, with any numbers, in any order, and bytes that are no
+//! message. `scripts/fuzz` looks for new inputs, and `apps/tests/fuzz_replay.rs` replays the saved ones. No input takes long,
+//! and each is deterministic.
 
 use crate::counters::Counts;
-use crate::lobby::Guest;
 use crate::oob::{Channel, LINE_MAX, Stream};
+use crate::pending::PendingConn;
 use crate::pingpong::exchange::Destination;
 use crate::plan::{Limits, Mode, Op, Pattern, RawSpec, Spec};
 use crate::protocol::{End, Flow, Hello, Message, QpEnd, Report};
@@ -14,17 +14,17 @@ use crate::session::order::{Answer, Means, Serving, Task, Wanted};
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
-/// A target: its name, and what it does with an input.
+/// A target: its name, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
 pub const TARGETS: &[Target] = &[("session_bytes", session_bytes)];
 
-/// What a session may take here.
+/// Limits of a session here.
 const LIMITS: Limits = Limits { time: Duration::from_secs(60), memory: 16 << 20 };
 const LINK_MTU: usize = 1500;
 
-/// Reads numbers from an input; behind its end there are zeros.
+/// Reads numbers from an input; after its end there are zeros.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -64,7 +64,7 @@ impl<'a> Input<'a> {
         let (qps, qps_total) = (self.qps(), self.number() as usize);
         End { gid, qps, qps_total, addr: self.number(), rkey: self.number() as u32, len: self.number() }
     }
-    /// One that can be measured, but for what the input changes of it.
+    /// A valid specification, except for what the input changes.
     fn spec(&mut self) -> Spec {
         let mut spec = Spec {
             op: self.pick(&Op::ALL),
@@ -152,48 +152,48 @@ impl<'a> Input<'a> {
             _ => Message::Failed { reason: self.text() },
         }
     }
-    /// Everything that is said.
-    fn speech(&mut self) -> Vec<u8> {
-        let mut said = Vec::new();
-        while !self.0.is_empty() && said.len() < 3 * LINE_MAX {
+    /// All bytes that the other end sends.
+    fn script(&mut self) -> Vec<u8> {
+        let mut script = Vec::new();
+        while !self.0.is_empty() && script.len() < 3 * LINE_MAX {
             match self.u8() {
                 0 => {
                     let n = self.u8().into();
-                    said.extend_from_slice(self.take(n));
+                    script.extend_from_slice(self.take(n));
                 }
-                1 => said.resize(said.len() + LINE_MAX / 2, self.u8()),
+                1 => script.resize(script.len() + LINE_MAX / 2, self.u8()),
                 _ => {
-                    said.extend(serde_json::to_vec(&self.message()).expect("messages are JSON"));
-                    said.push(b'\n');
+                    script.extend(serde_json::to_vec(&self.message()).expect("messages are JSON"));
+                    script.push(b'\n');
                 }
             }
         }
-        said
+        script
     }
 }
 
-/// The other end: says what it has to say, in pieces, and listens to everything.
+/// The other end: sends its script, in pieces, and accepts everything.
 #[derive(Debug)]
-struct Speaker {
-    said: Vec<u8>,
+struct ScriptedPeer {
+    script: Vec<u8>,
     at: usize,
     piece: usize,
     pause: bool,
 }
 
-impl Read for Speaker {
+impl Read for ScriptedPeer {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.pause = !self.pause;
         if self.pause {
             return Err(ErrorKind::WouldBlock.into());
         }
-        let n = self.piece.min(out.len()).min(self.said.len() - self.at);
-        out[..n].copy_from_slice(&self.said[self.at..self.at + n]);
+        let n = self.piece.min(out.len()).min(self.script.len() - self.at);
+        out[..n].copy_from_slice(&self.script[self.at..self.at + n]);
         self.at += n;
         Ok(n)
     }
 }
-impl Write for Speaker {
+impl Write for ScriptedPeer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(bytes.len())
     }
@@ -201,19 +201,19 @@ impl Write for Speaker {
         Ok(())
     }
 }
-impl Stream for Speaker {
+impl Stream for ScriptedPeer {
     fn end_writing(&mut self) {}
 }
 
-/// Any bytes from the other end: to a server, to a client, to a pingpong.
+/// Arbitrary bytes from the other end: to a server, to a client, to a pingpong.
 pub fn session_bytes(data: &[u8]) {
     let mut input = Input(data);
     let (end, piece) = (input.u8(), 1 + usize::from(input.u8()) * 16);
     if end % 8 == 7 {
         return pingpong(input.0);
     }
-    let speaker = Speaker { said: input.speech(), at: 0, piece, pause: false };
-    let mut channel = Channel::over(speaker);
+    let peer = ScriptedPeer { script: input.script(), at: 0, piece, pause: false };
+    let mut channel = Channel::over(peer);
     match end % 8 {
         0..=3 => server(&mut channel, end & 1 != 0),
         wanted => client(&mut channel, wanted),
@@ -242,15 +242,15 @@ fn server(channel: &mut Channel, rdma_cm: bool) {
     let means = Means { link_mtu: LINK_MTU, rdma_cm, limits: LIMITS };
     let theirs = hello.link_mtu;
     let mut order = Serving::new(means, hello);
-    // What is connected, and how many measurements there were.
+    // The connected measurement, and the number of measurements so far.
     let (mut connected, mut measured, mut agreed) = (None, 0, 0);
     while let Some(message) = next(channel) {
         if let Message::Session { raw, rdma } = &message {
             agreed = raw.len() + rdma.len();
         }
-        let Ok(task) = order.hear(message) else { return };
+        let Ok(task) = order.handle(message) else { return };
         match task {
-            Task::Listen | Task::Say(_) | Task::Open => {}
+            Task::Receive | Task::Reply(_) | Task::Open => {}
             Task::Refuse(reason) => return assert!(!reason.is_empty()),
             Task::Raw(spec, _) => {
                 assert!(!rdma_cm);
@@ -267,7 +267,7 @@ fn server(channel: &mut Channel, rdma_cm: bool) {
             }
             Task::Measure => {
                 assert!(connected.is_some(), "nothing is connected");
-                // The loops of the measurement listen now.
+                // In the programs, the measurement loops would receive now.
                 if let Some(Message::Finish { sent }) = next(channel) {
                     assert!(sent.iter().try_fold(0u64, |sum, n| sum.checked_add(*n)).is_some());
                 }
@@ -286,7 +286,7 @@ fn client(channel: &mut Channel, first: u8) {
         _ => Wanted::Report,
     };
     while let Some(message) = next(channel) {
-        wanted = match wanted.hear(message) {
+        wanted = match wanted.handle(message) {
             Err(_) => return,
             Ok(Answer::More(more)) => more,
             Ok(Answer::Hello(_)) => {
@@ -301,7 +301,7 @@ fn client(channel: &mut Channel, first: u8) {
                 Wanted::Report
             }
             Ok(Answer::Report(report)) => {
-                // What a client does with it: sums, totals, words.
+                // A client's use of the report: sums, totals, text.
                 let counts = (0..4096).fold(Counts::default(), |all, _| all.plus(&report.counters));
                 let _ = (counts.totals(), counts.notable(), report.sent.rate());
                 Wanted::End(5)
@@ -315,8 +315,8 @@ fn pingpong(data: &[u8]) {
     for (at, byte) in data.iter().take(line.len()).enumerate() {
         line[at] = if byte & 0x80 == 0 { *byte } else { line[at] };
     }
-    if let Ok(told) = Destination::from_bytes(&line) {
-        assert!(told.qpn < 1 << 24 && told.psn < 1 << 24);
-        assert_eq!(told.to_bytes().to_ascii_lowercase(), line.to_ascii_lowercase());
+    if let Ok(destination) = Destination::from_bytes(&line) {
+        assert!(destination.qpn < 1 << 24 && destination.psn < 1 << 24);
+        assert_eq!(destination.to_bytes().to_ascii_lowercase(), line.to_ascii_lowercase());
     }
 }

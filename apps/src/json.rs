@@ -1,4 +1,4 @@
-//! The rows of `--json FILE`: one a measurement, null where something does not apply.
+//! The rows of `--json FILE`: one per measurement, null where a field does not apply.
 
 use crate::error::{AppError, Result};
 use serde::Serialize;
@@ -34,7 +34,7 @@ pub struct Row {
     pub p999_ns: Option<u64>,
     /// Longest latency.
     pub max_ns: Option<u64>,
-    /// The distribution of the latency: pairs of a quantile and the nanoseconds that as many stay within.
+    /// The distribution of the latency: pairs of a quantile and the nanoseconds within which that part stays.
     pub quantiles: Option<Vec<(f64, u64)>>,
     /// `one_way` or `round_trip`.
     pub latency: Option<&'static str>,
@@ -48,11 +48,11 @@ pub struct Row {
     pub drops: Option<u64>,
     /// The raw figure of the same kind, frame length and run; its unit is in `limit_kind`.
     pub limit: Option<f64>,
-    /// What is measured, divided by `limit`.
+    /// The measured figure, divided by `limit`.
     pub ratio: Option<f64>,
     /// `frames_per_s` (a message's packets counted as one), `gbit_per_s`, `one_way_ns` or `round_trip_ns`.
     pub limit_kind: Option<&'static str>,
-    /// Messages that the figures count.
+    /// Messages that the figures are computed from.
     pub messages: u64,
     /// `all`: every queue pair is kept busy; `random`: a visit at a time to one drawn at random.
     pub pattern: Option<&'static str>,
@@ -64,7 +64,7 @@ pub struct Row {
     pub srq: bool,
     /// Whether both directions carried requests at once.
     pub bidirectional: bool,
-    /// Whether the data were checked (and found right).
+    /// Whether the data were checked (and found correct).
     pub verified: bool,
 }
 

@@ -1,7 +1,7 @@
-//! A port whose queues come back.
+//! A port whose queues can be taken again.
 //!
-//! A port gives each queue away once. Measuring the bare port first and RDMA on it afterwards needs the same
-//! queue twice, so this one takes a queue back when its user drops it.
+//! A port gives each queue away once. Measuring the bare port first and RDMA on it afterwards needs the same queue twice, so
+//! this one takes a queue back when its user drops it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use verbs::port::Frame;
@@ -56,7 +56,7 @@ impl Port for LentPort {
     }
 }
 
-/// A queue that goes home when it is dropped.
+/// A queue that returns to its port when it is dropped.
 struct Lent {
     /// Absent only while it is dropped.
     queue: Option<Box<dyn PortQueue>>,

@@ -1,11 +1,11 @@
-//! What the programs `roce-perf`, `roce-bench`, `roce-pingpong` and `roce-stat` are made of.
+//! The library of the programs `roce-perf`, `roce-bench`, `roce-pingpong` and `roce-stat`.
 //!
-//! Everything here programs against the public API of the `verbs` crate, as any other program would. `cli` says
-//! what can be asked for, `plan` and `protocol` what the two ends of `roce-perf` agree on, `session` runs it,
-//! `measure` holds the loops that are timed, `report` and `json` show the result. `stat` looks at running stacks. `bench`
-//! runs `roce-perf` through the table of marks, and other programs beside it.
+//! All of it uses the public API of the `verbs` crate, as any other program would. `cli` defines the command lines, `plan`
+//! and `protocol` what the two ends of `roce-perf` agree on, `session` runs it, `measure` contains the timed loops, `report`
+//! and `json` show the result. `stat` shows running stacks. `bench` runs `roce-perf` through the table of marks, and other
+//! programs beside it.
 
-// They panic when nobody can read them; `out` has others.
+// These macros panic when the output cannot be written; `out` has replacements.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod bench;
@@ -18,10 +18,10 @@ pub mod fuzz;
 pub mod interop;
 pub mod json;
 pub mod lend;
-pub mod lobby;
 pub mod measure;
 pub mod oob;
 pub mod out;
+pub mod pending;
 pub mod pin;
 pub mod pingpong;
 pub mod plan;

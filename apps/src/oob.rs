@@ -1,8 +1,8 @@
-//! The out-of-band channel of `roce-perf`: JSON messages, one a line, over TCP or a connection of `rdma_cm`.
+//! The out-of-band channel of `roce-perf`: JSON messages, one per line, over TCP or a connection of `rdma_cm`.
 //!
-//! Never blocks inside a call for longer than its limit; a wait runs the caller's own work between two looks
-//! at the socket, because in the embedded drive the waiting thread is the one that turns the shard. Whatever the other
-//! end says is bounded: a line in bytes, the session in time; what cannot be understood ends the channel with a sentence.
+//! No call blocks longer than its limit; a wait runs the caller's own work between two polls of the socket, because in the
+//! embedded drive the waiting thread is the one that drives the shard. Input of the other end is bounded: a line in bytes,
+//! the session in time; an invalid message ends the channel with an error.
 
 use crate::protocol::Message;
 use crate::stop;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the longest line, its newline included.
 pub const LINE_MAX: usize = 1 << 20;
-/// The same of the first line, before it is known who speaks.
+/// The same for the first line, before the peer has identified itself.
 pub const GREETING_MAX: usize = 4096;
 /// How long a peer may take to read what is sent to it.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
@@ -21,13 +21,13 @@ const SEND_LIMIT: Duration = Duration::from_secs(10);
 const CONNECT_RETRY: Duration = Duration::from_millis(100);
 /// How long one attempt to connect may take: no signal is seen meanwhile.
 const CONNECT_ATTEMPT: Duration = Duration::from_secs(1);
-/// A peer whose machine says nothing is asked after so many seconds whether it is there, and so often before it is gone.
+/// TCP keepalive: idle time and interval of the probes; a peer that answers none of the following number of them is gone.
 const KEEPALIVE_S: Duration = Duration::from_secs(5);
 const KEEPALIVE_TRIES: u32 = 3;
-/// Bytes that are read of somebody who was refused: closing with unread bytes would take our last words back.
+/// Bytes that are read from a refused peer: closing with unread bytes would discard the reason that was sent to it.
 const DRAIN_MAX: usize = 256 << 10;
 
-/// Why the channel cannot be used (any more).
+/// Why the channel cannot be used, or not any more.
 #[derive(Debug, thiserror::Error)]
 pub enum OobError {
     /// The address cannot be listened on.
@@ -35,15 +35,15 @@ pub enum OobError {
     Listen {
         /// The address.
         addr: String,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// Nobody answers.
+    /// No answer.
     #[error("no server answers at {addr} ({error}); start the server first, or check host and port")]
     Connect {
         /// The address.
         addr: String,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The host has no address.
@@ -51,7 +51,7 @@ pub enum OobError {
     Resolve {
         /// The host's name.
         host: String,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The other end closed the connection.
@@ -60,7 +60,7 @@ pub enum OobError {
     /// The connection broke.
     #[error("the connection to the other end broke: {0}")]
     Io(std::io::Error),
-    /// A line is longer than a message may be there.
+    /// A line is longer than a message may be at this point.
     #[error("the other end sent a line of more than {0} bytes; is it roce-perf?")]
     TooLong(usize),
     /// Another program is at the other end.
@@ -69,10 +69,10 @@ pub enum OobError {
     /// A line is not a message.
     #[error("the other end sent a line that is not a message of this program: {0}")]
     Malformed(String),
-    /// Nothing came for too long.
+    /// No message within the time limit.
     #[error("the other end said nothing for {0:?} while {1} was expected")]
     Silent(Duration, &'static str),
-    /// The session takes longer than it may.
+    /// The session exceeds its time limit.
     #[error(
         "the session has lasted for the {0:?} that this end gives one; ask for less, or let the server give more (--max-session)"
     )]
@@ -82,7 +82,7 @@ pub enum OobError {
     Interrupted,
 }
 
-/// What somebody sent first who is not `roce-perf`, in words: its bytes, and who it seems to be.
+/// A description of the first bytes of a peer that is not `roce-perf`: the bytes, and the program that it seems to be.
 pub fn strange(bytes: &[u8]) -> String {
     let shown: String = String::from_utf8_lossy(bytes).chars().take(60).collect();
     let hint = match bytes {
@@ -109,9 +109,9 @@ pub fn listen_remedy(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// A connection that neither reads nor writes longer than it must.
+/// A non-blocking connection.
 pub trait Stream: Read + Write + std::fmt::Debug {
-    /// Says that nothing more will be written.
+    /// Ends the stream in this direction.
     fn end_writing(&mut self);
 }
 impl Stream for TcpStream {
@@ -127,16 +127,16 @@ pub struct Channel {
     inbox: Vec<u8>,
     /// Bytes of `inbox` that hold no newline.
     seen: usize,
-    /// Bytes of the longest line that is taken.
+    /// Bytes of the longest line that is accepted.
     line_max: usize,
-    /// When the session has to be over, and how long that was from its start.
+    /// When the session has to be over, and its limit.
     until: Option<(Instant, Duration)>,
-    /// Bytes thrown away after the last words.
+    /// Bytes discarded after the last message.
     drained: usize,
 }
 
 impl Channel {
-    /// Takes over a connected stream.
+    /// A channel over a connected stream.
     ///
     /// # Errors
     /// When the stream cannot be made non-blocking.
@@ -145,13 +145,13 @@ impl Channel {
         Ok(Self::over(stream))
     }
 
-    /// Takes over a stream that never blocks.
+    /// A channel over a non-blocking stream.
     pub fn over(stream: impl Stream + 'static) -> Self {
         let stream = Box::new(stream);
         Self { stream, inbox: Vec::new(), seen: 0, line_max: GREETING_MAX, until: None, drained: 0 }
     }
 
-    /// The other end has said who it is: from now on it may say more in a line, and has `limit` for all of it.
+    /// The other end has identified itself: from now on its lines may be longer, and the session has `limit`.
     pub fn begin_session(&mut self, limit: Option<Duration>) {
         self.line_max = LINE_MAX;
         self.until = limit.and_then(|limit| Some((Instant::now().checked_add(limit)?, limit)));
@@ -188,7 +188,7 @@ impl Channel {
         Ok(())
     }
 
-    /// The next message, if a whole one is there; its numbers and words are checked.
+    /// The next message, if a complete one has arrived; its numbers and texts are checked.
     ///
     /// # Errors
     /// [`OobError::Closed`] at the end of the stream; anything that is not a message; a session that lasts too long.
@@ -212,7 +212,7 @@ impl Channel {
                 return message.map(Some);
             }
             self.seen = self.inbox.len();
-            // No line of ours begins in another way: a stranger need not send a newline to be told so.
+            // Every message begins with this byte: another program need not send a newline to be refused.
             if self.inbox.first().is_some_and(|&first| first != b'{') {
                 return Err(OobError::Stranger(strange(&self.inbox)));
             }
@@ -229,19 +229,19 @@ impl Channel {
         }
     }
 
-    /// Says the last words, if the other end still listens.
+    /// Sends the reason for leaving, if the other end still reads.
     pub fn leave(&mut self, reason: &str) {
         let _ = self.send(&Message::Failed { reason: reason.into() });
         self.stream.end_writing();
     }
 
-    /// Throws away what comes after the last words; whether the other end has gone, or says too much.
+    /// Discards input after the last message; returns whether the other end has closed, or sends too much.
     pub fn drain(&mut self) -> bool {
         drain(&mut self.stream, &mut self.drained)
     }
 }
 
-/// Makes a TCP stream one that never blocks, and notices when the other machine is gone.
+/// Makes a TCP stream non-blocking, with keepalive to detect a dead machine.
 pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
@@ -251,7 +251,7 @@ pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     Ok(sockopt::set_tcp_keepcnt(stream, KEEPALIVE_TRIES)?)
 }
 
-/// Throws away what somebody sends who was told to go; whether it has gone, or sends too much. `drained` counts.
+/// Discards input of a refused peer; returns whether it has closed, or sends too much. `drained` counts the bytes.
 pub fn drain(stream: &mut impl Read, drained: &mut usize) -> bool {
     let mut chunk = [0; 4096];
     while *drained < DRAIN_MAX {
@@ -265,7 +265,7 @@ pub fn drain(stream: &mut impl Read, drained: &mut usize) -> bool {
     true
 }
 
-/// What a broken stream means: a reset is how the death of a process looks.
+/// The error for a broken stream: a reset is how the death of a process looks.
 pub(crate) fn lost(e: std::io::Error) -> OobError {
     match e.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted => OobError::Closed,
@@ -287,7 +287,7 @@ fn parse(line: &[u8]) -> Result<Message, OobError> {
 /// Listens for clients, without blocking in `accept`.
 ///
 /// # Errors
-/// When the address is taken or not ours.
+/// When the address is in use or not local.
 pub fn listen(bind: &str, port: u16) -> Result<TcpListener, OobError> {
     let addr = resolve(bind, port)?;
     let failed = |error| OobError::Listen { addr: show(bind, port), error };
@@ -305,18 +305,18 @@ pub fn try_accept(listener: &TcpListener) -> Result<Option<(TcpStream, SocketAdd
         Ok((stream, from)) => Ok(Some((stream, from))),
         Err(e) => match e.kind() {
             ErrorKind::InvalidInput => Err(OobError::Io(e)),
-            // A connection that ended before it was taken, or no descriptor for it just now: neither ends a server.
+            // A connection that ended before it was accepted, or no free descriptor: neither ends a server.
             _ => Ok(None),
         },
     }
 }
 
-/// Connects to `host`, again and again for at most `patience`: the server may start after the client.
+/// Connects to `host`, repeatedly for at most `patience`: the server may start after the client.
 ///
 /// `idle` runs between two attempts; its error ends the wait.
 ///
 /// # Errors
-/// When nobody answers in time.
+/// No answer in time.
 pub fn connect<E: From<OobError>>(
     host: &str,
     port: u16,

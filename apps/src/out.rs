@@ -1,8 +1,8 @@
-//! What a program says: results on standard output, remarks on standard error.
+//! Output of the programs: results on standard output, remarks on standard error.
 //!
-//! Either may go away while the program runs: a pipe whose reader has seen enough, a terminal that was closed, a disk that
-//! is full. A result that cannot be written ends the program with an error. A remark that nobody can read is no reason to
-//! end; it is lost.
+//! Either may fail while the program runs: a pipe whose reader has closed it, a terminal that was closed, a full disk. A
+//! result that cannot be written ends the program with an error. A remark that cannot be written is lost, and the program
+//! continues.
 
 use crate::error::{AppError, Result};
 use std::fmt::Arguments;
@@ -16,23 +16,23 @@ pub fn result(line: Arguments<'_>) -> Result<()> {
     write(&mut io::stdout().lock(), line).map_err(AppError::Output)
 }
 
-/// Writes a remark, as far as somebody can read it.
+/// Writes a remark, if that is possible.
 pub fn remark(line: Arguments<'_>) {
     let _ = write(&mut io::stderr().lock(), line);
 }
 
-/// In one piece, so that the lines of two programs on one terminal do not mix.
+/// In one write, so that the lines of two programs on one terminal do not mix.
 fn write(to: &mut impl Write, line: Arguments<'_>) -> io::Result<()> {
     to.write_all(format!("{line}\n").as_bytes())?;
     to.flush()
 }
 
-/// [`println!`], but for its panic when nobody can read it: evaluates to a [`Result`].
+/// [`println!`] without the panic when the output cannot be written: evaluates to a [`Result`].
 macro_rules! say {
     ($($arg:tt)*) => { $crate::out::result(::core::format_args!($($arg)*)) };
 }
 
-/// [`eprintln!`], but for its panic when nobody can read it.
+/// [`eprintln!`] without the panic when the output cannot be written.
 macro_rules! note {
     ($($arg:tt)*) => { $crate::out::remark(::core::format_args!($($arg)*)) };
 }

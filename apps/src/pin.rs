@@ -1,4 +1,4 @@
-//! Puts the calling thread on one core.
+//! Pins the calling thread to a core.
 
 use crate::error::{AppError, Result};
 
@@ -21,7 +21,7 @@ pub fn pin(core: usize) -> Result<()> {
     }
 }
 
-/// Pins the calling thread to `core` where that is possible, and goes on unpinned where it is not.
+/// Pins the calling thread to `core` if possible; otherwise it stays unpinned.
 pub fn pin_if_possible(core: usize) {
     let _ = pin(core);
 }

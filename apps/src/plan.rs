@@ -1,5 +1,5 @@
-//! What is to be measured: the command line's wishes turned into complete specifications, which the client
-//! sends to the server, and which both ends check.
+//! The measurements: the command line's options turned into complete specifications, which the client sends to the server,
+//! and which both ends check.
 
 use crate::cli::perf::{MeasureArgs, RawClientArgs};
 use crate::error::{AppError, Result};
@@ -100,25 +100,25 @@ const QPS_ALL_MAX: u32 = 1024;
 /// Queue pairs of a measurement, at most.
 pub const QPS_MAX: u32 = verbs::limits::QPS_PER_SHARD_MAX as u32;
 
-/// Memory that one end spends on the buffers of one measurement.
+/// Memory for one measurement's buffers at one end.
 const BUFFER_BUDGET: u64 = 64 << 20;
-/// Bytes that a queue pair has outstanding where bandwidth is measured.
+/// Bytes that a queue pair has outstanding in a bandwidth measurement.
 const BYTES_OUTSTANDING: u64 = 512 << 10;
-/// Messages that all queue pairs together have outstanding where their rate is measured.
+/// Messages that all queue pairs together have outstanding in a rate measurement.
 const RATE_OUTSTANDING: u32 = 1024;
-/// Receive requests posted, at most: otherwise twice as many as messages are outstanding.
+/// Receive requests posted, at most: otherwise twice the number of outstanding messages.
 const RX_DEPTH: u32 = 512;
-/// Queue entries that one end spends on one measurement.
+/// Queue entries for one measurement at one end.
 const ENTRY_BUDGET: u64 = 1 << 19;
 /// The same, where queue pairs are visited at random.
 const ENTRY_BUDGET_RANDOM: u64 = 1 << 24;
-/// Largest distance between two buffers is a multiple of this.
+/// The distance between two buffers is a multiple of this.
 const SLOT_ALIGN: u64 = 64;
-/// Memory of an entry of a queue, of a READ or atomic that is repeated on demand, and of a queue pair without these.
+/// Memory of an entry of a queue, of the record of a READ or atomic for duplicates, and of a queue pair without these.
 const ENTRY_BYTES: u64 = 64;
 const QP_BYTES: u64 = 2048;
 
-/// What a server gives a session.
+/// A server's limits on a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Time, from the greeting to the end.
@@ -220,8 +220,8 @@ impl Spec {
     pub fn tx_slots(&self) -> u64 {
         self.slots(self.tx_depth)
     }
-    /// Message buffers a queue pair has on its receiving side; those of a shared receive queue: for four times what may
-    /// be on its way, where visits say how much that is.
+    /// Message buffers a queue pair has on its receiving side; with a shared receive queue the total, where visits allow it
+    /// four times the messages that may be outstanding.
     pub fn rx_slots(&self) -> u64 {
         let all = match (self.srq, self.pattern) {
             (false, _) => return self.slots(self.rx_depth),
@@ -233,7 +233,7 @@ impl Spec {
     fn slots(&self, depth: u32) -> u64 {
         (BUFFER_BUDGET / u64::from(self.qps) / self.stride()).clamp(1, u64::from(depth))
     }
-    /// Memory that an end takes for the measurement, at most: buffers to send from and to receive into, queues.
+    /// Memory of an end for the measurement, at most: buffers to send from and to receive into, queues.
     pub fn memory(&self) -> u64 {
         let (qps, stride) = (u64::from(self.qps), self.stride());
         let sending = qps.saturating_mul(self.tx_slots()).saturating_mul(stride);
@@ -247,8 +247,8 @@ impl Spec {
         let queues = qps.saturating_mul(entries.saturating_mul(ENTRY_BYTES) + QP_BYTES);
         sending.saturating_add(receiving).saturating_add(queues)
     }
-    /// Messages before those that count. A queue pair's first one waits alone for the peer's credits (IBA 9.7.7.2) and asks
-    /// for the way there, which no later one does: where there are very many, every one is visited once before.
+    /// Messages before the timed ones. A queue pair's first message waits alone for the peer's credits (IBA 9.7.7.2) and
+    /// looks its path up, which no later one does: with very many queue pairs, each is visited once before.
     pub fn before(&self) -> u64 {
         match self.pattern {
             Pattern::All => 0,
@@ -259,13 +259,13 @@ impl Spec {
     pub fn expected(&self) -> Option<Duration> {
         self.iters.is_none().then(|| Duration::from_millis(self.duration_ms))
     }
-    /// How long an end waits for the other's last word of it, where it is known; the time to connect and to fail is in
-    /// it, and to visit every queue pair before.
+    /// How long an end waits for the other's last message of the measurement, if its duration is known; includes the time to
+    /// connect and to fail, and to visit every queue pair before.
     pub fn patience(&self) -> Option<Duration> {
         let before = Duration::from_micros(self.before().saturating_mul(100));
         Some(self.expected()? + before + self.retry_span() + Duration::from_secs(30))
     }
-    /// How it is called while it runs.
+    /// Its title in progress messages.
     pub fn title(&self) -> String {
         format!("{} {} {}", self.op.name(), self.mode.name(), crate::report::bytes(self.size))
     }
@@ -276,13 +276,14 @@ impl Spec {
         if self.timeout == 0 { Duration::from_secs(10) } else { all.min(Duration::from_secs(600)) }
     }
 
-    /// Makes the dependent values agree with each other.
-    fn settle(mut self) -> Self {
+    /// Adjusts the values that depend on others.
+    fn adjusted(mut self) -> Self {
         if self.op.is_atomic() {
             self.size = 8;
         }
         if self.pattern == Pattern::Random {
-            // A visit is a list, its last request signalled; receives for whole visits, and one that overtakes the reposting.
+            // A visit is one list, its last request signalled; receives are for whole visits, with a spare one that may
+            // overtake the reposting.
             (self.tx_depth, self.post_list, self.cq_mod) = (self.visit, self.visit, self.visit);
             self.rx_depth = self.rx_depth.max(2 * self.visit).next_multiple_of(self.visit);
             self.in_flight = self.in_flight.min(self.qps);
@@ -292,19 +293,19 @@ impl Spec {
             (self.qps, self.bidirectional, self.post_list) = (1, false, 1);
         }
         if self.verify || self.op.answers() {
-            // Every outstanding request needs a buffer of its own: its contents count.
+            // Every outstanding request needs a separate buffer: its contents matter.
             let slots = BUFFER_BUDGET / u64::from(self.qps) / self.stride();
             let fit = |depth: u32| u64::from(depth).min(slots.max(1)) as u32;
             (self.tx_depth, self.rx_depth) = (fit(self.tx_depth), fit(self.rx_depth));
         }
         self.cq_mod = self.cq_mod.min(self.tx_depth.div_ceil(2)).max(1);
         self.tx_depth -= self.tx_depth % self.cq_mod;
-        // A list is posted whole: what unsignalled requests may still occupy must leave room for it.
+        // A list is posted as a whole: unsignalled requests in the queue must leave room for it.
         self.post_list = self.post_list.min(self.tx_depth - self.cq_mod + 1);
         self
     }
 
-    /// Refuses what this program cannot do, whoever asks for it.
+    /// Refuses what this program cannot do, whichever end requests it.
     ///
     /// # Errors
     /// A sentence.
@@ -394,7 +395,7 @@ fn all_sizes() -> Vec<u64> {
 /// Every measurement of a client's command line, in the order of the table.
 ///
 /// # Errors
-/// [`AppError::Usage`] with what does not fit together.
+/// [`AppError::Usage`] with the options that contradict each other.
 pub fn from_args(args: &MeasureArgs) -> Result<Vec<Spec>> {
     let mut ops = Vec::new();
     for op in args.op.iter().flat_map(|arg| arg.ops()) {
@@ -444,8 +445,8 @@ pub fn from_args(args: &MeasureArgs) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
-/// Send requests outstanding where nobody says how many: enough to keep the other end busy, and no more, because what is
-/// outstanding has to be in a cache to be quick.
+/// Default number of outstanding send requests: enough to keep the other end busy, and no more, because only outstanding
+/// requests that fit in a cache are fast.
 fn default_tx_depth(mode: Mode, size: u64, qps: u32) -> u32 {
     match mode {
         Mode::Bw => (BYTES_OUTSTANDING / size.max(1)).clamp(4, 128) as u32,
@@ -492,13 +493,13 @@ fn one(args: &MeasureArgs, op: Op, mode: Mode, size: u64) -> Spec {
         in_flight: args.in_flight.unwrap_or(in_flight),
         srq: args.srq && op == Op::Send,
     }
-    .settle()
+    .adjusted()
 }
 
 /// One measurement of bare frames.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RawSpec {
-    /// Latency (one frame to and fro) or rate (as many as possible; bw is the same).
+    /// Latency (one frame back and forth) or rate (as many as possible; bw is the same).
     pub mode: Mode,
     /// Bytes of a frame, without FCS.
     pub frame: u32,
@@ -531,7 +532,7 @@ impl RawSpec {
     pub fn same_as(&self, other: &Self) -> bool {
         self.frame == other.frame && (self.mode == Mode::Lat) == (other.mode == Mode::Lat)
     }
-    /// How it is called while it runs.
+    /// Its title in progress messages.
     pub fn title(&self) -> String {
         format!("raw {} {} B", self.mode.name(), self.frame)
     }
@@ -544,8 +545,8 @@ pub fn raw_from_args(args: &RawClientArgs) -> Vec<RawSpec> {
     pairs.map(|(mode, size)| RawSpec { mode, frame: size as u32, duration_ms }).collect()
 }
 
-/// The raw measurement whose figure is the limit of `spec`, with path MTU `mtu`. The latency of a message of several
-/// packets has none: it is not the time of one frame.
+/// The raw measurement whose figure is the limit of `spec`, with path MTU `mtu`. The latency of a message of several packets
+/// has none: it is not the time of one frame.
 pub fn limit_of(spec: &Spec, mtu: Mtu, ipv6: bool, duration: Duration) -> Option<RawSpec> {
     if spec.mode == Mode::Lat && spec.size > mtu.bytes() as u64 {
         return None;
@@ -560,7 +561,7 @@ pub fn frame_len(op: Op, size: u64, mtu: Mtu, ipv6: bool) -> u64 {
     let base = 14 + if ipv6 { 40 } else { 20 } + 8 + 12 + 4;
     let mtu = mtu.bytes() as u64;
     let data = size.min(mtu).next_multiple_of(4);
-    // A message of several packets has its bulk in Middle packets, which have no extended header.
+    // Most of a long message is in Middle packets, which have no extended header.
     let ext = match op {
         _ if size > 2 * mtu => 0,
         Op::Send => 0,

@@ -7,15 +7,14 @@ use std::time::Duration;
 /// Runs shorter than this show no bar.
 const WORTH_IT: Duration = Duration::from_secs(2);
 
-/// A bar over the measurements of a session; invisible where nobody would see it.
+/// A bar over the measurements of a session; invisible without a terminal.
 ///
-/// A thread of the bar's own redraws it five times a second: the measuring thread touches it only between
-/// measurements.
+/// The bar's own thread redraws it five times a second: the measuring thread touches it only between measurements.
 #[derive(Debug)]
 pub struct Progress(Option<ProgressBar>);
 
 impl Progress {
-    /// A bar over `steps` measurements that are expected to take `expected` together (`None`: nobody knows).
+    /// A bar over `steps` measurements that are expected to take `expected` together (`None`: not known).
     pub fn new(steps: usize, expected: Option<Duration>) -> Self {
         if expected.is_some_and(|t| t < WORTH_IT) || !std::io::stderr().is_terminal() {
             return Self(None);

@@ -1,4 +1,4 @@
-//! What the two ends of `roce-perf` say to each other over the out-of-band channel.
+//! The messages of the two ends of `roce-perf` on the out-of-band channel.
 //!
 //! The client drives:
 //!
@@ -19,50 +19,50 @@
 //!                                <-     ready(end)       (for each RDMA measurement: queue pairs, memory)
 //!                                <-     qps[]
 //! go                             ->
-//! finish(sent)                  <->     finish(sent)     (whoever sends says when it is through)
+//! finish(sent)                  <->     finish(sent)     (from each end that sends, when it is done)
 //!                                <-     report
 //! done                           ->
 //! bye                            ->
 //! ```
 //!
-//! Either end may say `failed` at any time instead, with a sentence. [`session::order`](crate::session::order) holds both
-//! ends to this order.
+//! Either end may send `failed` at any time instead, with a sentence. [`session::order`](crate::session::order) enforces this
+//! order at both ends.
 
 use crate::counters::Counts;
 use crate::plan::{RawSpec, Spec};
 use serde::{Deserialize, Serialize};
 
-/// Version of this exchange. Programs with different versions refuse each other.
+/// Version of this protocol. Programs with different versions refuse each other.
 pub const VERSION: u32 = 3;
-/// Queue pairs that one line tells of, at most.
+/// Queue pairs that one line contains, at most.
 pub const QPS_A_LINE: usize = 8192;
-/// Largest number that an end may report of a measurement: sums of thousands of them still fit. So many nanoseconds are
-/// three days.
+/// Largest number that an end may report of a measurement: sums of thousands of them still fit. As nanoseconds it is three
+/// days.
 const NUMBER_MAX: u64 = 1 << 48;
 /// Counters of a report, and bytes of a counter's or a program's name, at most.
 const COUNTERS_MAX: usize = 1024;
 const NAME_MAX: usize = 64;
-/// Characters of a sentence of the other end that are shown.
+/// Characters of the other end's texts that are shown.
 const SENTENCE_MAX: usize = 500;
-/// Name under which the programs greet each other.
+/// Name with which the programs identify themselves.
 pub const PROGRAM: &str = "roce-perf";
 
 /// One line of the exchange.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Message {
-    /// First of all: who we are.
+    /// The first message: identifies the program.
     Hello(Hello),
-    /// What the client wants to measure.
+    /// The measurements that the client requests.
     Session {
         /// Raw measurements, first.
         raw: Vec<RawSpec>,
         /// RDMA measurements.
         rdma: Vec<Spec>,
     },
-    /// The server will measure it.
+    /// The server accepts them.
     Accept,
-    /// The server will not.
+    /// The server refuses them.
     Refuse {
         /// Why, as a sentence.
         reason: String,
@@ -71,10 +71,10 @@ pub enum Message {
     RawStart {
         /// Position in the session's list.
         index: usize,
-        /// Our Ethernet address.
+        /// The client's Ethernet address.
         mac: String,
     },
-    /// The server listens for frames.
+    /// The server is ready for frames.
     RawReady {
         /// Its Ethernet address.
         mac: String,
@@ -84,11 +84,11 @@ pub enum Message {
         /// How many it sent.
         sent: u64,
     },
-    /// What the server saw.
+    /// The server's counts.
     RawReport {
         /// Frames received.
         received: u64,
-        /// Those behind the first burst.
+        /// Those after the first burst.
         timed: u64,
         /// Time between the first and the last of them.
         elapsed_ns: u64,
@@ -109,7 +109,7 @@ pub enum Message {
         /// Its queue pairs and memory.
         end: End,
     },
-    /// More queue pairs of the [`End`] before, until all are told.
+    /// More queue pairs of the preceding [`End`], until it is complete.
     Qps {
         /// The next ones.
         qps: Vec<QpEnd>,
@@ -121,11 +121,11 @@ pub enum Message {
         /// Messages of each queue pair.
         sent: Vec<u64>,
     },
-    /// What the server measured.
+    /// The server's results.
     Report(Report),
-    /// The client has everything; the queue pairs may go.
+    /// The client has received everything; the queue pairs may be destroyed.
     Done,
-    /// This end cannot go on.
+    /// This end failed.
     Failed {
         /// Why, as a sentence.
         reason: String,
@@ -135,8 +135,8 @@ pub enum Message {
 }
 
 impl Message {
-    /// The message as it may be used: numbers that no measurement has are refused, and what is shown to a person is
-    /// short and without control characters.
+    /// The message, checked for use: impossible numbers are refused, and text to be shown is short and without control
+    /// characters.
     ///
     /// # Errors
     /// A sentence.
@@ -159,7 +159,7 @@ impl Message {
     }
 }
 
-/// Refuses numbers whose sum no measurement reaches.
+/// Refuses numbers whose sum no measurement can reach.
 fn in_range(numbers: impl IntoIterator<Item = u64>) -> Result<(), String> {
     let sum = numbers.into_iter().try_fold(0u64, |sum, n| sum.checked_add(n)).unwrap_or(u64::MAX);
     if sum > NUMBER_MAX {
@@ -168,12 +168,12 @@ fn in_range(numbers: impl IntoIterator<Item = u64>) -> Result<(), String> {
     Ok(())
 }
 
-/// What somebody else said, for a terminal: a limited number of characters, none of which controls it.
+/// A text of the other end, made safe for a terminal: a limited number of characters, no control characters.
 pub fn sentence(text: &str) -> String {
     text.chars().take(SENTENCE_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// Who speaks.
+/// The identity of an end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`PROGRAM`].
@@ -185,11 +185,11 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// Ours.
+    /// That of this program.
     pub fn ours(link_mtu: usize) -> Self {
         Self { program: PROGRAM.into(), version: VERSION, link_mtu }
     }
-    /// Refuses strangers.
+    /// Refuses other programs and versions.
     ///
     /// # Errors
     /// A sentence.
@@ -207,14 +207,14 @@ impl Hello {
     }
 }
 
-/// One end of a measurement: what the other end needs to know to connect to it.
+/// One end of a measurement, as the other end needs it to connect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
     /// GID, 32 hexadecimal digits.
     pub gid: String,
-    /// Queue pairs: the first [`QPS_A_LINE`]; the others follow in lines of their own.
+    /// Queue pairs: the first [`QPS_A_LINE`]; the others follow in [`Message::Qps`].
     pub qps: Vec<QpEnd>,
-    /// How many there are.
+    /// The total number of queue pairs.
     pub qps_total: usize,
     /// Address of the memory that the other end may access.
     pub addr: u64,
@@ -224,17 +224,17 @@ pub struct End {
     pub len: u64,
 }
 
-/// The queue pairs of the other end, as the lines that tell of them come in.
+/// The queue pairs of the other end, collected from several lines.
 #[derive(Clone, Debug)]
 pub struct Gather {
     end: End,
 }
 
 impl Gather {
-    /// Begins with the first line, of an end that has to have `wanted` queue pairs.
+    /// Begins with the first line, of an end that must have `wanted` queue pairs.
     ///
     /// # Errors
-    /// A sentence; nothing is kept then.
+    /// A sentence; nothing is stored then.
     pub fn begin(end: End, wanted: usize) -> Result<Self, String> {
         if end.qps_total != wanted {
             return Err(format!("its end has {} queue pairs instead of {wanted}", end.qps_total));
@@ -244,10 +244,10 @@ impl Gather {
         gather.add(first)?;
         Ok(gather)
     }
-    /// Takes the queue pairs of a line.
+    /// Adds the queue pairs of a line.
     ///
     /// # Errors
-    /// A sentence for more than were announced, and for none at all.
+    /// A sentence for more than were announced, and for an empty line.
     pub fn more(&mut self, qps: Vec<QpEnd>) -> Result<(), String> {
         if qps.is_empty() {
             return Err("a line of its queue pairs has none".into());
@@ -261,10 +261,10 @@ impl Gather {
         self.end.qps.extend(qps);
         Ok(())
     }
-    /// The end, once all are there.
+    /// The end, once it is complete.
     ///
     /// # Errors
-    /// The half that is there, until then.
+    /// The incomplete collection, until then.
     pub fn whole(self) -> Result<End, Self> {
         if self.end.qps.len() == self.end.qps_total { Ok(self.end) } else { Err(self) }
     }
@@ -279,14 +279,14 @@ pub struct QpEnd {
     pub psn: u32,
 }
 
-/// What one end measured.
+/// The results of one end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Its requests, as far as it sent any.
+    /// Its requests, if it sent any.
     pub sent: Flow,
     /// What it received (SEND only).
     pub received: Flow,
-    /// What its device and port counted meanwhile.
+    /// Increments of its device's and port's counters meanwhile.
     pub counters: Counts,
 }
 
@@ -313,7 +313,7 @@ impl Report {
 pub struct Flow {
     /// All messages.
     pub messages: u64,
-    /// Those that count for the rate.
+    /// The timed messages.
     pub timed: u64,
     /// The time they took.
     pub elapsed_ns: u64,

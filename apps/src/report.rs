@@ -1,13 +1,13 @@
-//! The table for people.
+//! The table for a terminal.
 
 use crate::counters::Counts;
 use crate::json::Row;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableComponent, presets};
 
-/// What is not there.
+/// An empty cell.
 const NONE: &str = "-";
 
-/// A column: its title, and what a row has in it.
+/// A column: its title, and its value in a row.
 type Column = (&'static str, fn(&Row) -> Option<String>);
 
 /// The rows as a table. Columns in which no row has a value are left out.

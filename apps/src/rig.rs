@@ -1,4 +1,4 @@
-//! The port and the device of a program: opened as the command line says, usable bare and with the stack on it.
+//! The port and the device of a program: opened as the command line says, usable without and with the stack.
 
 use crate::cli::device::{DeviceArgs, DriveArg};
 use crate::counters::Counts;
@@ -13,10 +13,10 @@ use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource, Reactor, VerbsEr
 
 /// How long the peer's end of the link may take to come up.
 const LINK_PATIENCE: Duration = Duration::from_secs(30);
-/// How long a closed device may take to give its queues back.
+/// How long a closed device may take to return its queues.
 const RETURN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Which end of a session a program is: it decides what is not said on the command line.
+/// The end of a session, which determines the defaults of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Listens.
@@ -53,14 +53,14 @@ impl From<verbs::PostError> for AppError {
     }
 }
 
-/// Turns the shards, where that is the measuring thread's work.
+/// Drives the shards, if that is the measuring thread's task.
 #[derive(Debug, Default)]
-pub struct Crank {
+pub struct Driver {
     reactors: Vec<Reactor>,
 }
 
-impl Crank {
-    /// One turn of every shard that nobody else turns.
+impl Driver {
+    /// One turn of every shard that this thread drives.
     #[inline]
     pub fn turn(&mut self) {
         for reactor in &mut self.reactors {
@@ -76,8 +76,8 @@ impl Crank {
         self.turn();
         stop::check()
     }
-    /// Runs `work` on a thread of its own and turns the shards until it is done: peers go on while memory is registered, or
-    /// a terminal takes its time.
+    /// Runs `work` on another thread and drives the shards until it is done: peers get answers while memory is registered, or
+    /// a terminal is slow.
     pub fn meanwhile<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> T {
         if !self.is_mine() {
             return work();
@@ -90,28 +90,28 @@ impl Crank {
             work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
-    /// Whether this thread turns the shards by [`turn`](Self::turn) alone; otherwise polling a completion queue
-    /// may be what turns them.
+    /// Whether this thread drives the shards only by [`turn`](Self::turn); otherwise polling a completion queue may drive
+    /// them.
     #[inline]
     pub fn is_mine(&self) -> bool {
         !self.reactors.is_empty()
     }
 }
 
-/// An open device and the means to turn it.
+/// An open device and the means to drive it.
 #[derive(Debug)]
 pub struct OpenDevice {
-    /// The shards' crank. Before the context, so that it is dropped first.
-    pub crank: Crank,
+    /// Before the context, so that it is dropped first.
+    pub driver: Driver,
     /// The device.
     pub context: Context,
 }
 
 impl OpenDevice {
-    /// Our GID with this index.
+    /// The local GID with this index.
     ///
     /// # Errors
-    /// A sentence that names the GIDs there are.
+    /// A sentence that lists the existing GIDs.
     pub fn gid(&self, index: u8) -> Result<Gid> {
         self.context.query_gid(1, usize::from(index)).map_err(|_| {
             let all = (0..usize::from(u8::MAX)).map_while(|n| self.context.query_gid(1, n).ok());
@@ -121,10 +121,10 @@ impl OpenDevice {
     }
 }
 
-/// Waits until the link of `port` is up, and does `idle` meanwhile.
+/// Waits until the link of `port` is up, and runs `idle` meanwhile.
 ///
 /// # Errors
-/// A sentence when it does not come up; those of `idle`.
+/// A sentence when it does not come up; errors of `idle`.
 pub fn await_link(port: &LentPort, mut idle: impl FnMut() -> Result<()>) -> Result<()> {
     let since = Instant::now();
     while !port.link_up() {
@@ -141,7 +141,7 @@ pub fn await_link(port: &LentPort, mut idle: impl FnMut() -> Result<()>) -> Resu
     Ok(())
 }
 
-/// The port, and the device on it while there is one.
+/// The port, and the device on it while it is open.
 pub struct Rig {
     args: DeviceArgs,
     side: Side,
@@ -153,7 +153,7 @@ impl Rig {
     /// Opens the port and pins the calling thread.
     ///
     /// # Errors
-    /// What is wrong with the options, or with the port.
+    /// Errors of the options, or of the port.
     pub fn open(args: &DeviceArgs, side: Side) -> Result<Self> {
         match args.cores.first() {
             Some(&core) => pin::pin(core)?,
@@ -177,7 +177,7 @@ impl Rig {
         Ok(Self { args: args.clone(), side, device: None, port: LentPort::new(port) })
     }
 
-    /// The options it was opened with.
+    /// Its options.
     pub fn args(&self) -> &DeviceArgs {
         &self.args
     }
@@ -197,12 +197,12 @@ impl Rig {
         Mtu::of_link(self.link_mtu()).unwrap_or(Mtu::Mtu256)
     }
 
-    /// The first of our addresses.
+    /// The first local address.
     pub fn addr(&self) -> IpAddr {
         self.args.ip.first().copied().unwrap_or(self.side.addr()).0
     }
 
-    /// What the port counted.
+    /// The port's counters.
     pub fn stats(&self) -> PortStats {
         self.port.stats()
     }
@@ -219,10 +219,10 @@ impl Rig {
         })
     }
 
-    /// What is to be done while nothing is measured: the host keeps answering its neighbours.
+    /// To be called while nothing is measured: the host keeps answering its neighbours.
     pub fn idle(&mut self) {
         match &mut self.device {
-            Some(device) => device.crank.turn(),
+            Some(device) => device.driver.turn(),
             None => self.port.maintain(),
         }
     }
@@ -245,10 +245,10 @@ impl Rig {
         }
     }
 
-    /// The device, opened on the port if it is not.
+    /// The device, which is opened on the port if necessary.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn device(&mut self) -> Result<&mut OpenDevice> {
         if self.device.is_none() {
             self.device = Some(self.open_device()?);
@@ -272,20 +272,20 @@ impl Rig {
                 DriveArg::Caller => Drive::Caller,
                 DriveArg::Dedicated => Drive::Dedicated { cores: self.shard_cores(shards) },
             },
-            // Numbers of queue pairs that a run can ask for; what is not used costs a few bytes each.
+            // As many queue pairs as a run can request; unused numbers cost a few bytes each.
             qps_per_shard: verbs::limits::QPS_PER_SHARD_MAX,
             stats: self.stats_path()?,
             ..DeviceConfig::default()
         };
         let context = Context::open(config)?;
         context.start()?;
-        let mut crank = Crank::default();
+        let mut driver = Driver::default();
         if args.drive == DriveArg::Embedded {
             for shard in 0..shards {
-                crank.reactors.push(context.reactor(shard)?);
+                driver.reactors.push(context.reactor(shard)?);
             }
         }
-        Ok(OpenDevice { crank, context })
+        Ok(OpenDevice { driver, context })
     }
 
     /// Where the device shows its counters: as given, or where `roce-stat` looks.
@@ -299,8 +299,7 @@ impl Rig {
         }
     }
 
-    /// Cores for the device's own threads: those after the first on the command line, or from our side's usual
-    /// core on.
+    /// Cores for the device's threads: those after the first on the command line, or from this side's default core on.
     fn shard_cores(&self, shards: usize) -> Vec<usize> {
         if self.args.cores.len() > 1 {
             return self.args.cores[1..].iter().copied().cycle().take(shards).collect();
@@ -309,7 +308,7 @@ impl Rig {
         (0..shards).map(|n| (self.side.core() + n) % count).collect()
     }
 
-    /// Everything that the device and its port counted so far.
+    /// All counters of the device and its port.
     pub fn counts(&self) -> Counts {
         let stats = self.port.stats();
         let port = [
@@ -331,19 +330,19 @@ mod tests {
     use super::*;
     use verbs::{Access, QpInitAttr, RcOptions, SendWr, Wc};
 
-    // The work here is a message, which arrives only if somebody turns the shard.
+    // The work here is a message, which arrives only if the shard is driven.
     #[test]
     fn shards_are_turned_while_other_work_goes_on() {
         let config = DeviceConfig { drive: Drive::Embedded, ..DeviceConfig::loopback() };
         let context = Context::open(config).unwrap();
-        let mut crank = Crank { reactors: vec![context.reactor(0).unwrap()] };
+        let mut driver = Driver { reactors: vec![context.reactor(0).unwrap()] };
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(4).unwrap();
         let mr = pd.reg_mr(8, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
         let options = RcOptions { sgid_index: 1, ..RcOptions::default() };
         qp.connect_rc(&qp.endpoint(1).unwrap(), &options).unwrap();
-        let done = crank.meanwhile(|| {
+        let done = driver.meanwhile(|| {
             let sge = [mr.sge(0..8).unwrap()];
             qp.post_send(&[SendWr::write(7, &sge, mr.addr(), mr.rkey()).signaled()]).unwrap();
             let mut done = [Wc::default()];

@@ -1,4 +1,4 @@
-//! SIGINT, SIGTERM and SIGHUP as a flag: every wait looks at it, so that devices are closed and sockets removed.
+//! SIGINT, SIGTERM and SIGHUP as a flag: every wait checks it, so that devices are closed and sockets removed.
 
 use crate::error::{AppError, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -8,10 +8,10 @@ use std::sync::{Arc, LazyLock};
 
 static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Turns the signals into the flag. A second SIGINT or SIGTERM ends the process at once; of SIGHUP a terminal that is
-/// closed sends several.
+/// Installs handlers that set the flag. A second SIGINT or SIGTERM ends the process at once; SIGHUP does not, since a closed
+/// terminal sends several.
 ///
-/// A signal that whoever started the program wants it to ignore is left alone: `nohup roce-perf server` goes on.
+/// An ignored signal stays ignored: `nohup roce-perf server` survives its terminal.
 ///
 /// # Errors
 /// When the system refuses a handler.
@@ -23,7 +23,7 @@ pub fn install() -> Result<()> {
             continue;
         }
         if signal != SIGHUP {
-            // Handlers run in the order of their registration: the first signal finds the flag not set.
+            // Handlers run in the order of their registration: at the first signal, this one finds the flag not set.
             flag::register_conditional_shutdown(signal, 130, Arc::clone(&STOP)).map_err(refused)?;
         }
         flag::register(signal, Arc::clone(&STOP)).map_err(refused)?;
@@ -38,16 +38,16 @@ fn ignored() -> u64 {
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Whether the program was asked to end.
+/// Whether a signal has requested the end of the program.
 #[inline]
 pub fn requested() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// [`AppError::Interrupted`] when the program was asked to end.
+/// [`AppError::Interrupted`] after such a signal.
 ///
 /// # Errors
-/// That one alone.
+/// Only that one.
 #[inline]
 pub fn check() -> Result<()> {
     if requested() { Err(AppError::Interrupted) } else { Ok(()) }

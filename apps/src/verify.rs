@@ -1,17 +1,17 @@
-//! The pattern that `--verify` writes and checks: every message has its own, so that a lost, doubled or
-//! swapped message shows as well as a damaged byte.
+//! The pattern that `--verify` writes and checks: it differs for every message, so that lost, duplicated or swapped messages
+//! are detected as well as damaged bytes.
 //!
-//! Long messages are written and checked a slice at a time, with a turn of the shards between two: a peer takes a host that
-//! says nothing for as long as half a gigabyte takes for gone.
+//! Long messages are written and checked in slices, with a turn of the shards between two: half a gigabyte takes so long that
+//! the peer would count a silent host as dead.
 
 use crate::error::{AppError, Result};
 use std::ops::Range;
 use verbs::Mr;
 
-/// Bytes that are written or looked at between two turns, at most: some tens of microseconds.
+/// Bytes that are written or checked between two turns, at most: some tens of microseconds.
 pub const SLICE: usize = 64 << 10;
 
-/// Which message: its number, and its stream (a queue pair's number in the run, and a direction).
+/// Identifies a message: its number, and its stream (a queue pair's number in the run, and a direction).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Which {
     /// The stream.
@@ -35,7 +35,7 @@ impl Which {
         }
     }
 
-    /// Checks that `data` are its bytes from `at`, a multiple of 8, on, of `len` altogether.
+    /// Checks that `data` are its bytes from `at`, a multiple of 8, on; `len` is the length of the message.
     ///
     /// # Errors
     /// [`AppError::Verify`] with the place of the first wrong byte.
@@ -57,7 +57,7 @@ impl Which {
     }
 }
 
-/// Goes through memory a slice at a time.
+/// Processes memory in slices.
 #[derive(Debug, Default)]
 pub struct Slices {
     scratch: Vec<u8>,
@@ -66,11 +66,11 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Calls `work` for `0..len` in slices, and `turn` so often that no more than [`SLICE`] bytes come between two calls,
-    /// those of earlier messages included.
+    /// Calls `work` for `0..len` in slices, and `turn` so often that at most [`SLICE`] bytes are between two calls, including
+    /// those of earlier messages.
     ///
     /// # Errors
-    /// Those of both.
+    /// Those of both functions.
     pub fn each(
         &mut self,
         len: usize,
@@ -85,7 +85,7 @@ impl Slices {
             }
             let n = (len - at).min(SLICE - self.since);
             work(&mut self.scratch, at..at + n)?;
-            // In whole words, as messages are made of them.
+            // In whole words, which messages consist of.
             (at, self.since) = (at + n, (self.since + n).next_multiple_of(8));
         }
         Ok(())
@@ -94,7 +94,7 @@ impl Slices {
     /// Writes a message of `len` bytes to `offset` in `mr`.
     ///
     /// # Errors
-    /// Those of `turn`; memory that is not there.
+    /// Those of `turn`; an invalid range.
     pub fn write(
         &mut self,
         mr: &Mr,
@@ -113,7 +113,7 @@ impl Slices {
     /// Checks a message of `len` bytes at `offset` in `mr`.
     ///
     /// # Errors
-    /// [`AppError::Verify`] with the place of the first wrong byte; those of `turn`; memory that is not there.
+    /// [`AppError::Verify`] with the place of the first wrong byte; those of `turn`; an invalid range.
     pub fn check(
         &mut self,
         mr: &Mr,
@@ -132,7 +132,7 @@ impl Slices {
     /// Sets `len` bytes at `offset` in `mr` to `value`.
     ///
     /// # Errors
-    /// Those of `turn`; memory that is not there.
+    /// Those of `turn`; an invalid range.
     pub fn set(
         &mut self,
         mr: &Mr,
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    // A peer takes a host that takes no turn for gone: whatever is written or checked, turns come in between.
+    // A peer counts a host that makes no turns as dead: there must be turns between slices that are written or checked.
     #[test]
     fn no_more_than_a_slice_is_written_or_checked_between_two_turns() {
         let context = Context::open(DeviceConfig::loopback()).unwrap();

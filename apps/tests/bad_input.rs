@@ -1,4 +1,4 @@
-//! What goes wrong ends in one sentence and an exit code, and leaves nothing behind.
+//! Errors end in one sentence and an exit code, and leave nothing behind.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn missing_dpdk_devices() {
     run(PERF, &["server", "--oob-port", &tcp, "--port", "dpdk:0000:ff:1f.7"]).bad("0000:ff:1f.7");
 }
 
-// As the user nobody, which a test that runs as root can become.
+// As user `nobody`, which a test that runs as root can become.
 #[test]
 fn no_permission() {
     let id = Command::new("id").arg("-u").output().unwrap();
@@ -61,7 +61,7 @@ fn no_permission() {
         return;
     }
     let bench = Bench::new(Link::Unix);
-    // The build's directory may be out of nobody's reach.
+    // The user `nobody` may have no access to the build's directory.
     let program = bench.path("roce-perf");
     std::fs::copy(PERF, &program).unwrap();
     let tcp = free_port().to_string();
@@ -95,7 +95,7 @@ fn wait_for(path: &std::path::Path) {
     until(|| path.exists().then_some(()));
 }
 
-/// Waits until a measurement is under way: a fixed sleep would end before a client on a busy machine has connected.
+/// Waits until a measurement is running: a fixed sleep would end before a client on a busy machine has connected.
 fn wait_for_traffic(pcap: &std::path::Path) {
     until(|| (std::fs::metadata(pcap).map_or(0, |file| file.len()) >= 64 << 10).then_some(()));
 }
@@ -127,7 +127,7 @@ fn a_server_that_is_killed_and_started_again() {
         {
             wait_for(&bench.server_socket());
             let pcap = bench.path(&format!("frames{n}.pcap"));
-            // Far longer than the test waits: what ends it is the server's end.
+            // Far longer than the test waits: the server's end ends it.
             let args =
                 ["--op", op, "--mode", mode, "-D", "50m", "--retry", "3", "--pcap", pcap.to_str().unwrap()];
             let client = bench.perf_client(&args);
@@ -137,7 +137,7 @@ fn a_server_that_is_killed_and_started_again() {
             let told =
                 client.stderr.contains("RETRY_EXC_ERR") || client.stderr.contains("closed the connection");
             assert!(told, "{link:?} {op} {mode}: {}", client.all());
-            // Its successor finds the socket file of the dead one.
+            // The next server finds the socket file of the dead one.
             server = bench.perf_server(&[]);
             bench.perf_client(&["--op", op, "-n", "20", "--verify"]).finish().good();
         }
@@ -172,7 +172,7 @@ fn a_client_may_start_before_its_server() {
     }
 }
 
-// With rdma_cm the exchange is RDMA itself, which says nothing of a peer that is gone while nothing is outstanding.
+// With rdma_cm the exchange is RDMA itself, which does not detect a dead peer while no request is outstanding.
 #[test]
 fn a_client_of_rdma_cm_that_is_killed_does_not_take_the_server_along() {
     for &link in Link::ALL {
@@ -189,7 +189,7 @@ fn a_client_of_rdma_cm_that_is_killed_does_not_take_the_server_along() {
     }
 }
 
-/// Both ends of a wait: it ends by itself, and by a signal long before that.
+/// Two ends of a wait: its timeout, and a signal long before that.
 fn waits_as_told(bench: &Bench, wait: &str, args: &[&str], says: &str) {
     let run_with = |wait| common::Running::start(PERF, &[&["client", "--wait", wait][..], args].concat());
     let end = run_with(wait).finish().bad(says);
@@ -202,7 +202,7 @@ fn waits_as_told(bench: &Bench, wait: &str, args: &[&str], says: &str) {
     assert_eq!(patient.code, Some(130), "{}", patient.all());
 }
 
-// A server of any kind that is there, listens and never takes the connection.
+// Servers of each kind that run and listen, but never accept the connection.
 #[test]
 fn the_wait_for_a_server_that_does_not_answer_ends_when_it_should() {
     use verbs::{Context, DeviceConfig, Drive, port::PortSpec, rdma_cm::PortSpace};
@@ -224,7 +224,7 @@ fn the_wait_for_a_server_that_does_not_answer_ends_when_it_should() {
     id.listen(0).unwrap();
     waits_as_told(&bench, "1s", &[&base[..], &["-R", "10.77.0.1"]].concat(), "within 1s: 10.77.0.1");
     id.destroy().unwrap();
-    // Long enough for the refusal to come.
+    // Long enough for the refusal to arrive.
     waits_as_told(
         &bench,
         "10s",
@@ -233,7 +233,7 @@ fn the_wait_for_a_server_that_does_not_answer_ends_when_it_should() {
     );
 }
 
-// What is refused says what does not fit, and both ends' numbers; what fits needs no option.
+// A refusal names both ends' MTUs; without the option the ends agree on one.
 #[test]
 fn two_link_mtus_are_told_or_agreed_on() {
     let bench = Bench::new(Link::Unix);
@@ -249,7 +249,7 @@ fn two_link_mtus_are_told_or_agreed_on() {
     bench.perf_client(&["-n", "20"]).finish().good();
 }
 
-// Also one whose client does nothing any more, and lives.
+// Also one whose client is alive, but does nothing.
 #[test]
 fn a_signal_ends_a_server_in_the_middle_of_a_session() {
     for by_cm in [true, false] {
@@ -279,17 +279,17 @@ fn strangers_at_the_tcp_port() {
         let _ = stranger.write_all(junk);
     }
     bench.perf_client(&["-n", "20"]).finish().good();
-    // Those who say nothing, or say it slowly, wait beside the others and not before them.
+    // Silent and slow peers wait beside the others and not in front of them.
     let mut silent: Vec<_> =
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", bench.tcp)).unwrap()).collect();
     for slow in &mut silent[50..] {
         let _ = slow.write_all(b"{\"type\":");
     }
-    // One after the other they would have 10 s each: longer than any run may take.
+    // In sequence they would have 10 s each: longer than any run may take.
     bench.perf_client(&["-n", "20"]).finish().good();
 }
 
-// Each program says to the other one's clients what it is, and serves its own afterwards.
+// Each program refuses the other one's clients with its name, and serves its own afterwards.
 #[test]
 fn a_client_of_another_program_ends_no_server() {
     let bench = Bench::new(Link::Unix);
@@ -308,7 +308,7 @@ fn a_client_of_another_program_ends_no_server() {
     assert!(server.stderr.contains("a message of roce-perf"), "{}", server.all());
 }
 
-// What a client may take of a server has bounds, which both ends are told.
+// A session's use of a server is limited, and both ends report it.
 #[test]
 fn a_session_has_a_budget_of_time_and_memory() {
     let bench = Bench::new(Link::Unix);

@@ -1,4 +1,4 @@
-//! What `--pcap` writes, as tshark understands it.
+//! The files of `--pcap`, as tshark decodes them.
 
 mod common;
 
@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Fields of every frame that `filter` lets through, one line each; `None` without tshark.
+/// Fields of every frame that matches `filter`, one line each; `None` without tshark.
 fn tshark(pcap: &Path, filter: &str, fields: &[&str]) -> Option<Vec<String>> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(pcap).args(["-Y", filter, "-T", "fields"]);

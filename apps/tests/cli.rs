@@ -1,4 +1,4 @@
-//! The command lines: what is taken, what is refused and with which sentence.
+//! The command lines: what is accepted, what is refused and with which sentence.
 
 use apps::cli::interop::InteropCli;
 use apps::cli::perf::{PerfCli, PerfCommand};
@@ -36,7 +36,7 @@ fn help_teaches_by_example() {
     }
 }
 
-/// What each option and argument that takes an address must take, by the name that its help gives the value.
+/// The texts that options and arguments with an address must accept, by the name of the value in the help.
 fn addresses(value: &str, option: &str) -> &'static [&'static str] {
     match (value, option) {
         ("ADDR", "gateway") => &["10.0.0.1"],
@@ -241,7 +241,7 @@ fn pingpong_has_the_stock_tools_options() {
     assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, 1, None));
 }
 
-// Whoever wants clients from other machines says so; the help does, too.
+// A server for clients on other machines needs an option; the help says so, too.
 #[test]
 fn servers_listen_on_this_machine_alone_unless_told_otherwise() {
     let perf = |args: &[&str]| match PerfCli::try_parse_from([&["roce-perf", "server"], args].concat())

@@ -24,7 +24,7 @@ fn pingpong(link: Link, extra: &[&str]) {
     assert_eq!((rows.len(), &rows[0]["op"]), (1, &"pingpong".into()));
     let pcap = std::fs::read(&pcap).unwrap();
     assert!(pcap.len() > 100 * 1024, "{} bytes captured", pcap.len());
-    // In the byte order that the magic number tells, the last word of the header is the link type.
+    // In the byte order of the magic number, the last word of the header is the link type.
     let word = if pcap[0] == 0xa1 { u32::from_be_bytes } else { u32::from_le_bytes };
     assert_eq!(word(pcap[20..24].try_into().unwrap()), 1, "link type Ethernet");
 }
@@ -36,7 +36,7 @@ fn pingpong_over_every_link() {
     }
 }
 
-// Messages of a measurement that began before used up their retries on the way to nobody.
+// Messages of a measurement that began earlier used up their retries while no peer was reachable.
 #[test]
 fn a_measurement_begins_when_both_ends_of_the_link_are_up() {
     let bench = Bench::new(Link::Unix);
@@ -79,7 +79,7 @@ fn pingpong_in_every_drive_and_odd_sizes() {
     }
 }
 
-// A datagram is one packet, whatever path MTU is asked for.
+// A datagram is one packet, whatever the path MTU option.
 #[test]
 fn a_datagram_longer_than_a_packet_is_refused_before_anything_is_sent() {
     let bench = Bench::new(Link::Unix);
@@ -89,7 +89,7 @@ fn a_datagram_longer_than_a_packet_is_refused_before_anything_is_sent() {
     assert!(end.stderr.contains("of at most 4096 bytes"), "{}", end.all());
 }
 
-/// Takes a client of roce-pingpong's exchange: it learns an address at which nobody answers.
+/// Accepts a client of roce-pingpong's exchange, and gives it an address that no host has.
 fn strand(listener: &std::net::TcpListener) {
     use std::io::{Read, Write};
     let mut stream = listener.accept().unwrap().0;
@@ -101,8 +101,8 @@ fn strand(listener: &std::net::TcpListener) {
     stream.read_exact(&mut line[..5]).unwrap();
 }
 
-// Neither end of an unreliable game can tell a repeat from the next message: the one that waits gives up, says why and
-// what it counted. Here the peer exchanges addresses and never sends a frame.
+// Neither end of an unreliable run can distinguish a repeat from the next message: the one that waits gives up, and reports
+// why and its counts. Here the peer exchanges addresses and never sends a frame.
 #[test]
 fn an_unreliable_pingpong_gives_up_when_a_message_is_lost() {
     let bench = Bench::new(Link::Unix);
@@ -126,7 +126,7 @@ fn an_unreliable_pingpong_gives_up_when_a_message_is_lost() {
     }
 }
 
-// As the stock tool, whose scripts look for the number and the tag.
+// Like the stock tool, whose scripts search for the number and the tag.
 #[test]
 fn a_failed_completion_is_told_with_its_number() {
     let bench = Bench::new(Link::Unix);
@@ -138,7 +138,7 @@ fn a_failed_completion_is_told_with_its_number() {
     client.finish().bad("Failed status RETRY_EXC_ERR (12) for wr_id 2");
 }
 
-// As the stock tool: the connection over which both have told their addresses is all that a game needs.
+// Like the stock tool: a run needs only the connection over which both have exchanged their addresses.
 #[test]
 fn the_next_server_may_listen_while_a_game_goes_on() {
     use std::io::{Read, Write};
@@ -154,7 +154,7 @@ fn the_next_server_may_listen_while_a_game_goes_on() {
     drop(first);
 }
 
-/// Carries frames from one end of a pair to the other until `stop`, those that `takes` wants.
+/// Forwards frames from one end of a pair to the other until `stop`, those that `takes` accepts.
 fn carry(from: &UnixDatagram, to: &str, stop: &AtomicBool, mut takes: impl FnMut(&[u8]) -> bool) {
     let mut frame = [0; 8192];
     from.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
@@ -166,7 +166,7 @@ fn carry(from: &UnixDatagram, to: &str, stop: &AtomicBool, mut takes: impl FnMut
     }
 }
 
-// A peer that had no core for longer than the stack asks for its Ethernet address. What never left can be sent again.
+// A peer that had no core for longer than the stack's address resolution lasts. A message that never left can be sent again.
 #[test]
 fn an_unreliable_message_that_could_not_leave_goes_out_again() {
     for transport in ["ud", "uc"] {
@@ -199,7 +199,7 @@ fn an_unreliable_message_that_could_not_leave_goes_out_again() {
     }
 }
 
-// A peer's kernel that looks a route up when it hears of us needs its carrier by then.
+// A peer's kernel that looks up a route when it gets the address needs its carrier by then.
 #[test]
 fn pingpong_exchanges_addresses_once_the_link_is_up() {
     use std::io::{ErrorKind, Read};
@@ -218,8 +218,8 @@ fn pingpong_exchanges_addresses_once_the_link_is_up() {
     client.kill();
 }
 
-// The stock tool closes its TCP connection right after the exchange, so that says nothing about the messages. Here a
-// relay does the same, and loses the acknowledgement of the last message once.
+// The stock tool closes its TCP connection right after the exchange, so that means nothing for the messages. Here a relay
+// does the same, and loses the acknowledgement of the last message once.
 #[test]
 fn pingpong_stays_to_repeat_its_last_acknowledgement_when_the_peer_closed_early() {
     use std::io::{Read, Write};
@@ -269,7 +269,7 @@ fn perf(link: Link, args: &[&str]) -> Vec<serde_json::Value> {
     perf_with(link, &[], args).0
 }
 
-/// The rows, and what the client printed.
+/// The rows, and the client's output.
 fn perf_with(link: Link, both: &[&str], args: &[&str]) -> (Vec<serde_json::Value>, String) {
     let bench = Bench::new(link);
     let json = bench.path("rows.json");
@@ -354,12 +354,13 @@ fn several_queue_pairs_both_ways() {
     }
 }
 
-// Taken 32 at a time, completions piled up behind turns that bring four times as many, and receives were posted too late.
+// When taken 32 at a time, completions piled up after turns that deliver four times as many, and receives were reposted too
+// late.
 #[test]
 fn a_rate_of_sends_always_finds_receives() {
     for &link in Link::ALL {
         let args = ["--op", "send", "--mode", "rate", "--qps", "16", "--duration", "300ms"];
-        // A Unix socket holds some ten frames: a thousand would be waiting for a peer that has no core just now.
+        // A Unix socket holds some ten frames: a thousand could not wait for a peer that has no core at the moment.
         let few: &[&str] = if link == Link::Unix { &["-t", "8"] } else { &[] };
         let rows = perf(link, &[&args[..], few].concat());
         assert_eq!(rows[0]["rnr"], 0, "{}", rows[0]);
@@ -383,7 +384,7 @@ fn queue_pairs_visited_at_random() {
     }
 }
 
-// Every queue pair from one queue, with either pattern and both ways; other operations take nothing from it.
+// All queue pairs share one receive queue, with either pattern and both ways; other operations take nothing from it.
 #[test]
 fn a_shared_receive_queue() {
     for &link in Link::ALL {
@@ -408,7 +409,7 @@ fn visits_with_many_queue_pairs_few_and_in_every_drive() {
         ("3", &["--pattern", "random", "-n", "100", "-b"]),
         ("1", &["--pattern", "random", "-n", "100", "--visit", "7"]),
     ] {
-        // A Unix socket holds some ten frames: more would be waiting for a peer that has no core just now.
+        // A Unix socket holds some ten frames: more could not wait for a peer that has no core at the moment.
         let common = ["--mode", "rate", "--in-flight", "4", "-q", qps];
         let rows = perf(Link::Unix, &[&common[..], extra].concat());
         assert_eq!(rows[0]["qps"].to_string(), qps);
@@ -522,7 +523,7 @@ fn perf_connects_by_rdma_cm() {
         );
         assert!(rows.iter().all(|row| row["mtu"] == if drive == "embedded" { 4096 } else { 1024 }));
     }
-    // What cannot be: raw frames beside an open device, a host name.
+    // Impossible options: raw frames beside an open device, a host name.
     for (args, part) in [
         (&["client", "-R", "--limit", "10.77.0.1"][..], "cannot be used with"),
         (&["client", "-R", "--port", "loopback", "localhost"], "the server's RDMA address"),

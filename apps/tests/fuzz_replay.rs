@@ -1,11 +1,11 @@
-//! Replays what fuzzing the session of `roce-perf` found worth keeping, and changes it a little, on stable Rust.
+//! Replays the saved inputs of the fuzz targets for the session of `roce-perf`, and mutations of them, on stable Rust.
 //!
-//! `stack/fuzz/corpus/TARGET.hex` has an input a line; `FUZZ_RUNS` sets how many changed inputs follow.
+//! `stack/fuzz/corpus/TARGET.hex` has one input per line; `FUZZ_RUNS` sets how many mutated inputs follow.
 
 use apps::fuzz::TARGETS;
 use std::fmt::Write;
 
-/// Bytes of memory that an input may take at a time: a few of the longest lines, whatever it says.
+/// Bytes of memory that an input may use at a time: a few of the longest lines, whatever its messages.
 const MEMORY_MAX: u64 = 64 << 20;
 
 fn corpus(name: &str) -> Vec<Vec<u8>> {
@@ -26,7 +26,7 @@ fn hex(input: &[u8]) -> String {
     })
 }
 
-/// Numbers that are the same every time (xorshift).
+/// A fixed sequence of numbers (xorshift).
 struct Numbers(u64);
 
 impl Numbers {
@@ -82,7 +82,7 @@ fn fuzz_corpus_session_bytes() {
     replay("session_bytes");
 }
 
-// Goal: a target that is added is replayed too.
+// Goal: a new target is replayed too.
 #[test]
 fn every_target_is_replayed() {
     let me = include_str!("fuzz_replay.rs");

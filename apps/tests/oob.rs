@@ -1,4 +1,4 @@
-//! The out-of-band channels, fed with what a stranger may send.
+//! The out-of-band channels, with input that other programs may send.
 
 use apps::error::AppError;
 use apps::oob::{self, Channel, GREETING_MAX, LINE_MAX, OobError};
@@ -27,7 +27,7 @@ fn recv(channel: &mut Channel) -> Result<Message, OobError> {
     }
 }
 
-/// What a channel says to these bytes and the end of the stream.
+/// The error of a channel for these bytes and the end of the stream.
 fn said_to(bytes: &[u8]) -> String {
     let (mut stranger, ours) = pair();
     let bytes = bytes.to_vec();
@@ -82,7 +82,7 @@ fn strangers_are_refused_with_a_sentence() {
 
 #[test]
 fn an_endless_line_is_cut_off() {
-    // Nobody may say much before it is known who speaks.
+    // A peer may not send much before it has identified itself.
     let endless = vec![b'{'; LINE_MAX + 1];
     assert!(said_to(&endless).contains(&format!("more than {GREETING_MAX} bytes")));
     let (mut stranger, ours) = pair();
@@ -94,7 +94,7 @@ fn an_endless_line_is_cut_off() {
     writer.join().unwrap();
 }
 
-// A session has its time, whatever the other end does: also one that sends a byte now and then.
+// A session has a time limit, whatever the other end does: also if it sends a byte now and then.
 #[test]
 fn a_session_that_lasts_too_long_is_ended() {
     let (mut slow, ours) = pair();
@@ -113,7 +113,7 @@ fn a_session_that_lasts_too_long_is_ended() {
     assert!(error.contains("200ms") && error.contains("--max-session"), "{error}");
 }
 
-// What the other end says is shown on a terminal, which it must not control or fill.
+// Texts of the other end are shown on a terminal, which they must not control or fill.
 #[test]
 fn sentences_of_the_other_end_are_short_and_plain() {
     let reason = format!("\x1b[2J\u{9b}31m{}", "x".repeat(9000));
@@ -198,7 +198,7 @@ fn the_client_speaks_first_and_says_done() {
     assert_eq!((theirs.qpn, theirs.psn), (0x11, 0xe493e4));
 }
 
-/// A pingpong server in a thread: where it listens, and what becomes of it.
+/// A pingpong server in a thread: its address, and its result.
 fn pingpong_server() -> (SocketAddr, JoinHandle<(Destination, Vec<u32>)>) {
     let listener = oob::listen("127.0.0.1", 0).unwrap();
     let addr = listener.local_addr().unwrap();
@@ -231,7 +231,8 @@ fn the_server_connects_before_it_answers() {
     assert_eq!((theirs.qpn, connected), (0x11, vec![0x11]));
 }
 
-// Whoever is no client, or goes away in the middle, is told so and ends nothing; one that is silent keeps nobody waiting.
+// A peer that is no client, or vanishes during the exchange, is refused with the reason and ends nothing; a silent one delays
+// no client.
 #[test]
 fn a_pingpong_server_outlives_those_who_are_no_pingpong() {
     let (addr, server) = pingpong_server();
@@ -271,7 +272,7 @@ fn a_pingpong_server_outlives_those_who_are_no_pingpong() {
     assert_eq!((theirs.qpn, connected), (0x12, vec![0x11, 0, 0x11, 0, 0x12]));
 }
 
-// The words of a server of another kind, as far as it has any.
+// The text of a server of another kind, if it sent any.
 #[test]
 fn a_pingpong_client_says_what_a_wrong_server_said() {
     for (answer, part) in [

@@ -1,5 +1,5 @@
-//! What README.md and the pages for users show is true: their code is that of the example, and their command lines are ones
-//! the programs take.
+//! README.md and the pages for users are true: their code is that of the example, and the programs accept their command
+//! lines.
 
 use apps::cli::perf::PerfCli;
 use apps::cli::pingpong::PingpongCli;

@@ -13,7 +13,7 @@ use verbs::{Access, Context, Cq, DeviceConfig, Mr, Qp, QpInitAttr, RcOptions, Re
 
 const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
 
-/// A queue pair that is connected to itself, on a device that shows itself.
+/// A queue pair that is connected to itself, on a device with a statistics socket.
 struct Stack {
     qp: Qp,
     cq: Cq,
@@ -156,7 +156,7 @@ fn mistakes_are_explained() {
     run(PINGPONG, &["--port", "loopback", "--stats=/nonexistent/s", "host"]).bad("no directory /nonexistent");
 }
 
-// Somebody else's socket that sends anything but a snapshot.
+// Another program's socket that sends anything but a snapshot.
 #[test]
 fn what_is_no_stack_is_refused() {
     use std::io::Write;
@@ -184,7 +184,7 @@ fn stat_in(runtime: &Path, args: &[&str]) -> Finished {
     command.args(args).env("XDG_RUNTIME_DIR", runtime).output().unwrap().into()
 }
 
-// The option without a path, and no path to look at: both know the place.
+// The option without a path, and roce-stat without one: both use the same directory.
 #[test]
 fn a_program_with_the_option_is_found() {
     let bench = Bench::new(Link::Unix);
@@ -210,7 +210,7 @@ fn a_program_with_the_option_is_found() {
     };
     let stack = &line["stacks"][0];
     let pid = server.id();
-    // It dies without a chance to tidy up; the next look does.
+    // It dies without a cleanup; the next search removes its socket.
     server.kill().unwrap();
     server.wait().unwrap();
     assert_eq!((&stack["pid"], &stack["program"]), (&pid.into(), &"roce-pingpong".into()));
@@ -219,7 +219,7 @@ fn a_program_with_the_option_is_found() {
     assert_eq!(std::fs::read_dir(runtime.join("roce")).unwrap().count(), 0);
 }
 
-// Nobody else may put a socket where we look.
+// No other user may put a socket where roce-stat looks.
 #[test]
 fn a_directory_of_others_is_not_trusted() {
     use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,5 @@
-//! Programs whose terminal, reader or disk goes away, and signals: each ends at once, or goes on where that is what is
-//! wanted, and none panics.
+//! Programs whose terminal, reader or disk goes away, and signals: each ends at once, or continues where that is intended,
+//! and none panics.
 
 mod common;
 
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 
 const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
 
-/// A terminal as a window is one: what it shows, and closing it.
+/// A terminal like a window: its output, and how to close it.
 struct Terminal {
     path: String,
     shown: Arc<Mutex<String>>,
@@ -44,7 +44,7 @@ impl Terminal {
                 let mut fds = [PollFd::new(&master, PollFlags::IN)];
                 let slice = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
                 if poll(&mut fds, Some(&slice)).unwrap() > 0 {
-                    // It fails while no program has the terminal.
+                    // Fails while no program has the terminal open.
                     let n = master.read(&mut bytes).unwrap_or(0);
                     to.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..n]));
                 }
@@ -92,7 +92,7 @@ fn interrupted(end: &Finished) {
     assert_eq!(end.code, Some(130), "{}", end.all());
 }
 
-/// A program that shows itself and waits for a client.
+/// A program with a statistics socket that waits for a client.
 fn shown(bench: &Bench) -> (Running, String) {
     let stats = bench.path("stats").display().to_string();
     let (port, tcp) = (bench.server_port(), bench.tcp.to_string());
@@ -131,7 +131,7 @@ fn roce_stat_ends_with_one_signal_and_gives_the_terminal_back() {
     }
 }
 
-// A process that is stopped accepts nobody, and who connects waits for it.
+// A stopped process does not accept, and a client's connect waits for it.
 #[test]
 fn roce_stat_ends_with_one_signal_while_a_stack_does_not_answer() {
     let bench = Bench::new(Link::Unix);
@@ -149,7 +149,7 @@ fn roce_stat_ends_with_one_signal_while_a_stack_does_not_answer() {
     };
     while !full(&mut waiting) {}
     let mut stat = Running::start(STAT, &["--once", path.to_str().unwrap()]);
-    // It looks at signals once it has its handlers.
+    // It reacts to signals only after it has installed its handlers.
     until(|| {
         let status = std::fs::read_to_string(format!("/proc/{}/status", stat.id())).unwrap();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_owned();
@@ -159,7 +159,7 @@ fn roce_stat_ends_with_one_signal_while_a_stack_does_not_answer() {
     interrupted(&stat.finish());
 }
 
-// A bar is drawn by a thread of its own; the server is not concerned, and serves the next.
+// The bar is drawn by a separate thread; the server is not affected, and serves the next client.
 #[test]
 fn a_measurement_ends_with_its_terminal_or_without_a_panic() {
     let bench = Bench::new(Link::Unix);
@@ -177,7 +177,7 @@ fn a_measurement_ends_with_its_terminal_or_without_a_panic() {
     bench.perf_client(&["-n", "20"]).finish().good();
 }
 
-// A game between two ends that always find something to do.
+// A run between two ends that are never idle.
 #[test]
 fn a_game_ends_with_one_signal() {
     for signal in [Signal::HUP, Signal::TERM, Signal::INT] {
@@ -197,7 +197,7 @@ fn a_game_ends_with_one_signal() {
     }
 }
 
-// Who starts a program so that it outlives the terminal is taken at his word.
+// A program that was started to outlive its terminal must do so.
 #[test]
 fn a_server_that_is_to_ignore_the_end_of_its_terminal_goes_on() {
     let bench = Bench::new(Link::Unix);
@@ -248,13 +248,13 @@ fn nobody_reads() {
         json.to_str().unwrap(),
         "127.0.0.1",
     ];
-    // The results are in the file all the same.
+    // The results are in the file nevertheless.
     let server = Running::spawn(Command::new(PERF).args(server).stderr(unread()));
     let client = Running::spawn(Command::new(PERF).args(client).stdout(unread()).stderr(Stdio::piped()));
     client.finish().good();
     server.finish().good();
     assert_eq!(common::rows(&json).len(), 1);
-    // What it prints first nobody reads: there is no game.
+    // Its first output cannot be written: it does not run.
     let pingpong = Running::spawn(
         Command::new(PINGPONG)
             .args(["--port", "loopback", "-p", &tcp, "127.0.0.1"])
@@ -263,7 +263,7 @@ fn nobody_reads() {
     );
     let end = pingpong.finish().good();
     assert_eq!(end.stderr, "");
-    // An error that nobody reads is still an error.
+    // An error that cannot be printed is still an error.
     let wrong = Running::spawn(
         Command::new(PERF)
             .args(["client", "--port", "loopback", "--wait", "1ms", "127.0.0.1:1"])

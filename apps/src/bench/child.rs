@@ -1,4 +1,4 @@
-//! Programs that are started, waited for, and never left behind.
+//! Child processes: started, waited for, and never left running.
 
 use crate::error::{AppError, Result};
 use crate::stop;
@@ -11,15 +11,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a running program is looked at.
+/// How often a running program is polled.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A program that ends with this value.
+/// A program that is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Guard(Child);
 
 impl Guard {
-    /// Starts a program whose output nobody reads.
+    /// Starts a program without reading its output.
     ///
     /// # Errors
     /// When it does not start.
@@ -39,11 +39,11 @@ impl Drop for Guard {
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Errors
-/// When it does not start, does not end in `limit`, or fails, with what it said; [`AppError::Interrupted`].
+/// When it does not start, does not end in `limit`, or fails, with its error output; [`AppError::Interrupted`].
 pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut guard = Guard(command.spawn().map_err(|e| failed(command, &e.to_string()))?);
-    // Read by threads of their own: a full pipe would stop the program.
+    // Read by separate threads: a full pipe would stop the program.
     let read = |pipe: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -70,7 +70,7 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     if status.success() {
         return Ok(out);
     }
-    // A program that explains its usage says first what is wrong.
+    // A program that prints its usage prints the error first.
     let said = err.trim().lines().find(|l| !l.is_empty()).unwrap_or_default();
     Err(failed(command, &format!("{status}: {said}")))
 }
@@ -79,19 +79,19 @@ fn failed(command: &Command, why: &str) -> AppError {
     AppError::Setup(format!("{}: {why}", command.get_program().display()))
 }
 
-/// Where ports are looked for: below those that the system gives to outgoing connections. A client that comes before its
-/// server could be given the very port that it connects to, and be connected to itself.
+/// Range of the ports: below those that the system uses for outgoing connections. A client that starts before its server
+/// could be given the very port that it connects to, and be connected to itself.
 const PORTS: Range<u16> = 10_000..30_000;
 
-/// A TCP port that nobody listened on a moment ago; another one each time.
+/// A TCP port on which no program listened a moment ago; another one each time.
 ///
 /// # Errors
-/// When none of many is free.
+/// When none of many ports is free.
 pub fn free_port() -> Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut why = None;
     for _ in 0..1000 {
-        // Programs that begin at once begin in different places.
+        // Programs that start at the same time begin at different ports.
         let at = std::process::id().wrapping_mul(61).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = PORTS.start + (at % u32::from(PORTS.end - PORTS.start)) as u16;
         match bound(port) {
@@ -103,9 +103,9 @@ pub fn free_port() -> Result<u16> {
     Err(AppError::Setup(format!("no TCP port on 127.0.0.1 from {} to {}: {why}", PORTS.start, PORTS.end)))
 }
 
-/// A socket that has a port, if nobody listens on it. It never listens itself: a child that another thread starts meanwhile has
-/// the socket, too, until it executes its program, and a port on which somebody listens is nobody else's, while one that is only
-/// bound is.
+/// A socket bound to a port, if no program listens there. It never listens itself: a child process that another thread starts
+/// meanwhile inherits the socket until it executes its program, and a port with a listening socket is taken for all others,
+/// while one with a bound socket is not.
 fn bound(port: u16) -> rustix::io::Result<OwnedFd> {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -136,7 +136,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         assert!(bound(port).is_err(), "somebody listens");
         drop(listener);
-        // As a child has it that was started at the wrong moment.
+        // As if inherited by a child process that was started at the wrong moment.
         let _held = bound(port).unwrap();
         TcpListener::bind(("127.0.0.1", port)).unwrap();
     }

@@ -1,18 +1,18 @@
-//! How much of the two cores there is: a virtual machine's core may be half of a real one, whose other half somebody else
-//! uses at one moment and nobody at the next.
+//! How much of the two cores is available: a virtual machine's core may be half of a real one, whose other half is in use by
+//! others at one moment and idle at the next.
 
 use crate::pin;
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// The cores that everything is measured on: the server's and the client's.
+/// The cores of all measurements: the server's and the client's.
 pub const CORES: [usize; 2] = [0, 1];
 /// Rounds of a piece of work: about a tenth of a millisecond.
 const ROUNDS: u32 = 50_000;
-/// Pieces, of which the quickest counts: whatever else runs for a moment is not what is looked for.
+/// Pieces, of which the fastest counts: short disturbances are not of interest.
 const PIECES: usize = 3;
-/// A core is whole if it does at least this part of what was seen at best.
+/// A core is whole if it reaches at least this part of its best speed.
 pub const WHOLE: f64 = 0.9;
 
 /// Time that a fixed piece of work takes on the slower of the two cores while both work, in nanoseconds.
@@ -29,7 +29,7 @@ pub fn work_ns() -> u64 {
     })
 }
 
-/// The share of a core that there is where a piece of work takes so long, and took `best` at best.
+/// The share of a core, given the time of a piece of work and the best time of all.
 pub fn share(work_ns: u64, best: u64) -> f64 {
     best as f64 / work_ns.max(1) as f64
 }
@@ -48,12 +48,12 @@ fn on(core: usize, ready: &AtomicUsize) -> u64 {
     (0..PIECES as u64).map(piece).min().unwrap_or(u64::MAX)
 }
 
-/// Work for all of a core: additions that do not wait for each other.
+/// Work that uses a whole core: additions that do not depend on each other.
 fn work(seed: u64) -> u64 {
     let mut all = [seed, 1, 2, 3, 4, 5];
     for _ in 0..ROUNDS {
         for n in &mut all {
-            // What goes round the black box stays scalar, and in order.
+            // `black_box` keeps the additions scalar, and in order.
             *n = black_box(n.wrapping_add(1));
         }
     }

@@ -9,7 +9,7 @@ use super::table::{self, cells};
 use crate::report;
 use std::fmt::Write as _;
 
-/// The operations in the order of their colours; the bare port is 0.
+/// The operations in the order of their colours; colour 0 is the bare port.
 const OPS: [(&str, &str, usize); 5] = [
     ("raw", "bare frames", 0),
     ("send", "SEND", 1),
@@ -20,7 +20,7 @@ const OPS: [(&str, &str, usize); 5] = [
 /// The colour of alternatives.
 const PEER: usize = 5;
 
-/// The page.
+/// Renders the page.
 pub fn page(suite: &Suite) -> String {
     let mut out = String::from(HEAD);
     let _ = writeln!(
@@ -114,7 +114,7 @@ fn row(out: &mut String, class: &str, cells: &[String]) {
     out.push_str("</tr>\n");
 }
 
-/// Message rates of everything, ours by operation and the alternatives.
+/// Message rates: this stack's by operation, and those of the alternatives.
 fn rate_bars(rows: &[Row]) -> Vec<Bar> {
     let mut bars = Vec::new();
     for (part, suffix) in [("many", "16 queue pairs"), ("one", "one queue pair")] {
@@ -134,7 +134,7 @@ fn rate_bars(rows: &[Row]) -> Vec<Bar> {
     bars
 }
 
-/// A quantile's place on an axis on which each nine takes as much room as the one before.
+/// The position of a quantile on an axis on which each further nine takes the same space.
 fn nines(quantile: f64) -> f64 {
     -(1.0 - quantile).max(1e-9).log10()
 }

@@ -1,16 +1,16 @@
-//! Where and when something was measured.
+//! The machine and the time of a measurement.
 
 use std::process::Command;
 
-/// The machine and the moment.
+/// A machine at a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// Facts: a name and a text each.
+    /// Properties: a name and a value each.
     pub facts: Vec<(&'static str, String)>,
 }
 
 impl Machine {
-    /// This one, now.
+    /// This machine, now.
     pub fn here() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let mut facts = Vec::new();
@@ -34,7 +34,8 @@ impl Machine {
     }
 }
 
-/// The processor's name and, because a virtual machine's says little, which one it is and what it has of what figures depend on.
+/// The processor's name and, because that of a virtual machine says little, its model and the features that the figures
+/// depend on.
 fn processor(cpuinfo: &str) -> String {
     const COUNTS: [&str; 4] = ["avx2", "pclmulqdq", "vpclmulqdq", "avx512vbmi"];
     let Some(name) = field(cpuinfo, "model name") else { return "unknown processor".into() };

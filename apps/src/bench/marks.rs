@@ -1,10 +1,10 @@
-//! The table of marks: what is asked of this stack, and how a run answers.
+//! The table of marks: the goals of this stack, and a run's figures beside them.
 
-use super::mood::Kind;
 use super::row::Row;
+use super::state::Kind;
 use crate::report;
 
-/// How a figure is written, and which direction is better.
+/// The unit of a figure, and which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Messages a second: more is better.
@@ -24,7 +24,7 @@ impl Unit {
             Self::PerSecond => format!("{}/s", report::per_second(n)),
             Self::Gbit if n < 10.0 => format!("{n:.2} Gb/s"),
             Self::Gbit => format!("{n:.1} Gb/s"),
-            // A difference may be negative where the moments were not alike.
+            // A difference may be negative if the machine's state changed between its two measurements.
             Self::Ns if n < 0.0 => format!("-{}", report::time((-n).round() as u64)),
             Self::Ns => report::time(n.round() as u64),
             Self::Part => format!("{:.0} %", 100.0 * n),
@@ -39,7 +39,7 @@ impl Unit {
     }
 }
 
-/// What a mark is of: a part's row, and a figure of it.
+/// The source of a figure: a part's row, and a field of it.
 #[derive(Clone, Copy, Debug)]
 enum Of {
     Rate,
@@ -52,7 +52,7 @@ enum Of {
     Share,
 }
 
-/// What counts when the machine is slow.
+/// The mark that applies when the machine is slow.
 #[derive(Clone, Copy, Debug)]
 enum Slow {
     Nothing,
@@ -60,7 +60,7 @@ enum Slow {
     OfRaw(f64),
     /// Nanoseconds above the bare port's p50.
     AboveRaw(f64),
-    /// The same as when it is quick.
+    /// The same as when the machine is quick.
     Same,
 }
 
@@ -116,23 +116,23 @@ const MARKS: [Mark; 21] = [
 /// A line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// What was measured.
+    /// The title of the measurement.
     pub title: &'static str,
     /// The figure; `None` where nothing was measured.
     pub figure: Option<f64>,
-    /// The same of measurements on whole cores only, and of how many; no mark asks for it.
+    /// The same, only of measurements on whole cores, and their number; no mark applies to it.
     pub whole: Option<(f64, usize)>,
-    /// How it is written.
+    /// Its unit.
     pub unit: Unit,
     /// The bare port's figure of the same kind and frame length, and the ratio to it: the median of the measurements' ratios.
     pub raw: Option<(f64, f64)>,
-    /// The mark that counts in this kind of run, as a text; empty where there is none.
+    /// The mark that applies in this state of the machine, as a text; empty where there is none.
     pub mark: String,
-    /// The stretch, likewise.
+    /// The stretch mark, likewise.
     pub stretch: String,
-    /// Whether the mark was reached; `None` where none counts.
+    /// Whether the mark was reached; `None` where none applies.
     pub reached: Option<bool>,
-    /// Whether the stretch was.
+    /// Whether the stretch mark was reached.
     pub stretched: Option<bool>,
 }
 
@@ -140,8 +140,8 @@ fn find<'a>(rows: &'a [Row], part: &str, op: &str) -> Option<&'a Row> {
     rows.iter().find(|r| r.text("part") == part && r.text("op") == op)
 }
 
-/// The lines of medians of a kind, with those of measurements on whole cores beside them. A median of measurements of other
-/// kinds is shown, and no mark counts for it.
+/// The lines for the medians in one state of the machine, with those of measurements on whole cores beside them. A median of
+/// measurements in other states is shown, but no mark applies to it.
 pub fn lines(rows: &[Row], whole: &[Row], kind: Kind) -> Vec<Line> {
     MARKS.iter().map(|m| line(m, rows, whole, kind)).collect()
 }

@@ -1,19 +1,19 @@
-//! The suite behind `scripts/bench`: takes `roce-perf` through the table of marks, as two processes, and other programs
-//! beside it, again and again until everything was measured often enough in moments of one kind; shows the medians.
+//! The suite behind `scripts/bench`: repeats the table of marks with `roce-perf`, as two processes, and with other programs
+//! beside it, until everything was measured often enough in the same state of the machine; shows the medians.
 //!
-//! Measures nothing but the cores that there are (`cores.rs`) and links no stack: everything else it knows it reads from the
-//! rows that programs write.
+//! It measures only the speed of the cores itself (`cores.rs`) and links no stack: all other figures are read from the rows
+//! that programs write.
 
 pub mod child;
 pub mod cores;
 pub mod html;
 pub mod machine;
 pub mod marks;
-pub mod mood;
 pub mod peers;
 pub mod perf;
 pub mod plan;
 pub mod row;
+pub mod state;
 pub mod svg;
 pub mod table;
 
@@ -24,77 +24,77 @@ use crate::report;
 use crate::stop;
 use machine::Machine;
 use marks::Line;
-use mood::{Kind, Look, Tally};
 use peers::Peer;
 use perf::Server;
 use plan::Part;
 use row::{Row, compare, medians};
+use state::{Kind, Look, Tally};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Everything a report is made of.
+/// Everything that a report shows.
 #[derive(Clone, Debug)]
 pub struct Suite {
-    /// Where and when.
+    /// The machine and the time.
     pub machine: Machine,
-    /// What a run consists of.
+    /// Titles of the steps of a run.
     pub steps: Vec<String>,
-    /// Everything that was measured.
+    /// All measurements.
     pub measured: Vec<Measured>,
-    /// The kind that counts.
+    /// The state of the machine whose measurements count.
     pub kind: Kind,
-    /// How many measurements of it were wanted.
+    /// How many measurements in that state were wanted.
     pub wanted: usize,
     /// The medians.
     pub rows: Vec<Row>,
     /// The table of marks.
     pub lines: Vec<Line>,
-    /// What failed, if only once, or was left out, and why.
+    /// Failures, even single ones, and omissions, with their reasons.
     pub notes: Vec<String>,
 }
 
-/// What was measured between two looks at the machine.
+/// A measurement between two checks of the machine's state.
 #[derive(Clone, Debug)]
 pub struct Measured {
-    /// In which run, from 1.
+    /// Number of the run, from 1.
     pub run: usize,
-    /// What it was, a position in [`Suite::steps`].
+    /// Its step, an index of [`Suite::steps`].
     pub step: usize,
-    /// Its kind.
+    /// The machine's state during it.
     pub kind: Kind,
-    /// The looks before and after.
+    /// The checks before and after.
     pub looks: [Look; 2],
     /// Its rows.
     pub rows: Vec<Row>,
 }
 
 impl Measured {
-    /// The share of a core that there was before and after, of what there was at best.
+    /// The smaller share of a core at the two checks, relative to the best of all.
     fn core_share(&self, best_work: u64) -> f64 {
         cores::share(self.looks.iter().map(|look| look.work_ns).max().unwrap_or(0), best_work)
     }
 }
 
-/// How often each step was measured; one that could never be is left out.
+/// How often each step was measured; without steps that never were.
 fn tallies(steps: usize, measured: &[Measured]) -> Vec<Tally> {
     let of = |step| Tally::of(measured.iter().filter(|m| m.step == step).map(|m| m.kind));
     (0..steps).map(of).filter(|tally| *tally != Tally::default()).collect()
 }
 
-/// What a fixed piece of work took when the cores gave most, in nanoseconds.
+/// The best time of the fixed piece of work, in nanoseconds.
 fn best_work(measured: &[Measured]) -> u64 {
     measured.iter().flat_map(|m| &m.looks).map(|look| look.work_ns).min().unwrap_or(0)
 }
 
-/// The medians of what was measured of a kind while the cores were whole; nothing of a step that never was.
+/// The medians of measurements in one state of the machine on whole cores; none for a step without such measurements.
 fn medians_of_whole(kind: Kind, measured: &[Measured]) -> Vec<Row> {
     let best = best_work(measured);
     let whole = measured.iter().filter(|m| m.kind == kind && m.core_share(best) >= cores::WHOLE);
     medians(&whole.map(|m| m.rows.as_slice()).collect::<Vec<_>>())
 }
 
-/// The medians of what was measured of a kind; of a step that never was, those of everything, as of no kind.
+/// The medians of measurements in one state; for a step without any, those of all its measurements, marked as mixed.
 fn medians_of(kind: Kind, steps: usize, measured: &[Measured]) -> Vec<Row> {
     let mut out = Vec::new();
     for step in 0..steps {
@@ -111,7 +111,7 @@ fn medians_of(kind: Kind, steps: usize, measured: &[Measured]) -> Vec<Row> {
 }
 
 impl Suite {
-    /// What the figures are, in a sentence without its full stop.
+    /// A description of the figures, as a sentence without its full stop.
     pub fn headline(&self) -> String {
         let tallies = tallies(self.steps.len(), &self.measured);
         let counts = || tallies.iter().map(|tally| tally.get(self.kind));
@@ -173,7 +173,7 @@ pub fn run(cli: &BenchCli) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that a file can be written before a long run.
+/// Checks before a long run that a file can be written.
 fn writable(path: &Path) -> Result<PathBuf> {
     write(path, "")?;
     Ok(path.into())
@@ -201,7 +201,7 @@ fn rows_json(suite: &Suite) -> String {
     format!("[\n  {}\n]\n", lines.join(",\n  "))
 }
 
-/// A suite that runs.
+/// A suite that is running.
 struct Bench<'a> {
     cli: &'a BenchCli,
     perf: PathBuf,
@@ -212,7 +212,7 @@ struct Bench<'a> {
     dir: Scratch,
 }
 
-/// A directory that goes with its value.
+/// A directory that is removed when the value is dropped.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -221,9 +221,9 @@ impl Drop for Scratch {
     }
 }
 
-/// What is measured between two looks at the machine.
+/// A measurement between two checks of the machine's state.
 enum Step {
-    /// Parts of ours.
+    /// Parts with this stack.
     Ours(Vec<Part>),
     /// An alternative.
     Peer(&'static Peer),
@@ -256,7 +256,7 @@ impl<'a> Bench<'a> {
         Ok(Self { cli, perf, time, started: Instant::now(), notes, missing, dir: Scratch(dir) })
     }
 
-    /// Says what goes on, with the time since the start.
+    /// Prints the progress, with the time since the start.
     fn say(&self, what: &str) {
         let s = self.started.elapsed().as_secs();
         note!("[{:>2}:{:02}] {what}", s / 60, s % 60);
@@ -282,11 +282,11 @@ impl<'a> Bench<'a> {
             self.say(&format!(
                 "of {all}, {quick} were measured {wanted} times while quick, {slow} while slow"
             ));
-            if let Some(kind) = mood::enough(&tallies, wanted) {
+            if let Some(kind) = state::enough(&tallies, wanted) {
                 break kind;
             }
             if run == most {
-                break mood::most(&tallies, wanted);
+                break state::most(&tallies, wanted);
             }
         };
         let rows = medians_of(kind, steps.len(), &measured);
@@ -296,14 +296,15 @@ impl<'a> Bench<'a> {
         Ok(Suite { machine: Machine::here(), steps, measured, kind, wanted, rows, lines, notes })
     }
 
-    /// What a run consists of.
+    /// The steps of a run.
     fn steps(&self) -> Vec<Step> {
         let ours = plan::run(self.time, !self.cli.no_scale).into_iter().map(Step::Ours);
         let peers = peers::PEERS.iter().filter(|p| !self.cli.no_peers && !p.is_missing(&self.missing));
         ours.chain(peers.map(Step::Peer)).collect()
     }
 
-    /// Measures each step between two looks at the machine, but for those that were measured often enough both ways.
+    /// Measures each step between two checks of the machine's state, except for those that were measured often enough in
+    /// both.
     fn one_run(&mut self, run: usize, steps: &[Step], wanted: usize, all: &mut Vec<Measured>) -> Result<()> {
         let mut server = self.server()?;
         let look = plan::look(self.time);
@@ -326,7 +327,7 @@ impl<'a> Bench<'a> {
         Server::start(&self.perf, &self.dir.0)
     }
 
-    /// Looks at the machine.
+    /// Checks the machine's state.
     fn look(&self, server: &mut Server, look: &Part) -> Result<Look> {
         let rows = server.measure(look)?;
         let bare_ns = rows.first().and_then(|row| row.num("p50_ns")).map(|ns| ns as u64);
@@ -350,7 +351,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a part. One that fails is told and left out.
+    /// Measures a part. A failure is reported, and the part left out.
     fn part(&mut self, server: &mut Server, part: &Part) -> Result<Option<Vec<Row>>> {
         stop::check()?;
         self.say(&format!("  {}", part.title));
@@ -359,7 +360,7 @@ impl<'a> Bench<'a> {
             Err(AppError::Interrupted) => Err(AppError::Interrupted),
             Err(e) => {
                 self.note(format!("{}: {e}", part.title));
-                // Whatever state it left the server in: the next part gets a new one.
+                // The failed part may have left the server in any state: the next one gets a new server.
                 server.restart(part.link)?;
                 Ok(None)
             }
@@ -390,7 +391,7 @@ impl<'a> Bench<'a> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A suite of two runs with made-up rows, for the tests of what shows it.
+    /// A suite of two runs with made-up rows, for tests of the output.
     pub(crate) fn suite() -> Suite {
         let rows = |p50: u64| {
             let rows = Row::parse(&format!(

@@ -1,4 +1,4 @@
-//! What a user would pick instead, on the same machine: TCP over loopback, and UCX over TCP and shared memory.
+//! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory.
 
 use super::child::{self, Guard};
 use super::row::Row;
@@ -74,15 +74,15 @@ impl Peer {
         missing.iter().any(|m| m.starts_with(program))
     }
 
-    /// What is said while it runs.
+    /// Its title in progress messages.
     pub fn title(&self) -> String {
         format!("{}, {} {}", self.name, self.mode, crate::report::bytes(self.size))
     }
 
-    /// Measures it; `share` of the usual number of messages or seconds.
+    /// Measures it, with `share` of the usual number of messages or seconds.
     ///
     /// # Errors
-    /// What the program said.
+    /// The program's error.
     pub fn measure(&self, share: f64) -> Result<Row> {
         let port = child::free_port()?.to_string();
         let row = Row::peer(self.name, self.mode, self.size);
@@ -126,8 +126,7 @@ impl Peer {
     }
 }
 
-/// Runs a client again and again until its server listens: some say so with their exit code, some with figures that
-/// are missing.
+/// Repeats a client until its server listens: some report a failure by their exit code, some by missing figures.
 fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
     let mut last = None;
     for _ in 0..TRIES {

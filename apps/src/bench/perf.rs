@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Longest time of a part: a hundred thousand queue pairs take a while to connect.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A server, and where its clients find it.
+/// A server, and how its clients reach it.
 #[derive(Debug)]
 pub struct Server {
     perf: PathBuf,
@@ -39,7 +39,7 @@ impl Server {
     /// # Errors
     /// When the program does not start.
     pub fn restart(&mut self, link: Link) -> Result<()> {
-        // The old one first: both would listen at the same socket.
+        // The old one first: both would listen on the same socket.
         self.server = None;
         self.oob = child::free_port()?;
         self.link = link;
@@ -51,10 +51,10 @@ impl Server {
         Ok(())
     }
 
-    /// Measures a part, with a new server where this one has another link; its rows, marked as of it.
+    /// Measures a part, with a new server where this one has another link; returns its rows, marked with its name.
     ///
     /// # Errors
-    /// What `roce-perf` said.
+    /// The error of `roce-perf`.
     pub fn measure(&mut self, part: &Part) -> Result<Vec<Row>> {
         if part.link != self.link {
             self.restart(part.link)?;

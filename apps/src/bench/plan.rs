@@ -1,4 +1,4 @@
-//! What a run measures: its parts, each one call of `roce-perf client`.
+//! The parts of a run, each one call of `roce-perf client`.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub enum Link {
 pub struct Part {
     /// Its name in rows (`part`).
     pub name: &'static str,
-    /// What is said while it runs.
+    /// Its title in progress messages.
     pub title: String,
     /// Options of `roce-perf client`, or of `roce-perf raw client`.
     pub args: Vec<String>,
@@ -27,18 +27,18 @@ pub struct Part {
     pub link: Link,
 }
 
-/// READs and atomics outstanding, a queue pair, where their rate is measured: one queue pair is then as fast as sixteen,
-/// and more bring nothing.
+/// READs and atomics outstanding, per queue pair, in rate measurements: one queue pair is then as fast as sixteen, and more
+/// bring nothing.
 pub const READS: u8 = 32;
-/// Parts whose ratio counts take so many times as long: a core's rate changes within a tenth of a second, and each of the
-/// two has its own share of that in the ratio.
+/// Parts that are compared by their ratio take this many times as long: a core's speed changes within a tenth of a second,
+/// and affects each of the two differently.
 const RATIO_TIMES: u32 = 3;
-/// Names of the parts that are curves: bandwidth over the size of a message, rate of bare frames over their length.
+/// Names of the parts that are curves: bandwidth by message size, rate of bare frames by their length.
 pub const SIZES: &str = "sizes";
 /// See [`SIZES`].
 pub const RAW_SIZES: &str = "raw-sizes";
-/// Name of the part that looks at the bare port.
-pub const MOOD: &str = "mood";
+/// Name of the part that checks the machine's state.
+pub const STATE: &str = "state";
 
 fn part(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
     let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
@@ -59,13 +59,13 @@ fn ms(time: Duration) -> String {
     format!("{}ms", time.as_millis().max(1))
 }
 
-/// A look at the bare port: how long a frame of 128 bytes takes. Short, because the machine changes within seconds.
+/// A check of the machine's state: the time of a bare frame of 128 bytes. Short, because the state changes within seconds.
 pub fn look(time: Duration) -> Part {
-    raw(MOOD, "the bare port", "--mode lat --size 128", (time / 7).max(Duration::from_millis(50)))
+    raw(STATE, "the bare port", "--mode lat --size 128", (time / 7).max(Duration::from_millis(50)))
 }
 
-/// A run: groups of parts that are measured between two looks at the bare port, as short as their ratios and curves allow;
-/// `time` is that of one measurement, of a point of a curve a third of it.
+/// A run: groups of parts that are measured between two checks of the machine's state, as short as their ratios and curves
+/// allow; `time` is that of one measurement, a third of it for a point of a curve.
 pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
     let small = ["send", "write", "read", "fetch_add"].as_slice();
     let long = ["write", "read", "send"].as_slice();
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(alone.count(), 20, "all else has the bare port's limit from the same call");
     }
 
-    // Measured once after everything, one disturbed second made a curve of nonsense.
+    // When curves were measured once, at the end, one disturbed second spoiled a whole curve.
     #[test]
     fn curves_are_measured_in_every_run() {
         let groups = run(Duration::from_millis(700), false);

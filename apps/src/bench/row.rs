@@ -1,4 +1,4 @@
-//! A row as `roce-perf --json` writes it, with what a suite adds: which part it is of, of which kind, and of which run.
+//! A row as `roce-perf --json` writes it, with the fields that a suite adds: its part, the machine's state, and the run.
 
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,7 @@ impl Row {
         Ok(all.into_iter().map(Self).collect())
     }
 
-    /// A row of something that is not this stack.
+    /// A row of an alternative to this stack.
     pub fn peer(name: &str, mode: &str, size: u64) -> Self {
         let Value::Object(map) = json!({"op": "peer", "peer": name, "mode": mode, "size": size}) else {
             return Self::default();
@@ -50,16 +50,16 @@ impl Row {
         all.map(|all| all.iter().filter_map(pair).collect()).unwrap_or_default()
     }
 
-    /// What two rows of different runs have in common when they measure the same.
+    /// The fields in which rows of the same measurement in different runs agree.
     fn same(&self, other: &Self) -> bool {
         const KEYS: [&str; 9] = ["part", "op", "peer", "mode", "size", "mtu", "qps", "pattern", "visit"];
         KEYS.iter().all(|key| self.0.get(*key) == other.0.get(*key))
     }
 }
 
-/// Adds to the rows of one measurement what they say together, moment for moment: what this stack adds to a bare frame a side
-/// (`added_ns`, negative where the moments were not alike), and the rate in parts of that of the first row (`of_first`). The
-/// median of such figures says more than that figure of medians, which are those of different moments.
+/// Adds figures that combine the rows of one measurement: the time that this stack adds to a bare frame per side (`added_ns`,
+/// negative if the machine's state changed in between), and the rate relative to that of the first row (`of_first`). The
+/// median of such figures says more than the figure of medians, which may come from different states.
 pub fn compare(rows: &mut [Row]) {
     let first = rows.first().and_then(|row| row.num("msgs_per_s"));
     for (n, row) in rows.iter_mut().enumerate() {
@@ -84,7 +84,7 @@ pub fn median(mut all: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// One row for all rows of different runs that measure the same: each number is the median.
+/// One row for all rows of the same measurement in different runs: each number is the median.
 pub fn medians(runs: &[&[Row]]) -> Vec<Row> {
     let mut out: Vec<Row> = Vec::new();
     for row in runs.iter().flat_map(|rows| rows.iter()) {
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn rows_of_one_measurement_are_compared_with_each_other() {
-        // A quick moment, a slow one, and one in which that changed: each says 80 %.
+        // A quick measurement, a slow one, and one in which the state changed: each has a ratio of 80 %.
         let runs: Vec<Vec<Row>> = [(10.0, 8.0), (5.0, 4.0), (10.0, 4.0), (5.0, 4.0), (10.0, 8.0)]
             .iter()
             .map(|(few, many)| {

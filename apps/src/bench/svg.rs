@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// A value's way to a place between 0 and 1.
+/// Maps a value to a position between 0 and 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scale {
     /// In proportion.
@@ -14,18 +14,18 @@ pub enum Scale {
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it is of, with the unit.
+    /// Its quantity, with the unit.
     pub label: String,
-    /// How values lie on it.
+    /// The position of values on it.
     pub scale: Scale,
     /// Smallest and largest value.
     pub range: (f64, f64),
-    /// Values that are written, and how.
+    /// Values with a label, and their labels.
     pub ticks: Vec<(f64, String)>,
 }
 
 impl Axis {
-    /// Where a value lies, 0 to 1.
+    /// The position of a value, 0 to 1.
     pub fn at(&self, value: f64) -> f64 {
         let (from, to) = self.range;
         let part = match self.scale {
@@ -54,7 +54,7 @@ impl Axis {
         let to = all.iter().position(|v| *v >= max).unwrap_or(all.len() - 1).max(from + 1);
         all = all[from..=to].to_vec();
         let range = (all[0], all[all.len() - 1]);
-        // A long axis has room for the powers of ten alone.
+        // A long axis has room only for the powers of ten.
         let sparse = all.len() > 10;
         let is_power = |v: f64| (v.log10() - v.log10().round()).abs() < 1e-9;
         let ticks = all.into_iter().filter(|v| !sparse || is_power(*v)).map(|v| (v, show(v))).collect();
@@ -88,7 +88,7 @@ const BOTTOM: f64 = 52.0;
 /// Least distance of two names at the ends of lines.
 const NAME_HEIGHT: f64 = 15.0;
 
-/// Lines over two axes. `show` says what a point is called when the pointer rests on it.
+/// Lines over two axes. `show` gives the text of a point when the pointer is on it.
 pub fn lines(
     title: &str,
     x: &Axis,
@@ -154,7 +154,7 @@ pub fn lines(
             );
         }
     }
-    // Names at the ends of the lines, moved apart where they would lie on each other.
+    // Names at the ends of the lines, moved apart where they would overlap.
     let mut ends: Vec<(f64, &Series)> =
         series.iter().filter_map(|s| Some((py(s.points.last()?.1), s))).collect();
     ends.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -175,7 +175,7 @@ pub fn lines(
     out
 }
 
-/// A bar of a bar chart: its name, its value, how that is written, and its colour.
+/// A bar of a bar chart: its name, its value, the text of that, and its colour.
 pub type Bar = (String, f64, String, usize);
 
 /// Horizontal bars from 0 on.
@@ -208,7 +208,7 @@ pub fn bars(title: &str, bars: &[Bar]) -> String {
     out
 }
 
-/// A text as it stands in HTML and SVG.
+/// A text escaped for HTML and SVG.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

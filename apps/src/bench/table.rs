@@ -6,7 +6,7 @@ use super::row::Row;
 use crate::report;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-/// What is not there.
+/// An empty cell.
 const NONE: &str = "–";
 
 /// Columns of the table of marks.
@@ -39,7 +39,7 @@ fn ratio_of(unit: Unit, ratio: f64) -> String {
 /// Columns of the table of alternatives.
 pub const PEER_COLUMNS: [&str; 4] = ["alternative", "64 B one way, p50", "64 B messages", "bandwidth"];
 
-/// The alternatives, one line each; our own figures first, for the eye.
+/// The alternatives, one line each, after this stack's figures for comparison.
 pub fn peers(rows: &[Row]) -> Vec<[String; 4]> {
     let mut names: Vec<&str> = Vec::new();
     for row in rows.iter().filter(|r| r.text("op") == "peer") {
@@ -127,7 +127,7 @@ fn grid_md<const N: usize>(out: &mut String, head: &[&str; N], lines: impl IntoI
     }
 }
 
-/// Every row, for those who want to know.
+/// The cells of a row in the list of all rows.
 pub fn details(row: &Row) -> [String; 7] {
     let num = |key: &str| row.num(key);
     let name = if row.text("op") == "peer" { row.text("peer") } else { row.text("op") };

@@ -1,4 +1,4 @@
-//! `roce-bench`: the table of marks, run until it can be trusted.
+//! `roce-bench`: runs the table of marks until its figures are reliable.
 
 use apps::cli::bench::BenchCli;
 use apps::{bench, error, stop};

@@ -26,8 +26,8 @@ asks for it.";
 
 /// Measures the whole stack against its marks, beside what else moves messages on this machine
 ///
-/// Starts `roce-perf` as two processes, one core each, over shared memory (memif), and goes through the table of
-/// marks again and again until five measurements of each line are of one kind. In each run it measures TCP over loopback
+/// Starts `roce-perf` as two processes, one core each, over shared memory (memif), and repeats the table of marks until each
+/// line has five measurements in the same state of the machine (quick or slow). In each run it measures TCP over loopback
 /// (iperf3, ucx_perftest) and UCX over shared memory as well, where they are installed.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-bench", version, after_help = EXAMPLES, max_term_width = 100)]
@@ -41,13 +41,13 @@ pub struct BenchCli {
     /// Print the table as Markdown instead of for a terminal
     #[arg(long)]
     pub markdown: bool,
-    /// One short run, whatever kind its measurements are of
+    /// One short run, whatever the state of the machine
     #[arg(long)]
     pub quick: bool,
-    /// Measurements of one kind that each median is of, at least [default: 5, with --quick 1]
+    /// Measurements in the same state that each median needs, at least [default: 5, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub runs: Option<u32>,
-    /// Runs through the table after which it shows what there is [default: 16, with --quick 1]
+    /// Runs through the table after which it shows the results so far [default: 16, with --quick 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99))]
     pub max_runs: Option<u32>,
     /// Time of one measurement; three times as long where two queue pair counts are compared [default: 200ms, with --quick 60ms]

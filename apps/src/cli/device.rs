@@ -7,21 +7,21 @@ use std::path::PathBuf;
 use verbs::Mac;
 use verbs::port::PortSpec;
 
-/// The port that two programs of one user meet on when none is named.
+/// The port of two programs of one user when none is named.
 pub const DEFAULT_PORT: &str = "memif";
 
-/// Who turns the shards.
+/// Which threads drive the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DriveArg {
     /// The measuring thread itself, between two polls: lowest latency
     Embedded,
     /// One pinned thread a shard, started by the device
     Dedicated,
-    /// Whoever polls a completion queue, with a helper when nobody does
+    /// The threads that poll completion queues, with a helper thread while none does
     Caller,
 }
 
-/// How to open the device.
+/// Options of the device.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
@@ -33,7 +33,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "SPEC", default_value = DEFAULT_PORT, value_parser = parse::port)]
     pub port: PortSpec,
 
-    /// Our address, with its prefix length; may be given several times
+    /// Local address, with its prefix length; may be given several times
     ///
     /// [default: 10.77.0.1/24 for a server, 10.77.0.2/24 for a client]
     #[arg(long, value_name = "ADDR/PREFIX", value_parser = parse::ip_prefix)]
@@ -47,13 +47,13 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "ADDR", value_parser = parse::ipv6)]
     pub gateway6: Option<Ipv6Addr>,
 
-    /// Ethernet address of a neighbour, which is not asked for then and never moves; may be given several times
+    /// Ethernet address of a neighbour, which is then not resolved and never changes; may be given several times
     ///
-    /// For a link on which others answer for addresses that they do not have.
+    /// For a link on which other hosts answer for addresses that they do not have.
     #[arg(long, value_name = "IP=MAC", value_parser = parse::neighbour)]
     pub neighbour: Vec<(IpAddr, Mac)>,
 
-    /// The peer's RDMA address, instead of the one it tells over TCP
+    /// The peer's RDMA address, instead of the one it sends over TCP
     #[arg(long, value_name = "ADDR", value_parser = parse::ip)]
     pub peer_ip: Option<IpAddr>,
 
@@ -70,7 +70,7 @@ pub struct DeviceArgs {
           value_parser = clap::value_parser!(u16).range(576..=9600))]
     pub link_mtu: u16,
 
-    /// Who turns the shards
+    /// Which threads drive the shards
     #[arg(long, value_enum, default_value_t = DriveArg::Embedded)]
     pub drive: DriveArg,
 
@@ -78,7 +78,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub shards: u8,
 
-    /// Cores to pin to: first our own thread's, then (dedicated) one a shard
+    /// Cores to pin to: first the measuring thread's, then (dedicated) one a shard
     ///
     /// [default: 0 for a server, 1 for a client, where the machine has it]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
@@ -90,7 +90,7 @@ pub struct DeviceArgs {
 
     /// Show counters to roce-stat on this unix socket
     ///
-    /// In a directory the socket is named after the process; without a path it is where roce-stat looks by itself.
+    /// In a directory the socket is named after the process; without a path it is where roce-stat looks by default.
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub stats: Option<Option<PathBuf>>,
 }

@@ -11,9 +11,9 @@ use verbs::rdma_cm::PortSpace;
 
 /// Runs this stack against Linux soft-RoCE in a guest
 ///
-/// `scripts/interop/run` builds and boots the guest, starts the program in it that answers here, and calls this
-/// program once for each kind of network. Each line is one cell of the matrix: who asks, what, how long, at which
-/// path MTU, how often. Every byte that arrives is compared on the side where it arrives.
+/// `scripts/interop/run` builds and boots the guest, starts the program in it that answers here, and calls this program once
+/// for each kind of network. Each line is one cell of the matrix: requester, operation, size, path MTU, number of messages.
+/// Every byte that arrives is compared at its receiver.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-interop", version, max_term_width = 100)]
 pub struct InteropCli {
@@ -27,7 +27,7 @@ pub struct InteropCli {
 pub enum InteropCommand {
     /// The cells of one network
     Run(RunArgs),
-    /// Our side of a program of librdmacm, for a stock one as the peer
+    /// This stack's side of a program of librdmacm, for a stock one as the peer
     Cm(CmArgs),
     /// Checks every frame of a capture: lengths, checksums, the ICRC of each packet both ways
     Check(CheckArgs),
@@ -46,7 +46,7 @@ pub struct LinkArgs {
     /// Addresses, VLAN and faults between the two
     #[arg(long, value_name = "NAME", default_value = "ipv4")]
     pub net: Network,
-    /// Our Ethernet address
+    /// This side's Ethernet address
     #[arg(long, value_name = "MAC", default_value = "02:00:00:00:99:0a", value_parser = |s: &str| s.parse::<Mac>())]
     pub mac: Mac,
     /// Largest IP packet of the port, in bytes
@@ -61,7 +61,7 @@ pub struct LinkArgs {
 /// Options of `run`.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// The way to the guest
+    /// The port to the guest
     #[command(flatten)]
     pub link: LinkArgs,
     /// Where the guest's program listens
@@ -76,7 +76,7 @@ pub struct RunArgs {
     /// Leave out the cells that the file of results has already, but for those that failed
     #[arg(long, requires = "results")]
     pub resume: bool,
-    /// Begin no cell after so many seconds; a run with --resume goes on from there
+    /// Start no cell after so many seconds; a run with --resume continues from there
     #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<u64>,
     /// Frames to lose (of the network with faults), in percent, each way
@@ -107,7 +107,7 @@ pub enum CmTool {
     Udaddy,
 }
 
-/// Which side of it we are.
+/// The side that this stack takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CmRole {
     /// Connects.
@@ -121,9 +121,9 @@ pub enum CmRole {
 pub struct CmArgs {
     /// Program
     pub tool: CmTool,
-    /// Our side of it
+    /// This stack's side
     pub role: CmRole,
-    /// The way to the guest
+    /// The port to the guest
     #[command(flatten)]
     pub link: LinkArgs,
     /// Pings, or messages each way, of a connection
@@ -141,7 +141,7 @@ pub struct CmArgs {
     /// The port space of InfiniBand (`RDMA_PS_IB`) instead of TCP's; of ucmatose alone
     #[arg(long)]
     pub ib: bool,
-    /// Transport retries of the connections that we ask for
+    /// Transport retries of the connections that this side requests
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
     pub retries: u8,
     /// Kill this process (SIGKILL) in the middle of this ping, from 0; of rping alone
@@ -171,10 +171,10 @@ impl CmArgs {
 pub struct CheckArgs {
     /// The capture
     pub pcap: PathBuf,
-    /// Ethernet address that tells our packets from others'
+    /// Ethernet address that distinguishes this stack's packets from others'
     #[arg(long, value_name = "MAC", default_value = "02:00:00:00:99:0a", value_parser = |s: &str| s.parse::<Mac>())]
     pub mac: Mac,
-    /// What the capture is of
+    /// The network of the capture
     #[arg(long, value_name = "NAME", default_value = "")]
     pub net: String,
     /// Add the results to this file

@@ -1,7 +1,7 @@
-//! Command lines: what the programs take, and what each option means.
+//! Command lines: the options of the programs, and their meaning.
 //!
-//! Turns text into typed values and refuses what cannot be right, with a sentence that says what would be.
-//! Opens nothing and starts nothing.
+//! Turns text into typed values and refuses invalid ones, with a sentence that says what is valid. Opens nothing and starts
+//! nothing.
 
 pub mod bench;
 pub mod device;

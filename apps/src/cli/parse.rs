@@ -6,13 +6,13 @@ use std::time::Duration;
 use verbs::port::PortSpec;
 use verbs::{Mac, Mtu};
 
-/// Longest message that the programs move: their buffers are memory of this process.
+/// Longest message of the programs: their buffers are memory of this process.
 pub const SIZE_MAX: u64 = 1 << 30;
 
 /// A length of a message: bytes, with an optional suffix k, m or g (1024 each).
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn size(text: &str) -> Result<u64, String> {
     match memory(text)? {
         n if n <= SIZE_MAX => Ok(n),
@@ -23,7 +23,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 /// An amount of memory, written as a [`size`].
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn memory(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
@@ -35,10 +35,10 @@ pub fn memory(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| format!("{text:?} is more than there can be"))
 }
 
-/// A time, in seconds unless a suffix ms, s or m says otherwise.
+/// A time, in seconds unless it has a suffix ms, s or m.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (digits, unit) = match text {
         t if t.ends_with("ms") => (&t[..t.len() - 2], 1e-3),
@@ -58,7 +58,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 /// A path MTU in bytes.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn mtu(text: &str) -> Result<Mtu, String> {
     let known = text.parse().ok().and_then(Mtu::from_bytes);
     known.ok_or_else(|| format!("{text:?} is not a path MTU; there are 256, 512, 1024, 2048 and 4096"))
@@ -67,7 +67,7 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
 /// An IP address; an IPv6 one bare or in brackets, as it stands in front of a port.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn ip(text: &str) -> Result<IpAddr, String> {
     let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let addr = match inside {
@@ -80,7 +80,7 @@ pub fn ip(text: &str) -> Result<IpAddr, String> {
 /// An IPv4 address.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn ipv4(text: &str) -> Result<Ipv4Addr, String> {
     match ip(text)? {
         IpAddr::V4(addr) => Ok(addr),
@@ -91,7 +91,7 @@ pub fn ipv4(text: &str) -> Result<Ipv4Addr, String> {
 /// An IPv6 address.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn ipv6(text: &str) -> Result<Ipv6Addr, String> {
     match ip(text)? {
         IpAddr::V6(addr) => Ok(addr),
@@ -99,7 +99,7 @@ pub fn ipv6(text: &str) -> Result<Ipv6Addr, String> {
     }
 }
 
-/// A host, by name or address, and its port where one is written: `localhost`, `localhost:18515`, `10.77.0.1`,
+/// A host, by name or address, and its port if one is given: `localhost`, `localhost:18515`, `10.77.0.1`,
 /// `10.77.0.1:18515`, `fd00::1`, `[fd00::1]`, `[fd00::1]:18515`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -110,7 +110,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// The port that is written, or else `other`.
+    /// The given port, or else `other`.
     pub fn port_or(&self, other: u16) -> u16 {
         self.port.unwrap_or(other)
     }
@@ -125,7 +125,7 @@ impl fmt::Display for Host {
 /// A [`Host`].
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn host(text: &str) -> Result<Host, String> {
     let wrong = || {
         format!(
@@ -138,7 +138,7 @@ pub fn host(text: &str) -> Result<Host, String> {
             let port = if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(wrong)?) };
             (addr, port)
         }
-        // Several colons are those of an IPv6 address.
+        // Several colons belong to an IPv6 address.
         None => match text.split_once(':') {
             Some((name, port)) if !port.contains(':') => (name, Some(port)),
             _ => (text, None),
@@ -150,16 +150,16 @@ pub fn host(text: &str) -> Result<Host, String> {
     {
         return Err(wrong());
     }
-    // A sign is no digit.
+    // `parse` accepts a leading `+`.
     let number = |port: &str| port.parse().ok().filter(|_| !port.starts_with('+')).ok_or_else(wrong);
     let port = port.map(number).transpose()?;
     Ok(Host { name: name.into(), port })
 }
 
-/// An IP address with its prefix length; /24 or /64 where none is written.
+/// An IP address with its prefix length; /24 or /64 if none is given.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn ip_prefix(text: &str) -> Result<(IpAddr, u8), String> {
     let (addr, prefix) = match text.split_once('/') {
         Some((addr, prefix)) => (addr, Some(prefix)),
@@ -184,7 +184,7 @@ pub fn ip_prefix(text: &str) -> Result<(IpAddr, u8), String> {
 /// A port's specification.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn port(text: &str) -> Result<PortSpec, String> {
     text.parse::<PortSpec>().map_err(|e| e.to_string())
 }
@@ -192,7 +192,7 @@ pub fn port(text: &str) -> Result<PortSpec, String> {
 /// The address of a neighbour with its Ethernet address.
 ///
 /// # Errors
-/// A sentence for whoever typed it.
+/// A sentence for the user.
 pub fn neighbour(text: &str) -> Result<(IpAddr, Mac), String> {
     let (addr, mac) = text.split_once('=').unwrap_or((text, ""));
     let sample = "write 10.77.0.1=02:00:00:00:00:01";
@@ -216,7 +216,7 @@ mod tests {
         }
     }
 
-    // Goal: whatever is typed is understood, or refused in one sentence; what was understood can be written again.
+    // Goal: any text is parsed, or refused with one sentence; a parsed value can be written and parsed again.
     #[test]
     fn any_text_is_understood_or_refused_in_a_sentence() {
         let seeds = [

@@ -48,8 +48,8 @@ Examples (two terminals on one machine; nothing to set up):
 
 /// Measures RDMA over the userspace RoCEv2 stack
 ///
-/// A server waits; a client connects to it over TCP (with -R by rdma_cm), says what is to be measured, and both measure it over
-/// their ports. Only the client has options for the measurements.
+/// A server waits; a client connects to it over TCP (with -R by rdma_cm), sends it the list of measurements, and both measure
+/// over their ports. Only the client has options for the measurements.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-perf", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct PerfCli {
@@ -112,7 +112,7 @@ pub struct ServerArgs {
     pub max_memory: u64,
 }
 
-/// How a client finds its server.
+/// Options to reach a server.
 #[derive(Args, Clone, Debug)]
 pub struct ReachArgs {
     /// The server's host name or address, for the TCP connection; with -R its RDMA address. A port behind it counts
@@ -155,7 +155,7 @@ pub enum OpArg {
 }
 
 impl OpArg {
-    /// The operations it stands for.
+    /// The operations that it selects.
     pub fn ops(self) -> &'static [Op] {
         match self {
             Self::Send => &[Op::Send],
@@ -254,7 +254,7 @@ pub struct MeasureArgs {
     /// Traffic class of the packets
     #[arg(long, value_name = "0..255", default_value_t = 0)]
     pub tclass: u8,
-    /// Our GID, by its index [default: 1, the first address]
+    /// Local GID, by its index [default: 1, the first address]
     #[arg(long, value_name = "INDEX", default_value_t = 1)]
     pub gid_index: u8,
     /// Local ACK timeout: 4.096 us times 2 to this power

@@ -32,7 +32,7 @@ Examples (two terminals on one machine):
 pub enum Service {
     /// Reliable connection.
     Rc,
-    /// Unreliable connection: a lost packet ends the game.
+    /// Unreliable connection: a lost packet ends the run.
     Uc,
     /// Unreliable datagrams: the message fits into one packet.
     Ud,
@@ -62,7 +62,7 @@ pub struct PingpongCli {
     #[allow(rustdoc::broken_intra_doc_links, reason = "an address in brackets")]
     #[arg(value_name = "HOST[:PORT]", value_parser = parse::host)]
     pub host: Option<Host>,
-    /// Service type; over the unreliable ones a lost message ends the game
+    /// Service type; over the unreliable ones a lost message ends the run
     #[arg(short = 'T', long, value_enum, default_value_t = Service::Rc)]
     pub transport: Service,
     /// TCP port of the exchange
@@ -94,10 +94,10 @@ pub struct PingpongCli {
     /// Service level; becomes the upper bits of the traffic class
     #[arg(short = 'l', long, value_name = "0..7", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
     pub sl: u8,
-    /// Accepted for the stock tool's sake: completions are polled, never waited for
+    /// Accepted for compatibility with the stock tool: completions are polled, never waited for
     #[arg(short, long)]
     pub events: bool,
-    /// Our GID, by its index
+    /// Local GID, by its index
     #[arg(short, long, value_name = "INDEX", default_value_t = 1)]
     pub gid_idx: u8,
     /// Local ACK timeout of a reliable connection: 4.096 us times 2 to this power

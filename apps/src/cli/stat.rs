@@ -7,15 +7,15 @@ use std::time::Duration;
 
 const EXAMPLES: &str = "\
 Examples:
-  roce-pingpong --stats               (one terminal: a program that shows itself)
+  roce-pingpong --stats               (one terminal: a program that serves its counters)
   roce-stat                           (another one: watch it)
   roce-stat --once --sort drops       one table of the last second
   roce-stat --json --interval 5s      one JSON object every 5 seconds
   roce-stat --once --json | jq '.stacks[].qps[].qpn'
-  roce-stat /run/my/storage.sock      a stack that was given a path of its own
+  roce-stat /run/my/storage.sock      a stack with its own path
 
-A program shows itself when it is opened with DeviceConfig::stats, or started with --stats. Without a path its
-socket is in $XDG_RUNTIME_DIR/roce, or in /tmp/roce-UID where that is not set, and found there.
+A program serves its counters when its device has DeviceConfig::stats, or it is started with --stats. Without a path
+the socket is in $XDG_RUNTIME_DIR/roce, or in /tmp/roce-UID where that is not set, and found there.
 
 Keys of the live view:
   q quit   Tab next stack   up, down, PgUp, PgDn move   s next order   r reverse   / filter   Esc no filter
@@ -23,8 +23,8 @@ Keys of the live view:
 
 /// Watch running RoCE stacks: shards, queue pairs, rates, retries and drops
 ///
-/// Attaches by a unix socket that running programs serve. Looking on is read only and never stops a stack: it
-/// reads counters in memory, and a stack that nobody looks at spends nothing on it.
+/// Attaches by a unix socket that running programs serve. Watching is read only and never stops a stack: it reads
+/// counters in memory, and costs a stack nothing while it is not watched.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "roce-stat", version, after_help = EXAMPLES, max_term_width = 100)]
 pub struct StatCli {
@@ -47,7 +47,7 @@ pub struct StatCli {
     /// What to order queue pairs by
     #[arg(short, long, value_enum, default_value_t = Order::Rate)]
     pub sort: Order,
-    /// The other way round
+    /// The reverse order
     #[arg(short, long)]
     pub reverse: bool,
     /// Show only queue pairs with this text in number, type, state or peer
@@ -70,12 +70,12 @@ pub enum Order {
     Qpn,
     /// Shard
     Shard,
-    /// State, as the word goes
+    /// State, alphabetically
     State,
 }
 
 impl Order {
-    /// The next one, round and round.
+    /// The next one, cyclically.
     #[must_use]
     pub fn next(self) -> Self {
         let all = Self::value_variants();

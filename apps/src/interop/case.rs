@@ -1,4 +1,4 @@
-//! What goes wrong on purpose, each with both sides as the requester: what one does, the other has to name.
+//! Deliberate errors, each with both sides as the requester: one side makes the error, the other must report it.
 
 use super::cell::{Cell, Network, Op, Requester, Service};
 use super::run::{Bench, Pair, Target, Terms};
@@ -18,18 +18,18 @@ pub struct Case {
     pub key: u32,
     /// Added to the address.
     pub off: u64,
-    /// What the responder's queue pair allows.
+    /// Access flags of the responder's queue pair.
     pub access: Access,
     /// RNR retries.
     pub rnr_retry: u8,
-    /// The responder's queue pair is destroyed first.
+    /// The responder's queue pair is destroyed before the request.
     pub gone: bool,
-    /// The address is no multiple of 8, as an atomic needs: this stack's own call refuses it, and so does that of Linux but
-    /// for the newer kind, with which it goes out and is refused by the responder.
+    /// The address is not a multiple of 8, as an atomic needs: this stack's call refuses it, and so do Linux's calls, except
+    /// for the newer interface, whose request is sent and refused by the responder.
     pub misaligned: bool,
-    /// Bytes of a receive that the responder has.
+    /// Length of the responder's posted receive.
     pub receive: Option<u32>,
-    /// How the request ends, by this stack as the requester and by Linux.
+    /// The status of the request, with this stack and with Linux as the requester.
     pub status: [WcStatus; 2],
 }
 
@@ -70,7 +70,7 @@ pub const CASES: &[Case] = &[
     Case { off: 8 << 20, ..case("out of bounds, FETCH&ADD", Op::Fadd, 8, WcStatus::RemAccessErr) },
     Case {
         receive: Some(64),
-        // Soft-RoCE calls it an operational error (NAK 0x63), this stack an invalid request (0x61).
+        // Soft-RoCE reports an operational error (NAK 0x63), this stack an invalid request (0x61).
         status: [WcStatus::RemOpErr, WcStatus::RemInvReqErr],
         ..case("longer than the receive, SEND", Op::Send, 128, WcStatus::RemInvReqErr)
     },
@@ -94,7 +94,7 @@ impl Bench {
     /// Runs a case with `by` as the requester. Returns why it cannot be tried, if so.
     ///
     /// # Errors
-    /// What was seen instead.
+    /// What happened instead.
     pub fn case(&mut self, case: &Case, by: Requester, mtu: Mtu) -> Result<Option<String>> {
         let cell = Cell {
             net: Network::Ipv4,
@@ -146,7 +146,7 @@ impl Bench {
             if self.post(&pair, case.op, 0, case.len, &to).is_ok() {
                 return Err(AppError::Verify("it was taken".into()));
             }
-            // Nothing has happened; the next one is as good as any.
+            // The refused call has changed nothing: a valid request must succeed.
             (to.addr, wanted) = (pair.addr, WcStatus::Success);
         }
         self.post(&pair, case.op, 0, case.len, &to)?;

@@ -1,4 +1,4 @@
-//! The matrix: what one cell does, and which cells a run has.
+//! The matrix: the cells, and which of them a run has.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -20,7 +20,7 @@ impl Service {
     /// Every service type.
     pub const ALL: [Self; 3] = [Self::Rc, Self::Uc, Self::Ud];
 
-    /// Its name, here and in the guest.
+    /// Its name, in this program and in the guest's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
@@ -64,7 +64,7 @@ impl Op {
         Self::AtomicWrite,
     ];
 
-    /// Its name, here and in the guest.
+    /// Its name, in this program and in the guest's.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -77,7 +77,7 @@ impl Op {
             Self::AtomicWrite => "atomic_write",
         }
     }
-    /// Whether it takes a receive request of the other side.
+    /// Whether it consumes a receive request of the other side.
     pub const fn receives(self) -> bool {
         matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
     }
@@ -85,7 +85,7 @@ impl Op {
     pub const fn imm(self) -> bool {
         matches!(self, Self::SendImm | Self::WriteImm)
     }
-    /// Whether it works on one word and returns what was there.
+    /// Whether it works on one word and returns the previous value.
     pub const fn atomic(self) -> bool {
         matches!(self, Self::Cas | Self::Fadd)
     }
@@ -93,7 +93,7 @@ impl Op {
     pub const fn writes(self) -> bool {
         matches!(self, Self::Write | Self::WriteImm | Self::AtomicWrite)
     }
-    /// Whether it is 8 bytes long and nothing else.
+    /// Whether its length is always 8 bytes.
     pub const fn one_word(self) -> bool {
         matches!(self, Self::Cas | Self::Fadd | Self::AtomicWrite)
     }
@@ -107,7 +107,7 @@ impl Op {
     }
 }
 
-/// Who is the requester.
+/// The requester.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Requester {
     /// This stack.
@@ -129,7 +129,7 @@ impl Requester {
     }
 }
 
-/// What is between the two.
+/// The network between the two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Network {
     /// IPv4.
@@ -143,7 +143,7 @@ pub enum Network {
 }
 
 impl Network {
-    /// Those that carry the matrix.
+    /// Those on which the matrix is run.
     pub const SOUND: [Self; 3] = [Self::Ipv4, Self::Ipv6, Self::Vlan];
 
     /// Its name.
@@ -156,7 +156,7 @@ impl Network {
         }
     }
 
-    /// Our address and prefix, the guest's address, and the VLAN.
+    /// The address and prefix of this stack, the guest's address, and the VLAN.
     pub const fn addresses(self) -> ((IpAddr, u8), IpAddr, Option<u16>) {
         const fn v4(net: u8, host: u8) -> IpAddr {
             IpAddr::V4(Ipv4Addr::new(10, net, 0, host))
@@ -181,7 +181,7 @@ pub struct Cell {
     pub service: Service,
     /// Operation.
     pub op: Op,
-    /// Who asks.
+    /// The requester.
     pub by: Requester,
     /// Which of the [`sizes`] it is.
     pub size: usize,
@@ -226,7 +226,7 @@ const fn count(len: u32) -> u32 {
     }
 }
 
-/// A first PSN that comes to its wrap within a few messages, and one that does not.
+/// A first PSN that does not wrap around within the cell, and one that does after a few messages.
 const PSNS: [u32; 2] = [0x10_0000, 0xff_fffd];
 
 impl Cell {
@@ -241,7 +241,7 @@ impl Cell {
         if packets == 0 { 1 } else { packets }
     }
 
-    /// What distinguishes it: a small number for each thing that can differ.
+    /// Its factors: a small number for each property in which cells differ.
     const fn factors(&self) -> [usize; FACTORS] {
         [
             (self.service as usize * Op::ALL.len() + self.op as usize) * 2 + self.by as usize,
@@ -254,16 +254,16 @@ impl Cell {
     }
 }
 
-/// Things that differ between cells, and values that each of them has at most.
+/// Number of these properties, and of values that each of them has at most.
 const FACTORS: usize = 6;
 const VALUES: usize = 3 * 8 * 2;
 
-/// Packets of unreliable messages that are under way at most: the queues on the way hold some more. A guest that gets no
-/// time for 20 ms costs the packets that no queue has room for, and nobody repeats them: longer messages go one at a time,
-/// and those that are lost are sent again.
+/// Packets of unreliable messages that are outstanding at most: the queues on the path hold some more. A guest that gets no
+/// CPU time for 20 ms loses the packets that no queue has room for, and they are not retransmitted: longer messages are sent
+/// one at a time, and again if they are lost.
 pub const UNREPEATED_PACKETS: u32 = 48;
 
-/// Sizes of an operation at a path MTU, each with its place among all of them.
+/// Sizes of an operation at a path MTU, each with its index among all sizes.
 fn sizes_of(service: Service, op: Op, mtu: Mtu) -> Vec<(usize, u32)> {
     let all = sizes(mtu);
     match service {
@@ -316,9 +316,8 @@ pub fn product(nets: &[Network], mtu_max: Mtu) -> Vec<Cell> {
     cells
 }
 
-/// Of these cells so many that each two values which some cell has, one of the chosen ones has as well: every
-/// operation by every requester at every size, every size at every path MTU, every path MTU on every network, and so
-/// on.
+/// A selection of these cells in which each pair of values that occurs in some cell occurs, too: every operation by every
+/// requester at every size, every size at every path MTU, every path MTU on every network, and so on.
 pub fn pairwise(cells: &[Cell]) -> Vec<Cell> {
     let mut seen = vec![false; (FACTORS * VALUES) * (FACTORS * VALUES)];
     let at =
@@ -330,7 +329,7 @@ pub fn pairwise(cells: &[Cell]) -> Vec<Cell> {
             let f = cell.factors();
             pairs().filter(|(i, j)| !seen[at(&f, *i, *j)]).count()
         };
-        // Of those that have most to show, the one of fewest packets; of these, the first.
+        // Of the cells with the most new pairs, the one with the fewest packets; of these, the first.
         let rated = cells.iter().enumerate().map(|(n, c)| (news(c), Reverse(c.packets()), Reverse(n)));
         let Some((1.., _, Reverse(n))) = rated.max() else { break };
         chosen[n] = true;
@@ -342,10 +341,10 @@ pub fn pairwise(cells: &[Cell]) -> Vec<Cell> {
     cells.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(cell, _)| *cell).collect()
 }
 
-/// The cells of a run on one network: all of the product, or the selection's share.
+/// The cells of a run on one network: all of the product, or the network's part of the selection.
 pub fn matrix(net: Network, mtu_max: Mtu, full: bool) -> Vec<Cell> {
     let all = match net {
-        // What is lost comes back by retries: reliable connections, messages of a few packets.
+        // Lost packets are recovered by retries: only reliable connections, messages of a few packets.
         Network::Faults => {
             let mut cells = product(&[net], mtu_max);
             cells.retain(|c| c.service == Service::Rc && c.packets() <= 16);

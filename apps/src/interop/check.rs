@@ -1,5 +1,5 @@
-//! An examiner of captures that shares nothing with the stack: it reads the bytes from the front, as the
-//! specification has them, and computes each packet's ICRC (IBA A17.3.3) over a pseudo packet of its own.
+//! A checker of captures that shares no code with the stack: it parses the bytes in order, as the specification defines them,
+//! and computes each packet's ICRC (IBA A17.3.3) over its own pseudo packet.
 
 use crate::error::{AppError, Result};
 use pcap_file::pcap::PcapReader;
@@ -8,22 +8,22 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-/// What was found in a capture.
+/// The results for a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// Frames of any kind.
     pub frames: u64,
-    /// RoCEv2 packets with a right ICRC: ours, and others'.
+    /// RoCEv2 packets with a valid ICRC: this stack's, and others'.
     pub right: [u64; 2],
     /// How many packets of each opcode there were.
     pub opcodes: BTreeMap<u8, u64>,
-    /// What is wrong with which frame; the first few.
+    /// Errors, with the frame of each; the first few.
     pub wrong: Vec<String>,
-    /// Frames with something wrong.
+    /// Frames with an error.
     pub wrong_frames: u64,
 }
 
-/// Examines the frames of a capture; `ours` is the Ethernet address that tells our packets from others'.
+/// Checks the frames of a capture; `ours` is the Ethernet address that distinguishes this stack's packets from others'.
 ///
 /// # Errors
 /// A file that cannot be read, or is no capture of Ethernet frames.
@@ -41,7 +41,7 @@ pub fn file(path: &Path, ours: [u8; 6]) -> Result<Findings> {
 }
 
 impl Findings {
-    /// Examines one frame.
+    /// Checks one frame.
     pub fn frame(&mut self, bytes: &[u8], ours: [u8; 6]) {
         self.frames += 1;
         match roce(bytes) {
@@ -64,7 +64,7 @@ fn word(bytes: &[u8], at: usize) -> usize {
     usize::from(bytes[at]) << 8 | usize::from(bytes[at + 1])
 }
 
-/// The opcode of a RoCEv2 packet that is right in every length and in its ICRC; `None` for other frames.
+/// The opcode of a RoCEv2 packet with valid lengths and ICRC; `None` for other frames.
 fn roce(frame: &[u8]) -> core::result::Result<Option<u8>, String> {
     if frame.len() < 14 {
         return Err("shorter than an Ethernet header".into());
@@ -74,7 +74,7 @@ fn roce(frame: &[u8]) -> core::result::Result<Option<u8>, String> {
         (ethertype, at) = (word(frame, 16), 18);
     }
     let ip = &frame[at..];
-    // Where UDP begins, how long the IP packet says it is, and which bytes of its header may change on the way.
+    // Where UDP begins, the IP packet's length by its header, and the header's fields that may change on the path.
     let (udp, total, changing): (usize, usize, &[core::ops::Range<usize>]) = match ethertype {
         0x0800 if ip.len() >= 20 && ip[0] == 0x45 && ip[9] == 17 => {
             let sum: usize = (0..10).map(|n| word(ip, 2 * n)).sum();
@@ -110,7 +110,7 @@ fn roce(frame: &[u8]) -> core::result::Result<Option<u8>, String> {
     if udp == 40 {
         header[0] |= 0x0f;
     }
-    // UDP checksum, and the byte of the base transport header that has FECN and BECN.
+    // UDP checksum, and the byte of the BTH with FECN and BECN.
     header[udp + 6..udp + 8].fill(0xff);
     header[udp + 8 + 4] = 0xff;
     let wanted = crc32fast::hash(&pseudo);
@@ -153,7 +153,7 @@ mod tests {
     fn a_packet_is_right_until_a_bit_of_it_changes() {
         let whole = sealed();
         assert_eq!(roce(&whole), Ok(Some(0x11)));
-        // What may change on the way: the UDP checksum, FECN.
+        // Fields that may change on the path: the UDP checksum, FECN.
         let mut marked = whole.clone();
         marked[40] = 0x12;
         marked[46] = 0x40;

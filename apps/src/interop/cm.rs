@@ -1,5 +1,5 @@
-//! Our side of the programs that come with librdmacm, `rping`, `ucmatose` and `udaddy`: the same messages in the same
-//! order, so that a stock one is the peer.
+//! This stack's side of the programs that come with librdmacm, `rping`, `ucmatose` and `udaddy`: the same messages in the
+//! same order, so that a stock one can be the peer.
 
 use super::{Network, open_port};
 use crate::cli::interop::{CmArgs, CmRole, CmTool};
@@ -16,23 +16,23 @@ use verbs::{
     Wc, WcStatus,
 };
 
-/// How long a step may take.
+/// Timeout of a step.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The reason of a REJ that says that the peer still has a connection of ours (IBA 12.6.7.2), and how often one is taken.
+/// The reason of a REJ from a peer that still has an earlier connection (IBA 12.6.7.2), and how many of them are accepted.
 const STALE: u16 = 10;
 const STALE_MAX: u32 = 8;
 /// Ports of `rping` and `udaddy`, and of `ucmatose`.
 const RPING_PORT: u16 = 7174;
 const UCMATOSE_PORT: u16 = 7471;
-/// Bytes that `rping` may ask for at most, and where they are in the region; what it says is in front.
+/// Largest buffer of `rping`, and its place in the region; messages are in front of it.
 const RPING_MAX: usize = 1 << 16;
-const SAID: usize = 16;
+const INFO_LEN: usize = 16;
 const DATA: usize = 4096;
 
 /// Runs one side of a program against its stock peer.
 ///
 /// # Errors
-/// The first thing that was not as it should be.
+/// The first deviation from the expected course.
 pub fn run(args: &CmArgs) -> Result<()> {
     let host = Host::new(open_port(&args.link, None, args.seed)?)?;
     let start = Instant::now();
@@ -48,7 +48,7 @@ pub fn run(args: &CmArgs) -> Result<()> {
     if args.successor { host.predecessor_ended() } else { Ok(()) }
 }
 
-/// Ends the process as the kernel would: nothing is said to anybody, nothing is tidied up.
+/// Ends the process like a kill by the kernel: no messages, no cleanup.
 fn die() -> Result<()> {
     use rustix::process::{Signal, getpid, kill_process};
     say!("killed")?;
@@ -56,17 +56,17 @@ fn die() -> Result<()> {
 }
 
 struct Host {
-    /// Completions of sends, and of receives.
+    /// Completion queues of sends, and of receives.
     sends: Cq,
     receives: Cq,
     mr: Mr,
     pd: Pd,
-    /// Connection management is there as long as this is, and counts what came.
+    /// Keeps connection management running, which counts received messages.
     channel: EventChannel,
     context: Context,
 }
 
-/// What `rping` says of a buffer: address, key, length.
+/// A buffer as `rping` advertises it: address, key, length.
 #[derive(Clone, Copy)]
 struct Info {
     addr: u64,
@@ -75,14 +75,14 @@ struct Info {
 }
 
 impl Info {
-    fn to_bytes(self) -> [u8; SAID] {
-        let mut bytes = [0; SAID];
+    fn to_bytes(self) -> [u8; INFO_LEN] {
+        let mut bytes = [0; INFO_LEN];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.rkey.to_be_bytes());
         bytes[12..].copy_from_slice(&self.len.to_be_bytes());
         bytes
     }
-    fn from_bytes(b: [u8; SAID]) -> Self {
+    fn from_bytes(b: [u8; INFO_LEN]) -> Self {
         Self {
             addr: u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]),
             rkey: u32::from_be_bytes([b[8], b[9], b[10], b[11]]),
@@ -91,7 +91,7 @@ impl Info {
     }
 }
 
-/// What `rping` sends in round `n`: a text with its end.
+/// The text that `rping` sends in round `n`, with its end marker.
 fn ping(n: u64, len: usize) -> Vec<u8> {
     let mut text = format!("rdma-ping-{n}: ").into_bytes();
     text.extend((0..len).map(|i| b'A' + ((n as usize + i) % 58) as u8));
@@ -174,7 +174,7 @@ impl Host {
         listener.get_request(PATIENCE)?.ok_or_else(|| AppError::Timeout("nobody connects".into()))
     }
 
-    /// The peer ends the connection, or has; a peer that was killed too.
+    /// Waits until the peer ends the connection, unless it has already, even by being killed.
     fn ended(&self, id: &CmId) -> Result<()> {
         let event =
             id.get_event(PATIENCE)?.ok_or_else(|| AppError::Timeout("the connection does not end".into()))?;
@@ -184,20 +184,20 @@ impl Host {
         Ok(())
     }
 
-    /// Says where a buffer is.
-    fn say(&self, qp: &Qp, at: usize, len: usize) -> Result<()> {
+    /// Sends the address of a buffer.
+    fn send_info(&self, qp: &Qp, at: usize, len: usize) -> Result<()> {
         let info = Info { addr: self.mr.addr() + at as u64, rkey: self.mr.rkey(), len: len as u32 };
-        self.mr.write(SAID, &info.to_bytes())?;
-        qp.post_send(&[SendWr::send(2, &[self.mr.sge(SAID..2 * SAID)?])])?;
+        self.mr.write(INFO_LEN, &info.to_bytes())?;
+        qp.post_send(&[SendWr::send(2, &[self.mr.sge(INFO_LEN..2 * INFO_LEN)?])])?;
         self.good(&self.sends, "SEND")?;
         Ok(())
     }
 
-    /// Says where a buffer is, and waits for the other side's word; is ready for the next one if it `goes_on`.
+    /// Sends the address of a buffer, and waits for the other side's message; posts the next receive if it `goes_on`.
     fn advertise(&self, qp: &Qp, at: usize, len: usize, goes_on: bool) -> Result<()> {
-        self.say(qp, at, len)?;
+        self.send_info(qp, at, len)?;
         self.good(&self.receives, "receive")?;
-        if goes_on { self.receive(qp, SAID) } else { Ok(()) }
+        if goes_on { self.receive(qp, INFO_LEN) } else { Ok(()) }
     }
 
     fn rping_client(&self, args: &CmArgs) -> Result<u64> {
@@ -210,9 +210,9 @@ impl Host {
                 self.mr.fill(DATA + RPING_MAX..DATA + RPING_MAX + len, 0xee)?;
                 let dies_at = |n| args.die_at.is_some_and(|at| n == u64::from(at));
                 if dies_at(n) {
-                    // The peer has our word, and READs what nobody will send. Should another thread send it while this one
-                    // has to wait for its core, then there is no receive for the peer's word: it is never acknowledged.
-                    self.say(&qp, DATA, len)?;
+                    // The peer has the message, and READs data that is never sent. If another thread sends it while this one
+                    // waits for its core, there is no receive for the peer's message: it is never acknowledged.
+                    self.send_info(&qp, DATA, len)?;
                     die()?;
                 }
                 self.advertise(&qp, DATA, len, true)?;
@@ -229,14 +229,13 @@ impl Host {
         Ok(u64::from(args.count) * u64::from(args.rounds))
     }
 
-    /// Connects; as long as the peer still has a connection of a process that was here before, again on a new
-    /// identifier.
+    /// Connects; while the peer still has a connection of the previous process, again on a new identifier.
     fn connect_anew(&self, args: &CmArgs) -> Result<(CmId, Arc<Qp>)> {
         let mut stale = 0;
         loop {
             let id = self.connect_to(args, PortSpace::Tcp, RPING_PORT)?;
             let qp = self.qp(&id, 16)?;
-            self.receive(&qp, SAID)?;
+            self.receive(&qp, INFO_LEN)?;
             let param = ConnParam {
                 responder_resources: 1,
                 initiator_depth: 1,
@@ -258,7 +257,7 @@ impl Host {
         }
     }
 
-    /// Waits until the peer has ended the connection of the process that was here before, and was answered.
+    /// Waits until the peer has ended the connection of the previous process, and got an answer.
     fn predecessor_ended(&self) -> Result<()> {
         let mirrored = || self.channel.counters().iter().any(|(name, n)| *name == "dreq_mirrored" && *n > 0);
         let since = Instant::now();
@@ -273,7 +272,7 @@ impl Host {
         Ok(())
     }
 
-    /// Receives that were posted and not used end with the connection.
+    /// Waits for the flush of unused receives at the end of the connection.
     fn flush(&self, n: u32) -> Result<()> {
         for _ in 0..n {
             let wc = self.poll(&self.receives, "flush")?;
@@ -284,22 +283,22 @@ impl Host {
         Ok(())
     }
 
-    /// What the peer says next; `None` when it is through. Ready for what it says then, if it `goes_on`.
-    fn told(&self, qp: &Qp, goes_on: bool) -> Result<Option<Info>> {
+    /// The peer's next message; `None` when it is done. Posts the next receive if it `goes_on`.
+    fn receive_info(&self, qp: &Qp, goes_on: bool) -> Result<Option<Info>> {
         let wc = self.poll(&self.receives, "receive")?;
         match wc.status {
             WcStatus::Success => {}
             WcStatus::WrFlushErr => return Ok(None),
             _ => return Err(AppError::Completion(format!("receive: {}", completion::status(&wc)))),
         }
-        let mut said = [0; SAID];
-        self.mr.read(0, &mut said)?;
-        let info = Info::from_bytes(said);
-        if wc.byte_len as usize != SAID || info.len as usize > RPING_MAX {
+        let mut bytes = [0; INFO_LEN];
+        self.mr.read(0, &mut bytes)?;
+        let info = Info::from_bytes(bytes);
+        if wc.byte_len as usize != INFO_LEN || info.len as usize > RPING_MAX {
             return Err(AppError::Peer(format!("it speaks of {} bytes in {}", info.len, wc.byte_len)));
         }
         if goes_on {
-            self.receive(qp, SAID)?;
+            self.receive(qp, INFO_LEN)?;
         }
         Ok(Some(info))
     }
@@ -310,31 +309,31 @@ impl Host {
         for _ in 0..args.rounds {
             let id = self.request(&listener)?;
             let qp = self.qp(&id, 16)?;
-            self.receive(&qp, SAID)?;
+            self.receive(&qp, INFO_LEN)?;
             id.accept(&ConnParam { responder_resources: 1, initiator_depth: 1, ..ConnParam::default() })?;
             let step = |wr: SendWr<'_>, what: &str| -> Result<bool> {
                 qp.post_send(&[wr.signaled()])?;
                 let wc = self.poll(&self.sends, what)?;
-                // A peer that was killed takes the connection with it wherever it is.
+                // A killed peer ends the connection in any state.
                 Ok(wc.status == WcStatus::Success)
             };
-            while let Some(source) = self.told(&qp, true)? {
+            while let Some(source) = self.receive_info(&qp, true)? {
                 let data = [self.mr.sge(DATA..DATA + source.len as usize)?];
-                let word = [self.mr.sge(SAID..2 * SAID)?];
+                let word = [self.mr.sge(INFO_LEN..2 * INFO_LEN)?];
                 if !step(SendWr::read(2, &data, source.addr, source.rkey), "READ")?
                     || !step(SendWr::send(3, &word), "SEND")?
                 {
                     break;
                 }
                 let dies = args.die_at == Some(pings as u32);
-                let Some(sink) = self.told(&qp, !dies)? else { break };
+                let Some(sink) = self.receive_info(&qp, !dies)? else { break };
                 if !step(SendWr::write(4, &data, sink.addr, sink.rkey), "WRITE")?
                     || !step(SendWr::send(5, &word), "SEND")?
                 {
                     break;
                 }
                 if dies {
-                    // The peer goes on to its next ping, of which nobody will take a word: there is no receive for it.
+                    // The peer continues with its next ping, whose message is never received: there is no receive for it.
                     die()?;
                 }
                 pings += 1;
@@ -410,7 +409,7 @@ impl Host {
                 got += 1;
             }
             if got == messages && sent == 0 {
-                // The stock program takes answers when it has sent everything itself.
+                // The stock program takes answers only after it has sent all its messages.
                 for id in ids.values() {
                     let qp = id.qp().ok_or_else(|| AppError::Peer("a connection has gone".into()))?;
                     for _ in 0..args.count {
@@ -461,7 +460,7 @@ impl Host {
         Ok(u64::from(args.total()) * u64::from(args.count) * 2)
     }
 
-    /// Datagrams carry the sender's queue pair number as immediate data, as the stock program expects it.
+    /// Datagrams carry the sender's queue pair number as immediate data, as the stock program requires.
     fn datagrams(&self, qp: &Qp, ah: &Ah, to: (u32, u32), args: &CmArgs) -> Result<()> {
         let len = args.size as usize;
         for _ in 0..args.count {

@@ -36,7 +36,7 @@ const CAPTURES: &str = "Captures";
 /// Runs the program.
 ///
 /// # Errors
-/// Whatever ends it early; [`AppError::Verify`] if something is not as it should be.
+/// Any error that ends it early; [`AppError::Verify`] if a cell failed.
 pub fn main(cli: &InteropCli) -> Result<()> {
     match &cli.command {
         InteropCommand::Run(args) => run(args),
@@ -47,16 +47,16 @@ pub fn main(cli: &InteropCli) -> Result<()> {
     }
 }
 
-/// Failures after which a run ends: something is wrong that more cells do not tell.
+/// Failures after which a run ends: further cells would not add information.
 const FAILURES_MAX: usize = 5;
 
-/// Something to be tried.
+/// A cell or a case to be run.
 struct Trial {
     part: &'static str,
     /// Its line of the table.
     what: String,
     by: Requester,
-    /// All that tells it from others.
+    /// A line that identifies it.
     line: String,
     work: Work,
 }
@@ -67,7 +67,7 @@ enum Work {
     Late(&'static Late),
 }
 
-/// Everything to be tried on a network.
+/// All cells and cases of a network.
 fn trials(net: Network, mtu: Mtu, full: bool) -> Vec<Trial> {
     let mut trials = Vec::new();
     for cell in cell::matrix(net, mtu, full) {
@@ -93,7 +93,7 @@ fn trials(net: Network, mtu: Mtu, full: bool) -> Vec<Trial> {
     trials
 }
 
-/// One network's run: its connection to the guest, and what came out so far.
+/// The run on one network: its connection to the guest, and the results so far.
 struct Session<'a> {
     args: &'a RunArgs,
     context: Context,
@@ -106,7 +106,7 @@ struct Session<'a> {
 }
 
 fn run(args: &RunArgs) -> Result<()> {
-    // The port first: over vhost the guest boots only when its other end is there.
+    // The port first: over vhost the guest boots only after its other end exists.
     let context = open(args)?;
     let (net, mtu) = (args.link.net, context.query_port(1)?.active_mtu);
     let mut trials = trials(net, mtu, args.full);
@@ -121,7 +121,7 @@ fn run(args: &RunArgs) -> Result<()> {
         trials.retain(|t| !seen(t));
         say!("{} of {all} cells are left", trials.len())?;
         if trials.is_empty() {
-            // A capture of nothing is none.
+            // Without frames there must be no capture file.
             return args.link.pcap.as_ref().map_or(Ok(()), |path| {
                 std::fs::remove_file(path).map_err(|e| AppError::Setup(format!("{}: {e}", path.display())))
             });
@@ -131,7 +131,7 @@ fn run(args: &RunArgs) -> Result<()> {
     let mut session = Session { args, context, mtu, bench: None, results, passed: 0, failed: 0, skipped: 0 };
     let done = session.all(&trials);
     if let Some(mut bench) = session.bench.take() {
-        let _ = bench.remote.tell("bye");
+        let _ = bench.remote.send("bye");
     }
     let counters = session.context.counters();
     let Session { passed, failed, skipped, .. } = session;
@@ -166,8 +166,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Runs one, prints its line and keeps its result. After a failure both sides are somewhere in the middle of it:
-    /// the next one starts on a new connection to the guest.
+    /// Runs one, prints its line and stores its result. A failure leaves both sides in an unknown state: the next one starts
+    /// on a new connection to the guest.
     fn one(&mut self, trial: &Trial) -> Result<()> {
         let Trial { part, what, by, line, work } = trial;
         let net = self.args.link.net;
@@ -287,7 +287,7 @@ fn check(args: &CheckArgs) -> Result<()> {
         results.add(&row(CAPTURES))
     };
     note("packets", Verdict::Note, detail)?;
-    // A slice may be of unreliable messages one way.
+    // A part of a run may consist of unreliable messages in one direction.
     let wrong = match (found.wrong_frames, ours + theirs) {
         (0, 1..) => None,
         (0, 0) => Some("no packets".to_string()),

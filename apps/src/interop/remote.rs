@@ -1,4 +1,4 @@
-//! The program in the guest, over TCP: one line asked, one line answered.
+//! The program in the guest, over TCP: one line per request, one line per answer.
 
 use crate::error::{AppError, Result};
 use std::collections::HashMap;
@@ -6,9 +6,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long the guest may take to boot and its program to listen.
+/// Timeout for the guest's boot and its program's start.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
-/// How long an answer may take; the program's own limits are shorter.
+/// Timeout of an answer; the program's own limits are shorter.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(90);
 
 /// The connection to `peer` in the guest.
@@ -18,16 +18,16 @@ pub struct Remote {
     asked: String,
 }
 
-/// What was answered: `key=value` pairs.
+/// An answer: `key=value` pairs.
 #[derive(Debug)]
 pub struct Reply(HashMap<String, String>);
 
 impl Reply {
-    /// A number of the answer; 0 where there is none of that name.
+    /// A number of the answer; 0 if there is none of that name.
     pub fn num(&self, key: &str) -> u64 {
         self.0.get(key).and_then(|v| v.parse().ok()).unwrap_or(0)
     }
-    /// A word of the answer; empty where there is none of that name.
+    /// A word of the answer; empty if there is none of that name.
     pub fn text(&self, key: &str) -> &str {
         self.0.get(key).map_or("", String::as_str)
     }
@@ -45,7 +45,7 @@ impl Remote {
     pub fn connect(addr: SocketAddr) -> Result<Self> {
         let start = Instant::now();
         loop {
-            // The way into the guest accepts before its program does: only an answer says that it is there.
+            // The forwarder into the guest accepts before its program does: only an answer shows that the program runs.
             let tried = TcpStream::connect_timeout(&addr, Duration::from_secs(2)).and_then(|stream| {
                 stream.set_nodelay(true)?;
                 stream.set_read_timeout(Some(ANSWER_PATIENCE))?;
@@ -70,20 +70,20 @@ impl Remote {
         }
     }
 
-    /// Says a line; its answer is for [`Remote::answer`].
+    /// Sends a line; [`Remote::answer`] returns its answer.
     ///
     /// # Errors
     /// [`AppError::Peer`].
-    pub fn tell(&mut self, line: &str) -> Result<()> {
+    pub fn send(&mut self, line: &str) -> Result<()> {
         self.asked = line.to_string();
         let stream = self.lines.get_mut();
         stream.write_all(format!("{line}\n").as_bytes()).map_err(|e| AppError::Peer(format!("{line}: {e}")))
     }
 
-    /// Waits for the answer to what was told last.
+    /// Waits for the answer to the last line.
     ///
     /// # Errors
-    /// [`AppError::Peer`] with what the guest says is wrong.
+    /// [`AppError::Peer`] with the guest's error.
     pub fn answer(&mut self) -> Result<Reply> {
         let mut line = String::new();
         let n = self.lines.read_line(&mut line);
@@ -101,12 +101,12 @@ impl Remote {
         Ok(Reply(words.filter_map(pair).collect()))
     }
 
-    /// Says a line and waits for its answer.
+    /// Sends a line and waits for its answer.
     ///
     /// # Errors
-    /// As [`Remote::tell`] and [`Remote::answer`].
+    /// As [`Remote::send`] and [`Remote::answer`].
     pub fn ask(&mut self, line: &str) -> Result<Reply> {
-        self.tell(line)?;
+        self.send(line)?;
         self.answer()
     }
 }

@@ -3,13 +3,13 @@
 use super::results::{Row, Verdict};
 use std::fmt::Write;
 
-/// Between these lines of a page stand the tables of one kernel.
+/// The line that begins the tables of one kernel on a page.
 fn begin(section: &str) -> String {
     format!("<!-- results of {section} -->")
 }
 const END: &str = "<!-- end of results -->";
 
-/// Keys in the order in which they come first.
+/// Distinct keys, in the order of their first occurrence.
 fn distinct<'a>(rows: &[&'a Row], key: impl Fn(&'a Row) -> String) -> Vec<String> {
     let mut keys = Vec::new();
     for row in rows {
@@ -25,7 +25,7 @@ fn column(row: &Row) -> String {
     [row.net.as_str(), row.by.as_str()].into_iter().filter(|s| !s.is_empty()).collect::<Vec<_>>().join(", ")
 }
 
-/// How many of these passed, in few words.
+/// A summary of how many of these passed.
 fn summary(rows: &[&Row]) -> String {
     let count = |verdict: Verdict| rows.iter().filter(|r| r.verdict == verdict).count();
     let (passed, failed, skipped) = (count(Verdict::Pass), count(Verdict::Fail), count(Verdict::Skip));
@@ -44,7 +44,7 @@ fn summary(rows: &[&Row]) -> String {
     parts.join(", ")
 }
 
-/// A table for each part: a line for each thing tried, a column for each network and requester.
+/// A table for each part: a line for each cell or case, a column for each network and requester.
 pub fn markdown(rows: &[Row]) -> String {
     let mut text = String::new();
     let all: Vec<_> = rows.iter().collect();

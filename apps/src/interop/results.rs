@@ -1,4 +1,4 @@
-//! What a run found out, a row a line, so that several programs can write into one file and a report be made of it.
+//! The results of a run, one row per line, so that several programs can append to one file and a report can be made of it.
 
 use crate::error::{AppError, Result};
 use serde::{Deserialize, Serialize};
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should.
+    /// As expected.
     Pass,
-    /// Otherwise.
+    /// Not as expected.
     Fail,
     /// It could not be tried.
     Skip,
-    /// Nothing to judge: a version, a count.
+    /// No verdict: a version, a count.
     Note,
 }
 
@@ -42,18 +42,18 @@ pub struct Row {
     /// The case in particular; with a failure or skip, why
     #[arg(long, default_value = "")]
     pub detail: String,
-    /// The cell, where a run of several tries has it once: the last try counts
+    /// The cell, if it is tried several times: the last try counts
     #[arg(long, default_value = "")]
     #[serde(default)]
     pub cell: String,
 }
 
-/// A file of results that is added to; without a path, nothing is kept.
+/// A file of results to append to; without a path, results are not stored.
 #[derive(Debug)]
 pub struct Results(Option<(File, PathBuf)>);
 
 impl Results {
-    /// Opens or makes the file.
+    /// Opens or creates the file.
     ///
     /// # Errors
     /// [`AppError::Setup`].
@@ -75,10 +75,10 @@ impl Results {
     }
 }
 
-/// Every row of a file, but of several tries of a cell the last.
+/// All rows of a file; of several tries of a cell the last.
 ///
 /// # Errors
-/// [`AppError::Setup`] with the line that is none.
+/// [`AppError::Setup`] with the invalid line.
 pub fn read(path: &Path) -> Result<Vec<Row>> {
     let fail = |e: String| AppError::Setup(format!("{}: {e}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
@@ -86,7 +86,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>> {
         serde_json::from_str(line).map_err(|e| fail(format!("line {}: {e}", n + 1)))
     };
     let rows = text.lines().enumerate().map(row).collect::<Result<Vec<Row>>>()?;
-    // In the order in which they were tried first.
+    // In the order of their first tries.
     let mut last: Vec<Row> = Vec::with_capacity(rows.len());
     let mut places = HashMap::new();
     for row in rows {

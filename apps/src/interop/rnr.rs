@@ -1,4 +1,4 @@
-//! A receiver that is late: the requester is sent away with RNR NAKs, comes again, and every message arrives.
+//! A late receiver: the requester gets RNR NAKs, retries, and every message arrives.
 
 use super::cell::{Cell, Network, Op, Requester, Service};
 use super::run::{Bench, HALF, PATIENCE, Pair, Target, Terms, all_done, slot_of};
@@ -16,11 +16,11 @@ pub struct Late {
     pub op: Op,
     /// Code of the receiver's RNR timer.
     pub timer: u8,
-    /// The requester's RNR retries; 7 is without end.
+    /// The requester's RNR retries; 7 is endless.
     pub retries: u8,
     /// The receives are missing in a shared receive queue.
     pub srq: bool,
-    /// How long the requester stays away at least.
+    /// How long the requester must wait before its retry, at least.
     pub wait: Duration,
 }
 
@@ -34,9 +34,9 @@ pub const LATE: &[Late] = &[
     late("late receive, SEND with immediate", Op::SendImm),
     late("late receive, WRITE with immediate", Op::WriteImm),
     Late { srq: true, ..late("late receive in a shared queue, SEND", Op::Send) },
-    // 24 is 41 ms: what follows a NAK takes a few ms, and the tries are counted.
+    // 24 is 41 ms: the steps after a NAK take a few ms, and the retries are counted.
     Late { timer: 24, retries: 6, ..late("late receive, 6 retries", Op::Send) },
-    // The longest wait has the smallest code.
+    // The longest delay has the smallest code.
     Late {
         timer: 0,
         wait: Duration::from_millis(655),
@@ -44,7 +44,7 @@ pub const LATE: &[Late] = &[
     },
 ];
 
-/// Messages under way when the first is refused: those behind it are refused too.
+/// Messages outstanding when the first is refused: those after it are refused too.
 const MESSAGES: u32 = 4;
 const LEN: u32 = 1500;
 const SEED: u64 = 77;
@@ -53,7 +53,7 @@ impl Bench {
     /// Runs a case with `by` as the requester.
     ///
     /// # Errors
-    /// What went wrong, in one sentence.
+    /// The failure, in one sentence.
     pub fn late(&mut self, late: &Late, by: Requester, mtu: Mtu) -> Result<()> {
         let cell = Cell {
             net: Network::Ipv4,
@@ -86,7 +86,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Linux is late.
+    /// Linux is the late receiver.
     fn late_linux(&mut self, late: &Late, pair: &Pair) -> Result<()> {
         let to = Target { addr: pair.addr, rkey: pair.rkey, seed: SEED, slots: MESSAGES.into() };
         for n in 0..MESSAGES.into() {
@@ -96,7 +96,7 @@ impl Bench {
         let (id, op) = (pair.id, late.op.name());
         self.remote.ask(&format!("recv qp={id} count={MESSAGES} len={LEN}"))?;
         self.remote
-            .tell(&format!("expect qp={id} count={MESSAGES} len={LEN} seed={SEED} op={op} imm=0 again=0"))?;
+            .send(&format!("expect qp={id} count={MESSAGES} len={LEN} seed={SEED} op={op} imm=0 again=0"))?;
         for n in 0..MESSAGES {
             let wc = self.next()?;
             if wc.status != WcStatus::Success {
@@ -113,11 +113,11 @@ impl Bench {
         Ok(())
     }
 
-    /// We are late.
+    /// This stack is the late receiver.
     fn late_ours(&mut self, late: &Late, pair: &Pair) -> Result<()> {
         let (addr, rkey) = self.region();
         let stride = slot_of(LEN);
-        self.remote.tell(&format!(
+        self.remote.send(&format!(
             "run qp={} op={} count={MESSAGES} len={LEN} addr={addr} rkey={rkey} stride={stride} seed={SEED} \
              window={MESSAGES}",
             pair.id,
@@ -142,7 +142,7 @@ impl Bench {
         all_done(&reply, MESSAGES.into())
     }
 
-    /// Waits until this counter of RNR NAKs says that there was one; nothing may complete before.
+    /// Waits until this counter of RNR NAKs increases; nothing may complete before.
     fn refused(&self, pair: &Pair, naks: Counter) -> Result<()> {
         let since = Instant::now();
         while pair.qp.counters().get(naks) == 0 {

@@ -1,7 +1,7 @@
-//! Runs a cell: makes a queue pair on both sides, moves the messages, compares every byte.
+//! Runs a cell: creates a queue pair on both sides, transfers the messages, compares every byte.
 //!
-//! Byte `i` of pattern `s` is `(s + i) mod 251`; message `n` of a run carries pattern `seed + n`. Both regions are
-//! laid out alike: what is sent, and what peers write to, in the lower half; receives in the upper half.
+//! Byte `i` of pattern `s` is `(s + i) mod 251`; message `n` of a run carries pattern `seed + n`. Both regions have the same
+//! layout: data to send, and the target of the peer's writes, in the lower half; receives in the upper half.
 
 use super::cell::{Cell, Op, Requester, Service, UNREPEATED_PACKETS};
 use super::remote::{Remote, Reply};
@@ -30,15 +30,15 @@ pub struct Bench {
     gid_index: u8,
     theirs: u64,
     kernel: String,
-    /// Whether the kernel answers ATOMIC WRITE, and whether its library can ask for it.
+    /// Whether the kernel answers ATOMIC WRITE, and whether its library can request it.
     atomic_write: [bool; 2],
     lossy: bool,
 }
 
-/// How a pair of queue pairs is made, beyond the cell.
+/// Attributes of a pair of queue pairs, in addition to the cell's.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Exponent of the ACK timeout. An emulated guest takes its time: 18 is 1.07 s.
+    /// Exponent of the ACK timeout. An emulated guest is slow: 18 is 1.07 s.
     pub timeout: u8,
     /// Transport retries.
     pub retry_cnt: u8,
@@ -46,9 +46,9 @@ pub struct Terms {
     pub rnr_retry: u8,
     /// Code of the RNR timer.
     pub rnr_timer: u8,
-    /// What the responder's queue pair allows, as access flags.
+    /// Access flags of the responder's queue pair.
     pub access: Access,
-    /// The guest asks for atomics by the calls that look at nothing.
+    /// The guest requests atomics by the calls that check nothing.
     pub raw: bool,
 }
 
@@ -62,19 +62,19 @@ impl Default for Terms {
 /// A connected pair.
 #[derive(Debug)]
 pub struct Pair {
-    /// Ours.
+    /// This stack's queue pair.
     pub qp: Qp,
-    /// What the guest calls its own.
+    /// The guest's number of its queue pair.
     pub id: u64,
     /// Key of the guest's region.
     pub rkey: u32,
     /// Address of the guest's region.
     pub addr: u64,
-    /// Receives that fit in.
+    /// Number of receives that can be posted.
     pub depth: u32,
-    /// Where our receives are posted, if not to the queue pair. After it: a queue that is in use stays.
+    /// Where this side's receives are posted, if not to the queue pair. After it: a queue that is in use cannot be destroyed.
     srq: Option<Srq>,
-    /// Where datagrams go.
+    /// Destination of datagrams.
     route: Option<Route>,
 }
 
@@ -85,16 +85,16 @@ struct Route {
     qkey: u32,
 }
 
-/// Where the requests of a run go, and what they carry.
+/// The target of a run's requests, and their data.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Address of the peer's region, or of what is asked for in its place.
+    /// Address of the peer's region, or the one to request instead.
     pub addr: u64,
     /// Its key.
     pub rkey: u32,
     /// Seed of the first message.
     pub seed: u64,
-    /// Messages that have memory of their own, on both sides.
+    /// Messages with separate memory, on both sides.
     pub slots: u64,
 }
 
@@ -108,8 +108,8 @@ fn put(into: &mut Vec<u8>, len: usize, seed: u64) {
 }
 
 impl Bench {
-    /// Our side on an open device, talking from the address at `gid_index` to the guest's `theirs`; `lossy` if packets
-    /// are lost on the way.
+    /// This side on an open device, sending from the address at `gid_index` to the guest's `theirs`; `lossy` if packets are
+    /// lost on the path.
     ///
     /// # Errors
     /// [`AppError::Setup`], [`AppError::Peer`].
@@ -154,15 +154,15 @@ impl Bench {
         }
     }
 
-    /// Address and key of our region.
+    /// Address and key of this side's region.
     pub fn region(&self) -> (u64, u32) {
         (self.mr.addr(), self.mr.rkey())
     }
 
-    /// Makes and connects a queue pair on both sides.
+    /// Creates and connects a queue pair on both sides.
     ///
     /// # Errors
-    /// Whatever either side refuses.
+    /// Any error of either side.
     pub fn pair(&mut self, cell: &Cell, depth: u32, terms: &Terms) -> Result<Pair> {
         let cap = QpCap {
             max_send_wr: depth,
@@ -262,13 +262,13 @@ impl Bench {
         }
     }
 
-    /// The completions that are there, of 1.
+    /// The next completion, if there is one.
     pub(super) fn look(&self) -> Result<Option<Wc>> {
         let mut wc = [Wc::default()];
         Ok((self.cq.poll(&mut wc)? == 1).then_some(wc[0]))
     }
 
-    /// The next completion of ours.
+    /// Waits for this side's next completion.
     ///
     /// # Errors
     /// [`AppError::Timeout`].
@@ -276,7 +276,7 @@ impl Bench {
         self.poll(Instant::now() + PATIENCE)
     }
 
-    /// Posts the `n`-th receive of a pair: slots of the upper half in turn.
+    /// Posts the `n`-th receive of a pair: the slots of the upper half in turn.
     ///
     /// # Errors
     /// [`AppError::Completion`].
@@ -339,12 +339,12 @@ impl Bench {
     /// Runs a cell.
     ///
     /// # Errors
-    /// What went wrong, in one sentence.
+    /// The failure, in one sentence.
     pub fn run(&mut self, cell: &Cell) -> Result<()> {
         let room = cell.len + grh(cell.service);
         let depth = (HALF / slot_of(room).max(1)).clamp(1, 64) as u32;
-        // A lost packet that nothing else shows costs a timeout: 17 is 537 ms, and seven outlast a guest that waits for
-        // its turn on a busy machine.
+        // A lost packet that is not detected otherwise costs a timeout: 17 is 537 ms, and seven outlast a guest that waits
+        // for a core on a busy machine.
         let timeout = if self.lossy { 17 } else { Terms::default().timeout };
         let terms = Terms { timeout, ..Terms::default() };
         let pair = self.pair(cell, depth.next_power_of_two().min(64), &terms)?;
@@ -353,7 +353,8 @@ impl Bench {
         done.and(closed)
     }
 
-    /// All messages of a cell: at once where lost packets come again, else in batches that no queue is too short for.
+    /// All messages of a cell: at once if lost packets are retransmitted, else in batches that fit into every queue on the
+    /// path.
     fn messages(&mut self, cell: &Cell, pair: &Pair, depth: u32) -> Result<()> {
         if cell.op.receives() {
             match cell.by {
@@ -369,7 +370,7 @@ impl Bench {
         }
         let window = depth.min(16);
         let batch = match cell.service {
-            // Each WRITE is looked at before another one takes its place.
+            // Each WRITE is checked before another one overwrites it.
             Service::Rc if cell.op.writes() => window,
             Service::Rc => cell.count,
             Service::Uc | Service::Ud => (UNREPEATED_PACKETS / cell.packets()).clamp(1, window),
@@ -389,13 +390,13 @@ impl Bench {
         Ok(())
     }
 
-    /// We are the requester.
+    /// This stack is the requester.
     fn ask(&mut self, cell: &Cell, pair: &Pair, seed: u64, window: u64) -> Result<()> {
         let (op, len, count) = (cell.op, cell.len, u64::from(cell.count));
         let stride = slot_of(len);
         let id = pair.id;
         if op.receives() {
-            self.remote.tell(&format!(
+            self.remote.send(&format!(
                 "expect qp={id} count={count} len={len} seed={seed} op={} imm=0",
                 op.name()
             ))?;
@@ -435,8 +436,8 @@ impl Bench {
         }
         if op.writes() {
             let line = format!("check off=0 len={len} seed={seed} count={count} stride={stride}");
-            // Nothing tells when an unreliable WRITE is there.
-            settled(cell.service, || self.remote.ask(&line).map(drop))?;
+            // There is no completion for an unreliable WRITE at its target.
+            until_ok(cell.service, || self.remote.ask(&line).map(drop))?;
         }
         Ok(())
     }
@@ -454,7 +455,7 @@ impl Bench {
         } else if op.atomic() {
             self.mr.write(0, &seed.to_ne_bytes())?;
         }
-        self.remote.tell(&format!(
+        self.remote.send(&format!(
             "run qp={} op={} count={count} len={len} addr={} rkey={} stride={stride} seed={seed} window={window}",
             pair.id,
             op.name(),
@@ -483,26 +484,26 @@ impl Bench {
                 self.post_recv(pair, wc.wr_id as u32, len + grh(cell.service))?;
             }
         }
-        // A thread of the device turns it while nobody polls.
+        // A thread of the device drives it while this one does not poll.
         let reply = self.remote.answer()?;
         all_done(&reply, count)?;
         if op.writes() {
             for n in 0..count {
                 let at = n as usize * stride;
-                settled(cell.service, || self.compare(at, len, seed + n, &format!("WRITE {n}")))?;
+                until_ok(cell.service, || self.compare(at, len, seed + n, &format!("WRITE {n}")))?;
             }
         }
         Ok(())
     }
 }
 
-/// Bytes in front of a received message that hold the network header.
+/// Bytes of the network header in front of a received message.
 fn grh(service: Service) -> u32 {
     if service == Service::Ud { GRH_LEN as u32 } else { 0 }
 }
 
-/// Looks until what is looked for is there; for a reliable service it is there at the first look.
-fn settled(service: Service, mut look: impl FnMut() -> Result<()>) -> Result<()> {
+/// Repeats a check until it succeeds; for a reliable service it must succeed at once.
+fn until_ok(service: Service, mut look: impl FnMut() -> Result<()>) -> Result<()> {
     let start = Instant::now();
     loop {
         let seen = look();

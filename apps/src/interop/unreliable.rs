@@ -1,5 +1,5 @@
-//! Unreliable messages longer than what the queues on the way surely hold: one at a time, and one that was lost is sent
-//! again. What arrives has to be whole and right; that a part is lost now and then is theirs.
+//! Unreliable messages longer than what the queues on the path can hold: one at a time, and sent again after a loss. A
+//! message that arrives has to be complete and correct; occasional losses are allowed.
 
 use super::cell::{Cell, Op, Requester};
 use super::run::{Bench, HALF, Pair, Target, all_done, slot_of};
@@ -9,13 +9,13 @@ use crate::out::say;
 use std::time::{Duration, Instant};
 use verbs::{Wc, WcStatus};
 
-/// Times that a message is sent at most.
+/// Number of times that a message is sent at most.
 const TRIES: u32 = 10;
-/// How long one may be under way once its sender has done with it.
+/// How long a message may take after its sender's completion.
 const SECONDS: u64 = 3;
 
 impl Bench {
-    /// The messages of a cell, `seed + n` the pattern of message `n`. Receives are posted.
+    /// Transfers the messages of a cell, `seed + n` the pattern of message `n`. Receives are posted.
     pub(super) fn one_by_one(&mut self, cell: &Cell, pair: &Pair, seed: u64) -> Result<()> {
         let mut lost = 0;
         for n in 0..cell.count.into() {
@@ -49,7 +49,7 @@ impl Bench {
             return Err(AppError::Completion(format!("message {n}: {}", completion::status(&wc))));
         }
         if op.receives() {
-            // All of it has left: from now on it is late.
+            // The message has left completely: now its time runs.
             let reply = self.remote.ask(&format!(
                 "expect qp={id} count=1 len={len} seed={pattern} op={} imm={n} secs={SECONDS} maybe=1",
                 op.name()
@@ -66,7 +66,7 @@ impl Bench {
         }
         let line = format!("check off=0 len={len} seed={pattern}");
         if op.receives() {
-            // The receive completion says that all of it is there.
+            // The receive completion means that the whole message has arrived.
             return self.remote.ask(&line).map(|_| true);
         }
         Ok(in_time(|| self.remote.ask(&line).is_ok()))
@@ -76,7 +76,7 @@ impl Bench {
         let (op, len) = (cell.op, cell.len);
         let pattern = seed + n;
         let (addr, rkey) = self.region();
-        self.remote.tell(&format!(
+        self.remote.send(&format!(
             "run qp={} op={} count=1 len={len} addr={addr} rkey={rkey} stride=0 seed={pattern} imm={n} window=1",
             pair.id,
             op.name(),
@@ -89,7 +89,7 @@ impl Bench {
         let early = self.wait_for_one()?;
         let reply = self.remote.answer()?;
         all_done(&reply, 1)?;
-        // All of it has left: from now on it is late.
+        // The message has left completely: now its time runs.
         let wc = if early.is_some() { early } else { self.wait_for_one()? };
         let Some(wc) = wc else { return Ok(false) };
         self.judge(cell, &wc, n)?;
@@ -99,7 +99,7 @@ impl Bench {
         Ok(true)
     }
 
-    /// The next completion, if it comes in time.
+    /// The next completion, if it arrives in time.
     fn wait_for_one(&self) -> Result<Option<Wc>> {
         let mut found = Ok(None);
         in_time(|| {
@@ -123,7 +123,7 @@ impl Bench {
     }
 }
 
-/// Looks until it is there or the time is over.
+/// Repeats a check until it succeeds or the time is over.
 fn in_time(mut there: impl FnMut() -> bool) -> bool {
     let since = Instant::now();
     loop {

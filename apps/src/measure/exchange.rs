@@ -1,87 +1,86 @@
-//! The loop of a measurement of many messages: post, reap, tell the other end how many there were, watch.
+//! The loop of a measurement of many messages: post, poll completions, exchange message counts, watch.
 
 use super::link::Link;
 use super::watch::{Watch, out_of_turn};
 use crate::error::{AppError, Result};
 use crate::protocol::{Flow, Message};
-use crate::rig::Crank;
+use crate::rig::Driver;
 use std::time::Instant;
 use verbs::Wc;
 
-/// The half that sends requests. What takes long turns the crank in between.
+/// The half that sends requests. Slow work drives the shards in between.
 pub(super) trait Sending {
     /// Posts what may be posted now.
-    fn post(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()>;
-    /// Takes completions.
-    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()>;
+    fn post(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()>;
+    /// Polls completions.
+    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()>;
     /// Whether everything that was to be sent has completed.
     fn is_done(&self) -> bool;
-    /// Messages posted, as the other end is told.
+    /// Messages posted, as sent to the other end.
     fn counts(&self) -> Vec<u64>;
-    /// Sets the end of a measurement that time limits, when it is there.
+    /// Sets the end of a measurement limited by time, once that is reached.
     fn stop_when_due(&mut self, now: Instant);
-    /// What it counted.
+    /// Its counts.
     fn flow(self) -> Flow;
 }
 
 /// The half that receives messages.
 pub(super) trait Receiving {
-    /// Takes completions and posts receives again.
-    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()>;
+    /// Polls completions and posts receives again.
+    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()>;
     /// Messages received.
     fn total(&self) -> u64;
-    /// What it counted.
+    /// Its counts.
     fn flow(self) -> Flow;
 }
 
-/// What one end counted.
+/// The counts of one end.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Its requests.
     pub sent: Flow,
-    /// What it received.
+    /// Its received messages.
     pub received: Flow,
 }
 
-/// Runs the halves that this end has, until both ends are through. Also returns what the other end said it sent:
-/// `numbers` of them.
+/// Runs this end's halves, until both ends are done. Also returns the counts that the other end sent: `numbers` of them.
 ///
 /// # Errors
-/// What the halves say, the peer's failure, a signal, more messages than were sent.
+/// Errors of the halves, the peer's failure, a signal, more messages than were sent.
 pub(super) fn run(
     link: &mut Link,
-    crank: &mut Crank,
+    driver: &mut Driver,
     watch: &mut Watch<'_>,
     mut tx: Option<impl Sending>,
     mut rx: Option<impl Receiving>,
     numbers: usize,
 ) -> Result<(Outcome, Option<Vec<u64>>)> {
     let mut passive = [Wc::default(); 1];
-    // What this end has told, and what it was told: how many messages there were.
-    let mut told = tx.is_none();
+    // Whether this end has sent its counts, and the counts of the peer.
+    let mut reported = tx.is_none();
     let mut peer_sent: Option<Vec<u64>> = None;
     let sum = |sent: &Option<Vec<u64>>| sent.as_ref().map_or(0, |sent| sent.iter().sum());
     loop {
-        crank.turn();
+        driver.turn();
         match &mut tx {
             Some(tx) => {
-                tx.post(link, crank)?;
-                tx.reap(link, crank)?;
-                if !told && tx.is_done() {
-                    watch.tell(&Message::Finish { sent: tx.counts() })?;
-                    told = true;
+                tx.post(link, driver)?;
+                tx.reap(link, driver)?;
+                if !reported && tx.is_done() {
+                    watch.send(&Message::Finish { sent: tx.counts() })?;
+                    reported = true;
                 }
             }
-            // In the caller-driven way, a poll is what turns the shards.
-            None if rx.is_none() && !crank.is_mine() => {
+            // In the caller drive, a poll drives the shards.
+            None if rx.is_none() && !driver.is_mine() => {
                 link.send_cq.poll(&mut passive)?;
             }
             None => {}
         }
         if let Some(rx) = &mut rx {
-            rx.reap(link, crank)?;
+            rx.reap(link, driver)?;
         }
-        if told && (!link.role.serves || peer_sent.is_some()) {
+        if reported && (!link.role.serves || peer_sent.is_some()) {
             let expected: u64 = sum(&peer_sent);
             if rx.as_ref().is_none_or(|rx| rx.total() >= expected) {
                 break;

@@ -1,8 +1,7 @@
 //! Many messages at once: bandwidth and rate.
 //!
-//! The requests of a queue pair lie prepared in a table as long as its send queue, so that posting a list is
-//! passing a slice of it. Where a request depends on its number (checked data, COMPARE & SWAP) it is made anew
-//! each time instead.
+//! The requests of a queue pair are prepared in a table as long as its send queue, so that posting a list is passing a slice
+//! of it. Where a request depends on its number (checked data, COMPARE & SWAP) it is built each time instead.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
 use super::link::{Link, of_wr_id, wr_id};
@@ -11,21 +10,21 @@ use super::watch::Watch;
 use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec};
 use crate::protocol::Flow;
-use crate::rig::Crank;
+use crate::rig::Driver;
 use crate::verify::{Slices, Which};
 use std::time::{Duration, Instant};
 use verbs::{RecvWr, SendWr, Sge, Wc};
 
-/// Completions taken in one poll: as many as a turn brings. Where some are left, receives are posted again too late.
+/// Completions per poll: as many as a turn can deliver. If completions stay in the queue, receives are reposted too late.
 const POLL: usize = 128;
-/// Receives posted again in one call, at most.
+/// Receives reposted in one call, at most.
 const REPOST: u32 = 32;
 
-/// Runs one measurement at one end, until both are through.
+/// Runs one measurement at one end, until both are done.
 ///
 /// # Errors
-/// Failed requests, wrong data, the peer's failure, a signal.
-pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
+/// Failed requests, corrupt data, the peer's failure, a signal.
+pub fn run(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<Outcome> {
     let qps = link.sqs.len();
     let zeros = vec![0u8; if spec.inline { spec.size as usize } else { 0 }];
     let (requests, receives) = (link.role.requests, link.inbox.is_some());
@@ -33,12 +32,12 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_
     let rx_sges = link.rx.all(if receives && !spec.srq { qps } else { 0 }, spec.rx_depth);
     let tx = requests.then(|| Tx::new(link, spec, &tx_sges, &zeros));
     let (outcome, peer_sent) = if spec.srq {
-        exchange::run(link, crank, watch, tx, receives.then(|| shared::Rx::new(spec)), qps)?
+        exchange::run(link, driver, watch, tx, receives.then(|| shared::Rx::new(spec)), qps)?
     } else {
-        exchange::run(link, crank, watch, tx, receives.then(|| Rx::new(spec, &rx_sges, qps)), qps)?
+        exchange::run(link, driver, watch, tx, receives.then(|| Rx::new(spec, &rx_sges, qps)), qps)?
     };
     if let Some(sent) = &peer_sent {
-        link.check_target(spec, sent, crank)?;
+        link.check_target(spec, sent, driver)?;
     }
     Ok(outcome)
 }
@@ -71,10 +70,10 @@ pub(super) fn request<'a>(
 struct Tx<'a> {
     spec: &'a Spec,
     sges: &'a [Sge],
-    /// Prepared requests, one queue pair after the other; empty where they are made anew.
+    /// Prepared requests, one queue pair after the other; empty if they are built each time.
     table: Vec<SendWr<'a>>,
     qps: Vec<TxQp>,
-    /// Contents of one message, where it is checked and sent inline.
+    /// Contents of one message, if it is checked and sent inline.
     inline: Vec<u8>,
     slices: Slices,
     meter: Meter,
@@ -87,7 +86,7 @@ struct Tx<'a> {
 struct TxQp {
     posted: u64,
     retired: u64,
-    /// Messages to send; not known yet where time decides.
+    /// Messages to send; not known yet if time limits the measurement.
     target: u64,
     /// Position in the queue of the next request.
     head: u32,
@@ -133,8 +132,8 @@ impl<'a> Tx<'a> {
         }
     }
 
-    /// Makes and posts one request.
-    fn post_fresh(&mut self, link: &mut Link, crank: &mut Crank, q: usize) -> Result<()> {
+    /// Builds and posts one request.
+    fn post_fresh(&mut self, link: &mut Link, driver: &mut Driver, q: usize) -> Result<()> {
         let spec = self.spec;
         let TxQp { posted: seq, target, head, .. } = self.qps[q];
         let at = link.tx.offset(q, head as usize);
@@ -143,12 +142,12 @@ impl<'a> Tx<'a> {
             let local = link.local.as_ref().expect("an end that requests has memory");
             let (size, which) = (spec.size as usize, Which { stream: link.role.tx_stream(q), seq });
             if spec.op == Op::Read {
-                self.slices.set(local, at, size, 0, || crank.turn_between())?;
+                self.slices.set(local, at, size, 0, || driver.turn_between())?;
             } else if spec.inline {
                 which.fill(&mut self.inline, 0);
                 inline = Some(&self.inline[..]);
             } else {
-                self.slices.write(local, at, size, which, || crank.turn_between())?;
+                self.slices.write(local, at, size, which, || driver.turn_between())?;
             }
         }
         let sge = &self.sges[q * spec.tx_depth as usize + head as usize];
@@ -161,11 +160,11 @@ impl<'a> Tx<'a> {
         Ok(())
     }
 
-    /// Checks what came back for message `seq`.
+    /// Checks the returned data of message `seq`.
     fn check_answer(
         &mut self,
         link: &Link,
-        crank: &mut Crank,
+        driver: &mut Driver,
         (q, index): (usize, u32),
         seq: u64,
     ) -> Result<()> {
@@ -173,10 +172,10 @@ impl<'a> Tx<'a> {
         let at = link.tx.offset(q, index as usize);
         if self.spec.op == Op::Read {
             let which = Which { stream: link.role.rx_stream(q), seq: index.into() };
-            return self.slices.check(local, at, self.spec.size as usize, which, || crank.turn_between());
+            return self.slices.check(local, at, self.spec.size as usize, which, || driver.turn_between());
         }
         let is = local.read_u64(at)?;
-        // Queue pairs share the word of FETCH & ADD: there, only the sum at the end can be told.
+        // Queue pairs share the word of FETCH & ADD: with several, only the final sum can be checked.
         if (self.spec.op == Op::CmpSwap || self.qps.len() == 1) && is != seq {
             return Err(AppError::Verify(format!(
                 "{} {seq} of queue pair {q} found {is} instead of {seq}",
@@ -188,9 +187,9 @@ impl<'a> Tx<'a> {
 }
 
 impl Sending for Tx<'_> {
-    /// Posts to every queue as many whole lists as it has room for.
+    /// Posts as many whole lists to each queue as it has room for.
     #[inline]
-    fn post(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()> {
+    fn post(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()> {
         let depth = self.spec.tx_depth;
         for q in 0..self.qps.len() {
             loop {
@@ -201,13 +200,13 @@ impl Sending for Tx<'_> {
                     break;
                 }
                 if self.table.is_empty() {
-                    self.post_fresh(link, crank, q)?;
+                    self.post_fresh(link, driver, q)?;
                     continue;
                 }
                 let from = q * depth as usize + qp.head as usize;
                 let wrs = &mut self.table[from..from + list as usize];
                 if left == u64::from(list) {
-                    // The last one of all tells that it, and with it all others, are done.
+                    // The completion of the last request means that all others are complete.
                     if let Some(last) = wrs.last_mut() {
                         *last = last.signaled();
                     }
@@ -219,9 +218,9 @@ impl Sending for Tx<'_> {
         Ok(())
     }
 
-    /// Takes completions: each stands for all requests of its queue up to it.
+    /// Polls completions: each stands for all requests of its queue up to it.
     #[inline]
-    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()> {
         let n = link.send_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
@@ -239,7 +238,7 @@ impl Sending for Tx<'_> {
             let count = (index + depth - tail) % depth + 1;
             if self.spec.verify && self.spec.op.answers() {
                 for i in 0..count {
-                    self.check_answer(link, crank, (q, (tail + i) % depth), retired + u64::from(i))?;
+                    self.check_answer(link, driver, (q, (tail + i) % depth), retired + u64::from(i))?;
                 }
             }
             let qp = &mut self.qps[q];
@@ -265,7 +264,7 @@ impl Sending for Tx<'_> {
         self.qps.iter().map(|qp| qp.posted).collect()
     }
 
-    /// Sets the end of a measurement that time limits: what is posted, up to the next signalled request.
+    /// Sets the end of a measurement limited by time: the posted requests, up to the next signalled one.
     fn stop_when_due(&mut self, now: Instant) {
         if self.spec.iters.is_some() || self.deadline.is_none_or(|deadline| now < deadline) {
             return;
@@ -301,7 +300,7 @@ struct Rx<'a> {
 struct RxQp {
     /// Messages received.
     seq: u64,
-    /// Position in the queue of the oldest request that is to be posted again, and how many there are.
+    /// Position in the queue of the oldest request to be reposted, and their number.
     head: u32,
     free: u32,
 }
@@ -326,9 +325,9 @@ impl<'a> Rx<'a> {
 }
 
 impl Receiving for Rx<'_> {
-    /// Takes completions and posts receives again, in batches.
+    /// Polls completions and reposts receives, in batches.
     #[inline]
-    fn reap(&mut self, link: &mut Link, crank: &mut Crank) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, driver: &mut Driver) -> Result<()> {
         let n = link.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
@@ -345,7 +344,7 @@ impl Receiving for Rx<'_> {
                     link.rx.offset(q, index as usize),
                     Which { stream: link.role.rx_stream(q), seq: qp.seq },
                 );
-                self.slices.check(inbox, at, self.spec.size as usize, which, || crank.turn_between())?;
+                self.slices.check(inbox, at, self.spec.size as usize, which, || driver.turn_between())?;
             }
             qp.seq += 1;
             qp.free += 1;
@@ -373,8 +372,8 @@ impl Receiving for Rx<'_> {
     }
 }
 
-/// Counts messages, and the time from the first batch to the last. The clock is read when a batch is the first
-/// and when nothing comes after one: not once a batch.
+/// Counts messages, and the time from the first batch to the last. The clock is read at the first batch and when a poll after
+/// a batch finds nothing, not once per batch.
 pub(super) struct Meter {
     /// Messages before those that count.
     before: u64,
@@ -388,7 +387,7 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Counts from the first batch on that brings messages after so many.
+    /// Counts from the batch on that exceeds this many messages.
     pub(super) fn after(before: u64) -> Self {
         let now = Instant::now();
         Self { before, start: now, first: None, at_first: 0, last: now, fresh: false, total: 0 }
@@ -415,8 +414,8 @@ impl Meter {
     pub(super) fn flow(mut self) -> Flow {
         self.pause();
         let Some(first) = self.first else { return Flow::default() };
-        // The first batch carries the time before it (address resolution, the peer's start), so it does not
-        // count, unless there is no other.
+        // The first batch includes the time before it (address resolution, the peer's start), so it is not counted, unless it
+        // is the only one.
         let (timed, elapsed) = match self.total - self.at_first {
             0 => (self.total, first - self.start),
             timed => (timed, self.last - first),
@@ -443,7 +442,7 @@ mod tests {
         assert!((2_000_000..20_000_000).contains(&flow.elapsed_ns), "{flow:?}");
     }
 
-    // Batches that bring nothing new, and the one that brings the first of what counts: the time runs from there.
+    // Batches before the limit, and the first one that exceeds it: the time starts there.
     #[test]
     fn a_meter_leaves_out_what_comes_before() {
         let mut meter = Meter::after(20);

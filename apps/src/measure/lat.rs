@@ -1,7 +1,7 @@
 //! One message at a time: latency.
 //!
-//! SEND and WRITE bounce between the two ends, and half of a round trip counts. READ and atomics are answered by
-//! the other end's stack alone, and the whole round trip counts, from the post to the completion.
+//! SEND and WRITE bounce between the two ends, and half of each round trip is recorded. READ and atomics are answered by the
+//! other end's stack alone, and the whole round trip is recorded, from the post to the completion.
 
 use super::flow::request;
 use super::link::{Link, of_wr_id, wr_id};
@@ -10,21 +10,21 @@ use super::{Latency, histogram};
 use crate::error::{AppError, Result};
 use crate::plan::{Op, Spec};
 use crate::protocol::Message;
-use crate::rig::{Crank, Side};
+use crate::rig::{Driver, Side};
 use crate::verify::{Slices, Which};
 use hdrhistogram::Histogram;
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
 use verbs::{RecvWr, Sge, Wc};
 
-/// Messages before those that count: they find the neighbour's address and warm the caches.
+/// Messages before the recorded ones: they resolve the neighbour's address and warm the caches.
 const WARM_UP: u64 = 200;
 
-/// Runs the client's end; the latencies.
+/// Runs the client's end; returns the latencies.
 ///
 /// # Errors
-/// Failed requests, wrong data, the peer's failure, a signal.
-pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Latency> {
+/// Failed requests, corrupt data, the peer's failure, a signal.
+pub fn client(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<Latency> {
     let mut hist = histogram();
     let mut bounce = Bounce::new(link, spec);
     let warm_up = WARM_UP.min(spec.iters.unwrap_or(u64::MAX).div_ceil(10));
@@ -33,11 +33,11 @@ pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch
     let (mut end, mut seq) = (None, 0);
     let mut before = Instant::now();
     while seq < total {
-        bounce.send(link, crank, seq)?;
+        bounce.send(link, driver, seq)?;
         bounce.repost(link)?;
         match spec.op {
-            Op::Send | Op::Write => bounce.receive(link, crank, watch, seq, None)?,
-            Op::Read | Op::FetchAdd | Op::CmpSwap => bounce.answer(link, crank, watch, seq)?,
+            Op::Send | Op::Write => bounce.receive(link, driver, watch, seq, None)?,
+            Op::Read | Op::FetchAdd | Op::CmpSwap => bounce.answer(link, driver, watch, seq)?,
         };
         let after = Instant::now();
         if seq >= warm_up {
@@ -48,10 +48,10 @@ pub fn client(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch
             }
         }
         seq += 1;
-        before = if bounce.make_room(link, crank, seq)? { Instant::now() } else { after };
+        before = if bounce.make_room(link, driver, seq)? { Instant::now() } else { after };
     }
-    bounce.drain(link, crank, watch)?;
-    watch.tell(&Message::Finish { sent: vec![seq] })?;
+    bounce.drain(link, driver, watch)?;
+    watch.send(&Message::Finish { sent: vec![seq] })?;
     Ok(Latency::from(&hist))
 }
 
@@ -60,28 +60,27 @@ fn record(hist: &mut Histogram<u64>, round_trip: Duration, op: Op) {
     hist.saturating_record(if op.answers() { ns } else { ns / 2 });
 }
 
-/// Runs the server's end of a SEND or WRITE bounce: every message goes back, until the client says how many there
-/// were.
+/// Runs the server's end of a SEND or WRITE bounce: sends every message back, until the client reports how many there were.
 ///
 /// # Errors
 /// As [`client`].
-pub fn server(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<()> {
+pub fn server(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<()> {
     let mut bounce = Bounce::new(link, spec);
     let mut finish = None;
     let mut seq = 0;
     while finish != Some(seq) {
-        if !bounce.receive(link, crank, watch, seq, Some(&mut finish))? {
+        if !bounce.receive(link, driver, watch, seq, Some(&mut finish))? {
             if finish.is_some_and(|n| n < seq) {
                 return Err(AppError::Verify("more messages arrived than were sent".into()));
             }
             break;
         }
-        bounce.send(link, crank, seq)?;
+        bounce.send(link, driver, seq)?;
         bounce.repost(link)?;
         seq += 1;
-        bounce.make_room(link, crank, seq)?;
+        bounce.make_room(link, driver, seq)?;
     }
-    bounce.drain(link, crank, watch)
+    bounce.drain(link, driver, watch)
 }
 
 /// The value of a WRITE's last byte: never 0, and never that of the message before.
@@ -99,7 +98,7 @@ struct Bounce<'a> {
     slices: Slices,
     posted: u64,
     retired: u64,
-    /// Whether a receive is to be posted again, and its position.
+    /// Whether a receive is to be reposted, and its position.
     used: bool,
     head: u32,
     wc: [Wc; 8],
@@ -123,7 +122,7 @@ impl<'a> Bounce<'a> {
 
     /// Posts message `seq`.
     #[inline]
-    fn send(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<()> {
+    fn send(&mut self, link: &mut Link, driver: &mut Driver, seq: u64) -> Result<()> {
         let spec = self.spec;
         let index = (seq % u64::from(spec.tx_depth)) as u32;
         let (at, size) = (link.tx.offset(0, index as usize), spec.size as usize);
@@ -132,7 +131,7 @@ impl<'a> Bounce<'a> {
             let which = Which { stream: link.role.tx_stream(0), seq };
             match spec.inline {
                 true => which.fill(&mut self.inline, 0),
-                false => self.slices.write(local, at, size, which, || crank.turn_between())?,
+                false => self.slices.write(local, at, size, which, || driver.turn_between())?,
             }
         }
         if spec.op == Op::Write {
@@ -144,46 +143,46 @@ impl<'a> Bounce<'a> {
         let inline = spec.inline.then_some(&self.inline[..]);
         let sge = &self.tx_sges[index as usize..=index as usize];
         let wr = match spec.op {
-            // All messages of a WRITE bounce land in the same place.
+            // All messages of a WRITE bounce have the same target.
             Op::Write => {
                 let wr = verbs::SendWr::write(wr_id(0, index), sge, link.remote.addr, link.remote.rkey);
                 if let Some(data) = inline { wr.inline(data) } else { wr }
             }
             op => request(link, op, sge, inline, (0, index), seq),
         };
-        // Every answer must be seen; of a bounce's own completions, now and then one.
+        // Every answer needs a completion; the messages of a bounce only now and then.
         let signal = spec.op.answers() || (index + 1).is_multiple_of(spec.cq_mod);
         link.sqs[0].post_send(&[if signal { wr.signaled() } else { wr }])?;
         self.posted = seq + 1;
         Ok(())
     }
 
-    /// Waits for the other end's message `seq`; whether it came. With `finish`, the client's last word ends the wait
-    /// once that many messages have come.
+    /// Waits for the other end's message `seq`; returns whether it arrived. With `finish`, the client's final count ends the
+    /// wait once that many messages have arrived.
     #[inline]
     fn receive(
         &mut self,
         link: &mut Link,
-        crank: &mut Crank,
+        driver: &mut Driver,
         watch: &mut Watch<'_>,
         seq: u64,
         mut finish: Option<&mut Option<u64>>,
     ) -> Result<bool> {
         let last = (self.spec.size as usize).saturating_sub(1);
         loop {
-            crank.turn();
+            driver.turn();
             if self.spec.op == Op::Send {
                 if link.recv_cq.poll(&mut self.wc[..1])? == 1 {
-                    self.arrived(link, crank, seq)?;
+                    self.arrived(link, driver, seq)?;
                     return Ok(true);
                 }
             } else {
                 let target = link.target.as_ref().expect("both ends of a bounce can be written to");
                 if target.read_u8(last)? == marker(seq) {
-                    self.written(link, crank, seq)?;
+                    self.written(link, driver, seq)?;
                     return Ok(true);
                 }
-                if !crank.is_mine() {
+                if !driver.is_mine() {
                     self.reap(link)?;
                 }
             }
@@ -205,9 +204,9 @@ impl<'a> Bounce<'a> {
         }
     }
 
-    /// Checks a message that a receive completion announced.
+    /// Checks a message after its receive completion.
     #[inline]
-    fn arrived(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<()> {
+    fn arrived(&mut self, link: &mut Link, driver: &mut Driver, seq: u64) -> Result<()> {
         let wc = self.wc[0];
         if !wc.is_ok() {
             return Err(link.failed("receive", &wc));
@@ -217,37 +216,37 @@ impl<'a> Bounce<'a> {
             let inbox = link.inbox.as_ref().expect("both ends of a SEND bounce receive");
             let at = link.rx.offset(0, of_wr_id(wc.wr_id).1 as usize);
             let which = Which { stream: link.role.rx_stream(0), seq };
-            self.slices.check(inbox, at, self.spec.size as usize, which, || crank.turn_between())?;
+            self.slices.check(inbox, at, self.spec.size as usize, which, || driver.turn_between())?;
         }
         Ok(())
     }
 
-    /// Checks a message that was written into our memory.
-    fn written(&mut self, link: &Link, crank: &mut Crank, seq: u64) -> Result<()> {
+    /// Checks a message that the peer wrote into local memory.
+    fn written(&mut self, link: &Link, driver: &mut Driver, seq: u64) -> Result<()> {
         if self.spec.verify {
             let target = link.target.as_ref().expect("both ends of a bounce can be written to");
-            // The last byte is the marker's.
+            // The last byte is the marker.
             let body = (self.spec.size as usize - 1) & !7;
             let which = Which { stream: link.role.rx_stream(0), seq };
-            self.slices.check(target, 0, body, which, || crank.turn_between())?;
+            self.slices.check(target, 0, body, which, || driver.turn_between())?;
         }
         Ok(())
     }
 
-    /// Waits for the completion of message `seq`, which brings its answer.
+    /// Waits for the completion of message `seq`, which means its answer has arrived.
     #[inline]
     fn answer(
         &mut self,
         link: &mut Link,
-        crank: &mut Crank,
+        driver: &mut Driver,
         watch: &mut Watch<'_>,
         seq: u64,
     ) -> Result<bool> {
         loop {
-            crank.turn();
+            driver.turn();
             if self.reap(link)? > 0 {
                 if self.spec.verify {
-                    self.check_answer(link, crank, seq)?;
+                    self.check_answer(link, driver, seq)?;
                 }
                 return Ok(true);
             }
@@ -260,15 +259,15 @@ impl<'a> Bounce<'a> {
         }
     }
 
-    fn check_answer(&mut self, link: &Link, crank: &mut Crank, seq: u64) -> Result<()> {
+    fn check_answer(&mut self, link: &Link, driver: &mut Driver, seq: u64) -> Result<()> {
         let index = (seq % u64::from(self.spec.tx_depth)) as usize;
         let local = link.local.as_ref().expect("the client has memory");
         let at = link.tx.offset(0, index);
         if self.spec.op == Op::Read {
             let (len, which) =
                 (self.spec.size as usize, Which { stream: link.role.rx_stream(0), seq: index as u64 });
-            self.slices.check(local, at, len, which, || crank.turn_between())?;
-            return self.slices.set(local, at, len, 0, || crank.turn_between());
+            self.slices.check(local, at, len, which, || driver.turn_between())?;
+            return self.slices.set(local, at, len, 0, || driver.turn_between());
         }
         let is = local.read_u64(at)?;
         if is == seq {
@@ -277,7 +276,7 @@ impl<'a> Bounce<'a> {
         Err(AppError::Verify(format!("{} {seq} found {is} instead of {seq}", self.spec.op.name())))
     }
 
-    /// Takes send completions; how many.
+    /// Polls send completions; returns their number.
     #[inline]
     fn reap(&mut self, link: &mut Link) -> Result<usize> {
         let n = link.send_cq.poll(&mut self.wc)?;
@@ -292,7 +291,8 @@ impl<'a> Bounce<'a> {
         Ok(n)
     }
 
-    /// Posts the receive of the last message again, while the next one is on its way: many at once would hold up a later one.
+    /// Reposts the receive of the last message while the next one is on its way: many reposts at once would delay a later
+    /// message.
     #[inline]
     fn repost(&mut self, link: &mut Link) -> Result<()> {
         if core::mem::take(&mut self.used) {
@@ -303,9 +303,9 @@ impl<'a> Bounce<'a> {
         Ok(())
     }
 
-    /// Between two messages: makes room in the send queue. Whether that, or a check of the data before, took time.
+    /// Makes room in the send queue between two messages. Returns whether that, or a check of data before, took time.
     #[inline]
-    fn make_room(&mut self, link: &mut Link, crank: &mut Crank, seq: u64) -> Result<bool> {
+    fn make_room(&mut self, link: &mut Link, driver: &mut Driver, seq: u64) -> Result<bool> {
         let mut busy = self.spec.verify;
         if seq - self.retired >= u64::from(self.spec.tx_depth.div_ceil(2)) {
             self.reap(link)?;
@@ -313,18 +313,18 @@ impl<'a> Bounce<'a> {
         }
         while seq - self.retired >= u64::from(self.spec.tx_depth) {
             crate::stop::check()?;
-            crank.turn();
+            driver.turn();
             self.reap(link)?;
         }
         Ok(busy)
     }
 
-    /// Waits for the completions that are still due. What is unsignalled behind them has arrived: the other end has
-    /// answered it, or said that it is through.
-    fn drain(&mut self, link: &mut Link, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<()> {
+    /// Waits for the outstanding completions. Unsignalled requests after the last one have arrived: the other end has
+    /// answered them, or reported that it is done.
+    fn drain(&mut self, link: &mut Link, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<()> {
         let signalled = self.posted - self.posted % u64::from(self.spec.cq_mod);
         while self.retired < signalled {
-            crank.turn();
+            driver.turn();
             self.reap(link)?;
             if watch.due()
                 && let Some(message) = watch.look(Instant::now(), true)?
@@ -336,7 +336,7 @@ impl<'a> Bounce<'a> {
     }
 }
 
-/// What the ends of a latency measurement do at `side`.
+/// Runs the end of a latency measurement at `side`.
 ///
 /// # Errors
 /// As [`client`].
@@ -344,11 +344,11 @@ pub fn run(
     side: Side,
     link: &mut Link,
     spec: &Spec,
-    crank: &mut Crank,
+    driver: &mut Driver,
     watch: &mut Watch<'_>,
 ) -> Result<Option<Latency>> {
     match side {
-        Side::Client => client(link, spec, crank, watch).map(Some),
-        Side::Server => server(link, spec, crank, watch).map(|()| None),
+        Side::Client => client(link, spec, driver, watch).map(Some),
+        Side::Server => server(link, spec, driver, watch).map(|()| None),
     }
 }

@@ -5,7 +5,7 @@ use crate::completion;
 use crate::error::{AppError, Result};
 use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, QpEnd, gid_hex, parse_gid};
-use crate::rig::{Crank, OpenDevice, Side};
+use crate::rig::{Driver, OpenDevice, Side};
 use crate::verify::{Slices, Which};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use verbs::{
     RcEndpoint, RcOptions, RecvQueue, RecvWr, SendQueue, Sge, Srq, SrqInitAttr, Wc, WcStatus,
 };
 
-/// Entries of the completion queue of receives where the measuring thread turns the shards and polls after each turn.
+/// Entries of the completion queue of receives if the measuring thread drives the shards and polls after each turn.
 const RECV_CQ_EMBEDDED: u32 = 4096;
-/// Queue pairs connected between two looks at the neighbours.
+/// Queue pairs connected between two calls of `idle`.
 const CONNECTED_BETWEEN: usize = 64;
-/// Distance between the words that atomics change: a cache line.
+/// Distance between the target words of atomics: a cache line.
 const WORD_STRIDE: usize = 64;
 
-/// What an end does in a measurement.
+/// The role of an end in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
     /// It posts send requests.
     pub requests: bool,
     /// The other end posts send requests to it.
     pub serves: bool,
-    /// Set in the stream numbers of data that this end sends, so that the directions differ.
+    /// Included in the stream numbers of data that this end sends, so that the directions differ.
     pub side: Side,
 }
 
@@ -59,8 +59,7 @@ pub struct Remote {
     pub rkey: u32,
 }
 
-/// Where the messages of an end are: so many bytes for each position of each queue pair, or for fewer positions that take
-/// turns.
+/// The message buffers of an end: one for each position of each queue pair, or fewer that the positions use in turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffers {
     /// The first one.
@@ -72,25 +71,25 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Buffers of `size` bytes at the start of `memory`; without memory, there are none that could be posted.
+    /// Buffers of `size` bytes at the start of `memory`; empty ones without memory, which cannot be posted.
     fn new(memory: Option<&Mr>, size: usize, slots: usize, stride: usize) -> Result<Self> {
         let first = memory.map(|mr| mr.sge(0..size)).transpose()?;
         Ok(Self { first: first.unwrap_or_default(), slots, stride })
     }
-    /// Where in the memory that of position `index` of queue pair `qp` begins.
+    /// Offset in the memory of the buffer at position `index` of queue pair `qp`.
     pub fn offset(&self, qp: usize, index: usize) -> usize {
         (qp * self.slots + index % self.slots) * self.stride
     }
-    /// That of position `index` of queue pair `qp`.
+    /// The buffer at position `index` of queue pair `qp`.
     pub fn sge(&self, qp: usize, index: usize) -> Sge {
         self.behind(self.offset(qp, index))
     }
-    /// Those of all positions of so many queues of `depth`, one queue after the other.
+    /// The buffers of all positions of `qps` queues of `depth`, one queue after the other.
     pub fn all(&self, qps: usize, depth: u32) -> Vec<Sge> {
         let of = |qp| self.from(qp, 0, depth).take(depth as usize).map(|(_, sge)| sge);
         (0..qps).flat_map(of).collect()
     }
-    /// Positions of a queue of `depth` from `index` on, round and round, and their buffers.
+    /// Positions of a queue of `depth` from `index` on, wrapping around, and their buffers.
     #[inline]
     pub fn from(&self, qp: usize, index: u32, depth: u32) -> impl Iterator<Item = (u32, Sge)> + use<> {
         let (all, start) = (*self, self.offset(qp, 0));
@@ -114,7 +113,7 @@ impl Buffers {
     }
 }
 
-/// One end of a measurement, ready to run. Fields are dropped in order: handles before what they belong to.
+/// One end of a measurement, ready to run. The order of the fields is the order of their drops: handles before their objects.
 #[derive(Debug)]
 pub struct Link {
     /// Send queues, by queue pair.
@@ -126,22 +125,22 @@ pub struct Link {
     /// Completions of receives.
     pub recv_cq: CqPoller,
     qps: Vec<Arc<Qp>>,
-    /// Their identifiers, where they are connected by `rdma_cm`, and where these tell what happened.
+    /// Their identifiers and the channel of these, if they are connected by `rdma_cm`.
     ids: Vec<CmId>,
     events: Option<EventChannel>,
-    /// What all of them receive from, where that is shared.
+    /// The shared receive queue, if there is one.
     srq: Option<Srq>,
-    /// What we send from, or READ and fetch into.
+    /// Source of sends, and target of READ and atomics' results.
     pub local: Option<Mr>,
-    /// What we receive into.
+    /// Target of receives.
     pub inbox: Option<Mr>,
-    /// What the other end may access.
+    /// Memory that the other end may access.
     pub target: Option<Mr>,
     /// The other end's target.
     pub remote: Remote,
-    /// The other end's address, for messages.
+    /// The other end's address, for error messages.
     pub peer: Gid,
-    /// What this end does.
+    /// This end's role.
     pub role: Role,
     cqs: [Cq; 2],
     pd: Pd,
@@ -151,18 +150,18 @@ pub struct Link {
     op: Op,
     send_cq_len: usize,
     options: RcOptions,
-    /// The buffers of send requests in [`local`](Self::local); those in the target of WRITE and READ lie alike.
+    /// The buffers of send requests in [`local`](Self::local); those in the target of WRITE and READ have the same layout.
     pub tx: Buffers,
     /// The buffers of receives in [`inbox`](Self::inbox).
     pub rx: Buffers,
 }
 
 impl Link {
-    /// Makes everything that does not need to know the other end. With `rdma_cm` the queue pairs come later, with their
+    /// Creates everything that does not depend on the other end. With `rdma_cm` the queue pairs are created later, with their
     /// identifiers.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn new(
         device: &mut OpenDevice,
         spec: &Spec,
@@ -173,7 +172,7 @@ impl Link {
     ) -> Result<Self> {
         let role = Role::of(side, spec);
         let gid = device.gid(gid_index)?;
-        let OpenDevice { context, crank } = device;
+        let OpenDevice { context, driver } = device;
         let pd = context.alloc_pd()?;
         let qps = spec.qps as usize;
         let (stride, tx_slots, rx_slots) =
@@ -188,16 +187,16 @@ impl Link {
             _ if !receives => 1,
             _ if spec.srq => spec.rx_slots() as u32,
             Pattern::All => spec.qps * spec.rx_depth,
-            // Who turns the shards polls after each turn, which brings a burst or some. Otherwise every receive that is
-            // posted may complete before anybody polls.
-            Pattern::Random if crank.is_mine() => (spec.qps * spec.rx_depth).min(RECV_CQ_EMBEDDED),
+            // A thread that drives the shards polls after each turn, which brings one burst or a few. Otherwise every posted
+            // receive may complete before the next poll.
+            Pattern::Random if driver.is_mine() => (spec.qps * spec.rx_depth).min(RECV_CQ_EMBEDDED),
             Pattern::Random => (spec.qps * spec.rx_depth).min(verbs::limits::CQE_MAX),
         };
         let send_cq = context.create_cq(send_cq_len)?;
         let recv_cq = context.create_cq(recv_cq_len)?;
-        // Gigabytes take a while, and a client's exchange of rdma_cm is on the same device.
+        // Registering gigabytes takes a while, and a client's `rdma_cm` exchange runs on the same device.
         let mut memory = |wanted: bool, len: usize, access: Access| {
-            if wanted { crank.meanwhile(|| pd.reg_mr(len, access)).map(Some) } else { Ok(None) }
+            if wanted { driver.meanwhile(|| pd.reg_mr(len, access)).map(Some) } else { Ok(None) }
         };
         let local = memory(role.requests, qps * tx_slots * stride, Access::LOCAL_WRITE)?;
         let srq = (receives && spec.srq).then(|| pd.create_srq(&SrqInitAttr::new(spec.rx_slots() as u32, 1)));
@@ -265,7 +264,7 @@ impl Link {
             tx,
             rx,
         };
-        link.fill_memory(spec, crank)?;
+        link.fill_memory(spec, driver)?;
         if link.srq.is_some() {
             for slot in 0..rx_slots {
                 link.post_shared(&[RecvWr::new(wr_id(0, slot as u32), &[link.rx.sge(0, slot)])])?;
@@ -274,22 +273,22 @@ impl Link {
         Ok(link)
     }
 
-    /// Gives memory the contents that the other end expects to read.
-    fn fill_memory(&self, spec: &Spec, crank: &mut Crank) -> Result<()> {
+    /// Fills memory with the contents that the other end expects to read.
+    fn fill_memory(&self, spec: &Spec, driver: &mut Driver) -> Result<()> {
         let mut slices = Slices::default();
         for qp in 0..spec.qps as usize {
             for slot in 0..self.tx.slots {
                 if let (Some(target), Op::Read, true) = (&self.target, spec.op, spec.verify) {
                     let which = Which { stream: self.role.tx_stream(qp), seq: slot as u64 };
                     let (at, len) = (self.tx.offset(qp, slot), spec.size as usize);
-                    slices.write(target, at, len, which, || crank.turn_between())?;
+                    slices.write(target, at, len, which, || driver.turn_between())?;
                 }
             }
         }
         Ok(())
     }
 
-    /// What to tell the other end.
+    /// This end, as sent to the other end.
     pub fn end(&self) -> End {
         let target = self.target.as_ref();
         End {
@@ -306,10 +305,10 @@ impl Link {
         }
     }
 
-    /// Takes note of the other end's address and memory.
+    /// Stores the other end's address and memory.
     ///
     /// # Errors
-    /// An end that does not fit ours.
+    /// An end that does not match this one.
     pub fn learn(&mut self, other: &End, spec: &Spec, peer: Option<Gid>) -> Result<()> {
         let misfit = |what: &str| AppError::Peer(format!("its end of the measurement has {what}"));
         let gid = parse_gid(&other.gid).ok_or_else(|| misfit("no valid GID"))?;
@@ -329,11 +328,11 @@ impl Link {
         Ok(())
     }
 
-    /// Connects to the other end and posts the receives. `idle` runs every so often: our host has neighbours to answer
+    /// Connects to the other end and posts the receives. `idle` is called regularly: this host has to answer its neighbours
     /// while very many queue pairs are connected.
     ///
     /// # Errors
-    /// An end that does not fit ours; what the device says.
+    /// An end that does not match this one; errors of the device.
     pub fn connect(
         &mut self,
         other: &End,
@@ -356,7 +355,7 @@ impl Link {
     /// Connects queue pair `index` to the server at `to` by `rdma_cm`.
     ///
     /// # Errors
-    /// What `rdma_cm` says.
+    /// Errors of `rdma_cm`.
     pub fn connect_rdma_cm(
         &mut self,
         device: &OpenDevice,
@@ -378,7 +377,7 @@ impl Link {
     /// Accepts a client's queue pair.
     ///
     /// # Errors
-    /// What `rdma_cm` says; a signal.
+    /// Errors of `rdma_cm`; a signal.
     pub fn accept(&mut self, id: CmId, spec: &Spec) -> Result<()> {
         id.migrate_id(Some(self.events()?))?;
         id.set_option(CmOption::AckTimeout(spec.timeout))?;
@@ -389,7 +388,7 @@ impl Link {
         self.events.as_ref().ok_or_else(|| AppError::Setup("this link is not connected by rdma_cm".into()))
     }
 
-    /// Makes an identifier's queue pair, posts its receives and connects it.
+    /// Creates an identifier's queue pair, posts its receives and connects it.
     fn bring_up(
         &mut self,
         id: CmId,
@@ -407,7 +406,7 @@ impl Link {
             ..ConnParam::default()
         };
         connect(&id, param)?;
-        cm::settle(self.events()?, &id, CmEventType::Established, Instant::now() + cm::PATIENCE)?;
+        cm::await_event(self.events()?, &id, CmEventType::Established, Instant::now() + cm::PATIENCE)?;
         let min_rnr_timer = self.options.min_rnr_timer;
         let attr = QpAttr { qp_state: QpState::Rts, min_rnr_timer, ..QpAttr::default() };
         qp.modify(&attr, AttrMask::STATE | AttrMask::MIN_RNR_TIMER)?;
@@ -430,7 +429,7 @@ impl Link {
     /// Posts requests to the shared receive queue.
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn post_shared(&self, wrs: &[RecvWr<'_>]) -> Result<()> {
         let srq = self.srq.as_ref().ok_or_else(no_memory)?;
         Ok(srq.post_recv(wrs)?)
@@ -446,12 +445,12 @@ impl Link {
         self.remote.addr + offset as u64
     }
 
-    /// Checks, after the other end is through, what it left in our memory: the last message in each slot
-    /// (WRITE), the sums (atomics).
+    /// Checks, after the other end is done, what it wrote to local memory: the last message in each slot (WRITE), the sums
+    /// (atomics).
     ///
     /// # Errors
     /// [`AppError::Verify`] with the first difference.
-    pub fn check_target(&self, spec: &Spec, sent: &[u64], crank: &mut Crank) -> Result<()> {
+    pub fn check_target(&self, spec: &Spec, sent: &[u64], driver: &mut Driver) -> Result<()> {
         let Some(target) = &self.target else { return Ok(()) };
         let differs = |what: String, want: u64, is: u64| {
             Err(AppError::Verify(format!("{what} is {is} after {want} operations from 0")))
@@ -478,7 +477,7 @@ impl Link {
                         let index = (seq % u64::from(spec.tx_depth)) as usize;
                         let which = Which { stream: self.role.rx_stream(qp), seq };
                         let (at, len) = (self.tx.offset(qp, index), spec.size as usize);
-                        slices.check(target, at, len, which, || crank.turn_between())?;
+                        slices.check(target, at, len, which, || driver.turn_between())?;
                     }
                 }
             }
@@ -487,10 +486,10 @@ impl Link {
         Ok(())
     }
 
-    /// The queue pair and the position of a receive that took a message of `size` bytes.
+    /// The queue pair and the position of a receive that completed with a message of `size` bytes.
     ///
     /// # Errors
-    /// One that failed, or took another length.
+    /// One that failed, or has another length.
     #[inline]
     pub fn received(&mut self, wc: &Wc, size: u64) -> Result<(usize, u32)> {
         if !wc.is_ok() {
@@ -502,8 +501,8 @@ impl Link {
         Ok(of_wr_id(wc.wr_id))
     }
 
-    /// The sentence for a request `wc` called `op` that failed. Where it was merely flushed, the reason is in another
-    /// completion, which is looked for.
+    /// The error for a failed request `wc` called `op`. If it was only flushed, the reason is in another completion, which is
+    /// searched for.
     pub fn failed(&mut self, op: &str, wc: &Wc) -> AppError {
         let mut wcs = [Wc::default(); 32];
         let mut left = if wc.status == WcStatus::WrFlushErr { self.send_cq_len } else { 0 };
@@ -546,7 +545,7 @@ mod tests {
 
     #[test]
     fn buffers_of_positions_in_a_row_are_those_of_each() {
-        // As many buffers as positions, fewer that do not divide them, and one.
+        // As many buffers as positions; fewer, whose number does not divide theirs; and one.
         for slots in [8, 3, 1] {
             let buffers = Buffers { first: Sge { addr: 1 << 20, length: 60, lkey: 7 }, slots, stride: 64 };
             for (qp, index) in (0..3).flat_map(|qp| (0..8).map(move |index| (qp, index))) {

@@ -1,4 +1,4 @@
-//! The loops that are timed. They program against split handles and allocate nothing while they run.
+//! The timed loops. They use split handles and allocate nothing while they run.
 
 pub mod exchange;
 pub mod flow;
@@ -11,7 +11,7 @@ pub mod watch;
 
 use hdrhistogram::Histogram;
 
-/// Longest latency that is told apart: a minute.
+/// Longest latency that is distinguished: a minute.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
 
 /// An empty histogram of nanoseconds with three digits, which records without allocating.
@@ -20,7 +20,7 @@ pub fn histogram() -> Histogram<u64> {
         .expect("1 ns to a minute with three digits is a valid range")
 }
 
-/// Where the distribution of a latency is looked at, beside its percentiles.
+/// Quantiles at which the distribution of a latency is reported, in addition to its percentiles.
 pub const QUANTILES: [f64; 20] = [
     0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995,
     0.9999, 0.99999,

@@ -1,5 +1,5 @@
-//! The port without RDMA: bare frames between the two ends, in the same way and length as the stack's. What comes
-//! out is the limit of every figure above it.
+//! The port without RDMA: bare frames between the two ends, by the same calls and of the same length as the stack's. Its
+//! figures are the limits of those of the stack.
 
 use super::watch::{Watch, out_of_turn};
 use super::{Latency, histogram};
@@ -17,11 +17,11 @@ const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 const ETHERNET: usize = 14;
 /// Ethernet header, one byte of kind, a sequence number.
 const HEADER: usize = ETHERNET + 1 + 8;
-/// How long a frame of a bounce may be away before it counts as lost.
+/// Time after which a frame of a bounce counts as lost.
 const LOST: Duration = Duration::from_millis(100);
-/// How long the receiver goes on after the sender's last word, and after the last frame.
+/// How long the receiver continues after the sender's final count, and after the last frame.
 const QUIET: Duration = Duration::from_millis(20);
-/// Bounces before those that count.
+/// Bounces before the recorded ones.
 const WARM_UP: u64 = 200;
 /// Lost frames after which a bounce gives up.
 const LOST_MAX: u64 = 20;
@@ -45,7 +45,7 @@ fn put(frame: &mut Frame, len: usize, dst: Mac, src: Mac, kind: Kind, seq: u64) 
     data[ETHERNET + 1..HEADER].copy_from_slice(&seq.to_be_bytes());
 }
 
-/// The sequence number of a frame of ours of this kind.
+/// The sequence number of a frame of this program and kind.
 fn seq_of(data: &[u8], kind: Kind) -> Option<u64> {
     if data.len() < HEADER || data[12..ETHERNET] != ETHERTYPE || data[ETHERNET] != kind as u8 {
         return None;
@@ -53,12 +53,12 @@ fn seq_of(data: &[u8], kind: Kind) -> Option<u64> {
     data[ETHERNET + 1..HEADER].try_into().ok().map(u64::from_be_bytes)
 }
 
-/// What a stream's receiver saw.
+/// The counts of a stream's receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
     /// Frames.
     pub frames: u64,
-    /// Those behind the first burst.
+    /// Those after the first burst.
     pub timed: u64,
     /// The time they took.
     pub elapsed_ns: u64,
@@ -70,21 +70,21 @@ pub struct Raw<'a> {
     queue: Box<dyn PortQueue>,
     rx: RxBurst,
     tx: TxBurst,
-    /// At hand for the next bounce.
+    /// Kept for the next bounce.
     spare: Option<Frame>,
-    /// Addresses of ours and of the other end.
+    /// Addresses of this end and of the other end.
     ours: Mac,
     theirs: Mac,
 }
 
 impl<'a> Raw<'a> {
-    /// Takes the queue over; [`Drop`] gives it back.
+    /// Takes the queue; [`Drop`] returns it.
     pub fn new(port: &'a dyn Port, queue: Box<dyn PortQueue>, theirs: Mac) -> Self {
         let ours = port.info().mac;
         Self { port, queue, rx: RxBurst::new(), tx: TxBurst::new(), spare: None, ours, theirs }
     }
 
-    /// Sends frames as fast as the port takes them; how many.
+    /// Sends frames as fast as the port takes them; returns their number.
     ///
     /// # Errors
     /// A signal, the peer's failure.
@@ -103,7 +103,7 @@ impl<'a> Raw<'a> {
             if watch.due() {
                 let now = Instant::now();
                 self.port.maintain();
-                self.rx_burst(); // what comes is thrown away
+                self.rx_burst(); // received frames are discarded
                 if let Some(message) = watch.look(now, false)? {
                     return Err(out_of_turn(&message));
                 }
@@ -115,7 +115,7 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Receives until the sender has said that it is through and nothing comes any more.
+    /// Receives until the sender has reported that it is done and no more frames arrive.
     ///
     /// # Errors
     /// A signal, the peer's failure.
@@ -157,10 +157,10 @@ impl<'a> Raw<'a> {
         Ok(seen)
     }
 
-    /// Bounces one frame at a time; latencies are half of each round trip. Also how many were sent and lost.
+    /// Bounces one frame at a time; latencies are half of each round trip. Also returns how many were sent and lost.
     ///
     /// # Errors
-    /// A signal, the peer's failure, a link that loses everything.
+    /// A signal, the peer's failure, a link that loses every frame.
     pub fn ping(&mut self, spec: &RawSpec, watch: &mut Watch<'_>) -> Result<(Latency, u64, u64)> {
         let mut hist = histogram();
         let (mut seq, mut lost) = (0u64, 0u64);
@@ -190,7 +190,7 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Sends back what comes, until the client is through.
+    /// Sends received frames back, until the client is done.
     ///
     /// # Errors
     /// A signal, the peer's failure.
@@ -239,7 +239,7 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Waits for the answer to frame `seq`; whether it came.
+    /// Waits for the answer to frame `seq`; returns whether it arrived.
     #[inline]
     fn wait_for(&mut self, seq: u64, watch: &mut Watch<'_>) -> Result<bool> {
         let mut since = None;
@@ -261,7 +261,7 @@ impl<'a> Raw<'a> {
         }
     }
 
-    /// Receives, and gives back what came before; not sooner, as that is answered first.
+    /// Receives frames, after recycling those received before; not sooner, since answering has priority.
     #[inline]
     fn rx_burst(&mut self) -> usize {
         if !self.rx.is_empty() {

@@ -1,5 +1,5 @@
-//! Receiving from one shared receive queue: the way of a server with very many peers, whose memory for messages then
-//! grows with what is on its way and not with the peers.
+//! Receiving from one shared receive queue, as a server with very many peers does: its memory for messages then grows with
+//! the number of outstanding messages and not with that of the peers.
 
 use super::exchange::Receiving;
 use super::flow::Meter;
@@ -7,14 +7,14 @@ use super::link::{Link, wr_id};
 use crate::error::Result;
 use crate::plan::Spec;
 use crate::protocol::Flow;
-use crate::rig::Crank;
+use crate::rig::Driver;
 use arrayvec::ArrayVec;
 use verbs::{RecvWr, Sge, Wc};
 
 /// Completions taken in one poll.
 const POLL: usize = 128;
 
-/// The receiving half. A request goes back to the queue as soon as its message was looked at.
+/// The receiving half. A request is reposted as soon as its message has been checked.
 pub(super) struct Rx<'a> {
     spec: &'a Spec,
     meter: Meter,
@@ -29,7 +29,7 @@ impl<'a> Rx<'a> {
 
 impl Receiving for Rx<'_> {
     #[inline]
-    fn reap(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
         let n = link.recv_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();

@@ -1,10 +1,9 @@
-//! Many queue pairs, visited at random: what a server with very many peers sees.
+//! Many queue pairs, visited at random: the load of a server with very many peers.
 //!
-//! A visit posts a few requests to one queue pair, of which the last is signalled; the queue pair is left alone until
-//! that one has completed. Which one is visited next is drawn from all that are idle, so with many queue pairs
-//! nothing of the next one is in a cache; the first visits, which do not count, go to one after the other. Loops and
-//! tables here are as small as they can be, so that what is measured is the stack's own state: each queue pair has a bit,
-//! and the requests are made on the spot.
+//! A visit posts a few requests to one queue pair, of which the last is signalled; the queue pair gets no others until that
+//! one has completed. The next queue pair is drawn from all that are idle, so with many queue pairs nothing of the next one
+//! is in a cache; the first visits, which are not counted, go to one after the other. Loops and tables here are as small as
+//! possible, so that the stack's own state is measured: each queue pair has a bit, and the requests are built for each visit.
 
 use super::exchange::{self, Outcome, Receiving, Sending};
 use super::flow::{Meter, request};
@@ -14,35 +13,35 @@ use super::watch::Watch;
 use crate::error::Result;
 use crate::plan::{Op, Spec, VISIT_MAX};
 use crate::protocol::Flow;
-use crate::rig::Crank;
+use crate::rig::Driver;
 use arrayvec::ArrayVec;
 use std::time::{Duration, Instant};
 use verbs::{RecvWr, Sge, Wc};
 
-/// Completions taken in one poll: those of several visits, so that the misses of their queue pairs overlap.
+/// Completions per poll: those of several visits, so that the cache misses of their queue pairs overlap.
 const POLL: usize = 128;
-/// Draws that are looked at together: what their handles point to is asked for a group before they are posted to.
+/// Draws handled together: the memory that their handles point to is prefetched one group before they are posted to.
 const GROUP: usize = 4;
 /// The list of one visit.
 type Visit<T> = ArrayVec<T, { VISIT_MAX as usize }>;
 
-/// Runs one measurement at one end, until both are through.
+/// Runs one measurement at one end, until both are done.
 ///
 /// # Errors
 /// Failed requests, the peer's failure, a signal.
-pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, watch: &mut Watch<'_>) -> Result<Outcome> {
-    // As a program with so many handles would: they are touched at random, too.
+pub fn run(link: &mut Link, spec: &Spec, driver: &mut Driver, watch: &mut Watch<'_>) -> Result<Outcome> {
+    // As a program with this many handles would do: they are accessed at random, too.
     verbs::huge_pages(&link.sqs);
     verbs::huge_pages(&link.rqs);
     let tx = link.role.requests.then(|| Tx::new(spec));
     let receives = link.inbox.is_some();
     let (outcome, peer_sent) = if spec.srq {
-        exchange::run(link, crank, watch, tx, receives.then(|| shared::Rx::new(spec)), 1)?
+        exchange::run(link, driver, watch, tx, receives.then(|| shared::Rx::new(spec)), 1)?
     } else {
-        exchange::run(link, crank, watch, tx, receives.then(|| Rx::new(spec)), 1)?
+        exchange::run(link, driver, watch, tx, receives.then(|| Rx::new(spec)), 1)?
     };
     if let (Some(sent), Op::FetchAdd) = (peer_sent, spec.op) {
-        link.check_target(spec, &sent, crank)?;
+        link.check_target(spec, &sent, driver)?;
     }
     Ok(outcome)
 }
@@ -65,11 +64,11 @@ impl Set {
     }
 }
 
-/// Draws queue pairs: each once, then at random (xorshift64*; the same ones in every run).
+/// Draws queue pairs: each once, then at random (xorshift64*; the same sequence in every run).
 #[derive(Debug)]
 struct Draw {
     qps: u32,
-    /// How many had their first visit.
+    /// Number of queue pairs that had their first visit.
     first: u32,
     state: u64,
 }
@@ -78,7 +77,7 @@ impl Draw {
     fn new(qps: u32) -> Self {
         Self { qps, first: 0, state: 0x9e37_79b9_7f4a_7c15 }
     }
-    /// The next one.
+    /// Draws the next one.
     #[inline]
     fn next(&mut self) -> u32 {
         if self.first < self.qps {
@@ -97,7 +96,7 @@ impl Draw {
 struct Tx<'a> {
     spec: &'a Spec,
     draw: Draw,
-    /// The next draws, oldest first from `at` on: who has very much to do knows long before where.
+    /// The next draws, oldest first from `at` on: a program with very much to do knows early which queue pairs come next.
     next: [u32; POLL],
     at: usize,
     busy: Set,
@@ -105,7 +104,7 @@ struct Tx<'a> {
     in_flight_max: u32,
     posted: u64,
     retired: u64,
-    /// Messages to send, a multiple of a visit's; the largest where time decides.
+    /// Messages to send, a multiple of a visit's; the maximum if time limits the measurement.
     target: u64,
     zeros: Vec<u8>,
     meter: Meter,
@@ -152,13 +151,13 @@ impl<'a> Tx<'a> {
 }
 
 impl Sending for Tx<'_> {
-    /// Draws queue pairs until as many are busy as may be, then posts to them.
+    /// Draws queue pairs until the limit on busy ones is reached, then posts to them.
     #[inline]
-    fn post(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
+    fn post(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
         let mut drawn = ArrayVec::<u32, POLL>::new();
         while self.in_flight < self.in_flight_max && self.posted < self.target && !drawn.is_full() {
             let mut q = self.next[(self.at + drawn.len()) % POLL];
-            // As many are busy as may be, at most: an idle one is never farther than that.
+            // The number of busy ones is limited, which bounds the distance to an idle one.
             while self.busy.has(q) {
                 q = if q + 1 == self.spec.qps { 0 } else { q + 1 };
             }
@@ -181,9 +180,9 @@ impl Sending for Tx<'_> {
         Ok(())
     }
 
-    /// Takes completions: each ends a visit.
+    /// Polls completions: each ends a visit.
     #[inline]
-    fn reap(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
         let n = link.send_cq.poll(&mut self.wcs)?;
         if n == 0 {
             self.meter.pause();
@@ -206,7 +205,7 @@ impl Sending for Tx<'_> {
         Ok(())
     }
 
-    /// Sets the end of a measurement that time limits: what is posted.
+    /// Sets the end of a measurement limited by time: the posted requests.
     fn stop_when_due(&mut self, now: Instant) {
         if self.spec.iters.is_none() && self.deadline.is_some_and(|deadline| now >= deadline) {
             self.target = self.posted;
@@ -229,12 +228,13 @@ impl Sending for Tx<'_> {
 /// The receiving half of SEND.
 struct Rx<'a> {
     spec: &'a Spec,
-    /// Whether the receive at a position is the last of a visit: a queue pair's messages come in order, and fill whole visits.
+    /// Whether the receive at a position is the last of a visit: a queue pair's messages arrive in order, and fill whole
+    /// visits.
     ends_visit: Vec<bool>,
-    /// Visits that were over at the last two looks. Those of the last one have had their handles asked for, those before
-    /// what these point to; they change places, not contents.
+    /// Visits that ended at the last two polls. For those of the last poll the handles have been prefetched, for those of the
+    /// poll before the memory that these point to; the two lists are swapped, not copied.
     over: [ArrayVec<(usize, u32), POLL>; 2],
-    /// Which of them is of the last look.
+    /// Which of them is of the last poll.
     last: usize,
     meter: Meter,
     wcs: [Wc; POLL],
@@ -252,7 +252,7 @@ impl<'a> Rx<'a> {
         }
     }
 
-    /// Posts the receives of a visit again, of which the one at `last` completed last.
+    /// Reposts the receives of a visit, of which the one at `last` completed last.
     #[inline]
     fn repost(&self, link: &mut Link, q: usize, last: u32) -> Result<()> {
         let (spec, depth) = (self.spec, self.spec.rx_depth);
@@ -265,9 +265,9 @@ impl<'a> Rx<'a> {
 }
 
 impl Receiving for Rx<'_> {
-    /// Takes completions and posts receives again, a visit's at a time.
+    /// Polls completions and reposts receives, those of a visit at a time.
     #[inline]
-    fn reap(&mut self, link: &mut Link, _: &mut Crank) -> Result<()> {
+    fn reap(&mut self, link: &mut Link, _: &mut Driver) -> Result<()> {
         let (before, last) = (1 - self.last, self.last);
         for &(q, index) in &self.over[before] {
             self.repost(link, q, index)?;
@@ -289,7 +289,7 @@ impl Receiving for Rx<'_> {
             }
             self.over[before].push((q, index));
         }
-        // Right after each other, so that the translations of their addresses overlap.
+        // In direct succession, so that their TLB misses overlap.
         for &(q, _) in &self.over[before] {
             verbs::prefetch(&link.rqs[q]);
         }

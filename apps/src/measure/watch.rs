@@ -1,4 +1,4 @@
-//! What a measuring loop must not forget: signals, the peer's life, the clock. All of it rarely.
+//! The duties of a measuring loop that are rarely due: signals, the peer's life, the clock.
 
 use crate::error::{AppError, Result};
 use crate::oob::{Channel, OobError};
@@ -6,35 +6,35 @@ use crate::protocol::Message;
 use crate::stop;
 use std::time::{Duration, Instant};
 
-/// Turns of a loop between two looks at the clock.
+/// Iterations of a loop between two readings of the clock.
 const STRIDE: u32 = 256;
-/// Time between two looks at the channel.
+/// Time between two polls of the channel.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Watches over a measurement.
+/// Performs these duties for a measurement.
 #[derive(Debug)]
 pub struct Watch<'a> {
     channel: &'a mut Channel,
     countdown: u32,
     next_look: Instant,
-    /// Since when the other end's process is known to be gone.
+    /// Since when the other end's process is known to have ended.
     gone_since: Option<Instant>,
     /// How long requests may take to fail after that.
     retry_span: Duration,
-    /// When the measurement has to be over, and how long that was from its start.
+    /// When the measurement has to be over, and its limit.
     until: Option<(Instant, Duration)>,
 }
 
 impl<'a> Watch<'a> {
-    /// Watches `channel`; requests fail at most `retry_span` after the peer is gone. The measurement takes at most
-    /// `patience`: a peer that is there, and does nothing, ends it.
+    /// Watches `channel`; requests fail at most `retry_span` after the peer's end. The measurement takes at most `patience`,
+    /// which ends it if the peer is alive but makes no progress.
     pub fn new(channel: &'a mut Channel, retry_span: Duration, patience: Option<Duration>) -> Self {
         let now = Instant::now();
         let until = patience.and_then(|patience| Some((now.checked_add(patience)?, patience)));
         Self { channel, countdown: STRIDE, next_look: now, gone_since: None, retry_span, until }
     }
 
-    /// Whether it is time for [`look`](Self::look). To be asked once a turn.
+    /// Whether [`look`](Self::look) is due. To be called once per iteration.
     #[inline]
     pub fn due(&mut self) -> bool {
         self.countdown -= 1;
@@ -45,10 +45,10 @@ impl<'a> Watch<'a> {
         false
     }
 
-    /// Looks at signals and at the channel; the peer's message if there is one.
+    /// Checks for signals and polls the channel; returns the peer's message if there is one.
     ///
-    /// When the peer is gone and `outstanding` requests wait for it, their completion errors are given the time
-    /// to arrive: they say more than the end of a TCP connection.
+    /// When the peer has ended and `outstanding` requests wait for it, their completion errors are given the time to arrive:
+    /// they say more than the end of a TCP connection.
     ///
     /// # Errors
     /// A signal, the peer's failure, its disappearance.
@@ -81,11 +81,11 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Tells the peer something.
+    /// Sends a message to the peer.
     ///
     /// # Errors
-    /// When the connection is broken in another way than by the peer's death, which [`look`](Self::look) handles.
-    pub fn tell(&mut self, message: &Message) -> Result<()> {
+    /// When the connection fails in another way than by the peer's end, which [`look`](Self::look) handles.
+    pub fn send(&mut self, message: &Message) -> Result<()> {
         match self.channel.send(message) {
             Err(OobError::Closed) => Ok(()),
             other => Ok(other?),
@@ -93,7 +93,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// The error for a message that does not belong here.
+/// The error for a message that is out of order.
 pub fn out_of_turn(message: &Message) -> AppError {
     let name = serde_json::to_value(message).ok();
     let name = name.as_ref().and_then(|v| v["type"].as_str()).unwrap_or("something").to_owned();

@@ -4,8 +4,8 @@
 //! `done` and a NUL, and the server may start. All numbers are hexadecimal, the GID is 32 digits.
 
 use crate::error::{AppError, Result};
-use crate::lobby::{self, Guest, Lobby};
 use crate::oob::{self, OobError};
+use crate::pending::{self, Pending, PendingConn};
 use crate::protocol::{Message, gid_hex, parse_gid, sentence};
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
@@ -15,10 +15,10 @@ use verbs::Gid;
 
 /// Bytes of a destination on the wire, its NUL included.
 pub const LEN: usize = 52;
-/// What the client says last.
+/// The client's last message.
 pub const DONE: &[u8; 5] = b"done\0";
 
-/// One end, as the exchange tells it.
+/// One end, as the exchange describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Local identifier; 0 on Ethernet.
@@ -41,7 +41,7 @@ impl Destination {
     /// From the bytes on the wire.
     ///
     /// # Errors
-    /// [`AppError::Peer`] with what came instead.
+    /// [`AppError::Peer`] with the bytes that arrived instead.
     pub fn from_bytes(bytes: &[u8; LEN]) -> Result<Self> {
         parse(bytes).ok_or_else(|| stranger(bytes))
     }
@@ -83,27 +83,27 @@ impl fmt::Display for Destination {
     }
 }
 
-/// A TCP stream of the exchange. Waits run the caller's own work, as the shards need to be turned.
+/// A TCP stream of the exchange. Waits run the caller's own work, which drives the shards.
 #[derive(Debug)]
 pub struct Stream {
     tcp: TcpStream,
-    /// What has come of a destination.
+    /// The bytes of a destination that have arrived.
     question: Vec<u8>,
-    /// Bytes thrown away after the last words.
+    /// Bytes discarded after the last message.
     drained: usize,
 }
 
-/// How long we stay for a stock tool that may need our last acknowledgement again: a few of its ACK timeouts (67 ms).
+/// How long this end stays for a stock tool that may need its last acknowledgement again: a few of its ACK timeouts (67 ms).
 const REPEATS: Duration = Duration::from_millis(300);
 
-/// How long a refusal may take to arrive whole.
+/// How long a refusal may take to arrive completely.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// How long the other end may think.
+/// How long the other end may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Stream {
-    /// Takes over a connected stream.
+    /// A stream of the exchange over a connected one.
     ///
     /// # Errors
     /// When the stream cannot be made non-blocking.
@@ -115,7 +115,7 @@ impl Stream {
     /// Sends a few bytes.
     ///
     /// # Errors
-    /// When the connection is gone.
+    /// When the connection has ended.
     pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
         // A fresh connection has room for a few bytes: no partial writes to expect.
         self.tcp.write_all(bytes).map_err(|e| oob::lost(e).into())
@@ -131,8 +131,8 @@ impl Stream {
                 Ok(n) => have += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    if since.elapsed() > lobby::GREETING {
-                        return Err(OobError::Silent(lobby::GREETING, "\"done\"").into());
+                    if since.elapsed() > pending::GREETING {
+                        return Err(OobError::Silent(pending::GREETING, "\"done\"").into());
                     }
                     for _ in 0..64 {
                         idle()?;
@@ -148,7 +148,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Why a server of ours sends us away, if that is what it began to say instead of an address.
+    /// The reason in a refusal by a server of this crate, if that is what began to arrive instead of an address.
     fn refusal(&mut self, idle: &mut impl FnMut() -> Result<()>) -> Result<Option<String>> {
         let since = Instant::now();
         let mut chunk = [0; 512];
@@ -166,9 +166,9 @@ impl Stream {
         }
     }
 
-    /// Says that this end is through, and works on until the other end is, for at most `limit`: it may still need
-    /// an answer repeated. The stock tool closes its end right after the exchange, so an end that was closed all
-    /// along says nothing: then it is `REPEATS` that we stay.
+    /// Signals that this end is done, and continues to work until the other end is done, for at most `limit`: it may still
+    /// need an answer repeated. The stock tool closes its end right after the exchange, so a connection that was already
+    /// closed means nothing: then this end stays for `REPEATS`.
     ///
     /// # Errors
     /// Those of `idle`.
@@ -192,13 +192,13 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether the other end's process has gone or is through. Says nothing about a stock tool, which closes early.
+    /// Whether the other end's process has ended or is done. Means nothing with a stock tool, which closes early.
     pub fn is_closed(&mut self) -> bool {
         matches!(self.tcp.read(&mut [0; 1]), Ok(0))
     }
 }
 
-impl Guest for Stream {
+impl PendingConn for Stream {
     type Greeting = Destination;
     fn greeting(&mut self) -> Result<Option<Destination>> {
         let mut chunk = [0; LEN];
@@ -221,7 +221,7 @@ impl Guest for Stream {
             }
         }
     }
-    /// In the words of `roce-perf`, whose clients may come here by mistake; others have something to show.
+    /// In the format of `roce-perf`, whose clients may connect here by mistake; other programs have text to show.
     fn leave(&mut self, reason: &str) {
         let words = Message::Failed { reason: format!("this is roce-pingpong: {reason}") };
         if let Ok(words) = serde_json::to_string(&words) {
@@ -234,10 +234,10 @@ impl Guest for Stream {
     }
 }
 
-/// The client's half: tells `ours`, learns theirs.
+/// The client's half: sends `ours`, returns theirs.
 ///
 /// # Errors
-/// A stranger at the other end, a connection that ends, those of `idle`.
+/// Another program at the other end, a connection that ends, those of `idle`.
 pub fn ask(
     stream: &mut Stream,
     ours: &Destination,
@@ -262,11 +262,11 @@ pub fn ask(
     Ok(theirs)
 }
 
-/// The server's half: of those who come to `listener`, plays with the first that asks as a client does. Learns where
-/// it is, connects to it, tells `ours`, waits for its `done`. `disconnect` undoes that where it goes away before.
+/// The server's half: of those who connect to `listener`, takes the first with a client's greeting. Reads its address,
+/// connects to it, sends `ours`, waits for its `done`. `disconnect` undoes that if the client vanishes before.
 ///
 /// # Errors
-/// Those of the listener, of `idle` and of `disconnect`. Whoever is no client is refused, and ends nothing.
+/// Those of the listener, of `idle` and of `disconnect`. Peers that are no clients are refused, and end nothing.
 pub fn serve<I: FnMut() -> Result<()>>(
     listener: TcpListener,
     ours: &Destination,
@@ -274,11 +274,11 @@ pub fn serve<I: FnMut() -> Result<()>>(
     mut connect: impl FnMut(&Destination, &mut I) -> Result<()>,
     mut disconnect: impl FnMut() -> Result<()>,
 ) -> Result<(Destination, Stream)> {
-    let mut lobby = Lobby::new("roce-pingpong");
+    let mut pending = Pending::new("roce-pingpong");
     loop {
         idle()?;
-        lobby.admit_from(&listener, Stream::new)?;
-        let Some((mut stream, theirs, from)) = lobby.next_greeted() else {
+        pending.accept_from(&listener, Stream::new)?;
+        let Some((mut stream, theirs, from)) = pending.next_greeted() else {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
@@ -289,12 +289,12 @@ pub fn serve<I: FnMut() -> Result<()>>(
         };
         match answer() {
             Ok(()) => {
-                lobby.turn_away("another client came first");
+                pending.refuse_all("another client came first");
                 return Ok((theirs, stream));
             }
             Err(AppError::Interrupted) => return Err(AppError::Interrupted),
             Err(e) => {
-                lobby.refuse(stream, &from, &e.to_string());
+                pending.refuse(stream, &from, &e.to_string());
                 disconnect()?;
             }
         }

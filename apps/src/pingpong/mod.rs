@@ -1,7 +1,7 @@
-//! `roce-pingpong`: the first program that everyone runs.
+//! `roce-pingpong`: a first test of a connection.
 //!
-//! One queue pair, one buffer, one message bounced to and fro, in the manner of `ibv_rc_pingpong`, `ibv_uc_pingpong`
-//! and `ibv_ud_pingpong`: same exchange, same order of work, same lines of output.
+//! One queue pair, one buffer, one message sent back and forth, in the manner of `ibv_rc_pingpong`, `ibv_uc_pingpong` and
+//! `ibv_ud_pingpong`: same exchange, same order of work, same lines of output.
 
 pub mod exchange;
 
@@ -13,7 +13,7 @@ use crate::error::{AppError, Result};
 use crate::json::{JsonFile, Row};
 use crate::oob;
 use crate::out::say;
-use crate::rig::{self, Crank, OpenDevice, Rig, Side};
+use crate::rig::{self, Driver, OpenDevice, Rig, Side};
 use crate::stop;
 use exchange::{Destination, Stream};
 use std::net::TcpListener;
@@ -24,18 +24,18 @@ use verbs::{
 };
 use verbs::{RecvQueue, RecvWr, SendQueue, SendWr, Wc, ah_attr_to};
 
-/// Tags of requests, as the stock tool numbers them.
+/// Tags of requests, with the numbers of the stock tool.
 const RECV_ID: u64 = 1;
 const SEND_ID: u64 = 2;
-/// What the buffer is filled with, and the distance of the bytes that `--chk` sets and looks at.
+/// Contents of the buffer, and the distance of the bytes that `--chk` sets and checks.
 const FILL: u8 = 0x7b;
 const PAGE: usize = 4096;
 /// Q_Key of the stock tool's datagrams.
 const QKEY: u32 = 0x1111_1111;
-/// How long the end that is through first stays, for the other to get everything.
+/// How long the end that is done first stays, for the other to receive everything.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// How the two ends meet over TCP.
+/// The TCP connection of the two ends.
 enum Meeting<'a> {
     Listen(TcpListener),
     Reach(&'a Host),
@@ -44,7 +44,7 @@ enum Meeting<'a> {
 /// Runs the program.
 ///
 /// # Errors
-/// Whatever ends it early.
+/// Any error that ends it early.
 pub fn run(cli: &PingpongCli) -> Result<()> {
     let json = cli.json.as_deref().map(JsonFile::create).transpose()?;
     let (side, meeting) = match &cli.host {
@@ -73,12 +73,12 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     let link = rig.port().clone();
     let device = rig.device()?;
     let gid = device.gid(cli.gid_idx)?;
-    let OpenDevice { context, crank } = device;
+    let OpenDevice { context, driver } = device;
 
     let pd = context.alloc_pd()?;
-    // A datagram brings its network header along, in front of the message.
+    // A datagram is received with its network header in front of the message.
     let head = if cli.transport == Service::Ud { GRH_LEN } else { 0 };
-    let mr = crank.meanwhile(|| {
+    let mr = driver.meanwhile(|| {
         let mr = pd.reg_mr(head + size, Access::LOCAL_WRITE)?;
         mr.fill(0..head + size, FILL).map(|()| mr)
     })?;
@@ -114,9 +114,20 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     prepare()?;
     let poller = cq.poller()?;
     let (sq, rq) = qp.split()?;
-    let mut game =
-        Game { mr: &mr, head, context, sq, rq, poller, cli, posted: 0, repeated: 0, peer: gid, to: None };
-    game.post_receives()?;
+    let mut message_loop = MessageLoop {
+        mr: &mr,
+        head,
+        context,
+        sq,
+        rq,
+        poller,
+        cli,
+        posted: 0,
+        repeated: 0,
+        peer: gid,
+        to: None,
+    };
+    message_loop.post_receives()?;
 
     let ours = Destination { lid: 0, qpn: qp.qp_num().get(), psn: qp.first_psn().get(), gid };
     say!("  local address:  {ours}")?;
@@ -132,11 +143,11 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         Ok(())
     };
     let mut idle = || {
-        crank.turn();
+        driver.turn();
         stop::check()
     };
-    // The link before the exchange: soft-RoCE looks the route to our GID up when it hears of it, and gives up if its
-    // end of the link has no carrier yet.
+    // The link before the exchange: soft-RoCE looks up the route to the GID when it receives it, and gives up if its end of
+    // the link has no carrier yet.
     let (theirs, mut stream) = match meeting {
         Meeting::Listen(listener) => exchange::serve(
             listener,
@@ -149,8 +160,8 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
             || {
                 qp.modify(&QpAttr { qp_state: QpState::Reset, ..QpAttr::default() }, AttrMask::STATE)?;
                 prepare()?;
-                game.posted = 0;
-                game.post_receives()
+                message_loop.posted = 0;
+                message_loop.post_receives()
             },
         )?,
         Meeting::Reach(host) => {
@@ -163,19 +174,19 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
             (theirs, stream)
         }
     };
-    // From now on the peer may wait for our answers: neither a terminal that is stopped nor long checks may keep them back.
-    crank.meanwhile(|| say!("  remote address: {theirs}"))?;
-    game.peer = theirs.gid;
+    // From now on the peer may wait for answers: neither a stopped terminal nor long checks may delay them.
+    driver.meanwhile(|| say!("  remote address: {theirs}"))?;
+    message_loop.peer = theirs.gid;
     if cli.transport == Service::Ud {
         let mut attr = ah_attr_to(address(&theirs), cli.gid_idx);
         attr.sl = cli.sl;
         if let Some(grh) = &mut attr.grh {
             grh.traffic_class = options.traffic_class;
         }
-        game.to = Some((pd.create_ah(&attr)?, Qpn::new(theirs.qpn)));
+        message_loop.to = Some((pd.create_ah(&attr)?, Qpn::new(theirs.qpn)));
     }
 
-    let elapsed = game.play(side, crank, &mut stream).map_err(|e| match e {
+    let elapsed = message_loop.run(side, driver, &mut stream).map_err(|e| match e {
         AppError::Timeout(what) => {
             AppError::Timeout(match Counts::new(context.counters().iter()).notable() {
                 noted if noted.is_empty() => what,
@@ -185,11 +196,11 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         other => other,
     })?;
     if cli.check {
-        crank.meanwhile(|| check_contents(&mr, head))?;
+        driver.meanwhile(|| check_contents(&mr, head))?;
     }
     let seconds = elapsed.as_secs_f64().max(1e-9);
     let bytes = cli.message_size() * cli.iters * 2;
-    crank.meanwhile(|| {
+    driver.meanwhile(|| {
         say!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6)?;
         say!(
             "{} iters in {seconds:.2} seconds = {:.2} usec/iter",
@@ -198,10 +209,10 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
         )
     })?;
     stream.linger(LINGER, || {
-        crank.turn();
+        driver.turn();
         stop::check()
     })?;
-    drop(game);
+    drop(message_loop);
     drop(qp);
     match json {
         Some(file) => file.write(&[row(cli, seconds, &rig)]),
@@ -232,7 +243,7 @@ fn row(cli: &PingpongCli, seconds: f64, rig: &Rig) -> Row {
     }
 }
 
-/// Checks what the last message brought: zero at the start of each page, the fill everywhere else.
+/// Checks the last message: zero at the start of each page, the fill everywhere else.
 fn check_contents(mr: &Mr, head: usize) -> Result<()> {
     let data = mr.to_vec(head..mr.len())?;
     match data.iter().enumerate().find(|(n, b)| **b != if n % PAGE == 0 { 0 } else { FILL }) {
@@ -243,8 +254,8 @@ fn check_contents(mr: &Mr, head: usize) -> Result<()> {
     }
 }
 
-/// The ball, the rackets, the score.
-struct Game<'a> {
+/// State of the message loop.
+struct MessageLoop<'a> {
     mr: &'a Mr,
     /// Bytes in front of the message.
     head: usize,
@@ -255,14 +266,14 @@ struct Game<'a> {
     cli: &'a PingpongCli,
     /// Receives that are posted.
     posted: u32,
-    /// Packets of ours that never left, and whose message was sent again.
+    /// Own packets that never left, and whose message was sent again.
     repeated: u64,
     peer: verbs::Gid,
-    /// Where datagrams go.
+    /// Destination of datagrams.
     to: Option<(Ah, Qpn)>,
 }
 
-impl Game<'_> {
+impl MessageLoop<'_> {
     /// Fills the receive queue up.
     fn post_receives(&mut self) -> Result<()> {
         let sge = [self.mr.sge(0..self.mr.len())?];
@@ -283,18 +294,18 @@ impl Game<'_> {
         Ok(self.sq.post_send(&[wr])?)
     }
 
-    /// Packets of ours that could not leave, because the peer's Ethernet address was not to be had.
+    /// Own packets that could not leave because the peer's Ethernet address could not be resolved.
     fn never_left(&self) -> u64 {
         self.context.counters().discarded(Discard::Unreachable)
     }
 
-    /// Whether our last message never left: the other end cannot have seen it, so it may be sent again.
+    /// Whether the last message never left: the other end cannot have received it, so it may be sent again.
     fn is_held_up(&self) -> bool {
         self.never_left() > self.repeated
     }
 
-    /// Plays all rounds; the time they took.
-    fn play(&mut self, side: Side, crank: &mut Crank, stream: &mut Stream) -> Result<Duration> {
+    /// Runs all rounds; returns the time that they took.
+    fn run(&mut self, side: Side, driver: &mut Driver, stream: &mut Stream) -> Result<Duration> {
         if self.cli.check {
             for page in (self.head..self.mr.len()).step_by(PAGE) {
                 self.mr.write(page, &[0])?;
@@ -310,10 +321,10 @@ impl Game<'_> {
             self.post_send()?;
             sending = true;
         }
-        // A reliable connection tries again by itself.
+        // A reliable connection retries by itself.
         let unreliable = self.cli.transport != Service::Rc;
         while received < self.cli.iters || sent < self.cli.iters || unreliable && self.is_held_up() {
-            crank.turn();
+            driver.turn();
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(4096) {
                 stop::check()?;
@@ -335,7 +346,7 @@ impl Game<'_> {
                     }
                 }
             }
-            // The next round: the ball is back, and our own last stroke is over.
+            // The next round: the peer's message has arrived, and the own send has completed.
             if n > 0 && !sending && !receiving && sent < self.cli.iters {
                 self.post_send()?;
                 (sending, receiving) = (true, true);
@@ -348,8 +359,8 @@ impl Game<'_> {
                     self.post_send()?;
                     (sent, sending, repeated) = (sent - 1, true, Some(now));
                 }
-                // The stock tool closes its end right after the exchange. So an end that is closed means something
-                // only when nothing else moves for long; requests that are outstanding fail by themselves.
+                // The stock tool closes its end right after the exchange. So a closed connection matters only when no message
+                // arrives for long; outstanding requests fail by themselves.
                 let quiet = now - *quiet_since.get_or_insert(now);
                 if quiet > SILENCE {
                     return Err(AppError::Timeout(format!(
@@ -384,10 +395,10 @@ impl Game<'_> {
 
 /// How long a peer whose TCP connection is closed may be silent.
 const GONE: Duration = Duration::from_secs(10);
-/// How long a peer may be silent that answers at both connections.
+/// How long a peer that still answers may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Time between two attempts to send a message that could not leave.
 const AGAIN: Duration = Duration::from_millis(100);
-/// How long an unreliable message may take. A repeat of one that has left would not help: the other end could not tell it
-/// from the next message, and the stock tools count what they get.
+/// How long an unreliable message may take. Repeating one that has left would not help: the other end could not distinguish
+/// it from the next message, and the stock tools count messages.
 const QUIET: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The client: says what is measured, measures it, shows the result.
+//! The client: requests the measurements, runs them, shows the result.
 
 use super::order::{Answer, Wanted};
 use super::{ANSWER, Measured, await_message, counted_at_receiver, path_mtu, peer_override, run, send_end};
@@ -27,7 +27,7 @@ use verbs::Mtu;
 /// Runs `roce-perf client`.
 ///
 /// # Errors
-/// Whatever ends the session early.
+/// Any error that ends the session early.
 pub fn run_client(args: &ClientArgs) -> Result<()> {
     let measure = &args.measure;
     let specs = plan::from_args(measure)?;
@@ -73,7 +73,7 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
 /// Runs `roce-perf raw client`.
 ///
 /// # Errors
-/// Whatever ends the session early.
+/// Any error that ends the session early.
 pub fn run_raw(args: &RawClientArgs) -> Result<()> {
     let specs = plan::raw_from_args(args);
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
@@ -91,14 +91,14 @@ pub fn run_raw(args: &RawClientArgs) -> Result<()> {
 struct Client {
     channel: Channel,
     server: Hello,
-    /// Where the server is, where everything is connected by `rdma_cm`.
+    /// The server's address, if everything is connected by `rdma_cm`.
     rdma_cm: Option<SocketAddr>,
 }
 
-/// A greeting is waited for as long as `--wait` says, and never less: a server that is there may be busy for a moment.
+/// The timeout of the greeting is `--wait`, but at least this: a running server may be busy for a moment.
 const GREETING_MIN: Duration = Duration::from_secs(5);
-/// How long the server may take to hear why we give up.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long the server may take to read the reason why this end gives up.
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Client {
     fn connect(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
@@ -109,7 +109,7 @@ impl Client {
         Self::greet(Channel::new(stream)?, rig, reach.wait, None)
     }
 
-    /// The same by `rdma_cm`.
+    /// The same with `rdma_cm`.
     fn connect_rdma_cm(reach: &ReachArgs, rig: &mut Rig) -> Result<Self> {
         let ip = parse::ip(&reach.host.name).map_err(|_| {
             let host = &reach.host;
@@ -141,7 +141,7 @@ impl Client {
                 e => e,
             },
         )?;
-        match Wanted::Hello.hear(message)? {
+        match Wanted::Hello.handle(message)? {
             Answer::Hello(server) => {
                 channel.begin_session(None);
                 Ok(Self { channel, server, rdma_cm })
@@ -150,28 +150,28 @@ impl Client {
         }
     }
 
-    /// What is wanted from the server, however many lines it takes.
+    /// Receives the wanted answer from the server, which may consist of several lines.
     fn get(&mut self, rig: &mut Rig, mut wanted: Wanted) -> Result<Answer> {
         let since = Instant::now();
         loop {
             let message = await_message(&mut self.channel, rig, wanted.name(), (since, ANSWER))?;
-            match wanted.hear(message)? {
+            match wanted.handle(message)? {
                 Answer::More(more) => wanted = more,
                 answer => return Ok(answer),
             }
         }
     }
 
-    /// Tells the server why we give up.
+    /// Sends the server the reason why this end gives up.
     fn leave(&mut self, reason: &str) {
         self.channel.leave(reason);
         let since = Instant::now();
-        while !self.channel.drain() && since.elapsed() < LAST_WORDS {
+        while !self.channel.drain() && since.elapsed() < LEAVE_TIMEOUT {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Agrees on the measurements, runs the raw ones, then `rdma`; takes leave of the server.
+    /// Negotiates the measurements, runs the raw ones, then `rdma`, and ends the session.
     fn run(
         &mut self,
         rig: &mut Rig,
@@ -248,7 +248,7 @@ impl Client {
         Ok(())
     }
 
-    /// Runs one RDMA measurement; ours, theirs, and what our device counted.
+    /// Runs one RDMA measurement; returns both ends' results, and the counters of this device.
     fn measure(
         &mut self,
         rig: &mut Rig,
@@ -273,7 +273,7 @@ impl Client {
             }
         }
         self.channel.send(&Message::Go)?;
-        let measured = run(&mut link, spec, &mut rig.device()?.crank, &mut self.channel)?;
+        let measured = run(&mut link, spec, &mut rig.device()?.driver, &mut self.channel)?;
         let Answer::Report(report) = self.get(rig, Wanted::Report)? else { return Err(unexpected()) };
         self.channel.send(&Message::Done)?;
         drop(link);
@@ -281,16 +281,16 @@ impl Client {
     }
 }
 
-/// What [`Wanted::hear`] gives answers what was wanted.
+/// For an answer of [`Wanted::handle`] that does not match the request.
 fn unexpected() -> AppError {
     AppError::Misfit("it answered something else".into())
 }
 
-/// The rows so far, and what both ends counted.
+/// The rows so far, and the counters of both ends.
 struct Rows {
     port: String,
     rows: Vec<Row>,
-    /// How many of the rows are raw ones: the first.
+    /// The number of raw rows, which are the first ones.
     raw: usize,
     client: Counts,
     server: Counts,
@@ -337,7 +337,7 @@ impl Rows {
         let totals = counts.plus(&theirs.counters).totals();
         self.client = self.client.plus(counts);
         self.server = self.server.plus(&theirs.counters);
-        // SEND counts where it arrives, everything else where it completes.
+        // SEND is counted at its receiver, everything else where it completes.
         let flows = match counted_at_receiver(spec.op) {
             true => [theirs.received, ours.received],
             false => [ours.sent, theirs.sent],
@@ -377,7 +377,7 @@ impl Rows {
         self.rows.push(row);
     }
 
-    /// Writes and prints what there is, also when the session ended early.
+    /// Writes and prints the rows so far, also when the session ended early.
     fn show(&self, json: Option<&JsonFile>, result: Result<()>) -> Result<()> {
         let written = json.map_or(Ok(()), |file| file.write(&self.rows));
         result.and(written).and(self.print())
@@ -402,14 +402,14 @@ fn put_latency(row: &mut Row, latency: Option<Latency>, kind: &'static str) {
         row.p99_ns = Some(l.p99_ns);
         row.p999_ns = Some(l.p999_ns);
         row.max_ns = Some(l.max_ns);
-        // So far into the tail as there were enough messages to tell.
-        let told = QUANTILES.into_iter().zip(l.curve).filter(|(q, _)| (1.0 - q) * l.count as f64 >= 1.0);
-        row.quantiles = Some(told.collect());
+        // Only as far into the tail as there are enough messages.
+        let shown = QUANTILES.into_iter().zip(l.curve).filter(|(q, _)| (1.0 - q) * l.count as f64 >= 1.0);
+        row.quantiles = Some(shown.collect());
         row.messages = l.count;
     }
 }
 
-/// Puts the raw figure of the same kind beside a row's own.
+/// Adds the raw figure of the same kind to a row.
 fn put_limit(row: &mut Row, raw: &Row, spec: &Spec, mtu: Mtu) {
     let packets = f64::from(mtu.packets(spec.size as u32));
     let (limit, figure, kind) = match spec.mode {

@@ -12,18 +12,18 @@ use crate::measure::{Latency, flow, lat, visit};
 use crate::oob::{Channel, OobError};
 use crate::plan::{Mode, Op, Pattern, Spec};
 use crate::protocol::{End, Flow, Message, QPS_A_LINE};
-use crate::rig::{Crank, Rig, Side};
+use crate::rig::{Driver, Rig, Side};
 use crate::stop;
 use std::time::{Duration, Instant};
 use verbs::{Gid, Mtu};
 
-/// How long the other end may think about an answer, all lines of it.
+/// How long the other end may take for an answer, with all its lines.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Waits for the next message, and keeps the device going meanwhile: until `patience` has passed since `since`.
+/// Waits for the next message, and drives the device meanwhile: until `patience` has passed since `since`.
 ///
 /// # Errors
-/// Silence, the peer's failure, a signal.
+/// A timeout, the peer's failure, a signal.
 pub fn await_message(
     channel: &mut Channel,
     rig: &mut Rig,
@@ -34,7 +34,7 @@ pub fn await_message(
     loop {
         rig.idle();
         turns += 1;
-        // Turns are much cheaper than looks at a socket.
+        // Turns are much cheaper than polls of a socket.
         if !turns.is_multiple_of(64) {
             continue;
         }
@@ -50,7 +50,7 @@ pub fn await_message(
     }
 }
 
-/// Sends an end's queue pairs and memory, in as many lines as it takes; `first` makes the message of the first.
+/// Sends an end's queue pairs and memory, in as many lines as necessary; `first` makes the message of the first line.
 ///
 /// # Errors
 /// Those of the channel.
@@ -63,12 +63,12 @@ pub fn send_end(channel: &mut Channel, mut end: End, first: impl FnOnce(End) -> 
     Ok(())
 }
 
-/// What one end measured.
+/// The results of one end.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// Its requests.
     pub sent: Flow,
-    /// What it received.
+    /// Its received messages.
     pub received: Flow,
     /// Latencies, at the client.
     pub latency: Option<Latency>,
@@ -78,17 +78,17 @@ pub struct Measured {
 ///
 /// # Errors
 /// See [`flow::run`], [`visit::run`] and [`lat::run`].
-pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channel) -> Result<Measured> {
+pub fn run(link: &mut Link, spec: &Spec, driver: &mut Driver, channel: &mut Channel) -> Result<Measured> {
     let side = link.role.side;
     let mut watch = Watch::new(channel, spec.retry_span(), spec.patience());
     let passive = side == Side::Server && !link.role.requests;
     if spec.mode == Mode::Lat && !passive {
-        let latency = lat::run(side, link, spec, crank, &mut watch)?;
+        let latency = lat::run(side, link, spec, driver, &mut watch)?;
         return Ok(Measured { latency, ..Measured::default() });
     }
     let outcome = match spec.pattern {
-        Pattern::All => flow::run(link, spec, crank, &mut watch)?,
-        Pattern::Random => visit::run(link, spec, crank, &mut watch)?,
+        Pattern::All => flow::run(link, spec, driver, &mut watch)?,
+        Pattern::Random => visit::run(link, spec, driver, &mut watch)?,
     };
     Ok(Measured { sent: outcome.sent, received: outcome.received, latency: None })
 }
@@ -96,7 +96,7 @@ pub fn run(link: &mut Link, spec: &Spec, crank: &mut Crank, channel: &mut Channe
 /// The path MTU of a measurement, for ports of these sizes.
 ///
 /// # Errors
-/// A sentence when the one that was asked for does not fit.
+/// A sentence when the requested one does not fit.
 pub fn path_mtu(spec: &Spec, ours: usize, theirs: usize) -> Result<Mtu> {
     let Some(largest) = Mtu::of_link(ours.min(theirs)) else {
         let least = Mtu::Mtu256.of_packet();
@@ -116,12 +116,12 @@ pub fn path_mtu(spec: &Spec, ours: usize, theirs: usize) -> Result<Mtu> {
     }
 }
 
-/// The address of the peer, where the command line overrides what it says.
+/// The address of the peer, if the command line overrides the one that it sends.
 pub fn peer_override(args: &DeviceArgs) -> Option<Gid> {
     args.peer_ip.map(Gid::from_ip)
 }
 
-/// Whether the figure of `op` is taken where messages arrive.
+/// Whether the figure of `op` is taken at the receiver of the messages.
 pub fn counted_at_receiver(op: Op) -> bool {
     op == Op::Send
 }

@@ -1,7 +1,7 @@
-//! The order of a session: turns what the other end says into what this end does next, or into why it ends.
+//! The order of a session: turns the other end's messages into this end's next tasks, or into the error that ends it.
 //!
-//! No device, no socket, no clock: the loops of [`server`](super::server) and [`client`](super::client) ask here what a
-//! message means, and do it. Whatever comes, in whatever order, what is kept of it is bounded by what was agreed on.
+//! No device, no socket, no clock: the loops of [`server`](super::server) and [`client`](super::client) pass each message in,
+//! and perform the task. Whatever arrives, in whatever order, the stored state is bounded by what was negotiated.
 
 use super::path_mtu;
 use crate::error::{AppError, Result};
@@ -18,14 +18,14 @@ fn mac(text: &str) -> Result<Mac> {
     text.parse().map_err(|e| AppError::Misfit(format!("it sent no Ethernet address: {e}")))
 }
 
-/// What this end has to measure with.
+/// Properties and limits of this end.
 #[derive(Clone, Copy, Debug)]
 pub struct Means {
     /// Largest IP packet of the port.
     pub link_mtu: usize,
-    /// Everything is connected by `rdma_cm`: ends have no queue pairs to tell of, and there are no raw frames.
+    /// Everything is connected by `rdma_cm`: ends list no queue pairs, and there are no raw frames.
     pub rdma_cm: bool,
-    /// What a session may take.
+    /// Limits of a session.
     pub limits: Limits,
 }
 
@@ -35,30 +35,30 @@ impl Means {
     }
 }
 
-/// What a server does after a message.
+/// A server's task after a message.
 #[derive(Clone, Debug)]
 pub enum Task {
-    /// Listens for more.
-    Listen,
-    /// Says this, and listens.
-    Say(Message),
-    /// Says that it refuses, and ends.
+    /// Receive the next message.
+    Receive,
+    /// Send this message, and receive the next one.
+    Reply(Message),
+    /// Send a refusal, and end.
     Refuse(String),
-    /// Measures frames with a client that has this Ethernet address.
+    /// Measure frames with a client that has this Ethernet address.
     Raw(RawSpec, Mac),
-    /// Opens the device and says so.
+    /// Open the device and report that.
     Open,
-    /// Connects to the client's end and tells of its own.
+    /// Connect to the client's end and send its own.
     Connect(Spec, Mtu, End),
-    /// Measures, and reports.
+    /// Measure, and report.
     Measure,
-    /// Lets the queue pairs go.
+    /// Destroy the queue pairs.
     Release,
-    /// Ends.
+    /// End.
     End,
 }
 
-/// Where a session is.
+/// The state of a session.
 #[derive(Clone, Debug)]
 enum At {
     /// The list of measurements is next.
@@ -67,8 +67,8 @@ enum At {
     Raw(usize),
     /// RDMA measurements are next, from this one on; then the end.
     Rdma(usize),
-    /// The client tells of its queue pairs for this one.
-    Telling(usize, Gather),
+    /// The client is sending its queue pairs for this one.
+    Collecting(usize, Gather),
     /// Both are connected.
     Connected(usize),
     /// The measurement is over, and reported.
@@ -88,33 +88,33 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// A session with the client that said this.
+    /// A session with the client that sent this greeting.
     pub fn new(means: Means, theirs: Hello) -> Self {
         Self { means, theirs, raw: Vec::new(), rdma: Vec::new(), at: At::Agreed }
     }
 
-    /// What is expected now, for a person.
+    /// The message expected now, for error messages.
     pub fn expects(&self) -> &'static str {
         match self.at {
             At::Agreed => "the list of measurements",
             At::Raw(_) | At::Rdma(_) => "the next measurement",
-            At::Telling(..) => "the rest of its queue pairs",
+            At::Collecting(..) => "the rest of its queue pairs",
             At::Connected(_) => "the start of the measurement",
             At::Reported(_) => "the end of the measurement",
             At::Over => "nothing more",
         }
     }
 
-    /// Whether a list that began with an earlier message goes on: it has the time of one message.
+    /// Whether a list that began with an earlier message continues: its lines together have the timeout of one message.
     pub fn is_in_a_list(&self) -> bool {
-        matches!(self.at, At::Telling(..))
+        matches!(self.at, At::Collecting(..))
     }
 
-    /// Hears a message.
+    /// Handles a message.
     ///
     /// # Errors
-    /// The other end's failure; what is out of turn, or does not fit what was agreed on.
-    pub fn hear(&mut self, message: Message) -> Result<Task> {
+    /// The other end's failure; a message that is out of order, or does not match what was negotiated.
+    pub fn handle(&mut self, message: Message) -> Result<Task> {
         if let Message::Failed { reason } = message {
             return Err(AppError::Peer(reason));
         }
@@ -123,7 +123,7 @@ impl Serving {
                 Err(reason) => (At::Over, Task::Refuse(reason)),
                 Ok(()) => {
                     (self.raw, self.rdma) = (raw, rdma);
-                    (At::Raw(0), Task::Say(Message::Accept))
+                    (At::Raw(0), Task::Reply(Message::Accept))
                 }
             },
             (At::Raw(next), Message::RawStart { index, mac: theirs })
@@ -138,7 +138,7 @@ impl Serving {
                 let wanted = self.means.queue_pairs(&self.rdma[next]);
                 self.gathered(next, Gather::begin(end, wanted).map_err(AppError::Misfit)?)?
             }
-            (At::Telling(now, mut gather), Message::Qps { qps }) => {
+            (At::Collecting(now, mut gather), Message::Qps { qps }) => {
                 gather.more(qps).map_err(AppError::Misfit)?;
                 self.gathered(now, gather)?
             }
@@ -158,11 +158,11 @@ impl Serving {
                 let mtu = path_mtu(&spec, self.means.link_mtu, self.theirs.link_mtu)?;
                 Ok((At::Connected(now), Task::Connect(spec, mtu, end)))
             }
-            Err(gather) => Ok((At::Telling(now, gather), Task::Listen)),
+            Err(gather) => Ok((At::Collecting(now, gather), Task::Receive)),
         }
     }
 
-    /// Refuses what this end cannot do, or will not.
+    /// Refuses what this end cannot or will not do.
     fn acceptable(&self, raw: &[RawSpec], rdma: &[Spec]) -> std::result::Result<(), String> {
         let Means { link_mtu, rdma_cm, limits } = self.means;
         if raw.len() + rdma.len() > SESSION_MAX {
@@ -183,7 +183,7 @@ impl Serving {
     }
 }
 
-/// What a client waits for.
+/// The message that a client waits for.
 #[derive(Clone, Debug)]
 pub enum Wanted {
     /// The server's greeting.
@@ -192,30 +192,30 @@ pub enum Wanted {
     Consent,
     /// Its port, ready for frames.
     RawReady,
-    /// What it saw of them.
+    /// Its counts of them.
     RawReport,
     /// Its device, open.
     Opened,
-    /// So many queue pairs of it.
+    /// This many queue pairs of it.
     End(usize),
-    /// The rest of them.
+    /// The remaining ones.
     Rest(Gather),
-    /// What it measured.
+    /// Its results.
     Report,
 }
 
-/// What a client got.
+/// The answer that a client got.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// More has to come.
+    /// Further messages have to follow.
     More(Wanted),
     /// A greeting of the same program and version.
     Hello(Hello),
-    /// Nothing but that it is so: consent, an open device.
+    /// A confirmation: consent, an open device.
     Yes,
     /// An Ethernet address.
     Mac(Mac),
-    /// Frames received, those behind the first burst, the time of those.
+    /// Frames received, those after the first burst, the time of those.
     Frames(u64, u64, u64),
     /// A whole end.
     End(End),
@@ -224,7 +224,7 @@ pub enum Answer {
 }
 
 impl Wanted {
-    /// For a person.
+    /// A description for error messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Hello => "a greeting",
@@ -238,11 +238,11 @@ impl Wanted {
         }
     }
 
-    /// Hears a message of the server.
+    /// Handles a message of the server.
     ///
     /// # Errors
-    /// Its failure or refusal; what is out of turn, or does not fit what was agreed on.
-    pub fn hear(self, message: Message) -> Result<Answer> {
+    /// Its failure or refusal; a message that is out of order, or does not match what was negotiated.
+    pub fn handle(self, message: Message) -> Result<Answer> {
         Ok(match (self, message) {
             (_, Message::Failed { reason }) => return Err(AppError::Peer(reason)),
             (Self::Hello, Message::Hello(hello)) => {

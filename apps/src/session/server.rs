@@ -1,16 +1,16 @@
-//! The server: one client after the other. Who that is, is decided in the lobby.
+//! The server: serves one client after the other, chosen from its pending connections.
 
 use super::order::{Means, Serving, Task};
 use super::{ANSWER, Measured, await_message, peer_override, run, send_end};
 use crate::cli::perf::ServerArgs;
 use crate::cm::Listener;
 use crate::error::{AppError, Result};
-use crate::lobby::{Guest, Lobby};
 use crate::measure::link::Link;
 use crate::measure::raw::Raw;
 use crate::measure::watch::{Watch, out_of_turn};
 use crate::oob::{self, Channel};
 use crate::out::note;
+use crate::pending::{Pending, PendingConn};
 use crate::plan::{Limits, Mode, RawSpec, Spec};
 use crate::protocol::{End, Hello, Message, Report};
 use crate::rig::{Rig, Side};
@@ -22,7 +22,7 @@ use verbs::{Mac, Mtu};
 /// GID that the server uses: its first address.
 const GID_INDEX: u8 = 1;
 
-impl Guest for Channel {
+impl PendingConn for Channel {
     type Greeting = Hello;
     fn greeting(&mut self) -> Result<Option<Hello>> {
         match self.try_recv()? {
@@ -39,20 +39,20 @@ impl Guest for Channel {
     }
 }
 
-/// Where clients come from.
-enum Door {
+/// Where clients connect.
+enum Acceptor {
     Tcp(TcpListener),
     RdmaCm(Listener),
 }
 
-impl Door {
-    /// Takes in whoever has come.
-    fn admit(&self, rig: &mut Rig, lobby: &mut Lobby<Channel>) -> Result<()> {
+impl Acceptor {
+    /// Adds new connections to the pending ones.
+    fn accept(&self, rig: &mut Rig, pending: &mut Pending<Channel>) -> Result<()> {
         match self {
-            Self::Tcp(listener) => lobby.admit_from(listener, Channel::new),
+            Self::Tcp(listener) => pending.accept_from(listener, Channel::new),
             Self::RdmaCm(listener) => {
                 if let Some((exchange, from)) = listener.try_accept(rig.device()?)? {
-                    lobby.admit(Channel::over(exchange), from.to_string());
+                    pending.add(Channel::over(exchange), from.to_string());
                 }
                 Ok(())
             }
@@ -60,36 +60,36 @@ impl Door {
     }
 }
 
-/// Serves clients until it is told to end.
+/// Serves clients until it is stopped.
 ///
 /// # Errors
-/// What is wrong with the port or the TCP address; with `--once`, how the session ended.
+/// Errors of the port or the TCP address; with `--once`, the error of the session.
 pub fn serve(args: &ServerArgs) -> Result<()> {
-    let (mut rig, door, place);
+    let (mut rig, acceptor, place);
     if args.rdma_cm {
-        // The device is open all the time.
+        // The device stays open.
         rig = Rig::open(&args.device, Side::Server)?;
-        door = Door::RdmaCm(Listener::new(rig.device()?, args.oob_port)?);
+        acceptor = Acceptor::RdmaCm(Listener::new(rig.device()?, args.oob_port)?);
         place = format!("port {} of rdma_cm", args.oob_port);
     } else {
         let port = args.bind.port_or(args.oob_port);
-        door = Door::Tcp(oob::listen(&args.bind.name, port)?);
+        acceptor = Acceptor::Tcp(oob::listen(&args.bind.name, port)?);
         rig = Rig::open(&args.device, Side::Server)?;
         place = format!("TCP port {port} of {}", args.bind);
     }
     note!("roce-perf: waiting for a client on {place}, {} on port {}", rig.addr(), args.device.port);
     let limits = Limits { time: args.max_session, memory: args.max_memory };
-    let mut lobby = Lobby::new("roce-perf");
+    let mut pending = Pending::new("roce-perf");
     loop {
         stop::check()?;
         rig.idle();
-        door.admit(&mut rig, &mut lobby)?;
-        let Some((mut channel, hello, from)) = lobby.next_greeted() else {
+        acceptor.accept(&mut rig, &mut pending)?;
+        let Some((mut channel, hello, from)) = pending.next_greeted() else {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
         let means = Means { link_mtu: rig.link_mtu(), rdma_cm: args.rdma_cm, limits };
-        let result = session(&mut channel, &mut rig, &door, means, hello);
+        let result = session(&mut channel, &mut rig, &acceptor, means, hello);
         match &result {
             Ok(()) => note!("roce-perf: the session with {from} is over"),
             Err(AppError::Interrupted) => {}
@@ -97,28 +97,34 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
         }
         let ends = args.once || matches!(result, Err(AppError::Interrupted));
         if let Err(e) = &result {
-            lobby.dismiss(channel, &e.to_string());
+            pending.dismiss(channel, &e.to_string());
         }
         if ends {
-            lobby.close();
+            pending.close();
             return result;
         }
     }
 }
 
-/// Serves one client, which has greeted.
-fn session(channel: &mut Channel, rig: &mut Rig, door: &Door, means: Means, hello: Hello) -> Result<()> {
+/// Serves one client that has sent its greeting.
+fn session(
+    channel: &mut Channel,
+    rig: &mut Rig,
+    acceptor: &Acceptor,
+    means: Means,
+    hello: Hello,
+) -> Result<()> {
     channel.begin_session(Some(means.limits.time));
     channel.send(&Message::Hello(Hello::ours(means.link_mtu)))?;
     let mut order = Serving::new(means, hello);
     let mut since = Instant::now();
-    // The measurement that is connected, and what was counted before it.
+    // The connected measurement, and the counters before it.
     let mut running = None;
     loop {
         let message = await_message(channel, rig, order.expects(), (since, ANSWER))?;
-        match order.hear(message)? {
-            Task::Listen => {}
-            Task::Say(message) => channel.send(&message)?,
+        match order.handle(message)? {
+            Task::Receive => {}
+            Task::Reply(message) => channel.send(&message)?,
             Task::Refuse(reason) => {
                 channel.send(&Message::Refuse { reason: reason.clone() })?;
                 return Err(AppError::Peer(format!("it asked for what this end refuses: {reason}")));
@@ -131,16 +137,16 @@ fn session(channel: &mut Channel, rig: &mut Rig, door: &Door, means: Means, hell
             }
             Task::Connect(spec, mtu, end) => {
                 let before = rig.counts();
-                let link = connect(channel, rig, door, &spec, mtu, &end)?;
+                let link = connect(channel, rig, acceptor, &spec, mtu, &end)?;
                 running = Some((spec, link, before));
             }
             Task::Measure => {
                 let Some((spec, link, before)) = &mut running else { continue };
-                let Measured { sent, received, .. } = run(link, spec, &mut rig.device()?.crank, channel)?;
+                let Measured { sent, received, .. } = run(link, spec, &mut rig.device()?.driver, channel)?;
                 let counters = rig.counts().since(before);
                 channel.send(&Message::Report(Report { sent, received, counters }))?;
             }
-            // The queue pairs live until the client is through as well: it may still need an answer repeated.
+            // The queue pairs exist until the client is done as well: it may still need an answer repeated.
             Task::Release => running = None,
             Task::End => return Ok(()),
         }
@@ -150,24 +156,24 @@ fn session(channel: &mut Channel, rig: &mut Rig, door: &Door, means: Means, hell
     }
 }
 
-/// Makes our end of a measurement and connects it to the client's.
+/// Creates this end of a measurement and connects it to the client's.
 fn connect(
     channel: &mut Channel,
     rig: &mut Rig,
-    door: &Door,
+    acceptor: &Acceptor,
     spec: &Spec,
     mtu: Mtu,
     end: &End,
 ) -> Result<Link> {
     let peer = peer_override(rig.args());
-    let by_cm = matches!(door, Door::RdmaCm(_));
+    let by_cm = matches!(acceptor, Acceptor::RdmaCm(_));
     let mut link = Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu, by_cm)?;
-    match door {
-        Door::Tcp(_) => {
+    match acceptor {
+        Acceptor::Tcp(_) => {
             link.connect(end, spec, peer, || rig.idle())?;
             send_end(channel, link.end(), |end| Message::Ready { end })?;
         }
-        Door::RdmaCm(listener) => {
+        Acceptor::RdmaCm(listener) => {
             link.learn(end, spec, None)?;
             send_end(channel, link.end(), |end| Message::Ready { end })?;
             let from: IpAddr = link.peer.to_ip();

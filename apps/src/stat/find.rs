@@ -1,4 +1,4 @@
-//! Which stacks run: snapshots from the sockets named, or from those in a directory.
+//! The running stacks: snapshots from the named sockets, or from all in a directory.
 
 use super::SLICE;
 use crate::error::{AppError, Result};
@@ -12,22 +12,22 @@ use verbs::stats::{self, Snapshot, StatsError};
 /// The stacks that answered.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
-    /// Each socket and what it said, by path.
+    /// Each socket's path and snapshot, by path.
     pub stacks: Vec<(PathBuf, Snapshot)>,
-    /// Sentences about sockets that gave nothing.
+    /// Errors of sockets without a snapshot.
     pub notes: Vec<String>,
 }
 
 impl Found {
-    /// The notes, for a person.
-    pub fn tell(&self) {
+    /// Prints the notes.
+    pub fn print_notes(&self) {
         self.notes.iter().for_each(|note| note!("roce-stat: {note}"));
     }
 }
 
-/// A snapshot of each stack at these paths; of those in the default directory where there are none.
+/// Fetches a snapshot of each stack at these paths; without paths, of those in the default directory.
 ///
-/// A socket in a directory that nobody serves any more is removed: its process ended without doing so.
+/// A socket in that directory without a server is removed: its process ended without doing so.
 ///
 /// # Errors
 /// When no stack answers.
@@ -56,25 +56,25 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
     Ok(found)
 }
 
-/// A [`find`] on a thread of its own. A process that is stopped accepts nobody, and keeps whoever connects waiting.
+/// A [`find`] on a separate thread. A stopped process does not accept, so connecting to it blocks.
 #[derive(Debug)]
 pub struct Looking(Receiver<Result<Found>>);
 
 impl Looking {
-    /// Begins to look.
+    /// Starts the search.
     pub fn start(paths: &[PathBuf]) -> Self {
         let (to, from) = mpsc::channel();
         let paths = paths.to_vec();
         std::thread::spawn(move || to.send(find(&paths)));
         Self(from)
     }
-    /// What was found, if it is within so much time.
+    /// The result, if it is there within this time.
     pub fn within(&self, time: Duration) -> Option<Result<Found>> {
         self.0.recv_timeout(time).ok()
     }
 }
 
-/// A [`find`] that a signal ends.
+/// A [`find`] that a signal interrupts.
 ///
 /// # Errors
 /// When no stack answers; [`AppError::Interrupted`].
@@ -109,7 +109,7 @@ fn one(path: &Path, found: &mut Found, tidy: bool) {
             Ok(()) => format!("removed {}: its process ended without doing so", path.display()),
             Err(error) => format!("{} is stale and cannot be removed ({error})", path.display()),
         }),
-        // It ended between our look at the directory and the connection.
+        // It ended between the reading of the directory and the connection.
         Err(StatsError::Io { source, .. }) if tidy && source.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => found.notes.push(error.to_string()),
     }

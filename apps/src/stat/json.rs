@@ -1,4 +1,4 @@
-//! `--json`: one object an interval, one a line.
+//! `--json`: one object per interval, one per line.
 
 use super::rates::StackRates;
 use serde::Serialize;

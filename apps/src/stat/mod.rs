@@ -1,4 +1,4 @@
-//! `roce-stat`: looks at running stacks from outside.
+//! `roce-stat`: shows running stacks from outside.
 //!
 //! `find` fetches snapshots from sockets, `rates` turns two of them into rows, and `table`, `json` and `view` show those.
 
@@ -17,16 +17,16 @@ use rates::{Query, StackRates};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// How long a wait goes on without a look at the signals.
+/// How long a wait continues without a check for signals.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// Runs the program.
 ///
 /// # Errors
-/// When there is nothing to look at, or the output cannot be written.
+/// When no stack runs, or the output cannot be written.
 pub fn run(cli: &StatCli) -> Result<()> {
     let first = find::look(&cli.paths)?;
-    first.tell();
+    first.print_notes();
     if !cli.once && !cli.json {
         if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
             return Err(AppError::Usage(
@@ -41,7 +41,7 @@ pub fn run(cli: &StatCli) -> Result<()> {
     for _ in 0..rounds {
         sleep(cli.interval)?;
         let now = find::look(&cli.paths)?;
-        now.tell();
+        now.print_notes();
         let stacks = compare(&before, &now, &query);
         let text = if cli.json { json::line(&stacks) } else { table::render(&stacks) };
         say!("{}", text.trim_end())?;
@@ -50,7 +50,7 @@ pub fn run(cli: &StatCli) -> Result<()> {
     Ok(())
 }
 
-/// Each stack that is there now, with what it did since `before`.
+/// Each running stack, with its activity since `before`.
 pub fn compare(before: &Found, now: &Found, query: &Query) -> Vec<StackRates> {
     now.stacks
         .iter()

@@ -1,4 +1,4 @@
-//! Two snapshots of a stack become rows: totals, rates, and what went wrong meanwhile.
+//! Turns two snapshots of a stack into rows: totals, rates, and errors in between.
 
 use crate::cli::stat::Order;
 use serde::Serialize;
@@ -11,13 +11,13 @@ use verbs::stats::{Counts, PeerStats, Snapshot};
 pub struct Query {
     /// The order.
     pub order: Order,
-    /// The other way round.
+    /// Reverse order.
     pub reverse: bool,
     /// Only those with this text in number, type, state or peer; case does not matter.
     pub filter: String,
 }
 
-/// What was done in an interval, by the second.
+/// Rates of an interval, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
     /// Frames received.
@@ -34,7 +34,7 @@ pub struct Rates {
     pub recv_messages_per_s: f64,
 }
 
-/// What went wrong, as numbers of events.
+/// Numbers of error events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Trouble {
     /// Retries, all causes.
@@ -54,9 +54,9 @@ pub struct ShardRow {
     pub id: usize,
     /// Its queue pairs.
     pub qps: usize,
-    /// Whether it died of a panic: nobody turns it any more.
+    /// Whether it died of a panic: nothing drives it any more.
     pub dead: bool,
-    /// Absent where there is nothing to compare with.
+    /// Absent without an earlier snapshot.
     pub rates: Option<Rates>,
     /// In the interval.
     pub recent: Trouble,
@@ -77,15 +77,15 @@ pub struct QpRow {
     pub state: String,
     /// Its shard.
     pub shard: usize,
-    /// Whom it talks to.
+    /// Its peer.
     pub peer: Option<PeerStats>,
-    /// Absent where there is nothing to compare with.
+    /// Absent without an earlier snapshot.
     pub rates: Option<Rates>,
     /// In the interval.
     pub recent: Trouble,
-    /// Since it was made.
+    /// Since it was created.
     pub total: Trouble,
-    /// Since it was made, by name, 0 left out.
+    /// Since it was created, by name, 0 left out.
     pub counters: Counts,
 }
 
@@ -104,9 +104,9 @@ pub struct StackRates {
     pub link_up: bool,
     /// Its addresses, in the order of the GID table.
     pub gids: Vec<String>,
-    /// Seconds between the snapshots; absent where there is one only.
+    /// Seconds between the snapshots; absent with only one.
     pub interval_s: Option<f64>,
-    /// What the port counted.
+    /// The port's counters.
     pub port_counters: Counts,
     /// Its shards.
     pub shards: Vec<ShardRow>,
@@ -116,7 +116,7 @@ pub struct StackRates {
     pub recent_drops: BTreeMap<String, u64>,
     /// Queue pairs that exist.
     pub qps_total: usize,
-    /// Those that were asked for, in order.
+    /// Those that match the query, in its order.
     pub qps: Vec<QpRow>,
 }
 
@@ -142,7 +142,7 @@ impl Rates {
 }
 
 impl Trouble {
-    /// Of these counters.
+    /// From these counters.
     pub fn new(counters: &Counts) -> Self {
         let sum = |names: &[&str]| names.iter().map(|name| get(counters, name)).sum();
         Self {
@@ -158,7 +158,7 @@ fn get(counters: &Counts, name: &str) -> u64 {
     counters.get(name).copied().unwrap_or(0)
 }
 
-/// How far a counter moved; 0 where it went back, because its owner is a new one.
+/// The increment of a counter; 0 if it decreased, because it belongs to a new object.
 fn since(before: &Counts, now: &Counts, name: &str) -> u64 {
     get(now, name).saturating_sub(get(before, name))
 }
@@ -183,7 +183,7 @@ fn sum<'a>(all: impl Iterator<Item = &'a Counts>) -> Counts {
 }
 
 impl StackRates {
-    /// A stack now, with what it did since `before`, where there is such a snapshot of it.
+    /// A stack now, with its activity since `before`, if there is an earlier snapshot of it.
     pub fn new(before: Option<&Snapshot>, now: &Snapshot, query: &Query) -> Self {
         let seconds = before.map(|b| now.at_ns.saturating_sub(b.at_ns) as f64 * 1e-9).filter(|s| *s > 0.0);
         let before = before.filter(|_| seconds.is_some());
@@ -252,7 +252,7 @@ impl StackRates {
         }
     }
 
-    /// A line that tells which stack it is.
+    /// A line that identifies the stack.
     pub fn title(&self) -> String {
         let link = if self.link_up { "up" } else { "down" };
         format!("{} (pid {}) on {}, {}, link {link}", self.program, self.pid, self.port, self.mac)
@@ -260,7 +260,7 @@ impl StackRates {
 }
 
 impl QpRow {
-    /// The peer as text; `-` where there is none.
+    /// The peer as text; `-` if there is none.
     pub fn peer_text(&self) -> String {
         self.peer.as_ref().map_or("-".into(), |peer| format!("{} {:#08x}", peer.gid, peer.qpn))
     }
@@ -288,7 +288,7 @@ impl Query {
             Order::Messages => qps.sort_by(most(Rates::messages)),
             Order::Retries => qps.sort_by_key(|qp| std::cmp::Reverse((qp.recent.retries, qp.total.retries))),
             Order::Drops => qps.sort_by_key(|qp| std::cmp::Reverse((qp.recent.drops, qp.total.drops))),
-            // They come by number, and sorting is stable.
+            // They are sorted by number already, and sorting is stable.
             Order::Qpn => {}
             Order::Shard => qps.sort_by_key(|qp| qp.shard),
             Order::State => qps.sort_by(|a, b| a.state.cmp(&b.state)),
@@ -373,7 +373,7 @@ mod tests {
         assert!(shown(Order::Qpn, false, "nothing").is_empty());
     }
 
-    // A queue pair that took a number over starts from 0: no rate is negative or absurd.
+    // A queue pair that reuses a number starts from 0: no rate may be negative or absurd.
     #[test]
     fn counters_that_went_back_are_no_rate() {
         let (a, b) = (snapshot(10, 5), snapshot(12, 1));
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(stack.qps[0].recent, Trouble::default());
     }
 
-    // The names that are summed exist in the stack, and all causes of retries are among them.
+    // The summed names exist in the stack, and all causes of retries are among them.
     #[test]
     fn names_are_those_of_the_stack() {
         let all: Counts = Counter::ALL.iter().map(|c| (c.name().to_owned(), 1)).collect();

@@ -13,7 +13,7 @@ pub const QP_TITLES: [&str; 14] = [
 /// Titles of the columns of shards.
 pub const SHARD_TITLES: [&str; 9] =
     ["shard", "QPs", "rx/s", "rx Gb/s", "tx/s", "tx Gb/s", "retries", "RNR", "drops"];
-/// Columns of words, which stand at the left.
+/// Columns of words, which are left-aligned.
 const QP_WORDS: usize = 5;
 const NONE: &str = "-";
 
@@ -24,7 +24,7 @@ fn gbit(rates: Option<&Rates>, get: impl Fn(&Rates) -> f64) -> String {
     rates.map_or(NONE.into(), |r| format!("{:.3}", get(r)))
 }
 
-/// A queue pair's cells; trouble since its start, or of the interval.
+/// A queue pair's cells; errors since its start, or of the interval.
 pub fn qp_cells(qp: &QpRow, since_start: bool) -> [String; 14] {
     let rates = qp.rates.as_ref();
     let trouble: &Trouble = if since_start { &qp.total } else { &qp.recent };
@@ -46,7 +46,7 @@ pub fn qp_cells(qp: &QpRow, since_start: bool) -> [String; 14] {
     ]
 }
 
-/// A shard's cells; trouble since its start, or of the interval.
+/// A shard's cells; errors since its start, or of the interval.
 pub fn shard_cells(shard: &ShardRow, since_start: bool) -> [String; 9] {
     let rates = shard.rates.as_ref();
     let trouble: &Trouble = if since_start { &shard.total } else { &shard.recent };

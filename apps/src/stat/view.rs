@@ -18,31 +18,31 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How long the view waits for the answer of the stacks before it looks at the keys: usually it is there by then.
+/// How long the view waits for the stacks' answer before it checks the keys: usually the answer is there by then.
 const LOOK: Duration = Duration::from_millis(5);
 const PAGE: usize = 10;
 
-/// What is shown, and how.
+/// The state of the view.
 #[derive(Debug)]
 pub struct View {
     /// The stacks of the last interval.
     pub stacks: Vec<StackRates>,
-    /// Which queue pairs, in what order.
+    /// Selection and order of the queue pairs.
     pub query: Query,
-    /// Which stack.
+    /// Index of the stack shown.
     selected: usize,
-    /// Trouble since the start, not of the interval.
+    /// Show errors since the start, not of the interval.
     since_start: bool,
-    /// Nothing moves.
+    /// The view is paused.
     held: bool,
     /// The filter is being typed.
     typing: bool,
-    /// What went wrong with the last look.
+    /// The error of the last search.
     note: String,
     rows: TableState,
 }
 
-/// What a key asks for beyond the view.
+/// A key's request to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
     /// Nothing.
@@ -54,7 +54,7 @@ pub enum Asked {
 }
 
 impl View {
-    /// Of stacks, by a query.
+    /// A view of stacks, by a query.
     pub fn new(stacks: Vec<StackRates>, query: Query) -> Self {
         Self {
             stacks,
@@ -78,7 +78,7 @@ impl View {
         self.rows.select(Some(at.min(count.saturating_sub(1))));
     }
 
-    /// Takes a key.
+    /// Handles a key.
     pub fn key(&mut self, key: KeyEvent) -> Asked {
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
             return Asked::Quit;
@@ -193,14 +193,14 @@ impl View {
     }
 }
 
-/// Runs the view until a person ends it.
+/// Runs the view until the user ends it.
 ///
 /// # Errors
 /// When the terminal cannot be used; [`AppError::Interrupted`] by a signal, or when the terminal goes away.
 pub fn run(cli: &StatCli, first: Found) -> Result<()> {
     let mut terminal = ratatui::try_init().map_err(broken)?;
     let result = watch(cli, first, &mut terminal);
-    // Both fail where the terminal is gone. What ratatui does by itself then is to panic over a message that nobody sees.
+    // Both fail if the terminal is gone. ratatui's own versions then panic with a message that cannot be shown.
     let _ = ratatui::try_restore();
     if terminal.show_cursor().is_err() {
         std::mem::forget(terminal);
@@ -215,15 +215,15 @@ fn broken(error: std::io::Error) -> AppError {
     AppError::Setup(format!("the terminal cannot be used ({error})"))
 }
 
-/// Whether the terminal is gone: its window was closed, the connection to it broke.
+/// Whether the terminal is gone: its window or its connection was closed.
 fn is_gone() -> bool {
     let stdin = std::io::stdin();
-    // Only what nobody has to ask for: hung up, in error, closed.
+    // Only conditions that are always reported: hang-up, error, closed.
     let mut fds = [PollFd::new(&stdin, PollFlags::empty())];
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|n| n > 0)
 }
 
-/// What is typed, from a thread of its own: reading from a terminal that is gone never returns in crossterm.
+/// Terminal events, from a separate thread: in crossterm, reading from a terminal that is gone never returns.
 fn events() -> Receiver<std::io::Result<Event>> {
     let (to, from) = mpsc::channel();
     std::thread::spawn(move || {

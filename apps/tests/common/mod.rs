@@ -1,4 +1,4 @@
-//! Starts the programs in pairs, on ports of their own.
+//! Starts the programs in pairs, each pair on its own ports.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest that any run here may take: longer than the programs' own patience, so that they say what is wrong.
+/// Longest run here: longer than the programs' own timeouts, so that they report the error.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The programs poll, and a pair of them fills two cores: one pair at a time.
@@ -23,7 +23,7 @@ pub enum Link {
 }
 
 impl Link {
-    /// Every kind that needs nothing.
+    /// Every kind that needs no setup.
     pub const ALL: &'static [Self] = &[Self::Unix, Self::Memif];
 }
 
@@ -57,7 +57,7 @@ impl Bench {
         self.port("b", "a")
     }
 
-    /// The socket that a server makes.
+    /// The socket that a server creates.
     pub fn server_socket(&self) -> PathBuf {
         match self.link {
             Link::Unix => self.path("a"),
@@ -124,8 +124,8 @@ impl Drop for Bench {
     }
 }
 
-/// Retries that outlast the other end's wait for its turn on a machine where many tests poll at once, and as much patience
-/// with a server that starts.
+/// Retries that outlast the other end's wait for a core on a machine where many tests poll at once, and an equally long
+/// timeout for a server's start.
 pub const PATIENCE: [&str; 4] = ["--timeout", "17", "--wait", "60s"];
 
 pub const PERF: &str = env!("CARGO_BIN_EXE_roce-perf");
@@ -136,7 +136,7 @@ pub fn free_port() -> u16 {
     apps::bench::child::free_port().unwrap()
 }
 
-/// What comes sooner or later; how soon depends on who else has the cores.
+/// Waits for a result that must come; how soon depends on the load of the cores.
 #[track_caller]
 pub fn until<T>(mut come: impl FnMut() -> Option<T>) -> T {
     let since = Instant::now();
@@ -159,7 +159,7 @@ impl Running {
         Self::spawn(&mut command)
     }
 
-    /// A program whose streams are the caller's business.
+    /// A program whose streams the caller sets up.
     pub fn spawn(command: &mut Command) -> Self {
         Self(Some(command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"))))
     }
@@ -196,7 +196,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let Some(mut child) = self.0.take() else { return };
         let _ = child.kill();
-        // A test that fails at one end wants to know what the other said.
+        // If a test fails at one end, the other end's output is needed.
         match child.wait_with_output() {
             Ok(output) if std::thread::panicking() => eprintln!("killed: {}", Finished::from(output).all()),
             _ => {}

@@ -26,7 +26,7 @@ struct Queue {
 }
 
 impl Queue {
-    fn settle(&mut self) {
+    fn clear_if_empty(&mut self) {
         if self.signalled && self.events.is_empty() {
             self.signalled = false;
             if let Some(fd) = &self.fd {
@@ -57,7 +57,7 @@ impl Queues {
     pub(super) fn close(&mut self, number: u64) -> Vec<Queued> {
         let Some(mut queue) = self.0.remove(&number) else { return Vec::new() };
         let events = queue.events.drain(..).collect();
-        queue.settle();
+        queue.clear_if_empty();
         events
     }
 
@@ -78,7 +78,7 @@ impl Queues {
     pub(super) fn pop(&mut self, number: u64) -> Option<Queued> {
         let queue = self.0.get_mut(&number)?;
         let event = queue.events.pop_front()?;
-        queue.settle();
+        queue.clear_if_empty();
         Some(event)
     }
 
@@ -87,7 +87,7 @@ impl Queues {
         let queue = self.0.get_mut(&number)?;
         let at = queue.events.iter().position(|e| e.new.is_some())?;
         let request = queue.events.remove(at);
-        queue.settle();
+        queue.clear_if_empty();
         request
     }
 
@@ -102,7 +102,7 @@ impl Queues {
         let (taken, kept): (Vec<_>, Vec<_>) =
             queue.events.drain(..).partition(|e| e.id == id || e.new == Some(id));
         queue.events = kept.into();
-        queue.settle();
+        queue.clear_if_empty();
         taken
     }
 

@@ -1,11 +1,11 @@
-//! What a run's figures can be compared with: the kind of moment in which it was measured.
+//! The state of the machine during a measurement, quick or slow: only figures in the same state can be compared.
 
 use std::fmt;
 
-/// Longest time of a bare 128-byte frame, one way, before and after a quick measurement, in nanoseconds.
+/// Largest time of a bare 128-byte frame, one way, before and after a measurement that counts as quick, in nanoseconds.
 pub const QUICK_NS: u64 = 200;
 
-/// The machine at a moment.
+/// A check of the machine's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     /// Time of a bare 128-byte frame, one way, in nanoseconds.
@@ -14,19 +14,19 @@ pub struct Look {
     pub work_ns: u64,
 }
 
-/// The kind of a measurement.
+/// The machine's state during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The two cores were close together before and after it: absolute marks count.
+    /// The two cores were close together before and after it: absolute marks apply.
     Quick,
-    /// They were far apart: marks relative to the bare port count.
+    /// They were far apart: marks relative to the bare port apply.
     Slow,
-    /// Both, one after the other: it is not known when that changed, and nothing counts.
+    /// First one, then the other: it is not known when the state changed, and no mark applies.
     Mixed,
 }
 
 impl Kind {
-    /// The kind of what was measured while a bare frame took these times, one way, in nanoseconds.
+    /// The state during a measurement, from the times of a bare frame at the checks, one way, in nanoseconds.
     pub fn of(one_way_ns: &[u64]) -> Self {
         match one_way_ns.iter().filter(|ns| **ns <= QUICK_NS).count() {
             n if n == one_way_ns.len() && n > 0 => Self::Quick,
@@ -50,19 +50,19 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How many measurements of each kind there are of something.
+/// The number of measurements of a step in each state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Quick ones.
     pub quick: usize,
     /// Slow ones.
     pub slow: usize,
-    /// Of neither kind.
+    /// Mixed ones.
     pub mixed: usize,
 }
 
 impl Tally {
-    /// What there is among measurements of these kinds.
+    /// Counts these states.
     pub fn of(kinds: impl Iterator<Item = Kind>) -> Self {
         let mut out = Self::default();
         for kind in kinds {
@@ -74,7 +74,7 @@ impl Tally {
         }
         out
     }
-    /// How many there are of a kind.
+    /// The number of measurements in a state.
     pub const fn get(&self, kind: Kind) -> usize {
         match kind {
             Kind::Quick => self.quick,
@@ -84,12 +84,12 @@ impl Tally {
     }
 }
 
-/// The kind of which everything was measured at least `wanted` times.
+/// The state in which everything was measured at least `wanted` times.
 pub fn enough(tallies: &[Tally], wanted: usize) -> Option<Kind> {
     [Kind::Quick, Kind::Slow].into_iter().find(|kind| tallies.iter().all(|t| t.get(*kind) >= wanted))
 }
 
-/// The kind of which the most was measured `wanted` times, where there is never enough of one.
+/// The state with the most measurements, each step counted up to `wanted` times, if none is complete.
 pub fn most(tallies: &[Tally], wanted: usize) -> Kind {
     let done = |kind: Kind| tallies.iter().map(|t| t.get(kind).min(wanted)).sum::<usize>();
     if done(Kind::Quick) >= done(Kind::Slow) { Kind::Quick } else { Kind::Slow }
