@@ -1,8 +1,8 @@
-# What the scripts share. Sourced, not run.
+# Functions shared by the scripts. Sourced, not run.
 # shellcheck shell=bash
 
 set -euo pipefail
-# Where the caller is: paths on the command line are relative to it.
+# The caller's directory: paths on the command line are relative to it.
 here=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -42,7 +42,7 @@ install_packages() {
     die "apt-get could not install: ${missing[*]}"
 }
 
-# spin N: N processes that take all the time they get, until this shell ends.
+# spin N: N processes that use all the CPU time they get, until this shell ends.
 spin() {
     local n
     for ((n = 0; n < $1; n++)); do
@@ -56,7 +56,7 @@ need_rust() {
     command -v cargo >/dev/null || die "Rust is missing: install it from https://rustup.rs and try again."
 }
 
-# What the default build needs: a C compiler, DPDK's headers and libraries, libclang for the bindings.
+# Installs what the default build needs: a C compiler, DPDK's headers and libraries, libclang for the bindings.
 need_build() {
     need_rust
     install_packages gcc libc6-dev pkg-config libdpdk-dev libclang-dev

@@ -3,19 +3,19 @@
  *
  *     peer DEVICE        serves one connection after the other on TCP port 18515
  *
- * It does what the other side asks, line by line: "verb key=value ...", numbers in decimal or 0x hexadecimal.
+ * It executes the requests of the other side, one per line: "verb key=value ...", numbers in decimal or 0x hexadecimal.
  * Every line is answered by one line, "ok key=value ..." or "error TEXT". Message i of a run carries
- * pattern(seed + i), so that both sides can tell what arrived.
+ * pattern(seed + i), so that both sides can check what arrived.
  *
  *     hello                                                   kernel, device limits, addresses
  *     qp type=rc|uc|ud mtu=1..5 gid=INDEX psn= timeout= retry= rnr= rnrt= depth= access= srq=0|1 atomic_write=0|1
- *        raw=0|1                                          atomics by the calls that look at nothing
+ *        raw=0|1                                          atomics by the calls that check nothing
  *     connect qp= qpn= psn= dgid=32 hex digits tc= rd=        INIT to RTS
  *     fill off= len= seed=                                    write a pattern into the region
  *     check off= len= seed= count= stride=                    compare
  *     recv qp= count= len=                                    post receives
  *     expect qp= count= len= seed= op=send|send_imm|write_imm imm= secs=
- *        maybe=0|1                                        reap receives, compare, post them again; maybe nothing comes
+ *        maybe=0|1                                        reap receives, compare, repost; maybe none arrive
  *     run qp= op= count= len= addr= rkey= stride= seed= imm= window= dqpn= qkey=   work as the requester
  *     state qp=            modify qp= state=err|reset            destroy qp=
  */
@@ -155,7 +155,7 @@ static int receive(struct end *e, uint32_t n)
 
 	for (; n; n--) {
 		wr.wr_id = e->recv_next % e->depth;
-		/* Receives land in the upper half of the region. */
+		/* Receives use the upper half of the region. */
 		sge.addr = (uintptr_t)region + REGION / 2 + wr.wr_id * ((e->recv_len + 63) / 64 * 64);
 		e->recv_next++;
 		if (e->srq ? ibv_post_srq_recv(e->srq, &wr, &bad) : ibv_post_recv(e->qp, &wr, &bad))
@@ -374,7 +374,7 @@ static void run(struct end *e)
 				wr.opcode = *op == 'c' ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD;
 				wr.wr.atomic.remote_addr = addr;
 				wr.wr.atomic.rkey = rkey;
-				/* CAS counts up too: it expects what the one before left. */
+				/* CAS counts up too: it expects the value that the one before stored. */
 				wr.wr.atomic.compare_add = *op == 'c' ? seed + posted : 1;
 				wr.wr.atomic.swap = seed + posted + 1;
 			}
@@ -591,7 +591,7 @@ int main(int argc, char **argv)
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
 	if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 1))
 		return perror("peer: port 18515"), 1;
-	/* The other side may hang up in the middle of a line. */
+	/* The other side may close the connection in the middle of a line. */
 	signal(SIGPIPE, SIG_IGN);
 	while ((s = accept(l, NULL, NULL)) >= 0) {
 		FILE *in = fdopen(s, "r");

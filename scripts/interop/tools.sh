@@ -1,7 +1,7 @@
-# The stock programs of the guest against ours, in both roles. Sourced by scripts/interop/run.
+# The stock programs of the guest against this stack's, in both roles. Sourced by scripts/interop/run.
 # shellcheck shell=bash
 
-# unreached: how both ends stand where the guest does not reach us.
+# unreached: shows the state of both ends where the guest does not reach our port.
 unreached() {
     {
         tail -n 5 "$run/ours.log" "$run/g/a.qemu"
@@ -10,22 +10,22 @@ unreached() {
     } >&2 || true
 }
 
-# verdict WHAT BY OURS THEIRS: one result, from what both programs ended with and said.
+# verdict WHAT BY OURS THEIRS: records one result, from the exit codes and the output of both programs.
 verdict() {
-    local what=$1 by=$2 ok=pass said=''
+    local what=$1 by=$2 ok=pass detail=''
     if [ "$3" -ne 0 ] || [ "$4" -ne 0 ]; then
         ok=fail failed=1
-        said="ours ended with $3: $(tail -n 1 "$run/ours.log"); Linux' with $4: $(tail -n 1 "$run/theirs.log")"
-        # The last line is not always the one that tells.
+        detail="ours ended with $3: $(tail -n 1 "$run/ours.log"); Linux' with $4: $(tail -n 1 "$run/theirs.log")"
+        # The last line does not always show the cause.
         tail -n 30 "$run/ours.log" "$run/theirs.log" >&2
         "$guest" exec a 'rdma statistic show; ip -s link show eth0; ip neigh; dmesg | tail -n 20' >&2 || true
     fi
-    printf '%s tools  %-5s %-5s %s %s(%s s)\n' "${ok^^}" "$net" "$by" "$what" "${said:+$said }" "$((SECONDS - began))"
-    note --part "Stock programs" --net "$net" --what "$what" --by "$by" --verdict "$ok" --detail "$said" \
+    printf '%s tools  %-5s %-5s %s %s(%s s)\n' "${ok^^}" "$net" "$by" "$what" "${detail:+$detail }" "$((SECONDS - began))"
+    note --part "Stock programs" --net "$net" --what "$what" --by "$by" --verdict "$ok" --detail "$detail" \
         --cell "$by $what"
 }
 
-# next_capture: a file for the next capture of a part. together PART: all of them are examined as one.
+# next_capture: a file for the next capture of a part. together PART: examines all of them as one.
 next_capture() {
     mkdir -p "$run/captures"
     echo "$run/captures/$(find "$run/captures" -type f | wc -l).pcap"
@@ -37,7 +37,7 @@ together() {
     examine "$1" "$run/$1.pcap"
 }
 
-# ensure_up: boots the guest where nothing else has; over vhost that takes a port, and any will do.
+# ensure_up: boots the guest if it is not up; over vhost that needs a port, and any program's will do.
 ensure_up() {
     [ "$link" = vhost ] || boot
     [ -z "$up" ] || return 0
@@ -50,13 +50,13 @@ ensure_up() {
     rm -f "$run/a.vhost"
 }
 
-# await CONDITION: in the guest, waits until it is so, 60 s at most. A line of shell, for its exec.
+# await CONDITION: shell code that waits in the guest until the condition holds, at most 60 s.
 await() {
     printf 'end=$(($(date +%%s)+60)); until %s; do [ $(date +%%s) -lt $end ] || { echo "in 60 s not seen: "%q >&2; exit 1; }; usleep 50000; done' \
         "$1" "$1"
 }
 
-# on NET: what follows is over this network.
+# on NET: sets the network for what follows.
 on() {
     net=$1 interface=eth0
     case "$net" in
@@ -64,20 +64,21 @@ on() {
     ipv6) our_ip=fd00:99::10 their_ip=fd00:99::2 ;;
     vlan) our_ip=10.100.0.10 their_ip=10.100.0.2 interface=eth0.100 ;;
     esac
-    # The guest reaches us: its link, whose other end has just come, is up, and its neighbour table has our station. Its
-    # kernel asks for that for one second only when a queue pair goes to RTR, and on a link that has just come, or on a
-    # busy machine, the answer may take longer.
+    # Waits until the guest reaches this stack: its link, whose other end has just come up, has carrier, and its neighbour
+    # table has the Ethernet address. When a queue pair goes to RTR, its kernel tries to resolve that for one second only; on
+    # a new link, or on a busy machine, the answer may take longer.
     reached=$(await "ping -c 1 -W 1 $our_ip >/dev/null 2>&1")
 }
 
-# alone: our last program has ended, and the guest knows: it must not take that one's link for the next one's.
+# alone: waits until the guest has noticed the end of this stack's last program: it must not take that link for the next
+# one's.
 alone() {
     rm -f "$run/a.vhost"
     { [ -n "$up" ] && [ "$link" = vhost ]; } || return 0
     "$guest" exec a "$(await 'grep -q 0 /sys/class/net/eth0/carrier')"
 }
 
-# pingpong TRANSPORT ROLE OPTIONS: ROLE is that of our program.
+# pingpong TRANSPORT ROLE OPTIONS: ROLE is that of this stack's program.
 pingpong() {
     local type=$1 role=$2 tool=ibv_$1_pingpong began=$SECONDS mine=0 theirs=0 id
     shift 2
@@ -95,8 +96,8 @@ pingpong() {
         wait "$ours" || mine=$?
         ours=''
     else
-        # The stock server looks for our station as soon as it hears from us. So ours has its port open and waits for the
-        # server at a TCP port that leads nowhere until the guest reaches us.
+        # The stock server resolves the peer's Ethernet address as soon as it gets the peer's GID. So this stack's program
+        # opens its port, and waits for the server at a TCP port that leads nowhere until the guest reaches it.
         local gate=$((32000 + RANDOM % 2000))
         ensure_up
         id=$("$guest" exec -b -t 120 a "$theirs_base")
@@ -113,12 +114,12 @@ pingpong() {
     verdict "$tool${*:+ $*}" "$([ "$role" = client ] && echo us || echo linux)" "$mine" "$theirs"
 }
 
-# wanted WHAT: whether --only lets it run.
+# wanted WHAT: whether --only selects it.
 wanted() { [[ $1 == *"$only"* ]]; }
 
-# serve_ours OPTIONS: our side of a program as the server, until it listens.
+# serve_ours OPTIONS: starts this stack's side of a program as the server, and waits until it listens.
 serve_ours() {
-    # Not while it boots: who listens does not wait for ever.
+    # Not during the boot: a listening program does not wait for ever.
     ensure_up
     alone
     : >"$run/ours.log"
@@ -128,7 +129,7 @@ serve_ours() {
     until grep -q listening "$run/ours.log" || ! kill -0 "$ours" 2>/dev/null; do sleep 0.05; done
 }
 
-# serve_theirs COMMAND: a stock program in the guest as the server, until it listens. Its number is in id.
+# serve_theirs COMMAND: starts a stock program in the guest as the server, and waits until it listens. Sets id to its number.
 serve_theirs() {
     ensure_up
     alone
@@ -136,8 +137,8 @@ serve_theirs() {
     "$guest" exec a "$(await 'rdma resource show cm_id | grep -q LISTEN')" || true
 }
 
-# cm WHAT ROLE OUR_OPTIONS -- THEIR_COMMAND: a program of librdmacm; ROLE is that of our program. With stays=1 theirs is
-# a server that has to be ended, with dies=1 it is killed on purpose.
+# cm WHAT ROLE OUR_OPTIONS -- THEIR_COMMAND: runs a program of librdmacm; ROLE is that of this stack's program. With stays=1
+# the guest's is a server that has to be ended, with dies=1 it is killed on purpose.
 cm() {
     local what=$1 role=$2 tool=${1%% *} theirs=0 mine=0 id options=() began=$SECONDS
     wanted "$what" || return 0
@@ -159,16 +160,17 @@ cm() {
     if [ -n "${stays:-}${dies:-}" ]; then
         theirs=0
     elif grep -iE 'error|failed|mismatch|invalid' "$run/theirs.log" >&2; then
-        # What the stock programs find wrong does not always show in how they end.
+        # Errors of the stock programs do not always show in their exit codes.
         theirs=99
     fi
     verdict "$what" "$([ "$role" = client ] && echo us || echo linux)" "$mine" "$theirs"
 }
 
-# killed WHAT ROLE OPTIONS: our side is killed in the middle of a ping, and a new process is there at once, with the same
-# addresses and, with a seed, the same numbers of queue pairs and connections (for which Linux waits until the old one has
-# ended). A new connection has to stand, and the end of the old one to be answered. As the server of the old one the stock program finds out by itself
-# (RETRY_EXC_ERR, which is 12); as its client it asks for 7 retries, which is without end for soft-RoCE.
+# killed WHAT ROLE OPTIONS: this stack's side is killed in the middle of a ping, and a new process starts at once, with the
+# same addresses and, with a seed, the same numbers of queue pairs and connections (for which Linux waits until the old one
+# has ended). A new connection must be established, and the end of the old one be answered. The stock program as the server of
+# the old one detects the end by itself (RETRY_EXC_ERR, which is 12); as its client it requests 7 retries, which is endless
+# for soft-RoCE.
 killed() {
     local what=$1 role=$2 theirs=0 mine=0 id options=() began=$SECONDS
     wanted "$what" || return 0
@@ -200,7 +202,7 @@ killed() {
     verdict "$what" "$([ "$role" = client ] && echo us || echo linux)" "$mine" "$theirs"
 }
 
-# Every program in both roles.
+# Runs every program in both roles.
 programs() {
     local stays='' dies=''
     cm "rping 1000 pings, checked" client --count 1000 --size 1000 -- "rping -s -a $their_ip -S 1000 -C 1000"
@@ -208,7 +210,7 @@ programs() {
     stays=1
     cm "rping 200 connections in a row" client --rounds 200 --count 2 --size 64 -- "rping -s -a $their_ip -P"
     stays=''
-    # Each is a process of its own in the guest, which takes its time.
+    # Each is a separate process in the guest, which is slow.
     cm "rping 100 connections in a row" server --rounds 100 -- \
         "n=0; while [ \$n -lt 100 ]; do rping -c -a $our_ip -C 2 -V || exit 1; n=\$((n+1)); done"
     dies=1
@@ -229,7 +231,7 @@ programs() {
     cm "udaddy 100 datagrams" server --count 100 -- "udaddy -C 100 -s $our_ip"
 }
 
-# Some of them.
+# Runs a selection of them.
 sample() {
     cm "rping 100 pings, checked" client --count 100 --size 1000 -- "rping -s -a $their_ip -S 1000 -C 100"
     cm "rping 100 pings, checked" server -- "rping -c -a $our_ip -S 1000 -C 100 -V"
@@ -253,7 +255,7 @@ librdmacm() {
 
 pingpongs() {
     on ipv4
-    # The matrix' program has the port that the guest is reached by.
+    # The matrix' program occupies the port by which the guest is reached.
     [ -z "${serving:-}" ] || "$guest" exec a 'killall peer' || true
     serving=''
     local type role
