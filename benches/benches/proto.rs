@@ -13,7 +13,7 @@ use stack::time::Instant;
 use stack::wire::{Aeth, Ext, Flow, HEADERS_MAX, Header, Ingress, Layout, Opcode, Reth, Template, locate};
 use std::hint::black_box;
 
-/// A send queue that holds the same request again and again.
+/// A send queue that holds the same request repeatedly, without end.
 struct Endless {
     slot: Vec<Granule>,
     published: u32,
@@ -38,7 +38,7 @@ impl ReceiveSource for Receives {
     }
 }
 
-/// A frame of our making, and where its parts are.
+/// A frame built here, and the layout of its parts.
 fn frame(header: &Header) -> (Vec<u8>, Layout) {
     let flow = Flow { src: Gid::v4([192, 0, 2, 1]), dst: Gid::v4([192, 0, 2, 2]), ..Flow::default() };
     let template = Template::new(&flow);

@@ -1,9 +1,9 @@
-//! What many connected queue pairs cost: `cargo run --release -p benches --example many`.
+//! The cost of many connected queue pairs: `cargo run --release -p benches --example many`.
 //!
-//! Two devices on an in-process link, turned and used by one thread. Each message goes to a queue pair drawn at
-//! random, 64 are outstanding, one a queue pair. Counted is the thread's own time on its core, so other programs
-//! disturb less; runs with few and with many queue pairs alternate. Arguments: queue pairs (100000), messages a run
-//! (1000000), messages a visit (all of 1 and 16).
+//! Two devices on an in-process link, driven and used by one thread. Each message goes to a queue pair drawn at random, 64
+//! are outstanding, one per queue pair. The CPU time of the thread is counted, so other programs disturb less; runs with few
+//! and with many queue pairs are interleaved. Arguments: queue pairs (100000), messages per run (1000000), messages per visit
+//! (all of 1 and 16).
 
 use std::time::Instant;
 
@@ -46,19 +46,19 @@ struct Many {
     _qps: Vec<[Qp; 2]>,
 }
 
-/// Bytes of this process in memory.
+/// Resident memory of this process, in bytes.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux");
     statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).map_or(0, |pages: usize| pages * 4096)
 }
 
-/// What a device counted.
+/// The counters of a device.
 fn counted(end: &End) -> String {
     let all = end.context.counters();
     all.iter().filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name} {n}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Time of this thread on a core.
+/// CPU time of this thread.
 fn on_core() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).expect("nanoseconds")
@@ -88,7 +88,7 @@ impl Many {
         let created = start.elapsed();
         for (n, [qa, qb]) in pairs.iter().enumerate() {
             if n % 64 < 4 {
-                // The hosts find each other meanwhile.
+                // The hosts resolve each other meanwhile.
                 let _ = (a.reactor.poll_once(), b.reactor.poll_once());
             }
             qa.connect_rc(&qb.endpoint(1).expect("an address"), &options).expect("connected");
@@ -153,7 +153,7 @@ impl Many {
         self.sqs[q].post_send(&list).expect("room");
     }
 
-    /// Nanoseconds on the core that a message takes, both ends together.
+    /// CPU time of a message in nanoseconds, both ends together.
     fn run(&mut self, a: &mut End, b: &mut End, messages: usize) -> f64 {
         let (mut posted, mut done, mut flying) = (0, 0, 0);
         let mut wcs = [Wc::default(); 32];

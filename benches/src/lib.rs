@@ -1,7 +1,7 @@
-//! What the benches share: two shards on an in-process link with connected queue pairs, turned by one thread
-//! ([`Link`]), two whole devices through the public verbs ([`path`]), and the counting of instructions ([`icount`]).
+//! Shared by the benches: two shards on an in-process link with connected queue pairs, driven by one thread ([`Link`]), two
+//! whole devices through the public verbs ([`path`]), and the counting of instructions ([`icount`]).
 //!
-//! [`Link`] has no verbs and no DPDK in between: what is measured is the stack's own work for both ends of a message.
+//! [`Link`] works without verbs and DPDK: it measures the stack's own work for both ends of a message.
 
 pub mod icount;
 pub mod path;
@@ -29,7 +29,7 @@ const DEPTH: u32 = 512;
 pub struct End {
     /// The shard.
     pub shard: Shard,
-    /// Where its completions come.
+    /// The reader of its completion queue.
     pub cq: CqReader<Cqe>,
     shared: Arc<Shared>,
     sq: Producer<Granule>,
@@ -69,7 +69,7 @@ impl End {
         let lane = shard.attach_lane(lanes.remove(0));
         let memory: Vec<AtomicU8> = (0..1 << 20).map(|_| AtomicU8::new(0)).collect();
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        // SAFETY: whoever turns the shard has it, and the memory with it.
+        // SAFETY: the shard accesses the memory only in its turns, and `End` owns both.
         let vouched = unsafe { UserMemory::new(memory.as_ptr() as u64, memory.len() as u64) };
         let key = shared.mrs.register(PdId(1), vouched, all, 7).expect("a fresh table has room");
         let (sq, sq_consumer) = ring(DEPTH, send_stride(0, 1, 64));
@@ -171,7 +171,7 @@ impl Link {
         self.b.shard.poll_once(Instant::from_nanos(self.now));
     }
 
-    /// Moves `count` messages of `len` bytes from `a` to `b` (READ: the other way).
+    /// Transfers `count` messages of `len` bytes from `a` to `b` (READ: the other way).
     pub fn run(&mut self, opcode: WrOpcode, len: u32, count: u32) {
         let remote = (self.b.memory.as_ptr() as u64, self.b.key);
         let takes_recv =
@@ -206,7 +206,7 @@ impl Link {
 }
 
 impl Link {
-    /// Moves `count` messages of `len` bytes from `a` to `b` by SEND, one after the other: what a ping-pong pays.
+    /// Transfers `count` messages of `len` bytes from `a` to `b` by SEND, one after the other, as a ping-pong does.
     pub fn ping(&mut self, len: u32, count: u32) {
         for _ in 0..count {
             self.b.fill_receives(len);
@@ -224,10 +224,10 @@ impl Link {
     }
 }
 
-/// A table with one region, for whoever looks keys up and copies nothing.
+/// A table with one region, for benches that look up keys and copy nothing.
 pub fn keys_of(pd: PdId, addr: u64, len: u64, access: Access) -> (MrTable, u32) {
     let keys = MrTable::new();
-    // SAFETY: there is no shard that would look at the memory.
+    // SAFETY: there is no shard that would access the memory.
     let nowhere = unsafe { UserMemory::new(addr, len) };
     let key = keys.register(pd, nowhere, access, 7).expect("a fresh table has room");
     (keys, key)

@@ -1,8 +1,8 @@
-//! Two devices on an in-process cable, used through the public verbs as a fast program uses them: split handles,
-//! lists of requests of which the last one is signalled, a clock that the caller moves.
+//! Two devices on an in-process cable, used through the public verbs as a fast program uses them: split handles, lists of
+//! requests of which the last one is signalled, a clock that the caller advances.
 //!
-//! Each step of each end is a function of its own that is never inlined, so that an instruction counter can be
-//! told to count inside it and nowhere else. Nothing here depends on the machine's time.
+//! Each step of each end is a separate function that is never inlined, so that an instruction counter can be limited to it.
+//! Nothing here depends on the machine's time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,10 +28,10 @@ pub enum Op {
     FetchAdd,
 }
 
-/// What is counted: an operation, the bytes of its message, and how many are posted in one list.
+/// A counted scenario: an operation, the bytes of its message, and how many are posted in one list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scenario {
-    /// How it is called in tables and files.
+    /// Its name in tables and files.
     pub name: &'static str,
     /// Operation.
     pub op: Op,
@@ -39,13 +39,13 @@ pub struct Scenario {
     pub len: u32,
     /// Messages of a list.
     pub batch: usize,
-    /// Shards of each device, each with a queue of the port of its own; the last one does the work.
+    /// Shards of each device, each with its own queue of the port; only the last one has traffic.
     pub shards: usize,
-    /// What the devices are joined by.
+    /// The link between the devices.
     pub link: Link,
 }
 
-/// What two devices are joined by.
+/// The link between two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
     /// The in-process port.
@@ -55,28 +55,22 @@ pub enum Link {
 }
 
 /// Every scenario, in the order of the tables.
+#[rustfmt::skip]
 pub const SCENARIOS: [Scenario; 12] = [
-    Scenario { name: "send_64", op: Op::Send, len: 64, batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "write_64", op: Op::Write, len: 64, batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "read_64", op: Op::Read, len: 64, batch: 16, shards: 1, link: Link::Pair },
-    Scenario { name: "fetch_add_8", op: Op::FetchAdd, len: 8, batch: 16, shards: 1, link: Link::Pair },
-    Scenario { name: "send_4096", op: Op::Send, len: 4096, batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "write_4096", op: Op::Write, len: 4096, batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "read_4096", op: Op::Read, len: 4096, batch: 16, shards: 1, link: Link::Pair },
-    Scenario { name: "send_64_alone", op: Op::Send, len: 64, batch: 1, shards: 1, link: Link::Pair },
-    Scenario { name: OF_TWO, op: Op::Send, len: 64, batch: 32, shards: 2, link: Link::Pair },
-    Scenario { name: "send_64_ethdev", op: Op::Send, len: 64, batch: 32, shards: 1, link: Link::Ethdev },
-    Scenario { name: "send_4096_ethdev", op: Op::Send, len: 4096, batch: 32, shards: 1, link: Link::Ethdev },
-    Scenario {
-        name: "write_4096_ethdev",
-        op: Op::Write,
-        len: 4096,
-        batch: 32,
-        shards: 1,
-        link: Link::Ethdev,
-    },
+    Scenario { name: "send_64",           op: Op::Send,     len: 64,   batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "write_64",          op: Op::Write,    len: 64,   batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "read_64",           op: Op::Read,     len: 64,   batch: 16, shards: 1, link: Link::Pair },
+    Scenario { name: "fetch_add_8",       op: Op::FetchAdd, len: 8,    batch: 16, shards: 1, link: Link::Pair },
+    Scenario { name: "send_4096",         op: Op::Send,     len: 4096, batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "write_4096",        op: Op::Write,    len: 4096, batch: 32, shards: 1, link: Link::Pair },
+    Scenario { name: "read_4096",         op: Op::Read,     len: 4096, batch: 16, shards: 1, link: Link::Pair },
+    Scenario { name: "send_64_alone",     op: Op::Send,     len: 64,   batch: 1,  shards: 1, link: Link::Pair },
+    Scenario { name: OF_TWO,              op: Op::Send,     len: 64,   batch: 32, shards: 2, link: Link::Pair },
+    Scenario { name: "send_64_ethdev",    op: Op::Send,     len: 64,   batch: 32, shards: 1, link: Link::Ethdev },
+    Scenario { name: "send_4096_ethdev",  op: Op::Send,     len: 4096, batch: 32, shards: 1, link: Link::Ethdev },
+    Scenario { name: "write_4096_ethdev", op: Op::Write,    len: 4096, batch: 32, shards: 1, link: Link::Ethdev },
 ];
-/// The first scenario on one of two shards: it has to cost what it costs where there is one.
+/// The first scenario on one of two shards: its cost must be the same as with a single shard.
 pub const OF_TWO: &str = "send_64_of_two";
 
 /// The scenario of this name.
@@ -84,7 +78,7 @@ pub fn scenario(name: &str) -> Option<Scenario> {
     SCENARIOS.into_iter().find(|s| s.name == name)
 }
 
-/// Turns that one list may take before the link counts as stuck.
+/// Turns of one list after which the link counts as stuck.
 const TURNS_MAX: u32 = 1000;
 const MEMORY: usize = 256 << 10;
 const DEPTH: u32 = 128;
@@ -98,7 +92,7 @@ pub struct End {
     sges: Vec<Sge>,
     remote: (u64, u32),
     wcs: [Wc; 64],
-    // What the handles belong to; dropped after them.
+    // Dropped after the handles, which belong to it.
     mr: Mr,
     _qp: Qp,
     _cq: Cq,
@@ -116,7 +110,7 @@ pub fn requester_post(end: &mut End, wrs: &[SendWr<'_>]) {
 pub fn requester_turn(end: &mut End) {
     end.reactor.poll_once().expect("nobody else turns it");
 }
-/// Polls the requester's completion queue; how many there were.
+/// Polls the requester's completion queue; returns the number of completions.
 #[inline(never)]
 pub fn requester_poll(end: &mut End) -> usize {
     end.poll("the requester")
@@ -131,21 +125,21 @@ pub fn responder_post(end: &mut End, wrs: &[RecvWr<'_>]) {
 pub fn responder_turn(end: &mut End) {
     end.reactor.poll_once().expect("nobody else turns it");
 }
-/// Polls the responder's completion queue; how many there were.
+/// Polls the responder's completion queue; returns the number of completions.
 #[inline(never)]
 pub fn responder_poll(end: &mut End) -> usize {
     end.poll("the responder")
 }
 
 impl End {
-    /// `who` is not for the reader alone: functions of equal code would be made one, and counted as one.
+    /// `who` also keeps functions with equal code apart, which the linker would merge and count as one.
     #[inline(always)]
     fn poll(&mut self, who: &'static str) -> usize {
         let n = self.cq.poll(&mut self.wcs).unwrap_or_else(|e| panic!("{who}: {e}"));
         assert!(self.wcs[..n].iter().all(Wc::is_ok), "{who}: a completion failed: {:?}", &self.wcs[..n]);
         n
     }
-    /// What its device counted, for messages about failures.
+    /// The counters of its device, for failure messages.
     fn counters(&self) -> String {
         let counted = self.context.counters();
         let all: Vec<_> = counted.iter().filter(|(_, n)| *n > 0).map(|(k, n)| format!("{k} {n}")).collect();
@@ -183,7 +177,7 @@ impl Path {
         Self::over(a, b, scenario.shards)
     }
 
-    /// Two devices of so many shards on these two ports, which are joined.
+    /// Two devices with this many shards on two ports that the caller joined.
     pub fn over(a: Box<dyn Port>, b: Box<dyn Port>, shards: usize) -> Self {
         let clock = Arc::new(AtomicU64::new(1));
         let open = |port: Box<dyn Port>, last: u8| {
@@ -207,8 +201,8 @@ impl Path {
             (context, pd, cq, qp, mr)
         };
         let (a, b) = (open(a, 1), open(b, 2));
-        // The usual timeout, 67 ms: it never ends, as a turn takes a microsecond. With none at all every request would ask
-        // for an acknowledgement.
+        // The default timeout, 67 ms: it never expires, as a turn takes a microsecond. Without a timeout every request would
+        // ask for an acknowledgement.
         let options = RcOptions {
             sgid_index: 1,
             path_mtu: Some(Mtu::Mtu4096),
@@ -245,12 +239,12 @@ impl Path {
         self.clock.fetch_add(1000, Ordering::AcqRel);
     }
 
-    /// Both ends' counters, for messages about failures.
+    /// Both ends' counters, for failure messages.
     pub fn counters(&self) -> String {
         format!("requester: {}\nresponder: {}", self.requester.counters(), self.responder.counters())
     }
 
-    /// Runs `rounds` lists of `scenario`, none of which an instruction counter sees, then as many that it does.
+    /// Runs `rounds` lists of `scenario` outside of the counted functions, then as many inside.
     ///
     /// # Panics
     /// When no progress is made, or a completion is not one of success.
@@ -259,7 +253,7 @@ impl Path {
         self.rounds(scenario, rounds, true);
     }
 
-    /// Runs `rounds` lists of `scenario`; `counted` through the functions of this module's top.
+    /// Runs `rounds` lists of `scenario`; with `counted` through the functions at the top of this module.
     ///
     /// # Panics
     /// As [`run`](Self::run).
@@ -290,7 +284,7 @@ impl Path {
             .collect();
         let recvs: Vec<RecvWr<'_>> =
             receives.iter().map(|sge| RecvWr::new(0, std::slice::from_ref(sge))).collect();
-        // Receives enough that no list waits for credits: what is posted in a round keeps the queue full.
+        // Enough receives that no list waits for credits: the receives posted in each round keep the queue full.
         while op == Op::Send && self.responder.rq.free() >= 2 * recvs.len() {
             self.responder.rq.post_recv(&recvs).expect("the queue has room");
         }

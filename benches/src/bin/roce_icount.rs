@@ -44,13 +44,13 @@ fn work(name: &str, rounds: &str) -> Result<()> {
     Ok(())
 }
 
-/// How this program is called under valgrind.
+/// The command line of this program for valgrind.
 fn worker() -> Result<Vec<String>> {
     let this = std::env::current_exe().map_err(|e| format!("this program's path is unknown: {e}"))?;
     Ok(vec![this.display().to_string(), "work".into()])
 }
 
-/// What the counts depend on.
+/// The versions that the counts depend on.
 fn made_with() -> Result<String> {
     let rustc = std::process::Command::new("rustc").arg("--version").output();
     let rustc = rustc.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_string()).unwrap_or_default();
@@ -90,17 +90,17 @@ fn check(file: &str) -> Result<()> {
         println!("{} paths cost what they did, or less", expected.len());
         return Ok(());
     }
-    let mut said: Vec<_> = verdict.worse.iter().map(|line| format!("DEARER: {line}")).collect();
-    said.push(format!(
+    let mut lines: Vec<_> = verdict.worse.iter().map(|line| format!("DEARER: {line}")).collect();
+    lines.push(format!(
         "The hot paths above cost more than {file} says (tolerance {:.0} %). Find out why: `scripts/bench --budget` \
          and `git diff benches/BUDGET.md` show the stage. If the cost is worth it: `scripts/icount --renew`, and \
          commit the file with the reason.",
         100.0 * gate::TOLERANCE
     ));
     if !text.contains(&made_with) {
-        said.push(format!("The file was made with another toolchain; this one is {made_with}."));
+        lines.push(format!("The file was made with another toolchain; this one is {made_with}."));
     }
-    Err(said.join("\n"))
+    Err(lines.join("\n"))
 }
 
 fn renew(file: &str) -> Result<()> {

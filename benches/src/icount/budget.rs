@@ -1,4 +1,4 @@
-//! `benches/BUDGET.md`: instructions a packet a side, by stage.
+//! `benches/BUDGET.md`: instructions per packet and side, by stage.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use super::stages::{Stage, split};
 use super::valgrind::{count, messages, per_message};
 use crate::path::{Link, Op, Scenario};
 
-/// Instructions a message of one side, by stage.
+/// Instructions per message of one side, by stage.
 pub type Side = BTreeMap<Stage, f64>;
 
 /// Counts one side (`requester` or `responder`) of a scenario.
@@ -18,7 +18,7 @@ pub fn side(work: &[String], scenario: &Scenario, side: &str) -> Result<Side, St
     let (post, turn, poll) = (format!("{side}_post"), format!("{side}_turn"), format!("{side}_poll"));
     let calls = count(work, scenario, &[&post, &poll])?;
     let turns = count(work, scenario, &[&turn])?;
-    // The end that the payload leaves copies it into packets; the other one places it.
+    // The end that sends the payload copies it into packets; the other one places it.
     let leaves = if scenario.op == Op::Read { "responder" } else { "requester" };
     let answered = scenario.op == Op::FetchAdd;
     let copying = if side == leaves && !answered { Stage::Copy } else { Stage::Place };
@@ -29,7 +29,7 @@ pub fn side(work: &[String], scenario: &Scenario, side: &str) -> Result<Side, St
     Ok(out)
 }
 
-/// The page.
+/// Renders the page.
 pub fn render(rows: &[(Scenario, &'static str, Side)], made_with: &str, port: &str) -> String {
     let mut out = String::from(INTRODUCTION);
     let _ = writeln!(out, "\nMade with {made_with}, over {port}.\n");
@@ -70,7 +70,7 @@ its share of what a burst costs once. `scripts/bench --budget` writes this page;
 Two whole devices exchange messages through the public verbs on one thread; lists of requests as long as the column
 *list* says are posted in one call, the last request of a list is signalled, and the path MTU is 4096. The *requester*
 is the end that posts; for READ and FETCH&ADD the data come back to it. Valgrind emulates a processor that
-multiplies 128 bits without carries: where 256 or 512 are to be had, ICRC is less. Instructions are no nanoseconds (a
+multiplies 128 bits without carries: one with 256 or 512 needs less for ICRC. Instructions are no nanoseconds (a
 cache line from the other core costs one instruction and some fifty nanoseconds), but they are the same in every run.
 ";
 
@@ -78,7 +78,7 @@ const STAGES: &str = "
 | stage | is |
 |---|---|
 | post | `post_send` at the requester, `post_recv` at the responder |
-| build | choosing what is sent, its headers |
+| build | choosing the next packet, its headers |
 | ICRC | the checksum over everything sent, and over everything received |
 | copy | payload from registered memory into a packet |
 | port tx | a frame from the pool, frames to the port |
@@ -88,8 +88,8 @@ const STAGES: &str = "
 | place | payload from a packet into registered memory |
 | complete | completions, written |
 | poll | completions, read by the program |
-| loop | what a turn costs whatever it carries |
-| other | what `src/icount/stages.rs`, which groups functions and files into stages, does not know |
+| loop | the cost of a turn that does not depend on its packets |
+| other | code that `src/icount/stages.rs`, which groups functions and files into stages, does not list |
 ";
 
 #[cfg(test)]

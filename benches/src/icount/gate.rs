@@ -1,15 +1,15 @@
-//! The regression gate: what was counted against what is committed in `benches/icount.txt`.
+//! The regression gate: compares counts with those committed in `benches/icount.txt`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// By how much a count may differ from the committed one before the gate says so. Compilers of neighbouring
-/// versions differ by less; a check that is added or a copy that is made on a hot path, by more.
+/// Relative difference from the committed count that the gate tolerates. Compilers of neighbouring versions differ by less;
+/// an additional check or copy on a hot path, by more.
 pub const TOLERANCE: f64 = 0.04;
 /// Differences below this many instructions a message are never worth a failure.
 pub const FLOOR: f64 = 4.0;
 
-/// Instructions a message, by `scenario step`.
+/// Instructions per message, by `scenario step`.
 pub type Counts = BTreeMap<String, f64>;
 
 /// The text of a file of counts.
@@ -28,7 +28,7 @@ pub fn render(counts: &Counts, made_with: &str) -> String {
 /// Reads a file of counts.
 ///
 /// # Errors
-/// A sentence with the line that is none.
+/// A sentence with the invalid line.
 pub fn parse(text: &str) -> Result<Counts, String> {
     let mut counts = Counts::new();
     for (n, line) in text.lines().enumerate().filter(|(_, l)| !l.starts_with('#') && !l.trim().is_empty()) {
@@ -43,16 +43,16 @@ pub fn parse(text: &str) -> Result<Counts, String> {
     Ok(counts)
 }
 
-/// What came of a comparison: sentences.
+/// The result of a comparison, as sentences.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Paths that cost more, are new or are gone: the gate fails.
+    /// Paths that cost more, are new or are missing: the gate fails.
     pub worse: Vec<String>,
-    /// Paths that cost less: worth a renewal, so that the gain is kept.
+    /// Paths that cost less: renew the counts, so that the gain is kept.
     pub better: Vec<String>,
 }
 
-/// Compares.
+/// Compares counted paths with the expected ones.
 pub fn compare(expected: &Counts, counted: &Counts) -> Verdict {
     let mut verdict = Verdict::default();
     for (key, &now) in counted {
@@ -74,8 +74,8 @@ pub fn compare(expected: &Counts, counted: &Counts) -> Verdict {
     verdict
 }
 
-/// The steps that cost more in `scenario` than in `than`: sentences. Polling aside: a completion queue has a lane for each
-/// shard, and a poll looks at all of them.
+/// The steps that cost more in `scenario` than in `than`, as sentences. Without polling: a completion queue has a lane for
+/// each shard, and a poll checks all of them.
 pub fn dearer(counted: &Counts, scenario: &str, than: &str) -> Vec<String> {
     let steps = counted.iter().filter_map(|(key, n)| Some((key.strip_prefix(than)?.strip_prefix(' ')?, n)));
     let more = steps.filter(|(step, _)| !step.ends_with("_poll")).filter_map(|(step, &one)| {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_comes_or_goes_is_told() {
+    fn a_new_or_missing_path_fails() {
         let verdict = compare(&counts(&[("a x", 1.0)]), &counts(&[("b x", 1.0)]));
         assert_eq!(verdict.worse.len(), 2);
     }

@@ -1,26 +1,25 @@
-//! Reading what callgrind writes.
+//! Parser of callgrind's output.
 //!
-//! The format (valgrind's manual, "Callgrind Format Specification") is lines of two kinds: `key=value`, which say
-//! where the following costs belong, and costs, `line count`. A value is `(id) name` where it stands first and
-//! `(id)` from then on. The cost line after `calls=` is that of the call, the callee's own included.
+//! The format (valgrind's manual, "Callgrind Format Specification") has lines of two kinds: `key=value`, which give the place
+//! of the following costs, and costs, `line count`. A value is `(id) name` at its first occurrence and `(id)` from then on.
+//! The cost line after `calls=` is that of the call, including the callee's own.
 
 use std::collections::BTreeMap;
 
-/// Where a cost stands.
+/// The place of a cost.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// The symbol of the function; what was inlined into it has none of its own.
+    /// The symbol of the function; inlined code has none of its own.
     pub function: String,
-    /// The source file of the code, another one than the function's where the code was inlined: the last one that is
-    /// known to the reader, so that a line of the standard library stands under the code around it. Empty where
-    /// there is none.
+    /// The source file of the code, which differs from the function's for inlined code: the last known one, so that a line of
+    /// the standard library is attributed to the code around it. Empty if there is none.
     pub file: String,
 }
 
-/// A call: where it stands, whom it calls, and what that cost.
+/// A call: its place, its target, and its cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Where it stands.
+    /// The calling place.
     pub from: Place,
     /// The symbol of the function that is called.
     pub to: String,
@@ -28,12 +27,12 @@ pub struct Call {
     pub cost: u64,
 }
 
-/// What was counted.
+/// A parsed profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// Instructions of each place itself.
+    /// Instructions of each place itself, without callees.
     pub own: BTreeMap<Place, u64>,
-    /// Instructions of each function with everything that it called. Wrong for functions that call themselves.
+    /// Instructions of each function including its callees. Wrong for recursive functions.
     pub inclusive: BTreeMap<String, u64>,
     /// Every call.
     pub calls: Vec<Call>,
@@ -45,15 +44,15 @@ impl Profile {
         self.own.values().sum()
     }
 
-    /// Instructions of the functions whose symbol contains `name`, with everything that they called.
+    /// Instructions of the functions whose symbol contains `name`, including their callees.
     pub fn of(&self, name: &str) -> u64 {
         self.inclusive.iter().filter(|(symbol, _)| symbol.contains(name)).map(|(_, n)| n).sum()
     }
 
-    /// Reads a profile; `known` says which source files a cost may stand under.
+    /// Parses a profile; `known` selects the source files that costs may be attributed to.
     ///
     /// # Errors
-    /// A sentence with the line that is not of the format.
+    /// A sentence with the invalid line.
     pub fn parse(text: &str, known: impl Fn(&str) -> bool) -> Result<Self, String> {
         let mut out = Self::default();
         let (mut functions, mut files) = (Names::default(), Names::default());

@@ -1,17 +1,17 @@
-//! What belongs to which stage of a packet's way: the only place that knows the names of functions and files.
+//! The stages of a packet's path, by functions and files: the only place that knows their names.
 
 use std::collections::BTreeMap;
 
 use super::profile::{Place, Profile};
 
-/// A stage of a packet's way.
+/// A stage of a packet's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// `post_send` and `post_recv`.
     Post,
-    /// Choosing what is sent, and its headers.
+    /// Choosing the next packet, and its headers.
     Build,
-    /// The checksum, made and checked.
+    /// The checksum, computed and checked.
     Icrc,
     /// Payload from registered memory into a packet.
     Copy,
@@ -21,22 +21,22 @@ pub enum Stage {
     PortRx,
     /// From bytes to a packet of a queue pair.
     Parse,
-    /// What the specification asks of a packet, at either end.
+    /// The specification's checks of a packet, at either end.
     Verify,
     /// Payload from a packet into registered memory.
     Place,
-    /// Completions, written.
+    /// Writing completions.
     Complete,
-    /// Completions, read by the program.
+    /// Polling completions, in the program.
     Poll,
-    /// What a turn costs without a packet: its share in a burst.
+    /// The cost of a turn that does not depend on its packets: each packet's share in a burst.
     Loop,
-    /// What this table does not know.
+    /// Code that this table does not list.
     Other,
 }
 
 impl Stage {
-    /// Every stage, in the order of a packet's way.
+    /// Every stage, in the order of a packet's path.
     pub const ALL: [Self; 13] = [
         Self::Post,
         Self::Build,
@@ -89,8 +89,8 @@ const FUNCTIONS: &[(&str, Stage)] = &[
     ("frame::free",  Stage::PortRx),
 ];
 
-/// Files, by the end of their path or by their folder. A line of a file that is not here stands under the file
-/// around it.
+/// Files, by the end of their path or by their folder. A line of a file that is not listed is attributed to the file around
+/// it.
 #[rustfmt::skip]
 const FILES: &[(&str, Stage)] = &[
     ("proto/requester.rs",   Stage::Build),
@@ -128,20 +128,20 @@ const FILES: &[(&str, Stage)] = &[
     ("benches/src/path.rs",  Stage::Loop),
 ];
 
-/// The code that touches registered memory, and the library's functions that do it. Whether that is a copy into a packet
-/// or a placement is not theirs to know: it depends on the end.
+/// The code that accesses registered memory, and the library functions that do it. Whether that is a copy into a packet or a
+/// placement depends on the end.
 const COPY: &str = "shard/copy.rs";
 const COPIES: &[&str] = &["memcpy", "memmove"];
 
-/// Calls that are followed from a function that is not ours to one that is.
+/// Levels of callers that are searched for one of this project.
 const DEPTH: usize = 6;
 
-/// Whether a cost may stand under this file.
+/// Whether costs may be attributed to this file.
 pub fn known(file: &str) -> bool {
     file.ends_with(COPY) || FILES.iter().any(|(part, _)| file.contains(part))
 }
 
-/// The stage of a place by the tables, where copying payload means `copying`; `None` for code of others.
+/// The stage of a place by the tables, where copying payload means `copying`; `None` for code of other projects.
 fn of(place: &Place, copying: Stage) -> Option<Stage> {
     if let Some((_, stage)) = FUNCTIONS.iter().find(|(part, _)| place.function.contains(part)) {
         return Some(*stage);
@@ -152,8 +152,8 @@ fn of(place: &Place, copying: Stage) -> Option<Stage> {
     FILES.iter().find(|(part, _)| place.file.contains(part)).map(|(_, stage)| *stage)
 }
 
-/// Instructions of each stage. What a library function costs (a copy, a queue) stands under the stage that called
-/// it, in proportion. `copying` is what this end does with payload: [`Stage::Copy`] or [`Stage::Place`].
+/// Instructions of each stage. The cost of a library function (a copy, a queue) is attributed to the stages that call it, in
+/// proportion. `copying` is the stage of payload copies at this end: [`Stage::Copy`] or [`Stage::Place`].
 pub fn split(profile: &Profile, copying: Stage) -> BTreeMap<Stage, f64> {
     let mut out = BTreeMap::new();
     for (place, &cost) in &profile.own {
@@ -164,7 +164,7 @@ pub fn split(profile: &Profile, copying: Stage) -> BTreeMap<Stage, f64> {
     out
 }
 
-/// The stages of a place, and how much of it belongs to each; together 1.
+/// The stages of a place, with the share of each; the shares sum up to 1.
 fn shares(profile: &Profile, place: &Place, copying: Stage, depth: usize) -> Vec<(Stage, f64)> {
     if let Some(stage) = of(place, copying) {
         return vec![(stage, 1.0)];
@@ -230,9 +230,9 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_knows_is_told() {
+    fn unlisted_code_counts_as_other() {
         let mut profile = Profile::default();
-        profile.own.insert(place("somebody", ""), 7);
+        profile.own.insert(place("unlisted", ""), 7);
         assert_eq!(split(&profile, Stage::Copy)[&Stage::Other], 7.0);
     }
 }

@@ -17,13 +17,13 @@ pub const STEPS: [&str; 6] = [
     "responder_poll",
 ];
 
-/// Lists that are counted, of 32 messages or fewer.
+/// Number of counted lists, of 32 messages or fewer.
 pub const ROUNDS: usize = 32;
 
-/// Whether valgrind can be run here; its version.
+/// The version of valgrind, if it can be run here.
 ///
 /// # Errors
-/// A sentence that says how to get it.
+/// A sentence that says how to install it.
 pub fn version() -> Result<String, String> {
     let out = Command::new("valgrind").arg("--version").output();
     match out {
@@ -35,7 +35,7 @@ pub fn version() -> Result<String, String> {
 /// Counts `steps` of `scenario`. `work` is the program that runs a scenario, as `work ARGS SCENARIO ROUNDS`.
 ///
 /// # Errors
-/// A sentence, with what valgrind or the program said.
+/// A sentence, with the error of valgrind or the program.
 pub fn count(work: &[String], scenario: &Scenario, steps: &[&str]) -> Result<Profile, String> {
     let out = scratch(scenario.name, steps);
     let mut command = Command::new("valgrind");
@@ -63,12 +63,12 @@ pub fn count(work: &[String], scenario: &Scenario, steps: &[&str]) -> Result<Pro
     }
 }
 
-/// Instructions a message of one step, with everything that it calls.
+/// Instructions per message of one step, including its callees.
 pub fn per_message(profile: &Profile, scenario: &Scenario, step: &str) -> f64 {
     profile.of(&path_of(step)) as f64 / messages(scenario)
 }
 
-/// Messages that were counted.
+/// Number of counted messages.
 pub fn messages(scenario: &Scenario) -> f64 {
     (ROUNDS * scenario.batch) as f64
 }
