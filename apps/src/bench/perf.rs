@@ -5,12 +5,15 @@ use super::cores::CORES;
 use super::plan::{Link, Part};
 use super::row::Row;
 use crate::error::{AppError, Result};
+use crate::stop;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time of a part: a hundred thousand queue pairs take a while to connect.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// Longest time until a server has opened its port.
+const START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server, and how its clients reach it.
 #[derive(Debug)]
@@ -41,6 +44,8 @@ impl Server {
     pub fn restart(&mut self, link: Link) -> Result<()> {
         // The old one first: both would listen on the same socket.
         self.server = None;
+        // A server that was killed leaves its socket behind.
+        let _ = std::fs::remove_file(self.ethdev_socket());
         self.oob = child::free_port()?;
         self.link = link;
         let mut command = Command::new(&self.perf);
@@ -48,7 +53,22 @@ impl Server {
         command.args(["--oob-port", &self.oob.to_string()]);
         command.args(["--port", &self.port("server")]);
         self.server = Some(Guard::quiet(&mut command)?);
+        // DPDK's driver tries to connect once, when its device starts.
+        let end = Instant::now() + START_PATIENCE;
+        while link == Link::Ethdev && !self.ethdev_socket().exists() {
+            stop::check()?;
+            if Instant::now() >= end {
+                return Err(AppError::Timeout(format!(
+                    "the server's port did not open in {START_PATIENCE:?}"
+                )));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
         Ok(())
+    }
+
+    fn ethdev_socket(&self) -> PathBuf {
+        self.dir.join("ethdev")
     }
 
     /// Measures a part, with a new server where this one has another link; returns its rows, marked with its name.
@@ -79,11 +99,9 @@ impl Server {
             Link::Memif => format!("memif:{}", self.dir.join("memif").display()),
             // Buffers of the default size do not hold a packet of path MTU 4096.
             Link::Ethdev => {
-                let socket = self.dir.join("ethdev");
-                format!(
-                    "dpdk:net_memif0,role={role},socket={},socket-abstract=no,bsize=4288",
-                    socket.display()
-                )
+                let socket = self.ethdev_socket();
+                let socket = socket.display();
+                format!("dpdk:net_memif0,role={role},socket={socket},socket-abstract=no,bsize=4288")
             }
         }
     }
