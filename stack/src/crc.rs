@@ -136,14 +136,14 @@ pub const LEN_MIN: usize = 64;
 mod other {
     use super::{CopyFn, Sum};
 
-    /// Never exists: not implemented for this processor. The other one is in `wire`.
+    /// Has no value: without carry-less multiplication a packet is copied, then summed by `crc32fast` (`wire::icrc`).
     #[derive(Clone, Copy, Debug)]
     pub enum OnePass {}
 
     impl OnePass {
-        /// As in the other one.
+        /// As on x86-64, in `wire::clmul`.
         pub const HEAD: usize = 128;
-        /// As in the other one.
+        /// As on x86-64.
         pub const REST_MIN: usize = 128;
 
         pub(crate) fn new(_: bool, _: bool) -> Option<Self> {
@@ -159,12 +159,12 @@ mod other {
         }
     }
 
-    /// `None`: not implemented for this processor.
+    /// `None`: a port copies by `memcpy`, and a packet is summed when it is checked.
     pub fn copy_function() -> Option<CopyFn> {
         None
     }
 
-    /// `None`: not implemented for this processor.
+    /// `None`: the sum is taken by `crc32fast` over the masked packet (`wire::icrc`).
     pub fn of(_: &[u8]) -> Option<Sum> {
         None
     }

@@ -126,7 +126,7 @@ fn register_with(frame: &[u8], l3: usize, end: usize, ipv6: bool, sum: Option<Su
     clmul::register_with(frame, l3, end, ipv6, sum.register())
 }
 
-/// `None`: not implemented for this processor.
+/// `None`: the packet is masked and summed by `crc32fast`.
 #[cfg(not(target_arch = "x86_64"))]
 fn register_with(_: &[u8], _: usize, _: usize, _: bool, _: Option<Sum>) -> Option<u32> {
     None
