@@ -4,10 +4,10 @@
 #![cfg(not(miri))]
 
 use rustix::fs::{OFlags, SealFlags};
-use stack::port::{Frame, Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use stack::port::{Frame, Port, PortQueue, RxBurst, TxBurst};
 use stack::sim::memif_peer::{
-    BUFFER, CONNECT, LOG2, Peer, SIZE, SLOTS, Sent, TO_CLIENT, TO_SERVER, add_region, add_ring, buffer, init,
-    memory, message,
+    self, BUFFER, CONNECT, Dir, LOG2, Peer, SIZE, SLOTS, Sent, TO_CLIENT, TO_SERVER, add_region, add_ring,
+    buffer, init, memory, message,
 };
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -15,22 +15,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-struct Dir(PathBuf);
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A server, and its socket.
 fn server(name: &str) -> (Dir, PathBuf, Box<dyn Port>) {
-    let dir = std::env::temp_dir().join(format!("roce-hostile-{}-{name}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let path = dir.join("memif.sock");
-    let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().unwrap();
-    let port = spec.open(&PortOptions { frames: 512, ..PortOptions::default() }).unwrap();
-    (Dir(dir), path, port)
+    memif_peer::server(name, 512)
 }
 
 fn receive(queue: &mut dyn PortQueue) -> Vec<Vec<u8>> {

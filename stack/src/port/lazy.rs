@@ -3,19 +3,28 @@
 //! Until then it is a link that is down: nothing is received, nothing is accepted, there are no buffers. Then each queue takes
 //! the real one, once, and passes every burst on to it.
 
-use super::{Armed, Build, Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
-use core::sync::atomic::{AtomicBool, Ordering};
+use super::taken::Taken;
+use super::{
+    Armed, Build, Frame, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst,
+    TxBurst,
+};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 type Open = dyn Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync;
 
 /// A port that `info` describes; [`Port::start`] calls `open`, until it succeeds.
-pub(super) fn lazy(
+fn lazy(
     info: PortInfo,
     open: impl Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync + 'static,
 ) -> Box<dyn Port> {
-    let taken = (0..info.queues).map(|_| AtomicBool::new(false)).collect();
+    let taken = Taken::none_of(info.queues);
     Box::new(LazyPort { info, taken, real: Arc::default(), open: Mutex::new(Box::new(open)) })
+}
+
+/// A port that `info` describes; [`Port::start`] opens what `spec` names, with that address.
+pub(super) fn later(info: PortInfo, spec: &PortSpec, options: &PortOptions) -> Box<dyn Port> {
+    let (spec, options) = (spec.clone(), PortOptions { mac: Some(info.mac), ..options.clone() });
+    lazy(info, move || spec.open(&options))
 }
 
 /// The real port, once it is open.
@@ -23,7 +32,7 @@ type Real = OnceLock<Box<dyn Port>>;
 
 struct LazyPort {
     info: PortInfo,
-    taken: Vec<AtomicBool>,
+    taken: Taken,
     /// Shared with the queues, which find it there.
     real: Arc<Real>,
     /// Locked while the port opens, so that it opens once.
@@ -68,9 +77,7 @@ impl Port for LazyPort {
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
-            return None;
-        }
+        self.taken.take(index)?;
         Some(Box::new(LazyQueue { queue: None, index, port: Arc::clone(&self.real) }))
     }
 
@@ -153,10 +160,10 @@ impl PortQueue for LazyQueue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{HeapPool, PortOptions, PortSpec};
+    use super::super::HeapPool;
     use super::*;
     use crate::id::Mac;
-    use core::sync::atomic::AtomicUsize;
+    use core::sync::atomic::{AtomicUsize, Ordering};
 
     fn options() -> PortOptions {
         let mac = Some(Mac([2, 0, 0, 0, 0, 7]));

@@ -23,6 +23,7 @@ mod peers;
 pub(crate) mod socket_file;
 mod spec;
 mod stock;
+mod taken;
 mod unix;
 
 pub use capture::capture;
@@ -131,6 +132,12 @@ pub struct PortInfo {
 }
 
 impl PortInfo {
+    /// A port that is what the options ask for: with a random address where they name none.
+    fn of(spec: &PortSpec, options: &PortOptions) -> Self {
+        let mac = options.mac.unwrap_or_else(Mac::random);
+        Self { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues }
+    }
+
     /// Bytes of the longest frame: Ethernet header, VLAN tag and an L3 packet of [`mtu`](Self::mtu) bytes.
     pub fn max_frame(&self) -> usize {
         self.mtu + L2_OVERHEAD

@@ -6,11 +6,11 @@
 use super::counters::{Counters, sum};
 use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
+use super::taken::Taken;
 use super::{Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
 use super::{RxBurst, TxBurst};
-use crate::id::Mac;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::io::{ErrorKind, IoSliceMut};
@@ -41,8 +41,7 @@ pub(super) fn open(
         .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
     let file = SocketFile::new(local)
         .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
-    let mac = options.mac.unwrap_or_else(Mac::random);
-    let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
+    let info = PortInfo::of(spec, options);
     let arrivals = socket.try_clone().map_err(|error| fail(format!("no descriptor is left: {error}")))?;
     let shared = Arc::new(Shared {
         socket,
@@ -56,7 +55,7 @@ pub(super) fn open(
         max_frame: info.max_frame(),
         counters: (0..options.queues).map(|_| Counters::default()).collect(),
     });
-    let taken = (0..options.queues).map(|_| AtomicBool::new(false)).collect();
+    let taken = Taken::none_of(options.queues);
     Ok(Box::new(UnixPort { info, taken, shared }))
 }
 
@@ -78,7 +77,7 @@ struct Shared {
 
 struct UnixPort {
     info: PortInfo,
-    taken: Vec<AtomicBool>,
+    taken: Taken,
     shared: Arc<Shared>,
 }
 
@@ -88,9 +87,7 @@ impl Port for UnixPort {
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
-            return None;
-        }
+        self.taken.take(index)?;
         Some(Box::new(UnixQueue { index, spare: None, shared: Arc::clone(&self.shared) }))
     }
 

@@ -1,6 +1,6 @@
 //! The other end of a memif, made by hand: a client that keeps to the rules or not, for tests and fuzzing.
 
-use crate::port::Port;
+use crate::port::{Port, PortOptions, PortSpec};
 use rustix::event::EventfdFlags;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
@@ -12,7 +12,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const COOKIE: u32 = 0x03e3_1f20;
 /// Base-2 logarithm of a ring's slots.
@@ -222,4 +222,27 @@ impl Peer {
 /// Where the buffer of a slot is: those of the ring to the client come behind the others.
 pub fn buffer(slot: u16) -> u32 {
     BUFFERS as u32 + u32::from(slot) * BUFFER
+}
+
+/// A directory that is removed with its value.
+#[derive(Debug)]
+pub struct Dir(PathBuf);
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server with `frames` buffers, its socket, and the directory of that, which no other `name` of this process has.
+///
+/// # Panics
+/// Where the directory or the port cannot be made.
+pub fn server(name: &str, frames: usize) -> (Dir, PathBuf, Box<dyn Port>) {
+    let dir = std::env::temp_dir().join(format!("roce-memif-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory for a socket");
+    let path = dir.join("memif.sock");
+    let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().expect("a port's name");
+    let port = spec.open(&PortOptions { frames, ..PortOptions::default() }).expect("the port opens");
+    (Dir(dir), path, port)
 }

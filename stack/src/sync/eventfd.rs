@@ -5,9 +5,10 @@
 //! waiting both work. Programs wait on the descriptor; they must not read or write it.
 
 use core::time::Duration;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// An eventfd(2), closed on exec, not blocking.
 #[derive(Debug)]
@@ -43,14 +44,14 @@ impl EventFd {
 
     /// Waits until the descriptor is readable, a signal handler ran, or `timeout` is over.
     pub fn wait(&self, timeout: Duration) {
-        let mut fds = [libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-        let timeout = libc::timespec {
-            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // SAFETY: one pollfd, which is ours for the time of the call; a time that the call only reads; no signal mask.
-        unsafe { libc::ppoll(fds.as_mut_ptr(), 1, &timeout, core::ptr::null()) };
+        wait_readable(&mut [PollFd::new(self, PollFlags::IN)], timeout);
     }
+}
+
+/// Waits until one of the descriptors is readable, a signal handler ran, or `timeout` is over. Whether one is.
+pub(super) fn wait_readable(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
+    // A time that is too long for the system is no limit.
+    poll(fds, Timespec::try_from(timeout).ok().as_ref()).is_ok_and(|ready| ready > 0)
 }
 
 impl From<EventFd> for OwnedFd {

@@ -5,12 +5,12 @@
 //! sees the other ([`asymmetric`]).
 
 use super::asymmetric;
-use super::eventfd::EventFd;
+use super::eventfd::{EventFd, wait_readable};
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use crossbeam_utils::CachePadded;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
@@ -115,12 +115,7 @@ impl Sleep<'_> {
         let (event, epoll) = (self.event.as_fd(), epoll.as_fd());
         let other = other.map_or(event, AsFd::as_fd);
         let mut fds = [event, epoll, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        // A time that the system cannot represent means no limit.
-        let timeout = Timespec::try_from(at_most).ok();
-        if poll(&mut fds, timeout.as_ref()).is_err() {
-            return; // interrupted
-        }
-        if !fds[1].revents().is_empty() {
+        if wait_readable(&mut fds, at_most) && !fds[1].revents().is_empty() {
             // Consumes the edges, so that they do not wake the next sleeper again.
             let mut events = [const { core::mem::MaybeUninit::uninit() }; 16];
             let _ = epoll::wait(epoll, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));

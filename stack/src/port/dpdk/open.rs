@@ -9,7 +9,7 @@ use crate::port::peers::Peers;
 use crate::port::{L2_OVERHEAD, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, socket_file};
 use core::ffi::CStr;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use dpdk_sys as sys;
 use std::ffi::CString;
 use std::path::Path;
@@ -77,8 +77,7 @@ pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Bo
         eal::forget_log();
         steps(device, &plan, queues, frames).map(|(shared, mac, mtu)| {
             let info = PortInfo { name, mac, mtu, queues };
-            let taken = (0..queues).map(|_| AtomicBool::new(false)).collect();
-            DpdkPort { info, taken, shared }
+            DpdkPort::new(info, shared)
         })
     });
     Ok(Box::new(opened.map_err(fail)?))
@@ -95,8 +94,7 @@ pub(in crate::port) fn open_lazy(spec: &PortSpec, options: &PortOptions) -> Resu
     let Some(mac) = chosen_address(spec, &plan) else { return open(spec, options) };
     let mtu = if plan.makes_iface { plan.mtu.min(TAP_MTU) } else { plan.mtu };
     let info = PortInfo { name: spec.to_string(), mac, mtu, queues: options.queues };
-    let (spec, options) = (spec.clone(), PortOptions { mac: Some(mac), ..options.clone() });
-    Ok(lazy::lazy(info, move || open(&spec, &options)))
+    Ok(lazy::later(info, spec, options))
 }
 
 /// The address that a port will have, where we choose it: not for devices with an address of their own.
@@ -140,8 +138,7 @@ pub fn ring_pair(options: &PortOptions) -> Result<[Box<dyn Port>; 2], PortError>
             plan.mac = Some(Mac::random());
             let (shared, mac, _) = set_up(device, &plan, queues, frames)?;
             let info = PortInfo { name, mac, mtu, queues };
-            let taken = (0..queues).map(|_| AtomicBool::new(false)).collect();
-            Ok(Box::new(DpdkPort { info, taken, shared }))
+            Ok(Box::new(DpdkPort::new(info, shared)))
         };
         Ok([open(&ends[0])?, open(&ends[1])?])
     });

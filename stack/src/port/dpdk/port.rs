@@ -4,10 +4,11 @@ use super::eal::{Eal, forked};
 use super::iface::{Iface, Look};
 use super::queue::DpdkQueue;
 use crate::port::counters::{Counters, sum};
+use crate::port::taken::Taken;
 use crate::port::{L2_OVERHEAD, Port, PortInfo, PortQueue, PortStats};
 use core::ffi::c_void;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use dpdk_sys as sys;
 use std::ffi::CString;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -148,9 +149,15 @@ impl Drop for Shared {
 
 /// A port on a DPDK device.
 pub(super) struct DpdkPort {
-    pub(super) info: PortInfo,
-    pub(super) taken: Vec<AtomicBool>,
-    pub(super) shared: Arc<Shared>,
+    info: PortInfo,
+    taken: Taken,
+    shared: Arc<Shared>,
+}
+
+impl DpdkPort {
+    pub(super) fn new(info: PortInfo, shared: Arc<Shared>) -> Self {
+        Self { taken: Taken::none_of(info.queues), info, shared }
+    }
 }
 
 impl Port for DpdkPort {
@@ -159,9 +166,7 @@ impl Port for DpdkPort {
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
-            return None;
-        }
+        self.taken.take(index)?;
         Some(Box::new(DpdkQueue::new(Arc::clone(&self.shared), index)))
     }
 

@@ -7,7 +7,6 @@
 use super::peers::Peers;
 use super::socket_file::{self, SocketFile};
 use super::{HeapPool, MemifRole, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, stock};
-use crate::id::Mac;
 use crate::runtime::{self, Unusable};
 use crate::sync::asymmetric;
 use link::{End, State};
@@ -57,8 +56,7 @@ pub(super) fn open(
     // For a peer that sleeps: see `Rx::arm`.
     asymmetric::join();
     let end = end(&plan).map_err(fail)?;
-    let mac = options.mac.unwrap_or_else(Mac::random);
-    let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
+    let info = PortInfo::of(spec, options);
     // Frames are copied in whole blocks, past their end.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
     let state = State::new(info.name.clone(), plan.terms, plan.peers, end);
@@ -77,10 +75,7 @@ pub(super) fn open_lazy(
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     plan(path, role, more, options).map_err(fail)?;
-    let mac = options.mac.unwrap_or_else(Mac::random);
-    let info = PortInfo { name: spec.to_string(), mac, mtu: options.mtu, queues: options.queues };
-    let (spec, options) = (spec.clone(), PortOptions { mac: Some(mac), ..options.clone() });
-    Ok(lazy::lazy(info, move || spec.open(&options)))
+    Ok(lazy::later(PortInfo::of(spec, options), spec, options))
 }
 
 /// Bytes of a buffer for frames of up to `max_frame` bytes.

@@ -3,8 +3,9 @@
 use super::link::State;
 use super::queue::MemifQueue;
 use crate::port::counters::{Counters, sum};
+use crate::port::taken::Taken;
 use crate::port::{HeapPool, Port, PortInfo, PortQueue, PortStats};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::Ordering;
 use std::io;
 use std::sync::{Arc, Once};
 
@@ -38,13 +39,13 @@ impl Shared {
 /// A memif port.
 pub struct MemifPort {
     info: PortInfo,
-    taken: Vec<AtomicBool>,
+    taken: Taken,
     shared: Arc<Shared>,
 }
 
 impl MemifPort {
     pub(super) fn new(info: PortInfo, shared: Shared) -> Self {
-        let taken = (0..info.queues).map(|_| AtomicBool::new(false)).collect();
+        let taken = Taken::none_of(info.queues);
         Self { info, taken, shared: Arc::new(shared) }
     }
 }
@@ -55,9 +56,7 @@ impl Port for MemifPort {
     }
 
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
-        if self.taken.get(index)?.swap(true, Ordering::AcqRel) {
-            return None;
-        }
+        self.taken.take(index)?;
         Some(Box::new(MemifQueue::new(Arc::clone(&self.shared), index)))
     }
 

@@ -1,9 +1,9 @@
 //! A memif whose peer does anything: control messages, descriptors, memory that changes between and during bursts.
 
 use super::Input;
-use crate::port::{Frame, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
+use crate::port::{Frame, PortQueue, RxBurst, TxBurst};
 use crate::sim::memif_peer::{
-    BUFFER, Peer, SIZE, SLOTS, TO_CLIENT, TO_SERVER, add_region, add_ring, buffer, init, message,
+    BUFFER, Peer, SIZE, SLOTS, TO_CLIENT, TO_SERVER, add_region, add_ring, buffer, init, message, server,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, OFlags};
@@ -12,15 +12,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// Steps of one input.
 const STEPS: usize = 200;
 const GOOD: &[u8] = b"from a peer that keeps to the rules";
-
-/// A directory that goes with its value.
-struct Dir(std::path::PathBuf);
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Memory that the peer changes: near what is used, or anywhere.
 fn change(peer: &Peer, input: &mut Input<'_>) {
@@ -88,11 +79,7 @@ pub fn memif_peer(bytes: &[u8]) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let mut input = Input(bytes);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let dir = Dir(std::env::temp_dir().join(format!("roce-fuzz-memif-{}-{number}", std::process::id())));
-    std::fs::create_dir_all(&dir.0).expect("a directory for a socket");
-    let path = dir.0.join("memif.sock");
-    let spec: PortSpec = format!("memif:{},role=server", path.display()).parse().expect("a port's name");
-    let port = spec.open(&PortOptions { frames: 256, ..PortOptions::default() }).expect("the port opens");
+    let (_dir, path, port) = server(&format!("fuzz-{number}"), 256);
     let max = port.info().max_frame();
     let mut queue = port.take_queue(0).expect("it has a queue");
     let mut peer = Peer::new(&path);
