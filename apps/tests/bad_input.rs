@@ -1,8 +1,6 @@
 //! Errors end in one sentence and an exit code, and leave nothing behind.
 
-mod common;
-
-use common::{Bench, Link, PERF, PINGPONG, free_port, run, until};
+use crate::common::{self, Bench, Link, PERF, PINGPONG, free_port, run, until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
 use std::net::TcpStream;

@@ -1,8 +1,6 @@
 //! The files of `--pcap`, as tshark decodes them.
 
-mod common;
-
-use common::{Bench, Link};
+use crate::common::{Bench, Link};
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;

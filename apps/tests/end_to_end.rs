@@ -1,8 +1,6 @@
 //! The programs against each other, as two processes over a real port.
 
-mod common;
-
-use common::{Bench, Link, PERF, PINGPONG, Running, rows};
+use crate::common::{self, Bench, Link, PERF, PINGPONG, Running, rows};
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -1,10 +1,8 @@
 //! `roce-stat` from end to end: against a device of this process, and against a program.
 
-mod common;
-
+use crate::common::{self, Bench, Finished, Link, PINGPONG, run};
 use apps::cli::stat::StatCli;
 use clap::{CommandFactory, Parser};
-use common::{Bench, Finished, Link, PINGPONG, run};
 use serde_json::Value;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,7 @@
 //! Programs whose terminal, reader or disk goes away, and signals: each ends at once, or continues where that is intended,
 //! and none panics.
 
-mod common;
-
-use common::{Bench, Finished, Link, PERF, PINGPONG, Running, until};
+use crate::common::{self, Bench, Finished, Link, PERF, PINGPONG, Running, until};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};

@@ -144,11 +144,11 @@ fn the_table_tells_the_results() {
         &log,
         "     Running unittests src/lib.rs (target/debug/deps/stack-0123456789abcdef)\n\
          test wire::tests::vectors::p01_worked_packet_a ... ok\n\
-         \u{20}    Running tests/rc_requester.rs (target/debug/deps/rc_requester-0123456789abcdef)\n\
-         test q13_q14_q15_silent_peer ... ok\n\
-         test q16_no_timer ... FAILED\n\
-         test q16_no_timer ... ok\n\
-         test q17_progress ... ignored\n\
+         \u{20}    Running tests/main.rs (target/debug/deps/all-0123456789abcdef)\n\
+         test rc_requester::q13_q14_q15_silent_peer ... ok\n\
+         test rc_requester::q16_no_timer ... FAILED\n\
+         test rc_requester::q16_no_timer ... ok\n\
+         test rc_requester::q17_progress ... ignored\n\
          test nothing_of_ours ... ok\n",
     )
     .unwrap();
@@ -166,7 +166,7 @@ fn the_table_tells_the_results() {
         assert!(row(id).is_some_and(|r| r.ends_with(what)), "{id}: {:?}", row(id));
     }
     assert!(row("P01").unwrap().contains("stack: `wire::tests::vectors::p01_worked_packet_a`"));
-    assert!(row("Q14").unwrap().contains("rc_requester: `q13_q14_q15_silent_peer`"));
+    assert!(row("Q14").unwrap().contains("all: `rc_requester::q13_q14_q15_silent_peer`"));
     assert!(row("Q17").unwrap().ends_with("| not run |"), "{:?}", row("Q17"));
     assert!(row("Q18").unwrap().ends_with("| not run |"), "{:?}", row("Q18"));
     assert!(row("I01").unwrap().ends_with("| left out |"), "{:?}", row("I01"));

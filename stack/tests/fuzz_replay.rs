@@ -3,8 +3,7 @@
 //! `stack/fuzz/corpus/TARGET.hex` has an input a line; `scripts/fuzz` finds new ones. `FUZZ_RUNS` sets how many
 //! changed inputs follow.
 
-mod replay;
-
+use crate::replay;
 use stack::sim::fuzz::TARGETS;
 
 fn replay(name: &str) {

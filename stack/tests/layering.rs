@@ -52,7 +52,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/crc/",
     "stack/src/wire/clmul.rs",
     "verbs/src/mr.rs",
-    "verbs/tests/common/nowhere.rs",
+    "verbs/tests/nowhere.rs",
     "benches/src/lib.rs",
     "verbs/tests/epoll.rs",
     "verbs/tests/fork.rs",
@@ -203,6 +203,30 @@ fn unsafe_is_fenced() {
     }
     assert!(fenced > 0, "the listed files have no unsafe code: the test looks in the wrong place");
     assert!(wrong.is_empty(), "unsafe outside the listed files:\n{}", wrong.join("\n"));
+}
+
+// Goal: a file that no `mod` and no `[[test]]` names would silently not run.
+#[test]
+fn every_test_file_is_part_of_a_binary() {
+    for name in ["stack", "verbs", "apps"] {
+        let (dir, tests) = (root().join(name), root().join(name).join("tests"));
+        let entries = fs::read_dir(&tests).expect("a crate with tests has the folder");
+        let paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a directory entry").path()).collect();
+        let files = paths.iter().filter(|path| path.extension().is_some_and(|e| e == "rs"));
+        let mut text = fs::read_to_string(dir.join("Cargo.toml")).expect("a crate has a manifest");
+        for file in files.clone() {
+            text += &fs::read_to_string(file).expect("a source file is UTF-8");
+        }
+        for path in files.chain(paths.iter().filter(|path| path.is_dir())) {
+            let stem = path.file_stem().expect("an entry has a name").display().to_string();
+            let named = [format!("\nmod {stem};\n"), format!("\nname = \"{stem}\"\n")];
+            assert!(
+                stem == "main" || named.iter().any(|line| text.contains(line)),
+                "{}: name it in main.rs",
+                path.display()
+            );
+        }
+    }
 }
 
 #[test]

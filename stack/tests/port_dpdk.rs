@@ -1,5 +1,4 @@
 //! Goal: DPDK devices of any kind are ports; and DPDK's own memif driver, unmodified, is a peer of ours in either role.
-#![cfg(feature = "dpdk")]
 
 use process::{PATIENCE, Peer, exchange, socket};
 use stack::port::dpdk::EalOptions;

@@ -1,5 +1,4 @@
 //! Goal: frames pass between a net_tap port and the Linux interface that it makes, both ways.
-#![cfg(feature = "dpdk")]
 
 use stack::port::dpdk::EalOptions;
 use stack::port::{PortOptions, PortSpec, RxBurst, TxBurst};

@@ -1,12 +1,10 @@
 //! Addresses: which ones a device accepts, which one a packet is sent from, and what happens to packets whose address is
 //! removed.
 
-mod common;
-
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
-use common::{PATIENCE, enter, pump};
+use crate::common::{self, PATIENCE, enter, pump};
 use stack::device::Gid;
 use verbs::error::errno::EINVAL;
 use verbs::port::{PortOptions, pair, pair_with};

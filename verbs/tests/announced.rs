@@ -1,14 +1,10 @@
 //! Each value of query_device and query_port that is no limit on objects (those are in `limits.rs`) is true.
 
-mod common;
-#[path = "common/link.rs"]
-mod link;
-mod wire;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Pair, Stop, all_rights, embedded, options, pump, take};
-use link::Link;
+use crate::common::{Pair, Stop, all_rights, embedded, options, pump, take};
+use crate::link::Link;
+use crate::wire::{Wire, datagram};
 use stack::device::Device;
 use verbs::error::errno::{EINVAL, ENOMEM};
 use verbs::{
@@ -16,7 +12,6 @@ use verbs::{
     MwType, PortAttr, PortCapFlags, PostErrorKind, QpInitAttr, RcOptions, RecvWr, SendWr, Sge, SrqInitAttr,
     VerbsError, Wc, XrcdInitAttr, ah_attr_to,
 };
-use wire::{Wire, datagram};
 
 // A new field does not compile until it is listed here, next to its test.
 #[test]

@@ -1,12 +1,10 @@
 //! Completions: their contents, their events, and overruns.
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Pair, all_rights, embedded, enter, nothing, options, pump, take};
+use crate::common::{self, PATIENCE, Pair, all_rights, embedded, enter, nothing, options, pump, take};
 use verbs::error::errno;
 use verbs::{
     Access, AsyncEvent, CompChannel, Context, Cq, CqEvent, CqInitAttr, CqWcFlags, DeviceConfig, DeviceError,

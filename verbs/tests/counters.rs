@@ -1,12 +1,10 @@
 //! Counters explain every packet: a hand-made peer causes each drop reason, which must be counted at the device, the shard
 //! and, where the packet has one, the queue pair; so must retries, NAKs by code and messages.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{Pair, all_rights, options};
+use crate::common::{self, Pair, all_rights, options};
 use stack::sim::peer::{Pkt, ack, ack_with, bth_of, frame, pkt, reseal};
 use stack::wire::{Flow, Opcode as O};
 use verbs::port::{Frame, PortOptions, PortQueue, RxBurst, TxBurst, pair_with};

@@ -1,14 +1,10 @@
 //! Draining: when it returns, the completion of every request that was posted before is in its queue.
 
-mod common;
-#[path = "common/link.rs"]
-mod link;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, Pair, Stop, embedded, enter, options};
-use link::Link;
+use crate::common::{self, PATIENCE, Pair, Stop, embedded, enter, options};
+use crate::link::Link;
 use verbs::{
     AsyncEvent, Context, Counter, DeviceConfig, DrainKind, Drive, EventElement, PostErrorKind, Qp,
     QpInitAttr, QpState, QpType, RecvWr, SendWr, Wc, WcStatus, error::errno,

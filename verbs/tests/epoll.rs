@@ -1,11 +1,9 @@
 //! Event descriptors in epoll(7) wake a sleeping program on completions and events, in each drive.
 
-mod common;
-
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Instant;
 
-use common::{PATIENCE, options, pump};
+use crate::common::{self, PATIENCE, options, pump};
 use verbs::{
     AsyncEvent, AttrMask, Context, CqInitAttr, DeviceConfig, Drive, QpInitAttr, QpState, RecvWr, SendWr, Wc,
     attr_to,

@@ -1,11 +1,9 @@
 //! The error number of every refusal, and that its text names what was wrong.
 
-mod common;
-
 use std::sync::{Arc, Mutex, Weak};
 
-use common::hooked::Inside;
-use common::{Pair, all_rights, device, embedded, options};
+use crate::common::{self, hooked::Inside};
+use crate::common::{Pair, all_rights, device, embedded, options};
 use verbs::error::errno::{EBUSY, EDEADLK, EINVAL, ENODEV, EOPNOTSUPP};
 use verbs::port::PortSpec;
 use verbs::{

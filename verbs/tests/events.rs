@@ -1,12 +1,10 @@
 //! Asynchronous events of the port, and of the device as a whole.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::PATIENCE;
-use common::hooked::{Burst, Hooked};
+use crate::common::hooked::{Burst, Hooked};
+use crate::common::{self, PATIENCE};
 use verbs::port::{Port, PortSpec, pair};
 use verbs::{
     AsyncEvent, Context, DeviceConfig, Drive, EventElement, Gid, PortState, QpInitAttr, QpState, RcOptions,

@@ -1,6 +1,5 @@
 //! Goal: a port on a Linux interface follows its state: down, no carrier, another MTU, deleted. Events are raised, and frames
 //! that could not leave are counted. Needs root, to create and change interfaces.
-#![cfg(feature = "dpdk")]
 
 mod common;
 

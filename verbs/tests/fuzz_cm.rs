@@ -1,13 +1,10 @@
 //! Replays the saved inputs of the fuzz target `cm_service`, and small mutations of them, as `stack/tests/fuzz_replay.rs`
 //! does for the other targets.
 
-mod cm_service;
-#[path = "../../stack/tests/replay/mod.rs"]
-mod replay;
-
+use crate::replay;
 use std::collections::BTreeSet;
 
-use cm_service::cm_service;
+use crate::cm_service::cm_service;
 
 #[test]
 fn fuzz_corpus_cm_service() {

@@ -1,6 +1,5 @@
 //! Opening and querying a device opens no port; the first queue pair does. One test, as DPDK's environment belongs to the
 //! process.
-#![cfg(feature = "dpdk")]
 
 use std::io::Write as _;
 use verbs::error::errno::{EINVAL, ENODEV};

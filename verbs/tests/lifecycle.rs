@@ -1,10 +1,8 @@
 //! Object lifetimes: any order of dropping, busy parents, handles that are returned.
 
-mod common;
-
 use std::any::Any;
 
-use common::{Pair, all_rights, embedded, options};
+use crate::common::{self, Pair, all_rights, embedded, options};
 use verbs::error::errno;
 use verbs::{Context, DeviceConfig, Drive, PostErrorKind, QpInitAttr, RecvWr, SendWr, VerbsError, WcStatus};
 

@@ -1,12 +1,8 @@
 //! What query_device and query_port announce is true: each limit works at its limit and is refused one beyond it, with the
 //! typed error and without a change.
 
-mod common;
-#[path = "common/nowhere.rs"]
-mod nowhere;
-
-use common::{Pair, all_rights, device, embedded, enter};
-use nowhere::nowhere;
+use crate::common::{self, Pair, all_rights, device, embedded, enter};
+use crate::nowhere::nowhere;
 use stack::device::{Device, MemError};
 use verbs::error::errno::{EINVAL, ENOMEM};
 use verbs::{

@@ -1,8 +1,6 @@
 //! Modify QP through the public API: every transition of every type, every attribute, every value out of range.
 
-mod common;
-
-use common::{PATIENCE, embedded, options, pump};
+use crate::common::{self, PATIENCE, embedded, options, pump};
 use std::time::Instant;
 use verbs::{
     Access, AhAttr, AttrMask, Context, Cq, Gid, GlobalRoute, Mtu, Pd, Qp, QpAttr, QpInitAttr, QpState,

@@ -1,13 +1,11 @@
 //! Multicast through the public API: attaching, membership reports on the link, and copies for every attached queue pair.
 
-mod common;
-mod wire;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{PATIENCE, all_rights, embedded, nothing, pump, take};
+use crate::common::{self, PATIENCE, all_rights, embedded, nothing, pump, take};
+use crate::wire::{PEER_QPN, Wire, datagram};
 use stack::sim::peer::{frame, pkt};
 use stack::wire::{Flow, Opcode};
 use verbs::port::{Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst, pair, pair_with};
@@ -15,7 +13,6 @@ use verbs::{
     Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpState,
     QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcStatus, ah_attr_to, error::errno,
 };
-use wire::{PEER_QPN, Wire, datagram};
 
 const QKEY: u32 = 0x1111_1111;
 

@@ -1,8 +1,6 @@
 //! Parent domains and thread domains: objects that work across them, that are busy, that are refused.
 
-mod common;
-
-use common::{all_rights, embedded, options, take};
+use crate::common::{all_rights, embedded, options, take};
 use verbs::error::errno::{EBUSY, EINVAL};
 use verbs::{
     Access, Context, CqInitAttr, DeviceConfig, Drive, MwBind, MwBindInfo, MwType, ParentDomainInitAttr, Pd,

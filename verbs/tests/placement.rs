@@ -1,10 +1,8 @@
 //! Memory placement (IBA A19): ATOMIC WRITE and FLUSH through the whole stack.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Pair, Stop, all_rights, embedded, options, take};
+use crate::common::{Pair, Stop, all_rights, embedded, options, take};
 use verbs::{
     Access, FlushLevel, FlushPlacement, Mr, PostErrorKind, QpInitAttr, QpState, RcOptions, SendWr, Wc,
     WcOpcode, WcStatus,

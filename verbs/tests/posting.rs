@@ -1,8 +1,6 @@
 //! The checks of a post, and the operations that it accepts.
 
-mod common;
-
-use common::{Pair, embedded, nothing, options};
+use crate::common::{self, Pair, embedded, nothing, options};
 use verbs::error::errno;
 use verbs::{PostErrorKind, QpCap, QpInitAttr, RecvWr, SendWr, Sge, WcOpcode, WcStatus};
 

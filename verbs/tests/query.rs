@@ -1,8 +1,6 @@
 //! Query QP: attributes and creation parameters, exactly as set, for every type in every state.
 
-mod common;
-
-use common::embedded;
+use crate::common::{self, embedded};
 use verbs::{
     AhAttr, AttrMask, Context, GlobalRoute, QpAttr, QpCap, QpInitAttr, QpState, QpType, RecvWr, SendWr,
 };

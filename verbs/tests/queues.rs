@@ -1,12 +1,10 @@
 //! Two shards on two queues, and packets that arrive on the wrong one: they are handed over, and the transfers complete.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use common::{PATIENCE, all_rights, options};
+use crate::common::{self, PATIENCE, all_rights, options};
 use verbs::port::{Port, PortOptions, Steering, pair_with};
 use verbs::{Context, Counter, Cq, DeviceConfig, Drive, Mr, Qp, QpInitAttr, RecvWr, SendWr, Wc};
 

@@ -1,11 +1,9 @@
 //! Connecting by address and port: synchronous and by events, every outcome, and no leaks.
 
-mod cm;
-
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
+use crate::cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::error::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
 use verbs::rdma_cm::{CmEventType as E, CmId, CmOption, ConnParam, IdState, PortSpace, UDP_QKEY};

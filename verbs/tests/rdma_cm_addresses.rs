@@ -1,11 +1,9 @@
 //! Addresses of identifiers: IPv4-mapped ones, repeated resolutions, and addresses that are added and removed.
 
-mod cm;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use cm::{Host, SOON, World, addrs, any, inner, short_timeouts, wildcard};
+use crate::cm::{Host, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::error::errno::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EINVAL};
 use verbs::rdma_cm::{
     CmEventType as E, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace, UDP_QKEY,

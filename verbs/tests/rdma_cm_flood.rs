@@ -1,12 +1,10 @@
 //! Hostile peers: thousands of requests, and malformed messages, beside a working connection.
 
-mod cm;
-
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use crate::cm::{self, World, addrs};
 use allocation_counter::measure;
-use cm::{World, addrs};
 use stack::cm::mad::Mad;
 use stack::cm::message::Message;
 use stack::cm::{

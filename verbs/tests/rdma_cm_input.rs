@@ -1,12 +1,10 @@
 //! Errors that a program can make with identifiers: each has its error and its number, and changes nothing.
 
-mod cm;
-
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cm::{SOON, World, addrs, any, inner};
+use crate::cm::{SOON, World, addrs, any, inner};
 use verbs::error::errno::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, EINVAL, ENETUNREACH, ENOTCONN};
 use verbs::rdma_cm::{CmEventType as E, CmOption, ConnParam, IdState, PortSpace};
 use verbs::{Drive, Mtu, QpInitAttr, QpState, QpType, VerbsError};

@@ -1,6 +1,7 @@
 //! No leaks: descriptors, threads, queue pairs and their numbers. One test, as descriptors belong to the process.
 
 mod cm;
+mod common;
 
 use std::net::SocketAddr;
 

@@ -1,10 +1,8 @@
 //! Port spaces and types of queue pairs: what an identifier of each can connect, and what is refused.
 
-mod cm;
-
 use std::net::SocketAddr;
 
-use cm::{Host, World, addrs, any, inner};
+use crate::cm::{Host, World, addrs, any, inner};
 use verbs::error::errno::{EINVAL, ENODEV};
 use verbs::rdma_cm::{CmEventType as E, CmId, ConnParam, EventChannel, PortSpace, UDP_QKEY};
 use verbs::{Access, GRH_LEN, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, VerbsError, WcOpcode};

@@ -1,10 +1,8 @@
 //! Registration beyond `reg_mr`: by work requests, reregistration, and access flags that are hints.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Pair, Stop, all_rights, embedded, nothing};
+use crate::common::{self, Pair, Stop, all_rights, embedded, nothing};
 use verbs::error::errno::{EINVAL, EOPNOTSUPP};
 use verbs::{
     Access, Context, DeviceCapFlags, DeviceConfig, Drive, Mr, QpState, RecvWr, Rereg, SendWr, VerbsError,

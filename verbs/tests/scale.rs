@@ -1,11 +1,9 @@
 //! The maximum number of queue pairs of a shard, through the verbs.
 
-mod common;
-
 use std::collections::HashSet;
 use std::time::Instant;
 
-use common::{Pair, all_rights, embedded_with, options};
+use crate::common::{self, Pair, all_rights, embedded_with, options};
 use verbs::error::errno::ENOMEM;
 use verbs::limits::QPS_PER_SHARD_MAX;
 use verbs::port::pair;

@@ -1,12 +1,9 @@
 //! The SQD state: requests that have started are finished, no other starts, and the attributes can be changed.
 
-mod common;
-#[path = "common/link.rs"]
-mod link;
-
+use crate::common;
 use std::time::Duration;
 
-use link::{End, Link};
+use crate::link::{End, Link};
 use verbs::{
     Access, AsyncEvent, AttrMask, Counter, DeviceError, Discard, EventElement, ModifyError, Qp, QpAttr,
     QpInitAttr, QpState, QpType, RcOptions, RecvWr, SendWr, VerbsError, WcStatus, ah_attr_to, error::errno,

@@ -1,11 +1,7 @@
 //! Shared receive queues through the public API, over a cable between two devices.
 
-mod common;
-#[path = "common/link.rs"]
-mod link;
-
-use common::{PATIENCE, options};
-use link::{Cable, Side, rc_to};
+use crate::common::{PATIENCE, options};
+use crate::link::{self, Cable, Side, rc_to};
 use verbs::error::errno;
 use verbs::{
     AsyncEvent, AttrMask, EventElement, QpAttr, QpInitAttr, QpState, RcOptions, RecvWr, SendWr, SrqAttr,

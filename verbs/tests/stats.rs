@@ -1,7 +1,5 @@
 //! The statistics socket: its contents, who may use it, and bad clients, which can do no harm.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use common::{Pair, Stop};
+use crate::common::{self, Pair, Stop};
 use verbs::stats::{Snapshot, StatsError};
 use verbs::{Context, Counter, DeviceConfig, Drive, OpenError, RecvWr, SendWr, VerbsError};
 

@@ -1,12 +1,9 @@
 //! Statuses that take a peer which does what this stack never does.
 
-mod common;
-mod wire;
-
+use crate::wire::{PEER_PSN, Wire, mtu256};
 use stack::sim::peer::{Pkt, pkt};
 use stack::wire::Opcode as O;
 use verbs::{Qp, QpInitAttr, QpState, RcOptions, SendWr, WcStatus};
-use wire::{PEER_PSN, Wire, mtu256};
 
 /// An RC queue pair that is connected to the hand-made peer, path MTU 256.
 fn rc(wire: &mut Wire, options: &RcOptions) -> Qp {

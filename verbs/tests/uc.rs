@@ -1,11 +1,9 @@
 //! UC through the public API: against a hand-made peer, and between two devices whose link loses frames.
 
-mod common;
-mod wire;
-
 use std::time::Instant;
 
-use common::{PATIENCE, all_rights, enter, options, pump, take};
+use crate::common::{PATIENCE, all_rights, enter, options, pump, take};
+use crate::wire::{self, PEER_PSN, PEER_QPN, Wire, mtu256};
 use stack::sim::peer::{Pkt, pkt};
 use stack::wire::Opcode;
 use verbs::port::{FaultPlan, Port, fault, pair};
@@ -13,7 +11,6 @@ use verbs::{
     Access, AsyncEvent, Context, Counter, Cq, DeviceConfig, Discard, Drive, Mr, Mtu, Pd, Qp, QpInitAttr,
     QpState, RcOptions, RecvWr, SendWr, Wc, WcFlags, WcOpcode, WcStatus,
 };
-use wire::{PEER_PSN, PEER_QPN, Wire, mtu256};
 
 /// A UC queue pair that is connected to the hand-made peer, path MTU 256.
 fn uc(wire: &mut Wire) -> Qp {

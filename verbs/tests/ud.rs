@@ -1,12 +1,10 @@
 //! UD through the public API: against a hand-made peer, and between queue pairs of a device.
 
-mod common;
-mod wire;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{embedded, enter, nothing, options, pump, take};
+use crate::common::{self, embedded, enter, nothing, options, pump, take};
+use crate::wire::{self, PEER_QPN, Wire, datagram};
 use stack::sim::peer::{frame, pkt};
 use stack::wire::{Deth, Ext, Opcode};
 use verbs::port::{Port, PortOptions, pair_with};
@@ -15,7 +13,6 @@ use verbs::{
     Qp, QpAttr, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcOpcode, WcStatus,
     ah_attr_to, attr_to, error::errno,
 };
-use wire::{PEER_QPN, Wire, datagram};
 
 const QKEY: u32 = 0x1111_1111;
 

@@ -1,14 +1,12 @@
 //! UC and UD traffic of Linux soft-RoCE: the stack accepts its packets, and sends the same ones.
 
-mod common;
-mod wire;
-
+use crate::common;
 use std::path::Path;
 
+use crate::wire::{PEER_QPN, Wire};
 use stack::sim::peer::{Pkt, pkt};
 use stack::wire::{Ext, Header, Ingress, Kind, Reth, locate};
 use verbs::{Gid, Mtu, Qp, QpInitAttr, QpType, Qpn, RcOptions, RecvWr, SendWr, WcOpcode, ah_attr_to};
-use wire::{PEER_QPN, Wire};
 
 /// A captured packet: its source, its varying fields, its payload.
 struct Captured {

@@ -1,8 +1,6 @@
 //! Memory windows through the whole stack: binding, using, invalidating.
 
-mod common;
-
-use common::{Pair, all_rights, device, embedded, nothing, options, take};
+use crate::common::{Pair, all_rights, device, embedded, nothing, options, take};
 use verbs::error::errno::{EBUSY, EINVAL, EPERM};
 use verbs::{
     Access, Mr, MwBind, MwBindInfo, MwType, Qp, QpInitAttr, QpState, RecvWr, SendFlags, SendWr, VerbsError,

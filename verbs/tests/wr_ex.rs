@@ -1,12 +1,8 @@
 //! The extended posting interface: every operation end to end, and every refusal.
 
-mod common;
-#[path = "common/link.rs"]
-mod link;
-
+use crate::common::{Pair, all_rights, embedded, enter, nothing, options, take};
+use crate::link::{Cable, Side};
 use allocation_counter::measure;
-use common::{Pair, all_rights, embedded, enter, nothing, options, take};
-use link::{Cable, Side};
 use verbs::error::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
 use verbs::{
     Access, BindError, FlushLevel, FlushPlacement, GRH_LEN, Mr, MwBindInfo, MwType, PostErrorKind, Qp, QpCap,

@@ -1,11 +1,7 @@
 //! XRC through the public API, over a cable between two devices: A has the initiators, B the domain.
 
-mod common;
-#[path = "common/link.rs"]
-mod link;
-
-use common::options;
-use link::{Cable, Side};
+use crate::common::options;
+use crate::link::{self, Cable, Side};
 use stack::wire::{Kind, Transport};
 use verbs::error::errno;
 use verbs::{

@@ -11,9 +11,9 @@ use verbs::{
     PostError, PostErrorKind, Qp, QpAttr, QpCap, QpInitAttr, QpType, RecvWr, SendWr, VerbsError, Wc,
 };
 
+use super::inside::Spare;
 use crate::common::hooked::Inside;
 use crate::common::{all_rights, nothing, options, take};
-use crate::inside::Spare;
 
 pub const CAP: QpCap =
     QpCap { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 3, max_recv_sge: 2, max_inline_data: 60 };

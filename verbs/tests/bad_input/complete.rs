@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::bench::Case;
+use super::bench::Case;
 
 fn cases() -> impl Iterator<Item = &'static Case> {
-    use crate::{device, inside, memory, post, qp, queues, xrc};
+    use super::{device, inside, memory, post, qp, queues, xrc};
     let tables =
         [device::CASES, inside::CASES, memory::CASES, post::CASES, qp::CASES, queues::CASES, xrc::CASES];
     tables.into_iter().flatten()

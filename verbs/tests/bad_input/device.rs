@@ -5,7 +5,7 @@ use verbs::error::errno::{EBUSY, EINVAL, ENODEV, ENOMEM};
 use verbs::port::{PortOptions, PortSpec, pair, pair_with};
 use verbs::{Context, DeviceConfig, Drive, Mac, MwType, ParentDomainInitAttr, PortState};
 
-use crate::bench::{Case, Refusal, back, case, err};
+use super::bench::{Case, Refusal, back, case, err};
 
 fn open(change: impl FnOnce(&mut DeviceConfig)) -> Refusal {
     let mut config = DeviceConfig::loopback();
@@ -174,7 +174,7 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn device_calls() {
-    crate::bench::run(CASES);
+    super::bench::run(CASES);
 }
 
 // The ports that a device is opened on, and the host on them, have errors of their own.

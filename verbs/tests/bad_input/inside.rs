@@ -11,7 +11,7 @@ use verbs::{
     attr_rtr, attr_to,
 };
 
-use crate::bench::{Bench, Case, Refusal, back, err};
+use super::bench::{Bench, Case, Refusal, back, err};
 use crate::common::{PATIENCE, options};
 
 /// Objects to destroy: there is one of each, so that a case can take it.
@@ -188,5 +188,5 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn calls_from_inside_a_turn() {
-    crate::bench::run(CASES);
+    super::bench::run(CASES);
 }

@@ -7,7 +7,7 @@ use verbs::{
     RecvWr, Rereg, SendFlags, SendWr, Wc, ah_attr_to, inc_rkey,
 };
 
-use crate::bench::{Bench, Case, Refusal, back, case, err};
+use super::bench::{Bench, Case, Refusal, back, case, err};
 use crate::common::{all_rights, options, take};
 use crate::nowhere::nowhere;
 
@@ -291,5 +291,5 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn calls_of_memory() {
-    crate::bench::run(CASES);
+    super::bench::run(CASES);
 }

@@ -6,7 +6,7 @@ use verbs::{
     SendFlags, SendOpsFlags, SendWr, Sge, SrqInitAttr, WrPost, ah_attr_to,
 };
 
-use crate::bench::{Bench, CAP, Case, Refusal, at, case};
+use super::bench::{Bench, CAP, Case, Refusal, at, case};
 use crate::common::{enter, options};
 
 /// A request that is refused alone, and after a valid one: of the two only the valid one may be posted, so the list goes to a
@@ -206,5 +206,5 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn calls_that_post() {
-    crate::bench::run(CASES);
+    super::bench::run(CASES);
 }

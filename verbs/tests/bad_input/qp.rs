@@ -10,7 +10,7 @@ use verbs::{
     attr_to,
 };
 
-use crate::bench::{Bench, CAP, Case, Refusal, back, case, err};
+use super::bench::{Bench, CAP, Case, Refusal, back, case, err};
 use crate::common::{options, pump};
 
 fn create(b: &Bench, change: impl FnOnce(&mut QpInitAttr<'_>)) -> Refusal {
@@ -397,7 +397,7 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn calls_of_queue_pairs() {
-    crate::bench::run(CASES);
+    super::bench::run(CASES);
 }
 
 // ibv_create_qp(3): the receive sizes of a queue pair that has no receive queue are ignored, whatever they are.

@@ -9,7 +9,7 @@ use verbs::{
     SrqInitAttr, Wc, XrcdInitAttr,
 };
 
-use crate::bench::{Bench, Case, at, back, case, err};
+use super::bench::{Bench, Case, at, back, case, err};
 use crate::common::{options, pump, take};
 
 /// A completion queue that overran, on a separate device.
@@ -325,5 +325,5 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn calls_of_queues() {
-    crate::bench::run(CASES);
+    super::bench::run(CASES);
 }

@@ -7,7 +7,7 @@ use verbs::{
     attr_to,
 };
 
-use crate::bench::{Bench, Case, back, case, err};
+use super::bench::{Bench, Case, back, case, err};
 use crate::common::options;
 
 fn domain(b: &Bench) -> Xrcd {
@@ -21,7 +21,7 @@ fn receiver(b: &Bench) -> QpAttr {
 }
 
 /// A call on a receive-only target, with an unused number, an ordinary queue pair, a target of another domain.
-fn strangers(b: &Bench, call: impl Fn(&Xrcd, Qpn) -> crate::bench::Refusal) -> crate::bench::Refusal {
+fn strangers(b: &Bench, call: impl Fn(&Xrcd, Qpn) -> super::bench::Refusal) -> super::bench::Refusal {
     let (xrcd, other) = (domain(b), domain(b));
     let theirs = other.alloc_xrc_rcv_qp(&receiver(b)).unwrap();
     let handle = xrcd.create_qp(None).unwrap();
@@ -156,5 +156,5 @@ pub const CASES: &[Case] = &[
 
 #[test]
 fn calls_of_xrc() {
-    crate::bench::run(CASES);
+    super::bench::run(CASES);
 }

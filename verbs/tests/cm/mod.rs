@@ -2,15 +2,12 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
-#[path = "../common/hooked.rs"]
-mod hooked;
-
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hooked::{Burst, Hooked};
+use crate::common::hooked::{Burst, Hooked};
 use verbs::port::{Port, pair};
 use verbs::rdma_cm::{CmEvent, CmEventType, CmId, CmOption, ConnParam, EventChannel, PortSpace};
 use verbs::{

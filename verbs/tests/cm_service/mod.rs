@@ -3,16 +3,13 @@
 //!
 //! The bytes are a program, as those of `stack::sim::fuzz` are. The fuzzer (`stack/fuzz`) and the tests run this file.
 
-#[path = "../cm/mod.rs"]
-mod cm;
-
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use cm::{World, addrs, any};
+use crate::cm::{World, addrs, any};
 use stack::cm::{
     Accept, Config, ConnId, Connect, Event, IpHeader, Listen, MAD_LEN, Machine, Path, Reject, ServiceId,
     SidrRequest, Timing,

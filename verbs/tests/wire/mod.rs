@@ -13,7 +13,7 @@ use verbs::{
     Context, Cq, DeviceConfig, Discard, Drive, Gid, Mr, Pd, Psn, Qp, Qpn, RcEndpoint, RcOptions, RecvWr, Wc,
 };
 
-use super::common::{all_rights, embedded, options, pump};
+use crate::common::{all_rights, embedded, options, pump};
 
 /// The peer's queue pair.
 pub const PEER_QPN: Qpn = Qpn::new(0xab_cdef);

@@ -16,8 +16,8 @@ use verbs::{
     QpInitAttr, QpState, QpType, RcOptions, Wc, WcStatus,
 };
 
-use super::common::hooked::{Burst, Hooked};
-use super::common::{all_rights, pump};
+use crate::common::hooked::{Burst, Hooked};
+use crate::common::{all_rights, pump};
 
 /// Bytes of the memory of each end, and of each side.
 pub const MEMORY: usize = 256 << 10;

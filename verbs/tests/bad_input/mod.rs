@@ -4,14 +4,10 @@
 //! are tested elsewhere, with the test.
 
 mod bench;
-#[path = "../common/mod.rs"]
-mod common;
 mod complete;
 mod device;
 mod inside;
 mod memory;
-#[path = "../common/nowhere.rs"]
-mod nowhere;
 mod post;
 mod qp;
 mod queues;

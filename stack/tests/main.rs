@@ -1,0 +1,27 @@
+//! Tests of the stack through its public modules, as one binary. They share a process: none changes its environment, counts its threads or
+//! descriptors, or ends it. Those that do are binaries of their own, listed in `Cargo.toml` with the reason.
+
+mod cm_bytes;
+mod cm_cases;
+mod cm_golden;
+mod cm_stacks;
+mod cm_swarm;
+mod conformance;
+mod fuzz_replay;
+mod golden;
+mod held_numbers;
+mod layering;
+mod rc_bits;
+mod rc_keys;
+mod rc_order;
+mod rc_regressions;
+mod rc_requester;
+mod rc_responder;
+mod rc_run;
+mod rc_states;
+mod rc_wire;
+mod replay;
+mod rxe_model;
+mod sim_cases;
+mod sim_neighbours;
+mod sim_seeds;

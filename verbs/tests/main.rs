@@ -1,0 +1,49 @@
+//! Tests of the verbs, as one binary. They share a process: none changes its environment, counts its threads or
+//! descriptors, or ends it. Those that do are binaries of their own, listed in `Cargo.toml` with the reason.
+
+mod addresses;
+mod announced;
+mod bad_input;
+mod cm;
+mod cm_service;
+mod common;
+mod completions;
+mod counters;
+mod drain;
+mod epoll;
+mod errno;
+mod events;
+mod fuzz_cm;
+mod lifecycle;
+mod limits;
+mod link;
+mod modify;
+mod multicast;
+mod names;
+mod nowhere;
+mod parent_domain;
+mod placement;
+mod posting;
+mod query;
+mod queues;
+mod rdma_cm;
+mod rdma_cm_addresses;
+mod rdma_cm_flood;
+mod rdma_cm_input;
+mod rdma_cm_spaces;
+mod registration;
+#[path = "../../stack/tests/replay/mod.rs"]
+mod replay;
+mod scale;
+mod sqd;
+mod srq;
+mod states;
+mod stats;
+mod statuses;
+mod uc;
+mod ud;
+mod unreliable_golden;
+mod windows;
+mod wire;
+mod wr_ex;
+mod xrc;
