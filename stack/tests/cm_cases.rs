@@ -1410,7 +1410,7 @@ fn misuse_is_refused_and_changes_nothing() {
     ];
     for (connect, error) in bad {
         assert_eq!(w.nodes[A].connect(now, &connect), Err(error));
-        assert!(error.errno() > 0 && error.to_string().len() > 20, "{error}");
+        assert!(error.to_string().len() > 20, "{error}");
         assert_eq!((w.nodes[A].connections(), w.nodes[A].poll_send()), (0, None));
     }
     let a = connect(&mut w);

@@ -150,6 +150,57 @@ fn imports_point_down() {
     assert!(wrong.is_empty(), "imports that point up:\n{}", wrong.join("\n"));
 }
 
+/// Files below `src` that a file names in `crate::a::b`, `super::b` and `pub use a::b`, its tests aside.
+fn files_named(src: &Path, file: &Path) -> Vec<PathBuf> {
+    let text: String = code(file).into_iter().map(|(_, line)| line + "\n").collect();
+    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let dir = file.parent().expect("a folder");
+    let mut named = Vec::new();
+    for (start, base) in [("crate::", src), ("super::", dir), ("pub use ", dir)] {
+        for (at, _) in text.match_indices(start) {
+            let mut place = base.to_path_buf();
+            for part in text[at + start.len()..].split("::") {
+                let name: String = part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                if name.is_empty() || name.starts_with(char::is_uppercase) {
+                    break;
+                }
+                place.push(name);
+                let file = place.with_extension("rs");
+                if file.is_file() {
+                    named.push(file);
+                    break;
+                }
+            }
+            if place.join("mod.rs").is_file() && place != base {
+                named.push(place.join("mod.rs"));
+            }
+        }
+    }
+    named.retain(|other| other != file && !other.ends_with("lib.rs"));
+    named
+}
+
+// An object's constructors stand in its own file, and parents do not name their children.
+#[test]
+fn files_of_verbs_import_each_other_in_no_circle() {
+    let src = root().join("verbs/src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let mut left: Vec<(PathBuf, Vec<PathBuf>)> =
+        files.into_iter().map(|file| (file.clone(), files_named(&src, &file))).collect();
+    assert!(left.iter().map(|(_, named)| named.len()).sum::<usize>() > 100, "it sees the imports");
+    loop {
+        let before = left.len();
+        let names: Vec<PathBuf> = left.iter().map(|(file, _)| file.clone()).collect();
+        left.retain(|(_, named)| named.iter().any(|other| names.contains(other)));
+        if left.len() == before {
+            break;
+        }
+    }
+    let circle: Vec<_> = left.iter().map(|(file, _)| file.strip_prefix(&src).expect("below")).collect();
+    assert!(circle.is_empty(), "files that import each other in a circle, or such a circle: {circle:?}");
+}
+
 #[test]
 fn crates_point_down() {
     let mut wrong = Vec::new();

@@ -2,12 +2,17 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use stack::device::{Device, Event};
 
+use crate::context::Context;
+use crate::error::VerbsError;
+
 /// An asynchronous event (`struct ibv_async_event`), from
-/// [`Context::get_async_event`](crate::Context::get_async_event): what happened ([`Event::event`]), and to which object
+/// [`Context::get_async_event`](Context::get_async_event): what happened ([`Event::event`]), and to which object
 /// ([`Event::element`]).
 ///
 /// Dropping it acknowledges it. Until then the object that it names cannot be destroyed, so a handler may work with it.
@@ -19,8 +24,42 @@ pub struct AsyncEventGuard {
     device: Arc<Device>,
 }
 
+impl Context {
+    /// The oldest asynchronous event that was not fetched yet, or `None`: never waits. Dropping it acknowledges it.
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn try_get_async_event(&self) -> Option<AsyncEventGuard> {
+        self.device().try_event().map(|event| AsyncEventGuard::new(event, self.device()))
+    }
+
+    /// Waits for an asynchronous event, `None` after `timeout`. While it waits, the caller drives shards that no other thread
+    /// drives, so it returns in every [`Drive`](crate::Drive). Dropping the event acknowledges it.
+    ///
+    /// # Errors
+    /// `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn get_async_event(&self, timeout: Duration) -> Result<Option<AsyncEventGuard>, VerbsError> {
+        let event = self.device().wait_event(timeout)?;
+        Ok(event.map(|event| AsyncEventGuard::new(event, self.device())))
+    }
+
+    /// A descriptor for epoll(7), readable while an asynchronous event waits (`async_fd` of `struct ibv_context`). The
+    /// program must not read from it. The first call creates it.
+    ///
+    /// # Errors
+    /// `EMFILE` if no file descriptor is left.
+    pub fn async_fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
+        Ok(self.device().event_fd()?)
+    }
+
+    /// Asynchronous events that were lost because earlier ones were not fetched: 4096 are kept, and those that report an
+    /// unusable object replace others.
+    pub fn async_events_lost(&self) -> u64 {
+        self.device().events_lost()
+    }
+}
+
 impl AsyncEventGuard {
-    pub(crate) fn new(event: Event, device: &Arc<Device>) -> Self {
+    fn new(event: Event, device: &Arc<Device>) -> Self {
         Self { event, device: device.clone() }
     }
 

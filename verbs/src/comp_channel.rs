@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use stack::device::{ChannelCore, CqState};
 
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::VerbsError;
 
@@ -59,10 +60,18 @@ impl CqEvent {
     }
 }
 
-impl CompChannel {
-    pub(crate) fn new(core: Arc<ChannelCore>) -> Self {
-        Self { core }
+impl Context {
+    /// Creates a completion channel, on which completion queues report completions, with a descriptor for epoll(7).
+    ///
+    /// # Errors
+    /// `EMFILE` if no file descriptor is left.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_comp_channel(&self) -> Result<CompChannel, VerbsError> {
+        Ok(CompChannel { core: self.device().create_channel()? })
     }
+}
+
+impl CompChannel {
     pub(crate) fn core(&self) -> &Arc<ChannelCore> {
         &self.core
     }

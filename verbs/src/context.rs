@@ -1,24 +1,17 @@
 //! The device context: the root of every object.
 
+use std::any::Any;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use stack::device::{
-    CounterSnapshot, CqInit, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, Turn,
-    port, stats,
+    CounterSnapshot, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, port, stats,
 };
 
-use crate::async_event::AsyncEventGuard;
-use crate::comp_channel::CompChannel;
-use crate::cq::Cq;
-use crate::cq_ex::{CqInitAttr, CqWcFlags};
-use crate::device_info::DeviceInfo;
 use crate::error::VerbsError;
-use crate::pd::Pd;
-use crate::rdma_cm::Service;
-use crate::xrcd::{Xrcd, XrcdInitAttr};
+
+/// What a layer above this crate's objects keeps for a context, while something uses it.
+type Above = Option<Weak<dyn Any + Send + Sync>>;
 
 /// An open device (`struct ibv_context`).
 ///
@@ -29,8 +22,8 @@ use crate::xrcd::{Xrcd, XrcdInitAttr};
 #[doc(alias = "ibv_context")]
 pub struct Context {
     device: Arc<Device>,
-    /// Connection management, while something uses it.
-    cm: Mutex<Weak<Service>>,
+    /// That of connection management.
+    cm: Mutex<Above>,
 }
 
 impl Context {
@@ -140,17 +133,6 @@ impl Context {
         self.device.attr().node_guid
     }
 
-    /// All attributes of device and port, as text: its `Display` is what `ibv_devinfo -v` would print.
-    #[doc(alias = "ibv_devinfo")]
-    pub fn device_info(&self) -> DeviceInfo<'_> {
-        DeviceInfo {
-            name: self.device_name(),
-            device: self.query_device(),
-            port: self.device.port_attr(),
-            gids: self.query_gid_table(),
-        }
-    }
-
     /// All addresses of port 1, by index: the link-local one, the configured ones in order, those added since. Zero where
     /// one was removed.
     pub fn gid_table(&self) -> Vec<Gid> {
@@ -181,76 +163,6 @@ impl Context {
         Ok(self.device.remove_address(addr.into())?)
     }
 
-    /// Allocates a protection domain.
-    ///
-    /// # Errors
-    /// `ENOMEM` with [`DeviceAttr::max_pd`] of them.
-    #[doc(alias = "ibv_alloc_pd")]
-    pub fn alloc_pd(&self) -> Result<Pd, VerbsError> {
-        Ok(Pd::new(self.device.alloc_pd()?))
-    }
-
-    /// Creates a completion queue of at least `cqe` entries.
-    ///
-    /// It must hold every completion that can wait at once; one that overruns loses completions and moves its queue pairs to
-    /// ERR (ibv_create_cq(3)). [`CqErr`](crate::AsyncEvent::CqErr) is raised when the loss happens, so it may be fetched
-    /// before the completions that precede the loss: these wait in the queue, and are polled first.
-    ///
-    /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], `ENOMEM` with [`DeviceAttr::max_cq`] queues.
-    #[doc(alias = "ibv_create_cq")]
-    pub fn create_cq(&self, cqe: u32) -> Result<Cq, VerbsError> {
-        self.create_cq_ex(&CqInitAttr::new(cqe))
-    }
-
-    /// Creates a completion queue, with events if [`CqInitAttr::channel`] is set.
-    ///
-    /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], for a channel or parent domain of another device, for a
-    /// protection domain that is no parent domain, for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields that
-    /// completions of RoCE do not have.
-    #[doc(alias = "ibv_create_cq_ex")]
-    pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, VerbsError> {
-        let count = self.num_comp_vectors();
-        if init.comp_vector >= count {
-            let (index, count) = (init.comp_vector as usize, count as usize);
-            return Err(VerbsError::NoSuchIndex { what: "completion vector", index, first: 0, count });
-        }
-        let missing = init.wc_flags.difference(CqWcFlags::SUPPORTED);
-        if !missing.is_empty() {
-            return Err(VerbsError::NoSuchField(missing));
-        }
-        let channel = init.channel.map(CompChannel::core);
-        let parent = init.parent_domain.map(Pd::core);
-        let init = CqInit { cqe: init.cqe, channel, context: init.cq_context, parent };
-        Ok(Cq::new(self.device.create_cq(&init)?))
-    }
-
-    /// Creates a completion channel, on which completion queues report completions, with a descriptor for epoll(7).
-    ///
-    /// # Errors
-    /// `EMFILE` if no file descriptor is left.
-    #[doc(alias = "ibv_create_comp_channel")]
-    pub fn create_comp_channel(&self) -> Result<CompChannel, VerbsError> {
-        Ok(CompChannel::new(self.device.create_channel()?))
-    }
-
-    /// The number of completion vectors to choose from in [`CqInitAttr::comp_vector`]: 1.
-    pub fn num_comp_vectors(&self) -> u32 {
-        1
-    }
-
-    /// Opens an XRC domain. See [`Xrcd`].
-    ///
-    /// # Errors
-    /// `ENOENT` where no domain of that name exists and `create` is not set (nor without a name), `EEXIST` where one exists
-    /// and `exclusive` is set.
-    #[doc(alias = "ibv_open_xrcd")]
-    #[doc(alias = "ibv_open_xrc_domain")]
-    pub fn open_xrcd(&self, init: &XrcdInitAttr<'_>) -> Result<Xrcd, VerbsError> {
-        Ok(Xrcd::new(self.device.open_xrcd(init)?))
-    }
-
     /// The counters of all shards, added up.
     pub fn counters(&self) -> CounterSnapshot {
         self.device.counters()
@@ -260,7 +172,7 @@ impl Context {
     /// # Errors
     /// [`VerbsError::NoSuchIndex`].
     pub fn shard_counters(&self, shard: usize) -> Result<CounterSnapshot, VerbsError> {
-        self.shard(shard)?;
+        self.check_shard(shard)?;
         Ok(self.device.shard_counters(shard))
     }
     /// Counters, by name, of the frames that are no RoCE packets (ARP, neighbour discovery, ICMP, others).
@@ -290,48 +202,6 @@ impl Context {
         self.device.now().as_nanos()
     }
 
-    /// The oldest asynchronous event that was not fetched yet, or `None`: never waits. Dropping it acknowledges it.
-    #[doc(alias = "ibv_get_async_event")]
-    pub fn try_get_async_event(&self) -> Option<AsyncEventGuard> {
-        self.device.try_event().map(|event| AsyncEventGuard::new(event, &self.device))
-    }
-
-    /// Waits for an asynchronous event, `None` after `timeout`. While it waits, the caller drives shards that no other thread
-    /// drives, so it returns in every [`Drive`](crate::Drive). Dropping the event acknowledges it.
-    ///
-    /// # Errors
-    /// `EDEADLK` from inside a turn.
-    #[doc(alias = "ibv_get_async_event")]
-    pub fn get_async_event(&self, timeout: Duration) -> Result<Option<AsyncEventGuard>, VerbsError> {
-        let event = self.device.wait_event(timeout)?;
-        Ok(event.map(|event| AsyncEventGuard::new(event, &self.device)))
-    }
-
-    /// A descriptor for epoll(7), readable while an asynchronous event waits (`async_fd` of `struct ibv_context`). The
-    /// program must not read from it. The first call creates it.
-    ///
-    /// # Errors
-    /// `EMFILE` if no file descriptor is left.
-    pub fn async_fd(&self) -> Result<BorrowedFd<'_>, VerbsError> {
-        Ok(self.device.event_fd()?)
-    }
-
-    /// Asynchronous events that were lost because earlier ones were not fetched: 4096 are kept, and those that report an
-    /// unusable object replace others.
-    pub fn async_events_lost(&self) -> u64 {
-        self.device.events_lost()
-    }
-
-    /// The handle with which a program polls a shard in its own loop: meant for [`Drive::Embedded`](crate::Drive::Embedded),
-    /// allowed in every drive.
-    ///
-    /// # Errors
-    /// [`VerbsError::NoSuchIndex`].
-    pub fn reactor(&self, shard: usize) -> Result<Reactor, VerbsError> {
-        self.shard(shard)?;
-        Ok(Reactor { device: self.device.clone(), shard })
-    }
-
     /// Closes the device.
     ///
     /// # Errors
@@ -345,18 +215,12 @@ impl Context {
         &self.device
     }
 
-    /// Connection management of the device, started if need be.
-    pub(crate) fn cm(&self) -> Result<Arc<Service>, VerbsError> {
-        let mut place = self.cm.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(service) = place.upgrade() {
-            return Ok(service);
-        }
-        let service = Arc::new(Service::start(self.device.clone())?);
-        *place = Arc::downgrade(&service);
-        Ok(service)
+    pub(crate) fn cm(&self) -> MutexGuard<'_, Above> {
+        self.cm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shard(&self, shard: usize) -> Result<(), VerbsError> {
+    /// Checks that a shard exists.
+    pub(crate) fn check_shard(&self, shard: usize) -> Result<(), VerbsError> {
         let count = self.device.shards();
         if shard < count {
             return Ok(());
@@ -380,49 +244,4 @@ fn only_port(port_num: u8) -> Result<(), VerbsError> {
         return Ok(());
     }
     Err(VerbsError::NoSuchIndex { what: "port", index: port_num.into(), first: 1, count: 1 })
-}
-
-/// Polls one shard of a device in the program's own loop.
-#[derive(Debug)]
-pub struct Reactor {
-    device: Arc<Device>,
-    shard: usize,
-}
-
-impl Reactor {
-    /// One turn: receives frames, works on queue pairs whose doorbells rang or timers expired, sends frames. Never waits.
-    /// `None` when another thread drives the shard at this moment or waits to make a control call; and where no turn can be
-    /// made here, which [`try_poll_once`](Self::try_poll_once) distinguishes.
-    ///
-    /// # Panics
-    /// If the port or a `tracing` subscriber does: the panic passes through and ends the shard. Its queue pairs do nothing
-    /// any more, and calls that need it fail with `EIO`.
-    #[inline]
-    pub fn poll_once(&mut self) -> Option<Turn> {
-        self.device.turn(self.shard)
-    }
-    /// As [`poll_once`](Self::poll_once), with an error where no turn can be made.
-    ///
-    /// # Errors
-    /// `EDEADLK` from inside a turn, in which a port or a `tracing` subscriber is called; `EIO` where the shard died of a
-    /// panic.
-    ///
-    /// # Panics
-    /// As `poll_once`.
-    #[inline]
-    pub fn try_poll_once(&mut self) -> Result<Option<Turn>, VerbsError> {
-        match self.device.turn(self.shard) {
-            Some(turn) => Ok(Some(turn)),
-            None => Ok(self.device.may_turn(self.shard).map(|()| None)?),
-        }
-    }
-    /// Time until the shard has something to do even if no frame or request arrives; `None`: nothing is due, or another
-    /// thread is driving the shard.
-    pub fn next_deadline(&self) -> Option<Duration> {
-        self.device.next_deadline(self.shard)
-    }
-    /// The shard that it polls.
-    pub fn shard(&self) -> usize {
-        self.shard
-    }
 }

@@ -6,7 +6,6 @@ use std::time::Duration;
 use stack::device::wqe::Cqe;
 use stack::device::{CqCore, CqTap};
 
-use crate::cq_ex::CqExPoll;
 use crate::error::VerbsError;
 use crate::wc::Wc;
 
@@ -53,15 +52,6 @@ impl Cq {
         let mut tap = self.core.tap();
         let tap = tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;
         poll(&self.core, tap, wc)
-    }
-
-    /// Starts reading completions one by one and field by field; `None`: there is none.
-    ///
-    /// # Errors
-    /// As [`poll`](Self::poll).
-    #[doc(alias = "ibv_start_poll")]
-    pub fn start_poll(&self) -> Result<Option<CqExPoll<'_>>, VerbsError> {
-        CqExPoll::start(&self.core)
     }
 
     /// Requests one event on the queue's channel: for the next completion, or with `solicited_only` for the next that is of a

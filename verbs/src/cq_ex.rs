@@ -3,52 +3,15 @@
 use std::sync::MutexGuard;
 
 use stack::device::wqe::Cqe;
-use stack::device::{CqCore, CqTap, Qpn, WcFlags, WcOpcode, WcStatus};
+use stack::device::{CqCore, CqInit, CqTap, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use crate::comp_channel::CompChannel;
-use crate::cq::fill;
+use crate::context::Context;
+use crate::cq::{Cq, fill};
 use crate::error::VerbsError;
+use crate::flags::CqWcFlags;
 use crate::pd::Pd;
 use crate::wc::Wc;
-
-bitflags::bitflags! {
-    /// Fields that completions are to carry (`enum ibv_create_cq_wc_flags`). Completions here carry all fields that exist on
-    /// RoCE, requested or not.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-    #[doc(alias = "ibv_create_cq_wc_flags")]
-    pub struct CqWcFlags: u64 {
-        /// Length.
-        const BYTE_LEN = 1;
-        /// Immediate data.
-        const IMM = 1 << 1;
-        /// Number of the queue pair.
-        const QP_NUM = 1 << 2;
-        /// Sender of a datagram.
-        const SRC_QP = 1 << 3;
-        /// Source LID; 0 on RoCE.
-        const SLID = 1 << 4;
-        /// Service level.
-        const SL = 1 << 5;
-        /// Path bits of the destination LID; 0 on RoCE.
-        const DLID_PATH_BITS = 1 << 6;
-        /// Time of completion on the device's clock.
-        const COMPLETION_TIMESTAMP = 1 << 7;
-        /// VLAN of a raw packet: not supported.
-        const CVLAN = 1 << 8;
-        /// Flow tag of a raw packet: not supported.
-        const FLOW_TAG = 1 << 9;
-        /// Tag matching: not supported.
-        const TM_INFO = 1 << 10;
-        /// Time of completion as wall clock time.
-        const COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11;
-    }
-}
-
-impl CqWcFlags {
-    /// The fields that can be requested.
-    pub const SUPPORTED: Self =
-        Self::all().difference(Self::CVLAN).difference(Self::FLOW_TAG).difference(Self::TM_INFO);
-}
 
 /// Attributes of a completion queue (`struct ibv_cq_init_attr_ex`).
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +63,50 @@ impl<'a> CqInitAttr<'a> {
     }
 }
 
-/// Completions read one by one and field by field (`ibv_start_poll(3)`), from [`Cq::start_poll`](crate::Cq::start_poll).
+impl Context {
+    /// Creates a completion queue of at least `cqe` entries.
+    ///
+    /// It must hold every completion that can wait at once; one that overruns loses completions and moves its queue pairs to
+    /// ERR (ibv_create_cq(3)). [`CqErr`](crate::AsyncEvent::CqErr) is raised when the loss happens, so it may be fetched
+    /// before the completions that precede the loss: these wait in the queue, and are polled first.
+    ///
+    /// # Errors
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], `ENOMEM` with [`DeviceAttr::max_cq`] queues.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(&self, cqe: u32) -> Result<Cq, VerbsError> {
+        self.create_cq_ex(&CqInitAttr::new(cqe))
+    }
+
+    /// Creates a completion queue, with events if [`CqInitAttr::channel`] is set.
+    ///
+    /// # Errors
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], for a channel or parent domain of another device, for a
+    /// protection domain that is no parent domain, for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields that
+    /// completions of RoCE do not have.
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, VerbsError> {
+        let count = self.num_comp_vectors();
+        if init.comp_vector >= count {
+            let (index, count) = (init.comp_vector as usize, count as usize);
+            return Err(VerbsError::NoSuchIndex { what: "completion vector", index, first: 0, count });
+        }
+        let missing = init.wc_flags.difference(CqWcFlags::SUPPORTED);
+        if !missing.is_empty() {
+            return Err(VerbsError::NoSuchField(missing));
+        }
+        let channel = init.channel.map(CompChannel::core);
+        let parent = init.parent_domain.map(Pd::core);
+        let init = CqInit { cqe: init.cqe, channel, context: init.cq_context, parent };
+        Ok(Cq::new(self.device().create_cq(&init)?))
+    }
+
+    /// The number of completion vectors to choose from in [`CqInitAttr::comp_vector`]: 1.
+    pub fn num_comp_vectors(&self) -> u32 {
+        1
+    }
+}
+
+/// Completions read one by one and field by field (`ibv_start_poll(3)`), from [`Cq::start_poll`](Cq::start_poll).
 ///
 /// It refers to one completion, which has left the queue; [`next_poll`](Self::next_poll) moves on to the next. While it
 /// lives, other polls of the queue wait. Dropping it is `ibv_end_poll`.
@@ -112,9 +118,20 @@ pub struct CqExPoll<'a> {
     cqe: Cqe,
 }
 
+impl Cq {
+    /// Starts reading completions one by one and field by field; `None`: there is none.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    #[doc(alias = "ibv_start_poll")]
+    pub fn start_poll(&self) -> Result<Option<CqExPoll<'_>>, VerbsError> {
+        CqExPoll::start(self.core())
+    }
+}
+
 impl<'a> CqExPoll<'a> {
     /// At the first completion; `None`: there is none.
-    pub(crate) fn start(core: &'a CqCore) -> Result<Option<Self>, VerbsError> {
+    fn start(core: &'a CqCore) -> Result<Option<Self>, VerbsError> {
         let mut poll = Self { core, tap: core.tap(), cqe: Cqe::default() };
         Ok(poll.next_poll()?.then_some(poll))
     }
@@ -122,7 +139,7 @@ impl<'a> CqExPoll<'a> {
     /// Moves on to the next completion. `false`: there is none, and it still refers to the last one.
     ///
     /// # Errors
-    /// As [`Cq::poll`](crate::Cq::poll).
+    /// As [`Cq::poll`](Cq::poll).
     #[doc(alias = "ibv_next_poll")]
     pub fn next_poll(&mut self) -> Result<bool, VerbsError> {
         let tap = self.tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;

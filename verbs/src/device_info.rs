@@ -4,7 +4,9 @@ use std::fmt;
 
 use stack::device::{DeviceAttr, GidEntry, PortAttr};
 
-/// All attributes of a device and its port ([`Context::device_info`](crate::Context::device_info)).
+use crate::context::Context;
+
+/// All attributes of a device and its port ([`Context::device_info`]).
 ///
 /// ```
 /// # fn main() -> Result<(), verbs::VerbsError> {
@@ -24,6 +26,19 @@ pub struct DeviceInfo<'a> {
     pub port: PortAttr,
     /// The port's addresses.
     pub gids: Vec<GidEntry<'a>>,
+}
+
+impl Context {
+    /// All attributes of device and port, as text: its `Display` is what `ibv_devinfo -v` would print.
+    #[doc(alias = "ibv_devinfo")]
+    pub fn device_info(&self) -> DeviceInfo<'_> {
+        DeviceInfo {
+            name: self.device_name(),
+            device: self.query_device(),
+            port: self.device().port_attr(),
+            gids: self.query_gid_table(),
+        }
+    }
 }
 
 /// `0200:00ff:fe00:0001`.

@@ -1,56 +1,11 @@
-//! Error types, and the error number that a C program would see for each.
+//! Error types.
 
 use stack::device::{
-    DeviceError, GateClosed, MemError, OpenError, QpState, QpType, SendFlags, WrOpcode, state_name, type_name,
+    DeviceError, GateClosed, OpenError, QpState, QpType, SendFlags, WrOpcode, state_name, type_name,
 };
 
-use crate::wr_ex::SendOpsFlags;
-
-/// Error numbers of Linux (errno(3)), as far as verbs returns them.
-pub mod errno {
-    /// Operation not permitted.
-    pub const EPERM: i32 = 1;
-    /// No such object.
-    pub const ENOENT: i32 = 2;
-    /// Input/output error.
-    pub const EIO: i32 = 5;
-    /// Out of memory, or of room in a queue.
-    pub const ENOMEM: i32 = 12;
-    /// Bad address.
-    pub const EFAULT: i32 = 14;
-    /// Still in use.
-    pub const EBUSY: i32 = 16;
-    /// Exists already.
-    pub const EEXIST: i32 = 17;
-    /// No such device.
-    pub const ENODEV: i32 = 19;
-    /// Invalid argument.
-    pub const EINVAL: i32 = 22;
-    /// Would wait for itself.
-    pub const EDEADLK: i32 = 35;
-    /// Too many open files.
-    pub const EMFILE: i32 = 24;
-    /// Not supported.
-    pub const EOPNOTSUPP: i32 = 95;
-    /// Address family not supported.
-    pub const EAFNOSUPPORT: i32 = 97;
-    /// Address in use.
-    pub const EADDRINUSE: i32 = 98;
-    /// No such address here.
-    pub const EADDRNOTAVAIL: i32 = 99;
-    /// No route.
-    pub const ENETUNREACH: i32 = 101;
-    /// Not connected.
-    pub const ENOTCONN: i32 = 107;
-    /// Timed out.
-    pub const ETIMEDOUT: i32 = 110;
-    /// The peer refused.
-    pub const ECONNREFUSED: i32 = 111;
-}
-
-use errno::{
-    EBUSY, EDEADLK, EEXIST, EFAULT, EINVAL, EIO, EMFILE, ENODEV, ENOENT, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT,
-};
+use crate::flags::{CqWcFlags, SendOpsFlags};
+use crate::rdma_cm::error::CmError;
 
 /// Why a control call failed. The text says what was wrong, with the value, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +76,7 @@ pub enum VerbsError {
     },
     /// Completions were requested with fields that they do not have.
     #[error("completions on RoCE carry no {0:?}; leave it out of wc_flags")]
-    NoSuchField(crate::cq_ex::CqWcFlags),
+    NoSuchField(CqWcFlags),
     /// A call that posts one work request could not post it.
     #[error(transparent)]
     Post(#[from] PostError),
@@ -141,7 +96,7 @@ pub enum VerbsError {
     },
     /// A call of connection management failed.
     #[error(transparent)]
-    Cm(#[from] crate::rdma_cm::CmError),
+    Cm(#[from] CmError),
     /// An index that is not in a table.
     #[error("{what} {index} does not exist; there are {count}, from {first}")]
     NoSuchIndex {
@@ -160,30 +115,6 @@ pub enum VerbsError {
         /// The key.
         pkey: u16,
     },
-}
-
-impl VerbsError {
-    /// The error number of the C API, from [`errno`].
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Open(e) => open_errno(e),
-            Self::Device(e) => device_errno(e),
-            Self::OutOfRegion { .. }
-            | Self::Misaligned { .. }
-            | Self::ReadOnly
-            | Self::WrongState { .. }
-            | Self::NoNetworkHeader { .. }
-            | Self::NoSuchIndex { .. }
-            | Self::NoSuchPkey { .. } => EINVAL,
-            Self::BadAddress { .. } => EFAULT,
-            Self::NoMemory { .. } => ENOMEM,
-            Self::Split { .. } => EBUSY,
-            Self::NoSuchField(_) | Self::SendOps { .. } => EOPNOTSUPP,
-            Self::Bind(e) => e.errno(),
-            Self::Post(e) => e.errno(),
-            Self::Cm(e) => e.errno(),
-        }
-    }
 }
 
 /// Why a memory window cannot be bound, as far as this is known when the bind is posted.
@@ -222,55 +153,6 @@ pub enum BindError {
     },
 }
 
-impl BindError {
-    /// The error number of the C API, from [`errno`].
-    pub const fn errno(&self) -> i32 {
-        match self {
-            Self::WindowType { .. } | Self::ForeignKey { .. } | Self::NoRegion { .. } => EINVAL,
-            Self::OtherPd { .. } => EPERM,
-        }
-    }
-}
-
-fn open_errno(error: &OpenError) -> i32 {
-    match error {
-        OpenError::Port(_) => ENODEV,
-        OpenError::Thread { .. } => ENOMEM,
-        OpenError::Random => EIO,
-        _ => EINVAL,
-    }
-}
-
-fn device_errno(error: &DeviceError) -> i32 {
-    match error {
-        DeviceError::Busy { .. } | DeviceError::Unacked { .. } => EBUSY,
-        DeviceError::Exhausted { .. } => ENOMEM,
-        DeviceError::Port(_) => ENODEV,
-        DeviceError::InsideTurn => EDEADLK,
-        DeviceError::Forked => EPERM,
-        DeviceError::TimedOut { .. } => ETIMEDOUT,
-        DeviceError::NoSuchDomain { .. } => ENOENT,
-        DeviceError::DomainExists { .. } => EEXIST,
-        DeviceError::Access { .. } => EOPNOTSUPP,
-        DeviceError::Random
-        | DeviceError::CqOverrun
-        | DeviceError::ShardDied { .. }
-        | DeviceError::ServiceDied => EIO,
-        DeviceError::Descriptor(_) => EMFILE,
-        DeviceError::Modify(e) => e.errno(),
-        DeviceError::Memory(e) => memory_errno(e),
-        _ => EINVAL,
-    }
-}
-
-const fn memory_errno(error: &MemError) -> i32 {
-    match error {
-        MemError::Full => ENOMEM,
-        MemError::Bound(_) => EBUSY,
-        MemError::InvalidAccess | MemError::InvalidRange | MemError::UnknownKey => EINVAL,
-    }
-}
-
 /// Why a work request was not posted. Those before it in the list were; it and those after it were not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("work request {bad_wr} of the list: {kind}")]
@@ -286,19 +168,6 @@ impl From<GateClosed> for PostErrorKind {
         match closed {
             GateClosed::State(state) => Self::State(state),
             GateClosed::ShardDied(shard) => Self::ShardDied(shard),
-        }
-    }
-}
-
-impl PostError {
-    /// The error number of the C API, from [`errno`].
-    pub fn errno(&self) -> i32 {
-        match self.kind {
-            PostErrorKind::Full { .. } => ENOMEM,
-            PostErrorKind::Split => EBUSY,
-            PostErrorKind::ShardDied(_) => EIO,
-            PostErrorKind::Bind(e) => e.errno(),
-            _ => EINVAL,
         }
     }
 }

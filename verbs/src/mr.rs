@@ -139,6 +139,38 @@ fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
 }
 
 impl Pd {
+    /// Registers a new, zeroed buffer of `len` bytes, which the region owns. It starts on a page (from 2 MiB on, on a
+    /// huge page).
+    ///
+    /// # Errors
+    /// `EINVAL` for rights that do not go together (remote write or atomic without local write, ibv_reg_mr(3)),
+    /// `EOPNOTSUPP` for those that this device does not have ([`Access::UNSUPPORTED`]), `ENOMEM` without memory or keys.
+    /// [`Access::RELAXED_ORDERING`] and [`Access::HUGETLB`] are hints, which change nothing here.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, VerbsError> {
+        Mr::owned(self.core(), len, access)
+    }
+
+    /// Allocates a region for fast registration over a new, zeroed buffer of `len` bytes, which it owns. Its key grants
+    /// nothing until a [`SendWr::reg_mr`](crate::SendWr::reg_mr) request registers all or part of the buffer.
+    ///
+    /// # Errors
+    /// `ENOMEM` without memory or keys.
+    #[doc(alias = "ib_alloc_mr")]
+    pub fn alloc_mr(&self, len: usize) -> Result<Mr, VerbsError> {
+        Mr::fast(self.core(), len)
+    }
+
+    /// Registers a buffer with the bytes of `data`.
+    ///
+    /// # Errors
+    /// As [`reg_mr`](Self::reg_mr).
+    pub fn reg_mr_from(&self, data: &[u8], access: Access) -> Result<Mr, VerbsError> {
+        let mr = self.reg_mr(data.len(), access)?;
+        mr.write(0, data)?;
+        Ok(mr)
+    }
+
     /// Registers memory that belongs to the caller. The range is faulted in.
     ///
     /// # Safety
@@ -546,7 +578,7 @@ impl AtomicWord<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::errno::EFAULT;
+    use crate::errno::EFAULT;
     use crate::{Context, DeviceConfig, QpInitAttr, RcOptions, SendWr, Wc};
 
     const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);

@@ -7,6 +7,7 @@ use stack::device::{Access, MwCore, MwType, PdCore, SendFlags};
 
 use crate::error::{BindError, VerbsError};
 use crate::mr::Mr;
+use crate::pd::Pd;
 
 /// A memory window (`struct ibv_mw`): a key that grants part of a memory region for a while, bound and invalidated without a
 /// control call. Dropping it deallocates it.
@@ -60,10 +61,19 @@ pub struct MwBind<'a> {
     pub bind_info: MwBindInfo<'a>,
 }
 
-impl Mw {
-    pub(crate) fn alloc(pd: &Arc<PdCore>, mw_type: MwType) -> Result<Self, VerbsError> {
-        Ok(Self { core: pd.alloc_mw(mw_type)? })
+impl Pd {
+    /// Allocates a memory window, which grants nothing until it is bound: one of type 1 by
+    /// [`Qp::bind_mw`], one of type 2 by a [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
+    ///
+    /// # Errors
+    /// `ENOMEM` when no key is left.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
+        Ok(Mw { core: self.core().alloc_mw(mw_type)? })
     }
+}
+
+impl Mw {
     pub(crate) fn core(&self) -> &MwCore {
         &self.core
     }

@@ -11,10 +11,12 @@ use stack::device::{
 
 use crate::cq::Cq;
 use crate::error::{BindError, PostError, PostErrorKind, VerbsError};
+use crate::flags::SendOpsFlags;
 use crate::mw::{Mw, MwBind};
+use crate::pd::Pd;
+use crate::post::post_each;
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr};
-use crate::wr_ex::{Ring, SendOpsFlags, WrPost};
 
 /// Attributes of a queue pair (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -130,8 +132,24 @@ pub struct Qp {
     send_ops: Option<SendOpsFlags>,
 }
 
+impl Pd {
+    /// Creates a queue pair, in RESET; the first one starts the port. The sizes granted are at least those requested
+    /// ([`Qp::cap`]).
+    ///
+    /// An XRC target is created on its domain ([`Xrcd::create_qp`]).
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), a shard that does not exist
+    /// or a completion queue of another context; `ENOMEM` without queue pair numbers; `ENODEV` where this starts the
+    /// port ([`Context::start`](crate::Context::start)) and its device cannot be opened; `EDEADLK` from inside a turn.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn create_qp(&self, init: &QpInitAttr<'_>) -> Result<Qp, VerbsError> {
+        Qp::create(self.core(), init)
+    }
+}
+
 impl Qp {
-    pub(crate) fn create(pd: &Arc<PdCore>, init: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+    fn create(pd: &Arc<PdCore>, init: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
         if let Some(flags) = init.send_ops_flags {
             flags.check(init.qp_type)?;
         }
@@ -239,13 +257,6 @@ impl Qp {
         }
     }
 
-    /// Begins a list of send requests that are posted together: see [`WrPost`]. While the guard exists, other posts to the
-    /// send queue block, so the thread that holds it must not post by other calls.
-    #[doc(alias = "ibv_wr_start")]
-    pub fn wr_start(&self) -> WrPost<'_> {
-        WrPost::new(self.core.poster(), Ring::Locked(self.core.sq()), self.send_limits())
-    }
-
     /// Posts a list of receive requests, in order.
     ///
     /// # Errors
@@ -281,7 +292,7 @@ impl Qp {
         })
     }
 
-    fn send_limits(&self) -> SendLimits {
+    pub(crate) fn send_limits(&self) -> SendLimits {
         SendLimits::new(self.core.qp_type(), self.core.pd(), &self.core.cap(), self.send_ops)
     }
 
@@ -356,10 +367,8 @@ impl SendQueue {
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
-    /// As [`Qp::wr_start`], without a lock.
-    #[doc(alias = "ibv_wr_start")]
-    pub fn wr_start(&mut self) -> WrPost<'_> {
-        WrPost::new(&self.poster, Ring::Own(self.ring.as_mut()), self.limits)
+    pub(crate) fn parts(&mut self) -> (&Poster, Option<&mut RingTap>, SendLimits) {
+        (&self.poster, self.ring.as_mut(), self.limits)
     }
     /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: prefetches the memory that the
     /// handle points to, without waiting for it. For programs that post to very many queue pairs one after another, and know
@@ -510,22 +519,6 @@ fn post_recv(poster: &Poster, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_
         poster.recv_posted();
     }
     result
-}
-
-/// Puts the requests of a list into a queue, up to the first that fails: the number put, and the error.
-#[inline]
-pub(crate) fn post_each<W>(
-    wrs: &[W],
-    mut put: impl FnMut(u32, &W) -> Result<(), PostErrorKind>,
-) -> (u32, Result<(), PostError>) {
-    let mut posted = 0;
-    for wr in wrs {
-        if let Err(kind) = put(posted, wr) {
-            return (posted, Err(PostError { bad_wr: posted as usize, kind }));
-        }
-        posted += 1;
-    }
-    (posted, Ok(()))
 }
 
 /// The error when there is no ring to post to: it is split off, or the queue pair has none.

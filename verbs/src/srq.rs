@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use stack::device::{PdCore, SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
+use stack::device::{SrqAttr, SrqAttrMask, SrqCore, SrqTap};
 
-use crate::cq::Cq;
 use crate::error::{PostError, PostErrorKind, VerbsError};
-use crate::qp::post_each;
+use crate::pd::Pd;
+use crate::post::post_each;
 use crate::wr::RecvWr;
-use crate::xrcd::Xrcd;
 
 /// Attributes of a shared receive queue (`struct ibv_srq_init_attr`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,18 +41,21 @@ pub struct Srq {
     core: Arc<SrqCore>,
 }
 
-impl Srq {
-    pub(crate) fn create(pd: &Arc<PdCore>, init: &SrqInitAttr) -> Result<Self, VerbsError> {
-        Ok(Self { core: pd.create_srq(&init.attr, None)? })
+impl Pd {
+    /// Creates a shared receive queue. Its `max_wr` is exactly the one requested.
+    ///
+    /// # Errors
+    /// `EINVAL` for sizes of 0 or above the device's limits ([`DeviceAttr`](crate::DeviceAttr)) and for a limit above
+    /// the size; `ENOMEM` when the device has no more queues.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, VerbsError> {
+        Ok(Srq { core: self.core().create_srq(&init.attr, None)? })
     }
-    pub(crate) fn create_xrc(
-        pd: &Arc<PdCore>,
-        init: &SrqInitAttr,
-        xrcd: &Xrcd,
-        cq: &Cq,
-    ) -> Result<Self, VerbsError> {
-        let xrc = XrcSrqInit { xrcd: xrcd.core(), cq: cq.core() };
-        Ok(Self { core: pd.create_srq(&init.attr, Some(xrc))? })
+}
+
+impl Srq {
+    pub(crate) fn new(core: Arc<SrqCore>) -> Self {
+        Self { core }
     }
     pub(crate) fn core(&self) -> &Arc<SrqCore> {
         &self.core

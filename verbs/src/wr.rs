@@ -10,36 +10,12 @@ use stack::device::{Access, MwType, PdCore, QpCap, QpType, Qpn, SendFlags, Sge, 
 
 use crate::ah::Ah;
 use crate::error::{BindError, PostErrorKind, VerbsError};
+use crate::flags::{FlushLevel, FlushPlacement, SendOpsFlags};
 use crate::mr::Mr;
 use crate::mw::{Mw, MwBindInfo, own_key};
-use crate::wr_ex::SendOpsFlags;
 
 /// Bytes of the longest message (IBA 9.7.7).
 const MESSAGE_MAX: u64 = stack::device::limit::MESSAGE_MAX as u64;
-
-bitflags::bitflags! {
-    /// How far a FLUSH goes (`enum ibv_placement_type`, IBA A19).
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-    #[doc(alias = "ibv_placement_type")]
-    pub struct FlushPlacement: u8 {
-        /// Visible to all observers at the peer.
-        const GLOBAL = 1;
-        /// Persistent: survives a loss of power.
-        const PERSISTENT = 1 << 1;
-    }
-}
-
-/// The memory that a FLUSH covers (`enum ibv_selectivity_level`, IBA A19).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-#[repr(u8)]
-#[doc(alias = "ibv_selectivity_level")]
-pub enum FlushLevel {
-    /// The range that the request names.
-    #[default]
-    Range = 0,
-    /// The whole memory region, wherever it is.
-    Mr = 1,
-}
 
 /// A send work request (`struct ibv_send_wr`): an operation with its buffers and flags.
 ///

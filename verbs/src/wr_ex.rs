@@ -7,42 +7,10 @@ use stack::device::{Poster, QpType, Qpn, RingTap, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
 use crate::error::{PostError, PostErrorKind, VerbsError};
+use crate::flags::{FlushLevel, FlushPlacement, SendOpsFlags};
 use crate::mw::{Mw, MwBindInfo};
-use crate::wr::{FlushLevel, FlushPlacement, SendLimits, SendWr, has_opcode};
-
-bitflags::bitflags! {
-    /// Operations of the extended posting interface (`enum ibv_qp_create_send_ops_flags`).
-    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-    #[doc(alias = "ibv_qp_create_send_ops_flags")]
-    pub struct SendOpsFlags: u64 {
-        /// [`WrPost::rdma_write`].
-        const RDMA_WRITE = 1;
-        /// [`WrPost::rdma_write_imm`].
-        const RDMA_WRITE_WITH_IMM = 1 << 1;
-        /// [`WrPost::send`].
-        const SEND = 1 << 2;
-        /// [`WrPost::send_imm`].
-        const SEND_WITH_IMM = 1 << 3;
-        /// [`WrPost::rdma_read`].
-        const RDMA_READ = 1 << 4;
-        /// [`WrPost::atomic_cmp_swp`].
-        const ATOMIC_CMP_AND_SWP = 1 << 5;
-        /// [`WrPost::atomic_fetch_add`].
-        const ATOMIC_FETCH_AND_ADD = 1 << 6;
-        /// [`WrPost::local_inv`].
-        const LOCAL_INV = 1 << 7;
-        /// [`WrPost::bind_mw`].
-        const BIND_MW = 1 << 8;
-        /// [`WrPost::send_inv`].
-        const SEND_WITH_INV = 1 << 9;
-        /// Segmentation offload: no queue pair has it.
-        const TSO = 1 << 10;
-        /// [`WrPost::flush`].
-        const FLUSH = 1 << 11;
-        /// [`WrPost::atomic_write`].
-        const ATOMIC_WRITE = 1 << 12;
-    }
-}
+use crate::qp::{Qp, SendQueue};
+use crate::wr::{SendLimits, SendWr, has_opcode};
 
 /// Each flag and its operation.
 const OPERATIONS: [(SendOpsFlags, WrOpcode); 12] = [
@@ -97,8 +65,7 @@ impl Ring<'_> {
     }
 }
 
-/// A list of send requests that is being built (`ibv_wr_start(3)`), from [`Qp::wr_start`](crate::Qp::wr_start) or
-/// [`SendQueue::wr_start`](crate::SendQueue::wr_start).
+/// A list of send requests that is being built (`ibv_wr_start(3)`), from [`Qp::wr_start`] or [`SendQueue::wr_start`].
 ///
 /// A call named after an operation begins a request, with the [`wr_id`](Self::wr_id) and the
 /// [`wr_flags`](Self::wr_flags) as they are then; the setters that follow complete it. Data is set by one setter (the last
@@ -166,6 +133,24 @@ struct Request<'q> {
     wr: SendWr<'q>,
     num_sge: usize,
     length: u64,
+}
+
+impl Qp {
+    /// Begins a list of send requests that are posted together: see [`WrPost`]. While the guard exists, other posts to the
+    /// send queue block, so the thread that holds it must not post by other calls.
+    #[doc(alias = "ibv_wr_start")]
+    pub fn wr_start(&self) -> WrPost<'_> {
+        WrPost::new(self.core().poster(), Ring::Locked(self.core().sq()), self.send_limits())
+    }
+}
+
+impl SendQueue {
+    /// As [`Qp::wr_start`], without a lock.
+    #[doc(alias = "ibv_wr_start")]
+    pub fn wr_start(&mut self) -> WrPost<'_> {
+        let (poster, ring, limits) = self.parts();
+        WrPost::new(poster, Ring::Own(ring), limits)
+    }
 }
 
 impl<'q> WrPost<'q> {

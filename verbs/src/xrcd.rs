@@ -7,18 +7,24 @@
 
 use std::sync::Arc;
 
-use stack::device::{AttrMask, Psn, QpAttr, QpCore, QpState, QpType, Qpn, XrcdCore, XrcdInit, required};
+use stack::device::{
+    AttrMask, Psn, QpAttr, QpCore, QpState, QpType, Qpn, XrcSrqInit, XrcdCore, XrcdInit, required,
+};
 
 use crate::attr::attr_init;
 use crate::connect::{RcEndpoint, RcOptions};
+use crate::context::Context;
+use crate::cq::Cq;
 use crate::error::VerbsError;
+use crate::pd::Pd;
+use crate::srq::{Srq, SrqInitAttr};
 
 /// Which XRC domain to open (`struct ibv_xrcd_init_attr`): by name where C uses the file descriptor of an inode.
 pub type XrcdInitAttr<'a> = XrcdInit<'a>;
 
 /// One open of an XRC domain (`struct ibv_xrcd`).
 ///
-/// The domain lives until its last open is closed or dropped: those by name ([`Context::open_xrcd`](crate::Context::open_xrcd))
+/// The domain lives until its last open is closed or dropped: those by name ([`Context::open_xrcd`](Context::open_xrcd))
 /// and those made from another one ([`open_again`](Self::open_again)).
 ///
 /// Two kinds of targets exist. One with a handle is created by [`create_qp`](Self::create_qp). A receive-only one is created
@@ -30,10 +36,37 @@ pub struct Xrcd {
     core: Arc<XrcdCore>,
 }
 
-impl Xrcd {
-    pub(crate) fn new(core: Arc<XrcdCore>) -> Self {
-        Self { core }
+impl Context {
+    /// Opens an XRC domain. See [`Xrcd`].
+    ///
+    /// # Errors
+    /// `ENOENT` where no domain of that name exists and `create` is not set (nor without a name), `EEXIST` where one exists
+    /// and `exclusive` is set.
+    #[doc(alias = "ibv_open_xrcd")]
+    #[doc(alias = "ibv_open_xrc_domain")]
+    pub fn open_xrcd(&self, init: &XrcdInitAttr<'_>) -> Result<Xrcd, VerbsError> {
+        Ok(Xrcd { core: self.device().open_xrcd(init)? })
     }
+}
+
+impl Pd {
+    /// Creates a shared receive queue of an XRC domain: XRC initiators name it by its number ([`Srq::srq_num`]), and its
+    /// requests complete in `cq`, whichever target of the domain received the message.
+    ///
+    /// The protection domain is that of its buffers, and of the keys in the messages that name the queue.
+    ///
+    /// # Errors
+    /// As [`create_srq`](Self::create_srq); `EINVAL` also for a domain or completion queue of another context; `EDEADLK`
+    /// from inside a turn.
+    #[doc(alias = "ibv_create_srq_ex")]
+    #[doc(alias = "ibv_create_xrc_srq")]
+    pub fn create_xrc_srq(&self, init: &SrqInitAttr, xrcd: &Xrcd, cq: &Cq) -> Result<Srq, VerbsError> {
+        let xrc = XrcSrqInit { xrcd: xrcd.core(), cq: cq.core() };
+        Ok(Srq::new(self.core().create_srq(&init.attr, Some(xrc))?))
+    }
+}
+
+impl Xrcd {
     pub(crate) fn core(&self) -> &Arc<XrcdCore> {
         &self.core
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::{self, PATIENCE, enter, pump};
 use stack::device::Gid;
-use verbs::error::errno::EINVAL;
+use verbs::errno::EINVAL;
 use verbs::port::{PortOptions, pair, pair_with};
 use verbs::{
     Access, Ah, AttrMask, Context, Cq, DeviceConfig, Discard, Drive, GRH_LEN, Mr, Mtu, Pd, Qp, QpAttr,

@@ -6,7 +6,7 @@ use crate::common::{Pair, Stop, all_rights, embedded, options, pump, take};
 use crate::link::Link;
 use crate::wire::{Wire, datagram};
 use stack::device::Device;
-use verbs::error::errno::{EINVAL, ENOMEM};
+use verbs::errno::{EINVAL, ENOMEM};
 use verbs::{
     Access, AtomicCap, Context, Counter, DeviceAttr, DeviceCapFlags, DeviceConfig, DeviceError, Drive, Mtu,
     MwType, PortAttr, PortCapFlags, PostErrorKind, QpInitAttr, RcOptions, RecvWr, SendWr, Sge, SrqInitAttr,

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::common::{self, PATIENCE, Pair, all_rights, embedded, enter, nothing, options, pump, take};
-use verbs::error::errno;
+use verbs::errno;
 use verbs::{
     Access, AsyncEvent, CompChannel, Context, Cq, CqEvent, CqInitAttr, CqWcFlags, DeviceConfig, DeviceError,
     Drive, EventElement, Mr, Pd, Qp, QpCap, QpInitAttr, QpState, RcOptions, RecvWr, SendWr, VendorErr,

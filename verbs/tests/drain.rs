@@ -7,7 +7,7 @@ use crate::common::{self, PATIENCE, Pair, Stop, embedded, enter, options};
 use crate::link::Link;
 use verbs::{
     AsyncEvent, Context, Counter, DeviceConfig, DrainKind, Drive, EventElement, PostErrorKind, Qp,
-    QpInitAttr, QpState, QpType, RecvWr, SendWr, Wc, WcStatus, error::errno,
+    QpInitAttr, QpState, QpType, RecvWr, SendWr, Wc, WcStatus, errno,
 };
 
 use WcStatus::{RetryExcErr, Success, WrFlushErr};

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::common::{self, hooked::Inside};
 use crate::common::{Pair, all_rights, device, embedded, options};
-use verbs::error::errno::{EBUSY, EDEADLK, EINVAL, ENODEV, EOPNOTSUPP};
+use verbs::errno::{EBUSY, EDEADLK, EINVAL, ENODEV, EOPNOTSUPP};
 use verbs::port::PortSpec;
 use verbs::{
     Access, AttrMask, Context, DeviceConfig, DeviceError, Drive, QpAttr, QpCap, QpInitAttr, QpState, QpType,
@@ -113,7 +113,7 @@ fn too_many_queue_pairs() {
     let create = || pd.create_qp(&QpInitAttr::rc(&cq, &cq));
     let first = create().unwrap();
     let _second = create().unwrap();
-    refused(create(), verbs::error::errno::ENOMEM, &["2 are in use"]);
+    refused(create(), verbs::errno::ENOMEM, &["2 are in use"]);
     drop(first);
     create().unwrap();
 }
@@ -137,7 +137,7 @@ fn modify_qp() {
     let ud = p.pd.create_qp(&QpInitAttr::new(QpType::Ud, &p.cq_a, &p.cq_a)).unwrap();
     let attr = QpAttr { qp_state: QpState::Init, port_num: 1, qkey: 0x8000_0001, ..QpAttr::default() };
     let mask = AttrMask::STATE | AttrMask::PORT | AttrMask::PKEY_INDEX | AttrMask::QKEY;
-    refused(ud.modify(&attr, mask), verbs::error::errno::EPERM, &["0x80000001"]);
+    refused(ud.modify(&attr, mask), verbs::errno::EPERM, &["0x80000001"]);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn reg_mr() {
     refused(pd.reg_mr(64, Access::REMOTE_ATOMIC), EINVAL, &["local write"]);
     refused(pd.reg_mr(64, Access::from_bits_retain(1 << 29)), EINVAL, &["access flags"]);
     refused(pd.reg_mr(64, Access::UNSUPPORTED), EOPNOTSUPP, &["ON_DEMAND | FLUSH_PERSISTENT"]);
-    refused(pd.reg_mr(usize::MAX / 2, Access::empty()), verbs::error::errno::ENOMEM, &["no memory"]);
+    refused(pd.reg_mr(usize::MAX / 2, Access::empty()), verbs::errno::ENOMEM, &["no memory"]);
     assert!(pd.reg_mr(0, Access::empty()).unwrap().is_empty());
     assert!(pd.reg_mr(64, Access::REMOTE_READ).is_ok());
 }

@@ -8,7 +8,7 @@ use crate::common::{self, PATIENCE};
 use verbs::port::{Port, PortSpec, pair};
 use verbs::{
     AsyncEvent, Context, DeviceConfig, Drive, EventElement, Gid, PortState, QpInitAttr, QpState, RcOptions,
-    RecvWr, SendWr, Wc, error::errno,
+    RecvWr, SendWr, Wc, errno,
 };
 
 fn drives() -> [Drive; 3] {

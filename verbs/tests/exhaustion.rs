@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::process::Command;
 
-use verbs::error::errno::{EMFILE, ENOMEM};
+use verbs::errno::{EMFILE, ENOMEM};
 use verbs::{Context, DeviceConfig, DeviceError, Drive, OpenError, VerbsError};
 
 /// Marks the child process.

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, all_rights, options};
-use verbs::error::errno::EPERM;
+use verbs::errno::EPERM;
 use verbs::port::PortSpec;
 use verbs::rdma_cm::{CmId, EventChannel, PortSpace};
 use verbs::{

@@ -2,7 +2,7 @@
 //! process.
 
 use std::io::Write as _;
-use verbs::error::errno::{EINVAL, ENODEV};
+use verbs::errno::{EINVAL, ENODEV};
 use verbs::port::{PortError, PortSpec, dpdk};
 use verbs::{
     Access, AsyncEvent, Context, DeviceConfig, DeviceError, Mac, OpenError, PortState, QpInitAttr, VerbsError,

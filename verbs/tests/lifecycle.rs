@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use crate::common::{self, Pair, all_rights, embedded, options};
-use verbs::error::errno;
+use verbs::errno;
 use verbs::{Context, DeviceConfig, Drive, PostErrorKind, QpInitAttr, RecvWr, SendWr, VerbsError, WcStatus};
 
 /// Calls `visit` with each order of `0..n`.

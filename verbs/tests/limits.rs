@@ -4,7 +4,7 @@
 use crate::common::{self, Pair, all_rights, device, embedded, enter};
 use crate::nowhere::nowhere;
 use stack::device::{Device, MemError};
-use verbs::error::errno::{EINVAL, ENOMEM};
+use verbs::errno::{EINVAL, ENOMEM};
 use verbs::{
     Access, AttrMask, Context, DeviceCapFlags, DeviceConfig, DeviceError, Drive, GidType,
     LINK_LAYER_ETHERNET, Mtu, PortCapFlags, PortPhysState, PortState, PostErrorKind, QPF_GRH_REQUIRED,

@@ -4,7 +4,7 @@ use crate::common::{self, PATIENCE, embedded, options, pump};
 use std::time::Instant;
 use verbs::{
     Access, AhAttr, AttrMask, Context, Cq, Gid, GlobalRoute, Mtu, Pd, Qp, QpAttr, QpInitAttr, QpState,
-    QpType, RecvWr, SendWr, VerbsError, Wc, WcStatus, error::errno, state_name, type_name,
+    QpType, RecvWr, SendWr, VerbsError, Wc, WcStatus, errno, state_name, type_name,
 };
 
 /// The legal transitions with their required and optional attributes, in the short names of the kernel's table.

@@ -11,7 +11,7 @@ use stack::wire::{Flow, Opcode};
 use verbs::port::{Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst, pair, pair_with};
 use verbs::{
     Clock, Context, Counter, Cq, DeviceConfig, Discard, Drive, Gid, Mac, Mr, Pd, Qp, QpInitAttr, QpState,
-    QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcStatus, ah_attr_to, error::errno,
+    QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcStatus, ah_attr_to, errno,
 };
 
 const QKEY: u32 = 0x1111_1111;

@@ -1,7 +1,7 @@
 //! Parent domains and thread domains: objects that work across them, that are busy, that are refused.
 
 use crate::common::{all_rights, embedded, options, take};
-use verbs::error::errno::{EBUSY, EINVAL};
+use verbs::errno::{EBUSY, EINVAL};
 use verbs::{
     Access, Context, CqInitAttr, DeviceConfig, Drive, MwBind, MwBindInfo, MwType, ParentDomainInitAttr, Pd,
     PostErrorKind, QpInitAttr, RecvWr, SendFlags, SendWr, SrqInitAttr, Td, VerbsError, Wc, ah_attr_to,
@@ -73,7 +73,7 @@ fn a_parent_domain_is_its_protection_domain() {
         assert_eq!((e.kind, e.errno()), (PostErrorKind::ForeignAh, EINVAL));
         let mw = pd.alloc_mw(MwType::One).unwrap();
         let bind = MwBind { wr_id: 7, send_flags: SendFlags::empty(), bind_info: MwBindInfo::unbind() };
-        assert_eq!(qp.bind_mw(&mw, &bind).unwrap_err().errno(), verbs::error::errno::EPERM);
+        assert_eq!(qp.bind_mw(&mw, &bind).unwrap_err().errno(), verbs::errno::EPERM);
     }
 }
 

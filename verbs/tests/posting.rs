@@ -1,7 +1,7 @@
 //! The checks of a post, and the operations that it accepts.
 
 use crate::common::{self, Pair, embedded, nothing, options};
-use verbs::error::errno;
+use verbs::errno;
 use verbs::{PostErrorKind, QpCap, QpInitAttr, RecvWr, SendWr, Sge, WcOpcode, WcStatus};
 
 const CAP: QpCap =

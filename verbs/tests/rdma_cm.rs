@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use crate::cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
-use verbs::error::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
+use verbs::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
 use verbs::rdma_cm::{CmEventType as E, CmId, CmOption, ConnParam, IdState, PortSpace, UDP_QKEY};
 use verbs::{

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::cm::{Host, SOON, World, addrs, any, inner, short_timeouts, wildcard};
-use verbs::error::errno::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EINVAL};
+use verbs::errno::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EINVAL};
 use verbs::rdma_cm::{
     CmEventType as E, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace, UDP_QKEY,
 };

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::cm::{SOON, World, addrs, any, inner};
-use verbs::error::errno::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, EINVAL, ENETUNREACH, ENOTCONN};
+use verbs::errno::{EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, EINVAL, ENETUNREACH, ENOTCONN};
 use verbs::rdma_cm::{CmEventType as E, CmOption, ConnParam, IdState, PortSpace};
 use verbs::{Drive, Mtu, QpInitAttr, QpState, QpType, VerbsError};
 

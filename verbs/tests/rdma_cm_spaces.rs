@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::cm::{Host, World, addrs, any, inner};
-use verbs::error::errno::{EINVAL, ENODEV};
+use verbs::errno::{EINVAL, ENODEV};
 use verbs::rdma_cm::{CmEventType as E, CmId, ConnParam, EventChannel, PortSpace, UDP_QKEY};
 use verbs::{Access, GRH_LEN, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, VerbsError, WcOpcode};
 

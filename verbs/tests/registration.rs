@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{self, Pair, Stop, all_rights, embedded, nothing};
-use verbs::error::errno::{EINVAL, EOPNOTSUPP};
+use verbs::errno::{EINVAL, EOPNOTSUPP};
 use verbs::{
     Access, Context, DeviceCapFlags, DeviceConfig, Drive, Mr, QpState, RecvWr, Rereg, SendWr, VerbsError,
     WcOpcode, WcStatus,
@@ -146,7 +146,7 @@ fn rereg_mr_changes_what_is_given() {
     refused(mr.rereg(&Rereg { access: Some(Access::REMOTE_WRITE), ..change }), EINVAL, "local write");
     refused(mr.rereg(&Rereg { access: Some(Access::ON_DEMAND), ..change }), EOPNOTSUPP, "ON_DEMAND");
     let too_long = Rereg { len: Some(usize::MAX / 2), ..change };
-    refused(mr.rereg(&too_long), verbs::error::errno::ENOMEM, "no memory");
+    refused(mr.rereg(&too_long), verbs::errno::ENOMEM, "no memory");
     assert_eq!((mr.len(), mr.access()), (8192, all_rights()));
     assert_eq!(write(&p, mr.addr(), key), WcStatus::Success);
     // Another domain: queue pairs of the first can no longer use the region, and the first can be freed.
@@ -154,7 +154,7 @@ fn rereg_mr_changes_what_is_given() {
     mr.rereg(&Rereg { pd: Some(&pd), ..change }).unwrap();
     assert_eq!(write(&p, mr.addr(), key), WcStatus::RemAccessErr);
     let (error, back) = pd.dealloc().unwrap_err();
-    assert_eq!(error.errno(), verbs::error::errno::EBUSY);
+    assert_eq!(error.errno(), verbs::errno::EBUSY);
     p.pd = back;
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::time::Instant;
 
 use crate::common::{self, Pair, all_rights, embedded_with, options};
-use verbs::error::errno::ENOMEM;
+use verbs::errno::ENOMEM;
 use verbs::limits::QPS_PER_SHARD_MAX;
 use verbs::port::pair;
 use verbs::{DeviceConfig, QpCap, QpInitAttr, RcOptions, RecvQueue, RecvWr, SendQueue, SendWr, Wc};

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::hooked::{Burst, Hooked};
 use common::{PATIENCE, all_rights};
-use verbs::error::errno::{EDEADLK, EIO};
+use verbs::errno::{EDEADLK, EIO};
 use verbs::port::{PortOptions, PortSpec};
 use verbs::{
     Access, AsyncEvent, Clock, Context, CqInitAttr, DeviceConfig, DeviceError, Drive, Gid, Mr, MwBind,

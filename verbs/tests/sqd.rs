@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::link::{End, Link};
 use verbs::{
     Access, AsyncEvent, AttrMask, Counter, DeviceError, Discard, EventElement, ModifyError, Qp, QpAttr,
-    QpInitAttr, QpState, QpType, RcOptions, RecvWr, SendWr, VerbsError, WcStatus, ah_attr_to, error::errno,
+    QpInitAttr, QpState, QpType, RcOptions, RecvWr, SendWr, VerbsError, WcStatus, ah_attr_to, errno,
 };
 
 use WcStatus::{RemInvReqErr, RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};

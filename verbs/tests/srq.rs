@@ -2,7 +2,7 @@
 
 use crate::common::{PATIENCE, options};
 use crate::link::{self, Cable, Side, rc_to};
-use verbs::error::errno;
+use verbs::errno;
 use verbs::{
     AsyncEvent, AttrMask, EventElement, QpAttr, QpInitAttr, QpState, RcOptions, RecvWr, SendWr, SrqAttr,
     SrqAttrMask, SrqInitAttr, WcOpcode, WcStatus, attr_to,

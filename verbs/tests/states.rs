@@ -3,8 +3,7 @@
 use crate::common::{self, Pair, all_rights, device, embedded, enter, nothing, options, pump};
 use verbs::{
     Access, AsyncEvent, AttrMask, EventElement, Psn, QpAttr, QpCap, QpInitAttr, QpState, QpType, RecvWr,
-    SendWr, WcOpcode, WcStatus, attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_ud, attr_to,
-    error::errno,
+    SendWr, WcOpcode, WcStatus, attr_init, attr_init_ud, attr_rtr, attr_rts, attr_rts_ud, attr_to, errno,
 };
 
 #[test]

@@ -11,7 +11,7 @@ use verbs::port::{Port, PortOptions, pair_with};
 use verbs::{
     Access, AhAttr, Context, Counter, DeviceConfig, Discard, Drive, GRH_LEN, GSI_QKEY, Gid, PostErrorKind,
     Qp, QpAttr, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc, WcFlags, WcOpcode, WcStatus,
-    ah_attr_to, attr_to, error::errno,
+    ah_attr_to, attr_to, errno,
 };
 
 const QKEY: u32 = 0x1111_1111;

@@ -1,7 +1,7 @@
 //! Memory windows through the whole stack: binding, using, invalidating.
 
 use crate::common::{Pair, all_rights, device, embedded, nothing, options, take};
-use verbs::error::errno::{EBUSY, EINVAL, EPERM};
+use verbs::errno::{EBUSY, EINVAL, EPERM};
 use verbs::{
     Access, Mr, MwBind, MwBindInfo, MwType, Qp, QpInitAttr, QpState, RecvWr, SendFlags, SendWr, VerbsError,
     Wc, WcOpcode, WcStatus, inc_rkey,

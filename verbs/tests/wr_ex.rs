@@ -3,7 +3,7 @@
 use crate::common::{Pair, all_rights, embedded, enter, nothing, options, take};
 use crate::link::{Cable, Side};
 use allocation_counter::measure;
-use verbs::error::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
+use verbs::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
 use verbs::{
     Access, BindError, FlushLevel, FlushPlacement, GRH_LEN, Mr, MwBindInfo, MwType, PostErrorKind, Qp, QpCap,
     QpInitAttr, QpState, QpType, RcOptions, RecvWr, SendFlags, SendOpsFlags, SendWr, Sge, SrqInitAttr,

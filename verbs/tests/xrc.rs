@@ -3,7 +3,7 @@
 use crate::common::options;
 use crate::link::{self, Cable, Side};
 use stack::wire::{Kind, Transport};
-use verbs::error::errno;
+use verbs::errno;
 use verbs::{
     AsyncEvent, AttrMask, Cq, EventElement, Qp, QpAttr, QpInitAttr, QpState, QpType, Qpn, RcEndpoint,
     RcOptions, RecvWr, SendWr, Sge, Srq, SrqAttr, SrqAttrMask, SrqInitAttr, WcOpcode, WcStatus, XrcTarget,

@@ -124,7 +124,7 @@ const FILES: &[(&str, Stage)] = &[
     ("sync/claim.rs",        Stage::Loop),
     ("src/device/",          Stage::Loop),
     ("src/net/",             Stage::Loop),
-    ("verbs/src/context.rs", Stage::Loop),
+    ("verbs/src/reactor.rs", Stage::Loop),
     ("benches/src/path.rs",  Stage::Loop),
 ];
 

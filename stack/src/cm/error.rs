@@ -73,17 +73,3 @@ pub enum Error {
     #[error("{0} are all in use")]
     Limit(&'static str),
 }
-
-impl Error {
-    /// The `errno` that fits best.
-    pub const fn errno(&self) -> i32 {
-        match self {
-            Self::NoConnection(_) | Self::NoListener(_) | Self::NoSidr(_) => libc::ENOENT,
-            Self::InUse(_) => libc::EADDRINUSE,
-            Self::QpBusy(_) => libc::EBUSY,
-            Self::Limit(_) => libc::ENOMEM,
-            Self::Address => libc::EADDRNOTAVAIL,
-            _ => libc::EINVAL,
-        }
-    }
-}

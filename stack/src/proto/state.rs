@@ -155,13 +155,6 @@ pub const fn type_name(ty: QpType) -> &'static str {
     }
 }
 
-/// `EPERM`: operation not permitted.
-pub const EPERM: i32 = 1;
-/// `EINVAL`: invalid argument.
-pub const EINVAL: i32 = 22;
-/// `EOPNOTSUPP`: operation not supported.
-pub const EOPNOTSUPP: i32 = 95;
-
 /// Why a Modify QP call is refused. Nothing has changed then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -244,17 +237,6 @@ pub enum ModifyError {
     /// Resizing.
     #[error("queues are not resized: CAP must be absent")]
     Cap,
-}
-
-impl ModifyError {
-    /// What the C API returns.
-    pub const fn errno(&self) -> i32 {
-        match self {
-            Self::UnknownAttributes(_) => EOPNOTSUPP,
-            Self::PrivilegedQkey(_) => EPERM,
-            _ => EINVAL,
-        }
-    }
 }
 
 /// The states a type may enter from one, for an error's text.

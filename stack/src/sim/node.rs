@@ -15,7 +15,7 @@ use crate::net::{Net, NetConfig};
 use crate::port::L2_OVERHEAD;
 use crate::proto::address::{Source, UD_EXT, UdAddress};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
-use crate::proto::state::{EINVAL, Gates, ModifyError, QP_ACCESS_FLAGS, required};
+use crate::proto::state::{Gates, ModifyError, QP_ACCESS_FLAGS, required};
 use crate::proto::status::{AsyncEvent, SendFlags, WrOpcode};
 use crate::proto::wqe::{
     Cqe, Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn, recv_stride, send_stride,
@@ -31,6 +31,8 @@ use crate::sync::srq::{self, Poster};
 use crate::time::Instant;
 use crate::wire::Discard;
 
+/// `EINVAL`: the request or the state is wrong.
+pub const EINVAL: i32 = 22;
 /// `ENOMEM`: the queue is full.
 pub const ENOMEM: i32 = 12;
 

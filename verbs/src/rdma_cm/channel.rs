@@ -2,11 +2,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use stack::device::{DeviceError, EventFd};
 
-use super::event::CmEvent;
 use super::service::Service;
 use crate::context::Context;
 use crate::error::VerbsError;
@@ -20,7 +18,7 @@ use crate::error::VerbsError;
 #[doc(alias = "rdma_event_channel")]
 pub struct EventChannel {
     pub(super) number: u64,
-    fd: Arc<EventFd>,
+    pub(super) fd: Arc<EventFd>,
     pub(super) service: Arc<Service>,
 }
 
@@ -33,7 +31,7 @@ impl Context {
     /// this starts the port and its device cannot be opened; `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn create_event_channel(&self) -> Result<EventChannel, VerbsError> {
-        let service = self.cm()?;
+        let service = Service::of(self)?;
         let fd = Arc::new(EventFd::new().map_err(|e| DeviceError::Descriptor(e.kind()))?);
         let number = service.lock().open_channel(fd.clone());
         Ok(EventChannel { number, fd, service })
@@ -45,22 +43,6 @@ impl EventChannel {
     /// ignored, refused or lost is counted under its reason.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.service.lock().counters()
-    }
-
-    /// The oldest event, or `None`: never waits.
-    #[doc(alias = "rdma_get_cm_event")]
-    pub fn try_get_event(&self) -> Option<CmEvent> {
-        Service::fetch(&self.service, self.number)
-    }
-
-    /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
-    /// events come in every [`Drive`](crate::Drive), even with a single thread.
-    ///
-    /// # Errors
-    /// `EDEADLK` from inside a turn.
-    #[doc(alias = "rdma_get_cm_event")]
-    pub fn get_event(&self, timeout: Duration) -> Result<Option<CmEvent>, VerbsError> {
-        Ok(self.service.device().wait(timeout, Some(&self.fd), || self.try_get_event())?)
     }
 
     /// Frees the channel.

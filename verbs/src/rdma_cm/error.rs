@@ -7,10 +7,6 @@ use stack::device::QpType;
 use super::param::PortSpace;
 use super::refusal::Refusal;
 use super::state::IdState;
-use crate::error::errno::{
-    EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EBUSY, ECONNREFUSED, EINVAL, ENETUNREACH, ENODEV, ENOTCONN,
-    ETIMEDOUT,
-};
 
 /// Why a call of [`rdma_cm`](crate::rdma_cm) failed. Nothing has changed then, except where a synchronous call waited for a
 /// peer that refused or did not answer.
@@ -141,25 +137,4 @@ pub enum CmError {
     /// An option that the identifier does not have in its state.
     #[error("set_option: {0}")]
     Option(&'static str),
-}
-
-impl CmError {
-    /// The error number of the C API.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::State { .. } | Self::Range { .. } | Self::Unsuitable { .. } | Self::Option(_) => EINVAL,
-            Self::QpType { .. } => EINVAL,
-            Self::NoIpoIb => ENODEV,
-            Self::AddrInUse { .. } => EADDRINUSE,
-            Self::AddrNotAvail { .. } | Self::NotJoined { .. } | Self::NoPort(_) => EADDRNOTAVAIL,
-            Self::Family { .. } => EAFNOSUPPORT,
-            Self::NoRoute { .. } => ENETUNREACH,
-            Self::TimedOut { .. } => ETIMEDOUT,
-            Self::Rejected { .. } => ECONNREFUSED,
-            Self::NotConnected { .. } => ENOTCONN,
-            Self::Busy { .. } => EBUSY,
-            Self::Qp { errno, .. } => *errno,
-            Self::Machine(e) => e.errno(),
-        }
-    }
 }

@@ -12,6 +12,7 @@ use stack::device::{
     ChannelCore, CqInit, Device, GSI_QKEY, GlobalRoute, Instant, PeerPath, QpCap, QpType, Qpn, WcOpcode,
 };
 
+use super::error::CmError;
 use crate::ah::{GRH_LEN, attr_from_wc};
 use crate::cq::Cq;
 use crate::error::VerbsError;
@@ -221,7 +222,7 @@ impl Gsi {
 pub(super) fn sgid_index(device: &Device, gid: &Gid) -> Result<u8, VerbsError> {
     let gids = device.gids();
     let index = gids.iter().position(|g| g == gid).and_then(|i| u8::try_from(i).ok());
-    index.ok_or_else(|| super::CmError::AddrNotAvail { addr: gid.to_ip() }.into())
+    index.ok_or_else(|| CmError::AddrNotAvail { addr: gid.to_ip() }.into())
 }
 
 /// Checks that an index, now that it is held, still belongs to the address: before, it could pass to another one.
@@ -229,7 +230,7 @@ pub(super) fn still_there(device: &Device, gid: &Gid, index: u8) -> Result<(), V
     if sgid_index(device, gid)? == index {
         return Ok(());
     }
-    Err(super::CmError::AddrNotAvail { addr: gid.to_ip() }.into())
+    Err(CmError::AddrNotAvail { addr: gid.to_ip() }.into())
 }
 
 /// The address vector of a path.

@@ -9,15 +9,15 @@ use stack::device::{DeviceError, Gid, QpType};
 
 use super::channel::EventChannel;
 use super::error::CmError;
-use super::event::{CmEvent, CmEventType, EventData};
+use super::event::{CmEventType, EventData};
 use super::gsi::sgid_index;
 use super::param::{CmOption, CmOptions, PortSpace};
 use super::record::Id;
 use super::service::{Service, State};
 use super::state::IdState;
 use crate::context::Context;
+use crate::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::error::VerbsError;
-use crate::error::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 
 /// Requests that a listener keeps at most, and by default (`ucma`).
 const BACKLOG_MAX: u32 = 1024;
@@ -65,7 +65,7 @@ impl Context {
         qp_type: QpType,
     ) -> Result<CmId, VerbsError> {
         space.check(qp_type)?;
-        let service = self.cm()?;
+        let service = Service::of(self)?;
         if channel.is_some_and(|c| !Arc::ptr_eq(&c.service, &service)) {
             return Err(DeviceError::Foreign { what: "event channel" }.into());
         }
@@ -166,21 +166,12 @@ impl CmId {
     pub fn dst_port(&self) -> u16 {
         self.peer_addr().map_or(0, |a| a.port())
     }
-    /// The event that the last synchronous call waited for, with the peer's private data and parameters. It is to be
-    /// acknowledged like any other.
-    pub fn event(&self) -> Option<CmEvent> {
-        let mut state = self.service.lock();
-        let data = state.id(self.number).last.clone()?;
-        let queued = super::queue::Queued { id: self.number, new: None, data };
-        Some(Service::event(&self.service, &mut state, queued))
-    }
-
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Id) -> R) -> R {
         f(self.service.lock().id(self.number))
     }
 
     /// Whether it has its own event queue.
-    fn is_synchronous(&self) -> bool {
+    pub(super) fn is_synchronous(&self) -> bool {
         self.with(|id| id.queue == self.number)
     }
 
@@ -342,20 +333,6 @@ impl CmId {
         id.queue = number;
         id.last = Some(request.data);
         Some(CmId { number, service: self.service.clone() })
-    }
-
-    /// The next event of a synchronous identifier that belongs to none of its calls, such as the peer's disconnection; `None`
-    /// after `timeout`.
-    ///
-    /// # Errors
-    /// `EINVAL` where it has an event channel; `EDEADLK` from inside a turn.
-    #[doc(alias = "rdma_get_cm_event")]
-    pub fn get_event(&self, timeout: Duration) -> Result<Option<CmEvent>, VerbsError> {
-        if !self.is_synchronous() {
-            let why = "its events come through its event channel";
-            return Err(CmError::Unsuitable { call: "get_event", why }.into());
-        }
-        Ok(self.service.device().wait(timeout, None, || Service::fetch(&self.service, self.number))?)
     }
 
     /// Completes a call: a synchronous identifier waits for one of these events, or for one that reports the failure.
@@ -546,6 +523,16 @@ impl Drop for CmId {
 }
 
 impl PortSpace {
+    /// Checks the queue pair type that an identifier is created for.
+    pub(super) const fn check(self, qp_type: QpType) -> Result<(), CmError> {
+        match (self, qp_type) {
+            (Self::IpoIb, _) => Err(CmError::NoIpoIb),
+            (Self::Tcp, QpType::Rc)
+            | (Self::Udp, QpType::Ud)
+            | (Self::Ib, QpType::Rc | QpType::Uc | QpType::Ud) => Ok(()),
+            _ => Err(CmError::QpType { space: self, given: qp_type }),
+        }
+    }
     pub(super) const fn cm(self) -> cm::PortSpace {
         match self {
             Self::Tcp => cm::PortSpace::Tcp,

@@ -103,10 +103,12 @@
 //! first identifier or channel and ends with the last one; its last messages leave first, for at most 100 ms.
 
 mod channel;
+mod cm_event;
 mod connect;
-mod error;
+pub(crate) mod error;
 mod event;
 mod gsi;
+mod handle;
 mod id;
 mod param;
 mod ports;
@@ -117,13 +119,12 @@ mod service;
 mod state;
 
 pub use channel::EventChannel;
+pub use cm_event::CmEvent;
 pub use error::CmError;
-pub use event::{CmEvent, CmEventType};
+pub use event::CmEventType;
 pub use id::CmId;
 pub use param::{
     CmOption, CmOptions, ConnParam, MAX_INIT_DEPTH, MAX_RESP_RES, PeerParam, PortSpace, UDP_QKEY, UdParam,
 };
 pub use refusal::Refusal;
 pub use state::IdState;
-
-pub(crate) use service::Service;

@@ -1,8 +1,6 @@
 //! Parameters of connections: those that a program gives, and those that it gets from the peer.
 
-use stack::device::QpType;
-
-use super::error::CmError;
+use stack::device::{AhAttr, Mtu, QpType};
 
 /// A port space: the kind of an identifier's connections (`enum rdma_port_space`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -21,7 +19,7 @@ pub enum PortSpace {
     #[doc(alias = "RDMA_PS_IB")]
     Ib,
     /// Datagrams of IP over InfiniBand. Its Q_Key is that of the broadcast group of an IPoIB interface, which a RoCE port
-    /// does not have; identifiers of it are refused with [`CmError::NoIpoIb`].
+    /// does not have; identifiers of it are refused with [`CmError::NoIpoIb`](super::CmError::NoIpoIb).
     #[doc(alias = "RDMA_PS_IPOIB")]
     IpoIb,
 }
@@ -42,16 +40,6 @@ impl PortSpace {
         match self {
             Self::Tcp | Self::Ib => QpType::Rc,
             Self::Udp | Self::IpoIb => QpType::Ud,
-        }
-    }
-    /// Checks the queue pair type that an identifier is created for.
-    pub(super) const fn check(self, qp_type: QpType) -> Result<(), CmError> {
-        match (self, qp_type) {
-            (Self::IpoIb, _) => Err(CmError::NoIpoIb),
-            (Self::Tcp, QpType::Rc)
-            | (Self::Udp, QpType::Ud)
-            | (Self::Ib, QpType::Rc | QpType::Uc | QpType::Ud) => Ok(()),
-            _ => Err(CmError::QpType { space: self, given: qp_type }),
         }
     }
     /// Bytes of private data that a request of this port space carries; with [`Ib`](Self::Ib), a request for a connection.
@@ -162,7 +150,7 @@ pub struct PeerParam {
 #[doc(alias = "rdma_ud_param")]
 pub struct UdParam {
     /// Its path, for an address handle ([`Pd::create_ah`](crate::Pd::create_ah)).
-    pub ah_attr: crate::AhAttr,
+    pub ah_attr: AhAttr,
     /// Its queue pair.
     pub qp_num: u32,
     /// Its Q_Key.
@@ -195,7 +183,7 @@ pub enum CmOption {
     /// Number of retries of a connection management message, 0 to 15; default 15. Not in the C API.
     MaxCmRetries(u8),
     /// Path MTU of the connection, at most that of the port, which is the default. Not in the C API.
-    PathMtu(crate::Mtu),
+    PathMtu(Mtu),
 }
 
 /// The current options of an identifier ([`CmId::options`](super::CmId::options)).
@@ -214,5 +202,5 @@ pub struct CmOptions {
     /// [`CmOption::MaxCmRetries`], where one was set.
     pub max_cm_retries: Option<u8>,
     /// [`CmOption::PathMtu`], where one was set.
-    pub path_mtu: Option<crate::Mtu>,
+    pub path_mtu: Option<Mtu>,
 }

@@ -9,23 +9,23 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
 use stack::device::{self, Device, DeviceError, EventFd, Instant, PeerPath, Qpn};
 
-use super::event::{CmEvent, CmEventType, EventData};
+use super::event::{CmEventType, EventData};
 use super::gsi::{Gsi, sgid_index};
-use super::id::CmId;
 use super::param::PortSpace;
 use super::ports::Ports;
 use super::queue::{Queued, Queues};
 use super::record::Id;
 use super::state::IdState;
+use crate::context::Context;
+use crate::errno::{EADDRNOTAVAIL, ETIMEDOUT};
 use crate::error::VerbsError;
-use crate::error::errno::{EADDRNOTAVAIL, ETIMEDOUT};
-use crate::{Counter, CounterSnapshot, Discard};
+use stack::device::{Counter, CounterSnapshot, Discard};
 
 /// How often it checks whether a peer was resolved, or data arrived before the last message of a connection.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
@@ -114,8 +114,19 @@ impl device::Service for Shared {
 }
 
 impl Service {
-    /// Starts connection management of a device.
-    pub(crate) fn start(device: Arc<Device>) -> Result<Self, VerbsError> {
+    /// Connection management of a context, started if need be.
+    pub(super) fn of(context: &Context) -> Result<Arc<Self>, VerbsError> {
+        let mut place = context.cm();
+        if let Some(service) = place.as_ref().and_then(Weak::upgrade).and_then(|s| s.downcast().ok()) {
+            return Ok(service);
+        }
+        let service = Arc::new(Self::start(context.device().clone())?);
+        let weak: Weak<Self> = Arc::downgrade(&service);
+        *place = Some(weak);
+        Ok(service)
+    }
+
+    fn start(device: Arc<Device>) -> Result<Self, VerbsError> {
         let attr = device.attr();
         let seed = u64::from(device.random()?) << 32 | u64::from(device.random()?);
         let machine = Machine::new(Config {
@@ -151,6 +162,12 @@ impl Service {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The lock, for a call that may come from inside a turn; reports the end first, if it has come. Not in a forked child.
+    pub(super) fn enter(&self) -> Option<MutexGuard<'_, State>> {
+        self.shared.report_end();
+        self.shared.enter()
+    }
+
     /// Runs a call of the program, and sends the messages that it gave the machine.
     pub(super) fn call<R>(
         &self,
@@ -167,27 +184,6 @@ impl Service {
         self.shared.report_end();
         device.wake();
         result
-    }
-
-    /// Fetches the oldest event of a queue.
-    pub(super) fn fetch(service: &Arc<Self>, queue: u64) -> Option<CmEvent> {
-        service.shared.report_end();
-        let mut state = service.shared.enter()?;
-        let queued = state.queues.pop(queue)?;
-        Some(Self::event(service, &mut state, queued))
-    }
-
-    /// Makes the event that the program gets, which counts as unacknowledged from now on.
-    pub(super) fn event(service: &Arc<Self>, state: &mut State, queued: Queued) -> CmEvent {
-        let Queued { id: number, new, data } = queued;
-        let mut context = 0;
-        if let Some(id) = state.ids.get_mut(&number) {
-            id.unacked += 1;
-            context = id.context;
-        }
-        let new = new.map(|number| CmId { number, service: service.clone() });
-        let ud = data.ud.and_then(|peer| peer.param(service.device()));
-        CmEvent { data, number, context, ud, new, service: service.clone() }
     }
 
     /// Counts an event as acknowledged.
@@ -526,7 +522,7 @@ mod tests {
         let context = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         for between_turns in [false, true] {
             let channel = context.create_event_channel().unwrap();
-            let service = context.cm().unwrap();
+            let service = Service::of(&context).unwrap();
             let ids = [(); 2].map(|()| context.create_id(Some(&channel), PortSpace::Tcp).unwrap());
             let broken = quiet(|| {
                 if between_turns {
@@ -550,7 +546,7 @@ mod tests {
             for id in &ids {
                 let e = id.bind_addr(([192, 0, 2, 1], 0)).unwrap_err();
                 assert!(matches!(e, VerbsError::Device(DeviceError::ServiceDied)), "{e}");
-                assert_eq!(e.errno(), crate::error::errno::EIO);
+                assert_eq!(e.errno(), crate::errno::EIO);
             }
             let mut reactor = context.reactor(0).unwrap();
             assert!((0..50).all(|_| reactor.poll_once().is_some()), "the device goes on");
@@ -569,7 +565,7 @@ mod tests {
         let mut config = DeviceConfig::loopback().drive(Drive::Embedded);
         config.clock = Clock::Manual(clock.clone());
         let context = Context::open(config).unwrap();
-        let service = context.cm().unwrap();
+        let service = Service::of(&context).unwrap();
         let own = service.device().gids().iter().copied().find(|gid| gid.as_v4().is_some()).unwrap();
         let path = Path { sgid: own, dgid: own, ..Path::default() };
         const INTERRUPTION: Duration = Duration::from_secs(3600);
@@ -599,7 +595,7 @@ mod tests {
         let mut config = DeviceConfig::loopback().drive(Drive::Embedded);
         config.clock = Clock::Manual(clock.clone());
         let context = Context::open(config).unwrap();
-        let (service, channel) = (context.cm().unwrap(), context.create_event_channel().unwrap());
+        let (service, channel) = (Service::of(&context).unwrap(), context.create_event_channel().unwrap());
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
         let init = QpInitAttr::rc(&cq, &cq);
         let next = |what| {

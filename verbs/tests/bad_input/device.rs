@@ -1,7 +1,7 @@
 //! Calls of the device: opening, queries, addresses, domains.
 
 use stack::net::{NetConfig, NetConfigError};
-use verbs::error::errno::{EBUSY, EINVAL, ENODEV, ENOMEM};
+use verbs::errno::{EBUSY, EINVAL, ENODEV, ENOMEM};
 use verbs::port::{PortOptions, PortSpec, pair, pair_with};
 use verbs::{Context, DeviceConfig, Drive, Mac, MwType, ParentDomainInitAttr, PortState};
 

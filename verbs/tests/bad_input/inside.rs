@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use verbs::error::errno::EDEADLK;
+use verbs::errno::EDEADLK;
 use verbs::{
     Access, AttrMask, CompChannel, Cq, CqInitAttr, DrainKind, Gid, Mr, Mw, MwType, Qp, QpAttr, QpInitAttr,
     QpState, Qpn, Rereg, Srq, SrqAttr, SrqAttrMask, SrqInitAttr, VerbsError, XrcTarget, Xrcd, XrcdInitAttr,

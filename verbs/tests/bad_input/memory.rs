@@ -1,7 +1,7 @@
 //! Calls of memory regions, memory windows and address handles.
 
 use stack::device::Device;
-use verbs::error::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
+use verbs::errno::{EBUSY, EINVAL, ENOMEM, EOPNOTSUPP, EPERM};
 use verbs::{
     Access, AhAttr, DeviceConfig, Drive, GRH_LEN, Gid, GlobalRoute, Mr, MwBind, MwBindInfo, MwType, QpType,
     RecvWr, Rereg, SendFlags, SendWr, Wc, ah_attr_to, inc_rkey,

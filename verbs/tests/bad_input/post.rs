@@ -1,6 +1,6 @@
 //! Calls that post.
 
-use verbs::error::errno::{EBUSY, EINVAL, ENOMEM, EPERM};
+use verbs::errno::{EBUSY, EINVAL, ENOMEM, EPERM};
 use verbs::{
     Access, FlushLevel, FlushPlacement, MwBindInfo, MwType, Qp, QpInitAttr, QpState, QpType, RecvWr,
     SendFlags, SendOpsFlags, SendWr, Sge, SrqInitAttr, WrPost, ah_attr_to,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use verbs::error::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
+use verbs::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
 use verbs::{
     Access, AttrMask, DrainKind, Gid, PathMigState, Qp, QpAttr, QpCap, QpInitAttr, QpState, QpType,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use stack::device::Device;
-use verbs::error::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP};
+use verbs::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP};
 use verbs::{
     Cq, CqInitAttr, CqWcFlags, DeviceConfig, Drive, QpInitAttr, RecvWr, SendWr, SrqAttr, SrqAttrMask,
     SrqInitAttr, Wc, XrcdInitAttr,

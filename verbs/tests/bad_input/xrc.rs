@@ -1,6 +1,6 @@
 //! Calls of XRC domains and targets.
 
-use verbs::error::errno::{EBUSY, EEXIST, EINVAL, ENOENT};
+use verbs::errno::{EBUSY, EEXIST, EINVAL, ENOENT};
 use verbs::limits::RD_ATOMIC_MAX;
 use verbs::{
     Access, Mtu, QpAttr, QpState, Qpn, SrqInitAttr, XrcTarget, Xrcd, XrcdInitAttr, attr_init, attr_rtr,

@@ -109,9 +109,8 @@ fn judge(
 }
 
 #[track_caller]
-fn refused(result: Result<QpState, ModifyError>, errno: i32, text: &str) {
+fn refused(result: Result<QpState, ModifyError>, text: &str) {
     let error = result.expect_err(text);
-    assert_eq!(error.errno(), errno, "{error}");
     assert_eq!(error.to_string(), text);
 }
 
@@ -167,10 +166,7 @@ fn every_pair(ty: QpType) {
         let result = modify(&context(ty, from), &good(from, to), full_mask(from, to, ty));
         match second(from, to, ty) {
             Some(_) => assert_eq!(result, Ok(to)),
-            None => {
-                assert_eq!(result, Err(ModifyError::Illegal { from, to, ty }));
-                assert_eq!(result.unwrap_err().errno(), EINVAL);
-            }
+            None => assert_eq!(result, Err(ModifyError::Illegal { from, to, ty })),
         }
     }
 }
@@ -211,7 +207,7 @@ fn s03_each_required_attribute_missing() {
         for missing in required.iter() {
             let mask = full_mask(from, to, QpType::Rc).difference(missing);
             let result = modify(&context(QpType::Rc, from), &good(from, to), mask);
-            refused(result, EINVAL, &format!("required attributes are missing: {missing}"));
+            refused(result, &format!("required attributes are missing: {missing}"));
         }
     }
 }
@@ -224,7 +220,7 @@ fn s04_each_foreign_attribute_added() {
         for foreign in M::all().difference(legal | M::CAP | M::ALT_PATH).iter() {
             let result = judge(ty, from, to, foreign, |_, _| ());
             let text = format!("attributes that this transition does not take: {foreign}");
-            refused(result, EINVAL, &text);
+            refused(result, &text);
         }
     }
 }
@@ -234,8 +230,8 @@ fn s05_reset_and_err_take_nothing() {
     for from in QpState::ALL {
         for to in [QpState::Reset, QpState::Err] {
             for extra in M::all().difference(M::STATE).iter() {
-                let error = judge(QpType::Rc, from, to, extra, |_, _| ()).unwrap_err();
-                assert_eq!(error.errno(), EINVAL, "{from:?} -> {to:?} with {extra}");
+                let result = judge(QpType::Rc, from, to, extra, |_, _| ());
+                assert!(result.is_err(), "{from:?} -> {to:?} with {extra}");
             }
         }
     }
@@ -252,7 +248,7 @@ fn s06_reset_to_err_is_legal() {
 fn s07_cur_state_must_be_the_state() {
     let result =
         judge(QpType::Rc, QpState::Rts, QpState::Rts, M::CUR_STATE, |_, a| a.cur_qp_state = QpState::Rtr);
-    refused(result, EINVAL, "cur_qp_state is RTR, the queue pair is in RTS");
+    refused(result, "cur_qp_state is RTR, the queue pair is in RTS");
     assert_eq!(judge(QpType::Rc, QpState::Rts, QpState::Rts, M::CUR_STATE, |_, _| ()), Ok(QpState::Rts));
 }
 
@@ -260,13 +256,13 @@ fn s07_cur_state_must_be_the_state() {
 fn s08_cur_state_that_no_transition_starts_from() {
     let result =
         judge(QpType::Rc, QpState::Rts, QpState::Rts, M::CUR_STATE, |_, a| a.cur_qp_state = QpState::Init);
-    refused(result, EINVAL, "cur_qp_state is INIT, the queue pair is in RTS");
+    refused(result, "cur_qp_state is INIT, the queue pair is in RTS");
 }
 
 #[test]
 fn s09_cap_is_refused_everywhere() {
     for (from, to, ty) in cells() {
-        refused(judge(ty, from, to, M::CAP, |_, _| ()), EINVAL, "queues are not resized: CAP must be absent");
+        refused(judge(ty, from, to, M::CAP, |_, _| ()), "queues are not resized: CAP must be absent");
     }
 }
 
@@ -300,13 +296,13 @@ fn to_rts(change: impl FnOnce(&mut ModifyContext, &mut QpAttr)) -> Result<QpStat
 
 #[test]
 fn s12_path_mtu_range() {
-    refused(to_rtr(|_, a| a.path_mtu = 0), EINVAL, "path_mtu is 0, allowed are 1 to 5");
-    refused(to_rtr(|_, a| a.path_mtu = 6), EINVAL, "path_mtu is 6, allowed are 1 to 5");
+    refused(to_rtr(|_, a| a.path_mtu = 0), "path_mtu is 0, allowed are 1 to 5");
+    refused(to_rtr(|_, a| a.path_mtu = 6), "path_mtu is 6, allowed are 1 to 5");
     let above = to_rtr(|c, a| {
         c.port_mtu = Mtu::Mtu1024;
         a.path_mtu = 4;
     });
-    refused(above, EINVAL, "path_mtu is 4 (2048 bytes), the port carries up to 3 (1024 bytes)");
+    refused(above, "path_mtu is 4 (2048 bytes), the port carries up to 3 (1024 bytes)");
     for mtu in Mtu::ALL {
         assert_eq!(to_rtr(|_, a| a.path_mtu = mtu as u8), Ok(QpState::Rtr));
     }
@@ -314,11 +310,11 @@ fn s12_path_mtu_range() {
 
 #[test]
 fn s13_counts_and_timers_out_of_range() {
-    refused(to_rts(|_, a| a.timeout = 32), EINVAL, "timeout is 32, allowed are 0 to 31");
-    refused(to_rts(|_, a| a.min_rnr_timer = 32), EINVAL, "min_rnr_timer is 32, allowed are 0 to 31");
-    refused(to_rtr(|_, a| a.min_rnr_timer = 255), EINVAL, "min_rnr_timer is 255, allowed are 0 to 31");
-    refused(to_rts(|_, a| a.retry_cnt = 8), EINVAL, "retry_cnt is 8, allowed are 0 to 7");
-    refused(to_rts(|_, a| a.rnr_retry = 8), EINVAL, "rnr_retry is 8, allowed are 0 to 7");
+    refused(to_rts(|_, a| a.timeout = 32), "timeout is 32, allowed are 0 to 31");
+    refused(to_rts(|_, a| a.min_rnr_timer = 32), "min_rnr_timer is 32, allowed are 0 to 31");
+    refused(to_rtr(|_, a| a.min_rnr_timer = 255), "min_rnr_timer is 255, allowed are 0 to 31");
+    refused(to_rts(|_, a| a.retry_cnt = 8), "retry_cnt is 8, allowed are 0 to 7");
+    refused(to_rts(|_, a| a.rnr_retry = 8), "rnr_retry is 8, allowed are 0 to 7");
     let edge = to_rts(|_, a| {
         (a.timeout, a.min_rnr_timer, a.retry_cnt, a.rnr_retry) = (31, 31, 7, 7);
     });
@@ -327,27 +323,22 @@ fn s13_counts_and_timers_out_of_range() {
 
 #[test]
 fn s14_address_vector() {
-    refused(
-        to_rtr(|_, a| a.ah_attr.grh = None),
-        EINVAL,
-        "ah_attr has no GRH (is_global is 0); RoCE needs one",
-    );
+    refused(to_rtr(|_, a| a.ah_attr.grh = None), "ah_attr has no GRH (is_global is 0); RoCE needs one");
     let index = |n| move |_: &mut ModifyContext, a: &mut QpAttr| grh(a).sgid_index = n;
-    refused(to_rtr(index(2)), EINVAL, "ah_attr.grh.sgid_index is 2, allowed are 0 to 1");
+    refused(to_rtr(index(2)), "ah_attr.grh.sgid_index is 2, allowed are 0 to 1");
     assert_eq!(to_rtr(index(0)), Ok(QpState::Rtr));
     refused(
         to_rtr(|_, a| grh(a).dgid = Gid::v4([224, 0, 0, 1])),
-        EINVAL,
         "dgid is ::ffff:224.0.0.1, a connected queue pair needs a unicast address",
     );
-    refused(to_rtr(|_, a| a.ah_attr.sl = 8), EINVAL, "ah_attr.sl is 8, allowed are 0 to 7");
+    refused(to_rtr(|_, a| a.ah_attr.sl = 8), "ah_attr.sl is 8, allowed are 0 to 7");
     let label = to_rtr(|_, a| grh(a).flow_label = 0x10_0000);
-    refused(label, EINVAL, "ah_attr.grh.flow_label is 1048576, allowed are 0 to 1048575");
-    refused(to_rtr(|_, a| a.ah_attr.port_num = 0), EINVAL, "ah_attr.port_num is 0, allowed are 1 to 1");
+    refused(label, "ah_attr.grh.flow_label is 1048576, allowed are 0 to 1048575");
+    refused(to_rtr(|_, a| a.ah_attr.port_num = 0), "ah_attr.port_num is 0, allowed are 1 to 1");
     let gone = to_rtr(|c, _| c.source = None);
     let text = "ah_attr.grh.sgid_index is 1, where the GID table has no address; choose one that it has";
-    refused(gone, EINVAL, text);
-    refused(to_rtr(|_, a| grh(a).dgid = Gid::default()), EINVAL, "dgid is ::, which is nobody's address");
+    refused(gone, text);
+    refused(to_rtr(|_, a| grh(a).dgid = Gid::default()), "dgid is ::, which is nobody's address");
 }
 
 // In each transition that takes an address vector, and for each type that has one.
@@ -367,10 +358,10 @@ fn source_and_destination_are_of_one_ip_version() {
         };
         let text =
             "dgid is ::ffff:10.0.0.2, the address at sgid_index is fd00::1; both must be IPv4, or both IPv6";
-        refused(judge(&|c, _| c.source = Some(v6)), EINVAL, text);
+        refused(judge(&|c, _| c.source = Some(v6)), text);
         let text =
             "dgid is fd00::1, the address at sgid_index is ::ffff:10.0.0.1; both must be IPv4, or both IPv6";
-        refused(judge(&|_, a| grh(a).dgid = v6), EINVAL, text);
+        refused(judge(&|_, a| grh(a).dgid = v6), text);
         assert_eq!(judge(&|c, a| (c.source, grh(a).dgid) = (Some(v6), v6)), Ok(to));
         assert_eq!(judge(&|_, _| ()), Ok(to));
         taken += 1;
@@ -388,10 +379,10 @@ fn s15_no_alternate_path() {
     for (from, to) in
         [(QpState::Init, QpState::Rtr), (QpState::Rtr, QpState::Rts), (QpState::Rts, QpState::Rts)]
     {
-        refused(judge(QpType::Rc, from, to, M::ALT_PATH, |_, _| ()), EINVAL, text);
+        refused(judge(QpType::Rc, from, to, M::ALT_PATH, |_, _| ()), text);
     }
     let armed = to_rts(|_, a| a.path_mig_state = PathMigState::Armed);
-    refused(armed, EINVAL, "path_mig_state is Armed; RoCE has no path migration, allowed is Migrated");
+    refused(armed, "path_mig_state is Armed; RoCE has no path migration, allowed is Migrated");
 }
 
 #[test]
@@ -403,7 +394,7 @@ fn s16_privileged_qkey() {
         })
     };
     let text = "qkey is 0x80000001: values with bit 31 set need privilege, allowed are 0 to 0x7fffffff";
-    refused(set(false), EPERM, text);
+    refused(set(false), text);
     assert_eq!(set(true), Ok(QpState::Init));
 }
 
@@ -411,8 +402,8 @@ fn s16_privileged_qkey() {
 fn s17_read_depth_above_the_device() {
     let above = RD_ATOMIC_MAX + 1;
     let text = |name: &str| format!("{name} is {above}, allowed are 0 to {RD_ATOMIC_MAX}");
-    refused(to_rts(|_, a| a.max_rd_atomic = above), EINVAL, &text("max_rd_atomic"));
-    refused(to_rtr(|_, a| a.max_dest_rd_atomic = above), EINVAL, &text("max_dest_rd_atomic"));
+    refused(to_rts(|_, a| a.max_rd_atomic = above), &text("max_rd_atomic"));
+    refused(to_rtr(|_, a| a.max_dest_rd_atomic = above), &text("max_dest_rd_atomic"));
 }
 
 #[test]
@@ -420,7 +411,7 @@ fn s29_while_draining_only_reset_and_err() {
     for ty in QpType::ALL {
         for to in [QpState::Rts, QpState::Sqd] {
             let error = judge(ty, QpState::Sqd, to, M::empty(), |c, _| c.draining = true).unwrap_err();
-            assert_eq!((error, error.errno()), (ModifyError::Draining, EINVAL));
+            assert_eq!(error, ModifyError::Draining);
             assert_eq!(judge(ty, QpState::Sqd, to, M::empty(), |_, _| ()), Ok(to));
         }
         for to in [QpState::Reset, QpState::Err] {
@@ -434,18 +425,13 @@ fn other_values_out_of_range() {
     let to_init = |change: fn(&mut QpAttr)| {
         judge(QpType::Rc, QpState::Reset, QpState::Init, M::empty(), |_, a| change(a))
     };
-    refused(to_init(|a| a.port_num = 2), EINVAL, "port_num is 2, allowed are 1 to 1");
-    refused(to_init(|a| a.pkey_index = 1), EINVAL, "pkey_index is 1, allowed are 0 to 0");
+    refused(to_init(|a| a.port_num = 2), "port_num is 2, allowed are 1 to 1");
+    refused(to_init(|a| a.pkey_index = 1), "pkey_index is 1, allowed are 0 to 0");
     refused(
         to_init(|a| a.qp_access_flags = 0x8e),
-        EINVAL,
         "qp_access_flags has bits 0x80 that a queue pair cannot grant, allowed are 0x31f",
     );
-    refused(
-        to_rtr(|_, a| a.dest_qp_num = 1 << 24),
-        EINVAL,
-        "dest_qp_num is 16777216, allowed are 0 to 16777215",
-    );
+    refused(to_rtr(|_, a| a.dest_qp_num = 1 << 24), "dest_qp_num is 16777216, allowed are 0 to 16777215");
 }
 
 #[test]
@@ -453,7 +439,7 @@ fn bits_that_name_nothing_are_not_supported() {
     for b in (21..32).filter(|b| *b != 25) {
         let extra = M::from_bits_retain(1 << b);
         let result = judge(QpType::Rc, QpState::Reset, QpState::Init, extra, |_, _| ());
-        refused(result, EOPNOTSUPP, &format!("attribute mask bits {:#x} name no attribute", 1u32 << b));
+        refused(result, &format!("attribute mask bits {:#x} name no attribute", 1u32 << b));
     }
 }
 
@@ -461,7 +447,7 @@ fn bits_that_name_nothing_are_not_supported() {
 #[test]
 fn illegal_transitions_say_what_is_legal() {
     let result = judge(QpType::Rc, QpState::Reset, QpState::Rts, M::empty(), |_, _| ());
-    refused(result, EINVAL, "no transition RESET -> RTS for RC; from RESET are legal: RESET, INIT, ERR");
+    refused(result, "no transition RESET -> RTS for RC; from RESET are legal: RESET, INIT, ERR");
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub fn modify_masks(data: &[u8]) {
                 assert_eq!(after, before, "refused with \"{error}\", and yet something has changed");
                 assert_eq!(node.state(qp), from);
                 assert!(!acceptable(&node, &attr, mask, from, ty), "{ty:?} {mask} {attr:?}: {error}");
-                assert!(!error.to_string().is_empty() && error.errno() > 0);
+                assert!(!error.to_string().is_empty());
             }
             Ok(()) => {
                 assert!(acceptable(&node, &attr, mask, from, ty), "{ty:?} {from:?} takes {mask} {attr:?}");
