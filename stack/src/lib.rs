@@ -19,7 +19,6 @@ pub mod proto;
 pub mod racy;
 pub mod runtime;
 pub mod shard;
-pub mod sim;
 pub mod sync;
 pub mod time;
 pub mod wire;

@@ -1,6 +1,6 @@
 //! Coverage marks: which branch of the protocol a test went through.
 //!
-//! A mark stands in a branch that only trouble reaches (a retry, a NAK, a duplicate). In tests, and with the feature `sim`, each
+//! A mark stands in a branch that only trouble reaches (a retry, a NAK, a duplicate). In tests, and with the feature `marks`, each
 //! thread counts the marks that it passes; otherwise [`hit`] compiles to nothing. The simulator's report names each mark, and a
 //! run of many seeds fails if one was never hit.
 
@@ -112,7 +112,7 @@ pub(crate) fn steps() -> u64 {
     STEPS.with(core::cell::Cell::get)
 }
 
-#[cfg(any(test, feature = "sim"))]
+#[cfg(any(test, feature = "marks"))]
 mod counting {
     use super::{MARKS, Mark};
     use core::cell::Cell;
@@ -133,7 +133,7 @@ mod counting {
     }
 }
 
-#[cfg(not(any(test, feature = "sim")))]
+#[cfg(not(any(test, feature = "marks")))]
 mod counting {
     use super::{MARKS, Mark};
 

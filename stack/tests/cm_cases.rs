@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use sim::mads::{MadFaults, MadWorld, SentMad};
 use stack::cm::mad::Mad;
 use stack::cm::message::{Drep, Dreq, Message, Mra, Rej, Rep, Req, Rtu, SidrRep, SidrReq};
 use stack::cm::{
@@ -11,7 +12,6 @@ use stack::cm::{
 };
 use stack::config::RD_ATOMIC_MAX;
 use stack::id::{Gid, Mtu, Psn, Qpn};
-use stack::sim::mads::{MadFaults, MadWorld, SentMad};
 use stack::time::Instant;
 
 /// The active and the passive side.

@@ -2,6 +2,12 @@
 
 use core::time::Duration;
 
+use sim::forger::Forger;
+use sim::link::{Fault, Plan};
+use sim::manager::{Manager, connect, init, run};
+use sim::node::{CqId, MrId, NodeConfig, QpConfig, QpId, SendWr, remote_rights};
+use sim::rng::Rng;
+use sim::world::World;
 use stack::cm::{
     Accept, Config, ConnId, Connect, Counter, Disconnect, Event, IpHeader, Listen, PortSpace, ServiceId,
     Timing,
@@ -9,12 +15,6 @@ use stack::cm::{
 use stack::id::{QpState, Qpn};
 use stack::mem::Access;
 use stack::proto::status::{WcOpcode, WcStatus, WrOpcode};
-use stack::sim::forger::Forger;
-use stack::sim::link::{Fault, Plan};
-use stack::sim::manager::{Manager, connect, init, run};
-use stack::sim::node::{CqId, MrId, NodeConfig, QpConfig, QpId, SendWr, remote_rights};
-use stack::sim::rng::Rng;
-use stack::sim::world::World;
 
 const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 7);
 const SIZE: usize = 3000;

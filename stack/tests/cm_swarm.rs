@@ -6,14 +6,14 @@
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
+use sim::mads::{MadFaults, MadWorld};
+use sim::rng::Rng;
 use stack::cm::message::Message;
 use stack::cm::{
     Accept, Config, ConnId, Connect, Counter, Disconnect, Error, Event, IpHeader, Listen, Machine, PortSpace,
     Reject, ServiceId, SidrId, SidrReply, SidrRequest, SidrStatus, Timing, code,
 };
 use stack::id::Qpn;
-use stack::sim::mads::{MadFaults, MadWorld};
-use stack::sim::rng::Rng;
 use stack::time::Instant;
 
 const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 4420);

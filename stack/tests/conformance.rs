@@ -62,7 +62,9 @@ fn ids_of(name: &str) -> Vec<String> {
 /// Every function with `#[test]` in the source of the libraries: id to tests.
 fn tests() -> BTreeMap<String, Vec<String>> {
     let mut files = Vec::new();
-    for dir in ["stack/src", "stack/tests", "verbs/src", "verbs/tests", "apps/src", "apps/tests"] {
+    for dir in
+        ["stack/src", "stack/sim/src", "stack/tests", "verbs/src", "verbs/tests", "apps/src", "apps/tests"]
+    {
         sources(&root().join(dir), &mut files);
     }
     let mut out: BTreeMap<String, Vec<String>> = BTreeMap::new();

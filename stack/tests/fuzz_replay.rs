@@ -3,8 +3,7 @@
 //! `stack/fuzz/corpus/TARGET.hex` has an input a line; `scripts/fuzz` finds new ones. `FUZZ_RUNS` sets how many
 //! changed inputs follow.
 
-use crate::replay;
-use stack::sim::fuzz::TARGETS;
+use sim::fuzz::{TARGETS, replay};
 
 fn replay(name: &str) {
     let (_, target) = TARGETS.iter().find(|(n, _)| *n == name).expect("a target of that name");

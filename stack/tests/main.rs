@@ -20,7 +20,6 @@ mod rc_responder;
 mod rc_run;
 mod rc_states;
 mod rc_wire;
-mod replay;
 mod rxe_model;
 mod sim_cases;
 mod sim_neighbours;

@@ -4,11 +4,11 @@
 #![cfg(not(miri))]
 
 use rustix::fs::{OFlags, SealFlags};
-use stack::port::{Frame, Port, PortQueue, RxBurst, TxBurst};
-use stack::sim::memif_peer::{
+use sim::memif_peer::{
     self, BUFFER, CONNECT, Dir, LOG2, Peer, SIZE, SLOTS, Sent, TO_CLIENT, TO_SERVER, add_region, add_ring,
     buffer, init, memory, message,
 };
+use stack::port::{Frame, Port, PortQueue, RxBurst, TxBurst};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;

@@ -1,7 +1,7 @@
 //! Bits of a packet that must not matter to a reliable connection.
 
+use sim::peer::{Rig, bth_of, pkt, reseal};
 use stack::proto::status::WcStatus;
-use stack::sim::peer::{Rig, bth_of, pkt, reseal};
 use stack::wire::Opcode as O;
 
 /// A SEND with these bits of one BTH byte flipped is received and acknowledged like any other.

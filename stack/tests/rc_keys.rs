@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
+use sim::node::{MrId, Node, NodeConfig, PD, QpConfig, SendWr, remote_rights};
+use sim::peer::{PEER_QPN, Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, opcodes, pkt};
+use sim::rng::Rng;
+use sim::seen::Seen;
 use stack::id::QpState;
 use stack::mem::{Access, Bind, KeyFault, MwType, inc_rkey};
 use stack::proto::status::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::NakCode;
-use stack::sim::node::{MrId, Node, NodeConfig, PD, QpConfig, SendWr, remote_rights};
-use stack::sim::peer::{PEER_QPN, Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, opcodes, pkt};
-use stack::sim::rng::Rng;
-use stack::sim::seen::Seen;
 use stack::time::Instant;
 use stack::wire::{Ext, Feth, Opcode, Reth};
 

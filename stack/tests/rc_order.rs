@@ -1,10 +1,10 @@
 //! What a program may see, and when: a receive completion does not come before the acknowledgement that the sender waits for has
 //! been passed to the port. The set-up is that of `rc_responder.rs`; a READ of 20 packets takes more than a turn to answer.
 
+use sim::node::{CqId, QpId};
+use sim::peer::{PEER_QPN, Pkt, Rig, frame, opcodes, pkt, psns};
 use stack::id::{QpState, QpType};
 use stack::proto::status::WcStatus;
-use stack::sim::node::{CqId, QpId};
-use stack::sim::peer::{PEER_QPN, Pkt, Rig, frame, opcodes, pkt, psns};
 use stack::wire::{Flow, Opcode as O};
 
 const E: u32 = 0x100;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use sim::node::SendWr;
+use sim::peer::{PEER_QPN, Rig, ack, ack_with, frame, pkt};
 use stack::id::QpState;
 use stack::mem::Access;
 use stack::proto::status::{WcStatus, WrOpcode};
 use stack::shard::counters::Counter;
-use stack::sim::node::SendWr;
-use stack::sim::peer::{PEER_QPN, Rig, ack, ack_with, frame, pkt};
 use stack::wire::{Discard, Opcode};
 
 const MS: Duration = Duration::from_millis(1);

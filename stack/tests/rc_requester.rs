@@ -4,6 +4,9 @@
 
 use std::time::Duration;
 
+use sim::node::SendWr;
+use sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, opcodes, pkt, psns};
+use sim::seen::Seen;
 use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, PdId, Psn, QpState};
 use stack::mem::{Access, Sge};
@@ -13,9 +16,6 @@ use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::{ack_timeout, rnr_delay};
 use stack::proto::wqe::{Granule, SendWqe, put_sges, send_stride};
-use stack::sim::node::SendWr;
-use stack::sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, opcodes, pkt, psns};
-use stack::sim::seen::Seen;
 use stack::time::Instant;
 use stack::wire::{Ext, Opcode, Reth};
 
@@ -40,7 +40,7 @@ fn rig() -> Rig {
     with(|_| ())
 }
 
-fn with(change: impl FnOnce(&mut stack::sim::peer::RigConfig)) -> Rig {
+fn with(change: impl FnOnce(&mut sim::peer::RigConfig)) -> Rig {
     let mut rig = Rig::with(|c| {
         c.receives = 0;
         change(c);
@@ -203,7 +203,7 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
 
 /// Passes the requester an acknowledgement as from the wire.
 fn acknowledge(requester: &mut Requester, now: Instant, psn: Psn, sq: &impl SendRing) {
-    let frame = stack::sim::peer::frame(&stack::wire::Flow::default(), &ack(psn.get(), 1));
+    let frame = sim::peer::frame(&stack::wire::Flow::default(), &ack(psn.get(), 1));
     let Ok(stack::wire::Ingress::Roce(layout)) = stack::wire::locate(&frame) else {
         panic!("an acknowledgement is a packet")
     };

@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
+use sim::node::remote_rights;
+use sim::peer::{Pkt, Rig, RigConfig, opcodes, pkt, psns};
+use sim::seen::Seen;
 use stack::config::RD_ATOMIC_MAX;
 use stack::id::{PdId, QpState};
 use stack::mem::{Access, Sge};
 use stack::proto::status::{AsyncEvent, WcFlags, WcOpcode, WcStatus};
 use stack::proto::tables::NakCode;
-use stack::sim::node::remote_rights;
-use stack::sim::peer::{Pkt, Rig, RigConfig, opcodes, pkt, psns};
-use stack::sim::seen::Seen;
 use stack::wire::{Discard, Kind, Opcode};
 
 use NakCode::{InvalidRequest, PsnSequenceError, RemoteAccessError, RemoteOperationalError};
@@ -342,9 +342,9 @@ fn r19_r20_r21_r22_packet_lengths() {
     let mut rig = Rig::new();
     rig.send(&pkt(O::RC_WRITE_FIRST, E).reth(rig.va(0), rig.rkey(), 1028).len(1024));
     let mut frame = rig.frame(&pkt(O::RC_WRITE_LAST, E + 1).a().len(4));
-    let bth = stack::sim::peer::bth_of(&frame);
+    let bth = sim::peer::bth_of(&frame);
     frame[bth + 1] |= 0x10;
-    stack::sim::peer::reseal(&mut frame);
+    sim::peer::reseal(&mut frame);
     let said = rig.send_frame(&frame);
     assert!(said[0].is_nak(E + 1, InvalidRequest), "{said:?}");
 }
@@ -599,9 +599,7 @@ fn r47_send_with_invalidate_of_a_bad_key() {
         assert_eq!(rig.state(), QpState::Err);
         assert_eq!(rig.done()[0], (0, WcStatus::RemInvReqErr));
         if !unknown {
-            assert!(
-                rig.node.shared.mrs.check(key, stack::sim::node::PD, Access::empty(), rig.va(0), 1).is_ok()
-            );
+            assert!(rig.node.shared.mrs.check(key, sim::node::PD, Access::empty(), rig.va(0), 1).is_ok());
         }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
+use sim::peer::{Pkt, ack_with, frame, pkt};
 use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, Psn, QpState, QpType};
 use stack::proto::completer::Response;
@@ -12,7 +13,6 @@ use stack::proto::requester::{Form, Idle, Next, Requester, RequesterConfig, Send
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcStatus, WrOpcode};
 use stack::proto::wqe::{Granule, SendWqe, send_stride};
-use stack::sim::peer::{Pkt, ack_with, frame, pkt};
 use stack::sync::spsc::{Consumer, Producer, ring_at};
 use stack::time::Instant;
 use stack::wire::{Flow, Ingress, Opcode, locate};

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use sim::node::SendWr;
+use sim::peer::{PEER_QPN, Rig, ack, opcodes, pkt, psns};
 use stack::id::{Mtu, QpState};
 use stack::proto::attr::{AttrMask, QpAttr};
 use stack::proto::state::ModifyError;
 use stack::proto::status::{AsyncEvent, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::ack_timeout;
-use stack::sim::node::SendWr;
-use stack::sim::peer::{PEER_QPN, Rig, ack, opcodes, pkt, psns};
 use stack::wire::{Discard, Opcode as O};
 
 use WcStatus::{RetryExcErr, Success, WrFlushErr};
@@ -34,7 +34,7 @@ fn to_sqd(rig: &mut Rig) {
     rig.node.modify(rig.now, rig.qp, &attr, mask).unwrap();
 }
 
-fn read_response(psn: u32, len: usize) -> stack::sim::peer::Pkt {
+fn read_response(psn: u32, len: usize) -> sim::peer::Pkt {
     pkt(O::RC_READ_RESPONSE_ONLY, psn).aeth(0x1f, 1).len(len)
 }
 
@@ -158,7 +158,7 @@ fn s27_drain_inside_a_message() {
     let mut rig = rig(0, QpState::Rts);
     rig.post(&rig.wr(1, RdmaWrite, 4096));
     to_sqd(&mut rig);
-    assert_eq!(psns(&rig.send(&stack::sim::peer::ack_with(0x102, 0x60, 0))), [0x102, 0x103]);
+    assert_eq!(psns(&rig.send(&sim::peer::ack_with(0x102, 0x60, 0))), [0x102, 0x103]);
     assert_eq!(psns(&rig.wait(70 * MS)), [0x102, 0x103], "the ACK timer runs on");
     rig.send(&ack(0x103, 1));
     assert_eq!(rig.done(), [(1, Success)]);

@@ -1,9 +1,9 @@
 //! Frames that a reliable connection must take, and frames that it must drop: without a reply, a completion or a
 //! change of state, and with one counter up. A `p` and a number name the case.
 
+use sim::peer::{Rig, bth_of, pkt, reseal};
+use sim::rng::Rng;
 use stack::id::{Gid, QpState, Qpn};
-use stack::sim::peer::{Rig, bth_of, pkt, reseal};
-use stack::sim::rng::Rng;
 use stack::wire::{Discard, Ext, Opcode as O, Row, Transport};
 
 fn send_frame(rig: &Rig, len: usize) -> Vec<u8> {
@@ -149,7 +149,7 @@ fn p20_p21_opcodes_that_are_not_ours() {
 // Goal: a FLUSH without a placement is refused; reserved bits of its header are ignored.
 #[test]
 fn p20_reserved_fields_of_a_flush() {
-    let rights = stack::sim::node::remote_rights() | stack::mem::Access::FLUSH_GLOBAL;
+    let rights = sim::node::remote_rights() | stack::mem::Access::FLUSH_GLOBAL;
     for placement in [0, 1] {
         let mut rig = Rig::with(|c| c.qp.access = rights);
         let mr = rig.node.register(64, rights);

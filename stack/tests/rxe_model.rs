@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, bth_of, opcodes, pkt, psns, reseal};
 use stack::proto::status::{WcStatus, WrOpcode};
-use stack::sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, bth_of, opcodes, pkt, psns, reseal};
 use stack::wire::{Ext, Opcode as O, Reth};
 
 use WcStatus::Success;

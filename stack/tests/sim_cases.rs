@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
+use sim::link::{Fate, Fault, Fired, Flight, Link, Plan};
+use sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
+use sim::peer::{Rig, pkt};
+use sim::rng::Rng;
+use sim::story::{A, B, Story, acks, any, nak, opcode, rnr_nak};
+use sim::world::{Steering, World};
 use stack::id::{QpState, QpType};
 use stack::proto::attr::QpAttr;
 use stack::proto::state::required;
 use stack::proto::status::{AsyncEvent, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::NakCode::{PsnSequenceError, RemoteAccessError};
 use stack::shard::counters::Counter;
-use stack::sim::link::{Fate, Fault, Fired, Flight, Link, Plan};
-use stack::sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
-use stack::sim::peer::{Rig, pkt};
-use stack::sim::rng::Rng;
-use stack::sim::story::{A, B, Story, acks, any, nak, opcode, rnr_nak};
-use stack::sim::world::{Steering, World};
 use stack::time::Instant;
 use stack::wire::{Discard, Opcode as O};
 

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
+use sim::check;
+use sim::liar::{LIAR, Liar};
+use sim::link::{Fate, Fault, Plan};
+use sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
+use sim::peer::{Rig, ack};
+use sim::rng::Rng;
+use sim::seen::Seen;
+use sim::story::{A, B, Story, any, rnr_nak};
+use sim::world::{Endpoint, World};
 use stack::id::{Mac, QpState};
 use stack::net::NetCounter;
 use stack::proto::status::{WcStatus, WrOpcode};
 use stack::proto::tables::{ack_timeout, rnr_delay};
 use stack::proto::vendor::VendorErr;
 use stack::shard::counters::Counter;
-use stack::sim::check;
-use stack::sim::liar::{LIAR, Liar};
-use stack::sim::link::{Fate, Fault, Plan};
-use stack::sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
-use stack::sim::peer::{Rig, ack};
-use stack::sim::rng::Rng;
-use stack::sim::seen::Seen;
-use stack::sim::story::{A, B, Story, any, rnr_nak};
-use stack::sim::world::{Endpoint, World};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use sim::link::Fault;
+use sim::swarm::Swarm;
+use sim::workload::{self, Plant, Report};
 use stack::id::QpType;
 use stack::mark::Mark;
 use stack::proto::status::WrOpcode;
-use stack::sim::link::Fault;
-use stack::sim::swarm::Swarm;
-use stack::sim::workload::{self, Plant, Report};
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

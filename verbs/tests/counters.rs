@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{self, Pair, all_rights, options};
-use stack::sim::peer::{Pkt, ack, ack_with, bth_of, frame, pkt, reseal};
+use sim::peer::{Pkt, ack, ack_with, bth_of, frame, pkt, reseal};
 use stack::wire::{Flow, Opcode as O};
 use verbs::port::{Frame, PortOptions, PortQueue, RxBurst, TxBurst, pair_with};
 use verbs::{

@@ -1,7 +1,7 @@
 //! Replays the saved inputs of the fuzz target `cm_service`, and small mutations of them, as `stack/tests/fuzz_replay.rs`
 //! does for the other targets.
 
-use crate::replay;
+use sim::fuzz::replay;
 use std::collections::BTreeSet;
 
 use crate::cm_service::cm_service;

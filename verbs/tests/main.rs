@@ -32,8 +32,6 @@ mod rdma_cm_flood;
 mod rdma_cm_input;
 mod rdma_cm_spaces;
 mod registration;
-#[path = "../../stack/tests/replay/mod.rs"]
-mod replay;
 mod scale;
 mod sqd;
 mod srq;

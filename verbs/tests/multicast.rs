@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{self, PATIENCE, all_rights, embedded, nothing, pump, take};
 use crate::wire::{PEER_QPN, Wire, datagram};
-use stack::sim::peer::{frame, pkt};
+use sim::peer::{frame, pkt};
 use stack::wire::{Flow, Opcode};
 use verbs::port::{Port, PortInfo, PortOptions, PortQueue, PortStats, RxBurst, TxBurst, pair, pair_with};
 use verbs::{

@@ -1,7 +1,7 @@
 //! Statuses that take a peer which does what this stack never does.
 
 use crate::wire::{PEER_PSN, Wire, mtu256};
-use stack::sim::peer::{Pkt, pkt};
+use sim::peer::{Pkt, pkt};
 use stack::wire::Opcode as O;
 use verbs::{Qp, QpInitAttr, QpState, RcOptions, SendWr, WcStatus};
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::common::{PATIENCE, all_rights, enter, options, pump, take};
 use crate::wire::{self, PEER_PSN, PEER_QPN, Wire, mtu256};
-use stack::sim::peer::{Pkt, pkt};
+use sim::peer::{Pkt, pkt};
 use stack::wire::Opcode;
 use verbs::port::{FaultPlan, Port, fault, pair};
 use verbs::{

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{self, embedded, enter, nothing, options, pump, take};
 use crate::wire::{self, PEER_QPN, Wire, datagram};
-use stack::sim::peer::{frame, pkt};
+use sim::peer::{frame, pkt};
 use stack::wire::{Deth, Ext, Opcode};
 use verbs::port::{Port, PortOptions, pair_with};
 use verbs::{

@@ -4,7 +4,7 @@ use crate::common;
 use std::path::Path;
 
 use crate::wire::{PEER_QPN, Wire};
-use stack::sim::peer::{Pkt, pkt};
+use sim::peer::{Pkt, pkt};
 use stack::wire::{Ext, Header, Ingress, Kind, Reth, locate};
 use verbs::{Gid, Mtu, Qp, QpInitAttr, QpType, Qpn, RcOptions, RecvWr, SendWr, WcOpcode, ah_attr_to};
 

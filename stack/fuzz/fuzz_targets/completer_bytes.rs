@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| stack::sim::fuzz::completer_bytes(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| sim::fuzz::completer_bytes(data));

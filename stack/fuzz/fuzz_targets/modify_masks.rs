@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| stack::sim::fuzz::modify_masks(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| sim::fuzz::modify_masks(data));

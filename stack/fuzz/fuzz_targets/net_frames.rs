@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| stack::sim::fuzz::net_frames(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| sim::fuzz::net_frames(data));

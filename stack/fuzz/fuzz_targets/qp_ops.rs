@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| stack::sim::fuzz::qp_ops(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| sim::fuzz::qp_ops(data));

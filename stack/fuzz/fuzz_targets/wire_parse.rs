@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| stack::sim::fuzz::wire_parse(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| sim::fuzz::wire_parse(data));

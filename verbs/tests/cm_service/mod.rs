@@ -1,7 +1,7 @@
 //! Arbitrary MADs to a device's connection manager, and arbitrary calls of its program: tests machine, service and queue pair
 //! 1 together.
 //!
-//! The bytes are a program, as those of `stack::sim::fuzz` are. The fuzzer (`stack/fuzz`) and the tests run this file.
+//! The bytes are a program, as those of `sim::fuzz` are. The fuzzer (`stack/fuzz`) and the tests run this file.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::SocketAddr;

@@ -4,10 +4,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use sim::peer::{Pkt, frame};
+use sim::seen::Seen;
 use stack::net::{Net, NetConfig};
 use stack::port::{PortQueue, RxBurst, TxBurst};
-use stack::sim::peer::{Pkt, frame};
-use stack::sim::seen::Seen;
 use stack::wire::{Deth, Ext, Flow, Ingress, Opcode, locate};
 use verbs::{
     Context, Cq, DeviceConfig, Discard, Drive, Gid, Mr, Pd, Psn, Qp, Qpn, RcEndpoint, RcOptions, RecvWr, Wc,
@@ -165,7 +165,7 @@ impl Wire {
 /// A datagram of `payload`.
 pub fn datagram(psn: u32, qkey: u32, payload: &[u8]) -> Pkt {
     let deth = Deth { qkey, src_qpn: PEER_QPN };
-    stack::sim::peer::pkt(Opcode::UD_SEND_ONLY, psn).ext(Ext::Deth(deth)).data(payload)
+    sim::peer::pkt(Opcode::UD_SEND_ONLY, psn).ext(Ext::Deth(deth)).data(payload)
 }
 
 /// Options with a small path MTU, for messages of several packets.

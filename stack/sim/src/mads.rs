@@ -1,0 +1,236 @@
+//! Connection managers on a link that loses, duplicates and reorders MADs: all of them on one seed, in virtual time.
+
+use core::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+
+use super::forger::{Forger, Lie};
+use super::rng::Rng;
+use stack::cm::mad::Mad;
+use stack::cm::{Config, Event, MAD_LEN, Machine, Path};
+use stack::id::Gid;
+use stack::time::Instant;
+
+/// The number of a host that is no node: [`MadWorld::gid`] has its address.
+pub const STRANGER: usize = 0xff_fe;
+
+/// The faults of the link for MADs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MadFaults {
+    /// Lost, in a million.
+    pub loss_ppm: u32,
+    /// Delivered twice, in a million.
+    pub duplicate_ppm: u32,
+    /// Shortest delay.
+    pub delay: Duration,
+    /// A MAD may take up to this much longer; more than the distance of two MADs: they are reordered.
+    pub jitter: Duration,
+    /// A second copy may take this much longer still.
+    pub late: Duration,
+    /// A third host forges a message about an observed one to one of the two, in a million.
+    pub lie_ppm: u32,
+}
+
+impl MadFaults {
+    /// A link without faults.
+    pub const NONE: Self = Self {
+        loss_ppm: 0,
+        duplicate_ppm: 0,
+        delay: Duration::from_micros(10),
+        jitter: Duration::ZERO,
+        late: Duration::ZERO,
+        lie_ppm: 0,
+    };
+}
+
+/// A MAD that a machine sent.
+#[derive(Clone, Debug)]
+pub struct SentMad {
+    /// When.
+    pub at: Instant,
+    /// The sender.
+    pub from: usize,
+    /// Its path.
+    pub path: Path,
+    /// Its bytes.
+    pub bytes: [u8; MAD_LEN],
+    /// Whether the link lost it.
+    pub lost: bool,
+}
+
+impl SentMad {
+    /// Its fields.
+    ///
+    /// # Panics
+    /// If it is no MAD of connection management.
+    pub fn mad(&self) -> Mad {
+        Mad::decode(&self.bytes).expect("machines send MADs of connection management")
+    }
+}
+
+/// Machines, and the link between them.
+pub struct MadWorld {
+    /// Now.
+    pub now: Instant,
+    /// The machines. Node `i` has the address [`MadWorld::gid`].
+    pub nodes: Vec<Machine>,
+    /// Faults of the link.
+    pub faults: MadFaults,
+    /// Attributes of MADs that are lost, one MAD an entry.
+    pub lose: Vec<u16>,
+    /// Everything that was sent, if kept.
+    pub log: Option<Vec<SentMad>>,
+    /// Nodes that receive and send nothing.
+    pub dead: Vec<bool>,
+    /// Events of each node that were not taken yet.
+    pub events: Vec<VecDeque<Event>>,
+    /// The third host, which observes messages while it may forge some.
+    pub forger: Forger,
+    /// It forges from the address of the node that it imitates. No node can withstand that: for the test of a checker.
+    pub lies_as_peer: bool,
+    wire: BTreeMap<(Instant, u64), (usize, Path, Vec<u8>)>,
+    sent: u64,
+    rng: Rng,
+}
+
+impl MadWorld {
+    /// So many machines, the configuration of each made by `config` from its number.
+    pub fn new(seed: u64, nodes: usize, faults: MadFaults, config: impl Fn(usize) -> Config) -> Self {
+        let mut world = Self {
+            now: Instant::ZERO,
+            nodes: Vec::new(),
+            faults,
+            lose: Vec::new(),
+            log: Some(Vec::new()),
+            dead: vec![false; nodes],
+            events: vec![VecDeque::new(); nodes],
+            forger: Forger::new(seed),
+            lies_as_peer: false,
+            wire: BTreeMap::new(),
+            sent: 0,
+            rng: Rng::new(seed),
+        };
+        for i in 0..nodes {
+            let mut machine = Machine::new(config(i));
+            machine.set_gids(&[Self::gid(i)]);
+            world.nodes.push(machine);
+        }
+        world
+    }
+
+    /// The address of a node.
+    pub fn gid(node: usize) -> Gid {
+        Gid::v4([10, 0, (node >> 8) as u8, node as u8 + 1])
+    }
+
+    /// The path from one node to another.
+    pub fn path(from: usize, to: usize) -> Path {
+        Path { sgid: Self::gid(from), dgid: Self::gid(to), hop_limit: 64, ..Path::default() }
+    }
+
+    /// A new machine in the place of an old one: the node lost its state.
+    pub fn restart(&mut self, node: usize, config: Config) {
+        self.nodes[node] = Machine::new(config);
+        self.nodes[node].set_gids(&[Self::gid(node)]);
+        self.events[node].clear();
+    }
+
+    /// Puts a MAD on the link that no machine sent.
+    pub fn inject(&mut self, at: Instant, to: usize, path: Path, bytes: Vec<u8>) {
+        self.sent += 1;
+        self.wire.insert((at, self.sent), (to, path, bytes));
+    }
+
+    /// Takes MADs and events of the machines.
+    pub fn pump(&mut self) {
+        for from in 0..self.nodes.len() {
+            while let Some(send) = self.nodes[from].poll_send() {
+                self.carry(from, send.path, send.mad);
+            }
+            while let Some(event) = self.nodes[from].poll_event() {
+                self.events[from].push_back(event);
+            }
+        }
+    }
+
+    fn carry(&mut self, from: usize, path: Path, bytes: [u8; MAD_LEN]) {
+        let attribute = u16::from_be_bytes([bytes[16], bytes[17]]);
+        let chosen =
+            self.lose.iter().position(|a| *a == attribute).map(|i| self.lose.swap_remove(i)).is_some();
+        let to = (0..self.nodes.len()).find(|n| Self::gid(*n) == path.dgid);
+        let dead = self.dead[from] || to.is_none_or(|to| self.dead[to]);
+        let lost = chosen || dead || self.rng.ppm(self.faults.loss_ppm);
+        if let Some(log) = &mut self.log {
+            log.push(SentMad { at: self.now, from, path, bytes, lost });
+        }
+        if let Some(to) = to.filter(|_| self.faults.lie_ppm > 0) {
+            self.forger.observe(
+                from,
+                to,
+                Mad::decode(&bytes).expect("machines send MADs of connection management"),
+            );
+            if self.rng.ppm(self.faults.lie_ppm) {
+                self.lie();
+            }
+        }
+        let Some(to) = to.filter(|_| !lost) else { return };
+        // From the receiver's side.
+        let seen = Path { sgid: path.dgid, dgid: path.sgid, ..path };
+        let jitter = self.rng.below(self.faults.jitter.as_nanos() as u64 + 1);
+        let at = self.now.after(self.faults.delay).after_nanos(jitter);
+        self.inject(at, to, seen, bytes.to_vec());
+        if self.rng.ppm(self.faults.duplicate_ppm) {
+            let late = self.rng.below((self.faults.jitter + self.faults.late).as_nanos() as u64 + 1);
+            self.inject(at.after_nanos(late), to, seen, bytes.to_vec());
+        }
+    }
+
+    /// A forged message goes to a node, from an address that no node has, or that another one has.
+    fn lie(&mut self) {
+        let Some(Lie { to, peer, mad }) = self.forger.lie() else { return };
+        let others: Vec<usize> =
+            (0..self.nodes.len()).filter(|n| *n != to && *n != peer).chain([STRANGER]).collect();
+        let source = if self.lies_as_peer { peer } else { self.rng.pick(&others) };
+        let delay = self.rng.below((self.faults.delay + self.faults.jitter).as_nanos() as u64 * 2 + 1);
+        self.inject(self.now.after_nanos(delay), to, Self::path(to, source), mad.encode().to_vec());
+    }
+
+    /// The time of the next event.
+    pub fn next(&self) -> Option<Instant> {
+        let timers = self.nodes.iter().zip(&self.dead).filter(|(_, dead)| !**dead);
+        let timers = timers.filter_map(|(n, _)| n.next_timer());
+        self.wire.keys().next().map(|(at, _)| *at).into_iter().chain(timers).min()
+    }
+
+    /// Goes to the time of the next event, if that is not after `end`, and processes it.
+    pub fn step(&mut self, end: Instant) -> bool {
+        self.pump();
+        let Some(next) = self.next().filter(|at| *at <= end) else { return false };
+        self.now = self.now.max(next);
+        while let Some(entry) = self.wire.first_entry().filter(|e| e.key().0 <= self.now) {
+            let (to, path, bytes) = entry.remove();
+            if !self.dead[to] {
+                self.nodes[to].handle_mad(self.now, &path, &bytes);
+            }
+        }
+        for (node, dead) in self.nodes.iter_mut().zip(&self.dead) {
+            if !dead {
+                node.poll_timers(self.now);
+            }
+        }
+        self.pump();
+        true
+    }
+
+    /// Processes all events within `time` from now.
+    pub fn run(&mut self, time: Duration) {
+        let end = self.now.after(time);
+        while self.step(end) {}
+        self.now = end;
+    }
+
+    /// The next event of a node.
+    pub fn event(&mut self, node: usize) -> Option<Event> {
+        self.pump();
+        self.events[node].pop_front()
+    }
+}

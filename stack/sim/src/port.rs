@@ -1,0 +1,186 @@
+//! A port without a link: the simulated world holds its other end.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arrayvec::ArrayVec;
+
+use stack::config::TX_BURST;
+use stack::crc;
+use stack::port::{Build, Frame, HeapPool, PortQueue, RxBurst, TxBurst};
+
+/// State that the two ends of a queue share.
+#[derive(Debug, Default)]
+struct State {
+    rx: VecDeque<Frame>,
+    tx: VecDeque<Frame>,
+    /// Frames that the transmit ring holds before it is full.
+    tx_room: Option<usize>,
+    /// No buffer is given out.
+    starved: bool,
+    refused: u64,
+    denied: u64,
+    /// Calls until the port panics.
+    calls_left: Option<u32>,
+}
+
+/// The payload of a port's planted panic.
+#[derive(Debug)]
+pub struct PortPanicked;
+
+impl State {
+    /// Frames that the transmit ring takes now.
+    fn room(&self) -> usize {
+        self.tx_room.map_or(usize::MAX, |room| room.saturating_sub(self.tx.len()))
+    }
+}
+
+/// The shard's end: a [`PortQueue`].
+#[derive(Debug)]
+pub struct SimQueue {
+    state: Arc<Mutex<State>>,
+    pool: HeapPool,
+    /// Frames may be built where they are sent from.
+    lends: bool,
+}
+
+impl SimQueue {
+    /// Long frames are built where they are sent from, as on a memif.
+    pub fn lending(self) -> Self {
+        Self { lends: true, ..self }
+    }
+}
+
+/// The world's end.
+#[derive(Clone, Debug)]
+pub struct SimWire {
+    state: Arc<Mutex<State>>,
+    pool: HeapPool,
+    buffers: usize,
+}
+
+/// A queue with a pool of `buffers` frames of `frame_len` bytes.
+pub fn queue(buffers: usize, frame_len: usize) -> (SimQueue, SimWire) {
+    let pool = HeapPool::new(buffers, frame_len);
+    let state = Arc::new(Mutex::new(State::default()));
+    (SimQueue { state: state.clone(), pool: pool.clone(), lends: false }, SimWire { state, pool, buffers })
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The state, for a call of the shard.
+fn asked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    let mut state = lock(state);
+    if let Some(left) = &mut state.calls_left {
+        match left.checked_sub(1) {
+            Some(less) => *left = less,
+            // No message: it is on purpose.
+            None => std::panic::resume_unwind(Box::new(PortPanicked)),
+        }
+    }
+    state
+}
+
+impl PortQueue for SimQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        let mut state = asked(&self.state);
+        let n = state.rx.len().min(out.remaining_capacity());
+        out.extend(state.rx.drain(..n));
+        n
+    }
+
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        let mut state = asked(&self.state);
+        let n = frames.len().min(state.room());
+        state.refused += (frames.len() - n) as u64;
+        state.tx.extend(frames.drain(..n));
+        n
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        let mut state = asked(&self.state);
+        let frame = if state.starved { None } else { self.pool.alloc() };
+        state.denied += u64::from(frame.is_none());
+        frame
+    }
+
+    fn build_burst(&mut self, most: usize, builder: &mut dyn Build) -> Option<usize> {
+        if !self.lends {
+            return None;
+        }
+        let mut state = asked(&self.state);
+        let room = if state.starved { 0 } else { most.min(state.room()) };
+        let mut frames = ArrayVec::<Frame, TX_BURST>::new();
+        while frames.len() < room.min(TX_BURST)
+            && let Some(mut frame) = self.pool.alloc()
+            && let Some(len) = builder.build(frame.buffer_mut())
+        {
+            frame.set_len(len);
+            frames.push(frame);
+        }
+        for (i, frame) in frames.iter_mut().enumerate() {
+            builder.finish(i, frame.data_mut());
+        }
+        let built = frames.len();
+        state.tx.extend(frames);
+        Some(built)
+    }
+}
+
+impl SimWire {
+    /// Puts a frame into the receive ring, with its sum, as a memif does. `false`: the pool has no buffer for it.
+    pub fn deliver(&self, bytes: &[u8]) -> bool {
+        let Some(mut frame) = self.pool.alloc() else { return false };
+        let whole = frame.fill(bytes);
+        frame.set_sum(crc::of(frame.data()));
+        lock(&self.state).rx.push_back(frame);
+        whole
+    }
+
+    /// The oldest frame in the transmit ring.
+    pub fn take(&self) -> Option<Frame> {
+        lock(&self.state).tx.pop_front()
+    }
+
+    /// Limits the transmit ring to so many frames; `None` for no limit.
+    pub fn limit_tx(&self, room: Option<usize>) {
+        lock(&self.state).tx_room = room;
+    }
+
+    /// Whether the pool gives no buffer out.
+    pub fn starve(&self, on: bool) {
+        lock(&self.state).starved = on;
+    }
+
+    /// Makes the port panic after this many calls.
+    pub fn panic_after(&self, asked: u32) {
+        lock(&self.state).calls_left = Some(asked);
+    }
+
+    /// Frames waiting in the receive ring.
+    pub fn waiting(&self) -> usize {
+        lock(&self.state).rx.len()
+    }
+
+    /// How often a frame found the transmit ring full.
+    pub fn refused(&self) -> u64 {
+        lock(&self.state).refused
+    }
+
+    /// How often there was no buffer.
+    pub fn denied(&self) -> u64 {
+        lock(&self.state).denied
+    }
+
+    /// Takes a buffer and never gives it back, to test the checker.
+    pub fn lose_a_buffer(&self) {
+        core::mem::forget(self.pool.alloc());
+    }
+
+    /// Buffers that are out of the pool.
+    pub fn buffers_out(&self) -> usize {
+        self.buffers - self.pool.available()
+    }
+}
