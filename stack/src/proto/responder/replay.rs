@@ -1,0 +1,134 @@
+//! The replay store: READs, atomics, ATOMIC WRITEs and FLUSHes that may have to be answered again (IBA 9.7.5.1.2: responder
+//! resources). A new one takes the place of the oldest.
+
+use crate::id::{PdId, Psn};
+use crate::wire::Kind;
+
+/// A request that may have to be answered again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resource {
+    pub kind: Kind,
+    /// An answer is due.
+    pub pending: bool,
+    /// It was answered in full before: the requester may have that answer and be done with it.
+    pub replay: bool,
+    pub first: Psn,
+    pub last: Psn,
+    /// First PSN of the answer being sent: it goes out as FIRST or ONLY.
+    pub start: Psn,
+    /// PSN of the next response packet.
+    pub next: Psn,
+    pub rkey: u32,
+    /// An XRC target's requests may be of several domains.
+    pub pd: PdId,
+    pub len: u32,
+    pub va: u64,
+    /// Operands of an atomic, compared with a duplicate's.
+    pub operands: [u64; 2],
+    pub original: u64,
+}
+
+impl Resource {
+    /// A slot that no request has.
+    const FREE: Self = Self {
+        kind: Kind::Ack,
+        pending: false,
+        replay: false,
+        first: Psn::new(0),
+        last: Psn::new(0),
+        start: Psn::new(0),
+        next: Psn::new(0),
+        rkey: 0,
+        pd: PdId(0),
+        len: 0,
+        va: 0,
+        operands: [0; 2],
+        original: 0,
+    };
+
+    /// Whether this is one of its sequence numbers.
+    pub fn covers(&self, psn: Psn) -> bool {
+        psn.diff(self.first) >= 0 && psn.diff(self.last) <= 0
+    }
+}
+
+/// The requests of a queue pair that may have to be answered again, `max_dest_rd_atomic` at most. Which of them are being
+/// answered is counted by the responder: messages look at that, and not at what is here.
+#[derive(Debug)]
+pub(super) struct Replay {
+    pub slots: Box<[Resource]>,
+    /// Protection domain of the READ that is being accepted.
+    pub pd: PdId,
+    /// The slot that the next request takes.
+    oldest: u8,
+}
+
+impl Default for Replay {
+    fn default() -> Self {
+        Self { slots: Box::default(), pd: PdId(0), oldest: 0 }
+    }
+}
+
+impl Replay {
+    /// Another number of slots. The newest requests are kept, with their answers, as far as there is room. Returns how many
+    /// of them are being answered.
+    pub fn resize(&mut self, slots: u8) -> u8 {
+        let (had, count) = (self.slots.len(), usize::from(slots));
+        if had != count {
+            let mut slots = vec![Resource::FREE; count].into_boxed_slice();
+            // From the newest backwards, so that slot 0 is the oldest.
+            for back in 0..had.min(count) {
+                slots[count - 1 - back] = self.slots[(usize::from(self.oldest) + had - 1 - back) % had];
+            }
+            self.slots = slots;
+            self.oldest = 0;
+        }
+        self.iter().filter(|r| r.pending).count() as u8
+    }
+
+    /// Whether the oldest may give way: it is answered, or is answered once more to a requester that asks for the next one,
+    /// and so has the answer.
+    #[inline(always)]
+    pub fn has_room(&self) -> bool {
+        self.slots.get(usize::from(self.oldest)).is_some_and(|r| !r.pending || r.replay)
+    }
+
+    /// Puts a request into the place of the oldest. Returns whether that was being answered.
+    #[inline(always)]
+    pub fn put(&mut self, r: Resource) -> bool {
+        let oldest = usize::from(self.oldest);
+        let was_pending = self.slots[oldest].pending;
+        self.slots[oldest] = r;
+        self.oldest = if oldest + 1 == self.slots.len() { 0 } else { self.oldest + 1 };
+        was_pending
+    }
+
+    /// Every slot, the oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Resource> {
+        let (newer, older) = self.slots.split_at(self.oldest.into());
+        older.iter().chain(newer)
+    }
+
+    /// The slot of the oldest of the `pending` requests that are being answered, where each of them is newer than those that
+    /// are not.
+    #[inline]
+    pub fn first_of_newest(&self, pending: u8) -> usize {
+        let (oldest, pending) = (usize::from(self.oldest), usize::from(pending));
+        if oldest >= pending { oldest - pending } else { oldest + self.slots.len() - pending }
+    }
+
+    /// The slot of the oldest request that is being answered, in any case.
+    #[cold]
+    pub fn oldest_pending(&self) -> Option<usize> {
+        let slots = self.slots.len();
+        (0..slots).map(|i| (usize::from(self.oldest) + i) % slots).find(|&i| self.slots[i].pending)
+    }
+
+    /// Forgets requests that lie so far before `psn` that their numbers are about to be new again.
+    #[cold]
+    pub fn forget_before(&mut self, psn: Psn) {
+        for r in self.slots.iter_mut().filter(|r| !r.pending && psn.diff(r.last) > 1 << 21) {
+            r.kind = Kind::Ack;
+        }
+    }
+}
