@@ -107,7 +107,7 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 21] = [
+const DETAILS: [&str; 23] = [
     "ack_probes",
     "requests_refused",
     "handed_over",
@@ -115,6 +115,8 @@ const DETAILS: [&str; 21] = [
     "rnr_naks_received",
     "duplicates_answered",
     "retransmitted",
+    "marks_received",
+    "notifications_received",
     "cq_overflows",
     "qp_errors",
     "port_restarts",

@@ -2,7 +2,8 @@
 
 use sim::peer::{Rig, bth_of, pkt, reseal};
 use stack::proto::status::WcStatus;
-use stack::wire::Opcode as O;
+use stack::shard::counters::Counter;
+use stack::wire::{Discard, Opcode as O};
 
 /// A SEND with these bits of one BTH byte flipped is received and acknowledged like any other.
 #[track_caller]
@@ -31,6 +32,25 @@ fn r61_congestion_bits() {
     for bits in [0x80, 0x40, 0xc0] {
         makes_no_difference(4, bits);
     }
+}
+
+// Goal: a congestion notification is counted, and changes nothing else; a stranger's is dropped.
+#[test]
+fn a_congestion_notification_of_the_peer_is_taken() {
+    let mut rig = Rig::new();
+    let cnp = rig.frame(&pkt(O::CNP, 0).len(16));
+    assert!(rig.send_frame(&cnp).is_empty());
+    let counters = rig.node.counters();
+    assert_eq!((counters.get(Counter::NotificationsReceived), counters.drops()), (1, 0));
+    let mut stranger = cnp.clone();
+    stranger[14 + 12 + 3] ^= 0x40;
+    reseal(&mut stranger);
+    assert!(rig.send_frame(&stranger).is_empty());
+    let counters = rig.node.counters();
+    assert_eq!(counters.get(Counter::NotificationsReceived), 1);
+    assert_eq!(counters.discarded(Discard::WrongPeer), 1);
+    let said = rig.send_frame(&rig.frame(&pkt(O::RC_SEND_ONLY, 0x100).a().len(4)));
+    assert!(said.len() == 1 && said[0].is_ack(0x100), "{said:?}");
 }
 
 // Goal: NICs send MigReq as 1, soft-RoCE as 0.

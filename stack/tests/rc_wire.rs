@@ -138,6 +138,7 @@ fn p20_p21_opcodes_that_are_not_ours() {
         let reason = match known {
             None => Discard::UnknownOpcode,
             Some(row) if row.transport == Transport::Rc => continue,
+            Some(row) if row.transport == Transport::Cnp => Discard::BadRequest, // 64 bytes are too many
             Some(_) => Discard::WrongTransport,
         };
         let frame = with_opcode(&rig, opcode);

@@ -534,6 +534,9 @@ fn r61_marks_of_congestion() {
         for node in [A, B] {
             let counters = s.world.nodes[node].counters();
             assert_eq!((counters.drops(), counters.get(Counter::Retransmitted)), (0, 0));
+            // ARP and neighbour discovery are marked, too, and counted by nobody.
+            let marks = counters.get(Counter::MarksReceived);
+            assert_eq!(marks, counters.get(Counter::RxFrames) - counters.get(Counter::NetFrames));
         }
     }
 }

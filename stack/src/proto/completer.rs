@@ -5,7 +5,8 @@
 //! [`Requester::handle_response`] and [`Requester::placed`], so a response is checked before a byte is written
 //! and counts only after it was.
 
-use super::requester::{RequestKind, Requester, SendRing};
+use super::congestion::Event;
+use super::requester::{RequestKind, Requester, SendRing, Timer};
 use super::status::WcStatus;
 use super::tables::{NakCode, Syndrome, credits, rnr_delay};
 use super::wqe::SendWqe;
@@ -72,7 +73,7 @@ impl Requester {
         sq: &impl SendRing,
     ) -> Result<Response, Discard> {
         let psn = pkt.psn;
-        if psn.diff(self.next) >= 0 || psn.diff(self.una) < 0 {
+        if !self.in_flight.contains(psn) {
             return Err(self.handle_ghost(psn, (pkt.row.kind == Kind::Ack).then(|| pkt.aeth())));
         }
         match pkt.row.kind {
@@ -86,12 +87,12 @@ impl Requester {
     /// A response that answers nothing outstanding; `ack` is what it says if it is an acknowledgement.
     #[cold]
     fn handle_ghost(&mut self, psn: Psn, ack: Option<Aeth>) -> Discard {
-        if psn.diff(self.next) >= 0 {
+        if !self.in_flight.went_out(psn) {
             return Discard::GhostAck;
         }
         // The newest acknowledgement again may still carry newer credits.
         if let Some(aeth) = ack
-            && psn == self.una.sub(1)
+            && psn == self.in_flight.una.sub(1)
             && Syndrome::is_ack(aeth.syndrome)
         {
             hit(Mark::CreditsAgain);
@@ -104,50 +105,55 @@ impl Requester {
     /// The data of the last `Place` or `PlaceAtomic` is written: the response counts.
     pub fn placed(&mut self, now: Instant, psn: Psn) {
         let e = self.entry(self.head);
-        self.una = psn.add(1);
+        self.in_flight.una = psn.add(1);
         if psn == e.last {
             self.rd_outstanding -= 1;
             self.complete_head();
         } else {
-            self.read_psns -= 1;
+            self.in_flight.responses -= 1;
         }
         self.progress(now);
     }
 
     /// The ACK timer or the RNR wait ended, if `now` is past [`Requester::deadline`].
     pub fn handle_timeout(&mut self, now: Instant) -> Response {
-        if now < self.deadline {
+        if now < self.deadline() {
             return Response::Done;
         }
-        self.deadline = Instant::FAR;
-        if self.rnr_wait {
-            hit(Mark::RnrOver);
-            self.rnr_wait = false;
-            // Everything may have been acknowledged meanwhile: then nothing is left to send again, or to time.
-            return if self.una == self.next { Response::Done } else { Response::Retry(RetryCause::Rnr) };
+        match core::mem::replace(&mut self.timer, Timer::Idle) {
+            Timer::Idle => Response::Done,
+            Timer::Rnr(_) => {
+                hit(Mark::RnrOver);
+                // Everything may have been acknowledged meanwhile: then nothing is left to send again, or to time.
+                if self.in_flight.is_empty() { Response::Done } else { Response::Retry(RetryCause::Rnr) }
+            }
+            Timer::Ack(_) if self.lacks_ack_request() && self.retries.is_untouched() => {
+                self.probe();
+                Response::Retry(RetryCause::Probe)
+            }
+            Timer::Ack(_) => {
+                hit(Mark::Timeout);
+                self.handle_loss(now, RetryCause::Timeout)
+            }
         }
-        if self.silent() && self.retry_left == self.retry_cnt {
-            self.probe();
-            return Response::Retry(RetryCause::Probe);
-        }
-        hit(Mark::Timeout);
-        self.going_back = false;
-        self.go_back(RetryCause::Timeout)
     }
 
     /// An RNR NAK that was handled at `then` came before `now`, not before `then`: its delay counts from `now`.
     #[cold]
     pub fn wait_from(&mut self, then: Instant, now: Instant) {
-        if self.rnr_wait {
-            self.deadline = self.deadline.after_nanos(now.nanos_since(then));
+        if let Timer::Rnr(end) = self.timer {
+            self.timer = Timer::rnr(end.get().after_nanos(now.nanos_since(then)));
         }
     }
 
     /// What was sent at `then` left before `now`, not before `then`: an ACK timer that started with it counts from `now`.
     #[cold]
     pub fn left_by(&mut self, then: Instant, now: Instant) {
-        if !self.rnr_wait && self.timeout_ns != 0 && self.deadline == then.after_nanos(self.timeout_ns) {
-            self.deadline = now.after_nanos(self.timeout_ns);
+        self.congestion.handle(now, Event::LeftLate(then));
+        if let (Timer::Ack(end), Some(ns)) = (self.timer, self.timeout_ns())
+            && end.get() == then.after_nanos(ns)
+        {
+            self.timer = Timer::ack(now.after_nanos(ns));
         }
     }
 
@@ -164,7 +170,7 @@ impl Requester {
     fn handle_nak(&mut self, now: Instant, psn: Psn, aeth: Aeth) -> Result<Response, Discard> {
         match Syndrome::decode(aeth.syndrome) {
             Syndrome::Ack { .. } => Ok(self.acknowledge(now, psn)),
-            Syndrome::RnrNak { .. } | Syndrome::Nak(NakCode::PsnSequenceError) if self.rnr_wait => {
+            Syndrome::RnrNak { .. } | Syndrome::Nak(NakCode::PsnSequenceError) if self.timer.is_rnr() => {
                 // Packets behind the refused one: soft-RoCE answers them with a sequence NAK of its own.
                 hit(Mark::NakInRnrWait);
                 Err(Discard::GhostAck)
@@ -175,15 +181,11 @@ impl Requester {
                 if implied != Response::Done {
                     return Ok(implied);
                 }
-                if !self.rnr_forever() {
-                    if self.rnr_left == 0 {
-                        hit(Mark::RnrExhausted);
-                        return Ok(Response::Failed(WcStatus::RnrRetryExcErr));
-                    }
-                    self.rnr_left -= 1;
+                if !self.rnr_forever() && !self.rnr_retries.take() {
+                    hit(Mark::RnrExhausted);
+                    return Ok(Response::Failed(WcStatus::RnrRetryExcErr));
                 }
-                self.rnr_wait = true;
-                self.deadline = now.after(rnr_delay(timer));
+                self.timer = Timer::rnr(now.after(rnr_delay(timer)));
                 self.rewind(psn);
                 Ok(Response::Wait) // the retry is told when the delay is over
             }
@@ -193,7 +195,7 @@ impl Requester {
                 if implied != Response::Done {
                     return Ok(implied);
                 }
-                Ok(self.go_back(RetryCause::SequenceNak))
+                Ok(self.handle_loss(now, RetryCause::SequenceNak))
             }
             Syndrome::Nak(code) => {
                 hit(Mark::FatalNak);
@@ -269,14 +271,14 @@ impl Requester {
     /// A READ or ATOMIC response with this PSN acknowledges all before it. `None`: it is the one expected next.
     #[inline(always)]
     fn reach(&mut self, now: Instant, psn: Psn) -> Option<Response> {
-        if psn != self.una {
+        if psn != self.in_flight.una {
             let r = self.acknowledge(now, psn.sub(1));
             if r != Response::Done {
                 return Some(r);
             }
-            if psn != self.una {
+            if psn != self.in_flight.una {
                 hit(Mark::ImpliedByResponse);
-                return Some(self.go_back(RetryCause::ImpliedNak));
+                return Some(self.handle_loss(now, RetryCause::ImpliedNak));
             }
         }
         None
@@ -285,12 +287,13 @@ impl Requester {
     /// Everything up to `acked` arrived at the peer. Stops at a READ or ATOMIC without its response.
     #[inline]
     fn acknowledge(&mut self, now: Instant, acked: Psn) -> Response {
-        let (before, mut una, mut head) = (self.una, self.una, self.head);
+        let before = self.in_flight.una;
+        let (mut una, mut head) = (before, self.head);
         let mut implied = false;
         // One acknowledgement often completes many: what they move is written once.
         while head != self.started {
             let e = self.entry(head);
-            if !e.kind.is_silent() {
+            if !e.kind.takes_no_psn() {
                 if acked.diff(e.last) < 0 {
                     if e.kind == RequestKind::Message && acked.diff(una) >= 0 {
                         una = acked.add(1);
@@ -306,14 +309,14 @@ impl Requester {
             }
             head = head.wrapping_add(1);
         }
-        (self.una, self.head) = (una, head);
+        (self.in_flight.una, self.head) = (una, head);
         if (self.cur.wrapping_sub(head) as i32) < 0 {
             self.cur = head;
         }
-        if self.una != before {
+        if una != before {
             self.progress(now);
         }
-        if implied { self.go_back(RetryCause::ImpliedNak) } else { Response::Done }
+        if implied { self.handle_loss(now, RetryCause::ImpliedNak) } else { Response::Done }
     }
 
     #[inline]
@@ -322,39 +325,51 @@ impl Requester {
             self.cur = self.cur.wrapping_add(1);
         }
         self.head = self.head.wrapping_add(1);
-        self.skip_silent();
+        self.complete_without_psn();
     }
 
     #[inline]
     fn progress(&mut self, now: Instant) {
-        self.going_back = false;
-        self.retry_left = self.retry_cnt;
-        self.rnr_left = self.rnr_retry;
+        self.recovery.handle_progress(&mut self.repair, &self.in_flight);
+        self.congestion.handle(now, Event::Acknowledged(self.in_flight.una));
+        self.retries.restore();
+        self.rnr_retries.restore();
         self.catch_up();
-        if !self.rnr_wait {
+        if !self.timer.is_rnr() {
             self.rearm(now);
         }
     }
 
-    /// Sends everything from `una` on again, once until there is progress or a timeout.
-    fn go_back(&mut self, cause: RetryCause) -> Response {
-        if self.going_back {
+    /// A sign that packets were lost: what recovery says goes out again, as long as there are retries.
+    fn handle_loss(&mut self, now: Instant, cause: RetryCause) -> Response {
+        if self.timer.is_rnr() {
+            self.rewind(self.in_flight.una); // once the wait is over
+            return Response::Done;
+        }
+        let Some(first) = self.recovery.handle_loss(&mut self.repair, &self.in_flight, cause) else {
             hit(Mark::GoBackAgain);
             return Response::Done;
-        }
-        if self.rnr_wait {
-            self.rewind(self.una); // once the wait is over
-            return Response::Done;
-        }
-        if self.retry_left == 0 {
+        };
+        if !self.retries.take() {
             hit(Mark::RetriesExhausted);
             return Response::Failed(WcStatus::RetryExcErr);
         }
-        self.retry_left -= 1;
-        self.going_back = cause != RetryCause::Timeout;
-        self.rewind(self.una);
-        self.deadline = Instant::FAR; // until the first of them leaves again
+        self.congestion.handle(now, Event::Lost(cause));
+        self.rewind(first);
+        self.timer = Timer::Idle; // until the first of them leaves again
         Response::Retry(cause)
+    }
+
+    /// A received packet, of whichever kind, was marked by a switch (CE).
+    #[cold]
+    pub fn handle_mark(&mut self, now: Instant) {
+        self.congestion.handle(now, Event::Marked);
+    }
+
+    /// A congestion notification packet arrived: packets of ours were marked.
+    #[cold]
+    pub fn handle_notification(&mut self, now: Instant) {
+        self.congestion.handle(now, Event::Notified);
     }
 
     /// Credits in the AETH of a READ or ATOMIC response, which may be the only acknowledgement there is.

@@ -4,23 +4,34 @@
 //! back is the [completer](super::completer)'s business, which moves the same state on or back. Never touches
 //! a payload byte: a [`Segment`] says which part of which work request goes out.
 
+use super::congestion::{Congestion, Event};
+use super::in_flight::{InFlight, distance};
+use super::recovery::{Recovery, Repair};
 use super::state::Gates;
 use super::status::{SendFlags, WcStatus, WrOpcode};
-use super::tables::{RNR_RETRY_FOREVER, ack_timeout};
+use super::tables::{RNR_RETRY_FOREVER, ack_timeout_ns};
 use super::wqe::{Granule, SendWqe};
-use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, TURN_SLACK, WINDOW_PACKETS};
+use crate::config::TURN_SLACK;
 use crate::id::{Mtu, Psn};
 use crate::mark::{Mark, hit};
 use crate::time::Instant;
-use crate::wire::{Ext, Kind, Opcode, Position, Reth, Tail};
 
+mod limits;
 mod log;
+mod operation;
+mod retries;
 mod run;
+mod segment;
+mod timer;
 mod unreliable;
 
 pub use log::RequestKind;
 use log::{Log, Remembered, Started};
+use operation::Operation;
+use retries::Retries;
 pub use run::{Form, Next, Ran, Run, Unbuilt};
+pub use segment::Segment;
+pub(super) use timer::Timer;
 
 /// The send queue as the requester sees it: slots by sequence number.
 pub trait SendRing {
@@ -35,80 +46,6 @@ pub trait SendRing {
         debug_assert!(max > 0, "somebody wants a slot");
         let slot = self.slot(seq);
         (slot, slot.len())
-    }
-}
-
-/// One request packet to build.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment<'a> {
-    /// The work request it belongs to.
-    pub seq: u32,
-    /// The slot of that work request.
-    pub slot: &'a [Granule],
-    /// Opcode of the packet.
-    pub opcode: Opcode,
-    /// Its sequence number.
-    pub psn: Psn,
-    /// Whether it asks for an acknowledgement.
-    pub ack_req: bool,
-    /// Whether it carries the solicited event bit.
-    pub solicited: bool,
-    /// Its extended headers.
-    pub ext: Ext,
-    /// First byte of the message that it carries.
-    pub offset: u32,
-    /// Payload bytes; 0 for READ, atomics and FLUSH.
-    pub len: u32,
-    /// Whether this range went out before.
-    pub again: bool,
-}
-
-/// What an operation is to the requester.
-#[derive(Clone, Copy)]
-struct Shape {
-    /// How it is answered; `None` for what is no packet.
-    kind: Option<RequestKind>,
-    /// Whether it takes a receive request of the peer, and so a credit.
-    takes_recv: bool,
-    /// The kind of a message's packets.
-    packet: Kind,
-    /// What the last packet of a message carries.
-    tail: Tail,
-}
-
-impl Shape {
-    const fn new(opcode: WrOpcode) -> Self {
-        let (kind, takes_recv, packet, tail) = match opcode {
-            WrOpcode::Send => (RequestKind::Message, true, Kind::Send, Tail::None),
-            WrOpcode::SendWithImm => (RequestKind::Message, true, Kind::Send, Tail::Imm),
-            WrOpcode::SendWithInv => (RequestKind::Message, true, Kind::Send, Tail::Inv),
-            WrOpcode::RdmaWrite => (RequestKind::Message, false, Kind::Write, Tail::None),
-            WrOpcode::RdmaWriteWithImm => (RequestKind::Message, true, Kind::Write, Tail::Imm),
-            WrOpcode::RdmaRead => (RequestKind::Read, false, Kind::ReadRequest, Tail::None),
-            WrOpcode::AtomicCmpAndSwp => (RequestKind::Atomic, false, Kind::CmpSwap, Tail::None),
-            WrOpcode::AtomicFetchAndAdd => (RequestKind::Atomic, false, Kind::FetchAdd, Tail::None),
-            WrOpcode::AtomicWrite => (RequestKind::Placement, false, Kind::AtomicWrite, Tail::None),
-            WrOpcode::Flush => (RequestKind::Placement, false, Kind::Flush, Tail::None),
-            _ => return Self { kind: None, takes_recv: false, packet: Kind::Resync, tail: Tail::None },
-        };
-        Self { kind: Some(kind), takes_recv, packet, tail }
-    }
-
-    /// Looked up: a jump for each operation costs more.
-    #[inline(always)]
-    fn of(wqe: &SendWqe) -> &'static Self {
-        static SHAPES: [Shape; 256] = {
-            let mut shapes = [Shape::new(WrOpcode::Driver1); 256];
-            let mut n = 0;
-            while n < shapes.len() {
-                if let Some(opcode) = WrOpcode::from_number(n as u32) {
-                    shapes[n] = Shape::new(opcode);
-                }
-                n += 1;
-            }
-            shapes
-        };
-        &SHAPES[wqe.opcode_number() as usize]
     }
 }
 
@@ -147,24 +84,19 @@ pub struct RequesterConfig {
 #[derive(Debug)]
 pub struct Requester {
     pub(super) mtu: Mtu,
-    pub(super) retry_cnt: u8,
-    pub(super) retry_left: u8,
-    pub(super) rnr_retry: u8,
-    pub(super) rnr_left: u8,
+    pub(super) retries: Retries,
+    pub(super) rnr_retries: Retries,
     max_rd_atomic: u8,
     pub(super) rd_outstanding: u8,
-    /// A retry for the oldest unacknowledged packet is under way; cleared by progress or a timeout.
-    pub(super) going_back: bool,
     /// The peer's credits are not limited (it said so, or is on a shared receive queue).
     pub(super) unlimited: bool,
-    /// Waiting out an RNR NAK until `deadline`.
-    pub(super) rnr_wait: bool,
-    /// The next packet asks for an acknowledgement of what went out without.
-    probing: bool,
     since_ack_req: u8,
-    pub(super) timeout_ns: u64,
-    /// When the ACK timer, or the RNR wait, ends; `FAR` when nothing runs.
-    pub(super) deadline: Instant,
+    /// Exponent of the local ACK timeout, 0 = none.
+    timeout: u8,
+    pub(super) timer: Timer,
+    pub(super) repair: Repair,
+    pub(super) recovery: Recovery,
+    pub(super) congestion: Congestion,
 
     /// Oldest work request that is not complete.
     pub(super) head: u32,
@@ -172,23 +104,25 @@ pub struct Requester {
     pub(super) cur: u32,
     /// Behind the last started work request.
     pub(super) started: u32,
-    /// Oldest sequence number that is not acknowledged (READ: not received).
-    pub(super) una: Psn,
-    /// Sequence number of the next packet.
-    pub(super) cur_psn: Psn,
-    /// Behind the highest sequence number used so far.
-    pub(super) next: Psn,
+    pub(super) in_flight: InFlight,
     /// First sequence number of the next work request to start.
     assigned: Psn,
-    /// READ response numbers between `una` and `next`: they are no packets of ours in flight.
-    pub(super) read_psns: u32,
     /// Send sequence number of the next request to start; the peer's MSN counts the same (IBA 9.7.7.2).
     ssn: Psn,
     /// Limit sequence number: credits granted by the peer.
     pub(super) lsn: Psn,
-    failed: Option<(u32, WcStatus)>,
+    /// How the oldest work request that failed on this side did, and which it is.
+    failed: Option<WcStatus>,
+    failed_seq: u32,
     log: Log,
 }
+
+// Each policy may have a box of its own, and the state of a queue pair is two cache lines with them.
+const _: () = {
+    const POINTER: usize = size_of::<Box<u8>>();
+    assert!(size_of::<Recovery>() <= POINTER && size_of::<Congestion>() <= POINTER);
+    assert!(size_of::<Requester>() + 2 * POINTER - size_of::<Recovery>() - size_of::<Congestion>() <= 96);
+};
 
 impl Requester {
     /// Bytes that it remembers of each request that it started, beside itself.
@@ -198,30 +132,26 @@ impl Requester {
     pub fn new(depth: u32) -> Self {
         Self {
             mtu: Mtu::Mtu1024,
-            retry_cnt: 0,
-            retry_left: 0,
-            rnr_retry: 0,
-            rnr_left: 0,
+            retries: Retries::default(),
+            rnr_retries: Retries::default(),
             max_rd_atomic: 0,
             rd_outstanding: 0,
-            going_back: false,
             unlimited: false,
-            rnr_wait: false,
-            probing: false,
             since_ack_req: 0,
-            timeout_ns: 0,
-            deadline: Instant::FAR,
+            timeout: 0,
+            timer: Timer::Idle,
+            repair: Repair::default(),
+            recovery: Recovery::default(),
+            congestion: Congestion::default(),
             head: 0,
             cur: 0,
             started: 0,
-            una: Psn::new(0),
-            cur_psn: Psn::new(0),
-            next: Psn::new(0),
+            in_flight: InFlight::at(Psn::new(0)),
             assigned: Psn::new(0),
-            read_psns: 0,
             ssn: Psn::new(1),
             lsn: Psn::new(0),
             failed: None,
+            failed_seq: 0,
             log: Log::new(depth),
         }
     }
@@ -234,9 +164,7 @@ impl Requester {
 
     /// RTR → RTS: starts at the first sequence number.
     pub fn start(&mut self, c: &RequesterConfig) {
-        self.una = c.sq_psn;
-        self.cur_psn = c.sq_psn;
-        self.next = c.sq_psn;
+        self.in_flight = InFlight::at(c.sq_psn);
         self.assigned = c.sq_psn;
         self.configure(c);
     }
@@ -244,16 +172,9 @@ impl Requester {
     /// Takes over changed attributes (also in SQD); sequence numbers stay.
     pub fn configure(&mut self, c: &RequesterConfig) {
         self.mtu = c.mtu;
-        self.timeout_ns = ack_timeout(c.timeout).map_or(0, |t| (t + TURN_SLACK).as_nanos() as u64);
-        // What is left of an unchanged count stays: entering SQD gives a peer that is gone no new retries.
-        if self.retry_cnt != c.retry_cnt {
-            self.retry_cnt = c.retry_cnt;
-            self.retry_left = c.retry_cnt;
-        }
-        if self.rnr_retry != c.rnr_retry {
-            self.rnr_retry = c.rnr_retry;
-            self.rnr_left = c.rnr_retry;
-        }
+        self.timeout = c.timeout;
+        self.retries.configure(c.retry_cnt);
+        self.rnr_retries.configure(c.rnr_retry);
         self.max_rd_atomic = c.max_rd_atomic;
     }
 
@@ -272,7 +193,7 @@ impl Requester {
     /// When [`Requester::handle_timeout`] wants to be called.
     #[inline]
     pub fn deadline(&self) -> Instant {
-        self.deadline
+        self.timer.deadline()
     }
 
     /// Whether every started work request is complete: what SQD waits for.
@@ -286,49 +207,63 @@ impl Requester {
         self.assigned
     }
 
+    /// How long the ACK timer runs; `None` where the peer has for ever.
+    #[inline(always)]
+    pub(super) fn timeout_ns(&self) -> Option<u64> {
+        ack_timeout_ns(self.timeout).map(|ns| ns + TURN_SLACK.as_nanos() as u64)
+    }
+
     /// Starts the ACK timer if a packet is due and none runs, even when the port takes no frame: a link that is
     /// down and a peer that is dead end alike.
     #[inline]
     pub fn arm(&mut self, now: Instant) {
-        if self.deadline == Instant::FAR && self.timeout_ns != 0 {
-            self.deadline = now.after_nanos(self.timeout_ns);
+        if self.timer == Timer::Idle
+            && let Some(ns) = self.timeout_ns()
+        {
+            self.timer = Timer::ack(now.after_nanos(ns));
         }
     }
 
     /// Nothing can leave: the ACK timer starts with the first packet that does.
     #[cold]
     pub fn rest(&mut self) {
-        if !self.rnr_wait {
-            self.deadline = Instant::FAR;
+        if !self.timer.is_rnr() {
+            self.timer = Timer::Idle;
         }
     }
 
     /// Whether it waits out an RNR NAK.
     pub fn waits_for_receive(&self) -> bool {
-        self.rnr_wait
+        self.timer.is_rnr()
     }
 
+    /// Starts the ACK timer anew, if something is in flight.
+    #[inline]
     pub(super) fn rearm(&mut self, now: Instant) {
-        self.deadline = if self.una == self.next || self.timeout_ns == 0 {
-            Instant::FAR
-        } else {
-            now.after_nanos(self.timeout_ns)
+        self.timer = match self.timeout_ns() {
+            Some(ns) if !self.in_flight.is_empty() => Timer::ack(now.after_nanos(ns)),
+            _ => Timer::Idle,
         };
     }
 
     /// Marks a work request as failed on this side (a bad local key, a malformed request). It completes with
     /// `status` once everything before it has completed; nothing from it on is sent.
     pub fn fail_local(&mut self, seq: u32, status: WcStatus) {
-        match self.failed {
-            Some((first, _)) if (first.wrapping_sub(seq) as i32) <= 0 => {}
-            _ => self.failed = Some((seq, status)),
+        if self.failed.is_none() || (self.failed_seq.wrapping_sub(seq) as i32) > 0 {
+            (self.failed, self.failed_seq) = (Some(status), seq);
         }
     }
 
     /// The status of the oldest work request, if it failed on this side.
     #[inline]
     pub fn local_failure(&self) -> Option<WcStatus> {
-        self.failed.and_then(|(seq, status)| (seq == self.head).then_some(status))
+        self.failed.filter(|_| self.failed_seq == self.head)
+    }
+
+    /// Whether the request whose packet is next failed on this side, or one before it.
+    #[inline]
+    fn has_failed(&self) -> bool {
+        self.failed.is_some() && (self.cur.wrapping_sub(self.failed_seq) as i32) >= 0
     }
 
     /// Sequence number of the work request whose packet is sent next.
@@ -361,25 +296,19 @@ impl Requester {
         remembered.until(self.assigned)
     }
 
-    /// Request packets sent and not acknowledged.
-    #[inline]
-    fn in_flight(&self) -> u32 {
-        (self.cur_psn.diff(self.una) as u32 & 0x00ff_ffff).saturating_sub(self.read_psns)
-    }
-
     /// Packets that wait to be built and may go now, as far as a glance at the next request tells: for who takes
     /// buffers for a burst.
     #[inline]
     pub fn waiting(&self, sq: &impl SendRing) -> u32 {
         let begun = match self.cur == self.started {
             true => 0,
-            false => (self.entry(self.cur).last.diff(self.cur_psn) + 1).max(1) as u32,
+            false => (self.entry(self.cur).last.diff(self.in_flight.cursor) + 1).max(1) as u32,
         };
         let waiting = match sq.published().wrapping_sub(self.started) {
             0 => begun,
             posted => begun + self.unstarted(SendWqe::of(sq.slot(self.started)), posted),
         };
-        waiting.min(WINDOW_PACKETS.saturating_sub(self.in_flight()))
+        waiting.min(self.window())
     }
 
     /// Whether nothing is left to send, or to be told about: who has just built a packet need not ask for another, and who
@@ -392,15 +321,12 @@ impl Requester {
     /// Packets of `posted` requests that have not started, if all are like `next`, which is the first of them.
     #[inline]
     fn unstarted(&self, next: &SendWqe, posted: u32) -> u32 {
-        let shape = Shape::of(next);
-        let (room, packets) = match shape.kind {
-            Some(RequestKind::Message) if shape.takes_recv && !self.unlimited => {
-                ((self.lsn.diff(self.ssn) + 2).max(0) as u32, self.mtu.packets(next.length))
-            }
-            Some(RequestKind::Message) => (posted, self.mtu.packets(next.length)),
-            _ => (self.max_rd_atomic.saturating_sub(self.rd_outstanding).into(), 1),
+        let Some(operation) = Operation::of(next) else { return 0 };
+        let packets = match operation.kind {
+            RequestKind::Message => self.mtu.packets(next.length),
+            _ => 1,
         };
-        match posted.min(room) {
+        match posted.min(self.may_start(operation, next.flags().contains(SendFlags::FENCE))) {
             0 => 0,
             n => n - 1 + packets,
         }
@@ -416,7 +342,7 @@ impl Requester {
         sq: &'a impl SendRing,
     ) -> Result<Segment<'a>, Idle> {
         let (started, slot) = loop {
-            if self.rnr_wait || self.failed.is_some() || !gates.has(Gates::TX_RETRY) {
+            if self.timer.is_rnr() || self.failed.is_some() || !gates.has(Gates::TX_RETRY) {
                 self.held_up(gates)?;
             }
             if self.cur == self.started {
@@ -426,49 +352,86 @@ impl Requester {
                 }
             }
             let started = self.entry(self.cur);
-            if started.kind.is_silent() {
+            if started.kind.takes_no_psn() {
                 self.cur = self.cur.wrapping_add(1);
                 continue;
             }
             break (started, sq.slot(self.cur));
         };
         self.arm(now);
-        let in_flight = self.in_flight();
-        if in_flight >= WINDOW_PACKETS {
+        let window = self.window();
+        if window == 0 {
             hit(Mark::WindowFull);
             return Err(Idle::Waiting);
         }
-        let message = started.kind == RequestKind::Message;
-        let segment = if message {
+        let wqe = SendWqe::of(slot);
+        let operation = Operation::of(wqe).expect("a request that has started becomes packets");
+        let (seq, psn) = (self.cur, self.in_flight.cursor);
+        let (segment, last) = if started.kind == RequestKind::Message {
             // In SQD nothing follows that could ask for the acknowledgement of what has started.
             let draining = !gates.has(Gates::START_WQE);
-            self.message_segment(slot, &started, in_flight, draining)
+            let ack_req = self.asks(operation, wqe, psn, psn == started.last, window, draining);
+            (self.message_segment(seq, slot, operation, &started, psn, ack_req), psn)
         } else {
-            self.other_segment(slot, &started)
+            (self.request_segment(seq, slot, operation, &started, psn), started.last)
         };
-        let last = if message { segment.psn } else { started.last };
+        self.sent(now, &started, &segment, last);
+        Ok(segment)
+    }
+
+    /// Whether the packet of a message asks for an acknowledgement, and what is known of the next ones by it.
+    #[inline(always)]
+    fn asks(
+        &mut self,
+        operation: &Operation,
+        wqe: &SendWqe,
+        psn: Psn,
+        is_last: bool,
+        window: u32,
+        draining: bool,
+    ) -> bool {
+        // A retried range asks at once.
+        let restarted = psn == self.in_flight.una && self.in_flight.went_out(psn);
+        let wanted = restarted || self.repair.probing || (is_last && (draining || wqe.signaled()));
+        // The message itself has started, so it counts.
+        let unasked =
+            if is_last && !wanted { (self.unasked_messages(operation) + 1).max(0) as u32 } else { u32::MAX };
+        let mut requests = self.ack_requests(window, unasked);
+        let asks = requests.ask(0, wanted);
+        self.since_ack_req = requests.since(1);
+        asks
+    }
+
+    /// Moves on behind a packet, which brings the request that it belongs to up to `last`.
+    #[inline(always)]
+    fn sent(&mut self, now: Instant, started: &Started, segment: &Segment<'_>, last: Psn) {
+        if started.kind != RequestKind::Message {
+            self.since_ack_req = 0;
+            if !segment.again {
+                self.in_flight.responses += distance(started.first, last);
+            }
+        }
+        self.repair.probing = false;
         if last == started.last {
             self.cur = self.cur.wrapping_add(1);
         }
-        self.cur_psn = last.add(1);
-        if !segment.again || self.cur_psn.diff(self.next) > 0 {
-            self.next = self.cur_psn;
-        }
-        Ok(segment)
+        let behind = last.add(1);
+        self.in_flight.advance(behind);
+        self.congestion.handle(now, Event::Sent { first: segment.psn, behind, again: segment.again });
     }
 
     /// Why nothing is sent at all, unless what failed on this side is further on.
     #[cold]
     fn held_up(&mut self, gates: Gates) -> Result<(), Idle> {
-        if self.rnr_wait {
+        if self.timer.is_rnr() {
             return Err(Idle::Waiting);
         }
-        if self.failed.is_some_and(|(seq, _)| (self.cur.wrapping_sub(seq) as i32) >= 0) {
+        if self.has_failed() {
             return Err(self.failed_idle());
         }
         if !gates.has(Gates::TX_RETRY) {
             if self.drained() {
-                self.deadline = Instant::FAR;
+                self.timer = Timer::Idle;
             }
             return Err(Idle::NothingToDo);
         }
@@ -492,7 +455,7 @@ impl Requester {
     ) -> Result<Option<(Started, &'a [Granule])>, Idle> {
         if self.started == sq.published() || !gates.has(Gates::START_WQE) {
             if self.drained() {
-                self.deadline = Instant::FAR; // whatever was due when the timer started is gone
+                self.timer = Timer::Idle; // whatever was due when the timer started is gone
             }
             return Err(Idle::NothingToDo);
         }
@@ -502,42 +465,23 @@ impl Requester {
             self.pass(RequestKind::Stale);
             return Ok(None);
         }
-        let Shape { kind: Some(kind), takes_recv, .. } = *Shape::of(wqe) else {
+        let Some(operation) = Operation::of(wqe) else {
             return self.start_local(wqe).map(|()| None);
         };
-        if wqe.flags().contains(SendFlags::FENCE) && self.rd_outstanding > 0 {
-            hit(Mark::FenceWaits);
+        let fenced = wqe.flags().contains(SendFlags::FENCE);
+        if self.may_start(operation, fenced) == 0 {
+            return Err(self.held_back(operation, fenced));
+        }
+        let packets = operation.packets(self.mtu, wqe.length);
+        if packets > self.numbers_left() {
             return Err(Idle::Waiting);
         }
-        if kind != RequestKind::Message {
-            if self.max_rd_atomic == 0 {
-                self.fail_local(self.started, WcStatus::LocQpOpErr);
-                return Err(self.failed_idle());
-            }
-            if self.rd_outstanding >= self.max_rd_atomic {
-                hit(Mark::ReadLimit);
-                return Err(Idle::Waiting);
-            }
-        }
-        // One request beyond the credits may go: its answer tells when there are more (IBA 9.7.7.2).
-        if takes_recv && !self.unlimited && self.ssn.diff(self.lsn) > 1 {
-            hit(Mark::NoCredits);
-            return Err(Idle::Waiting);
-        }
-        let packets = match kind {
-            RequestKind::Message | RequestKind::Read => self.mtu.packets(wqe.length),
-            _ => 1,
-        };
-        let outstanding = self.assigned.diff(self.una) as u32 & 0x00ff_ffff;
-        if outstanding + packets > 1 << 23 {
-            return Err(Idle::Waiting);
-        }
-        let started = self.begin(kind, packets);
+        let started = self.begin(operation.kind, packets);
         self.ssn = self.ssn.add(1);
-        if kind != RequestKind::Message {
+        if operation.kind != RequestKind::Message {
             self.rd_outstanding += 1;
         }
-        if !takes_recv {
+        if !operation.takes_recv {
             self.lsn = self.lsn.add(1);
         }
         Ok(Some((started, slot)))
@@ -549,7 +493,7 @@ impl Requester {
     fn start_local(&mut self, wqe: &SendWqe) -> Result<(), Idle> {
         match wqe.opcode() {
             WrOpcode::LocalInv if !self.drained() => {
-                if self.silent() {
+                if self.lacks_ack_request() {
                     self.probe(); // nothing behind it would ask for the acknowledgement
                     return Ok(());
                 }
@@ -577,12 +521,12 @@ impl Requester {
     #[cold]
     fn pass(&mut self, kind: RequestKind) {
         self.begin(kind, 0);
-        self.skip_silent();
+        self.complete_without_psn();
     }
 
     /// Completes requests without sequence numbers that are the oldest.
-    pub(super) fn skip_silent(&mut self) {
-        while self.head != self.started && self.log.get(self.head).is_silent() {
+    pub(super) fn complete_without_psn(&mut self) {
+        while self.head != self.started && self.log.get(self.head).takes_no_psn() {
             if self.cur == self.head {
                 self.cur = self.cur.wrapping_add(1);
             }
@@ -590,77 +534,10 @@ impl Requester {
         }
     }
 
-    #[inline(always)]
-    fn message_segment<'a>(
-        &mut self,
-        slot: &'a [Granule],
-        started: &Started,
-        in_flight: u32,
-        draining: bool,
-    ) -> Segment<'a> {
-        let wqe = SendWqe::of(slot);
-        let (index, is_last) = match started.first == started.last {
-            true => (0, true),
-            false => (self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff, self.cur_psn == started.last),
-        };
-        let offset = index << self.mtu.log2();
-        let position = match (index, is_last) {
-            (0, true) => Position::Only,
-            (0, false) => Position::First,
-            (_, false) => Position::Middle,
-            (_, true) => Position::Last,
-        };
-        let shape = Shape::of(wqe);
-        let tail = if is_last { shape.tail } else { Tail::None };
-        let reth = || Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
-        let ext = match (shape.packet == Kind::Write && index == 0, tail) {
-            (false, Tail::None) => Ext::None,
-            (false, Tail::Imm) => Ext::Imm(wqe.imm()),
-            (true, Tail::Imm) => Ext::RethImm(reth(), wqe.imm()),
-            (true, _) => Ext::Reth(reth()),
-            (_, Tail::Inv) => Ext::Inv(wqe.rkey_to_invalidate()),
-        };
-        let again = self.cur_psn.diff(self.next) < 0;
-        // A retried range asks at once; inside a message often enough that the window never closes silently.
-        self.since_ack_req += 1;
-        let restarted = again && self.cur_psn == self.una;
-        let ack_req = (is_last && (draining || self.wants_answer(wqe)))
-            || restarted
-            || self.probing
-            || u32::from(self.since_ack_req) >= ACK_REQ_STRIDE
-            || in_flight + 1 >= WINDOW_PACKETS;
-        self.probing = false;
-        if ack_req {
-            self.since_ack_req = 0;
-        }
-        Segment {
-            seq: self.cur,
-            slot,
-            opcode: Opcode::rc(shape.packet, position, tail),
-            psn: self.cur_psn,
-            ack_req,
-            solicited: is_last && shape.takes_recv && wqe.flags().contains(SendFlags::SOLICITED),
-            ext,
-            offset,
-            len: if is_last { wqe.length - offset } else { self.mtu.bytes() as u32 },
-            again,
-        }
-    }
-
-    /// Whether the end of this message asks for its acknowledgement. Somebody waits for a signalled request; an
-    /// unsignalled one may be acknowledged along with a later one, as long as neither slots nor credits run short.
-    /// If nothing follows, the timer asks ([`Requester::probe`]).
-    #[inline(always)]
-    fn wants_answer(&self, wqe: &SendWqe) -> bool {
-        let slots_short = self.started.wrapping_sub(self.head) * 2 > self.log.depth();
-        let credits_short =
-            !self.unlimited && Shape::of(wqe).takes_recv && self.lsn.diff(self.ssn) < CREDITS_LOW;
-        wqe.signaled() || slots_short || credits_short || self.timeout_ns == 0
-    }
-
     /// Whether packets went out since an acknowledgement was last asked for, and nothing is left to send.
-    pub(super) fn silent(&self) -> bool {
-        self.since_ack_req > 0 && self.cur_psn == self.next && self.una != self.next && !self.rnr_wait
+    pub(super) fn lacks_ack_request(&self) -> bool {
+        let sent_all = self.in_flight.cursor == self.in_flight.next && !self.in_flight.is_empty();
+        self.since_ack_req > 0 && sent_all && !self.timer.is_rnr()
     }
 
     /// SQD was entered: what went out unasked for is asked for now, unless packets that will ask are left to send.
@@ -672,78 +549,10 @@ impl Requester {
 
     /// Sends the last packet again, asking for an acknowledgement this time.
     pub fn probe(&mut self) {
-        if self.silent() {
+        if self.lacks_ack_request() {
             hit(Mark::Probe);
-            self.rewind(self.next.sub(1));
-            self.probing = true;
-        }
-    }
-
-    /// The packet of a request that is answered by something else than an acknowledgement.
-    #[inline(always)]
-    fn other_segment<'a>(&mut self, slot: &'a [Granule], started: &Started) -> Segment<'a> {
-        match started.kind {
-            RequestKind::Read => self.read_segment(slot, started),
-            RequestKind::Placement => self.placement_segment(slot),
-            _ => self.atomic_segment(slot),
-        }
-    }
-
-    /// A READ request for what is still missing: a retry starts at the first response not received.
-    #[inline(always)]
-    fn read_segment<'a>(&mut self, slot: &'a [Granule], started: &Started) -> Segment<'a> {
-        let wqe = SendWqe::of(slot);
-        let index = self.cur_psn.diff(started.first) as u32 & 0x00ff_ffff;
-        let skipped = index << self.mtu.log2();
-        if index > 0 {
-            hit(Mark::ReadRestart);
-        }
-        if self.cur_psn == self.next {
-            self.read_psns += started.last.diff(started.first) as u32 & 0x00ff_ffff;
-        }
-        let reth = Reth {
-            va: wqe.remote_addr.wrapping_add(u64::from(skipped)),
-            rkey: wqe.rkey,
-            len: wqe.length - skipped,
-        };
-        self.request_segment(slot, Opcode::RC_READ_REQUEST, Ext::Reth(reth))
-    }
-
-    #[inline(always)]
-    fn atomic_segment<'a>(&mut self, slot: &'a [Granule]) -> Segment<'a> {
-        let wqe = SendWqe::of(slot);
-        let swaps = wqe.opcode() == WrOpcode::AtomicCmpAndSwp;
-        let opcode = if swaps { Opcode::RC_CMP_SWAP } else { Opcode::RC_FETCH_ADD };
-        self.request_segment(slot, opcode, Ext::Atomic(wqe.atomic()))
-    }
-
-    #[inline(always)]
-    fn placement_segment<'a>(&mut self, slot: &'a [Granule]) -> Segment<'a> {
-        let wqe = SendWqe::of(slot);
-        if wqe.opcode() == WrOpcode::AtomicWrite {
-            let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
-            let segment = self.request_segment(slot, Opcode::RC_ATOMIC_WRITE, Ext::Reth(reth));
-            return Segment { len: wqe.length, ..segment };
-        }
-        let (feth, len) = wqe.flush();
-        let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, len };
-        self.request_segment(slot, Opcode::RC_FLUSH, Ext::FlushReth(feth, reth))
-    }
-
-    #[inline(always)]
-    fn request_segment<'a>(&mut self, slot: &'a [Granule], opcode: Opcode, ext: Ext) -> Segment<'a> {
-        self.since_ack_req = 0;
-        Segment {
-            seq: self.cur,
-            slot,
-            opcode,
-            psn: self.cur_psn,
-            ack_req: true,
-            solicited: false,
-            ext,
-            offset: 0,
-            len: 0,
-            again: self.cur_psn.diff(self.next) < 0,
+            self.rewind(self.in_flight.next.sub(1));
+            self.repair.probing = true;
         }
     }
 
@@ -752,26 +561,26 @@ impl Requester {
         let mut seq = self.head;
         while seq != self.started {
             let e = self.entry(seq);
-            if !e.kind.is_silent() && e.last.diff(psn) >= 0 {
+            if !e.kind.takes_no_psn() && e.last.diff(psn) >= 0 {
                 break;
             }
             seq = seq.wrapping_add(1);
         }
         self.cur = seq;
-        self.cur_psn = psn;
+        self.in_flight.cursor = psn;
     }
 
     /// After `una` moved: a cursor that was set back and overtaken by a late acknowledgement moves with it.
     #[inline]
     pub(super) fn catch_up(&mut self) {
-        if self.una.diff(self.cur_psn) > 0 {
+        if self.in_flight.una.diff(self.in_flight.cursor) > 0 {
             hit(Mark::RetryOvertaken);
-            self.rewind(self.una);
+            self.rewind(self.in_flight.una);
         }
     }
 
     /// Whether RNR NAKs are retried for ever.
     pub(super) fn rnr_forever(&self) -> bool {
-        self.rnr_retry == RNR_RETRY_FOREVER
+        self.rnr_retries.count() == RNR_RETRY_FOREVER
     }
 }

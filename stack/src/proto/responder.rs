@@ -8,7 +8,7 @@ use super::fault::Fault;
 use crate::id::{Mtu, PdId, Psn};
 use crate::mark::{Mark, hit};
 use crate::mem::{Access, MrTable, Place};
-use crate::wire::{Discard, Kind, Packet, Position, Tail};
+use crate::wire::{Discard, Kind, Packet, Tail};
 use replay::{Replay, Resource};
 
 mod answers;
@@ -304,8 +304,7 @@ impl Responder {
     #[inline(always)]
     pub fn accept(&mut self, pkt: &Packet<'_>) -> Option<Received> {
         let len = pkt.payload.len() as u32;
-        let starts = matches!(pkt.row.position, Position::First | Position::Only);
-        let ends = matches!(pkt.row.position, Position::Last | Position::Only);
+        let (starts, ends) = (pkt.row.position.starts(), pkt.row.position.ends());
         let mut received = None;
         match pkt.row.kind {
             Kind::Send => {

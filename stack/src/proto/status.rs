@@ -2,6 +2,8 @@
 
 use core::fmt;
 
+use crate::wire::{Kind, Tail};
+
 /// Declares an enum whose discriminants are numbers of the C API, with its C name and a text for each.
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident: $repr:ty, $prefix:literal {
@@ -146,22 +148,36 @@ impl WrOpcode {
             None => Self::Driver1,
         }
     }
+    /// Its packets' kind, and what the last of them carries; `None` for what becomes no packet.
+    pub const fn packet(self) -> Option<(Kind, Tail)> {
+        self.row().0
+    }
     /// The opcode of the completion; `None` for one that only a driver knows.
     pub const fn wc_opcode(self) -> Option<WcOpcode> {
-        Some(match self {
-            Self::RdmaWrite | Self::RdmaWriteWithImm => WcOpcode::RdmaWrite,
-            Self::Send | Self::SendWithImm | Self::SendWithInv => WcOpcode::Send,
-            Self::RdmaRead => WcOpcode::RdmaRead,
-            Self::AtomicCmpAndSwp => WcOpcode::CompSwap,
-            Self::AtomicFetchAndAdd => WcOpcode::FetchAdd,
-            Self::LocalInv => WcOpcode::LocalInv,
-            Self::BindMw => WcOpcode::BindMw,
-            Self::Tso => WcOpcode::Tso,
-            Self::Flush => WcOpcode::Flush,
-            Self::AtomicWrite => WcOpcode::AtomicWrite,
-            Self::RegMr => WcOpcode::RegMr,
-            Self::Driver1 => return None,
-        })
+        self.row().1
+    }
+    /// What each operation is: its packets, and its completion. How it is answered, segmented and checked follows from its
+    /// packets ([`wire`](crate::wire::Row)).
+    #[rustfmt::skip]
+    const fn row(self) -> (Option<(Kind, Tail)>, Option<WcOpcode>) {
+        use {Kind as K, Tail as T, WcOpcode as W};
+        match self {
+            Self::Send              => (Some((K::Send,        T::None)), Some(W::Send)),
+            Self::SendWithImm       => (Some((K::Send,        T::Imm)),  Some(W::Send)),
+            Self::SendWithInv       => (Some((K::Send,        T::Inv)),  Some(W::Send)),
+            Self::RdmaWrite         => (Some((K::Write,       T::None)), Some(W::RdmaWrite)),
+            Self::RdmaWriteWithImm  => (Some((K::Write,       T::Imm)),  Some(W::RdmaWrite)),
+            Self::RdmaRead          => (Some((K::ReadRequest, T::None)), Some(W::RdmaRead)),
+            Self::AtomicCmpAndSwp   => (Some((K::CmpSwap,     T::None)), Some(W::CompSwap)),
+            Self::AtomicFetchAndAdd => (Some((K::FetchAdd,    T::None)), Some(W::FetchAdd)),
+            Self::AtomicWrite       => (Some((K::AtomicWrite, T::None)), Some(W::AtomicWrite)),
+            Self::Flush             => (Some((K::Flush,       T::None)), Some(W::Flush)),
+            Self::LocalInv          => (None,                            Some(W::LocalInv)),
+            Self::BindMw            => (None,                            Some(W::BindMw)),
+            Self::RegMr             => (None,                            Some(W::RegMr)),
+            Self::Tso               => (None,                            Some(W::Tso)),
+            Self::Driver1           => (None,                            None),
+        }
     }
 }
 

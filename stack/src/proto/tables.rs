@@ -33,10 +33,19 @@ pub const fn rnr_delay(code: u8) -> Duration {
 ///
 /// An exponent above 31 counts as 31: [`modify`](super::state::modify) lets none in.
 pub const fn ack_timeout(exponent: u8) -> Option<Duration> {
+    match ack_timeout_ns(exponent) {
+        None => None,
+        Some(ns) => Some(Duration::from_nanos(ns)),
+    }
+}
+
+/// [`ack_timeout`], in nanoseconds.
+#[inline(always)]
+pub(super) const fn ack_timeout_ns(exponent: u8) -> Option<u64> {
     match exponent {
         0 => None,
-        1..=ACK_TIMEOUT_MAX => Some(Duration::from_nanos(4096 << exponent)),
-        _ => Some(Duration::from_nanos(4096 << ACK_TIMEOUT_MAX)),
+        1..=ACK_TIMEOUT_MAX => Some(4096 << exponent),
+        _ => Some(4096 << ACK_TIMEOUT_MAX),
     }
 }
 

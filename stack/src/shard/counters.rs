@@ -97,6 +97,10 @@ counters! {
     NaksReceivedOperational "naks_received_operational",
     /// RNR NAKs received.
     RnrNaksReceived "rnr_naks_received",
+    /// Packets received with the mark of a switch whose queue was long (ECN "congestion experienced").
+    MarksReceived "marks_received",
+    /// Congestion notification packets received: the peer received marked packets of ours.
+    NotificationsReceived "notifications_received",
     /// Completions lost to a full completion queue.
     CqOverflows "cq_overflows",
     /// Queue pairs that went to ERR by themselves.

@@ -20,6 +20,7 @@ use crate::time::Instant;
 mod ahead;
 mod build;
 mod complete;
+mod congestion;
 mod copy;
 pub mod counters;
 mod cq;

@@ -131,6 +131,7 @@ pub(super) struct Qp {
     /// The last request packet was long: the next ones are built in the port's own memory, if it has some.
     pub long: bool,
 
+    line_3: LineStart,
     // Line 3: every packet sent, and the addresses of every packet received. What IPv6 and VLAN tags add is behind it.
     pub template: Template,
 
@@ -237,6 +238,7 @@ impl Qp {
             rq: Rq::new(spec.rq, epoch, shared),
             requester,
             responder: Responder::new(),
+            line_3: LineStart,
             template: Template::new(&Flow::default()),
             address: matches!(spec.ty, QpType::Ud | QpType::Gsi).then(Box::default),
             peer_shard: 0,
@@ -335,6 +337,11 @@ impl Qp {
         self.rq.credits()
     }
 }
+
+/// Takes no room; what is behind it begins a cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct LineStart;
 
 /// How a queue pair came into ERR.
 #[derive(Clone, Copy, Default, Debug)]

@@ -6,11 +6,11 @@
 //! What every packet goes through is inlined into one function, in which a layout and a packet are a few registers.
 //! Functions that are not inlined get copies of them: a reference would make them whole, in memory, for every packet.
 
+use super::{Qps, Shared};
 use super::copy;
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::{Cause, Qp, Route};
-use super::{Qps, Shared};
 use crate::config::{LONG_PACKET, PLACE_AHEAD};
 use crate::id::{Psn, QpState, QpType, Qpn};
 use crate::port::Frame;
@@ -154,6 +154,9 @@ impl Env {
         qp.counters.received(frame.len());
         if !qp.comm_est {
             self.establish(qp);
+        }
+        if pkt.is_marked() {
+            self.note_mark(qp);
         }
         if layout.row.request && layout.row.transport == Transport::Xrc {
             return self.handle_xrc_request(qp, pkt);

@@ -193,6 +193,7 @@ impl Env {
         layout: &Layout,
     ) -> Result<(), Discard> {
         match (qp.ty, layout.row.transport) {
+            (_, Transport::Cnp) => return self.receive_notification(qp, frame, layout),
             (QpType::Uc, Transport::Uc) | (QpType::Ud | QpType::Gsi, Transport::Ud) => {}
             _ => return Err(Discard::WrongTransport),
         }
@@ -209,6 +210,9 @@ impl Env {
             }
             self.check_realm(layout, &pkt)?;
             qp.counters.received(frame.len());
+            if pkt.is_marked() {
+                self.note_mark(qp);
+            }
             if qp.ty == QpType::Gsi {
                 self.note_asker(frame.data(), &pkt.src());
             }
@@ -222,6 +226,9 @@ impl Env {
         }
         self.check_realm(layout, &pkt)?;
         qp.counters.received(frame.len());
+        if pkt.is_marked() {
+            self.note_mark(qp);
+        }
         self.receive_message(qp, &pkt)
     }
 

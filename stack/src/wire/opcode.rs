@@ -182,7 +182,7 @@ pub enum PayloadRule {
 
 impl PayloadRule {
     /// Whether a payload of `len` bytes (pad not counted) obeys the rule at path MTU `mtu`.
-    #[inline]
+    #[inline(always)]
     pub const fn allows(self, len: usize, mtu: Mtu) -> bool {
         match self {
             Self::Full => len == mtu.bytes(),

@@ -85,12 +85,18 @@ impl<'a> Packet<'a> {
         self.ip_header.get(at..).and_then(|ip| ip.first_chunk()).copied().unwrap_or_default()
     }
     /// TOS byte or traffic class: DSCP in bits 7:2, ECN in 1:0.
+    #[inline(always)]
     pub fn traffic_class(&self) -> u8 {
         match self.ip_header {
             [a, b, ..] if self.ipv6() => a << 4 | b >> 4,
             [_, tos, ..] => *tos,
             _ => 0,
         }
+    }
+    /// Whether a switch marked it: congestion experienced (RFC 3168).
+    #[inline(always)]
+    pub fn is_marked(&self) -> bool {
+        self.traffic_class() & 0b11 == 0b11
     }
     /// The bytes of `header`.
     #[inline(always)]

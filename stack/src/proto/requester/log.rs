@@ -38,7 +38,7 @@ impl RequestKind {
 
     /// Whether it takes no sequence number and is complete as soon as everything before it is.
     #[inline]
-    pub(in crate::proto) fn is_silent(self) -> bool {
+    pub(in crate::proto) fn takes_no_psn(self) -> bool {
         matches!(self, Self::Local | Self::Stale)
     }
 }
@@ -69,9 +69,9 @@ impl Remembered {
     pub const fn kind(self) -> RequestKind {
         RequestKind::BY_NUMBER[(self.0 >> 24) as usize % RequestKind::BY_NUMBER.len()]
     }
-    /// [`RequestKind::is_silent`], without a look at which of them.
+    /// [`RequestKind::takes_no_psn`], without a look at which of them.
     #[inline(always)]
-    pub const fn is_silent(self) -> bool {
+    pub const fn takes_no_psn(self) -> bool {
         self.0 >= (RequestKind::Local as u32) << 24
     }
     /// All of it: the next request begins `behind` it.
@@ -132,7 +132,7 @@ mod tests {
             for first in [0, 1, 0x7f_ffff, 0xff_ffff].map(Psn::new) {
                 let started = Remembered::new(first, kind).until(first.add(3));
                 assert_eq!(started, Started { first, last: first.add(2), kind });
-                assert_eq!(Remembered::new(first, kind).is_silent(), kind.is_silent());
+                assert_eq!(Remembered::new(first, kind).takes_no_psn(), kind.takes_no_psn());
                 assert_eq!(Remembered::new(first, kind).until(first).last, first.sub(1), "takes none");
             }
         }

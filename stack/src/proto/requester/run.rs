@@ -6,14 +6,16 @@
 //! once, and keeps what moves in registers until [`Requester::end_run`]. The packets, and the requester afterwards, are
 //! those of `poll_transmit`.
 
-use super::{Remembered, RequestKind, Requester, SendRing, Shape};
-use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW, WINDOW_PACKETS};
+use super::limits::AckRequests;
+use super::{Operation, Remembered, RequestKind, Requester, SendRing};
 use crate::id::{Mtu, Psn};
+use crate::proto::congestion::Event;
+use crate::proto::in_flight::{InFlight, distance};
 use crate::proto::state::Gates;
-use crate::proto::status::{SendFlags, WrOpcode};
+use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
 use crate::time::Instant;
-use crate::wire::{Kind, Opcode, Position, Tail};
+use crate::wire::Opcode;
 
 /// The extension headers of a run's packets, and what answers them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +57,7 @@ pub struct Unbuilt;
 #[derive(Clone, Copy, Debug)]
 #[must_use = "the requester does not know yet"]
 pub struct Ran {
+    now: Instant,
     kind: RequestKind,
     takes_recv: bool,
     started: u32,
@@ -65,13 +68,11 @@ pub struct Ran {
 /// Requests that may start now; see the module.
 #[derive(Debug)]
 pub struct Run<'a> {
+    now: Instant,
+    operation: &'static Operation,
     form: Form,
-    opcode: Opcode,
     solicited: bool,
     sole: bool,
-    kind: RequestKind,
-    takes_recv: bool,
-    since_ack_req: u8,
     mtu: Mtu,
     slots: &'a [Granule],
     stride: usize,
@@ -81,29 +82,9 @@ pub struct Run<'a> {
     /// Longest message, in bytes.
     longest: u32,
     psn: Psn,
-    /// Packets without an answer before the first.
-    outstanding: u32,
-    /// From this one on each asks for an acknowledgement: slots, credits or the window run short.
-    always: u32,
-}
-
-impl Form {
-    /// Of an operation, and the opcode of its packet.
-    #[inline]
-    fn of(opcode: WrOpcode) -> Option<(Self, Opcode)> {
-        let only = |kind, tail| Opcode::rc(kind, Position::Only, tail);
-        Some(match opcode {
-            WrOpcode::Send => (Self::Bare, only(Kind::Send, Tail::None)),
-            WrOpcode::SendWithImm => (Self::Imm, only(Kind::Send, Tail::Imm)),
-            WrOpcode::SendWithInv => (Self::Inv, only(Kind::Send, Tail::Inv)),
-            WrOpcode::RdmaWrite => (Self::Write, only(Kind::Write, Tail::None)),
-            WrOpcode::RdmaWriteWithImm => (Self::WriteImm, only(Kind::Write, Tail::Imm)),
-            WrOpcode::RdmaRead => (Self::Read, Opcode::RC_READ_REQUEST),
-            WrOpcode::AtomicCmpAndSwp => (Self::Atomic, Opcode::RC_CMP_SWAP),
-            WrOpcode::AtomicFetchAndAdd => (Self::Atomic, Opcode::RC_FETCH_ADD),
-            _ => return None,
-        })
-    }
+    /// Sequence numbers that may be assigned.
+    numbers_left: u32,
+    ack_requests: AckRequests,
 }
 
 impl<'a> Run<'a> {
@@ -115,7 +96,7 @@ impl<'a> Run<'a> {
     /// The opcode of its packets, of the class RC.
     #[inline(always)]
     pub fn opcode(&self) -> Opcode {
-        self.opcode
+        self.operation.only
     }
     /// Whether its packets carry the solicited event bit.
     #[inline(always)]
@@ -136,11 +117,8 @@ impl<'a> Run<'a> {
         places: &mut [P],
         mut build: impl FnMut(Next<'a>, &mut P) -> Result<(), Unbuilt>,
     ) -> (Ran, Result<(), Unbuilt>) {
-        let (epoch, like, always, first) = (self.epoch, self.like, self.always, self.psn);
-        let longest = self.longest;
-        // Behind the last one that asked for an acknowledgement; before the first where that was before the run.
-        let mut asked = 0u32.wrapping_sub(self.since_ack_req.into());
-        let mut due = always.min(asked.wrapping_add(ACK_REQ_STRIDE - 1));
+        let (epoch, like, longest, first) = (self.epoch, self.like, self.longest, self.psn);
+        let mut ack_requests = self.ack_requests;
         let (mut n, mut result) = (0, Ok(()));
         for ((slot, entry), place) in self.slots.chunks_exact(self.stride).zip(self.log).zip(places) {
             let wqe = SendWqe::of(slot);
@@ -150,19 +128,15 @@ impl<'a> Run<'a> {
             let (index, psn) = (n, first.add(n));
             *entry = Remembered::new(psn, RequestKind::Message);
             n += 1;
-            let ack_req = index >= due || wqe.signaled();
-            if ack_req {
-                asked = n;
-                due = always.min(n + (ACK_REQ_STRIDE - 1));
-            }
+            let ack_req = ack_requests.ask(index, wqe.signaled());
             result = build(Next { index, slot, psn, ack_req }, place);
             if result.is_err() {
                 break;
             }
         }
-        let since_ack_req = n.wrapping_sub(asked) as u8;
-        let (kind, takes_recv, psn) = (self.kind, self.takes_recv, first.add(n));
-        (Ran { kind, takes_recv, started: n, psn, since_ack_req }, result)
+        let (now, takes_recv, psn) = (self.now, self.operation.takes_recv, first.add(n));
+        let since_ack_req = ack_requests.since(n);
+        (Ran { now, kind: RequestKind::Message, takes_recv, started: n, psn, since_ack_req }, result)
     }
 
     /// Starts READs, one for each of `places` at most; as [`Run::messages`].
@@ -187,23 +161,23 @@ impl<'a> Run<'a> {
         places: &mut [P],
         mut build: impl FnMut(Next<'a>, &mut P),
     ) -> Ran {
-        let (mut index, mut psn, mut outstanding) = (0, self.psn, self.outstanding);
+        let (mut index, mut psn, mut numbers_left) = (0, self.psn, self.numbers_left);
         for ((slot, entry), place) in self.slots.chunks_exact(self.stride).zip(self.log).zip(places) {
             let wqe = SendWqe::of(slot);
             if wqe.epoch != self.epoch || wqe.likeness() != self.like {
                 break;
             }
             let packets = packets(wqe);
-            outstanding += packets;
-            if outstanding > OUTSTANDING_MAX {
+            if packets > numbers_left {
                 break;
             }
+            numbers_left -= packets;
             *entry = Remembered::new(psn, kind);
             build(Next { index, slot, psn, ack_req: true }, place);
             psn = psn.add(packets);
             index += 1;
         }
-        Ran { kind, takes_recv: false, started: index, psn, since_ack_req: 0 }
+        Ran { now: self.now, kind, takes_recv: false, started: index, psn, since_ack_req: 0 }
     }
 }
 
@@ -230,90 +204,74 @@ impl Requester {
         longest: u32,
     ) -> Option<Run<'a>> {
         if self.cur != self.started
-            || self.rnr_wait
-            || self.probing
+            || self.timer.is_rnr()
+            || self.repair.probing
             || self.failed.is_some()
             || !gates.has(Gates::TX_RETRY)
             || !gates.has(Gates::START_WQE)
         {
             return None;
         }
-        let in_flight = self.in_flight();
-        let window = WINDOW_PACKETS.saturating_sub(in_flight);
+        let window = self.window();
         let posted = sq.published().wrapping_sub(self.started);
         let places = self.log.contiguous(self.started, u32::MAX).len() as u32;
         let most = posted.min(room).min(window).min(places);
         if most < 2 {
             return None; // one alone is cheaper without
         }
-        debug_assert!(self.cur_psn == self.assigned && self.next == self.assigned, "nothing is sent twice");
+        debug_assert!(
+            self.in_flight.cursor == self.assigned && self.in_flight.next == self.assigned,
+            "nothing is sent twice"
+        );
         let (slots, stride) = sq.contiguous(self.started, most);
         let wqe = SendWqe::of(slots);
-        let (form, opcode) = Form::of(wqe.opcode())?;
-        let Shape { kind: Some(kind), takes_recv, .. } = *Shape::of(wqe) else { return None };
+        let operation = Operation::of(wqe)?;
+        let form = operation.form?;
         let flags = wqe.flags();
-        if wqe.epoch != epoch || (flags.contains(SendFlags::FENCE) && self.rd_outstanding > 0) {
+        if wqe.epoch != epoch {
             return None;
         }
-        let outstanding = distance(self.assigned, self.una);
-        let mut run = Run {
-            form,
-            opcode,
-            solicited: takes_recv && flags.contains(SendFlags::SOLICITED),
-            sole: wqe.num_sge == 1 && wqe.ext == 0 && !flags.contains(SendFlags::INLINE),
-            kind,
-            takes_recv,
-            since_ack_req: self.since_ack_req,
-            mtu: self.mtu,
-            slots,
-            stride,
-            log: &mut [],
-            epoch,
-            like: wqe.likeness(),
-            longest: longest.min(self.mtu.bytes() as u32),
-            psn: self.assigned,
-            outstanding,
-            always: 0,
-        };
-        let most = if kind == RequestKind::Message {
-            if wqe.length > run.longest {
+        let numbers_left = self.numbers_left();
+        let longest = longest.min(self.mtu.bytes() as u32);
+        let mut most = most.min(self.may_start(operation, flags.contains(SendFlags::FENCE)));
+        let mut unasked = u32::MAX;
+        if operation.kind == RequestKind::Message {
+            if wqe.length > longest {
                 return None;
             }
-            // From which one on each asks for an acknowledgement: see `Requester::wants_answer`.
-            let slots_left = (self.log.depth() / 2).saturating_sub(self.started.wrapping_sub(self.head));
-            let (mut most, mut always) =
-                (most.min(OUTSTANDING_MAX.saturating_sub(outstanding)), slots_left.min(window - 1));
-            if takes_recv && !self.unlimited {
-                let ahead = self.lsn.diff(self.ssn);
-                // One request beyond the credits may go.
-                most = most.min((ahead + 2).max(0) as u32);
-                always = always.min((ahead - CREDITS_LOW).max(0) as u32);
-            }
-            run.always = if self.timeout_ns == 0 { 0 } else { always };
-            most
-        } else {
-            let packets = if kind == RequestKind::Read { self.mtu.packets(wqe.length) } else { 1 };
-            if outstanding + packets > OUTSTANDING_MAX {
-                return None;
-            }
-            let limit = if flags.contains(SendFlags::FENCE) { 1 } else { self.max_rd_atomic };
-            most.min(limit.saturating_sub(self.rd_outstanding).into())
-        };
+            most = most.min(numbers_left);
+            unasked = self.unasked_messages(operation).max(0) as u32;
+        } else if operation.packets(self.mtu, wqe.length) > numbers_left {
+            return None;
+        }
         if most < 2 {
             return None;
         }
-        // Started as in `poll_transmit`, where each packet looks.
-        if self.deadline == Instant::FAR && self.timeout_ns != 0 {
-            self.deadline = now.after_nanos(self.timeout_ns);
-        }
-        run.log = self.log.contiguous(self.started, most);
-        Some(run)
+        self.arm(now);
+        let ack_requests = self.ack_requests(window, unasked);
+        Some(Run {
+            now,
+            operation,
+            form,
+            solicited: operation.takes_recv && flags.contains(SendFlags::SOLICITED),
+            sole: wqe.num_sge == 1 && wqe.ext == 0 && !flags.contains(SendFlags::INLINE),
+            mtu: self.mtu,
+            slots,
+            stride,
+            epoch,
+            like: wqe.likeness(),
+            longest,
+            psn: self.assigned,
+            numbers_left,
+            ack_requests,
+            log: self.log.contiguous(self.started, most),
+        })
     }
 
     /// Takes over what a run moved.
     #[inline(always)]
     pub fn end_run(&mut self, ran: Ran) {
-        let Ran { kind, takes_recv, started, psn, since_ack_req } = ran;
+        let Ran { now, kind, takes_recv, started, psn, since_ack_req } = ran;
         self.started = self.started.wrapping_add(started);
         self.cur = self.started;
         self.ssn = self.ssn.add(started);
@@ -323,19 +281,10 @@ impl Requester {
         self.since_ack_req = since_ack_req;
         if kind != RequestKind::Message {
             self.rd_outstanding += started as u8;
-            self.read_psns += distance(psn, self.assigned) - started;
+            self.in_flight.responses += distance(self.assigned, psn) - started;
         }
+        self.congestion.handle(now, Event::Sent { first: self.assigned, behind: psn, again: false });
         self.assigned = psn;
-        self.cur_psn = psn;
-        self.next = psn;
+        self.in_flight = InFlight { cursor: psn, next: psn, ..self.in_flight };
     }
-}
-
-/// Sequence numbers without an answer, at most: as many behind as ahead (IBA 9.7.1).
-const OUTSTANDING_MAX: u32 = 1 << 23;
-
-/// How far `psn` is ahead of `una`.
-#[inline(always)]
-fn distance(psn: Psn, una: Psn) -> u32 {
-    psn.diff(una) as u32 & 0x00ff_ffff
 }

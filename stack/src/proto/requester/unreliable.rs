@@ -3,9 +3,10 @@
 //! The cursor and sequence numbers are those of the reliable [`Requester`]; its timers, retries, window and credits
 //! rest. A work request succeeds when its last frame has left: [`Requester::left`].
 
-use super::{Idle, RequestKind, Requester, Segment, SendRing};
+use super::{Idle, Operation, RequestKind, Requester, Segment, SendRing};
 use crate::id::Qpn;
 use crate::proto::address::UdAddress;
+use crate::proto::in_flight::InFlight;
 use crate::proto::state::Gates;
 use crate::proto::status::{SendFlags, WcStatus, WrOpcode};
 use crate::proto::wqe::SendWqe;
@@ -17,11 +18,11 @@ impl Requester {
     #[inline]
     pub fn peek_unreliable(&mut self, gates: Gates, epoch: u32, sq: &impl SendRing) -> Result<u32, Idle> {
         loop {
-            if self.failed.is_some_and(|(seq, _)| (self.cur.wrapping_sub(seq) as i32) >= 0) {
+            if self.has_failed() {
                 return Err(self.failed_idle());
             }
             if self.cur != self.started {
-                if self.entry(self.cur).kind.is_silent() {
+                if self.entry(self.cur).kind.takes_no_psn() {
                     self.cur = self.cur.wrapping_add(1);
                     continue;
                 }
@@ -34,7 +35,7 @@ impl Requester {
                 return Ok(self.started);
             }
             self.begin(RequestKind::Stale, 0);
-            self.skip_silent();
+            self.complete_without_psn();
         }
     }
 
@@ -49,29 +50,22 @@ impl Requester {
         let seq = self.peek_unreliable(gates, epoch, sq)?;
         let slot = sq.slot(seq);
         let wqe = SendWqe::of(slot);
-        if self.cur == self.started {
-            match wqe.opcode() {
-                WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => {
-                    self.begin(RequestKind::Message, self.mtu.packets(wqe.length));
-                }
-                WrOpcode::LocalInv | WrOpcode::BindMw | WrOpcode::RegMr => {
-                    // Behind a message whose frames have not left, an invalidation waits.
-                    return Err(self.start_local(wqe).err().unwrap_or(Idle::Waiting));
-                }
-                _ => {
-                    self.fail_local(seq, WcStatus::LocQpOpErr);
-                    return Err(self.failed_idle());
-                }
-            }
+        let Some(operation) = Operation::of(wqe) else {
+            // Behind a message whose frames have not left, an invalidation waits.
+            return Err(self.start_local(wqe).err().unwrap_or(Idle::Waiting));
+        };
+        if operation.only.in_class(Transport::Uc).row().is_none() {
+            self.fail_local(seq, WcStatus::LocQpOpErr);
+            return Err(self.failed_idle());
         }
-        let started = self.entry(seq);
-        let mut segment = self.message_segment(slot, &started, 0, false);
-        // The same packet in the class of UC; nothing is asked for, and nothing ever goes out again.
-        let row = segment.opcode.row().expect("a segment has an opcode of the table");
-        segment.opcode =
-            Opcode::of(Transport::Uc, row.kind, row.position, row.tail).expect("SEND and WRITE exist on UC");
-        segment.ack_req = false;
-        self.sent(self.cur_psn == started.last);
+        if self.cur == self.started {
+            self.begin(RequestKind::Message, self.mtu.packets(wqe.length));
+        }
+        let (started, psn) = (self.entry(seq), self.in_flight.cursor);
+        // Nothing is asked for, and nothing ever goes out again.
+        let mut segment = self.message_segment(seq, slot, operation, &started, psn, false);
+        segment.opcode = segment.opcode.in_class(Transport::Uc);
+        self.sent_for_good(psn == started.last);
         Ok(segment)
     }
 
@@ -114,7 +108,7 @@ impl Requester {
             seq,
             slot,
             opcode,
-            psn: self.cur_psn,
+            psn: self.in_flight.cursor,
             ack_req: false,
             solicited: wqe.flags().contains(SendFlags::SOLICITED),
             ext,
@@ -122,17 +116,14 @@ impl Requester {
             len: wqe.length,
             again: false,
         };
-        self.sent(true);
+        self.sent_for_good(true);
         Ok(segment)
     }
 
     /// Moves on behind the packet that was just handed out.
     #[inline]
-    fn sent(&mut self, last: bool) {
-        self.cur_psn = self.cur_psn.add(1);
-        self.next = self.cur_psn;
-        self.una = self.cur_psn;
-        self.since_ack_req = 0;
+    fn sent_for_good(&mut self, last: bool) {
+        self.in_flight = InFlight::at(self.in_flight.cursor.add(1));
         self.cur = self.cur.wrapping_add(u32::from(last));
     }
 
@@ -140,10 +131,7 @@ impl Requester {
     /// [`Requester::left`] when they have left.
     #[inline]
     pub fn built(&self) -> u32 {
-        match self.failed {
-            Some((seq, _)) if (self.cur.wrapping_sub(seq) as i32) > 0 => seq,
-            _ => self.cur,
-        }
+        if self.has_failed() { self.failed_seq } else { self.cur }
     }
 
     /// The frames of every work request before `seq` have left: these are complete.
@@ -152,7 +140,7 @@ impl Requester {
         if (seq.wrapping_sub(self.head) as i32) > 0 {
             self.head = seq;
         }
-        self.skip_silent();
+        self.complete_without_psn();
     }
 
     /// SQE: every work request before `seq` is gone. Sequence numbers stay, for the way back to RTS.
@@ -160,7 +148,7 @@ impl Requester {
         self.head = seq;
         self.cur = seq;
         self.started = seq;
-        self.assigned = self.cur_psn;
+        self.assigned = self.in_flight.cursor;
         self.failed = None;
     }
 }

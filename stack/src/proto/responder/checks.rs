@@ -6,13 +6,13 @@ use crate::config::MESSAGE_MAX;
 use crate::id::PdId;
 use crate::mem::{Access, KeyFault, MrTable, Place};
 use crate::proto::fault::Fault;
-use crate::wire::{Feth, Kind, Packet, Position};
+use crate::wire::{Feth, Kind, Packet};
 
 impl Responder {
     /// IBA 9.7.4.1.2: a message goes on with its own kind; anything else starts one.
     #[inline(always)]
     pub(super) fn check_sequence(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
-        let starts = matches!(pkt.row.position, Position::First | Position::Only);
+        let starts = pkt.row.position.starts();
         let good = match self.in_progress {
             InProgress::None => starts,
             InProgress::Send => !starts && pkt.row.kind == Kind::Send,
@@ -53,22 +53,13 @@ impl Responder {
         }
     }
 
-    /// IBA 9.7.4.1.6 (C9-92 and following): full packets but the last. The pad is right in each packet that was located:
-    /// its UDP length is whole words, as its headers are, so 0 to 3 bytes of pad are those that complete a word.
+    /// IBA 9.7.4.1.6 (C9-92 and following), by the opcode's row. The pad is right in each packet that was located: its UDP
+    /// length is whole words, as its headers are, so 0 to 3 bytes of pad are those that complete a word.
     #[inline(always)]
     pub(super) fn check_packet_length(&self, pkt: &Packet<'_>) -> Result<(), Fault> {
-        let (len, mtu) = (pkt.payload.len(), self.mtu.bytes());
-        let good = match pkt.row.kind {
-            Kind::Send | Kind::Write => match pkt.row.position {
-                Position::First | Position::Middle => len == mtu,
-                Position::Last => (1..=mtu).contains(&len),
-                Position::Only => len <= mtu,
-            },
-            Kind::AtomicWrite => len == 8,
-            _ => len == 0,
-        };
+        let len = pkt.payload.len();
         debug_assert!((len + usize::from(pkt.pad())).is_multiple_of(4), "locate has seen to that");
-        if good { Ok(()) } else { Err(Fault::BadLength) }
+        if pkt.row.payload.allows(len, self.mtu) { Ok(()) } else { Err(Fault::BadLength) }
     }
 
     #[inline(always)]
@@ -89,7 +80,7 @@ impl Responder {
         keys: &MrTable,
     ) -> Result<Verdict, Fault> {
         let len = pkt.payload.len() as u32;
-        let last = matches!(pkt.row.position, Position::Last | Position::Only);
+        let last = pkt.row.position.ends();
         let (va, rkey, left) = if pkt.row.position.starts() {
             let reth = pkt.reth();
             if reth.len > MESSAGE_MAX {

@@ -41,8 +41,7 @@ impl Responder {
                             == (r.rkey, r.va.wrapping_add(u64::from(skipped)), r.len - skipped.min(r.len))
                     }
                 };
-                let payload = if kind == Kind::AtomicWrite { 8 } else { 0 };
-                if !same || pkt.payload.len() != payload {
+                if !same || !pkt.row.payload.allows(pkt.payload.len(), self.mtu) {
                     return Err(Discard::Duplicate);
                 }
                 hit(if kind == Kind::ReadRequest { Mark::DuplicateRead } else { Mark::DuplicateAtomic });

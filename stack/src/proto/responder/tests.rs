@@ -1,6 +1,6 @@
 use super::*;
-use crate::proto::tables::CREDIT_UNLIMITED;
 use crate::mem::UserMemory;
+use crate::proto::tables::CREDIT_UNLIMITED;
 use crate::wire::{Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Template, locate};
 
 /// Receives without end.

@@ -1,0 +1,199 @@
+//! What policies are told, by a requester that has probes for them.
+
+use super::{Congestion, Event, Probe};
+use crate::id::{Gid, Mtu, Psn, QpState, QpType};
+use crate::proto::completer::{Response, RetryCause};
+use crate::proto::recovery::{self, Recovery};
+use crate::proto::requester::{Idle, Requester, RequesterConfig, SendRing};
+use crate::proto::state::Gates;
+use crate::proto::status::{SendFlags, WrOpcode};
+use crate::proto::tables::{NakCode, Syndrome};
+use crate::proto::wqe::{Granule, SendWqe};
+use crate::time::Instant;
+use crate::wire::{Aeth, Ext, Flow, HEADERS_MAX, Header, Ingress, Opcode, Template, locate};
+
+const GATES: Gates = Gates::of(QpState::Rts, QpType::Rc);
+const DEPTH: u32 = 64;
+
+struct Ring(Vec<Granule>);
+
+impl SendRing for Ring {
+    fn published(&self) -> u32 {
+        self.0.len() as u32 / STRIDE as u32
+    }
+    fn slot(&self, seq: u32) -> &[Granule] {
+        &self.0[seq as usize * STRIDE..][..STRIDE]
+    }
+    fn contiguous(&self, seq: u32, max: u32) -> (&[Granule], usize) {
+        (&self.0[seq as usize * STRIDE..][..max as usize * STRIDE], STRIDE)
+    }
+}
+
+const STRIDE: usize = 8;
+
+struct Rig {
+    requester: Requester,
+    ring: Ring,
+    now: Instant,
+}
+
+impl Rig {
+    fn new(window: u32) -> Self {
+        let mut requester = Requester::new(DEPTH);
+        requester.start(&RequesterConfig {
+            mtu: Mtu::Mtu256,
+            sq_psn: Psn::new(0xff_fffe),
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            max_rd_atomic: 4,
+        });
+        requester.congestion = Congestion::Probe(Box::new(Probe::new(window)));
+        requester.recovery = Recovery::Probe(Box::default());
+        Self { requester, ring: Ring(Vec::new()), now: Instant::from_nanos(1000) }
+    }
+
+    fn post(&mut self, opcode: WrOpcode, length: u32) {
+        let mut slot = [Granule::default(); STRIDE];
+        let mut wqe = SendWqe::new(0, opcode, SendFlags::empty());
+        wqe.length = length;
+        wqe.put(&mut slot);
+        self.ring.0.extend(slot);
+    }
+
+    /// Every packet that may go: its number and whether it asks for an acknowledgement.
+    fn send(&mut self) -> (Vec<(u32, bool)>, Idle) {
+        let mut sent = Vec::new();
+        loop {
+            match self.requester.poll_transmit(self.now, GATES, 0, &self.ring) {
+                Ok(segment) => sent.push((segment.psn.get(), segment.ack_req)),
+                Err(idle) => return (sent, idle),
+            }
+        }
+    }
+
+    fn answer(&mut self, psn: u32, syndrome: Syndrome) -> Response {
+        let template = Template::new(&Flow { dst: Gid::v4([10, 0, 0, 1]), ..Flow::default() });
+        let ext = Ext::Aeth(Aeth { syndrome: syndrome.encode(), msn: 0 });
+        let header = Header { opcode: Opcode::RC_ACKNOWLEDGE, psn: Psn::new(psn), ext, ..Header::default() };
+        let mut frame = [0; HEADERS_MAX];
+        let at = template.begin(&mut frame, &header);
+        let len = template.seal(&mut frame, at, 0);
+        let Ok(Ingress::Roce(layout)) = locate(&frame[..len]) else { panic!("it is a packet") };
+        let answered = self.requester.handle_response(self.now, &layout.packet(&frame[..len]), &self.ring);
+        answered.expect("something is outstanding")
+    }
+
+    fn probe(&mut self) -> &mut Probe {
+        let Congestion::Probe(probe) = &mut self.requester.congestion else { panic!("it is a probe") };
+        probe
+    }
+
+    /// What the controller was told since it was last asked.
+    fn told(&mut self) -> Vec<(u64, Event)> {
+        let events = self.probe().events.drain(..);
+        events.map(|(at, event)| (at.as_nanos(), event)).collect()
+    }
+
+    fn recovery(&self) -> &recovery::Probe {
+        let Recovery::Probe(probe) = &self.requester.recovery else { panic!("it is a probe") };
+        probe
+    }
+}
+
+fn sent(first: u32, behind: u32, again: bool) -> Event {
+    Event::Sent { first: Psn::new(first), behind: Psn::new(behind), again }
+}
+
+#[test]
+fn the_window_is_the_controllers() {
+    let mut rig = Rig::new(3);
+    for _ in 0..5 {
+        rig.post(WrOpcode::RdmaWrite, 1);
+    }
+    assert_eq!(rig.send(), (vec![(0xff_fffe, false), (0xff_ffff, false), (0, true)], Idle::Waiting));
+    assert_eq!(rig.requester.waiting(&rig.ring), 0);
+    rig.answer(0xff_fffe, Syndrome::ACK_UNLIMITED);
+    assert_eq!(rig.requester.waiting(&rig.ring), 1);
+    assert_eq!(rig.send(), (vec![(1, true)], Idle::Waiting));
+    rig.probe().window = 100;
+    let run = rig.requester.begin_run(rig.now, GATES, 0, &rig.ring, 8, 256);
+    assert!(run.is_none(), "one is left");
+    assert_eq!(rig.send(), (vec![(2, false)], Idle::NothingToDo));
+}
+
+#[test]
+fn a_controller_is_told_when_packets_leave_and_arrive() {
+    let mut rig = Rig::new(100);
+    rig.post(WrOpcode::Send, 300);
+    rig.post(WrOpcode::RdmaRead, 700);
+    rig.send();
+    let first = [sent(0xff_fffe, 0xff_ffff, false), sent(0xff_ffff, 0, false), sent(0, 3, false)];
+    assert_eq!(rig.told(), first.map(|event| (1000, event)));
+    rig.requester.left_by(rig.now, Instant::from_nanos(5000));
+    rig.now = Instant::from_nanos(6000);
+    rig.answer(0xff_fffe, Syndrome::ACK_UNLIMITED);
+    assert_eq!(
+        rig.told(),
+        [
+            (5000, Event::LeftLate(Instant::from_nanos(1000))),
+            (6000, Event::Acknowledged(Psn::new(0xff_ffff))),
+        ]
+    );
+}
+
+#[test]
+fn a_run_is_told_of_at_once() {
+    let mut rig = Rig::new(100);
+    for _ in 0..4 {
+        rig.post(WrOpcode::RdmaWrite, 9);
+    }
+    let run = rig.requester.begin_run(rig.now, GATES, 0, &rig.ring, 3, 256).expect("all are alike");
+    let (ran, built) = run.messages(&mut [(); 3], |_, ()| Ok(()));
+    rig.requester.end_run(ran);
+    assert_eq!((built, rig.told()), (Ok(()), vec![(1000, sent(0xff_fffe, 1, false))]));
+}
+
+#[test]
+fn a_loss_is_told_once_and_what_goes_out_again() {
+    let mut rig = Rig::new(100);
+    for _ in 0..3 {
+        rig.post(WrOpcode::RdmaWrite, 9);
+    }
+    rig.send();
+    rig.told();
+    let nak = Syndrome::Nak(NakCode::PsnSequenceError);
+    assert_eq!(rig.answer(0xff_ffff, nak), Response::Retry(RetryCause::SequenceNak));
+    assert_eq!(rig.answer(0xff_ffff, nak), Response::Done, "the same loss");
+    rig.send();
+    let lost = Psn::new(0xff_ffff);
+    assert_eq!(
+        rig.told().into_iter().map(|(_, event)| event).collect::<Vec<_>>(),
+        [
+            Event::Acknowledged(lost),
+            Event::Lost(RetryCause::SequenceNak),
+            sent(0xff_ffff, 0, true),
+            sent(0, 1, true)
+        ]
+    );
+    rig.now = rig.requester.deadline();
+    assert_eq!(rig.requester.handle_timeout(rig.now), Response::Retry(RetryCause::Timeout));
+    assert_eq!(rig.told(), [(rig.now.as_nanos(), Event::Lost(RetryCause::Timeout))]);
+    let causes = [
+        (RetryCause::SequenceNak, Some(lost)),
+        (RetryCause::SequenceNak, None),
+        (RetryCause::Timeout, Some(lost)),
+    ];
+    assert_eq!(
+        (rig.recovery().losses.as_slice(), rig.recovery().progress.as_slice()),
+        (&causes[..], &[lost][..])
+    );
+}
+
+#[test]
+fn a_controller_is_told_what_the_network_says() {
+    let mut rig = Rig::new(100);
+    rig.requester.handle_mark(Instant::from_nanos(1));
+    rig.requester.handle_notification(Instant::from_nanos(2));
+    assert_eq!(rig.told(), [(1, Event::Marked), (2, Event::Notified)]);
+}

@@ -1,0 +1,63 @@
+//! Loss recovery: which packets go out again after a sign that some were lost.
+//!
+//! The requester and the completer notice signs of loss, count retries and send; a scheme says from where on. Each scheme is a
+//! variant of [`Recovery`] and a file. One that remembers more than [`Repair`] keeps it in a box: the state of a queue pair has
+//! room for a pointer, and queue pairs that do not use the scheme pay for nothing else.
+
+use super::completer::RetryCause;
+use super::in_flight::InFlight;
+use crate::id::Psn;
+
+mod go_back_n;
+#[cfg(test)]
+mod probe;
+
+#[cfg(test)]
+pub(super) use probe::Probe;
+
+/// A scheme of loss recovery.
+#[derive(Default, Debug)]
+pub(super) enum Recovery {
+    /// Everything from the oldest packet on goes out again (IBA 9.7.3.2).
+    #[default]
+    GoBackN,
+    /// Go-back-N that writes down what it is told.
+    #[cfg(test)]
+    Probe(Box<Probe>),
+}
+
+/// What of a repair is under way, whatever the scheme.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Repair {
+    /// Packets go out again: until there is progress, or a timeout.
+    pub resending: bool,
+    /// The next packet asks for an acknowledgement of what went out without.
+    pub probing: bool,
+}
+
+impl Recovery {
+    /// A sign of loss. Returns the first packet that is to go out again; `None` where the sign tells nothing new.
+    #[inline]
+    pub fn handle_loss(
+        &mut self,
+        repair: &mut Repair,
+        in_flight: &InFlight,
+        cause: RetryCause,
+    ) -> Option<Psn> {
+        match self {
+            Self::GoBackN => go_back_n::handle_loss(repair, in_flight, cause),
+            #[cfg(test)]
+            Self::Probe(probe) => probe.handle_loss(repair, in_flight, cause),
+        }
+    }
+
+    /// The oldest packet in flight is another one now.
+    #[inline(always)]
+    pub fn handle_progress(&mut self, repair: &mut Repair, in_flight: &InFlight) {
+        match self {
+            Self::GoBackN => go_back_n::handle_progress(repair, in_flight),
+            #[cfg(test)]
+            Self::Probe(probe) => probe.handle_progress(repair, in_flight),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What may be sent now, and what asks for an acknowledgement: window, sequence numbers, credits, READ limit and fence. Decided
+//! here for a single packet and for a [`Run`](super::Run) of them.
+
+use super::operation::Operation;
+use super::{Idle, RequestKind, Requester};
+use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW};
+use crate::mark::{Mark, hit};
+use crate::proto::in_flight::distance;
+use crate::proto::status::WcStatus;
+
+/// Sequence numbers without an answer, at most: as many behind as ahead (IBA 9.7.1).
+const NUMBERS_MAX: u32 = 1 << 23;
+
+/// Which of the next packets ask for an acknowledgement though nobody waits for it. Packets are numbered from 0 on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AckRequests {
+    /// From this one on each asks: window, slots or credits run short.
+    always: u32,
+    /// The next one that asks.
+    due: u32,
+    /// Behind the last one that asked; before 0 where that was an earlier packet.
+    asked: u32,
+}
+
+impl AckRequests {
+    /// Whether packet `index` asks; `wanted`: somebody waits for its acknowledgement.
+    #[inline(always)]
+    pub fn ask(&mut self, index: u32, wanted: bool) -> bool {
+        let asks = wanted || index >= self.due;
+        if asks {
+            self.asked = index + 1;
+            self.due = self.always.min(index + ACK_REQ_STRIDE);
+        }
+        asks
+    }
+
+    /// Packets before `index` since one asked.
+    #[inline(always)]
+    pub fn since(&self, index: u32) -> u8 {
+        index.wrapping_sub(self.asked) as u8
+    }
+}
+
+impl Requester {
+    /// Request packets that may go out now.
+    #[inline(always)]
+    pub(super) fn window(&self) -> u32 {
+        self.congestion.window().saturating_sub(self.in_flight.packets())
+    }
+
+    /// Sequence numbers that may be assigned now.
+    #[inline(always)]
+    pub(super) fn numbers_left(&self) -> u32 {
+        NUMBERS_MAX.saturating_sub(distance(self.in_flight.una, self.assigned))
+    }
+
+    /// How many requests of this operation may start now, one after the other. One request beyond the credits may go: its
+    /// answer tells when there are more (IBA 9.7.7.2).
+    #[inline(always)]
+    pub(super) fn may_start(&self, operation: &Operation, fenced: bool) -> u32 {
+        if fenced && self.rd_outstanding > 0 {
+            return 0;
+        }
+        if operation.kind != RequestKind::Message {
+            let limit = if fenced { self.max_rd_atomic.min(1) } else { self.max_rd_atomic };
+            return limit.saturating_sub(self.rd_outstanding).into();
+        }
+        if operation.takes_recv && !self.unlimited {
+            return (self.lsn.diff(self.ssn) + 2).max(0) as u32;
+        }
+        u32::MAX
+    }
+
+    /// Why no request of this operation may start.
+    #[cold]
+    pub(super) fn held_back(&mut self, operation: &Operation, fenced: bool) -> Idle {
+        if fenced && self.rd_outstanding > 0 {
+            hit(Mark::FenceWaits);
+        } else if operation.kind == RequestKind::Message {
+            hit(Mark::NoCredits);
+        } else if self.max_rd_atomic == 0 {
+            self.fail_local(self.started, WcStatus::LocQpOpErr);
+            return self.failed_idle();
+        } else {
+            hit(Mark::ReadLimit);
+        }
+        Idle::Waiting
+    }
+
+    /// How many more messages of this operation may start whose ends do not ask for an acknowledgement; below 0 the end of
+    /// the last one that started asks. An unsignalled message may be acknowledged along with a later one, as long as neither
+    /// slots nor credits run short. If nothing follows, the timer asks ([`Requester::probe`]); without a timer each asks.
+    #[inline(always)]
+    pub(super) fn unasked_messages(&self, operation: &Operation) -> i32 {
+        if self.timeout == 0 {
+            return -1;
+        }
+        let slots = (self.log.depth() / 2) as i32 - self.started.wrapping_sub(self.head) as i32;
+        if operation.takes_recv && !self.unlimited {
+            return slots.min(self.lsn.diff(self.ssn) - CREDITS_LOW);
+        }
+        slots
+    }
+
+    /// Which of the next packets ask for an acknowledgement: those that leave the `window` full, one of every few, and those
+    /// from `unasked` on.
+    #[inline(always)]
+    pub(super) fn ack_requests(&self, window: u32, unasked: u32) -> AckRequests {
+        let asked = 0u32.wrapping_sub(self.since_ack_req.into());
+        let always = unasked.min(window - 1);
+        AckRequests { always, due: always.min(asked.wrapping_add(ACK_REQ_STRIDE - 1)), asked }
+    }
+}

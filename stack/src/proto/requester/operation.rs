@@ -1,0 +1,70 @@
+//! What each send operation is on the wire: its row says what packets it becomes, and the rest follows from them.
+
+use super::{Form, RequestKind};
+use crate::proto::status::WrOpcode;
+use crate::proto::wqe::SendWqe;
+use crate::wire::{Kind, Opcode, Position, Tail};
+
+/// A send operation that becomes packets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operation {
+    /// The kind of its packets.
+    pub packet: Kind,
+    /// What the last of them carries.
+    pub tail: Tail,
+    /// How it is answered.
+    pub kind: RequestKind,
+    /// Whether it takes a receive request of the peer, and so a credit.
+    pub takes_recv: bool,
+    /// The opcode of the packet, if there is one alone.
+    pub only: Opcode,
+    /// What that carries, where it may be part of a run.
+    pub form: Option<Form>,
+}
+
+impl Operation {
+    /// `None`: a work request that becomes no packet.
+    const fn new(opcode: WrOpcode) -> Option<Self> {
+        let Some((packet, tail)) = opcode.packet() else { return None };
+        let (kind, form) = match (packet, tail) {
+            (Kind::Send, Tail::None) => (RequestKind::Message, Some(Form::Bare)),
+            (Kind::Send, Tail::Imm) => (RequestKind::Message, Some(Form::Imm)),
+            (Kind::Send, Tail::Inv) => (RequestKind::Message, Some(Form::Inv)),
+            (Kind::Write, Tail::None) => (RequestKind::Message, Some(Form::Write)),
+            (Kind::Write, _) => (RequestKind::Message, Some(Form::WriteImm)),
+            (Kind::ReadRequest, _) => (RequestKind::Read, Some(Form::Read)),
+            (Kind::CmpSwap | Kind::FetchAdd, _) => (RequestKind::Atomic, Some(Form::Atomic)),
+            (Kind::AtomicWrite | Kind::Flush, _) => (RequestKind::Placement, None),
+            _ => panic!("a work request becomes request packets"),
+        };
+        let only = Opcode::rc(packet, Position::Only, tail);
+        let takes_recv = matches!(packet, Kind::Send) || matches!(tail, Tail::Imm);
+        Some(Self { packet, tail, kind, takes_recv, only, form })
+    }
+
+    /// Looked up: a jump for each operation costs more.
+    #[inline(always)]
+    pub fn of(wqe: &SendWqe) -> Option<&'static Self> {
+        static BY_NUMBER: [Option<Operation>; 256] = {
+            let mut by_number = [None; 256];
+            let mut n = 0;
+            while n < by_number.len() {
+                if let Some(opcode) = WrOpcode::from_number(n as u32) {
+                    by_number[n] = Operation::new(opcode);
+                }
+                n += 1;
+            }
+            by_number
+        };
+        BY_NUMBER[wqe.opcode_number() as usize].as_ref()
+    }
+
+    /// Packets of a request of `length` bytes: for READ, those of its responses.
+    #[inline(always)]
+    pub fn packets(&self, mtu: crate::id::Mtu, length: u32) -> u32 {
+        match self.kind {
+            RequestKind::Message | RequestKind::Read => mtu.packets(length),
+            _ => 1,
+        }
+    }
+}

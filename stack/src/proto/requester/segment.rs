@@ -1,0 +1,133 @@
+//! Segments: what the packet with a given sequence number is. Building one changes nothing, so any packet in flight can be
+//! built at any time.
+
+use super::log::Started;
+use super::operation::Operation;
+use super::{RequestKind, Requester};
+use crate::id::Psn;
+use crate::mark::{Mark, hit};
+use crate::proto::in_flight::distance;
+use crate::proto::status::SendFlags;
+use crate::proto::wqe::{Granule, SendWqe};
+use crate::wire::{Ext, Kind, Opcode, Position, Reth, Tail};
+
+/// One request packet to build.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// The work request it belongs to.
+    pub seq: u32,
+    /// The slot of that work request.
+    pub slot: &'a [Granule],
+    /// Opcode of the packet.
+    pub opcode: Opcode,
+    /// Its sequence number.
+    pub psn: Psn,
+    /// Whether it asks for an acknowledgement.
+    pub ack_req: bool,
+    /// Whether it carries the solicited event bit.
+    pub solicited: bool,
+    /// Its extended headers.
+    pub ext: Ext,
+    /// First byte of the message that it carries.
+    pub offset: u32,
+    /// Payload bytes; 0 for READ, atomics and FLUSH.
+    pub len: u32,
+    /// Whether this range went out before.
+    pub again: bool,
+}
+
+#[inline(always)]
+fn reth(wqe: &SendWqe) -> Reth {
+    Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length }
+}
+
+impl Requester {
+    /// The packet of a message with the number `psn`.
+    #[inline(always)]
+    pub(super) fn message_segment<'a>(
+        &self,
+        seq: u32,
+        slot: &'a [Granule],
+        operation: &Operation,
+        started: &Started,
+        psn: Psn,
+        ack_req: bool,
+    ) -> Segment<'a> {
+        let wqe = SendWqe::of(slot);
+        let (index, is_last) = match started.first == started.last {
+            true => (0, true),
+            false => (distance(started.first, psn), psn == started.last),
+        };
+        let offset = index << self.mtu.log2();
+        let position = match (index, is_last) {
+            (0, true) => Position::Only,
+            (0, false) => Position::First,
+            (_, false) => Position::Middle,
+            (_, true) => Position::Last,
+        };
+        let tail = if is_last { operation.tail } else { Tail::None };
+        let ext = match (operation.packet == Kind::Write && index == 0, tail) {
+            (false, Tail::None) => Ext::None,
+            (false, Tail::Imm) => Ext::Imm(wqe.imm()),
+            (true, Tail::Imm) => Ext::RethImm(reth(wqe), wqe.imm()),
+            (true, _) => Ext::Reth(reth(wqe)),
+            (_, Tail::Inv) => Ext::Inv(wqe.rkey_to_invalidate()),
+        };
+        Segment {
+            seq,
+            slot,
+            opcode: Opcode::rc(operation.packet, position, tail),
+            psn,
+            ack_req,
+            solicited: is_last && operation.takes_recv && wqe.flags().contains(SendFlags::SOLICITED),
+            ext,
+            offset,
+            len: if is_last { wqe.length - offset } else { self.mtu.bytes() as u32 },
+            again: self.in_flight.went_out(psn),
+        }
+    }
+
+    /// The packet, with the number `psn`, of a request that is answered by something else than an acknowledgement. A READ
+    /// asks for the responses from `psn` on: a retry starts at the first one not received.
+    #[inline(always)]
+    pub(super) fn request_segment<'a>(
+        &self,
+        seq: u32,
+        slot: &'a [Granule],
+        operation: &Operation,
+        started: &Started,
+        psn: Psn,
+    ) -> Segment<'a> {
+        debug_assert!(started.kind != RequestKind::Message);
+        let wqe = SendWqe::of(slot);
+        let ext = match operation.packet {
+            Kind::ReadRequest => {
+                let index = distance(started.first, psn);
+                if index > 0 {
+                    hit(Mark::ReadRestart);
+                }
+                let skipped = index << self.mtu.log2();
+                let va = wqe.remote_addr.wrapping_add(u64::from(skipped));
+                Ext::Reth(Reth { va, rkey: wqe.rkey, len: wqe.length - skipped })
+            }
+            Kind::Flush => {
+                let (feth, len) = wqe.flush();
+                Ext::FlushReth(feth, Reth { len, ..reth(wqe) })
+            }
+            Kind::AtomicWrite => Ext::Reth(reth(wqe)),
+            _ => Ext::Atomic(wqe.atomic()),
+        };
+        Segment {
+            seq,
+            slot,
+            opcode: operation.only,
+            psn,
+            ack_req: true,
+            solicited: false,
+            ext,
+            offset: 0,
+            len: if operation.packet == Kind::AtomicWrite { wqe.length } else { 0 },
+            again: self.in_flight.went_out(psn),
+        }
+    }
+}
