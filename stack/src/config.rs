@@ -2,6 +2,8 @@
 
 use core::time::Duration;
 
+use crate::id::QpnBlock;
+
 /// Frames taken from a queue in one burst.
 pub const RX_BURST: usize = 32;
 /// A port may end a burst from this many bytes on: what was received is still in L1 or L2 then.
@@ -38,10 +40,8 @@ pub const TX_STALL: Duration = Duration::from_millis(20);
 /// its turn. With it the shortest timeout (8 us) stays within four times its length (IBA 9.7.6.1.3).
 pub const TURN_SLACK: Duration = Duration::from_micros(16);
 
-/// Bits of a queue pair number that name the shard.
-pub const SHARD_BITS: u32 = 4;
 /// Shards a device can have.
-pub const SHARDS_MAX: usize = 1 << SHARD_BITS;
+pub const SHARDS_MAX: usize = 16;
 /// Queue pairs a shard can hold.
 pub const QPS_PER_SHARD_MAX: usize = 1 << 17;
 
@@ -115,6 +115,13 @@ pub const HELPER_HOT: Duration = Duration::from_micros(50);
 /// The longest sleep of the background helper while a queue pair is connected.
 pub const HELPER_SLEEP: Duration = Duration::from_millis(1);
 
+/// Queue pair numbers of a block that are given out at most; so many are free that a number drawn at random is hard to guess.
+pub const QPN_BLOCK_USE: u32 = QpnBlock::NUMBERS / 2;
+
+const _: () = assert!(
+    SHARDS_MAX * QPS_PER_SHARD_MAX <= QPN_BLOCK_USE as usize * QpnBlock::COUNT / 2,
+    "blocks for every queue pair, and as many for numbers at rest"
+);
 const _: () = assert!(TX_BURST >= 2 * RX_BURST, "a burst received must find room for its ACKs");
 const _: () = assert!(
     NEIGHBOUR_UNICAST_TRIES < NEIGHBOUR_TRIES,

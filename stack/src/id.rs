@@ -58,6 +58,39 @@ impl Qpn {
     pub const fn get(self) -> u32 {
         self.0
     }
+    /// The block that it is in.
+    pub const fn block(self) -> QpnBlock {
+        QpnBlock((self.0 >> QpnBlock::BITS) as u16)
+    }
+}
+
+/// A block of queue pair numbers: those with the same upper 12 bits. Who gives numbers out leases them block by block.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub struct QpnBlock(u16);
+
+impl QpnBlock {
+    const BITS: u32 = 12;
+    /// Blocks that there are.
+    pub const COUNT: usize = 1 << (24 - Self::BITS);
+    /// Numbers of each.
+    pub const NUMBERS: u32 = 1 << Self::BITS;
+
+    /// The block whose number is the low 12 bits of `v`.
+    pub const fn new(v: u32) -> Self {
+        Self((v as usize % Self::COUNT) as u16)
+    }
+    /// Its number, below [`QpnBlock::COUNT`].
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+    /// The queue pair number in it whose low 12 bits are those of `low`.
+    pub const fn number(self, low: u32) -> Qpn {
+        Qpn(((self.0 as u32) << Self::BITS) | (low % Self::NUMBERS))
+    }
+    /// Whether numbers in it mean something to every host: the first block and the last one.
+    pub const fn is_reserved(self) -> bool {
+        matches!(self.0, 0 | 0xfff)
+    }
 }
 
 impl fmt::Debug for Qpn {

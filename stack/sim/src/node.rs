@@ -8,7 +8,6 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::memory::Region;
 use super::port::{self, PortPanicked, SimWire};
 use super::rng::Rng;
-use stack::config::SHARD_BITS;
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Bind, KeyFault, MemError, MwType, Sge, inc_rkey, sge};
 use stack::net::{Net, NetConfig};
@@ -630,13 +629,13 @@ impl Node {
             .find(|slot| !self.qps.iter().flatten().any(|qp| (qp.shard, qp.slot) == (shard, *slot)))
             .expect("the shard has a free slot");
         let qpn = loop {
+            let qpn = number.unwrap_or_else(|| Qpn::new(self.rng.below(1 << 24) as u32));
+            let free = !self.qps.iter().flatten().any(|qp| qp.qpn == qpn);
             if let Some(qpn) = number {
-                assert!(!self.qps.iter().flatten().any(|qp| qp.qpn == qpn), "{qpn:?} is in use");
+                assert!(free && self.shared.blocks.grant(qpn.block(), shard), "{qpn:?} is in use");
                 break qpn;
             }
-            let low = self.rng.below(1 << (24 - SHARD_BITS)) as u32;
-            let qpn = Qpn::new((shard as u32) << (24 - SHARD_BITS) | low);
-            if !matches!(qpn.get(), 0 | 1 | 0xff_ffff) && !self.qps.iter().flatten().any(|qp| qp.qpn == qpn) {
+            if free && !qpn.block().is_reserved() && self.shared.blocks.grant(qpn.block(), shard) {
                 break qpn;
             }
         };

@@ -17,7 +17,6 @@ use super::node::{Node, NodeConfig, QpConfig, QpId};
 use super::rng::Rng;
 use super::seen::Seen;
 use stack::id::{Psn, Qpn};
-use stack::shard::Shared;
 use stack::time::Instant;
 use stack::wire::{Ingress, Transport, locate};
 
@@ -361,7 +360,7 @@ impl World {
             _ => return 0,
         };
         match self.steering {
-            Steering::ByQpn => Shared::shard_of(dqpn).min(queues - 1),
+            Steering::ByQpn => self.nodes[to].shared.shard_of(dqpn).min(queues - 1),
             Steering::Hash => (dqpn.get().wrapping_mul(0x9e37_79b9) >> 16) as usize % queues,
             Steering::Random => self.rng.below(queues as u64) as usize,
         }

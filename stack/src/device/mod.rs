@@ -227,10 +227,6 @@ impl Device {
     pub fn shards(&self) -> usize {
         self.core.cells.len()
     }
-    /// The shard that a queue pair number belongs to.
-    pub fn shard_of(&self, qpn: Qpn) -> usize {
-        numbers::shard_of(qpn)
-    }
     /// Now, by the device's clock.
     pub fn now(&self) -> Instant {
         self.core.now()

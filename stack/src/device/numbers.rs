@@ -1,22 +1,44 @@
-//! Allocates queue pair numbers and slots.
+//! Gives out queue pair numbers and slots.
 //!
-//! A number's upper bits name the shard, the rest is drawn at random, so that an attacker cannot guess a queue pair. The number
-//! of a destroyed queue pair rests before it can be drawn again: packets of its first life may still be on the way.
+//! Numbers come from blocks that are leased for a shard, and are drawn at random from the free half of a block or more, so that
+//! an attacker cannot guess a queue pair. The number of a destroyed queue pair rests before it can be drawn again: packets of its
+//! first life may still be on the way.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use super::error::DeviceError;
-use crate::config::SHARD_BITS;
-use crate::id::Qpn;
+use crate::config::QPN_BLOCK_USE;
+use crate::id::{Qpn, QpnBlock};
+use crate::shard::blocks::Blocks;
 use crate::time::Instant;
 
-/// Bits of a queue pair number below those of the shard.
-const LOW_BITS: u32 = 24 - SHARD_BITS;
-const LOW_MASK: u32 = (1 << LOW_BITS) - 1;
+/// A leased block, and which of its numbers live or rest.
+struct Lease {
+    block: QpnBlock,
+    shard: usize,
+    taken: Box<[bool]>,
+    used: u32,
+}
 
-/// The shard that a queue pair number belongs to.
-pub(super) fn shard_of(qpn: Qpn) -> usize {
-    (qpn.get() >> LOW_BITS) as usize
+impl Lease {
+    fn new(block: QpnBlock, shard: usize) -> Self {
+        Self { block, shard, taken: vec![false; QpnBlock::NUMBERS as usize].into(), used: 0 }
+    }
+
+    /// Takes the first free number from this one on, going round. One is free: [`QPN_BLOCK_USE`].
+    fn take(&mut self, from: u32) -> Qpn {
+        let taken = |low: &u32| self.taken[(low % QpnBlock::NUMBERS) as usize];
+        let low = (0..QpnBlock::NUMBERS).map(|n| from.wrapping_add(n)).find(|low| !taken(low));
+        let low = low.expect("a block is never full") % QpnBlock::NUMBERS;
+        self.taken[low as usize] = true;
+        self.used += 1;
+        self.block.number(low)
+    }
+
+    fn put_back(&mut self, qpn: Qpn) {
+        self.taken[(qpn.get() % QpnBlock::NUMBERS) as usize] = false;
+        self.used -= 1;
+    }
 }
 
 #[derive(Default)]
@@ -31,10 +53,9 @@ struct Slots {
 pub(super) struct Numbers {
     slots: Vec<Slots>,
     per_shard: u32,
-    /// Numbers of live queue pairs and of those at rest.
-    taken: HashSet<u32>,
+    leases: Vec<Lease>,
     /// Numbers at rest, with the end of it, oldest first.
-    resting: VecDeque<(Instant, u32)>,
+    resting: VecDeque<(Instant, Qpn)>,
     gsi: bool,
 }
 
@@ -43,7 +64,7 @@ impl Numbers {
         Self {
             slots: (0..shards).map(|_| Slots::default()).collect(),
             per_shard: per_shard as u32,
-            taken: HashSet::new(),
+            leases: Vec::new(),
             resting: VecDeque::new(),
             gsi: false,
         }
@@ -54,11 +75,13 @@ impl Numbers {
         (0..self.slots.len()).min_by_key(|i| (is_dead(*i), self.slots[*i].live)).unwrap_or(0)
     }
 
-    /// A slot and a number on `shard`. `random` gives random numbers.
+    /// A slot and a number on `shard`, from a block of the shard that is not used to half; one is leased where each is.
+    /// `random` gives random numbers.
     pub(super) fn take(
         &mut self,
         now: Instant,
         shard: usize,
+        blocks: &Blocks,
         mut random: impl FnMut() -> Result<u32, DeviceError>,
     ) -> Result<(u32, Qpn), DeviceError> {
         self.wake(now);
@@ -66,23 +89,19 @@ impl Numbers {
         if self.slots[shard].live >= self.per_shard {
             return Err(DeviceError::Exhausted { what: "queue pair of this shard", limit });
         }
-        // A random start and then upwards: at most one pass over the shard's numbers, and a single step while they are few, which
-        // the limit on slots (an eighth of the numbers) and short rests ensure.
-        let base = (shard as u32) << LOW_BITS;
-        let start = random()?;
-        let mut number = None;
-        for step in 0..=LOW_MASK {
-            let low = start.wrapping_add(step) & LOW_MASK;
-            let candidate = base | low;
-            if !matches!(candidate, 0 | 1 | 0xff_ffff) && !self.taken.contains(&candidate) {
-                number = Some(candidate);
-                break;
+        let roomy = |lease: &&mut Lease| lease.shard == shard && lease.used < QPN_BLOCK_USE;
+        let number = match self.leases.iter_mut().filter(roomy).min_by_key(|lease| lease.used) {
+            Some(lease) => lease.take(random()?),
+            None => {
+                let limit = QpnBlock::COUNT * QPN_BLOCK_USE as usize;
+                let exhausted = DeviceError::Exhausted { what: "queue pair number", limit };
+                let block = blocks.lease(shard, random()?).ok_or(exhausted)?;
+                self.leases.push(Lease::new(block, shard));
+                let last = self.leases.len() - 1;
+                self.leases[last].take(random()?)
             }
-        }
-        let number =
-            number.ok_or(DeviceError::Exhausted { what: "queue pair number", limit: LOW_MASK as usize })?;
-        self.taken.insert(number);
-        Ok((self.take_slot(shard), Qpn::new(number)))
+        };
+        Ok((self.take_slot(shard), number))
     }
 
     /// The slot for queue pair 1, which exists once, on shard 0.
@@ -116,53 +135,88 @@ impl Numbers {
         if qpn == Qpn::GSI {
             self.gsi = false;
         } else {
-            self.resting.push_back((until, qpn.get()));
+            self.resting.push_back((until, qpn));
         }
     }
 
     /// Ends the rests that are over; one that is longer holds up those behind it.
     fn wake(&mut self, now: Instant) {
-        while let Some((until, number)) = self.resting.front() {
-            if *until > now {
+        while let Some((until, number)) = self.resting.front().copied() {
+            if until > now {
                 return;
             }
-            self.taken.remove(number);
             self.resting.pop_front();
+            let lease = self.leases.iter_mut().find(|lease| lease.block == number.block());
+            lease.expect("a number at rest is of a leased block").put_back(number);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     fn at(ms: u64) -> Instant {
         Instant::from_nanos(ms * 1_000_000)
     }
 
+    // Any numbers will do that are spread.
+    fn spread() -> impl FnMut() -> Result<u32, DeviceError> {
+        let mut x = 1u32;
+        move || {
+            x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            Ok(x >> 8)
+        }
+    }
+
     #[test]
-    fn numbers_name_their_shard_and_are_never_reserved() {
-        let mut n = Numbers::new(16, 8);
+    fn numbers_are_of_blocks_of_their_shard_and_are_never_reserved() {
+        let (mut n, blocks) = (Numbers::new(16, 8), Blocks::default());
         for shard in 0..16 {
-            for wish in [0, 1, 2, u32::MAX, LOW_MASK] {
-                let (_, qpn) = n.take(at(0), shard, || Ok(wish)).unwrap();
-                assert_eq!(shard_of(qpn), shard);
+            for wish in [0, 1, 2, u32::MAX, 0xfff] {
+                let (_, qpn) = n.take(at(0), shard, &blocks, || Ok(wish)).unwrap();
+                assert_eq!(blocks.shard_of(qpn), shard);
                 assert!(!matches!(qpn.get(), 0 | 1 | 0xff_ffff), "{qpn:?}");
             }
         }
     }
 
     #[test]
+    fn blocks_are_used_to_half_at_most() {
+        let count = 5 * QPN_BLOCK_USE as usize / 2;
+        let (mut n, blocks, mut random) = (Numbers::new(2, count), Blocks::default(), spread());
+        let mut numbers = HashSet::new();
+        for _ in 0..count {
+            let (_, qpn) = n.take(at(0), 1, &blocks, &mut random).unwrap();
+            assert!(numbers.insert(qpn) && blocks.shard_of(qpn) == 1);
+        }
+        let used: Vec<u32> = n.leases.iter().map(|lease| lease.used).collect();
+        assert_eq!(
+            used,
+            [QPN_BLOCK_USE, QPN_BLOCK_USE, QPN_BLOCK_USE / 2],
+            "one is leased when it is needed"
+        );
+        for (slot, qpn) in (0..).zip(numbers) {
+            n.put_back(1, slot, qpn, at(100));
+        }
+        n.take(at(100), 1, &blocks, random).unwrap();
+        assert_eq!((n.leases.len(), n.leases.iter().map(|lease| lease.used).sum()), (3, 1));
+    }
+
+    #[test]
     fn numbers_rest_and_slots_come_back_last() {
-        let mut n = Numbers::new(1, 2);
-        let (slot, qpn) = n.take(at(0), 0, || Ok(7)).unwrap();
-        assert_eq!((slot, qpn.get()), (0, 7));
+        let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());
+        let (slot, qpn) = n.take(at(0), 0, &blocks, || Ok(7)).unwrap();
+        assert_eq!((slot, qpn.get()), (0, 0x7007));
         n.put_back(0, slot, qpn, at(100));
-        let (slot, other) = n.take(at(50), 0, || Ok(7)).unwrap();
-        assert_eq!((slot, other.get()), (1, 8), "7 rests until 100 ms, slot 0 was used before");
-        let (slot, again) = n.take(at(100), 0, || Ok(7)).unwrap();
+        let (slot, other) = n.take(at(50), 0, &blocks, || Ok(7)).unwrap();
+        assert_eq!((slot, other.get()), (1, 0x7008), "7 rests until 100 ms, slot 0 was used before");
+        let (slot, again) = n.take(at(100), 0, &blocks, || Ok(7)).unwrap();
         assert_eq!((slot, again), (0, qpn));
-        assert!(matches!(n.take(at(100), 0, || Ok(7)), Err(DeviceError::Exhausted { limit: 2, .. })));
+        let full = n.take(at(100), 0, &blocks, || Ok(7));
+        assert!(matches!(full, Err(DeviceError::Exhausted { limit: 2, .. })));
     }
 
     #[test]

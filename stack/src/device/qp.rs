@@ -30,8 +30,8 @@ use crate::sync::words::Word;
 /// The shortest rest of a queue pair's number, for peers with longer timeouts than ours.
 const REST_MIN: Duration = Duration::from_secs(1);
 
-/// Numbers that are drawn for a queue pair before it fails: a drawn one is held by a connection with the share of those in all
-/// numbers, an eighth at most.
+/// Numbers that are drawn for a queue pair before it fails: a drawn one is held by a connection with the share of those in its
+/// block, a half at most.
 const NUMBER_TRIES: usize = 64;
 
 /// The parameters of a new queue pair.
@@ -305,7 +305,8 @@ fn number(
             let mut numbers = device.numbers();
             let wish = shard.or(td.and_then(|td| td.shard()));
             let at = wish.unwrap_or_else(|| numbers.least_loaded(|shard| device.core.cells[shard].is_dead()));
-            let taken = numbers.take(device.now(), at, || device.random.next())?;
+            let blocks = &device.core.shared.blocks;
+            let taken = numbers.take(device.now(), at, blocks, || device.random.next())?;
             // Under the lock, so that two threads that make the first one choose the same shard.
             if let (Some(td), None) = (td, shard) {
                 td.set_shard(at);

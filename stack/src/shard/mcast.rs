@@ -7,10 +7,10 @@
 //! one copy for each other shard that has some into its inbox; so does the shard that sends one. All of this is rare, and
 //! cold.
 
+use super::Qps;
 use super::counters::Counter;
 use super::env::Env;
 use super::rx::prove;
-use super::{Qps, Shared};
 use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
 use crate::port::Frame;
@@ -126,7 +126,7 @@ impl Env {
         let sender = pkt.deth().src_qpn;
         for member in members {
             let blocked = ours && member.block_self && member.qpn == sender;
-            if blocked || Shared::shard_of(member.qpn) != self.id {
+            if blocked || self.shared.shard_of(member.qpn) != self.id {
                 continue;
             }
             // Each by itself: one that drops its copy keeps nobody else from having one.
@@ -153,7 +153,7 @@ impl Env {
 
     /// One copy for the inbox of each shard that has queue pairs among `members`, but for `except`.
     fn copy_to_shards(&mut self, frame: &Frame, members: &[Member], except: Option<usize>, counter: Counter) {
-        let mut shards = members.iter().fold(0u32, |set, m| set | 1 << Shared::shard_of(m.qpn));
+        let mut shards = members.iter().fold(0u32, |set, m| set | 1 << self.shared.shard_of(m.qpn));
         shards &= !except.map_or(0, |shard| 1 << shard);
         while shards != 0 {
             let shard = shards.trailing_zeros() as usize;

@@ -18,6 +18,7 @@ use crate::sync::words::Word;
 use crate::time::Instant;
 
 mod ahead;
+pub mod blocks;
 mod build;
 mod complete;
 mod congestion;

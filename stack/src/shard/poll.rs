@@ -7,7 +7,7 @@ use super::ahead::{Coming, Part};
 use super::counters::Counter;
 use super::env::Env;
 use super::qp::Qp;
-use super::{Shard, Shared, Turn};
+use super::{Shard, Turn};
 use crate::config::{
     NEIGHBOUR_VISITS, READY_BUDGET, RX_BURST, RX_BURST_BYTES, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE,
 };
@@ -181,7 +181,7 @@ impl Shard {
             }
             if let Ok(Ingress::Roce(layout)) = locate(frame.data()) {
                 self.env.count(Counter::HandedOver);
-                self.env.hand_over(Shared::shard_of(layout.dqpn), frame);
+                self.env.hand_over(self.env.shared.shard_of(layout.dqpn), frame);
             }
         }
     }

@@ -32,7 +32,7 @@ use super::{HeldGid, LaneId, Shared};
 pub struct QpSpec {
     /// Slot in the shard, free.
     pub slot: u32,
-    /// Number; its top bits name the shard.
+    /// Number, of a block that is the shard's.
     pub qpn: Qpn,
     /// Service type.
     pub ty: QpType,
@@ -312,7 +312,7 @@ impl Qp {
     pub fn set_path(&mut self, shared: &Shared) {
         let Some(grh) = self.attr.ah_attr.grh else { return };
         let remote = Qpn::new(self.attr.dest_qp_num);
-        self.peer_shard = Shared::shard_of(remote) as u8;
+        self.peer_shard = shared.shard_of(remote) as u8;
         self.counters.set_peer(Some((grh.dgid, remote)));
         let priority = u16::from(self.attr.ah_attr.sl & 7) << 13;
         self.route = if shared.gids.contains(&grh.dgid) { Route::Inside } else { Route::Pending };

@@ -6,7 +6,7 @@
 //! What every packet goes through is inlined into one function, in which a layout and a packet are a few registers.
 //! Functions that are not inlined get copies of them: a reference would make them whole, in memory, for every packet.
 
-use super::{Qps, Shared};
+use super::Qps;
 use super::copy;
 use super::counters::Counter;
 use super::env::Env;
@@ -57,8 +57,8 @@ impl Env {
     /// A packet of any kind, to any queue pair.
     #[inline(never)]
     fn receive_located(&mut self, qps: &mut Qps, frame: &mut Frame, layout: Layout) -> Result<(), usize> {
-        let shard = Shared::shard_of(layout.dqpn);
-        if shard != self.id && shard < self.shared.inboxes.len() && layout.dqpn != Qpn::MULTICAST {
+        let shard = self.shared.shard_of(layout.dqpn);
+        if shard != self.id && shard < self.shared.inboxes.len() {
             return Err(shard);
         }
         if let Err(reason) = self.receive_packet(qps, frame, layout) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_queue::ArrayQueue;
 use crossbeam_utils::CachePadded;
 
+use super::blocks::Blocks;
 use super::counters::Counters;
 use super::events::EventQueue;
 use super::gids::Gids;
@@ -32,6 +33,8 @@ pub struct Shared {
     net_deadline: AtomicU64,
     /// Completion queues that overran so far: shards look at their lanes again when it moves.
     overruns: AtomicU32,
+    /// Whose queue pair numbers are whose.
+    pub blocks: Blocks,
     /// Addresses of this device.
     pub gids: Gids,
     /// The port's Ethernet address.
@@ -86,6 +89,7 @@ impl Shared {
             net_generation: AtomicU64::new(0),
             net_deadline: AtomicU64::new(u64::MAX),
             overruns: AtomicU32::new(0),
+            blocks: Blocks::default(),
             gids: Gids::new(&c.gids),
             mac: c.mac,
             vlan: c.vlan,
@@ -111,10 +115,10 @@ impl Shared {
         self.mtu.store(mtu as u8, Ordering::Relaxed);
     }
 
-    /// The shard whose queue pairs have this number: its top bits.
+    /// The shard whose queue pairs have this number; one that does not exist where nobody's have.
     #[inline]
-    pub fn shard_of(qpn: Qpn) -> usize {
-        (qpn.get() >> (24 - crate::config::SHARD_BITS)) as usize
+    pub fn shard_of(&self, qpn: Qpn) -> usize {
+        self.blocks.shard_of(qpn)
     }
 
     /// A shard died in a turn or between two; nobody has it and nobody will. No lookup of it is under way any more, and

@@ -10,7 +10,7 @@ use super::paths::Path;
 use super::qp::{Qp, Route};
 use super::rx::prove;
 use super::tx::Stop;
-use super::{EventElement, Shard, Shared};
+use super::{EventElement, Shard};
 use crate::config::QP_TX_BUDGET;
 use crate::id::{QpState, QpType, Qpn};
 use crate::port::Frame;
@@ -114,7 +114,7 @@ impl Env {
                 self.loop_back(&frame);
             }
             let route = if path == Path::Inside { Route::Inside } else { Route::Known };
-            self.send(route, Shared::shard_of(dqpn), frame, false);
+            self.send(route, self.shared.shard_of(dqpn), frame, false);
         }
         Stop::More
     }
