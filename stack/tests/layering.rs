@@ -24,7 +24,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
-/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handler of forks, the
+/// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handlers of forks, the
 /// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the CRC, the bindings; memory: accesses to it, the
 /// guarantee of its validity and its opening, the copies, the turn boundary, registration, and registration in the simulator,
 /// tests and benchmarks; epoll and fork in tests.
@@ -37,6 +37,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/sync/huge.rs",
     "stack/src/sync/prefetch.rs",
     "stack/src/sync/process.rs",
+    "stack/src/sync/unforked.rs",
     "stack/src/port/frame.rs",
     "stack/src/port/dpdk/",
     "stack/src/port/memif/ring.rs",
@@ -51,6 +52,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/crc/",
     "stack/src/wire/clmul.rs",
     "verbs/src/mr.rs",
+    "stack/tests/process/",
     "verbs/tests/nowhere.rs",
     "benches/src/lib.rs",
     "verbs/tests/epoll.rs",

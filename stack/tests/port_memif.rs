@@ -57,6 +57,31 @@ fn the_client_may_start_first_and_the_server_again() {
 }
 
 #[test]
+fn the_end_of_a_process_is_seen_while_a_fork_of_it_lives_on() {
+    // Goal: a fork keeps no socket of its parent's port, so the peer sees the end, and the path is free for another server.
+    for (ours, theirs) in [("client", "server"), ("server", "client")] {
+        let path = socket(&format!("fork-{theirs}"));
+        let spec = |role: &str| format!("memif:{},role={role}", path.display());
+        let server = (ours == "server").then(|| open(&spec(ours), 1));
+        let (peer, fork) = Peer::start_and_fork(&spec(theirs));
+        let port = server.unwrap_or_else(|| open(&spec(ours), 1));
+        let mut queue = port.take_queue(0).unwrap();
+        exchange(&*port, &mut *queue, theirs);
+        drop(peer); // Killed.
+        let start = Instant::now();
+        while port.link_up() {
+            assert!(start.elapsed() < PATIENCE, "{theirs}: the link stays up without a peer");
+            port.maintain();
+        }
+        let _successor = Peer::start(&spec(theirs), 1);
+        exchange(&*port, &mut *queue, &format!("{theirs} again"));
+        assert!(fork.lives());
+        drop((port, queue));
+        let _ = std::fs::remove_file(&path);
+    }
+}
+
+#[test]
 fn the_client_may_start_again() {
     let path = socket("client-again");
     let port = open(&format!("memif:{}", path.display()), 1); // No process listens: this is the server.

@@ -18,6 +18,7 @@ use super::error::OpenError;
 use super::stats::Snapshot;
 use crate::port::socket_file::{SocketFile, make_way};
 use crate::sync::process::Process;
+use crate::sync::unforked::Unforked;
 
 /// How long a client may take to read its snapshot.
 const CLIENT_PATIENCE: Duration = Duration::from_millis(250);
@@ -30,6 +31,8 @@ const PIECE: usize = 32 << 10;
 #[derive(Debug)]
 pub(super) struct StatsSocket {
     file: SocketFile,
+    /// Dropped before the descriptor that it keeps.
+    _unforked: Unforked,
     /// The listening socket once more, to wake the thread by shutting it down.
     waker: UnixStream,
     stop: Arc<AtomicBool>,
@@ -53,17 +56,22 @@ impl StatsSocket {
             |error: std::io::Error| OpenError::Stats { path: path.clone(), reason: error.to_string() };
         // Shutting a listening socket down ends its `accept`; the type that can do that is the stream's.
         let waker = UnixStream::from(OwnedFd::from(listener.try_clone().map_err(system)?));
+        let unforked = Unforked::new(&waker).map_err(system)?;
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
+            let its_unforked = Unforked::new(&listener).map_err(system)?;
             let (core, stop) = (core.clone(), stop.clone());
-            let body = move || serve(&listener, &core, &stop);
+            let body = move || {
+                serve(&listener, &core, &stop);
+                drop(its_unforked);
+            };
             let name = String::from("roce-stats");
             thread::Builder::new()
                 .name(name.clone())
                 .spawn(body)
                 .map_err(|source| OpenError::Thread { name, source })?
         };
-        Ok(Self { file, waker, stop, thread: Some(thread), made_by: Process::this() })
+        Ok(Self { file, _unforked: unforked, waker, stop, thread: Some(thread), made_by: Process::this() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -74,7 +82,7 @@ impl StatsSocket {
 impl Drop for StatsSocket {
     fn drop(&mut self) {
         if !self.made_by.is_this() {
-            // A fork shares the listening socket with its parent, and has no such thread.
+            // A fork has no such thread.
             core::mem::forget(self.thread.take());
             return;
         }
@@ -94,11 +102,12 @@ fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
     let failed = |error: std::io::Error| format!("it cannot be made ({error})");
     // Moving it would give it a name too long to connect to.
     SocketAddr::from_pathname(path).map_err(failed)?;
-    make_way(path)?;
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !dir.is_dir() {
         return Err(format!("there is no directory {}; make it, or name another path", dir.display()));
     }
+    // Until the socket is in its place.
+    let _way = make_way(path)?;
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let nest = dir.join(format!(".roce{}-{n}", std::process::id()));

@@ -1,12 +1,18 @@
-//! Files of unix sockets: tells live ones from stale ones, and removes the stale.
+//! Files of unix sockets: tells live ones from stale ones, removes the stale, and lets one process at a time do so.
 
 #[cfg(feature = "dpdk")]
 use super::peers::Peers;
 use crate::sync::process::Process;
+use core::time::Duration;
+use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Time that another process may take to make its socket.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The file of a socket of ours, removed when this is dropped: if it is still that file, and this process made it. A fork has
 /// the socket too, but the file is its parent's.
@@ -79,7 +85,7 @@ pub(super) fn look(path: &Path) -> Result<Look, String> {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(Look::Stale),
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
             // A datagram socket that is connected to its peer also refuses this way, but that one is in use.
-            match std::fs::File::options().write(true).open(path) {
+            match File::options().write(true).open(path) {
                 Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                     Err(format!("{} may not be used: change its owner or mode", path.display()))
                 }
@@ -90,22 +96,62 @@ pub(super) fn look(path: &Path) -> Result<Look, String> {
     }
 }
 
+/// Room for a socket of our own, to be kept until the socket is bound. Nobody else makes room in that directory meanwhile: of
+/// two processes that find a stale file, the second one would remove the socket that the first one just made.
+#[derive(Debug)]
+#[must_use = "the socket is to be bound first"]
+pub(crate) struct Way {
+    /// Locked: a directory takes a lock as a file does, and no file is left behind.
+    dir: File,
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        // Not left to the close: a fork may have the descriptor, too.
+        let _ = self.dir.unlock();
+    }
+}
+
 /// Makes room for a socket of our own at `path`: removes a stale file.
 ///
 /// # Errors
 /// When a process uses the path, or the file cannot be removed.
-pub(crate) fn make_way(path: &Path) -> Result<(), String> {
+pub(crate) fn make_way(path: &Path) -> Result<Way, String> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let way = lock(dir)?;
     match look(path)? {
-        Look::Missing => Ok(()),
+        Look::Missing => Ok(way),
         Look::Alive => Err(format!(
             "another process listens on {} already: end it, take another path, or take the other role",
             path.display()
         )),
         Look::Stale => match std::fs::remove_file(path) {
-            Ok(()) => Ok(()),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Ok(()) => Ok(way),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(way),
             Err(error) => Err(format!("the stale socket {} cannot be removed: {error}", path.display())),
         },
+    }
+}
+
+fn lock(dir: &Path) -> Result<Way, String> {
+    let failed = |error| format!("the directory {} cannot be used: {error}", dir.display());
+    let file = File::open(dir).map_err(failed)?;
+    let since = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(Way { dir: file }),
+            // Whoever may read the directory can keep it locked: not for ever.
+            Err(TryLockError::WouldBlock) if since.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(format!(
+                    "another process keeps the directory {} locked: end it, or take a path in another directory",
+                    dir.display()
+                ));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
     }
 }
 
@@ -130,17 +176,17 @@ pub(super) fn belongs_to(path: &Path, peers: &Peers) -> Result<(), String> {
 ///
 /// # Errors
 /// As [`make_way`], and when the directory takes no new files.
-pub(super) fn make_way_for_dpdk(path: &Path) -> Result<(), String> {
-    make_way(path)?;
+pub(super) fn make_way_for_dpdk(path: &Path) -> Result<Way, String> {
+    let way = make_way(path)?;
     let dir = path.parent().unwrap_or(Path::new("/"));
     // A file beside it: a trial at the path itself could be found by a peer that connects there.
     let trial = dir.join(format!(".roce-{}-{:?}", std::process::id(), std::thread::current().id()));
-    match std::fs::File::create_new(&trial) {
+    match File::create_new(&trial) {
         Ok(_) => {
             let _ = std::fs::remove_file(&trial);
-            Ok(())
+            Ok(way)
         }
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(way),
         Err(error) => Err(format!(
             "the socket {} cannot be made ({error}): take a path in a directory that you may write to",
             path.display()
@@ -190,7 +236,7 @@ mod tests {
         assert!(make_way(&path).unwrap_err().contains("another process listens"));
         drop(listener);
         assert_eq!(look(&path), Ok(Look::Stale));
-        assert_eq!(make_way(&path), Ok(()));
+        assert!(make_way(&path).is_ok());
         assert_eq!(look(&path), Ok(Look::Missing));
         let datagrams = UnixDatagram::bind(&path).unwrap();
         assert_eq!(look(&path), Ok(Look::Alive));
@@ -200,9 +246,42 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         assert!(look(&file).unwrap_err().contains("is no socket"));
         std::fs::remove_file(&file).unwrap();
-        assert_eq!(make_way_for_dpdk(&path), Ok(()));
+        assert!(make_way_for_dpdk(&path).is_ok());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "the trial leaves nothing behind");
         assert!(make_way_for_dpdk(Path::new("/proc/a.sock")).unwrap_err().contains("you may write to"));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn of_those_who_start_at_one_stale_socket_one_serves_it() {
+        // Goal: nobody removes a socket that another one made just now, and each of the others is told why it has none.
+        const STARTERS: usize = 4;
+        let dir = std::env::temp_dir().join(format!("roce-stale-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let path = dir.join("a.sock");
+        let begin = std::sync::Barrier::new(STARTERS);
+        let start = || {
+            begin.wait();
+            let way = make_way(&path)?;
+            let listener = UnixListener::bind(&path).map_err(|error| error.to_string());
+            drop(way);
+            listener
+        };
+        for round in 0..2000 {
+            drop(UnixListener::bind(&path).unwrap());
+            let all: Vec<_> = std::thread::scope(|scope| {
+                let starters: Vec<_> = (0..STARTERS).map(|_| scope.spawn(start)).collect();
+                starters.into_iter().map(|starter| starter.join().unwrap()).collect()
+            });
+            let (serving, others): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
+            assert_eq!(serving.len(), 1, "round {round}: {others:?}");
+            assert!(
+                others.iter().all(|other| other.as_ref().unwrap_err().contains("another process listens"))
+            );
+            assert_eq!(look(&path), Ok(Look::Alive), "round {round}");
+            drop(serving);
+            std::fs::remove_file(&path).unwrap();
+        }
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -9,6 +9,7 @@ use super::socket_file::{self, SocketFile};
 use super::taken::Taken;
 use super::{Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats};
 use super::{RxBurst, TxBurst};
+use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::net::sockopt::set_socket_passcred;
@@ -34,16 +35,21 @@ pub(super) fn open(
     for (_, user) in more.iter().filter(|(key, _)| key == "peer-uid") {
         peers.take(user).map_err(fail)?;
     }
-    socket_file::make_way(local).map_err(fail)?;
+    let way = socket_file::make_way(local).map_err(fail)?;
     let socket = UnixDatagram::bind(local)
         .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
         .and_then(|socket| Ok(set_socket_passcred(&socket, true).map(|()| socket)?))
         .map_err(|error| fail(format!("the socket {} cannot be made: {error}", local.display())))?;
+    drop(way);
     let file = SocketFile::new(local)
         .map_err(|error| fail(format!("the socket {} is gone again: {error}", local.display())))?;
     let info = PortInfo::of(spec, options);
-    let arrivals = socket.try_clone().map_err(|error| fail(format!("no descriptor is left: {error}")))?;
+    let no_descriptor = |error| fail(format!("no descriptor is left: {error}"));
+    let arrivals = socket.try_clone().map_err(no_descriptor)?;
+    let unforked =
+        [Unforked::new(&socket).map_err(no_descriptor)?, Unforked::new(&arrivals).map_err(no_descriptor)?];
     let shared = Arc::new(Shared {
+        _unforked: unforked,
         socket,
         arrivals: Arc::new(arrivals.into()),
         _file: file,
@@ -60,6 +66,8 @@ pub(super) fn open(
 }
 
 struct Shared {
+    /// Dropped first.
+    _unforked: [Unforked; 2],
     socket: UnixDatagram,
     /// The socket, to wait for datagrams.
     arrivals: Arc<OwnedFd>,

@@ -4,8 +4,8 @@
 //! after creation, reads no clock, knows nothing of packets or verbs. Called by posters and pollers on one side and by the shard
 //! that owns the other end.
 //!
-//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`] and [`process`]; [`lanes`] is built on
-//! rings, [`doorbell`] and [`srq`] on atomics alone.
+//! `unsafe` is in [`spsc`], [`claim`], [`asymmetric`], [`eventfd`], [`huge`], [`prefetch`], [`process`] and [`unforked`]; [`lanes`]
+//! is built on rings, [`doorbell`] and [`srq`] on atomics alone.
 
 pub mod alarm;
 pub mod asymmetric;
@@ -22,4 +22,5 @@ pub(crate) mod sequences;
 pub mod sleeper;
 pub mod spsc;
 pub mod srq;
+pub mod unforked;
 pub mod words;

@@ -1,4 +1,5 @@
 //! A port in another process, which sends every frame back: for tests of links between two.
+#![allow(dead_code, reason = "not every test has a use for everything")]
 
 use rustix::process::{Pid, Signal, kill_process};
 use stack::port::{Port, PortOptions, PortQueue, PortSpec, RxBurst, TxBurst};
@@ -10,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const CHILD: &str = "ROCE_PORT_TEST_CHILD";
+const FORKS: &str = "ROCE_PORT_TEST_FORKS";
 /// The time that a machine may take, however busy it is.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -20,6 +22,9 @@ pub fn child() {
     let (queues, spec) = job.split_once('|').unwrap();
     let queues: usize = queues.parse().unwrap();
     let port = open(spec, queues);
+    if std::env::var_os(FORKS).is_some() {
+        println!("\nfork is {}", fork());
+    }
     println!("\nchild is ready");
     let done = Arc::new(AtomicBool::new(false));
     std::thread::spawn({
@@ -29,12 +34,17 @@ pub fn child() {
             done.store(true, Ordering::Relaxed);
         }
     });
-    let mut all: Vec<_> = (0..queues).map(|i| port.take_queue(i).unwrap()).collect();
+    echo(&*port, &done);
+}
+
+/// Sends every frame back with its first byte changed, until told to end.
+pub fn echo(port: &dyn Port, done: &AtomicBool) {
+    let mut all: Vec<_> = (0..port.info().queues).map(|i| port.take_queue(i).unwrap()).collect();
     let mut clock = Ticker::new();
     let mut got = RxBurst::new();
     let mut back = TxBurst::new();
     while !done.load(Ordering::Relaxed) {
-        clock.maintain(&*port);
+        clock.maintain(port);
         for queue in &mut all {
             queue.rx_burst(&mut got);
             for mut frame in got.drain(..) {
@@ -45,6 +55,23 @@ pub fn child() {
             back.clear();
         }
     }
+}
+
+/// A fork, which does nothing until it is killed.
+fn fork() -> i32 {
+    // SAFETY: the child only makes system calls, and dies of one of them at the latest.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", std::io::Error::last_os_error());
+    if child == 0 {
+        loop {
+            // SAFETY: takes numbers. The alarm ends the process, should nobody kill it.
+            unsafe {
+                libc::alarm(5 * PATIENCE.as_secs() as u32);
+                libc::pause();
+            }
+        }
+    }
+    child
 }
 
 /// Maintains a port now and then.
@@ -66,23 +93,57 @@ impl Ticker {
 /// The other process; killed when dropped.
 pub struct Peer(pub Child);
 
+/// A fork of the other process; killed when dropped.
+pub struct Fork(Pid);
+
+impl Fork {
+    pub fn lives(&self) -> bool {
+        // A process that is nobody's child any more leaves no zombie that we see.
+        rustix::process::test_kill_process(self.0).is_ok()
+    }
+}
+
+impl Drop for Fork {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
 impl Peer {
     pub fn start(spec: &str, queues: usize) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        Self::spawn(spec, queues, |command| command).0
+    }
+
+    /// One that forks when its port is open.
+    pub fn start_and_fork(spec: &str) -> (Self, Fork) {
+        let (peer, said) = Self::spawn(spec, 1, |command| command.env(FORKS, ""));
+        let fork = said.iter().find_map(|line| line.strip_prefix("fork is ")?.parse().ok());
+        (peer, Fork(fork.and_then(Pid::from_raw).unwrap()))
+    }
+
+    /// The other process, and what it said before it was ready.
+    fn spawn(
+        spec: &str,
+        queues: usize,
+        more: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> (Self, Vec<String>) {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
             .args(["child", "--exact", "--nocapture"])
             .env(CHILD, format!("{queues}|{spec}"))
             .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        if !lines.any(|line| line.unwrap() == "child is ready") {
-            panic!("the other process did not start: {}", child.wait().unwrap());
+            .stdout(Stdio::piped());
+        let mut child = more(&mut command).spawn().unwrap();
+        let mut said = Vec::new();
+        for line in BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap) {
+            if line == "child is ready" {
+                return (Self(child), said);
+            }
+            said.push(line);
         }
-        Self(child)
+        panic!("the other process did not start: {}", child.wait().unwrap());
     }
 
-    #[allow(dead_code, reason = "not every test has a use for it")]
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.0), signal).unwrap();
     }
@@ -92,6 +153,15 @@ impl Drop for Peer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// Makes the calling thread one of another user's: the kernel has users for each thread. As root only.
+pub fn become_user(user: u32) {
+    for call in [libc::SYS_setresgid, libc::SYS_setresuid] {
+        // SAFETY: takes numbers. Without the C library, which would change every thread.
+        let result = unsafe { libc::syscall(call, user, user, user) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 }
 

@@ -6,6 +6,7 @@ use super::port::{Device, DpdkPort, Pool, Shared};
 use crate::id::Mac;
 use crate::port::counters::Counters;
 use crate::port::peers::Peers;
+use crate::port::socket_file::Way;
 use crate::port::{L2_OVERHEAD, Port, PortError, PortInfo, PortOptions, PortSpec, lazy, socket_file};
 use core::ffi::CStr;
 use core::ptr::NonNull;
@@ -37,6 +38,8 @@ struct Plan {
     set_mtu: bool,
     /// Whether every user may connect to a socket that the device makes; else this one alone, and root.
     any_user: bool,
+    /// Room for a socket that the device makes.
+    _way: Option<Way>,
 }
 
 impl Plan {
@@ -53,6 +56,7 @@ impl Plan {
             makes_iface: false,
             set_mtu: true,
             any_user: false,
+            _way: None,
         }
     }
 }
@@ -387,7 +391,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
                 if !users.is_empty() && !plan.any_user {
                     return Err("who connects is not known here: peer-uid=any lets every user do so".into());
                 }
-                socket_file::make_way_for_dpdk(Path::new(&path))?;
+                plan._way = Some(socket_file::make_way_for_dpdk(Path::new(&path))?);
             }
             plan.mac = Some(port.mac.unwrap_or_else(Mac::random));
             plan.name = format!("net_vhost{}", number());

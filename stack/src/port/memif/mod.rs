@@ -100,7 +100,7 @@ fn end(plan: &Plan) -> Result<End, String> {
 
 fn listen(plan: &Plan) -> Result<End, String> {
     let path = &plan.path;
-    socket_file::make_way(path)?;
+    let way = socket_file::make_way(path)?;
     let shown = path.display();
     let listener = socket::Listener::new(path).map_err(|error| match error.kind() {
         ErrorKind::AddrInUse => {
@@ -110,6 +110,7 @@ fn listen(plan: &Plan) -> Result<End, String> {
             "the socket {shown} cannot be made ({error}): take a path in a directory that you may write to"
         ),
     })?;
+    drop(way);
     let file = SocketFile::new(path).map_err(|error| format!("the socket {shown} is gone again: {error}"))?;
     if let (user, group) = plan.owner
         && (user.is_some() || group.is_some())

@@ -1,6 +1,7 @@
 //! The control socket: messages with descriptors; no call blocks.
 
 use super::message::MESSAGE;
+use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
 use rustix::io::Errno;
 use rustix::net::{
@@ -23,7 +24,11 @@ fn socket() -> io::Result<OwnedFd> {
 
 /// A socket on which clients are accepted.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct Listener {
+    /// Dropped first.
+    _unforked: Unforked,
+    fd: OwnedFd,
+}
 
 impl Listener {
     /// Listens at a path.
@@ -33,7 +38,7 @@ impl Listener {
     pub fn new(path: &Path) -> io::Result<Self> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Self(fd))
+        Ok(Self { _unforked: Unforked::new(&fd)?, fd })
     }
 
     /// Lets clients connect.
@@ -41,18 +46,23 @@ impl Listener {
     /// # Errors
     /// Those of listen(2).
     pub fn listen(&self) -> io::Result<()> {
-        Ok(rustix::net::listen(&self.0, BACKLOG)?)
+        Ok(rustix::net::listen(&self.fd, BACKLOG)?)
     }
 
     /// The client that connected first, if there is one.
     pub fn accept(&self) -> Option<Socket> {
-        rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok().map(Socket)
+        let fd = rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+        Socket::new(fd).ok()
     }
 }
 
 /// A connected socket.
 #[derive(Debug)]
-pub struct Socket(OwnedFd);
+pub struct Socket {
+    /// Dropped first.
+    _unforked: Unforked,
+    fd: OwnedFd,
+}
 
 /// The result of a receive.
 #[derive(Debug)]
@@ -68,6 +78,10 @@ pub enum Came {
 }
 
 impl Socket {
+    fn new(fd: OwnedFd) -> io::Result<Self> {
+        Ok(Self { _unforked: Unforked::new(&fd)?, fd })
+    }
+
     /// Connects to a server.
     ///
     /// # Errors
@@ -75,7 +89,7 @@ impl Socket {
     pub fn connect(path: &Path) -> io::Result<Self> {
         let fd = socket()?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Self(fd))
+        Self::new(fd)
     }
 
     /// The user that the peer's process runs as.
@@ -83,7 +97,7 @@ impl Socket {
     /// # Errors
     /// Those of getsockopt(2).
     pub fn peer_uid(&self) -> io::Result<u32> {
-        Ok(sockopt::socket_peercred(&self.0)?.uid.as_raw())
+        Ok(sockopt::socket_peercred(&self.fd)?.uid.as_raw())
     }
 
     /// Sends a message, with a descriptor; `false`: there is no room for it yet.
@@ -98,7 +112,7 @@ impl Socket {
             control.push(SendAncillaryMessage::ScmRights(fds));
         }
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags) {
+        match rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut control, flags) {
             Ok(_) => Ok(true),
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::INTR) => Ok(false),
             Err(error) => Err(error.into()),
@@ -112,7 +126,7 @@ impl Socket {
         // One byte more than a message, so that one that is too long shows.
         let mut bytes = vec![0; MESSAGE + 1];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let got = rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+        let got = rustix::net::recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
         // Descriptors that are not taken here are closed.
         let mut fds = Vec::new();
         for message in control.drain() {
@@ -135,7 +149,7 @@ impl Socket {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
