@@ -211,8 +211,16 @@ struct Slab {
     stride: usize,
     frames: u32,
     capacity: u16,
-    /// Slots without a frame; has room for all. A lock, because bursts take and bring many at once.
-    free: Mutex<Vec<u32>>,
+    /// Slots without a frame. A lock, because bursts take and bring many at once.
+    free: Mutex<Free>,
+}
+
+/// Slots without a frame.
+struct Free {
+    /// Those that had one; has room for all. The last one that came back is the first to be taken: it is still in a cache.
+    back: Vec<u32>,
+    /// The first of those that never had one, whose memory was not touched yet: the system gives none to what is not used.
+    fresh: u32,
 }
 
 // SAFETY: the slots are handed out through `free`, each to one frame at a time.
@@ -226,14 +234,14 @@ unsafe extern "C" fn free_slot(handle: NonNull<()>) {
     let (slab, index) = of_slot(handle);
     // SAFETY: `frame` turned one count of the `Arc` into this frame; here it turns back.
     let slab = unsafe { Arc::from_raw(slab) };
-    slab.free().push(index);
+    slab.free().back.push(index);
 }
 
 /// The slab and the number of the slot that a frame has.
 #[inline]
 fn of_slot(handle: NonNull<()>) -> (*const Slab, u32) {
-    // SAFETY: the header was written when the slab was made and is never written again; the slab lives, as the frame holds
-    // one count of its `Arc`.
+    // SAFETY: the header was written before the slot's first frame was made, and is never written again; the slab lives, as the
+    // frame holds one count of its `Arc`.
     let header = unsafe { handle.cast::<SlotHeader>().as_ref() };
     (header.slab, header.index)
 }
@@ -253,21 +261,19 @@ impl HeapPool {
         // SAFETY: the layout's size is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(layout) };
-        // The first slot is the first to be taken.
-        let free = Mutex::new((0..count).rev().collect());
-        let slab = Arc::new(Slab { base, layout, stride, frames: count, capacity, free });
-        for index in 0..count {
-            let header = SlotHeader { slab: Arc::as_ptr(&slab), index };
-            // SAFETY: slot `index` lies inside the allocation, is aligned to 64 bytes and has no owner yet.
-            unsafe { slab.slot(index).cast::<SlotHeader>().write(header) };
-        }
-        Self { slab }
+        let free = Mutex::new(Free { back: Vec::with_capacity(frames), fresh: 0 });
+        Self { slab: Arc::new(Slab { base, layout, stride, frames: count, capacity, free }) }
     }
 
     /// An empty frame; `None` while all buffers are out.
     #[inline]
     pub fn alloc(&self) -> Option<Frame> {
-        let index = self.slab.free().pop()?;
+        let mut free = self.slab.free();
+        let index = match free.back.pop() {
+            Some(index) => index,
+            None => self.first_use(&mut free)?,
+        };
+        drop(free);
         Some(self.frame(index))
     }
 
@@ -278,9 +284,11 @@ impl HeapPool {
             return out.extend(self.alloc());
         }
         let mut free = self.slab.free();
-        let n = n.min(out.remaining_capacity()).min(free.len());
-        let from = free.len() - n;
-        out.extend(free.drain(from..).rev().map(|index| self.frame(index)));
+        let n = n.min(out.remaining_capacity());
+        let from = free.back.len().saturating_sub(n);
+        let more = n - (free.back.len() - from);
+        out.extend(free.back.drain(from..).rev().map(|index| self.frame(index)));
+        out.extend((0..more).map_while(|_| self.first_use(&mut free)).map(|index| self.frame(index)));
     }
 
     /// Drops frames; those of one pool together.
@@ -297,7 +305,7 @@ impl HeapPool {
             // SAFETY: at least one frame of the slab holds a count.
             let mut free = unsafe { &*slab }.free();
             let from = frames.len() - n;
-            free.extend(frames[from..].iter().map(|frame| of_slot(frame.handle).1));
+            free.back.extend(frames[from..].iter().map(|frame| of_slot(frame.handle).1));
             drop(free);
             for frame in frames.drain(from..) {
                 core::mem::forget(frame);
@@ -308,13 +316,27 @@ impl HeapPool {
         frames.clear();
     }
 
+    /// A slot that never had a frame.
+    #[cold]
+    fn first_use(&self, free: &mut Free) -> Option<u32> {
+        let index = free.fresh;
+        if index == self.slab.frames {
+            return None;
+        }
+        free.fresh += 1;
+        let header = SlotHeader { slab: Arc::as_ptr(&self.slab), index };
+        // SAFETY: slot `index` lies inside the allocation, is aligned to 64 bytes and has no owner yet.
+        unsafe { self.slab.slot(index).cast::<SlotHeader>().write(header) };
+        Some(index)
+    }
+
     /// The frame of a slot that was just taken.
     #[inline]
     fn frame(&self, index: u32) -> Frame {
         let slot = self.slab.slot(index);
         let _ = Arc::into_raw(Arc::clone(&self.slab));
-        // SAFETY: the slot came off the free list, so nothing else uses it; its buffer is `capacity` bytes that were zeroed at
-        // the start; the `Arc` count that was just leaked belongs to this frame.
+        // SAFETY: the slot came off the free list, so nothing else uses it; its buffer is `capacity` bytes that were zeroed when
+        // they were allocated; the `Arc` count that was just leaked belongs to this frame.
         unsafe { Frame::from_raw(slot.add(HEADER), 0, self.slab.capacity, slot.cast(), &HEAP) }
     }
 
@@ -327,7 +349,8 @@ impl HeapPool {
 
     /// Buffers that are in the pool now.
     pub fn available(&self) -> usize {
-        self.slab.free().len()
+        let free = self.slab.free();
+        free.back.len() + (self.slab.frames - free.fresh) as usize
     }
 
     /// Bytes that each frame can hold.
@@ -346,13 +369,13 @@ impl Slab {
     #[inline]
     fn slot(&self, index: u32) -> NonNull<u8> {
         debug_assert!(index < self.frames);
-        // SAFETY: only indices below the number of slots are ever on the free list.
+        // SAFETY: only indices below the number of slots are ever handed out.
         unsafe { self.base.add(index as usize * self.stride) }
     }
 
     /// No code panics while it holds the lock.
     #[inline]
-    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
+    fn free(&self) -> MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -381,6 +404,24 @@ mod tests {
             drop(frames);
             assert_eq!(pool.available(), 8);
         }
+    }
+
+    #[test]
+    fn a_buffer_is_first_used_when_none_came_back() {
+        // Goal: a pool takes the memory of as many frames as were out at the same time.
+        let pool = HeapPool::new(8, 100);
+        let mut burst = RxBurst::new();
+        for round in 0..4 {
+            pool.alloc_burst(&mut burst, 3);
+            assert_eq!((burst.len(), pool.available(), pool.slab.free().fresh), (3, 5, 3), "round {round}");
+            HeapPool::recycle(&mut burst);
+        }
+        pool.alloc_burst(&mut burst, 5);
+        assert_eq!((burst.len(), pool.available(), pool.slab.free().fresh), (5, 3, 5));
+        pool.alloc_burst(&mut burst, 9);
+        assert_eq!((burst.len(), pool.available(), pool.slab.free().fresh), (8, 0, 8));
+        HeapPool::recycle(&mut burst);
+        assert_eq!(pool.available(), 8);
     }
 
     #[test]
