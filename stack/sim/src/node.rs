@@ -363,7 +363,7 @@ impl Node {
             let queue = if special { queue.lending() } else { queue };
             let mut shard = Shard::new(id, shared.clone(), Box::new(queue), now);
             if special {
-                shard.ask_ahead_from(0);
+                shard.prefetch_from(0);
             }
             shards.push(shard);
             wires.push(wire);

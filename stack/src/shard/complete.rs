@@ -51,23 +51,11 @@ impl Env {
     /// [`Env::push`] of a completion that is counted already.
     #[inline(always)]
     pub fn stage(&mut self, qp: &Qp, lane: LaneId, cqe: Cqe) -> bool {
-        let Some(Some(to)) = self.lanes.get_mut(lane.0 as usize) else { return true };
-        if !to.writer.has_staged() {
-            self.dirty.push(lane);
+        let taken = self.completions.stage(lane, cqe);
+        if !taken {
+            self.overrun(qp, lane);
         }
-        if cqe.solicited {
-            to.writer.mark_solicited();
-        }
-        match to.writer.stage() {
-            Ok(slot) => {
-                *slot = cqe;
-                true
-            }
-            Err(_) => {
-                self.overrun(qp, lane);
-                false
-            }
-        }
+        taken
     }
 
     /// A completion was lost: the queue is unusable. Told once; at the end of the turn the other queue pairs that use it
@@ -75,33 +63,12 @@ impl Env {
     #[cold]
     fn overrun(&mut self, qp: &Qp, lane: LaneId) {
         self.count_of(qp, Counter::CqOverflows);
-        let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) else { return };
+        let Some(lane) = self.completions.get(lane) else { return };
         lane.lost = true;
         lane.writer.poison();
         if lane.cq.overrun() {
             self.shared.events.raise(AsyncEvent::CqErr, EventElement::Cq(lane.cq.number()));
             self.shared.note_overrun();
-        }
-    }
-
-    /// Notes that send requests are complete: their slots are freed when the completions are published.
-    #[inline]
-    pub fn mark_sent(&mut self, qp: &mut Qp) {
-        self.mark_finished(qp);
-        qp.sends_finished = true;
-    }
-
-    /// As [`mark_sent`](Self::mark_sent), of receive requests.
-    #[inline]
-    pub fn mark_received(&mut self, qp: &mut Qp) {
-        self.mark_finished(qp);
-        qp.receives_finished = true;
-    }
-
-    #[inline]
-    fn mark_finished(&mut self, qp: &Qp) {
-        if !qp.sends_finished && !qp.receives_finished {
-            self.finished.push(qp.slot);
         }
     }
 
@@ -112,7 +79,7 @@ impl Env {
             return;
         }
         let taken = self.stage_successes(qp);
-        self.mark_sent(qp);
+        self.completions.mark_sent(qp);
         if !taken {
             self.end_by_overrun(qp);
         }
@@ -140,8 +107,8 @@ impl Env {
             }
         }
         if messages > 0 {
-            self.counters().add(Counter::SendMessages, messages);
-            self.counters().add(Counter::SendBytes, bytes);
+            self.counters.add(Counter::SendMessages, messages);
+            self.counters.add(Counter::SendBytes, bytes);
             qp.counters.send_done(messages, bytes);
         }
         taken
@@ -157,16 +124,16 @@ impl Env {
         }
     }
 
-    /// Completes the receive request that is held, whose tag is `wr_id`. `srqn`: where it came from, for an XRC target.
+    /// Completes the receive request in use, whose tag is `wr_id`. `srqn`: where it came from, for an XRC target.
     #[inline(always)]
     pub fn complete_receive(&mut self, qp: &mut Qp, done: &Received, wr_id: u64, srqn: u32) {
         let cqe = self.received(qp, done, wr_id);
         self.finish_receive(qp, Cqe { srqn, ..cqe });
     }
 
-    /// Completes the receive request that is held with a datagram of `src_qp`.
+    /// Completes the receive request in use with a datagram of `src_qp`.
     pub fn complete_datagram(&mut self, qp: &mut Qp, done: &Received, src_qp: Qpn, sl: u8) {
-        let cqe = self.received(qp, done, RecvWqe::of(qp.rq.held()).wr_id);
+        let cqe = self.received(qp, done, RecvWqe::of(qp.rq.current()).wr_id);
         let flags = cqe.flags | WcFlags::GRH;
         self.finish_receive(qp, Cqe { flags, src_qp, sl, ..cqe });
     }
@@ -192,10 +159,10 @@ impl Env {
     fn finish_receive(&mut self, qp: &mut Qp, cqe: Cqe) {
         let bytes = u64::from(cqe.byte_len);
         self.count(Counter::RecvMessages);
-        self.counters().add(Counter::RecvBytes, bytes);
+        self.counters.add(Counter::RecvBytes, bytes);
         qp.counters.recv_done(bytes);
         let taken = self.push(qp, qp.recv_lane, cqe);
-        self.mark_received(qp);
+        self.completions.mark_received(qp);
         if !taken {
             self.end_by_overrun(qp);
         }
@@ -209,7 +176,7 @@ impl Env {
             return;
         }
         qp.responder.let_go();
-        let wr_id = RecvWqe::of(qp.rq.held()).wr_id;
+        let wr_id = RecvWqe::of(qp.rq.current()).wr_id;
         let cqe = self.entry(qp, wr_id, WcStatus::RemInvReqErr, WcOpcode::Recv);
         if !self.push(qp, qp.recv_lane, cqe) {
             self.end_by_overrun(qp);
@@ -262,16 +229,16 @@ impl Env {
         match to {
             QpState::Reset => {
                 self.clear(qp);
-                self.let_go(qp.slot);
+                self.release_next_hop(qp.slot);
             }
             QpState::Sqd => {
                 qp.draining = true;
                 qp.requester.drain();
-                self.mark_ready(qp);
+                self.agenda.mark_ready(qp);
             }
             QpState::Err => {
                 qp.draining = false;
-                self.let_go(qp.slot);
+                self.release_next_hop(qp.slot);
                 // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
                 crate::sync::asymmetric::heavy();
                 self.flush_queues(qp, cause);
@@ -281,7 +248,7 @@ impl Env {
                 }
             }
             QpState::Sqe => self.flush_queues(qp, cause),
-            QpState::Rtr | QpState::Rts => self.mark_ready(qp),
+            QpState::Rtr | QpState::Rts => self.agenda.mark_ready(qp),
             QpState::Init => {}
         }
     }
@@ -305,15 +272,14 @@ impl Env {
         qp.draining = false;
         qp.comm_est = false;
         qp.counters.set_peer(None);
-        qp.held = None;
+        qp.deferred = None;
         qp.overran = false;
         qp.fault = None;
         qp.retried = None;
         qp.release_gid(&self.shared);
         let cap = qp.attr.cap;
         *qp.attr = crate::proto::attr::QpAttr { cap, port_num: 1, ..Default::default() };
-        self.wheel.cancel(qp.slot);
-        qp.wakes_at = crate::time::Instant::FAR;
+        self.agenda.disarm(qp);
     }
 
     /// ERR: everything completes with a flush error, in order; the reason first.
@@ -341,12 +307,12 @@ impl Env {
             }
         }
         if qp.gates.has(Gates::FLUSH_RQ) {
-            if qp.held.is_some() {
+            if qp.deferred.is_some() {
                 self.release_all_receives(qp);
             }
             if qp.responder.holds_receive() {
                 let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
-                let mut cqe = self.entry(qp, RecvWqe::of(qp.rq.held()).wr_id, status, WcOpcode::Recv);
+                let mut cqe = self.entry(qp, RecvWqe::of(qp.rq.current()).wr_id, status, WcOpcode::Recv);
                 cqe.srqn = if qp.ty == QpType::XrcTgt { qp.rq.srq_number().unwrap_or(0) } else { 0 };
                 taken &= self.push(qp, qp.recv_lane, cqe);
             }
@@ -359,7 +325,7 @@ impl Env {
         if !taken {
             self.end_by_overrun(qp);
         }
-        self.mark_sent(qp);
-        self.mark_received(qp);
+        self.completions.mark_sent(qp);
+        self.completions.mark_received(qp);
     }
 }

@@ -48,7 +48,7 @@ impl Qp {
         reached(self.rq.released(), mark)
             && !self.responder.holds_receive()
             && !self.receives_finished
-            && self.held.is_none()
+            && self.deferred.is_none()
     }
 
     /// Whether the completion of every send request before `mark` is published.

@@ -158,7 +158,7 @@ impl Env {
         while shards != 0 {
             let shard = shards.trailing_zeros() as usize;
             shards &= shards - 1;
-            let Some(mut copy) = self.take_frame() else {
+            let Some(mut copy) = self.outbox.take_frame() else {
                 self.discard(Discard::NoBuffer);
                 continue;
             };
@@ -166,7 +166,7 @@ impl Env {
                 self.count(counter);
                 self.hand_over(shard, copy);
             } else {
-                self.keep_frame(copy); // a buffer of the port holds every frame that the port carries
+                self.outbox.keep_frame(copy); // a buffer of the port holds every frame that the port carries
                 self.discard(Discard::NoBuffer);
             }
         }

@@ -17,24 +17,30 @@ use crate::sync::lanes::CqLane;
 use crate::sync::words::Word;
 use crate::time::Instant;
 
-mod ahead;
+mod agenda;
 pub mod blocks;
 mod build;
 mod complete;
+mod completions;
 mod congestion;
 mod copy;
+mod corrections;
 pub mod counters;
 mod cq;
+mod deferred;
 mod drain;
 mod env;
 mod events;
 mod gids;
-mod held;
 mod hops;
-mod late;
+mod host;
+mod keys;
 mod local;
+mod lookahead;
 mod mcast;
+mod outbox;
 mod paths;
+mod peers;
 mod poll;
 mod qp;
 mod qp_table;
@@ -59,10 +65,10 @@ pub use qp::QpSpec;
 pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
 pub use shared::{Shared, SharedConfig};
 
-use ahead::Coming;
 use counters::QpCounters;
 use cq::Lane;
 use env::Env;
+use lookahead::Lookahead;
 use qp::{Cause, Qp};
 use qp_table::QpTable;
 use slab::Slab;
@@ -157,8 +163,8 @@ impl Qps {
 pub struct Shard {
     /// The burst received last.
     rx: Box<RxBurst>,
-    /// Those after it, while there are so many queue pairs that what they need is asked for ahead.
-    coming: Coming,
+    /// Those after it, while there are so many queue pairs that what they need is prefetched.
+    lookahead: Lookahead,
     qps: Qps,
     env: Env,
 }
@@ -174,51 +180,50 @@ impl Shard {
     pub fn new(id: usize, shared: Arc<Shared>, queue: Box<dyn PortQueue>, now: Instant) -> Self {
         let qps = Qps::new(shared.qps_per_shard);
         let env = Env::new(id, shared, queue, now);
-        Self { rx: Box::default(), coming: Coming::default(), qps, env }
+        Self { rx: Box::default(), lookahead: Lookahead::default(), qps, env }
     }
 
     /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.
     pub fn next_deadline(&self) -> Option<Instant> {
         let env = &self.env;
-        let busy = !env.ready.is_empty()
-            || !self.coming.is_empty()
-            || !env.answering.is_empty()
-            || env.settling
-            || env.backlog() > 0
+        let busy = env.agenda.any_to_send()
+            || !self.lookahead.is_empty()
+            || env.keys.settling()
+            || env.outbox.backlog() > 0
             || env.shared.doorbells[env.id].any()
             || !env.shared.inboxes[env.id].is_empty()
-            || env.net_seen != env.shared.net_generation()
-            || env.hops.any_due()
-            || env.late.any()
-            || env.overruns_seen != env.shared.overruns()
+            || !env.peers.are_current(&env.shared)
+            || env.peers.hops.any_due()
+            || env.agenda.corrections.any()
+            || env.completions.overruns_seen != env.shared.overruns()
             || self.watched_posts();
         if busy {
             return Some(env.now);
         }
         let net = env.shared.net_deadline();
         let net = (net != Instant::FAR).then_some(net);
-        [env.wheel.next_deadline(), net].into_iter().flatten().min()
+        [env.agenda.wheel.next_deadline(), net].into_iter().flatten().min()
     }
 
     /// Gets ready for a sleep of whoever turns this shard: from here on posters ring, and a port that can tells when frames
     /// arrive. What is due at once is in [`next_deadline`](Self::next_deadline) after this.
     pub fn arm(&mut self) -> Armed {
-        while let Some(slot) = self.env.watched.pop() {
+        while let Some(slot) = self.env.agenda.watched.pop() {
             if let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) {
                 self.env.unwatch(qp);
             }
         }
-        self.env.queue.arm()
+        self.env.outbox.queue.arm()
     }
 
     /// Frames that wait for the port.
     pub fn tx_backlog(&self) -> usize {
-        self.env.backlog()
+        self.env.outbox.backlog()
     }
 
     /// Whether nothing is left to send: no frame, no answer, no request that could go now.
     pub fn quiet(&self) -> bool {
-        self.env.backlog() == 0 && self.env.answering.is_empty() && self.env.ready.is_empty()
+        self.env.outbox.backlog() == 0 && !self.env.agenda.any_to_send()
     }
 
     /// Queue pairs in RTR or above.
@@ -241,29 +246,19 @@ impl Shard {
         if cq.overran() {
             writer.poison(); // since its queue pair was found to be allowed
         }
-        let lanes = &mut self.env.lanes;
-        let free = lanes.iter().position(Option::is_none).unwrap_or(lanes.len());
-        if free == lanes.len() {
-            lanes.push(None);
-        }
-        lanes[free] = Some(Lane { writer, cq, lost: false });
-        LaneId(free as u32)
+        self.env.completions.attach(Lane { writer, cq, lost: false })
     }
 
     /// Puts a lane of the resized queue in the place of the old one. What is staged goes along.
     pub fn replace_lane(&mut self, lane: LaneId, new: CqLane<Cqe>) {
-        if let Some(Some(lane)) = self.env.lanes.get_mut(lane.0 as usize)
-            && lane.writer.replace_with(new)
-        {
-            lane.notify();
-        }
+        self.env.completions.replace(lane, new);
     }
 
     /// Removes a lane; no queue pair uses it any more.
     pub fn detach_lane(&mut self, lane: LaneId) {
-        self.env.lanes[lane.0 as usize] = None;
-        for held in self.qps.iter_mut().filter_map(|qp| qp.held.as_mut()) {
-            held.forget(lane);
+        self.env.completions.detach(lane);
+        for deferred in self.qps.iter_mut().filter_map(|qp| qp.deferred.as_mut()) {
+            deferred.forget(lane);
         }
     }
 
@@ -307,12 +302,12 @@ impl Shard {
     /// If the slot is taken or the number is in use: the device gives both out.
     pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
         let slot = spec.slot;
-        self.env.wheel.reserve(slot + 1);
-        self.env.hops.reserve(slot + 1);
+        self.env.agenda.wheel.reserve(slot + 1);
+        self.env.peers.hops.reserve(slot + 1);
         let index = (self.env.id * self.env.shared.qps_per_shard) as u32 + slot;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
-        self.see_how_many();
+        self.count_qps();
         let rings = [Some(spec.sq.memory()), spec.rq.memory()];
         let qp = self.qps.slots.insert(slot, Qp::new(spec, index, epoch, &self.env.shared));
         self.env.publish_word(qp);
@@ -403,7 +398,7 @@ impl Shard {
                 env.check_drained(qp);
             }
             if to == QpState::Rts {
-                env.mark_ready(qp);
+                env.agenda.mark_ready(qp);
             }
         }
         if to == QpState::Err {
@@ -434,9 +429,9 @@ impl Shard {
     pub fn destroy_qp(&mut self, slot: u32) {
         let Some(mut qp) = self.qps.remove(slot) else { return };
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
-        self.env.wheel.cancel(slot);
-        self.env.let_go(slot);
-        self.see_how_many();
+        self.env.agenda.wheel.cancel(slot);
+        self.env.release_next_hop(slot);
+        self.count_qps();
         self.env.shared.mrs.forget_qp(qp.qpn);
         qp.release_gid(&self.env.shared);
         self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));

@@ -1,20 +1,16 @@
 //! One turn of the loop: doorbells, requests, receive, timers, answers, publish. Every part of it is bounded. With very many queue
 //! pairs receiving comes before requests: what these need is on its way then.
 
-use core::sync::atomic::Ordering;
-
-use super::ahead::{Coming, Part};
 use super::counters::Counter;
 use super::env::Env;
+use super::lookahead::{Lookahead, Part};
 use super::qp::Qp;
 use super::{Shard, Turn};
-use crate::config::{
-    NEIGHBOUR_VISITS, READY_BUDGET, RX_BURST, RX_BURST_BYTES, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE,
-};
+use crate::config::{READY_BUDGET, RX_BURST, RX_BURST_BYTES, RX_BURSTS, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::requester::SendRing;
 use crate::proto::status::WcStatus;
-use crate::sync::asymmetric::{heavy, light};
+use crate::sync::asymmetric::heavy;
 use crate::sync::prefetch;
 use crate::time::Instant;
 use crate::wire::{Ingress, locate};
@@ -25,9 +21,9 @@ type Rung = arrayvec::ArrayVec<u32, READY_BUDGET>;
 impl Shard {
     /// Turns the crank once. `now` must not go back by much; the caller holds the claim on this shard.
     pub fn poll_once(&mut self, now: Instant) -> Turn {
-        self.env.begin_turn();
+        self.env.keys.begin_turn(&self.env.shared.turning, self.env.id);
         let turn = self.turn(now);
-        self.env.end_turn();
+        self.env.keys.end_turn(&self.env.shared.turning, self.env.id);
         turn
     }
 
@@ -36,61 +32,58 @@ impl Shard {
         self.begin_at(now);
         let (mut rx, mut tx) = (0, 0);
         // Before anything is sent: an address that was removed between two turns is nobody's source any more.
-        self.see_routes();
+        self.update_peers();
         self.run_watched();
         // What was posted since the last turn goes first: nothing that arrives could make it go sooner. Only where it has to be
         // waited for, with very many queue pairs, what was received is handled meanwhile.
-        let many = self.env.many;
+        let many = self.lookahead.is_on();
         if many {
             rx += self.hear_and_receive();
         } else {
             self.run_doorbells();
         }
-        if !self.env.ready.is_empty() {
+        if !self.env.agenda.ready.is_empty() {
             self.send_requests();
         }
-        if self.env.backlog() > 0 {
+        if self.env.outbox.backlog() > 0 {
             tx += self.env.flush();
         }
         if !many {
             rx += self.receive();
         }
         rx += self.receive_inbox();
-        if !self.env.answered.is_empty() {
+        if !self.env.agenda.answered.is_empty() {
             self.env.run_answered(&mut self.qps);
         }
         self.run_timers();
         self.run_net();
         // What must be with the port before a completion may be seen.
-        if !self.env.answering.is_empty() {
+        if !self.env.agenda.answering.is_empty() {
             self.send_answers();
-            if !self.env.answering.is_empty() {
-                self.hold_receives();
+            if !self.env.agenda.answering.is_empty() {
+                self.defer_receives();
             }
         }
-        if self.env.backlog() > 0 {
+        if self.env.outbox.backlog() > 0 {
             tx += self.env.flush();
         }
-        if !self.env.leaving.is_empty() {
+        if self.env.outbox.any_leaving() {
             self.complete_gone();
         }
         self.publish_if_due();
         // For a message that comes alone, which has to wait for it otherwise.
-        if self.env.spare.is_none() {
-            self.env.spare = self.env.queue.alloc();
-        }
-        tx += core::mem::take(&mut self.env.in_place);
+        self.env.outbox.prepare_spare();
+        tx += self.env.outbox.take_in_place();
         // What the next turn begins with; a program that turns the shard itself has something to do before.
-        if many && self.coming.is_empty() {
+        if many && self.lookahead.is_empty() {
             self.receive_ahead(1);
         }
-        let more = self.env.settling
-            || self.env.hops.any_due()
-            || !self.env.late.waits.is_empty()
-            || !self.coming.is_empty()
-            || !self.env.ready.is_empty()
-            || !self.env.answering.is_empty()
-            || self.env.backlog() > 0;
+        let more = self.env.keys.settling()
+            || self.env.peers.hops.any_due()
+            || !self.env.agenda.corrections.waits.is_empty()
+            || !self.lookahead.is_empty()
+            || self.env.agenda.any_to_send()
+            || self.env.outbox.backlog() > 0;
         Turn::new(rx, tx, more)
     }
 
@@ -103,7 +96,7 @@ impl Shard {
             rx += n;
             // A burst that is neither full nor long was all there is. Responses are often followed by what the program waits
             // for; a request is answered first.
-            if n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.answering.is_empty() {
+            if n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.agenda.answering.is_empty() {
                 break;
             }
         }
@@ -113,11 +106,14 @@ impl Shard {
     /// Makes completions visible, unless an answer that belongs to one is still here.
     #[inline]
     pub(super) fn publish_if_due(&mut self) {
-        let nothing = self.env.finished.is_empty()
-            && self.env.dirty.is_empty()
-            && self.env.shared.overruns() == self.env.overruns_seen
-            && !self.env.settling;
-        if !nothing && self.env.answers.frames.is_empty() && (!self.env.settling || self.env.settle()) {
+        let env = &mut self.env;
+        let nothing = env.completions.is_empty()
+            && env.shared.overruns() == env.completions.overruns_seen
+            && !env.keys.settling();
+        if !nothing
+            && env.outbox.answers.frames.is_empty()
+            && (!env.keys.settling() || env.keys.settle(&env.shared.turning, env.id))
+        {
             self.publish();
         }
     }
@@ -127,26 +123,26 @@ impl Shard {
     fn receive_burst(&mut self) -> (usize, u64) {
         // The buffers of the burst before. Not at its end: what it brought may have been waited for, and be answered first.
         if !self.rx.is_empty() {
-            self.env.queue.recycle(&mut self.rx);
+            self.env.outbox.queue.recycle(&mut self.rx);
         }
-        if self.env.many && self.coming.is_empty() {
+        if self.lookahead.is_on() && self.lookahead.is_empty() {
             self.receive_ahead(1);
         }
-        if !self.coming.is_empty() {
-            self.coming.take(&mut self.rx, &self.qps, &self.env);
+        if !self.lookahead.is_empty() {
+            self.lookahead.take(&mut self.rx, &self.qps, &self.env);
             // With very many queue pairs what the next ones need is asked for while this burst is worked on.
-            if self.env.many && self.coming.is_empty() && self.rx.is_full() {
+            if self.lookahead.is_on() && self.lookahead.is_empty() && self.rx.is_full() {
                 self.receive_ahead(RX_BURSTS);
             }
-        } else if self.env.many || self.env.queue.rx_burst(&mut self.rx) == 0 {
+        } else if self.lookahead.is_on() || self.env.outbox.queue.rx_burst(&mut self.rx) == 0 {
             return (0, 0);
         }
         let n = self.rx.len();
         let (mut foreign, mut bytes) = (0u64, 0);
-        let many = self.env.many;
+        let many = self.lookahead.is_on();
         for i in 0..n {
             // It was received a while ago, and much was asked for since: it has left the nearest cache.
-            if many && let Some(soon) = self.rx.get(i + Coming::AGAIN) {
+            if many && let Some(soon) = self.rx.get(i + Lookahead::AGAIN) {
                 prefetch::near(soon.data().as_ptr());
             }
             let Some(frame) = self.rx.get_mut(i) else { break };
@@ -154,12 +150,12 @@ impl Shard {
             if self.env.receive(&mut self.qps, frame).is_err() {
                 foreign |= 1 << i;
             }
-            if (i + 1).is_multiple_of(Coming::EVERY) {
-                self.coming.step_if_any(&self.qps, &self.env);
+            if (i + 1).is_multiple_of(Lookahead::EVERY) {
+                self.lookahead.step_if_any(&self.qps, &self.env);
             }
         }
-        self.env.counters().add(Counter::RxFrames, n as u64);
-        self.env.counters().add(Counter::RxBytes, bytes);
+        self.env.counters.add(Counter::RxFrames, n as u64);
+        self.env.counters.add(Counter::RxBytes, bytes);
         if foreign != 0 {
             self.hand_over(foreign);
         }
@@ -169,7 +165,7 @@ impl Shard {
     /// Receives up to so many bursts for later, while none waits.
     #[inline]
     fn receive_ahead(&mut self, most: usize) {
-        self.coming.receive(&mut *self.env.queue, &self.qps, most);
+        self.lookahead.receive(&mut *self.env.outbox.queue, &self.qps, most);
     }
 
     /// The frames marked in `foreign` go to the shards that own their queue pairs, in order.
@@ -212,7 +208,7 @@ impl Shard {
 
     #[inline]
     fn run_timers(&mut self) {
-        if !self.env.wheel.pass(self.env.now) {
+        if !self.env.agenda.wheel.pass(self.env.now) {
             self.run_due();
         }
     }
@@ -222,16 +218,16 @@ impl Shard {
     fn run_due(&mut self) {
         let (env, qps) = (&mut self.env, &mut self.qps);
         let mut due = arrayvec::ArrayVec::<u32, READY_BUDGET>::new();
-        env.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
-        if env.many {
+        env.agenda.wheel.expire(env.now, READY_BUDGET, |slot| due.push(slot));
+        if self.lookahead.is_on() {
             qps.prefetch_each(&due, Part::Timer);
         }
         for &slot in &due {
             let Some(qp) = qps.get(slot) else { continue };
             qp.wakes_at = Instant::FAR;
             if qp.requester.deadline() > env.now {
-                env.arm(qp);
-            } else if Env::reachable(qp) || qp.requester.waits_for_receive() {
+                env.agenda.arm(qp);
+            } else if qp.is_reachable() || qp.requester.waits_for_receive() {
                 let response = qp.requester.handle_timeout(env.now);
                 if let Response::Retry(RetryCause::Timeout) | Response::Failed(WcStatus::RetryExcErr) =
                     response
@@ -241,7 +237,7 @@ impl Shard {
                 }
                 env.after_requester(qp, response);
             } else {
-                env.mark_ready(qp); // it looks for its next hop, and times nothing meanwhile
+                env.agenda.mark_ready(qp); // it looks for its next hop, and times nothing meanwhile
             }
         }
     }
@@ -249,45 +245,10 @@ impl Shard {
     /// The IP host: requests that are due, and routes that changed.
     #[inline]
     fn run_net(&mut self) {
-        let env = &mut self.env;
-        if env.now >= env.shared.net_deadline() {
-            let shared = env.shared.clone();
-            shared.with_net(|net| env.net_transmit(net));
-        }
-        self.see_routes();
-        if self.env.hops.any_due() {
+        self.env.run_host();
+        self.update_peers();
+        if self.env.peers.hops.any_due() {
             self.visit_moved();
-        }
-    }
-
-    /// Neighbours and addresses as they are now.
-    #[inline]
-    fn see_routes(&mut self) {
-        if self.env.shared.net_generation() != self.env.net_seen {
-            self.env.note_changes();
-        }
-    }
-
-    /// Queue pairs whose neighbour was found, moved, or is not there: as many as a turn may take.
-    #[cold]
-    fn visit_moved(&mut self) {
-        for _ in 0..NEIGHBOUR_VISITS {
-            let Some(slot) = self.env.hops.next_due() else { break };
-            let Some(qp) = self.qps.get(slot) else { continue };
-            let env = &mut self.env;
-            if qp.is_datagram() {
-                env.let_go(slot);
-                env.mark_ready(qp);
-                continue;
-            }
-            let waited = !Env::reachable(qp);
-            env.resolve(qp);
-            if waited {
-                env.mark_ready(qp);
-                if qp.responder.has_answer() {
-                    env.mark_answering(qp);
-                }
-            }
         }
     }
 
@@ -313,7 +274,7 @@ impl Shard {
             self.hear(&mut rung);
             self.prefetch_rung(&rung);
         }
-        self.coming.step_if_any(&self.qps, &self.env);
+        self.lookahead.step_if_any(&self.qps, &self.env);
         let rx = self.receive();
         self.mark_rung(&rung);
         rx
@@ -330,14 +291,14 @@ impl Shard {
     fn mark_rung(&mut self, rung: &[u32]) {
         for &slot in rung {
             let Some(qp) = self.qps.get(slot) else { continue };
-            self.env.mark_ready(qp);
+            self.env.agenda.mark_ready(qp);
             let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;
             qp.posted_at = self.env.now;
             qp.rings = if soon { qp.rings.saturating_add(1) } else { 0 };
-            if qp.rings >= WATCH_AFTER && !qp.watched && !self.env.watched.is_full() {
+            if qp.rings >= WATCH_AFTER && !qp.watched && !self.env.agenda.watched.is_full() {
                 qp.watched = true;
                 qp.sq_seen = qp.sq.published();
-                self.env.watched.push(slot);
+                self.env.agenda.watched.push(slot);
                 self.env.publish_word(qp);
             }
         }
@@ -347,16 +308,16 @@ impl Shard {
     #[inline]
     fn run_watched(&mut self) {
         let mut i = 0;
-        while let Some(&slot) = self.env.watched.get(i) {
+        while let Some(&slot) = self.env.agenda.watched.get(i) {
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) else {
-                self.env.watched.swap_remove(i);
+                self.env.agenda.watched.swap_remove(i);
                 continue;
             };
             let published = qp.sq.published();
             if published != qp.sq_seen {
                 qp.sq_seen = published;
                 qp.posted_at = self.env.now;
-                self.env.mark_ready(qp);
+                self.env.agenda.mark_ready(qp);
             } else if self.env.now.nanos_since(qp.posted_at) > WATCH_IDLE.as_nanos() as u64 {
                 self.env.unwatch(qp);
                 continue; // the next look takes it off the list
@@ -368,33 +329,27 @@ impl Shard {
     /// Whether something was posted to a watched queue pair since the last look.
     pub(super) fn watched_posts(&self) -> bool {
         let posted = |slot: &u32| self.qps.peek(*slot).is_some_and(|qp| qp.sq.0.published() != qp.sq_seen);
-        self.env.watched.iter().any(posted)
+        self.env.agenda.watched.iter().any(posted)
     }
 
     /// Gives the ring slots of this turn's completions back to the posters, then makes the completions visible: who
     /// polled a completion finds room for another request.
     #[inline(never)]
     fn publish(&mut self) {
-        while let Some(slot) = self.env.finished.pop() {
+        while let Some(slot) = self.env.completions.finished.pop() {
             if let Some(qp) = self.qps.get(slot) {
                 if core::mem::take(&mut qp.sends_finished) {
                     qp.sq.0.release_to(qp.sq_done);
                 }
-                if core::mem::take(&mut qp.receives_finished) && qp.held.is_none() {
+                if core::mem::take(&mut qp.receives_finished) && qp.deferred.is_none() {
                     qp.rq.release(qp.responder.holds_receive());
                 }
             }
         }
-        while let Some(lane) = self.env.dirty.pop() {
-            if let Some(Some(lane)) = self.env.lanes.get_mut(lane.0 as usize)
-                && lane.writer.publish()
-            {
-                lane.notify();
-            }
-        }
+        self.env.completions.publish();
         let overruns = self.env.shared.overruns();
-        if overruns != self.env.overruns_seen {
-            self.env.overruns_seen = overruns;
+        if overruns != self.env.completions.overruns_seen {
+            self.env.completions.overruns_seen = overruns;
             self.end_overrun();
         }
     }
@@ -403,17 +358,16 @@ impl Shard {
     /// ERR. Once a queue, so it may take a look at every queue pair. What was pushed before is published.
     #[cold]
     fn end_overrun(&mut self) {
-        for id in 0..self.env.lanes.len() {
-            let Some(lane) = &mut self.env.lanes[id] else { continue };
-            if !lane.cq.overran() {
-                continue;
-            }
+        let mut overran = Vec::new();
+        for (id, lane) in self.env.completions.iter_mut().filter(|(_, lane)| lane.cq.overran()) {
             lane.writer.poison();
             if lane.lost {
                 lane.cq.set_failed();
             }
-            let id = super::LaneId(id as u32);
-            for qp in self.qps.iter_mut().filter(|qp| qp.send_lane == id || qp.recv_lane == id) {
+            overran.push(id);
+        }
+        for qp in self.qps.iter_mut() {
+            if overran.contains(&qp.send_lane) || overran.contains(&qp.recv_lane) {
                 self.env.end_by_overrun(qp);
             }
         }
@@ -421,35 +375,6 @@ impl Shard {
 }
 
 impl Env {
-    /// Answers of the IP host changed: ways are looked up again, and the queue pairs that it concerns are to be visited.
-    #[cold]
-    fn note_changes(&mut self) {
-        self.paths.clear();
-        let (seen, hops) = (&mut self.net_seen, &mut self.hops);
-        self.shared.with_net(|net| {
-            net.changes(*seen, |hop| hops.changed(hop));
-            *seen = net.generation();
-        });
-    }
-
-    /// From here to [`Env::end_turn`] keys are looked up and used.
-    #[inline]
-    fn begin_turn(&self) {
-        let turn = &self.shared.turning[self.id];
-        turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        if self.shared.turning.len() > 1 {
-            light(); // before the first lookup: pairs with the fence in `settle`
-        }
-    }
-
-    /// Nothing that was looked up in this turn is used any more.
-    #[inline]
-    fn end_turn(&mut self) {
-        self.known_key.forget();
-        let turn = &self.shared.turning[self.id];
-        turn.store(turn.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
-    }
-
     /// From here on posters ring again. Whoever posted without ringing, because it saw the promise, is noticed.
     #[cold]
     pub(super) fn unwatch(&mut self, qp: &mut Qp) {
@@ -458,7 +383,7 @@ impl Env {
         self.publish_word(qp);
         heavy();
         if qp.sq.published() != qp.sq_seen {
-            self.mark_ready(qp);
+            self.agenda.mark_ready(qp);
         }
     }
 }

@@ -16,10 +16,10 @@ use crate::sync::spsc::Consumer;
 use crate::time::Instant;
 use crate::wire::{Flow, Template, Transport, udp_source_port};
 
-#[cfg(not(loom))]
-use super::ahead::Part;
 use super::counters::QpCounters;
-use super::held::HeldReceives;
+use super::deferred::DeferredReceives;
+#[cfg(not(loom))]
+use super::lookahead::Part;
 #[cfg(not(loom))]
 use super::qp_table::QpTable;
 use super::rq::{RecvSource, Rq};
@@ -80,7 +80,7 @@ pub(super) enum Route {
     Pending,
 }
 
-/// A queue pair. Laid out by who needs what: see [`Part`](super::ahead::Part).
+/// A queue pair. Laid out by who needs what: see [`Part`](super::lookahead::Part).
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Qp {
@@ -94,7 +94,7 @@ pub(super) struct Qp {
     /// In the list of queue pairs with requests to send.
     pub in_ready: bool,
     /// In the list of queue pairs with answers to send.
-    pub in_answers: bool,
+    pub in_answering: bool,
     /// In the list of queue pairs whose ring slots are freed at the end of the turn: of the send queue, of the receive
     /// queue. One of both is not looked at for the other's sake.
     pub sends_finished: bool,
@@ -142,7 +142,7 @@ pub(super) struct Qp {
     pub responder: Responder,
     pub rq: Rq,
     /// Receive completions that wait for their acknowledgement; mostly none.
-    pub held: Option<Box<HeldReceives>>,
+    pub deferred: Option<Box<DeferredReceives>>,
     /// The protection domain of the receive buffers: that of a shared receive queue may be another one.
     pub recv_pd: PdId,
     pub recv_lane: LaneId,
@@ -212,7 +212,7 @@ impl Qp {
             state: QpState::Reset,
             route: Route::Pending,
             in_ready: false,
-            in_answers: false,
+            in_answering: false,
             sends_finished: false,
             receives_finished: false,
             in_answered: false,
@@ -244,7 +244,7 @@ impl Qp {
             peer_shard: 0,
             leaving: first,
             counters: Arc::new(QpCounters::default()),
-            held: None,
+            deferred: None,
             long_answers: false,
             overran: false,
             fault: None,
@@ -258,6 +258,12 @@ impl Qp {
     #[inline]
     pub fn is_datagram(&self) -> bool {
         matches!(self.ty, QpType::Ud | QpType::Gsi)
+    }
+
+    /// Whether its frames can leave.
+    #[inline]
+    pub fn is_reachable(&self) -> bool {
+        self.route != Route::Pending
     }
 
     /// Whether nobody acknowledges its packets.
@@ -348,6 +354,6 @@ pub(super) struct LineStart;
 pub(super) struct Cause {
     /// Status of the oldest send request, if it is the reason.
     pub send: Option<WcStatus>,
-    /// Status of the receive request held, if it is the reason.
+    /// Status of the receive request in use, if it is the reason.
     pub recv: Option<WcStatus>,
 }

@@ -30,10 +30,10 @@ impl Env {
     fn respond_many(&mut self, qp: &mut Qp, n: usize) -> usize {
         let Some(stencil) = qp.template.stencil(Opcode::RC_READ_RESPONSE_ONLY, false) else { return 0 };
         let (credits, class, qpn) = (qp.credits(), qp.class, qp.qpn);
-        let frames = &mut self.answers.frames;
+        let frames = &mut self.outbox.answers.frames;
         let base = frames.len();
-        self.queue.alloc_burst(frames, n);
-        let (keys, mut ip_id) = (&self.shared.mrs, self.ip_id);
+        self.outbox.queue.alloc_burst(frames, n);
+        let (keys, mut ip_id) = (&self.shared.mrs, self.outbox.ip_id);
         let (mut bytes, mut known) = (0, KnownKey::new(Access::REMOTE_READ));
         let (made, refused) =
             qp.responder.respond(credits, LONG_PACKET as u32, &mut frames[base..], |answer, frame| {
@@ -67,14 +67,14 @@ impl Env {
                 bytes += total as u64;
                 true
             });
-        self.ip_id = ip_id;
-        while self.answers.frames.len() > base + made
-            && let Some(frame) = self.answers.frames.pop()
+        self.outbox.ip_id = ip_id;
+        while self.outbox.answers.frames.len() > base + made
+            && let Some(frame) = self.outbox.answers.frames.pop()
         {
-            self.keep_frame(frame);
+            self.outbox.keep_frame(frame);
         }
         qp.counters.sent(made as u64, bytes);
-        self.counters().add(Counter::ResponsesSent, made as u64);
+        self.counters.add(Counter::ResponsesSent, made as u64);
         if let Some(psn) = refused
             && !qp.responder.refuse_read(psn)
         {

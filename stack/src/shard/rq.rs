@@ -88,13 +88,13 @@ pub(super) struct SharedRq {
     /// `None`: an XRC target that no message has named a queue to yet.
     end: Option<SrqEnd>,
     /// The entry taken last, copied: its slot has been free since.
-    held: [Granule; HELD],
+    current: [Granule; CURRENT],
     shared: Arc<Shared>,
     /// The XRC domain, for an XRC target.
     xrcd: Option<u32>,
 }
 
-const HELD: usize = recv_stride(SGE_MAX);
+const CURRENT: usize = recv_stride(SGE_MAX);
 /// 64-bit words of a shared receive queue's entry with `max_sge` elements.
 pub const fn srq_words(max_sge: usize) -> usize {
     recv_stride(max_sge) * GRANULE / size_of::<u64>()
@@ -108,8 +108,8 @@ impl Rq {
             RecvSource::Named { xrcd, .. } => (None, Some(xrcd)),
             RecvSource::Nowhere => (None, None),
         };
-        let held = [Granule::default(); HELD];
-        Self::Shared(Box::new(SharedRq { end, held, shared: shared.clone(), xrcd }))
+        let current = [Granule::default(); CURRENT];
+        Self::Shared(Box::new(SharedRq { end, current, shared: shared.clone(), xrcd }))
     }
 
     /// Requests that can be taken; `None`, no limit that the peer should know of, where others take too
@@ -131,10 +131,10 @@ impl Rq {
     }
     /// The request taken last.
     #[inline(always)]
-    pub fn held(&self) -> &[Granule] {
+    pub fn current(&self) -> &[Granule] {
         match self {
             Self::Own(own) => own.ring.slot(own.taken.wrapping_sub(1)),
-            Self::Shared(shared) => &shared.held,
+            Self::Shared(shared) => &shared.current,
         }
     }
     /// Whether it is, or may be, a shared receive queue.
@@ -260,11 +260,11 @@ impl SharedRq {
     #[inline(never)]
     fn take(&mut self) -> Option<u64> {
         let end = self.end.as_mut()?;
-        let words = <[u64]>::mut_from_bytes(self.held.as_mut_bytes()).expect("granules are whole words");
+        let words = <[u64]>::mut_from_bytes(self.current.as_mut_bytes()).expect("granules are whole words");
         if end.taker.take(words)?.limit_reached {
             self.shared.events.raise(AsyncEvent::SrqLimitReached, EventElement::Srq(end.number));
         }
-        Some(sge::total(RecvWqe::sges(&self.held)))
+        Some(sge::total(RecvWqe::sges(&self.current)))
     }
 }
 
@@ -316,10 +316,10 @@ mod tests {
             }
             None
         }
-        /// All that were taken, but for the last `held`, are complete.
-        fn release(&mut self, held: usize) {
-            self.ring.drain(..self.taken - held);
-            self.taken = held;
+        /// All that were taken, but for the last `keep`, are complete.
+        fn release(&mut self, keep: usize) {
+            self.ring.drain(..self.taken - keep);
+            self.taken = keep;
         }
     }
 
@@ -358,7 +358,7 @@ mod tests {
                     let want = model.take(epoch, true);
                     assert_eq!(rq.take().is_some(), want.is_some(), "{}", told());
                     if let Some(want) = want {
-                        assert_eq!(RecvWqe::of(rq.held()).wr_id, want, "{}", told());
+                        assert_eq!(RecvWqe::of(rq.current()).wr_id, want, "{}", told());
                     }
                 }
                 3 | 4 => {

@@ -10,7 +10,7 @@ use super::Qps;
 use super::copy;
 use super::counters::Counter;
 use super::env::Env;
-use super::qp::{Cause, Qp, Route};
+use super::qp::{Cause, Qp};
 use crate::config::{LONG_PACKET, PLACE_AHEAD};
 use crate::id::{Psn, QpState, QpType, Qpn};
 use crate::port::Frame;
@@ -140,7 +140,7 @@ impl Env {
         }
         if frame.len() >= LONG_PACKET {
             // While the ICRC is computed there is time to get the memory where the next packets are likely to go.
-            prefetch::bytes(self.placed_to.wrapping_add(PLACE_AHEAD) as *const u8, frame.len());
+            prefetch::bytes(self.keys.placed_to.wrapping_add(PLACE_AHEAD) as *const u8, frame.len());
         }
         prove(frame, &layout)?;
         let pkt = layout.packet(frame.data());
@@ -200,28 +200,6 @@ impl Env {
         Err(Discard::UnknownQpn)
     }
 
-    /// Frames that are no RoCE packets are the IP host's.
-    fn receive_other(&mut self, frame: &Frame) {
-        self.count(Counter::NetFrames);
-        let reply = self.take_frame();
-        let shared = self.shared.clone();
-        shared.with_net(|net| {
-            let mut none = [];
-            let (mut reply, now) = (reply, self.now);
-            let buffer = reply.as_mut().map_or(&mut none[..], |r| r.buffer_mut());
-            let len = net.handle_frame(now, frame.data(), buffer);
-            match (reply, len) {
-                (Some(mut r), Some(len)) if !self.requests.frames.is_full() => {
-                    r.set_len(len);
-                    self.requests.frames.push(r);
-                }
-                (Some(r), _) => self.keep_frame(r),
-                (None, _) => self.discard(Discard::NoBuffer),
-            }
-            self.net_transmit(net);
-        });
-    }
-
     #[inline(always)]
     fn handle_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
         if !qp.responder.expects(pkt.psn) {
@@ -232,7 +210,7 @@ impl Env {
             self.refuse(qp, pkt.psn, fault);
         }
         if qp.responder.has_answer() {
-            self.mark_answering(qp);
+            self.agenda.mark_answering(qp);
         }
         Ok(())
     }
@@ -250,7 +228,7 @@ impl Env {
             Err(Err(reason)) => return Err(reason),
         }
         if qp.responder.has_answer() {
-            self.mark_answering(qp);
+            self.agenda.mark_answering(qp);
         }
         Ok(())
     }
@@ -276,7 +254,7 @@ impl Env {
                 Some(_) => {}
                 None => {
                     self.refuse(qp, pkt.psn, Fault::BadXrcSrq);
-                    self.mark_answering(qp);
+                    self.agenda.mark_answering(qp);
                     return Ok(());
                 }
             }
@@ -293,19 +271,18 @@ impl Env {
         }
         // The receive request that the message fills or ends.
         let fills = pkt.row.kind == Kind::Send || pkt.row.takes_recv;
-        let held: &[Granule] = if fills { qp.rq.held() } else { &[] };
-        let wr_id = if fills { RecvWqe::of(held).wr_id } else { 0 };
+        let receive: &[Granule] = if fills { qp.rq.current() } else { &[] };
+        let wr_id = if fills { RecvWqe::of(receive).wr_id } else { 0 };
         match verdict {
             Verdict::Accept => {}
             Verdict::Receive { offset } => {
-                let (list, ends) = (RecvWqe::sges(held), pkt.row.position.ends());
-                self.placed_to = self
-                    .scatter(qp.recv_pd, list, offset, pkt.payload, ends)
+                let (list, ends) = (RecvWqe::sges(receive), pkt.row.position.ends());
+                self.scatter(qp.recv_pd, list, offset, pkt.payload, ends)
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
             Verdict::Write { place, last } => {
                 copy::write(place, pkt.payload, last);
-                self.placed_to = place.addr().wrapping_add(pkt.payload.len() as u64);
+                self.keys.placed_to = place.addr().wrapping_add(pkt.payload.len() as u64);
             }
             Verdict::Atomic { place, swap } => {
                 let eth = pkt.atomic();
@@ -321,7 +298,7 @@ impl Env {
         if pkt.row.has_inv {
             // The key is dead before the completion that tells of it.
             self.shared.mrs.invalidate(pkt.inv(), qp.pd, Some(qp.qpn)).map_err(|_| Fault::BadInvalidate)?;
-            self.keys_revoked();
+            self.keys.note_revoked();
         }
         self.count(Counter::RequestsReceived);
         if let Some(received) = qp.responder.accept(pkt) {
@@ -370,10 +347,7 @@ impl Env {
             _ => None,
         };
         match placed {
-            Some(Ok(end)) => {
-                self.placed_to = end;
-                qp.requester.placed(self.now, pkt.psn);
-            }
+            Some(Ok(())) => qp.requester.placed(self.now, pkt.psn),
             Some(Err(_)) => {
                 self.complete_sends(qp);
                 self.fail_send(qp, WcStatus::LocProtErr);
@@ -383,24 +357,15 @@ impl Env {
         }
         match response {
             Response::Failed(_) | Response::Retry(_) | Response::Wait => self.after_requester(qp, response),
-            _ => self.mark_answered(qp),
+            _ => self.agenda.mark_answered(qp),
         }
         Ok(())
-    }
-
-    /// The requester's state moved: what follows from it is done once for all responses of a burst.
-    #[inline(always)]
-    fn mark_answered(&mut self, qp: &mut Qp) {
-        if !qp.in_answered {
-            qp.in_answered = true;
-            self.answered.push(qp.slot);
-        }
     }
 
     /// After responses were received.
     #[inline(never)]
     pub(super) fn run_answered(&mut self, qps: &mut Qps) {
-        while let Some(slot) = self.answered.pop() {
+        while let Some(slot) = self.agenda.answered.pop() {
             if let Some(qp) = qps.get(slot) {
                 qp.in_answered = false;
                 self.after_requester(qp, Response::Done);
@@ -419,16 +384,16 @@ impl Env {
                 }
                 self.count_retry(qp, cause);
             }
-            Response::Wait => self.late.waits.push(qp.slot),
+            Response::Wait => self.agenda.corrections.waits.push(qp.slot),
             _ => {}
         }
         if let Some(status) = qp.requester.local_failure() {
             return self.fail_send(qp, status);
         }
         if !qp.requester.sent_all(&qp.sq) {
-            self.mark_ready(qp);
+            self.agenda.mark_ready(qp);
         }
-        self.arm(qp);
+        self.agenda.arm(qp);
     }
 
     #[cold]
@@ -474,12 +439,6 @@ impl Env {
         {
             self.count_of(qp, counter);
         }
-    }
-
-    /// Whether a queue pair's frames can leave.
-    #[inline]
-    pub(super) fn reachable(qp: &Qp) -> bool {
-        qp.route != Route::Pending
     }
 }
 

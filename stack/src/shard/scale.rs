@@ -390,7 +390,7 @@ fn a_burst_received_ahead_is_work_to_do() {
     let (a, b) = pair(1);
     let shared = shared(1, 1);
     let mut shard = Shard::new(0, shared, a.take_queue(0).unwrap(), Instant::ZERO);
-    shard.ask_ahead_from(0);
+    shard.prefetch_from(0);
     let mut peer = b.take_queue(0).unwrap();
     for _ in 0..FRAMES {
         let mut frame = peer.alloc().unwrap();
@@ -426,11 +426,11 @@ fn as_many_bursts_ahead_as_messages_need() {
             frame.fill(&bytes);
             assert_eq!(peer.tx_burst(&mut TxBurst::from_iter([frame])), 1);
         }
-        shard.coming.receive(&mut *shard.env.queue, &shard.qps, most);
+        shard.lookahead.receive(&mut *shard.env.outbox.queue, &shard.qps, most);
         let (mut sizes, mut into) = (Vec::new(), Box::<RxBurst>::default());
         let mut seen = 0..=u8::MAX;
-        while !shard.coming.is_empty() {
-            shard.coming.take(&mut into, &shard.qps, &shard.env);
+        while !shard.lookahead.is_empty() {
+            shard.lookahead.take(&mut into, &shard.qps, &shard.env);
             sizes.push(into.len());
             into.drain(..).for_each(|frame| assert_eq!(seen.next(), Some(frame.data()[59])));
         }

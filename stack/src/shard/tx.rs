@@ -2,7 +2,6 @@
 //! [`build`](super::build)'s.
 
 use super::Shard;
-use super::ahead::GROUP;
 use super::build::{
     Built, End, Requests, Responses, answer_header, build_requests, fill_response, readable, response_ext,
     stamp,
@@ -10,6 +9,7 @@ use super::build::{
 use super::copy::Memory;
 use super::counters::Counter;
 use super::env::Env;
+use super::lookahead::GROUP;
 use super::qp::{Qp, Route};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET, READY_BUDGET};
 use crate::id::Psn;
@@ -33,20 +33,20 @@ pub(super) enum Stop {
 impl Shard {
     /// Builds the answers that are due: each queue pair one acknowledgement, or a share of READ responses.
     pub(super) fn send_answers(&mut self) {
-        for _ in 0..self.env.answering.len() {
-            let waiting = self.env.answering.len();
-            let room = self.env.answers.frames.remaining_capacity();
+        for _ in 0..self.env.agenda.answering.len() {
+            let waiting = self.env.agenda.answering.len();
+            let room = self.env.outbox.answers.frames.remaining_capacity();
             if room == 0 {
                 break;
             }
-            let Some(slot) = self.env.answering.pop_front() else { break };
-            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_answers) else { continue };
-            qp.in_answers = false;
+            let Some(slot) = self.env.agenda.answering.pop_front() else { break };
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_answering) else { continue };
+            qp.in_answering = false;
             let budget = QP_TX_BUDGET.min(room.saturating_sub(waiting - 1).max(1));
             if self.env.answer(qp, budget) == Stop::More {
-                self.env.mark_answering(qp);
+                self.env.agenda.mark_answering(qp);
             }
-            if qp.held.is_some() {
+            if qp.deferred.is_some() {
                 self.env.release_receives(qp);
             }
         }
@@ -54,39 +54,39 @@ impl Shard {
 
     /// Builds request packets of queue pairs that have some, in turn.
     pub(super) fn send_requests(&mut self) {
-        for n in 0..self.env.ready.len().min(READY_BUDGET) {
-            if self.env.requests.frames.is_full() {
+        for n in 0..self.env.agenda.ready.len().min(READY_BUDGET) {
+            if self.env.outbox.requests.frames.is_full() {
                 break;
             }
-            if self.env.many && n.is_multiple_of(GROUP) {
+            if self.lookahead.is_on() && n.is_multiple_of(GROUP) {
                 self.prefetch_ready(n == 0);
             }
-            let Some(slot) = self.env.ready.pop_front() else { break };
+            let Some(slot) = self.env.agenda.ready.pop_front() else { break };
             let Some(qp) = self.qps.get(slot).filter(|qp| qp.in_ready) else { continue };
             qp.in_ready = false;
-            self.env.late.sent.push(slot);
+            self.env.agenda.corrections.sent.push(slot);
             if self.env.request(qp) == Stop::More {
-                self.env.mark_ready(qp);
+                self.env.agenda.mark_ready(qp);
             }
-            self.env.arm(qp);
+            self.env.agenda.arm(qp);
         }
     }
 }
 
 impl Env {
     fn answer(&mut self, qp: &mut Qp, budget: usize) -> Stop {
-        let mut stamped = self.answers.frames.len();
+        let mut stamped = self.outbox.answers.frames.len();
         let stop = self.build_answers(qp, budget, &mut stamped);
-        stamp(&qp.template, &mut self.answers.frames[stamped..]);
+        stamp(&qp.template, &mut self.outbox.answers.frames[stamped..]);
         stop
     }
 
     /// Builds answers. Those in the backlog are stamped up to `stamped`.
     #[inline]
     fn build_answers(&mut self, qp: &mut Qp, budget: usize, stamped: &mut usize) -> Stop {
-        if !Self::reachable(qp) {
+        if !qp.is_reachable() {
             self.resolve(qp);
-            if !Self::reachable(qp) {
+            if !qp.is_reachable() {
                 return Stop::Done; // the peer will ask again; resolving wakes nobody for an answer
             }
         }
@@ -95,25 +95,25 @@ impl Env {
             if !qp.responder.has_answer() {
                 return Stop::Done;
             }
-            let Some(mut frame) = self.take_frame() else {
+            let Some(mut frame) = self.outbox.take_frame() else {
                 self.discard_of(qp, Discard::NoBuffer);
                 return Stop::More;
             };
             let mut answer = None;
             if qp.long_answers
                 && qp.route == Route::Known
-                && self.backlog() == 0
+                && self.outbox.backlog() == 0
                 && let Some((built, other)) = self.respond_in_place(qp, budget)
             {
                 budget -= built;
                 if other.is_none() {
-                    self.keep_frame(frame);
+                    self.outbox.keep_frame(frame);
                     return if qp.responder.has_answer() { Stop::More } else { Stop::Done };
                 }
                 answer = other;
             }
             let Some(answer) = answer.or_else(|| qp.responder.poll_transmit(qp.credits())) else {
-                self.keep_frame(frame);
+                self.outbox.keep_frame(frame);
                 return Stop::Done;
             };
             budget = budget.saturating_sub(1);
@@ -138,7 +138,7 @@ impl Env {
                 }
                 Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
                     let Ok(place) = readable(&self.shared.mrs, qp.qpn, pd, rkey, va, len) else {
-                        self.keep_frame(frame);
+                        self.outbox.keep_frame(frame);
                         if !qp.responder.refuse_read(psn) {
                             self.discard_of(qp, Discard::Duplicate);
                         }
@@ -146,7 +146,7 @@ impl Env {
                     };
                     self.count(Counter::ResponsesSent);
                     let ext = response_ext(opcode, aeth);
-                    let header = answer_header(qp, opcode, psn, ext, len, self.next_ip_id());
+                    let header = answer_header(qp, opcode, psn, ext, len, self.outbox.next_ip_id());
                     let (len, finished) = fill_response(&qp.template, &header, place, frame.buffer_mut());
                     frame.set_len(len);
                     qp.long_answers = len >= LONG_PACKET;
@@ -161,24 +161,17 @@ impl Env {
     /// answer that came up and is none, or is one whose key is not good any more; `None` where the port has no such memory.
     #[inline(never)]
     fn respond_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<(usize, Option<Answered>)> {
-        let mut builder = Responses::new(&self.shared.mrs, &mut self.ip_id, &mut *qp);
-        let sent = self.queue.build_burst(most, &mut builder)?;
+        let mut builder = Responses::new(&self.shared.mrs, &mut self.outbox.ip_id, &mut *qp);
+        let sent = self.outbox.queue.build_burst(most, &mut builder)?;
         let Responses { built, other, .. } = builder;
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
         if built.frames > 0 {
             qp.long_answers = built.long;
             qp.counters.sent(built.frames as u64, built.bytes);
-            self.counters().add(Counter::ResponsesSent, built.frames as u64);
-            self.count_in_place(&built);
+            self.counters.add(Counter::ResponsesSent, built.frames as u64);
+            self.outbox.count_in_place(built.frames, built.bytes, &self.counters);
         }
         Some((built.frames, other))
-    }
-
-    /// Counts frames that were built in the port's own memory, as those that a flush hands over.
-    fn count_in_place(&mut self, built: &Built) {
-        self.counters().add(Counter::TxFrames, built.frames as u64);
-        self.counters().add(Counter::TxBytes, built.bytes);
-        self.in_place += built.frames;
     }
 
     /// Builds request packets of a queue pair.
@@ -195,24 +188,24 @@ impl Env {
         let posted = qp.requester.head() != qp.sq.0.published();
         let may_go = qp.gates.has(if qp.requester.drained() { Gates::START_WQE } else { Gates::TX_RETRY });
         let due = posted && may_go;
-        if !Self::reachable(qp) {
+        if !qp.is_reachable() {
             if self.resolve(qp) && due {
                 qp.retried = Some(RetryCause::Unreachable);
                 self.count_of(qp, Counter::Unreachable);
                 self.fail_send(qp, WcStatus::RetryExcErr);
                 return Stop::Done;
             }
-            if !Self::reachable(qp) {
+            if !qp.is_reachable() {
                 // Nothing can leave, so nothing is timed: woken when the neighbour answers, or is found not to.
                 qp.requester.rest();
                 return Stop::Done;
             }
         }
-        let mut budget = QP_TX_BUDGET.min(self.requests.frames.remaining_capacity());
+        let mut budget = QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity());
         while budget > 0 {
             if qp.long
                 && qp.route == Route::Known
-                && self.backlog() == 0
+                && self.outbox.backlog() == 0
                 && let Some((built, end)) = self.build_in_place(qp, budget)
             {
                 let full = built.frames < budget && end.is_ok();
@@ -227,16 +220,16 @@ impl Env {
             }
             // Packets are built where they wait for the port.
             let waiting = (qp.requester.waiting(&qp.sq) as usize).clamp(1, budget);
-            let (base, got) = self.append_empty(waiting);
+            let (base, got) = self.outbox.append_empty(waiting);
             if got == 0 {
                 self.discard_of(qp, Discard::NoBuffer);
                 return self.wait_to_send(qp, due);
             }
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
-            let empty = &mut self.requests.frames[base..];
-            let (built, end) = build_requests(qp, memory, self.now, &mut self.ip_id, empty);
+            let empty = &mut self.outbox.requests.frames[base..];
+            let (built, end) = build_requests(qp, memory, self.now, &mut self.outbox.ip_id, empty);
             self.count_built(qp, &built);
-            self.take_empty(base + built.frames);
+            self.outbox.take_empty(base + built.frames);
             if qp.route == Route::Inside {
                 self.send_inside(qp, base);
             }
@@ -293,47 +286,22 @@ impl Env {
     #[inline(never)]
     fn build_in_place(&mut self, qp: &mut Qp, most: usize) -> Option<(Built, Result<(), End>)> {
         let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
-        let mut builder = Requests::new(memory, self.now, &mut self.ip_id, &mut *qp);
-        let sent = self.queue.build_burst(most, &mut builder)?;
+        let mut builder = Requests::new(memory, self.now, &mut self.outbox.ip_id, &mut *qp);
+        let sent = self.outbox.queue.build_burst(most, &mut builder)?;
         let Requests { built, end, .. } = builder;
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
         if built.frames > 0 {
             self.count_built(qp, &built);
-            self.count_in_place(&built);
+            self.outbox.count_in_place(built.frames, built.bytes, &self.counters);
         }
         Some((built, end))
-    }
-
-    /// Puts up to `n` empty frames behind those that wait for the port: where they begin, and how many there are.
-    #[inline]
-    fn append_empty(&mut self, n: usize) -> (usize, usize) {
-        let frames = &mut self.requests.frames;
-        let base = frames.len();
-        if let Some(spare) = self.spare.take() {
-            frames.push(spare);
-        }
-        let missing = n - (frames.len() - base);
-        if missing > 0 {
-            self.queue.alloc_burst(frames, missing);
-        }
-        (base, frames.len() - base)
-    }
-
-    /// Takes the empty frames from `end` on away again.
-    #[inline]
-    fn take_empty(&mut self, end: usize) {
-        while self.requests.frames.len() > end
-            && let Some(frame) = self.requests.frames.pop()
-        {
-            self.keep_frame(frame);
-        }
     }
 
     #[inline]
     fn count_built(&self, qp: &mut Qp, built: &Built) {
         qp.long = built.long;
         qp.counters.sent(built.frames as u64, built.bytes);
-        self.counters().add(Counter::RequestsSent, built.frames as u64 - built.again);
+        self.counters.add(Counter::RequestsSent, built.frames as u64 - built.again);
         for _ in 0..built.again {
             self.count_of(qp, Counter::Retransmitted);
         }
@@ -342,7 +310,7 @@ impl Env {
     /// The frames from `base` on go to a queue pair of this device.
     #[cold]
     fn send_inside(&mut self, qp: &Qp, base: usize) {
-        let frames: TxBurst = self.requests.frames.drain(base..).collect();
+        let frames: TxBurst = self.outbox.requests.frames.drain(base..).collect();
         for frame in frames {
             self.send(qp.route, qp.peer_shard.into(), frame, false);
         }
@@ -364,7 +332,7 @@ impl Env {
     /// Builds an answer without payload in `frame`.
     #[inline]
     fn build(&mut self, qp: &Qp, frame: &mut Frame, opcode: Opcode, psn: Psn, ext: Ext) {
-        let header = answer_header(qp, opcode, psn, ext, 0, self.next_ip_id());
+        let header = answer_header(qp, opcode, psn, ext, 0, self.outbox.next_ip_id());
         let buffer = frame.buffer_mut();
         let at = qp.template.begin(buffer, &header);
         let len = qp.template.close(buffer, at, 0);
@@ -379,14 +347,14 @@ impl Env {
         qp.counters.sent(1, len as u64);
         let now = finished || len >= LONG_PACKET || qp.route == Route::Inside;
         if now {
-            stamp(&qp.template, &mut self.answers.frames[*stamped..]);
+            stamp(&qp.template, &mut self.outbox.answers.frames[*stamped..]);
             if !finished {
                 qp.template.stamp(frame.data_mut());
             }
         }
         self.send(qp.route, qp.peer_shard.into(), frame, true);
         if now {
-            *stamped = self.answers.frames.len();
+            *stamped = self.outbox.answers.frames.len();
         }
     }
 }

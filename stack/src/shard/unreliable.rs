@@ -5,7 +5,7 @@
 
 use super::build::fill;
 use super::counters::Counter;
-use super::env::{Env, Leaving};
+use super::env::Env;
 use super::paths::Path;
 use super::qp::{Qp, Route};
 use super::rx::prove;
@@ -27,8 +27,7 @@ impl Shard {
     /// Completes unreliable work requests whose frames have gone.
     pub(super) fn complete_gone(&mut self) {
         let env = &mut self.env;
-        while let Some(leaving) = env.leaving.front().copied().filter(|l| l.mark <= env.requests.gone) {
-            env.leaving.pop_front();
+        while let Some(leaving) = env.outbox.next_gone() {
             // An epoch ends with a RESET and with the queue pair.
             let Some(qp) = self.qps.get(leaving.slot).filter(|qp| qp.epoch == leaving.epoch) else {
                 continue;
@@ -39,7 +38,7 @@ impl Shard {
                 env.fail_send(qp, status);
             }
             if qp.requester.drained() {
-                env.mark_ready(qp); // an invalidation may have waited for this
+                env.agenda.mark_ready(qp); // an invalidation may have waited for this
             }
         }
     }
@@ -52,14 +51,13 @@ impl Env {
         let built = qp.requester.built();
         if built != qp.requester.head() && built != qp.leaving {
             qp.leaving = built;
-            let mark = self.requests.gone + self.requests.frames.len() as u64;
-            self.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, seq: built });
+            self.outbox.note_leaving(qp, built);
         }
         stop
     }
 
     fn build_unreliable(&mut self, qp: &mut Qp) -> Stop {
-        for _ in 0..QP_TX_BUDGET.min(self.requests.frames.remaining_capacity()) {
+        for _ in 0..QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity()) {
             let seq = match qp.requester.peek_unreliable(qp.gates, qp.epoch, &qp.sq) {
                 Ok(seq) => seq,
                 Err(idle) => return self.rest(qp, idle),
@@ -68,7 +66,7 @@ impl Env {
             if path == Path::Pending {
                 return Stop::Done; // woken when the neighbour table changes, at the latest when it gives up
             }
-            let Some(mut frame) = self.take_frame() else {
+            let Some(mut frame) = self.outbox.take_frame() else {
                 self.discard(Discard::NoBuffer);
                 return Stop::More;
             };
@@ -81,20 +79,20 @@ impl Env {
             let segment = match segment {
                 Ok(segment) => segment,
                 Err(Idle::Local(seq)) => {
-                    self.keep_frame(frame);
+                    self.outbox.keep_frame(frame);
                     self.carry_out(qp, seq);
                     continue;
                 }
                 Err(idle) => {
-                    self.keep_frame(frame);
+                    self.outbox.keep_frame(frame);
                     return self.rest(qp, idle);
                 }
             };
-            let ip_id = self.next_ip_id();
+            let ip_id = self.outbox.next_ip_id();
             let Ok((len, finished)) = fill(self.memory(qp.pd), ip_id, qp, &segment, frame.buffer_mut())
             else {
                 let seq = segment.seq;
-                self.keep_frame(frame);
+                self.outbox.keep_frame(frame);
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
             };
@@ -104,7 +102,7 @@ impl Env {
             }
             if matches!(path, Path::Failed | Path::NoSource) {
                 self.discard(if path == Path::Failed { Discard::Unreachable } else { Discard::NoSource });
-                self.keep_frame(frame);
+                self.outbox.keep_frame(frame);
                 continue;
             }
             self.count(Counter::RequestsSent);
@@ -269,7 +267,7 @@ impl Env {
         let mut network = [0; crate::proto::responder::GRH_LEN];
         let at = network.len() - pkt.ip_header.len();
         network[at..].copy_from_slice(pkt.ip_header);
-        let (pd, sges) = (qp.recv_pd, RecvWqe::sges(qp.rq.held()));
+        let (pd, sges) = (qp.recv_pd, RecvWqe::sges(qp.rq.current()));
         let placed = self
             .scatter(pd, sges, 0, &network, false)
             .and_then(|_| self.scatter(pd, sges, offset, pkt.payload, true));

@@ -13,7 +13,7 @@ use crate::config::{READY_BUDGET, TURN_SLACK};
 use crate::time::Instant;
 
 #[derive(Debug, Default)]
-pub(super) struct Late {
+pub(super) struct Corrections {
     /// When the last turn began.
     began: Instant,
     /// Queue pairs that began to wait out an RNR NAK in it.
@@ -22,7 +22,7 @@ pub(super) struct Late {
     pub sent: ArrayVec<u32, READY_BUDGET>,
 }
 
-impl Late {
+impl Corrections {
     /// Whether the next turn has deadlines to look at: it should come soon.
     #[inline]
     pub fn any(&self) -> bool {
@@ -35,26 +35,26 @@ impl Shard {
     #[inline]
     pub(super) fn begin_at(&mut self, now: Instant) {
         self.env.now = now;
-        let late = &mut self.env.late;
-        let began = core::mem::replace(&mut late.began, now);
-        let long = now.nanos_since(began) > TURN_SLACK.as_nanos() as u64 && !late.sent.is_empty();
-        if long || !late.waits.is_empty() {
+        let last = &mut self.env.agenda.corrections;
+        let began = core::mem::replace(&mut last.began, now);
+        let long = now.nanos_since(began) > TURN_SLACK.as_nanos() as u64 && !last.sent.is_empty();
+        if long || !last.waits.is_empty() {
             self.correct(began, now);
         }
-        self.env.late.sent.clear();
+        self.env.agenda.corrections.sent.clear();
     }
 
     /// What was done in the turn that began at `began` was done before `now`.
     #[cold]
     fn correct(&mut self, began: Instant, now: Instant) {
-        let late = &mut self.env.late;
+        let last = &mut self.env.agenda.corrections;
         // The wheel wakes them too early, and then finds the later deadline.
-        for slot in late.waits.drain(..) {
+        for slot in last.waits.drain(..) {
             if let Some(qp) = self.qps.get(slot) {
                 qp.requester.wait_from(began, now);
             }
         }
-        for &slot in &late.sent {
+        for &slot in &last.sent {
             if let Some(qp) = self.qps.get(slot) {
                 qp.requester.left_by(began, now);
             }

@@ -1,16 +1,16 @@
-//! Asking ahead: with very many queue pairs nothing of the next one is in a cache, and what a message touches of it is
-//! scattered. Whoever goes through a list of them asks for what those ahead need, one thing after the other, as each says
-//! where the next one is: the queue pair, what it points to, the data of its messages. The waits overlap.
+//! Prefetching: with very many queue pairs nothing of the next one is in a cache, and what a message touches of it is
+//! scattered. Whoever goes through a list of them prefetches what the next ones need, one thing after the other, as each
+//! says where the next one is: the queue pair, what it points to, the data of its messages. The cache misses overlap.
 //!
-//! Of a page that was not looked at for long, the first line asked for waits for the translation of its address, and with it
-//! what comes after it in the program, before long. So the first lines of all pages are asked for right after each other.
+//! A prefetch of a page that was not used for long is a TLB miss, and the program stalls behind it before long. So the first
+//! lines of all pages are prefetched right after each other, and their TLB misses overlap.
 //!
-//! It is paid for by every message, so it is as few instructions as can be.
+//! Every message pays for it, so it is as few instructions as can be.
 
 use super::env::Env;
 use super::qp::Qp;
 use super::{Qps, Shard};
-use crate::config::{QP_TX_BUDGET, RX_BURST, RX_BURSTS};
+use crate::config::{PREFETCH_FROM, QP_TX_BUDGET, RX_BURST, RX_BURSTS};
 use crate::id::Qpn;
 use crate::mem::Sge;
 use crate::port::{Frame, PortQueue, RxBurst};
@@ -20,9 +20,9 @@ use crate::sync::spsc::Consumer;
 use crate::wire::{Glance, peek};
 use arrayvec::ArrayVec;
 
-/// Queue pairs that send are looked at in groups of so many: the waits of a group overlap.
+/// Queue pairs that send are prefetched in groups of so many: the cache misses of a group overlap.
 pub(super) const GROUP: usize = 4;
-/// Messages whose waits overlap well enough: no further burst is received for more.
+/// Messages whose cache misses overlap well enough: no further burst is received for more.
 const ENOUGH: usize = 4;
 
 /// What of a queue pair is about to be needed.
@@ -55,7 +55,7 @@ impl Part {
 }
 
 impl Qp {
-    /// Asks for what sending its next requests touches beside it.
+    /// Prefetches what sending its next requests touches beside it.
     #[inline(always)]
     fn prefetch_behind_sends(&self) {
         let next = self.requester.next_to_send();
@@ -65,13 +65,13 @@ impl Qp {
         prefetch::line(&raw const *self.counters);
     }
 
-    /// Asks for the first bytes of each message that it sends next.
+    /// Prefetches the first bytes of each message that it sends next.
     #[inline(always)]
     fn prefetch_sends(&self) {
         prefetch_data(&self.sq.0, self.requester.next_to_send(), QP_TX_BUDGET as u32, SendWqe::sges);
     }
 
-    /// Asks for what requests touch beside it, other than receive requests.
+    /// Prefetches what received requests touch beside it, other than receive requests.
     #[inline(always)]
     fn prefetch_behind_requests(&self) {
         if let Some((ring, _)) = self.rq.own() {
@@ -80,7 +80,7 @@ impl Qp {
         prefetch::line(&raw const *self.counters);
     }
 
-    /// Asks for the receive requests that so many requests, of a packet each, take.
+    /// Prefetches the receive requests that so many requests, of a packet each, take.
     #[inline(always)]
     fn prefetch_taken(&self, packets: u32) {
         if let Some((ring, next)) = self.rq.own() {
@@ -88,7 +88,7 @@ impl Qp {
         }
     }
 
-    /// Asks for where the data of so many requests go.
+    /// Prefetches where the data of so many requests go.
     #[inline(always)]
     fn prefetch_receives(&self, packets: u32) {
         if let Some((ring, next)) = self.rq.own() {
@@ -97,7 +97,7 @@ impl Qp {
     }
 }
 
-/// Asks for the first bytes of the list in each of the next `n` slots of a ring, as far as they are posted and lie behind
+/// Prefetches the first bytes of the list in each of the next `n` slots of a ring, as far as they are posted and lie behind
 /// each other.
 #[inline(always)]
 fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Granule]) -> &[Sge]) {
@@ -113,7 +113,8 @@ fn prefetch_data(ring: &Consumer<Granule>, next: u32, n: u32, sges: impl Fn(&[Gr
     }
 }
 
-/// How many of the next frames look like one before them: those between two that do are not looked at.
+/// How many of the next frames are for the queue pair of one before them, and of its operation: every fourth is looked at, and
+/// those between two that are alike count as well.
 #[inline(always)]
 fn alike(glance: Glance, frames: &[Frame]) -> usize {
     const SAMPLE: usize = 4;
@@ -123,13 +124,13 @@ fn alike(glance: Glance, frames: &[Frame]) -> usize {
 }
 
 impl Qps {
-    /// Asks for this part of queue pairs that are about to be worked on.
+    /// Prefetches this part of queue pairs that are about to be worked on.
     #[inline(always)]
     pub fn prefetch_each(&self, slots: &[u32], part: Part) {
         slots.iter().for_each(|slot| self.prefetch(*slot, part));
     }
 
-    /// Asks for this part of what is in a slot, which is not looked at.
+    /// Prefetches this part of what is in a slot, which is not looked at.
     #[inline(always)]
     fn prefetch(&self, slot: u32, part: Part) {
         let qp = self.slots.place(slot);
@@ -146,25 +147,47 @@ struct Run {
     packets: u32,
 }
 
-/// Bursts that were received and are not worked on yet. What requests need is asked for in steps, each of which finds in what
-/// the one before asked for where to look. What responses need was touched when their requests were sent, and is near since:
-/// only where their queue pairs are found is asked for.
-#[derive(Default)]
-pub(super) struct Coming {
+/// Bursts that were received early, and wait to be handled. What requests need is prefetched in steps, each of which finds
+/// in what the one before prefetched where to look. What responses need was touched when their requests were sent, and is in
+/// a cache since: only their entries in the table of queue pairs are prefetched.
+pub(super) struct Lookahead {
+    /// There are so many queue pairs that each is likely to be in no cache: `from` or more.
+    on: bool,
+    from: usize,
     bursts: [Box<RxBurst>; RX_BURSTS],
     /// Those from `next` up to and not including `end` wait, oldest first.
     next: usize,
     end: usize,
-    /// The requests among them, until there is nothing left to ask for.
+    /// The requests among them, until there is nothing left to prefetch.
     runs: ArrayVec<Run, { ENOUGH + RX_BURST }>,
     step: u8,
 }
 
-impl Coming {
+impl Default for Lookahead {
+    fn default() -> Self {
+        Self {
+            on: false,
+            from: PREFETCH_FROM,
+            bursts: Default::default(),
+            next: 0,
+            end: 0,
+            runs: ArrayVec::new(),
+            step: 0,
+        }
+    }
+}
+
+impl Lookahead {
     /// A step is due after every so many frames of the burst before.
     pub const EVERY: usize = 8;
-    /// A frame's header is asked for again so many frames before it is worked on.
+    /// A frame's header is prefetched again so many frames before it is handled.
     pub const AGAIN: usize = 2;
+
+    /// Whether there are so many queue pairs that prefetching pays.
+    #[inline(always)]
+    pub fn is_on(&self) -> bool {
+        self.on
+    }
 
     /// Whether no burst waits.
     #[inline(always)]
@@ -172,8 +195,8 @@ impl Coming {
         self.next == self.end
     }
 
-    /// Receives up to so many bursts, while none waits: as long as they are full and bring packets of few messages. Asks for
-    /// where their queue pairs are found.
+    /// Receives up to so many bursts, while none waits: as long as they are full and bring packets of few messages. Prefetches
+    /// their queue pairs' entries in the table.
     #[inline(never)]
     pub fn receive(&mut self, queue: &mut dyn PortQueue, qps: &Qps, most: usize) {
         self.runs.clear();
@@ -208,7 +231,7 @@ impl Coming {
                 break;
             }
         }
-        // Not as they were seen: between them there are too many frames for two waits to overlap.
+        // Not one by one above: between two of them there are too many frames for their cache misses to overlap.
         for run in &self.runs {
             qps.table.prefetch(Qpn::new(run.of));
         }
@@ -259,39 +282,39 @@ impl Coming {
     }
 
     #[inline(always)]
-    fn each(&self, qps: &Qps, ask: impl Fn(&Run, &Qp)) {
+    fn each(&self, qps: &Qps, prefetch: impl Fn(&Run, &Qp)) {
         for run in &self.runs {
             if let Some(qp) = qps.peek(run.of) {
-                ask(run, qp);
+                prefetch(run, qp);
             }
         }
     }
 }
 
 impl Shard {
-    /// The shard asks ahead while it has at least so many queue pairs; [`PREFETCH_FROM`](crate::config::PREFETCH_FROM) unless
-    /// told otherwise.
-    pub fn ask_ahead_from(&mut self, qps: usize) {
-        self.env.many_from = qps;
-        self.see_how_many();
+    /// The shard prefetches while it has at least so many queue pairs; [`PREFETCH_FROM`] unless told otherwise.
+    pub fn prefetch_from(&mut self, qps: usize) {
+        self.lookahead.from = qps;
+        self.count_qps();
     }
 
     /// There is one queue pair more, or less.
-    pub(super) fn see_how_many(&mut self) {
-        self.env.many = self.qps.table.len() >= self.env.many_from;
+    pub(super) fn count_qps(&mut self) {
+        self.lookahead.on = self.qps.table.len() >= self.lookahead.from;
+        self.env.agenda.cancels_timers = self.lookahead.on;
     }
 
-    /// Asks for what sending needs of queue pairs whose doorbells were rung.
+    /// Prefetches what sending needs of queue pairs whose doorbells were rung.
     #[inline]
     pub(super) fn prefetch_rung(&self, slots: &[u32]) {
         for &slot in slots {
             self.qps.prefetch(slot, Part::Send);
-            self.env.wheel.prefetch(slot);
+            self.env.agenda.wheel.prefetch(slot);
         }
     }
 
-    /// Asks for what those at the front of the ready list point to; the next group is about to send. They themselves were
-    /// asked for when their doorbells were heard, or touched since.
+    /// Prefetches what those at the front of the ready list point to; the next group is about to send. They themselves were
+    /// prefetched when their doorbells were taken, or touched since.
     #[inline]
     pub(super) fn prefetch_ready(&self, first: bool) {
         let qps = |from: usize, to: usize| (from * GROUP..to * GROUP).filter_map(|place| self.ready(place));
@@ -302,6 +325,6 @@ impl Shard {
     /// The queue pair at a place of the ready list.
     #[inline(always)]
     fn ready(&self, place: usize) -> Option<&Qp> {
-        self.qps.peek(*self.env.ready.get(place)?)
+        self.qps.peek(*self.env.agenda.ready.get(place)?)
     }
 }

@@ -1,0 +1,119 @@
+//! Receive completions that wait for their acknowledgement.
+//!
+//! A receive completion must not be seen before the acknowledgement that its sender waits for is with the port. As a
+//! rule it is: a turn sends its answers, then publishes. Only where an answer is left for a later turn, behind READ
+//! responses of the same queue pair or for want of a frame, are that queue pair's receive completions withdrawn from the
+//! lanes, in order, until a response with their number or a later one has been built. Completions of other queue
+//! pairs go on.
+
+use std::collections::VecDeque;
+
+use super::completions::Completions;
+use super::env::Env;
+use super::qp::Qp;
+use super::{LaneId, Shard};
+use crate::id::Psn;
+use crate::proto::wqe::Cqe;
+
+/// A receive completion that is deferred.
+#[derive(Clone, Copy, Debug)]
+struct Deferred {
+    lane: LaneId,
+    /// An answer with this number, or a later one, acknowledges its message.
+    until: Psn,
+    cqe: Cqe,
+}
+
+/// The receive completions of a queue pair that wait, oldest first. As many as it has receive requests at most.
+#[derive(Debug, Default)]
+pub(super) struct DeferredReceives(VecDeque<Deferred>);
+
+impl DeferredReceives {
+    /// The completion queue of a lane is being destroyed, with what was meant for it.
+    pub fn forget(&mut self, lane: LaneId) {
+        self.0.retain(|deferred| deferred.lane != lane);
+    }
+}
+
+impl Shard {
+    /// Answers were left for a later turn: the completions of this one that wait for them are withdrawn.
+    #[cold]
+    pub(super) fn defer_receives(&mut self) {
+        let completions = &mut self.env.completions;
+        for at in 0..completions.finished.len() {
+            let Some(qp) = self.qps.get(completions.finished[at]) else { continue };
+            if qp.in_answering && (qp.deferred.is_some() || qp.responder.owes_acknowledgement()) {
+                completions.withdraw(qp);
+            }
+        }
+    }
+}
+
+impl Completions {
+    /// Moves what the queue pair has staged for receive requests from the lanes to those that are deferred.
+    fn withdraw(&mut self, qp: &mut Qp) {
+        let mut list = qp.deferred.take().or_else(|| self.spare_lists.pop()).unwrap_or_default();
+        let until = qp.responder.asked();
+        for at in 0..self.staged.len() {
+            let lane = self.staged[at];
+            let Some(to) = self.get(lane) else { continue };
+            let mut solicited = false;
+            to.writer.withdraw(|cqe| {
+                let take = cqe.opcode.is_recv() && (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
+                if take {
+                    list.0.push_back(Deferred { lane, until, cqe: *cqe });
+                } else {
+                    solicited |= cqe.solicited;
+                }
+                take
+            });
+            if solicited {
+                to.writer.mark_solicited();
+            }
+        }
+        self.put_back(qp, list);
+    }
+
+    /// An empty list is kept for the next queue pair: deferring allocates only while more of them wait than ever.
+    fn put_back(&mut self, qp: &mut Qp, list: Box<DeferredReceives>) {
+        if list.0.is_empty() {
+            self.spare_lists.push(list);
+        } else {
+            qp.deferred = Some(list);
+        }
+    }
+}
+
+impl Env {
+    /// After answers of a queue pair were built: stages the completions that waited for them, in order.
+    #[cold]
+    pub fn release_receives(&mut self, qp: &mut Qp) {
+        if qp.in_answering && qp.responder.owes_acknowledgement() {
+            self.completions.withdraw(qp); // they came later
+            self.release_while(qp, |qp, deferred| qp.responder.has_acknowledged(deferred.until));
+        } else {
+            self.release_all_receives(qp);
+        }
+    }
+
+    /// Stages every completion that waited: nothing is left to wait for, or the queue pair ends.
+    #[cold]
+    pub fn release_all_receives(&mut self, qp: &mut Qp) {
+        self.completions.withdraw(qp);
+        self.release_while(qp, |_, _| true);
+    }
+
+    fn release_while(&mut self, qp: &mut Qp, due: impl Fn(&Qp, &Deferred) -> bool) {
+        let Some(mut list) = qp.deferred.take() else { return };
+        let mut taken = true;
+        while let Some(next) = list.0.front().copied().filter(|next| due(qp, next)) {
+            list.0.pop_front();
+            taken &= self.stage(qp, next.lane, next.cqe);
+        }
+        self.completions.put_back(qp, list);
+        self.completions.mark_received(qp);
+        if !taken {
+            self.end_by_overrun(qp);
+        }
+    }
+}

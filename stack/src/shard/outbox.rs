@@ -1,0 +1,271 @@
+//! What leaves: frames on their way to the port, answers before requests, and empty ones to build packets in.
+//!
+//! Owns the port's queue and never waits for it: what a port does not take stays for the next turn, and counts as lost on the
+//! link when that was down for too long.
+
+use std::collections::VecDeque;
+
+use super::counters::{Counter, Counters};
+use super::qp::Qp;
+use crate::config::{TX_BURST, TX_STALL};
+use crate::port::{Frame, PortQueue, TxBurst};
+use crate::time::Instant;
+use crate::wire::Discard;
+
+/// Frames of one kind on their way to the port, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    pub frames: TxBurst,
+    /// Since when the port has refused every frame; `None` while it takes some.
+    refused_since: Option<Instant>,
+    /// Frames that went, ever: the port took them, or they were lost on a link that was down too long.
+    gone: u64,
+}
+
+/// Unreliable work requests that are complete when frames of the request backlog have gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Leaving {
+    /// [`Backlog::gone`] when their last frame has.
+    mark: u64,
+    pub slot: u32,
+    pub epoch: u32,
+    /// Behind the last of them.
+    pub seq: u32,
+}
+
+pub(super) struct Outbox {
+    /// The port's queue; frames are received from it, too.
+    pub queue: Box<dyn PortQueue>,
+    /// Acknowledgements and responses: completions wait for these.
+    pub answers: Backlog,
+    /// Requests, and what the IP host sends.
+    pub requests: Backlog,
+    /// IPv4 identification of the packet built last.
+    pub ip_id: u16,
+    /// An empty frame that was not needed.
+    spare: Option<Frame>,
+    /// Frames of this turn that were built in the port's own memory.
+    in_place: usize,
+    /// Unreliable work requests whose frames wait for the port, oldest first.
+    leaving: VecDeque<Leaving>,
+}
+
+impl Outbox {
+    pub fn new(queue: Box<dyn PortQueue>) -> Self {
+        Self {
+            queue,
+            answers: Backlog::default(),
+            requests: Backlog::default(),
+            ip_id: 0,
+            spare: None,
+            in_place: 0,
+            leaving: VecDeque::new(),
+        }
+    }
+
+    /// The next IPv4 identification.
+    #[inline]
+    pub fn next_ip_id(&mut self) -> u16 {
+        self.ip_id = self.ip_id.wrapping_add(1);
+        self.ip_id
+    }
+
+    /// Frames that wait for the port.
+    #[inline]
+    pub fn backlog(&self) -> usize {
+        self.answers.frames.len() + self.requests.frames.len()
+    }
+
+    /// An empty frame to build a packet in.
+    #[inline]
+    pub fn take_frame(&mut self) -> Option<Frame> {
+        match self.spare.take() {
+            Some(frame) => Some(frame),
+            None => self.queue.alloc(),
+        }
+    }
+
+    /// A frame that was not needed after all.
+    #[inline]
+    pub fn keep_frame(&mut self, frame: Frame) {
+        self.spare = Some(frame); // an older one goes back to its pool
+    }
+
+    /// Has an empty frame ready for a message that comes alone, and would have to wait for it.
+    #[inline]
+    pub fn prepare_spare(&mut self) {
+        if self.spare.is_none() {
+            self.spare = self.queue.alloc();
+        }
+    }
+
+    /// Puts up to `n` empty frames behind the requests: where they begin, and how many there are.
+    #[inline]
+    pub fn append_empty(&mut self, n: usize) -> (usize, usize) {
+        let frames = &mut self.requests.frames;
+        let base = frames.len();
+        if let Some(spare) = self.spare.take() {
+            frames.push(spare);
+        }
+        let missing = n - (frames.len() - base);
+        if missing > 0 {
+            self.queue.alloc_burst(frames, missing);
+        }
+        (base, frames.len() - base)
+    }
+
+    /// Takes the empty frames from `end` on away again.
+    #[inline]
+    pub fn take_empty(&mut self, end: usize) {
+        while self.requests.frames.len() > end
+            && let Some(frame) = self.requests.frames.pop()
+        {
+            self.keep_frame(frame);
+        }
+    }
+
+    /// Counts frames that were built in the port's own memory: they are on their way.
+    #[inline]
+    pub fn count_in_place(&mut self, frames: usize, bytes: u64, counters: &Counters) {
+        counters.add(Counter::TxFrames, frames as u64);
+        counters.add(Counter::TxBytes, bytes);
+        self.in_place += frames;
+    }
+
+    /// Frames that were built in the port's own memory since the last call.
+    #[inline]
+    pub fn take_in_place(&mut self) -> usize {
+        core::mem::take(&mut self.in_place)
+    }
+
+    /// Hands waiting frames to the port, answers first. Returns how many it took.
+    #[inline]
+    pub fn flush(&mut self, now: Instant, counters: &Counters) -> usize {
+        let mut sent = 0;
+        if !self.answers.frames.is_empty() {
+            sent += self.answers.flush(&mut *self.queue, now, counters);
+        }
+        if self.answers.frames.is_empty() && !self.requests.frames.is_empty() {
+            sent += self.requests.flush(&mut *self.queue, now, counters);
+        }
+        sent
+    }
+
+    /// Unreliable work requests before `seq` are complete when the frames that wait now have gone.
+    #[inline]
+    pub fn note_leaving(&mut self, qp: &Qp, seq: u32) {
+        let mark = self.requests.gone + self.requests.frames.len() as u64;
+        self.leaving.push_back(Leaving { mark, slot: qp.slot, epoch: qp.epoch, seq });
+    }
+
+    /// Whether unreliable work requests wait for their frames to leave.
+    #[inline]
+    pub fn any_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// The oldest unreliable work requests whose frames have gone, once.
+    pub fn next_gone(&mut self) -> Option<Leaving> {
+        let gone = self.leaving.front().is_some_and(|leaving| leaving.mark <= self.requests.gone);
+        if gone { self.leaving.pop_front() } else { None }
+    }
+
+    /// Room for frames of the IP host: it never has more than half of the requests' backlog.
+    pub fn has_room_for_host(&self) -> bool {
+        self.requests.frames.len() < TX_BURST / 2
+    }
+}
+
+impl Backlog {
+    /// Hands frames to the port. Returns how many it took.
+    #[inline]
+    fn flush(&mut self, queue: &mut dyn PortQueue, now: Instant, counters: &Counters) -> usize {
+        let bytes: usize = self.frames.iter().map(Frame::len).sum();
+        let sent = queue.tx_burst(&mut self.frames);
+        let left: usize = self.frames.iter().map(Frame::len).sum();
+        self.gone += sent as u64;
+        if sent > 0 {
+            counters.add(Counter::TxFrames, sent as u64);
+            counters.add(Counter::TxBytes, (bytes - left) as u64);
+            self.refused_since = None;
+        } else {
+            // A link that is down keeps its frames for a moment; then they count as lost on it.
+            let since = *self.refused_since.get_or_insert(now);
+            if now.nanos_since(since) >= TX_STALL.as_nanos() as u64 {
+                counters.discard(Discard::TxStalled, self.frames.len() as u64);
+                self.gone += self.frames.len() as u64;
+                self.frames.clear();
+                self.refused_since = None;
+            }
+        }
+        sent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::RxBurst;
+
+    /// A port that takes so many frames in all.
+    struct Narrow(usize);
+
+    impl PortQueue for Narrow {
+        fn rx_burst(&mut self, _: &mut RxBurst) -> usize {
+            0
+        }
+        fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+            let n = self.0.min(frames.len());
+            self.0 -= n;
+            frames.drain(..n).count()
+        }
+        fn alloc(&mut self) -> Option<Frame> {
+            Some(Frame::from_vec(vec![0; 60]))
+        }
+    }
+
+    fn outbox(takes: usize) -> Outbox {
+        let mut outbox = Outbox::new(Box::new(Narrow(takes)));
+        for _ in 0..2 {
+            let (answer, request) = (outbox.take_frame(), outbox.take_frame());
+            outbox.answers.frames.extend(answer);
+            outbox.requests.frames.extend(request);
+        }
+        outbox
+    }
+
+    #[test]
+    fn requests_leave_when_all_answers_have() {
+        let (mut out, counters) = (outbox(1), Counters::default());
+        assert_eq!(out.flush(Instant::ZERO, &counters), 1);
+        assert_eq!((out.answers.frames.len(), out.requests.frames.len(), out.backlog()), (1, 2, 3));
+        let mut out = outbox(3);
+        assert_eq!(out.flush(Instant::ZERO, &counters), 3);
+        assert_eq!((out.answers.frames.len(), out.requests.frames.len()), (0, 1));
+    }
+
+    // A link that is down keeps its frames until they are late, and then they are lost on it, and counted.
+    #[test]
+    fn frames_that_no_port_takes_are_dropped_by_name() {
+        let (mut out, counters) = (outbox(0), Counters::default());
+        let after = |nanos| Instant::from_nanos(nanos);
+        let stall = TX_STALL.as_nanos() as u64;
+        for now in [5, 5 + stall - 1] {
+            assert_eq!((out.flush(after(now), &counters), out.backlog()), (0, 4));
+        }
+        assert_eq!((out.flush(after(5 + stall), &counters), out.answers.frames.len()), (0, 0));
+        assert_eq!(counters.snapshot().discarded(Discard::TxStalled), 2);
+        assert_eq!(out.requests.frames.len(), 2, "their time begins when it is their turn");
+    }
+
+    #[test]
+    fn empty_frames_come_and_go() {
+        let mut out = outbox(0);
+        out.prepare_spare();
+        assert_eq!(out.append_empty(3), (2, 3));
+        out.take_empty(3);
+        assert_eq!(out.requests.frames.len(), 3);
+        assert!(out.spare.is_some());
+        assert_eq!((out.next_ip_id(), out.next_ip_id()), (1, 2));
+    }
+}
