@@ -11,7 +11,7 @@ use super::counters::{Counter, Counters};
 use super::keys::Keys;
 use super::outbox::Outbox;
 use super::peers::Peers;
-use super::qp::{Qp, Route};
+use super::qp::Qp;
 use super::rq::XrcSrq;
 use super::{McastTable, Shared};
 use crate::id::PdId;
@@ -99,19 +99,6 @@ impl Env {
     ) -> Result<(), LocalProtection> {
         let memory = Memory { keys: &self.shared.mrs, pd };
         self.keys.scatter(memory, sges, offset, from, last)
-    }
-
-    /// Sends a finished frame on the queue pair's way.
-    #[inline]
-    pub fn send(&mut self, route: Route, dest_shard: usize, frame: Frame, answer: bool) {
-        if route == Route::Inside {
-            self.count(Counter::ToSelf);
-            self.hand_over(dest_shard, frame);
-        } else if answer {
-            self.outbox.answers.frames.push(frame);
-        } else {
-            self.outbox.requests.frames.push(frame);
-        }
     }
 
     /// Puts a frame into a shard's inbox.

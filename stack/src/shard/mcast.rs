@@ -15,7 +15,7 @@ use crate::config::{MCAST_GRP_MAX, MCAST_QP_ATTACH_MAX};
 use crate::id::{Gid, Qpn};
 use crate::port::Frame;
 use crate::proto::state::Gates;
-use crate::wire::{Discard, Ingress, Layout, Transport, locate};
+use crate::wire::{Discard, Layout, Transport};
 
 /// A queue pair attached to a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -144,10 +144,9 @@ impl Env {
 
     /// A datagram of ours is about to leave for a multicast group: attached queue pairs of this device get theirs.
     #[cold]
-    pub(super) fn loop_back(&mut self, frame: &Frame) {
-        let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { return };
+    pub(super) fn loop_back(&mut self, frame: &Frame, group: &Gid) {
         let table = self.mcast.clone();
-        let members = table.members(&layout.dst(frame.data()));
+        let members = table.members(group);
         self.copy_to_shards(frame, members, None, Counter::ToSelf);
     }
 

@@ -18,8 +18,8 @@ use crate::sync::words::Word;
 use crate::time::Instant;
 
 mod agenda;
+mod answers;
 pub mod blocks;
-mod build;
 mod complete;
 mod completions;
 mod congestion;
@@ -44,9 +44,8 @@ mod peers;
 mod poll;
 mod qp;
 mod qp_table;
-mod respond;
+mod requests;
 mod rq;
-mod run;
 mod rx;
 #[cfg(test)]
 mod scale;
@@ -55,6 +54,7 @@ mod slab;
 mod tx;
 mod unreliable;
 pub mod wheel;
+mod writer;
 
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::counters::{Counter, Counters};
 use super::qp::Qp;
+use super::writer::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
 use crate::port::{Frame, PortQueue, TxBurst};
 use crate::time::Instant;
@@ -31,6 +32,25 @@ pub(super) struct Leaving {
     pub epoch: u32,
     /// Behind the last of them.
     pub seq: u32,
+}
+
+/// Kinds of frames.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Traffic {
+    Answers,
+    Requests,
+}
+
+/// Why [`Outbox::write`] wrote no more packets.
+pub(super) enum Ended<E> {
+    /// As many as it was asked for are written.
+    Written,
+    /// The source has no other, for this reason.
+    Source(E),
+    /// The port's memory has no room now.
+    Full,
+    /// There is no empty frame.
+    NoBuffer,
 }
 
 pub(super) struct Outbox {
@@ -99,37 +119,89 @@ impl Outbox {
         }
     }
 
-    /// Puts up to `n` empty frames behind the requests: where they begin, and how many there are.
-    #[inline]
-    pub fn append_empty(&mut self, n: usize) -> (usize, usize) {
-        let frames = &mut self.requests.frames;
-        let base = frames.len();
-        if let Some(spare) = self.spare.take() {
-            frames.push(spare);
+    /// The backlog of a kind of frames.
+    #[inline(always)]
+    pub fn of(&mut self, traffic: Traffic) -> &mut Backlog {
+        match traffic {
+            Traffic::Answers => &mut self.answers,
+            Traffic::Requests => &mut self.requests,
         }
+    }
+
+    /// Writes packets of a source: with `in_place` up to `most` in the port's own memory, if it has some and no frame waits that
+    /// would have to leave before; else up to `next` in frames, behind those that wait.
+    #[inline(always)]
+    pub fn write<S: Source>(
+        &mut self,
+        traffic: Traffic,
+        in_place: bool,
+        most: usize,
+        next: usize,
+        source: &mut S,
+        counters: &Counters,
+    ) -> (Built, Ended<S::End>) {
+        if in_place
+            && self.backlog() == 0
+            && let Some(written) = self.write_in_place(most, source, counters)
+        {
+            return written;
+        }
+        self.write_to_frames(traffic, next, source)
+    }
+
+    /// Writes packets in the port's own memory, each finished while it is in the nearest cache: they are on their way then.
+    /// `None` where the port has no such memory.
+    #[inline(never)]
+    fn write_in_place<S: Source>(
+        &mut self,
+        most: usize,
+        source: &mut S,
+        counters: &Counters,
+    ) -> Option<(Built, Ended<S::End>)> {
+        let mut writer = InPlace::new(source, &mut self.ip_id);
+        let sent = self.queue.build_burst(most, &mut writer)?;
+        let InPlace { built, end, .. } = writer;
+        debug_assert_eq!(sent, built.frames, "what was built is on its way");
+        counters.add(Counter::TxFrames, built.frames as u64);
+        counters.add(Counter::TxBytes, built.bytes);
+        self.in_place += built.frames;
+        let ended = match end {
+            Some(end) => Ended::Source(end),
+            None if built.frames < most => Ended::Full,
+            None => Ended::Written,
+        };
+        Some((built, ended))
+    }
+
+    /// Writes packets to frames where they wait for the port.
+    #[inline(always)]
+    fn write_to_frames<S: Source>(
+        &mut self,
+        traffic: Traffic,
+        n: usize,
+        source: &mut S,
+    ) -> (Built, Ended<S::End>) {
+        let Self { queue, answers, requests, spare, ip_id, .. } = self;
+        let frames = match traffic {
+            Traffic::Answers => &mut answers.frames,
+            Traffic::Requests => &mut requests.frames,
+        };
+        let base = frames.len();
+        frames.extend(spare.take());
         let missing = n - (frames.len() - base);
         if missing > 0 {
-            self.queue.alloc_burst(frames, missing);
+            queue.alloc_burst(frames, missing);
         }
-        (base, frames.len() - base)
-    }
-
-    /// Takes the empty frames from `end` on away again.
-    #[inline]
-    pub fn take_empty(&mut self, end: usize) {
-        while self.requests.frames.len() > end
-            && let Some(frame) = self.requests.frames.pop()
+        if frames.len() == base {
+            return (Built::default(), Ended::NoBuffer);
+        }
+        let (built, end) = write_frames(source, ip_id, &mut frames[base..]);
+        while frames.len() > base + built.frames
+            && let Some(frame) = frames.pop()
         {
-            self.keep_frame(frame);
+            *spare = Some(frame); // an older one goes back to its pool
         }
-    }
-
-    /// Counts frames that were built in the port's own memory: they are on their way.
-    #[inline]
-    pub fn count_in_place(&mut self, frames: usize, bytes: u64, counters: &Counters) {
-        counters.add(Counter::TxFrames, frames as u64);
-        counters.add(Counter::TxBytes, bytes);
-        self.in_place += frames;
+        (built, end.map_or(Ended::Written, Ended::Source))
     }
 
     /// Frames that were built in the port's own memory since the last call.
@@ -205,7 +277,11 @@ impl Backlog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mem::Place;
     use crate::port::RxBurst;
+    use crate::shard::copy::LocalProtection;
+    use crate::shard::writer::{Draft, Payload, Run};
+    use crate::wire::{Aeth, Ext, Flow, Header, Kind, Opcode, Position, Tail, Template};
 
     /// A port that takes so many frames in all.
     struct Narrow(usize);
@@ -220,7 +296,7 @@ mod tests {
             frames.drain(..n).count()
         }
         fn alloc(&mut self) -> Option<Frame> {
-            Some(Frame::from_vec(vec![0; 60]))
+            Some(Frame::from_vec(vec![0; 256]))
         }
     }
 
@@ -258,14 +334,49 @@ mod tests {
         assert_eq!(out.requests.frames.len(), 2, "their time begins when it is their turn");
     }
 
+    // Packets are written behind the frames that wait; an empty frame that was not needed is used next.
     #[test]
-    fn empty_frames_come_and_go() {
+    fn packets_are_written_where_they_wait() {
         let mut out = outbox(0);
-        out.prepare_spare();
-        assert_eq!(out.append_empty(3), (2, 3));
-        out.take_empty(3);
-        assert_eq!(out.requests.frames.len(), 3);
+        let (built, ended) = out.write(Traffic::Answers, true, 4, 3, &mut Acks::new(2), &Counters::default());
+        assert_eq!(built.frames, 2);
+        assert!(matches!(ended, Ended::Source(())));
+        assert_eq!((out.answers.frames.len(), out.requests.frames.len(), out.ip_id), (4, 2, 2));
         assert!(out.spare.is_some());
-        assert_eq!((out.next_ip_id(), out.next_ip_id()), (1, 2));
+        let (built, ended) =
+            out.write(Traffic::Requests, false, 4, 1, &mut Acks::new(2), &Counters::default());
+        assert_eq!(built.frames, 1);
+        assert!(matches!(ended, Ended::Written) && out.spare.is_none());
+        assert_eq!(out.requests.frames[2].len() as u64, built.bytes);
+    }
+
+    /// A source of so many acknowledgements.
+    struct Acks(Template, u32);
+
+    impl Acks {
+        fn new(n: u32) -> Self {
+            Self(Template::new(&Flow::default()), n)
+        }
+    }
+
+    impl Source for Acks {
+        type End = ();
+        fn next<R>(
+            &mut self,
+            ip_id: &mut u16,
+            write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
+        ) -> Result<R, ()> {
+            self.1 = self.1.checked_sub(1).ok_or(())?;
+            *ip_id += 1;
+            let opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);
+            let header = Header { opcode, ext: Ext::Aeth(Aeth::default()), ..Header::default() };
+            write(&self.0, &Draft { header, payload: Payload::At(Place::EMPTY) }).map_err(|_| ())
+        }
+        fn run(&mut self, _: &mut u16, _: &mut [Frame]) -> Option<Run<()>> {
+            None
+        }
+        fn template(&self) -> &Template {
+            &self.0
+        }
     }
 }

@@ -3,11 +3,11 @@
 //! A send request is complete when the port took its last frame. A peer whose Ethernet address nobody tells costs the
 //! message, as any other loss would; so does an address of ours that is gone when the message is to leave.
 
-use super::build::fill;
 use super::counters::Counter;
 use super::env::Env;
 use super::paths::Path;
 use super::qp::{Qp, Route};
+use super::requests::draft;
 use super::rx::prove;
 use super::tx::Stop;
 use super::{EventElement, Shard};
@@ -89,16 +89,12 @@ impl Env {
                 }
             };
             let ip_id = self.outbox.next_ip_id();
-            let Ok((len, finished)) = fill(self.memory(qp.pd), ip_id, qp, &segment, frame.buffer_mut())
-            else {
+            let packet = draft(qp.class, &segment, self.memory(qp.pd), ip_id);
+            if packet.write_frame(&qp.template, &mut frame).is_err() {
                 let seq = segment.seq;
                 self.outbox.keep_frame(frame);
                 qp.requester.fail_local(seq, WcStatus::LocProtErr);
                 continue; // the next look says whether older requests have to leave first
-            };
-            frame.set_len(len);
-            if !finished {
-                qp.template.stamp(frame.data_mut());
             }
             if matches!(path, Path::Failed | Path::NoSource) {
                 self.discard(if path == Path::Failed { Discard::Unreachable } else { Discard::NoSource });
@@ -109,10 +105,14 @@ impl Env {
             let dqpn = qp.address.as_ref().map_or(Qpn::new(qp.attr.dest_qp_num), |a| a.remote_qpn());
             qp.counters.sent(1, frame.len() as u64);
             if dqpn == Qpn::MULTICAST {
-                self.loop_back(&frame);
+                self.loop_back(&frame, &qp.template.dst());
             }
-            let route = if path == Path::Inside { Route::Inside } else { Route::Known };
-            self.send(route, self.shared.shard_of(dqpn), frame, false);
+            if path == Path::Inside {
+                self.count(Counter::ToSelf);
+                self.hand_over(self.shared.shard_of(dqpn), frame);
+            } else {
+                self.outbox.requests.frames.push(frame);
+            }
         }
         Stop::More
     }

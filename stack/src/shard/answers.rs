@@ -1,0 +1,223 @@
+//! Answers of a queue pair: the acknowledgements and responses of its responder, as a source of the
+//! [`writer`](super::writer), and what follows when no more can be built.
+
+use super::copy::{self, LocalProtection};
+use super::counters::Counter;
+use super::env::Env;
+use super::outbox::{Ended, Traffic};
+use super::qp::{Qp, Route};
+use super::tx::Stop;
+use super::writer::{self, Built, Draft, Payload, Source};
+use crate::config::LONG_PACKET;
+use crate::id::{PdId, Psn, Qpn};
+use crate::mem::{Access, KeyFault, KnownKey, MrTable, Place};
+use crate::port::Frame;
+use crate::proto::fault::Fault;
+use crate::proto::responder::Answered;
+use crate::proto::tables::Syndrome;
+use crate::wire::{Aeth, Discard, Ext, ExtHeader, Header, Kind, Opcode, Position, Stencil, Tail, Template};
+
+const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);
+const ATOMIC_ACKNOWLEDGE: Opcode = Opcode::rc(Kind::AtomicAck, Position::Only, Tail::None);
+const READ_RESPONSE: Opcode = Opcode::rc(Kind::ReadResponse, Position::Only, Tail::None);
+
+/// Bytes of extension headers of a READ response of one packet, and of an ATOMIC acknowledgement.
+const RESPONSE: usize = Aeth::LEN;
+const ATOMIC: usize = Aeth::LEN + 8;
+
+/// What a responder answers.
+struct Answers<'a> {
+    qp: &'a mut Qp,
+    keys: &'a MrTable,
+    /// The acknowledgement among them, of which there is one at most.
+    ack: Option<Aeth>,
+    /// It is a NAK that ends the queue pair, for this.
+    fatal: Option<Fault>,
+}
+
+/// Why there is no other answer.
+enum End {
+    /// The responder has none.
+    Idle,
+    /// The key of the READ response with this sequence number is not good any more.
+    Refused(Psn),
+}
+
+impl Source for Answers<'_> {
+    type End = End;
+
+    #[inline(always)]
+    fn next<R>(
+        &mut self,
+        ip_id: &mut u16,
+        write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
+    ) -> Result<R, End> {
+        let qp = &mut *self.qp;
+        let answer = qp.responder.poll_transmit(qp.credits()).ok_or(End::Idle)?;
+        let (psn, opcode, ext, place) = match answer {
+            Answered::Ack { psn, aeth, fatal } => {
+                (self.ack, self.fatal) = (Some(aeth), fatal);
+                (psn, ACKNOWLEDGE, Ext::Aeth(aeth), Place::EMPTY)
+            }
+            Answered::Atomic { psn, aeth, original } => {
+                (psn, ATOMIC_ACKNOWLEDGE, Ext::AtomicAck(aeth, original), Place::EMPTY)
+            }
+            Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
+                let place = readable(self.keys, qp.qpn, pd, rkey, va, len).map_err(|_| End::Refused(psn))?;
+                qp.long_answers = place.len() > LONG_PACKET as u64;
+                let has_aeth = opcode.row().is_some_and(|row| row.has(ExtHeader::Aeth));
+                (psn, opcode, if has_aeth { Ext::Aeth(aeth) } else { Ext::None }, place)
+            }
+        };
+        *ip_id = ip_id.wrapping_add(1);
+        let header = Header {
+            opcode: opcode.in_class(qp.class),
+            psn,
+            ack_req: false,
+            solicited: false,
+            ip_id: *ip_id,
+            srqn: 0,
+            ext,
+            payload_len: place.len() as u32,
+        };
+        write(&qp.template, &Draft { header, payload: Payload::At(place) }).map_err(|_| End::Refused(psn))
+    }
+
+    #[inline(always)]
+    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::Run<End>> {
+        if frames.len() < 2 || !self.qp.template.is_plain() {
+            return None;
+        }
+        run(self.qp, self.keys, ip_id, frames)
+    }
+
+    #[inline(always)]
+    fn template(&self) -> &Template {
+        &self.qp.template
+    }
+}
+
+/// Where the bytes of a READ response are: the key may have gone since the request was checked.
+#[inline(always)]
+fn readable(keys: &MrTable, qpn: Qpn, pd: PdId, rkey: u32, va: u64, len: u32) -> Result<Place, KeyFault> {
+    match len {
+        0 => Ok(Place::EMPTY),
+        _ => keys.check_remote(rkey, pd, qpn, Access::REMOTE_READ, va, u64::from(len)),
+    }
+}
+
+/// Builds short responses to READs and atomics, one after the other.
+#[inline(never)]
+fn run(qp: &mut Qp, keys: &MrTable, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::Run<End>> {
+    let stencil = qp.template.stencil(READ_RESPONSE, false)?;
+    qp.long_answers = false;
+    let (credits, class, qpn) = (qp.credits(), qp.class, qp.qpn);
+    let (mut id, mut bytes, mut known) = (*ip_id, 0, KnownKey::new(Access::REMOTE_READ));
+    let (made, refused) = qp.responder.respond(credits, LONG_PACKET as u32, frames, |answer, frame| {
+        id = id.wrapping_add(1);
+        let total = match answer {
+            Answered::Read { psn, opcode, aeth, rkey, va, len, pd } => {
+                let total = Stencil::frame_len::<RESPONSE>(len as usize);
+                frame.set_len(total);
+                let laid = stencil.lay(frame.data_mut(), id, psn, false, len as usize);
+                *laid.opcode = opcode.in_class(class).0;
+                aeth.write(laid.ext);
+                if len > 0 {
+                    let place = known.check(keys, rkey, pd, Some(qpn), va, len.into());
+                    let Ok(place) = place else { return false };
+                    copy::read_short(place, laid.payload);
+                }
+                total
+            }
+            Answered::Atomic { psn, aeth, original } => {
+                let total = Stencil::frame_len::<ATOMIC>(0);
+                frame.set_len(total);
+                let laid = stencil.lay::<ATOMIC>(frame.data_mut(), id, psn, false, 0);
+                *laid.opcode = ATOMIC_ACKNOWLEDGE.in_class(class).0;
+                let (head, value) = laid.ext.split_first_chunk_mut().expect("it is longer");
+                aeth.write(head);
+                value.copy_from_slice(&original.to_be_bytes());
+                total
+            }
+            Answered::Ack { .. } => return false, // no response
+        };
+        bytes += total as u64;
+        true
+    });
+    *ip_id = id;
+    let end = refused.map(End::Refused);
+    (made > 0 || end.is_some()).then_some(writer::Run { frames: made, bytes, end })
+}
+
+impl Env {
+    /// Builds answers of a queue pair.
+    pub(super) fn answer(&mut self, qp: &mut Qp, mut budget: usize) -> Stop {
+        if !qp.is_reachable() {
+            self.resolve(qp);
+            if !qp.is_reachable() {
+                return Stop::Done; // the peer will ask again; resolving wakes nobody for an answer
+            }
+        }
+        while budget > 0 && qp.responder.has_answer() {
+            let (route, peer_shard) = (qp.route, qp.peer_shard);
+            let in_place = qp.long_answers && route == Route::Known;
+            let waiting = qp.responder.waiting().clamp(1, budget);
+            let mut source = Answers { qp: &mut *qp, keys: &self.shared.mrs, ack: None, fatal: None };
+            let (built, ended) =
+                self.outbox.write(Traffic::Answers, in_place, budget, waiting, &mut source, &self.counters);
+            let (ack, fatal) = (source.ack, source.fatal);
+            self.count_answers(qp, &built, ack);
+            if route == Route::Inside {
+                self.send_inside(Traffic::Answers, built.frames, peer_shard.into());
+            }
+            budget -= built.frames;
+            if let Some(fault) = fatal {
+                self.end_by_fault(qp, fault);
+                return Stop::Done;
+            }
+            match ended {
+                Ended::Written => {}
+                Ended::Source(End::Idle) => return Stop::Done,
+                Ended::Source(End::Refused(psn)) => {
+                    budget = budget.saturating_sub(1);
+                    if !qp.responder.refuse_read(psn) {
+                        self.discard_of(qp, Discard::Duplicate);
+                    }
+                }
+                Ended::Full => break,
+                Ended::NoBuffer => {
+                    self.discard_of(qp, Discard::NoBuffer);
+                    break;
+                }
+            }
+        }
+        if qp.responder.has_answer() { Stop::More } else { Stop::Done }
+    }
+
+    #[inline]
+    fn count_answers(&self, qp: &mut Qp, built: &Built, ack: Option<Aeth>) {
+        if built.frames == 0 {
+            return;
+        }
+        qp.counters.sent(built.frames as u64, built.bytes);
+        self.counters.add(Counter::ResponsesSent, built.frames as u64 - u64::from(ack.is_some()));
+        match ack {
+            None => {}
+            Some(aeth) if Syndrome::is_ack(aeth.syndrome) => self.count(Counter::AcksSent),
+            Some(aeth) => self.count_nak_sent(qp, aeth.syndrome),
+        }
+    }
+
+    #[cold]
+    fn count_nak_sent(&self, qp: &Qp, syndrome: u8) {
+        if let Syndrome::RnrNak { .. } = Syndrome::decode(syndrome) {
+            return self.count_of(qp, Counter::RnrNaksSent);
+        }
+        self.count_of(qp, Counter::NaksSent);
+        if let Syndrome::Nak(code) = Syndrome::decode(syndrome)
+            && let Some(counter) = Counter::nak_sent(code)
+        {
+            self.count_of(qp, counter);
+        }
+    }
+}

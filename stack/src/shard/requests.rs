@@ -1,0 +1,295 @@
+//! Request packets of a queue pair: what its requester sends next, as a source of the [`writer`](super::writer), and what
+//! follows when no more can be built.
+
+use super::copy::{Gather, LocalProtection, Memory};
+use super::counters::Counter;
+use super::env::Env;
+use super::outbox::{Ended, Traffic};
+use super::qp::{Cause, Qp, Route};
+use super::tx::Stop;
+use super::writer::{self, Built, Draft, Payload, Source};
+use crate::config::{LONG_PACKET, QP_TX_BUDGET};
+use crate::port::Frame;
+use crate::proto::completer::RetryCause;
+use crate::proto::requester::{Form, Idle, Next, Ran, Run, Segment, Unbuilt};
+use crate::proto::state::Gates;
+use crate::proto::status::WcStatus;
+use crate::proto::wqe::{self, SendWqe};
+use crate::time::Instant;
+use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
+
+/// What a requester sends.
+struct Requests<'a> {
+    qp: &'a mut Qp,
+    memory: Memory<'a>,
+    now: Instant,
+    /// Packets that had gone out before.
+    again: u64,
+}
+
+/// Why there is no other request packet.
+enum End {
+    /// The requester has none.
+    Idle(Idle),
+    /// A key of the work request with this sequence number is not good.
+    Protection(u32),
+}
+
+impl Source for Requests<'_> {
+    type End = End;
+
+    #[inline(always)]
+    fn next<R>(
+        &mut self,
+        ip_id: &mut u16,
+        write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
+    ) -> Result<R, End> {
+        let qp = &mut *self.qp;
+        let segment = qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq).map_err(End::Idle)?;
+        *ip_id = ip_id.wrapping_add(1);
+        let draft = draft(qp.class, &segment, self.memory, *ip_id);
+        let written = write(&qp.template, &draft).map_err(|_| End::Protection(segment.seq))?;
+        self.again += u64::from(segment.again);
+        Ok(written)
+    }
+
+    #[inline(always)]
+    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<writer::Run<End>> {
+        let qp = &mut *self.qp;
+        if frames.len() < 2 || qp.class != Transport::Rc || !qp.template.is_plain() {
+            return None;
+        }
+        run(qp, self.memory, self.now, ip_id, frames)
+    }
+
+    #[inline(always)]
+    fn template(&self) -> &Template {
+        &self.qp.template
+    }
+}
+
+/// The packet of a segment, of a queue pair with packets of this class.
+#[inline(always)]
+pub(super) fn draft<'a>(
+    class: Transport,
+    segment: &Segment<'a>,
+    memory: Memory<'a>,
+    ip_id: u16,
+) -> Draft<'a> {
+    let header = Header {
+        opcode: segment.opcode.in_class(class),
+        psn: segment.psn,
+        ack_req: segment.ack_req,
+        solicited: segment.solicited,
+        ip_id,
+        srqn: if class == Transport::Xrc { wqe::srqn(segment.slot) } else { 0 },
+        ext: segment.ext,
+        payload_len: segment.len,
+    };
+    let (slot, offset) = (segment.slot, segment.offset as usize);
+    Draft { header, payload: Payload::Message { memory, slot, offset } }
+}
+
+/// Builds the packets of the [`Run`] that is next, if one is.
+#[inline(never)]
+fn run(
+    qp: &mut Qp,
+    memory: Memory<'_>,
+    now: Instant,
+    ip_id: &mut u16,
+    frames: &mut [Frame],
+) -> Option<writer::Run<End>> {
+    let room = frames.len() as u32;
+    let first = qp.requester.started();
+    let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, room, LONG_PACKET as u32)?;
+    let stencil = qp.template.stencil(run.opcode(), run.solicited())?;
+    let mut out = Out { stencil: &stencil, memory, ip_id: *ip_id, bytes: 0 };
+    let reth = |wqe: &SendWqe| Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
+    let (ran, result) = match run.form() {
+        Form::Bare => out.messages::<0>(run, frames, |_, _| ()),
+        Form::Imm => out.messages(run, frames, |wqe, ext| *ext = wqe.imm()),
+        Form::Inv => out.messages(run, frames, |wqe, ext| *ext = wqe.rkey_to_invalidate().to_be_bytes()),
+        Form::Write => out.messages(run, frames, |wqe, ext| reth(wqe).write(ext)),
+        Form::WriteImm => out.messages(run, frames, |wqe, ext: &mut [u8; Reth::LEN + 4]| {
+            let (head, imm) = ext.split_first_chunk_mut().expect("it is longer");
+            reth(wqe).write(head);
+            imm.copy_from_slice(&wqe.imm());
+        }),
+        Form::Read => (
+            run.reads(frames, |next, frame| out.request(next, frame, |wqe, ext| reth(wqe).write(ext))),
+            Ok(()),
+        ),
+        Form::Atomic => (
+            run.atomics(frames, |next, frame| out.request(next, frame, |w, ext| w.atomic().write(ext))),
+            Ok(()),
+        ),
+    };
+    let bytes = out.bytes;
+    let started = ran.started();
+    qp.requester.end_run(ran);
+    *ip_id = ip_id.wrapping_add(started as u16);
+    Some(match result {
+        Ok(()) => writer::Run { frames: started as usize, bytes, end: None },
+        Err(Unbuilt) => {
+            let end = Some(End::Protection(first.wrapping_add(started - 1)));
+            writer::Run { frames: started as usize - 1, bytes, end }
+        }
+    })
+}
+
+/// What the packets of a run are built with.
+struct Out<'a> {
+    stencil: &'a Stencil,
+    memory: Memory<'a>,
+    /// IPv4 identification of the packet before the first.
+    ip_id: u16,
+    /// Bytes built.
+    bytes: u64,
+}
+
+impl Out<'_> {
+    /// Builds SENDs or WRITEs. A function of its own: its loop has the registers for itself.
+    #[inline(never)]
+    fn messages<const EXT: usize>(
+        &mut self,
+        run: Run<'_>,
+        frames: &mut [Frame],
+        put: impl Fn(&SendWqe, &mut [u8; EXT]),
+    ) -> (Ran, Result<(), Unbuilt>) {
+        let (sole, mut bytes) = (run.sole(), 0);
+        let mut gather = Gather::new(self.memory);
+        let result = run.messages(frames, |Next { index, slot, psn, ack_req }, frame| {
+            let wqe = SendWqe::of(slot);
+            let len = wqe.length as usize;
+            let total = Stencil::frame_len::<EXT>(len);
+            frame.set_len(total);
+            let id = self.ip_id.wrapping_add(index as u16 + 1);
+            let laid = self.stencil.lay(frame.data_mut(), id, psn, ack_req, len);
+            put(wqe, laid.ext);
+            if len > 0 {
+                match SendWqe::first_sge(slot) {
+                    Some(sge) if sole => gather.sole(sge, laid.payload),
+                    _ => self.memory.fill(slot, 0, laid.payload),
+                }
+                .map_err(|_| Unbuilt)?;
+            }
+            bytes += total as u64;
+            Ok(())
+        });
+        self.bytes = bytes;
+        result
+    }
+
+    /// Builds a READ or an atomic, which carries no payload.
+    #[inline(always)]
+    fn request<const EXT: usize>(
+        &mut self,
+        Next { index, slot, psn, ack_req }: Next<'_>,
+        frame: &mut Frame,
+        put: impl Fn(&SendWqe, &mut [u8; EXT]),
+    ) {
+        let total = Stencil::frame_len::<EXT>(0);
+        frame.set_len(total);
+        let id = self.ip_id.wrapping_add(index as u16 + 1);
+        let laid = self.stencil.lay(frame.data_mut(), id, psn, ack_req, 0);
+        put(SendWqe::of(slot), laid.ext);
+        self.bytes += total as u64;
+    }
+}
+
+impl Env {
+    /// Builds request packets of a queue pair.
+    pub(super) fn request(&mut self, qp: &mut Qp) -> Stop {
+        if qp.gates.has(Gates::FLUSH_SQ) || qp.gates.has(Gates::FLUSH_RQ) {
+            self.flush_queues(qp, Cause::default());
+            return Stop::Done;
+        }
+        if qp.is_unreliable() {
+            return self.request_unreliable(qp);
+        }
+        // A packet is due: only then does the ACK timer run while the port takes none.
+        let posted = qp.requester.head() != qp.sq.0.published();
+        let may_go = qp.gates.has(if qp.requester.drained() { Gates::START_WQE } else { Gates::TX_RETRY });
+        let due = posted && may_go;
+        if !qp.is_reachable() {
+            if self.resolve(qp) && due {
+                qp.retried = Some(RetryCause::Unreachable);
+                self.count_of(qp, Counter::Unreachable);
+                self.fail_send(qp, WcStatus::RetryExcErr);
+                return Stop::Done;
+            }
+            if !qp.is_reachable() {
+                // Nothing can leave, so nothing is timed: woken when the neighbour answers, or is found not to.
+                qp.requester.rest();
+                return Stop::Done;
+            }
+        }
+        let mut budget = QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity());
+        while budget > 0 {
+            let (route, peer_shard) = (qp.route, qp.peer_shard);
+            let in_place = qp.long && route == Route::Known;
+            let waiting = (qp.requester.waiting(&qp.sq) as usize).clamp(1, budget);
+            let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
+            let mut source = Requests { qp: &mut *qp, memory, now: self.now, again: 0 };
+            let (built, ended) =
+                self.outbox.write(Traffic::Requests, in_place, budget, waiting, &mut source, &self.counters);
+            let again = source.again;
+            self.count_requests(qp, &built, again);
+            if route == Route::Inside {
+                self.send_inside(Traffic::Requests, built.frames, peer_shard.into());
+            }
+            budget -= built.frames;
+            let end = match ended {
+                Ended::Source(End::Idle(Idle::Local(seq))) => {
+                    self.carry_out(qp, seq);
+                    budget -= 1;
+                    continue;
+                }
+                // The next poll says whether older requests have to complete first.
+                Ended::Source(End::Protection(seq)) => {
+                    qp.requester.fail_local(seq, WcStatus::LocProtErr);
+                    budget -= 1;
+                    continue;
+                }
+                Ended::Source(End::Idle(idle)) => Some(idle),
+                Ended::NoBuffer => {
+                    self.discard_of(qp, Discard::NoBuffer);
+                    return self.wait_to_send(qp, due);
+                }
+                _ if qp.requester.sent_all(&qp.sq) => None,
+                Ended::Full => return self.wait_to_send(qp, due),
+                Ended::Written => continue,
+            };
+            self.complete_sends(qp); // stale requests and local operations need no packet
+            if end == Some(Idle::Failed)
+                && let Some(status) = qp.requester.local_failure()
+            {
+                self.fail_send(qp, status);
+            }
+            return Stop::Done;
+        }
+        Stop::More
+    }
+
+    /// There is no memory to build a packet in. If one is due the ACK timer runs meanwhile.
+    fn wait_to_send(&mut self, qp: &mut Qp, due: bool) -> Stop {
+        if !due {
+            return Stop::Done;
+        }
+        qp.requester.arm(self.now);
+        Stop::More
+    }
+
+    #[inline]
+    fn count_requests(&self, qp: &mut Qp, built: &Built, again: u64) {
+        if built.frames == 0 {
+            return;
+        }
+        qp.long = built.long;
+        qp.counters.sent(built.frames as u64, built.bytes);
+        self.counters.add(Counter::RequestsSent, built.frames as u64 - again);
+        for _ in 0..again {
+            self.count_of(qp, Counter::Retransmitted);
+        }
+    }
+}

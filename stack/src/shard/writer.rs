@@ -1,0 +1,226 @@
+//! The writer of packets: takes them one by one from a source, the requester or the responder of a queue pair, and writes each
+//! to a frame, or into the port's own memory.
+//!
+//! Long packets are written in one pass that copies the payload and computes the ICRC. Others are written step by step, and
+//! stamped with their ICRC a little later, when their bytes have left the store buffer. Many short packets of one kind are a
+//! source's own business: [`Source::run`].
+
+use arrayvec::ArrayVec;
+
+use super::copy::{self, LocalProtection, LongPacket, Memory};
+use crate::config::{LONG_PACKET, QP_TX_BUDGET};
+use crate::mem::Place;
+use crate::port::{Build, Frame};
+use crate::proto::wqe::Granule;
+use crate::wire::icrc::OnePass;
+use crate::wire::{Header, Template};
+
+/// Where packets come from.
+pub(super) trait Source {
+    /// Why there is no other packet.
+    type End;
+
+    /// Passes the next packet to `write`, with the template of its headers.
+    fn next<R>(
+        &mut self,
+        ip_id: &mut u16,
+        write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
+    ) -> Result<R, Self::End>;
+
+    /// Writes short packets of one kind to frames, one after the other, where such are next; they are to be stamped.
+    fn run(&mut self, ip_id: &mut u16, frames: &mut [Frame]) -> Option<Run<Self::End>>;
+
+    /// The template of the packets' headers.
+    fn template(&self) -> &Template;
+}
+
+/// Short packets of one kind that were written.
+pub(super) struct Run<E> {
+    pub frames: usize,
+    pub bytes: u64,
+    pub end: Option<E>,
+}
+
+/// A packet that is to be written.
+pub(super) struct Draft<'a> {
+    pub header: Header,
+    pub payload: Payload<'a>,
+}
+
+/// Where the payload of a packet is.
+pub(super) enum Payload<'a> {
+    /// At a place that was looked up in this turn.
+    At(Place),
+    /// In the message of the send request in this slot, behind so many bytes of it.
+    Message { memory: Memory<'a>, slot: &'a [Granule], offset: usize },
+}
+
+impl Draft<'_> {
+    /// What writes the packet in one pass, and where its payload is, if it is long and its payload in one piece.
+    #[inline(always)]
+    fn one_pass(&self, template: &Template) -> Result<Option<(OnePass, Place)>, LocalProtection> {
+        let Some(pass) = LongPacket::pass(template, self.header.payload_len) else { return Ok(None) };
+        let place = match self.payload {
+            Payload::At(place) => Some(place),
+            Payload::Message { memory, slot, offset } => {
+                memory.locate(slot, offset, self.header.payload_len as usize)?
+            }
+        };
+        Ok(place.map(|place| (pass, place)))
+    }
+
+    /// Writes the packet step by step; [`Template::stamp`] finishes it. Returns its length.
+    #[inline(always)]
+    fn write_in_steps(&self, template: &Template, buffer: &mut [u8]) -> Result<usize, LocalProtection> {
+        let len = self.header.payload_len as usize;
+        let at = template.begin(buffer, &self.header);
+        if len > 0 {
+            let to = &mut buffer[at..at + len];
+            match self.payload {
+                Payload::At(place) => copy::read(place, to),
+                Payload::Message { memory, slot, offset } => memory.fill(slot, offset, to)?,
+            }
+        }
+        Ok(template.close(buffer, at, len))
+    }
+
+    /// Writes the packet. Returns its length, and whether it is finished, which is left to [`Template::stamp`] otherwise.
+    #[inline(always)]
+    fn write(&self, template: &Template, buffer: &mut [u8]) -> Result<(usize, bool), LocalProtection> {
+        if let Some((pass, place)) = self.one_pass(template)? {
+            let mut long = LongPacket::default();
+            let len = long.lay_out(pass, template, &self.header, place);
+            long.write(template, buffer);
+            return Ok((len, true));
+        }
+        Ok((self.write_in_steps(template, buffer)?, false))
+    }
+
+    /// Writes the packet to a frame, and finishes it.
+    #[inline(always)]
+    pub fn write_frame(&self, template: &Template, frame: &mut Frame) -> Result<(), LocalProtection> {
+        let (len, finished) = self.write(template, frame.buffer_mut())?;
+        frame.set_len(len);
+        if !finished {
+            template.stamp(frame.data_mut());
+        }
+        Ok(())
+    }
+}
+
+/// Packets that were written in one go.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Built {
+    pub frames: usize,
+    pub bytes: u64,
+    /// The last one was long.
+    pub long: bool,
+}
+
+impl Built {
+    #[inline(always)]
+    fn add(&mut self, len: usize) {
+        self.frames += 1;
+        self.bytes += len as u64;
+        self.long = len >= LONG_PACKET;
+    }
+}
+
+/// Writes packets to frames until these are full or the source ends. A function of its own: its loop has the registers for
+/// itself.
+#[inline(never)]
+pub(super) fn write_frames<S: Source>(
+    source: &mut S,
+    ip_id: &mut u16,
+    frames: &mut [Frame],
+) -> (Built, Option<S::End>) {
+    let (mut built, mut stamped, mut end) = (Built::default(), 0, None);
+    while built.frames < frames.len() {
+        // What follows a long packet mostly is one.
+        if !built.long
+            && let Some(run) = source.run(ip_id, &mut frames[built.frames..])
+        {
+            built.frames += run.frames;
+            built.bytes += run.bytes;
+            if run.end.is_some() {
+                end = run.end;
+                break;
+            }
+            continue;
+        }
+        let frame = &mut frames[built.frames];
+        let (len, finished) =
+            match source.next(ip_id, |template, draft| draft.write(template, frame.buffer_mut())) {
+                Ok(written) => written,
+                Err(why) => {
+                    end = Some(why);
+                    break;
+                }
+            };
+        frame.set_len(len);
+        built.add(len);
+        if built.long || finished {
+            stamp(source.template(), &mut frames[stamped..built.frames - usize::from(finished)]);
+            stamped = built.frames;
+        }
+    }
+    stamp(source.template(), &mut frames[stamped..built.frames]);
+    (built, end)
+}
+
+/// Finishes packets of one queue pair.
+#[inline]
+fn stamp(template: &Template, frames: &mut [Frame]) {
+    for frame in frames {
+        template.stamp(frame.data_mut());
+    }
+}
+
+/// Writes packets into a port's own memory, where the port says. Long ones are laid out when their slot is built, and written
+/// when it is finished. The others are stamped at once, while they are in the nearest cache.
+pub(super) struct InPlace<'a, S: Source> {
+    source: &'a mut S,
+    ip_id: &'a mut u16,
+    pub built: Built,
+    pub end: Option<S::End>,
+    long: ArrayVec<LongPacket, QP_TX_BUDGET>,
+}
+
+impl<'a, S: Source> InPlace<'a, S> {
+    pub fn new(source: &'a mut S, ip_id: &'a mut u16) -> Self {
+        Self { source, ip_id, built: Built::default(), end: None, long: ArrayVec::new() }
+    }
+}
+
+impl<S: Source> Build for InPlace<'_, S> {
+    fn build(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        self.long.try_push(LongPacket::default()).ok()?;
+        let long = self.long.last_mut()?;
+        let written = self.source.next(self.ip_id, |template, draft| {
+            Ok(match draft.one_pass(template)? {
+                Some((pass, place)) => long.lay_out(pass, template, &draft.header, place),
+                None => {
+                    let len = draft.write_in_steps(template, buffer)?;
+                    template.stamp(&mut buffer[..len]);
+                    len
+                }
+            })
+        });
+        match written {
+            Ok(len) => {
+                self.built.add(len);
+                Some(len)
+            }
+            Err(why) => {
+                self.end = Some(why);
+                None
+            }
+        }
+    }
+
+    fn finish(&mut self, i: usize, buffer: &mut [u8]) {
+        if let Some(long) = self.long.get(i) {
+            long.write(self.source.template(), buffer);
+        }
+    }
+}
