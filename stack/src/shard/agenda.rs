@@ -99,3 +99,60 @@ impl Agenda {
         self.wheel.cancel(qp.slot);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::id::{PdId, QpType, Qpn};
+    use crate::proto::attr::QpCap;
+    use crate::proto::wqe::{recv_stride, send_stride};
+    use crate::shard::scale::shared;
+    use crate::shard::{LaneId, QpSpec};
+    use crate::sync::spsc::ring;
+
+    fn qp(slot: u32) -> Qp {
+        let spec = QpSpec {
+            slot,
+            qpn: Qpn::new(0x100 + slot),
+            ty: QpType::Rc,
+            pd: PdId(1),
+            sq: ring(1, send_stride(0, 1, 0)).1,
+            rq: ring(1, recv_stride(1)).1.into(),
+            send_lane: LaneId::NONE,
+            recv_lane: LaneId::NONE,
+            cap: QpCap::default(),
+        };
+        Qp::new(spec, slot, 0, &shared(1, 8))
+    }
+
+    #[test]
+    fn a_queue_pair_is_in_a_list_once() {
+        let (mut agenda, mut a, mut b) = (Agenda::new(Instant::ZERO), qp(1), qp(2));
+        assert!(!agenda.any_to_send());
+        for qp in [&mut a, &mut b] {
+            for _ in 0..2 {
+                agenda.mark_ready(qp);
+                agenda.mark_answering(qp);
+                agenda.mark_answered(qp);
+            }
+        }
+        assert_eq!((agenda.ready.len(), agenda.answering.len()), (2, 2));
+        assert_eq!(agenda.answered, [1, 2]);
+        assert!(agenda.any_to_send());
+    }
+
+    // A timer without a deadline stays until it fires, for nothing; among many queue pairs it is cancelled at once.
+    #[test]
+    fn a_timer_that_is_not_needed_fires_or_is_cancelled() {
+        let (mut agenda, mut qp) = (Agenda::new(Instant::ZERO), qp(1));
+        agenda.wheel.reserve(8);
+        qp.wakes_at = Instant::from_nanos(1_000_000);
+        agenda.wheel.schedule(qp.slot, qp.wakes_at);
+        agenda.arm(&mut qp);
+        assert!(agenda.wheel.is_scheduled(1));
+        agenda.cancels_timers = true;
+        agenda.arm(&mut qp);
+        assert!(!agenda.wheel.is_scheduled(1));
+        assert_eq!(qp.wakes_at, Instant::FAR);
+    }
+}

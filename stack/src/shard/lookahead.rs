@@ -183,6 +183,12 @@ impl Lookahead {
     /// A frame's header is prefetched again so many frames before it is handled.
     pub const AGAIN: usize = 2;
 
+    /// Whether the shard prefetches, or did, and received bursts are left from then.
+    #[inline(always)]
+    pub fn is_active(&self) -> bool {
+        self.on || !self.is_empty()
+    }
+
     /// Whether there are so many queue pairs that prefetching pays.
     #[inline(always)]
     pub fn is_on(&self) -> bool {
@@ -306,7 +312,7 @@ impl Shard {
 
     /// Prefetches what sending needs of queue pairs whose doorbells were rung.
     #[inline]
-    pub(super) fn prefetch_rung(&self, slots: &[u32]) {
+    pub(super) fn prefetch_senders(&self, slots: &[u32]) {
         for &slot in slots {
             self.qps.prefetch(slot, Part::Send);
             self.env.agenda.wheel.prefetch(slot);

@@ -1,28 +1,26 @@
 //! One poll-mode core: turns frames of a port's queue into work for its queue pairs and back.
 //!
-//! A shard owns its queue pairs, its timers and its port queue; nothing else writes them. It never blocks,
-//! waits or reads a clock. Whoever holds the claim on it (see `device`) calls [`Shard::poll_once`] and, between
-//! two turns, the control calls below.
+//! A shard owns its queue pairs, its timers and its port queue; nothing else writes them. It reads no clock, waits for no peer
+//! and for no other shard, and takes short locks only: of the IP host, of keys that come and go, of events and their channels,
+//! and of the address table. Whoever holds the claim on it (see `device`) calls [`Shard::poll_once`] and, between two turns,
+//! the control calls.
+//!
+//! `env` holds the parts that a turn works with, `poll` is the turn, `rx` and `tx` are what it does with packets.
 
 use std::sync::Arc;
 
-use crate::id::{QpState, QpType, Qpn};
-use crate::mark::step;
+use crate::id::QpType;
 use crate::port::{Armed, PortQueue, RxBurst};
-use crate::proto::attr::{AttrMask, QpAttr};
-use crate::proto::state::{self, ModifyContext, ModifyError};
 use crate::proto::wqe::Cqe;
-use crate::sync::huge::Filling;
 use crate::sync::lanes::CqLane;
-use crate::sync::words::Word;
 use crate::time::Instant;
 
 mod agenda;
-mod answers;
 pub mod blocks;
 mod complete;
 mod completions;
 mod congestion;
+mod control;
 mod copy;
 mod corrections;
 pub mod counters;
@@ -35,6 +33,7 @@ mod gids;
 mod hops;
 mod host;
 mod keys;
+mod life;
 mod local;
 mod lookahead;
 mod mcast;
@@ -42,9 +41,10 @@ mod outbox;
 mod paths;
 mod peers;
 mod poll;
+mod posts;
 mod qp;
 mod qp_table;
-mod requests;
+mod qps;
 mod rq;
 mod rx;
 #[cfg(test)]
@@ -52,9 +52,7 @@ mod scale;
 mod shared;
 mod slab;
 mod tx;
-mod unreliable;
 pub mod wheel;
-mod writer;
 
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
@@ -65,13 +63,10 @@ pub use qp::QpSpec;
 pub use rq::{RecvSource, SrqEnd, XrcSrq, srq_words};
 pub use shared::{Shared, SharedConfig};
 
-use counters::QpCounters;
 use cq::Lane;
 use env::Env;
 use lookahead::Lookahead;
-use qp::{Cause, Qp};
-use qp_table::QpTable;
-use slab::Slab;
+use qps::Qps;
 
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,58 +99,6 @@ impl Turn {
     /// Whether the turn moved nothing and left nothing.
     pub fn idle(&self) -> bool {
         self.rx == 0 && self.tx == 0 && !self.more
-    }
-}
-
-/// The queue pairs of a shard, by slot and by number.
-#[derive(Debug)]
-struct Qps {
-    slots: Slab<Qp>,
-    table: QpTable,
-    /// Number and slot of the one that was found last.
-    found: Option<(Qpn, u32)>,
-    /// Where their rings and counters lie, and between those what else belongs to them.
-    around: Filling,
-}
-
-impl Qps {
-    /// None, and so many slots for them.
-    fn new(slots: usize) -> Self {
-        let (table, around) = (QpTable::default(), Filling::default());
-        Self { slots: Slab::new(slots), table, found: None, around }
-    }
-    #[inline]
-    fn get(&mut self, slot: u32) -> Option<&mut Qp> {
-        step();
-        self.slots.get_mut(slot)
-    }
-    /// A glance, which takes no step.
-    #[inline(always)]
-    fn peek(&self, slot: u32) -> Option<&Qp> {
-        self.slots.get(slot)
-    }
-    /// The queue pair with this number. Often it is that of the packet before: then nothing of it waits for what the table says.
-    #[inline]
-    fn find(&mut self, qpn: Qpn) -> Option<&mut Qp> {
-        let slot = match self.found {
-            Some((found, slot)) if found == qpn => slot,
-            _ => {
-                let slot = self.table.get(qpn)?;
-                self.found = Some((qpn, slot));
-                slot
-            }
-        };
-        self.get(slot)
-    }
-    /// Takes a queue pair out of its slot: its number finds nothing from now on.
-    fn remove(&mut self, slot: u32) -> Option<Qp> {
-        let qp = self.slots.remove(slot)?;
-        self.table.remove(qp.qpn);
-        self.found = None;
-        Some(qp)
-    }
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Qp> {
-        self.slots.iter_mut().inspect(|_| step())
     }
 }
 
@@ -208,11 +151,7 @@ impl Shard {
     /// Gets ready for a sleep of whoever turns this shard: from here on posters ring, and a port that can tells when frames
     /// arrive. What is due at once is in [`next_deadline`](Self::next_deadline) after this.
     pub fn arm(&mut self) -> Armed {
-        while let Some(slot) = self.env.agenda.watched.pop() {
-            if let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) {
-                self.env.unwatch(qp);
-            }
-        }
+        self.unwatch_all();
         self.env.outbox.queue.arm()
     }
 
@@ -294,146 +233,5 @@ impl Shard {
                 qp.recv_lane = LaneId::NONE;
             }
         }
-    }
-
-    /// Adds a queue pair, in RESET. What it counts can be read at any time from what is returned.
-    ///
-    /// # Panics
-    /// If the slot is taken or the number is in use: the device gives both out.
-    pub fn create_qp(&mut self, spec: QpSpec) -> Arc<QpCounters> {
-        let slot = spec.slot;
-        self.env.agenda.wheel.reserve(slot + 1);
-        self.env.peers.hops.reserve(slot + 1);
-        let index = (self.env.id * self.env.shared.qps_per_shard) as u32 + slot;
-        let epoch = self.env.shared.words.load(index).epoch();
-        self.qps.table.insert(spec.qpn, spec.slot);
-        self.count_qps();
-        let rings = [Some(spec.sq.memory()), spec.rq.memory()];
-        let qp = self.qps.slots.insert(slot, Qp::new(spec, index, epoch, &self.env.shared));
-        self.env.publish_word(qp);
-        let counters = qp.counters.clone();
-        self.qps.around.add((&raw const *counters).addr(), size_of::<QpCounters>());
-        for ring in rings.into_iter().flatten() {
-            self.qps.around.add(ring.start, ring.len());
-        }
-        counters
-    }
-
-    /// `ibv_modify_qp(3)`: all of it, or an error and nothing.
-    pub fn modify_qp(
-        &mut self,
-        now: Instant,
-        slot: u32,
-        attr: &QpAttr,
-        mask: AttrMask,
-    ) -> Result<(), ModifyError> {
-        let env = &mut self.env;
-        env.now = now;
-        let qp = self.qps.get(slot).expect("the device knows which slots are taken");
-        // The source address is held before it is judged: what is judged is what is used. An index that the queue pair holds
-        // keeps its address, also where the port does not have it any more.
-        let index = attr.ah_attr.grh.filter(|_| mask.contains(AttrMask::AV)).map(|grh| grh.sgid_index);
-        let new = index.filter(|index| qp.held_gid != Some(*index));
-        let shared = env.shared.clone();
-        let new = new.and_then(|index| shared.hold_gid(index));
-        let kept = index.filter(|index| qp.held_gid == Some(*index));
-        let kept = kept.and_then(|index| shared.gids.get(index.into()));
-        let context = ModifyContext {
-            ty: qp.ty,
-            state: qp.state,
-            draining: qp.draining,
-            port_mtu: shared.mtu(),
-            gids: shared.gids.len(),
-            source: new.as_ref().map(HeldGid::gid).or(kept),
-            pkeys: 1,
-            // Whoever has queue pair 1 has the privilege: its Q_Key is of the privileged half.
-            privileged: qp.ty == QpType::Gsi,
-        };
-        let to = state::modify(&context, attr, mask)?;
-        if let Some(source) = new {
-            qp.take_gid(&shared, source);
-        }
-        qp.attr.take(attr, mask);
-        if qp.is_datagram() {
-            qp.attr.path_mtu = env.shared.mtu() as u8; // no attribute of theirs: a datagram is as long as the port allows
-        }
-        let from = qp.state;
-        if mask.contains(AttrMask::AV) || mask.contains(AttrMask::DEST_QPN) {
-            qp.set_path(&env.shared);
-        }
-        match (from, to) {
-            (_, QpState::Reset | QpState::Err) => {}
-            (_, QpState::Rtr) => {
-                let config = qp.responder_config();
-                let psn = crate::id::Psn::new(qp.attr.rq_psn);
-                qp.responder.start(&config, psn, qp.attr.max_dest_rd_atomic);
-            }
-            (QpState::Rtr, QpState::Rts) => {
-                let config = qp.requester_config();
-                qp.requester.start(&config);
-                let config = qp.responder_config();
-                qp.responder.configure(&config);
-            }
-            _ => {
-                let (requester, responder) = (qp.requester_config(), qp.responder_config());
-                qp.requester.configure(&requester);
-                qp.responder.configure(&responder);
-                if mask.contains(AttrMask::MAX_DEST_RD_ATOMIC) {
-                    qp.responder.resize_resources(qp.attr.max_dest_rd_atomic);
-                }
-            }
-        }
-        if mask.contains(AttrMask::AV) {
-            env.resolve(qp);
-        }
-        if to == QpState::Sqd && from == QpState::Rts && !mask.contains(AttrMask::EN_SQD_ASYNC_NOTIFY) {
-            qp.attr.en_sqd_async_notify = false;
-        }
-        if (from, to) == (QpState::Sqe, QpState::Rts) {
-            env.flush_queues(qp, Cause::default()); // what was posted in SQE ends there
-        }
-        if to != from || to == QpState::Reset {
-            env.enter(qp, to, Cause::default());
-            if to == QpState::Sqd {
-                env.check_drained(qp);
-            }
-            if to == QpState::Rts {
-                env.agenda.mark_ready(qp);
-            }
-        }
-        if to == QpState::Err {
-            // Not left to the next turn: who goes on to RESET, again and again, may leave no time for one.
-            self.publish_if_due();
-        }
-        Ok(())
-    }
-
-    /// The attributes as set, with the state and sequence numbers as they are.
-    pub fn query_qp(&mut self, slot: u32) -> QpAttr {
-        let qp = self.qps.get(slot).expect("the device knows which slots are taken");
-        let mut attr = *qp.attr;
-        attr.qp_state = qp.state;
-        attr.cur_qp_state = qp.state;
-        attr.sq_draining = qp.draining;
-        if matches!(qp.state, QpState::Rts | QpState::Sqd | QpState::Sqe) && qp.ty != QpType::XrcTgt {
-            attr.sq_psn = qp.requester.sq_psn().get();
-        }
-        let receives = matches!(qp.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
-        if receives && matches!(qp.ty, QpType::Rc | QpType::Uc | QpType::XrcTgt) {
-            attr.rq_psn = qp.responder.rq_psn().get();
-        }
-        attr
-    }
-
-    /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
-    pub fn destroy_qp(&mut self, slot: u32) {
-        let Some(mut qp) = self.qps.remove(slot) else { return };
-        self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
-        self.env.agenda.wheel.cancel(slot);
-        self.env.release_next_hop(slot);
-        self.count_qps();
-        self.env.shared.mrs.forget_qp(qp.qpn);
-        qp.release_gid(&self.env.shared);
-        self.env.shared.words.store(qp.index, Word::new(qp.epoch.wrapping_add(1), 0, 0));
     }
 }

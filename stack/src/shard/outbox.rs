@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use super::counters::{Counter, Counters};
 use super::qp::Qp;
-use super::writer::{Built, InPlace, Source, write_frames};
+use super::tx::{Built, InPlace, Source, write_frames};
 use crate::config::{TX_BURST, TX_STALL};
 use crate::port::{Frame, PortQueue, TxBurst};
 use crate::time::Instant;
@@ -280,7 +280,7 @@ mod tests {
     use crate::mem::Place;
     use crate::port::RxBurst;
     use crate::shard::copy::LocalProtection;
-    use crate::shard::writer::{Draft, Payload, Run};
+    use crate::shard::tx::{Draft, Payload, Run};
     use crate::wire::{Aeth, Ext, Flow, Header, Kind, Opcode, Position, Tail, Template};
 
     /// A port that takes so many frames in all.

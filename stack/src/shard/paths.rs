@@ -11,9 +11,9 @@ const SLOTS: usize = 64;
 pub(super) enum Path {
     /// To this station.
     Known(Mac),
-    /// To one of our own addresses: turned round inside.
+    /// To one of our own addresses: looped back inside the device.
     Inside,
-    /// Being asked for.
+    /// Being resolved.
     Pending,
     /// Nobody knows it.
     Failed,

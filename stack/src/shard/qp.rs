@@ -74,7 +74,7 @@ impl SendRing for Sq {
 pub(super) enum Route {
     /// The template has the next hop's Ethernet address.
     Known,
-    /// To one of our own addresses: turned round inside.
+    /// To one of our own addresses: looped back inside the device.
     Inside,
     /// Being resolved.
     Pending,

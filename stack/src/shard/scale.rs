@@ -33,7 +33,7 @@ struct Rig {
     _ports: [Box<dyn Port>; 2],
 }
 
-fn shared(shards: usize, qps_per_shard: usize) -> Arc<Shared> {
+pub(super) fn shared(shards: usize, qps_per_shard: usize) -> Arc<Shared> {
     let mac = Mac([2, 0, 0, 0, 0, 1]);
     let net = Net::new(&NetConfig { addrs: vec![(IP.into(), 24)], ..NetConfig::new(mac) });
     let gids: Vec<Gid> = net.gids().iter().collect();
@@ -384,7 +384,7 @@ fn the_state_of_a_queue_pair_is_small() {
 
 // With very many queue pairs a burst is received before its turn. It is work that is left, and every frame is handled, once.
 #[test]
-fn a_burst_received_ahead_is_work_to_do() {
+fn a_burst_received_early_is_work_to_do() {
     use crate::config::{RX_BURST, RX_BURSTS};
     const FRAMES: usize = RX_BURST * (RX_BURSTS + 1) + 5;
     let (a, b) = pair(1);
@@ -409,9 +409,9 @@ fn a_burst_received_ahead_is_work_to_do() {
     assert!(shard.poll_once(now).idle());
 }
 
-// One burst of many messages is received ahead, and several of few. Whatever was comes in order, and once.
+// One burst of many messages is received early, and several of few. Frames are handled in order, and once.
 #[test]
-fn as_many_bursts_ahead_as_messages_need() {
+fn as_many_bursts_early_as_messages_need() {
     use crate::config::{RX_BURST, RX_BURSTS};
     let bursts = |frames: usize, of_a_message: usize, most: usize| -> Vec<usize> {
         let (a, b) = pair(1);

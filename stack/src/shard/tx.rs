@@ -1,5 +1,14 @@
 //! Sending: which queue pairs build packets in a turn, and how many.
 
+mod answers;
+mod requests;
+mod unreliable;
+mod writer;
+
+pub(super) use writer::{Built, InPlace, Source, write_frames};
+#[cfg(test)]
+pub(super) use writer::{Draft, Payload, Run};
+
 use super::Shard;
 use super::counters::Counter;
 use super::env::Env;
@@ -41,11 +50,12 @@ impl Shard {
 
     /// Builds request packets of queue pairs that have some, in turn.
     pub(super) fn send_requests(&mut self) {
+        let prefetch = self.lookahead.is_active();
         for n in 0..self.env.agenda.ready.len().min(READY_BUDGET) {
             if self.env.outbox.requests.frames.is_full() {
                 break;
             }
-            if self.lookahead.is_on() && n.is_multiple_of(GROUP) {
+            if prefetch && n.is_multiple_of(GROUP) {
                 self.prefetch_ready(n == 0);
             }
             let Some(slot) = self.env.agenda.ready.pop_front() else { break };

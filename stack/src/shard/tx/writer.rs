@@ -7,16 +7,16 @@
 
 use arrayvec::ArrayVec;
 
-use super::copy::{self, LocalProtection, LongPacket, Memory};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::mem::Place;
 use crate::port::{Build, Frame};
 use crate::proto::wqe::Granule;
+use crate::shard::copy::{self, LocalProtection, LongPacket, Memory};
 use crate::wire::icrc::OnePass;
 use crate::wire::{Header, Template};
 
 /// Where packets come from.
-pub(super) trait Source {
+pub(in crate::shard) trait Source {
     /// Why there is no other packet.
     type End;
 
@@ -35,20 +35,20 @@ pub(super) trait Source {
 }
 
 /// Short packets of one kind that were written.
-pub(super) struct Run<E> {
+pub(in crate::shard) struct Run<E> {
     pub frames: usize,
     pub bytes: u64,
     pub end: Option<E>,
 }
 
 /// A packet that is to be written.
-pub(super) struct Draft<'a> {
+pub(in crate::shard) struct Draft<'a> {
     pub header: Header,
     pub payload: Payload<'a>,
 }
 
 /// Where the payload of a packet is.
-pub(super) enum Payload<'a> {
+pub(in crate::shard) enum Payload<'a> {
     /// At a place that was looked up in this turn.
     At(Place),
     /// In the message of the send request in this slot, behind so many bytes of it.
@@ -110,7 +110,7 @@ impl Draft<'_> {
 
 /// Packets that were written in one go.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Built {
+pub(in crate::shard) struct Built {
     pub frames: usize,
     pub bytes: u64,
     /// The last one was long.
@@ -129,7 +129,7 @@ impl Built {
 /// Writes packets to frames until these are full or the source ends. A function of its own: its loop has the registers for
 /// itself.
 #[inline(never)]
-pub(super) fn write_frames<S: Source>(
+pub(in crate::shard) fn write_frames<S: Source>(
     source: &mut S,
     ip_id: &mut u16,
     frames: &mut [Frame],
@@ -178,7 +178,7 @@ fn stamp(template: &Template, frames: &mut [Frame]) {
 
 /// Writes packets into a port's own memory, where the port says. Long ones are laid out when their slot is built, and written
 /// when it is finished. The others are stamped at once, while they are in the nearest cache.
-pub(super) struct InPlace<'a, S: Source> {
+pub(in crate::shard) struct InPlace<'a, S: Source> {
     source: &'a mut S,
     ip_id: &'a mut u16,
     pub built: Built,
@@ -221,6 +221,74 @@ impl<S: Source> Build for InPlace<'_, S> {
     fn finish(&mut self, i: usize, buffer: &mut [u8]) {
         if let Some(long) = self.long.get(i) {
             long.write(self.source.template(), buffer);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::port::HeapPool;
+    use crate::wire::{Aeth, Ext, Flow, Kind, Opcode, Position, Tail};
+
+    /// A source of READ responses with payloads of these lengths.
+    struct Reads<'a> {
+        template: Template,
+        memory: &'a [u8],
+        lens: &'a [usize],
+    }
+
+    impl Source for Reads<'_> {
+        type End = ();
+        fn next<R>(
+            &mut self,
+            ip_id: &mut u16,
+            write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
+        ) -> Result<R, ()> {
+            let (len, rest) = self.lens.split_first().ok_or(())?;
+            self.lens = rest;
+            *ip_id += 1;
+            let header = Header {
+                opcode: Opcode::rc(Kind::ReadResponse, Position::Only, Tail::None),
+                ext: Ext::Aeth(Aeth::default()),
+                payload_len: *len as u32,
+                ip_id: *ip_id,
+                ..Header::default()
+            };
+            let payload = Payload::At(Place::found(self.memory.as_ptr() as u64, *len as u64));
+            write(&self.template, &Draft { header, payload }).map_err(|_| ())
+        }
+        fn run(&mut self, _: &mut u16, _: &mut [Frame]) -> Option<Run<()>> {
+            None
+        }
+        fn template(&self) -> &Template {
+            &self.template
+        }
+    }
+
+    // A packet is the same in a frame and in a port's memory, and whatever its length and that of its neighbours.
+    #[test]
+    fn both_ways_to_write_write_the_same() {
+        let memory: Vec<u8> = (0..4096u32).map(|n| (n * 7) as u8).collect();
+        let lens = [0, 5, 64, 4096, 1024, 3, 1021, 2048, 960];
+        let source = || Reads { template: Template::new(&Flow::default()), memory: &memory, lens: &lens };
+        let pool = HeapPool::new(16, 5000);
+        let mut frames: Vec<Frame> = core::iter::from_fn(|| pool.alloc()).collect();
+        let (built, end) = write_frames(&mut source(), &mut 0, &mut frames);
+        assert_eq!((built.frames, end), (lens.len(), Some(())));
+        assert_eq!(built.bytes, frames[..lens.len()].iter().map(|frame| frame.len() as u64).sum::<u64>());
+
+        let (mut from, mut ip_id) = (source(), 0);
+        let mut writer = InPlace::new(&mut from, &mut ip_id);
+        let mut slots: Vec<(Vec<u8>, usize)> = Vec::new();
+        let mut buffer = vec![0xaa; 5000];
+        while let Some(len) = writer.build(&mut buffer) {
+            slots.push((core::mem::replace(&mut buffer, vec![0xaa; 5000]), len));
+        }
+        slots.iter_mut().enumerate().for_each(|(i, (buffer, _))| writer.finish(i, buffer));
+        assert_eq!((writer.built.bytes, writer.end, slots.len()), (built.bytes, Some(()), lens.len()));
+        for (frame, (buffer, len)) in frames.iter().zip(&slots) {
+            assert!(frame.data() == &buffer[..*len], "{len} bytes");
         }
     }
 }

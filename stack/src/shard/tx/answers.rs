@@ -1,12 +1,7 @@
 //! Answers of a queue pair: the acknowledgements and responses of its responder, as a source of the
 //! [`writer`](super::writer), and what follows when no more can be built.
 
-use super::copy::{self, LocalProtection};
-use super::counters::Counter;
-use super::env::Env;
-use super::outbox::{Ended, Traffic};
-use super::qp::{Qp, Route};
-use super::tx::Stop;
+use super::Stop;
 use super::writer::{self, Built, Draft, Payload, Source};
 use crate::config::LONG_PACKET;
 use crate::id::{PdId, Psn, Qpn};
@@ -15,6 +10,11 @@ use crate::port::Frame;
 use crate::proto::fault::Fault;
 use crate::proto::responder::Answered;
 use crate::proto::tables::Syndrome;
+use crate::shard::copy::{self, LocalProtection};
+use crate::shard::counters::Counter;
+use crate::shard::env::Env;
+use crate::shard::outbox::{Ended, Traffic};
+use crate::shard::qp::{Qp, Route};
 use crate::wire::{Aeth, Discard, Ext, ExtHeader, Header, Kind, Opcode, Position, Stencil, Tail, Template};
 
 const ACKNOWLEDGE: Opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);

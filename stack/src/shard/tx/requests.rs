@@ -1,12 +1,7 @@
 //! Request packets of a queue pair: what its requester sends next, as a source of the [`writer`](super::writer), and what
 //! follows when no more can be built.
 
-use super::copy::{Gather, LocalProtection, Memory};
-use super::counters::Counter;
-use super::env::Env;
-use super::outbox::{Ended, Traffic};
-use super::qp::{Cause, Qp, Route};
-use super::tx::Stop;
+use super::Stop;
 use super::writer::{self, Built, Draft, Payload, Source};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::port::Frame;
@@ -15,6 +10,11 @@ use crate::proto::requester::{Form, Idle, Next, Ran, Run, Segment, Unbuilt};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::{self, SendWqe};
+use crate::shard::copy::{Gather, LocalProtection, Memory};
+use crate::shard::counters::Counter;
+use crate::shard::env::Env;
+use crate::shard::outbox::{Ended, Traffic};
+use crate::shard::qp::{Cause, Qp, Route};
 use crate::time::Instant;
 use crate::wire::{Discard, Header, Reth, Stencil, Template, Transport};
 

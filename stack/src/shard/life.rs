@@ -1,0 +1,160 @@
+//! The life of a queue pair: states that it enters, by a control call or by itself, and what entering one means.
+
+use super::EventElement;
+use super::counters::Counter;
+use super::env::Env;
+use super::qp::{Cause, Qp};
+use crate::id::{QpState, QpType};
+use crate::proto::attr::QpAttr;
+use crate::proto::responder::Responder;
+use crate::proto::state::{Event, Gates, internal};
+use crate::proto::status::{AsyncEvent, WcOpcode, WcStatus};
+use crate::proto::wqe::{RecvWqe, SendWqe};
+use crate::sync::asymmetric::heavy;
+use crate::sync::words::Word;
+
+impl Env {
+    /// An asynchronous event of a queue pair.
+    #[cold]
+    pub fn raise(&self, qp: &Qp, event: AsyncEvent) {
+        if qp.ownerless {
+            // Nobody has a handle of a receive-only queue pair of an XRC domain that could be told.
+            tracing::warn!(qpn = qp.qpn.get(), ?event, "asynchronous event of an XRC receive queue pair");
+        } else {
+            self.shared.events.raise(event, EventElement::Qp(qp.qpn));
+        }
+    }
+
+    /// A completion queue of the queue pair is unusable, and so is the queue pair.
+    #[cold]
+    pub fn end_by_overrun(&mut self, qp: &mut Qp) {
+        if qp.state == QpState::Reset {
+            return; // unused; it fails with its first completion
+        }
+        if !core::mem::replace(&mut qp.overran, true) {
+            self.shared.events.raise(AsyncEvent::QpFatal, EventElement::Qp(qp.qpn));
+        }
+        if qp.state != QpState::Err {
+            self.fail(qp, Event::Fatal, Cause::default());
+        }
+    }
+
+    /// The queue pair leaves its state by itself.
+    pub fn fail(&mut self, qp: &mut Qp, event: Event, cause: Cause) {
+        if let Some(to) = internal(qp.state, qp.ty, event) {
+            self.count_of(qp, Counter::QpErrors);
+            self.enter(qp, to, cause);
+        }
+    }
+
+    /// Enters a state: publishes its gates and does what entering means. Attributes are the caller's business.
+    pub fn enter(&mut self, qp: &mut Qp, to: QpState, cause: Cause) {
+        let connected = |s: QpState| !matches!(s, QpState::Reset | QpState::Init);
+        self.connected -= usize::from(connected(qp.state));
+        self.connected += usize::from(connected(to));
+        qp.state = to;
+        if to == QpState::Reset {
+            qp.epoch = qp.epoch.wrapping_add(1);
+        }
+        self.publish_word(qp);
+        match to {
+            QpState::Reset => {
+                self.clear(qp);
+                self.release_next_hop(qp.slot);
+            }
+            QpState::Sqd => {
+                qp.draining = true;
+                qp.requester.drain();
+                self.agenda.mark_ready(qp);
+            }
+            QpState::Err => {
+                qp.draining = false;
+                self.release_next_hop(qp.slot);
+                // A poster publishes its request, then looks at the word: it sees ERR and rings, or we see it.
+                heavy();
+                self.flush_queues(qp, cause);
+                if qp.rq.is_shared() && qp.ty != QpType::XrcIni {
+                    // It holds no entry of the shared receive queue now, and takes none any more (IBA 10.3.1).
+                    self.raise(qp, AsyncEvent::QpLastWqeReached);
+                }
+            }
+            QpState::Sqe => self.flush_queues(qp, cause),
+            QpState::Rtr | QpState::Rts => self.agenda.mark_ready(qp),
+            QpState::Init => {}
+        }
+    }
+
+    /// Makes epoch, state and gates known to posters and pollers.
+    pub fn publish_word(&self, qp: &mut Qp) {
+        qp.gates = Gates::of(qp.state, qp.ty);
+        let word = Word::new(qp.epoch, qp.state as u8, qp.gates.bits()).watched(qp.watched);
+        self.shared.words.store(qp.index, word);
+    }
+
+    /// RESET: every request is gone, without a completion; poll skips completions of the old epoch.
+    fn clear(&mut self, qp: &mut Qp) {
+        let sq_end = qp.sq.0.published();
+        qp.requester.reset(sq_end);
+        qp.responder = Responder::new();
+        qp.sq_done = sq_end;
+        qp.sq.0.release_to(sq_end);
+        qp.rq.reset(qp.epoch);
+        qp.draining = false;
+        qp.comm_est = false;
+        qp.counters.set_peer(None);
+        qp.deferred = None;
+        qp.overran = false;
+        qp.fault = None;
+        qp.retried = None;
+        qp.release_gid(&self.shared);
+        let cap = qp.attr.cap;
+        *qp.attr = QpAttr { cap, port_num: 1, ..Default::default() };
+        self.agenda.disarm(qp);
+    }
+
+    /// ERR: everything completes with a flush error, in order; the reason first.
+    pub fn flush_queues(&mut self, qp: &mut Qp, cause: Cause) {
+        let mut taken = true;
+        if qp.gates.has(Gates::FLUSH_SQ) {
+            taken &= self.stage_successes(qp); // what succeeded before the failure comes first
+            let end = qp.sq.0.published();
+            let mut status = cause.send;
+            while qp.sq_done != end {
+                let wqe = *SendWqe::of(qp.sq.0.slot(qp.sq_done));
+                qp.sq_done = qp.sq_done.wrapping_add(1);
+                if wqe.epoch == qp.epoch {
+                    let status = status.take().unwrap_or(WcStatus::WrFlushErr);
+                    let opcode = wqe.opcode().wc_opcode().unwrap_or(WcOpcode::Send);
+                    let cqe = self.entry(qp, wqe.wr_id, status, opcode);
+                    taken &= self.push(qp, qp.send_lane, cqe);
+                }
+            }
+            if qp.state == QpState::Sqe {
+                qp.requester.forget(end);
+            } else {
+                qp.requester.reset(end);
+            }
+        }
+        if qp.gates.has(Gates::FLUSH_RQ) {
+            if qp.deferred.is_some() {
+                self.release_all_receives(qp);
+            }
+            if qp.responder.holds_receive() {
+                let status = cause.recv.unwrap_or(WcStatus::WrFlushErr);
+                let mut cqe = self.entry(qp, RecvWqe::of(qp.rq.current()).wr_id, status, WcOpcode::Recv);
+                cqe.srqn = if qp.ty == QpType::XrcTgt { qp.rq.srq_number().unwrap_or(0) } else { 0 };
+                taken &= self.push(qp, qp.recv_lane, cqe);
+            }
+            qp.responder = Responder::new();
+            while let Some(wqe) = qp.rq.take_to_flush() {
+                let cqe = self.entry(qp, wqe.wr_id, WcStatus::WrFlushErr, WcOpcode::Recv);
+                taken &= self.push(qp, qp.recv_lane, cqe);
+            }
+        }
+        if !taken {
+            self.end_by_overrun(qp);
+        }
+        self.completions.mark_sent(qp);
+        self.completions.mark_received(qp);
+    }
+}

@@ -1,0 +1,117 @@
+//! Which queue pairs were posted to: their doorbells were rung, or they are posted to so often that the shard looks at them
+//! each turn instead.
+
+use arrayvec::ArrayVec;
+
+use super::Shard;
+use super::env::Env;
+use super::qp::Qp;
+use crate::config::{READY_BUDGET, WATCH_AFTER, WATCH_GAP, WATCH_IDLE};
+use crate::proto::requester::SendRing;
+use crate::sync::asymmetric::heavy;
+
+/// Queue pairs whose doorbells were rung.
+pub(super) type Posted = ArrayVec<u32, READY_BUDGET>;
+
+impl Shard {
+    /// Queue pairs whose doorbells were rung have something to send.
+    #[inline]
+    pub(super) fn run_doorbells(&mut self) {
+        if self.env.shared.doorbells[self.env.id].any() {
+            self.run_rung();
+        }
+    }
+
+    #[inline(never)]
+    fn run_rung(&mut self) {
+        let mut posted = Posted::new();
+        self.take_doorbells(&mut posted);
+        self.mark_posted(&posted);
+    }
+
+    /// Takes doorbells that were rung, and prefetches what sending needs of their queue pairs: see [`Self::mark_posted`].
+    #[inline(always)]
+    pub(super) fn prefetch_posted(&mut self) -> Posted {
+        let mut posted = Posted::new();
+        if self.env.shared.doorbells[self.env.id].any() {
+            self.take_doorbells(&mut posted);
+            self.prefetch_senders(&posted);
+        }
+        posted
+    }
+
+    /// Takes the doorbells that were rung.
+    #[inline(always)]
+    fn take_doorbells(&self, posted: &mut Posted) {
+        self.env.shared.doorbells[self.env.id].drain(READY_BUDGET as u32, |slot| posted.push(slot));
+    }
+
+    /// Queue pairs whose doorbells were rung have something to send.
+    #[inline(always)]
+    pub(super) fn mark_posted(&mut self, posted: &[u32]) {
+        for &slot in posted {
+            let Some(qp) = self.qps.get(slot) else { continue };
+            self.env.agenda.mark_ready(qp);
+            let soon = self.env.now.nanos_since(qp.posted_at) <= WATCH_GAP.as_nanos() as u64;
+            qp.posted_at = self.env.now;
+            qp.rings = if soon { qp.rings.saturating_add(1) } else { 0 };
+            if qp.rings >= WATCH_AFTER && !qp.watched && !self.env.agenda.watched.is_full() {
+                qp.watched = true;
+                qp.sq_seen = qp.sq.published();
+                self.env.agenda.watched.push(slot);
+                self.env.publish_word(qp);
+            }
+        }
+    }
+
+    /// Queue pairs that are posted to all the time are looked at instead of waiting for their doorbells.
+    #[inline]
+    pub(super) fn run_watched(&mut self) {
+        let mut i = 0;
+        while let Some(&slot) = self.env.agenda.watched.get(i) {
+            let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) else {
+                self.env.agenda.watched.swap_remove(i);
+                continue;
+            };
+            let published = qp.sq.published();
+            if published != qp.sq_seen {
+                qp.sq_seen = published;
+                qp.posted_at = self.env.now;
+                self.env.agenda.mark_ready(qp);
+            } else if self.env.now.nanos_since(qp.posted_at) > WATCH_IDLE.as_nanos() as u64 {
+                self.env.unwatch(qp);
+                continue; // the next look takes it off the list
+            }
+            i += 1;
+        }
+    }
+
+    /// Whether something was posted to a watched queue pair since the last look.
+    pub(super) fn watched_posts(&self) -> bool {
+        let posted = |slot: &u32| self.qps.peek(*slot).is_some_and(|qp| qp.sq.0.published() != qp.sq_seen);
+        self.env.agenda.watched.iter().any(posted)
+    }
+
+    /// Looks at no queue pair each turn any more: from here on posters ring.
+    pub(super) fn unwatch_all(&mut self) {
+        while let Some(slot) = self.env.agenda.watched.pop() {
+            if let Some(qp) = self.qps.get(slot).filter(|qp| qp.watched) {
+                self.env.unwatch(qp);
+            }
+        }
+    }
+}
+
+impl Env {
+    /// From here on posters ring again. Whoever posted without ringing, because it saw the promise, is noticed.
+    #[cold]
+    fn unwatch(&mut self, qp: &mut Qp) {
+        qp.watched = false;
+        qp.rings = 0;
+        self.publish_word(qp);
+        heavy();
+        if qp.sq.published() != qp.sq_seen {
+            self.agenda.mark_ready(qp);
+        }
+    }
+}

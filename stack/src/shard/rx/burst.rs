@@ -1,0 +1,153 @@
+//! Received frames: bursts of the port's queue, and what other shards handed over.
+
+use crate::config::{RX_BURST, RX_BURST_BYTES, RX_BURSTS};
+use crate::port::{Frame, RxBurst};
+use crate::shard::Shard;
+use crate::shard::counters::Counter;
+use crate::shard::lookahead::Lookahead;
+use crate::sync::prefetch;
+
+/// A received frame, in its burst. Who keeps it beyond the turn takes it out; the others go back to the port together.
+pub(super) struct Arrival<'a> {
+    burst: &'a mut RxBurst,
+    at: usize,
+}
+
+impl Arrival<'_> {
+    #[inline(always)]
+    pub fn frame(&self) -> &Frame {
+        &self.burst[self.at]
+    }
+    #[inline(always)]
+    pub fn frame_mut(&mut self) -> &mut Frame {
+        &mut self.burst[self.at]
+    }
+    /// Takes the frame out of its burst.
+    pub fn take(self) -> Frame {
+        self.burst.remove(self.at)
+    }
+}
+
+impl Shard {
+    /// Handles what was received. Returns how many frames.
+    #[inline(always)]
+    pub(in crate::shard) fn receive(&mut self) -> usize {
+        let mut received = 0;
+        for _ in 0..RX_BURSTS {
+            self.recycle();
+            let n = self.env.outbox.queue.rx_burst(&mut self.rx);
+            if n == 0 {
+                break;
+            }
+            let (mut at, mut bytes) = (0, 0);
+            while at < self.rx.len() {
+                bytes += self.handle(&mut at);
+            }
+            received += n;
+            if self.is_last(n, bytes) {
+                break;
+            }
+        }
+        received
+    }
+
+    /// [`Self::receive`] with very many queue pairs: what the frames of a burst need was prefetched before.
+    #[inline(always)]
+    pub(in crate::shard) fn receive_prefetched(&mut self) -> usize {
+        self.lookahead.step_if_any(&self.qps, &self.env);
+        let mut received = 0;
+        for _ in 0..RX_BURSTS {
+            self.recycle();
+            self.receive_early();
+            if self.lookahead.is_empty() {
+                break;
+            }
+            self.lookahead.take(&mut self.rx, &self.qps, &self.env);
+            // What the next ones need is prefetched while this burst is handled.
+            if self.lookahead.is_on() && self.lookahead.is_empty() && self.rx.is_full() {
+                self.lookahead.receive(&mut *self.env.outbox.queue, &self.qps, RX_BURSTS);
+            }
+            let n = self.rx.len();
+            let (mut at, mut bytes, mut handled) = (0, 0, 0);
+            while at < self.rx.len() {
+                // It was received a while ago, and much was prefetched since: it has left the nearest cache.
+                if let Some(soon) = self.rx.get(at + Lookahead::AGAIN) {
+                    prefetch::near(soon.data().as_ptr());
+                }
+                bytes += self.handle(&mut at);
+                handled += 1;
+                if handled % Lookahead::EVERY == 0 {
+                    self.lookahead.step_if_any(&self.qps, &self.env);
+                }
+            }
+            received += n;
+            if self.is_last(n, bytes) {
+                break;
+            }
+        }
+        received
+    }
+
+    /// Receives a burst for later, while none waits, and prefetches what it needs.
+    #[inline(always)]
+    pub(in crate::shard) fn receive_early(&mut self) {
+        if self.lookahead.is_on() && self.lookahead.is_empty() {
+            self.lookahead.receive(&mut *self.env.outbox.queue, &self.qps, 1);
+        }
+    }
+
+    /// Gives the buffers of the burst before back. Not at its end: what it brought may have been waited for, and is answered
+    /// first.
+    #[inline(always)]
+    fn recycle(&mut self) {
+        if !self.rx.is_empty() {
+            self.env.outbox.queue.recycle(&mut self.rx);
+        }
+    }
+
+    /// Counts a burst of `n` frames that was handled. Whether no other is received in this turn: one that was neither full nor
+    /// long was all there is. Responses are often followed by what the program waits for; a request is answered first.
+    #[inline(always)]
+    fn is_last(&self, n: usize, bytes: u64) -> bool {
+        self.env.counters.add(Counter::RxFrames, n as u64);
+        self.env.counters.add(Counter::RxBytes, bytes);
+        n < RX_BURST && bytes < RX_BURST_BYTES || !self.env.agenda.answering.is_empty()
+    }
+
+    /// Handles the frame at a place of the burst, and moves on to the one behind it. Returns the frame's length.
+    #[inline(always)]
+    fn handle(&mut self, at: &mut usize) -> u64 {
+        let before = self.rx.len();
+        let arrival = Arrival { burst: &mut self.rx, at: *at };
+        let len = arrival.frame().len() as u64;
+        self.env.receive(&mut self.qps, arrival);
+        if self.rx.len() == before {
+            *at += 1; // else it was taken out, and the next one has its place
+        }
+        len
+    }
+
+    /// Frames handed over by other shards, and those we sent to ourselves.
+    #[inline]
+    pub(in crate::shard) fn receive_inbox(&mut self) -> usize {
+        // Two loads; popping an empty queue is a full fence, which waits for every store to the port's memory.
+        if self.env.shared.inboxes[self.env.id].is_empty() {
+            return 0;
+        }
+        self.drain_inbox()
+    }
+
+    #[inline(never)]
+    fn drain_inbox(&mut self) -> usize {
+        let mut n = 0;
+        self.env.from_inside = true;
+        while n < RX_BURST {
+            let Some(frame) = self.env.shared.inboxes[self.env.id].pop() else { break };
+            let mut alone = RxBurst::from_iter([frame]);
+            self.env.receive(&mut self.qps, Arrival { burst: &mut alone, at: 0 });
+            n += 1;
+        }
+        self.env.from_inside = false;
+        n
+    }
+}

@@ -1,0 +1,145 @@
+//! Requests of the peer: checked by the responder, placed in memory, then accepted.
+
+use crate::id::Psn;
+use crate::proto::fault::Fault;
+use crate::proto::responder::{ReceivedTail, Verdict};
+use crate::proto::state::Event;
+use crate::proto::wqe::{Granule, RecvWqe};
+use crate::shard::copy;
+use crate::shard::counters::Counter;
+use crate::shard::env::Env;
+use crate::shard::qp::{Cause, Qp};
+use crate::wire::{Discard, Kind, Packet, Transport};
+
+impl Env {
+    #[inline(always)]
+    pub(super) fn handle_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        if !qp.responder.expects(pkt.psn) {
+            return self.handle_unexpected(qp, &{ pkt });
+        }
+        let handled = qp.responder.handle_expected(&pkt, qp.pd, &mut qp.rq, &self.shared.mrs);
+        if let Err(fault) = handled.and_then(|verdict| self.place(qp, &pkt, verdict)) {
+            self.refuse(qp, pkt.psn, fault);
+        }
+        if qp.responder.has_answer() {
+            self.agenda.mark_answering(qp);
+        }
+        Ok(())
+    }
+
+    /// A request that is a duplicate, comes after a gap, or to a queue pair that is about to end.
+    #[cold]
+    fn handle_unexpected(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+        match qp.responder.handle_request(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+            Ok(verdict) => {
+                if let Err(fault) = self.place(qp, pkt, verdict) {
+                    self.refuse(qp, pkt.psn, fault);
+                }
+            }
+            Err(Ok(fault)) => self.refuse(qp, pkt.psn, fault),
+            Err(Err(reason)) => return Err(reason),
+        }
+        if qp.responder.has_answer() {
+            self.agenda.mark_answering(qp);
+        }
+        Ok(())
+    }
+
+    /// A request to an XRC target: receive requests, protection domain and completion queue are those of the shared
+    /// receive queue that the packet names, which has to be of the target's domain (IBA A14).
+    #[inline(never)]
+    pub(super) fn handle_xrc_request(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        // A duplicate, or a packet after a gap, needs none of it.
+        if qp.responder.expects(pkt.psn) {
+            let (number, attached) = (pkt.xrceth(), qp.rq.srq_number());
+            let named = self.xrc_srqs.binary_search_by_key(&number, |srq| srq.end.number);
+            let named = named.ok().map(|at| &self.xrc_srqs[at]);
+            // All packets of a message name the same queue.
+            let stays = !qp.responder.in_message() || attached == Some(number);
+            match named.filter(|srq| stays && Some(srq.xrcd) == qp.rq.xrcd()) {
+                Some(srq) if attached != Some(number) => {
+                    qp.pd = srq.end.pd;
+                    qp.recv_pd = srq.end.pd;
+                    qp.recv_lane = srq.lane;
+                    qp.rq.attach(Some(srq.end.clone()));
+                }
+                Some(_) => {}
+                None => {
+                    self.refuse(qp, pkt.psn, Fault::BadXrcSrq);
+                    self.agenda.mark_answering(qp);
+                    return Ok(());
+                }
+            }
+        }
+        self.handle_request(qp, pkt)
+    }
+
+    /// Puts the packet's bytes where the verdict says, then lets the responder move on.
+    #[inline(always)]
+    pub(super) fn place(&mut self, qp: &mut Qp, pkt: &Packet<'_>, verdict: Verdict) -> Result<(), Fault> {
+        if verdict == Verdict::Duplicate {
+            self.count_of(qp, Counter::DuplicatesAnswered);
+            return Ok(());
+        }
+        // The receive request that the message fills or ends.
+        let fills = pkt.row.kind == Kind::Send || pkt.row.takes_recv;
+        let receive: &[Granule] = if fills { qp.rq.current() } else { &[] };
+        let wr_id = if fills { RecvWqe::of(receive).wr_id } else { 0 };
+        match verdict {
+            Verdict::Accept => {}
+            Verdict::Receive { offset } => {
+                let (list, ends) = (RecvWqe::sges(receive), pkt.row.position.ends());
+                self.scatter(qp.recv_pd, list, offset, pkt.payload, ends)
+                    .map_err(|_| Fault::ReceiveProtection)?;
+            }
+            Verdict::Write { place, last } => {
+                copy::write(place, pkt.payload, last);
+                self.keys.placed_to = place.addr().wrapping_add(pkt.payload.len() as u64);
+            }
+            Verdict::Atomic { place, swap } => {
+                let eth = pkt.atomic();
+                let original = copy::atomic(place, swap, eth.swap_add, eth.compare);
+                self.count(Counter::RequestsReceived);
+                qp.responder.accept_atomic(pkt, original);
+                return Ok(());
+            }
+            Verdict::Store { place } => copy::store(place, pkt.payload),
+            Verdict::Flush => copy::flush(),
+            Verdict::Duplicate => {} // has returned
+        }
+        if pkt.row.has_inv {
+            // The key is dead before the completion that tells of it.
+            self.shared.mrs.invalidate(pkt.inv(), qp.pd, Some(qp.qpn)).map_err(|_| Fault::BadInvalidate)?;
+            self.keys.note_revoked();
+        }
+        self.count(Counter::RequestsReceived);
+        if let Some(received) = qp.responder.accept(pkt) {
+            debug_assert!(received.tail.is_some() == (pkt.row.has_imm || pkt.row.has_inv));
+            debug_assert!(!matches!(received.tail, Some(ReceivedTail::Inv(_))) || pkt.row.has_inv);
+            let srqn = if pkt.row.transport == Transport::Xrc { qp.rq.srq_number().unwrap_or(0) } else { 0 };
+            self.complete_receive(qp, &received, wr_id, srqn);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn refuse(&mut self, qp: &mut Qp, psn: Psn, fault: Fault) {
+        self.count_of(qp, Counter::RequestsRefused);
+        let ends = qp.responder.refuse(psn, fault, qp.ty);
+        if ends && !qp.responder.has_answer() {
+            self.end_by_fault(qp, fault);
+        }
+    }
+
+    /// ERR after a fault of the peer's; its NAK, where there is one, is with the port's frames already.
+    pub(in crate::shard) fn end_by_fault(&mut self, qp: &mut Qp, fault: Fault) {
+        let outcome = fault.outcome(qp.ty);
+        qp.fault = Some(fault);
+        if !qp.responder.holds_receive()
+            && let Some(event) = outcome.event
+        {
+            self.raise(qp, event);
+        }
+        self.fail(qp, Event::Fatal, Cause { send: None, recv: outcome.status });
+    }
+}

@@ -1,0 +1,124 @@
+//! Responses of the peer: matched by the requester, placed in memory; and what follows from what the requester learnt.
+
+use crate::proto::completer::{Response, RetryCause};
+use crate::proto::state::Event;
+use crate::proto::status::WcStatus;
+use crate::proto::tables::Syndrome;
+use crate::proto::wqe::SendWqe;
+use crate::shard::Qps;
+use crate::shard::counters::Counter;
+use crate::shard::env::Env;
+use crate::shard::qp::{Cause, Qp};
+use crate::wire::{Discard, Kind, Packet};
+
+impl Env {
+    #[inline(always)]
+    pub(super) fn handle_response(&mut self, qp: &mut Qp, pkt: Packet<'_>) -> Result<(), Discard> {
+        self.count_response(qp, &pkt);
+        let response = qp.requester.handle_response(self.now, &pkt, &qp.sq)?;
+        let placed = match response {
+            Response::Place { seq, offset } => {
+                let slot = qp.sq.0.slot(seq);
+                Some(self.scatter(qp.pd, SendWqe::sges(slot), u64::from(offset), pkt.payload, true))
+            }
+            Response::PlaceAtomic { seq, original } => {
+                let slot = qp.sq.0.slot(seq);
+                Some(self.scatter(qp.pd, SendWqe::sges(slot), 0, &original.to_ne_bytes(), true))
+            }
+            _ => None,
+        };
+        match placed {
+            Some(Ok(())) => qp.requester.placed(self.now, pkt.psn),
+            Some(Err(_)) => {
+                self.complete_sends(qp);
+                self.fail_send(qp, WcStatus::LocProtErr);
+                return Ok(());
+            }
+            None => {}
+        }
+        match response {
+            Response::Failed(_) | Response::Retry(_) | Response::Wait => self.after_requester(qp, response),
+            _ => self.agenda.mark_answered(qp),
+        }
+        Ok(())
+    }
+
+    /// After responses were received.
+    #[inline(never)]
+    pub(in crate::shard) fn run_answered(&mut self, qps: &mut Qps) {
+        while let Some(slot) = self.agenda.answered.pop() {
+            if let Some(qp) = qps.get(slot) {
+                qp.in_answered = false;
+                self.after_requester(qp, Response::Done);
+            }
+        }
+    }
+
+    /// After the requester's state moved: completions, retries, failure, and more to send.
+    pub(in crate::shard) fn after_requester(&mut self, qp: &mut Qp, response: Response) {
+        self.complete_sends(qp);
+        match response {
+            Response::Failed(status) => return self.fail_send(qp, status),
+            Response::Retry(cause) => {
+                if cause != RetryCause::Probe {
+                    qp.retried = Some(cause);
+                }
+                self.count_retry(qp, cause);
+            }
+            Response::Wait => self.agenda.corrections.waits.push(qp.slot),
+            _ => {}
+        }
+        if let Some(status) = qp.requester.local_failure() {
+            return self.fail_send(qp, status);
+        }
+        if !qp.requester.sent_all(&qp.sq) {
+            self.agenda.mark_ready(qp);
+        }
+        self.agenda.arm(qp);
+    }
+
+    #[cold]
+    fn count_retry(&self, qp: &Qp, cause: RetryCause) {
+        self.count_of(
+            qp,
+            match cause {
+                RetryCause::Timeout => Counter::RetriesTimeout,
+                RetryCause::SequenceNak => Counter::RetriesSequence,
+                RetryCause::ImpliedNak => Counter::RetriesImplied,
+                RetryCause::Rnr => Counter::RetriesRnr,
+                RetryCause::Probe => Counter::AckProbes,
+                RetryCause::Unreachable => return, // is no retry
+            },
+        );
+    }
+
+    /// The oldest send request fails, and the queue pair with it.
+    pub(in crate::shard) fn fail_send(&mut self, qp: &mut Qp, status: WcStatus) {
+        self.fail(qp, Event::SendError, Cause { send: Some(status), recv: None });
+    }
+
+    #[inline(always)]
+    fn count_response(&self, qp: &Qp, pkt: &Packet<'_>) {
+        if pkt.row.kind != Kind::Ack {
+            return self.count(Counter::ResponsesReceived);
+        }
+        let syndrome = pkt.aeth().syndrome;
+        if Syndrome::is_ack(syndrome) {
+            return self.count(Counter::AcksReceived);
+        }
+        self.count_nak(qp, Syndrome::decode(syndrome));
+    }
+
+    #[cold]
+    fn count_nak(&self, qp: &Qp, syndrome: Syndrome) {
+        if let Syndrome::RnrNak { .. } = syndrome {
+            return self.count_of(qp, Counter::RnrNaksReceived);
+        }
+        self.count_of(qp, Counter::NaksReceived);
+        if let Syndrome::Nak(code) = syndrome
+            && let Some(counter) = Counter::nak_received(code)
+        {
+            self.count_of(qp, counter);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! UC and UD: receiving without answering.
+
+use super::prove;
+use crate::id::QpType;
+use crate::port::Frame;
+use crate::proto::fault::Fault;
+use crate::proto::responder::{GRH_LEN, Verdict};
+use crate::proto::state::Gates;
+use crate::proto::wqe::RecvWqe;
+use crate::shard::counters::Counter;
+use crate::shard::env::Env;
+use crate::shard::qp::Qp;
+use crate::wire::{Discard, Layout, Packet, Transport};
+
+impl Env {
+    /// A packet for a queue pair that is not RC, or of a class that is not.
+    #[inline(never)]
+    pub(super) fn receive_unreliable(
+        &mut self,
+        qp: &mut Qp,
+        frame: &mut Frame,
+        layout: &Layout,
+    ) -> Result<(), Discard> {
+        match (qp.ty, layout.row.transport) {
+            (_, Transport::Cnp) => return self.receive_notification(qp, frame, layout),
+            (QpType::Uc, Transport::Uc) | (QpType::Ud | QpType::Gsi, Transport::Ud) => {}
+            _ => return Err(Discard::WrongTransport),
+        }
+        if !qp.gates.has(Gates::RX_REQ) {
+            return Err(Discard::BadState);
+        }
+        prove(frame, layout)?;
+        let pkt = layout.packet(frame.data());
+        if qp.is_datagram() {
+            // A group address goes with the group's queue pair number, and never comes here.
+            if !self.shared.gids.contains(&pkt.dst()) {
+                let group = pkt.dst().is_multicast();
+                return Err(if group { Discard::NotOurMulticast } else { Discard::NotOurAddress });
+            }
+            self.check_realm(layout, &pkt)?;
+            qp.counters.received(frame.len());
+            if pkt.is_marked() {
+                self.note_mark(qp);
+            }
+            if qp.ty == QpType::Gsi {
+                self.note_asker(frame.data(), &pkt.src());
+            }
+            return self.receive_datagram(qp, &pkt, layout.priority());
+        }
+        if !qp.template.comes_from_destination_of(&pkt) {
+            return Err(Discard::NotOurAddress);
+        }
+        if !qp.template.goes_to_source_of(&pkt) {
+            return Err(Discard::WrongPeer);
+        }
+        self.check_realm(layout, &pkt)?;
+        qp.counters.received(frame.len());
+        if pkt.is_marked() {
+            self.note_mark(qp);
+        }
+        self.receive_message(qp, &pkt)
+    }
+
+    fn receive_message(&mut self, qp: &mut Qp, pkt: &Packet<'_>) -> Result<(), Discard> {
+        if !qp.comm_est {
+            self.establish(qp);
+        }
+        // Nobody answers, whatever the packet asks for.
+        let pkt = &Packet { ack_req: false, ..*pkt };
+        if qp.responder.cuts_off(pkt) {
+            self.discard(Discard::OutOfSequence);
+            self.give_up_receive(qp);
+        }
+        let verdict = match qp.responder.handle_message(pkt, qp.pd, &mut qp.rq, &self.shared.mrs) {
+            Ok(verdict) => verdict,
+            Err(reason) => {
+                self.give_up_receive(qp);
+                return Err(reason);
+            }
+        };
+        if let Err(fault) = self.place(qp, pkt, verdict) {
+            self.end_receiving(qp, pkt, fault);
+        }
+        Ok(())
+    }
+
+    /// Gives a datagram that belongs to this queue pair by its address to its next receive request. The frame is
+    /// verified; `sl` is the priority it came with.
+    pub(in crate::shard) fn receive_datagram(
+        &mut self,
+        qp: &mut Qp,
+        pkt: &Packet<'_>,
+        sl: u8,
+    ) -> Result<(), Discard> {
+        let qkey = qp.qkey();
+        let Verdict::Receive { offset } = qp.responder.handle_datagram(pkt, qkey, &mut qp.rq)? else {
+            return Ok(());
+        };
+        // An IPv4 header lies at the end of the area, behind zeros.
+        let mut network = [0; GRH_LEN];
+        let at = network.len() - pkt.ip_header.len();
+        network[at..].copy_from_slice(pkt.ip_header);
+        let (pd, sges) = (qp.recv_pd, RecvWqe::sges(qp.rq.current()));
+        let placed = self
+            .scatter(pd, sges, 0, &network, false)
+            .and_then(|_| self.scatter(pd, sges, offset, pkt.payload, true));
+        if placed.is_err() {
+            self.end_receiving(qp, pkt, Fault::ReceiveProtection);
+            return Ok(());
+        }
+        self.count(Counter::RequestsReceived);
+        let done = qp.responder.accept_datagram(pkt);
+        self.complete_datagram(qp, &done, pkt.deth().src_qpn, sl);
+        Ok(())
+    }
+
+    /// Our own receive request is bad: it completes with the fault's status, and the queue pair is in ERR.
+    #[cold]
+    fn end_receiving(&mut self, qp: &mut Qp, pkt: &Packet<'_>, fault: Fault) {
+        qp.responder.refuse(pkt.psn, fault, qp.ty);
+        self.end_by_fault(qp, fault);
+    }
+}
