@@ -415,7 +415,7 @@ fn every_short_history_is_the_same_wherever_numbers_begin() {
             });
             assert_eq!(with, without);
             let first = rig.oldest().map(|(first, wqe)| (first.sub(sq_psn), wqe.wr_id));
-            seen.push((with, first, rig.both[0].waiting(&rig.sq)));
+            seen.push((with, first, rig.both[0].waiting(rig.now, &rig.sq)));
         }
         seen
     };

@@ -115,9 +115,12 @@ impl Requester {
         self.progress(now);
     }
 
-    /// The ACK timer or the RNR wait ended, if `now` is past [`Requester::deadline`].
+    /// The ACK timer, the RNR wait or a pause of the congestion controller ended, if `now` is past [`Requester::deadline`].
     pub fn handle_timeout(&mut self, now: Instant) -> Response {
-        if now < self.deadline() {
+        if now >= self.congestion.resumes_at() {
+            self.congestion.handle(now, Event::Resumed);
+        }
+        if now < self.timer.deadline() {
             return Response::Done;
         }
         match core::mem::replace(&mut self.timer, Timer::Idle) {

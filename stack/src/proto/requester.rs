@@ -193,7 +193,7 @@ impl Requester {
     /// When [`Requester::handle_timeout`] wants to be called.
     #[inline]
     pub fn deadline(&self) -> Instant {
-        self.timer.deadline()
+        self.timer.deadline().min(self.congestion.resumes_at())
     }
 
     /// Whether every started work request is complete: what SQD waits for.
@@ -299,7 +299,7 @@ impl Requester {
     /// Packets that wait to be built and may go now, as far as a glance at the next request tells: for who takes
     /// buffers for a burst.
     #[inline]
-    pub fn waiting(&self, sq: &impl SendRing) -> u32 {
+    pub fn waiting(&self, now: Instant, sq: &impl SendRing) -> u32 {
         let begun = match self.cur == self.started {
             true => 0,
             false => (self.entry(self.cur).last.diff(self.in_flight.cursor) + 1).max(1) as u32,
@@ -308,7 +308,7 @@ impl Requester {
             0 => begun,
             posted => begun + self.unstarted(SendWqe::of(sq.slot(self.started)), posted),
         };
-        waiting.min(self.window())
+        waiting.min(self.window(now))
     }
 
     /// Whether nothing is left to send, or to be told about: who has just built a packet need not ask for another, and who
@@ -358,12 +358,12 @@ impl Requester {
             }
             break (started, sq.slot(self.cur));
         };
-        self.arm(now);
-        let window = self.window();
+        let window = self.window(now);
         if window == 0 {
             hit(Mark::WindowFull);
             return Err(Idle::Waiting);
         }
+        self.arm(now);
         let wqe = SendWqe::of(slot);
         let operation = Operation::of(wqe).expect("a request that has started becomes packets");
         let (seq, psn) = (self.cur, self.in_flight.cursor);
@@ -417,6 +417,10 @@ impl Requester {
         }
         let behind = last.add(1);
         self.in_flight.advance(behind);
+        let next = self.recovery.next(&self.in_flight, behind);
+        if next != behind {
+            self.rewind(next);
+        }
         self.congestion.handle(now, Event::Sent { first: segment.psn, behind, again: segment.again });
     }
 

@@ -1,4 +1,4 @@
-//! Congestion control: how many packets of a queue pair may be in flight.
+//! Congestion control: how many packets of a queue pair may leave, and when.
 //!
 //! A controller is told when packets leave and are acknowledged, when some were lost, and what the network says: marks on
 //! received packets (CE, RFC 3168) and congestion notification packets (IBA A17.9.3). Each controller is a variant of
@@ -48,6 +48,8 @@ pub(super) enum Event {
     Acknowledged(Psn),
     /// Packets were lost, or seem so.
     Lost(RetryCause),
+    /// It is the time that [`Congestion::resumes_at`] said: it says another one from now on.
+    Resumed,
     /// A received packet was marked by a switch whose queue was long (CE). It is the direction to us that is congested.
     Marked,
     /// The peer received marked packets of ours (CNP).
@@ -55,13 +57,23 @@ pub(super) enum Event {
 }
 
 impl Congestion {
-    /// Request packets that may be in flight.
+    /// Request packets that may leave now, where so many are in flight.
     #[inline(always)]
-    pub fn window(&self) -> u32 {
+    pub fn allowance(&self, now: Instant, in_flight: u32) -> u32 {
         match self {
-            Self::FixedWindow => fixed::WINDOW,
+            Self::FixedWindow => fixed::allowance(now, in_flight),
             #[cfg(test)]
-            Self::Probe(probe) => probe.window,
+            Self::Probe(probe) => probe.allowance(now, in_flight),
+        }
+    }
+
+    /// When more may leave, whatever is acknowledged until then; `FAR` where only acknowledgements make room.
+    #[inline(always)]
+    pub fn resumes_at(&self) -> Instant {
+        match self {
+            Self::FixedWindow => Instant::FAR,
+            #[cfg(test)]
+            Self::Probe(probe) => probe.resumes_at,
         }
     }
 

@@ -95,8 +95,8 @@ impl Rig {
         events.map(|(at, event)| (at.as_nanos(), event)).collect()
     }
 
-    fn recovery(&self) -> &recovery::Probe {
-        let Recovery::Probe(probe) = &self.requester.recovery else { panic!("it is a probe") };
+    fn recovery(&mut self) -> &mut recovery::Probe {
+        let Recovery::Probe(probe) = &mut self.requester.recovery else { panic!("it is a probe") };
         probe
     }
 }
@@ -112,9 +112,9 @@ fn the_window_is_the_controllers() {
         rig.post(WrOpcode::RdmaWrite, 1);
     }
     assert_eq!(rig.send(), (vec![(0xff_fffe, false), (0xff_ffff, false), (0, true)], Idle::Waiting));
-    assert_eq!(rig.requester.waiting(&rig.ring), 0);
+    assert_eq!(rig.requester.waiting(rig.now, &rig.ring), 0);
     rig.answer(0xff_fffe, Syndrome::ACK_UNLIMITED);
-    assert_eq!(rig.requester.waiting(&rig.ring), 1);
+    assert_eq!(rig.requester.waiting(rig.now, &rig.ring), 1);
     assert_eq!(rig.send(), (vec![(1, true)], Idle::Waiting));
     rig.probe().window = 100;
     let run = rig.requester.begin_run(rig.now, GATES, 0, &rig.ring, 8, 256);
@@ -184,10 +184,38 @@ fn a_loss_is_told_once_and_what_goes_out_again() {
         (RetryCause::SequenceNak, None),
         (RetryCause::Timeout, Some(lost)),
     ];
-    assert_eq!(
-        (rig.recovery().losses.as_slice(), rig.recovery().progress.as_slice()),
-        (&causes[..], &[lost][..])
-    );
+    let recovery = rig.recovery();
+    assert_eq!((&recovery.losses[..], &recovery.progress[..]), (&causes[..], &[lost][..]));
+}
+
+#[test]
+fn a_controller_may_make_packets_wait() {
+    let mut rig = Rig::new(100);
+    let later = Instant::from_nanos(7000);
+    rig.probe().resumes_at = later;
+    rig.post(WrOpcode::RdmaWrite, 9);
+    assert_eq!(rig.send(), (vec![], Idle::Waiting));
+    assert_eq!(rig.requester.deadline(), later, "nothing else is timed");
+    rig.now = later;
+    assert_eq!(rig.requester.handle_timeout(later), Response::Done);
+    assert_eq!(rig.send(), (vec![(0xff_fffe, false)], Idle::NothingToDo));
+    assert_eq!(rig.told(), [(7000, Event::Resumed), (7000, sent(0xff_fffe, 0xff_ffff, false))]);
+    assert!(rig.requester.deadline() > later);
+}
+
+#[test]
+fn a_scheme_may_send_a_single_packet_again() {
+    let mut rig = Rig::new(100);
+    rig.recovery().first_alone = true;
+    for _ in 0..4 {
+        rig.post(WrOpcode::RdmaWrite, 9);
+    }
+    rig.send();
+    rig.post(WrOpcode::RdmaWrite, 9);
+    rig.answer(0xff_ffff, Syndrome::Nak(NakCode::PsnSequenceError));
+    assert_eq!(rig.send(), (vec![(0xff_ffff, true), (2, false)], Idle::NothingToDo));
+    rig.answer(2, Syndrome::ACK_UNLIMITED);
+    assert_eq!(rig.requester.head(), 5);
 }
 
 #[test]

@@ -12,6 +12,12 @@ pub(super) fn handle_loss(repair: &mut Repair, in_flight: &InFlight, cause: Retr
     news.then_some(in_flight.una)
 }
 
+/// Everything from there on.
+#[inline(always)]
+pub(super) fn next(_: &InFlight, behind: Psn) -> Psn {
+    behind
+}
+
 #[inline(always)]
 pub(super) fn handle_progress(repair: &mut Repair, _: &InFlight) {
     repair.resending = false;

@@ -21,7 +21,7 @@ pub(super) enum Recovery {
     /// Everything from the oldest packet on goes out again (IBA 9.7.3.2).
     #[default]
     GoBackN,
-    /// Go-back-N that writes down what it is told.
+    /// What a test makes of it; it writes down what it is told.
     #[cfg(test)]
     Probe(Box<Probe>),
 }
@@ -48,6 +48,16 @@ impl Recovery {
             Self::GoBackN => go_back_n::handle_loss(repair, in_flight, cause),
             #[cfg(test)]
             Self::Probe(probe) => probe.handle_loss(repair, in_flight, cause),
+        }
+    }
+
+    /// Which packet follows the one before `behind`, which has just been handed out.
+    #[inline(always)]
+    pub fn next(&self, in_flight: &InFlight, behind: Psn) -> Psn {
+        match self {
+            Self::GoBackN => go_back_n::next(in_flight, behind),
+            #[cfg(test)]
+            Self::Probe(probe) => probe.next(in_flight, behind),
         }
     }
 

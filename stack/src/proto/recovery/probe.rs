@@ -2,9 +2,11 @@
 
 use super::{InFlight, Psn, Repair, RetryCause, go_back_n};
 
-/// Go-back-N that writes down what it is told.
+/// Go-back-N, or the first lost packet alone; writes down what it is told.
 #[derive(Default, Debug)]
 pub(in crate::proto) struct Probe {
+    /// Of what was lost only the first packet goes out again.
+    pub first_alone: bool,
     /// Signs of loss, and from where on packets were sent again.
     pub losses: Vec<(RetryCause, Option<Psn>)>,
     /// The oldest packet in flight after each progress.
@@ -21,6 +23,10 @@ impl Probe {
         let first = go_back_n::handle_loss(repair, in_flight, cause);
         self.losses.push((cause, first));
         first
+    }
+
+    pub(super) fn next(&self, in_flight: &InFlight, behind: Psn) -> Psn {
+        if self.first_alone { in_flight.next } else { go_back_n::next(in_flight, behind) }
     }
 
     pub(super) fn handle_progress(&mut self, repair: &mut Repair, in_flight: &InFlight) {

@@ -7,6 +7,7 @@ use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW};
 use crate::mark::{Mark, hit};
 use crate::proto::in_flight::distance;
 use crate::proto::status::WcStatus;
+use crate::time::Instant;
 
 /// Sequence numbers without an answer, at most: as many behind as ahead (IBA 9.7.1).
 const NUMBERS_MAX: u32 = 1 << 23;
@@ -44,8 +45,8 @@ impl AckRequests {
 impl Requester {
     /// Request packets that may go out now.
     #[inline(always)]
-    pub(super) fn window(&self) -> u32 {
-        self.congestion.window().saturating_sub(self.in_flight.packets())
+    pub(super) fn window(&self, now: Instant) -> u32 {
+        self.congestion.allowance(now, self.in_flight.packets())
     }
 
     /// Sequence numbers that may be assigned now.

@@ -212,7 +212,7 @@ impl Requester {
         {
             return None;
         }
-        let window = self.window();
+        let window = self.window(now);
         let posted = sq.published().wrapping_sub(self.started);
         let places = self.log.contiguous(self.started, u32::MAX).len() as u32;
         let most = posted.min(room).min(window).min(places);

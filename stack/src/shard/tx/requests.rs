@@ -228,7 +228,7 @@ impl Env {
         while budget > 0 {
             let (route, peer_shard) = (qp.route, qp.peer_shard);
             let in_place = qp.long && route == Route::Known;
-            let waiting = (qp.requester.waiting(&qp.sq) as usize).clamp(1, budget);
+            let waiting = (qp.requester.waiting(self.now, &qp.sq) as usize).clamp(1, budget);
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
             let mut source = Requests { qp: &mut *qp, memory, now: self.now, again: 0 };
             let (built, ended) =
