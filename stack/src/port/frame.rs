@@ -201,13 +201,19 @@ struct SlotHeader {
     index: u32,
 }
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// Distance from a slot to its buffer: buffers stay aligned to cache lines.
-const HEADER: usize = 64;
+const HEADER: usize = LINE;
 const _: () = assert!(size_of::<SlotHeader>() <= HEADER);
 
 struct Slab {
-    base: NonNull<u8>,
+    /// The allocation, and its first cache line.
+    memory: NonNull<u8>,
     layout: Layout,
+    base: NonNull<u8>,
+    /// Bytes of all slots.
+    bytes: usize,
     stride: usize,
     frames: u32,
     capacity: u16,
@@ -253,16 +259,20 @@ impl HeapPool {
     /// When the numbers are zero or too large, the capacity exceeds 65535 bytes, or memory has run out.
     pub fn new(frames: usize, capacity: usize) -> Self {
         assert!(frames > 0 && capacity > 0, "a pool has room for at least one frame of one byte");
-        let stride = (HEADER + capacity).next_multiple_of(64);
+        let stride = (HEADER + capacity).next_multiple_of(LINE);
         let capacity = u16::try_from(capacity).expect("a frame is shorter than 64 KiB");
         let count = u32::try_from(frames).expect("a pool has fewer than 2^32 frames");
         let bytes = stride.checked_mul(frames).expect("the pool fits the address space");
-        let layout = Layout::from_size_align(bytes, 64).expect("the pool fits the address space");
+        // Memory that is zero because the system gives it so, untouched: an allocator that has to align it would fill it.
+        let layout = Layout::from_size_align(bytes + LINE, 1).expect("the pool fits the address space");
         // SAFETY: the layout's size is not zero.
-        let base = unsafe { std::alloc::alloc_zeroed(layout) };
-        let Some(base) = NonNull::new(base) else { std::alloc::handle_alloc_error(layout) };
+        let memory = unsafe { std::alloc::alloc_zeroed(layout) };
+        let Some(memory) = NonNull::new(memory) else { std::alloc::handle_alloc_error(layout) };
+        let to_line = memory.addr().get().next_multiple_of(LINE) - memory.addr().get();
+        // SAFETY: less than a line behind the start of the allocation, which is a line longer than the slots.
+        let base = unsafe { memory.add(to_line) };
         let free = Mutex::new(Free { back: Vec::with_capacity(frames), fresh: 0 });
-        Self { slab: Arc::new(Slab { base, layout, stride, frames: count, capacity, free }) }
+        Self { slab: Arc::new(Slab { memory, layout, base, bytes, stride, frames: count, capacity, free }) }
     }
 
     /// An empty frame; `None` while all buffers are out.
@@ -344,7 +354,7 @@ impl HeapPool {
     #[inline]
     pub(super) fn owns(&self, frame: &Frame) -> bool {
         let bytes = frame.data.addr().get().wrapping_sub(self.slab.base.addr().get());
-        bytes < self.slab.layout.size()
+        bytes < self.slab.bytes
     }
 
     /// Buffers that are in the pool now.
@@ -383,7 +393,7 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout; each frame holds a count of the `Arc`, so none is left.
-        unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+        unsafe { std::alloc::dealloc(self.memory.as_ptr(), self.layout) }
     }
 }
 
