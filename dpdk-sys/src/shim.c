@@ -440,6 +440,7 @@ dpdk_sys_port_limits(uint16_t port, dpdk_sys_limits *out)
 	out->max_rx_queues = info.max_rx_queues;
 	out->max_tx_queues = info.max_tx_queues;
 	out->max_mtu = info.max_mtu;
+	out->min_rx_room = info.min_rx_bufsize;
 	out->rx_ring = info.default_rxportconf.ring_size;
 	out->tx_ring = info.default_txportconf.ring_size;
 	snprintf(out->driver, sizeof(out->driver), "%s", info.driver_name != NULL ? info.driver_name : "?");

@@ -101,6 +101,8 @@ typedef struct dpdk_sys_limits {
 	uint16_t max_rx_queues;
 	uint16_t max_tx_queues;
 	uint32_t max_mtu;
+	/* Least bytes of a buffer that it receives into. */
+	uint32_t min_rx_room;
 	uint16_t rx_ring;
 	uint16_t tx_ring;
 	char driver[32];

@@ -62,7 +62,7 @@ thread_local! {
 }
 
 impl Eal {
-    /// The environment, started by the first caller; `pci` is the device if that caller wants a PCI device.
+    /// The environment, started by the first caller; `pci` is the device, with its options, if that caller wants a PCI device.
     pub(super) fn get(pci: Option<&str>) -> Result<&'static Self, PortError> {
         if forked() {
             return Err(PortError::Eal(
@@ -216,7 +216,7 @@ fn arguments(options: &EalOptions, huge: bool, pci: Option<&str>, cpus: &str) ->
     }
     arguments.push("--no-telemetry".into());
     match pci {
-        Some(address) => arguments.push(format!("--allow={address}")),
+        Some(device) => arguments.push(format!("--allow={device}")),
         None => {
             arguments.push("--no-pci".into());
             arguments.push("--iova-mode=va".into());
@@ -262,5 +262,6 @@ mod tests {
         assert!(line(true, None).contains("--in-memory") && !line(true, None).contains("--no-huge"));
         assert!(line(true, Some("0000:03:00.0")).contains("--allow=0000:03:00.0"));
         assert!(!line(true, Some("0000:03:00.0")).contains("--no-pci"));
+        assert!(line(true, Some("0000:03:00.0,speed=1")).contains("--allow=0000:03:00.0,speed=1 "));
     }
 }

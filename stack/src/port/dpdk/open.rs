@@ -19,6 +19,12 @@ use std::sync::Arc;
 /// Entries of a device's rings, unless it prefers another number.
 const RING: u16 = 1024;
 
+/// What drivers count to a frame beside its L3 packet, at most: Ethernet header, two VLAN tags, the checksum, virtio's header. One
+/// with less room is refused, or received in pieces.
+const OVERHEAD: usize = 14 + 8 + 4 + 12;
+/// Receive buffers are multiples of this (i40e, ice): a driver does not use the rest.
+const ROOM_UNIT: usize = 128;
+
 /// What a specification asks of DPDK.
 #[derive(Debug)]
 struct Plan {
@@ -49,7 +55,7 @@ impl Plan {
             bus: "vdev",
             name: String::new(),
             args: String::new(),
-            room: (port.mtu + L2_OVERHEAD).next_multiple_of(64),
+            room: (port.mtu + OVERHEAD).next_multiple_of(ROOM_UNIT),
             mtu: port.mtu,
             mac: port.mac,
             iface: None,
@@ -65,8 +71,12 @@ impl Plan {
 pub(in crate::port) fn open(spec: &PortSpec, options: &PortOptions) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
     let plan = plan(spec, options).map_err(fail)?;
-    let pci = (plan.bus == "pci").then_some(plan.name.as_str());
-    let eal = Eal::get(pci)?;
+    // With its options: where it comes first, it is there when the environment has started.
+    let pci = (plan.bus == "pci").then(|| match plan.args.as_str() {
+        "" => plan.name.clone(),
+        args => format!("{},{args}", plan.name),
+    });
+    let eal = Eal::get(pci.as_deref())?;
     if pci.is_some() && !eal.pci {
         return Err(fail(
             "DPDK runs without PCI in this process, as its first port was none: open the PCI port first"
@@ -205,7 +215,8 @@ fn set_up(
     let ring = |preferred: u16| if preferred == 0 { RING } else { preferred };
     let (mut rx_ring, mut tx_ring) = (ring(limits.rx_ring), ring(limits.tx_ring));
     let buffers = queues * (frames + usize::from(rx_ring) + usize::from(tx_ring));
-    let pool = pool(device.eal, buffers, plan.room)?;
+    let room = plan.room.max(limits.min_rx_room as usize);
+    let pool = pool(device.eal, buffers, room)?;
     let mut stage = core::ptr::null();
     // SAFETY: the port exists and is stopped; the pool outlives it (see `Shared`).
     let ret = unsafe {
