@@ -107,7 +107,7 @@ const TRAFFIC: [&str; 17] = [
 ];
 
 /// Counters with details of events that are counted elsewhere, or that are informative though nothing is wrong.
-const DETAILS: [&str; 23] = [
+const DETAILS: [&str; 24] = [
     "ack_probes",
     "requests_refused",
     "handed_over",
@@ -121,6 +121,7 @@ const DETAILS: [&str; 23] = [
     "qp_errors",
     "port_restarts",
     "port_refused",
+    "port_icrc_weak",
     "timeouts",
     "next_hop_unreachable",
     "naks_sent_sequence",

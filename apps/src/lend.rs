@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use verbs::port::Frame;
-use verbs::port::{Build, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use verbs::port::{Build, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 
 type Slot = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
@@ -45,6 +45,10 @@ impl Port for LentPort {
 
     fn link_up(&self) -> bool {
         self.port.link_up()
+    }
+
+    fn host(&self) -> Option<&dyn Host> {
+        self.port.host()
     }
 
     fn maintain(&self) {

@@ -199,7 +199,29 @@ impl Rig {
 
     /// The first local address.
     pub fn addr(&self) -> IpAddr {
-        self.args.ip.first().copied().unwrap_or(self.side.addr()).0
+        let of_host = self.port.host().and_then(|host| host.addresses().first().copied());
+        self.args.ip.first().map(|(addr, _)| *addr).or(of_host).unwrap_or(self.side.addr().0)
+    }
+
+    /// The local addresses that are asked for: a port on the addresses of the host needs none.
+    fn addrs(&self) -> Vec<(IpAddr, u8)> {
+        if self.args.ip.is_empty() && self.port.host().is_none() {
+            vec![self.side.addr()]
+        } else {
+            self.args.ip.clone()
+        }
+    }
+
+    /// The index of the local GID that is used: the one that was asked for, or that of an address from which the peer is reached, or
+    /// of the first one. At index 0 an IP host of our own has its link-local address.
+    pub fn gid_index(&self, asked: Option<u8>, peer: Option<IpAddr>) -> u8 {
+        let of_host = || {
+            let Some(host) = self.port.host() else { return 1 };
+            let source = peer.and_then(|peer| host.source_to(peer));
+            let at = host.addresses().iter().position(|addr| Some(*addr) == source);
+            at.and_then(|at| u8::try_from(at).ok()).unwrap_or(0)
+        };
+        asked.unwrap_or_else(of_host)
     }
 
     /// The port's counters.
@@ -261,7 +283,7 @@ impl Rig {
         let shards = usize::from(args.shards);
         let config = DeviceConfig {
             port: PortSource::Opened(Box::new(self.port.clone())),
-            addrs: if args.ip.is_empty() { vec![self.side.addr()] } else { args.ip.clone() },
+            addrs: self.addrs(),
             gateway: args.gateway,
             gateway6: args.gateway6,
             vlan: args.vlan,
@@ -316,6 +338,7 @@ impl Rig {
             ("port_tx_dropped", stats.tx_dropped),
             ("port_restarts", stats.restarts),
             ("port_refused", stats.refused),
+            ("port_icrc_weak", stats.icrc_weak),
         ];
         let port = Counts::new(port);
         match &self.device {

@@ -234,11 +234,11 @@ fn pingpong_has_the_stock_tools_options() {
     )
     .unwrap();
     assert_eq!((cli.tcp_port, cli.message_size(), cli.mtu.bytes(), cli.rx_depth), (1, 64, 512, 3));
-    assert_eq!((cli.iters, cli.sl, cli.events, cli.gid_idx, cli.check), (4, 5, true, 2, true));
+    assert_eq!((cli.iters, cli.sl, cli.events, cli.gid_idx, cli.check), (4, 5, true, Some(2), true));
     assert_eq!(cli.host.map(|host| host.name).as_deref(), Some("host"));
     let cli = PingpongCli::try_parse_from(["roce-pingpong"]).unwrap();
     assert_eq!((cli.tcp_port, cli.message_size(), cli.mtu.bytes(), cli.rx_depth), (18515, 4096, 1024, 500));
-    assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, 1, None));
+    assert_eq!((cli.iters, cli.gid_idx, cli.host), (1000, None, None));
 }
 
 // A server for clients on other machines needs an option; the help says so, too.

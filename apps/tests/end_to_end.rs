@@ -533,3 +533,17 @@ fn perf_connects_by_rdma_cm() {
         common::run(PERF, args).bad(part);
     }
 }
+
+// The host's own sockets, on addresses of the loopback interface.
+#[test]
+fn programs_meet_over_udp_sockets() {
+    for extra in [&[][..], &["--transport", "uc"], &["--transport", "ud"], &["-m", "4096", "-s", "100000"]] {
+        pingpong(Link::Udp, extra);
+    }
+    let ops = ["--op", "send,write,read,atomic", "--mode", "lat,bw,rate", "-n", "64", "--verify"];
+    assert_eq!(perf(Link::Udp, &ops).len(), 15);
+    let bench = Bench::new(Link::Udp);
+    let end = bench.perf_client(&["--limit"]).finish();
+    assert_eq!(end.code, Some(2), "{}", end.all());
+    assert!(end.stderr.contains("cannot be measured bare"), "{}", end.all());
+}

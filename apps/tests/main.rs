@@ -10,3 +10,4 @@ mod json_rows;
 mod readme;
 mod stat;
 mod terminal;
+mod udp;

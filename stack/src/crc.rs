@@ -77,8 +77,11 @@ const BARRETT: [u64; 2] = {
 
 #[cfg(target_arch = "x86_64")]
 mod line;
+mod power;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+pub(crate) use power::{behind_word, word_before};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use line::{Line, Xmm, Ymm, Zmm, for_each_line};

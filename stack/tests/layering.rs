@@ -18,14 +18,15 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("proto", &["wire", "mem"]),
     ("cm", &["wire", "mem"]),
     ("net", &["wire"]),
-    ("port", &["racy", "crc", "sync"]),
+    ("port", &["racy", "crc", "wire", "sync"]),
     ("shard", &["racy", "crc", "wire", "sync", "mem", "proto", "net", "port"]),
     ("device", &["racy", "cm", "wire", "sync", "mem", "proto", "net", "port", "shard"]),
 ];
 const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handlers of forks, the
-/// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the CRC, the bindings; memory: accesses to it, the
+/// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the system
+/// calls of UDP sockets, the CRC, the bindings; memory: accesses to it, the
 /// guarantee of its validity and its opening, the copies, the turn boundary, registration, and registration in the simulator,
 /// tests and benchmarks; epoll and fork in tests.
 const UNSAFE: &[&str] = &[
@@ -43,6 +44,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/port/memif/ring.rs",
     "stack/src/port/memif/shm.rs",
     "stack/src/port/memif/wake.rs",
+    "stack/src/port/udp/sys.rs",
     "stack/src/racy.rs",
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",

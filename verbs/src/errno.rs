@@ -134,7 +134,7 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::TimedOut { .. } => ETIMEDOUT,
         DeviceError::NoSuchDomain { .. } => ENOENT,
         DeviceError::DomainExists { .. } => EEXIST,
-        DeviceError::Access { .. } => EOPNOTSUPP,
+        DeviceError::Access { .. } | DeviceError::HostMulticast => EOPNOTSUPP,
         DeviceError::Random
         | DeviceError::CqOverrun
         | DeviceError::ShardDied { .. }

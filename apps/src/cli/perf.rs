@@ -254,9 +254,9 @@ pub struct MeasureArgs {
     /// Traffic class of the packets
     #[arg(long, value_name = "0..255", default_value_t = 0)]
     pub tclass: u8,
-    /// Local GID, by its index [default: 1, the first address]
-    #[arg(long, value_name = "INDEX", default_value_t = 1)]
-    pub gid_index: u8,
+    /// Local GID, by its index [default: that of the first address]
+    #[arg(long, value_name = "INDEX")]
+    pub gid_index: Option<u8>,
     /// Local ACK timeout: 4.096 us times 2 to this power
     #[arg(long, value_name = "0..31", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..=31))]
     pub timeout: u8,

@@ -97,9 +97,9 @@ pub struct PingpongCli {
     /// Accepted for compatibility with the stock tool: completions are polled, never waited for
     #[arg(short, long)]
     pub events: bool,
-    /// Local GID, by its index
-    #[arg(short, long, value_name = "INDEX", default_value_t = 1)]
-    pub gid_idx: u8,
+    /// Local GID, by its index [default: that of the first address]
+    #[arg(short, long, value_name = "INDEX")]
+    pub gid_idx: Option<u8>,
     /// Local ACK timeout of a reliable connection: 4.096 us times 2 to this power
     #[arg(long, value_name = "0..31", default_value_t = 14, value_parser = clap::value_parser!(u8).range(0..=31))]
     pub timeout: u8,

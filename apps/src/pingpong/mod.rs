@@ -71,8 +71,9 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     }
     let peer_ip = cli.device.peer_ip;
     let link = rig.port().clone();
+    let gid_idx = rig.gid_index(cli.gid_idx, cli.host.as_ref().and_then(|host| host.name.parse().ok()));
     let device = rig.device()?;
-    let gid = device.gid(cli.gid_idx)?;
+    let gid = device.gid(gid_idx)?;
     let OpenDevice { context, driver } = device;
 
     let pd = context.alloc_pd()?;
@@ -97,7 +98,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     };
     let qp = pd.create_qp(&QpInitAttr::new(qp_type, &cq, &cq).cap(cap))?;
     let options = RcOptions {
-        sgid_index: cli.gid_idx,
+        sgid_index: gid_idx,
         path_mtu: Some(cli.mtu),
         access: Access::empty(),
         timeout: cli.timeout,
@@ -178,7 +179,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     driver.meanwhile(|| say!("  remote address: {theirs}"))?;
     message_loop.peer = theirs.gid;
     if cli.transport == Service::Ud {
-        let mut attr = ah_attr_to(address(&theirs), cli.gid_idx);
+        let mut attr = ah_attr_to(address(&theirs), gid_idx);
         attr.sl = cli.sl;
         if let Some(grh) = &mut attr.grh {
             grh.traffic_class = options.traffic_class;

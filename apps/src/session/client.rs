@@ -23,6 +23,7 @@ use crate::stop;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use verbs::Mtu;
+use verbs::port::Port as _;
 
 /// Runs `roce-perf client`.
 ///
@@ -33,6 +34,12 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
     let specs = plan::from_args(measure)?;
     let json = measure.json.as_deref().map(JsonFile::create).transpose()?;
     let mut rig = Rig::open(&args.device, Side::Client)?;
+    if measure.limit && rig.port().host().is_some() {
+        let port = &args.device.port;
+        return Err(AppError::Usage(format!(
+            "port {port} carries RoCE alone and cannot be measured bare; leave out --limit"
+        )));
+    }
     let ipv6 = rig.addr().is_ipv6();
     let mut client = match args.rdma_cm {
         true => Client::connect_rdma_cm(&args.reach, &mut rig)?,
@@ -54,12 +61,13 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
     let mut rows = Rows::new(&rig);
     let result = client.run(&mut rig, raw, &specs, &mut rows, |client, rig, rows, progress| {
         client.channel.send(&Message::Open)?;
-        rig.device()?.gid(measure.gid_index)?;
+        let gid_index = rig.gid_index(measure.gid_index, args.reach.host.name.parse().ok());
+        rig.device()?.gid(gid_index)?;
         rig.wait_for_link()?;
         client.get(rig, Wanted::Opened)?;
         for (index, (spec, &mtu)) in specs.iter().zip(&mtus).enumerate() {
             progress.start(spec.title());
-            let (measured, theirs, ours) = client.measure(rig, index, spec, measure.gid_index, mtu)?;
+            let (measured, theirs, ours) = client.measure(rig, index, spec, gid_index, mtu)?;
             let wanted = limit_of(spec, mtu).filter(|_| measure.limit);
             let limit = wanted.and_then(|wanted| limits.iter().position(|have| have.same_as(&wanted)));
             rows.add(spec, mtu, &measured, &theirs, &ours, limit);

@@ -12,15 +12,12 @@ use crate::oob::{self, Channel};
 use crate::out::note;
 use crate::pending::{Pending, PendingConn};
 use crate::plan::{Limits, Mode, RawSpec, Spec};
-use crate::protocol::{End, Hello, Message, Report};
+use crate::protocol::{End, Hello, Message, Report, parse_gid};
 use crate::rig::{Rig, Side};
 use crate::stop;
 use std::net::{IpAddr, TcpListener};
 use std::time::{Duration, Instant};
-use verbs::{Mac, Mtu};
-
-/// GID that the server uses: its first address.
-const GID_INDEX: u8 = 1;
+use verbs::{Gid, Mac, Mtu};
 
 impl PendingConn for Channel {
     type Greeting = Hello;
@@ -166,8 +163,10 @@ fn connect(
     end: &End,
 ) -> Result<Link> {
     let peer = peer_override(rig.args());
+    let theirs = peer.or_else(|| parse_gid(&end.gid)).map(Gid::to_ip);
+    let gid_index = rig.gid_index(None, theirs);
     let by_cm = matches!(acceptor, Acceptor::RdmaCm(_));
-    let mut link = Link::new(rig.device()?, spec, Side::Server, GID_INDEX, mtu, by_cm)?;
+    let mut link = Link::new(rig.device()?, spec, Side::Server, gid_index, mtu, by_cm)?;
     match acceptor {
         Acceptor::Tcp(_) => {
             link.connect(end, spec, peer, || rig.idle())?;

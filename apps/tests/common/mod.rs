@@ -20,10 +20,12 @@ pub enum Link {
     Unix,
     /// Shared memory.
     Memif,
+    /// UDP sockets on the loopback interface.
+    Udp,
 }
 
 impl Link {
-    /// Every kind that needs no setup.
+    /// Every kind whose ends meet in a file, and which needs no setup.
     pub const ALL: &'static [Self] = &[Self::Unix, Self::Memif];
 }
 
@@ -62,6 +64,7 @@ impl Bench {
         match self.link {
             Link::Unix => self.path("a"),
             Link::Memif => self.path("memif"),
+            Link::Udp => unreachable!("it is on no path"),
         }
     }
 
@@ -71,6 +74,11 @@ impl Bench {
             Link::Memif => {
                 let _ = (ours, theirs);
                 format!("memif:{}", self.path("memif").display())
+            }
+            // Addresses of this pair alone: its TCP port is its own, too.
+            Link::Udp => {
+                let ([high, low], end) = (self.tcp.to_be_bytes(), if ours == "a" { 1 } else { 2 });
+                format!("udp:127.{high}.{low}.{end}")
             }
         }
     }

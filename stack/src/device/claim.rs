@@ -20,7 +20,7 @@ use super::config::{Clock, Drive};
 use super::error::{DeviceError, OpenError};
 use super::service::ServiceSlot;
 use super::stats::QpList;
-use crate::id::Mtu;
+use crate::id::{Gid, Mtu};
 use crate::mem::TurnsPassed;
 use crate::net::{Net, NetConfig};
 use crate::port::{Armed, Port, PortInfo};
@@ -139,6 +139,8 @@ pub(super) struct Core {
     /// When the port is maintained next, in nanoseconds; written under shard 0's claim.
     maintain_at: AtomicU64,
     link_up: AtomicBool,
+    /// [`Host::generation`](crate::port::Host::generation) of the addresses that were taken over.
+    host_seen: AtomicU64,
     /// The service that runs between turns, if there is one.
     pub service: ServiceSlot,
     /// The process that opened the device: a fork has neither its threads nor a port that is its own.
@@ -175,6 +177,8 @@ impl Core {
             .map(|shard| CachePadded::new(Cell { shard: Claim::new(shard), turns: AtomicU32::new(0) }))
             .collect();
         let link_up = AtomicBool::new(port.link_up());
+        // Those of now, or older ones: then they are read once more.
+        let host_seen = port.host().map_or(0, |_| u64::MAX);
         Self {
             shared,
             cells,
@@ -187,6 +191,7 @@ impl Core {
             dead: AtomicU32::new(0),
             maintain_at: AtomicU64::new(0),
             link_up,
+            host_seen: AtomicU64::new(host_seen),
             service: ServiceSlot::default(),
             made_by: Process::this(),
         }
@@ -428,6 +433,7 @@ impl Core {
         self.maintain_at.store(now.after(MAINTAIN_EVERY).as_nanos(), Ordering::Relaxed);
         self.port.maintain();
         self.note_mtu();
+        self.note_addresses();
         let up = self.link_up();
         if self.link_up.swap(up, Ordering::Relaxed) != up {
             let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
@@ -443,6 +449,28 @@ impl Core {
         let mtu = self.port.mtu();
         self.shared.set_mtu(Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256));
         mtu
+    }
+
+    /// Takes over the addresses of the host below the port, if there is one, as they are now.
+    fn note_addresses(&self) {
+        let Some(host) = self.port.host() else { return };
+        let generation = host.generation();
+        if self.host_seen.swap(generation, Ordering::Relaxed) == generation {
+            return;
+        }
+        let (addrs, gids) = (host.addresses(), &self.shared.gids);
+        let gone = gids.snapshot().into_iter().filter(|gid| !gid.is_zero() && !addrs.contains(&gid.to_ip()));
+        let gone = gone.filter(|gid| gids.remove(gid).is_some()).map(Gid::to_ip).collect::<Vec<_>>();
+        let new =
+            addrs.into_iter().filter(|addr| gids.insert(Gid::from_ip(*addr)).is_ok()).collect::<Vec<_>>();
+        if gone.is_empty() && new.is_empty() {
+            return;
+        }
+        self.shared.with_net(|net| {
+            gone.iter().for_each(|addr| net.remove_address(*addr));
+            new.iter().for_each(|addr| net.add_address(*addr, 0));
+        });
+        self.shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
     }
 
     /// Whether packets pass: the link is up, and what it carries is enough for the smallest path MTU.

@@ -189,10 +189,25 @@ impl DeviceConfig {
         Ok(())
     }
 
-    /// The host on the link, with the address of the port that was opened.
-    pub(super) fn net(&self, mac: Mac) -> Result<NetConfig, OpenError> {
+    /// The host on the link, with the address of the port that was opened; or the one below the port, which has its addresses.
+    pub(super) fn net(&self, port: &dyn Port) -> Result<NetConfig, OpenError> {
+        let mac = port.info().mac;
+        if let Some(host) = port.host() {
+            let ours = [
+                ("addresses", !self.addrs.is_empty()),
+                ("a gateway", self.gateway.is_some() || self.gateway6.is_some()),
+                ("a VLAN", self.vlan.is_some()),
+                ("neighbours", !self.neighbours.is_empty()),
+            ];
+            if let Some((what, _)) = ours.into_iter().find(|(_, given)| *given) {
+                return Err(OpenError::Host { port: port.info().name.clone(), what });
+            }
+            let addrs = host.addresses().into_iter().map(|addr| (addr, 0)).collect();
+            return Ok(NetConfig { addrs, next_hop: Some(mac.beside()), ..NetConfig::new(mac) });
+        }
         let net = NetConfig {
             mac,
+            next_hop: None,
             addrs: self.addrs.iter().map(|(addr, prefix)| canonical(*addr, *prefix)).collect(),
             gateway: self.gateway,
             gateway6: self.gateway6,

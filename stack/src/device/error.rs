@@ -17,6 +17,17 @@ pub enum OpenError {
     /// The addresses make no sense.
     #[error("address configuration: {0}")]
     Net(#[from] NetConfigError),
+    /// The port has the addresses of the host, whose kernel looks after them.
+    #[error(
+        "port {port} has the addresses and routes of the host; it takes no others ({what}): leave that out, or name \
+         some of the host's addresses (udp:ADDR)"
+    )]
+    Host {
+        /// The port.
+        port: String,
+        /// What was given.
+        what: &'static str,
+    },
     /// A number of the configuration is out of its range.
     #[error("{what} is {given}; allowed are {min} to {max}")]
     Range {
@@ -170,6 +181,14 @@ pub enum DeviceError {
         /// The object.
         what: &'static str,
     },
+    /// The port's addresses are those of the host.
+    #[error("the port has the addresses of the host: change them there (ip address), and it follows")]
+    HostAddress,
+    /// A port of the host's sockets is in no multicast group.
+    #[error(
+        "a port of the host's UDP sockets joins no multicast groups; use one with frames of its own (tap, af_packet)"
+    )]
+    HostMulticast,
     /// An address that no host can have.
     #[error(transparent)]
     Address(#[from] NetConfigError),

@@ -13,10 +13,14 @@ impl QpCore {
     /// Attaches the queue pair to a multicast group. The first queue pair of a group makes this host its member.
     ///
     /// # Errors
-    /// [`DeviceError::McastQp`], [`DeviceError::McastGid`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
+    /// [`DeviceError::McastQp`], [`DeviceError::McastGid`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`],
+    /// [`DeviceError::HostMulticast`].
     pub fn attach_mcast(&self, group: &Gid) -> Result<(), DeviceError> {
         self.check_mcast(group)?;
         let device = self.device();
+        if device.port().host().is_some() {
+            return Err(DeviceError::HostMulticast);
+        }
         let mut current = lock(device.mcast());
         let mut table = McastTable::clone(&current);
         let member = Member { qpn: self.qpn(), block_self: self.block_self_mcast_lb() };

@@ -156,7 +156,7 @@ impl Device {
         if info.queues < shards {
             return Err(OpenError::Queues { port: info.name.clone(), queues: info.queues, shards });
         }
-        let net_config = config.net(info.mac)?;
+        let net_config = config.net(&*port)?;
         let shared = Arc::new(claim::shared(&net_config, info, shards, config.qps_per_shard)?);
         let drive = config.drive.clone();
         let clock = claim::ClockSource::new(&config.clock);
@@ -247,10 +247,12 @@ impl Device {
     /// Gives the port one more address, announces it on the link, and reports GID_CHANGE to the program. Returns its index.
     ///
     /// # Errors
-    /// [`DeviceError::Address`], [`DeviceError::Exists`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`].
+    /// [`DeviceError::Address`], [`DeviceError::Exists`], [`DeviceError::Exhausted`], [`DeviceError::InsideTurn`],
+    /// [`DeviceError::HostAddress`].
     pub fn add_address(&self, addr: IpAddr, prefix: u8) -> Result<usize, DeviceError> {
         claim::not_inside_turn()?; // a turn may hold the IP host
         self.core.not_forked()?;
+        self.not_of_host()?;
         let (addr, prefix) = canonical(addr, prefix);
         check_address(addr, prefix)?;
         let shared = &self.core.shared;
@@ -268,17 +270,23 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::NoSuchAddress`] also for the link-local address that the port's Ethernet address makes,
-    /// [`DeviceError::InsideTurn`].
+    /// [`DeviceError::InsideTurn`], [`DeviceError::HostAddress`].
     pub fn remove_address(&self, addr: IpAddr) -> Result<(), DeviceError> {
         claim::not_inside_turn()?;
         self.core.not_forked()?;
+        self.not_of_host()?;
         let shared = &self.core.shared;
-        shared.gids.remove(&Gid::from_ip(addr)).ok_or(DeviceError::NoSuchAddress { addr })?;
+        let gid = Some(Gid::from_ip(addr)).filter(|gid| *gid != Gid::link_local(shared.mac));
+        gid.and_then(|gid| shared.gids.remove(&gid)).ok_or(DeviceError::NoSuchAddress { addr })?;
         shared.with_net(|net| net.remove_address(addr));
         // A shard that was in a turn may still have known it.
         self.core.pass_turn_boundaries()?;
         shared.events.raise(AsyncEvent::GidChange, EventElement::Port);
         Ok(())
+    }
+    /// Addresses of a host below the port come and go with it alone.
+    fn not_of_host(&self) -> Result<(), DeviceError> {
+        if self.port().host().is_some() { Err(DeviceError::HostAddress) } else { Ok(()) }
     }
     /// Counters of all shards, added up.
     pub fn counters(&self) -> CounterSnapshot {

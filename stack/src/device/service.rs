@@ -199,10 +199,13 @@ impl Device {
     }
 
     /// Our address from which a peer is reached: that address itself where it is ours, else one on its subnet, else
-    /// any of its family. `None`: there is no route to it.
+    /// any of its family; or the one that the host below the port says. `None`: there is no route to it.
     pub fn source_to(&self, peer: &Gid) -> Option<Gid> {
         if self.core().shared.gids.contains(peer) {
             return Some(*peer);
+        }
+        if let Some(host) = self.port().host() {
+            return host.source_to(peer.to_ip()).map(Gid::from_ip);
         }
         self.core().shared.with_net(|net| net.source_to(peer))
     }

@@ -24,6 +24,9 @@ pub struct NetConfig {
     pub vlan: Option<u16>,
     /// Neighbours on the link that are at these Ethernet addresses, whatever the link says.
     pub neighbours: Vec<(IpAddr, Mac)>,
+    /// Where everybody else is, if another IP host has our addresses, finds routes and neighbours and answers for us: the kernel
+    /// below a port ([`Host`](crate::port::Host)). Then there is no link on which we would be one.
+    pub next_hop: Option<Mac>,
 }
 
 /// Why a [`NetConfig`] makes no sense.
@@ -192,8 +195,8 @@ pub(super) fn is_link_local(gid: &Gid) -> bool {
     gid.0[0] == 0xfe && gid.0[1] & 0xc0 == 0x80
 }
 
-/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order (IBA A17.4).
-/// An address given twice keeps its first index.
+/// Our addresses as GIDs: index 0 is the link-local one of the Ethernet address, then the configured ones in order (IBA A17.4);
+/// those of another IP host alone, where there is one. An address given twice keeps its first index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GidTable {
     gids: Vec<Gid>,
@@ -202,7 +205,10 @@ pub struct GidTable {
 impl GidTable {
     /// The table of a configuration.
     pub fn new(config: &NetConfig) -> Self {
-        let mut gids = vec![Gid::link_local(config.mac)];
+        let mut gids = Vec::new();
+        if config.next_hop.is_none() {
+            gids.push(Gid::link_local(config.mac));
+        }
         for gid in config.addrs.iter().map(|(addr, _)| Gid::from_ip(*addr)) {
             if !gids.contains(&gid) && gids.len() < GIDS_MAX {
                 gids.push(gid);
@@ -210,8 +216,8 @@ impl GidTable {
         }
         Self { gids }
     }
-    /// Entries, at least one.
-    #[expect(clippy::len_without_is_empty, reason = "it never is")]
+    /// Entries.
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.gids.len()
     }

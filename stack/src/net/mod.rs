@@ -76,6 +76,7 @@ const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 pub struct Net {
     mac: Mac,
     vlan: Option<u16>,
+    next_hop: Option<Mac>,
     gids: GidTable,
     routes: Routes,
     neighbours: Neighbours,
@@ -98,6 +99,7 @@ impl Net {
         Self {
             mac: config.mac,
             vlan: config.vlan,
+            next_hop: config.next_hop,
             gids: GidTable::new(config),
             routes: Routes::new(config),
             neighbours: Neighbours::new(&config.fixed_neighbours()),
@@ -126,7 +128,9 @@ impl Net {
         self.routes.add(addr, prefix);
         self.neighbours.routes_changed();
         self.announce.retain(|g| *g != gid);
-        self.announce.push_back(gid);
+        if self.next_hop.is_none() {
+            self.announce.push_back(gid);
+        }
     }
 
     /// Gives an address up: requests for it are not answered any more.
@@ -268,6 +272,9 @@ impl Net {
         }
         if self.gids.is_local(dst) {
             return Err(Resolution::Known(self.mac));
+        }
+        if let Some(next_hop) = self.next_hop {
+            return Err(Resolution::Known(next_hop));
         }
         self.routes.next_hop(dst).filter(is_host).ok_or(Resolution::Failed)
     }

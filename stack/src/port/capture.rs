@@ -1,6 +1,6 @@
 //! A port that writes every frame, both ways, to a pcap file.
 
-use super::{Armed, Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use super::{Armed, Frame, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 use crate::sync::process::Process;
 use core::time::Duration;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
@@ -139,6 +139,10 @@ impl Port for CapturePort {
 
     fn link_up(&self) -> bool {
         self.port.link_up()
+    }
+
+    fn host(&self) -> Option<&dyn Host> {
+        self.port.host()
     }
 
     fn maintain(&self) {

@@ -108,6 +108,10 @@ impl Port for FaultPort {
         self.port.link_up()
     }
 
+    fn host(&self) -> Option<&dyn super::Host> {
+        self.port.host()
+    }
+
     fn maintain(&self) {
         self.port.maintain();
     }

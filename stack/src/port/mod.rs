@@ -1,10 +1,12 @@
-//! Turns memory into frames on a link and back: DPDK devices, memory shared with another process, and links for tests.
+//! Turns memory into frames on a link and back: DPDK devices, memory shared with another process, the host's UDP sockets, and
+//! links for tests.
 //!
-//! A port never looks into a frame beyond the Ethernet addresses, never blocks, and never keeps a frame
-//! whose owner is gone. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it.
+//! A port never looks into a frame beyond the Ethernet addresses (but for `udp`, where the kernel has the headers), never blocks,
+//! and never keeps a frame whose owner is gone. `device` opens ports; each shard owns one [`PortQueue`] and moves bursts through it.
 
 use crate::config;
 use crate::id::Mac;
+use core::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -24,6 +26,7 @@ pub(crate) mod socket_file;
 mod spec;
 mod stock;
 mod taken;
+mod udp;
 mod unix;
 
 pub use capture::capture;
@@ -162,8 +165,22 @@ pub struct PortStats {
     pub tx_dropped: u64,
     /// Times the link was lost because its peer went away.
     pub restarts: u64,
-    /// Peers that were refused, or violated the protocol of the link (memif).
+    /// Peers that were refused, or violated the protocol of the link (memif); packets of ours that came back (UDP).
     pub refused: u64,
+    /// Packets of a peer that the port had not seen enough of to check all of their ICRC (UDP).
+    pub icrc_weak: u64,
+}
+
+/// The host whose addresses a port has: its kernel finds routes and neighbours, and answers for them.
+pub trait Host {
+    /// The addresses that the port has now, which are its GIDs.
+    fn addresses(&self) -> Vec<IpAddr>;
+
+    /// Changes whenever these may have changed.
+    fn generation(&self) -> u64;
+
+    /// The one of them from which a peer is reached. `None`: there is no route to it.
+    fn source_to(&self, peer: IpAddr) -> Option<IpAddr>;
 }
 
 /// A link's end: a factory of queues, and what concerns all of them.
@@ -193,6 +210,11 @@ pub trait Port: Send + Sync {
 
     /// Whether a frame that is sent now has a chance to arrive.
     fn link_up(&self) -> bool;
+
+    /// The host that the port's addresses are of; `None`: they are the device's to choose, and it is an IP host of its own.
+    fn host(&self) -> Option<&dyn Host> {
+        None
+    }
 
     /// Looks after the link: reconnects where a peer came back, flushes captures. Cheap; to be called every 10 ms or
     /// more often, from one thread or several.
@@ -254,6 +276,12 @@ impl Mac {
     /// Whether it can be the address of one host: unicast, and not zero.
     pub(crate) fn is_unicast(&self) -> bool {
         self.0[0] & 1 == 0 && *self != Self::default()
+    }
+
+    /// An address that differs from this one, and is unicast if this is.
+    pub(crate) fn beside(mut self) -> Self {
+        self.0[5] ^= 1;
+        self
     }
 
     /// A random unicast address, locally administered.

@@ -2,6 +2,7 @@
 
 use super::{Port, PortError, PortOptions};
 use core::fmt;
+use core::net::IpAddr;
 use core::str::FromStr;
 use std::path::PathBuf;
 
@@ -64,6 +65,14 @@ pub enum PortSpec {
         /// (`client=1`), `peer-uid=USER` takes a socket that this user made.
         options: Vec<(String, String)>,
     },
+    /// `udp:[ADDR,..][OPTION=VALUE,..]`: UDP sockets on these addresses of the host, or on all that it has.
+    Udp {
+        /// The addresses; empty for all.
+        addrs: Vec<IpAddr>,
+        /// More options: `gso=on|off` (messages of several datagrams, where the interface takes them apart, or nowhere; by
+        /// default where it is known how their packets are numbered).
+        options: Vec<(String, String)>,
+    },
     /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
     Dpdk {
         /// As after EAL's `--vdev` or `--allow`.
@@ -82,6 +91,7 @@ impl PortSpec {
             Self::Loopback => Ok(Box::new(super::loopback::Loopback::new(options))),
             Self::Unix { local, peer, options: more } => super::unix::open(self, local, peer, more, options),
             Self::Memif { path, role, options: more } => super::memif::open(self, path, *role, more, options),
+            Self::Udp { addrs, options: more } => super::udp::open(self, addrs, more, options),
             #[cfg(feature = "dpdk")]
             _ => super::dpdk::open(self, options),
             #[cfg(not(feature = "dpdk"))]
@@ -116,7 +126,7 @@ impl PortSpec {
 }
 
 /// The forms, for messages.
-const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
+const FORMS: &str = "loopback, unix:LOCAL,peer=REMOTE, memif, memif:PATH, udp, udp:ADDR, tap:IFACE, af_packet:IFACE, vhost:PATH, dpdk:DEVARGS";
 
 impl FromStr for PortSpec {
     type Err = PortError;
@@ -135,6 +145,7 @@ fn parse(text: &str) -> Result<PortSpec, String> {
     match kind {
         "loopback" if rest.is_empty() => return Ok(PortSpec::Loopback),
         "loopback" => return Err("loopback takes no arguments".into()),
+        "udp" => return udp(rest),
         "unix" | "memif" | "tap" | "af_packet" | "vhost" | "dpdk" => {}
         _ => return Err(format!("no such kind of port; there are {FORMS}")),
     }
@@ -184,6 +195,39 @@ fn parse(text: &str) -> Result<PortSpec, String> {
         "af_packet" => Ok(PortSpec::AfPacket { iface: iface(first)?, options }),
         _ => Ok(PortSpec::Vhost { path: socket(first)?, options }),
     }
+}
+
+fn udp(rest: &str) -> Result<PortSpec, String> {
+    let (mut addrs, mut options) = (Vec::<IpAddr>::new(), Vec::<(String, String)>::new());
+    for part in rest.split(',').filter(|part| !part.is_empty()) {
+        let Some((key, value)) = part.split_once('=') else {
+            let addr = part.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+            let addr = addr
+                .map_err(|_| format!("{part:?} is not an address; write udp:10.0.0.1 or udp:fd00::1"))?
+                .to_canonical();
+            if addr.is_unspecified() || addr.is_multicast() {
+                return Err(format!(
+                    "{addr} is not the address of a host; all addresses are udp without any"
+                ));
+            }
+            if addrs.contains(&addr) {
+                return Err(format!("the address {addr} is there twice"));
+            }
+            addrs.push(addr);
+            continue;
+        };
+        if key != "gso" {
+            return Err(format!("a udp port has no option {key:?}; only gso=on and gso=off"));
+        }
+        if !matches!(value, "on" | "off") {
+            return Err(format!("gso={value:?} is neither on nor off"));
+        }
+        if !options.is_empty() {
+            return Err(format!("option {key:?} is there twice"));
+        }
+        options.push((key.to_owned(), value.to_owned()));
+    }
+    Ok(PortSpec::Udp { addrs, options })
 }
 
 /// Longest path of a unix socket (`sun_path` less its NUL, unix(7)).
@@ -237,6 +281,13 @@ impl fmt::Display for PortSpec {
                 }
                 options
             }
+            Self::Udp { addrs, options } => {
+                let parts = addrs.iter().map(IpAddr::to_string);
+                let parts = parts
+                    .chain(options.iter().map(|(key, value)| format!("{key}={value}")))
+                    .collect::<Vec<_>>();
+                return write!(f, "udp{}{}", if parts.is_empty() { "" } else { ":" }, parts.join(","));
+            }
             Self::Tap { iface, options } => {
                 write!(f, "tap:{iface}")?;
                 options
@@ -272,6 +323,10 @@ mod tests {
             "memif:/tmp/m.sock",
             "memif:/tmp/m.sock,role=server,rsize=11",
             "memif:/tmp/m.sock,role=client",
+            "udp",
+            "udp:10.0.0.1,fd00::1",
+            "udp:gso=on",
+            "udp:127.0.0.1,gso=off",
             "tap:roce0",
             "af_packet:eth1,framesz=8192",
             "vhost:/tmp/v.sock,client=1",
@@ -304,6 +359,12 @@ mod tests {
             ("memif:/a\0b", "a NUL"),
             ("tap:a-name-that-is-long", "at most 15 bytes"),
             ("dpdk:", "a device is missing"),
+            ("udp:eth0", "is not an address"),
+            ("udp:0.0.0.0", "is not the address of a host"),
+            ("udp:10.0.0.1,::ffff:10.0.0.1", "twice"),
+            ("udp:gro=on", "no option \"gro\""),
+            ("udp:gso=1", "gso=\"1\" is neither on nor off"),
+            ("udp:gso=on,gso=off", "twice"),
         ] {
             let error = text.parse::<PortSpec>().unwrap_err().to_string();
             assert!(error.contains(part), "{text:?} gave {error:?}");

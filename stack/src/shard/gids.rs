@@ -172,14 +172,10 @@ impl Gids {
         Ok(index)
     }
 
-    /// Removes an address; its index, or `None` where the port does not have it. The first one, which belongs to the
-    /// port's Ethernet address, stays.
+    /// Removes an address; its index, or `None` where the port does not have it.
     pub fn remove(&self, gid: &Gid) -> Option<usize> {
         let _changing = self.changing();
         let index = self.slots.iter().position(|slot| slot.gid() == *gid && slot.live())?;
-        if index == 0 {
-            return None;
-        }
         let slot = &self.slots[index];
         slot.removed.store(true, Ordering::Relaxed);
         if slot.holders.load(Ordering::Relaxed) == 0 {
@@ -242,10 +238,7 @@ mod tests {
         let hold = |index| gids.hold(index).map(|(gid, _)| gid);
         assert_eq!((gids.len(), hold(1), hold(2)), (2, Some(a), None));
         assert_eq!(gids.insert(b), Ok(2));
-        assert_eq!(
-            (gids.insert(b), gids.remove(&c), gids.remove(&own)),
-            (Err(GidRefused::Exists), None, None)
-        );
+        assert_eq!((gids.insert(b), gids.remove(&c)), (Err(GidRefused::Exists), None));
         assert_eq!(gids.remove(&a), Some(1));
         assert_eq!(
             (gids.get(1), hold(1), gids.contains(&a), gids.is_source(&a)),

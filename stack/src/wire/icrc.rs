@@ -7,12 +7,10 @@
 
 use std::sync::LazyLock;
 
-use super::Layout;
 #[cfg(target_arch = "x86_64")]
 use super::clmul;
-#[cfg(target_arch = "x86_64")]
-use crate::crc;
-use crate::crc::Sum;
+use super::{ICRC_LEN, Layout};
+use crate::crc::{self, Sum};
 
 #[cfg(not(target_arch = "x86_64"))]
 pub use crate::crc::OnePass;
@@ -98,23 +96,59 @@ fn of_long(frame: &[u8], l3: usize, end: usize, ipv6: bool) -> u32 {
 /// If `frame` is not the frame that `layout` was made from, but a shorter one.
 #[inline(always)]
 pub fn check(frame: &mut [u8], layout: &Layout, sum: Option<Sum>) -> bool {
+    error(frame, layout, sum) == 0
+}
+
+/// The difference between the register over a located frame and the one that a right ICRC leaves: 0 where it is right. The rest as
+/// for [`check`].
+#[inline(always)]
+fn error(frame: &mut [u8], layout: &Layout, sum: Option<Sum>) -> u32 {
     let (l3, end) = (layout.l3 as usize, layout.end as usize);
     #[cfg(target_arch = "x86_64")]
     if let Some(register) = clmul::register(frame, l3, end, layout.ipv6) {
-        return register == !RESIDUE;
+        return register ^ !RESIDUE;
     }
-    check_long(frame, l3, end, layout.ipv6, sum)
+    error_of_long(frame, l3, end, layout.ipv6, sum)
 }
 
 #[inline(never)]
-fn check_long(frame: &mut [u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> bool {
+fn error_of_long(frame: &mut [u8], l3: usize, end: usize, ipv6: bool, sum: Option<Sum>) -> u32 {
     // The sum is that of the packet only where no Ethernet padding follows.
     let sum = sum.filter(|_| end == frame.len());
     if let Some(register) = register_with(frame, l3, end, ipv6, sum) {
-        return register == !RESIDUE;
+        return register ^ !RESIDUE;
     }
     let mask = if ipv6 { &MASK_V6 } else { &MASK_V4 };
-    check_masked(&mut frame[l3..end], mask)
+    crc_masked(&mut frame[l3..end], mask) ^ RESIDUE
+}
+
+/// What the four bytes at `at` of a located frame would have to be for its ICRC to be right, and what that changes in the
+/// [sum](Sum) of the frame up to its ICRC. `None`: the packet is too long. The rest as for [`check`].
+///
+/// `at` is a multiple of four bytes before the end of the ICRC, and the ICRC covers all four bytes.
+pub fn fitting(frame: &mut [u8], layout: &Layout, at: usize, sum: Option<Sum>) -> Option<([u8; 4], u32)> {
+    let change = error(frame, layout, sum);
+    let found = *frame.get(at..)?.first_chunk()?;
+    if change == 0 {
+        return Some((found, 0));
+    }
+    let differs = crc::word_before(change, (layout.end as usize - at) / 4 - 1)?;
+    Some((core::array::from_fn(|i| found[i] ^ differs[i]), change))
+}
+
+/// Changes the four bytes at `at` of a sealed frame whose ICRC ends at `end`, and its ICRC with them. Nothing is changed where that
+/// cannot be: the packet is too long. `at` is as for [`fitting`].
+pub fn exchange(frame: &mut [u8], at: usize, end: usize, word: [u8; 4]) {
+    let Some(old) = frame.get(at..).and_then(|from| from.first_chunk::<4>()).copied() else { return };
+    if old == word {
+        return;
+    }
+    let differs = core::array::from_fn(|i| old[i] ^ word[i]);
+    let Some(change) = crc::behind_word(differs, (end - ICRC_LEN - at) / 4 - 1) else { return };
+    frame[at..at + 4].copy_from_slice(&word);
+    for (byte, change) in frame[end - ICRC_LEN..end].iter_mut().zip(change.to_le_bytes()) {
+        *byte ^= change;
+    }
 }
 
 /// The register over `frame[l3..end]` with its variant fields as ones, by the sum of `frame[..end]`. `None` where the processor
@@ -132,25 +166,26 @@ fn register_with(_: &[u8], _: usize, _: usize, _: bool, _: Option<Sum>) -> Optio
     None
 }
 
-fn check_masked(packet: &mut [u8], mask: &[u8; MASK_LEN]) -> bool {
+/// The CRC over a packet and its ICRC, 0 for one that is too short.
+fn crc_masked(packet: &mut [u8], mask: &[u8; MASK_LEN]) -> u32 {
     // The black box keeps the compiler from turning the mask into a narrow store for each field: the CRC loads whole blocks, and
     // a load that overlaps a narrower store in the store buffer has to wait for it.
     let mask = core::hint::black_box(mask);
     if let Some(head) = packet.first_chunk_mut::<MASK_LEN>() {
         let saved = *head;
         *head = masked(head, mask);
-        let good = of_masked(packet) == RESIDUE;
+        let crc = of_masked(packet);
         if let Some(head) = packet.first_chunk_mut() {
             *head = saved;
         }
-        good
+        crc
     } else if let Some((head, rest)) = packet.split_first_chunk::<48>() {
         // IPv4 only. An ACK has just these 48 bytes: three blocks, cheaper to mask in a copy.
-        residue(&masked(head, mask), rest) == RESIDUE
+        residue(&masked(head, mask), rest)
     } else if let Some((head, rest)) = packet.split_first_chunk::<44>() {
-        residue(&masked(head, mask), rest) == RESIDUE
+        residue(&masked(head, mask), rest)
     } else {
-        false
+        0
     }
 }
 

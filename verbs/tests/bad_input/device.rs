@@ -18,6 +18,11 @@ fn path(name: &str) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("roce-bad-{name}-{}", std::process::id()))
 }
 
+/// A port on an address of the host.
+fn udp(addr: &str) -> PortSpec {
+    format!("udp:{addr}").parse().unwrap()
+}
+
 pub const CASES: &[Case] = &[
     case("Context::open", "OpenError::Range", EINVAL, |_| {
         open(|c| c.shards = 0);
@@ -36,6 +41,26 @@ pub const CASES: &[Case] = &[
     case("Context::open", "OpenError::PortMtu", EINVAL, |_| {
         let small = PortOptions { mtu: 351, ..PortOptions::default() };
         open(|c| c.port = pair_with(&small, &small, std::sync::Arc::new(|_, _, _| 0)).0.into())
+    }),
+    case("Context::open", "OpenError::Host", EINVAL, |_| {
+        let of_host = |c: &mut DeviceConfig| c.port = udp("127.47.93.1").into();
+        open(of_host);
+        open(|c| {
+            (c.addrs, c.gateway, c.port) = (vec![], Some([10, 0, 0, 1].into()), udp("127.47.93.1").into())
+        });
+        open(|c| (c.addrs, c.vlan, c.port) = (vec![], Some(7), udp("127.47.93.1").into()))
+    }),
+    case("Context::add_address", "DeviceError::HostAddress", EINVAL, |_| {
+        let context = Context::open(DeviceConfig::new(udp("127.47.93.2"))).unwrap();
+        let refusal = err(context.add_address([10, 0, 0, 1], 24));
+        assert_eq!(context.gid_table().len(), 1);
+        refusal
+    }),
+    case("Context::remove_address", "DeviceError::HostAddress", EINVAL, |_| {
+        let context = Context::open(DeviceConfig::new(udp("127.47.93.3"))).unwrap();
+        let refusal = err(context.remove_address([127, 47, 93, 3]));
+        assert_eq!(context.gid_table().len(), 1);
+        refusal
     }),
     case("Context::open", "OpenError::QueueTaken", EINVAL, |_| {
         let (a, _b) = pair(1);

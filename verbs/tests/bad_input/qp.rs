@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use verbs::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP, EPERM, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
+use verbs::port::PortSpec;
 use verbs::{
-    Access, AttrMask, DrainKind, Gid, PathMigState, Qp, QpAttr, QpCap, QpInitAttr, QpState, QpType,
-    RcOptions, SendOpsFlags, SendWr, SrqInitAttr, XrcdInitAttr, attr_init, attr_init_ud, attr_rtr, attr_rts,
-    attr_to,
+    Access, AttrMask, Context, DeviceConfig, DrainKind, Gid, PathMigState, Qp, QpAttr, QpCap, QpInitAttr,
+    QpState, QpType, RcOptions, SendOpsFlags, SendWr, SrqInitAttr, XrcdInitAttr, attr_init, attr_init_ud,
+    attr_rtr, attr_rts, attr_to,
 };
 
 use super::bench::{Bench, CAP, Case, Refusal, back, case, err};
@@ -339,6 +340,12 @@ pub const CASES: &[Case] = &[
         let qp = b.ud();
         err(qp.attach_mcast(Gid::default(), 0));
         err(qp.attach_mcast(b.gid(), 0))
+    }),
+    case("Qp::attach_mcast", "DeviceError::HostMulticast", EOPNOTSUPP, |_| {
+        let port: PortSpec = "udp:127.47.93.4".parse().unwrap();
+        let context = Context::open(DeviceConfig::new(port)).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
+        err(pd.create_qp(&QpInitAttr::new(QpType::Ud, &cq, &cq)).unwrap().attach_mcast(group(1), 0))
     }),
     case("Qp::attach_mcast", "DeviceError::Exhausted", ENOMEM, |b| {
         let max = b.other.context.query_device().max_mcast_grp;

@@ -56,6 +56,10 @@ fn holds(spec: &PortSpec) {
             let bad = |c: char| c.is_control() || c.is_whitespace() || c == '/' || c == ':';
             assert!(!iface.contains(bad), "{iface:?}");
         }
+        PortSpec::Udp { addrs, options } => {
+            assert!(addrs.iter().all(|addr| !addr.is_unspecified() && !addr.is_multicast()), "{addrs:?}");
+            assert!(options.len() <= 1);
+        }
         PortSpec::Dpdk { devargs } => assert!(!devargs.contains('\0'), "{devargs:?}"),
         PortSpec::Loopback => {}
     }
@@ -63,7 +67,8 @@ fn holds(spec: &PortSpec) {
 
 /// A port of parts that can be written is read as it was.
 fn any_parts(input: &mut Input<'_>) {
-    let kind = input.below(6);
+    let kind = input.below(7);
+    let addrs = [core::net::IpAddr::from([10, 0, 0, input.below(256) as u8])];
     let mut word = |most: usize| {
         let n = 1 + input.below(most);
         (0..n)
@@ -94,6 +99,13 @@ fn any_parts(input: &mut Input<'_>) {
         2 => PortSpec::Tap { iface, options },
         3 => PortSpec::AfPacket { iface, options },
         4 => PortSpec::Vhost { path: first.into(), options },
+        5 => {
+            let gso = options.first().map(|_| ("gso".into(), "on".into()));
+            PortSpec::Udp {
+                addrs: addrs[..options.len().min(1)].to_vec(),
+                options: gso.into_iter().collect(),
+            }
+        }
         _ => PortSpec::Dpdk { devargs: first },
     };
     assert_eq!(spec.to_string().parse(), Ok(spec));

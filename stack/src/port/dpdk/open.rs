@@ -435,7 +435,7 @@ fn plan(spec: &PortSpec, port: &PortOptions) -> Result<Plan, String> {
                 None => plan.name = name.into(),
             }
         }
-        PortSpec::Loopback | PortSpec::Unix { .. } | PortSpec::Memif { .. } => {
+        PortSpec::Loopback | PortSpec::Unix { .. } | PortSpec::Memif { .. } | PortSpec::Udp { .. } => {
             return Err("this port does not use DPDK".into());
         }
     }

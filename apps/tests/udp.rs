@@ -1,0 +1,122 @@
+//! RoCEv2 over UDP sockets between two network namespaces with a router in between. Needs root, for the namespaces alone.
+
+use crate::common::{Bench, Link, PATIENCE, PERF, PINGPONG, Running, rows};
+use std::io::Write as _;
+use std::process::Command;
+
+fn run(command: &str) -> bool {
+    let mut words = command.split(' ');
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words).output().is_ok_and(|output| output.status.success())
+}
+
+/// Two hosts, each on a link of its own to a router; gone when the test ends.
+struct Lab {
+    hosts: [String; 2],
+    router: String,
+}
+
+/// Addresses of a host and of the router's end of its link.
+struct Ends {
+    host: &'static str,
+    router: &'static str,
+    prefix: u8,
+}
+
+const V4: [Ends; 2] = [
+    Ends { host: "10.91.1.2", router: "10.91.1.1", prefix: 24 },
+    Ends { host: "10.91.2.2", router: "10.91.2.1", prefix: 24 },
+];
+const V6: [Ends; 2] = [
+    Ends { host: "fd91:1::2", router: "fd91:1::1", prefix: 64 },
+    Ends { host: "fd91:2::2", router: "fd91:2::1", prefix: 64 },
+];
+
+impl Lab {
+    /// `None`, with a printed reason, where it cannot be set up.
+    fn new(tag: char, ends: &[Ends; 2]) -> Option<Self> {
+        let name = |what: &str| format!("rou{tag}{what}{}", std::process::id());
+        let lab = Self { hosts: [name("a"), name("b")], router: name("r") };
+        let all = [&lab.hosts[0], &lab.hosts[1], &lab.router];
+        if !all.iter().all(|ns| run(&format!("ip netns add {ns}"))) {
+            let _ = writeln!(std::io::stderr(), "SKIPPED apps/tests/udp.rs: it needs root and the ip tool");
+            return None;
+        }
+        for (i, (ns, ends)) in lab.hosts.iter().zip(ends).enumerate() {
+            let Ends { host, router, prefix } = ends;
+            let r = &lab.router;
+            let nodad = if host.contains(':') { " nodad" } else { "" };
+            for command in [
+                format!("link add up0 netns {ns} mtu 1500 type veth peer name down{i} netns {r}"),
+                format!("-n {ns} addr add {host}/{prefix} dev up0{nodad}"),
+                format!("-n {r} addr add {router}/{prefix} dev down{i}{nodad}"),
+                format!("-n {ns} link set lo up"),
+                format!("-n {ns} link set up0 up"),
+                format!("-n {r} link set down{i} up"),
+                format!("-n {ns} route add default via {router}"),
+            ] {
+                assert!(run(&format!("ip {command}")), "{command}");
+            }
+        }
+        let forward = "net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
+        assert!(run(&format!("ip netns exec {} sysctl -w {forward}", lab.router)));
+        Some(lab)
+    }
+
+    fn start(&self, host: usize, program: &str, args: &[&str]) -> Running {
+        Running::start("ip", &[&["netns", "exec", &self.hosts[host], program][..], args].concat())
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for ns in self.hosts.iter().chain([&self.router]) {
+            run(&format!("ip netns del {ns}"));
+        }
+    }
+}
+
+/// Both programs, through the router: every operation, checked, and nothing lost at the ports.
+fn through_a_router(tag: char, ends: &[Ends; 2], more: &str) {
+    let bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new(tag, ends) else { return };
+    let (port, there) = (format!("udp{more}"), ends[1].host);
+    let server = lab.start(1, PINGPONG, &[&["--port", &port, "--bind", there, "-c"][..], &PATIENCE].concat());
+    let args = [&["--port", &port, "-c", there][..], &PATIENCE].concat();
+    lab.start(0, PINGPONG, &args).finish().good();
+    let end = server.finish().good();
+    assert!(end.stdout.contains(ends[0].host), "the GID is the host's address: {}", end.all());
+
+    let json = bench.path("rows.json");
+    let server = lab.start(1, PERF, &["server", "--once", "--port", &port, "--bind", there]);
+    let ops = ["--op", "send,write,read,atomic", "--mode", "lat,bw,rate", "-n", "64", "--verify"];
+    let args =
+        [&["client", "--port", &port, "--json", json.to_str().unwrap(), there][..], &PATIENCE, &ops].concat();
+    let end = lab.start(0, PERF, &args).finish().good();
+    server.finish().good();
+    assert_eq!(rows(&json).len(), 15, "{}", end.all());
+    for row in rows(&json) {
+        assert_eq!((&row["verified"], &row["mtu"]), (&true.into(), &1024.into()), "{row}");
+    }
+
+    // By connection management, which asks the kernel where the peer is.
+    let server = lab.start(1, PERF, &["server", "-R", "--once", "--port", &port]);
+    let args = [&["client", "-R", "--port", &port, there, "-n", "10"][..], &PATIENCE].concat();
+    lab.start(0, PERF, &args).finish().good();
+    server.finish().good();
+}
+
+#[test]
+fn ipv4_through_a_router() {
+    through_a_router('4', &V4, "");
+}
+
+#[test]
+fn ipv4_through_a_router_in_long_messages() {
+    through_a_router('g', &V4, ":gso=on");
+}
+
+#[test]
+fn ipv6_alone_through_a_router() {
+    through_a_router('6', &V6, "");
+}

@@ -1,0 +1,276 @@
+//! Socket addresses and control messages as bytes, the way the kernel has them (socket(7), ip(7), ipv6(7), udp(7), cmsg(3)).
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Bytes of an address: `struct sockaddr_in6` is the longest.
+const NAME: usize = 28;
+
+/// The address of a socket, IPv4 or IPv6.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Name {
+    bytes: [u8; NAME],
+    len: usize,
+}
+
+impl Name {
+    /// None, with room for one.
+    pub fn empty() -> Self {
+        Self { bytes: [0; NAME], len: 0 }
+    }
+
+    /// An address for a socket of IPv6 or IPv4; an IPv4 address is mapped for one of IPv6. `scope` is the interface of a
+    /// link-local one, else 0.
+    pub fn new(v6: bool, addr: IpAddr, port: u16, scope: u32) -> Self {
+        let mut name = Self::empty();
+        let (family, len) = match addr {
+            IpAddr::V4(addr) if !v6 => {
+                name.bytes[4..8].copy_from_slice(&addr.octets());
+                (libc::AF_INET, 16)
+            }
+            addr => {
+                let addr = match addr {
+                    IpAddr::V4(addr) => addr.to_ipv6_mapped(),
+                    IpAddr::V6(addr) => addr,
+                };
+                name.bytes[8..24].copy_from_slice(&addr.octets());
+                name.bytes[24..28].copy_from_slice(&scope.to_ne_bytes());
+                (libc::AF_INET6, 28)
+            }
+        };
+        name.bytes[..2].copy_from_slice(&(family as libc::sa_family_t).to_ne_bytes());
+        name.bytes[2..4].copy_from_slice(&port.to_be_bytes());
+        name.len = len;
+        name
+    }
+
+    /// As the kernel has it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Room for the kernel to write one; its length follows by [`set_len`](Self::set_len).
+    pub fn space(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// So many bytes were written.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(NAME);
+    }
+
+    /// Address and port; a mapped IPv4 address is that one.
+    pub fn get(&self) -> Option<(IpAddr, u16)> {
+        let family = libc::c_int::from(libc::sa_family_t::from_ne_bytes(*self.bytes().first_chunk()?));
+        let port = u16::from_be_bytes([self.bytes[2], self.bytes[3]]);
+        match (family, self.len) {
+            (libc::AF_INET, 8..) => Some((v4(&self.bytes[4..])?, port)),
+            (libc::AF_INET6, 24..) => Some((v6(&self.bytes[8..])?, port)),
+            _ => None,
+        }
+    }
+}
+
+/// The IPv4 address at the start of some bytes.
+fn v4(bytes: &[u8]) -> Option<IpAddr> {
+    Some(Ipv4Addr::from(*bytes.first_chunk::<4>()?).into())
+}
+
+/// The IPv6 address at the start of some bytes; a mapped IPv4 address is that one.
+fn v6(bytes: &[u8]) -> Option<IpAddr> {
+    Some(IpAddr::from(*bytes.first_chunk::<16>()?).to_canonical())
+}
+
+/// Bytes for control messages: those that a datagram brings, and some that other options of the host could add.
+const CONTROL: usize = 320;
+/// Bytes of a message's header, and what its data is aligned to: `size_t`, then level and type.
+const WORD: usize = size_of::<usize>();
+const HEADER: usize = (WORD + 8).next_multiple_of(WORD);
+
+/// Control messages of one datagram.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub(super) struct Control {
+    bytes: [u8; CONTROL],
+    len: usize,
+}
+
+impl Control {
+    /// None, with room for some.
+    pub fn empty() -> Self {
+        Self { bytes: [0; CONTROL], len: 0 }
+    }
+
+    /// As the kernel has them.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Room for the kernel to write some; their length follows by [`set_len`](Self::set_len).
+    pub fn space(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    /// So many bytes were written.
+    pub fn set_len(&mut self, len: usize) {
+        self.len = len.min(CONTROL);
+    }
+
+    /// Adds a message.
+    fn push(&mut self, level: i32, kind: i32, data: &[u8]) {
+        let (at, len) = (self.len, HEADER + data.len());
+        let room = &mut self.bytes[at..at + len.next_multiple_of(WORD)];
+        room[..WORD].copy_from_slice(&len.to_ne_bytes());
+        room[WORD..WORD + 4].copy_from_slice(&level.to_ne_bytes());
+        room[WORD + 4..WORD + 8].copy_from_slice(&kind.to_ne_bytes());
+        room[HEADER..len].copy_from_slice(data);
+        self.len += len.next_multiple_of(WORD);
+    }
+
+    /// Our address.
+    pub fn push_source(&mut self, source: IpAddr, scope: u32) {
+        match source {
+            IpAddr::V4(addr) => {
+                let mut info = [0; 12];
+                info[..4].copy_from_slice(&scope.to_ne_bytes());
+                info[4..8].copy_from_slice(&addr.octets());
+                self.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            IpAddr::V6(addr) => {
+                let mut info = [0; 20];
+                info[..16].copy_from_slice(&addr.octets());
+                info[16..].copy_from_slice(&scope.to_ne_bytes());
+                self.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+        }
+    }
+
+    /// TOS byte or traffic class.
+    pub fn push_traffic_class(&mut self, v6: bool, class: u8) {
+        let (level, kind) =
+            if v6 { (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) } else { (libc::IPPROTO_IP, libc::IP_TOS) };
+        self.push(level, kind, &i32::from(class).to_ne_bytes());
+    }
+
+    /// TTL or hop limit.
+    pub fn push_hop_limit(&mut self, v6: bool, limit: u8) {
+        let (level, kind) =
+            if v6 { (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) } else { (libc::IPPROTO_IP, libc::IP_TTL) };
+        self.push(level, kind, &i32::from(limit).to_ne_bytes());
+    }
+
+    /// The kernel takes the bytes apart into datagrams of this many.
+    pub fn push_segment(&mut self, bytes: u16) {
+        self.push(libc::SOL_UDP, libc::UDP_SEGMENT, &bytes.to_ne_bytes());
+    }
+
+    /// Each message: level, kind, data. Ends at one that is cut.
+    fn iter(&self) -> impl Iterator<Item = (i32, i32, &[u8])> {
+        let mut rest = self.bytes();
+        core::iter::from_fn(move || {
+            let len = usize::from_ne_bytes(*rest.first_chunk()?);
+            let number = |at: usize| Some(i32::from_ne_bytes(*rest.get(at..)?.first_chunk()?));
+            let message = (number(WORD)?, number(WORD + 4)?, rest.get(HEADER..len)?);
+            rest = rest.get(len.next_multiple_of(WORD)..).unwrap_or_default();
+            Some(message)
+        })
+    }
+
+    /// What came with a datagram.
+    pub fn arrival(&self) -> Arrival {
+        let mut arrival = Arrival::default();
+        for (level, kind, data) in self.iter() {
+            let byte = data.first().copied().unwrap_or_default();
+            let number = data.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes));
+            match (level, kind) {
+                // The address of the packet, not the one that it would be answered from.
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => arrival.to = data.get(8..).and_then(v4),
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => arrival.to = v6(data),
+                (libc::IPPROTO_IP, libc::IP_TOS) => arrival.traffic_class = byte,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    arrival.traffic_class = number.unwrap_or_default() as u8;
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    arrival.hop_limit = number.unwrap_or_default() as u8;
+                }
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    arrival.segment = number.and_then(|bytes| usize::try_from(bytes).ok()).filter(|n| *n > 0);
+                }
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => arrival.overflows = number.map(|n| n as u32),
+                _ => {}
+            }
+        }
+        arrival
+    }
+
+    /// The error that came back: its number, and the MTU that it names.
+    pub fn refusal(&self) -> Option<(i32, u32)> {
+        let is_error = |level, kind| {
+            matches!(
+                (level, kind),
+                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+            )
+        };
+        // `struct sock_extended_err`: number, origin, type, code, pad, info.
+        let (_, _, data) = self.iter().find(|(level, kind, _)| is_error(*level, *kind))?;
+        let number = i32::from_ne_bytes(*data.first_chunk()?);
+        Some((number, u32::from_ne_bytes(*data.get(8..)?.first_chunk()?)))
+    }
+}
+
+/// What came with a datagram.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Arrival {
+    /// The address that it was sent to.
+    pub to: Option<IpAddr>,
+    /// TOS byte or traffic class.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// The message is several datagrams of so many bytes, the last one perhaps shorter.
+    pub segment: Option<usize>,
+    /// Datagrams that the socket's buffer had no room for, since it was made.
+    pub overflows: Option<u32>,
+}
+
+/// Whether an IPv6 address means something on its own link alone.
+pub(super) fn is_link_local(addr: IpAddr) -> bool {
+    matches!(addr, IpAddr::V6(addr) if Ipv6Addr::is_unicast_link_local(&addr))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back_as_they_went_in() {
+        for (v6, addr) in [(false, "10.0.0.7"), (true, "10.0.0.7"), (true, "fd00::7"), (true, "fe80::1")] {
+            let addr: IpAddr = addr.parse().unwrap();
+            assert_eq!(Name::new(v6, addr, 4791, 3).get(), Some((addr, 4791)));
+        }
+        let mut name = Name::new(true, IpAddr::V6(Ipv6Addr::LOCALHOST), 4791, 0);
+        name.set_len(7);
+        assert_eq!((name.get(), Name::empty().get()), (None, None));
+    }
+
+    #[test]
+    fn what_is_pushed_is_read() {
+        let mut control = Control::empty();
+        assert_eq!(control.arrival(), Arrival::default());
+        control.push_traffic_class(true, 0xfe);
+        control.push_hop_limit(true, 200);
+        control.push_source("fd00::9".parse().unwrap(), 4);
+        control.push(libc::SOL_UDP, libc::UDP_GRO, &1000i32.to_ne_bytes());
+        control.push(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, &7u32.to_ne_bytes());
+        let to = Some("fd00::9".parse().unwrap());
+        let all =
+            Arrival { to, traffic_class: 0xfe, hop_limit: 200, segment: Some(1000), overflows: Some(7) };
+        assert_eq!(control.arrival(), all);
+        // Cut anywhere, it says less, and nothing else.
+        for len in 0..control.len {
+            control.set_len(len);
+            let cut = control.arrival();
+            assert!(cut.to.is_none() || cut.to == all.to);
+            assert!(cut.segment.is_none() || cut.segment == all.segment);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The addresses and interfaces of the host, followed as they change.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
+
+use super::control::is_link_local;
+use super::sys::{self, Local};
+use crate::wire::UDP_PORT;
+
+/// Groups of messages about interfaces and their addresses (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
+/// `RTMGRP_IPV6_IFADDR`.
+const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+/// How often the host is looked at where the kernel does not say that something changed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Messages about changes that are taken in one look.
+const MESSAGES: usize = 64;
+
+/// An address, and what is behind it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    local: Local,
+    /// Largest IP packet of its interface.
+    mtu: usize,
+    /// The kernel itself takes messages apart that leave by this interface: it numbers the datagrams from 0.
+    segments: bool,
+}
+
+/// The host at one moment.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub(super) struct Table(Vec<Entry>);
+
+impl Table {
+    fn look(socket: BorrowedFd<'_>) -> std::io::Result<Self> {
+        let mut ifaces = BTreeMap::new();
+        let entries = sys::addresses()?.into_iter().map(|local| {
+            let (mtu, segments) = *ifaces.entry(local.iface.clone()).or_insert_with(|| {
+                let mtu = sys::mtu(socket, &local.iface).unwrap_or(0);
+                let segments = sys::has_feature(socket, &local.iface, "tx-udp-segmentation") == Some(false);
+                (mtu, segments)
+            });
+            Entry { local, mtu, segments }
+        });
+        Ok(Self(entries.collect()))
+    }
+
+    /// What is behind an address of ours. All of 127.0.0.0/8 is on the loopback interface.
+    fn of(&self, addr: IpAddr) -> Option<&Entry> {
+        let exact = self.0.iter().find(|entry| entry.local.addr == addr);
+        let near = |entry: &&Entry| addr.is_loopback() && entry.local.loopback && addr.is_ipv4();
+        exact.or_else(|| self.0.iter().find(near))
+    }
+
+    /// The interface of a link-local address of ours, 0 for any other address.
+    pub fn scope(&self, addr: IpAddr) -> u32 {
+        if is_link_local(addr) { self.of(addr).map_or(0, |entry| entry.local.index) } else { 0 }
+    }
+
+    /// Whether datagrams between these addresses may leave in one message, to be taken apart on their way: their identifications
+    /// are then known, or there are none.
+    pub fn may_segment(&self, src: IpAddr, dst: IpAddr) -> bool {
+        // What stays on the host is taken apart by the kernel, or not at all.
+        dst.is_ipv6() || self.of(dst).is_some() || self.of(src).is_some_and(|entry| entry.segments)
+    }
+}
+
+/// The host of a port.
+pub(super) struct Host {
+    /// The addresses that the port has; all of the host if there is none.
+    named: Vec<IpAddr>,
+    table: RwLock<Arc<Table>>,
+    generation: AtomicU64,
+    /// Says when interfaces or addresses change.
+    changes: Option<OwnedFd>,
+    next_look: Mutex<Instant>,
+}
+
+impl Host {
+    /// A host that is not looked at yet.
+    pub fn new(named: &[IpAddr]) -> Self {
+        Self {
+            named: named.to_vec(),
+            table: RwLock::default(),
+            generation: AtomicU64::new(0),
+            changes: changes().ok(),
+            next_look: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// The host as it was at the last look.
+    pub fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Looks at the host; `socket` is any of its network namespace.
+    ///
+    /// # Errors
+    /// The kernel does not say what addresses there are.
+    pub fn look(&self, socket: BorrowedFd<'_>) -> std::io::Result<()> {
+        let now = Arc::new(Table::look(socket)?);
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        if *table != now {
+            *table = now;
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Looks at the host if something changed.
+    pub fn follow(&self, socket: BorrowedFd<'_>) {
+        let now = Instant::now();
+        let due = match &self.changes {
+            Some(changes) => {
+                let mut message = [0; 64];
+                let take = |_: &usize| {
+                    let taken =
+                        rustix::net::recv(changes, &mut message, RecvFlags::DONTWAIT | RecvFlags::TRUNC);
+                    // Others are lost where the kernel has no room for them: then something changed as well.
+                    matches!(taken, Ok(_) | Err(rustix::io::Errno::NOBUFS))
+                };
+                (0..MESSAGES).take_while(take).count() > 0
+            }
+            None => {
+                let mut next = self.next_look.lock().unwrap_or_else(PoisonError::into_inner);
+                let due = now >= *next;
+                if due {
+                    *next = now + LOOK_EVERY;
+                }
+                due
+            }
+        };
+        if due && let Err(error) = self.look(socket) {
+            tracing::warn!("the addresses of the host cannot be read: {error}");
+        }
+    }
+
+    /// What is behind the port's addresses. The loopback interface counts where there is nothing else.
+    fn used<R>(&self, with: impl FnOnce(&mut dyn Iterator<Item = &Entry>) -> R) -> R {
+        let table = self.table();
+        let ours = |entry: &&Entry| self.named.is_empty() || self.named.contains(&entry.local.addr);
+        if !self.named.is_empty() {
+            return with(&mut self.named.iter().filter_map(|addr| table.of(*addr)));
+        }
+        let beyond = |entry: &&Entry| ours(entry) && !entry.local.loopback;
+        if table.0.iter().any(|entry| beyond(&entry)) {
+            with(&mut table.0.iter().filter(beyond))
+        } else {
+            with(&mut table.0.iter().filter(ours))
+        }
+    }
+
+    /// Largest packet that every interface of the port carries. `None`: it has none that is up.
+    pub fn mtu(&self) -> Option<usize> {
+        self.used(|entries| entries.filter(|entry| entry.local.up).map(|entry| entry.mtu).min())
+    }
+}
+
+impl crate::port::Host for Host {
+    fn addresses(&self) -> Vec<IpAddr> {
+        if !self.named.is_empty() {
+            return self.named.clone();
+        }
+        let table = self.table();
+        let mut all: Vec<_> = table.0.iter().map(|entry| entry.local.addr).collect();
+        // Those that reach farthest come first.
+        all.sort_by_key(|addr| (addr.is_loopback(), is_link_local(*addr), addr.is_ipv6()));
+        all.dedup();
+        all
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn source_to(&self, peer: IpAddr) -> Option<IpAddr> {
+        let any: IpAddr = match peer {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let own = self.addresses();
+        if is_link_local(peer) {
+            return own.into_iter().find(|addr| is_link_local(*addr));
+        }
+        // Connecting sends nothing: the kernel looks for a route.
+        let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(SocketAddr::new(peer, UDP_PORT)).ok()?;
+        let source = socket.local_addr().ok()?.ip();
+        let same_family = |addr: &&IpAddr| addr.is_ipv6() == peer.is_ipv6();
+        own.iter().find(|addr| **addr == source).or_else(|| own.iter().find(same_family)).copied()
+    }
+}
+
+/// A socket on which the kernel says that interfaces or addresses changed.
+fn changes() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    rustix::net::bind(socket.as_fd(), &SocketAddrNetlink::new(0, GROUPS))?;
+    Ok(socket)
+}

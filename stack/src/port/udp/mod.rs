@@ -1,0 +1,428 @@
+//! RoCEv2 through UDP sockets on the host's own addresses: without privileges, without DPDK, wherever IP goes without address
+//! translation.
+//!
+//! The kernel routes, resolves neighbours and answers ARP; its addresses are the port's GIDs. A frame of the stack leaves as the
+//! datagram in it, and a datagram arrives in a frame whose headers are filled in again. The ICRC covers fields that the kernel
+//! writes and does not show: what it will write goes into the ICRC of what is sent ([`tx`]), and is found out for what is received
+//! ([`rx`], [`history`]).
+//!
+//! All datagrams arrive on queue 0: sockets of their own would put the packets of a queue pair out of order, because the kernel
+//! joins datagrams of several. Every queue sends by itself.
+
+mod control;
+mod history;
+mod host;
+mod packet;
+mod rx;
+mod sys;
+mod tx;
+
+#[cfg(all(test, not(miri)))]
+mod tests;
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use super::counters::{Counters, sum};
+use super::taken::Taken;
+use super::{
+    Armed, Frame, HeapPool, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst,
+    TxBurst,
+};
+use crate::id::{Mac, Mtu};
+use crate::sync::unforked::Unforked;
+use crate::wire::UDP_PORT;
+use control::Name;
+use host::{Host, Table};
+use packet::{Outgoing, Way};
+use rx::Receiver;
+use tx::Sender;
+
+/// TTL and hop limit of what a socket sends without being told another one: the usual one of the stack.
+const HOP_LIMIT: u8 = 64;
+/// Bytes that a socket's buffers are asked to hold; the system's limit may be less.
+const BUFFER: i32 = 4 << 20;
+/// Errors that came back and are read in one look.
+const ERRORS: usize = 64;
+/// At most one complaint in this time.
+const QUIET: Duration = Duration::from_secs(1);
+
+pub(super) fn open(
+    spec: &PortSpec,
+    addrs: &[IpAddr],
+    more: &[(String, String)],
+    options: &PortOptions,
+) -> Result<Box<dyn Port>, PortError> {
+    let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
+    let gso = more.iter().find(|(key, _)| key == "gso").map(|(_, value)| value == "on");
+    let sockets = sockets(addrs).map_err(fail)?;
+    let host = Host::new(addrs);
+    host.look(sockets[0].fd())
+        .map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
+    let mtu = host.mtu().unwrap_or(options.mtu).min(options.mtu);
+    let info = PortInfo { mtu, ..PortInfo::of(spec, options) };
+    let shared = Arc::new(Shared {
+        name: info.name.clone(),
+        macs: (info.mac, info.mac.beside()),
+        max_frame: info.max_frame(),
+        pool: HeapPool::new(options.queues * options.frames, info.max_frame()),
+        counters: (0..options.queues).map(|_| Counters::default()).collect(),
+        sockets,
+        host,
+        gso,
+        gso_works: AtomicBool::new(true),
+        weak: AtomicU64::new(0),
+        refused: AtomicU64::new(0),
+        complaint: Mutex::new(None),
+    });
+    Ok(Box::new(UdpPort { info, taken: Taken::none_of(options.queues), shared }))
+}
+
+/// A socket on port 4791 of one address, or of all.
+struct Socket {
+    /// Dropped first.
+    _unforked: Unforked,
+    fd: OwnedFd,
+    /// Its address; `None`: any.
+    addr: Option<IpAddr>,
+    /// Whether it is one of IPv6, which may carry IPv4, too.
+    v6: bool,
+    /// Datagrams that its buffer had no room for.
+    overflows: AtomicU32,
+}
+
+impl Socket {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+    fn v6(&self) -> bool {
+        self.v6
+    }
+    fn is_wildcard(&self) -> bool {
+        self.addr.is_none()
+    }
+    /// Whether packets from this address leave by it.
+    fn serves(&self, src: IpAddr) -> bool {
+        self.addr.map_or(self.v6 || src.is_ipv4(), |addr| addr == src)
+    }
+
+    /// Makes one. It may be of IPv6 and carry IPv4 as well.
+    fn open(addr: Option<IpAddr>, v6: bool) -> Result<Self, Error> {
+        let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
+        let set = |level, option, value| sys::set(fd.as_fd(), level, option, value);
+        if v6 {
+            set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, addr.is_some().into())?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, HOP_LIMIT.into())?;
+            // Linux soft-RoCE sends packets without a checksum. The ICRC is there.
+            set(libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
+        }
+        if !v6 || addr.is_none() {
+            // It is not connected and sets DF: so the kernel sends the identification 0.
+            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            set(libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVTTL, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+            set(libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
+        }
+        set(libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER)?;
+        set(libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER)?;
+        set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
+        // Kernels before 5.0 do not join datagrams: they arrive one by one.
+        let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
+        let any: IpAddr = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+        let scope = match addr {
+            Some(addr) if control::is_link_local(addr) => {
+                sys::addresses()?.iter().find(|local| local.addr == addr).map_or(0, |local| local.index)
+            }
+            _ => 0,
+        };
+        sys::bind(fd.as_fd(), &Name::new(v6, addr.unwrap_or(any), UDP_PORT, scope))?;
+        Ok(Self { _unforked: Unforked::new(&fd)?, fd, addr, v6, overflows: AtomicU32::new(0) })
+    }
+}
+
+/// `UDP_NO_CHECK6_RX` of `<linux/udp.h>`.
+const UDP_NO_CHECK6_RX: i32 = 102;
+
+/// The sockets for these addresses, or one for all that the host has.
+fn sockets(addrs: &[IpAddr]) -> Result<Vec<Socket>, String> {
+    if addrs.is_empty() {
+        // A host without IPv6 has no such sockets.
+        let both = Socket::open(None, true).or_else(|error| match error.kind() {
+            ErrorKind::AddrInUse => Err(error),
+            _ => Socket::open(None, false),
+        });
+        return both.map(|socket| vec![socket]).map_err(|error| why(None, &error));
+    }
+    addrs
+        .iter()
+        .map(|addr| Socket::open(Some(*addr), addr.is_ipv6()).map_err(|error| why(Some(*addr), &error)))
+        .collect()
+}
+
+/// Why a socket cannot be had, and what to do.
+fn why(addr: Option<IpAddr>, error: &Error) -> String {
+    let of = addr.map_or_else(String::new, |addr| format!(" of {addr}"));
+    match error.kind() {
+        ErrorKind::AddrInUse if std::path::Path::new("/sys/module/rdma_rxe").exists() => format!(
+            "UDP port {UDP_PORT}{of} is taken, by the kernel's soft-RoCE as it seems: remove its devices (rdma link delete \
+             NAME) and its module (rmmod rdma_rxe)"
+        ),
+        ErrorKind::AddrInUse => {
+            let user = holder().map_or_else(String::new, |user| format!(" (of user {user})"));
+            format!(
+                "UDP port {UDP_PORT}{of} is taken by another program{user}: end that one (ss -lunp names it), or give \
+                 each program an address of its own (udp:ADDR)"
+            )
+        }
+        ErrorKind::AddrNotAvailable => {
+            format!(
+                "no interface of this host has the address{of}: ip address lists those that there are",
+                of = of.replacen(" of", "", 1)
+            )
+        }
+        _ => format!("a UDP socket on port {UDP_PORT}{of} cannot be had: {error}"),
+    }
+}
+
+/// The user whose socket has the port, as the kernel lists them.
+fn holder() -> Option<String> {
+    let port = format!(":{UDP_PORT:04X}");
+    ["/proc/net/udp", "/proc/net/udp6"].iter().find_map(|list| {
+        let list = std::fs::read_to_string(list).ok()?;
+        // sl local_address rem_address st tx:rx tr:when retrnsmt uid ...
+        let mut fields = list.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let line = fields.find(|fields| fields.get(1).is_some_and(|local| local.ends_with(&port)))?;
+        line.get(7).map(|user| (*user).to_owned())
+    })
+}
+
+/// What the queues share.
+struct Shared {
+    name: String,
+    /// Ours, and the one that stands for everybody beyond.
+    macs: (Mac, Mac),
+    max_frame: usize,
+    pool: HeapPool,
+    counters: Vec<Counters>,
+    sockets: Vec<Socket>,
+    host: Host,
+    /// Whether messages of several datagrams are sent, where somebody chose.
+    gso: Option<bool>,
+    /// Whether the kernel takes such messages.
+    gso_works: AtomicBool,
+    /// Packets whose ICRC could be checked in part only.
+    weak: AtomicU64,
+    /// Errors that came back.
+    refused: AtomicU64,
+    /// When something was last complained about.
+    complaint: Mutex<Option<Instant>>,
+}
+
+impl Shared {
+    /// The socket by which packets from an address leave.
+    fn socket_of(&self, src: IpAddr) -> Option<&Socket> {
+        self.sockets.iter().find(|socket| socket.serves(src))
+    }
+
+    fn may_segment(&self, table: &Table, way: &Way) -> bool {
+        self.gso_works.load(Ordering::Relaxed)
+            && self.gso.unwrap_or_else(|| table.may_segment(way.src, way.dst))
+    }
+
+    /// The kernel refused a message of several datagrams. Whether they may pass one by one: it cannot do it.
+    #[cold]
+    fn stop_segmenting(&self, error: &Error) -> bool {
+        let cannot = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP));
+        cannot && self.gso_works.swap(false, Ordering::Relaxed)
+    }
+
+    fn note_weak(&self) {
+        self.weak.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Complains, unless it did just now.
+    #[cold]
+    fn complain(&self, what: impl FnOnce() -> String) {
+        let mut last = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= QUIET) {
+            *last = Some(Instant::now());
+            tracing::warn!("port {}: {}", self.name, what());
+        }
+    }
+
+    #[cold]
+    fn note_all_bad(&self, way: &Way) {
+        self.complain(|| {
+            format!(
+                "every packet from {} has a wrong ICRC, which covers the addresses: is there address translation (NAT) between \
+                 here and there? RoCE cannot pass that; use addresses that reach each other as they are",
+                way.src
+            )
+        });
+    }
+
+    /// Datagrams could not be sent.
+    #[cold]
+    fn note_unsent(&self, out: &Outgoing, error: &Error) {
+        let (dst, len) = (out.way.dst, out.payload.end - crate::wire::ETH_LEN);
+        self.complain(|| match error.raw_os_error() {
+            Some(libc::EMSGSIZE) => too_long(len, dst, None),
+            _ => format!("a packet from {} to {dst} could not be sent: {error}", out.way.src),
+        });
+    }
+
+    /// Reads what came back for datagrams that were sent. It may be forged, so it changes nothing; it is counted and said.
+    #[cold]
+    fn note_errors(&self, socket: &Socket) {
+        for _ in 0..ERRORS {
+            let Some((name, control)) = sys::take_error(socket.fd()) else { break };
+            let Some((error, mtu)) = control.refusal() else { continue };
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            self.complain(|| {
+                let peer = name.get().map_or_else(|| "a peer".into(), |(peer, _)| peer.to_string());
+                match error {
+                    libc::ECONNREFUSED => {
+                        format!("{peer} refuses RoCE: no program there has UDP port {UDP_PORT} open, or a firewall rejects it")
+                    }
+                    libc::EMSGSIZE => too_long(0, peer, Some(mtu)),
+                    error => format!("packets to {peer} come back: {}", Error::from_raw_os_error(error)),
+                }
+            });
+        }
+    }
+
+    /// A socket says how many datagrams its buffer had no room for so far.
+    fn note_overflows(&self, socket: usize, total: u32) {
+        let lost = total.wrapping_sub(self.sockets[socket].overflows.swap(total, Ordering::Relaxed));
+        self.counters[0].rx_dropped.add(lost.into());
+    }
+}
+
+/// What to do where packets are too long for a path.
+fn too_long(len: usize, dst: impl core::fmt::Display, mtu: Option<u32>) -> String {
+    let what = if len > 0 { format!("a packet of {len} bytes is") } else { "packets are".into() };
+    let carried = mtu.filter(|mtu| *mtu > 0).map_or_else(String::new, |mtu| {
+        let fitting = Mtu::of_link(mtu as usize).map_or(256, |mtu| mtu.bytes());
+        format!(", which carries {mtu} bytes: use a path MTU of {fitting}")
+    });
+    format!("{what} too long for the way to {dst}{carried}; ip route get {dst} says what it carries")
+}
+
+struct UdpPort {
+    info: PortInfo,
+    taken: Taken,
+    shared: Arc<Shared>,
+}
+
+impl Port for UdpPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        self.taken.take(index)?;
+        Some(Box::new(UdpQueue {
+            receiver: (index == 0).then(Receiver::new),
+            sender: Sender::new(index),
+            arrivals: None,
+            shared: Arc::clone(&self.shared),
+        }))
+    }
+
+    fn mtu(&self) -> usize {
+        self.shared.host.mtu().unwrap_or(self.info.mtu).min(self.info.mtu)
+    }
+
+    fn link_up(&self) -> bool {
+        self.shared.host.mtu().is_some()
+    }
+
+    fn host(&self) -> Option<&dyn super::Host> {
+        Some(&self.shared.host)
+    }
+
+    fn maintain(&self) {
+        for socket in &self.shared.sockets {
+            self.shared.note_errors(socket);
+        }
+        self.shared.host.follow(self.shared.sockets[0].fd());
+    }
+
+    fn stats(&self) -> PortStats {
+        PortStats {
+            refused: self.shared.refused.load(Ordering::Relaxed),
+            icrc_weak: self.shared.weak.load(Ordering::Relaxed),
+            ..sum(&self.shared.counters)
+        }
+    }
+}
+
+struct UdpQueue {
+    /// Of queue 0.
+    receiver: Option<Receiver>,
+    sender: Sender,
+    /// Readable when a socket is.
+    arrivals: Option<Arc<OwnedFd>>,
+    shared: Arc<Shared>,
+}
+
+impl UdpQueue {
+    /// A descriptor of its own for each queue: a sleeping thread waits for those of several.
+    fn watch(&self) -> rustix::io::Result<OwnedFd> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for socket in self.receiver.iter().flat_map(|_| &self.shared.sockets) {
+            epoll::add(&epoll, &socket.fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(epoll)
+    }
+}
+
+impl PortQueue for UdpQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.receiver.as_mut().map_or(0, |receiver| receiver.burst(&self.shared, out))
+    }
+
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        self.sender.burst(&self.shared, frames)
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        self.shared.pool.alloc()
+    }
+
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.shared.pool.alloc_burst(out, n);
+    }
+
+    /// Each datagram is an edge of the descriptor, also while others wait.
+    fn arm(&mut self) -> Armed {
+        if self.receiver.as_ref().is_some_and(Receiver::pending) {
+            return Armed::Pending;
+        }
+        if self.arrivals.is_none() {
+            self.arrivals = self.watch().ok().map(Arc::new);
+        }
+        self.arrivals.clone().map_or(Armed::Unable, Armed::Event)
+    }
+
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        HeapPool::recycle(frames);
+    }
+}

@@ -1,0 +1,180 @@
+//! Datagrams in: from the sockets into frames, with the headers that the stack checks.
+
+use core::time::Duration;
+use std::io::ErrorKind;
+use std::time::Instant;
+
+use super::Shared;
+use super::history::{History, Verdict};
+use super::packet::{DF, IDENTIFICATION, Way, build, headers_len};
+use super::sys::{MESSAGE, RECEIVES, Received, receive};
+use crate::config::{LONG_PACKET, RX_BURST_BYTES};
+use crate::crc::{self, Sum};
+use crate::port::{Frame, RxBurst};
+use crate::wire::{Ingress, icrc, locate};
+
+/// A message that is being taken apart into datagrams.
+struct Open {
+    way: Way,
+    port: u16,
+    /// Bytes that are left of it, in the buffers.
+    from: usize,
+    to: usize,
+    /// Bytes of a datagram.
+    segment: usize,
+}
+
+/// The receiving half of a port.
+pub(super) struct Receiver {
+    buffers: Box<[u8]>,
+    /// What the last call received, so many messages.
+    received: Box<[Received; RECEIVES]>,
+    count: usize,
+    /// How many of these were opened.
+    opened: usize,
+    open: Option<Open>,
+    /// The buffer of the next frame, kept over calls that find nothing.
+    spare: Option<Frame>,
+    /// The socket that is asked first.
+    socket: usize,
+    history: History,
+    began: Instant,
+    now: Duration,
+}
+
+impl Receiver {
+    pub fn new() -> Self {
+        Self {
+            buffers: vec![0; RECEIVES * MESSAGE].into(),
+            received: Box::new([Received::nothing(); RECEIVES]),
+            count: 0,
+            opened: 0,
+            open: None,
+            spare: None,
+            socket: 0,
+            history: History::default(),
+            began: Instant::now(),
+            now: Duration::ZERO,
+        }
+    }
+
+    /// Whether something waits here that was received already.
+    pub fn pending(&self) -> bool {
+        self.open.is_some() || self.opened < self.count
+    }
+
+    /// See [`PortQueue::rx_burst`](crate::port::PortQueue::rx_burst). Asks the sockets once.
+    pub fn burst(&mut self, shared: &Shared, out: &mut RxBurst) -> usize {
+        let (before, mut bytes, mut asked) = (out.len(), 0, false);
+        while !out.is_full() && bytes < RX_BURST_BYTES as usize {
+            if self.open.is_some() {
+                let Some(frame) = self.spare.take().or_else(|| shared.pool.alloc()) else { break };
+                match self.next(shared, frame) {
+                    Ok(frame) => {
+                        bytes += frame.len();
+                        out.push(frame);
+                    }
+                    Err(frame) => self.spare = Some(frame),
+                }
+            } else if self.opened < self.count {
+                self.open_next(shared);
+            } else if core::mem::replace(&mut asked, true) || !self.receive(shared) {
+                break;
+            }
+        }
+        if out.len() > before {
+            shared.counters[0].rx(out.len() - before, bytes);
+        }
+        out.len() - before
+    }
+
+    /// Receives messages from a socket that has some.
+    fn receive(&mut self, shared: &Shared) -> bool {
+        (self.count, self.opened) = (0, 0);
+        for _ in 0..shared.sockets.len() {
+            let socket = &shared.sockets[self.socket];
+            self.socket = (self.socket + 1) % shared.sockets.len();
+            match receive(socket.fd(), &mut self.buffers, &mut self.received) {
+                Ok(count) => {
+                    self.count = count;
+                    self.now = self.began.elapsed();
+                    return true;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // It belongs to something sent before, which the socket's queue of errors tells more about.
+                Err(_) => shared.note_errors(socket),
+            }
+        }
+        false
+    }
+
+    fn open_next(&mut self, shared: &Shared) {
+        let (at, received) = (self.opened, &self.received[self.opened]);
+        self.opened += 1;
+        let arrival = received.control.arrival();
+        if let Some(overflows) = arrival.overflows {
+            shared.note_overflows(received_on(self.socket, shared), overflows);
+        }
+        let ((Some((src, port)), Some(dst)), true) = ((received.from.get(), arrival.to), received.whole)
+        else {
+            shared.counters[0].rx_dropped.add(1);
+            return;
+        };
+        if received.len == 0 || src.is_ipv6() != dst.is_ipv6() {
+            shared.counters[0].rx_dropped.add(1);
+            return;
+        }
+        self.open = Some(Open {
+            way: Way { src, dst, traffic_class: arrival.traffic_class, hop_limit: arrival.hop_limit },
+            port,
+            from: at * MESSAGE,
+            to: at * MESSAGE + received.len,
+            segment: arrival.segment.unwrap_or(received.len),
+        });
+    }
+
+    /// Puts the next datagram of the open message into a frame, which comes back as an error if it has no room.
+    fn next(&mut self, shared: &Shared, mut frame: Frame) -> Result<Frame, Frame> {
+        let Some(open) = &mut self.open else { return Err(frame) };
+        let end = (open.from + open.segment).min(open.to);
+        let datagram = &self.buffers[open.from..end];
+        let (way, port) = (open.way, open.port);
+        open.from = end;
+        if end == open.to {
+            self.open = None;
+        }
+        let fits = headers_len(way.dst.is_ipv6()) + datagram.len() <= shared.max_frame;
+        if !fits || !build(&mut frame, shared.macs, &way, port, datagram) {
+            shared.counters[0].rx_dropped.add(1);
+            return Err(frame);
+        }
+        if way.dst.is_ipv4() {
+            self.complete(shared, &mut frame, &way);
+        }
+        Ok(frame)
+    }
+
+    /// Fills in the identification that a socket does not show, which makes the ICRC right. Where none that the packet may have does
+    /// so, it stays wrong, and the stack drops the packet for it.
+    fn complete(&mut self, shared: &Shared, frame: &mut Frame, way: &Way) {
+        let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { return };
+        // One pass over a long packet, here: the sum says the rest.
+        let sum = if frame.len() >= LONG_PACKET { crc::of(frame.data()) } else { None };
+        let fitting = icrc::fitting(frame.data_mut(), &layout, IDENTIFICATION, sum);
+        let Some((word, change)) = fitting else { return };
+        match self.history.judge(self.now, way.src, layout.dqpn, word) {
+            Verdict::Good => {}
+            Verdict::Weak => shared.note_weak(),
+            Verdict::Bad => return,
+            Verdict::AllBad => return shared.note_all_bad(way),
+        }
+        debug_assert!(word[2..] == DF || word[2..] == [0, 0]);
+        frame.data_mut()[IDENTIFICATION..IDENTIFICATION + 4].copy_from_slice(&word);
+        frame.set_sum(sum.and_then(|sum| Sum::new(sum.register() ^ change)));
+    }
+}
+
+/// The socket that was asked last.
+fn received_on(next: usize, shared: &Shared) -> usize {
+    (next + shared.sockets.len() - 1) % shared.sockets.len()
+}

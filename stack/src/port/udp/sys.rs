@@ -1,0 +1,310 @@
+//! The system calls of a UDP socket that no library of ours makes: bursts of datagrams with their control messages, errors that
+//! came back by ICMP, and the interfaces of the host.
+//!
+//! Addresses and control messages are laid out and read here as bytes, in safe code. What is left to `unsafe` are the calls
+//! themselves; each gets pointers to memory that lives, and is borrowed, until it returns.
+
+#![allow(unsafe_code)]
+
+use super::control::{Control, Name};
+use crate::config::TX_BURST;
+use arrayvec::ArrayVec;
+use core::ffi::{c_int, c_void};
+use core::mem::{MaybeUninit, zeroed};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ops::Range;
+use core::ptr;
+use std::ffi::CStr;
+use std::io::{Error, IoSlice, Result};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Messages that one call receives.
+pub(super) const RECEIVES: usize = 8;
+/// Bytes of the longest message: a whole buffer of datagrams that the kernel put together.
+pub(super) const MESSAGE: usize = 1 << 16;
+
+/// Sets an option of a socket to a number.
+pub(super) fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> Result<()> {
+    let (value, len) = ((&raw const value).cast(), size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: the value is a number of this size, which lives until the call returns.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, len) })
+}
+
+/// Binds a socket to an address.
+pub(super) fn bind(socket: BorrowedFd<'_>, name: &Name) -> Result<()> {
+    let (at, len) = (name.bytes().as_ptr().cast(), name.bytes().len() as libc::socklen_t);
+    // SAFETY: so many bytes are there.
+    check(unsafe { libc::bind(socket.as_raw_fd(), at, len) })
+}
+
+fn check(result: c_int) -> Result<()> {
+    if result < 0 { Err(Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A message to send: one datagram, or several that the kernel takes apart.
+pub(super) struct Message {
+    /// Where to.
+    pub to: Name,
+    /// How.
+    pub control: Control,
+    /// Which of the parts are its bytes.
+    pub parts: Range<usize>,
+}
+
+/// Sends messages, in order. Returns how many the kernel took.
+///
+/// # Errors
+/// That of the first message; nothing was sent then.
+pub(super) fn send(socket: BorrowedFd<'_>, messages: &[Message], parts: &[IoSlice<'_>]) -> Result<usize> {
+    let mut headers = ArrayVec::<libc::mmsghdr, TX_BURST>::new();
+    for message in messages.iter().take(TX_BURST) {
+        let parts = &parts[message.parts.clone()];
+        // SAFETY: a structure of numbers and pointers, for which zeros are a value.
+        let mut header: libc::mmsghdr = unsafe { zeroed() };
+        let (name, control) = (message.to.bytes(), message.control.bytes());
+        header.msg_hdr.msg_name = name.as_ptr().cast_mut().cast();
+        header.msg_hdr.msg_namelen = name.len() as libc::socklen_t;
+        // An `IoSlice` is an iovec (its documentation).
+        header.msg_hdr.msg_iov = parts.as_ptr().cast_mut().cast();
+        header.msg_hdr.msg_iovlen = parts.len() as _;
+        header.msg_hdr.msg_control = control.as_ptr().cast_mut().cast();
+        header.msg_hdr.msg_controllen = control.len() as _;
+        headers.push(header);
+    }
+    let (fd, count) = (socket.as_raw_fd(), headers.len() as u32);
+    // SAFETY: each header points to a name, a control buffer and parts, which are borrowed until the call returns; the kernel
+    // only reads them.
+    let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT) };
+    check(sent)?;
+    Ok(sent as usize)
+}
+
+/// What was received in one message, beside its bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    /// Who sent it.
+    pub from: Name,
+    /// What came with it.
+    pub control: Control,
+    /// Bytes.
+    pub len: usize,
+    /// Whether all of it is here, and all that came with it.
+    pub whole: bool,
+}
+
+impl Received {
+    /// Nothing yet.
+    pub fn nothing() -> Self {
+        Self { from: Name::empty(), control: Control::empty(), len: 0, whole: false }
+    }
+}
+
+/// Receives messages, each into [`MESSAGE`] bytes of `buffers`, and writes what came with them over the first of `out`. Returns how
+/// many.
+///
+/// # Errors
+/// Nothing was received. An error that came back for something sent before is one, too.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    buffers: &mut [u8],
+    out: &mut [Received; RECEIVES],
+) -> Result<usize> {
+    let mut vectors = [MaybeUninit::<libc::iovec>::uninit(); RECEIVES];
+    let mut headers = ArrayVec::<libc::mmsghdr, RECEIVES>::new();
+    for ((received, vector), buffer) in
+        out.iter_mut().zip(&mut vectors).zip(buffers.chunks_exact_mut(MESSAGE))
+    {
+        vector.write(libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() });
+        // SAFETY: as in `send`.
+        let mut header: libc::mmsghdr = unsafe { zeroed() };
+        let (name, control) = (received.from.space(), received.control.space());
+        header.msg_hdr.msg_name = name.as_mut_ptr().cast();
+        header.msg_hdr.msg_namelen = name.len() as libc::socklen_t;
+        header.msg_hdr.msg_iov = vector.as_mut_ptr();
+        header.msg_hdr.msg_iovlen = 1;
+        header.msg_hdr.msg_control = control.as_mut_ptr().cast();
+        header.msg_hdr.msg_controllen = control.len() as _;
+        headers.push(header);
+    }
+    let (fd, count) = (socket.as_raw_fd(), headers.len() as u32);
+    // SAFETY: each header points to a vector that was written, to a buffer, and to room for a name and for control messages, with
+    // their lengths; all of them are borrowed for writing until the call returns.
+    let got =
+        unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _, ptr::null_mut()) };
+    check(got)?;
+    let got = (got as usize).min(headers.len());
+    for (received, header) in out.iter_mut().zip(&headers[..got]) {
+        let cut = libc::MSG_TRUNC | libc::MSG_CTRUNC;
+        received.len = (header.msg_len as usize).min(MESSAGE);
+        received.whole = header.msg_hdr.msg_flags & cut == 0;
+        received.from.set_len(header.msg_hdr.msg_namelen as usize);
+        received.control.set_len(header.msg_hdr.msg_controllen as usize);
+    }
+    Ok(got)
+}
+
+/// Takes an error from a socket's queue of them: what came with it, and to whom was sent what it is about.
+pub(super) fn take_error(socket: BorrowedFd<'_>) -> Option<(Name, Control)> {
+    let (mut name, mut control) = (Name::empty(), Control::empty());
+    // SAFETY: as in `send`.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_name = name.space().as_mut_ptr().cast();
+    header.msg_namelen = name.space().len() as libc::socklen_t;
+    header.msg_control = control.space().as_mut_ptr().cast();
+    header.msg_controllen = control.space().len() as _;
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    // SAFETY: the header points to room for a name and for control messages, with their lengths, and to no other buffer.
+    if unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) } < 0 {
+        return None;
+    }
+    name.set_len(header.msg_namelen as usize);
+    control.set_len(header.msg_controllen as usize);
+    Some((name, control))
+}
+
+/// An address of an interface of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Local {
+    /// The address.
+    pub addr: IpAddr,
+    /// The interface's name.
+    pub iface: String,
+    /// The interface's number.
+    pub index: u32,
+    /// Whether it is up and has a carrier.
+    pub up: bool,
+    /// Whether it is the loopback interface.
+    pub loopback: bool,
+}
+
+/// The addresses of the host's interfaces.
+///
+/// # Errors
+/// Those of getifaddrs(3).
+pub(super) fn addresses() -> Result<Vec<Local>> {
+    let mut list = ptr::null_mut();
+    // SAFETY: there is room for a pointer.
+    check(unsafe { libc::getifaddrs(&raw mut list) })?;
+    let (mut found, mut next) = (Vec::new(), list);
+    // SAFETY: the elements of the list stay until it is freed below, and each pointer in one is null or valid.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        // SAFETY: as above; the kind of a socket address says how long it is.
+        let addr = unsafe {
+            match entry.ifa_addr.as_ref().map(|addr| c_int::from(addr.sa_family)) {
+                Some(libc::AF_INET) => {
+                    let addr = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                    IpAddr::V4(Ipv4Addr::from_bits(u32::from_be(addr.sin_addr.s_addr)))
+                }
+                Some(libc::AF_INET6) => {
+                    let addr = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                    IpAddr::V6(Ipv6Addr::from(addr.sin6_addr.s6_addr))
+                }
+                _ => continue,
+            }
+        };
+        // SAFETY: as above; the name is terminated.
+        let (name, index) = unsafe { (CStr::from_ptr(entry.ifa_name), libc::if_nametoindex(entry.ifa_name)) };
+        let is = |flag: c_int| entry.ifa_flags & flag as u32 != 0;
+        found.push(Local {
+            addr,
+            // An address may have a label, which is no interface (`eth0:1`).
+            iface: name.to_string_lossy().split(':').next().unwrap_or_default().to_owned(),
+            index,
+            up: is(libc::IFF_UP) && is(libc::IFF_RUNNING),
+            loopback: is(libc::IFF_LOOPBACK),
+        });
+    }
+    // SAFETY: the list came from getifaddrs, and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+/// A request about an interface: its name, filled in.
+fn request(iface: &str) -> libc::ifreq {
+    // SAFETY: a structure of numbers and pointers, for which zeros are a value.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name[..room].iter_mut().zip(iface.bytes()) {
+        *to = from as _;
+    }
+    request
+}
+
+/// Largest IP packet of an interface.
+pub(super) fn mtu(socket: BorrowedFd<'_>, iface: &str) -> Result<usize> {
+    let mut request = request(iface);
+    // SAFETY: the request is what this command reads and writes.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) })?;
+    // SAFETY: the command wrote this member.
+    Ok(unsafe { request.ifr_ifru.ifru_mtu }.max(0) as usize)
+}
+
+/// Commands and structures of `<linux/ethtool.h>`.
+const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_GSSET_INFO: u32 = 0x37;
+const ETHTOOL_GFEATURES: u32 = 0x3a;
+const ETH_SS_FEATURES: u32 = 4;
+/// Bytes of a feature's name.
+const ETH_GSTRING_LEN: usize = 32;
+/// Features that an interface may have, at most.
+const FEATURES: usize = 256;
+
+/// `struct ethtool_sset_info`, with room for one number.
+#[repr(C)]
+struct SetInfo {
+    cmd: u32,
+    reserved: u32,
+    mask: u64,
+    data: [u32; 1],
+}
+
+/// `struct ethtool_gstrings`.
+#[repr(C)]
+struct Strings {
+    cmd: u32,
+    set: u32,
+    len: u32,
+    data: [u8; FEATURES * ETH_GSTRING_LEN],
+}
+
+/// `struct ethtool_gfeatures`; of 32 features each: available, requested, active, never changed.
+#[repr(C)]
+struct Features {
+    cmd: u32,
+    size: u32,
+    blocks: [[u32; 4]; FEATURES / 32],
+}
+
+/// Whether a feature of an interface is active, by its name in ethtool(8); `None`: it does not say.
+pub(super) fn has_feature(socket: BorrowedFd<'_>, iface: &str, feature: &str) -> Option<bool> {
+    let ask = |about: *mut c_void| {
+        let mut request = request(iface);
+        request.ifr_ifru.ifru_data = about.cast();
+        // SAFETY: the command, the first member of what is pointed to, reads and writes a structure of that kind: the callers
+        // below have one, with room for as many elements as the interface says that it has.
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) }).ok()
+    };
+    let mut info = SetInfo { cmd: ETHTOOL_GSSET_INFO, reserved: 0, mask: 1 << ETH_SS_FEATURES, data: [0] };
+    ask((&raw mut info).cast())?;
+    let count = info.data[0] as usize;
+    if info.mask == 0 || count > FEATURES {
+        return None;
+    }
+    let mut strings = Box::new(Strings {
+        cmd: ETHTOOL_GSTRINGS,
+        set: ETH_SS_FEATURES,
+        len: count as u32,
+        data: [0; FEATURES * ETH_GSTRING_LEN],
+    });
+    ask((&raw mut *strings).cast())?;
+    let (names, _) = strings.data.as_chunks::<ETH_GSTRING_LEN>();
+    let is_it = |name: &[u8; ETH_GSTRING_LEN]| {
+        CStr::from_bytes_until_nul(name).is_ok_and(|name| name.to_bytes() == feature.as_bytes())
+    };
+    let at = names[..count].iter().position(is_it)?;
+    let size = count.div_ceil(32) as u32;
+    let mut features = Features { cmd: ETHTOOL_GFEATURES, size, blocks: [[0; 4]; FEATURES / 32] };
+    ask((&raw mut features).cast())?;
+    Some(features.blocks[at / 32][2] >> (at % 32) & 1 != 0)
+}

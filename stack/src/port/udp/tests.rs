@@ -1,0 +1,221 @@
+//! Tests of the port over sockets, on addresses of the loopback interface that no other test uses.
+
+use super::*;
+use crate::id::{Gid, Psn, Qpn};
+use crate::wire::{Flow, HEADERS_MAX, Header, Ingress, Template, icrc, locate};
+use std::io::Write as _;
+use std::net::UdpSocket;
+
+/// A port on one address of 127.0.0.0/8.
+fn port(addr: &str, more: &str) -> Box<dyn Port> {
+    let spec: PortSpec = format!("udp:{addr}{more}").parse().unwrap();
+    spec.open(&PortOptions { frames: 512, ..PortOptions::default() }).unwrap()
+}
+
+/// Sealed packets with these lengths of payload, and identifications as a shard counts them.
+fn packets(src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
+    packets_from(0xc777, src, dst, tclass, lens)
+}
+
+/// As [`packets`], from this UDP port.
+fn packets_from(src_port: u16, src: &str, dst: &str, tclass: u8, lens: &[usize]) -> Vec<Vec<u8>> {
+    let gid = |addr: &str| Gid::from_ip(addr.parse().unwrap());
+    let (src, dst, dqpn) = (gid(src), gid(dst), Qpn::new(9));
+    let flow = Flow { src, dst, src_port, dqpn, traffic_class: tclass, hop_limit: 3, ..Flow::default() };
+    let template = Template::new(&flow);
+    let packet = |(i, len): (usize, &usize)| {
+        let psn = Psn::new(i as u32);
+        let header = Header { ip_id: 700 + i as u16, psn, payload_len: *len as u32, ..Header::default() };
+        let mut buffer = vec![0; HEADERS_MAX + len + 8];
+        let at = template.begin(&mut buffer, &header);
+        buffer[at..at + len].fill(i as u8);
+        let end = template.seal(&mut buffer, at, *len);
+        buffer.truncate(end);
+        buffer
+    };
+    lens.iter().enumerate().map(packet).collect()
+}
+
+fn send(queue: &mut dyn PortQueue, packets: &[Vec<u8>]) -> usize {
+    let mut burst = TxBurst::new();
+    burst.extend(packets.iter().map(|packet| {
+        let mut frame = queue.alloc().unwrap();
+        assert!(frame.fill(packet));
+        frame
+    }));
+    queue.tx_burst(&mut burst)
+}
+
+/// Receives so many frames.
+fn receive(queue: &mut dyn PortQueue, n: usize) -> Vec<Frame> {
+    let (mut all, mut burst) = (Vec::new(), RxBurst::new());
+    while all.len() < n {
+        if queue.rx_burst(&mut burst) == 0 {
+            std::thread::yield_now();
+        }
+        all.extend(burst.drain(..));
+    }
+    assert_eq!(queue.rx_burst(&mut burst), 0, "more than was sent");
+    all
+}
+
+/// Whether a frame's ICRC is right, by its bytes alone and by its sum.
+fn is_right(frame: &mut Frame) -> bool {
+    let sum = frame.sum();
+    let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { return false };
+    let right = icrc::check(frame.data_mut(), &layout, None);
+    assert!(sum.is_none() || icrc::check(frame.data_mut(), &layout, sum) == right);
+    right
+}
+
+/// Sends packets of many lengths from one queue to another, perhaps the same one, and checks what arrives.
+fn exchange(src: &str, dst: &str, (a, b): (&dyn Port, &dyn Port)) {
+    let mut qa = a.take_queue(0).unwrap();
+    let mut qb = b.take_queue(0);
+    assert!(a.link_up() && a.mtu() == 4200);
+    let lens = [0, 4, 64, 64, 64, 1, 64, 64, 1024, 1024, 1024, 1000, 4096, 4096, 4096, 8, 8];
+    let sent = packets(src, dst, 0xb9, &lens);
+    assert_eq!(send(&mut *qa, &sent), lens.len());
+    let mut got = receive(qb.as_deref_mut().unwrap_or(&mut *qa), lens.len());
+    for (i, (frame, sent)) in got.iter_mut().zip(&sent).enumerate() {
+        assert!(is_right(frame), "{i}");
+        // Addresses, traffic class, hop limit and length; then all that the ICRC ends.
+        let (was, is) = (Outgoing::of(sent).unwrap(), Outgoing::of(frame.data()).unwrap());
+        assert_eq!(was, is, "{i}");
+        let body = was.payload.start..was.payload.end - 4;
+        assert_eq!(frame.data()[body.clone()], sent[body], "{i}");
+    }
+    let (sent, got) = (a.stats(), b.stats());
+    assert_eq!((sent.tx_frames, got.rx_frames), (lens.len() as u64, lens.len() as u64));
+    assert_eq!((sent.tx_dropped, got.rx_dropped, got.refused), (0, 0, 0));
+    assert!(got.icrc_weak <= 3, "then the peer is known");
+}
+
+#[test]
+fn packets_arrive_as_they_were_sent() {
+    // Goal: whatever the kernel joins and takes apart, each packet arrives once, in order, right.
+    for more in ["", ",gso=on", ",gso=off"] {
+        let (src, dst) = ("127.47.91.1", "127.47.91.2");
+        exchange(src, dst, (&*port(src, more), &*port(dst, more)));
+    }
+}
+
+#[test]
+fn packets_of_ipv6_arrive_as_they_were_sent() {
+    if UdpSocket::bind("[::1]:0").is_err() {
+        let _ =
+            writeln!(std::io::stderr(), "SKIPPED packets_of_ipv6_arrive_as_they_were_sent: there is no ::1");
+        return;
+    }
+    let port = port("::1", "");
+    exchange("::1", "::1", (&*port, &*port));
+}
+
+#[test]
+fn a_port_that_is_taken_says_so() {
+    let _first = port("127.47.91.3", "");
+    let spec: PortSpec = "udp:127.47.91.3".parse().unwrap();
+    let error = spec.open(&PortOptions::default()).err().unwrap().to_string();
+    assert!(error.contains("UDP port 4791 of 127.47.91.3 is taken"), "{error}");
+    let spec: PortSpec = "udp:192.0.2.77".parse().unwrap();
+    let error = spec.open(&PortOptions::default()).err().unwrap().to_string();
+    assert!(error.contains("no interface of this host has the address 192.0.2.77"), "{error}");
+}
+
+#[test]
+fn any_datagram_is_a_frame_or_counted() {
+    // Goal: strangers' bytes arrive as they are, never as a packet that was not sent; what is too long is counted.
+    let port = port("127.47.91.4", "");
+    let mut queue = port.take_queue(0).unwrap();
+    let stranger = UdpSocket::bind("127.47.91.5:0").unwrap();
+    let send = |bytes: &[u8]| stranger.send_to(bytes, ("127.47.91.4", UDP_PORT)).map(drop).unwrap();
+    let mut right = 0;
+    // One without bytes has no place in a frame.
+    send(&[]);
+    for len in (1..300).chain([4100]) {
+        send(&vec![0x5a; len]);
+        right += usize::from(is_right(&mut receive(&mut *queue, 1)[0]));
+    }
+    assert_eq!(right, 0);
+    let own = stranger.local_addr().unwrap().port();
+    let good = packets_from(own, "127.47.91.5", "127.47.91.4", 0, &[256]).remove(0);
+    for i in 42..good.len() {
+        let mut bytes = good.clone();
+        bytes[i] ^= 0x10;
+        send(&bytes[42..]);
+        right += usize::from(is_right(&mut receive(&mut *queue, 1)[0]));
+    }
+    assert_eq!(right, 1, "the fifth byte of the BTH is outside of the ICRC");
+    send(&[0; 5000]);
+    assert_eq!(queue.rx_burst(&mut RxBurst::new()), 0);
+    assert_eq!(port.stats().rx_dropped, 2, "one without bytes, one too long");
+}
+
+#[test]
+fn a_peer_that_is_not_there_is_counted_and_the_others_are_reached() {
+    let (a, b) = (port("127.47.91.6", ""), port("127.47.91.7", ""));
+    let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+    let nobody = packets("127.47.91.6", "127.47.91.8", 0, &[8]);
+    let there = packets("127.47.91.6", "127.47.91.7", 0, &[8]);
+    for _ in 0..20 {
+        assert_eq!(send(&mut *qa, &nobody), 1);
+        assert_eq!(send(&mut *qa, &there), 1);
+    }
+    assert_eq!(receive(&mut *qb, 20).len(), 20);
+    a.maintain();
+    assert!(a.stats().refused > 0 && a.stats().tx_dropped == 0, "{:?}", a.stats());
+    // From an address that it does not have.
+    assert_eq!(send(&mut *qa, &packets("127.47.91.9", "127.47.91.7", 0, &[8])), 1);
+    assert_eq!(a.stats().tx_dropped, 1);
+}
+
+#[test]
+fn a_datagram_wakes_a_sleeper() {
+    let (a, b) = (port("127.47.91.10", ""), port("127.47.91.11", ""));
+    let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+    let Armed::Event(event) = qb.arm() else { panic!("a socket can be waited for") };
+    let outer = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&outer, &*event, epoll::EventData::new_u64(1), flags).unwrap();
+    let wakes = |ms: i64| {
+        let mut events = [const { core::mem::MaybeUninit::uninit() }; 4];
+        let timeout = rustix::event::Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };
+        epoll::wait(&outer, &mut events, Some(&timeout)).unwrap().0.len()
+    };
+    assert_eq!(wakes(0), 0);
+    let one = packets("127.47.91.10", "127.47.91.11", 0, &[8]);
+    // Also while others wait unread.
+    for _ in 0..3 {
+        send(&mut *qa, &one);
+        assert_eq!(wakes(900), 1);
+        assert_eq!(wakes(0), 0, "an edge");
+    }
+    let mut burst = RxBurst::new();
+    while burst.len() < 3 {
+        qb.rx_burst(&mut burst);
+    }
+}
+
+#[test]
+fn more_than_a_burst_waits_without_loss() {
+    let (a, b) = (port("127.47.91.12", ""), port("127.47.91.13", ""));
+    let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+    let many = packets("127.47.91.12", "127.47.91.13", 0, &[64; 60]);
+    for _ in 0..8 {
+        assert_eq!(send(&mut *qa, &many), 60);
+    }
+    let mut seen = 0;
+    while seen < 480 {
+        let mut burst = RxBurst::new();
+        let n = qb.rx_burst(&mut burst);
+        for frame in &burst {
+            let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { panic!() };
+            assert_eq!(layout.packet(frame.data()).psn, Psn::new(seen % 60));
+            seen += 1;
+        }
+        if n == crate::config::RX_BURST && seen < 480 {
+            assert!(matches!(qb.arm(), Armed::Pending | Armed::Event(_)));
+        }
+    }
+    assert_eq!(b.stats().rx_dropped, 0);
+}

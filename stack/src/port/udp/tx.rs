@@ -1,0 +1,167 @@
+//! Frames out: their headers become what the kernel is told, and what it will write itself goes into their ICRC.
+
+use std::io::{Error, IoSlice};
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+
+use super::control::{Control, Name};
+use super::host::Table;
+use super::packet::{Outgoing, Way};
+use super::sys::{Message, send};
+use super::{HOP_LIMIT, Shared, Socket};
+use crate::config::TX_BURST;
+use crate::port::{Frame, Host, TxBurst};
+use crate::wire::UDP_PORT;
+
+/// Datagrams of one message: what every kernel takes (`UDP_MAX_SEGMENTS` was 64).
+const SEGMENTS: usize = 64;
+/// Bytes of one message: the longest datagram.
+const MESSAGE: usize = 65_535 - 40 - 8;
+
+/// How sending went.
+enum Sent {
+    /// So many frames are done with.
+    Frames(usize),
+    /// The socket takes no more now.
+    Full,
+}
+
+/// The sending half of a queue.
+pub(super) struct Sender {
+    /// Which queue.
+    index: usize,
+    table: Arc<Table>,
+    /// [`Host::generation`] of the table.
+    seen: Option<u64>,
+}
+
+impl Sender {
+    pub fn new(index: usize) -> Self {
+        Self { index, table: Arc::default(), seen: None }
+    }
+
+    /// See [`PortQueue::tx_burst`](crate::port::PortQueue::tx_burst).
+    pub fn burst(&mut self, shared: &Shared, frames: &mut TxBurst) -> usize {
+        let generation = shared.host.generation();
+        if self.seen != Some(generation) {
+            (self.seen, self.table) = (Some(generation), shared.host.table());
+        }
+        let mut taken = 0;
+        while taken < frames.len() {
+            match self.send(shared, &mut frames[taken..]) {
+                Sent::Frames(n) => taken += n,
+                Sent::Full => break,
+            }
+        }
+        frames.drain(..taken);
+        taken
+    }
+
+    /// Sends some of the first frames, at least one.
+    fn send(&self, shared: &Shared, frames: &mut [Frame]) -> Sent {
+        let drop_first = || {
+            shared.counters[self.index].tx_dropped.add(1);
+            Sent::Frames(1)
+        };
+        let mut out = ArrayVec::<Outgoing, TX_BURST>::new();
+        let fits = |frame: &&mut Frame| frame.len() <= shared.max_frame;
+        out.extend(
+            frames.iter_mut().take(TX_BURST).take_while(fits).map_while(|frame| Outgoing::of(frame.data())),
+        );
+        let Some(socket) = out.first().and_then(|first| shared.socket_of(first.way.src)) else {
+            return drop_first();
+        };
+        let mut messages = ArrayVec::<Message, TX_BURST>::new();
+        let mut at = 0;
+        while let Some(first) = out.get(at).filter(|next| socket.serves(next.way.src)) {
+            let n = if shared.may_segment(&self.table, &first.way) { run(&out[at..]) } else { 1 };
+            for (i, out) in out[at..at + n].iter().enumerate() {
+                // The kernel numbers the datagrams of a message from 0; alone each is 0.
+                out.fit(&mut frames[at + i], i as u16);
+            }
+            messages.push(self.message(socket, first, at..at + n));
+            at += n;
+        }
+        let parts: ArrayVec<IoSlice<'_>, TX_BURST> = frames
+            .iter()
+            .zip(&out[..at])
+            .map(|(frame, out)| IoSlice::new(&frame.data()[out.payload.clone()]))
+            .collect();
+        let mut again = true;
+        loop {
+            match send(socket.fd(), &messages, &parts) {
+                Ok(n) => {
+                    let done = messages[..n].last().map_or(0, |last| last.parts.end);
+                    shared.counters[self.index].tx(done, frames[..done].iter().map(Frame::len).sum());
+                    return Sent::Frames(done);
+                }
+                Err(error) => match of(&error) {
+                    Trouble::Full => return Sent::Full,
+                    // It may be of a datagram sent before, perhaps to another peer; it is reported once.
+                    Trouble::Other if core::mem::replace(&mut again, false) => shared.note_errors(socket),
+                    Trouble::Other => {
+                        let lost = messages[0].parts.len();
+                        if lost > 1 && shared.stop_segmenting(&error) {
+                            return Sent::Frames(0);
+                        }
+                        shared.counters[self.index].tx_dropped.add(lost as u64);
+                        shared.note_unsent(&out[0], &error);
+                        return Sent::Frames(lost);
+                    }
+                },
+            }
+        }
+    }
+
+    fn message(&self, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
+        let Way { src, dst, traffic_class, hop_limit } = first.way;
+        let v6 = dst.is_ipv6();
+        // The link of a link-local address is that of our own.
+        let scope = self.table.scope(src);
+        let mut control = Control::empty();
+        if socket.is_wildcard() {
+            control.push_source(src, scope);
+        }
+        if traffic_class != 0 {
+            control.push_traffic_class(v6, traffic_class);
+        }
+        if hop_limit != HOP_LIMIT {
+            control.push_hop_limit(v6, hop_limit);
+        }
+        if parts.len() > 1 {
+            control.push_segment(first.payload.len() as u16);
+        }
+        Message { to: Name::new(socket.v6(), dst, UDP_PORT, scope), control, parts }
+    }
+}
+
+/// How many of the first packets can be one message: they go the same way and are equally long, but for the last, which may be
+/// shorter.
+fn run(out: &[Outgoing]) -> usize {
+    let first = &out[0];
+    let most = SEGMENTS.min(MESSAGE / first.payload.len()).max(1);
+    let mut n = 1;
+    while let Some(next) = out[..out.len().min(most)].get(n) {
+        if next.way != first.way || next.payload.len() > first.payload.len() {
+            break;
+        }
+        n += 1;
+        if next.payload.len() < first.payload.len() {
+            break;
+        }
+    }
+    n
+}
+
+enum Trouble {
+    Full,
+    Other,
+}
+
+fn of(error: &Error) -> Trouble {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Trouble::Full,
+        _ => Trouble::Other,
+    }
+}
