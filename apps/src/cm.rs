@@ -275,7 +275,7 @@ impl Exchange {
         let mut heard = None;
         loop {
             let attempt = Instant::now();
-            let events = device.context.create_event_channel()?;
+            let events = EventChannel::new()?;
             let why = match Self::attempt(device, events, to, until) {
                 Ok(exchange) => return Ok(exchange),
                 Err(Failure::Final(e)) => return Err(e),
@@ -290,10 +290,9 @@ impl Exchange {
                 )));
             }
             heard = Some(why);
-            let pause = device.context.create_event_channel()?;
             while attempt.elapsed() < RETRY {
                 stop::check()?;
-                drop(pause.get_event(LOOK)?);
+                std::thread::sleep(LOOK);
             }
         }
     }
@@ -318,7 +317,7 @@ impl Exchange {
 
     /// Accepts a request for one. The connection is established later; a failure shows when reading.
     fn accept(device: &OpenDevice, id: CmId) -> std::result::Result<Self, VerbsError> {
-        let events = device.context.create_event_channel()?;
+        let events = EventChannel::new()?;
         id.migrate_id(Some(&events))?;
         id.set_option(CmOption::AckTimeout(ACK_TIMEOUT))?;
         let exchange = Self::new(&device.context, id, events)?;

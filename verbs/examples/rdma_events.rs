@@ -62,7 +62,7 @@ struct Shared {
 impl Shared {
     fn new(context: Context) -> Result<Self> {
         Ok(Self {
-            channel: context.create_event_channel()?,
+            channel: EventChannel::new()?,
             cq: context.create_cq(1024)?,
             pd: context.alloc_pd()?,
             context,

@@ -43,6 +43,7 @@ pub struct CompChannel {
 /// A completion event, with the completion queue that it is for. To be acknowledged with [`Cq::ack_events`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "an event is acknowledged with Cq::ack_events, or its completion queue cannot be destroyed"]
+#[non_exhaustive]
 pub struct CqEvent {
     /// [`Cq::number`] of the queue.
     pub cq: u32,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use stack::device::wqe::Cqe;
 use stack::device::{CqCore, CqTap};
 
-use crate::error::VerbsError;
+use crate::error::{VerbsError, unavailable};
 use crate::wc::Wc;
 
 /// A completion queue (`struct ibv_cq`).
@@ -45,13 +45,25 @@ impl Cq {
     /// that was reset or destroyed since are skipped.
     ///
     /// # Errors
-    /// [`VerbsError::Split`] while a [`CqPoller`] exists. [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun)
+    /// [`VerbsError::Split`] while a [`CqPoller`] exists; `EDEADLK` for the thread that has started to read completions one by
+    /// one ([`start_poll`](Self::start_poll)) and not ended. [`DeviceError::CqOverrun`](stack::device::DeviceError::CqOverrun)
     /// (`EIO`) when the queue overran and all completions in it have been polled.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, wc: &mut [Wc]) -> Result<usize, VerbsError> {
-        let mut tap = self.core.tap();
-        let tap = tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;
-        poll(&self.core, tap, wc)
+        let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
+        poll(&self.core, &mut tap, wc)
+    }
+
+    /// As [`poll`](Self::poll), but passes up to `max` completions to `each`.
+    ///
+    /// If `each` panics, the panic passes through; up to 16 completions that it has got are polled again.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll); `EDEADLK` where `each` polls this queue.
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> Result<usize, VerbsError> {
+        let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
+        fill(&self.core, &mut tap, max, |cqe| each(Wc::from_cqe(cqe)))
     }
 
     /// Requests one event on the queue's channel: for the next completion, or with `solicited_only` for the next that is of a
@@ -87,9 +99,8 @@ impl Cq {
     /// turn.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
-        let mut tap = self.core.tap();
-        let tap = tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;
-        Ok(self.core.resize(tap, cqe)?)
+        let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
+        Ok(self.core.resize(&mut tap, cqe)?)
     }
 
     /// Splits off the lock-free handle. Dropping it gives the queue back to [`poll`](Self::poll).
@@ -97,7 +108,7 @@ impl Cq {
     /// # Errors
     /// [`VerbsError::Split`] while another one exists.
     pub fn poller(&self) -> Result<CqPoller, VerbsError> {
-        let tap = self.core.tap().take().ok_or(VerbsError::Split { what: "completion queue" })?;
+        let tap = self.core.tap().take().map_err(|why| unavailable("completion queue", why))?;
         Ok(CqPoller { tap: Some(tap), core: self.core.clone() })
     }
 
@@ -144,6 +155,19 @@ impl CqPoller {
         }
     }
 
+    /// As [`Cq::poll_with`], without a lock.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    #[inline]
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll_with(&mut self, max: usize, mut each: impl FnMut(Wc)) -> Result<usize, VerbsError> {
+        match &mut self.tap {
+            Some(tap) => fill(&self.core, tap, max, |cqe| each(Wc::from_cqe(cqe))),
+            None => Ok(0),
+        }
+    }
+
     /// As [`Cq::req_notify`].
     ///
     /// # Errors
@@ -168,7 +192,9 @@ impl CqPoller {
 
 impl Drop for CqPoller {
     fn drop(&mut self) {
-        *self.core.tap() = self.tap.take();
+        if let Some(tap) = self.tap.take() {
+            self.core.tap().give_back(tap);
+        }
     }
 }
 

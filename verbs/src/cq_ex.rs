@@ -1,14 +1,12 @@
 //! Extended completion queues: their attributes, and completions read field by field.
 
-use std::sync::MutexGuard;
-
 use stack::device::wqe::Cqe;
 use stack::device::{CqCore, CqInit, CqTap, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use crate::comp_channel::CompChannel;
 use crate::context::Context;
 use crate::cq::{Cq, fill};
-use crate::error::VerbsError;
+use crate::error::{VerbsError, unavailable};
 use crate::flags::CqWcFlags;
 use crate::pd::Pd;
 use crate::wc::Wc;
@@ -108,13 +106,15 @@ impl Context {
 
 /// Completions read one by one and field by field (`ibv_start_poll(3)`), from [`Cq::start_poll`](Cq::start_poll).
 ///
-/// It refers to one completion, which has left the queue; [`next_poll`](Self::next_poll) moves on to the next. While it
-/// lives, other polls of the queue wait. Dropping it is `ibv_end_poll`.
+/// It refers to one completion, which has left the queue; [`next_poll`](Self::next_poll) moves on to the next. It has the
+/// reading end of the queue, and is no lock: while it lives, polls of other threads wait, and those of the thread that started
+/// it are refused (`EDEADLK`); it may be ended on another thread. Dropping it is `ibv_end_poll`.
 #[doc(alias = "ibv_cq_ex")]
 #[doc(alias = "ibv_end_poll")]
 pub struct CqExPoll<'a> {
     core: &'a CqCore,
-    tap: MutexGuard<'a, Option<CqTap>>,
+    /// Given back by `drop`.
+    tap: Option<CqTap>,
     cqe: Cqe,
 }
 
@@ -132,7 +132,8 @@ impl Cq {
 impl<'a> CqExPoll<'a> {
     /// At the first completion; `None`: there is none.
     fn start(core: &'a CqCore) -> Result<Option<Self>, VerbsError> {
-        let mut poll = Self { core, tap: core.tap(), cqe: Cqe::default() };
+        let tap = core.tap().borrow().map_err(|why| unavailable("completion queue", why))?;
+        let mut poll = Self { core, tap: Some(tap), cqe: Cqe::default() };
         Ok(poll.next_poll()?.then_some(poll))
     }
 
@@ -142,7 +143,7 @@ impl<'a> CqExPoll<'a> {
     /// As [`Cq::poll`](Cq::poll).
     #[doc(alias = "ibv_next_poll")]
     pub fn next_poll(&mut self) -> Result<bool, VerbsError> {
-        let tap = self.tap.as_mut().ok_or(VerbsError::Split { what: "completion queue" })?;
+        let Some(tap) = &mut self.tap else { return Ok(false) };
         let cqe = &mut self.cqe;
         Ok(fill(self.core, tap, 1, |next| *cqe = *next)? == 1)
     }
@@ -226,6 +227,14 @@ impl<'a> CqExPoll<'a> {
     }
     /// Ends polling, as dropping does.
     pub fn end_poll(self) {}
+}
+
+impl Drop for CqExPoll<'_> {
+    fn drop(&mut self) {
+        if let Some(tap) = self.tap.take() {
+            self.core.tap().give_back(tap);
+        }
+    }
 }
 
 impl std::fmt::Debug for CqExPoll<'_> {

@@ -17,6 +17,7 @@ use crate::context::Context;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[doc(alias = "ibv_devinfo")]
+#[non_exhaustive]
 pub struct DeviceInfo<'a> {
     /// The device's name.
     pub name: &'a str,

@@ -53,11 +53,13 @@ impl VerbsError {
             Self::OutOfRegion { .. }
             | Self::Misaligned { .. }
             | Self::ReadOnly
+            | Self::ZeroBased { .. }
             | Self::WrongState { .. }
             | Self::NoNetworkHeader { .. }
             | Self::NoSuchIndex { .. }
             | Self::NoSuchPkey { .. } => EINVAL,
             Self::BadAddress { .. } => EFAULT,
+            Self::File { errno, .. } => *errno,
             Self::NoMemory { .. } => ENOMEM,
             Self::Split { .. } => EBUSY,
             Self::NoSuchField(_) | Self::SendOps { .. } => EOPNOTSUPP,
@@ -74,6 +76,7 @@ impl PostError {
         match self.kind {
             PostErrorKind::Full { .. } => ENOMEM,
             PostErrorKind::Split => EBUSY,
+            PostErrorKind::InsideCall => EDEADLK,
             PostErrorKind::ShardDied(_) => EIO,
             PostErrorKind::Bind(e) => e.errno(),
             _ => EINVAL,
@@ -129,7 +132,7 @@ fn device_errno(error: &DeviceError) -> i32 {
         DeviceError::Busy { .. } | DeviceError::Unacked { .. } => EBUSY,
         DeviceError::Exhausted { .. } => ENOMEM,
         DeviceError::Port(_) => ENODEV,
-        DeviceError::InsideTurn => EDEADLK,
+        DeviceError::InsideTurn | DeviceError::InsideCall { .. } => EDEADLK,
         DeviceError::Forked => EPERM,
         DeviceError::TimedOut { .. } => ETIMEDOUT,
         DeviceError::NoSuchDomain { .. } => ENOENT,
@@ -158,7 +161,7 @@ const fn memory_errno(error: &MemError) -> i32 {
     match error {
         MemError::Full => ENOMEM,
         MemError::Bound(_) => EBUSY,
-        MemError::InvalidAccess | MemError::InvalidRange | MemError::UnknownKey => EINVAL,
+        _ => EINVAL,
     }
 }
 

@@ -1,11 +1,21 @@
 //! Error types.
 
 use stack::device::{
-    DeviceError, GateClosed, OpenError, QpState, QpType, SendFlags, WrOpcode, state_name, type_name,
+    DeviceError, GateClosed, OpenError, QpState, QpType, SendFlags, Unavailable, WrOpcode, state_name,
+    type_name,
 };
 
 use crate::flags::{CqWcFlags, SendOpsFlags};
 use crate::rdma_cm::error::CmError;
+
+/// The error where a queue's end cannot be had.
+#[cold]
+pub(crate) fn unavailable(what: &'static str, why: Unavailable) -> VerbsError {
+    match why {
+        Unavailable::Taken => VerbsError::Split { what },
+        Unavailable::Inside => DeviceError::InsideCall { object: what }.into(),
+    }
+}
 
 /// Why a control call failed. The text says what was wrong, with the value, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +70,20 @@ pub enum VerbsError {
         "the memory region was registered without LOCAL_WRITE over memory of the caller; it is only read here"
     )]
     ReadOnly,
+    /// An address for requests to name a zero-based region by, which they name from 0 on.
+    #[error("iova {iova:#x} and ZERO_BASED contradict each other; leave one of them out")]
+    ZeroBased {
+        /// The address.
+        iova: u64,
+    },
+    /// A file could not be read or written.
+    #[error("{call}: {}", std::io::Error::from_raw_os_error(*.errno))]
+    File {
+        /// The call.
+        call: &'static str,
+        /// The system's error number.
+        errno: i32,
+    },
     /// The call needs the queue pair in another state.
     #[error("the queue pair is in {}; {wanted}", state_name(*.found))]
     WrongState {
@@ -161,6 +185,15 @@ pub struct PostError {
     pub bad_wr: usize,
     /// What is wrong with it.
     pub kind: PostErrorKind,
+}
+
+impl From<Unavailable> for PostErrorKind {
+    fn from(why: Unavailable) -> Self {
+        match why {
+            Unavailable::Taken => Self::Split,
+            Unavailable::Inside => Self::InsideCall,
+        }
+    }
 }
 
 impl From<GateClosed> for PostErrorKind {
@@ -282,4 +315,7 @@ pub enum PostErrorKind {
     /// The queue is in use by its split handle.
     #[error("the queue is in use as a split handle; post through that one, or drop it first")]
     Split,
+    /// The thread posts to the queue already: from the iterator of a list, or it has begun a list and not completed it.
+    #[error("the queue is in use by an unfinished call of this thread; post when that one has ended")]
+    InsideCall,
 }

@@ -13,13 +13,13 @@
 //! - A destroyed object cannot be named any more: using it is a compile error, not `EINVAL`.
 //!
 //!   ```compile_fail,E0382
-//!   # use verbs::{Context, DeviceConfig, QpInitAttr, VerbsError};
+//!   # use verbs::{Context, DeviceConfig, QpInitAttr, SendWr, VerbsError};
 //!   # fn main() -> Result<(), VerbsError> {
 //!   # let context = Context::open(DeviceConfig::loopback())?;
 //!   # let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
 //!   let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
 //!   qp.destroy().map_err(|(e, _)| e)?;
-//!   qp.post_send(&[]).ok();
+//!   qp.post_send([SendWr::send(1, &[])]).ok();
 //!   # Ok(())
 //!   # }
 //!   ```
@@ -71,8 +71,11 @@ pub mod errno;
 mod error;
 mod flags;
 mod hint;
+mod local_bytes;
 mod mcast;
+mod memory;
 mod mr;
+mod mr_file;
 mod mw;
 mod parent_domain;
 mod pd;
@@ -99,7 +102,9 @@ pub use drain::Drain;
 pub use error::{BindError, PostError, PostErrorKind, VerbsError};
 pub use flags::{CqWcFlags, FlushLevel, FlushPlacement, SendOpsFlags};
 pub use hint::{huge_pages, prefetch};
+pub use local_bytes::LocalBytes;
 pub use mr::{AtomicWord, Mr, Rereg};
+pub use mr_file::MrPin;
 pub use mw::{Mw, MwBind, MwBindInfo};
 pub use parent_domain::{ParentDomainInitAttr, Td};
 pub use pd::Pd;

@@ -1,4 +1,4 @@
-//! Memory regions. The one file of this crate that touches raw memory.
+//! Memory regions. The memory itself is in `memory.rs`.
 //!
 //! A region that owns its buffer gives no reference to it: the peers of a connection, and the shards of this process, may
 //! write to it at any moment. The safe API accesses it only through the functions that shards use ([`racy`]), which are
@@ -10,20 +10,14 @@
 
 use core::marker::PhantomData;
 use core::ops::Range;
-use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
-use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
-use stack::device::{Access, DeviceError, MemError, MrCore, PdCore, Sge, UserMemory, racy};
+use stack::device::{Access, DeviceError, MemError, MrCore, PdCore, Sge, racy};
 
 use crate::error::VerbsError;
+use crate::memory::Memory;
 use crate::pd::Pd;
-
-/// Buffers start on a page, so that a region's offset and its address agree in their low bits.
-const PAGE: usize = 4096;
-/// Buffers of at least this size start on a huge page and ask for huge pages.
-const HUGE_PAGE: usize = 2 << 20;
 
 /// A registered memory region (`struct ibv_mr`).
 ///
@@ -34,7 +28,9 @@ const HUGE_PAGE: usize = 2 << 20;
 #[doc(alias = "ibv_mr")]
 pub struct Mr {
     core: MrCore,
-    memory: Memory,
+    /// The address by which requests name the first byte, unless the region is zero-based.
+    iova: u64,
+    pub(crate) memory: Memory,
 }
 
 /// The changes to a region (`ibv_rereg_mr(3)`): a field that is `None` changes nothing.
@@ -48,96 +44,6 @@ pub struct Rereg<'a> {
     pub access: Option<Access>,
 }
 
-/// The memory behind a region.
-#[derive(Debug)]
-struct Memory {
-    base: NonNull<u8>,
-    len: usize,
-    /// How the buffer was allocated, if the region owns it.
-    owned: Option<Layout>,
-    /// Whether this process may write to it.
-    writable: bool,
-}
-
-// SAFETY: `base..base + len` is valid until `Memory` is dropped (owned) or by the contract of `reg_mr_raw`, and is
-// accessed by the functions of `racy` only, so any thread may do so through a shared reference.
-unsafe impl Send for Memory {}
-// SAFETY: as for Send.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    /// A zeroed buffer of `len` bytes.
-    fn alloc(len: usize) -> Result<Self, VerbsError> {
-        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
-        let no_memory = VerbsError::NoMemory { len };
-        // Never 0 bytes, and whole words, so that every byte lies in an 8-byte word of the buffer.
-        let Ok(layout) = Layout::from_size_align(len.max(1), align) else { return Err(no_memory) };
-        let layout = layout.pad_to_align();
-        // SAFETY: the layout's size is not 0.
-        let base = unsafe { if align == HUGE_PAGE { alloc(layout) } else { alloc_zeroed(layout) } };
-        let Some(base) = NonNull::new(base) else { return Err(no_memory) };
-        if align == HUGE_PAGE {
-            // SAFETY: the range was just allocated here; the advice changes no content. Without huge pages it fails, which
-            // costs speed only. The advice precedes the first write, because that write decides which page size backs the
-            // memory.
-            unsafe {
-                libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE);
-                base.as_ptr().write_bytes(0, layout.size());
-            }
-        }
-        Ok(Self { base, len, owned: Some(layout), writable: true })
-    }
-
-    /// Address of a range of bytes that every caller has checked: `at + len <= self.len`.
-    #[inline]
-    fn at(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(at <= self.len && len <= self.len - at, "every caller has checked the range");
-        // SAFETY: inside of the memory, or its end.
-        unsafe { self.base.as_ptr().add(at) }
-    }
-
-    /// The memory, with the promise that registration needs: it stays valid.
-    fn vouched(&self) -> UserMemory {
-        // SAFETY: the bytes exist until `Memory` is dropped. If it owns them, `Mr` frees them only after its region was
-        // deregistered, and otherwise leaks them; if not, `reg_mr_raw`'s contract keeps them.
-        unsafe { UserMemory::new(self.base.as_ptr() as u64, self.len as u64) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if let Some(layout) = self.owned {
-            // SAFETY: allocated with this layout by `Memory::alloc`, and nothing refers to it: before this runs, the region's
-            // key was revoked, and every shard has passed a turn boundary since.
-            unsafe { dealloc(self.base.as_ptr(), layout) };
-        }
-    }
-}
-
-/// Checks that the memory is mapped with the requested rights, and faults it in.
-fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
-    if len == 0 {
-        return Ok(());
-    }
-    let bad = || VerbsError::BadAddress { addr, len };
-    let end = addr.checked_add(len).ok_or_else(bad)?;
-    let start = addr & !(PAGE as u64 - 1);
-    let advise = |advice| {
-        // SAFETY: populating faults pages in as an access would and changes no content; the kernel refuses a range that is
-        // not mapped, or not with the right.
-        let result = unsafe { libc::madvise(start as *mut _, (end - start) as usize, advice) };
-        if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
-    };
-    match advise(libc::MADV_POPULATE_READ) {
-        0 => {}
-        // The advice is newer than the kernel (Linux 5.14), or the mapping is a special one: unknown.
-        libc::EINVAL => return Ok(()),
-        _ => return Err(bad()),
-    }
-    // The range is readable and no special mapping, so a failure here means that it cannot be written.
-    if write && advise(libc::MADV_POPULATE_WRITE) != 0 { Err(bad()) } else { Ok(()) }
-}
-
 impl Pd {
     /// Registers a new, zeroed buffer of `len` bytes, which the region owns. It starts on a page (from 2 MiB on, on a
     /// huge page).
@@ -148,7 +54,29 @@ impl Pd {
     /// [`Access::RELAXED_ORDERING`] and [`Access::HUGETLB`] are hints, which change nothing here.
     #[doc(alias = "ibv_reg_mr")]
     pub fn reg_mr(&self, len: usize, access: Access) -> Result<Mr, VerbsError> {
-        Mr::owned(self.core(), len, access)
+        Mr::register(self.core(), Memory::alloc(len)?, None, access)
+    }
+
+    /// As [`reg_mr`](Self::reg_mr), but requests name the first byte by the address `iova` (I/O virtual address), here and at
+    /// the peer: 0, or any other number that a program and its peer agree on. The methods of [`Mr`] count bytes from 0 as ever.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig};
+    /// # fn main() -> Result<(), verbs::VerbsError> {
+    /// # let pd = Context::open(DeviceConfig::loopback())?.alloc_pd()?;
+    /// let mr = pd.reg_mr_iova(4096, 0x1000_0000, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    /// assert_eq!(mr.sge(16..32)?.addr, 0x1000_0010);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`reg_mr`](Self::reg_mr); `EINVAL` where `iova + len` is beyond 2^64, and for an `iova` other than 0 or the
+    /// buffer's address with [`Access::ZERO_BASED`].
+    #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
+    pub fn reg_mr_iova(&self, len: usize, iova: u64, access: Access) -> Result<Mr, VerbsError> {
+        Mr::register(self.core(), Memory::alloc(len)?, Some(iova), access)
     }
 
     /// Allocates a region for fast registration over a new, zeroed buffer of `len` bytes, which it owns. Its key grants
@@ -158,7 +86,9 @@ impl Pd {
     /// `ENOMEM` without memory or keys.
     #[doc(alias = "ib_alloc_mr")]
     pub fn alloc_mr(&self, len: usize) -> Result<Mr, VerbsError> {
-        Mr::fast(self.core(), len)
+        let memory = Memory::alloc(len)?;
+        let user = memory.vouched();
+        Ok(Mr { core: self.core().alloc_mr(user)?, iova: user.addr(), memory })
     }
 
     /// Registers a buffer with the bytes of `data`.
@@ -174,7 +104,8 @@ impl Pd {
     /// Registers memory that belongs to the caller. The range is faulted in.
     ///
     /// # Safety
-    /// From now until the region is dropped or deregistered, `addr..addr + len` must stay mapped and valid for reads, and
+    /// From now until the region is deregistered, or it and its pins ([`Mr::pin`]) are dropped, `addr..addr + len` must stay
+    /// mapped and valid for reads, and
     /// with [`Access::LOCAL_WRITE`] for writes. Peers, shards and the methods of [`Mr`] access it at any moment, from other
     /// threads: no reference to it (`&[u8]`, `&mut [u8]`) may exist meanwhile, and accesses must be volatile or atomic, or
     /// ordered by completions.
@@ -183,8 +114,31 @@ impl Pd {
     /// As [`reg_mr`](Self::reg_mr), and `EFAULT` where the memory is not mapped with these rights.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, VerbsError> {
-        // SAFETY: the caller promises what `Mr::raw` requires.
-        unsafe { Mr::raw(self.core(), addr, len, access) }
+        // SAFETY: as the caller promises.
+        let memory = unsafe { Memory::of_program(addr, len, access.contains(Access::LOCAL_WRITE)) }?;
+        Mr::register(self.core(), memory, None, access)
+    }
+
+    /// As [`reg_mr_raw`](Self::reg_mr_raw); requests name the first byte by `iova`, as with
+    /// [`reg_mr_iova`](Self::reg_mr_iova).
+    ///
+    /// # Safety
+    /// As for `reg_mr_raw`.
+    ///
+    /// # Errors
+    /// Those of both.
+    #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
+    pub unsafe fn reg_mr_iova_raw(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, VerbsError> {
+        // SAFETY: as the caller promises.
+        let memory = unsafe { Memory::of_program(addr, len, access.contains(Access::LOCAL_WRITE)) }?;
+        Mr::register(self.core(), memory, Some(iova), access)
     }
 }
 
@@ -193,39 +147,26 @@ impl Drop for Mr {
         if self.core.dereg_with_windows().is_err() {
             // Deregistering failed (inside a turn, or in a forked child), so the key may still be in use: memory that a peer
             // may reach is never freed.
-            self.memory.owned = None;
+            self.memory.leak();
         }
     }
 }
 
 impl Mr {
-    pub(crate) fn owned(pd: &Arc<PdCore>, len: usize, access: Access) -> Result<Self, VerbsError> {
-        let memory = Memory::alloc(len)?;
-        let core = pd.reg_mr(memory.vouched(), access)?;
-        Ok(Self { core, memory })
-    }
-
-    /// # Safety
-    /// As for [`Pd::reg_mr_raw`].
-    pub(crate) unsafe fn raw(
+    /// Registers memory; requests name its first byte by `iova`, or else by its address.
+    fn register(
         pd: &Arc<PdCore>,
-        addr: *mut u8,
-        len: usize,
+        memory: Memory,
+        iova: Option<u64>,
         access: Access,
     ) -> Result<Self, VerbsError> {
-        let bad = VerbsError::BadAddress { addr: addr as u64, len: len as u64 };
-        let Some(base) = NonNull::new(addr) else { return Err(bad) };
-        let writable = access.contains(Access::LOCAL_WRITE);
-        populate(addr as u64, len as u64, writable)?;
-        let memory = Memory { base, len, owned: None, writable };
-        let core = pd.reg_mr(memory.vouched(), access)?;
-        Ok(Self { core, memory })
-    }
-
-    pub(crate) fn fast(pd: &Arc<PdCore>, len: usize) -> Result<Self, VerbsError> {
-        let memory = Memory::alloc(len)?;
-        let core = pd.alloc_mr(memory.vouched())?;
-        Ok(Self { core, memory })
+        let user = memory.vouched();
+        let iova = iova.unwrap_or(user.addr());
+        if access.contains(Access::ZERO_BASED) && iova != 0 && iova != user.addr() {
+            return Err(VerbsError::ZeroBased { iova });
+        }
+        let core = pd.reg_mr(user.at_iova(iova), access)?;
+        Ok(Self { core, iova, memory })
     }
     pub(crate) fn pd_core(&self) -> &Arc<PdCore> {
         self.core.pd()
@@ -258,10 +199,10 @@ impl Mr {
     }
 
     /// Changes the region's protection domain, buffer and rights, as far as they are given. The key stays; during the call it
-    /// grants nothing. A new buffer is zeroed, and on return no shard refers to the old one, which is freed.
+    /// grants nothing. A new buffer is zeroed, and requests name it by its address, and on return no shard refers to the old one, which is freed.
     ///
     /// # Errors
-    /// As [`Pd::reg_mr`]; `EBUSY` while memory windows are bound to the region; `EINVAL` for a region for fast
+    /// As [`Pd::reg_mr`]; `EBUSY` while memory windows are bound to the region or pins of it exist; `EINVAL` for a region for fast
     /// registration, a protection domain of another context, or [`Access::LOCAL_WRITE`] over memory of the caller that
     /// was registered without; `EDEADLK` from inside a turn. The region is then unchanged (in ibv_rereg_mr(3):
     /// `IBV_REREG_MR_ERR_INPUT`).
@@ -270,7 +211,7 @@ impl Mr {
         let memory = change.len.map(Memory::alloc).transpose()?;
         let kept = memory.as_ref().unwrap_or(&self.memory);
         let writes = change.access.unwrap_or(self.core.access()).contains(Access::LOCAL_WRITE);
-        if writes && !kept.writable {
+        if writes && !kept.is_writable() {
             return Err(VerbsError::ReadOnly);
         }
         self.change(change, memory)
@@ -291,21 +232,33 @@ impl Mr {
         len: usize,
         change: &Rereg<'_>,
     ) -> Result<(), VerbsError> {
-        let bad = VerbsError::BadAddress { addr: addr as u64, len: len as u64 };
-        let Some(base) = NonNull::new(addr) else { return Err(bad) };
         let writable = change.access.unwrap_or(self.core.access()).contains(Access::LOCAL_WRITE);
-        populate(addr as u64, len as u64, writable)?;
-        self.change(change, Some(Memory { base, len, owned: None, writable }))
+        // SAFETY: as the caller promises.
+        let memory = unsafe { Memory::of_program(addr, len, writable) }?;
+        self.change(change, Some(memory))
     }
 
     fn change(&mut self, change: &Rereg<'_>, memory: Option<Memory>) -> Result<(), VerbsError> {
-        let to = memory.as_ref().unwrap_or(&self.memory);
-        let vouched = to.vouched();
-        self.core.rereg(change.pd.map(Pd::core), vouched, change.access)?;
+        self.not_pinned()?;
+        // New memory has its own address.
+        let user = match &memory {
+            Some(memory) => memory.vouched(),
+            None => self.memory.vouched().at_iova(self.iova),
+        };
+        self.core.rereg(change.pd.map(Pd::core), user, change.access)?;
+        self.iova = user.iova();
         if let Some(memory) = memory {
             self.memory = memory; // the old buffer is freed: no shard refers to it
         }
         Ok(())
+    }
+
+    /// Refuses to end the memory while somebody relies on it.
+    fn not_pinned(&self) -> Result<(), DeviceError> {
+        match self.memory.others() {
+            0 => Ok(()),
+            users => Err(DeviceError::Busy { object: "memory of the region", users }),
+        }
     }
 
     /// The local key, for [`Sge`].
@@ -318,20 +271,27 @@ impl Mr {
     pub fn rkey(&self) -> u32 {
         self.core.key()
     }
-    /// The address of the first byte, to give to peers. For a zero-based region, peers count from 0.
+    /// The address of the first byte in this process (`addr` of `struct ibv_mr`). The address by which requests name it is
+    /// [`iova`](Self::iova): the same, unless another one was chosen.
     #[inline]
     pub fn addr(&self) -> u64 {
-        self.memory.base.as_ptr() as u64
+        self.as_ptr() as u64
+    }
+    /// The address by which requests name the first byte, to give to peers: that of [`Pd::reg_mr_iova`], 0 for a zero-based
+    /// region, or else [`addr`](Self::addr).
+    #[inline]
+    pub fn iova(&self) -> u64 {
+        if self.core.access().contains(Access::ZERO_BASED) { 0 } else { self.iova }
     }
     /// Bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.memory.len
+        self.memory.len()
     }
     /// Whether the region has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.memory.len == 0
+        self.len() == 0
     }
     /// The rights it was registered with.
     pub fn access(&self) -> Access {
@@ -341,13 +301,7 @@ impl Mr {
     /// within [`len`](Self::len) and the life of the region.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.memory.base.as_ptr()
-    }
-    /// The address that requests use for offset `at`.
-    #[inline]
-    fn va(&self, at: usize) -> u64 {
-        let base = if self.core.access().contains(Access::ZERO_BASED) { 0 } else { self.addr() };
-        base + at as u64
+        self.memory.as_ptr()
     }
 
     /// A scatter/gather element for a range of bytes.
@@ -362,7 +316,11 @@ impl Mr {
         if range.start > range.end || range.end > self.len() || range.end - range.start > u32::MAX as usize {
             return Err(self.outside(range.start, range.end));
         }
-        Ok(Sge { addr: self.va(range.start), length: (range.end - range.start) as u32, lkey: self.lkey() })
+        Ok(Sge {
+            addr: self.iova() + range.start as u64,
+            length: (range.end - range.start) as u32,
+            lkey: self.lkey(),
+        })
     }
 
     /// Copies bytes from `offset` on out of the region.
@@ -371,8 +329,7 @@ impl Mr {
     /// [`VerbsError::OutOfRegion`].
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), VerbsError> {
         self.within(offset, out.len())?;
-        // SAFETY: the bytes exist; `out` is borrowed for writing, so it is no registered memory.
-        unsafe { racy::read(self.memory.at(offset, out.len()), out.as_mut_ptr(), out.len()) };
+        self.memory.read(offset, out);
         Ok(())
     }
 
@@ -383,8 +340,7 @@ impl Mr {
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), VerbsError> {
         self.within(offset, data.len())?;
         self.writable()?;
-        // SAFETY: the bytes exist, and are writable.
-        unsafe { racy::write(self.memory.at(offset, data.len()), data.as_ptr(), data.len()) };
+        self.memory.write(offset, data);
         Ok(())
     }
 
@@ -396,8 +352,7 @@ impl Mr {
         let len = range.end.checked_sub(range.start).ok_or_else(|| self.outside(range.start, range.end))?;
         self.within(range.start, len)?;
         self.writable()?;
-        // SAFETY: the bytes exist, and are writable.
-        unsafe { racy::fill(self.memory.at(range.start, len), value, len) };
+        self.memory.fill(range.start, len, value);
         Ok(())
     }
 
@@ -421,8 +376,7 @@ impl Mr {
     #[inline]
     pub fn read_u8(&self, offset: usize) -> Result<u8, VerbsError> {
         self.within(offset, 1)?;
-        // SAFETY: the byte exists.
-        Ok(unsafe { racy::load_u8(self.memory.at(offset, 1)) })
+        Ok(self.memory.load_u8(offset))
     }
 
     /// The 8 bytes at `offset` as an atomic word in host byte order, single-copy atomic with respect to remote atomics and to
@@ -471,10 +425,11 @@ impl Mr {
     /// Deregisters the region and frees its buffer. On return no shard refers to the memory.
     ///
     /// # Errors
-    /// `EBUSY` while memory windows are bound to it, `EDEADLK` from inside a turn; the region comes back with the error.
+    /// `EBUSY` while memory windows are bound to it or pins of it exist ([`Mr::pin`]), `EDEADLK` from inside a turn; the
+    /// region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn dereg(self) -> Result<(), (VerbsError, Self)> {
-        match self.core.dereg() {
+        match self.not_pinned().and_then(|()| self.core.dereg()) {
             Ok(()) => Ok(()),
             Err(e) => Err((e.into(), self)),
         }
@@ -486,15 +441,15 @@ impl Mr {
         self.within(range.start, len)
     }
     #[inline]
-    fn within(&self, offset: usize, len: usize) -> Result<(), VerbsError> {
+    pub(crate) fn within(&self, offset: usize, len: usize) -> Result<(), VerbsError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len() => Ok(()),
             end => Err(self.outside(offset, end.unwrap_or(usize::MAX))),
         }
     }
     #[inline]
-    fn writable(&self) -> Result<(), VerbsError> {
-        if self.memory.writable { Ok(()) } else { Err(VerbsError::ReadOnly) }
+    pub(crate) fn writable(&self) -> Result<(), VerbsError> {
+        if self.memory.is_writable() { Ok(()) } else { Err(VerbsError::ReadOnly) }
     }
     #[cold]
     fn outside(&self, start: usize, end: usize) -> VerbsError {
@@ -601,6 +556,19 @@ mod tests {
         assert!(wc[0].is_ok(), "{wc:?}");
         raw.dereg().unwrap();
         assert_eq!(&memory[5000..5006], b"\x07data\x07");
+        // SAFETY: as above.
+        let raw = unsafe { pd.reg_mr_iova_raw(memory.as_mut_ptr(), memory.len(), u64::MAX - 10_000, RIGHTS) };
+        let raw = raw.unwrap();
+        assert_eq!((raw.addr(), raw.iova()), (memory.as_ptr() as u64, u64::MAX - 10_000));
+        qp.post_send(&[SendWr::write(1, &[], raw.iova() + 1, raw.rkey()).inline(b"iova").signaled()])
+            .unwrap();
+        while cq.poll(&mut wc).unwrap() == 0 {}
+        assert!(wc[0].is_ok(), "{wc:?}");
+        raw.dereg().unwrap();
+        assert_eq!(&memory[..6], b"\x07iova\x07");
+        // SAFETY: refused, so it is never accessed.
+        let e = unsafe { pd.reg_mr_iova_raw(memory.as_mut_ptr(), 10_000, u64::MAX - 9_998, RIGHTS) };
+        assert_eq!(e.unwrap_err().errno(), crate::errno::EINVAL);
     }
 
     // Goal: other memory of the caller under the same key; memory registered without write access does not get it.
@@ -633,7 +601,8 @@ mod tests {
         let pd = context.alloc_pd().unwrap();
         let text = "only to be read";
         let (addr, len) = (text.as_ptr().cast_mut(), text.len());
-        for (addr, len) in [(0x1000 as *mut u8, PAGE), (core::ptr::null_mut(), 1), (addr, len)] {
+        for (addr, len) in [(0x1000 as *mut u8, crate::memory::PAGE), (core::ptr::null_mut(), 1), (addr, len)]
+        {
             // SAFETY: refused, so it is never accessed.
             let e = unsafe { pd.reg_mr_raw(addr, len, RIGHTS) }.unwrap_err();
             assert_eq!(e.errno(), EFAULT, "{e}");

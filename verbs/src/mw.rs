@@ -40,7 +40,7 @@ impl<'a> MwBindInfo<'a> {
     /// [`VerbsError::OutOfRegion`].
     pub fn new(mr: &'a Mr, range: Range<usize>, access: Access) -> Result<Self, VerbsError> {
         mr.contains(&range)?;
-        let (addr, length) = (mr.addr() + range.start as u64, (range.end - range.start) as u64);
+        let (addr, length) = (mr.iova() + range.start as u64, (range.end - range.start) as u64);
         Ok(Self { mr: Some(mr), addr, length, access })
     }
     /// Nothing: after this bind a window of type 1 grants nothing.

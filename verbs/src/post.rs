@@ -2,11 +2,12 @@
 
 use crate::error::{PostError, PostErrorKind};
 
-/// Puts the requests of a list into a queue, up to the first that fails: the number put, and the error.
+/// Puts the requests of a list into a queue, up to the first that fails: the number put, and the error. The rest of the list
+/// is not asked for.
 #[inline]
 pub(crate) fn post_each<W>(
-    wrs: &[W],
-    mut put: impl FnMut(u32, &W) -> Result<(), PostErrorKind>,
+    wrs: impl IntoIterator<Item = W>,
+    mut put: impl FnMut(u32, W) -> Result<(), PostErrorKind>,
 ) -> (u32, Result<(), PostError>) {
     let mut posted = 0;
     for wr in wrs {
@@ -16,4 +17,16 @@ pub(crate) fn post_each<W>(
         posted += 1;
     }
     (posted, Ok(()))
+}
+
+/// Nothing of the list can be posted; an empty list is posted all the same.
+#[cold]
+pub(crate) fn refused<W>(
+    wrs: impl IntoIterator<Item = W>,
+    kind: impl Into<PostErrorKind>,
+) -> Result<(), PostError> {
+    match wrs.into_iter().next() {
+        None => Ok(()),
+        Some(_) => Err(PostError { bad_wr: 0, kind: kind.into() }),
+    }
 }

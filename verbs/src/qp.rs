@@ -1,20 +1,21 @@
 //! Queue pairs, and their lock-free posting handles.
 
+use core::borrow::Borrow;
 use core::mem::offset_of;
 use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    AttrMask, CounterSnapshot, GateClosed, Gid, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore, QpInit,
-    QpState, QpType, Qpn, RingTap, prefetch_line,
+    AttrMask, CounterSnapshot, Gid, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore, QpInit, QpState,
+    QpType, Qpn, RingTap, Unavailable, prefetch_line,
 };
 
 use crate::cq::Cq;
-use crate::error::{BindError, PostError, PostErrorKind, VerbsError};
+use crate::error::{BindError, PostError, PostErrorKind, VerbsError, unavailable};
 use crate::flags::SendOpsFlags;
 use crate::mw::{Mw, MwBind};
 use crate::pd::Pd;
-use crate::post::post_each;
+use crate::post::{post_each, refused};
 use crate::srq::Srq;
 use crate::wr::{RecvWr, SendLimits, SendWr};
 
@@ -243,31 +244,52 @@ impl Qp {
         Ok((self.core.query()?, init))
     }
 
-    /// Posts a list of send requests, in order. They are visible to the device together, when the call returns.
+    /// Posts a list of send requests, in order: a slice, or what any iterator yields, which is asked for no more after a
+    /// request that is refused. They are visible to the device together, when the call returns.
+    ///
+    /// ```
+    /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, SendWr};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let context = Context::open(DeviceConfig::loopback())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let mr = pd.reg_mr(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    /// # let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq))?;
+    /// # qp.connect_rc(&qp.endpoint(1)?, &RcOptions::default())?;
+    /// let to = |i: u64| SendWr::write(i, &[], mr.addr() + 8 * i, mr.rkey()).inline(b"a record");
+    /// qp.post_send([to(0), to(1)])?;
+    /// if let Err(e) = qp.post_send((2..1000).map(to)) {
+    ///     println!("posted {}; then {}", e.bad_wr, e.kind); // posted 126; then the queue is full ...
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` below
     /// RTS, for an operation that the type does not have, for lists and lengths beyond the limits; `ENOMEM` when the
-    /// queue is full; `EBUSY` while a [`SendQueue`] exists.
+    /// queue is full; `EBUSY` while a [`SendQueue`] exists; `EDEADLK` from an iterator that posts to this queue itself, and
+    /// for the thread that has begun a list ([`wr_start`](Self::wr_start)) and not completed it.
     #[doc(alias = "ibv_post_send")]
-    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        match self.core.sq().as_mut() {
-            Some(ring) => post_send(self.core.poster(), ring, &self.send_limits(), wrs),
-            None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
+    pub fn post_send<'w>(&self, wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>) -> Result<(), PostError> {
+        match self.core.sq().lock() {
+            Ok(mut ring) => post_send(self.core.poster(), &mut ring, &self.send_limits(), wrs),
+            Err(why) => Err(PostError { bad_wr: 0, kind: why.into() }),
         }
     }
 
-    /// Posts a list of receive requests, in order.
+    /// Posts a list of receive requests, in order: a slice, or what any iterator yields, as
+    /// [`post_send`](Self::post_send).
     ///
     /// # Errors
     /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` in RESET, for
     /// lists beyond the limit, and always where a shared receive queue is used; `ENOMEM` when the queue is full; `EBUSY`
-    /// while a [`RecvQueue`] exists.
+    /// while a [`RecvQueue`] exists; `EDEADLK` from an iterator that posts to this queue itself.
     #[doc(alias = "ibv_post_recv")]
-    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        match self.core.rq().as_mut() {
-            Some(ring) => post_recv(self.core.poster(), ring, self.core.cap().max_recv_sge, wrs),
-            None => no_ring(&self.core),
+    pub fn post_recv<'w>(&self, wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>) -> Result<(), PostError> {
+        match self.core.rq().lock() {
+            Ok(mut ring) => post_recv(self.core.poster(), &mut ring, self.core.cap().max_recv_sge, wrs),
+            Err(Unavailable::Taken) => no_ring(&self.core),
+            Err(why) => Err(PostError { bad_wr: 0, kind: why.into() }),
         }
     }
 
@@ -299,23 +321,23 @@ impl Qp {
     /// Splits off the lock-free handles. Dropping one returns its queue to the methods of [`Qp`].
     ///
     /// # Errors
-    /// [`VerbsError::Split`] while one of them exists.
+    /// [`VerbsError::Split`] while one of them exists; `EDEADLK` from an iterator of a list that is being posted, or with a list
+    /// that this thread has begun.
     pub fn split(&self) -> Result<(SendQueue, RecvQueue), VerbsError> {
-        let (mut sq, mut rq) = (self.core.sq(), self.core.rq());
-        let has_rq = self.srq.is_none() && self.qp_type() != QpType::XrcIni;
-        if sq.is_none() || (rq.is_none() && has_rq) {
-            return Err(VerbsError::Split { what: "queue pair" });
-        }
         let (core, poster) = (&self.core, self.core.poster());
+        let ring = core.sq().take().map_err(|why| unavailable("queue pair", why))?;
+        // From here on, dropping it returns the ring.
         let send = SendQueue {
-            ring: sq.take(),
+            ring: Some(ring),
             poster: poster.clone(),
             limits: self.send_limits(),
             core: core.clone(),
         };
+        let has_rq = self.srq.is_none() && self.qp_type() != QpType::XrcIni;
+        let ring =
+            has_rq.then(|| core.rq().take().map_err(|why| unavailable("queue pair", why))).transpose()?;
         let max_sge = core.cap().max_recv_sge;
-        let recv = RecvQueue { ring: rq.take(), poster: poster.clone(), max_sge, core: core.clone() };
-        Ok((send, recv))
+        Ok((send, RecvQueue { ring, poster: poster.clone(), max_sge, core: core.clone() }))
     }
 
     /// Destroys the queue pair. Its requests end without completions, and its asynchronous events that were not fetched are
@@ -361,14 +383,18 @@ impl SendQueue {
     /// As [`Qp::post_send`].
     #[inline]
     #[doc(alias = "ibv_post_send")]
-    pub fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+    pub fn post_send<'w>(
+        &mut self,
+        wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>,
+    ) -> Result<(), PostError> {
         match &mut self.ring {
             Some(ring) => post_send(&self.poster, ring, &self.limits, wrs),
             None => Err(PostError { bad_wr: 0, kind: PostErrorKind::Split }),
         }
     }
-    pub(crate) fn parts(&mut self) -> (&Poster, Option<&mut RingTap>, SendLimits) {
-        (&self.poster, self.ring.as_mut(), self.limits)
+    /// What a list is built with.
+    pub(crate) fn parts(&mut self) -> (&Poster, &mut Option<RingTap>, SendLimits) {
+        (&self.poster, &mut self.ring, self.limits)
     }
     /// A hint that [`post_send`](Self::post_send) is going to be called with `n` requests: prefetches the memory that the
     /// handle points to, without waiting for it. For programs that post to very many queue pairs one after another, and know
@@ -401,7 +427,9 @@ const _: () = assert!(offset_of!(SendQueue, limits) + SendLimits::PD == 64 && si
 
 impl Drop for SendQueue {
     fn drop(&mut self) {
-        *self.core.sq() = self.ring.take();
+        if let Some(ring) = self.ring.take() {
+            self.core.sq().give_back(ring);
+        }
     }
 }
 
@@ -423,7 +451,10 @@ impl RecvQueue {
     /// As [`Qp::post_recv`].
     #[inline]
     #[doc(alias = "ibv_post_recv")]
-    pub fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+    pub fn post_recv<'w>(
+        &mut self,
+        wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>,
+    ) -> Result<(), PostError> {
         match &mut self.ring {
             Some(ring) => post_recv(&self.poster, ring, self.max_sge, wrs),
             None => no_ring(&self.core),
@@ -458,7 +489,9 @@ impl RecvQueue {
 
 impl Drop for RecvQueue {
     fn drop(&mut self) {
-        *self.core.rq() = self.ring.take();
+        if let Some(ring) = self.ring.take() {
+            self.core.rq().give_back(ring);
+        }
     }
 }
 
@@ -478,18 +511,19 @@ fn prefetch_posting(ring: &Option<RingTap>, poster: &Poster, n: u32) {
 }
 
 #[inline]
-fn post_send(
+fn post_send<'w>(
     poster: &Poster,
     ring: &mut RingTap,
     limits: &SendLimits,
-    wrs: &[SendWr<'_>],
+    wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>,
 ) -> Result<(), PostError> {
     let epoch = match poster.may_post_send() {
         Ok(epoch) => epoch,
-        Err(closed) => return refused(wrs.len(), closed),
+        Err(closed) => return refused(wrs, closed),
     };
     let sig_all = poster.sq_sig_all();
     let (posted, result) = post_each(wrs, |ahead, wr| {
+        let wr = wr.borrow();
         let length = wr.check(limits)?;
         let Some(slot) = ring.slot(ahead) else { return Err(PostErrorKind::Full { depth: ring.depth() }) };
         wr.encode(slot, length, epoch, sig_all);
@@ -503,12 +537,18 @@ fn post_send(
 }
 
 #[inline]
-fn post_recv(poster: &Poster, ring: &mut RingTap, max_sge: u32, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+fn post_recv<'w>(
+    poster: &Poster,
+    ring: &mut RingTap,
+    max_sge: u32,
+    wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>,
+) -> Result<(), PostError> {
     let epoch = match poster.may_post_recv() {
         Ok(epoch) => epoch,
-        Err(closed) => return refused(wrs.len(), closed),
+        Err(closed) => return refused(wrs, closed),
     };
     let (posted, result) = post_each(wrs, |ahead, wr| {
+        let wr = wr.borrow();
         wr.check(max_sge)?;
         let Some(slot) = ring.slot(ahead) else { return Err(PostErrorKind::Full { depth: ring.depth() }) };
         wr.encode(slot, epoch);
@@ -532,9 +572,4 @@ fn no_ring(core: &QpCore) -> Result<(), PostError> {
         None => PostErrorKind::Split,
     };
     Err(PostError { bad_wr: 0, kind })
-}
-
-#[cold]
-fn refused(wrs: usize, closed: GateClosed) -> Result<(), PostError> {
-    if wrs == 0 { Ok(()) } else { Err(PostError { bad_wr: 0, kind: closed.into() }) }
 }

@@ -1,5 +1,6 @@
 //! Shared receive queues.
 
+use core::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,15 +72,19 @@ impl Srq {
         self.core.number()
     }
 
-    /// Posts a list of receive requests, in order. They are visible to the shards together, when the call returns.
+    /// Posts a list of receive requests, in order: a slice, or what any iterator yields, as
+    /// [`Qp::post_send`](crate::Qp::post_send). They are visible to the shards together, when the call returns.
     ///
     /// # Errors
     /// [`PostError`] with the position of the first request that was not posted; those before it were. `EINVAL` for lists
-    /// beyond the limit, `ENOMEM` when the queue is full.
+    /// beyond the limit, `ENOMEM` when the queue is full, `EDEADLK` from an iterator that posts to this queue itself.
     #[doc(alias = "ibv_post_srq_recv")]
-    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let mut tap = self.core.tap();
+    pub fn post_recv<'w>(&self, wrs: impl IntoIterator<Item: Borrow<RecvWr<'w>>>) -> Result<(), PostError> {
+        let Ok(mut tap) = self.core.tap() else {
+            return Err(PostError { bad_wr: 0, kind: PostErrorKind::InsideCall });
+        };
         let (posted, result) = post_each(wrs, |ahead, wr| {
+            let wr = wr.borrow();
             wr.check(self.core.max_sge())?;
             put(&mut tap, ahead, wr)
         });
@@ -95,7 +100,8 @@ impl Srq {
     /// # Errors
     /// `EINVAL` for a limit above the size, for a size of 0, above the device's
     /// ([`DeviceAttr::max_srq_wr`](crate::DeviceAttr::max_srq_wr)), below the armed limit or below the number of waiting
-    /// requests, for unknown mask bits; `EDEADLK` from inside a turn.
+    /// requests, for unknown mask bits; `EDEADLK` from inside a turn, and from an iterator of a list that is being posted to
+    /// it.
     #[doc(alias = "ibv_modify_srq")]
     pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), VerbsError> {
         Ok(self.core.modify(attr, mask)?)
@@ -104,15 +110,18 @@ impl Srq {
     /// The sizes, and the limit that is armed: 0 after its event.
     ///
     /// # Errors
-    /// None today.
+    /// `EDEADLK` from an iterator of a list that is being posted to it.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr, VerbsError> {
-        Ok(self.core.query())
+        Ok(self.core.query()?)
     }
 
     /// Requests that wait in the queue at this moment.
-    pub fn waiting(&self) -> u32 {
-        self.core.tap().len()
+    ///
+    /// # Errors
+    /// As [`query`](Self::query).
+    pub fn waiting(&self) -> Result<u32, VerbsError> {
+        Ok(self.core.tap()?.len())
     }
 
     /// Destroys the queue. Requests that wait in it end without completions. An XRC queue can always be destroyed: requests

@@ -2,15 +2,17 @@
 
 use core::mem::offset_of;
 use core::ops::Range;
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use stack::device::address::UD_EXT;
-use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_data, put_sges, put_srqn};
+use stack::device::wqe::{Granule, RecvWqe, SendWqe, XRC_EXT, put_data, put_pieces, put_sges, put_srqn};
 use stack::device::{Access, MwType, PdCore, QpCap, QpType, Qpn, SendFlags, Sge, WrOpcode};
 
 use crate::ah::Ah;
 use crate::error::{BindError, PostErrorKind, VerbsError};
 use crate::flags::{FlushLevel, FlushPlacement, SendOpsFlags};
+use crate::local_bytes::LocalBytes;
 use crate::mr::Mr;
 use crate::mw::{Mw, MwBindInfo, own_key};
 
@@ -23,85 +25,76 @@ const MESSAGE_MAX: u64 = stack::device::limit::MESSAGE_MAX as u64;
 /// `SendWr::send(7, &[mr.sge(0..64)?]).signaled()`. The lists are borrowed only until the post call returns; the memory they
 /// name belongs to the device until the request has completed.
 #[derive(Clone, Copy, Debug)]
+#[must_use = "a request does nothing until it is posted"]
 #[doc(alias = "ibv_send_wr")]
 pub struct SendWr<'a> {
-    wr_id: u64,
-    opcode: WrOpcode,
-    flags: SendFlags,
-    sges: &'a [Sge],
-    inline: &'a [u8],
-    remote_addr: u64,
-    rkey: u32,
-    arg0: u64,
-    arg1: u64,
-    /// Destination of a datagram; its queue pair is in `arg1`, its Q_Key in `rkey`.
+    wqe: SendWqe,
+    data: Data<'a>,
+    /// Destination of a datagram, with the queue pair and Q_Key behind it.
     ah: Option<&'a Ah>,
+    remote_qpn: Qpn,
+    remote_qkey: u32,
     /// The XRC shared receive queue at the peer.
     remote_srqn: Option<u32>,
 }
 
+/// Where the data of a request is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Data<'a> {
+    /// In registered memory.
+    List(&'a [Sge]),
+    /// Inline: copied by the post.
+    Inline(&'a [u8]),
+    /// Inline, in pieces.
+    Pieces(&'a [IoSlice<'a>]),
+    /// Inline, gathered from memory of the program.
+    Local(LocalBytes<'a>),
+}
+
 impl<'a> SendWr<'a> {
     #[inline]
-    const fn new(wr_id: u64, opcode: WrOpcode, sges: &'a [Sge]) -> Self {
+    const fn new(wqe: SendWqe, sges: &'a [Sge]) -> Self {
         Self {
-            wr_id,
-            opcode,
-            flags: SendFlags::empty(),
-            sges,
-            inline: &[],
-            remote_addr: 0,
-            rkey: 0,
-            arg0: 0,
-            arg1: 0,
+            wqe,
+            data: Data::List(sges),
             ah: None,
+            remote_qpn: Qpn::new(0),
+            remote_qkey: 0,
             remote_srqn: None,
         }
-    }
-    #[inline]
-    const fn at(mut self, remote_addr: u64, rkey: u32) -> Self {
-        self.remote_addr = remote_addr;
-        self.rkey = rkey;
-        self
-    }
-    #[inline]
-    const fn imm(mut self, imm: u32) -> Self {
-        self.arg0 = imm.to_be() as u64;
-        self
     }
 
     /// SEND: the message goes into the peer's next receive request.
     #[inline]
     pub const fn send(wr_id: u64, sges: &'a [Sge]) -> Self {
-        Self::new(wr_id, WrOpcode::Send, sges)
+        Self::new(SendWqe::send(wr_id), sges)
     }
     /// SEND with 4 bytes of immediate data that the peer finds in its completion. `imm` is a number; it travels in
     /// network byte order.
     #[inline]
     pub const fn send_with_imm(wr_id: u64, sges: &'a [Sge], imm: u32) -> Self {
-        Self::new(wr_id, WrOpcode::SendWithImm, sges).imm(imm)
+        Self::new(SendWqe::send_with_imm(wr_id, imm), sges)
     }
     /// SEND that invalidates one of the peer's keys.
     #[inline]
     pub const fn send_with_inv(wr_id: u64, sges: &'a [Sge], invalidate_rkey: u32) -> Self {
-        let mut wr = Self::new(wr_id, WrOpcode::SendWithInv, sges);
-        wr.arg0 = invalidate_rkey as u64;
-        wr
+        Self::new(SendWqe::send_with_inv(wr_id, invalidate_rkey), sges)
     }
     /// RDMA WRITE into the peer's memory at `remote_addr`, under its key `rkey`.
     #[inline]
     pub const fn write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
-        Self::new(wr_id, WrOpcode::RdmaWrite, sges).at(remote_addr, rkey)
+        Self::new(SendWqe::write(wr_id, remote_addr, rkey), sges)
     }
     /// RDMA WRITE that also completes a receive request of the peer, with immediate data (see
     /// [`send_with_imm`](Self::send_with_imm)).
     #[inline]
     pub const fn write_with_imm(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, imm: u32) -> Self {
-        Self::new(wr_id, WrOpcode::RdmaWriteWithImm, sges).at(remote_addr, rkey).imm(imm)
+        Self::new(SendWqe::write_with_imm(wr_id, remote_addr, rkey, imm), sges)
     }
     /// RDMA READ from the peer's memory at `remote_addr` into the local buffers.
     #[inline]
     pub const fn read(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
-        Self::new(wr_id, WrOpcode::RdmaRead, sges).at(remote_addr, rkey)
+        Self::new(SendWqe::read(wr_id, remote_addr, rkey), sges)
     }
     /// COMPARE & SWAP of the 8 bytes at `remote_addr`, a multiple of 8: if they equal `compare`, they become `swap`. The
     /// previous 8 bytes are returned into the local buffers.
@@ -114,18 +107,13 @@ impl<'a> SendWr<'a> {
         compare: u64,
         swap: u64,
     ) -> Self {
-        let mut wr = Self::new(wr_id, WrOpcode::AtomicCmpAndSwp, sges).at(remote_addr, rkey);
-        wr.arg0 = compare;
-        wr.arg1 = swap;
-        wr
+        Self::new(SendWqe::cmp_and_swp(wr_id, remote_addr, rkey, compare, swap), sges)
     }
     /// FETCH & ADD on the 8 bytes at `remote_addr`, a multiple of 8. The previous 8 bytes are returned into the local
     /// buffers.
     #[inline]
     pub const fn fetch_and_add(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32, add: u64) -> Self {
-        let mut wr = Self::new(wr_id, WrOpcode::AtomicFetchAndAdd, sges).at(remote_addr, rkey);
-        wr.arg0 = add;
-        wr
+        Self::new(SendWqe::fetch_and_add(wr_id, remote_addr, rkey, add), sges)
     }
 
     /// ATOMIC WRITE (IBA A19): writes 8 bytes atomically into the peer's memory at `remote_addr`, a multiple of 8, after
@@ -134,7 +122,7 @@ impl<'a> SendWr<'a> {
     #[inline]
     #[doc(alias = "ibv_wr_atomic_write")]
     pub const fn atomic_write(wr_id: u64, sges: &'a [Sge], remote_addr: u64, rkey: u32) -> Self {
-        Self::new(wr_id, WrOpcode::AtomicWrite, sges).at(remote_addr, rkey)
+        Self::new(SendWqe::atomic_write(wr_id, remote_addr, rkey), sges)
     }
     /// FLUSH (IBA A19): completes when what this queue pair wrote before, to the `len` bytes at `remote_addr` or to the whole
     /// region, has reached the level `placement`. The key must grant it ([`Access::FLUSH_GLOBAL`]).
@@ -148,10 +136,8 @@ impl<'a> SendWr<'a> {
         placement: FlushPlacement,
         level: FlushLevel,
     ) -> Self {
-        let mut wr = Self::new(wr_id, WrOpcode::Flush, &[]).at(remote_addr, rkey);
-        wr.arg0 = (level as u64) << 8 | placement.bits() as u64;
-        wr.arg1 = len as u64;
-        wr
+        let (level, placement) = (level as u8, placement.bits());
+        Self::new(SendWqe::flush_of(wr_id, remote_addr, len, rkey, level, placement), &[])
     }
     /// LOCAL_INV: invalidates a local key, of a window of type 2 or a region for fast registration, when everything before it
     /// on this queue pair has completed. After its successful completion no request uses the key any more; a key that cannot
@@ -159,7 +145,7 @@ impl<'a> SendWr<'a> {
     #[inline]
     #[doc(alias = "ibv_wr_local_inv")]
     pub const fn local_inv(wr_id: u64, rkey: u32) -> Self {
-        Self::new(wr_id, WrOpcode::LocalInv, &[]).at(0, rkey)
+        Self::new(SendWqe::local_inv(wr_id, rkey), &[])
     }
     /// BIND_MW of a window of type 2: from its execution on, `rkey` grants part of a region to requests that arrive on this
     /// queue pair. `rkey` is a key of the window with other low 8 bits ([`inc_rkey`](crate::inc_rkey)), and the window must
@@ -194,10 +180,7 @@ impl<'a> SendWr<'a> {
             None if (addr, length) != (0, 0) => return Err(BindError::NoRegion { addr, length }),
             None => 0,
         };
-        let mut wr = Self::new(wr_id, WrOpcode::BindMw, &[]).at(addr, rkey);
-        wr.arg0 = u64::from(access.bits()) << 32 | u64::from(region);
-        wr.arg1 = length;
-        Ok(wr)
+        Ok(Self::new(SendWqe::bind_mw(wr_id, rkey, region, addr, length, access), &[]))
     }
     /// REG_MR: from its execution on, the region for fast registration is this range of its buffer, with these rights, under
     /// its present key ([`Mr::update_fast_reg_key`]). Peers name bytes by address, or with [`Access::ZERO_BASED`] by their
@@ -210,69 +193,57 @@ impl<'a> SendWr<'a> {
     #[doc(alias = "IB_WR_REG_MR")]
     pub fn reg_mr(wr_id: u64, mr: &Mr, range: Range<usize>, access: Access) -> Result<Self, VerbsError> {
         mr.may_fast_register(&range, access)?;
-        let mut wr = Self::new(wr_id, WrOpcode::RegMr, &[]).at(mr.addr() + range.start as u64, mr.rkey());
-        wr.arg0 = u64::from(access.bits()) << 32;
-        wr.arg1 = (range.end - range.start) as u64;
-        Ok(wr)
+        let (addr, length) = (mr.addr() + range.start as u64, (range.end - range.start) as u64);
+        Ok(Self::new(SendWqe::reg_mr(wr_id, mr.rkey(), addr, length, access), &[]))
     }
 
     /// Sets the destination of a datagram: the queue pair `remote_qpn` behind `ah`, with its Q_Key. With bit 31 of
     /// `remote_qkey` set, the sender's own Q_Key is sent instead (IBA 10.2.5). Every request on a UD queue pair needs it, and
     /// no other takes it.
     #[inline]
-    #[must_use]
     pub const fn to(mut self, ah: &'a Ah, remote_qpn: Qpn, remote_qkey: u32) -> Self {
         self.ah = Some(ah);
-        self.arg1 = remote_qpn.get() as u64;
-        self.rkey = remote_qkey;
+        self.remote_qpn = remote_qpn;
+        self.remote_qkey = remote_qkey;
         self
     }
     /// Requests a completion on success. An error always generates one.
     #[inline]
-    #[must_use]
     pub const fn signaled(self) -> Self {
         self.flag(SendFlags::SIGNALED)
     }
     /// Sets the solicited event bit of a SEND or a WRITE with immediate.
     #[inline]
-    #[must_use]
     pub const fn solicited(self) -> Self {
         self.flag(SendFlags::SOLICITED)
     }
     /// Starts only when every earlier READ and atomic of the queue pair has completed (IBA 10.8.3.3).
     #[inline]
-    #[must_use]
     pub const fn fenced(self) -> Self {
         self.flag(SendFlags::FENCE)
     }
     /// Sends `data` instead of the scatter/gather list. It is copied when the request is posted, needs no key and
     /// may be reused at once. Sends and writes only, up to the queue's `max_inline_data`.
     #[inline]
-    #[must_use]
-    pub const fn inline(mut self, data: &'a [u8]) -> Self {
-        self.sges = &[];
-        self.inline = data;
+    pub const fn inline(self, data: &'a [u8]) -> Self {
+        self.with_inline(Data::Inline(data))
+    }
+    /// As [`inline`](Self::inline), with data that is in pieces, one behind the other.
+    #[inline]
+    pub const fn inline_list(self, pieces: &'a [IoSlice<'a>]) -> Self {
+        self.with_inline(Data::Pieces(pieces))
+    }
+    /// As [`inline`](Self::inline), with data that is gathered from memory of the program, up to the queue's `max_send_sge`
+    /// elements.
+    #[inline]
+    #[doc(alias = "IBV_SEND_INLINE")]
+    pub const fn inline_local(self, bytes: LocalBytes<'a>) -> Self {
+        self.with_inline(Data::Local(bytes))
+    }
+    #[inline]
+    const fn with_inline(mut self, data: Data<'a>) -> Self {
+        self.data = data;
         self.flag(SendFlags::INLINE)
-    }
-    /// Adds these flags to its own.
-    #[inline]
-    pub(crate) const fn with_flags(self, flags: SendFlags) -> Self {
-        self.flag(flags)
-    }
-    /// Sets whether its data is inline, where another caller writes the data into the slot.
-    #[inline]
-    pub(crate) const fn with_inline(mut self, inline: bool) -> Self {
-        self.flags = self.flags.difference(SendFlags::INLINE);
-        if inline { self.flag(SendFlags::INLINE) } else { self }
-    }
-    #[inline]
-    pub(crate) const fn is_inline(&self) -> bool {
-        self.flags.contains(SendFlags::INLINE)
-    }
-    /// Whether the operation has data.
-    #[inline]
-    pub(crate) const fn takes_data(&self) -> bool {
-        (LOCAL | bit(WrOpcode::Flush)) & bit(self.opcode) == 0
     }
     /// Adds the flags of an [`MwBind`](crate::MwBind) that a bind may have.
     pub(crate) const fn with(self, flags: SendFlags) -> Self {
@@ -282,7 +253,6 @@ impl<'a> SendWr<'a> {
     /// request on an XRC initiator needs it, except for operations on local keys, and no request on another queue pair takes
     /// it. At the peer the request gets the protection domain and completion queue of that shared receive queue.
     #[inline]
-    #[must_use]
     #[doc(alias = "qp_type.xrc.remote_srqn")]
     pub const fn remote_srqn(mut self, remote_srqn: u32) -> Self {
         self.remote_srqn = Some(remote_srqn);
@@ -290,148 +260,131 @@ impl<'a> SendWr<'a> {
     }
     #[inline]
     const fn flag(mut self, flag: SendFlags) -> Self {
-        self.flags = self.flags.union(flag);
+        self.wqe = self.wqe.with_flags(flag);
         self
     }
 
     /// The caller's tag, which comes back in the completion.
     #[inline]
     pub const fn wr_id(&self) -> u64 {
-        self.wr_id
+        self.wqe.wr_id
     }
     /// The operation.
     #[inline]
-    pub const fn opcode(&self) -> WrOpcode {
-        self.opcode
+    pub fn opcode(&self) -> WrOpcode {
+        self.wqe.opcode()
     }
     /// The flags.
     #[inline]
-    pub const fn flags(&self) -> SendFlags {
-        self.flags
+    pub fn flags(&self) -> SendFlags {
+        self.wqe.flags()
+    }
+    /// The request without data and destination.
+    #[inline]
+    pub(crate) const fn wqe(&self) -> SendWqe {
+        self.wqe
     }
 
     /// Every check that a post makes on the request itself; returns the message's length in bytes.
     #[inline]
     pub(crate) fn check(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
-        self.check_head(limits)?;
-        if self.flags.contains(SendFlags::INLINE) {
-            return self.check_inline(limits, self.inline.len());
-        }
-        limits.check_sges(self.sges.len())?;
-        self.check_length(match self.sges {
-            [sge] => sge.length.into(),
-            sges => sges.iter().map(|s| u64::from(s.length)).sum(),
-        })
-    }
-
-    /// Checks everything but the data: the operation, and that the request names its destination as the type requires.
-    #[inline]
-    pub(crate) fn check_head(&self, limits: &SendLimits) -> Result<(), PostErrorKind> {
-        if limits.opcodes & bit(self.opcode) == 0 {
-            return Err(limits.wrong_opcode(self.opcode));
-        }
+        limits.check_opcode(&self.wqe)?;
         if self.ah.is_some() | self.remote_srqn.is_some() | limits.addressed {
             limits.check_destination(self)?;
         }
-        Ok(())
-    }
-
-    /// Checks inline data; returns its length.
-    #[inline]
-    pub(crate) fn check_inline(&self, limits: &SendLimits, given: usize) -> Result<u32, PostErrorKind> {
-        if INLINE_OPCODES & bit(self.opcode) == 0 {
-            return Err(PostErrorKind::InlineNotAllowed(self.opcode));
-        }
-        // Its 8 bytes fit in every slot.
-        if self.opcode == WrOpcode::AtomicWrite {
-            self.check_atomic(given as u64)?;
-        } else if given > limits.max_inline as usize {
-            return Err(PostErrorKind::InlineTooLong { given, max: limits.max_inline });
-        }
-        Ok(given as u32)
-    }
-
-    /// Checks the length of a list; returns it.
-    #[inline]
-    pub(crate) fn check_length(&self, length: u64) -> Result<u32, PostErrorKind> {
-        if length > MESSAGE_MAX {
-            return Err(PostErrorKind::TooLong(length));
-        }
-        if CHECKED_OPCODES & bit(self.opcode) != 0 {
-            self.check_operands(length)?;
-        }
-        Ok(length as u32)
+        let sges = match self.data {
+            Data::List(sges) => sges,
+            Data::Inline(data) => return limits.check_inline(&self.wqe, data.len()),
+            Data::Pieces(_) | Data::Local(_) => return self.check_gathered(limits),
+        };
+        limits.check_sges(sges.len())?;
+        let length = match sges {
+            [sge] => sge.length.into(),
+            sges => sges.iter().map(|s| u64::from(s.length)).sum(),
+        };
+        check_length(&self.wqe, length)
     }
 
     #[cold]
-    fn check_operands(&self, length: u64) -> Result<(), PostErrorKind> {
-        if self.opcode != WrOpcode::Flush {
-            return self.check_atomic(length);
-        }
-        match self.arg1 {
-            _ if self.arg0 as u8 == 0 => Err(PostErrorKind::NoPlacement),
-            len if len > MESSAGE_MAX => Err(PostErrorKind::TooLong(len)),
-            _ => Ok(()),
-        }
-    }
-
-    fn check_atomic(&self, length: u64) -> Result<(), PostErrorKind> {
-        if length != 8 {
-            return Err(PostErrorKind::AtomicLength(length));
-        }
-        if self.remote_addr & 7 != 0 {
-            return Err(PostErrorKind::AtomicAddress(self.remote_addr));
-        }
-        Ok(())
+    fn check_gathered(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
+        let given = match self.data {
+            Data::Pieces(pieces) => pieces.iter().map(|piece| piece.len()).fold(0, usize::saturating_add),
+            Data::Local(bytes) => {
+                limits.check_sges(bytes.elements())?;
+                bytes.len()
+            }
+            Data::List(_) | Data::Inline(_) => 0,
+        };
+        limits.check_inline(&self.wqe, given)
     }
 
     /// Writes the request into a slot.
     #[inline]
     pub(crate) fn encode(&self, slot: &mut [Granule], length: u32, epoch: u32, sig_all: bool) {
-        let body = self.encode_head(slot, length, self.sges.len(), epoch, sig_all);
-        if self.flags.contains(SendFlags::INLINE) {
-            put_data(body, self.inline);
-        } else {
-            put_sges(body, self.sges);
-        }
-    }
-
-    /// Writes everything but the data, which has `num_sge` elements, into a slot; returns where the data goes.
-    #[inline]
-    pub(crate) fn encode_head<'s>(
-        &self,
-        slot: &'s mut [Granule],
-        length: u32,
-        num_sge: usize,
-        epoch: u32,
-        sig_all: bool,
-    ) -> &'s mut [u8] {
-        let mut flags = self.flags;
-        flags.set(SendFlags::SIGNALED, sig_all || flags.contains(SendFlags::SIGNALED));
-        let mut wqe = SendWqe::new(self.wr_id, self.opcode, flags);
-        wqe.remote_addr = self.remote_addr;
-        wqe.rkey = self.rkey;
-        wqe.length = length;
-        wqe.epoch = epoch;
-        wqe.num_sge = num_sge as u8;
-        wqe.arg0 = self.arg0;
-        wqe.arg1 = self.arg1;
-        match (self.ah, self.remote_srqn) {
-            (None, None) => wqe.put(slot),
-            (Some(ah), _) => {
-                wqe.ext = UD_EXT as u8;
-                ah.core().address().to(Qpn::new(self.arg1 as u32), self.rkey).put(wqe.put(slot))
-            }
-            (None, Some(srqn)) => {
-                wqe.ext = XRC_EXT as u8;
-                put_srqn(wqe.put(slot), srqn)
-            }
+        let num_sge = if let Data::List(sges) = self.data { sges.len() } else { 0 };
+        let ext = match (self.ah, self.remote_srqn) {
+            (None, None) => 0,
+            (Some(_), _) => UD_EXT,
+            (None, Some(_)) => XRC_EXT,
+        };
+        let flags = if sig_all { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let body = self.wqe.with_flags(flags).posted(length, num_sge, ext, epoch).put(slot);
+        let body = match (self.ah, self.remote_srqn) {
+            (None, None) => body,
+            (Some(ah), _) => ah.core().address().to(self.remote_qpn, self.remote_qkey).put(body),
+            (None, Some(srqn)) => put_srqn(body, srqn),
+        };
+        match self.data {
+            Data::List(sges) => put_sges(body, sges),
+            Data::Inline(data) => put_data(body, data),
+            Data::Pieces(pieces) => put_pieces(body, pieces.iter().map(|piece| &**piece)),
+            Data::Local(bytes) => bytes.copy_to(body),
         }
     }
 }
 
+/// Checks the length of a list; returns it.
+#[inline]
+pub(crate) fn check_length(wqe: &SendWqe, length: u64) -> Result<u32, PostErrorKind> {
+    if length > MESSAGE_MAX {
+        return Err(PostErrorKind::TooLong(length));
+    }
+    if is_in(CHECKED_OPCODES, wqe) {
+        check_operands(wqe, length)?;
+    }
+    Ok(length as u32)
+}
+
+#[cold]
+fn check_operands(wqe: &SendWqe, length: u64) -> Result<(), PostErrorKind> {
+    if wqe.opcode() != WrOpcode::Flush {
+        return check_atomic(wqe, length);
+    }
+    match wqe.flush() {
+        (feth, _) if feth.placement == 0 => Err(PostErrorKind::NoPlacement),
+        (_, len) if u64::from(len) > MESSAGE_MAX => Err(PostErrorKind::TooLong(len.into())),
+        _ => Ok(()),
+    }
+}
+
+fn check_atomic(wqe: &SendWqe, length: u64) -> Result<(), PostErrorKind> {
+    if length != 8 {
+        return Err(PostErrorKind::AtomicLength(length));
+    }
+    if wqe.remote_addr & 7 != 0 {
+        return Err(PostErrorKind::AtomicAddress(wqe.remote_addr));
+    }
+    Ok(())
+}
+
 const fn bit(opcode: WrOpcode) -> u32 {
     1 << opcode as u8
+}
+
+/// Whether the operation of a request is in a set.
+#[inline]
+fn is_in(opcodes: u32, wqe: &SendWqe) -> bool {
+    opcodes >> (wqe.opcode_number() & 31) & 1 != 0
 }
 
 const SENDS: u32 = bit(WrOpcode::Send) | bit(WrOpcode::SendWithImm);
@@ -457,6 +410,12 @@ const fn opcodes_of(qp_type: QpType) -> u32 {
         QpType::Ud | QpType::Gsi => SENDS,
         QpType::XrcTgt => 0,
     }
+}
+
+/// Whether the operation of a request has data.
+#[inline]
+pub(crate) fn takes_data(wqe: &SendWqe) -> bool {
+    !is_in(LOCAL | bit(WrOpcode::Flush), wqe)
 }
 
 /// Whether a type of queue pair has an operation.
@@ -513,29 +472,32 @@ impl SendLimits {
         }
     }
 
+    /// Checks that the type has the operation.
+    #[inline]
+    pub(crate) fn check_opcode(&self, wqe: &SendWqe) -> Result<(), PostErrorKind> {
+        if is_in(self.opcodes, wqe) { Ok(()) } else { Err(self.wrong_opcode(wqe.opcode())) }
+    }
+
     /// Checks that a request names the destination that the type requires, and no other.
     #[inline(never)]
     fn check_destination(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         if wr.ah.is_some() || self.datagram {
             self.check_address(wr.ah)?;
         }
-        if wr.remote_srqn.is_some() || (self.xrc && LOCAL & bit(wr.opcode) == 0) {
-            self.check_srqn(wr.remote_srqn)?;
-        }
-        Ok(())
+        self.check_srqn(&wr.wqe, wr.remote_srqn)
     }
 
     /// Checks that a request names a shared receive queue if the type requires one, and none otherwise.
-    fn check_srqn(&self, srqn: Option<u32>) -> Result<(), PostErrorKind> {
+    pub(crate) fn check_srqn(&self, wqe: &SendWqe, srqn: Option<u32>) -> Result<(), PostErrorKind> {
         match srqn {
-            None => Err(PostErrorKind::NoSrqn),
+            None if self.xrc && !is_in(LOCAL, wqe) => Err(PostErrorKind::NoSrqn),
             Some(srqn) if !self.xrc || srqn > 0xff_ffff => Err(PostErrorKind::BadSrqn(srqn)),
-            Some(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// Checks that a request has an address if the type requires one, and none otherwise.
-    fn check_address(&self, ah: Option<&Ah>) -> Result<(), PostErrorKind> {
+    pub(crate) fn check_address(&self, ah: Option<&Ah>) -> Result<(), PostErrorKind> {
         match ah {
             Some(_) if !self.datagram => Err(PostErrorKind::UnexpectedAddress { qp_type: self.qp_type }),
             Some(ah) if self.is_ours(ah.core().pd()) => Ok(()),
@@ -548,6 +510,27 @@ impl SendLimits {
     #[inline]
     pub(crate) fn has_op(&self, op: SendOpsFlags) -> bool {
         self.send_ops & op.bits() as u16 != 0
+    }
+
+    /// Whether every request names an address.
+    #[inline]
+    pub(crate) fn is_datagram(&self) -> bool {
+        self.datagram
+    }
+
+    /// Checks inline data; returns its length.
+    #[inline]
+    pub(crate) fn check_inline(&self, wqe: &SendWqe, given: usize) -> Result<u32, PostErrorKind> {
+        if !is_in(INLINE_OPCODES, wqe) {
+            return Err(PostErrorKind::InlineNotAllowed(wqe.opcode()));
+        }
+        // Its 8 bytes fit in every slot.
+        if wqe.opcode() == WrOpcode::AtomicWrite {
+            check_atomic(wqe, given as u64)?;
+        } else if given > self.max_inline as usize {
+            return Err(PostErrorKind::InlineTooLong { given, max: self.max_inline });
+        }
+        Ok(given as u32)
     }
 
     /// Checks the number of elements of a list.
@@ -582,6 +565,7 @@ impl SendLimits {
 
 /// A receive work request (`struct ibv_recv_wr`): buffers for one message, filled in list order.
 #[derive(Clone, Copy, Debug)]
+#[must_use = "a request does nothing until it is posted"]
 #[doc(alias = "ibv_recv_wr")]
 pub struct RecvWr<'a> {
     wr_id: u64,

@@ -1,16 +1,16 @@
 //! The extended posting interface (`ibv_wr_post(3)`): work requests built by calls and posted together.
 
-use std::sync::MutexGuard;
+use std::io::IoSlice;
 
-use stack::device::wqe::{SendWqe, put_sges};
-use stack::device::{Poster, QpType, Qpn, RingTap, SendFlags, Sge, WrOpcode};
+use stack::device::wqe::{Granule, SendWqe, put_pieces, put_sges, put_srqn};
+use stack::device::{Exclusive, Poster, QpType, Qpn, RingTap, SendFlags, Sge, Unavailable, WrOpcode};
 
 use crate::ah::Ah;
 use crate::error::{PostError, PostErrorKind, VerbsError};
 use crate::flags::{FlushLevel, FlushPlacement, SendOpsFlags};
 use crate::mw::{Mw, MwBindInfo};
 use crate::qp::{Qp, SendQueue};
-use crate::wr::{SendLimits, SendWr, has_opcode};
+use crate::wr::{SendLimits, SendWr, check_length, has_opcode, takes_data};
 
 /// Each flag and its operation.
 const OPERATIONS: [(SendOpsFlags, WrOpcode); 12] = [
@@ -45,24 +45,13 @@ impl SendOpsFlags {
 /// Flags that a request of this interface can have. Not INLINE: the setter decides whether data is inline.
 const FLAGS: SendFlags = SendFlags::FENCE.union(SendFlags::SIGNALED).union(SendFlags::SOLICITED);
 
-/// The posting end of a send queue, while a list is built; `None` inside: it is split off.
+/// Where the posting end of the send queue came from, and goes back to.
 #[derive(Debug)]
-pub(crate) enum Ring<'q> {
-    /// Of a queue pair that other threads may post to, which block.
-    Locked(MutexGuard<'q, Option<RingTap>>),
-    /// Of a split handle.
-    Own(Option<&'q mut RingTap>),
-}
-
-impl Ring<'_> {
-    #[inline]
-    fn tap(&mut self) -> Result<&mut RingTap, PostErrorKind> {
-        let tap = match self {
-            Self::Locked(guard) => guard.as_mut(),
-            Self::Own(tap) => tap.as_deref_mut(),
-        };
-        tap.ok_or(PostErrorKind::Split)
-    }
+enum Home<'q> {
+    /// A queue pair that other threads may post to: they wait meanwhile.
+    Shared(&'q Exclusive<RingTap>),
+    /// A split handle.
+    Split(&'q mut Option<RingTap>),
 }
 
 /// A list of send requests that is being built (`ibv_wr_start(3)`), from [`Qp::wr_start`] or [`SendQueue::wr_start`].
@@ -75,6 +64,9 @@ impl Ring<'_> {
 ///
 /// [`complete`](Self::complete) posts all of them together, or reports the first error in any of them: then none is posted.
 /// [`abort`](Self::abort), or dropping the list, posts nothing. No call allocates.
+///
+/// It has the posting end of the send queue, and is no lock: posts of other threads wait until it ends, those of the thread that
+/// began it are refused (`EDEADLK`). It may be completed on another thread.
 ///
 /// ```
 /// # use verbs::{Access, Context, DeviceConfig, QpInitAttr, RcOptions, RecvWr, SendFlags, Wc};
@@ -116,31 +108,36 @@ pub struct WrPost<'q> {
     /// [`SendFlags::FENCE`]; none at first.
     pub wr_flags: SendFlags,
     poster: &'q Poster,
-    ring: Ring<'q>,
+    home: Home<'q>,
+    /// Given back by `drop`.
+    ring: Option<RingTap>,
     limits: SendLimits,
     /// The epoch of the requests.
     epoch: u32,
     /// Number of finished requests, in their slots.
     ready: u32,
-    /// The request after those, whose data is already in its slot.
-    current: Option<Request<'q>>,
+    /// The request after those, whose data and address are already in its slot.
+    current: Option<Request>,
     failed: Option<PostError>,
 }
 
 /// A request that setters still change.
 #[derive(Debug)]
-struct Request<'q> {
-    wr: SendWr<'q>,
+struct Request {
+    wqe: SendWqe,
     num_sge: usize,
     length: u64,
+    inline: bool,
+    addressed: bool,
+    remote_srqn: Option<u32>,
 }
 
 impl Qp {
-    /// Begins a list of send requests that are posted together: see [`WrPost`]. While the guard exists, other posts to the
-    /// send queue block, so the thread that holds it must not post by other calls.
+    /// Begins a list of send requests that are posted together: see [`WrPost`].
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&self) -> WrPost<'_> {
-        WrPost::new(self.core().poster(), Ring::Locked(self.core().sq()), self.send_limits())
+        let ring = self.core().sq().borrow();
+        WrPost::new(self.core().poster(), Home::Shared(self.core().sq()), ring, self.send_limits())
     }
 }
 
@@ -148,23 +145,31 @@ impl SendQueue {
     /// As [`Qp::wr_start`], without a lock.
     #[doc(alias = "ibv_wr_start")]
     pub fn wr_start(&mut self) -> WrPost<'_> {
-        let (poster, ring, limits) = self.parts();
-        WrPost::new(poster, Ring::Own(ring), limits)
+        let (poster, place, limits) = self.parts();
+        let ring = place.take().ok_or(Unavailable::Taken);
+        WrPost::new(poster, Home::Split(place), ring, limits)
     }
 }
 
 impl<'q> WrPost<'q> {
-    pub(crate) fn new(poster: &'q Poster, ring: Ring<'q>, limits: SendLimits) -> Self {
+    fn new(
+        poster: &'q Poster,
+        home: Home<'q>,
+        ring: Result<RingTap, Unavailable>,
+        limits: SendLimits,
+    ) -> Self {
+        let failed = ring.as_ref().err().map(|why| PostError { bad_wr: 0, kind: (*why).into() });
         Self {
             wr_id: 0,
             wr_flags: SendFlags::empty(),
             poster,
-            ring,
+            home,
+            ring: ring.ok(),
             limits,
             epoch: poster.may_post_send().unwrap_or_default(),
             ready: 0,
             current: None,
-            failed: None,
+            failed,
         }
     }
 
@@ -172,58 +177,58 @@ impl<'q> WrPost<'q> {
     #[inline]
     #[doc(alias = "ibv_wr_send")]
     pub fn send(&mut self) {
-        self.begin(SendOpsFlags::SEND, SendWr::send(self.wr_id, &[]));
+        self.begin(SendOpsFlags::SEND, SendWqe::send(self.wr_id));
     }
     /// SEND with 4 bytes of immediate data, a number that travels in network byte order.
     #[inline]
     #[doc(alias = "ibv_wr_send_imm")]
     pub fn send_imm(&mut self, imm_data: u32) {
-        self.begin(SendOpsFlags::SEND_WITH_IMM, SendWr::send_with_imm(self.wr_id, &[], imm_data));
+        self.begin(SendOpsFlags::SEND_WITH_IMM, SendWqe::send_with_imm(self.wr_id, imm_data));
     }
     /// SEND that invalidates one of the peer's keys.
     #[inline]
     #[doc(alias = "ibv_wr_send_inv")]
     pub fn send_inv(&mut self, invalidate_rkey: u32) {
-        self.begin(SendOpsFlags::SEND_WITH_INV, SendWr::send_with_inv(self.wr_id, &[], invalidate_rkey));
+        self.begin(SendOpsFlags::SEND_WITH_INV, SendWqe::send_with_inv(self.wr_id, invalidate_rkey));
     }
     /// RDMA WRITE into the peer's memory.
     #[inline]
     #[doc(alias = "ibv_wr_rdma_write")]
     pub fn rdma_write(&mut self, rkey: u32, remote_addr: u64) {
-        self.begin(SendOpsFlags::RDMA_WRITE, SendWr::write(self.wr_id, &[], remote_addr, rkey));
+        self.begin(SendOpsFlags::RDMA_WRITE, SendWqe::write(self.wr_id, remote_addr, rkey));
     }
     /// RDMA WRITE that also completes a receive request of the peer, with immediate data.
     #[inline]
     #[doc(alias = "ibv_wr_rdma_write_imm")]
     pub fn rdma_write_imm(&mut self, rkey: u32, remote_addr: u64, imm_data: u32) {
-        let wr = SendWr::write_with_imm(self.wr_id, &[], remote_addr, rkey, imm_data);
+        let wr = SendWqe::write_with_imm(self.wr_id, remote_addr, rkey, imm_data);
         self.begin(SendOpsFlags::RDMA_WRITE_WITH_IMM, wr);
     }
     /// RDMA READ from the peer's memory.
     #[inline]
     #[doc(alias = "ibv_wr_rdma_read")]
     pub fn rdma_read(&mut self, rkey: u32, remote_addr: u64) {
-        self.begin(SendOpsFlags::RDMA_READ, SendWr::read(self.wr_id, &[], remote_addr, rkey));
+        self.begin(SendOpsFlags::RDMA_READ, SendWqe::read(self.wr_id, remote_addr, rkey));
     }
     /// COMPARE & SWAP: see [`SendWr::cmp_and_swp`].
     #[inline]
     #[doc(alias = "ibv_wr_atomic_cmp_swp")]
     pub fn atomic_cmp_swp(&mut self, rkey: u32, remote_addr: u64, compare: u64, swap: u64) {
-        let wr = SendWr::cmp_and_swp(self.wr_id, &[], remote_addr, rkey, compare, swap);
+        let wr = SendWqe::cmp_and_swp(self.wr_id, remote_addr, rkey, compare, swap);
         self.begin(SendOpsFlags::ATOMIC_CMP_AND_SWP, wr);
     }
     /// FETCH & ADD: see [`SendWr::fetch_and_add`].
     #[inline]
     #[doc(alias = "ibv_wr_atomic_fetch_add")]
     pub fn atomic_fetch_add(&mut self, rkey: u32, remote_addr: u64, add: u64) {
-        let wr = SendWr::fetch_and_add(self.wr_id, &[], remote_addr, rkey, add);
+        let wr = SendWqe::fetch_and_add(self.wr_id, remote_addr, rkey, add);
         self.begin(SendOpsFlags::ATOMIC_FETCH_AND_ADD, wr);
     }
     /// ATOMIC WRITE of these 8 bytes, copied now: see [`SendWr::atomic_write`].
     #[inline]
     #[doc(alias = "ibv_wr_atomic_write")]
     pub fn atomic_write(&mut self, rkey: u32, remote_addr: u64, atomic_wr: &[u8; 8]) {
-        self.begin(SendOpsFlags::ATOMIC_WRITE, SendWr::atomic_write(self.wr_id, &[], remote_addr, rkey));
+        self.begin(SendOpsFlags::ATOMIC_WRITE, SendWqe::atomic_write(self.wr_id, remote_addr, rkey));
         if self.current.is_some() {
             self.set_inline_data(atomic_wr);
         }
@@ -239,7 +244,7 @@ impl<'q> WrPost<'q> {
         placement: FlushPlacement,
         level: FlushLevel,
     ) {
-        let wr = SendWr::flush(self.wr_id, remote_addr, len, rkey, placement, level);
+        let wr = SendWqe::flush_of(self.wr_id, remote_addr, len, rkey, level as u8, placement.bits());
         self.begin(SendOpsFlags::FLUSH, wr);
     }
     /// BIND_MW of a window of type 2: see [`SendWr::bind_mw`]. Takes no data.
@@ -247,7 +252,8 @@ impl<'q> WrPost<'q> {
     pub fn bind_mw(&mut self, mw: &Mw, rkey: u32, bind_info: &MwBindInfo<'_>) {
         let bound = SendWr::bind_type_2(self.wr_id, mw, rkey, bind_info);
         // A failed bind takes its place in the list, so that the error gets its position.
-        self.begin(SendOpsFlags::BIND_MW, bound.unwrap_or(SendWr::local_inv(self.wr_id, rkey)));
+        let unbound = SendWqe::local_inv(self.wr_id, rkey);
+        self.begin(SendOpsFlags::BIND_MW, bound.map_or(unbound, |wr| wr.wqe()));
         if let Err(e) = bound {
             self.fail(PostErrorKind::Bind(e));
         }
@@ -256,7 +262,7 @@ impl<'q> WrPost<'q> {
     #[inline]
     #[doc(alias = "ibv_wr_local_inv")]
     pub fn local_inv(&mut self, invalidate_rkey: u32) {
-        self.begin(SendOpsFlags::LOCAL_INV, SendWr::local_inv(self.wr_id, invalidate_rkey));
+        self.begin(SendOpsFlags::LOCAL_INV, SendWqe::local_inv(self.wr_id, invalidate_rkey));
     }
 
     /// One buffer for the last request.
@@ -269,11 +275,10 @@ impl<'q> WrPost<'q> {
     #[inline]
     #[doc(alias = "ibv_wr_set_sge_list")]
     pub fn set_sge_list(&mut self, sg_list: &[Sge]) {
-        self.set("set_sge_list", |request, limits, body| {
+        self.set_data("set_sge_list", |request, limits, body| {
             limits.check_sges(sg_list.len())?;
             put_sges(body, sg_list);
-            request.wr = request.wr.with_inline(false);
-            request.num_sge = sg_list.len();
+            (request.inline, request.num_sge) = (false, sg_list.len());
             request.length = sg_list.iter().map(|sge| u64::from(sge.length)).sum();
             Ok(())
         });
@@ -282,38 +287,42 @@ impl<'q> WrPost<'q> {
     #[inline]
     #[doc(alias = "ibv_wr_set_inline_data")]
     pub fn set_inline_data(&mut self, data: &[u8]) {
-        self.set_inline_data_list(&[data]);
+        self.set_inline_data_list(&[IoSlice::new(data)]);
     }
     /// Inline data for the last request, one piece behind the other, copied now.
     #[inline]
     #[doc(alias = "ibv_wr_set_inline_data_list")]
     #[doc(alias = "ibv_data_buf")]
-    pub fn set_inline_data_list(&mut self, pieces: &[&[u8]]) {
-        self.set("set_inline_data_list", |request, limits, body| {
+    pub fn set_inline_data_list(&mut self, pieces: &[IoSlice<'_>]) {
+        self.set_data("set_inline_data_list", |request, limits, body| {
             let given = pieces.iter().map(|piece| piece.len()).fold(0, usize::saturating_add);
-            request.length = request.wr.check_inline(limits, given)?.into();
-            let mut body = body;
-            for piece in pieces {
-                let (here, rest) = body.split_at_mut(piece.len());
-                here.copy_from_slice(piece);
-                body = rest;
-            }
-            request.wr = request.wr.with_inline(true);
-            request.num_sge = 0;
+            request.length = limits.check_inline(&request.wqe, given)?.into();
+            put_pieces(body, pieces.iter().map(|piece| &**piece));
+            (request.inline, request.num_sge) = (true, 0);
             Ok(())
         });
     }
     /// Sets the destination of the last request: the queue pair `remote_qpn` behind `ah`, with its Q_Key; see [`SendWr::to`].
     #[inline]
     #[doc(alias = "ibv_wr_set_ud_addr")]
-    pub fn set_ud_addr(&mut self, ah: &'q Ah, remote_qpn: Qpn, remote_qkey: u32) {
-        self.change("set_ud_addr", |wr| wr.to(ah, remote_qpn, remote_qkey));
+    pub fn set_ud_addr(&mut self, ah: &Ah, remote_qpn: Qpn, remote_qkey: u32) {
+        self.set("set_ud_addr", |request, limits, slot| {
+            limits.check_address(Some(ah))?;
+            ah.core().address().to(remote_qpn, remote_qkey).put(SendWqe::body(slot, 0));
+            request.addressed = true;
+            Ok(())
+        });
     }
     /// Sets the peer's shared receive queue for the last request; see [`SendWr::remote_srqn`].
     #[inline]
     #[doc(alias = "ibv_wr_set_xrc_srqn")]
     pub fn set_xrc_srqn(&mut self, remote_srqn: u32) {
-        self.change("set_xrc_srqn", |wr| wr.remote_srqn(remote_srqn));
+        self.set("set_xrc_srqn", |request, limits, slot| {
+            request.remote_srqn = Some(remote_srqn);
+            limits.check_srqn(&request.wqe, request.remote_srqn)?;
+            put_srqn(SendWqe::body(slot, 0), remote_srqn);
+            Ok(())
+        });
     }
 
     /// Posts the requests, in order. They are visible to the device together, when the call returns.
@@ -333,9 +342,9 @@ impl<'q> WrPost<'q> {
         if self.ready == 0 {
             return Ok(());
         }
-        let refused = |kind| PostError { bad_wr: 0, kind };
-        let epoch = self.poster.may_post_send().map_err(|closed| refused(closed.into()))?;
-        let ring = self.ring.tap().map_err(refused)?;
+        let epoch =
+            self.poster.may_post_send().map_err(|closed| PostError { bad_wr: 0, kind: closed.into() })?;
+        let Some(ring) = &mut self.ring else { return Ok(()) };
         if epoch != self.epoch {
             restamp(ring, self.ready, epoch);
         }
@@ -349,67 +358,86 @@ impl<'q> WrPost<'q> {
     pub fn abort(self) {}
 
     #[inline]
-    fn begin(&mut self, op: SendOpsFlags, wr: SendWr<'q>) {
+    fn begin(&mut self, op: SendOpsFlags, wqe: SendWqe) {
         self.finish();
         if self.failed.is_some() {
             return;
         }
         if !self.limits.has_op(op) {
-            return self.fail(PostErrorKind::NotAskedFor(wr.opcode()));
+            return self.fail(PostErrorKind::NotAskedFor(wqe.opcode()));
         }
         if !FLAGS.contains(self.wr_flags) {
             return self.fail(PostErrorKind::Flags(self.wr_flags));
         }
-        self.current = Some(Request { wr: wr.with_flags(self.wr_flags), num_sge: 0, length: 0 });
+        if let Err(kind) = self.limits.check_opcode(&wqe) {
+            return self.fail(kind);
+        }
+        self.current = Some(Request {
+            wqe: wqe.with_flags(self.wr_flags),
+            num_sge: 0,
+            length: 0,
+            inline: false,
+            addressed: false,
+            remote_srqn: None,
+        });
     }
 
     /// Finishes the request that is being built: checks it, and writes its head into its slot.
     #[inline]
     fn finish(&mut self) {
-        let Some(Request { wr, num_sge, length }) = self.current.take() else { return };
-        let mut place = || {
-            wr.check_head(&self.limits)?;
-            let length = match wr.is_inline() {
-                true => wr.check_inline(&self.limits, length as usize)?,
-                false => wr.check_length(length)?,
-            };
-            let slot = slot(&mut self.ring, self.ready)?;
-            wr.encode_head(slot, length, num_sge, self.epoch, self.poster.sq_sig_all());
-            Ok(())
-        };
-        match place() {
+        let Some(request) = self.current.take() else { return };
+        match self.place(&request) {
             Ok(()) => self.ready += 1,
             Err(kind) => self.fail(kind),
         }
     }
 
-    /// Gives the last request its data: `put` checks it and writes it to its place in the slot.
+    #[inline]
+    fn place(&mut self, request: &Request) -> Result<(), PostErrorKind> {
+        let Request { wqe, num_sge, length, inline, addressed, remote_srqn } = *request;
+        if self.limits.is_datagram() && !addressed {
+            self.limits.check_address(None)?;
+        }
+        self.limits.check_srqn(&wqe, remote_srqn)?;
+        let length = if inline { length as u32 } else { check_length(&wqe, length)? };
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::INLINE, inline);
+        flags.set(SendFlags::SIGNALED, self.poster.sq_sig_all());
+        let named = addressed || remote_srqn.is_some();
+        let ext = if named { self.limits.ext() } else { 0 };
+        let slot = slot(&mut self.ring, self.ready)?;
+        wqe.with_flags(flags).posted(length, num_sge, ext, self.epoch).put(slot);
+        Ok(())
+    }
+
+    /// Changes the last request: `put` checks what it is given, and writes it to its place in the slot.
     #[inline]
     fn set(
         &mut self,
         setter: &'static str,
-        put: impl FnOnce(&mut Request<'q>, &SendLimits, &mut [u8]) -> Result<(), PostErrorKind>,
+        put: impl FnOnce(&mut Request, &SendLimits, &mut [Granule]) -> Result<(), PostErrorKind>,
     ) {
         // After a failure the remaining calls are ignored.
         let Some(request) = &mut self.current else { return self.no_request(setter) };
-        let placed = || {
-            if !request.wr.takes_data() {
-                return Err(PostErrorKind::NoData(request.wr.opcode()));
-            }
-            let slot = slot(&mut self.ring, self.ready)?;
-            put(request, &self.limits, SendWqe::body(slot, self.limits.ext()))
-        };
-        if let Err(kind) = placed() {
+        let slot = slot(&mut self.ring, self.ready);
+        if let Err(kind) = slot.and_then(|slot| put(request, &self.limits, slot)) {
             self.fail(kind);
         }
     }
 
+    /// Gives the last request its data.
     #[inline]
-    fn change(&mut self, setter: &'static str, change: impl FnOnce(SendWr<'q>) -> SendWr<'q>) {
-        match &mut self.current {
-            Some(request) => request.wr = change(request.wr),
-            None => self.no_request(setter),
-        }
+    fn set_data(
+        &mut self,
+        setter: &'static str,
+        put: impl FnOnce(&mut Request, &SendLimits, &mut [u8]) -> Result<(), PostErrorKind>,
+    ) {
+        self.set(setter, |request, limits, slot| {
+            if !takes_data(&request.wqe) {
+                return Err(PostErrorKind::NoData(request.wqe.opcode()));
+            }
+            put(request, limits, SendWqe::body(slot, limits.ext()))
+        });
     }
 
     /// The current request cannot be posted, and so none can; the calls that follow are ignored.
@@ -425,12 +453,20 @@ impl<'q> WrPost<'q> {
     }
 }
 
+impl Drop for WrPost<'_> {
+    fn drop(&mut self) {
+        let Some(ring) = self.ring.take() else { return };
+        match &mut self.home {
+            Home::Shared(place) => place.give_back(ring),
+            Home::Split(place) => **place = Some(ring),
+        }
+    }
+}
+
+/// The slot of the request after `ahead` others. There is a ring, unless the list has failed from the start.
 #[inline]
-fn slot<'r>(
-    ring: &'r mut Ring<'_>,
-    ahead: u32,
-) -> Result<&'r mut [stack::device::wqe::Granule], PostErrorKind> {
-    let ring = ring.tap()?;
+fn slot(ring: &mut Option<RingTap>, ahead: u32) -> Result<&mut [Granule], PostErrorKind> {
+    let ring = ring.as_mut().ok_or(PostErrorKind::Split)?;
     let full = PostErrorKind::Full { depth: ring.depth() };
     ring.slot(ahead).ok_or(full)
 }

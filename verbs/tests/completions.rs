@@ -688,11 +688,57 @@ fn extended_poll_reads_each_field() {
     }
     assert!(!poll.next_poll().unwrap());
     assert_eq!(poll.wr_id(), 2, "it stays where it was");
-    drop(poll);
+    // Another thread may end it, and a third waits for that.
+    std::thread::scope(|s| {
+        s.spawn(|| assert_eq!(p.cq_b.poll(&mut [Wc::default()]).unwrap(), 0));
+        s.spawn(move || poll.end_poll());
+    });
     let poller = p.cq_b.poller().unwrap();
     assert_eq!(p.cq_b.start_poll().unwrap_err().errno(), errno::EBUSY);
     drop(poller);
     assert!(p.cq_b.start_poll().unwrap().is_none());
+}
+
+#[test]
+fn completions_go_to_a_closure() {
+    let p = Pair::new(embedded());
+    let write = |id| SendWr::write(id, &[], p.mr.addr(), p.mr.rkey()).signaled();
+    assert_eq!(p.cq_a.poll_with(4, |wc| panic!("{wc:?}")).unwrap(), 0);
+    p.a.post_send((0..40).map(write)).unwrap();
+    let mut ids = Vec::new();
+    let mut until = |n: usize, max: usize| {
+        while ids.len() < n {
+            pump(&p.context);
+            let got = p.cq_a.poll_with(max.min(n - ids.len()), |wc| {
+                assert!(wc.is_ok(), "{wc:?}");
+                ids.push(wc.wr_id);
+                // It may post, and control.
+                if wc.wr_id == 0 {
+                    p.a.post_send([write(40)]).unwrap();
+                    assert_eq!(p.a.query().unwrap().0.qp_state, verbs::QpState::Rts);
+                }
+            });
+            assert!(got.unwrap() <= max);
+        }
+    };
+    until(10, 3);
+    until(41, 64);
+    assert!(ids.iter().copied().eq(0..41), "{ids:?}");
+    // A panic takes away at most what was passed before it.
+    p.a.post_send((50..53).map(write)).unwrap();
+    pump(&p.context);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        while p.cq_a.poll_with(8, |_| panic!("at the first")).unwrap() == 0 {
+            pump(&p.context);
+        }
+    }));
+    assert!(panicked.is_err());
+    let mut poller = p.cq_a.poller().unwrap();
+    let mut last = 0;
+    while last != 52 {
+        pump(&p.context);
+        poller.poll_with(8, |wc| last = wc.wr_id).unwrap();
+    }
 }
 
 fn unix_ns() -> u64 {

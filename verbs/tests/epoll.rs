@@ -136,7 +136,7 @@ fn connection_events_wake_a_sleeping_program() {
     use verbs::rdma_cm::{CmEventType, ConnParam, PortSpace};
     for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
         let context = Context::open(DeviceConfig::loopback().drive(drive.clone())).unwrap();
-        let channel = context.create_event_channel().unwrap();
+        let channel = verbs::rdma_cm::EventChannel::new().unwrap();
         let epoll = Epoll::new(&[channel.as_raw_fd()], false);
         let next = |what| {
             assert_eq!(epoll.wait(PATIENCE.as_millis() as i32), Some(channel.as_raw_fd()), "{drive:?}");

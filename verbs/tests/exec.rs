@@ -63,7 +63,7 @@ fn with_device(dir: &Dir, spec: &str, look: impl FnOnce(&Context)) {
     let pd = context.alloc_pd().unwrap();
     let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
     let fd = context.async_fd().unwrap();
-    let events = context.create_event_channel().unwrap();
+    let events = verbs::rdma_cm::EventChannel::new().unwrap();
     let id = context.create_id(Some(&events), PortSpace::Tcp).unwrap();
     look(&context);
     drop((completions, qp, fd, id, events));

@@ -45,7 +45,7 @@ fn no_file_descriptor() {
         assert!(files.len() < 64);
         no_descriptor(context.create_comp_channel());
         no_descriptor(context.async_fd());
-        no_descriptor(context.create_event_channel());
+        no_descriptor(verbs::rdma_cm::EventChannel::new());
         // One is enough for each of them: the failed calls kept none.
         files.pop();
         let channel = context.create_comp_channel().unwrap();
@@ -54,7 +54,7 @@ fn no_file_descriptor() {
         context.async_fd().unwrap();
         context.async_fd().expect("made once");
         files.clear();
-        drop(context.create_event_channel().unwrap());
+        drop(verbs::rdma_cm::EventChannel::new().unwrap());
         context.close().unwrap();
     });
 }

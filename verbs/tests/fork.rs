@@ -84,7 +84,7 @@ impl Host {
         let cq = context.create_cq(64).unwrap();
         let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq)).unwrap();
         let mr = pd.reg_mr(4096, all_rights()).unwrap();
-        let events = context.create_event_channel().unwrap();
+        let events = EventChannel::new().unwrap();
         let listener = context.create_id(Some(&events), PortSpace::Tcp).unwrap();
         listener.bind_addr(std::net::SocketAddr::from(([0, 0, 0, 0], 7000))).unwrap();
         listener.listen(4).unwrap();

@@ -1,5 +1,8 @@
 //! The checks of a post, and the operations that it accepts.
 
+use std::cell::Cell;
+use std::io::IoSlice;
+
 use crate::common::{self, Pair, embedded, nothing, options};
 use verbs::errno;
 use verbs::{PostErrorKind, QpCap, QpInitAttr, RecvWr, SendWr, Sge, WcOpcode, WcStatus};
@@ -223,4 +226,73 @@ fn every_operation_arrives() {
     // The queue pair is its own peer: it has failed as responder before the NAK reaches it as requester.
     assert_eq!(common::take(&context, &cq, 1)[0].status, WcStatus::WrFlushErr);
     window.dereg().unwrap();
+}
+
+// A list is whatever yields requests, owned or borrowed; what comes behind the first that is refused is not asked for.
+#[test]
+fn any_iterator_is_a_list() {
+    let p = small();
+    let asked = Cell::new(0);
+    let sges = [p.mr.sge(0..1).unwrap(); 4];
+    let lengths = [1, 0, 4, 2];
+    let list = lengths.iter().enumerate().map(|(i, n)| {
+        asked.set(asked.get() + 1);
+        SendWr::write(i as u64, &sges[..*n], p.mr.addr(), p.mr.rkey()).signaled()
+    });
+    let e = p.a.post_send(list).unwrap_err();
+    assert_eq!((e.bad_wr, e.kind), (2, PostErrorKind::TooManySge { given: 4, max: 3 }));
+    assert_eq!(asked.get(), 3);
+    let ids: Vec<_> = p.done_a(2).iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, [0, 1]);
+    nothing(&p.context, &p.cq_a);
+
+    let recvs = || (0..100).map(|i| RecvWr::new(i, &sges[..1]));
+    let e = p.b.post_recv(recvs()).unwrap_err();
+    assert_eq!((e.bad_wr, e.errno()), (4, errno::ENOMEM));
+    let all = vec![SendWr::send(5, &sges[..1]).signaled(); 4];
+    p.a.post_send(&all[..1]).unwrap();
+    p.a.post_send(all.iter().skip(2)).unwrap();
+    p.a.post_send(all.into_iter().take(1)).unwrap();
+    let ids: Vec<_> = p.done_b(4).iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, [0, 1, 2, 3]);
+    p.done_a(4);
+
+    let (mut sq, mut rq) = p.a.split().unwrap();
+    sq.post_send((0..2).map(|i| SendWr::write(i, &[], p.mr.addr(), p.mr.rkey()).signaled())).unwrap();
+    assert_eq!(rq.post_recv(recvs()).unwrap_err().bad_wr, 4);
+    p.done_a(2);
+}
+
+#[test]
+fn a_list_that_panics_has_posted_nothing() {
+    let p = small();
+    let list = (0..3).map(|i| {
+        assert!(i < 2, "the third of them");
+        SendWr::write(i, &[], p.mr.addr(), p.mr.rkey()).signaled()
+    });
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| p.a.post_send(list)));
+    assert!(panicked.is_err());
+    nothing(&p.context, &p.cq_a);
+    p.a.post_send([SendWr::write(7, &[], p.mr.addr(), p.mr.rkey()).signaled(); 8]).unwrap();
+    assert!(p.done_a(8).iter().all(|wc| wc.wr_id == 7));
+}
+
+#[test]
+fn inline_data_in_pieces() {
+    let p = small();
+    let write = |pieces: &[&[u8]]| {
+        let pieces: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let wr = SendWr::write(1, &[], p.mr.addr() + 100, p.mr.rkey()).inline_list(&pieces).signaled();
+        p.a.post_send([wr])
+    };
+    write(&[b"head ", b"", b"and body"]).unwrap();
+    p.done_a(1);
+    assert_eq!(p.mr.to_vec(100..114).unwrap(), b"head and body\0");
+    write(&[&[7; 30], &[8; 30]]).unwrap();
+    p.done_a(1);
+    assert_eq!(p.mr.to_vec(128..133).unwrap(), [7, 7, 8, 8, 8]);
+    let e = write(&[&[7; 30], &[8; 31]]).unwrap_err();
+    assert_eq!((e.kind, e.errno()), (PostErrorKind::InlineTooLong { given: 61, max: 60 }, errno::EINVAL));
+    write(&[]).unwrap();
+    assert!(p.done_a(1)[0].is_ok());
 }

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use crate::cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
-use verbs::rdma_cm::{CmEventType as E, CmId, CmOption, ConnParam, IdState, PortSpace, UDP_QKEY};
+use verbs::rdma_cm::{
+    CmEventType as E, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace, UDP_QKEY,
+};
 use verbs::{
     AsyncEvent, Context, DeviceConfig, Drive, GRH_LEN, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc,
     WcStatus,
@@ -674,11 +676,54 @@ fn datagram_identifiers_join_groups() {
     w.close();
 }
 
+// A channel belongs to no device: one takes the events of two, whoever drives them, and its descriptor is readable for both.
+#[test]
+fn one_channel_serves_two_devices() {
+    for drive in [Drive::Embedded, Drive::Caller] {
+        let w = World::with(|config| config.drive(drive.clone()));
+        let channel = EventChannel::new().unwrap();
+        assert!(channel.try_get_event().is_none() && channel.counters().is_empty());
+        assert!(channel.get_event(std::time::Duration::from_millis(1)).unwrap().is_none());
+        let (listener, client) = (w.b.listen(&channel, PORT), w.a.id(&channel));
+        assert_ne!(listener.number(), client.number());
+        let next = |what| {
+            let event = channel.get_event(PATIENCE).unwrap().expect("an event in time");
+            assert_eq!(event.event(), what, "{event:?}");
+            event
+        };
+        client.resolve_addr(None, b(false), SOON).unwrap();
+        assert!(next(E::AddrResolved).is_of(&client));
+        client.resolve_route(SOON).unwrap();
+        assert!(next(E::RouteResolved).is_of(&client));
+        w.a.qp(&client);
+        client.connect(&ConnParam::default()).unwrap();
+        let mut request = next(E::ConnectRequest);
+        assert!(request.is_of(&listener));
+        let server = request.take_id().unwrap();
+        drop(request);
+        w.b.qp(&server);
+        server.accept(&ConnParam::default()).unwrap();
+        let ends = [next(E::Established), next(E::Established)];
+        assert!([&client, &server].iter().all(|id| ends.iter().any(|event| event.is_of(id))));
+        drop(ends);
+        w.exchange(&client, &server);
+        client.disconnect().unwrap();
+        let ends = [next(E::Disconnected), next(E::Disconnected)];
+        assert!([&client, &server].iter().all(|id| ends.iter().any(|event| event.is_of(id))));
+        drop(ends);
+        let (e, channel) = channel.destroy().unwrap_err();
+        assert_eq!(e.errno(), verbs::errno::EBUSY, "{e}");
+        drop((client, server, listener));
+        channel.destroy().unwrap();
+        w.close();
+    }
+}
+
 // A device that connects to itself: both ends belong to one connection manager.
 #[test]
 fn a_device_connects_to_itself() {
     let context = Context::open(DeviceConfig::loopback()).unwrap();
-    let channel = context.create_event_channel().unwrap();
+    let channel = EventChannel::new().unwrap();
     let listener = context.create_id(Some(&channel), PortSpace::Tcp).unwrap();
     listener.listen(0).unwrap();
     assert!(listener.src_port() >= 49152, "a free port");

@@ -178,9 +178,9 @@ fn parameters_of_connections() {
 fn queue_pairs_and_options() {
     let w = World::new();
     let (ca, cb) = (w.a.channel(), w.b.channel());
-    refused(w.b.context.create_id(Some(&ca), PortSpace::Tcp), EINVAL, "Foreign");
-    let id = w.a.id(&ca);
-    refused(id.migrate_id(Some(&cb)), EINVAL, "Foreign");
+    // A channel belongs to no device: that of B takes identifiers of A.
+    let id = w.a.id(&cb);
+    id.migrate_id(Some(&ca)).unwrap();
     for ty in [QpType::Ud, QpType::Uc, QpType::Gsi] {
         refused(id.create_qp(&w.a.pd, &QpInitAttr::new(ty, &w.a.cq, &w.a.cq)), EINVAL, "Unsuitable");
     }
@@ -229,17 +229,22 @@ fn queue_pair_1_is_the_connection_managers() {
     let w = World::new();
     let gsi = QpInitAttr::new(QpType::Gsi, &w.a.cq, &w.a.cq);
     let own = w.a.pd.create_qp(&gsi).unwrap();
-    refused(w.a.context.create_event_channel(), EINVAL, "Exists");
+    refused(w.a.context.create_id(None, PortSpace::Tcp), EINVAL, "Exists");
     drop(own);
     let channel = w.a.channel();
+    drop(w.a.pd.create_qp(&gsi).unwrap());
+    let id = w.a.id(&channel);
     refused(w.a.pd.create_qp(&gsi), EINVAL, "Exists");
     // It ends with the last of its users, and starts again.
-    let id = w.a.id(&channel);
     let (_, channel) = channel.destroy().unwrap_err();
     drop(channel);
+    refused(w.a.pd.create_qp(&gsi), EINVAL, "Exists");
     drop(id);
     drop(w.a.pd.create_qp(&gsi).unwrap());
-    drop(w.a.channel());
+    let channel = w.a.channel();
+    drop(w.a.id(&channel));
+    refused(w.a.pd.create_qp(&gsi), EINVAL, "Exists");
+    drop(channel);
     w.close();
 }
 

@@ -1,5 +1,7 @@
 //! Registration beyond `reg_mr`: by work requests, reregistration, and access flags that are hints.
 
+use std::fs::File;
+use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{self, Pair, Stop, all_rights, embedded, nothing};
@@ -220,4 +222,110 @@ fn hints_are_taken_and_features_are_announced() {
     ));
     assert!(!caps.contains(DeviceCapFlags::FLUSH_PERSISTENT));
     assert_eq!(attr.max_mw, attr.max_mr);
+}
+
+// Requests name the bytes by the address that was chosen, on either side, and by no other; windows too.
+#[test]
+fn requests_name_a_region_by_its_iova() {
+    let p = Pair::new(embedded());
+    for iova in [0, 0x7000_0000_0000, u64::MAX - 4096] {
+        let mr = p.pd.reg_mr_iova(4096, iova, all_rights() | Access::MW_BIND).unwrap();
+        assert_eq!((mr.iova(), mr.sge(8..16).unwrap().addr), (iova, iova + 8));
+        assert_eq!(write(&p, iova + 64, mr.rkey()), WcStatus::Success);
+        assert_eq!(mr.to_vec(63..73).unwrap(), b"\0new data\0");
+        p.a.post_send(&[SendWr::read(1, &[mr.sge(0..8).unwrap()], iova + 64, mr.rkey()).signaled()]).unwrap();
+        assert_eq!(p.done_a(1)[0].status, WcStatus::Success);
+        assert_eq!(mr.to_vec(0..8).unwrap(), b"new data");
+    }
+    let mut mr = p.pd.reg_mr_iova(4096, 1 << 40, all_rights()).unwrap();
+    // Rights change and the address stays; new memory has its own.
+    mr.rereg(&Rereg { access: Some(all_rights() | Access::MW_BIND), ..Rereg::default() }).unwrap();
+    assert_eq!(mr.iova(), 1 << 40);
+    let info = verbs::MwBindInfo::new(&mr, 1024..2048, Access::REMOTE_WRITE).unwrap();
+    assert_eq!(info.addr, (1 << 40) + 1024);
+    mr.rereg(&Rereg { len: Some(64), ..Rereg::default() }).unwrap();
+    assert_eq!(mr.iova(), mr.addr());
+    let mr = p.pd.reg_mr_iova(64, 1 << 40, all_rights()).unwrap();
+    assert_eq!(write(&p, mr.addr(), mr.rkey()), WcStatus::RemAccessErr);
+}
+
+#[test]
+fn a_zero_based_region_counts_from_0() {
+    let p = Pair::new(embedded());
+    let mr = p.pd.reg_mr(64, all_rights() | Access::ZERO_BASED).unwrap();
+    assert_eq!((mr.iova(), mr.sge(3..5).unwrap().addr), (0, 3));
+    let same = p.pd.reg_mr_iova(64, 0, all_rights() | Access::ZERO_BASED).unwrap();
+    assert_eq!(write(&p, 8, same.rkey()), WcStatus::Success);
+    assert_eq!(same.to_vec(8..16).unwrap(), b"new data");
+}
+
+/// A new, empty file.
+fn file(name: &str) -> File {
+    let path =
+        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file
+}
+
+#[test]
+fn a_region_is_filled_from_a_file_and_written_to_one() {
+    let p = Pair::new(embedded());
+    let mut disk = file("region");
+    disk.write_all(b"0123456789").unwrap();
+    let mr = p.pd.reg_mr(64, all_rights()).unwrap();
+    assert_eq!(mr.pread(&disk, 2, 10..14).unwrap(), 4);
+    assert_eq!(mr.to_vec(9..15).unwrap(), b"\x002345\0");
+    assert_eq!(mr.pread(&disk, 8, 20..40).unwrap(), 2, "the file ends");
+    assert_eq!(mr.pread(&disk, 10, 0..64).unwrap(), 0);
+    // What a peer writes goes to the file.
+    p.a.post_send(&[SendWr::write(1, &[], mr.iova(), mr.rkey()).inline(b"by a peer").signaled()]).unwrap();
+    assert_eq!(p.done_a(1)[0].status, WcStatus::Success);
+    assert_eq!(mr.pwrite(&disk, 10, 0..9).unwrap(), 9);
+    let mut text = String::new();
+    std::io::Seek::rewind(&mut disk).unwrap();
+    disk.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "0123456789by a peer");
+}
+
+// Threads fill a region from a file and write it to one, and hold pins, while the program tries to end it: it ends when the
+// last pin is gone, and not before.
+#[test]
+fn a_region_ends_after_its_pins() {
+    const ROUNDS: usize = 200;
+    let p = Pair::new(embedded());
+    let disk = file("pins");
+    (&disk).write_all(&[7; 4096]).unwrap();
+    let mr = p.pd.reg_mr(8192, all_rights()).unwrap();
+    std::thread::scope(|s| {
+        for half in [0..4096, 4096..8192] {
+            let (mr, disk) = (&mr, &disk);
+            s.spawn(move || {
+                for _ in 0..ROUNDS {
+                    assert_eq!(mr.pread(disk, 0, half.clone()).unwrap(), 4096);
+                    assert_eq!(mr.pwrite(disk, 0, half.clone()).unwrap(), 4096);
+                }
+            });
+        }
+    });
+    assert_eq!(mr.to_vec(0..8192).unwrap(), [7; 8192]);
+    let pins: Vec<_> = (0..4).map(|i| mr.pin(i * 8..i * 8 + 8).unwrap()).collect();
+    assert!(pins.iter().all(|pin| pin.len() == 8 && pin.as_ptr() as u64 >= mr.addr()));
+    std::thread::scope(|s| {
+        let (mut mr, live) = (mr, pins.len());
+        assert_eq!(live, 4);
+        for pin in pins {
+            s.spawn(move || drop(pin));
+        }
+        loop {
+            match mr.dereg() {
+                Ok(()) => break,
+                Err((e, back)) => {
+                    assert!(matches!(e, VerbsError::Device(verbs::DeviceError::Busy { .. })), "{e}");
+                    mr = back;
+                    std::thread::yield_now();
+                }
+            }
+        }
+    });
 }

@@ -283,7 +283,7 @@ fn connection_management_reports_a_dead_shard() {
     use verbs::rdma_cm::{CmEventType, PortSpace};
     let odd = Odd::default();
     let context = odd.open(1, Drive::Embedded);
-    let channel = context.create_event_channel().unwrap();
+    let channel = verbs::rdma_cm::EventChannel::new().unwrap();
     let [listener, client] = [(); 2].map(|()| context.create_id(Some(&channel), PortSpace::Tcp).unwrap());
     listener.listen(0).unwrap();
     let alone = context.create_id(None, PortSpace::Tcp).unwrap();
@@ -438,6 +438,22 @@ fn one_region_and_many_threads() {
         }
     });
     assert_eq!(mr.read_u64(256).unwrap(), rounds as u64);
+}
+
+// Goal: pinned bytes outlive their region, whose key is gone, and are freed once, with the last of their pins, on any thread.
+#[test]
+fn pins_outlive_their_region() {
+    let (_context, _pd, mr) = connected();
+    let pins: Vec<_> = (0..3).map(|i| mr.pin(i * 64..i * 64 + 64).unwrap()).collect();
+    let places: Vec<_> = pins.iter().map(|pin| pin.as_ptr() as u64 - mr.addr()).collect();
+    assert_eq!(places, [0, 64, 128]);
+    let (_, mr) = mr.dereg().expect_err("it is pinned");
+    std::thread::scope(|scope| {
+        for pin in pins {
+            scope.spawn(move || assert_eq!(pin.len(), 64));
+        }
+        drop(mr);
+    });
 }
 
 // Goal: the same for accesses of a peer, of any size, against those of the program on another thread.

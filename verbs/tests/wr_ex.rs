@@ -1,5 +1,7 @@
 //! The extended posting interface: every operation end to end, and every refusal.
 
+use std::io::IoSlice;
+
 use crate::common::{Pair, all_rights, embedded, enter, nothing, options, take};
 use crate::link::{Cable, Side};
 use allocation_counter::measure;
@@ -56,7 +58,7 @@ fn messages_and_writes() {
     wr.wr_flags |= SendFlags::SOLICITED;
     wr.send_inv(window.rkey());
     let mut text = *b"inline";
-    wr.set_inline_data_list(&[&text[..2], b"", &text[2..]]);
+    wr.set_inline_data_list(&[&text[..2], b"", &text[2..]].map(IoSlice::new));
     text.fill(0); // copied
     (wr.wr_id, wr.wr_flags) = (13, SendFlags::SIGNALED | SendFlags::FENCE);
     wr.rdma_write(key, at);
@@ -318,7 +320,7 @@ fn a_list_with_a_bad_request_is_refused_whole() {
     });
     refused(&p, "inline", K::InlineTooLong { given: 61, max: 60 }, EINVAL, |wr| {
         wr.send();
-        wr.set_inline_data_list(&[&[0; 60], &[0; 1]]);
+        wr.set_inline_data_list(&[&[0; 60][..], &[0; 1]].map(IoSlice::new));
     });
     refused(&p, "inline read", K::InlineNotAllowed(WrOpcode::RdmaRead), EINVAL, |wr| {
         wr.rdma_read(key, at);
@@ -529,7 +531,7 @@ fn nothing_is_allocated() {
         wr.rdma_write(target.rkey(), target.addr());
         wr.set_sge_list(&sges);
         wr.rdma_write(target.rkey(), target.addr());
-        wr.set_inline_data_list(&[b"two", b"pieces"]);
+        wr.set_inline_data_list(&[&b"two"[..], b"pieces"].map(IoSlice::new));
         wr.wr_flags = SendFlags::SIGNALED;
         wr.rdma_read(target.rkey(), target.addr());
         wr.set_sge(p.mr.lkey(), p.mr.addr(), 64);
@@ -543,4 +545,26 @@ fn nothing_is_allocated() {
     list(&p.a);
     let info = measure(|| (0..500).for_each(|_| list(&p.a)));
     assert_eq!((info.count_total, info.bytes_total), (0, 0), "{info:?}");
+}
+
+// A list is no lock: it may be completed on another thread, and others wait for it.
+#[test]
+fn a_list_moves_between_threads_and_others_wait_for_it() {
+    let (p, target) = bench();
+    let write = |id| SendWr::write(id, &[], target.addr(), target.rkey()).signaled();
+    let mut list = p.a.wr_start();
+    (list.wr_id, list.wr_flags) = (1, SendFlags::SIGNALED);
+    list.rdma_write(target.rkey(), target.addr());
+    std::thread::scope(|s| {
+        let other = s.spawn(|| p.a.post_send([write(2)]));
+        s.spawn(move || list.complete().unwrap()).join().unwrap();
+        other.join().unwrap().unwrap();
+    });
+    let ids: Vec<_> = p.done_a(2).iter().map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, [1, 2], "who came later waited");
+    let list = p.a.wr_start();
+    assert_eq!(p.a.post_send([write(3)]).unwrap_err().kind, PostErrorKind::InsideCall);
+    list.abort();
+    p.a.post_send([write(4)]).unwrap();
+    assert_eq!(p.done_a(1)[0].wr_id, 4);
 }

@@ -114,7 +114,7 @@ impl Host {
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let mr = pd.reg_mr(DATA + 2 * RPING_MAX, rights)?;
         let (sends, receives) = (context.create_cq(16384)?, context.create_cq(16384)?);
-        let channel = context.create_event_channel()?;
+        let channel = EventChannel::new()?;
         Ok(Self { sends, receives, mr, pd, channel, context })
     }
 
@@ -355,7 +355,7 @@ impl Host {
 
     /// All connections at once, by events.
     fn ucmatose_connections(&self, args: &CmArgs) -> Result<()> {
-        let channel = self.context.create_event_channel()?;
+        let channel = EventChannel::new()?;
         let to = SocketAddr::new(args.link.net.addresses().1, UCMATOSE_PORT);
         let mut ids = HashMap::new();
         for _ in 0..args.connections {

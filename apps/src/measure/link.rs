@@ -252,7 +252,7 @@ impl Link {
             role,
             qps: made,
             ids: Vec::new(),
-            events: rdma_cm.then(|| context.create_event_channel()).transpose()?,
+            events: rdma_cm.then(EventChannel::new).transpose()?,
             cqs: [send_cq, recv_cq],
             pd,
             cap,

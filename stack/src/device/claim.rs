@@ -70,8 +70,11 @@ pub(super) fn inside_turn() -> bool {
 }
 
 /// Refuses a call that would wait for a shard that this thread itself holds, or turn a shard inside of a turn.
+///
+/// # Errors
+/// [`DeviceError::InsideTurn`].
 #[inline]
-pub(super) fn not_inside_turn() -> Result<(), DeviceError> {
+pub fn not_inside_turn() -> Result<(), DeviceError> {
     if inside_turn() { Err(DeviceError::InsideTurn) } else { Ok(()) }
 }
 

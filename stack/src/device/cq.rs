@@ -3,7 +3,7 @@
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use super::Device;
 use super::channel::ChannelCore;
@@ -14,6 +14,7 @@ use super::pd::PdCore;
 use crate::config::CQE_MAX;
 use crate::proto::wqe::Cqe;
 use crate::shard::{CqState, EventElement, LaneId};
+use crate::sync::exclusive::Exclusive;
 use crate::sync::lanes::{self, Arm, Armer, CqLane, CqReader};
 
 /// The reading end of a completion queue: its holder may poll.
@@ -51,7 +52,7 @@ pub struct CqInit<'a> {
 pub struct CqCore {
     device: Arc<Device>,
     cqe: AtomicU32,
-    tap: Mutex<Option<CqTap>>,
+    tap: Exclusive<CqTap>,
     lanes: Mutex<Vec<Lane>>,
     /// Shards that have a lane, as bits.
     feeders: AtomicU32,
@@ -94,7 +95,7 @@ impl CqCore {
             device,
             cqe: AtomicU32::new(init.cqe),
             channel: init.channel.map(|c| (c.clone(), reader.armer())),
-            tap: Mutex::new(Some(CqTap(reader))),
+            tap: Exclusive::new(Some(CqTap(reader))),
             lanes: Mutex::new(lanes.into_iter().map(Lane::Spare).collect()),
             feeders: AtomicU32::new(0),
             state: Arc::new(CqState::new(number, init.context, events)),
@@ -120,10 +121,10 @@ impl CqCore {
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
-    /// The reading end, `None` while it is split off.
+    /// The reading end; taken while it is split off.
     #[inline]
-    pub fn tap(&self) -> MutexGuard<'_, Option<CqTap>> {
-        lock(&self.tap)
+    pub fn tap(&self) -> &Exclusive<CqTap> {
+        &self.tap
     }
 
     /// Passes up to `max` completions to `each`, skipping those of queue pairs that were reset or destroyed since. Returns how
@@ -152,9 +153,7 @@ impl CqCore {
     pub(super) fn drop_stale(&self) {
         let words = self.device.words();
         // A holder of the tap polls, and skips them all.
-        if let Ok(mut tap) = self.tap.try_lock()
-            && let Some(tap) = &mut *tap
-        {
+        if let Some(mut tap) = self.tap.try_lock() {
             tap.0.discard_while(|cqe| words.load(cqe.qp_index).epoch() != cqe.epoch);
         }
     }

@@ -264,6 +264,15 @@ pub enum DeviceError {
          after the turn"
     )]
     InsideTurn,
+    /// The call was made from inside another call of the thread, which has the object: from an iterator of a list that is being
+    /// posted, a closure that gets completions, or between the first and the last call of a list.
+    #[error(
+        "the {object} is in use by an unfinished call of this thread; make this call when that one has ended"
+    )]
+    InsideCall {
+        /// The object.
+        object: &'static str,
+    },
     /// A holder of the shard panicked: the port, a `tracing` subscriber, or the stack. The shard's work is half done, so no
     /// thread turns it any more.
     #[error(

@@ -65,6 +65,7 @@ use stats_socket::StatsSocket;
 
 pub use ah::AhCore;
 pub use channel::ChannelCore;
+pub use claim::not_inside_turn;
 pub use cm_attr::{cm_init, cm_rtr, cm_rts};
 pub use config::{Clock, DeviceConfig, Drive, PortSource};
 pub use cq::{CqCore, CqInit, CqTap};
@@ -101,6 +102,7 @@ pub use crate::shard::counters::{Counter, CounterSnapshot};
 pub use crate::shard::{CqState, DrainKind, DrainMark, Event, EventElement, Turn};
 pub use crate::sync::alarm::Alarm;
 pub use crate::sync::eventfd::EventFd;
+pub use crate::sync::exclusive::{Exclusive, Unavailable};
 pub use crate::sync::huge::collapse_slice;
 pub use crate::sync::prefetch::line as prefetch_line;
 pub use crate::time::Instant;

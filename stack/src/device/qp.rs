@@ -2,10 +2,10 @@
 
 use core::fmt;
 use core::time::Duration;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::Device;
-use super::claim::{lock, not_inside_turn};
+use super::claim::not_inside_turn;
 use super::cq::CqCore;
 use super::error::DeviceError;
 use super::pd::PdCore;
@@ -24,6 +24,7 @@ use crate::shard::counters::{CounterSnapshot, QpCounters};
 use crate::shard::{EventElement, LaneId, QpSpec, RecvSource};
 use crate::sync::asymmetric;
 use crate::sync::doorbell::Doorbells;
+use crate::sync::exclusive::Exclusive;
 use crate::sync::spsc::{self, Producer};
 use crate::sync::words::Word;
 
@@ -261,8 +262,8 @@ pub struct QpCore {
     srq: Option<Arc<SrqCore>>,
     /// The open of the domain that an XRC target was made through: it cannot be closed meanwhile.
     _xrcd: Option<Arc<XrcdCore>>,
-    sq: Mutex<Option<RingTap>>,
-    rq: Mutex<Option<RingTap>>,
+    sq: Exclusive<RingTap>,
+    rq: Exclusive<RingTap>,
     qpn: Qpn,
     qp_type: QpType,
     block_self_mcast_lb: bool,
@@ -372,7 +373,7 @@ impl QpCore {
                 send_stride(ext_of(init.qp_type), cap.max_send_sge as usize, cap.max_inline_data as usize);
             let (sq_producer, sq) = spsc::ring(cap.max_send_wr.max(1), send_stride);
             let (rq_tap, rq) = match (init.srq, &target) {
-                (Some(srq), _) => (None, RecvSource::Shared(srq.end())),
+                (Some(srq), _) => (None, RecvSource::Shared(srq.end()?)),
                 (_, Some(TargetOf::Open(xrcd))) => {
                     (None, RecvSource::Named { xrcd: xrcd.id(), ownerless: false })
                 }
@@ -408,8 +409,8 @@ impl QpCore {
                 recv_cq: init.recv_cq.cloned(),
                 srq: init.srq.cloned(),
                 _xrcd: if let Some(TargetOf::Open(xrcd)) = &target { Some(xrcd.clone()) } else { None },
-                sq: Mutex::new((init.qp_type != QpType::XrcTgt).then_some(RingTap(sq_producer))),
-                rq: Mutex::new(rq_tap),
+                sq: Exclusive::new((init.qp_type != QpType::XrcTgt).then_some(RingTap(sq_producer))),
+                rq: Exclusive::new(rq_tap),
                 qpn,
                 qp_type: init.qp_type,
                 block_self_mcast_lb: init.block_self_mcast_lb,
@@ -477,15 +478,15 @@ impl QpCore {
     pub fn first_psn(&self) -> Psn {
         self.first_psn
     }
-    /// The posting end of the send queue, `None` while it is split off, and where there is none.
+    /// The posting end of the send queue; taken while it is split off, and where there is none.
     #[inline]
-    pub fn sq(&self) -> MutexGuard<'_, Option<RingTap>> {
-        lock(&self.sq)
+    pub fn sq(&self) -> &Exclusive<RingTap> {
+        &self.sq
     }
-    /// The posting end of the receive queue, `None` while it is split off, and where there is none.
+    /// The posting end of the receive queue; taken while it is split off, and where there is none.
     #[inline]
-    pub fn rq(&self) -> MutexGuard<'_, Option<RingTap>> {
-        lock(&self.rq)
+    pub fn rq(&self) -> &Exclusive<RingTap> {
+        &self.rq
     }
 
     /// Its counters since it was made; 0 where only a shard counts ([`Counter::per_qp`](super::Counter::per_qp)). Never stops the

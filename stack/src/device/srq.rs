@@ -3,7 +3,7 @@
 use core::fmt;
 use core::time::Duration;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -16,6 +16,7 @@ use super::xrcd::XrcdCore;
 use crate::config::{QUEUE_DEPTH_MAX, SGE_MAX, SRQ_MAX};
 use crate::proto::wqe::{Granule, recv_stride};
 use crate::shard::{EventElement, SrqEnd, XrcSrq, srq_words};
+use crate::sync::exclusive::{Exclusive, Locked};
 use crate::sync::srq::{self, Poster};
 
 /// Attributes of a shared receive queue (`struct ibv_srq_attr`).
@@ -125,7 +126,7 @@ pub struct SrqCore {
     pd: Arc<PdCore>,
     number: u32,
     max_sge: u32,
-    tap: Mutex<SrqTap>,
+    tap: Exclusive<SrqTap>,
     xrc: Option<Xrc>,
 }
 
@@ -161,7 +162,8 @@ impl SrqCore {
         let entry = vec![Granule::default(); recv_stride(max_sge as usize)].into_boxed_slice();
         let number = lock(&pd.device().srqs).take()?;
         let xrc = xrc.map(|xrc| Xrc { xrcd: xrc.xrcd.clone(), cq: xrc.cq.clone() });
-        let srq = Arc::new(Self { pd, number, max_sge, tap: Mutex::new(SrqTap { poster, entry }), xrc });
+        let srq =
+            Arc::new(Self { pd, number, max_sge, tap: Exclusive::new(Some(SrqTap { poster, entry })), xrc });
         srq.attach()?;
         Ok(srq)
     }
@@ -174,7 +176,7 @@ impl SrqCore {
                 Err(DeviceError::ShardDied { .. }) => continue,
                 lane => lane?,
             };
-            let srq = XrcSrq { xrcd: xrc.xrcd.id(), end: self.end(), lane };
+            let srq = XrcSrq { xrcd: xrc.xrcd.id(), end: self.end()?, lane };
             self.device().core().control_living(shard, |s, _| s.attach_srq(srq))?;
         }
         Ok(())
@@ -202,19 +204,26 @@ impl SrqCore {
         self.max_sge
     }
     /// The posting end.
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideCall`].
     #[inline]
-    pub fn tap(&self) -> MutexGuard<'_, SrqTap> {
-        lock(&self.tap)
+    pub fn tap(&self) -> Result<Locked<'_, SrqTap>, DeviceError> {
+        // Nothing takes it, so it is this thread that has it.
+        self.tap.lock().map_err(|_| DeviceError::InsideCall { object: "shared receive queue" })
     }
     /// The end that a shard takes from.
-    pub(super) fn end(&self) -> SrqEnd {
-        SrqEnd { number: self.number, pd: self.pd.id(), taker: self.tap().poster.taker() }
+    pub(super) fn end(&self) -> Result<SrqEnd, DeviceError> {
+        Ok(SrqEnd { number: self.number, pd: self.pd.id(), taker: self.tap()?.poster.taker() })
     }
 
     /// The attributes as they are: a limit that was reached is 0.
-    pub fn query(&self) -> SrqAttr {
-        let tap = self.tap();
-        SrqAttr { max_wr: tap.depth(), max_sge: self.max_sge, srq_limit: tap.poster.limit() }
+    ///
+    /// # Errors
+    /// [`DeviceError::InsideCall`].
+    pub fn query(&self) -> Result<SrqAttr, DeviceError> {
+        let tap = self.tap()?;
+        Ok(SrqAttr { max_wr: tap.depth(), max_sge: self.max_sge, srq_limit: tap.poster.limit() })
     }
 
     /// Changes the attributes that the mask names: all of them, or none.
@@ -222,7 +231,7 @@ impl SrqCore {
     /// # Errors
     /// [`DeviceError::Range`] for a size of 0, above the device's limit, below the requests that wait or below the
     /// limit that is armed, for a limit above the size, and for mask bits that name no attribute;
-    /// [`DeviceError::InsideTurn`].
+    /// [`DeviceError::InsideTurn`], [`DeviceError::InsideCall`].
     pub fn modify(&self, attr: &SrqAttr, mask: SrqAttrMask) -> Result<(), DeviceError> {
         not_inside_turn()?;
         let unknown = mask.bits() & !SrqAttrMask::all().bits();
@@ -231,7 +240,7 @@ impl SrqCore {
             return Err(DeviceError::Range { what: "srq_attr_mask", given, min: 0, max });
         }
         {
-            let mut tap = self.tap();
+            let mut tap = self.tap()?;
             let resize = mask.contains(SrqAttrMask::MAX_WR);
             let size = if resize { attr.max_wr } else { tap.depth() };
             let limit = if mask.contains(SrqAttrMask::LIMIT) { attr.srq_limit } else { tap.poster.limit() };

@@ -103,6 +103,28 @@ fn every_edge_of_every_region() {
     }
 }
 
+/// Memory whose first byte requests call something else: they name that range, and never the host addresses.
+#[test]
+#[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]
+fn every_edge_of_every_iova() {
+    let t = MrTable::new();
+    for (memory, iova) in ranges().flat_map(|range| EDGES.map(|iova| (range, iova))) {
+        let registered = t.register(PD, UserMemory::nowhere(memory.0, memory.1).at_iova(iova), ALL, 1);
+        let bytes = (iova, memory.1);
+        if wraps(memory) || wraps(bytes) {
+            assert_eq!(registered, Err(MemError::InvalidRange), "{memory:x?} at {iova:x}");
+            continue;
+        }
+        let key = registered.unwrap();
+        for asked in near(bytes) {
+            let want = grants(bytes, memory.0, asked);
+            assert_eq!(checks_local(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?} at {iova:x}");
+            assert_eq!(checks_remote(&t, key, asked), [want; 3], "{asked:x?} of {memory:x?} at {iova:x}");
+        }
+        t.revoke(key).unwrap();
+    }
+}
+
 /// A part of the memory is registered by a work request, or refused; and grants exactly that.
 #[test]
 #[cfg_attr(miri, ignore = "arithmetic alone, and too long for Miri")]

@@ -7,6 +7,8 @@ use core::marker::PhantomData;
 pub struct UserMemory {
     addr: u64,
     len: u64,
+    /// The address by which requests name the first byte.
+    iova: u64,
 }
 
 impl UserMemory {
@@ -18,16 +20,25 @@ impl UserMemory {
     /// until it was revoked and every shard has passed a turn boundary since: for a region of a device, until its deregistration
     /// has returned without an error.
     pub const unsafe fn new(addr: u64, len: u64) -> Self {
-        Self { addr, len }
+        Self { addr, len, iova: addr }
     }
     /// Part of memory whose validity is guaranteed; the caller has checked the range, or will before a key grants it.
     pub(super) const fn part(addr: u64, len: u64) -> Self {
-        Self { addr, len }
+        Self { addr, len, iova: addr }
     }
     /// No memory: for tests that look keys up and copy nothing.
     #[cfg(test)]
     pub(crate) const fn nowhere(addr: u64, len: u64) -> Self {
-        Self { addr, len }
+        Self { addr, len, iova: addr }
+    }
+    /// The same memory, whose first byte requests name by this address.
+    #[must_use]
+    pub const fn at_iova(self, iova: u64) -> Self {
+        Self { iova, ..self }
+    }
+    /// The address by which requests name the first byte: the host address, unless another one was chosen.
+    pub const fn iova(&self) -> u64 {
+        self.iova
     }
     /// Host address of the first byte.
     pub const fn addr(&self) -> u64 {

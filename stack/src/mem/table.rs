@@ -65,12 +65,13 @@ const _: () = assert!(Access::all().bits() & (VARIABLE | WINDOW) == 0);
 
 /// Why a registration or deregistration was refused: a mistake of the caller, or the table is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MemError {
     /// Remote write or remote atomic access without local write, or an unknown right.
     #[error("access flags do not go together: what the peer may write needs local write access")]
     InvalidAccess,
-    /// The region reaches past the end of the address space.
-    #[error("the region wraps around the end of the address space")]
+    /// The region reaches past the end of the address space, by its host addresses or by those of requests.
+    #[error("the region wraps around the end of the address space; choose lower addresses, or fewer bytes")]
     InvalidRange,
     /// Every slot is registered, or waits for its reclaim.
     #[error("the table of memory regions is full")]
@@ -249,8 +250,8 @@ pub(super) fn region(pd: PdId, memory: UserMemory, access: Access) -> Result<Gra
     if !access.is_valid() {
         return Err(MemError::InvalidAccess);
     }
-    addr.checked_add(len).ok_or(MemError::InvalidRange)?;
-    let start = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
+    let start = if access.contains(Access::ZERO_BASED) { 0 } else { memory.iova() };
+    addr.checked_add(len).and(start.checked_add(len)).ok_or(MemError::InvalidRange)?;
     Ok(Grant { pd, access: access.bits(), qpn: 0, start, addr, len })
 }
 
@@ -293,8 +294,8 @@ impl MrTable {
     }
 
     /// Registers memory for protection domain `pd` and returns the key, which
-    /// serves as lkey and rkey. With [`Access::ZERO_BASED`] lookups name bytes by their offset, else by their
-    /// host address. `random` comes from the operating system's randomness. A region of length zero is allowed
+    /// serves as lkey and rkey. With [`Access::ZERO_BASED`] lookups name bytes by their offset, else from
+    /// the memory's [`iova`](UserMemory::iova) on. `random` comes from the operating system's randomness. A region of length zero is allowed
     /// and grants nothing.
     ///
     /// # Errors

@@ -176,7 +176,7 @@ impl MrTable {
             return Err(KeyFault::OutOfRange); // C10-75
         }
         let addr = region.addr + offset;
-        let start = if bind.access.contains(Access::ZERO_BASED) { 0 } else { addr };
+        let start = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
         let access = bind.access.bits() | VARIABLE | WINDOW;
         Ok(Grant { pd: bind.pd, access, qpn: 0, start, addr, len: bind.len })
     }
@@ -261,6 +261,23 @@ mod tests {
             assert_eq!(remote(&t, key, 0x1000, 64), Err(KeyFault::UnknownKey));
             assert_eq!(t.invalidate(key, PD, None), Err(KeyFault::UnknownKey));
         }
+    }
+
+    /// A window on a region that requests name by other addresses is named by those, too.
+    #[test]
+    fn a_window_has_the_addresses_of_its_region() {
+        let t = MrTable::new();
+        let region = t.register(PD, at(0x1000, 0x1000).at_iova(0x7000_0000), ALL, 1).unwrap();
+        let key = t.alloc_window(PD, MwType::Two, 2).unwrap();
+        assert_eq!(t.bind(&bind(key, region, 0x1800, 64)), Err(KeyFault::OutOfRange));
+        t.bind(&bind(key, region, 0x7000_0800, 64)).unwrap();
+        assert_eq!(remote(&t, key, 0x7000_0800, 64), Ok(0x1800));
+        assert_eq!(remote(&t, key, 0x1800, 64), Err(KeyFault::OutOfRange));
+        t.invalidate(key, PD, None).unwrap();
+        let zero =
+            Bind { access: Access::REMOTE_WRITE | Access::ZERO_BASED, ..bind(key, region, 0x7000_0800, 64) };
+        t.bind(&zero).unwrap();
+        assert_eq!(remote(&t, key, 8, 56), Ok(0x1808));
     }
 
     /// Faults come in the order of the checks, and none of them changes anything.

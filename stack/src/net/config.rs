@@ -31,6 +31,7 @@ pub struct NetConfig {
 
 /// Why a [`NetConfig`] makes no sense.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NetConfigError {
     /// The Ethernet address is zero or a group address.
     #[error("{0} is not the address of a single station")]

@@ -12,6 +12,7 @@ pub const GSI_QKEY: u32 = 0x8001_0000;
 
 /// Why no packet can take the way of an address vector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AvError {
     /// It has no global route.
     #[error("ah_attr has no GRH (is_global is 0); RoCE needs one")]

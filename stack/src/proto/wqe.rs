@@ -6,7 +6,7 @@
 //! then its list. The slot size is fixed when the queue is made ([`send_stride`], [`recv_stride`]), so a work
 //! request is found by its sequence number alone.
 
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, transmute_ref};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute_ref};
 
 use super::status::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use crate::id::Qpn;
@@ -81,8 +81,128 @@ pub const fn recv_stride(max_sge: usize) -> usize {
 
 impl SendWqe {
     /// A request of `opcode` with nothing else set.
-    pub fn new(wr_id: u64, opcode: WrOpcode, flags: SendFlags) -> Self {
-        Self { wr_id, opcode: opcode as u8, flags: flags.bits() as u8, ..Self::new_zeroed() }
+    #[inline]
+    pub const fn new(wr_id: u64, opcode: WrOpcode, flags: SendFlags) -> Self {
+        Self {
+            wr_id,
+            remote_addr: 0,
+            rkey: 0,
+            length: 0,
+            epoch: 0,
+            opcode: opcode as u8,
+            flags: flags.bits() as u8,
+            num_sge: 0,
+            ext: 0,
+            arg0: 0,
+            arg1: 0,
+        }
+    }
+    #[inline]
+    const fn of_opcode(wr_id: u64, opcode: WrOpcode) -> Self {
+        Self::new(wr_id, opcode, SendFlags::empty())
+    }
+    #[inline]
+    const fn at(mut self, remote_addr: u64, rkey: u32) -> Self {
+        self.remote_addr = remote_addr;
+        self.rkey = rkey;
+        self
+    }
+    #[inline]
+    const fn args(mut self, arg0: u64, arg1: u64) -> Self {
+        self.arg0 = arg0;
+        self.arg1 = arg1;
+        self
+    }
+    /// SEND.
+    #[inline]
+    pub const fn send(wr_id: u64) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::Send)
+    }
+    /// SEND with immediate data, a number that travels in network byte order.
+    #[inline]
+    pub const fn send_with_imm(wr_id: u64, imm: u32) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::SendWithImm).args(imm.to_be() as u64, 0)
+    }
+    /// SEND that invalidates a key of the peer.
+    #[inline]
+    pub const fn send_with_inv(wr_id: u64, invalidate_rkey: u32) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::SendWithInv).args(invalidate_rkey as u64, 0)
+    }
+    /// RDMA WRITE.
+    #[inline]
+    pub const fn write(wr_id: u64, remote_addr: u64, rkey: u32) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::RdmaWrite).at(remote_addr, rkey)
+    }
+    /// RDMA WRITE with immediate data.
+    #[inline]
+    pub const fn write_with_imm(wr_id: u64, remote_addr: u64, rkey: u32, imm: u32) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::RdmaWriteWithImm).at(remote_addr, rkey).args(imm.to_be() as u64, 0)
+    }
+    /// RDMA READ.
+    #[inline]
+    pub const fn read(wr_id: u64, remote_addr: u64, rkey: u32) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::RdmaRead).at(remote_addr, rkey)
+    }
+    /// COMPARE & SWAP; [`atomic`](Self::atomic) reads its operands.
+    #[inline]
+    pub const fn cmp_and_swp(wr_id: u64, remote_addr: u64, rkey: u32, compare: u64, swap: u64) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::AtomicCmpAndSwp).at(remote_addr, rkey).args(compare, swap)
+    }
+    /// FETCH & ADD; likewise.
+    #[inline]
+    pub const fn fetch_and_add(wr_id: u64, remote_addr: u64, rkey: u32, add: u64) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::AtomicFetchAndAdd).at(remote_addr, rkey).args(add, 0)
+    }
+    /// ATOMIC WRITE.
+    #[inline]
+    pub const fn atomic_write(wr_id: u64, remote_addr: u64, rkey: u32) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::AtomicWrite).at(remote_addr, rkey)
+    }
+    /// FLUSH of `len` bytes, or of what else the selectivity level says; [`flush`](Self::flush) reads it.
+    #[inline]
+    pub const fn flush_of(
+        wr_id: u64,
+        remote_addr: u64,
+        len: u32,
+        rkey: u32,
+        selectivity: u8,
+        placement: u8,
+    ) -> Self {
+        let selects = (selectivity as u64) << 8 | placement as u64;
+        Self::of_opcode(wr_id, WrOpcode::Flush).at(remote_addr, rkey).args(selects, len as u64)
+    }
+    /// LOCAL_INV.
+    #[inline]
+    pub const fn local_inv(wr_id: u64, rkey: u32) -> Self {
+        Self::of_opcode(wr_id, WrOpcode::LocalInv).at(0, rkey)
+    }
+    /// BIND_MW of a window, from now on `rkey`, to bytes of a region; [`key_and_access`](Self::key_and_access) reads the
+    /// region's key and the rights.
+    pub const fn bind_mw(wr_id: u64, rkey: u32, region: u32, addr: u64, length: u64, access: Access) -> Self {
+        let grant = (access.bits() as u64) << 32 | region as u64;
+        Self::of_opcode(wr_id, WrOpcode::BindMw).at(addr, rkey).args(grant, length)
+    }
+    /// REG_MR of bytes under a key.
+    pub const fn reg_mr(wr_id: u64, rkey: u32, addr: u64, length: u64, access: Access) -> Self {
+        let grant = (access.bits() as u64) << 32;
+        Self::of_opcode(wr_id, WrOpcode::RegMr).at(addr, rkey).args(grant, length)
+    }
+    /// With these flags in addition.
+    #[inline]
+    #[must_use]
+    pub const fn with_flags(mut self, flags: SendFlags) -> Self {
+        self.flags |= flags.bits() as u8;
+        self
+    }
+    /// As it is posted: with what is known only then.
+    #[inline]
+    #[must_use]
+    pub const fn posted(mut self, length: u32, num_sge: usize, ext: usize, epoch: u32) -> Self {
+        self.length = length;
+        self.num_sge = num_sge as u8;
+        self.ext = ext as u8;
+        self.epoch = epoch;
+        self
     }
     /// The operation.
     #[inline]
@@ -91,7 +211,7 @@ impl SendWqe {
     }
     /// The operation's number, of a known one or not.
     #[inline]
-    pub(super) fn opcode_number(&self) -> u8 {
+    pub fn opcode_number(&self) -> u8 {
         self.opcode
     }
     /// The send flags.
@@ -250,6 +370,17 @@ pub fn put_sges(body: &mut [u8], sges: &[Sge]) {
     }
 }
 
+/// Copies inline data, one piece behind the other, into the body that [`SendWqe::put`] returned.
+#[inline]
+pub fn put_pieces<'a>(body: &mut [u8], pieces: impl Iterator<Item = &'a [u8]>) {
+    let mut rest = body;
+    for piece in pieces {
+        let (here, behind) = rest.split_at_mut(piece.len());
+        here.copy_from_slice(piece);
+        rest = behind;
+    }
+}
+
 /// Copies inline data, or a list as bytes, into the body that [`SendWqe::put`] or [`RecvWqe::put`] returned. A function of
 /// its own: without the call, a post of one element keeps everything in registers.
 #[inline(never)]
@@ -296,3 +427,34 @@ pub struct Cqe {
 }
 
 const _: () = assert!(size_of::<Cqe>() == 64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constructors_write_what_readers_read() {
+        let atomic = SendWqe::cmp_and_swp(1, 2, 3, 4, 5).atomic();
+        assert_eq!((atomic.va, atomic.rkey, atomic.compare, atomic.swap_add), (2, 3, 4, 5));
+        let atomic = SendWqe::fetch_and_add(1, 2, 3, 4).atomic();
+        assert_eq!((atomic.va, atomic.rkey, atomic.compare, atomic.swap_add), (2, 3, 0, 4));
+        assert_eq!(SendWqe::send_with_imm(1, 0x0102_0304).imm(), [1, 2, 3, 4]);
+        assert_eq!(SendWqe::write_with_imm(1, 2, 3, 0x0102_0304).imm(), [1, 2, 3, 4]);
+        assert_eq!(SendWqe::send_with_inv(1, 7).rkey_to_invalidate(), 7);
+        let (feth, len) = SendWqe::flush_of(1, 2, u32::MAX, 3, 1, 2).flush();
+        assert_eq!((feth.selectivity, feth.placement, len), (1, 2, u32::MAX));
+        let access = Access::REMOTE_READ | Access::ZERO_BASED;
+        assert_eq!(SendWqe::bind_mw(1, 2, 3, 4, 5, access).key_and_access(), (3, access));
+        assert_eq!(SendWqe::reg_mr(1, 2, 4, 5, access).key_and_access(), (0, access));
+        let wqe = SendWqe::read(1, 2, 3).with_flags(SendFlags::SIGNALED).posted(4, 5, 6, 7);
+        assert_eq!((wqe.opcode(), wqe.remote_addr, wqe.rkey), (WrOpcode::RdmaRead, 2, 3));
+        assert_eq!((wqe.length, wqe.num_sge, wqe.ext, wqe.epoch, wqe.signaled()), (4, 5, 6, 7, true));
+    }
+
+    #[test]
+    fn pieces_lie_one_behind_the_other() {
+        let mut body = [0; 8];
+        put_pieces(&mut body, [&b"ab"[..], b"", b"cde"].into_iter());
+        assert_eq!(&body, b"abcde\0\0\0");
+    }
+}

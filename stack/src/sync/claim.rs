@@ -95,13 +95,13 @@ std::thread_local! {
 /// A number for the calling thread, never 0, that no other living thread has.
 #[cfg(not(loom))]
 #[inline]
-fn thread_number() -> u64 {
+pub(super) fn thread_number() -> u64 {
     HERE.with(|here| core::ptr::from_ref(here).addr() as u64 & NUMBER)
 }
 
 /// All of loom's threads run on one thread of the system.
 #[cfg(loom)]
-fn thread_number() -> u64 {
+pub(super) fn thread_number() -> u64 {
     use core::hash::{Hash, Hasher};
     let mut hash = std::hash::DefaultHasher::new();
     loom::thread::current().id().hash(&mut hash);

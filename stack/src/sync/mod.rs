@@ -12,6 +12,7 @@ pub mod asymmetric;
 pub mod claim;
 pub mod doorbell;
 pub mod eventfd;
+pub mod exclusive;
 pub mod huge;
 pub mod lanes;
 pub mod prefetch;

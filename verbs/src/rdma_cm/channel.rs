@@ -1,48 +1,78 @@
 //! Event channels: how a program receives the events of its identifiers.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use stack::device::{DeviceError, EventFd};
+use stack::device::DeviceError;
 
+use super::queue::{Signal, number};
 use super::service::Service;
-use crate::context::Context;
 use crate::error::VerbsError;
 
-/// An event channel (`struct rdma_event_channel`), from [`Context::create_event_channel`].
+/// An event channel (`struct rdma_event_channel`), which belongs to no device: identifiers of any devices can be created with
+/// it.
 ///
-/// Identifiers created with it put their events in here, in order. A program waits with [`get_event`](Self::get_event), or
-/// with epoll(7) on the channel's descriptor, which is readable while an event waits. The program must not read from the
+/// They put their events in here, those of one device in order. A program waits with [`get_event`](Self::get_event), or with
+/// epoll(7) on the channel's descriptor, which is readable while an event waits. The program must not read from the
 /// descriptor.
+///
+/// A channel keeps connection management of the devices that it was used with running, and these devices open, until it is
+/// dropped.
 #[derive(Debug)]
 #[doc(alias = "rdma_event_channel")]
 pub struct EventChannel {
     pub(super) number: u64,
-    pub(super) fd: Arc<EventFd>,
-    pub(super) service: Arc<Service>,
-}
-
-impl Context {
-    /// Creates an event channel for identifiers of this device. The first channel or identifier starts connection management,
-    /// which owns queue pair 1 and ends with the last of them.
-    ///
-    /// # Errors
-    /// `EMFILE` if no file descriptor is left; `EINVAL` where the program has created queue pair 1 itself; `ENODEV` where
-    /// this starts the port and its device cannot be opened; `EDEADLK` from inside a turn.
-    #[doc(alias = "rdma_create_event_channel")]
-    pub fn create_event_channel(&self) -> Result<EventChannel, VerbsError> {
-        let service = Service::of(self)?;
-        let fd = Arc::new(EventFd::new().map_err(|e| DeviceError::Descriptor(e.kind()))?);
-        let number = service.lock().open_channel(fd.clone());
-        Ok(EventChannel { number, fd, service })
-    }
+    pub(super) signal: Arc<Signal>,
+    /// Connection management of each device that it is used with.
+    services: Mutex<Vec<Arc<Service>>>,
+    /// Where the next look for events begins, so that one device does not keep back the events of others.
+    pub(super) turn: AtomicUsize,
 }
 
 impl EventChannel {
-    /// The counters, by name, of this device's connection management: its messages and connections. Each message that was
-    /// ignored, refused or lost is counted under its reason.
+    /// Creates a channel. Opens no device, and starts nothing.
+    ///
+    /// # Errors
+    /// `EMFILE` if no file descriptor is left.
+    #[doc(alias = "rdma_create_event_channel")]
+    pub fn new() -> Result<Self, VerbsError> {
+        let signal = Signal::new().map_err(|e| DeviceError::Descriptor(e.kind()))?;
+        Ok(Self {
+            number: number(),
+            signal: Arc::new(signal),
+            services: Mutex::default(),
+            turn: AtomicUsize::new(0),
+        })
+    }
+
+    /// Makes a device's events come through the channel.
+    pub(super) fn attach(&self, service: &Arc<Service>) {
+        let mut services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        if !services.iter().any(|known| Arc::ptr_eq(known, service)) {
+            service.lock().queues.open(self.number, Some(self.signal.clone()));
+            services.push(service.clone());
+        }
+    }
+
+    /// Connection management of the devices that it is used with.
+    pub(super) fn services(&self) -> Vec<Arc<Service>> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The counters, by name, of connection management of the devices that the channel was used with: messages and
+    /// connections. Each message that was ignored, refused or lost is counted under its reason.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        self.service.lock().counters()
+        let mut sum: Vec<(&'static str, u64)> = Vec::new();
+        for service in self.services() {
+            for (name, n) in service.lock().counters() {
+                match sum.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, so_far)) => *so_far += n,
+                    None => sum.push((name, n)),
+                }
+            }
+        }
+        sum
     }
 
     /// Frees the channel.
@@ -51,7 +81,7 @@ impl EventChannel {
     /// `EBUSY` while identifiers use it; the channel comes back with the error.
     #[doc(alias = "rdma_destroy_event_channel")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
-        let users = self.service.lock().users_of(self.number);
+        let users = self.services().iter().map(|service| service.lock().users_of(self.number)).sum();
         if users > 0 {
             return Err((DeviceError::Busy { object: "event channel", users }.into(), self));
         }
@@ -62,13 +92,15 @@ impl EventChannel {
 impl Drop for EventChannel {
     /// Identifiers that still use the channel live on; their events are discarded.
     fn drop(&mut self) {
-        self.service.close_channel(self.number);
+        for service in self.services() {
+            service.close_channel(self.number);
+        }
     }
 }
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.signal.fd().as_fd()
     }
 }
 impl AsRawFd for EventChannel {

@@ -2,7 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use stack::device::not_inside_turn;
 
 use super::channel::EventChannel;
 use super::error::CmError;
@@ -93,21 +96,62 @@ impl fmt::Debug for CmEvent {
     }
 }
 
+/// How long a wait of a channel that several devices use stays with one of them.
+const SLICE: Duration = Duration::from_millis(1);
+/// How long a wait of a channel that no device uses stays before it looks whether one does.
+const NO_DEVICE: Duration = Duration::from_millis(20);
+
+/// What a waiting channel finds.
+enum Found {
+    Event(CmEvent),
+    /// It is used with another device.
+    Device,
+}
+
 impl EventChannel {
-    /// The oldest event, or `None`: never waits.
+    /// The oldest event of one of its devices, or `None`: never waits.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn try_get_event(&self) -> Option<CmEvent> {
-        Service::fetch(&self.service, self.number)
+        let mut services = self.services();
+        let devices = services.len().max(1);
+        services.rotate_left(self.turn.fetch_add(1, Ordering::Relaxed) % devices);
+        services.iter().find_map(|service| Service::fetch(service, self.number))
     }
 
     /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
-    /// events come in every [`Drive`](crate::Drive), even with a single thread.
+    /// events come in every [`Drive`](crate::Drive), even with a single thread; where several devices use the channel, by
+    /// turns of a millisecond.
     ///
     /// # Errors
     /// `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn get_event(&self, timeout: Duration) -> Result<Option<CmEvent>, VerbsError> {
-        Ok(self.service.device().wait(timeout, Some(&self.fd), || self.try_get_event())?)
+        not_inside_turn()?;
+        let start = Instant::now();
+        let mut turn = 0;
+        loop {
+            turn += 1;
+            let services = self.services();
+            let left = timeout.saturating_sub(start.elapsed());
+            let look = || match self.try_get_event() {
+                Some(event) => Some(Found::Event(event)),
+                None if self.services().len() != services.len() => Some(Found::Device),
+                None => None,
+            };
+            let found = match services.len() {
+                0 => {
+                    self.signal.fd().wait(left.min(NO_DEVICE));
+                    look()
+                }
+                1 => services[0].device().wait(left, Some(self.signal.fd()), look)?,
+                n => services[turn % n].device().wait(left.min(SLICE), Some(self.signal.fd()), look)?,
+            };
+            match found {
+                Some(Found::Event(event)) => return Ok(Some(event)),
+                None if start.elapsed() >= timeout => return Ok(None),
+                Some(Found::Device) | None => {}
+            }
+        }
     }
 }
 

@@ -135,8 +135,8 @@ impl Gsi {
     /// Polls without driving a shard: this may run right after a turn, on its thread.
     fn look(&self, done: &mut [Wc]) -> usize {
         let mut n = 0;
-        if let Some(tap) = self.cq.core().tap().as_mut() {
-            self.cq.core().poll_with(tap, done.len(), |cqe| {
+        if let Ok(mut tap) = self.cq.core().tap().lock() {
+            self.cq.core().poll_with(&mut tap, done.len(), |cqe| {
                 done[n] = Wc::from_cqe(cqe);
                 n += 1;
             });

@@ -11,7 +11,7 @@ use stack::device::{Device, Instant, QpType};
 use super::error::CmError;
 use super::event::{CmEventType, EventData, UdPeer};
 use super::param::{CmOptions, PeerParam};
-use super::queue::Queued;
+use super::queue::{Queued, number};
 use super::record::{Id, refusal};
 use super::refusal::Refusal;
 use super::service::{State, frames_taken};
@@ -179,7 +179,7 @@ impl State {
         data: EventData,
         fill: impl FnOnce(&mut Id),
     ) -> u64 {
-        let number = self.number();
+        let number = number();
         let of = &self.ids[&listener];
         let mut id = Id::new(of.space, of.qp_type, of.queue);
         let port = of.local.map_or(0, |l| l.port());

@@ -12,6 +12,7 @@ use super::error::CmError;
 use super::event::{CmEventType, EventData};
 use super::gsi::sgid_index;
 use super::param::{CmOption, CmOptions, PortSpace};
+use super::queue::number;
 use super::record::Id;
 use super::service::{Service, State};
 use super::state::IdState;
@@ -42,11 +43,12 @@ pub struct CmId {
 
 impl Context {
     /// Creates an identifier of this device, for queue pairs of the port space's default type. Its events go to
-    /// `channel`; without one it is synchronous.
+    /// `channel`; without one it is synchronous. The first identifier starts connection management, which owns queue pair 1
+    /// and ends with the last one and the last channel that was used with the device.
     ///
     /// # Errors
-    /// `EINVAL` for a channel of another device, `ENODEV` for [`PortSpace::IpoIb`]; as
-    /// [`create_event_channel`](Self::create_event_channel).
+    /// `ENODEV` for [`PortSpace::IpoIb`], and where this starts the port and its device cannot be opened; `EINVAL` where the
+    /// program has created queue pair 1 itself; `EDEADLK` from inside a turn.
     #[doc(alias = "rdma_create_id")]
     pub fn create_id(&self, channel: Option<&EventChannel>, space: PortSpace) -> Result<CmId, VerbsError> {
         self.create_id_of_type(channel, space, space.qp_type())
@@ -66,12 +68,12 @@ impl Context {
     ) -> Result<CmId, VerbsError> {
         space.check(qp_type)?;
         let service = Service::of(self)?;
-        if channel.is_some_and(|c| !Arc::ptr_eq(&c.service, &service)) {
-            return Err(DeviceError::Foreign { what: "event channel" }.into());
+        if let Some(channel) = channel {
+            channel.attach(&service);
         }
         let number = {
             let mut state = service.lock();
-            let number = state.number();
+            let number = number();
             let queue = channel.map_or(number, |c| c.number);
             if queue == number {
                 state.queues.open(number, None);
@@ -125,7 +127,7 @@ impl State {
 }
 
 impl CmId {
-    /// Its number, which no other identifier of the device ever gets; [`CmEvent::id`] returns it.
+    /// Its number, which no other identifier of this process ever gets; [`CmEvent::id`] returns it.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -372,11 +374,11 @@ impl CmId {
     /// Moves the identifier, with its waiting events, to another channel, or makes it synchronous.
     ///
     /// # Errors
-    /// `EBUSY` while an event of it is fetched and not acknowledged; `EINVAL` for a channel of another device.
+    /// `EBUSY` while an event of it is fetched and not acknowledged.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate_id(&self, channel: Option<&EventChannel>) -> Result<(), VerbsError> {
-        if channel.is_some_and(|c| !Arc::ptr_eq(&c.service, &self.service)) {
-            return Err(DeviceError::Foreign { what: "event channel" }.into());
+        if let Some(channel) = channel {
+            channel.attach(&self.service);
         }
         self.service.call(|state, _, _| {
             let id = state.id(self.number);

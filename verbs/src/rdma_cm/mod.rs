@@ -76,8 +76,8 @@
 //!
 //! # What differs from C
 //!
-//! - Identifiers and channels belong to a [`Context`](crate::Context) from the start. A program with two devices has a
-//!   channel for each, and waits for both descriptors with one epoll(7).
+//! - Identifiers belong to a [`Context`](crate::Context) from the start. Channels belong to none: one may serve identifiers of
+//!   several devices.
 //! - The new identifier of a request is taken from its event ([`CmEvent::take_id`]); a request that is not taken is refused.
 //!   Dropping an identifier is `rdma_destroy_id` with its queue pair; the peer gets a message.
 //! - When the peer disconnects, the local queue pair goes to ERR at once, not at [`CmId::disconnect`].
@@ -100,7 +100,7 @@
 //!
 //! Connection management has no thread. It runs after the turns of the shards, on the thread that made the turn
 //! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It owns the device's queue pair 1, starts with the
-//! first identifier or channel and ends with the last one; its last messages leave first, for at most 100 ms.
+//! first identifier and ends with the last one, and with the last channel that it was used with; its last messages leave first, for at most 100 ms.
 
 mod channel;
 mod cm_event;

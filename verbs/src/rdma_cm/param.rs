@@ -128,6 +128,7 @@ impl<'a> ConnParam<'a> {
 
 /// Parameters of the peer's side of a connection (`struct rdma_conn_param` in an event).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct PeerParam {
     /// READ and atomic requests that the peer wants to have outstanding.
     pub responder_resources: u8,
@@ -148,6 +149,7 @@ pub struct PeerParam {
 /// A datagram peer or group, as an event reports it (`struct rdma_ud_param`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[doc(alias = "rdma_ud_param")]
+#[non_exhaustive]
 pub struct UdParam {
     /// Its path, for an address handle ([`Pd::create_ah`](crate::Pd::create_ah)).
     pub ah_attr: AhAttr,

@@ -1,11 +1,20 @@
 //! Queues of events: one for each channel, one for each synchronous identifier.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use stack::device::EventFd;
 
 use super::event::EventData;
+
+/// A number for an identifier or a channel, which none has had before: both have queues, and events of several devices name
+/// their identifiers by it.
+pub(super) fn number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// An event that was not fetched yet.
 #[derive(Debug)]
@@ -17,28 +26,57 @@ pub(super) struct Queued {
     pub data: EventData,
 }
 
+/// A descriptor that is readable while an event waits in one of the queues of a channel, which has one for each device.
+#[derive(Debug)]
+pub(super) struct Signal {
+    fd: EventFd,
+    /// Events that wait.
+    waiting: Mutex<usize>,
+}
+
+impl Signal {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { fd: EventFd::new()?, waiting: Mutex::new(0) })
+    }
+    pub(super) fn fd(&self) -> &EventFd {
+        &self.fd
+    }
+    fn add(&self) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.fd.signal();
+    }
+    fn remove(&self, events: usize) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        *waiting -= events;
+        if events > 0 && *waiting == 0 {
+            self.fd.clear();
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Queue {
     events: VecDeque<Queued>,
-    fd: Option<Arc<EventFd>>,
-    /// The descriptor is readable.
-    signalled: bool,
+    signal: Option<Arc<Signal>>,
 }
 
 impl Queue {
-    fn clear_if_empty(&mut self) {
-        if self.signalled && self.events.is_empty() {
-            self.signalled = false;
-            if let Some(fd) = &self.fd {
-                fd.clear();
-            }
+    fn push(&mut self, event: Queued) {
+        self.events.push_back(event);
+        if let Some(signal) = &self.signal {
+            signal.add();
         }
     }
-    fn signal(&mut self) {
-        if let Some(fd) = &self.fd {
-            fd.signal();
-            self.signalled = true;
+    fn removed(&self, events: usize) {
+        if let Some(signal) = &self.signal {
+            signal.remove(events);
         }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.removed(self.events.len());
     }
 }
 
@@ -48,16 +86,16 @@ impl Queue {
 pub(super) struct Queues(HashMap<u64, Queue>);
 
 impl Queues {
-    /// Opens a queue; its descriptor is readable while it holds an event.
-    pub(super) fn open(&mut self, number: u64, fd: Option<Arc<EventFd>>) {
-        self.0.insert(number, Queue { fd, ..Queue::default() });
+    /// Opens a queue, unless it is open; its channel's descriptor is readable while it holds an event.
+    pub(super) fn open(&mut self, number: u64, signal: Option<Arc<Signal>>) {
+        self.0.entry(number).or_insert_with(|| Queue { events: VecDeque::new(), signal });
     }
 
     /// Takes a queue out, with the events in it.
     pub(super) fn close(&mut self, number: u64) -> Vec<Queued> {
         let Some(mut queue) = self.0.remove(&number) else { return Vec::new() };
-        let events = queue.events.drain(..).collect();
-        queue.clear_if_empty();
+        let events: Vec<_> = queue.events.drain(..).collect();
+        queue.removed(events.len());
         events
     }
 
@@ -69,8 +107,7 @@ impl Queues {
     /// Appends an event.
     pub(super) fn push(&mut self, number: u64, event: Queued) {
         if let Some(queue) = self.0.get_mut(&number) {
-            queue.events.push_back(event);
-            queue.signal();
+            queue.push(event);
         }
     }
 
@@ -78,7 +115,7 @@ impl Queues {
     pub(super) fn pop(&mut self, number: u64) -> Option<Queued> {
         let queue = self.0.get_mut(&number)?;
         let event = queue.events.pop_front()?;
-        queue.clear_if_empty();
+        queue.removed(1);
         Some(event)
     }
 
@@ -87,7 +124,7 @@ impl Queues {
         let queue = self.0.get_mut(&number)?;
         let at = queue.events.iter().position(|e| e.new.is_some())?;
         let request = queue.events.remove(at);
-        queue.clear_if_empty();
+        queue.removed(1);
         request
     }
 
@@ -102,7 +139,7 @@ impl Queues {
         let (taken, kept): (Vec<_>, Vec<_>) =
             queue.events.drain(..).partition(|e| e.id == id || e.new == Some(id));
         queue.events = kept.into();
-        queue.clear_if_empty();
+        queue.removed(taken.len());
         taken
     }
 
@@ -120,6 +157,26 @@ mod tests {
 
     fn event(id: u64, new: Option<u64>) -> Queued {
         Queued { id, new, data: EventData::new(CmEventType::Established) }
+    }
+
+    #[test]
+    fn a_descriptor_is_readable_while_one_of_its_queues_holds_an_event() {
+        let signal = Arc::new(Signal::new().unwrap());
+        let (mut one, mut two) = (Queues::default(), Queues::default());
+        for queues in [&mut one, &mut two] {
+            queues.open(9, Some(signal.clone()));
+            queues.push(9, event(1, None));
+        }
+        let waiting = || *signal.waiting.lock().unwrap();
+        assert_eq!(waiting(), 2);
+        assert!(one.pop(9).is_some() && one.pop(9).is_none());
+        assert_eq!(waiting(), 1);
+        one.push(9, event(2, Some(3)));
+        one.push(9, event(2, None));
+        assert_eq!((one.take(9, 3).len(), waiting()), (1, 2));
+        drop(one);
+        assert_eq!(waiting(), 1);
+        assert_eq!((two.close(9).len(), waiting()), (1, 0));
     }
 
     #[test]

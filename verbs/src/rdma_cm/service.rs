@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use stack::device::cm::{Config, ConnId, ListenId, Machine, SidrId};
-use stack::device::{self, Device, DeviceError, EventFd, Instant, PeerPath, Qpn};
+use stack::device::{self, Device, DeviceError, Instant, PeerPath, Qpn};
 
 use super::event::{CmEventType, EventData};
 use super::gsi::{Gsi, sgid_index};
@@ -262,7 +262,6 @@ pub(super) struct State {
     pub resolving: BTreeSet<u64>,
     /// Identifiers with a queue pair that accepted: data may arrive before the peer's last message.
     pub accepting: HashSet<u64>,
-    next: u64,
     /// It has ended, and every identifier was informed.
     ended: bool,
 }
@@ -281,7 +280,6 @@ impl State {
             ports: Ports::default(),
             resolving: BTreeSet::new(),
             accepting: HashSet::new(),
-            next: 1,
             ended: false,
         }
     }
@@ -290,18 +288,6 @@ impl State {
     pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
         let lost = self.gsi.iter().flat_map(|gsi| gsi.lost.iter());
         self.machine.counters().iter().chain(lost).collect()
-    }
-
-    /// A number for an identifier or a channel, never used again.
-    pub(super) fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next - 1
-    }
-
-    pub(super) fn open_channel(&mut self, fd: Arc<EventFd>) -> u64 {
-        let number = self.number();
-        self.queues.open(number, Some(fd));
-        number
     }
 
     /// Identifiers whose events go to a channel.
@@ -508,7 +494,7 @@ mod tests {
     use stack::device::Service as _;
 
     use super::*;
-    use crate::rdma_cm::ConnParam;
+    use crate::rdma_cm::{ConnParam, EventChannel};
     use crate::{Clock, Context, DeviceConfig, Drive, QpInitAttr};
 
     fn quiet<R>(f: impl FnOnce() -> R) -> std::thread::Result<R> {
@@ -521,7 +507,7 @@ mod tests {
     fn a_panic_in_connection_management_is_reported() {
         let context = Context::open(DeviceConfig::loopback().drive(Drive::Embedded)).unwrap();
         for between_turns in [false, true] {
-            let channel = context.create_event_channel().unwrap();
+            let channel = EventChannel::new().unwrap();
             let service = Service::of(&context).unwrap();
             let ids = [(); 2].map(|()| context.create_id(Some(&channel), PortSpace::Tcp).unwrap());
             let broken = quiet(|| {
@@ -595,7 +581,7 @@ mod tests {
         let mut config = DeviceConfig::loopback().drive(Drive::Embedded);
         config.clock = Clock::Manual(clock.clone());
         let context = Context::open(config).unwrap();
-        let (service, channel) = (Service::of(&context).unwrap(), context.create_event_channel().unwrap());
+        let (service, channel) = (Service::of(&context).unwrap(), EventChannel::new().unwrap());
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
         let init = QpInitAttr::rc(&cq, &cq);
         let next = |what| {

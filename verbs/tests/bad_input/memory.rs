@@ -19,6 +19,15 @@ fn region(b: &Bench) -> Mr {
 #[allow(clippy::reversed_empty_ranges, reason = "what the calls are to refuse")]
 const BACKWARDS: core::ops::Range<usize> = 8..4;
 
+/// A file that can only be read.
+fn file() -> std::fs::File {
+    std::fs::File::open(env!("CARGO_MANIFEST_DIR").to_string() + "/Cargo.toml").unwrap()
+}
+
+/// Error numbers of the system alone.
+const EBADF: i32 = 9;
+const EISDIR: i32 = 21;
+
 fn bind(b: &Bench, mw: &verbs::Mw, bind_info: MwBindInfo<'_>) -> Refusal {
     let before = mw.rkey();
     let refusal = err(b.a.bind_mw(mw, &MwBind { wr_id: 1, send_flags: SendFlags::SIGNALED, bind_info }));
@@ -109,6 +118,40 @@ pub const CASES: &[Case] = &[
     }),
     case("Pd::alloc_mr", "VerbsError::NoMemory", ENOMEM, |b| err(b.pd.alloc_mr(usize::MAX / 2))),
     case("Mr::update_fast_reg_key", "DeviceError::WrongKind", EINVAL, |b| err(b.mr.update_fast_reg_key(1))),
+    case("Pd::reg_mr_iova", "MemError::InvalidRange", EINVAL, |b| {
+        err(b.pd.reg_mr_iova(4096, u64::MAX - 4094, all_rights()))
+    }),
+    case("Pd::reg_mr_iova", "VerbsError::ZeroBased", EINVAL, |b| {
+        err(b.pd.reg_mr_iova(4096, 4096, all_rights() | Access::ZERO_BASED))
+    }),
+    case("Mr::pread", "VerbsError::OutOfRegion", EINVAL, |b| {
+        let (mr, file) = (region(b), file());
+        err(mr.pread(&file, 0, BACKWARDS));
+        err(mr.pread(&file, 0, 0..101))
+    }),
+    case("Mr::pread", "VerbsError::File", EINVAL, |b| err(region(b).pread(file(), 1 << 63, 0..1))),
+    case("Mr::pread", "VerbsError::File", EISDIR, |b| {
+        err(region(b).pread(std::fs::File::open(".").unwrap(), 0, 0..1))
+    }),
+    case("Mr::pwrite", "VerbsError::OutOfRegion", EINVAL, |b| {
+        let (mr, file) = (region(b), file());
+        err(mr.pwrite(&file, 0, BACKWARDS));
+        err(mr.pwrite(&file, 0, 100..101))
+    }),
+    case("Mr::pwrite", "VerbsError::File", EBADF, |b| err(region(b).pwrite(file(), 0, 0..1))),
+    case("Mr::pin", "VerbsError::OutOfRegion", EINVAL, |b| {
+        err(region(b).pin(BACKWARDS));
+        err(region(b).pin(0..101))
+    }),
+    case("Mr::dereg", "DeviceError::Busy", EBUSY, |b| {
+        let mut mr = region(b);
+        let pin = mr.pin(0..1).unwrap();
+        err(mr.rereg(&Rereg { len: Some(1), ..Rereg::default() }));
+        let (refusal, mr) = back(mr.dereg());
+        drop(pin);
+        mr.dereg().unwrap();
+        refusal
+    }),
     case("Mr::rereg", "DeviceError::WrongKind", EINVAL, |b| {
         let mut mr = b.pd.alloc_mr(64).unwrap();
         let refusal = err(mr.rereg(&Rereg { len: Some(128), ..Rereg::default() }));

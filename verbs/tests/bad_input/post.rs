@@ -1,12 +1,12 @@
 //! Calls that post.
 
-use verbs::errno::{EBUSY, EINVAL, ENOMEM, EPERM};
+use verbs::errno::{EBUSY, EDEADLK, EINVAL, ENOMEM, EPERM};
 use verbs::{
     Access, FlushLevel, FlushPlacement, MwBindInfo, MwType, Qp, QpInitAttr, QpState, QpType, RecvWr,
     SendFlags, SendOpsFlags, SendWr, Sge, SrqInitAttr, WrPost, ah_attr_to,
 };
 
-use super::bench::{Bench, CAP, Case, Refusal, at, case};
+use super::bench::{Bench, CAP, Case, Refusal, at, case, err};
 use crate::common::{enter, options};
 
 /// A request that is refused alone, and after a valid one: of the two only the valid one may be posted, so the list goes to a
@@ -36,7 +36,7 @@ pub const CASES: &[Case] = &[
         let refusal = at(0, qp.post_send(&[SendWr::send(1, &[]); 2]));
         qp.init_rc(&options()).unwrap();
         at(0, qp.post_send(&[SendWr::send(1, &[])]));
-        qp.post_send(&[]).unwrap();
+        qp.post_send(std::iter::empty::<SendWr<'_>>()).unwrap();
         qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
         assert_eq!(qp.split().unwrap().0.free(), 8);
         refusal
@@ -119,6 +119,38 @@ pub const CASES: &[Case] = &[
         let _handles = b.a.split().unwrap();
         at(0, b.a.post_send(&[SendWr::send(1, &[])]))
     }),
+    case("Qp::post_send", "PostErrorKind::InsideCall", EDEADLK, |b| {
+        // From the iterator of a list, and within a list that is built by calls.
+        let mut refusal = None;
+        b.a.post_send((0..1).filter_map(|_| {
+            refusal = Some(at(0, b.a.post_send([SendWr::send(1, &[])])));
+            None::<SendWr<'_>>
+        }))
+        .unwrap();
+        let list = b.a.wr_start();
+        assert_eq!(Some(at(0, b.a.post_send([SendWr::send(1, &[])]))), refusal);
+        list.abort();
+        refusal.unwrap()
+    }),
+    case("Qp::split", "DeviceError::InsideCall", EDEADLK, |b| {
+        let _list = b.a.wr_start();
+        err(b.a.split())
+    }),
+    case("WrPost::complete", "PostErrorKind::InsideCall", EDEADLK, |b| {
+        let _first = b.a.wr_start();
+        let mut second = b.a.wr_start();
+        second.send();
+        at(0, second.complete())
+    }),
+    case("Qp::post_recv", "PostErrorKind::InsideCall", EDEADLK, |b| {
+        let mut refusal = None;
+        b.a.post_recv((0..1).filter_map(|_| {
+            refusal = Some(at(0, b.a.post_recv([RecvWr::new(1, &[])])));
+            None::<RecvWr<'_>>
+        }))
+        .unwrap();
+        refusal.unwrap()
+    }),
     case("SendQueue::post_send", "PostErrorKind::State", EINVAL, |b| {
         let qp = b.qp(QpType::Rc);
         let (mut send, _recv) = qp.split().unwrap();
@@ -148,7 +180,7 @@ pub const CASES: &[Case] = &[
         let qp = b.pd.create_qp(&QpInitAttr::rc(&b.cq, &b.cq).srq(&srq)).unwrap();
         let refusal = at(0, qp.post_recv(&[RecvWr::new(1, &[])]));
         assert_eq!(at(0, qp.split().unwrap().1.post_recv(&[RecvWr::new(1, &[])])), refusal);
-        assert_eq!(srq.waiting(), 0);
+        assert_eq!(srq.waiting().unwrap(), 0);
         refusal
     }),
     case("Qp::post_recv", "PostErrorKind::NoReceiveQueue", EINVAL, |b| {

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use stack::device::Device;
-use verbs::errno::{EBUSY, EINVAL, EIO, ENOMEM, EOPNOTSUPP};
+use verbs::errno::{EBUSY, EDEADLK, EINVAL, EIO, ENOMEM, EOPNOTSUPP};
 use verbs::{
-    Cq, CqInitAttr, CqWcFlags, DeviceConfig, Drive, QpInitAttr, RecvWr, SendWr, SrqAttr, SrqAttrMask,
+    Cq, CqInitAttr, CqWcFlags, DeviceConfig, Drive, QpInitAttr, RecvWr, SendWr, Srq, SrqAttr, SrqAttrMask,
     SrqInitAttr, Wc, XrcdInitAttr,
 };
 
-use super::bench::{Bench, Case, at, back, case, err};
+use super::bench::{Bench, Case, Refusal, at, back, case, err};
 use crate::common::{options, pump, take};
 
 /// A completion queue that overran, on a separate device.
@@ -35,7 +35,76 @@ fn gone((qp, cq): (verbs::Qp, Cq)) {
     cq.destroy().unwrap();
 }
 
+/// Two completions in the queue of the second device, and their queue pair.
+fn completed(b: &Bench) -> verbs::Qp {
+    let (context, cq) = (&b.other.context, &b.other.cq);
+    let qp = b.other.pd.create_qp(&QpInitAttr::rc(cq, cq)).unwrap();
+    qp.connect_rc(&qp.endpoint(1).unwrap(), &options()).unwrap();
+    qp.post_send([SendWr::write(1, &[], 0, 0).signaled(); 3]).unwrap();
+    take(context, cq, 1);
+    (0..4).for_each(|_| pump(context));
+    qp
+}
+
+/// A call from the iterator of a list that is being posted to the queue.
+fn inside_a_list(srq: &Srq, call: impl FnOnce() -> Refusal) -> Refusal {
+    let (mut call, mut refusal) = (Some(call), None);
+    srq.post_recv(std::iter::from_fn(|| {
+        refusal = call.take().map(|call| call());
+        None::<RecvWr<'_>>
+    }))
+    .unwrap();
+    refusal.unwrap()
+}
+
 pub const CASES: &[Case] = &[
+    case("Cq::poll_with", "DeviceError::InsideCall", EDEADLK, |b| {
+        let (qp, mut refusal) = (completed(b), None);
+        let cq = &b.other.cq;
+        let n = cq.poll_with(1, |_| refusal = Some(err(cq.poll_with(1, |_| ())))).unwrap();
+        assert_eq!(n, 1);
+        qp.destroy().unwrap();
+        refusal.unwrap()
+    }),
+    case("Cq::poll", "DeviceError::InsideCall", EDEADLK, |b| {
+        let qp = completed(b);
+        let poll = b.other.cq.start_poll().unwrap();
+        assert_eq!(err(b.other.cq.start_poll().map(|_| ())), err(b.other.cq.poll(&mut [])));
+        let refusal = err(b.other.cq.poll(&mut []));
+        drop(poll);
+        qp.destroy().unwrap();
+        refusal
+    }),
+    case("Cq::poller", "DeviceError::InsideCall", EDEADLK, |b| {
+        let qp = completed(b);
+        let poll = b.other.cq.start_poll().unwrap();
+        let refusal = err(b.other.cq.poller());
+        drop(poll);
+        qp.destroy().unwrap();
+        refusal
+    }),
+    case("CqPoller::poll_with", "DeviceError::CqOverrun", EIO, |b| {
+        let (qp, cq) = overrun(b);
+        let refusal = err(cq.poller().unwrap().poll_with(1, |_| ()));
+        gone((qp, cq));
+        refusal
+    }),
+    case("Srq::query", "DeviceError::InsideCall", EDEADLK, |b| {
+        let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+        inside_a_list(&srq, || err(srq.query()))
+    }),
+    case("Srq::waiting", "DeviceError::InsideCall", EDEADLK, |b| {
+        let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+        inside_a_list(&srq, || err(srq.waiting()))
+    }),
+    case("Srq::post_recv", "PostErrorKind::InsideCall", EDEADLK, |b| {
+        let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+        inside_a_list(&srq, || at(0, srq.post_recv([RecvWr::new(1, &[])])))
+    }),
+    case("Pd::create_qp", "DeviceError::InsideCall", EDEADLK, |b| {
+        let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
+        inside_a_list(&srq, || err(b.pd.create_qp(&QpInitAttr::rc(&b.cq, &b.cq).srq(&srq))))
+    }),
     case("Context::create_cq", "DeviceError::Range", EINVAL, |b| {
         err(b.context.create_cq(0));
         err(b.context.create_cq(b.context.query_device().max_cqe + 1))
@@ -253,7 +322,7 @@ pub const CASES: &[Case] = &[
         let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
         srq.post_recv(&[RecvWr::new(1, &[])]).unwrap();
         let refusal = at(3, srq.post_recv(&[RecvWr::new(1, &[]); 5]));
-        assert_eq!(srq.waiting(), 4, "those before it were taken");
+        assert_eq!(srq.waiting().unwrap(), 4, "those before it were taken");
         at(0, srq.post_recv(&[RecvWr::new(1, &[])]));
         srq.destroy().unwrap();
         refusal
@@ -262,7 +331,7 @@ pub const CASES: &[Case] = &[
         let srq = b.pd.create_srq(&SrqInitAttr::new(4, 1)).unwrap();
         let sges = [b.mr.sge(0..1).unwrap(); 2];
         let refusal = at(1, srq.post_recv(&[RecvWr::new(1, &sges[..1]), RecvWr::new(2, &sges)]));
-        assert_eq!(srq.waiting(), 1);
+        assert_eq!(srq.waiting().unwrap(), 1);
         srq.destroy().unwrap();
         refusal
     }),
@@ -280,7 +349,7 @@ pub const CASES: &[Case] = &[
             (attr(8, 1), SrqAttrMask::from_bits_retain(4)),
         ] {
             err(srq.modify(&attr, mask));
-            assert_eq!((srq.query().unwrap(), srq.waiting()), (before, 3), "{attr:?} {mask:?}");
+            assert_eq!((srq.query().unwrap(), srq.waiting().unwrap()), (before, 3), "{attr:?} {mask:?}");
         }
         let refusal = err(srq.modify(&attr(4, u32::MAX), SrqAttrMask::LIMIT));
         srq.destroy().unwrap();

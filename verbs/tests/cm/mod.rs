@@ -40,7 +40,7 @@ impl Host {
         }
     }
     pub fn channel(&self) -> EventChannel {
-        self.context.create_event_channel().unwrap()
+        EventChannel::new().unwrap()
     }
     pub fn id(&self, channel: &EventChannel) -> CmId {
         self.context.create_id(Some(channel), PortSpace::Tcp).unwrap()

@@ -1,0 +1,221 @@
+//! The memory behind a region: allocated here or the program's own, accessed by raw address.
+
+#![allow(unsafe_code, reason = "registered memory is raw memory")]
+
+use core::ptr::NonNull;
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use stack::device::{UserMemory, racy};
+
+use crate::error::VerbsError;
+
+/// Buffers start on a page, so that a region's offset and its address agree in their low bits.
+pub(crate) const PAGE: usize = 4096;
+/// Buffers of at least this size start on a huge page and ask for huge pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Memory behind a region. Its handles share a buffer that the region owns.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    base: NonNull<u8>,
+    len: usize,
+    /// Whether this process may write to it.
+    writable: bool,
+    /// Lives as long as a handle; `None` inside: the memory is the program's.
+    buffer: Arc<Option<Buffer>>,
+}
+
+/// A buffer that is freed when it is dropped.
+#[derive(Debug)]
+struct Buffer {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: `base..base + len` is valid while a `Memory` exists (a buffer of its own) or by the contract of `reg_mr_raw`, and is
+// accessed by the functions of `racy` and by the kernel only, so any thread may do so through a shared reference.
+unsafe impl Send for Memory {}
+// SAFETY: as for Send.
+unsafe impl Sync for Memory {}
+// SAFETY: owns the allocation, which no thread is tied to.
+unsafe impl Send for Buffer {}
+// SAFETY: a shared reference gives access to nothing.
+unsafe impl Sync for Buffer {}
+
+// SAFETY of the accesses: `at` has checked that the bytes are in the memory, which exists; a caller that writes has checked
+// that it may. What is read or written beside it is borrowed, so it is other memory.
+impl Memory {
+    /// A zeroed buffer of `len` bytes.
+    pub(crate) fn alloc(len: usize) -> Result<Self, VerbsError> {
+        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
+        let no_memory = VerbsError::NoMemory { len };
+        // Never 0 bytes, and whole words, so that every byte lies in an 8-byte word of the buffer.
+        let Ok(layout) = Layout::from_size_align(len.max(1), align) else { return Err(no_memory) };
+        let layout = layout.pad_to_align();
+        // SAFETY: the layout's size is not 0.
+        let base = unsafe { if align == HUGE_PAGE { alloc(layout) } else { alloc_zeroed(layout) } };
+        let Some(base) = NonNull::new(base) else { return Err(no_memory) };
+        if align == HUGE_PAGE {
+            // SAFETY: the range was just allocated here; the advice changes no content. Without huge pages it fails, which
+            // costs speed only. The advice precedes the first write, because that write decides which page size backs the
+            // memory.
+            unsafe {
+                libc::madvise(base.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE);
+                base.as_ptr().write_bytes(0, layout.size());
+            }
+        }
+        Ok(Self { base, len, writable: true, buffer: Arc::new(Some(Buffer { base, layout })) })
+    }
+
+    /// Memory of the program, faulted in; `None`: it is not mapped with the right.
+    ///
+    /// # Safety
+    /// While a handle of it exists, the memory stays mapped and valid for reads, and for writes where `writable`; other
+    /// threads access it at any moment.
+    pub(crate) unsafe fn of_program(addr: *mut u8, len: usize, writable: bool) -> Result<Self, VerbsError> {
+        let bad = VerbsError::BadAddress { addr: addr as u64, len: len as u64 };
+        let Some(base) = NonNull::new(addr) else { return Err(bad) };
+        populate(addr as u64, len as u64, writable)?;
+        Ok(Self { base, len, writable, buffer: Arc::new(None) })
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+    #[inline]
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable
+    }
+    /// Other handles of the same memory.
+    pub(crate) fn others(&self) -> usize {
+        Arc::strong_count(&self.buffer) - 1
+    }
+    /// Never frees the buffer.
+    pub(crate) fn leak(&self) {
+        core::mem::forget(self.buffer.clone());
+    }
+
+    /// Address of a range of bytes.
+    ///
+    /// # Panics
+    /// If it is not inside: every caller has checked it.
+    #[inline]
+    pub(crate) fn at(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && len <= self.len - at, "every caller has checked the range");
+        // SAFETY: inside of the memory, or its end.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+
+    /// The memory, with the promise that registration needs: it stays valid.
+    pub(crate) fn vouched(&self) -> UserMemory {
+        // SAFETY: the bytes exist while a handle does. A region gives its own up only after its key was revoked, and
+        // otherwise leaks it; for memory of the program the contract of `of_program` holds.
+        unsafe { UserMemory::new(self.base.as_ptr() as u64, self.len as u64) }
+    }
+
+    #[inline]
+    pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
+        // SAFETY: see above.
+        unsafe { racy::read(self.at(at, out.len()), out.as_mut_ptr(), out.len()) };
+    }
+    #[inline]
+    pub(crate) fn write(&self, at: usize, data: &[u8]) {
+        // SAFETY: see above.
+        unsafe { racy::write(self.at(at, data.len()), data.as_ptr(), data.len()) };
+    }
+    pub(crate) fn fill(&self, at: usize, len: usize, value: u8) {
+        // SAFETY: see above.
+        unsafe { racy::fill(self.at(at, len), value, len) };
+    }
+    #[inline]
+    pub(crate) fn load_u8(&self, at: usize) -> u8 {
+        // SAFETY: see above.
+        unsafe { racy::load_u8(self.at(at, 1)) }
+    }
+
+    /// pread(2) into the memory.
+    pub(crate) fn pread(&self, fd: BorrowedFd<'_>, from: i64, at: usize, len: usize) -> io::Result<usize> {
+        let to = self.at(at, len);
+        // SAFETY: see above; the kernel writes to the bytes as a device would.
+        again(|| unsafe { libc::pread(fd.as_raw_fd(), to.cast(), len, from) })
+    }
+    /// pwrite(2) from the memory.
+    pub(crate) fn pwrite(&self, fd: BorrowedFd<'_>, to: i64, at: usize, len: usize) -> io::Result<usize> {
+        let from = self.at(at, len);
+        // SAFETY: see above; the kernel reads the bytes as a device would.
+        again(|| unsafe { libc::pwrite(fd.as_raw_fd(), from.cast(), len, to) })
+    }
+}
+
+/// Makes a system call, again if a signal interrupts it.
+fn again(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        let result = call();
+        match usize::try_from(result) {
+            Ok(n) => return Ok(n),
+            Err(_) => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout by `Memory::alloc`, and nothing refers to it: no handle is left, and before a
+        // region gives its own up, the key was revoked, and every shard has passed a turn boundary since.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) };
+    }
+}
+
+/// Checks that the memory is mapped with the requested rights, and faults it in.
+fn populate(addr: u64, len: u64, write: bool) -> Result<(), VerbsError> {
+    if len == 0 {
+        return Ok(());
+    }
+    let bad = || VerbsError::BadAddress { addr, len };
+    let end = addr.checked_add(len).ok_or_else(bad)?;
+    let start = addr & !(PAGE as u64 - 1);
+    let advise = |advice| {
+        // SAFETY: populating faults pages in as an access would and changes no content; the kernel refuses a range that is
+        // not mapped, or not with the right.
+        let result = unsafe { libc::madvise(start as *mut _, (end - start) as usize, advice) };
+        if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+    };
+    match advise(libc::MADV_POPULATE_READ) {
+        0 => {}
+        // The advice is newer than the kernel (Linux 5.14), or the mapping is a special one: unknown.
+        libc::EINVAL => return Ok(()),
+        _ => return Err(bad()),
+    }
+    // The range is readable and no special mapping, so a failure here means that it cannot be written.
+    if write && advise(libc::MADV_POPULATE_WRITE) != 0 { Err(bad()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Here, because this file may use `unsafe`.
+    #[test]
+    fn a_buffer_lives_as_long_as_a_handle() {
+        let memory = Memory::alloc(64).unwrap();
+        memory.write(8, b"kept");
+        let other = memory.clone();
+        assert_eq!((memory.others(), memory.len()), (1, 64));
+        drop(memory);
+        assert_eq!(other.others(), 0);
+        let mut bytes = [0; 4];
+        other.read(8, &mut bytes);
+        assert_eq!(&bytes, b"kept");
+    }
+}
