@@ -205,7 +205,8 @@ impl Context {
     /// Closes the device.
     ///
     /// # Errors
-    /// `EBUSY` while any object of it or a [`Reactor`] exists; the context comes back with the error.
+    /// `EBUSY` while any object of it, a [`Reactor`](crate::Reactor) or an event channel that was used with it exists; the
+    /// context comes back with the error.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (VerbsError, Self)> {
         Device::close(self.device).map_err(|(e, device)| (e.into(), Self { device, cm: self.cm }))

@@ -83,6 +83,23 @@ pub struct CqReader<E> {
     older: Option<Box<CqReader<E>>>,
 }
 
+/// Entries taken in a poll of a queue with several lanes, for which it gives credits back when it is dropped.
+struct Credits<'a> {
+    taken: u32,
+    shared: Option<&'a Shared>,
+}
+
+impl Drop for Credits<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared
+            && self.taken > 0
+        {
+            shared.budget.fetch_add(self.taken, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Arms a completion queue from any thread: the reader may be elsewhere. See [`CqReader::arm`].
 #[derive(Clone)]
 pub struct Armer(Arc<CachePadded<AtomicU8>>);
@@ -297,7 +314,8 @@ impl<E: Copy + Send> CqReader<E> {
             some.iter().for_each(&mut each);
             taken += some.len();
         }
-        let of_older = taken;
+        // Given back at the end, also where `each` panics.
+        let mut credits = Credits { taken: 0, shared: (self.lanes.len() > 1).then_some(&*self.shared) };
         let mut empty = 0;
         while taken < max && empty < self.lanes.len() {
             let lane = &mut self.lanes[self.next];
@@ -312,15 +330,13 @@ impl<E: Copy + Send> CqReader<E> {
             }
             lane.release_to(end);
             taken += n as usize;
+            credits.taken += n;
             // A lane that gave less than a whole batch has no more: it is not read again.
             empty = if (n as usize) < batch { empty + 1 } else { 0 };
             self.next += 1;
             if self.next == self.lanes.len() {
                 self.next = 0;
             }
-        }
-        if taken > of_older && self.lanes.len() > 1 {
-            self.shared.budget.fetch_add((taken - of_older) as u32, Ordering::Relaxed);
         }
         taken
     }
@@ -684,6 +700,26 @@ mod tests {
     }
 
     /// Dropped entries give their room back, after a resize too; a live entry stays, and all behind it.
+    #[test]
+    fn a_poll_that_panics_loses_no_credit() {
+        let (mut reader, mut lanes) = cq::<u64>(32, 2);
+        for round in 0..200 {
+            for lane in &mut lanes {
+                lane.push(round).unwrap();
+                lane.publish();
+            }
+            let mut seen = 0;
+            let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                reader.poll_with(64, |_| {
+                    seen += 1;
+                    assert!(seen < 2, "at the entry of the second lane");
+                })
+            }));
+            assert!(panicked.is_err());
+            while reader.poll_with(64, |_| ()) > 0 {}
+        }
+    }
+
     #[test]
     fn the_dead_make_room() {
         for lanes in [1, 2] {

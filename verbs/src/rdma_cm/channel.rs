@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use stack::device::DeviceError;
 
@@ -48,23 +48,23 @@ impl EventChannel {
 
     /// Makes a device's events come through the channel.
     pub(super) fn attach(&self, service: &Arc<Service>) {
-        let mut services = self.services.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut services = self.services();
         if !services.iter().any(|known| Arc::ptr_eq(known, service)) {
             service.lock().queues.open(self.number, Some(self.signal.clone()));
             services.push(service.clone());
         }
     }
 
-    /// Connection management of the devices that it is used with.
-    pub(super) fn services(&self) -> Vec<Arc<Service>> {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Connection management of the devices that it is used with. Its locks come after the lock of the list.
+    pub(super) fn services(&self) -> MutexGuard<'_, Vec<Arc<Service>>> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counters, by name, of connection management of the devices that the channel was used with: messages and
     /// connections. Each message that was ignored, refused or lost is counted under its reason.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut sum: Vec<(&'static str, u64)> = Vec::new();
-        for service in self.services() {
+        for service in self.services().iter() {
             for (name, n) in service.lock().counters() {
                 match sum.iter_mut().find(|(known, _)| *known == name) {
                     Some((_, so_far)) => *so_far += n,
@@ -92,7 +92,7 @@ impl EventChannel {
 impl Drop for EventChannel {
     /// Identifiers that still use the channel live on; their events are discarded.
     fn drop(&mut self) {
-        for service in self.services() {
+        for service in core::mem::take(&mut *self.services()) {
             service.close_channel(self.number);
         }
     }

@@ -112,10 +112,10 @@ impl EventChannel {
     /// The oldest event of one of its devices, or `None`: never waits.
     #[doc(alias = "rdma_get_cm_event")]
     pub fn try_get_event(&self) -> Option<CmEvent> {
-        let mut services = self.services();
-        let devices = services.len().max(1);
-        services.rotate_left(self.turn.fetch_add(1, Ordering::Relaxed) % devices);
-        services.iter().find_map(|service| Service::fetch(service, self.number))
+        let services = self.services();
+        let first = self.turn.fetch_add(1, Ordering::Relaxed) % services.len().max(1);
+        let (before, after) = services.split_at(first);
+        after.iter().chain(before).find_map(|service| Service::fetch(service, self.number))
     }
 
     /// Waits for an event, `None` after `timeout`. While it waits, the caller drives shards that no other thread drives, so
@@ -128,23 +128,28 @@ impl EventChannel {
     pub fn get_event(&self, timeout: Duration) -> Result<Option<CmEvent>, VerbsError> {
         not_inside_turn()?;
         let start = Instant::now();
-        let mut turn = 0;
+        let mut turn = 0usize;
         loop {
             turn += 1;
-            let services = self.services();
+            let (devices, service) = {
+                let services = self.services();
+                (services.len(), services.get(turn % services.len().max(1)).cloned())
+            };
             let left = timeout.saturating_sub(start.elapsed());
             let look = || match self.try_get_event() {
                 Some(event) => Some(Found::Event(event)),
-                None if self.services().len() != services.len() => Some(Found::Device),
+                None if self.services().len() != devices => Some(Found::Device),
                 None => None,
             };
-            let found = match services.len() {
-                0 => {
+            let found = match service {
+                Some(service) => {
+                    let slice = if devices > 1 { left.min(SLICE) } else { left };
+                    service.device().wait(slice, Some(self.signal.fd()), look)?
+                }
+                None => {
                     self.signal.fd().wait(left.min(NO_DEVICE));
                     look()
                 }
-                1 => services[0].device().wait(left, Some(self.signal.fd()), look)?,
-                n => services[turn % n].device().wait(left.min(SLICE), Some(self.signal.fd()), look)?,
             };
             match found {
                 Some(Found::Event(event)) => return Ok(Some(event)),
