@@ -1,6 +1,6 @@
 //! The completer: responses in, completed work requests and retries out (IBA 9.7.5 to 9.7.7).
 //!
-//! Works on the [`Requester`]'s state. What succeeded is told by [`Requester::head`] moving on: everything
+//! Works on the [`Requester`]'s state. What succeeded shows in [`Requester::head`], which moves on: everything
 //! before it is done, in order. READ data and atomic results are placed by the caller between
 //! [`Requester::handle_response`] and [`Requester::placed`], so a response is checked before a byte is written
 //! and counts only after it was.
@@ -15,15 +15,15 @@ use crate::mark::{Mark, hit};
 use crate::time::Instant;
 use crate::wire::{Aeth, Discard, Kind, Packet, Position};
 
-/// What a response asks of the caller.
+/// What the caller does after a response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Response {
     /// Nothing more than looking at [`Requester::head`].
     Done,
     /// Part of the sent packets will go out again.
     Retry(RetryCause),
-    /// They will when the delay of an RNR NAK is over, which counts from `now`. Who is not sure that the NAK came before
-    /// `now` corrects that: [`Requester::wait_from`].
+    /// They will when the delay of an RNR NAK is over, which counts from `now`. A caller that is not sure that the NAK
+    /// arrived before `now` corrects that with [`Requester::wait_from`].
     Wait,
     /// READ data: write the payload at `offset` of the message's local buffers, then call `placed`.
     Place {
@@ -54,8 +54,8 @@ pub enum RetryCause {
     Rnr,
     /// The local ACK timeout.
     Timeout,
-    /// Nothing came after unsignalled requests, so nothing asked for their acknowledgement: the last packet goes
-    /// out again to ask. Not charged to the retry count.
+    /// Nothing followed unsignalled requests, so nothing requested their acknowledgement: the last packet goes
+    /// out again to request it. Not charged to the retry count.
     Probe,
     /// None does: nothing could leave, because nobody answers for the address of the next hop.
     Unreachable,
@@ -202,7 +202,7 @@ impl Requester {
             }
             Syndrome::Nak(code) => {
                 hit(Mark::FatalNak);
-                // The request that holds the PSN fails; whatever is older and unanswered fails in its stead.
+                // The request that holds the PSN fails; whatever is older and unanswered fails instead.
                 self.acknowledge(now, psn.sub(1));
                 Ok(code.requester_status().map_or(Response::Done, Response::Failed))
             }
@@ -293,7 +293,7 @@ impl Requester {
         let before = self.in_flight.una;
         let (mut una, mut head) = (before, self.head);
         let mut implied = false;
-        // One acknowledgement often completes many: what they move is written once.
+        // One acknowledgement often completes many requests: state is written once for all.
         while head != self.started {
             let e = self.entry(head);
             if !e.kind.takes_no_psn() {
@@ -343,7 +343,7 @@ impl Requester {
         }
     }
 
-    /// A sign that packets were lost: what recovery says goes out again, as long as there are retries.
+    /// A sign that packets were lost: they go out again from where recovery says, as long as retries are left.
     fn handle_loss(&mut self, now: Instant, cause: RetryCause) -> Response {
         if self.timer.is_rnr() {
             self.rewind(self.in_flight.una); // once the wait is over

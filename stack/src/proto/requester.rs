@@ -1,8 +1,8 @@
 //! The requester: work requests in, request packets out (IBA 9.7.2 to 9.7.4).
 //!
-//! Owns the send side's sequence numbers. [`Requester::poll_transmit`] says which packet is next; what comes
-//! back is the [completer](super::completer)'s business, which moves the same state on or back. Never touches
-//! a payload byte: a [`Segment`] says which part of which work request goes out.
+//! Owns the send side's sequence numbers. [`Requester::poll_transmit`] returns the next packet; the
+//! [completer](super::completer) handles responses, on the same state. Never touches a payload byte: a
+//! [`Segment`] names the part of a work request that goes out.
 
 use super::congestion::{Congestion, Event};
 use super::in_flight::{InFlight, distance};
@@ -39,8 +39,8 @@ pub trait SendRing {
     fn published(&self) -> u32;
     /// The slot of a posted request that is not released.
     fn slot(&self, seq: u32) -> &[Granule];
-    /// Slots from that of `seq` on that lie behind each other in memory, and how many granules each has: one at least,
-    /// `max` at most. `seq + max` is not behind what [`published`](Self::published) said last.
+    /// Slots from that of `seq` on that are contiguous in memory, one at least and `max` at most, and how many granules each
+    /// has. `seq + max` is not behind the last value of [`published`](Self::published).
     #[inline]
     fn contiguous(&self, seq: u32, max: u32) -> (&[Granule], usize) {
         debug_assert!(max > 0, "somebody wants a slot");
@@ -58,8 +58,8 @@ pub enum Idle {
     Waiting,
     /// A work request failed on this side and is the oldest: see [`Requester::local_failure`].
     Failed,
-    /// The work request with this sequence number is a local operation whose turn has come: carry it out, then call
-    /// [`Requester::local_done`], or [`Requester::fail_local`], and ask again.
+    /// The work request with this sequence number is a local operation, and is next: carry it out, then call
+    /// [`Requester::local_done`] or [`Requester::fail_local`], and poll again.
     Local(u32),
 }
 
@@ -190,7 +190,7 @@ impl Requester {
         self.started
     }
 
-    /// When [`Requester::handle_timeout`] wants to be called.
+    /// When [`Requester::handle_timeout`] is due.
     #[inline]
     pub fn deadline(&self) -> Instant {
         self.timer.deadline().min(self.congestion.resumes_at())
@@ -202,12 +202,12 @@ impl Requester {
         self.head == self.started
     }
 
-    /// Sequence number of the next packet, as `ibv_query_qp` tells it (`sq_psn`).
+    /// The attribute `sq_psn`: sequence number of the first packet of the next work request.
     pub fn sq_psn(&self) -> Psn {
         self.assigned
     }
 
-    /// How long the ACK timer runs; `None` where the peer has for ever.
+    /// How long the ACK timer runs; `None` without a timer.
     #[inline(always)]
     pub(super) fn timeout_ns(&self) -> Option<u64> {
         ack_timeout_ns(self.timeout).map(|ns| ns + TURN_SLACK.as_nanos() as u64)
@@ -272,7 +272,7 @@ impl Requester {
         self.cur
     }
 
-    /// Where it remembers a work request: what a prefetch asks for.
+    /// Where the entry of a work request is, for a prefetch.
     #[inline]
     pub fn remembers(&self, seq: u32) -> *const () {
         self.log.place(seq)
@@ -286,7 +286,7 @@ impl Requester {
         self.log.get(seq).until(behind)
     }
 
-    /// Gives the next posted work request so many sequence numbers.
+    /// Starts the next posted work request and assigns its sequence numbers.
     #[inline(always)]
     fn begin(&mut self, kind: RequestKind, packets: u32) -> Started {
         let remembered = Remembered::new(self.assigned, kind);
@@ -296,8 +296,8 @@ impl Requester {
         remembered.until(self.assigned)
     }
 
-    /// Packets that wait to be built and may go now, as far as a glance at the next request tells: for who takes
-    /// buffers for a burst.
+    /// Packets that may be sent now, estimated from the next request alone: for a caller that allocates buffers for a
+    /// burst.
     #[inline]
     pub fn waiting(&self, now: Instant, sq: &impl SendRing) -> u32 {
         let begun = match self.cur == self.started {
@@ -311,8 +311,7 @@ impl Requester {
         waiting.min(self.window(now))
     }
 
-    /// Whether nothing is left to send, or to be told about: who has just built a packet need not ask for another, and who
-    /// has taken a response need not ask at all.
+    /// Whether nothing is left to send and no failure to report: [`Requester::poll_transmit`] need not be called.
     #[inline]
     pub fn sent_all(&self, sq: &impl SendRing) -> bool {
         self.cur == self.started && self.failed.is_none() && self.started == sq.published()
@@ -368,7 +367,7 @@ impl Requester {
         let operation = Operation::of(wqe).expect("a request that has started becomes packets");
         let (seq, psn) = (self.cur, self.in_flight.cursor);
         let (segment, last) = if started.kind == RequestKind::Message {
-            // In SQD nothing follows that could ask for the acknowledgement of what has started.
+            // In SQD nothing follows that could request the acknowledgement of what has started.
             let draining = !gates.has(Gates::START_WQE);
             let ack_req = self.asks(operation, wqe, psn, psn == started.last, window, draining);
             (self.message_segment(seq, slot, operation, &started, psn, ack_req), psn)
@@ -379,7 +378,7 @@ impl Requester {
         Ok(segment)
     }
 
-    /// Whether the packet of a message asks for an acknowledgement, and what is known of the next ones by it.
+    /// Whether the packet of a message requests an acknowledgement; counts those that do not.
     #[inline(always)]
     fn asks(
         &mut self,
@@ -390,7 +389,7 @@ impl Requester {
         window: u32,
         draining: bool,
     ) -> bool {
-        // A retried range asks at once.
+        // The first packet of a retry requests at once.
         let restarted = psn == self.in_flight.una && self.in_flight.went_out(psn);
         let wanted = restarted || self.repair.probing || (is_last && (draining || wqe.signaled()));
         // The message itself has started, so it counts.
@@ -449,7 +448,7 @@ impl Requester {
     }
 
     /// Gives the next posted work request its sequence numbers, if everything allows it to start. `None`: something
-    /// else comes first, so look again.
+    /// else comes first: look again.
     #[inline(always)]
     fn start_next<'a>(
         &mut self,
@@ -538,20 +537,20 @@ impl Requester {
         }
     }
 
-    /// Whether packets went out since an acknowledgement was last asked for, and nothing is left to send.
+    /// Whether packets went out since the last that requested an acknowledgement, and nothing is left to send.
     pub(super) fn lacks_ack_request(&self) -> bool {
         let sent_all = self.in_flight.cursor == self.in_flight.next && !self.in_flight.is_empty();
         self.since_ack_req > 0 && sent_all && !self.timer.is_rnr()
     }
 
-    /// SQD was entered: what went out unasked for is asked for now, unless packets that will ask are left to send.
+    /// SQD was entered: an acknowledgement is requested for what went out without, unless packets that will do so are left.
     pub fn drain(&mut self) {
         if self.cur == self.started {
             self.probe();
         }
     }
 
-    /// Sends the last packet again, asking for an acknowledgement this time.
+    /// Sends the last packet again, requesting an acknowledgement this time.
     pub fn probe(&mut self) {
         if self.lacks_ack_request() {
             hit(Mark::Probe);

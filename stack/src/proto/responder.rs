@@ -81,7 +81,7 @@ pub struct Received {
     pub write: bool,
     /// Immediate data or invalidated key.
     pub tail: Option<ReceivedTail>,
-    /// The message asked for a solicited event.
+    /// The message requested a solicited event.
     pub solicited: bool,
 }
 
@@ -112,7 +112,7 @@ pub struct Responder {
     write_va: u64,
     epsn: Psn,
     msn: Psn,
-    /// The newest message packet that asked for an acknowledgement.
+    /// The newest message packet that requested an acknowledgement.
     asked: Psn,
     /// The number of the last answer handed out, which acknowledges everything before it.
     answered: Psn,
@@ -199,7 +199,7 @@ impl Responder {
         self.pending = self.replay.resize(max_dest_rd_atomic);
     }
 
-    /// The sequence number expected next, as `ibv_query_qp` tells it (`rq_psn`).
+    /// The attribute `rq_psn`: the sequence number expected next.
     pub fn rq_psn(&self) -> Psn {
         self.epsn
     }
@@ -232,7 +232,7 @@ impl Responder {
         self.has_answer() && !self.has_acknowledged(self.asked)
     }
 
-    /// The newest message packet that asked for an acknowledgement.
+    /// The newest message packet that requested an acknowledgement.
     pub fn asked(&self) -> Psn {
         self.asked
     }

@@ -2,8 +2,8 @@
 //!
 //! A controller is told when packets leave and are acknowledged, when some were lost, and what the network says: marks on
 //! received packets (CE, RFC 3168) and congestion notification packets (IBA A17.9.3). Each controller is a variant of
-//! [`Congestion`] and a file. Its state lies in a box: the state of a queue pair has room for a pointer, and queue pairs that
-//! use the fixed window pay for nothing else.
+//! [`Congestion`] and a file. Its state lies in a box: the state of a queue pair has room for a pointer, and queue pairs
+//! with the fixed window pay for nothing else.
 
 use super::completer::RetryCause;
 use crate::id::Psn;

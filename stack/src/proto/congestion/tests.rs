@@ -61,7 +61,7 @@ impl Rig {
         self.ring.0.extend(slot);
     }
 
-    /// Every packet that may go: its number and whether it asks for an acknowledgement.
+    /// Every packet that may go: its number and whether it requests an acknowledgement.
     fn send(&mut self) -> (Vec<(u32, bool)>, Idle) {
         let mut sent = Vec::new();
         loop {

@@ -1,8 +1,8 @@
 //! Loss recovery: which packets go out again after a sign that some were lost.
 //!
-//! The requester and the completer notice signs of loss, count retries and send; a scheme says from where on. Each scheme is a
-//! variant of [`Recovery`] and a file. One that remembers more than [`Repair`] keeps it in a box: the state of a queue pair has
-//! room for a pointer, and queue pairs that do not use the scheme pay for nothing else.
+//! The requester and the completer notice signs of loss, count retries and send; a scheme chooses the packets. Each scheme
+//! is a variant of [`Recovery`] and a file. One that remembers more than [`Repair`] keeps it in a box: the state of a queue
+//! pair has room for a pointer, and queue pairs that do not use the scheme pay for nothing else.
 
 use super::completer::RetryCause;
 use super::in_flight::InFlight;
@@ -31,7 +31,7 @@ pub(super) enum Recovery {
 pub(super) struct Repair {
     /// Packets go out again: until there is progress, or a timeout.
     pub resending: bool,
-    /// The next packet asks for an acknowledgement of what went out without.
+    /// The next packet requests an acknowledgement of what went out without.
     pub probing: bool,
 }
 

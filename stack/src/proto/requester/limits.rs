@@ -1,5 +1,5 @@
-//! What may be sent now, and what asks for an acknowledgement: window, sequence numbers, credits, READ limit and fence. Decided
-//! here for a single packet and for a [`Run`](super::Run) of them.
+//! What may be sent now, and what requests an acknowledgement: window, sequence numbers, credits, READ limit and fence.
+//! Decided here, for a single packet and for a [`Run`](super::Run) of them.
 
 use super::operation::Operation;
 use super::{Idle, RequestKind, Requester};
@@ -12,19 +12,19 @@ use crate::time::Instant;
 /// Sequence numbers without an answer, at most: as many behind as ahead (IBA 9.7.1).
 const NUMBERS_MAX: u32 = 1 << 23;
 
-/// Which of the next packets ask for an acknowledgement though nobody waits for it. Packets are numbered from 0 on.
+/// Which of the next packets request an acknowledgement though nobody waits for it. Packets are numbered from 0 on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AckRequests {
-    /// From this one on each asks: window, slots or credits run short.
+    /// Each does from this one on: window, slots or credits run short.
     always: u32,
-    /// The next one that asks.
+    /// The next packet that does.
     due: u32,
-    /// Behind the last one that asked; before 0 where that was an earlier packet.
+    /// The packet behind the last one that did; before 0 where that was an earlier one.
     asked: u32,
 }
 
 impl AckRequests {
-    /// Whether packet `index` asks; `wanted`: somebody waits for its acknowledgement.
+    /// Whether packet `index` requests an acknowledgement; `wanted`: somebody waits for it.
     #[inline(always)]
     pub fn ask(&mut self, index: u32, wanted: bool) -> bool {
         let asks = wanted || index >= self.due;
@@ -35,7 +35,7 @@ impl AckRequests {
         asks
     }
 
-    /// Packets before `index` since one asked.
+    /// Packets before `index` since the last one that did.
     #[inline(always)]
     pub fn since(&self, index: u32) -> u8 {
         index.wrapping_sub(self.asked) as u8
@@ -88,9 +88,9 @@ impl Requester {
         Idle::Waiting
     }
 
-    /// How many more messages of this operation may start whose ends do not ask for an acknowledgement; below 0 the end of
-    /// the last one that started asks. An unsignalled message may be acknowledged along with a later one, as long as neither
-    /// slots nor credits run short. If nothing follows, the timer asks ([`Requester::probe`]); without a timer each asks.
+    /// How many more messages of this operation may start whose ends do not request an acknowledgement; below 0 the end of
+    /// the last one that started does, too. An unsignalled message may be acknowledged along with a later one, as long as neither
+    /// slots nor credits run short. If nothing follows, the timer does ([`Requester::probe`]); without a timer each does.
     #[inline(always)]
     pub(super) fn unasked_messages(&self, operation: &Operation) -> i32 {
         if self.timeout == 0 {
@@ -103,7 +103,7 @@ impl Requester {
         slots
     }
 
-    /// Which of the next packets ask for an acknowledgement: those that leave the `window` full, one of every few, and those
+    /// Which of the next packets request an acknowledgement: those that leave the `window` full, one of every few, and those
     /// from `unasked` on.
     #[inline(always)]
     pub(super) fn ack_requests(&self, window: u32, unasked: u32) -> AckRequests {

@@ -108,7 +108,7 @@ impl Log {
         let at = self.at(seq);
         self.0[at] = remembered;
     }
-    /// Where a request is: what a prefetch asks for.
+    /// Where a request is, for a prefetch.
     #[inline]
     pub fn place(&self, seq: u32) -> *const () {
         (&raw const self.0[self.at(seq)]).cast()

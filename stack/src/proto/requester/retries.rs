@@ -7,8 +7,8 @@ pub(in crate::proto) struct Retries(u8);
 impl Retries {
     const BITS: u32 = 4;
 
-    /// Another count, all of it left. What is left of an unchanged count stays: entering SQD gives a peer that is gone no new
-    /// retries.
+    /// Another count, all of it left. What is left of an unchanged count stays: entering SQD gives a peer that is gone no
+    /// new retries.
     pub fn configure(&mut self, count: u8) {
         if self.count() != count {
             self.0 = count << Self::BITS | count;

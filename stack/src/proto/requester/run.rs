@@ -2,7 +2,7 @@
 //! holds.
 //!
 //! [`Requester::poll_transmit`] decides everything for each packet. Most of that is the same for the next packet: gates,
-//! credits, window, READ limit, what the operation is, when an acknowledgement is to be asked for. A [`Run`] works it out
+//! credits, window, READ limit, what the operation is, when an acknowledgement is to be requested. A [`Run`] works it out
 //! once, and keeps what moves in registers until [`Requester::end_run`]. The packets, and the requester afterwards, are
 //! those of `poll_transmit`.
 
@@ -45,7 +45,7 @@ pub struct Next<'a> {
     pub slot: &'a [Granule],
     /// Sequence number of its packet.
     pub psn: Psn,
-    /// Whether the packet asks for an acknowledgement.
+    /// Whether the packet requests an acknowledgement.
     pub ack_req: bool,
 }
 
@@ -191,8 +191,8 @@ impl Ran {
 
 impl Requester {
     /// The next packets, `room` at most, if they are those of a [`Run`] of two or more and nothing else is to be sent
-    /// first, one at least; messages of more than `longest` bytes are in none. `None` says nothing:
-    /// [`Requester::poll_transmit`] has the answer.
+    /// first, one at least; messages of more than `longest` bytes are in none. After `None`,
+    /// [`Requester::poll_transmit`] says what is next.
     #[inline(always)]
     pub fn begin_run<'a>(
         &'a mut self,

@@ -22,7 +22,7 @@ pub struct Segment<'a> {
     pub opcode: Opcode,
     /// Its sequence number.
     pub psn: Psn,
-    /// Whether it asks for an acknowledgement.
+    /// Whether it requests an acknowledgement.
     pub ack_req: bool,
     /// Whether it carries the solicited event bit.
     pub solicited: bool,

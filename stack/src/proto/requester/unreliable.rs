@@ -62,7 +62,7 @@ impl Requester {
             self.begin(RequestKind::Message, self.mtu.packets(wqe.length));
         }
         let (started, psn) = (self.entry(seq), self.in_flight.cursor);
-        // Nothing is asked for, and nothing ever goes out again.
+        // No acknowledgement is requested, and nothing goes out again.
         let mut segment = self.message_segment(seq, slot, operation, &started, psn, false);
         segment.opcode = segment.opcode.in_class(Transport::Uc);
         self.sent_for_good(psn == started.last);

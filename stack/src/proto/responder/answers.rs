@@ -49,8 +49,8 @@ pub enum Answered {
 }
 
 impl Responder {
-    /// Queues the answer to a fault of the packet with this number. Returns whether the queue pair ends with it: drop what comes, and enter
-    /// ERR when [`Responder::poll_transmit`] hands out the NAK (or at once, where there is none).
+    /// Queues the answer to a fault of the packet with this number. Returns whether the fault ends the queue pair: then drop
+    /// what arrives, and enter ERR when [`Responder::poll_transmit`] returns the NAK (or at once, where there is none).
     pub fn refuse(&mut self, psn: Psn, fault: Fault, ty: QpType) -> bool {
         let outcome = fault.outcome(ty);
         match outcome.reply {
@@ -114,7 +114,7 @@ impl Responder {
     }
 
     /// Responses of `longest` bytes or less that are next, one for each of `places` at most: those that
-    /// [`Responder::poll_transmit`] would say one by one. Ends where something else is next, and behind a response that
+    /// [`Responder::poll_transmit`] would return one by one. Ends where something else is next, and behind a response that
     /// `build` could not make. How many were made, and the PSN of that response: see [`Responder::refuse_read`].
     #[inline(always)]
     pub fn respond<P>(

@@ -86,8 +86,8 @@ impl Replay {
         self.iter().filter(|r| r.pending).count() as u8
     }
 
-    /// Whether the oldest may give way: it is answered, or is answered once more to a requester that asks for the next one,
-    /// and so has the answer.
+    /// Whether the oldest may be replaced: it is answered, or is being answered once more to a requester that sends the next
+    /// request, and so has the answer.
     #[inline(always)]
     pub fn has_room(&self) -> bool {
         self.slots.get(usize::from(self.oldest)).is_some_and(|r| !r.pending || r.replay)

@@ -66,7 +66,7 @@ impl Responder {
         }
     }
 
-    /// The rest of the message in progress is not wanted any more.
+    /// Drops the rest of the message in progress.
     fn drop_message(&mut self) {
         self.in_progress = InProgress::None;
     }
