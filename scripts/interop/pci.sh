@@ -141,9 +141,9 @@ pci() {
     say "guests"
     since=$SECONDS
     packed
-    # Two guests at once take their time on a busy machine.
-    INTEROP_BOOT_S=400 "$guest" up -p "$profile" -n 2 -N dgram -r 2048 -k intel_iommu=on -d "$nics" -i "$run/ours.cpio" \
-        >"$run/up.log" 2>&1 ||
+    # On a busy machine two guests at once take their time, and a kernel that checks its timer would find it too slow.
+    INTEROP_BOOT_S=400 "$guest" up -p "$profile" -n 2 -N dgram -r 2048 -k "intel_iommu=on no_timer_check" -d "$nics" \
+        -i "$run/ours.cpio" >"$run/up.log" 2>&1 ||
         unable "the guests do not boot: $(tail -n 1 "$run/up.log")"
     say "up in $((SECONDS - since)) s: $(tail -n 1 "$run/up.log")"
     for nic in ${nics//,/ }; do

@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// Entries of a device's rings, unless it prefers another number.
 const RING: u16 = 1024;
 
-/// What drivers count to a frame beside its L3 packet, at most: Ethernet header, two VLAN tags, the checksum, virtio's header. One
-/// with less room is refused, or received in pieces.
+/// What drivers count to a frame beside its L3 packet, at most: Ethernet header, two VLAN tags, the checksum, virtio's header.
+/// With less room a driver refuses the buffers, or receives a frame in pieces.
 const OVERHEAD: usize = 14 + 8 + 4 + 12;
 /// Receive buffers are multiples of this (i40e, ice): a driver does not use the rest.
 const ROOM_UNIT: usize = 128;
