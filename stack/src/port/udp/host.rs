@@ -1,7 +1,7 @@
 //! The addresses and interfaces of the host, followed as they change.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -76,6 +76,8 @@ pub(super) struct Host {
     named: Vec<IpAddr>,
     table: RwLock<Arc<Table>>,
     generation: AtomicU64,
+    /// Whether the host had an address beyond the loopback interface at any time.
+    beyond: AtomicBool,
     /// Says when interfaces or addresses change.
     changes: Option<OwnedFd>,
     next_look: Mutex<Instant>,
@@ -88,6 +90,7 @@ impl Host {
             named: named.to_vec(),
             table: RwLock::default(),
             generation: AtomicU64::new(0),
+            beyond: AtomicBool::new(false),
             changes: changes().ok(),
             next_look: Mutex::new(Instant::now()),
         }
@@ -104,6 +107,9 @@ impl Host {
     /// The kernel does not say what addresses there are.
     pub fn look(&self, socket: BorrowedFd<'_>) -> std::io::Result<()> {
         let now = Arc::new(Table::look(socket)?);
+        if now.0.iter().any(|entry| !entry.local.loopback) {
+            self.beyond.store(true, Ordering::Relaxed);
+        }
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if *table != now {
             *table = now;
@@ -140,19 +146,14 @@ impl Host {
         }
     }
 
-    /// What is behind the port's addresses. The loopback interface counts where there is nothing else.
+    /// What is behind the port's addresses. The loopback interface counts where there never was another.
     fn used<R>(&self, with: impl FnOnce(&mut dyn Iterator<Item = &Entry>) -> R) -> R {
         let table = self.table();
-        let ours = |entry: &&Entry| self.named.is_empty() || self.named.contains(&entry.local.addr);
         if !self.named.is_empty() {
             return with(&mut self.named.iter().filter_map(|addr| table.of(*addr)));
         }
-        let beyond = |entry: &&Entry| ours(entry) && !entry.local.loopback;
-        if table.0.iter().any(|entry| beyond(&entry)) {
-            with(&mut table.0.iter().filter(beyond))
-        } else {
-            with(&mut table.0.iter().filter(ours))
-        }
+        let beyond = self.beyond.load(Ordering::Relaxed);
+        with(&mut table.0.iter().filter(|entry| !(beyond && entry.local.loopback)))
     }
 
     /// Largest packet that every interface of the port carries. `None`: it has none that is up.
