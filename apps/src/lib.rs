@@ -33,3 +33,4 @@ pub mod session;
 pub mod stat;
 pub mod stop;
 pub mod verify;
+pub mod warnings;

@@ -546,4 +546,10 @@ fn programs_meet_over_udp_sockets() {
     let end = bench.perf_client(&["--limit"]).finish();
     assert_eq!(end.code, Some(2), "{}", end.all());
     assert!(end.stderr.contains("cannot be measured bare"), "{}", end.all());
+    // A peer that refuses is named.
+    let (port, server) = (bench.client_port(), bench.server_port());
+    let nobody = server.trim_start_matches("udp:");
+    let end = Running::start(PERF, &["client", "-R", "--port", &port, "--wait", "1s", nobody]).finish();
+    assert_ne!(end.code, Some(0), "{}", end.all());
+    assert!(end.stderr.contains(&format!("{nobody} refuses RoCE")), "{}", end.all());
 }

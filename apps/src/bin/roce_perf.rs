@@ -1,12 +1,13 @@
 //! `roce-perf`: measures RDMA, and the port below it.
 
 use apps::cli::perf::{PerfCli, PerfCommand, RawCommand};
-use apps::{error, session, stop};
+use apps::{error, session, stop, warnings};
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = PerfCli::parse();
+    warnings::show();
     let result = stop::install().and_then(|()| match &cli.command {
         PerfCommand::Server(args) | PerfCommand::Raw { command: RawCommand::Server(args) } => {
             session::server::serve(args)

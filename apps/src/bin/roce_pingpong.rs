@@ -1,11 +1,12 @@
 //! `roce-pingpong`: bounces a message over one RC queue pair; its peer may be the stock `ibv_rc_pingpong`.
 
 use apps::cli::pingpong::PingpongCli;
-use apps::{error, pingpong, stop};
+use apps::{error, pingpong, stop, warnings};
 use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let cli = PingpongCli::parse();
+    warnings::show();
     error::finish("roce-pingpong", stop::install().and_then(|()| pingpong::run(&cli)))
 }
