@@ -187,7 +187,9 @@ impl Outbox {
             Traffic::Requests => &mut requests.frames,
         };
         let base = frames.len();
-        frames.extend(spare.take());
+        if let Some(frame) = spare.take() {
+            frames.push(frame);
+        }
         let missing = n - (frames.len() - base);
         if missing > 0 {
             queue.alloc_burst(frames, missing);

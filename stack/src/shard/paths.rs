@@ -59,3 +59,28 @@ impl Paths {
             as usize
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATION: Path = Path::Known(Mac([2, 0, 0, 0, 0, 1]));
+
+    // A way is that of one address of ours and one of a peer; whoever takes its place in the table puts it out.
+    #[test]
+    fn a_way_is_remembered_until_its_place_is_taken_or_something_changed() {
+        let (mut paths, ours) = (Paths::default(), Source::new(1, 0));
+        let peer = |n: u32| Gid::v4((0x0a00_0000 + n).to_be_bytes());
+        assert_eq!(paths.get(ours, &peer(1)), None);
+        paths.set(ours, &peer(1), STATION);
+        assert_eq!(paths.get(ours, &peer(1)), Some(STATION));
+        assert_eq!(paths.get(Source::new(1, 1), &peer(1)), None, "another address at the same index");
+        let place = Paths::slot(ours, &peer(1));
+        let rival = (2..).map(peer).find(|gid| Paths::slot(ours, gid) == place).unwrap();
+        assert_eq!(paths.get(ours, &rival), None);
+        paths.set(ours, &rival, Path::Inside);
+        assert_eq!((paths.get(ours, &rival), paths.get(ours, &peer(1))), (Some(Path::Inside), None));
+        paths.clear();
+        assert_eq!(paths.get(ours, &rival), None);
+    }
+}
