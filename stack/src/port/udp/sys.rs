@@ -138,7 +138,7 @@ pub(super) fn receive(
         received.len = (header.msg_len as usize).min(MESSAGE);
         received.whole = header.msg_hdr.msg_flags & cut == 0;
         received.from.set_len(header.msg_hdr.msg_namelen as usize);
-        received.control.set_len(header.msg_hdr.msg_controllen as usize);
+        received.control.set_len(header.msg_hdr.msg_controllen);
     }
     Ok(got)
 }
