@@ -664,7 +664,7 @@ fn completions_of_invalidations_wait_for_the_turns_of_other_shards() {
     node.to_rts(now, qp);
     let turn = |node: &mut Node| {
         for _ in 0..4 {
-            node.shards[0].poll_once(now);
+            node.turn(0, now);
         }
         node.poll_cq(cq, 16).len()
     };

@@ -84,7 +84,7 @@ fn a_read_response_releases_what_it_acknowledges() {
     let said = rig.turn();
     assert!(psns(&said).contains(&(E + LONG + 1)), "{said:?}");
     assert_eq!(rig.done(), [(0, WcStatus::Success)], "the second READ's response acknowledges it");
-    assert!(!rig.node.shards[0].quiet(), "READ responses are left");
+    assert!(!rig.node.shard(0, |shard| shard.quiet()), "READ responses are left");
     assert!(!opcodes(&rig.run()).contains(&O::RC_ACKNOWLEDGE));
 }
 
@@ -168,7 +168,7 @@ fn a_receive_waits_for_room_for_its_acknowledgement() {
         let acked = rig.turn().iter().any(|s| s.is_ack(E));
         assert_eq!(!rig.done().is_empty(), acked, "together, or neither");
         seen |= acked;
-        if rig.node.shards[0].quiet() {
+        if rig.node.shard(0, |shard| shard.quiet()) {
             break;
         }
     }

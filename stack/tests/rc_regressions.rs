@@ -69,7 +69,7 @@ fn no_timer_runs_without_buffers_and_without_work() {
     rig.inject(&pkt(Opcode::RC_SEND_ONLY, 0x100).a().len(4)); // its answer takes the last buffer
     rig.inject(&ack(0x100, 1));
     for _ in 0..10 {
-        rig.node.shards[0].poll_once(rig.now);
+        rig.node.turn(0, rig.now);
     }
     rig.node.wires[0].starve(false);
     assert_eq!(rig.run().len(), 1);
@@ -146,9 +146,9 @@ fn a_peer_that_is_not_scheduled_for_a_while_costs_no_frame() {
     for (pause, sent, lost) in [(15 * MS, 1, 0), (30 * MS, 0, 1)] {
         rig.node.wires[0].limit_tx(Some(0));
         rig.node.post_send(rig.qp, &send(&rig, 1, 8)).unwrap();
-        rig.node.shards[0].poll_once(rig.now);
+        rig.node.turn(0, rig.now);
         rig.now = rig.now.after(pause);
-        rig.node.shards[0].poll_once(rig.now);
+        rig.node.turn(0, rig.now);
         rig.node.wires[0].limit_tx(None);
         assert_eq!((rig.run().len(), stalled(&rig)), (sent, lost), "after {pause:?}");
         rig.send(&ack(0x100, 1));
@@ -196,10 +196,15 @@ fn a_number_that_is_gone_does_not_find_who_has_its_slot() {
     assert_eq!(rig.send(&pkt(Opcode::RC_SEND_ONLY, 0x100).len(8).a()).len(), 1);
     assert_eq!(rig.done(), [(0, WcStatus::Success)]);
     let late = rig.frame(&pkt(Opcode::RC_SEND_ONLY, 0x101).len(8).a());
-    let (slot, config) = (rig.node.qp(old).slot, rig.node.qp(old).config);
+    let (slot, config) = (rig.node.qp(old).slot(), rig.node.qp(old).config);
     rig.node.destroy(old);
-    rig.qp = rig.node.create_qp(0, config, rig.cq, rig.cq);
-    assert_eq!(rig.node.qp(rig.qp).slot, slot);
+    // Slots that no queue pair had are taken first.
+    rig.qp = loop {
+        let qp = rig.node.create_qp(0, config, rig.cq, rig.cq);
+        if rig.node.qp(qp).slot() == slot {
+            break qp;
+        }
+    };
     rig.node.to_init(rig.now, rig.qp);
     rig.post_recv();
     rig.node.to_rtr(rig.now, rig.qp, peer, PEER_QPN);

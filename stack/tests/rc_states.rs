@@ -188,7 +188,7 @@ fn s31_new_values_while_drained() {
     rig.node.modify(rig.now, rig.qp, &attr, mask).unwrap();
     modify(&mut rig, QpState::Rts).unwrap();
     rig.node.post_send(rig.qp, &rig.wr(1, Send, 8)).unwrap();
-    rig.node.shards[0].poll_once(rig.now);
+    rig.node.turn(0, rig.now);
     let frame = rig.node.wires[0].take().expect("it is sent");
     assert_eq!(frame.data()[15], 0x68, "the new traffic class");
     drop(frame);
@@ -215,7 +215,7 @@ fn a_receive_completion_waits_for_its_acknowledgement() {
     rig.node.wires[0].limit_tx(Some(0));
     rig.inject(&pkt(O::RC_SEND_ONLY, 0x100).a().len(8));
     for _ in 0..3 {
-        rig.node.shards[0].poll_once(rig.now);
+        rig.node.turn(0, rig.now);
     }
     assert_eq!(rig.done(), [], "the acknowledgement is not with the port");
     rig.node.wires[0].limit_tx(None);

@@ -174,7 +174,7 @@ fn p20_reserved_fields_of_a_flush() {
 fn p22_destination_queue_pair() {
     let mut rig = Rig::new();
     let ours = rig.flow.dqpn;
-    for qpn in [0, ours.get() ^ 1, ours.get() | 0xf0_0000] {
+    for qpn in [0, ours.get() ^ 1, ours.get() ^ 0x80_0000] {
         rig.flow.dqpn = Qpn::new(qpn);
         let frame = send_frame(&rig, 4);
         dropped(&mut rig, &frame, Some(Discard::UnknownQpn));

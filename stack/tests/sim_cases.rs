@@ -230,7 +230,7 @@ fn rkey_violation() {
     s.expect_cqe(A, RdmaWrite, RemAccessErr);
     s.expect_cqe(A, RdmaWrite, WrFlushErr);
     assert_eq!((s.state(A), s.state(B)), (QpState::Err, QpState::Err));
-    assert_eq!(s.world.nodes[B].shared.events.try_get().map(|e| e.event), Some(AsyncEvent::QpAccessErr));
+    assert_eq!(s.world.nodes[B].events()[0].0, AsyncEvent::QpAccessErr);
 }
 
 #[test]

@@ -420,12 +420,13 @@ pub fn guards(node: &Node) -> Check {
 
 /// A node without queue pairs waits for nothing but the clock of its IP host.
 pub fn nothing_left(node: &Node) -> Check {
-    for (i, shard) in node.shards.iter().enumerate() {
-        let net = node.shared.net_deadline();
-        if shard.qps() > 0 || shard.connected_qps() > 0 || !shard.quiet() {
+    let net = node.shared.net_deadline();
+    let left = node.shards(|s| (s.qps() > 0 || s.connected_qps() > 0 || !s.quiet(), s.next_deadline()));
+    for (i, (something, deadline)) in left.enumerate() {
+        if something {
             return Err(format!("node {}: something is left on shard {i}", node.config.index));
         }
-        if let Some(at) = shard.next_deadline().filter(|at| *at != net) {
+        if let Some(at) = deadline.filter(|at| *at != net) {
             return Err(format!("node {}: shard {i} still waits, until {at:?}", node.config.index));
         }
     }

@@ -449,7 +449,6 @@ impl Run {
             if region.read(0, region.len()) != held {
                 return Err(format!("node {node}: a region was written after it was deregistered"));
             }
-            self.world.nodes[node].reclaim(mr);
             for flow in &mut self.flows[flows] {
                 let m = &mut flow.mrs;
                 for slot in [&mut m.src, &mut m.sink] {

@@ -1,7 +1,6 @@
-//! A deterministic network of hosts, for tests: shards, protocol machines and IP hosts, without the claims, threads and objects
-//! of `device`.
+//! A deterministic network of hosts, for tests: whole devices, as programs use them, turned by the simulation on its own clock.
 //!
-//! Turns a seed into a run: real shards over simulated ports, links with every fault, and virtual time that jumps from one event
+//! Turns a seed into a run: real devices over simulated ports, links with every fault, and virtual time that jumps from one event
 //! to the next. Nothing here reads a clock, starts a thread or depends on the order of a hash map, so a seed that failed fails
 //! again. Called by tests alone.
 //!

@@ -55,7 +55,7 @@ impl Manager {
         let cq = n.create_cq(4 * DEPTH as u32);
         let depth = DEPTH as u32;
         let kind = QpConfig { ty: QpType::Gsi, send_depth: depth, recv_depth: depth, ..QpConfig::default() };
-        let qp = n.create_qp_as(Some(Qpn::GSI), 0, kind, cq, cq);
+        let qp = n.create_qp(0, kind, cq, cq);
         n.to_init(now, qp);
         n.to_rtr(now, qp, Gid::default(), Qpn::default());
         n.to_rts(now, qp);

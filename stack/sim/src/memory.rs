@@ -3,7 +3,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use stack::mem::{Access, Sge, TurnsPassed, UserMemory};
+use stack::mem::{Access, Sge, UserMemory};
 
 /// Words before and after a region that must not be written.
 const GUARD: usize = 8;
@@ -51,15 +51,6 @@ impl Region {
         #[allow(unsafe_code)]
         unsafe {
             UserMemory::new(self.addr(), self.len as u64)
-        }
-    }
-
-    /// Proof that no shard is in a turn: they are made one after the other, and this is not called from inside of one.
-    pub fn between_turns() -> TurnsPassed {
-        // SAFETY: a simulation has one thread.
-        #[allow(unsafe_code)]
-        unsafe {
-            TurnsPassed::new()
         }
     }
 

@@ -1,32 +1,27 @@
-//! A simulated host: real shards over simulated port queues, with the memory, queues and calls of a program on it.
+//! A simulated host: a device over a simulated port, whose time is the simulation's, with the memory, queues and calls of a
+//! program on it.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-use zerocopy::{FromBytes, IntoBytes};
-
 use super::memory::Region;
-use super::port::{self, PortPanicked, SimWire};
+use super::port::{PortPanicked, SimPort, SimWire};
 use super::rng::Rng;
+use stack::device::{
+    Clock, CqCore, CqInit, Device, DeviceConfig, DeviceError, Drive, MrCore, MwCore, PdCore, QpCore, QpInit,
+    SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInit,
+};
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
-use stack::mem::{Access, Bind, KeyFault, MemError, MwType, Sge, inc_rkey, sge};
-use stack::net::{Net, NetConfig};
-use stack::port::L2_OVERHEAD;
+use stack::mem::{Access, Bind, KeyFault, MwType, Sge, inc_rkey, sge};
+use stack::net::NetConfig;
 use stack::proto::address::{Source, UD_EXT, UdAddress};
 use stack::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
-use stack::proto::state::{Gates, ModifyError, QP_ACCESS_FLAGS, required};
+use stack::proto::state::{ModifyError, QP_ACCESS_FLAGS, required};
 use stack::proto::status::{AsyncEvent, SendFlags, WrOpcode};
-use stack::proto::wqe::{
-    Cqe, Granule, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn, recv_stride, send_stride,
-};
+use stack::proto::wqe::{Cqe, RecvWqe, SendWqe, XRC_EXT, put_sges, put_srqn};
 use stack::shard::counters::{Counter, CounterSnapshot};
-use stack::shard::{
-    CqState, EventElement, LaneId, QpSpec, RecvSource, Shard, Shared, SharedConfig, SrqEnd, Turn, XrcSrq,
-    srq_words,
-};
-use stack::sync::lanes::{CqReader, cq};
-use stack::sync::spsc::{Producer, ring};
-use stack::sync::srq::{self, Poster};
+use stack::shard::{EventElement, Shard, Shared, Turn};
 use stack::time::Instant;
 use stack::wire::Discard;
 
@@ -254,39 +249,27 @@ impl SendWr {
     }
 }
 
-/// The program's side of a queue pair.
+/// A queue pair of the program.
 #[derive(Debug)]
 pub struct SimQp {
     /// Its number.
     pub qpn: Qpn,
     /// Its shard.
     pub shard: usize,
-    /// Its slot there.
-    pub slot: u32,
     /// The completion queue of its send queue.
     pub send_cq: CqId,
     /// The completion queue of its receive queue.
     pub recv_cq: CqId,
     /// The configuration that it was created with.
     pub config: QpConfig,
-    index: u32,
-    sq: Producer<Granule>,
-    /// XRC queue pairs have none.
-    rq: Option<Producer<Granule>>,
+    core: Arc<QpCore>,
 }
 
-struct SimCq {
-    reader: CqReader<Cqe>,
-    state: Arc<CqState>,
-    /// One lane a shard.
-    lanes: Vec<LaneId>,
-}
-
-struct SimSrq {
-    number: u32,
-    poster: Poster,
-    /// An entry is laid out here.
-    entry: Box<[Granule]>,
+impl SimQp {
+    /// Its slot in its shard.
+    pub fn slot(&self) -> u32 {
+        self.core.slot()
+    }
 }
 
 /// A host with one device, in its own memory.
@@ -297,19 +280,23 @@ pub struct Node {
     pub mac: Mac,
     /// IP address.
     pub gid: Gid,
-    /// State that the shards share.
+    /// State that the device's shards share.
     pub shared: Arc<Shared>,
-    /// The shards.
-    pub shards: Vec<Shard>,
-    /// The other ends of their port queues.
+    /// The other ends of the port's queues.
     pub wires: Vec<SimWire>,
-    /// Shards whose port panicked in a turn: as in a device, they get no other turn.
-    dead: Vec<bool>,
-    regions: Vec<Region>,
+    /// The device's time.
+    clock: Arc<AtomicU64>,
+    // Children before their parents, and the memory last.
     qps: Vec<Option<SimQp>>,
-    cqs: Vec<SimCq>,
-    srqs: Vec<SimSrq>,
-    rng: Rng,
+    srqs: Vec<Option<Arc<SrqCore>>>,
+    cqs: Vec<Option<Arc<CqCore>>>,
+    mrs: Vec<MrCore>,
+    windows: Vec<MwCore>,
+    xrcd: Arc<XrcdCore>,
+    /// Domain `n` has number `n + 1`.
+    pds: Vec<Arc<PdCore>>,
+    device: Arc<Device>,
+    regions: Vec<Region>,
 }
 
 impl core::fmt::Debug for Node {
@@ -323,8 +310,6 @@ pub(super) const SGID_INDEX: u8 = 1;
 /// The protection domain of regions and queue pairs, unless a test chooses another.
 pub const PD: PdId = PdId(1);
 
-/// The XRC domain of a node.
-const XRCD: u32 = 1;
 /// Scatter/gather elements of an entry of a shared receive queue.
 const SRQ_SGES: usize = 4;
 
@@ -340,69 +325,90 @@ pub fn net_config(index: u8, ipv6: bool) -> NetConfig {
 
 impl Node {
     /// A node at `now`; `rng` is the operating system's randomness.
-    pub fn new(config: NodeConfig, now: Instant, rng: Rng) -> Self {
+    pub fn new(config: NodeConfig, now: Instant, mut rng: Rng) -> Self {
         assert!((1..=4).contains(&config.shards), "a node has 1 to 4 shards");
-        let net = Net::new(&NetConfig { vlan: config.vlan, ..net_config(config.index, config.ipv6) });
-        let gids: Vec<Gid> = net.gids().iter().collect();
-        let (mac, gid) = (net.mac(), gids[usize::from(SGID_INDEX)]);
-        let shared = Arc::new(Shared::new(SharedConfig {
-            net,
-            gids,
-            mac,
+        // Every other node has features that only some ports and shards have: port memory to build in, very many queue pairs.
+        let special = config.index % 2 == 1;
+        let net = net_config(config.index, config.ipv6);
+        let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
+        let clock = Arc::new(AtomicU64::new(now.as_nanos()));
+        let port: Box<dyn stack::port::Port> = Box::new(port);
+        let device = Device::open(DeviceConfig {
+            addrs: net.addrs,
             vlan: config.vlan,
-            mtu: config.mtu,
             shards: config.shards,
+            drive: Drive::Embedded,
+            seed: Some(rng.next()),
+            clock: Clock::Manual(clock.clone()),
             qps_per_shard: config.qps_per_shard,
-        }));
-        let frame_len = config.mtu.of_packet() + L2_OVERHEAD;
-        let (mut shards, mut wires) = (Vec::new(), Vec::new());
-        for id in 0..config.shards {
-            let (queue, wire) = port::queue(config.buffers, frame_len);
-            // Every other node has features that only some ports and shards have: port memory to build in, very many queue pairs.
-            let special = config.index % 2 == 1;
-            let queue = if special { queue.lending() } else { queue };
-            let mut shard = Shard::new(id, shared.clone(), Box::new(queue), now);
-            if special {
-                shard.prefetch_from(0);
-            }
-            shards.push(shard);
-            wires.push(wire);
+            ..DeviceConfig::new(port)
+        })
+        .expect("the configuration is good");
+        for shard in (0..config.shards).filter(|_| special) {
+            device.with_shard(shard, |shard| shard.prefetch_from(0));
         }
-        Self {
+        let xrcd = device.open_xrcd(&XrcdInit::anonymous()).expect("a new domain");
+        let shared = device.shared().clone();
+        let mut node = Self {
             config,
-            mac,
-            gid,
+            mac: net.mac,
+            gid: device.gids()[usize::from(SGID_INDEX)],
             shared,
-            shards,
-            dead: vec![false; wires.len()],
             wires,
-            regions: Vec::new(),
+            clock,
             qps: Vec::new(),
-            cqs: Vec::new(),
             srqs: Vec::new(),
-            rng,
-        }
+            cqs: Vec::new(),
+            mrs: Vec::new(),
+            windows: Vec::new(),
+            xrcd,
+            pds: Vec::new(),
+            device,
+            regions: Vec::new(),
+        };
+        node.pd(PD);
+        node
+    }
+
+    /// Sets the device's time.
+    fn at(&self, now: Instant) {
+        self.clock.store(now.as_nanos(), Ordering::Release);
     }
 
     /// One turn of a shard, if it lives.
     pub fn turn(&mut self, shard: usize, now: Instant) -> Turn {
-        if self.dead[shard] {
-            return Turn::default();
-        }
-        match catch_unwind(AssertUnwindSafe(|| self.shards[shard].poll_once(now))) {
-            Ok(turn) => turn,
-            Err(panic) if panic.is::<PortPanicked>() => {
-                self.dead[shard] = true;
-                self.shared.end_shard(shard);
-                Turn::default()
-            }
+        self.at(now);
+        match catch_unwind(AssertUnwindSafe(|| self.device.turn(shard))) {
+            Ok(turn) => turn.unwrap_or_default(),
+            Err(panic) if panic.is::<PortPanicked>() => Turn::default(),
             Err(panic) => resume_unwind(panic),
         }
     }
 
     /// Whether a shard has died.
     pub fn is_dead(&self, shard: usize) -> bool {
-        self.dead[shard]
+        self.device.may_turn(shard).is_err()
+    }
+
+    /// Looks at a shard between two turns.
+    ///
+    /// # Panics
+    /// If it has died.
+    pub fn shard<R>(&self, shard: usize, look: impl FnOnce(&mut Shard) -> R) -> R {
+        self.device.with_shard(shard, look).expect("the shard lives")
+    }
+
+    /// Looks at every shard that lives.
+    pub fn shards<R>(&self, look: impl Fn(&mut Shard) -> R) -> impl Iterator<Item = R> {
+        (0..self.config.shards).filter_map(move |shard| self.device.with_shard(shard, &look))
+    }
+
+    /// A protection domain by its number: they are made in order.
+    fn pd(&mut self, pd: PdId) -> Arc<PdCore> {
+        while self.pds.len() < pd.0 as usize {
+            self.pds.push(self.device.alloc_pd().expect("there are fewer than the most"));
+        }
+        self.pds[pd.0 as usize - 1].clone()
     }
 
     /// Registers `len` fresh bytes in [`PD`].
@@ -413,24 +419,24 @@ impl Node {
     /// Registers `len` fresh bytes in a protection domain.
     pub fn register_in(&mut self, pd: PdId, len: usize, access: Access) -> MrId {
         let mut region = Region::new(len);
-        let random = self.rng.next() as u32;
         region.access = access;
-        region.key = self
-            .shared
-            .mrs
-            .register(pd, region.memory(), access, random)
-            .expect("the access flags go together");
+        let mr = self.pd(pd).reg_mr(region.memory(), access).expect("the access flags go together");
+        self.keep(region, mr)
+    }
+
+    /// Keeps a region with its memory.
+    fn keep(&mut self, mut region: Region, mr: MrCore) -> MrId {
+        region.key = mr.key();
         self.regions.push(region);
+        self.mrs.push(mr);
         MrId(self.regions.len() - 1)
     }
 
     /// `len` fresh bytes for fast registration, none of them registered.
     pub fn alloc_fast(&mut self, len: usize) -> MrId {
-        let mut region = Region::new(len);
-        let random = self.rng.next() as u32;
-        region.key = self.shared.mrs.alloc_fast(PD, region.memory(), random).expect("a slot is free");
-        self.regions.push(region);
-        MrId(self.regions.len() - 1)
+        let region = Region::new(len);
+        let mr = self.pd(PD).alloc_mr(region.memory()).expect("a slot is free");
+        self.keep(region, mr)
     }
 
     /// `len` fresh bytes, registered as by a REG_MR request.
@@ -455,13 +461,18 @@ impl Node {
 
     /// A memory window that is not bound: its key.
     pub fn alloc_window(&mut self, ty: MwType) -> u32 {
-        self.shared.mrs.alloc_window(PD, ty, self.rng.next() as u32).expect("a slot is free")
+        let window = self.pd(PD).alloc_mw(ty).expect("a slot is free");
+        let key = window.rkey();
+        self.windows.push(window);
+        key
     }
 
     /// Deallocates a window, bound or not; its slot may be used again.
     pub fn dealloc_window(&mut self, key: u32) {
-        self.shared.mrs.revoke(key).expect("the window is there");
-        self.shared.mrs.reclaim(key, Region::between_turns());
+        // The low 8 bits of a key are the program's.
+        let found = self.windows.iter().position(|window| window.rkey() >> 8 == key >> 8);
+        let window = self.windows.swap_remove(found.expect("the window is there"));
+        window.dealloc().expect("no turn is under way");
     }
 
     /// Binds a window of type 2 as a queue pair's BIND_MW does, but without the queue pair.
@@ -480,31 +491,23 @@ impl Node {
     /// Deregisters a region.
     ///
     /// # Errors
-    /// [`MemError::Bound`] while windows are bound to it.
-    pub fn try_deregister(&mut self, mr: MrId) -> Result<(), MemError> {
-        self.shared.mrs.revoke(self.regions[mr.0].key)
+    /// [`DeviceError::Busy`] while windows are bound to it.
+    pub fn try_deregister(&mut self, mr: MrId) -> Result<(), DeviceError> {
+        self.mrs[mr.0].dereg()
     }
 
     /// Registers a region once more, whose key is dead, with the rights that it had.
     pub fn register_again(&mut self, mr: MrId) {
-        let random = self.rng.next() as u32;
-        let region = &mut self.regions[mr.0];
-        region.key = self
-            .shared
-            .mrs
-            .register(PD, region.memory(), region.access, random)
-            .expect("the access flags go together");
+        let (memory, access) = (self.regions[mr.0].memory(), self.regions[mr.0].access);
+        let again = self.pd(PD).reg_mr(memory, access).expect("the access flags go together");
+        self.regions[mr.0].key = again.key();
+        self.mrs[mr.0] = again;
     }
 
     /// Whether a key grants anything, a window's included.
     pub fn key_lives(&self, key: u32) -> bool {
         let nobody = Qpn::new(0);
         self.shared.mrs.check_remote(key, PD, nobody, Access::empty(), 0, 0) != Err(KeyFault::UnknownKey)
-    }
-
-    /// Lets the slot of a deregistered region's key be used again.
-    pub fn reclaim(&mut self, mr: MrId) {
-        self.shared.mrs.reclaim(self.regions[mr.0].key, Region::between_turns());
     }
 
     /// Other values for the next connection of a queue pair; its queues stay as they are.
@@ -524,71 +527,66 @@ impl Node {
 
     /// A completion queue of `cqe` entries, fed by every shard.
     pub fn create_cq(&mut self, cqe: u32) -> CqId {
-        let (reader, lanes) = cq(cqe, self.shards.len());
-        let state = Arc::new(CqState::new(self.cqs.len() as u32 + 1, 0, None));
-        let shards = self.shards.iter_mut().zip(lanes);
-        let lanes = shards.map(|(shard, lane)| shard.attach_cq(lane, state.clone())).collect();
-        self.cqs.push(SimCq { reader, state, lanes });
+        let init = CqInit { cqe, channel: None, context: 0, parent: None };
+        self.cqs.push(Some(self.device.create_cq(&init).expect("the size is good")));
         CqId(self.cqs.len() - 1)
+    }
+
+    fn cq(&self, cq: CqId) -> &Arc<CqCore> {
+        self.cqs[cq.0].as_ref().expect("the completion queue is there")
     }
 
     /// Whether a completion queue lost a completion, and all completions before it can be polled. The event may come before that:
     /// completions wait for the answers of their turn.
     pub fn cq_failed(&self, cq: CqId) -> bool {
-        self.cqs[cq.0].state.failed()
+        self.cq(cq).state().failed()
     }
 
     /// Removes a completion queue that no queue pair uses any more.
     pub fn destroy_cq(&mut self, cq: CqId) {
-        for (shard, lane) in self.shards.iter_mut().zip(core::mem::take(&mut self.cqs[cq.0].lanes)) {
-            shard.detach_lane(lane);
-        }
-        self.retire_events(self.cq_element(cq));
+        let cq = self.cqs[cq.0].take().expect("the completion queue is there");
+        CqCore::destroy(cq).expect("nothing uses the completion queue");
     }
 
     /// Takes all asynchronous events.
     pub fn events(&self) -> Vec<(AsyncEvent, EventElement)> {
-        let next = || self.shared.events.try_get();
-        core::iter::from_fn(next)
-            .map(|event| {
-                self.shared.events.ack(event.element);
-                (event.event, event.element)
-            })
-            .collect()
+        let next = || self.device.try_event().inspect(|event| self.device.ack_event(event));
+        core::iter::from_fn(next).map(|event| (event.event, event.element)).collect()
     }
 
     /// The element of events of a completion queue.
     pub fn cq_element(&self, cq: CqId) -> EventElement {
-        EventElement::Cq(self.cqs[cq.0].state.number())
+        EventElement::Cq(self.cq(cq).state().number())
     }
 
     /// An XRC shared receive queue of `depth` entries, whose requests complete in `cq`.
     pub fn create_srq(&mut self, depth: u32, cq: CqId) -> SrqId {
-        let number = self.srqs.len() as u32 + 1;
-        let (poster, taker) = srq::queue(depth, srq_words(SRQ_SGES));
-        for (i, shard) in self.shards.iter_mut().enumerate() {
-            let end = SrqEnd { number, pd: PD, taker: taker.clone() };
-            shard.attach_srq(XrcSrq { xrcd: XRCD, end, lane: self.cqs[cq.0].lanes[i] });
-        }
-        let entry = vec![Granule::default(); recv_stride(SRQ_SGES)].into_boxed_slice();
-        self.srqs.push(SimSrq { number, poster, entry });
+        let attr = SrqAttr { max_wr: depth, max_sge: SRQ_SGES as u32, srq_limit: 0 };
+        let (xrcd, cq) = (self.xrcd.clone(), self.cq(cq).clone());
+        let xrc = XrcSrqInit { xrcd: &xrcd, cq: &cq };
+        let srq = self.pd(PD).create_srq(&attr, Some(xrc)).expect("the sizes are good");
+        self.srqs.push(Some(srq));
         SrqId(self.srqs.len() - 1)
+    }
+
+    fn srq(&self, srq: SrqId) -> &Arc<SrqCore> {
+        self.srqs[srq.0].as_ref().expect("the shared receive queue is there")
     }
 
     /// Removes a shared receive queue with its entries.
     pub fn destroy_srq(&mut self, srq: SrqId) {
-        let number = self.srqs[srq.0].number;
-        self.shards.iter_mut().for_each(|shard| shard.detach_srq(number));
+        let srq = self.srqs[srq.0].take().expect("the shared receive queue is there");
+        SrqCore::destroy(srq).expect("no event of it is left");
     }
 
     /// The number by which senders name a shared receive queue.
     pub fn srqn(&self, srq: SrqId) -> u32 {
-        self.srqs[srq.0].number
+        self.srq(srq).number()
     }
 
     /// Entries that wait in a shared receive queue.
     pub fn srq_waiting(&self, srq: SrqId) -> u32 {
-        self.srqs[srq.0].poster.len()
+        self.srq(srq).tap().expect("no call of the node is under way").len()
     }
 
     /// Posts to a shared receive queue (`ibv_post_srq_recv(3)`).
@@ -599,15 +597,13 @@ impl Node {
         if sges.len() > SRQ_SGES {
             return Err(EINVAL);
         }
-        let srq = &mut self.srqs[srq.0];
         // Requests of a shared receive queue belong to no queue pair's epoch.
         let wqe = RecvWqe { wr_id, epoch: 0, num_sge: sges.len() as u32 };
-        put_sges(wqe.put(&mut srq.entry), sges);
-        let words = <[u64]>::ref_from_bytes(srq.entry.as_bytes()).expect("granules are whole words");
-        if !srq.poster.put(0, words) {
+        let mut tap = self.srq(srq).tap().expect("no call of the node is under way");
+        if !tap.put(0, |entry| put_sges(wqe.put(entry), sges)) {
             return Err(ENOMEM);
         }
-        srq.poster.publish(1);
+        tap.publish(1);
         Ok(())
     }
 
@@ -616,7 +612,7 @@ impl Node {
         self.create_qp_as(None, shard, config, send_cq, recv_cq)
     }
 
-    /// The same with a number that is free, of that shard: one that was used before, for example.
+    /// The same with the number of one that is gone, of that shard, which has not rested to the end.
     pub fn create_qp_as(
         &mut self,
         number: Option<Qpn>,
@@ -625,44 +621,15 @@ impl Node {
         send_cq: CqId,
         recv_cq: CqId,
     ) -> QpId {
-        let slot = (0..self.config.qps_per_shard as u32)
-            .find(|slot| !self.qps.iter().flatten().any(|qp| (qp.shard, qp.slot) == (shard, *slot)))
-            .expect("the shard has a free slot");
-        let qpn = loop {
-            let qpn = number.unwrap_or_else(|| Qpn::new(self.rng.below(1 << 24) as u32));
-            let free = !self.qps.iter().flatten().any(|qp| qp.qpn == qpn);
-            if let Some(qpn) = number {
-                assert!(free && self.shared.blocks.grant(qpn.block(), shard), "{qpn:?} is in use");
-                break qpn;
-            }
-            if free && !qpn.block().is_reserved() && self.shared.blocks.grant(qpn.block(), shard) {
-                break qpn;
-            }
-        };
-        let ext = match config.ty {
-            QpType::Ud | QpType::Gsi => UD_EXT,
-            QpType::XrcIni => XRC_EXT,
-            _ => 0,
-        };
-        let (sq, sq_shard) =
-            ring(config.send_depth, send_stride(ext, config.sges as usize, config.inline as usize));
-        let (rq, source) = match config.ty {
-            QpType::XrcIni => (None, RecvSource::Nowhere),
-            QpType::XrcTgt => (None, RecvSource::Named { xrcd: XRCD, ownerless: false }),
-            _ => {
-                let (rq, shard) = ring(config.recv_depth, recv_stride(config.sges as usize));
-                (Some(rq), shard.into())
-            }
-        };
-        self.shards[shard].create_qp(QpSpec {
-            slot,
-            qpn,
-            ty: config.ty,
-            pd: PD,
-            sq: sq_shard,
-            rq: source,
-            send_lane: self.cqs[send_cq.0].lanes[shard],
-            recv_lane: self.cqs[recv_cq.0].lanes[shard],
+        if let Some(qpn) = number {
+            self.device.choose_number(qpn);
+        }
+        let (of_sends, of_receives) = (self.cq(send_cq).clone(), self.cq(recv_cq).clone());
+        let init = QpInit {
+            qp_type: config.ty,
+            send_cq: Some(&of_sends),
+            recv_cq: (config.ty != QpType::XrcIni).then_some(&of_receives),
+            srq: None,
             cap: QpCap {
                 max_send_wr: config.send_depth,
                 max_recv_wr: config.recv_depth,
@@ -670,9 +637,16 @@ impl Node {
                 max_recv_sge: config.sges,
                 max_inline_data: config.inline,
             },
-        });
-        let index = (shard * self.config.qps_per_shard) as u32 + slot;
-        self.qps.push(Some(SimQp { qpn, shard, slot, send_cq, recv_cq, config, index, sq, rq }));
+            sq_sig_all: config.sq_sig_all,
+            shard: Some(shard),
+            block_self_mcast_lb: false,
+        };
+        let made = match config.ty {
+            QpType::XrcTgt => self.xrcd.create_qp(Some(shard)),
+            _ => self.pd(PD).create_qp(&init),
+        };
+        let core = made.expect("the shard has room");
+        self.qps.push(Some(SimQp { qpn: core.qpn(), shard, send_cq, recv_cq, config, core }));
         QpId(self.qps.len() - 1)
     }
 
@@ -696,8 +670,11 @@ impl Node {
         attr: &QpAttr,
         mask: AttrMask,
     ) -> Result<(), ModifyError> {
-        let (shard, slot) = (self.qp(qp).shard, self.qp(qp).slot);
-        self.shards[shard].modify_qp(now, slot, attr, mask)
+        self.at(now);
+        self.qp(qp).core.modify(attr, mask).map_err(|error| match error {
+            DeviceError::Modify(refused) => refused,
+            other => panic!("{other}"),
+        })
     }
 
     /// Changes nothing but the state.
@@ -707,26 +684,18 @@ impl Node {
 
     /// `ibv_query_qp(3)`.
     pub fn query(&mut self, qp: QpId) -> QpAttr {
-        let (shard, slot) = (self.qp(qp).shard, self.qp(qp).slot);
-        self.shards[shard].query_qp(slot)
+        self.qp(qp).core.query().expect("the shard lives")
     }
 
     /// The published state.
     pub fn state(&self, qp: QpId) -> QpState {
-        QpState::from_enum(self.shared.words.load(self.qp(qp).index).state()).expect("a state is published")
+        self.qp(qp).core.state()
     }
 
     /// Removes a queue pair.
     pub fn destroy(&mut self, qp: QpId) {
         let gone = self.qps[qp.0].take().expect("the queue pair is there");
-        self.shards[gone.shard].destroy_qp(gone.slot);
-        self.retire_events(EventElement::Qp(gone.qpn));
-    }
-
-    /// Drops the events of an object that is gone.
-    fn retire_events(&self, element: EventElement) {
-        self.shared.events.retire(element).expect("events are acknowledged at once");
-        self.shared.events.forget(element);
+        QpCore::destroy(gone.core).expect("nothing uses the queue pair");
     }
 
     /// The source of datagrams.
@@ -788,11 +757,9 @@ impl Node {
     /// # Errors
     /// `EINVAL` in a state that takes none or for a request that is not allowed, `ENOMEM` if the queue is full.
     pub fn post_send(&mut self, qp: QpId, wr: &SendWr) -> Result<(), i32> {
-        let word = self.shared.words.load(self.qp(qp).index);
-        if !Gates::from_bits(word.gates()).has(Gates::POST_SEND) {
-            return Err(EINVAL);
-        }
-        let q = self.qp_mut(qp);
+        let q = self.qp(qp);
+        let poster = q.core.poster();
+        let epoch = poster.may_post_send().map_err(|_| EINVAL)?;
         let length = wr.length();
         let atomic = matches!(wr.opcode, WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd);
         let reads = atomic || wr.opcode == WrOpcode::RdmaRead;
@@ -804,14 +771,15 @@ impl Node {
         {
             return Err(EINVAL);
         }
-        let Some(slot) = q.sq.slot(0) else { return Err(ENOMEM) };
+        let mut sq = q.core.sq().lock().map_err(|_| EINVAL)?;
+        let Some(slot) = sq.slot(0) else { return Err(ENOMEM) };
         let mut flags = wr.flags;
         flags.set(SendFlags::INLINE, wr.inline.is_some());
         let mut wqe = SendWqe::new(wr.wr_id, wr.opcode, flags);
         wqe.remote_addr = wr.remote_addr;
         wqe.rkey = wr.rkey;
         wqe.length = length as u32;
-        wqe.epoch = word.epoch();
+        wqe.epoch = epoch;
         wqe.num_sge = if wr.inline.is_some() { 0 } else { wr.sges.len() as u8 };
         match wr.opcode {
             WrOpcode::SendWithInv => wqe.arg0 = u64::from(wr.inv),
@@ -837,9 +805,8 @@ impl Node {
             Some(data) => body[..data.len()].copy_from_slice(data),
             None => put_sges(body, &wr.sges),
         }
-        q.sq.publish(1);
-        let (shard, slot) = (q.shard, q.slot);
-        self.shared.doorbells[shard].ring(slot);
+        sq.publish(1);
+        poster.send_posted();
         Ok(())
     }
 
@@ -848,56 +815,43 @@ impl Node {
     /// # Errors
     /// As [`Node::post_send`].
     pub fn post_recv(&mut self, qp: QpId, wr_id: u64, sges: &[Sge]) -> Result<(), i32> {
-        let word = self.shared.words.load(self.qp(qp).index);
-        if !Gates::from_bits(word.gates()).has(Gates::POST_RECV) {
-            return Err(EINVAL);
-        }
-        let q = self.qp_mut(qp);
+        let q = self.qp(qp);
+        let poster = q.core.poster();
+        let epoch = poster.may_post_recv().map_err(|_| EINVAL)?;
         if sges.len() > q.config.sges as usize {
             return Err(EINVAL);
         }
-        let Some(rq) = &mut q.rq else { return Err(EINVAL) };
+        let mut rq = q.core.rq().lock().map_err(|_| EINVAL)?;
         let Some(slot) = rq.slot(0) else { return Err(ENOMEM) };
-        let wqe = RecvWqe { wr_id, epoch: word.epoch(), num_sge: sges.len() as u32 };
+        let wqe = RecvWqe { wr_id, epoch, num_sge: sges.len() as u32 };
         put_sges(wqe.put(slot), sges);
         rq.publish(1);
-        let (shard, slot) = (q.shard, q.slot);
-        // Only a queue pair that flushes needs a doorbell.
-        if Gates::from_bits(word.gates()).has(Gates::FLUSH_RQ) {
-            self.shared.doorbells[shard].ring(slot);
-        }
+        poster.recv_posted();
         Ok(())
     }
 
     /// Send requests that are posted and not released by the shard.
     pub fn sends_in_use(&self, qp: QpId) -> u32 {
-        self.qp(qp).sq.in_use()
+        self.qp(qp).core.sq().lock().map_or(0, |sq| sq.in_use())
     }
 
     /// Receive requests that are posted and not released by the shard.
     pub fn receives_in_use(&self, qp: QpId) -> u32 {
-        self.qp(qp).rq.as_ref().map_or(0, Producer::in_use)
+        self.qp(qp).core.rq().lock().map_or(0, |rq| rq.in_use())
     }
 
     /// `ibv_poll_cq(3)`: takes up to `max` completions; those of an earlier life of a queue pair are skipped.
     pub fn poll_cq(&mut self, cq: CqId, max: usize) -> Vec<Cqe> {
         let mut out = Vec::new();
-        let words = &self.shared.words;
-        self.cqs[cq.0].reader.poll_with(max, |cqe| {
-            if words.load(cqe.qp_index).epoch() == cqe.epoch {
-                out.push(*cqe);
-            }
-        });
+        let cq = self.cq(cq);
+        let mut tap = cq.tap().lock().expect("the node reads it");
+        cq.poll_with(&mut tap, max, |cqe| out.push(*cqe));
         out
     }
 
     /// The sum of the shards' counters.
     pub fn counters(&self) -> CounterSnapshot {
-        let mut sum = CounterSnapshot::default();
-        for counters in &self.shared.counters {
-            sum += counters.snapshot();
-        }
-        sum
+        self.device.counters()
     }
 
     /// One counter, summed over the shards.
@@ -912,7 +866,16 @@ impl Node {
 
     /// When a shard wants its next turn.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let living = self.shards.iter().zip(&self.dead).filter(|(_, dead)| !**dead);
-        living.filter_map(|(shard, _)| shard.next_deadline()).min()
+        self.shards(|shard| shard.next_deadline()).flatten().min()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // A device that closes sends what is left, for a while: the wires take all of it at once.
+        for wire in &self.wires {
+            wire.limit_tx(None);
+            wire.starve(false);
+        }
     }
 }

@@ -316,7 +316,7 @@ impl Rig {
 
     /// One turn of the node; returns the packets that it sent.
     pub fn turn(&mut self) -> Vec<Seen> {
-        self.node.shards[0].poll_once(self.now);
+        self.node.turn(0, self.now);
         let frames = core::iter::from_fn(|| self.node.wires[0].take());
         frames.filter_map(|f| Seen::decode(self.now, f.data())).collect()
     }
@@ -378,7 +378,7 @@ impl Rig {
     pub fn run(&mut self) -> Vec<Seen> {
         let mut sent = Vec::new();
         for _ in 0..100_000 {
-            let turn = self.node.shards[0].poll_once(self.now);
+            let turn = self.node.turn(0, self.now);
             let mut moved = !turn.idle();
             while let Some(frame) = self.node.wires[0].take() {
                 moved = true;
@@ -399,7 +399,7 @@ impl Rig {
             if !moved && !due && self.node.wires[0].waiting() == 0 {
                 return sent;
             }
-            if !moved && due && self.node.shards[0].tx_backlog() > 0 {
+            if !moved && due && self.node.shard(0, |shard| shard.tx_backlog()) > 0 {
                 return sent; // the port refuses: only time helps
             }
         }
@@ -457,7 +457,7 @@ impl Rig {
 
     /// Takes all asynchronous events.
     pub fn events(&mut self) -> Vec<AsyncEvent> {
-        core::iter::from_fn(|| self.node.shared.events.try_get()).map(|e| e.event).collect()
+        self.node.events().into_iter().map(|(event, _)| event).collect()
     }
 
     /// The published state of the queue pair.

@@ -1,4 +1,4 @@
-//! A port without a link: the simulated world holds its other end.
+//! A port without a link: the simulated world holds the other ends of its queues.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,8 @@ use arrayvec::ArrayVec;
 
 use stack::config::TX_BURST;
 use stack::crc;
-use stack::port::{Build, Frame, HeapPool, PortQueue, RxBurst, TxBurst};
+use stack::id::{Mac, Mtu};
+use stack::port::{Build, Frame, HeapPool, Port, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 
 /// State that the two ends of a queue share.
 #[derive(Debug, Default)]
@@ -35,20 +36,48 @@ impl State {
     }
 }
 
-/// The shard's end: a [`PortQueue`].
+/// The device's end: a [`Port`].
+#[derive(Debug)]
+pub struct SimPort {
+    info: PortInfo,
+    queues: Vec<Mutex<Option<SimQueue>>>,
+}
+
+impl SimPort {
+    /// A port, and the world's ends of its queues, each with a pool of `buffers` frames. With `lends` long frames are built where
+    /// they are sent from, as on a memif.
+    pub fn new(mac: Mac, mtu: Mtu, queues: usize, buffers: usize, lends: bool) -> (Self, Vec<SimWire>) {
+        let info = PortInfo { name: "sim".into(), mac, mtu: mtu.of_packet(), queues };
+        let made = (0..queues).map(|_| queue(buffers, info.max_frame()));
+        let (queues, wires): (Vec<_>, _) =
+            made.map(|(queue, wire)| (Mutex::new(Some(SimQueue { lends, ..queue })), wire)).unzip();
+        (Self { info, queues }, wires)
+    }
+}
+
+impl Port for SimPort {
+    fn info(&self) -> &PortInfo {
+        &self.info
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let mut queue = self.queues.get(index)?.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.take().map(|queue| Box::new(queue) as Box<dyn PortQueue>)
+    }
+    fn link_up(&self) -> bool {
+        true
+    }
+    fn stats(&self) -> PortStats {
+        PortStats::default()
+    }
+}
+
+/// A shard's end: a [`PortQueue`].
 #[derive(Debug)]
 pub struct SimQueue {
     state: Arc<Mutex<State>>,
     pool: HeapPool,
     /// Frames may be built where they are sent from.
     lends: bool,
-}
-
-impl SimQueue {
-    /// Long frames are built where they are sent from, as on a memif.
-    pub fn lending(self) -> Self {
-        Self { lends: true, ..self }
-    }
 }
 
 /// The world's end.

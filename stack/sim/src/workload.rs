@@ -325,7 +325,7 @@ impl Run {
             self.world.step_within(Duration::from_millis(1))?;
             self.poll_all()?;
             if self.world.in_flight() == 0
-                && self.world.nodes.iter().all(|n| n.shards.iter().all(|s| s.quiet()))
+                && self.world.nodes.iter().all(|n| n.shards(|s| s.quiet()).all(|quiet| quiet))
             {
                 break;
             }

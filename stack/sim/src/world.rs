@@ -260,7 +260,7 @@ impl World {
         self.squeeze();
         let mut busy = false;
         for node in 0..self.nodes.len() {
-            for shard in 0..self.nodes[node].shards.len() {
+            for shard in 0..self.nodes[node].config.shards {
                 let clock = self.now;
                 if let Some((_, long)) = self.interrupt.take_if(|(who, _)| *who == node) {
                     self.now = self.now.after(long);

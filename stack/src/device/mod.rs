@@ -28,6 +28,7 @@ mod cq;
 mod drain;
 mod drive;
 mod error;
+mod inspect;
 mod limits;
 mod mcast;
 mod mr;

@@ -57,6 +57,8 @@ pub(super) struct Numbers {
     /// Numbers at rest, with the end of it, oldest first.
     resting: VecDeque<(Instant, Qpn)>,
     gsi: bool,
+    /// The next number, instead of one at random.
+    chosen: Option<Qpn>,
 }
 
 impl Numbers {
@@ -67,7 +69,22 @@ impl Numbers {
             leases: Vec::new(),
             resting: VecDeque::new(),
             gsi: false,
+            chosen: None,
         }
+    }
+
+    /// Ends the rest of a number, if it rests: the next queue pair, on the same shard, has it.
+    pub(super) fn choose(&mut self, qpn: Qpn) {
+        if let Some(at) = self.resting.iter().position(|(_, resting)| *resting == qpn) {
+            self.resting.remove(at);
+            self.lease_of(qpn).put_back(qpn);
+        }
+        self.chosen = Some(qpn);
+    }
+
+    fn lease_of(&mut self, qpn: Qpn) -> &mut Lease {
+        let lease = self.leases.iter_mut().find(|lease| lease.block == qpn.block());
+        lease.expect("the number is of a leased block")
     }
 
     /// The shard with the fewest queue pairs among those that live, the first of several; any where none does.
@@ -88,6 +105,10 @@ impl Numbers {
         let limit = self.per_shard as usize;
         if self.slots[shard].live >= self.per_shard {
             return Err(DeviceError::Exhausted { what: "queue pair of this shard", limit });
+        }
+        if let Some(chosen) = self.chosen.take() {
+            let number = self.lease_of(chosen).take(chosen.get());
+            return Ok((self.take_slot(shard), number));
         }
         let roomy = |lease: &&mut Lease| lease.shard == shard && lease.used < QPN_BLOCK_USE;
         let number = match self.leases.iter_mut().filter(roomy).min_by_key(|lease| lease.used) {
@@ -146,8 +167,7 @@ impl Numbers {
                 return;
             }
             self.resting.pop_front();
-            let lease = self.leases.iter_mut().find(|lease| lease.block == number.block());
-            lease.expect("a number at rest is of a leased block").put_back(number);
+            self.lease_of(number).put_back(number);
         }
     }
 }
@@ -217,6 +237,16 @@ mod tests {
         assert_eq!((slot, again), (0, qpn));
         let full = n.take(at(100), 0, &blocks, || Ok(7));
         assert!(matches!(full, Err(DeviceError::Exhausted { limit: 2, .. })));
+    }
+
+    #[test]
+    fn a_chosen_number_rests_no_longer() {
+        let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());
+        let (slot, qpn) = n.take(at(0), 0, &blocks, || Ok(7)).unwrap();
+        n.put_back(0, slot, qpn, at(100));
+        n.choose(qpn);
+        assert_eq!(n.take(at(50), 0, &blocks, || Ok(9)).unwrap().1, qpn);
+        assert_eq!(n.take(at(100), 0, &blocks, || Ok(7)).unwrap().1.get(), 0x7008, "chosen once");
     }
 
     #[test]

@@ -131,6 +131,10 @@ impl RingTap {
     pub fn free(&mut self) -> u32 {
         self.0.free()
     }
+    /// Requests that are posted and not released by the shard.
+    pub fn in_use(&self) -> u32 {
+        self.0.in_use()
+    }
     /// Requests that the queue holds.
     pub fn depth(&self) -> u32 {
         self.0.slots()
@@ -471,7 +475,7 @@ impl QpCore {
         self.poster.shard.into()
     }
     /// Its index in the shard.
-    pub(super) fn slot(&self) -> u32 {
+    pub fn slot(&self) -> u32 {
         self.poster.slot()
     }
     /// A first PSN for it, drawn at random.

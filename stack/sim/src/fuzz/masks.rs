@@ -75,7 +75,7 @@ pub fn modify_masks(data: &[u8]) {
                 }
             }
         }
-        node.shards[0].poll_once(now);
+        node.turn(0, now);
         while node.wires[0].take().is_some() {}
     }
 }

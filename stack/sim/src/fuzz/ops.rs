@@ -345,7 +345,7 @@ impl Pairs {
 
     /// One turn of a shard.
     fn turn(&mut self, node: usize, shard: usize) {
-        self.nodes[node].shards[shard].poll_once(self.now);
+        self.nodes[node].turn(shard, self.now);
         while let Some(frame) = self.nodes[node].wires[shard].take() {
             let bytes = frame.data().to_vec();
             drop(frame);
@@ -430,8 +430,8 @@ impl Pairs {
             assert!(n.regions().iter().all(|r| r.guards_intact()), "something was written beside a region");
             let out: usize = n.wires.iter().map(|w| w.buffers_out()).sum();
             // A shard keeps one spare frame.
-            assert!(out <= n.shards.len(), "{out} buffers are missing");
-            assert!(n.shards.iter().all(|s| s.qps() == 0 && s.connected_qps() == 0));
+            assert!(out <= n.config.shards, "{out} buffers are missing");
+            assert!(n.shards(|s| s.qps() + s.connected_qps()).all(|left| left == 0));
         }
     }
 }

@@ -1,0 +1,24 @@
+//! What the simulator needs of a device beside its calls: to look into it between turns, and to use a number again at once. No part of the
+//! API.
+
+use std::sync::Arc;
+
+use super::Device;
+use crate::id::Qpn;
+use crate::shard::{Shard, Shared};
+
+#[doc(hidden)]
+impl Device {
+    /// The state that its shards share.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.core.shared
+    }
+    /// Works on a shard between two turns; `None` if it has died.
+    pub fn with_shard<R>(&self, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
+        self.core.control(shard, |shard, _| work(shard)).ok()
+    }
+    /// Ends the rest of a number: the next queue pair, on the same shard, has it.
+    pub fn choose_number(&self, qpn: Qpn) {
+        self.numbers().choose(qpn);
+    }
+}
