@@ -69,7 +69,8 @@ impl Context {
     /// before the completions that precede the loss: these wait in the queue, and are polled first.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], `ENOMEM` with [`DeviceAttr::max_cq`] queues.
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe), `ENOMEM` with
+    /// [`DeviceAttr::max_cq`](crate::DeviceAttr::max_cq) queues.
     #[doc(alias = "ibv_create_cq")]
     pub fn create_cq(&self, cqe: u32) -> Result<Cq, VerbsError> {
         self.create_cq_ex(&CqInitAttr::new(cqe))
@@ -78,7 +79,8 @@ impl Context {
     /// Creates a completion queue, with events if [`CqInitAttr::channel`] is set.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`], for a channel or parent domain of another device, for a
+    /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe), for a channel or parent
+    /// domain of another device, for a
     /// protection domain that is no parent domain, for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields that
     /// completions of RoCE do not have.
     #[doc(alias = "ibv_create_cq_ex")]

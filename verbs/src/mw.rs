@@ -63,7 +63,7 @@ pub struct MwBind<'a> {
 
 impl Pd {
     /// Allocates a memory window, which grants nothing until it is bound: one of type 1 by
-    /// [`Qp::bind_mw`], one of type 2 by a [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
+    /// [`Qp::bind_mw`](crate::Qp::bind_mw), one of type 2 by a [`SendWr::bind_mw`](crate::SendWr::bind_mw) request.
     ///
     /// # Errors
     /// `ENOMEM` when no key is left.

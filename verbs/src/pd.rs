@@ -19,7 +19,7 @@ impl Context {
     /// Allocates a protection domain.
     ///
     /// # Errors
-    /// `ENOMEM` with [`DeviceAttr::max_pd`] of them.
+    /// `ENOMEM` with [`DeviceAttr::max_pd`](crate::DeviceAttr::max_pd) of them.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<Pd, VerbsError> {
         Ok(Pd::new(self.device().alloc_pd()?))

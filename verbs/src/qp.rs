@@ -137,7 +137,7 @@ impl Pd {
     /// Creates a queue pair, in RESET; the first one starts the port. The sizes granted are at least those requested
     /// ([`Qp::cap`]).
     ///
-    /// An XRC target is created on its domain ([`Xrcd::create_qp`]).
+    /// An XRC target is created on its domain ([`Xrcd::create_qp`](crate::Xrcd::create_qp)).
     ///
     /// # Errors
     /// `EINVAL` for sizes above the device's limits ([`DeviceAttr`](crate::DeviceAttr)), a shard that does not exist

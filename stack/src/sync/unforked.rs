@@ -2,7 +2,7 @@
 //!
 //! A fork has every descriptor of its parent. A socket that it keeps open outlives the parent: the peer does not see the parent's
 //! end, and a path at which nobody is left to serve looks served. Linux closes descriptors on exec, not on fork. So the handler
-//! of forks (`process.rs`) calls [`let_go`] in the child, which puts a socket that is joined with nothing in the place of each
+//! of forks (`process.rs`) calls `let_go` in the child, which puts a socket that is joined with nothing in the place of each
 //! one that is listed here. The child's objects keep their descriptors' numbers, and close them as usual.
 
 use core::sync::atomic::{AtomicI32, Ordering};

@@ -127,7 +127,7 @@ impl State {
 }
 
 impl CmId {
-    /// Its number, which no other identifier of this process ever gets; [`CmEvent::id`] returns it.
+    /// Its number, which no other identifier of this process ever gets; [`CmEvent::id`](crate::rdma_cm::CmEvent::id) returns it.
     pub fn number(&self) -> u64 {
         self.number
     }
