@@ -80,9 +80,8 @@ impl Context {
     ///
     /// # Errors
     /// `EINVAL` for 0 entries or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe), for a channel or parent
-    /// domain of another device, for a
-    /// protection domain that is no parent domain, for a `comp_vector` that does not exist; `EOPNOTSUPP` for fields that
-    /// completions of RoCE do not have.
+    /// domain of another device, for a protection domain that is no parent domain, for a `comp_vector` that does not exist;
+    /// `EOPNOTSUPP` for fields that completions of RoCE do not have.
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, VerbsError> {
         let count = self.num_comp_vectors();
