@@ -115,6 +115,8 @@ impl Host {
         let mr = pd.reg_mr(DATA + 2 * RPING_MAX, rights)?;
         let (sends, receives) = (context.create_cq(16384)?, context.create_cq(16384)?);
         let channel = EventChannel::new()?;
+        // From its first identifier on, the channel counts what the device's connection management does, and keeps it running.
+        drop(context.create_id(Some(&channel), PortSpace::Tcp)?);
         Ok(Self { sends, receives, mr, pd, channel, context })
     }
 
