@@ -1,5 +1,5 @@
-//! Tests of the stack through its public modules, as one binary. They share a process: none changes its environment, counts its threads or
-//! descriptors, or ends it. Those that do are binaries of their own, listed in `Cargo.toml` with the reason.
+//! Tests of the stack through its public modules, as one binary. They share a process: none changes its environment, counts
+//! its threads or descriptors, or ends it. Those that do are binaries of their own, listed in `Cargo.toml` with the reason.
 
 mod cm_bytes;
 mod cm_cases;

@@ -199,7 +199,8 @@ impl Mr {
     }
 
     /// Changes the region's protection domain, buffer and rights, as far as they are given. The key stays; during the call it
-    /// grants nothing. A new buffer is zeroed, and requests name it by its address, and on return no shard refers to the old one, which is freed.
+    /// grants nothing. A new buffer is zeroed, and requests name it by its address; on return no shard refers to the old one,
+    /// which is freed.
     ///
     /// # Errors
     /// As [`Pd::reg_mr`]; `EBUSY` while memory windows are bound to the region or pins of it exist; `EINVAL` for a region for fast

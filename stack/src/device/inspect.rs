@@ -1,5 +1,5 @@
-//! What the simulator needs of a device beside its calls: to look into it between turns, and to use a number again at once. No part of the
-//! API.
+//! What the simulator needs of a device beside its calls: to look into it between turns, and to use a number again at once.
+//! No part of the API.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use super::status::{SendFlags, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use crate::id::Qpn;
 use crate::mem::Access;
 pub use crate::mem::Sge;
-use crate::wire::{AtomicEth, Feth};
+use crate::wire::{AtomicEth, Feth, Reth};
 
 /// The unit of a ring slot.
 #[derive(Clone, Copy, Default, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -249,6 +249,11 @@ impl SendWqe {
     #[inline]
     pub fn rkey_to_invalidate(&self) -> u32 {
         self.arg0 as u32
+    }
+    /// What the packet of a WRITE or a READ says of the peer's memory.
+    #[inline]
+    pub fn reth(&self) -> Reth {
+        Reth { va: self.remote_addr, rkey: self.rkey, len: self.length }
     }
     /// What the packet of an atomic says.
     #[inline]

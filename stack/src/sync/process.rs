@@ -32,7 +32,8 @@ fn count_forks() {
         FORKS.fetch_add(1, Ordering::Relaxed);
         super::unforked::let_go();
     }
-    // SAFETY: the handler adds to one atomic, and makes system calls, which is allowed between fork and return. It fails only without memory.
+    // SAFETY: the handler adds to one atomic, and makes system calls, which is allowed between fork and return. It fails only
+    // without memory.
     let ret = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     assert_eq!(ret, 0, "no memory to remember a fork handler");
 }

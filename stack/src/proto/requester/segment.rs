@@ -36,11 +36,6 @@ pub struct Segment<'a> {
     pub again: bool,
 }
 
-#[inline(always)]
-fn reth(wqe: &SendWqe) -> Reth {
-    Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length }
-}
-
 impl Requester {
     /// The packet of a message with the number `psn`.
     #[inline(always)]
@@ -69,8 +64,8 @@ impl Requester {
         let ext = match (operation.packet == Kind::Write && index == 0, tail) {
             (false, Tail::None) => Ext::None,
             (false, Tail::Imm) => Ext::Imm(wqe.imm()),
-            (true, Tail::Imm) => Ext::RethImm(reth(wqe), wqe.imm()),
-            (true, _) => Ext::Reth(reth(wqe)),
+            (true, Tail::Imm) => Ext::RethImm(wqe.reth(), wqe.imm()),
+            (true, _) => Ext::Reth(wqe.reth()),
             (_, Tail::Inv) => Ext::Inv(wqe.rkey_to_invalidate()),
         };
         Segment {
@@ -108,13 +103,13 @@ impl Requester {
                 }
                 let skipped = index << self.mtu.log2();
                 let va = wqe.remote_addr.wrapping_add(u64::from(skipped));
-                Ext::Reth(Reth { va, rkey: wqe.rkey, len: wqe.length - skipped })
+                Ext::Reth(Reth { va, len: wqe.length - skipped, ..wqe.reth() })
             }
             Kind::Flush => {
                 let (feth, len) = wqe.flush();
-                Ext::FlushReth(feth, Reth { len, ..reth(wqe) })
+                Ext::FlushReth(feth, Reth { len, ..wqe.reth() })
             }
-            Kind::AtomicWrite => Ext::Reth(reth(wqe)),
+            Kind::AtomicWrite => Ext::Reth(wqe.reth()),
             _ => Ext::Atomic(wqe.atomic()),
         };
         Segment {

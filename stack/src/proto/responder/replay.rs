@@ -30,7 +30,7 @@ pub(super) struct Resource {
 
 impl Resource {
     /// A slot that no request has.
-    const FREE: Self = Self {
+    pub const FREE: Self = Self {
         kind: Kind::Ack,
         pending: false,
         replay: false,

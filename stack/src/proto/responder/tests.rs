@@ -109,18 +109,9 @@ fn old_resources_are_forgotten_before_the_circle_closes() {
     let mut responder = ready(0);
     responder.keep(Resource {
         kind: Kind::ReadRequest,
-        pending: false,
-        replay: false,
-        first: Psn::new(0),
         last: Psn::new(9),
-        start: Psn::new(0),
         next: Psn::new(10),
-        rkey: 0,
-        pd: PdId(0),
-        len: 0,
-        va: 0,
-        operands: [0; 2],
-        original: 0,
+        ..Resource::FREE
     });
     let mut psn = 10;
     while psn < (1 << 23) {

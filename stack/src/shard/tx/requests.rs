@@ -104,19 +104,18 @@ fn run(
     let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, room, LONG_PACKET as u32)?;
     let stencil = qp.template.stencil(run.opcode(), run.solicited())?;
     let mut out = Out { stencil: &stencil, memory, ip_id: *ip_id, bytes: 0 };
-    let reth = |wqe: &SendWqe| Reth { va: wqe.remote_addr, rkey: wqe.rkey, len: wqe.length };
     let (ran, result) = match run.form() {
         Form::Bare => out.messages::<0>(run, frames, |_, _| ()),
         Form::Imm => out.messages(run, frames, |wqe, ext| *ext = wqe.imm()),
         Form::Inv => out.messages(run, frames, |wqe, ext| *ext = wqe.rkey_to_invalidate().to_be_bytes()),
-        Form::Write => out.messages(run, frames, |wqe, ext| reth(wqe).write(ext)),
+        Form::Write => out.messages(run, frames, |wqe, ext| wqe.reth().write(ext)),
         Form::WriteImm => out.messages(run, frames, |wqe, ext: &mut [u8; Reth::LEN + 4]| {
             let (head, imm) = ext.split_first_chunk_mut().expect("it is longer");
-            reth(wqe).write(head);
+            wqe.reth().write(head);
             imm.copy_from_slice(&wqe.imm());
         }),
         Form::Read => (
-            run.reads(frames, |next, frame| out.request(next, frame, |wqe, ext| reth(wqe).write(ext))),
+            run.reads(frames, |next, frame| out.request(next, frame, |wqe, ext| wqe.reth().write(ext))),
             Ok(()),
         ),
         Form::Atomic => (
