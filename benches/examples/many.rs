@@ -1,4 +1,4 @@
-//! The cost of many connected queue pairs: `cargo run --release -p benches --example many`.
+//! The cost of many connected queue pairs: `cargo run --release -p roce-benches --example many`.
 //!
 //! Two devices on an in-process link, driven and used by one thread. Each message goes to a queue pair drawn at random, 64
 //! are outstanding, one per queue pair. The CPU time of the thread is counted, so other programs disturb less; runs with few

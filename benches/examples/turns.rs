@@ -1,4 +1,4 @@
-//! The time of a message at both ends, on one thread: `cargo run --release -p benches --example turns`.
+//! The time of a message at both ends, on one thread: `cargo run --release -p roce-benches --example turns`.
 
 use benches::Link;
 use stack::id::Mtu;

@@ -590,7 +590,7 @@ fn m27_swarm_of_connections() {
     let mut sum = Report::default();
     for seed in 0..seeds {
         let report = std::panic::catch_unwind(|| Run::new(seed).run()).unwrap_or_else(|panic| {
-            eprintln!("CM_SEED={seed} cargo test -p stack --test all cm_swarm::");
+            eprintln!("CM_SEED={seed} cargo test -p roce-stack --test all cm_swarm::");
             std::panic::resume_unwind(panic)
         });
         for (to, from) in [

@@ -2,7 +2,7 @@
 //! else.
 //!
 //! As a test it runs for a moment and asserts that frames arrive. To measure:
-//! `ROCE_RATE_SECONDS=2 cargo test --release -p stack --test port_rate -- --nocapture`
+//! `ROCE_RATE_SECONDS=2 cargo test --release -p roce-stack --test port_rate -- --nocapture`
 //! (`ROCE_RATE_OPTIONS=rsize=11` adds options to the port, `ROCE_RATE_SIZES=64,4096` chooses sizes).
 
 use stack::port::{Port, PortOptions, PortSpec, RxBurst, TxBurst};

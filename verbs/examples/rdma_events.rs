@@ -2,9 +2,9 @@
 //! channel and the completion queue, for all connections.
 //!
 //! ```sh
-//! cargo run -p verbs --no-default-features --example rdma_events -- \
+//! cargo run -p roce-verbs --no-default-features --example rdma_events -- \
 //!     server unix:/tmp/roce-a,peer=/tmp/roce-b 10.0.0.1/24 &
-//! cargo run -p verbs --no-default-features --example rdma_events -- \
+//! cargo run -p roce-verbs --no-default-features --example rdma_events -- \
 //!     client unix:/tmp/roce-b,peer=/tmp/roce-a 10.0.0.2/24 10.0.0.1
 //! ```
 //!

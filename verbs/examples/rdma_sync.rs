@@ -4,9 +4,9 @@
 //! Both run in separate processes, on a port that needs no setup (any other works too, a DPDK one with the default features):
 //!
 //! ```sh
-//! cargo run -p verbs --no-default-features --example rdma_sync -- \
+//! cargo run -p roce-verbs --no-default-features --example rdma_sync -- \
 //!     server unix:/tmp/roce-a,peer=/tmp/roce-b 10.0.0.1/24 &
-//! cargo run -p verbs --no-default-features --example rdma_sync -- \
+//! cargo run -p roce-verbs --no-default-features --example rdma_sync -- \
 //!     client unix:/tmp/roce-b,peer=/tmp/roce-a 10.0.0.2/24 10.0.0.1
 //! ```
 //!

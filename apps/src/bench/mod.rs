@@ -244,7 +244,7 @@ impl<'a> Bench<'a> {
         let perf = cli.perf.clone().or_else(beside).unwrap_or_else(|| "roce-perf".into());
         if !perf.exists() {
             return Err(AppError::Usage(format!(
-                "{} is not there; build it (cargo build --release -p apps), or name it with --perf",
+                "{} is not there; build it (cargo build --release -p roce-apps), or name it with --perf",
                 perf.display()
             )));
         }

@@ -99,7 +99,7 @@ impl fmt::Display for Failure {
             writeln!(f, "capture: {}\nwhole trace: {}", pcap.display(), trace.display())?;
         }
         writeln!(f, "seed {}: {}", self.seed, self.message)?;
-        let test = "cargo test -p stack --no-default-features --test all q60_seeds";
+        let test = "cargo test -p roce-stack --no-default-features --test all q60_seeds";
         write!(f, "to see it again: SIM_SEED={} {test}", self.seed)
     }
 }
