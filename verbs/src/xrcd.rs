@@ -7,9 +7,7 @@
 
 use std::sync::Arc;
 
-use stack::device::{
-    AttrMask, Psn, QpAttr, QpCore, QpState, QpType, Qpn, XrcSrqInit, XrcdCore, XrcdInit, required,
-};
+use stack::device::{AttrMask, Psn, QpAttr, QpCore, QpState, QpType, Qpn, XrcSrqInit, XrcdCore, required};
 
 use crate::attr::attr_init;
 use crate::connect::{RcEndpoint, RcOptions};
@@ -19,8 +17,7 @@ use crate::error::VerbsError;
 use crate::pd::Pd;
 use crate::srq::{Srq, SrqInitAttr};
 
-/// Which XRC domain to open (`struct ibv_xrcd_init_attr`): by name where C uses the file descriptor of an inode.
-pub type XrcdInitAttr<'a> = XrcdInit<'a>;
+pub use stack::device::XrcdInitAttr;
 
 /// One open of an XRC domain (`struct ibv_xrcd`).
 ///

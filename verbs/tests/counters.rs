@@ -256,6 +256,7 @@ fn provoke(reason: Discard) -> Option<(Seen, fn(&mut Bench))> {
         | Discard::ReceiveTooSmall => return None,
         // No opcode of RC is a response of a fourth kind, and nothing holds a frame over a reset today.
         Discard::UnexpectedResponse | Discard::EpochOver => return None,
+        other => panic!("{other} is caused by nothing here"),
     };
     Some((seen, how))
 }

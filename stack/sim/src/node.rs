@@ -10,7 +10,7 @@ use super::port::{PortPanicked, SimPort, SimWire};
 use super::rng::Rng;
 use stack::device::{
     Clock, CqCore, CqInit, Device, DeviceConfig, DeviceError, Drive, MrCore, MwCore, PdCore, QpCore, QpInit,
-    SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInit,
+    SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInitAttr,
 };
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Bind, KeyFault, MwType, Sge, inc_rkey, sge};
@@ -347,7 +347,7 @@ impl Node {
         for shard in (0..config.shards).filter(|_| special) {
             device.with_shard(shard, |shard| shard.prefetch_from(0));
         }
-        let xrcd = device.open_xrcd(&XrcdInit::anonymous()).expect("a new domain");
+        let xrcd = device.open_xrcd(&XrcdInitAttr::anonymous()).expect("a new domain");
         let shared = device.shared().clone();
         let mut node = Self {
             config,

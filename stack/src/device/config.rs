@@ -14,6 +14,7 @@ use crate::port::{Port, PortOptions, PortSpec, capture};
 
 /// Which threads turn the shards.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Drive {
     /// A poll-mode thread for each shard that never sleeps, pinned to a core.
     Dedicated {
@@ -39,6 +40,7 @@ pub enum Clock {
 }
 
 /// The port: named, or already open.
+#[non_exhaustive]
 pub enum PortSource {
     /// To be opened by name; where possible its device is left alone until the first use of the wire ([`PortSpec::open_lazy`]).
     Spec(PortSpec),

@@ -82,7 +82,7 @@ pub use qp::{GateClosed, Poster, QpCore, QpInit, RingTap};
 pub use service::{PeerPath, Service};
 pub use srq::{SrqAttr, SrqAttrMask, SrqCore, SrqTap, XrcSrqInit};
 pub use td::TdCore;
-pub use xrcd::{XrcdCore, XrcdInit};
+pub use xrcd::{XrcdCore, XrcdInitAttr};
 
 /// Connection management.
 pub use crate::cm;
@@ -505,7 +505,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::NoSuchDomain`], [`DeviceError::DomainExists`].
-    pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInit<'_>) -> Result<Arc<XrcdCore>, DeviceError> {
+    pub fn open_xrcd(self: &Arc<Self>, init: &XrcdInitAttr<'_>) -> Result<Arc<XrcdCore>, DeviceError> {
         XrcdCore::open(self, init)
     }
 

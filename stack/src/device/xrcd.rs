@@ -46,9 +46,9 @@ struct Receiver {
     registered: HashSet<u32>,
 }
 
-/// The domain to open (`struct ibv_xrcd_init_attr`).
+/// The domain to open (`struct ibv_xrcd_init_attr`): by name where C uses the file descriptor of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct XrcdInit<'a> {
+pub struct XrcdInitAttr<'a> {
     /// Its name in the device; without one it is a new domain that only copies of the handle share.
     pub name: Option<&'a str>,
     /// Make it if it does not exist (`O_CREAT`).
@@ -57,7 +57,7 @@ pub struct XrcdInit<'a> {
     pub exclusive: bool,
 }
 
-impl<'a> XrcdInit<'a> {
+impl<'a> XrcdInitAttr<'a> {
     /// The domain of this name, made if it does not exist.
     pub const fn named(name: &'a str) -> Self {
         Self { name: Some(name), create: true, exclusive: false }
@@ -77,7 +77,7 @@ pub struct XrcdCore {
 }
 
 impl XrcdCore {
-    pub(super) fn open(device: &Arc<Device>, init: &XrcdInit<'_>) -> Result<Arc<Self>, DeviceError> {
+    pub(super) fn open(device: &Arc<Device>, init: &XrcdInitAttr<'_>) -> Result<Arc<Self>, DeviceError> {
         let domains = &device.xrcds;
         let fresh = || {
             let id = domains.number();

@@ -65,6 +65,7 @@ pub enum NetConfigError {
 
 /// Why no host can have an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum NoHost {
     /// 0.0.0.0/8 or ::.
     Unspecified,

@@ -17,6 +17,7 @@ pub enum MemifRole {
 
 /// Names a port. Parsed from and shown as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PortSpec {
     /// `loopback`: what is sent is received.
     Loopback,

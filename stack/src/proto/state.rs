@@ -509,6 +509,7 @@ const GATES: [[Gates; TYPES]; STATES] = {
 /// What makes a queue pair change state by itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum Event {
     /// A send request completed in error.
     SendError,

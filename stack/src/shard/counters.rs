@@ -16,6 +16,7 @@ macro_rules! counters {
         /// What a shard counts, beside the [`Discard`]s.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum Counter {
             $($(#[doc = $doc])+ $name,)+
         }

@@ -13,6 +13,7 @@ use crate::time::Instant;
 
 /// What a drain is to wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum DrainKind {
     /// Both queues, in ERR.
     Qp,

@@ -14,6 +14,7 @@ use crate::sync::eventfd::EventFd;
 
 /// What an asynchronous event happened to (`struct ibv_async_event`, its union).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
 pub enum EventElement {
     /// The device as a whole.
     Device,

@@ -36,6 +36,7 @@ macro_rules! discards {
         /// The first group needs only the bytes and comes from this module, the others from the layers above.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         #[repr(u8)]
+        #[non_exhaustive]
         pub enum Discard {
             $($(#[doc = $doc])+ $name,)+
         }

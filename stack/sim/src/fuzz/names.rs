@@ -62,6 +62,7 @@ fn holds(spec: &PortSpec) {
         }
         PortSpec::Dpdk { devargs } => assert!(!devargs.contains('\0'), "{devargs:?}"),
         PortSpec::Loopback => {}
+        other => panic!("{other:?} has no check here"),
     }
 }
 
