@@ -1,12 +1,12 @@
 # The stock programs of the guest against this stack's, in both roles. Sourced by scripts/interop/run.
 # shellcheck shell=bash
 
-# unreached: shows the state of both ends where the guest does not reach our port.
+# unreached: shows the state of both ends where the guest does not reach our port, or does not boot because of it.
 unreached() {
     {
-        tail -n 5 "$run/ours.log" "$run/g/a.qemu"
-        ss -xp | grep "$run" || ls -l "$run"
-        "$guest" exec a 'ip -s link show eth0; ip neigh; dmesg | tail -n 5'
+        for file in "$run/ours.log" "$run/g/a.qemu" "$run/up.log"; do tail -n 5 "$file" || true; done
+        ss -xp | grep "$run" || ls -l "$run" "$run/g" || true
+        [ -z "$up" ] || "$guest" exec a 'ip -s link show eth0; ip neigh; dmesg | tail -n 5'
     } >&2 || true
 }
 

@@ -837,6 +837,15 @@ mod tests {
                     })
                 })
                 .collect();
+            // Two boundaries: a turn of each reader that may have begun before is over, and another one, too.
+            let two_turns = || {
+                let before: Vec<u64> = turns.iter().map(|turn| turn.load(Ordering::Acquire)).collect();
+                for (turn, before) in turns.iter().zip(before) {
+                    while turn.load(Ordering::Acquire) < before + 2 {
+                        std::thread::yield_now();
+                    }
+                }
+            };
             let mut keys: [Option<u32>; 4] = [None; 4];
             // Bounded by time too: on a busy machine a turn may last as long as a time slice.
             let start = std::time::Instant::now();
@@ -847,13 +856,7 @@ mod tests {
                 let i = n as usize % 4;
                 if let Some(key) = keys[i].take() {
                     t.revoke(key).unwrap();
-                    let before: Vec<u64> = turns.iter().map(|turn| turn.load(Ordering::Acquire)).collect();
-                    // Two boundaries: the turn that may have begun before the revocation is over.
-                    for (turn, before) in turns.iter().zip(before) {
-                        while turn.load(Ordering::Acquire) < before + 2 {
-                            std::thread::yield_now();
-                        }
-                    }
+                    two_turns();
                     t.reclaim(key, TurnsPassed::without_shards());
                 }
                 let (pd, addr, len) = shape(n);
@@ -861,6 +864,8 @@ mod tests {
                 published[i].store(n << 32 | u64::from(key), Ordering::Release);
                 keys[i] = Some(key);
             }
+            // Each reader has looked up the last keys, however late it is scheduled.
+            two_turns();
             stop.store(true, Ordering::Relaxed);
             for reader in readers {
                 let (hits, misses) = reader.join().unwrap();

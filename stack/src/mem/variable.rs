@@ -377,22 +377,23 @@ mod tests {
         };
         std::thread::scope(|scope| {
             let reader = || {
-                let (mut hits, mut misses) = (0u64, 0u64);
-                while !stop.load(Ordering::Relaxed) {
+                // At least once, however late the thread is scheduled.
+                loop {
                     for n in 0..64u64 {
                         // The window of `n` bytes more than one starts at `n`: byte `n` of it is at twice that, or more.
                         match t.check_remote(key, PD, QP, Access::REMOTE_WRITE, n, 1) {
                             Ok(place) => {
                                 let start = place.addr() - n - 0x10_0000;
                                 assert!(start >= n, "byte {n} of the window at {start}, which has fewer");
-                                hits += 1;
                             }
-                            Err(KeyFault::UnknownKey | KeyFault::OutOfRange) => misses += 1,
+                            Err(KeyFault::UnknownKey | KeyFault::OutOfRange) => {}
                             Err(other) => panic!("{other}"),
                         }
                     }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
                 }
-                (hits, misses)
             };
             let readers = [scope.spawn(reader), scope.spawn(reader)];
             let start = std::time::Instant::now();
@@ -409,10 +410,7 @@ mod tests {
             t.bind(&zero_based(63)).unwrap();
             assert!(remote(&t, key, 0, 64).is_ok());
             stop.store(true, Ordering::Relaxed);
-            for reader in readers {
-                let (hits, misses) = reader.join().unwrap();
-                assert!(hits + misses > 0);
-            }
+            readers.map(|reader| reader.join().unwrap());
         });
     }
 }
