@@ -5,9 +5,9 @@
 //! ([`Qp::connect_rc`], [`Qp::connect_uc`]), posts [`SendWr`] and [`RecvWr`], and polls [`Wc`]. Datagrams need no connection
 //! ([`Qp::activate_ud`]), but an address handle ([`Ah`]) for each peer.
 //!
-//! - Every object is `Send + Sync` and its calls take `&self`; using an object from several threads costs a lock
-//!   for each queue. The lock-free way is a handle that is split off once: [`SendQueue`], [`RecvQueue`],
-//!   [`CqPoller`].
+//! - Every object is `Send + Sync` and its calls take `&self`, behind a lock for each queue; for a thread that uses a
+//!   queue alone it is a few plain loads and stores. The lock-free way is a handle that is split off once: [`SendQueue`],
+//!   [`RecvQueue`], [`CqPoller`].
 //! - Children keep their parents alive, so dropping is always right. Explicit destruction of something that is
 //!   still in use fails with `EBUSY` and gives the object back.
 //! - A destroyed object cannot be named any more: using it is a compile error, not `EINVAL`.

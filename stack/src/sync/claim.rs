@@ -1,8 +1,9 @@
 //! A claim on a value: one holder at a time. It is a biased lock: the thread that takes it all the time pays no atomic
 //! read-modify-write.
 //!
-//! A poll-mode core takes and releases its shard millions of times a second; a control call wants it rarely. So a thread that
-//! took the claim [`BIAS_AFTER`] times in a row becomes its *owner*. The owner sets its `inside` flag with a plain store, then
+//! A poll-mode core takes and releases its shard millions of times a second, and a program the ends of its queues
+//! ([`super::exclusive`]); a control call or a second thread wants them rarely. So a thread that took the claim [`BIAS_AFTER`]
+//! times in a row becomes its *owner*. The owner sets its `inside` flag with a plain store, then
 //! checks whether another thread waits ([`super::asymmetric`]). Any other thread counts itself in `waiting`, takes the lock and
 //! waits until the owner is not inside. The owner does not have to cooperate: if it never takes the claim again, no thread waits
 //! for it.
@@ -14,13 +15,15 @@
 //!
 //! The bias may be revoked between a thread's finding itself the owner and its setting `inside`. So it checks again behind the
 //! fence that it still is the owner; and each thread that ever was the owner has an `inside` of its own, so that a late one does
-//! not clear the flag of the next owner. There are [`OWNER_SLOTS`] of them: no further thread becomes an owner.
+//! not clear the flag of the next owner. There are [`OWNER_SLOTS`] of them, or as many as the type says: no further thread becomes an
+//! owner.
 //!
 //! A thread that holds the claim is refused when it takes it again: two references to one value would be undefined behaviour. A
 //! holder *releases* the claim. A claim that is dropped instead, as in a panic, leaves a value that may be half changed: then the
 //! claim is dead, and no thread gets it again. That costs nothing, because a dead claim is one whose lock is never released.
 
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 
 use super::asymmetric::{heavy, light, prepare};
@@ -29,11 +32,17 @@ use super::primitive::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// Takings in a row, by one thread, after which it becomes the owner.
 pub const BIAS_AFTER: u32 = 64;
 
-/// Threads that can be the owner, one after the other, in the life of a claim.
+/// Threads that can be the owner, one after the other, in the life of a claim: of most claims.
 pub const OWNER_SLOTS: usize = if cfg!(loom) { 2 } else { 16 };
 /// Above the number of a thread in `owner`: its owner slot. Addresses of programs are below.
 const SLOT_SHIFT: u32 = 56;
 const NUMBER: u64 = (1 << SLOT_SHIFT) - 1;
+
+/// Looks at a claim that is held after which a thread that waits for it sleeps between two.
+#[cfg(not(loom))]
+const SLEEP_AFTER: u32 = 1 << 14;
+#[cfg(not(loom))]
+const PAUSE: core::time::Duration = core::time::Duration::from_micros(50);
 
 /// In `lock`: free, held, never free again.
 const FREE: u32 = 0;
@@ -50,38 +59,41 @@ pub enum Refused {
 }
 
 /// A value that one thread at a time may claim.
-pub struct Claim<T> {
+#[repr(C)] // taking needs what is before the value, and no more
+pub struct Claim<T, const OWNERS: usize = OWNER_SLOTS> {
+    /// The owner and its slot; 0 for none.
+    owner: AtomicU64,
+    /// 1 while the owner with this slot holds the claim.
+    inside: [AtomicU8; OWNERS],
+    /// Threads that wait for the claim, or hold it while there is an owner: the owner stays out.
+    waiting: AtomicU32,
     /// `HELD` while a thread holds the claim by the lock and not as the owner; `DEAD` at the end.
     lock: AtomicU32,
     /// The thread that holds `lock`; 0 for none. Written under `lock`, so a thread finds its own number only while it holds it.
     holder: AtomicU64,
-    /// Threads that wait for the claim, or hold it while there is an owner: the owner stays out.
-    waiting: AtomicU32,
-    /// 1 while the owner with this slot holds the claim.
-    inside: [AtomicU8; OWNER_SLOTS],
-    /// The owner and its slot; 0 for none.
-    owner: AtomicU64,
     /// The thread that took the lock last, and how often in a row; written under `lock`.
     last: AtomicU64,
     row: AtomicU32,
-    /// The thread of each owner slot, for good; written under `lock`.
-    slots: [AtomicU64; OWNER_SLOTS],
     value: UnsafeCell<T>,
+    /// The thread of each owner slot, for good; written under `lock`.
+    slots: [AtomicU64; OWNERS],
 }
 
 // SAFETY: `value` is reached through a `Claimed` alone, and there is one at a time (module comment).
-unsafe impl<T: Send> Sync for Claim<T> {}
+unsafe impl<T: Send, const OWNERS: usize> Sync for Claim<T, OWNERS> {}
 
-/// The claim, held until [`Claimed::release`]. Dropping it instead makes the claim dead.
-pub struct Claimed<'a, T> {
-    claim: &'a Claim<T>,
+/// The claim, held until [`Claimed::release`]. Dropping it instead makes the claim dead. It stays on its thread: an owner's next
+/// taking is ordered behind its own releases only.
+pub struct Claimed<'a, T, const OWNERS: usize = OWNER_SLOTS> {
+    claim: &'a Claim<T, OWNERS>,
     how: How,
+    _not_send: PhantomData<*const ()>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     /// From this owner slot.
-    Owner(usize),
+    Owner(u8),
     Locked,
     /// With a count in `waiting`.
     Announced,
@@ -111,17 +123,24 @@ pub(super) fn thread_number() -> u64 {
 impl<T> Claim<T> {
     /// A claim that no thread holds.
     pub fn new(value: T) -> Self {
+        Self::with_owners(value)
+    }
+}
+
+impl<T, const OWNERS: usize> Claim<T, OWNERS> {
+    /// The same, with room for as many owners as the type says.
+    pub fn with_owners(value: T) -> Self {
         prepare();
         Self {
+            owner: AtomicU64::new(0),
+            inside: core::array::from_fn(|_| AtomicU8::new(0)),
+            waiting: AtomicU32::new(0),
             lock: AtomicU32::new(FREE),
             holder: AtomicU64::new(0),
-            waiting: AtomicU32::new(0),
-            inside: core::array::from_fn(|_| AtomicU8::new(0)),
-            owner: AtomicU64::new(0),
             last: AtomicU64::new(0),
             row: AtomicU32::new(0),
-            slots: core::array::from_fn(|_| AtomicU64::new(0)),
             value: UnsafeCell::new(value),
+            slots: core::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
 
@@ -139,7 +158,7 @@ impl<T> Claim<T> {
 
     /// Takes the claim if it is free and no thread waits for it; not if the calling thread has it.
     #[inline]
-    pub fn try_take(&self) -> Option<Claimed<'_, T>> {
+    pub fn try_take(&self) -> Option<Claimed<'_, T, OWNERS>> {
         let me = thread_number();
         let owner = self.owner.load(Ordering::Relaxed);
         if owner & NUMBER == me { self.enter(owner) } else { self.try_take_lock(me) }
@@ -147,58 +166,57 @@ impl<T> Claim<T> {
 
     /// The calling thread found itself the owner, a moment ago.
     #[inline]
-    fn enter(&self, owner: u64) -> Option<Claimed<'_, T>> {
+    fn enter(&self, owner: u64) -> Option<Claimed<'_, T, OWNERS>> {
         let slot = slot_of(owner);
         // Only this thread writes it.
-        if self.inside[slot].load(Ordering::Relaxed) != 0 {
+        if self.inside(slot).load(Ordering::Relaxed) != 0 {
             return None;
         }
-        self.inside[slot].store(1, Ordering::Relaxed);
+        self.inside(slot).store(1, Ordering::Relaxed);
         light();
         // A thread that revoked our bias has counted down with a release: then the second load sees it.
         if self.waiting.load(Ordering::Acquire) == 0 && self.owner.load(Ordering::Relaxed) == owner {
-            return Some(Claimed { claim: self, how: How::Owner(slot) });
+            return Some(self.held(How::Owner(slot)));
         }
-        self.inside[slot].store(0, Ordering::Release);
+        self.inside(slot).store(0, Ordering::Release);
         None
     }
 
-    fn try_take_lock(&self, me: u64) -> Option<Claimed<'_, T>> {
+    #[inline(never)]
+    fn try_take_lock(&self, me: u64) -> Option<Claimed<'_, T, OWNERS>> {
         if self.wanted() || !self.lock_now(me) {
             return None;
         }
         let owner = self.owner.load(Ordering::Relaxed);
         if owner == 0 {
             self.count_in_row(me);
-            return Some(Claimed { claim: self, how: How::Locked });
+            return Some(self.held(How::Locked));
         }
         // Another thread is the owner and may be inside. If it is not, its bias is revoked.
         self.waiting.fetch_add(1, Ordering::Relaxed);
         heavy();
-        if self.inside[slot_of(owner)].load(Ordering::Acquire) != 0 {
+        if self.inside(slot_of(owner)).load(Ordering::Acquire) != 0 {
             self.holder.store(0, Ordering::Relaxed);
             // Unless the owner has panicked since: then it stays dead.
             let _ = self.lock.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed);
             self.waiting.fetch_sub(1, Ordering::Release);
             return None;
         }
-        self.owner.store(0, Ordering::Relaxed);
-        self.last.store(me, Ordering::Relaxed);
-        self.row.store(0, Ordering::Relaxed);
-        Some(Claimed { claim: self, how: How::Announced })
+        self.end_bias(me);
+        Some(self.held(How::Announced))
     }
 
     /// Takes the claim; waits until it is free. Threads that try in a loop stay out meanwhile.
     ///
     /// # Errors
     /// [`Refused::Inside`], [`Refused::Dead`]: it would wait for ever.
-    pub fn take(&self) -> Result<Claimed<'_, T>, Refused> {
+    pub fn take(&self) -> Result<Claimed<'_, T, OWNERS>, Refused> {
         let me = thread_number();
         let owner = self.owner.load(Ordering::Relaxed);
         if self.is_dead() {
             return Err(Refused::Dead);
         }
-        if owner & NUMBER == me && self.inside[slot_of(owner)].load(Ordering::Relaxed) != 0 {
+        if owner & NUMBER == me && self.inside(slot_of(owner)).load(Ordering::Relaxed) != 0 {
             return Err(Refused::Inside);
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -218,7 +236,7 @@ impl<T> Claim<T> {
         let owner = self.owner.load(Ordering::Relaxed);
         if owner != 0 && owner & NUMBER != me {
             heavy();
-            while self.inside[slot_of(owner)].load(Ordering::Acquire) != 0 {
+            while self.inside(slot_of(owner)).load(Ordering::Acquire) != 0 {
                 if self.is_dead() {
                     self.waiting.fetch_sub(1, Ordering::Release);
                     return Err(Refused::Dead);
@@ -226,7 +244,18 @@ impl<T> Claim<T> {
                 pause(&mut tries);
             }
         }
-        Ok(Claimed { claim: self, how: How::Announced })
+        Ok(self.held(How::Announced))
+    }
+
+    /// The flag of the owner with this slot.
+    #[inline]
+    fn inside(&self, slot: u8) -> &AtomicU8 {
+        &self.inside[usize::from(slot) % OWNERS]
+    }
+
+    #[inline]
+    fn held(&self, how: How) -> Claimed<'_, T, OWNERS> {
+        Claimed { claim: self, how, _not_send: PhantomData }
     }
 
     #[inline]
@@ -238,10 +267,34 @@ impl<T> Claim<T> {
         locked
     }
 
+    #[inline(never)]
+    fn release_lock(&self) {
+        if self.row.load(Ordering::Relaxed) >= BIAS_AFTER {
+            self.make_owner();
+        }
+        self.unlock();
+    }
+
+    #[inline(never)]
+    fn release_announced(&self, shared: bool) {
+        if shared {
+            self.end_bias(thread_number());
+        }
+        self.unlock();
+        self.waiting.fetch_sub(1, Ordering::Release);
+    }
+
     #[inline]
     fn unlock(&self) {
         self.holder.store(0, Ordering::Relaxed);
         self.lock.store(FREE, Ordering::Release);
+    }
+
+    /// Under `lock`, with the owner kept out: there is none any more.
+    fn end_bias(&self, me: u64) {
+        self.owner.store(0, Ordering::Relaxed);
+        self.last.store(me, Ordering::Relaxed);
+        self.row.store(0, Ordering::Relaxed);
     }
 
     /// Under `lock`, without an owner: counts takings in a row.
@@ -271,46 +324,52 @@ impl<T> Claim<T> {
 
 /// The slot in an `owner` word.
 #[inline]
-fn slot_of(owner: u64) -> usize {
-    (owner >> SLOT_SHIFT) as usize % OWNER_SLOTS
+fn slot_of(owner: u64) -> u8 {
+    (owner >> SLOT_SHIFT) as u8
 }
 
-/// Waits a little; on a machine with few cores the holder may need this one.
+/// Waits a little; on a machine with few cores the holder may need this one. A holder that takes long runs code of the program:
+/// then this sleeps.
 fn pause(tries: &mut u32) {
-    *tries += 1;
+    *tries = tries.saturating_add(1);
     #[cfg(loom)]
     loom::thread::yield_now();
     #[cfg(not(loom))]
-    if (*tries).is_multiple_of(64) {
+    if *tries > SLEEP_AFTER {
+        std::thread::sleep(PAUSE);
+    } else if (*tries).is_multiple_of(64) {
         std::thread::yield_now();
     } else {
         core::hint::spin_loop();
     }
 }
 
-impl<T> Claimed<'_, T> {
+impl<T, const OWNERS: usize> Claimed<'_, T, OWNERS> {
     /// Gives the claim back.
     #[inline]
     pub fn release(self) {
-        let claim = self.claim;
+        self.end(false);
+    }
+
+    /// Gives the claim back, where several threads want it: if this one had to wait for the owner, none is the owner any more,
+    /// and nobody pays for a system call at each taking.
+    #[inline]
+    pub fn release_shared(self) {
+        self.end(true);
+    }
+
+    #[inline]
+    fn end(self, shared: bool) {
         match self.how {
-            How::Owner(slot) => claim.inside[slot].store(0, Ordering::Release),
-            How::Locked => {
-                if claim.row.load(Ordering::Relaxed) >= BIAS_AFTER {
-                    claim.make_owner();
-                }
-                claim.unlock();
-            }
-            How::Announced => {
-                claim.unlock();
-                claim.waiting.fetch_sub(1, Ordering::Release);
-            }
+            How::Owner(slot) => self.claim.inside(slot).store(0, Ordering::Release),
+            How::Locked => self.claim.release_lock(),
+            How::Announced => self.claim.release_announced(shared),
         }
         core::mem::forget(self);
     }
 }
 
-impl<T> Drop for Claimed<'_, T> {
+impl<T, const OWNERS: usize> Drop for Claimed<'_, T, OWNERS> {
     /// It was not released: the claim is dead.
     #[cold]
     fn drop(&mut self) {
@@ -333,7 +392,7 @@ impl<T> Drop for Claimed<'_, T> {
     }
 }
 
-impl<T> Deref for Claimed<'_, T> {
+impl<T, const OWNERS: usize> Deref for Claimed<'_, T, OWNERS> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
@@ -342,7 +401,7 @@ impl<T> Deref for Claimed<'_, T> {
     }
 }
 
-impl<T> DerefMut for Claimed<'_, T> {
+impl<T, const OWNERS: usize> DerefMut for Claimed<'_, T, OWNERS> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: as above, borrowed mutably.
@@ -350,7 +409,7 @@ impl<T> DerefMut for Claimed<'_, T> {
     }
 }
 
-impl<T> core::fmt::Debug for Claim<T> {
+impl<T, const OWNERS: usize> core::fmt::Debug for Claim<T, OWNERS> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Claim").field("wanted", &self.wanted()).finish_non_exhaustive()
     }
@@ -540,6 +599,14 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
+impl<T, const OWNERS: usize> Claim<T, OWNERS> {
+    /// Makes the calling thread the owner of a claim that nobody uses yet.
+    pub(super) fn bias(&self) {
+        self.owner.store(thread_number(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, loom))]
 mod models {
     use super::*;
     use loom::sync::Arc;
@@ -551,7 +618,7 @@ mod models {
         loom::model(|| {
             let claim = Arc::new(Claim::new(()));
             let held = Arc::new(Flag::new(0));
-            claim.owner.store(thread_number(), Ordering::Relaxed);
+            claim.bias();
             let other = {
                 let (claim, held) = (claim.clone(), held.clone());
                 loom::thread::spawn(move || {
@@ -575,7 +642,7 @@ mod models {
     /// The owner panics inside while others wait for it (`true`), or try: all are refused, for ever.
     fn the_owner_panics_beside<const OTHERS: usize>(waits: [bool; OTHERS]) {
         let claim = Arc::new(Claim::new(()));
-        claim.owner.store(thread_number(), Ordering::Relaxed);
+        claim.bias();
         let others = waits.map(|waits| {
             let claim = claim.clone();
             loom::thread::spawn(move || {
@@ -624,7 +691,7 @@ mod models {
         loom::model(|| {
             let claim = Arc::new(Claim::new(()));
             let died = Arc::new(Flag::new(0));
-            claim.owner.store(thread_number(), Ordering::Relaxed);
+            claim.bias();
             let other = {
                 let (claim, died) = (claim.clone(), died.clone());
                 loom::thread::spawn(move || {

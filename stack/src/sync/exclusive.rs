@@ -6,12 +6,16 @@
 //!
 //! A thread that has the value, either way, is refused when it asks again: it would wait for itself. So a caller may run code
 //! that it does not know while it has the value.
+//!
+//! The lock is a [`Claim`]: the thread that locks the value again and again executes no atomic read-modify-write. It is never
+//! dropped, only released, so a panic of a holder leaves a value that is as good as before.
 
+use core::fmt;
 use core::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::PoisonError;
 
-use super::claim::thread_number;
-use super::primitive::{AtomicU64, Ordering};
+use super::claim::{Claim, Claimed, Refused, thread_number};
+use super::primitive::{Condvar, Mutex};
 
 /// Why a value cannot be had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,39 +26,39 @@ pub enum Unavailable {
     Taken,
 }
 
+/// Threads that can have the bias, one after the other: each costs memory for each value. Further threads lock it as any lock.
+const OWNERS: usize = 2;
+
 /// A value for one holder at a time.
-#[derive(Debug)]
 pub struct Exclusive<T> {
-    place: Mutex<Place<T>>,
+    place: Claim<Place<T>, OWNERS>,
+    /// Held by a thread from before it finds the value borrowed until it sleeps: no return is missed.
+    falling_asleep: Mutex<()>,
     returned: Condvar,
-    /// The thread that has locked it; 0 for none. A thread finds its own number only while it has.
-    holder: AtomicU64,
 }
 
-#[derive(Debug)]
 struct Place<T> {
     /// The value, while it is here.
     value: Option<T>,
     /// The thread that borrowed it; 0: it is here, or was taken.
     borrower: u64,
-    /// Threads that wait until it comes back.
-    waiting: u32,
+    /// Whether threads wait until it comes back.
+    waited_for: bool,
 }
 
 /// A locked value.
-#[derive(Debug)]
 pub struct Locked<'a, T> {
-    place: MutexGuard<'a, Place<T>>,
-    holder: &'a AtomicU64,
+    /// Taken only by `drop`.
+    place: Option<Claimed<'a, Place<T>, OWNERS>>,
 }
 
 impl<T> Exclusive<T> {
     /// With a value, or as if it had been taken.
     pub fn new(value: Option<T>) -> Self {
         Self {
-            place: Mutex::new(Place { value, borrower: 0, waiting: 0 }),
+            place: Claim::with_owners(Place { value, borrower: 0, waited_for: false }),
+            falling_asleep: Mutex::new(()),
             returned: Condvar::new(),
-            holder: AtomicU64::new(0),
         }
     }
 
@@ -62,31 +66,26 @@ impl<T> Exclusive<T> {
     ///
     /// # Errors
     /// [`Unavailable`].
-    #[inline]
+    #[inline(always)]
     pub fn lock(&self) -> Result<Locked<'_, T>, Unavailable> {
-        let place = self.here()?;
-        self.holder.store(thread_number(), Ordering::Relaxed);
-        Ok(Locked { place, holder: &self.holder })
+        let locked = self.place()?;
+        if locked.place().value.is_some() { Ok(locked) } else { self.wait(locked) }
     }
 
     /// Locks the value if it is here and no thread has locked it.
     pub fn try_lock(&self) -> Option<Locked<'_, T>> {
-        let place = match self.place.try_lock() {
-            Ok(place) => place,
-            Err(TryLockError::Poisoned(e)) => e.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        place.value.as_ref()?;
-        self.holder.store(thread_number(), Ordering::Relaxed);
-        Some(Locked { place, holder: &self.holder })
+        let locked = Locked { place: Some(self.place.try_take()?) };
+        locked.place().value.is_some().then_some(locked)
     }
 
     /// Moves the value to the caller, who gives it back; others wait for it meanwhile.
     ///
     /// # Errors
     /// [`Unavailable`].
+    #[inline]
     pub fn borrow(&self) -> Result<T, Unavailable> {
-        let mut place = self.here()?;
+        let mut locked = self.lock()?;
+        let place = locked.place_mut();
         place.borrower = thread_number();
         place.value.take().ok_or(Unavailable::Taken)
     }
@@ -96,48 +95,80 @@ impl<T> Exclusive<T> {
     /// # Errors
     /// [`Unavailable`].
     pub fn take(&self) -> Result<T, Unavailable> {
-        self.here()?.value.take().ok_or(Unavailable::Taken)
+        self.lock()?.place_mut().value.take().ok_or(Unavailable::Taken)
     }
 
     /// Gives a value back that was borrowed or taken.
-    pub fn give_back(&self, value: T) {
-        let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        (place.value, place.borrower) = (Some(value), 0);
-        if place.waiting > 0 {
-            // All: who locks it next wakes nobody when it unlocks.
-            self.returned.notify_all();
-        }
-    }
-
-    /// Waits until the value is here and not locked.
+    ///
+    /// # Panics
+    /// If the value is here.
     #[inline]
-    fn here(&self) -> Result<MutexGuard<'_, Place<T>>, Unavailable> {
-        if self.holder.load(Ordering::Relaxed) == thread_number() {
-            return Err(Unavailable::Inside);
+    pub fn give_back(&self, value: T) {
+        let mut locked = self.place().expect("no thread has locked a value that is not here");
+        let place = locked.place_mut();
+        assert!(place.value.is_none(), "a value is given back once");
+        (place.value, place.borrower) = (Some(value), 0);
+        if core::mem::take(&mut place.waited_for) {
+            drop(locked);
+            self.wake();
         }
-        // A holder that panicked has left a value that is as good as before.
-        let place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.value.is_some() { Ok(place) } else { self.wait(place) }
     }
 
+    /// Locks the place of the value, which may not be here.
+    #[inline(always)]
+    fn place(&self) -> Result<Locked<'_, T>, Unavailable> {
+        let place = match self.place.try_take() {
+            Some(place) => place,
+            None => self.contend()?,
+        };
+        Ok(Locked { place: Some(place) })
+    }
+
+    /// Another thread has the place, or wants it.
     #[cold]
-    fn wait<'a>(
-        &'a self,
-        mut place: MutexGuard<'a, Place<T>>,
-    ) -> Result<MutexGuard<'a, Place<T>>, Unavailable> {
+    fn contend(&self) -> Result<Claimed<'_, Place<T>, OWNERS>, Unavailable> {
+        self.place.take().map_err(|refused| match refused {
+            Refused::Inside => Unavailable::Inside,
+            Refused::Dead => unreachable!("a place is always released"),
+        })
+    }
+
+    /// The value is not here.
+    #[cold]
+    fn wait<'a>(&'a self, locked: Locked<'a, T>) -> Result<Locked<'a, T>, Unavailable> {
+        drop(locked);
         let me = thread_number();
-        while place.value.is_none() {
+        let mut falling_asleep = self.falling_asleep.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let mut locked = self.place()?;
+            let place = locked.place_mut();
             match place.borrower {
+                _ if place.value.is_some() => return Ok(locked),
                 0 => return Err(Unavailable::Taken),
                 borrower if borrower == me => return Err(Unavailable::Inside),
-                _ => {
-                    place.waiting += 1;
-                    place = self.returned.wait(place).unwrap_or_else(PoisonError::into_inner);
-                    place.waiting -= 1;
-                }
+                _ => place.waited_for = true,
             }
+            drop(locked);
+            falling_asleep = self.returned.wait(falling_asleep).unwrap_or_else(PoisonError::into_inner);
         }
-        Ok(place)
+    }
+
+    /// Wakes all that wait: who of them locks the value wakes nobody when it unlocks.
+    #[cold]
+    fn wake(&self) {
+        drop(self.falling_asleep.lock());
+        self.returned.notify_all();
+    }
+}
+
+impl<T> Locked<'_, T> {
+    #[inline]
+    fn place(&self) -> &Place<T> {
+        self.place.as_ref().expect("only drop takes it")
+    }
+    #[inline]
+    fn place_mut(&mut self) -> &mut Place<T> {
+        self.place.as_mut().expect("only drop takes it")
     }
 }
 
@@ -145,21 +176,35 @@ impl<T> Deref for Locked<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        self.place.value.as_ref().expect("a locked value is here")
+        self.place().value.as_ref().expect("a locked value is here")
     }
 }
 
 impl<T> DerefMut for Locked<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        self.place.value.as_mut().expect("a locked value is here")
+        self.place_mut().value.as_mut().expect("a locked value is here")
     }
 }
 
 impl<T> Drop for Locked<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        self.holder.store(0, Ordering::Relaxed);
+        if let Some(place) = self.place.take() {
+            place.release_shared();
+        }
+    }
+}
+
+impl<T> fmt::Debug for Exclusive<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exclusive").finish_non_exhaustive()
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Locked<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
     }
 }
 
@@ -168,6 +213,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use super::super::claim::BIAS_AFTER;
     use super::*;
 
     #[test]
@@ -221,6 +267,51 @@ mod tests {
         assert_eq!(value.lock().map(|v| *v), Ok(1));
     }
 
+    // Goal: the bias goes to a thread that locks the value again and again, and comes back to it after another one has had its
+    // turn; who has the value keeps the others out at each step.
+    #[test]
+    fn the_bias_changes_hands_and_nobody_else_gets_in() {
+        let value = Exclusive::new(Some(0));
+        let again_and_again = || {
+            for _ in 0..2 * BIAS_AFTER {
+                let mut locked = value.lock().unwrap();
+                *locked += 1;
+                assert_eq!(value.lock().unwrap_err(), Unavailable::Inside);
+                assert_eq!(value.take(), Err(Unavailable::Inside));
+            }
+            let borrowed = value.borrow().unwrap();
+            assert_eq!(value.lock().unwrap_err(), Unavailable::Inside);
+            value.give_back(borrowed);
+        };
+        for _ in 0..3 {
+            again_and_again();
+            let locked = value.lock().unwrap();
+            std::thread::scope(|s| {
+                s.spawn(|| assert!(value.try_lock().is_none(), "two have the value"));
+            });
+            drop(locked);
+            std::thread::scope(|s| {
+                s.spawn(again_and_again);
+            });
+        }
+        assert_eq!(value.take(), Ok(6 * 2 * BIAS_AFTER));
+    }
+
+    #[test]
+    fn a_panic_of_a_thread_with_the_bias_leaves_it_usable_for_all() {
+        let value = Exclusive::new(Some(1));
+        (0..2 * BIAS_AFTER).for_each(|_| drop(value.lock().unwrap()));
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _locked = value.lock().unwrap();
+            panic!("while it is locked");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(value.lock().map(|v| *v), Ok(1));
+        std::thread::scope(|s| {
+            s.spawn(|| assert_eq!(value.lock().map(|v| *v), Ok(1)));
+        });
+    }
+
     #[test]
     fn many_threads_count_together() {
         let value = Exclusive::new(Some(0));
@@ -241,5 +332,114 @@ mod tests {
             }
         });
         assert_eq!(value.take(), Ok(400));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod models {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Every interleaving of a model's threads takes hours: those in which they are interrupted so often take seconds.
+    fn check(model: impl Fn() + Sync + Send + 'static) {
+        let mut checker = loom::model::Builder::new();
+        checker.preemption_bound = Some(3);
+        checker.check(model);
+    }
+
+    /// What two threads that hold the value at once would disturb.
+    #[derive(Default)]
+    struct Shared(AtomicU32);
+
+    impl Shared {
+        fn alone(&self) {
+            assert_eq!(self.0.fetch_add(1, Ordering::Relaxed), 0, "two have the value");
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The calling thread has the bias, and does `mine` while another thread does `yours`. Both add 1 to the value.
+    fn beside(mine: fn(&Exclusive<u32>, &Shared), yours: fn(&Exclusive<u32>, &Shared)) {
+        check(move || {
+            let both = Arc::new((Exclusive::new(Some(0)), Shared::default()));
+            both.0.place.bias();
+            let other = {
+                let both = both.clone();
+                loom::thread::spawn(move || yours(&both.0, &both.1))
+            };
+            mine(&both.0, &both.1);
+            other.join().unwrap();
+            assert_eq!(both.0.take(), Ok(2));
+        });
+    }
+
+    fn lock(value: &Exclusive<u32>, shared: &Shared) {
+        let mut locked = value.lock().unwrap();
+        shared.alone();
+        *locked += 1;
+        assert_eq!(value.lock().unwrap_err(), Unavailable::Inside);
+        shared.alone();
+    }
+
+    fn borrow(value: &Exclusive<u32>, shared: &Shared) {
+        let borrowed = value.borrow().unwrap();
+        shared.alone();
+        value.give_back(borrowed + 1);
+    }
+
+    #[test]
+    fn the_thread_with_the_bias_and_another_lock() {
+        beside(lock, lock);
+    }
+
+    #[test]
+    fn the_thread_with_the_bias_borrows_and_another_waits() {
+        beside(borrow, lock);
+    }
+
+    #[test]
+    fn another_borrows_and_the_thread_with_the_bias_waits() {
+        beside(lock, borrow);
+    }
+
+    /// A lock that is tried gets the value or not; nobody waits for it.
+    #[test]
+    fn the_thread_with_the_bias_tries_while_another_locks() {
+        beside(
+            |value, shared| {
+                let tried = value.try_lock().map(|mut locked| {
+                    shared.alone();
+                    *locked += 1;
+                });
+                if tried.is_none() {
+                    lock(value, shared);
+                }
+            },
+            lock,
+        );
+    }
+
+    /// Who keeps the value refuses the thread that comes later, also if that one has the bias; it comes back from another thread.
+    #[test]
+    fn one_takes_it_and_gives_it_back() {
+        check(|| {
+            let value = Arc::new(Exclusive::new(Some(0)));
+            value.place.bias();
+            let other = {
+                let value = value.clone();
+                loom::thread::spawn(move || {
+                    let taken = value.take().unwrap();
+                    value.give_back(taken + 1);
+                })
+            };
+            match value.lock() {
+                Ok(mut locked) => *locked += 1,
+                Err(refused) => assert_eq!(refused, Unavailable::Taken),
+            }
+            other.join().unwrap();
+            assert!(matches!(value.take(), Ok(1 | 2)));
+        });
     }
 }

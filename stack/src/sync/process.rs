@@ -46,21 +46,50 @@ fn count_forks() {}
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_fork_is_another_process() {
-        let me = Process::this();
-        // SAFETY: the child only loads numbers and exits, without running anything of the parent's.
+    /// Whether `holds` in a fork of this process.
+    fn in_fork(holds: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child only loads and stores numbers, makes system calls and exits, without running anything of the
+        // parent's.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
-            let right = !me.is_this() && Process::this().is_this() && Process::this() != me;
+            // SAFETY: as above. A child that waits for ever ends by a signal.
+            unsafe { libc::alarm(120) };
+            let right = holds();
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(if right { 7 } else { 1 }) };
         }
         let mut status = 0;
         // SAFETY: waits for that child; the status is ours.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 7));
+        (libc::WIFEXITED(status), libc::WEXITSTATUS(status)) == (true, 7)
+    }
+
+    #[test]
+    fn a_fork_is_another_process() {
+        let me = Process::this();
+        assert!(in_fork(|| !me.is_this() && Process::this().is_this() && Process::this() != me));
         assert!(me.is_this() && Process::this() == me);
+    }
+
+    /// Goal: a fork has the `membarrier` of its parent, and no wait for a thread that it does not have.
+    #[test]
+    fn a_fork_locks_what_another_thread_of_its_parent_has_the_bias_of() {
+        use super::super::claim::BIAS_AFTER;
+        use super::super::exclusive::Exclusive;
+        let value = Exclusive::new(Some(1));
+        let (biased, forked) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        let right = std::thread::scope(|s| {
+            s.spawn(|| {
+                (0..2 * BIAS_AFTER).for_each(|_| drop(value.lock().expect("nobody else has it")));
+                biased.wait();
+                forked.wait();
+            });
+            biased.wait();
+            let right = in_fork(|| (0..2).all(|_| value.lock().is_ok_and(|value| *value == 1)));
+            forked.wait();
+            right
+        });
+        assert!(right, "the fork did not get the value");
     }
 }
