@@ -395,9 +395,8 @@ impl Requester {
         // The message itself has started, so it counts.
         let unasked =
             if is_last && !wanted { (self.unasked_messages(operation) + 1).max(0) as u32 } else { u32::MAX };
-        let mut requests = self.ack_requests(window, unasked);
-        let asks = requests.ask(0, wanted);
-        self.since_ack_req = requests.since(1);
+        let asks = wanted || self.ack_requests(window, unasked).are_due(0);
+        self.since_ack_req = if asks { 0 } else { self.since_ack_req + 1 };
         asks
     }
 

@@ -24,15 +24,28 @@ pub(super) struct AckRequests {
 }
 
 impl AckRequests {
-    /// Whether packet `index` requests an acknowledgement; `wanted`: somebody waits for it.
+    /// Whether packet `index` requests an acknowledgement.
+    #[inline(always)]
+    pub fn are_due(&self, index: u32) -> bool {
+        index >= self.due
+    }
+
+    /// The same, or because somebody waits for it (`wanted`). Counts from there.
     #[inline(always)]
     pub fn ask(&mut self, index: u32, wanted: bool) -> bool {
-        let asks = wanted || index >= self.due;
+        let asks = self.are_due(index) || wanted;
         if asks {
-            self.asked = index + 1;
-            self.due = self.always.min(index + ACK_REQ_STRIDE);
+            self.asked_by(index);
         }
         asks
+    }
+
+    /// Packet `index` requests an acknowledgement. Few do, and the loop over a run needs the registers for the others.
+    #[cold]
+    #[inline(never)]
+    fn asked_by(&mut self, index: u32) {
+        self.asked = index + 1;
+        self.due = self.always.min(index + ACK_REQ_STRIDE);
     }
 
     /// Packets before `index` since the last one that did.
