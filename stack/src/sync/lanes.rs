@@ -83,23 +83,6 @@ pub struct CqReader<E> {
     older: Option<Box<CqReader<E>>>,
 }
 
-/// Entries taken in a poll of a queue with several lanes, for which it gives credits back when it is dropped.
-struct Credits<'a> {
-    taken: u32,
-    shared: Option<&'a Shared>,
-}
-
-impl Drop for Credits<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(shared) = self.shared
-            && self.taken > 0
-        {
-            shared.budget.fetch_add(self.taken, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Arms a completion queue from any thread: the reader may be elsewhere. See [`CqReader::arm`].
 #[derive(Clone)]
 pub struct Armer(Arc<CachePadded<AtomicU8>>);
@@ -314,8 +297,6 @@ impl<E: Copy + Send> CqReader<E> {
             some.iter().for_each(&mut each);
             taken += some.len();
         }
-        // Given back at the end, also where `each` panics.
-        let mut credits = Credits { taken: 0, shared: (self.lanes.len() > 1).then_some(&*self.shared) };
         let mut empty = 0;
         while taken < max && empty < self.lanes.len() {
             let lane = &mut self.lanes[self.next];
@@ -329,8 +310,11 @@ impl<E: Copy + Send> CqReader<E> {
                 seq = seq.wrapping_add(run.len() as u32);
             }
             lane.release_to(end);
+            // With the entries, not at the end: a panic of `each` loses no credit.
+            if n > 0 && self.lanes.len() > 1 {
+                self.shared.budget.fetch_add(n, Ordering::Relaxed);
+            }
             taken += n as usize;
-            credits.taken += n;
             // A lane that gave less than a whole batch has no more: it is not read again.
             empty = if (n as usize) < batch { empty + 1 } else { 0 };
             self.next += 1;
