@@ -43,12 +43,42 @@ pub struct SendWr<'a> {
 pub(crate) enum Data<'a> {
     /// In registered memory.
     List(&'a [Sge]),
-    /// Inline: copied by the post.
-    Inline(&'a [u8]),
-    /// Inline, in pieces.
+    /// Copied by the post.
+    Inline(InlineData<'a>),
+}
+
+/// Inline data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum InlineData<'a> {
+    /// In one piece.
+    Whole(&'a [u8]),
+    /// In pieces, one behind the other.
     Pieces(&'a [IoSlice<'a>]),
-    /// Inline, gathered from memory of the program.
+    /// Gathered from memory of the program.
     Local(LocalBytes<'a>),
+}
+
+impl InlineData<'_> {
+    /// Its bytes, if it has no more elements than the queue takes.
+    #[inline]
+    fn len(&self, limits: &SendLimits) -> Result<usize, PostErrorKind> {
+        match self {
+            Self::Whole(data) => Ok(data.len()),
+            Self::Pieces(pieces) => Ok(pieces.iter().map(|piece| piece.len()).fold(0, usize::saturating_add)),
+            Self::Local(bytes) => limits.check_sges(bytes.elements()).map(|()| bytes.len()),
+        }
+    }
+
+    /// Copies it into the body of a slot. A function of its own: without the call, a post of one element keeps everything in
+    /// registers.
+    #[inline(never)]
+    fn put(&self, body: &mut [u8]) {
+        match self {
+            Self::Whole(data) => put_data(body, data),
+            Self::Pieces(pieces) => put_pieces(body, pieces.iter().map(|piece| &**piece)),
+            Self::Local(bytes) => bytes.copy_to(body),
+        }
+    }
 }
 
 impl<'a> SendWr<'a> {
@@ -226,23 +256,23 @@ impl<'a> SendWr<'a> {
     /// may be reused at once. Sends and writes only, up to the queue's `max_inline_data`.
     #[inline]
     pub const fn inline(self, data: &'a [u8]) -> Self {
-        self.with_inline(Data::Inline(data))
+        self.with_inline(InlineData::Whole(data))
     }
     /// As [`inline`](Self::inline), with data that is in pieces, one behind the other.
     #[inline]
     pub const fn inline_list(self, pieces: &'a [IoSlice<'a>]) -> Self {
-        self.with_inline(Data::Pieces(pieces))
+        self.with_inline(InlineData::Pieces(pieces))
     }
     /// As [`inline`](Self::inline), with data that is gathered from memory of the program, up to the queue's `max_send_sge`
     /// elements.
     #[inline]
     #[doc(alias = "IBV_SEND_INLINE")]
     pub const fn inline_local(self, bytes: LocalBytes<'a>) -> Self {
-        self.with_inline(Data::Local(bytes))
+        self.with_inline(InlineData::Local(bytes))
     }
     #[inline]
-    const fn with_inline(mut self, data: Data<'a>) -> Self {
-        self.data = data;
+    const fn with_inline(mut self, data: InlineData<'a>) -> Self {
+        self.data = Data::Inline(data);
         self.flag(SendFlags::INLINE)
     }
     /// Adds the flags of an [`MwBind`](crate::MwBind) that a bind may have.
@@ -292,10 +322,9 @@ impl<'a> SendWr<'a> {
         if self.ah.is_some() | self.remote_srqn.is_some() | limits.addressed {
             limits.check_destination(self)?;
         }
-        let sges = match self.data {
+        let sges = match &self.data {
             Data::List(sges) => sges,
-            Data::Inline(data) => return limits.check_inline(&self.wqe, data.len()),
-            Data::Pieces(_) | Data::Local(_) => return self.check_gathered(limits),
+            Data::Inline(data) => return limits.check_inline(&self.wqe, data.len(limits)?),
         };
         limits.check_sges(sges.len())?;
         let length = match sges {
@@ -303,19 +332,6 @@ impl<'a> SendWr<'a> {
             sges => sges.iter().map(|s| u64::from(s.length)).sum(),
         };
         check_length(&self.wqe, length)
-    }
-
-    #[cold]
-    fn check_gathered(&self, limits: &SendLimits) -> Result<u32, PostErrorKind> {
-        let given = match self.data {
-            Data::Pieces(pieces) => pieces.iter().map(|piece| piece.len()).fold(0, usize::saturating_add),
-            Data::Local(bytes) => {
-                limits.check_sges(bytes.elements())?;
-                bytes.len()
-            }
-            Data::List(_) | Data::Inline(_) => 0,
-        };
-        limits.check_inline(&self.wqe, given)
     }
 
     /// Writes the request into a slot.
@@ -336,9 +352,7 @@ impl<'a> SendWr<'a> {
         };
         match self.data {
             Data::List(sges) => put_sges(body, sges),
-            Data::Inline(data) => put_data(body, data),
-            Data::Pieces(pieces) => put_pieces(body, pieces.iter().map(|piece| &**piece)),
-            Data::Local(bytes) => bytes.copy_to(body),
+            Data::Inline(data) => data.put(body),
         }
     }
 }
