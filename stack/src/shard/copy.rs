@@ -353,27 +353,30 @@ mod tests {
             (Opcode::RC_WRITE_FIRST, reth),
             (Opcode::RC_SEND_LAST_IMM, Ext::Imm([1, 2, 3, 4])),
         ];
+        // Miri takes seconds a packet: a few lengths there, of each remainder by four.
+        let step = if cfg!(miri) { 131 } else { 1 };
+        let untouched = vec![0xaa; 5000];
         let mut laid_out = 0;
         for (dst, vlan) in [(v4, None), (v4, Some(7)), (v6, None), (v6, Some(7))] {
             let template = Template::new(&Flow { src: dst, dst, vlan, traffic_class: 3, ..Flow::default() });
             for (opcode, ext) in kinds {
-                for len in (0..1200).chain([2048, 4096]) {
+                for len in (0..1200).step_by(step).chain([2048, 4096]) {
                     let header = Header { opcode, ext, payload_len: len, ip_id: 0x4711, ..Header::default() };
                     let payload = &memory[3..3 + len as usize];
                     let place = Place::found(payload.as_ptr() as u64, u64::from(len));
-                    let mut steps = vec![0xaa; 5000];
+                    let mut steps = untouched.clone();
                     let at = template.begin(&mut steps, &header);
                     steps[at..at + payload.len()].copy_from_slice(payload);
                     let frame = template.close(&mut steps, at, payload.len());
                     template.stamp(&mut steps[..frame]);
 
-                    let (mut long, mut whole) = (LongPacket::default(), vec![0xaa; 5000]);
+                    let (mut long, mut whole) = (LongPacket::default(), untouched.clone());
                     let pass = LongPacket::pass(&template, len);
                     if let Some(pass) = pass {
                         assert_eq!(long.lay_out(pass, &template, &header, place), frame);
                     }
                     long.write(&template, &mut whole);
-                    assert_eq!(whole.iter().any(|byte| *byte != 0xaa), pass.is_some());
+                    assert_eq!(whole != untouched, pass.is_some());
                     if pass.is_some() {
                         assert!(whole == steps, "{opcode:?}, {} bytes", header.payload_len);
                         laid_out += 1;
