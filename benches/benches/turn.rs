@@ -1,6 +1,6 @@
 //! A whole turn of the loop at both ends, by burst; an idle turn; a message on its own.
 
-use benches::path::{self, Op, Path, Scenario};
+use benches::path::{self, Calls, Op, Path, Scenario};
 use benches::{End, Link};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use stack::id::Mtu;
@@ -21,7 +21,15 @@ fn turn(c: &mut Criterion) {
         [("SEND", Op::Send, 64), ("WRITE", Op::Write, 64), ("READ", Op::Read, 64), ("WRITE", Op::Write, 4096)]
     {
         for batch in [1, 8, 32].into_iter().filter(|n| op != Op::Read || *n <= 16) {
-            let scenario = Scenario { name: "turn", op, len, batch, shards: 1, link: path::Link::Pair };
+            let scenario = Scenario {
+                name: "turn",
+                op,
+                len,
+                batch,
+                shards: 1,
+                link: path::Link::Pair,
+                calls: Calls::Handles,
+            };
             let mut path = Path::new(&scenario);
             path.rounds(&scenario, 3, false);
             group.throughput(Throughput::Elements(batch as u64));

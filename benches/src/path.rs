@@ -1,5 +1,6 @@
 //! Two devices on an in-process cable, used through the public verbs as a fast program uses them: split handles, lists of
-//! requests of which the last one is signalled, a clock that the caller advances.
+//! requests of which the last one is signalled, a clock that the caller advances. One scenario is as programs for libibverbs
+//! are: it calls the queue pair and the completion queue, which any thread may.
 //!
 //! Each step of each end is a separate function that is never inlined, so that an instruction counter can be limited to it.
 //! Nothing here depends on the machine's time.
@@ -12,7 +13,7 @@ use verbs::port::PortOptions;
 use verbs::port::{Port, pair};
 use verbs::{
     Access, Clock, Context, Cq, CqPoller, DeviceConfig, Drive, Mr, Mtu, Pd, Qp, QpCap, QpInitAttr, RcOptions,
-    Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc,
+    Reactor, RecvQueue, RecvWr, SendQueue, SendWr, Sge, VerbsError, Wc,
 };
 
 /// An operation.
@@ -43,6 +44,17 @@ pub struct Scenario {
     pub shards: usize,
     /// The link between the devices.
     pub link: Link,
+    /// What the program calls.
+    pub calls: Calls,
+}
+
+/// What a program posts to and polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calls {
+    /// The handles that one thread has for itself.
+    Handles,
+    /// The queue pair and the completion queue themselves.
+    Objects,
 }
 
 /// The link between two devices.
@@ -56,19 +68,21 @@ pub enum Link {
 
 /// Every scenario, in the order of the tables.
 #[rustfmt::skip]
-pub const SCENARIOS: [Scenario; 12] = [
-    Scenario { name: "send_64",           op: Op::Send,     len: 64,   batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "write_64",          op: Op::Write,    len: 64,   batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "read_64",           op: Op::Read,     len: 64,   batch: 16, shards: 1, link: Link::Pair },
-    Scenario { name: "fetch_add_8",       op: Op::FetchAdd, len: 8,    batch: 16, shards: 1, link: Link::Pair },
-    Scenario { name: "send_4096",         op: Op::Send,     len: 4096, batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "write_4096",        op: Op::Write,    len: 4096, batch: 32, shards: 1, link: Link::Pair },
-    Scenario { name: "read_4096",         op: Op::Read,     len: 4096, batch: 16, shards: 1, link: Link::Pair },
-    Scenario { name: "send_64_alone",     op: Op::Send,     len: 64,   batch: 1,  shards: 1, link: Link::Pair },
-    Scenario { name: OF_TWO,              op: Op::Send,     len: 64,   batch: 32, shards: 2, link: Link::Pair },
-    Scenario { name: "send_64_ethdev",    op: Op::Send,     len: 64,   batch: 32, shards: 1, link: Link::Ethdev },
-    Scenario { name: "send_4096_ethdev",  op: Op::Send,     len: 4096, batch: 32, shards: 1, link: Link::Ethdev },
-    Scenario { name: "write_4096_ethdev", op: Op::Write,    len: 4096, batch: 32, shards: 1, link: Link::Ethdev },
+pub const SCENARIOS: [Scenario; 14] = [
+    Scenario { name: "send_64",           op: Op::Send,     len: 64,   batch: 32, shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "write_64",          op: Op::Write,    len: 64,   batch: 32, shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "read_64",           op: Op::Read,     len: 64,   batch: 16, shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "fetch_add_8",       op: Op::FetchAdd, len: 8,    batch: 16, shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "send_4096",         op: Op::Send,     len: 4096, batch: 32, shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "write_4096",        op: Op::Write,    len: 4096, batch: 32, shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "read_4096",         op: Op::Read,     len: 4096, batch: 16, shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "send_64_alone",     op: Op::Send,     len: 64,   batch: 1,  shards: 1, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "send_64_qp",        op: Op::Send,     len: 64,   batch: 32, shards: 1, link: Link::Pair, calls: Calls::Objects },
+    Scenario { name: "send_64_alone_qp",  op: Op::Send,     len: 64,   batch: 1,  shards: 1, link: Link::Pair, calls: Calls::Objects },
+    Scenario { name: OF_TWO,              op: Op::Send,     len: 64,   batch: 32, shards: 2, link: Link::Pair, calls: Calls::Handles },
+    Scenario { name: "send_64_ethdev",    op: Op::Send,     len: 64,   batch: 32, shards: 1, link: Link::Ethdev, calls: Calls::Handles },
+    Scenario { name: "send_4096_ethdev",  op: Op::Send,     len: 4096, batch: 32, shards: 1, link: Link::Ethdev, calls: Calls::Handles },
+    Scenario { name: "write_4096_ethdev", op: Op::Write,    len: 4096, batch: 32, shards: 1, link: Link::Ethdev, calls: Calls::Handles },
 ];
 /// The first scenario on one of two shards: its cost must be the same as with a single shard.
 pub const OF_TWO: &str = "send_64_of_two";
@@ -78,6 +92,8 @@ pub fn scenario(name: &str) -> Option<Scenario> {
     SCENARIOS.into_iter().find(|s| s.name == name)
 }
 
+/// Lists after which the one thread that uses an object locks it as its owner does.
+const TO_BIAS: usize = 2 * stack::sync::claim::BIAS_AFTER as usize;
 /// Turns of one list after which the link counts as stuck.
 const TURNS_MAX: u32 = 1000;
 const MEMORY: usize = 256 << 10;
@@ -85,25 +101,35 @@ const DEPTH: u32 = 128;
 
 /// One end.
 pub struct End {
-    sq: SendQueue,
-    rq: RecvQueue,
-    cq: CqPoller,
+    /// Where the scenario has them.
+    handles: Option<Handles>,
     reactor: Reactor,
     sges: Vec<Sge>,
     remote: (u64, u32),
     wcs: [Wc; 64],
     // Dropped after the handles, which belong to it.
     mr: Mr,
-    _qp: Qp,
-    _cq: Cq,
+    qp: Qp,
+    cq: Cq,
     _pd: Pd,
     context: Context,
 }
 
+struct Handles {
+    sq: SendQueue,
+    rq: RecvQueue,
+    cq: CqPoller,
+}
+
 /// Posts one list of requests, the last one signalled.
 #[inline(never)]
-pub fn requester_post(end: &mut End, wrs: &[SendWr<'_>]) {
-    end.sq.post_send(wrs).expect("the queue has room");
+pub fn requester_post(sq: &mut SendQueue, wrs: &[SendWr<'_>]) {
+    sq.post_send(wrs).expect("the queue has room");
+}
+/// The same, to the queue pair.
+#[inline(never)]
+pub fn requester_post_to_qp(qp: &Qp, wrs: &[SendWr<'_>]) {
+    qp.post_send(wrs).expect("the queue has room");
 }
 /// One turn of the requester's shard.
 #[inline(never)]
@@ -112,13 +138,23 @@ pub fn requester_turn(end: &mut End) {
 }
 /// Polls the requester's completion queue; returns the number of completions.
 #[inline(never)]
-pub fn requester_poll(end: &mut End) -> usize {
-    end.poll("the requester")
+pub fn requester_poll(cq: &mut CqPoller, wcs: &mut [Wc; 64]) -> usize {
+    all_ok("the requester", cq.poll(wcs), wcs)
+}
+/// The same, from the queue itself.
+#[inline(never)]
+pub fn requester_poll_cq(cq: &Cq, wcs: &mut [Wc; 64]) -> usize {
+    all_ok("the requester", cq.poll(wcs), wcs)
 }
 /// Posts one list of receives.
 #[inline(never)]
-pub fn responder_post(end: &mut End, wrs: &[RecvWr<'_>]) {
-    end.rq.post_recv(wrs).expect("the queue has room");
+pub fn responder_post(rq: &mut RecvQueue, wrs: &[RecvWr<'_>]) {
+    rq.post_recv(wrs).expect("the queue has room");
+}
+/// The same, to the queue pair.
+#[inline(never)]
+pub fn responder_post_to_qp(qp: &Qp, wrs: &[RecvWr<'_>]) {
+    qp.post_recv(wrs).expect("the queue has room");
 }
 /// One turn of the responder's shard.
 #[inline(never)]
@@ -127,17 +163,49 @@ pub fn responder_turn(end: &mut End) {
 }
 /// Polls the responder's completion queue; returns the number of completions.
 #[inline(never)]
-pub fn responder_poll(end: &mut End) -> usize {
-    end.poll("the responder")
+pub fn responder_poll(cq: &mut CqPoller, wcs: &mut [Wc; 64]) -> usize {
+    all_ok("the responder", cq.poll(wcs), wcs)
+}
+/// The same, from the queue itself.
+#[inline(never)]
+pub fn responder_poll_cq(cq: &Cq, wcs: &mut [Wc; 64]) -> usize {
+    all_ok("the responder", cq.poll(wcs), wcs)
+}
+
+/// `who` also keeps functions with equal code apart, which the linker would merge and count as one.
+#[inline(always)]
+fn all_ok(who: &'static str, polled: Result<usize, VerbsError>, wcs: &[Wc; 64]) -> usize {
+    let n = polled.unwrap_or_else(|e| panic!("{who}: {e}"));
+    assert!(wcs[..n].iter().all(Wc::is_ok), "{who}: a completion failed: {:?}", &wcs[..n]);
+    n
 }
 
 impl End {
-    /// `who` also keeps functions with equal code apart, which the linker would merge and count as one.
-    #[inline(always)]
-    fn poll(&mut self, who: &'static str) -> usize {
-        let n = self.cq.poll(&mut self.wcs).unwrap_or_else(|e| panic!("{who}: {e}"));
-        assert!(self.wcs[..n].iter().all(Wc::is_ok), "{who}: a completion failed: {:?}", &self.wcs[..n]);
-        n
+    fn post_send(&mut self, wrs: &[SendWr<'_>], counted: bool) {
+        match (&mut self.handles, counted) {
+            (Some(handles), true) => requester_post(&mut handles.sq, wrs),
+            (Some(handles), false) => handles.sq.post_send(wrs).expect("the queue has room"),
+            (None, true) => requester_post_to_qp(&self.qp, wrs),
+            (None, false) => self.qp.post_send(wrs).expect("the queue has room"),
+        }
+    }
+    fn post_recv(&mut self, wrs: &[RecvWr<'_>], counted: bool) {
+        match (&mut self.handles, counted) {
+            (Some(handles), true) => responder_post(&mut handles.rq, wrs),
+            (Some(handles), false) => handles.rq.post_recv(wrs).expect("the queue has room"),
+            (None, true) => responder_post_to_qp(&self.qp, wrs),
+            (None, false) => self.qp.post_recv(wrs).expect("the queue has room"),
+        }
+    }
+    fn poll(&mut self, side: Side, counted: bool) -> usize {
+        match (&mut self.handles, side, counted) {
+            (Some(handles), Side::Requester, true) => requester_poll(&mut handles.cq, &mut self.wcs),
+            (Some(handles), Side::Responder, true) => responder_poll(&mut handles.cq, &mut self.wcs),
+            (Some(handles), _, false) => all_ok("an end", handles.cq.poll(&mut self.wcs), &self.wcs),
+            (None, Side::Requester, true) => requester_poll_cq(&self.cq, &mut self.wcs),
+            (None, Side::Responder, true) => responder_poll_cq(&self.cq, &mut self.wcs),
+            (None, _, false) => all_ok("an end", self.cq.poll(&mut self.wcs), &self.wcs),
+        }
     }
     /// The counters of its device, for failure messages.
     fn counters(&self) -> String {
@@ -147,6 +215,12 @@ impl End {
     }
 }
 
+#[derive(Clone, Copy)]
+enum Side {
+    Requester,
+    Responder,
+}
+
 /// The two ends.
 pub struct Path {
     /// Sends requests.
@@ -154,6 +228,8 @@ pub struct Path {
     /// Serves them.
     pub responder: End,
     clock: Arc<AtomicU64>,
+    /// Receives that wait at the responder between two rounds.
+    receives: usize,
 }
 
 impl Path {
@@ -174,11 +250,11 @@ impl Path {
             #[cfg(not(feature = "dpdk"))]
             Link::Ethdev => panic!("this build has no DPDK: build with the feature \"dpdk\""),
         };
-        Self::over(a, b, scenario.shards)
+        Self::over(a, b, scenario.shards, scenario.calls)
     }
 
     /// Two devices with this many shards on two ports that the caller joined.
-    pub fn over(a: Box<dyn Port>, b: Box<dyn Port>, shards: usize) -> Self {
+    pub fn over(a: Box<dyn Port>, b: Box<dyn Port>, shards: usize, calls: Calls) -> Self {
         let clock = Arc::new(AtomicU64::new(1));
         let open = |port: Box<dyn Port>, last: u8| {
             let mut config = DeviceConfig::new(port).addr([192, 0, 2, last], 24).drive(Drive::Embedded);
@@ -215,23 +291,24 @@ impl Path {
         }
         let (at_a, at_b) = ((a.4.addr(), a.4.rkey()), (b.4.addr(), b.4.rkey()));
         let end = |(context, pd, cq, qp, mr): (Context, Pd, Cq, Qp, Mr), remote| {
-            let (sq, rq) = qp.split().unwrap();
+            let handles = (calls == Calls::Handles).then(|| {
+                let (sq, rq) = qp.split().unwrap();
+                Handles { sq, rq, cq: cq.poller().unwrap() }
+            });
             End {
-                sq,
-                rq,
-                cq: cq.poller().unwrap(),
+                handles,
                 reactor: context.reactor(shards - 1).unwrap(),
                 sges: Vec::new(),
                 remote,
                 wcs: [Wc::default(); 64],
                 mr,
-                _qp: qp,
-                _cq: cq,
+                qp,
+                cq,
                 _pd: pd,
                 context,
             }
         };
-        Self { requester: end(a, at_b), responder: end(b, at_a), clock }
+        Self { requester: end(a, at_b), responder: end(b, at_a), clock, receives: 0 }
     }
 
     /// Lets a microsecond pass.
@@ -249,7 +326,7 @@ impl Path {
     /// # Panics
     /// When no progress is made, or a completion is not one of success.
     pub fn run(&mut self, scenario: &Scenario, rounds: usize) {
-        self.rounds(scenario, rounds, false);
+        self.rounds(scenario, rounds + if scenario.calls == Calls::Objects { TO_BIAS } else { 0 }, false);
         self.rounds(scenario, rounds, true);
     }
 
@@ -285,8 +362,12 @@ impl Path {
         let recvs: Vec<RecvWr<'_>> =
             receives.iter().map(|sge| RecvWr::new(0, std::slice::from_ref(sge))).collect();
         // Enough receives that no list waits for credits: the receives posted in each round keep the queue full.
-        while op == Op::Send && self.responder.rq.free() >= 2 * recvs.len() {
-            self.responder.rq.post_recv(&recvs).expect("the queue has room");
+        let missing = DEPTH as usize - self.receives;
+        for _ in 0..(missing / recvs.len()).saturating_sub(1) {
+            if op == Op::Send {
+                self.responder.post_recv(&recvs, false);
+                self.receives += recvs.len();
+            }
         }
         for _ in 0..rounds {
             self.round(op, &wrs, &recvs, counted);
@@ -296,15 +377,9 @@ impl Path {
     fn round(&mut self, op: Op, wrs: &[SendWr<'_>], recvs: &[RecvWr<'_>], counted: bool) {
         let (a, b) = (&mut self.requester, &mut self.responder);
         if op == Op::Send {
-            match counted {
-                true => responder_post(b, recvs),
-                false => b.rq.post_recv(recvs).expect("the queue has room"),
-            }
+            b.post_recv(recvs, counted);
         }
-        match counted {
-            true => requester_post(a, wrs),
-            false => a.sq.post_send(wrs).expect("the queue has room"),
-        }
+        a.post_send(wrs, counted);
         let (mut sent, mut received) = (0, if op == Op::Send { 0 } else { recvs.len() });
         for _ in 0..TURNS_MAX {
             self.tick();
@@ -312,14 +387,12 @@ impl Path {
             if counted {
                 requester_turn(a);
                 responder_turn(b);
-                received += if op == Op::Send { responder_poll(b) } else { 0 };
-                sent += requester_poll(a);
             } else {
                 a.reactor.poll_once();
                 b.reactor.poll_once();
-                received += if op == Op::Send { b.poll("the responder") } else { 0 };
-                sent += a.poll("the requester");
             }
+            received += if op == Op::Send { b.poll(Side::Responder, counted) } else { 0 };
+            sent += a.poll(Side::Requester, counted);
             if sent == 1 && received == recvs.len() {
                 return;
             }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::stages::{Stage, split};
 use super::valgrind::{count, messages, per_message};
-use crate::path::{Link, Op, Scenario};
+use crate::path::{Calls, Link, Op, Scenario};
 
 /// Instructions per message of one side, by stage.
 pub type Side = BTreeMap<Stage, f64>;
@@ -58,7 +58,8 @@ fn title(scenario: &Scenario) -> String {
         Op::FetchAdd => "FETCH&ADD",
     };
     let by = if scenario.link == Link::Ethdev { ", ethdev" } else { "" };
-    format!("{op} {} B{by}", scenario.len)
+    let calls = if scenario.calls == Calls::Objects { ", no handles" } else { "" };
+    format!("{op} {} B{by}{calls}", scenario.len)
 }
 
 const INTRODUCTION: &str = "\
@@ -77,7 +78,7 @@ cache line from the other core costs one instruction and some fifty nanoseconds)
 const STAGES: &str = "
 | stage | is |
 |---|---|
-| post | `post_send` at the requester, `post_recv` at the responder |
+| post | `post_send` at the requester, `post_recv` at the responder; with *no handles*, those of the queue pair, which any thread may call |
 | build | choosing the next packet, its headers |
 | ICRC | the checksum over everything sent, and over everything received |
 | copy | payload from registered memory into a packet |
