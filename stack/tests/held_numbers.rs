@@ -38,6 +38,7 @@ fn draw(refuse: usize) -> (Result<Qpn, DeviceError>, Vec<Qpn>) {
         sq_sig_all: false,
         shard: None,
         block_self_mcast_lb: false,
+        number: None,
     };
     let made = pd.create_qp(&init(QpType::Rc));
     let asked = holder.asked.lock().unwrap().clone();

@@ -163,6 +163,7 @@ impl Qp {
             sq_sig_all: init.sq_sig_all,
             shard: init.shard,
             block_self_mcast_lb: init.block_self_mcast_lb,
+            number: None,
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
         let srq = init.srq.map(Srq::again);

@@ -81,7 +81,7 @@ impl Xrcd {
     /// and its device cannot be opened, `EDEADLK` from inside a turn.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp(&self, shard: Option<usize>) -> Result<XrcTarget, VerbsError> {
-        Ok(XrcTarget { core: self.core.create_qp(shard)? })
+        Ok(XrcTarget { core: self.core.create_qp(shard, None)? })
     }
 
     /// Another handle of a target of this domain. The queue pair lives as long as one of its handles.

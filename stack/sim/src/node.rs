@@ -621,9 +621,6 @@ impl Node {
         send_cq: CqId,
         recv_cq: CqId,
     ) -> QpId {
-        if let Some(qpn) = number {
-            self.device.choose_number(qpn);
-        }
         let (of_sends, of_receives) = (self.cq(send_cq).clone(), self.cq(recv_cq).clone());
         let init = QpInit {
             qp_type: config.ty,
@@ -640,9 +637,10 @@ impl Node {
             sq_sig_all: config.sq_sig_all,
             shard: Some(shard),
             block_self_mcast_lb: false,
+            number,
         };
         let made = match config.ty {
-            QpType::XrcTgt => self.xrcd.create_qp(Some(shard)),
+            QpType::XrcTgt => self.xrcd.create_qp(Some(shard), number),
             _ => self.pd(PD).create_qp(&init),
         };
         let core = made.expect("the shard has room");

@@ -1,10 +1,8 @@
-//! What the simulator needs of a device beside its calls: to look into it between turns, and to use a number again at once.
-//! No part of the API.
+//! What the simulator needs of a device beside its calls: to look into it between turns. No part of the API.
 
 use std::sync::Arc;
 
 use super::Device;
-use crate::id::Qpn;
 use crate::shard::{Shard, Shared};
 
 #[doc(hidden)]
@@ -16,9 +14,5 @@ impl Device {
     /// Works on a shard between two turns; `None` if it has died.
     pub fn with_shard<R>(&self, shard: usize, work: impl FnOnce(&mut Shard) -> R) -> Option<R> {
         self.core.control(shard, |shard, _| work(shard)).ok()
-    }
-    /// Ends the rest of a number: the next queue pair, on the same shard, has it.
-    pub fn choose_number(&self, qpn: Qpn) {
-        self.numbers().choose(qpn);
     }
 }

@@ -35,6 +35,11 @@ impl Lease {
         self.block.number(low)
     }
 
+    /// Whether a number lives or rests.
+    fn has(&self, qpn: Qpn) -> bool {
+        self.taken[(qpn.get() % QpnBlock::NUMBERS) as usize]
+    }
+
     fn put_back(&mut self, qpn: Qpn) {
         self.taken[(qpn.get() % QpnBlock::NUMBERS) as usize] = false;
         self.used -= 1;
@@ -57,8 +62,6 @@ pub(super) struct Numbers {
     /// Numbers at rest, with the end of it, oldest first.
     resting: VecDeque<(Instant, Qpn)>,
     gsi: bool,
-    /// The next number, instead of one at random.
-    chosen: Option<Qpn>,
 }
 
 impl Numbers {
@@ -69,17 +72,7 @@ impl Numbers {
             leases: Vec::new(),
             resting: VecDeque::new(),
             gsi: false,
-            chosen: None,
         }
-    }
-
-    /// Ends the rest of a number, if it rests: the next queue pair, on the same shard, has it.
-    pub(super) fn choose(&mut self, qpn: Qpn) {
-        if let Some(at) = self.resting.iter().position(|(_, resting)| *resting == qpn) {
-            self.resting.remove(at);
-            self.lease_of(qpn).put_back(qpn);
-        }
-        self.chosen = Some(qpn);
     }
 
     fn lease_of(&mut self, qpn: Qpn) -> &mut Lease {
@@ -93,11 +86,12 @@ impl Numbers {
     }
 
     /// A slot and a number on `shard`, from a block of the shard that is not used to half; one is leased where each is.
-    /// `random` gives random numbers.
+    /// `random` gives random numbers. `again`: not one at random, but this one, which queue pairs of the shard had before.
     pub(super) fn take(
         &mut self,
         now: Instant,
         shard: usize,
+        again: Option<Qpn>,
         blocks: &Blocks,
         mut random: impl FnMut() -> Result<u32, DeviceError>,
     ) -> Result<(u32, Qpn), DeviceError> {
@@ -106,8 +100,8 @@ impl Numbers {
         if self.slots[shard].live >= self.per_shard {
             return Err(DeviceError::Exhausted { what: "queue pair of this shard", limit });
         }
-        if let Some(chosen) = self.chosen.take() {
-            let number = self.lease_of(chosen).take(chosen.get());
+        if let Some(number) = again {
+            self.take_again(shard, number)?;
             return Ok((self.take_slot(shard), number));
         }
         let roomy = |lease: &&mut Lease| lease.shard == shard && lease.used < QPN_BLOCK_USE;
@@ -123,6 +117,21 @@ impl Numbers {
             }
         };
         Ok((self.take_slot(shard), number))
+    }
+
+    /// Ends the rest of a number of the shard, and takes it.
+    fn take_again(&mut self, shard: usize, number: Qpn) -> Result<(), DeviceError> {
+        let lease =
+            self.leases.iter_mut().find(|lease| lease.block == number.block() && lease.shard == shard);
+        let lease = lease.ok_or(DeviceError::Foreign { what: "queue pair number" })?;
+        match self.resting.iter().position(|(_, resting)| *resting == number) {
+            Some(at) => _ = self.resting.remove(at),
+            None if lease.has(number) => {
+                return Err(DeviceError::Exists { what: "queue pair with this number" });
+            }
+            None => _ = lease.take(number.get()),
+        }
+        Ok(())
     }
 
     /// The slot for queue pair 1, which exists once, on shard 0.
@@ -196,7 +205,7 @@ mod tests {
         let (mut n, blocks) = (Numbers::new(16, 8), Blocks::default());
         for shard in 0..16 {
             for wish in [0, 1, 2, u32::MAX, 0xfff] {
-                let (_, qpn) = n.take(at(0), shard, &blocks, || Ok(wish)).unwrap();
+                let (_, qpn) = n.take(at(0), shard, None, &blocks, || Ok(wish)).unwrap();
                 assert_eq!(blocks.shard_of(qpn), shard);
                 assert!(!matches!(qpn.get(), 0 | 1 | 0xff_ffff), "{qpn:?}");
             }
@@ -209,7 +218,7 @@ mod tests {
         let (mut n, blocks, mut random) = (Numbers::new(2, count), Blocks::default(), spread());
         let mut numbers = HashSet::new();
         for _ in 0..count {
-            let (_, qpn) = n.take(at(0), 1, &blocks, &mut random).unwrap();
+            let (_, qpn) = n.take(at(0), 1, None, &blocks, &mut random).unwrap();
             assert!(numbers.insert(qpn) && blocks.shard_of(qpn) == 1);
         }
         let used: Vec<u32> = n.leases.iter().map(|lease| lease.used).collect();
@@ -221,32 +230,37 @@ mod tests {
         for (slot, qpn) in (0..).zip(numbers) {
             n.put_back(1, slot, qpn, at(100));
         }
-        n.take(at(100), 1, &blocks, random).unwrap();
+        n.take(at(100), 1, None, &blocks, random).unwrap();
         assert_eq!((n.leases.len(), n.leases.iter().map(|lease| lease.used).sum()), (3, 1));
     }
 
     #[test]
     fn numbers_rest_and_slots_come_back_last() {
         let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());
-        let (slot, qpn) = n.take(at(0), 0, &blocks, || Ok(7)).unwrap();
+        let (slot, qpn) = n.take(at(0), 0, None, &blocks, || Ok(7)).unwrap();
         assert_eq!((slot, qpn.get()), (0, 0x7007));
         n.put_back(0, slot, qpn, at(100));
-        let (slot, other) = n.take(at(50), 0, &blocks, || Ok(7)).unwrap();
+        let (slot, other) = n.take(at(50), 0, None, &blocks, || Ok(7)).unwrap();
         assert_eq!((slot, other.get()), (1, 0x7008), "7 rests until 100 ms, slot 0 was used before");
-        let (slot, again) = n.take(at(100), 0, &blocks, || Ok(7)).unwrap();
+        let (slot, again) = n.take(at(100), 0, None, &blocks, || Ok(7)).unwrap();
         assert_eq!((slot, again), (0, qpn));
-        let full = n.take(at(100), 0, &blocks, || Ok(7));
+        let full = n.take(at(100), 0, None, &blocks, || Ok(7));
         assert!(matches!(full, Err(DeviceError::Exhausted { limit: 2, .. })));
     }
 
     #[test]
-    fn a_chosen_number_rests_no_longer() {
-        let (mut n, blocks) = (Numbers::new(1, 2), Blocks::default());
-        let (slot, qpn) = n.take(at(0), 0, &blocks, || Ok(7)).unwrap();
+    fn a_number_is_taken_again_if_it_is_the_shards_and_nobody_has_it() {
+        let (mut n, blocks) = (Numbers::new(2, 2), Blocks::default());
+        let (slot, qpn) = n.take(at(0), 0, None, &blocks, || Ok(7)).unwrap();
+        let again = |n: &mut Numbers, now, shard| n.take(now, shard, Some(qpn), &blocks, || Ok(9));
+        assert!(matches!(again(&mut n, at(50), 0), Err(DeviceError::Exists { .. })), "it lives");
         n.put_back(0, slot, qpn, at(100));
-        n.choose(qpn);
-        assert_eq!(n.take(at(50), 0, &blocks, || Ok(9)).unwrap().1, qpn);
-        assert_eq!(n.take(at(100), 0, &blocks, || Ok(7)).unwrap().1.get(), 0x7008, "chosen once");
+        assert!(matches!(again(&mut n, at(50), 1), Err(DeviceError::Foreign { .. })));
+        let (slot, taken) = again(&mut n, at(50), 0).unwrap();
+        assert_eq!(taken, qpn, "it rests no longer");
+        assert_eq!(n.take(at(100), 0, None, &blocks, || Ok(7)).unwrap().1.get(), 0x7008);
+        n.put_back(0, slot, qpn, at(200));
+        assert_eq!(again(&mut n, at(300), 0).unwrap().1, qpn, "it had rested");
     }
 
     #[test]

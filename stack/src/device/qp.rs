@@ -54,11 +54,13 @@ pub struct QpInit<'a> {
     pub shard: Option<usize>,
     /// It gets no copy of what it sends to a multicast group that it is attached to.
     pub block_self_mcast_lb: bool,
+    /// The number that a queue pair of the same shard had, which need not rest any longer; where absent one is drawn at random.
+    pub number: Option<Qpn>,
 }
 
 impl QpInit<'_> {
     /// An XRC target: it has no queues of its own.
-    pub(super) fn target(shard: Option<usize>) -> Self {
+    pub(super) fn target(shard: Option<usize>, number: Option<Qpn>) -> Self {
         let cap = QpCap::default();
         Self {
             qp_type: QpType::XrcTgt,
@@ -69,6 +71,7 @@ impl QpInit<'_> {
             sq_sig_all: false,
             shard,
             block_self_mcast_lb: false,
+            number,
         }
     }
 }
@@ -304,14 +307,15 @@ fn number(
     device: &Device,
     td: Option<&Arc<TdCore>>,
     shard: Option<usize>,
+    mut wish: Option<Qpn>,
 ) -> Result<(usize, (u32, Qpn)), DeviceError> {
     for _ in 0..NUMBER_TRIES {
         let (shard, (slot, qpn)) = {
             let mut numbers = device.numbers();
-            let wish = shard.or(td.and_then(|td| td.shard()));
-            let at = wish.unwrap_or_else(|| numbers.least_loaded(|shard| device.core.cells[shard].is_dead()));
+            let at = shard.or(td.and_then(|td| td.shard()));
+            let at = at.unwrap_or_else(|| numbers.least_loaded(|shard| device.core.cells[shard].is_dead()));
             let blocks = &device.core.shared.blocks;
-            let taken = numbers.take(device.now(), at, blocks, || device.random.next())?;
+            let taken = numbers.take(device.now(), at, wish.take(), blocks, || device.random.next())?;
             // Under the lock, so that two threads that make the first one choose the same shard.
             if let (Some(td), None) = (td, shard) {
                 td.set_shard(at);
@@ -367,7 +371,7 @@ impl QpCore {
         let first_psn = Psn::new(device.random.next()?);
         let (shard, (slot, qpn)) = match init.qp_type {
             QpType::Gsi => (0, device.numbers().take_gsi()?),
-            _ => number(&device, pd.as_ref().and_then(|pd| pd.td()), init.shard)?,
+            _ => number(&device, pd.as_ref().and_then(|pd| pd.td()), init.shard, init.number)?,
         };
         let created = || -> Result<Arc<Self>, DeviceError> {
             let lane = |cq: Option<&Arc<CqCore>>| cq.map_or(Ok(LaneId::NONE), |cq| cq.lane(shard));

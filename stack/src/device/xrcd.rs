@@ -121,15 +121,19 @@ impl XrcdCore {
         self.domain.id
     }
 
-    /// Makes an XRC target, in RESET.
+    /// Makes an XRC target, in RESET; with a number as [`QpInit::number`].
     ///
     /// # Errors
     /// As for other queue pairs.
-    pub fn create_qp(self: &Arc<Self>, shard: Option<usize>) -> Result<Arc<QpCore>, DeviceError> {
+    pub fn create_qp(
+        self: &Arc<Self>,
+        shard: Option<usize>,
+        number: Option<Qpn>,
+    ) -> Result<Arc<QpCore>, DeviceError> {
         let qp = QpCore::new(
             self.device.clone(),
             None,
-            &QpInit::target(shard),
+            &QpInit::target(shard, number),
             Some(TargetOf::Open(self.clone())),
         )?;
         let mut targets = lock(&self.domain.targets);
@@ -154,7 +158,7 @@ impl XrcdCore {
     /// As for creation and modification; nothing is left of it then.
     pub fn create_receiver(&self, attr: &QpAttr) -> Result<Qpn, DeviceError> {
         let target = TargetOf::Domain(self.domain.id);
-        let qp = QpCore::new(self.device.clone(), None, &QpInit::target(None), Some(target))?;
+        let qp = QpCore::new(self.device.clone(), None, &QpInit::target(None, None), Some(target))?;
         let init = required(QpState::Reset, QpState::Init, QpType::XrcTgt);
         qp.modify(&QpAttr { qp_state: QpState::Init, ..*attr }, init)?;
         let rtr = required(QpState::Init, QpState::Rtr, QpType::XrcTgt);
