@@ -163,3 +163,95 @@ impl Env {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::Mac;
+    use crate::port::{Frame, pair};
+    use crate::shard::scale::shared;
+
+    const OURS: [u8; 4] = [10, 0, 0, 1];
+    const PEER: [u8; 4] = [10, 0, 0, 2];
+    const OTHER: [u8; 4] = [10, 0, 0, 3];
+
+    fn env() -> Env {
+        let (port, _) = pair(1);
+        let queue = port.take_queue(0).expect("a new port has its queue");
+        let mut env = Env::new(0, shared(1, 4), queue, Instant::from_nanos(1_000_000_000));
+        env.peers.hops.reserve(4);
+        env
+    }
+
+    /// The peer says by ARP that it is at this station.
+    fn hear_from(env: &mut Env, ip: [u8; 4], station: Mac) {
+        let us = env.shared.mac;
+        let mut reply = Vec::new();
+        reply.extend([us.0, station.0].concat());
+        reply.extend([0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 2]);
+        reply.extend([&station.0[..], &ip, &us.0, &OURS].concat());
+        env.receive_other(&Frame::from_vec(reply));
+    }
+
+    fn source(env: &Env) -> Source {
+        let index = (0..env.shared.gids.len()).find(|i| env.shared.gids.get(*i) == Some(Gid::v4(OURS)));
+        index.and_then(|i| env.shared.gids.source(i)).expect("it is our address")
+    }
+
+    const FIRST: Mac = Mac([2, 0, 0, 0, 0, 0x21]);
+    const SECOND: Mac = Mac([2, 0, 0, 0, 0, 0x22]);
+
+    // A way that is known costs no look at the host, until the host says that something changed.
+    #[test]
+    fn a_way_is_remembered_until_something_changes() {
+        let mut env = env();
+        let (from, to) = (source(&env), Gid::v4(PEER));
+        assert_eq!(env.path_to(from, &to), Path::Pending);
+        assert_eq!(env.peers.paths.get(from, &to), None, "what is not known is asked again");
+        hear_from(&mut env, PEER, FIRST);
+        assert_eq!(env.path_to(from, &to), Path::Known(FIRST));
+        env.peers.note_changes(&env.shared);
+        assert!(env.peers.are_current(&env.shared));
+        assert_eq!(env.path_to(from, &to), Path::Known(FIRST));
+        assert_eq!(env.peers.paths.get(from, &to), Some(Path::Known(FIRST)));
+
+        env.path_to(from, &Gid::v4(OTHER));
+        hear_from(&mut env, OTHER, SECOND);
+        assert!(!env.peers.are_current(&env.shared));
+        assert!(env.peers.paths.get(from, &to).is_some(), "not before the turn that takes note");
+        env.peers.note_changes(&env.shared);
+        assert_eq!(env.peers.paths.get(from, &to), None);
+        assert_eq!(env.path_to(from, &to), Path::Known(FIRST));
+        assert_eq!(env.path_to(from, &Gid::v4(OTHER)), Path::Known(SECOND));
+
+        assert_eq!(env.path_to(from, &Gid::v4(OURS)), Path::Inside);
+        env.shared.gids.remove(&Gid::v4(OURS));
+        env.peers.note_changes(&env.shared);
+        assert_eq!(env.path_to(from, &to), Path::NoSource);
+    }
+
+    // Those that send to a neighbour are visited when it is found, and no others.
+    #[test]
+    fn who_sends_to_a_neighbour_that_changed_is_visited() {
+        let mut env = env();
+        for (slot, to) in [(0, PEER), (1, OTHER), (2, PEER), (3, PEER)] {
+            assert_eq!(env.hold_next_hop(slot, &Gid::v4(to)), Resolution::Pending);
+        }
+        env.release_next_hop(3);
+        assert_eq!(env.peers.hops.of(3), None);
+        let visited = |env: &mut Env| {
+            env.peers.note_changes(&env.shared);
+            let mut slots: Vec<u32> = core::iter::from_fn(|| env.peers.hops.next_due()).collect();
+            slots.sort_unstable();
+            slots
+        };
+        hear_from(&mut env, PEER, FIRST);
+        assert_eq!(visited(&mut env), [0, 2]);
+        assert_eq!(visited(&mut env), [0; 0], "once is enough");
+        assert_eq!(env.hold_next_hop(2, &Gid::v4(PEER)), Resolution::Known(FIRST));
+        // A queue pair with another peer has another neighbour.
+        assert_eq!(env.hold_next_hop(2, &Gid::v4(OTHER)), Resolution::Pending);
+        hear_from(&mut env, OTHER, SECOND);
+        assert_eq!(visited(&mut env), [1, 2]);
+    }
+}
