@@ -279,11 +279,8 @@ impl Backlog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::Place;
     use crate::port::RxBurst;
-    use crate::shard::copy::LocalProtection;
-    use crate::shard::tx::{Draft, Payload, Run};
-    use crate::wire::{Aeth, Ext, Flow, Header, Kind, Opcode, Position, Tail, Template};
+    use crate::shard::tx::source::Responses;
 
     /// A port that takes so many frames in all.
     struct Narrow(usize);
@@ -340,45 +337,22 @@ mod tests {
     #[test]
     fn packets_are_written_where_they_wait() {
         let mut out = outbox(0);
-        let (built, ended) = out.write(Traffic::Answers, true, 4, 3, &mut Acks::new(2), &Counters::default());
+        let (built, ended) =
+            out.write(Traffic::Answers, true, 4, 3, &mut Responses::new(&[], &[0, 0]), &Counters::default());
         assert_eq!(built.frames, 2);
         assert!(matches!(ended, Ended::Source(())));
         assert_eq!((out.answers.frames.len(), out.requests.frames.len(), out.ip_id), (4, 2, 2));
         assert!(out.spare.is_some());
-        let (built, ended) =
-            out.write(Traffic::Requests, false, 4, 1, &mut Acks::new(2), &Counters::default());
+        let (built, ended) = out.write(
+            Traffic::Requests,
+            false,
+            4,
+            1,
+            &mut Responses::new(&[], &[0, 0]),
+            &Counters::default(),
+        );
         assert_eq!(built.frames, 1);
         assert!(matches!(ended, Ended::Written) && out.spare.is_none());
         assert_eq!(out.requests.frames[2].len() as u64, built.bytes);
-    }
-
-    /// A source of so many acknowledgements.
-    struct Acks(Template, u32);
-
-    impl Acks {
-        fn new(n: u32) -> Self {
-            Self(Template::new(&Flow::default()), n)
-        }
-    }
-
-    impl Source for Acks {
-        type End = ();
-        fn next<R>(
-            &mut self,
-            ip_id: &mut u16,
-            write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
-        ) -> Result<R, ()> {
-            self.1 = self.1.checked_sub(1).ok_or(())?;
-            *ip_id += 1;
-            let opcode = Opcode::rc(Kind::Ack, Position::Only, Tail::None);
-            let header = Header { opcode, ext: Ext::Aeth(Aeth::default()), ..Header::default() };
-            write(&self.0, &Draft { header, payload: Payload::At(Place::EMPTY) }).map_err(|_| ())
-        }
-        fn run(&mut self, _: &mut u16, _: &mut [Frame]) -> Option<Run<()>> {
-            None
-        }
-        fn template(&self) -> &Template {
-            &self.0
-        }
     }
 }

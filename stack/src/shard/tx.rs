@@ -5,9 +5,9 @@ mod requests;
 mod unreliable;
 mod writer;
 
-pub(super) use writer::{Built, InPlace, Source, write_frames};
 #[cfg(test)]
-pub(super) use writer::{Draft, Payload, Run};
+pub(super) use writer::source;
+pub(super) use writer::{Built, InPlace, Source, write_frames};
 
 use super::Shard;
 use super::counters::Counter;

@@ -225,20 +225,26 @@ impl<S: Source> Build for InPlace<'_, S> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests {
+/// What tests write packets of.
+#[cfg(test)]
+pub(in crate::shard) mod source {
     use super::*;
-    use crate::port::HeapPool;
     use crate::wire::{Aeth, Ext, Flow, Kind, Opcode, Position, Tail};
 
     /// A source of READ responses with payloads of these lengths.
-    struct Reads<'a> {
+    pub(in crate::shard) struct Responses<'a> {
         template: Template,
         memory: &'a [u8],
         lens: &'a [usize],
     }
 
-    impl Source for Reads<'_> {
+    impl<'a> Responses<'a> {
+        pub fn new(memory: &'a [u8], lens: &'a [usize]) -> Self {
+            Self { template: Template::new(&Flow::default()), memory, lens }
+        }
+    }
+
+    impl Source for Responses<'_> {
         type End = ();
         fn next<R>(
             &mut self,
@@ -265,13 +271,20 @@ mod tests {
             &self.template
         }
     }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::source::Responses;
+    use super::*;
+    use crate::port::HeapPool;
 
     // A packet is the same in a frame and in a port's memory, and whatever its length and that of its neighbours.
     #[test]
     fn both_ways_to_write_write_the_same() {
         let memory: Vec<u8> = (0..4096u32).map(|n| (n * 7) as u8).collect();
         let lens = [0, 5, 64, 4096, 1024, 3, 1021, 2048, 960];
-        let source = || Reads { template: Template::new(&Flow::default()), memory: &memory, lens: &lens };
+        let source = || Responses::new(&memory, &lens);
         let pool = HeapPool::new(16, 5000);
         let mut frames: Vec<Frame> = core::iter::from_fn(|| pool.alloc()).collect();
         let (built, end) = write_frames(&mut source(), &mut 0, &mut frames);
