@@ -11,7 +11,7 @@ use super::sys::{MESSAGE, RECEIVES, Received, receive};
 use crate::config::{LONG_PACKET, RX_BURST_BYTES};
 use crate::crc::{self, Sum};
 use crate::port::{Frame, RxBurst};
-use crate::wire::{Ingress, icrc, locate};
+use crate::wire::{icrc, locate_plain};
 
 /// A message that is being taken apart into datagrams.
 struct Open {
@@ -157,7 +157,8 @@ impl Receiver {
     /// Fills in the identification that a socket does not show, which makes the ICRC right. Where none that the packet may have does
     /// so, it stays wrong, and the stack drops the packet for it.
     fn complete(&mut self, shared: &Shared, frame: &mut Frame, way: &Way) {
-        let Ok(Ingress::Roce(layout)) = locate(frame.data()) else { return };
+        // What `build` made is a plain packet, or none.
+        let Some(layout) = locate_plain(frame.data()) else { return };
         // One pass over a long packet, here: the sum says the rest.
         let sum = if frame.len() >= LONG_PACKET { crc::of(frame.data()) } else { None };
         let fitting = icrc::fitting(frame.data_mut(), &layout, IDENTIFICATION, sum);
