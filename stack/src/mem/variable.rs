@@ -410,7 +410,7 @@ mod tests {
             t.bind(&zero_based(63)).unwrap();
             assert!(remote(&t, key, 0, 64).is_ok());
             stop.store(true, Ordering::Relaxed);
-            readers.map(|reader| reader.join().unwrap());
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
         });
     }
 }
