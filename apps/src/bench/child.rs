@@ -1,4 +1,4 @@
-//! Child processes: started, waited for, and never left running.
+//! Child processes: started, waited for, and never left running, also where this process is killed.
 
 use crate::error::{AppError, Result};
 use crate::stop;
@@ -8,11 +8,34 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a running program is polled.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// The command as one that the kernel kills when this process ends, however it does: run by `setpriv` of util-linux, where that is
+/// installed.
+fn tied(command: &Command) -> Command {
+    static SETPRIV: LazyLock<bool> = LazyLock::new(|| {
+        let mut trial = Command::new("setpriv");
+        trial.args(["--pdeathsig", "KILL", "--", "true"]).stdin(Stdio::null()).stderr(Stdio::null());
+        trial.status().is_ok_and(|status| status.success())
+    });
+    let mut tied = if *SETPRIV { Command::new("setpriv") } else { Command::new(command.get_program()) };
+    if *SETPRIV {
+        tied.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program());
+    }
+    tied.args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => tied.env(name, value),
+            None => tied.env_remove(name),
+        };
+    }
+    tied
+}
 
 /// A program that is killed when this value is dropped.
 #[derive(Debug)]
@@ -23,8 +46,8 @@ impl Guard {
     ///
     /// # Errors
     /// When it does not start.
-    pub fn quiet(command: &mut Command) -> Result<Self> {
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    pub fn quiet(command: &Command) -> Result<Self> {
+        let child = tied(command).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         child.map(Self).map_err(|e| failed(command, &e.to_string()))
     }
 }
@@ -40,9 +63,9 @@ impl Drop for Guard {
 ///
 /// # Errors
 /// When it does not start, does not end in `limit`, or fails, with its error output; [`AppError::Interrupted`].
-pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut guard = Guard(command.spawn().map_err(|e| failed(command, &e.to_string()))?);
+pub fn output(command: &Command, limit: Duration) -> Result<String> {
+    let child = tied(command).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut guard = Guard(child.map_err(|e| failed(command, &e.to_string()))?);
     // Read by separate threads: a full pipe would stop the program.
     let read = |pipe: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
@@ -117,6 +140,7 @@ fn bound(port: u16) -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::BufRead;
     use std::net::TcpListener;
 
     #[test]
@@ -126,7 +150,7 @@ mod tests {
         let mut bad = Command::new("sh");
         let error = output(bad.args(["-c", "echo why >&2; exit 3"]), Duration::from_secs(20)).unwrap_err();
         assert!(error.to_string().contains("why"), "{error}");
-        let none = output(&mut Command::new("/no/such/program"), Duration::from_secs(1)).unwrap_err();
+        let none = output(&Command::new("/no/such/program"), Duration::from_secs(1)).unwrap_err();
         assert!(none.to_string().contains("/no/such/program"), "{none}");
     }
 
@@ -139,6 +163,36 @@ mod tests {
         // As if inherited by a child process that was started at the wrong moment.
         let _held = bound(port).unwrap();
         TcpListener::bind(("127.0.0.1", port)).unwrap();
+    }
+
+    /// The test starts itself again as a program that starts another one and is killed.
+    #[test]
+    fn what_a_killed_program_started_ends_with_it() {
+        const AGAIN: &str = "ROCE_TEST_STARTS_A_PROGRAM";
+        if std::env::var_os(AGAIN).is_some() {
+            let guard = Guard::quiet(Command::new("sleep").arg("1000")).unwrap();
+            println!("started {}", guard.0.id());
+            std::thread::sleep(Duration::from_secs(1000));
+        }
+        if Command::new("setpriv").args(["--pdeathsig", "KILL", "--", "true"]).status().is_err() {
+            return eprintln!("SKIPPED what_a_killed_program_started_ends_with_it: setpriv is not installed");
+        }
+        let name = "bench::child::tests::what_a_killed_program_started_ends_with_it";
+        let mut starter = Command::new(std::env::current_exe().unwrap());
+        starter.args(["--exact", name, "--nocapture"]).env(AGAIN, "1").stdout(Stdio::piped());
+        let mut starter = Guard(starter.spawn().unwrap());
+        let mut lines = std::io::BufReader::new(starter.0.stdout.take().unwrap()).lines();
+        let pid = lines.find_map(|line| line.unwrap().split_once("started ").map(|(_, pid)| pid.to_owned()));
+        let stat = format!("/proc/{}/stat", pid.expect("it says what it started"));
+        // Gone, or nobody has taken note of its end yet.
+        let ended = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+        assert!(!ended());
+        drop(starter);
+        let end = Instant::now() + Duration::from_secs(120);
+        while !ended() {
+            assert!(Instant::now() < end, "it still runs");
+            std::thread::sleep(LOOK);
+        }
     }
 
     #[test]

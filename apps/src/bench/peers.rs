@@ -130,8 +130,8 @@ impl Peer {
 fn patiently<T>(client: impl Fn() -> Command, figures: impl Fn(&str) -> Option<T>) -> Result<T> {
     let mut last = None;
     for _ in 0..TRIES {
-        let mut command = client();
-        match child::output(&mut command, PATIENCE) {
+        let command = client();
+        match child::output(&command, PATIENCE) {
             Err(e @ (AppError::Interrupted | AppError::Timeout(_))) => return Err(e),
             Err(e) => last = Some(e),
             Ok(said) => match figures(&said) {

@@ -52,7 +52,7 @@ impl Server {
         command.args(["server", "--bind", "127.0.0.1", "--cores", &CORES[0].to_string()]);
         command.args(["--oob-port", &self.oob.to_string()]);
         command.args(["--port", &self.port("server")]);
-        self.server = Some(Guard::quiet(&mut command)?);
+        self.server = Some(Guard::quiet(&command)?);
         // DPDK's driver tries to connect once, when its device starts.
         let end = Instant::now() + START_PATIENCE;
         while link == Link::Ethdev && !self.ethdev_socket().exists() {
@@ -87,7 +87,7 @@ impl Server {
         command.args(["client", "127.0.0.1", "--cores", &CORES[1].to_string()]);
         command.args(["--oob-port", &self.oob.to_string()]);
         command.args(["--port", &self.port("client"), "--json"]).arg(&json).args(&part.args);
-        child::output(&mut command, PATIENCE)?;
+        child::output(&command, PATIENCE)?;
         let text = std::fs::read_to_string(&json)
             .map_err(|e| AppError::Setup(format!("{}: {e}", json.display())))?;
         let rows = Row::parse(&text).map_err(AppError::Setup)?;
