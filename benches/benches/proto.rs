@@ -4,7 +4,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stack::config::ACK_REQ_STRIDE;
 use stack::id::{Gid, Mtu, PdId, Psn, QpState, QpType};
 use stack::mem::{Access, Sge};
-use stack::proto::requester::{Requester, RequesterConfig, SendRing};
+use stack::proto::requester::{Policies, Requester, RequesterConfig, SendRing};
 use stack::proto::responder::{ReceiveSource, Responder, ResponderConfig};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WrOpcode};
@@ -59,7 +59,7 @@ fn requester(c: &mut Criterion) {
     (wqe.length, wqe.num_sge) = (64, 1);
     put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 64, lkey: 1 }]);
     let mut sq = Endless { slot, published: 0 };
-    let mut requester = Requester::new(256);
+    let mut requester = Requester::new(256, Policies::default());
     requester.start(&RequesterConfig {
         mtu: Mtu::Mtu4096,
         sq_psn: Psn::new(0),

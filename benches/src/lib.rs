@@ -14,6 +14,7 @@ use stack::mem::{Access, MrTable, Sge, UserMemory};
 use stack::net::{Net, NetConfig};
 use stack::port::{Port, pair};
 use stack::proto::attr::{AhAttr, GlobalRoute, QpAttr, QpCap};
+use stack::proto::requester::Policies;
 use stack::proto::state::required;
 use stack::proto::status::WcStatus;
 use stack::proto::status::{SendFlags, WrOpcode};
@@ -85,6 +86,7 @@ impl End {
             send_lane: lane,
             recv_lane: lane,
             cap,
+            policies: Policies::default(),
         };
         shard.create_qp(spec);
         Self { shard, cq, shared, sq, rq, memory, key, qpn: Qpn::new(qpn), gid: Gid::v4(ip) }

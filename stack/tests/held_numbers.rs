@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use stack::device::{CqInit, Device, DeviceConfig, DeviceError, Drive, QpCap, QpInit, QpType, Qpn, Service};
+use stack::device::{
+    CqInit, Device, DeviceConfig, DeviceError, Drive, Policies, QpCap, QpInit, QpType, Qpn, Service,
+};
 
 /// Holds the first `refuse` numbers that it is called with.
 struct Holder {
@@ -39,6 +41,7 @@ fn draw(refuse: usize) -> (Result<Qpn, DeviceError>, Vec<Qpn>) {
         shard: None,
         block_self_mcast_lb: false,
         number: None,
+        policies: Policies::default(),
     };
     let made = pd.create_qp(&init(QpType::Rc));
     let asked = holder.asked.lock().unwrap().clone();

@@ -11,7 +11,7 @@ use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, PdId, Psn, QpState};
 use stack::mem::{Access, Sge};
 use stack::proto::attr::{AttrMask, QpAttr};
-use stack::proto::requester::{Idle, Requester, RequesterConfig, SendRing};
+use stack::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::{ack_timeout, rnr_delay};
@@ -107,7 +107,7 @@ fn q04_write_of_2_31_bytes() {
     (wqe.remote_addr, wqe.rkey, wqe.length, wqe.num_sge) = (REMOTE_VA, REMOTE_KEY, 1 << 31, 1);
     put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 1 << 31, lkey: 1 }]);
     let sq = OneRequest(slot);
-    let mut requester = Requester::new(1);
+    let mut requester = Requester::new(1, Policies::default());
     let config = RequesterConfig {
         mtu: Mtu::Mtu4096,
         sq_psn: Psn::new(0xff_0000),
@@ -179,7 +179,7 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
         slot
     };
     let mut sq = Epochs { slots: [slot(1), slot(1), slot(0), slot(1)], published: 2 };
-    let mut requester = Requester::new(2);
+    let mut requester = Requester::new(2, Policies::default());
     requester.start(&RequesterConfig {
         mtu: Mtu::Mtu1024,
         sq_psn: Psn::new(0),

@@ -9,7 +9,7 @@ use sim::peer::{Pkt, ack_with, frame, pkt};
 use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, Psn, QpState, QpType};
 use stack::proto::completer::Response;
-use stack::proto::requester::{Form, Idle, Next, Requester, RequesterConfig, SendRing, Unbuilt};
+use stack::proto::requester::{Form, Idle, Next, Policies, Requester, RequesterConfig, SendRing, Unbuilt};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcStatus, WrOpcode};
 use stack::proto::wqe::{Granule, SendWqe, send_stride};
@@ -128,7 +128,7 @@ impl Rig {
     fn new(start: u32, sq_psn: u32, timeout: u8, max_rd_atomic: u8, mtu: Mtu) -> Self {
         let (tx, rx) = ring_at(DEPTH, send_stride(0, 1, 0), start);
         let both = [(); 2].map(|()| {
-            let mut requester = Requester::new(DEPTH);
+            let mut requester = Requester::new(DEPTH, Policies::default());
             requester.reset(start);
             requester.start(&RequesterConfig {
                 mtu,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::{
-    AttrMask, CounterSnapshot, Gid, MwType, PdCore, Poster, Psn, QpAttr, QpCap, QpCore, QpInit, QpState,
-    QpType, Qpn, RingTap, Unavailable, prefetch_line,
+    AttrMask, CounterSnapshot, Gid, MwType, PdCore, Policies, Poster, Psn, QpAttr, QpCap, QpCore, QpInit,
+    QpState, QpType, Qpn, RingTap, Unavailable, prefetch_line,
 };
 
 use crate::cq::Cq;
@@ -164,6 +164,7 @@ impl Qp {
             shard: init.shard,
             block_self_mcast_lb: init.block_self_mcast_lb,
             number: None,
+            policies: Policies::default(),
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
         let srq = init.srq.map(Srq::again);

@@ -9,8 +9,8 @@ use super::memory::Region;
 use super::port::{PortPanicked, SimPort, SimWire};
 use super::rng::Rng;
 use stack::device::{
-    Clock, CqCore, CqInit, Device, DeviceConfig, DeviceError, Drive, MrCore, MwCore, PdCore, QpCore, QpInit,
-    SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInitAttr,
+    Clock, CqCore, CqInit, Device, DeviceConfig, DeviceError, Drive, MrCore, MwCore, PdCore, Policies,
+    QpCore, QpInit, SrqAttr, SrqCore, XrcSrqInit, XrcdCore, XrcdInitAttr,
 };
 use stack::id::{Gid, Mac, Mtu, PdId, QpState, QpType, Qpn};
 use stack::mem::{Access, Bind, KeyFault, MwType, Sge, inc_rkey, sge};
@@ -638,6 +638,7 @@ impl Node {
             shard: Some(shard),
             block_self_mcast_lb: false,
             number,
+            policies: Policies::default(),
         };
         let made = match config.ty {
             QpType::XrcTgt => self.xrcd.create_qp(Some(shard), number),

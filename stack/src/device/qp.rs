@@ -17,6 +17,7 @@ use crate::config::{INLINE_MAX, QUEUE_DEPTH_MAX, SGE_MAX, SHARDS_MAX};
 use crate::id::{PdId, Psn, QpState, QpType, Qpn};
 use crate::proto::address::UD_EXT;
 use crate::proto::attr::{AttrMask, QpAttr, QpCap};
+use crate::proto::requester::Policies;
 use crate::proto::state::Gates;
 use crate::proto::tables::ack_timeout;
 use crate::proto::wqe::{Granule, XRC_EXT, recv_stride, send_stride};
@@ -56,6 +57,8 @@ pub struct QpInit<'a> {
     pub block_self_mcast_lb: bool,
     /// The number that a queue pair of the same shard had, which need not rest any longer; where absent one is drawn at random.
     pub number: Option<Qpn>,
+    /// What it does about losses and congestion, if it is reliable.
+    pub policies: Policies,
 }
 
 impl QpInit<'_> {
@@ -72,6 +75,7 @@ impl QpInit<'_> {
             shard,
             block_self_mcast_lb: false,
             number,
+            policies: Policies::default(),
         }
     }
 }
@@ -397,7 +401,18 @@ impl QpCore {
             };
             // An XRC target has none of its own: the shared receive queue that a packet names has one.
             let pd_id = pd.as_ref().map_or(PdId(0), |pd| pd.id());
-            let spec = QpSpec { slot, qpn, ty: init.qp_type, pd: pd_id, sq, rq, send_lane, recv_lane, cap };
+            let spec = QpSpec {
+                slot,
+                qpn,
+                ty: init.qp_type,
+                pd: pd_id,
+                sq,
+                rq,
+                send_lane,
+                recv_lane,
+                cap,
+                policies: init.policies,
+            };
             let counters = device.core().control(shard, |s, _| s.create_qp(spec))?;
             let per_shard = device.core().shared.qps_per_shard as u32;
             let index = shard as u32 * per_shard + slot;

@@ -7,10 +7,10 @@
 pub mod address;
 pub mod attr;
 pub mod completer;
-mod congestion;
+pub mod congestion;
 pub mod fault;
 mod in_flight;
-mod recovery;
+pub mod recovery;
 pub mod requester;
 pub mod responder;
 pub mod state;

@@ -4,9 +4,9 @@
 //! [completer](super::completer) handles responses, on the same state. Never touches a payload byte: a
 //! [`Segment`] names the part of a work request that goes out.
 
-use super::congestion::{Congestion, Event};
+use super::congestion::{Congestion, Controller, Event};
 use super::in_flight::{InFlight, distance};
-use super::recovery::{Recovery, Repair};
+use super::recovery::{Recovery, Repair, Scheme};
 use super::state::Gates;
 use super::status::{SendFlags, WcStatus, WrOpcode};
 use super::tables::{RNR_RETRY_FOREVER, ack_timeout_ns};
@@ -61,6 +61,15 @@ pub enum Idle {
     /// The work request with this sequence number is a local operation, and is next: carry it out, then call
     /// [`Requester::local_done`] or [`Requester::fail_local`], and poll again.
     Local(u32),
+}
+
+/// What a queue pair does about losses and congestion: chosen when it is made.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Policies {
+    /// Which packets go out again.
+    pub recovery: Scheme,
+    /// How many may leave, and when.
+    pub congestion: Controller,
 }
 
 /// The send side's settings, from the queue pair's attributes.
@@ -129,7 +138,7 @@ impl Requester {
     pub const REMEMBERED: usize = size_of::<Remembered>();
 
     /// A requester at rest, for a send queue of `depth` requests (a power of two).
-    pub fn new(depth: u32) -> Self {
+    pub fn new(depth: u32, policies: Policies) -> Self {
         Self {
             mtu: Mtu::Mtu1024,
             retries: Retries::default(),
@@ -141,8 +150,8 @@ impl Requester {
             timeout: 0,
             timer: Timer::Idle,
             repair: Repair::default(),
-            recovery: Recovery::default(),
-            congestion: Congestion::default(),
+            recovery: Recovery::new(policies.recovery),
+            congestion: Congestion::new(policies.congestion),
             head: 0,
             cur: 0,
             started: 0,
@@ -156,10 +165,12 @@ impl Requester {
         }
     }
 
-    /// Forgets everything; the queue goes on at sequence number `seq`.
+    /// Forgets everything but its policies; the queue goes on at sequence number `seq`.
     pub fn reset(&mut self, seq: u32) {
         let log = core::mem::take(&mut self.log);
-        *self = Self { log, head: seq, cur: seq, started: seq, ..Self::new(1) };
+        let policies =
+            Policies { recovery: self.recovery.scheme(), congestion: self.congestion.controller() };
+        *self = Self { log, head: seq, cur: seq, started: seq, ..Self::new(1, policies) };
     }
 
     /// RTR → RTS: starts at the first sequence number.
@@ -419,7 +430,8 @@ impl Requester {
         if next != behind {
             self.rewind(next);
         }
-        self.congestion.handle(now, Event::Sent { first: segment.psn, behind, again: segment.again });
+        let (first, bytes) = (segment.psn, segment.len.into());
+        self.congestion.handle(now, Event::Sent { first, behind, bytes, again: segment.again });
     }
 
     /// Why nothing is sent at all, unless what failed on this side is further on.

@@ -105,6 +105,7 @@ mod tests {
     use super::*;
     use crate::id::{PdId, QpType, Qpn};
     use crate::proto::attr::QpCap;
+    use crate::proto::requester::Policies;
     use crate::proto::wqe::{recv_stride, send_stride};
     use crate::shard::scale::shared;
     use crate::shard::{LaneId, QpSpec};
@@ -121,6 +122,7 @@ mod tests {
             send_lane: LaneId::NONE,
             recv_lane: LaneId::NONE,
             cap: QpCap::default(),
+            policies: Policies::default(),
         };
         Qp::new(spec, slot, 0, &shared(1, 8))
     }

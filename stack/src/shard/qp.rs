@@ -7,7 +7,7 @@ use crate::proto::address::{GSI_QKEY, UdAddress};
 use crate::proto::attr::{QpAttr, QpCap};
 use crate::proto::completer::RetryCause;
 use crate::proto::fault::Fault;
-use crate::proto::requester::{Requester, RequesterConfig, SendRing};
+use crate::proto::requester::{Policies, Requester, RequesterConfig, SendRing};
 use crate::proto::responder::{Responder, ResponderConfig};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
@@ -48,6 +48,8 @@ pub struct QpSpec {
     pub recv_lane: LaneId,
     /// Capacities, as granted.
     pub cap: QpCap,
+    /// What it does about losses and congestion.
+    pub policies: Policies,
 }
 
 /// The send queue's ring, consumer side.
@@ -198,7 +200,7 @@ impl Qp {
         let first = spec.sq.released();
         let recv_pd = if let RecvSource::Shared(end) = &spec.rq { end.pd } else { spec.pd };
         let ownerless = matches!(spec.rq, RecvSource::Named { ownerless: true, .. });
-        let mut requester = Requester::new(spec.sq.slots());
+        let mut requester = Requester::new(spec.sq.slots(), spec.policies);
         requester.reset(first);
         Self {
             gates: Gates::CLOSED,

@@ -11,6 +11,7 @@ use crate::mark::steps;
 use crate::net::{FRAME_MAX, Net, NetConfig};
 use crate::port::{Port, PortQueue, RxBurst, TxBurst, pair};
 use crate::proto::attr::{AhAttr, AttrMask, GlobalRoute, QpAttr, QpCap};
+use crate::proto::requester::Policies;
 use crate::proto::status::WcStatus;
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::wqe::{Cqe, Granule, RecvWqe, SendWqe, recv_stride, send_stride};
@@ -68,6 +69,7 @@ impl Rig {
                 send_lane: lane,
                 recv_lane: lane,
                 cap: QpCap { max_send_wr: 1, max_recv_wr: 1, ..QpCap::default() },
+                policies: Policies::default(),
             });
             sqs.push(sq);
             rqs.push(rq);

@@ -2,7 +2,7 @@
 //!
 //! A controller is told when packets leave and are acknowledged, when some were lost, and what the network says: marks on
 //! received packets (CE, RFC 3168) and congestion notification packets (IBA A17.9.3). Each controller is a variant of
-//! [`Congestion`] and a file. Its state lies in a box: the state of a queue pair has room for a pointer, and queue pairs
+//! [`Controller`] and of `Congestion`, and a file. Its state lies in a box: the state of a queue pair has room for a pointer, and queue pairs
 //! with the fixed window pay for nothing else.
 
 use super::completer::RetryCause;
@@ -18,10 +18,22 @@ mod tests;
 #[cfg(test)]
 pub(super) use probe::Probe;
 
-/// A congestion controller.
+/// A congestion controller, as it is chosen for a queue pair.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Controller {
+    /// A window of constant size, whatever the network says.
+    #[default]
+    FixedWindow,
+    /// That of a test, with a window of so many packets.
+    #[cfg(test)]
+    Probe(u32),
+}
+
+/// A congestion controller at work.
 #[derive(Default, Debug)]
 pub(super) enum Congestion {
-    /// A window of constant size, whatever the network says.
+    /// See [`Controller::FixedWindow`].
     #[default]
     FixedWindow,
     /// A window that a test sets, and a list of everything that it was told.
@@ -39,6 +51,8 @@ pub(super) enum Event {
         first: Psn,
         /// The number behind the last one.
         behind: Psn,
+        /// Bytes of their payload: what a rate is measured by. A READ's are the peer's to send.
+        bytes: u64,
         /// They had gone out before: an acknowledgement does not tell which of them it answers.
         again: bool,
     },
@@ -57,6 +71,24 @@ pub(super) enum Event {
 }
 
 impl Congestion {
+    /// A controller at the start of a connection.
+    pub fn new(controller: Controller) -> Self {
+        match controller {
+            Controller::FixedWindow => Self::FixedWindow,
+            #[cfg(test)]
+            Controller::Probe(window) => Self::Probe(Box::new(Probe::new(window))),
+        }
+    }
+
+    /// Which one it is.
+    pub fn controller(&self) -> Controller {
+        match self {
+            Self::FixedWindow => Controller::FixedWindow,
+            #[cfg(test)]
+            Self::Probe(probe) => Controller::Probe(probe.window),
+        }
+    }
+
     /// Request packets that may leave now, where so many are in flight.
     #[inline(always)]
     pub fn allowance(&self, now: Instant, in_flight: u32) -> u32 {

@@ -1,10 +1,10 @@
 //! What policies are told, by a requester that has probes for them.
 
-use super::{Congestion, Event, Probe};
+use super::{Congestion, Controller, Event, Probe};
 use crate::id::{Gid, Mtu, Psn, QpState, QpType};
 use crate::proto::completer::{Response, RetryCause};
-use crate::proto::recovery::{self, Recovery};
-use crate::proto::requester::{Idle, Requester, RequesterConfig, SendRing};
+use crate::proto::recovery::{self, Recovery, Scheme};
+use crate::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing};
 use crate::proto::state::Gates;
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::tables::{NakCode, Syndrome};
@@ -39,7 +39,9 @@ struct Rig {
 
 impl Rig {
     fn new(window: u32) -> Self {
-        let mut requester = Requester::new(DEPTH);
+        let policies = Policies { recovery: Scheme::Probe, congestion: Controller::Probe(window) };
+        let mut requester = Requester::new(DEPTH, policies);
+        requester.reset(0);
         requester.start(&RequesterConfig {
             mtu: Mtu::Mtu256,
             sq_psn: Psn::new(0xff_fffe),
@@ -48,8 +50,6 @@ impl Rig {
             rnr_retry: 7,
             max_rd_atomic: 4,
         });
-        requester.congestion = Congestion::Probe(Box::new(Probe::new(window)));
-        requester.recovery = Recovery::Probe(Box::default());
         Self { requester, ring: Ring(Vec::new()), now: Instant::from_nanos(1000) }
     }
 
@@ -101,8 +101,20 @@ impl Rig {
     }
 }
 
-fn sent(first: u32, behind: u32, again: bool) -> Event {
-    Event::Sent { first: Psn::new(first), behind: Psn::new(behind), again }
+fn sent(first: u32, behind: u32, bytes: u64, again: bool) -> Event {
+    Event::Sent { first: Psn::new(first), behind: Psn::new(behind), bytes, again }
+}
+
+#[test]
+fn a_reset_keeps_the_policies_and_nothing_that_they_know() {
+    let mut rig = Rig::new(3);
+    rig.post(WrOpcode::RdmaWrite, 1);
+    rig.send();
+    rig.recovery().first_alone = true;
+    assert!(!rig.probe().events.is_empty());
+    rig.requester.reset(1);
+    assert_eq!((rig.probe().window, rig.told()), (3, vec![]));
+    assert!(!rig.recovery().first_alone);
 }
 
 #[test]
@@ -128,7 +140,7 @@ fn a_controller_is_told_when_packets_leave_and_arrive() {
     rig.post(WrOpcode::Send, 300);
     rig.post(WrOpcode::RdmaRead, 700);
     rig.send();
-    let first = [sent(0xff_fffe, 0xff_ffff, false), sent(0xff_ffff, 0, false), sent(0, 3, false)];
+    let first = [sent(0xff_fffe, 0xff_ffff, 256, false), sent(0xff_ffff, 0, 44, false), sent(0, 3, 0, false)];
     assert_eq!(rig.told(), first.map(|event| (1000, event)));
     rig.requester.left_by(rig.now, Instant::from_nanos(5000));
     rig.now = Instant::from_nanos(6000);
@@ -151,7 +163,7 @@ fn a_run_is_told_of_at_once() {
     let run = rig.requester.begin_run(rig.now, GATES, 0, &rig.ring, 3, 256).expect("all are alike");
     let (ran, built) = run.messages(&mut [(); 3], |_, ()| Ok(()));
     rig.requester.end_run(ran);
-    assert_eq!((built, rig.told()), (Ok(()), vec![(1000, sent(0xff_fffe, 1, false))]));
+    assert_eq!((built, rig.told()), (Ok(()), vec![(1000, sent(0xff_fffe, 1, 27, false))]));
 }
 
 #[test]
@@ -172,8 +184,8 @@ fn a_loss_is_told_once_and_what_goes_out_again() {
         [
             Event::Acknowledged(lost),
             Event::Lost(RetryCause::SequenceNak),
-            sent(0xff_ffff, 0, true),
-            sent(0, 1, true)
+            sent(0xff_ffff, 0, 9, true),
+            sent(0, 1, 9, true)
         ]
     );
     rig.now = rig.requester.deadline();
@@ -199,7 +211,7 @@ fn a_controller_may_make_packets_wait() {
     rig.now = later;
     assert_eq!(rig.requester.handle_timeout(later), Response::Done);
     assert_eq!(rig.send(), (vec![(0xff_fffe, false)], Idle::NothingToDo));
-    assert_eq!(rig.told(), [(7000, Event::Resumed), (7000, sent(0xff_fffe, 0xff_ffff, false))]);
+    assert_eq!(rig.told(), [(7000, Event::Resumed), (7000, sent(0xff_fffe, 0xff_ffff, 9, false))]);
     assert!(rig.requester.deadline() > later);
 }
 

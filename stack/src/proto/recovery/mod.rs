@@ -1,7 +1,7 @@
 //! Loss recovery: which packets go out again after a sign that some were lost.
 //!
 //! The requester and the completer notice signs of loss, count retries and send; a scheme chooses the packets. Each scheme
-//! is a variant of [`Recovery`] and a file. One that remembers more than [`Repair`] keeps it in a box: the state of a queue
+//! is a variant of [`Scheme`] and of `Recovery`, and a file. One that remembers more than [`Repair`] keeps it in a box: the state of a queue
 //! pair has room for a pointer, and queue pairs that do not use the scheme pay for nothing else.
 
 use super::completer::RetryCause;
@@ -15,10 +15,22 @@ mod probe;
 #[cfg(test)]
 pub(super) use probe::Probe;
 
-/// A scheme of loss recovery.
+/// A scheme of loss recovery, as it is chosen for a queue pair.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Scheme {
+    /// Everything from the oldest packet on goes out again (IBA 9.7.3.2).
+    #[default]
+    GoBackN,
+    /// That of a test.
+    #[cfg(test)]
+    Probe,
+}
+
+/// A scheme of loss recovery at work.
 #[derive(Default, Debug)]
 pub(super) enum Recovery {
-    /// Everything from the oldest packet on goes out again (IBA 9.7.3.2).
+    /// See [`Scheme::GoBackN`].
     #[default]
     GoBackN,
     /// What a test makes of it; it writes down what it is told.
@@ -36,6 +48,24 @@ pub(super) struct Repair {
 }
 
 impl Recovery {
+    /// A scheme at the start of a connection.
+    pub fn new(scheme: Scheme) -> Self {
+        match scheme {
+            Scheme::GoBackN => Self::GoBackN,
+            #[cfg(test)]
+            Scheme::Probe => Self::Probe(Box::default()),
+        }
+    }
+
+    /// Which one it is.
+    pub fn scheme(&self) -> Scheme {
+        match self {
+            Self::GoBackN => Scheme::GoBackN,
+            #[cfg(test)]
+            Self::Probe(_) => Scheme::Probe,
+        }
+    }
+
     /// A sign of loss. Returns the first packet that is to go out again; `None` where the sign tells nothing new.
     #[inline]
     pub fn handle_loss(

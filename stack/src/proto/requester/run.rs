@@ -61,6 +61,8 @@ pub struct Ran {
     kind: RequestKind,
     takes_recv: bool,
     started: u32,
+    /// Payload of their packets.
+    bytes: u64,
     psn: Psn,
     since_ack_req: u8,
 }
@@ -119,7 +121,7 @@ impl<'a> Run<'a> {
     ) -> (Ran, Result<(), Unbuilt>) {
         let (epoch, like, longest, first) = (self.epoch, self.like, self.longest, self.psn);
         let mut ack_requests = self.ack_requests;
-        let (mut n, mut result) = (0, Ok(()));
+        let (mut n, mut bytes, mut result) = (0, 0, Ok(()));
         for ((slot, entry), place) in self.slots.chunks_exact(self.stride).zip(self.log).zip(places) {
             let wqe = SendWqe::of(slot);
             if wqe.epoch != epoch || wqe.likeness() != like || wqe.length > longest {
@@ -128,6 +130,7 @@ impl<'a> Run<'a> {
             let (index, psn) = (n, first.add(n));
             *entry = Remembered::new(psn, RequestKind::Message);
             n += 1;
+            bytes += u64::from(wqe.length);
             let ack_req = ack_requests.ask(index, wqe.signaled());
             result = build(Next { index, slot, psn, ack_req }, place);
             if result.is_err() {
@@ -136,7 +139,7 @@ impl<'a> Run<'a> {
         }
         let (now, takes_recv, psn) = (self.now, self.operation.takes_recv, first.add(n));
         let since_ack_req = ack_requests.since(n);
-        (Ran { now, kind: RequestKind::Message, takes_recv, started: n, psn, since_ack_req }, result)
+        (Ran { now, kind: RequestKind::Message, takes_recv, started: n, bytes, psn, since_ack_req }, result)
     }
 
     /// Starts READs, one for each of `places` at most; as [`Run::messages`].
@@ -177,7 +180,7 @@ impl<'a> Run<'a> {
             psn = psn.add(packets);
             index += 1;
         }
-        Ran { now: self.now, kind, takes_recv: false, started: index, psn, since_ack_req: 0 }
+        Ran { now: self.now, kind, takes_recv: false, started: index, bytes: 0, psn, since_ack_req: 0 }
     }
 }
 
@@ -271,7 +274,7 @@ impl Requester {
     /// Takes over what a run moved.
     #[inline(always)]
     pub fn end_run(&mut self, ran: Ran) {
-        let Ran { now, kind, takes_recv, started, psn, since_ack_req } = ran;
+        let Ran { now, kind, takes_recv, started, bytes, psn, since_ack_req } = ran;
         self.started = self.started.wrapping_add(started);
         self.cur = self.started;
         self.ssn = self.ssn.add(started);
@@ -283,7 +286,7 @@ impl Requester {
             self.rd_outstanding += started as u8;
             self.in_flight.responses += distance(self.assigned, psn) - started;
         }
-        self.congestion.handle(now, Event::Sent { first: self.assigned, behind: psn, again: false });
+        self.congestion.handle(now, Event::Sent { first: self.assigned, behind: psn, bytes, again: false });
         self.assigned = psn;
         self.in_flight = InFlight { cursor: psn, next: psn, ..self.in_flight };
     }

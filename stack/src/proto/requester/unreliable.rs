@@ -155,7 +155,7 @@ impl Requester {
 
 #[cfg(test)]
 mod tests {
-    use super::super::RequesterConfig;
+    use super::super::{Policies, RequesterConfig};
     use super::*;
     use crate::id::{Mtu, Psn, QpState, QpType};
     use crate::proto::address::{Source, UD_EXT};
@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn requester(sq_psn: u32) -> Requester {
-        let mut r = Requester::new(16);
+        let mut r = Requester::new(16, Policies::default());
         r.start(&RequesterConfig {
             mtu: Mtu::Mtu256,
             sq_psn: Psn::new(sq_psn),
