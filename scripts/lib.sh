@@ -56,8 +56,9 @@ need_rust() {
     command -v cargo >/dev/null || die "Rust is missing: install it from https://rustup.rs and try again."
 }
 
-# Installs what the default build needs: a C compiler, DPDK's headers and libraries, libclang for the bindings.
+# Installs what the default build needs: a C compiler, the headers and libraries of DPDK, those of libibverbs and librdmacm, libclang
+# for the bindings.
 need_build() {
     need_rust
-    install_packages gcc libc6-dev pkg-config libdpdk-dev libclang-dev
+    install_packages gcc libc6-dev pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev
 }

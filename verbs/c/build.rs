@@ -1,0 +1,82 @@
+//! Types of the installed headers, and the private symbols of libibverbs as functions that only refuse.
+//!
+//! Where the headers or libclang are missing the crate is empty, so that the rest of the workspace builds.
+
+use std::env;
+use std::fmt::Write;
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+
+/// Private symbols that the crate defines itself: those that are more than a refusal.
+const OWN: &[&str] = &["ibv_query_gid_type", "verbs_allow_disassociate_destroy"];
+/// Private functions that return a pointer.
+const POINTERS: &[&str] = &["_verbs_init_and_alloc_context", "verbs_open_device"];
+/// The number of the private node, unless the environment says otherwise.
+const PRIVATE: &str = "34";
+
+fn main() {
+    println!("cargo::rustc-check-cfg=cfg(headers)");
+    for name in ["ROCE_RDMA_INCLUDE", "ROCE_PRIVATE_NODE"] {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    for file in ["build.rs", "abi/symbols"] {
+        println!("cargo::rerun-if-changed={file}");
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let include = env::var_os("ROCE_RDMA_INCLUDE").map_or_else(|| "/usr/include".into(), PathBuf::from);
+    let headers = ["infiniband/verbs.h", "rdma/rdma_cma.h"];
+    if let Some(missing) = headers.iter().find(|header| !include.join(header).is_file()) {
+        println!(
+            "cargo::warning=no C face of the stack: {} is missing; install libibverbs-dev and librdmacm-dev",
+            include.join(missing).display()
+        );
+        return;
+    }
+    // Without libclang bindgen panics.
+    let Ok(()) = catch_unwind(|| bindings(&include, &headers, &out.join("bindings.rs"))) else {
+        println!("cargo::warning=no C face of the stack: bindgen failed; install libclang-dev");
+        return;
+    };
+    fs::write(out.join("private.rs"), private()).expect("OUT_DIR can be written");
+    println!("cargo::rustc-cfg=headers");
+}
+
+fn bindings(include: &Path, headers: &[&str], to: &Path) {
+    let text: String = headers.iter().map(|header| format!("#include <{header}>\n")).collect();
+    let bindings = bindgen::Builder::default()
+        .header_contents("headers.h", &text)
+        .clang_arg(format!("-I{}", include.display()))
+        .allowlist_type("(_?ibv|verbs|rdma)_.*")
+        .allowlist_var("(IBV|RDMA)_.*")
+        .allowlist_recursively(true)
+        .ignore_functions()
+        .default_enum_style(bindgen::EnumVariation::Consts)
+        .prepend_enum_name(false)
+        .derive_default(false)
+        .derive_debug(false)
+        .layout_tests(true)
+        .use_core()
+        .generate()
+        .expect("the headers are C");
+    bindings.write_to_file(to).expect("OUT_DIR can be written");
+}
+
+/// A function for each private symbol that no program calls: libraries of other devices name them and would not load without.
+fn private() -> String {
+    let number = env::var("ROCE_PRIVATE_NODE").unwrap_or(PRIVATE.into());
+    let symbols = fs::read_to_string("abi/symbols").expect("the list is in the crate");
+    let names = symbols.lines().filter_map(|line| line.strip_prefix("PRIVATE "));
+    let mut text = String::new();
+    for name in names.filter(|name| !OWN.contains(name)) {
+        let symbol = name.replace("_PRIVATE", &format!("_{number}"));
+        let (result, value) = if POINTERS.contains(&name) {
+            ("*mut c_void", "core::ptr::null_mut()")
+        } else {
+            ("c_int", "libc::EOPNOTSUPP")
+        };
+        writeln!(text, "#[unsafe(no_mangle)]\nextern \"C\" fn {symbol}() -> {result} {{\n    {value}\n}}")
+            .expect("a String takes everything");
+    }
+    text
+}

@@ -1,0 +1,29 @@
+//! The types and constants of `<infiniband/verbs.h>` and `<rdma/rdma_cma.h>`, as the installed headers have them.
+
+#![allow(non_camel_case_types, non_upper_case_globals, non_snake_case, dead_code, missing_docs)]
+#![allow(clippy::all, clippy::undocumented_unsafe_blocks, unsafe_op_in_unsafe_fn, reason = "generated")]
+
+include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+
+/// A structure of C that is all zeros.
+///
+/// # Safety
+/// All zeros are a value of the type: it has no references and no function that may not be NULL.
+pub(crate) const unsafe fn zeroed<T>() -> T {
+    // SAFETY: as the caller promises.
+    unsafe { core::mem::zeroed() }
+}
+
+const _: () = assert!(
+    size_of::<ibv_context>() == 328
+        && size_of::<verbs_context>() == 648
+        && core::mem::offset_of!(verbs_context, context) == 320
+        && size_of::<ibv_qp>() == 160
+        && size_of::<ibv_qp_ex>() >= 352
+        && size_of::<ibv_cq>() == 128
+        && size_of::<ibv_cq_ex>() == 288
+        && size_of::<ibv_wc>() == 48
+        && size_of::<ibv_send_wr>() == 128
+        && size_of::<ibv_recv_wr>() == 32
+        && size_of::<ibv_device>() == 664
+);

@@ -1,0 +1,169 @@
+//! The configuration of the process's device: environment variables, and what holds without them.
+//!
+//! | variable | means | without it |
+//! |---|---|---|
+//! | `ROCE_PORT` | the port | `memif`: the socket of this user, at which two processes meet |
+//! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | over `memif`, `unix` and `loopback` one of 10.77.0.0/24, see [`Place`] |
+//! | `ROCE_GATEWAY` | where packets to other networks go, `ADDR[,ADDR]` | none |
+//! | `ROCE_VLAN` | a VLAN | none |
+//! | `ROCE_MAC` | the Ethernet address | the port's own, or a random one |
+//! | `ROCE_MTU` | bytes of the largest IP packet | 4200 |
+//! | `ROCE_DRIVE` | `caller`, or `dedicated[:CORE,...]` | `caller` |
+//! | `ROCE_SHARDS` | shards | 1 |
+//! | `ROCE_STATS` | a socket, or a directory for it, on which `roce-stat` finds the counters | none |
+//! | `ROCE_PCAP` | a file that every frame is written to | none |
+
+use std::env;
+use std::fmt::Display;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use verbs::port::PortSpec;
+use verbs::{DeviceConfig, Drive, Mac, stats};
+
+/// What a device is opened with.
+pub(crate) struct Config {
+    pub device: DeviceConfig,
+    /// The process's own number among those that meet at the same socket, until it is dropped.
+    pub place: Option<Place>,
+    /// Nothing outside of the process is touched before the port starts.
+    pub lazy: bool,
+}
+
+/// Reads the environment.
+///
+/// # Errors
+/// A sentence that names the variable and says what to do.
+pub(crate) fn read() -> Result<Config, String> {
+    let port = match env::var_os("ROCE_PORT") {
+        None => PortSpec::Memif { path: PathBuf::new(), role: None, options: Vec::new() },
+        Some(_) => value::<PortSpec>("ROCE_PORT")?.unwrap_or(PortSpec::Loopback),
+    };
+    let meets = matches!(port, PortSpec::Memif { .. } | PortSpec::Unix { .. } | PortSpec::Loopback);
+    let lazy = matches!(port, PortSpec::Memif { .. } | PortSpec::Tap { .. } | PortSpec::Vhost { .. });
+    let mut device = DeviceConfig { mac: value::<Mac>("ROCE_MAC")?, ..DeviceConfig::default() };
+    device.addrs = list("ROCE_ADDR", address)?;
+    for gateway in list("ROCE_GATEWAY", |text| text.parse::<IpAddr>().map_err(|e| e.to_string()))? {
+        match gateway {
+            IpAddr::V4(gateway) => device.gateway = Some(gateway),
+            IpAddr::V6(gateway) => device.gateway6 = Some(gateway),
+        }
+    }
+    let mut place = None;
+    if meets && device.addrs.is_empty() {
+        place = Place::take(&port.to_string());
+        let number = place.as_ref().map_or(0, |place| place.number);
+        device.addrs = vec![(IpAddr::V4(Ipv4Addr::new(10, 77, 0, number + 1)), 24)];
+    }
+    device.vlan = value("ROCE_VLAN")?;
+    device.mtu = value("ROCE_MTU")?.unwrap_or(device.mtu);
+    device.shards = value("ROCE_SHARDS")?.unwrap_or(1);
+    device.drive = value::<DriveValue>("ROCE_DRIVE")?.map_or(Drive::Caller, |drive| drive.0);
+    device.stats = env::var_os("ROCE_STATS").map(PathBuf::from);
+    device.pcap = env::var_os("ROCE_PCAP").map(PathBuf::from);
+    device.port = port.into();
+    Ok(Config { device, place, lazy })
+}
+
+fn text(name: &str) -> Result<Option<String>, String> {
+    match env::var(name) {
+        Ok(text) => Ok(Some(text)),
+        Err(env::VarError::NotPresent) => Ok(None),
+        Err(env::VarError::NotUnicode(_)) => Err(format!("{name} is no UTF-8 text")),
+    }
+}
+
+fn value<T: FromStr<Err: Display>>(name: &str) -> Result<Option<T>, String> {
+    let Some(text) = text(name)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|why| format!("{name}={text}: {why}"))
+}
+
+fn list<T>(name: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Vec<T>, String> {
+    let Some(text) = text(name)? else { return Ok(Vec::new()) };
+    let parts = text.split(',').filter(|part| !part.is_empty());
+    parts.map(|part| parse(part).map_err(|why| format!("{name}={text}: {part:?}: {why}"))).collect()
+}
+
+fn address(text: &str) -> Result<(IpAddr, u8), String> {
+    let (addr, prefix) = text.split_once('/').map_or((text, None), |(addr, prefix)| (addr, Some(prefix)));
+    let addr: IpAddr = addr.parse().map_err(|why| format!("{why}; write ADDR or ADDR/PREFIX"))?;
+    let usual = if addr.is_ipv4() { 24 } else { 64 };
+    let prefix = prefix.map_or(Ok(usual), str::parse).map_err(|why| format!("the prefix: {why}"))?;
+    Ok((addr, prefix))
+}
+
+struct DriveValue(Drive);
+
+impl FromStr for DriveValue {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':').unwrap_or((text, "")) {
+            ("caller", "") => Ok(Self(Drive::Caller)),
+            ("dedicated", cores) => {
+                let cores = cores.split(',').filter(|core| !core.is_empty()).map(str::parse);
+                let cores = cores.collect::<Result<_, _>>().map_err(|why| format!("a core: {why}"))?;
+                Ok(Self(Drive::Dedicated { cores }))
+            }
+            _ => Err("it is caller, dedicated, or dedicated:CORE,...".into()),
+        }
+    }
+}
+
+/// A process's number among those of this user that use a port of the same name: the first one has 0, and whoever comes next the
+/// lowest that is free. It decides the address where none is given: 10.77.0.1 for the first, 10.77.0.2 for the second.
+///
+/// The number is a locked byte of a file, which is free again when the process ends. A fork has no part in the lock.
+pub(crate) struct Place {
+    number: u8,
+    /// Closing it ends the lock.
+    _file: std::fs::File,
+}
+
+impl Place {
+    /// The lowest number that is free; `None` where the user has no directory for sockets, or all are taken.
+    fn take(port: &str) -> Option<Self> {
+        let path = stats::runtime_dir().ok()?.join("places");
+        let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+        let file = file.ok()?;
+        // A range of bytes for each port. Ports that share a range by chance only skip some numbers.
+        let name = port.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let first = (name & 0xffff_ffff) as i64 * 256;
+        let number = (0..254).find(|number| lock(&file, first + i64::from(*number)))?;
+        Some(Self { number, _file: file })
+    }
+}
+
+/// Locks a byte of a file for this process, unless another one has.
+fn lock(file: &std::fs::File, at: i64) -> bool {
+    // SAFETY: a structure of numbers, and a call that reads it.
+    unsafe {
+        let mut range: libc::flock = core::mem::zeroed();
+        range.l_type = libc::F_WRLCK as _;
+        range.l_whence = libc::SEEK_SET as _;
+        range.l_start = at;
+        range.l_len = 1;
+        libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_read_or_refused_with_a_sentence() {
+        assert_eq!(address("10.1.2.3").unwrap(), ("10.1.2.3".parse().unwrap(), 24));
+        assert_eq!(address("fd00::1/48").unwrap(), ("fd00::1".parse().unwrap(), 48));
+        assert!(address("eth0").unwrap_err().contains("write ADDR"));
+        assert!(address("10.0.0.1/x").unwrap_err().contains("prefix"));
+        let drive = |text: &str| text.parse::<DriveValue>().map(|drive| drive.0);
+        assert_eq!(drive("caller"), Ok(Drive::Caller));
+        assert_eq!(drive("dedicated:0,3"), Ok(Drive::Dedicated { cores: vec![0, 3] }));
+        assert!(drive("dedicated:x").is_err() && drive("spin").is_err());
+    }
+}

@@ -1,0 +1,182 @@
+//! The one device of the process, `roce0`: opened when a call needs it, closed when the program has closed it for the last time.
+//!
+//! Loading the library starts nothing. Opening the device opens no port where its addresses are known without (memif, the default);
+//! the port starts with the first queue pair or connection. Threads of the device have all signals blocked.
+//!
+//! A forked child finds the device as follows. If the parent's port had not started, the child has a device of its own, as a process
+//! that was just started; what the parent had allocated is refused there. If it had, the child has none: every call is `EIO`, and
+//! nothing of the parent is touched.
+
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+
+use verbs::{Context, DeviceConfig, EventElement, Mac};
+
+use crate::config::{self, Config, Place};
+use crate::errno::{EIO, ENODEV, Result};
+use crate::object::Retired;
+
+/// What belongs to the process. A forked child has a new one: locks of the old one may be held by threads that it does not have.
+#[derive(Default)]
+pub(crate) struct Process {
+    engine: Mutex<Engine>,
+    retired: Mutex<Retired>,
+    /// The objects that events can name, as addresses.
+    named: Mutex<HashMap<EventElement, usize>>,
+    /// Something outside of the process was touched.
+    started: AtomicBool,
+}
+
+#[derive(Default)]
+struct Engine {
+    context: Option<Arc<Context>>,
+    /// How often the program has it open.
+    opens: usize,
+    /// Kept when the device is closed, so that it is the same device when it is opened again.
+    identity: Option<Identity>,
+}
+
+struct Identity {
+    mac: Option<Mac>,
+    addrs: Vec<(std::net::IpAddr, u8)>,
+    _place: Option<Place>,
+}
+
+static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+/// This process is a fork of one whose port had started.
+static DEAD: AtomicBool = AtomicBool::new(false);
+
+/// What belongs to this process.
+pub(crate) fn current() -> &'static Process {
+    static FIRST: Once = Once::new();
+    FIRST.call_once(|| {
+        CURRENT.store(Box::into_raw(Box::default()), Ordering::Release);
+        // SAFETY: a handler that may run in any forked child: it allocates and stores, and takes no lock of this library.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+    // SAFETY: set once and, in a forked child, once more; what it points to is never freed.
+    unsafe { &*CURRENT.load(Ordering::Acquire) }
+}
+
+/// In a forked child, before it goes on.
+extern "C" fn forked() {
+    if current().started.load(Ordering::Relaxed) {
+        DEAD.store(true, Ordering::Relaxed);
+    }
+    // The old one stays as it is: its device is the parent's.
+    CURRENT.store(Box::into_raw(Box::default()), Ordering::Release);
+}
+
+/// Whether this process is a child that has no device.
+#[inline]
+pub(crate) fn is_dead() -> bool {
+    DEAD.load(Ordering::Relaxed)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Process {
+    /// Memory of destroyed objects.
+    pub(crate) fn retired(&self) -> MutexGuard<'_, Retired> {
+        lock(&self.retired)
+    }
+    /// The objects that events can name.
+    pub(crate) fn named(&self) -> MutexGuard<'_, HashMap<EventElement, usize>> {
+        lock(&self.named)
+    }
+
+    /// The device; opens it if it is not open.
+    ///
+    /// # Errors
+    /// `EIO` in a forked child that has none; `EINVAL` and the like for a configuration that is wrong, with a line on stderr.
+    pub(crate) fn device(&self) -> Result<Arc<Context>> {
+        if is_dead() {
+            return Err(EIO);
+        }
+        let mut engine = lock(&self.engine);
+        if let Some(context) = &engine.context {
+            return Ok(context.clone());
+        }
+        let context = Arc::new(self.open(&mut engine)?);
+        engine.context = Some(context.clone());
+        Ok(context)
+    }
+
+    fn open(&self, engine: &mut Engine) -> Result<Context> {
+        let Config { mut device, place, lazy } = config::read().map_err(|why| {
+            eprintln!("roce: {why}");
+            crate::errno::EINVAL
+        })?;
+        if let Some(Identity { mac, addrs, .. }) = &engine.identity {
+            device.mac = device.mac.or(*mac);
+            device.addrs = addrs.clone();
+        }
+        let addrs = device.addrs.clone();
+        if !lazy {
+            self.started.store(true, Ordering::Relaxed);
+        }
+        let context = without_signals(|| open(device))?;
+        if engine.identity.is_none() {
+            let mac = lazy.then(|| context.query_port(1).ok()).flatten().map(|port| port.mac);
+            engine.identity = Some(Identity { mac, addrs, _place: place });
+        }
+        Ok(context)
+    }
+
+    /// The device, with its port started: for objects that use the wire.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device); `ENODEV` where the port cannot be opened, with a line on stderr.
+    pub(crate) fn wire(&self) -> Result<Arc<Context>> {
+        let context = self.device()?;
+        self.started.store(true, Ordering::Relaxed);
+        without_signals(|| context.start()).map_err(|error| {
+            eprintln!("roce: {error}");
+            crate::errno::Errno::from(error)
+        })?;
+        Ok(context)
+    }
+
+    /// The program opens the device once more.
+    pub(crate) fn opened(&self) {
+        lock(&self.engine).opens += 1;
+    }
+    /// The program has closed the device; the last time ends it, when its last object is gone.
+    pub(crate) fn closed(&self) {
+        let context = {
+            let mut engine = lock(&self.engine);
+            engine.opens = engine.opens.saturating_sub(1);
+            if engine.opens == 0 { engine.context.take() } else { None }
+        };
+        // Outside of the lock: its threads end.
+        drop(context);
+    }
+}
+
+fn open(device: DeviceConfig) -> Result<Context> {
+    Context::open(device).map_err(|error| {
+        eprintln!("roce: {error}");
+        match error {
+            verbs::VerbsError::Open(verbs::OpenError::Port(_)) => ENODEV,
+            error => error.into(),
+        }
+    })
+}
+
+/// Runs `call` with all signals blocked: threads that it starts have them blocked for good, so the program's handlers run on its own
+/// threads.
+fn without_signals<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: sets of signals, and calls that read and write them.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = core::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let result = call();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+        result
+    }
+}

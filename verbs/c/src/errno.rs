@@ -1,0 +1,44 @@
+//! Error numbers, as calls return them.
+
+use core::ffi::c_int;
+
+use verbs::{DeviceError, PostError, VerbsError};
+
+/// An error number of Linux.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Errno(pub c_int);
+
+pub(crate) type Result<T> = core::result::Result<T, Errno>;
+
+pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
+pub(crate) const EIO: Errno = Errno(libc::EIO);
+pub(crate) const ENODEV: Errno = Errno(libc::ENODEV);
+pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
+
+impl From<VerbsError> for Errno {
+    fn from(error: VerbsError) -> Self {
+        match error {
+            // In a forked child the device is gone, whoever asks.
+            VerbsError::Device(DeviceError::Forked) => EIO,
+            error => Self(error.errno()),
+        }
+    }
+}
+
+impl From<PostError> for Errno {
+    fn from(error: PostError) -> Self {
+        Self(error.errno())
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set(Errno(number): Errno) {
+    // SAFETY: the address of the calling thread's own variable.
+    unsafe { *libc::__errno_location() = number };
+}

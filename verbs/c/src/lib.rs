@@ -1,0 +1,38 @@
+//! The C face of the stack: `libibverbs.so.1` and `librdmacm.so.1`, for programs as they come from the distribution.
+//!
+//! Takes what C passes (pointers, lists, masks), checks it and turns it, once and at the edge, into calls of [`verbs`]; turns the
+//! results back into error numbers and C structures. It has no rule of its own: what a call means is decided in `verbs` or below.
+//! The structures are those of the installed headers, by bindgen.
+//!
+//! | what | where |
+//! |---|---|
+//! | types of the headers; errors; the border that no panic crosses | `abi`, `errno`, `guard` |
+//! | objects: the public structure, and behind it what it stands for | `object` |
+//! | the one device of the process: when it opens, what a fork finds; its configuration | `engine`, `config` |
+//! | the calls, by object | `device`, `context`, `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd`, `event` |
+//! | requests and completions: lists walked in place | `wr`, `wr_ex`, `wc` |
+//! | connection management | `cm` |
+//!
+//! # Safety
+//!
+//! Functions here are called from C. What C promises by calling them is what libibverbs asks for: pointers are NULL or point to
+//! the structures that the prototype names, alive and, where they are objects, made by this library. NULL, objects of another kind
+//! and destroyed ones are found out (see `object`) and answered by an error number; nothing more can be.
+
+#![cfg(headers)]
+#![allow(clippy::missing_safety_doc, reason = "what C promises is said once, above")]
+#![allow(missing_docs, reason = "manual pages document the functions: their names are those of libibverbs")]
+#![allow(dead_code, reason = "the objects that use it come next")]
+
+mod abi;
+mod cm;
+mod config;
+mod context;
+mod device;
+mod engine;
+mod errno;
+mod guard;
+mod object;
+mod private;
+mod text;
+mod unsupported;

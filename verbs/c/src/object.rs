@@ -1,0 +1,129 @@
+//! Objects that C holds pointers to: a public structure of the headers, a tag, and what the object stands for.
+//!
+//! The tag says whether a pointer is an object of this kind that lives: C may pass anything. The memory of a destroyed object is
+//! kept for objects of the same kind, the oldest first, so a tag can be read after the end of its object: a second destroy is an
+//! error and no accident. Two threads that use and destroy an object at once are the program's mistake, as with every libibverbs.
+
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, VecDeque};
+
+use crate::engine;
+use crate::errno::{EINVAL, EIO, Errno, Result};
+
+/// A kind of object.
+pub(crate) trait Kind: Sized + 'static {
+    /// The structure that C sees.
+    type Public;
+    /// What it stands for.
+    type Private;
+    /// Distinguishes the kind; not 0.
+    const TAG: u64;
+}
+
+/// An object in memory.
+#[repr(C)]
+pub(crate) struct Object<K: Kind> {
+    public: UnsafeCell<K::Public>,
+    tag: AtomicU64,
+    private: UnsafeCell<MaybeUninit<K::Private>>,
+}
+
+/// Memory of destroyed objects, by kind, as addresses.
+pub(crate) type Retired = HashMap<u64, VecDeque<usize>>;
+/// Objects of a kind that are kept before the first of them is used again.
+const REST: usize = 32;
+
+impl<K: Kind> Object<K> {
+    /// Makes an object; C gets the pointer.
+    pub(crate) fn create(public: K::Public, private: K::Private) -> *mut K::Public {
+        let again = engine::current()
+            .retired()
+            .get_mut(&K::TAG)
+            .and_then(|old| if old.len() > REST { old.pop_front() } else { None });
+        let object = match again {
+            Some(address) => address as *mut Self,
+            None => Box::into_raw(Box::<Self>::new_uninit()).cast(),
+        };
+        // SAFETY: memory of this layout that nothing else uses: new, or of an object that was destroyed.
+        unsafe {
+            (&raw mut (*object).public).cast::<K::Public>().write(public);
+            (&raw mut (*object).private).cast::<K::Private>().write(private);
+            if again.is_none() {
+                (&raw mut (*object).tag).write(AtomicU64::new(0));
+            }
+            (*object).tag.store(K::TAG, Ordering::Release);
+        }
+        object.cast()
+    }
+
+    /// The object that C names.
+    ///
+    /// # Errors
+    /// `EINVAL` for NULL, another kind of object or one that was destroyed; `EIO` in a forked child that has no device.
+    ///
+    /// # Safety
+    /// The pointer is NULL or that of an object, and nobody destroys it meanwhile.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(pointer: *mut K::Public) -> Result<&'a Self> {
+        let object = pointer.cast::<Self>();
+        if object.is_null() || !object.is_aligned() {
+            return Err(EINVAL);
+        }
+        // SAFETY: memory of objects is never freed; the tag is read and written atomically only.
+        let tag = unsafe { &(*object).tag };
+        if tag.load(Ordering::Acquire) != K::TAG {
+            return Err(EINVAL);
+        }
+        if engine::is_dead() {
+            return Err(EIO);
+        }
+        // SAFETY: it lives, and is of this kind.
+        Ok(unsafe { &*object })
+    }
+
+    /// What it stands for.
+    #[inline]
+    pub(crate) fn private(&self) -> &K::Private {
+        // SAFETY: written when the object was made; `destroy`, the only one that takes it, has the object alone.
+        unsafe { (*self.private.get()).assume_init_ref() }
+    }
+
+    /// The structure that C sees; C reads and writes it too.
+    #[inline]
+    pub(crate) fn public(&self) -> *mut K::Public {
+        self.public.get()
+    }
+
+    /// Ends an object. Where `end` refuses, it lives on.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of), and those of `end`.
+    ///
+    /// # Safety
+    /// As [`of`](Self::of), and nobody else uses the object.
+    pub(crate) unsafe fn destroy(
+        pointer: *mut K::Public,
+        end: impl FnOnce(K::Private) -> core::result::Result<(), (Errno, K::Private)>,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        let object = unsafe { Self::of(pointer) }?;
+        // Of two threads that destroy it at once, one is refused.
+        object.tag.compare_exchange(K::TAG, 0, Ordering::AcqRel, Ordering::Relaxed).map_err(|_| EINVAL)?;
+        // SAFETY: it was there, and the tag keeps everyone else away.
+        let private = unsafe { (*object.private.get()).assume_init_read() };
+        match end(private) {
+            Ok(()) => {
+                engine::current().retired().entry(K::TAG).or_default().push_back(pointer as usize);
+                Ok(())
+            }
+            Err((error, private)) => {
+                // SAFETY: as above.
+                unsafe { (*object.private.get()).write(private) };
+                object.tag.store(K::TAG, Ordering::Release);
+                Err(error)
+            }
+        }
+    }
+}

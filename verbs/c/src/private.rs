@@ -1,0 +1,10 @@
+//! Symbols of the private node, which libraries of other devices are linked against: they refuse.
+
+use core::ffi::{c_int, c_void};
+
+include!(concat!(env!("OUT_DIR"), "/private.rs"));
+
+/// Whether devices may disappear while they are open: read by libraries of other devices.
+#[unsafe(no_mangle)]
+#[allow(non_upper_case_globals, reason = "the name is C's")]
+static verbs_allow_disassociate_destroy: bool = false;

@@ -1,0 +1,132 @@
+//! Names and numbers that belong to no object: texts of enumerations, rates, and files below `/sys`.
+
+use core::ffi::{CStr, c_char, c_int};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use verbs::{AsyncEvent, WcStatus};
+
+use crate::abi::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_rate, ibv_wc_status};
+use crate::errno::EINVAL;
+use crate::guard::minus_one;
+
+/// Texts with a NUL behind each, made of a table of the stack.
+macro_rules! texts {
+    ($name:ident: $type:ident) => {
+        fn $name(number: u32) -> Option<&'static CStr> {
+            use std::sync::OnceLock;
+            static TEXTS: OnceLock<Vec<(u32, std::ffi::CString)>> = OnceLock::new();
+            let texts = TEXTS.get_or_init(|| {
+                let text = |value: &$type| std::ffi::CString::new(value.text()).unwrap_or_default();
+                $type::ALL.iter().map(|value| (u32::from(value.number()), text(value))).collect()
+            });
+            texts.iter().find(|(value, _)| *value == number).map(|(_, text)| text.as_c_str())
+        }
+    };
+}
+texts!(status_text: WcStatus);
+texts!(event_text: AsyncEvent);
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
+    status_text(status).unwrap_or(c"unknown").as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
+    event_text(event).unwrap_or(c"unknown").as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *const c_char {
+    let text = match node_type {
+        1 => c"InfiniBand channel adapter",
+        2 => c"InfiniBand switch",
+        3 => c"InfiniBand router",
+        4 => c"iWARP NIC",
+        5 => c"usNIC",
+        6 => c"usNIC UDP",
+        7 => c"unspecified",
+        _ => c"unknown",
+    };
+    text.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
+    let text = match state {
+        0 => c"no state change (NOP)",
+        1 => c"DOWN",
+        2 => c"INIT",
+        3 => c"ARMED",
+        4 => c"ACTIVE",
+        5 => c"ACTIVE_DEFER",
+        _ => c"invalid state",
+    };
+    text.as_ptr()
+}
+
+/// `enum ibv_rate`, multiples of 2.5 Gbit/s, and Mbit/s.
+#[rustfmt::skip]
+const RATES: &[(ibv_rate, c_int, c_int)] = &[
+    ( 2,   1,    2500), ( 5,   2,    5000), ( 3,   4,   10000), ( 6,   8,   20000),
+    ( 4,  12,   30000), ( 7,  16,   40000), ( 8,  24,   60000), ( 9,  32,   80000),
+    (10,  48,  120000), (11,   5,   14062), (12,  45,  112500), (13,  22,   56250),
+    (14,  90,  225000), (15,  11,   28125), (16,  67,  168750), (17,  10,   25781),
+    (18,  41,  103125), (19,  82,  206250), (20, 123,  309375), (21,  20,   50000),
+    (22, 160,  400000), (23, 240,  600000), (24, 320,  800000), (25, 480, 1200000),
+];
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_rate_to_mult(rate: ibv_rate) -> c_int {
+    RATES.iter().find(|row| row.0 == rate).map_or(-1, |row| row.1)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn mult_to_ibv_rate(mult: c_int) -> ibv_rate {
+    RATES.iter().find(|row| row.1 == mult).map_or(0, |row| row.0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int {
+    RATES.iter().find(|row| row.0 == rate).map_or(-1, |row| row.2)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
+    RATES.iter().find(|row| row.2 == mbps).map_or(0, |row| row.0)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// A file of a directory below `/sys`, without the line's end; returns its length.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_read_sysfs_file(
+    dir: *const c_char,
+    file: *const c_char,
+    buf: *mut c_char,
+    size: usize,
+) -> c_int {
+    minus_one(|| {
+        if dir.is_null() || file.is_null() || buf.is_null() || size == 0 {
+            return Err(EINVAL);
+        }
+        // SAFETY: C promises texts with a NUL behind them.
+        let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
+        let path = |text: &CStr| text.to_str().map(|text| Path::new(text).to_path_buf()).map_err(|_| EINVAL);
+        let mut bytes = vec![0; size - 1];
+        let mut len = File::open(path(dir)?.join(path(file)?))?.read(&mut bytes)?;
+        if len > 0 && bytes[len - 1] == b'\n' {
+            len -= 1;
+        }
+        bytes.truncate(len);
+        bytes.push(0);
+        // SAFETY: C promises `size` bytes, and there are at most as many.
+        unsafe { bytes.as_ptr().copy_to_nonoverlapping(buf.cast(), bytes.len()) };
+        Ok(len as c_int)
+    })
+}
