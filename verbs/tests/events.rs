@@ -47,6 +47,33 @@ fn s38_the_link_goes_down_and_up() {
     }
 }
 
+// A program may look at the port before its peer is there.
+#[test]
+fn a_link_that_is_assumed_is_up_whatever_it_is() {
+    let dir = std::env::temp_dir().join(format!("roce-assumed-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let open = |local: &str, peer: &str, last, assume_link| {
+        let spec: PortSpec = format!("unix:{0}/{local},peer={0}/{peer}", dir.display()).parse().unwrap();
+        let config = DeviceConfig::new(spec).addr([192, 0, 2, last], 24);
+        Context::open(DeviceConfig { assume_link, ..config }).unwrap()
+    };
+    let state = |context: &Context| context.query_port(1).unwrap().state;
+    let a = open("a", "b", 1, true);
+    assert_eq!(state(&a), PortState::Active);
+    let b = open("b", "a", 2, false);
+    // The other end hears of the link; so this one has, and keeps quiet.
+    while !a.stats().link_up || !b.stats().link_up {
+        std::thread::yield_now();
+    }
+    b.close().unwrap();
+    while a.stats().link_up {
+        std::thread::yield_now();
+    }
+    assert_eq!((state(&a), a.try_get_async_event()), (PortState::Active, None));
+    drop(a);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
 // Addresses are added and removed: events are raised, the peer can be reached at a new one at once, and a connection over one
 // that is removed continues, with its index.
 #[test]

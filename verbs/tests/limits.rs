@@ -329,7 +329,7 @@ fn names_numbers_and_clock() {
         (guid[0] ^ 2, &guid[1..3], &guid[3..5], &guid[5..]),
         (mac[0], &mac[1..3], &[0xff, 0xfe][..], &mac[3..])
     );
-    assert_eq!((attr.vendor_id, attr.vendor_part_id, attr.hw_ver), (0xff_ffff, 0, 0));
+    assert_eq!((attr.vendor_id, attr.vendor_part_id, attr.hw_ver), (0x52_6f43, 1, 0));
     // The clock advances by its announced frequency: in nanoseconds.
     assert_eq!((attr.hca_core_clock, attr.completion_timestamp_mask), (1_000_000, u64::MAX));
     // Read between two readings of another clock: a thread that loses its core in between loses it for both.

@@ -142,6 +142,8 @@ pub(super) struct Core {
     /// When the port is maintained next, in nanoseconds; written under shard 0's claim.
     maintain_at: AtomicU64,
     link_up: AtomicBool,
+    /// Whether the program is told that the link is up, whatever it is.
+    pub assume_link: bool,
     /// [`Host::generation`](crate::port::Host::generation) of the addresses that were taken over.
     host_seen: AtomicU64,
     /// The service that runs between turns, if there is one.
@@ -174,6 +176,7 @@ impl Core {
         port: Box<dyn Port>,
         clock: ClockSource,
         drive: &Drive,
+        assume_link: bool,
     ) -> Self {
         let cells = shards
             .into_iter()
@@ -194,6 +197,7 @@ impl Core {
             dead: AtomicU32::new(0),
             maintain_at: AtomicU64::new(0),
             link_up,
+            assume_link,
             host_seen: AtomicU64::new(host_seen),
             service: ServiceSlot::default(),
             made_by: Process::this(),
@@ -440,7 +444,9 @@ impl Core {
         let up = self.link_up();
         if self.link_up.swap(up, Ordering::Relaxed) != up {
             let event = if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr };
-            self.shared.events.raise(event, EventElement::Port);
+            if !self.assume_link {
+                self.shared.events.raise(event, EventElement::Port);
+            }
             if up {
                 self.shared.with_net(|net| net.report_groups(now));
             }

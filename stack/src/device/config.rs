@@ -97,6 +97,9 @@ pub struct DeviceConfig {
     pub seed: Option<u64>,
     /// The clock.
     pub clock: Clock,
+    /// Says that the port is active, also while its link is down, and reports no change of it: for programs that look at the port
+    /// before the process at the other end of the link has started.
+    pub assume_link: bool,
     /// Queue pairs that a shard can hold, `1 ..= 131072`.
     pub qps_per_shard: usize,
     /// Writes every frame, both ways, into this pcap file.
@@ -122,6 +125,7 @@ impl Default for DeviceConfig {
             drive: Drive::Caller,
             seed: None,
             clock: Clock::Monotonic,
+            assume_link: false,
             qps_per_shard: 4096,
             pcap: None,
             stats: None,

@@ -14,8 +14,9 @@ use crate::wire::Discard;
 
 /// Bits of a partition key: the default partition, full membership.
 pub const DEFAULT_PKEY: u16 = 0xffff;
-/// `vendor_id`: the number of no vendor.
-const VENDOR_NONE: u32 = 0x00ff_ffff;
+/// `vendor_id`: a locally administered number, which no vendor has. Programs take 0 and 0xffffff for Linux soft-RoCE, and do without
+/// what that does not have.
+const VENDOR: u32 = 0x52_6f43;
 /// Page sizes that memory may have, as bits: 4 KiB and every larger power of two.
 const PAGE_SIZES: u64 = !0xfff;
 /// Exponent of the longest time to an ACK, 4.096 us * 2^15 = 134 ms: a thread that turns shards may lose its processor.
@@ -91,7 +92,7 @@ pub struct DeviceAttr {
     pub node_guid: [u8; 8],
     /// Identifies the system image: the same.
     pub sys_image_guid: [u8; 8],
-    /// IEEE number of the vendor: that of none.
+    /// IEEE number of the vendor: a local one, which none has.
     pub vendor_id: u32,
     /// The vendor's number for the part.
     pub vendor_part_id: u32,
@@ -308,8 +309,8 @@ impl Device {
             fw_ver: env!("CARGO_PKG_VERSION"),
             node_guid: [a ^ 2, b, c, 0xff, 0xfe, d, e, f],
             sys_image_guid: [a ^ 2, b, c, 0xff, 0xfe, d, e, f],
-            vendor_id: VENDOR_NONE,
-            vendor_part_id: 0,
+            vendor_id: VENDOR,
+            vendor_part_id: 1,
             hw_ver: 0,
             device_cap_flags: DeviceCapFlags::BAD_PKEY_CNTR
                 | DeviceCapFlags::CURR_QP_STATE_MOD
@@ -360,7 +361,7 @@ impl Device {
     /// State and limits of the port.
     pub fn port_attr(&self) -> PortAttr {
         let (info, mtu) = (self.port().info(), self.core().note_mtu());
-        let up = self.core().link_up();
+        let up = self.core().assume_link || self.core().link_up();
         let counters = self.counters();
         PortAttr {
             state: if up { PortState::Active } else { PortState::Down },

@@ -174,7 +174,7 @@ impl Device {
                 .ok_or_else(|| OpenError::QueueTaken { port: port.info().name.clone(), queue: index })?;
             made.push(Shard::new(index, shared.clone(), queue, now));
         }
-        let core = Arc::new(Core::new(shared, made, port, clock, &drive));
+        let core = Arc::new(Core::new(shared, made, port, clock, &drive, config.assume_link));
         let stats = config.stats.as_deref().map(|path| StatsSocket::open(path, &core)).transpose()?;
         let threads = drive::start(&core, &drive)?;
         Ok(Arc::new(Self {
