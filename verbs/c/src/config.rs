@@ -3,7 +3,7 @@
 //! | variable | means | without it |
 //! |---|---|---|
 //! | `ROCE_PORT` | the port | `memif`: the socket of this user, at which two processes meet |
-//! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | over `memif`, `unix` and `loopback` one of 10.77.0.0/24, see [`Place`] |
+//! | `ROCE_ADDR` | addresses, `ADDR[/PREFIX],...` | over `memif`, `unix` and `loopback` one of 10.77.0.0/24 |
 //! | `ROCE_GATEWAY` | where packets to other networks go, `ADDR[,ADDR]` | none |
 //! | `ROCE_VLAN` | a VLAN | none |
 //! | `ROCE_MAC` | the Ethernet address | the port's own, or a random one |
@@ -12,22 +12,27 @@
 //! | `ROCE_SHARDS` | shards | 1 |
 //! | `ROCE_STATS` | a socket, or a directory for it, on which `roce-stat` finds the counters | none |
 //! | `ROCE_PCAP` | a file that every frame is written to | none |
+//! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | the second is refused |
+//!
+//! Without an address the first process of a user that uses a port of that name has 10.77.0.1, and whoever comes next the lowest
+//! that is free: 10.77.0.2 for the second.
 
 use std::env;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use verbs::port::PortSpec;
-use verbs::{DeviceConfig, Drive, Mac, stats};
+use verbs::{DeviceConfig, Drive, Mac};
+
+use crate::claims::Claim;
 
 /// What a device is opened with.
 pub(crate) struct Config {
     pub device: DeviceConfig,
-    /// The process's own number among those that meet at the same socket, until it is dropped.
-    pub place: Option<Place>,
+    /// The process's own number among those that use a port of that name.
+    pub place: Option<Claim>,
     /// Nothing outside of the process is touched before the port starts.
     pub lazy: bool,
 }
@@ -53,9 +58,10 @@ pub(crate) fn read() -> Result<Config, String> {
     }
     let mut place = None;
     if meets && device.addrs.is_empty() {
-        place = Place::take(&port.to_string());
-        let number = place.as_ref().map_or(0, |place| place.number);
-        device.addrs = vec![(IpAddr::V4(Ipv4Addr::new(10, 77, 0, number + 1)), 24)];
+        // A user without a directory for sockets has one process at least.
+        let (number, claim) = Claim::lowest_of(&port.to_string()).unzip();
+        device.addrs = vec![(IpAddr::V4(Ipv4Addr::new(10, 77, 0, number.unwrap_or(0) + 1)), 24)];
+        place = claim;
     }
     device.vlan = value("ROCE_VLAN")?;
     device.mtu = value("ROCE_MTU")?.unwrap_or(device.mtu);
@@ -63,8 +69,15 @@ pub(crate) fn read() -> Result<Config, String> {
     device.drive = value::<DriveValue>("ROCE_DRIVE")?.map_or(Drive::Caller, |drive| drive.0);
     device.stats = env::var_os("ROCE_STATS").map(PathBuf::from);
     device.pcap = env::var_os("ROCE_PCAP").map(PathBuf::from);
+    // A process that meets another one there may come first.
+    device.assume_link = meets;
     device.port = port.into();
     Ok(Config { device, place, lazy })
+}
+
+/// Whether processes of this host take XRC domains as processes of several hosts do.
+pub(crate) fn each_process_is_a_host() -> bool {
+    env::var_os("ROCE_XRCD").is_some_and(|value| value == "process")
 }
 
 fn text(name: &str) -> Result<Option<String>, String> {
@@ -109,45 +122,6 @@ impl FromStr for DriveValue {
             }
             _ => Err("it is caller, dedicated, or dedicated:CORE,...".into()),
         }
-    }
-}
-
-/// A process's number among those of this user that use a port of the same name: the first one has 0, and whoever comes next the
-/// lowest that is free. It decides the address where none is given: 10.77.0.1 for the first, 10.77.0.2 for the second.
-///
-/// The number is a locked byte of a file, which is free again when the process ends. A fork has no part in the lock.
-pub(crate) struct Place {
-    number: u8,
-    /// Closing it ends the lock.
-    _file: std::fs::File,
-}
-
-impl Place {
-    /// The lowest number that is free; `None` where the user has no directory for sockets, or all are taken.
-    fn take(port: &str) -> Option<Self> {
-        let path = stats::runtime_dir().ok()?.join("places");
-        let file = std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let file = file.ok()?;
-        // A range of bytes for each port. Ports that share a range by chance only skip some numbers.
-        let name = port.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let first = (name & 0xffff_ffff) as i64 * 256;
-        let number = (0..254).find(|number| lock(&file, first + i64::from(*number)))?;
-        Some(Self { number, _file: file })
-    }
-}
-
-/// Locks a byte of a file for this process, unless another one has.
-fn lock(file: &std::fs::File, at: i64) -> bool {
-    // SAFETY: a structure of numbers, and a call that reads it.
-    unsafe {
-        let mut range: libc::flock = core::mem::zeroed();
-        range.l_type = libc::F_WRLCK as _;
-        range.l_whence = libc::SEEK_SET as _;
-        range.l_start = at;
-        range.l_len = 1;
-        libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0
     }
 }
 

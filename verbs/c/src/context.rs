@@ -4,7 +4,7 @@ use core::ffi::{c_char, c_int};
 use core::mem::{offset_of, size_of};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::fs::{File, OpenOptions};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use verbs::{AtomicCap, Context as Verbs, GidType, PortAttr, VerbsError};
@@ -18,15 +18,23 @@ use crate::abi::{
 use crate::device::the_device;
 use crate::engine;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
+use crate::event::Waiting;
 use crate::guard::{minus_one, number, pointer};
 use crate::object::{Kind, Object};
+use crate::{cq, mw, pd, qp, srq, xrcd};
 
 /// `struct ibv_context`, inside of `struct verbs_context`.
 pub(crate) struct Context {
-    /// Objects that name it.
-    children: AtomicUsize,
     /// What programs use that pass the context to another process: nothing is behind it.
     _cmd: File,
+    /// Events for it that were taken from the device on behalf of another context.
+    pub waiting: Waiting,
+    /// Readable while there are some.
+    own: OwnedFd,
+    /// Readable while there are events for it, or the device has any: `async_fd`.
+    events: OwnedFd,
+    /// The device whose events it watches, by its address: a forked child may have another one.
+    watched: AtomicUsize,
 }
 
 impl Kind for Context {
@@ -52,13 +60,75 @@ fn outer(context: *mut ibv_context) -> *mut verbs_context {
 }
 
 impl Context {
-    /// One more object that names it.
-    pub(crate) fn adopt(&self) {
-        self.children.fetch_add(1, Ordering::Relaxed);
+    /// The descriptor for events.
+    pub(crate) fn async_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
     }
-    /// One less.
-    pub(crate) fn release(&self) {
-        self.children.fetch_sub(1, Ordering::Relaxed);
+    /// Makes the descriptor readable.
+    pub(crate) fn ring(&self) {
+        // SAFETY: a descriptor of ours, and 8 bytes.
+        unsafe { libc::write(self.own.as_raw_fd(), (&raw const ONE).cast(), 8) };
+    }
+    /// Nothing waits that was taken on its behalf.
+    pub(crate) fn hush(&self) {
+        let mut count = 0_u64;
+        // SAFETY: a descriptor of ours that does not block, and 8 bytes.
+        unsafe { libc::read(self.own.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+
+    /// Watches the device's events, unless it does already.
+    pub(crate) fn watch(&self, context: *mut ibv_context, device: &Arc<Verbs>) -> Result<()> {
+        let address = Arc::as_ptr(device).addr();
+        let before = self.watched.swap(address, Ordering::Relaxed);
+        if before == address {
+            return Ok(());
+        }
+        if before != 0 {
+            // A forked child shares the descriptors with its parent: new ones take their numbers.
+            renew(&self.own, event_fd()?)?;
+            renew(&self.events, epoll()?)?;
+        }
+        engine::current().contexts().push(context as usize);
+        for fd in [self.own.as_fd(), device.async_fd()?] {
+            let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+            // SAFETY: descriptors of ours, and a structure.
+            let added = unsafe {
+                libc::epoll_ctl(self.events.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)
+            };
+            if added < 0 {
+                return Err(std::io::Error::last_os_error().into());
+            }
+        }
+        Ok(())
+    }
+}
+
+static ONE: u64 = 1;
+
+fn own(fd: c_int) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    // SAFETY: the caller has just made it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn event_fd() -> Result<OwnedFd> {
+    // SAFETY: numbers.
+    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+fn epoll() -> Result<OwnedFd> {
+    // SAFETY: a number.
+    own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+}
+
+/// What `new` names becomes what `old` names.
+fn renew(old: &OwnedFd, new: OwnedFd) -> Result<()> {
+    // SAFETY: descriptors of ours.
+    match unsafe { libc::dup3(new.as_raw_fd(), old.as_raw_fd(), libc::O_CLOEXEC) } {
+        -1 => Err(std::io::Error::last_os_error().into()),
+        _ => Ok(()),
     }
 }
 
@@ -75,6 +145,14 @@ pub(crate) unsafe fn device_of(context: *mut ibv_context) -> Result<Arc<Verbs>> 
 /// Opens the device once more, for the program or for connection management.
 pub(crate) fn open() -> Result<*mut ibv_context> {
     let process = engine::current();
+    // Another thread may end the last object meanwhile.
+    process.count();
+    let opened = open_counted(process);
+    process.discount();
+    opened
+}
+
+fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     let device = process.device()?;
     let cmd = OpenOptions::new().read(true).write(true).open("/dev/null")?;
     // SAFETY: numbers, pointers and functions that may be NULL, and a mutex whose first state is all zeros.
@@ -83,16 +161,38 @@ pub(crate) fn open() -> Result<*mut ibv_context> {
     public.query_port = Some(query_port);
     public.query_device_ex = Some(query_device_ex);
     public.query_rt_values = Some(query_rt_values);
+    public.create_cq_ex = Some(cq::create_cq_ex);
+    public.create_qp_ex = Some(qp::create_qp_ex);
+    public.open_qp = Some(xrcd::open_qp);
+    public.create_srq_ex = Some(srq::create_srq_ex);
+    public.get_srq_num = Some(srq::get_srq_num);
+    public.open_xrcd = Some(xrcd::open_xrcd);
+    public.close_xrcd = Some(xrcd::close_xrcd);
+    public.alloc_td = Some(pd::alloc_td);
+    public.dealloc_td = Some(pd::dealloc_td);
+    public.alloc_parent_domain = Some(pd::alloc_parent_domain);
     let context = &mut public.context;
     context.device = the_device();
     context.cmd_fd = cmd.as_raw_fd();
-    context.async_fd = device.async_fd()?.as_raw_fd();
+    context.ops.alloc_mw = Some(mw::alloc_mw);
+    context.ops.bind_mw = Some(mw::bind_mw);
+    context.ops.dealloc_mw = Some(mw::dealloc_mw);
+    context.ops.poll_cq = Some(cq::poll_cq);
+    context.ops.req_notify_cq = Some(cq::req_notify_cq);
+    context.ops.post_srq_recv = Some(srq::post_srq_recv);
+    context.ops.post_send = Some(qp::post_send);
+    context.ops.post_recv = Some(qp::post_recv);
+    let (own, events) = (event_fd()?, epoll()?);
+    context.async_fd = events.as_raw_fd();
     context.num_comp_vectors = device.num_comp_vectors() as c_int;
     // What tells programs that the structure around it is there.
     context.abi_compat = core::ptr::without_provenance_mut(usize::MAX);
-    let object = Object::<Context>::create(public, Context { children: AtomicUsize::new(0), _cmd: cmd });
-    process.opened();
-    Ok(object.wrapping_byte_add(offset_of!(verbs_context, context)).cast())
+    let state = Context { _cmd: cmd, waiting: Waiting::default(), own, events, watched: AtomicUsize::new(0) };
+    let object = Object::<Context>::create(public, state);
+    let context = object.wrapping_byte_add(offset_of!(verbs_context, context)).cast();
+    // SAFETY: it was just made.
+    unsafe { of(context) }?.private().watch(context, &device)?;
+    Ok(context)
 }
 
 #[unsafe(no_mangle)]
@@ -103,13 +203,10 @@ extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     number(|| {
-        let end = |context: Context| match context.children.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            _ => Err((Errno(libc::EBUSY), context)),
-        };
+        // What the program has not destroyed stays, as with every libibverbs: the device is closed with its last object.
         // SAFETY: as C promises.
-        unsafe { Object::<Context>::destroy(outer(context), end) }?;
-        engine::current().closed();
+        unsafe { Object::<Context>::destroy(outer(context), |_| Ok(())) }?;
+        engine::current().contexts().retain(|other| *other != context as usize);
         Ok(())
     })
 }
@@ -394,7 +491,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
-    let result = crate::guard::guarded(|| {
+    let result = crate::guard::settled(|| {
         // SAFETY: as C promises.
         let device = unsafe { device_of(context) }?;
         if flags != 0 {

@@ -7,7 +7,7 @@ use core::ptr;
 use crate::abi::{IBV_NODE_CA, IBV_TRANSPORT_IB, ibv_device, zeroed};
 use crate::engine;
 use crate::errno::{EINVAL, Errno};
-use crate::guard::{guarded, minus_one, pointer};
+use crate::guard::{minus_one, pointer, settled};
 
 /// The device, and behind it room that is all zeros: libraries of other devices look there for their own operations.
 #[repr(C)]
@@ -81,7 +81,7 @@ extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
 /// The GUID, in network byte order; 0 where the device cannot be opened.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    let guid = guarded(|| {
+    let guid = settled(|| {
         check(device)?;
         Ok(engine::current().device()?.device_guid())
     });

@@ -1,4 +1,4 @@
-//! The one device of the process, `roce0`: opened when a call needs it, closed when the program has closed it for the last time.
+//! The one device of the process, `roce0`: opened when a call needs it, closed with the program's last object.
 //!
 //! Loading the library starts nothing. Opening the device opens no port where its addresses are known without (memif, the default);
 //! the port starts with the first queue pair or connection. Threads of the device have all signals blocked.
@@ -8,14 +8,16 @@
 //! nothing of the parent is touched.
 
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use verbs::{Context, DeviceConfig, EventElement, Mac};
 
-use crate::config::{self, Config, Place};
+use crate::claims::{Claim, Claims};
+use crate::config::{self, Config};
 use crate::errno::{EIO, ENODEV, Result};
+use crate::event::Unacked;
 use crate::object::Retired;
 
 /// What belongs to the process. A forked child has a new one: locks of the old one may be held by threads that it does not have.
@@ -25,6 +27,13 @@ pub(crate) struct Process {
     retired: Mutex<Retired>,
     /// The objects that events can name, as addresses.
     named: Mutex<HashMap<EventElement, usize>>,
+    claims: Mutex<Claims>,
+    /// Events that were fetched and not acknowledged.
+    unacked: Mutex<Vec<Unacked>>,
+    /// What the program has open, as addresses.
+    contexts: Mutex<Vec<usize>>,
+    /// Objects that the program has.
+    objects: AtomicUsize,
     /// Something outside of the process was touched.
     started: AtomicBool,
 }
@@ -32,8 +41,6 @@ pub(crate) struct Process {
 #[derive(Default)]
 struct Engine {
     context: Option<Arc<Context>>,
-    /// How often the program has it open.
-    opens: usize,
     /// Kept when the device is closed, so that it is the same device when it is opened again.
     identity: Option<Identity>,
 }
@@ -41,7 +48,7 @@ struct Engine {
 struct Identity {
     mac: Option<Mac>,
     addrs: Vec<(std::net::IpAddr, u8)>,
-    _place: Option<Place>,
+    _place: Option<Claim>,
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
@@ -83,6 +90,18 @@ impl Process {
     /// Memory of destroyed objects.
     pub(crate) fn retired(&self) -> MutexGuard<'_, Retired> {
         lock(&self.retired)
+    }
+    /// What the process has to itself.
+    pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
+        lock(&self.claims)
+    }
+    /// What the program has open, as addresses.
+    pub(crate) fn contexts(&self) -> MutexGuard<'_, Vec<usize>> {
+        lock(&self.contexts)
+    }
+    /// Events that were fetched and not acknowledged.
+    pub(crate) fn unacked(&self) -> MutexGuard<'_, Vec<Unacked>> {
+        lock(&self.unacked)
     }
     /// The objects that events can name.
     pub(crate) fn named(&self) -> MutexGuard<'_, HashMap<EventElement, usize>> {
@@ -141,16 +160,19 @@ impl Process {
         Ok(context)
     }
 
-    /// The program opens the device once more.
-    pub(crate) fn opened(&self) {
-        lock(&self.engine).opens += 1;
+    /// The program has one object more.
+    pub(crate) fn count(&self) {
+        self.objects.fetch_add(1, Ordering::Relaxed);
     }
-    /// The program has closed the device; the last time ends it, when its last object is gone.
-    pub(crate) fn closed(&self) {
+    /// The program has one object less; with the last one the device is closed.
+    pub(crate) fn discount(&self) {
+        if self.objects.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
         let context = {
             let mut engine = lock(&self.engine);
-            engine.opens = engine.opens.saturating_sub(1);
-            if engine.opens == 0 { engine.context.take() } else { None }
+            // Another thread may have begun anew.
+            if self.objects.load(Ordering::Relaxed) > 0 { None } else { engine.context.take() }
         };
         // Outside of the lock: its threads end.
         drop(context);

@@ -1,7 +1,8 @@
 //! The border to C: results become what C expects, and a panic becomes an error number and a line on stderr.
 //!
-//! A call that may block is no part of a guarded function: a thread that is cancelled in there is unwound, which a guard would
-//! stop, and with it the process.
+//! A thread that is cancelled (pthread_cancel(3)) is unwound, which a guard would stop, and with it the process. So calls that may
+//! block are no part of a guarded function (`wait`), and where a guarded function may reach a system call of libc that is a
+//! cancellation point the thread cannot be cancelled. Posts and polls reach none.
 
 use core::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,10 +23,25 @@ fn panicked() -> Errno {
     EIO
 }
 
+/// As [`guarded`], for calls that may open, close, start threads: the thread is cancelled later.
+pub(crate) fn settled<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+    const DISABLE: c_int = 1; // PTHREAD_CANCEL_DISABLE
+    let mut before = 0;
+    // SAFETY: changes a state of the calling thread.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    let result = guarded(call);
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, core::ptr::null_mut()) };
+    result
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
 /// For calls that return 0 or an error number; `errno` is set too, for programs that look there.
-#[inline]
 pub(crate) fn number(call: impl FnOnce() -> Result<()>) -> c_int {
-    match guarded(call) {
+    match settled(call) {
         Ok(()) => 0,
         Err(error) => {
             errno::set(error);
@@ -35,18 +51,16 @@ pub(crate) fn number(call: impl FnOnce() -> Result<()>) -> c_int {
 }
 
 /// For calls that return -1 and set `errno`.
-#[inline]
 pub(crate) fn minus_one(call: impl FnOnce() -> Result<c_int>) -> c_int {
-    guarded(call).unwrap_or_else(|error| {
+    settled(call).unwrap_or_else(|error| {
         errno::set(error);
         -1
     })
 }
 
 /// For calls that return NULL and set `errno`.
-#[inline]
 pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T>) -> *mut T {
-    guarded(call).unwrap_or_else(|error| {
+    settled(call).unwrap_or_else(|error| {
         errno::set(error);
         core::ptr::null_mut()
     })

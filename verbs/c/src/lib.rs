@@ -7,10 +7,12 @@
 //! | what | where |
 //! |---|---|
 //! | types of the headers; errors; the border that no panic crosses | `abi`, `errno`, `guard` |
+//! | calls that wait, where a thread may be cancelled | `wait` |
 //! | objects: the public structure, and behind it what it stands for | `object` |
-//! | the one device of the process: when it opens, what a fork finds; its configuration | `engine`, `config` |
+//! | the one device of the process: when it opens, what a fork finds; its configuration; what a process has to itself | `engine`, `config`, `claims` |
 //! | the calls, by object | `device`, `context`, `pd`, `mr`, `mw`, `cq`, `cq_ex`, `channel`, `qp`, `srq`, `ah`, `xrcd`, `event` |
-//! | requests and completions: lists walked in place | `wr`, `wr_ex`, `wc` |
+//! | attributes, requests and completions: lists walked in place | `attr`, `wr`, `wr_ex`, `wc` |
+//! | calls that refuse | `unsupported`, `private` |
 //! | connection management | `cm` |
 //!
 //! # Safety
@@ -22,17 +24,33 @@
 #![cfg(headers)]
 #![allow(clippy::missing_safety_doc, reason = "what C promises is said once, above")]
 #![allow(missing_docs, reason = "manual pages document the functions: their names are those of libibverbs")]
-#![allow(dead_code, reason = "the objects that use it come next")]
 
 mod abi;
+mod ah;
+mod attr;
+mod channel;
+mod claims;
 mod cm;
 mod config;
 mod context;
+mod cq;
+mod cq_ex;
 mod device;
 mod engine;
 mod errno;
+mod event;
 mod guard;
+mod mr;
+mod mw;
 mod object;
+mod pd;
 mod private;
+mod qp;
+mod srq;
 mod text;
 mod unsupported;
+mod wait;
+mod wc;
+mod wr;
+mod wr_ex;
+mod xrcd;

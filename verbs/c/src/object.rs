@@ -55,6 +55,7 @@ impl<K: Kind> Object<K> {
             }
             (*object).tag.store(K::TAG, Ordering::Release);
         }
+        engine::current().count();
         object.cast()
     }
 
@@ -116,6 +117,7 @@ impl<K: Kind> Object<K> {
         match end(private) {
             Ok(()) => {
                 engine::current().retired().entry(K::TAG).or_default().push_back(pointer as usize);
+                engine::current().discount();
                 Ok(())
             }
             Err((error, private)) => {

@@ -1,13 +1,16 @@
 //! Names and numbers that belong to no object: texts of enumerations, rates, and files below `/sys`.
 
-use core::ffi::{CStr, c_char, c_int};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use verbs::{AsyncEvent, WcStatus};
 
-use crate::abi::{ibv_event_type, ibv_node_type, ibv_port_state, ibv_rate, ibv_wc_status};
+use crate::abi::{
+    IBV_FORK_UNNEEDED, ibv_event_type, ibv_fork_status, ibv_node_type, ibv_port_state, ibv_rate,
+    ibv_wc_status,
+};
 use crate::errno::EINVAL;
 use crate::guard::minus_one;
 
@@ -96,6 +99,30 @@ extern "C" fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int {
 #[unsafe(no_mangle)]
 extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
     RATES.iter().find(|row| row.2 == mbps).map_or(0, |row| row.0)
+}
+
+/// Registered memory needs nothing of a fork: the processor reaches it through the page tables.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_fork_init() -> c_int {
+    0
+}
+
+/// See `ibv_fork_init`.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_is_fork_initialized() -> ibv_fork_status {
+    IBV_FORK_UNNEEDED
+}
+
+/// See `ibv_fork_init`.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dontfork_range(_: *mut c_void, _: usize) -> c_int {
+    0
+}
+
+/// See `ibv_fork_init`.
+#[unsafe(no_mangle)]
+extern "C" fn ibv_dofork_range(_: *mut c_void, _: usize) -> c_int {
+    0
 }
 
 #[unsafe(no_mangle)]

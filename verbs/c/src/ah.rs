@@ -1,0 +1,125 @@
+//! Address handles, and multicast.
+
+use core::ffi::c_int;
+
+use verbs::{Ah as Verbs, GRH_LEN, Gid};
+
+use crate::abi::{ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_grh, ibv_pd, ibv_qp, ibv_wc};
+use crate::attr::{ah_attr, ah_attr_to};
+use crate::context::device_of;
+use crate::errno::{EINVAL, Result};
+use crate::guard::{minus_one, number, pointer};
+use crate::object::{Kind, Object};
+use crate::{pd, qp, wc};
+
+/// `struct ibv_ah`.
+pub(crate) struct Ah(Verbs);
+
+impl Kind for Ah {
+    type Public = ibv_ah;
+    type Private = Self;
+    const TAG: u64 = u64::from_be_bytes(*b"ah\0\0\0\0\0\0");
+}
+
+/// The handle that a program names.
+///
+/// # Safety
+/// As [`Object::of`].
+#[inline]
+pub(crate) unsafe fn of<'a>(ah: *mut ibv_ah) -> Result<&'a Verbs> {
+    // SAFETY: as the caller promises.
+    Ok(unsafe { &Object::<Ah>::of(ah)?.private().0 })
+}
+
+/// # Safety
+/// As [`Object::of`].
+unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
+    // SAFETY: as the caller promises.
+    let (ah, context) = unsafe { (pd::of(pd)?.create_ah(&ah_attr(attr))?, (*pd).context) };
+    Ok(Object::<Ah>::create(ibv_ah { context, pd, handle: 0 }, Ah(ah)))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: as C promises.
+    pointer(|| unsafe { create(pd, attr.as_ref().ok_or(EINVAL)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    number(|| {
+        let end = |ah: Ah| {
+            ah.0.destroy();
+            Ok(())
+        };
+        // SAFETY: as C promises.
+        unsafe { Object::<Ah>::destroy(ah, end) }
+    })
+}
+
+/// # Safety
+/// As [`Object::of`], for each pointer.
+unsafe fn init_from_wc(
+    context: *mut ibv_context,
+    port_num: u8,
+    from: *mut ibv_wc,
+    grh: *mut ibv_grh,
+) -> Result<ibv_ah_attr> {
+    const { assert!(size_of::<ibv_grh>() == GRH_LEN) };
+    // SAFETY: as the caller promises.
+    let (device, from, grh) = unsafe {
+        let grh = grh.cast::<[u8; GRH_LEN]>().as_ref();
+        (device_of(context)?, from.as_ref().ok_or(EINVAL)?, grh.ok_or(EINVAL)?)
+    };
+    device.query_port(port_num)?;
+    Ok(ah_attr_to(&device.init_ah_from_wc(&wc::from_c(from), grh)?))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_init_ah_from_wc(
+    context: *mut ibv_context,
+    port_num: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    minus_one(|| {
+        // SAFETY: as C promises.
+        unsafe { *attr.as_mut().ok_or(EINVAL)? = init_from_wc(context, port_num, wc, grh)? };
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    port_num: u8,
+) -> *mut ibv_ah {
+    pointer(|| {
+        // SAFETY: as C promises.
+        unsafe {
+            pd::of(pd)?;
+            create(pd, &init_from_wc((*pd).context, port_num, wc, grh)?)
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    number(|| {
+        // SAFETY: as C promises; every view of a GID is 16 bytes.
+        unsafe { qp::of(qp)?.attach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, lid: u16) -> c_int {
+    number(|| {
+        // SAFETY: as C promises; every view of a GID is 16 bytes.
+        unsafe { qp::of(qp)?.detach_mcast(Gid(gid.as_ref().ok_or(EINVAL)?.raw), lid) }?;
+        Ok(())
+    })
+}

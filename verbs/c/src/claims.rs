@@ -1,0 +1,94 @@
+//! What one process of a user has to itself: locked bytes of a file in the user's directory for sockets.
+//!
+//! A lock is free again when its process ends, and a fork has no part in it. Nothing is ever written to the file.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Weak};
+
+use verbs::stats;
+
+use crate::engine;
+
+/// A name that this process has claimed, until the last copy is dropped.
+pub(crate) struct Claim {
+    _byte: Arc<Byte>,
+}
+
+struct Byte {
+    at: i64,
+    file: Arc<File>,
+}
+
+impl Drop for Byte {
+    fn drop(&mut self) {
+        change(&self.file, self.at, libc::F_UNLCK);
+    }
+}
+
+/// Those of the process.
+#[derive(Default)]
+pub(crate) struct Claims {
+    /// One description for all: the first that is closed would end every lock of the process.
+    file: Option<Arc<File>>,
+    bytes: HashMap<i64, Weak<Byte>>,
+}
+
+/// Numbers of a name, at most.
+const NUMBERS: u8 = 254;
+
+impl Claim {
+    /// Claims a name, which this process may have already; `None`: another process has it.
+    pub(crate) fn of(name: &str) -> Option<Self> {
+        Self::at(first(name), true)
+    }
+
+    /// Claims the lowest number of a name that is free; `None`: there is none.
+    pub(crate) fn lowest_of(name: &str) -> Option<(u8, Self)> {
+        let first = first(name);
+        (0..NUMBERS).find_map(|number| Some((number, Self::at(first + i64::from(number), false)?)))
+    }
+
+    fn at(at: i64, shared: bool) -> Option<Self> {
+        let mut claims = engine::current().claims();
+        if let Some(byte) = claims.bytes.get(&at).and_then(Weak::upgrade) {
+            return shared.then_some(Self { _byte: byte });
+        }
+        let file = match &claims.file {
+            Some(file) => file.clone(),
+            None => {
+                let path = stats::runtime_dir().ok()?.join("claims");
+                let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+                claims.file.insert(Arc::new(file.ok()?)).clone()
+            }
+        };
+        if !change(&file, at, libc::F_WRLCK) {
+            return None;
+        }
+        let byte = Arc::new(Byte { at, file });
+        claims.bytes.insert(at, Arc::downgrade(&byte));
+        Some(Self { _byte: byte })
+    }
+}
+
+/// The first byte of a name's. Names that share bytes by chance only keep each other out.
+fn first(name: &str) -> i64 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash >> 16 & 0xffff_ffff) as i64 * 256
+}
+
+/// Locks a byte for this process, unless another one has it, or unlocks it.
+fn change(file: &File, at: i64, how: libc::c_int) -> bool {
+    // SAFETY: a structure of numbers, and a call that reads it.
+    unsafe {
+        let mut range: libc::flock = core::mem::zeroed();
+        range.l_type = how as _;
+        range.l_whence = libc::SEEK_SET as _;
+        range.l_start = at;
+        range.l_len = 1;
+        libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0
+    }
+}

@@ -1,0 +1,149 @@
+//! Memory regions.
+
+use core::ffi::{c_int, c_uint, c_void};
+use std::sync::{PoisonError, RwLock};
+
+use verbs::{Mr as Verbs, Rereg};
+
+use crate::abi::{self, ibv_mr, ibv_pd};
+use crate::attr::access;
+use crate::errno::{self, EINVAL, Errno, Result};
+use crate::guard::{guarded, number, pointer};
+use crate::object::{Kind, Object};
+use crate::pd;
+
+/// `struct ibv_mr`. In a lock for `ibv_rereg_mr`.
+pub(crate) struct Mr(RwLock<Verbs>);
+
+impl Kind for Mr {
+    type Public = ibv_mr;
+    type Private = Self;
+    const TAG: u64 = u64::from_be_bytes(*b"mr\0\0\0\0\0\0");
+}
+
+/// Calls `with` with the region that a program names.
+///
+/// # Errors
+/// As [`Object::of`].
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn with<T>(mr: *mut ibv_mr, with: impl FnOnce(&Verbs) -> T) -> Result<T> {
+    // SAFETY: as the caller promises.
+    let mr = unsafe { Object::<Mr>::of(mr)? };
+    Ok(with(&mr.private().0.read().unwrap_or_else(PoisonError::into_inner)))
+}
+
+fn create(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: Option<u64>, bits: u32) -> *mut ibv_mr {
+    pointer(|| {
+        let access = access(bits);
+        // SAFETY: as C promises; by registering it, C also promises that the memory stays mapped until it is deregistered.
+        let (mr, context) = unsafe {
+            let domain = pd::of(pd)?;
+            let mr = match iova {
+                None => domain.reg_mr_raw(addr.cast(), length, access),
+                Some(iova) => domain.reg_mr_iova_raw(addr.cast(), length, iova, access),
+            };
+            (mr?, (*pd).context)
+        };
+        let public = ibv_mr { context, pd, addr, length, handle: 0, lkey: mr.lkey(), rkey: mr.rkey() };
+        Ok(Object::<Mr>::create(public, Mr(RwLock::new(mr))))
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    create(pd, addr, length, None, access as u32)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    create(pd, addr, length, Some(iova), access as u32)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    create(pd, addr, length, Some(iova), access)
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    number(|| {
+        let end = |mr: Mr| {
+            let dereg = mr.0.into_inner().unwrap_or_else(PoisonError::into_inner).dereg();
+            dereg.map_err(|(error, mr)| (Errno::from(error), Mr(RwLock::new(mr))))
+        };
+        // SAFETY: as C promises.
+        unsafe { Object::<Mr>::destroy(mr, end) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_rereg_mr(
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    bits: c_int,
+) -> c_int {
+    let changed = guarded(|| {
+        let flags = flags as u32;
+        if flags & !abi::IBV_REREG_MR_FLAGS_SUPPORTED != 0 || flags == 0 {
+            return Err(EINVAL);
+        }
+        let has = |flag| flags & flag != 0;
+        let moved = has(abi::IBV_REREG_MR_CHANGE_TRANSLATION);
+        if moved && (length == 0 || addr.is_null()) {
+            return Err(EINVAL);
+        }
+        // SAFETY: as C promises, and as for a new region.
+        unsafe {
+            let object = Object::<Mr>::of(mr)?;
+            let mut region = object.private().0.write().unwrap_or_else(PoisonError::into_inner);
+            let change = Rereg {
+                pd: if has(abi::IBV_REREG_MR_CHANGE_PD) { Some(pd::of(pd)?) } else { None },
+                len: None,
+                access: has(abi::IBV_REREG_MR_CHANGE_ACCESS).then(|| access(bits as u32)),
+            };
+            if moved {
+                region.rereg_raw(addr.cast(), length, &change)?;
+            } else {
+                region.rereg(&change)?;
+            }
+            let public = &mut *object.public();
+            (public.lkey, public.rkey) = (region.lkey(), region.rkey());
+            if moved {
+                (public.addr, public.length) = (addr, length);
+            }
+            if has(abi::IBV_REREG_MR_CHANGE_PD) {
+                public.pd = pd;
+            }
+        }
+        Ok(())
+    });
+    match changed {
+        Ok(()) => 0,
+        Err(error) => {
+            errno::set(error);
+            abi::IBV_REREG_MR_ERR_INPUT
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Memory windows.
+
+use core::ffi::c_int;
+
+use verbs::{Mw as Verbs, MwBind, MwBindInfo, MwType};
+
+use crate::abi::{self, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_mw_type, ibv_pd, ibv_qp};
+use crate::attr::{access, send_flags};
+use crate::errno::{EINVAL, Errno, Result};
+use crate::guard::{number, pointer};
+use crate::object::{Kind, Object};
+use crate::{mr, pd, qp};
+
+/// `struct ibv_mw`.
+pub(crate) struct Mw(Verbs);
+
+impl Kind for Mw {
+    type Public = ibv_mw;
+    type Private = Self;
+    const TAG: u64 = u64::from_be_bytes(*b"mw\0\0\0\0\0\0");
+}
+
+/// The window that a program names.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn of<'a>(mw: *mut ibv_mw) -> Result<&'a Verbs> {
+    // SAFETY: as the caller promises.
+    Ok(unsafe { &Object::<Mw>::of(mw)?.private().0 })
+}
+
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, mw_type: ibv_mw_type) -> *mut ibv_mw {
+    pointer(|| {
+        let kind = match mw_type {
+            abi::IBV_MW_TYPE_1 => MwType::One,
+            abi::IBV_MW_TYPE_2 => MwType::Two,
+            _ => return Err(EINVAL),
+        };
+        // SAFETY: as C promises.
+        let (mw, context) = unsafe { (pd::of(pd)?.alloc_mw(kind)?, (*pd).context) };
+        let public = ibv_mw { context, pd, rkey: mw.rkey(), handle: 0, type_: mw_type };
+        Ok(Object::<Mw>::create(public, Mw(mw)))
+    })
+}
+
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    number(|| {
+        let end = |mw: Mw| mw.0.dealloc().map_err(|(error, mw)| (Errno::from(error), Mw(mw)));
+        // SAFETY: as C promises.
+        unsafe { Object::<Mw>::destroy(mw, end) }
+    })
+}
+
+/// Calls `with` with what a window is to be bound to.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn with_bind<T>(
+    from: &ibv_mw_bind_info,
+    with: impl FnOnce(&MwBindInfo<'_>) -> T,
+) -> Result<T> {
+    let (addr, length, access) = (from.addr, from.length, access(from.mw_access_flags));
+    if from.mr.is_null() {
+        return Ok(with(&MwBindInfo { mr: None, addr, length, access }));
+    }
+    // SAFETY: as the caller promises.
+    unsafe { mr::with(from.mr, |mr| with(&MwBindInfo { mr: Some(mr), addr, length, access })) }
+}
+
+pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    number(|| {
+        // SAFETY: as C promises.
+        unsafe {
+            let (qp, window, bind) = (qp::of(qp)?, of(mw)?, bind.as_ref().ok_or(EINVAL)?);
+            let send_flags = send_flags(bind.send_flags)?;
+            let bound = with_bind(&bind.bind_info, |info| {
+                qp.bind_mw(window, &MwBind { wr_id: bind.wr_id, send_flags, bind_info: *info })
+            });
+            (*mw).rkey = bound??;
+        }
+        Ok(())
+    })
+}

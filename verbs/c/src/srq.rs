@@ -1,0 +1,182 @@
+//! Shared receive queues.
+
+use core::ffi::{c_int, c_void};
+use core::time::Duration;
+
+use verbs::{EventElement, Srq as Verbs, SrqAttr, SrqAttrMask, SrqInitAttr};
+
+use crate::abi::ibv_srq_init_attr_ex;
+use crate::abi::{self, ibv_context, ibv_pd, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use crate::context;
+use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
+use crate::guard::{number, pointer};
+use crate::object::{Kind, Object};
+use crate::{cq, engine, pd, wr, xrcd};
+
+/// `struct ibv_srq`.
+pub(crate) struct Srq {
+    verbs: Verbs,
+    /// It belongs to an XRC domain, whose senders name it by number.
+    xrc: bool,
+}
+
+impl Kind for Srq {
+    type Public = ibv_srq;
+    type Private = Self;
+    const TAG: u64 = u64::from_be_bytes(*b"srq\0\0\0\0\0");
+}
+
+/// The queue that a program names.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn of<'a>(srq: *mut ibv_srq) -> Result<&'a Verbs> {
+    // SAFETY: as the caller promises.
+    Ok(unsafe { &Object::<Srq>::of(srq)?.private().verbs })
+}
+
+fn init_attr(from: &ibv_srq_attr) -> SrqInitAttr {
+    let ibv_srq_attr { max_wr, max_sge, srq_limit } = *from;
+    SrqInitAttr { attr: SrqAttr { max_wr, max_sge, srq_limit } }
+}
+
+/// Gives C a queue.
+///
+/// # Safety
+/// The domain is one of [`pd::of`].
+unsafe fn create(pd: *mut ibv_pd, srq_context: *mut c_void, verbs: Verbs, xrc: bool) -> Result<*mut ibv_srq> {
+    // SAFETY: as the caller promises.
+    let context = unsafe { (*pd).context };
+    // SAFETY: numbers, pointers, a mutex and a condition whose first state is all zeros.
+    let mut public: ibv_srq = unsafe { abi::zeroed() };
+    (public.context, public.srq_context, public.pd) = (context, srq_context, pd);
+    public.handle = verbs.srq_num();
+    let element = EventElement::Srq(verbs.srq_num());
+    let srq = Object::<Srq>::create(public, Srq { verbs, xrc });
+    engine::current().named().insert(element, srq as usize);
+    Ok(srq)
+}
+
+/// The sizes that were granted, for the program.
+fn granted(verbs: &Verbs, to: &mut ibv_srq_attr) -> Result<()> {
+    let SrqAttr { max_wr, max_sge, srq_limit } = verbs.query()?;
+    *to = ibv_srq_attr { max_wr, max_sge, srq_limit };
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_create_srq(
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    pointer(|| {
+        // SAFETY: as C promises.
+        unsafe {
+            let (domain, init) = (pd::of(pd)?, init.as_mut().ok_or(EINVAL)?);
+            let verbs = domain.create_srq(&init_attr(&init.attr))?;
+            granted(&verbs, &mut init.attr)?;
+            create(pd, init.srq_context, verbs, false)
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    pointer(|| {
+        // SAFETY: as C promises.
+        let init = unsafe {
+            context::of(context)?;
+            init.as_mut().ok_or(EINVAL)?
+        };
+        let has = |mask| init.comp_mask & mask == mask;
+        let known = abi::IBV_SRQ_INIT_ATTR_TYPE
+            | abi::IBV_SRQ_INIT_ATTR_PD
+            | abi::IBV_SRQ_INIT_ATTR_XRCD
+            | abi::IBV_SRQ_INIT_ATTR_CQ;
+        if init.comp_mask & abi::IBV_SRQ_INIT_ATTR_TM != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if init.comp_mask & !known != 0 || !has(abi::IBV_SRQ_INIT_ATTR_PD) {
+            return Err(EINVAL);
+        }
+        let kind = if has(abi::IBV_SRQ_INIT_ATTR_TYPE) { init.srq_type } else { abi::IBV_SRQT_BASIC };
+        // SAFETY: as C promises.
+        unsafe {
+            let domain = pd::of(init.pd)?;
+            let (verbs, xrc) = match kind {
+                abi::IBV_SRQT_BASIC => (domain.create_srq(&init_attr(&init.attr))?, false),
+                abi::IBV_SRQT_XRC if has(abi::IBV_SRQ_INIT_ATTR_XRCD | abi::IBV_SRQ_INIT_ATTR_CQ) => {
+                    let (xrcd, cq) = (xrcd::of(init.xrcd)?, cq::of(init.cq)?);
+                    (domain.create_xrc_srq(&init_attr(&init.attr), xrcd, cq)?, true)
+                }
+                abi::IBV_SRQT_XRC => return Err(EINVAL),
+                abi::IBV_SRQT_TM => return Err(EOPNOTSUPP),
+                _ => return Err(EINVAL),
+            };
+            granted(&verbs, &mut init.attr)?;
+            create(init.pd, init.srq_context, verbs, xrc)
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    number(|| {
+        // SAFETY: as C promises.
+        let (srq, attr) = unsafe { (of(srq)?, attr.as_ref().ok_or(EINVAL)?) };
+        Ok(srq.modify(&init_attr(attr).attr, SrqAttrMask::from_bits_retain(mask as u32))?)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    number(|| {
+        // SAFETY: as C promises.
+        let (srq, attr) = unsafe { (of(srq)?, attr.as_mut().ok_or(EINVAL)?) };
+        granted(srq, attr)
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number_to: *mut u32) -> c_int {
+    number(|| {
+        // SAFETY: as C promises.
+        let (object, to) = unsafe { (Object::<Srq>::of(srq)?, number_to.as_mut().ok_or(EINVAL)?) };
+        let state = object.private();
+        if !state.xrc {
+            return Err(EINVAL);
+        }
+        *to = state.verbs.srq_num();
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    number(|| {
+        // SAFETY: as C promises.
+        let element = EventElement::Srq(unsafe { of(srq) }?.srq_num());
+        // From here on no event finds it.
+        let named = engine::current().named().remove(&element);
+        let end = |Srq { verbs, xrc }| {
+            let destroyed = verbs.destroy_wait(Duration::MAX);
+            destroyed.map_err(|(error, verbs)| (Errno::from(error), Srq { verbs, xrc }))
+        };
+        // SAFETY: as C promises.
+        let ended = unsafe { Object::<Srq>::destroy(srq, end) };
+        if ended.is_err() {
+            engine::current().named().extend(named.map(|at| (element, at)));
+        }
+        ended
+    })
+}
+
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    list: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: as C promises.
+    unsafe { wr::post_srq_recv(list, bad, || of(srq)) }
+}

@@ -1,0 +1,84 @@
+//! Waiting in a call of C, where the thread may be cancelled.
+//!
+//! pthread_cancel(3) unwinds a thread that waits. So the frames between C and the wait own nothing that is dropped, stand in no
+//! guard, and may be unwound (`C-unwind`).
+
+use core::ffi::c_int;
+
+use crate::errno::{self, Errno, Result};
+use crate::guard::settled;
+
+unsafe extern "C-unwind" {
+    fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int;
+}
+
+/// What a call that may wait found.
+pub(crate) enum Found {
+    /// Its result.
+    Done,
+    /// Nothing yet; the descriptor becomes readable when there is something.
+    Nothing(c_int),
+}
+
+/// Calls `look` until it finds something, and waits between; 0, or -1 with `errno` where it fails, a signal handler ran, or the
+/// descriptor is set not to block (`O_NONBLOCK`).
+#[inline(always)]
+#[allow(
+    improper_ctypes_definitions,
+    reason = "the name of the ABI says that it may be unwound; C does not call it"
+)]
+pub(crate) extern "C-unwind" fn until<A: Copy>(look: fn(A) -> Result<Found>, at: A) -> c_int {
+    loop {
+        let fd = match settled(|| look(at)) {
+            Ok(Found::Done) => return 0,
+            Ok(Found::Nothing(fd)) if !does_not_block(fd) => fd,
+            Ok(Found::Nothing(_)) => return fail(Errno(libc::EAGAIN)),
+            Err(error) => return fail(error),
+        };
+        let mut wanted = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure of ours.
+        if unsafe { poll(&raw mut wanted, 1, -1) } < 0 && interrupts() {
+            return -1;
+        }
+    }
+}
+
+/// Whether `poll` failed for good: a signal handler interrupts calls, and is not one after which the kernel resumes them (SA_RESTART).
+/// It resumes read(2), with which these calls wait elsewhere, and never poll(2).
+#[cold]
+fn interrupts() -> bool {
+    let last = std::io::Error::last_os_error();
+    if last.kind() != std::io::ErrorKind::Interrupted {
+        return true;
+    }
+    (1..=64).any(|signal| {
+        // SAFETY: a structure of numbers that the call fills in; it changes nothing.
+        unsafe {
+            let mut action: libc::sigaction = core::mem::zeroed();
+            libc::sigaction(signal, core::ptr::null(), &raw mut action) == 0
+                && action.sa_sigaction != libc::SIG_DFL
+                && action.sa_sigaction != libc::SIG_IGN
+                && action.sa_flags & libc::SA_RESTART == 0
+        }
+    }) && {
+        errno::set(Errno(libc::EINTR));
+        true
+    }
+}
+
+#[cold]
+fn fail(error: Errno) -> c_int {
+    errno::set(error);
+    -1
+}
+
+fn does_not_block(fd: c_int) -> bool {
+    // SAFETY: a number; reads the flags of the descriptor.
+    unsafe { libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK != 0 }
+}
+
+/// Lets calls on a descriptor of ours wait, as those on descriptors of the kernel do until the program says otherwise.
+pub(crate) fn let_block(fd: c_int) {
+    // SAFETY: numbers; changes the flags of the descriptor.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) & !libc::O_NONBLOCK) };
+}

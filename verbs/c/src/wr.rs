@@ -1,0 +1,286 @@
+//! Lists of work requests: walked in place, each request turned into that of `verbs` when the post asks for it. No allocation.
+
+use core::cell::Cell;
+use core::ffi::c_int;
+use core::mem::offset_of;
+use std::sync::Arc;
+
+use verbs::{LocalBytes, PostError, Qp, QpType, Qpn, RecvWr, SendFlags, SendWr, Sge, Srq, WrOpcode};
+
+use crate::abi::{ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::attr::send_flags;
+use crate::errno::{self, EINVAL, Errno, Result};
+use crate::guard::guarded;
+use crate::{ah, mw};
+
+// Elements of C are those of the stack.
+const _: () = assert!(
+    size_of::<ibv_sge>() == size_of::<Sge>()
+        && offset_of!(ibv_sge, addr) == offset_of!(Sge, addr)
+        && offset_of!(ibv_sge, length) == offset_of!(Sge, length)
+        && offset_of!(ibv_sge, lkey) == offset_of!(Sge, lkey)
+);
+
+/// The elements of a request.
+///
+/// # Safety
+/// There are as many as the number says, unless it is negative.
+#[inline]
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge]> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        Ok(count) if !list.is_null() => {
+            // SAFETY: as the caller promises; the layouts are the same.
+            Ok(unsafe { core::slice::from_raw_parts(list.cast(), count) })
+        }
+        _ => Err(EINVAL),
+    }
+}
+
+/// A request of C.
+trait Request: Sized {
+    /// What `verbs` posts.
+    type Posted<'a>;
+    /// The request behind it; NULL for none.
+    fn next(&self) -> *mut Self;
+    /// # Safety
+    /// The request is as C promises.
+    unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<Self::Posted<'a>>;
+}
+
+/// Why a list ends before its end, and at which request.
+type Fault<R> = Cell<Option<(Errno, *mut R)>>;
+
+/// What is left of a list.
+struct List<'l, R: Request> {
+    next: *mut R,
+    qp_type: QpType,
+    /// Where a request says that it cannot be turned.
+    fault: &'l Fault<R>,
+}
+
+impl<'l, R: Request> Iterator for List<'l, R> {
+    type Item = R::Posted<'l>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        // SAFETY: NULL or a request, as C promises.
+        let request = unsafe { self.next.as_ref() }?;
+        // SAFETY: as C promises.
+        match unsafe { request.turn(self.qp_type) } {
+            Ok(posted) => {
+                self.next = request.next();
+                Some(posted)
+            }
+            Err(error) => {
+                self.fault.set(Some((error, self.next)));
+                None
+            }
+        }
+    }
+}
+
+/// Tells C how a post ended, and in `bad` the first request that was not posted.
+///
+/// # Safety
+/// The list and `bad` are as C promises.
+#[inline]
+unsafe fn report<R: Request>(
+    first: *mut R,
+    bad: *mut *mut R,
+    posted: Result<core::result::Result<(), PostError>>,
+    fault: &Fault<R>,
+) -> c_int {
+    match (posted, fault.get()) {
+        (Ok(Ok(())), None) => 0,
+        // SAFETY: as the caller promises.
+        (posted, fault) => unsafe { refused(first, bad, posted, fault) },
+    }
+}
+
+/// # Safety
+/// As [`report`].
+#[cold]
+unsafe fn refused<R: Request>(
+    first: *mut R,
+    bad: *mut *mut R,
+    posted: Result<core::result::Result<(), PostError>>,
+    fault: Option<(Errno, *mut R)>,
+) -> c_int {
+    let (error, at) = match (posted, fault) {
+        (Ok(Ok(())), Some(fault)) => fault,
+        (Ok(Ok(())), None) => return 0,
+        (Ok(Err(error)), _) => {
+            // SAFETY: the list has that many requests: they were posted.
+            let nth = (0..error.bad_wr).fold(first, |at, _| unsafe { (*at).next() });
+            (error.into(), nth)
+        }
+        (Err(error), _) => (error, first),
+    };
+    // SAFETY: NULL, or a pointer of the caller's.
+    if let Some(bad) = unsafe { bad.as_mut() } {
+        *bad = at;
+    }
+    errno::set(error);
+    error.0
+}
+
+/// # Safety
+/// The list and `bad` are as C promises.
+#[inline]
+pub(crate) unsafe fn post_send<'q>(
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+    qp: impl FnOnce() -> Result<&'q Arc<Qp>>,
+) -> c_int {
+    let fault = Cell::new(None);
+    let posted = guarded(|| {
+        let qp = qp()?;
+        Ok(qp.post_send(List { next: first, qp_type: qp.qp_type(), fault: &fault }))
+    });
+    // SAFETY: as the caller promises.
+    unsafe { report(first, bad, posted, &fault) }
+}
+
+/// # Safety
+/// The list and `bad` are as C promises.
+#[inline]
+pub(crate) unsafe fn post_recv(
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    qp: impl FnOnce() -> Result<&'static Arc<Qp>>,
+) -> c_int {
+    let fault = Cell::new(None);
+    // A request to receive is the same on every type.
+    let list = List { next: first, qp_type: QpType::Rc, fault: &fault };
+    let posted = guarded(|| Ok(qp()?.post_recv(list)));
+    // SAFETY: as the caller promises.
+    unsafe { report(first, bad, posted, &fault) }
+}
+
+/// # Safety
+/// The list and `bad` are as C promises.
+#[inline]
+pub(crate) unsafe fn post_srq_recv(
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+    srq: impl FnOnce() -> Result<&'static Srq>,
+) -> c_int {
+    let fault = Cell::new(None);
+    let list = List { next: first, qp_type: QpType::Rc, fault: &fault };
+    let posted = guarded(|| Ok(srq()?.post_recv(list)));
+    // SAFETY: as the caller promises.
+    unsafe { report(first, bad, posted, &fault) }
+}
+
+impl Request for ibv_recv_wr {
+    type Posted<'a> = RecvWr<'a>;
+
+    #[inline]
+    fn next(&self) -> *mut Self {
+        self.next
+    }
+
+    #[inline]
+    unsafe fn turn<'a>(&self, _: QpType) -> Result<RecvWr<'a>> {
+        // SAFETY: as the caller promises.
+        Ok(RecvWr::new(self.wr_id, unsafe { elements(self.sg_list, self.num_sge) }?))
+    }
+}
+
+impl Request for ibv_send_wr {
+    type Posted<'a> = SendWr<'a>;
+
+    #[inline]
+    fn next(&self) -> *mut Self {
+        self.next
+    }
+
+    #[inline]
+    unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<SendWr<'a>> {
+        let flags = send_flags(self.send_flags)?;
+        // SAFETY: which view of a union C has filled in follows from the operation and the queue pair's type; all are numbers and
+        // pointers.
+        unsafe {
+            let list = elements(self.sg_list, self.num_sge)?;
+            let mut posted = self.operation(if flags.contains(SendFlags::INLINE) { &[] } else { list })?;
+            if flags.contains(SendFlags::INLINE) {
+                // C promises that the bytes are there until the post returns.
+                posted = posted.inline_local(LocalBytes::new(list));
+            }
+            if flags.contains(SendFlags::SIGNALED) {
+                posted = posted.signaled();
+            }
+            if flags.contains(SendFlags::SOLICITED) {
+                posted = posted.solicited();
+            }
+            if flags.contains(SendFlags::FENCE) {
+                posted = posted.fenced();
+            }
+            match qp_type {
+                QpType::Ud => {
+                    let to = &self.wr.ud;
+                    Ok(posted.to(ah::of(to.ah)?, Qpn::new(to.remote_qpn), to.remote_qkey))
+                }
+                QpType::XrcIni if !is_local(self.opcode) => {
+                    Ok(posted.remote_srqn(self.qp_type.xrc.remote_srqn))
+                }
+                _ => Ok(posted),
+            }
+        }
+    }
+}
+
+/// Whether an operation is on local keys, and names no peer.
+fn is_local(opcode: u32) -> bool {
+    opcode == WrOpcode::LocalInv as u32 || opcode == WrOpcode::BindMw as u32
+}
+
+impl ibv_send_wr {
+    /// The operation, with its data.
+    ///
+    /// # Safety
+    /// As [`Request::turn`].
+    #[inline]
+    unsafe fn operation<'a>(&self, list: &'a [Sge]) -> Result<SendWr<'a>> {
+        let wr_id = self.wr_id;
+        // SAFETY: see `turn`.
+        let (imm, rdma, atomic) =
+            unsafe { (u32::from_be(self.__bindgen_anon_1.imm_data), &self.wr.rdma, &self.wr.atomic) };
+        Ok(match WrOpcode::from_number(self.opcode).ok_or(EINVAL)? {
+            WrOpcode::Send => SendWr::send(wr_id, list),
+            WrOpcode::SendWithImm => SendWr::send_with_imm(wr_id, list, imm),
+            WrOpcode::RdmaWrite => SendWr::write(wr_id, list, rdma.remote_addr, rdma.rkey),
+            WrOpcode::RdmaWriteWithImm => {
+                SendWr::write_with_imm(wr_id, list, rdma.remote_addr, rdma.rkey, imm)
+            }
+            WrOpcode::RdmaRead => SendWr::read(wr_id, list, rdma.remote_addr, rdma.rkey),
+            WrOpcode::AtomicCmpAndSwp => SendWr::cmp_and_swp(
+                wr_id,
+                list,
+                atomic.remote_addr,
+                atomic.rkey,
+                atomic.compare_add,
+                atomic.swap,
+            ),
+            WrOpcode::AtomicFetchAndAdd => {
+                SendWr::fetch_and_add(wr_id, list, atomic.remote_addr, atomic.rkey, atomic.compare_add)
+            }
+            WrOpcode::AtomicWrite => SendWr::atomic_write(wr_id, list, rdma.remote_addr, rdma.rkey),
+            // SAFETY: see `turn`.
+            WrOpcode::SendWithInv => unsafe {
+                SendWr::send_with_inv(wr_id, list, self.__bindgen_anon_1.invalidate_rkey)
+            },
+            // SAFETY: see `turn`.
+            WrOpcode::LocalInv => unsafe { SendWr::local_inv(wr_id, self.__bindgen_anon_1.invalidate_rkey) },
+            // SAFETY: see `turn`.
+            WrOpcode::BindMw => unsafe {
+                let bind = &self.__bindgen_anon_2.bind_mw;
+                let window = mw::of(bind.mw)?;
+                mw::with_bind(&bind.bind_info, |info| SendWr::bind_mw(wr_id, window, bind.rkey, info))??
+            },
+            // FLUSH has a request of its own only in the calls of `struct ibv_qp_ex`.
+            _ => return Err(EINVAL),
+        })
+    }
+}

@@ -1,0 +1,188 @@
+//! Work requests that are built by calls and posted together: functions of `struct ibv_qp_ex`.
+
+use core::ffi::{c_int, c_void};
+use std::io::IoSlice;
+
+use verbs::{Qpn, SendFlags, SendOpsFlags, Sge, WrPost};
+
+use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
+use crate::errno::{EINVAL, Errno, Result};
+use crate::guard::{guarded, number};
+use crate::object::Object;
+use crate::qp::{Handle, Qp};
+use crate::{ah, mw};
+
+/// The operations that the structure has a function for.
+pub(crate) const CALLS: SendOpsFlags =
+    SendOpsFlags::all().difference(SendOpsFlags::TSO).difference(SendOpsFlags::FLUSH);
+
+/// Gives a queue pair its functions. All that the structure has are there: one whose operation was not asked for fails the list.
+pub(crate) fn put_calls(to: &mut ibv_qp_ex) {
+    to.wr_start = Some(wr_start);
+    to.wr_complete = Some(wr_complete);
+    to.wr_abort = Some(wr_abort);
+    to.wr_send = Some(wr_send);
+    to.wr_send_imm = Some(wr_send_imm);
+    to.wr_send_inv = Some(wr_send_inv);
+    to.wr_rdma_write = Some(wr_rdma_write);
+    to.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    to.wr_rdma_read = Some(wr_rdma_read);
+    to.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    to.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    to.wr_atomic_write = Some(wr_atomic_write);
+    to.wr_local_inv = Some(wr_local_inv);
+    to.wr_bind_mw = Some(wr_bind_mw);
+    to.wr_set_ud_addr = Some(wr_set_ud_addr);
+    to.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+    to.wr_set_sge = Some(wr_set_sge);
+    to.wr_set_sge_list = Some(wr_set_sge_list);
+    to.wr_set_inline_data = Some(wr_set_inline_data);
+    to.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+}
+
+/// A list that is being built.
+pub(crate) struct Building {
+    list: WrPost<'static>,
+    /// What was wrong with a call before `verbs` saw it.
+    fault: Option<Errno>,
+}
+
+/// Where the list that `wr_start` has begun is.
+///
+/// # Safety
+/// As [`Object::of`], and this thread builds the list.
+#[inline]
+unsafe fn place<'a>(qp: *mut ibv_qp_ex) -> Result<&'a mut Option<Building>> {
+    // SAFETY: as the caller promises.
+    Ok(unsafe { &mut *Object::<Qp>::of(qp)?.private().list.get() })
+}
+
+/// Goes on with the list, with the tag and flags that C has put into the structure. Without a list, and in a list that has
+/// failed, nothing happens: `wr_complete` says so.
+///
+/// # Safety
+/// As [`place`].
+#[inline]
+unsafe fn build(qp: *mut ibv_qp_ex, build: impl FnOnce(&mut WrPost<'static>) -> Result<()>) {
+    let _ = guarded(|| {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let Building { list, fault } = place(qp)?.as_mut().ok_or(EINVAL)?;
+            list.wr_id = (*qp).wr_id;
+            // Whether data is inline is said by who sets it.
+            list.wr_flags = SendFlags::from_bits_retain((*qp).wr_flags).difference(SendFlags::INLINE);
+            if let Err(error) = build(list) {
+                fault.get_or_insert(error);
+            }
+        }
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    let _ = guarded(|| {
+        // SAFETY: as C promises.
+        unsafe {
+            let state = Object::<Qp>::of(qp)?.private();
+            let Handle::Qp(verbs) = &state.handle else { return Err(EINVAL) };
+            // It stands still, and the list ends before it: `destroy` sees to that.
+            let verbs: &'static verbs::Qp = &*core::ptr::from_ref(&**verbs);
+            let list = verbs.wr_start();
+            // Another list of this thread, which was not completed, stays: the new one has failed, as it must.
+            let place = &mut *state.list.get();
+            if place.is_none() {
+                *place = Some(Building { list, fault: None });
+            }
+        }
+        Ok(())
+    });
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    number(|| {
+        // SAFETY: as C promises.
+        let Building { list, fault } = unsafe { place(qp) }?.take().ok_or(EINVAL)?;
+        fault.map_or(Ok(()), Err)?;
+        Ok(list.complete()?)
+    })
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    let _ = guarded(|| {
+        // SAFETY: as C promises.
+        drop(unsafe { place(qp) }?.take());
+        Ok(())
+    });
+}
+
+/// Functions that go on with a list.
+macro_rules! builders {
+    ($($name:ident($($arg:ident: $type:ty),*) = |$list:ident| $call:expr;)*) => {
+        $(
+            unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $arg: $type)*) {
+                // SAFETY: as C promises.
+                unsafe {
+                    build(qp, |$list| {
+                        $call;
+                        Ok(())
+                    });
+                }
+            }
+        )*
+    };
+}
+
+builders! {
+    wr_send() = |list| list.send();
+    wr_send_imm(imm: u32) = |list| list.send_imm(u32::from_be(imm));
+    wr_send_inv(rkey: u32) = |list| list.send_inv(rkey);
+    wr_rdma_write(rkey: u32, addr: u64) = |list| list.rdma_write(rkey, addr);
+    wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) = |list| list.rdma_write_imm(rkey, addr, u32::from_be(imm));
+    wr_rdma_read(rkey: u32, addr: u64) = |list| list.rdma_read(rkey, addr);
+    wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) =
+        |list| list.atomic_cmp_swp(rkey, addr, compare, swap);
+    wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) = |list| list.atomic_fetch_add(rkey, addr, add);
+    wr_atomic_write(rkey: u32, addr: u64, data: *const c_void) = |list| {
+        // 8 bytes, copied now.
+        list.atomic_write(rkey, addr, data.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?);
+    };
+    wr_local_inv(rkey: u32) = |list| list.local_inv(rkey);
+    wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = |list| {
+        let (window, info) = (mw::of(window)?, info.as_ref().ok_or(EINVAL)?);
+        mw::with_bind(info, |info| list.bind_mw(window, rkey, info))?;
+    };
+    wr_set_ud_addr(to: *mut ibv_ah, qpn: u32, qkey: u32) = |list| list.set_ud_addr(ah::of(to)?, Qpn::new(qpn), qkey);
+    wr_set_xrc_srqn(srqn: u32) = |list| list.set_xrc_srqn(srqn);
+    wr_set_sge(lkey: u32, addr: u64, length: u32) = |list| list.set_sge(lkey, addr, length);
+    wr_set_sge_list(count: usize, from: *const ibv_sge) = |list| {
+        // The layouts are the same (`wr`).
+        list.set_sge_list(slice(from.cast::<Sge>(), count)?);
+    };
+    wr_set_inline_data(addr: *mut c_void, length: usize) = |list| {
+        list.set_inline_data(slice(addr.cast::<u8>(), length)?);
+    };
+    wr_set_inline_data_list(count: usize, from: *const ibv_data_buf) = |list| {
+        // No more than a request can have.
+        let mut pieces = [IoSlice::new(&[]); PIECES];
+        let from = slice(from, count)?;
+        let pieces = pieces.get_mut(..count).ok_or(EINVAL)?;
+        for (piece, from) in pieces.iter_mut().zip(from) {
+            *piece = IoSlice::new(slice(from.addr.cast::<u8>(), from.length)?);
+        }
+        list.set_inline_data_list(pieces);
+    };
+}
+
+/// Pieces of inline data: more than any queue pair has elements.
+const PIECES: usize = 64;
+
+/// # Safety
+/// There are `count` values.
+unsafe fn slice<'a, T>(from: *const T, count: usize) -> Result<&'a [T]> {
+    match count {
+        0 => Ok(&[]),
+        _ if from.is_null() => Err(EINVAL),
+        // SAFETY: as the caller promises.
+        _ => Ok(unsafe { core::slice::from_raw_parts(from, count) }),
+    }
+}
