@@ -100,6 +100,8 @@ impl Cq {
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
         let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
+        // What was posted may have completed, and counts.
+        self.core.turn_feeders()?;
         Ok(self.core.resize(&mut tap, cqe)?)
     }
 
