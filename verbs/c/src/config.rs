@@ -47,7 +47,10 @@ pub(crate) fn read() -> Result<Config, String> {
         Some(_) => value::<PortSpec>("ROCE_PORT")?.unwrap_or(PortSpec::Loopback),
     };
     let meets = matches!(port, PortSpec::Memif { .. } | PortSpec::Unix { .. } | PortSpec::Loopback);
-    let lazy = matches!(port, PortSpec::Memif { .. } | PortSpec::Tap { .. } | PortSpec::Vhost { .. });
+    let lazy = matches!(
+        port,
+        PortSpec::Memif { .. } | PortSpec::Loopback | PortSpec::Tap { .. } | PortSpec::Vhost { .. }
+    );
     let mut device = DeviceConfig { mac: value::<Mac>("ROCE_MAC")?, ..DeviceConfig::default() };
     device.addrs = list("ROCE_ADDR", address)?;
     for gateway in list("ROCE_GATEWAY", |text| text.parse::<IpAddr>().map_err(|e| e.to_string()))? {

@@ -41,6 +41,7 @@ impl Kind for Context {
     type Public = verbs_context;
     type Private = Self;
     const TAG: u64 = u64::from_be_bytes(*b"context\0");
+    const SURVIVES: bool = true;
 }
 
 /// The object that a program's pointer is inside of.
@@ -123,13 +124,15 @@ fn epoll() -> Result<OwnedFd> {
     own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
 }
 
-/// What `new` names becomes what `old` names.
+/// `old` becomes what `new` is, and blocks as it did.
 fn renew(old: &OwnedFd, new: OwnedFd) -> Result<()> {
+    let (old, new) = (old.as_raw_fd(), new.as_raw_fd());
     // SAFETY: descriptors of ours.
-    match unsafe { libc::dup3(new.as_raw_fd(), old.as_raw_fd(), libc::O_CLOEXEC) } {
-        -1 => Err(std::io::Error::last_os_error().into()),
-        _ => Ok(()),
-    }
+    let renewed = unsafe {
+        libc::fcntl(new, libc::F_SETFL, libc::fcntl(old, libc::F_GETFL));
+        libc::dup3(new, old, libc::O_CLOEXEC)
+    };
+    if renewed < 0 { Err(std::io::Error::last_os_error().into()) } else { Ok(()) }
 }
 
 /// The device behind a program's context.

@@ -8,7 +8,7 @@
 //! nothing of the parent is touched.
 
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
@@ -54,6 +54,8 @@ struct Identity {
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 /// This process is a fork of one whose port had started.
 static DEAD: AtomicBool = AtomicBool::new(false);
+/// Forks between the process that loaded the library and this one.
+static DEPTH: AtomicU32 = AtomicU32::new(0);
 
 /// What belongs to this process.
 pub(crate) fn current() -> &'static Process {
@@ -72,6 +74,7 @@ extern "C" fn forked() {
     if current().started.load(Ordering::Relaxed) {
         DEAD.store(true, Ordering::Relaxed);
     }
+    DEPTH.fetch_add(1, Ordering::Relaxed);
     // The old one stays as it is: its device is the parent's.
     CURRENT.store(Box::into_raw(Box::default()), Ordering::Release);
 }
@@ -80,6 +83,12 @@ extern "C" fn forked() {
 #[inline]
 pub(crate) fn is_dead() -> bool {
     DEAD.load(Ordering::Relaxed)
+}
+
+/// Forks between the process that loaded the library and this one.
+#[inline]
+pub(crate) fn depth() -> u32 {
+    DEPTH.load(Ordering::Relaxed)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -2,7 +2,7 @@
 
 use core::ffi::c_int;
 
-use verbs::{Mw as Verbs, MwBind, MwBindInfo, MwType};
+use verbs::{Access, Mw as Verbs, MwBind, MwBindInfo, MwType};
 
 use crate::abi::{self, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_mw_type, ibv_pd, ibv_qp};
 use crate::attr::{access, send_flags};
@@ -59,7 +59,9 @@ pub(crate) unsafe fn with_bind<T>(
     from: &ibv_mw_bind_info,
     with: impl FnOnce(&MwBindInfo<'_>) -> T,
 ) -> Result<T> {
-    let (addr, length, access) = (from.addr, from.length, access(from.mw_access_flags));
+    let (addr, length) = (from.addr, from.length);
+    // A window is for peers; programs give the right to write locally along, and other devices do not mind.
+    let access = access(from.mw_access_flags).difference(Access::LOCAL_WRITE);
     if from.mr.is_null() {
         return Ok(with(&MwBindInfo { mr: None, addr, length, access }));
     }

@@ -20,6 +20,8 @@ pub(crate) trait Kind: Sized + 'static {
     type Private;
     /// Distinguishes the kind; not 0.
     const TAG: u64;
+    /// A forked child may go on with it, if it has a device.
+    const SURVIVES: bool = false;
 }
 
 /// An object in memory.
@@ -27,6 +29,8 @@ pub(crate) trait Kind: Sized + 'static {
 pub(crate) struct Object<K: Kind> {
     public: UnsafeCell<K::Public>,
     tag: AtomicU64,
+    /// [`engine::depth`] of the process that made it.
+    depth: u32,
     private: UnsafeCell<MaybeUninit<K::Private>>,
 }
 
@@ -53,6 +57,7 @@ impl<K: Kind> Object<K> {
             if again.is_none() {
                 (&raw mut (*object).tag).write(AtomicU64::new(0));
             }
+            (&raw mut (*object).depth).write(engine::depth());
             (*object).tag.store(K::TAG, Ordering::Release);
         }
         engine::current().count();
@@ -62,7 +67,7 @@ impl<K: Kind> Object<K> {
     /// The object that C names.
     ///
     /// # Errors
-    /// `EINVAL` for NULL, another kind of object or one that was destroyed; `EIO` in a forked child that has no device.
+    /// `EINVAL` for NULL, another kind of object or one that was destroyed; `EIO` in a forked child, for what is its parent's.
     ///
     /// # Safety
     /// The pointer is NULL or that of an object, and nobody destroys it meanwhile.
@@ -77,11 +82,10 @@ impl<K: Kind> Object<K> {
         if tag.load(Ordering::Acquire) != K::TAG {
             return Err(EINVAL);
         }
-        if engine::is_dead() {
-            return Err(EIO);
-        }
         // SAFETY: it lives, and is of this kind.
-        Ok(unsafe { &*object })
+        let object = unsafe { &*object };
+        let ours = if K::SURVIVES { !engine::is_dead() } else { object.depth == engine::depth() };
+        if ours { Ok(object) } else { Err(EIO) }
     }
 
     /// What it stands for.

@@ -1,0 +1,386 @@
+/* What a process may do with an open device: fork, exec, cancel a thread, end. One story for each argument. */
+#include <fcntl.h>
+#include <dirent.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include "check.h"
+
+struct end {
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	char memory[256];
+};
+
+static struct end one;
+
+static void open_end(struct end *end, enum ibv_qp_type type)
+{
+	if (!end->context)
+		end->context = open_first();
+	end->pd = MUST(ibv_alloc_pd(end->context));
+	end->channel = MUST(ibv_create_comp_channel(end->context));
+	end->cq = MUST(ibv_create_cq(end->context, 16, NULL, end->channel, 0));
+	end->qp = make_qp(end->pd, end->cq, type);
+	end->mr = MUST(ibv_reg_mr(end->pd, end->memory, sizeof end->memory, IBV_ACCESS_LOCAL_WRITE));
+}
+
+static void close_end(struct end *end)
+{
+	OK(ibv_destroy_qp(end->qp));
+	OK(ibv_dereg_mr(end->mr));
+	OK(ibv_destroy_cq(end->cq));
+	OK(ibv_destroy_comp_channel(end->channel));
+	OK(ibv_dealloc_pd(end->pd));
+	OK(ibv_close_device(end->context));
+	end->context = NULL;
+}
+
+static void post_recv(struct end *end)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)end->memory, .length = 128, .lkey = end->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = 1, .sg_list = &sge, .num_sge = 1 }, *bad;
+	OK(ibv_post_recv(end->qp, &wr, &bad));
+}
+
+static void post_send(struct end *end)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)end->memory + 128, .length = 64, .lkey = end->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+	OK(ibv_post_send(end->qp, &wr, &bad));
+}
+
+/* A message to itself. */
+static void talk(struct end *end)
+{
+	post_recv(end);
+	post_send(end);
+	IS(completion(end->cq).status, IBV_WC_SUCCESS);
+	IS(completion(end->cq).status, IBV_WC_SUCCESS);
+}
+
+static void use_it_all(struct end *end)
+{
+	open_end(end, IBV_QPT_RC);
+	connect_rc(end->qp, end->qp->qp_num, own_gid(end->context));
+	talk(end);
+}
+
+static int child_ended(pid_t child)
+{
+	int status;
+	if (waitpid(child, &status, 0) != child)
+		return -1;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
+}
+
+/* Before the first use parent and child are two programs. */
+static void fork_before(void)
+{
+	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+	pid_t child = fork();
+	use_it_all(&one);
+	close_end(&one);
+	ibv_free_device_list(list);
+	if (child == 0)
+		exit(failures != 0);
+	IS(child_ended(child), 0);
+}
+
+/* A device that is open and did not use the wire is the child's own too, under the same pointer. */
+static void fork_opened(void)
+{
+	one.context = open_first();
+	struct ibv_pd *of_parent = MUST(ibv_alloc_pd(one.context));
+	pid_t child = fork();
+	if (child == 0) {
+		struct ibv_port_attr port;
+		OK(ibv_query_port(one.context, 1, &port));
+		NO_OBJECT(ibv_reg_mr(of_parent, one.memory, 64, 0), EIO);
+	}
+	use_it_all(&one);
+	struct ibv_async_event event;
+	fcntl(one.context->async_fd, F_SETFL, O_NONBLOCK);
+	MINUS_ONE(ibv_get_async_event(one.context, &event), EAGAIN);
+	if (child == 0)
+		exit(failures != 0);
+	IS(child_ended(child), 0);
+	OK(ibv_dealloc_pd(of_parent));
+	close_end(&one);
+}
+
+/* Afterwards the child has no device, and the parent does not notice the child. */
+static void fork_started(void)
+{
+	use_it_all(&one);
+	pid_t child = fork();
+	if (child == 0) {
+		struct ibv_wc wc;
+		struct ibv_port_attr port;
+		struct ibv_recv_wr recv = { 0 }, *bad_recv;
+		struct ibv_send_wr send = { 0 }, *bad_send;
+		REFUSED(ibv_post_recv(one.qp, &recv, &bad_recv), EIO);
+		REFUSED(ibv_post_send(one.qp, &send, &bad_send), EIO);
+		IS(ibv_poll_cq(one.cq, 1, &wc), -EIO);
+		REFUSED(ibv_query_port(one.context, 1, &port), EIO);
+		NO_OBJECT(ibv_alloc_pd(one.context), EIO);
+		NO_OBJECT(ibv_reg_mr(one.pd, one.memory, 64, 0), EIO);
+		REFUSED(ibv_destroy_qp(one.qp), EIO);
+		REFUSED(ibv_close_device(one.context), EIO);
+		struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+		NO_OBJECT(ibv_open_device(list[0]), EIO);
+		ibv_free_device_list(list);
+		exit(failures != 0); /* with the handlers that the parent has registered */
+	}
+	talk(&one);
+	IS(child_ended(child), 0);
+	talk(&one);
+	close_end(&one);
+}
+
+/* Descriptors of this process, as a text. */
+static void list_descriptors(char *text, size_t size)
+{
+	DIR *dir = MUST(opendir("/proc/self/fd"));
+	struct dirent *entry;
+	size_t len = 0;
+	text[0] = 0;
+	while ((entry = readdir(dir)))
+		if (entry->d_name[0] != '.' && atoi(entry->d_name) != dirfd(dir))
+			len += snprintf(text + len, size - len, " %s", entry->d_name);
+	closedir(dir);
+}
+
+/* A started program inherits what its starter had before it used the library, and no more. */
+static void descriptors(const char *before)
+{
+	char now[4096];
+	list_descriptors(now, sizeof now);
+	if (strcmp(now, before)) {
+		fprintf(stderr, "descriptors were%s, and are%s\n", before, now);
+		failures++;
+	}
+}
+
+static void exec(const char *self)
+{
+	char before[4096];
+	list_descriptors(before, sizeof before);
+	use_it_all(&one);
+	execl(self, self, "descriptors", before, NULL);
+	perror(self);
+	failures++;
+}
+
+static void *wait_for_completion(void *unused)
+{
+	struct ibv_cq *cq;
+	void *context;
+	(void)unused;
+	OK(ibv_req_notify_cq(one.cq, 0));
+	ibv_get_cq_event(one.channel, &cq, &context);
+	return NULL; /* never */
+}
+
+static void *wait_for_event(void *unused)
+{
+	struct ibv_async_event event;
+	(void)unused;
+	ibv_get_async_event(one.context, &event);
+	return NULL; /* never */
+}
+
+static void *call_without_end(void *unused)
+{
+	struct ibv_wc wc;
+	(void)unused;
+	for (;;) {
+		struct ibv_pd *pd = ibv_alloc_pd(one.context);
+		if (pd)
+			ibv_dealloc_pd(pd);
+		ibv_poll_cq(one.cq, 1, &wc);
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+/* A thread that waits is cancelled, and everything goes on. */
+static void cancel(void)
+{
+	use_it_all(&one);
+	void *(*jobs[])(void *) = { wait_for_completion, wait_for_event, call_without_end };
+	for (int i = 0; i < 3; i++) {
+		pthread_t thread;
+		void *result;
+		OK(pthread_create(&thread, NULL, jobs[i], NULL));
+		usleep(1000 * i); /* before it waits, or while it does: both are right */
+		OK(pthread_cancel(thread));
+		OK(pthread_join(thread, &result));
+		IS(result == PTHREAD_CANCELED, 1);
+	}
+	talk(&one);
+	/* An event still reaches who waits for it. */
+	OK(ibv_req_notify_cq(one.cq, 0));
+	post_recv(&one);
+	post_send(&one);
+	struct ibv_cq *cq = NULL;
+	void *context;
+	OK(ibv_get_cq_event(one.channel, &cq, &context));
+	IS(cq == one.cq, 1);
+	ibv_ack_cq_events(cq, 1);
+	close_end(&one);
+}
+
+/* The end of a process while its threads work, without a word to the library. */
+static void *poll_for_ever(void *unused)
+{
+	struct ibv_wc wc;
+	(void)unused;
+	for (;;)
+		ibv_poll_cq(one.cq, 1, &wc);
+	return NULL;
+}
+
+static void leave(void)
+{
+	use_it_all(&one);
+	pthread_t thread;
+	OK(pthread_create(&thread, NULL, poll_for_ever, NULL));
+	exit(failures != 0);
+}
+
+static int use_at_the_end;
+
+/* Objects of a program may end in its destructors, after `main`. */
+__attribute__((destructor)) static void at_the_end(void)
+{
+	if (!use_at_the_end)
+		return;
+	talk(&one);
+	close_end(&one);
+	if (failures)
+		_exit(1);
+}
+
+static void destructors(void)
+{
+	use_it_all(&one);
+	use_at_the_end = 1;
+}
+
+struct address {
+	union ibv_gid gid;
+	unsigned int qp_num;
+};
+
+static struct address meet(int socket, const struct end *end)
+{
+	struct address mine = { own_gid(end->context), end->qp->qp_num }, peer;
+	IS(write(socket, &mine, sizeof mine), sizeof mine);
+	IS(read(socket, &peer, sizeof peer), sizeof peer);
+	return peer;
+}
+
+/* Two processes over their link. The one that has got the message ends at once: its acknowledgement has left before. */
+static void last_completion(void)
+{
+	int sockets[2];
+	char go;
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+	pid_t child = fork();
+	int socket = sockets[child == 0];
+	open_end(&one, IBV_QPT_RC);
+	struct address peer = meet(socket, &one);
+	connect_rc(one.qp, peer.qp_num, peer.gid);
+	if (child == 0) {
+		post_recv(&one);
+		IS(write(socket, "g", 1), 1);
+		IS(completion(one.cq).status, IBV_WC_SUCCESS);
+		exit(failures != 0);
+	}
+	IS(read(socket, &go, 1), 1);
+	post_send(&one);
+	IS(completion(one.cq).status, IBV_WC_SUCCESS);
+	IS(child_ended(child), 0);
+	close_end(&one);
+}
+
+/* A datagram that has completed has left, though its process ends at once. */
+static void last_datagram(void)
+{
+	int sockets[2];
+	char go;
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+	pid_t child = fork();
+	int socket = sockets[child == 0];
+	open_end(&one, IBV_QPT_UD);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 0x1234 };
+	OK(ibv_modify_qp(one.qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
+	attr.qp_state = IBV_QPS_RTR;
+	OK(ibv_modify_qp(one.qp, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	OK(ibv_modify_qp(one.qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	post_recv(&one);
+	post_recv(&one);
+	struct address peer = meet(socket, &one);
+	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1,
+				  .grh = { .dgid = peer.gid, .sgid_index = 1, .hop_limit = 4 } };
+	struct ibv_ah *ah = MUST(ibv_create_ah(one.pd, &to));
+	struct ibv_sge sge = { .addr = (uintptr_t)one.memory + 128, .length = 8, .lkey = one.mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+				  .send_flags = IBV_SEND_SIGNALED,
+				  .wr.ud = { .ah = ah, .remote_qpn = peer.qp_num, .remote_qkey = 0x1234 } }, *bad;
+	struct ibv_wc wc;
+	if (child == 0) {
+		/* The first one finds the way, and the link. */
+		OK(ibv_post_send(one.qp, &wr, &bad));
+		IS(completion(one.cq).status, IBV_WC_SUCCESS);
+		IS(read(socket, &go, 1), 1);
+		OK(ibv_post_send(one.qp, &wr, &bad));
+		IS(completion(one.cq).status, IBV_WC_SUCCESS);
+		exit(failures != 0);
+	}
+	wc = completion(one.cq);
+	IS(wc.status == IBV_WC_SUCCESS && wc.byte_len == 48 && wc.wc_flags & IBV_WC_GRH, 1);
+	struct ibv_ah *back = MUST(ibv_create_ah_from_wc(one.pd, &wc, (struct ibv_grh *)one.memory, 1));
+	OK(ibv_destroy_ah(back));
+	IS(write(socket, "g", 1), 1);
+	wc = completion(one.cq);
+	IS(wc.status, IBV_WC_SUCCESS);
+	IS(child_ended(child), 0);
+	OK(ibv_destroy_ah(ah));
+	close_end(&one);
+}
+
+int main(int argc, char **argv)
+{
+	const char *story = argc > 1 ? argv[1] : "";
+	if (!strcmp(story, "fork-before"))
+		fork_before();
+	else if (!strcmp(story, "fork-opened"))
+		fork_opened();
+	else if (!strcmp(story, "fork-started"))
+		fork_started();
+	else if (!strcmp(story, "descriptors"))
+		descriptors(argc > 2 ? argv[2] : "");
+	else if (!strcmp(story, "exec"))
+		exec(argv[0]);
+	else if (!strcmp(story, "cancel"))
+		cancel();
+	else if (!strcmp(story, "leave"))
+		leave();
+	else if (!strcmp(story, "destructors"))
+		destructors();
+	else if (!strcmp(story, "last-completion"))
+		last_completion();
+	else if (!strcmp(story, "last-datagram"))
+		last_datagram();
+	else
+		return 3;
+	return failures != 0;
+}

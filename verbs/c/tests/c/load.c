@@ -1,0 +1,33 @@
+/* Programs that load the library themselves, by version as NCCL does, and unload it while the device is open. */
+#define _GNU_SOURCE
+#define LOADS_ITSELF
+#include <dlfcn.h>
+
+#include "check.h"
+
+#define LOAD(library, name, version) (MUST((__typeof__(name) *)dlvsym(library, #name, version)))
+
+int main(void)
+{
+	for (int i = 0; i < 3; i++) {
+		void *library = dlopen("libibverbs.so.1", RTLD_NOW);
+		if (!library) {
+			fprintf(stderr, "%s\n", dlerror());
+			return 2;
+		}
+		struct ibv_device **list = MUST(LOAD(library, ibv_get_device_list, "IBVERBS_1.1")(NULL));
+		struct ibv_context *context = MUST(LOAD(library, ibv_open_device, "IBVERBS_1.1")(list[0]));
+		struct ibv_pd *pd = MUST(LOAD(library, ibv_alloc_pd, "IBVERBS_1.1")(context));
+		static char memory[64];
+		struct ibv_mr *mr = MUST(LOAD(library, ibv_reg_mr_iova2, "IBVERBS_1.8")(pd, memory, sizeof memory,
+										    (uintptr_t)memory, 0));
+		IS(mr->length, sizeof memory);
+		IS(dlvsym(library, "ibv_alloc_pd", "IBVERBS_9.9") == NULL, 1);
+		void *cm = dlopen("librdmacm.so.1", RTLD_NOW);
+		IS(cm != NULL && dlvsym(cm, "rdma_create_id", "RDMACM_1.0") != NULL, 1);
+		dlclose(cm);
+		dlclose(library); /* with everything open: its threads go on */
+		usleep(2000);
+	}
+	return failures != 0;
+}
