@@ -94,6 +94,11 @@ fn calls_with_good_and_bad_arguments() {
 }
 
 #[test]
+fn data_by_every_way_to_post_and_to_poll() {
+    run(&Dir::new("traffic"), "traffic.c", "loopback", &[""]);
+}
+
+#[test]
 fn forks() {
     let dir = Dir::new("forks");
     for port in ["loopback", "memif:DIR/link"] {
