@@ -65,3 +65,17 @@ pub(crate) fn pointer<T>(call: impl FnOnce() -> Result<*mut T>) -> *mut T {
         core::ptr::null_mut()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_number() {
+        assert_eq!(guarded(|| Ok(7)), Ok(7));
+        assert_eq!(number(|| panic!("a bug")), libc::EIO);
+        assert_eq!(minus_one(|| panic!("a bug")), -1);
+        assert!(pointer::<u8>(|| panic!("a bug")).is_null());
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EIO));
+    }
+}
