@@ -13,6 +13,7 @@ use link::{End, State};
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 mod handshake;
 mod link;
@@ -56,12 +57,29 @@ pub(super) fn open(
     // For a peer that sleeps: see `Rx::arm`.
     asymmetric::join();
     let end = end(&plan).map_err(fail)?;
+    let found_server = plan.role.is_none() && matches!(end, End::Client { .. });
     let info = PortInfo::of(spec, options);
     // Frames are copied in whole blocks, past their end.
     let pool = HeapPool::new(options.queues * (options.frames + stock::STOCK), room(info.max_frame()));
     let state = State::new(info.name.clone(), plan.terms, plan.peers, end);
     let shared = port::Shared::new(state, pool, &info);
-    Ok(Box::new(port::MemifPort::new(info, shared)))
+    let port = port::MemifPort::new(info, shared);
+    if found_server {
+        meet(&port);
+    }
+    Ok(Box::new(port))
+}
+
+/// How long an end waits for the server that it found.
+const MEETING: Duration = Duration::from_secs(1);
+
+/// Waits until the link is up, for a while: so the first frames of a program that comes second find the link, and datagrams that
+/// nobody repeats are not lost.
+fn meet(port: &port::MemifPort) {
+    let start = Instant::now();
+    while !port.link_up() && start.elapsed() < MEETING {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// As [`open`], but it is decided at the start of the port which end is the server: a port that is only inspected must not
