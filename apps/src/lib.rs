@@ -29,6 +29,7 @@ pub mod progress;
 pub mod protocol;
 pub mod report;
 pub mod rig;
+pub mod run;
 pub mod session;
 pub mod stat;
 pub mod stop;

@@ -8,6 +8,7 @@ mod common;
 mod end_to_end;
 mod json_rows;
 mod readme;
+mod run;
 mod stat;
 mod terminal;
 mod udp;

@@ -28,7 +28,8 @@ const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 /// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the system
 /// calls of UDP sockets, the CRC, the bindings; memory: accesses to it, the
 /// guarantee of its validity and its opening, the copies, the turn boundary, registration, and registration in the simulator,
-/// tests and benchmarks; the C face, to which everything comes as a pointer; epoll and fork in tests.
+/// tests and benchmarks; the C face, to which everything comes as a pointer; functions of the C library that name files;
+/// epoll and fork in tests.
 const UNSAFE: &[&str] = &[
     "dpdk-sys/src/",
     "stack/src/sync/spsc.rs",
@@ -57,6 +58,7 @@ const UNSAFE: &[&str] = &[
     "verbs/src/memory.rs",
     "verbs/src/mr.rs",
     "verbs/c/src/",
+    "verbs/paths/src/",
     "stack/tests/process/",
     "verbs/tests/nowhere.rs",
     "benches/src/lib.rs",
@@ -71,6 +73,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("stack/sim", &["stack"]),
     ("verbs", &["stack"]),
     ("verbs/c", &["verbs"]),
+    ("verbs/paths", &[]),
     ("apps", &["verbs"]),
     // The fuzz targets of all crates, in a workspace of their own.
     ("stack/fuzz", &["stack", "sim", "verbs", "apps"]),

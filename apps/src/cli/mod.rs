@@ -9,6 +9,7 @@ pub mod interop;
 pub mod parse;
 pub mod perf;
 pub mod pingpong;
+pub mod run;
 pub mod stat;
 
 pub use device::DeviceArgs;

@@ -138,6 +138,7 @@ pub const PATIENCE: [&str; 4] = ["--timeout", "17", "--wait", "60s"];
 
 pub const PERF: &str = env!("CARGO_BIN_EXE_roce-perf");
 pub const PINGPONG: &str = env!("CARGO_BIN_EXE_roce-pingpong");
+pub const RUN: &str = env!("CARGO_BIN_EXE_roce-run");
 
 /// A TCP port that was free a moment ago.
 pub fn free_port() -> u16 {

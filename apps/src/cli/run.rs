@@ -1,0 +1,100 @@
+//! The command line of `roce-run`.
+
+use super::parse;
+use clap::{Parser, ValueEnum};
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  roce-run ibv_devinfo                        what the program sees: one device, roce0
+
+  roce-run ib_write_bw                        (one terminal) two programs of one machine
+  roce-run ib_write_bw localhost              (another one)  meet over shared memory
+
+  roce-run --port udp: rping -s -v            two hosts, or two network namespaces: RDMA in
+  roce-run --port udp: rping -c -a HOST -v    UDP packets of the kernel, without root
+
+  roce-run mpirun -np 2 ./program             every process that the program starts, too
+  roce-run --stats ib_send_bw                 with counters for roce-stat
+  roce-run --pcap /tmp/a.pcap ib_send_bw      with a capture of all packets
+  eval \"$(roce-run --print)\"                  this shell, and all that is started from it
+
+Each option sets a variable, for those who cannot use the wrapper: ROCE_PORT, ROCE_ADDR, ROCE_MTU, ROCE_DRIVE, ROCE_STATS,
+ROCE_PCAP. An option wins over a variable. More variables: ROCE_GATEWAY, ROCE_VLAN, ROCE_MAC, ROCE_SHARDS. The loader finds
+the library by LD_LIBRARY_PATH and LD_PRELOAD; --print shows them. Programs that are setuid or linked statically cannot be
+run this way.";
+
+/// Run an RDMA program, as the distribution has it, on the userspace RoCEv2 stack
+///
+/// The program uses libibverbs and librdmacm as always. It gets this stack in their place: no RDMA hardware, no kernel
+/// module and no root are needed.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "roce-run", version, after_help = EXAMPLES, max_term_width = 120)]
+pub struct RunCli {
+    /// Port to send and receive frames on [default: shared memory with one other program of this user]
+    ///
+    /// memif or memif:PATH (shared memory with a process on this machine), udp: or udp:ADDR (UDP sockets on the host's own
+    /// addresses, no root), unix:LOCAL,peer=REMOTE, loopback; with a library that was built with DPDK tap:IFACE,
+    /// af_packet:IFACE, dpdk:DEVARGS.
+    #[arg(long, value_name = "SPEC", value_parser = port)]
+    pub port: Option<String>,
+
+    /// Address of the device, with its prefix length; may be given several times
+    #[arg(long, value_name = "ADDR/PREFIX", value_parser = parse::ip_prefix)]
+    pub ip: Vec<(IpAddr, u8)>,
+
+    /// Largest IP packet of the port, in bytes
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(576..=9600))]
+    pub link_mtu: Option<u16>,
+
+    /// Which threads drive the stack [default: caller]
+    #[arg(long, value_enum)]
+    pub drive: Option<RunDrive>,
+
+    /// Cores of those threads, with --drive dedicated
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub cores: Vec<usize>,
+
+    /// Show counters to roce-stat on this unix socket
+    ///
+    /// In a directory the socket is named after the process; without a path it is where roce-stat looks by default.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
+    pub stats: Option<Option<PathBuf>>,
+
+    /// Capture everything that goes over the port into this file
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+
+    /// Directory of the library [default: ../lib/roce beside the directory of roce-run, then ../dropin]
+    #[arg(long, value_name = "DIR")]
+    pub library: Option<PathBuf>,
+
+    /// Print the variables, as commands of a shell, instead of running a program
+    #[arg(long)]
+    pub print: bool,
+
+    /// The program, and its arguments
+    #[arg(
+        value_name = "PROGRAM",
+        required_unless_present = "print",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub command: Vec<OsString>,
+}
+
+/// Which threads drive the stack below a program that does not know of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RunDrive {
+    /// The program's threads while they poll, and a helper thread while none does
+    Caller,
+    /// One pinned thread a shard, which never sleeps: for machines with cores to spare
+    Dedicated,
+}
+
+/// A port, as it was written.
+fn port(text: &str) -> Result<String, String> {
+    parse::port(text).map(|_| text.to_owned())
+}

@@ -1,0 +1,96 @@
+//! `roce-run`: sets what the loader and the library read from the environment, and becomes the program.
+//!
+//! It only prepares. The library that it names (`libibverbs.so.1`, built by `scripts/dropin --build`) opens the port, in the
+//! program's process, when the program first needs it.
+
+mod image;
+mod library;
+mod tree;
+
+use crate::cli::run::{RunCli, RunDrive};
+use crate::error::{AppError, Result};
+use crate::out::say;
+use clap::ValueEnum;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Runs the program in place of this process; returns only if that fails, or to print.
+///
+/// # Errors
+/// No library, no such program, or one that cannot be run this way.
+pub fn run(cli: &RunCli) -> Result<()> {
+    if !cli.cores.is_empty() && cli.drive != Some(RunDrive::Dedicated) {
+        return Err(AppError::Usage("--cores are those of --drive dedicated; taskset pins a program".into()));
+    }
+    let library = library::find(cli.library.as_deref())?;
+    if cli.print {
+        for (name, value) in variables(cli, &library)? {
+            say!("export {name}={}", quoted(&value))?;
+        }
+        return Ok(());
+    }
+    let (name, args) = cli.command.split_first().ok_or_else(|| AppError::Usage("name a program".into()))?;
+    let program = image::search(name, std::env::var_os("PATH").as_deref())?;
+    image::check(&program)?;
+    let error = Command::new(&program).arg0(name).args(args).envs(variables(cli, &library)?).exec();
+    Err(AppError::Setup(format!("{} cannot be run: {error}", program.display())))
+}
+
+/// The variables of the loader, and those that the library reads.
+fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString)>> {
+    let mut all = library::loader(library, |name| std::env::var_os(name));
+    let mut set = |name, value: Option<OsString>| all.extend(value.map(|value| (name, value)));
+    set("ROCE_PATHS", tree::make()?.map(PathBuf::into_os_string));
+    set("ROCE_PORT", cli.port.as_ref().map(OsString::from));
+    set("ROCE_ADDR", list(cli.ip.iter().map(|(addr, prefix)| format!("{addr}/{prefix}"))));
+    set("ROCE_MTU", cli.link_mtu.map(|mtu| mtu.to_string().into()));
+    set("ROCE_DRIVE", cli.drive.map(|drive| drive.value(&cli.cores).into()));
+    // The program may change its directory before the library reads a path.
+    let absolute = |path: &Path| {
+        std::path::absolute(path).map_err(|e| AppError::Usage(format!("{}: {e}", path.display())))
+    };
+    let stats = match &cli.stats {
+        Some(Some(path)) => Some(absolute(path)?),
+        Some(None) => Some(verbs::stats::runtime_dir().map_err(|e| AppError::Setup(e.to_string()))?),
+        None => None,
+    };
+    set("ROCE_STATS", stats.map(PathBuf::into_os_string));
+    set("ROCE_PCAP", cli.pcap.as_deref().map(absolute).transpose()?.map(PathBuf::into_os_string));
+    Ok(all)
+}
+
+impl RunDrive {
+    /// As the library reads it.
+    fn value(self, cores: &[usize]) -> String {
+        let name = self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        let cores: Vec<String> = cores.iter().map(usize::to_string).collect();
+        if cores.is_empty() { name } else { format!("{name}:{}", cores.join(",")) }
+    }
+}
+
+/// A list as one value, `None` without elements.
+fn list(elements: impl Iterator<Item = String>) -> Option<OsString> {
+    let elements: Vec<String> = elements.collect();
+    (!elements.is_empty()).then(|| elements.join(",").into())
+}
+
+/// A word that a shell reads as this text.
+fn quoted(text: &OsStr) -> String {
+    format!("'{}'", text.to_string_lossy().replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_back_what_is_printed() {
+        for text in ["", "a b", "it's", "$HOME`x`\"\\"] {
+            let line = format!("printf %s {}", quoted(OsStr::new(text)));
+            let output = Command::new("sh").args(["-c", &line]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text, "{line}");
+        }
+    }
+}

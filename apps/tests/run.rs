@@ -1,0 +1,175 @@
+//! `roce-run`: what the program gets, and which programs are refused. The library here is an empty file or one of the tests' own:
+//! the loader only warns of it.
+
+use crate::common::{Finished, RUN};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A directory with a place for the library, and a runtime directory.
+struct Place(PathBuf);
+
+impl Place {
+    fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("roce-run-{}-{name}", std::process::id()));
+        for inside in ["lib", "runtime", "bin"] {
+            std::fs::create_dir_all(dir.join(inside)).unwrap();
+        }
+        std::fs::write(dir.join("lib/libibverbs.so.1"), "").unwrap();
+        Self(dir)
+    }
+
+    fn run(&self, options: &[&str], command: &[&str]) -> Finished {
+        let mut run = Command::new(RUN);
+        for name in ["LD_PRELOAD", "LD_LIBRARY_PATH", "ROCE_PORT", "ROCE_STATS"] {
+            run.env_remove(name);
+        }
+        run.env("XDG_RUNTIME_DIR", self.0.join("runtime")).current_dir(&self.0);
+        run.arg("--library").arg(self.0.join("lib")).args(options).args(command);
+        run.stdin(Stdio::null()).output().unwrap().into()
+    }
+
+    /// A file that may be executed.
+    fn program(&self, name: &str, bytes: &[u8], mode: u32) -> String {
+        let path = self.0.join("bin").join(name);
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        path.display().to_string()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The value of a variable in what `env` printed.
+fn value<'a>(printed: &'a str, name: &str) -> Option<&'a str> {
+    printed.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('='))
+}
+
+#[test]
+fn a_program_gets_the_paths_and_the_options() {
+    let place = Place::new("env");
+    let lib = place.0.join("lib").canonicalize().unwrap();
+    let options = [
+        ["--port", "udp:"],
+        ["--ip", "10.0.0.1"],
+        ["--ip", "fd00::1/64"],
+        ["--link-mtu", "1500"],
+        ["--drive", "dedicated"],
+        ["--cores", "1,2"],
+        ["--pcap", "a.pcap"],
+    ]
+    .concat();
+    let ran = place.run(&[&options[..], &["--stats=st"]].concat(), &["env"]).good();
+    let here = place.0.canonicalize().unwrap();
+    let preload = format!("{}/libibverbs.so.1", lib.display());
+    for (name, expected) in [
+        ("LD_LIBRARY_PATH", lib.to_str().unwrap()),
+        ("LD_PRELOAD", &preload),
+        ("ROCE_PORT", "udp:"),
+        ("ROCE_ADDR", "10.0.0.1/24,fd00::1/64"),
+        ("ROCE_MTU", "1500"),
+        ("ROCE_DRIVE", "dedicated:1,2"),
+        ("ROCE_PCAP", here.join("a.pcap").to_str().unwrap()),
+        ("ROCE_STATS", here.join("st").to_str().unwrap()),
+    ] {
+        assert_eq!(value(&ran.stdout, name), Some(expected), "{name} in\n{}", ran.stdout);
+    }
+    let tree = PathBuf::from(value(&ran.stdout, "ROCE_PATHS").unwrap());
+    assert_eq!(
+        std::fs::read_to_string(tree.join("sys/class/infiniband_verbs/uverbs0/ibdev")).unwrap(),
+        "roce0\n"
+    );
+    let stats = place.run(&["--stats"], &["env"]).good();
+    assert_eq!(value(&stats.stdout, "ROCE_STATS"), tree.parent().unwrap().to_str(), "where roce-stat looks");
+    place.run(&["--cores", "1"], &["env"]).bad("--drive dedicated");
+    // Nothing more than was asked for, and the same tree again.
+    let plain = place.run(&[], &["env"]).good();
+    assert_eq!(value(&plain.stdout, "ROCE_PORT"), None);
+    assert_eq!(value(&plain.stdout, "ROCE_STATS"), None);
+    assert_eq!(value(&plain.stdout, "ROCE_PATHS"), tree.to_str());
+    assert_eq!(std::fs::read_dir(place.0.join("runtime/roce")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_program_keeps_its_arguments_name_and_exit_code() {
+    let place = Place::new("args");
+    let ran = place.run(&[], &["sh", "-c", "echo $0 \"$@\"; exit 7", "--port", "-x", "a b"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(7), "--port -x a b\n"), "{}", ran.all());
+}
+
+#[test]
+fn what_it_prints_is_what_a_program_gets() {
+    let place = Place::new("print");
+    let printed = place.run(&["--port", "loopback"], &["--print"]).good().stdout;
+    let output = Command::new("sh").args(["-c", &format!("{printed}\nenv")]).output().unwrap();
+    let output = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(value(&output, "ROCE_PORT"), Some("loopback"));
+    assert!(value(&output, "LD_PRELOAD").is_some_and(|v| v.ends_with("/libibverbs.so.1")), "{output}");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_with_a_sentence() {
+    let place = Place::new("refused");
+    let refused = |command: &str, why: &str| {
+        let ran = place.run(&[], &[command]).bad(why);
+        assert_eq!((ran.stdout.as_str(), ran.stderr.lines().count()), ("", 1), "{}", ran.all());
+    };
+    refused("no-such-program", "there is no program no-such-program in PATH");
+    refused("./no/such", "./no/such cannot be run: No such file");
+    refused("/", "/ is a directory");
+    refused(&place.program("text", b"x", 0o644), "is not executable");
+    // A static program: an ELF header of this machine without program headers.
+    let mut elf = [0; 64];
+    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    elf[18] = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
+    refused(&place.program("static", &elf, 0o755), "is linked statically");
+    elf[4] = 1;
+    let foreign = place.program("foreign", &elf, 0o755);
+    refused(&foreign, "is for another machine");
+    refused(
+        &place.program("script", format!("#!{foreign}\n").as_bytes(), 0o755),
+        "foreign is for another machine",
+    );
+    // The rights of the user itself are none that it does not have.
+    let own = place.program("own", b"#!/bin/sh\necho own\n", 0o4755);
+    assert_eq!(place.run(&[], &[&own]).good().stdout, "own\n");
+    let Some(other) = setuid_of_another(&place) else {
+        let _ =
+            writeln!(std::io::stderr(), "SKIPPED a setuid program: making one of another user needs root");
+        return;
+    };
+    refused(&other, "is setuid");
+}
+
+/// A setuid program of another user.
+fn setuid_of_another(place: &Place) -> Option<String> {
+    let program = place.program("setuid", b"#!/bin/sh\n", 0o755);
+    std::os::unix::fs::chown(&program, Some(65534), None).ok()?;
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o4755)).ok()?;
+    Some(program)
+}
+
+#[test]
+fn a_library_that_is_not_there_or_cannot_be_named_is_an_error() {
+    let place = Place::new("library");
+    let at = |dir: &Path| -> Finished {
+        Command::new(RUN).arg("--library").arg(dir).arg("true").output().unwrap().into()
+    };
+    at(&place.0.join("bin")).bad("build it with scripts/dropin --build");
+    let spaced = place.0.join("a b");
+    std::fs::create_dir_all(&spaced).unwrap();
+    std::fs::write(spaced.join("libibverbs.so.1"), "").unwrap();
+    at(&spaced).bad("without spaces and colons");
+    let help: Finished = Command::new(RUN).arg("--help").output().unwrap().into();
+    let help = help.good().stdout;
+    for part in ["Examples", "roce-run ib_write_bw localhost", "ROCE_PORT", "setuid"] {
+        assert!(help.contains(part), "{help}");
+    }
+    let none: Finished = Command::new(RUN).output().unwrap().into();
+    none.bad("PROGRAM");
+}

@@ -1,0 +1,10 @@
+//! `libroce-paths.so`, preloaded by `roce-run` alone: calls that name a file below `/sys/class/infiniband`,
+//! `/sys/class/infiniband_verbs` or `/dev/infiniband` get the file of the same name in a tree that `roce-run` made (`ROCE_PATHS`).
+//! So programs that look there before they use libibverbs (UCX, libfabric, the tests of pyverbs) find the device.
+//!
+//! Each function here has the name of one of the C library. It looks at the path, and calls the C library's function with the
+//! same arguments but for that. All other paths go there as they are, and nothing is changed where `ROCE_PATHS` is not set.
+//! No function here allocates, takes a lock or starts a thread; `errno` is the C library's.
+
+mod calls;
+mod redirect;
