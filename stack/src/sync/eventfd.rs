@@ -6,13 +6,15 @@
 
 use core::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// An eventfd(2), closed on exec, not blocking.
+///
+/// Signals and clears are bare system calls: those of the C library end the thread that makes them if it was cancelled
+/// (pthread_cancel(3)), in the middle of what it does to the stack.
 #[derive(Debug)]
-pub struct EventFd(File);
+pub struct EventFd(OwnedFd);
 
 impl EventFd {
     /// A new descriptor, not readable.
@@ -26,20 +28,20 @@ impl EventFd {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: eventfd just made the descriptor, and nothing else owns it.
-        Ok(Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
     /// Makes the descriptor readable and wakes its waiters.
     pub fn signal(&self) {
         // Fails only at 2^64 - 2 signals without a clear, and the descriptor is readable then.
-        let _ = (&self.0).write(&1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Makes the descriptor not readable. To be called only after a signal: a program may have made the descriptor
     /// blocking.
     pub fn clear(&self) {
         // Fails only where nothing was signalled.
-        let _ = (&self.0).read(&mut [0; 8]);
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
     /// Waits until the descriptor is readable, a signal handler ran, or `timeout` is over.
@@ -56,7 +58,7 @@ pub(super) fn wait_readable(fds: &mut [PollFd<'_>], timeout: Duration) -> bool {
 
 impl From<EventFd> for OwnedFd {
     fn from(event: EventFd) -> Self {
-        event.0.into()
+        event.0
     }
 }
 
