@@ -676,6 +676,74 @@ fn datagram_identifiers_join_groups() {
     w.close();
 }
 
+// A group is also resolved, which binds the identifier to the address from which it is reached; and joined to send alone.
+#[test]
+fn a_group_is_resolved_and_joined_to_send() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let group: std::net::IpAddr = [239, 1, 2, 4].into();
+    let [(a, qa, ud), (b, qb, _)] = [(&w.a, &ca, true), (&w.b, &cb, false)].map(|(h, c, receives)| {
+        let id = h.context.create_id(Some(c), PortSpace::Udp).unwrap();
+        id.resolve_addr(None, SocketAddr::new(group, 9), PATIENCE).unwrap();
+        w.event(c, E::AddrResolved).ack();
+        assert!(id.local_addr().is_some_and(|addr| addr.is_ipv4() && !addr.ip().is_unspecified()));
+        let qp = id.create_qp(&h.pd, &QpInitAttr::ud(&h.cq, &h.cq).block_self_mcast_lb()).unwrap();
+        if receives { id.join_multicast(group) } else { id.join_multicast_to_send(group) }.unwrap();
+        let ud = *w.event(c, E::MulticastJoin).ud().unwrap();
+        id.resolve_route(PATIENCE).unwrap();
+        w.event(c, E::RouteResolved).ack();
+        assert_eq!(id.connect(&ConnParam::default()).unwrap_err().errno(), verbs::errno::EINVAL, "no peer");
+        (id, qp, ud)
+    });
+    for (qp, h) in [(&qa, &w.a), (&qb, &w.b)] {
+        qp.post_recv(&[RecvWr::new(1, &[h.mr.sge(0..256).unwrap()])]).unwrap();
+    }
+    for (qp, h, text) in [(&qa, &w.a, b"to nobody"), (&qb, &w.b, b"to A only")] {
+        let ah = h.pd.create_ah(&ud.ah_attr).unwrap();
+        let send = SendWr::send(2, &[]).inline(text).to(&ah, Qpn::new(ud.qp_num), ud.qkey).signaled();
+        qp.post_send(&[send]).unwrap();
+        w.take(&h.cq, 1);
+    }
+    assert_eq!(w.take(&w.a.cq, 1)[0].byte_len as usize, GRH_LEN + 9);
+    assert_eq!(w.b.cq.poll(&mut [verbs::Wc::default()]).unwrap(), 0, "B is no receiver");
+    b.leave_multicast(group).unwrap();
+    a.leave_multicast(group).unwrap();
+    drop((qa, qb));
+    for id in [a, b] {
+        id.destroy_qp().unwrap();
+        id.destroy().unwrap();
+    }
+}
+
+// A queue pair is taken off its identifier in the middle of a connection; the peer learns of the end with the identifier's.
+#[test]
+fn a_queue_pair_is_released_while_it_is_connected() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let client = w.resolved(&ca, SocketAddr::new(addrs(false)[1], PORT));
+    assert_eq!(client.path_mtu(), w.a.context.query_port(1).unwrap().active_mtu);
+    client.set_option(verbs::rdma_cm::CmOption::PathMtu(verbs::Mtu::Mtu512)).unwrap();
+    let server = w.request(&client, &cb, &ConnParam::default());
+    assert_eq!((client.path_mtu(), server.path_mtu()), (verbs::Mtu::Mtu512, verbs::Mtu::Mtu512));
+    w.b.qp(&server);
+    server.accept(&ConnParam::default()).unwrap();
+    w.event(&ca, E::Established).ack();
+    w.event(&cb, E::Established).ack();
+    let qp = client.release_qp().unwrap();
+    assert_eq!(qp.state().unwrap(), QpState::Err);
+    assert!(client.qp().is_none());
+    std::sync::Arc::try_unwrap(qp).unwrap().destroy().map_err(|(e, _)| e).unwrap();
+    client.destroy().unwrap();
+    w.event(&cb, E::Disconnected).ack();
+    // What a peer says of its device beyond the standard can be a reason to refuse it.
+    let client = w.resolved(&ca, SocketAddr::new(addrs(false)[1], PORT));
+    let server = w.request(&client, &cb, &ConnParam::default());
+    server.reject_ece(b"no").unwrap();
+    let event = w.event(&ca, E::Rejected);
+    assert_eq!((event.status(), &event.private_data()[..2]), (35, &b"no"[..]));
+}
+
 // A channel belongs to no device: one takes the events of two, whoever drives them, and its descriptor is readable for both.
 #[test]
 fn one_channel_serves_two_devices() {

@@ -136,6 +136,12 @@ fn groups_are_joined_and_left_by_either_form_of_an_address() {
         "McastGid",
         "::ffff:10.0.0.2 is no multicast",
     );
+    refused(
+        id.join_multicast_to_send("::ffff:10.0.0.2".parse().unwrap()),
+        EINVAL,
+        "McastGid",
+        "::ffff:10.0.0.2 is no multicast",
+    );
 }
 
 // A source address may be repeated, and left open, as with Linux: a bound identifier stays bound.

@@ -120,7 +120,7 @@ fn parameters_of_connections() {
     for call in [client.disconnect(), client.notify(verbs::AsyncEvent::CommEst)] {
         refused(call, ENOTCONN, "NotConnected");
     }
-    for call in [client.accept(&usual), client.reject(&[]), client.establish()] {
+    for call in [client.accept(&usual), client.reject(&[]), client.reject_ece(&[]), client.establish()] {
         refused(call, EINVAL, "State");
     }
     refused(client.get_request(SOON), EINVAL, "State");
@@ -166,6 +166,7 @@ fn parameters_of_connections() {
     drop(kept);
     client.destroy_qp().unwrap();
     refused(client.destroy_qp(), EINVAL, "Unsuitable");
+    refused(client.release_qp(), EINVAL, "Unsuitable");
     client.destroy_wait(SOON).unwrap();
     listener.destroy().unwrap();
     // The channel of two existing identifiers.
@@ -202,6 +203,8 @@ fn queue_pairs_and_options() {
     refused(udp.create_qp(&w.a.pd, &QpInitAttr::rc(&w.a.cq, &w.a.cq)), EINVAL, "Unsuitable");
     refused(id.init_qp_attr(QpState::Sqd), EINVAL, "State");
     refused(id.join_multicast([239, 1, 1, 1].into()), EINVAL, "Unsuitable");
+    refused(id.join_multicast_to_send([239, 1, 1, 1].into()), EINVAL, "Unsuitable");
+    refused(id.resolve_addr(None, ([239, 1, 1, 1], PORT), SOON), EINVAL, "Unsuitable");
     refused(udp.leave_multicast([239, 1, 1, 1].into()), EADDRNOTAVAIL, "NotJoined");
 
     // Options that the program sets reach the queue pairs of both ends.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use stack::device::cm::{
-    Accept, Connect, IpHeader, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus, Transport,
+    Accept, Connect, IpHeader, Reason, Reject, ServiceId, SidrReply, SidrRequest, SidrStatus, Transport,
 };
 use stack::device::{
     AsyncEvent, AttrMask, DeviceError, Gid, QpAttr, QpState, QpType, Qpn, cm_init, cm_rts, limit,
@@ -12,7 +12,7 @@ use stack::device::{
 
 use super::error::CmError;
 use super::event::{CmEventType, EventData, UdPeer};
-use super::gsi::sgid_index;
+use super::gsi::{sgid_for, sgid_index};
 use super::id::CmId;
 use super::param::{ConnParam, MAX_INIT_DEPTH, UDP_QKEY};
 use super::record::{Id, refusal};
@@ -145,6 +145,24 @@ impl CmId {
         }
     }
 
+    /// Takes the queue pair off the identifier, whatever state its connection is in, and moves it to ERR. With the last reference
+    /// it ends; the peer of a connection learns of its end when the identifier disconnects, or is destroyed.
+    ///
+    /// # Errors
+    /// `EINVAL` without one.
+    #[doc(alias = "rdma_destroy_qp")]
+    pub fn release_qp(&self) -> Result<Arc<Qp>, VerbsError> {
+        self.service.call(|state, _, _| {
+            let id = state.id(self.number);
+            id.leave_groups();
+            if !id.is_ud() {
+                id.qp_to_err();
+            }
+            let why = "the identifier has no queue pair";
+            id.qp.take().ok_or_else(|| CmError::Unsuitable { call: "release_qp", why }.into())
+        })
+    }
+
     /// Requests a connection from the peer, or the queue pair of its datagram service. Ends in
     /// [`Established`](CmEventType::Established) with the queue pair in RTS, or in
     /// [`ConnectResponse`](CmEventType::ConnectResponse) where the identifier has no queue pair; else in
@@ -166,6 +184,10 @@ impl CmId {
             let (Some(local), Some(peer)) = (id.local, id.peer) else {
                 return Err(CmError::NotConnected { call: "connect" }.into());
             };
+            if peer.ip().is_multicast() {
+                let why = "a group is joined, with join_multicast";
+                return Err(CmError::Unsuitable { call: "connect", why }.into());
+            }
             sgid_index(device, &id.path.sgid)?;
             let data_max = id.room().connect_data_max();
             let service_id = ServiceId::new(id.space.cm(), peer.port());
@@ -264,6 +286,20 @@ impl CmId {
     /// `EINVAL` where there is nothing to refuse, and for more private data.
     #[doc(alias = "rdma_reject")]
     pub fn reject(&self, private_data: &[u8]) -> Result<(), VerbsError> {
+        self.refuse(Reason::CONSUMER_DEFINED, private_data)
+    }
+
+    /// As [`reject`](Self::reject), because of what the peer's request says of its device beyond the standard (enhanced
+    /// connection establishment): with reason 35 in place of 28. A datagram service has no such reason, and refuses as ever.
+    ///
+    /// # Errors
+    /// As `reject`.
+    #[doc(alias = "rdma_reject_ece")]
+    pub fn reject_ece(&self, private_data: &[u8]) -> Result<(), VerbsError> {
+        self.refuse(Reason::VENDOR_OPTION_NOT_SUPPORTED, private_data)
+    }
+
+    fn refuse(&self, reason: Reason, private_data: &[u8]) -> Result<(), VerbsError> {
         self.service.call(|state, _, now| {
             let id = state.id(self.number);
             let wanted = "only a request or a response that is not answered yet can be refused";
@@ -275,7 +311,8 @@ impl CmId {
                 state.id(self.number).sidr = None;
             } else if let Some(conn) = id.conn {
                 let keeps = id.state == IdState::Responded; // its connection goes through TIMEWAIT
-                state.machine.reject(now, conn, &Reject::consumer(private_data)).map_err(CmError::from)?;
+                let reject = Reject { reason, ..Reject::consumer(private_data) };
+                state.machine.reject(now, conn, &reject).map_err(CmError::from)?;
                 if !keeps {
                     state.conns.remove(&conn);
                     state.id(self.number).conn = None;
@@ -406,6 +443,19 @@ impl CmId {
     /// that is not multicast; as [`Qp::attach_mcast`].
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        self.join(group, true)
+    }
+
+    /// Joins a group only to send to it: as [`join_multicast`](Self::join_multicast), but the queue pair receives nothing.
+    ///
+    /// # Errors
+    /// As `join_multicast`.
+    #[doc(alias = "rdma_join_multicast_ex")]
+    pub fn join_multicast_to_send(&self, group: IpAddr) -> Result<(), VerbsError> {
+        self.join(group, false)
+    }
+
+    fn join(&self, group: IpAddr, receive: bool) -> Result<(), VerbsError> {
         let (call, group) = ("join_multicast", group.to_canonical());
         self.service.call(|state, device, _| {
             let id = &state.ids[&self.number];
@@ -415,12 +465,14 @@ impl CmId {
             }
             let qp = id.qp.clone().ok_or_else(|| no("make a queue pair with create_qp first"))?;
             let local = id.local.ok_or_else(|| no("bind the identifier to an address first"))?;
-            let own = (!local.ip().is_unspecified()).then(|| Gid::from_ip(local.ip()));
-            let same = |g: &Gid| !g.is_zero() && g.to_ip().is_ipv4() == group.is_ipv4();
-            let sgid = own.filter(same).or_else(|| device.gids().into_iter().rev().find(same));
+            let sgid = sgid_for(device, local.ip(), group);
             let sgid = sgid.ok_or_else(|| no("the device has no address of the group's IP version"))?;
             let gid = Gid::from_ip(group);
-            qp.attach_mcast(gid, 0)?;
+            if receive {
+                qp.attach_mcast(gid, 0)?;
+            } else if !group.is_multicast() {
+                return Err(DeviceError::McastGid { gid }.into());
+            }
             let path = stack::device::cm::Path {
                 sgid,
                 dgid: gid,
@@ -430,9 +482,8 @@ impl CmId {
             };
             let ud = UdPeer { path, qp_num: Qpn::MULTICAST.get(), qkey: UDP_QKEY };
             let id = state.id(self.number);
-            if !id.groups.contains(&gid) {
-                id.groups.push(gid);
-            }
+            id.groups.retain(|(known, _)| *known != gid);
+            id.groups.push((gid, receive));
             let event = EventData { ud: Some(ud), ..EventData::new(CmEventType::MulticastJoin) };
             state.raise(self.number, event);
             Ok(())
@@ -450,8 +501,8 @@ impl CmId {
         self.service.call(|state, _, _| {
             let id = state.id(self.number);
             let gid = Gid::from_ip(group);
-            let at = id.groups.iter().position(|g| *g == gid).ok_or(CmError::NotJoined { group })?;
-            if let Some(qp) = &id.qp {
+            let at = id.groups.iter().position(|(g, _)| *g == gid).ok_or(CmError::NotJoined { group })?;
+            if let (Some(qp), (_, true)) = (&id.qp, id.groups[at]) {
                 qp.detach_mcast(gid, 0)?;
             }
             id.groups.remove(at);

@@ -4,6 +4,7 @@
 //! is resolved; until then it waits here. If no host answers it is lost, as any datagram.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use stack::cm::{MAD_LEN, Machine, Path, Send};
@@ -223,6 +224,13 @@ pub(super) fn sgid_index(device: &Device, gid: &Gid) -> Result<u8, VerbsError> {
     let gids = device.gids();
     let index = gids.iter().position(|g| g == gid).and_then(|i| u8::try_from(i).ok());
     index.ok_or_else(|| CmError::AddrNotAvail { addr: gid.to_ip() }.into())
+}
+
+/// The local address from which a group is reached: the identifier's own, or one of the group's IP version.
+pub(super) fn sgid_for(device: &Device, local: IpAddr, group: IpAddr) -> Option<Gid> {
+    let own = (!local.is_unspecified()).then(|| Gid::from_ip(local));
+    let same = |g: &Gid| !g.is_zero() && g.to_ip().is_ipv4() == group.is_ipv4();
+    own.filter(same).or_else(|| device.gids().into_iter().rev().find(same))
 }
 
 /// Checks that an index, now that it is held, still belongs to the address: before, it could pass to another one.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use stack::device::cm::{self, Listen, Path, ServiceId};
-use stack::device::{DeviceError, Gid, QpType};
+use stack::device::{DeviceError, Gid, Mtu, QpType};
 
 use super::channel::EventChannel;
 use super::error::CmError;
 use super::event::{CmEventType, EventData};
-use super::gsi::sgid_index;
+use super::gsi::{sgid_for, sgid_index};
 use super::param::{CmOption, CmOptions, PortSpace};
 use super::queue::number;
 use super::record::Id;
@@ -168,6 +168,10 @@ impl CmId {
     pub fn dst_port(&self) -> u16 {
         self.peer_addr().map_or(0, |a| a.port())
     }
+    /// The path MTU of its connection, or of the one that it would ask for.
+    pub fn path_mtu(&self) -> Mtu {
+        self.with(|id| id.path_mtu(self.service.device()))
+    }
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut Id) -> R) -> R {
         f(self.service.lock().id(self.number))
     }
@@ -211,8 +215,9 @@ impl CmId {
             let id = state.id(self.number);
             let wanted = "an address is resolved once, before the identifier listens or connects";
             id.expect("resolve_addr", &[IdState::Idle, IdState::Bound], wanted)?;
-            if dst.ip().is_unspecified() || dst.ip().is_multicast() {
-                let why = "the destination must be the address of a host";
+            let group = dst.ip().is_multicast();
+            if dst.ip().is_unspecified() || group && !id.is_ud() {
+                let why = "the destination must be the address of a host, or for datagrams of a group";
                 return Err(CmError::Unsuitable { call: "resolve_addr", why }.into());
             }
             let bound = id.local.filter(|_| id.state == IdState::Bound);
@@ -228,15 +233,15 @@ impl CmId {
                 }
             }
             let dgid = Gid::from_ip(dst.ip());
-            let from = device.source_to(&dgid).ok_or(CmError::NoRoute { dst })?;
+            let any = if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            let from = if group { sgid_for(device, any, dst.ip()) } else { device.source_to(&dgid) };
+            let from = from.ok_or(CmError::NoRoute { dst })?;
             let named = src.into_iter().chain(bound).find_map(|s| own(s.ip()));
             let sgid = named.map_or(from, Gid::from_ip);
             sgid_index(device, &sgid)?;
             if bound.is_none() {
                 // As Linux does for sockets: without an address it is bound to the wildcard, until it is resolved.
-                let all =
-                    if dst.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-                state.bind(device, self.number, src.unwrap_or(SocketAddr::new(all, 0)))?;
+                state.bind(device, self.number, src.unwrap_or(SocketAddr::new(any, 0)))?;
             }
             let id = state.id(self.number);
             id.peer = Some(dst);

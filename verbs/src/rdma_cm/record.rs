@@ -42,8 +42,8 @@ pub(super) struct Id {
     pub qp: Option<Arc<Qp>>,
     /// Frames that the queue pair had received when the request was accepted.
     pub frames: u64,
-    /// Multicast groups that it joined.
-    pub groups: Vec<Gid>,
+    /// Multicast groups that it joined, and whether its queue pair is attached.
+    pub groups: Vec<(Gid, bool)>,
     /// Limit on requests that wait to be accepted or refused, and their number.
     pub backlog: u32,
     pub undecided: u32,
@@ -156,6 +156,12 @@ impl Id {
         self.options.path_mtu.unwrap_or(device.port_attr().active_mtu)
     }
 
+    /// The path MTU of its connection: the agreed one, the one that the peer asked for, or the one that it will ask for.
+    pub(super) fn path_mtu(&self, device: &Device) -> Mtu {
+        let agreed = self.params.map(|params| params.path_mtu);
+        agreed.or(self.request.as_ref().map(|request| request.mtu)).unwrap_or_else(|| self.mtu(device))
+    }
+
     /// Attributes of the queue pair, with those that the program's options override.
     pub(super) fn tuned(&self, params: QpParams) -> QpParams {
         QpParams { timeout: self.options.ack_timeout.unwrap_or(params.timeout), ..params }
@@ -203,7 +209,7 @@ impl Id {
     /// Leaves every multicast group.
     pub(super) fn leave_groups(&mut self) {
         if let Some(qp) = &self.qp {
-            for group in self.groups.drain(..) {
+            for (group, _) in self.groups.drain(..).filter(|(_, attached)| *attached) {
                 let _ = qp.detach_mcast(group, 0); // it is attached
             }
         }
