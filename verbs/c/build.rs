@@ -48,7 +48,7 @@ fn bindings(include: &Path, headers: &[&str], to: &Path) {
         .header_contents("headers.h", &text)
         .clang_arg(format!("-I{}", include.display()))
         .allowlist_type("(_?ibv|verbs|rdma)_.*")
-        .allowlist_var("(IBV|RDMA)_.*")
+        .allowlist_var("(IBV|RDMA|RAI)_.*")
         .allowlist_recursively(true)
         .ignore_functions()
         .default_enum_style(bindgen::EnumVariation::Consts)

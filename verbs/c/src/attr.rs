@@ -32,7 +32,6 @@ pub(crate) fn qp_type(from: u32) -> Result<QpType> {
     }
 }
 
-#[expect(dead_code, reason = "for rdma_init_qp_attr and its like")]
 pub(crate) fn qp_type_to(from: QpType) -> u32 {
     match from {
         QpType::Rc => abi::IBV_QPT_RC,

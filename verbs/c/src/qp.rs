@@ -2,6 +2,7 @@
 
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
 use core::time::Duration;
 use std::sync::Arc;
 
@@ -10,13 +11,13 @@ use verbs::{
 };
 
 use crate::abi::{self, ibv_context, ibv_ece, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr};
-use crate::abi::{ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr};
+use crate::abi::{ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, rdma_cm_id};
 use crate::attr::{self, attr_mask};
 use crate::context;
 use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::guard::{number, pointer};
 use crate::object::{Kind, Object};
-use crate::{cq, engine, pd, srq, wr, wr_ex, xrcd};
+use crate::{cm, cq, engine, pd, srq, wr, wr_ex, xrcd};
 
 /// `struct ibv_qp`, with what `struct ibv_qp_ex` adds behind it.
 pub(crate) struct Qp {
@@ -25,6 +26,8 @@ pub(crate) struct Qp {
     sq_sig_all: bool,
     /// It was made for the calls of `struct ibv_qp_ex`.
     extended: bool,
+    /// The identifier of connection management that it was made for, which has a reference to it too.
+    owner: AtomicPtr<rdma_cm_id>,
     /// A list that is being built: between `wr_start` and `wr_complete`, which one thread does at a time. It borrows from `handle`,
     /// which stands still, and is gone before it.
     pub list: UnsafeCell<Option<wr_ex::Building>>,
@@ -152,7 +155,13 @@ pub(crate) unsafe fn create_with(
     (base.qp_context, base.qp_num, base.qp_type) = (attr.qp_context, qp.qp_num().get(), attr.qp_type);
     base.state = qp.state().map_or(abi::IBV_QPS_RESET, |state| state as u32);
     let (sq_sig_all, extended) = (attr.sq_sig_all != 0, wanted.send_ops.is_some());
-    let state = Qp { handle: Handle::Qp(qp), sq_sig_all, extended, list: UnsafeCell::new(None) };
+    let state = Qp {
+        handle: Handle::Qp(qp),
+        sq_sig_all,
+        extended,
+        owner: AtomicPtr::default(),
+        list: UnsafeCell::new(None),
+    };
     Ok(give(context, public, state))
 }
 
@@ -171,6 +180,7 @@ pub(crate) fn create_target(
         handle: Handle::Target(target),
         sq_sig_all: false,
         extended: false,
+        owner: AtomicPtr::default(),
         list: UnsafeCell::new(None),
     };
     give(context, public, state)
@@ -183,6 +193,17 @@ fn give(context: *mut ibv_context, mut public: ibv_qp_ex, state: Qp) -> *mut ibv
     let qp = Object::<Qp>::create(public, state).cast::<ibv_qp>();
     engine::current().named().insert(element, qp as usize);
     qp
+}
+
+/// Says for which identifier a queue pair was made.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(crate) unsafe fn own(qp: *mut ibv_qp, owner: *mut rdma_cm_id) {
+    // SAFETY: as the caller promises.
+    if let Ok(object) = unsafe { Object::<Qp>::of(qp.cast()) } {
+        object.private().owner.store(owner, Ordering::Relaxed);
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -234,7 +255,9 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     number(|| {
         // SAFETY: as C promises.
         let element = unsafe {
-            Object::<Qp>::of(qp.cast())?;
+            let object = Object::<Qp>::of(qp.cast())?;
+            // The last reference ends it.
+            cm::forget_qp(object.private().owner.load(Ordering::Relaxed), qp);
             EventElement::Qp(verbs::Qpn::new((*qp).qp_num))
         };
         // From here on no event finds it.
@@ -242,21 +265,23 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
         #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
         let end = |mut state: Qp| {
             *state.list.get_mut() = None;
-            let Qp { handle, sq_sig_all, extended, list } = state;
+            let Qp { handle, sq_sig_all, extended, owner, list } = state;
             let ended = match handle {
                 Handle::Qp(qp) => match Arc::try_unwrap(qp) {
                     // An acknowledgement that the program owes is waited for (ibv_destroy_qp(3)).
                     Ok(qp) => qp
                         .destroy_wait(Duration::MAX)
                         .map_err(|(error, qp)| (error, Handle::Qp(Arc::new(qp)))),
-                    // Connection management ends it with its identifier.
+                    // An identifier has got it again, and ends it.
                     Err(_) => Ok(()),
                 },
                 Handle::Target(target) => {
                     target.destroy().map_err(|(error, target)| (error, Handle::Target(target)))
                 }
             };
-            ended.map_err(|(error, handle)| (Errno::from(error), Qp { handle, sq_sig_all, extended, list }))
+            ended.map_err(|(error, handle)| {
+                (Errno::from(error), Qp { handle, sq_sig_all, extended, owner, list })
+            })
         };
         // SAFETY: as C promises.
         let ended = unsafe { Object::<Qp>::destroy(qp.cast(), end) };

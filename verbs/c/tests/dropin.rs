@@ -99,6 +99,11 @@ fn data_by_every_way_to_post_and_to_poll() {
 }
 
 #[test]
+fn connection_management() {
+    run(&Dir::new("cm"), "cm.c", "loopback", &[""]);
+}
+
+#[test]
 fn forks() {
     let dir = Dir::new("forks");
     for port in ["loopback", "memif:DIR/link"] {

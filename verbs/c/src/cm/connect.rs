@@ -1,0 +1,168 @@
+//! Connections: connect, accept, reject, disconnect, and what a program with its own queue pair calls between.
+
+use core::ffi::{c_int, c_void};
+use core::slice;
+
+use verbs::AsyncEvent;
+use verbs::rdma_cm::{ConnParam, IdState};
+
+use super::id::{self, complete};
+use super::zero;
+use crate::abi::{self, ibv_event_type, ibv_qp_attr, rdma_cm_id, rdma_conn_param};
+use crate::attr;
+use crate::errno::{EINVAL, Errno, Result};
+use crate::guard::settled;
+
+/// The most retries that a message has room for; more are as many.
+const RETRIES_MAX: u8 = 7;
+
+/// Private data.
+///
+/// # Errors
+/// `EINVAL` for NULL that is not empty.
+///
+/// # Safety
+/// NULL, or so many bytes.
+unsafe fn data<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]> {
+    match len {
+        0 => Ok(&[]),
+        _ if data.is_null() => Err(EINVAL),
+        // SAFETY: as the caller promises.
+        _ => Ok(unsafe { slice::from_raw_parts(data.cast(), len.into()) }),
+    }
+}
+
+/// The parameters of a call; the default for NULL.
+///
+/// # Errors
+/// As [`data`].
+///
+/// # Safety
+/// NULL, or parameters whose private data live.
+unsafe fn param<'a>(given: *const rdma_conn_param) -> Result<ConnParam<'a>> {
+    // SAFETY: as the caller promises.
+    let Some(given) = (unsafe { given.as_ref() }) else { return Ok(ConnParam::default()) };
+    Ok(ConnParam {
+        // SAFETY: as the caller promises.
+        private_data: unsafe { data(given.private_data, given.private_data_len) }?,
+        responder_resources: given.responder_resources,
+        initiator_depth: given.initiator_depth,
+        flow_control: given.flow_control != 0,
+        retry_count: given.retry_count.min(RETRIES_MAX),
+        rnr_retry_count: given.rnr_retry_count.min(RETRIES_MAX),
+        srq: given.srq != 0,
+        qp_num: given.qp_num,
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
+    let call = settled(|| {
+        // SAFETY: as C promises.
+        let (id, param) = unsafe { (id::of(id)?, param(conn_param)?) };
+        Ok(id.private().cm.connect(&param)?)
+    });
+    // SAFETY: as C promises.
+    unsafe { complete(id, call) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, conn_param: *mut rdma_conn_param) -> c_int {
+    let call = settled(|| {
+        // SAFETY: as C promises.
+        let (id, param) = unsafe { (id::of(id)?, param(conn_param)?) };
+        let cm = &id.private().cm;
+        cm.accept(&param)?;
+        Ok(cm.qp_type() == verbs::QpType::Ud)
+    });
+    match call {
+        // Of datagrams there is nothing to wait for.
+        Ok(true) => 0,
+        // SAFETY: as C promises.
+        other => unsafe { complete(id, other.map(|_| ())) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let (id, data) = unsafe { (id::of(id)?, data(private_data, len)?) };
+        Ok(id.private().cm.reject(data)?)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: as C promises.
+    let call = settled(|| Ok(unsafe { id::of(id) }?.private().cm.disconnect()?));
+    // SAFETY: as C promises.
+    unsafe { complete(id, call) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: as C promises.
+    zero(|| Ok(unsafe { id::of(id) }?.private().cm.establish()?))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let id = unsafe { id::of(id) }?;
+        match event {
+            abi::IBV_EVENT_COMM_EST => Ok(id.private().cm.notify(AsyncEvent::CommEst)?),
+            // Others say nothing about connections.
+            0..=abi::IBV_EVENT_WQ_FATAL => Ok(()),
+            _ => Err(EINVAL),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_init_qp_attr(id: *mut rdma_cm_id, to: *mut ibv_qp_attr, mask: *mut c_int) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let (id, to, mask) =
+            unsafe { (id::of(id)?, to.as_mut().ok_or(EINVAL)?, mask.as_mut().ok_or(EINVAL)?) };
+        let (from, given) = id.private().cm.init_qp_attr(attr::state(to.qp_state)?)?;
+        *to = attr::qp_attr_to(&from);
+        *mask = given.bits() as c_int;
+        Ok(())
+    })
+}
+
+/// What a program may tell its peer about its device beyond the standard: nothing, so nothing but zeros is taken.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let (_, ece) = unsafe { (id::of(id)?, ece.as_ref().ok_or(EINVAL)?) };
+        if ece.vendor_id == 0 && ece.options == 0 { Ok(()) } else { Err(Errno(libc::EOPNOTSUPP)) }
+    })
+}
+
+/// What the peer told of its device beyond the standard: the stack takes it for nothing.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut abi::ibv_ece) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let (id, ece) = unsafe { (id::of(id)?, ece.as_mut().ok_or(EINVAL)?) };
+        if matches!(id.private().cm.state(), IdState::Idle | IdState::Bound | IdState::Listening) {
+            return Err(EINVAL);
+        }
+        (ece.vendor_id, ece.options, ece.comp_mask) = (0, 0, 0);
+        Ok(())
+    })
+}
+
+/// Refuses because of what the peer told of its device.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_reject_ece(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let (id, data) = unsafe { (id::of(id)?, data(private_data, len)?) };
+        Ok(id.private().cm.reject_ece(data)?)
+    })
+}

@@ -1,0 +1,197 @@
+//! Endpoints: identifiers that are bound or resolved, with their queue pair, in one call; and requests to listening ones.
+//!
+//! Calls here are made of calls that wait. Nothing in them needs to be dropped between.
+
+use core::ffi::c_int;
+use core::ptr::null_mut;
+
+use verbs::rdma_cm::IdState;
+
+use super::id::{self, complete};
+use super::{addr, channel, event, qp};
+use crate::abi::{
+    RAI_PASSIVE, RDMA_CM_EVENT_CONNECT_REQUEST, ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_event,
+    rdma_cm_id,
+};
+use crate::attr;
+use crate::errno::{self, EINVAL, Result};
+use crate::guard::settled;
+
+/// How long an endpoint waits for its peer's address and path.
+const RESOLVE_MS: c_int = 2000;
+
+/// The queue pairs that a listening endpoint makes for its requests.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pd: *mut ibv_pd,
+    attr: ibv_qp_init_attr,
+}
+
+fn fail(error: errno::Errno) -> c_int {
+    errno::set(error);
+    -1
+}
+
+/// Creates the identifier and binds it, or begins to resolve its peer.
+///
+/// # Safety
+/// As C promises.
+unsafe fn begin(
+    info: *const rdma_addrinfo,
+    pd: *mut ibv_pd,
+    init: *const ibv_qp_init_attr,
+) -> Result<*mut rdma_cm_id> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let info = info.as_ref().ok_or(EINVAL)?;
+        let qp_type = match info.ai_qp_type {
+            0 => None,
+            qp_type => Some(attr::qp_type(qp_type as u32)?),
+        };
+        let id = id::create(null_mut(), null_mut(), info.ai_port_space as u32, qp_type)?;
+        let prepared = id::of(id).and_then(|object| {
+            let private = object.private();
+            if !pd.is_null() {
+                (*id).pd = pd;
+            }
+            if info.ai_flags as u32 & RAI_PASSIVE == 0 {
+                let src = addr::read_optional(info.ai_src_addr)?;
+                let dst = addr::read(info.ai_dst_addr)?;
+                let patience = core::time::Duration::from_millis(RESOLVE_MS as u64);
+                return Ok(private.cm.resolve_addr(src, dst, patience)?);
+            }
+            if let Some(src) = addr::read_optional(info.ai_src_addr)? {
+                private.cm.bind_addr(src)?;
+            }
+            id::refresh_addresses(object);
+            *private.wanted() = init.as_ref().map(|attr| Wanted { pd, attr: *attr });
+            Ok(())
+        });
+        match prepared {
+            Ok(()) => Ok(id),
+            Err(error) => {
+                let _ = id::destroy(id);
+                Err(error)
+            }
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_create_ep(
+    to: *mut *mut rdma_cm_id,
+    info: *mut rdma_addrinfo,
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    if to.is_null() {
+        return fail(EINVAL);
+    }
+    // SAFETY: as C promises.
+    unsafe {
+        let id = match settled(|| begin(info, pd, init)) {
+            Ok(id) => id,
+            Err(error) => return fail(error),
+        };
+        if (*info).ai_flags as u32 & RAI_PASSIVE == 0 {
+            let mut result = complete(id, Ok(()));
+            if result == 0 {
+                let route =
+                    settled(|| Ok(id::of(id)?.private().cm.resolve_route(core::time::Duration::ZERO)?));
+                result = complete(id, route);
+            }
+            if result == 0 && !init.is_null() {
+                result = super::zero(|| make_qp(id, pd, &mut *init));
+            }
+            if result != 0 {
+                let error: errno::Errno = std::io::Error::last_os_error().into();
+                let _ = settled(|| id::destroy(id));
+                return fail(error);
+            }
+        }
+        *to = id;
+    }
+    0
+}
+
+/// Makes the queue pair of an endpoint, of the endpoint's type.
+///
+/// # Safety
+/// As C promises.
+unsafe fn make_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        init.qp_type = (*id).qp_type;
+        let mut attr = qp::extended(init, pd);
+        qp::create(id, &mut attr)?;
+        (init.cap, init.send_cq, init.recv_cq, init.srq) = (attr.cap, attr.send_cq, attr.recv_cq, attr.srq);
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+    // SAFETY: as C promises.
+    let _ = settled(|| unsafe {
+        id::of(id)?;
+        // What an identifier does not have is not destroyed.
+        let _ = qp::destroy(id);
+        let _ = qp::destroy_srq(id);
+        id::destroy(id)
+    });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_get_request(listen: *mut rdma_cm_id, to: *mut *mut rdma_cm_id) -> c_int {
+    // SAFETY: as C promises.
+    unsafe {
+        let events = settled(|| {
+            let private = id::of(listen)?.private();
+            // No request will come to one that does not listen.
+            let listens = private.cm.state() == IdState::Listening;
+            if to.is_null() || !private.is_synchronous() || !listens {
+                return Err(EINVAL);
+            }
+            Ok(private.channel())
+        });
+        let events = match events {
+            Ok(events) => events,
+            Err(error) => return fail(error),
+        };
+        let mut request = null_mut();
+        match channel::next(events, &raw mut request) {
+            0 => super::zero(|| {
+                *to = incoming(listen, request)?;
+                Ok(())
+            }),
+            failed => failed,
+        }
+    }
+}
+
+/// Makes the identifier of a request a synchronous one, with the queue pair that the listener wants for it.
+///
+/// # Safety
+/// The listener lives; the event is ours.
+unsafe fn incoming(listen: *mut rdma_cm_id, request: *mut rdma_cm_event) -> Result<*mut rdma_cm_id> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if (*request).event != RDMA_CM_EVENT_CONNECT_REQUEST {
+            event::ack(request)?;
+            return Err(EINVAL);
+        }
+        let id = (*request).id;
+        let wanted = *id::of(listen)?.private().wanted();
+        let made = id::migrate(id, null_mut()).and_then(|()| match wanted {
+            Some(Wanted { pd, mut attr }) => make_qp(id, pd, &mut attr),
+            None => Ok(()),
+        });
+        if let Err(error) = made {
+            let _ = event::ack(request);
+            let _ = id::destroy(id);
+            return Err(error);
+        }
+        (*id).event = request;
+        Ok(id)
+    }
+}

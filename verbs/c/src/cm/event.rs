@@ -1,0 +1,156 @@
+//! Events, as C gets them: the structure, and behind it the event of [`verbs`] with the private data that it names.
+
+use core::ffi::{CStr, c_char};
+use core::ptr;
+
+use verbs::rdma_cm::{CmEvent, CmEventType};
+
+use super::id::{self, Id};
+use crate::abi::{
+    self, RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED,
+    RDMA_CM_EVENT_CONNECT_ERROR, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_CONNECT_RESPONSE,
+    RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_DISCONNECTED, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN, RDMA_CM_EVENT_REJECTED,
+    RDMA_CM_EVENT_ROUTE_ERROR, RDMA_CM_EVENT_ROUTE_RESOLVED, RDMA_CM_EVENT_TIMEWAIT_EXIT,
+    RDMA_CM_EVENT_UNREACHABLE, rdma_cm_event, rdma_cm_event_type, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel, rdma_ud_param,
+};
+use crate::attr::ah_attr_to;
+use crate::errno::Result;
+use crate::object::{Kind, Object};
+
+/// `struct rdma_cm_event`. Acknowledged when it is dropped.
+pub(super) struct Event(#[expect(dead_code, reason = "it owns the private data")] CmEvent);
+
+impl Kind for Event {
+    type Public = rdma_cm_event;
+    type Private = Self;
+    const TAG: u64 = u64::from_be_bytes(*b"cmevent\0");
+}
+
+/// Each type, with its number and its name in C.
+#[rustfmt::skip]
+const TYPES: [(CmEventType, rdma_cm_event_type, &CStr); 16] = [
+    (CmEventType::AddrResolved,    RDMA_CM_EVENT_ADDR_RESOLVED,    c"RDMA_CM_EVENT_ADDR_RESOLVED"),
+    (CmEventType::AddrError,       RDMA_CM_EVENT_ADDR_ERROR,       c"RDMA_CM_EVENT_ADDR_ERROR"),
+    (CmEventType::RouteResolved,   RDMA_CM_EVENT_ROUTE_RESOLVED,   c"RDMA_CM_EVENT_ROUTE_RESOLVED"),
+    (CmEventType::RouteError,      RDMA_CM_EVENT_ROUTE_ERROR,      c"RDMA_CM_EVENT_ROUTE_ERROR"),
+    (CmEventType::ConnectRequest,  RDMA_CM_EVENT_CONNECT_REQUEST,  c"RDMA_CM_EVENT_CONNECT_REQUEST"),
+    (CmEventType::ConnectResponse, RDMA_CM_EVENT_CONNECT_RESPONSE, c"RDMA_CM_EVENT_CONNECT_RESPONSE"),
+    (CmEventType::ConnectError,    RDMA_CM_EVENT_CONNECT_ERROR,    c"RDMA_CM_EVENT_CONNECT_ERROR"),
+    (CmEventType::Unreachable,     RDMA_CM_EVENT_UNREACHABLE,      c"RDMA_CM_EVENT_UNREACHABLE"),
+    (CmEventType::Rejected,        RDMA_CM_EVENT_REJECTED,         c"RDMA_CM_EVENT_REJECTED"),
+    (CmEventType::Established,     RDMA_CM_EVENT_ESTABLISHED,      c"RDMA_CM_EVENT_ESTABLISHED"),
+    (CmEventType::Disconnected,    RDMA_CM_EVENT_DISCONNECTED,     c"RDMA_CM_EVENT_DISCONNECTED"),
+    (CmEventType::DeviceRemoval,   RDMA_CM_EVENT_DEVICE_REMOVAL,   c"RDMA_CM_EVENT_DEVICE_REMOVAL"),
+    (CmEventType::MulticastJoin,   RDMA_CM_EVENT_MULTICAST_JOIN,   c"RDMA_CM_EVENT_MULTICAST_JOIN"),
+    (CmEventType::MulticastError,  RDMA_CM_EVENT_MULTICAST_ERROR,  c"RDMA_CM_EVENT_MULTICAST_ERROR"),
+    (CmEventType::AddrChange,      RDMA_CM_EVENT_ADDR_CHANGE,      c"RDMA_CM_EVENT_ADDR_CHANGE"),
+    (CmEventType::TimewaitExit,    RDMA_CM_EVENT_TIMEWAIT_EXIT,    c"RDMA_CM_EVENT_TIMEWAIT_EXIT"),
+];
+
+/// The number of a type in C; one that C has no number for cannot be reported.
+fn number(of: CmEventType) -> Option<rdma_cm_event_type> {
+    TYPES.iter().find(|(known, ..)| *known == of).map(|(_, number, _)| *number)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *const c_char {
+    let known = TYPES.iter().find(|(_, number, _)| *number == event);
+    known.map_or(c"UNKNOWN EVENT", |(.., name)| name).as_ptr()
+}
+
+/// Makes the event that C gets, and brings the identifier's public fields up to date; `None` where the identifier is just being
+/// destroyed.
+///
+/// # Errors
+/// The new identifier of a request could not be made; the request is then refused.
+///
+/// # Safety
+/// The contexts of identifiers of this channel are the identifiers' addresses.
+pub(super) unsafe fn make(
+    channel: *mut rdma_event_channel,
+    mut from: CmEvent,
+) -> Result<Option<*mut rdma_cm_event>> {
+    let number = number(from.event());
+    let named: *mut rdma_cm_id = ptr::with_exposed_provenance_mut(from.context() as usize);
+    // SAFETY: as the caller promises.
+    let (Some(number), Ok(object)) = (number, unsafe { Object::<Id>::of(named) }) else { return Ok(None) };
+    // SAFETY: numbers and pointers that may be NULL.
+    let mut event: rdma_cm_event = unsafe { abi::zeroed() };
+    event.id = named;
+    event.event = number;
+    event.status = from.status();
+    let mut context = ptr::null_mut();
+    if let Some(cm) = from.take_id() {
+        // SAFETY: the listener lives.
+        event.id = unsafe { id::incoming(channel, cm, named) }?;
+        event.listen_id = named;
+    } else {
+        id::refresh(object, from.event());
+        context = from.ud().map_or(context, |ud| object.private().joined(ud));
+    }
+    let data = from.private_data();
+    let (private_data, private_data_len) = if data.is_empty() {
+        (ptr::null(), 0)
+    } else {
+        // No message has room for more.
+        (data.as_ptr().cast(), data.len().min(255) as u8)
+    };
+    if let Some(ud) = from.ud() {
+        let joined = number == RDMA_CM_EVENT_MULTICAST_JOIN;
+        event.param.ud = rdma_ud_param {
+            private_data: if joined { context } else { private_data },
+            private_data_len,
+            ah_attr: ah_attr_to(&ud.ah_attr),
+            qp_num: ud.qp_num,
+            qkey: ud.qkey,
+        };
+    } else {
+        let peer = from.peer().copied().unwrap_or_default();
+        // Both kinds of parameters begin with the private data.
+        event.param.conn = rdma_conn_param {
+            private_data,
+            private_data_len,
+            responder_resources: peer.responder_resources,
+            initiator_depth: peer.initiator_depth,
+            flow_control: peer.flow_control.into(),
+            retry_count: peer.retry_count,
+            rnr_retry_count: peer.rnr_retry_count,
+            srq: peer.srq.into(),
+            qp_num: peer.qp_num,
+        };
+    }
+    Ok(Some(Object::<Event>::create(event, Event(from))))
+}
+
+/// Acknowledges an event, which ends it.
+///
+/// # Errors
+/// `EINVAL` for NULL, and for one that was acknowledged before.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(super) unsafe fn ack(event: *mut rdma_cm_event) -> Result<()> {
+    #[allow(clippy::result_large_err, reason = "the object would come back with the error")]
+    let end = |event: Event| {
+        drop(event);
+        Ok(())
+    };
+    // SAFETY: as the caller promises.
+    unsafe { Object::<Event>::destroy(event, end) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_c_are_those_of_the_types() {
+        for (n, (of, number, name)) in TYPES.iter().enumerate() {
+            assert_eq!((n as u32, of.name()), (*number, name.to_str().unwrap()));
+        }
+        // SAFETY: a text.
+        assert_eq!(unsafe { CStr::from_ptr(rdma_event_str(99)) }, c"UNKNOWN EVENT");
+    }
+}

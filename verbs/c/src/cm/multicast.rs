@@ -1,0 +1,87 @@
+//! Groups of datagram identifiers.
+
+use core::ffi::{c_int, c_void};
+
+use super::addr;
+use super::id::{self, complete};
+use super::zero;
+use crate::abi::{
+    RDMA_CM_JOIN_MC_ATTR_ADDRESS, RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS, RDMA_MC_JOIN_FLAG_FULLMEMBER,
+    RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER, rdma_cm_id, rdma_cm_join_mc_attr_ex, sockaddr,
+};
+use crate::errno::{EINVAL, EOPNOTSUPP, Result};
+use crate::guard::settled;
+
+/// Joins a group, to send to it alone or to receive from it too.
+///
+/// # Safety
+/// As C promises.
+unsafe fn join(
+    id: *mut rdma_cm_id,
+    group: *const sockaddr,
+    context: *mut c_void,
+    receive: bool,
+) -> Result<()> {
+    // SAFETY: as the caller promises.
+    let (id, group) = unsafe { (id::of(id)?, addr::read(group)?.ip().to_canonical()) };
+    let private = id.private();
+    // Before: the event may be fetched before the call returns.
+    private.join(group, context);
+    let joined =
+        if receive { private.cm.join_multicast(group) } else { private.cm.join_multicast_to_send(group) };
+    if joined.is_err() {
+        private.leave(group);
+    }
+    Ok(joined?)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_join_multicast(
+    id: *mut rdma_cm_id,
+    addr: *mut sockaddr,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: as C promises.
+    let call = settled(|| unsafe { join(id, addr, context, true) });
+    // SAFETY: as C promises.
+    unsafe { complete(id, call) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn rdma_join_multicast_ex(
+    id: *mut rdma_cm_id,
+    attr: *mut rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
+) -> c_int {
+    let call = settled(|| {
+        // SAFETY: as C promises.
+        let attr = unsafe { attr.as_ref() }.ok_or(EINVAL)?;
+        let wanted = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+        if attr.comp_mask & wanted != wanted {
+            return Err(EINVAL);
+        }
+        if attr.comp_mask & !wanted != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let receive = match attr.join_flags {
+            RDMA_MC_JOIN_FLAG_FULLMEMBER => true,
+            RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER => false,
+            _ => return Err(EINVAL),
+        };
+        // SAFETY: as C promises.
+        unsafe { join(id, attr.addr, context, receive) }
+    });
+    // SAFETY: as C promises.
+    unsafe { complete(id, call) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        let (id, group) = unsafe { (id::of(id)?, addr::read(addr)?.ip().to_canonical()) };
+        id.private().cm.leave_multicast(group)?;
+        id.private().leave(group);
+        Ok(())
+    })
+}

@@ -1,0 +1,323 @@
+//! Queue pairs and shared receive queues of identifiers, with the completion queues that programs leave to us.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+
+use super::id::{self, Id};
+use super::zero;
+use crate::abi::{
+    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_sge, ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
+};
+use crate::channel::{ibv_create_comp_channel, ibv_destroy_comp_channel};
+use crate::cq::{ibv_create_cq, ibv_destroy_cq};
+use crate::errno::{EINVAL, Errno, Result};
+use crate::guard::settled;
+use crate::object::Object;
+use crate::pd;
+use crate::qp::{self, ibv_destroy_qp};
+use crate::srq::{create_srq_ex, ibv_create_srq, ibv_destroy_srq};
+
+/// The most inline data that a queue pair gets unasked.
+const INLINE_FREE: u32 = 64;
+
+/// The error of a call of C that has just failed.
+fn last() -> Errno {
+    std::io::Error::last_os_error().into()
+}
+
+/// The domain that the program gives, else the identifier's.
+///
+/// # Safety
+/// The identifier lives.
+unsafe fn domain(id: *mut rdma_cm_id, given: *mut ibv_pd) -> Result<*mut ibv_pd> {
+    // SAFETY: as the caller promises.
+    let pd = if given.is_null() { unsafe { (*id).pd } } else { given };
+    // SAFETY: as C promises.
+    unsafe { pd::of(pd) }?;
+    Ok(pd)
+}
+
+/// Makes a completion queue for an identifier, with a channel of its own.
+///
+/// # Safety
+/// The context lives.
+unsafe fn make_cq(
+    id: *mut rdma_cm_id,
+    context: *mut ibv_context,
+    size: u32,
+) -> Result<(*mut ibv_comp_channel, *mut ibv_cq)> {
+    // SAFETY: as the caller promises; what was made before is ours.
+    unsafe {
+        let channel = ibv_create_comp_channel(context);
+        if channel.is_null() {
+            return Err(last());
+        }
+        let size = size.clamp(1, i32::MAX as u32) as c_int;
+        let cq = ibv_create_cq(context, size, id.cast::<c_void>(), channel, 0);
+        if cq.is_null() {
+            let error = last();
+            ibv_destroy_comp_channel(channel);
+            return Err(error);
+        }
+        Ok((channel, cq))
+    }
+}
+
+/// Makes the queue pair of an identifier, and the completion queues that the program did not give.
+///
+/// # Errors
+/// `EINVAL` for a second queue pair; those of `ibv_create_qp`.
+///
+/// # Safety
+/// As C promises.
+pub(super) unsafe fn create(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+    // SAFETY: as the caller promises; fields of an identifier that lives.
+    unsafe {
+        let object = id::of(id)?;
+        if !(*id).qp.is_null() {
+            return Err(EINVAL);
+        }
+        let given = if attr.comp_mask & abi::IBV_QP_INIT_ATTR_PD == 0 { null_mut() } else { attr.pd };
+        attr.pd = domain(id, given)?;
+        attr.comp_mask |= abi::IBV_QP_INIT_ATTR_PD;
+        let context = (*attr.pd).context;
+        if attr.srq.is_null() {
+            attr.srq = (*id).srq;
+        }
+        // Other devices put inline data where the list of pieces would stand, and some programs (rdma_xclient) count on it.
+        let pieces = attr.cap.max_send_sge.saturating_mul(size_of::<ibv_sge>() as u32);
+        attr.cap.max_inline_data = attr.cap.max_inline_data.max(pieces.min(INLINE_FREE));
+        let made = cqs(id, context, attr).and_then(|()| {
+            qp::create_with(context, attr, |pd, init| object.private().cm.create_qp(pd, init))
+        });
+        match made {
+            Ok(qp) => {
+                qp::own(qp, id);
+                (*id).qp = qp;
+                (*id).pd = attr.pd;
+                Ok(())
+            }
+            Err(error) => {
+                destroy_cqs(id);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`create`].
+unsafe fn cqs(id: *mut rdma_cm_id, context: *mut ibv_context, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if attr.send_cq.is_null() {
+            if (*id).send_cq.is_null() {
+                ((*id).send_cq_channel, (*id).send_cq) = make_cq(id, context, attr.cap.max_send_wr)?;
+            }
+            attr.send_cq = (*id).send_cq;
+        }
+        if attr.recv_cq.is_null() {
+            if (*id).recv_cq.is_null() {
+                ((*id).recv_cq_channel, (*id).recv_cq) = make_cq(id, context, attr.cap.max_recv_wr)?;
+            }
+            attr.recv_cq = (*id).recv_cq;
+        }
+    }
+    Ok(())
+}
+
+/// Destroys the completion queues that were made for an identifier.
+///
+/// # Safety
+/// The identifier lives.
+unsafe fn destroy_cqs(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller promises; what the fields name was made here, or they are NULL.
+    unsafe {
+        let pairs = [
+            (&raw mut (*id).recv_cq, &raw mut (*id).recv_cq_channel),
+            (&raw mut (*id).send_cq, &raw mut (*id).send_cq_channel),
+        ];
+        for (cq, channel) in pairs {
+            // A queue that something else still feeds stays.
+            if !(*cq).is_null() && ibv_destroy_cq(*cq) == 0 {
+                *cq = null_mut();
+                if !(*channel).is_null() && ibv_destroy_comp_channel(*channel) == 0 {
+                    *channel = null_mut();
+                }
+            }
+        }
+    }
+}
+
+/// Destroys an identifier's queue pair, whatever its connection does.
+///
+/// # Errors
+/// `EINVAL` without one; those of `ibv_destroy_qp`.
+///
+/// # Safety
+/// As C promises.
+pub(super) unsafe fn destroy(id: *mut rdma_cm_id) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        id::of(id)?;
+        if (*id).qp.is_null() {
+            return Err(EINVAL);
+        }
+        if ibv_destroy_qp((*id).qp) != 0 {
+            return Err(last());
+        }
+        destroy_cqs(id);
+    }
+    Ok(())
+}
+
+/// A program destroys a queue pair: its identifier, if it has one, gives up its reference, whatever its connection does.
+///
+/// # Safety
+/// As [`Object::of`], for the identifier.
+pub(crate) unsafe fn forget(id: *mut rdma_cm_id, qp: *mut ibv_qp) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if let Ok(object) = id::of(id)
+            && (*id).qp == qp
+        {
+            (*id).qp = null_mut();
+            // It is gone already where the identifier was refused one.
+            let _ = object.private().cm.release_qp();
+        }
+    }
+}
+
+/// Shows the program in which state connection management has brought the queue pair.
+pub(super) fn refresh(object: &Object<Id>) {
+    let Some(qp) = object.private().cm.qp() else { return };
+    let Ok(state) = qp.state() else { return };
+    // SAFETY: fields of objects that live; `id->qp` is ours, or NULL.
+    unsafe {
+        let shown = (*object.public()).qp;
+        if qp::of(shown).is_ok() {
+            (*shown).state = state as u32;
+        }
+    }
+}
+
+/// Destroys an identifier's shared receive queue.
+///
+/// # Errors
+/// `EINVAL` without one; those of `ibv_destroy_srq`.
+///
+/// # Safety
+/// As C promises.
+pub(super) unsafe fn destroy_srq(id: *mut rdma_cm_id) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        id::of(id)?;
+        if (*id).srq.is_null() {
+            return Err(EINVAL);
+        }
+        if ibv_destroy_srq((*id).srq) != 0 {
+            return Err(last());
+        }
+        (*id).srq = null_mut();
+        if (*id).qp.is_null() {
+            destroy_cqs(id);
+        }
+    }
+    Ok(())
+}
+
+/// The attributes of the extended call that say the same.
+pub(super) fn extended(from: &ibv_qp_init_attr, pd: *mut ibv_pd) -> ibv_qp_init_attr_ex {
+    // SAFETY: numbers and pointers that may be NULL.
+    let mut to: ibv_qp_init_attr_ex = unsafe { abi::zeroed() };
+    to.qp_context = from.qp_context;
+    (to.send_cq, to.recv_cq, to.srq) = (from.send_cq, from.recv_cq, from.srq);
+    (to.cap, to.qp_type, to.sq_sig_all) = (from.cap, from.qp_type, from.sq_sig_all);
+    (to.comp_mask, to.pd) = (abi::IBV_QP_INIT_ATTR_PD, pd);
+    to
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        unsafe {
+            let init = init.as_mut().ok_or(EINVAL)?;
+            let mut attr = extended(init, pd);
+            create(id, &mut attr)?;
+            (init.cap, init.send_cq, init.recv_cq, init.srq) =
+                (attr.cap, attr.send_cq, attr.recv_cq, attr.srq);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
+    // SAFETY: as C promises.
+    zero(|| unsafe { create(id, attr.as_mut().ok_or(EINVAL)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    // SAFETY: as C promises.
+    let _ = settled(|| unsafe { destroy(id) });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        unsafe {
+            id::of(id)?;
+            if !(*id).srq.is_null() {
+                return Err(EINVAL);
+            }
+            let pd = domain(id, pd)?;
+            let srq = ibv_create_srq(pd, init);
+            if srq.is_null() {
+                return Err(last());
+            }
+            ((*id).srq, (*id).pd) = (srq, pd);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, init: *mut ibv_srq_init_attr_ex) -> c_int {
+    zero(|| {
+        // SAFETY: as C promises.
+        unsafe {
+            id::of(id)?;
+            let init = init.as_mut().ok_or(EINVAL)?;
+            if !(*id).srq.is_null() {
+                return Err(EINVAL);
+            }
+            let given = if init.comp_mask & abi::IBV_SRQ_INIT_ATTR_PD == 0 { null_mut() } else { init.pd };
+            init.pd = domain(id, given)?;
+            init.comp_mask |= abi::IBV_SRQ_INIT_ATTR_PD;
+            let srq = create_srq_ex((*init.pd).context, init);
+            if srq.is_null() {
+                return Err(last());
+            }
+            ((*id).srq, (*id).pd) = (srq, init.pd);
+        }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    // SAFETY: as C promises.
+    let _ = settled(|| unsafe { destroy_srq(id) });
+}
