@@ -3,6 +3,7 @@
 use apps::cli::interop::InteropCli;
 use apps::cli::perf::{PerfCli, PerfCommand};
 use apps::cli::pingpong::PingpongCli;
+use apps::cli::run::RunCli;
 use apps::plan::{self, Mode, Op, Pattern, Spec};
 use clap::{CommandFactory, Parser};
 
@@ -18,6 +19,7 @@ fn client(args: &[&str]) -> Result<Vec<Spec>, String> {
 fn the_definitions_are_consistent() {
     PerfCli::command().debug_assert();
     PingpongCli::command().debug_assert();
+    RunCli::command().debug_assert();
 }
 
 #[test]
@@ -25,6 +27,7 @@ fn help_teaches_by_example() {
     for (command, part) in [
         (PerfCli::command(), "roce-perf client localhost"),
         (PingpongCli::command(), "ibv_rc_pingpong -d rxe0 -g 1"),
+        (RunCli::command(), "roce-run ib_write_bw localhost"),
     ] {
         let help = command.clone().render_long_help().to_string();
         assert!(help.contains("Examples") && help.contains(part), "{help}");
@@ -64,6 +67,7 @@ fn whatever_takes_an_address_takes_an_ipv6_one_bare_and_in_brackets() {
         ("roce-perf raw client [fd00::1]:80", PerfCli::command()),
         ("roce-perf client -R", PerfCli::command()),
         ("roce-pingpong", PingpongCli::command()),
+        ("roce-run --print", RunCli::command()),
         ("roce-interop run --port loopback", InteropCli::command()),
     ] {
         let words: Vec<_> = line.split(' ').collect();

@@ -3,6 +3,7 @@
 
 use apps::cli::perf::PerfCli;
 use apps::cli::pingpong::PingpongCli;
+use apps::cli::run::RunCli;
 use clap::Parser;
 
 /// Pages with code or command lines.
@@ -61,6 +62,10 @@ fn their_command_lines_are_understood() {
             }
             Some("roce-pingpong") => {
                 PingpongCli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+                seen += 1;
+            }
+            Some("roce-run") => {
+                RunCli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
                 seen += 1;
             }
             _ => {}
