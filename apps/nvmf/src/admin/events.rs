@@ -1,0 +1,179 @@
+//! Asynchronous events: what has changed, who asked to be told, and what was told already.
+//!
+//! An event is told once, then not again until the host has read the log page that says more.
+
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+
+use crate::limits;
+use crate::live::{Live, Snapshot, Table};
+use crate::status::Status;
+use crate::target::Target;
+use crate::wire::log::lid;
+
+use super::features::{EVENT_DISCOVERY, EVENT_NAMESPACES};
+
+/// The two events that there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Event {
+    Namespaces,
+    Discovery,
+}
+
+impl Event {
+    const ALL: [Self; 2] = [Self::Namespaces, Self::Discovery];
+
+    /// Its bit where the host asks for it.
+    const fn wanted(self) -> u32 {
+        match self {
+            Self::Namespaces => EVENT_NAMESPACES,
+            Self::Discovery => EVENT_DISCOVERY,
+        }
+    }
+    /// The result of the request: the type (2, notice), what it is about, the log page.
+    const fn result(self) -> u64 {
+        let (about, page) = match self {
+            Self::Namespaces => (0x00, lid::CHANGED_NAMESPACES),
+            Self::Discovery => (0xF0, lid::DISCOVERY),
+        };
+        2 | about << 8 | (page as u64) << 16
+    }
+    /// The event that a log page is about.
+    pub const fn of_page(page: u8) -> Option<Self> {
+        match page {
+            lid::CHANGED_NAMESPACES => Some(Self::Namespaces),
+            lid::DISCOVERY => Some(Self::Discovery),
+            _ => None,
+        }
+    }
+}
+
+/// Whether an event is due.
+#[derive(Clone, Copy, Default, Debug)]
+struct State {
+    pending: bool,
+    /// It was told, and the log has not been read since.
+    masked: bool,
+}
+
+/// Those of one controller.
+#[derive(Debug)]
+pub(crate) struct Events {
+    /// Requests of the host, which wait for an event; what they are to the queue.
+    waiting: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
+    /// Requests that end without one.
+    aborted: ArrayVec<u16, { limits::EVENT_REQUESTS }>,
+    states: [State; 2],
+    /// What the host has been told of, or has seen.
+    seen: Seen,
+    /// Namespaces that changed since the log was read.
+    changed: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum Seen {
+    Namespaces(Arc<Live>, Snapshot),
+    Discovery(u64),
+}
+
+impl Events {
+    pub fn new(target: &Target, live: Option<&Arc<Live>>) -> Self {
+        let seen = match live {
+            Some(live) => Seen::Namespaces(Arc::clone(live), live.snapshot()),
+            None => Seen::Discovery(target.generation()),
+        };
+        // Room for each namespace that there may be: noting a change does not allocate.
+        let changed = Vec::with_capacity(if live.is_some() { limits::CHANGED_NAMESPACES } else { 0 });
+        Self { waiting: ArrayVec::new(), aborted: ArrayVec::new(), states: Default::default(), seen, changed }
+    }
+
+    /// A request waits.
+    pub fn add(&mut self, slot: u16) -> Result<(), Status> {
+        if self.waiting.len() + self.aborted.len() == limits::EVENT_REQUESTS {
+            return Err(Status::EventLimitExceeded);
+        }
+        self.waiting.push(slot);
+        Ok(())
+    }
+    /// Ends a request that waits; tells whether it did.
+    pub fn abort(&mut self, slot: u16) -> bool {
+        let found = self.waiting.iter().position(|&w| w == slot);
+        if let Some(at) = found {
+            self.aborted.push(self.waiting.remove(at));
+        }
+        found.is_some()
+    }
+    /// Ends all requests, and forgets what is due.
+    pub fn reset(&mut self) {
+        self.aborted.extend(self.waiting.drain(..));
+        self.states = Default::default();
+    }
+
+    /// A request that is to be answered now, with its status and result.
+    #[inline]
+    pub fn poll(&mut self, target: &Target, wanted: u32) -> Option<(u16, Status, u64)> {
+        if let Some(slot) = self.aborted.pop() {
+            return Some((slot, Status::AbortRequested, 0));
+        }
+        self.look(target);
+        if self.waiting.is_empty() {
+            return None;
+        }
+        for event in Event::ALL {
+            let state = &mut self.states[event as usize];
+            if state.pending && !state.masked {
+                state.pending = false;
+                if wanted & event.wanted() != 0 {
+                    state.masked = true;
+                    return Some((self.waiting.remove(0), Status::Success, event.result()));
+                }
+            }
+        }
+        None
+    }
+    /// The host reads the log page of `event`; `retain`: it wants to be told of no further one yet.
+    pub fn read(&mut self, event: Event, retain: bool) {
+        if !retain {
+            self.states[event as usize] = State::default();
+            if event == Event::Namespaces {
+                self.changed.clear();
+            }
+        }
+    }
+    /// Namespaces that changed since the log was read.
+    pub fn changed(&mut self, target: &Target) -> &[u32] {
+        self.look(target);
+        &self.changed
+    }
+
+    /// Looks whether something has changed.
+    #[inline]
+    fn look(&mut self, target: &Target) {
+        match &mut self.seen {
+            Seen::Namespaces(live, snapshot) => {
+                if let Some(newer) = snapshot.newer(live) {
+                    note(&mut self.changed, &snapshot.table, &newer.table);
+                    self.states[Event::Namespaces as usize].pending = true;
+                    *snapshot = newer;
+                }
+            }
+            Seen::Discovery(seen) => {
+                let generation = target.generation();
+                if generation != *seen {
+                    *seen = generation;
+                    self.states[Event::Discovery as usize].pending = true;
+                }
+            }
+        }
+    }
+}
+
+#[cold]
+fn note(changed: &mut Vec<u32>, old: &Table, new: &Table) {
+    for nsid in old.differences(new) {
+        if let Err(at) = changed.binary_search(&nsid) {
+            changed.insert(at, nsid);
+        }
+    }
+}

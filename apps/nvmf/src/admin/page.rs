@@ -1,0 +1,254 @@
+//! What the library itself gives to hosts: structures of Identify, log pages, the host's identifier.
+
+use core::ops::Range;
+
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::association::Association;
+use crate::commands;
+use crate::config::{Namespace, Settings};
+use crate::limits;
+use crate::live::Table;
+use crate::nqn::Nqn;
+use crate::target::{Place, Target};
+use crate::window::Window;
+use crate::wire::identify::{self, DescriptorHead};
+use crate::wire::log::{self, Effects, lid};
+use crate::wire::{ascii, zero_padded};
+
+use super::discovery;
+use super::events::{Event, Events};
+use super::features::events_of;
+use super::properties::VERSION;
+
+/// What is given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Page {
+    Controller,
+    Namespace(u32),
+    /// Identifiers of the namespaces above this one.
+    ActiveNamespaces(u32),
+    Descriptors(u32),
+    /// Limits of the NVM command set: there are no more than MDTS.
+    NvmController,
+    /// A log page from that byte on; `retain`: the event that it is about stays told.
+    Log {
+        lid: u8,
+        start: u64,
+        retain: bool,
+    },
+    HostId,
+}
+
+/// What pages are made of.
+pub(crate) struct Sources<'a> {
+    pub target: &'a Target,
+    pub association: &'a Association,
+    pub events: &'a mut Events,
+    pub place: Place,
+}
+
+/// Log pages that a controller has; the length of each but that of discovery, which changes.
+const LOGS: &[(u8, u64)] = &[
+    (lid::ERROR, (limits::ERROR_ENTRIES * 64) as u64),
+    (lid::SMART, 512),
+    (lid::FIRMWARE, 512),
+    (lid::CHANGED_NAMESPACES, 4096),
+    (lid::EFFECTS, 4096),
+];
+
+impl Sources<'_> {
+    /// Bytes of a log page, if the controller has it.
+    pub fn log_len(&self, lid: u8) -> Option<u64> {
+        match self.association.live {
+            None if lid == lid::DISCOVERY => Some(discovery::len(self.target, &self.association.host)),
+            None => None,
+            Some(_) => LOGS.iter().find(|row| row.0 == lid).map(|row| row.1),
+        }
+    }
+
+    /// Fills `buf` with `page`, up to its end or that of `buf`.
+    pub fn fill(&mut self, page: Page, buf: &mut [u8]) {
+        let start = if let Page::Log { start, .. } = page { start } else { 0 };
+        let mut window = Window::new(start, buf);
+        match page {
+            Page::Controller => window.put(0, self.controller().as_bytes()),
+            Page::Namespace(nsid) => {
+                if let Some(namespace) = self.table().get(nsid) {
+                    window.put(0, identify_namespace(namespace).as_bytes());
+                }
+            }
+            Page::ActiveNamespaces(above) => {
+                let table = self.table();
+                let list = table.iter().map(|n| n.nsid).filter(|&nsid| nsid > above);
+                for (at, nsid) in (0..identify::LEN as u64).step_by(4).zip(list) {
+                    window.put(at, &nsid.to_le_bytes());
+                }
+            }
+            Page::Descriptors(nsid) => {
+                if let Some(namespace) = self.table().get(nsid) {
+                    descriptors(namespace, &mut window);
+                }
+            }
+            Page::NvmController => {}
+            Page::HostId => window.put(0, &self.association.host_id),
+            Page::Log { lid, retain, .. } => {
+                self.log(lid, &mut window);
+                if let Some(event) = Event::of_page(lid) {
+                    self.events.read(event, retain);
+                }
+            }
+        }
+    }
+
+    fn table(&self) -> std::sync::Arc<Table> {
+        self.association.live.as_ref().map(|live| live.snapshot().table).unwrap_or_default()
+    }
+
+    fn log(&mut self, lid: u8, window: &mut Window<'_>) {
+        match lid {
+            lid::ERROR => window.put(0, self.association.errors().0.as_bytes()),
+            lid::SMART => window.put(0, self.smart().as_bytes()),
+            lid::FIRMWARE => {
+                let revision = ascii(&self.target.settings().firmware);
+                window.put(0, log::Firmware { active: 1, revision, ..FromZeros::new_zeroed() }.as_bytes());
+            }
+            lid::CHANGED_NAMESPACES => {
+                for (at, nsid) in (0u64..).step_by(4).zip(self.events.changed(self.target)) {
+                    window.put(at, &nsid.to_le_bytes());
+                }
+            }
+            lid::EFFECTS => window.put(0, effects().as_bytes()),
+            lid::DISCOVERY => {
+                let host = &self.association.host;
+                discovery::fill(self.target, host, self.place, window);
+            }
+            _ => {}
+        }
+    }
+
+    fn controller(&self) -> identify::Controller {
+        let settings = self.target.settings();
+        let live = self.association.live.as_deref();
+        let both = identify::Controller {
+            mn: ascii(&settings.model),
+            fr: ascii(&settings.firmware),
+            mdts: settings.mdts,
+            cntlid: U16::new(self.association.cntlid),
+            ver: U32::new(VERSION),
+            oaes: U32::new(events_of(live.is_none())),
+            ctratt: U32::new(identify::Controller::HOST_ID_128 | identify::Controller::TRAFFIC_KEEP_ALIVE),
+            acl: 3,
+            aerl: limits::EVENT_REQUESTS as u8 - 1,
+            kas: U16::new(limits::KEEP_ALIVE_GRANULARITY),
+            ..FromZeros::new_zeroed()
+        };
+        let Some(live) = live else {
+            return identify::Controller {
+                sn: ascii("0"),
+                cntrltype: 2,
+                lpa: LPA_OFFSETS,
+                maxcmd: U16::new(limits::ADMIN_ENTRIES),
+                sgls: U32::new(identify::Controller::SGLS),
+                subnqn: zero_padded(Nqn::DISCOVERY),
+                ..both
+            };
+        };
+        identify::Controller {
+            sn: ascii(&live.serial),
+            cmic: identify::Controller::SEVERAL_PORTS | identify::Controller::SEVERAL_CONTROLLERS,
+            cntrltype: 1,
+            frmw: identify::Controller::ONE_FIRMWARE,
+            lpa: LPA_OFFSETS | LPA_EFFECTS,
+            elpe: limits::ERROR_ENTRIES as u8 - 1,
+            sqes: 0x66,
+            cqes: 0x44,
+            maxcmd: U16::new(settings.queue_entries),
+            nn: U32::new(limits::NAMESPACES_MAX),
+            mnan: U32::new(limits::NAMESPACES_MAX),
+            oncs: U16::new(identify::Controller::ONCS),
+            vwc: identify::Controller::CACHE,
+            sgls: U32::new(sgls(settings)),
+            subnqn: zero_padded(live.nqn.as_str()),
+            ioccsz: U32::new(4 + settings.in_capsule / 16),
+            iorcsz: U32::new(1),
+            msdbd: 1,
+            ..both
+        }
+    }
+
+    fn smart(&self) -> log::Smart {
+        let totals = self.association.live.as_ref().map(|live| live.counters.totals()).unwrap_or_default();
+        // In thousands of 512 bytes, rounded up.
+        let units = |bytes: u64| U128::new(bytes.div_ceil(512_000) as u128);
+        log::Smart {
+            spare: 100,
+            data_read: units(totals.bytes_read),
+            data_written: units(totals.bytes_written),
+            reads: U128::new(totals.reads as u128),
+            writes: U128::new(totals.writes as u128),
+            media_errors: U128::new(totals.media_errors as u128),
+            error_entries: U128::new(self.association.errors().1 as u128),
+            ..FromZeros::new_zeroed()
+        }
+    }
+}
+
+/// LPA: the effects log.
+const LPA_EFFECTS: u8 = 1 << 1;
+/// LPA: log pages can be read from an offset on.
+const LPA_OFFSETS: u8 = 1 << 2;
+
+fn sgls(settings: &Settings) -> u32 {
+    let offset = if settings.in_capsule > 0 { identify::Controller::SGLS_OFFSET } else { 0 };
+    identify::Controller::SGLS | offset
+}
+
+fn identify_namespace(namespace: &Namespace) -> identify::Namespace {
+    let blocks = U64::new(namespace.blocks);
+    let mut page = identify::Namespace {
+        nsze: blocks,
+        ncap: blocks,
+        nuse: blocks,
+        nmic: 1,
+        nsattr: namespace.read_only as u8,
+        nguid: namespace.nguid,
+        ..FromZeros::new_zeroed()
+    };
+    if namespace.deallocated_reads_zero {
+        page.dlfeat = 1 | 1 << 3;
+    }
+    page.lbaf[0].lbads = namespace.block_shift;
+    page
+}
+
+fn descriptors(namespace: &Namespace, window: &mut Window<'_>) {
+    let list = [(DescriptorHead::UUID, &namespace.uuid), (DescriptorHead::NGUID, &namespace.nguid)];
+    let mut at = 0;
+    for (kind, id) in list {
+        window.put(at, DescriptorHead { kind, len: 16, reserved: [0; 2] }.as_bytes());
+        window.put(at + 4, id);
+        at += 20;
+    }
+}
+
+fn effects() -> Effects {
+    let mut effects = Effects::none();
+    for &opcode in commands::ADMIN {
+        effects.admin[opcode as usize] = U32::new(Effects::SUPPORTED);
+    }
+    for &(opcode, changes) in commands::IO {
+        let changes = if changes { Effects::CHANGES_BLOCKS } else { 0 };
+        effects.io[opcode as usize] = U32::new(Effects::SUPPORTED | changes);
+    }
+    effects
+}
+
+/// The part of a log page that is asked for, by the command's dwords 10 to 13: offset and length are in dwords.
+pub(crate) fn log_range(cdw10: u32, cdw11: u32, cdw12: u32, cdw13: u32) -> Option<Range<u64>> {
+    let dwords = (cdw10 >> 16 | (cdw11 & 0xFFFF) << 16) as u64 + 1;
+    let start = cdw12 as u64 | (cdw13 as u64) << 32;
+    let end = start.checked_add(dwords * 4)?;
+    start.is_multiple_of(4).then_some(start..end)
+}

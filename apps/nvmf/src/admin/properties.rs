@@ -1,0 +1,105 @@
+//! The controller's properties (NVMe base 3.1.4): registers that hosts read and write by fabrics commands.
+
+use crate::config::Settings;
+use crate::status::Status;
+use crate::wire::fabrics::PropertyCommand;
+
+/// Offsets.
+mod offset {
+    pub const CAP: u32 = 0x00;
+    pub const VS: u32 = 0x08;
+    pub const CC: u32 = 0x14;
+    pub const CSTS: u32 = 0x1C;
+}
+
+/// VS: 1.4, which has Verify and the controller type, and demands nothing of 2.0.
+pub(crate) const VERSION: u32 = 0x0001_0400;
+
+/// CC: enable.
+const CC_EN: u32 = 1;
+/// CC: command set, page size, arbitration: the only values are 0.
+const CC_ZERO: u32 = 7 << 4 | 0xF << 7 | 7 << 11;
+/// CC: what the host says about a shutdown.
+const CC_SHN: u32 = 3 << 14;
+/// CC: sizes of queue entries, as powers of two.
+const CC_IOSQES: u32 = 0xF << 16;
+const CC_IOCQES: u32 = 0xF << 20;
+/// CC: entries of 64 and 16 bytes.
+const CC_ENTRIES: u32 = 6 << 16 | 4 << 20;
+
+/// CSTS: ready.
+const CSTS_RDY: u32 = 1;
+/// CSTS: fatal; only a reset helps.
+const CSTS_CFS: u32 = 1 << 1;
+/// CSTS: the shutdown is complete.
+const CSTS_SHUT_DOWN: u32 = 2 << 2;
+
+/// What a write to CC makes the controller do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    Nothing,
+    Enable,
+    /// I/O queues end, everything is as after Connect.
+    Reset,
+    /// I/O queues end.
+    ShutDown,
+}
+
+/// CC and CSTS.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Properties {
+    cc: u32,
+    csts: u32,
+}
+
+impl Properties {
+    /// Whether commands other than those of fabrics are served.
+    pub const fn is_ready(&self) -> bool {
+        self.csts == CSTS_RDY
+    }
+
+    /// Property Get.
+    pub fn get(&self, settings: &Settings, command: &PropertyCommand) -> Result<u64, Status> {
+        let (value, eight) = match command.offset.get() {
+            offset::CAP => (cap(settings), true),
+            offset::VS => (VERSION as u64, false),
+            offset::CC => (self.cc as u64, false),
+            offset::CSTS => (self.csts as u64, false),
+            _ => return Err(Status::InvalidField),
+        };
+        // The size must be that of the property.
+        if command.attributes & 7 != eight as u8 { Err(Status::InvalidField) } else { Ok(value) }
+    }
+
+    /// Property Set.
+    pub fn set(&mut self, discovery: bool, command: &PropertyCommand) -> Result<Change, Status> {
+        if command.offset.get() != offset::CC || command.attributes & 7 != 0 {
+            return Err(Status::InvalidField);
+        }
+        let (old, new) = (self.cc, command.value.get() as u32);
+        self.cc = new;
+        if old & CC_EN != 0 && new & CC_EN == 0 {
+            self.csts = 0;
+            return Ok(Change::Reset);
+        }
+        let mut change = Change::Nothing;
+        if old & CC_EN == 0 && new & CC_EN != 0 {
+            // A discovery controller has no I/O queues, whose entries would have a size.
+            let entries = discovery || new & (CC_IOSQES | CC_IOCQES) == CC_ENTRIES;
+            self.csts = if entries && new & CC_ZERO == 0 { CSTS_RDY } else { CSTS_CFS };
+            if self.is_ready() {
+                change = Change::Enable;
+            }
+        }
+        if old & CC_SHN == 0 && new & CC_SHN != 0 {
+            self.csts |= CSTS_SHUT_DOWN;
+            change = Change::ShutDown;
+        }
+        Ok(change)
+    }
+}
+
+/// CAP: entries of queues, contiguous, 7.5 s to become ready, the NVM command set, pages of 4 KiB.
+fn cap(settings: &Settings) -> u64 {
+    (settings.queue_entries - 1) as u64 | 1 << 16 | 15 << 24 | 1 << 37
+}

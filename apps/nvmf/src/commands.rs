@@ -1,0 +1,26 @@
+//! The commands that there are: what the effects log announces is what is served.
+
+use crate::wire::{admin_opcode, io_opcode};
+
+/// Admin commands.
+pub(crate) const ADMIN: &[u8] = &[
+    admin_opcode::GET_LOG_PAGE,
+    admin_opcode::IDENTIFY,
+    admin_opcode::ABORT,
+    admin_opcode::SET_FEATURES,
+    admin_opcode::GET_FEATURES,
+    admin_opcode::ASYNC_EVENT_REQUEST,
+    admin_opcode::KEEP_ALIVE,
+];
+
+/// I/O commands, and whether they change blocks.
+#[rustfmt::skip]
+pub(crate) const IO: &[(u8, bool)] = &[
+    (io_opcode::FLUSH,              false),
+    (io_opcode::WRITE,              true),
+    (io_opcode::READ,               false),
+    (io_opcode::COMPARE,            false),
+    (io_opcode::WRITE_ZEROES,       true),
+    (io_opcode::DATASET_MANAGEMENT, true),
+    (io_opcode::VERIFY,             false),
+];

@@ -1,0 +1,118 @@
+//! The commands that a queue has under way.
+
+use crate::admin::Page;
+use crate::io::{Deallocate, Running};
+use crate::wire::fabrics::ConnectCommand;
+
+/// A command under way: what the program gives back with what it was asked for.
+///
+/// It can be kept as a number, as the identifier of a work request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket(u32);
+
+impl Ticket {
+    fn new(slot: u16, turn: u16) -> Self {
+        Self(slot as u32 | (turn as u32) << 16)
+    }
+    pub(crate) const fn slot(self) -> u16 {
+        self.0 as u16
+    }
+    const fn turn(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+    /// As a number.
+    pub const fn to_raw(self) -> u32 {
+        self.0
+    }
+    /// From [`to_raw`](Self::to_raw).
+    pub const fn from_raw(raw: u32) -> Self {
+        Self(raw)
+    }
+}
+
+/// What a command waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stage {
+    /// There is no command.
+    Free,
+    /// It has just come.
+    New,
+    /// Connect: its data.
+    Connect(ConnectCommand),
+    /// Dataset Management: its ranges.
+    Ranges(Deallocate),
+    /// The backend.
+    Backend(Running),
+    /// The program, to take the page.
+    Page(Page, u32),
+    /// An event.
+    Event,
+}
+
+/// A command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    pub cid: u16,
+    /// Changes when the slot is used anew.
+    turn: u16,
+    /// The key that the response invalidates.
+    pub invalidate: Option<u32>,
+    pub stage: Stage,
+}
+
+/// As many commands as a queue may have.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+}
+
+impl Slots {
+    pub fn new(count: u16) -> Self {
+        let slot = Slot { cid: 0, turn: 0, invalidate: None, stage: Stage::Free };
+        Self { slots: vec![slot; count as usize], free: (0..count).rev().collect() }
+    }
+    /// A command has come; none if there are too many.
+    pub fn take(&mut self, cid: u16, invalidate: Option<u32>) -> Option<u16> {
+        let at = self.free.pop()?;
+        let slot = &mut self.slots[at as usize];
+        *slot = Slot { cid, turn: slot.turn, invalidate, stage: Stage::New };
+        Some(at)
+    }
+    /// The ticket of a command, which waits for `stage`.
+    pub fn wait(&mut self, at: u16, stage: Stage) -> Ticket {
+        let slot = &mut self.slots[at as usize];
+        slot.stage = stage;
+        Ticket::new(at, slot.turn)
+    }
+    /// The command of a ticket.
+    ///
+    /// # Panics
+    /// If it is not under way: the program gave back the same ticket twice, or that of another queue.
+    pub fn get(&self, ticket: Ticket) -> &Slot {
+        let slot = self.slots.get(ticket.slot() as usize).expect("the ticket is of this queue");
+        assert!(
+            slot.turn == ticket.turn() && !matches!(slot.stage, Stage::Free),
+            "the command of ticket {:#x} has ended: give each ticket back once",
+            ticket.0
+        );
+        slot
+    }
+    /// The command is answered: its identifier, the key to invalidate.
+    pub fn free(&mut self, at: u16) -> (u16, Option<u32>) {
+        let slot = &mut self.slots[at as usize];
+        slot.stage = Stage::Free;
+        slot.turn = slot.turn.wrapping_add(1);
+        self.free.push(at);
+        (slot.cid, slot.invalidate)
+    }
+    /// A command that waits for an event.
+    pub fn event(&self, cid: u16) -> Option<u16> {
+        let at = self.slots.iter().position(|s| s.cid == cid && matches!(s.stage, Stage::Event))?;
+        Some(at as u16)
+    }
+    /// Commands under way.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

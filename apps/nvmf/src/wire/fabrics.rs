@@ -1,0 +1,139 @@
+//! Fabrics commands (NVMe base 6): Connect, and access to the controller's properties.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{Sgl, Sqe};
+
+/// The opcode of all of them.
+pub const OPCODE: u8 = 0x7F;
+
+/// The type of a fabrics command, its byte 4.
+pub mod fctype {
+    #![allow(missing_docs, reason = "the names are those of the specification")]
+    pub const PROPERTY_SET: u8 = 0x00;
+    pub const CONNECT: u8 = 0x01;
+    pub const PROPERTY_GET: u8 = 0x04;
+}
+
+/// Connect.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ConnectCommand {
+    /// [`OPCODE`].
+    pub opcode: u8,
+    /// As in [`Sqe`].
+    pub flags: u8,
+    /// As in [`Sqe`].
+    pub cid: U16,
+    /// [`fctype::CONNECT`].
+    pub fctype: u8,
+    /// Nothing.
+    pub reserved: [u8; 19],
+    /// Where the [`ConnectData`] are.
+    pub sgl: Sgl,
+    /// Format of the data: 0.
+    pub format: U16,
+    /// Number of the queue.
+    pub qid: U16,
+    /// Entries of the submission queue, less one.
+    pub sqsize: U16,
+    /// Attributes; [`ConnectCommand::NO_FLOW_CONTROL`].
+    pub attributes: u8,
+    /// Nothing.
+    pub reserved2: u8,
+    /// Keep alive timeout in milliseconds.
+    pub kato_ms: U32,
+    /// Nothing.
+    pub reserved3: [u8; 12],
+}
+const _: () = assert!(size_of::<ConnectCommand>() == Sqe::LEN);
+
+impl ConnectCommand {
+    /// Attribute: the host asks for SQ flow control to be off.
+    pub const NO_FLOW_CONTROL: u8 = 1 << 2;
+
+    /// The command as a Connect.
+    pub fn of(sqe: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(sqe)
+    }
+}
+
+/// The data of Connect.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ConnectData {
+    /// Who the host is, besides its name.
+    pub host_id: [u8; 16],
+    /// Controller: [`ConnectData::ANY_CONTROLLER`] for an admin queue, else the one that the queue belongs to.
+    pub cntlid: U16,
+    /// Nothing.
+    pub reserved: [u8; 238],
+    /// Name of the subsystem.
+    pub subsystem: [u8; 256],
+    /// Name of the host.
+    pub host: [u8; 256],
+    /// Nothing.
+    pub reserved2: [u8; 256],
+}
+const _: () = assert!(size_of::<ConnectData>() == ConnectData::LEN);
+
+impl ConnectData {
+    /// Bytes on the wire.
+    pub const LEN: usize = 1024;
+    /// The target chooses the controller.
+    pub const ANY_CONTROLLER: u16 = 0xFFFF;
+}
+
+/// Which parameter of a Connect is wrong, as the result of [`Status::ConnectInvalid`](crate::status::Status) says it: the
+/// offset of the field, bit 16 if that is in the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum ConnectField {
+    /// In the command.
+    QueueId = 42,
+    /// In the command.
+    QueueSize = 44,
+    /// In the data.
+    HostId = 1 << 16,
+    /// In the data.
+    ControllerId = 1 << 16 | 16,
+    /// In the data.
+    Subsystem = 1 << 16 | 256,
+    /// In the data.
+    Host = 1 << 16 | 512,
+}
+
+/// Property Get and Property Set.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct PropertyCommand {
+    /// [`OPCODE`].
+    pub opcode: u8,
+    /// As in [`Sqe`].
+    pub flags: u8,
+    /// As in [`Sqe`].
+    pub cid: U16,
+    /// [`fctype::PROPERTY_GET`] or [`fctype::PROPERTY_SET`].
+    pub fctype: u8,
+    /// Nothing.
+    pub reserved: [u8; 35],
+    /// Bits 2:0: 0 for a property of four bytes, 1 for one of eight.
+    pub attributes: u8,
+    /// Nothing.
+    pub reserved2: [u8; 3],
+    /// The property.
+    pub offset: U32,
+    /// Its new value.
+    pub value: U64,
+    /// Nothing.
+    pub reserved3: [u8; 8],
+}
+const _: () = assert!(size_of::<PropertyCommand>() == Sqe::LEN);
+
+impl PropertyCommand {
+    /// The command as an access to a property.
+    pub fn of(sqe: &Sqe) -> &Self {
+        zerocopy::transmute_ref!(sqe)
+    }
+}
