@@ -18,7 +18,7 @@ pub struct Remote {
 /// Where to get data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The command capsule itself.
+    /// The command capsule itself, whose buffer is in use until the command is done.
     Capsule {
         /// From the capsule's first byte.
         offset: u32,

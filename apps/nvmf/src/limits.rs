@@ -27,6 +27,8 @@ pub const DISCOVERY_PATIENCE: Duration = Duration::from_secs(120);
 pub const QUEUE_ENTRIES: core::ops::RangeInclusive<u16> = 2..=4096;
 /// Exponents of the largest transfer, in 4 KiB: a data descriptor has 24 bits of length.
 pub const MDTS: core::ops::RangeInclusive<u8> = 1..=11;
+/// The most that a discovery controller transfers at a time, as such an exponent.
+pub const DISCOVERY_MDTS: u8 = 5;
 /// Bytes of in-capsule data.
 pub const IN_CAPSULE_MAX: u32 = 1 << 20;
 /// Exponents of block sizes.

@@ -90,6 +90,13 @@ impl Target {
     }
 }
 
+/// The controller that an I/O queue belongs to.
+pub(crate) struct Joined {
+    pub association: Arc<Association>,
+    pub live: Arc<Live>,
+    pub life: Life,
+}
+
 /// Where a connection came in.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
@@ -313,13 +320,13 @@ impl Target {
     }
 
     /// The controller that an I/O queue belongs to.
-    pub(crate) fn connect_io(&self, qid: u16, data: &ConnectData) -> Result<(Arc<Association>, Life), Fault> {
+    pub(crate) fn connect_io(&self, qid: u16, data: &ConnectData) -> Result<Joined, Fault> {
         let subsystem = Nqn::of_field(&data.subsystem).map_err(|_| ConnectField::Subsystem)?;
         let host = Nqn::of_field(&data.host).map_err(|_| ConnectField::Host)?;
         let state = self.lock();
-        state.served(&subsystem).map_err(|_| ConnectField::Subsystem)?;
+        let live = &state.served(&subsystem).map_err(|_| ConnectField::Subsystem)?.live;
         let belongs = |a: &&Arc<Association>| {
-            a.cntlid == data.cntlid.get() && a.live.as_ref().is_some_and(|live| live.nqn == subsystem)
+            a.cntlid == data.cntlid.get() && a.live.as_ref().is_some_and(|its| Arc::ptr_eq(its, live))
         };
         let association = state.associations.iter().find(belongs).ok_or(ConnectField::ControllerId)?;
         if association.host != host {
@@ -329,7 +336,7 @@ impl Target {
             return Err(ConnectField::HostId.into());
         }
         match association.take_queue(qid) {
-            Ok(life) => Ok((Arc::clone(association), life)),
+            Ok(life) => Ok(Joined { association: Arc::clone(association), live: Arc::clone(live), life }),
             Err(NoQueue::Number) => Err(ConnectField::QueueId.into()),
             Err(NoQueue::Sequence) => Err(Status::CommandSequenceError.into()),
         }

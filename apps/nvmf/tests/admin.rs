@@ -507,3 +507,36 @@ fn a_queue_says_whose_it_is() {
     assert_eq!(admin.poll_end(), None);
     assert_eq!(End::TooManyCommands.to_string(), "the host sent more commands than its queue has entries");
 }
+
+#[test]
+fn a_log_page_of_one_namespace_and_a_large_discovery_log_are_refused() {
+    let mut p = Program::new(8);
+    let (mut queue, _) = p.admin();
+    let sqe = Sqe { nsid: U32::new(1), ..log_page(lid::SMART, 0, 512, false) };
+    p.expect(&mut queue, &sqe, &[], Status::InvalidField);
+    let mut discovery = p.discovery(HOST);
+    let page = controller_page(&mut p, &mut discovery);
+    assert_eq!((page.mdts, page.cntrltype), (5, 2));
+    p.read(&mut discovery, &log_page(lid::DISCOVERY, 0, 128 << 10, true), 128 << 10);
+    let more = log_page(lid::DISCOVERY, 0, (128 << 10) + 4, true);
+    p.expect(&mut discovery, &more, &[], Status::InvalidField);
+}
+
+#[test]
+fn a_namespace_that_came_back_as_it_was_is_no_change() {
+    let mut p = Program::new(8);
+    let (mut queue, _) = p.admin();
+    p.expect(&mut queue, &set_feature(0x0B, 1 << 8), &[], Status::Success);
+    request_event(&mut p, &mut queue, 1);
+    p.target.resize_namespace(&nqn(SUBSYSTEM), 1, 16).unwrap();
+    p.target.resize_namespace(&nqn(SUBSYSTEM), 1, 8).unwrap();
+    assert_eq!(queue.poll_response(), None);
+}
+
+#[test]
+fn targets_and_queues_may_be_on_any_thread() {
+    fn shared<T: Send + Sync>() {}
+    fn moved<T: Send>() {}
+    shared::<Target>();
+    moved::<Queue>();
+}

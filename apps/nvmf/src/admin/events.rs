@@ -153,8 +153,8 @@ impl Events {
         match &mut self.seen {
             Seen::Namespaces(live, snapshot) => {
                 if let Some(newer) = snapshot.newer(live) {
-                    note(&mut self.changed, &snapshot.table, &newer.table);
-                    self.states[Event::Namespaces as usize].pending = true;
+                    self.states[Event::Namespaces as usize].pending |=
+                        note(&mut self.changed, &snapshot.table, &newer.table);
                     *snapshot = newer;
                 }
             }
@@ -169,11 +169,15 @@ impl Events {
     }
 }
 
+/// Notes the namespaces that differ; tells whether any does.
 #[cold]
-fn note(changed: &mut Vec<u32>, old: &Table, new: &Table) {
+fn note(changed: &mut Vec<u32>, old: &Table, new: &Table) -> bool {
+    let mut any = false;
     for nsid in old.differences(new) {
+        any = true;
         if let Err(at) = changed.binary_search(&nsid) {
             changed.insert(at, nsid);
         }
     }
+    any
 }

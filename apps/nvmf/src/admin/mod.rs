@@ -192,7 +192,11 @@ impl Controller {
         let range = log_range(sqe.cdw10.get(), sqe.cdw11.get(), sqe.cdw12.get(), sqe.cdw13.get());
         let range = range.filter(|r| r.start <= len).ok_or(Status::InvalidField)?;
         let asked = range.end - range.start;
-        if asked > self.target.settings().transfer_max() as u64 {
+        if asked > 4096 << page::mdts(self.target.settings(), self.association.live.is_none()) {
+            return Err(Status::InvalidField.into());
+        }
+        // Of one namespace alone there is no page (LPA bit 0).
+        if !matches!(sqe.nsid.get(), 0 | 0xFFFF_FFFF) {
             return Err(Status::InvalidField.into());
         }
         let page = Page::Log { lid, start: range.start, retain: sqe.cdw10.get() >> 15 & 1 != 0 };

@@ -134,7 +134,8 @@ impl Sources<'_> {
         let both = identify::Controller {
             mn: ascii(&settings.model),
             fr: ascii(&settings.firmware),
-            mdts: settings.mdts,
+            mdts: mdts(settings, live.is_none()),
+            maxcmd: U16::new(settings.queue_entries),
             cntlid: U16::new(self.association.cntlid),
             ver: U32::new(VERSION),
             oaes: U32::new(events_of(live.is_none())),
@@ -149,7 +150,6 @@ impl Sources<'_> {
                 sn: ascii("0"),
                 cntrltype: 2,
                 lpa: LPA_OFFSETS,
-                maxcmd: U16::new(limits::ADMIN_ENTRIES),
                 sgls: U32::new(identify::Controller::SGLS),
                 subnqn: zero_padded(Nqn::DISCOVERY),
                 ..both
@@ -164,7 +164,6 @@ impl Sources<'_> {
             elpe: limits::ERROR_ENTRIES as u8 - 1,
             sqes: 0x66,
             cqes: 0x44,
-            maxcmd: U16::new(settings.queue_entries),
             nn: U32::new(limits::NAMESPACES_MAX),
             mnan: U32::new(limits::NAMESPACES_MAX),
             oncs: U16::new(identify::Controller::ONCS),
@@ -199,6 +198,11 @@ impl Sources<'_> {
 const LPA_EFFECTS: u8 = 1 << 1;
 /// LPA: log pages can be read from an offset on.
 const LPA_OFFSETS: u8 = 1 << 2;
+
+/// MDTS of a controller. Anyone may have a discovery controller: it gives less at a time.
+pub(crate) fn mdts(settings: &Settings, discovery: bool) -> u8 {
+    if discovery { settings.mdts.min(limits::DISCOVERY_MDTS) } else { settings.mdts }
+}
 
 fn sgls(settings: &Settings) -> u32 {
     let offset = if settings.in_capsule > 0 { identify::Controller::SGLS_OFFSET } else { 0 };

@@ -9,7 +9,7 @@ use crate::admin::Controller;
 use crate::data::{Need, from_host};
 use crate::limits;
 use crate::status::{Fault, Status};
-use crate::target::{Place, Target};
+use crate::target::{Joined, Place, Target};
 use crate::time::Instant;
 use crate::wire::Sqe;
 use crate::wire::cm::{RejectReason, ReplyData, RequestData};
@@ -27,7 +27,8 @@ pub struct Accepted {
     pub reply: ReplyData,
     /// Receives that must be posted before the reply is sent, and be kept posted: as many commands may come.
     pub receives: u16,
-    /// Responses that may be on their way at a time: as many receives the host has posted.
+    /// Responses that may be on their way at a time: the host has posted as many receives, and posts one anew when it has
+    /// taken a response. With fewer than `receives`, responses wait for acknowledgements.
     pub sends: u16,
 }
 
@@ -127,9 +128,8 @@ impl Queue {
             let controller = Controller::new(now, self.target.clone(), association, self.place, kato_ms);
             (Role::Admin(Box::new(controller)), cntlid)
         } else {
-            let (association, life) = self.target.connect_io(self.qid, data)?;
+            let Joined { association, live, life } = self.target.connect_io(self.qid, data)?;
             let cntlid = association.cntlid;
-            let Some(live) = association.live.clone() else { return Err(ConnectField::ControllerId.into()) };
             let (snapshot, counters) = (live.snapshot(), live.counters.join());
             association.note_traffic();
             (Role::Io(IoQueue { qid: self.qid, association, life, live, snapshot, counters }), cntlid)

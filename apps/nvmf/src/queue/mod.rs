@@ -141,7 +141,7 @@ impl Queue {
     /// If the queue has ended.
     pub fn handle_capsule(&mut self, now: Instant, sqe: &[u8], len: usize) -> Result<Step<'static>, End> {
         self.check_end()?;
-        let Ok((sqe, _)) = Sqe::ref_from_prefix(sqe) else {
+        let (Ok((sqe, _)), Sqe::LEN..) = (Sqe::ref_from_prefix(sqe), len) else {
             return Err(self.end_by(End::ShortCapsule(len)));
         };
         let Some(slot) = self.slots.take(sqe.cid.get(), sqe.sgl.invalidate()) else {
