@@ -24,3 +24,16 @@ pub(crate) const IO: &[(u8, bool)] = &[
     (io_opcode::DATASET_MANAGEMENT, true),
     (io_opcode::VERIFY,             false),
 ];
+
+/// Whether an I/O command is one of them: the table as bits.
+pub(crate) const fn is_io(opcode: u8) -> bool {
+    const BITS: u64 = {
+        let (mut bits, mut i) = (0, 0);
+        while i < IO.len() {
+            bits |= 1 << IO[i].0;
+            i += 1;
+        }
+        bits
+    };
+    opcode < 64 && BITS >> opcode & 1 != 0
+}

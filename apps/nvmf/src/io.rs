@@ -193,7 +193,7 @@ pub(crate) fn check(
     sqe: &Sqe,
     capsule: usize,
 ) -> Result<Action<'static>, Status> {
-    if !commands::IO.iter().any(|&(opcode, _)| opcode == sqe.opcode) {
+    if !commands::is_io(sqe.opcode) {
         return Err(Status::InvalidOpcode);
     }
     let nsid = sqe.nsid.get();

@@ -15,7 +15,7 @@ use crate::wire::Sqe;
 use crate::wire::cm::{RejectReason, ReplyData, RequestData};
 use crate::wire::fabrics::{self, ConnectCommand, ConnectData, ConnectField, fctype};
 
-use super::slots::{Slots, Stage};
+use super::slots::{Connecting, Slots, Stage};
 use super::{IoQueue, Queue, Role, Step};
 
 /// A connection that is to be accepted.
@@ -89,7 +89,7 @@ impl Queue {
         len: usize,
         slot: u16,
     ) -> Result<Step<'static>, Fault> {
-        let command = *ConnectCommand::of(sqe);
+        let command = ConnectCommand::of(sqe);
         if sqe.opcode != fabrics::OPCODE || command.fctype != fctype::CONNECT {
             return Err(Status::CommandSequenceError.into());
         }
@@ -106,16 +106,16 @@ impl Queue {
         }
         let in_capsule = if self.qid == 0 { 0 } else { self.target.settings().in_capsule };
         let from = from_host(&sqe.sgl, Need::Exactly(ConnectData::LEN as u32), len, in_capsule)?;
-        Ok(Step::Fetch(self.slots.wait(slot, Stage::Connect(command)), from))
+        let connecting = Connecting {
+            entries: size + 1,
+            no_flow_control: command.attributes & ConnectCommand::NO_FLOW_CONTROL != 0,
+            kato_ms: command.kato_ms.get(),
+        };
+        Ok(Step::Fetch(self.slots.wait(slot, Stage::Connect(connecting)), from))
     }
 
     /// The data of Connect have come. The result is the controller's number.
-    pub(super) fn connect(
-        &mut self,
-        now: Instant,
-        command: &ConnectCommand,
-        data: &[u8],
-    ) -> Result<u64, Fault> {
+    pub(super) fn connect(&mut self, now: Instant, command: Connecting, data: &[u8]) -> Result<u64, Fault> {
         let (data, _) = ConnectData::ref_from_prefix(data).map_err(|_| Status::InternalError)?;
         // A second Connect may have been under way.
         if !matches!(self.role, Role::New { .. }) {
@@ -124,8 +124,8 @@ impl Queue {
         let (role, cntlid) = if self.qid == 0 {
             let association = self.target.connect_admin(self.place, data)?;
             let cntlid = association.cntlid;
-            let kato_ms = command.kato_ms.get();
-            let controller = Controller::new(now, self.target.clone(), association, self.place, kato_ms);
+            let target = self.target.clone();
+            let controller = Controller::new(now, target, association, self.place, command.kato_ms);
             (Role::Admin(Box::new(controller)), cntlid)
         } else {
             let Joined { association, live, life } = self.target.connect_io(self.qid, data)?;
@@ -135,10 +135,10 @@ impl Queue {
             (Role::Io(IoQueue { qid: self.qid, association, life, live, snapshot, counters }), cntlid)
         };
         self.role = role;
-        // The head counts from the first command on, whose size of the queue is not smaller than that.
-        self.entries = command.sqsize.get() + 1;
+        // Connect may have fewer entries than the connection request.
+        self.entries = command.entries;
         self.sq_head %= self.entries;
-        self.no_flow_control = command.attributes & ConnectCommand::NO_FLOW_CONTROL != 0;
+        self.no_flow_control = command.no_flow_control;
         Ok(cntlid as u64)
     }
 }

@@ -169,7 +169,7 @@ impl Queue {
         let slot = self.slots.get(ticket);
         let (cid, stage) = (slot.cid, slot.stage);
         let step = match stage {
-            Stage::Connect(command) => self.connect(now, &command, data).map(|cntlid| (cntlid, None)),
+            Stage::Connect(command) => self.connect(now, command, data).map(|cntlid| (cntlid, None)),
             Stage::Ranges(of) => match &mut self.role {
                 Role::Io(io) => {
                     io::ranges(io.table(), of, data).map(|run| (0, Some(run))).map_err(Fault::from)

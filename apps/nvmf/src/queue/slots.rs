@@ -2,7 +2,6 @@
 
 use crate::admin::Page;
 use crate::io::{Deallocate, Running};
-use crate::wire::fabrics::ConnectCommand;
 
 /// A command under way: what the program gives back with what it was asked for.
 ///
@@ -38,7 +37,7 @@ pub(crate) enum Stage {
     /// It has just come.
     New,
     /// Connect: its data.
-    Connect(ConnectCommand),
+    Connect(Connecting),
     /// Dataset Management: its ranges.
     Ranges(Deallocate),
     /// The backend.
@@ -47,6 +46,15 @@ pub(crate) enum Stage {
     Page(Page, u32),
     /// An event.
     Event,
+}
+
+/// What a Connect said in the command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connecting {
+    /// Entries of the submission queue.
+    pub entries: u16,
+    pub no_flow_control: bool,
+    pub kato_ms: u32,
 }
 
 /// A command.
@@ -59,6 +67,9 @@ pub(crate) struct Slot {
     pub invalidate: Option<u32>,
     pub stage: Stage,
 }
+
+// A cache line a command.
+const _: () = assert!(size_of::<Slot>() <= 64);
 
 /// As many commands as a queue may have.
 #[derive(Debug)]
