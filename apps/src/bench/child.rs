@@ -167,6 +167,11 @@ mod tests {
 
     /// The test starts itself again as a program that starts another one and is killed.
     #[test]
+    #[expect(
+        clippy::print_stdout,
+        clippy::print_stderr,
+        reason = "what its other process and a reader of tests read"
+    )]
     fn what_a_killed_program_started_ends_with_it() {
         const AGAIN: &str = "ROCE_TEST_STARTS_A_PROGRAM";
         if std::env::var_os(AGAIN).is_some() {
