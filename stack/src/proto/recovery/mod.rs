@@ -1,7 +1,7 @@
 //! Loss recovery: which packets go out again after a sign that some were lost.
 //!
 //! The requester and the completer notice signs of loss, count retries and send; a scheme chooses the packets. Each scheme
-//! is a variant of [`Scheme`] and of `Recovery`, and a file. One that remembers more than [`Repair`] keeps it in a box: the state of a queue
+//! is a variant of [`Scheme`] and of `Recovery`, and a file. One that remembers more than `Repair` keeps it in a box: the state of a queue
 //! pair has room for a pointer, and queue pairs that do not use the scheme pay for nothing else.
 
 use super::completer::RetryCause;
