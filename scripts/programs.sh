@@ -322,8 +322,13 @@ ucx_test f ud_verbs 'tag_bw -s 65536 -n 500'
 
 say "libfabric"
 solo '' libfabric-bin 'provider: verbs' "fi_info -p verbs"
-pair f libfabric-bin 'bytes' "fi_pingpong -p verbs -e msg -B @P" "fi_pingpong -p verbs -e msg -P @P @A"
-pair f libfabric-bin 'bytes' "fi_pingpong -p verbs -e dgram -B @P" "fi_pingpong -p verbs -e dgram -P @P @A"
+# Its names are those of TCP, as with qperf.
+fi_test() {
+    local server_options='--port udp:127.0.0.2' client_options='--port udp:127.0.0.3'
+    pair "tf" libfabric-bin 'bytes' "fi_pingpong -p verbs -e $1 -B @P" "fi_pingpong -p verbs -e $1 -P @P 127.0.0.2"
+}
+fi_test msg
+fi_test dgram
 
 say "pyverbs"
 # pyverbs FLAGS MODULE: the tests of rdma-core in Python; of the interpreter that the package is for. A module's children that crash

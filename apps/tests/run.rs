@@ -74,6 +74,7 @@ fn a_program_gets_the_paths_and_the_options() {
         ("ROCE_ADDR", "10.0.0.1/24,fd00::1/64"),
         ("ROCE_MTU", "1500"),
         ("ROCE_DRIVE", "dedicated:1,2"),
+        ("UCX_UD_ETH_DGID_CHECK", "n"),
         ("ROCE_PCAP", here.join("a.pcap").to_str().unwrap()),
         ("ROCE_STATS", here.join("st").to_str().unwrap()),
     ] {

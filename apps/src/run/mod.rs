@@ -16,6 +16,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// Whether UCX checks to which address a datagram was sent.
+const UCX_CHECK: &str = "UCX_UD_ETH_DGID_CHECK";
+
 /// Runs the program in place of this process; returns only if that fails, or to print.
 ///
 /// # Errors
@@ -57,6 +60,9 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
         None => None,
     };
     set("ROCE_STATS", stats.map(PathBuf::into_os_string));
+    // UCX 1.13 takes the IP version of a datagram from a field that devices of one vendor fill in so, and drops those of others.
+    let ucx = std::env::var_os(UCX_CHECK).is_none();
+    set(UCX_CHECK, ucx.then(|| "n".into()));
     set("ROCE_PCAP", cli.pcap.as_deref().map(absolute).transpose()?.map(PathBuf::into_os_string));
     Ok(all)
 }

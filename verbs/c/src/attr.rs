@@ -67,7 +67,8 @@ pub(crate) fn ah_attr(from: &ibv_ah_attr) -> AhAttr {
     let route = || GlobalRoute {
         // SAFETY: every view of a GID is 16 bytes.
         dgid: Gid(unsafe { from.grh.dgid.raw }),
-        flow_label: from.grh.flow_label,
+        // The kernel takes the 20 bits that a header has room for, and UCX sets all 32.
+        flow_label: from.grh.flow_label & 0xf_ffff,
         sgid_index: from.grh.sgid_index,
         hop_limit: from.grh.hop_limit,
         traffic_class: from.grh.traffic_class,
