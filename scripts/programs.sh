@@ -298,8 +298,7 @@ say "qperf"
 qperf_test '' "rc_bw rc_lat"
 qperf_test f "rc_bi_bw rc_rdma_read_bw rc_rdma_read_lat rc_rdma_write_bw rc_rdma_write_lat rc_rdma_write_poll_lat"
 qperf_test f "rc_compare_swap_mr rc_fetch_add_mr"
-qperf_test f "uc_bw uc_bi_bw uc_lat uc_rdma_write_bw uc_rdma_write_lat uc_rdma_write_poll_lat"
-qperf_test f "ud_bw ud_bi_bw ud_lat"
+# Its tests of UC and UD address their peer by a LID, which RoCE does not have.
 
 say "fio"
 fio_test '' write
