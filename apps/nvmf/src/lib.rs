@@ -5,6 +5,46 @@
 //! the host, ask a namespace's storage, write bytes to the host, send the response. The crate reads no clock, starts no
 //! thread, moves no data, and allocates nothing a command. A queue may be on any thread.
 //!
+//! ```
+//! use nvmf::{BackendError, End, Instant, Queue, Remote, Request, Response, Source, Step};
+//!
+//! # trait Program {
+//! #     fn fetch(&mut self, capsule: &[u8], from: Source) -> Vec<u8>;
+//! #     fn write(&mut self, to: Remote, data: &[u8]);
+//! #     fn run(&mut self, capsule: &[u8], request: Request<'_>) -> Result<(), BackendError>;
+//! # }
+//! /// Serves a command from its capsule to its response: the shortest way, one at a time.
+//! fn serve(queue: &mut Queue, now: Instant, capsule: &[u8], program: &mut impl Program) -> Result<Option<Response>, End> {
+//!     let data;
+//!     let sqe = &capsule[..capsule.len().min(64)];
+//!     let step = match queue.handle_capsule(now, sqe, capsule.len())? {
+//!         Step::Fetch(ticket, from) => {
+//!             data = program.fetch(capsule, from);
+//!             queue.handle_data(now, ticket, &data)?
+//!         }
+//!         step => step,
+//!     };
+//!     Ok(Some(match step {
+//!         Step::Respond(response) => response,
+//!         Step::Run(ticket, request) => {
+//!             let done = program.run(capsule, request);
+//!             queue.handle_done(ticket, done)?
+//!         }
+//!         Step::Give(ticket, to) => {
+//!             let mut page = vec![0; to.len as usize];
+//!             let response = queue.poll_data(ticket, &mut page)?;
+//!             program.write(to, &page);
+//!             response
+//!         }
+//!         Step::Wait => return Ok(None),
+//!         Step::Fetch(..) => unreachable!("data are fetched once"),
+//!     }))
+//! }
+//! ```
+//!
+//! Besides: [`Queue::poll_response`] for asynchronous events, [`Queue::handle_timeout`] for hosts that are silent, and
+//! [`Queue::poll_end`] for what ends a queue from elsewhere. Dropping a queue gives back all that it had.
+//!
 //! What is served: the admin commands of an I/O controller and a discovery controller; Read, Write, Flush, Compare, Verify,
 //! Write Zeroes and Dataset Management (deallocate); in-capsule data, keyed descriptors, remote invalidation. What is not
 //! (fused commands, metadata, ANA, reservations, authentication) is not announced and refused.
@@ -36,5 +76,5 @@ pub use data::{Remote, Source};
 pub use io::{BackendError, Op, Ranges, Request};
 pub use nqn::{Nqn, NqnError};
 pub use queue::{Accepted, End, Queue, Response, Step, Ticket};
-pub use target::Target;
+pub use target::{Connected, Target};
 pub use time::Instant;

@@ -44,6 +44,17 @@ pub(crate) struct Served {
     pub hosts: Hosts,
 }
 
+/// A host that is connected.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Connected {
+    /// Its controller.
+    pub cntlid: u16,
+    /// Its name.
+    pub host: Nqn,
+    /// The subsystem; none for discovery.
+    pub subsystem: Option<Nqn>,
+}
+
 /// Controllers are numbered 1 to this; what is above has a meaning.
 const CNTLID_MAX: u16 = 0xFFEF;
 
@@ -69,6 +80,15 @@ impl Target {
         let state = self.lock();
         let discovery = state.associations.iter().filter(|a| a.live.is_none()).count();
         (state.associations.len() - discovery, discovery)
+    }
+    /// The hosts that are connected now, in the order in which they came.
+    pub fn connected(&self) -> Vec<Connected> {
+        let connected = |a: &Arc<Association>| Connected {
+            cntlid: a.cntlid,
+            host: a.host.clone(),
+            subsystem: a.live.as_ref().map(|live| live.nqn.clone()),
+        };
+        self.lock().associations.iter().map(connected).collect()
     }
     /// What the queues of a subsystem did.
     ///

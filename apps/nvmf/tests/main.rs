@@ -7,3 +7,4 @@ mod fuzz;
 mod golden;
 mod io;
 mod model;
+mod threads;

@@ -70,6 +70,8 @@ impl Controller {
     /// A command that is not Connect.
     pub fn handle(&mut self, now: Instant, sqe: &Sqe, slot: u16) -> Result<Verdict, Fault> {
         self.heard = now;
+        // What came before counts no more.
+        self.association.take_traffic();
         if sqe.opcode == fabrics::OPCODE {
             return self.fabrics(PropertyCommand::of(sqe));
         }

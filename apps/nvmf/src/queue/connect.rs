@@ -34,6 +34,7 @@ pub struct Accepted {
 
 impl Queue {
     /// Judges a connection request of a host that arrived at `port` of `target`, on address `local`, by its private data.
+    /// Anyone may connect: the program bounds how many connections there are.
     ///
     /// # Errors
     /// The reason to refuse it, which goes into the private data of the reject.

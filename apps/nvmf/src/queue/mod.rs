@@ -28,7 +28,7 @@ pub use connect::Accepted;
 pub use slots::Ticket;
 use slots::{Slots, Stage};
 
-/// What to do next for a command.
+/// What to do next for a command. Where it cannot be done because the connection failed, drop the queue.
 #[derive(Debug)]
 #[must_use]
 pub enum Step<'a> {
