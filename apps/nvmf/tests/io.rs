@@ -201,6 +201,9 @@ fn a_namespace_that_goes_while_ranges_are_fetched_is_not_touched() {
     let Ok(Step::Fetch(second, _)) = io.handle_capsule(p.now, sqe.as_bytes(), 64) else {
         panic!("it is fetched")
     };
+    let Ok(Step::Fetch(third, _)) = io.handle_capsule(p.now, sqe.as_bytes(), 64) else {
+        panic!("it is fetched")
+    };
     let subsystem = nqn(crate::common::SUBSYSTEM);
     p.target.resize_namespace(&subsystem, 1, 32).unwrap();
     let status = |step| match step {
@@ -210,6 +213,10 @@ fn a_namespace_that_goes_while_ranges_are_fetched_is_not_touched() {
     assert_eq!(status(io.handle_data(p.now, first, &data)), Status::LbaOutOfRange.field());
     p.target.remove_namespace(&subsystem, 1).unwrap();
     assert_eq!(status(io.handle_data(p.now, second, &data)), Status::InvalidNamespace.field());
+    // Another one of that identifier, which may not be written.
+    let read_only = nvmf::config::Namespace { read_only: true, ..namespace(1, 64) };
+    p.target.add_namespace(&subsystem, read_only).unwrap();
+    assert_eq!(status(io.handle_data(p.now, third, &data)), Status::WriteProtected.field());
 }
 
 #[test]
