@@ -68,8 +68,8 @@ pub struct RunCli {
     pub pcap: Option<PathBuf>,
 
     /// Directory of the library [default: ../lib/roce beside the directory of roce-run, then ../dropin]
-    #[arg(long, value_name = "DIR")]
-    pub library: Option<PathBuf>,
+    #[arg(long = "library", value_name = "DIR")]
+    pub libraries: Option<PathBuf>,
 
     /// Print the variables, as commands of a shell, instead of running a program
     #[arg(long)]

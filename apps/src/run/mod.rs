@@ -27,7 +27,7 @@ pub fn run(cli: &RunCli) -> Result<()> {
     if !cli.cores.is_empty() && cli.drive != Some(RunDrive::Dedicated) {
         return Err(AppError::Usage("--cores are those of --drive dedicated; taskset pins a program".into()));
     }
-    let library = library::find(cli.library.as_deref())?;
+    let library = library::find(cli.libraries.as_deref())?;
     if cli.print {
         for (name, value) in variables(cli, &library)? {
             say!("export {name}={}", quoted(&value))?;
