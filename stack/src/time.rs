@@ -24,7 +24,8 @@ impl Instant {
     /// `self + d`, saturating.
     #[must_use]
     pub const fn after(self, d: Duration) -> Self {
-        self.after_nanos(d.as_nanos() as u64)
+        let ns = d.as_nanos();
+        self.after_nanos(if ns > u64::MAX as u128 { u64::MAX } else { ns as u64 })
     }
     /// `self + ns`, saturating.
     #[must_use]
@@ -40,5 +41,19 @@ impl Instant {
 impl fmt::Debug for Instant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.3}us", self.0 as f64 / 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn far_away_is_far_and_not_soon() {
+        let start = Instant::from_nanos(5);
+        assert_eq!(start.after(Duration::from_nanos(u64::MAX - 5)), Instant::FAR);
+        // One second more than 64 bits of nanoseconds hold.
+        assert_eq!(start.after(Duration::from_secs(18_446_744_074)), Instant::FAR);
+        assert_eq!(start.after(Duration::MAX), Instant::FAR);
     }
 }

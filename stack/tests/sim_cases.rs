@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sim::link::{Fate, Fault, Fired, Flight, Link, Plan};
+use sim::link::{Fate, Fault, Fired, Link, Plan};
 use sim::node::{NodeConfig, QpConfig, SendWr, remote_rights};
 use sim::peer::{Rig, pkt};
 use sim::rng::Rng;
@@ -334,7 +334,7 @@ fn port_that_panics_inside_a_message() {
     let mut in_the_middle = 0;
     for asked in 0..8 {
         let mut s = Story::with(|c| c.timeout = 10);
-        s.world.link(A, B).plan.delay = Duration::from_micros(5);
+        s.world.link(A, B).plan.path.delay = Duration::from_micros(5);
         s.put(A, 0, &[9; 32768]);
         s.post(A, WrOpcode::RdmaWrite, 32768);
         s.world.nodes[B].wires[0].panic_after(asked);
@@ -358,7 +358,7 @@ fn port_that_panics_inside_a_message() {
 #[test]
 fn region_deregistered_inside_a_message() {
     let mut s = Story::new();
-    s.world.link(A, B).plan.delay = Duration::from_micros(5);
+    s.world.link(A, B).plan.path.delay = Duration::from_micros(5);
     s.put(A, 0, &[9; 32768]);
     s.post(A, WrOpcode::RdmaWrite, 32768);
     // Two bursts of the message are with B when its region goes away.
@@ -473,7 +473,7 @@ fn each_link_fault_reaches_the_other_side() {
     let frame = Rig::new().frame(&pkt(O::RC_SEND_ONLY, 1).len(200));
     for fault in Fault::ALL {
         let mut link = Link::new(Plan::CLEAN.with(*fault, 1_000_000), Rng::new(1));
-        let (mut fired, mut out) = (Fired::default(), Vec::<Flight>::new());
+        let (mut fired, mut out) = (Fired::default(), Vec::new());
         for i in 0..20 {
             link.carry(Instant::from_nanos(i * 1000), &frame, &mut fired, &mut out);
         }
@@ -488,9 +488,11 @@ fn each_link_fault_reaches_the_other_side() {
             Fault::Corrupt | Fault::Truncate | Fault::Mark => {
                 assert!(out.len() == 20 && whole == 0, "{fault:?}")
             }
-            _ => assert!(!fault.of_link() && whole == 20 && in_order, "{fault:?} is not the link's"),
+            _ => {
+                assert!(fault.on_link().is_none() && whole == 20 && in_order, "{fault:?} is not the link's")
+            }
         }
-        assert_eq!(fired.get(*fault) > 0, fault.of_link(), "{fault:?}");
+        assert_eq!(fired.get(*fault) > 0, fault.on_link().is_some(), "{fault:?}");
     }
 }
 

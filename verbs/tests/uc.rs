@@ -6,7 +6,8 @@ use crate::common::{PATIENCE, all_rights, enter, options, pump, take};
 use crate::wire::{self, PEER_PSN, PEER_QPN, Wire, mtu256};
 use sim::peer::{Pkt, pkt};
 use stack::wire::Opcode;
-use verbs::port::{FaultPlan, Port, fault, pair};
+use verbs::port::fault::{Fault, Plan};
+use verbs::port::{Port, fault, pair};
 use verbs::{
     Access, AsyncEvent, Context, Counter, Cq, DeviceConfig, Discard, Drive, Mr, Mtu, Pd, Qp, QpInitAttr,
     QpState, RcOptions, RecvWr, SendWr, Wc, WcFlags, WcOpcode, WcStatus,
@@ -423,8 +424,8 @@ fn messages_of_many_sizes_arrive_whole() {
 fn a_lossy_link_loses_whole_messages() {
     for number in 0..3 {
         let (a, b) = pair(1);
-        let plan = FaultPlan { loss: 0.05, rx: false, ..FaultPlan::default() };
-        let (a, b) = (End::new(fault(a, plan, number), 1, 1), End::new(b, 2, 1));
+        let lossy = Plan::CLEAN.with(Fault::Loss, 50_000);
+        let (a, b) = (End::new(fault(a, Plan::CLEAN, lossy, number), 1, 1), End::new(b, 2, 1));
         let (qa, qb) = connect(&a, &b, 0, &RcOptions { path_mtu: Some(Mtu::Mtu256), ..options() });
         const MESSAGES: usize = 60;
         let len = |n: usize| 1 + n * 37 % 2000;

@@ -24,7 +24,8 @@ use results::Results;
 use rnr::{LATE, Late};
 use run::Bench;
 use std::time::Instant;
-use verbs::port::{self, FaultPlan, PortOptions};
+use verbs::port::fault::{Fault, Plan};
+use verbs::port::{self, PortOptions};
 use verbs::{Context, DeviceConfig, Drive, Gid, Mtu, PortSource};
 
 /// Titles of the tables.
@@ -229,20 +230,17 @@ impl Session<'_> {
 /// Opens the port and a device on it that has the address of this network.
 fn open(args: &RunArgs) -> Result<Context> {
     let faults = (args.link.net == Network::Faults).then(|| {
-        let plan = FaultPlan {
-            loss: args.loss / 100.0,
-            duplicate: args.duplicate / 100.0,
-            reorder: args.reorder / 100.0,
-            rx: true,
-            tx: true,
-            ..FaultPlan::default()
-        };
+        let ppm = |percent: f64| (percent * 10_000.0) as u32;
+        let plan = Plan::CLEAN
+            .with(Fault::Loss, ppm(args.loss))
+            .with(Fault::Duplicate, ppm(args.duplicate))
+            .with(Fault::Reorder, ppm(args.reorder));
         (plan, args.seed)
     });
     open_port(&args.link, faults, None)
 }
 
-fn open_port(link: &LinkArgs, faults: Option<(FaultPlan, u64)>, seed: Option<u64>) -> Result<Context> {
+fn open_port(link: &LinkArgs, faults: Option<(Plan, u64)>, seed: Option<u64>) -> Result<Context> {
     let options =
         PortOptions { mtu: usize::from(link.link_mtu), mac: Some(link.mac), ..PortOptions::default() };
     let mut port = link.port.open(&options).map_err(|e| AppError::Setup(e.to_string()))?;
@@ -250,7 +248,7 @@ fn open_port(link: &LinkArgs, faults: Option<(FaultPlan, u64)>, seed: Option<u64
         port = port::capture(port, path).map_err(|e| AppError::Setup(format!("--pcap: {e}")))?;
     }
     if let Some((plan, seed)) = faults {
-        port = port::fault(port, plan, seed);
+        port = port::fault(port, plan, plan, seed);
     }
     let (ours, _, vlan) = link.net.addresses();
     let config = DeviceConfig {

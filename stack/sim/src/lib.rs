@@ -34,10 +34,11 @@ pub mod memory;
 pub mod node;
 pub mod peer;
 pub mod port;
-pub mod rng;
 pub mod seen;
 pub mod story;
 pub mod swarm;
 pub mod window;
 pub mod workload;
 pub mod world;
+
+pub use stack::port::fault::rng;

@@ -1,18 +1,17 @@
-//! One direction of a link, and every fault of it.
+//! One direction of a link between two nodes, and every fault of links, ports and programs.
 
 use core::time::Duration;
 
-use super::peer::is_covered;
 use super::rng::Rng;
 use super::seen::Seen;
+use stack::port::fault::{self, Flight};
 use stack::time::Instant;
-use stack::wire::{Ingress, locate};
 
 macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
         /// A fault of a frame, of the port that sends it, or of the program.
         ///
-        /// A new one needs three things: its rate in [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and
+        /// Those of the link are [`fault::Fault`], by the same numbers. A new one needs three things: its rate in [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and
         /// a line in `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one never
         /// happened.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,10 +23,6 @@ macro_rules! faults {
         impl Fault {
             /// Every fault.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
-            /// Whether it happens on a link; the others happen to a port or in a program.
-            pub const fn of_link(self) -> bool {
-                (self as u8) < Self::EarlierLife as u8
-            }
             /// Its name in a report.
             pub const fn name(self) -> &'static str {
                 match self {
@@ -111,19 +106,13 @@ impl Fired {
     }
 }
 
-/// How a link, or a port, behaves.
+/// How a link, or a port and its program, behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Plan {
-    /// Time from one end to the other.
-    pub delay: Duration,
-    /// Frames in a million that meet each fault; for port faults, turns in a million after which one begins.
+    /// The link.
+    pub path: fault::Plan,
+    /// Turns in a million after which each fault of a port or a program begins, by its number.
     pub ppm: [u32; FAULTS],
-    /// How long a blackhole or a narrow path lasts.
-    pub hole: Duration,
-    /// How much later a reordered frame may come.
-    pub jitter: Duration,
-    /// How much later a late duplicate comes.
-    pub late: Duration,
     /// How long a port fault lasts.
     pub stall: Duration,
 }
@@ -131,24 +120,31 @@ pub struct Plan {
 impl Plan {
     /// Nothing goes wrong.
     pub const CLEAN: Self = Self {
-        delay: Duration::from_micros(2),
+        path: fault::Plan { delay: Duration::from_micros(2), ..fault::Plan::CLEAN },
         ppm: [0; FAULTS],
-        hole: Duration::from_micros(200),
-        jitter: Duration::from_micros(20),
-        late: Duration::from_millis(5),
         stall: Duration::from_micros(50),
     };
 
     /// The same with one fault at a rate.
     #[must_use]
-    pub const fn with(mut self, fault: Fault, ppm: u32) -> Self {
-        self.ppm[fault as usize] = ppm;
+    pub fn with(mut self, fault: Fault, ppm: u32) -> Self {
+        match fault.on_link() {
+            Some(fault) => self.path = self.path.with(fault, ppm),
+            None => self.ppm[fault as usize] = ppm,
+        }
         self
     }
 
     /// The rate of a fault.
-    pub const fn rate(&self, fault: Fault) -> u32 {
-        self.ppm[fault as usize]
+    pub fn rate(&self, fault: Fault) -> u32 {
+        fault.on_link().map_or(self.ppm[fault as usize], |fault| self.path.rate(fault))
+    }
+
+    /// The same without a fault.
+    #[must_use]
+    pub fn without_faults(mut self) -> Self {
+        (self.path.ppm, self.ppm) = (fault::Plan::CLEAN.ppm, [0; FAULTS]);
+        self
     }
 }
 
@@ -168,30 +164,13 @@ pub enum Fate {
 /// A hand-written rule.
 pub type Rule = Box<dyn FnMut(&Seen) -> Fate>;
 
-/// A frame on its way.
-#[derive(Clone, Debug)]
-pub struct Flight {
-    /// When it arrives.
-    pub at: Instant,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
-    /// The bytes are as they were sent, ECN marks aside.
-    pub whole: bool,
-}
-
-/// Bytes of a frame that a narrow path still carries.
-pub const NARROW: usize = 200;
-
 /// One direction between two nodes.
 pub struct Link {
     /// How it behaves.
     pub plan: Plan,
     /// Applied to each frame before random faults.
     pub rule: Option<Rule>,
-    hole_until: Instant,
-    narrow_until: Instant,
-    partitioned: bool,
-    rng: Rng,
+    link: fault::Link,
 }
 
 impl core::fmt::Debug for Link {
@@ -203,28 +182,20 @@ impl core::fmt::Debug for Link {
 impl Link {
     /// A link with a generator of its own.
     pub fn new(plan: Plan, rng: Rng) -> Self {
-        Self {
-            plan,
-            rule: None,
-            hole_until: Instant::ZERO,
-            narrow_until: Instant::ZERO,
-            partitioned: false,
-            rng,
-        }
+        Self { plan, rule: None, link: fault::Link::new(rng) }
     }
 
     /// Nothing goes wrong from now on.
     pub fn heal(&mut self) {
-        self.plan = Plan { delay: self.plan.delay, ..Plan::CLEAN };
+        let path = fault::Plan { delay: self.plan.path.delay, ..fault::Plan::CLEAN };
+        self.plan = Plan { path, ..Plan::CLEAN };
         self.rule = None;
-        self.partitioned = false;
-        self.hole_until = Instant::ZERO;
-        self.narrow_until = Instant::ZERO;
+        self.link.heal();
     }
 
     /// Takes a frame at `now`; appends the frames that arrive, with their times.
     pub fn carry(&mut self, now: Instant, frame: &[u8], fired: &mut Fired, out: &mut Vec<Flight>) {
-        let mut at = now.after(self.plan.delay);
+        let mut longer = Duration::ZERO;
         if let Some(rule) = &mut self.rule
             && let Some(seen) = Seen::decode(now, frame)
         {
@@ -233,96 +204,47 @@ impl Link {
                 Fate::Drop => return fired.count(Fault::Loss),
                 Fate::Again(after) => {
                     fired.count(Fault::Duplicate);
-                    out.push(Flight { at: at.after(after), bytes: frame.to_vec(), whole: true });
+                    let at = now.after(self.plan.path.delay).after(after);
+                    out.push(Flight { at, bytes: frame.to_vec(), whole: true });
                 }
                 Fate::Late(by) => {
                     fired.count(Fault::Reorder);
-                    at = at.after(by);
+                    longer = by;
                 }
             }
         }
-        let plan = self.plan;
-        let mut hit = |fault: Fault, rng: &mut Rng| {
-            let hit = rng.ppm(plan.rate(fault));
-            if hit {
-                fired.count(fault);
-            }
-            hit
-        };
-        if self.partitioned || hit(Fault::Partition, &mut self.rng) {
-            self.partitioned = true;
-            return;
-        }
-        if now < self.hole_until || hit(Fault::Blackhole, &mut self.rng) {
-            if now >= self.hole_until {
-                self.hole_until = now.after(plan.hole);
-            }
-            return;
-        }
-        if hit(Fault::Loss, &mut self.rng) {
-            return;
-        }
-        if frame.len() > NARROW && (now < self.narrow_until || hit(Fault::Narrow, &mut self.rng)) {
-            if now >= self.narrow_until {
-                self.narrow_until = now.after(plan.hole);
-            }
-            return;
-        }
-        let mut bytes = frame.to_vec();
-        if hit(Fault::Mark, &mut self.rng) {
-            congest(&mut bytes, &mut self.rng);
-        }
-        if hit(Fault::Duplicate, &mut self.rng) {
-            out.push(Flight { at, bytes: bytes.clone(), whole: true });
-        }
-        if hit(Fault::LateDuplicate, &mut self.rng) {
-            out.push(Flight { at: at.after(plan.late), bytes: bytes.clone(), whole: true });
-        }
-        if hit(Fault::Reorder, &mut self.rng) {
-            at = at.after_nanos(self.rng.range(1, plan.jitter.as_nanos() as u64));
-        }
-        let mut whole = true;
-        if hit(Fault::Corrupt, &mut self.rng) {
-            whole = false;
-            corrupt(&mut bytes, &mut self.rng);
-        }
-        if hit(Fault::Truncate, &mut self.rng) {
-            whole = false;
-            bytes.truncate(self.rng.below(bytes.len() as u64) as usize);
-        }
-        out.push(Flight { at, bytes, whole });
+        self.link.carry(&self.plan.path, now, longer, frame, |fault| fired.count(fault.into()), out);
     }
 }
 
-/// Sets the bits that a congested switch sets: the ECN bits to "congestion experienced", and any of FECN and BECN.
-fn congest(bytes: &mut [u8], rng: &mut Rng) {
-    let Ok(Ingress::Roce(layout)) = locate(bytes) else { return };
-    let (l3, bth) = (usize::from(layout.l3), usize::from(layout.bth));
-    if layout.ipv6 {
-        bytes[l3 + 1] |= 0x30;
-    } else {
-        bytes[l3 + 1] |= 3;
-        bytes[l3 + 10..l3 + 12].fill(0);
-        let words = bytes[l3..l3 + 20].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
-        let sum: u32 = words.sum();
-        let sum = (sum & 0xffff) + (sum >> 16);
-        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
-        bytes[l3 + 10..l3 + 12].copy_from_slice(&sum.to_be_bytes());
+impl Fault {
+    /// The fault of the link that it is; `None` if it happens to a port or in a program.
+    pub fn on_link(self) -> Option<fault::Fault> {
+        fault::Fault::ALL.get(self as usize).copied()
     }
-    bytes[bth + 4] |= rng.pick(&[0x80, 0x40, 0xc0]);
 }
 
-/// Flips one bit that the ICRC covers; any bit of a frame that has none.
-fn corrupt(bytes: &mut [u8], rng: &mut Rng) {
-    let layout = match locate(bytes) {
-        Ok(Ingress::Roce(layout)) => Some(layout),
-        _ => None,
-    };
-    loop {
-        let bit = rng.below(bytes.len() as u64 * 8) as usize;
-        if layout.is_none_or(|l| is_covered(&l, bit / 8)) {
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            return;
+impl From<fault::Fault> for Fault {
+    fn from(fault: fault::Fault) -> Self {
+        Self::ALL[fault as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_a_link_have_one_number_and_one_name() {
+        for fault in fault::Fault::ALL {
+            assert_eq!(Fault::from(*fault).on_link(), Some(*fault));
+            assert_eq!(Fault::from(*fault).name(), fault.name());
         }
+        assert_eq!(Fault::EarlierLife.on_link(), None);
+        assert_eq!(
+            Fault::EarlierLife as usize,
+            fault::Fault::ALL.len(),
+            "the first that is none of the link's"
+        );
     }
 }

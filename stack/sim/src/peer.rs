@@ -13,8 +13,8 @@ use stack::proto::status::{AsyncEvent, WcStatus, WrOpcode};
 use stack::proto::wqe::Cqe;
 use stack::time::Instant;
 use stack::wire::{
-    Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, ICRC_LEN, Ingress, Layout, Opcode, Reth, Template,
-    Transport, icrc, locate,
+    Aeth, AtomicEth, Ext, Flow, HEADERS_MAX, Header, ICRC_LEN, Ingress, Opcode, Reth, Template, Transport,
+    icrc, locate,
 };
 
 /// A packet that the peer will send.
@@ -510,17 +510,4 @@ pub fn reseal(frame: &mut [u8]) {
         }
     }
     frame[end..].copy_from_slice(&icrc::of_masked(&covered).to_le_bytes());
-}
-
-/// Whether byte `at` of a located frame is covered by the ICRC: a changed bit there must be noticed.
-pub fn is_covered(layout: &Layout, at: usize) -> bool {
-    let Some(at) = at.checked_sub(usize::from(layout.l3)) else { return false };
-    if at + usize::from(layout.l3) >= usize::from(layout.end) {
-        return false;
-    }
-    if layout.ipv6 {
-        !matches!(at, 0..=3 | 7 | 46 | 47 | 52)
-    } else {
-        !matches!(at, 1 | 8 | 10 | 11 | 26 | 27 | 32)
-    }
 }

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use super::link::{FAULTS, Fault, Plan};
+use super::link::{Fault, Plan};
 use super::node::{QpConfig, remote_rights};
 use super::rng::Rng;
 use super::world::Steering;
@@ -64,28 +64,30 @@ impl Swarm {
         // Now and then, messages longer than a window.
         let bulk = rng.one_in(24);
         let mtu = if bulk { Mtu::Mtu256 } else { rng.pick(&Mtu::ALL) };
-        let mut plan = Plan { delay: Duration::from_nanos(rng.range(500, 8_000)), ..Plan::CLEAN };
+        let mut plan = Plan::CLEAN;
+        plan.path.delay = Duration::from_nanos(rng.range(500, 8_000));
         let mut harsh = false;
         // Swarm: each fault is in half of the runs, rare in most of those, frequent in some.
-        for (i, fault) in Fault::ALL.iter().enumerate() {
+        for &fault in Fault::ALL {
             if rng.one_in(2) {
                 continue;
             }
-            plan.ppm[i] = rate(*fault, rng);
+            let ppm = rate(fault, rng);
+            plan = plan.with(fault, ppm);
             harsh |= match fault {
-                Fault::Partition | Fault::Blackhole | Fault::Narrow => plan.ppm[i] > 0,
-                Fault::Loss | Fault::Corrupt | Fault::Truncate => plan.ppm[i] > 10_000,
+                Fault::Partition | Fault::Blackhole | Fault::Narrow => ppm > 0,
+                Fault::Loss | Fault::Corrupt | Fault::Truncate => ppm > 10_000,
                 _ => false,
             };
         }
-        plan.hole = Duration::from_micros(rng.pick(&[20, 200, 2_000]));
-        plan.jitter = Duration::from_micros(rng.pick(&[1, 5, 20]));
-        plan.late = Duration::from_micros(rng.pick(&[100, 1_000, 20_000]));
+        plan.path.hole = Duration::from_micros(rng.pick(&[20, 200, 2_000]));
+        plan.path.jitter = Duration::from_micros(rng.pick(&[1, 5, 20]));
+        plan.path.late = Duration::from_micros(rng.pick(&[100, 1_000, 20_000]));
         plan.stall = Duration::from_micros(rng.pick(&[1, 10, 100, 1_500]));
         let mut plans = vec![vec![plan; nodes]; nodes];
         for link in plans.iter_mut().flatten() {
             if rng.one_in(6) {
-                link.ppm = [0; FAULTS];
+                *link = link.without_faults();
             }
         }
         let depth = |rng: &mut Rng| 1 << rng.range(0, 5);

@@ -12,11 +12,12 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 
 use super::check::{self, Check, Window};
 use super::liar::Liar;
-use super::link::{Fault, Fired, Flight, Link, Plan};
+use super::link::{Fault, Fired, Link, Plan};
 use super::node::{Node, NodeConfig, QpConfig, QpId};
 use super::rng::Rng;
 use super::seen::Seen;
 use stack::id::{Psn, Qpn};
+use stack::port::fault::Flight;
 use stack::time::Instant;
 use stack::wire::{Ingress, Transport, locate};
 

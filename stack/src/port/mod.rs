@@ -14,7 +14,7 @@ mod capture;
 mod counters;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
-mod fault;
+pub mod fault;
 pub mod frame;
 mod lazy;
 mod loopback;
@@ -30,7 +30,7 @@ mod udp;
 mod unix;
 
 pub use capture::capture;
-pub use fault::{FaultPlan, fault};
+pub use fault::fault;
 pub use frame::{Frame, HeapPool};
 pub use pair::{Steering, pair, pair_with};
 pub use spec::{MemifRole, PortSpec};

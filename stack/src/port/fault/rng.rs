@@ -1,4 +1,4 @@
-//! The simulator's random numbers: SplitMix64, the same on every machine and in every version.
+//! Random numbers of tests and faults: SplitMix64, the same on every machine and in every version.
 
 /// A generator of pseudo-random numbers. One seed determines all of them.
 #[derive(Clone, Debug)]

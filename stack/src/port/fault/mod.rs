@@ -1,0 +1,402 @@
+//! A port that mistreats its frames, the same way each time for the same seed.
+//!
+//! What happens to a frame is decided by a [`Link`], which the simulator has as well.
+
+mod link;
+pub mod rng;
+
+pub use link::{Fault, Flight, Link, NARROW, Plan};
+
+use super::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use crate::time::Instant;
+use core::cmp::Reverse;
+use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use rng::Rng;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+/// How long a call of a burst takes: there is no clock here, so a seed repeats.
+const BURST: Duration = Duration::from_micros(1);
+
+/// Wraps `port` so that the frames it receives meet the faults of `rx`, and those it sends the faults of `tx`. Time is counted in
+/// bursts: each call, also one that moves nothing, lasts a microsecond. Each queue and direction draws its own sequence from
+/// `seed`. Frames lost here are counted under [`PortStats::rx_dropped`] and [`PortStats::tx_dropped`].
+pub fn fault(port: Box<dyn Port>, rx: Plan, tx: Plan, seed: u64) -> Box<dyn Port> {
+    Box::new(FaultPort { port, rx, tx, seed, lost: Arc::default() })
+}
+
+#[derive(Default)]
+struct Lost {
+    rx: AtomicU64,
+    tx: AtomicU64,
+}
+
+struct FaultPort {
+    port: Box<dyn Port>,
+    rx: Plan,
+    tx: Plan,
+    seed: u64,
+    lost: Arc<Lost>,
+}
+
+impl Port for FaultPort {
+    fn info(&self) -> &PortInfo {
+        self.port.info()
+    }
+
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let queue = self.port.take_queue(index)?;
+        let mut rng = Rng::new(self.seed).fork(index as u64);
+        let mut way = |plan: Plan, part| (plan != Plan::CLEAN).then(|| Way::new(plan, rng.fork(part)));
+        let (rx, tx) = (way(self.rx, 0), way(self.tx, 1));
+        let (now, ready, lost) = (Instant::ZERO, VecDeque::new(), Arc::clone(&self.lost));
+        Some(Box::new(FaultQueue { queue, rx, tx, now, ready, lost }))
+    }
+
+    fn start(&self) -> Result<(), PortError> {
+        self.port.start()
+    }
+
+    fn mtu(&self) -> usize {
+        self.port.mtu()
+    }
+
+    fn link_up(&self) -> bool {
+        self.port.link_up()
+    }
+
+    fn host(&self) -> Option<&dyn super::Host> {
+        self.port.host()
+    }
+
+    fn maintain(&self) {
+        self.port.maintain();
+    }
+
+    fn stats(&self) -> PortStats {
+        let mut stats = self.port.stats();
+        stats.rx_dropped += self.lost.rx.load(Ordering::Relaxed);
+        stats.tx_dropped += self.lost.tx.load(Ordering::Relaxed);
+        stats
+    }
+}
+
+/// Frames that may be on their way in one direction of a queue before no more are taken.
+const WAITING_MAX: usize = 512;
+
+/// One direction of a queue that has faults.
+struct Way {
+    plan: Plan,
+    link: Link,
+    /// The frame that arrives first comes first; of two that arrive at once, the one sent first.
+    waiting: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
+    number: u64,
+    arrivals: Vec<Flight>,
+}
+
+impl Way {
+    fn new(plan: Plan, rng: Rng) -> Self {
+        Self { plan, link: Link::new(rng), waiting: BinaryHeap::new(), number: 0, arrivals: Vec::new() }
+    }
+
+    fn is_full(&self) -> bool {
+        self.waiting.len() >= WAITING_MAX
+    }
+
+    /// Takes frames. Returns how many of them do not arrive.
+    fn take<'a>(&mut self, now: Instant, frames: impl IntoIterator<Item = &'a Frame>) -> u64 {
+        let mut lost = 0;
+        for frame in frames {
+            self.link.carry(&self.plan, now, Duration::ZERO, frame.data(), |_| (), &mut self.arrivals);
+            // What has lost all its bytes is lost.
+            self.arrivals.retain(|flight| !flight.bytes.is_empty());
+            lost += u64::from(self.arrivals.is_empty());
+            for Flight { at, bytes, .. } in self.arrivals.drain(..) {
+                self.waiting.push(Reverse((at, self.number, bytes)));
+                self.number += 1;
+            }
+        }
+        lost
+    }
+
+    /// The next frame that has arrived.
+    fn arrived(&mut self, now: Instant) -> Option<Vec<u8>> {
+        let Reverse((at, ..)) = self.waiting.peek()?;
+        if *at > now {
+            return None;
+        }
+        self.waiting.pop().map(|Reverse((.., bytes))| bytes)
+    }
+}
+
+struct FaultQueue {
+    queue: Box<dyn PortQueue>,
+    /// `None` for a direction without faults.
+    rx: Option<Way>,
+    tx: Option<Way>,
+    now: Instant,
+    /// Frames that the port did not accept yet.
+    ready: VecDeque<Frame>,
+    lost: Arc<Lost>,
+}
+
+impl FaultQueue {
+    /// Sends what has come through.
+    fn pump(&mut self) {
+        let Some(way) = &mut self.tx else { return };
+        loop {
+            let mut burst = TxBurst::new();
+            while !burst.is_full()
+                && let Some(frame) = self.ready.pop_front()
+            {
+                burst.push(frame);
+            }
+            while !burst.is_full()
+                && let Some(mut frame) = self.queue.alloc()
+                && let Some(bytes) = way.arrived(self.now)
+            {
+                if frame.fill(&bytes) {
+                    burst.push(frame);
+                } else {
+                    self.lost.tx.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            if burst.is_empty() {
+                return;
+            }
+            self.queue.tx_burst(&mut burst);
+            if !burst.is_empty() {
+                self.ready.extend(burst);
+                return;
+            }
+        }
+    }
+}
+
+impl PortQueue for FaultQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        self.now = self.now.after(BURST);
+        // Frames on their way out go even if nothing more is sent.
+        self.pump();
+        let Some(way) = &mut self.rx else { return self.queue.rx_burst(out) };
+        if !way.is_full() {
+            let mut burst = RxBurst::new();
+            self.queue.rx_burst(&mut burst);
+            let lost = way.take(self.now, &burst);
+            self.lost.rx.fetch_add(lost, Ordering::Relaxed);
+            self.queue.recycle(&mut burst);
+        }
+        let before = out.len();
+        while !out.is_full()
+            && let Some(bytes) = way.arrived(self.now)
+        {
+            out.push(Frame::from_vec(bytes));
+        }
+        out.len() - before
+    }
+
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        self.now = self.now.after(BURST);
+        self.pump();
+        let Some(way) = &mut self.tx else { return self.queue.tx_burst(frames) };
+        if way.is_full() {
+            return 0;
+        }
+        let lost = way.take(self.now, frames.iter());
+        self.lost.tx.fetch_add(lost, Ordering::Relaxed);
+        let n = frames.len();
+        frames.clear();
+        self.pump();
+        n
+    }
+
+    fn alloc(&mut self) -> Option<Frame> {
+        self.queue.alloc()
+    }
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        self.queue.alloc_burst(out, n);
+    }
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        self.queue.recycle(frames);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pair;
+    use super::*;
+
+    /// Sends `n` numbered frames through a port with the plan; the treatment is at the sender or at the receiver.
+    fn run(plan: Plan, at_sender: bool, seed: u64, n: u32) -> (Vec<Vec<u8>>, PortStats) {
+        let (a, b) = pair(1);
+        let (a, b) = if at_sender {
+            (fault(a, Plan::CLEAN, plan, seed), b)
+        } else {
+            (a, fault(b, plan, Plan::CLEAN, seed))
+        };
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        let mut arrived = Vec::new();
+        let mut burst = TxBurst::new();
+        let mut got = RxBurst::new();
+        for i in 0..n {
+            let mut frame = qa.alloc().unwrap();
+            frame.fill(&sent(i));
+            burst.push(frame);
+            qa.tx_burst(&mut burst);
+            qb.rx_burst(&mut got);
+            arrived.extend(got.drain(..).map(|frame| frame.data().to_vec()));
+        }
+        for _ in 0..64 {
+            qa.rx_burst(&mut got);
+            qb.rx_burst(&mut got);
+            arrived.extend(got.drain(..).map(|frame| frame.data().to_vec()));
+        }
+        (arrived, if at_sender { a.stats() } else { b.stats() })
+    }
+
+    fn sent(i: u32) -> Vec<u8> {
+        [i.to_be_bytes(), [0; 4], [0xff; 4], [0x55; 4]].concat()
+    }
+
+    fn number(frame: &[u8]) -> u32 {
+        u32::from_be_bytes(frame[..4].try_into().unwrap())
+    }
+
+    const N: u32 = 2000;
+    const TENTH: u32 = 100_000;
+    const ALWAYS: u32 = 1_000_000;
+
+    #[test]
+    fn no_faults_change_nothing_and_a_seed_repeats() {
+        for at_sender in [true, false] {
+            let (frames, _) = run(Plan::CLEAN, at_sender, 1, N);
+            assert!(frames.iter().map(|frame| number(frame)).eq(0..N));
+            let plan = [Fault::Loss, Fault::Duplicate, Fault::Reorder, Fault::Corrupt, Fault::Truncate]
+                .iter()
+                .fold(Plan::CLEAN, |plan, fault| plan.with(*fault, TENTH));
+            assert_eq!(run(plan, at_sender, 7, N), run(plan, at_sender, 7, N));
+            assert_ne!(run(plan, at_sender, 7, N).0, run(plan, at_sender, 8, N).0);
+        }
+    }
+
+    #[test]
+    fn lost_frames_do_not_arrive() {
+        for at_sender in [true, false] {
+            let (frames, stats) = run(Plan::CLEAN.with(Fault::Loss, TENTH), at_sender, 3, N);
+            let lost = N as usize - frames.len();
+            assert!((150..250).contains(&lost), "{lost} of {N} lost");
+            assert_eq!(stats.tx_dropped + stats.rx_dropped, lost as u64);
+        }
+    }
+
+    #[test]
+    fn duplicates_arrive_twice() {
+        for at_sender in [true, false] {
+            let (frames, _) = run(Plan::CLEAN.with(Fault::Duplicate, TENTH), at_sender, 3, N);
+            assert!((N as usize + 150..N as usize + 250).contains(&frames.len()));
+            for i in 0..N {
+                let copies: Vec<_> = frames.iter().filter(|frame| number(frame) == i).collect();
+                assert!(copies.len() == 1 || copies.len() == 2 && copies[0] == copies[1]);
+            }
+        }
+    }
+
+    #[test]
+    fn reordered_frames_arrive_later_by_the_jitter_at_most() {
+        for at_sender in [true, false] {
+            let jitter = Duration::from_micros(5);
+            let plan = Plan { jitter, ..Plan::CLEAN.with(Fault::Reorder, 20_000) };
+            let (frames, _) = run(plan, at_sender, 3, N);
+            let order: Vec<u32> = frames.iter().map(|frame| number(frame)).collect();
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..N), "none is lost");
+            let late: Vec<_> = order.windows(2).filter(|pair| pair[1] < pair[0]).collect();
+            assert!((15..80).contains(&late.len()), "{} came late", late.len());
+            for (i, n) in order.iter().enumerate() {
+                let passed = order[..i].iter().filter(|earlier| *earlier > n).count();
+                assert!(passed <= 5, "{passed} frames passed {n}");
+            }
+        }
+    }
+
+    #[test]
+    fn delayed_frames_wait_for_bursts_even_when_nothing_follows() {
+        for at_sender in [true, false] {
+            let plan = Plan { delay: Duration::from_micros(6), ..Plan::CLEAN };
+            let (frames, _) = run(plan, at_sender, 3, 50);
+            assert!(frames.iter().map(|frame| number(frame)).eq(0..50));
+            let plan = Plan::CLEAN.with(Fault::Reorder, ALWAYS);
+            assert_eq!(run(plan, at_sender, 3, 1).0.len(), 1, "the last frame comes through");
+        }
+    }
+
+    #[test]
+    fn corrupted_frames_differ_in_one_bit() {
+        for at_sender in [true, false] {
+            let (frames, _) = run(Plan::CLEAN.with(Fault::Corrupt, ALWAYS), at_sender, 3, N);
+            assert_eq!(frames.len(), N as usize);
+            let mut places = [0; 128];
+            for (i, frame) in frames.iter().enumerate() {
+                let sent = sent(i as u32);
+                let flipped: Vec<usize> =
+                    (0..128).filter(|bit| (frame[bit / 8] ^ sent[bit / 8]) >> (bit % 8) & 1 == 1).collect();
+                assert_eq!(flipped.len(), 1, "frame {i}");
+                places[flipped[0]] += 1;
+            }
+            assert!(places.iter().all(|&n| n > 0), "every bit has its turn");
+        }
+    }
+
+    #[test]
+    fn truncated_frames_are_shorter() {
+        for at_sender in [true, false] {
+            let (frames, stats) = run(Plan::CLEAN.with(Fault::Truncate, ALWAYS), at_sender, 3, N);
+            let lost = (stats.tx_dropped + stats.rx_dropped) as usize;
+            assert_eq!(frames.len() + lost, N as usize, "one without bytes is lost");
+            for len in 1..16 {
+                assert!(frames.iter().any(|frame| frame.len() == len), "length {len}");
+            }
+            assert!(frames.iter().all(|frame| (1..16).contains(&frame.len())));
+        }
+    }
+
+    #[test]
+    fn one_direction_alone() {
+        let (a, b) = pair(1);
+        let a = fault(a, Plan::CLEAN, Plan::CLEAN.with(Fault::Loss, ALWAYS), 1);
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        let mut burst = TxBurst::new();
+        let mut got = RxBurst::new();
+        burst.push(Frame::from_vec(vec![1]));
+        assert_eq!((qa.tx_burst(&mut burst), qb.rx_burst(&mut got)), (1, 0));
+        burst.push(Frame::from_vec(vec![2]));
+        assert_eq!((qb.tx_burst(&mut burst), qa.rx_burst(&mut got)), (1, 1));
+    }
+
+    #[test]
+    fn a_port_that_takes_nothing_loses_nothing() {
+        let (a, b) = pair(1);
+        let plan = Plan { delay: Duration::from_micros(3), ..Plan::CLEAN };
+        let a = fault(a, Plan::CLEAN, plan, 1);
+        let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+        let (mut burst, mut got, mut n) = (TxBurst::new(), RxBurst::new(), 0u32);
+        // Nobody receives: the pair's ring fills up, and then what waits here.
+        loop {
+            burst.push(Frame::from_vec(sent(n)));
+            if qa.tx_burst(&mut burst) == 0 {
+                break;
+            }
+            n += 1;
+            assert!(n < 1_000_000, "it takes frames without end");
+        }
+        let mut arrived = Vec::new();
+        for _ in 0..n {
+            qa.rx_burst(&mut got);
+            qb.rx_burst(&mut got);
+            arrived.extend(got.drain(..).map(|frame| number(frame.data())));
+        }
+        assert!(arrived.into_iter().eq(0..n));
+    }
+}
