@@ -35,6 +35,8 @@ pub const INBOX_DEPTH: usize = 1024;
 /// How long a port may refuse every frame before the backlog is dropped, under its counter: some time slices of the
 /// peer's process or virtual machine, and less than the usual ACK timeout (67 ms), which a dropped frame costs.
 pub const TX_STALL: Duration = Duration::from_millis(20);
+/// Turns in which a queue pair that is destroyed sends what was posted to it before: for a full queue.
+pub const LAST_TURNS: usize = QUEUE_DEPTH_MAX as usize / QP_TX_BUDGET;
 
 /// How much longer than its timeout an ACK timer runs, because the packet leaves a while after the clock was read at the start of
 /// its turn. With it the shortest timeout (8 us) stays within four times its length (IBA 9.7.6.1.3).

@@ -342,8 +342,9 @@ impl Qp {
         Ok((send, RecvQueue { ring, poster: poster.clone(), max_sge, core: core.clone() }))
     }
 
-    /// Destroys the queue pair. Its requests end without completions, and its asynchronous events that were not fetched are
-    /// gone with it. Never waits.
+    /// Destroys the queue pair. Its requests end without completions; those that need not wait for an answer or an address are sent
+    /// before, unless the program turns the device itself ([`Drive::Embedded`](crate::Drive::Embedded)). Its asynchronous events that
+    /// were not fetched are gone with it. Never waits.
     ///
     /// # Errors
     /// `EBUSY` while a [`SendQueue`] or [`RecvQueue`] exists, it is attached to a multicast group, or an asynchronous event

@@ -4,7 +4,10 @@ use std::any::Any;
 
 use crate::common::{self, Pair, all_rights, embedded, options};
 use verbs::errno;
-use verbs::{Context, DeviceConfig, Drive, PostErrorKind, QpInitAttr, RecvWr, SendWr, VerbsError, WcStatus};
+use verbs::{
+    Context, DeviceConfig, Drive, PostErrorKind, QpInitAttr, QpType, RecvWr, SendWr, VerbsError, WcStatus,
+    ah_attr_to,
+};
 
 /// Calls `visit` with each order of `0..n`.
 fn permutations(n: usize, visit: &mut impl FnMut(&[usize])) {
@@ -42,6 +45,43 @@ fn handles_may_be_dropped_in_any_order() {
             things[*i] = None;
         }
     });
+}
+
+/// A NIC begins at the post, so programs destroy a queue pair as soon as they have posted what needs no answer.
+#[test]
+fn what_was_posted_before_a_destroy_is_sent() {
+    for drive in [Drive::Caller, Drive::Dedicated { cores: vec![] }] {
+        let context = Context::open(DeviceConfig::loopback().drive(drive)).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let (cq_a, cq_b) = (context.create_cq(256).unwrap(), context.create_cq(256).unwrap());
+        let mr = pd.reg_mr(64, all_rights()).unwrap();
+        let ah = pd.create_ah(&ah_attr_to(context.query_gid(1, 1).unwrap(), 1)).unwrap();
+        // A reliable one waits for the peer's credits after its first message.
+        for (qp_type, messages) in [(QpType::Ud, 100), (QpType::Uc, 100), (QpType::Rc, 1)] {
+            let make = |cq| pd.create_qp(&QpInitAttr { qp_type, ..QpInitAttr::rc(cq, cq) }).unwrap();
+            let (a, b) = (make(&cq_a), make(&cq_b));
+            let to = b.qp_num();
+            for (qp, peer) in [(&a, &b), (&b, &a)] {
+                match qp_type {
+                    QpType::Ud => qp.activate_ud(1),
+                    QpType::Uc => qp.connect_uc(&peer.endpoint(1).unwrap(), &options()),
+                    _ => qp.connect_rc(&peer.endpoint(1).unwrap(), &options()),
+                }
+                .unwrap();
+            }
+            for wr_id in 0..messages {
+                b.post_recv(&[RecvWr::new(wr_id, &[mr.sge(0..64).unwrap()])]).unwrap();
+            }
+            for wr_id in 0..messages {
+                let send = SendWr::send(wr_id, &[]).inline(b"farewell");
+                let send = if qp_type == QpType::Ud { send.to(&ah, to, 1) } else { send };
+                a.post_send(&[send]).unwrap();
+            }
+            a.destroy().unwrap();
+            let done = common::take(&context, &cq_b, messages as usize);
+            assert!(done.iter().all(|wc| wc.status == WcStatus::Success), "{qp_type:?}: {done:?}");
+        }
+    }
 }
 
 #[test]

@@ -209,6 +209,12 @@ impl Core {
         self.clock.now()
     }
 
+    /// Whether shards are turned without the program's asking: by the threads that poll, or by the device's.
+    #[inline]
+    pub(super) fn turns_by_itself(&self) -> bool {
+        self.callers_turn || self.dedicated
+    }
+
     /// Whether this process is a fork of the one that opened the device. It then leaves shards, locks and threads alone: any of
     /// them may be held by a thread that this process does not have.
     #[inline]

@@ -561,7 +561,9 @@ impl QpCore {
         Ok(QpAttr { cap: self.cap, ..attr })
     }
 
-    /// Destroys the queue pair. Its asynchronous events that were not fetched are gone with it.
+    /// Destroys the queue pair. What was posted to it is sent before, as far as it need not wait for anything (an answer, an
+    /// address); where the program turns the shards itself, that is left to it. Its asynchronous events that were not fetched are
+    /// gone with it.
     ///
     /// # Errors
     /// [`DeviceError::Busy`] while something else refers to it or it is attached to a multicast group,
@@ -614,6 +616,9 @@ impl Drop for QpCore {
         let core = device.core();
         // Inside a turn it is refused: slot and number then stay taken.
         let destroyed = core.control(self.shard(), |s, now| {
+            if core.turns_by_itself() {
+                s.send_posted(now, self.slot());
+            }
             let attr = s.query_qp(self.slot());
             s.destroy_qp(self.slot());
             now.after(retry_span(&attr).max(REST_MIN))

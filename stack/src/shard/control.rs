@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::counters::QpCounters;
 use super::qp::{Cause, Qp};
 use super::{HeldGid, QpSpec, Shard};
+use crate::config::LAST_TURNS;
 use crate::id::{Psn, QpState, QpType};
 use crate::proto::attr::{AttrMask, QpAttr};
 use crate::proto::state::{self, ModifyContext, ModifyError};
@@ -139,6 +140,22 @@ impl Shard {
             attr.rq_psn = qp.responder.rq_psn().get();
         }
         attr
+    }
+
+    /// Sends what was posted to a queue pair, as far as nothing has to happen first: who destroys it right after a post has no
+    /// completion of it, but the message is on its way, as with a NIC that begins at the post.
+    pub fn send_posted(&mut self, now: Instant, slot: u32) {
+        for _ in 0..LAST_TURNS {
+            let Some(qp) = self.qps.get(slot) else { return };
+            if qp.state != QpState::Rts || qp.requester.sent_all(&qp.sq) {
+                return;
+            }
+            self.env.agenda.mark_ready(qp);
+            self.poll_once(now);
+            if !self.qps.get(slot).is_some_and(|qp| qp.in_ready) {
+                return; // the rest waits for the peer, or for a next hop
+            }
+        }
     }
 
     /// Removes a queue pair. Poll skips its completions from now on; the slot and its number are free.
