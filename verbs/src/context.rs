@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use stack::device::{
     CounterSnapshot, DEFAULT_PKEY, Device, DeviceAttr, DeviceConfig, Gid, GidEntry, PortAttr, port, stats,
@@ -214,6 +214,15 @@ impl Context {
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    /// As [`cm`](Self::cm), if nobody has the lock.
+    pub(crate) fn try_cm(&self) -> Option<MutexGuard<'_, Above>> {
+        match self.cm.try_lock() {
+            Ok(above) => Some(above),
+            Err(TryLockError::Poisoned(above)) => Some(above.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     pub(crate) fn cm(&self) -> MutexGuard<'_, Above> {

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crate::cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
@@ -329,6 +330,31 @@ fn both_disconnect_at_once() {
         assert!(event.is_of(id));
         assert_eq!(event.status(), 0);
     }
+}
+
+/// A process that ends without a word: its connections end, and what it posted arrives.
+#[test]
+fn who_takes_leave_tells_its_peers() {
+    let w = World::new();
+    let (ca, cb) = (w.a.channel(), w.b.channel());
+    let _listener = w.b.listen(&cb, PORT);
+    let (client, server) = w.connect(&ca, &cb, b(false));
+    w.a.post_recv(&client.qp().unwrap(), 1);
+    w.b.send(&server.qp().unwrap(), 2);
+    w.b.context.take_leave(PATIENCE);
+    // From here on B does nothing.
+    let start = Instant::now();
+    let end = loop {
+        w.a.pump();
+        if let Some(event) = ca.try_get_event() {
+            break event;
+        }
+        assert!(start.elapsed() < PATIENCE, "nobody told A");
+    };
+    assert_eq!((end.event(), end.status()), (E::Disconnected, 0));
+    let mut wc = [Wc::default()];
+    assert_eq!(w.a.cq.poll(&mut wc).unwrap(), 1);
+    assert_eq!(wc[0].status, WcStatus::Success);
 }
 
 // A peer that vanishes: data ends with an error, the disconnection with a timeout.

@@ -499,16 +499,17 @@ impl Core {
         self.wake_helper();
     }
 
-    /// Turns the shards until they have nothing left to send, for at most `bound`; not at all inside a turn.
+    /// Turns the shards until they have nothing left that they could send, for at most `bound`; not at all inside a turn.
     pub(super) fn drain_tx(&self, bound: Duration) {
         let start = std::time::Instant::now();
         while !inside_turn() {
-            let mut backlog = 0;
+            let mut quiet = true;
             for (index, cell) in self.cells.iter().enumerate().filter(|(_, cell)| !cell.is_dead()) {
-                // A shard that another thread holds counts as not empty.
-                backlog += self.turn_and(cell, index, |s| s.tx_backlog()).map_or(1, |(_, n)| n);
+                // A shard that another thread holds may have something.
+                quiet &= self.turn_and(cell, index, |s| s.quiet()).is_some_and(|(_, quiet)| quiet);
+                quiet &= !self.shared.doorbells[index].any();
             }
-            if backlog == 0 || start.elapsed() >= bound {
+            if quiet || start.elapsed() >= bound {
                 return;
             }
             std::thread::yield_now();

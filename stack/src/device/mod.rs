@@ -512,6 +512,11 @@ impl Device {
         XrcdCore::open(self, init)
     }
 
+    /// Turns the shards until they have nothing left that they could send, for at most `bound`; not at all inside a turn.
+    pub fn drain_tx(&self, bound: Duration) {
+        self.core.drain_tx(bound);
+    }
+
     fn core(&self) -> &Core {
         &self.core
     }

@@ -6,9 +6,13 @@
 //! A forked child finds the device as follows. If the parent's port had not started, the child has a device of its own, as a process
 //! that was just started; what the parent had allocated is refused there. If it had, the child has none: every call is `EIO`, and
 //! nothing of the parent is touched.
+//!
+//! A process may end without having closed anything. Then, behind its own destructors, its peers are told that their connections
+//! end, and what was posted is sent, as a kernel and a NIC do after a process.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
@@ -18,6 +22,7 @@ use crate::claims::{Claim, Claims};
 use crate::config::{self, Config};
 use crate::errno::{EIO, ENODEV, Result};
 use crate::event::Unacked;
+use crate::guard::settled;
 use crate::object::Retired;
 
 /// What belongs to the process. A forked child has a new one: locks of the old one may be held by threads that it does not have.
@@ -77,6 +82,23 @@ extern "C" fn forked() {
     DEPTH.fetch_add(1, Ordering::Relaxed);
     // The old one stays as it is: its device is the parent's.
     CURRENT.store(Box::into_raw(Box::default()), Ordering::Release);
+}
+
+/// The longest that the end of a process may take for what is left to send.
+const LEAVE: Duration = Duration::from_millis(100);
+
+/// The linker's list of what runs at the end of the process, after the destructors of everything that uses this library.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_THE_END: extern "C" fn() = at_the_end;
+
+extern "C" fn at_the_end() {
+    if !CURRENT.load(Ordering::Acquire).is_null() {
+        let _ = settled(|| {
+            current().take_leave();
+            Ok(())
+        });
+    }
 }
 
 /// Whether this process is a child that has no device.
@@ -167,6 +189,17 @@ impl Process {
             crate::errno::Errno::from(error)
         })?;
         Ok(context)
+    }
+
+    /// The process ends. Its other threads still run, and one of them, or this one before a signal came, may be in a call.
+    fn take_leave(&self) {
+        if is_dead() || !self.started.load(Ordering::Relaxed) {
+            return;
+        }
+        let context = self.engine.try_lock().ok().and_then(|engine| engine.context.clone());
+        if let Some(context) = context {
+            context.take_leave(LEAVE);
+        }
     }
 
     /// The program has one object more.

@@ -110,6 +110,7 @@ mod event;
 mod gsi;
 mod handle;
 mod id;
+mod leave;
 mod param;
 mod ports;
 mod queue;

@@ -154,6 +154,11 @@ impl Service {
         Ok(service)
     }
 
+    /// Connection management of a context, if it has any.
+    pub(super) fn there_is(context: &Context) -> Option<Arc<Self>> {
+        context.try_cm()?.as_ref().and_then(Weak::upgrade)?.downcast().ok()
+    }
+
     pub(super) fn device(&self) -> &Arc<Device> {
         &self.shared.device
     }
@@ -184,6 +189,20 @@ impl Service {
         self.shared.report_end();
         device.wake();
         result
+    }
+
+    /// Tells the peers of all connections that they end: the process ends, and drops nothing. Not while another thread is in a
+    /// call, which may be this one, interrupted.
+    ///
+    /// Returns whether it is done.
+    pub(super) fn take_leave(&self) -> bool {
+        let Some(mut state) = self.shared.try_lock() else { return false };
+        if self.shared.alive().is_ok() {
+            let now = self.device().now();
+            state.take_leave(now);
+            state.pump(self.device(), now);
+        }
+        true
     }
 
     /// Counts an event as acknowledged.
@@ -437,6 +456,17 @@ impl State {
         }
         gone.push(id);
         gone
+    }
+
+    /// Disconnects whoever is connected.
+    fn take_leave(&mut self, now: Instant) {
+        for id in self.ids.values_mut() {
+            if let (IdState::Connected, Some(conn)) = (id.state, id.conn) {
+                // Fails if the connection has ended by itself.
+                let _ = self.machine.disconnect(now, conn, &[]);
+                id.state = IdState::Disconnecting;
+            }
+        }
     }
 
     /// Ends the identifier's exchanges in the machine.

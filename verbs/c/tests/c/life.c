@@ -1,6 +1,8 @@
 /* What a process may do with an open device: fork, exec, cancel a thread, end. One story for each argument. */
 #include <fcntl.h>
+#include <arpa/inet.h>
 #include <dirent.h>
+#include <rdma/rdma_cma.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -310,8 +312,8 @@ static void last_completion(void)
 	close_end(&one);
 }
 
-/* A datagram that has completed has left, though its process ends at once. */
-static void last_datagram(void)
+/* A datagram that was posted leaves, though its process ends at once: it may wait for the completion, and need not. */
+static void last_datagram(int awaited)
 {
 	int sockets[2];
 	char go;
@@ -342,7 +344,8 @@ static void last_datagram(void)
 		IS(completion(one.cq).status, IBV_WC_SUCCESS);
 		IS(read(socket, &go, 1), 1);
 		OK(ibv_post_send(one.qp, &wr, &bad));
-		IS(completion(one.cq).status, IBV_WC_SUCCESS);
+		if (awaited)
+			IS(completion(one.cq).status, IBV_WC_SUCCESS);
 		exit(failures != 0);
 	}
 	wc = completion(one.cq);
@@ -355,6 +358,62 @@ static void last_datagram(void)
 	IS(child_ended(child), 0);
 	OK(ibv_destroy_ah(ah));
 	close_end(&one);
+}
+
+static void await_event(struct rdma_event_channel *channel, enum rdma_cm_event_type type, struct rdma_cm_id **id)
+{
+	struct rdma_cm_event *event;
+	OK(rdma_get_cm_event(channel, &event));
+	IS(event->event, type);
+	if (id)
+		*id = event->id;
+	OK(rdma_ack_cm_event(event));
+}
+
+static void with_a_queue_pair(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { .max_send_wr = 1, .max_recv_wr = 1 } };
+	OK(rdma_create_qp(id, NULL, &init));
+}
+
+/* One of two connected processes ends without a word: the other one is told. */
+static void last_words(void)
+{
+	int sockets[2];
+	OK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
+	pid_t child = fork();
+	int socket = sockets[child == 0];
+	struct rdma_event_channel *channel = MUST(rdma_create_event_channel());
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(7471) };
+	struct rdma_conn_param param = { .retry_count = 7 };
+	struct rdma_cm_id *id, *accepted;
+	union ibv_gid gid;
+	OK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
+	if (child == 0) {
+		OK(rdma_bind_addr(id, (struct sockaddr *)&address));
+		OK(rdma_listen(id, 1));
+		gid = own_gid(open_first());
+		IS(write(socket, &gid, sizeof gid), sizeof gid);
+		await_event(channel, RDMA_CM_EVENT_CONNECT_REQUEST, &accepted);
+		with_a_queue_pair(accepted);
+		OK(rdma_accept(accepted, &param));
+		await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+		exit(failures != 0);
+	}
+	IS(read(socket, &gid, sizeof gid), sizeof gid);
+	memcpy(&address.sin_addr, gid.raw + 12, 4);
+	OK(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 60000));
+	await_event(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
+	OK(rdma_resolve_route(id, 60000));
+	await_event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED, NULL);
+	with_a_queue_pair(id);
+	OK(rdma_connect(id, &param));
+	await_event(channel, RDMA_CM_EVENT_ESTABLISHED, NULL);
+	await_event(channel, RDMA_CM_EVENT_DISCONNECTED, NULL);
+	IS(child_ended(child), 0);
+	rdma_destroy_qp(id);
+	OK(rdma_destroy_id(id));
+	rdma_destroy_event_channel(channel);
 }
 
 int main(int argc, char **argv)
@@ -379,7 +438,11 @@ int main(int argc, char **argv)
 	else if (!strcmp(story, "last-completion"))
 		last_completion();
 	else if (!strcmp(story, "last-datagram"))
-		last_datagram();
+		last_datagram(1);
+	else if (!strcmp(story, "last-post"))
+		last_datagram(0);
+	else if (!strcmp(story, "last-words"))
+		last_words();
 	else
 		return 3;
 	return failures != 0;
