@@ -94,14 +94,12 @@ impl Cq {
     /// do not count against the new size.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries, fewer than wait now, or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe);
+    /// `EINVAL` for 0 entries, fewer than wait now (what another thread's turn is about to put in counts), or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe);
     /// `EIO` when the queue overran; `EBUSY` while a [`CqPoller`] exists (use [`CqPoller::resize`]); `EDEADLK` from inside a
     /// turn.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&self, cqe: u32) -> Result<(), VerbsError> {
         let mut tap = self.core.tap().lock().map_err(|why| unavailable("completion queue", why))?;
-        // What was posted may have completed, and counts.
-        self.core.turn_feeders()?;
         Ok(self.core.resize(&mut tap, cqe)?)
     }
 

@@ -1,15 +1,18 @@
 //! Completions: their contents, their events, and overruns.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::common::hooked::{Burst, Hooked};
 use crate::common::{self, PATIENCE, Pair, all_rights, embedded, enter, nothing, options, pump, take};
 use verbs::errno;
+use verbs::port::PortSpec;
 use verbs::{
     Access, AsyncEvent, CompChannel, Context, Cq, CqEvent, CqInitAttr, CqWcFlags, DeviceConfig, DeviceError,
-    Drive, EventElement, Mr, Pd, Qp, QpCap, QpInitAttr, QpState, RcOptions, RecvWr, SendWr, VendorErr,
-    VerbsError, Wc, WcOpcode, WcStatus,
+    Drive, EventElement, Gid, Mr, Pd, Qp, QpCap, QpInitAttr, QpState, Qpn, RcOptions, RecvWr, SendWr,
+    VendorErr, VerbsError, Wc, WcOpcode, WcStatus, ah_attr_to,
 };
 
 fn drives() -> [Drive; 3] {
@@ -486,6 +489,56 @@ fn c10_resize() {
     assert_eq!(p.cq_a.resize(256).unwrap_err().errno(), errno::EBUSY);
     poller.resize(256).unwrap();
     assert_eq!(p.cq_a.cqe(), 256);
+}
+
+/// Completions that another thread's turn has made, and not yet shown, count as those that wait.
+#[test]
+fn c10_resize_waits_for_a_turn_that_is_under_way() {
+    for drive in [Drive::Embedded, Drive::Caller] {
+        let [armed, inside, resizing] = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+        // The next turn that sends stops before its end, until the queue is being resized.
+        let hook = {
+            let (armed, inside, resizing) = (armed.clone(), inside.clone(), resizing.clone());
+            move |burst: Burst<'_>| {
+                if matches!(burst, Burst::Tx(_)) && armed.swap(false, Ordering::Relaxed) {
+                    inside.store(true, Ordering::Release);
+                    while !resizing.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                    // Time for a call that would not wait.
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                true
+            }
+        };
+        let port = Hooked::around(PortSpec::Loopback.open(&Default::default()).unwrap(), hook);
+        let context = Context::open(DeviceConfig::new(port).addr([192, 0, 2, 1], 24).drive(drive)).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(64).unwrap();
+        let qp = pd.create_qp(&QpInitAttr::ud(&cq, &cq)).unwrap();
+        qp.activate_ud(1).unwrap();
+        let group = Gid::from_ip("239.1.2.3".parse().unwrap());
+        let ah = pd.create_ah(&ah_attr_to(group, 1)).unwrap();
+        armed.store(true, Ordering::Relaxed);
+        for id in 0..3 {
+            let send = SendWr::send(id, &[]).inline(b"three").signaled();
+            qp.post_send(&[send.to(&ah, Qpn::MULTICAST, 1)]).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !inside.load(Ordering::Acquire) {
+                    pump(&context);
+                }
+            });
+            while !inside.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            resizing.store(true, Ordering::Release);
+            assert_eq!(cq.resize(2).unwrap_err().errno(), errno::EINVAL);
+        });
+        cq.resize(3).unwrap();
+        assert_eq!(take(&context, &cq, 3).len(), 3);
+    }
 }
 
 // Resized all the time, while queue pairs on two shards complete into the queue: each completion once, in order.

@@ -178,6 +178,22 @@ impl CqCore {
         Ok(true)
     }
 
+    /// Returns when no turn is under way that began before: what it completed can be polled. Where shards are turned without the
+    /// program's asking, what was posted before has had a turn.
+    fn settle(&self) -> Result<(), DeviceError> {
+        let core = self.device.core();
+        let mut feeders = self.feeders.load(Ordering::Relaxed);
+        while feeders != 0 {
+            core.control_living(feeders.trailing_zeros() as usize, |shard, now| {
+                if core.turns_by_itself() {
+                    shard.poll_once(now);
+                }
+            })?;
+            feeders &= feeders - 1;
+        }
+        Ok(())
+    }
+
     /// Whether no more completions may come than can be polled now: the queue overran, or a shard that feeds it died.
     #[inline]
     pub fn broken(&self) -> bool {
@@ -220,6 +236,8 @@ impl CqCore {
     /// [`DeviceError::InsideTurn`].
     pub fn resize(&self, tap: &mut CqTap, cqe: u32) -> Result<(), DeviceError> {
         not_inside_turn()?;
+        // What was posted may have completed, and counts.
+        self.settle()?;
         if self.state.overran() {
             return Err(DeviceError::CqOverrun);
         }
