@@ -500,7 +500,7 @@ fn an_end_that_sleeps_is_woken() {
                             sleep.wait(None, PATIENCE);
                         }
                         Armed::Pending => {}
-                        Armed::Unable => panic!("this port tells when frames arrive"),
+                        other => panic!("this port tells when frames arrive, and not {other:?}"),
                     }
                 }
                 assert_eq!(got[0].data()[..4], (2 * round - u32::from(begins)).to_be_bytes());
@@ -528,4 +528,41 @@ fn an_end_that_sleeps_is_woken() {
         [play(a, true), other.join().unwrap()]
     });
     assert!(slept.iter().all(|slept| *slept > ROUNDS / 10), "slept {slept:?} times");
+}
+
+// Goal: an end without a peer need not be polled: a server is woken by the client that comes, a client knows when it tries again.
+#[test]
+fn an_end_without_a_peer_sleeps_until_one_comes() {
+    let path = socket("alone");
+    let spec = |role: &str| format!("memif:{},role={role}", path.display());
+    let client = open(&spec("client"), 1);
+    let mut from_client = client.take_queue(0).unwrap();
+    let Armed::Down(again, None) = from_client.arm() else { panic!("there is no server") };
+    assert!(again <= Duration::from_secs(1), "{again:?}");
+    let server = open(&spec("server"), 1);
+    let mut from_server = server.take_queue(0).unwrap();
+    let sleeper = Sleeper::default();
+    let mut sleep = sleeper.begin().unwrap();
+    let Armed::Down(_, Some(event)) = from_server.arm() else { panic!("there is no client") };
+    sleep.watch(0, Some(event)).unwrap();
+    // It connects on a thread of its own; the server does nothing until it is woken.
+    let (start, woken) = (Instant::now(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !(client.link_up() && woken.load(Ordering::Acquire)) && start.elapsed() < PATIENCE {
+                std::thread::yield_now();
+            }
+        });
+        sleep.wait(None, PATIENCE);
+        assert!(start.elapsed() < PATIENCE, "nothing woke the server");
+        woken.store(true, Ordering::Release);
+        while !server.link_up() {
+            assert!(start.elapsed() < PATIENCE, "no link");
+            assert!(
+                !matches!(from_server.arm(), Armed::Down(..)),
+                "it would sleep in the middle of a handshake"
+            );
+        }
+    });
+    assert!(matches!(from_server.arm(), Armed::Event(_)));
 }

@@ -386,6 +386,12 @@ impl Core {
         let mut at_most = if self.stopped() { Duration::ZERO } else { at_most };
         for index in (0..self.cells.len()).filter(|i| shards >> i & 1 != 0) {
             match self.arm(index) {
+                Some((Armed::Down(again, event), due)) => {
+                    at_most = at_most.min(due).min(again);
+                    if sleep.watch(index, event).is_err() {
+                        at_most = at_most.min(look);
+                    }
+                }
                 Some((Armed::Event(event), due)) => {
                     at_most = at_most.min(due);
                     if sleep.watch(index, Some(event)).is_err() {
@@ -416,7 +422,10 @@ impl Core {
         let mut shard = self.cells[index].shard.try_take()?;
         let holding = Holding::begin(self, index);
         let armed = shard.arm();
-        let due = shard.next_deadline();
+        let due = match armed {
+            Armed::Down(..) => shard.next_deadline_without_link(),
+            _ => shard.next_deadline(),
+        };
         holding.end();
         shard.release();
         let due = due.map_or(Duration::MAX, |at| Duration::from_nanos(at.nanos_since(self.now())));

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Instant as SystemInstant;
 
-use super::SLEEP;
 use super::claim::Core;
 use super::config::Drive;
 use super::error::OpenError;
+use super::{IDLE_SLEEP, SLEEP};
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
 
 /// After its hot phase the helper yields its time slice between turns, for this long.
@@ -83,29 +83,34 @@ fn help(core: &Core) {
     let shards = core.cells.len();
     let mut seen: Vec<u32> = (0..shards).map(|i| core.turns_of_callers(i)).collect();
     let mut last_work = SystemInstant::now();
+    // A wake-up that a peer loses is lost as the sleep begins, and frames end what the port has promised: who slept and found
+    // nothing may sleep longer.
+    let mut longest = SLEEP;
     while !core.stopped() && !core.all_dead() {
-        let (mut sleep, mut look) = (SLEEP, SLEEP);
+        let mut look = SLEEP;
         let (mut helped, mut work) = (0u32, false);
         for (index, seen) in seen.iter_mut().enumerate() {
             let turns = core.turns_of_callers(index);
             if turns != *seen {
                 // A caller polls: leave the shard to it, and check again soon.
                 *seen = turns;
-                sleep = sleep.min(HELPER_SLEEP);
+                longest = HELPER_SLEEP;
                 continue;
             }
             let Some((turn, connected)) = core.turn_by_helper(index) else {
-                sleep = sleep.min(HELPER_SLEEP);
+                longest = HELPER_SLEEP;
                 continue;
             };
             helped |= 1 << index;
-            work |= !turn.idle();
+            // What cannot leave is no work: without a link there is nothing to do for it.
+            work |= turn.rx > 0 || turn.tx > 0;
             if connected > 0 {
                 look = look.min(HELPER_SLEEP);
             }
         }
         if work {
             last_work = SystemInstant::now();
+            longest = longest.min(SLEEP);
         }
         let idle = last_work.elapsed();
         if helped != 0 && idle < HELPER_HOT {
@@ -113,7 +118,8 @@ fn help(core: &Core) {
         } else if helped != 0 && idle < HELPER_HOT + HELPER_YIELD {
             thread::yield_now();
         } else {
-            core.sleep(helped, None, sleep, look);
+            core.sleep(helped, None, longest, look);
+            longest = (longest * 2).min(IDLE_SLEEP);
         }
     }
 }

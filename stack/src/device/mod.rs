@@ -114,9 +114,11 @@ pub use crate::wire::Discard;
 
 /// How long closing a device goes on sending its backlog.
 pub const CLOSE_DRAIN: Duration = Duration::from_millis(100);
-/// The longest sleep of a thread that turns shards while nothing is due: it maintains the port, and bounds a wake-up that a peer
+/// The longest sleep of a thread that turns shards after there was work: it maintains the port, and bounds a wake-up that a peer
 /// lost.
 const SLEEP: Duration = Duration::from_millis(10);
+/// The longest sleep of the helper where nothing happens.
+const IDLE_SLEEP: Duration = Duration::from_millis(200);
 /// The longest time until a waiting call notices that a shard died.
 const DEATH_NOTICE: Duration = Duration::from_millis(100);
 /// How often the port is maintained.
@@ -202,7 +204,9 @@ impl Device {
     pub fn start(&self) -> Result<(), DeviceError> {
         claim::not_inside_turn()?;
         self.core.not_forked()?;
-        self.core.port.start().map_err(|error| DeviceError::Port(Box::new(error)))
+        self.core.port.start().map_err(|error| DeviceError::Port(Box::new(error)))?;
+        self.core.wake_helper(); // until now there was nothing to wait for
+        Ok(())
     }
 
     /// Closes the device.

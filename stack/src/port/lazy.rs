@@ -8,6 +8,7 @@ use super::{
     Armed, Build, Frame, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst,
     TxBurst,
 };
+use core::time::Duration;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 type Open = dyn Fn() -> Result<Box<dyn Port>, PortError> + Send + Sync;
@@ -147,7 +148,8 @@ impl PortQueue for LazyQueue {
         self.queue()?.build_burst(most, builder)
     }
     fn arm(&mut self) -> Armed {
-        self.queue().map_or(Armed::Unable, |queue| queue.arm())
+        // Whoever starts it wakes who sleeps.
+        self.queue().map_or(Armed::Down(Duration::MAX, None), |queue| queue.arm())
     }
     #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {

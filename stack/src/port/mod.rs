@@ -7,6 +7,7 @@
 use crate::config;
 use crate::id::Mac;
 use core::net::IpAddr;
+use core::time::Duration;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -117,8 +118,11 @@ pub enum Armed {
     /// Becomes readable when frames arrive, and again whenever more of them do: wait for it edge-triggered, and do not read it.
     /// The peer may share it.
     Event(Arc<OwnedFd>),
-    /// It cannot signal, or has no link now: poll again soon.
+    /// It cannot signal: poll again soon.
     Unable,
+    /// It has no link, so nothing arrives. Poll it after this time, for it to look for one, or before, when the descriptor becomes
+    /// readable: wait for that as for an [`Event`](Self::Event).
+    Down(Duration, Option<Arc<OwnedFd>>),
 }
 
 /// What a port is.

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use crate::config::TX_STALL;
 use crate::id::QpType;
 use crate::port::{Armed, PortQueue, RxBurst};
 use crate::proto::wqe::Cqe;
@@ -128,11 +129,15 @@ impl Shard {
 
     /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.
     pub fn next_deadline(&self) -> Option<Instant> {
+        if self.env.outbox.backlog() > 0 { Some(self.env.now) } else { self.next_deadline_without_link() }
+    }
+
+    /// As [`next_deadline`](Self::next_deadline), while the port has no link: frames that wait for it are given up in time.
+    pub fn next_deadline_without_link(&self) -> Option<Instant> {
         let env = &self.env;
         let busy = env.agenda.any_to_send()
             || !self.lookahead.is_empty()
             || env.keys.settling()
-            || env.outbox.backlog() > 0
             || env.shared.doorbells[env.id].any()
             || !env.shared.inboxes[env.id].is_empty()
             || !env.peers.are_current(&env.shared)
@@ -145,7 +150,8 @@ impl Shard {
         }
         let net = env.shared.net_deadline();
         let net = (net != Instant::FAR).then_some(net);
-        [env.agenda.wheel.next_deadline(), net].into_iter().flatten().min()
+        let given_up = (env.outbox.backlog() > 0).then(|| env.now.after(TX_STALL));
+        [env.agenda.wheel.next_deadline(), net, given_up].into_iter().flatten().min()
     }
 
     /// Gets ready for a sleep of whoever turns this shard: from here on posters ring, and a port that can tells when frames

@@ -128,6 +128,11 @@ fn threads_that_are_cancelled_and_processes_that_end() {
 }
 
 #[test]
+fn a_program_that_does_nothing_is_left_alone() {
+    run(&Dir::new("idle"), "life.c", "memif:DIR/link", &["idle"]);
+}
+
+#[test]
 fn programs_that_load_and_unload_the_library() {
     run(&Dir::new("load"), "load.c", "memif:DIR/link", &[""]);
 }

@@ -134,6 +134,14 @@ impl State {
         link.serve(self, Instant::now());
     }
 
+    /// What the next step waits for, while there is no link.
+    pub fn wait(&self) -> Wait {
+        match self.link.try_lock() {
+            Ok(link) => link.wait(),
+            Err(_) => Wait::Soon,
+        }
+    }
+
     /// Queues use this from their next burst on; `None`: no link.
     fn publish(&self, connection: Option<Arc<Connection>>) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,6 +157,16 @@ impl Drop for State {
             self.link.get_mut().unwrap_or_else(PoisonError::into_inner).close();
         }
     }
+}
+
+/// What a link that is down waits for.
+pub enum Wait {
+    /// A peer, which makes this readable.
+    Peer(Arc<OwnedFd>),
+    /// The time of the next attempt.
+    Until(Instant),
+    /// A step that is under way.
+    Soon,
 }
 
 /// A socket, and the messages that wait to be sent on it.
@@ -318,6 +336,15 @@ struct Link {
 }
 
 impl Link {
+    fn wait(&self) -> Wait {
+        match &self.end {
+            _ if self.up.is_some() => Wait::Soon,
+            End::Server { listener, greeted, .. } if greeted.is_empty() => Wait::Peer(listener.fd()),
+            End::Client { try_at: Some(at), found: None, .. } => Wait::Until(*at),
+            End::Server { .. } | End::Client { .. } => Wait::Soon,
+        }
+    }
+
     fn serve(&mut self, state: &State, now: Instant) {
         self.look_after_peer(state, now);
         match self.end {

@@ -1,6 +1,6 @@
 //! One queue pair of a memif port: two rings of the current connection.
 
-use super::link::{Connection, Rings};
+use super::link::{Connection, Rings, Wait};
 use super::port::Shared;
 use super::rx::Rx;
 use super::slots::Impossible;
@@ -17,6 +17,8 @@ use std::time::Instant;
 
 /// How often a queue without a link takes the steps that lead to one.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// The longest sleep of a queue without a link, for that of another queue.
+const LOOK_AT_MOST: Duration = Duration::from_secs(1);
 /// Polls without frames until the peer's flag is read again: by then it has seen what was sent, or sleeps.
 const LOOK_AGAIN: u32 = 64;
 
@@ -89,6 +91,22 @@ impl MemifQueue {
         if self.looked_at.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_EVERY) {
             self.looked_at = Some(now);
             self.shared.state.serve();
+        }
+    }
+
+    /// Nothing is received without a link: prepares a sleep until there may be a peer.
+    #[cold]
+    fn arm_for_link(&self) -> Armed {
+        let state = &self.shared.state;
+        state.serve();
+        if state.number.load(Ordering::Acquire) != self.number {
+            return Armed::Pending;
+        }
+        match state.wait() {
+            // One descriptor for one sleeper: the first queue looks after it.
+            Wait::Peer(fd) => Armed::Down(LOOK_AT_MOST, (self.index == 0).then_some(fd)),
+            Wait::Until(at) => Armed::Down(at.saturating_duration_since(Instant::now()), None),
+            Wait::Soon => Armed::Unable,
         }
     }
 
@@ -224,7 +242,7 @@ impl PortQueue for MemifQueue {
         // The next poll may be far away: reads the peer's flag again now.
         self.look_again = self.look_again.min(1);
         self.look_again();
-        let Some(ends) = &mut self.ends else { return Armed::Unable };
+        let Some(ends) = &mut self.ends else { return self.arm_for_link() };
         match &ends.our_event {
             None => Armed::Unable,
             Some(_) if !ends.rx.arm() => Armed::Pending,

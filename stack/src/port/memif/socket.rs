@@ -11,6 +11,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;
@@ -27,7 +28,7 @@ fn socket() -> io::Result<OwnedFd> {
 pub struct Listener {
     /// Dropped first.
     _unforked: Unforked,
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
 }
 
 impl Listener {
@@ -38,7 +39,12 @@ impl Listener {
     pub fn new(path: &Path) -> io::Result<Self> {
         let fd = socket()?;
         rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
-        Ok(Self { _unforked: Unforked::new(&fd)?, fd })
+        Ok(Self { _unforked: Unforked::new(&fd)?, fd: Arc::new(fd) })
+    }
+
+    /// Readable when a client has connected.
+    pub fn fd(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.fd)
     }
 
     /// Lets clients connect.

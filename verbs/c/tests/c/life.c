@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <rdma/rdma_cma.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -416,6 +417,31 @@ static void last_words(void)
 	rdma_destroy_event_channel(channel);
 }
 
+static double cpu_seconds(const struct rusage *usage)
+{
+	return (double)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) +
+	       1e-6 * (double)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec);
+}
+
+/* A queue pair that is connected to an address where nobody is, and a program that does nothing: nor does the device. A busy machine
+ * makes the numbers smaller. */
+static void idle(int seconds)
+{
+	struct rusage before, after;
+	open_end(&one, IBV_QPT_RC);
+	union ibv_gid nobody = own_gid(one.context);
+	nobody.raw[15] ^= 0x40;
+	connect_rc(one.qp, 0x123456, nobody);
+	getrusage(RUSAGE_SELF, &before);
+	sleep(seconds);
+	getrusage(RUSAGE_SELF, &after);
+	long wakes = (after.ru_nvcsw - before.ru_nvcsw) / seconds;
+	printf("%.2f %% of a core, %ld wakes a second\n", 100 * (cpu_seconds(&after) - cpu_seconds(&before)) / seconds,
+	       wakes);
+	IS(wakes < 100, 1);
+	close_end(&one);
+}
+
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
@@ -441,6 +467,8 @@ int main(int argc, char **argv)
 		last_datagram(1);
 	else if (!strcmp(story, "last-post"))
 		last_datagram(0);
+	else if (!strcmp(story, "idle"))
+		idle(argc > 2 ? atoi(argv[2]) : 3);
 	else if (!strcmp(story, "last-words"))
 		last_words();
 	else
