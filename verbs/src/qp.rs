@@ -130,7 +130,10 @@ pub struct Qp {
     send_cq: Cq,
     recv_cq: Cq,
     srq: Option<Srq>,
-    send_ops: Option<SendOpsFlags>,
+    /// What its send queue accepts.
+    limits: SendLimits,
+    /// It was made with [`QpInitAttr::send_ops_flags`].
+    extended: bool,
 }
 
 impl Pd {
@@ -168,8 +171,9 @@ impl Qp {
         })?;
         let cq = |cq: &Cq| Cq::new(cq.core().clone());
         let srq = init.srq.map(Srq::again);
-        let send_ops = init.send_ops_flags;
-        Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq), srq, send_ops })
+        let limits = SendLimits::new(core.qp_type(), core.pd(), &core.cap(), init.send_ops_flags);
+        let extended = init.send_ops_flags.is_some();
+        Ok(Self { core, send_cq: cq(init.send_cq), recv_cq: cq(init.recv_cq), srq, limits, extended })
     }
 
     /// Its number.
@@ -241,7 +245,7 @@ impl Qp {
             sq_sig_all: self.core.poster().sq_sig_all(),
             shard: Some(self.shard()),
             block_self_mcast_lb: self.core.block_self_mcast_lb(),
-            send_ops_flags: self.send_ops,
+            send_ops_flags: self.extended.then(|| self.limits.send_ops()),
         };
         Ok((self.core.query()?, init))
     }
@@ -274,7 +278,7 @@ impl Qp {
     #[doc(alias = "ibv_post_send")]
     pub fn post_send<'w>(&self, wrs: impl IntoIterator<Item: Borrow<SendWr<'w>>>) -> Result<(), PostError> {
         match self.core.sq().lock() {
-            Ok(mut ring) => post_send(self.core.poster(), &mut ring, &self.send_limits(), wrs),
+            Ok(mut ring) => post_send(self.core.poster(), &mut ring, &self.limits, wrs),
             Err(why) => Err(PostError { bad_wr: 0, kind: why.into() }),
         }
     }
@@ -317,7 +321,7 @@ impl Qp {
     }
 
     pub(crate) fn send_limits(&self) -> SendLimits {
-        SendLimits::new(self.core.qp_type(), self.core.pd(), &self.core.cap(), self.send_ops)
+        self.limits
     }
 
     /// Splits off the lock-free handles. Dropping one returns its queue to the methods of [`Qp`].
@@ -351,8 +355,9 @@ impl Qp {
     /// of it was fetched and not acknowledged, `EDEADLK` from inside a turn; the queue pair comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> Result<(), (VerbsError, Self)> {
-        let Self { core, send_cq, recv_cq, srq, send_ops } = self;
-        QpCore::destroy(core).map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, send_ops }))
+        let Self { core, send_cq, recv_cq, srq, limits, extended } = self;
+        QpCore::destroy(core)
+            .map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, limits, extended }))
     }
 
     /// As [`destroy`](Self::destroy), but waits until other threads have acknowledged all events, as ibv_destroy_qp(3) does,
@@ -362,9 +367,9 @@ impl Qp {
     /// As `destroy`.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy_wait(self, timeout: Duration) -> Result<(), (VerbsError, Self)> {
-        let Self { core, send_cq, recv_cq, srq, send_ops } = self;
+        let Self { core, send_cq, recv_cq, srq, limits, extended } = self;
         QpCore::destroy_wait(core, timeout)
-            .map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, send_ops }))
+            .map_err(|(e, core)| (e.into(), Self { core, send_cq, recv_cq, srq, limits, extended }))
     }
 }
 

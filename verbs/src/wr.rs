@@ -520,6 +520,11 @@ impl SendLimits {
         }
     }
 
+    /// The operations that the extended interface may post.
+    pub(crate) fn send_ops(&self) -> SendOpsFlags {
+        SendOpsFlags::from_bits_truncate(self.send_ops.into())
+    }
+
     /// Whether the extended interface may post an operation.
     #[inline]
     pub(crate) fn has_op(&self, op: SendOpsFlags) -> bool {

@@ -90,24 +90,48 @@ pub struct Claimed<'a, T, const OWNERS: usize = OWNER_SLOTS> {
     _not_send: PhantomData<*const ()>,
 }
 
+/// How a thread holds a claim: one number, so that a [`Claimed`] is handed over in two registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
-    /// From this owner slot.
-    Owner(u8),
-    Locked,
-    /// With a count in `waiting`.
-    Announced,
+struct How(u32);
+
+impl How {
+    const LOCKED: Self = Self(1 << 8);
+    /// By the lock, with a count in `waiting`.
+    const ANNOUNCED: Self = Self(Self::LOCKED.0 + 1);
+
+    /// As the owner with this slot.
+    #[inline]
+    const fn owner(slot: u8) -> Self {
+        Self(slot as u32)
+    }
+    /// The slot of an owner.
+    #[inline]
+    const fn slot(self) -> Option<u8> {
+        if self.0 < Self::LOCKED.0 { Some(self.0 as u8) } else { None }
+    }
 }
 
-#[cfg(not(loom))]
-std::thread_local! {
-    static HERE: u8 = const { 0 };
+/// A number for the calling thread, never 0, that no other living thread has: the address of its control block, which is read in
+/// one step. A thread-local variable of a shared library takes a call.
+#[cfg(all(not(loom), not(miri), target_arch = "x86_64", target_os = "linux"))]
+#[inline(always)]
+pub(super) fn thread_number() -> u64 {
+    let block: u64;
+    // SAFETY: in the ABI of Linux on this processor FS is the base of the thread's control block, whose first word is its address;
+    // the word does not change, so this is a read of a constant of the thread.
+    unsafe {
+        core::arch::asm!("mov {}, fs:0", out(reg) block, options(pure, readonly, nostack, preserves_flags));
+    }
+    block & NUMBER
 }
 
 /// A number for the calling thread, never 0, that no other living thread has.
-#[cfg(not(loom))]
+#[cfg(all(not(loom), any(miri, not(target_arch = "x86_64"), not(target_os = "linux"))))]
 #[inline]
 pub(super) fn thread_number() -> u64 {
+    std::thread_local! {
+        static HERE: u8 = const { 0 };
+    }
     HERE.with(|here| core::ptr::from_ref(here).addr() as u64 & NUMBER)
 }
 
@@ -176,7 +200,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         light();
         // A thread that revoked our bias has counted down with a release: then the second load sees it.
         if self.waiting.load(Ordering::Acquire) == 0 && self.owner.load(Ordering::Relaxed) == owner {
-            return Some(self.held(How::Owner(slot)));
+            return Some(self.held(How::owner(slot)));
         }
         self.inside(slot).store(0, Ordering::Release);
         None
@@ -190,7 +214,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
         let owner = self.owner.load(Ordering::Relaxed);
         if owner == 0 {
             self.count_in_row(me);
-            return Some(self.held(How::Locked));
+            return Some(self.held(How::LOCKED));
         }
         // Another thread is the owner and may be inside. If it is not, its bias is revoked.
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -203,7 +227,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
             return None;
         }
         self.end_bias(me);
-        Some(self.held(How::Announced))
+        Some(self.held(How::ANNOUNCED))
     }
 
     /// Takes the claim; waits until it is free. Threads that try in a loop stay out meanwhile.
@@ -244,7 +268,7 @@ impl<T, const OWNERS: usize> Claim<T, OWNERS> {
                 pause(&mut tries);
             }
         }
-        Ok(self.held(How::Announced))
+        Ok(self.held(How::ANNOUNCED))
     }
 
     /// The flag of the owner with this slot.
@@ -360,10 +384,10 @@ impl<T, const OWNERS: usize> Claimed<'_, T, OWNERS> {
 
     #[inline]
     fn end(self, shared: bool) {
-        match self.how {
-            How::Owner(slot) => self.claim.inside(slot).store(0, Ordering::Release),
-            How::Locked => self.claim.release_lock(),
-            How::Announced => self.claim.release_announced(shared),
+        match (self.how.slot(), self.how) {
+            (Some(slot), _) => self.claim.inside(slot).store(0, Ordering::Release),
+            (None, How::LOCKED) => self.claim.release_lock(),
+            (None, _) => self.claim.release_announced(shared),
         }
         core::mem::forget(self);
     }
@@ -374,17 +398,17 @@ impl<T, const OWNERS: usize> Drop for Claimed<'_, T, OWNERS> {
     #[cold]
     fn drop(&mut self) {
         let claim = self.claim;
-        match self.how {
+        match self.how.slot() {
             // The owner stays `inside`: threads that hold the lock and wait for it to leave see that the claim is dead. A swap,
             // as the owner does not hold the lock: loom gives a store beside a compare-exchange no order.
-            How::Owner(_) => {
+            Some(_) => {
                 claim.lock.swap(DEAD, Ordering::AcqRel);
             }
-            How::Locked | How::Announced => {
+            None => {
                 claim.owner.store(0, Ordering::Relaxed);
                 claim.holder.store(0, Ordering::Relaxed);
                 claim.lock.store(DEAD, Ordering::Release);
-                if self.how == How::Announced {
+                if self.how == How::ANNOUNCED {
                     claim.waiting.fetch_sub(1, Ordering::Release);
                 }
             }
@@ -433,11 +457,11 @@ mod tests {
             scope.spawn(|| {
                 claim.try_take().expect("the owner is outside: its bias is revoked").release();
                 let locked = claim.try_take().expect("there is no owner");
-                assert!(locked.how == How::Locked && claim.enter(stale).is_none(), "two hold the claim");
+                assert!(locked.how == How::LOCKED && claim.enter(stale).is_none(), "two hold the claim");
                 locked.release();
                 bias();
                 let held = claim.try_take().expect("this thread is the owner now");
-                assert!(matches!(held.how, How::Owner(_)) && claim.enter(stale).is_none());
+                assert!(held.how.slot().is_some() && claim.enter(stale).is_none());
                 // A third thread must see that the second one is inside, whatever the first one did.
                 let third = scope.spawn(|| claim.try_take().map(Claimed::release).is_none());
                 assert!(third.join().expect("no panic"), "two hold the claim");
@@ -496,7 +520,7 @@ mod tests {
         assert_eq!(claim.owner.load(Ordering::Relaxed), thread_number());
         claim.take().expect("free").release();
         let held = claim.try_take().expect("free");
-        assert!(matches!(held.how, How::Owner(_)), "a control call of its own does not change the owner");
+        assert!(held.how.slot().is_some(), "a control call of its own does not change the owner");
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(claim.try_take().is_none(), "the owner is inside"));
         });
@@ -542,7 +566,7 @@ mod tests {
         let claim = Claim::new(0);
         bias(&claim);
         let held = claim.try_take().expect("free");
-        assert!(matches!(held.how, How::Owner(_)));
+        assert!(held.how.slot().is_some());
         each(&claim, held);
         let claim = Claim::new(0);
         bias(&claim);
@@ -552,7 +576,7 @@ mod tests {
             scope.spawn(|| bias(&claim));
         });
         let held = claim.try_take().expect("the owner is outside: its bias is revoked");
-        assert!(held.how == How::Announced);
+        assert!(held.how == How::ANNOUNCED);
         each(&claim, held);
     }
 

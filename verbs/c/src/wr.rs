@@ -62,7 +62,8 @@ struct List<'l, R: Request> {
 impl<'l, R: Request> Iterator for List<'l, R> {
     type Item = R::Posted<'l>;
 
-    #[inline]
+    // As a call it would hand each request over in memory.
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         // SAFETY: NULL or a request, as C promises.
         let request = unsafe { self.next.as_ref() }?;
@@ -80,26 +81,34 @@ impl<'l, R: Request> Iterator for List<'l, R> {
     }
 }
 
-/// Tells C how a post ended, and in `bad` the first request that was not posted.
+/// Posts a list by `post`; tells C the outcome, and in `bad` the first request that was not posted.
 ///
 /// # Safety
 /// The list and `bad` are as C promises.
-#[inline]
-unsafe fn report<R: Request>(
+#[inline(always)]
+unsafe fn posted<R: Request>(
     first: *mut R,
     bad: *mut *mut R,
-    posted: Result<core::result::Result<(), PostError>>,
-    fault: &Fault<R>,
+    post: impl FnOnce(&Fault<R>) -> Result<core::result::Result<(), PostError>>,
 ) -> c_int {
-    match (posted, fault.get()) {
-        (Ok(Ok(())), None) => 0,
+    // The outcome passes the guard as a number: as a structure it would be copied at each level.
+    let outcome = guarded(|| {
+        let fault = Cell::new(None);
+        match post(&fault) {
+            Ok(Ok(())) if fault.get().is_none() => Ok(0),
+            // SAFETY: as the caller promises.
+            other => Ok(unsafe { refused(first, bad, other, fault.get()) }),
+        }
+    });
+    match outcome {
+        Ok(number) => number,
         // SAFETY: as the caller promises.
-        (posted, fault) => unsafe { refused(first, bad, posted, fault) },
+        Err(panicked) => unsafe { refused(first, bad, Err(panicked), None) },
     }
 }
 
 /// # Safety
-/// As [`report`].
+/// As [`posted`].
 #[cold]
 unsafe fn refused<R: Request>(
     first: *mut R,
@@ -133,13 +142,13 @@ pub(crate) unsafe fn post_send<'q>(
     bad: *mut *mut ibv_send_wr,
     qp: impl FnOnce() -> Result<&'q Arc<Qp>>,
 ) -> c_int {
-    let fault = Cell::new(None);
-    let posted = guarded(|| {
-        let qp = qp()?;
-        Ok(qp.post_send(List { next: first, qp_type: qp.qp_type(), fault: &fault }))
-    });
     // SAFETY: as the caller promises.
-    unsafe { report(first, bad, posted, &fault) }
+    unsafe {
+        posted(first, bad, |fault| {
+            let qp = qp()?;
+            Ok(qp.post_send(List { next: first, qp_type: qp.qp_type(), fault }))
+        })
+    }
 }
 
 /// # Safety
@@ -150,12 +159,11 @@ pub(crate) unsafe fn post_recv(
     bad: *mut *mut ibv_recv_wr,
     qp: impl FnOnce() -> Result<&'static Arc<Qp>>,
 ) -> c_int {
-    let fault = Cell::new(None);
     // A request to receive is the same on every type.
-    let list = List { next: first, qp_type: QpType::Rc, fault: &fault };
-    let posted = guarded(|| Ok(qp()?.post_recv(list)));
     // SAFETY: as the caller promises.
-    unsafe { report(first, bad, posted, &fault) }
+    unsafe {
+        posted(first, bad, |fault| Ok(qp()?.post_recv(List { next: first, qp_type: QpType::Rc, fault })))
+    }
 }
 
 /// # Safety
@@ -166,11 +174,10 @@ pub(crate) unsafe fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
     srq: impl FnOnce() -> Result<&'static Srq>,
 ) -> c_int {
-    let fault = Cell::new(None);
-    let list = List { next: first, qp_type: QpType::Rc, fault: &fault };
-    let posted = guarded(|| Ok(srq()?.post_recv(list)));
     // SAFETY: as the caller promises.
-    unsafe { report(first, bad, posted, &fault) }
+    unsafe {
+        posted(first, bad, |fault| Ok(srq()?.post_recv(List { next: first, qp_type: QpType::Rc, fault })))
+    }
 }
 
 impl Request for ibv_recv_wr {
@@ -181,7 +188,7 @@ impl Request for ibv_recv_wr {
         self.next
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn turn<'a>(&self, _: QpType) -> Result<RecvWr<'a>> {
         // SAFETY: as the caller promises.
         Ok(RecvWr::new(self.wr_id, unsafe { elements(self.sg_list, self.num_sge) }?))
@@ -196,7 +203,7 @@ impl Request for ibv_send_wr {
         self.next
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn turn<'a>(&self, qp_type: QpType) -> Result<SendWr<'a>> {
         let flags = send_flags(self.send_flags)?;
         // SAFETY: which view of a union C has filled in follows from the operation and the queue pair's type; all are numbers and
@@ -241,7 +248,7 @@ impl ibv_send_wr {
     ///
     /// # Safety
     /// As [`Request::turn`].
-    #[inline]
+    #[inline(always)]
     unsafe fn operation<'a>(&self, list: &'a [Sge]) -> Result<SendWr<'a>> {
         let wr_id = self.wr_id;
         // SAFETY: see `turn`.
