@@ -1,0 +1,160 @@
+# The stock programs that scripts/dropin runs: a row for each, in the table's order. Sourced by it, behind harness.sh.
+# shellcheck shell=bash
+
+# pingpong FLAGS PROGRAM OPTIONS
+pingpong() { pair "t$1" ibverbs-utils 'bytes in .* seconds' "$2 -d roce0 -g 1 -p @P $3" "$2 -d roce0 -g 1 -p @P $3 127.0.0.1"; }
+
+# perf FLAGS PROGRAM OPTIONS
+perf() { pair "t$1" perftest 'BW average|t_avg|#bytes' "$2 -d roce0 -F -p @P $3" "$2 -d roce0 -F -p @P $3 127.0.0.1"; }
+
+# perf_cm FLAGS PROGRAM OPTIONS: connected by rdma_cm.
+perf_cm() { pair "r$1" perftest 'BW average|t_avg|#bytes' "$2 -F -R -p 18600 $3" "$2 -F -R -p 18600 $3 @A"; }
+
+# qperf_test FLAGS TESTS: its names are those of TCP, and its queue pairs need rdma_cm for the addresses of RoCE: over UDP sockets, where
+# both are the same.
+qperf_test() {
+    local server_options='--port udp:127.0.0.2' client_options='--port udp:127.0.0.3'
+    pair "krt$1" qperf '(bw|latency) +=|msg_rate' "qperf -lp @P" "qperf -lp @P -cm 1 -t 1 127.0.0.2 $2"
+}
+
+# fio_test FLAGS VERB
+fio_test() {
+    local both="--ioengine=rdma --bs=64k --size=16m --iodepth=8 --port=18700"
+    pair "$1" fio 'Disk stats|err= 0' \
+        "fio --name=target $both --rw=read" \
+        "fio --name=$2 $both --hostname=@A --rw=write --verb=$2 --iodepth_batch_complete_max=8"
+}
+
+say "devices"
+solo '' ibverbs-utils 'roce0' "ibv_devices"
+solo '' ibverbs-utils 'GID.*10.77.0.1' "ibv_devinfo -v"
+
+say "pingpongs"
+pingpong '' ibv_rc_pingpong ''
+pingpong '' ibv_rc_pingpong '-e -c'
+pingpong '' ibv_rc_pingpong '-N -c'
+pingpong f ibv_rc_pingpong '-N -e'
+pingpong f ibv_rc_pingpong '-s 1 -c'
+pingpong f ibv_rc_pingpong '-s 1048576 -n 100 -c'
+pingpong f ibv_rc_pingpong '-s 1048576 -n 100 -m 4096 -e'
+pingpong '' ibv_uc_pingpong ''
+pingpong f ibv_uc_pingpong '-e'
+pingpong f ibv_uc_pingpong '-s 1 -c'
+pingpong '' ibv_ud_pingpong ''
+pingpong f ibv_ud_pingpong '-e -c'
+pingpong '' ibv_srq_pingpong ''
+pingpong f ibv_srq_pingpong '-e -c'
+pair t ibverbs-utils '^success' "ibv_xsrq_pingpong -d roce0 -g 1 -p @P" "ibv_xsrq_pingpong -d roce0 -g 1 -p @P 127.0.0.1"
+pair tf ibverbs-utils '^success' "ibv_xsrq_pingpong -d roce0 -g 1 -p @P -e -s 1048576" "ibv_xsrq_pingpong -d roce0 -g 1 -p @P -e -s 1048576 127.0.0.1"
+
+say "perftest"
+for op in send write read; do
+    perf '' ib_${op}_bw '-n 1000'
+    perf '' ib_${op}_lat '-n 1000'
+    perf f ib_${op}_bw '-a -n 200'
+    perf f ib_${op}_bw '-b -n 1000'
+    perf f ib_${op}_bw '-q 8 -n 1000'
+    # perftest itself has no events with WRITE, and no receive queue with WRITE and READ.
+    [ $op = write ] || perf f ib_${op}_bw '-e -n 1000'
+    [ $op = send ] && depths='-r 64 -t 64' || depths='-t 64'
+    perf f ib_${op}_bw "$depths -n 1000"
+    perf f ib_${op}_bw '-D 2'
+    perf f ib_${op}_lat '-a -n 100'
+    perf f ib_${op}_lat '-D 2'
+    perf_cm f ib_${op}_bw '-n 1000'
+    perf_cm f ib_${op}_lat '-n 1000'
+done
+perf '' ib_atomic_bw '-n 1000'
+perf '' ib_atomic_lat '-n 1000'
+perf f ib_atomic_bw '-A CMP_AND_SWAP -n 1000'
+perf f ib_atomic_bw '-q 8 -n 1000'
+perf '' ib_write_bw '-c UC -n 1000'
+perf f ib_write_lat '-c UC -n 1000'
+perf f ib_send_bw '-c UC -n 1000'
+perf f ib_send_lat '-c UC -n 1000'
+perf '' ib_send_bw '-c UD -s 1024 -n 1000'
+perf f ib_send_lat '-c UD -n 1000'
+perf f ib_send_bw '-c XRC -n 1000'
+perf f ib_write_bw '-c XRC -n 1000'
+perf f ib_send_lat '-I 64 -s 64 -n 1000'
+perf f ib_write_lat '-I 64 -s 64 -n 1000'
+perf f ib_send_bw '--use-srq -q 4 -n 1000'
+perf f ib_send_lat '-e -n 1000'
+perf_cm '' ib_write_bw '-n 1000'
+perf_cm f ib_send_bw '-c UD -s 1024 -n 1000'
+pair tkif perftest '^ *65536 +[0-9]' "ib_write_bw -d roce0 -F -p @P --run_infinitely" "ib_write_bw -d roce0 -F -p @P --run_infinitely 127.0.0.1"
+
+say "rdma_cm"
+pair '' rdmacm-utils 'ping data' "rping -s -C 20 -v -p 7300" "rping -c -a @A -C 20 -v -p 7300"
+pair f rdmacm-utils 'ping data' "rping -s -C 500 -S 16384 -v -V -p 7300" "rping -c -a @A -C 500 -S 16384 -v -V -p 7300"
+pair f rdmacm-utils 'ping data' "rping -s -q -C 20 -v -p 7300" "rping -c -q -a @A -C 20 -v -p 7300"
+pair '' rdmacm-utils 'return status 0' "ucmatose -c 20 -C 50 -S 1000" "ucmatose -s @A -c 20 -C 50 -S 1000"
+pair f rdmacm-utils 'return status 0' "ucmatose -c 200 -C 5 -S 100 -m" "ucmatose -s @A -c 200 -C 5 -S 100 -m"
+pair f rdmacm-utils 'return status 0' "ucmatose -c 5 -C 50 -S 1000 -a 17 -t 8" "ucmatose -s @A -c 5 -C 50 -S 1000 -a 17 -t 8"
+pair '' rdmacm-utils 'return status 0' "udaddy -c 4 -C 50 -S 1000" "udaddy -s @A -c 4 -C 50 -S 1000"
+pair j rdmacm-utils 'return status 0' "mckey -m 239.7.7.7 -C 10" "mckey -m 239.7.7.7 -s -C 10"
+pair '' rdmacm-utils 'rdma_client: end 0' "rdma_server -p 7401" "rdma_client -s @A -p 7401"
+pair '' rdmacm-utils 'end 0' "rdma_xserver -p 7402 -c r" "rdma_xclient -s @A -p 7402 -c r"
+pair k rdmacm-utils '^connect  *:' "cmtime -p 7403 -c 50" "cmtime -p 7403 -s @A -c 50"
+pair kf rdmacm-utils '^connect  *:' "cmtime -p 7403 -c 500" "cmtime -p 7403 -s @A -c 500"
+
+say "qperf"
+qperf_test '' "rc_bw rc_lat"
+qperf_test f "rc_bi_bw rc_rdma_read_bw rc_rdma_read_lat rc_rdma_write_bw rc_rdma_write_lat rc_rdma_write_poll_lat"
+qperf_test f "rc_compare_swap_mr rc_fetch_add_mr"
+# Its tests of UC and UD address their peer by a LID, which RoCE does not have.
+
+say "fio"
+fio_test '' write
+fio_test f read
+fio_test f send
+
+say "UCX"
+solo '' ucx-utils 'Device: roce0:1' "ucx_info -d"
+ucx_test() {
+    local both="env UCX_TLS=$2 UCX_NET_DEVICES=roce0:1 ucx_perftest -p @P -t $3"
+    pair "t$1" ucx-utils 'Final' "$both" "$both 127.0.0.1"
+}
+ucx_test '' ud_verbs 'tag_lat -n 500'
+ucx_test '' rc_verbs,ud_verbs 'tag_lat -n 500'
+ucx_test f rc_verbs,ud_verbs 'tag_bw -s 65536 -n 500'
+ucx_test f rc_verbs,ud_verbs 'ucp_put_bw -s 65536 -n 500'
+ucx_test f rc_verbs,ud_verbs 'ucp_get -n 500'
+ucx_test f rc_verbs,ud_verbs 'ucp_add -n 500'
+ucx_test f ud_verbs 'tag_bw -s 65536 -n 500'
+
+say "libfabric"
+solo '' libfabric-bin 'provider: verbs' "fi_info -p verbs"
+# Its names are those of TCP, as with qperf.
+fi_test() {
+    local server_options='--port udp:127.0.0.2' client_options='--port udp:127.0.0.3'
+    pair "tf" libfabric-bin 'bytes' "fi_pingpong -p verbs -e $1 -B @P" "fi_pingpong -p verbs -e $1 -P @P 127.0.0.2"
+}
+fi_test dgram
+# Its endpoints of messages are not on the interface lo: they take two hosts.
+
+say "pyverbs"
+# pyverbs FLAGS MODULE: the tests of rdma-core in Python; of the interpreter that the package is for. A module's children that crash
+# are no failure to the tests themselves, so the kernel's and the interpreter's words on them are looked for.
+pyverbs() {
+    local tests=/usr/share/doc/rdma-core/tests name="pyverbs $2" result
+    wanted "$1" "$name" || return 0
+    [ -d "$tests" ] || (install_packages python3-pyverbs) >/dev/null 2>&1 || true
+    [ -d "$tests" ] || { report "$name" SKIPPED 0 "package python3-pyverbs is missing"; return 0; }
+    prepare
+    cp -r "$tests" "$row/tests"
+    find "$row/tests" -name '*.gz' -exec gunzip {} +
+    start "$row/out" "/usr/bin/python3 -X faulthandler tests/run_tests.py --dev roce0 --gid 0 -v tests.$2"
+    wait "$started" && result=0 || result=$?
+    local words
+    words=$(grep -E '^(OK|FAILED)' "$row/out" | tail -n 1 || true)
+    if [ "$result" -eq 0 ] && ! grep -Eq 'Fatal Python error|Segmentation' "$row/out"; then
+        report "$name" ok "$(taken)" "$(grep -Eo '^Ran [0-9]+ tests?' "$row/out" | tail -n 1 || true)${words#OK}"
+    else
+        report "$name" FAILED "$(taken)" "${words:-exit code $result}"
+        grep -E '^(FAIL|ERROR):|Error|Exception' "$row/out" | tail -n 20 | cut -c 1-200 | sed 's/^/    /' || true
+    fi
+}
+for module in test_device test_pd test_addr test_cq test_cq_events test_qp test_fork; do pyverbs '' "$module"; done
+for module in test_cqex test_qpex test_mr test_atomic test_parent_domain test_relaxed_ordering test_rdmacm test_odp test_shared_pd \
+    test_tag_matching test_flow test_rss_traffic; do pyverbs f "$module"; done
