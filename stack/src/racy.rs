@@ -68,6 +68,16 @@ pub unsafe fn write_block(to: *mut u8, from: *const u8) {
     unsafe { machine::copy_block_in(to, from) }
 }
 
+/// Copies `len` bytes from such memory to such memory. Where the two overlap, the result is some mix.
+///
+/// # Safety
+/// `from` as for [`read`], `to` as for [`write()`].
+#[inline(always)]
+pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: as the caller guarantees.
+    unsafe { machine::copy(to, from, len) }
+}
+
 /// Sets `len` bytes of such memory.
 ///
 /// # Safety
@@ -266,7 +276,7 @@ mod model {
     pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
         let _bus = bus();
         // SAFETY: see above.
-        unsafe { core::ptr::copy_nonoverlapping(from, to, len) }
+        unsafe { core::ptr::copy(from, to, len) }
     }
 
     pub unsafe fn copy_block(to: *mut u8, from: *const u8) {

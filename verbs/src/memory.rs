@@ -131,6 +131,12 @@ impl Memory {
         // SAFETY: see above.
         unsafe { racy::write(self.at(at, data.len()), data.as_ptr(), data.len()) };
     }
+    /// Copies bytes of other such memory, or of this one.
+    #[inline]
+    pub(crate) fn copy_from(&self, at: usize, from: &Self, from_at: usize, len: usize) {
+        // SAFETY: see above.
+        unsafe { racy::copy(self.at(at, len), from.at(from_at, len), len) };
+    }
     pub(crate) fn fill(&self, at: usize, len: usize, value: u8) {
         // SAFETY: see above.
         unsafe { racy::fill(self.at(at, len), value, len) };

@@ -345,6 +345,20 @@ impl Mr {
         Ok(())
     }
 
+    /// Copies a range of another region, or of this one, into the region from `offset` on. Where the two overlap, the result is
+    /// some mix.
+    ///
+    /// # Errors
+    /// [`VerbsError::OutOfRegion`], for either region; [`VerbsError::ReadOnly`].
+    #[inline]
+    pub fn copy_from(&self, offset: usize, from: &Self, range: Range<usize>) -> Result<(), VerbsError> {
+        from.contains(&range)?;
+        self.within(offset, range.len())?;
+        self.writable()?;
+        self.memory.copy_from(offset, &from.memory, range.start, range.len());
+        Ok(())
+    }
+
     /// Sets a range of bytes to `value`.
     ///
     /// # Errors
@@ -613,6 +627,7 @@ mod tests {
         assert_eq!(mr.to_vec(0..4).unwrap(), b"only");
         assert!(matches!(mr.write(0, b"x"), Err(VerbsError::ReadOnly)));
         assert!(matches!(mr.fill(0..1, 0), Err(VerbsError::ReadOnly)));
+        assert!(matches!(mr.copy_from(0, &mr, 0..1), Err(VerbsError::ReadOnly)));
         assert!(matches!(mr.write_u64(0, 0), Err(VerbsError::ReadOnly)));
     }
 }

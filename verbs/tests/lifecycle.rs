@@ -207,6 +207,22 @@ fn a_region_that_goes_between_two_messages_takes_only_the_first() {
 }
 
 #[test]
+fn copies_between_regions() {
+    let context = embedded();
+    let pd = context.alloc_pd().unwrap();
+    let from = pd.reg_mr_from(&(0..=255).collect::<Vec<u8>>(), all_rights()).unwrap();
+    for (at, range) in [(0, 0..256), (3, 7..8), (256, 5..5), (1, 1..255), (9, 100..120)] {
+        let to = pd.reg_mr(256, all_rights()).unwrap();
+        to.copy_from(at, &from, range.clone()).unwrap();
+        let mut want = vec![0; 256];
+        want[at..at + range.len()].copy_from_slice(&from.to_vec(range).unwrap());
+        assert_eq!(to.to_vec(0..256).unwrap(), want);
+    }
+    from.copy_from(0, &from, 128..256).unwrap();
+    assert_eq!(from.to_vec(0..2).unwrap(), [128, 129]);
+}
+
+#[test]
 fn copies_in_and_out_of_a_region() {
     let context = embedded();
     let pd = context.alloc_pd().unwrap();

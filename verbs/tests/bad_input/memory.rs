@@ -217,6 +217,13 @@ pub const CASES: &[Case] = &[
         err(b.mr.fill(BACKWARDS, 1));
         err(b.mr.fill(4000..4097, 1))
     }),
+    case("Mr::copy_from", "VerbsError::OutOfRegion", EINVAL, |b| {
+        let other = b.pd.reg_mr(16, Access::empty()).unwrap();
+        err(b.mr.copy_from(0, &other, BACKWARDS));
+        err(b.mr.copy_from(4081, &other, 0..16));
+        err(b.mr.copy_from(usize::MAX, &other, 0..16));
+        err(b.mr.copy_from(0, &other, 1..17))
+    }),
     case("Mr::to_vec", "VerbsError::OutOfRegion", EINVAL, |b| {
         err(b.mr.to_vec(BACKWARDS));
         err(b.mr.to_vec(0..usize::MAX))
