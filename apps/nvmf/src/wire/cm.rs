@@ -68,6 +68,9 @@ pub enum RejectReason {
     /// The target has no room for another queue.
     #[error("no resources are left")]
     Resources = 6,
+    /// A host that lets the target read nothing of its memory.
+    #[error("the host grants no RDMA READ")]
+    Reads = 7,
     /// No such controller.
     #[error("there is no such controller")]
     ControllerId = 9,

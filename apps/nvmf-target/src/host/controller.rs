@@ -1,0 +1,317 @@
+//! A controller, as a host sees it: connected, enabled, identified.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use nvmf::Nqn;
+use nvmf::wire::discovery::{Header, Record};
+use nvmf::wire::fabrics::ConnectData;
+use nvmf::wire::identify::{self, cns};
+use nvmf::wire::{Sgl, Sqe, zero_padded};
+use verbs::{Access, Mr};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::command::{self, nothing};
+use super::error::HostError;
+use super::queue::{Data, HostQueue};
+use super::{Host, PATIENCE};
+
+/// Offsets of properties.
+const CAP: u32 = 0x00;
+const CC: u32 = 0x14;
+const CSTS: u32 = 0x1C;
+/// CC: entries of 64 and 16 bytes, NVM command set.
+const CC_SIZES: u32 = 0x0046_0000;
+const CC_ENABLE: u32 = 1;
+const CC_SHUTDOWN: u32 = 1 << 14;
+const CSTS_READY: u32 = 1;
+const CSTS_SHUT_DOWN: u32 = 2 << 2;
+/// Discovery log page.
+const DISCOVERY: u8 = 0x70;
+/// Entries of the admin queue.
+const ADMIN_ENTRIES: u16 = 32;
+/// Bytes of the region for data of admin commands.
+const PAGE: usize = 4096;
+
+/// How to connect.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Keep alive timeout; zero for none.
+    pub keep_alive: Duration,
+    /// I/O queues to ask for.
+    pub queues: u16,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { keep_alive: Duration::from_secs(60), queues: 1 }
+    }
+}
+
+/// A namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NamespaceInfo {
+    /// Its identifier.
+    pub nsid: u32,
+    /// Its size.
+    pub blocks: u64,
+    /// Bytes of a block.
+    pub block: u32,
+    /// NGUID.
+    pub nguid: [u8; 16],
+}
+
+/// A controller that the host is connected to.
+pub struct Controller {
+    admin: HostQueue,
+    page: Mr,
+    to: SocketAddr,
+    subsystem: Nqn,
+    cntlid: u16,
+    options: Options,
+    identity: Box<identify::Controller>,
+    /// Submission queue entries of an I/O queue, at most.
+    entries_max: u16,
+    queues: u16,
+    kept_alive: Instant,
+}
+
+impl Controller {
+    /// Connects to a subsystem, enables its controller and identifies it, as Linux does it.
+    ///
+    /// # Errors
+    /// If the target does not answer, refuses, or says what cannot be.
+    pub fn connect(
+        host: &mut Host<'_>,
+        to: SocketAddr,
+        subsystem: &Nqn,
+        options: Options,
+    ) -> Result<Self, HostError> {
+        let admin = HostQueue::connect(host.context, &host.pd, to, 0, ADMIN_ENTRIES)?;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let mut controller = Self {
+            admin,
+            page: host.pd.reg_mr(PAGE, rights)?,
+            to,
+            subsystem: subsystem.clone(),
+            cntlid: ConnectData::ANY_CONTROLLER,
+            options,
+            identity: Box::new(identify::Controller::new_zeroed()),
+            entries_max: 0,
+            queues: 0,
+            kept_alive: Instant::now(),
+        };
+        controller.write_connect_data(host)?;
+        let sgl = controller.page_sgl(ConnectData::LEN as u32);
+        let kato_ms = u32::try_from(options.keep_alive.as_millis()).unwrap_or(u32::MAX);
+        let connect = command::connect(0, ADMIN_ENTRIES, kato_ms, sgl);
+        controller.cntlid = controller.call(host, &connect)?.result.get() as u16;
+        controller.enable(host)?;
+        controller.identify(host, cns::CONTROLLER, 0)?;
+        let mut page = vec![0; PAGE];
+        controller.page.read(0, &mut page)?;
+        controller.identity.as_mut_bytes().copy_from_slice(&page);
+        controller.check()?;
+        if !subsystem.is_discovery() {
+            let granted = controller.call(host, &command::queues(options.queues))?.result.get();
+            controller.queues = (granted as u16).saturating_add(1).min(options.queues);
+        }
+        Ok(controller)
+    }
+
+    fn enable(&mut self, host: &mut Host<'_>) -> Result<(), HostError> {
+        let cap = self.call(host, &command::property_get(CAP, true))?.result.get();
+        self.entries_max = (cap as u16).saturating_add(1);
+        self.call(host, &command::property_set(CC, CC_SIZES))?;
+        self.call(host, &command::property_set(CC, CC_SIZES | CC_ENABLE))?;
+        self.await_status(host, CSTS_READY)
+    }
+    fn await_status(&mut self, host: &mut Host<'_>, bits: u32) -> Result<(), HostError> {
+        let since = Instant::now();
+        while self.call(host, &command::property_get(CSTS, false))?.result.get() as u32 & bits != bits {
+            if since.elapsed() > PATIENCE {
+                return Err(HostError::NoResponse);
+            }
+        }
+        Ok(())
+    }
+    /// What a Linux host insists on.
+    fn check(&self) -> Result<(), HostError> {
+        let identity = &self.identity;
+        let misfit = |wrong: bool, what| if wrong { Err(HostError::Misfit(what)) } else { Ok(()) };
+        misfit(identity.cntlid.get() != self.cntlid, "another controller number than Connect said")?;
+        misfit(identity.sgls.get() & 5 != 5, "no keyed descriptors")?;
+        if self.subsystem.is_discovery() {
+            return Ok(());
+        }
+        misfit(identity.kas.get() == 0, "no keep alive")?;
+        misfit(identity.ioccsz.get() < 4 || identity.iorcsz.get() < 1, "capsules that are too small")?;
+        misfit(identity.icdoff.get() != 0, "in-capsule data at an offset")
+    }
+
+    fn call(&mut self, host: &mut Host<'_>, sqe: &Sqe) -> Result<nvmf::wire::Cqe, HostError> {
+        self.kept_alive = Instant::now();
+        host.call(&mut self.admin, sqe, Data::Elsewhere)
+    }
+    fn page_sgl(&self, len: u32) -> Sgl {
+        Sgl::keyed(self.page.iova(), len, self.page.rkey(), false)
+    }
+    fn write_connect_data(&self, host: &Host<'_>) -> Result<(), HostError> {
+        let data = ConnectData {
+            host_id: host.id,
+            cntlid: U16::new(self.cntlid),
+            subsystem: zero_padded(self.subsystem.as_str()),
+            host: zero_padded(host.name.as_str()),
+            ..ConnectData::new_zeroed()
+        };
+        Ok(self.page.write(0, data.as_bytes())?)
+    }
+    fn identify(&mut self, host: &mut Host<'_>, cns: u8, nsid: u32) -> Result<(), HostError> {
+        let sgl = self.page_sgl(PAGE as u32);
+        self.call(host, &command::identify(cns, nsid, sgl)).map(drop)
+    }
+
+    /// Its number.
+    pub fn cntlid(&self) -> u16 {
+        self.cntlid
+    }
+    /// What it says of itself.
+    pub fn identity(&self) -> &identify::Controller {
+        &self.identity
+    }
+    /// I/O queues that it granted.
+    pub fn queues(&self) -> u16 {
+        self.queues
+    }
+    /// Bytes of data that a capsule may have.
+    pub fn in_capsule(&self) -> usize {
+        (self.identity.ioccsz.get() as usize * 16).saturating_sub(Sqe::LEN)
+    }
+    /// The largest transfer, in bytes.
+    pub fn transfer_max(&self) -> usize {
+        match self.identity.mdts {
+            0 => usize::MAX,
+            n => 4096usize.checked_shl(n.into()).unwrap_or(usize::MAX),
+        }
+    }
+    /// Its admin queue.
+    pub fn admin(&mut self) -> &mut HostQueue {
+        &mut self.admin
+    }
+
+    /// Its namespaces.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub fn namespaces(&mut self, host: &mut Host<'_>) -> Result<Vec<NamespaceInfo>, HostError> {
+        self.identify(host, cns::ACTIVE_NAMESPACES, 0)?;
+        let mut list = [U32::ZERO; PAGE / 4];
+        self.page.read(0, list.as_mut_bytes())?;
+        let mut namespaces = Vec::new();
+        for nsid in list.into_iter().map(U32::get).take_while(|&nsid| nsid != 0) {
+            self.identify(host, cns::NAMESPACE, nsid)?;
+            let mut bytes = [0; size_of::<identify::Namespace>()];
+            self.page.read(0, &mut bytes)?;
+            let namespace = identify::Namespace::ref_from_bytes(&bytes)
+                .map_err(|_| HostError::Misfit("a namespace of another size"))?;
+            let shift = namespace.lbaf[namespace.flbas as usize & 0xF].lbads;
+            let block = 1u32.checked_shl(shift.into()).ok_or(HostError::Misfit("blocks of no size"))?;
+            namespaces.push(NamespaceInfo {
+                nsid,
+                blocks: namespace.nsze.get(),
+                block,
+                nguid: namespace.nguid,
+            });
+        }
+        Ok(namespaces)
+    }
+
+    /// Connects I/O queue `qid`, with as many of `entries` entries as the controller has.
+    ///
+    /// # Errors
+    /// If the target does not answer, or refuses.
+    pub fn io_queue(&mut self, host: &mut Host<'_>, qid: u16, entries: u16) -> Result<HostQueue, HostError> {
+        let entries = entries.min(self.entries_max);
+        let mut queue = HostQueue::connect(host.context, &host.pd, self.to, qid, entries)?;
+        self.write_connect_data(host)?;
+        // As Linux does it: in the capsule, if that has room.
+        if self.in_capsule() >= ConnectData::LEN {
+            let connect = command::connect(qid, entries, 0, Sgl::in_capsule(0, ConnectData::LEN as u32));
+            host.call(&mut queue, &connect, Data::InCapsule(&self.page, 0..ConnectData::LEN))?;
+        } else {
+            let connect = command::connect(qid, entries, 0, self.page_sgl(ConnectData::LEN as u32));
+            host.call(&mut queue, &connect, Data::Elsewhere)?;
+        }
+        Ok(queue)
+    }
+
+    /// Sends a keep alive if it is time for one: call it now and then.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub fn keep_alive(&mut self, host: &mut Host<'_>) -> Result<(), HostError> {
+        if !self.options.keep_alive.is_zero() && self.kept_alive.elapsed() > self.options.keep_alive / 4 {
+            self.call(host, &command::keep_alive())?;
+        }
+        Ok(())
+    }
+
+    /// Shuts the controller down, and ends the connection.
+    ///
+    /// # Errors
+    /// If the connection fails before.
+    pub fn shutdown(mut self, host: &mut Host<'_>) -> Result<(), HostError> {
+        self.call(host, &command::property_set(CC, CC_SIZES | CC_ENABLE | CC_SHUTDOWN))?;
+        self.await_status(host, CSTS_SHUT_DOWN)
+    }
+
+    /// The discovery log, of a discovery controller.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub fn discovery_log(&mut self, host: &mut Host<'_>) -> Result<Vec<Record>, HostError> {
+        let sgl = self.page_sgl(Record::LEN as u32);
+        // Again, if it changes meanwhile.
+        for _ in 0..10 {
+            self.call(host, &command::log_page(DISCOVERY, 0, Record::LEN as u32, sgl))?;
+            let header: Header = self.take_page()?;
+            let mut records = Vec::new();
+            for n in 0..header.records.get() {
+                let offset = (n + 1) * Record::LEN as u64;
+                self.call(host, &command::log_page(DISCOVERY, offset, Record::LEN as u32, sgl))?;
+                records.push(self.take_page()?);
+            }
+            self.call(host, &command::log_page(DISCOVERY, 0, Record::LEN as u32, sgl))?;
+            if self.take_page::<Header>()?.generation == header.generation {
+                return Ok(records);
+            }
+        }
+        Err(HostError::Misfit("a discovery log that changes all the time"))
+    }
+    fn take_page<T: FromBytes + IntoBytes>(&self) -> Result<T, HostError> {
+        let mut value = T::new_zeroed();
+        self.page.read(0, value.as_mut_bytes())?;
+        Ok(value)
+    }
+    /// An admin command without data.
+    ///
+    /// # Errors
+    /// If the connection or the command fails.
+    pub fn admin_command(&mut self, host: &mut Host<'_>, opcode: u8) -> Result<nvmf::wire::Cqe, HostError> {
+        self.call(host, &command::sqe(opcode, 0, nothing()))
+    }
+}
+
+/// What a target has: its discovery log.
+///
+/// # Errors
+/// If the target does not answer, or refuses.
+pub fn discover(host: &mut Host<'_>, to: SocketAddr) -> Result<Vec<Record>, HostError> {
+    let name = Nqn::DISCOVERY.parse().map_err(|_| HostError::Misfit("its own name"))?;
+    let options = Options { keep_alive: Duration::ZERO, queues: 0 };
+    let mut controller = Controller::connect(host, to, &name, options)?;
+    let log = controller.discovery_log(host)?;
+    controller.shutdown(host)?;
+    Ok(log)
+}

@@ -1,0 +1,232 @@
+//! A queue of a host: one connection, its commands and responses.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nvmf::wire::cm::{RejectData, ReplyData, RequestData};
+use nvmf::wire::{Cqe, Sqe};
+use verbs::rdma_cm::{CmId, ConnParam, MAX_RESP_RES, PortSpace};
+use verbs::{
+    Access, Context, CqPoller, Mr, Pd, Qp, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc,
+    WcOpcode,
+};
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::error::HostError;
+
+/// How long address and route may take, as at a Linux host.
+const RESOLVING: Duration = Duration::from_secs(3);
+/// Completions that are taken at a time.
+const BATCH: usize = 32;
+const RESPONSE: usize = size_of::<Cqe>();
+/// The identifier of a request that nobody waits for.
+const SENT: u64 = u64::MAX;
+
+/// Data that go in the capsule.
+#[derive(Clone, Debug)]
+pub enum Data<'m> {
+    /// None: the descriptor names memory, or nothing.
+    Elsewhere,
+    /// These bytes.
+    InCapsule(&'m Mr, Range<usize>),
+}
+
+/// A queue.
+pub struct HostQueue {
+    // Dropped in order: handles before the queue pair, that before the memory.
+    sq: SendQueue,
+    rq: RecvQueue,
+    poller: CqPoller,
+    qp: Arc<Qp>,
+    id: CmId,
+    responses: Mr,
+    elements: Vec<[Sge; 1]>,
+    /// Entries of commands whose data go in the capsule, by their identifier.
+    capsules: Mr,
+    free: Vec<u16>,
+    entries: u16,
+    done: Vec<Wc>,
+}
+
+impl HostQueue {
+    /// Connects a queue of `entries` entries to a target.
+    ///
+    /// # Errors
+    /// If the target does not answer, or refuses.
+    pub fn connect(
+        context: &Context,
+        pd: &Pd,
+        to: SocketAddr,
+        qid: u16,
+        entries: u16,
+    ) -> Result<Self, HostError> {
+        let request = RequestData {
+            qid: U16::new(qid),
+            host_receives: U16::new(entries),
+            host_sends: U16::new(entries - 1),
+            ..RequestData::new_zeroed()
+        };
+        Self::connect_as(context, pd, to, entries, request.as_bytes())
+    }
+    /// The same, with any private data.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_as(
+        context: &Context,
+        pd: &Pd,
+        to: SocketAddr,
+        entries: u16,
+        private: &[u8],
+    ) -> Result<Self, HostError> {
+        let depth = entries as usize;
+        let id = context.create_id(None, PortSpace::Tcp)?;
+        id.resolve_addr(None, to, RESOLVING)?;
+        id.resolve_route(RESOLVING)?;
+        let cap = QpCap {
+            max_send_wr: 2 * entries as u32,
+            max_recv_wr: entries as u32,
+            max_send_sge: 2,
+            max_recv_sge: 1,
+            max_inline_data: Sqe::LEN as u32,
+        };
+        // A failed queue pair completes every request.
+        let cq = context.create_cq(4 * cap.max_send_wr.next_power_of_two())?;
+        let qp = id.create_qp(pd, &QpInitAttr::rc(&cq, &cq).cap(cap))?;
+        let responses = pd.reg_mr(depth * RESPONSE, Access::LOCAL_WRITE)?;
+        let elements = (0..depth).map(|n| Ok([responses.sge(n * RESPONSE..(n + 1) * RESPONSE)?]));
+        let elements = elements.collect::<Result<Vec<_>, HostError>>()?;
+        qp.post_recv(elements.iter().zip(0..).map(|(element, n)| RecvWr::new(n, element)))?;
+        let param = ConnParam {
+            responder_resources: MAX_RESP_RES,
+            initiator_depth: 0,
+            ..ConnParam::with_data(private)
+        };
+        if let Err(e) = id.connect(&param) {
+            let refusal = id.event();
+            let status =
+                refusal.as_ref().and_then(|event| RejectData::ref_from_prefix(event.private_data()).ok());
+            return Err(match status {
+                Some((data, _)) if refusal.as_ref().is_some_and(|event| event.refusal().is_some()) => {
+                    HostError::Refused(data.status.get())
+                }
+                _ => e.into(),
+            });
+        }
+        let event = id.event().ok_or(HostError::Misfit("it accepted without a reply"))?;
+        let (reply, _) = ReplyData::read_from_prefix(event.private_data())
+            .map_err(|_| HostError::Misfit("it accepted without private data"))?;
+        drop(event);
+        if reply.format.get() != 0 || reply.receives.get() + 1 < entries {
+            return Err(HostError::Misfit("it posts fewer receives than the queue has entries"));
+        }
+        let (sq, rq) = qp.split()?;
+        Ok(Self {
+            sq,
+            rq,
+            poller: cq.poller()?,
+            qp,
+            id,
+            responses,
+            elements,
+            capsules: pd.reg_mr(depth * Sqe::LEN, Access::empty())?,
+            // One entry stays empty: a full queue would look like an empty one.
+            free: (0..entries - 1).rev().collect(),
+            entries,
+            done: vec![Wc::default(); BATCH],
+        })
+    }
+
+    /// Commands that can be under way.
+    pub fn depth(&self) -> usize {
+        self.entries as usize - 1
+    }
+    /// Commands under way.
+    #[inline]
+    pub fn under_way(&self) -> usize {
+        self.depth() - self.free.len()
+    }
+    /// The identifier that the next command will have.
+    #[inline]
+    pub fn next_cid(&self) -> Option<u16> {
+        self.free.last().copied()
+    }
+    /// Its queue pair.
+    pub fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    /// Sends a command. Returns the identifier that its response will have, or none if the queue is full.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    #[inline]
+    pub fn submit(&mut self, sqe: &Sqe, data: Data<'_>) -> Result<Option<u16>, HostError> {
+        let Some(&cid) = self.free.last() else { return Ok(None) };
+        let sqe = Sqe { cid: U16::new(cid), ..*sqe };
+        match data {
+            Data::Elsewhere => self.sq.post_send([SendWr::send(SENT, &[]).inline(sqe.as_bytes())])?,
+            Data::InCapsule(mr, range) => {
+                let at = cid as usize * Sqe::LEN;
+                self.capsules_write(at, &sqe)?;
+                let capsule = [self.capsules.sge(at..at + Sqe::LEN)?, mr.sge(range)?];
+                self.sq.post_send([SendWr::send(SENT, &capsule)])?;
+            }
+        }
+        self.free.pop();
+        Ok(Some(cid))
+    }
+    fn capsules_write(&self, at: usize, sqe: &Sqe) -> Result<(), HostError> {
+        Ok(self.capsules.write(at, sqe.as_bytes())?)
+    }
+    /// Sends any bytes as a capsule.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    pub fn send_raw(&mut self, bytes: &[u8]) -> Result<(), HostError> {
+        Ok(self.sq.post_send([SendWr::send(SENT, &[]).inline(bytes)])?)
+    }
+
+    /// Passes responses that have come to `each`; returns their number.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(&Cqe)) -> Result<usize, HostError> {
+        let n = self.poller.poll(&mut self.done)?;
+        let mut responses = 0;
+        for wc in &self.done[..n] {
+            if !wc.is_ok() {
+                return Err(HostError::Connection(wc.status));
+            }
+            if wc.opcode != WcOpcode::Recv {
+                continue;
+            }
+            let n = wc.wr_id as usize;
+            let mut bytes = [0; RESPONSE];
+            self.responses.read(n * RESPONSE, &mut bytes)?;
+            self.rq.post_recv([RecvWr::new(wc.wr_id, &self.elements[n])])?;
+            let cqe: Cqe = zerocopy::transmute!(bytes);
+            if wc.byte_len as usize != RESPONSE || cqe.cid.get() >= self.entries {
+                return Err(HostError::Misfit("a response that is none"));
+            }
+            self.free.push(cqe.cid.get());
+            responses += 1;
+            each(&cqe);
+        }
+        Ok(responses)
+    }
+
+    /// Ends the connection; the target is told, and nothing is waited for.
+    pub fn disconnect(self) {}
+    /// Whether the connection is gone: an event says so.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn is_disconnected(&self) -> Result<bool, HostError> {
+        Ok(self.id.state() == verbs::rdma_cm::IdState::Disconnected)
+    }
+}

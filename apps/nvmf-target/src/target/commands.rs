@@ -1,0 +1,91 @@
+//! Commands under way that wait for something: a buffer, bytes of the host, the storage, or the end of the response.
+
+use nvmf::config::Backend;
+use nvmf::{Remote, Ticket};
+
+use super::pool::Buffer;
+
+/// What a command waits for, and what is to be done then.
+#[derive(Clone, Copy, Debug)]
+pub enum Stage {
+    /// A buffer, to fetch bytes of the host.
+    Fetch(Remote, Then),
+    /// A buffer, to give bytes to the host.
+    Give(Remote),
+    /// The bytes of the host: an RDMA READ is under way.
+    Fetched(u32, Then),
+    /// Zeros are being written, a piece a turn.
+    Zeroing,
+    /// The response is out, and the buffer in use until the host has taken it.
+    Answered,
+}
+
+/// What bytes of the host are for.
+#[derive(Clone, Copy, Debug)]
+pub enum Then {
+    /// The controller itself.
+    Data,
+    /// A Write.
+    Write {
+        /// The namespace's storage.
+        backend: Backend,
+        /// Offset in it.
+        offset: u64,
+    },
+    /// A Compare.
+    Compare {
+        /// The namespace's storage.
+        backend: Backend,
+        /// Offset in it.
+        offset: u64,
+    },
+}
+
+/// A command under way.
+#[derive(Debug)]
+pub struct Command {
+    /// Its connection.
+    pub connection: u32,
+    /// What the controller knows it by.
+    pub ticket: Ticket,
+    /// See there.
+    pub stage: Stage,
+    /// The buffer that it has.
+    pub buffer: Option<Buffer>,
+}
+
+/// All of a core, by number.
+#[derive(Debug, Default)]
+pub struct Commands {
+    entries: Vec<Option<Command>>,
+    free: Vec<u32>,
+}
+
+impl Commands {
+    /// Keeps a command; returns its number. Allocates only if more are under way than ever before.
+    #[inline]
+    pub fn insert(&mut self, command: Command) -> u32 {
+        if let Some(n) = self.free.pop() {
+            self.entries[n as usize] = Some(command);
+            return n;
+        }
+        self.entries.push(Some(command));
+        (self.entries.len() - 1) as u32
+    }
+    /// The command of a number.
+    #[inline]
+    pub fn get_mut(&mut self, n: u32) -> Option<&mut Command> {
+        self.entries.get_mut(n as usize)?.as_mut()
+    }
+    /// Takes a command out.
+    #[inline]
+    pub fn remove(&mut self, n: u32) -> Option<Command> {
+        let command = self.entries.get_mut(n as usize)?.take()?;
+        self.free.push(n);
+        Some(command)
+    }
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+}

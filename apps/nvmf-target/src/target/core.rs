@@ -1,0 +1,707 @@
+//! A core: one thread's share of the target.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use nvmf::limits::{DISCOVERY_MDTS, INPUT_MAX};
+use nvmf::wire::Sqe;
+use nvmf::wire::cm::RejectReason;
+use nvmf::{Accepted, Instant, Queue, Remote, Response, Step, Target, Ticket};
+use tracing::{debug, info};
+use verbs::rdma_cm::{CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace};
+use verbs::{Context, Cq, CqPoller, DrainKind, Pd, QpCap, QpInitAttr, Reactor, Sge, VerbsError, Wc};
+use zerocopy::IntoBytes;
+
+use super::commands::Commands;
+use super::connection::{Connection, Ending, INLINE, NotPosted, Outgoing};
+use super::counters::Counters;
+use super::pool::{CLASSES, Pool};
+use super::receives::Receives;
+use super::storage::Zeroing;
+use super::tag;
+use crate::store::Stores;
+
+/// Completions that are taken at a time.
+const BATCH: usize = 64;
+/// Turns between two looks at the clock and at connection management.
+const LOOK: u64 = 32;
+/// How often connections are looked after that do nothing.
+const TEND: Duration = Duration::from_millis(10);
+/// Turns without work after which the thread lets others run.
+const IDLE_TURNS: u64 = 256;
+/// Requests for connections that are handled at a time, and events.
+const EVENTS: usize = 16;
+/// Room in a send queue besides that for the commands of the connection.
+const SPARE: u32 = 16;
+
+/// What a core is made of.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The shard of the device that it turns.
+    pub shard: usize,
+    /// Receives for commands of all hosts of the core.
+    pub receives: u32,
+    /// Bytes of buffers.
+    pub buffers: usize,
+    /// Connections at a time.
+    pub connections: usize,
+    /// How long a host may take nothing of what is sent to it.
+    pub patience: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            shard: 0,
+            receives: 4096,
+            buffers: 64 << 20,
+            connections: 1024,
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// A request for a connection that was found right.
+struct Admitted {
+    id: CmId,
+    accepted: Accepted,
+}
+
+/// One thread's share of the target.
+pub struct Core<'c> {
+    context: &'c Context,
+    config: Config,
+    pub(super) target: Target,
+    pub(super) stores: Arc<Stores>,
+    counters: Arc<Counters>,
+    reactor: Reactor,
+    // Dropped in order: connections before what they use.
+    connections: Vec<Option<Box<Connection>>>,
+    by_qpn: HashMap<u32, u32, BuildHasherDefault<QpnHasher>>,
+    /// Connections with something to post that found no room.
+    stalled: Vec<u32>,
+    /// Connections that end.
+    ending: Vec<u32>,
+    pub(super) commands: Commands,
+    /// Commands that wait for a buffer.
+    waiting: [VecDeque<u32>; CLASSES],
+    pub(super) zeroing: VecDeque<Zeroing>,
+    listeners: Vec<(CmId, u16)>,
+    /// Where connections go: to this core and others, in turn.
+    others: Vec<Sender<Admitted>>,
+    next: usize,
+    inbox: (Sender<Admitted>, Receiver<Admitted>),
+    events: EventChannel,
+    poller: CqPoller,
+    cq: Cq,
+    /// Entries of the completion queue that may be needed.
+    cq_needed: u32,
+    pub(super) pool: Pool,
+    pub(super) receives: Receives,
+    pd: Arc<Pd>,
+    done: Vec<Wc>,
+    pub(super) scratch: Vec<u8>,
+    pub(super) now: Instant,
+    turns: u64,
+    /// Turns without work.
+    idle: u64,
+    /// The last turn that left no completion.
+    emptied: u64,
+    tended: Instant,
+}
+
+impl<'c> Core<'c> {
+    /// A core of `target`, on a shard of a device. `pd` is the domain of the memory of `stores`.
+    ///
+    /// # Errors
+    /// If there is no memory, or no such shard.
+    pub fn new(
+        context: &'c Context,
+        pd: Arc<Pd>,
+        target: Target,
+        stores: Arc<Stores>,
+        config: Config,
+    ) -> Result<Self, VerbsError> {
+        let settings = target.settings();
+        let receives = Receives::new(&pd, config.receives, settings.in_capsule)?;
+        let largest = settings.transfer_max().max(4096 << DISCOVERY_MDTS) as usize;
+        let pool = Pool::new(&pd, config.buffers, largest)?;
+        let cq = context.create_cq(config.receives)?;
+        Ok(Self {
+            reactor: context.reactor(config.shard)?,
+            connections: Vec::new(),
+            by_qpn: HashMap::default(),
+            stalled: Vec::new(),
+            ending: Vec::new(),
+            commands: Commands::default(),
+            waiting: Default::default(),
+            zeroing: VecDeque::new(),
+            listeners: Vec::new(),
+            others: Vec::new(),
+            next: 0,
+            inbox: channel(),
+            events: EventChannel::new()?,
+            poller: cq.poller()?,
+            cq,
+            cq_needed: config.receives,
+            pool,
+            receives,
+            pd,
+            done: vec![Wc::default(); BATCH],
+            scratch: vec![0; INPUT_MAX],
+            now: Instant::from_nanos(context.now()),
+            turns: 0,
+            idle: 0,
+            emptied: 0,
+            tended: Instant::default(),
+            counters: Arc::default(),
+            context,
+            config,
+            target,
+            stores,
+        })
+    }
+
+    /// What it did.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+    /// What it has in use now.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            connections: self.connections.iter().flatten().count(),
+            commands: self.commands.len(),
+            buffers: self.pool.in_use(),
+            capsules: self.receives.in_use(),
+            receives: self.receives.posted(),
+        }
+    }
+    /// Some of the connections that arrive here go to `other`.
+    pub fn share_with(&mut self, other: &Core<'_>) {
+        self.others.push(other.inbox.0.clone());
+    }
+    /// Accepts connections at an address, as port number `port` of the target. Returns where it listens.
+    ///
+    /// # Errors
+    /// If the address is in use, or is not one of the device.
+    pub fn listen(&mut self, port: u16, address: SocketAddr) -> Result<SocketAddr, VerbsError> {
+        let id = self.context.create_id(Some(&self.events), PortSpace::Tcp)?;
+        id.bind_addr(address)?;
+        id.listen(0)?;
+        let at = id.local_addr().unwrap_or(address);
+        self.listeners.push((id, port));
+        Ok(at)
+    }
+
+    /// Turns until `stop` is set.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<(), VerbsError> {
+        while !stop.load(Ordering::Relaxed) {
+            self.turn()?;
+            if self.idle > IDLE_TURNS {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// One turn: network, commands, storage. Never waits. Returns whether there was anything to do.
+    ///
+    /// # Errors
+    /// If the device fails.
+    #[inline]
+    pub fn turn(&mut self) -> Result<bool, VerbsError> {
+        self.turns += 1;
+        let turned = self.reactor.poll_once();
+        let mut done = std::mem::take(&mut self.done);
+        let n = self.poller.poll(&mut done);
+        let n = match n {
+            Ok(n) => n,
+            Err(e) => {
+                self.done = done;
+                return Err(e);
+            }
+        };
+        for wc in &done[..n] {
+            self.completion(wc);
+        }
+        self.done = done;
+        if n < BATCH {
+            self.emptied = self.turns;
+        }
+        let worked = self.work() | (n > 0) | turned.is_some_and(|turn| !turn.idle());
+        self.receives.refill()?;
+        self.idle = if worked { 0 } else { self.idle + 1 };
+        if self.turns.is_multiple_of(LOOK) {
+            self.look();
+        }
+        Ok(worked)
+    }
+
+    fn completion(&mut self, wc: &Wc) {
+        let (kind, n) = tag::split(wc.wr_id);
+        match kind {
+            tag::RECEIVED => {
+                self.receives.take();
+                let connection = self.by_qpn.get(&wc.qp_num.get()).copied();
+                match connection.filter(|&c| wc.is_ok() && self.is_open(c)) {
+                    Some(c) => self.capsule(c, n, wc.byte_len as usize),
+                    None => self.receives.give(n),
+                }
+            }
+            tag::FETCHED => {
+                let Some(c) = self.commands.get_mut(n).map(|command| command.connection) else { return };
+                if wc.is_ok() && self.is_open(c) {
+                    self.connection(c).completed(kind);
+                    self.fetched(c, n);
+                } else {
+                    self.finish(n);
+                }
+            }
+            tag::ANSWERED => {
+                if let Some(c) = self.finish(n) {
+                    self.connection(c).completed(kind);
+                }
+            }
+            _ => {
+                if let Some(&c) = self.by_qpn.get(&wc.qp_num.get()) {
+                    self.connection(c).completed(kind);
+                }
+            }
+        }
+        if !wc.is_ok()
+            && let Some(&c) = self.by_qpn.get(&wc.qp_num.get())
+        {
+            self.close(c, &wc.status);
+        }
+    }
+
+    /// A capsule of `len` bytes is in a buffer.
+    fn capsule(&mut self, c: u32, buffer: u32, len: usize) {
+        self.counters.capsules.add(1);
+        let mut sqe = [0; Sqe::LEN];
+        let first = len.min(Sqe::LEN);
+        let read = self.receives.mr().read(self.receives.offset(buffer), &mut sqe[..first]);
+        debug_assert!(read.is_ok(), "the buffer is inside of the region");
+        let now = self.now;
+        let Some(queue) = self.queue(c) else { return self.receives.give(buffer) };
+        match queue.handle_capsule(now, &sqe[..first], len) {
+            Ok(step) => self.advance(c, step, Some(buffer)),
+            Err(end) => {
+                self.receives.give(buffer);
+                self.close(c, &end);
+            }
+        }
+    }
+
+    /// Does what a command needs next. Its capsule is in the buffer.
+    pub(super) fn advance(&mut self, c: u32, step: Step<'_>, capsule: Option<u32>) {
+        match step {
+            Step::Run(ticket, request) => return self.request(c, ticket, &request, capsule),
+            Step::Fetch(ticket, nvmf::Source::Capsule { offset, len }) => {
+                let Some(buffer) = capsule else { return };
+                let at = self.receives.offset(buffer) + offset as usize;
+                let mut scratch = std::mem::take(&mut self.scratch);
+                let read = self.receives.mr().read(at, &mut scratch[..len as usize]);
+                debug_assert!(read.is_ok(), "the controller has checked the capsule");
+                self.receives.give(buffer);
+                self.data(c, ticket, &scratch[..len as usize]);
+                self.scratch = scratch;
+                return;
+            }
+            _ => {}
+        }
+        if let Some(buffer) = capsule {
+            self.receives.give(buffer);
+        }
+        match step {
+            Step::Respond(response) => self.answer(c, response, None, None),
+            Step::Fetch(ticket, nvmf::Source::Remote(from)) => {
+                self.fetch(c, ticket, from, super::commands::Then::Data);
+            }
+            Step::Give(ticket, to) => self.with_buffer(c, ticket, super::commands::Stage::Give(to), to.len),
+            Step::Wait | Step::Run(..) | Step::Fetch(..) => {}
+        }
+    }
+    /// The bytes that the controller asked for have come.
+    pub(super) fn data(&mut self, c: u32, ticket: Ticket, data: &[u8]) {
+        let now = self.now;
+        let Some(queue) = self.queue(c) else { return };
+        match queue.handle_data(now, ticket, data) {
+            Ok(step) => self.advance(c, step, None),
+            Err(end) => self.close(c, &end),
+        }
+    }
+    /// A command is done, or has failed.
+    #[inline]
+    pub(super) fn respond(&mut self, c: u32, ticket: Ticket, done: Result<(), nvmf::BackendError>) {
+        let Some(queue) = self.queue(c) else { return };
+        match queue.handle_done(ticket, done) {
+            Ok(response) => self.answer(c, response, None, None),
+            Err(end) => self.close(c, &end),
+        }
+    }
+    /// Sends a response, after data.
+    #[inline]
+    pub(super) fn answer(
+        &mut self,
+        c: u32,
+        response: Response,
+        data: Option<(Sge, Remote)>,
+        command: Option<u32>,
+    ) {
+        self.counters.responses.add(1);
+        self.post(c, Outgoing::Answer { response, data, command });
+    }
+    #[inline]
+    pub(super) fn post(&mut self, c: u32, outgoing: Outgoing) {
+        let connection = self.connection(c);
+        match connection.post(outgoing) {
+            Ok(()) => {}
+            Err(NotPosted::Later(outgoing)) => {
+                connection.waiting.push_back(outgoing);
+                self.counters.send_waits.add(1);
+                if !self.stalled.contains(&c) {
+                    self.stalled.push(c);
+                }
+            }
+            Err(NotPosted::Dead(e)) => {
+                // What it belongs to goes with the connection.
+                connection.waiting.push_back(outgoing);
+                self.close(c, &e);
+            }
+        }
+    }
+
+    /// Work besides completions; returns whether there was any.
+    #[inline]
+    fn work(&mut self) -> bool {
+        let mut worked = false;
+        if !self.stalled.is_empty() {
+            worked |= self.post_stalled();
+        }
+        for class in 0..CLASSES {
+            while let Some(&n) = self.waiting[class].front() {
+                let Some(buffer) = self.pool.take(class) else { break };
+                self.waiting[class].pop_front();
+                self.begin(n, buffer);
+                worked = true;
+            }
+        }
+        if !self.zeroing.is_empty() {
+            self.zero_a_piece();
+            worked = true;
+        }
+        worked
+    }
+    /// Posts what waits for room; returns whether anything was posted.
+    fn post_stalled(&mut self) -> bool {
+        let mut posted = false;
+        for _ in 0..self.stalled.len() {
+            let c = self.stalled.swap_remove(0);
+            let Some(connection) = self.connections[c as usize].as_mut() else { continue };
+            while let Some(outgoing) = connection.waiting.pop_front() {
+                let Err(not_posted) = connection.post_now(outgoing) else {
+                    posted = true;
+                    continue;
+                };
+                match not_posted {
+                    NotPosted::Later(rest) => {
+                        connection.waiting.push_front(rest);
+                        self.stalled.push(c);
+                    }
+                    NotPosted::Dead(e) => {
+                        connection.waiting.push_front(outgoing);
+                        self.close(c, &e);
+                    }
+                }
+                break;
+            }
+        }
+        posted
+    }
+
+    /// What is not part of a command: the clock, connections that come and go.
+    fn look(&mut self) {
+        self.now = Instant::from_nanos(self.context.now());
+        for _ in 0..EVENTS {
+            let Some(event) = self.events.try_get_event() else { break };
+            self.idle = 0;
+            self.event(event);
+        }
+        for _ in 0..EVENTS {
+            let Ok(admitted) = self.inbox.1.try_recv() else { break };
+            self.admit(admitted);
+        }
+        if self.now >= self.tended.after(TEND) {
+            self.tended = self.now;
+            self.tend();
+        }
+    }
+    fn event(&mut self, mut event: CmEvent) {
+        match event.event() {
+            CmEventType::ConnectRequest => {
+                let Some(id) = event.take_id() else { return };
+                let listener = self.listeners.iter().find(|(listener, _)| event.is_of(listener));
+                let Some(&(_, port)) = listener else { return };
+                // A peer that grants no READ could never write.
+                let reads = event.peer().is_none_or(|peer| peer.initiator_depth > 0);
+                match self.judge(&id, port, event.private_data(), reads) {
+                    Ok(accepted) => self.assign(Admitted { id, accepted }),
+                    Err(reason) => {
+                        debug!(peer = ?id.peer_addr(), %reason, "a connection is refused");
+                        self.counters.refused.add(1);
+                        // Fails if the peer has gone meanwhile.
+                        let _ = id.reject(reason.data().as_bytes());
+                    }
+                }
+            }
+            CmEventType::Disconnected
+            | CmEventType::ConnectError
+            | CmEventType::Unreachable
+            | CmEventType::Rejected
+            | CmEventType::DeviceRemoval => {
+                let c = event.context() as u32;
+                let of = self.connections.get(c as usize).and_then(Option::as_ref);
+                if of.is_some_and(|connection| event.is_of(&connection.id)) {
+                    self.close(c, &event.event());
+                }
+            }
+            _ => {}
+        }
+    }
+    fn judge(&self, id: &CmId, port: u16, private: &[u8], reads: bool) -> Result<Accepted, RejectReason> {
+        let local = id.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0)));
+        let accepted = Queue::accept(&self.target, self.now, port, local, private)?;
+        if !reads {
+            return Err(RejectReason::Reads);
+        }
+        Ok(accepted)
+    }
+    /// Gives a connection to this core or to another one.
+    fn assign(&mut self, admitted: Admitted) {
+        let to = self.next;
+        self.next = (self.next + 1) % (self.others.len() + 1);
+        match to.checked_sub(1) {
+            None => self.admit(admitted),
+            // Where the core has ended, the request is refused as it is dropped.
+            Some(other) => drop(self.others[other].send(admitted)),
+        }
+    }
+    fn admit(&mut self, Admitted { id, accepted }: Admitted) {
+        let peer = id.peer_addr();
+        if self.by_qpn.len() >= self.config.connections {
+            self.counters.refused.add(1);
+            let _ = id.reject(RejectReason::Resources.data().as_bytes());
+            return;
+        }
+        match self.try_admit(id, accepted) {
+            Ok(c) => {
+                self.counters.accepted.add(1);
+                debug!(?peer, connection = c, "a host connects");
+            }
+            // The identifier is gone, and the peer informed.
+            Err(e) => {
+                self.counters.refused.add(1);
+                info!(?peer, error = %e, "a connection could not be accepted");
+            }
+        }
+    }
+    fn try_admit(&mut self, id: CmId, accepted: Accepted) -> Result<u32, VerbsError> {
+        id.migrate_id(Some(&self.events))?;
+        let receives = accepted.receives;
+        let cap = QpCap {
+            // A command takes two requests, and its slots are free when the host has acknowledged them: maybe after the
+            // command that follows it.
+            max_send_wr: 4 * receives as u32 + SPARE,
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 0,
+            max_inline_data: INLINE,
+        };
+        let init = QpInitAttr::rc(&self.cq, &self.cq).cap(cap).srq(self.receives.srq());
+        let qp = id.create_qp(&self.pd, &init.on_shard(self.config.shard))?;
+        // Every request of a queue pair that fails has a completion.
+        let needed = self.cq_needed + qp.cap().max_send_wr;
+        if needed > self.cq.cqe() {
+            self.poller.resize(needed.next_power_of_two())?;
+        }
+        let c = match self.connections.iter().position(Option::is_none) {
+            Some(c) => c,
+            None => {
+                self.connections.push(None);
+                self.connections.len() - 1
+            }
+        };
+        id.set_context(c as u64);
+        let (sq, _) = qp.split()?;
+        self.receives.add(receives);
+        let ready = self.receives.refill();
+        let reply = accepted.reply;
+        let connection = Connection::new(accepted, id, qp, sq);
+        let accept = || connection.id.accept(&ConnParam::with_data(reply.as_bytes()));
+        if let Err(e) = ready.and_then(|()| accept()) {
+            self.receives.remove(receives);
+            return Err(e);
+        }
+        self.cq_needed = needed;
+        self.by_qpn.insert(connection.qp.qp_num().get(), c as u32);
+        self.connections[c] = Some(Box::new(connection));
+        Ok(c as u32)
+    }
+
+    /// Looks after connections: timeouts, events, ends.
+    fn tend(&mut self) {
+        let now = self.now;
+        for c in 0..self.connections.len() as u32 {
+            let Some(queue) = self.queue(c) else { continue };
+            let due = queue.poll_timeout().is_some_and(|due| now >= due);
+            let end = if due { queue.handle_timeout(now).err() } else { queue.poll_end() };
+            if let Some(end) = end {
+                self.close(c, &end);
+                continue;
+            }
+            while let Some(response) = self.queue(c).and_then(Queue::poll_response) {
+                self.answer(c, response, None, None);
+            }
+            let patience = self.config.patience.as_nanos() as u64;
+            if self.is_open(c) && self.connection(c).is_stuck(now.as_nanos(), patience) {
+                self.close(c, &"the host takes no responses");
+            }
+        }
+        let mut ending = std::mem::take(&mut self.ending);
+        ending.retain(|&c| !self.end(c));
+        ending.append(&mut self.ending);
+        self.ending = ending;
+    }
+
+    /// Begins the end of a connection.
+    #[cold]
+    pub(super) fn close(&mut self, c: u32, why: &dyn std::fmt::Display) {
+        let Some(connection) = self.connections[c as usize].as_mut() else { return };
+        if connection.ending != Ending::No {
+            return;
+        }
+        connection.ending = Ending::Flushing;
+        let host = connection.queue.as_ref().and_then(Queue::host);
+        debug!(connection = c, host = host.as_ref().map(|nqn| nqn.as_str()), %why, "a connection ends");
+        // What the controller had is free at once: the host may come back before the queue pair is flushed.
+        connection.queue = None;
+        // It fails where the connection was never established; then only the queue pair ends.
+        if connection.id.disconnect().is_err() {
+            let _ = connection.qp.begin_drain(DrainKind::Qp);
+        }
+        let unposted = std::mem::take(&mut connection.waiting);
+        for outgoing in unposted {
+            match outgoing {
+                Outgoing::Fetch(n, ..) | Outgoing::Answer { command: Some(n), .. } => drop(self.finish(n)),
+                Outgoing::Answer { .. } => {}
+            }
+        }
+        for class in 0..CLASSES {
+            let mut waiting = std::mem::take(&mut self.waiting[class]);
+            waiting.retain(|&n| {
+                let of = self.commands.get_mut(n).is_some_and(|command| command.connection == c);
+                if of {
+                    self.finish(n);
+                }
+                !of
+            });
+            self.waiting[class] = waiting;
+        }
+        self.ending.push(c);
+        self.counters.ended.add(1);
+    }
+    /// Goes on with the end of a connection; returns whether it is gone.
+    fn end(&mut self, c: u32) -> bool {
+        let (turns, emptied) = (self.turns, self.emptied);
+        let Some(connection) = self.connections[c as usize].as_mut() else { return true };
+        match connection.ending {
+            Ending::Flushing => {
+                // A drain marks where the queues end now, and the next turn takes it there.
+                let drained = connection.qp.begin_drain(DrainKind::Qp).and_then(|mut drain| {
+                    self.reactor.poll_once();
+                    drain.try_finish()
+                });
+                // An error: the shard is dead, and completes nothing any more.
+                if drained.unwrap_or(true) {
+                    connection.ending = Ending::Flushed(turns);
+                }
+                false
+            }
+            // Completions that were in the queue then have been handled.
+            Ending::Flushed(since) if emptied > since && connection.commands == 0 => {
+                let qpn = connection.qp.qp_num().get();
+                self.cq_needed -= connection.qp.cap().max_send_wr;
+                self.receives.remove(connection.receives);
+                self.by_qpn.remove(&qpn);
+                self.connections[c as usize] = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The connection of a number that is in use.
+    #[inline]
+    pub(super) fn connection(&mut self, c: u32) -> &mut Connection {
+        self.connections[c as usize].as_mut().expect("who names a connection keeps it")
+    }
+    #[inline]
+    pub(super) fn is_open(&self, c: u32) -> bool {
+        self.connections[c as usize].as_ref().is_some_and(|connection| connection.ending == Ending::No)
+    }
+    /// The controller's side of a connection, unless it ends.
+    #[inline]
+    pub(super) fn queue(&mut self, c: u32) -> Option<&mut Queue> {
+        self.connections[c as usize].as_mut()?.queue.as_mut()
+    }
+    pub(super) fn waits(&mut self, class: usize, n: u32) {
+        self.counters.buffer_waits.add(1);
+        self.waiting[class].push_back(n);
+    }
+    pub(super) fn nobody_waits(&self, class: usize) -> bool {
+        self.waiting[class].is_empty()
+    }
+}
+
+/// What a core has in use.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Usage {
+    /// Connections, those that end included.
+    pub connections: usize,
+    /// Commands that wait for something.
+    pub commands: usize,
+    /// Buffers.
+    pub buffers: usize,
+    /// Capsules whose data are in use.
+    pub capsules: usize,
+    /// Receives that are posted.
+    pub receives: usize,
+}
+
+/// Spreads queue pair numbers, which this side has drawn itself.
+#[derive(Default)]
+struct QpnHasher(u64);
+
+impl Hasher for QpnHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.write_u32(b as u32);
+        }
+    }
+    #[inline]
+    fn write_u32(&mut self, n: u32) {
+        self.0 = (self.0 ^ n as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}

@@ -1,0 +1,17 @@
+//! The target: cores that serve hosts.
+//!
+//! Each core has one thread, one shard of the device, and the connections on it; nothing of them is shared with another
+//! core. It polls, takes each command as far as it goes without waiting, posts, and turns the shard. What a host can make
+//! it keep is bounded: connections, commands by the size of their queues, buffers by the pool.
+
+mod commands;
+mod connection;
+mod core;
+mod counters;
+mod pool;
+mod receives;
+mod storage;
+mod tag;
+
+pub use self::core::{Config, Core, Usage};
+pub use counters::Counters;

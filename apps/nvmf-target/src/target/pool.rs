@@ -1,0 +1,122 @@
+//! Buffers that data pass through on their way between a host and a namespace: registered memory, allocated once.
+//!
+//! There are few sizes, and a free list a size. Who finds none free waits; the core keeps who waits in order.
+
+use verbs::{Access, Mr, Pd, Sge, VerbsError};
+
+/// Sizes of buffers.
+pub const CLASSES: usize = 3;
+/// Bytes of the small ones: a block of a file system.
+const SMALL: usize = 4096;
+/// Bytes of the middle ones: what hosts merge requests to.
+const MIDDLE: usize = 128 << 10;
+
+/// A buffer that is in use.
+#[derive(Debug)]
+#[must_use = "a buffer is given back, or it is lost"]
+pub struct Buffer {
+    class: u8,
+    offset: usize,
+}
+
+impl Buffer {
+    /// Where it is in the pool's region.
+    pub const fn offset(&self) -> usize {
+        self.offset
+    }
+    /// Its size, as a number less than [`CLASSES`].
+    pub const fn class(&self) -> usize {
+        self.class as usize
+    }
+}
+
+/// The buffers of a core.
+#[derive(Debug)]
+pub struct Pool {
+    mr: Mr,
+    lens: [usize; CLASSES],
+    /// Offsets of those that are free. The one that was used last is taken first: it may be in a cache.
+    free: [Vec<usize>; CLASSES],
+    total: usize,
+}
+
+impl Pool {
+    /// About `memory` bytes of buffers, the largest of `largest` bytes; at least one of each size.
+    ///
+    /// # Errors
+    /// If the memory cannot be registered.
+    pub fn new(pd: &Pd, memory: usize, largest: usize) -> Result<Self, VerbsError> {
+        let lens = [SMALL.min(largest), MIDDLE.min(largest), largest];
+        let shares = [memory / 4, memory / 2, memory / 4];
+        let counts: [usize; CLASSES] = std::array::from_fn(|class| (shares[class] / lens[class]).max(1));
+        let len = (0..CLASSES).map(|class| counts[class] * lens[class]).sum();
+        let mr = pd.reg_mr(len, Access::LOCAL_WRITE)?;
+        let mut next = 0;
+        let free = std::array::from_fn(|class| {
+            let offsets = (0..counts[class]).map(|n| next + n * lens[class]).rev().collect();
+            next += counts[class] * lens[class];
+            offsets
+        });
+        Ok(Self { mr, lens, free, total: counts.iter().sum() })
+    }
+
+    /// The class of buffers for `len` bytes.
+    pub fn class_of(&self, len: usize) -> usize {
+        self.lens
+            .iter()
+            .position(|&room| len <= room)
+            .expect("a transfer is no longer than the largest buffer")
+    }
+    /// A buffer of a class, if one is free.
+    pub fn take(&mut self, class: usize) -> Option<Buffer> {
+        let offset = self.free[class].pop()?;
+        Some(Buffer { class: class as u8, offset })
+    }
+    /// Gives a buffer back.
+    pub fn give(&mut self, buffer: Buffer) {
+        self.free[buffer.class()].push(buffer.offset);
+    }
+    /// The first `len` bytes of a buffer, for a work request.
+    pub fn sge(&self, buffer: &Buffer, len: u32) -> Sge {
+        debug_assert!(len as usize <= self.lens[buffer.class()]);
+        Sge { addr: self.mr.iova() + buffer.offset as u64, length: len, lkey: self.mr.lkey() }
+    }
+    /// The region that all of them are in.
+    pub fn mr(&self) -> &Mr {
+        &self.mr
+    }
+    /// Buffers in use.
+    pub fn in_use(&self) -> usize {
+        self.total - self.free.iter().map(Vec::len).sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbs::{Context, DeviceConfig};
+
+    // Goal: no two buffers overlap, all are inside of the region, and each comes back.
+    #[test]
+    fn buffers_are_apart_and_come_back() {
+        let pd = Context::open(DeviceConfig::loopback()).unwrap().alloc_pd().unwrap();
+        for (memory, largest) in [(0, 8192), (4 << 20, 128 << 10), (8 << 20, 1 << 20), (1, 4096)] {
+            let mut pool = Pool::new(&pd, memory, largest).unwrap();
+            let mut taken = Vec::new();
+            for class in 0..CLASSES {
+                while let Some(buffer) = pool.take(class) {
+                    taken.push(buffer);
+                }
+            }
+            assert!(taken.len() >= CLASSES && pool.in_use() == taken.len());
+            let mut ranges: Vec<_> =
+                taken.iter().map(|b| (b.offset, b.offset + pool.lens[b.class()])).collect();
+            ranges.sort_unstable();
+            assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+            assert!(ranges.last().unwrap().1 <= pool.mr.len());
+            assert!(pool.class_of(largest) < CLASSES && pool.class_of(1) == 0);
+            taken.into_iter().for_each(|buffer| pool.give(buffer));
+            assert_eq!(pool.in_use(), 0);
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Commands and storage: what a core does with a request of the controller, and with a command's buffer.
+
+use std::sync::Arc;
+
+use nvmf::{BackendError, Op, Remote, Request, Source, Ticket};
+
+use super::commands::{Command, Stage, Then};
+use super::connection::Outgoing;
+use super::core::Core;
+use super::pool::Buffer;
+use crate::store::{Memory, Store};
+
+/// Bytes that are made zeros in a turn: more would keep other hosts waiting.
+const ZERO_PIECE: u64 = 1 << 20;
+/// Up to so many are made zeros at once.
+const ZERO_NOW: u64 = 64 << 10;
+
+/// Ranges that become zeros, a piece a turn.
+pub struct Zeroing {
+    command: u32,
+    memory: Arc<Memory>,
+    /// Offset and length of what is left; the last one comes first.
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Core<'_> {
+    /// The controller wants something of a namespace.
+    #[inline]
+    pub(super) fn request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
+        let backend = request.backend;
+        // Lent to the command: the table is never changed.
+        let stores = Arc::clone(&self.stores);
+        let Some(Store::Memory(memory)) = stores.get(backend) else {
+            self.drop_capsule(capsule);
+            return self.respond(c, ticket, Err(BackendError::Internal));
+        };
+        let done = match request.op {
+            Op::Read { offset, to, fua: _ } => {
+                self.drop_capsule(capsule);
+                return self.read(c, ticket, memory, offset, to);
+            }
+            Op::Write { offset, from: Source::Capsule { offset: at, len }, fua: _ } => {
+                let at = self.in_capsule(capsule, at);
+                memory.write(offset, self.receives.mr(), at, len)
+            }
+            Op::Compare { offset, from: Source::Capsule { offset: at, len }, fua: _ } => {
+                let at = self.in_capsule(capsule, at);
+                memory.compare(offset, self.receives.mr(), at, len)
+            }
+            Op::Write { offset, from: Source::Remote(from), fua: _ } => {
+                self.drop_capsule(capsule);
+                return self.fetch(c, ticket, from, Then::Write { backend, offset });
+            }
+            Op::Compare { offset, from: Source::Remote(from), fua: _ } => {
+                self.drop_capsule(capsule);
+                return self.fetch(c, ticket, from, Then::Compare { backend, offset });
+            }
+            // Memory is as stable as it gets, and can always be read.
+            Op::Flush | Op::Verify { .. } => Ok(()),
+            Op::WriteZeroes { offset, len, .. } if len <= ZERO_NOW => memory.zero(offset, len),
+            Op::WriteZeroes { offset, len, .. } => {
+                self.drop_capsule(capsule);
+                return self.zero(c, ticket, memory, vec![(offset, len)]);
+            }
+            Op::Deallocate(ref ranges) => {
+                self.drop_capsule(capsule);
+                return self.zero(c, ticket, memory, ranges.clone().collect());
+            }
+        };
+        self.drop_capsule(capsule);
+        self.respond(c, ticket, done);
+    }
+
+    /// The data are where they will be sent from: nothing is copied, and nothing waits for the host to have them.
+    #[inline]
+    fn read(&mut self, c: u32, ticket: Ticket, memory: &Memory, offset: u64, to: Remote) {
+        let sge = match memory.sge(offset, to.len) {
+            Ok(sge) => sge,
+            Err(e) => return self.respond(c, ticket, Err(e)),
+        };
+        let Some(queue) = self.queue(c) else { return };
+        match queue.handle_done(ticket, Ok(())) {
+            Ok(response) => self.answer(c, response, Some((sge, to)), None),
+            Err(end) => self.close(c, &end),
+        }
+    }
+
+    fn zero(&mut self, c: u32, ticket: Ticket, memory: &Arc<Memory>, ranges: Vec<(u64, u64)>) {
+        let command = self.keep(c, ticket, Stage::Zeroing);
+        self.zeroing.push_back(Zeroing { command, memory: Arc::clone(memory), ranges });
+    }
+    /// Goes on with the oldest ranges that become zeros.
+    #[cold]
+    pub(super) fn zero_a_piece(&mut self) {
+        let Some(mut job) = self.zeroing.pop_front() else { return };
+        let Some(&mut Command { connection: c, ticket, .. }) = self.commands.get_mut(job.command) else {
+            return;
+        };
+        let mut done = Ok(());
+        if self.is_open(c)
+            && let Some((offset, len)) = job.ranges.pop()
+        {
+            // From its end: what is left stays where it is.
+            let piece = len.min(ZERO_PIECE);
+            done = job.memory.zero(offset + (len - piece), piece);
+            if done.is_ok() && len > piece {
+                job.ranges.push((offset, len - piece));
+            }
+            if done.is_ok() && !job.ranges.is_empty() {
+                return self.zeroing.push_back(job);
+            }
+        }
+        self.finish(job.command);
+        self.respond(c, ticket, done);
+    }
+
+    /// Gets bytes of the host.
+    #[inline]
+    pub(super) fn fetch(&mut self, c: u32, ticket: Ticket, from: Remote, then: Then) {
+        self.with_buffer(c, ticket, Stage::Fetch(from, then), from.len);
+    }
+    /// Goes on with a command when it has a buffer.
+    #[inline]
+    pub(super) fn with_buffer(&mut self, c: u32, ticket: Ticket, stage: Stage, len: u32) {
+        let class = self.pool.class_of(len as usize);
+        let n = self.keep(c, ticket, stage);
+        // Those that wait already come first.
+        let buffer = if self.nobody_waits(class) { self.pool.take(class) } else { None };
+        match buffer {
+            Some(buffer) => self.begin(n, buffer),
+            None => self.waits(class, n),
+        }
+    }
+    /// A command has its buffer.
+    pub(super) fn begin(&mut self, n: u32, buffer: Buffer) {
+        let Some(command) = self.commands.get_mut(n) else { return self.pool.give(buffer) };
+        let (c, ticket) = (command.connection, command.ticket);
+        match command.stage {
+            Stage::Fetch(from, then) => {
+                let sge = self.pool.sge(&buffer, from.len);
+                command.stage = Stage::Fetched(from.len, then);
+                command.buffer = Some(buffer);
+                self.post(c, Outgoing::Fetch(n, sge, from));
+            }
+            Stage::Give(to) => {
+                let (at, sge) = (buffer.offset(), self.pool.sge(&buffer, to.len));
+                command.stage = Stage::Answered;
+                command.buffer = Some(buffer);
+                let mut page = vec![0; to.len as usize];
+                let Some(queue) = self.queue(c) else { return };
+                match queue.poll_data(ticket, &mut page) {
+                    Ok(response) => {
+                        let written = self.pool.mr().write(at, &page);
+                        debug_assert!(written.is_ok(), "the buffer is inside of the region");
+                        self.answer(c, response, Some((sge, to)), Some(n));
+                    }
+                    Err(end) => {
+                        self.finish(n);
+                        self.close(c, &end);
+                    }
+                }
+            }
+            Stage::Fetched(..) | Stage::Zeroing | Stage::Answered => {
+                unreachable!("only commands that wait for a buffer get one")
+            }
+        }
+    }
+    /// The bytes of the host are in the command's buffer.
+    #[inline]
+    pub(super) fn fetched(&mut self, c: u32, n: u32) {
+        let Some(command) = self.commands.get_mut(n) else { return };
+        let (Stage::Fetched(len, then), Some(buffer)) = (command.stage, &command.buffer) else { return };
+        let (ticket, at) = (command.ticket, buffer.offset());
+        let done = match then {
+            Then::Data => {
+                let mut scratch = std::mem::take(&mut self.scratch);
+                let read = self.pool.mr().read(at, &mut scratch[..len as usize]);
+                debug_assert!(read.is_ok(), "the buffer is inside of the region");
+                self.finish(n);
+                self.data(c, ticket, &scratch[..len as usize]);
+                self.scratch = scratch;
+                return;
+            }
+            Then::Write { backend, offset } => match self.stores.get(backend) {
+                Some(Store::Memory(memory)) => memory.write(offset, self.pool.mr(), at, len),
+                None => Err(BackendError::Internal),
+            },
+            Then::Compare { backend, offset } => match self.stores.get(backend) {
+                Some(Store::Memory(memory)) => memory.compare(offset, self.pool.mr(), at, len),
+                None => Err(BackendError::Internal),
+            },
+        };
+        self.finish(n);
+        self.respond(c, ticket, done);
+    }
+
+    /// Keeps a command that waits for something.
+    #[inline]
+    fn keep(&mut self, c: u32, ticket: Ticket, stage: Stage) -> u32 {
+        self.connection(c).commands += 1;
+        self.commands.insert(Command { connection: c, ticket, stage, buffer: None })
+    }
+    /// A command waits for nothing any more: gives back its buffer, and returns its connection.
+    #[inline]
+    pub(super) fn finish(&mut self, n: u32) -> Option<u32> {
+        let command = self.commands.remove(n)?;
+        if let Some(buffer) = command.buffer {
+            self.pool.give(buffer);
+        }
+        self.connection(command.connection).commands -= 1;
+        Some(command.connection)
+    }
+    #[inline]
+    fn drop_capsule(&mut self, capsule: Option<u32>) {
+        if let Some(buffer) = capsule {
+            self.receives.give(buffer);
+        }
+    }
+    /// Where a capsule's data are in the region of receives.
+    fn in_capsule(&self, capsule: Option<u32>, at: u32) -> usize {
+        self.receives.offset(capsule.expect("data in the capsule come with it")) + at as usize
+    }
+}

@@ -1,0 +1,199 @@
+//! A target on a thread of its own, and a host, at the two ends of a link.
+
+#![allow(dead_code, reason = "each file uses a part")]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nvmf::config::{Hosts, Namespace, Port, Ports, Settings, Subsystem};
+use nvmf::{Nqn, Target};
+use nvmf_target::host::Host;
+use nvmf_target::store::{Memory, Store, Stores};
+use nvmf_target::target::{Config, Core, Counters, Usage};
+use verbs::port::{self, PortOptions};
+use verbs::{Context, DeviceConfig, Drive};
+
+pub const SUBSYSTEM: &str = "nqn.2024-01.test.blocks:ram0";
+/// Bytes of a block.
+pub const BLOCK: usize = 512;
+/// Limit of every wait: far more than needed, for the machine may be busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn nqn(text: &str) -> Nqn {
+    text.parse().expect("an NQN")
+}
+pub fn host_name(n: u32) -> Nqn {
+    nqn(&format!("nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-{n:012x}"))
+}
+
+/// What a target is made of.
+#[derive(Clone)]
+pub struct Setup {
+    pub settings: Settings,
+    pub config: Config,
+    pub cores: usize,
+    /// Bytes of the namespace.
+    pub bytes: usize,
+    pub mtu: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let config = Config { receives: 512, buffers: 4 << 20, ..Config::default() };
+        Self { settings: Settings::default(), config, cores: 1, bytes: 8 << 20, mtu: 4200 }
+    }
+}
+
+/// The target, as tests see it from outside.
+pub struct View {
+    pub at: SocketAddr,
+    pub target: Target,
+    pub counters: Vec<Arc<Counters>>,
+    usage: Vec<Mutex<Usage>>,
+    stop: AtomicBool,
+    /// The host's device.
+    pub context: Context,
+}
+
+impl View {
+    /// A host on the device of hosts.
+    pub fn host(&self, n: u32) -> Host<'_> {
+        Host::new(&self.context, &Drive::Embedded, host_name(n), [n as u8; 16]).unwrap()
+    }
+    /// What the cores use.
+    pub fn usage(&self) -> Usage {
+        let each = self.usage.iter().map(|usage| *usage.lock().unwrap());
+        each.fold(Usage::default(), |a, b| Usage {
+            connections: a.connections + b.connections,
+            commands: a.commands + b.commands,
+            buffers: a.buffers + b.buffers,
+            capsules: a.capsules + b.capsules,
+            receives: a.receives + b.receives,
+        })
+    }
+    /// What the cores counted.
+    fn counted(&self) -> Vec<(&'static str, u64)> {
+        self.counters.iter().flat_map(|counters| counters.iter().collect::<Vec<_>>()).collect()
+    }
+    /// The sum of a counter of the cores.
+    pub fn count(&self, name: &str) -> u64 {
+        let of =
+            |counters: &Counters| counters.iter().find(|(known, _)| *known == name).expect("a counter").1;
+        self.counters.iter().map(|counters| of(counters)).sum()
+    }
+    /// Turns the host until `true`.
+    pub fn until(&self, host: &mut Host<'_>, what: &str, mut holds: impl FnMut() -> bool) {
+        let since = Instant::now();
+        while !holds() {
+            host.turn();
+            std::thread::yield_now();
+            assert!(since.elapsed() < PATIENCE, "{what}: {:?} {:?}", self.usage(), self.counted());
+        }
+    }
+    /// Waits until nothing of any host is left but posted receives, which go with the next capsules.
+    pub fn until_nothing_is_left(&self, host: &mut Host<'_>) {
+        let is_free = |usage: Usage| Usage { receives: 0, ..usage } == Usage::default();
+        self.until(host, "something is left", || {
+            is_free(self.usage()) && self.target.controllers() == (0, 0)
+        });
+    }
+}
+
+/// Ends the target even if the test panics.
+struct Stop<'v>(&'v AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+pub fn device(port: Box<dyn port::Port>, last: u8, shards: usize) -> Context {
+    let addr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, last));
+    let drive = Drive::Embedded;
+    let config = DeviceConfig { addrs: vec![(addr, 24)], shards, drive, ..DeviceConfig::new(port) };
+    Context::open(config).unwrap()
+}
+
+/// Runs a target, and `test` beside it.
+pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
+    let options = |queues| PortOptions { queues, mtu: setup.mtu, ..PortOptions::default() };
+    let (a, b) =
+        port::pair_with(&options(setup.cores), &options(1), Arc::new(|queue, _, queues| queue % queues));
+    let context = device(a, 1, setup.cores);
+    let at: SocketAddr = "10.77.0.1:4420".parse().unwrap();
+    let pd = Arc::new(context.alloc_pd().unwrap());
+    let mut stores = Stores::default();
+    let backend = stores.add(Store::Memory(Arc::new(Memory::new(&pd, setup.bytes).unwrap())));
+    let stores = Arc::new(stores);
+    let target = Target::new(setup.settings.clone()).unwrap();
+    target.add_port(Port { id: 1, address: at }).unwrap();
+    let namespace = Namespace {
+        nsid: 1,
+        backend,
+        blocks: (setup.bytes / BLOCK) as u64,
+        block_shift: BLOCK.trailing_zeros() as u8,
+        uuid: [1; 16],
+        nguid: [2; 16],
+        read_only: false,
+        deallocated_reads_zero: true,
+    };
+    let (nqn, serial) = (nqn(SUBSYSTEM), "42".try_into().unwrap());
+    let subsystem =
+        Subsystem { nqn, serial, ports: Ports::All, hosts: Hosts::Any, namespaces: vec![namespace] };
+    target.add_subsystem(subsystem).unwrap();
+
+    let mut cores: Vec<Core<'_>> = (0..setup.cores)
+        .map(|shard| {
+            let config = Config { shard, ..setup.config.clone() };
+            Core::new(&context, pd.clone(), target.clone(), stores.clone(), config).unwrap()
+        })
+        .collect();
+    let (first, others) = cores.split_first_mut().unwrap();
+    others.iter().for_each(|other| first.share_with(other));
+    assert_eq!(first.listen(1, at).unwrap(), at);
+    let view = View {
+        at,
+        target,
+        counters: cores.iter().map(Core::counters).collect(),
+        usage: cores.iter().map(|_| Mutex::default()).collect(),
+        stop: AtomicBool::new(false),
+        context: device(b, 2, 1),
+    };
+    std::thread::scope(|scope| {
+        let stop = Stop(&view.stop);
+        for (core, usage) in cores.iter_mut().zip(&view.usage) {
+            let stop = &view.stop;
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if !core.turn().unwrap() {
+                        *usage.lock().unwrap() = core.usage();
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        test(&view);
+        drop(stop);
+    });
+}
+
+/// Numbers from a seed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(2).wrapping_add(1))
+    }
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
