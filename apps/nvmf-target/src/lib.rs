@@ -1,10 +1,16 @@
 //! An NVMe over Fabrics target over RDMA, and a host for tests and figures.
 //!
 //! [`target`] binds the controllers of the `nvmf` library to queue pairs: it accepts connections, moves data, and asks the
-//! storage ([`store`]). [`host`] is the other end: it connects, identifies, reads and writes.
+//! storage ([`store`]). [`host`] is the other end: it connects, identifies, reads and writes, and [`perf`] puts a load on a
+//! namespace. [`config`] reads what a target offers from a file; [`program`] and [`cli`] are `roce-nvmf` and
+//! `roce-nvmf-perf`.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod cli;
+pub mod config;
 pub mod host;
+pub mod perf;
+pub mod program;
 pub mod store;
 pub mod target;

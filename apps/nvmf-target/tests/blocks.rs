@@ -1,12 +1,16 @@
 //! Blocks: what was written is read, by every way that data can go.
 
+use std::io::Write as _;
+
 use nvmf::status::Status;
 use nvmf::wire::Sgl;
 use nvmf_target::host::{Controller, Data, Host, HostQueue, Io, NamespaceInfo, Options, discover};
+use nvmf_target::store::Ring;
+use nvmf_target::target::Config;
 use verbs::{Access, Mr};
 use zerocopy::IntoBytes;
 
-use crate::common::{BLOCK, PATIENCE, Random, SUBSYSTEM, Setup, View, nqn, with_target};
+use crate::common::{BLOCK, PATIENCE, Random, SUBSYSTEM, Scratch, Setup, View, nqn, with_target};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
@@ -82,16 +86,33 @@ fn a_host_discovers_connects_and_identifies() {
     });
 }
 
+/// Files are waited for by threads.
+fn without_ring() -> Config {
+    Config { io_uring: false, ..Setup::default().config }
+}
+
 // Goal: every command, every way of its data, against a model of the namespace.
 #[test]
 fn what_was_written_is_read() {
-    for mtu in [4200, 1200] {
-        with_target(&Setup { mtu, ..Setup::default() }, |view| {
+    let file = Scratch::new("blocks");
+    if let Err(e) = Ring::new(Vec::new()) {
+        let what = "SKIPPED files by io_uring: the system does not allow it, and threads are tested twice";
+        let _ = writeln!(std::io::stderr(), "{what} ({e})");
+    }
+    let setups = [
+        Setup::default(),
+        Setup { mtu: 1200, ..Setup::default() },
+        Setup { file: Some(file.path()), ..Setup::default() },
+        Setup { file: Some(file.path()), config: without_ring(), ..Setup::default() },
+    ];
+    for setup in setups {
+        with_target(&setup, |view| {
             let mut disk = Disk::new(view, 8, 1 << 20);
             let max = disk.controller.transfer_max();
             assert_eq!(max, 1 << 20);
             let size = Setup::default().bytes;
-            let mut model = vec![0u8; size];
+            let mut model =
+                setup.file.as_ref().map_or_else(|| vec![0u8; size], |path| std::fs::read(path).unwrap());
             let mut random = Random::new(31);
             for step in 0..300 {
                 let blocks = match random.below(8) {
@@ -150,6 +171,9 @@ fn what_was_written_is_read() {
             let Disk { mut host, controller, queue, .. } = disk;
             drop((queue, controller));
             view.until_nothing_is_left(&mut host);
+            if let Some(path) = &setup.file {
+                assert!(std::fs::read(path).unwrap() == model, "the file has the bytes");
+            }
         });
     }
 }

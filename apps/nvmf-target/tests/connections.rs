@@ -1,11 +1,13 @@
 //! Connections: refused, ended, given back.
 
+use nvmf::wire::Sgl;
 use nvmf::wire::cm::{RejectReason, RequestData};
-use nvmf_target::host::{Controller, Host, HostError, HostQueue, Options};
+use nvmf_target::host::{Controller, Data, Host, HostError, HostQueue, Io, Options};
+use verbs::{Access, Mr};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::common::{SUBSYSTEM, Setup, nqn, with_target};
+use crate::common::{Random, SUBSYSTEM, Setup, nqn, with_target};
 
 fn request(qid: u16, entries: u16) -> RequestData {
     RequestData {
@@ -97,5 +99,168 @@ fn hosts_that_go_at_every_step_leave_nothing() {
                 view.until_nothing_is_left(&mut host);
             }
         }
+    });
+}
+
+// Goal: thousands of connections cost nothing that stays.
+#[test]
+fn a_thousand_connections_leave_nothing() {
+    with_target(&Setup::default(), |view| {
+        let mut host = view.host(1);
+        for _ in 0..125 {
+            let connect = || HostQueue::connect(&view.context, host.pd(), view.at, 0, 8).unwrap();
+            let eight: Vec<_> = (0..8).map(|_| connect()).collect();
+            drop(eight);
+        }
+        view.until_nothing_is_left(&mut host);
+        assert_eq!((view.count("accepted"), view.count("ended")), (1000, 1000));
+        // What was posted for them is taken back, as far as nobody is connected.
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        controller.io_queue(&mut host, 1, 16).unwrap();
+    });
+}
+
+// Goal: a host that takes no responses is not served for ever, and its buffers come back.
+#[test]
+fn a_host_that_takes_no_responses_is_disconnected() {
+    with_target(&Setup::default(), |view| {
+        let mut host = view.host(1);
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut deaf = controller.io_queue(&mut host, 1, 16).unwrap();
+        let mr = host.pd().reg_mr(8192, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+        // It has no receives any more; each response of the target is refused.
+        deaf.stop_receiving();
+        let sgl = Sgl::keyed(mr.iova(), 8192, mr.rkey(), false);
+        for _ in 0..deaf.depth() {
+            deaf.submit(&Io::new(1, 0, 16).write(sgl), Data::Elsewhere).unwrap().unwrap();
+        }
+        // The last of its receives are used up by the first responses, which it can still take.
+        let mut taken = 0;
+        while taken < deaf.depth() {
+            host.turn();
+            taken += deaf.poll(|_| {}).unwrap();
+        }
+        for _ in 0..deaf.depth() {
+            deaf.submit(&Io::new(1, 0, 16).write(sgl), Data::Elsewhere).unwrap().unwrap();
+        }
+        view.impatient.store(true, std::sync::atomic::Ordering::Relaxed);
+        view.until(&mut host, "the target disconnects", || deaf.is_disconnected().unwrap());
+        drop((deaf, controller));
+        view.until_nothing_is_left(&mut host);
+    });
+}
+
+// Goal: N18. One queue of several fails; the others go on, and the host connects it again.
+#[test]
+fn n18_a_queue_that_fails_is_connected_again() {
+    with_target(&Setup::default(), |view| {
+        let mut host = view.host(1);
+        let options = Options { queues: 2, ..Options::default() };
+        let mut controller = Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), options).unwrap();
+        let mut first = controller.io_queue(&mut host, 1, 16).unwrap();
+        let mut second = controller.io_queue(&mut host, 2, 16).unwrap();
+        let mr = host.pd().reg_mr(8192, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+        // A key that does not exist: the target's RDMA READ fails, and with it the queue pair.
+        let nowhere = Sgl::keyed(mr.iova(), 8192, mr.rkey() ^ 1, false);
+        first.submit(&Io::new(1, 0, 16).write(nowhere), Data::Elsewhere).unwrap().unwrap();
+        view.until(&mut host, "the queue fails", || {
+            first.poll(|_| {}).is_err() || first.is_disconnected().unwrap()
+        });
+        let sgl = Sgl::keyed(mr.iova(), 8192, mr.rkey(), false);
+        host.call(&mut second, &Io::new(1, 0, 16).write(sgl), Data::Elsewhere).unwrap();
+        drop(first);
+        view.until(&mut host, "the target notices", || view.usage().connections == 2);
+        let mut first = controller.io_queue(&mut host, 1, 16).unwrap();
+        host.call(&mut first, &Io::new(1, 0, 16).write(sgl), Data::Elsewhere).unwrap();
+    });
+}
+
+// Goal: whatever a host sends, the target goes on, and another host is served.
+#[test]
+fn any_capsules_harm_nobody_else() {
+    let seeds = std::env::var("FUZZ_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+    with_target(&Setup::default(), |view| {
+        let mut good = view.host(1);
+        let mut controller =
+            Controller::connect(&mut good, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut queue = controller.io_queue(&mut good, 1, 16).unwrap();
+        let mr =
+            good.pd().reg_mr(8192, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+        for seed in 0..seeds {
+            let mut random = Random::new(seed + 1);
+            let mut host = view.host(100 + seed as u32);
+            let connect = Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default());
+            let mut bad = connect.unwrap();
+            let mut io = bad.io_queue(&mut host, 1, 64).unwrap();
+            for _ in 0..1 + random.below(40) {
+                let mut sqe = Io::new(1, random.below(64), 1 + random.below(40) as u32)
+                    .write(any_sgl(&mut random, &mr));
+                sqe.opcode = [0x00, 0x01, 0x02, 0x05, 0x08, 0x09, 0x0C, 0x7F, 0x7E][random.below(9) as usize];
+                if random.below(8) == 0 {
+                    let bytes: [u8; 64] = std::array::from_fn(|_| random.next() as u8);
+                    sqe = zerocopy::transmute!(bytes);
+                }
+                let len = random.below(4097) as usize;
+                let data = if random.below(3) == 0 { Data::InCapsule(&mr, 0..len) } else { Data::Elsewhere };
+                let to = if random.below(6) == 0 { bad.admin() } else { &mut io };
+                let sent = if random.below(30) == 0 {
+                    to.send_raw(&sqe.as_bytes()[..random.below(65) as usize])
+                } else {
+                    to.submit(&sqe, data).map(drop)
+                };
+                let turned = io.poll(|_| {}).and(bad.admin().poll(|_| {}));
+                host.turn();
+                if sent.is_err() || turned.is_err() {
+                    break;
+                }
+            }
+            drop((io, bad));
+            let sgl = Sgl::keyed(mr.iova(), 8192, mr.rkey(), false);
+            good.call(&mut queue, &Io::new(1, 64, 16).read(sgl), Data::Elsewhere).unwrap();
+        }
+        drop((queue, controller));
+        view.until_nothing_is_left(&mut good);
+    });
+}
+
+/// A descriptor: of the host's memory, near it, or of no memory at all.
+fn any_sgl(random: &mut Random, mr: &Mr) -> Sgl {
+    let lens = [0, 1, 16, 512, 4096, 8192, 1 << 20, 0xFF_FFFF, random.below(1 << 24)];
+    let len = lens[random.below(9) as usize] as u32;
+    match random.below(5) {
+        0 => Sgl::in_capsule(random.below(8192), len),
+        1 => Sgl::in_capsule(u64::MAX - random.below(8192), len),
+        2 => Sgl::keyed(random.next(), len, random.next() as u32, random.below(2) == 0),
+        3 => Sgl::keyed(mr.iova() + random.below(8192), len, mr.rkey(), false),
+        _ => Sgl::keyed(mr.iova(), len.min(8192), mr.rkey(), random.below(8) == 0),
+    }
+}
+
+#[test]
+fn connections_are_spread_over_the_cores() {
+    with_target(&Setup { cores: 2, ..Setup::default() }, |view| {
+        let mut host = view.host(1);
+        let options = Options { queues: 3, ..Options::default() };
+        let mut controller = Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), options).unwrap();
+        let mut queues: Vec<_> =
+            (1..=3).map(|qid| controller.io_queue(&mut host, qid, 16).unwrap()).collect();
+        let mr =
+            host.pd().reg_mr(8192, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+        let sgl = Sgl::keyed(mr.iova(), 8192, mr.rkey(), false);
+        for (n, queue) in queues.iter_mut().enumerate() {
+            mr.fill(0..8192, n as u8 + 1).unwrap();
+            host.call(queue, &Io::new(1, 16 * n as u64, 16).write(sgl), Data::Elsewhere).unwrap();
+        }
+        for (n, queue) in queues.iter_mut().rev().enumerate() {
+            host.call(queue, &Io::new(1, 16 * n as u64, 16).read(sgl), Data::Elsewhere).unwrap();
+            assert_eq!(mr.to_vec(0..8192).unwrap(), vec![n as u8 + 1; 8192]);
+        }
+        for counters in &view.counters {
+            assert_eq!(counters.accepted.get(), 2, "four connections on two cores");
+        }
+        drop((queues, controller));
+        view.until_nothing_is_left(&mut host);
     });
 }

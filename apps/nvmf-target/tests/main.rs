@@ -2,4 +2,7 @@
 
 mod blocks;
 mod common;
+mod configuration;
 mod connections;
+mod documentation;
+mod load;

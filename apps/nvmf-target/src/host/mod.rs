@@ -39,6 +39,10 @@ impl<'c> Host<'c> {
         let reactors = (0..shards).map(|shard| context.reactor(shard)).collect::<Result<_, _>>()?;
         Ok(Self { context, pd: context.alloc_pd()?, reactors, name, id })
     }
+    /// Its device.
+    pub fn context(&self) -> &'c Context {
+        self.context
+    }
     /// The domain of its memory.
     pub fn pd(&self) -> &Pd {
         &self.pd

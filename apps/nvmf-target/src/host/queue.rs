@@ -49,6 +49,8 @@ pub struct HostQueue {
     free: Vec<u16>,
     entries: u16,
     done: Vec<Wc>,
+    /// It posts no receives any more.
+    deaf: bool,
 }
 
 impl HostQueue {
@@ -137,6 +139,7 @@ impl HostQueue {
             free: (0..entries - 1).rev().collect(),
             entries,
             done: vec![Wc::default(); BATCH],
+            deaf: false,
         })
     }
 
@@ -190,6 +193,11 @@ impl HostQueue {
         Ok(self.sq.post_send([SendWr::send(SENT, &[]).inline(bytes)])?)
     }
 
+    /// Posts no receive any more after a response: when those that are posted are used up, it takes no responses.
+    pub fn stop_receiving(&mut self) {
+        self.deaf = true;
+    }
+
     /// Passes responses that have come to `each`; returns their number.
     ///
     /// # Errors
@@ -208,7 +216,9 @@ impl HostQueue {
             let n = wc.wr_id as usize;
             let mut bytes = [0; RESPONSE];
             self.responses.read(n * RESPONSE, &mut bytes)?;
-            self.rq.post_recv([RecvWr::new(wc.wr_id, &self.elements[n])])?;
+            if !self.deaf {
+                self.rq.post_recv([RecvWr::new(wc.wr_id, &self.elements[n])])?;
+            }
             let cqe: Cqe = zerocopy::transmute!(bytes);
             if wc.byte_len as usize != RESPONSE || cqe.cid.get() >= self.entries {
                 return Err(HostError::Misfit("a response that is none"));

@@ -1,8 +1,14 @@
 //! Where the blocks of namespaces are.
 
+mod file;
 mod memory;
+mod ring;
+mod workers;
 
+pub use file::{File, FileError};
 pub use memory::Memory;
+pub use ring::{Request, Ring};
+pub use workers::{Done, Place, Work, Workers};
 
 use std::sync::Arc;
 
@@ -14,6 +20,8 @@ use nvmf::config::Backend;
 pub enum Store {
     /// Memory of this process: gone when it ends.
     Memory(Arc<Memory>),
+    /// A file or a block device, with the threads that wait for it.
+    File(Arc<File>, Arc<Workers>),
 }
 
 /// All storage, by the number that the controllers know it by.
@@ -25,6 +33,10 @@ impl Stores {
     pub fn add(&mut self, store: Store) -> Backend {
         self.0.push(store);
         Backend((self.0.len() - 1) as u32)
+    }
+    /// Whether any is a file.
+    pub fn has_files(&self) -> bool {
+        self.0.iter().any(|store| matches!(store, Store::File(..)))
     }
     /// The one of a number.
     #[inline]

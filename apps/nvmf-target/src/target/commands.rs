@@ -12,8 +12,19 @@ pub enum Stage {
     Fetch(Remote, Then),
     /// A buffer, to give bytes to the host.
     Give(Remote),
+    /// A buffer, to read bytes of a file, which are then given to the host.
+    Load {
+        /// The namespace's storage.
+        backend: Backend,
+        /// Offset in it.
+        offset: u64,
+        /// The host's memory.
+        to: Remote,
+    },
     /// The bytes of the host: an RDMA READ is under way.
     Fetched(u32, Then),
+    /// The file; the data of a Read go to the host then.
+    Storage(Option<Remote>),
     /// Zeros are being written, a piece a turn.
     Zeroing,
     /// The response is out, and the buffer in use until the host has taken it.
@@ -31,6 +42,8 @@ pub enum Then {
         backend: Backend,
         /// Offset in it.
         offset: u64,
+        /// Through to stable storage.
+        fua: bool,
     },
     /// A Compare.
     Compare {
@@ -52,6 +65,8 @@ pub struct Command {
     pub stage: Stage,
     /// The buffer that it has.
     pub buffer: Option<Buffer>,
+    /// The capsule that its data are in.
+    pub capsule: Option<u32>,
 }
 
 /// All of a core, by number.

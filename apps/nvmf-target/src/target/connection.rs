@@ -58,8 +58,8 @@ pub struct Connection {
     /// Signalled requests that have not completed, and those that have.
     signalled: u32,
     completed: u64,
-    /// The next response is to be signalled, to see whether the host takes responses.
-    probe: bool,
+    /// The last request was not signalled: nothing tells whether the host took it.
+    untold: bool,
     /// What [`is_stuck`](Self::is_stuck) saw, and since when.
     seen: (u64, u64),
 }
@@ -90,7 +90,7 @@ impl Connection {
             ending: Ending::No,
             signalled: 0,
             completed: 0,
-            probe: false,
+            untold: false,
             seen: (0, 0),
         }
     }
@@ -125,7 +125,7 @@ impl Connection {
                 }
                 .inline(cqe);
                 // Where nobody waits for it a completion would only cost: errors complete all the same.
-                let wanted = command.is_some() || self.sends_max.is_some() || self.probe;
+                let wanted = command.is_some() || self.sends_max.is_some();
                 let send = if wanted { send.signaled() } else { send };
                 match data {
                     None => self.sq.post_send([send]).map_err(|e| refused(e, outgoing))?,
@@ -139,9 +139,9 @@ impl Connection {
                         })?;
                     }
                 }
+                self.untold = !wanted;
                 if wanted {
                     self.signalled += 1;
-                    self.probe = false;
                     self.sends += u16::from(self.sends_max.is_some());
                 }
             }
@@ -160,7 +160,13 @@ impl Connection {
 
     /// Whether nothing of what was posted has completed for `patience` nanoseconds: call it now and then.
     pub fn is_stuck(&mut self, now: u64, patience: u64) -> bool {
-        self.probe = true;
+        // An RDMA WRITE of no bytes: it completes when the host has taken what was sent before.
+        if self.untold && self.signalled == 0 {
+            let probe = SendWr::write(tag::SENT, &[], 0, 0).signaled();
+            if self.sq.post_send([probe]).is_ok() {
+                (self.untold, self.signalled) = (false, 1);
+            }
+        }
         let under_way = self.signalled > 0 || !self.waiting.is_empty();
         if !under_way || self.seen.0 != self.completed {
             self.seen = (self.completed, now);

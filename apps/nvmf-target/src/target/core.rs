@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use nvmf::limits::{DISCOVERY_MDTS, INPUT_MAX};
 use nvmf::wire::Sqe;
 use nvmf::wire::cm::RejectReason;
 use nvmf::{Accepted, Instant, Queue, Remote, Response, Step, Target, Ticket};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 use verbs::rdma_cm::{CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace};
 use verbs::{Context, Cq, CqPoller, DrainKind, Pd, QpCap, QpInitAttr, Reactor, Sge, VerbsError, Wc};
 use zerocopy::IntoBytes;
@@ -24,7 +23,7 @@ use super::pool::{CLASSES, Pool};
 use super::receives::Receives;
 use super::storage::Zeroing;
 use super::tag;
-use crate::store::Stores;
+use crate::store::{Done, Ring, Stores};
 
 /// Completions that are taken at a time.
 const BATCH: usize = 64;
@@ -52,6 +51,8 @@ pub struct Config {
     pub connections: usize,
     /// How long a host may take nothing of what is sent to it.
     pub patience: Duration,
+    /// Use `io_uring` for files, where the system has it.
+    pub io_uring: bool,
 }
 
 impl Default for Config {
@@ -62,6 +63,7 @@ impl Default for Config {
             buffers: 64 << 20,
             connections: 1024,
             patience: Duration::from_secs(30),
+            io_uring: true,
         }
     }
 }
@@ -91,6 +93,11 @@ pub struct Core<'c> {
     /// Commands that wait for a buffer.
     waiting: [VecDeque<u32>; CLASSES],
     pub(super) zeroing: VecDeque<Zeroing>,
+    /// Commands that files are at work for, and where the results come.
+    pub(super) at_work: usize,
+    pub(super) results: (Sender<Done>, Receiver<Done>),
+    /// Files without waiting, where the system has that.
+    pub(super) ring: Option<Ring>,
     listeners: Vec<(CmId, u16)>,
     /// Where connections go: to this core and others, in turn.
     others: Vec<Sender<Admitted>>,
@@ -105,6 +112,7 @@ pub struct Core<'c> {
     pub(super) receives: Receives,
     pd: Arc<Pd>,
     done: Vec<Wc>,
+    ring_done: Vec<Done>,
     pub(super) scratch: Vec<u8>,
     pub(super) now: Instant,
     turns: u64,
@@ -132,6 +140,7 @@ impl<'c> Core<'c> {
         let largest = settings.transfer_max().max(4096 << DISCOVERY_MDTS) as usize;
         let pool = Pool::new(&pd, config.buffers, largest)?;
         let cq = context.create_cq(config.receives)?;
+        let ring = if stores.has_files() { new_ring(&pool, &receives, config.io_uring) } else { None };
         Ok(Self {
             reactor: context.reactor(config.shard)?,
             connections: Vec::new(),
@@ -141,6 +150,9 @@ impl<'c> Core<'c> {
             commands: Commands::default(),
             waiting: Default::default(),
             zeroing: VecDeque::new(),
+            at_work: 0,
+            results: channel(),
+            ring,
             listeners: Vec::new(),
             others: Vec::new(),
             next: 0,
@@ -153,6 +165,7 @@ impl<'c> Core<'c> {
             receives,
             pd,
             done: vec![Wc::default(); BATCH],
+            ring_done: Vec::new(),
             scratch: vec![0; INPUT_MAX],
             now: Instant::from_nanos(context.now()),
             turns: 0,
@@ -181,6 +194,10 @@ impl<'c> Core<'c> {
             receives: self.receives.posted(),
         }
     }
+    /// Says how long a host may take nothing of what is sent to it.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.config.patience = patience;
+    }
     /// Some of the connections that arrive here go to `other`.
     pub fn share_with(&mut self, other: &Core<'_>) {
         self.others.push(other.inbox.0.clone());
@@ -198,12 +215,12 @@ impl<'c> Core<'c> {
         Ok(at)
     }
 
-    /// Turns until `stop` is set.
+    /// Turns until `stop` says so.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<(), VerbsError> {
-        while !stop.load(Ordering::Relaxed) {
+    pub fn run(&mut self, stop: impl Fn() -> bool) -> Result<(), VerbsError> {
+        while !stop() {
             self.turn()?;
             if self.idle > IDLE_TURNS {
                 std::thread::yield_now();
@@ -399,6 +416,32 @@ impl<'c> Core<'c> {
             self.zero_a_piece();
             worked = true;
         }
+        if self.at_work > 0 {
+            while let Ok((n, result)) = self.results.1.try_recv() {
+                self.at_work -= 1;
+                self.stored(n, result);
+                worked = true;
+            }
+        }
+        if self.ring.as_ref().is_some_and(|ring| ring.under_way() > 0) {
+            worked |= self.turn_ring();
+        }
+        worked
+    }
+    /// Submits requests to the ring, and takes what is done; returns whether anything was.
+    fn turn_ring(&mut self) -> bool {
+        let mut done = std::mem::take(&mut self.ring_done);
+        if let Some(ring) = &mut self.ring
+            && let Err(e) = ring.turn(|result| done.push(result))
+        {
+            // The requests stay in the ring, and are submitted again in the next turn.
+            debug!(error = %e, "the ring was not submitted");
+        }
+        let worked = !done.is_empty();
+        for (n, result) in done.drain(..) {
+            self.stored(n, result);
+        }
+        self.ring_done = done;
         worked
     }
     /// Posts what waits for room; returns whether anything was posted.
@@ -669,6 +712,28 @@ impl<'c> Core<'c> {
     }
     pub(super) fn nobody_waits(&self, class: usize) -> bool {
         self.waiting[class].is_empty()
+    }
+}
+
+/// A ring for the buffers, or the reason in words why threads do its work.
+fn new_ring(pool: &Pool, receives: &Receives, wanted: bool) -> Option<Ring> {
+    if !wanted {
+        return None;
+    }
+    match Ring::new(vec![Arc::clone(pool.mr()), Arc::clone(receives.mr())]) {
+        Ok(ring) => {
+            if !ring.is_registered() {
+                warn!(
+                    "the buffers could not be registered with io_uring; a higher limit of locked memory (ulimit -l) \
+                       makes files quicker"
+                );
+            }
+            Some(ring)
+        }
+        Err(e) => {
+            warn!(error = %e, "io_uring cannot be used here; threads read and write the files instead");
+            None
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! There are few sizes, and a free list a size. Who finds none free waits; the core keeps who waits in order.
 
+use std::sync::Arc;
+
 use verbs::{Access, Mr, Pd, Sge, VerbsError};
 
 /// Sizes of buffers.
@@ -33,7 +35,7 @@ impl Buffer {
 /// The buffers of a core.
 #[derive(Debug)]
 pub struct Pool {
-    mr: Mr,
+    mr: Arc<Mr>,
     lens: [usize; CLASSES],
     /// Offsets of those that are free. The one that was used last is taken first: it may be in a cache.
     free: [Vec<usize>; CLASSES],
@@ -50,7 +52,7 @@ impl Pool {
         let shares = [memory / 4, memory / 2, memory / 4];
         let counts: [usize; CLASSES] = std::array::from_fn(|class| (shares[class] / lens[class]).max(1));
         let len = (0..CLASSES).map(|class| counts[class] * lens[class]).sum();
-        let mr = pd.reg_mr(len, Access::LOCAL_WRITE)?;
+        let mr = Arc::new(pd.reg_mr(len, Access::LOCAL_WRITE)?);
         let mut next = 0;
         let free = std::array::from_fn(|class| {
             let offsets = (0..counts[class]).map(|n| next + n * lens[class]).rev().collect();
@@ -82,7 +84,7 @@ impl Pool {
         Sge { addr: self.mr.iova() + buffer.offset as u64, length: len, lkey: self.mr.lkey() }
     }
     /// The region that all of them are in.
-    pub fn mr(&self) -> &Mr {
+    pub fn mr(&self) -> &Arc<Mr> {
         &self.mr
     }
     /// Buffers in use.

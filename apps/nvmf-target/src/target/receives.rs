@@ -3,6 +3,8 @@
 //! As many are posted as the hosts that are connected may send commands, up to a bound for all of them. Beyond it, what is
 //! sent finds no receive now and then: the host's queue pair sends it again a little later, and nothing is lost.
 
+use std::sync::Arc;
+
 use verbs::{Access, Mr, Pd, RecvWr, Sge, Srq, SrqInitAttr, VerbsError};
 
 use nvmf::wire::Sqe;
@@ -13,7 +15,7 @@ use super::tag;
 #[derive(Debug)]
 pub struct Receives {
     srq: Srq,
-    mr: Mr,
+    mr: Arc<Mr>,
     /// Bytes of a buffer.
     stride: usize,
     elements: Vec<[Sge; 1]>,
@@ -33,7 +35,7 @@ impl Receives {
         let len = Sqe::LEN + in_capsule as usize;
         let stride = len.next_multiple_of(Sqe::LEN);
         let srq = pd.create_srq(&SrqInitAttr::new(count, 1))?;
-        let mr = pd.reg_mr(stride * count as usize, Access::LOCAL_WRITE)?;
+        let mr = Arc::new(pd.reg_mr(stride * count as usize, Access::LOCAL_WRITE)?);
         let element = |n: u32| {
             let at = n as usize * stride;
             Ok([mr.sge(at..at + len)?])
@@ -47,7 +49,7 @@ impl Receives {
         &self.srq
     }
     /// The region of the buffers.
-    pub fn mr(&self) -> &Mr {
+    pub fn mr(&self) -> &Arc<Mr> {
         &self.mr
     }
     /// Where a buffer is in it.

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use nvmf::config::Backend;
 use nvmf::{BackendError, Op, Remote, Request, Source, Ticket};
 
 use super::commands::{Command, Stage, Then};
 use super::connection::Outgoing;
 use super::core::Core;
 use super::pool::Buffer;
-use crate::store::{Memory, Store};
+use crate::store::{Memory, Place, Request as RingRequest, Store, Work};
 
 /// Bytes that are made zeros in a turn: more would keep other hosts waiting.
 const ZERO_PIECE: u64 = 1 << 20;
@@ -30,9 +31,13 @@ impl Core<'_> {
         let backend = request.backend;
         // Lent to the command: the table is never changed.
         let stores = Arc::clone(&self.stores);
-        let Some(Store::Memory(memory)) = stores.get(backend) else {
-            self.drop_capsule(capsule);
-            return self.respond(c, ticket, Err(BackendError::Internal));
+        let memory = match stores.get(backend) {
+            Some(Store::Memory(memory)) => memory,
+            Some(Store::File(..)) => return self.file_request(c, ticket, request, capsule),
+            None => {
+                self.drop_capsule(capsule);
+                return self.respond(c, ticket, Err(BackendError::Internal));
+            }
         };
         let done = match request.op {
             Op::Read { offset, to, fua: _ } => {
@@ -47,9 +52,9 @@ impl Core<'_> {
                 let at = self.in_capsule(capsule, at);
                 memory.compare(offset, self.receives.mr(), at, len)
             }
-            Op::Write { offset, from: Source::Remote(from), fua: _ } => {
+            Op::Write { offset, from: Source::Remote(from), fua } => {
                 self.drop_capsule(capsule);
-                return self.fetch(c, ticket, from, Then::Write { backend, offset });
+                return self.fetch(c, ticket, from, Then::Write { backend, offset, fua });
             }
             Op::Compare { offset, from: Source::Remote(from), fua: _ } => {
                 self.drop_capsule(capsule);
@@ -69,6 +74,90 @@ impl Core<'_> {
         };
         self.drop_capsule(capsule);
         self.respond(c, ticket, done);
+    }
+
+    /// As [`request`](Self::request), of a namespace in a file: threads work, and the core goes on.
+    fn file_request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
+        let backend = request.backend;
+        let place = |core: &Self, at: u32, len: u32| Place {
+            mr: Arc::clone(core.receives.mr()),
+            at: core.in_capsule(capsule, at),
+            len: len as usize,
+        };
+        let (work, keeps_capsule) = match request.op {
+            Op::Read { offset, to, fua: _ } => {
+                self.drop_capsule(capsule);
+                return self.with_buffer(c, ticket, Stage::Load { backend, offset, to }, to.len);
+            }
+            Op::Write { offset, from: Source::Remote(from), fua } => {
+                self.drop_capsule(capsule);
+                return self.fetch(c, ticket, from, Then::Write { backend, offset, fua });
+            }
+            Op::Compare { offset, from: Source::Remote(from), fua: _ } => {
+                self.drop_capsule(capsule);
+                return self.fetch(c, ticket, from, Then::Compare { backend, offset });
+            }
+            Op::Write { offset, from: Source::Capsule { offset: at, len }, fua } => {
+                (Work::Write { offset, from: place(self, at, len), fua }, true)
+            }
+            Op::Compare { offset, from: Source::Capsule { offset: at, len }, fua: _ } => {
+                (Work::Compare { offset, with: place(self, at, len) }, true)
+            }
+            Op::Flush => (Work::Flush, false),
+            Op::Verify { offset, len, fua: _ } => (Work::Verify { offset, len }, false),
+            Op::WriteZeroes { offset, len, fua, deallocate } => {
+                (Work::Zero { offset, len, fua, deallocate }, false)
+            }
+            Op::Deallocate(ref ranges) => (Work::Deallocate(ranges.clone().collect()), false),
+        };
+        let n = self.keep(c, ticket, Stage::Storage(None));
+        if let (true, Some(command)) = (keeps_capsule, self.commands.get_mut(n)) {
+            command.capsule = capsule;
+        } else {
+            self.drop_capsule(capsule);
+        }
+        self.store(n, backend, work);
+    }
+    /// Gives threads work for a command.
+    fn store(&mut self, n: u32, backend: Backend, work: Work) {
+        let Some(Store::File(file, workers)) = self.stores.get(backend) else {
+            unreachable!("a namespace keeps its kind of storage")
+        };
+        // Threads do what the ring cannot, and what finds no room in it.
+        let work = match &mut self.ring {
+            None => work,
+            Some(ring) => match ring_request(work) {
+                Ok(request) => match ring.give(file, request, n) {
+                    Ok(()) => return,
+                    Err(request) => request.into(),
+                },
+                Err(work) => work,
+            },
+        };
+        workers.give(Arc::clone(file), work, n, self.results.0.clone());
+        self.at_work += 1;
+    }
+    /// The work for a command is done.
+    pub(super) fn stored(&mut self, n: u32, result: Result<(), BackendError>) {
+        let Some(command) = self.commands.get_mut(n) else { return };
+        let (c, ticket, stage) = (command.connection, command.ticket, command.stage);
+        if let (Stage::Storage(Some(to)), Some(buffer), true) = (stage, &command.buffer, result.is_ok()) {
+            let sge = self.pool.sge(buffer, to.len);
+            command.stage = Stage::Answered;
+            if self.is_open(c)
+                && let Some(queue) = self.queue(c)
+            {
+                return match queue.handle_done(ticket, Ok(())) {
+                    Ok(response) => self.answer(c, response, Some((sge, to)), Some(n)),
+                    Err(end) => {
+                        self.finish(n);
+                        self.close(c, &end);
+                    }
+                };
+            }
+        }
+        self.finish(n);
+        self.respond(c, ticket, result);
     }
 
     /// The data are where they will be sent from: nothing is copied, and nothing waits for the host to have them.
@@ -160,7 +249,14 @@ impl Core<'_> {
                     }
                 }
             }
-            Stage::Fetched(..) | Stage::Zeroing | Stage::Answered => {
+            Stage::Load { backend, offset, to } => {
+                let mr = Arc::clone(self.pool.mr());
+                let place = Place { mr, at: buffer.offset(), len: to.len as usize };
+                command.stage = Stage::Storage(Some(to));
+                command.buffer = Some(buffer);
+                self.store(n, backend, Work::Read { offset, to: place });
+            }
+            Stage::Fetched(..) | Stage::Storage(_) | Stage::Zeroing | Stage::Answered => {
                 unreachable!("only commands that wait for a buffer get one")
             }
         }
@@ -181,12 +277,22 @@ impl Core<'_> {
                 self.scratch = scratch;
                 return;
             }
-            Then::Write { backend, offset } => match self.stores.get(backend) {
+            Then::Write { backend, offset, fua } => match self.stores.get(backend) {
                 Some(Store::Memory(memory)) => memory.write(offset, self.pool.mr(), at, len),
+                Some(Store::File(..)) => {
+                    command.stage = Stage::Storage(None);
+                    let from = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
+                    return self.store(n, backend, Work::Write { offset, from, fua });
+                }
                 None => Err(BackendError::Internal),
             },
             Then::Compare { backend, offset } => match self.stores.get(backend) {
                 Some(Store::Memory(memory)) => memory.compare(offset, self.pool.mr(), at, len),
+                Some(Store::File(..)) => {
+                    command.stage = Stage::Storage(None);
+                    let with = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
+                    return self.store(n, backend, Work::Compare { offset, with });
+                }
                 None => Err(BackendError::Internal),
             },
         };
@@ -198,7 +304,7 @@ impl Core<'_> {
     #[inline]
     fn keep(&mut self, c: u32, ticket: Ticket, stage: Stage) -> u32 {
         self.connection(c).commands += 1;
-        self.commands.insert(Command { connection: c, ticket, stage, buffer: None })
+        self.commands.insert(Command { connection: c, ticket, stage, buffer: None, capsule: None })
     }
     /// A command waits for nothing any more: gives back its buffer, and returns its connection.
     #[inline]
@@ -207,6 +313,7 @@ impl Core<'_> {
         if let Some(buffer) = command.buffer {
             self.pool.give(buffer);
         }
+        self.drop_capsule(command.capsule);
         self.connection(command.connection).commands -= 1;
         Some(command.connection)
     }
@@ -220,4 +327,14 @@ impl Core<'_> {
     fn in_capsule(&self, capsule: Option<u32>, at: u32) -> usize {
         self.receives.offset(capsule.expect("data in the capsule come with it")) + at as usize
     }
+}
+
+/// Work that a ring can do.
+fn ring_request(work: Work) -> Result<RingRequest, Work> {
+    Ok(match work {
+        Work::Read { offset, to } => RingRequest::Read(offset, to),
+        Work::Write { offset, from, fua } => RingRequest::Write(offset, from, fua),
+        Work::Flush => RingRequest::Flush,
+        other => return Err(other),
+    })
 }

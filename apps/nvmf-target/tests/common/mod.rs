@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each file uses a part")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use nvmf::config::{Hosts, Namespace, Port, Ports, Settings, Subsystem};
 use nvmf::{Nqn, Target};
 use nvmf_target::host::Host;
-use nvmf_target::store::{Memory, Store, Stores};
+use nvmf_target::store::{File, Memory, Store, Stores, Workers};
 use nvmf_target::target::{Config, Core, Counters, Usage};
 use verbs::port::{self, PortOptions};
 use verbs::{Context, DeviceConfig, Drive};
@@ -37,12 +38,14 @@ pub struct Setup {
     /// Bytes of the namespace.
     pub bytes: usize,
     pub mtu: usize,
+    /// The namespace is in a file of this name.
+    pub file: Option<PathBuf>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let config = Config { receives: 512, buffers: 4 << 20, ..Config::default() };
-        Self { settings: Settings::default(), config, cores: 1, bytes: 8 << 20, mtu: 4200 }
+        Self { settings: Settings::default(), config, cores: 1, bytes: 8 << 20, mtu: 4200, file: None }
     }
 }
 
@@ -53,6 +56,8 @@ pub struct View {
     pub counters: Vec<Arc<Counters>>,
     usage: Vec<Mutex<Usage>>,
     stop: AtomicBool,
+    /// From now on a host that takes nothing is disconnected at once.
+    pub impatient: AtomicBool,
     /// The host's device.
     pub context: Context,
 }
@@ -126,7 +131,13 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     let at: SocketAddr = "10.77.0.1:4420".parse().unwrap();
     let pd = Arc::new(context.alloc_pd().unwrap());
     let mut stores = Stores::default();
-    let backend = stores.add(Store::Memory(Arc::new(Memory::new(&pd, setup.bytes).unwrap())));
+    let backend = stores.add(match &setup.file {
+        None => Store::Memory(Arc::new(Memory::new(&pd, setup.bytes).unwrap())),
+        Some(path) => {
+            let file = File::open(path, Some(setup.bytes as u64), false).unwrap();
+            Store::File(Arc::new(file), Arc::new(Workers::new(4).unwrap()))
+        }
+    });
     let stores = Arc::new(stores);
     let target = Target::new(setup.settings.clone()).unwrap();
     target.add_port(Port { id: 1, address: at }).unwrap();
@@ -160,14 +171,18 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
         counters: cores.iter().map(Core::counters).collect(),
         usage: cores.iter().map(|_| Mutex::default()).collect(),
         stop: AtomicBool::new(false),
+        impatient: AtomicBool::new(false),
         context: device(b, 2, 1),
     };
     std::thread::scope(|scope| {
         let stop = Stop(&view.stop);
         for (core, usage) in cores.iter_mut().zip(&view.usage) {
-            let stop = &view.stop;
+            let (stop, impatient) = (&view.stop, &view.impatient);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
+                    if impatient.load(Ordering::Relaxed) {
+                        core.set_patience(Duration::from_millis(1));
+                    }
                     if !core.turn().unwrap() {
                         *usage.lock().unwrap() = core.usage();
                         std::thread::yield_now();
@@ -195,5 +210,25 @@ impl Random {
     }
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
+    }
+}
+
+/// A folder that is removed at the end.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("roce-nvmf-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+    pub fn path(&self) -> PathBuf {
+        self.0.join("disk")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,0 +1,18 @@
+//! `roce-nvmf`: an NVMe over Fabrics target over RDMA.
+
+use std::process::ExitCode;
+
+use apps::{error, stop, warnings};
+use clap::Parser;
+use nvmf_target::cli::{TargetCli, TargetCommand};
+use nvmf_target::program;
+
+fn main() -> ExitCode {
+    let cli = TargetCli::parse();
+    warnings::show();
+    let result = match &cli.command {
+        TargetCommand::Serve(args) => stop::install().and_then(|()| program::serve(args)),
+        TargetCommand::Check { file } => program::check(file),
+    };
+    error::finish("roce-nvmf", result)
+}

@@ -1,0 +1,212 @@
+//! The command lines of `roce-nvmf` and `roce-nvmf-perf`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use apps::cli::DeviceArgs;
+use apps::cli::parse;
+use clap::{Args, Parser, Subcommand};
+use nvmf::Nqn;
+
+/// The subsystem of a target that was given no file.
+pub const DEFAULT_SUBSYSTEM: &str = "nqn.2024-01.org.example:memory";
+/// The service of targets.
+const PORT: u16 = 4420;
+
+const TARGET_EXAMPLES: &str = "\
+Examples:
+  A gigabyte of memory, for a host on this machine (the second line in another terminal):
+  roce-nvmf serve --memory 1g
+  roce-nvmf-perf run
+
+  What a file says:
+  roce-nvmf check /etc/roce-nvmf.toml
+  roce-nvmf serve /etc/roce-nvmf.toml --port tap:roce0 --ip 192.168.9.1/24
+
+A file:
+  [[port]]
+  address = \"192.168.9.1:4420\"
+
+  [[subsystem]]
+  nqn = \"nqn.2024-01.org.example:disks\"
+  hosts = [\"nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555\"]   # without it: every host
+
+  [[subsystem.namespace]]
+  file = \"/var/lib/disks/one\"
+  size = \"10g\"                # makes the file, or lets it grow; without it the file is there and as it is
+  block = 4096
+
+  [[subsystem.namespace]]
+  memory = \"1g\"";
+
+/// Serve namespaces to NVMe over Fabrics hosts, over RDMA
+#[derive(Parser, Clone, Debug)]
+#[command(name = "roce-nvmf", version, after_help = TARGET_EXAMPLES, max_term_width = 100)]
+pub struct TargetCli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: TargetCommand,
+}
+
+/// What `roce-nvmf` does.
+#[derive(Subcommand, Clone, Debug)]
+pub enum TargetCommand {
+    /// Serve until a signal comes
+    Serve(Box<ServeArgs>),
+    /// Check a configuration file, and change nothing
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+}
+
+/// Options of `roce-nvmf serve`.
+#[derive(Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// What to offer
+    #[arg(required_unless_present = "memory")]
+    pub file: Option<PathBuf>,
+    /// Instead of a file: one subsystem with a namespace of so much memory
+    #[arg(long, value_name = "SIZE", value_parser = parse::memory, conflicts_with = "file")]
+    pub memory: Option<u64>,
+    /// Bytes of a block of --memory
+    #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = block)]
+    pub block: u32,
+    /// Name of the subsystem of --memory
+    #[arg(long, value_name = "NQN", default_value = DEFAULT_SUBSYSTEM)]
+    pub nqn: Nqn,
+    /// Memory of each core for data on their way
+    #[arg(long, value_name = "SIZE", default_value = "64m", value_parser = parse::memory)]
+    pub buffers: u64,
+    /// Receives of each core for commands
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(64..=32768))]
+    pub receives: u32,
+    /// Connections of each core
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub connections: u32,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+fn block(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(block @ (512 | 1024 | 2048 | 4096)) => Ok(block),
+        _ => Err(format!("a block has 512, 1024, 2048 or 4096 bytes, not {text}")),
+    }
+}
+
+const PERF_EXAMPLES: &str = "\
+Examples:
+  roce-nvmf serve --memory 1g         (one terminal)
+  roce-nvmf-perf discover             (another one)
+  roce-nvmf-perf identify
+  roce-nvmf-perf run
+  roce-nvmf-perf run --queues 1 --depth 1
+  roce-nvmf-perf run --size 128k --read 70 --verify
+  roce-nvmf-perf run --port tap:roce1 --ip 192.168.9.2/24 --nqn nqn.2024-01.org.example:disks 192.168.9.1";
+
+/// An NVMe over Fabrics host that measures a target
+#[derive(Parser, Clone, Debug)]
+#[command(name = "roce-nvmf-perf", version, after_help = PERF_EXAMPLES, max_term_width = 100)]
+pub struct PerfCli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: PerfCommand,
+}
+
+/// What `roce-nvmf-perf` does.
+#[derive(Subcommand, Clone, Debug)]
+pub enum PerfCommand {
+    /// Show what a target offers
+    Discover(ReachArgs),
+    /// Show a controller and its namespaces
+    Identify(ReachArgs),
+    /// Put a load on a namespace
+    Run(RunArgs),
+}
+
+/// Which target.
+#[derive(Args, Clone, Debug)]
+pub struct ReachArgs {
+    /// Address of the target
+    #[arg(value_name = "ADDR[:PORT]", default_value = "10.77.0.1", value_parser = target)]
+    pub target: SocketAddr,
+    /// The subsystem
+    #[arg(long, value_name = "NQN", default_value = DEFAULT_SUBSYSTEM)]
+    pub nqn: Nqn,
+    /// Name of this host
+    #[arg(
+        long,
+        value_name = "NQN",
+        default_value = "nqn.2014-08.org.nvmexpress:uuid:726f6365-6e76-4d66-8000-706572660001"
+    )]
+    pub host_nqn: Nqn,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+}
+
+/// Options of `roce-nvmf-perf run`.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
+    /// Which target.
+    #[command(flatten)]
+    pub reach: ReachArgs,
+    /// The namespace [default: the first]
+    #[arg(long, value_name = "ID")]
+    pub namespace: Option<u32>,
+    /// I/O queues
+    #[arg(short, long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub queues: u16,
+    /// Commands under way on each queue
+    #[arg(short, long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=4095))]
+    pub depth: u16,
+    /// Bytes of a command
+    #[arg(short, long, value_name = "BYTES", default_value = "4k", value_parser = parse::size)]
+    pub size: u64,
+    /// Percent of commands that read; the others write
+    #[arg(short, long, value_name = "PERCENT", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub read: u8,
+    /// One block after the other instead of random ones
+    #[arg(long)]
+    pub sequential: bool,
+    /// For how long
+    #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse::duration)]
+    pub time: Duration,
+    /// Use so much of the namespace, from its start [default: all]
+    #[arg(long, value_name = "SIZE", value_parser = parse::memory)]
+    pub span: Option<u64>,
+    /// Write everything first, and check every byte that is read
+    #[arg(long)]
+    pub verify: bool,
+    /// Let the target fetch the data of every write, short ones too
+    #[arg(long)]
+    pub no_in_capsule: bool,
+}
+
+fn target(text: &str) -> Result<SocketAddr, String> {
+    let host = parse::host(text)?;
+    let addr: IpAddr = parse::ip(&host.name)?;
+    Ok(SocketAddr::new(addr, host.port_or(PORT)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_lines_are_consistent() {
+        TargetCli::command().debug_assert();
+        PerfCli::command().debug_assert();
+    }
+
+    #[test]
+    fn targets_are_addresses() {
+        assert_eq!(target("10.0.0.1"), Ok("10.0.0.1:4420".parse().unwrap()));
+        assert_eq!(target("[fd00::1]:8009"), Ok("[fd00::1]:8009".parse().unwrap()));
+        assert!(target("somewhere").unwrap_err().contains("not an address"));
+    }
+}

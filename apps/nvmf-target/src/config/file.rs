@@ -1,0 +1,196 @@
+//! The file: TOML, read into an [`Offer`].
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use apps::cli::parse::memory;
+use nvmf::Nqn;
+use nvmf::config::Settings;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::identity::parse_uuid;
+use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    target: Option<TargetTable>,
+    #[serde(default)]
+    port: Vec<PortTable>,
+    #[serde(default)]
+    subsystem: Vec<Spanned<SubsystemTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TargetTable {
+    queue_entries: Option<u16>,
+    io_queues: Option<u16>,
+    in_capsule: Option<Spanned<String>>,
+    largest_transfer: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PortTable {
+    address: Spanned<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubsystemTable {
+    nqn: Spanned<String>,
+    serial: Option<Spanned<String>>,
+    hosts: Option<Vec<Spanned<String>>>,
+    #[serde(default)]
+    namespace: Vec<Spanned<NamespaceTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamespaceTable {
+    id: Option<u32>,
+    memory: Option<Spanned<String>>,
+    file: Option<PathBuf>,
+    size: Option<Spanned<String>>,
+    block: Option<Spanned<u32>>,
+    uuid: Option<Spanned<String>>,
+    #[serde(default)]
+    read_only: bool,
+}
+
+fn mistake<T>(span: Range<usize>, what: impl Into<String>) -> Result<T, Mistake> {
+    Err(Mistake { what: what.into(), span: Some(span) })
+}
+/// A value that `f` makes of text.
+fn value<T>(text: &Spanned<String>, f: impl FnOnce(&str) -> Result<T, String>) -> Result<T, Mistake> {
+    f(text.get_ref()).or_else(|what| mistake(text.span(), what))
+}
+fn nqn(text: &str) -> Result<Nqn, String> {
+    text.parse().map_err(|e| format!("{text:?} is no name of a host or subsystem: {e}"))
+}
+
+/// Reads a file's text.
+///
+/// # Errors
+/// The first mistake.
+pub fn parse(text: &str) -> Result<Offer, Mistake> {
+    let file: File = toml::from_str(text).map_err(|e| Mistake {
+        // One line: what follows it names the keys once more.
+        what: e.message().lines().next().unwrap_or_default().into(),
+        span: e.span(),
+    })?;
+    let settings = settings(file.target)?;
+    let ports = file.port.iter().map(|port| value(&port.address, address)).collect::<Result<_, _>>()?;
+    let subsystems = file.subsystem.into_iter().map(subsystem).collect::<Result<_, _>>()?;
+    Ok(Offer { settings, ports, subsystems })
+}
+
+/// Reads a file's text, and makes every check that changes nothing.
+///
+/// # Errors
+/// The first mistake.
+pub fn check(text: &str) -> Result<Offer, Mistake> {
+    let offer = parse(text)?;
+    let lens = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces).map(super::build::look);
+    super::build::target_of(&offer, &lens.collect::<Result<Vec<_>, _>>()?)?;
+    Ok(offer)
+}
+
+fn settings(table: Option<TargetTable>) -> Result<Settings, Mistake> {
+    let mut settings = Settings::default();
+    let Some(table) = table else { return Ok(settings) };
+    settings.queue_entries = table.queue_entries.unwrap_or(settings.queue_entries);
+    settings.io_queues = table.io_queues.unwrap_or(settings.io_queues);
+    if let Some(text) = table.in_capsule {
+        settings.in_capsule = value(&text, |text| {
+            memory(text)?.try_into().map_err(|_| format!("{text:?} is more than a capsule can have"))
+        })?;
+    }
+    if let Some(text) = table.largest_transfer {
+        settings.mdts = value(&text, |text| match memory(text)? {
+            n if n.is_power_of_two() && n >= 8192 => Ok((n / 4096).trailing_zeros() as u8),
+            _ => Err(format!("the largest transfer is 8k, 16k, 32k and so on to 8m, not {text:?}")),
+        })?;
+    }
+    Ok(settings)
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is no address with a port, as 10.77.0.1:4420 or [fd00::1]:4420"))
+}
+
+fn subsystem(table: Spanned<SubsystemTable>) -> Result<OfferedSubsystem, Mistake> {
+    let span = table.span();
+    let table = table.into_inner();
+    let serial = table.serial.as_ref().map(|text| {
+        value(text, |text| {
+            text.try_into().map_err(|_| format!("a serial number has 20 characters at most, not {text:?}"))
+        })
+    });
+    let hosts = table.hosts.map(|hosts| hosts.iter().map(|host| value(host, nqn)).collect());
+    let mut namespaces: Vec<OfferedNamespace> = Vec::new();
+    for table in table.namespace {
+        let next = namespaces.last().map_or(1, |last| last.nsid.saturating_add(1));
+        namespaces.push(namespace(table, next)?);
+    }
+    Ok(OfferedSubsystem {
+        nqn: value(&table.nqn, nqn)?,
+        serial: serial.transpose()?,
+        hosts: hosts.transpose()?,
+        namespaces,
+        span,
+    })
+}
+
+fn namespace(table: Spanned<NamespaceTable>, next: u32) -> Result<OfferedNamespace, Mistake> {
+    let span = table.span();
+    let table = table.into_inner();
+    let block = match &table.block {
+        None => 512,
+        Some(block) => match block.get_ref() {
+            &block @ (512 | 1024 | 2048 | 4096) => block,
+            other => {
+                return mistake(
+                    block.span(),
+                    format!("a block has 512, 1024, 2048 or 4096 bytes, not {other}"),
+                );
+            }
+        },
+    };
+    let bytes = |text: &Spanned<String>| {
+        value(text, |text| match memory(text)? {
+            0 => Err("a namespace has at least one block".into()),
+            n if !n.is_multiple_of(block.into()) => {
+                Err(format!("{text:?} is no multiple of a block of {block} bytes"))
+            }
+            n => Ok(n),
+        })
+    };
+    let storage = match (table.memory, table.file, table.size) {
+        (Some(memory), None, None) => Storage::Memory(bytes(&memory)?),
+        (None, Some(path), size) => Storage::File { path, size: size.as_ref().map(bytes).transpose()? },
+        (Some(_), None, Some(size)) => {
+            return mistake(size.span(), "size belongs to a file; memory has its own");
+        }
+        _ => return mistake(span, "a namespace has one of memory and file"),
+    };
+    let uuid = table.uuid.as_ref().map(|text| {
+        value(text, |text| {
+            parse_uuid(text)
+                .ok_or_else(|| format!("{text:?} is no UUID, as 11111111-2222-3333-4444-555555555555"))
+        })
+    });
+    Ok(OfferedNamespace {
+        nsid: table.id.unwrap_or(next),
+        storage,
+        block,
+        uuid: uuid.transpose()?,
+        read_only: table.read_only,
+        span,
+    })
+}

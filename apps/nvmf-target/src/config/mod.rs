@@ -1,0 +1,98 @@
+//! What a target offers: read from a file, checked, and built.
+//!
+//! A mistake is one sentence, with the file and the line.
+
+mod build;
+mod file;
+mod identity;
+
+pub use build::{Built, build};
+pub use file::{check, parse};
+pub use identity::host_id;
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use arrayvec::ArrayString;
+use nvmf::Nqn;
+use nvmf::config::Settings;
+
+/// What a target offers.
+#[derive(Clone, Debug, Default)]
+pub struct Offer {
+    /// What holds for all controllers.
+    pub settings: Settings,
+    /// Where it listens.
+    pub ports: Vec<SocketAddr>,
+    /// What it has.
+    pub subsystems: Vec<OfferedSubsystem>,
+}
+
+/// A subsystem.
+#[derive(Clone, Debug)]
+pub struct OfferedSubsystem {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Its serial number; where absent, one that follows from the name.
+    pub serial: Option<ArrayString<20>>,
+    /// Hosts that may use it; none listed: every one.
+    pub hosts: Option<Vec<Nqn>>,
+    /// Its namespaces.
+    pub namespaces: Vec<OfferedNamespace>,
+    /// Where the file says so.
+    pub span: Range<usize>,
+}
+
+/// A namespace.
+#[derive(Clone, Debug)]
+pub struct OfferedNamespace {
+    /// Its identifier.
+    pub nsid: u32,
+    /// Where its blocks are.
+    pub storage: Storage,
+    /// Bytes of a block.
+    pub block: u32,
+    /// Its UUID; where absent, one that follows from the subsystem's name and the identifier.
+    pub uuid: Option<[u8; 16]>,
+    /// Hosts may not write.
+    pub read_only: bool,
+    /// Where the file says so.
+    pub span: Range<usize>,
+}
+
+/// Where blocks are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Storage {
+    /// So many bytes of memory.
+    Memory(u64),
+    /// A file or a block device.
+    File {
+        /// Its name.
+        path: PathBuf,
+        /// It is made, or grown to so many bytes, where it is smaller.
+        size: Option<u64>,
+    },
+}
+
+/// A configuration that cannot be: one sentence, and where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mistake {
+    /// The sentence.
+    pub what: String,
+    /// Where in the text.
+    pub span: Option<Range<usize>>,
+}
+
+impl Mistake {
+    /// With the name of the file, and the line.
+    pub fn at(&self, file: &str, text: &str) -> String {
+        match &self.span {
+            Some(span) => {
+                let before = text.get(..span.start).unwrap_or(text);
+                format!("{file}:{}: {}", 1 + before.matches('\n').count(), self.what)
+            }
+            None => format!("{file}: {}", self.what),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What the programs do.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use apps::error::{AppError, Result};
+use apps::rig::{Rig, Side};
+use apps::{out, report, stop};
+use nvmf::Nqn;
+use nvmf::wire::discovery::Record;
+use verbs::Drive;
+
+use crate::cli::{ReachArgs, RunArgs, ServeArgs};
+use crate::config::{self, Offer, OfferedNamespace, OfferedSubsystem, Storage};
+use crate::host::{Controller, Host, HostError, Options};
+use crate::perf::{self, Load, PerfError};
+use crate::target::{Config, Core};
+
+macro_rules! say {
+    ($($arg:tt)*) => { out::result(::core::format_args!($($arg)*)) };
+}
+
+impl From<HostError> for AppError {
+    fn from(e: HostError) -> Self {
+        Self::Setup(e.to_string())
+    }
+}
+impl From<PerfError> for AppError {
+    fn from(e: PerfError) -> Self {
+        match e {
+            PerfError::Wrong { .. } => Self::Verify(e.to_string()),
+            PerfError::Load(what) => Self::Usage(what),
+            PerfError::Stuck => Self::Timeout(e.to_string()),
+            e => Self::Completion(e.to_string()),
+        }
+    }
+}
+
+/// The text of a configuration file.
+fn read(file: &Path) -> Result<String> {
+    std::fs::read_to_string(file).map_err(|e| AppError::Setup(format!("{}: {e}", file.display())))
+}
+
+/// `roce-nvmf check`.
+///
+/// # Errors
+/// The first mistake, with file and line.
+pub fn check(file: &Path) -> Result<()> {
+    let text = read(file)?;
+    let name = file.display().to_string();
+    let offer = config::check(&text).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+    let namespaces: usize = offer.subsystems.iter().map(|subsystem| subsystem.namespaces.len()).sum();
+    say!("{name}: {} subsystems with {namespaces} namespaces", offer.subsystems.len())
+}
+
+/// One subsystem with a namespace of memory.
+fn memory(args: &ServeArgs, bytes: u64) -> Result<Offer> {
+    if bytes == 0 || !bytes.is_multiple_of(args.block.into()) {
+        let block = args.block;
+        return Err(AppError::Usage(format!(
+            "--memory {bytes}: it has blocks of {block} bytes, at least one"
+        )));
+    }
+    let namespace = OfferedNamespace {
+        nsid: 1,
+        storage: Storage::Memory(bytes),
+        block: args.block,
+        uuid: None,
+        read_only: false,
+        span: 0..0,
+    };
+    let subsystem = OfferedSubsystem {
+        nqn: args.nqn.clone(),
+        serial: None,
+        hosts: None,
+        namespaces: vec![namespace],
+        span: 0..0,
+    };
+    Ok(Offer { subsystems: vec![subsystem], ..Offer::default() })
+}
+
+/// `roce-nvmf serve`.
+///
+/// # Errors
+/// A mistake in the configuration, or what fails.
+pub fn serve(args: &ServeArgs) -> Result<()> {
+    let (offer, name, text) = match (&args.file, args.memory) {
+        (Some(file), _) => {
+            let text = read(file)?;
+            let name = file.display().to_string();
+            let offer = config::check(&text).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+            (offer, name, text)
+        }
+        (None, Some(bytes)) => (memory(args, bytes)?, "--memory".into(), String::new()),
+        (None, None) => return Err(AppError::Usage("give a file, or --memory SIZE".into())),
+    };
+    let mut rig = Rig::open(&args.device, Side::Server)?;
+    let address = rig.addr();
+    let context = &rig.device()?.context;
+    let pd = Arc::new(context.alloc_pd()?);
+    let built = config::build(&offer, address, &pd).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+    let cores = (0..context.shards()).map(|shard| {
+        let config = Config {
+            shard,
+            receives: args.receives,
+            buffers: args.buffers as usize,
+            connections: args.connections as usize,
+            ..Config::default()
+        };
+        Core::new(context, pd.clone(), built.target.clone(), built.stores.clone(), config)
+    });
+    let mut cores = cores.collect::<std::result::Result<Vec<_>, _>>()?;
+    let (first, others) = cores.split_first_mut().expect("a device has a shard");
+    others.iter().for_each(|other| first.share_with(other));
+    for &(id, at) in &built.ports {
+        let at = first.listen(id, at)?;
+        say!("listening on {at}")?;
+    }
+    for subsystem in &offer.subsystems {
+        say!("{}: {} namespaces", subsystem.nqn, subsystem.namespaces.len())?;
+    }
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            others.iter_mut().map(|core| scope.spawn(|| core.run(stop::requested))).collect();
+        let result = first.run(stop::requested);
+        let results = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        results.fold(result, std::result::Result::and)
+    })?;
+    Ok(())
+}
+
+/// A host on the device of the command line.
+fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>) -> Result<()>) -> Result<()> {
+    let mut rig = Rig::open(&args.device, Side::Client)?;
+    let context = &rig.device()?.context;
+    let id = config::host_id(&args.host_nqn);
+    let mut host = Host::new(context, &Drive::Embedded, args.host_nqn.clone(), id)?;
+    f(&mut host)
+}
+
+/// `roce-nvmf-perf discover`.
+///
+/// # Errors
+/// If the target does not answer, or refuses.
+pub fn discover(args: &ReachArgs) -> Result<()> {
+    with_host(args, |host| {
+        for record in crate::host::discover(host, args.target)? {
+            let name =
+                Nqn::of_field(&record.subsystem).map_or_else(|e| e.to_string(), |nqn| nqn.as_str().into());
+            let field =
+                |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches([' ', '\0']).to_string();
+            let kind = match record.subtype {
+                Record::NVM => "nvme subsystem",
+                Record::CURRENT => "current discovery subsystem",
+                _ => "other",
+            };
+            say!("{kind}: {name} at {} {}", field(&record.address), field(&record.service))?;
+        }
+        Ok(())
+    })
+}
+
+/// `roce-nvmf-perf identify`.
+///
+/// # Errors
+/// If the target does not answer, or refuses.
+pub fn identify(args: &ReachArgs) -> Result<()> {
+    with_host(args, |host| {
+        let mut controller = Controller::connect(host, args.target, &args.nqn, Options::default())?;
+        let identity = controller.identity();
+        let field = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_string();
+        say!("sn      : {}", field(&identity.sn))?;
+        say!("mn      : {}", field(&identity.mn))?;
+        say!("fr      : {}", field(&identity.fr))?;
+        say!("mdts    : {}", identity.mdts)?;
+        say!("cntlid  : {:#x}", identity.cntlid.get())?;
+        say!("ver     : {:#x}", identity.ver.get())?;
+        say!("nn      : {}", identity.nn.get())?;
+        say!("oncs    : {:#x}", identity.oncs.get())?;
+        say!("vwc     : {:#x}", identity.vwc)?;
+        say!("sgls    : {:#x}", identity.sgls.get())?;
+        say!("ioccsz  : {}", identity.ioccsz.get())?;
+        for namespace in controller.namespaces(host)? {
+            let guid: String = namespace.nguid.iter().map(|byte| format!("{byte:02x}")).collect();
+            let (nsid, blocks, block) = (namespace.nsid, namespace.blocks, namespace.block);
+            say!("namespace {nsid}: {blocks} blocks of {block} bytes, nguid {guid}")?;
+        }
+        Ok(controller.shutdown(host)?)
+    })
+}
+
+/// `roce-nvmf-perf run`.
+///
+/// # Errors
+/// If the load does not fit, a command fails, or data are wrong.
+pub fn run(args: &RunArgs) -> Result<()> {
+    let load = Load {
+        queues: args.queues,
+        depth: args.depth,
+        size: args.size as usize,
+        read_percent: args.read,
+        sequential: args.sequential,
+        time: args.time,
+        count: None,
+        verify: args.verify,
+        span: args.span.unwrap_or(0),
+        in_capsule: !args.no_in_capsule,
+    };
+    with_host(&args.reach, |host| {
+        let options = Options { queues: args.queues, ..Options::default() };
+        let mut controller = Controller::connect(host, args.reach.target, &args.reach.nqn, options)?;
+        let namespaces = controller.namespaces(host)?;
+        let wanted = |nsid: u32| args.namespace.is_none_or(|wanted| wanted == nsid);
+        let namespace = namespaces.iter().find(|namespace| wanted(namespace.nsid));
+        let namespace = namespace.ok_or_else(|| AppError::Usage("there is no such namespace".into()))?;
+        let report = perf::run(host, &mut controller, namespace, &load)?;
+        let quantile = |q| report::time(report.latency.value_at_quantile(q));
+        say!(
+            "{} IOPS, {:.3} Gb/s; latency p50 {}, p99 {}, p99.9 {}, max {}",
+            report::per_second(report.iops()),
+            report.gbit_per_s(),
+            quantile(0.5),
+            quantile(0.99),
+            quantile(0.999),
+            report::time(report.latency.max())
+        )?;
+        if load.verify {
+            say!("{} reads were checked", report.checked)?;
+        }
+        Ok(controller.shutdown(host)?)
+    })
+}

@@ -1,0 +1,233 @@
+//! Files without waiting: an `io_uring` of a core.
+//!
+//! The kernel reads and writes the core's buffers while the core goes on. Where the system allows it, the buffers are
+//! registered with the ring, so that the kernel need not look them up for each request.
+//!
+//! Soundness: the kernel accesses a buffer from the moment a request is in the ring until its completion. The buffers are in
+//! regions that are pinned ([`Mr::pin`]) as long as the ring exists, and dropping the ring first waits for every request. The
+//! file of a request is kept with it.
+
+#![allow(unsafe_code, reason = "the ring names memory by address")]
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{IoUring, opcode};
+use nvmf::BackendError;
+use rustix::io::Errno;
+use verbs::{Mr, MrPin, VerbsError};
+
+use super::File;
+use super::file::of_errno;
+use super::workers::{Done, Place};
+
+/// Requests that the ring holds before it is submitted. As many again may be under way.
+const ENTRIES: u32 = 256;
+/// The flag of a write that is through to stable storage when it is done.
+const RWF_DSYNC: i32 = 2;
+
+/// Bytes of a file to move, or a flush.
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// Read bytes from `offset` on.
+    Read(u64, Place),
+    /// Write bytes from `offset` on; through to stable storage?
+    Write(u64, Place, bool),
+    /// Make stable what was written.
+    Flush,
+}
+
+/// A request under way, with what is left of it.
+#[derive(Debug)]
+struct UnderWay {
+    file: Arc<File>,
+    request: Request,
+}
+
+/// The ring of a core.
+pub struct Ring {
+    ring: IoUring,
+    /// Requests by the numbers of their commands.
+    requests: Vec<Option<UnderWay>>,
+    /// Those that the kernel has, or will have with the next submission.
+    under_way: usize,
+    unsubmitted: usize,
+    /// The buffers are registered, in the order of the regions.
+    registered: bool,
+    regions: Vec<Arc<Mr>>,
+    pins: Vec<MrPin>,
+}
+
+impl Ring {
+    /// A ring for buffers in `regions`.
+    ///
+    /// # Errors
+    /// If the system has none, or forbids it.
+    pub fn new(regions: Vec<Arc<Mr>>) -> io::Result<Self> {
+        let ring = IoUring::builder().setup_cqsize(32 * ENTRIES).build(ENTRIES)?;
+        let pins: Result<Vec<_>, VerbsError> = regions.iter().map(|mr| mr.pin(0..mr.len())).collect();
+        let pins = pins.map_err(io::Error::other)?;
+        let buffers: Vec<libc::iovec> = pins
+            .iter()
+            .map(|pin| libc::iovec { iov_base: pin.as_ptr().cast(), iov_len: pin.len() })
+            .collect();
+        // SAFETY: the buffers stay where they are as long as the ring exists, by the pins beside it.
+        let registered = unsafe { ring.submitter().register_buffers(&buffers) }.is_ok();
+        Ok(Self { ring, requests: Vec::new(), under_way: 0, unsubmitted: 0, registered, regions, pins })
+    }
+    /// Whether the buffers are registered. They are not where memory may not be locked (`ulimit -l`).
+    pub fn is_registered(&self) -> bool {
+        self.registered
+    }
+    /// Requests under way.
+    #[inline]
+    pub fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// Gives the ring a request for a command. It is submitted by [`turn`](Self::turn).
+    ///
+    /// # Errors
+    /// If there is no room: the request comes back.
+    pub fn give(&mut self, file: &Arc<File>, request: Request, command: u32) -> Result<(), Request> {
+        // The completion queue has room for all.
+        if self.under_way >= 16 * ENTRIES as usize {
+            return Err(request);
+        }
+        let Some(entry) = self.entry(file, &request, command) else { return Err(request) };
+        if !self.push(&entry) {
+            return Err(request);
+        }
+        let at = command as usize;
+        if self.requests.len() <= at {
+            self.requests.resize_with(at + 1, || None);
+        }
+        self.requests[at] = Some(UnderWay { file: Arc::clone(file), request });
+        self.under_way += 1;
+        Ok(())
+    }
+
+    /// Submits what was given, and passes what is done to `done`.
+    ///
+    /// # Errors
+    /// If the system refuses the submission.
+    pub fn turn(&mut self, mut done: impl FnMut(Done)) -> io::Result<()> {
+        self.submit()?;
+        loop {
+            let Some(completion) = self.ring.completion().next() else { return Ok(()) };
+            let (command, result) = (completion.user_data() as u32, completion.result());
+            let Some(UnderWay { file, request }) = self.requests[command as usize].take() else { continue };
+            self.under_way -= 1;
+            match after(request, result) {
+                Ok(Some(rest)) => {
+                    // There is room: a completion has just made some.
+                    if self.give(&file, rest, command).is_err() {
+                        done((command, Err(BackendError::Internal)));
+                    }
+                }
+                Ok(None) => done((command, Ok(()))),
+                Err(e) => done((command, Err(e))),
+            }
+        }
+    }
+    fn submit(&mut self) -> io::Result<()> {
+        if self.unsubmitted == 0 {
+            return Ok(());
+        }
+        match self.ring.submit() {
+            Ok(n) => {
+                self.unsubmitted = self.unsubmitted.saturating_sub(n);
+                Ok(())
+            }
+            // Later: completions are to be taken first, or a signal came.
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy
+                ) =>
+            {
+                Ok(())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn push(&mut self, entry: &Entry) -> bool {
+        // SAFETY: the entry names bytes of a pinned region and a file that is kept, both until its completion.
+        let push = |ring: &mut IoUring| unsafe { ring.submission().push(entry) }.is_ok();
+        if !push(&mut self.ring) && (self.submit().is_err() || !push(&mut self.ring)) {
+            return false;
+        }
+        self.unsubmitted += 1;
+        true
+    }
+    /// What the kernel is told, if the bytes are in one of the regions.
+    fn entry(&self, file: &Arc<File>, request: &Request, command: u32) -> Option<Entry> {
+        let fd = Fd(file.handle().as_raw_fd());
+        let entry = match request {
+            Request::Flush => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+            Request::Read(offset, place) => {
+                let (region, ptr, len) = self.place(place)?;
+                match self.registered {
+                    true => opcode::ReadFixed::new(fd, ptr, len, region).offset(*offset).build(),
+                    false => opcode::Read::new(fd, ptr, len).offset(*offset).build(),
+                }
+            }
+            Request::Write(offset, place, fua) => {
+                let (region, ptr, len) = self.place(place)?;
+                let flags = if *fua { RWF_DSYNC } else { 0 };
+                match self.registered {
+                    true => {
+                        opcode::WriteFixed::new(fd, ptr, len, region).offset(*offset).rw_flags(flags).build()
+                    }
+                    false => opcode::Write::new(fd, ptr, len).offset(*offset).rw_flags(flags).build(),
+                }
+            }
+        };
+        Some(entry.user_data(command as u64))
+    }
+    /// The region of a place, its address and its length: within the region.
+    fn place(&self, place: &Place) -> Option<(u16, *mut u8, u32)> {
+        let region = self.regions.iter().position(|mr| Arc::ptr_eq(mr, &place.mr))?;
+        let end = place.at.checked_add(place.len)?;
+        let len = u32::try_from(place.len).ok().filter(|_| end <= self.pins[region].len())?;
+        Some((region as u16, self.pins[region].as_ptr().wrapping_add(place.at), len))
+    }
+}
+
+/// What is left of a request after `result`, if anything.
+fn after(request: Request, result: i32) -> Result<Option<Request>, BackendError> {
+    let Ok(n) = usize::try_from(result) else {
+        let again = [Errno::INTR, Errno::AGAIN].map(|errno| -errno.raw_os_error());
+        return if again.contains(&result) { Ok(Some(request)) } else { Err(of_errno(-result)) };
+    };
+    let rest = |place: Place| Place { at: place.at + n, len: place.len - n, ..place };
+    match request {
+        Request::Read(_, place) | Request::Write(_, place, _) if n >= place.len => Ok(None),
+        Request::Read(..) if n == 0 => Err(BackendError::OutOfRange),
+        Request::Write(..) if n == 0 => Err(BackendError::Io),
+        Request::Read(offset, place) => Ok(Some(Request::Read(offset + n as u64, rest(place)))),
+        Request::Write(offset, place, fua) => Ok(Some(Request::Write(offset + n as u64, rest(place), fua))),
+        Request::Flush => Ok(None),
+    }
+}
+
+impl Drop for Ring {
+    /// The memory may go when the kernel has done with it.
+    fn drop(&mut self) {
+        while self.under_way > 0 {
+            let waited = self.ring.submit_and_wait(1);
+            let done = self.ring.completion().count();
+            self.under_way -= done.min(self.under_way);
+            let interrupted = |e: &io::Error| e.kind() == io::ErrorKind::Interrupted;
+            if waited.is_err_and(|e| !interrupted(&e)) && done == 0 {
+                // Memory that the kernel may still write to is never freed.
+                self.pins.drain(..).for_each(core::mem::forget);
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Threads that wait for files, so that cores do not.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use nvmf::BackendError;
+use verbs::Mr;
+
+use super::File;
+
+/// Bytes of a region.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The region, which lives as long as somebody works with it.
+    pub mr: Arc<Mr>,
+    /// The first byte.
+    pub at: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// What to do with a file.
+#[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "as in nvmf::Op")]
+pub enum Work {
+    Read { offset: u64, to: Place },
+    Write { offset: u64, from: Place, fua: bool },
+    Compare { offset: u64, with: Place },
+    Verify { offset: u64, len: u64 },
+    Zero { offset: u64, len: u64, fua: bool, deallocate: bool },
+    Deallocate(Vec<(u64, u64)>),
+    Flush,
+}
+
+impl From<super::Request> for Work {
+    fn from(request: super::Request) -> Self {
+        match request {
+            super::Request::Read(offset, to) => Self::Read { offset, to },
+            super::Request::Write(offset, from, fua) => Self::Write { offset, from, fua },
+            super::Request::Flush => Self::Flush,
+        }
+    }
+}
+
+impl Work {
+    fn run(&self, file: &File) -> Result<(), BackendError> {
+        match self {
+            Self::Read { offset, to } => file.read(*offset, &to.mr, to.at, to.len),
+            Self::Write { offset, from, fua } => file.write(*offset, &from.mr, from.at, from.len, *fua),
+            Self::Compare { offset, with } => file.compare(*offset, &with.mr, with.at, with.len),
+            Self::Verify { offset, len } => file.verify(*offset, *len),
+            Self::Zero { offset, len, fua, deallocate } => file.zero(*offset, *len, *fua, *deallocate),
+            Self::Deallocate(ranges) => ranges.iter().try_for_each(|&(at, len)| file.deallocate(at, len)),
+            Self::Flush => file.flush(),
+        }
+    }
+}
+
+/// A command whose work is done, and how it ended.
+pub type Done = (u32, Result<(), BackendError>);
+
+/// Work for a command of a core.
+#[derive(Debug)]
+struct Job {
+    file: Arc<File>,
+    work: Work,
+    command: u32,
+    to: Sender<Done>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: Mutex<(VecDeque<Job>, bool)>,
+    wake: Condvar,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, (VecDeque<Job>, bool)> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn next(&self) -> Option<Job> {
+        let mut jobs = self.lock();
+        loop {
+            if let Some(job) = jobs.0.pop_front() {
+                return Some(job);
+            }
+            if jobs.1 {
+                return None;
+            }
+            jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The threads. Dropping them ends them, after the work that they have.
+#[derive(Debug)]
+pub struct Workers {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// So many threads.
+    ///
+    /// # Errors
+    /// If the system has no more.
+    pub fn new(threads: usize) -> std::io::Result<Self> {
+        let queue = Arc::<Queue>::default();
+        let mut workers = Self { queue: queue.clone(), threads: Vec::new() };
+        for n in 0..threads.max(1) {
+            let queue = queue.clone();
+            let work = move || {
+                while let Some(job) = queue.next() {
+                    let result = job.work.run(&job.file);
+                    // The core may have ended meanwhile.
+                    let _ = job.to.send((job.command, result));
+                }
+            };
+            workers.threads.push(std::thread::Builder::new().name(format!("nvmf-io-{n}")).spawn(work)?);
+        }
+        Ok(workers)
+    }
+    /// Gives them work; the result goes to `to`.
+    pub fn give(&self, file: Arc<File>, work: Work, command: u32, to: Sender<Done>) {
+        self.queue.lock().0.push_back(Job { file, work, command, to });
+        self.queue.wake.notify_one();
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.queue.lock().1 = true;
+        self.queue.wake.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
