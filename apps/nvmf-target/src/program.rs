@@ -134,6 +134,9 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
 /// A host on the device of the command line.
 fn with_host(args: &ReachArgs, f: impl FnOnce(&mut Host<'_>) -> Result<()>) -> Result<()> {
     let mut rig = Rig::open(&args.device, Side::Client)?;
+    rig.device()?;
+    // A target that has just lost another host takes the link up again in a moment.
+    rig.wait_for_link()?;
     let context = &rig.device()?.context;
     let id = config::host_id(&args.host_nqn);
     let mut host = Host::new(context, &Drive::Embedded, args.host_nqn.clone(), id)?;

@@ -60,8 +60,27 @@ pub struct Connection {
     completed: u64,
     /// The last request was not signalled: nothing tells whether the host took it.
     untold: bool,
-    /// What [`is_stuck`](Self::is_stuck) saw, and since when.
-    seen: (u64, u64),
+    watch: Watch,
+}
+
+/// Notices that nothing completes.
+#[derive(Debug, Default)]
+struct Watch {
+    /// How many had completed, and since when it is so many; none while nothing is under way.
+    seen: Option<(u64, u64)>,
+}
+
+impl Watch {
+    /// How long nothing has completed, of what is under way.
+    fn waited(&mut self, now: u64, under_way: bool, completed: u64) -> u64 {
+        match self.seen {
+            Some((seen, since)) if under_way && seen == completed => now.saturating_sub(since),
+            _ => {
+                self.seen = under_way.then_some((completed, now));
+                0
+            }
+        }
+    }
 }
 
 /// How far the end of a connection has come.
@@ -91,7 +110,7 @@ impl Connection {
             signalled: 0,
             completed: 0,
             untold: false,
-            seen: (0, 0),
+            watch: Watch::default(),
         }
     }
 
@@ -168,11 +187,7 @@ impl Connection {
             }
         }
         let under_way = self.signalled > 0 || !self.waiting.is_empty();
-        if !under_way || self.seen.0 != self.completed {
-            self.seen = (self.completed, now);
-            return false;
-        }
-        now.saturating_sub(self.seen.1) >= patience
+        self.watch.waited(now, under_way, self.completed) >= patience
     }
 }
 
@@ -180,5 +195,24 @@ fn refused(e: PostError, outgoing: Outgoing) -> NotPosted {
     match e.kind {
         PostErrorKind::Full { .. } => NotPosted::Later(outgoing),
         _ => NotPosted::Dead(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Watch;
+
+    // Goal: the time counts from when something was under way and nothing completed, however long the target runs already.
+    #[test]
+    fn waiting_begins_when_something_is_under_way() {
+        let mut watch = Watch::default();
+        assert_eq!(watch.waited(1000, false, 0), 0);
+        assert_eq!(watch.waited(2000, true, 0), 0, "it has just begun");
+        assert_eq!(watch.waited(2500, true, 0), 500);
+        assert_eq!(watch.waited(3000, true, 1), 0, "something completed");
+        assert_eq!(watch.waited(3700, true, 1), 700);
+        assert_eq!(watch.waited(4000, false, 1), 0);
+        assert_eq!(watch.waited(9000, true, 1), 0, "it was idle meanwhile");
+        assert_eq!(Watch::default().waited(u64::MAX, true, 0), 0);
     }
 }
