@@ -130,7 +130,8 @@ pub(super) struct Qp {
     pub requester: Requester,
     /// Send requests before this one have their completions.
     pub sq_done: u32,
-    /// The last request packet was long: the next ones are built in the port's own memory, if it has some.
+    /// A request packet of the last burst was long: the next ones are built in the port's own memory, if it has some. (Not the
+    /// last packet: a storage target alternates between data and short responses.)
     pub long: bool,
 
     line_3: LineStart,

@@ -284,7 +284,7 @@ impl Env {
         if built.frames == 0 {
             return;
         }
-        qp.long = built.long;
+        qp.long = built.any_long;
         qp.counters.sent(built.frames as u64, built.bytes);
         self.counters.add(Counter::RequestsSent, built.frames as u64 - again);
         for _ in 0..again {

@@ -115,6 +115,8 @@ pub(in crate::shard) struct Built {
     pub bytes: u64,
     /// The last one was long.
     pub long: bool,
+    /// One of them was long.
+    pub any_long: bool,
 }
 
 impl Built {
@@ -123,6 +125,7 @@ impl Built {
         self.frames += 1;
         self.bytes += len as u64;
         self.long = len >= LONG_PACKET;
+        self.any_long |= self.long;
     }
 }
 
