@@ -94,7 +94,8 @@ impl Cq {
     /// do not count against the new size.
     ///
     /// # Errors
-    /// `EINVAL` for 0 entries, fewer than wait now (what another thread's turn is about to put in counts), or more than [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe);
+    /// `EINVAL` for 0 entries, fewer than wait now (what another thread's turn is about to put in counts), or more than
+    /// [`DeviceAttr::max_cqe`](crate::DeviceAttr::max_cqe);
     /// `EIO` when the queue overran; `EBUSY` while a [`CqPoller`] exists (use [`CqPoller::resize`]); `EDEADLK` from inside a
     /// turn.
     #[doc(alias = "ibv_resize_cq")]

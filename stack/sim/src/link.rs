@@ -11,9 +11,9 @@ macro_rules! faults {
     ($($(#[doc = $doc:literal])+ $name:ident $text:literal,)+) => {
         /// A fault of a frame, of the port that sends it, or of the program.
         ///
-        /// Those of the link are [`fault::Fault`], by the same numbers. A new one needs three things: its rate in [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and
-        /// a line in `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one never
-        /// happened.
+        /// Those of the link are [`fault::Fault`], by the same numbers. A new one needs three things: its rate in
+        /// [`Swarm::draw`](super::swarm::Swarm::draw), the place where it happens, and a line in
+        /// `each_link_fault_reaches_the_other_side` if it is the link's. A run of many seeds fails if one never happened.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum Fault {
@@ -195,7 +195,7 @@ impl Link {
 
     /// Takes a frame at `now`; appends the frames that arrive, with their times.
     pub fn carry(&mut self, now: Instant, frame: &[u8], fired: &mut Fired, out: &mut Vec<Flight>) {
-        let mut longer = Duration::ZERO;
+        let mut path = self.plan.path;
         if let Some(rule) = &mut self.rule
             && let Some(seen) = Seen::decode(now, frame)
         {
@@ -204,16 +204,16 @@ impl Link {
                 Fate::Drop => return fired.count(Fault::Loss),
                 Fate::Again(after) => {
                     fired.count(Fault::Duplicate);
-                    let at = now.after(self.plan.path.delay).after(after);
+                    let at = now.after(path.delay).after(after);
                     out.push(Flight { at, bytes: frame.to_vec(), whole: true });
                 }
                 Fate::Late(by) => {
                     fired.count(Fault::Reorder);
-                    longer = by;
+                    path.delay += by;
                 }
             }
         }
-        self.link.carry(&self.plan.path, now, longer, frame, |fault| fired.count(fault.into()), out);
+        self.link.carry(&path, now, frame, |fault| fired.count(fault.into()), out);
     }
 }
 

@@ -100,7 +100,7 @@ pub struct Flight {
 }
 
 /// Bytes of a frame that a narrow path still carries.
-pub const NARROW: usize = 200;
+const NARROW: usize = 200;
 
 /// One direction of a link. It has no clock: callers pass `now` in.
 #[derive(Clone, Debug)]
@@ -122,18 +122,17 @@ impl Link {
         (self.hole_until, self.narrow_until, self.partitioned) = (Instant::ZERO, Instant::ZERO, false);
     }
 
-    /// Takes a frame that is sent at `now` over a link that behaves like `plan` and takes `longer` than that. Appends the frames
-    /// that arrive; calls `met` for each fault.
+    /// Takes a frame that is sent at `now` over a link that behaves like `plan`. Appends the frames that arrive; calls `met` for
+    /// each fault.
     pub fn carry(
         &mut self,
         plan: &Plan,
         now: Instant,
-        longer: Duration,
         frame: &[u8],
         mut met: impl FnMut(Fault),
         out: &mut Vec<Flight>,
     ) {
-        let mut at = now.after(plan.delay).after(longer);
+        let mut at = now.after(plan.delay);
         let mut hit = |fault: Fault, rng: &mut Rng| {
             let hit = rng.ppm(plan.rate(fault));
             if hit {

@@ -5,7 +5,7 @@
 mod link;
 pub mod rng;
 
-pub use link::{Fault, Flight, Link, NARROW, Plan};
+pub use link::{Fault, Flight, Link, Plan};
 
 use super::{Frame, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 use crate::time::Instant;
@@ -108,7 +108,7 @@ impl Way {
     fn take<'a>(&mut self, now: Instant, frames: impl IntoIterator<Item = &'a Frame>) -> u64 {
         let mut lost = 0;
         for frame in frames {
-            self.link.carry(&self.plan, now, Duration::ZERO, frame.data(), |_| (), &mut self.arrivals);
+            self.link.carry(&self.plan, now, frame.data(), |_| (), &mut self.arrivals);
             // What has lost all its bytes is lost.
             self.arrivals.retain(|flight| !flight.bytes.is_empty());
             lost += u64::from(self.arrivals.is_empty());
@@ -120,10 +120,14 @@ impl Way {
         lost
     }
 
+    /// Whether a frame has arrived.
+    fn is_due(&self, now: Instant) -> bool {
+        self.waiting.peek().is_some_and(|Reverse((at, ..))| *at <= now)
+    }
+
     /// The next frame that has arrived.
     fn arrived(&mut self, now: Instant) -> Option<Vec<u8>> {
-        let Reverse((at, ..)) = self.waiting.peek()?;
-        if *at > now {
+        if !self.is_due(now) {
             return None;
         }
         self.waiting.pop().map(|Reverse((.., bytes))| bytes)
@@ -153,6 +157,7 @@ impl FaultQueue {
                 burst.push(frame);
             }
             while !burst.is_full()
+                && way.is_due(self.now)
                 && let Some(mut frame) = self.queue.alloc()
                 && let Some(bytes) = way.arrived(self.now)
             {
