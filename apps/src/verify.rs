@@ -35,25 +35,26 @@ impl Which {
         }
     }
 
+    /// The first byte of `data` that is not its byte there: which one of the message, what it is, and what it should be. `data`
+    /// begin at `at` of the message, a multiple of 8.
+    pub fn first_wrong(self, data: &[u8], at: usize) -> Option<(usize, u8, u8)> {
+        (at / 8..).zip(data.chunks(8)).find_map(|(n, chunk)| {
+            let want = self.word(n as u64).to_le_bytes();
+            let k = chunk.iter().zip(&want).position(|(a, b)| a != b)?;
+            Some((n * 8 + k, chunk[k], want[k]))
+        })
+    }
+
     /// Checks that `data` are its bytes from `at`, a multiple of 8, on; `len` is the length of the message.
     ///
     /// # Errors
     /// [`AppError::Verify`] with the place of the first wrong byte.
     pub fn check(self, data: &[u8], at: usize, len: usize) -> Result<()> {
-        for (n, chunk) in (at / 8..).zip(data.chunks(8)) {
-            let want = self.word(n as u64).to_le_bytes();
-            if let Some(k) = chunk.iter().zip(&want).position(|(a, b)| a != b) {
-                return Err(AppError::Verify(format!(
-                    "message {} of queue pair {} differs at byte {} of {len}: {:#04x} instead of {:#04x}",
-                    self.seq,
-                    self.stream & 0x7fff,
-                    n * 8 + k,
-                    chunk[k],
-                    want[k]
-                )));
-            }
-        }
-        Ok(())
+        let Some((byte, is, want)) = self.first_wrong(data, at) else { return Ok(()) };
+        let (message, qp) = (self.seq, self.stream & 0x7fff);
+        Err(AppError::Verify(format!(
+            "message {message} of queue pair {qp} differs at byte {byte} of {len}: {is:#04x} instead of {want:#04x}"
+        )))
     }
 }
 

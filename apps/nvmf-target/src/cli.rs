@@ -9,10 +9,10 @@ use apps::cli::parse;
 use clap::{Args, Parser, Subcommand};
 use nvmf::Nqn;
 
+use crate::config::PORT;
+
 /// The subsystem of a target that was given no file.
 pub const DEFAULT_SUBSYSTEM: &str = "nqn.2024-01.org.example:memory";
-/// The service of targets.
-const PORT: u16 = 4420;
 
 const TARGET_EXAMPLES: &str = "\
 Examples:

@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use apps::verify::Which;
 use hdrhistogram::Histogram;
 use nvmf::wire::Sgl;
+use verbs::port::fault::rng::Rng;
 use verbs::{Access, Context, Mr};
 
 use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo};
@@ -142,7 +144,7 @@ struct Run<'r, 'c> {
     /// Units of `size` bytes in the span.
     units: u64,
     next: u64,
-    random: u64,
+    rng: Rng,
     checked: u64,
     scratch: Vec<u8>,
 }
@@ -200,7 +202,7 @@ pub fn run(
         block,
         units,
         next: 0,
-        random: 0x9E37_79B9_7F4A_7C15,
+        rng: Rng::new(0),
         checked: 0,
         scratch: vec![0; load.size],
     };
@@ -289,15 +291,12 @@ impl Run<'_, '_> {
     /// The next unit, and whether it is read.
     #[inline]
     fn choose(&mut self) -> (u64, bool) {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let read = (self.random >> 32) % 100 < self.load.read_percent as u64;
+        let read = self.rng.below(100) < self.load.read_percent as u64;
         let unit = if self.load.sequential {
             self.next = if self.next + 1 < self.units { self.next + 1 } else { 0 };
             self.next
         } else {
-            ((self.random as u128 * self.units as u128) >> 64) as u64
+            self.rng.below(self.units)
         };
         (unit, read)
     }
@@ -314,7 +313,7 @@ impl Run<'_, '_> {
             if read {
                 mr.fill(at..at + size, 0)?;
             } else {
-                pattern(&mut self.scratch, lba);
+                content(lba).fill(&mut self.scratch, 0);
                 mr.write(at, &self.scratch)?;
             }
         }
@@ -358,18 +357,12 @@ impl Run<'_, '_> {
     }
 }
 
-/// What the blocks from `lba` on hold: each eight bytes are of their own.
-fn pattern(bytes: &mut [u8], lba: u64) {
-    for (n, word) in bytes.chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&word_of(lba, n).to_le_bytes());
-    }
-}
-fn word_of(lba: u64, n: usize) -> u64 {
-    let mixed = (lba << 20 | n as u64).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    (mixed ^ mixed >> 31).wrapping_mul(0x94D0_49BB_1331_11EB)
+/// What the blocks from `lba` on hold.
+fn content(lba: u64) -> Which {
+    Which { stream: 0, seq: lba }
 }
 fn check(mr: &Mr, at: usize, bytes: &mut [u8], lba: u64) -> Result<(), PerfError> {
     mr.read(at, bytes)?;
-    let wrong = bytes.chunks_exact(8).enumerate().find(|(n, word)| **word != word_of(lba, *n).to_le_bytes());
-    wrong.map_or(Ok(()), |(n, _)| Err(PerfError::Wrong { lba, at: n * 8 }))
+    let wrong = content(lba).first_wrong(bytes, 0);
+    wrong.map_or(Ok(()), |(at, ..)| Err(PerfError::Wrong { lba, at }))
 }

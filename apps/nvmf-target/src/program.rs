@@ -36,9 +36,12 @@ impl From<PerfError> for AppError {
     }
 }
 
-/// The text of a configuration file.
-fn read(file: &Path) -> Result<String> {
-    std::fs::read_to_string(file).map_err(|e| AppError::Setup(format!("{}: {e}", file.display())))
+/// What a configuration file offers, its name and its text.
+fn load(file: &Path) -> Result<(Offer, String, String)> {
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file).map_err(|e| AppError::Setup(format!("{name}: {e}")))?;
+    let offer = config::check(&text).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+    Ok((offer, name, text))
 }
 
 /// `roce-nvmf check`.
@@ -46,9 +49,7 @@ fn read(file: &Path) -> Result<String> {
 /// # Errors
 /// The first mistake, with file and line.
 pub fn check(file: &Path) -> Result<()> {
-    let text = read(file)?;
-    let name = file.display().to_string();
-    let offer = config::check(&text).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+    let (offer, name, _) = load(file)?;
     let namespaces: usize = offer.subsystems.iter().map(|subsystem| subsystem.namespaces.len()).sum();
     say!("{name}: {} subsystems with {namespaces} namespaces", offer.subsystems.len())
 }
@@ -85,12 +86,7 @@ fn memory(args: &ServeArgs, bytes: u64) -> Result<Offer> {
 /// A mistake in the configuration, or what fails.
 pub fn serve(args: &ServeArgs) -> Result<()> {
     let (offer, name, text) = match (&args.file, args.memory) {
-        (Some(file), _) => {
-            let text = read(file)?;
-            let name = file.display().to_string();
-            let offer = config::check(&text).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
-            (offer, name, text)
-        }
+        (Some(file), _) => load(file)?,
         (None, Some(bytes)) => (memory(args, bytes)?, "--memory".into(), String::new()),
         (None, None) => return Err(AppError::Usage("give a file, or --memory SIZE".into())),
     };

@@ -7,10 +7,11 @@ use nvmf::wire::Sgl;
 use nvmf_target::host::{Controller, Data, Host, HostQueue, Io, NamespaceInfo, Options, discover};
 use nvmf_target::store::Ring;
 use nvmf_target::target::Config;
+use verbs::port::fault::rng::Rng;
 use verbs::{Access, Mr};
 use zerocopy::IntoBytes;
 
-use crate::common::{BLOCK, PATIENCE, Random, SUBSYSTEM, Scratch, Setup, View, nqn, with_target};
+use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Scratch, Setup, View, nqn, with_target};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
@@ -113,7 +114,7 @@ fn what_was_written_is_read() {
             let size = Setup::default().bytes;
             let mut model =
                 setup.file.as_ref().map_or_else(|| vec![0u8; size], |path| std::fs::read(path).unwrap());
-            let mut random = Random::new(31);
+            let mut random = Rng::new(31);
             for step in 0..300 {
                 let blocks = match random.below(8) {
                     0 => max / BLOCK,

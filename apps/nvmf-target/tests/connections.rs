@@ -3,11 +3,12 @@
 use nvmf::wire::Sgl;
 use nvmf::wire::cm::{RejectReason, RequestData};
 use nvmf_target::host::{Controller, Data, Host, HostError, HostQueue, Io, Options};
+use verbs::port::fault::rng::Rng;
 use verbs::{Access, Mr};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::common::{Random, SUBSYSTEM, Setup, nqn, with_target};
+use crate::common::{SUBSYSTEM, Setup, nqn, with_target};
 
 fn request(qid: u16, entries: u16) -> RequestData {
     RequestData {
@@ -189,7 +190,7 @@ fn any_capsules_harm_nobody_else() {
         let mr =
             good.pd().reg_mr(8192, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
         for seed in 0..seeds {
-            let mut random = Random::new(seed + 1);
+            let mut random = Rng::new(seed + 1);
             let mut host = view.host(100 + seed as u32);
             let connect = Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default());
             let mut bad = connect.unwrap();
@@ -226,7 +227,7 @@ fn any_capsules_harm_nobody_else() {
 }
 
 /// A descriptor: of the host's memory, near it, or of no memory at all.
-fn any_sgl(random: &mut Random, mr: &Mr) -> Sgl {
+fn any_sgl(random: &mut Rng, mr: &Mr) -> Sgl {
     let lens = [0, 1, 16, 512, 4096, 8192, 1 << 20, 0xFF_FFFF, random.below(1 << 24)];
     let len = lens[random.below(9) as usize] as u32;
     match random.below(5) {

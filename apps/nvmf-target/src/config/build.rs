@@ -9,14 +9,11 @@ use nvmf::Target;
 use nvmf::config::{Backend, Hosts, Namespace, Port, Ports, Subsystem};
 use verbs::Pd;
 
-use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage, identity};
+use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, PORT, Storage, identity};
 use crate::store::{File, FileError, Memory, Store, Stores, Workers};
 
 /// Threads that wait for files.
 const WORKERS: usize = 8;
-
-/// The service of the address that nobody configured.
-const PORT: u16 = 4420;
 
 /// What a target is built of.
 #[derive(Clone, Debug)]

@@ -18,6 +18,9 @@ use arrayvec::ArrayString;
 use nvmf::Nqn;
 use nvmf::config::Settings;
 
+/// The port of targets where none is named: NVMe over RDMA's.
+pub const PORT: u16 = 4420;
+
 /// What a target offers.
 #[derive(Clone, Debug, Default)]
 pub struct Offer {

@@ -109,9 +109,7 @@ impl Controller {
         controller.cntlid = controller.call(host, &connect)?.result.get() as u16;
         controller.enable(host)?;
         controller.identify(host, cns::CONTROLLER, 0)?;
-        let mut page = vec![0; PAGE];
-        controller.page.read(0, &mut page)?;
-        controller.identity.as_mut_bytes().copy_from_slice(&page);
+        controller.page.read(0, controller.identity.as_mut_bytes())?;
         controller.check()?;
         if !subsystem.is_discovery() {
             let granted = controller.call(host, &command::queues(options.queues))?.result.get();
@@ -211,10 +209,7 @@ impl Controller {
         let mut namespaces = Vec::new();
         for nsid in list.into_iter().map(U32::get).take_while(|&nsid| nsid != 0) {
             self.identify(host, cns::NAMESPACE, nsid)?;
-            let mut bytes = [0; size_of::<identify::Namespace>()];
-            self.page.read(0, &mut bytes)?;
-            let namespace = identify::Namespace::ref_from_bytes(&bytes)
-                .map_err(|_| HostError::Misfit("a namespace of another size"))?;
+            let namespace: identify::Namespace = self.take_page()?;
             let shift = namespace.lbaf[namespace.flbas as usize & 0xF].lbads;
             let block = 1u32.checked_shl(shift.into()).ok_or(HostError::Misfit("blocks of no size"))?;
             namespaces.push(NamespaceInfo {
