@@ -12,8 +12,8 @@ row_timeout=${ROW_TIMEOUT:-120}
 # Seconds between two tries of a client whose server is not there yet, and how many there are.
 again_after=0.3 again_times=100
 
-# Options of roce-run for the two ends of a pair, and the server's RDMA address.
-server_options='' client_options='' address=10.77.0.1
+# Options of roce-run for the two ends of a pair, the server's RDMA address, and what the table adds to a row's name.
+server_options='' client_options='' address=10.77.0.1 note=''
 
 rows_passed=0 rows_failed=0 rows_skipped=0
 rows_table=() rows_json=()
@@ -144,26 +144,42 @@ ending() {
 #   t  the client may start when the server listens on the TCP port @P; without it the client tries again until the server is there
 #   j  the client may start when the server says that it has joined its group
 #   r  the whole pair begins again where the client comes too early
+#   n  likewise, where a receive request of the server came too late for a client that does not retry, and then does not end
 #   k  the server runs until it is told to end (SIGINT)
 #   i  the client too, as soon as it says what is expected
 pair() {
-    local flags=$1 package=$2 expect=$3 first=$4 second=$5 name=$5 result server_result pairs=10
+    local flags=$1 package=$2 expect=$3 first=$4 second=$5 name=$5$note result server_result pairs=10
     wanted "$flags" "$name" || return 0
     known "$package" "$(program_of "$name")" || { report "$name" SKIPPED 0 "package $package is missing"; return 0; }
     while :; do
         prepare
         both
         pairs=$((pairs - 1))
+        [ "$pairs" -gt 0 ] || break
         # The client of such a pair connects twice, or is told a port before its server listens there.
-        [[ $flags == *r* ]] && [ "$pairs" -gt 0 ] && grep -Eqs 'REJECTED|CM event .* 8$|Event rejected' "$row/client" || break
+        [[ $flags != *r* ]] || ! grep -Eqs 'REJECTED|CM event .* 8$|Event rejected' "$row/client" || continue
+        [[ $flags != *n* ]] || ! grep -Eqs "$no_receive" "$row/client" || continue
+        break
     done
     if [ "$result" -eq 0 ] && [ "$server_result" -eq 0 ] && grep -Eqs -- "$expect" "$row/client" "$row/server"; then
         report "$name" ok "$(taken)"
     else
         report "$name" FAILED "$(taken)" "client: $(ending "$result" "$expect"), server: $(ending "$server_result" "$expect")"
+        end_row
         show "$row/server" server
         show "$row/client" client
     fi
+}
+
+# What fio says of IBV_WC_RNR_RETRY_EXC_ERR.
+no_receive='completion status 13'
+
+# end_row: ends what the row has started, also what has left its session and group.
+end_row() {
+    local process
+    for process in /proc/[0-9]*; do
+        ! tr '\0' '\n' 2>/dev/null <"$process/environ" | grep -Fqx "XDG_RUNTIME_DIR=$row/run" || kill -9 "${process#/proc/}" 2>/dev/null || true
+    done
 }
 
 # both: runs a pair's programs once, with what pair knows of them.
@@ -182,7 +198,11 @@ both() {
             while ! grep -Eqs -- "$expect" "$row/client" && kill -0 "$client" 2>/dev/null; do sleep 0.1; done
             interrupt "$client"
         fi
-        wait "$client" && result=0 || result=$?
+        if [[ $flags == *n* ]]; then
+            while ! grep -Eqs "$no_receive" "$row/client" && kill -0 "$client" 2>/dev/null; do sleep 0.1; done
+            ! grep -Eqs "$no_receive" "$row/client" || { end_row; times=1; }
+        fi
+        { wait "$client" && result=0 || result=$?; } 2>/dev/null
         [[ $flags != *i* ]] || [ "$result" -ne 130 ] || result=0
         times=$((times - 1))
         # A client that fails before its server is there does so at once, and the server does not notice.
@@ -193,7 +213,7 @@ both() {
     [[ $flags != *k* ]] || interrupt "$server"
     # A server whose client has failed waits for another one.
     [ "$result" -eq 0 ] || kill "$server" 2>/dev/null || true
-    wait "$server" && server_result=0 || server_result=$?
+    { wait "$server" && server_result=0 || server_result=$?; } 2>/dev/null
     [[ $flags != *k* ]] || server_result=0
 }
 
