@@ -3,25 +3,31 @@
 #
 # A row runs one program, or a pair of them that meet over the default link: shared memory between two processes of a user, of which
 # the first that opens the device has the address 10.77.0.1 (@A) and the second 10.77.0.2. Each row has a runtime directory of its own
-# (@D is a directory for its files), and a TCP port of its own (@P).
+# (@D is a directory for its files), and a TCP port of its own (@P); @H is the server's address for TCP.
 #
 # How long anything takes depends on the machine: a row waits for what it needs, and fails when its time is over.
 
 # Seconds that a program may take before it counts as hanging.
-row_timeout=${ROW_TIMEOUT:-120}
+row_timeout=${ROW_TIMEOUT:-300}
 # Seconds between two tries of a client whose server is not there yet, and how many there are.
 again_after=0.3 again_times=100
 
-# Options of roce-run for the two ends of a pair, the server's RDMA address, and what the table adds to a row's name.
-server_options='' client_options='' address=10.77.0.1 note=''
+# Options of roce-run for the two ends of a pair, commands that start each of them elsewhere, the server's addresses for RDMA and for
+# TCP, and what the table says of all this.
+server_options='' client_options='' server_in='' client_in='' address=10.77.0.1 host=127.0.0.1 note=''
+# Why the next rows cannot run here.
+missing=''
 
 rows_passed=0 rows_failed=0 rows_skipped=0
 rows_table=() rows_json=()
 
-# wanted FLAGS NAME: whether the row is to be run.
+# wanted FLAGS NAME: whether the row is to be run; else the table keeps what it says of it.
 wanted() {
-    [ -z "$only" ] || grep -Eq -- "$only" <<<"$2" || return 1
-    [ -n "$only" ] || [ "$full" = yes ] || [[ $1 != *f* ]]
+    if [ -z "$only" ]; then
+        [ "$full" = yes ] || [[ $1 != *f* ]] || { keep "$2"; return 1; }
+    else
+        grep -Eq -- "$only" <<<"$2" || { keep "$2"; return 1; }
+    fi
 }
 
 # known PACKAGE PROGRAM: whether the program is there; the package is installed where that is possible.
@@ -56,10 +62,16 @@ report() {
 # quote TEXT: as a string of JSON.
 quote() { python3 -c 'import json, sys; print(json.dumps(sys.argv[1]))' "$1"; }
 
+# keep NAME: takes a row over from the table that there is.
+keep() {
+    local old
+    old=$(grep -F -- "| \`$1\` |" "$table" 2>/dev/null) && rows_table+=("$old")
+}
+
 # show FILE WHO: the end of what a program said.
 show() {
     printf '    ---- %s\n' "$2"
-    tail -n 15 "$1" | cut -c 1-150 | sed 's/^/    /'
+    tail -n 25 "$1" | cut -c 1-150 | sed 's/^/    /'
 }
 
 # free_port: a TCP port that nobody listens on.
@@ -73,19 +85,19 @@ opened() {
     [ -e "$file" ] && grep -q ":$(stat -c %i "$file") " /proc/locks
 }
 
-# listens PORT: whether someone listens on a TCP port.
+# listens PORT: whether someone listens on a TCP port, where the server runs.
 listens() {
     local hex
     hex=$(printf ':%04X ' "$1")
-    awk -v port="$hex" '$4 == "0A" && index($2 " ", port) {found = 1} END {exit !found}' /proc/net/tcp /proc/net/tcp6
+    awk -v port="$hex" '$4 == "0A" && index($2 " ", port) {found = 1} END {exit !found}' "/proc/$server/net/tcp" "/proc/$server/net/tcp6"
 }
 
-# start FILE COMMAND OPTIONS: begins a program on the stack, with options of roce-run; its process is in $started.
+# start FILE COMMAND OPTIONS IN: begins a program on the stack, with options of roce-run, by the command IN; its process is in $started.
 start() {
-    local options=${3:-}
+    local options=${3:-} in=${4:-}
     # An XRC domain of a file is each end's own, as on two hosts.
     # shellcheck disable=SC2086 # the words of a command
-    (cd "$row" && XDG_RUNTIME_DIR=$row/run ROCE_XRCD=process exec timeout -k 5 "$row_timeout" stdbuf -oL "$run" --library "$library" $options $2) >"$1" 2>&1 </dev/null &
+    (cd "$row" && XDG_RUNTIME_DIR=$row/run ROCE_XRCD=process exec $in timeout -k 5 "$row_timeout" stdbuf -oL "$run" --library "$library" $options $2) >"$1" 2>&1 </dev/null &
     started=$!
 }
 
@@ -110,18 +122,44 @@ prepare() {
 placed() {
     local text=${1//@A/$address}
     text=${text//@D/$row/files}
+    text=${text//@H/$host}
     printf '%s' "${text//@P/$port}"
 }
 
 taken() { awk -v a="$began" -v b="$EPOCHREALTIME" 'BEGIN {printf "%.1f", b - a}'; }
 
+# runnable PACKAGE: whether the row of this $name can run here; else the table says why not.
+runnable() {
+    [ -n "$missing" ] || known "$1" "$(program_of "$name")" || local missing="package $1 is missing"
+    [ -z "$missing" ] || { report "$name" SKIPPED 0 "$missing"; return 1; }
+}
+
+# make_namespaces: two network namespaces $namespace-a and -b, joined by a veth.
+make_namespaces() {
+    local at n=0
+    for at in a b; do ip netns add "$namespace-$at" || return 1; done
+    ip link add roce-a netns "$namespace-a" mtu 4200 type veth peer name roce-b netns "$namespace-b" mtu 4200 || return 1
+    for at in a b; do
+        n=$((n + 1))
+        ip -n "$namespace-$at" link set lo up && ip -n "$namespace-$at" addr add "10.78.0.$n/24" dev "roce-$at" &&
+            ip -n "$namespace-$at" link set "roce-$at" up || return 1
+    done
+}
+
+# clean: removes what the rows made.
+clean() {
+    local at
+    for at in a b; do [ ! -e "/run/netns/${namespace:-none}-$at" ] || ip netns del "$namespace-$at"; done
+    rm -rf "$dir"
+}
+
 # solo FLAGS PACKAGE EXPECT COMMAND: one program, whose output has to match.
 solo() {
-    local flags=$1 package=$2 expect=$3 name=$4 result
+    local flags=$1 package=$2 expect=$3 name=$4$note result
     wanted "$flags" "$name" || return 0
-    known "$package" "$(program_of "$name")" || { report "$name" SKIPPED 0 "package $package is missing"; return 0; }
+    runnable "$package" || return 0
     prepare
-    start "$row/out" "$(placed "$name")"
+    start "$row/out" "$(placed "$4")" "$server_options" "$server_in"
     wait "$started" && result=0 || result=$?
     if [ "$result" -eq 0 ] && grep -Eq -- "$expect" "$row/out"; then
         report "$name" ok "$(taken)"
@@ -150,14 +188,15 @@ ending() {
 pair() {
     local flags=$1 package=$2 expect=$3 first=$4 second=$5 name=$5$note result server_result pairs=10
     wanted "$flags" "$name" || return 0
-    known "$package" "$(program_of "$name")" || { report "$name" SKIPPED 0 "package $package is missing"; return 0; }
+    runnable "$package" || return 0
     while :; do
         prepare
         both
         pairs=$((pairs - 1))
         [ "$pairs" -gt 0 ] || break
-        # The client of such a pair connects twice, or is told a port before its server listens there.
-        [[ $flags != *r* ]] || ! grep -Eqs 'REJECTED|CM event .* 8$|Event rejected' "$row/client" || continue
+        # The client of such a pair connects twice, or is told a port before its server listens there. With datagrams that is an answer
+        # to its SIDR REQ, of status 1.
+        [[ $flags != *r* ]] || ! grep -Eqs 'REJECTED|CM event .* 8$|Event rejected|UNREACHABLE; error: 1\.' "$row/client" || continue
         [[ $flags != *n* ]] || ! grep -Eqs "$no_receive" "$row/client" || continue
         break
     done
@@ -185,14 +224,14 @@ end_row() {
 # both: runs a pair's programs once, with what pair knows of them.
 both() {
     local client times=$again_times
-    start "$row/server" "$(placed "$first")" "$server_options"
+    start "$row/server" "$(placed "$first")" "$server_options" "$server_in"
     server=$started
     [[ $flags == *t* ]] || until_there opened || true
     [[ $flags != *j* ]] || { until_there grep -q joined "$row/server" || true; times=1; }
     [[ $flags != *t* ]] || { until_there listens "$port" || true; times=1; }
     [[ $flags != *r* ]] || times=1
     while :; do
-        start "$row/client" "$(placed "$second")" "$client_options"
+        start "$row/client" "$(placed "$second")" "$client_options" "$client_in"
         client=$started
         if [[ $flags == *i* ]]; then
             while ! grep -Eqs -- "$expect" "$row/client" && kill -0 "$client" 2>/dev/null; do sleep 0.1; done
