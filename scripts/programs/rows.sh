@@ -137,6 +137,24 @@ fi_test() {
 fi_test dgram
 # Its endpoints of messages are not on the interface lo: they take two hosts.
 
+say "Open MPI over UCX"
+# mpi_test FLAGS TRANSPORTS: two ranks, neither of which has another way to the other one.
+mpi_test() {
+    local set="OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 UCX_NET_DEVICES=roce0:1 UCX_TLS=$2" missing=''
+    local command="env $set mpirun -np 2 --oversubscribe --mca pml ucx allreduce"
+    ! wanted "$1" "$command" || allreduce >"$dir/mpicc" 2>&1 || missing="no compiler of Open MPI: $(tail -n 1 "$dir/mpicc")"
+    solo "$1" openmpi-bin '^2 ranks, .* 0 wrong' "$command"
+}
+# allreduce: builds the program.
+allreduce() {
+    [ ! -x "$dir/bin/allreduce" ] || return 0
+    (install_packages gcc openmpi-bin libopenmpi-dev) && mkdir -p "$dir/bin" &&
+        mpicc -O2 -Wall -Wextra -o "$dir/bin/allreduce" scripts/programs/allreduce.c
+}
+PATH=$PATH:$dir/bin
+mpi_test f self,ud_verbs,rc_verbs
+mpi_test f self,ud_verbs
+
 say "two network namespaces, over af_packet"
 # between_namespaces FUNCTION ARG...: rows whose two ends are in network namespaces of their own. The ends of a veth are the stack's
 # ports; the kernel has other addresses on them, for the programs' TCP.
