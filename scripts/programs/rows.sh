@@ -182,26 +182,31 @@ done
 missing=''
 
 say "pyverbs"
-# pyverbs FLAGS MODULE: the tests of rdma-core in Python; of the interpreter that the package is for. A module's children that crash
-# are no failure to the tests themselves, so the kernel's and the interpreter's words on them are looked for.
+# pyverbs FLAGS MODULE: the tests of rdma-core in Python; of the interpreter that the package is for. What passes on Linux' soft-RoCE
+# has to pass here: pyverbs.soft-roce is what scripts/interop/pyverbs saw in its guest.
 pyverbs() {
-    local tests=/usr/share/doc/rdma-core/tests name="pyverbs $2" result
+    local tests=/usr/share/doc/rdma-core/tests name="pyverbs $2" result ran lost
     wanted "$1" "$name" || return 0
     [ -d "$tests" ] || (install_packages python3-pyverbs) >/dev/null 2>&1 || true
     [ -d "$tests" ] || { report "$name" SKIPPED 0 "package python3-pyverbs is missing"; return 0; }
     prepare
     cp -r "$tests" "$row/tests"
     find "$row/tests" -name '*.gz' -exec gunzip {} +
-    start "$row/out" "/usr/bin/python3 -X faulthandler tests/run_tests.py --dev roce0 --gid 0 -v tests.$2"
+    start "$row/out" "/usr/bin/python3 -X faulthandler $PWD/scripts/programs/rdma_tests.py $row/results roce0 0 $2"
     wait "$started" && result=0 || result=$?
-    local words
-    words=$(grep -E '^(OK|FAILED)' "$row/out" | tail -n 1 || true)
-    if [ "$result" -eq 0 ] && ! grep -Eq 'Fatal Python error|Segmentation' "$row/out"; then
-        report "$name" ok "$(taken)" "$(grep -Eo '^Ran [0-9]+ tests?' "$row/out" | tail -n 1 || true)${words#OK}"
+    touch "$row/results"
+    ran="$(grep -c '	ok	' "$row/results" || true) ok, $(grep -c '	skipped	' "$row/results" || true) skipped"
+    # Those that pass there, and not here; but for one that needs an empty entry in the GID table: there is none.
+    lost=$(awk -F '\t' -v module="$2." 'NR == FNR {here[$1] = $2; next} index($1, module) == 1 && $2 == "ok" && here[$1] != "ok" && $1 !~ /[.]test_query_gid_ex_bad_flow$/ {print $1}' \
+        "$row/results" scripts/programs/pyverbs.soft-roce)
+    if [ "$result" -eq 0 ] && [ -z "$lost" ]; then
+        report "$name" ok "$(taken)" "$ran"
     else
-        report "$name" FAILED "$(taken)" "${words:-exit code $result}"
-        grep -E '^(FAIL|ERROR):|Error|Exception' "$row/out" | tail -n 20 | cut -c 1-200 | sed 's/^/    /' || true
+        report "$name" FAILED "$(taken)" "$ran, exit code $result${lost:+, pass on soft-RoCE: ${lost//$'\n'/ }}"
+        grep '	failed	' "$row/results" | cut -c 1-200 | sed 's/^/    /' || tail -n 10 "$row/out"
     fi
+    awk -F '\t' 'NR == FNR {there[$1] = $2; next} $2 == "skipped" {print "| `" $1 "` | " $3 " | " ($1 in there ? there[$1] : "not tried") " |"}' \
+        scripts/programs/pyverbs.soft-roce "$row/results" >>"$dir/skipped"
 }
 for module in test_device test_pd test_addr test_cq test_cq_events test_qp test_fork; do pyverbs '' "$module"; done
 for module in test_cqex test_qpex test_mr test_atomic test_parent_domain test_relaxed_ordering test_rdmacm test_odp test_shared_pd \
