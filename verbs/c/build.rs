@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 const OWN: &[&str] = &["ibv_query_gid_type", "verbs_allow_disassociate_destroy"];
 /// Private functions that return a pointer.
 const POINTERS: &[&str] = &["_verbs_init_and_alloc_context", "verbs_open_device"];
+/// Private functions that return a count, and -1 where they fail.
+const COUNTS: &[&str] = &["ibv_cmd_poll_cq", "ibv_read_ibdev_sysfs_file"];
 /// The number of the private node, unless the environment says otherwise.
 const PRIVATE: &str = "34";
 
@@ -39,6 +41,7 @@ fn main() {
         return;
     };
     fs::write(out.join("private.rs"), private()).expect("OUT_DIR can be written");
+    fs::write(out.join("private.h"), private_header()).expect("OUT_DIR can be written");
     println!("cargo::rustc-cfg=headers");
 }
 
@@ -62,21 +65,51 @@ fn bindings(include: &Path, headers: &[&str], to: &Path) {
     bindings.write_to_file(to).expect("OUT_DIR can be written");
 }
 
+/// The private functions that only refuse: the name, and what it returns.
+fn refusing() -> Vec<(String, Refusal)> {
+    let symbols = fs::read_to_string("abi/symbols").expect("the list is in the crate");
+    let names = symbols.lines().filter_map(|line| line.strip_prefix("PRIVATE "));
+    let refusal = |name: &str| match name {
+        _ if POINTERS.contains(&name) => Refusal::Null,
+        _ if COUNTS.contains(&name) => Refusal::MinusOne,
+        _ => Refusal::Number,
+    };
+    names.filter(|name| !OWN.contains(name)).map(|name| (name.to_string(), refusal(name))).collect()
+}
+
+/// How a function says that it does not do it; `errno` is set too.
+enum Refusal {
+    Number,
+    MinusOne,
+    Null,
+}
+
 /// A function for each private symbol that no program calls: libraries of other devices name them and would not load without.
 fn private() -> String {
     let number = env::var("ROCE_PRIVATE_NODE").unwrap_or(PRIVATE.into());
-    let symbols = fs::read_to_string("abi/symbols").expect("the list is in the crate");
-    let names = symbols.lines().filter_map(|line| line.strip_prefix("PRIVATE "));
     let mut text = String::new();
-    for name in names.filter(|name| !OWN.contains(name)) {
+    for (name, refusal) in refusing() {
         let symbol = name.replace("_PRIVATE", &format!("_{number}"));
-        let (result, value) = if POINTERS.contains(&name) {
-            ("*mut c_void", "core::ptr::null_mut()")
-        } else {
-            ("c_int", "libc::EOPNOTSUPP")
+        let (result, value) = match refusal {
+            Refusal::Number => ("c_int", "EOPNOTSUPP.0"),
+            Refusal::MinusOne => ("c_int", "-1"),
+            Refusal::Null => ("*mut c_void", "core::ptr::null_mut()"),
         };
-        writeln!(text, "#[unsafe(no_mangle)]\nextern \"C\" fn {symbol}() -> {result} {{\n    {value}\n}}")
-            .expect("a String takes everything");
+        writeln!(
+            text,
+            "#[unsafe(no_mangle)]\nextern \"C\" fn {symbol}() -> {result} {{\n    errno::set(EOPNOTSUPP);\n    {value}\n}}"
+        )
+        .expect("a String takes everything");
     }
     text
+}
+
+/// The same list for the tests' programs: a macro a line, with the number of the node left open.
+fn private_header() -> String {
+    let line = |(name, refusal): (String, Refusal)| match refusal {
+        Refusal::Number => format!("REFUSES({name})\n"),
+        Refusal::MinusOne => format!("GIVES_MINUS_ONE({name})\n"),
+        Refusal::Null => format!("GIVES_NULL({name})\n"),
+    };
+    refusing().into_iter().map(line).collect()
 }

@@ -1,11 +1,12 @@
 //! Objects that C holds pointers to: a public structure of the headers, a tag, and what the object stands for.
 //!
-//! The tag says whether a pointer is an object of this kind that lives: C may pass anything. The memory of a destroyed object is
+//! The tag says whether a pointer is an object of this kind that lives: C may pass anything. It stands before the public structure, as
+//! far from every kind's pointer, so that looking for it reads no byte beyond an object of another kind. The memory of a destroyed object is
 //! kept for objects of the same kind, the oldest first, so a tag can be read after the end of its object: a second destroy is an
 //! error and no accident. Two threads that use and destroy an object at once are the program's mistake, as with every libibverbs.
 
 use core::cell::UnsafeCell;
-use core::mem::MaybeUninit;
+use core::mem::{MaybeUninit, offset_of};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{HashMap, VecDeque};
 
@@ -24,14 +25,20 @@ pub(crate) trait Kind: Sized + 'static {
     const SURVIVES: bool = false;
 }
 
-/// An object in memory.
+/// An object in memory; C has a pointer to its second part.
 #[repr(C)]
 pub(crate) struct Object<K: Kind> {
+    head: Head,
     public: UnsafeCell<K::Public>,
+    private: UnsafeCell<MaybeUninit<K::Private>>,
+}
+
+/// The same for each kind.
+#[repr(C, align(16))]
+struct Head {
     tag: AtomicU64,
     /// [`engine::depth`] of the process that made it.
     depth: u32,
-    private: UnsafeCell<MaybeUninit<K::Private>>,
 }
 
 /// Memory of destroyed objects, by kind, as addresses.
@@ -40,6 +47,18 @@ pub(crate) type Retired = HashMap<u64, VecDeque<usize>>;
 const REST: usize = 32;
 
 impl<K: Kind> Object<K> {
+    const FITS: () = assert!(
+        offset_of!(Self, public) == size_of::<Head>(),
+        "every kind's pointer is as far behind its head"
+    );
+
+    /// The object that a pointer of C's would be inside of.
+    #[inline]
+    fn around(pointer: *mut K::Public) -> *mut Self {
+        const { Self::FITS };
+        pointer.wrapping_byte_sub(size_of::<Head>()).cast()
+    }
+
     /// Makes an object; C gets the pointer.
     pub(crate) fn create(public: K::Public, private: K::Private) -> *mut K::Public {
         let again = engine::current()
@@ -55,13 +74,13 @@ impl<K: Kind> Object<K> {
             (&raw mut (*object).public).cast::<K::Public>().write(public);
             (&raw mut (*object).private).cast::<K::Private>().write(private);
             if again.is_none() {
-                (&raw mut (*object).tag).write(AtomicU64::new(0));
+                (&raw mut (*object).head.tag).write(AtomicU64::new(0));
             }
-            (&raw mut (*object).depth).write(engine::depth());
-            (*object).tag.store(K::TAG, Ordering::Release);
+            (&raw mut (*object).head.depth).write(engine::depth());
+            (*object).head.tag.store(K::TAG, Ordering::Release);
+            engine::current().count();
+            (*object).public.get()
         }
-        engine::current().count();
-        object.cast()
     }
 
     /// The object that C names.
@@ -73,18 +92,18 @@ impl<K: Kind> Object<K> {
     /// The pointer is NULL or that of an object, and nobody destroys it meanwhile.
     #[inline]
     pub(crate) unsafe fn of<'a>(pointer: *mut K::Public) -> Result<&'a Self> {
-        let object = pointer.cast::<Self>();
-        if object.is_null() || !object.is_aligned() {
+        let object = Self::around(pointer);
+        if pointer.is_null() || !object.is_aligned() {
             return Err(EINVAL);
         }
         // SAFETY: memory of objects is never freed; the tag is read and written atomically only.
-        let tag = unsafe { &(*object).tag };
+        let tag = unsafe { &(*object).head.tag };
         if tag.load(Ordering::Acquire) != K::TAG {
             return Err(EINVAL);
         }
         // SAFETY: it lives, and is of this kind.
         let object = unsafe { &*object };
-        let ours = if K::SURVIVES { !engine::is_dead() } else { object.depth == engine::depth() };
+        let ours = if K::SURVIVES { !engine::is_dead() } else { object.head.depth == engine::depth() };
         if ours { Ok(object) } else { Err(EIO) }
     }
 
@@ -115,19 +134,27 @@ impl<K: Kind> Object<K> {
         // SAFETY: as the caller promises.
         let object = unsafe { Self::of(pointer) }?;
         // Of two threads that destroy it at once, one is refused.
-        object.tag.compare_exchange(K::TAG, 0, Ordering::AcqRel, Ordering::Relaxed).map_err(|_| EINVAL)?;
+        object
+            .head
+            .tag
+            .compare_exchange(K::TAG, 0, Ordering::AcqRel, Ordering::Relaxed)
+            .map_err(|_| EINVAL)?;
         // SAFETY: it was there, and the tag keeps everyone else away.
         let private = unsafe { (*object.private.get()).assume_init_read() };
         match end(private) {
             Ok(()) => {
-                engine::current().retired().entry(K::TAG).or_default().push_back(pointer as usize);
+                engine::current()
+                    .retired()
+                    .entry(K::TAG)
+                    .or_default()
+                    .push_back(Self::around(pointer) as usize);
                 engine::current().discount();
                 Ok(())
             }
             Err((error, private)) => {
                 // SAFETY: as above.
                 unsafe { (*object.private.get()).write(private) };
-                object.tag.store(K::TAG, Ordering::Release);
+                object.head.tag.store(K::TAG, Ordering::Release);
                 Err(error)
             }
         }

@@ -2,6 +2,8 @@
 
 use core::ffi::{c_int, c_void};
 
+use crate::errno::{self, EOPNOTSUPP};
+
 include!(concat!(env!("OUT_DIR"), "/private.rs"));
 
 /// Whether devices may disappear while they are open: read by libraries of other devices.

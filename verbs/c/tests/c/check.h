@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 /* Exported, and in no header. */
+const char *ibv_get_sysfs_path(void);
 int ibv_read_sysfs_file(const char *dir, const char *file, char *buf, size_t size);
 int ibv_dontfork_range(void *base, size_t size);
 int ibv_dofork_range(void *base, size_t size);
@@ -62,7 +63,7 @@ static void say(int line, const char *text, long got, long wanted)
 	})
 
 #ifndef LOADS_ITSELF
-static struct ibv_context *open_first(void)
+static inline struct ibv_context *open_first(void)
 {
 	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
 	struct ibv_context *context = MUST(ibv_open_device(list[0]));
@@ -71,14 +72,14 @@ static struct ibv_context *open_first(void)
 }
 
 /* The first IPv4 address, at index 1. */
-static union ibv_gid own_gid(struct ibv_context *context)
+static inline union ibv_gid own_gid(struct ibv_context *context)
 {
 	union ibv_gid gid;
 	OK(ibv_query_gid(context, 1, 1, &gid));
 	return gid;
 }
 
-static struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_cq *cq, enum ibv_qp_type type)
+static inline struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_cq *cq, enum ibv_qp_type type)
 {
 	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = type,
 					 .cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 4,
@@ -86,7 +87,7 @@ static struct ibv_qp *make_qp(struct ibv_pd *pd, struct ibv_cq *cq, enum ibv_qp_
 	return MUST(ibv_create_qp(pd, &init));
 }
 
-static void to_init(struct ibv_qp *qp)
+static inline void to_init(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
 				    .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
@@ -96,7 +97,7 @@ static void to_init(struct ibv_qp *qp)
 }
 
 /* Connects an RC queue pair to another one of the same device. */
-static void connect_rc(struct ibv_qp *qp, unsigned int peer, union ibv_gid gid)
+static inline void connect_rc(struct ibv_qp *qp, unsigned int peer, union ibv_gid gid)
 {
 	to_init(qp);
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
@@ -113,7 +114,7 @@ static void connect_rc(struct ibv_qp *qp, unsigned int peer, union ibv_gid gid)
 }
 
 /* Waits for a completion, for ever: who runs the program has a limit. */
-static struct ibv_wc completion(struct ibv_cq *cq)
+static inline struct ibv_wc completion(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
 	int n;

@@ -251,6 +251,141 @@ static struct rdma_cm_id *listener(struct rdma_event_channel *c, enum rdma_port_
     return id;
 }
 
+// The calls of rdma_verbs.h that post, and those that register.
+static void every_way_to_post(struct rdma_cm_id *client, struct rdma_cm_id *server, struct ibv_mr *received) {
+    char far[64] = "far away", near[64] = "";
+    struct ibv_mr *remote = rdma_reg_read(server, far, 32), *writable = rdma_reg_write(server, far + 32, 32);
+    struct ibv_mr *local = rdma_reg_msgs(client, near, sizeof near);
+    struct ibv_wc wc;
+    MUST(remote && writable && local);
+    struct ibv_sge list = {.addr = (uintptr_t)near, .length = 16, .lkey = local->lkey};
+    MUST(rdma_post_read(client, NULL, near, 16, local, IBV_SEND_SIGNALED, (uintptr_t)far, remote->rkey) == 0);
+    MUST(rdma_get_send_comp(client, &wc) == 1 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RDMA_READ);
+    HOLDS(!strcmp(near, "far away"));
+    memset(near, 0, sizeof near);
+    MUST(rdma_post_readv(client, NULL, &list, 1, IBV_SEND_SIGNALED, (uintptr_t)far, remote->rkey) == 0);
+    MUST(rdma_get_send_comp(client, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+    HOLDS(!strcmp(near, "far away"));
+    MUST(rdma_post_write(client, NULL, near, 16, local, IBV_SEND_SIGNALED, (uintptr_t)far + 32, writable->rkey) == 0);
+    MUST(rdma_get_send_comp(client, &wc) == 1 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_RDMA_WRITE);
+    MUST(rdma_post_writev(client, NULL, &list, 1, IBV_SEND_SIGNALED, (uintptr_t)far + 48, writable->rkey) == 0);
+    MUST(rdma_get_send_comp(client, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+    HOLDS(!strcmp(far + 32, "far away") && !strcmp(far + 48, "far away"));
+    struct ibv_sge into = {.addr = (uintptr_t)received->addr, .length = 32, .lkey = received->lkey};
+    MUST(rdma_post_recvv(server, &into, &into, 1) == 0);
+    MUST(rdma_post_sendv(client, NULL, &list, 1, IBV_SEND_SIGNALED) == 0);
+    MUST(rdma_get_send_comp(client, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
+    MUST(rdma_get_recv_comp(server, &wc) == 1 && wc.wr_id == (uintptr_t)&into && wc.byte_len == 16);
+    HOLDS(!strcmp(received->addr, "far away"));
+    into.length = 0xffffffff, list.length = 0xffffffff;
+    REFUSED(rdma_post_sendv(client, NULL, &list, 99, 0), EINVAL);
+    REFUSED(rdma_post_recvv(server, NULL, &into, -1), EINVAL);
+    MUST(rdma_dereg_mr(local) == 0 && rdma_dereg_mr(remote) == 0 && rdma_dereg_mr(writable) == 0);
+    REFUSED(rdma_dereg_mr(local), EINVAL);
+}
+
+// Shared receive queues of identifiers: one of the plain call, one of the extended one.
+static void shared_receive_queues(void) {
+    struct rdma_event_channel *c = rdma_create_event_channel();
+    struct rdma_cm_id *id;
+    struct ibv_srq_init_attr init = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_srq_init_attr_ex ex = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_qp_init_attr qp = sizes();
+    MUST(c && rdma_create_id(c, &id, NULL, RDMA_PS_TCP) == 0);
+    REFUSED(rdma_create_srq(id, NULL, &init), EINVAL); // not bound: it has no domain
+    REFUSED(rdma_create_srq(NULL, NULL, &init), EINVAL);
+    MUST(rdma_bind_addr(id, ADDR(SELF, 0)) == 0);
+    HOLDS(((struct sockaddr_in *)rdma_get_peer_addr(id))->sin_port == 0);
+    REFUSED(rdma_create_srq(id, NULL, NULL), EINVAL);
+    HOLDS(!id->srq);
+    MUST(rdma_create_srq(id, NULL, &init) == 0 && id->srq && id->srq->pd == id->pd && init.attr.max_wr >= 4);
+    REFUSED(rdma_create_srq(id, NULL, &init), EINVAL);
+    REFUSED(rdma_create_srq_ex(id, &ex), EINVAL);
+    MUST(rdma_create_qp(id, NULL, &qp) == 0 && id->qp->srq == id->srq);
+    rdma_destroy_srq(id); // still in use
+    HOLDS(id->srq);
+    rdma_destroy_qp(id);
+    rdma_destroy_srq(id);
+    HOLDS(!id->srq);
+    ex.comp_mask = 1 << 20;
+    REFUSED(rdma_create_srq_ex(id, &ex), EINVAL);
+    ex.comp_mask = 0;
+    MUST(rdma_create_srq_ex(id, &ex) == 0 && id->srq);
+    rdma_destroy_srq(id);
+    rdma_destroy_srq(NULL);
+    rdma_destroy_qp(NULL);
+    MUST(rdma_destroy_id(id) == 0);
+    rdma_destroy_event_channel(c);
+}
+
+// Every call, with an identifier that is NULL, gone, or no identifier, and with a channel that is gone.
+static void handles(void) {
+    struct rdma_event_channel *c = rdma_create_event_channel();
+    struct rdma_cm_id *gone, *to;
+    struct ibv_qp_init_attr init = sizes();
+    struct ibv_qp_init_attr_ex ex = {.qp_type = IBV_QPT_RC};
+    struct ibv_srq_init_attr srq = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct ibv_srq_init_attr_ex srq_ex = {.attr = {.max_wr = 4, .max_sge = 1}};
+    struct rdma_conn_param param = {0};
+    struct rdma_cm_join_mc_attr_ex join = {
+        .comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS, .join_flags = RDMA_MC_JOIN_FLAG_FULLMEMBER, .addr = ADDR("239.1.1.2", 0),
+    };
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT};
+    struct ibv_ece ece = {0};
+    struct rdma_cm_event *event;
+    int mask, number = 1;
+    MUST(c && rdma_create_id(c, &gone, NULL, RDMA_PS_TCP) == 0 && rdma_destroy_id(gone) == 0);
+    struct rdma_cm_id *bad[] = {NULL, gone, (struct rdma_cm_id *)c, (struct rdma_cm_id *)((char *)gone + 1)};
+    for (int i = 0; i < 4; i++) {
+        struct rdma_cm_id *id = bad[i];
+        REFUSED(rdma_bind_addr(id, ADDR(SELF, 0)), EINVAL);
+        REFUSED(rdma_resolve_addr(id, NULL, ADDR(SELF, 1), 1), EINVAL);
+        REFUSED(rdma_resolve_route(id, 1), EINVAL);
+        REFUSED(rdma_listen(id, 1), EINVAL);
+        REFUSED(rdma_connect(id, &param), EINVAL);
+        REFUSED(rdma_accept(id, &param), EINVAL);
+        REFUSED(rdma_reject(id, NULL, 0), EINVAL);
+        REFUSED(rdma_reject_ece(id, NULL, 0), EINVAL);
+        REFUSED(rdma_establish(id), EINVAL);
+        REFUSED(rdma_disconnect(id), EINVAL);
+        REFUSED(rdma_notify(id, IBV_EVENT_COMM_EST), EINVAL);
+        REFUSED(rdma_init_qp_attr(id, &attr, &mask), EINVAL);
+        REFUSED(rdma_get_request(id, &to), EINVAL);
+        REFUSED(rdma_join_multicast(id, ADDR("239.1.1.1", 0), NULL), EINVAL);
+        REFUSED(rdma_join_multicast_ex(id, &join, NULL), EINVAL);
+        REFUSED(rdma_leave_multicast(id, ADDR("239.1.1.1", 0)), EINVAL);
+        REFUSED(rdma_migrate_id(id, c), EINVAL);
+        REFUSED(rdma_migrate_id(id, NULL), EINVAL);
+        REFUSED(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &number, sizeof number), EINVAL);
+        REFUSED(rdma_set_local_ece(id, &ece), EINVAL);
+        REFUSED(rdma_get_remote_ece(id, &ece), EINVAL);
+        REFUSED(rdma_create_qp(id, NULL, &init), EINVAL);
+        REFUSED(rdma_create_qp_ex(id, &ex), EINVAL);
+        REFUSED(rdma_create_srq(id, NULL, &srq), EINVAL);
+        REFUSED(rdma_create_srq_ex(id, &srq_ex), EINVAL);
+        HOLDS(rdma_get_src_port(id) == 0 && rdma_get_dst_port(id) == 0);
+        rdma_destroy_qp(id);
+        rdma_destroy_srq(id);
+        rdma_destroy_ep(id);
+        REFUSED(rdma_destroy_id(id), EINVAL);
+    }
+    REFUSED(rdma_get_cm_event((struct rdma_event_channel *)gone, &event), EINVAL);
+    REFUSED(rdma_ack_cm_event((struct rdma_cm_event *)c), EINVAL);
+    // Of an identifier that lives, what it is given.
+    MUST(rdma_create_id(c, &to, NULL, RDMA_PS_TCP) == 0);
+    REFUSED(rdma_create_qp(to, (struct ibv_pd *)c, &init), EINVAL);
+    REFUSED(rdma_create_srq(to, (struct ibv_pd *)c, &srq), EINVAL);
+    REFUSED(rdma_set_option(to, -1, -1, &number, sizeof number), EINVAL);
+    REFUSED(rdma_set_option(to, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &number, SIZE_MAX), EINVAL);
+    REFUSED(rdma_get_remote_ece(to, NULL), EINVAL);
+    REFUSED(rdma_get_request(to, NULL), EINVAL);
+    REFUSED(rdma_join_multicast(to, NULL, NULL), EINVAL);
+    REFUSED(rdma_leave_multicast(to, NULL), EINVAL);
+    MUST(rdma_destroy_id(to) == 0);
+    rdma_destroy_event_channel((struct rdma_event_channel *)gone);
+    rdma_destroy_event_channel(c);
+}
+
 static void connections(void) {
     int context;
     struct rdma_event_channel *cs = rdma_create_event_channel(), *cc = rdma_create_event_channel();
@@ -307,6 +442,7 @@ static void connections(void) {
     MUST(rdma_get_send_comp(client, &wc) == 1 && wc.status == IBV_WC_SUCCESS);
     MUST(rdma_get_recv_comp(server, &wc) == 1 && wc.status == IBV_WC_SUCCESS && wc.byte_len == 10);
     HOLDS(wc.wr_id == (uintptr_t)&buffer && !strcmp(buffer, "a message"));
+    every_way_to_post(client, server, mr);
 
     MUST(rdma_disconnect(client) == 0);
     event(cc, RDMA_CM_EVENT_DISCONNECTED);
@@ -536,6 +672,8 @@ int main(void) {
     names();
     devices();
     refusals();
+    handles();
+    shared_receive_queues();
     connections();
     own_queue_pairs();
     datagrams();

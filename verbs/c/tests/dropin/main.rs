@@ -4,7 +4,9 @@
 //! Programs in `tests/c` are compiled against the installed headers and run as processes of their own.
 #![cfg(headers)]
 
-use std::collections::BTreeMap;
+mod border;
+mod symbols;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -60,22 +62,40 @@ impl Drop for Dir {
     }
 }
 
+/// The programs, one a family of calls or of events in the life of a process.
+const PROGRAMS: &[&str] =
+    &["absent.c", "calls.c", "cm.c", "handles.c", "life.c", "load.c", "services.c", "traffic.c"];
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
+}
+
+/// Compiles a program of `tests/c`, unless it was; one that loads the library itself is linked without.
+fn compile(dir: &Dir, library: &Path, source: &str) -> PathBuf {
+    let program = dir.0.join(source.trim_end_matches(".c"));
+    if program.exists() {
+        return program;
+    }
+    let list = std::fs::read_to_string(Path::new(env!("OUT_DIR")).join("private.h")).unwrap();
+    let number = symbols::private_node(library);
+    std::fs::write(dir.0.join("private.h"), list.replace("_PRIVATE", &format!("_{number}"))).unwrap();
+    let mut cc = Command::new("cc");
+    // `scripts/deep asan`: the program's accesses are checked, and every allocation, the library's too.
+    cc.args(std::env::var("ROCE_C_SANITIZE").ok().map(|name| format!("-fsanitize={name}")));
+    cc.args(["-g", "-Wall", "-Wextra", "-Werror", "-I"]).arg(&dir.0).arg("-o").arg(&program);
+    cc.arg(sources().join(source));
+    if source != "load.c" {
+        cc.arg(library.join("libibverbs.so.1")).arg("-lpthread");
+    }
+    let compiled = cc.output().expect("cc is there");
+    assert!(compiled.status.success(), "{}", text(&compiled));
+    program
+}
+
 /// Compiles a program of `tests/c` and runs it for each list of arguments, over this port.
 fn run(dir: &Dir, source: &str, port: &str, stories: &[&str]) {
     let Some(library) = library() else { return };
-    let program = dir.0.join(source.trim_end_matches(".c"));
-    if !program.exists() {
-        let mut cc = Command::new("cc");
-        // `scripts/deep asan`: the program's accesses are checked, and every allocation, the library's too.
-        cc.args(std::env::var("ROCE_C_SANITIZE").ok().map(|name| format!("-fsanitize={name}")));
-        cc.args(["-g", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
-        cc.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(source));
-        if source != "load.c" {
-            cc.arg(library.join("libibverbs.so.1")).arg("-lpthread");
-        }
-        let compiled = cc.output().expect("cc is there");
-        assert!(compiled.status.success(), "{}", text(&compiled));
-    }
+    let program = compile(dir, library, source);
     for story in stories {
         // A hang is a failure; nothing else depends on time.
         let mut command = Command::new("timeout");
@@ -99,8 +119,19 @@ fn calls_with_good_and_bad_arguments() {
 }
 
 #[test]
+fn pointers_to_nothing_and_numbers_too_large() {
+    run(&Dir::new("handles"), "handles.c", "loopback", &[""]);
+}
+
+#[test]
+fn calls_for_what_there_is_not() {
+    run(&Dir::new("absent"), "absent.c", "loopback", &[""]);
+}
+
+#[test]
 fn data_by_every_way_to_post_and_to_poll() {
     run(&Dir::new("traffic"), "traffic.c", "loopback", &[""]);
+    run(&Dir::new("services"), "services.c", "loopback", &[""]);
 }
 
 #[test]
@@ -140,77 +171,4 @@ fn a_program_that_does_nothing_is_left_alone() {
 #[test]
 fn programs_that_load_and_unload_the_library() {
     run(&Dir::new("load"), "load.c", "memif:DIR/link", &[""]);
-}
-
-/// Symbols that a library defines, with their versions; those that only old programs have (`@`, not `@@`) aside.
-fn symbols(library: &Path) -> BTreeMap<String, String> {
-    let output =
-        Command::new("readelf").args(["-W", "--dyn-syms"]).arg(library).output().expect("readelf is there");
-    let text = String::from_utf8(output.stdout).expect("readelf writes text");
-    let rows = text.lines().filter_map(|line| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        // Num: Value Size Type Bind Vis Ndx Name
-        let (kind, section, name) = (*fields.get(3)?, *fields.get(6)?, *fields.get(7)?);
-        (matches!(kind, "FUNC" | "OBJECT" | "TLS" | "IFUNC") && section != "UND" && section != "ABS")
-            .then(|| name.to_string())
-    });
-    rows.filter_map(|name| match name.split_once("@@") {
-        Some((name, version)) => Some((name.to_string(), version.to_string())),
-        None if name.contains('@') => None,
-        None => Some((name, "none".into())),
-    })
-    .collect()
-}
-
-#[test]
-fn every_symbol_has_its_version_and_there_are_no_others() {
-    let Some(library) = library() else { return };
-    let ours = symbols(&library.join("libibverbs.so.1"));
-    let list = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("abi/symbols")).unwrap();
-    let private = ours.get("ibv_query_gid_type").expect("the private node has it").clone();
-    let number = private.rsplit('_').next().expect("a node has a number").to_string();
-    let listed: BTreeMap<String, String> = list
-        .lines()
-        .filter(|line| !line.starts_with('#'))
-        .filter_map(|line| line.split_once(' '))
-        .map(|(node, name)| match node {
-            "PRIVATE" => (name.replace("_PRIVATE", &format!("_{number}")), private.clone()),
-            node => (name.to_string(), node.to_string()),
-        })
-        .collect();
-    assert!(listed.len() > 200);
-    let beyond: Vec<_> = ours.iter().filter(|(name, node)| listed.get(*name) != Some(*node)).collect();
-    let missing: Vec<_> = listed.iter().filter(|(name, node)| ours.get(*name) != Some(*node)).collect();
-    assert!(beyond.is_empty() && missing.is_empty(), "not in the list: {beyond:?}; not there: {missing:?}");
-}
-
-#[test]
-fn the_installed_libraries_have_no_symbol_that_is_not_here() {
-    let Some(library) = library() else { return };
-    let ours = symbols(&library.join("libibverbs.so.1"));
-    let mut compared = 0;
-    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
-        let places = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"];
-        let Some(path) = places.iter().map(|dir| Path::new(dir).join(name)).find(|path| path.exists()) else {
-            println!("SKIPPED comparing symbols: {name} is not installed");
-            continue;
-        };
-        for (symbol, version) in symbols(&path) {
-            compared += 1;
-            assert_eq!(ours.get(&symbol), Some(&version), "{symbol} of {}", path.display());
-        }
-    }
-    println!("{compared} symbols compared");
-}
-
-// A program of an older system finds everything that the library needs of it.
-#[test]
-fn the_library_needs_no_newer_libc_than_that_of_debian_12() {
-    let Some(library) = library() else { return };
-    let output =
-        Command::new("readelf").args(["-W", "-V"]).arg(library.join("libibverbs.so.1")).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let versions = text.split_whitespace().filter_map(|word| word.strip_prefix("GLIBC_2."));
-    let newest = versions.filter_map(|minor| minor.split('.').next()?.parse::<u32>().ok()).max();
-    assert!(newest.is_some_and(|minor| minor <= 36), "GLIBC_2.{newest:?}");
 }
