@@ -13,10 +13,14 @@
 //! while it is copied ([`crc`](crate::crc)). Each byte is loaded once: the packet and its ICRC are made from one register. The
 //! packet may be some mix; as ibv_post_send(3) says, leave a buffer alone until its request has completed.
 //!
+//! Memory that may not even be mapped is for the [`kernel`] to copy.
+//!
 //! A copy calls the C library's `memcpy`, so it is as fast as one that the compiler makes.
 //!
 //! Where there are no such instructions (Miri; the ThreadSanitizer, which would take a `memcpy` for a plain access, with `--cfg
 //! racy_model`; other processors), one global lock replaces them. Correct, and slow.
+
+pub mod kernel;
 
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(racy_model))))]
 use model as machine;

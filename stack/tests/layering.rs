@@ -26,7 +26,7 @@ const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handlers of forks, the
 /// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the system
-/// calls of UDP sockets, the CRC, the bindings; memory: accesses to it, the
+/// calls of UDP sockets, the CRC, the bindings; memory: accesses to it, by us and by the kernel, the
 /// guarantee of its validity and its opening, the copies, the turn boundary, registration, and registration in the simulator,
 /// tests and benchmarks; buffers that an io_uring has; the C face, to which everything comes as a pointer; functions of the C library that name files;
 /// epoll and fork in tests.
@@ -47,6 +47,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/port/memif/wake.rs",
     "stack/src/port/udp/sys.rs",
     "stack/src/racy.rs",
+    "stack/src/racy/kernel.rs",
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",
     "stack/src/device/claim.rs",
@@ -61,6 +62,7 @@ const UNSAFE: &[&str] = &[
     "verbs/c/src/",
     "verbs/paths/src/",
     "stack/tests/process/",
+    "verbs/tests/mapped.rs",
     "verbs/tests/nowhere.rs",
     "benches/src/lib.rs",
     "verbs/tests/epoll.rs",

@@ -18,7 +18,7 @@ const COUNTS: &[&str] = &["ibv_cmd_poll_cq", "ibv_read_ibdev_sysfs_file"];
 const PRIVATE: &str = "34";
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(headers)");
+    println!("cargo::rustc-check-cfg=cfg(headers, flush_in_headers)");
     for name in ["ROCE_RDMA_INCLUDE", "ROCE_PRIVATE_NODE"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
@@ -43,6 +43,10 @@ fn main() {
     fs::write(out.join("private.rs"), private()).expect("OUT_DIR can be written");
     fs::write(out.join("private.h"), private_header()).expect("OUT_DIR can be written");
     println!("cargo::rustc-cfg=headers");
+    // Later releases have a function that earlier ones end before.
+    if fs::read_to_string(include.join(headers[0])).is_ok_and(|text| text.contains("wr_flush")) {
+        println!("cargo::rustc-cfg=flush_in_headers");
+    }
 }
 
 fn bindings(include: &Path, headers: &[&str], to: &Path) {

@@ -103,7 +103,7 @@ pub use error::{BindError, PostError, PostErrorKind, VerbsError};
 pub use flags::{CqWcFlags, FlushLevel, FlushPlacement, SendOpsFlags};
 pub use hint::{huge_pages, prefetch};
 pub use local_bytes::LocalBytes;
-pub use mr::{AtomicWord, Mr, Rereg};
+pub use mr::{AtomicWord, Mr, NullMr, Rereg};
 pub use mr_file::MrPin;
 pub use mw::{Mw, MwBind, MwBindInfo};
 pub use parent_domain::{ParentDomainInitAttr, Td};

@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use stack::device::{UserMemory, racy};
+use stack::device::{Access, UserMemory, racy};
 
 use crate::error::VerbsError;
 
@@ -70,15 +70,19 @@ impl Memory {
         Ok(Self { base, len, writable: true, buffer: Arc::new(Some(Buffer { base, layout })) })
     }
 
-    /// Memory of the program, faulted in; `None`: it is not mapped with the right.
+    /// Memory of the program for a region with these rights, faulted in unless it is mapped on demand; `None`: it is not mapped with
+    /// the rights.
     ///
     /// # Safety
-    /// While a handle of it exists, the memory stays mapped and valid for reads, and for writes where `writable`; other
-    /// threads access it at any moment.
-    pub(crate) unsafe fn of_program(addr: *mut u8, len: usize, writable: bool) -> Result<Self, VerbsError> {
+    /// While a handle of it exists, the memory stays mapped and valid for reads, and for writes with [`Access::LOCAL_WRITE`]; with
+    /// [`Access::ON_DEMAND`] only while a method of this type accesses it. Other threads access it at any moment.
+    pub(crate) unsafe fn of_program(addr: *mut u8, len: usize, access: Access) -> Result<Self, VerbsError> {
         let bad = VerbsError::BadAddress { addr: addr as u64, len: len as u64 };
         let Some(base) = NonNull::new(addr) else { return Err(bad) };
-        populate(addr as u64, len as u64, writable)?;
+        let writable = access.contains(Access::LOCAL_WRITE);
+        if !access.contains(Access::ON_DEMAND) {
+            populate(addr as u64, len as u64, writable)?;
+        }
         Ok(Self { base, len, writable, buffer: Arc::new(None) })
     }
 

@@ -79,6 +79,28 @@ impl Pd {
         Mr::register(self.core(), Memory::alloc(len)?, Some(iova), access)
     }
 
+    /// Allocates a null region: every address is in it, and no memory. What a receive or a READ stores by its key is gone, and what
+    /// a SEND or a WRITE takes from it are zeros, so a list of elements can leave bytes of a message out. The key is for this side
+    /// alone.
+    ///
+    /// ```
+    /// # use verbs::{Context, DeviceConfig};
+    /// # fn main() -> Result<(), verbs::VerbsError> {
+    /// # let pd = Context::open(DeviceConfig::loopback())?.alloc_pd()?;
+    /// let null = pd.alloc_null_mr()?;
+    /// let skipped = null.sge(512);
+    /// # assert_eq!((skipped.length, skipped.lkey), (512, null.lkey()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// `ENOMEM` when no key is left.
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn alloc_null_mr(&self) -> Result<NullMr, VerbsError> {
+        Ok(NullMr(self.core().alloc_null_mr()?))
+    }
+
     /// Allocates a region for fast registration over a new, zeroed buffer of `len` bytes, which it owns. Its key grants
     /// nothing until a [`SendWr::reg_mr`](crate::SendWr::reg_mr) request registers all or part of the buffer.
     ///
@@ -110,12 +132,15 @@ impl Pd {
     /// threads: no reference to it (`&[u8]`, `&mut [u8]`) may exist meanwhile, and accesses must be volatile or atomic, or
     /// ordered by completions.
     ///
+    /// With [`Access::ON_DEMAND`] it need not stay mapped, but while a method of [`Mr`] accesses it. Requests of this side and of
+    /// peers that come upon what is not mapped fail; whatever else is mapped there is accessed.
+    ///
     /// # Errors
     /// As [`reg_mr`](Self::reg_mr), and `EFAULT` where the memory is not mapped with these rights.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn reg_mr_raw(&self, addr: *mut u8, len: usize, access: Access) -> Result<Mr, VerbsError> {
         // SAFETY: as the caller promises.
-        let memory = unsafe { Memory::of_program(addr, len, access.contains(Access::LOCAL_WRITE)) }?;
+        let memory = unsafe { Memory::of_program(addr, len, access) }?;
         Mr::register(self.core(), memory, None, access)
     }
 
@@ -137,8 +162,24 @@ impl Pd {
         access: Access,
     ) -> Result<Mr, VerbsError> {
         // SAFETY: as the caller promises.
-        let memory = unsafe { Memory::of_program(addr, len, access.contains(Access::LOCAL_WRITE)) }?;
+        let memory = unsafe { Memory::of_program(addr, len, access) }?;
         Mr::register(self.core(), memory, Some(iova), access)
+    }
+}
+
+/// A region without memory: see [`Pd::alloc_null_mr`]. Dropping it deregisters it.
+#[derive(Debug)]
+#[doc(alias = "ibv_alloc_null_mr")]
+pub struct NullMr(MrCore);
+
+impl NullMr {
+    /// The local key, for [`Sge`].
+    pub fn lkey(&self) -> u32 {
+        self.0.key()
+    }
+    /// A scatter/gather element of so many bytes.
+    pub fn sge(&self, length: u32) -> Sge {
+        Sge { addr: 0, length, lkey: self.lkey() }
     }
 }
 
@@ -233,9 +274,9 @@ impl Mr {
         len: usize,
         change: &Rereg<'_>,
     ) -> Result<(), VerbsError> {
-        let writable = change.access.unwrap_or(self.core.access()).contains(Access::LOCAL_WRITE);
+        let access = change.access.unwrap_or(self.core.access());
         // SAFETY: as the caller promises.
-        let memory = unsafe { Memory::of_program(addr, len, writable) }?;
+        let memory = unsafe { Memory::of_program(addr, len, access) }?;
         self.change(change, Some(memory))
     }
 
@@ -246,7 +287,9 @@ impl Mr {
             Some(memory) => memory.vouched(),
             None => self.memory.vouched().at_iova(self.iova),
         };
-        self.core.rereg(change.pd.map(Pd::core), user, change.access)?;
+        // The same memory need not be mapped any more than before.
+        let kept = if memory.is_none() { self.core.access() & Access::ON_DEMAND } else { Access::empty() };
+        self.core.rereg(change.pd.map(Pd::core), user, change.access.map(|access| access | kept))?;
         self.iova = user.iova();
         if let Some(memory) = memory {
             self.memory = memory; // the old buffer is freed: no shard refers to it

@@ -26,6 +26,7 @@ fn every_field_is_known() {
         hw_ver: _,                    // the same
         device_cap_flags: _,          // every_flag_is_true
         max_mr_size: _,               // limits: max_mr_and_max_mr_size
+        on_demand: _,                 // in on_demand
         page_size_cap: _,             // page_size_cap
         max_qp: _,                    // limits: max_qp_and_qps_per_shard
         qps_per_shard: _,             // the same

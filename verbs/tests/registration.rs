@@ -119,7 +119,7 @@ fn registrations_that_are_refused_at_once() {
     let backwards = 8..4;
     refused(SendWr::reg_mr(1, &mr, backwards, Access::empty()), EINVAL, "not inside");
     refused(SendWr::reg_mr(1, &mr, 0..64, Access::REMOTE_WRITE), EINVAL, "local write");
-    refused(SendWr::reg_mr(1, &mr, 0..64, Access::UNSUPPORTED), EOPNOTSUPP, "ON_DEMAND");
+    refused(SendWr::reg_mr(1, &mr, 0..64, Access::UNSUPPORTED), EOPNOTSUPP, "FLUSH_PERSISTENT");
     refused(p.mr.update_fast_reg_key(1), EINVAL, "fast registration");
     let mut mr = mr;
     refused(mr.rereg(&Rereg::default()), EINVAL, "ordinary memory region");
@@ -146,7 +146,11 @@ fn rereg_mr_changes_what_is_given() {
     let change = Rereg::default();
     refused(mr.rereg(&Rereg { pd: Some(&foreign), ..change }), EINVAL, "another device");
     refused(mr.rereg(&Rereg { access: Some(Access::REMOTE_WRITE), ..change }), EINVAL, "local write");
-    refused(mr.rereg(&Rereg { access: Some(Access::ON_DEMAND), ..change }), EOPNOTSUPP, "ON_DEMAND");
+    refused(
+        mr.rereg(&Rereg { access: Some(Access::FLUSH_PERSISTENT), ..change }),
+        EOPNOTSUPP,
+        "FLUSH_PERSISTENT",
+    );
     let too_long = Rereg { len: Some(usize::MAX / 2), ..change };
     refused(mr.rereg(&too_long), verbs::errno::ENOMEM, "no memory");
     assert_eq!((mr.len(), mr.access()), (8192, all_rights()));

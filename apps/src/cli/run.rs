@@ -22,8 +22,8 @@ Examples:
   eval \"$(roce-run --print)\"                  this shell, and all that is started from it
 
 Each option sets a variable, for those who cannot use the wrapper: ROCE_PORT, ROCE_ADDR, ROCE_MTU, ROCE_DRIVE, ROCE_STATS,
-ROCE_PCAP. An option wins over a variable. More variables: ROCE_GATEWAY, ROCE_VLAN, ROCE_MAC, ROCE_SHARDS. The loader finds
-the library by LD_LIBRARY_PATH and LD_PRELOAD; --print shows them. Programs that are setuid or linked statically cannot be
+ROCE_PCAP, ROCE_MEMORY. An option wins over a variable. More variables: ROCE_GATEWAY, ROCE_VLAN, ROCE_MAC, ROCE_SHARDS. The
+loader finds the library by LD_LIBRARY_PATH and LD_PRELOAD; --print shows them. Programs that are setuid or linked statically cannot be
 run this way.";
 
 /// Run an RDMA program, as the distribution has it, on the userspace RoCEv2 stack
@@ -56,6 +56,12 @@ pub struct RunCli {
     /// Cores of those threads, with --drive dedicated
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub cores: Vec<usize>,
+
+    /// Let memory be unmapped while it is registered: accesses to it then fail, and the program lives on
+    ///
+    /// Slower: the kernel makes every access. Atomics are atomic with each other alone.
+    #[arg(long)]
+    pub on_demand: bool,
 
     /// Show counters to roce-stat on this unix socket
     ///

@@ -50,6 +50,7 @@ fn variables(cli: &RunCli, library: &Path) -> Result<Vec<(&'static str, OsString
     set("ROCE_ADDR", list(cli.ip.iter().map(|(addr, prefix)| format!("{addr}/{prefix}"))));
     set("ROCE_MTU", cli.link_mtu.map(|mtu| mtu.to_string().into()));
     set("ROCE_DRIVE", cli.drive.map(|drive| drive.value(&cli.cores).into()));
+    set("ROCE_MEMORY", cli.on_demand.then(|| "on-demand".into()));
     // The program may change its directory before the library reads a path.
     let absolute = |path: &Path| {
         std::path::absolute(path).map_err(|e| AppError::Usage(format!("{}: {e}", path.display())))

@@ -10,6 +10,7 @@ use crate::config::{
     PD_MAX, QUEUE_DEPTH_MAX, RD_ATOMIC_MAX, SGE_MAX, SRQ_MAX,
 };
 use crate::id::{Gid, Mac, Mtu};
+use crate::racy::kernel;
 use crate::wire::Discard;
 
 /// Bits of a partition key: the default partition, full membership.
@@ -102,6 +103,8 @@ pub struct DeviceAttr {
     pub device_cap_flags: DeviceCapFlags,
     /// Bytes of the largest memory region.
     pub max_mr_size: u64,
+    /// Regions may have [`Access::ON_DEMAND`](super::Access::ON_DEMAND): the kernel makes the copies that this takes.
+    pub on_demand: bool,
     /// Page sizes, as bits.
     pub page_size_cap: u64,
     /// Queue pairs, over all shards.
@@ -326,6 +329,7 @@ impl Device {
                 | DeviceCapFlags::FLUSH_GLOBAL
                 | DeviceCapFlags::ATOMIC_WRITE,
             max_mr_size: MR_SIZE_MAX,
+            on_demand: kernel::works(),
             page_size_cap: PAGE_SIZES,
             max_qp: self.words().len(),
             qps_per_shard: self.core().shared.qps_per_shard,

@@ -7,13 +7,16 @@ use super::claim::not_inside_turn;
 use super::error::DeviceError;
 use super::pd::PdCore;
 use crate::mem::{Access, MemError, UserMemory};
+use crate::racy::kernel;
 
 /// Refuses rights that only a device with certain features could grant, rather than ignoring them.
 ///
 /// # Errors
 /// [`DeviceError::Access`], with their names.
 pub(super) fn supported(access: Access) -> Result<(), DeviceError> {
-    let refused = access & Access::UNSUPPORTED;
+    let unsupported =
+        if kernel::works() { Access::UNSUPPORTED } else { Access::UNSUPPORTED | Access::ON_DEMAND };
+    let refused = access & unsupported;
     if refused.is_empty() {
         return Ok(());
     }
@@ -46,6 +49,12 @@ impl MrCore {
         let device = pd.device();
         let key = device.core().shared.mrs.alloc_fast(pd.id(), memory, device.random.next()?)?;
         Ok(Self::of(pd, key, Access::empty(), true))
+    }
+
+    pub(super) fn null(pd: Arc<PdCore>) -> Result<Self, DeviceError> {
+        let device = pd.device();
+        let key = device.core().shared.mrs.register_null(pd.id(), device.random.next()?)?;
+        Ok(Self::of(pd, key, Access::LOCAL_WRITE, false))
     }
 
     fn of(pd: Arc<PdCore>, key: u32, access: Access, fast: bool) -> Self {

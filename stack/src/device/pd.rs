@@ -102,6 +102,14 @@ impl PdCore {
         MrCore::new(self.clone(), memory, access)
     }
 
+    /// Allocates a null region: for local access every address is in it, and nothing is behind. It is never registered anew.
+    ///
+    /// # Errors
+    /// [`DeviceError::Memory`], [`DeviceError::Random`].
+    pub fn alloc_null_mr(self: &Arc<Self>) -> Result<MrCore, DeviceError> {
+        MrCore::null(self.clone())
+    }
+
     /// Makes an address handle.
     ///
     /// # Errors

@@ -19,7 +19,9 @@ bitflags::bitflags! {
         const MW_BIND = 1 << 4;
         /// Addresses that name the region are offsets from its start.
         const ZERO_BASED = 1 << 5;
-        /// Pages need not be pinned.
+        /// The memory need not be mapped (on-demand paging): an access to what is not mapped, or not with the right, fails as one
+        /// without the right to it does. Every access is a system call; those of [`Access::REMOTE_ATOMIC`] are atomic with respect to
+        /// each other alone, and ATOMIC WRITE is refused.
         const ON_DEMAND = 1 << 6;
         /// The memory consists of huge pages.
         const HUGETLB = 1 << 7;
@@ -33,9 +35,8 @@ bitflags::bitflags! {
 }
 
 impl Access {
-    /// Rights that no memory of this device has: its pages are mapped when they are registered, and its memory is
-    /// ordinary memory, which a FLUSH cannot make persistent.
-    pub const UNSUPPORTED: Self = Self::ON_DEMAND.union(Self::FLUSH_PERSISTENT);
+    /// Rights that no memory of this device has: it is ordinary memory, which a FLUSH cannot make persistent.
+    pub const UNSUPPORTED: Self = Self::FLUSH_PERSISTENT;
 
     /// Whether a region may have these rights: remote writes and atomics need [`Access::LOCAL_WRITE`] (`ibv_reg_mr(3)`), and
     /// every bit is known.

@@ -268,6 +268,8 @@ fn every_right_against_every_need() {
                     Err(KeyFault::NoAccess)
                 } else if va != start {
                     Err(KeyFault::OutOfRange)
+                } else if access.contains(Access::ON_DEMAND) {
+                    Ok(Place::found(0x1000, 1).by_kernel())
                 } else {
                     Ok(Place::found(0x1000, 1))
                 };

@@ -16,7 +16,7 @@ mod variable;
 
 pub use access::Access;
 pub use known::KnownKey;
-pub use range::{Place, TurnsPassed, UserMemory};
+pub use range::{Indirect, Place, TurnsPassed, UserMemory};
 pub use sge::Sge;
 pub use table::{KeyFault, MemError, MrTable};
 pub use variable::{Bind, MwType, inc_rkey};

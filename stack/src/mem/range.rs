@@ -19,6 +19,9 @@ impl UserMemory {
     /// write, for writing; shards read and write it at any moment ([`racy`](crate::racy)). A key may do so from its registration
     /// until it was revoked and every shard has passed a turn boundary since: for a region of a device, until its deregistration
     /// has returned without an error.
+    ///
+    /// With [`Access::ON_DEMAND`](crate::mem::Access::ON_DEMAND) the memory need not stay mapped. Whatever is mapped there meanwhile
+    /// is accessed all the same.
     pub const unsafe fn new(addr: u64, len: u64) -> Self {
         Self { addr, len, iova: addr }
     }
@@ -78,8 +81,23 @@ impl TurnsPassed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
     addr: u64,
+    /// Bytes, with the marks of one that is not accessed directly: as a signed number it is then shorter than any access.
     len: u64,
     turn: PhantomData<*const ()>,
+}
+
+/// In the length of a place: it may not be mapped.
+const BY_KERNEL: u64 = 1 << 63;
+/// Beside it: there is no memory.
+const NOWHERE: u64 = 1 << 62;
+
+/// What a place is whose bytes are not accessed directly.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Indirect {
+    /// The bytes from this address on, which may not be mapped.
+    ByKernel(u64),
+    /// None: what is written is gone, and what is read are zeros.
+    Nowhere,
 }
 
 impl Place {
@@ -91,6 +109,21 @@ impl Place {
     pub(crate) const fn found(addr: u64, len: u64) -> Self {
         Self { addr, len, turn: PhantomData }
     }
+    /// The same bytes, which may not be mapped.
+    #[inline]
+    pub(super) const fn by_kernel(self) -> Self {
+        Self { len: self.len | BY_KERNEL, ..self }
+    }
+    /// As many bytes that are nowhere.
+    #[inline]
+    pub(super) const fn nowhere(self) -> Self {
+        Self { len: self.len | BY_KERNEL | NOWHERE, ..self }
+    }
+    /// Whether [`open`](Self::open) gives its bytes.
+    #[inline(always)]
+    pub const fn is_direct(self) -> bool {
+        self.len as i64 >= 0
+    }
     /// Host address of the first byte: as a number, to compare or to prefetch.
     #[inline(always)]
     pub const fn addr(self) -> u64 {
@@ -99,12 +132,12 @@ impl Place {
     /// Bytes.
     #[inline(always)]
     pub const fn len(self) -> u64 {
-        self.len
+        self.len & !(BY_KERNEL | NOWHERE)
     }
     /// Whether it has no bytes.
     #[inline(always)]
     pub const fn is_empty(self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
     /// All but the first `n` bytes.
     ///
@@ -113,12 +146,12 @@ impl Place {
     #[inline(always)]
     #[must_use]
     pub fn behind(self, n: usize) -> Self {
-        if n as u64 > self.len {
-            beyond(n, self.len);
+        if n as u64 > self.len() {
+            beyond(n, self.len());
         }
         Self { addr: self.addr + n as u64, len: self.len - n as u64, turn: PhantomData }
     }
-    /// Opens `len` bytes for access.
+    /// Opens `len` bytes for access; `None` for a place that is [indirect](Self::indirect).
     ///
     /// # Safety
     /// They are accessed in the turn in which the key was looked up, by the functions of [`racy`](crate::racy) alone, and written
@@ -127,11 +160,23 @@ impl Place {
     /// # Panics
     /// If it has fewer.
     #[inline(always)]
-    pub unsafe fn open(self, len: usize) -> *mut u8 {
-        if len as u64 > self.len {
-            beyond(len, self.len);
+    pub unsafe fn open(self, len: usize) -> Option<*mut u8> {
+        if len as i64 <= self.len as i64 { Some(self.addr as *mut u8) } else { self.not_open(len) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn not_open(self, len: usize) -> Option<*mut u8> {
+        if self.is_direct() || len as u64 > self.len() {
+            beyond(len, self.len());
         }
-        self.addr as *mut u8
+        None
+    }
+
+    /// What a place is that [`open`](Self::open) does not give.
+    #[cold]
+    pub const fn indirect(self) -> Indirect {
+        if self.len & NOWHERE == 0 { Indirect::ByKernel(self.addr) } else { Indirect::Nowhere }
     }
 }
 

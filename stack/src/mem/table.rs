@@ -53,15 +53,18 @@ const CHUNK: usize = 1 << CHUNK_LOG2;
 const CHUNKS: usize = MR_MAX / CHUNK;
 /// In the key field of a slot: nothing is registered.
 pub(super) const NO_KEY: u32 = 0;
-/// In the rights of a slot, beside those of [`Access`]: the slot is variable.
+/// In the rights of a slot, beside those of [`Access`]: the slot is variable, or its memory is not accessed directly; a lookup takes
+/// the long way.
 pub(super) const VARIABLE: u32 = 1 << 31;
 /// In the rights of a slot: it is a memory window, whose key grants nothing locally.
 pub(super) const WINDOW: u32 = 1 << 30;
+/// In the rights of a slot: it is a null region, which has every address and no memory.
+const NOWHERE: u32 = 1 << 29;
 
 const _: () = assert!(MR_MAX <= 1 << (32 - TAG_BITS), "a key names every slot");
 const _: () = assert!(MR_MAX.is_multiple_of(CHUNK));
 const _: () = assert!(size_of::<Slot>() == 64, "a lookup touches one cache line");
-const _: () = assert!(Access::all().bits() & (VARIABLE | WINDOW) == 0);
+const _: () = assert!(Access::all().bits() & (VARIABLE | WINDOW | NOWHERE) == 0);
 
 /// Why a registration or deregistration was refused: a mistake of the caller, or the table is full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -215,7 +218,11 @@ impl Slot {
         if access & need.bits() != need.bits() {
             return Err(KeyFault::NoAccess);
         }
-        placed
+        Ok(match placed? {
+            place if access & NOWHERE != 0 => place.nowhere(),
+            place if access & Access::ON_DEMAND.bits() != 0 => place.by_kernel(),
+            place => place,
+        })
     }
 }
 
@@ -252,7 +259,8 @@ pub(super) fn region(pd: PdId, memory: UserMemory, access: Access) -> Result<Gra
     }
     let start = if access.contains(Access::ZERO_BASED) { 0 } else { memory.iova() };
     addr.checked_add(len).and(start.checked_add(len)).ok_or(MemError::InvalidRange)?;
-    Ok(Grant { pd, access: access.bits(), qpn: 0, start, addr, len })
+    let mark = if access.contains(Access::ON_DEMAND) { VARIABLE } else { 0 };
+    Ok(Grant { pd, access: access.bits() | mark, qpn: 0, start, addr, len })
 }
 
 /// Host address of the `len` bytes at `va`, of a region of `size` bytes at host address `addr` whose first byte requests call
@@ -307,10 +315,23 @@ impl MrTable {
         access: Access,
         random: u32,
     ) -> Result<u32, MemError> {
-        let grant = region(pd, memory, access)?;
+        self.issue_region(&region(pd, memory, access)?, random)
+    }
+
+    /// Registers a null region: its key grants every address to local access, and there is no memory: what is scattered to it is
+    /// gone, what is gathered from it are zeros. Peers get nothing by it.
+    ///
+    /// # Errors
+    /// [`MemError::Full`].
+    pub fn register_null(&self, pd: PdId, random: u32) -> Result<u32, MemError> {
+        let access = Access::LOCAL_WRITE.bits() | VARIABLE | NOWHERE;
+        self.issue_region(&Grant { pd, access, qpn: 0, start: 0, addr: 0, len: u64::MAX }, random)
+    }
+
+    fn issue_region(&self, grant: &Grant, random: u32) -> Result<u32, MemError> {
         let mut free = self.free();
-        let (index, key) = free.issue(random, Kind::Region, pd).ok_or(MemError::Full)?;
-        self.slot_at(index).publish(key, &grant);
+        let (index, key) = free.issue(random, Kind::Region, grant.pd).ok_or(MemError::Full)?;
+        self.slot_at(index).publish(key, grant);
         Ok(key)
     }
 

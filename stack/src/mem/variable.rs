@@ -177,7 +177,8 @@ impl MrTable {
         }
         let addr = region.addr + offset;
         let start = if bind.access.contains(Access::ZERO_BASED) { 0 } else { bind.addr };
-        let access = bind.access.bits() | VARIABLE | WINDOW;
+        // Its memory is reached as that of the region.
+        let access = bind.access.bits() | region.access & Access::ON_DEMAND.bits() | VARIABLE | WINDOW;
         Ok(Grant { pd: bind.pd, access, qpn: 0, start, addr, len: bind.len })
     }
 

@@ -6,20 +6,29 @@
 //! has passed a turn boundary after its key was revoked (`device` waits for that when it deregisters, and a shard that
 //! died is in no turn), and whoever registered the range vouched for it ([`UserMemory`](crate::mem::UserMemory)). A
 //! place says how long it is, and nothing is opened beyond.
+//!
+//! Memory that may be unmapped at any moment is not opened: the kernel copies ([`racy::kernel`]), and an access that it refuses
+//! fails as one without the right to it does.
 
 use core::sync::atomic::Ordering;
 
 use crate::id::PdId;
-use crate::mem::{Access, KnownKey, MrTable, Place, Sge, sge};
+use crate::mem::{Access, Indirect, KnownKey, MrTable, Place, Sge, sge};
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
-use crate::racy;
+use crate::racy::{self, kernel};
 use crate::wire::icrc::OnePass;
 use crate::wire::{Header, ICRC_LEN, Template};
 
-/// A local key, range or right is not good: nothing was copied.
+/// A local key, range or right is not good: nothing was copied. Or some of the bytes are not mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LocalProtection;
+
+impl From<kernel::NotMapped> for LocalProtection {
+    fn from(_: kernel::NotMapped) -> Self {
+        Self
+    }
+}
 
 /// Memory of one protection domain, as seen within one turn.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +44,7 @@ impl Memory<'_> {
     #[inline]
     pub fn gather(&self, sges: &[Sge], offset: u64, to: &mut [u8]) -> Result<(), LocalProtection> {
         if let Some(piece) = sge::sole(sges, offset, to.len()) {
-            read(self.check(&piece, Access::empty())?, to);
-            return Ok(());
+            return read(self.check(&piece, Access::empty())?, to);
         }
         self.gather_pieces(sges, offset, to)
     }
@@ -74,7 +82,7 @@ impl Memory<'_> {
         for piece in sge::pieces(sges, offset, to.len() as u64).ok_or(LocalProtection)? {
             let len = piece.length as usize;
             let from = self.check(&piece, Access::empty())?;
-            read(from, &mut to[done..done + len]);
+            read(from, &mut to[done..done + len])?;
             done += len;
         }
         Ok(())
@@ -96,7 +104,7 @@ impl Memory<'_> {
             return self.scatter_pieces(sges, offset, from, last);
         };
         let to = self.check_known(known, &piece)?;
-        write(to, from, last);
+        write(to, from, last)?;
         Ok(to.addr().wrapping_add(from.len() as u64))
     }
 
@@ -116,7 +124,7 @@ impl Memory<'_> {
         for piece in pieces {
             let len = piece.length as usize;
             let to = self.check(&piece, Access::LOCAL_WRITE)?;
-            write(to, &from[done..done + len], last && done + len == from.len());
+            write(to, &from[done..done + len], last && done + len == from.len())?;
             done += len;
             end = to.addr().wrapping_add(len as u64);
         }
@@ -155,21 +163,21 @@ impl<'a> Gather<'a> {
         let Some(piece) = sge::sole(core::slice::from_ref(element), 0, to.len()) else {
             return Err(LocalProtection);
         };
-        read_short(self.memory.check_known(&mut self.known, &piece)?, to);
-        Ok(())
+        read_short(self.memory.check_known(&mut self.known, &piece)?, to)
     }
 }
 
 /// [`read`] for what is mostly short: 16 to 64 bytes go by way of registers, without a call.
 #[inline(always)]
-pub fn read_short(place: Place, to: &mut [u8]) {
+pub fn read_short(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
     const BLOCK: usize = racy::BLOCK;
     let len = to.len();
     if !(BLOCK..=4 * BLOCK).contains(&len) {
         return read(place, to);
     }
     // SAFETY: as in `read`.
-    let (from, to) = (unsafe { place.open(len) }, to.as_mut_ptr());
+    let Some(from) = (unsafe { place.open(len) }) else { return read_indirect(place, to) };
+    let to = to.as_mut_ptr();
     // SAFETY: as in `read`: all blocks lie inside of the `len` bytes on both sides.
     let block = |at: usize| unsafe { racy::read_block(from.add(at), to.add(at)) };
     // The first and the last block, and where these do not meet, the ones next to them: some bytes twice.
@@ -179,14 +187,41 @@ pub fn read_short(place: Place, to: &mut [u8]) {
         block(BLOCK);
         block(len - 2 * BLOCK);
     }
+    Ok(())
 }
 
 /// Copies the first bytes of a place in registered memory into `to`.
 #[inline]
-pub fn read(place: Place, to: &mut [u8]) {
+pub fn read(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
     // SAFETY: the place was looked up in this turn, so it is mapped (module comment); `to` is a packet buffer or a
     // local, never registered memory. A concurrent writer can make the bytes stale or mixed, as on any RDMA device.
-    unsafe { racy::read(place.open(to.len()), to.as_mut_ptr(), to.len()) }
+    unsafe {
+        let Some(from) = place.open(to.len()) else { return read_indirect(place, to) };
+        racy::read(from, to.as_mut_ptr(), to.len());
+    }
+    Ok(())
+}
+
+#[cold]
+#[inline(never)]
+fn read_indirect(place: Place, to: &mut [u8]) -> Result<(), LocalProtection> {
+    match place.indirect() {
+        Indirect::ByKernel(from) => Ok(kernel::read(from, to)?),
+        Indirect::Nowhere => {
+            to.fill(0);
+            Ok(())
+        }
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn write_indirect(place: Place, from: &[u8], last: bool) -> Result<(), LocalProtection> {
+    match place.indirect() {
+        // SAFETY: the place was looked up for writing: the program has registered whatever it has mapped there.
+        Indirect::ByKernel(to) => Ok(unsafe { kernel::write(to, from, last) }?),
+        Indirect::Nowhere => Ok(()),
+    }
 }
 
 /// A long packet: its headers stand here, its payload where the program has it, until both are written in one pass. In the turn
@@ -219,14 +254,15 @@ impl LongPacket {
         if fits { template.one_pass() } else { None }
     }
 
-    /// Lays out a packet whose payload is at this place, for which there is a [`LongPacket::pass`]. Returns how long its frame
-    /// is.
+    /// Lays out a packet whose payload is at this [direct](Place::is_direct) place, for which there is a [`LongPacket::pass`].
+    /// Returns how long its frame is.
     #[inline(always)]
     pub fn lay_out(&mut self, pass: OnePass, template: &Template, header: &Header, place: Place) -> usize {
         assert!(header.payload_len >= Self::PAYLOAD_MIN, "there is no pass for {} bytes", header.payload_len);
         let at = template.begin(&mut self.head, header);
         let first = &mut self.head[at..];
-        read(place, first);
+        let read = read(place, first);
+        debug_assert!(read.is_ok(), "what may not be mapped is not laid out");
         self.rest = place.behind(first.len());
         debug_assert_eq!(place.len(), u64::from(header.payload_len));
         self.pass = Some(pass);
@@ -249,7 +285,10 @@ impl LongPacket {
         let len = self.rest.len() as usize;
         // SAFETY: as in `read`, of the rest of the payload; the frame has room for head and rest, and `lay_out` saw to it that
         // the rest is long enough.
-        let icrc = unsafe { pass.write(frame.as_mut_ptr(), &self.head, self.rest.open(len), len) };
+        let icrc = unsafe {
+            let rest = self.rest.open(len).expect("what may not be mapped is not laid out");
+            pass.write(frame.as_mut_ptr(), &self.head, rest, len)
+        };
         template.finish(frame, icrc);
     }
 }
@@ -257,9 +296,9 @@ impl LongPacket {
 /// Copies `from` to the start of a place in registered memory. With `last` the last byte is stored last, with release:
 /// programs spin on the last byte of a message.
 #[inline(always)]
-pub fn write(place: Place, from: &[u8], last: bool) {
+pub fn write(place: Place, from: &[u8], last: bool) -> Result<(), LocalProtection> {
     // SAFETY: the place was looked up for writing in this turn, so it is mapped and writable (module comment).
-    let to = unsafe { place.open(from.len()) };
+    let Some(to) = (unsafe { place.open(from.len()) }) else { return write_indirect(place, from, last) };
     match from {
         [body @ .., tail] if last => {
             // SAFETY: as above, of all but the last byte, and of it.
@@ -271,6 +310,7 @@ pub fn write(place: Place, from: &[u8], last: bool) {
         // SAFETY: as above.
         _ => unsafe { write_at(to, from) },
     }
+    Ok(())
 }
 
 /// Copies what is mostly short: 16 to 64 bytes go by way of registers, without a call, as in [`read_short`].
@@ -295,25 +335,28 @@ unsafe fn write_at(to: *mut u8, from: &[u8]) {
     block(len - BLOCK);
 }
 
-/// The word at a place.
+/// The word at a place; `None` for an indirect one.
 ///
 /// # Panics
 /// If it is none: the responder has refused such an address.
 #[inline]
-fn word(place: Place) -> *mut u64 {
+fn word(place: Place) -> Option<*mut u64> {
     assert!(place.addr().is_multiple_of(8), "a word at {:#x}", place.addr());
     // SAFETY: the place was looked up for writing, or for atomics, in this turn, so it is mapped and writable (module
     // comment).
-    unsafe { place.open(8).cast() }
+    unsafe { place.open(8) }.map(<*mut u8>::cast)
 }
 
 /// ATOMIC WRITE: stores the eight bytes of `from` at a place in one step, with release. Does nothing with any other
-/// number of bytes, which the responder has refused.
+/// number of bytes, which the responder has refused. The kernel copies in any number of steps, so memory that may not be mapped is
+/// refused too.
 #[cold]
-pub fn store(place: Place, from: &[u8]) {
-    let Ok(bytes) = <[u8; 8]>::try_from(from) else { return };
+pub fn store(place: Place, from: &[u8]) -> Result<(), LocalProtection> {
+    let Ok(bytes) = <[u8; 8]>::try_from(from) else { return Ok(()) };
+    let word = word(place).ok_or(LocalProtection)?;
     // SAFETY: it is a word, mapped and writable.
-    unsafe { racy::store_u64(word(place), u64::from_ne_bytes(bytes)) }
+    unsafe { racy::store_u64(word, u64::from_ne_bytes(bytes)) }
+    Ok(())
 }
 
 /// FLUSH to global visibility: what this core has stored is visible to every CPU before anything after it. Memory is
@@ -324,17 +367,30 @@ pub fn flush() {
 }
 
 /// COMPARE&SWAP (`swap`) or FETCH&ADD on the host-order word at a place; returns what it held. A CPU atomic:
-/// atomic against other shards and against the program.
-pub fn atomic(place: Place, swap: bool, swap_add: u64, compare: u64) -> u64 {
-    let word = word(place);
+/// atomic against other shards and against the program. In memory that may not be mapped it is atomic against others of its kind.
+pub fn atomic(place: Place, swap: bool, swap_add: u64, compare: u64) -> Result<u64, LocalProtection> {
+    let Some(word) = word(place) else { return atomic_indirect(place, swap, swap_add, compare) };
     // SAFETY: it is a word, mapped and writable.
-    unsafe {
+    Ok(unsafe {
         if swap {
             racy::compare_exchange_u64(word, compare, swap_add)
         } else {
             racy::fetch_add_u64(word, swap_add)
         }
-    }
+    })
+}
+
+#[cold]
+#[inline(never)]
+fn atomic_indirect(place: Place, swap: bool, swap_add: u64, compare: u64) -> Result<u64, LocalProtection> {
+    let Indirect::ByKernel(at) = place.indirect() else { return Err(LocalProtection) };
+    let new = |word: u64| match swap {
+        true if word == compare => swap_add,
+        true => word,
+        false => word.wrapping_add(swap_add),
+    };
+    // SAFETY: the place was looked up for atomics: the program has registered whatever it has mapped there.
+    Ok(unsafe { kernel::update(at, new) }?)
 }
 
 #[cfg(test)]

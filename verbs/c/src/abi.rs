@@ -5,6 +5,31 @@
 
 include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
 
+/// FLUSH: key, address, length, placement, level.
+pub(crate) type WrFlush = Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, usize, u8, u8)>;
+
+/// `struct ibv_qp_ex` of every release: programs of a later one than the headers at hand find FLUSH where they look for it.
+#[repr(C)]
+pub(crate) struct QpEx {
+    pub ex: ibv_qp_ex,
+    #[cfg(not(flush_in_headers))]
+    pub wr_flush: WrFlush,
+}
+
+impl QpEx {
+    /// Where its function for FLUSH goes.
+    pub(crate) fn wr_flush(&mut self) -> &mut WrFlush {
+        #[cfg(flush_in_headers)]
+        {
+            &mut self.ex.wr_flush
+        }
+        #[cfg(not(flush_in_headers))]
+        {
+            &mut self.wr_flush
+        }
+    }
+}
+
 /// A structure of C that is all zeros.
 ///
 /// # Safety
@@ -21,6 +46,7 @@ const _: () = assert!(
         && core::mem::offset_of!(verbs_context, sz) + 8 == core::mem::offset_of!(verbs_context, context)
         && size_of::<ibv_qp>() == 160
         && size_of::<ibv_qp_ex>() >= 352
+        && size_of::<QpEx>() >= 360
         && size_of::<ibv_cq>() == 128
         && size_of::<ibv_cq_ex>() == 288
         && size_of::<ibv_wc>() == 48

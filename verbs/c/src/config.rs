@@ -12,6 +12,7 @@
 //! | `ROCE_SHARDS` | shards | 1 |
 //! | `ROCE_STATS` | a socket, or a directory for it, on which `roce-stat` finds the counters | none |
 //! | `ROCE_PCAP` | a file that every frame is written to | none |
+//! | `ROCE_MEMORY` | `on-demand`: regions are registered on demand, so that memory that is unmapped too early is an error of the request | `mapped` |
 //! | `ROCE_XRCD` | `process`: processes that open an XRC domain by the same file have one each, as on hosts of their own | the second is refused |
 //!
 //! Without an address the first process of a user that uses a port of that name has 10.77.0.1, and whoever comes next the lowest
@@ -22,6 +23,7 @@ use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use verbs::port::PortSpec;
 use verbs::{DeviceConfig, Drive, Mac};
@@ -70,12 +72,22 @@ pub(crate) fn read() -> Result<Config, String> {
     device.mtu = value("ROCE_MTU")?.unwrap_or(device.mtu);
     device.shards = value("ROCE_SHARDS")?.unwrap_or(1);
     device.drive = value::<DriveValue>("ROCE_DRIVE")?.map_or(Drive::Caller, |drive| drive.0);
+    let on_demand = value::<Memory>("ROCE_MEMORY")? == Some(Memory::OnDemand);
+    ON_DEMAND.store(on_demand, Ordering::Relaxed);
     device.stats = env::var_os("ROCE_STATS").map(PathBuf::from);
     device.pcap = env::var_os("ROCE_PCAP").map(PathBuf::from);
     // A process that meets another one there may come first.
     device.assume_link = meets;
     device.port = port.into();
     Ok(Config { device, place, lazy })
+}
+
+/// What `ROCE_MEMORY` said when the device was opened.
+static ON_DEMAND: AtomicBool = AtomicBool::new(false);
+
+/// Whether every region is to be one on demand.
+pub(crate) fn memory_on_demand() -> bool {
+    ON_DEMAND.load(Ordering::Relaxed)
 }
 
 /// Whether processes of this host take XRC domains as processes of several hosts do.
@@ -128,6 +140,25 @@ impl FromStr for DriveValue {
     }
 }
 
+/// How regions are registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Memory {
+    Mapped,
+    OnDemand,
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "mapped" => Ok(Self::Mapped),
+            "on-demand" => Ok(Self::OnDemand),
+            _ => Err("it is mapped, or on-demand".into()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +172,8 @@ mod tests {
         let drive = |text: &str| text.parse::<DriveValue>().map(|drive| drive.0);
         assert_eq!(drive("caller"), Ok(Drive::Caller));
         assert_eq!(drive("dedicated:0,3"), Ok(Drive::Dedicated { cores: vec![0, 3] }));
+        assert_eq!("on-demand".parse(), Ok(Memory::OnDemand));
+        assert!("pinned".parse::<Memory>().unwrap_err().contains("on-demand"));
         assert!(drive("dedicated:x").is_err() && drive("spin").is_err());
     }
 }

@@ -21,7 +21,7 @@ use crate::errno::{EINVAL, EOPNOTSUPP, Errno, Result};
 use crate::event::Waiting;
 use crate::guard::{minus_one, number, pointer};
 use crate::object::{Kind, Object};
-use crate::{cq, mw, pd, qp, srq, xrcd};
+use crate::{config, cq, mr, mw, pd, qp, srq, xrcd};
 
 /// `struct ibv_context`, inside of `struct verbs_context`.
 pub(crate) struct Context {
@@ -174,6 +174,7 @@ fn open_counted(process: &engine::Process) -> Result<*mut ibv_context> {
     public.alloc_td = Some(pd::alloc_td);
     public.dealloc_td = Some(pd::dealloc_td);
     public.alloc_parent_domain = Some(pd::alloc_parent_domain);
+    public.alloc_null_mr = Some(mr::alloc_null_mr);
     let context = &mut public.context;
     context.device = the_device();
     context.cmd_fd = cmd.as_raw_fd();
@@ -253,6 +254,8 @@ fn device_attr(device: &Verbs) -> ibv_device_attr {
     to.max_qp_init_rd_atom = attr.max_qp_init_rd_atom.into();
     to.atomic_cap = match attr.atomic_cap {
         AtomicCap::None => abi::IBV_ATOMIC_NONE,
+        // Atomics on memory on demand are atomic with each other.
+        AtomicCap::Glob if config::memory_on_demand() => abi::IBV_ATOMIC_HCA,
         AtomicCap::Hca => abi::IBV_ATOMIC_HCA,
         AtomicCap::Glob => abi::IBV_ATOMIC_GLOB,
     };
@@ -317,10 +320,24 @@ unsafe extern "C" fn query_device_ex(
         to.hca_core_clock = more.hca_core_clock;
         to.device_cap_flags_ex = more.device_cap_flags.bits();
         to.phys_port_cnt_ex = more.phys_port_cnt.into();
+        if more.on_demand {
+            put_odp_caps(&mut to);
+        }
         // SAFETY: as C promises.
         unsafe { put_sized(&to, attr, size) };
         Ok(())
     })
+}
+
+/// What may be done on memory on demand: everything that only copies. An atomic is none with the processor there.
+fn put_odp_caps(to: &mut ibv_device_attr_ex) {
+    let messages = abi::IBV_ODP_SUPPORT_SEND | abi::IBV_ODP_SUPPORT_RECV | abi::IBV_ODP_SUPPORT_SRQ_RECV;
+    let reliable = messages | abi::IBV_ODP_SUPPORT_WRITE | abi::IBV_ODP_SUPPORT_READ;
+    to.odp_caps.general_caps = abi::IBV_ODP_SUPPORT.into();
+    let each = &mut to.odp_caps.per_transport_caps;
+    (each.rc_odp_caps, to.xrc_odp_caps) = (reliable, reliable);
+    each.uc_odp_caps = abi::IBV_ODP_SUPPORT_SEND | abi::IBV_ODP_SUPPORT_RECV | abi::IBV_ODP_SUPPORT_WRITE;
+    each.ud_odp_caps = messages;
 }
 
 fn port_attr(port: &PortAttr) -> ibv_port_attr {

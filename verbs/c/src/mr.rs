@@ -3,17 +3,39 @@
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::{PoisonError, RwLock};
 
-use verbs::{Mr as Verbs, Rereg};
+use verbs::{Access, Mr as Verbs, NullMr, Rereg};
 
 use crate::abi::{self, ibv_mr, ibv_pd};
-use crate::attr::access;
+use crate::attr;
+use crate::config;
 use crate::errno::{self, EINVAL, Errno, Result};
 use crate::guard::{guarded, number, pointer};
 use crate::object::{Kind, Object};
 use crate::pd;
 
-/// `struct ibv_mr`. In a lock for `ibv_rereg_mr`.
-pub(crate) struct Mr(RwLock<Verbs>);
+/// `struct ibv_mr`.
+#[allow(clippy::large_enum_variant, reason = "most are regions")]
+pub(crate) enum Mr {
+    /// In a lock for `ibv_rereg_mr`.
+    Region(RwLock<Verbs>),
+    /// One without memory, which is only there.
+    Null(#[expect(dead_code, reason = "ends when it is dropped")] NullMr),
+}
+
+impl Mr {
+    fn region(&self) -> Result<&RwLock<Verbs>> {
+        match self {
+            Self::Region(region) => Ok(region),
+            Self::Null(_) => Err(EINVAL),
+        }
+    }
+}
+
+/// Rights as C gives them, and what the user of the program chose for every region.
+fn access(bits: u32) -> Access {
+    let chosen = if config::memory_on_demand() { Access::ON_DEMAND } else { Access::empty() };
+    attr::access(bits) | chosen
+}
 
 impl Kind for Mr {
     type Public = ibv_mr;
@@ -24,20 +46,21 @@ impl Kind for Mr {
 /// Calls `with` with the region that a program names.
 ///
 /// # Errors
-/// As [`Object::of`].
+/// As [`Object::of`]; `EINVAL` for a null region.
 ///
 /// # Safety
 /// As [`Object::of`].
 pub(crate) unsafe fn with<T>(mr: *mut ibv_mr, with: impl FnOnce(&Verbs) -> T) -> Result<T> {
     // SAFETY: as the caller promises.
     let mr = unsafe { Object::<Mr>::of(mr)? };
-    Ok(with(&mr.private().0.read().unwrap_or_else(PoisonError::into_inner)))
+    Ok(with(&mr.private().region()?.read().unwrap_or_else(PoisonError::into_inner)))
 }
 
 fn create(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: Option<u64>, bits: u32) -> *mut ibv_mr {
     pointer(|| {
         let access = access(bits);
-        // SAFETY: as C promises; by registering it, C also promises that the memory stays mapped until it is deregistered.
+        // SAFETY: as C promises; by registering it, C also promises that the memory stays mapped until it is deregistered, unless it
+        // is registered on demand.
         let (mr, context) = unsafe {
             let domain = pd::of(pd)?;
             let mr = match iova {
@@ -47,7 +70,18 @@ fn create(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: Option<u64>, 
             (mr?, (*pd).context)
         };
         let public = ibv_mr { context, pd, addr, length, handle: 0, lkey: mr.lkey(), rkey: mr.rkey() };
-        Ok(Object::<Mr>::create(public, Mr(RwLock::new(mr))))
+        Ok(Object::<Mr>::create(public, Mr::Region(RwLock::new(mr))))
+    })
+}
+
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(|| {
+        // SAFETY: as C promises.
+        let (mr, context) = unsafe { (pd::of(pd)?.alloc_null_mr()?, (*pd).context) };
+        let (addr, length) = (core::ptr::null_mut(), usize::MAX);
+        // It is for this side alone.
+        let public = ibv_mr { context, pd, addr, length, handle: 0, lkey: mr.lkey(), rkey: 0 };
+        Ok(Object::<Mr>::create(public, Mr::Null(mr)))
     })
 }
 
@@ -86,9 +120,11 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     number(|| {
+        #[allow(clippy::result_large_err, reason = "the object comes back with the error")]
         let end = |mr: Mr| {
-            let dereg = mr.0.into_inner().unwrap_or_else(PoisonError::into_inner).dereg();
-            dereg.map_err(|(error, mr)| (Errno::from(error), Mr(RwLock::new(mr))))
+            let Mr::Region(region) = mr else { return Ok(()) };
+            let dereg = region.into_inner().unwrap_or_else(PoisonError::into_inner).dereg();
+            dereg.map_err(|(error, mr)| (Errno::from(error), Mr::Region(RwLock::new(mr))))
         };
         // SAFETY: as C promises.
         unsafe { Object::<Mr>::destroy(mr, end) }
@@ -117,7 +153,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         // SAFETY: as C promises, and as for a new region.
         unsafe {
             let object = Object::<Mr>::of(mr)?;
-            let mut region = object.private().0.write().unwrap_or_else(PoisonError::into_inner);
+            let mut region = object.private().region()?.write().unwrap_or_else(PoisonError::into_inner);
             let change = Rereg {
                 pd: if has(abi::IBV_REREG_MR_CHANGE_PD) { Some(pd::of(pd)?) } else { None },
                 len: None,

@@ -10,7 +10,9 @@ use verbs::{
     AttrMask, EventElement, Pd, Qp as Verbs, QpAttr, QpInitAttr, QpType, SendOpsFlags, VerbsError, XrcTarget,
 };
 
-use crate::abi::{self, ibv_context, ibv_ece, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr};
+use crate::abi::{
+    self, QpEx, ibv_context, ibv_ece, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr,
+};
 use crate::abi::{ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, rdma_cm_id};
 use crate::attr::{self, attr_mask};
 use crate::context;
@@ -42,7 +44,7 @@ pub(crate) enum Handle {
 }
 
 impl Kind for Qp {
-    type Public = ibv_qp_ex;
+    type Public = QpEx;
     type Private = Self;
     const TAG: u64 = u64::from_be_bytes(*b"qp\0\0\0\0\0\0");
 }
@@ -146,11 +148,11 @@ pub(crate) unsafe fn create_with(
     let qp = make(domain, &init)?;
     attr.cap = attr::cap_to(&qp.cap());
     // SAFETY: numbers, pointers, functions that may be NULL, a mutex and a condition whose first state is all zeros.
-    let mut public: ibv_qp_ex = unsafe { abi::zeroed() };
+    let mut public: QpEx = unsafe { abi::zeroed() };
     if wanted.send_ops.is_some() {
         wr_ex::put_calls(&mut public);
     }
-    let base = &mut public.qp_base;
+    let base = &mut public.ex.qp_base;
     (base.pd, base.send_cq, base.recv_cq, base.srq) = (attr.pd, attr.send_cq, attr.recv_cq, attr.srq);
     (base.qp_context, base.qp_num, base.qp_type) = (attr.qp_context, qp.qp_num().get(), attr.qp_type);
     base.state = qp.state().map_or(abi::IBV_QPS_RESET, |state| state as u32);
@@ -172,8 +174,8 @@ pub(crate) fn create_target(
     target: XrcTarget,
 ) -> *mut ibv_qp {
     // SAFETY: numbers, pointers, functions that may be NULL, a mutex and a condition whose first state is all zeros.
-    let mut public: ibv_qp_ex = unsafe { abi::zeroed() };
-    let base = &mut public.qp_base;
+    let mut public: QpEx = unsafe { abi::zeroed() };
+    let base = &mut public.ex.qp_base;
     (base.qp_context, base.qp_num, base.qp_type) = (qp_context, target.qp_num().get(), abi::IBV_QPT_XRC_RECV);
     base.state = target.state() as u32;
     let state = Qp {
@@ -186,10 +188,10 @@ pub(crate) fn create_target(
     give(context, public, state)
 }
 
-fn give(context: *mut ibv_context, mut public: ibv_qp_ex, state: Qp) -> *mut ibv_qp {
-    public.qp_base.context = context;
-    public.qp_base.handle = public.qp_base.qp_num;
-    let element = EventElement::Qp(verbs::Qpn::new(public.qp_base.qp_num));
+fn give(context: *mut ibv_context, mut public: QpEx, state: Qp) -> *mut ibv_qp {
+    public.ex.qp_base.context = context;
+    public.ex.qp_base.handle = public.ex.qp_base.qp_num;
+    let element = EventElement::Qp(verbs::Qpn::new(public.ex.qp_base.qp_num));
     let qp = Object::<Qp>::create(public, state).cast::<ibv_qp>();
     engine::current().named().insert(element, qp as usize);
     qp
@@ -298,7 +300,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp
         // SAFETY: as C promises.
         let (object, from) = unsafe { (Object::<Qp>::of(qp.cast())?, from.as_ref().ok_or(EINVAL)?) };
         // SAFETY: the structure of a living object.
-        let mask = attr_mask(mask, unsafe { (*object.public()).qp_base.qp_type });
+        let mask = attr_mask(mask, unsafe { (*object.public()).ex.qp_base.qp_type });
         let attr = attr::qp_attr(from, mask)?;
         match &object.private().handle {
             Handle::Qp(qp) => qp.modify(&attr, mask)?,
@@ -306,7 +308,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, from: *mut ibv_qp
         }
         if mask.contains(AttrMask::STATE) {
             // SAFETY: the structure of a living object; programs only read the state.
-            unsafe { (*object.public()).qp_base.state = from.qp_state };
+            unsafe { (*object.public()).ex.qp_base.state = from.qp_state };
         }
         Ok(())
     })
@@ -331,8 +333,8 @@ unsafe extern "C" fn ibv_query_qp(
         *to = attr::qp_attr_to(&attr);
         // SAFETY: the structure of a living object; programs only read the state.
         let base = unsafe {
-            (*object.public()).qp_base.state = to.qp_state;
-            &(*object.public()).qp_base
+            (*object.public()).ex.qp_base.state = to.qp_state;
+            &(*object.public()).ex.qp_base
         };
         // SAFETY: as C promises.
         if let Some(init) = unsafe { init.as_mut() } {

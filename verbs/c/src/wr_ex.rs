@@ -3,9 +3,9 @@
 use core::ffi::{c_int, c_void};
 use std::io::IoSlice;
 
-use verbs::{Qpn, SendFlags, SendOpsFlags, Sge, WrPost};
+use verbs::{FlushLevel, FlushPlacement, Qpn, SendFlags, SendOpsFlags, Sge, WrPost};
 
-use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
+use crate::abi::{QpEx, ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 use crate::errno::{EINVAL, Errno, Result};
 use crate::guard::{guarded, number};
 use crate::object::Object;
@@ -13,11 +13,12 @@ use crate::qp::{Handle, Qp};
 use crate::{ah, mw};
 
 /// The operations that the structure has a function for.
-pub(crate) const CALLS: SendOpsFlags =
-    SendOpsFlags::all().difference(SendOpsFlags::TSO).difference(SendOpsFlags::FLUSH);
+pub(crate) const CALLS: SendOpsFlags = SendOpsFlags::all().difference(SendOpsFlags::TSO);
 
 /// Gives a queue pair its functions. All that the structure has are there: one whose operation was not asked for fails the list.
-pub(crate) fn put_calls(to: &mut ibv_qp_ex) {
+pub(crate) fn put_calls(to: &mut QpEx) {
+    *to.wr_flush() = Some(wr_flush);
+    let to = &mut to.ex;
     to.wr_start = Some(wr_start);
     to.wr_complete = Some(wr_complete);
     to.wr_abort = Some(wr_abort);
@@ -54,7 +55,7 @@ pub(crate) struct Building {
 #[inline]
 unsafe fn place<'a>(qp: *mut ibv_qp_ex) -> Result<&'a mut Option<Building>> {
     // SAFETY: as the caller promises.
-    Ok(unsafe { &mut *Object::<Qp>::of(qp)?.private().list.get() })
+    Ok(unsafe { &mut *Object::<Qp>::of(qp.cast())?.private().list.get() })
 }
 
 /// Goes on with the list, with the tag and flags that C has put into the structure. Without a list, and in a list that has
@@ -83,7 +84,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     let _ = guarded(|| {
         // SAFETY: as C promises.
         unsafe {
-            let state = Object::<Qp>::of(qp)?.private();
+            let state = Object::<Qp>::of(qp.cast())?.private();
             let Handle::Qp(verbs) = &state.handle else { return Err(EINVAL) };
             // It stands still, and the list ends before it: `destroy` sees to that.
             let verbs: &'static verbs::Qp = &*core::ptr::from_ref(&**verbs);
@@ -145,6 +146,15 @@ builders! {
     wr_atomic_write(rkey: u32, addr: u64, data: *const c_void) = |list| {
         // 8 bytes, copied now.
         list.atomic_write(rkey, addr, data.cast::<[u8; 8]>().as_ref().ok_or(EINVAL)?);
+    };
+    wr_flush(rkey: u32, addr: u64, length: usize, placement: u8, level: u8) = |list| {
+        let placement = FlushPlacement::from_bits(placement).ok_or(EINVAL)?;
+        let level = match level {
+            0 => FlushLevel::Range,
+            1 => FlushLevel::Mr,
+            _ => return Err(EINVAL),
+        };
+        list.flush(rkey, addr, u32::try_from(length).map_err(|_| EINVAL)?, placement, level);
     };
     wr_local_inv(rkey: u32) = |list| list.local_inv(rkey);
     wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = |list| {

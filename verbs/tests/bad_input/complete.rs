@@ -70,6 +70,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("PortError::Eal", "verbs/tests/lazy.rs", "the_first_queue_pair_starts_the_port"),
     // Full tables of keys: through the device API, in that module's table.
     ("Pd::alloc_mw", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
+    ("Pd::alloc_null_mr", "verbs/tests/bad_input/memory.rs", "calls_of_memory"),
     // An error that is no refusal.
     ("AtomicWord::compare_exchange", "verbs/tests/lifecycle.rs", "copies_in_and_out_of_a_region"),
     // Errors after a panic.

@@ -75,10 +75,7 @@ pub const CASES: &[Case] = &[
         err(b.pd.reg_mr(64, Access::from_bits_retain(1 << 31)));
         err(b.pd.reg_mr(64, Access::REMOTE_WRITE))
     }),
-    case("Pd::reg_mr", "DeviceError::Access", EOPNOTSUPP, |b| {
-        err(b.pd.reg_mr(64, Access::FLUSH_PERSISTENT));
-        err(b.pd.reg_mr(64, Access::ON_DEMAND))
-    }),
+    case("Pd::reg_mr", "DeviceError::Access", EOPNOTSUPP, |b| err(b.pd.reg_mr(64, Access::FLUSH_PERSISTENT))),
     case("Pd::reg_mr", "VerbsError::NoMemory", ENOMEM, |b| {
         err(b.pd.reg_mr(usize::MAX, Access::empty()));
         err(b.pd.reg_mr(1 << 55, Access::empty()))
@@ -94,6 +91,7 @@ pub const CASES: &[Case] = &[
         let refusal = err(pd.reg_mr(nowhere(0x1000, 1), Access::empty()));
         err(pd.alloc_mr(nowhere(0x1000, 1)));
         err(pd.alloc_mw(MwType::Two));
+        err(pd.alloc_null_mr());
         mrs.pop();
         let mw = pd.alloc_mw(MwType::Two).unwrap();
         assert_eq!(err(pd.alloc_mr(nowhere(0x1000, 1))), refusal);
@@ -174,8 +172,8 @@ pub const CASES: &[Case] = &[
     }),
     case("Mr::rereg", "DeviceError::Access", EOPNOTSUPP, |b| {
         let mut mr = region(b);
-        let refusal = err(mr.rereg(&Rereg { access: Some(Access::ON_DEMAND), ..Rereg::default() }));
-        assert!(!mr.access().contains(Access::ON_DEMAND));
+        let refusal = err(mr.rereg(&Rereg { access: Some(Access::FLUSH_PERSISTENT), ..Rereg::default() }));
+        assert!(!mr.access().contains(Access::FLUSH_PERSISTENT));
         refusal
     }),
     case("Mr::rereg", "VerbsError::NoMemory", ENOMEM, |b| {

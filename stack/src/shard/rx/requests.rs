@@ -93,17 +93,20 @@ impl Env {
                     .map_err(|_| Fault::ReceiveProtection)?;
             }
             Verdict::Write { place, last } => {
-                copy::write(place, pkt.payload, last);
+                copy::write(place, pkt.payload, last).map_err(|_| Fault::RemoteAccess)?;
                 self.keys.placed_to = place.addr().wrapping_add(pkt.payload.len() as u64);
             }
             Verdict::Atomic { place, swap } => {
                 let eth = pkt.atomic();
                 let original = copy::atomic(place, swap, eth.swap_add, eth.compare);
+                let original = original.map_err(|_| Fault::RemoteAccess)?;
                 self.count(Counter::RequestsReceived);
                 qp.responder.accept_atomic(pkt, original);
                 return Ok(());
             }
-            Verdict::Store { place } => copy::store(place, pkt.payload),
+            Verdict::Store { place } => {
+                copy::store(place, pkt.payload).map_err(|_| Fault::RemoteAccess)?;
+            }
             Verdict::Flush => copy::flush(),
             Verdict::Duplicate => {} // has returned
         }

@@ -125,7 +125,9 @@ fn run(qp: &mut Qp, keys: &MrTable, ip_id: &mut u16, frames: &mut [Frame]) -> Op
                 if len > 0 {
                     let place = known.check(keys, rkey, pd, Some(qpn), va, len.into());
                     let Ok(place) = place else { return false };
-                    copy::read_short(place, laid.payload);
+                    if copy::read_short(place, laid.payload).is_err() {
+                        return false;
+                    }
                 }
                 total
             }

@@ -66,7 +66,7 @@ impl Draft<'_> {
                 memory.locate(slot, offset, self.header.payload_len as usize)?
             }
         };
-        Ok(place.map(|place| (pass, place)))
+        Ok(place.filter(|place| place.is_direct()).map(|place| (pass, place)))
     }
 
     /// Writes the packet step by step; [`Template::stamp`] finishes it. Returns its length.
@@ -77,7 +77,7 @@ impl Draft<'_> {
         if len > 0 {
             let to = &mut buffer[at..at + len];
             match self.payload {
-                Payload::At(place) => copy::read(place, to),
+                Payload::At(place) => copy::read(place, to)?,
                 Payload::Message { memory, slot, offset } => memory.fill(slot, offset, to)?,
             }
         }

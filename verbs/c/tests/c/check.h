@@ -96,10 +96,9 @@ static inline void to_init(struct ibv_qp *qp)
 	IS(qp->state, IBV_QPS_INIT);
 }
 
-/* Connects an RC queue pair to another one of the same device. */
-static inline void connect_rc(struct ibv_qp *qp, unsigned int peer, union ibv_gid gid)
+/* Connects an RC queue pair in INIT to another one of the same device. */
+static inline void connect_from_init(struct ibv_qp *qp, unsigned int peer, union ibv_gid gid)
 {
-	to_init(qp);
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
 				    .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
 				    .ah_attr = { .is_global = 1, .port_num = 1,
@@ -111,6 +110,12 @@ static inline void connect_rc(struct ibv_qp *qp, unsigned int peer, union ibv_gi
 	OK(ibv_modify_qp(qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 					   IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 	IS(qp->state, IBV_QPS_RTS);
+}
+
+static inline void connect_rc(struct ibv_qp *qp, unsigned int peer, union ibv_gid gid)
+{
+	to_init(qp);
+	connect_from_init(qp, peer, gid);
 }
 
 /* Waits for a completion, for ever: who runs the program has a limit. */

@@ -57,6 +57,47 @@ static void begin(struct ibv_qp_ex *qpx, uint64_t wr_id)
 	qpx->wr_flags = IBV_SEND_SIGNALED;
 }
 
+/* The structure of queue pairs as later releases have it: one more function. */
+#define LATER_FLUSH (1 << 11)
+#define LATER_WR_FLUSH 352
+
+static void flush(struct ibv_qp_ex *qpx, uint32_t rkey, uint64_t addr, size_t len, uint8_t type, uint8_t level)
+{
+	void (*wr_flush)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
+	memcpy(&wr_flush, (char *)qpx + LATER_WR_FLUSH, sizeof wr_flush);
+	wr_flush(qpx, rkey, addr, len, type, level);
+}
+
+static void flushes(void)
+{
+	struct ibv_mr *flushable = MUST(ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | 1 << 8)); /* FLUSH_GLOBAL */
+	NO_OBJECT(ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | 1 << 9), EOPNOTSUPP); /* FLUSH_PERSISTENT */
+	struct ibv_qp_ex *qpx = make(IBV_QPT_RC, IBV_QP_EX_WITH_RDMA_WRITE | LATER_FLUSH, NULL);
+	struct ibv_qp *qp = &qpx->qp_base;
+	to_init(qp);
+	struct ibv_qp_attr rights = { .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | 1 << 8 };
+	OK(ibv_modify_qp(qp, &rights, IBV_QP_ACCESS_FLAGS));
+	connect_from_init(qp, qp->qp_num, gid);
+	for (int level = 0; level < 2; level++) {
+		begin(qpx, 1);
+		flush(qpx, flushable->rkey, (uintptr_t)memory, 64, 1, level);
+		OK(ibv_wr_complete(qpx));
+		done(8, 1); /* IBV_WC_FLUSH */
+	}
+	/* Neither placement nor level that there is. */
+	const uint8_t wrong[][2] = { { 0, 0 }, { 4, 0 }, { 1, 2 } };
+	for (int i = 0; i < 3; i++) {
+		begin(qpx, 1);
+		flush(qpx, flushable->rkey, (uintptr_t)memory, 64, wrong[i][0], wrong[i][1]);
+		REFUSED(ibv_wr_complete(qpx), EINVAL);
+	}
+	begin(qpx, 1);
+	flush(qpx, flushable->rkey, (uintptr_t)memory, SIZE_MAX, 1, 0);
+	REFUSED(ibv_wr_complete(qpx), EINVAL);
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_dereg_mr(flushable));
+}
+
 static void reliable(void)
 {
 	struct ibv_qp_ex *qpx = make(IBV_QPT_RC, IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
@@ -246,6 +287,7 @@ int main(void)
 	cq = MUST(ibv_create_cq_ex(context, &init));
 	gid = own_gid(context);
 	reliable();
+	flushes();
 	datagrams();
 	extended_reliable();
 	OK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));

@@ -64,7 +64,7 @@ impl Drop for Dir {
 
 /// The programs, one a family of calls or of events in the life of a process.
 const PROGRAMS: &[&str] =
-    &["absent.c", "calls.c", "cm.c", "handles.c", "life.c", "load.c", "services.c", "traffic.c"];
+    &["absent.c", "calls.c", "cm.c", "handles.c", "life.c", "load.c", "memory.c", "services.c", "traffic.c"];
 
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c")
@@ -126,6 +126,11 @@ fn pointers_to_nothing_and_numbers_too_large() {
 #[test]
 fn calls_for_what_there_is_not() {
     run(&Dir::new("absent"), "absent.c", "loopback", &[""]);
+}
+
+#[test]
+fn memory_that_is_unmapped_and_regions_without_memory() {
+    run(&Dir::new("memory"), "memory.c", "loopback", &["", "every-region"]);
 }
 
 #[test]
