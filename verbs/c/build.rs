@@ -9,7 +9,7 @@ use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
 /// Private symbols that the crate defines itself: those that are more than a refusal.
-const OWN: &[&str] = &["ibv_query_gid_type", "verbs_allow_disassociate_destroy"];
+const OWN: &[&str] = &["ibv_query_gid_type", "ibv_wr_opcode_str", "verbs_allow_disassociate_destroy"];
 /// Private functions that return a pointer.
 const POINTERS: &[&str] = &["_verbs_init_and_alloc_context", "verbs_open_device"];
 /// Private functions that return a count, and -1 where they fail.

@@ -9,7 +9,7 @@ use verbs::{AsyncEvent, WcStatus};
 
 use crate::abi::{
     IBV_FORK_UNNEEDED, ibv_event_type, ibv_fork_status, ibv_node_type, ibv_port_state, ibv_rate,
-    ibv_wc_status,
+    ibv_wc_status, ibv_wr_opcode,
 };
 use crate::errno::EINVAL;
 use crate::guard::minus_one;
@@ -39,6 +39,28 @@ extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     event_text(event).unwrap_or(c"unknown").as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ibv_wr_opcode_str(opcode: ibv_wr_opcode) -> *const c_char {
+    let text = match opcode {
+        0 => c"RDMA WRITE",
+        1 => c"RDMA WRITE with immediate data",
+        2 => c"SEND",
+        3 => c"SEND with immediate data",
+        4 => c"RDMA READ",
+        5 => c"COMPARE & SWAP",
+        6 => c"FETCH & ADD",
+        7 => c"local invalidate",
+        8 => c"bind memory window",
+        9 => c"SEND with invalidate",
+        10 => c"segmentation offload",
+        11 => c"the driver's own",
+        14 => c"FLUSH",
+        15 => c"ATOMIC WRITE",
+        _ => c"unknown",
+    };
+    text.as_ptr()
 }
 
 #[unsafe(no_mangle)]

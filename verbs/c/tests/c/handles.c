@@ -375,16 +375,21 @@ static void shared_queues(void)
 	NO_OBJECT(ibv_open_qp(context, &open_attr), EINVAL);
 }
 
+/* In the headers of later releases. */
+const char *ibv_wr_opcode_str(enum ibv_wr_opcode opcode);
+
 /* Numbers that are none of an enumeration's. */
 static void texts(void)
 {
 	for (int n = -3; n < 300; n++) {
 		IS(ibv_node_type_str(n) != NULL && ibv_port_state_str(n) != NULL, 1);
 		IS(ibv_event_type_str(n) != NULL && ibv_wc_status_str(n) != NULL && rdma_event_str(n) != NULL, 1);
+		IS(ibv_wr_opcode_str(n) != NULL, 1);
 		int mult = ibv_rate_to_mult(n), mbps = ibv_rate_to_mbps(n);
 		IS(mult == -1 ? 0 : (int)mult_to_ibv_rate(mult) - n, 0);
 		IS(mbps == -1 ? 0 : (int)mbps_to_ibv_rate(mbps) - n, 0);
 	}
+	IS(strcmp(ibv_wr_opcode_str(IBV_WR_RDMA_READ), "RDMA READ") == 0 && !strcmp(ibv_wr_opcode_str(99), "unknown"), 1);
 	IS(mult_to_ibv_rate(-1), IBV_RATE_MAX);
 	IS(mbps_to_ibv_rate(INT_MIN), IBV_RATE_MAX);
 	IS(strcmp(ibv_get_sysfs_path(), "/sys"), 0);

@@ -33,6 +33,7 @@ const CANNOT_PANIC: &[&str] = &[
     "ibv_event_type_str",
     "ibv_node_type_str",
     "ibv_port_state_str",
+    "ibv_wr_opcode_str",
     "ibv_rate_to_mult",
     "mult_to_ibv_rate",
     "ibv_rate_to_mbps",

@@ -4,6 +4,7 @@
 //! Programs in `tests/c` are compiled against the installed headers and run as processes of their own.
 #![cfg(headers)]
 
+mod abi;
 mod border;
 mod symbols;
 
