@@ -652,16 +652,47 @@ static void *wait_for_ever(void *channel) {
     exit(1);
 }
 
-static void cancellation(void) {
+static void *wait_for_a_request(void *listen) {
+    struct rdma_cm_id *id;
+    rdma_get_request(listen, &id);
+    printf("a listener without requests has one\n");
+    exit(1);
+}
+
+static void *wait_for_a_descriptor(void *unused) {
+    struct pollfd none = {.fd = -1};
+    (void)unused;
+    rpoll(&none, 1, -1);
+    printf("nothing has happened to no descriptor\n");
+    exit(1);
+}
+
+// Threads that wait for what does not come are cancelled, and everything goes on.
+static void cancel(void *(*wait)(void *), void *argument, int patient) {
     void *result;
+    pthread_t thread;
+    MUST(pthread_create(&thread, NULL, wait, argument) == 0);
+    if (patient)
+        usleep(1000); // before it waits, or while it does: both are right
+    MUST(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
+    HOLDS(result == PTHREAD_CANCELED);
+}
+
+static void cancellation(void) {
+    struct rdma_addrinfo *info, hints = {.ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP};
+    struct rdma_cm_id *listen;
+    MUST(rdma_getaddrinfo("0.0.0.0", "0", &hints, &info) == 0);
+    MUST(rdma_create_ep(&listen, info, NULL, NULL) == 0 && rdma_listen(listen, 1) == 0);
+    rdma_freeaddrinfo(info);
+    for (int i = 0; i < 10; i++) {
+        cancel(wait_for_a_request, listen, i % 2);
+        cancel(wait_for_a_descriptor, NULL, i % 2);
+    }
+    rdma_destroy_ep(listen);
     for (int i = 0; i < 20; i++) {
         struct rdma_event_channel *c = rdma_create_event_channel();
-        pthread_t thread;
-        MUST(c && pthread_create(&thread, NULL, wait_for_ever, c) == 0);
-        if (i % 2)
-            usleep(1000);
-        MUST(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
-        HOLDS(result == PTHREAD_CANCELED);
+        MUST(c);
+        cancel(wait_for_ever, c, i % 2);
         rdma_destroy_event_channel(c);
     }
 }

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <rdma/rdma_cma.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -178,6 +179,87 @@ static void exec(const char *self)
 	execl(self, self, "descriptors", before, NULL);
 	perror(self);
 	failures++;
+}
+
+/* Threads of this process; each but the first has every signal blocked that can be, so that the program's handlers run on threads
+ * of the program. */
+static int threads(void)
+{
+	const unsigned long long never = 1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 3ull << 31; /* and two of the C library's */
+	DIR *dir = MUST(opendir("/proc/self/task"));
+	struct dirent *entry;
+	int count = 0;
+	while ((entry = readdir(dir))) {
+		char path[300], line[256];
+		unsigned long long blocked = 0;
+		if (entry->d_name[0] == '.')
+			continue;
+		count++;
+		if (atoi(entry->d_name) == getpid())
+			continue;
+		snprintf(path, sizeof path, "/proc/self/task/%s/status", entry->d_name);
+		FILE *status = fopen(path, "r");
+		while (status && fgets(line, sizeof line, status))
+			sscanf(line, "SigBlk: %llx", &blocked);
+		if (status) { /* or it has just ended */
+			fclose(status);
+			IS(blocked | never, -1ll);
+		}
+	}
+	closedir(dir);
+	return count;
+}
+
+/* Descriptors that are sockets, events and the like: those of a device. */
+static int device_descriptors(void)
+{
+	DIR *dir = MUST(opendir("/proc/self/fd"));
+	struct dirent *entry;
+	int count = 0;
+	while ((entry = readdir(dir))) {
+		char target[256] = "";
+		if (readlinkat(dirfd(dir), entry->d_name, target, sizeof target - 1) > 0 && atoi(entry->d_name) > 2)
+			count += !strncmp(target, "socket:", 7) || !strncmp(target, "anon_inode:", 11);
+	}
+	closedir(dir);
+	return count;
+}
+
+/* What starts when: nothing with the library, nothing outside of the process with the device, and the port with the first object that
+ * needs it. The port is a socket at a path. */
+static void beginnings(void)
+{
+	const char *path = strchr(MUST(getenv("ROCE_PORT")), '/');
+	IS(threads(), 1);
+	IS(device_descriptors(), 0);
+	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
+	IS(strcmp(ibv_get_device_name(list[0]), "roce0"), 0);
+	IS(threads(), 1);
+	IS(device_descriptors(), 0);
+	one.context = MUST(ibv_open_device(list[0]));
+	ibv_free_device_list(list);
+	struct ibv_port_attr port;
+	struct ibv_device_attr attr;
+	OK(ibv_query_port(one.context, 1, &port));
+	OK(ibv_query_device(one.context, &attr));
+	own_gid(one.context);
+	struct ibv_pd *pd = MUST(ibv_alloc_pd(one.context));
+	struct ibv_cq *cq = MUST(ibv_create_cq(one.context, 4, NULL, NULL, 0));
+	struct ibv_mr *mr = MUST(ibv_reg_mr(pd, one.memory, sizeof one.memory, 0));
+	threads(); /* looks at those there are */
+	IS(access(path, F_OK), -1);
+	struct ibv_qp *qp = make_qp(pd, cq, IBV_QPT_RC);
+	IS(access(path, F_OK), 0);
+	IS(threads() > 1, 1);
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_dereg_mr(mr));
+	OK(ibv_destroy_cq(cq));
+	OK(ibv_dealloc_pd(pd));
+	OK(ibv_close_device(one.context));
+	/* The last object is gone, and its threads end. */
+	while (threads() > 1)
+		usleep(1000);
+	IS(access(path, F_OK), -1);
 }
 
 static void *wait_for_completion(void *unused)
@@ -445,7 +527,9 @@ static void idle(int seconds)
 int main(int argc, char **argv)
 {
 	const char *story = argc > 1 ? argv[1] : "";
-	if (!strcmp(story, "fork-before"))
+	if (!strcmp(story, "beginnings"))
+		beginnings();
+	else if (!strcmp(story, "fork-before"))
 		fork_before();
 	else if (!strcmp(story, "fork-opened"))
 		fork_opened();

@@ -22,6 +22,12 @@ int main(void)
 		struct ibv_mr *mr = MUST(LOAD(library, ibv_reg_mr_iova2, "IBVERBS_1.8")(pd, memory, sizeof memory,
 										    (uintptr_t)memory, 0));
 		IS(mr->length, sizeof memory);
+		/* A queue pair starts the port, and with it threads. */
+		struct ibv_cq *cq = MUST(LOAD(library, ibv_create_cq, "IBVERBS_1.1")(context, 4, NULL, NULL, 0));
+		struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+						 .cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 } };
+		struct ibv_qp *qp = MUST(LOAD(library, ibv_create_qp, "IBVERBS_1.1")(pd, &init));
+		IS(qp->state, IBV_QPS_RESET);
 		IS(dlvsym(library, "ibv_alloc_pd", "IBVERBS_9.9") == NULL, 1);
 		void *cm = dlopen("librdmacm.so.1", RTLD_NOW);
 		IS(cm != NULL && dlvsym(cm, "rdma_create_id", "RDMACM_1.0") != NULL, 1);

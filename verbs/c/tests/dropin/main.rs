@@ -170,6 +170,11 @@ fn threads_that_are_cancelled_and_processes_that_end() {
 }
 
 #[test]
+fn nothing_starts_before_it_is_needed() {
+    run(&Dir::new("beginnings"), "life.c", "memif:DIR/link", &["beginnings"]);
+}
+
+#[test]
 fn a_program_that_does_nothing_is_left_alone() {
     run(&Dir::new("idle"), "life.c", "memif:DIR/link", &["idle"]);
 }
