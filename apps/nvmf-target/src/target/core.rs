@@ -1,7 +1,6 @@
 //! A core: one thread's share of the target.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,17 +8,17 @@ use std::time::Duration;
 
 use nvmf::limits::{DISCOVERY_MDTS, INPUT_MAX};
 use nvmf::wire::Sqe;
-use nvmf::wire::cm::RejectReason;
-use nvmf::{Accepted, Instant, Queue, Remote, Response, Step, Target, Ticket};
-use tracing::{debug, info, warn};
-use verbs::rdma_cm::{CmEvent, CmEventType, CmId, ConnParam, EventChannel, PortSpace};
-use verbs::{Context, Cq, CqPoller, DrainKind, Pd, QpCap, QpInitAttr, Reactor, Sge, VerbsError, Wc};
-use zerocopy::IntoBytes;
+use nvmf::{Instant, Queue, Remote, Response, Step, Target, Ticket};
+use tracing::{debug, warn};
+use verbs::rdma_cm::{CmId, EventChannel, PortSpace};
+use verbs::{Context, Cq, CqPoller, Pd, Reactor, Sge, VerbsError, Wc};
 
 use super::commands::Commands;
-use super::connection::{Connection, Ending, INLINE, NotPosted, Outgoing};
-use super::counters::Counters;
+use super::connection::{Connection, Ending, NotPosted, Outgoing};
+use super::counters::{Counters, Usage};
+use super::life::Admitted;
 use super::pool::{CLASSES, Pool};
+use super::qpns::ByQpn;
 use super::receives::Receives;
 use super::storage::Zeroing;
 use super::tag;
@@ -35,8 +34,6 @@ const TEND: Duration = Duration::from_millis(10);
 const IDLE_TURNS: u64 = 256;
 /// Requests for connections that are handled at a time, and events.
 const EVENTS: usize = 16;
-/// Room in a send queue besides that for the commands of the connection.
-const SPARE: u32 = 16;
 
 /// What a core is made of.
 #[derive(Clone, Debug)]
@@ -68,58 +65,52 @@ impl Default for Config {
     }
 }
 
-/// A request for a connection that was found right.
-struct Admitted {
-    id: CmId,
-    accepted: Accepted,
-}
-
 /// One thread's share of the target.
 pub struct Core<'c> {
     context: &'c Context,
-    config: Config,
+    pub(super) config: Config,
     pub(super) target: Target,
     pub(super) stores: Arc<Stores>,
-    counters: Arc<Counters>,
-    reactor: Reactor,
+    pub(super) counters: Arc<Counters>,
+    pub(super) reactor: Reactor,
     // Dropped in order: connections before what they use.
-    connections: Vec<Option<Box<Connection>>>,
-    by_qpn: HashMap<u32, u32, BuildHasherDefault<QpnHasher>>,
+    pub(super) connections: Vec<Option<Box<Connection>>>,
+    pub(super) by_qpn: ByQpn,
     /// Connections with something to post that found no room.
     stalled: Vec<u32>,
     /// Connections that end.
-    ending: Vec<u32>,
+    pub(super) ending: Vec<u32>,
     pub(super) commands: Commands,
     /// Commands that wait for a buffer.
-    waiting: [VecDeque<u32>; CLASSES],
+    pub(super) waiting: [VecDeque<u32>; CLASSES],
     pub(super) zeroing: VecDeque<Zeroing>,
     /// Commands that files are at work for, and where the results come.
     pub(super) at_work: usize,
     pub(super) results: (Sender<Done>, Receiver<Done>),
     /// Files without waiting, where the system has that.
     pub(super) ring: Option<Ring>,
-    listeners: Vec<(CmId, u16)>,
+    pub(super) listeners: Vec<(CmId, u16)>,
     /// Where connections go: to this core and others, in turn.
-    others: Vec<Sender<Admitted>>,
-    next: usize,
-    inbox: (Sender<Admitted>, Receiver<Admitted>),
-    events: EventChannel,
-    poller: CqPoller,
-    cq: Cq,
+    pub(super) others: Vec<Sender<Admitted>>,
+    pub(super) next: usize,
+    pub(super) inbox: (Sender<Admitted>, Receiver<Admitted>),
+    pub(super) events: EventChannel,
+    pub(super) poller: CqPoller,
+    pub(super) cq: Cq,
     /// Entries of the completion queue that may be needed.
-    cq_needed: u32,
+    pub(super) cq_needed: u32,
     pub(super) pool: Pool,
     pub(super) receives: Receives,
-    pd: Arc<Pd>,
+    pub(super) pd: Arc<Pd>,
     done: Vec<Wc>,
     ring_done: Vec<Done>,
     pub(super) scratch: Vec<u8>,
     pub(super) now: Instant,
-    turns: u64,
+    pub(super) turns: u64,
     /// Turns without work.
     idle: u64,
     /// The last turn that left no completion.
-    emptied: u64,
+    pub(super) emptied: u64,
     tended: Instant,
 }
 
@@ -144,7 +135,7 @@ impl<'c> Core<'c> {
         Ok(Self {
             reactor: context.reactor(config.shard)?,
             connections: Vec::new(),
-            by_qpn: HashMap::default(),
+            by_qpn: ByQpn::default(),
             stalled: Vec::new(),
             ending: Vec::new(),
             commands: Commands::default(),
@@ -488,210 +479,6 @@ impl<'c> Core<'c> {
             self.tend();
         }
     }
-    fn event(&mut self, mut event: CmEvent) {
-        match event.event() {
-            CmEventType::ConnectRequest => {
-                let Some(id) = event.take_id() else { return };
-                let listener = self.listeners.iter().find(|(listener, _)| event.is_of(listener));
-                let Some(&(_, port)) = listener else { return };
-                // A peer that grants no READ could never write.
-                let reads = event.peer().is_none_or(|peer| peer.initiator_depth > 0);
-                match self.judge(&id, port, event.private_data(), reads) {
-                    Ok(accepted) => self.assign(Admitted { id, accepted }),
-                    Err(reason) => {
-                        debug!(peer = ?id.peer_addr(), %reason, "a connection is refused");
-                        self.counters.refused.add(1);
-                        // Fails if the peer has gone meanwhile.
-                        let _ = id.reject(reason.data().as_bytes());
-                    }
-                }
-            }
-            CmEventType::Disconnected
-            | CmEventType::ConnectError
-            | CmEventType::Unreachable
-            | CmEventType::Rejected
-            | CmEventType::DeviceRemoval => {
-                let c = event.context() as u32;
-                let of = self.connections.get(c as usize).and_then(Option::as_ref);
-                if of.is_some_and(|connection| event.is_of(&connection.id)) {
-                    self.close(c, &event.event());
-                }
-            }
-            _ => {}
-        }
-    }
-    fn judge(&self, id: &CmId, port: u16, private: &[u8], reads: bool) -> Result<Accepted, RejectReason> {
-        let local = id.local_addr().unwrap_or(SocketAddr::from(([0; 4], 0)));
-        let accepted = Queue::accept(&self.target, self.now, port, local, private)?;
-        if !reads {
-            return Err(RejectReason::Reads);
-        }
-        Ok(accepted)
-    }
-    /// Gives a connection to this core or to another one.
-    fn assign(&mut self, admitted: Admitted) {
-        let to = self.next;
-        self.next = (self.next + 1) % (self.others.len() + 1);
-        match to.checked_sub(1) {
-            None => self.admit(admitted),
-            // Where the core has ended, the request is refused as it is dropped.
-            Some(other) => drop(self.others[other].send(admitted)),
-        }
-    }
-    fn admit(&mut self, Admitted { id, accepted }: Admitted) {
-        let peer = id.peer_addr();
-        if self.by_qpn.len() >= self.config.connections {
-            self.counters.refused.add(1);
-            let _ = id.reject(RejectReason::Resources.data().as_bytes());
-            return;
-        }
-        match self.try_admit(id, accepted) {
-            Ok(c) => {
-                self.counters.accepted.add(1);
-                debug!(?peer, connection = c, "a host connects");
-            }
-            // The identifier is gone, and the peer informed.
-            Err(e) => {
-                self.counters.refused.add(1);
-                info!(?peer, error = %e, "a connection could not be accepted");
-            }
-        }
-    }
-    fn try_admit(&mut self, id: CmId, accepted: Accepted) -> Result<u32, VerbsError> {
-        id.migrate_id(Some(&self.events))?;
-        let receives = accepted.receives;
-        let cap = QpCap {
-            // A command takes two requests, and its slots are free when the host has acknowledged them: maybe after the
-            // command that follows it.
-            max_send_wr: 4 * receives as u32 + SPARE,
-            max_recv_wr: 0,
-            max_send_sge: 1,
-            max_recv_sge: 0,
-            max_inline_data: INLINE,
-        };
-        let init = QpInitAttr::rc(&self.cq, &self.cq).cap(cap).srq(self.receives.srq());
-        let qp = id.create_qp(&self.pd, &init.on_shard(self.config.shard))?;
-        // Every request of a queue pair that fails has a completion.
-        let needed = self.cq_needed + qp.cap().max_send_wr;
-        if needed > self.cq.cqe() {
-            self.poller.resize(needed.next_power_of_two())?;
-        }
-        let c = match self.connections.iter().position(Option::is_none) {
-            Some(c) => c,
-            None => {
-                self.connections.push(None);
-                self.connections.len() - 1
-            }
-        };
-        id.set_context(c as u64);
-        let (sq, _) = qp.split()?;
-        self.receives.add(receives);
-        let ready = self.receives.refill();
-        let reply = accepted.reply;
-        let connection = Connection::new(accepted, id, qp, sq);
-        let accept = || connection.id.accept(&ConnParam::with_data(reply.as_bytes()));
-        if let Err(e) = ready.and_then(|()| accept()) {
-            self.receives.remove(receives);
-            return Err(e);
-        }
-        self.cq_needed = needed;
-        self.by_qpn.insert(connection.qp.qp_num().get(), c as u32);
-        self.connections[c] = Some(Box::new(connection));
-        Ok(c as u32)
-    }
-
-    /// Looks after connections: timeouts, events, ends.
-    fn tend(&mut self) {
-        let now = self.now;
-        for c in 0..self.connections.len() as u32 {
-            let Some(queue) = self.queue(c) else { continue };
-            let due = queue.poll_timeout().is_some_and(|due| now >= due);
-            let end = if due { queue.handle_timeout(now).err() } else { queue.poll_end() };
-            if let Some(end) = end {
-                self.close(c, &end);
-                continue;
-            }
-            while let Some(response) = self.queue(c).and_then(Queue::poll_response) {
-                self.answer(c, response, None, None);
-            }
-            let patience = self.config.patience.as_nanos() as u64;
-            if self.is_open(c) && self.connection(c).is_stuck(now.as_nanos(), patience) {
-                self.close(c, &"the host takes no responses");
-            }
-        }
-        let mut ending = std::mem::take(&mut self.ending);
-        ending.retain(|&c| !self.end(c));
-        ending.append(&mut self.ending);
-        self.ending = ending;
-    }
-
-    /// Begins the end of a connection.
-    #[cold]
-    pub(super) fn close(&mut self, c: u32, why: &dyn std::fmt::Display) {
-        let Some(connection) = self.connections[c as usize].as_mut() else { return };
-        if connection.ending != Ending::No {
-            return;
-        }
-        connection.ending = Ending::Flushing;
-        let host = connection.queue.as_ref().and_then(Queue::host);
-        debug!(connection = c, host = host.as_ref().map(|nqn| nqn.as_str()), %why, "a connection ends");
-        // What the controller had is free at once: the host may come back before the queue pair is flushed.
-        connection.queue = None;
-        // It fails where the connection was never established; then only the queue pair ends.
-        if connection.id.disconnect().is_err() {
-            let _ = connection.qp.begin_drain(DrainKind::Qp);
-        }
-        let unposted = std::mem::take(&mut connection.waiting);
-        for outgoing in unposted {
-            match outgoing {
-                Outgoing::Fetch(n, ..) | Outgoing::Answer { command: Some(n), .. } => drop(self.finish(n)),
-                Outgoing::Answer { .. } => {}
-            }
-        }
-        for class in 0..CLASSES {
-            let mut waiting = std::mem::take(&mut self.waiting[class]);
-            waiting.retain(|&n| {
-                let of = self.commands.get_mut(n).is_some_and(|command| command.connection == c);
-                if of {
-                    self.finish(n);
-                }
-                !of
-            });
-            self.waiting[class] = waiting;
-        }
-        self.ending.push(c);
-        self.counters.ended.add(1);
-    }
-    /// Goes on with the end of a connection; returns whether it is gone.
-    fn end(&mut self, c: u32) -> bool {
-        let (turns, emptied) = (self.turns, self.emptied);
-        let Some(connection) = self.connections[c as usize].as_mut() else { return true };
-        match connection.ending {
-            Ending::Flushing => {
-                // A drain marks where the queues end now, and the next turn takes it there.
-                let drained = connection.qp.begin_drain(DrainKind::Qp).and_then(|mut drain| {
-                    self.reactor.poll_once();
-                    drain.try_finish()
-                });
-                // An error: the shard is dead, and completes nothing any more.
-                if drained.unwrap_or(true) {
-                    connection.ending = Ending::Flushed(turns);
-                }
-                false
-            }
-            // Completions that were in the queue then have been handled.
-            Ending::Flushed(since) if emptied > since && connection.commands == 0 => {
-                let qpn = connection.qp.qp_num().get();
-                self.cq_needed -= connection.qp.cap().max_send_wr;
-                self.receives.remove(connection.receives);
-                self.by_qpn.remove(&qpn);
-                self.connections[c as usize] = None;
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// The connection of a number that is in use.
     #[inline]
     pub(super) fn connection(&mut self, c: u32) -> &mut Connection {
@@ -734,39 +521,5 @@ fn new_ring(pool: &Pool, receives: &Receives, wanted: bool) -> Option<Ring> {
             warn!(error = %e, "io_uring cannot be used here; threads read and write the files instead");
             None
         }
-    }
-}
-
-/// What a core has in use.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Usage {
-    /// Connections, those that end included.
-    pub connections: usize,
-    /// Commands that wait for something.
-    pub commands: usize,
-    /// Buffers.
-    pub buffers: usize,
-    /// Capsules whose data are in use.
-    pub capsules: usize,
-    /// Receives that are posted.
-    pub receives: usize,
-}
-
-/// Spreads queue pair numbers, which this side has drawn itself.
-#[derive(Default)]
-struct QpnHasher(u64);
-
-impl Hasher for QpnHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &b in bytes {
-            self.write_u32(b as u32);
-        }
-    }
-    #[inline]
-    fn write_u32(&mut self, n: u32) {
-        self.0 = (self.0 ^ n as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 }

@@ -49,3 +49,18 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 }
+
+/// What a core has in use.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Usage {
+    /// Connections, those that end included.
+    pub connections: usize,
+    /// Commands that wait for something.
+    pub commands: usize,
+    /// Buffers.
+    pub buffers: usize,
+    /// Capsules whose data are in use.
+    pub capsules: usize,
+    /// Receives that are posted.
+    pub receives: usize,
+}

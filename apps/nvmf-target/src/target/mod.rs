@@ -8,10 +8,12 @@ mod commands;
 mod connection;
 mod core;
 mod counters;
+mod life;
 mod pool;
+mod qpns;
 mod receives;
 mod storage;
 mod tag;
 
-pub use self::core::{Config, Core, Usage};
-pub use counters::Counters;
+pub use self::core::{Config, Core};
+pub use counters::{Counters, Usage};

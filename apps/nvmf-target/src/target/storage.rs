@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nvmf::config::Backend;
 use nvmf::{BackendError, Op, Remote, Request, Source, Ticket};
+use verbs::Sge;
 
 use super::commands::{Command, Stage, Then};
 use super::connection::Outgoing;
@@ -29,45 +30,53 @@ impl Core<'_> {
     #[inline]
     pub(super) fn request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
         let backend = request.backend;
-        // Lent to the command: the table is never changed.
-        let stores = Arc::clone(&self.stores);
-        let memory = match stores.get(backend) {
-            Some(Store::Memory(memory)) => memory,
-            Some(Store::File(..)) => return self.file_request(c, ticket, request, capsule),
-            None => {
-                self.drop_capsule(capsule);
-                return self.respond(c, ticket, Err(BackendError::Internal));
-            }
-        };
-        let done = match request.op {
-            Op::Read { offset, to, fua: _ } => {
-                self.drop_capsule(capsule);
-                return self.read(c, ticket, memory, offset, to);
-            }
-            Op::Write { offset, from: Source::Capsule { offset: at, len }, fua: _ } => {
-                let at = self.in_capsule(capsule, at);
-                memory.write(offset, self.receives.mr(), at, len)
-            }
-            Op::Compare { offset, from: Source::Capsule { offset: at, len }, fua: _ } => {
-                let at = self.in_capsule(capsule, at);
-                memory.compare(offset, self.receives.mr(), at, len)
-            }
+        // Data that the host has come first, wherever the blocks are.
+        match request.op {
             Op::Write { offset, from: Source::Remote(from), fua } => {
                 self.drop_capsule(capsule);
-                return self.fetch(c, ticket, from, Then::Write { backend, offset, fua });
+                self.fetch(c, ticket, from, Then::Write { backend, offset, fua });
             }
             Op::Compare { offset, from: Source::Remote(from), fua: _ } => {
                 self.drop_capsule(capsule);
-                return self.fetch(c, ticket, from, Then::Compare { backend, offset });
+                self.fetch(c, ticket, from, Then::Compare { backend, offset });
+            }
+            _ => match self.stores.get(backend) {
+                Some(Store::Memory(_)) => self.memory_request(c, ticket, request, capsule),
+                Some(Store::File(..)) => self.file_request(c, ticket, request, capsule),
+                None => {
+                    self.drop_capsule(capsule);
+                    self.respond(c, ticket, Err(BackendError::Internal));
+                }
+            },
+        }
+    }
+
+    /// As [`request`](Self::request), of a namespace in memory: done at once, but for many zeros.
+    #[inline]
+    fn memory_request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
+        let Some(Store::Memory(memory)) = self.stores.get(request.backend) else { return };
+        let done = match request.op {
+            Op::Read { offset, to, fua: _ } => {
+                let sge = memory.sge(offset, to.len);
+                self.drop_capsule(capsule);
+                return self.read(c, ticket, sge, to);
+            }
+            Op::Write { offset, from, fua: _ } => {
+                memory.write(offset, self.receives.mr(), self.in_capsule(capsule, from), from.len())
+            }
+            Op::Compare { offset, from, fua: _ } => {
+                memory.compare(offset, self.receives.mr(), self.in_capsule(capsule, from), from.len())
             }
             // Memory is as stable as it gets, and can always be read.
             Op::Flush | Op::Verify { .. } => Ok(()),
             Op::WriteZeroes { offset, len, .. } if len <= ZERO_NOW => memory.zero(offset, len),
             Op::WriteZeroes { offset, len, .. } => {
+                let memory = Arc::clone(memory);
                 self.drop_capsule(capsule);
                 return self.zero(c, ticket, memory, vec![(offset, len)]);
             }
             Op::Deallocate(ref ranges) => {
+                let memory = Arc::clone(memory);
                 self.drop_capsule(capsule);
                 return self.zero(c, ticket, memory, ranges.clone().collect());
             }
@@ -79,30 +88,18 @@ impl Core<'_> {
     /// As [`request`](Self::request), of a namespace in a file: threads work, and the core goes on.
     fn file_request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
         let backend = request.backend;
-        let place = |core: &Self, at: u32, len: u32| Place {
+        let place = |core: &Self, from: Source| Place {
             mr: Arc::clone(core.receives.mr()),
-            at: core.in_capsule(capsule, at),
-            len: len as usize,
+            at: core.in_capsule(capsule, from),
+            len: from.len() as usize,
         };
         let (work, keeps_capsule) = match request.op {
             Op::Read { offset, to, fua: _ } => {
                 self.drop_capsule(capsule);
                 return self.with_buffer(c, ticket, Stage::Load { backend, offset, to }, to.len);
             }
-            Op::Write { offset, from: Source::Remote(from), fua } => {
-                self.drop_capsule(capsule);
-                return self.fetch(c, ticket, from, Then::Write { backend, offset, fua });
-            }
-            Op::Compare { offset, from: Source::Remote(from), fua: _ } => {
-                self.drop_capsule(capsule);
-                return self.fetch(c, ticket, from, Then::Compare { backend, offset });
-            }
-            Op::Write { offset, from: Source::Capsule { offset: at, len }, fua } => {
-                (Work::Write { offset, from: place(self, at, len), fua }, true)
-            }
-            Op::Compare { offset, from: Source::Capsule { offset: at, len }, fua: _ } => {
-                (Work::Compare { offset, with: place(self, at, len) }, true)
-            }
+            Op::Write { offset, from, fua } => (Work::Write { offset, from: place(self, from), fua }, true),
+            Op::Compare { offset, from, fua: _ } => (Work::Compare { offset, with: place(self, from) }, true),
             Op::Flush => (Work::Flush, false),
             Op::Verify { offset, len, fua: _ } => (Work::Verify { offset, len }, false),
             Op::WriteZeroes { offset, len, fua, deallocate } => {
@@ -162,8 +159,8 @@ impl Core<'_> {
 
     /// The data are where they will be sent from: nothing is copied, and nothing waits for the host to have them.
     #[inline]
-    fn read(&mut self, c: u32, ticket: Ticket, memory: &Memory, offset: u64, to: Remote) {
-        let sge = match memory.sge(offset, to.len) {
+    fn read(&mut self, c: u32, ticket: Ticket, from: Result<Sge, BackendError>, to: Remote) {
+        let sge = match from {
             Ok(sge) => sge,
             Err(e) => return self.respond(c, ticket, Err(e)),
         };
@@ -174,9 +171,9 @@ impl Core<'_> {
         }
     }
 
-    fn zero(&mut self, c: u32, ticket: Ticket, memory: &Arc<Memory>, ranges: Vec<(u64, u64)>) {
+    fn zero(&mut self, c: u32, ticket: Ticket, memory: Arc<Memory>, ranges: Vec<(u64, u64)>) {
         let command = self.keep(c, ticket, Stage::Zeroing);
-        self.zeroing.push_back(Zeroing { command, memory: Arc::clone(memory), ranges });
+        self.zeroing.push_back(Zeroing { command, memory, ranges });
     }
     /// Goes on with the oldest ranges that become zeros.
     #[cold]
@@ -324,8 +321,10 @@ impl Core<'_> {
         }
     }
     /// Where a capsule's data are in the region of receives.
-    fn in_capsule(&self, capsule: Option<u32>, at: u32) -> usize {
-        self.receives.offset(capsule.expect("data in the capsule come with it")) + at as usize
+    #[inline]
+    fn in_capsule(&self, capsule: Option<u32>, from: Source) -> usize {
+        let Source::Capsule { offset, .. } = from else { unreachable!("data of the host are fetched first") };
+        self.receives.offset(capsule.expect("data in the capsule come with it")) + offset as usize
     }
 }
 
