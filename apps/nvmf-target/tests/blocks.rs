@@ -1,17 +1,17 @@
 //! Blocks: what was written is read, by every way that data can go.
 
-use std::io::Write as _;
-
 use nvmf::status::Status;
 use nvmf::wire::Sgl;
 use nvmf_target::host::{Controller, Data, Host, HostQueue, Io, NamespaceInfo, Options, discover};
-use nvmf_target::store::Ring;
+use nvmf_target::store::{Direct, File, FileError, Ring};
 use nvmf_target::target::Config;
 use verbs::port::fault::rng::Rng;
 use verbs::{Access, Mr};
 use zerocopy::IntoBytes;
 
-use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Scratch, Setup, View, nqn, with_target};
+use crate::common::{
+    BLOCK, LoopDevice, PATIENCE, SUBSYSTEM, Scratch, Setup, View, goes_direct, nqn, skipped, with_target,
+};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
@@ -97,15 +97,19 @@ fn without_ring() -> Config {
 fn what_was_written_is_read() {
     let file = Scratch::new("blocks");
     if let Err(e) = Ring::new(Vec::new()) {
-        let what = "SKIPPED files by io_uring: the system does not allow it, and threads are tested twice";
-        let _ = writeln!(std::io::stderr(), "{what} ({e})");
+        skipped("files by io_uring, and threads are tested twice", &e);
     }
-    let setups = [
+    let mut setups = vec![
         Setup::default(),
         Setup { mtu: 1200, ..Setup::default() },
         Setup { file: Some(file.path()), ..Setup::default() },
         Setup { file: Some(file.path()), config: without_ring(), ..Setup::default() },
     ];
+    if goes_direct(&file.path()) {
+        let direct = Setup { direct: Some(Direct::Yes), file: Some(file.path()), ..Setup::default() };
+        setups.push(direct.clone());
+        setups.push(Setup { config: without_ring(), ..direct });
+    }
     for setup in setups {
         with_target(&setup, |view| {
             let mut disk = Disk::new(view, 8, 1 << 20);
@@ -176,6 +180,38 @@ fn what_was_written_is_read() {
                 assert!(std::fs::read(path).unwrap() == model, "the file has the bytes");
             }
         });
+    }
+}
+
+// Goal: a device that another has is refused, and what is written to one that is ours is on it.
+#[test]
+fn a_block_device_is_ours_alone_and_has_what_was_written() {
+    let file = Scratch::new("device");
+    let setup = Setup::default();
+    std::fs::write(file.path(), vec![0x5a; setup.bytes]).unwrap();
+    let Some(device) = LoopDevice::new(&file.path()) else { return };
+    let setups = [setup.clone(), Setup { config: without_ring(), ..setup }];
+    for (n, setup) in (1..).zip(setups) {
+        with_target(&Setup { file: Some(device.path().into()), ..setup }, |view| {
+            let again = File::open(device.path(), None, true).unwrap_err();
+            assert!(matches!(again, FileError::InUse(_)), "{again}");
+            let mut disk = Disk::new(view, 8, 1 << 20);
+            for (lba, in_capsule) in [(n, true), (100 + n, false)] {
+                let data = vec![n as u8; 4 * BLOCK];
+                assert_eq!(disk.write(lba, &data, in_capsule), 0);
+                assert_eq!(disk.compare(lba, &data, in_capsule), 0);
+                assert!(disk.read(lba, 4) == data);
+            }
+            assert_eq!(disk.call(&Io::new(1, 200 + n, 1).write_zeroes()), 0);
+            assert_eq!(disk.call(&Io::new(1, 0, 1).flush()), 0);
+            let Disk { mut host, controller, queue, .. } = disk;
+            drop((queue, controller));
+            view.until_nothing_is_left(&mut host);
+        });
+        let bytes = std::fs::read(file.path()).unwrap();
+        let block = |lba: u64| &bytes[lba as usize * BLOCK..(lba as usize + 1) * BLOCK];
+        assert!(block(n) == [n as u8; BLOCK] && block(103 + n) == [n as u8; BLOCK]);
+        assert!(block(200 + n) == [0; BLOCK] && block(300) == [0x5a; BLOCK]);
     }
 }
 

@@ -1,6 +1,10 @@
 //! Configuration files: what is right is taken, and what is wrong is one sentence with file and line.
 
+use std::path::Path;
+
 use nvmf_target::config::{Storage, check};
+
+use crate::common::Scratch;
 
 const RIGHT: &str = r#"
 [target]
@@ -58,6 +62,9 @@ fn a_mistake_is_one_sentence_with_file_and_line() {
         ("memory = \"1m\"", "file = \"/nowhere/at/all\"", 14, "/nowhere/at/all: No such file"),
         ("memory = \"1m\"", "size = \"1m\"", 14, "one of memory and file"),
         ("memory = \"1m\"", "memory = \"1m\"\nsize = \"1m\"", 16, "size belongs to a file"),
+        ("memory = \"1m\"", "memory = \"1m\"\ndirect = true", 16, "direct belongs to a file"),
+        ("memory = \"1m\"", "file = \"/etc/passwd\"\ndirect = \"yes\"", 16, "true, false or \"try\""),
+        ("memory = \"1m\"", "file = \"/dev/null\"", 14, "/dev/null is no file and no block device"),
         ("block = 4096", "block = 520", 20, "not 520"),
         ("id = 7", "id = 1", 17, "a namespace 1 already"),
         ("id = 7", "id = 0", 17, "not 0"),
@@ -73,4 +80,31 @@ fn a_mistake_is_one_sentence_with_file_and_line() {
         assert!(said.starts_with(&place) && said.contains(says), "{wrong:?} gives {said:?}");
         assert!(!said.contains('\n'), "{said:?}");
     }
+}
+
+// Goal: two namespaces in one file would overwrite each other, by whatever names the file goes.
+#[test]
+fn two_namespaces_in_one_file_are_a_mistake() {
+    let scratch = Scratch::new("twice");
+    let (disk, link) = (scratch.path(), scratch.path().with_extension("link"));
+    let dir = disk.parent().unwrap().join("..").join(disk.parent().unwrap().file_name().unwrap());
+    let of = |file: &Path| {
+        let file = file.display();
+        format!("[[subsystem.namespace]]\nfile = \"{file}\"\nsize = \"8k\"\n")
+    };
+    let both = |other: &Path| {
+        format!("[[subsystem]]\nnqn = \"nqn.2024-01.org.example:disks\"\n{}{}", of(&disk), of(other))
+    };
+    let mistake = |other: &Path| {
+        let text = both(other);
+        check(&text).unwrap_err().at("disks.toml", &text)
+    };
+    // It is not there yet.
+    assert!(check(&both(&link)).is_ok());
+    let said = mistake(&dir.join("disk"));
+    assert!(said.starts_with("disks.toml:6: namespace 2: ") && said.contains("is namespace 1 of"), "{said}");
+    std::fs::write(&disk, [0; 8192]).unwrap();
+    std::os::unix::fs::symlink(&disk, &link).unwrap();
+    let said = mistake(&link);
+    assert!(said.starts_with("disks.toml:6: namespace 2: ") && said.contains("is namespace 1 of"), "{said}");
 }

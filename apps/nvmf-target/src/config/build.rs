@@ -1,8 +1,11 @@
 //! From an [`Offer`] to the controllers and the storage.
 
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use nvmf::Target;
@@ -10,7 +13,7 @@ use nvmf::config::{Backend, Hosts, Namespace, Port, Ports, Subsystem};
 use verbs::Pd;
 
 use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, PORT, Storage, identity};
-use crate::store::{File, FileError, Memory, Store, Stores, Workers};
+use crate::store::{File, FileError, Memory, Opening, Store, Stores, Workers};
 
 /// Threads that wait for files.
 const WORKERS: usize = 8;
@@ -35,6 +38,7 @@ pub fn build(offer: &Offer, address: IpAddr, pd: &Pd) -> Result<Built, Mistake> 
     if offer.ports.is_empty() {
         offer.ports.push(SocketAddr::new(address, PORT));
     }
+    apart(&offer)?;
     let mut stores = Stores::default();
     let mut lens = Vec::new();
     let mut workers = None;
@@ -42,7 +46,10 @@ pub fn build(offer: &Offer, address: IpAddr, pd: &Pd) -> Result<Built, Mistake> 
         let store = open(namespace, pd, &mut workers)?;
         lens.push(match &store {
             Store::Memory(memory) => Len { bytes: memory.len(), zeros: true },
-            Store::File(file, _) => Len { bytes: file.len(), zeros: file.deallocated_reads_zero() },
+            Store::File(file, _) => Len {
+                bytes: file.size().map_err(|e| mistake(namespace, e))?,
+                zeros: file.deallocated_reads_zero(),
+            },
         });
         stores.add(store);
     }
@@ -53,6 +60,42 @@ pub fn build(offer: &Offer, address: IpAddr, pd: &Pd) -> Result<Built, Mistake> 
 
 fn mistake(namespace: &OfferedNamespace, e: impl Display) -> Mistake {
     Mistake { what: format!("namespace {}: {e}", namespace.nsid), span: Some(namespace.span.clone()) }
+}
+
+/// Which file a path leads to, whatever its names.
+#[derive(PartialEq, Eq, Hash)]
+enum Which {
+    File(u64, u64),
+    Device(u64),
+    /// It will be made.
+    New(PathBuf),
+}
+
+fn which(path: &Path) -> Which {
+    match path.metadata() {
+        Ok(there) if there.file_type().is_block_device() => Which::Device(there.rdev()),
+        Ok(there) => Which::File(there.dev(), there.ino()),
+        Err(_) => {
+            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
+            Which::New(path.file_name().map_or(dir.clone(), |name| dir.join(name)))
+        }
+    }
+}
+
+/// Looks that no two namespaces are in one file: what one writes the other would not expect.
+pub(super) fn apart(offer: &Offer) -> Result<(), Mistake> {
+    let mut files = HashMap::new();
+    for subsystem in &offer.subsystems {
+        for namespace in &subsystem.namespaces {
+            let Storage::File { path, .. } = &namespace.storage else { continue };
+            if let Some((nqn, nsid)) = files.insert(which(path), (&subsystem.nqn, namespace.nsid)) {
+                let path = path.display();
+                return Err(mistake(namespace, format!("{path} is namespace {nsid} of {nqn} already")));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What a namespace's storage says of itself.
@@ -67,7 +110,7 @@ pub(super) struct Len {
 pub(super) fn look(namespace: &OfferedNamespace) -> Result<Len, Mistake> {
     let bytes = match &namespace.storage {
         Storage::Memory(bytes) => *bytes,
-        Storage::File { path, size } => match (File::look(path), size) {
+        Storage::File { path, size, .. } => match (File::look(path), size) {
             (Ok(len), size) => len.max(size.unwrap_or(0)),
             // It will be made.
             (Err(FileError::Open { error, .. }), &Some(size)) if error.kind() == ErrorKind::NotFound => size,
@@ -84,8 +127,10 @@ fn open(namespace: &OfferedNamespace, pd: &Pd, workers: &mut Option<Arc<Workers>
                 usize::try_from(*bytes).map_err(|_| mistake(namespace, "there is not so much memory"))?;
             Ok(Store::Memory(Arc::new(Memory::new(pd, len).map_err(|e| mistake(namespace, e))?)))
         }
-        Storage::File { path, size } => {
-            let file = File::open(path, *size, namespace.read_only).map_err(|e| mistake(namespace, e))?;
+        Storage::File { path, size, direct } => {
+            let (read_only, block) = (namespace.read_only, namespace.block);
+            let opening = Opening { size: *size, read_only, direct: *direct, block };
+            let file = File::open_with(path, &opening).map_err(|e| mistake(namespace, e))?;
             let workers = match workers {
                 Some(workers) => Arc::clone(workers),
                 None => {

@@ -12,6 +12,7 @@ use toml::Spanned;
 
 use super::identity::parse_uuid;
 use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage};
+use crate::store::Direct;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,10 +57,29 @@ struct NamespaceTable {
     memory: Option<Spanned<String>>,
     file: Option<PathBuf>,
     size: Option<Spanned<String>>,
+    direct: Option<Spanned<DirectValue>>,
     block: Option<Spanned<u32>>,
     uuid: Option<Spanned<String>>,
     #[serde(default)]
     read_only: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum DirectValue {
+    Is(bool),
+    Word(String),
+}
+
+fn direct(value: &Spanned<DirectValue>) -> Result<Direct, Mistake> {
+    match value.get_ref() {
+        DirectValue::Is(false) => Ok(Direct::No),
+        DirectValue::Is(true) => Ok(Direct::Yes),
+        DirectValue::Word(word) if word == "try" => Ok(Direct::Try),
+        DirectValue::Word(word) => {
+            mistake(value.span(), format!("direct is true, false or \"try\", not {word:?}"))
+        }
+    }
 }
 
 fn mistake<T>(span: Range<usize>, what: impl Into<String>) -> Result<T, Mistake> {
@@ -95,6 +115,7 @@ pub fn parse(text: &str) -> Result<Offer, Mistake> {
 /// The first mistake.
 pub fn check(text: &str) -> Result<Offer, Mistake> {
     let offer = parse(text)?;
+    super::build::apart(&offer)?;
     let lens = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces).map(super::build::look);
     super::build::target_of(&offer, &lens.collect::<Result<Vec<_>, _>>()?)?;
     Ok(offer)
@@ -171,11 +192,19 @@ fn namespace(table: Spanned<NamespaceTable>, next: u32) -> Result<OfferedNamespa
             n => Ok(n),
         })
     };
-    let storage = match (table.memory, table.file, table.size) {
-        (Some(memory), None, None) => Storage::Memory(bytes(&memory)?),
-        (None, Some(path), size) => Storage::File { path, size: size.as_ref().map(bytes).transpose()? },
-        (Some(_), None, Some(size)) => {
-            return mistake(size.span(), "size belongs to a file; memory has its own");
+    let size = table.size.as_ref().map(&bytes).transpose()?;
+    let storage = match (table.memory, table.file) {
+        (Some(memory), None) => {
+            if let Some(size) = table.size {
+                return mistake(size.span(), "size belongs to a file; memory has its own");
+            }
+            if let Some(direct) = table.direct {
+                return mistake(direct.span(), "direct belongs to a file; memory has no page cache");
+            }
+            Storage::Memory(bytes(&memory)?)
+        }
+        (None, Some(path)) => {
+            Storage::File { path, size, direct: table.direct.as_ref().map(direct).transpose()? }
         }
         _ => return mistake(span, "a namespace has one of memory and file"),
     };

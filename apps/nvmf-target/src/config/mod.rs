@@ -18,6 +18,8 @@ use arrayvec::ArrayString;
 use nvmf::Nqn;
 use nvmf::config::Settings;
 
+use crate::store::Direct;
+
 /// The port of targets where none is named: NVMe over RDMA's.
 pub const PORT: u16 = 4420;
 
@@ -75,6 +77,8 @@ pub enum Storage {
         path: PathBuf,
         /// It is made, or grown to so many bytes, where it is smaller.
         size: Option<u64>,
+        /// Past the page cache; where absent, a block device is and a file is not.
+        direct: Option<Direct>,
     },
 }
 

@@ -2,98 +2,92 @@
 //!
 //! Every call here waits for the file; [`Workers`](super::Workers) make them.
 
-use std::fs::{File as Handle, OpenOptions, TryLockError};
+use std::fs::File as Handle;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, FileTypeExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use nvmf::BackendError;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use verbs::{Mr, VerbsError};
 
+use super::aligned::Aligned;
+use super::open::{self, FileError, Opened, Opening};
+
 /// Bytes that are compared, verified, or written as zeros at a time.
 const PIECE: usize = 256 << 10;
-
-/// Why a file cannot be a namespace.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FileError {
-    /// It cannot be opened, or made.
-    #[error("{}: {error}", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        error: io::Error,
-    },
-    /// Something else has it.
-    #[error("{} is in use by another namespace or program", .0.display())]
-    InUse(PathBuf),
-    /// A directory, a pipe and so on.
-    #[error("{} is no file and no block device", .0.display())]
-    Kind(PathBuf),
-}
 
 /// The file.
 #[derive(Debug)]
 pub struct File {
     file: Handle,
-    len: u64,
+    /// A file that can grow, and no device.
+    grows: bool,
     /// Storage can be given back, and reads as zeros then.
     punches: bool,
+    direct: bool,
 }
 
 impl File {
-    /// Opens a file, and locks it. With `size` it is made, or grown to that, where it is smaller.
+    /// Opens a file, and keeps others away from it. With `size` it is made, or grown to that, where it is smaller.
     ///
     /// # Errors
-    /// If that is not possible, or somebody else has locked it.
+    /// If that is not possible, or somebody else has it.
     pub fn open(path: &Path, size: Option<u64>, read_only: bool) -> Result<Self, FileError> {
-        let failed = |error| FileError::Open { path: path.into(), error };
-        let make = size.is_some() && !read_only;
-        let file = OpenOptions::new().read(true).write(!read_only).create(make).truncate(false).open(path);
-        let file = file.map_err(failed)?;
-        let kind = file.metadata().map_err(failed)?.file_type();
-        if !kind.is_file() && !kind.is_block_device() {
-            return Err(FileError::Kind(path.into()));
-        }
-        let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
-        match locked {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(FileError::InUse(path.into())),
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-        }
-        let mut len = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
-        if let Some(size) = size.filter(|&size| make && kind.is_file() && size > len) {
-            file.set_len(size).map_err(failed)?;
-            len = size;
-        }
+        Self::open_with(path, &Opening { size, read_only, ..Opening::default() })
+    }
+    /// As [`open`](Self::open), with all that can be said.
+    ///
+    /// # Errors
+    /// If that is not possible, or somebody else has it.
+    pub fn open_with(path: &Path, how: &Opening) -> Result<Self, FileError> {
+        let Opened { file, kind, len, direct } = open::open(path, how)?;
+        let grows = kind.is_file() && !how.read_only;
         // Behind the end: it changes nothing, and says whether the file system can.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let punches = kind.is_file() && !read_only && fallocate(&file, hole, len, 4096).is_ok();
-        Ok(Self { file, len, punches })
+        let punches = grows && fallocate(&file, hole, len, 4096).is_ok();
+        Ok(Self { file, grows, punches, direct })
     }
     /// The length of a file that is not opened for use.
     ///
     /// # Errors
     /// If it is not there.
     pub fn look(path: &Path) -> Result<u64, FileError> {
-        let look = || Handle::open(path)?.seek(SeekFrom::End(0));
-        look().map_err(|error| FileError::Open { path: path.into(), error })
+        open::look(path)
     }
 
     /// The open file.
     pub(super) fn handle(&self) -> &Handle {
         &self.file
     }
-    /// Bytes.
-    pub fn len(&self) -> u64 {
-        self.len
+    /// Bytes that it has now.
+    ///
+    /// # Errors
+    /// If the device is gone.
+    pub fn size(&self) -> io::Result<u64> {
+        (&self.file).seek(SeekFrom::End(0))
     }
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Makes a file that is smaller as large as that. Returns what it has now.
+    ///
+    /// # Errors
+    /// If it cannot grow so far.
+    pub fn grow(&self, size: u64) -> io::Result<u64> {
+        let now = self.size()?;
+        if now >= size {
+            return Ok(now);
+        }
+        if !self.grows {
+            let what = format!("it has {now} bytes and cannot grow to {size}");
+            return Err(io::Error::new(ErrorKind::InvalidInput, what));
+        }
+        self.file.set_len(size)?;
+        Ok(size)
+    }
+    /// Whether the page cache is not used: memory that is read to and written from is aligned then.
+    #[inline]
+    pub fn is_direct(&self) -> bool {
+        self.direct
     }
     /// Whether what was deallocated reads as zeros.
     pub fn deallocated_reads_zero(&self) -> bool {
@@ -166,7 +160,7 @@ impl File {
         len: u64,
         mut each: impl FnMut(u64, &[u8]) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        let mut piece = vec![0; PIECE.min(len as usize)];
+        let mut piece = Aligned::new(PIECE.min(len as usize));
         let mut done = 0;
         while done < len {
             let n = (len - done).min(PIECE as u64) as usize;
@@ -192,7 +186,7 @@ impl File {
         if fua { self.flush() } else { Ok(()) }
     }
     fn write_zeros(&self, offset: u64, len: u64) -> Result<(), BackendError> {
-        let zeros = vec![0; PIECE.min(len as usize)];
+        let zeros = Aligned::new(PIECE.min(len as usize));
         let mut done = 0;
         while done < len {
             let n = (len - done).min(PIECE as u64) as usize;
@@ -264,18 +258,20 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("roce-nvmf-file-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join("disk");
+        let size = |file: File| file.size().unwrap();
         assert!(matches!(File::open(&path, None, false), Err(FileError::Open { .. })));
         let file = File::open(&path, Some(8192), false).unwrap();
-        assert_eq!((file.len(), File::look(&path).unwrap()), (8192, 8192));
+        assert_eq!((file.size().unwrap(), File::look(&path).unwrap()), (8192, 8192));
         assert!(matches!(File::open(&path, None, false), Err(FileError::InUse(_))));
         assert!(matches!(File::open(&path, None, true), Err(FileError::InUse(_))));
+        assert_eq!((file.grow(4096).unwrap(), file.grow(16384).unwrap()), (8192, 16384));
         drop(file);
-        assert_eq!(File::open(&path, Some(4096), false).unwrap().len(), 8192, "never cut off");
+        assert_eq!(size(File::open(&path, Some(4096), false).unwrap()), 16384, "never cut off");
         let reader = File::open(&path, None, true).unwrap();
-        assert_eq!(File::open(&path, None, true).unwrap().len(), reader.len());
-        assert!(matches!(File::open(&dir, None, true), Err(FileError::Kind(_))));
-        assert_eq!(reader.verify(8192, 1), Err(BackendError::OutOfRange));
+        assert_eq!(size(File::open(&path, None, true).unwrap()), reader.size().unwrap());
+        assert_eq!(reader.verify(16384, 1), Err(BackendError::OutOfRange));
         assert_eq!(reader.zero(0, 512, false, false), Err(BackendError::ReadOnly));
+        assert!(reader.grow(1 << 20).unwrap_err().to_string().contains("16384"));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

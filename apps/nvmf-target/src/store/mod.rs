@@ -1,12 +1,15 @@
 //! Where the blocks of namespaces are.
 
+mod aligned;
 mod file;
 mod memory;
+mod open;
 mod ring;
 mod workers;
 
-pub use file::{File, FileError};
+pub use file::File;
 pub use memory::Memory;
+pub use open::{Direct, FileError, Opening};
 pub use ring::{Request, Ring};
 pub use workers::{Done, Place, Work, Workers};
 

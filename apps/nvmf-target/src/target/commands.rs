@@ -21,6 +21,19 @@ pub enum Stage {
         /// The host's memory.
         to: Remote,
     },
+    /// A buffer, for bytes in the capsule that the storage cannot take from there.
+    Copy {
+        /// The namespace's storage.
+        backend: Backend,
+        /// Offset in it.
+        offset: u64,
+        /// Where they are in the region of capsules.
+        at: usize,
+        /// Bytes.
+        len: u32,
+        /// Through to stable storage.
+        fua: bool,
+    },
     /// The bytes of the host: an RDMA READ is under way.
     Fetched(u32, Then),
     /// The file; the data of a Read go to the host then.

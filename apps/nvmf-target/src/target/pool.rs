@@ -116,6 +116,8 @@ mod tests {
             ranges.sort_unstable();
             assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
             assert!(ranges.last().unwrap().1 <= pool.mr.len());
+            let at = pool.mr.pin(0..pool.mr.len()).unwrap().as_ptr().addr();
+            assert!(ranges.iter().all(|range| (at + range.0).is_multiple_of(4096)), "as O_DIRECT wants them");
             assert!(pool.class_of(largest) < CLASSES && pool.class_of(1) == 0);
             taken.into_iter().for_each(|buffer| pool.give(buffer));
             assert_eq!(pool.in_use(), 0);

@@ -98,6 +98,15 @@ impl Core<'_> {
                 self.drop_capsule(capsule);
                 return self.with_buffer(c, ticket, Stage::Load { backend, offset, to }, to.len);
             }
+            // Past the page cache only memory that is aligned can go.
+            Op::Write { offset, from, fua } if self.is_direct(backend) => {
+                let (at, len) = (self.in_capsule(capsule, from), from.len());
+                let n = self.keep(c, ticket, Stage::Copy { backend, offset, at, len, fua });
+                if let Some(command) = self.commands.get_mut(n) {
+                    command.capsule = capsule;
+                }
+                return self.get_buffer(n, len);
+            }
             Op::Write { offset, from, fua } => (Work::Write { offset, from: place(self, from), fua }, true),
             Op::Compare { offset, from, fua: _ } => (Work::Compare { offset, with: place(self, from) }, true),
             Op::Flush => (Work::Flush, false),
@@ -114,6 +123,9 @@ impl Core<'_> {
             self.drop_capsule(capsule);
         }
         self.store(n, backend, work);
+    }
+    fn is_direct(&self, backend: Backend) -> bool {
+        matches!(self.stores.get(backend), Some(Store::File(file, _)) if file.is_direct())
     }
     /// Gives threads work for a command.
     fn store(&mut self, n: u32, backend: Backend, work: Work) {
@@ -208,8 +220,12 @@ impl Core<'_> {
     /// Goes on with a command when it has a buffer.
     #[inline]
     pub(super) fn with_buffer(&mut self, c: u32, ticket: Ticket, stage: Stage, len: u32) {
-        let class = self.pool.class_of(len as usize);
         let n = self.keep(c, ticket, stage);
+        self.get_buffer(n, len);
+    }
+    #[inline]
+    fn get_buffer(&mut self, n: u32, len: u32) {
+        let class = self.pool.class_of(len as usize);
         // Those that wait already come first.
         let buffer = if self.nobody_waits(class) { self.pool.take(class) } else { None };
         match buffer {
@@ -252,6 +268,18 @@ impl Core<'_> {
                 command.stage = Stage::Storage(Some(to));
                 command.buffer = Some(buffer);
                 self.store(n, backend, Work::Read { offset, to: place });
+            }
+            Stage::Copy { backend, offset, at, len, fua } => {
+                let to = buffer.offset();
+                let copied = self.pool.mr().copy_from(to, self.receives.mr(), at..at + len as usize);
+                debug_assert!(copied.is_ok(), "both are inside of their regions");
+                if let Some(capsule) = command.capsule.take() {
+                    self.receives.give(capsule);
+                }
+                let from = Place { mr: Arc::clone(self.pool.mr()), at: to, len: len as usize };
+                command.stage = Stage::Storage(None);
+                command.buffer = Some(buffer);
+                self.store(n, backend, Work::Write { offset, from, fua });
             }
             Stage::Fetched(..) | Stage::Storage(_) | Stage::Zeroing | Stage::Answered => {
                 unreachable!("only commands that wait for a buffer get one")

@@ -2,8 +2,9 @@
 
 #![allow(dead_code, reason = "each file uses a part")]
 
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use nvmf::config::{Hosts, Namespace, Port, Ports, Settings, Subsystem};
 use nvmf::{Nqn, Target};
 use nvmf_target::host::Host;
-use nvmf_target::store::{File, Memory, Store, Stores, Workers};
+use nvmf_target::store::{Direct, File, FileError, Memory, Opening, Store, Stores, Workers};
 use nvmf_target::target::{Config, Core, Counters, Usage};
 use verbs::port::{self, PortOptions};
 use verbs::{Context, DeviceConfig, Drive};
@@ -40,12 +41,15 @@ pub struct Setup {
     pub mtu: usize,
     /// The namespace is in a file of this name.
     pub file: Option<PathBuf>,
+    /// See there.
+    pub direct: Option<Direct>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let config = Config { receives: 512, buffers: 4 << 20, ..Config::default() };
-        Self { settings: Settings::default(), config, cores: 1, bytes: 8 << 20, mtu: 4200, file: None }
+        let settings = Settings::default();
+        Self { settings, config, cores: 1, bytes: 8 << 20, mtu: 4200, file: None, direct: None }
     }
 }
 
@@ -134,7 +138,10 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     let backend = stores.add(match &setup.file {
         None => Store::Memory(Arc::new(Memory::new(&pd, setup.bytes).unwrap())),
         Some(path) => {
-            let file = File::open(path, Some(setup.bytes as u64), false).unwrap();
+            let size = Some(setup.bytes as u64);
+            let opening = Opening { size, direct: setup.direct, block: BLOCK as u32, ..Opening::default() };
+            let file = File::open_with(path, &opening).unwrap();
+            assert_eq!(file.size().unwrap(), setup.bytes as u64);
             Store::File(Arc::new(file), Arc::new(Workers::new(4).unwrap()))
         }
     });
@@ -193,6 +200,59 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
         test(&view);
         drop(stop);
     });
+}
+
+/// Whether a file can be used without the page cache, in blocks of ours. If not, says what is skipped.
+pub fn goes_direct(path: &Path) -> bool {
+    let opening =
+        Opening { size: Some(8192), direct: Some(Direct::Yes), block: BLOCK as u32, ..Opening::default() };
+    match File::open_with(path, &opening) {
+        Ok(file) => {
+            assert!(file.is_direct());
+            true
+        }
+        Err(e @ (FileError::NoDirect(_) | FileError::DirectBlock { .. })) => {
+            skipped("files without the page cache", &e);
+            false
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+/// Says loudly what this machine lacks.
+pub fn skipped(what: &str, why: &dyn std::fmt::Display) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED {what}: {why}");
+}
+
+/// A block device on a file; the system's loop driver makes it.
+pub struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// None, and it is said, where this user or this machine has none.
+    pub fn new(file: &Path) -> Option<Self> {
+        let run = std::process::Command::new("losetup").arg("--find").arg("--show").arg(file).output();
+        match run {
+            Ok(run) if run.status.success() => {
+                Some(Self(String::from_utf8(run.stdout).unwrap().trim().into()))
+            }
+            Ok(run) => {
+                skipped("block devices", &String::from_utf8_lossy(&run.stderr).trim());
+                None
+            }
+            Err(e) => {
+                skipped("block devices", &format!("losetup cannot be run ({e})"));
+                None
+            }
+        }
+    }
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
 }
 
 /// A folder that is removed at the end.

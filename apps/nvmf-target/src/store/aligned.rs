@@ -1,0 +1,51 @@
+//! Memory as files that are read past the page cache want it: from a boundary of a page on.
+
+use std::ops::{Deref, DerefMut};
+
+/// No device wants more.
+pub const ALIGN: usize = 4096;
+
+/// Bytes from a boundary of a page on.
+#[derive(Debug)]
+pub struct Aligned {
+    /// With room to begin at a boundary. It is never grown, so it stays where it is.
+    bytes: Vec<u8>,
+    from: usize,
+    len: usize,
+}
+
+impl Aligned {
+    /// `len` zeros.
+    pub fn new(len: usize) -> Self {
+        let bytes = vec![0; len + ALIGN];
+        let from = bytes.as_ptr().align_offset(ALIGN);
+        Self { bytes, from, len }
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.from..self.from + self.len]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.from..self.from + self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_begin_at_a_boundary() {
+        for len in [1, 512, ALIGN, 3 * ALIGN + 1] {
+            let moved = Box::new(Aligned::new(len));
+            assert_eq!((moved.len(), moved.as_ptr().addr() % ALIGN), (len, 0));
+        }
+    }
+}

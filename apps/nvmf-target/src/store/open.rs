@@ -1,0 +1,209 @@
+//! Opening a file or a block device for a namespace: who else has it, its size, and whether the page cache is used.
+
+use std::fs::{File as Handle, FileType, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::aligned::Aligned;
+
+/// Whether data go past the page cache of the system (`O_DIRECT`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direct {
+    /// They do not.
+    No,
+    /// They do; where that cannot be, the file is not opened.
+    Yes,
+    /// They do where that can be.
+    Try,
+}
+
+/// How to open.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Opening {
+    /// A file is made, or grown to that, where it is smaller.
+    pub size: Option<u64>,
+    /// It is not written.
+    pub read_only: bool,
+    /// See there; where absent, block devices go past the page cache and files do not.
+    pub direct: Option<Direct>,
+    /// Bytes that are read and written together at least.
+    pub block: u32,
+}
+
+impl Default for Opening {
+    fn default() -> Self {
+        Self { size: None, read_only: false, direct: None, block: 512 }
+    }
+}
+
+/// Why a file cannot be a namespace.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// It cannot be opened, or made.
+    #[error("{}: {error}", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// Something else has it.
+    #[error("{} is in use: by another namespace, another program, or mounted", .0.display())]
+    InUse(PathBuf),
+    /// A directory, a pipe and so on.
+    #[error("{} is no file and no block device", .0.display())]
+    Kind(PathBuf),
+    /// The file system has no way past the page cache.
+    #[error("{} cannot be used without the page cache where it is; set direct to false or \"try\"", .0.display())]
+    NoDirect(PathBuf),
+    /// It has larger blocks.
+    #[error("{} has larger blocks than {block} bytes; give the namespace block = 4096, or set direct to false", path.display())]
+    DirectBlock {
+        /// The file.
+        path: PathBuf,
+        /// What was wanted.
+        block: u32,
+    },
+}
+
+/// What was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// The open file, which nobody else has.
+    pub file: Handle,
+    /// What it is.
+    pub kind: FileType,
+    /// Its bytes.
+    pub len: u64,
+    /// The page cache is not used.
+    pub direct: bool,
+}
+
+/// Opens a file, and keeps others away from it.
+///
+/// # Errors
+/// If that cannot be, or somebody else has it.
+pub fn open(path: &Path, how: &Opening) -> Result<Opened, FileError> {
+    let failed = |error| FileError::Open { path: path.into(), error };
+    let make = how.size.is_some() && !how.read_only;
+    // Looked at before it is opened: opening a pipe waits for its other end.
+    let kind = match std::fs::metadata(path) {
+        Ok(there) => Some(there.file_type()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound && make => None,
+        Err(e) => return Err(failed(e)),
+    };
+    let usable = |kind: FileType| kind.is_file() || kind.is_block_device();
+    if kind.is_some_and(|kind| !usable(kind)) {
+        return Err(FileError::Kind(path.into()));
+    }
+    let device = kind.is_some_and(|kind| kind.is_block_device());
+    let direct = how.direct.unwrap_or(if device { Direct::Yes } else { Direct::No });
+    let open = |direct: bool| {
+        // A device that is mounted, or that another program has this way, cannot be opened this way.
+        let exclusive = if device { libc::O_EXCL } else { 0 };
+        let past = if direct { libc::O_DIRECT } else { 0 };
+        let mut options = OpenOptions::new();
+        options.read(true).write(!how.read_only).create(make && !device).truncate(false);
+        options.custom_flags(exclusive | past).open(path).map_err(|e| match e.raw_os_error() {
+            Some(libc::EINVAL) if direct => FileError::NoDirect(path.into()),
+            Some(libc::EBUSY) => FileError::InUse(path.into()),
+            _ => failed(e),
+        })
+    };
+    let first = open(direct != Direct::No).and_then(|file| match direct {
+        Direct::No => Ok(file),
+        _ => try_blocks(&file, how.block).map(|()| file).map_err(|e| match e.raw_os_error() {
+            Some(libc::EINVAL) => FileError::DirectBlock { path: path.into(), block: how.block },
+            _ => failed(e),
+        }),
+    });
+    let (file, direct) = match first {
+        Ok(file) => (file, direct != Direct::No),
+        Err(e @ (FileError::NoDirect(_) | FileError::DirectBlock { .. })) if direct == Direct::Try => {
+            tracing::warn!("{e}; it is served through the page cache");
+            (open(false)?, false)
+        }
+        Err(e) => return Err(e),
+    };
+    let kind = file.metadata().map_err(failed)?.file_type();
+    if !usable(kind) {
+        return Err(FileError::Kind(path.into()));
+    }
+    let locked = if how.read_only { file.try_lock_shared() } else { file.try_lock() };
+    match locked {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(FileError::InUse(path.into())),
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    let mut len = (&file).seek(SeekFrom::End(0)).map_err(failed)?;
+    if let Some(size) = how.size.filter(|&size| make && kind.is_file() && size > len) {
+        file.set_len(size).map_err(failed)?;
+        len = size;
+    }
+    Ok(Opened { file, kind, len, direct })
+}
+
+/// Reads two blocks: the kernel refuses them where they are smaller than those of the device.
+fn try_blocks(file: &Handle, block: u32) -> io::Result<()> {
+    let mut bytes = Aligned::new(block as usize);
+    for at in [0, block as u64] {
+        match file.read_at(&mut bytes, at) {
+            // A block that cannot be read is no reason not to serve the others.
+            Err(e) if e.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
+                tracing::warn!(error = %e, "the first blocks cannot be read");
+            }
+            other => drop(other?),
+        }
+    }
+    Ok(())
+}
+
+/// The length of a file that is not opened for use.
+///
+/// # Errors
+/// If it is not there, or is none.
+pub fn look(path: &Path) -> Result<u64, FileError> {
+    let failed = |error| FileError::Open { path: path.into(), error };
+    let kind = std::fs::metadata(path).map_err(failed)?.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(FileError::Kind(path.into()));
+    }
+    Handle::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: where there is no way past the page cache, that is said, or the cache is used, as asked. Files of sysfs
+    // have none.
+    #[test]
+    fn a_file_system_without_direct_io_is_said_or_served_through_the_cache() {
+        let path = Path::new("/sys/class/net/lo/mtu");
+        let opening = |direct| Opening { read_only: true, direct, ..Opening::default() };
+        let error = open(path, &opening(Some(Direct::Yes))).unwrap_err();
+        assert!(matches!(error, FileError::NoDirect(_)), "{error}");
+        assert!(error.to_string().contains("/sys/class/net/lo/mtu") && error.to_string().contains("\"try\""));
+        assert!(!open(path, &opening(Some(Direct::Try))).unwrap().direct);
+        assert!(!open(path, &opening(None)).unwrap().direct);
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_before_it_is_opened() {
+        let dir = std::env::temp_dir().join(format!("roce-nvmf-open-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let pipe = dir.join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+            .unwrap();
+        // Opening the pipe would wait for a writer for ever.
+        for path in [pipe.as_path(), &dir, Path::new("/dev/null")] {
+            assert!(matches!(open(path, &Opening::default()), Err(FileError::Kind(_))), "{path:?}");
+            assert!(matches!(look(path), Err(FileError::Kind(_))), "{path:?}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}
