@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use nvmf::Nqn;
 
 use crate::config::PORT;
+use crate::manage::{HostCommand, ListArgs, NamespaceCommand};
 
 /// The subsystem of a target that was given no file.
 pub const DEFAULT_SUBSYSTEM: &str = "nqn.2024-01.org.example:memory";
@@ -23,6 +24,11 @@ Examples:
   What a file says:
   roce-nvmf check /etc/roce-nvmf.toml
   roce-nvmf serve /etc/roce-nvmf.toml --port tap:roce0 --ip 192.168.9.1/24
+
+  While it runs:
+  roce-nvmf list
+  roce-nvmf namespace add --file /var/lib/disks/two --size 10g
+  roce-nvmf host allow nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555
 
 A file:
   [[port]]
@@ -59,6 +65,14 @@ pub enum TargetCommand {
         /// The file
         file: PathBuf,
     },
+    /// Add, remove or resize a namespace of a target that runs
+    #[command(subcommand)]
+    Namespace(NamespaceCommand),
+    /// Allow or deny a host a subsystem of a target that runs
+    #[command(subcommand)]
+    Host(HostCommand),
+    /// Show what a target that runs has, and who is connected
+    List(ListArgs),
 }
 
 /// Options of `roce-nvmf serve`.
@@ -85,6 +99,9 @@ pub struct ServeArgs {
     /// Connections of each core
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub connections: u32,
+    /// Take changes on this unix socket (roce-nvmf namespace, host and list) [default: one in your runtime directory]
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,

@@ -1,6 +1,6 @@
 //! What the programs do.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use apps::error::{AppError, Result};
@@ -12,6 +12,7 @@ use verbs::Drive;
 
 use crate::cli::{ReachArgs, RunArgs, ServeArgs};
 use crate::config::{self, Offer, OfferedNamespace, OfferedSubsystem, Storage};
+use crate::control::{self, Control, ControlSocket};
 use crate::host::{Controller, Host, HostError, Options};
 use crate::perf::{self, Load, PerfError};
 use crate::target::{Config, Core};
@@ -106,6 +107,9 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
         Core::new(context, pd.clone(), built.target.clone(), built.stores.clone(), config)
     });
     let mut cores = cores.collect::<std::result::Result<Vec<_>, _>>()?;
+    let control = Control::new(built.target.clone(), built.stores.clone(), built.opener);
+    let _control = ControlSocket::open(&control_path(args)?, control)
+        .map_err(|e| AppError::Setup(format!("--control: {e}")))?;
     let (first, others) = cores.split_first_mut().expect("a device has a shard");
     others.iter().for_each(|other| first.share_with(other));
     for &(id, at) in &built.ports {
@@ -125,6 +129,17 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
         results.fold(result, std::result::Result::and)
     })?;
     Ok(())
+}
+
+/// Where the target takes changes.
+fn control_path(args: &ServeArgs) -> Result<PathBuf> {
+    match &args.control {
+        Some(path) => Ok(path.clone()),
+        None => match verbs::stats::runtime_dir() {
+            Ok(dir) => Ok(dir.join(control::socket_name())),
+            Err(e) => Err(AppError::Setup(format!("{e}; give --control PATH"))),
+        },
+    }
 }
 
 /// A host on the device of the command line.

@@ -4,5 +4,6 @@ mod blocks;
 mod common;
 mod configuration;
 mod connections;
+mod control;
 mod documentation;
 mod load;

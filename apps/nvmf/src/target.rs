@@ -90,6 +90,17 @@ impl Target {
         };
         self.lock().associations.iter().map(connected).collect()
     }
+    /// The subsystems as they are now.
+    pub fn subsystems(&self) -> Vec<Subsystem> {
+        let subsystem = |s: &Served| Subsystem {
+            nqn: s.live.nqn.clone(),
+            serial: s.live.serial,
+            ports: s.ports.clone(),
+            hosts: s.hosts.clone(),
+            namespaces: s.live.snapshot().table.iter().cloned().collect(),
+        };
+        self.lock().subsystems.iter().map(subsystem).collect()
+    }
     /// What the queues of a subsystem did.
     ///
     /// # Errors

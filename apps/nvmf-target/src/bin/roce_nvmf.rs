@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use apps::{error, stop, warnings};
 use clap::Parser;
 use nvmf_target::cli::{TargetCli, TargetCommand};
-use nvmf_target::program;
+use nvmf_target::{manage, program};
 
 fn main() -> ExitCode {
     let cli = TargetCli::parse();
@@ -13,6 +13,9 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         TargetCommand::Serve(args) => stop::install().and_then(|()| program::serve(args)),
         TargetCommand::Check { file } => program::check(file),
+        TargetCommand::Namespace(command) => manage::namespace(command),
+        TargetCommand::Host(command) => manage::host(command),
+        TargetCommand::List(args) => manage::list(args),
     };
     error::finish("roce-nvmf", result)
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::identity::parse_uuid;
-use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage};
+use super::{BLOCKS, Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage, check_size};
 use crate::store::Direct;
 
 #[derive(Deserialize)]
@@ -116,8 +116,7 @@ pub fn parse(text: &str) -> Result<Offer, Mistake> {
 pub fn check(text: &str) -> Result<Offer, Mistake> {
     let offer = parse(text)?;
     super::build::apart(&offer)?;
-    let lens = offer.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces).map(super::build::look);
-    super::build::target_of(&offer, &lens.collect::<Result<Vec<_>, _>>()?)?;
+    super::build::target_of(&offer, &super::build::look(&offer)?)?;
     Ok(offer)
 }
 
@@ -171,25 +170,14 @@ fn subsystem(table: Spanned<SubsystemTable>) -> Result<OfferedSubsystem, Mistake
 fn namespace(table: Spanned<NamespaceTable>, next: u32) -> Result<OfferedNamespace, Mistake> {
     let span = table.span();
     let table = table.into_inner();
-    let block = match &table.block {
-        None => 512,
-        Some(block) => match block.get_ref() {
-            &block @ (512 | 1024 | 2048 | 4096) => block,
-            other => {
-                return mistake(
-                    block.span(),
-                    format!("a block has 512, 1024, 2048 or 4096 bytes, not {other}"),
-                );
-            }
-        },
-    };
+    let block = table.block.as_ref().map_or(512, |block| *block.get_ref());
+    if let Some(given) = table.block.as_ref().filter(|_| !BLOCKS.contains(&block)) {
+        return mistake(given.span(), format!("a block has 512, 1024, 2048 or 4096 bytes, not {block}"));
+    }
     let bytes = |text: &Spanned<String>| {
-        value(text, |text| match memory(text)? {
-            0 => Err("a namespace has at least one block".into()),
-            n if !n.is_multiple_of(block.into()) => {
-                Err(format!("{text:?} is no multiple of a block of {block} bytes"))
-            }
-            n => Ok(n),
+        value(text, |text| {
+            let bytes = memory(text)?;
+            check_size(bytes, block).map(|()| bytes)
         })
     };
     let size = table.size.as_ref().map(&bytes).transpose()?;

@@ -38,8 +38,15 @@ pub fn host_id(nqn: &Nqn) -> [u8; 16] {
     hash(&[b"host:", nqn.as_str().as_bytes()]).to_be_bytes()
 }
 
+/// A UUID in its usual form.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(*uuid));
+    let (a, b, c, d, e) = (&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]);
+    format!("{a}-{b}-{c}-{d}-{e}")
+}
+
 /// The bytes of a UUID in its usual form.
-pub(super) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let groups: Vec<&str> = text.split('-').collect();
     if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12])
         || !text.bytes().all(|b| b == b'-' || b.is_ascii_hexdigit())
@@ -69,7 +76,9 @@ mod tests {
     #[test]
     fn uuids_have_their_form() {
         let text = "11111111-2222-3333-4444-5555aAbBcCdD";
-        assert_eq!(parse_uuid(text).unwrap()[..5], [0x11, 0x11, 0x11, 0x11, 0x22]);
+        let uuid = parse_uuid(text).unwrap();
+        assert_eq!(uuid[..5], [0x11, 0x11, 0x11, 0x11, 0x22]);
+        assert_eq!(uuid_text(&uuid), text.to_lowercase());
         for wrong in [
             "",
             "1111",

@@ -5,10 +5,12 @@
 mod build;
 mod file;
 mod identity;
+mod opener;
 
 pub use build::{Built, build};
 pub use file::{check, parse};
-pub use identity::host_id;
+pub use identity::{host_id, parse_uuid, uuid_text};
+pub use opener::{Len, Opener, namespace_of};
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -17,6 +19,7 @@ use std::path::PathBuf;
 use arrayvec::ArrayString;
 use nvmf::Nqn;
 use nvmf::config::Settings;
+use serde::{Deserialize, Serialize};
 
 use crate::store::Direct;
 
@@ -50,7 +53,8 @@ pub struct OfferedSubsystem {
 }
 
 /// A namespace.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OfferedNamespace {
     /// Its identifier.
     pub nsid: u32,
@@ -63,11 +67,47 @@ pub struct OfferedNamespace {
     /// Hosts may not write.
     pub read_only: bool,
     /// Where the file says so.
+    #[serde(skip)]
     pub span: Range<usize>,
 }
 
+/// Bytes that a block can have.
+pub const BLOCKS: [u32; 4] = [512, 1024, 2048, 4096];
+
+impl OfferedNamespace {
+    /// Checks what needs no look at the storage.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn check(&self) -> Result<(), String> {
+        let block = self.block;
+        if !BLOCKS.contains(&block) {
+            return Err(format!("a block has 512, 1024, 2048 or 4096 bytes, not {block}"));
+        }
+        match self.storage {
+            Storage::Memory(bytes) | Storage::File { size: Some(bytes), .. } => check_size(bytes, block),
+            Storage::File { size: None, .. } => Ok(()),
+        }
+    }
+}
+
+/// Looks that a size is one of whole blocks.
+///
+/// # Errors
+/// A sentence.
+pub fn check_size(bytes: u64, block: u32) -> Result<(), String> {
+    match bytes {
+        0 => Err("a namespace has at least one block".into()),
+        n if !n.is_multiple_of(block.into()) => {
+            Err(format!("{n} is no multiple of a block of {block} bytes"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Where blocks are.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Storage {
     /// So many bytes of memory.
     Memory(u64),

@@ -5,7 +5,7 @@
 use std::fs::File as Handle;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nvmf::BackendError;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -21,6 +21,7 @@ const PIECE: usize = 256 << 10;
 /// The file.
 #[derive(Debug)]
 pub struct File {
+    path: PathBuf,
     file: Handle,
     /// A file that can grow, and no device.
     grows: bool,
@@ -47,7 +48,7 @@ impl File {
         // Behind the end: it changes nothing, and says whether the file system can.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let punches = grows && fallocate(&file, hole, len, 4096).is_ok();
-        Ok(Self { file, grows, punches, direct })
+        Ok(Self { path: path.into(), file, grows, punches, direct })
     }
     /// The length of a file that is not opened for use.
     ///
@@ -60,6 +61,10 @@ impl File {
     /// The open file.
     pub(super) fn handle(&self) -> &Handle {
         &self.file
+    }
+    /// The name that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
     /// Bytes that it has now.
     ///

@@ -13,7 +13,9 @@ pub use open::{Direct, FileError, Opening};
 pub use ring::{Request, Ring};
 pub use workers::{Done, Place, Work, Workers};
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nvmf::config::Backend;
 
@@ -27,23 +29,93 @@ pub enum Store {
     File(Arc<File>, Arc<Workers>),
 }
 
-/// All storage, by the number that the controllers know it by.
-#[derive(Clone, Debug, Default)]
-pub struct Stores(Vec<Store>);
-
-impl Stores {
-    /// Adds one; returns its number.
-    pub fn add(&mut self, store: Store) -> Backend {
-        self.0.push(store);
-        Backend((self.0.len() - 1) as u32)
+impl Store {
+    /// Bytes that it has now.
+    ///
+    /// # Errors
+    /// If a device is gone.
+    pub fn size(&self) -> std::io::Result<u64> {
+        match self {
+            Self::Memory(memory) => Ok(memory.len()),
+            Self::File(file, _) => file.size(),
+        }
     }
+    /// Whether nobody else uses it: no core, and no command.
+    pub fn is_ours_alone(&self) -> bool {
+        match self {
+            Self::Memory(memory) => Arc::strong_count(memory) == 1,
+            Self::File(file, _) => Arc::strong_count(file) == 1,
+        }
+    }
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(_) => f.write_str("memory"),
+            Self::File(file, _) => file.path().display().fmt(f),
+        }
+    }
+}
+
+/// The storage at one time, by the number that the controllers know it by. A number is never used again.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    version: u64,
+    stores: Vec<Option<Store>>,
+}
+
+impl Table {
     /// Whether any is a file.
     pub fn has_files(&self) -> bool {
-        self.0.iter().any(|store| matches!(store, Store::File(..)))
+        self.stores.iter().flatten().any(|store| matches!(store, Store::File(..)))
     }
     /// The one of a number.
     #[inline]
     pub fn get(&self, backend: Backend) -> Option<&Store> {
-        self.0.get(backend.0 as usize)
+        self.stores.get(backend.0 as usize)?.as_ref()
+    }
+}
+
+/// All storage. Each core has a table of it, and looks for a newer one now and then.
+#[derive(Debug, Default)]
+pub struct Stores {
+    version: AtomicU64,
+    table: Mutex<Arc<Table>>,
+}
+
+impl Stores {
+    /// Adds one; returns its number.
+    pub fn add(&self, store: Store) -> Backend {
+        self.change(|stores| {
+            stores.push(Some(store));
+            Backend((stores.len() - 1) as u32)
+        })
+    }
+    /// Takes one out. Cores may still use it for a moment.
+    pub fn remove(&self, backend: Backend) -> Option<Store> {
+        self.change(|stores| stores.get_mut(backend.0 as usize)?.take())
+    }
+    /// The table of now.
+    pub fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.lock())
+    }
+    /// A newer table than that one, if there is one.
+    #[inline]
+    pub fn newer(&self, than: &Table) -> Option<Arc<Table>> {
+        (self.version.load(Ordering::Acquire) != than.version).then(|| self.table())
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Vec<Option<Store>>) -> T) -> T {
+        let mut table = self.lock();
+        let next = Arc::make_mut(&mut table);
+        let result = change(&mut next.stores);
+        next.version += 1;
+        // Release: who sees the number locks the table, and finds this one.
+        self.version.store(next.version, Ordering::Release);
+        result
+    }
+    fn lock(&self) -> MutexGuard<'_, Arc<Table>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -22,7 +22,7 @@ use super::qpns::ByQpn;
 use super::receives::Receives;
 use super::storage::Zeroing;
 use super::tag;
-use crate::store::{Done, Ring, Stores};
+use crate::store::{Done, Ring, Stores, Table};
 
 /// Completions that are taken at a time.
 const BATCH: usize = 64;
@@ -70,7 +70,9 @@ pub struct Core<'c> {
     context: &'c Context,
     pub(super) config: Config,
     pub(super) target: Target,
-    pub(super) stores: Arc<Stores>,
+    all_stores: Arc<Stores>,
+    /// As it was when this core last looked.
+    pub(super) stores: Arc<Table>,
     pub(super) counters: Arc<Counters>,
     pub(super) reactor: Reactor,
     // Dropped in order: connections before what they use.
@@ -89,6 +91,8 @@ pub struct Core<'c> {
     pub(super) results: (Sender<Done>, Receiver<Done>),
     /// Files without waiting, where the system has that.
     pub(super) ring: Option<Ring>,
+    /// None is wanted, or the system has none.
+    no_ring: bool,
     pub(super) listeners: Vec<(CmId, u16)>,
     /// Where connections go: to this core and others, in turn.
     pub(super) others: Vec<Sender<Admitted>>,
@@ -131,8 +135,7 @@ impl<'c> Core<'c> {
         let largest = settings.transfer_max().max(4096 << DISCOVERY_MDTS) as usize;
         let pool = Pool::new(&pd, config.buffers, largest)?;
         let cq = context.create_cq(config.receives)?;
-        let ring = if stores.has_files() { new_ring(&pool, &receives, config.io_uring) } else { None };
-        Ok(Self {
+        let mut core = Self {
             reactor: context.reactor(config.shard)?,
             connections: Vec::new(),
             by_qpn: ByQpn::default(),
@@ -143,7 +146,8 @@ impl<'c> Core<'c> {
             zeroing: VecDeque::new(),
             at_work: 0,
             results: channel(),
-            ring,
+            ring: None,
+            no_ring: !config.io_uring,
             listeners: Vec::new(),
             others: Vec::new(),
             next: 0,
@@ -167,8 +171,11 @@ impl<'c> Core<'c> {
             context,
             config,
             target,
-            stores,
-        })
+            stores: Arc::default(),
+            all_stores: stores,
+        };
+        core.renew_stores();
+        Ok(core)
     }
 
     /// What it did.
@@ -474,11 +481,23 @@ impl<'c> Core<'c> {
             let Ok(admitted) = self.inbox.1.try_recv() else { break };
             self.admit(admitted);
         }
+        self.renew_stores();
         if self.now >= self.tended.after(TEND) {
             self.tended = self.now;
             self.tend();
         }
     }
+    /// Looks for storage that was added or removed; returns whether there is any. Who removes some waits for that.
+    pub(super) fn renew_stores(&mut self) -> bool {
+        let Some(newer) = self.all_stores.newer(&self.stores) else { return false };
+        if self.ring.is_none() && !self.no_ring && newer.has_files() {
+            self.ring = new_ring(&self.pool, &self.receives);
+            self.no_ring = self.ring.is_none();
+        }
+        self.stores = newer;
+        true
+    }
+
     /// The connection of a number that is in use.
     #[inline]
     pub(super) fn connection(&mut self, c: u32) -> &mut Connection {
@@ -503,10 +522,7 @@ impl<'c> Core<'c> {
 }
 
 /// A ring for the buffers, or the reason in words why threads do its work.
-fn new_ring(pool: &Pool, receives: &Receives, wanted: bool) -> Option<Ring> {
-    if !wanted {
-        return None;
-    }
+fn new_ring(pool: &Pool, receives: &Receives) -> Option<Ring> {
     match Ring::new(vec![Arc::clone(pool.mr()), Arc::clone(receives.mr())]) {
         Ok(ring) => {
             if !ring.is_registered() {

@@ -17,6 +17,9 @@ const ZERO_PIECE: u64 = 1 << 20;
 /// Up to so many are made zeros at once.
 const ZERO_NOW: u64 = 64 << 10;
 
+/// The namespace was removed. A host that tries again learns that it has none.
+const GONE: BackendError = BackendError::NotReady;
+
 /// Ranges that become zeros, a piece a turn.
 pub struct Zeroing {
     command: u32,
@@ -43,9 +46,13 @@ impl Core<'_> {
             _ => match self.stores.get(backend) {
                 Some(Store::Memory(_)) => self.memory_request(c, ticket, request, capsule),
                 Some(Store::File(..)) => self.file_request(c, ticket, request, capsule),
+                // It was added after this core has looked, or was removed after the controller has.
                 None => {
+                    if self.renew_stores() {
+                        return self.request(c, ticket, request, capsule);
+                    }
                     self.drop_capsule(capsule);
-                    self.respond(c, ticket, Err(BackendError::Internal));
+                    self.respond(c, ticket, Err(GONE));
                 }
             },
         }
@@ -130,7 +137,7 @@ impl Core<'_> {
     /// Gives threads work for a command.
     fn store(&mut self, n: u32, backend: Backend, work: Work) {
         let Some(Store::File(file, workers)) = self.stores.get(backend) else {
-            unreachable!("a namespace keeps its kind of storage")
+            return self.stored(n, Err(GONE));
         };
         // Threads do what the ring cannot, and what finds no room in it.
         let work = match &mut self.ring {
@@ -309,7 +316,12 @@ impl Core<'_> {
                     let from = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
                     return self.store(n, backend, Work::Write { offset, from, fua });
                 }
-                None => Err(BackendError::Internal),
+                None => {
+                    if self.renew_stores() {
+                        return self.fetched(c, n);
+                    }
+                    Err(GONE)
+                }
             },
             Then::Compare { backend, offset } => match self.stores.get(backend) {
                 Some(Store::Memory(memory)) => memory.compare(offset, self.pool.mr(), at, len),
@@ -318,7 +330,12 @@ impl Core<'_> {
                     let with = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
                     return self.store(n, backend, Work::Compare { offset, with });
                 }
-                None => Err(BackendError::Internal),
+                None => {
+                    if self.renew_stores() {
+                        return self.fetched(c, n);
+                    }
+                    Err(GONE)
+                }
             },
         };
         self.finish(n);

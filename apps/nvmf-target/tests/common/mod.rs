@@ -15,7 +15,7 @@ use nvmf_target::host::Host;
 use nvmf_target::store::{Direct, File, FileError, Memory, Opening, Store, Stores, Workers};
 use nvmf_target::target::{Config, Core, Counters, Usage};
 use verbs::port::{self, PortOptions};
-use verbs::{Context, DeviceConfig, Drive};
+use verbs::{Context, DeviceConfig, Drive, Pd};
 
 pub const SUBSYSTEM: &str = "nqn.2024-01.test.blocks:ram0";
 /// Bytes of a block.
@@ -57,6 +57,8 @@ impl Default for Setup {
 pub struct View {
     pub at: SocketAddr,
     pub target: Target,
+    pub stores: Arc<Stores>,
+    pub pd: Arc<Pd>,
     pub counters: Vec<Arc<Counters>>,
     usage: Vec<Mutex<Usage>>,
     stop: AtomicBool,
@@ -134,7 +136,7 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     let context = device(a, 1, setup.cores);
     let at: SocketAddr = "10.77.0.1:4420".parse().unwrap();
     let pd = Arc::new(context.alloc_pd().unwrap());
-    let mut stores = Stores::default();
+    let stores = Stores::default();
     let backend = stores.add(match &setup.file {
         None => Store::Memory(Arc::new(Memory::new(&pd, setup.bytes).unwrap())),
         Some(path) => {
@@ -175,6 +177,8 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     let view = View {
         at,
         target,
+        stores,
+        pd,
         counters: cores.iter().map(Core::counters).collect(),
         usage: cores.iter().map(|_| Mutex::default()).collect(),
         stop: AtomicBool::new(false),

@@ -1,0 +1,185 @@
+//! The changes themselves.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nvmf::config::{Hosts, Namespace};
+use nvmf::{Nqn, Target};
+
+use super::{Answer, List, ListedHost, ListedNamespace, ListedSubsystem, Request};
+use crate::config::{Len, OfferedNamespace, Opener, check_size, namespace_of, uuid_text};
+use crate::store::{Store, Stores};
+
+/// How long a removed namespace's storage is kept open: commands that were under way may be sent once more until then.
+const LINGER: Duration = Duration::from_secs(60);
+/// How long the removal of a namespace waits for the cores to let go of its file.
+const LET_GO: Duration = Duration::from_secs(10);
+
+/// Who makes changes of a target.
+#[derive(Debug)]
+pub struct Control {
+    target: Target,
+    stores: Arc<Stores>,
+    opener: Opener,
+    /// Memory of removed namespaces, and since when. Responses refer to it until hosts have acknowledged them.
+    lingering: Vec<(Instant, Store)>,
+}
+
+impl Control {
+    /// For a target and its storage.
+    pub fn new(target: Target, stores: Arc<Stores>, opener: Opener) -> Self {
+        Self { target, stores, opener, lingering: Vec::new() }
+    }
+
+    /// Does what is requested.
+    pub fn handle(&mut self, request: Request) -> Answer {
+        self.tidy();
+        let done = match request {
+            Request::List => return Answer::List(self.list()),
+            Request::AddNamespace { nqn, namespace } => self.add_namespace(&nqn, namespace),
+            Request::RemoveNamespace { nqn, id } => self.remove_namespace(&nqn, id),
+            Request::ResizeNamespace { nqn, id, size } => self.resize_namespace(&nqn, id, size),
+            Request::AllowHost { nqn, host } => self.allow_host(&nqn, &host),
+            Request::DenyHost { nqn, host } => self.deny_host(&nqn, &host),
+        };
+        match done {
+            Ok(done) => {
+                tracing::info!("{done}");
+                Answer::Done(done)
+            }
+            Err(why) => Answer::Refused(why),
+        }
+    }
+    /// Frees what removed namespaces had, when nobody uses it any more. Call it now and then while it returns true.
+    pub fn tidy(&mut self) -> bool {
+        self.lingering.retain(|(since, store)| since.elapsed() < LINGER || !store.is_ours_alone());
+        !self.lingering.is_empty()
+    }
+
+    fn add_namespace(&mut self, nqn: &str, mut namespace: OfferedNamespace) -> Result<String, String> {
+        let nqn = parse(nqn)?;
+        namespace.check()?;
+        let subsystems = self.target.subsystems();
+        let subsystem = subsystems.iter().find(|s| s.nqn == nqn);
+        if let (0, Some(subsystem)) = (namespace.nsid, subsystem) {
+            let taken = |id| subsystem.namespaces.iter().any(|namespace| namespace.nsid == id);
+            namespace.nsid = (1..).find(|&id| !taken(id)).unwrap_or(0);
+        }
+        let store = self.opener.open(&namespace)?;
+        let len = Len::of(&store)?;
+        let name = store.to_string();
+        let backend = self.stores.add(store);
+        let added = namespace_of(&nqn, &namespace, backend, len)
+            .and_then(|namespace| self.target.add_namespace(&nqn, namespace).map_err(|e| e.to_string()));
+        if let Err(why) = added {
+            self.forget(backend);
+            return Err(why);
+        }
+        Ok(format!("namespace {} of {nqn} is added: {name}", namespace.nsid))
+    }
+    fn remove_namespace(&mut self, nqn: &str, id: u32) -> Result<String, String> {
+        let nqn = parse(nqn)?;
+        let namespace = self.find(&nqn, id)?;
+        self.target.remove_namespace(&nqn, id).map_err(|e| e.to_string())?;
+        self.forget(namespace.backend);
+        Ok(format!("namespace {id} of {nqn} is removed"))
+    }
+    /// Takes out the storage of a namespace that no controller has any more.
+    fn forget(&mut self, backend: nvmf::config::Backend) {
+        let Some(store) = self.stores.remove(backend) else { return };
+        // A file is free for others when this returns, but for requests that take longer than that.
+        let since = Instant::now();
+        while matches!(store, Store::File(..)) && !store.is_ours_alone() && since.elapsed() < LET_GO {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if matches!(store, Store::Memory(_)) {
+            self.lingering.push((Instant::now(), store));
+        }
+    }
+    fn resize_namespace(&self, nqn: &str, id: u32, size: Option<u64>) -> Result<String, String> {
+        let nqn = parse(nqn)?;
+        let namespace = self.find(&nqn, id)?;
+        let table = self.stores.table();
+        let store = table.get(namespace.backend).ok_or("its storage is gone")?;
+        let block = 1 << namespace.block_shift;
+        if let Some(size) = size {
+            check_size(size, block)?;
+        }
+        let has = match (store, size) {
+            (Store::File(file, _), Some(size)) => file.grow(size).map_err(|e| format!("{store}: {e}"))?,
+            _ => store.size().map_err(|e| format!("{store}: {e}"))?,
+        };
+        let size = size.unwrap_or(has);
+        if size > has {
+            return Err(format!("the namespace is {has} bytes of {store}, which cannot become {size}"));
+        }
+        check_size(size, block)?;
+        let blocks = size / block as u64;
+        self.target.resize_namespace(&nqn, id, blocks).map_err(|e| e.to_string())?;
+        Ok(format!("namespace {id} of {nqn} has {blocks} blocks of {block} bytes now"))
+    }
+    fn allow_host(&self, nqn: &str, host: &str) -> Result<String, String> {
+        let (nqn, host) = (parse(nqn)?, parse(host)?);
+        if self.is_open_to_all(&nqn) {
+            return Ok(format!("every host may use {nqn} already"));
+        }
+        self.target.allow_host(&nqn, host.clone()).map_err(|e| e.to_string())?;
+        Ok(format!("{host} may use {nqn}"))
+    }
+    fn deny_host(&self, nqn: &str, host: &str) -> Result<String, String> {
+        let (nqn, host) = (parse(nqn)?, parse(host)?);
+        if self.is_open_to_all(&nqn) {
+            return Err(format!(
+                "every host may use {nqn}: its configuration has no list of hosts to take one from"
+            ));
+        }
+        self.target.disallow_host(&nqn, &host).map_err(|e| e.to_string())?;
+        Ok(format!("{host} may not use {nqn} any more"))
+    }
+
+    fn is_open_to_all(&self, nqn: &Nqn) -> bool {
+        self.target.subsystems().iter().any(|s| s.nqn == *nqn && s.hosts == Hosts::Any)
+    }
+    fn find(&self, nqn: &Nqn, id: u32) -> Result<Namespace, String> {
+        let subsystem = self.target.subsystems().into_iter().find(|s| s.nqn == *nqn);
+        let subsystem = subsystem.ok_or_else(|| format!("there is no subsystem {nqn}"))?;
+        let namespace = subsystem.namespaces.into_iter().find(|namespace| namespace.nsid == id);
+        namespace.ok_or_else(|| format!("{nqn} has no namespace {id}"))
+    }
+
+    fn list(&self) -> List {
+        let table = self.stores.table();
+        let file = |namespace: &Namespace| match table.get(namespace.backend) {
+            Some(Store::File(file, _)) => Some(file.path().to_owned()),
+            _ => None,
+        };
+        let namespace = |namespace: &Namespace| ListedNamespace {
+            id: namespace.nsid,
+            file: file(namespace),
+            size: namespace.blocks << namespace.block_shift,
+            block: 1 << namespace.block_shift,
+            uuid: uuid_text(&namespace.uuid),
+            read_only: namespace.read_only,
+        };
+        let name = |nqn: &Nqn| nqn.to_string();
+        let subsystems = self.target.subsystems().into_iter().map(|subsystem| ListedSubsystem {
+            nqn: name(&subsystem.nqn),
+            serial: subsystem.serial.to_string(),
+            hosts: match &subsystem.hosts {
+                Hosts::Any => None,
+                Hosts::Listed(hosts) => Some(hosts.iter().map(name).collect()),
+            },
+            namespaces: subsystem.namespaces.iter().map(namespace).collect(),
+        });
+        let hosts = self.target.connected().into_iter().map(|connected| ListedHost {
+            nqn: name(&connected.host),
+            controller: connected.cntlid,
+            subsystem: connected.subsystem.as_ref().map(name),
+        });
+        List { pid: std::process::id(), subsystems: subsystems.collect(), hosts: hosts.collect() }
+    }
+}
+
+fn parse(nqn: &str) -> Result<Nqn, String> {
+    nqn.parse().map_err(|e| format!("{nqn:?} is no name of a host or subsystem: {e}"))
+}

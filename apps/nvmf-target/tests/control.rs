@@ -1,0 +1,339 @@
+//! Changes of a target that runs, as its hosts see them, and by the socket and the programs.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use nvmf::config::Hosts;
+use nvmf::status::Status;
+use nvmf::wire::log::lid;
+use nvmf::wire::{Sgl, Sqe};
+use nvmf_target::config::{OfferedNamespace, Opener, Storage};
+use nvmf_target::control::{Answer, Control, ControlSocket, List, Request, SocketError, ask};
+use nvmf_target::host::{Controller, Data, Host, Io, Options, discover};
+use nvmf_target::store::{File, FileError};
+use verbs::{Access, Mr};
+use zerocopy::FromZeros as _;
+use zerocopy::little_endian::U32;
+
+use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Scratch, Setup, View, host_name, nqn, with_target};
+
+const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
+
+fn control(view: &View) -> Control {
+    Control::new(view.target.clone(), view.stores.clone(), Opener::new(&view.pd))
+}
+fn offered(id: u32, storage: Storage) -> OfferedNamespace {
+    OfferedNamespace { nsid: id, storage, block: 512, uuid: None, read_only: false, span: 0..0 }
+}
+fn file(path: &Path, size: u64) -> Storage {
+    Storage::File { path: path.into(), size: Some(size), direct: None }
+}
+fn add(id: u32, storage: Storage) -> Request {
+    Request::AddNamespace { nqn: SUBSYSTEM.into(), namespace: offered(id, storage) }
+}
+fn remove(id: u32) -> Request {
+    Request::RemoveNamespace { nqn: SUBSYSTEM.into(), id }
+}
+fn resize(id: u32, size: Option<u64>) -> Request {
+    Request::ResizeNamespace { nqn: SUBSYSTEM.into(), id, size }
+}
+fn done(answer: Answer) -> String {
+    match answer {
+        Answer::Done(text) => text,
+        other => panic!("{other:?}"),
+    }
+}
+fn refused(answer: Answer) -> String {
+    match answer {
+        Answer::Refused(text) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The admin queue of a controller that asked for events.
+struct Watch<'v> {
+    view: &'v View,
+    host: Host<'v>,
+    controller: Controller,
+    page: Mr,
+}
+
+impl<'v> Watch<'v> {
+    /// Which events: bits of the feature.
+    fn new(view: &'v View, subsystem: &str, events: u32) -> Self {
+        let mut host = view.host(1);
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(subsystem), Options::default()).unwrap();
+        let page = host.pd().reg_mr(4096, RIGHTS).unwrap();
+        let sqe = Sqe { cdw10: U32::new(0x0B), cdw11: U32::new(events), ..admin(0x09) };
+        host.call(controller.admin(), &sqe, Data::Elsewhere).unwrap();
+        let mut watch = Self { view, host, controller, page };
+        watch.ask();
+        watch
+    }
+    /// Asks for an event.
+    fn ask(&mut self) {
+        self.controller.admin().submit(&admin(0x0C), Data::Elsewhere).unwrap().unwrap();
+    }
+    /// Waits for an event, which is about `log`; asks for the next one, and reads the log: its first words.
+    fn told(&mut self, kind: u64, log: u8) -> [u32; 4] {
+        let controller = &mut self.controller;
+        let mut result = None;
+        self.view.until(&mut self.host, "an event", || {
+            controller.admin().poll(|cqe| result = Some(cqe.result.get())).unwrap();
+            result.is_some()
+        });
+        assert_eq!(result, Some(2 | kind << 8 | (log as u64) << 16));
+        self.ask();
+        let sgl = Sgl::keyed(self.page.iova(), 16, self.page.rkey(), false);
+        let sqe = Sqe { cdw10: U32::new(log as u32 | 3 << 16), sgl, ..admin(0x02) };
+        self.host.call(self.controller.admin(), &sqe, Data::Elsewhere).unwrap();
+        let mut words = [U32::ZERO; 4];
+        self.page.read(0, zerocopy::IntoBytes::as_mut_bytes(&mut words)).unwrap();
+        words.map(U32::get)
+    }
+}
+
+fn admin(opcode: u8) -> Sqe {
+    Sqe { opcode, flags: Sqe::FLAGS_SGL, sgl: Sgl::keyed(0, 0, 0, false), ..Sqe::new_zeroed() }
+}
+
+// Goal: a host that is connected is told of namespaces that come, grow and go, and uses them at once.
+#[test]
+fn namespaces_come_grow_and_go_under_the_eyes_of_a_host() {
+    let scratch = Scratch::new("live");
+    with_target(&Setup::default(), |view| {
+        let mut control = control(view);
+        let mut watch = Watch::new(view, SUBSYSTEM, 1 << 8);
+        let mut queue = watch.controller.io_queue(&mut watch.host, 1, 16).unwrap();
+        let mr = watch.host.pd().reg_mr(4096, RIGHTS).unwrap();
+        let sgl = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
+        let mut write = |watch: &mut Watch<'_>, id: u32, lba: u64| {
+            let sqe = Io::new(id, lba, 1).write(sgl);
+            watch.host.call(&mut queue, &sqe, Data::Elsewhere).map(drop).map_err(|e| e.code().unwrap())
+        };
+        mr.fill(0..BLOCK, 0x77).unwrap();
+        assert_eq!(write(&mut watch, 2, 0), Err(Status::InvalidNamespace.code()));
+
+        let said = done(control.handle(add(0, file(&scratch.path(), 8 * BLOCK as u64))));
+        assert!(said.contains("namespace 2 of"), "{said}");
+        assert_eq!(watch.told(0, lid::CHANGED_NAMESPACES), [2, 0, 0, 0]);
+        let namespaces = watch.controller.namespaces(&mut watch.host).unwrap();
+        assert_eq!(namespaces.iter().map(|n| (n.nsid, n.blocks)).nth(1), Some((2, 8)));
+        assert_eq!(write(&mut watch, 2, 7), Ok(()));
+        assert_eq!(write(&mut watch, 2, 8), Err(Status::LbaOutOfRange.code()));
+
+        done(control.handle(resize(2, Some(16 * BLOCK as u64))));
+        assert_eq!(watch.told(0, lid::CHANGED_NAMESPACES), [2, 0, 0, 0]);
+        assert_eq!(watch.controller.namespaces(&mut watch.host).unwrap()[1].blocks, 16);
+        assert_eq!(write(&mut watch, 2, 15), Ok(()));
+        // A smaller size hides the end and cuts off nothing.
+        done(control.handle(resize(2, Some(4 * BLOCK as u64))));
+        watch.told(0, lid::CHANGED_NAMESPACES);
+        assert_eq!(write(&mut watch, 2, 4), Err(Status::LbaOutOfRange.code()));
+        done(control.handle(resize(2, None)));
+        watch.told(0, lid::CHANGED_NAMESPACES);
+        assert_eq!(write(&mut watch, 2, 14), Ok(()));
+
+        let in_use = File::open(&scratch.path(), None, false).unwrap_err();
+        assert!(matches!(in_use, FileError::InUse(_)));
+        done(control.handle(remove(2)));
+        // Its file is free as soon as that is said.
+        drop(File::open(&scratch.path(), None, false).unwrap());
+        assert_eq!(watch.told(0, lid::CHANGED_NAMESPACES), [2, 0, 0, 0]);
+        assert_eq!(write(&mut watch, 2, 0), Err(Status::InvalidNamespace.code()));
+        let bytes = std::fs::read(scratch.path()).unwrap();
+        assert!(bytes.len() == 16 * BLOCK && bytes[14 * BLOCK..] == [0x77; 2 * BLOCK]);
+
+        // Another one of the same identifier is another one.
+        done(control.handle(add(2, Storage::Memory(4 * BLOCK as u64))));
+        watch.told(0, lid::CHANGED_NAMESPACES);
+        assert_eq!(write(&mut watch, 2, 3), Ok(()));
+        done(control.handle(remove(2)));
+        assert_eq!(write(&mut watch, 2, 3), Err(Status::InvalidNamespace.code()));
+        assert_eq!(write(&mut watch, 1, 0), Ok(()));
+    });
+}
+
+#[test]
+fn changes_that_cannot_be_are_refused_in_a_sentence_and_change_nothing() {
+    let scratch = Scratch::new("refused");
+    with_target(&Setup::default(), |view| {
+        let mut control = control(view);
+        let before = control.handle(Request::List);
+        let other = "nqn.2024-01.test:other";
+        let elsewhere = |id| Request::RemoveNamespace { nqn: other.into(), id };
+        let odd = OfferedNamespace { block: 520, ..offered(3, Storage::Memory(5200)) };
+        for (request, says) in [
+            (add(1, Storage::Memory(4096)), "a namespace 1 already"),
+            (add(0, Storage::Memory(1000)), "no multiple of a block"),
+            (add(0, Storage::Memory(0)), "at least one block"),
+            (add(70_000_000, Storage::Memory(4096)), "70000000"),
+            (add(0, file(Path::new("/nowhere/at/all"), 4096)), "/nowhere/at/all"),
+            (add(0, file(Path::new("/dev/null"), 4096)), "/dev/null is no file"),
+            (Request::AddNamespace { nqn: SUBSYSTEM.into(), namespace: odd }, "not 520"),
+            (Request::AddNamespace { nqn: other.into(), namespace: offered(0, Storage::Memory(512)) }, other),
+            (Request::AddNamespace { nqn: "x".into(), namespace: offered(0, Storage::Memory(512)) }, "\"x\""),
+            (remove(9), "no namespace 9"),
+            (elsewhere(1), other),
+            (resize(1, Some(1 << 30)), "cannot become 1073741824"),
+            (resize(1, Some(1000)), "no multiple of a block"),
+            (resize(9, None), "no namespace 9"),
+            (
+                Request::DenyHost { nqn: SUBSYSTEM.into(), host: host_name(1).to_string() },
+                "every host may use",
+            ),
+            (Request::AllowHost { nqn: other.into(), host: host_name(1).to_string() }, other),
+            (Request::AllowHost { nqn: SUBSYSTEM.into(), host: "me".into() }, "\"me\""),
+        ] {
+            let said = refused(control.handle(request.clone()));
+            assert!(said.contains(says) && !said.contains('\n'), "{request:?}: {said}");
+        }
+        assert_eq!(control.handle(Request::List), before);
+        // A file is in one namespace alone.
+        done(control.handle(add(0, file(&scratch.path(), 4096))));
+        let said = refused(control.handle(add(0, file(&scratch.path(), 4096))));
+        assert!(said.contains("is in use"), "{said}");
+        done(control.handle(remove(2)));
+        assert_eq!(control.handle(Request::List), before);
+    });
+}
+
+// Goal: a host that is denied a subsystem loses it at once, and discovery tells of it.
+#[test]
+fn hosts_are_allowed_and_denied_while_they_are_there() {
+    with_target(&Setup::default(), |view| {
+        let mut control = control(view);
+        let names = || (SUBSYSTEM.to_string(), host_name(2).to_string());
+        let allow = || Request::AllowHost { nqn: names().0, host: names().1 };
+        let deny = || Request::DenyHost { nqn: names().0, host: names().1 };
+        assert!(done(control.handle(allow())).contains("every host may use"));
+        view.target.set_hosts(&nqn(SUBSYSTEM), Hosts::Listed(vec![host_name(1)])).unwrap();
+        let mut host = view.host(2);
+        let mut watch = Watch::new(view, nvmf::Nqn::DISCOVERY, 1 << 31);
+        let connect =
+            |host: &mut Host<'_>| Controller::connect(host, view.at, &nqn(SUBSYSTEM), Options::default());
+        let sees = |host: &mut Host<'_>| {
+            let log = discover(host, view.at).unwrap();
+            log.iter().any(|record| nvmf::Nqn::of_field(&record.subsystem).unwrap() == nqn(SUBSYSTEM))
+        };
+        assert_eq!(connect(&mut host).err().and_then(|e| e.code()), Some(Status::InvalidHost.code()));
+        assert!(!sees(&mut host));
+
+        done(control.handle(allow()));
+        watch.told(0xF0, lid::DISCOVERY);
+        assert!(sees(&mut host));
+        let controller = connect(&mut host).unwrap();
+        let Answer::List(List { hosts, .. }) = control.handle(Request::List) else { panic!("a list") };
+        assert!(hosts.iter().any(|host| host.nqn == names().1 && host.subsystem == Some(names().0)));
+
+        done(control.handle(deny()));
+        watch.told(0xF0, lid::DISCOVERY);
+        view.until(&mut host, "its controller ends", || view.target.controllers() == (0, 1));
+        drop(controller);
+        assert!(!sees(&mut host));
+        assert_eq!(connect(&mut host).err().and_then(|e| e.code()), Some(Status::InvalidHost.code()));
+        assert!(refused(control.handle(deny())).contains(&names().1));
+    });
+}
+
+#[test]
+fn the_socket_hears_its_user_and_answers_nonsense_in_a_sentence() {
+    let scratch = Scratch::new("socket");
+    let path = scratch.path().with_file_name("control");
+    // What a process left that was killed.
+    drop(UnixListener::bind(&path).unwrap());
+    with_target(&Setup::default(), |view| {
+        let socket = ControlSocket::open(&path, control(view)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let again = ControlSocket::open(&path, control(view));
+        assert!(matches!(again, Err(SocketError::InUse(_))), "{again:?}");
+        let Answer::List(list) = ask(&path, &Request::List).unwrap() else { panic!("a list") };
+        assert_eq!((list.pid, &list.subsystems[0].nqn[..]), (std::process::id(), SUBSYSTEM));
+        assert!(done(ask(&path, &add(0, Storage::Memory(4096))).unwrap()).contains("namespace 2"));
+        for nonsense in [
+            "",
+            "\n",
+            "hello\n",
+            "{\"do\":\"end\"}\n",
+            "{\"do\":\"remove-namespace\",\"nqn\":\"x\"}\n",
+            "[1]\n",
+            "\"list\"\n",
+        ] {
+            let mut stream = UnixStream::connect(&path).unwrap();
+            stream.write_all(nonsense.as_bytes()).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            assert!(text.contains("this is no request"), "{nonsense:?}: {text}");
+        }
+        // Clients that come and go, and one that says too much.
+        for _ in 0..20 {
+            drop(UnixStream::connect(&path).unwrap());
+        }
+        let mut long = UnixStream::connect(&path).unwrap();
+        let _ = long.write_all(&vec![b'x'; 1 << 20]);
+        drop(long);
+        done(ask(&path, &remove(2)).unwrap());
+        drop(socket);
+        assert!(!path.exists());
+    });
+}
+
+/// A program that runs, ended by its drop.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+// Goal: the commands of the documentation change a target that was started as documented.
+#[test]
+fn the_programs_change_a_target_that_runs() {
+    let scratch = Scratch::new("programs");
+    let socket = scratch.path().with_file_name("control");
+    let program = env!("CARGO_BIN_EXE_roce-nvmf");
+    let mut serve = Command::new(program);
+    serve.args(["serve", "--memory", "1m", "--port", "loopback", "--control"]).arg(&socket);
+    let mut target = Running(serve.stdout(Stdio::null()).spawn().unwrap());
+    let run = |words: &[&str]| -> Output {
+        Command::new(program).args(words).arg("--control").arg(&socket).output().unwrap()
+    };
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let since = std::time::Instant::now();
+    while !run(&["list"]).status.success() {
+        assert!(since.elapsed() < PATIENCE && target.0.try_wait().unwrap().is_none(), "it does not start");
+    }
+    let said = |words: &[&str]| {
+        let output = run(words);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let disk = scratch.path().display().to_string();
+    assert!(said(&["namespace", "add", "--file", &disk, "--size", "64k"]).contains("namespace 2 of"));
+    assert!(said(&["namespace", "resize", "2", "128k"]).contains("256 blocks of 512 bytes"));
+    let list = said(&["list"]);
+    assert!(list.contains("namespace 2: 256 blocks") && list.contains(&disk), "{list}");
+    assert!(said(&["list", "--json"]).contains("\"size\":131072"));
+    assert!(said(&["host", "allow", "nqn.2024-01.test:me"]).contains("every host may use"));
+    said(&["namespace", "remove", "2"]);
+    for (words, says) in [
+        (&["namespace", "remove", "2"][..], "has no namespace 2"),
+        (&["namespace", "add", "--memory", "1000"], "no multiple of a block"),
+        (&["host", "deny", "nqn.2024-01.test:me"], "every host may use"),
+        (&["namespace", "add"], "--file"),
+    ] {
+        let output = run(words);
+        assert!(!output.status.success() && text(&output.stderr).contains(says), "{words:?}: {output:?}");
+    }
+    let pid = rustix::process::Pid::from_child(&target.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(target.0.wait().unwrap().success());
+    assert!(!socket.exists(), "it removes its socket");
+}
