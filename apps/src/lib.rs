@@ -19,6 +19,7 @@ pub mod interop;
 pub mod json;
 pub mod lend;
 pub mod measure;
+pub mod metrics;
 pub mod oob;
 pub mod out;
 pub mod pending;

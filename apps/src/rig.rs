@@ -4,8 +4,9 @@ use crate::cli::device::{DeviceArgs, DriveArg};
 use crate::counters::Counts;
 use crate::error::{AppError, Result};
 use crate::lend::LentPort;
+use crate::metrics::MetricsServer;
 use crate::{pin, stop};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use verbs::port::{self, MemifRole, Port, PortOptions, PortQueue, PortSpec, PortStats};
@@ -103,11 +104,17 @@ impl Driver {
 pub struct OpenDevice {
     /// Before the context, so that it is dropped first.
     pub driver: Driver,
+    /// Before the context, so that nothing reads its counters when it goes.
+    metrics: Option<MetricsServer>,
     /// The device.
     pub context: Context,
 }
 
 impl OpenDevice {
+    /// Where collectors find its counters.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(MetricsServer::address)
+    }
     /// The local GID with this index.
     ///
     /// # Errors
@@ -307,7 +314,12 @@ impl Rig {
                 driver.reactors.push(context.reactor(shard)?);
             }
         }
-        Ok(OpenDevice { driver, context })
+        let metrics = args.metrics.map(|address| {
+            let reader = context.stats_reader();
+            MetricsServer::open(address, move || reader.snapshot())
+                .map_err(|e| AppError::Setup(e.to_string()))
+        });
+        Ok(OpenDevice { driver, metrics: metrics.transpose()?, context })
     }
 
     /// Where the device shows its counters: as given, or where `roce-stat` looks.

@@ -51,6 +51,7 @@ fn addresses(value: &str, option: &str) -> &'static [&'static str] {
         ("ADDR[:PORT]" | "HOST[:PORT]", _) => {
             &["10.0.0.1", "10.0.0.1:80", "fd00::1", "[fd00::1]", "[fd00::1]:80", "localhost", "localhost:80"]
         }
+        ("[ADDR:]PORT", _) => &["80", "10.0.0.1:80", "[fd00::1]:80"],
         ("ADDR:PORT", _) => &["10.0.0.1:80", "[fd00::1]:80"],
         _ => &[],
     }
@@ -99,7 +100,7 @@ fn whatever_takes_an_address_takes_an_ipv6_one_bare_and_in_brackets() {
             }
         }
     }
-    let all = ["--bind", "--gateway", "--gateway6", "--guest", "--ip", "--peer-ip", "host"];
+    let all = ["--bind", "--gateway", "--gateway6", "--guest", "--ip", "--metrics", "--peer-ip", "host"];
     assert!(seen.iter().eq(all), "{seen:?}");
 }
 

@@ -183,6 +183,28 @@ impl Context {
     pub fn stats(&self) -> stats::Snapshot {
         self.device.stats()
     }
+    /// Takes [`stats`](Self::stats) from other threads, as long as the device exists.
+    pub fn stats_reader(&self) -> stats::Reader {
+        self.device.stats_reader()
+    }
+    /// Shows what the program itself counts in [`stats`](Self::stats), and so in `roce-stat`: `source` is called for each
+    /// snapshot, on the thread that takes it.
+    ///
+    /// ```
+    /// # use verbs::{Context, DeviceConfig, stats::{Row, Table}};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let context = Context::open(DeviceConfig::loopback())?;
+    /// context.add_stats(|| Table {
+    ///     name: "disks".into(),
+    ///     rows: vec![Row { counters: [("reads".to_string(), 3)].into(), ..Row::default() }],
+    /// });
+    /// assert_eq!(context.stats().tables[0].rows[0].counters["reads"], 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn add_stats(&self, source: impl Fn() -> stats::Table + Send + Sync + 'static) {
+        self.device.add_stats(source);
+    }
     /// The socket on which other processes get [`stats`](Self::stats), where
     /// [`DeviceConfig::stats`](crate::DeviceConfig::stats) asked for one.
     pub fn stats_path(&self) -> Option<&std::path::Path> {

@@ -15,7 +15,7 @@ use crate::config::{self, Offer, OfferedNamespace, OfferedSubsystem, Storage};
 use crate::control::{self, Control, ControlSocket};
 use crate::host::{Controller, Host, HostError, Options};
 use crate::perf::{self, Load, PerfError};
-use crate::target::{Config, Core};
+use crate::target::{Config, Core, Meters};
 
 macro_rules! say {
     ($($arg:tt)*) => { out::result(::core::format_args!($($arg)*)) };
@@ -93,15 +93,23 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     };
     let mut rig = Rig::open(&args.device, Side::Server)?;
     let address = rig.addr();
-    let context = &rig.device()?.context;
+    let device = rig.device()?;
+    let metrics = device.metrics();
+    let context = &device.context;
     let pd = Arc::new(context.alloc_pd()?);
     let built = config::build(&offer, address, &pd).map_err(|e| AppError::Setup(e.at(&name, &text)))?;
+    let shown = args.device.stats.is_some() || args.device.metrics.is_some();
+    let meters = shown.then(Arc::<Meters>::default);
+    if let Some(meters) = meters.clone() {
+        context.add_stats(move || meters.table());
+    }
     let cores = (0..context.shards()).map(|shard| {
         let config = Config {
             shard,
             receives: args.receives,
             buffers: args.buffers as usize,
             connections: args.connections as usize,
+            meters: meters.clone(),
             ..Config::default()
         };
         Core::new(context, pd.clone(), built.target.clone(), built.stores.clone(), config)
@@ -115,6 +123,9 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     for &(id, at) in &built.ports {
         let at = first.listen(id, at)?;
         say!("listening on {at}")?;
+    }
+    if let Some(at) = metrics {
+        say!("metrics at http://{at}/metrics")?;
     }
     for subsystem in &offer.subsystems {
         say!("{}: {} namespaces", subsystem.nqn, subsystem.namespaces.len())?;

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use nvmf::config::Hosts;
 use nvmf::status::Status;
@@ -18,7 +18,7 @@ use verbs::{Access, Mr};
 use zerocopy::FromZeros as _;
 use zerocopy::little_endian::U32;
 
-use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Scratch, Setup, View, host_name, nqn, with_target};
+use crate::common::{BLOCK, PATIENCE, Running, SUBSYSTEM, Scratch, Setup, View, host_name, nqn, with_target};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
@@ -281,16 +281,6 @@ fn the_socket_hears_its_user_and_answers_nonsense_in_a_sentence() {
         drop(socket);
         assert!(!path.exists());
     });
-}
-
-/// A program that runs, ended by its drop.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 // Goal: the commands of the documentation change a target that was started as documented.

@@ -7,3 +7,4 @@ mod connections;
 mod control;
 mod documentation;
 mod load;
+mod meters;

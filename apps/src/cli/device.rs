@@ -1,8 +1,9 @@
 //! The options that open a device; the same in every program.
 
 use super::parse;
+use crate::metrics;
 use clap::{Args, ValueEnum};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use verbs::Mac;
 use verbs::port::PortSpec;
@@ -93,4 +94,8 @@ pub struct DeviceArgs {
     /// In a directory the socket is named after the process; without a path it is where roce-stat looks by default.
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true)]
     pub stats: Option<Option<PathBuf>>,
+
+    /// Show counters to collectors of OpenMetrics at http://ADDR:PORT/metrics [address: 127.0.0.1]
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = metrics::address)]
+    pub metrics: Option<SocketAddr>,
 }

@@ -172,7 +172,7 @@ impl Link {
     ) -> Result<Self> {
         let role = Role::of(side, spec);
         let gid = device.gid(gid_index)?;
-        let OpenDevice { context, driver } = device;
+        let OpenDevice { context, driver, .. } = device;
         let pd = context.alloc_pd()?;
         let qps = spec.qps as usize;
         let (stride, tx_slots, rx_slots) =

@@ -74,7 +74,7 @@ pub fn run(cli: &PingpongCli) -> Result<()> {
     let gid_idx = rig.gid_index(cli.gid_idx, cli.host.as_ref().and_then(|host| host.name.parse().ok()));
     let device = rig.device()?;
     let gid = device.gid(gid_idx)?;
-    let OpenDevice { context, driver } = device;
+    let OpenDevice { context, driver, .. } = device;
 
     let pd = context.alloc_pd()?;
     // A datagram is received with its network header in front of the message.

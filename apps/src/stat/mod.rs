@@ -1,9 +1,10 @@
 //! `roce-stat`: shows running stacks from outside.
 //!
-//! `find` fetches snapshots from sockets, `rates` turns two of them into rows, and `table`, `json` and `view` show those.
+//! `find` fetches snapshots from sockets, `rates` and `programs` turn two of them into rows, and `table`, `json` and `view` show those.
 
 pub mod find;
 pub mod json;
+pub mod programs;
 pub mod rates;
 pub mod table;
 pub mod view;

@@ -1,5 +1,6 @@
 //! Turns two snapshots of a stack into rows: totals, rates, and errors in between.
 
+use super::programs::{self, TableRates};
 use crate::cli::stat::Order;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -118,6 +119,8 @@ pub struct StackRates {
     pub qps_total: usize,
     /// Those that match the query, in its order.
     pub qps: Vec<QpRow>,
+    /// What the program counts itself.
+    pub tables: Vec<TableRates>,
 }
 
 impl Rates {
@@ -159,7 +162,7 @@ fn get(counters: &Counts, name: &str) -> u64 {
 }
 
 /// The increment of a counter; 0 if it decreased, because it belongs to a new object.
-fn since(before: &Counts, now: &Counts, name: &str) -> u64 {
+pub(super) fn since(before: &Counts, now: &Counts, name: &str) -> u64 {
     get(now, name).saturating_sub(get(before, name))
 }
 
@@ -249,6 +252,7 @@ impl StackRates {
             recent_drops: if before.is_some() { drops(&difference(&old, &new)) } else { BTreeMap::new() },
             qps_total: now.qps_total,
             qps,
+            tables: programs::tables(before.map(|b| &b.tables[..]), &now.tables, seconds),
         }
     }
 

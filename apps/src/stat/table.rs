@@ -71,13 +71,17 @@ pub fn reasons(drops: &BTreeMap<String, u64>) -> String {
     drops.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
 }
 
-fn table<const N: usize>(titles: [&str; N], words: usize, rows: impl Iterator<Item = [String; N]>) -> String {
+fn table<T: Into<Cell>>(
+    titles: impl IntoIterator<Item = T>,
+    words: usize,
+    rows: impl Iterator<Item = impl IntoIterator<Item = String>>,
+) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table
         .set_style(TableComponent::HeaderLines, '─')
         .set_style(TableComponent::MiddleHeaderIntersections, '─');
-    table.set_header(titles);
+    table.set_header(titles.into_iter().map(Into::into).collect::<Vec<Cell>>());
     for row in rows {
         table.add_row(row.into_iter().enumerate().map(|(n, text)| {
             let align = if n < words { CellAlignment::Left } else { CellAlignment::Right };
@@ -99,6 +103,10 @@ pub fn render(stacks: &[StackRates]) -> String {
         out.push_str(&format!("\n\ndrops: {}\n\n", reasons(&stack.drops)));
         out.push_str(&table(QP_TITLES, QP_WORDS, stack.qps.iter().map(|q| qp_cells(q, true))));
         out.push_str(&format!("\n{} of {} queue pairs\n", stack.qps.len(), stack.qps_total));
+        for rows in stack.tables.iter().filter(|table| !table.rows.is_empty()) {
+            let (titles, words) = rows.titles();
+            out.push_str(&format!("\n{}\n{}\n", rows.name, table(titles, words, rows.cells().into_iter())));
+        }
     }
     out
 }

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 /// How long the view waits for the stacks' answer before it checks the keys: usually the answer is there by then.
 const LOOK: Duration = Duration::from_millis(5);
 const PAGE: usize = 10;
+/// Rows of what a program counts itself that are shown.
+const OWN_ROWS: usize = 6;
 
 /// The state of the view.
 #[derive(Debug)]
@@ -126,10 +128,13 @@ impl View {
             return;
         };
         let shards = stack.shards.len() as u16 + 3;
-        let [head, shard_area, drop_area, qp_area, foot] = Layout::vertical([
+        let own = stack.tables.iter().find(|table| !table.rows.is_empty());
+        let own_rows = own.map_or(0, |table| table.rows.len().min(OWN_ROWS) as u16 + 3);
+        let [head, shard_area, drop_area, own_area, qp_area, foot] = Layout::vertical([
             Constraint::Length(2),
             Constraint::Length(shards),
             Constraint::Length(4),
+            Constraint::Length(own_rows),
             Constraint::Min(3),
             Constraint::Length(2),
         ])
@@ -155,6 +160,16 @@ impl View {
             .wrap(Wrap { trim: true })
             .block(Block::bordered().title(format!("Drops {trouble}")));
         frame.render_widget(text, drop_area);
+
+        if let Some(own) = own {
+            let (titles, words) = own.titles();
+            let widths = (0..titles.len())
+                .map(|n| if n < words { Constraint::Fill(1) } else { Constraint::Length(9) });
+            let table = Table::new(own.cells().into_iter().map(Row::new), widths)
+                .header(Row::new(titles).style(bold))
+                .block(Block::bordered().title(format!("{}, in the interval", own.name)));
+            frame.render_widget(table, own_area);
+        }
 
         let rows = stack.qps.iter().map(|qp| {
             let style = match qp.state.as_str() {

@@ -19,7 +19,7 @@ use super::MAINTAIN_EVERY;
 use super::config::{Clock, Drive};
 use super::error::{DeviceError, OpenError};
 use super::service::ServiceSlot;
-use super::stats::QpList;
+use super::stats::{QpList, Tables};
 use crate::id::{Gid, Mtu};
 use crate::mem::TurnsPassed;
 use crate::net::{Net, NetConfig};
@@ -131,6 +131,8 @@ pub(super) struct Core {
     pub port: Box<dyn Port>,
     /// Queue pairs that exist, for statistics.
     pub qps: QpList,
+    /// What the program counts itself.
+    pub tables: Tables,
     /// Whether polling a completion queue turns the shards that feed it.
     pub callers_turn: bool,
     /// Whether threads of the device turn every shard all the time.
@@ -190,6 +192,7 @@ impl Core {
             cells,
             port,
             qps: QpList::default(),
+            tables: Tables::default(),
             callers_turn: *drive == Drive::Caller,
             dedicated: matches!(drive, Drive::Dedicated { .. }),
             clock,

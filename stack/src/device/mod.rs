@@ -325,6 +325,15 @@ impl Device {
     pub fn stats(&self) -> stats::Snapshot {
         stats::Snapshot::of(&self.core)
     }
+    /// Takes [`stats`](Self::stats) from other threads, as long as the device exists.
+    pub fn stats_reader(&self) -> stats::Reader {
+        stats::Reader::new(&self.core)
+    }
+    /// Shows what the program itself counts in [`stats`](Self::stats): `source` is called for each snapshot, on the thread that
+    /// takes it.
+    pub fn add_stats(&self, source: impl Fn() -> stats::Table + Send + Sync + 'static) {
+        self.core.tables.add(Box::new(source));
+    }
     /// The socket that serves [`stats`](Self::stats), if there is one.
     pub fn stats_path(&self) -> Option<&std::path::Path> {
         self.stats.as_ref().map(StatsSocket::path)

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,79 @@ pub struct Snapshot {
     pub qps_total: usize,
     /// The queue pairs, by number; the first [`QPS_LISTED`].
     pub qps: Vec<QpStats>,
+    /// What the program itself counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<Table>,
+}
+
+/// Counters of a program beside those of its device: rows of one kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// What is counted: a word, as `nvmf`.
+    pub name: String,
+    /// The rows.
+    #[serde(default)]
+    pub rows: Vec<Row>,
+}
+
+/// A row of a [`Table`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// Whose counters, by words that the rows of a table have in common.
+    pub labels: BTreeMap<String, String>,
+    /// Numbers that only grow.
+    #[serde(default)]
+    pub counters: Counts,
+    /// How long things took.
+    #[serde(default)]
+    pub latencies: BTreeMap<String, Latency>,
+}
+
+/// How long so many of one kind took.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Latency {
+    /// How many.
+    pub count: u64,
+    /// All together.
+    pub sum_ns: u64,
+    /// How many took so long at most, and longer than the bound before; those that are 0 are left out.
+    pub buckets: BTreeMap<u64, u64>,
+}
+
+/// What fills in the tables of a snapshot.
+type Source = Box<dyn Fn() -> Table + Send + Sync>;
+
+/// The tables of a device's program.
+#[derive(Default)]
+pub(super) struct Tables(Mutex<Vec<Source>>);
+
+impl core::fmt::Debug for Tables {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Tables")
+    }
+}
+
+impl Tables {
+    pub(super) fn add(&self, source: Source) {
+        lock(&self.0).push(source);
+    }
+    fn list(&self) -> Vec<Table> {
+        lock(&self.0).iter().map(|source| source()).collect()
+    }
+}
+
+/// Takes snapshots of a device from anywhere, as long as it exists.
+#[derive(Clone, Debug)]
+pub struct Reader(Weak<Core>);
+
+impl Reader {
+    pub(super) fn new(core: &Arc<Core>) -> Self {
+        Self(Arc::downgrade(core))
+    }
+    /// A snapshot, while there is a device.
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        self.0.upgrade().map(|core| Snapshot::of(&core))
+    }
 }
 
 /// A shard at one moment.
@@ -238,6 +311,7 @@ impl Snapshot {
                     counters: (&entry.counters.snapshot()).into(),
                 })
                 .collect(),
+            tables: core.tables.list(),
         }
     }
 
@@ -344,6 +418,18 @@ mod tests {
                 counters: [("rx_frames".into(), u64::MAX)].into(),
             }],
             qps_total: 1,
+            tables: vec![Table {
+                name: "disks".into(),
+                rows: vec![Row {
+                    labels: [("host".into(), "\"a\"".into())].into(),
+                    counters: [("reads".into(), 3)].into(),
+                    latencies: [(
+                        "read".into(),
+                        Latency { count: 3, sum_ns: 9, buckets: [(3, 2), (u64::MAX, 1)].into() },
+                    )]
+                    .into(),
+                }],
+            }],
             qps: vec![QpStats {
                 qpn: 0x12_3456,
                 peer: Some(PeerStats { gid: "::1".into(), qpn: 3 }),

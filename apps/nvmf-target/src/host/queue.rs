@@ -185,6 +185,13 @@ impl HostQueue {
     fn capsules_write(&self, at: usize, sqe: &Sqe) -> Result<(), HostError> {
         Ok(self.capsules.write(at, sqe.as_bytes())?)
     }
+    /// Posts a request of another kind, as a fast registration; its completion is not told.
+    ///
+    /// # Errors
+    /// If the connection has failed.
+    pub fn post(&mut self, request: SendWr<'_>) -> Result<(), HostError> {
+        Ok(self.sq.post_send([request])?)
+    }
     /// Sends any bytes as a capsule.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use verbs::rdma_cm::CmId;
 use verbs::{PostError, PostErrorKind, Qp, SendQueue, SendWr, Sge};
 use zerocopy::IntoBytes;
 
+use super::meter::Gauge;
 use super::tag;
 
 /// Bytes of a response, which are posted inline.
@@ -55,6 +56,8 @@ pub struct Connection {
     /// What waits to be posted.
     pub waiting: VecDeque<Outgoing>,
     pub ending: Ending,
+    /// What its commands are counted by, where they are.
+    pub gauge: Option<Gauge>,
     /// Signalled requests that have not completed, and those that have.
     signalled: u32,
     completed: u64,
@@ -107,6 +110,7 @@ impl Connection {
             commands: 0,
             waiting: VecDeque::new(),
             ending: Ending::No,
+            gauge: None,
             signalled: 0,
             completed: 0,
             untold: false,

@@ -17,6 +17,7 @@ use super::commands::Commands;
 use super::connection::{Connection, Ending, NotPosted, Outgoing};
 use super::counters::{Counters, Usage};
 use super::life::Admitted;
+use super::meter::Meters;
 use super::pool::{CLASSES, Pool};
 use super::qpns::ByQpn;
 use super::receives::Receives;
@@ -50,6 +51,8 @@ pub struct Config {
     pub patience: Duration,
     /// Use `io_uring` for files, where the system has it.
     pub io_uring: bool,
+    /// Count by namespace and host here.
+    pub meters: Option<Arc<Meters>>,
 }
 
 impl Default for Config {
@@ -61,6 +64,7 @@ impl Default for Config {
             connections: 1024,
             patience: Duration::from_secs(30),
             io_uring: true,
+            meters: None,
         }
     }
 }
@@ -244,6 +248,9 @@ impl<'c> Core<'c> {
                 return Err(e);
             }
         };
+        if n > 0 && self.config.meters.is_some() {
+            self.now = Instant::from_nanos(self.context.now());
+        }
         for wc in &done[..n] {
             self.completion(wc);
         }
@@ -357,6 +364,7 @@ impl<'c> Core<'c> {
     /// A command is done, or has failed.
     #[inline]
     pub(super) fn respond(&mut self, c: u32, ticket: Ticket, done: Result<(), nvmf::BackendError>) {
+        self.metered(c, ticket, done.is_ok());
         let Some(queue) = self.queue(c) else { return };
         match queue.handle_done(ticket, done) {
             Ok(response) => self.answer(c, response, None, None),
@@ -487,6 +495,33 @@ impl<'c> Core<'c> {
             self.tend();
         }
     }
+    /// A command of a namespace has its response.
+    #[inline]
+    pub(super) fn metered(&mut self, c: u32, ticket: Ticket, ok: bool) {
+        if self.config.meters.is_none() {
+            return;
+        }
+        let now = self.context.now();
+        let connection = self.connections[c as usize].as_mut();
+        if let Some(gauge) = connection.and_then(|connection| connection.gauge.as_mut()) {
+            gauge.end(ticket, now, ok);
+        }
+    }
+    /// A command of a namespace begins.
+    #[inline]
+    pub(super) fn meter(&mut self, c: u32, ticket: Ticket, request: &nvmf::Request<'_>) {
+        if self.config.meters.is_none() {
+            return;
+        }
+        let now = self.now.as_nanos();
+        let Some(Connection { gauge: Some(gauge), queue: Some(queue), .. }) =
+            self.connections[c as usize].as_deref_mut()
+        else {
+            return;
+        };
+        gauge.begin(ticket, request, now, || queue.host().zip(queue.subsystem()));
+    }
+
     /// Looks for storage that was added or removed; returns whether there is any. Who removes some waits for that.
     pub(super) fn renew_stores(&mut self) -> bool {
         let Some(newer) = self.all_stores.newer(&self.stores) else { return false };

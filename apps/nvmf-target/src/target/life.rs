@@ -12,6 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::connection::{Connection, Ending, INLINE, Outgoing};
 use super::core::Core;
+use super::meter::Gauge;
 use super::pool::CLASSES;
 
 /// Room in a send queue besides that for the commands of the connection.
@@ -124,7 +125,9 @@ impl Core<'_> {
         self.receives.add(receives);
         let ready = self.receives.refill();
         let reply = accepted.reply;
-        let connection = Connection::new(accepted, id, qp, sq);
+        let mut connection = Connection::new(accepted, id, qp, sq);
+        let meters = self.config.meters.as_ref();
+        connection.gauge = meters.map(|meters| Gauge::new(meters, self.config.shard, receives));
         let accept = || connection.id.accept(&ConnParam::with_data(reply.as_bytes()));
         if let Err(e) = ready.and_then(|()| accept()) {
             self.receives.remove(receives);

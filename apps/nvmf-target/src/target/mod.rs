@@ -9,6 +9,7 @@ mod connection;
 mod core;
 mod counters;
 mod life;
+mod meter;
 mod pool;
 mod qpns;
 mod receives;
@@ -17,3 +18,4 @@ mod tag;
 
 pub use self::core::{Config, Core};
 pub use counters::{Counters, Usage};
+pub use meter::Meters;

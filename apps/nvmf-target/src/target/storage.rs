@@ -32,6 +32,7 @@ impl Core<'_> {
     /// The controller wants something of a namespace.
     #[inline]
     pub(super) fn request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
+        self.meter(c, ticket, request);
         let backend = request.backend;
         // Data that the host has come first, wherever the blocks are.
         match request.op {
@@ -160,6 +161,7 @@ impl Core<'_> {
         if let (Stage::Storage(Some(to)), Some(buffer), true) = (stage, &command.buffer, result.is_ok()) {
             let sge = self.pool.sge(buffer, to.len);
             command.stage = Stage::Answered;
+            self.metered(c, ticket, true);
             if self.is_open(c)
                 && let Some(queue) = self.queue(c)
             {
@@ -183,6 +185,7 @@ impl Core<'_> {
             Ok(sge) => sge,
             Err(e) => return self.respond(c, ticket, Err(e)),
         };
+        self.metered(c, ticket, true);
         let Some(queue) = self.queue(c) else { return };
         match queue.handle_done(ticket, Ok(())) {
             Ok(response) => self.answer(c, response, Some((sge, to)), None),

@@ -259,6 +259,16 @@ impl Drop for LoopDevice {
     }
 }
 
+/// A program that runs, ended by its drop.
+pub struct Running(pub std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A folder that is removed at the end.
 pub struct Scratch(PathBuf);
 

@@ -129,6 +129,10 @@ impl Queue {
     pub fn host(&self) -> Option<crate::Nqn> {
         self.association().map(|a| a.host.clone())
     }
+    /// The subsystem, once Connect to one is done.
+    pub fn subsystem(&self) -> Option<crate::Nqn> {
+        self.association()?.live.as_ref().map(|live| live.nqn.clone())
+    }
     /// Commands that have no response yet.
     pub fn commands(&self) -> usize {
         self.slots.len()

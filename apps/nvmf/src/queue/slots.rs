@@ -19,6 +19,11 @@ impl Ticket {
     const fn turn(self) -> u16 {
         (self.0 >> 16) as u16
     }
+    /// Its place among the commands of its queue: less than the queue's entries.
+    #[inline]
+    pub const fn place(self) -> usize {
+        self.slot() as usize
+    }
     /// As a number.
     pub const fn to_raw(self) -> u32 {
         self.0
