@@ -1,34 +1,58 @@
-//! What the stack warns of, as remarks of the programs: a peer that refuses, packets too long for their way, an interface that is
-//! down.
+//! What the stack and the programs report by `tracing`: warnings as remarks of the programs, and for services a log with more of it,
+//! or with an object of JSON a line.
 //!
-//! The stack reports by `tracing`, and a program of its own chooses what to do with that; these programs print warnings and errors
-//! and leave out the rest.
+//! Warnings are a peer that refuses, packets too long for their way, an interface that is down.
 
 use crate::out::note;
+use serde_json::{Map, Value};
 use std::fmt::{Debug, Write};
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// Prints warnings from now on.
 pub fn show() {
-    // A program that calls this twice prints them already.
-    let _ = tracing::subscriber::set_global_default(Printer);
+    log(Log { level: LevelFilter::WARN, json: false });
 }
 
-struct Printer;
+/// What to print.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Log {
+    /// The least level.
+    pub level: LevelFilter,
+    /// As objects, a line each; else as sentences.
+    pub json: bool,
+}
+
+/// Prints what is reported from now on. The first call in a process decides.
+pub fn log(log: Log) {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    let log = *LOG.get_or_init(|| log);
+    // A program that calls this twice prints already.
+    let _ = tracing::subscriber::set_global_default(Printer(log));
+}
+
+struct Printer(Log);
 
 impl Subscriber for Printer {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
+        *metadata.level() <= self.0.level
     }
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(LevelFilter::WARN)
+        Some(self.0.level)
     }
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        note!("warning: {}{}", line.message, line.fields);
+        let metadata = event.metadata();
+        if self.0.json {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            note!("{}", line.object(since.as_secs_f64(), metadata.level(), metadata.target()));
+        } else {
+            note!("{}", line.sentence(metadata.level()));
+        }
     }
     // The stack has no spans.
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -44,15 +68,81 @@ impl Subscriber for Printer {
 #[derive(Default)]
 struct Line {
     message: String,
-    fields: String,
+    fields: Vec<(&'static str, Value)>,
+}
+
+impl Line {
+    fn sentence(&self, level: &Level) -> String {
+        let kind = match *level {
+            Level::WARN => "warning",
+            Level::ERROR => "error",
+            Level::INFO => "info",
+            Level::DEBUG => "debug",
+            _ => "trace",
+        };
+        let mut text = format!("{kind}: {}", self.message);
+        for (name, value) in &self.fields {
+            // Writing to a string does not fail.
+            let _ = match value {
+                Value::String(value) => write!(text, " ({name}: {value})"),
+                value => write!(text, " ({name}: {value})"),
+            };
+        }
+        text
+    }
+    fn object(self, seconds: f64, level: &Level, target: &str) -> String {
+        let mut object = Map::new();
+        object.insert("time".into(), seconds.into());
+        object.insert("level".into(), level.as_str().to_lowercase().into());
+        object.insert("target".into(), target.into());
+        object.insert("message".into(), self.message.into());
+        object.extend(self.fields.into_iter().map(|(name, value)| (name.to_string(), value)));
+        Value::Object(object).to_string()
+    }
 }
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing to a string does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " ({name}: {value:?})"),
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            name => self.fields.push((name, format!("{value:?}").into())),
+        }
+    }
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.fields.push((field.name(), value.into()));
+    }
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.fields.push((field.name(), value.into()));
+    }
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.fields.push((field.name(), value.into()));
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.message = value.into(),
+            name => self.fields.push((name, value.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_a_sentence_or_an_object() {
+        let line = || Line {
+            message: "a host has connected".into(),
+            fields: vec![("host", "nqn \"x\"\n".into()), ("controller", 7.into())],
         };
+        assert_eq!(
+            line().sentence(&Level::INFO),
+            "info: a host has connected (host: nqn \"x\"\n) (controller: 7)"
+        );
+        let text = line().object(1.5, &Level::WARN, "nvmf");
+        assert!(!text.contains('\n'), "{text}");
+        let object: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&object["host"], &object["controller"]), (&"nqn \"x\"\n".into(), &7.into()));
+        assert_eq!((&object["time"], &object["level"]), (&1.5.into(), &"warn".into()));
     }
 }

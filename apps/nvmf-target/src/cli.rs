@@ -8,6 +8,7 @@ use apps::cli::DeviceArgs;
 use apps::cli::parse;
 use clap::{Args, Parser, Subcommand};
 use nvmf::Nqn;
+use tracing::level_filters::LevelFilter;
 
 use crate::config::PORT;
 use crate::manage::{HostCommand, ListArgs, NamespaceCommand};
@@ -99,12 +100,28 @@ pub struct ServeArgs {
     /// Connections of each core
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub connections: u32,
+    /// Log what happens, on standard error: error, warn, info or debug
+    #[arg(long, value_name = "LEVEL", default_value = "warn", value_parser = level)]
+    pub log: LevelFilter,
+    /// Log an object of JSON a line
+    #[arg(long)]
+    pub log_json: bool,
     /// Take changes on this unix socket (roce-nvmf namespace, host and list) [default: one in your runtime directory]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
+}
+
+fn level(text: &str) -> Result<LevelFilter, String> {
+    match text {
+        "error" => Ok(LevelFilter::ERROR),
+        "warn" => Ok(LevelFilter::WARN),
+        "info" => Ok(LevelFilter::INFO),
+        "debug" => Ok(LevelFilter::DEBUG),
+        _ => Err(format!("it is error, warn, info or debug, not {text:?}")),
+    }
 }
 
 fn block(text: &str) -> Result<u32, String> {

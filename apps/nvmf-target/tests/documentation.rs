@@ -1,8 +1,12 @@
 //! docs/programs.md is true: the programs accept its command lines, and its file.
 
+use std::process::Command;
+
 use clap::Parser;
 use nvmf_target::cli::{PerfCli, TargetCli};
 use nvmf_target::config::parse;
+
+use crate::common::{Scratch, skipped};
 
 const PAGE: &str = include_str!("../../../docs/programs.md");
 
@@ -37,4 +41,28 @@ fn its_file_is_taken() {
     let [file] = &blocks("toml")[..] else { panic!("one file") };
     let offer = parse(file).unwrap_or_else(|e| panic!("{}", e.at("docs/programs.md", file)));
     assert_eq!(offer.subsystems[0].namespaces.len(), 2);
+}
+
+// Goal: the unit's command lines are such that the program takes them, and the unit such that systemd does.
+#[test]
+fn the_unit_starts_what_there_is() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/roce-nvmf.service");
+    let unit = std::fs::read_to_string(path).unwrap();
+    let value =
+        |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("{key}"));
+    let options = value("Environment=OPTIONS=").trim_matches('"');
+    for (key, program) in [("ExecStartPre=", "/usr/bin/roce-nvmf"), ("ExecStart=", "/usr/bin/roce-nvmf")] {
+        let line = value(key).replace("$OPTIONS", options);
+        assert!(line.starts_with(program), "{line}");
+        TargetCli::try_parse_from(line.split(' ')).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+    // What roce-nvmf list looks for.
+    assert!(value("ExecStart=").contains(&format!("--control {}", nvmf_target::control::SERVICE)));
+    let scratch = Scratch::new("unit");
+    let here = scratch.path().with_file_name("roce-nvmf.service");
+    std::fs::write(&here, unit.replace("/usr/bin/roce-nvmf", env!("CARGO_BIN_EXE_roce-nvmf"))).unwrap();
+    match Command::new("systemd-analyze").arg("verify").arg(&here).output() {
+        Ok(run) => assert!(run.status.success() && run.stderr.is_empty(), "{run:?}"),
+        Err(e) => skipped("systemd's opinion of the unit", &format!("systemd-analyze cannot be run ({e})")),
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use apps::warnings::Log;
 use apps::{error, stop, warnings};
 use clap::Parser;
 use nvmf_target::cli::{TargetCli, TargetCommand};
@@ -9,7 +10,10 @@ use nvmf_target::{manage, program};
 
 fn main() -> ExitCode {
     let cli = TargetCli::parse();
-    warnings::show();
+    match &cli.command {
+        TargetCommand::Serve(args) => warnings::log(Log { level: args.log, json: args.log_json }),
+        _ => warnings::show(),
+    }
     let result = match &cli.command {
         TargetCommand::Serve(args) => stop::install().and_then(|()| program::serve(args)),
         TargetCommand::Check { file } => program::check(file),

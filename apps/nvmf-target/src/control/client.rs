@@ -14,7 +14,7 @@ const ANSWER_MAX: u64 = 64 << 20;
 /// What sockets of targets are called.
 const SUFFIX: &str = "control";
 /// Where the socket of the system's service is.
-const SERVICE: &str = "/run/roce-nvmf/control";
+pub const SERVICE: &str = "/run/roce-nvmf/control";
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ mod client;
 mod socket;
 
 pub use change::Control;
-pub use client::{AskError, ask, find, socket_name};
+pub use client::{AskError, SERVICE, ask, find, socket_name};
 pub use socket::{ControlSocket, SocketError};
 
 use std::path::PathBuf;

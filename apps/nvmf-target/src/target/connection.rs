@@ -56,6 +56,8 @@ pub struct Connection {
     /// What waits to be posted.
     pub waiting: VecDeque<Outgoing>,
     pub ending: Ending,
+    /// It has been logged who the host is.
+    pub announced: bool,
     /// What its commands are counted by, where they are.
     pub gauge: Option<Gauge>,
     /// Signalled requests that have not completed, and those that have.
@@ -110,6 +112,7 @@ impl Connection {
             commands: 0,
             waiting: VecDeque::new(),
             ending: Ending::No,
+            announced: false,
             gauge: None,
             signalled: 0,
             completed: 0,

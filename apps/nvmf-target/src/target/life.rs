@@ -150,6 +150,7 @@ impl Core<'_> {
                 self.close(c, &end);
                 continue;
             }
+            self.announce(c);
             while let Some(response) = self.queue(c).and_then(Queue::poll_response) {
                 self.answer(c, response, None, None);
             }
@@ -164,6 +165,18 @@ impl Core<'_> {
         self.ending = ending;
     }
 
+    /// Logs who has connected, once that is known.
+    fn announce(&mut self, c: u32) {
+        let Some(connection) = self.connections[c as usize].as_mut() else { return };
+        let Some(queue) = connection.queue.as_ref().filter(|_| !connection.announced) else { return };
+        let Some(host) = queue.host() else { return };
+        connection.announced = true;
+        let (qid, controller) = (queue.qid(), queue.cntlid());
+        let subsystem = queue.subsystem();
+        let subsystem = subsystem.as_ref().map_or("discovery", |nqn| nqn.as_str());
+        info!(%host, subsystem, controller, qid, connection = c, "a host's queue is connected");
+    }
+
     /// Begins the end of a connection.
     #[cold]
     pub(super) fn close(&mut self, c: u32, why: &dyn std::fmt::Display) {
@@ -173,7 +186,10 @@ impl Core<'_> {
         }
         connection.ending = Ending::Flushing;
         let host = connection.queue.as_ref().and_then(Queue::host);
-        debug!(connection = c, host = host.as_ref().map(|nqn| nqn.as_str()), %why, "a connection ends");
+        match (&host, connection.announced) {
+            (Some(host), true) => info!(%host, connection = c, %why, "a host's queue ends"),
+            _ => debug!(connection = c, %why, "a connection ends"),
+        }
         // What the controller had is free at once: the host may come back before the queue pair is flushed.
         connection.queue = None;
         // It fails where the connection was never established; then only the queue pair ends.
