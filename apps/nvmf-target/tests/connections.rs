@@ -69,10 +69,11 @@ fn more_connections_than_there_may_be_are_refused() {
 // Goal: whatever a host has done when it goes, everything comes back.
 #[test]
 fn hosts_that_go_at_every_step_leave_nothing() {
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     with_target(&Setup::default(), |view| {
-        for round in 0..40 {
+        for round in 0..48 {
             let mut host = view.host(round);
-            match round % 4 {
+            match round % 6 {
                 0 => drop(HostQueue::connect(&view.context, host.pd(), view.at, 0, 32).unwrap()),
                 1 => {
                     // A capsule that is none ends the connection.
@@ -85,6 +86,25 @@ fn hosts_that_go_at_every_step_leave_nothing() {
                         Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap(),
                     );
                 }
+                3 | 4 => {
+                    // With writes that the target is fetching, or reads that it is answering; its memory goes too.
+                    let options = Options { queues: 2, ..Options::default() };
+                    let connect = Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), options);
+                    let mut controller = connect.unwrap();
+                    let mr = host.pd().reg_mr(8192, rights).unwrap();
+                    let sgl = Sgl::keyed(mr.iova(), 8192, mr.rkey(), false);
+                    for qid in [1, 2] {
+                        let mut queue = controller.io_queue(&mut host, qid, 16).unwrap();
+                        for n in 0..queue.depth() as u64 {
+                            let io = Io::new(1, 16 * n, 16);
+                            let sqe = if round % 6 == 3 { io.write(sgl) } else { io.read(sgl) };
+                            queue.submit(&sqe, Data::Elsewhere).unwrap().unwrap();
+                        }
+                        for _ in 0..round {
+                            host.turn();
+                        }
+                    }
+                }
                 _ => {
                     let connect =
                         Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default());
@@ -96,7 +116,7 @@ fn hosts_that_go_at_every_step_leave_nothing() {
                     });
                 }
             }
-            if round % 8 == 7 {
+            if round % 6 == 5 {
                 view.until_nothing_is_left(&mut host);
             }
         }
@@ -263,5 +283,60 @@ fn connections_are_spread_over_the_cores() {
         }
         drop((queues, controller));
         view.until_nothing_is_left(&mut host);
+    });
+}
+
+// Goal: 64 hosts at a time, each with a controller and a queue: all are served, and each gives back what it had.
+#[test]
+fn sixty_four_hosts_at_once() {
+    const HOSTS: usize = 64;
+    let mut setup = Setup { cores: 2, ..Setup::default() };
+    setup.config.receives = 4096;
+    with_target(&setup, |view| {
+        let mut hosts: Vec<_> = (0..HOSTS as u32)
+            .map(|n| {
+                let mut host = view.host(n);
+                let mut controller =
+                    Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+                let queue = controller.io_queue(&mut host, 1, 8).unwrap();
+                let mr =
+                    host.pd().reg_mr(512, Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE);
+                (host, controller, queue, mr.unwrap())
+            })
+            .collect();
+        let connected = view.target.connected();
+        let names: std::collections::HashSet<_> = connected.iter().map(|c| c.host.clone()).collect();
+        assert_eq!((connected.len(), names.len()), (HOSTS, HOSTS));
+        for reads in [false, true] {
+            // All at a time: each has one command under way.
+            for (n, (_, _, queue, mr)) in hosts.iter_mut().enumerate() {
+                mr.fill(0..512, if reads { 0 } else { n as u8 + 1 }).unwrap();
+                let sgl = Sgl::keyed(mr.iova(), 512, mr.rkey(), false);
+                let io = Io::new(1, n as u64, 1);
+                let sqe = if reads { io.read(sgl) } else { io.write(sgl) };
+                queue.submit(&sqe, Data::Elsewhere).unwrap().unwrap();
+            }
+            let since = std::time::Instant::now();
+            while hosts.iter().any(|(_, _, queue, _)| queue.under_way() > 0) {
+                for (host, _, queue, _) in &mut hosts {
+                    host.turn();
+                    queue.poll(|cqe| assert_eq!(cqe.status.get(), 0)).unwrap();
+                }
+                assert!(since.elapsed() < crate::common::PATIENCE);
+            }
+            for (n, (_, _, _, mr)) in hosts.iter().enumerate() {
+                assert_eq!(mr.to_vec(0..512).unwrap(), [n as u8 + 1; 512]);
+            }
+        }
+        // Half of them say good-bye, the others just go.
+        let mut last = view.host(1000);
+        for (n, (mut host, controller, queue, mr)) in hosts.into_iter().enumerate() {
+            drop((queue, mr));
+            match n % 2 {
+                0 => controller.shutdown(&mut host).unwrap(),
+                _ => drop(controller),
+            }
+        }
+        view.until_nothing_is_left(&mut last);
     });
 }

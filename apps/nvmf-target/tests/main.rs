@@ -6,5 +6,7 @@ mod configuration;
 mod connections;
 mod control;
 mod documentation;
+mod faults;
 mod load;
 mod meters;
+mod protocol;

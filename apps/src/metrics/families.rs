@@ -130,7 +130,7 @@ fn of_table(encoder: &mut DescriptorEncoder<'_>, table: &Table) -> Result<(), fm
         let mut family = encoder.encode_descriptor(&name, "Of the program", None, MetricType::Histogram)?;
         for (labels, row) in &rows {
             let latency = row.latencies.get(latency).cloned().unwrap_or_default();
-            let sum = latency.sum_ns as f64 * 1e-9;
+            let sum = latency.sum_ns as f64 / 1e9;
             let buckets = buckets(&latency);
             family.encode_family(labels)?.encode_histogram::<NoLabelSet>(
                 sum,
@@ -150,7 +150,7 @@ fn buckets(latency: &Latency) -> Vec<(f64, u64)> {
         let bucket = BOUNDS_NS.partition_point(|&bound| bound < upper);
         *counts.entry(bucket).or_default() += count;
     }
-    let bounds = BOUNDS_NS.iter().map(|&ns| ns as f64 * 1e-9).chain([f64::INFINITY]);
+    let bounds = BOUNDS_NS.iter().map(|&ns| ns as f64 / 1e9).chain([f64::INFINITY]);
     bounds.enumerate().map(|(n, bound)| (bound, counts.get(&n).copied().unwrap_or(0))).collect()
 }
 
@@ -209,7 +209,10 @@ mod tests {
             let line = text.lines().find(|l| l.contains("_bucket") && l.contains(&format!("le=\"{le}\"")));
             line.unwrap_or_else(|| panic!("{le} is not in\n{text}")).rsplit(' ').next().unwrap().to_string()
         };
-        assert_eq!([bucket("1e-6"), bucket("2e-6"), bucket("10.0"), bucket("+Inf")], ["1", "2", "2", "3"]);
+        assert_eq!(
+            [bucket("0.000001"), bucket("0.000002"), bucket("10.0"), bucket("+Inf")],
+            ["1", "2", "2", "3"]
+        );
         assert!(text.ends_with("# EOF\n"));
         // Each family is said once.
         let types: Vec<&str> = text.lines().filter(|l| l.starts_with("# TYPE")).collect();

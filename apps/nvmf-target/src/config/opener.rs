@@ -30,6 +30,7 @@ impl Len {
         let zeros = match store {
             Store::Memory(_) => true,
             Store::File(file, _) => file.deallocated_reads_zero(),
+            Store::Other(..) => false,
         };
         Ok(Self { bytes: store.size().map_err(|e| e.to_string())?, zeros })
     }

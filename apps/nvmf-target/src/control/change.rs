@@ -89,7 +89,7 @@ impl Control {
         let Some(store) = self.stores.remove(backend) else { return };
         // A file is free for others when this returns, but for requests that take longer than that.
         let since = Instant::now();
-        while matches!(store, Store::File(..)) && !store.is_ours_alone() && since.elapsed() < LET_GO {
+        while !matches!(store, Store::Memory(_)) && !store.is_ours_alone() && since.elapsed() < LET_GO {
             std::thread::sleep(Duration::from_millis(1));
         }
         if matches!(store, Store::Memory(_)) {

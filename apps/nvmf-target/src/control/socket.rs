@@ -1,6 +1,6 @@
 //! The socket that takes requests: one thread, asleep until a client connects.
 //!
-//! One client is served at a time, for a few seconds at most; a client that hangs keeps others waiting for that long, and no
+//! One client is served at a time, for some seconds at most; a client that hangs keeps others waiting for that long, and no
 //! host. Only processes of the same user, and root's, are heard.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,7 +23,7 @@ use super::{Answer, Control};
 /// Bytes of a request, at most.
 const REQUEST_MAX: u64 = 64 << 10;
 /// How long a client may take to send its request, and to take each part of the answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Between two looks at what removed namespaces had, while there is some.
 const TIDY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 

@@ -11,7 +11,7 @@ pub use file::File;
 pub use memory::Memory;
 pub use open::{Direct, FileError, Opening};
 pub use ring::{Request, Ring};
-pub use workers::{Done, Place, Work, Workers};
+pub use workers::{Blocks, Done, Place, Work, Workers};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +27,8 @@ pub enum Store {
     Memory(Arc<Memory>),
     /// A file or a block device, with the threads that wait for it.
     File(Arc<File>, Arc<Workers>),
+    /// Storage of another kind, with the threads that wait for it.
+    Other(Arc<dyn Blocks>, Arc<Workers>),
 }
 
 impl Store {
@@ -38,6 +40,7 @@ impl Store {
         match self {
             Self::Memory(memory) => Ok(memory.len()),
             Self::File(file, _) => file.size(),
+            Self::Other(blocks, _) => blocks.size(),
         }
     }
     /// Whether nobody else uses it: no core, and no command.
@@ -45,6 +48,7 @@ impl Store {
         match self {
             Self::Memory(memory) => Arc::strong_count(memory) == 1,
             Self::File(file, _) => Arc::strong_count(file) == 1,
+            Self::Other(blocks, _) => Arc::strong_count(blocks) == 1,
         }
     }
 }
@@ -54,6 +58,7 @@ impl fmt::Display for Store {
         match self {
             Self::Memory(_) => f.write_str("memory"),
             Self::File(file, _) => file.path().display().fmt(f),
+            Self::Other(blocks, _) => fmt::Debug::fmt(blocks, f),
         }
     }
 }

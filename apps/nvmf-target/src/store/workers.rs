@@ -44,16 +44,33 @@ impl From<super::Request> for Work {
     }
 }
 
-impl Work {
-    fn run(&self, file: &File) -> Result<(), BackendError> {
-        match self {
-            Self::Read { offset, to } => file.read(*offset, &to.mr, to.at, to.len),
-            Self::Write { offset, from, fua } => file.write(*offset, &from.mr, from.at, from.len, *fua),
-            Self::Compare { offset, with } => file.compare(*offset, &with.mr, with.at, with.len),
-            Self::Verify { offset, len } => file.verify(*offset, *len),
-            Self::Zero { offset, len, fua, deallocate } => file.zero(*offset, *len, *fua, *deallocate),
-            Self::Deallocate(ranges) => ranges.iter().try_for_each(|&(at, len)| file.deallocate(at, len)),
-            Self::Flush => file.flush(),
+/// Storage that takes its time: [`Workers`] wait for it. A program may have kinds of its own.
+pub trait Blocks: std::fmt::Debug + Send + Sync {
+    /// Bytes that it has now.
+    ///
+    /// # Errors
+    /// If it is gone.
+    fn size(&self) -> std::io::Result<u64>;
+    /// Does this, and returns when it is done. Several threads call it.
+    ///
+    /// # Errors
+    /// Why it is not done; the host gets the status that belongs to it.
+    fn run(&self, work: &Work) -> Result<(), BackendError>;
+}
+
+impl Blocks for File {
+    fn size(&self) -> std::io::Result<u64> {
+        File::size(self)
+    }
+    fn run(&self, work: &Work) -> Result<(), BackendError> {
+        match work {
+            Work::Read { offset, to } => self.read(*offset, &to.mr, to.at, to.len),
+            Work::Write { offset, from, fua } => self.write(*offset, &from.mr, from.at, from.len, *fua),
+            Work::Compare { offset, with } => self.compare(*offset, &with.mr, with.at, with.len),
+            Work::Verify { offset, len } => self.verify(*offset, *len),
+            Work::Zero { offset, len, fua, deallocate } => self.zero(*offset, *len, *fua, *deallocate),
+            Work::Deallocate(ranges) => ranges.iter().try_for_each(|&(at, len)| self.deallocate(at, len)),
+            Work::Flush => self.flush(),
         }
     }
 }
@@ -64,7 +81,7 @@ pub type Done = (u32, Result<(), BackendError>);
 /// Work for a command of a core.
 #[derive(Debug)]
 struct Job {
-    file: Arc<File>,
+    blocks: Arc<dyn Blocks>,
     work: Work,
     command: u32,
     to: Sender<Done>,
@@ -113,7 +130,7 @@ impl Workers {
             let queue = queue.clone();
             let work = move || {
                 while let Some(job) = queue.next() {
-                    let result = job.work.run(&job.file);
+                    let result = job.blocks.run(&job.work);
                     // The core may have ended meanwhile.
                     let _ = job.to.send((job.command, result));
                 }
@@ -123,8 +140,8 @@ impl Workers {
         Ok(workers)
     }
     /// Gives them work; the result goes to `to`.
-    pub fn give(&self, file: Arc<File>, work: Work, command: u32, to: Sender<Done>) {
-        self.queue.lock().0.push_back(Job { file, work, command, to });
+    pub fn give(&self, blocks: Arc<dyn Blocks>, work: Work, command: u32, to: Sender<Done>) {
+        self.queue.lock().0.push_back(Job { blocks, work, command, to });
         self.queue.wake.notify_one();
     }
 }

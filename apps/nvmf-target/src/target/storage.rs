@@ -10,7 +10,7 @@ use super::commands::{Command, Stage, Then};
 use super::connection::Outgoing;
 use super::core::Core;
 use super::pool::Buffer;
-use crate::store::{Memory, Place, Request as RingRequest, Store, Work};
+use crate::store::{Blocks, Memory, Place, Request as RingRequest, Store, Work};
 
 /// Bytes that are made zeros in a turn: more would keep other hosts waiting.
 const ZERO_PIECE: u64 = 1 << 20;
@@ -46,7 +46,7 @@ impl Core<'_> {
             }
             _ => match self.stores.get(backend) {
                 Some(Store::Memory(_)) => self.memory_request(c, ticket, request, capsule),
-                Some(Store::File(..)) => self.file_request(c, ticket, request, capsule),
+                Some(Store::File(..) | Store::Other(..)) => self.file_request(c, ticket, request, capsule),
                 // It was added after this core has looked, or was removed after the controller has.
                 None => {
                     if self.renew_stores() {
@@ -137,8 +137,14 @@ impl Core<'_> {
     }
     /// Gives threads work for a command.
     fn store(&mut self, n: u32, backend: Backend, work: Work) {
-        let Some(Store::File(file, workers)) = self.stores.get(backend) else {
-            return self.stored(n, Err(GONE));
+        let (file, workers) = match self.stores.get(backend) {
+            Some(Store::File(file, workers)) => (file, workers),
+            Some(Store::Other(blocks, workers)) => {
+                workers.give(Arc::clone(blocks), work, n, self.results.0.clone());
+                self.at_work += 1;
+                return;
+            }
+            _ => return self.stored(n, Err(GONE)),
         };
         // Threads do what the ring cannot, and what finds no room in it.
         let work = match &mut self.ring {
@@ -151,7 +157,7 @@ impl Core<'_> {
                 Err(work) => work,
             },
         };
-        workers.give(Arc::clone(file), work, n, self.results.0.clone());
+        workers.give(Arc::clone(file) as Arc<dyn Blocks>, work, n, self.results.0.clone());
         self.at_work += 1;
     }
     /// The work for a command is done.
@@ -314,7 +320,7 @@ impl Core<'_> {
             }
             Then::Write { backend, offset, fua } => match self.stores.get(backend) {
                 Some(Store::Memory(memory)) => memory.write(offset, self.pool.mr(), at, len),
-                Some(Store::File(..)) => {
+                Some(Store::File(..) | Store::Other(..)) => {
                     command.stage = Stage::Storage(None);
                     let from = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
                     return self.store(n, backend, Work::Write { offset, from, fua });
@@ -328,7 +334,7 @@ impl Core<'_> {
             },
             Then::Compare { backend, offset } => match self.stores.get(backend) {
                 Some(Store::Memory(memory)) => memory.compare(offset, self.pool.mr(), at, len),
-                Some(Store::File(..)) => {
+                Some(Store::File(..) | Store::Other(..)) => {
                     command.stage = Stage::Storage(None);
                     let with = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
                     return self.store(n, backend, Work::Compare { offset, with });

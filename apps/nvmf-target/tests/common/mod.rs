@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nvmf::config::{Hosts, Namespace, Port, Ports, Settings, Subsystem};
 use nvmf::{Nqn, Target};
 use nvmf_target::host::Host;
-use nvmf_target::store::{Direct, File, FileError, Memory, Opening, Store, Stores, Workers};
+use nvmf_target::store::{Blocks, Direct, File, FileError, Memory, Opening, Store, Stores, Workers};
 use nvmf_target::target::{Config, Core, Counters, Usage};
 use verbs::port::{self, PortOptions};
 use verbs::{Context, DeviceConfig, Drive, Pd};
@@ -43,13 +43,15 @@ pub struct Setup {
     pub file: Option<PathBuf>,
     /// See there.
     pub direct: Option<Direct>,
+    /// The namespace is in these.
+    pub blocks: Option<Arc<dyn Blocks>>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let config = Config { receives: 512, buffers: 4 << 20, ..Config::default() };
         let settings = Settings::default();
-        Self { settings, config, cores: 1, bytes: 8 << 20, mtu: 4200, file: None, direct: None }
+        Self { settings, config, cores: 1, bytes: 8 << 20, mtu: 4200, file: None, direct: None, blocks: None }
     }
 }
 
@@ -137,16 +139,19 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     let at: SocketAddr = "10.77.0.1:4420".parse().unwrap();
     let pd = Arc::new(context.alloc_pd().unwrap());
     let stores = Stores::default();
-    let backend = stores.add(match &setup.file {
+    let workers = || Arc::new(Workers::new(4).unwrap());
+    let of_file = |setup: &Setup| match &setup.file {
         None => Store::Memory(Arc::new(Memory::new(&pd, setup.bytes).unwrap())),
         Some(path) => {
             let size = Some(setup.bytes as u64);
             let opening = Opening { size, direct: setup.direct, block: BLOCK as u32, ..Opening::default() };
             let file = File::open_with(path, &opening).unwrap();
             assert_eq!(file.size().unwrap(), setup.bytes as u64);
-            Store::File(Arc::new(file), Arc::new(Workers::new(4).unwrap()))
+            Store::File(Arc::new(file), workers())
         }
-    });
+    };
+    let other = setup.blocks.clone().map(|blocks| Store::Other(blocks, workers()));
+    let backend = stores.add(other.unwrap_or_else(|| of_file(setup)));
     let stores = Arc::new(stores);
     let target = Target::new(setup.settings.clone()).unwrap();
     target.add_port(Port { id: 1, address: at }).unwrap();

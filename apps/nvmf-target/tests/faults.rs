@@ -1,0 +1,244 @@
+//! Disks that fail, are full, or are slow: each command gets the status that belongs to it, and nothing that was acknowledged is
+//! lost.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use nvmf::BackendError;
+use nvmf::status::Status;
+use nvmf::wire::{Cqe, Sgl, Sqe};
+use nvmf_target::host::{Controller, Data, Io, Options};
+use nvmf_target::store::{Blocks, Work};
+use verbs::Access;
+use verbs::port::fault::rng::Rng;
+
+use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Setup, nqn, with_target};
+
+const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
+const BYTES: usize = 64 * BLOCK;
+
+/// A disk in memory, which fails when it is told to.
+#[derive(Debug)]
+struct Disk(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    bytes: Vec<u8>,
+    /// Flushed: what a crash would leave.
+    stable: Vec<u8>,
+    fails: Option<BackendError>,
+    /// Of four requests, one fails in this way, drawn at random.
+    flaky: Option<(Rng, BackendError)>,
+    /// So many different blocks can be written.
+    room: usize,
+    written: HashSet<u64>,
+}
+
+impl Disk {
+    fn new() -> Arc<Self> {
+        let zeros = vec![0; BYTES];
+        let state = State {
+            bytes: zeros.clone(),
+            stable: zeros,
+            fails: None,
+            flaky: None,
+            room: usize::MAX,
+            written: HashSet::new(),
+        };
+        Arc::new(Self(Mutex::new(state)))
+    }
+    fn set(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.0.lock().unwrap());
+    }
+    fn stable(&self) -> Vec<u8> {
+        self.0.lock().unwrap().stable.clone()
+    }
+}
+
+impl Blocks for Disk {
+    fn size(&self) -> std::io::Result<u64> {
+        Ok(BYTES as u64)
+    }
+    fn run(&self, work: &Work) -> Result<(), BackendError> {
+        let mut state = self.0.lock().unwrap();
+        let state = &mut *state;
+        if let Some(error) = state.fails {
+            return Err(error);
+        }
+        if let Some((rng, error)) = &mut state.flaky
+            && rng.one_in(4)
+        {
+            return Err(*error);
+        }
+        let internal = |_| BackendError::Internal;
+        match work {
+            Work::Read { offset, to } => {
+                to.mr.write(to.at, &state.bytes[*offset as usize..][..to.len]).map_err(internal)
+            }
+            Work::Write { offset, from, fua } => {
+                for at in (*offset..*offset + from.len as u64).step_by(BLOCK) {
+                    if state.written.len() >= state.room && !state.written.contains(&at) {
+                        return Err(BackendError::NoSpace);
+                    }
+                    state.written.insert(at);
+                }
+                let range = *offset as usize..*offset as usize + from.len;
+                from.mr.read(from.at, &mut state.bytes[range.clone()]).map_err(internal)?;
+                if *fua {
+                    state.stable[range.clone()].copy_from_slice(&state.bytes[range]);
+                }
+                Ok(())
+            }
+            Work::Compare { offset, with } => {
+                let mut theirs = vec![0; with.len];
+                with.mr.read(with.at, &mut theirs).map_err(internal)?;
+                let same = state.bytes[*offset as usize..][..with.len] == theirs;
+                if same { Ok(()) } else { Err(BackendError::Mismatch) }
+            }
+            Work::Zero { offset, len, .. } => {
+                state.bytes[*offset as usize..][..*len as usize].fill(0);
+                Ok(())
+            }
+            Work::Flush => {
+                state.stable = state.bytes.clone();
+                Ok(())
+            }
+            Work::Verify { .. } | Work::Deallocate(_) => Ok(()),
+        }
+    }
+}
+
+/// Status code, and whether the host should not try again.
+fn status(answer: Result<Cqe, nvmf_target::host::HostError>) -> Option<(u16, bool)> {
+    match answer {
+        Ok(_) => None,
+        Err(nvmf_target::host::HostError::Status { status, .. }) => {
+            Some((status & 0x7FF, status & 0x4000 != 0))
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+// Goal: EIO, ENOSPC, EROFS and a disk that is away each have their status, whether trying again makes sense or not, by every
+// command and every way of its data; afterwards all goes on.
+#[test]
+fn what_a_disk_refuses_has_its_status() {
+    let disk = Disk::new();
+    let setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
+    with_target(&setup, |view| {
+        let mut host = view.host(1);
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut queue = controller.io_queue(&mut host, 1, 16).unwrap();
+        let mr = host.pd().reg_mr(BLOCK, RIGHTS).unwrap();
+        let keyed = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
+        let io = Io::new(1, 3, 1);
+        let commands = |inside: bool| -> [(Sqe, bool, bool); 5] {
+            let sgl = if inside { Sgl::in_capsule(0, BLOCK as u32) } else { keyed };
+            [
+                (io.write(sgl), inside, true),
+                (io.compare(sgl), inside, false),
+                (io.read(keyed), false, false),
+                (io.verify(), false, false),
+                (io.flush(), false, true),
+            ]
+        };
+        for (error, read, write) in [
+            (BackendError::Io, Status::UnrecoveredReadError, Status::WriteFault),
+            (BackendError::NoSpace, Status::CapacityExceeded, Status::CapacityExceeded),
+            (BackendError::ReadOnly, Status::WriteProtected, Status::WriteProtected),
+            (BackendError::NotReady, Status::NamespaceNotReady, Status::NamespaceNotReady),
+            (BackendError::Internal, Status::InternalError, Status::InternalError),
+        ] {
+            for inside in [false, true] {
+                for (sqe, in_capsule, writes) in commands(inside) {
+                    let data = || if in_capsule { Data::InCapsule(&mr, 0..BLOCK) } else { Data::Elsewhere };
+                    disk.set(|state| state.fails = Some(error));
+                    let expected = if writes { write } else { read };
+                    let answer = status(host.call(&mut queue, &sqe, data())).expect("it fails");
+                    assert_eq!(answer.0, expected.code(), "{error:?} {sqe:?}");
+                    assert_eq!(answer.1, expected.field() & 0x8000 != 0, "{error:?} {sqe:?}");
+                    disk.set(|state| state.fails = None);
+                    assert_eq!(status(host.call(&mut queue, &sqe, data())), None, "it goes on: {sqe:?}");
+                }
+            }
+        }
+        assert!(view.target.totals(&nqn(SUBSYSTEM)).unwrap().media_errors > 0);
+        drop((queue, controller));
+        view.until_nothing_is_left(&mut host);
+    });
+}
+
+// Goal: on a disk that is full and fails now and then, with many commands at a time, each block reads as it was last
+// acknowledged, or as a write that failed would have left it; after a Flush that succeeded it is stable.
+#[test]
+fn nothing_that_was_acknowledged_is_lost_on_a_bad_disk() {
+    let disk = Disk::new();
+    let setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
+    with_target(&setup, |view| {
+        let mut host = view.host(1);
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let mut queue = controller.io_queue(&mut host, 1, 33).unwrap();
+        let depth = queue.depth();
+        let mr = host.pd().reg_mr(depth * BLOCK, RIGHTS).unwrap();
+        let blocks = BYTES / BLOCK;
+        disk.set(|state| {
+            state.room = blocks / 2;
+            state.flaky = Some((Rng::new(7), BackendError::Io));
+        });
+        let mut random = Rng::new(3);
+        // What each block may hold: what was acknowledged last, and what writes since then tried.
+        let mut may: Vec<HashSet<u8>> = vec![HashSet::from([0]); blocks];
+        let mut busy: HashSet<usize> = HashSet::new();
+        let mut sent: Vec<Option<(usize, u8)>> = vec![None; depth];
+        let (mut failed, mut done, since) = ([0usize; 2], 0, Instant::now());
+        while done < 3000 {
+            assert!(since.elapsed() < PATIENCE, "{done} {failed:?}");
+            host.turn();
+            let mut answers = Vec::new();
+            queue.poll(|cqe| answers.push((cqe.cid.get() as usize, cqe.status.get() >> 1 & 0x7FF))).unwrap();
+            for (cid, status) in answers {
+                let (block, value) = sent[cid].take().unwrap();
+                busy.remove(&block);
+                done += 1;
+                match status {
+                    0 => may[block] = HashSet::from([value]),
+                    full if full == Status::CapacityExceeded.code() => failed[0] += 1,
+                    bad => {
+                        assert_eq!(bad, Status::WriteFault.code());
+                        failed[1] += 1;
+                    }
+                }
+            }
+            while let Some(cid) = queue.next_cid() {
+                let block = random.below(blocks as u64) as usize;
+                if !busy.insert(block) {
+                    break;
+                }
+                let (cid, value) = (cid as usize, random.next() as u8);
+                mr.fill(cid * BLOCK..(cid + 1) * BLOCK, value).unwrap();
+                may[block].insert(value);
+                sent[cid] = Some((block, value));
+                let sgl = Sgl::keyed(mr.iova() + (cid * BLOCK) as u64, BLOCK as u32, mr.rkey(), false);
+                queue.submit(&Io::new(1, block as u64, 1).write(sgl), Data::Elsewhere).unwrap().unwrap();
+            }
+        }
+        view.until(&mut host, "the rest is answered", || {
+            queue.poll(|_| {}).unwrap();
+            queue.under_way() == 0
+        });
+        assert!(failed.iter().all(|&n| n > 0), "{failed:?}");
+        disk.set(|state| state.flaky = None);
+        let sgl = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
+        host.call(&mut queue, &Io::new(1, 0, 1).flush(), Data::Elsewhere).unwrap();
+        let stable = disk.stable();
+        for (block, may) in may.iter().enumerate() {
+            host.call(&mut queue, &Io::new(1, block as u64, 1).read(sgl), Data::Elsewhere).unwrap();
+            let read = mr.to_vec(0..BLOCK).unwrap();
+            assert!(may.contains(&read[0]) && read.iter().all(|&byte| byte == read[0]), "block {block}");
+            assert!(stable[block * BLOCK..][..BLOCK] == read, "block {block} is stable");
+        }
+    });
+}
