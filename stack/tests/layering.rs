@@ -81,7 +81,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("apps/nvmf", &[]),
     ("apps/nvmf-target", &["apps", "nvmf", "verbs"]),
     // The fuzz targets of all crates, in a workspace of their own.
-    ("stack/fuzz", &["stack", "sim", "verbs", "apps"]),
+    ("stack/fuzz", &["stack", "sim", "verbs", "apps", "nvmf"]),
 ];
 
 fn root() -> PathBuf {

@@ -1,6 +1,7 @@
 //! Controllers as a host sees them, and what any bytes do to them.
 
 mod admin;
+mod capsules;
 mod common;
 mod connect;
 mod fuzz;

@@ -24,7 +24,7 @@ impl Model {
     }
 }
 
-fn data(count: u64, random: &mut Random) -> Vec<u8> {
+fn data(count: u64, random: &mut Random<'_>) -> Vec<u8> {
     let mut data = vec![0; count as usize * 512];
     data.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
     data
@@ -32,7 +32,7 @@ fn data(count: u64, random: &mut Random) -> Vec<u8> {
 
 /// Some commands of one host on two queues.
 fn run(seed: u64, seen: &mut [u32; 8]) {
-    let mut random = Random(seed);
+    let mut random = Random::of_seed(seed);
     let random = &mut random;
     let size = 1 + random.below(200);
     let mut p = Program::new(size);
