@@ -62,3 +62,9 @@ need_build() {
     need_rust
     install_packages gcc libc6-dev pkg-config libdpdk-dev libclang-dev libibverbs-dev librdmacm-dev
 }
+
+# The same without DPDK, which is most of it.
+need_build_without_dpdk() {
+    need_rust
+    install_packages gcc libc6-dev libclang-dev libibverbs-dev librdmacm-dev
+}

@@ -78,6 +78,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("verbs/c", &["verbs"]),
     ("verbs/paths", &[]),
     ("apps", &["verbs"]),
+    ("apps/manual", &["apps", "nvmf_target"]),
     ("apps/nvmf", &[]),
     ("apps/nvmf-target", &["apps", "nvmf", "verbs"]),
     // The fuzz targets of all crates, in a workspace of their own.
