@@ -7,8 +7,10 @@ use apps::cli::run::RunCli;
 use clap::Parser;
 
 /// Pages with code or command lines.
-const PAGES: [&str; 5] = [
+const PAGES: [&str; 7] = [
     include_str!("../../README.md"),
+    include_str!("../../docs/run.md"),
+    include_str!("../../docs/dropin.md"),
     include_str!("../../docs/programs.md"),
     include_str!("../../docs/ports.md"),
     include_str!("../../docs/embedding.md"),
@@ -55,7 +57,8 @@ fn their_command_lines_are_understood() {
     let mut seen = 0;
     for line in blocks("sh").concat() {
         let words: Vec<_> = line.split(" #").next().unwrap().split_whitespace().collect();
-        match words.first().and_then(|word| word.strip_prefix("target/release/")) {
+        // Built here, or installed.
+        match words.first().map(|word| word.strip_prefix("target/release/").unwrap_or(word)) {
             Some("roce-perf") => {
                 PerfCli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
                 seen += 1;
