@@ -17,6 +17,7 @@ use crate::mem::{Access, Indirect, KnownKey, MrTable, Place, Sge, sge};
 use crate::proto::status::SendFlags;
 use crate::proto::wqe::{Granule, SendWqe};
 use crate::racy::{self, kernel};
+use crate::sync::prefetch;
 use crate::wire::icrc::OnePass;
 use crate::wire::{Header, ICRC_LEN, Template};
 
@@ -228,21 +229,25 @@ fn write_indirect(place: Place, from: &[u8], last: bool) -> Result<(), LocalProt
 /// in which it was laid out.
 #[derive(Clone, Copy)]
 pub struct LongPacket {
-    /// The headers, in masked form, and the first bytes of the payload.
+    /// The headers, in masked form, and room for the first bytes of the payload.
     head: [u8; OnePass::HEAD],
-    /// Where the others are.
-    rest: Place,
+    /// Bytes of the headers.
+    headers: usize,
+    payload: Place,
     /// `None`: nothing is laid out.
     pass: Option<OnePass>,
 }
 
 impl Default for LongPacket {
     fn default() -> Self {
-        Self { head: [0; OnePass::HEAD], rest: Place::EMPTY, pass: None }
+        Self { head: [0; OnePass::HEAD], headers: 0, payload: Place::EMPTY, pass: None }
     }
 }
 
 impl LongPacket {
+    /// Lines of the payload that are prefetched when a packet is laid out: what is copied before the processor follows.
+    const FIRST_LINES: usize = 4;
+
     /// Bytes of payload from which on a packet is long: whatever its headers, enough is left behind its head.
     const PAYLOAD_MIN: u32 = (OnePass::HEAD + OnePass::REST_MIN) as u32;
 
@@ -255,15 +260,14 @@ impl LongPacket {
     }
 
     /// Lays out a packet whose payload is at this [direct](Place::is_direct) place, for which there is a [`LongPacket::pass`].
-    /// Returns how long its frame is.
+    /// Returns how long its frame is. The payload is prefetched and not waited for: packets are laid out one after the other, and
+    /// their cache misses overlap.
     #[inline(always)]
     pub fn lay_out(&mut self, pass: OnePass, template: &Template, header: &Header, place: Place) -> usize {
         assert!(header.payload_len >= Self::PAYLOAD_MIN, "there is no pass for {} bytes", header.payload_len);
-        let at = template.begin(&mut self.head, header);
-        let first = &mut self.head[at..];
-        let read = read(place, first);
-        debug_assert!(read.is_ok(), "what may not be mapped is not laid out");
-        self.rest = place.behind(first.len());
+        self.headers = template.begin(&mut self.head, header);
+        self.payload = place;
+        prefetch::lines(place.addr() as *const u8, 0, Self::FIRST_LINES);
         debug_assert_eq!(place.len(), u64::from(header.payload_len));
         self.pass = Some(pass);
         self.frame_len()
@@ -271,23 +275,37 @@ impl LongPacket {
 
     #[inline(always)]
     fn frame_len(&self) -> usize {
-        OnePass::HEAD + self.rest.len() as usize + ICRC_LEN
+        self.headers + self.payload.len() as usize + ICRC_LEN
     }
 
-    /// Writes its frame to the start of `buffer`, if one is laid out.
+    /// Where the lines of its payload begin that were not prefetched when it was laid out, if it is.
+    #[inline(always)]
+    pub fn ahead(&self) -> *const u8 {
+        match self.pass {
+            Some(_) => (self.payload.addr() as *const u8).wrapping_add(Self::FIRST_LINES * prefetch::LINE),
+            None => core::ptr::null(),
+        }
+    }
+
+    /// Writes its frame to the start of `buffer`, if one is laid out, and with `ahead` not null prefetches as many bytes from
+    /// there, which may be any address.
     ///
     /// # Panics
     /// If `buffer` is shorter than the frame.
     #[inline(always)]
-    pub fn write(&self, template: &Template, buffer: &mut [u8]) {
+    pub fn write(&mut self, template: &Template, buffer: &mut [u8], ahead: *const u8) {
         let Some(pass) = self.pass else { return };
         let frame = &mut buffer[..self.frame_len()];
-        let len = self.rest.len() as usize;
+        let first = &mut self.head[self.headers..];
+        let read = read(self.payload, first);
+        debug_assert!(read.is_ok(), "what may not be mapped is not laid out");
+        let rest = self.payload.behind(first.len());
+        let len = rest.len() as usize;
         // SAFETY: as in `read`, of the rest of the payload; the frame has room for head and rest, and `lay_out` saw to it that
         // the rest is long enough.
         let icrc = unsafe {
-            let rest = self.rest.open(len).expect("what may not be mapped is not laid out");
-            pass.write(frame.as_mut_ptr(), &self.head, rest, len)
+            let rest = rest.open(len).expect("what may not be mapped is not laid out");
+            pass.write(frame.as_mut_ptr(), &self.head, rest, len, ahead)
         };
         template.finish(frame, icrc);
     }
@@ -431,7 +449,7 @@ mod tests {
                     if let Some(pass) = pass {
                         assert_eq!(long.lay_out(pass, &template, &header, place), frame);
                     }
-                    long.write(&template, &mut whole);
+                    long.write(&template, &mut whole, core::ptr::null());
                     assert_eq!(whole != untouched, pass.is_some());
                     if pass.is_some() {
                         assert!(whole == steps, "{opcode:?}, {} bytes", header.payload_len);

@@ -64,8 +64,8 @@ pub(super) struct Outbox {
     pub ip_id: u16,
     /// An empty frame that was not needed.
     spare: Option<Frame>,
-    /// Frames of this turn that were built in the port's own memory.
-    in_place: usize,
+    /// Frames of this turn that left before its end: built in the port's own memory, or ahead of one that was.
+    sent_early: usize,
     /// Unreliable work requests whose frames wait for the port, oldest first.
     leaving: VecDeque<Leaving>,
 }
@@ -78,7 +78,7 @@ impl Outbox {
             requests: Backlog::default(),
             ip_id: 0,
             spare: None,
-            in_place: 0,
+            sent_early: 0,
             leaving: VecDeque::new(),
         }
     }
@@ -128,8 +128,8 @@ impl Outbox {
         }
     }
 
-    /// Writes packets of a source: with `in_place` up to `most` in the port's own memory, if it has some and no frame waits that
-    /// would have to leave before; else up to `next` in frames, behind those that wait.
+    /// Writes packets of a source: with `in_place` up to `most` in the port's own memory, if it has some and takes all frames
+    /// that wait, which leave before; else up to `next` in frames, behind those that wait.
     #[inline(always)]
     pub fn write<S: Source>(
         &mut self,
@@ -138,15 +138,25 @@ impl Outbox {
         most: usize,
         next: usize,
         source: &mut S,
+        now: Instant,
         counters: &Counters,
     ) -> (Built, Ended<S::End>) {
         if in_place
-            && self.backlog() == 0
+            && self.is_flushed(now, counters)
             && let Some(written) = self.write_in_place(most, source, counters)
         {
             return written;
         }
         self.write_to_frames(traffic, next, source)
+    }
+
+    /// Whether no frame waits, at most after the port has taken those that did.
+    #[inline(always)]
+    fn is_flushed(&mut self, now: Instant, counters: &Counters) -> bool {
+        if self.backlog() > 0 {
+            self.sent_early += self.flush(now, counters);
+        }
+        self.backlog() == 0
     }
 
     /// Writes packets in the port's own memory, each finished while it is in the nearest cache: they are on their way then.
@@ -164,7 +174,7 @@ impl Outbox {
         debug_assert_eq!(sent, built.frames, "what was built is on its way");
         counters.add(Counter::TxFrames, built.frames as u64);
         counters.add(Counter::TxBytes, built.bytes);
-        self.in_place += built.frames;
+        self.sent_early += built.frames;
         let ended = match end {
             Some(end) => Ended::Source(end),
             None if built.frames < most => Ended::Full,
@@ -206,10 +216,10 @@ impl Outbox {
         (built, end.map_or(Ended::Written, Ended::Source))
     }
 
-    /// Frames that were built in the port's own memory since the last call.
+    /// Frames that left since the last call other than by [`flush`](Self::flush).
     #[inline]
-    pub fn take_in_place(&mut self) -> usize {
-        core::mem::take(&mut self.in_place)
+    pub fn take_sent_early(&mut self) -> usize {
+        core::mem::take(&mut self.sent_early)
     }
 
     /// Hands waiting frames to the port, answers first. Returns how many it took.
@@ -337,8 +347,15 @@ mod tests {
     #[test]
     fn packets_are_written_where_they_wait() {
         let mut out = outbox(0);
-        let (built, ended) =
-            out.write(Traffic::Answers, true, 4, 3, &mut Responses::new(&[], &[0, 0]), &Counters::default());
+        let (built, ended) = out.write(
+            Traffic::Answers,
+            true,
+            4,
+            3,
+            &mut Responses::new(&[], &[0, 0]),
+            Instant::ZERO,
+            &Counters::default(),
+        );
         assert_eq!(built.frames, 2);
         assert!(matches!(ended, Ended::Source(())));
         assert_eq!((out.answers.frames.len(), out.requests.frames.len(), out.ip_id), (4, 2, 2));
@@ -349,6 +366,7 @@ mod tests {
             4,
             1,
             &mut Responses::new(&[], &[0, 0]),
+            Instant::ZERO,
             &Counters::default(),
         );
         assert_eq!(built.frames, 1);

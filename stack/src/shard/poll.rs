@@ -32,7 +32,7 @@ impl Shard {
         let tx = tx + self.finish();
         // What the next turn begins with; a program that turns the shard itself has something to do before.
         self.receive_early();
-        Turn::new(rx, tx + self.env.outbox.take_in_place(), self.has_more())
+        Turn::new(rx, tx + self.env.outbox.take_sent_early(), self.has_more())
     }
 
     /// With few queue pairs: what was posted since the last turn goes first. Nothing that arrives could make it go sooner.

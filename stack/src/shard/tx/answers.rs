@@ -165,8 +165,15 @@ impl Env {
             let in_place = qp.long_answers && route == Route::Known;
             let waiting = qp.responder.waiting().clamp(1, budget);
             let mut source = Answers { qp: &mut *qp, keys: &self.shared.mrs, ack: None, fatal: None };
-            let (built, ended) =
-                self.outbox.write(Traffic::Answers, in_place, budget, waiting, &mut source, &self.counters);
+            let (built, ended) = self.outbox.write(
+                Traffic::Answers,
+                in_place,
+                budget,
+                waiting,
+                &mut source,
+                self.now,
+                &self.counters,
+            );
             let (ack, fatal) = (source.ack, source.fatal);
             self.count_answers(qp, &built, ack);
             if route == Route::Inside {

@@ -230,8 +230,15 @@ impl Env {
             let waiting = (qp.requester.waiting(self.now, &qp.sq) as usize).clamp(1, budget);
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
             let mut source = Requests { qp: &mut *qp, memory, now: self.now, again: 0 };
-            let (built, ended) =
-                self.outbox.write(Traffic::Requests, in_place, budget, waiting, &mut source, &self.counters);
+            let (built, ended) = self.outbox.write(
+                Traffic::Requests,
+                in_place,
+                budget,
+                waiting,
+                &mut source,
+                self.now,
+                &self.counters,
+            );
             let again = source.again;
             self.count_requests(qp, &built, again);
             if route == Route::Inside {
