@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 /// One measurement. Field names are the interface for scripts: they are added to, never renamed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// `send`, `write`, `read`, `fetch_add`, `cmp_swap`, `raw`, or `pingpong`.
+    /// `send`, `write`, `read`, `fetch_add`, `cmp_swap`, `raw`, or `pingpong`; of `roce-nvmf-perf` `nvme_read`, `nvme_write`, or
+    /// `nvme_mixed`.
     pub op: &'static str,
     /// `bw`, `lat` or `rate`.
     pub mode: &'static str,

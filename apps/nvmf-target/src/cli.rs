@@ -139,6 +139,7 @@ Examples:
   roce-nvmf-perf run
   roce-nvmf-perf run --queues 1 --depth 1
   roce-nvmf-perf run --size 128k --read 70 --verify
+  roce-nvmf-perf overhead
   roce-nvmf-perf run --port tap:roce1 --ip 192.168.9.2/24 --nqn nqn.2024-01.org.example:disks 192.168.9.1";
 
 /// An NVMe over Fabrics host that measures a target
@@ -159,6 +160,8 @@ pub enum PerfCommand {
     Identify(ReachArgs),
     /// Put a load on a namespace
     Run(RunArgs),
+    /// Measure what NVMe adds to RDMA, in this process alone
+    Overhead(OverheadArgs),
 }
 
 /// Which target.
@@ -218,6 +221,23 @@ pub struct RunArgs {
     /// Let the target fetch the data of every write, short ones too
     #[arg(long)]
     pub no_in_capsule: bool,
+    /// Write the figures to a file, as `roce-perf --json` does
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Options of `roce-nvmf-perf overhead`.
+#[derive(Args, Clone, Debug)]
+pub struct OverheadArgs {
+    /// Rounds with NVMe and as many without, in turn; the figures are medians
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10000))]
+    pub rounds: u32,
+    /// Commands of a round
+    #[arg(long, value_name = "N", default_value_t = 20000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub commands: u64,
+    /// Write the figures to a file, as `roce-perf --json` does
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
 }
 
 fn target(text: &str) -> Result<SocketAddr, String> {

@@ -1,9 +1,9 @@
 //! An NVMe over Fabrics target over RDMA, and a host for tests and figures.
 //!
 //! [`target`] binds the controllers of the `nvmf` library to queue pairs: it accepts connections, moves data, and asks the
-//! storage ([`store`]). [`control`] changes it while it runs. [`host`] is the other end: it connects, identifies, reads and writes, and [`perf`] puts a load on a
-//! namespace. [`config`] reads what a target offers from a file; [`program`], [`manage`] and [`cli`] are `roce-nvmf` and
-//! `roce-nvmf-perf`.
+//! storage ([`store`]). [`control`] changes it while it runs. [`host`] is the other end: it connects, identifies, reads and
+//! writes, and [`perf`] puts a load on a namespace; [`overhead`] measures what NVMe adds to RDMA. [`config`] reads what a target
+//! offers from a file; [`program`], [`manage`] and [`cli`] are `roce-nvmf` and `roce-nvmf-perf`.
 
 #![deny(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod config;
 pub mod control;
 pub mod host;
 pub mod manage;
+pub mod overhead;
 pub mod perf;
 pub mod program;
 pub mod store;

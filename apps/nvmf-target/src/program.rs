@@ -4,17 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use apps::error::{AppError, Result};
+use apps::json::{JsonFile, Row};
 use apps::rig::{Rig, Side};
 use apps::{out, report, stop};
 use nvmf::Nqn;
 use nvmf::wire::discovery::Record;
 use verbs::Drive;
 
-use crate::cli::{ReachArgs, RunArgs, ServeArgs};
-use crate::config::{self, Offer, OfferedNamespace, OfferedSubsystem, Storage};
+use crate::cli::{DEFAULT_SUBSYSTEM, OverheadArgs, ReachArgs, RunArgs, ServeArgs};
+use crate::config::{self, Offer};
 use crate::control::{self, Control, ControlSocket};
 use crate::host::{Controller, Host, HostError, Options};
-use crate::perf::{self, Load, PerfError};
+use crate::overhead;
+use crate::perf::{self, Load, PerfError, Report};
 use crate::target::{Config, Core, Meters};
 
 macro_rules! say {
@@ -63,22 +65,7 @@ fn memory(args: &ServeArgs, bytes: u64) -> Result<Offer> {
             "--memory {bytes}: it has blocks of {block} bytes, at least one"
         )));
     }
-    let namespace = OfferedNamespace {
-        nsid: 1,
-        storage: Storage::Memory(bytes),
-        block: args.block,
-        uuid: None,
-        read_only: false,
-        span: 0..0,
-    };
-    let subsystem = OfferedSubsystem {
-        nqn: args.nqn.clone(),
-        serial: None,
-        hosts: None,
-        namespaces: vec![namespace],
-        span: 0..0,
-    };
-    Ok(Offer { subsystems: vec![subsystem], ..Offer::default() })
+    Ok(Offer::of_memory(&args.nqn, bytes, args.block))
 }
 
 /// `roce-nvmf serve`.
@@ -233,6 +220,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
         span: args.span.unwrap_or(0),
         in_capsule: !args.no_in_capsule,
     };
+    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     with_host(&args.reach, |host| {
         let options = Options { queues: args.queues, ..Options::default() };
         let mut controller = Controller::connect(host, args.reach.target, &args.reach.nqn, options)?;
@@ -254,6 +242,69 @@ pub fn run(args: &RunArgs) -> Result<()> {
         if load.verify {
             say!("{} reads were checked", report.checked)?;
         }
+        if let Some(json) = &json {
+            json.write(&[row(args, &report)])?;
+        }
         Ok(controller.shutdown(host)?)
     })
+}
+
+/// `roce-nvmf-perf overhead`.
+///
+/// # Errors
+/// If a device, a connection or a command fails.
+pub fn overhead(args: &OverheadArgs) -> Result<()> {
+    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    let nqn = DEFAULT_SUBSYSTEM.parse().expect("it is an NQN");
+    let out = overhead::measure(&nqn, args.rounds as usize, args.commands)?;
+    say!(
+        "a command, both ends: {:.0} ns; the same bytes by SEND, RDMA WRITE and SEND: {:.0} ns; added by NVMe: {:.0} ns",
+        out.nvme_ns,
+        out.bare_ns,
+        out.added_ns
+    )?;
+    if let Some(json) = &json {
+        let row = Row {
+            op: "nvme_read",
+            mode: "cost",
+            size: overhead::SIZE as u64,
+            qps: Some(1),
+            port: "pair".into(),
+            p50_ns: Some(out.nvme_ns as u64),
+            limit: Some(out.bare_ns),
+            limit_kind: Some("ns"),
+            messages: args.commands * u64::from(args.rounds),
+            ..Row::default()
+        };
+        json.write(&[row])?;
+    }
+    Ok(())
+}
+
+/// What `run` measured, for programs.
+fn row(args: &RunArgs, report: &Report) -> Row {
+    let quantile = |q| Some(report.latency.value_at_quantile(q));
+    Row {
+        op: match args.read {
+            100 => "nvme_read",
+            0 => "nvme_write",
+            _ => "nvme_mixed",
+        },
+        mode: if args.depth == 1 { "lat" } else { "rate" },
+        size: args.size,
+        qps: Some(args.queues.into()),
+        port: args.reach.device.port.to_string(),
+        msgs_per_s: Some(report.iops()),
+        gbit_per_s: Some(report.gbit_per_s()),
+        min_ns: Some(report.latency.min()),
+        p50_ns: quantile(0.5),
+        p99_ns: quantile(0.99),
+        p999_ns: quantile(0.999),
+        max_ns: Some(report.latency.max()),
+        latency: Some("round_trip"),
+        messages: report.commands,
+        in_flight: Some(u64::from(args.queues) * u64::from(args.depth)),
+        verified: args.verify,
+        ..Row::default()
+    }
 }

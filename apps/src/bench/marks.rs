@@ -48,6 +48,8 @@ enum Of {
     P999,
     /// (p50 - p50 of raw frames) / 2.
     Added,
+    /// p50 - limit.
+    Above,
     /// The rate, in parts of that of the measurement's first part.
     Share,
 }
@@ -89,7 +91,7 @@ const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
 const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
 
 #[rustfmt::skip]
-const MARKS: [Mark; 21] = [
+const MARKS: [Mark; 26] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -105,6 +107,11 @@ const MARKS: [Mark; 21] = [
     mark("added a packet a side",          ("lat", "send"), (Of::Added, Unit::Ns), (250.0, 150.0),  Slow::Nothing),
     mark("SEND 64 B, 16 queue pairs, through ethdev",  ("ethdev", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
     mark("WRITE 64 KiB, MTU 4096, through ethdev",     ("ethdev", "write"), GBIT, (0.0, 0.0), Slow::Nothing),
+    mark("NVMe 4 KiB random read, 4 queues, 32 deep",  ("nvme4k", "nvme_read"),   RATE, (1e6, 1.37e6), Slow::Nothing),
+    mark("NVMe 4 KiB random write, 4 queues, 32 deep", ("nvme4k", "nvme_write"),  RATE, (0.8e6, 1.2e6), Slow::Nothing),
+    mark("NVMe 128 KiB random read",                   ("nvme128k", "nvme_read"), GBIT, (80.0, 110.0),  Slow::Nothing),
+    mark("NVMe 4 KiB random read, alone, p50",         ("nvme1", "nvme_read"), (Of::P50, Unit::Ns), (4000.0, 2500.0), Slow::Nothing),
+    mark("NVMe adds to SEND, WRITE, SEND of 4 KiB",    ("nvme-overhead", "nvme_read"), (Of::Above, Unit::Ns), (300.0, 150.0), Slow::Same),
     mark("SEND 64 B, 100 queue pairs at random",       ("qps100", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
     mark("100 000 queue pairs against 100",            ("qps100k", "send"), (Of::Share, Unit::Part), (0.6, 0.8), Slow::Same),
     mark("SEND 64 B, 100 queue pairs, 16 a visit",     ("qps100x16", "send"), RATE, (0.0, 0.0), Slow::Nothing),
@@ -156,6 +163,7 @@ impl Mark {
             Of::P50 => row.num("p50_ns"),
             Of::P999 => row.num("p999_ns"),
             Of::Added => row.num("added_ns"),
+            Of::Above => Some(row.num("p50_ns")? - row.num("limit")?),
             Of::Share => row.num("of_first"),
         }
     }

@@ -1,4 +1,4 @@
-//! `roce-perf` as two processes, one core each, over shared memory.
+//! `roce-perf`, or `roce-nvmf` and `roce-nvmf-perf`, as two processes, one core each, over shared memory.
 
 use super::child::{self, Guard};
 use super::cores::CORES;
@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time of a part: a hundred thousand queue pairs take a while to connect.
 const PATIENCE: Duration = Duration::from_secs(180);
+/// Memory of the namespace of the target.
+const NAMESPACE: &str = "1g";
 /// Longest time until a server has opened its port.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -48,11 +50,23 @@ impl Server {
         let _ = std::fs::remove_file(self.ethdev_socket());
         self.oob = child::free_port()?;
         self.link = link;
-        let mut command = Command::new(&self.perf);
-        command.args(["server", "--bind", "127.0.0.1", "--cores", &CORES[0].to_string()]);
-        command.args(["--oob-port", &self.oob.to_string()]);
-        command.args(["--port", &self.port("server")]);
+        let mut command = match link {
+            Link::Nvme => {
+                let mut target = Command::new(self.perf.with_file_name("roce-nvmf"));
+                target.args(["serve", "--memory", NAMESPACE]);
+                target
+            }
+            Link::Memif | Link::Ethdev | Link::Inside => {
+                let mut server = Command::new(&self.perf);
+                server.args(["server", "--bind", "127.0.0.1", "--oob-port", &self.oob.to_string()]);
+                server
+            }
+        };
+        command.args(["--cores", &CORES[0].to_string(), "--port", &self.port("server")]);
         self.server = Some(Guard::quiet(&command)?);
+        if link == Link::Nvme {
+            return self.wait_for_target();
+        }
         // DPDK's driver tries to connect once, when its device starts.
         let end = Instant::now() + START_PATIENCE;
         while link == Link::Ethdev && !self.ethdev_socket().exists() {
@@ -67,6 +81,22 @@ impl Server {
         Ok(())
     }
 
+    /// Waits until the target takes connections.
+    fn wait_for_target(&self) -> Result<()> {
+        let end = Instant::now() + START_PATIENCE;
+        loop {
+            stop::check()?;
+            let mut command = Command::new(self.perf.with_file_name("roce-nvmf-perf"));
+            command.args(["discover", "--port", &self.port("client")]);
+            match child::output(&command, START_PATIENCE) {
+                Ok(_) => return Ok(()),
+                Err(AppError::Interrupted) => return Err(AppError::Interrupted),
+                Err(e) if Instant::now() >= end => return Err(e),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+
     fn ethdev_socket(&self) -> PathBuf {
         self.dir.join("ethdev")
     }
@@ -76,17 +106,23 @@ impl Server {
     /// # Errors
     /// The error of `roce-perf`.
     pub fn measure(&mut self, part: &Part) -> Result<Vec<Row>> {
-        if part.link != self.link {
+        if part.link != self.link && part.link != Link::Inside {
             self.restart(part.link)?;
         }
         let json = self.dir.join("rows.json");
-        let mut command = Command::new(&self.perf);
-        if part.raw {
-            command.arg("raw");
+        let mut command = match part.link {
+            Link::Nvme | Link::Inside => Command::new(self.perf.with_file_name("roce-nvmf-perf")),
+            Link::Memif | Link::Ethdev => {
+                let mut client = Command::new(&self.perf);
+                client.args(part.raw.then_some("raw"));
+                client.args(["client", "127.0.0.1", "--oob-port", &self.oob.to_string()]);
+                client
+            }
+        };
+        command.args(&part.args).arg("--json").arg(&json);
+        if part.link != Link::Inside {
+            command.args(["--cores", &CORES[1].to_string(), "--port", &self.port("client")]);
         }
-        command.args(["client", "127.0.0.1", "--cores", &CORES[1].to_string()]);
-        command.args(["--oob-port", &self.oob.to_string()]);
-        command.args(["--port", &self.port("client"), "--json"]).arg(&json).args(&part.args);
         child::output(&command, PATIENCE)?;
         let text = std::fs::read_to_string(&json)
             .map_err(|e| AppError::Setup(format!("{}: {e}", json.display())))?;
@@ -96,7 +132,7 @@ impl Server {
 
     fn port(&self, role: &str) -> String {
         match self.link {
-            Link::Memif => format!("memif:{}", self.dir.join("memif").display()),
+            Link::Memif | Link::Nvme | Link::Inside => format!("memif:{}", self.dir.join("memif").display()),
             // Buffers of the default size do not hold a packet of path MTU 4096.
             Link::Ethdev => {
                 let socket = self.ethdev_socket();

@@ -1,4 +1,4 @@
-//! The parts of a run, each one call of `roce-perf client`.
+//! The parts of a run, each one call of `roce-perf client` or `roce-nvmf-perf run`.
 
 use std::time::Duration;
 
@@ -10,6 +10,10 @@ pub enum Link {
     Memif,
     /// DPDK's memif driver, through ethdev.
     Ethdev,
+    /// Memif, and at its other end `roce-nvmf` with a namespace in memory.
+    Nvme,
+    /// None: one process has both ends.
+    Inside,
 }
 
 /// A part of a run.
@@ -19,7 +23,7 @@ pub struct Part {
     pub name: &'static str,
     /// Its title in progress messages.
     pub title: String,
-    /// Options of `roce-perf client`, or of `roce-perf raw client`.
+    /// Options of `roce-perf client` or of `roce-perf raw client`; the subcommand and options of `roce-nvmf-perf`.
     pub args: Vec<String>,
     /// Whether it is of bare frames.
     pub raw: bool,
@@ -64,6 +68,31 @@ pub fn look(time: Duration) -> Part {
     raw(STATE, "the bare port", "--mode lat --size 128", (time / 7).max(Duration::from_millis(50)))
 }
 
+/// Parts with NVMe over Fabrics.
+fn nvme(time: Duration) -> Vec<Vec<Part>> {
+    let part = |name, title: &str, line: &str| {
+        let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
+        args.insert(0, "run".into());
+        args.extend(["--time".into(), ms(time)]);
+        Part { name, title: format!("NVMe over Fabrics, {title}"), args, raw: false, link: Link::Nvme }
+    };
+    vec![
+        vec![
+            part("nvme4k", "4 KiB random read", "--queues 4 --depth 32 --size 4k --read 100"),
+            part("nvme4k", "4 KiB random write", "--queues 4 --depth 32 --size 4k --read 0"),
+        ],
+        vec![part("nvme128k", "128 KiB random read", "--queues 4 --depth 8 --size 128k --read 100")],
+        vec![part("nvme1", "4 KiB random read, alone", "--queues 1 --depth 1 --size 4k --read 100")],
+        vec![Part {
+            name: "nvme-overhead",
+            title: "what NVMe over Fabrics adds to RDMA".into(),
+            args: vec!["overhead".into()],
+            raw: false,
+            link: Link::Inside,
+        }],
+    ]
+}
+
 /// A run: groups of parts that are measured between two checks of the machine's state, as short as their ratios and curves
 /// allow; `time` is that of one measurement, a third of it for a point of a curve.
 pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
@@ -90,6 +119,7 @@ pub fn run(time: Duration, scale: bool) -> Vec<Vec<Part>> {
         let part = limited(part("ethdev", &title, &format!("--op {op} {line}"), time), time);
         groups.push(vec![Part { link: Link::Ethdev, ..part }]);
     }
+    groups.extend(nvme(time));
     if scale {
         let visits = [
             [("qps100", "100 queue pairs"), ("qps100k", "100 000 queue pairs")],
@@ -130,7 +160,8 @@ mod tests {
     #[test]
     fn roce_perf_takes_every_part_but_those_of_scale() {
         let time = Duration::from_millis(700);
-        for part in run(time, false).into_iter().flatten().chain([look(time)]) {
+        let ours = |part: &Part| !matches!(part.link, Link::Nvme | Link::Inside);
+        for part in run(time, false).into_iter().flatten().filter(ours).chain([look(time)]) {
             let mut line = vec!["roce-perf".to_string()];
             line.extend(part.raw.then(|| "raw".into()));
             line.extend(["client".into(), "localhost".into()]);

@@ -128,20 +128,19 @@ impl Outbox {
         }
     }
 
-    /// Writes packets of a source: with `in_place` up to `most` in the port's own memory, if it has some and takes all frames
-    /// that wait, which leave before; else up to `next` in frames, behind those that wait.
+    /// Writes packets of a source: up to `in_place` in the port's own memory, if it has some and takes all frames that wait, which
+    /// leave before; else up to `next` in frames, behind those that wait.
     #[inline(always)]
     pub fn write<S: Source>(
         &mut self,
         traffic: Traffic,
-        in_place: bool,
-        most: usize,
+        in_place: Option<usize>,
         next: usize,
         source: &mut S,
         now: Instant,
         counters: &Counters,
     ) -> (Built, Ended<S::End>) {
-        if in_place
+        if let Some(most) = in_place
             && self.is_flushed(now, counters)
             && let Some(written) = self.write_in_place(most, source, counters)
         {
@@ -349,8 +348,7 @@ mod tests {
         let mut out = outbox(0);
         let (built, ended) = out.write(
             Traffic::Answers,
-            true,
-            4,
+            Some(4),
             3,
             &mut Responses::new(&[], &[0, 0]),
             Instant::ZERO,
@@ -362,8 +360,7 @@ mod tests {
         assert!(out.spare.is_some());
         let (built, ended) = out.write(
             Traffic::Requests,
-            false,
-            4,
+            None,
             1,
             &mut Responses::new(&[], &[0, 0]),
             Instant::ZERO,

@@ -14,6 +14,7 @@ fn main() -> ExitCode {
         PerfCommand::Discover(args) => program::discover(args),
         PerfCommand::Identify(args) => program::identify(args),
         PerfCommand::Run(args) => program::run(args),
+        PerfCommand::Overhead(args) => program::overhead(args),
     });
     error::finish("roce-nvmf-perf", result)
 }

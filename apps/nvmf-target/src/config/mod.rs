@@ -37,6 +37,23 @@ pub struct Offer {
     pub subsystems: Vec<OfferedSubsystem>,
 }
 
+impl Offer {
+    /// One subsystem with a namespace of `bytes` bytes of memory.
+    pub fn of_memory(nqn: &Nqn, bytes: u64, block: u32) -> Self {
+        let storage = Storage::Memory(bytes);
+        let namespace =
+            OfferedNamespace { nsid: 1, storage, block, uuid: None, read_only: false, span: 0..0 };
+        let subsystem = OfferedSubsystem {
+            nqn: nqn.clone(),
+            serial: None,
+            hosts: None,
+            namespaces: vec![namespace],
+            span: 0..0,
+        };
+        Self { subsystems: vec![subsystem], ..Self::default() }
+    }
+}
+
 /// A subsystem.
 #[derive(Clone, Debug)]
 pub struct OfferedSubsystem {

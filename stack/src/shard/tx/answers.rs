@@ -162,18 +162,11 @@ impl Env {
         }
         while budget > 0 && qp.responder.has_answer() {
             let (route, peer_shard) = (qp.route, qp.peer_shard);
-            let in_place = qp.long_answers && route == Route::Known;
+            let in_place = (qp.long_answers && route == Route::Known).then_some(budget);
             let waiting = qp.responder.waiting().clamp(1, budget);
             let mut source = Answers { qp: &mut *qp, keys: &self.shared.mrs, ack: None, fatal: None };
-            let (built, ended) = self.outbox.write(
-                Traffic::Answers,
-                in_place,
-                budget,
-                waiting,
-                &mut source,
-                self.now,
-                &self.counters,
-            );
+            let (built, ended) =
+                self.outbox.write(Traffic::Answers, in_place, waiting, &mut source, self.now, &self.counters);
             let (ack, fatal) = (source.ack, source.fatal);
             self.count_answers(qp, &built, ack);
             if route == Route::Inside {

@@ -226,14 +226,13 @@ impl Env {
         let mut budget = QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity());
         while budget > 0 {
             let (route, peer_shard) = (qp.route, qp.peer_shard);
-            let in_place = qp.long && route == Route::Known;
+            let in_place = (qp.long && route == Route::Known).then_some(budget);
             let waiting = (qp.requester.waiting(self.now, &qp.sq) as usize).clamp(1, budget);
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
             let mut source = Requests { qp: &mut *qp, memory, now: self.now, again: 0 };
             let (built, ended) = self.outbox.write(
                 Traffic::Requests,
                 in_place,
-                budget,
                 waiting,
                 &mut source,
                 self.now,

@@ -1,0 +1,284 @@
+//! What the NVMe layer adds to a command: reads through a target and a host, against the same bytes moved by SEND, RDMA WRITE
+//! and SEND alone. Both ends of both are on one thread, so a figure is the processor time of both ends, and rounds alternate,
+//! so a busy machine slows both.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nvmf::Nqn;
+use nvmf::wire::{Cqe, Sgl, Sqe};
+use verbs::port::{self, Port, fault::rng::Rng};
+use verbs::{
+    Access, Context, Cq, CqPoller, DeviceConfig, Drive, Mr, Pd, Qp, QpCap, QpInitAttr, RcOptions, Reactor,
+    RecvQueue, RecvWr, SendQueue, SendWr, Sge, VerbsError, Wc, WcOpcode,
+};
+
+use crate::config::{self, Offer};
+use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, Options};
+use crate::perf::PerfError;
+use crate::target::{Config, Core};
+
+/// Bytes of a command.
+pub const SIZE: usize = 4096;
+/// Bytes of a block.
+const BLOCK: u32 = 512;
+/// Commands under way.
+const DEPTH: usize = 32;
+/// Bytes that commands read from, at random: more than a core's caches hold.
+const SPAN: usize = 64 << 20;
+/// How long a round may make no progress.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What was measured: medians of the rounds, in nanoseconds a command, of both ends together.
+#[derive(Clone, Copy, Debug)]
+pub struct Overhead {
+    /// A read through the target and the host.
+    pub nvme_ns: f64,
+    /// The same bytes without them.
+    pub bare_ns: f64,
+    /// The median of the rounds' differences.
+    pub added_ns: f64,
+}
+
+/// Measures `rounds` times `commands` commands of each kind.
+///
+/// # Errors
+/// If a device, a connection or a command fails.
+pub fn measure(nqn: &Nqn, rounds: usize, commands: u64) -> Result<Overhead, PerfError> {
+    let (a, b) = port::pair(1);
+    let (target, host) = (device(a, 1)?, device(b, 2)?);
+    let pd = Arc::new(target.alloc_pd()?);
+    let at = SocketAddr::new(address(1), 4420);
+    let built = config::build(&Offer::of_memory(nqn, SPAN as u64, BLOCK), at.ip(), &pd)
+        .map_err(|e| PerfError::Load(e.what))?;
+    let mut core = Core::new(&target, Arc::clone(&pd), built.target, built.stores, Config::default())?;
+    let at = core.listen(1, at)?;
+    let mut host = Host::new(&host, &Drive::Embedded, nqn.clone(), [1; 16])?;
+    let mut nvme = Nvme::connect(core, &mut host, at, nqn)?;
+    let mut bare = Bare::connect()?;
+    // The first round of each warms up.
+    nvme.round(&mut host, commands)?;
+    bare.round(commands)?;
+    let mut each = Vec::new();
+    for _ in 0..rounds {
+        each.push((nvme.round(&mut host, commands)?, bare.round(commands)?));
+    }
+    let median = |of: fn(&(f64, f64)) -> f64| {
+        let mut all: Vec<f64> = each.iter().map(of).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    };
+    Ok(Overhead { nvme_ns: median(|r| r.0), bare_ns: median(|r| r.1), added_ns: median(|r| r.0 - r.1) })
+}
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 77, 0, last))
+}
+fn device(port: Box<dyn Port>, last: u8) -> Result<Context, VerbsError> {
+    let addrs = vec![(address(last), 24)];
+    Context::open(DeviceConfig { addrs, drive: Drive::Embedded, ..DeviceConfig::new(port) })
+}
+
+/// Does `step` until it has done `commands`; returns the nanoseconds of one.
+fn time(commands: u64, mut step: impl FnMut() -> Result<u64, PerfError>) -> Result<f64, PerfError> {
+    let start = Instant::now();
+    let (mut done, mut progress) = (0, start);
+    while done < commands {
+        match step()? {
+            0 if progress.elapsed() > PATIENCE => return Err(PerfError::Stuck),
+            0 => {}
+            n => {
+                done += n;
+                progress = Instant::now();
+            }
+        }
+    }
+    Ok(start.elapsed().as_nanos() as f64 / commands as f64)
+}
+
+/// A target, and a host with a queue.
+struct Nvme<'c> {
+    core: Core<'c>,
+    queue: HostQueue,
+    /// Keeps the association.
+    _controller: Controller,
+    mr: Mr,
+    rng: Rng,
+}
+
+impl<'c> Nvme<'c> {
+    fn connect(
+        mut core: Core<'c>,
+        host: &mut Host<'_>,
+        at: SocketAddr,
+        nqn: &Nqn,
+    ) -> Result<Self, PerfError> {
+        let ready = AtomicBool::new(false);
+        // Connecting waits: the target turns on a thread of its own meanwhile.
+        let (controller, queue) = std::thread::scope(|scope| {
+            let turning = scope.spawn(|| core.run(|| ready.load(Ordering::Relaxed)));
+            let connected = (|| {
+                let mut controller = Controller::connect(host, at, nqn, Options::default())?;
+                let queue = controller.io_queue(host, 1, DEPTH as u16 + 1)?;
+                Ok::<_, HostError>((controller, queue))
+            })();
+            ready.store(true, Ordering::Relaxed);
+            turning.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            Ok::<_, PerfError>(connected?)
+        })?;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = host.pd().reg_mr(DEPTH * SIZE, rights)?;
+        Ok(Self { core, queue, _controller: controller, mr, rng: Rng::new(0) })
+    }
+
+    fn round(&mut self, host: &mut Host<'_>, commands: u64) -> Result<f64, PerfError> {
+        let Self { core, queue, mr, rng, .. } = self;
+        time(commands, || {
+            while let Some(cid) = queue.next_cid() {
+                let at = cid as usize * SIZE;
+                let lba = rng.below((SPAN / SIZE) as u64) * SIZE as u64 / u64::from(BLOCK);
+                let to = Sgl::keyed(mr.iova() + at as u64, SIZE as u32, mr.rkey(), false);
+                queue.submit(&Io::new(1, lba, SIZE as u32 / BLOCK).read(to), Data::Elsewhere)?;
+            }
+            host.turn();
+            core.turn()?;
+            let mut failed = 0;
+            let n = queue.poll(|cqe| failed |= cqe.status.get() >> 1)?;
+            if failed == 0 { Ok(n as u64) } else { Err(PerfError::Status(failed)) }
+        })
+    }
+}
+
+/// An end of a bare connection.
+struct End {
+    reactor: Reactor,
+    sq: SendQueue,
+    rq: RecvQueue,
+    poller: CqPoller,
+    /// Where messages arrive, a slot each; and where blocks are read from, or go.
+    messages: Mr,
+    slots: Vec<[Sge; 1]>,
+    blocks: Mr,
+    done: Vec<Wc>,
+    // Last: handles are dropped before what they are of.
+    qp: Qp,
+    _cq: Cq,
+    _pd: Pd,
+    _context: Context,
+}
+
+impl End {
+    fn new(context: Context, blocks: usize) -> Result<Self, VerbsError> {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(1024)?;
+        let cap = QpCap {
+            max_send_wr: 8 * DEPTH as u32,
+            max_recv_wr: 2 * DEPTH as u32,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: Sqe::LEN as u32,
+        };
+        let qp = pd.create_qp(&QpInitAttr::rc(&cq, &cq).cap(cap))?;
+        let messages = pd.reg_mr(2 * DEPTH * Sqe::LEN, Access::LOCAL_WRITE)?;
+        let slot = |n: usize| Ok([messages.sge(n * Sqe::LEN..(n + 1) * Sqe::LEN)?]);
+        let slots = (0..2 * DEPTH).map(slot).collect::<Result<Vec<_>, VerbsError>>()?;
+        qp.init_rc(&RcOptions::default())?;
+        qp.post_recv(slots.iter().zip(0..).map(|(slot, n)| RecvWr::new(n, slot)))?;
+        let blocks = pd.reg_mr(blocks, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let (reactor, poller) = (context.reactor(0)?, cq.poller()?);
+        let (sq, rq) = qp.split()?;
+        let done = vec![Wc::default(); 64];
+        let (_cq, _pd, _context) = (cq, pd, context);
+        Ok(Self { reactor, sq, rq, poller, messages, slots, blocks, done, qp, _cq, _pd, _context })
+    }
+
+    /// Turns, and takes what has come: `each` gets the send queue, the blocks, and the message's bytes.
+    fn turn(
+        &mut self,
+        mut each: impl FnMut(&mut SendQueue, &Mr, [u8; Sqe::LEN]) -> Result<(), PerfError>,
+    ) -> Result<u64, PerfError> {
+        self.reactor.poll_once();
+        let n = self.poller.poll(&mut self.done)?;
+        let mut came = 0;
+        for wc in &self.done[..n] {
+            if !wc.is_ok() {
+                return Err(HostError::Connection(wc.status).into());
+            }
+            if wc.opcode != WcOpcode::Recv {
+                continue;
+            }
+            let slot = wc.wr_id as usize;
+            let mut message = [0; Sqe::LEN];
+            self.messages.read(slot * Sqe::LEN, &mut message)?;
+            self.rq.post_recv([RecvWr::new(wc.wr_id, &self.slots[slot])]).map_err(HostError::from)?;
+            each(&mut self.sq, &self.blocks, message)?;
+            came += 1;
+        }
+        Ok(came)
+    }
+}
+
+/// A connection that moves the bytes of the same commands: a SEND of a command's length, an RDMA WRITE of the block, a SEND of
+/// a response's length.
+struct Bare {
+    target: End,
+    host: End,
+    under_way: usize,
+    rng: Rng,
+}
+
+impl Bare {
+    fn connect() -> Result<Self, PerfError> {
+        let (a, b) = port::pair(1);
+        let (target, host) = (End::new(device(a, 1)?, SPAN)?, End::new(device(b, 2)?, DEPTH * SIZE)?);
+        let options = RcOptions::default();
+        target.qp.connect_rc(&host.qp.endpoint(options.sgid_index)?, &options)?;
+        host.qp.connect_rc(&target.qp.endpoint(options.sgid_index)?, &options)?;
+        Ok(Self { target, host, under_way: 0, rng: Rng::new(0) })
+    }
+
+    fn round(&mut self, commands: u64) -> Result<f64, PerfError> {
+        let Self { target, host, under_way, rng } = self;
+        let (to, key) = (host.blocks.iova(), host.blocks.rkey());
+        time(commands, || {
+            while *under_way < DEPTH {
+                // As a command does, the message says where the block is and where it goes.
+                let mut command = [0; Sqe::LEN];
+                let block = rng.below((SPAN / SIZE) as u64);
+                command[..8].copy_from_slice(&block.to_ne_bytes());
+                command[8..16].copy_from_slice(&(*under_way as u64).to_ne_bytes());
+                host.sq.post_send([SendWr::send(0, &[]).inline(&command)]).map_err(HostError::from)?;
+                *under_way += 1;
+            }
+            let n = host.turn(|_, _, _| Ok(()))?;
+            target.turn(|sq, blocks, command| {
+                let [block, slot] = [0, 8].map(|at| number(&command, at) as usize);
+                let data = [blocks.sge(block * SIZE..(block + 1) * SIZE)?];
+                let write = SendWr::write(0, &data, to + (slot * SIZE) as u64, key);
+                let response = SendWr::send(0, &[]).inline(&command[..size_of::<Cqe>()]);
+                Ok(sq.post_send([write, response]).map_err(HostError::from)?)
+            })?;
+            *under_way -= n as usize;
+            Ok(n)
+        })
+    }
+}
+
+fn number(message: &[u8; Sqe::LEN], at: usize) -> u64 {
+    u64::from_ne_bytes(message[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: all commands of both kinds succeed, and there are figures. How large they are is for benchmarks.
+    #[test]
+    fn both_kinds_are_measured() {
+        let nqn: Nqn = "nqn.2024-01.test.blocks:ram0".parse().unwrap();
+        let out = measure(&nqn, 3, 500).unwrap();
+        assert!(out.nvme_ns > 0.0 && out.bare_ns > 0.0 && out.added_ns.is_finite(), "{out:?}");
+    }
+}
