@@ -61,7 +61,7 @@ in_guest() { "$guest" exec -t 250 a ". /job/nvme; $1" >>"$run/theirs.log" 2>&1; 
 serve_disks() {
     rm -f "$run/a.vhost"
     [ "$link" = vhost ] || boot
-    "$bin/roce-nvmf" serve "$run/disks.toml" --port "$spec" --mac "$mac" --ip 10.99.0.10/24 "$@" >"$run/ours.log" 2>&1 &
+    "$bin/roce-nvmf" serve "$run/disks.toml" --port "$spec" --mac "$mac" --ip 10.99.0.10/24 --ip 192.168.9.1/24 "$@" >"$run/ours.log" 2>&1 &
     ours=$!
     until grep -q listening "$run/ours.log"; do
         kill -0 "$ours" 2>/dev/null || return
@@ -119,6 +119,12 @@ shows() {
         cell "dd, every byte compared, namespace $n" in_guest "connected; for size in 4096 32768 1048576; do
             same \$(disk $n) \$size; done"
     done
+    # Without a name of the host and an identifier: nvme takes those of the machine.
+    cell 'docs/storage-target.md, as it stands: nvme connect, mkfs.ext4, fstrim' in_guest "disconnect; mkdir -p /mnt
+        ip addr show dev eth0 | grep -q 192.168.9.2 || ip addr add 192.168.9.2/24 dev eth0
+        wait_for 'ping -c 1 -W 1 192.168.9.1 >/dev/null'
+        $(sed -n '/^```sh/,/^```/p' docs/storage-target.md | grep -E '^(modprobe nvme|nvme|mkfs|mount|fstrim|umount)' |
+            sed "s/^mkfs/wait_for '[ -b \/dev\/nvme0n1 ]'; &/")"
     cell 'nvme connect-all' in_guest 'disconnect; nvme connect-all $to; wait_for "[ -b \"\$(disk 1)\" ]"
         same $(disk 1) 65536; disconnect'
 }
@@ -240,6 +246,9 @@ nvmf() {
     on ipv4
     rm -f "$run/disk"
     cat >"$run/disks.toml" <<TEXT
+[[port]]
+address = "0.0.0.0:4420"
+
 [[subsystem]]
 nqn = "nqn.2024-01.org.example:disks"
 
