@@ -157,14 +157,7 @@ mod other {
         ///
         /// # Safety
         /// No value exists to call it with.
-        pub unsafe fn write(
-            &self,
-            _: *mut u8,
-            _: &[u8; Self::HEAD],
-            _: *const u8,
-            _: usize,
-            _: *const u8,
-        ) -> u32 {
+        pub unsafe fn write(&self, _: *mut u8, _: &[u8; Self::HEAD], _: *const u8, _: usize) -> u32 {
             match *self {}
         }
     }

@@ -248,11 +248,10 @@ pub(crate) unsafe fn copy_behind<L: Line, const LANES: usize>(
     to: *mut u8,
     from: *const u8,
     len: usize,
-    ahead: *const u8,
 ) -> u32 {
     debug_assert!(len >= (LANES - HEAD) * LINE, "as the caller says");
     // SAFETY: as the caller guarantees.
-    unsafe { pass::<L, LANES, true, true>(head, to, from, len, ahead) }
+    unsafe { pass::<L, LANES, true, true>(head, to, from, len, ptr::null()) }
 }
 
 /// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them.

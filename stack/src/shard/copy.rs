@@ -278,22 +278,12 @@ impl LongPacket {
         self.headers + self.payload.len() as usize + ICRC_LEN
     }
 
-    /// Where the lines of its payload begin that were not prefetched when it was laid out, if it is.
-    #[inline(always)]
-    pub fn ahead(&self) -> *const u8 {
-        match self.pass {
-            Some(_) => (self.payload.addr() as *const u8).wrapping_add(Self::FIRST_LINES * prefetch::LINE),
-            None => core::ptr::null(),
-        }
-    }
-
-    /// Writes its frame to the start of `buffer`, if one is laid out, and with `ahead` not null prefetches as many bytes from
-    /// there, which may be any address.
+    /// Writes its frame to the start of `buffer`, if one is laid out.
     ///
     /// # Panics
     /// If `buffer` is shorter than the frame.
     #[inline(always)]
-    pub fn write(&mut self, template: &Template, buffer: &mut [u8], ahead: *const u8) {
+    pub fn write(&mut self, template: &Template, buffer: &mut [u8]) {
         let Some(pass) = self.pass else { return };
         let frame = &mut buffer[..self.frame_len()];
         let first = &mut self.head[self.headers..];
@@ -305,7 +295,7 @@ impl LongPacket {
         // the rest is long enough.
         let icrc = unsafe {
             let rest = rest.open(len).expect("what may not be mapped is not laid out");
-            pass.write(frame.as_mut_ptr(), &self.head, rest, len, ahead)
+            pass.write(frame.as_mut_ptr(), &self.head, rest, len)
         };
         template.finish(frame, icrc);
     }
@@ -449,7 +439,7 @@ mod tests {
                     if let Some(pass) = pass {
                         assert_eq!(long.lay_out(pass, &template, &header, place), frame);
                     }
-                    long.write(&template, &mut whole, core::ptr::null());
+                    long.write(&template, &mut whole);
                     assert_eq!(whole != untouched, pass.is_some());
                     if pass.is_some() {
                         assert!(whole == steps, "{opcode:?}, {} bytes", header.payload_len);

@@ -5,8 +5,6 @@
 //! stamped with their ICRC a little later, when their bytes have left the store buffer. Many short packets of one kind are a
 //! source's own business: [`Source::run`].
 
-use core::ptr;
-
 use arrayvec::ArrayVec;
 
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
@@ -92,7 +90,7 @@ impl Draft<'_> {
         if let Some((pass, place)) = self.one_pass(template)? {
             let mut long = LongPacket::default();
             let len = long.lay_out(pass, template, &self.header, place);
-            long.write(template, buffer, ptr::null());
+            long.write(template, buffer);
             return Ok((len, true));
         }
         Ok((self.write_in_steps(template, buffer)?, false))
@@ -224,10 +222,8 @@ impl<S: Source> Build for InPlace<'_, S> {
     }
 
     fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        // The next one's payload comes into the cache while this one's is copied.
-        let ahead = self.long.get(i + 1).map_or(ptr::null(), LongPacket::ahead);
         if let Some(long) = self.long.get_mut(i) {
-            long.write(self.source.template(), buffer, ahead);
+            long.write(self.source.template(), buffer);
         }
     }
 }
