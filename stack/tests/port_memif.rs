@@ -95,6 +95,54 @@ fn the_client_may_start_again() {
     assert!(!path.exists(), "the socket goes with the server");
 }
 
+#[test]
+fn what_an_end_sent_before_it_left_is_received() {
+    // Goal: an end that sends and leaves loses nothing of that, though its peer sees first that it has left.
+    const FRAMES: u32 = 200;
+    for leaves in ["client", "server"] {
+        let path = socket(&format!("last-of-{leaves}"));
+        let spec = |role: &str| format!("memif:{},role={role}", path.display());
+        let (server, client) = (open(&spec("server"), 1), open(&spec("client"), 1));
+        let (stays, goes) = if leaves == "client" { (server, client) } else { (client, server) };
+        let (mut ours, mut theirs) = (stays.take_queue(0).unwrap(), goes.take_queue(0).unwrap());
+        let start = Instant::now();
+        while !stays.link_up() || !goes.link_up() {
+            assert!(start.elapsed() < PATIENCE, "there is no link");
+            stays.maintain();
+            goes.maintain();
+        }
+        let mut received = RxBurst::new();
+        assert_eq!(ours.rx_burst(&mut received), 0, "it has its rings");
+        for number in 0..FRAMES {
+            let mut frame = theirs.alloc().unwrap();
+            frame.fill(&number.to_ne_bytes().repeat(15));
+            let mut burst = TxBurst::new();
+            burst.push(frame);
+            assert_eq!(theirs.tx_burst(&mut burst), 1, "{leaves}: frame {number}");
+        }
+        drop((theirs, goes));
+        while stays.link_up() {
+            assert!(start.elapsed() < PATIENCE, "{leaves}: the link stays up without a peer");
+            stays.maintain();
+        }
+        for number in 0..FRAMES {
+            if received.is_empty() {
+                assert!(!matches!(ours.arm(), Armed::Down(..)), "{leaves}: sleeps before frame {number}");
+                assert!(ours.rx_burst(&mut received) > 0, "{leaves}: frame {number} is lost");
+            }
+            assert_eq!(
+                received.remove(0).data(),
+                number.to_ne_bytes().repeat(15),
+                "{leaves}: frame {number}"
+            );
+        }
+        assert!(received.is_empty());
+        assert_eq!(ours.rx_burst(&mut received), 0, "{leaves}: nothing comes twice");
+        drop((ours, stays));
+        let _ = std::fs::remove_file(&path);
+    }
+}
+
 /// Builds frames that carry their number in the sequence; number and kind are written when they are finished.
 #[derive(Default)]
 struct Numbered {

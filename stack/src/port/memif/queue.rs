@@ -33,7 +33,16 @@ pub struct MemifQueue {
     look_again: u32,
     waker: Option<Waker>,
     looked_at: Option<Instant>,
+    /// A peer that has left, until what it had sent is received.
+    left: Option<Left>,
     shared: Arc<Shared>,
+}
+
+/// The ends of a connection that is over.
+struct Left {
+    ends: Box<Ends>,
+    /// Slots that were filled when it was seen to be over. Whoever still has the memory may fill more: those are not received.
+    slots: u16,
 }
 
 /// Both ends in use.
@@ -62,7 +71,17 @@ impl Ends {
 impl MemifQueue {
     pub(super) fn new(shared: Arc<Shared>, index: usize) -> Self {
         let stock = Stock::new(shared.pool.clone());
-        Self { ends: None, number: 0, index, stock, look_again: 0, waker: None, looked_at: None, shared }
+        Self {
+            ends: None,
+            number: 0,
+            index,
+            stock,
+            look_again: 0,
+            waker: None,
+            looked_at: None,
+            left: None,
+            shared,
+        }
     }
 
     /// Takes the rings of a new connection, gives those of an old one up.
@@ -75,6 +94,14 @@ impl MemifQueue {
 
     #[cold]
     fn change(&mut self) {
+        // What a peer sent before it left comes first; until then the number stays, and this is called again.
+        if let Some(ends) = self.ends.take() {
+            let slots = ends.rx.unread();
+            self.left = (slots > 0).then_some(Left { ends, slots });
+        }
+        if self.left.is_some() {
+            return;
+        }
         let connection = self.shared.state.current();
         self.number = connection.as_ref().map_or(0, |connection| connection.number);
         self.look_again = 0;
@@ -82,6 +109,21 @@ impl MemifQueue {
         self.ends = connection
             .and_then(|connection| Ends::new(&connection, self.index, max_frame).ok())
             .map(Box::new);
+    }
+
+    /// Receives what a peer had sent before it left.
+    #[cold]
+    fn receive_from_left(&mut self, left: &mut Left, out: &mut RxBurst) -> usize {
+        let Ok(got) = left.ends.rx.burst(out, &mut self.stock) else {
+            left.slots = 0;
+            return 0;
+        };
+        let slots = left.slots.saturating_sub((got.frames + got.dropped) as u16);
+        left.slots = slots.min(left.ends.rx.unread());
+        let counters = &self.shared.counters[self.index];
+        counters.rx(got.frames, got.bytes);
+        counters.rx_dropped.add(got.dropped as u64);
+        got.frames
     }
 
     /// Nothing is received without a link: there is time to connect.
@@ -159,6 +201,11 @@ impl PortQueue for MemifQueue {
     fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
         self.follow();
         let Some(ends) = &mut self.ends else {
+            if let Some(mut left) = self.left.take() {
+                let frames = self.receive_from_left(&mut left, out);
+                self.left = (left.slots > 0).then_some(left);
+                return frames;
+            }
             self.look_for_link();
             return 0;
         };

@@ -110,6 +110,12 @@ impl Rx {
         published.wrapping_sub(self.next)
     }
 
+    /// Slots that were filled and are not received yet; none where the sender's index is impossible.
+    pub fn unread(&self) -> u16 {
+        let slots = self.published();
+        if slots > self.ring.slots() { 0 } else { slots }
+    }
+
     /// Requests an event from the sender when it sends, until the next frame is received. `false`: it has sent already.
     pub fn arm(&mut self) -> bool {
         self.give_back();
