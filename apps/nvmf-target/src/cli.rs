@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use nvmf::Nqn;
 use tracing::level_filters::LevelFilter;
 
-use crate::config::PORT;
+use crate::config::{BLOCKS, PORT, no_block};
 use crate::manage::{HostCommand, ListArgs, NamespaceCommand};
 
 /// The subsystem of a target that was given no file.
@@ -125,10 +125,7 @@ fn level(text: &str) -> Result<LevelFilter, String> {
 }
 
 fn block(text: &str) -> Result<u32, String> {
-    match text.parse() {
-        Ok(block @ (512 | 1024 | 2048 | 4096)) => Ok(block),
-        _ => Err(format!("a block has 512, 1024, 2048 or 4096 bytes, not {text}")),
-    }
+    text.parse().ok().filter(|block| BLOCKS.contains(block)).ok_or_else(|| no_block(text))
 }
 
 const PERF_EXAMPLES: &str = "\

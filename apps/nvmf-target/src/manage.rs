@@ -4,17 +4,12 @@ use std::path::PathBuf;
 
 use apps::cli::parse;
 use apps::error::{AppError, Result};
-use apps::out;
 use clap::{ArgGroup, Args, Subcommand};
 use nvmf::Nqn;
 
 use crate::config::{OfferedNamespace, Storage, parse_uuid};
 use crate::control::{self, Answer, AskError, List, Request};
 use crate::store::Direct;
-
-macro_rules! say {
-    ($($arg:tt)*) => { out::result(::core::format_args!($($arg)*)) };
-}
 
 /// Which target, and which of its subsystems.
 #[derive(Args, Clone, Debug)]

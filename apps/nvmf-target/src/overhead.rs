@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use apps::bench::row::median;
 use nvmf::Nqn;
 use nvmf::wire::{Cqe, Sgl, Sqe};
 use verbs::port::{self, Port, fault::rng::Rng};
@@ -65,11 +66,7 @@ pub fn measure(nqn: &Nqn, rounds: usize, commands: u64) -> Result<Overhead, Perf
     for _ in 0..rounds {
         each.push((nvme.round(&mut host, commands)?, bare.round(commands)?));
     }
-    let median = |of: fn(&(f64, f64)) -> f64| {
-        let mut all: Vec<f64> = each.iter().map(of).collect();
-        all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
-    };
+    let median = |of: fn(&(f64, f64)) -> f64| median(each.iter().map(of).collect()).unwrap_or(f64::NAN);
     Ok(Overhead { nvme_ns: median(|r| r.0), bare_ns: median(|r| r.1), added_ns: median(|r| r.0 - r.1) })
 }
 

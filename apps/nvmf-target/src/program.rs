@@ -6,7 +6,7 @@ use std::sync::Arc;
 use apps::error::{AppError, Result};
 use apps::json::{JsonFile, Row};
 use apps::rig::{Rig, Side};
-use apps::{out, report, stop};
+use apps::{report, stop};
 use nvmf::Nqn;
 use nvmf::wire::discovery::Record;
 use verbs::Drive;
@@ -18,10 +18,6 @@ use crate::host::{Controller, Host, HostError, Options};
 use crate::overhead;
 use crate::perf::{self, Load, PerfError, Report};
 use crate::target::{Config, Core, Meters};
-
-macro_rules! say {
-    ($($arg:tt)*) => { out::result(::core::format_args!($($arg)*)) };
-}
 
 impl From<HostError> for AppError {
     fn from(e: HostError) -> Self {

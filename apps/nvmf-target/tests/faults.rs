@@ -8,12 +8,12 @@ use std::time::Instant;
 use nvmf::BackendError;
 use nvmf::status::Status;
 use nvmf::wire::{Cqe, Sgl, Sqe};
-use nvmf_target::host::{Controller, Data, Io, Options};
+use nvmf_target::host::{Controller, Data, Host, HostQueue, Io, Options};
 use nvmf_target::store::{Blocks, Work};
 use verbs::Access;
 use verbs::port::fault::rng::Rng;
 
-use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Setup, nqn, with_target};
+use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Setup, View, nqn, with_target};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 const BYTES: usize = 64 * BLOCK;
@@ -109,6 +109,18 @@ impl Blocks for Disk {
     }
 }
 
+/// A target with the disk, and a host with a queue of `entries` entries.
+fn with_disk(disk: &Arc<Disk>, entries: u16, test: impl FnOnce(&View, Host<'_>, Controller, HostQueue)) {
+    let setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
+    with_target(&setup, |view| {
+        let mut host = view.host(1);
+        let mut controller =
+            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+        let queue = controller.io_queue(&mut host, 1, entries).unwrap();
+        test(view, host, controller, queue);
+    });
+}
+
 /// Status code, and whether the host should not try again.
 fn status(answer: Result<Cqe, nvmf_target::host::HostError>) -> Option<(u16, bool)> {
     match answer {
@@ -125,12 +137,7 @@ fn status(answer: Result<Cqe, nvmf_target::host::HostError>) -> Option<(u16, boo
 #[test]
 fn what_a_disk_refuses_has_its_status() {
     let disk = Disk::new();
-    let setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
-    with_target(&setup, |view| {
-        let mut host = view.host(1);
-        let mut controller =
-            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
-        let mut queue = controller.io_queue(&mut host, 1, 16).unwrap();
+    with_disk(&disk, 16, |view, mut host, controller, mut queue| {
         let mr = host.pd().reg_mr(BLOCK, RIGHTS).unwrap();
         let keyed = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
         let io = Io::new(1, 3, 1);
@@ -175,12 +182,7 @@ fn what_a_disk_refuses_has_its_status() {
 #[test]
 fn nothing_that_was_acknowledged_is_lost_on_a_bad_disk() {
     let disk = Disk::new();
-    let setup = Setup { bytes: BYTES, blocks: Some(disk.clone()), ..Setup::default() };
-    with_target(&setup, |view| {
-        let mut host = view.host(1);
-        let mut controller =
-            Controller::connect(&mut host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
-        let mut queue = controller.io_queue(&mut host, 1, 33).unwrap();
+    with_disk(&disk, 33, |view, mut host, _controller, mut queue| {
         let depth = queue.depth();
         let mr = host.pd().reg_mr(depth * BLOCK, RIGHTS).unwrap();
         let blocks = BYTES / BLOCK;

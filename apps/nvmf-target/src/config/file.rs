@@ -11,7 +11,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::identity::parse_uuid;
-use super::{BLOCKS, Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage, check_size};
+use super::{Mistake, Offer, OfferedNamespace, OfferedSubsystem, Storage, check_block, check_size};
 use crate::store::Direct;
 
 #[derive(Deserialize)]
@@ -171,8 +171,8 @@ fn namespace(table: Spanned<NamespaceTable>, next: u32) -> Result<OfferedNamespa
     let span = table.span();
     let table = table.into_inner();
     let block = table.block.as_ref().map_or(512, |block| *block.get_ref());
-    if let Some(given) = table.block.as_ref().filter(|_| !BLOCKS.contains(&block)) {
-        return mistake(given.span(), format!("a block has 512, 1024, 2048 or 4096 bytes, not {block}"));
+    if let (Some(given), Err(why)) = (&table.block, check_block(block)) {
+        return mistake(given.span(), why);
     }
     let bytes = |text: &Spanned<String>| {
         value(text, |text| {

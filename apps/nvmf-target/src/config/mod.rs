@@ -98,14 +98,25 @@ impl OfferedNamespace {
     /// A sentence.
     pub fn check(&self) -> Result<(), String> {
         let block = self.block;
-        if !BLOCKS.contains(&block) {
-            return Err(format!("a block has 512, 1024, 2048 or 4096 bytes, not {block}"));
-        }
+        check_block(block)?;
         match self.storage {
             Storage::Memory(bytes) | Storage::File { size: Some(bytes), .. } => check_size(bytes, block),
             Storage::File { size: None, .. } => Ok(()),
         }
     }
+}
+
+/// Looks that a block may have so many bytes.
+///
+/// # Errors
+/// A sentence.
+pub fn check_block(block: u32) -> Result<(), String> {
+    if BLOCKS.contains(&block) { Ok(()) } else { Err(no_block(block)) }
+}
+
+/// Says that this is no size of a block.
+pub(crate) fn no_block(given: impl std::fmt::Display) -> String {
+    format!("a block has 512, 1024, 2048 or 4096 bytes, not {given}")
 }
 
 /// Looks that a size is one of whole blocks.
