@@ -132,5 +132,7 @@ pub fn memif_peer(bytes: &[u8]) {
     let good = Peer::connect(&path, &*port);
     good.send_frame(0, GOOD);
     good.give_slots(SLOTS);
-    assert_eq!(receive(&mut *queue, max), [GOOD]);
+    // What the peer before it sent comes first: each burst takes one of its slots at least.
+    let mut bursts = (0..=SLOTS).map(|_| receive(&mut *queue, max));
+    assert!(bursts.any(|frames| frames == [GOOD]), "the frame of the next peer does not come");
 }
