@@ -63,6 +63,29 @@ fn receives_that_wait_keep_their_order() {
     assert_eq!(rig.done(), [0, 1, 2].map(|n| (n, WcStatus::Success)));
 }
 
+// Goal: of two that wait, the first is acknowledged; until the port takes that acknowledgement, it stays the first.
+#[test]
+fn receives_that_wait_keep_their_order_while_the_port_is_full() {
+    let mut rig = Rig::new();
+    let second = E + LONG + 1;
+    [read(&rig, E, LONG), send(E + LONG), read(&rig, second, 2 * LONG)].iter().for_each(|p| rig.inject(p));
+    rig.turn();
+    rig.node.wires[0].limit_tx(Some(0));
+    // The answers of this turn acknowledge the first message, and not this one.
+    rig.inject(&send(second + 2 * LONG));
+    for _ in 0..4 {
+        assert!(rig.turn().is_empty());
+        assert!(rig.done().is_empty(), "its acknowledgement is not with the port");
+    }
+    rig.node.wires[0].limit_tx(None);
+    let mut done = Vec::new();
+    for _ in 0..8 {
+        rig.turn();
+        done.extend(rig.done());
+    }
+    assert_eq!(done, [0, 1].map(|n| (n, WcStatus::Success)));
+}
+
 #[test]
 fn an_unasked_receive_waits_for_nothing() {
     let mut rig = Rig::new();

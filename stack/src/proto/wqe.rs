@@ -425,6 +425,8 @@ pub struct Cqe {
     pub sl: u8,
     /// Whether the message asked for a solicited event.
     pub solicited: bool,
+    /// Whether it is a receive completion that waited for its acknowledgement, which has been built: it does not wait again.
+    pub acknowledged: bool,
     /// Index of the queue pair in the device's table of words (see [`crate::sync::words`]).
     pub qp_index: u32,
     /// Epoch of the queue pair; an older one than the table's makes poll skip the entry.

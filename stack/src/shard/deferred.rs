@@ -59,7 +59,9 @@ impl Completions {
             let Some(to) = self.get(lane) else { continue };
             let mut solicited = false;
             to.writer.withdraw(|cqe| {
-                let take = cqe.opcode.is_recv() && (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
+                let of_qp = (cqe.qp_index, cqe.epoch) == (qp.index, qp.epoch);
+                // One that was released goes before those that are still deferred, though it is not published yet.
+                let take = of_qp && cqe.opcode.is_recv() && !cqe.acknowledged;
                 if take {
                     list.0.push_back(Deferred { lane, until, cqe: *cqe });
                 } else {
@@ -108,7 +110,7 @@ impl Env {
         let mut taken = true;
         while let Some(next) = list.0.front().copied().filter(|next| due(qp, next)) {
             list.0.pop_front();
-            taken &= self.stage(qp, next.lane, next.cqe);
+            taken &= self.stage(qp, next.lane, Cqe { acknowledged: true, ..next.cqe });
         }
         self.completions.put_back(qp, list);
         self.completions.mark_received(qp);
