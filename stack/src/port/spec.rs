@@ -177,10 +177,12 @@ fn parse(text: &str) -> Result<PortSpec, String> {
             if let Some((key, _)) = options.iter().find(|(key, _)| key != "peer-uid") {
                 return Err(format!("a unix port has no option {key:?}; only peer=PATH and peer-uid=USER"));
             }
-            if first == peer {
+            // As paths: /tmp//a is /tmp/a.
+            let (local, peer) = (socket(first)?, socket(&peer)?);
+            if local == peer {
                 return Err("the local socket and the peer's are the same; each end needs its own".into());
             }
-            Ok(PortSpec::Unix { local: socket(first)?, peer: socket(&peer)?, options })
+            Ok(PortSpec::Unix { local, peer, options })
         }
         "memif" => {
             let role = match take("role").as_deref() {

@@ -36,8 +36,12 @@ fn gid(text: &str) -> Gid {
     Gid::from_ip(addr(text))
 }
 
-/// A held neighbour: its Ethernet address, and how often that was checked since the neighbour is there.
-#[derive(Debug, Default)]
+/// Requests that an Ethernet address was sent.
+type Asked = BTreeMap<Mac, u32>;
+
+/// A held neighbour: its Ethernet address, and how often that was checked since the neighbour is there. Where the neighbour was
+/// there before it was held, how often it was checked at all.
+#[derive(Debug)]
 struct Held {
     id: Option<NeighbourId>,
     at: Option<Mac>,
@@ -60,7 +64,7 @@ pub fn net_frames(data: &[u8]) {
         ..NetConfig::new(mac)
     });
     let mut now = Instant::from_nanos(1);
-    let mut held: BTreeMap<usize, Held> = BTreeMap::new();
+    let (mut held, mut asked): (BTreeMap<usize, Held>, Asked) = Default::default();
     for _ in 0..STEPS {
         if input.is_empty() {
             break;
@@ -72,18 +76,22 @@ pub fn net_frames(data: &[u8]) {
                 handle(&mut net, now, &frame);
             }
             1 => now = now.after(Duration::from_millis(1 << (input.u8() % 18))),
-            2 | 3 => look(&mut net, now, &mut held, None),
+            2 | 3 => look(&mut net, now, &mut held, &mut asked, None),
             // A host at an Ethernet address answers the requests that are due.
             4 | 5 => {
                 let mac = mac_of(input.u8() % 5 + 2);
-                look(&mut net, now, &mut held, Some(mac));
+                look(&mut net, now, &mut held, &mut asked, Some(mac));
             }
             6 => {
                 let who = input.below(PEERS.len());
                 let before = held.get(&who).and_then(|held| held.id);
-                let (id, _) = net.hold(now, &gid(PEERS[who]), before);
+                let (id, answer) = net.hold(now, &gid(PEERS[who]), before);
                 assert!(before.is_none() || before == id, "a held neighbour kept its entry");
-                held.entry(who).or_default().id = id;
+                if before.is_none() {
+                    let at = known(answer);
+                    let asked = at.and_then(|mac| asked.get(&mac)).copied().unwrap_or(0);
+                    held.insert(who, Held { id, at, asked });
+                }
             }
             7 => {
                 let who = input.below(PEERS.len());
@@ -153,7 +161,13 @@ fn handle(net: &mut Net, now: Instant, frame: &[u8]) {
 }
 
 /// Sends what is due; a host at `answers` has every address and answers each request that reaches it.
-fn look(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>, answers: Option<Mac>) {
+fn look(
+    net: &mut Net,
+    now: Instant,
+    held: &mut BTreeMap<usize, Held>,
+    asked: &mut Asked,
+    answers: Option<Mac>,
+) {
     let mut host = answers.map(|mac| {
         let addrs = PEERS.iter().map(|a| (addr(a), prefix(a))).collect();
         Net::new(&NetConfig { addrs, ..NetConfig::new(mac) })
@@ -163,6 +177,7 @@ fn look(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>, answers: 
         assert!(n < DUE_MAX, "there is always more to send");
         let Some(len) = net.poll_transmit(now, &mut out) else { break };
         let to = Mac(*out.first_chunk().expect("it is longer"));
+        *asked.entry(to).or_default() += 1;
         for held in held.values_mut().filter(|held| held.at == Some(to)) {
             held.asked += 1;
         }
@@ -174,6 +189,13 @@ fn look(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>, answers: 
     assert!(net.poll_timeout().is_none_or(|at| at > now), "what is due was done");
 }
 
+fn known(answer: Resolution) -> Option<Mac> {
+    match answer {
+        Resolution::Known(mac) => Some(mac),
+        Resolution::Pending | Resolution::Failed => None,
+    }
+}
+
 /// Held neighbours are where they were, unless their Ethernet addresses were checked in vain.
 fn check(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>) {
     for (who, held) in held {
@@ -183,10 +205,7 @@ fn check(net: &mut Net, now: Instant, held: &mut BTreeMap<usize, Held>) {
         if *who >= FIXED {
             assert_eq!(answer, Resolution::Known(FIXED_AT), "a configured neighbour moved");
         }
-        let at = match answer {
-            Resolution::Known(mac) => Some(mac),
-            Resolution::Pending | Resolution::Failed => None,
-        };
+        let at = known(answer);
         if at == held.at {
             continue;
         }
