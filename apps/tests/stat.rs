@@ -136,6 +136,23 @@ fn a_directory_shows_all_and_what_is_stale_goes() {
     run(STAT, &["--once", "--interval", "10ms", text(&dir)]).good();
 }
 
+// Goal: a directory may have sockets and files of other programs, which are none of ours to remove.
+#[test]
+fn what_no_device_left_behind_stays() {
+    let bench = Bench::new(Link::Unix);
+    let dir = bench.path("run");
+    std::fs::create_dir(&dir).unwrap();
+    let [file, numbered, other] = ["file.sock", "7-0.sock", "other.sock"].map(|name| dir.join(name));
+    std::fs::write(&file, "mine").unwrap();
+    std::fs::write(&numbered, "mine").unwrap();
+    drop(UnixListener::bind(&other).unwrap());
+    let _stack = Stack::at(&dir);
+    let out = run(STAT, &["--once", "--interval", "10ms", text(&dir)]).good();
+    assert!(out.stderr.contains("it is no socket") && !out.stderr.contains("removed"), "{}", out.stderr);
+    assert_eq!([file, numbered].map(|path| std::fs::read(path).unwrap()), [b"mine", b"mine"]);
+    assert!(other.exists());
+}
+
 #[test]
 fn mistakes_are_explained() {
     let bench = Bench::new(Link::Unix);

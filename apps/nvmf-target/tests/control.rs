@@ -5,13 +5,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nvmf::config::Hosts;
 use nvmf::status::Status;
 use nvmf::wire::log::lid;
 use nvmf::wire::{Sgl, Sqe};
 use nvmf_target::config::{OfferedNamespace, Opener, Storage};
-use nvmf_target::control::{Answer, Control, ControlSocket, List, Request, SocketError, ask};
+use nvmf_target::control::{Answer, Control, ControlSocket, List, Request, ask, find};
 use nvmf_target::host::{Controller, Data, Host, Io, Options, discover};
 use nvmf_target::store::{File, FileError};
 use verbs::{Access, Mr};
@@ -250,7 +251,7 @@ fn the_socket_hears_its_user_and_answers_nonsense_in_a_sentence() {
         let socket = ControlSocket::open(&path, control(view)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let again = ControlSocket::open(&path, control(view));
-        assert!(matches!(again, Err(SocketError::InUse(_))), "{again:?}");
+        assert!(again.unwrap_err().reason.contains("another process listens"));
         let Answer::List(list) = ask(&path, &Request::List).unwrap() else { panic!("a list") };
         assert_eq!((list.pid, &list.subsystems[0].nqn[..]), (std::process::id(), SUBSYSTEM));
         assert!(done(ask(&path, &add(0, Storage::Memory(4096))).unwrap()).contains("namespace 2"));
@@ -280,6 +281,55 @@ fn the_socket_hears_its_user_and_answers_nonsense_in_a_sentence() {
         done(ask(&path, &remove(2)).unwrap());
         drop(socket);
         assert!(!path.exists());
+    });
+}
+
+// Goal: no name that somebody gives, or that lies in the directory, costs him a file or another target its socket.
+#[test]
+fn files_that_are_no_sockets_of_targets_that_ended_stay() {
+    let scratch = Scratch::new("mine");
+    let dir = scratch.path().with_file_name("run");
+    std::fs::create_dir(&dir).unwrap();
+    let (mine, control_path) = (dir.join("mine.control"), dir.join("nvmf.control"));
+    std::fs::write(&mine, "mine").unwrap();
+    with_target(&Setup::default(), |view| {
+        let refused = ControlSocket::open(&mine, control(view)).unwrap_err();
+        assert!(refused.reason.contains("is no socket"), "{refused}");
+        let first = ControlSocket::open(&control_path, control(view)).unwrap();
+        // It may find a target of the system beside this one.
+        let _ = find(&dir);
+        assert!(control_path.exists());
+        // The file of another one at the same place is that one's.
+        std::fs::remove_file(&control_path).unwrap();
+        let second = ControlSocket::open(&control_path, control(view)).unwrap();
+        drop(first);
+        assert!(control_path.exists());
+        drop(second);
+        assert!(!control_path.exists());
+    });
+    assert_eq!(std::fs::read(&mine).unwrap(), b"mine");
+}
+
+// Goal: a target ends when it is to, whoever has connected to its socket: here one that says nothing, and one that waits behind.
+#[test]
+fn clients_that_say_nothing_or_little_do_not_keep_a_target() {
+    let scratch = Scratch::new("silent");
+    let path = scratch.path().with_file_name("control");
+    with_target(&Setup::default(), |view| {
+        let socket = ControlSocket::open(&path, control(view)).unwrap();
+        let clients = [(); 2].map(|()| UnixStream::connect(&path).unwrap());
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                drop(socket);
+                ended.store(true, Ordering::Release);
+            });
+            // Byte by byte, the first one would be heard for hours.
+            while !ended.load(Ordering::Acquire) {
+                let _ = (&clients[0]).write_all(b" ");
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        });
     });
 }
 

@@ -7,6 +7,7 @@ use crate::stop;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
+use verbs::port::socket_file;
 use verbs::stats::{self, Snapshot, StatsError};
 
 /// The stacks that answered.
@@ -27,7 +28,7 @@ impl Found {
 
 /// Fetches a snapshot of each stack at these paths; without paths, of those in the default directory.
 ///
-/// A socket in that directory without a server is removed: its process ended without doing so.
+/// A socket in a directory that a device named itself and that has no server is removed: its process ended without doing so.
 ///
 /// # Errors
 /// When no stack answers.
@@ -102,13 +103,22 @@ fn in_dir(dir: &Path, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
+/// Whether a device gave its socket this name, as `12-0.sock`: others in a directory are not ours to remove.
+fn is_of_a_device(path: &Path) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let name = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".sock"));
+    name.and_then(|name| name.split_once('-')).is_some_and(|(pid, n)| is_number(pid) && is_number(n))
+}
+
 fn one(path: &Path, found: &mut Found, tidy: bool) {
     match Snapshot::fetch(path) {
         Ok(snapshot) => found.stacks.push((path.into(), snapshot)),
-        Err(StatsError::Stale { .. }) if tidy => found.notes.push(match std::fs::remove_file(path) {
-            Ok(()) => format!("removed {}: its process ended without doing so", path.display()),
-            Err(error) => format!("{} is stale and cannot be removed ({error})", path.display()),
-        }),
+        Err(StatsError::Stale { .. }) if tidy && is_of_a_device(path) => {
+            found.notes.push(match socket_file::remove_stale(path) {
+                Ok(()) => format!("removed {}: its process ended without doing so", path.display()),
+                Err(reason) => reason,
+            });
+        }
         // It ended between the reading of the directory and the connection.
         Err(StatsError::Io { source, .. }) if tidy && source.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => found.notes.push(error.to_string()),

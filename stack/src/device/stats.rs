@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
@@ -326,6 +327,10 @@ impl Snapshot {
     /// [`StatsError`]; the data is checked, at most 64 MiB of it are taken, and no pause of more than 2 seconds.
     pub fn fetch(path: &Path) -> Result<Self, StatsError> {
         let io = |source: std::io::Error| match source.kind() {
+            // Any other file refuses, too.
+            std::io::ErrorKind::ConnectionRefused if !is_socket(path) => {
+                StatsError::Format { path: path.into(), reason: "it is no socket".into() }
+            }
             std::io::ErrorKind::ConnectionRefused => StatsError::Stale { path: path.into() },
             _ => StatsError::Io { path: path.into(), source },
         };
@@ -352,6 +357,10 @@ impl Snapshot {
         }
         serde_json::from_slice(text).map_err(bad)
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
 fn program() -> String {

@@ -5,8 +5,7 @@
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::claim::Core;
 use super::error::OpenError;
 use super::stats::Snapshot;
-use crate::port::socket_file::{SocketFile, make_way};
+use crate::port::socket_file::{self, SocketFile};
 use crate::sync::process::Process;
 use crate::sync::unforked::Unforked;
 
@@ -51,7 +50,7 @@ impl StatsSocket {
             path.to_owned()
         };
         let (listener, file) =
-            listen(&path).map_err(|reason| OpenError::Stats { path: path.clone(), reason })?;
+            socket_file::listen(&path).map_err(|reason| OpenError::Stats { path: path.clone(), reason })?;
         let system =
             |error: std::io::Error| OpenError::Stats { path: path.clone(), reason: error.to_string() };
         // Shutting a listening socket down ends its `accept`; the type that can do that is the stream's.
@@ -94,35 +93,6 @@ impl Drop for StatsSocket {
             let _ = thread.join();
         }
     }
-}
-
-/// A listening socket that at no moment another user could connect to: it is made in a directory of its own and moved to its
-/// place when its mode is set.
-fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
-    let failed = |error: std::io::Error| format!("it cannot be made ({error})");
-    // Moving it would give it a name too long to connect to.
-    SocketAddr::from_pathname(path).map_err(failed)?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !dir.is_dir() {
-        return Err(format!("there is no directory {}; make it, or name another path", dir.display()));
-    }
-    // Until the socket is in its place.
-    let _way = make_way(path)?;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let nest = dir.join(format!(".roce{}-{n}", std::process::id()));
-    let egg = nest.join("s");
-    std::fs::DirBuilder::new().mode(0o700).create(&nest).map_err(failed)?;
-    let made = || -> std::io::Result<(UnixListener, SocketFile)> {
-        let listener = UnixListener::bind(&egg)?;
-        let mut file = SocketFile::new(&egg)?;
-        std::fs::set_permissions(&egg, std::fs::Permissions::from_mode(0o600))?;
-        file.move_to(path)?;
-        Ok((listener, file))
-    };
-    let made = made().map_err(failed);
-    let _ = std::fs::remove_dir(&nest);
-    made
 }
 
 fn serve(listener: &UnixListener, core: &Core, stop: &AtomicBool) {

@@ -23,7 +23,7 @@ mod memif;
 mod pair;
 mod peers;
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
-pub(crate) mod socket_file;
+pub mod socket_file;
 mod spec;
 mod stock;
 mod taken;

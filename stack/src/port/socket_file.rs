@@ -1,4 +1,5 @@
-//! Files of unix sockets: tells live ones from stale ones, removes the stale, and lets one process at a time do so.
+//! Files of unix sockets: tells live ones from stale ones, removes the stale, and lets one process at a time do so. What is no
+//! socket is left alone, whoever named it.
 
 #[cfg(feature = "dpdk")]
 use super::peers::Peers;
@@ -6,9 +7,10 @@ use crate::sync::process::Process;
 use core::time::Duration;
 use std::fs::{File, TryLockError};
 use std::io::ErrorKind;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Time that another process may take to make its socket.
@@ -17,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The file of a socket of ours, removed when this is dropped: if it is still that file, and this process made it. A fork has
 /// the socket too, but the file is its parent's.
 #[derive(Debug)]
-pub(crate) struct SocketFile {
+pub struct SocketFile {
     path: PathBuf,
     /// Device and inode.
     file: (u64, u64),
@@ -38,7 +40,7 @@ impl SocketFile {
     }
 
     /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -49,6 +51,47 @@ impl Drop for SocketFile {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// A listening socket of this user alone, in the place of one that a process left behind. At no moment another user could connect
+/// to it, nor does anybody find it before it listens: it is made in a directory of its own and moved to its place when its mode is
+/// set.
+///
+/// # Errors
+/// A sentence: another process listens at the path, it is no socket's, or no socket can be made there.
+pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), String> {
+    let failed = |error: std::io::Error| format!("it cannot be made ({error})");
+    // Moving it would give it a name too long to connect to.
+    SocketAddr::from_pathname(path).map_err(failed)?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !dir.is_dir() {
+        return Err(format!("there is no directory {}; make it, or name another path", dir.display()));
+    }
+    // Until the socket is in its place.
+    let _way = make_way(path)?;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let nest = dir.join(format!(".roce{}-{n}", std::process::id()));
+    let egg = nest.join("s");
+    std::fs::DirBuilder::new().mode(0o700).create(&nest).map_err(failed)?;
+    let made = || -> std::io::Result<(UnixListener, SocketFile)> {
+        let listener = UnixListener::bind(&egg)?;
+        let mut file = SocketFile::new(&egg)?;
+        std::fs::set_permissions(&egg, std::fs::Permissions::from_mode(0o600))?;
+        file.move_to(path)?;
+        Ok((listener, file))
+    };
+    let made = made().map_err(failed);
+    let _ = std::fs::remove_dir(&nest);
+    made
+}
+
+/// Removes the socket at `path` if its process left it behind; nothing else.
+///
+/// # Errors
+/// A sentence: it is in use, it is no socket, or it cannot be removed.
+pub fn remove_stale(path: &Path) -> Result<(), String> {
+    make_way(path).map(drop)
 }
 
 fn identity(path: &Path) -> std::io::Result<(u64, u64)> {

@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use verbs::port::socket_file;
+
 use super::{Answer, Request};
 
 /// How long the target may take: the removal of a namespace waits for what is under way.
@@ -75,7 +77,8 @@ fn is_heard(path: &Path) -> bool {
     match UnixStream::connect(path) {
         Ok(_) => true,
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
-            let _ = std::fs::remove_file(path);
+            // Unless it is no socket, or a target has just begun to listen.
+            let _ = socket_file::remove_stale(path);
             false
         }
         // Somebody listens whom we may not talk to: that is said when it is used.

@@ -1,53 +1,48 @@
 //! The socket that takes requests: one thread, asleep until a client connects.
 //!
-//! One client is served at a time, for some seconds at most; a client that hangs keeps others waiting for that long, and no
-//! host. Only processes of the same user, and root's, are heard.
+//! One client is served at a time, for [`PATIENCE`] and what its request takes at most, whether it hangs or sends byte by byte: it
+//! keeps others waiting for that long, and no host, nor the end of the target. Only processes of the same user, and root's, are heard.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
+use verbs::port::socket_file::{self, SocketFile};
 
 use super::{Answer, Control};
 
 /// Bytes of a request, at most.
-const REQUEST_MAX: u64 = 64 << 10;
-/// How long a client may take to send its request, and to take each part of the answer.
+const REQUEST_MAX: usize = 64 << 10;
+/// How long a client may take to send its request, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks whether the target ends, while a client takes its time.
+const LOOK: Duration = Duration::from_millis(100);
 /// Between two looks at what removed namespaces had, while there is some.
 const TIDY: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Why there is no socket.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SocketError {
-    /// Another target has it.
-    #[error("{} is the control socket of another target; name another path", .0.display())]
-    InUse(PathBuf),
-    /// The system refuses it.
-    #[error("{}: {error}", path.display())]
-    Io {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
+#[error("{}: {reason}", path.display())]
+pub struct SocketError {
+    /// Where it was to be.
+    pub path: PathBuf,
+    /// What is wrong, and what to do.
+    pub reason: String,
 }
 
 /// The socket and its thread, until dropped.
 #[derive(Debug)]
 pub struct ControlSocket {
-    path: PathBuf,
+    file: SocketFile,
     /// The listening socket once more, to wake the thread by shutting it down.
     waker: UnixStream,
     stop: Arc<AtomicBool>,
@@ -60,34 +55,19 @@ impl ControlSocket {
     /// # Errors
     /// If the path cannot be used.
     pub fn open(path: &Path, control: Control) -> Result<Self, SocketError> {
-        let failed = |error| SocketError::Io { path: path.into(), error };
-        let listener = match UnixListener::bind(path) {
-            Ok(listener) => listener,
-            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse => {
-                match UnixStream::connect(path) {
-                    Ok(_) => return Err(SocketError::InUse(path.into())),
-                    // Its process ended without removing it.
-                    Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-                        std::fs::remove_file(path).map_err(failed)?;
-                    }
-                    Err(e) => return Err(failed(e)),
-                }
-                UnixListener::bind(path).map_err(failed)?
-            }
-            Err(e) => return Err(failed(e)),
-        };
-        // Who connects before this is asked who he is all the same.
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let refused = |reason| SocketError { path: path.into(), reason };
+        let failed = |error: io::Error| refused(error.to_string());
+        let (listener, file) = socket_file::listen(path).map_err(refused)?;
         let waker = UnixStream::from(OwnedFd::from(listener.try_clone().map_err(failed)?));
         let stop = Arc::new(AtomicBool::new(false));
         let its_stop = Arc::clone(&stop);
         let body = move || serve(&listener, control, &its_stop);
         let thread = std::thread::Builder::new().name("nvmf-control".into()).spawn(body).map_err(failed)?;
-        Ok(Self { path: path.into(), waker, stop, thread: Some(thread) })
+        Ok(Self { file, waker, stop, thread: Some(thread) })
     }
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 }
 
@@ -99,7 +79,6 @@ impl Drop for ControlSocket {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 
@@ -114,7 +93,7 @@ fn serve(listener: &UnixListener, mut control: Control, stop: &AtomicBool) {
         }
         match listener.accept() {
             Ok((client, _)) if !stop.load(Ordering::Acquire) => {
-                if let Err(e) = hear(&client, &mut control) {
+                if let Err(e) = hear(&client, &mut control, stop) {
                     tracing::debug!(error = %e, "a client of the control socket went away");
                 }
                 lingering = control.tidy();
@@ -126,14 +105,12 @@ fn serve(listener: &UnixListener, mut control: Control, stop: &AtomicBool) {
     }
 }
 
-fn hear(client: &UnixStream, control: &mut Control) -> std::io::Result<()> {
-    client.set_read_timeout(Some(PATIENCE))?;
-    client.set_write_timeout(Some(PATIENCE))?;
+fn hear(client: &UnixStream, control: &mut Control, stop: &AtomicBool) -> io::Result<()> {
+    client.set_read_timeout(Some(LOOK))?;
+    client.set_write_timeout(Some(LOOK))?;
     let peer = socket_peercred(client)?.uid;
     let answer = if peer == geteuid() || peer.is_root() {
-        let mut line = Vec::new();
-        BufReader::new(client.take(REQUEST_MAX)).read_until(b'\n', &mut line)?;
-        match serde_json::from_slice(&line) {
+        match serde_json::from_slice(&request(client, stop)?) {
             Ok(request) => control.handle(request),
             Err(e) => Answer::Refused(format!("this is no request: {e}")),
         }
@@ -142,5 +119,41 @@ fn hear(client: &UnixStream, control: &mut Control) -> std::io::Result<()> {
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
-    (&mut &*client).write_all(&text)
+    let (mut left, since) = (&text[..], Instant::now());
+    while !left.is_empty() {
+        let written = (&mut &*client).write(left);
+        left = &left[some_of(written, since, stop)?.unwrap_or(0)..];
+    }
+    Ok(())
+}
+
+/// The client's line, or as much of it as may come.
+fn request(mut client: &UnixStream, stop: &AtomicBool) -> io::Result<Vec<u8>> {
+    let (mut line, mut part, since) = (Vec::new(), [0; 4096], Instant::now());
+    while line.len() < REQUEST_MAX {
+        match some_of(client.read(&mut part), since, stop)? {
+            Some(0) => break,
+            Some(n) => line.extend_from_slice(&part[..n]),
+            None => {}
+        }
+        if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+            line.truncate(end);
+            break;
+        }
+    }
+    Ok(line)
+}
+
+/// The bytes that were moved, or none yet.
+///
+/// # Errors
+/// The client is gone, or takes too long; the target ends.
+fn some_of(moved: io::Result<usize>, since: Instant, stop: &AtomicBool) -> io::Result<Option<usize>> {
+    if stop.load(Ordering::Acquire) || since.elapsed() > PATIENCE {
+        return Err(ErrorKind::TimedOut.into());
+    }
+    match moved {
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        moved => moved.map(Some),
+    }
 }
