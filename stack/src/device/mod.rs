@@ -332,7 +332,7 @@ impl Device {
     /// Shows what the program itself counts in [`stats`](Self::stats): `source` is called for each snapshot, on the thread that
     /// takes it.
     pub fn add_stats(&self, source: impl Fn() -> stats::Table + Send + Sync + 'static) {
-        self.core.tables.add(Box::new(source));
+        self.core.tables.add(Arc::new(source));
     }
     /// The socket that serves [`stats`](Self::stats), if there is one.
     pub fn stats_path(&self) -> Option<&std::path::Path> {

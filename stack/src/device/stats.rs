@@ -10,6 +10,7 @@
 //! fields and counters are added without a new version, so a reader skips names that it does not know and takes counters that are
 //! missing for 0 (those that are 0 are left out). `nc -U SOCKET` shows it.
 
+use core::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
@@ -110,8 +111,13 @@ pub struct Latency {
     pub buckets: BTreeMap<u64, u64>,
 }
 
-/// What fills in the tables of a snapshot.
-type Source = Box<dyn Fn() -> Table + Send + Sync>;
+/// What fills in the tables of a snapshot. It is the program's code, and may call back.
+type Source = Arc<dyn Fn() -> Table + Send + Sync>;
+
+thread_local! {
+    /// Whether this thread is in a source.
+    static IN_SOURCE: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The tables of a device's program.
 #[derive(Default)]
@@ -127,8 +133,20 @@ impl Tables {
     pub(super) fn add(&self, source: Source) {
         lock(&self.0).push(source);
     }
+    /// The tables; none inside a source, which would not end otherwise.
     fn list(&self) -> Vec<Table> {
-        lock(&self.0).iter().map(|source| source()).collect()
+        struct Leave;
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                IN_SOURCE.set(false);
+            }
+        }
+        if IN_SOURCE.replace(true) {
+            return Vec::new();
+        }
+        let _leave = Leave;
+        let sources = lock(&self.0).clone();
+        sources.iter().map(|source| source()).collect()
     }
 }
 

@@ -6,6 +6,7 @@
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -90,7 +91,10 @@ impl Drop for StatsSocket {
         let _ = self.waker.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            let _ = thread.join();
+            // A table may drop the last handle of the device, on this very thread: it ends by itself then.
+            if thread.thread().id() != thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -99,8 +103,10 @@ fn serve(listener: &UnixListener, core: &Core, stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         match listener.accept() {
             Ok((client, _)) if !stop.load(Ordering::Acquire) => {
+                // The port and the tables are the program's: where they panic, this client gets nothing, and later ones are served.
+                let snapshot = catch_unwind(AssertUnwindSafe(|| Snapshot::of(core).to_json()));
                 // A client that went away, or was too slow, has to connect again.
-                let _ = show(client, &Snapshot::of(core).to_json(), stop);
+                let _ = snapshot.is_ok_and(|text| show(client, &text, stop).is_ok());
                 thread::park_timeout(REST);
             }
             Ok(_) => {}
