@@ -17,7 +17,7 @@ use verbs::{
 };
 
 use crate::config::{self, Offer};
-use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, Options};
+use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, Options, go_on};
 use crate::perf::PerfError;
 use crate::target::{Config, Core};
 
@@ -83,6 +83,7 @@ fn time(commands: u64, mut step: impl FnMut() -> Result<u64, PerfError>) -> Resu
     let start = Instant::now();
     let (mut done, mut progress) = (0, start);
     while done < commands {
+        go_on()?;
         match step()? {
             0 if progress.elapsed() > PATIENCE => return Err(PerfError::Stuck),
             0 => {}

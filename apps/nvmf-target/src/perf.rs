@@ -8,7 +8,7 @@ use nvmf::wire::Sgl;
 use verbs::port::fault::rng::Rng;
 use verbs::{Access, Context, Mr};
 
-use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo};
+use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo, go_on};
 
 /// The longest latency that is told from longer ones: a minute.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
@@ -278,9 +278,10 @@ impl Run<'_, '_> {
         Ok(Report { commands, time, size: self.load.size, latency, checked: self.checked })
     }
 
-    /// Notices that nothing goes on.
+    /// Notices that nothing goes on, or that the program is to end.
     #[inline]
     fn look(&mut self, progressed: bool, progress: &mut Instant) -> Result<(), PerfError> {
+        go_on()?;
         if progressed {
             *progress = Instant::now();
             return Ok(self.controller.keep_alive(self.host)?);

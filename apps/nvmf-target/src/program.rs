@@ -17,11 +17,14 @@ use crate::control::{self, Control, ControlSocket};
 use crate::host::{Controller, Host, HostError, Options};
 use crate::overhead;
 use crate::perf::{self, Load, PerfError, Report};
-use crate::target::{Config, Core, Meters};
+use crate::target::{Config, Core, Meters, run_all};
 
 impl From<HostError> for AppError {
     fn from(e: HostError) -> Self {
-        Self::Setup(e.to_string())
+        match e {
+            HostError::Interrupted => Self::Interrupted,
+            e => Self::Setup(e.to_string()),
+        }
     }
 }
 impl From<PerfError> for AppError {
@@ -30,6 +33,7 @@ impl From<PerfError> for AppError {
             PerfError::Wrong { .. } => Self::Verify(e.to_string()),
             PerfError::Load(what) => Self::Usage(what),
             PerfError::Stuck => Self::Timeout(e.to_string()),
+            PerfError::Host(HostError::Interrupted) => Self::Interrupted,
             e => Self::Completion(e.to_string()),
         }
     }
@@ -113,15 +117,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
     for subsystem in &offer.subsystems {
         say!("{}: {} namespaces", subsystem.nqn, subsystem.namespaces.len())?;
     }
-    std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            others.iter_mut().map(|core| scope.spawn(|| core.run(stop::requested))).collect();
-        let result = first.run(stop::requested);
-        let results = threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        results.fold(result, std::result::Result::and)
-    })?;
+    run_all(&mut cores, stop::requested)?;
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! docs/programs.md is true: the programs accept its command lines, and its file.
+//! docs/programs.md and docs/storage-target.md are true: the programs accept their command lines, and their files.
 
 use std::process::Command;
 
@@ -8,17 +8,18 @@ use nvmf_target::config::parse;
 
 use crate::common::{Scratch, skipped};
 
-const PAGE: &str = include_str!("../../../docs/programs.md");
+const PAGES: [&str; 2] =
+    [include_str!("../../../docs/programs.md"), include_str!("../../../docs/storage-target.md")];
 
 /// The blocks in this language.
 fn blocks(language: &str) -> Vec<String> {
     let opening = format!("```{language}\n");
-    let parts = PAGE.split(&opening).skip(1);
+    let parts = PAGES.iter().flat_map(|page| page.split(&opening).skip(1));
     parts.filter_map(|part| part.split_once("\n```")).map(|(block, _)| block.into()).collect()
 }
 
 #[test]
-fn its_command_lines_are_understood() {
+fn their_command_lines_are_understood() {
     let mut seen = 0;
     for line in blocks("sh").iter().flat_map(|block| block.lines()) {
         let words: Vec<_> = line.split(" #").next().unwrap().split_whitespace().collect();
@@ -33,14 +34,17 @@ fn its_command_lines_are_understood() {
         }
         seen += 1;
     }
-    assert!(seen >= 6, "{seen} command lines");
+    assert!(seen >= 15, "{seen} command lines");
 }
 
 #[test]
-fn its_file_is_taken() {
-    let [file] = &blocks("toml")[..] else { panic!("one file") };
-    let offer = parse(file).unwrap_or_else(|e| panic!("{}", e.at("docs/programs.md", file)));
-    assert_eq!(offer.subsystems[0].namespaces.len(), 2);
+fn their_files_are_taken() {
+    let files = blocks("toml");
+    assert_eq!(files.len(), 2);
+    for file in files {
+        let offer = parse(&file).unwrap_or_else(|e| panic!("{}", e.at("the page", &file)));
+        assert_eq!(offer.subsystems[0].namespaces.len(), 2);
+    }
 }
 
 // Goal: the unit's command lines are such that the program takes them, and the unit such that systemd does.

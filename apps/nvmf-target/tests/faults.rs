@@ -2,6 +2,8 @@
 //! lost.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -10,10 +12,12 @@ use nvmf::status::Status;
 use nvmf::wire::{Cqe, Sgl, Sqe};
 use nvmf_target::host::{Controller, Data, Host, HostQueue, Io, Options};
 use nvmf_target::store::{Blocks, Work};
+use nvmf_target::target::{Config, Core, run_all};
 use verbs::Access;
 use verbs::port::fault::rng::Rng;
+use verbs::port::{Frame, Port, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst, TxBurst};
 
-use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Setup, View, nqn, with_target};
+use crate::common::{BLOCK, PATIENCE, SUBSYSTEM, Setup, View, device, nqn, with_target};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 const BYTES: usize = 64 * BLOCK;
@@ -243,4 +247,63 @@ fn nothing_that_was_acknowledged_is_lost_on_a_bad_disk() {
             assert!(stable[block * BLOCK..][..BLOCK] == read, "block {block} is stable");
         }
     });
+}
+
+/// A port whose second queue panics once it is told to, as a port of a program's own may.
+struct Odd(Box<dyn Port>, Arc<AtomicBool>);
+
+impl Port for Odd {
+    fn info(&self) -> &PortInfo {
+        self.0.info()
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        let queue = self.0.take_queue(index)?;
+        Some(if index == 1 { Box::new(OddQueue(queue, self.1.clone())) } else { queue })
+    }
+    fn link_up(&self) -> bool {
+        self.0.link_up()
+    }
+    fn stats(&self) -> PortStats {
+        self.0.stats()
+    }
+}
+
+struct OddQueue(Box<dyn PortQueue>, Arc<AtomicBool>);
+
+impl PortQueue for OddQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        assert!(!self.1.load(Ordering::Relaxed), "the port panics");
+        self.0.rx_burst(out)
+    }
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        self.0.tx_burst(frames)
+    }
+    fn alloc(&mut self) -> Option<Frame> {
+        self.0.alloc()
+    }
+}
+
+// Goal: no target goes on with half of its cores: hosts of the dead ones would wait, and nobody would know.
+#[test]
+fn a_core_that_dies_ends_the_others() {
+    let (breaks, ran) = (Arc::new(AtomicBool::new(false)), AtomicU32::new(0));
+    let options = PortOptions { queues: 2, ..PortOptions::default() };
+    let port = Odd(PortSpec::Loopback.open(&options).unwrap(), breaks.clone());
+    let context = device(Box::new(port), 1, 2);
+    let pd = Arc::new(context.alloc_pd().unwrap());
+    let target = nvmf::Target::new(Setup::default().settings).unwrap();
+    let stores = Arc::new(nvmf_target::store::Stores::default());
+    let mut cores: Vec<_> = (0..2)
+        .map(|shard| {
+            let config = Config { shard, ..Setup::default().config };
+            Core::new(&context, pd.clone(), target.clone(), stores.clone(), config).unwrap()
+        })
+        .collect();
+    // Nobody stops them; the first core breaks the port of the second one after some turns.
+    let never = || {
+        breaks.fetch_or(ran.fetch_add(1, Ordering::Relaxed) > 100, Ordering::Relaxed);
+        false
+    };
+    let end = catch_unwind(AssertUnwindSafe(|| run_all(&mut cores, never)));
+    assert!(end.is_err(), "{end:?}");
 }

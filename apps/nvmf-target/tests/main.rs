@@ -10,3 +10,4 @@ mod faults;
 mod load;
 mod meters;
 mod protocol;
+mod signals;

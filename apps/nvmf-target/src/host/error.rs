@@ -1,5 +1,7 @@
 //! What can go wrong at a host.
 
+use std::net::SocketAddr;
+
 use verbs::{PostError, VerbsError, WcStatus};
 
 /// Why a host gave up.
@@ -12,6 +14,14 @@ pub enum HostError {
     /// The target refused the connection, with a status of the RDMA transport.
     #[error("the target refused the connection: status {0} of the RDMA transport")]
     Refused(u16),
+    /// There is no connection.
+    #[error("{to}: {why}")]
+    Unconnected {
+        /// The target.
+        to: SocketAddr,
+        /// Why, and what to do.
+        why: String,
+    },
     /// A request could not be posted.
     #[error("a request could not be posted: {0}")]
     Post(#[from] PostError),
@@ -29,6 +39,9 @@ pub enum HostError {
     /// No response came in time.
     #[error("the target did not answer in time")]
     NoResponse,
+    /// SIGINT, SIGTERM or SIGHUP.
+    #[error("interrupted")]
+    Interrupted,
     /// More commands than the queue has entries.
     #[error("the queue is full")]
     QueueFull,

@@ -19,6 +19,15 @@ use verbs::{Context, Drive, Pd, Reactor, VerbsError};
 /// How long a command of the admin queue may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Ends a wait where a signal asks the program to end: to be called in each.
+///
+/// # Errors
+/// [`HostError::Interrupted`].
+#[inline]
+pub(crate) fn go_on() -> Result<(), HostError> {
+    if apps::stop::requested() { Err(HostError::Interrupted) } else { Ok(()) }
+}
+
 /// Who the host is, and the device that it uses.
 pub struct Host<'c> {
     context: &'c Context,
@@ -69,6 +78,7 @@ impl<'c> Host<'c> {
                     answer = Some(*cqe);
                 }
             })?;
+            go_on()?;
             if since.elapsed() > PATIENCE {
                 return Err(HostError::NoResponse);
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nvmf::wire::cm::{RejectData, ReplyData, RequestData};
 use nvmf::wire::{Cqe, Sqe};
-use verbs::rdma_cm::{CmId, ConnParam, MAX_RESP_RES, PortSpace};
+use verbs::rdma_cm::{CmEvent, CmEventType, CmId, ConnParam, EventChannel, MAX_RESP_RES, PortSpace, Refusal};
 use verbs::{
     Access, Context, CqPoller, Mr, Pd, Qp, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc,
     WcOpcode,
@@ -16,9 +16,14 @@ use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::error::HostError;
+use super::go_on;
 
 /// How long address and route may take, as at a Linux host.
 const RESOLVING: Duration = Duration::from_secs(3);
+/// Between two looks whether the program is to end.
+const LOOK: Duration = Duration::from_millis(20);
+/// The reason of a refusal by the program, and none of its connection management (IBA 12.6.7.2).
+const BY_PROGRAM: u16 = 28;
 /// Completions that are taken at a time.
 const BATCH: usize = 32;
 const RESPONSE: usize = size_of::<Cqe>();
@@ -42,6 +47,7 @@ pub struct HostQueue {
     poller: CqPoller,
     qp: Arc<Qp>,
     id: CmId,
+    _events: EventChannel,
     responses: Mr,
     elements: Vec<[Sge; 1]>,
     /// Entries of commands whose data go in the capsule, by their identifier.
@@ -85,9 +91,12 @@ impl HostQueue {
         private: &[u8],
     ) -> Result<Self, HostError> {
         let depth = entries as usize;
-        let id = context.create_id(None, PortSpace::Tcp)?;
+        let events = EventChannel::new()?;
+        let id = context.create_id(Some(&events), PortSpace::Tcp)?;
         id.resolve_addr(None, to, RESOLVING)?;
+        await_event(&events, to, CmEventType::AddrResolved)?.ack();
         id.resolve_route(RESOLVING)?;
+        await_event(&events, to, CmEventType::RouteResolved)?.ack();
         let cap = QpCap {
             max_send_wr: 2 * entries as u32,
             max_recv_wr: entries as u32,
@@ -107,18 +116,8 @@ impl HostQueue {
             initiator_depth: 0,
             ..ConnParam::with_data(private)
         };
-        if let Err(e) = id.connect(&param) {
-            let refusal = id.event();
-            let status =
-                refusal.as_ref().and_then(|event| RejectData::ref_from_prefix(event.private_data()).ok());
-            return Err(match status {
-                Some((data, _)) if refusal.as_ref().is_some_and(|event| event.refusal().is_some()) => {
-                    HostError::Refused(data.status.get())
-                }
-                _ => e.into(),
-            });
-        }
-        let event = id.event().ok_or(HostError::Misfit("it accepted without a reply"))?;
+        id.connect(&param)?;
+        let event = await_event(&events, to, CmEventType::Established)?;
         let (reply, _) = ReplyData::read_from_prefix(event.private_data())
             .map_err(|_| HostError::Misfit("it accepted without private data"))?;
         drop(event);
@@ -132,6 +131,7 @@ impl HostQueue {
             poller: cq.poller()?,
             qp,
             id,
+            _events: events,
             responses,
             elements,
             capsules: pd.reg_mr(depth * Sqe::LEN, Access::empty())?,
@@ -246,4 +246,27 @@ impl HostQueue {
     pub fn is_disconnected(&self) -> Result<bool, HostError> {
         Ok(self.id.state() == verbs::rdma_cm::IdState::Disconnected)
     }
+}
+
+/// Waits for the event that ends a call.
+fn await_event(events: &EventChannel, to: SocketAddr, wanted: CmEventType) -> Result<CmEvent, HostError> {
+    let event = loop {
+        go_on()?;
+        if let Some(event) = events.get_event(LOOK)? {
+            break event;
+        }
+    };
+    let why = match event.event() {
+        what if what == wanted => return Ok(event),
+        CmEventType::Rejected => match (event.refusal(), RejectData::ref_from_prefix(event.private_data())) {
+            (Some(Refusal { reason: BY_PROGRAM, .. }), Ok((data, _))) => {
+                return Err(HostError::Refused(data.status.get()));
+            }
+            (refusal, _) => refusal.map_or_else(|| "refused".into(), |refusal| refusal.to_string()),
+        },
+        CmEventType::AddrError => "no host has this address; check it, and that the link is up".into(),
+        CmEventType::Unreachable => "the target does not answer".into(),
+        other => format!("connecting ended in {other} ({})", event.status()),
+    };
+    Err(HostError::Unconnected { to, why })
 }

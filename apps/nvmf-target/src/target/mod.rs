@@ -15,7 +15,9 @@ mod qpns;
 mod receives;
 mod storage;
 mod tag;
+mod together;
 
 pub use self::core::{Config, Core};
 pub use counters::{Counters, Usage};
 pub use meter::Meters;
+pub use together::run_all;
