@@ -339,6 +339,44 @@ fn an_event_that_waited_names_the_address_where_it_is_now() {
     assert!(w.event(&ca, E::MulticastJoin).ud().is_none(), "the address is gone");
 }
 
+// Datagrams to a group leave from the identifier's address: without it there is nothing to join, and nothing has changed.
+#[test]
+fn a_group_is_not_joined_from_an_address_that_is_gone() {
+    let w = World::new();
+    let ca = w.a.channel();
+    let ours = addrs(false)[0];
+    let id = datagrams(&w.a, &ca, plain(ours, 0));
+    let group = IpAddr::from([239, 1, 2, 3]);
+    w.a.context.remove_address(ours).unwrap();
+    for join in [CmId::join_multicast, CmId::join_multicast_to_send] {
+        refused(join(&id, group), EADDRNOTAVAIL, "AddrNotAvail", "10.0.0.1 is none");
+        refused(id.leave_multicast(group), EADDRNOTAVAIL, "NotJoined", "has not joined");
+    }
+    assert!(id.qp().unwrap().detach_mcast(Gid::from_ip(group), 0).is_err(), "it is not attached");
+    w.a.context.add_address(ours, 24).unwrap();
+    id.join_multicast(group).unwrap();
+    assert!(w.event(&ca, E::MulticastJoin).ud().is_some());
+}
+
+// A group that is joined twice, in either way, is left once and for all.
+#[test]
+fn a_group_that_is_joined_again_is_left_all_the_same() {
+    let w = World::new();
+    let ca = w.a.channel();
+    let id = datagrams(&w.a, &ca, plain(addrs(false)[0], 0));
+    let group = IpAddr::from([239, 1, 2, 3]);
+    let [both, send] = [CmId::join_multicast, CmId::join_multicast_to_send];
+    for joins in [[both, send], [send, both], [both, both], [send, send]] {
+        for join in joins {
+            join(&id, group).unwrap();
+            w.event(&ca, E::MulticastJoin).ack();
+        }
+        id.leave_multicast(group).unwrap();
+        assert!(id.qp().unwrap().detach_mcast(Gid::from_ip(group), 0).is_err(), "it is attached still");
+        refused(id.leave_multicast(group), EADDRNOTAVAIL, "NotJoined", "has not joined");
+    }
+}
+
 // A synchronous call returns it as its error.
 #[test]
 fn a_waiting_call_says_that_its_address_is_gone() {

@@ -440,7 +440,7 @@ impl CmId {
     ///
     /// # Errors
     /// `EINVAL` where the identifier is not of datagrams, is bound to no address or has no queue pair, and for an address
-    /// that is not multicast; as [`Qp::attach_mcast`].
+    /// that is not multicast; `EADDRNOTAVAIL` where its local address was removed from the port; as [`Qp::attach_mcast`].
     #[doc(alias = "rdma_join_multicast")]
     pub fn join_multicast(&self, group: IpAddr) -> Result<(), VerbsError> {
         self.join(group, true)
@@ -467,6 +467,7 @@ impl CmId {
             let local = id.local.ok_or_else(|| no("bind the identifier to an address first"))?;
             let sgid = sgid_for(device, local.ip(), group);
             let sgid = sgid.ok_or_else(|| no("the device has no address of the group's IP version"))?;
+            sgid_index(device, &sgid)?; // the port may not have the identifier's own any more
             let gid = Gid::from_ip(group);
             if receive {
                 qp.attach_mcast(gid, 0)?;
@@ -482,8 +483,10 @@ impl CmId {
             };
             let ud = UdPeer { path, qp_num: Qpn::MULTICAST.get(), qkey: UDP_QKEY };
             let id = state.id(self.number);
+            // Joined again to send alone, it receives as before: until it leaves.
+            let attached = receive || id.groups.contains(&(gid, true));
             id.groups.retain(|(known, _)| *known != gid);
-            id.groups.push((gid, receive));
+            id.groups.push((gid, attached));
             let event = EventData { ud: Some(ud), ..EventData::new(CmEventType::MulticastJoin) };
             state.raise(self.number, event);
             Ok(())
