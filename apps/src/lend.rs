@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 use verbs::port::Frame;
-use verbs::port::{Build, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
+use verbs::port::{Armed, Build, Host, Port, PortError, PortInfo, PortQueue, PortStats, RxBurst, TxBurst};
 
 type Slot = Arc<Mutex<Option<Box<dyn PortQueue>>>>;
 
@@ -96,6 +96,10 @@ impl PortQueue for Lent {
         self.queue().build_burst(most, builder)
     }
     #[inline]
+    fn arm(&mut self) -> Armed {
+        self.queue().arm()
+    }
+    #[inline]
     fn recycle(&mut self, frames: &mut RxBurst) {
         self.queue().recycle(frames);
     }
@@ -104,5 +108,28 @@ impl PortQueue for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         *self.home.lock().unwrap_or_else(PoisonError::into_inner) = self.queue.take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbs::port::{PortOptions, PortSpec};
+
+    // Goal: a thread that waits for a lent port sleeps as it would for the port itself, and does not poll.
+    #[test]
+    fn a_lent_port_signals_frames_and_is_lent_again() {
+        let dir = std::env::temp_dir().join(format!("roce-lend-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let spec = format!("unix:{0}/a,peer={0}/b", dir.display());
+        let spec: PortSpec = spec.parse().unwrap();
+        let port = LentPort::new(spec.open(&PortOptions::default()).unwrap());
+        for _ in 0..2 {
+            let mut queue = port.take_queue(0).unwrap();
+            assert!(matches!(queue.arm(), Armed::Event(_)));
+            assert!(port.take_queue(0).is_none());
+        }
+        drop(port);
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }
