@@ -52,8 +52,10 @@ impl Drop for Dir {
 
 /// Opens a device on the port with every kind of object that has a descriptor, and passes it to `look`.
 fn with_device(dir: &Dir, spec: &str, look: impl FnOnce(&Context)) {
-    let mut config =
-        DeviceConfig::new(spec.parse::<PortSpec>().unwrap()).addr([10, 0, 0, 1], 24).shards(2).stats(&*dir.0);
+    let mut config = DeviceConfig::new(spec.parse::<PortSpec>().unwrap()).shards(2).stats(&*dir.0);
+    if !spec.starts_with("udp:") {
+        config = config.addr([10, 0, 0, 1], 24);
+    }
     config.pcap = Some(dir.0.join("a.pcap"));
     config.mac = spec.starts_with("dpdk:").then_some(Mac([2, 0, 0, 0, 0, 7]));
     let context = Context::open(config).unwrap_or_else(|error| panic!("{spec}: {error}"));
@@ -87,6 +89,20 @@ fn ports_without_dpdk_leave_no_descriptor_to_programs() {
     for spec in ["loopback".to_owned(), format!("unix:{},peer={}", dir.path("a"), dir.path("b"))] {
         with_device(&dir, &spec, |_| nothing_is_inherited(&before, &spec, || true));
     }
+}
+
+#[test]
+fn sockets_of_the_host_leave_no_descriptor_to_programs() {
+    let (before, dir) = (inherited(), Dir::new("udp"));
+    // Of the addresses of this machine alone one that no other test has.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let spec = format!("udp:127.91.{high}.{}", low.clamp(1, 254));
+    with_device(&dir, &spec, |context| {
+        nothing_is_inherited(&before, &spec, || is_up(context));
+        // A thread that waits for datagrams has one more.
+        assert!(context.get_async_event(Duration::from_millis(20)).is_ok());
+        nothing_is_inherited(&before, &spec, || true);
+    });
 }
 
 // Control: the test detects an inherited descriptor.

@@ -13,7 +13,10 @@ use std::time::Duration;
 use common::hooked::{Burst, Hooked};
 use common::{PATIENCE, all_rights};
 use verbs::errno::{EDEADLK, EIO};
-use verbs::port::{PortOptions, PortSpec};
+use verbs::port::{
+    Armed, Frame, Host, Port, PortError, PortInfo, PortOptions, PortQueue, PortSpec, PortStats, RxBurst,
+    TxBurst,
+};
 use verbs::{
     Access, AsyncEvent, Clock, Context, CqInitAttr, DeviceConfig, DeviceError, Drive, Gid, Mr, MwBind,
     MwBindInfo, MwType, Pd, PostErrorKind, Qp, QpInitAttr, QpState, Reactor, RecvWr, Rereg, SendFlags,
@@ -274,6 +277,198 @@ fn a_panic_on_a_thread_of_the_device_ends_its_shard_alone() {
         cq.destroy().map_err(|(e, _)| e).unwrap();
         drop((channel, pd));
         context.close().map_err(|(e, _)| e).unwrap();
+    }
+}
+
+/// A port that panics in one of its methods, once it is told to.
+struct Fragile {
+    port: Box<dyn Port>,
+    breaks: Arc<Mutex<Option<&'static str>>>,
+}
+
+/// What a device calls of a port and its queues once it is open.
+const METHODS: [&str; 13] = [
+    "info",
+    "start",
+    "mtu",
+    "link_up",
+    "host",
+    "maintain",
+    "stats",
+    "rx_burst",
+    "tx_burst",
+    "alloc",
+    "alloc_burst",
+    "arm",
+    "recycle",
+];
+
+fn step(breaks: &Mutex<Option<&'static str>>, method: &str) {
+    let breaks = *breaks.lock().unwrap_or_else(|e| e.into_inner());
+    assert!(breaks != Some(method), "the port panics");
+}
+
+impl Port for Fragile {
+    fn info(&self) -> &PortInfo {
+        step(&self.breaks, "info");
+        self.port.info()
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        Some(Box::new(FragileQueue { queue: self.port.take_queue(index)?, breaks: self.breaks.clone() }))
+    }
+    fn start(&self) -> Result<(), PortError> {
+        step(&self.breaks, "start");
+        self.port.start()
+    }
+    fn mtu(&self) -> usize {
+        step(&self.breaks, "mtu");
+        self.port.mtu()
+    }
+    fn link_up(&self) -> bool {
+        step(&self.breaks, "link_up");
+        self.port.link_up()
+    }
+    fn host(&self) -> Option<&dyn Host> {
+        step(&self.breaks, "host");
+        self.port.host()
+    }
+    fn maintain(&self) {
+        step(&self.breaks, "maintain");
+        self.port.maintain();
+    }
+    fn stats(&self) -> PortStats {
+        step(&self.breaks, "stats");
+        self.port.stats()
+    }
+}
+
+struct FragileQueue {
+    queue: Box<dyn PortQueue>,
+    breaks: Arc<Mutex<Option<&'static str>>>,
+}
+
+impl PortQueue for FragileQueue {
+    fn rx_burst(&mut self, out: &mut RxBurst) -> usize {
+        step(&self.breaks, "rx_burst");
+        self.queue.rx_burst(out)
+    }
+    fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
+        step(&self.breaks, "tx_burst");
+        self.queue.tx_burst(frames)
+    }
+    fn alloc(&mut self) -> Option<Frame> {
+        step(&self.breaks, "alloc");
+        self.queue.alloc()
+    }
+    fn alloc_burst(&mut self, out: &mut TxBurst, n: usize) {
+        step(&self.breaks, "alloc_burst");
+        self.queue.alloc_burst(out, n);
+    }
+    fn arm(&mut self) -> Armed {
+        step(&self.breaks, "arm");
+        self.queue.arm()
+    }
+    fn recycle(&mut self, frames: &mut RxBurst) {
+        step(&self.breaks, "recycle");
+        self.queue.recycle(frames);
+    }
+}
+
+/// Uses what is left of a device for a while in every way that calls its port, whatever panics.
+fn use_all(context: &Context, pd: &Pd, qp: &Qp, cq: &verbs::Cq, channel: &verbs::CompChannel, mr: &Mr) {
+    let sge = [mr.sge(0..64).unwrap()];
+    let calls: [&dyn Fn(); 12] = [
+        &|| {
+            let _ = context.start();
+        },
+        &|| {
+            let _ = context.query_port(1);
+        },
+        &|| {
+            let _ = context.query_device();
+        },
+        &|| {
+            let _ = context.stats();
+        },
+        &|| {
+            let _ = context.port_stats();
+        },
+        &|| {
+            let _ = format!("{context:?}");
+        },
+        &|| {
+            let _ = context.add_address([192, 0, 2, 7], 24);
+        },
+        &|| {
+            let _ = context.remove_address([192, 0, 2, 7]);
+        },
+        &|| {
+            let _ = qp.post_send(&[SendWr::write(77, &sge, mr.addr(), mr.rkey()).signaled()]);
+        },
+        &|| {
+            let _ = pd.create_qp(&QpInitAttr::rc(cq, cq));
+        },
+        &|| {
+            let _ = cq.poll(&mut [Wc::default(); 4]);
+        },
+        &|| {
+            let _ = channel.get_cq_event(Duration::from_millis(30));
+        },
+    ];
+    for call in calls {
+        let _ = catch_unwind(AssertUnwindSafe(call));
+    }
+    for _ in 0..3 {
+        let _ = catch_unwind(AssertUnwindSafe(|| context.reactor(0).map(|mut reactor| reactor.poll_once())));
+        let _ = catch_unwind(AssertUnwindSafe(|| cq.poll(&mut [Wc::default(); 4])));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+// Goal: after a panic in any method of a port, wherever it was called, a device either works on as if nothing had been, or is
+// dead and says so, and it can be closed.
+#[test]
+#[cfg_attr(miri, ignore = "waits: too slow under Miri")]
+fn a_panic_in_any_method_of_a_port_ends_its_shard_or_nothing() {
+    for (method, drive) in METHODS.iter().flat_map(|method| {
+        [Drive::Embedded, Drive::Caller, Drive::Dedicated { cores: vec![] }].map(|drive| (*method, drive))
+    }) {
+        let case = format!("{method}, {drive:?}");
+        let breaks = Arc::new(Mutex::new(None));
+        let port = PortSpec::Loopback.open(&PortOptions { frames: 256, ..PortOptions::default() }).unwrap();
+        let port: Box<dyn Port> = Box::new(Fragile { port, breaks: breaks.clone() });
+        let config = DeviceConfig { port: port.into(), ..DeviceConfig::loopback() }.drive(drive);
+        let context = Context::open(DeviceConfig { qps_per_shard: 16, ..config }).unwrap();
+        let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
+        let cq = context.create_cq_ex(&CqInitAttr::new(64).channel(&channel)).unwrap();
+        let qp = to_itself(&pd, &QpInitAttr::rc(&cq, &cq));
+        let mr = pd.reg_mr(4096, all_rights()).unwrap();
+        *breaks.lock().unwrap() = Some(method);
+        use_all(&context, &pd, &qp, &cq, &channel, &mr);
+        *breaks.lock().unwrap_or_else(|e| e.into_inner()) = None;
+        let sge = [mr.sge(0..8).unwrap()];
+        if qp.query().is_ok() {
+            assert!(!context.stats().shards[0].dead, "{case}");
+            qp.post_send(&[SendWr::write(5, &sge, mr.addr(), mr.rkey()).signaled()]).expect(&case);
+            let (mut wc, since) = ([Wc::default()], std::time::Instant::now());
+            while !(cq.poll(&mut wc).expect(&case) == 1 && wc[0].wr_id == 5) {
+                assert!(since.elapsed() < PATIENCE, "{case}: the device does not go on");
+                let _ = context.reactor(0).map(|mut reactor| reactor.poll_once());
+            }
+            assert!(wc[0].is_ok(), "{case}: {:?}", wc[0]);
+        } else {
+            dead(qp.query());
+            assert!(context.stats().shards[0].dead, "{case}");
+            let events = std::iter::from_fn(|| context.try_get_async_event());
+            assert_eq!(events.filter(|event| event.event == AsyncEvent::DeviceFatal).count(), 1, "{case}");
+        }
+        mr.dereg().map_err(|(e, _)| e).expect(&case);
+        qp.destroy().map_err(|(e, _)| e).expect(&case);
+        while channel.try_get_cq_event().is_some() {
+            cq.ack_events(1).unwrap();
+        }
+        drop((cq, channel, pd));
+        context.close().map_err(|(e, _)| e).expect(&case);
     }
 }
 
