@@ -58,8 +58,12 @@ impl Lab {
                 assert!(run(&format!("ip {command}")), "{command}");
             }
         }
-        let forward = "net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
-        assert!(run(&format!("ip netns exec {} sysctl -w {forward}", lab.router)));
+        // Not by sysctl(8), which a minimal install lacks.
+        for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            let mut sh = Command::new("ip");
+            sh.args(["netns", "exec", &lab.router, "sh", "-c", "echo 1 >/proc/sys/net/$0", switch]);
+            assert!(sh.status().is_ok_and(|status| status.success()), "{switch}");
+        }
         Some(lab)
     }
 
