@@ -22,11 +22,10 @@ fn request(qid: u16, entries: u16) -> RequestData {
 #[test]
 fn requests_that_are_wrong_are_refused_with_the_transports_status() {
     with_target(&Setup::default(), |view| {
-        let host = view.host(1);
-        let connect = |data: &[u8]| {
-            HostQueue::connect_as(&view.context, host.pd(), view.at, 32, data).map(|_| ()).unwrap_err()
-        };
-        let wrong = |change: fn(&mut RequestData)| {
+        let mut host = view.host(1);
+        let mut connect =
+            |data: &[u8]| HostQueue::connect_as(&mut host, view.at, 32, data).map(|_| ()).unwrap_err();
+        let mut wrong = |change: fn(&mut RequestData)| {
             let mut data = request(0, 32);
             change(&mut data);
             match connect(data.as_bytes()) {
@@ -53,16 +52,16 @@ fn more_connections_than_there_may_be_are_refused() {
     setup.config.connections = 2;
     with_target(&setup, |view| {
         let mut host = view.host(1);
-        let connect = |host: &Host<'_>| HostQueue::connect(&view.context, host.pd(), view.at, 0, 32);
-        let both = [connect(&host).unwrap(), connect(&host).unwrap()];
-        match connect(&host) {
+        let connect = |host: &mut Host<'_>| HostQueue::connect(host, view.at, 0, 32);
+        let both = [connect(&mut host).unwrap(), connect(&mut host).unwrap()];
+        match connect(&mut host) {
             Err(HostError::Refused(status)) => assert_eq!(status, RejectReason::Resources as u16),
             Err(e) => panic!("{e}"),
             Ok(_) => panic!("a third connection"),
         }
         drop(both);
         view.until_nothing_is_left(&mut host);
-        connect(&host).unwrap();
+        connect(&mut host).unwrap();
     });
 }
 
@@ -74,10 +73,10 @@ fn hosts_that_go_at_every_step_leave_nothing() {
         for round in 0..48 {
             let mut host = view.host(round);
             match round % 6 {
-                0 => drop(HostQueue::connect(&view.context, host.pd(), view.at, 0, 32).unwrap()),
+                0 => drop(HostQueue::connect(&mut host, view.at, 0, 32).unwrap()),
                 1 => {
                     // A capsule that is none ends the connection.
-                    let mut queue = HostQueue::connect(&view.context, host.pd(), view.at, 0, 32).unwrap();
+                    let mut queue = HostQueue::connect(&mut host, view.at, 0, 32).unwrap();
                     queue.send_raw(&[0; 63]).unwrap();
                     view.until(&mut host, "the target disconnects", || queue.is_disconnected().unwrap());
                 }
@@ -129,7 +128,7 @@ fn a_thousand_connections_leave_nothing() {
     with_target(&Setup::default(), |view| {
         let mut host = view.host(1);
         for _ in 0..125 {
-            let connect = || HostQueue::connect(&view.context, host.pd(), view.at, 0, 8).unwrap();
+            let mut connect = || HostQueue::connect(&mut host, view.at, 0, 8).unwrap();
             let eight: Vec<_> = (0..8).map(|_| connect()).collect();
             drop(eight);
         }

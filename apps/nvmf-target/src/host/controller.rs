@@ -1,7 +1,7 @@
 //! A controller, as a host sees it: connected, enabled, identified.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nvmf::Nqn;
 use nvmf::wire::discovery::{Header, Record};
@@ -74,7 +74,8 @@ pub struct Controller {
     /// Submission queue entries of an I/O queue, at most.
     entries_max: u16,
     queues: u16,
-    kept_alive: Instant,
+    /// When the last command was sent.
+    kept_alive: Duration,
 }
 
 impl Controller {
@@ -88,7 +89,7 @@ impl Controller {
         subsystem: &Nqn,
         options: Options,
     ) -> Result<Self, HostError> {
-        let admin = HostQueue::connect(host.context, &host.pd, to, 0, ADMIN_ENTRIES)?;
+        let admin = HostQueue::connect(host, to, 0, ADMIN_ENTRIES)?;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let mut controller = Self {
             admin,
@@ -100,7 +101,7 @@ impl Controller {
             identity: Box::new(identify::Controller::new_zeroed()),
             entries_max: 0,
             queues: 0,
-            kept_alive: Instant::now(),
+            kept_alive: host.now(),
         };
         controller.write_connect_data(host)?;
         let sgl = controller.page_sgl(ConnectData::LEN as u32);
@@ -126,9 +127,9 @@ impl Controller {
         self.await_status(host, CSTS_READY)
     }
     fn await_status(&mut self, host: &mut Host<'_>, bits: u32) -> Result<(), HostError> {
-        let since = Instant::now();
+        let since = host.now();
         while self.call(host, &command::property_get(CSTS, false))?.result.get() as u32 & bits != bits {
-            if since.elapsed() > PATIENCE {
+            if host.now().saturating_sub(since) > PATIENCE {
                 return Err(HostError::NoResponse);
             }
         }
@@ -149,7 +150,7 @@ impl Controller {
     }
 
     fn call(&mut self, host: &mut Host<'_>, sqe: &Sqe) -> Result<nvmf::wire::Cqe, HostError> {
-        self.kept_alive = Instant::now();
+        self.kept_alive = host.now();
         host.call(&mut self.admin, sqe, Data::Elsewhere)
     }
     fn page_sgl(&self, len: u32) -> Sgl {
@@ -228,7 +229,7 @@ impl Controller {
     /// If the target does not answer, or refuses.
     pub fn io_queue(&mut self, host: &mut Host<'_>, qid: u16, entries: u16) -> Result<HostQueue, HostError> {
         let entries = entries.min(self.entries_max);
-        let mut queue = HostQueue::connect(host.context, &host.pd, self.to, qid, entries)?;
+        let mut queue = HostQueue::connect(host, self.to, qid, entries)?;
         self.write_connect_data(host)?;
         // As Linux does it: in the capsule, if that has room.
         if self.in_capsule() >= ConnectData::LEN {
@@ -246,7 +247,8 @@ impl Controller {
     /// # Errors
     /// If the connection fails.
     pub fn keep_alive(&mut self, host: &mut Host<'_>) -> Result<(), HostError> {
-        if !self.options.keep_alive.is_zero() && self.kept_alive.elapsed() > self.options.keep_alive / 4 {
+        let quiet = host.now().saturating_sub(self.kept_alive);
+        if !self.options.keep_alive.is_zero() && quiet > self.options.keep_alive / 4 {
             self.call(host, &command::keep_alive())?;
         }
         Ok(())

@@ -2,7 +2,13 @@
 
 use std::net::SocketAddr;
 
+use nvmf::wire::cm::RejectData;
+use verbs::rdma_cm::{CmEvent, CmEventType, Refusal};
 use verbs::{PostError, VerbsError, WcStatus};
+use zerocopy::FromBytes;
+
+/// The reason of a refusal by the program, and none of its connection management (IBA 12.6.7.2).
+const BY_PROGRAM: u16 = 28;
 
 /// Why a host gave up.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +57,23 @@ pub enum HostError {
 }
 
 impl HostError {
+    /// What an event says that ends the making of a connection to `to`.
+    pub(super) fn of(event: &CmEvent, to: SocketAddr) -> Self {
+        let why = match event.event() {
+            CmEventType::Rejected => {
+                match (event.refusal(), RejectData::ref_from_prefix(event.private_data())) {
+                    (Some(Refusal { reason: BY_PROGRAM, .. }), Ok((data, _))) => {
+                        return Self::Refused(data.status.get());
+                    }
+                    (refusal, _) => refusal.map_or_else(|| "refused".into(), |refusal| refusal.to_string()),
+                }
+            }
+            CmEventType::AddrError => "no host has this address; check it, and that the link is up".into(),
+            CmEventType::Unreachable => "the target does not answer".into(),
+            other => format!("connecting ended in {other} ({})", event.status()),
+        };
+        Self::Unconnected { to, why }
+    }
     /// The status code, type above it, where a command failed.
     pub fn code(&self) -> Option<u16> {
         match self {

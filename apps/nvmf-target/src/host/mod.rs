@@ -1,4 +1,7 @@
 //! A host: connects to subsystems, asks who they are, reads and writes. For tests and figures.
+//!
+//! Whatever it waits for, it turns its shards, and its time is that of the device: so a test that turns a target beside it
+//! ([`Host::beside`]) needs one thread and no clock.
 
 mod command;
 mod controller;
@@ -10,13 +13,15 @@ pub use controller::{Controller, NamespaceInfo, Options, discover};
 pub use error::HostError;
 pub use queue::{Data, HostQueue};
 
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use nvmf::Nqn;
 use nvmf::wire::{Cqe, Sqe};
+use verbs::rdma_cm::{CmEvent, CmEventType, CmId, EventChannel};
 use verbs::{Context, Drive, Pd, Reactor, VerbsError};
 
-/// How long a command of the admin queue may take.
+/// How long a command of the admin queue may take, and a connection.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Ends a wait where a signal asks the program to end: to be called in each.
@@ -36,6 +41,8 @@ pub struct Host<'c> {
     reactors: Vec<Reactor>,
     name: Nqn,
     id: [u8; 16],
+    events: EventChannel,
+    beside: Option<Box<dyn FnMut() + 'c>>,
 }
 
 impl<'c> Host<'c> {
@@ -46,7 +53,12 @@ impl<'c> Host<'c> {
     pub fn new(context: &'c Context, drive: &Drive, name: Nqn, id: [u8; 16]) -> Result<Self, VerbsError> {
         let shards = if *drive == Drive::Embedded { context.shards() } else { 0 };
         let reactors = (0..shards).map(|shard| context.reactor(shard)).collect::<Result<_, _>>()?;
-        Ok(Self { context, pd: context.alloc_pd()?, reactors, name, id })
+        let (pd, events) = (context.alloc_pd()?, EventChannel::new()?);
+        Ok(Self { context, pd, reactors, name, id, events, beside: None })
+    }
+    /// From now on each turn of the host is one of `what`, too.
+    pub fn beside(&mut self, what: impl FnMut() + 'c) {
+        self.beside = Some(Box::new(what));
     }
     /// Its device.
     pub fn context(&self) -> &'c Context {
@@ -62,6 +74,50 @@ impl<'c> Host<'c> {
         for reactor in &mut self.reactors {
             let _ = reactor.poll_once();
         }
+        if let Some(beside) = &mut self.beside {
+            beside();
+        }
+    }
+    /// The time of the device.
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.context.now())
+    }
+    /// Turns until `done` gives something.
+    fn until<T>(
+        &mut self,
+        mut done: impl FnMut(&mut Self) -> Result<Option<T>, HostError>,
+    ) -> Result<T, HostError> {
+        let since = self.now();
+        loop {
+            self.turn();
+            if let Some(result) = done(self)? {
+                return Ok(result);
+            }
+            go_on()?;
+            if self.now().saturating_sub(since) > PATIENCE {
+                return Err(HostError::NoResponse);
+            }
+            // The target may be on this processor.
+            if self.beside.is_none() {
+                std::thread::yield_now();
+            }
+        }
+    }
+    /// Waits for what becomes of the last call of an identifier, which connects to `to`.
+    fn outcome(&mut self, of: &CmId, to: SocketAddr, wanted: CmEventType) -> Result<CmEvent, HostError> {
+        self.until(|host| {
+            while let Some(event) = host.events.try_get_event() {
+                // Events of other queues say what their identifiers know.
+                if event.is_of(of) {
+                    return if event.event() == wanted {
+                        Ok(Some(event))
+                    } else {
+                        Err(HostError::of(&event, to))
+                    };
+                }
+            }
+            Ok(None)
+        })
     }
     /// Sends a command, and waits for its response.
     ///
@@ -69,21 +125,15 @@ impl<'c> Host<'c> {
     /// If the connection fails, no response comes, or the response says that the command failed.
     pub fn call(&mut self, queue: &mut HostQueue, sqe: &Sqe, data: Data<'_>) -> Result<Cqe, HostError> {
         let cid = queue.submit(sqe, data)?.ok_or(HostError::QueueFull)?;
-        let since = Instant::now();
-        let mut answer = None;
-        while answer.is_none() {
-            self.turn();
+        let cqe = self.until(|_| {
+            let mut answer = None;
             queue.poll(|cqe| {
                 if cqe.cid.get() == cid {
                     answer = Some(*cqe);
                 }
             })?;
-            go_on()?;
-            if since.elapsed() > PATIENCE {
-                return Err(HostError::NoResponse);
-            }
-        }
-        let cqe = answer.expect("the loop ends with it");
+            Ok(answer)
+        })?;
         match cqe.status.get() >> 1 {
             0 => Ok(cqe),
             status => Err(HostError::Status { status, result: cqe.result.get() }),

@@ -5,25 +5,20 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nvmf::wire::cm::{RejectData, ReplyData, RequestData};
+use nvmf::wire::cm::{ReplyData, RequestData};
 use nvmf::wire::{Cqe, Sqe};
-use verbs::rdma_cm::{CmEvent, CmEventType, CmId, ConnParam, EventChannel, MAX_RESP_RES, PortSpace, Refusal};
+use verbs::rdma_cm::{CmEventType, CmId, ConnParam, MAX_RESP_RES, PortSpace};
 use verbs::{
-    Access, Context, CqPoller, Mr, Pd, Qp, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc,
-    WcOpcode,
+    Access, CqPoller, Mr, Qp, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc, WcOpcode,
 };
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::Host;
 use super::error::HostError;
-use super::go_on;
 
 /// How long address and route may take, as at a Linux host.
 const RESOLVING: Duration = Duration::from_secs(3);
-/// Between two looks whether the program is to end.
-const LOOK: Duration = Duration::from_millis(20);
-/// The reason of a refusal by the program, and none of its connection management (IBA 12.6.7.2).
-const BY_PROGRAM: u16 = 28;
 /// Completions that are taken at a time.
 const BATCH: usize = 32;
 const RESPONSE: usize = size_of::<Cqe>();
@@ -47,7 +42,6 @@ pub struct HostQueue {
     poller: CqPoller,
     qp: Arc<Qp>,
     id: CmId,
-    _events: EventChannel,
     responses: Mr,
     elements: Vec<[Sge; 1]>,
     /// Entries of commands whose data go in the capsule, by their identifier.
@@ -64,39 +58,31 @@ impl HostQueue {
     ///
     /// # Errors
     /// If the target does not answer, or refuses.
-    pub fn connect(
-        context: &Context,
-        pd: &Pd,
-        to: SocketAddr,
-        qid: u16,
-        entries: u16,
-    ) -> Result<Self, HostError> {
+    pub fn connect(host: &mut Host<'_>, to: SocketAddr, qid: u16, entries: u16) -> Result<Self, HostError> {
         let request = RequestData {
             qid: U16::new(qid),
             host_receives: U16::new(entries),
             host_sends: U16::new(entries - 1),
             ..RequestData::new_zeroed()
         };
-        Self::connect_as(context, pd, to, entries, request.as_bytes())
+        Self::connect_as(host, to, entries, request.as_bytes())
     }
     /// The same, with any private data.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
     pub fn connect_as(
-        context: &Context,
-        pd: &Pd,
+        host: &mut Host<'_>,
         to: SocketAddr,
         entries: u16,
         private: &[u8],
     ) -> Result<Self, HostError> {
         let depth = entries as usize;
-        let events = EventChannel::new()?;
-        let id = context.create_id(Some(&events), PortSpace::Tcp)?;
+        let id = host.context.create_id(Some(&host.events), PortSpace::Tcp)?;
         id.resolve_addr(None, to, RESOLVING)?;
-        await_event(&events, to, CmEventType::AddrResolved)?.ack();
+        drop(host.outcome(&id, to, CmEventType::AddrResolved)?);
         id.resolve_route(RESOLVING)?;
-        await_event(&events, to, CmEventType::RouteResolved)?.ack();
+        drop(host.outcome(&id, to, CmEventType::RouteResolved)?);
         let cap = QpCap {
             max_send_wr: 2 * entries as u32,
             max_recv_wr: entries as u32,
@@ -105,7 +91,8 @@ impl HostQueue {
             max_inline_data: Sqe::LEN as u32,
         };
         // A failed queue pair completes every request.
-        let cq = context.create_cq(4 * cap.max_send_wr.next_power_of_two())?;
+        let cq = host.context.create_cq(4 * cap.max_send_wr.next_power_of_two())?;
+        let pd = &host.pd;
         let qp = id.create_qp(pd, &QpInitAttr::rc(&cq, &cq).cap(cap))?;
         let responses = pd.reg_mr(depth * RESPONSE, Access::LOCAL_WRITE)?;
         let elements = (0..depth).map(|n| Ok([responses.sge(n * RESPONSE..(n + 1) * RESPONSE)?]));
@@ -116,8 +103,10 @@ impl HostQueue {
             initiator_depth: 0,
             ..ConnParam::with_data(private)
         };
+        // While it is waited for, the host is turned: whatever of it is needed is there already.
+        let capsules = pd.reg_mr(depth * Sqe::LEN, Access::empty())?;
         id.connect(&param)?;
-        let event = await_event(&events, to, CmEventType::Established)?;
+        let event = host.outcome(&id, to, CmEventType::Established)?;
         let (reply, _) = ReplyData::read_from_prefix(event.private_data())
             .map_err(|_| HostError::Misfit("it accepted without private data"))?;
         drop(event);
@@ -131,10 +120,9 @@ impl HostQueue {
             poller: cq.poller()?,
             qp,
             id,
-            _events: events,
             responses,
             elements,
-            capsules: pd.reg_mr(depth * Sqe::LEN, Access::empty())?,
+            capsules,
             // One entry stays empty: a full queue would look like an empty one.
             free: (0..entries - 1).rev().collect(),
             entries,
@@ -246,27 +234,4 @@ impl HostQueue {
     pub fn is_disconnected(&self) -> Result<bool, HostError> {
         Ok(self.id.state() == verbs::rdma_cm::IdState::Disconnected)
     }
-}
-
-/// Waits for the event that ends a call.
-fn await_event(events: &EventChannel, to: SocketAddr, wanted: CmEventType) -> Result<CmEvent, HostError> {
-    let event = loop {
-        go_on()?;
-        if let Some(event) = events.get_event(LOOK)? {
-            break event;
-        }
-    };
-    let why = match event.event() {
-        what if what == wanted => return Ok(event),
-        CmEventType::Rejected => match (event.refusal(), RejectData::ref_from_prefix(event.private_data())) {
-            (Some(Refusal { reason: BY_PROGRAM, .. }), Ok((data, _))) => {
-                return Err(HostError::Refused(data.status.get()));
-            }
-            (refusal, _) => refusal.map_or_else(|| "refused".into(), |refusal| refusal.to_string()),
-        },
-        CmEventType::AddrError => "no host has this address; check it, and that the link is up".into(),
-        CmEventType::Unreachable => "the target does not answer".into(),
-        other => format!("connecting ended in {other} ({})", event.status()),
-    };
-    Err(HostError::Unconnected { to, why })
 }
