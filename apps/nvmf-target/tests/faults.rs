@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use nvmf::BackendError;
@@ -306,4 +306,112 @@ fn a_core_that_dies_ends_the_others() {
     };
     let end = catch_unwind(AssertUnwindSafe(|| run_all(&mut cores, never)));
     assert!(end.is_err(), "{end:?}");
+}
+
+/// A disk that takes its time for the first Write, until it is let go.
+#[derive(Debug)]
+struct Slow {
+    disk: Arc<Disk>,
+    state: Mutex<Held>,
+    change: Condvar,
+}
+
+/// How far that Write is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Held {
+    NotCome,
+    Waits,
+    LetGo,
+    Done,
+}
+
+impl Slow {
+    fn is(&self, state: Held) -> bool {
+        *self.state.lock().unwrap() == state
+    }
+    fn let_go(&self) {
+        let mut state = self.state.lock().unwrap();
+        if *state != Held::Done {
+            *state = Held::LetGo;
+            self.change.notify_all();
+        }
+    }
+}
+
+/// Lets it go even if the test panics: the target waits for its disk.
+struct LetGo(Arc<Slow>);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
+
+impl Blocks for Slow {
+    fn size(&self) -> std::io::Result<u64> {
+        self.disk.size()
+    }
+    fn run(&self, work: &Work) -> Result<(), BackendError> {
+        let mut state = self.state.lock().unwrap();
+        if *state != Held::NotCome || !matches!(work, Work::Write { .. }) {
+            drop(state);
+            return self.disk.run(work);
+        }
+        *state = Held::Waits;
+        while *state == Held::Waits {
+            state = self.change.wait(state).unwrap();
+        }
+        let result = self.disk.run(work);
+        *state = Held::Done;
+        result
+    }
+}
+
+// Goal: a Write that the disk is slow with when its connection ends does not land on what the host writes when it is back, and
+// no other host waits for it.
+#[test]
+fn a_host_that_comes_back_does_not_overtake_its_writes() {
+    let slow = Arc::new(Slow { disk: Disk::new(), state: Mutex::new(Held::NotCome), change: Condvar::new() });
+    let setup = Setup { bytes: BYTES, blocks: Some(slow.clone()), ..Setup::default() };
+    with_target(&setup, |view| {
+        let _in_the_end = LetGo(slow.clone());
+        let connect = |host: &mut Host<'_>| {
+            let mut controller =
+                Controller::connect(host, view.at, &nqn(SUBSYSTEM), Options::default()).unwrap();
+            let queue = controller.io_queue(host, 1, 8).unwrap();
+            (controller, queue)
+        };
+        let mut host = view.host(1);
+        let mr = host.pd().reg_mr(BLOCK, RIGHTS).unwrap();
+        let keyed = Sgl::keyed(mr.iova(), BLOCK as u32, mr.rkey(), false);
+        let (controller, mut queue) = connect(&mut host);
+        mr.fill(0..BLOCK, 1).unwrap();
+        queue.submit(&Io::new(1, 0, 1).write(keyed), Data::Elsewhere).unwrap();
+        view.until(&mut host, "the disk has the write", || slow.is(Held::Waits));
+        drop((queue, controller));
+        view.until(&mut host, "the target knows that the host has gone", || {
+            view.target.controllers() == (0, 0)
+        });
+
+        let mut other = view.host(2);
+        let (_controller, mut queue) = connect(&mut other);
+        other.call(&mut queue, &Io::new(1, 1, 1).flush(), Data::Elsewhere).unwrap();
+        assert!(slow.is(Held::Waits));
+
+        let its = slow.clone();
+        host.beside(move || {
+            if view.count("connect_waits") > 0 {
+                its.let_go();
+            }
+        });
+        let (_controller, mut queue) = connect(&mut host);
+        mr.fill(0..BLOCK, 2).unwrap();
+        host.call(&mut queue, &Io::new(1, 0, 1).write(keyed), Data::Elsewhere).unwrap();
+        // By now at the latest.
+        slow.let_go();
+        view.until(&mut host, "the first write is done", || slow.is(Held::Done));
+        host.call(&mut queue, &Io::new(1, 0, 1).read(keyed), Data::Elsewhere).unwrap();
+        assert_eq!(mr.to_vec(0..BLOCK).unwrap(), [2; BLOCK], "what was acknowledged last");
+        assert_eq!(view.count("connect_waits"), 1);
+    });
 }

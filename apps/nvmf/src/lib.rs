@@ -42,8 +42,9 @@
 //! }
 //! ```
 //!
-//! Besides: [`Queue::poll_response`] for asynchronous events, [`Queue::handle_timeout`] for hosts that are silent, and
-//! [`Queue::poll_end`] for what ends a queue from elsewhere. Dropping a queue gives back all that it had.
+//! Besides: [`Queue::poll_response`] for asynchronous events and a Connect that had to wait, [`Queue::handle_timeout`] for hosts that
+//! are silent, and [`Queue::poll_end`] for what ends a queue from elsewhere. Dropping a queue gives back all that it had; the storage
+//! may still be at work for it, and [`Queue::in_flight`] keeps the host from overtaking that.
 //!
 //! What is served: the admin commands of an I/O controller and a discovery controller; Read, Write, Flush, Compare, Verify,
 //! Write Zeroes and Dataset Management (deallocate); in-capsule data, keyed descriptors, remote invalidation. What is not
@@ -59,6 +60,7 @@ mod commands;
 pub mod config;
 mod counters;
 mod data;
+mod in_flight;
 mod io;
 pub mod limits;
 mod live;
@@ -73,6 +75,7 @@ pub mod wire;
 
 pub use counters::Totals;
 pub use data::{Remote, Source};
+pub use in_flight::InFlight;
 pub use io::{BackendError, Op, Ranges, Request};
 pub use nqn::{Nqn, NqnError};
 pub use queue::{Accepted, End, Queue, Response, Step, Ticket};

@@ -20,6 +20,9 @@ pub const INPUT_MAX: usize = 4096;
 pub const KEEP_ALIVE_GRANULARITY: u16 = 10;
 /// From the connection to its Connect command. Who takes longer is no host.
 pub const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+/// How long Connect waits for commands of the host's earlier queues. Then the host is told to come back later: it would give up
+/// without an answer, Linux after a minute.
+pub const QUIESCE_PATIENCE: Duration = Duration::from_secs(20);
 /// Keep alive timeout of discovery controllers whose host asks for none: it wants a log and goes.
 pub const DISCOVERY_PATIENCE: Duration = Duration::from_secs(120);
 

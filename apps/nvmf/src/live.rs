@@ -9,6 +9,7 @@ use arrayvec::ArrayString;
 
 use crate::config::Namespace;
 use crate::counters::Counters;
+use crate::in_flight::Unfinished;
 use crate::nqn::Nqn;
 use crate::sync::lock;
 
@@ -53,6 +54,7 @@ pub(crate) struct Live {
     pub nqn: Nqn,
     pub serial: ArrayString<20>,
     pub counters: Counters,
+    pub unfinished: Unfinished,
     version: AtomicU64,
     table: Mutex<Arc<Table>>,
 }
@@ -63,6 +65,7 @@ impl Live {
             nqn,
             serial,
             counters: Counters::default(),
+            unfinished: Unfinished::default(),
             version: AtomicU64::new(0),
             table: Mutex::new(Arc::new(table)),
         }

@@ -320,8 +320,12 @@ impl State {
 
 /// Hosts come and go.
 impl Target {
-    /// A controller for the admin queue of a host.
-    pub(crate) fn connect_admin(&self, place: Place, data: &ConnectData) -> Result<Arc<Association>, Fault> {
+    /// A controller for the admin queue of a host. None while commands of the host's earlier queues are not over.
+    pub(crate) fn connect_admin(
+        &self,
+        place: Place,
+        data: &ConnectData,
+    ) -> Result<Option<Arc<Association>>, Fault> {
         if data.cntlid.get() != ConnectData::ANY_CONTROLLER {
             return Err(ConnectField::ControllerId.into());
         }
@@ -336,6 +340,9 @@ impl Target {
             if !served.hosts.allow(&host) {
                 return Err(Status::InvalidHost.into());
             }
+            if served.live.unfinished.has(&host, &data.host_id) {
+                return Ok(None);
+            }
             Some(Arc::clone(&served.live))
         };
         let settings = self.settings();
@@ -347,11 +354,11 @@ impl Target {
         let association = Association::new(cntlid, host, data.host_id, live, settings.io_queues);
         let association = Arc::new(association);
         state.associations.push(Arc::clone(&association));
-        Ok(association)
+        Ok(Some(association))
     }
 
-    /// The controller that an I/O queue belongs to.
-    pub(crate) fn connect_io(&self, qid: u16, data: &ConnectData) -> Result<Joined, Fault> {
+    /// The controller that an I/O queue belongs to. None while commands of the host's earlier queues are not over.
+    pub(crate) fn connect_io(&self, qid: u16, data: &ConnectData) -> Result<Option<Joined>, Fault> {
         let subsystem = Nqn::of_field(&data.subsystem).map_err(|_| ConnectField::Subsystem)?;
         let host = Nqn::of_field(&data.host).map_err(|_| ConnectField::Host)?;
         let state = self.lock();
@@ -366,8 +373,13 @@ impl Target {
         if association.host_id != data.host_id {
             return Err(ConnectField::HostId.into());
         }
+        if live.unfinished.has(&host, &data.host_id) {
+            return Ok(None);
+        }
         match association.take_queue(qid) {
-            Ok(life) => Ok(Joined { association: Arc::clone(association), live: Arc::clone(live), life }),
+            Ok(life) => {
+                Ok(Some(Joined { association: Arc::clone(association), live: Arc::clone(live), life }))
+            }
             Err(NoQueue::Number) => Err(ConnectField::QueueId.into()),
             Err(NoQueue::Sequence) => Err(Status::CommandSequenceError.into()),
         }

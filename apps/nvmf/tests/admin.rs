@@ -299,16 +299,16 @@ fn a_change_of_namespaces_is_told_once_until_its_log_is_read() {
     p.expect(&mut queue, &set_feature(0x0B, 1 << 8 | 0xFF), &[], Status::Success);
     request_event(&mut p, &mut queue, 31);
     request_event(&mut p, &mut queue, 30);
-    assert_eq!(queue.poll_response(), None);
+    assert_eq!(queue.poll_response(Default::default()), None);
 
     p.target.add_namespace(&subsystem, namespace(5, 16)).unwrap();
     p.target.resize_namespace(&subsystem, 1, 16).unwrap();
-    let event = queue.poll_response().expect("an event");
+    let event = queue.poll_response(Default::default()).expect("an event");
     assert_eq!((event.cqe.cid.get(), event.cqe.status.get()), (31, 0));
     assert_eq!(event.cqe.result.get(), 0x0004_0002, "a notice, of log page 4");
     assert_eq!(event.invalidate, None);
     p.target.remove_namespace(&subsystem, 5).unwrap();
-    assert_eq!(queue.poll_response(), None, "told until the log is read");
+    assert_eq!(queue.poll_response(Default::default()), None, "told until the log is read");
     let mut changed = |retain| {
         let bytes = p.read(&mut queue, &log_page(lid::CHANGED_NAMESPACES, 0, 4096, retain), 4096);
         let ids = bytes.chunks(4).map(|c| u32::from_le_bytes(c.try_into().unwrap()));
@@ -317,9 +317,9 @@ fn a_change_of_namespaces_is_told_once_until_its_log_is_read() {
     assert_eq!(changed(true), [1, 5]);
     assert_eq!(changed(false), [1, 5]);
     assert_eq!(changed(false), []);
-    assert_eq!(queue.poll_response(), None, "what was read is not told");
+    assert_eq!(queue.poll_response(Default::default()), None, "what was read is not told");
     p.target.resize_namespace(&subsystem, 1, 8).unwrap();
-    assert_eq!(queue.poll_response().map(|r| r.cqe.cid.get()), Some(30));
+    assert_eq!(queue.poll_response(Default::default()).map(|r| r.cqe.cid.get()), Some(30));
 }
 
 #[test]
@@ -328,11 +328,11 @@ fn events_that_nobody_wants_are_not_told() {
     let (mut queue, _) = p.admin();
     request_event(&mut p, &mut queue, 1);
     p.target.resize_namespace(&nqn(SUBSYSTEM), 1, 16).unwrap();
-    assert_eq!(queue.poll_response(), None);
+    assert_eq!(queue.poll_response(Default::default()), None);
     p.expect(&mut queue, &set_feature(0x0B, 1 << 8), &[], Status::Success);
-    assert_eq!(queue.poll_response(), None);
+    assert_eq!(queue.poll_response(Default::default()), None);
     p.target.resize_namespace(&nqn(SUBSYSTEM), 1, 32).unwrap();
-    assert!(queue.poll_response().is_some());
+    assert!(queue.poll_response(Default::default()).is_some());
 }
 
 #[test]
@@ -350,11 +350,12 @@ fn event_requests_are_bounded_aborted_and_ended_by_a_reset() {
     assert_eq!(p.expect(&mut queue, &abort(2, 1), &[], Status::Success), 1, "another queue's");
     assert_eq!(p.expect(&mut queue, &abort(2, 0), &[], Status::Success), 0);
     assert_eq!(p.expect(&mut queue, &abort(2, 0), &[], Status::Success), 1, "only once");
-    let aborted = queue.poll_response().expect("the aborted request ends");
+    let aborted = queue.poll_response(Default::default()).expect("the aborted request ends");
     assert_eq!((aborted.cqe.cid.get(), aborted.cqe.status.get()), (2, Status::AbortRequested.field()));
-    assert_eq!(queue.poll_response(), None);
+    assert_eq!(queue.poll_response(Default::default()), None);
     p.expect(&mut queue, &crate::common::property_set(0x14, 0), &[], Status::Success);
-    let mut ended: Vec<u16> = std::iter::from_fn(|| queue.poll_response()).map(|r| r.cqe.cid.get()).collect();
+    let mut ended: Vec<u16> =
+        std::iter::from_fn(|| queue.poll_response(Default::default())).map(|r| r.cqe.cid.get()).collect();
     ended.sort_unstable();
     assert_eq!(ended, [0, 1, 3]);
     assert_eq!(queue.commands(), 0);
@@ -404,7 +405,7 @@ fn n01_discovery_shows_a_host_what_it_may_use_and_tells_of_changes() {
     let first = [format!("1 3 10.99.0.3 4420 {}", Nqn::DISCOVERY), format!("1 2 10.99.0.3 4420 {SUBSYSTEM}")];
     assert_eq!(shown(&records), first);
     assert_eq!(log(&mut p, &mut queue).0, generation, "stable");
-    assert_eq!(queue.poll_response(), None);
+    assert_eq!(queue.poll_response(Default::default()), None);
 
     let private = Subsystem {
         nqn: nqn("nqn.2024-01.test:private"),
@@ -414,7 +415,7 @@ fn n01_discovery_shows_a_host_what_it_may_use_and_tells_of_changes() {
     };
     p.target.add_subsystem(private).unwrap();
     p.target.add_port(Port { id: 2, address: "[::]:4421".parse().unwrap() }).unwrap();
-    let event = queue.poll_response().expect("an event");
+    let event = queue.poll_response(Default::default()).expect("an event");
     assert_eq!((event.cqe.cid.get(), event.cqe.result.get()), (7, 0x0070_F002));
     let (later, records) = log(&mut p, &mut queue);
     assert!(later > generation);
@@ -530,7 +531,7 @@ fn a_namespace_that_came_back_as_it_was_is_no_change() {
     request_event(&mut p, &mut queue, 1);
     p.target.resize_namespace(&nqn(SUBSYSTEM), 1, 16).unwrap();
     p.target.resize_namespace(&nqn(SUBSYSTEM), 1, 8).unwrap();
-    assert_eq!(queue.poll_response(), None);
+    assert_eq!(queue.poll_response(Default::default()), None);
 }
 
 #[test]

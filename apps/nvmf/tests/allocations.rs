@@ -37,7 +37,7 @@ fn commands_do_not_allocate() {
             for ticket in waiting.into_iter().flatten() {
                 let _response = io.handle_done(ticket, Ok(())).expect("the queue lives");
             }
-            assert_eq!(admin.poll_response(), None);
+            assert_eq!(admin.poll_response(Default::default()), None);
         }
     });
     assert_eq!(counted.count_total, 0);

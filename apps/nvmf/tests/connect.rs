@@ -458,3 +458,99 @@ fn unknown_commands_of_fabrics_are_refused() {
     let prp = Sqe { flags: 0, cdw10: U32::ZERO, ..Sqe::new_zeroed() };
     p.expect(&mut io, &prp, &[], Status::InvalidField);
 }
+
+/// A Connect that waits, if it does.
+fn connects(p: &mut Program, queue: &mut Queue, data: &ConnectData) -> Option<u16> {
+    let entries = if queue.qid() == 0 { 32 } else { 128 };
+    let sqe = p.connect_sqe(queue.qid(), entries - 1, 0);
+    p.memory[..ConnectData::LEN].copy_from_slice(data.as_bytes());
+    p.capsule(queue, sqe.as_bytes()).unwrap().map(|response| response.cqe.status.get())
+}
+fn answered(queue: &mut Queue, now: Instant) -> Option<u16> {
+    queue.poll_response(now).map(|response| response.cqe.status.get())
+}
+const SUCCESS: Option<u16> = Some(Status::Success.field());
+
+// Goal: a host that comes back is answered when the storage has done with what it had sent before, and no other host waits.
+#[test]
+fn connect_waits_for_what_the_host_had_sent() {
+    let mut p = Program::new(8);
+    let (admin, cntlid) = p.admin();
+    let (first, second) = (p.io(cntlid, 1), p.io(cntlid, 2));
+    assert!(admin.in_flight().is_none() && p.connection(1, 8).in_flight().is_none());
+    let in_flight = first.in_flight().unwrap();
+    drop((admin, first, second));
+
+    let data = connect_data(0xFFFF, SUBSYSTEM);
+    let others = [
+        ConnectData { host: nvmf::wire::zero_padded("nqn.2024-01.test:another"), ..data },
+        ConnectData { host_id: [7; 16], ..data },
+        connect_data(0xFFFF, Nqn::DISCOVERY),
+    ];
+    for other in &others {
+        let mut queue = p.connection(0, 32);
+        assert_eq!(connects(&mut p, &mut queue, other), SUCCESS);
+    }
+    let mut queue = p.connection(0, 32);
+    let wrong = connect_data(3, SUBSYSTEM);
+    assert_eq!(connects(&mut p, &mut queue, &wrong), Some(Status::ConnectInvalid.field()), "at once");
+    assert_eq!(connects(&mut p, &mut queue, &data), None);
+    assert_eq!((queue.poll_timeout(), queue.commands()), (None, 1));
+    assert_eq!(connects(&mut p, &mut queue, &data), Some(Status::CommandSequenceError.field()));
+    p.expect(&mut queue, &property_get(8, 0), &[], Status::CommandSequenceError);
+    assert_eq!(answered(&mut queue, p.now), None);
+    assert_eq!(p.target.controllers(), (0, 0));
+    drop(in_flight);
+    assert_eq!(answered(&mut queue, p.now), SUCCESS);
+    assert_eq!((queue.poll_response(p.now), p.target.controllers()), (None, (1, 0)));
+    assert_eq!(queue.host(), Some(nqn(HOST)));
+}
+
+// Goal: the same holds for a queue that comes again while its controller stays, and after a reset.
+#[test]
+fn connect_of_an_io_queue_waits_for_what_the_host_had_sent() {
+    let mut p = Program::new(8);
+    let (mut admin, cntlid) = p.admin();
+    let (first, other) = (p.io(cntlid, 1), p.io(cntlid, 2));
+    let in_flight = first.in_flight().unwrap();
+    drop(first);
+    let data = connect_data(cntlid, SUBSYSTEM);
+    let mut again = p.connection(1, 128);
+    assert_eq!(connects(&mut p, &mut again, &data), None);
+    drop(in_flight);
+    assert_eq!(answered(&mut again, p.now), SUCCESS);
+
+    p.expect(&mut admin, &property_set(0x14, 0), &[], Status::Success);
+    p.enable(&mut admin);
+    // Whoever serves these has not noticed yet.
+    let mut anew = p.connection(1, 128);
+    assert_eq!(connects(&mut p, &mut anew, &data), None);
+    drop(again);
+    assert_eq!(answered(&mut anew, p.now), None);
+    drop(other);
+    assert_eq!(answered(&mut anew, p.now), SUCCESS);
+}
+
+// Goal: storage that does not answer keeps nobody waiting for ever.
+#[test]
+fn a_connect_that_waits_for_long_is_told_to_come_later() {
+    let mut p = Program::new(8);
+    let (admin, cntlid) = p.admin();
+    let io = p.io(cntlid, 1);
+    let in_flight = io.in_flight().unwrap();
+    drop((admin, io));
+    p.now = Instant::from_nanos(5);
+    let data = connect_data(0xFFFF, SUBSYSTEM);
+    let mut queue = p.connection(0, 32);
+    assert_eq!(connects(&mut p, &mut queue, &data), None);
+    let due = p.now.after(nvmf::limits::QUIESCE_PATIENCE);
+    assert_eq!(answered(&mut queue, Instant::from_nanos(due.as_nanos() - 1)), None);
+    assert_eq!(answered(&mut queue, due), Some(Status::ControllerBusy.field()));
+    assert!(!Status::ControllerBusy.do_not_retry());
+    // From then on it is a connection without Connect.
+    assert_eq!(queue.poll_timeout(), Some(due.after(nvmf::limits::CONNECT_PATIENCE)));
+    p.now = due;
+    assert_eq!(connects(&mut p, &mut queue, &data), None);
+    drop(in_flight);
+    assert_eq!(answered(&mut queue, due), SUCCESS);
+}

@@ -64,7 +64,7 @@ fn changes_reach_queues_on_other_threads() {
             for (_, refused) in &counts {
                 grew(refused);
             }
-            assert_eq!(admin.poll_response(), None);
+            assert_eq!(admin.poll_response(Default::default()), None);
             p.target.resize_namespace(&nqn(SUBSYSTEM), 1, 64).expect("a size");
         }
         drop(admin);

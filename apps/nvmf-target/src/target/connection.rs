@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use nvmf::wire::Cqe;
-use nvmf::{Accepted, Queue, Remote, Response};
+use nvmf::{Accepted, InFlight, Queue, Remote, Response};
 use verbs::rdma_cm::CmId;
 use verbs::{PostError, PostErrorKind, Qp, SendQueue, SendWr, Sge};
 use zerocopy::IntoBytes;
@@ -46,6 +46,8 @@ pub struct Connection {
     pub id: CmId,
     /// The controller's side; none once the connection ends.
     pub queue: Option<Queue>,
+    /// Kept until no command waits for anything any more.
+    pub in_flight: Option<InFlight>,
     /// Commands that the host may send at a time.
     pub receives: u16,
     /// Responses that it can take at a time, where these are fewer.
@@ -106,6 +108,7 @@ impl Connection {
             qp,
             id,
             queue: Some(queue),
+            in_flight: None,
             receives,
             sends_max: (sends < receives).then_some(sends),
             sends: 0,

@@ -357,6 +357,7 @@ impl<'c> Core<'c> {
         let now = self.now;
         let Some(queue) = self.queue(c) else { return };
         match queue.handle_data(now, ticket, data) {
+            Ok(Step::Wait) => self.counters.connect_waits.add(1),
             Ok(step) => self.advance(c, step, None),
             Err(end) => self.close(c, &end),
         }

@@ -28,6 +28,8 @@ counters! {
     capsules;
     /// Responses.
     responses;
+    /// Connects that waited until the storage had done with what their host sent before.
+    connect_waits;
     /// Commands that waited for a buffer.
     buffer_waits;
     /// Work requests that waited for room in a send queue, or for the host to take responses.

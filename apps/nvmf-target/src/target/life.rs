@@ -151,7 +151,7 @@ impl Core<'_> {
                 continue;
             }
             self.announce(c);
-            while let Some(response) = self.queue(c).and_then(Queue::poll_response) {
+            while let Some(response) = self.queue(c).and_then(|queue| queue.poll_response(now)) {
                 self.answer(c, response, None, None);
             }
             let patience = self.config.patience.as_nanos() as u64;
@@ -190,7 +190,9 @@ impl Core<'_> {
             (Some(host), true) => info!(%host, connection = c, %why, "a host's queue ends"),
             _ => debug!(connection = c, %why, "a connection ends"),
         }
-        // What the controller had is free at once: the host may come back before the queue pair is flushed.
+        // What the controller had is free at once: the host may come back before the queue pair is flushed. But it is not served
+        // before the storage has done with what it sent.
+        connection.in_flight = connection.queue.as_ref().and_then(Queue::in_flight);
         connection.queue = None;
         // It fails where the connection was never established; then only the queue pair ends.
         if connection.id.disconnect().is_err() {
@@ -213,6 +215,9 @@ impl Core<'_> {
                 !of
             });
             self.waiting[class] = waiting;
+        }
+        if self.connection(c).commands == 0 {
+            self.connection(c).in_flight = None;
         }
         self.ending.push(c);
         self.counters.ended.add(1);

@@ -15,8 +15,8 @@ use crate::wire::Sqe;
 use crate::wire::cm::{RejectReason, ReplyData, RequestData};
 use crate::wire::fabrics::{self, ConnectCommand, ConnectData, ConnectField, fctype};
 
-use super::slots::{Connecting, Slots, Stage};
-use super::{IoQueue, Queue, Role, Step};
+use super::slots::{Connecting, Slots, Stage, Ticket};
+use super::{Held, IoQueue, Queue, Response, Role, Step};
 
 /// A connection that is to be accepted.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Queue {
             sq_head: 0,
             no_flow_control: false,
             slots: Slots::new(receives),
-            role: Role::New { since: now },
+            role: Role::New { since: now, held: None },
             end: None,
         };
         let reply = ReplyData { receives: U16::new(receives), ..ReplyData::new_zeroed() };
@@ -115,31 +115,74 @@ impl Queue {
         Ok(Step::Fetch(self.slots.wait(slot, Stage::Connect(connecting)), from))
     }
 
-    /// The data of Connect have come. The result is the controller's number.
-    pub(super) fn connect(&mut self, now: Instant, command: Connecting, data: &[u8]) -> Result<u64, Fault> {
+    /// The data of Connect have come.
+    pub(super) fn connect_data(
+        &mut self,
+        now: Instant,
+        ticket: Ticket,
+        command: Connecting,
+        data: &[u8],
+    ) -> Result<Step<'static>, Fault> {
         let (data, _) = ConnectData::ref_from_prefix(data).map_err(|_| Status::InternalError)?;
         // A second Connect may have been under way.
-        if !matches!(self.role, Role::New { .. }) {
+        if !matches!(self.role, Role::New { held: None, .. }) {
             return Err(Status::CommandSequenceError.into());
         }
+        if let Some(cntlid) = self.connect(now, command, data)? {
+            return Ok(Step::Respond(self.respond(ticket.slot(), Status::Success, cntlid)));
+        }
+        self.slots.wait(ticket.slot(), Stage::Quiesce);
+        let held = Box::new(Held { slot: ticket.slot(), command, data: *data });
+        self.role = Role::New { since: now, held: Some(held) };
+        Ok(Step::Wait)
+    }
+    /// Tries a Connect once more that had to wait.
+    pub(super) fn poll_connect(&mut self, now: Instant) -> Option<Response> {
+        let Role::New { since, held } = &mut self.role else { return None };
+        let (since, held) = (*since, held.take()?);
+        let (status, result) = match self.connect(now, held.command, &held.data) {
+            Ok(Some(cntlid)) => (Status::Success, cntlid),
+            Ok(None) if now < since.after(limits::QUIESCE_PATIENCE) => {
+                self.role = Role::New { since, held: Some(held) };
+                return None;
+            }
+            Ok(None) => (Status::ControllerBusy, 0),
+            Err(Fault { status, result }) => (status, result),
+        };
+        if let Role::New { since, .. } = &mut self.role {
+            // The host may try again.
+            *since = now;
+        }
+        Some(self.respond(held.slot, status, result))
+    }
+    /// The result is the controller's number; none if commands of the host's earlier queues are not over.
+    fn connect(
+        &mut self,
+        now: Instant,
+        command: Connecting,
+        data: &ConnectData,
+    ) -> Result<Option<u64>, Fault> {
         let (role, cntlid) = if self.qid == 0 {
-            let association = self.target.connect_admin(self.place, data)?;
+            let Some(association) = self.target.connect_admin(self.place, data)? else { return Ok(None) };
             let cntlid = association.cntlid;
             let target = self.target.clone();
             let controller = Controller::new(now, target, association, self.place, command.kato_ms);
             (Role::Admin(Box::new(controller)), cntlid)
         } else {
-            let Joined { association, live, life } = self.target.connect_io(self.qid, data)?;
+            let Some(joined) = self.target.connect_io(self.qid, data)? else { return Ok(None) };
+            let Joined { association, live, life } = joined;
             let cntlid = association.cntlid;
             let (snapshot, counters) = (live.snapshot(), live.counters.join());
             association.note_traffic();
-            (Role::Io(IoQueue { qid: self.qid, association, life, live, snapshot, counters }), cntlid)
+            let serving = live.unfinished.begin(&association, life);
+            let qid = self.qid;
+            (Role::Io(IoQueue { qid, association, life, live, snapshot, counters, serving }), cntlid)
         };
         self.role = role;
         // Connect may have fewer entries than the connection request.
         self.entries = command.entries;
         self.sq_head %= self.entries;
         self.no_flow_control = command.no_flow_control;
-        Ok(cntlid as u64)
+        Ok(Some(cntlid as u64))
     }
 }

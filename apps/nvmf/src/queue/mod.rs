@@ -15,18 +15,20 @@ use crate::admin::{Controller, Verdict};
 use crate::association::{Association, ErrorOf, Life};
 use crate::counters::QueueCounters;
 use crate::data::{Remote, Source};
+use crate::in_flight::{InFlight, Serving};
 use crate::io::{self, Action, BackendError, Kind, Request, Running};
 use crate::limits;
 use crate::live::{Live, Snapshot, Table};
 use crate::status::{Fault, Status};
 use crate::target::{Place, Target};
 use crate::time::Instant;
+use crate::wire::fabrics::ConnectData;
 use crate::wire::fabrics::{self, ConnectCommand, fctype};
 use crate::wire::{Cqe, Sqe};
 
 pub use connect::Accepted;
 pub use slots::Ticket;
-use slots::{Slots, Stage};
+use slots::{Connecting, Slots, Stage};
 
 /// What to do next for a command. Where it cannot be done because the connection failed, drop the queue.
 #[derive(Debug)]
@@ -40,7 +42,7 @@ pub enum Step<'a> {
     Give(Ticket, Remote),
     /// Do what is requested, then call [`Queue::handle_done`].
     Run(Ticket, Request<'a>),
-    /// Nothing: the command waits for an event, and [`Queue::poll_response`] will answer it.
+    /// Nothing: the command waits for an event, or Connect for the host's earlier commands; [`Queue::poll_response`] will answer it.
     Wait,
 }
 
@@ -99,10 +101,21 @@ pub struct Queue {
 enum Role {
     /// Connect has not been done.
     New {
+        /// The connection, or the last Connect.
         since: Instant,
+        /// A Connect that waits for the host's earlier commands.
+        held: Option<Box<Held>>,
     },
     Admin(Box<Controller>),
     Io(IoQueue),
+}
+
+/// A Connect that waits.
+#[derive(Debug)]
+struct Held {
+    slot: u16,
+    command: Connecting,
+    data: ConnectData,
 }
 
 /// An I/O queue of a controller.
@@ -114,6 +127,7 @@ struct IoQueue {
     live: Arc<Live>,
     snapshot: Snapshot,
     counters: Arc<QueueCounters>,
+    serving: Serving,
 }
 
 impl Queue {
@@ -132,6 +146,14 @@ impl Queue {
     /// The subsystem, once Connect to one is done.
     pub fn subsystem(&self) -> Option<crate::Nqn> {
         self.association()?.live.as_ref().map(|live| live.nqn.clone())
+    }
+    /// Stands for what was given to the storage; none before Connect, and for admin queues. Where the storage may still be at work for
+    /// the queue when this ends, keep it until that is over: until then Connect of the same host waits.
+    pub fn in_flight(&self) -> Option<InFlight> {
+        match &self.role {
+            Role::Io(io) => Some(io.serving.in_flight()),
+            _ => None,
+        }
     }
     /// Commands that have no response yet.
     pub fn commands(&self) -> usize {
@@ -173,20 +195,19 @@ impl Queue {
         let slot = self.slots.get(ticket);
         let (cid, stage) = (slot.cid, slot.stage);
         let step = match stage {
-            Stage::Connect(command) => self.connect(now, command, data).map(|cntlid| (cntlid, None)),
+            Stage::Connect(command) => self.connect_data(now, ticket, command, data),
             Stage::Ranges(of) => match &mut self.role {
-                Role::Io(io) => {
-                    io::ranges(io.table(), of, data).map(|run| (0, Some(run))).map_err(Fault::from)
-                }
+                Role::Io(io) => io::ranges(io.table(), of, data)
+                    .map(|(running, request)| {
+                        Step::Run(self.slots.wait(ticket.slot(), Stage::Backend(running)), request)
+                    })
+                    .map_err(Fault::from),
                 _ => unreachable!("only I/O queues have Dataset Management"),
             },
             other => panic!("the command waits for no data but is at {other:?}"),
         };
         Ok(match step {
-            Ok((_, Some((running, request)))) => {
-                Step::Run(self.slots.wait(ticket.slot(), Stage::Backend(running)), request)
-            }
-            Ok((result, None)) => Step::Respond(self.respond(ticket.slot(), Status::Success, result)),
+            Ok(step) => step,
             Err(Fault { status, result }) => {
                 self.note_error(ErrorOf { cid, nsid: 0, lba: 0 }, status);
                 Step::Respond(self.respond(ticket.slot(), status, result))
@@ -246,14 +267,18 @@ impl Queue {
         Ok(self.respond(ticket.slot(), Status::Success, 0))
     }
 
-    /// A response that is due by itself: an asynchronous event. Call until there is none, now and then: something may
-    /// have changed.
+    /// A response that is due by itself: to a Connect that had to wait, or an asynchronous event. Call until there is none, now and
+    /// then: something may have changed.
     #[inline]
-    pub fn poll_response(&mut self) -> Option<Response> {
+    pub fn poll_response(&mut self, now: Instant) -> Option<Response> {
         if self.poll_end().is_some() {
             return None;
         }
-        let Role::Admin(controller) = &mut self.role else { return None };
+        let controller = match &mut self.role {
+            Role::New { .. } => return self.poll_connect(now),
+            Role::Admin(controller) => controller,
+            Role::Io(_) => return None,
+        };
         let (slot, status, result) = controller.poll_event()?;
         Some(self.respond(slot, status, result))
     }
@@ -261,7 +286,8 @@ impl Queue {
     /// When [`handle_timeout`](Self::handle_timeout) is due at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.role {
-            Role::New { since } => Some(since.after(limits::CONNECT_PATIENCE)),
+            Role::New { held: Some(_), .. } => None,
+            Role::New { since, held: None } => Some(since.after(limits::CONNECT_PATIENCE)),
             Role::Admin(controller) => controller.deadline(),
             Role::Io(_) => None,
         }
@@ -274,7 +300,7 @@ impl Queue {
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), End> {
         self.check_end()?;
         match &mut self.role {
-            Role::New { since } if now >= since.after(limits::CONNECT_PATIENCE) => {
+            Role::New { since, held: None } if now >= since.after(limits::CONNECT_PATIENCE) => {
                 Err(self.end_by(End::NoConnect))
             }
             Role::Admin(controller) => {

@@ -43,6 +43,8 @@ pub(crate) enum Stage {
     New,
     /// Connect: its data.
     Connect(Connecting),
+    /// Connect: the end of what the host sent before.
+    Quiesce,
     /// Dataset Management: its ranges.
     Ranges(Deallocate),
     /// The backend.

@@ -49,6 +49,9 @@ impl Found {
     fn note(&mut self, what: impl Into<String>) {
         *self.counts.entry(what.into()).or_default() += 1;
     }
+    fn note_end(&mut self, end: End) {
+        self.note(format!("end {}", end.to_string().split(' ').take(5).collect::<Vec<_>>().join(" ")));
+    }
 }
 
 impl Open {
@@ -339,6 +342,8 @@ pub fn run(random: &mut Random<'_>, found: &mut Found) {
             break;
         }
         if queues.len() < 2 || (queues.len() < 6 && random.once_in(20)) {
+            // The host's Connect would wait for those of its queues that have ended.
+            queues.retain_mut(|open| open.queue.poll_end().map(|end| found.note_end(end)).is_none());
             queues.extend(open(&mut p, random).into_iter().map(Open::new));
         }
         let at = random.below(queues.len() as u64) as usize;
@@ -353,12 +358,18 @@ pub fn run(random: &mut Random<'_>, found: &mut Found) {
                 open.go_on(at, &sizes, random, found)
             }
             4 => {
-                while let Some(response) = open.queue.poll_response() {
+                while let Some(response) = open.queue.poll_response(Instant::default()) {
                     open.answered(response, found);
                 }
                 open.queue.poll_end().map_or(Ok(()), Err)
             }
-            5 if random.once_in(50) => open.queue.handle_timeout(Instant::from_nanos(u64::MAX)),
+            5 if random.once_in(50) => {
+                let late = Instant::from_nanos(u64::MAX);
+                while let Some(response) = open.queue.poll_response(late) {
+                    open.answered(response, found);
+                }
+                open.queue.handle_timeout(late)
+            }
             _ => {
                 let (bytes, len) = capsule(&p, &open.queue, random);
                 match open.queue.handle_capsule(Instant::default(), &bytes, len) {
@@ -374,7 +385,7 @@ pub fn run(random: &mut Random<'_>, found: &mut Found) {
         };
         let owed: usize = open.owed.values().sum();
         if let Err(end) = outcome {
-            found.note(format!("end {}", end.to_string().split(' ').take(5).collect::<Vec<_>>().join(" ")));
+            found.note_end(end);
             queues.swap_remove(at);
         } else {
             assert_eq!(owed, open.queue.commands(), "each command is answered once");
@@ -383,7 +394,7 @@ pub fn run(random: &mut Random<'_>, found: &mut Found) {
     // All that is under way comes to an end; what is left are requests for events.
     for open in &mut queues {
         while !open.waiting.is_empty() && open.go_on(0, &sizes, random, found).is_ok() {}
-        while let Some(response) = open.queue.poll_response() {
+        while let Some(response) = open.queue.poll_response(Instant::default()) {
             open.answered(response, found);
         }
         if open.queue.poll_end().is_none() {

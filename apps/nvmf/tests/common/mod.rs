@@ -180,6 +180,7 @@ impl Program {
                         return self.done(queue, ticket, &request, capsule).map(Some);
                     }
                     Step::Respond(response) => return Ok(Some(response)),
+                    Step::Wait => return Ok(None),
                     other => panic!("{other:?}"),
                 }
             }

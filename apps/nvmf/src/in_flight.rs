@@ -1,0 +1,67 @@
+//! Commands that outlive their queue: when a queue ends, the storage may still be at work for it.
+//!
+//! Until it no longer is, Connect of the same host to the same subsystem waits. Else the host could write a block once more, be told
+//! that it is written, and lose it to the older write, which lands last.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::association::{Association, Life};
+use crate::nqn::Nqn;
+use crate::sync::lock;
+
+/// Stands for the commands of an I/O queue. Who serves the queue keeps it from the queue's end until no command of it is at the
+/// storage any more; see [`Queue::in_flight`](crate::Queue::in_flight).
+#[derive(Clone, Debug)]
+pub struct InFlight {
+    _of: Arc<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    association: Arc<Association>,
+    life: Life,
+    /// The queue was dropped.
+    ended: AtomicBool,
+}
+
+/// An I/O queue's side of it: dropped with the queue.
+#[derive(Debug)]
+pub(crate) struct Serving(Arc<Entry>);
+
+impl Serving {
+    pub fn in_flight(&self) -> InFlight {
+        InFlight { _of: Arc::clone(&self.0) }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
+    }
+}
+
+/// The I/O queues of a subsystem whose commands are not over.
+#[derive(Debug, Default)]
+pub(crate) struct Unfinished(Mutex<Vec<Weak<Entry>>>);
+
+impl Unfinished {
+    /// A queue begins.
+    pub fn begin(&self, association: &Arc<Association>, life: Life) -> Serving {
+        let association = Arc::clone(association);
+        let entry = Arc::new(Entry { association, life, ended: AtomicBool::new(false) });
+        let mut entries = lock(&self.0);
+        entries.retain(|entry| entry.strong_count() > 0);
+        entries.push(Arc::downgrade(&entry));
+        Serving(entry)
+    }
+    /// Whether a queue of this host has ended, or is to end, whose commands are not over.
+    pub fn has(&self, host: &Nqn, host_id: &[u8; 16]) -> bool {
+        let of_an_ended_queue = |entry: Arc<Entry>| {
+            let association = &entry.association;
+            let ended = entry.ended.load(Ordering::Acquire) || !association.is_in(entry.life);
+            ended && association.host == *host && association.host_id == *host_id
+        };
+        lock(&self.0).iter().filter_map(Weak::upgrade).any(of_an_ended_queue)
+    }
+}
