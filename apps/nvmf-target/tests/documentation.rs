@@ -8,20 +8,23 @@ use nvmf_target::config::parse;
 
 use crate::common::{Scratch, skipped};
 
-const PAGES: [&str; 2] =
-    [include_str!("../../../docs/programs.md"), include_str!("../../../docs/storage-target.md")];
+const PAGES: [(&str, &str); 2] = [
+    ("docs/programs.md", include_str!("../../../docs/programs.md")),
+    ("docs/storage-target.md", include_str!("../../../docs/storage-target.md")),
+];
 
-/// The blocks in this language.
-fn blocks(language: &str) -> Vec<String> {
+/// The blocks of a page in this language.
+fn blocks(page: &str, language: &str) -> Vec<String> {
     let opening = format!("```{language}\n");
-    let parts = PAGES.iter().flat_map(|page| page.split(&opening).skip(1));
+    let parts = page.split(&opening).skip(1);
     parts.filter_map(|part| part.split_once("\n```")).map(|(block, _)| block.into()).collect()
 }
 
 #[test]
 fn their_command_lines_are_understood() {
     let mut seen = 0;
-    for line in blocks("sh").iter().flat_map(|block| block.lines()) {
+    let blocks: Vec<_> = PAGES.iter().flat_map(|(_, page)| blocks(page, "sh")).collect();
+    for line in blocks.iter().flat_map(|block| block.lines()) {
         let words: Vec<_> = line.split(" #").next().unwrap().split_whitespace().collect();
         match words.first().and_then(|word| word.strip_prefix("target/release/")) {
             Some("roce-nvmf") => {
@@ -39,10 +42,9 @@ fn their_command_lines_are_understood() {
 
 #[test]
 fn their_files_are_taken() {
-    let files = blocks("toml");
-    assert_eq!(files.len(), 2);
-    for file in files {
-        let offer = parse(&file).unwrap_or_else(|e| panic!("{}", e.at("the page", &file)));
+    for (name, page) in PAGES {
+        let [file] = &blocks(page, "toml")[..] else { panic!("{name}: one file") };
+        let offer = parse(file).unwrap_or_else(|e| panic!("{}", e.at(name, file)));
         assert_eq!(offer.subsystems[0].namespaces.len(), 2);
     }
 }

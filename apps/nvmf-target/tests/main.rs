@@ -11,3 +11,4 @@ mod load;
 mod meters;
 mod protocol;
 mod signals;
+mod world;

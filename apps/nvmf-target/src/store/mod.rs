@@ -11,7 +11,7 @@ pub use file::File;
 pub use memory::Memory;
 pub use open::{Direct, FileError, Opening};
 pub use ring::{Request, Ring};
-pub use workers::{Blocks, Done, Place, Work, Workers};
+pub use workers::{Blocks, Done, Job, Place, Work, Workers};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ pub enum Store {
     Memory(Arc<Memory>),
     /// A file or a block device, with the threads that wait for it.
     File(Arc<File>, Arc<Workers>),
-    /// Storage of another kind, with the threads that wait for it.
+    /// Storage that a program brings along, with the threads that wait for it.
     Other(Arc<dyn Blocks>, Arc<Workers>),
 }
 

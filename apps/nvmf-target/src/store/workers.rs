@@ -78,13 +78,22 @@ impl Blocks for File {
 /// A command whose work is done, and how it ended.
 pub type Done = (u32, Result<(), BackendError>);
 
-/// Work for a command of a core.
+/// Work for a command of a core. The command waits until it has been run.
 #[derive(Debug)]
-struct Job {
+pub struct Job {
     blocks: Arc<dyn Blocks>,
     work: Work,
     command: u32,
     to: Sender<Done>,
+}
+
+impl Job {
+    /// Does it, and says so.
+    pub fn run(self) {
+        let result = self.blocks.run(&self.work);
+        // The core may have ended meanwhile.
+        let _ = self.to.send((self.command, result));
+    }
 }
 
 #[derive(Debug, Default)]
@@ -130,14 +139,20 @@ impl Workers {
             let queue = queue.clone();
             let work = move || {
                 while let Some(job) = queue.next() {
-                    let result = job.blocks.run(&job.work);
-                    // The core may have ended meanwhile.
-                    let _ = job.to.send((job.command, result));
+                    job.run();
                 }
             };
             workers.threads.push(std::thread::Builder::new().name(format!("nvmf-io-{n}")).spawn(work)?);
         }
         Ok(workers)
+    }
+    /// No threads: the program [takes](Self::take) what there is to do, and runs it whenever it likes.
+    pub fn by_hand() -> Self {
+        Self { queue: Arc::default(), threads: Vec::new() }
+    }
+    /// The oldest work that nobody has taken.
+    pub fn take(&self) -> Option<Job> {
+        self.queue.lock().0.pop_front()
     }
     /// Gives them work; the result goes to `to`.
     pub fn give(&self, blocks: Arc<dyn Blocks>, work: Work, command: u32, to: Sender<Done>) {

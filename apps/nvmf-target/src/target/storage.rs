@@ -93,7 +93,7 @@ impl Core<'_> {
         self.respond(c, ticket, done);
     }
 
-    /// As [`request`](Self::request), of a namespace in a file: threads work, and the core goes on.
+    /// As [`request`](Self::request), of a namespace elsewhere: others work, and the core goes on.
     fn file_request(&mut self, c: u32, ticket: Ticket, request: &Request<'_>, capsule: Option<u32>) {
         let backend = request.backend;
         let place = |core: &Self, from: Source| Place {

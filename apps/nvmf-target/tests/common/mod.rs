@@ -14,6 +14,7 @@ use nvmf::{Nqn, Target};
 use nvmf_target::host::Host;
 use nvmf_target::store::{Blocks, Direct, File, FileError, Memory, Opening, Store, Stores, Workers};
 use nvmf_target::target::{Config, Core, Counters, Usage};
+use verbs::port::fault::{self, Met, Plan};
 use verbs::port::{self, PortOptions};
 use verbs::{Context, DeviceConfig, Drive, Pd};
 
@@ -45,13 +46,16 @@ pub struct Setup {
     pub direct: Option<Direct>,
     /// The namespace is in these.
     pub blocks: Option<Arc<dyn Blocks>>,
+    /// What happens to frames, each way.
+    pub faults: Plan,
 }
 
 impl Default for Setup {
     fn default() -> Self {
         let config = Config { receives: 512, buffers: 4 << 20, ..Config::default() };
         let settings = Settings::default();
-        Self { settings, config, cores: 1, bytes: 8 << 20, mtu: 4200, file: None, direct: None, blocks: None }
+        let (bytes, faults) = (8 << 20, Plan::CLEAN);
+        Self { settings, config, cores: 1, bytes, mtu: 4200, file: None, direct: None, blocks: None, faults }
     }
 }
 
@@ -66,6 +70,8 @@ pub struct View {
     stop: AtomicBool,
     /// From now on a host that takes nothing is disconnected at once.
     pub impatient: AtomicBool,
+    /// What happened to frames.
+    pub met: Arc<Met>,
     /// The host's device.
     pub context: Context,
 }
@@ -135,6 +141,10 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
     let options = |queues| PortOptions { queues, mtu: setup.mtu, ..PortOptions::default() };
     let (a, b) =
         port::pair_with(&options(setup.cores), &options(1), Arc::new(|queue, _, queues| queue % queues));
+    let (b, met) = match setup.faults {
+        Plan::CLEAN => (b, Arc::default()),
+        faults => fault::counted(b, faults, faults, 1),
+    };
     let context = device(a, 1, setup.cores);
     let at: SocketAddr = "10.77.0.1:4420".parse().unwrap();
     let pd = Arc::new(context.alloc_pd().unwrap());
@@ -188,6 +198,7 @@ pub fn with_target(setup: &Setup, test: impl FnOnce(&View)) {
         usage: cores.iter().map(|_| Mutex::default()).collect(),
         stop: AtomicBool::new(false),
         impatient: AtomicBool::new(false),
+        met,
         context: device(b, 2, 1),
     };
     std::thread::scope(|scope| {

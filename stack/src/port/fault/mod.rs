@@ -23,7 +23,27 @@ const BURST: Duration = Duration::from_micros(1);
 /// bursts: each call, also one that moves nothing, lasts a microsecond. Each queue and direction draws its own sequence from
 /// `seed`. Frames lost here are counted under [`PortStats::rx_dropped`] and [`PortStats::tx_dropped`].
 pub fn fault(port: Box<dyn Port>, rx: Plan, tx: Plan, seed: u64) -> Box<dyn Port> {
-    Box::new(FaultPort { port, rx, tx, seed, lost: Arc::default() })
+    counted(port, rx, tx, seed).0
+}
+
+/// The same, with the counts of what happened.
+pub fn counted(port: Box<dyn Port>, rx: Plan, tx: Plan, seed: u64) -> (Box<dyn Port>, Arc<Met>) {
+    let met = Arc::<Met>::default();
+    (Box::new(FaultPort { port, rx, tx, seed, met: Arc::clone(&met), lost: Arc::default() }), met)
+}
+
+/// How often each fault happened, in both directions of all queues. One that lasts, as a blackhole, counts once.
+#[derive(Debug, Default)]
+pub struct Met([AtomicU64; Fault::ALL.len()]);
+
+impl Met {
+    /// How often this one did.
+    pub fn count(&self, fault: Fault) -> u64 {
+        self.0[fault as usize].load(Ordering::Relaxed)
+    }
+    fn add(&self, fault: Fault) {
+        self.0[fault as usize].fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -37,6 +57,7 @@ struct FaultPort {
     rx: Plan,
     tx: Plan,
     seed: u64,
+    met: Arc<Met>,
     lost: Arc<Lost>,
 }
 
@@ -48,7 +69,8 @@ impl Port for FaultPort {
     fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
         let queue = self.port.take_queue(index)?;
         let mut rng = Rng::new(self.seed).fork(index as u64);
-        let mut way = |plan: Plan, part| (plan != Plan::CLEAN).then(|| Way::new(plan, rng.fork(part)));
+        let mut way =
+            |plan: Plan, part| (plan != Plan::CLEAN).then(|| Way::new(plan, rng.fork(part), &self.met));
         let (rx, tx) = (way(self.rx, 0), way(self.tx, 1));
         let (now, ready, lost) = (Instant::ZERO, VecDeque::new(), Arc::clone(&self.lost));
         Some(Box::new(FaultQueue { queue, rx, tx, now, ready, lost }))
@@ -89,6 +111,7 @@ const WAITING_MAX: usize = 512;
 struct Way {
     plan: Plan,
     link: Link,
+    met: Arc<Met>,
     /// The frame that arrives first comes first; of two that arrive at once, the one sent first.
     waiting: BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>,
     number: u64,
@@ -96,8 +119,9 @@ struct Way {
 }
 
 impl Way {
-    fn new(plan: Plan, rng: Rng) -> Self {
-        Self { plan, link: Link::new(rng), waiting: BinaryHeap::new(), number: 0, arrivals: Vec::new() }
+    fn new(plan: Plan, rng: Rng, met: &Arc<Met>) -> Self {
+        let (link, met) = (Link::new(rng), Arc::clone(met));
+        Self { plan, link, met, waiting: BinaryHeap::new(), number: 0, arrivals: Vec::new() }
     }
 
     fn is_full(&self) -> bool {
@@ -108,7 +132,7 @@ impl Way {
     fn take<'a>(&mut self, now: Instant, frames: impl IntoIterator<Item = &'a Frame>) -> u64 {
         let mut lost = 0;
         for frame in frames {
-            self.link.carry(&self.plan, now, frame.data(), |_| (), &mut self.arrivals);
+            self.link.carry(&self.plan, now, frame.data(), |fault| self.met.add(fault), &mut self.arrivals);
             // What has lost all its bytes is lost.
             self.arrivals.retain(|flight| !flight.bytes.is_empty());
             lost += u64::from(self.arrivals.is_empty());
@@ -292,6 +316,35 @@ mod tests {
             let lost = N as usize - frames.len();
             assert!((150..250).contains(&lost), "{lost} of {N} lost");
             assert_eq!(stats.tx_dropped + stats.rx_dropped, lost as u64);
+        }
+    }
+
+    #[test]
+    fn what_frames_meet_is_counted() {
+        let plan = Plan::CLEAN.with(Fault::Loss, TENTH).with(Fault::Blackhole, 1000);
+        for at_sender in [true, false] {
+            let (a, b) = pair(1);
+            let clean = Plan::CLEAN;
+            let (a, b, met) = if at_sender {
+                let (a, met) = counted(a, clean, plan, 3);
+                (a, b, met)
+            } else {
+                let (b, met) = counted(b, plan, clean, 3);
+                (a, b, met)
+            };
+            let (mut qa, mut qb) = (a.take_queue(0).unwrap(), b.take_queue(0).unwrap());
+            let (mut burst, mut got, mut arrived) = (TxBurst::new(), RxBurst::new(), 0);
+            for i in 0..N {
+                burst.push(Frame::from_vec(sent(i)));
+                qa.tx_burst(&mut burst);
+                qb.rx_burst(&mut got);
+                arrived += got.drain(..).count();
+            }
+            let lost = N as usize - arrived;
+            let (losses, holes) = (met.count(Fault::Loss) as usize, met.count(Fault::Blackhole) as usize);
+            assert!(losses > 0 && holes > 0, "{losses} losses, {holes} holes");
+            assert!(losses + holes < lost, "a hole takes many frames: {losses} + {holes} of {lost}");
+            assert_eq!(met.count(Fault::Duplicate), 0);
         }
     }
 
