@@ -6,7 +6,6 @@
 use crate::out::note;
 use serde_json::{Map, Value};
 use std::fmt::{Debug, Write};
-use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -28,9 +27,7 @@ pub struct Log {
 
 /// Prints what is reported from now on. The first call in a process decides.
 pub fn log(log: Log) {
-    static LOG: OnceLock<Log> = OnceLock::new();
-    let log = *LOG.get_or_init(|| log);
-    // A program that calls this twice prints already.
+    // A program that calls this twice prints already, as the first call said.
     let _ = tracing::subscriber::set_global_default(Printer(log));
 }
 
