@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use crate::capsules::{Found, run};
-use crate::common::corpus::{corpus, replay};
 use crate::common::random::Random;
+use sim::fuzz::replay::{corpus, replay};
 
 #[test]
 fn any_capsules_in_any_order_get_a_response_or_end_the_queue() {

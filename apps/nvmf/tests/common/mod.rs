@@ -11,8 +11,6 @@ use nvmf::{
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-#[cfg(test)]
-pub mod corpus;
 pub mod random;
 
 /// Where the host's memory starts, and its key.

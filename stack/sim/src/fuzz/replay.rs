@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 
 use crate::rng::Rng;
@@ -26,11 +27,11 @@ fn hex(input: &[u8]) -> String {
 }
 
 /// Runs an input; a failure prints it, so that it can be kept.
-fn run(name: &str, target: fn(&[u8]), input: &[u8]) {
-    let result = std::panic::catch_unwind(|| target(input));
-    if let Err(panic) = result {
+fn run(name: &str, target: &impl Fn(&[u8]), input: &[u8]) {
+    // What a target leaves behind when it panics is not looked at again.
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| target(input))) {
         eprintln!("{name} fails; this input, as a line of stack/fuzz/corpus/{name}.hex:\n{}", hex(input));
-        std::panic::resume_unwind(panic);
+        resume_unwind(panic);
     }
 }
 
@@ -51,11 +52,11 @@ fn change(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
 }
 
 /// Runs every kept input, and `runs` changed ones, or as many as `FUZZ_RUNS` sets.
-pub fn replay(name: &str, target: fn(&[u8]), runs: u64) {
+pub fn replay(name: &str, target: impl Fn(&[u8]), runs: u64) {
     let inputs = corpus(name);
     assert!(inputs.len() >= 20, "{} inputs of {name}", inputs.len());
     for input in &inputs {
-        run(name, target, input);
+        run(name, &target, input);
     }
     let runs: u64 = std::env::var("FUZZ_RUNS").ok().and_then(|n| n.parse().ok()).unwrap_or(runs);
     let mut rng = Rng::new(runs);
@@ -65,6 +66,6 @@ pub fn replay(name: &str, target: fn(&[u8]), runs: u64) {
         for _ in 0..rng.range(1, 4) {
             change(&mut rng, &mut input, other);
         }
-        run(name, target, &input);
+        run(name, &target, &input);
     }
 }
