@@ -271,8 +271,9 @@ pub fn check_modify(from: QpState, to: QpState, ty: QpType, given: AttrMask) -> 
 
 /// The only port of a device.
 pub const PORT_NUM: u8 = 1;
-/// Bits of `qp_access_flags`: local write, remote write, read and atomic, window bind, the two flushes.
-pub const QP_ACCESS_FLAGS: u32 = 0x1f | 0x300;
+/// Bits of `qp_access_flags`: all that a region may have. Programs use one set for both; what is a region's alone (zero based, on
+/// demand, huge pages, relaxed ordering) means nothing here, as on Linux.
+pub const QP_ACCESS_FLAGS: u32 = 0x3ff | 1 << 20;
 /// Q_Keys with this bit are for privileged callers.
 pub const QKEY_PRIVILEGED: u32 = 1 << 31;
 

@@ -277,6 +277,16 @@ fn s10_access_flags_again_in_init() {
 }
 
 #[test]
+fn flags_of_a_region_alone_mean_nothing_to_a_queue_pair() {
+    // Goal: a program may use one set of flags for its region and its queue pair.
+    let flags = crate::mem::Access::all().bits();
+    assert_eq!(QP_ACCESS_FLAGS, flags);
+    let to_init =
+        judge(QpType::Rc, QpState::Reset, QpState::Init, M::empty(), |_, a| a.qp_access_flags = flags);
+    assert_eq!(to_init, Ok(QpState::Init));
+}
+
+#[test]
 fn s11_psns_are_masked() {
     let mut attr = QpAttr::default();
     let given = QpAttr { rq_psn: 0x1ff_ffff, sq_psn: 0x1ff_fffe, ..good(QpState::Init, QpState::Rtr) };
@@ -428,8 +438,8 @@ fn other_values_out_of_range() {
     refused(to_init(|a| a.port_num = 2), "port_num is 2, allowed are 1 to 1");
     refused(to_init(|a| a.pkey_index = 1), "pkey_index is 1, allowed are 0 to 0");
     refused(
-        to_init(|a| a.qp_access_flags = 0x8e),
-        "qp_access_flags has bits 0x80 that a queue pair cannot grant, allowed are 0x31f",
+        to_init(|a| a.qp_access_flags = 0x40e),
+        "qp_access_flags has bits 0x400 that a queue pair cannot grant, allowed are 0x1003ff",
     );
     refused(to_rtr(|_, a| a.dest_qp_num = 1 << 24), "dest_qp_num is 16777216, allowed are 0 to 16777215");
 }
