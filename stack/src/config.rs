@@ -41,6 +41,9 @@ pub const LAST_TURNS: usize = QUEUE_DEPTH_MAX as usize / QP_TX_BUDGET;
 /// How much longer than its timeout an ACK timer runs, because the packet leaves a while after the clock was read at the start of
 /// its turn. With it the shortest timeout (8 us) stays within four times its length (IBA 9.7.6.1.3).
 pub const TURN_SLACK: Duration = Duration::from_micros(16);
+/// How much longer the answer to a retry after a silence is waited for, at most: a peer that is a process may not be running for a
+/// while. With the usual time-out of 67 ms and 7 retries it is given up after 1.5 s rather than 0.5 s.
+pub const RETRY_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Shards a device can have.
 pub const SHARDS_MAX: usize = 16;

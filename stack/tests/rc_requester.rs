@@ -7,7 +7,7 @@ use std::time::Duration;
 use sim::node::SendWr;
 use sim::peer::{Pkt, REMOTE_KEY, REMOTE_VA, Rig, ack, ack_with, opcodes, pkt, psns};
 use sim::seen::Seen;
-use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
+use stack::config::{ACK_REQ_STRIDE, RETRY_PATIENCE, WINDOW_PACKETS};
 use stack::id::{Mtu, PdId, Psn, QpState};
 use stack::mem::{Access, Sge};
 use stack::proto::attr::{AttrMask, QpAttr};
@@ -341,6 +341,31 @@ fn q13_q14_q15_silent_peer() {
 }
 
 #[test]
+fn answers_to_retries_are_waited_for_longer() {
+    // Goal: a peer whose process does not run for a second is no dead peer, at the usual timeout of 67 ms and 7 retries.
+    let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (14, 7));
+    let start = rig.now;
+    let mut said = rig.post(&rig.wr(1, Send, 10));
+    said.extend(rig.wait(Duration::from_secs(1)));
+    let times: Vec<_> = said.iter().map(|s| Duration::from_nanos(s.at.nanos_since(start))).collect();
+    assert!((T..T + MS).contains(&times[1]), "the first time-out is short: {times:?}");
+    assert!(times[1..].windows(2).all(|two| (T * 3..T * 4).contains(&(two[1] - two[0] + MS))), "{times:?}");
+    rig.send(&ack(0x100, 1));
+    assert_eq!(rig.done(), [(1, Success)]);
+    // One that refuses a sequence is there: what is lost again is sent again soon.
+    rig.post(&rig.wr(2, Send, 10));
+    assert_eq!(rig.send(&ack_with(0x101, 0x60, 1)).len(), 1);
+    assert_eq!(rig.wait(T + MS).len(), 1);
+    rig.send(&ack(0x101, 2));
+    // A long one grows by a bounded time.
+    let t = ack_timeout(17).unwrap();
+    let mut rig = with(|c| (c.qp.timeout, c.qp.retry_cnt) = (17, 1));
+    rig.post(&rig.wr(1, Send, 10));
+    rig.wait(t * 2 + RETRY_PATIENCE + MS);
+    assert_eq!(rig.done(), [(1, RetryExcErr)]);
+}
+
+#[test]
 fn q16_no_timer() {
     let (times, mut rig) = silent(0, 7);
     assert_eq!(times.len(), 1);
@@ -355,9 +380,9 @@ fn q17_progress_renews_the_retries() {
     let t = ack_timeout(8).unwrap();
     rig.post_all(&[rig.wr(1, Send, 10), rig.wr(2, Send, 10)]);
     let said = rig.wait(t * 11 / 2);
-    assert_eq!(said.iter().filter(|s| s.psn == 0x100).count(), 5);
+    assert_eq!(said.iter().filter(|s| s.psn == 0x100).count(), 2);
     rig.send(&ack(0x100, 1));
-    let said = rig.wait(t * 20);
+    let said = rig.wait(t * 30);
     assert_eq!(said.iter().filter(|s| s.psn == 0x101).count(), 7, "all seven retries again");
     assert_eq!(rig.done(), [(1, Success), (2, RetryExcErr)]);
 }

@@ -134,6 +134,10 @@ impl Requester {
                 self.probe();
                 Response::Retry(RetryCause::Probe)
             }
+            Timer::Ack(_) if self.retries.prolong() => {
+                self.timer = Timer::ack(now.after_nanos(self.prolongation_ns()));
+                Response::Done
+            }
             Timer::Ack(_) => {
                 hit(Mark::Timeout);
                 self.handle_loss(now, RetryCause::Timeout)
@@ -356,6 +360,9 @@ impl Requester {
         if !self.retries.take() {
             hit(Mark::RetriesExhausted);
             return Response::Failed(WcStatus::RetryExcErr);
+        }
+        if cause == RetryCause::Timeout {
+            self.retries.be_patient();
         }
         self.congestion.handle(now, Event::Lost(cause));
         self.rewind(first);

@@ -11,7 +11,7 @@ use super::state::Gates;
 use super::status::{SendFlags, WcStatus, WrOpcode};
 use super::tables::{RNR_RETRY_FOREVER, ack_timeout_ns};
 use super::wqe::{Granule, SendWqe};
-use crate::config::TURN_SLACK;
+use crate::config::{RETRY_PATIENCE, TURN_SLACK};
 use crate::id::{Mtu, Psn};
 use crate::mark::{Mark, hit};
 use crate::time::Instant;
@@ -222,6 +222,14 @@ impl Requester {
     #[inline(always)]
     pub(super) fn timeout_ns(&self) -> Option<u64> {
         ack_timeout_ns(self.timeout).map(|ns| ns + TURN_SLACK.as_nanos() as u64)
+    }
+
+    /// How much longer the answer to a retry after a silence is waited for: up to 3T in all. IBA lets a time-out of T be anything up to 4T
+    /// (9.7.6.1.3): the first one is short, for what was lost, and the others leave time to a peer that is a process and is not
+    /// running now.
+    pub(super) fn prolongation_ns(&self) -> u64 {
+        let most = RETRY_PATIENCE.as_nanos() as u64;
+        ack_timeout_ns(self.timeout).map_or(0, |ns| (2 * ns - TURN_SLACK.as_nanos() as u64).min(most))
     }
 
     /// Starts the ACK timer if a packet is due and none runs, even when the port takes no frame: a link that is

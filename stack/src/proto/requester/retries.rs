@@ -1,11 +1,14 @@
 //! How often something may be tried again.
 
-/// A retry count, `0..=7`, and what is left of it: in one byte, since every progress restores it.
+/// A retry count, `0..=7`, what is left of it, and whether a peer that was silent gets more time: in one byte, since every progress
+/// restores it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(in crate::proto) struct Retries(u8);
 
 impl Retries {
     const BITS: u32 = 4;
+    /// Above what is left.
+    const PATIENT: u8 = 1 << (Self::BITS - 1);
 
     /// Another count, all of it left. What is left of an unchanged count stays: entering SQD gives a peer that is gone no
     /// new retries.
@@ -20,7 +23,7 @@ impl Retries {
         self.0 >> Self::BITS
     }
     const fn left(self) -> u8 {
-        self.0 & ((1 << Self::BITS) - 1)
+        self.0 & (Self::PATIENT - 1)
     }
     /// Whether none was used since the last progress.
     pub const fn is_untouched(self) -> bool {
@@ -34,8 +37,18 @@ impl Retries {
     /// Uses one; `false` where none is left.
     pub fn take(&mut self) -> bool {
         let any = self.left() > 0;
-        self.0 -= u8::from(any);
+        self.0 = (self.0 & !Self::PATIENT) - u8::from(any);
         any
+    }
+    /// The peer said nothing: the answer to this retry may take longer.
+    pub fn be_patient(&mut self) {
+        self.0 |= Self::PATIENT;
+    }
+    /// Whether the answer may take longer than was waited for: once.
+    pub fn prolong(&mut self) -> bool {
+        let may = self.0 & Self::PATIENT != 0;
+        self.0 &= !Self::PATIENT;
+        may
     }
 }
 
@@ -49,7 +62,13 @@ mod tests {
             let mut retries = Retries::default();
             retries.configure(count);
             assert!(retries.is_untouched());
-            assert_eq!((0..9).filter(|_| retries.take()).count(), usize::from(count));
+            let mut tries = (0..9).take_while(|_| {
+                let any = retries.take();
+                retries.be_patient();
+                any
+            });
+            assert_eq!(tries.by_ref().count(), usize::from(count));
+            assert_eq!([retries.prolong(), retries.prolong()], [true, false], "once");
             retries.configure(count);
             assert_eq!((retries.take(), retries.is_untouched()), (false, count == 0), "it stays used up");
             retries.restore();
