@@ -51,6 +51,10 @@ impl Port for LentPort {
         self.port.host()
     }
 
+    fn window(&self) -> Option<usize> {
+        self.port.window()
+    }
+
     fn maintain(&self) {
         self.port.maintain();
     }

@@ -4,7 +4,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use stack::config::ACK_REQ_STRIDE;
 use stack::id::{Gid, Mtu, PdId, Psn, QpState, QpType};
 use stack::mem::{Access, Sge};
-use stack::proto::requester::{Policies, Requester, RequesterConfig, SendRing};
+use stack::proto::requester::{Policies, Requester, RequesterConfig, SendRing, UNSHARED};
 use stack::proto::responder::{ReceiveSource, Responder, ResponderConfig};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WrOpcode};
@@ -81,7 +81,8 @@ fn requester(c: &mut Criterion) {
             sq.published = sq.published.wrapping_add(STRIDE);
             let mut last = Psn::new(0);
             for _ in 0..STRIDE {
-                last = black_box(requester.poll_transmit(now, gates, 0, &sq)).expect("a packet").psn;
+                last =
+                    black_box(requester.poll_transmit(now, gates, 0, &sq, UNSHARED)).expect("a packet").psn;
             }
             ack.psn = last;
             black_box(requester.handle_response(now, &ack, &sq)).expect("it answers something")

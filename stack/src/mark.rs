@@ -29,6 +29,10 @@ macro_rules! marks {
 marks! {
     /// The requester waits: its window is full.
     WindowFull "window_full",
+    /// The requester waits: its share of what the link may have in flight is used.
+    ShareUsed "share_used",
+    /// A READ is asked for in parts.
+    ReadInParts "read_in_parts",
     /// The requester waits: a fence.
     FenceWaits "fence_waits",
     /// The requester waits: as many READs and atomics as it may have are outstanding.

@@ -19,6 +19,7 @@ mod rc_requester;
 mod rc_responder;
 mod rc_run;
 mod rc_states;
+mod rc_window;
 mod rc_wire;
 mod rxe_model;
 mod sim_cases;

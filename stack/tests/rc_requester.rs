@@ -11,7 +11,7 @@ use stack::config::{ACK_REQ_STRIDE, RETRY_PATIENCE, WINDOW_PACKETS};
 use stack::id::{Mtu, PdId, Psn, QpState};
 use stack::mem::{Access, Sge};
 use stack::proto::attr::{AttrMask, QpAttr};
-use stack::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing};
+use stack::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing, UNSHARED};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcOpcode, WcStatus, WrOpcode};
 use stack::proto::tables::{ack_timeout, rnr_delay};
@@ -122,7 +122,7 @@ fn q04_write_of_2_31_bytes() {
     let (mut packets, mut bytes, mut in_flight) = (0u32, 0u64, 0);
     let mut last = None;
     loop {
-        match requester.poll_transmit(now, gates, 0, &sq) {
+        match requester.poll_transmit(now, gates, 0, &sq, UNSHARED) {
             Ok(segment) => {
                 assert_eq!(segment.psn, Psn::new(0xff_0000).add(packets));
                 assert_eq!(u64::from(segment.offset), bytes);
@@ -191,14 +191,42 @@ fn the_last_request_of_an_earlier_epoch_is_passed_over() {
     let gates = Gates::of(QpState::Rts, stack::id::QpType::Rc);
     let now = Instant::from_nanos(1);
     for seq in 0..2 {
-        assert_eq!(requester.poll_transmit(now, gates, 1, &sq).unwrap().seq, seq);
+        assert_eq!(requester.poll_transmit(now, gates, 1, &sq, UNSHARED).unwrap().seq, seq);
         acknowledge(&mut requester, now, Psn::new(seq), &sq);
     }
     sq.published = 3;
-    assert_eq!(requester.poll_transmit(now, gates, 1, &sq).unwrap_err(), Idle::NothingToDo);
+    assert_eq!(requester.poll_transmit(now, gates, 1, &sq, UNSHARED).unwrap_err(), Idle::NothingToDo);
     assert_eq!(requester.head(), 3);
     sq.published = 4;
-    assert_eq!(requester.poll_transmit(now, gates, 1, &sq).unwrap().seq, 3);
+    assert_eq!(requester.poll_transmit(now, gates, 1, &sq, UNSHARED).unwrap().seq, 3);
+}
+
+// Goal: a share that becomes smaller than what is in flight lets one more packet go, if no other one requested an acknowledgement.
+#[test]
+fn a_share_that_shrinks_leaves_a_packet_that_is_answered() {
+    let mut slot = vec![Granule::default(); send_stride(0, 1, 0)];
+    let mut wqe = SendWqe::new(1, RdmaWrite, SendFlags::empty());
+    (wqe.length, wqe.num_sge) = (1 << 20, 1);
+    put_sges(wqe.put(&mut slot), &[Sge { addr: 0, length: 1 << 20, lkey: 1 }]);
+    let sq = OneRequest(slot);
+    let mut requester = Requester::new(1, Policies::default());
+    requester.start(&RequesterConfig {
+        mtu: Mtu::Mtu1024,
+        sq_psn: Psn::new(0),
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry: 7,
+        max_rd_atomic: 4,
+    });
+    let (gates, now) = (Gates::of(QpState::Rts, stack::id::QpType::Rc), Instant::from_nanos(1));
+    for _ in 0..5 {
+        assert!(!requester.poll_transmit(now, gates, 0, &sq, 100).unwrap().ack_req);
+    }
+    assert!(requester.poll_transmit(now, gates, 0, &sq, 2).unwrap().ack_req);
+    assert_eq!(requester.poll_transmit(now, gates, 0, &sq, 2).unwrap_err(), Idle::Waiting);
+    assert_eq!((requester.packets_in_flight(), requester.waiting(now, &sq, 2)), (6, 0));
+    acknowledge(&mut requester, now, Psn::new(5), &sq);
+    assert_eq!(requester.waiting(now, &sq, 2), 2);
 }
 
 /// Passes the requester an acknowledgement as from the wire.

@@ -1,7 +1,7 @@
 //! Runs against single packets: whatever is posted, answered, refused and lost, a requester that starts runs where it can sends
 //! the same packets, and has the same state afterwards, as one that is polled for each packet.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use proptest::prelude::*;
 
@@ -9,13 +9,15 @@ use sim::peer::{Pkt, ack_with, frame, pkt};
 use stack::config::{ACK_REQ_STRIDE, WINDOW_PACKETS};
 use stack::id::{Mtu, Psn, QpState, QpType};
 use stack::proto::completer::Response;
-use stack::proto::requester::{Form, Idle, Next, Policies, Requester, RequesterConfig, SendRing, Unbuilt};
+use stack::proto::requester::{
+    Form, Idle, Most, Next, Policies, Requester, RequesterConfig, SendRing, UNSHARED, Unbuilt,
+};
 use stack::proto::state::Gates;
 use stack::proto::status::{SendFlags, WcStatus, WrOpcode};
 use stack::proto::wqe::{Granule, SendWqe, send_stride};
 use stack::sync::spsc::{Consumer, Producer, ring_at};
 use stack::time::Instant;
-use stack::wire::{Flow, Ingress, Opcode, locate};
+use stack::wire::{Ext, Flow, Ingress, Opcode, locate};
 
 const DEPTH: u32 = 64;
 const RTS: Gates = Gates::of(QpState::Rts, QpType::Rc);
@@ -47,6 +49,8 @@ struct Said {
     solicited: bool,
     wr_id: u64,
     offset: u32,
+    /// Bytes that a READ asks for.
+    asked: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -71,6 +75,8 @@ enum Op {
     Timeout,
     /// SQD, and back.
     Drain,
+    /// Another share of what may be in flight.
+    Share(u32),
 }
 
 fn wr() -> impl Strategy<Value = Wr> {
@@ -103,6 +109,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => prop_oneof![Just(0x60), Just(0x21)].prop_map(Op::Nak),
         1 => Just(Op::Timeout),
         1 => Just(Op::Drain),
+        1 => prop_oneof![Just(UNSHARED), 1..=64u32].prop_map(Op::Share),
     ]
 }
 
@@ -119,6 +126,9 @@ struct Rig {
     mtu: Mtu,
     /// First sequence numbers of requests, by their tags.
     first: HashMap<u64, Psn>,
+    /// Where the parts of READs end: indices of packets, by their tags.
+    ends: HashMap<u64, BTreeSet<u32>>,
+    share: u32,
     runs: usize,
 }
 
@@ -151,6 +161,8 @@ impl Rig {
             answered: 0,
             mtu,
             first: HashMap::new(),
+            ends: HashMap::new(),
+            share: UNSHARED,
             runs: 0,
         }
     }
@@ -172,22 +184,24 @@ impl Rig {
     /// Sends with both; both handle every stop of `poll_transmit` alike.
     fn send(&mut self, n: u32, bad: Option<u32>) {
         let [with, without] = &mut self.both;
-        let (now, gates, sq) = (self.now, self.gates, &self.sq);
+        let (now, gates, sq, share) = (self.now, self.gates, &self.sq, self.share);
         let mut said = Vec::new();
         while (said.len() as u32) < n {
             let before = with.started();
             let room = n - said.len() as u32;
-            if let Some(run) = with.begin_run(now, gates, EPOCH, sq, room, LONGEST) {
+            let most = Most { packets: room, bytes: LONGEST, share };
+            if let Some(run) = with.begin_run(now, gates, EPOCH, sq, most) {
                 let (form, opcode, solicited) = (run.form(), run.opcode(), run.solicited());
                 let mut places = vec![None; room as usize];
                 let sent = said.len() as u32;
                 let bad = bad.filter(|_| !matches!(form, Form::Read | Form::Atomic));
                 let place = |Next { index, slot, psn, ack_req }: Next<'_>, place: &mut Option<Said>| {
-                    let wr_id = SendWqe::of(slot).wr_id;
+                    let SendWqe { wr_id, length, .. } = *SendWqe::of(slot);
+                    let asked = if form == Form::Read { length } else { 0 };
                     if Some(sent + index) == bad {
                         return Err(Unbuilt);
                     }
-                    *place = Some(Said { opcode, psn, ack_req, solicited, wr_id, offset: 0 });
+                    *place = Some(Said { opcode, psn, ack_req, solicited, wr_id, offset: 0, asked });
                     Ok(())
                 };
                 let (ran, result) = match form {
@@ -211,15 +225,19 @@ impl Rig {
                 assert_eq!(said.len() as u32, sent + started);
                 continue;
             }
-            if !one(with, now, gates, sq, bad, &mut said) {
+            if !one(with, now, gates, sq, share, bad, &mut said) {
                 break;
             }
         }
         let mut wanted = Vec::new();
-        while (wanted.len() as u32) < n && one(without, now, gates, sq, bad, &mut wanted) {}
+        while (wanted.len() as u32) < n && one(without, now, gates, sq, share, bad, &mut wanted) {}
         assert_eq!(said, wanted);
         for said in said {
-            self.first.entry(said.wr_id).or_insert(said.psn);
+            let first = *self.first.entry(said.wr_id).or_insert(said.psn);
+            if said.opcode == Opcode::RC_READ_REQUEST {
+                let behind = (said.psn.diff(first) & 0xff_ffff) as u32 + self.mtu.packets(said.asked);
+                self.ends.entry(said.wr_id).or_default().insert(behind - 1);
+            }
         }
     }
 
@@ -245,12 +263,13 @@ impl Rig {
         let msn = self.answered;
         match wqe.opcode() {
             WrOpcode::RdmaRead => {
-                let (mtu, packets) = (self.mtu.bytes() as u32, self.mtu.packets(wqe.length));
+                let ends = self.ends[&wqe.wr_id].clone();
+                let (mtu, packets) = (self.mtu.bytes() as u32, ends.last().map_or(0, |end| end + 1));
                 if packets > 100 {
                     return; // READs of as many packets as may be outstanding: they wait for each other
                 }
                 for i in 0..packets {
-                    let opcode = match (i == 0, i + 1 == packets) {
+                    let opcode = match (i == 0 || ends.contains(&(i - 1)), ends.contains(&i)) {
                         (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
                         (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
                         (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
@@ -304,6 +323,7 @@ impl Rig {
                 let told = self.both.each_mut().map(|requester| requester.handle_timeout(self.now));
                 assert_eq!(told[0], told[1]);
             }
+            Op::Share(share) => self.share = *share,
             Op::Drain => {
                 self.gates = if self.gates == RTS { SQD } else { RTS };
                 if self.gates == SQD {
@@ -322,11 +342,12 @@ fn one(
     now: Instant,
     gates: Gates,
     sq: &Queue,
+    share: u32,
     bad: Option<u32>,
     said: &mut Vec<Said>,
 ) -> bool {
     let segment = loop {
-        match requester.poll_transmit(now, gates, EPOCH, sq) {
+        match requester.poll_transmit(now, gates, EPOCH, sq, share) {
             Ok(segment) => break segment,
             Err(Idle::Local(seq)) => requester.local_done(seq),
             Err(_) => return false,
@@ -346,6 +367,10 @@ fn one(
         solicited: segment.solicited,
         wr_id: wqe.wr_id,
         offset: segment.offset,
+        asked: match segment.ext {
+            Ext::Reth(reth) if segment.opcode == Opcode::RC_READ_REQUEST => reth.len,
+            _ => 0,
+        },
     });
     true
 }
@@ -415,7 +440,7 @@ fn every_short_history_is_the_same_wherever_numbers_begin() {
             });
             assert_eq!(with, without);
             let first = rig.oldest().map(|(first, wqe)| (first.sub(sq_psn), wqe.wr_id));
-            seen.push((with, first, rig.both[0].waiting(rig.now, &rig.sq)));
+            seen.push((with, first, rig.both[0].waiting(rig.now, &rig.sq, UNSHARED)));
         }
         seen
     };

@@ -42,6 +42,7 @@ mod stats;
 mod statuses;
 mod uc;
 mod ud;
+mod udp;
 mod unreliable_golden;
 mod windows;
 mod wire;

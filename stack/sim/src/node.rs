@@ -45,6 +45,8 @@ pub struct NodeConfig {
     pub vlan: Option<u16>,
     /// Buffers of each queue.
     pub buffers: usize,
+    /// Bytes that reliable queue pairs may have in flight together, if the port bounds them.
+    pub window: Option<usize>,
     /// Queue pairs each shard can hold.
     pub qps_per_shard: usize,
 }
@@ -58,6 +60,7 @@ impl Default for NodeConfig {
             ipv6: false,
             vlan: None,
             buffers: 512,
+            window: None,
             qps_per_shard: 16,
         }
     }
@@ -332,7 +335,7 @@ impl Node {
         let net = net_config(config.index, config.ipv6);
         let (port, wires) = SimPort::new(net.mac, config.mtu, config.shards, config.buffers, special);
         let clock = Arc::new(AtomicU64::new(now.as_nanos()));
-        let port: Box<dyn stack::port::Port> = Box::new(port);
+        let port: Box<dyn stack::port::Port> = Box::new(port.with_window(config.window));
         let device = Device::open(DeviceConfig {
             addrs: net.addrs,
             vlan: config.vlan,

@@ -143,6 +143,8 @@ pub struct RigConfig {
     pub cqe: u32,
     /// Buffers of its port.
     pub buffers: usize,
+    /// Bytes that its port lets be in flight, if it bounds them.
+    pub window: Option<usize>,
 }
 
 impl Default for RigConfig {
@@ -154,6 +156,7 @@ impl Default for RigConfig {
             receives: 16,
             cqe: 1024,
             buffers: 512,
+            window: None,
         }
     }
 }
@@ -226,6 +229,7 @@ impl Rig {
             NodeConfig {
                 ipv6: config.ipv6,
                 buffers: config.buffers,
+                window: config.window,
                 qps_per_shard: 128,
                 ..NodeConfig::default()
             },

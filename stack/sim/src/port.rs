@@ -40,6 +40,7 @@ impl State {
 #[derive(Debug)]
 pub struct SimPort {
     info: PortInfo,
+    window: Option<usize>,
     queues: Vec<Mutex<Option<SimQueue>>>,
 }
 
@@ -51,7 +52,12 @@ impl SimPort {
         let made = (0..queues).map(|_| queue(buffers, info.max_frame()));
         let (queues, wires): (Vec<_>, _) =
             made.map(|(queue, wire)| (Mutex::new(Some(SimQueue { lends, ..queue })), wire)).unzip();
-        (Self { info, queues }, wires)
+        (Self { info, window: None, queues }, wires)
+    }
+
+    /// The same, where so many bytes may be in flight.
+    pub fn with_window(self, window: Option<usize>) -> Self {
+        Self { window, ..self }
     }
 }
 
@@ -65,6 +71,9 @@ impl Port for SimPort {
     }
     fn link_up(&self) -> bool {
         true
+    }
+    fn window(&self) -> Option<usize> {
+        self.window
     }
     fn stats(&self) -> PortStats {
         PortStats::default()

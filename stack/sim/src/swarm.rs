@@ -25,6 +25,8 @@ pub struct Swarm {
     pub conns: Vec<Ends>,
     /// Buffers of each port queue.
     pub buffers: usize,
+    /// Bytes that reliable queue pairs of a node may have in flight together, if the port bounds them.
+    pub window: Option<usize>,
     /// Pairs of UC or UD queue pairs: between which nodes.
     pub lossy: Vec<(QpType, usize, usize)>,
     /// Every queue pair.
@@ -140,6 +142,8 @@ impl Swarm {
             may_fail: harsh,
             steps: 20_000,
             time: Duration::from_secs(2),
+            // Less than a packet for each, a few, or many.
+            window: rng.one_in(3).then(|| mtu.bytes() * rng.pick(&[1, 4, 16, 64])),
         }
     }
 
@@ -155,6 +159,7 @@ impl Swarm {
             conns: vec![Ends::Two(0, 1)],
             lossy: Vec::new(),
             buffers: 512,
+            window: None,
             qp: QpConfig { timeout: 8, access: rights(), ..QpConfig::default() },
             plans: vec![vec![plan; 2]; 2],
             ops,

@@ -31,7 +31,7 @@ const LIVENESS: Duration = Duration::from_secs(20);
 const STEPS: u64 = 2_000_000;
 
 /// The results of a run.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Requests that completed with success.
     pub completed: u64,
@@ -55,6 +55,21 @@ pub struct Report {
 const WR_OPCODES: usize = WrOpcode::RegMr as usize + 1;
 /// Service types.
 const TYPES: usize = QpType::ALL.len();
+
+impl Default for Report {
+    fn default() -> Self {
+        Self {
+            completed: 0,
+            failed: 0,
+            steps: 0,
+            time: Duration::ZERO,
+            fired: Fired::default(),
+            marks: [0; MARKS],
+            counters: CounterSnapshot::default(),
+            done: Default::default(),
+        }
+    }
+}
 
 impl Report {
     /// Adds another run.
@@ -229,6 +244,7 @@ impl Run {
             vlan: swarm.vlan,
             mtu: swarm.qp.mtu,
             buffers: swarm.buffers,
+            window: swarm.window,
             ..NodeConfig::default()
         };
         let mut world = World::new(rng.next(), swarm.shards.iter().enumerate().map(config).collect());
@@ -349,6 +365,15 @@ impl Run {
                 return Err(format!("{:?} had nothing to do and is in {state:?}", flow.qpn));
             }
         }
+        self.nothing_held()
+    }
+
+    /// No queue pair has anything in flight: all of the ports' windows are free.
+    fn nothing_held(&self) -> Check {
+        let held = |node: &Node| node.shards(|shard| shard.bytes_in_flight()).find(|bytes| *bytes > 0);
+        if let Some(bytes) = self.world.nodes.iter().find_map(held) {
+            return Err(format!("{bytes} bytes count as in flight, and nothing is"));
+        }
         Ok(())
     }
 
@@ -388,6 +413,7 @@ impl Run {
         if let Some(l) = self.lossy.iter().find(|l| l.sends.outstanding() + l.receives.outstanding() > 0) {
             return Err(format!("{:?} is in ERR and did not flush everything", l.qpn));
         }
+        self.nothing_held()?;
         self.world.check(true)?;
         // With the last queue pair gone, nothing is left: no timer, no frame, no request.
         for i in 0..self.conns.len() {

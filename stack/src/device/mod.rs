@@ -174,7 +174,11 @@ impl Device {
             let queue = port
                 .take_queue(index)
                 .ok_or_else(|| OpenError::QueueTaken { port: port.info().name.clone(), queue: index })?;
-            made.push(Shard::new(index, shared.clone(), queue, now));
+            let mut shard = Shard::new(index, shared.clone(), queue, now);
+            if let Some(window) = port.window() {
+                shard.bound(window / shards);
+            }
+            made.push(shard);
         }
         let core = Arc::new(Core::new(shared, made, port, clock, &drive, config.assume_link));
         let stats = config.stats.as_deref().map(|path| StatsSocket::open(path, &core)).transpose()?;

@@ -145,6 +145,10 @@ impl Port for CapturePort {
         self.port.host()
     }
 
+    fn window(&self) -> Option<usize> {
+        self.port.window()
+    }
+
     fn maintain(&self) {
         self.log.lock().flush_if_due();
         self.port.maintain();

@@ -220,6 +220,12 @@ pub trait Port: Send + Sync {
         None
     }
 
+    /// Bytes that may be on their way to a peer, and from it, unanswered, so that no end has to drop any; a packet counts with its path
+    /// MTU and 256 bytes more. `None`: no bound. It does not change.
+    fn window(&self) -> Option<usize> {
+        None
+    }
+
     /// Looks after the link: reconnects where a peer came back, flushes captures. Cheap; to be called every 10 ms or
     /// more often, from one thread or several.
     fn maintain(&self) {}

@@ -71,7 +71,8 @@ pub enum PortSpec {
         /// The addresses; empty for all.
         addrs: Vec<IpAddr>,
         /// More options: `gso=on|off` (messages of several datagrams, where the interface takes them apart, or nowhere; by
-        /// default where it is known how their packets are numbered).
+        /// default where it is known how their packets are numbered); `buffer=BYTES` (what each buffer of a socket is asked to
+        /// hold, 16384 to 2^30, by default 4 MiB; the system's limit may be less).
         options: Vec<(String, String)>,
     },
     /// `dpdk:DEVARGS`: any DPDK device, a virtual one with its arguments or a PCI address.
@@ -219,19 +220,31 @@ fn udp(rest: &str) -> Result<PortSpec, String> {
             addrs.push(addr);
             continue;
         };
-        if key != "gso" {
-            return Err(format!("a udp port has no option {key:?}; only gso=on and gso=off"));
+        match key {
+            "gso" if !matches!(value, "on" | "off") => {
+                return Err(format!("gso={value:?} is neither on nor off"));
+            }
+            "buffer" if !value.parse().is_ok_and(|bytes| BUFFER.contains(&bytes)) => {
+                let (least, most) = (BUFFER.start(), BUFFER.end());
+                return Err(format!("buffer={value:?} is not a number of bytes from {least} to {most}"));
+            }
+            "gso" | "buffer" => {}
+            _ => {
+                return Err(format!(
+                    "a udp port has no option {key:?}; only gso=on, gso=off and buffer=BYTES"
+                ));
+            }
         }
-        if !matches!(value, "on" | "off") {
-            return Err(format!("gso={value:?} is neither on nor off"));
-        }
-        if !options.is_empty() {
+        if options.iter().any(|(other, _)| other == key) {
             return Err(format!("option {key:?} is there twice"));
         }
         options.push((key.to_owned(), value.to_owned()));
     }
     Ok(PortSpec::Udp { addrs, options })
 }
+
+/// What the buffers of a UDP socket may be asked to hold, in bytes.
+const BUFFER: core::ops::RangeInclusive<u32> = 1 << 14..=1 << 30;
 
 /// Longest path of a unix socket (`sun_path` less its NUL, unix(7)).
 pub(super) const SOCKET_PATH_MAX: usize = 107;
@@ -330,6 +343,8 @@ mod tests {
             "udp:10.0.0.1,fd00::1",
             "udp:gso=on",
             "udp:127.0.0.1,gso=off",
+            "udp:buffer=65536",
+            "udp:10.0.0.1,buffer=1048576,gso=on",
             "tap:roce0",
             "af_packet:eth1,framesz=8192",
             "vhost:/tmp/v.sock,client=1",
@@ -368,6 +383,10 @@ mod tests {
             ("udp:gro=on", "no option \"gro\""),
             ("udp:gso=1", "gso=\"1\" is neither on nor off"),
             ("udp:gso=on,gso=off", "twice"),
+            ("udp:buffer=65536,gso=on,buffer=65536", "twice"),
+            ("udp:buffer=4k", "not a number of bytes from 16384 to 1073741824"),
+            ("udp:buffer=16383", "not a number of bytes"),
+            ("udp:buffer=1073741825", "not a number of bytes"),
         ] {
             let error = text.parse::<PortSpec>().unwrap_err().to_string();
             assert!(error.contains(part), "{text:?} gave {error:?}");

@@ -109,6 +109,8 @@ impl Requester {
         if psn == e.last {
             self.rd_outstanding -= 1;
             self.complete_head();
+        } else if psn == e.part_end(psn) {
+            self.rd_outstanding -= 1;
         } else {
             self.in_flight.responses -= 1;
         }
@@ -237,11 +239,11 @@ impl Requester {
         }
         let length = SendWqe::of(sq.slot(self.head)).length;
         let offset = (psn.diff(e.first) as u32 & 0x00ff_ffff) << self.mtu.log2();
-        let last = psn == e.last;
+        let (last, part_ends) = (psn == e.last, psn == e.part_end(psn));
         let want = if last { length - offset } else { self.mtu.bytes() as u32 };
         // A restarted READ may be answered from FIRST on (the specification) or go on with MIDDLE (soft-RoCE).
         let closes = matches!(pkt.row.position, Position::Last | Position::Only);
-        if closes != last || pkt.payload.len() != want as usize {
+        if closes != part_ends || pkt.payload.len() != want as usize {
             return Ok(Response::Failed(WcStatus::LocLenErr));
         }
         Ok(Response::Place { seq: self.head, offset })

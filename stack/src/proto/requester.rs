@@ -29,7 +29,7 @@ pub use log::RequestKind;
 use log::{Log, Remembered, Started};
 use operation::Operation;
 use retries::Retries;
-pub use run::{Form, Next, Ran, Run, Unbuilt};
+pub use run::{Form, Most, Next, Ran, Run, Unbuilt};
 pub use segment::Segment;
 pub(super) use timer::Timer;
 
@@ -62,6 +62,9 @@ pub enum Idle {
     /// [`Requester::local_done`] or [`Requester::fail_local`], and poll again.
     Local(u32),
 }
+
+/// The share of a queue pair that shares no window: what it may have in flight is its own business.
+pub const UNSHARED: u32 = u32::MAX;
 
 /// What a queue pair does about losses and congestion: chosen when it is made.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -201,6 +204,18 @@ impl Requester {
         self.started
     }
 
+    /// Packets sent and not answered, or about to be sent again; responses to READs among them.
+    #[inline(always)]
+    pub fn packets_in_flight(&self) -> u32 {
+        distance(self.in_flight.una, self.in_flight.cursor)
+    }
+
+    /// Path MTU.
+    #[inline]
+    pub fn mtu(&self) -> Mtu {
+        self.mtu
+    }
+
     /// When [`Requester::handle_timeout`] is due.
     #[inline]
     pub fn deadline(&self) -> Instant {
@@ -308,7 +323,11 @@ impl Requester {
     /// Starts the next posted work request and assigns its sequence numbers.
     #[inline(always)]
     fn begin(&mut self, kind: RequestKind, packets: u32) -> Started {
-        let remembered = Remembered::new(self.assigned, kind);
+        self.begin_as(Remembered::new(self.assigned, kind), packets)
+    }
+
+    #[inline(always)]
+    fn begin_as(&mut self, remembered: Remembered, packets: u32) -> Started {
         self.log.set(self.started, remembered);
         self.assigned = self.assigned.add(packets);
         self.started = self.started.wrapping_add(1);
@@ -318,7 +337,7 @@ impl Requester {
     /// Packets that may be sent now, estimated from the next request alone: for a caller that allocates buffers for a
     /// burst.
     #[inline]
-    pub fn waiting(&self, now: Instant, sq: &impl SendRing) -> u32 {
+    pub fn waiting(&self, now: Instant, sq: &impl SendRing, share: u32) -> u32 {
         let begun = match self.cur == self.started {
             true => 0,
             false => (self.entry(self.cur).last.diff(self.in_flight.cursor) + 1).max(1) as u32,
@@ -327,7 +346,7 @@ impl Requester {
             0 => begun,
             posted => begun + self.unstarted(SendWqe::of(sq.slot(self.started)), posted),
         };
-        waiting.min(self.window(now))
+        waiting.min(self.window(now, share))
     }
 
     /// Whether nothing is left to send and no failure to report: [`Requester::poll_transmit`] need not be called.
@@ -351,6 +370,9 @@ impl Requester {
     }
 
     /// The next packet to build, or why there is none.
+    ///
+    /// `share` is how many packets the queue pair may have in flight, responses to READs among them: 1 to [`UNSHARED`]. One goes out
+    /// in any case where nothing in flight brings an answer.
     #[inline(always)]
     pub fn poll_transmit<'a>(
         &mut self,
@@ -358,13 +380,14 @@ impl Requester {
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
+        share: u32,
     ) -> Result<Segment<'a>, Idle> {
         let (started, slot) = loop {
             if self.timer.is_rnr() || self.failed.is_some() || !gates.has(Gates::TX_RETRY) {
                 self.held_up(gates)?;
             }
             if self.cur == self.started {
-                match self.start_next(gates, epoch, sq)? {
+                match self.start_next(gates, epoch, sq, share)? {
                     Some(next) => break next,
                     None => continue,
                 }
@@ -376,22 +399,26 @@ impl Requester {
             }
             break (started, sq.slot(self.cur));
         };
-        let window = self.window(now);
+        let mut window = self.window(now, share);
         if window == 0 {
-            hit(Mark::WindowFull);
-            return Err(Idle::Waiting);
+            window = self.window_full(now)?;
+        }
+        let psn = self.in_flight.cursor;
+        let last = if started.kind == RequestKind::Message { psn } else { started.part_end(psn) };
+        if started.kind != RequestKind::Message {
+            self.may_request(&started, psn, last, share)?;
         }
         self.arm(now);
         let wqe = SendWqe::of(slot);
         let operation = Operation::of(wqe).expect("a request that has started becomes packets");
-        let (seq, psn) = (self.cur, self.in_flight.cursor);
-        let (segment, last) = if started.kind == RequestKind::Message {
+        let seq = self.cur;
+        let segment = if started.kind == RequestKind::Message {
             // In SQD nothing follows that could request the acknowledgement of what has started.
             let draining = !gates.has(Gates::START_WQE);
             let ack_req = self.asks(operation, wqe, psn, psn == started.last, window, draining);
-            (self.message_segment(seq, slot, operation, &started, psn, ack_req), psn)
+            self.message_segment(seq, slot, operation, &started, psn, ack_req)
         } else {
-            (self.request_segment(seq, slot, operation, &started, psn), started.last)
+            self.request_segment(seq, slot, operation, &started, psn, last)
         };
         self.sent(now, &started, &segment, last);
         Ok(segment)
@@ -419,13 +446,31 @@ impl Requester {
         asks
     }
 
+    /// Whether a request for the responses from `psn` to `last` may go out now.
+    #[inline(always)]
+    fn may_request(&self, started: &Started, psn: Psn, last: Psn, share: u32) -> Result<(), Idle> {
+        if distance(psn, last) >= self.share_left(share) {
+            self.share_used()?;
+        }
+        // The first part of a READ counts since the READ started.
+        if psn != started.first && !self.in_flight.went_out(psn) && self.rd_outstanding >= self.max_rd_atomic
+        {
+            hit(Mark::ReadLimit);
+            return Err(Idle::Waiting);
+        }
+        Ok(())
+    }
+
     /// Moves on behind a packet, which brings the request that it belongs to up to `last`.
     #[inline(always)]
     fn sent(&mut self, now: Instant, started: &Started, segment: &Segment<'_>, last: Psn) {
         if started.kind != RequestKind::Message {
             self.since_ack_req = 0;
             if !segment.again {
-                self.in_flight.responses += distance(started.first, last);
+                self.in_flight.responses += distance(segment.psn, last);
+                if segment.psn != started.first {
+                    self.another_part();
+                }
             }
         }
         self.repair.probing = false;
@@ -440,6 +485,14 @@ impl Requester {
         }
         let (first, bytes) = (segment.psn, segment.len.into());
         self.congestion.handle(now, Event::Sent { first, behind, bytes, again: segment.again });
+    }
+
+    /// A READ is asked for further: to the peer this is another request.
+    #[cold]
+    fn another_part(&mut self) {
+        self.rd_outstanding += 1;
+        self.ssn = self.ssn.add(1);
+        self.lsn = self.lsn.add(1);
     }
 
     /// Why nothing is sent at all, unless what failed on this side is further on.
@@ -474,6 +527,7 @@ impl Requester {
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
+        share: u32,
     ) -> Result<Option<(Started, &'a [Granule])>, Idle> {
         if self.started == sq.published() || !gates.has(Gates::START_WQE) {
             if self.drained() {
@@ -498,7 +552,11 @@ impl Requester {
         if packets > self.numbers_left() {
             return Err(Idle::Waiting);
         }
-        let started = self.begin(operation.kind, packets);
+        let remembered = match operation.kind {
+            RequestKind::Read => self.read(packets, share),
+            kind => Remembered::new(self.assigned, kind),
+        };
+        let started = self.begin_as(remembered, packets);
         self.ssn = self.ssn.add(1);
         if operation.kind != RequestKind::Message {
             self.rd_outstanding += 1;

@@ -21,6 +21,9 @@ impl Shard {
         let slot = spec.slot;
         self.env.agenda.wheel.reserve(slot + 1);
         self.env.peers.hops.reserve(slot + 1);
+        if let Some(window) = &mut self.env.window {
+            window.reserve(slot);
+        }
         let index = (self.env.id * self.env.shared.qps_per_shard) as u32 + slot;
         let epoch = self.env.shared.words.load(index).epoch();
         self.qps.table.insert(spec.qpn, spec.slot);
@@ -164,6 +167,9 @@ impl Shard {
         self.env.connected -= usize::from(!matches!(qp.state, QpState::Reset | QpState::Init));
         self.env.agenda.wheel.cancel(slot);
         self.env.release_next_hop(slot);
+        if let Some(window) = &mut self.env.window {
+            window.hold(slot, 0);
+        }
         self.count_qps();
         self.env.shared.mrs.forget_qp(qp.qpn);
         qp.release_gid(&self.env.shared);

@@ -13,6 +13,7 @@ use super::outbox::Outbox;
 use super::peers::Peers;
 use super::qp::Qp;
 use super::rq::XrcSrq;
+use super::window::Window;
 use super::{McastTable, Shared};
 use crate::id::PdId;
 use crate::mem::Sge;
@@ -32,6 +33,8 @@ pub(super) struct Env {
     pub completions: Completions,
     pub keys: Keys,
     pub peers: Peers,
+    /// What reliable queue pairs may have in flight together, where the port bounds it.
+    pub window: Option<Box<Window>>,
     /// Multicast groups with their queue pairs, of the whole device.
     pub mcast: Arc<McastTable>,
     /// XRC shared receive queues, by number.
@@ -54,6 +57,7 @@ impl Env {
             completions: Completions::default(),
             keys: Keys::new(),
             peers: Peers::default(),
+            window: None,
             mcast: Arc::default(),
             xrc_srqs: Vec::new(),
             connected: 0,

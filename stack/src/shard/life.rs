@@ -82,6 +82,7 @@ impl Env {
             QpState::Rtr | QpState::Rts => self.agenda.mark_ready(qp),
             QpState::Init => {}
         }
+        self.note_in_flight(qp);
     }
 
     /// Makes epoch, state and gates known to posters and pollers.

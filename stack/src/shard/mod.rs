@@ -54,6 +54,7 @@ mod shared;
 mod slab;
 mod tx;
 pub mod wheel;
+mod window;
 
 pub use cq::{CqState, EventChannel};
 pub use drain::{DrainKind, DrainMark};
@@ -68,6 +69,7 @@ use cq::Lane;
 use env::Env;
 use lookahead::Lookahead;
 use qps::Qps;
+use window::Window;
 
 /// A completion lane of a shard: one for each completion queue that the shard feeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,6 +127,18 @@ impl Shard {
         let qps = Qps::new(shared.qps_per_shard);
         let env = Env::new(id, shared, queue, now);
         Self { rx: Box::default(), lookahead: Lookahead::default(), qps, env }
+    }
+
+    /// Has the reliable queue pairs of this shard together keep so many bytes in flight at most: request packets, and responses to
+    /// their READs. Beyond it each has one packet. Before there are queue pairs.
+    pub fn bound(&mut self, window: usize) {
+        assert!(self.qps() == 0, "nothing is in flight");
+        self.env.window = Some(Box::new(Window::new(window)));
+    }
+
+    /// Bytes that its reliable queue pairs have in flight, where [`bound`](Self::bound).
+    pub fn bytes_in_flight(&self) -> u64 {
+        self.env.window.as_ref().map_or(0, |window| window.used())
     }
 
     /// When the next turn has something to do if no frame and no doorbell comes; `None` for never.

@@ -92,6 +92,10 @@ impl Port for FaultPort {
         self.port.host()
     }
 
+    fn window(&self) -> Option<usize> {
+        self.port.window()
+    }
+
     fn maintain(&self) {
         self.port.maintain();
     }

@@ -47,8 +47,8 @@ use tx::Sender;
 
 /// TTL and hop limit of what a socket sends without being told another one: the usual one of the stack.
 const HOP_LIMIT: u8 = 64;
-/// Bytes that a socket's buffers are asked to hold; the system's limit may be less.
-const BUFFER: i32 = 4 << 20;
+/// Bytes that a socket's buffers are asked to hold unless the port's options say otherwise; the system's limit may be less.
+const BUFFER: u32 = 4 << 20;
 /// Errors that came back and are read in one look.
 const ERRORS: usize = 64;
 /// At most one complaint in this time.
@@ -61,8 +61,13 @@ pub(super) fn open(
     options: &PortOptions,
 ) -> Result<Box<dyn Port>, PortError> {
     let fail = |reason: String| PortError::Open { port: spec.to_string(), reason };
-    let gso = more.iter().find(|(key, _)| key == "gso").map(|(_, value)| value == "on");
-    let sockets = sockets(addrs).map_err(fail)?;
+    let option = |name| more.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+    let gso = option("gso").map(|value| value == "on");
+    let buffer = match option("buffer") {
+        Some(bytes) => bytes.parse().map_err(|error| fail(format!("buffer={bytes:?}: {error}")))?,
+        None => BUFFER,
+    };
+    let sockets = sockets(addrs, buffer).map_err(fail)?;
     let host = Host::new(addrs);
     host.look(sockets[0].fd())
         .map_err(|error| fail(format!("the host's addresses cannot be read: {error}")))?;
@@ -94,6 +99,8 @@ struct Socket {
     addr: Option<IpAddr>,
     /// Whether it is one of IPv6, which may carry IPv4, too.
     v6: bool,
+    /// Bytes of memory that the datagrams in its receive buffer may lie in.
+    accounted: usize,
     /// Datagrams that its buffer had no room for.
     overflows: AtomicU32,
 }
@@ -114,7 +121,7 @@ impl Socket {
     }
 
     /// Makes one. It may be of IPv6 and carry IPv4 as well.
-    fn open(addr: Option<IpAddr>, v6: bool) -> Result<Self, Error> {
+    fn open(addr: Option<IpAddr>, v6: bool, buffer: u32) -> Result<Self, Error> {
         let family = if v6 { AddressFamily::INET6 } else { AddressFamily::INET };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
@@ -140,8 +147,9 @@ impl Socket {
             set(libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
             set(libc::IPPROTO_IP, libc::IP_TTL, HOP_LIMIT.into())?;
         }
-        set(libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER)?;
-        set(libc::SOL_SOCKET, libc::SO_SNDBUF, BUFFER)?;
+        let buffer = i32::try_from(buffer).unwrap_or(i32::MAX);
+        set(libc::SOL_SOCKET, libc::SO_RCVBUF, buffer)?;
+        set(libc::SOL_SOCKET, libc::SO_SNDBUF, buffer)?;
         set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1)?;
         // Kernels before 5.0 do not join datagrams: they arrive one by one.
         let _ = set(libc::SOL_UDP, libc::UDP_GRO, 1);
@@ -153,7 +161,10 @@ impl Socket {
             _ => 0,
         };
         sys::bind(fd.as_fd(), &Name::new(v6, addr.unwrap_or(any), UDP_PORT, scope))?;
-        Ok(Self { _unforked: Unforked::new(&fd)?, fd, addr, v6, overflows: AtomicU32::new(0) })
+        // Twice what was asked for, or twice the system's limit (socket(7)).
+        let accounted = sys::get(fd.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF)?.max(0) as usize;
+        let overflows = AtomicU32::new(0);
+        Ok(Self { _unforked: Unforked::new(&fd)?, fd, addr, v6, accounted, overflows })
     }
 }
 
@@ -161,18 +172,20 @@ impl Socket {
 const UDP_NO_CHECK6_RX: i32 = 102;
 
 /// The sockets for these addresses, or one for all that the host has.
-fn sockets(addrs: &[IpAddr]) -> Result<Vec<Socket>, String> {
+fn sockets(addrs: &[IpAddr], buffer: u32) -> Result<Vec<Socket>, String> {
     if addrs.is_empty() {
         // A host without IPv6 has no such sockets.
-        let both = Socket::open(None, true).or_else(|error| match error.kind() {
+        let both = Socket::open(None, true, buffer).or_else(|error| match error.kind() {
             ErrorKind::AddrInUse => Err(error),
-            _ => Socket::open(None, false),
+            _ => Socket::open(None, false, buffer),
         });
         return both.map(|socket| vec![socket]).map_err(|error| why(None, &error));
     }
     addrs
         .iter()
-        .map(|addr| Socket::open(Some(*addr), addr.is_ipv6()).map_err(|error| why(Some(*addr), &error)))
+        .map(|addr| {
+            Socket::open(Some(*addr), addr.is_ipv6(), buffer).map_err(|error| why(Some(*addr), &error))
+        })
         .collect()
 }
 
@@ -356,6 +369,12 @@ impl Port for UdpPort {
 
     fn host(&self) -> Option<&dyn super::Host> {
         Some(&self.shared.host)
+    }
+
+    /// A datagram lies in up to twice its bytes of memory, which is what the kernel counts. Half of a buffer is for what we request,
+    /// the other half for what is requested of us. Peers are taken to have buffers like ours.
+    fn window(&self) -> Option<usize> {
+        self.shared.sockets.iter().map(|socket| socket.accounted / 4).min()
     }
 
     fn maintain(&self) {

@@ -30,6 +30,15 @@ pub(super) fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, len) })
 }
 
+/// An option of a socket that is a number.
+pub(super) fn get(socket: BorrowedFd<'_>, level: c_int, option: c_int) -> Result<c_int> {
+    let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
+    let at = (&raw mut value).cast();
+    // SAFETY: there is room for a number of this size, and for its length, until the call returns.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, at, &raw mut len) })?;
+    Ok(value)
+}
+
 /// Binds a socket to an address.
 pub(super) fn bind(socket: BorrowedFd<'_>, name: &Name) -> Result<()> {
     let (at, len) = (name.bytes().as_ptr().cast(), name.bytes().len() as libc::socklen_t);

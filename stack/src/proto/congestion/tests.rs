@@ -4,7 +4,7 @@ use super::{Congestion, Controller, Event, Probe};
 use crate::id::{Gid, Mtu, Psn, QpState, QpType};
 use crate::proto::completer::{Response, RetryCause};
 use crate::proto::recovery::{self, Recovery, Scheme};
-use crate::proto::requester::{Idle, Policies, Requester, RequesterConfig, SendRing};
+use crate::proto::requester::{Idle, Most, Policies, Requester, RequesterConfig, SendRing, UNSHARED};
 use crate::proto::state::Gates;
 use crate::proto::status::{SendFlags, WrOpcode};
 use crate::proto::tables::{NakCode, Syndrome};
@@ -65,7 +65,7 @@ impl Rig {
     fn send(&mut self) -> (Vec<(u32, bool)>, Idle) {
         let mut sent = Vec::new();
         loop {
-            match self.requester.poll_transmit(self.now, GATES, 0, &self.ring) {
+            match self.requester.poll_transmit(self.now, GATES, 0, &self.ring, UNSHARED) {
                 Ok(segment) => sent.push((segment.psn.get(), segment.ack_req)),
                 Err(idle) => return (sent, idle),
             }
@@ -124,12 +124,18 @@ fn the_window_is_the_controllers() {
         rig.post(WrOpcode::RdmaWrite, 1);
     }
     assert_eq!(rig.send(), (vec![(0xff_fffe, false), (0xff_ffff, false), (0, true)], Idle::Waiting));
-    assert_eq!(rig.requester.waiting(rig.now, &rig.ring), 0);
+    assert_eq!(rig.requester.waiting(rig.now, &rig.ring, UNSHARED), 0);
     rig.answer(0xff_fffe, Syndrome::ACK_UNLIMITED);
-    assert_eq!(rig.requester.waiting(rig.now, &rig.ring), 1);
+    assert_eq!(rig.requester.waiting(rig.now, &rig.ring, UNSHARED), 1);
     assert_eq!(rig.send(), (vec![(1, true)], Idle::Waiting));
     rig.probe().window = 100;
-    let run = rig.requester.begin_run(rig.now, GATES, 0, &rig.ring, 8, 256);
+    let run = rig.requester.begin_run(
+        rig.now,
+        GATES,
+        0,
+        &rig.ring,
+        Most { packets: 8, bytes: 256, share: UNSHARED },
+    );
     assert!(run.is_none(), "one is left");
     assert_eq!(rig.send(), (vec![(2, false)], Idle::NothingToDo));
 }
@@ -160,7 +166,10 @@ fn a_run_is_told_of_at_once() {
     for _ in 0..4 {
         rig.post(WrOpcode::RdmaWrite, 9);
     }
-    let run = rig.requester.begin_run(rig.now, GATES, 0, &rig.ring, 3, 256).expect("all are alike");
+    let run = rig
+        .requester
+        .begin_run(rig.now, GATES, 0, &rig.ring, Most { packets: 3, bytes: 256, share: UNSHARED })
+        .expect("all are alike");
     let (ran, built) = run.messages(&mut [(); 3], |_, ()| Ok(()));
     rig.requester.end_run(ran);
     assert_eq!((built, rig.told()), (Ok(()), vec![(1000, sent(0xff_fffe, 1, 27, false))]));

@@ -1,6 +1,7 @@
 //! What may be sent now, and what requests an acknowledgement: window, sequence numbers, credits, READ limit and fence.
 //! Decided here, for a single packet and for a [`Run`](super::Run) of them.
 
+use super::log::Remembered;
 use super::operation::Operation;
 use super::{Idle, RequestKind, Requester};
 use crate::config::{ACK_REQ_STRIDE, CREDITS_LOW};
@@ -56,10 +57,52 @@ impl AckRequests {
 }
 
 impl Requester {
-    /// Request packets that may go out now.
+    /// Request packets that may go out now; `share` as in [`Requester::poll_transmit`].
     #[inline(always)]
-    pub(super) fn window(&self, now: Instant) -> u32 {
-        self.congestion.allowance(now, self.in_flight.packets())
+    pub(super) fn window(&self, now: Instant, share: u32) -> u32 {
+        self.congestion.allowance(now, self.in_flight.packets()).min(self.share_left(share))
+    }
+
+    /// What is left of a share.
+    #[inline(always)]
+    pub(super) fn share_left(&self, share: u32) -> u32 {
+        share.saturating_sub(self.packets_in_flight())
+    }
+
+    /// Whether a packet goes out though the share has no room for it: nothing else would bring an answer, which makes room.
+    pub(super) fn may_pass_share(&self) -> bool {
+        self.packets_in_flight() == 0 || self.since_ack_req > 0
+    }
+
+    /// There is no room for a packet. Whether one goes out nevertheless.
+    #[cold]
+    pub(super) fn window_full(&self, now: Instant) -> Result<u32, Idle> {
+        if self.congestion.allowance(now, self.in_flight.packets()) == 0 {
+            hit(Mark::WindowFull);
+            return Err(Idle::Waiting);
+        }
+        self.share_used().map(|()| 1)
+    }
+
+    /// There is not as much left of the share as the next packet takes. Whether it goes out nevertheless.
+    #[cold]
+    pub(super) fn share_used(&self) -> Result<(), Idle> {
+        if self.may_pass_share() {
+            return Ok(());
+        }
+        hit(Mark::ShareUsed);
+        Err(Idle::Waiting)
+    }
+
+    /// How a READ of so many responses begins: one of more than a quarter of the share is asked for in parts. So some are on their
+    /// way while others are answered, and one that is due when the share has become small is no large one.
+    #[inline(always)]
+    pub(super) fn read(&self, packets: u32, share: u32) -> Remembered {
+        if packets <= share / 4 {
+            return Remembered::new(self.assigned, RequestKind::Read);
+        }
+        hit(Mark::ReadInParts);
+        Remembered::in_parts(self.assigned, (share / 4).max(1).ilog2())
     }
 
     /// Sequence numbers that may be assigned now.

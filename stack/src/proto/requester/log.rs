@@ -2,6 +2,7 @@
 //! word a request.
 
 use crate::id::Psn;
+use crate::proto::in_flight::distance;
 
 /// How a work request is answered.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -49,17 +50,33 @@ pub(in crate::proto) struct Started {
     pub first: Psn,
     pub last: Psn,
     pub kind: RequestKind,
+    /// Log2 of the numbers that one packet asks for, of a READ: [`Remembered::in_parts`].
+    part: u8,
 }
 
-/// What is remembered of a [`Started`]: its first sequence number, and its kind in the upper byte. The last one follows from
-/// the request behind it.
+impl Started {
+    /// The last number that is asked for together with this one.
+    #[inline(always)]
+    pub fn part_end(&self, psn: Psn) -> Psn {
+        let behind = ((distance(self.first, psn) >> self.part) + 1) << self.part;
+        if behind > distance(self.first, self.last) { self.last } else { self.first.add(behind - 1) }
+    }
+}
+
+/// What is remembered of a [`Started`]: its first sequence number, and in the upper byte its kind, above the size of its parts. The
+/// last number follows from the request behind it.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Remembered(u32);
 
 impl Remembered {
     #[inline(always)]
     pub const fn new(first: Psn, kind: RequestKind) -> Self {
-        Self(first.get() | (kind as u32) << 24)
+        Self(first.get() | WHOLE << PART | (kind as u32) << KIND)
+    }
+    /// A READ that is asked for in several packets, each for 2 to the power of `part` responses.
+    pub const fn in_parts(first: Psn, part: u32) -> Self {
+        debug_assert!(part <= WHOLE, "it has few bits");
+        Self(first.get() | part << PART | (RequestKind::Read as u32) << KIND)
     }
     #[inline(always)]
     pub const fn first(self) -> Psn {
@@ -67,19 +84,29 @@ impl Remembered {
     }
     #[inline(always)]
     pub const fn kind(self) -> RequestKind {
-        RequestKind::BY_NUMBER[(self.0 >> 24) as usize % RequestKind::BY_NUMBER.len()]
+        RequestKind::BY_NUMBER[(self.0 >> KIND) as usize % RequestKind::BY_NUMBER.len()]
+    }
+    #[inline(always)]
+    const fn part(self) -> u8 {
+        (self.0 >> PART & WHOLE) as u8
     }
     /// [`RequestKind::takes_no_psn`], without a look at which of them.
     #[inline(always)]
     pub const fn takes_no_psn(self) -> bool {
-        self.0 >= (RequestKind::Local as u32) << 24
+        self.0 >= (RequestKind::Local as u32) << KIND
     }
     /// All of it: the next request begins `behind` it.
     #[inline(always)]
     pub const fn until(self, behind: Psn) -> Started {
-        Started { first: self.first(), last: behind.sub(1), kind: self.kind() }
+        Started { first: self.first(), last: behind.sub(1), kind: self.kind(), part: self.part() }
     }
 }
+
+/// Where in a [`Remembered`] the size of the parts and the kind begin.
+const PART: u32 = 24;
+const KIND: u32 = 29;
+/// The size of a part that holds any request: half of the circle is 2 to the power of 23 numbers.
+const WHOLE: u32 = (1 << (KIND - PART)) - 1;
 
 /// A word for each request of a send queue, by its sequence number.
 #[derive(Default, Debug)]
@@ -131,10 +158,29 @@ mod tests {
         for kind in RequestKind::ALL {
             for first in [0, 1, 0x7f_ffff, 0xff_ffff].map(Psn::new) {
                 let started = Remembered::new(first, kind).until(first.add(3));
-                assert_eq!(started, Started { first, last: first.add(2), kind });
+                assert_eq!((started.first, started.last, started.kind), (first, first.add(2), kind));
+                assert_eq!(started.part_end(first.add(1)), first.add(2), "whole");
                 assert_eq!(Remembered::new(first, kind).takes_no_psn(), kind.takes_no_psn());
                 assert_eq!(Remembered::new(first, kind).until(first).last, first.sub(1), "takes none");
             }
+        }
+    }
+
+    #[test]
+    fn a_read_is_asked_for_in_parts() {
+        for first in [0, 1, 0x7f_ffff, 0xff_fffe].map(Psn::new) {
+            for part in [0, 1, 3, 23] {
+                let remembered = Remembered::in_parts(first, part);
+                let started = remembered.until(first.add(21));
+                assert_eq!((started.first, started.last), (first, first.add(20)));
+                assert_eq!((started.kind, remembered.takes_no_psn()), (RequestKind::Read, false));
+                for index in 0..21 {
+                    let end = (index | ((1 << part) - 1)).min(20);
+                    assert_eq!(started.part_end(first.add(index)), first.add(end), "{index} of {part}");
+                }
+            }
+            let longest = Remembered::new(first, RequestKind::Read).until(first.add(1 << 23));
+            assert_eq!(longest.part_end(first.add(5)), longest.last);
         }
     }
 

@@ -49,6 +49,17 @@ pub struct Next<'a> {
     pub ack_req: bool,
 }
 
+/// What a run may have at most.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    /// Packets.
+    pub packets: u32,
+    /// Bytes of a message.
+    pub bytes: u32,
+    /// Packets in flight: as in [`Requester::poll_transmit`].
+    pub share: u32,
+}
+
 /// The caller could not build a packet: a run ends with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unbuilt;
@@ -193,9 +204,8 @@ impl Ran {
 }
 
 impl Requester {
-    /// The next packets, `room` at most, if they are those of a [`Run`] of two or more and nothing else is to be sent
-    /// first, one at least; messages of more than `longest` bytes are in none. After `None`,
-    /// [`Requester::poll_transmit`] says what is next.
+    /// The next packets, if they are those of a [`Run`] of two or more and nothing else is to be sent first, one at least; a
+    /// READ that is asked for in parts is in none. After `None`, [`Requester::poll_transmit`] says what is next.
     #[inline(always)]
     pub fn begin_run<'a>(
         &'a mut self,
@@ -203,8 +213,7 @@ impl Requester {
         gates: Gates,
         epoch: u32,
         sq: &'a impl SendRing,
-        room: u32,
-        longest: u32,
+        Most { packets: room, bytes: longest, share }: Most,
     ) -> Option<Run<'a>> {
         if self.cur != self.started
             || self.timer.is_rnr()
@@ -215,7 +224,7 @@ impl Requester {
         {
             return None;
         }
-        let window = self.window(now);
+        let window = self.window(now, share);
         let posted = sq.published().wrapping_sub(self.started);
         let places = self.log.contiguous(self.started, u32::MAX).len() as u32;
         let most = posted.min(room).min(window).min(places);
@@ -234,7 +243,7 @@ impl Requester {
         if wqe.epoch != epoch {
             return None;
         }
-        let numbers_left = self.numbers_left();
+        let mut numbers_left = self.numbers_left();
         let longest = longest.min(self.mtu.bytes() as u32);
         let mut most = most.min(self.may_start(operation, flags.contains(SendFlags::FENCE)));
         let mut unasked = u32::MAX;
@@ -244,8 +253,12 @@ impl Requester {
             }
             most = most.min(numbers_left);
             unasked = self.unasked_messages(operation).max(0) as u32;
-        } else if operation.packets(self.mtu, wqe.length) > numbers_left {
-            return None;
+        } else {
+            // READs of a quarter of the share in all, so each is whole.
+            numbers_left = numbers_left.min(self.share_left(share)).min(share / 4);
+            if operation.packets(self.mtu, wqe.length) > numbers_left {
+                return None;
+            }
         }
         if most < 2 {
             return None;

@@ -83,7 +83,7 @@ impl Requester {
     }
 
     /// The packet, with the number `psn`, of a request that is answered by something else than an acknowledgement. A READ
-    /// asks for the responses from `psn` on: a retry starts at the first one not received.
+    /// asks for the responses from `psn` to `last`: a retry starts at the first one not received.
     #[inline(always)]
     pub(super) fn request_segment<'a>(
         &self,
@@ -92,18 +92,23 @@ impl Requester {
         operation: &Operation,
         started: &Started,
         psn: Psn,
+        last: Psn,
     ) -> Segment<'a> {
         debug_assert!(started.kind != RequestKind::Message);
         let wqe = SendWqe::of(slot);
         let ext = match operation.packet {
             Kind::ReadRequest => {
                 let index = distance(started.first, psn);
-                if index > 0 {
+                if index > 0 && self.in_flight.went_out(psn) {
                     hit(Mark::ReadRestart);
                 }
                 let skipped = index << self.mtu.log2();
                 let va = wqe.remote_addr.wrapping_add(u64::from(skipped));
-                Ext::Reth(Reth { va, len: wqe.length - skipped, ..wqe.reth() })
+                let end = match last == started.last {
+                    true => wqe.length,
+                    false => (distance(started.first, last) + 1) << self.mtu.log2(),
+                };
+                Ext::Reth(Reth { va, len: end - skipped, ..wqe.reth() })
             }
             Kind::Flush => {
                 let (feth, len) = wqe.flush();

@@ -6,7 +6,7 @@ use super::writer::{self, Built, Draft, Payload, Source};
 use crate::config::{LONG_PACKET, QP_TX_BUDGET};
 use crate::port::Frame;
 use crate::proto::completer::RetryCause;
-use crate::proto::requester::{Form, Idle, Next, Ran, Run, Segment, Unbuilt};
+use crate::proto::requester::{Form, Idle, Most, Next, Ran, Run, Segment, Unbuilt};
 use crate::proto::state::Gates;
 use crate::proto::status::WcStatus;
 use crate::proto::wqe::{self, SendWqe};
@@ -23,6 +23,8 @@ struct Requests<'a> {
     qp: &'a mut Qp,
     memory: Memory<'a>,
     now: Instant,
+    /// Packets that it may have in flight.
+    share: u32,
     /// Packets that had gone out before.
     again: u64,
 }
@@ -45,7 +47,10 @@ impl Source for Requests<'_> {
         write: impl FnOnce(&Template, &Draft<'_>) -> Result<R, LocalProtection>,
     ) -> Result<R, End> {
         let qp = &mut *self.qp;
-        let segment = qp.requester.poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq).map_err(End::Idle)?;
+        let segment = qp
+            .requester
+            .poll_transmit(self.now, qp.gates, qp.epoch, &qp.sq, self.share)
+            .map_err(End::Idle)?;
         *ip_id = ip_id.wrapping_add(1);
         let draft = draft(qp.class, &segment, self.memory, *ip_id);
         let written = write(&qp.template, &draft).map_err(|_| End::Protection(segment.seq))?;
@@ -59,7 +64,7 @@ impl Source for Requests<'_> {
         if frames.len() < 2 || qp.class != Transport::Rc || !qp.template.is_plain() {
             return None;
         }
-        run(qp, self.memory, self.now, ip_id, frames)
+        run(qp, self.memory, self.now, self.share, ip_id, frames)
     }
 
     #[inline(always)]
@@ -96,12 +101,13 @@ fn run(
     qp: &mut Qp,
     memory: Memory<'_>,
     now: Instant,
+    share: u32,
     ip_id: &mut u16,
     frames: &mut [Frame],
 ) -> Option<writer::Run<End>> {
-    let room = frames.len() as u32;
+    let most = Most { packets: frames.len() as u32, bytes: LONG_PACKET as u32, share };
     let first = qp.requester.started();
-    let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, room, LONG_PACKET as u32)?;
+    let run = qp.requester.begin_run(now, qp.gates, qp.epoch, &qp.sq, most)?;
     let stencil = qp.template.stencil(run.opcode(), run.solicited())?;
     let mut out = Out { stencil: &stencil, memory, ip_id: *ip_id, bytes: 0 };
     let (ran, result) = match run.form() {
@@ -223,13 +229,14 @@ impl Env {
                 return Stop::Done;
             }
         }
+        let share = self.share(qp);
         let mut budget = QP_TX_BUDGET.min(self.outbox.requests.frames.remaining_capacity());
         while budget > 0 {
             let (route, peer_shard) = (qp.route, qp.peer_shard);
             let in_place = (qp.long && route == Route::Known).then_some(budget);
-            let waiting = (qp.requester.waiting(self.now, &qp.sq) as usize).clamp(1, budget);
+            let waiting = (qp.requester.waiting(self.now, &qp.sq, share) as usize).clamp(1, budget);
             let memory = Memory { keys: &self.shared.mrs, pd: qp.pd };
-            let mut source = Requests { qp: &mut *qp, memory, now: self.now, again: 0 };
+            let mut source = Requests { qp: &mut *qp, memory, now: self.now, share, again: 0 };
             let (built, ended) = self.outbox.write(
                 Traffic::Requests,
                 in_place,

@@ -1,0 +1,136 @@
+//! What the reliable queue pairs of a shard may have in flight together, over a port whose far end holds little.
+//!
+//! Those that have something in flight have equal shares: one alone has all of the window, and gives way when others begin. Each
+//! may have one packet in flight, or one part of a READ, whatever the others have: so none waits for another one, and nobody has to
+//! be woken when bytes come back. Own answers do that.
+
+use super::env::Env;
+use super::qp::{Qp, Route};
+use crate::proto::requester::UNSHARED;
+
+/// Bytes that a packet counts beside its path MTU: its headers, and what a kernel keeps beside it.
+const PACKET: u64 = 256;
+
+/// The window, and what each queue pair has of it.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// All of it, in bytes.
+    bytes: u64,
+    /// Bytes in flight, of each queue pair by its slot, and of all.
+    held: Vec<u64>,
+    total: u64,
+    /// Queue pairs that have some in flight.
+    holders: u64,
+}
+
+impl Window {
+    pub fn new(bytes: usize) -> Self {
+        Self { bytes: bytes as u64, held: Vec::new(), total: 0, holders: 0 }
+    }
+
+    /// Bytes in flight.
+    pub fn used(&self) -> u64 {
+        self.total
+    }
+
+    /// There is a queue pair with this slot.
+    pub fn reserve(&mut self, slot: u32) {
+        self.held.resize(self.held.len().max(slot as usize + 1), 0);
+    }
+
+    /// Bytes that a queue pair may have in flight now.
+    fn share(&self, slot: u32) -> u64 {
+        let held = self.held[slot as usize];
+        let fair = self.bytes / (self.holders + u64::from(held == 0));
+        let left = self.bytes.saturating_sub(self.total - held);
+        fair.min(left)
+    }
+
+    /// A queue pair has so many bytes in flight from now on.
+    pub fn hold(&mut self, slot: u32, bytes: u64) {
+        let before = core::mem::replace(&mut self.held[slot as usize], bytes);
+        self.total = self.total - before + bytes;
+        self.holders = self.holders - u64::from(before > 0) + u64::from(bytes > 0);
+    }
+}
+
+/// Bytes that a packet of a queue pair counts.
+fn packet(qp: &Qp) -> u64 {
+    qp.requester.mtu().bytes() as u64 + PACKET
+}
+
+impl Env {
+    /// Packets that a queue pair may have in flight now: see [`Requester::poll_transmit`].
+    ///
+    /// [`Requester::poll_transmit`]: crate::proto::requester::Requester::poll_transmit
+    #[inline(always)]
+    pub fn share(&self, qp: &Qp) -> u32 {
+        self.window.as_ref().map_or(UNSHARED, |window| share(window, qp))
+    }
+
+    /// What a queue pair has in flight may have changed.
+    #[inline(always)]
+    pub fn note_in_flight(&mut self, qp: &Qp) {
+        if let Some(window) = &mut self.window {
+            hold(window, qp);
+        }
+    }
+}
+
+#[cold]
+fn share(window: &Window, qp: &Qp) -> u32 {
+    if qp.route == Route::Inside {
+        return UNSHARED; // it leaves by no port
+    }
+    (window.share(qp.slot) / packet(qp)).clamp(1, UNSHARED.into()) as u32
+}
+
+#[cold]
+fn hold(window: &mut Window, qp: &Qp) {
+    let packets =
+        if qp.route == Route::Inside || qp.is_unreliable() { 0 } else { qp.requester.packets_in_flight() };
+    window.hold(qp.slot, u64::from(packets) * packet(qp));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: u64 = 1 << 20;
+
+    fn window(queue_pairs: u32) -> Window {
+        let mut window = Window::new(BYTES as usize);
+        window.reserve(queue_pairs - 1);
+        window
+    }
+
+    #[test]
+    fn one_has_all_of_it_and_many_come_to_the_same() {
+        for n in [1, 2, 8, 100] {
+            let mut window = window(n);
+            for _ in 0..4 {
+                for slot in 0..n {
+                    // A packet in any case.
+                    window.hold(slot, window.share(slot).max(PACKET));
+                    assert!(window.total <= BYTES + u64::from(n) * PACKET, "{n}");
+                }
+            }
+            let fair = BYTES / u64::from(n);
+            for held in &window.held {
+                assert!(held.abs_diff(fair) <= fair / 8, "{n}: {held}, not {fair}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_is_there_for_the_others() {
+        let mut window = window(3);
+        let alone = window.share(2);
+        window.hold(0, BYTES);
+        window.hold(1, 4096); // its packet in any case
+        assert_eq!(window.share(2), 0);
+        window.hold(0, 0);
+        window.hold(1, 0);
+        assert_eq!((window.share(2), window.total), (alone, 0));
+    }
+}
