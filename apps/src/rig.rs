@@ -199,6 +199,12 @@ impl Rig {
         self.port.info().mtu
     }
 
+    /// Largest IP packet that the port carries to a peer, as far as it knows.
+    pub fn link_mtu_to(&self, peer: Option<IpAddr>) -> usize {
+        let known = peer.and_then(|peer| self.port.host()?.mtu_to(peer));
+        known.map_or(self.link_mtu(), |mtu| mtu.min(self.link_mtu()))
+    }
+
     /// Largest path MTU of the port.
     pub fn path_mtu(&self) -> Mtu {
         Mtu::of_link(self.link_mtu()).unwrap_or(Mtu::Mtu256)

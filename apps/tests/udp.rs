@@ -124,3 +124,25 @@ fn ipv4_through_a_router_in_long_messages() {
 fn ipv6_alone_through_a_router() {
     through_a_router('6', &V6, "");
 }
+
+// Goal: the path MTU is one that the route to this peer carries, not that of the port; connection management announces it.
+#[test]
+fn a_route_with_a_small_mtu_bounds_the_path_mtu_to_its_peers() {
+    let bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('m', &V4) else { return };
+    let (there, via) = (V4[1].host, V4[0].router);
+    let route = format!("ip -n {} route add {there}/32 via {via} mtu 700", lab.hosts[0]);
+    assert!(run(&route), "{route}");
+    let json = bench.path("rows.json");
+    for more in [&[][..], &["-R"]] {
+        let bind: &[_] = if more.is_empty() { &["--bind", there] } else { &[] };
+        let server = lab.start(1, PERF, &[&["server", "--once", "--port", "udp"][..], bind, more].concat());
+        let args = ["client", "--port", "udp", there, "-n", "10", "--op", "write,read", "--size", "64k"];
+        let args = [&args[..], &PATIENCE, &["--json", json.to_str().unwrap()], more].concat();
+        let end = lab.start(0, PERF, &args).finish().good();
+        server.finish().good();
+        for row in rows(&json) {
+            assert_eq!(row["mtu"], 512, "{row} {}", end.all());
+        }
+    }
+}

@@ -47,7 +47,7 @@ pub fn run_client(args: &ClientArgs) -> Result<()> {
     };
     let mut mtus = Vec::with_capacity(specs.len());
     for spec in &specs {
-        mtus.push(path_mtu(spec, rig.link_mtu(), client.server.link_mtu)?);
+        mtus.push(path_mtu(spec, client.link_mtu, client.server.link_mtu)?);
     }
     let mut raw: Vec<RawSpec> = Vec::new();
     let limit_of = |spec: &Spec, mtu| plan::limit_of(spec, mtu, ipv6, measure.limit_duration);
@@ -99,6 +99,8 @@ pub fn run_raw(args: &RawClientArgs) -> Result<()> {
 struct Client {
     channel: Channel,
     server: Hello,
+    /// Largest IP packet that the port carries to the server.
+    link_mtu: usize,
     /// The server's address, if everything is connected by `rdma_cm`.
     rdma_cm: Option<SocketAddr>,
 }
@@ -114,7 +116,7 @@ impl Client {
             rig.idle();
             stop::check()
         })?;
-        Self::greet(Channel::new(stream)?, rig, reach.wait, None)
+        Self::greet(Channel::new(stream)?, rig, reach, None)
     }
 
     /// The same with `rdma_cm`.
@@ -129,17 +131,18 @@ impl Client {
         rig.wait_for_link()?;
         let to = SocketAddr::new(ip, reach.port());
         let exchange = Exchange::connect(rig.device()?, to, reach.wait)?;
-        Self::greet(Channel::over(exchange), rig, reach.wait, Some(to))
+        Self::greet(Channel::over(exchange), rig, reach, Some(to))
     }
 
     fn greet(
         mut channel: Channel,
         rig: &mut Rig,
-        wait: Duration,
+        reach: &ReachArgs,
         rdma_cm: Option<SocketAddr>,
     ) -> Result<Self> {
-        channel.send(&Message::Hello(Hello::ours(rig.link_mtu())))?;
-        let wait = wait.max(GREETING_MIN);
+        let link_mtu = rig.link_mtu_to(reach.host.name.parse().ok());
+        channel.send(&Message::Hello(Hello::ours(link_mtu)))?;
+        let wait = reach.wait.max(GREETING_MIN);
         let message = await_message(&mut channel, rig, Wanted::Hello.name(), (Instant::now(), wait)).map_err(
             |e| match e {
                 AppError::Oob(OobError::Silent(wait, _)) => AppError::Timeout(format!(
@@ -152,7 +155,7 @@ impl Client {
         match Wanted::Hello.handle(message)? {
             Answer::Hello(server) => {
                 channel.begin_session(None);
-                Ok(Self { channel, server, rdma_cm })
+                Ok(Self { channel, server, link_mtu, rdma_cm })
             }
             _ => Err(unexpected()),
         }

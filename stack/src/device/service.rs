@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, TryLockError};
 use super::Device;
 use super::claim::{inside_turn, lock, not_inside_turn};
 use super::error::DeviceError;
-use crate::id::{Gid, Qpn};
+use crate::id::{Gid, Mtu, Qpn};
 use crate::net::{Net, Resolution};
 use crate::sync::alarm::Alarm;
 use crate::time::Instant;
@@ -208,6 +208,14 @@ impl Device {
             return host.source_to(peer.to_ip()).map(Gid::from_ip);
         }
         self.core().shared.with_net(|net| net.source_to(peer))
+    }
+
+    /// Largest path MTU to a peer: the active one, or less where the host below the port knows of a narrower way.
+    pub fn path_mtu_to(&self, peer: &Gid) -> Mtu {
+        let active = self.core().shared.mtu();
+        let known = self.port().host().and_then(|host| host.mtu_to(peer.to_ip()));
+        // A way that carries less than any path MTU: the smallest one may pass in fragments, or says that it does not.
+        known.map_or(active, |mtu| Mtu::of_link(mtu).unwrap_or(Mtu::Mtu256).min(active))
     }
 
     /// A random number, from the source of keys.

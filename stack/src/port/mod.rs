@@ -185,6 +185,10 @@ pub trait Host {
 
     /// The one of them from which a peer is reached. `None`: there is no route to it.
     fn source_to(&self, peer: IpAddr) -> Option<IpAddr>;
+
+    /// Largest L3 packet, in bytes, that the way to a peer carries as far as the host knows: its route's MTU, its interface's, or what
+    /// routers reported. `None`: there is no route to it.
+    fn mtu_to(&self, peer: IpAddr) -> Option<usize>;
 }
 
 /// A link's end: a factory of queues, and what concerns all of them.

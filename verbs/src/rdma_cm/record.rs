@@ -153,7 +153,7 @@ impl Id {
 
     /// The path MTU of connections that it asks for.
     pub(super) fn mtu(&self, device: &Device) -> Mtu {
-        self.options.path_mtu.unwrap_or(device.port_attr().active_mtu)
+        self.options.path_mtu.unwrap_or_else(|| device.path_mtu_to(&self.path.dgid))
     }
 
     /// The path MTU of its connection: the agreed one, the one that the peer asked for, or the one that it will ask for.

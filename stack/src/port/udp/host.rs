@@ -11,12 +11,13 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 use super::control::is_link_local;
+use super::route::Router;
 use super::sys::{self, Local};
 use crate::wire::UDP_PORT;
 
-/// Groups of messages about interfaces and their addresses (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
-/// `RTMGRP_IPV6_IFADDR`.
-const GROUPS: u32 = 0x1 | 0x10 | 0x100;
+/// Groups of messages about interfaces, their addresses, and routes of IPv4 (rtnetlink(7)): `RTMGRP_LINK`, `RTMGRP_IPV4_IFADDR`,
+/// `RTMGRP_IPV6_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV4_RULE`.
+const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x80;
 /// How often the host is looked at where the kernel does not say that something changed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Messages about changes that are taken in one look.
@@ -63,10 +64,13 @@ impl Table {
     }
 
     /// Whether datagrams between these addresses may leave in one message, to be taken apart on their way: their identifications
-    /// are then known, or there are none.
-    pub fn may_segment(&self, src: IpAddr, dst: IpAddr) -> bool {
+    /// are then known, or there are none. `egress` says by which interface they leave.
+    fn may_segment(&self, src: IpAddr, dst: IpAddr, egress: impl FnOnce() -> Option<u32>) -> bool {
         // What stays on the host is taken apart by the kernel, or not at all.
-        dst.is_ipv6() || self.of(dst).is_some() || self.of(src).is_some_and(|entry| entry.segments)
+        dst.is_ipv6() || self.of(dst).is_some() || {
+            let index = egress().or_else(|| self.of(src).map(|entry| entry.local.index));
+            self.0.iter().any(|entry| Some(entry.local.index) == index && entry.segments)
+        }
     }
 }
 
@@ -78,8 +82,11 @@ pub(super) struct Host {
     generation: AtomicU64,
     /// Whether the host had an address beyond the loopback interface at any time.
     beyond: AtomicBool,
-    /// Says when interfaces or addresses change.
+    /// Says when interfaces, addresses or routes change.
     changes: Option<OwnedFd>,
+    /// How often they may have.
+    changed: AtomicU64,
+    router: Option<Mutex<Router>>,
     next_look: Mutex<Instant>,
 }
 
@@ -92,8 +99,26 @@ impl Host {
             generation: AtomicU64::new(0),
             beyond: AtomicBool::new(false),
             changes: changes().ok(),
+            changed: AtomicU64::new(0),
+            router: Router::open().map(Mutex::new),
             next_look: Mutex::new(Instant::now()),
         }
+    }
+
+    /// Changes whenever addresses, interfaces or routes may have changed.
+    pub fn changed(&self) -> u64 {
+        self.changed.load(Ordering::Acquire)
+    }
+
+    /// Whether datagrams between these addresses may leave in one message now. Asks the kernel.
+    #[cold]
+    pub fn may_segment(&self, src: IpAddr, dst: IpAddr) -> bool {
+        self.table().may_segment(src, dst, || match (src, dst, &self.router) {
+            (IpAddr::V4(src), IpAddr::V4(dst), Some(router)) => {
+                router.lock().unwrap_or_else(PoisonError::into_inner).egress(src, dst)
+            }
+            _ => None,
+        })
     }
 
     /// The host as it was at the last look.
@@ -115,6 +140,8 @@ impl Host {
             *table = now;
             self.generation.fetch_add(1, Ordering::Release);
         }
+        drop(table);
+        self.changed.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
@@ -180,27 +207,66 @@ impl crate::port::Host for Host {
     }
 
     fn source_to(&self, peer: IpAddr) -> Option<IpAddr> {
-        let any: IpAddr = match peer {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
         let own = self.addresses();
         if is_link_local(peer) {
             return own.into_iter().find(|addr| is_link_local(*addr));
         }
-        // Connecting sends nothing: the kernel looks for a route.
-        let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
-        socket.connect(SocketAddr::new(peer, UDP_PORT)).ok()?;
-        let source = socket.local_addr().ok()?.ip();
+        let source = towards(peer)?.local_addr().ok()?.ip();
         let same_family = |addr: &&IpAddr| addr.is_ipv6() == peer.is_ipv6();
         own.iter().find(|addr| **addr == source).or_else(|| own.iter().find(same_family)).copied()
     }
+
+    fn mtu_to(&self, peer: IpAddr) -> Option<usize> {
+        let (level, option) = match peer {
+            IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
+            IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+        };
+        sys::get(towards(peer)?.as_fd(), level, option).ok()?.try_into().ok()
+    }
 }
 
-/// A socket on which the kernel says that interfaces or addresses changed.
+/// A socket that is connected to a peer's address. That sends nothing: the kernel looks for a route.
+fn towards(peer: IpAddr) -> Option<std::net::UdpSocket> {
+    let any: IpAddr = match peer {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(SocketAddr::new(peer, UDP_PORT)).ok()?;
+    Some(socket)
+}
+
+/// A socket on which the kernel says that interfaces, addresses or routes changed.
 fn changes() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     rustix::net::bind(socket.as_fd(), &SocketAddrNetlink::new(0, GROUPS))?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interface_of_the_route_decides_about_messages() {
+        let entry = |addr: &str, index, segments| {
+            let iface = format!("eth{index}");
+            let local = Local { addr: addr.parse().unwrap(), iface, index, up: true, loopback: false };
+            Entry { local, mtu: 1500, segments }
+        };
+        // The kernel takes messages apart that leave by the first interface, hardware those of the second.
+        let table = Table(vec![entry("10.0.0.1", 1, true), entry("10.0.1.1", 2, false)]);
+        let may = |src: &str, dst: &str, egress| {
+            table.may_segment(src.parse().unwrap(), dst.parse().unwrap(), || egress)
+        };
+        for (src, same, other) in [("10.0.0.1", 1, 2), ("10.0.1.1", 2, 1)] {
+            assert_eq!(may(src, "10.9.9.9", Some(same)), same == 1);
+            assert_eq!(may(src, "10.9.9.9", Some(other)), other == 1, "whoever has the address");
+            assert_eq!(may(src, "10.9.9.9", None), same == 1, "the best guess without a route");
+            assert!(!may(src, "10.9.9.9", Some(3)), "nothing is known of it");
+            assert!(may(src, "10.0.1.1", Some(2)), "it stays on this host");
+        }
+        assert!(may("fd00::1", "fd00::9", Some(2)), "IPv6 counts no packets");
+    }
 }

@@ -13,6 +13,7 @@ mod control;
 mod history;
 mod host;
 mod packet;
+mod route;
 mod rx;
 mod sys;
 mod tx;
@@ -40,7 +41,7 @@ use crate::id::{Mac, Mtu};
 use crate::sync::unforked::Unforked;
 use crate::wire::UDP_PORT;
 use control::Name;
-use host::{Host, Table};
+use host::Host;
 use packet::{Outgoing, Way};
 use rx::Receiver;
 use tx::Sender;
@@ -252,11 +253,6 @@ impl Shared {
     /// The socket by which packets from an address leave.
     fn socket_of(&self, src: IpAddr) -> Option<&Socket> {
         self.sockets.iter().find(|socket| socket.serves(src))
-    }
-
-    fn may_segment(&self, table: &Table, way: &Way) -> bool {
-        self.gso_works.load(Ordering::Relaxed)
-            && self.gso.unwrap_or_else(|| table.may_segment(way.src, way.dst))
     }
 
     /// The kernel refused a message of several datagrams. Whether they may pass one by one: it cannot do it.

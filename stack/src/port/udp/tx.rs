@@ -1,5 +1,8 @@
 //! Frames out: their headers become what the kernel is told, and what it will write itself goes into their ICRC.
 
+use core::net::IpAddr;
+use core::sync::atomic::Ordering;
+use std::collections::HashMap;
 use std::io::{Error, IoSlice};
 use std::sync::Arc;
 
@@ -11,13 +14,16 @@ use super::packet::{Outgoing, Way};
 use super::sys::{Message, send};
 use super::{HOP_LIMIT, Shared, Socket};
 use crate::config::TX_BURST;
-use crate::port::{Frame, Host, TxBurst};
+use crate::port::{Frame, TxBurst};
 use crate::wire::UDP_PORT;
 
 /// Datagrams of one message: what every kernel takes (`UDP_MAX_SEGMENTS` was 64).
 const SEGMENTS: usize = 64;
 /// Bytes of one message: the longest datagram.
 const MESSAGE: usize = 65_535 - 40 - 8;
+
+/// Peers of which it is remembered how messages to them may leave; then all are forgotten.
+const PEERS: usize = 4096;
 
 /// How sending went.
 enum Sent {
@@ -32,20 +38,23 @@ pub(super) struct Sender {
     /// Which queue.
     index: usize,
     table: Arc<Table>,
-    /// [`Host::generation`] of the table.
+    /// [`Host::changed`] of the table and of what is known of peers.
     seen: Option<u64>,
+    /// Whether messages of several datagrams may go from an address of ours to a peer.
+    segments: HashMap<(IpAddr, IpAddr), bool>,
 }
 
 impl Sender {
     pub fn new(index: usize) -> Self {
-        Self { index, table: Arc::default(), seen: None }
+        Self { index, table: Arc::default(), seen: None, segments: HashMap::new() }
     }
 
     /// See [`PortQueue::tx_burst`](crate::port::PortQueue::tx_burst).
     pub fn burst(&mut self, shared: &Shared, frames: &mut TxBurst) -> usize {
-        let generation = shared.host.generation();
-        if self.seen != Some(generation) {
-            (self.seen, self.table) = (Some(generation), shared.host.table());
+        let changed = shared.host.changed();
+        if self.seen != Some(changed) {
+            (self.seen, self.table) = (Some(changed), shared.host.table());
+            self.segments.clear();
         }
         let mut taken = 0;
         while taken < frames.len() {
@@ -59,9 +68,10 @@ impl Sender {
     }
 
     /// Sends some of the first frames, at least one.
-    fn send(&self, shared: &Shared, frames: &mut [Frame]) -> Sent {
+    fn send(&mut self, shared: &Shared, frames: &mut [Frame]) -> Sent {
+        let counters = &shared.counters[self.index];
         let drop_first = || {
-            shared.counters[self.index].tx_dropped.add(1);
+            counters.tx_dropped.add(1);
             Sent::Frames(1)
         };
         let mut out = ArrayVec::<Outgoing, TX_BURST>::new();
@@ -75,7 +85,7 @@ impl Sender {
         let mut messages = ArrayVec::<Message, TX_BURST>::new();
         let mut at = 0;
         while let Some(first) = out.get(at).filter(|next| socket.serves(next.way.src)) {
-            let n = if shared.may_segment(&self.table, &first.way) { run(&out[at..]) } else { 1 };
+            let n = if self.may_segment(shared, &first.way) { run(&out[at..]) } else { 1 };
             for (i, out) in out[at..at + n].iter().enumerate() {
                 // The kernel numbers the datagrams of a message from 0; alone each is 0.
                 out.fit(&mut frames[at + i], i as u16);
@@ -93,7 +103,7 @@ impl Sender {
             match send(socket.fd(), &messages, &parts) {
                 Ok(n) => {
                     let done = messages[..n].last().map_or(0, |last| last.parts.end);
-                    shared.counters[self.index].tx(done, frames[..done].iter().map(Frame::len).sum());
+                    counters.tx(done, frames[..done].iter().map(Frame::len).sum());
                     return Sent::Frames(done);
                 }
                 Err(error) => match of(&error) {
@@ -105,13 +115,27 @@ impl Sender {
                         if lost > 1 && shared.stop_segmenting(&error) {
                             return Sent::Frames(0);
                         }
-                        shared.counters[self.index].tx_dropped.add(lost as u64);
+                        counters.tx_dropped.add(lost as u64);
                         shared.note_unsent(&out[0], &error);
                         return Sent::Frames(lost);
                     }
                 },
             }
         }
+    }
+
+    fn may_segment(&mut self, shared: &Shared, way: &Way) -> bool {
+        if !shared.gso_works.load(Ordering::Relaxed) {
+            return false;
+        }
+        if let Some(chosen) = shared.gso {
+            return chosen;
+        }
+        if self.segments.len() >= PEERS {
+            self.segments.clear();
+        }
+        let segments = self.segments.entry((way.src, way.dst));
+        *segments.or_insert_with(|| shared.host.may_segment(way.src, way.dst))
     }
 
     fn message(&self, socket: &Socket, first: &Outgoing, parts: core::ops::Range<usize>) -> Message {
