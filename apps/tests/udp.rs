@@ -4,6 +4,8 @@ use crate::common::{Bench, Link, PATIENCE, PERF, PINGPONG, Running, rows};
 use std::io::Write as _;
 use std::process::Command;
 
+const STAT: &str = env!("CARGO_BIN_EXE_roce-stat");
+
 fn run(command: &str) -> bool {
     let mut words = command.split(' ');
     let mut command = Command::new(words.next().unwrap());
@@ -123,6 +125,45 @@ fn ipv4_through_a_router_in_long_messages() {
 #[test]
 fn ipv6_alone_through_a_router() {
     through_a_router('6', &V6, "");
+}
+
+// Goal: what cannot work is told, by who can know it, and the program ends with its error.
+#[test]
+fn address_translation_in_between_is_told_and_counted() {
+    let bench = Bench::new(Link::Udp);
+    let Some(lab) = Lab::new('n', &V4) else { return };
+    // Everything that goes to the server comes from the router's address.
+    let rules = [
+        "add table ip roce",
+        "add chain ip roce out { type nat hook postrouting priority 100 ; }",
+        "add rule ip roce out oifname down1 masquerade",
+    ];
+    if !rules.iter().all(|rule| run(&format!("ip netns exec {} nft {rule}", lab.router))) {
+        let _ = writeln!(std::io::stderr(), "SKIPPED apps/tests/udp.rs: address translation needs nftables");
+        return;
+    }
+    let (there, stats) = (V4[1].host, bench.path("stats"));
+    let socket = format!("--stats={}", stats.display());
+    let mut server = lab.start(1, PERF, &["server", "--port", "udp", "--bind", there, &socket]);
+    // Several queue pairs: by chance the ICRC of one in some hundred seems right once, and that one's packets tell nothing.
+    let args =
+        ["client", "--port", "udp", there, "--op", "write", "--mode", "bw", "--size", "64k", "--qps", "4"];
+    let ends_soon = ["--retry", "2", "--wait", "60s"];
+    lab.start(0, PERF, &[&args[..], &ends_soon].concat()).finish().bad("RETRY_EXC_ERR");
+    let shown =
+        crate::common::run(STAT, &["--once", "--json", "--interval", "10ms", stats.to_str().unwrap()]);
+    let shown: serde_json::Value = serde_json::from_str(&shown.good().stdout).unwrap();
+    let counted = shown["stacks"][0].to_string();
+    let wrong = counted.split_once("\"bad_icrc\":").expect("it is counted").1;
+    let wrong: u32 = wrong.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap();
+    assert!(wrong >= 64, "{counted}");
+    server.kill();
+    let said = server.finish().all();
+    for part in
+        [&*format!("every packet from {} has a wrong ICRC", V4[1].router), "address translation (NAT)"]
+    {
+        assert!(said.contains(part), "{part:?} is not in {said}");
+    }
 }
 
 // Goal: the path MTU is one that the route to this peer carries, not that of the port; connection management announces it.
