@@ -91,7 +91,7 @@ const RATE: (Of, Unit) = (Of::Rate, Unit::PerSecond);
 const GBIT: (Of, Unit) = (Of::Gbit, Unit::Gbit);
 
 #[rustfmt::skip]
-const MARKS: [Mark; 26] = [
+const MARKS: [Mark; 31] = [
     mark("SEND 64 B, 16 queue pairs",      ("many", "send"),          RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("WRITE 64 B, 16 queue pairs",     ("many", "write"),         RATE, (10e6, 15e6), Slow::OfRaw(0.2)),
     mark("SEND 64 B, one queue pair",      ("one", "send"),           RATE, (8e6, 12e6),  Slow::OfRaw(0.2)),
@@ -107,6 +107,11 @@ const MARKS: [Mark; 26] = [
     mark("added a packet a side",          ("lat", "send"), (Of::Added, Unit::Ns), (250.0, 150.0),  Slow::Nothing),
     mark("SEND 64 B, 16 queue pairs, through ethdev",  ("ethdev", "send"),  RATE, (0.0, 0.0), Slow::Nothing),
     mark("WRITE 64 KiB, MTU 4096, through ethdev",     ("ethdev", "write"), GBIT, (0.0, 0.0), Slow::Nothing),
+    mark("WRITE 64 KiB over UDP sockets, beside iperf3's TCP stream",  ("udp-bw", "write"),    GBIT, (0.0, 0.0), Slow::Nothing),
+    mark("SEND 64 B over UDP sockets, beside UCX over TCP",            ("udp-rate", "send"),   RATE, (0.0, 0.0), Slow::Nothing),
+    mark("SEND 64 B over UDP sockets, p50, beside UCX over TCP",       ("udp-lat", "send"),    (Of::P50, Unit::Ns), (0.0, 0.0), Slow::Nothing),
+    mark("UCX 64 KiB on this stack, beside UCX over TCP",              ("ucx-bw", "program"),  GBIT, (0.0, 0.0), Slow::Nothing),
+    mark("UCX 8 B on this stack, p50, beside UCX over TCP",            ("ucx-lat", "program"), (Of::P50, Unit::Ns), (0.0, 0.0), Slow::Nothing),
     mark("NVMe 4 KiB random read, 4 queues, 32 deep",  ("nvme4k", "nvme_read"),   RATE, (1e6, 1.37e6), Slow::Nothing),
     mark("NVMe 4 KiB random write, 4 queues, 32 deep", ("nvme4k", "nvme_write"),  RATE, (0.8e6, 1.2e6), Slow::Nothing),
     mark("NVMe 128 KiB random read",                   ("nvme128k", "nvme_read"), GBIT, (80.0, 110.0),  Slow::Nothing),
@@ -125,13 +130,18 @@ const MARKS: [Mark; 26] = [
 pub struct Line {
     /// The title of the measurement.
     pub title: &'static str,
+    /// The part that it is of.
+    pub part: &'static str,
+    /// The package without which it could not be measured.
+    pub lacks: Option<&'static str>,
     /// The figure; `None` where nothing was measured.
     pub figure: Option<f64>,
     /// The same, only of measurements on whole cores, and their number; no mark applies to it.
     pub whole: Option<(f64, usize)>,
     /// Its unit.
     pub unit: Unit,
-    /// The bare port's figure of the same kind and frame length, and the ratio to it: the median of the measurements' ratios.
+    /// The figure beside it, and the ratio to that: the median of the measurements' ratios. It is the bare port's, of the same kind and
+    /// frame length, unless the title names another.
     pub raw: Option<(f64, f64)>,
     /// The mark that applies in this state of the machine, as a text; empty where there is none.
     pub mark: String,
@@ -141,6 +151,11 @@ pub struct Line {
     pub reached: Option<bool>,
     /// Whether the stretch mark was reached.
     pub stretched: Option<bool>,
+}
+
+/// The parts that have lines.
+pub fn parts() -> impl Iterator<Item = &'static str> {
+    MARKS.iter().map(|mark| mark.part)
 }
 
 fn find<'a>(rows: &'a [Row], part: &str, op: &str) -> Option<&'a Row> {
@@ -180,6 +195,8 @@ fn line(m: &Mark, rows: &[Row], whole: &[Row], kind: Kind) -> Line {
     let raw = limit.zip(row.and_then(|r| r.num("ratio"))).filter(|_| comparable);
     let mut out = Line {
         title: m.title,
+        part: m.part,
+        lacks: None,
         figure,
         whole,
         unit: m.unit,

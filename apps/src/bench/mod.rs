@@ -9,6 +9,7 @@ pub mod cores;
 pub mod html;
 pub mod machine;
 pub mod marks;
+pub mod pairs;
 pub mod peers;
 pub mod perf;
 pub mod plan;
@@ -24,7 +25,8 @@ use crate::report;
 use crate::stop;
 use machine::Machine;
 use marks::Line;
-use peers::Peer;
+use pairs::{By, PAIRS, Pair};
+use peers::{Missing, Peer, Place};
 use perf::Server;
 use plan::Part;
 use row::{Row, compare, medians};
@@ -208,7 +210,8 @@ struct Bench<'a> {
     time: Duration,
     started: Instant,
     notes: BTreeSet<String>,
-    missing: Vec<&'static str>,
+    missing: Vec<Missing>,
+    place: Place,
     dir: Scratch,
 }
 
@@ -227,6 +230,8 @@ enum Step {
     Ours(Vec<Part>),
     /// An alternative.
     Peer(&'static Peer),
+    /// This stack, and an alternative beside it.
+    Pair(Pair),
 }
 
 impl Step {
@@ -234,7 +239,19 @@ impl Step {
         match self {
             Self::Ours(parts) => parts.iter().map(|part| part.title.as_str()).collect::<Vec<_>>().join("; "),
             Self::Peer(peer) => peer.title(),
+            Self::Pair(pair) => pair.title(),
         }
+    }
+
+    /// Whether it is one of the parts with these names; of all without any.
+    fn is_among(&self, only: &[String]) -> bool {
+        let name_is = |name: &str| only.iter().any(|only| only == name);
+        only.is_empty()
+            || match self {
+                Self::Ours(parts) => parts.iter().any(|part| name_is(part.name)),
+                Self::Peer(_) => name_is("peers"),
+                Self::Pair(pair) => name_is(pair.name),
+            }
     }
 }
 
@@ -251,9 +268,10 @@ impl<'a> Bench<'a> {
         let dir = std::env::temp_dir().join(format!("roce-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir).map_err(|e| AppError::Setup(format!("{}: {e}", dir.display())))?;
         let time = cli.duration.unwrap_or(Duration::from_millis(if cli.quick { 60 } else { 200 }));
-        let missing = if cli.no_peers { Vec::new() } else { peers::missing() };
-        let notes = missing.iter().map(ToString::to_string).collect();
-        Ok(Self { cli, perf, time, started: Instant::now(), notes, missing, dir: Scratch(dir) })
+        let place = Place { run: perf.with_file_name("roce-run"), dir: dir.clone() };
+        let missing = if cli.no_peers { Vec::new() } else { peers::missing(&place.run) };
+        let notes = missing.iter().map(|missing| missing.note().into()).collect();
+        Ok(Self { cli, perf, time, started: Instant::now(), notes, missing, place, dir: Scratch(dir) })
     }
 
     /// Prints the progress, with the time since the start.
@@ -266,10 +284,15 @@ impl<'a> Bench<'a> {
         let wanted = self.cli.runs.unwrap_or(if self.cli.quick { 1 } else { 5 }) as usize;
         let most =
             self.cli.max_runs.unwrap_or(if self.cli.quick { 1 } else { 16 }).max(wanted as u32) as usize;
-        for note in self.missing.clone() {
-            self.say(&format!("SKIPPED {note}"));
+        for missing in self.missing.clone() {
+            self.say(&format!("SKIPPED {}", missing.note()));
         }
         let steps = self.steps();
+        if steps.is_empty() {
+            return Err(AppError::Usage(
+                "nothing is left to measure: --only names no part that there is".into(),
+            ));
+        }
         let mut measured: Vec<Measured> = Vec::new();
         let mut run = 0;
         let kind = loop {
@@ -290,7 +313,14 @@ impl<'a> Bench<'a> {
             }
         };
         let rows = medians_of(kind, steps.len(), &measured);
-        let lines = marks::lines(&rows, &medians_of_whole(kind, &measured), kind);
+        let mut lines = marks::lines(&rows, &medians_of_whole(kind, &measured), kind);
+        for line in &mut lines {
+            let pair = PAIRS.iter().find(|pair| pair.name == line.part);
+            line.lacks = pair.and_then(|pair| pair.lacks(&self.missing));
+        }
+        if !self.cli.only.is_empty() {
+            lines.retain(|line| line.figure.is_some() || line.lacks.is_some());
+        }
         let notes = std::mem::take(&mut self.notes).into_iter().collect();
         let steps = steps.iter().map(Step::title).collect();
         Ok(Suite { machine: Machine::here(), steps, measured, kind, wanted, rows, lines, notes })
@@ -299,8 +329,10 @@ impl<'a> Bench<'a> {
     /// The steps of a run.
     fn steps(&self) -> Vec<Step> {
         let ours = plan::run(self.time, !self.cli.no_scale).into_iter().map(Step::Ours);
-        let peers = peers::PEERS.iter().filter(|p| !self.cli.no_peers && !p.is_missing(&self.missing));
-        ours.chain(peers.map(Step::Peer)).collect()
+        let peers = peers::PEERS.iter().filter(|p| p.lacks(&self.missing).is_none()).map(Step::Peer);
+        let pairs = PAIRS.into_iter().filter(|p| p.lacks(&self.missing).is_none()).map(Step::Pair);
+        let others = peers.chain(pairs).filter(|_| !self.cli.no_peers);
+        ours.chain(others).filter(|step| step.is_among(&self.cli.only)).collect()
     }
 
     /// Measures each step between two checks of the machine's state, except for those that were measured often enough in
@@ -347,7 +379,18 @@ impl<'a> Bench<'a> {
                 compare(&mut rows);
                 Ok(Some(rows))
             }
-            Step::Peer(peer) => self.peer(peer),
+            Step::Peer(peer) => {
+                let row = self.peer(peer)?;
+                Ok(row.map(|row| vec![row.with("part", "peers")]))
+            }
+            Step::Pair(pair) => {
+                let ours = match pair.ours(self.time) {
+                    By::Perf(part) => self.part(server, &part)?.and_then(|rows| rows.into_iter().next()),
+                    By::Peer(peer) => self.peer(&peer)?,
+                };
+                let Some((ours, theirs)) = ours.zip(self.peer(&pair.theirs)?) else { return Ok(None) };
+                Ok(Some(pair.compare(ours, theirs).into()))
+            }
         }
     }
 
@@ -367,12 +410,12 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn peer(&mut self, peer: &Peer) -> Result<Option<Vec<Row>>> {
+    fn peer(&mut self, peer: &Peer) -> Result<Option<Row>> {
         stop::check()?;
         let share = (self.time.as_secs_f64() / 0.7).clamp(0.02, 4.0);
         self.say(&format!("  {}", peer.title()));
-        match peer.measure(share) {
-            Ok(row) => Ok(Some(vec![row.with("part", "peers")])),
+        match peer.measure(share, &self.place) {
+            Ok(row) => Ok(Some(row)),
             Err(AppError::Interrupted) => Err(AppError::Interrupted),
             Err(e) => {
                 self.note(format!("{}: {e}", peer.title()));

@@ -1,9 +1,10 @@
-//! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory.
+//! Alternatives on the same machine: TCP over loopback, and UCX over TCP and shared memory; and UCX on this stack.
 
 use super::child::{self, Guard};
 use super::row::Row;
 use crate::error::{AppError, Result};
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -26,14 +27,40 @@ enum How {
     Iperf,
     /// UCX with these transports, this test, and this many messages.
     Ucx(&'static str, &'static str, u64),
+    /// UCX on this stack, by the drop-in library: this test, and this many messages.
+    Here(&'static str, u64),
+}
+
+/// TCP over loopback, a single stream.
+pub const IPERF: Peer = Peer { name: "TCP loopback (iperf3)", how: How::Iperf, mode: "bw", size: 131_072 };
+
+/// UCX's test of a mode, and messages of it for TCP.
+const fn test(mode: &'static str, size: u64) -> (&'static str, u64) {
+    match mode.as_bytes() {
+        b"lat" => ("tag_lat", 60_000),
+        b"rate" => ("tag_bw", 200_000),
+        _ => ("tag_bw", if size > 4096 { 20_000 } else { 200_000 }),
+    }
+}
+
+/// UCX over TCP.
+pub const fn ucx_over_tcp(mode: &'static str, size: u64) -> Peer {
+    let (test, messages) = test(mode, size);
+    Peer { name: "UCX over TCP", how: How::Ucx("tcp,self", test, messages), mode, size }
+}
+
+/// UCX on this stack, over shared memory.
+pub const fn ucx_over_us(mode: &'static str, size: u64) -> Peer {
+    let (test, messages) = test(mode, size);
+    Peer { name: "UCX on this stack", how: How::Here(test, messages * 5), mode, size }
 }
 
 /// Every measurement of an alternative.
 pub const PEERS: [Peer; 7] = [
-    Peer { name: "TCP loopback (iperf3)", how: How::Iperf, mode: "bw", size: 131_072 },
-    Peer { name: "UCX over TCP", how: How::Ucx("tcp,self", "tag_lat", 60_000), mode: "lat", size: 64 },
-    Peer { name: "UCX over TCP", how: How::Ucx("tcp,self", "tag_bw", 200_000), mode: "rate", size: 64 },
-    Peer { name: "UCX over TCP", how: How::Ucx("tcp,self", "tag_bw", 20_000), mode: "bw", size: 65536 },
+    IPERF,
+    ucx_over_tcp("lat", 64),
+    ucx_over_tcp("rate", 64),
+    ucx_over_tcp("bw", 65536),
     Peer {
         name: "UCX shared memory",
         how: How::Ucx("posix,sysv,self", "tag_lat", 1_000_000),
@@ -54,24 +81,76 @@ pub const PEERS: [Peer; 7] = [
     },
 ];
 
-/// The programs that are missing here, each with how to get it.
-pub fn missing() -> Vec<&'static str> {
+/// Something that alternatives need and that is not here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// `iperf3`.
+    Iperf,
+    /// `ucx_perftest`.
+    Ucx,
+    /// `roce-run` with its library.
+    DropIn,
+}
+
+impl Missing {
+    /// How to get it.
+    pub fn package(self) -> &'static str {
+        match self {
+            Self::Iperf => "iperf3",
+            Self::Ucx => "ucx-utils",
+            Self::DropIn => "roce-run (scripts/dropin --build)",
+        }
+    }
+    /// A sentence for a report.
+    pub fn note(self) -> &'static str {
+        match self {
+            Self::Iperf => "iperf3 is not installed (apt-get install iperf3): TCP over loopback is left out",
+            Self::Ucx => "ucx_perftest is not installed (apt-get install ucx-utils): UCX is left out",
+            Self::DropIn => "roce-run has no library (scripts/dropin --build): UCX on this stack is left out",
+        }
+    }
+}
+
+/// Where the programs of this stack are, and where they may have files.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// `roce-run`.
+    pub run: PathBuf,
+    /// A directory.
+    pub dir: PathBuf,
+}
+
+/// What is missing here.
+pub fn missing(run: &Path) -> Vec<Missing> {
     let there = |program: &str, arg: &str| Command::new(program).arg(arg).output().is_ok();
+    // It does not start a program without the library.
+    let works = |run: &Path| {
+        let mut trial = Command::new(run);
+        trial.arg("true").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        trial.status().is_ok_and(|status| status.success())
+    };
     let mut out = Vec::new();
     if !there("iperf3", "--version") {
-        out.push("iperf3 is not installed (apt-get install iperf3): TCP over loopback is left out");
+        out.push(Missing::Iperf);
     }
     if !there("ucx_perftest", "-h") {
-        out.push("ucx_perftest is not installed (apt-get install ucx-utils): UCX is left out");
+        out.push(Missing::Ucx);
+    }
+    if !works(run) {
+        out.push(Missing::DropIn);
     }
     out
 }
 
 impl Peer {
-    /// Whether its program is among the missing ones.
-    pub fn is_missing(&self, missing: &[&str]) -> bool {
-        let program = if self.how == How::Iperf { "iperf3" } else { "ucx_perftest" };
-        missing.iter().any(|m| m.starts_with(program))
+    /// The package that it needs, if that is missing.
+    pub fn lacks(&self, missing: &[Missing]) -> Option<&'static str> {
+        let needs: &[Missing] = match self.how {
+            How::Iperf => &[Missing::Iperf],
+            How::Ucx(..) => &[Missing::Ucx],
+            How::Here(..) => &[Missing::Ucx, Missing::DropIn],
+        };
+        needs.iter().find(|needed| missing.contains(needed)).map(|needed| needed.package())
     }
 
     /// Its title in progress messages.
@@ -83,7 +162,7 @@ impl Peer {
     ///
     /// # Errors
     /// The program's error.
-    pub fn measure(&self, share: f64) -> Result<Row> {
+    pub fn measure(&self, share: f64, place: &Place) -> Result<Row> {
         let port = child::free_port()?.to_string();
         let row = Row::peer(self.name, self.mode, self.size);
         match self.how {
@@ -100,29 +179,52 @@ impl Peer {
                 Ok(row.with("gbit_per_s", bits / 1e9))
             }
             How::Ucx(transports, test, messages) => {
-                let count = ((messages as f64 * share) as u64).max(1000).to_string();
                 let ucx = || {
                     let mut command = Command::new("ucx_perftest");
-                    command.env("UCX_TLS", transports).args(["-p", &port]);
+                    command.env("UCX_TLS", transports);
                     if transports.starts_with("tcp") {
                         command.env("UCX_NET_DEVICES", "lo");
                     }
                     command
                 };
-                let _server = Guard::quiet(ucx().args(["-c", "0"]))?;
-                let client = || {
-                    let mut client = ucx();
-                    client.args(["127.0.0.1", "-c", "1", "-t", test, "-s", &self.size.to_string()]);
-                    client.args(["-n", &count, "-w", "500", "-f", "-v"]);
-                    client
+                self.ucx(row, ucx, (test, messages), share, &port)
+            }
+            How::Here(test, messages) => {
+                let link = format!("memif:{}", place.dir.join("ucx").display());
+                let ucx = || {
+                    let mut command = Command::new(&place.run);
+                    command.args(["--port", &link, "ucx_perftest"]);
+                    // ud_verbs connects.
+                    command.env("UCX_TLS", "rc_verbs,ud_verbs,self").env("UCX_NET_DEVICES", "roce0:1");
+                    command
                 };
-                let Ucx { p50_ns, gbit_per_s, msgs_per_s } = patiently(client, ucx_figures)?;
-                Ok(match self.mode {
-                    "lat" => row.with("p50_ns", p50_ns.round() as u64).with("latency", "one_way"),
-                    _ => row.with("gbit_per_s", gbit_per_s).with("msgs_per_s", msgs_per_s),
-                })
+                self.ucx(row, ucx, (test, messages), share, &port)
             }
         }
+    }
+
+    /// Measures with `ucx_perftest`, which `ucx` starts.
+    fn ucx(
+        &self,
+        row: Row,
+        ucx: impl Fn() -> Command,
+        (test, messages): (&str, u64),
+        share: f64,
+        port: &str,
+    ) -> Result<Row> {
+        let count = ((messages as f64 * share) as u64).max(1000).to_string();
+        let _server = Guard::quiet(ucx().args(["-p", port, "-c", "0"]))?;
+        let client = || {
+            let mut client = ucx();
+            client.args(["127.0.0.1", "-p", port, "-c", "1", "-t", test, "-s", &self.size.to_string()]);
+            client.args(["-n", &count, "-w", "500", "-f", "-v"]);
+            client
+        };
+        let Ucx { p50_ns, gbit_per_s, msgs_per_s } = patiently(client, ucx_figures)?;
+        Ok(match self.mode {
+            "lat" => row.with("p50_ns", p50_ns.round() as u64).with("latency", "one_way"),
+            _ => row.with("gbit_per_s", gbit_per_s).with("msgs_per_s", msgs_per_s),
+        })
     }
 }
 
@@ -199,8 +301,8 @@ mod tests {
 
     #[test]
     fn a_missing_program_leaves_its_measurements_out() {
-        let missing = ["ucx_perftest is not installed"];
-        let left: Vec<_> = PEERS.iter().filter(|p| !p.is_missing(&missing)).map(|p| p.name).collect();
-        assert_eq!(left, ["TCP loopback (iperf3)"]);
+        let left = |missing: &[Missing]| PEERS.iter().filter(|p| p.lacks(missing).is_none()).count();
+        assert_eq!([left(&[]), left(&[Missing::Iperf]), left(&[Missing::Ucx])], [7, 6, 1]);
+        assert_eq!(left(&[Missing::DropIn]), 7);
     }
 }

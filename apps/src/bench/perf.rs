@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(180);
 /// Memory of the namespace of the target.
 const NAMESPACE: &str = "1g";
+/// Addresses of the two ends over UDP sockets: all of 127.0.0.0/8 is this host's.
+const UDP: [&str; 2] = ["127.47.90.1", "127.47.90.2"];
 /// Longest time until a server has opened its port.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -56,7 +58,7 @@ impl Server {
                 target.args(["serve", "--memory", NAMESPACE]);
                 target
             }
-            Link::Memif | Link::Ethdev | Link::Inside => {
+            Link::Memif | Link::Ethdev | Link::Udp | Link::Inside => {
                 let mut server = Command::new(&self.perf);
                 server.args(["server", "--bind", "127.0.0.1", "--oob-port", &self.oob.to_string()]);
                 server
@@ -112,7 +114,7 @@ impl Server {
         let json = self.dir.join("rows.json");
         let mut command = match part.link {
             Link::Nvme | Link::Inside => Command::new(self.perf.with_file_name("roce-nvmf-perf")),
-            Link::Memif | Link::Ethdev => {
+            Link::Memif | Link::Ethdev | Link::Udp => {
                 let mut client = Command::new(&self.perf);
                 client.args(part.raw.then_some("raw"));
                 client.args(["client", "127.0.0.1", "--oob-port", &self.oob.to_string()]);
@@ -133,6 +135,7 @@ impl Server {
     fn port(&self, role: &str) -> String {
         match self.link {
             Link::Memif | Link::Nvme | Link::Inside => format!("memif:{}", self.dir.join("memif").display()),
+            Link::Udp => format!("udp:{}", if role == "server" { UDP[0] } else { UDP[1] }),
             // Buffers of the default size do not hold a packet of path MTU 4096.
             Link::Ethdev => {
                 let socket = self.ethdev_socket();

@@ -12,6 +12,8 @@ pub enum Link {
     Ethdev,
     /// Memif, and at its other end `roce-nvmf` with a namespace in memory.
     Nvme,
+    /// UDP sockets on the loopback interface.
+    Udp,
     /// None: one process has both ends.
     Inside,
 }
@@ -44,7 +46,8 @@ pub const RAW_SIZES: &str = "raw-sizes";
 /// Name of the part that checks the machine's state.
 pub const STATE: &str = "state";
 
-fn part(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
+/// A part with options of `roce-perf client`.
+pub(super) fn part(name: &'static str, title: &str, line: &str, time: Duration) -> Part {
     let mut args: Vec<String> = line.split_ascii_whitespace().map(String::from).collect();
     args.extend(["--duration".into(), ms(time)]);
     Part { name, title: title.into(), args, raw: false, link: Link::Memif }

@@ -9,8 +9,8 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 /// An empty cell.
 const NONE: &str = "–";
 
-/// Columns of the table of marks.
-pub const COLUMNS: [&str; 7] = ["", "measured", "whole cores", "bare port", "ratio", "mark", "stretch"];
+/// Columns of the table of marks. Beside a figure is the bare port's, unless the title says whose it is.
+pub const COLUMNS: [&str; 7] = ["", "measured", "whole cores", "beside it", "ratio", "mark", "stretch"];
 
 /// The cells of a line of the table of marks.
 pub fn cells(line: &Line) -> [String; 7] {
@@ -23,7 +23,10 @@ pub fn cells(line: &Line) -> [String; 7] {
     };
     [
         line.title.to_string(),
-        or(line.figure.map(|n| line.unit.show(n))),
+        or(line
+            .figure
+            .map(|n| line.unit.show(n))
+            .or_else(|| line.lacks.map(|what| format!("skipped: {what}")))),
         or(line.whole.map(|(n, of)| format!("{} ({of})", line.unit.show(n)))),
         or(line.raw.map(|(raw, _)| line.unit.show(raw))),
         or(line.raw.map(|(_, ratio)| ratio_of(line.unit, ratio))),
@@ -42,14 +45,16 @@ pub const PEER_COLUMNS: [&str; 4] = ["alternative", "64 B one way, p50", "64 B m
 /// The alternatives, one line each, after this stack's figures for comparison.
 pub fn peers(rows: &[Row]) -> Vec<[String; 4]> {
     let mut names: Vec<&str> = Vec::new();
-    for row in rows.iter().filter(|r| r.text("op") == "peer") {
+    // Those that were measured beside something are in its line.
+    let rows = || rows.iter().filter(|r| r.text("part") == "peers" || r.text("op") != "peer");
+    for row in rows().filter(|r| r.text("op") == "peer") {
         if !names.contains(&row.text("peer")) {
             names.push(row.text("peer"));
         }
     }
     let show = |n: Option<f64>, unit: Unit| n.map_or(NONE.into(), |n| unit.show(n));
     let ours = |part: &str, key: &str| {
-        rows.iter().find(|r| r.text("part") == part && r.text("op") == "send").and_then(|r| r.num(key))
+        rows().find(|r| r.text("part") == part && r.text("op") == "send").and_then(|r| r.num(key))
     };
     let mut out = Vec::new();
     if !names.is_empty() {
@@ -63,7 +68,7 @@ pub fn peers(rows: &[Row]) -> Vec<[String; 4]> {
     for name in names {
         let of = |mode: &str, key: &str| {
             let is = |r: &&Row| r.text("peer") == name && r.text("mode") == mode;
-            rows.iter().find(is).and_then(|r| r.num(key))
+            rows().find(is).and_then(|r| r.num(key))
         };
         out.push([
             name.to_string(),
@@ -108,7 +113,11 @@ fn grid<const N: usize>(head: &[&str; N], lines: impl IntoIterator<Item = [Strin
 /// The table as Markdown.
 pub fn markdown(suite: &Suite) -> String {
     let mut out = format!("{}. {}.\n\n", suite.headline(), suite.machine.line());
-    grid_md(&mut out, &COLUMNS, suite.lines.iter().filter(|l| l.figure.is_some()).map(cells));
+    grid_md(
+        &mut out,
+        &COLUMNS,
+        suite.lines.iter().filter(|l| l.figure.is_some() || l.lacks.is_some()).map(cells),
+    );
     let peers = peers(&suite.rows);
     if !peers.is_empty() {
         out.push('\n');

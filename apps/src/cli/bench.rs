@@ -53,6 +53,9 @@ pub struct BenchCli {
     /// Time of one measurement; three times as long where two queue pair counts are compared [default: 200ms, with --quick 60ms]
     #[arg(short = 'D', long, value_name = "TIME", value_parser = parse::duration)]
     pub duration: Option<Duration>,
+    /// Measure these parts alone, named as in the rows (`"part"`): udp-bw,udp-rate
+    #[arg(long, value_name = "PART,..", value_delimiter = ',')]
+    pub only: Vec<String>,
     /// Leave the alternatives out
     #[arg(long)]
     pub no_peers: bool,

@@ -1,0 +1,142 @@
+//! Measurements beside another way to move the same bytes, one right after the other: the ratio of two figures of one moment says
+//! more than either.
+
+use super::peers::{self, Peer};
+use super::plan::{Link, Part, part};
+use super::row::Row;
+use std::time::Duration;
+
+/// Two measurements that belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// Its name in rows (`part`).
+    pub name: &'static str,
+    ours: Ours,
+    /// The other way.
+    pub theirs: Peer,
+}
+
+/// This stack's side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ours {
+    /// `roce-perf` over UDP sockets, with these options.
+    Udp(&'static str),
+    /// A program that does not know of it.
+    Program(Peer),
+}
+
+/// What measures this stack's side.
+#[derive(Clone, Debug)]
+pub enum By {
+    /// `roce-perf`.
+    Perf(Part),
+    /// Another program.
+    Peer(Peer),
+}
+
+/// All of them.
+pub const PAIRS: [Pair; 5] = [
+    Pair {
+        name: "udp-bw",
+        ours: Ours::Udp("--op write --mode bw --size 65536 --mtu 4096"),
+        theirs: peers::IPERF,
+    },
+    Pair {
+        name: "udp-rate",
+        ours: Ours::Udp("--op send --mode rate --size 64 --post-list 32"),
+        theirs: peers::ucx_over_tcp("rate", 64),
+    },
+    Pair {
+        name: "udp-lat",
+        ours: Ours::Udp("--op send --mode lat --size 64"),
+        theirs: peers::ucx_over_tcp("lat", 64),
+    },
+    Pair {
+        name: "ucx-bw",
+        ours: Ours::Program(peers::ucx_over_us("bw", 65536)),
+        theirs: peers::ucx_over_tcp("bw", 65536),
+    },
+    Pair {
+        name: "ucx-lat",
+        ours: Ours::Program(peers::ucx_over_us("lat", 8)),
+        theirs: peers::ucx_over_tcp("lat", 8),
+    },
+];
+
+impl Pair {
+    /// Its title in progress messages.
+    pub fn title(&self) -> String {
+        match self.ours {
+            Ours::Udp(line) => format!("over UDP sockets, {line}, beside {}", self.theirs.title()),
+            Ours::Program(ours) => format!("{}, beside {}", ours.title(), self.theirs.title()),
+        }
+    }
+
+    /// This stack's side, `time` long if `roce-perf` measures it.
+    pub fn ours(&self, time: Duration) -> By {
+        match self.ours {
+            Ours::Udp(line) => {
+                By::Perf(Part { link: Link::Udp, ..part(self.name, &self.title(), line, time) })
+            }
+            Ours::Program(peer) => By::Peer(peer),
+        }
+    }
+
+    /// The package without which it cannot be measured, if one is missing.
+    pub fn lacks(&self, missing: &[peers::Missing]) -> Option<&'static str> {
+        let ours = if let Ours::Program(peer) = self.ours { peer.lacks(missing) } else { None };
+        ours.or_else(|| self.theirs.lacks(missing))
+    }
+
+    /// The rows of both, with the other one's figure as the limit of ours.
+    pub fn compare(&self, ours: Row, theirs: Row) -> [Row; 2] {
+        let key = match ours.text("mode") {
+            "lat" => "p50_ns",
+            "rate" => "msgs_per_s",
+            _ => "gbit_per_s",
+        };
+        let both = ours.num(key).zip(theirs.num(key)).filter(|(_, theirs)| *theirs > 0.0);
+        let ours = match both {
+            Some((own, other)) => ours.with("limit", other).with("ratio", own / other),
+            None => ours,
+        };
+        // A row of `roce-perf` has its operation there.
+        let ours = if ours.text("op") == "peer" { ours.with("op", "program") } else { ours };
+        [ours, theirs].map(|row| row.with("part", self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::marks;
+    use super::*;
+    use crate::cli::perf::PerfCli;
+    use clap::Parser;
+
+    #[test]
+    fn roce_perf_takes_its_options_and_each_pair_has_a_line() {
+        for pair in PAIRS {
+            let time = Duration::from_millis(700);
+            if let By::Perf(part) = pair.ours(time) {
+                let line =
+                    ["roce-perf", "client", "127.0.0.1"].map(String::from).into_iter().chain(part.args);
+                PerfCli::try_parse_from(line).unwrap();
+            }
+            let row = Row::peer("x", "lat", 8).with("p50_ns", 500);
+            let [ours, theirs] = pair.compare(row.clone(), row.with("p50_ns", 1000));
+            assert_eq!((ours.num("limit"), ours.num("ratio")), (Some(1000.0), Some(0.5)));
+            assert_eq!((theirs.text("op"), theirs.num("ratio")), ("peer", None));
+            assert!(marks::parts().any(|part| part == pair.name), "{}", pair.name);
+        }
+    }
+
+    #[test]
+    fn what_is_missing_leaves_pairs_out() {
+        let lacks = |missing: &[peers::Missing]| PAIRS.map(|pair| pair.lacks(missing).is_some());
+        assert_eq!(lacks(&[]), [false; 5]);
+        assert_eq!(lacks(&[peers::Missing::Iperf]), [true, false, false, false, false]);
+        assert_eq!(lacks(&[peers::Missing::Ucx]), [false, true, true, true, true]);
+        assert_eq!(lacks(&[peers::Missing::DropIn]), [false, false, false, true, true]);
+        assert_eq!(PAIRS[0].lacks(&[peers::Missing::Iperf]), Some("iperf3"));
+    }
+}
