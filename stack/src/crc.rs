@@ -157,7 +157,14 @@ mod other {
         ///
         /// # Safety
         /// No value exists to call it with.
-        pub unsafe fn write(&self, _: *mut u8, _: &[u8; Self::HEAD], _: *const u8, _: usize) -> u32 {
+        pub unsafe fn write(
+            &self,
+            _: *mut u8,
+            _: &[u8; Self::HEAD],
+            _: *const u8,
+            _: usize,
+            _: *const u8,
+        ) -> u32 {
             match *self {}
         }
     }

@@ -132,7 +132,14 @@ macro_rules! entries {
                 ahead: *const u8,
             ) -> u32 {
                 // SAFETY: as the caller guarantees.
-                unsafe { pass::<$line, $lanes, COPY, false>([<$line>::zero(); HEAD], to, from, len, ahead) }
+                unsafe {
+                    let head = [<$line>::zero(); HEAD];
+                    if ahead.is_null() {
+                        pass::<$line, $lanes, COPY, false, false>(head, to, from, len, ahead)
+                    } else {
+                        pass::<$line, $lanes, COPY, false, true>(head, to, from, len, ahead)
+                    }
+                }
             }
 
             pub unsafe extern "C" fn copy(
@@ -237,8 +244,8 @@ pub(crate) unsafe fn reduce(sum: __m128i) -> u32 {
     }
 }
 
-/// Copies `len` bytes, two lines at least, as [`CopyFn`] does, and returns the register over `head`, the bytes before them, and
-/// the copy.
+/// Copies `len` bytes, two lines at least, and prefetches as many from `ahead`, as [`CopyFn`] does. Returns the register over
+/// `head`, the bytes before them, and the copy.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes and `to` for writes, and they do not overlap; as for [`Line`].
@@ -248,31 +255,39 @@ pub(crate) unsafe fn copy_behind<L: Line, const LANES: usize>(
     to: *mut u8,
     from: *const u8,
     len: usize,
+    ahead: *const u8,
 ) -> u32 {
     debug_assert!(len >= (LANES - HEAD) * LINE, "as the caller says");
     // SAFETY: as the caller guarantees.
-    unsafe { pass::<L, LANES, true, true>(head, to, from, len, ptr::null()) }
+    unsafe {
+        if ahead.is_null() {
+            pass::<L, LANES, true, true, false>(head, to, from, len, ahead)
+        } else {
+            pass::<L, LANES, true, true, true>(head, to, from, len, ahead)
+        }
+    }
 }
 
-/// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them.
+/// One pass over `len` bytes: the register, and with `COPY` the copy. With `BEHIND` it is that over `head` and them. With `AHEAD` as
+/// many bytes from `ahead` are prefetched.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` bytes. With `COPY` other threads may write these meanwhile, `to` is valid for as many
 /// writes, and they do not overlap. `len` is [`LEN_MIN`] at least, and with `BEHIND` two lines. As for [`Line`].
 #[inline(always)]
-unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool>(
+unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool, const AHEAD: bool>(
     head: [L; HEAD],
     to: *mut u8,
     from: *const u8,
     len: usize,
-    mut ahead: *const u8,
+    ahead: *const u8,
 ) -> u32 {
     // SAFETY: as the caller guarantees; the factors are those of a line.
     let (by_lanes, by_line) = unsafe {
         (L::load((const { &moving(LANES * LINE) }).as_ptr().cast()), L::load(BY_LINE.as_ptr().cast()))
     };
     // Takes a line; in their order.
-    let mut take = |from_at: usize| {
+    let take = |from_at: usize| {
         // SAFETY: the callers below make sure that `from_at + LINE <= len`.
         unsafe {
             let from = from.wrapping_add(from_at);
@@ -280,9 +295,8 @@ unsafe fn pass<L: Line, const LANES: usize, const COPY: bool, const BEHIND: bool
             if COPY {
                 data.store(to.wrapping_add(from_at));
             }
-            if COPY && !ahead.is_null() {
-                _mm_prefetch::<_MM_HINT_T1>(ahead.cast());
-                ahead = ahead.wrapping_add(LINE);
+            if AHEAD {
+                _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(from_at).cast());
             }
             data
         }

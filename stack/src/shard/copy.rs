@@ -278,24 +278,39 @@ impl LongPacket {
         self.headers + self.payload.len() as usize + ICRC_LEN
     }
 
-    /// Writes its frame to the start of `buffer`, if one is laid out.
+    /// Where its payload is, if a packet is laid out.
+    #[inline(always)]
+    pub fn payload(&self) -> Option<*const u8> {
+        self.pass.is_some().then(|| core::ptr::without_provenance(self.payload.addr() as usize))
+    }
+
+    /// Puts the first bytes of its payload behind its headers, if one is laid out: once, before it is written. Best a while before:
+    /// [`write`](Self::write) loads both in whole lines, and a load of what several stores have just written waits until these and
+    /// all stores before them are done, as those of the frame before.
+    #[inline(always)]
+    pub fn complete_head(&mut self) {
+        if self.pass.is_some() {
+            let read = read(self.payload, &mut self.head[self.headers..]);
+            debug_assert!(read.is_ok(), "what may not be mapped is not laid out");
+        }
+    }
+
+    /// Writes its frame to the start of `buffer`, if one is laid out, its head complete. Prefetches as many bytes from `ahead`, not
+    /// null: what is written next.
     ///
     /// # Panics
     /// If `buffer` is shorter than the frame.
     #[inline(always)]
-    pub fn write(&mut self, template: &Template, buffer: &mut [u8]) {
+    pub fn write(&self, template: &Template, buffer: &mut [u8], ahead: *const u8) {
         let Some(pass) = self.pass else { return };
         let frame = &mut buffer[..self.frame_len()];
-        let first = &mut self.head[self.headers..];
-        let read = read(self.payload, first);
-        debug_assert!(read.is_ok(), "what may not be mapped is not laid out");
-        let rest = self.payload.behind(first.len());
+        let rest = self.payload.behind(OnePass::HEAD - self.headers);
         let len = rest.len() as usize;
         // SAFETY: as in `read`, of the rest of the payload; the frame has room for head and rest, and `lay_out` saw to it that
         // the rest is long enough.
         let icrc = unsafe {
             let rest = rest.open(len).expect("what may not be mapped is not laid out");
-            pass.write(frame.as_mut_ptr(), &self.head, rest, len)
+            pass.write(frame.as_mut_ptr(), &self.head, rest, len, ahead)
         };
         template.finish(frame, icrc);
     }
@@ -439,7 +454,8 @@ mod tests {
                     if let Some(pass) = pass {
                         assert_eq!(long.lay_out(pass, &template, &header, place), frame);
                     }
-                    long.write(&template, &mut whole);
+                    long.complete_head();
+                    long.write(&template, &mut whole, core::ptr::null());
                     assert_eq!(whole != untouched, pass.is_some());
                     if pass.is_some() {
                         assert!(whole == steps, "{opcode:?}, {} bytes", header.payload_len);

@@ -210,15 +210,22 @@ impl OnePass {
     }
 
     /// Writes `head` and behind it `len` bytes from `from` to `to`, and returns the ICRC over them: that of a frame in masked
-    /// form, which is what is written.
+    /// form, which is what is written. With `ahead` not null it also prefetches `len` bytes from there, which may be any address.
     ///
     /// # Safety
     /// `from` is valid for reads of `len` bytes, `to` for writes of `HEAD + len`, and they do not overlap; `len` is
     /// [`OnePass::REST_MIN`] at least. Other threads may write to `from` meanwhile: then some mix is sent, with the ICRC of that.
     #[inline(always)]
-    pub unsafe fn write(&self, to: *mut u8, head: &[u8; Self::HEAD], from: *const u8, len: usize) -> u32 {
+    pub unsafe fn write(
+        &self,
+        to: *mut u8,
+        head: &[u8; Self::HEAD],
+        from: *const u8,
+        len: usize,
+        ahead: *const u8,
+    ) -> u32 {
         // SAFETY: as the caller guarantees; the processor has `width`.
-        unsafe { self.write_by(width(), to, head, from, len) }
+        unsafe { self.write_by(width(), to, head, from, len, ahead) }
     }
 
     /// [`write`](Self::write) for a processor of this width.
@@ -233,13 +240,14 @@ impl OnePass {
         head: &[u8; Self::HEAD],
         from: *const u8,
         len: usize,
+        ahead: *const u8,
     ) -> u32 {
         // SAFETY: the processor has the features that the functions are compiled for; the rest as the caller guarantees.
         unsafe {
             match width {
-                Width::Zmm => !zmm::write(self.masks, to, head, from, len),
-                Width::Ymm => !ymm::write(self.masks, to, head, from, len),
-                _ => !xmm::write(self.masks, to, head, from, len),
+                Width::Zmm => !zmm::write(self.masks, to, head, from, len, ahead),
+                Width::Ymm => !ymm::write(self.masks, to, head, from, len, ahead),
+                _ => !xmm::write(self.masks, to, head, from, len, ahead),
             }
         }
     }
@@ -294,6 +302,7 @@ macro_rules! entries {
                 head: &[u8; OnePass::HEAD],
                 from: *const u8,
                 len: usize,
+                ahead: *const u8,
             ) -> u32 {
                 let ([first, second], _) = head.as_chunks::<LINE>() else {
                     unreachable!("a head has two lines")
@@ -304,7 +313,7 @@ macro_rules! entries {
                     lines[0].store(to);
                     lines[1].store(to.add(LINE));
                     let head = [masked(lines[0], &masks[0]), masked(lines[1], &masks[1])];
-                    crc::copy_behind::<$line, $lanes>(head, to.wrapping_add(OnePass::HEAD), from, len)
+                    crc::copy_behind::<$line, $lanes>(head, to.wrapping_add(OnePass::HEAD), from, len, ahead)
                 }
             }
         }
@@ -432,10 +441,13 @@ mod tests {
             let l3 = if tagged { 18 } else { 14 };
             for ipv6 in [false, true] {
                 let pass = OnePass::new(tagged, ipv6).unwrap();
+                // Nothing is there to be prefetched.
+                let ahead = core::ptr::without_provenance(usize::MAX - 100);
                 for len in OnePass::REST_MIN..=payload.len() {
                     let mut to = vec![0xaa; OnePass::HEAD + len + 1];
                     // SAFETY: both are as long as that, and another allocation.
-                    let icrc = unsafe { pass.write_by(width, to.as_mut_ptr(), head, payload.as_ptr(), len) };
+                    let icrc =
+                        unsafe { pass.write_by(width, to.as_mut_ptr(), head, payload.as_ptr(), len, ahead) };
                     assert_eq!(to.pop(), Some(0xaa), "nothing is written behind it");
                     assert_eq!(to, noise[..OnePass::HEAD + len], "{width:?} {l3} {ipv6} {len}");
                     assert_eq!(!icrc, slow(&to, l3, to.len(), ipv6), "{width:?} {l3} {ipv6} {len}");

@@ -90,7 +90,8 @@ impl Draft<'_> {
         if let Some((pass, place)) = self.one_pass(template)? {
             let mut long = LongPacket::default();
             let len = long.lay_out(pass, template, &self.header, place);
-            long.write(template, buffer);
+            long.complete_head();
+            long.write(template, buffer, core::ptr::null());
             return Ok((len, true));
         }
         Ok((self.write_in_steps(template, buffer)?, false))
@@ -187,11 +188,13 @@ pub(in crate::shard) struct InPlace<'a, S: Source> {
     pub built: Built,
     pub end: Option<S::End>,
     long: ArrayVec<LongPacket, QP_TX_BUDGET>,
+    /// So many of them have complete heads.
+    complete: usize,
 }
 
 impl<'a, S: Source> InPlace<'a, S> {
     pub fn new(source: &'a mut S, ip_id: &'a mut u16) -> Self {
-        Self { source, ip_id, built: Built::default(), end: None, long: ArrayVec::new() }
+        Self { source, ip_id, built: Built::default(), end: None, long: ArrayVec::new(), complete: 0 }
     }
 }
 
@@ -222,9 +225,15 @@ impl<S: Source> Build for InPlace<'_, S> {
     }
 
     fn finish(&mut self, i: usize, buffer: &mut [u8]) {
-        if let Some(long) = self.long.get_mut(i) {
-            long.write(self.source.template(), buffer);
+        // Those of all packets before the first one is written.
+        for long in &mut self.long[self.complete..] {
+            long.complete_head();
         }
+        self.complete = self.long.len();
+        let Some((long, behind)) = self.long.get(i..).and_then(<[_]>::split_first) else { return };
+        // The payload of the next one comes from memory while this one is copied.
+        let ahead = behind.iter().find_map(|next| next.payload()).unwrap_or(core::ptr::null());
+        long.write(self.source.template(), buffer, ahead);
     }
 }
 
