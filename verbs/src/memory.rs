@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use stack::device::{Access, UserMemory, racy};
+use stack::device::{Access, UserMemory, prefetch_bytes, racy};
 
 use crate::error::VerbsError;
 
@@ -140,6 +140,10 @@ impl Memory {
     pub(crate) fn copy_from(&self, at: usize, from: &Self, from_at: usize, len: usize) {
         // SAFETY: see above.
         unsafe { racy::copy(self.at(at, len), from.at(from_at, len), len) };
+    }
+    #[inline]
+    pub(crate) fn prefetch(&self, at: usize, len: usize) {
+        prefetch_bytes(self.at(at, len), len);
     }
     pub(crate) fn fill(&self, at: usize, len: usize, value: u8) {
         // SAFETY: see above.

@@ -183,6 +183,48 @@ fn what_was_written_is_read() {
     }
 }
 
+// Goal: Writes that come in one turn, by both ways, each land at their own place, and each has its own response.
+#[test]
+fn writes_that_come_together_each_land_at_their_place() {
+    with_target(&Setup::default(), |view| {
+        const WRITES: usize = 60;
+        const LEN: usize = 4096;
+        let mut disk = Disk::new(view, WRITES as u16 + 1, WRITES * LEN);
+        let place = |n: usize| (n * 7 % WRITES) as u64 * (LEN / BLOCK) as u64;
+        let data: Vec<u8> = (0..WRITES * LEN).map(|at| (at / LEN) as u8 ^ (at % 251) as u8).collect();
+        disk.mr.write(0, &data).unwrap();
+        let (iova, rkey) = (disk.mr.iova(), disk.mr.rkey());
+        for n in 0..WRITES {
+            let io = Io::new(1, place(n), (LEN / BLOCK) as u32);
+            let sent = if n % 3 == 0 {
+                let keyed = Sgl::keyed(iova + (n * LEN) as u64, LEN as u32, rkey, false);
+                disk.queue.submit(&io.write(keyed), Data::Elsewhere)
+            } else {
+                let data = Data::InCapsule(&disk.mr, n * LEN..(n + 1) * LEN);
+                disk.queue.submit(&io.write(Sgl::in_capsule(0, LEN as u32)), data)
+            };
+            assert!(sent.unwrap().is_some());
+        }
+        let mut answered = [0; WRITES];
+        view.until(&mut disk.host, "responses", || {
+            disk.queue
+                .poll(|cqe| {
+                    assert_eq!(cqe.status.get(), 0);
+                    answered[usize::from(cqe.cid.get())] += 1;
+                })
+                .unwrap();
+            answered.iter().sum::<u32>() as usize >= WRITES
+        });
+        assert_eq!(answered, [1; WRITES]);
+        for n in 0..WRITES {
+            assert!(disk.read(place(n), LEN / BLOCK) == data[n * LEN..(n + 1) * LEN], "{n}");
+        }
+        let Disk { mut host, controller, queue, .. } = disk;
+        drop((queue, controller));
+        view.until_nothing_is_left(&mut host);
+    });
+}
+
 // Goal: a device that another has is refused, and what is written to one that is ours is on it.
 #[test]
 fn a_block_device_is_ours_alone_and_has_what_was_written() {

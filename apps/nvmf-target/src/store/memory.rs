@@ -41,6 +41,13 @@ impl Memory {
         let at = self.range(offset, len as u64)?;
         self.mr.sge(at..at + len as usize).map_err(outside)
     }
+    /// Prefetches a range that is going to be written, or sent.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, len: usize) {
+        if let Ok(at) = self.range(offset, len as u64) {
+            self.mr.prefetch(at..at + len);
+        }
+    }
     /// Writes `len` bytes that are at `at` of `from`.
     ///
     /// # Errors

@@ -38,6 +38,17 @@ pub enum Stage {
     Fetched(u32, Then),
     /// The file; the data of a Read go to the host then.
     Storage(Option<Remote>),
+    /// The end of the turn, where its data go into a namespace in memory.
+    Place {
+        /// The namespace's storage.
+        backend: Backend,
+        /// Offset in it.
+        offset: u64,
+        /// Where they are, in the region of its capsule or else of its buffer.
+        at: usize,
+        /// Bytes.
+        len: u32,
+    },
     /// Zeros are being written, a piece a turn.
     Zeroing,
     /// The response is out, and the buffer in use until the host has taken it.

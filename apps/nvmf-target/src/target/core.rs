@@ -13,6 +13,7 @@ use tracing::{debug, warn};
 use verbs::rdma_cm::{CmId, EventChannel, PortSpace};
 use verbs::{Context, Cq, CqPoller, Pd, Reactor, Sge, VerbsError, Wc};
 
+use super::batch::Batch;
 use super::commands::Commands;
 use super::connection::{Connection, Ending, NotPosted, Outgoing};
 use super::counters::{Counters, Usage};
@@ -90,6 +91,8 @@ pub struct Core<'c> {
     /// Commands that wait for a buffer.
     pub(super) waiting: [VecDeque<u32>; CLASSES],
     pub(super) zeroing: VecDeque<Zeroing>,
+    /// What the turn does with namespaces in memory.
+    pub(super) batch: Batch,
     /// Commands that files are at work for, and where the results come.
     pub(super) at_work: usize,
     pub(super) results: (Sender<Done>, Receiver<Done>),
@@ -148,6 +151,7 @@ impl<'c> Core<'c> {
             commands: Commands::default(),
             waiting: Default::default(),
             zeroing: VecDeque::new(),
+            batch: Batch::default(),
             at_work: 0,
             results: channel(),
             ring: None,
@@ -255,6 +259,7 @@ impl<'c> Core<'c> {
             self.completion(wc);
         }
         self.done = done;
+        self.finish_batch();
         if n < BATCH {
             self.emptied = self.turns;
         }

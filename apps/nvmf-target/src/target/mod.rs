@@ -4,6 +4,7 @@
 //! core. It polls, takes each command as far as it goes without waiting, posts, and turns the shard. What a host can make
 //! it keep is bounded: connections, commands by the size of their queues, buffers by the pool.
 
+mod batch;
 mod commands;
 mod connection;
 mod core;

@@ -18,7 +18,7 @@ const ZERO_PIECE: u64 = 1 << 20;
 const ZERO_NOW: u64 = 64 << 10;
 
 /// The namespace was removed. A host that tries again learns that it has none.
-const GONE: BackendError = BackendError::NotReady;
+pub(super) const GONE: BackendError = BackendError::NotReady;
 
 /// Ranges that become zeros, a piece a turn.
 pub struct Zeroing {
@@ -66,11 +66,17 @@ impl Core<'_> {
         let done = match request.op {
             Op::Read { offset, to, fua: _ } => {
                 let sge = memory.sge(offset, to.len);
+                self.batch.read(request.backend, offset);
                 self.drop_capsule(capsule);
                 return self.read(c, ticket, sge, to);
             }
             Op::Write { offset, from, fua: _ } => {
-                memory.write(offset, self.receives.mr(), self.in_capsule(capsule, from), from.len())
+                let (backend, at, len) = (request.backend, self.in_capsule(capsule, from), from.len());
+                let n = self.keep(c, ticket, Stage::Place { backend, offset, at, len });
+                if let Some(command) = self.commands.get_mut(n) {
+                    command.capsule = capsule;
+                }
+                return self.batch.write(n);
             }
             Op::Compare { offset, from, fua: _ } => {
                 memory.compare(offset, self.receives.mr(), self.in_capsule(capsule, from), from.len())
@@ -297,7 +303,11 @@ impl Core<'_> {
                 command.buffer = Some(buffer);
                 self.store(n, backend, Work::Write { offset, from, fua });
             }
-            Stage::Fetched(..) | Stage::Storage(_) | Stage::Zeroing | Stage::Answered => {
+            Stage::Fetched(..)
+            | Stage::Place { .. }
+            | Stage::Storage(_)
+            | Stage::Zeroing
+            | Stage::Answered => {
                 unreachable!("only commands that wait for a buffer get one")
             }
         }
@@ -319,7 +329,10 @@ impl Core<'_> {
                 return;
             }
             Then::Write { backend, offset, fua } => match self.stores.get(backend) {
-                Some(Store::Memory(memory)) => memory.write(offset, self.pool.mr(), at, len),
+                Some(Store::Memory(_)) => {
+                    command.stage = Stage::Place { backend, offset, at, len };
+                    return self.batch.write(n);
+                }
                 Some(Store::File(..) | Store::Other(..)) => {
                     command.stage = Stage::Storage(None);
                     let from = Place { mr: Arc::clone(self.pool.mr()), at, len: len as usize };
