@@ -76,8 +76,8 @@ fn every_field_is_known() {
         bad_pkey_cntr: _,  // violations_are_counted
         qkey_viol_cntr: _, // the same
         max_vl_num: _,     // limits: the_port
-        active_width: _,   // not known
-        active_speed: _,   // not known
+        active_width: _,   // nominal
+        active_speed: _,   // nominal
         flags: _,          // limits: the_port; bad_input: Pd::create_ah -> NoGrh
         link_layer: _,     // limits: the_port
         queues,

@@ -115,7 +115,8 @@ fn help(core: &Core) {
         let idle = last_work.elapsed();
         if helped != 0 && idle < HELPER_HOT {
             core::hint::spin_loop();
-        } else if helped != 0 && idle < HELPER_HOT + HELPER_YIELD {
+        } else if idle < HELPER_HOT + HELPER_YIELD {
+            // Also where a caller made the last turn: one that was woken by our work polls once, posts, and waits again.
             thread::yield_now();
         } else {
             core.sleep(helped, None, longest, look);
