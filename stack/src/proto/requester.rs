@@ -239,9 +239,9 @@ impl Requester {
         ack_timeout_ns(self.timeout).map(|ns| ns + TURN_SLACK.as_nanos() as u64)
     }
 
-    /// How much longer the answer to a retry after a silence is waited for: up to 3T in all. IBA lets a time-out of T be anything up to 4T
-    /// (9.7.6.1.3): the first one is short, for what was lost, and the others leave time to a peer that is a process and is not
-    /// running now.
+    /// How much longer the answer to a retry after a silence is waited for: up to 3T in all. IBA lets a time-out of T be anything
+    /// up to 4T (9.7.6.1.3): the first one is short, for what was lost, and the others leave time to a peer that is a process and
+    /// is not running now.
     pub(super) fn prolongation_ns(&self) -> u64 {
         let most = RETRY_PATIENCE.as_nanos() as u64;
         ack_timeout_ns(self.timeout).map_or(0, |ns| (2 * ns - TURN_SLACK.as_nanos() as u64).min(most))
