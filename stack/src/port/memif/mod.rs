@@ -130,9 +130,8 @@ fn listen(plan: &Plan) -> Result<End, String> {
     })?;
     drop(way);
     let file = SocketFile::new(path).map_err(|error| format!("the socket {shown} is gone again: {error}"))?;
-    if let (user, group) = plan.owner
-        && (user.is_some() || group.is_some())
-    {
+    let (user, group) = plan.owner;
+    if user.is_some() || group.is_some() {
         std::os::unix::fs::chown(path, user, group)
             .map_err(|error| format!("the socket {shown} cannot be given to another owner: {error}"))?;
     }
