@@ -27,7 +27,7 @@ const COMMON: &[&str] = &["id", "time", "config", "mark", "runtime"];
 /// Where `unsafe` may be: the ring, the claim and its fence, event descriptors, huge pages, prefetch, the handlers of forks, the
 /// frame, DPDK, the memory that a memif shares and the wake-up of its peer, the system
 /// calls of UDP sockets, the CRC, the bindings; memory: accesses to it, by us and by the kernel, the
-/// guarantee of its validity and its opening, the copies, the turn boundary, registration, and registration in the simulator,
+/// guarantee of its validity and its opening, the copies, the turn boundary, what the helper asks of the scheduler, registration, and registration in the simulator,
 /// tests and benchmarks; buffers that an io_uring has; the C face, to which everything comes as a pointer; functions of the C library that name files;
 /// epoll and fork in tests.
 const UNSAFE: &[&str] = &[
@@ -51,6 +51,7 @@ const UNSAFE: &[&str] = &[
     "stack/src/mem/range.rs",
     "stack/src/shard/copy.rs",
     "stack/src/device/claim.rs",
+    "stack/src/device/scheduling.rs",
     "stack/sim/src/memory.rs",
     "stack/src/crc.rs",
     "stack/src/crc/",

@@ -9,11 +9,9 @@ use std::time::Instant as SystemInstant;
 use super::claim::Core;
 use super::config::Drive;
 use super::error::OpenError;
-use super::{IDLE_SLEEP, SLEEP};
+use super::pace::{Callers, Next, Pace};
+use super::{IDLE_SLEEP, SLEEP, scheduling};
 use crate::config::{HELPER_HOT, HELPER_SLEEP};
-
-/// After its hot phase the helper yields its time slice between turns, for this long.
-const HELPER_YIELD: Duration = Duration::from_micros(200);
 
 const _: () = assert!(HELPER_HOT.as_nanos() < HELPER_SLEEP.as_nanos());
 const _: () = assert!(HELPER_SLEEP.as_nanos() <= SLEEP.as_nanos());
@@ -78,29 +76,31 @@ fn helper(core: &Arc<Core>) -> Result<JoinHandle<()>, OpenError> {
     Ok(thread)
 }
 
-/// Turns every shard that no caller turned since the last check; hot while there is work, asleep when there is none.
+/// Turns every shard that no caller turned since the last check; hot while there is work and a core to spare, asleep when there
+/// is none.
 fn help(core: &Core) {
-    let shards = core.cells.len();
-    let mut seen: Vec<u32> = (0..shards).map(|i| core.turns_of_callers(i)).collect();
-    let mut last_work = SystemInstant::now();
+    scheduling::wake_at_once();
+    let now = SystemInstant::now();
+    let mut callers: Vec<Callers> =
+        (0..core.cells.len()).map(|index| Callers::new(now, core.turns_of_callers(index))).collect();
+    let mut pace = Pace::new(now);
     // A wake-up that a peer loses is lost as the sleep begins, and frames end what the port has promised: who slept and found
     // nothing may sleep longer.
     let mut longest = SLEEP;
     while !core.stopped() && !core.all_dead() {
-        let mut look = SLEEP;
+        let (mut look, mut at_most) = (SLEEP, Duration::MAX);
         let (mut helped, mut work) = (0u32, false);
-        for (index, seen) in seen.iter_mut().enumerate() {
-            let turns = core.turns_of_callers(index);
-            if turns != *seen {
-                // A caller polls: leave the shard to it, and check again soon.
-                *seen = turns;
-                longest = HELPER_SLEEP;
-                continue;
-            }
-            let Some((turn, connected)) = core.turn_by_helper(index) else {
+        for (index, callers) in callers.iter_mut().enumerate() {
+            let callers_turned = callers.turned(core.turns_of_callers(index));
+            let turn = if callers_turned { None } else { core.turn_by_helper(index) };
+            let now = SystemInstant::now();
+            let Some((turn, connected)) = turn else {
+                // A caller polls, or is inside of a turn: leave the shard to it, and look again soon.
+                at_most = at_most.min(callers.pause(now));
                 longest = HELPER_SLEEP;
                 continue;
             };
+            callers.absent(now);
             helped |= 1 << index;
             // What cannot leave is no work: without a link there is nothing to do for it.
             work |= turn.rx > 0 || turn.tx > 0;
@@ -109,18 +109,15 @@ fn help(core: &Core) {
             }
         }
         if work {
-            last_work = SystemInstant::now();
             longest = longest.min(SLEEP);
         }
-        let idle = last_work.elapsed();
-        if helped != 0 && idle < HELPER_HOT {
-            core::hint::spin_loop();
-        } else if idle < HELPER_HOT + HELPER_YIELD {
-            // Also where a caller made the last turn: one that was woken by our work polls once, posts, and waits again.
-            thread::yield_now();
-        } else {
-            core.sleep(helped, None, longest, look);
-            longest = (longest * 2).min(IDLE_SLEEP);
+        match pace.next(SystemInstant::now(), helped != 0, work) {
+            Next::Spin => core::hint::spin_loop(),
+            Next::Yield => thread::yield_now(),
+            Next::Sleep => {
+                core.sleep(helped, None, longest.min(at_most), look);
+                longest = (longest * 2).min(IDLE_SLEEP);
+            }
         }
     }
 }

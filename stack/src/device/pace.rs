@@ -1,0 +1,257 @@
+//! What the helper does between two looks at its shards: spin, yield, or sleep; and how long it leaves them to callers.
+//!
+//! A look that comes soon costs a core. Where a core is free, the helper spins after there was work, then yields, and answers a peer
+//! without a system call. Where other threads run on every core, it takes their time, or waits for the end of their slice: a sleeping
+//! thread that an event wakes comes first, a yielding one last. So a helper that was away from its core for longer than it had it
+//! sleeps as soon as there is no work, and tries again later.
+//!
+//! No clock here, no threads: times are passed in.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use crate::config::{HELPER_HOT, HELPER_SLEEP};
+
+/// After its hot phase the helper yields its time slice between looks, for this long.
+const YIELD: Duration = Duration::from_micros(200);
+/// Longer than a look, and shorter than a slice of the scheduler: another thread had the core.
+const AWAY: Duration = Duration::from_micros(150);
+/// So much longer than the helper had a core may it have been away: less is an interruption, more a core that is not to spare.
+const PATIENCE: Duration = Duration::from_millis(1);
+/// How long cores are taken to be busy after that: so long first, twice as long each time, and so long at most.
+const BUSY: Duration = Duration::from_millis(10);
+const BUSY_AT_MOST: Duration = Duration::from_millis(160);
+
+/// The helper leaves a shard that callers turn alone for so long, up to [`HELPER_SLEEP`].
+const PAUSE: Duration = Duration::from_micros(20);
+
+/// What comes before the next look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    Spin,
+    Yield,
+    /// Until there may be work.
+    Sleep,
+}
+
+/// The times that decide it.
+#[derive(Debug)]
+pub struct Pace {
+    worked_at: Instant,
+    /// The look before, unless a sleep came after it.
+    looked_at: Option<Instant>,
+    /// How much longer other threads had the core than this one, which wanted it.
+    away: Duration,
+    /// No core is to spare before this.
+    busy_until: Instant,
+    /// How long cores are taken to be busy the next time.
+    busy_for: Duration,
+}
+
+impl Pace {
+    /// A helper that begins, as after work.
+    pub fn new(now: Instant) -> Self {
+        Self { worked_at: now, looked_at: None, away: Duration::ZERO, busy_until: now, busy_for: BUSY }
+    }
+
+    /// After a look: whether the helper turned a shard, and whether there was work.
+    pub fn next(&mut self, now: Instant, turned: bool, worked: bool) -> Next {
+        let busy = self.is_busy(now);
+        self.looked_at = Some(now);
+        if worked {
+            self.worked_at = now;
+            // More may have come meanwhile.
+            return Next::Spin;
+        }
+        let idle = now.saturating_duration_since(self.worked_at);
+        if !busy && turned && idle < HELPER_HOT {
+            return Next::Spin;
+        }
+        // Also where a caller made the last turn: one that was woken by our work polls once, posts, and waits again.
+        if !busy && idle < HELPER_HOT + YIELD {
+            return Next::Yield;
+        }
+        self.looked_at = None;
+        Next::Sleep
+    }
+
+    /// Whether no core is to spare.
+    fn is_busy(&mut self, now: Instant) -> bool {
+        if now < self.busy_until {
+            return true;
+        }
+        let Some(at) = self.looked_at else { return false };
+        let since = now.saturating_duration_since(at);
+        if since < AWAY {
+            self.away = self.away.saturating_sub(since);
+            if self.away.is_zero() {
+                self.busy_for = BUSY;
+            }
+            return false;
+        }
+        self.away += since;
+        if self.away < PATIENCE {
+            return false;
+        }
+        self.away = PATIENCE;
+        self.busy_until = now + self.busy_for;
+        self.busy_for = (self.busy_for * 2).min(BUSY_AT_MOST);
+        true
+    }
+}
+
+/// Whether callers turn a shard, and how long the helper leaves it to them.
+///
+/// Frames do not wake the helper meanwhile: that would interrupt a program that polls all the time, and cost its peer a system
+/// call each. But a program may also poll for the end of its request, and then spin on memory until its peer writes there. So
+/// the helper pauses for a quarter of the time that it polls: of two such programs each polls until the other's helper looks, and
+/// the pauses become shorter from one to the other.
+#[derive(Debug)]
+pub struct Callers {
+    /// Turns by callers at the look before.
+    turns: u32,
+    /// The last look at which they left it to the helper.
+    absent_at: Instant,
+}
+
+impl Callers {
+    /// Callers have made so many turns.
+    pub fn new(now: Instant, turns: u32) -> Self {
+        Self { turns, absent_at: now }
+    }
+
+    /// Whether callers have made turns since the last look, of so many.
+    pub fn turned(&mut self, turns: u32) -> bool {
+        core::mem::replace(&mut self.turns, turns) != turns
+    }
+
+    /// Callers turned the shard, or are inside of a turn: how long to leave it to them.
+    pub fn pause(&self, now: Instant) -> Duration {
+        (now.saturating_duration_since(self.absent_at) / 4).clamp(PAUSE, HELPER_SLEEP)
+    }
+
+    /// The helper turned the shard.
+    pub fn absent(&mut self, now: Instant) {
+        self.absent_at = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Duration = Duration::from_micros(1);
+
+    /// Looks without work, one every microsecond, from `now` to the sleep; returns how often it spun and yielded, and the end.
+    fn until_sleep(pace: &mut Pace, mut now: Instant) -> (u32, u32, Instant) {
+        let (mut spun, mut yielded) = (0, 0);
+        loop {
+            now += US;
+            match pace.next(now, true, false) {
+                Next::Spin => spun += 1,
+                Next::Yield => yielded += 1,
+                Next::Sleep => return (spun, yielded, now),
+            }
+        }
+    }
+
+    #[test]
+    fn with_a_core_to_spare_it_spins_then_yields_then_sleeps() {
+        let start = Instant::now();
+        let mut pace = Pace::new(start);
+        let (spun, yielded, mut now) = until_sleep(&mut pace, start);
+        assert_eq!((spun, yielded), (49, 200));
+        for _ in 0..10 {
+            now += Duration::from_secs(1); // slept
+            assert_eq!(pace.next(now, true, true), Next::Spin);
+            let (spun, yielded, end) = until_sleep(&mut pace, now);
+            assert_eq!((spun, yielded), (49, 200), "a sleep is no sign of a busy core");
+            now = end;
+        }
+    }
+
+    #[test]
+    fn where_a_caller_turns_it_yields_at_once() {
+        let start = Instant::now();
+        assert_eq!(Pace::new(start).next(start + US, false, false), Next::Yield);
+    }
+
+    /// Another thread has the core for a slice of it, in the hot phase.
+    fn loses_a_slice(pace: &mut Pace, now: &mut Instant) -> Next {
+        pace.next(*now, true, true);
+        *now += 3 * PATIENCE;
+        pace.next(*now, true, false)
+    }
+
+    #[test]
+    fn on_busy_cores_it_sleeps_right_after_its_work_and_tries_again_less_and_less_often() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(now);
+        let mut busy = BUSY;
+        for _ in 0..8 {
+            assert_eq!(loses_a_slice(&mut pace, &mut now), Next::Sleep);
+            let until = now + busy;
+            while now + 20 * US < until {
+                now += 10 * US;
+                assert_eq!(pace.next(now, true, true), Next::Spin, "it looks once more after work");
+                now += US;
+                assert_eq!(pace.next(now, true, false), Next::Sleep, "{:?} of {busy:?}", until - now);
+            }
+            now = until;
+            busy = (busy * 2).min(BUSY_AT_MOST);
+        }
+        assert_eq!(busy, BUSY_AT_MOST);
+        // A core is free again: it spins and yields, and the next sign counts for as long as the first.
+        for _ in 0..4 {
+            pace.next(now, true, true);
+            let (_, yielded, end) = until_sleep(&mut pace, now);
+            assert_eq!(yielded, 200);
+            now = end + US;
+        }
+        assert_eq!(loses_a_slice(&mut pace, &mut now), Next::Sleep);
+        assert_eq!(pace.busy_until, now + BUSY);
+    }
+
+    #[test]
+    fn interruptions_are_no_sign_of_busy_cores() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(now);
+        for look in 0..10_000 {
+            // Every hundredth look is a long one: it has its core for more than half of the time.
+            now += if look % 100 == 0 { AWAY / 2 * 3 } else { 3 * US };
+            assert_eq!(pace.next(now, true, look % 10 == 0), Next::Spin);
+        }
+    }
+
+    #[test]
+    fn a_program_that_polls_all_the_time_is_left_alone() {
+        let (start, mut paused) = (Instant::now(), Duration::ZERO);
+        let mut callers = Callers::new(start, 0);
+        let mut looks = 0;
+        while paused < 100 * HELPER_SLEEP {
+            looks += 1;
+            assert!(callers.turned(7 * looks));
+            paused += callers.pause(start + paused);
+        }
+        assert!(looks < 120, "{looks} looks in 100 ms");
+        assert!(!callers.turned(7 * looks));
+    }
+
+    #[test]
+    fn programs_that_poll_until_the_other_ones_helper_looks_are_soon_quick_again() {
+        let mut now = Instant::now();
+        let mut callers = Callers::new(now, 0);
+        // The first one did not have its core for a while.
+        let mut polls = 10 * HELPER_SLEEP;
+        for _ in 0..8 {
+            let start = now;
+            while now < start + polls {
+                now += callers.pause(now);
+            }
+            // Then it waits for memory.
+            callers.absent(now);
+            polls = now - start - polls;
+        }
+        assert!(polls <= PAUSE, "{polls:?}");
+    }
+}
