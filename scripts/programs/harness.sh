@@ -21,14 +21,13 @@ missing=''
 rows_passed=0 rows_failed=0 rows_skipped=0
 rows_table=() rows_json=()
 
-# wanted FLAGS NAME: whether the row is to be run; else the table keeps what it says of it.
-wanted() {
-    if [ -z "$only" ]; then
-        [ "$full" = yes ] || [[ $1 != *f* ]] || { keep "$2"; return 1; }
-    else
-        grep -Eq -- "$only" <<<"$2" || { keep "$2"; return 1; }
-    fi
+# asked_for FLAGS NAME: whether the row is to be run.
+asked_for() {
+    if [ -n "$only" ]; then grep -Eq -- "$only" <<<"$2"; else [ "$full" = yes ] || [[ $1 != *f* ]]; fi
 }
+
+# wanted FLAGS NAME: likewise; else the table keeps what it says of it. For whoever writes the row.
+wanted() { asked_for "$@" || { keep "$2"; return 1; }; }
 
 # known PACKAGE PROGRAM: whether the program is there; the package is installed where that is possible.
 known() {
@@ -74,7 +73,7 @@ quote() { python3 -c 'import json, sys; print(json.dumps(sys.argv[1]))' "$1"; }
 # keep NAME: takes a row over from the table that there is.
 keep() {
     local old
-    old=$(grep -F -- "| \`$1\` |" "$table" 2>/dev/null) && rows_table+=("$old")
+    old=$(grep -m 1 -F -- "| \`$1\` |" "$table" 2>/dev/null) && rows_table+=("$old")
     [[ $1 != pyverbs* ]] || grep -F -- "| \`${1#pyverbs }." "$table" 2>/dev/null >>"$dir/skipped" || true
 }
 
@@ -192,7 +191,7 @@ ending() {
 #   t  the client may start when the server listens on the TCP port @P; without it the client tries again until the server is there
 #   j  the client may start when the server says that it has joined its group
 #   r  the whole pair begins again where the client comes too early
-#   n  likewise, where a receive request of the server came too late for a client that does not retry, and then does not end
+#   n  likewise, where the client then does not end
 #   k  the server runs until it is told to end (SIGINT)
 #   i  the client too, as soon as it says what is expected
 pair() {
@@ -207,7 +206,7 @@ pair() {
         # The client of such a pair connects twice, or is told a port before its server listens there. With datagrams that is an answer
         # to its SIDR REQ, of status 1.
         [[ $flags != *r* ]] || ! grep -Eqs 'REJECTED|CM event .* 8$|Event rejected|UNREACHABLE; error: 1\.' "$row/client" || continue
-        [[ $flags != *n* ]] || ! grep -Eqs "$no_receive" "$row/client" || continue
+        [[ $flags != *n* ]] || ! grep -Eqs "$waits_for_ever" "$row/client" || continue
         break
     done
     if [ "$result" -eq 0 ] && [ "$server_result" -eq 0 ] && grep -Eqs -- "$expect" "$row/client" "$row/server"; then
@@ -220,8 +219,9 @@ pair() {
     fi
 }
 
-# What fio says of IBV_WC_RNR_RETRY_EXC_ERR.
-no_receive='completion status 13'
+# What clients say that then wait for ever: fio of IBV_WC_RNR_RETRY_EXC_ERR, where a receive request of its server came too late, and
+# cmtime of the crate sideway of a server that does not listen yet.
+waits_for_ever='completion status 13|Event: Rejected'
 
 # end_row: ends what the row has started, also what has left its session and group.
 end_row() {
@@ -248,8 +248,8 @@ both() {
             interrupt "$client"
         fi
         if [[ $flags == *n* ]]; then
-            while ! grep -Eqs "$no_receive" "$row/client" && kill -0 "$client" 2>/dev/null; do sleep 0.1; done
-            ! grep -Eqs "$no_receive" "$row/client" || { end_row; times=1; }
+            while ! grep -Eqs "$waits_for_ever" "$row/client" && kill -0 "$client" 2>/dev/null; do sleep 0.1; done
+            ! grep -Eqs "$waits_for_ever" "$row/client" || { end_row; times=1; }
         fi
         { wait "$client" && result=0 || result=$?; } 2>/dev/null
         [[ $flags != *i* ]] || [ "$result" -ne 130 ] || result=0

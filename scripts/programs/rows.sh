@@ -142,7 +142,7 @@ say "Open MPI over UCX"
 mpi_test() {
     local set="OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 UCX_NET_DEVICES=roce0:1 UCX_TLS=$2" missing=''
     local command="env $set mpirun -np 2 --oversubscribe --mca pml ucx allreduce"
-    ! wanted "$1" "$command" || allreduce >"$dir/mpicc" 2>&1 || missing="no compiler of Open MPI: $(tail -n 1 "$dir/mpicc")"
+    ! asked_for "$1" "$command" || allreduce >"$dir/mpicc" 2>&1 || missing="no compiler of Open MPI: $(tail -n 1 "$dir/mpicc")"
     solo "$1" openmpi-bin '^2 ranks, .* 0 wrong' "$command"
 }
 # allreduce: builds the program.
@@ -154,6 +154,33 @@ allreduce() {
 PATH=$PATH:$dir/bin
 mpi_test f self,ud_verbs,rc_verbs
 mpi_test f self,ud_verbs
+
+say "Rust crates"
+# crate_programs CRATE VERSION: the crate's examples, built as whoever uses the crate would; $missing says why that does not work.
+# Either crate brings the headers of rdma-core along. ibverbs links with the library, sideway loads it.
+crate_programs() {
+    local root=$target/crates program
+    (install_packages gcc pkg-config cmake libclang-dev libibverbs-dev libnl-3-dev libnl-route-3-dev &&
+        cargo install -q --debug --locked --examples --root "$root/$1-$2" --target-dir "$root/build" "$1@$2") >"$dir/crate" 2>&1 ||
+        { missing="the crate cannot be built: $(grep -m 1 -i error "$dir/crate" || tail -n 1 "$dir/crate")"; return; }
+    mkdir -p "$dir/bin"
+    for program in "$root/$1-$2/bin"/*; do ln -sf "$(realpath "$program")" "$dir/bin/$1-${program##*/}"; done
+}
+# crate_row CRATE VERSION ROW FLAGS ...: a row of one of its examples, which is called CRATE-EXAMPLE.
+crate_row() {
+    local crate=$1 version=$2 missing='' note=" (an example of the crate $1 $2)"
+    shift 2
+    ! asked_for "$2" "${*: -1}$note" || crate_programs "$crate" "$version"
+    "$@"
+}
+crate_row ibverbs 0.9.2 solo f ibverbs '^received' "ibverbs-loopback"
+sideway() { crate_row sideway 0.4.3 "$@"; }
+sideway solo f sideway 'hca_id: roce0' "sideway-ibv_devinfo"
+for program in rc_pingpong rc_pingpong_split; do
+    sideway pair tf sideway 'bytes in .* seconds' "sideway-$program -d roce0 -g 1 -p @P" "sideway-$program -d roce0 -g 1 -p @P @H"
+done
+# Without an address to bind to: the crate passes rdma_resolve_addr a pointer to one that is gone.
+sideway pair fn sideway 'Disconnect  *[|]' "sideway-cmtime -p 7404" "sideway-cmtime -p 7404 -s @A"
 
 say "two network namespaces, over af_packet"
 # between_namespaces FUNCTION ARG...: rows whose two ends are in network namespaces of their own. The ends of a veth are the stack's
