@@ -8,7 +8,7 @@ use nvmf::wire::Sgl;
 use verbs::port::fault::rng::Rng;
 use verbs::{Access, Context, Mr};
 
-use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo, go_on};
+use crate::host::{Controller, Data, Host, HostError, HostQueue, Io, NamespaceInfo, go_on, in_words};
 
 /// The longest latency that is told from longer ones: a minute.
 const LATENCY_MAX_NS: u64 = 60_000_000_000;
@@ -107,7 +107,7 @@ pub enum PerfError {
     #[error("no command completed within {PATIENCE:?}")]
     Stuck,
     /// A command failed.
-    #[error("a command failed with status {0:#05x}")]
+    #[error("a command failed: {}", in_words(*.0))]
     Status(u16),
 }
 

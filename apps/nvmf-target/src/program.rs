@@ -54,7 +54,7 @@ fn load(file: &Path) -> Result<(Offer, String, String)> {
 pub fn check(file: &Path) -> Result<()> {
     let (offer, name, _) = load(file)?;
     let namespaces: usize = offer.subsystems.iter().map(|subsystem| subsystem.namespaces.len()).sum();
-    say!("{name}: {} subsystems with {namespaces} namespaces", offer.subsystems.len())
+    say!("{name}: subsystems: {}, namespaces: {namespaces}", offer.subsystems.len())
 }
 
 /// One subsystem with a namespace of memory.
@@ -115,7 +115,7 @@ pub fn serve(args: &ServeArgs) -> Result<()> {
         say!("metrics at http://{at}/metrics")?;
     }
     for subsystem in &offer.subsystems {
-        say!("{}: {} namespaces", subsystem.nqn, subsystem.namespaces.len())?;
+        say!("{}: namespaces: {}", subsystem.nqn, subsystem.namespaces.len())?;
     }
     run_all(&mut cores, stop::requested)?;
     Ok(())

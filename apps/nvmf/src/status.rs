@@ -90,6 +90,10 @@ impl Status {
         let (sct, sc, _) = self.row();
         sct << 8 | sc
     }
+    /// The status with this [`code`](Self::code).
+    pub fn of_code(code: u16) -> Option<Self> {
+        Self::ALL.iter().copied().find(|status| status.code() == code)
+    }
     /// Whether the host is told not to retry.
     pub const fn do_not_retry(self) -> bool {
         self.row().2

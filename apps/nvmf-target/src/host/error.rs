@@ -35,7 +35,7 @@ pub enum HostError {
     #[error("the connection ended: {0}")]
     Connection(WcStatus),
     /// A command failed.
-    #[error("the command failed with status {:#05x}", status & 0x7FF)]
+    #[error("the command failed: {}", in_words(status & 0x7FF))]
     Status {
         /// The status field, without the phase bit.
         status: u16,
@@ -54,6 +54,12 @@ pub enum HostError {
     /// The target says something that cannot be.
     #[error("the target does not fit: {0}")]
     Misfit(&'static str),
+}
+
+/// A status by its name, if this project's target sends it, and its number.
+pub(crate) fn in_words(code: u16) -> String {
+    nvmf::status::Status::of_code(code)
+        .map_or_else(|| format!("status {code:#05x}"), |status| status.to_string())
 }
 
 impl HostError {

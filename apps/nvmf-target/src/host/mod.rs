@@ -11,6 +11,7 @@ mod queue;
 pub use command::Io;
 pub use controller::{Controller, NamespaceInfo, Options, discover};
 pub use error::HostError;
+pub(crate) use error::in_words;
 pub use queue::{Data, HostQueue};
 
 use std::net::SocketAddr;

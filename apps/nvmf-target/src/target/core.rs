@@ -32,6 +32,8 @@ const BATCH: usize = 64;
 const LOOK: u64 = 32;
 /// How often connections are looked after that do nothing.
 const TEND: Duration = Duration::from_millis(10);
+/// After so long a failure of storage is logged again.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 /// Turns without work after which the thread lets others run.
 const IDLE_TURNS: u64 = 256;
 /// Requests for connections that are handled at a time, and events.
@@ -123,6 +125,8 @@ pub struct Core<'c> {
     /// The last turn that left no completion.
     pub(super) emptied: u64,
     tended: Instant,
+    /// The last failure of storage that was logged, and when.
+    said: Option<(nvmf::BackendError, Instant)>,
 }
 
 impl<'c> Core<'c> {
@@ -175,6 +179,7 @@ impl<'c> Core<'c> {
             idle: 0,
             emptied: 0,
             tended: Instant::default(),
+            said: None,
             counters: Arc::default(),
             context,
             config,
@@ -371,11 +376,28 @@ impl<'c> Core<'c> {
     #[inline]
     pub(super) fn respond(&mut self, c: u32, ticket: Ticket, done: Result<(), nvmf::BackendError>) {
         self.metered(c, ticket, done.is_ok());
+        if let Err(error) = done {
+            self.storage_failed(c, error);
+        }
         let Some(queue) = self.queue(c) else { return };
         match queue.handle_done(ticket, done) {
             Ok(response) => self.answer(c, response, None, None),
             Err(end) => self.close(c, &end),
         }
+    }
+    /// Says that the storage failed: the host has a status, but who keeps the disks sees nothing of that.
+    #[cold]
+    fn storage_failed(&mut self, c: u32, error: nvmf::BackendError) {
+        let said = self.said.is_some_and(|(last, at)| last == error && self.now < at.after(SAY_AGAIN));
+        if said || error == nvmf::BackendError::Mismatch {
+            return;
+        }
+        let Some((host, subsystem)) = self.queue(c).and_then(|queue| queue.host().zip(queue.subsystem()))
+        else {
+            return;
+        };
+        warn!(%error, %host, %subsystem, "a command failed; others that fail so are not logged for a minute");
+        self.said = Some((error, self.now));
     }
     /// Sends a response, after data.
     #[inline]
