@@ -138,7 +138,9 @@ impl<'c> Nvme<'c> {
                 let at = cid as usize * SIZE;
                 let lba = rng.below((SPAN / SIZE) as u64) * SIZE as u64 / u64::from(BLOCK);
                 let to = Sgl::keyed(mr.iova() + at as u64, SIZE as u32, mr.rkey(), false);
-                queue.submit(&Io::new(1, lba, SIZE as u32 / BLOCK).read(to), Data::Elsewhere)?;
+                queue
+                    .submit(&Io::new(1, lba, SIZE as u32 / BLOCK).read(to), Data::Elsewhere)?
+                    .ok_or(HostError::QueueFull)?;
             }
             host.turn();
             core.turn()?;

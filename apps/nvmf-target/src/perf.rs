@@ -223,7 +223,9 @@ impl Run<'_, '_> {
             for lane in 0..self.lanes.len() {
                 done += self.poll(lane, |_| {})?;
                 while to_send < self.units && self.lanes[lane].queue.under_way() < self.load.depth as usize {
-                    self.submit(lane, to_send, false, 0)?;
+                    if !self.submit(lane, to_send, false, 0)? {
+                        break;
+                    }
                     to_send += 1;
                 }
             }
@@ -255,7 +257,9 @@ impl Run<'_, '_> {
                 commands += self.poll(lane, |at| latency.saturating_record(now.saturating_sub(at)))?;
                 while self.lanes[lane].queue.under_way() < self.load.depth as usize {
                     let (unit, read) = self.choose();
-                    self.submit(lane, unit, read, now)?;
+                    if !self.submit(lane, unit, read, now)? {
+                        break;
+                    }
                 }
             }
             turns += 1;
@@ -302,8 +306,9 @@ impl Run<'_, '_> {
         (unit, read)
     }
 
+    /// Whether there was room for the command.
     #[inline]
-    fn submit(&mut self, lane: usize, unit: u64, read: bool, now: u64) -> Result<(), PerfError> {
+    fn submit(&mut self, lane: usize, unit: u64, read: bool, now: u64) -> Result<bool, PerfError> {
         let size = self.load.size;
         let Lane { queue, sent, mr } = &mut self.lanes[lane];
         let cid = queue.next_cid().ok_or(HostError::QueueFull)? as usize;
@@ -331,8 +336,7 @@ impl Run<'_, '_> {
             io.write(keyed)
         };
         sent[cid] = Sent { at_ns: now, lba, read };
-        queue.submit(&sqe, data)?;
-        Ok(())
+        Ok(queue.submit(&sqe, data)?.is_some())
     }
 
     #[inline]

@@ -29,6 +29,10 @@ struct Deferred {
 pub(super) struct DeferredReceives(VecDeque<Deferred>);
 
 impl DeferredReceives {
+    /// How many wait: the receive requests that were taken last, but for one that is not complete.
+    pub fn len(&self) -> u32 {
+        self.0.len() as u32
+    }
     /// The completion queue of a lane is being destroyed, with what was meant for it.
     pub fn forget(&mut self, lane: LaneId) {
         self.0.retain(|deferred| deferred.lane != lane);

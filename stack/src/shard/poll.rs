@@ -170,8 +170,9 @@ impl Shard {
                 if core::mem::take(&mut qp.sends_finished) {
                     qp.sq.0.release_to(qp.sq_done);
                 }
-                if core::mem::take(&mut qp.receives_finished) && qp.deferred.is_none() {
-                    qp.rq.release(qp.responder.holds_receive());
+                if core::mem::take(&mut qp.receives_finished) {
+                    let deferred = qp.deferred.as_ref().map_or(0, |list| list.len());
+                    qp.rq.release(deferred + u32::from(qp.responder.holds_receive()));
                 }
             }
         }

@@ -181,11 +181,12 @@ impl Rq {
         if let Self::Own(own) = self { own.ring.released() } else { 0 }
     }
 
-    /// Gives the slots of completed requests back to the poster. `holds`: the one taken last is not complete.
+    /// Gives the slots of completed requests back to the poster. So many that were taken last are kept: their completions are not
+    /// seen yet.
     #[inline]
-    pub fn release(&mut self, holds: bool) {
+    pub fn release(&mut self, kept: u32) {
         if let Self::Own(own) = self {
-            own.ring.release_to(own.taken.wrapping_sub(u32::from(holds)));
+            own.ring.release_to(own.taken.wrapping_sub(kept));
         }
     }
 
@@ -363,7 +364,7 @@ mod tests {
                 }
                 3 | 4 => {
                     let holds = op == 4 && model.taken > 0;
-                    rq.release(holds);
+                    rq.release(u32::from(holds));
                     model.release(usize::from(holds));
                 }
                 5 => {

@@ -9,7 +9,8 @@ use nvmf::wire::cm::{ReplyData, RequestData};
 use nvmf::wire::{Cqe, Sqe};
 use verbs::rdma_cm::{CmEventType, CmId, ConnParam, MAX_RESP_RES, PortSpace};
 use verbs::{
-    Access, CqPoller, Mr, Qp, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue, SendWr, Sge, Wc, WcOpcode,
+    Access, CqPoller, Mr, PostError, PostErrorKind, Qp, QpCap, QpInitAttr, RecvQueue, RecvWr, SendQueue,
+    SendWr, Sge, Wc, WcOpcode,
 };
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -150,7 +151,8 @@ impl HostQueue {
         &self.qp
     }
 
-    /// Sends a command. Returns the identifier that its response will have, or none if the queue is full.
+    /// Sends a command. Returns the identifier that its response will have, or none if the queue is full, or the send queue is: of a
+    /// command whose response has come the acknowledgement may still be missing.
     ///
     /// # Errors
     /// If the connection has failed.
@@ -158,17 +160,23 @@ impl HostQueue {
     pub fn submit(&mut self, sqe: &Sqe, data: Data<'_>) -> Result<Option<u16>, HostError> {
         let Some(&cid) = self.free.last() else { return Ok(None) };
         let sqe = Sqe { cid: U16::new(cid), ..*sqe };
-        match data {
-            Data::Elsewhere => self.sq.post_send([SendWr::send(SENT, &[]).inline(sqe.as_bytes())])?,
+        let posted = match data {
+            Data::Elsewhere => self.sq.post_send([SendWr::send(SENT, &[]).inline(sqe.as_bytes())]),
             Data::InCapsule(mr, range) => {
                 let at = cid as usize * Sqe::LEN;
                 self.capsules_write(at, &sqe)?;
                 let capsule = [self.capsules.sge(at..at + Sqe::LEN)?, mr.sge(range)?];
-                self.sq.post_send([SendWr::send(SENT, &capsule)])?;
+                self.sq.post_send([SendWr::send(SENT, &capsule)])
             }
+        };
+        match posted {
+            Ok(()) => {
+                self.free.pop();
+                Ok(Some(cid))
+            }
+            Err(PostError { kind: PostErrorKind::Full { .. }, .. }) => Ok(None),
+            Err(error) => Err(error.into()),
         }
-        self.free.pop();
-        Ok(Some(cid))
     }
     fn capsules_write(&self, at: usize, sqe: &Sqe) -> Result<(), HostError> {
         Ok(self.capsules.write(at, sqe.as_bytes())?)
