@@ -111,6 +111,26 @@ fn a_read_response_releases_what_it_acknowledges() {
     assert!(!opcodes(&rig.run()).contains(&O::RC_ACKNOWLEDGE));
 }
 
+// Goal: a steady load of READs and SENDs, of which some message always waits, does not fill the receive queue.
+#[test]
+fn what_was_seen_has_its_slot_back_while_a_later_receive_waits() {
+    let mut rig = Rig::new();
+    let before = rig.node.receives_in_use(rig.qp);
+    let mut psn = E;
+    [read(&rig, psn, LONG), send(psn + LONG)].iter().for_each(|p| rig.inject(p));
+    rig.turn();
+    for seen in 1..=8 {
+        psn += LONG + 1;
+        // The responses to this READ acknowledge the SEND before it; the SEND behind it waits.
+        [read(&rig, psn, LONG), send(psn + LONG)].iter().for_each(|p| rig.inject(p));
+        while rig.done().is_empty() {
+            assert!(!rig.turn().is_empty(), "READ responses are left");
+        }
+        assert!(!rig.node.shard(0, |shard| shard.quiet()), "the last SEND waits");
+        assert_eq!(rig.node.receives_in_use(rig.qp), before - seen);
+    }
+}
+
 #[test]
 fn other_queue_pairs_are_not_held_up() {
     let mut rig = Rig::new();
