@@ -14,6 +14,7 @@ use stack::cm::{
     Reject, ServiceId, SidrId, SidrReply, SidrRequest, SidrStatus, Timing, code,
 };
 use stack::id::Qpn;
+use stack::port::fault::{Fault, Plan};
 use stack::time::Instant;
 
 const SERVICE: ServiceId = ServiceId::new(PortSpace::Tcp, 4420);
@@ -83,8 +84,11 @@ struct Run {
     active: BTreeMap<u32, (usize, ConnId)>,
     excused: BTreeSet<u32>,
     next_number: u32,
-    /// No MAD lives longer than queue pairs rest: a longer-lived one ends the next connection of its queue pair.
+    /// No MAD lives longer than queue pairs rest: a longer-lived one ends the next connection of its queue pair. Queue pairs that
+    /// do not rest, after a refusal or a restart, are not used again before late copies of their REQs are gone, either.
     dies_in_time: bool,
+    /// Until when that is.
+    late: Vec<BTreeMap<Qpn, Instant>>,
     report: Report,
 }
 
@@ -97,14 +101,20 @@ impl Run {
     fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed);
         let ms = Duration::from_millis;
-        let faults = MadFaults {
-            loss_ppm: rng.pick(&[0, 10_000, 100_000, 300_000]),
-            duplicate_ppm: rng.pick(&[0, 50_000, 300_000]),
+        let mut path = Plan {
             delay: Duration::from_micros(rng.range(5, 500)),
-            jitter: rng.pick(&[Duration::ZERO, ms(1), ms(10)]),
-            late: rng.pick(&[Duration::ZERO, ms(5), ms(200)]),
-            lie_ppm: 0,
+            jitter: rng.pick(&[ms(1), ms(10), ms(20)]),
+            late: rng.pick(&[ms(1), ms(10), ms(200)]),
+            ..Plan::CLEAN
         };
+        for (fault, rates) in [
+            (Fault::Loss, [0, 10_000, 100_000, 300_000]),
+            (Fault::Duplicate, [0, 0, 50_000, 300_000]),
+            (Fault::LateDuplicate, [0, 0, 50_000, 300_000]),
+            (Fault::Reorder, [0, 0, 300_000, 1_000_000]),
+        ] {
+            path = path.with(fault, rng.pick(&rates));
+        }
         let timing = Timing {
             packet_lifetime: rng.range(8, 11) as u8,
             remote_response: rng.range(10, 13) as u8,
@@ -117,14 +127,14 @@ impl Run {
         base.limits.half_open = rng.pick(&[8, 64]);
         base.limits.sends = rng.pick(&[4, 1024]);
         let nodes = rng.range(2, 4) as usize;
-        let mut faults = MadFaults { lie_ppm: rng.pick(&[0, 200_000, 900_000]), ..faults };
         // In half of the runs the network keeps the promise that TIMEWAIT relies on.
         let rest = code::time(code::ack_timeout(timing.packet_lifetime, base.ack_delay));
         let dies_in_time = rng.one_in(2);
         if dies_in_time {
-            (faults.jitter, faults.late) = (faults.jitter.min(rest / 8), faults.late.min(rest / 4));
-            faults.delay = faults.delay.min(rest / 8);
+            (path.jitter, path.late) = (path.jitter.min(rest / 8), path.late.min(rest / 4));
+            path.delay = path.delay.min(rest / 8);
         }
+        let faults = MadFaults { path, lie_ppm: rng.pick(&[0, 200_000, 900_000]) };
         let mut w = MadWorld::new(seed, nodes, faults, |node| Self::config(&base, node, seed));
         for node in &mut w.nodes {
             Self::serve(node);
@@ -143,6 +153,7 @@ impl Run {
             excused: BTreeSet::new(),
             next_number: 0,
             dies_in_time,
+            late: vec![BTreeMap::new(); nodes],
             report: Report::default(),
         }
     }
@@ -172,6 +183,8 @@ impl Run {
             self.report.qp_waited += u32::from(resting);
         }
         let free: Vec<Qpn> = free.into_iter().filter(|q| !self.rest[node].contains_key(q)).collect();
+        let (now, late) = (self.w.now, &self.late[node]);
+        let free: Vec<Qpn> = free.into_iter().filter(|q| late.get(q).is_none_or(|u| *u <= now)).collect();
         (!free.is_empty()).then(|| self.rng.pick(&free))
     }
 
@@ -238,11 +251,23 @@ impl Run {
         let qpn = side.qpn.take();
         if rests {
             // At the earliest after the time that its packets may live, which began in this turn.
-            let least = code::time(code::ack_timeout(self.timing.packet_lifetime, self.base.ack_delay));
-            let until = self.w.now.after(least.saturating_sub(TURN));
+            let until = self.w.now.after(self.lifetime().saturating_sub(TURN));
             self.rest[node].insert(qpn.expect("only what was connected rests"), until);
         } else {
             self.gone[node].insert(id);
+            self.wait_for_late(node, qpn);
+        }
+    }
+
+    /// How long queue pairs rest.
+    fn lifetime(&self) -> Duration {
+        code::time(code::ack_timeout(self.timing.packet_lifetime, self.base.ack_delay))
+    }
+
+    fn wait_for_late(&mut self, node: usize, qpns: impl IntoIterator<Item = Qpn>) {
+        if self.dies_in_time {
+            let until = self.w.now.after(self.lifetime());
+            self.late[node].extend(qpns.into_iter().map(|qpn| (qpn, until)));
         }
     }
 
@@ -423,6 +448,7 @@ impl Run {
         self.gone[node].clear();
         self.rest[node].clear();
         self.sidrs[node].clear();
+        self.wait_for_late(node, (0..QPS).map(|i| Qpn::new(0x100 + i)));
     }
 
     fn turn(&mut self, faulty: bool) {
@@ -683,7 +709,7 @@ fn m27_a_thousand_connects_and_disconnects() {
             .any(|e| matches!(e, Event::Disconnected { id: i, .. } if i == id));
         assert!(over && w.nodes[0].qp_busy(qpn) && w.nodes[1].qp_busy(qpn));
         // A little after the moment: the machine's clock began first.
-        ended.insert(qpn, now.after(w.faults.delay * 2));
+        ended.insert(qpn, now.after(w.faults.path.delay * 2));
         assert!(w.nodes[0].connections() <= 8 && w.nodes[1].connections() <= 8);
     }
     assert!(refused > 100, "{refused} were too early");

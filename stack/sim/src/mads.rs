@@ -8,6 +8,7 @@ use super::rng::Rng;
 use stack::cm::mad::Mad;
 use stack::cm::{Config, Event, MAD_LEN, Machine, Path};
 use stack::id::Gid;
+use stack::port::fault::{Flight, Link, Plan};
 use stack::time::Instant;
 
 /// The number of a host that is no node: [`MadWorld::gid`] has its address.
@@ -16,30 +17,16 @@ pub const STRANGER: usize = 0xff_fe;
 /// The faults of the link for MADs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MadFaults {
-    /// Lost, in a million.
-    pub loss_ppm: u32,
-    /// Delivered twice, in a million.
-    pub duplicate_ppm: u32,
-    /// Shortest delay.
-    pub delay: Duration,
-    /// A MAD may take up to this much longer; more than the distance of two MADs: they are reordered.
-    pub jitter: Duration,
-    /// A second copy may take this much longer still.
-    pub late: Duration,
+    /// What may happen to a MAD on its way.
+    pub path: Plan,
     /// A third host forges a message about an observed one to one of the two, in a million.
     pub lie_ppm: u32,
 }
 
 impl MadFaults {
     /// A link without faults.
-    pub const NONE: Self = Self {
-        loss_ppm: 0,
-        duplicate_ppm: 0,
-        delay: Duration::from_micros(10),
-        jitter: Duration::ZERO,
-        late: Duration::ZERO,
-        lie_ppm: 0,
-    };
+    pub const NONE: Self =
+        Self { path: Plan { delay: Duration::from_micros(10), ..Plan::CLEAN }, lie_ppm: 0 };
 }
 
 /// A MAD that a machine sent.
@@ -87,6 +74,7 @@ pub struct MadWorld {
     pub forger: Forger,
     /// It forges from the address of the node that it imitates. No node can withstand that: for the test of a checker.
     pub lies_as_peer: bool,
+    link: Link,
     wire: BTreeMap<(Instant, u64), (usize, Path, Vec<u8>)>,
     sent: u64,
     rng: Rng,
@@ -95,6 +83,7 @@ pub struct MadWorld {
 impl MadWorld {
     /// So many machines, the configuration of each made by `config` from its number.
     pub fn new(seed: u64, nodes: usize, faults: MadFaults, config: impl Fn(usize) -> Config) -> Self {
+        let mut rng = Rng::new(seed);
         let mut world = Self {
             now: Instant::ZERO,
             nodes: Vec::new(),
@@ -105,9 +94,10 @@ impl MadWorld {
             events: vec![VecDeque::new(); nodes],
             forger: Forger::new(seed),
             lies_as_peer: false,
+            link: Link::new(rng.fork(0)),
             wire: BTreeMap::new(),
             sent: 0,
-            rng: Rng::new(seed),
+            rng,
         };
         for i in 0..nodes {
             let mut machine = Machine::new(config(i));
@@ -158,7 +148,11 @@ impl MadWorld {
             self.lose.iter().position(|a| *a == attribute).map(|i| self.lose.swap_remove(i)).is_some();
         let to = (0..self.nodes.len()).find(|n| Self::gid(*n) == path.dgid);
         let dead = self.dead[from] || to.is_none_or(|to| self.dead[to]);
-        let lost = chosen || dead || self.rng.ppm(self.faults.loss_ppm);
+        let mut arrive = Vec::<Flight>::new();
+        if !chosen && !dead {
+            self.link.carry(&self.faults.path, self.now, &bytes, |_| {}, &mut arrive);
+        }
+        let lost = arrive.is_empty();
         if let Some(log) = &mut self.log {
             log.push(SentMad { at: self.now, from, path, bytes, lost });
         }
@@ -172,15 +166,11 @@ impl MadWorld {
                 self.lie();
             }
         }
-        let Some(to) = to.filter(|_| !lost) else { return };
+        let Some(to) = to else { return };
         // From the receiver's side.
         let seen = Path { sgid: path.dgid, dgid: path.sgid, ..path };
-        let jitter = self.rng.below(self.faults.jitter.as_nanos() as u64 + 1);
-        let at = self.now.after(self.faults.delay).after_nanos(jitter);
-        self.inject(at, to, seen, bytes.to_vec());
-        if self.rng.ppm(self.faults.duplicate_ppm) {
-            let late = self.rng.below((self.faults.jitter + self.faults.late).as_nanos() as u64 + 1);
-            self.inject(at.after_nanos(late), to, seen, bytes.to_vec());
+        for Flight { at, bytes, .. } in arrive {
+            self.inject(at, to, seen, bytes);
         }
     }
 
@@ -190,7 +180,8 @@ impl MadWorld {
         let others: Vec<usize> =
             (0..self.nodes.len()).filter(|n| *n != to && *n != peer).chain([STRANGER]).collect();
         let source = if self.lies_as_peer { peer } else { self.rng.pick(&others) };
-        let delay = self.rng.below((self.faults.delay + self.faults.jitter).as_nanos() as u64 * 2 + 1);
+        let Plan { delay, jitter, .. } = self.faults.path;
+        let delay = self.rng.below((delay + jitter).as_nanos() as u64 * 2 + 1);
         self.inject(self.now.after_nanos(delay), to, Self::path(to, source), mad.encode().to_vec());
     }
 
