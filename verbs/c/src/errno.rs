@@ -12,6 +12,7 @@ pub(crate) type Result<T> = core::result::Result<T, Errno>;
 
 pub(crate) const EINVAL: Errno = Errno(libc::EINVAL);
 pub(crate) const EIO: Errno = Errno(libc::EIO);
+pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
 pub(crate) const ENODEV: Errno = Errno(libc::ENODEV);
 pub(crate) const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
 

@@ -1,26 +1,18 @@
 //! `rdma_getaddrinfo`: names and services as getaddrinfo(3) finds them, with what an identifier is created from.
 
 use core::ffi::{c_char, c_int};
-use core::ptr::{self, null_mut};
+use core::mem::size_of;
+use core::ptr::null_mut;
 use std::ffi::{CStr, CString};
 use std::net::SocketAddr;
 
 use super::addr;
 use crate::abi::{
-    self, IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_IB,
-    RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo, sockaddr, sockaddr_storage,
+    IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, RAI_FAMILY, RAI_NUMERICHOST, RAI_PASSIVE, RDMA_PS_IB, RDMA_PS_IPOIB,
+    RDMA_PS_TCP, RDMA_PS_UDP, rdma_addrinfo, sockaddr, sockaddr_storage,
 };
-use crate::errno::{self, EINVAL, Errno, Result};
+use crate::errno::{self, EINVAL, ENOMEM, Errno, Result};
 use crate::guard::settled;
-
-/// What C gets, and what it names.
-#[repr(C)]
-struct Info {
-    public: rdma_addrinfo,
-    src: sockaddr_storage,
-    dst: sockaddr_storage,
-    name: Option<CString>,
-}
 
 /// What a call asks for.
 struct Hints {
@@ -106,43 +98,63 @@ unsafe fn find(
     }
 }
 
-/// Gives C the result.
+/// Memory for C, all zeros, that free(3) takes.
+///
+/// # Errors
+/// `ENOMEM`.
+fn made<T>() -> Result<*mut T> {
+    // SAFETY: any size is fine; the result is looked at.
+    let made = unsafe { libc::calloc(1, size_of::<T>()) };
+    if made.is_null() { Err(ENOMEM) } else { Ok(made.cast()) }
+}
+
+/// An address for C, and its length.
+fn made_address(addr: SocketAddr) -> Result<(*mut sockaddr, u32)> {
+    let place = made::<sockaddr_storage>()?;
+    // SAFETY: any address fits.
+    let len = unsafe { addr::write(addr, place) };
+    Ok((place.cast(), len as u32))
+}
+
+/// Gives C the result: each part is memory of its own, for programs replace parts, and free them, themselves.
 fn info(
     hints: &Hints,
     src: Option<SocketAddr>,
     dst: Option<SocketAddr>,
-    name: Option<CString>,
-) -> *mut rdma_addrinfo {
-    // SAFETY: numbers, addresses, and pointers that may be NULL.
-    let (public, storage): (rdma_addrinfo, sockaddr_storage) = unsafe { (abi::zeroed(), abi::zeroed()) };
-    let info = Box::into_raw(Box::new(Info { public, src: storage, dst: storage, name }));
-    // SAFETY: it was just made, and nobody else has it.
-    unsafe {
-        let public = &raw mut (*info).public;
-        let passive = hints.flags & RAI_PASSIVE != 0;
-        (*public).ai_flags = hints.flags as c_int;
-        (*public).ai_qp_type = hints.qp_type as c_int;
-        (*public).ai_port_space = hints.port_space as c_int;
-        let family = |addr: SocketAddr| if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-        (*public).ai_family = dst.or(src).map_or(hints.family, family);
-        let name = (*info).name.as_ref().map_or(ptr::null(), |name| name.as_ptr()).cast_mut();
+    name: Option<&CStr>,
+) -> Result<*mut rdma_addrinfo> {
+    let info = made::<rdma_addrinfo>()?;
+    // SAFETY: it was just made, and nobody else has it; all zeros are a value.
+    let public = unsafe { &mut *info };
+    public.ai_flags = hints.flags as c_int;
+    public.ai_qp_type = hints.qp_type as c_int;
+    public.ai_port_space = hints.port_space as c_int;
+    let family = |addr: SocketAddr| if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    public.ai_family = dst.or(src).map_or(hints.family, family);
+    let mut fill = || {
         if let Some(src) = src {
-            let place = &raw mut (*info).src;
-            (*public).ai_src_len = addr::write(src, place) as u32;
-            (*public).ai_src_addr = place.cast::<sockaddr>();
+            (public.ai_src_addr, public.ai_src_len) = made_address(src)?;
         }
         if let Some(dst) = dst {
-            let place = &raw mut (*info).dst;
-            (*public).ai_dst_len = addr::write(dst, place) as u32;
-            (*public).ai_dst_addr = place.cast::<sockaddr>();
+            (public.ai_dst_addr, public.ai_dst_len) = made_address(dst)?;
         }
-        if passive {
-            (*public).ai_src_canonname = name;
-        } else {
-            (*public).ai_dst_canonname = name;
+        if let Some(name) = name {
+            // SAFETY: a text.
+            let copy = unsafe { libc::strdup(name.as_ptr()) };
+            if copy.is_null() {
+                return Err(ENOMEM);
+            }
+            let passive = hints.flags & RAI_PASSIVE != 0;
+            *(if passive { &mut public.ai_src_canonname } else { &mut public.ai_dst_canonname }) = copy;
         }
-        public
+        Ok(())
+    };
+    let filled = fill();
+    if filled.is_err() {
+        // SAFETY: nobody else has it.
+        unsafe { rdma_freeaddrinfo(info) };
     }
+    filled.map(|()| info)
 }
 
 /// 0, an error of getaddrinfo(3), or -1 with `errno`.
@@ -172,7 +184,7 @@ unsafe extern "C" fn rdma_getaddrinfo(
             }
         }
         // SAFETY: as C promises.
-        unsafe { *to = info(&hints, src, dst, name) };
+        unsafe { *to = info(&hints, src, dst, name.as_deref())? };
         Ok(0)
     });
     result.unwrap_or_else(|error: Errno| {
@@ -181,10 +193,21 @@ unsafe extern "C" fn rdma_getaddrinfo(
     })
 }
 
+/// Frees a list, and with each entry its parts. Programs may have made any of them: libfabric does.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn rdma_freeaddrinfo(info: *mut rdma_addrinfo) {
-    if !info.is_null() {
-        // SAFETY: C promises that it came from `rdma_getaddrinfo`, which made it so; C's part is the first.
-        drop(unsafe { Box::from_raw(info.cast::<Info>()) });
+unsafe extern "C" fn rdma_freeaddrinfo(mut info: *mut rdma_addrinfo) {
+    while !info.is_null() {
+        // SAFETY: C promises that the entries and their parts are memory of malloc(3), or NULL, and that it has done with them.
+        unsafe {
+            let entry = info.read();
+            libc::free(entry.ai_src_addr.cast());
+            libc::free(entry.ai_dst_addr.cast());
+            libc::free(entry.ai_src_canonname.cast());
+            libc::free(entry.ai_dst_canonname.cast());
+            libc::free(entry.ai_route);
+            libc::free(entry.ai_connect);
+            libc::free(info.cast());
+            info = entry.ai_next;
+        }
     }
 }

@@ -122,6 +122,36 @@ static void names(void) {
     rdma_freeaddrinfo(NULL);
 }
 
+static void *of_a_program(size_t len) {
+    void *made = calloc(1, len);
+    MUST(made);
+    return made;
+}
+// Programs make parts of a list, or all of it, by malloc, and free what the library made by free.
+static void names_of_programs(void) {
+    struct rdma_addrinfo *i, *own, hints = {.ai_flags = RAI_PASSIVE};
+    MUST(rdma_getaddrinfo(SELF, "7001", NULL, &i) == 0);
+    free(i->ai_dst_addr);
+    i->ai_dst_addr = of_a_program(sizeof(struct sockaddr_in));
+    i->ai_src_addr = of_a_program(sizeof(struct sockaddr_in));
+    free(i->ai_dst_canonname);
+    i->ai_dst_canonname = strdup("a.name.longer.than.the.smallest.piece.of.malloc");
+    i->ai_src_canonname = strdup("another");
+    own = of_a_program(sizeof *own);
+    own->ai_src_addr = of_a_program(sizeof(struct sockaddr_in6));
+    own->ai_route = of_a_program(96);
+    own->ai_connect = of_a_program(24);
+    MUST(rdma_getaddrinfo(SELF, "7002", &hints, &own->ai_next) == 0);
+    i->ai_next = own;
+    rdma_freeaddrinfo(i);
+    rdma_freeaddrinfo(of_a_program(sizeof *i));
+
+    MUST(rdma_getaddrinfo(SELF, "7001", NULL, &i) == 0);
+    free(i->ai_dst_canonname);
+    free(i->ai_dst_addr);
+    free(i);
+}
+
 static void devices(void) {
     int n = 0;
     struct ibv_context **list = rdma_get_devices(&n), **again = rdma_get_devices(NULL);
@@ -701,6 +731,7 @@ int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     without_a_device();
     names();
+    names_of_programs();
     devices();
     refusals();
     handles();
