@@ -166,13 +166,13 @@ fn address_translation_in_between_is_told_and_counted() {
     }
 }
 
-// Goal: the path MTU is one that the route to this peer carries, not that of the port; connection management announces it.
-#[test]
-fn a_route_with_a_small_mtu_bounds_the_path_mtu_to_its_peers() {
+/// A route from one host to the other that carries 700 bytes: no connection, by either way to make one, has a path MTU above 512.
+fn a_narrow_route_from(host: usize, tag: char) {
     let bench = Bench::new(Link::Udp);
-    let Some(lab) = Lab::new('m', &V4) else { return };
-    let (there, via) = (V4[1].host, V4[0].router);
-    let route = format!("ip -n {} route add {there}/32 via {via} mtu 700", lab.hosts[0]);
+    let Some(lab) = Lab::new(tag, &V4) else { return };
+    let there = V4[1].host;
+    let (peer, via) = (V4[1 - host].host, V4[host].router);
+    let route = format!("ip -n {} route add {peer}/32 via {via} mtu 700", lab.hosts[host]);
     assert!(run(&route), "{route}");
     let json = bench.path("rows.json");
     for more in [&[][..], &["-R"]] {
@@ -186,4 +186,16 @@ fn a_route_with_a_small_mtu_bounds_the_path_mtu_to_its_peers() {
             assert_eq!(row["mtu"], 512, "{row} {}", end.all());
         }
     }
+}
+
+// Goal: the path MTU is one that the route to this peer carries, not that of the port; connection management announces it.
+#[test]
+fn a_route_with_a_small_mtu_bounds_the_path_mtu_to_its_peers() {
+    a_narrow_route_from(0, 'm');
+}
+
+// Goal: the same where only the server knows of the narrow route, by which READ responses go.
+#[test]
+fn a_route_back_with_a_small_mtu_bounds_the_path_mtu_of_a_connection() {
+    a_narrow_route_from(1, 'w');
 }

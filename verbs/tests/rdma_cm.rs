@@ -1,18 +1,20 @@
 //! Connecting by address and port: synchronous and by events, every outcome, and no leaks.
 
-use std::net::SocketAddr;
-use std::sync::atomic::Ordering;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use crate::cm::{Host, PATIENCE, SOON, World, addrs, any, inner, short_timeouts, wildcard};
 use verbs::errno::{ECONNREFUSED, ENOTCONN, ETIMEDOUT};
 use verbs::limits::RD_ATOMIC_MAX;
+use verbs::port::{Port, PortInfo, PortOptions, PortQueue, PortStats};
 use verbs::rdma_cm::{
     CmEventType as E, CmId, CmOption, ConnParam, EventChannel, IdState, PortSpace, UDP_QKEY,
 };
 use verbs::{
-    AsyncEvent, Context, DeviceConfig, Drive, GRH_LEN, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr, Wc,
-    WcStatus,
+    AsyncEvent, Context, DeviceConfig, Drive, GRH_LEN, Mtu, QpInitAttr, QpState, QpType, Qpn, RecvWr, SendWr,
+    Wc, WcStatus,
 };
 
 const PORT: u16 = 7471;
@@ -505,41 +507,170 @@ fn a_connect_ends_with_the_programs_times() {
     w.connect(&ca, &cb, b(false));
 }
 
-// Goal: an MTU mismatch is reported as such, with both MTUs and what to do.
-#[test]
-fn a_refusal_of_the_mtu_names_both() {
-    let large = verbs::port::PortOptions::default();
-    let small = verbs::port::PortOptions { mtu: 1500, ..verbs::port::PortOptions::default() };
-    let (pa, pb) = verbs::port::pair_with(&large, &small, std::sync::Arc::new(|queue, _, _| queue));
-    let host = |port, side: usize| {
-        let config = verbs::DeviceConfig::new(port).addr(addrs(false)[side], 24);
-        Host::new(config.drive(Drive::Dedicated { cores: vec![] }))
-    };
-    let w = World {
-        a: host(pa, 0),
-        b: host(pb, 1),
-        a_sends_nothing: Default::default(),
-        a_sends_no_mads: Default::default(),
-    };
-    let listener = w.b.context.create_id(None, PortSpace::Tcp).unwrap();
-    listener.bind_addr(any(PORT)).unwrap();
-    listener.listen(1).unwrap();
+/// Two hosts whose ports carry packets of these lengths.
+fn with_ports_of(mtus: [usize; 2]) -> World {
+    let [a, b] = mtus.map(|mtu| PortOptions { mtu, ..PortOptions::default() });
+    let (pa, pb) = verbs::port::pair_with(&a, &b, Arc::new(|queue, _, _| queue));
+    let config = |port, side: usize| DeviceConfig::new(port).addr(addrs(false)[side], 24);
+    world_of(config(pa, 0), config(pb, 1))
+}
+
+/// Two hosts that drive themselves.
+fn world_of(a: DeviceConfig, b: DeviceConfig) -> World {
+    let [a, b] = [a, b].map(|config| Host::new(config.drive(Drive::Dedicated { cores: vec![] })));
+    World { a, b, a_sends_nothing: Default::default(), a_sends_no_mads: Default::default() }
+}
+
+/// A port of a kernel's addresses, which says how long packets go to the peer.
+struct Routed {
+    port: Box<dyn Port>,
+    addr: IpAddr,
+    peer: IpAddr,
+    way: Box<dyn Fn() -> usize + Send + Sync>,
+}
+
+impl Port for Routed {
+    fn info(&self) -> &PortInfo {
+        self.port.info()
+    }
+    fn take_queue(&self, index: usize) -> Option<Box<dyn PortQueue>> {
+        self.port.take_queue(index)
+    }
+    fn link_up(&self) -> bool {
+        self.port.link_up()
+    }
+    fn host(&self) -> Option<&dyn verbs::port::Host> {
+        Some(self)
+    }
+    fn stats(&self) -> PortStats {
+        self.port.stats()
+    }
+}
+
+impl verbs::port::Host for Routed {
+    fn addresses(&self) -> Vec<IpAddr> {
+        vec![self.addr]
+    }
+    fn generation(&self) -> u64 {
+        0
+    }
+    fn source_to(&self, peer: IpAddr) -> Option<IpAddr> {
+        (peer == self.peer).then_some(self.addr)
+    }
+    fn mtu_to(&self, peer: IpAddr) -> Option<usize> {
+        (peer == self.peer).then(|| (self.way)())
+    }
+}
+
+/// Two hosts whose kernels route; `way_back` is what B's says of the way to A.
+fn with_a_way_back(way_back: impl Fn() -> usize + Send + Sync + 'static) -> World {
+    // A host behind a port sends to the address beside its own.
+    let options =
+        |last| PortOptions { mac: Some(verbs::Mac([2, 0, 0, 0, 0, last])), ..PortOptions::default() };
+    let (pa, pb) = verbs::port::pair_with(&options(2), &options(3), Arc::new(|queue, _, _| queue));
+    let [addr_a, addr_b] = addrs(false);
+    let a = Routed { port: pa, addr: addr_a, peer: addr_b, way: Box::new(|| 4200) };
+    let b = Routed { port: pb, addr: addr_b, peer: addr_a, way: Box::new(way_back) };
+    world_of(DeviceConfig::new(Box::new(a) as Box<dyn Port>), DeviceConfig::new(Box::new(b) as Box<dyn Port>))
+}
+
+/// A synchronous identifier of A's that is ready to connect to B.
+fn ready(w: &World) -> CmId {
     let client = w.a.context.create_id(None, PortSpace::Tcp).unwrap();
     client.resolve_addr(None, b(false), SOON).unwrap();
     client.resolve_route(SOON).unwrap();
     w.a.qp(&client);
+    client
+}
+
+/// A connection, and a message each way, at this path MTU.
+fn connects_at(w: &World, listener: &CmId, mtu: Mtu) {
+    let client = ready(w);
+    let server = std::thread::scope(|s| {
+        let server = s.spawn(|| {
+            let server = listener.get_request(PATIENCE).unwrap().expect("a request");
+            w.b.qp(&server);
+            server.accept(&ConnParam::default()).unwrap();
+            server
+        });
+        client.connect(&ConnParam::default()).unwrap();
+        server.join().unwrap()
+    });
+    assert_eq!((client.path_mtu(), server.path_mtu()), (mtu, mtu));
+    for id in [&client, &server] {
+        assert_eq!(id.qp().unwrap().query().unwrap().0.path_mtu, mtu as u8);
+    }
+    w.exchange(&client, &server);
+}
+
+/// The refusal of a connection for which the program set this path MTU: it names both, and says what to do.
+fn refused_for(w: &World, asked: Mtu, named: Mtu) {
+    let client = ready(w);
+    client.set_option(CmOption::PathMtu(asked)).unwrap();
     let error = client.connect(&ConnParam::default()).unwrap_err();
     let text = error.to_string();
     assert_eq!((error.errno(), inner(&error).as_str()), (ECONNREFUSED, "Rejected"));
-    for part in ["4096", "1024", "reason 26", "PathMtu"] {
+    for part in [&*asked.bytes().to_string(), &*named.bytes().to_string(), "reason 26", "PathMtu"] {
         assert!(text.contains(part), "{text}");
     }
     let event = client.event().unwrap();
     let refusal = event.refusal().unwrap();
-    assert_eq!(
-        (event.event(), event.status(), refusal.peer_mtu),
-        (E::Rejected, 26, Some(verbs::Mtu::Mtu1024))
-    );
+    assert_eq!((event.event(), event.status()), (E::Rejected, 26));
+    assert_eq!((refusal.mtu, refusal.peer_mtu), (Some(asked), Some(named)));
+}
+
+/// How many requests B refused for their path MTU, and how many came through.
+fn refusals(listener: &CmId, channel: &EventChannel) -> u64 {
+    assert!(listener.get_request(std::time::Duration::ZERO).unwrap().is_none());
+    let counters = channel.counters();
+    counters.iter().find(|(name, _)| *name == "reject_mtu").unwrap().1
+}
+
+/// A listener of B's without a channel, and a channel that counts.
+fn listening(w: &World) -> (CmId, EventChannel) {
+    let listener = w.b.context.create_id(None, PortSpace::Tcp).unwrap();
+    listener.bind_addr(any(PORT)).unwrap();
+    listener.listen(1).unwrap();
+    let channel = w.b.channel();
+    w.b.id(&channel).destroy().unwrap();
+    (listener, channel)
+}
+
+// Goal: where the ports differ, connections have the path MTU of the smaller one, and no program hears of it.
+#[test]
+fn a_smaller_mtu_of_the_peer_is_asked_for() {
+    let w = with_ports_of([4200, 1500]);
+    let (listener, channel) = listening(&w);
+    connects_at(&w, &listener, Mtu::Mtu1024);
+    assert_eq!(refusals(&listener, &channel), 1);
+}
+
+// Goal: where the program has set a path MTU that the peer refuses, it hears of both, and what to do.
+#[test]
+fn a_refusal_of_the_mtu_names_both() {
+    let w = with_ports_of([4200, 1500]);
+    let (listener, channel) = listening(&w);
+    refused_for(&w, Mtu::Mtu4096, Mtu::Mtu1024);
+    assert_eq!(refusals(&listener, &channel), 1);
+}
+
+// Goal: a path MTU fits both ways, also where only the peer knows how narrow its own is, and that changes meanwhile.
+#[test]
+fn a_narrow_way_back_bounds_the_path_mtu() {
+    let way = Arc::new(AtomicUsize::new(4200));
+    let of_b = way.clone();
+    let w = with_a_way_back(move || {
+        let now = of_b.load(Ordering::Acquire);
+        // From 2048 by way of 1024 to 512.
+        of_b.store((now / 2).max(700), Ordering::Release);
+        now
+    });
+    let (listener, channel) = listening(&w);
+    way.store(2800, Ordering::Release);
+    connects_at(&w, &listener, Mtu::Mtu512);
+    assert_eq!(refusals(&listener, &channel), 3);
+    refused_for(&w, Mtu::Mtu1024, Mtu::Mtu512);
+    assert_eq!(refusals(&listener, &channel), 4);
 }
 
 // Goal: a frame from the peer's address that the queue pair refuses does not establish the connection.

@@ -21,7 +21,7 @@ fn mac(text: &str) -> Result<Mac> {
 /// Properties and limits of this end.
 #[derive(Clone, Copy, Debug)]
 pub struct Means {
-    /// Largest IP packet of the port.
+    /// Largest IP packet that the port carries to the other end.
     pub link_mtu: usize,
     /// Everything is connected by `rdma_cm`: ends list no queue pairs, and there are no raw frames.
     pub rdma_cm: bool,

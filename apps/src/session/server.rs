@@ -15,7 +15,7 @@ use crate::plan::{Limits, Mode, RawSpec, Spec};
 use crate::protocol::{End, Hello, Message, Report, parse_gid};
 use crate::rig::{Rig, Side};
 use crate::stop;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 use verbs::{Gid, Mac, Mtu};
 
@@ -85,7 +85,9 @@ pub fn serve(args: &ServerArgs) -> Result<()> {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         };
-        let means = Means { link_mtu: rig.link_mtu(), rdma_cm: args.rdma_cm, limits };
+        let client = from.parse().ok().map(|from: SocketAddr| from.ip().to_canonical());
+        let link_mtu = rig.link_mtu_to(rig.args().peer_ip.or(client));
+        let means = Means { link_mtu, rdma_cm: args.rdma_cm, limits };
         let result = session(&mut channel, &mut rig, &acceptor, means, hello);
         match &result {
             Ok(()) => note!("roce-perf: the session with {from} is over"),

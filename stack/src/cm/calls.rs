@@ -280,6 +280,7 @@ impl Machine {
             Reason::NO_RESOURCES => Counter::BacklogFull,
             Reason::INVALID_SERVICE_ID => Counter::NoListener,
             Reason::INVALID_TRANSPORT => Counter::BadTransport,
+            Reason::INVALID_MTU => Counter::BadMtu,
             _ => Counter::RejectedByUs,
         });
         if message == REJ_REQ {

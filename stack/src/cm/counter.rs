@@ -44,7 +44,7 @@ counters! {
     BadTransport = "reject_transport";
     /// REQs rejected: an address that is not ours (reason 12), or one of the sender's that it does not come from (reason 5).
     BadGid = "reject_gid";
-    /// REQs rejected: a path MTU above ours, or none (reason 26).
+    /// REQs rejected: a path MTU above that of our port or of our route to the peer, or none (reason 26).
     BadMtu = "reject_mtu";
     /// REQs rejected: a partition that we are not in (reason 5).
     BadPkey = "reject_pkey";

@@ -226,6 +226,7 @@ impl CmId {
             state.conns.insert(conn, self.number);
             let id = state.id(self.number);
             (id.conn, id.state) = (Some(conn), IdState::Connecting);
+            id.asked = Some(Box::new(connect));
             Ok(())
         })?;
         self.finish("connect", &[CmEventType::Established, CmEventType::ConnectResponse])

@@ -11,6 +11,7 @@ use stack::device::{Device, Instant, QpType};
 use super::error::CmError;
 use super::event::{CmEventType, EventData, UdPeer};
 use super::param::{CmOptions, PeerParam};
+use super::path_mtu::fits_way_back;
 use super::queue::{Queued, number};
 use super::record::{Id, refusal};
 use super::refusal::Refusal;
@@ -48,7 +49,9 @@ impl State {
     /// Handles an event of the machine.
     pub(super) fn handle_event(&mut self, device: &Device, now: Instant, event: Event) {
         match event {
-            Event::ConnectRequest { listener, id, request } => self.request(now, listener, id, request),
+            Event::ConnectRequest { listener, id, request } => {
+                self.request(device, now, listener, id, request)
+            }
             Event::ConnectResponse { id, response } => self.response(device, now, id, response),
             Event::Established { id, private_data } => {
                 let number = self.of(id);
@@ -66,9 +69,11 @@ impl State {
             }
             Event::Rejected { id, reason, info, private_data, timewait } => {
                 let asked = self.of(id).and_then(|number| self.ids.get(&number)).map(|id| id.mtu(device));
-                let event =
-                    EventData { private_data, ..EventData::refused(Refusal::rej(reason, &info, asked)) };
-                self.ended(now, id, event, !timewait);
+                let refusal = Refusal::rej(reason, &info, asked);
+                if !self.ask_again(now, id, &refusal) {
+                    let event = EventData { private_data, ..EventData::refused(refusal) };
+                    self.ended(now, id, event, !timewait);
+                }
             }
             Event::Unreachable { id, timewait } => {
                 self.ended(now, id, EventData::status(CmEventType::Unreachable, -ETIMEDOUT), !timewait);
@@ -121,6 +126,7 @@ impl State {
         let Some(number) = self.of(conn) else { return };
         if let Some(id) = self.ids.get_mut(&number) {
             id.qp_to_err();
+            id.asked = None;
             if gone {
                 id.conn = None;
             }
@@ -199,13 +205,17 @@ impl State {
         number
     }
 
-    fn request(&mut self, now: Instant, listen: ListenId, conn: ConnId, request: Request) {
+    fn request(&mut self, device: &Device, now: Instant, listen: ListenId, conn: ConnId, request: Request) {
         let dst = request.ip.map_or(request.path.sgid.to_ip(), |ip| ip.dst);
         let qp_type = match request.transport {
             Transport::Rc => QpType::Rc,
             Transport::Uc => QpType::Uc,
         };
-        match self.listener_for(listen, dst, qp_type) {
+        let listener = self
+            .listener_for(listen, dst, qp_type)
+            .map_err(|reason| Reject { reason, info: Vec::new(), private_data: Vec::new() })
+            .and_then(|listener| fits_way_back(device, &request).map(|()| listener));
+        match listener {
             Ok(listener) => {
                 let data = EventData {
                     peer: Some(of_request(&request)),
@@ -219,8 +229,7 @@ impl State {
                 });
                 self.conns.insert(conn, number);
             }
-            Err(reason) => {
-                let reject = Reject { reason, info: Vec::new(), private_data: Vec::new() };
+            Err(reject) => {
                 // Fails only if the connection has ended already.
                 let _ = self.machine.reject(now, conn, &reject);
             }
@@ -259,6 +268,7 @@ impl State {
         let Some(id) = self.ids.get_mut(&number) else { return };
         let params = id.tuned(response.params);
         id.params = Some(params);
+        id.asked = None;
         let data = EventData {
             peer: Some(of_response(&response)),
             private_data: response.private_data,

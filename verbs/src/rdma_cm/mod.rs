@@ -112,6 +112,7 @@ mod handle;
 mod id;
 mod leave;
 mod param;
+mod path_mtu;
 mod ports;
 mod queue;
 mod record;

@@ -184,7 +184,8 @@ pub enum CmOption {
     CmResponseTimeout(u8),
     /// Number of retries of a connection management message, 0 to 15; default 15. Not in the C API.
     MaxCmRetries(u8),
-    /// Path MTU of the connection, at most that of the port, which is the default. Not in the C API.
+    /// Path MTU of the connection, at most that of the port. Without it, that of the port, or less where the route to the peer or the
+    /// peer's way back carries less; a peer that refuses this one refuses the connection. Not in the C API.
     PathMtu(Mtu),
 }
 

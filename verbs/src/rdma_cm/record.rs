@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use stack::device::cm::{ConnId, Path, QpParams, Request, SidrId, SidrReply, SidrStatus, Timing};
+use stack::device::cm::{ConnId, Connect, Path, QpParams, Request, SidrId, SidrReply, SidrStatus, Timing};
 use stack::device::{AttrMask, Device, Gid, Instant, Mtu, QpAttr, QpState, QpType, Qpn, cm_rtr, cm_rts};
 
 use super::error::CmError;
@@ -37,6 +37,8 @@ pub(super) struct Id {
     pub conn: Option<ConnId>,
     pub sidr: Option<SidrId>,
     pub request: Option<Request>,
+    /// What it asked its peer for, until there is an answer.
+    pub asked: Option<Box<Connect>>,
     /// Attributes of its queue pair, once they are agreed.
     pub params: Option<QpParams>,
     pub qp: Option<Arc<Qp>>,
@@ -72,6 +74,7 @@ impl Id {
             conn: None,
             sidr: None,
             request: None,
+            asked: None,
             params: None,
             qp: None,
             frames: 0,
@@ -151,12 +154,13 @@ impl Id {
         }
     }
 
-    /// The path MTU of connections that it asks for.
+    /// The path MTU that it asked for, or will ask for.
     pub(super) fn mtu(&self, device: &Device) -> Mtu {
-        self.options.path_mtu.unwrap_or_else(|| device.path_mtu_to(&self.path.dgid))
+        let asked = self.asked.as_ref().map(|asked| asked.mtu);
+        asked.or(self.options.path_mtu).unwrap_or_else(|| device.path_mtu_to(&self.path.dgid))
     }
 
-    /// The path MTU of its connection: the agreed one, the one that the peer asked for, or the one that it will ask for.
+    /// The path MTU of its connection: the agreed one, the one that the peer asked for, or the one of its own request.
     pub(super) fn path_mtu(&self, device: &Device) -> Mtu {
         let agreed = self.params.map(|params| params.path_mtu);
         agreed.or(self.request.as_ref().map(|request| request.mtu)).unwrap_or_else(|| self.mtu(device))

@@ -286,7 +286,7 @@ pub(super) struct State {
 }
 
 impl State {
-    fn new(machine: Machine) -> Self {
+    pub(super) fn new(machine: Machine) -> Self {
         Self {
             machine,
             gsi: None,
