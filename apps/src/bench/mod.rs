@@ -162,6 +162,7 @@ impl Suite {
 /// # Errors
 /// When `roce-perf` cannot be run, a file cannot be written, or a signal came.
 pub fn run(cli: &BenchCli) -> Result<()> {
+    check_names(&cli.only)?;
     let json = cli.json.as_deref().map(writable).transpose()?;
     let html = cli.html.as_deref().map(writable).transpose()?;
     let suite = Bench::new(cli)?.run()?;
@@ -173,6 +174,26 @@ pub fn run(cli: &BenchCli) -> Result<()> {
     }
     say!("{}", if cli.markdown { table::markdown(&suite) } else { table::terminal(&suite) })?;
     Ok(())
+}
+
+/// Refuses names that no part has: a run without what was asked for is found out late.
+fn check_names(only: &[String]) -> Result<()> {
+    let ours = plan::run(Duration::ZERO, true).into_iter().flatten().map(|part| part.name);
+    let mut names = Vec::new();
+    for name in ours.chain([PEERS]).chain(PAIRS.map(|pair| pair.name)) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    let wrong: Vec<&str> = only.iter().map(String::as_str).filter(|name| !names.contains(name)).collect();
+    if wrong.is_empty() {
+        return Ok(());
+    }
+    Err(AppError::Usage(format!(
+        "--only: no part is named {}; there are {}",
+        wrong.join(", "),
+        names.join(", ")
+    )))
 }
 
 /// Checks before a long run that a file can be written.
@@ -224,6 +245,9 @@ impl Drop for Scratch {
     }
 }
 
+/// The name of all alternatives together.
+const PEERS: &str = "peers";
+
 /// A measurement between two checks of the machine's state.
 enum Step {
     /// Parts with this stack.
@@ -249,7 +273,7 @@ impl Step {
         only.is_empty()
             || match self {
                 Self::Ours(parts) => parts.iter().any(|part| name_is(part.name)),
-                Self::Peer(_) => name_is("peers"),
+                Self::Peer(_) => name_is(PEERS),
                 Self::Pair(pair) => name_is(pair.name),
             }
     }
@@ -290,7 +314,7 @@ impl<'a> Bench<'a> {
         let steps = self.steps();
         if steps.is_empty() {
             return Err(AppError::Usage(
-                "nothing is left to measure: --only names no part that there is".into(),
+                "nothing is left to measure: what --only names is left out by another option, or needs a program that is missing".into(),
             ));
         }
         let mut measured: Vec<Measured> = Vec::new();
@@ -381,7 +405,7 @@ impl<'a> Bench<'a> {
             }
             Step::Peer(peer) => {
                 let row = self.peer(peer)?;
-                Ok(row.map(|row| vec![row.with("part", "peers")]))
+                Ok(row.map(|row| vec![row.with("part", PEERS)]))
             }
             Step::Pair(pair) => {
                 let ours = match pair.ours(self.time) {
@@ -433,6 +457,7 @@ impl<'a> Bench<'a> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use clap::Parser as _;
 
     /// A suite of two runs with made-up rows, for tests of the output.
     pub(crate) fn suite() -> Suite {
@@ -463,6 +488,25 @@ pub(crate) mod tests {
         let machine = Machine { facts: vec![("processor", "X & Y".into())] };
         let notes = vec!["iperf3 is not installed".into()];
         Suite { machine, steps, measured, kind: Kind::Quick, wanted: 2, rows: all, lines, notes }
+    }
+
+    #[test]
+    fn a_wrong_name_is_refused_before_anything_is_emptied_or_run() {
+        let json = std::env::temp_dir().join(format!("roce-bench-names-{}", std::process::id()));
+        std::fs::write(&json, "an earlier run").unwrap();
+        let line = ["roce-bench", "--only", "lat,mtu4069,pears", "--json", json.to_str().unwrap()];
+        let error = run(&BenchCli::try_parse_from(line).unwrap()).unwrap_err().to_string();
+        let kept = std::fs::read_to_string(&json).unwrap();
+        std::fs::remove_file(&json).unwrap();
+        assert_eq!(kept, "an earlier run");
+        for part in ["named mtu4069, pears;", " lat,", " mtu4096,", " qps100kx16srq,", " peers,", " udp-bw,"]
+        {
+            assert!(error.contains(part), "{part} is not in {error}");
+        }
+        assert_eq!(error.matches(" lat,").count(), 1, "{error}");
+        let all = ["many", "peers", "ucx-lat", "sizes", "raw-sizes", "qps100"].map(String::from);
+        check_names(&all).unwrap();
+        check_names(&[]).unwrap();
     }
 
     #[test]
