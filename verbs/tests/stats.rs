@@ -143,6 +143,28 @@ fn paths_that_cannot_be() {
     drop(other);
 }
 
+// Goal: a link is what it leads to, for connecting follows it.
+#[test]
+fn what_is_at_a_path_is_told_through_links_too() {
+    let dir = Dir::new();
+    let [socket, link] = ["s.sock", "link"].map(|name| dir.path(name));
+    std::os::unix::fs::symlink(&socket, &link).unwrap();
+    let context = open(&socket);
+    assert!(fetch(&link).is_ok());
+    drop(context);
+    assert!(matches!(Snapshot::fetch(&link), Err(StatsError::Io { .. })), "it leads nowhere");
+    drop(UnixListener::bind(&socket).unwrap());
+    for path in [&socket, &link] {
+        assert!(matches!(Snapshot::fetch(path), Err(StatsError::Stale { path: named }) if named == *path));
+    }
+    std::fs::remove_file(&socket).unwrap();
+    std::fs::write(&socket, "mine").unwrap();
+    for path in [&socket, &link] {
+        let text = Snapshot::fetch(path).unwrap_err().to_string();
+        assert!(text.contains("is no socket") && text.contains(path.to_str().unwrap()), "{text}");
+    }
+}
+
 #[test]
 fn devices_in_a_directory_have_names_of_their_own() {
     let dir = Dir::new();

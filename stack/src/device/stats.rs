@@ -13,7 +13,6 @@
 use core::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::Read;
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
@@ -23,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::claim::{Core, lock};
 use crate::id::{QpState, QpType, Qpn};
+use crate::port::socket_file::{self, Look};
 use crate::proto::state::{state_name, type_name};
 use crate::runtime::{self, Unusable};
 use crate::shard::counters::{CounterSnapshot, QpCounters};
@@ -344,13 +344,17 @@ impl Snapshot {
     /// # Errors
     /// [`StatsError`]; the data is checked, at most 64 MiB of it are taken, and no pause of more than 2 seconds.
     pub fn fetch(path: &Path) -> Result<Self, StatsError> {
-        let io = |source: std::io::Error| match source.kind() {
-            // Any other file refuses, too.
-            std::io::ErrorKind::ConnectionRefused if !is_socket(path) => {
-                StatsError::Format { path: path.into(), reason: "it is no socket".into() }
+        let io = |source: std::io::Error| {
+            // Any file that is no socket refuses, too. Connecting follows links.
+            let refused = source.kind() == std::io::ErrorKind::ConnectionRefused;
+            let file = std::fs::canonicalize(path).ok().filter(|_| refused);
+            match file.map(|file| socket_file::look(&file)) {
+                Some(Ok(Look::Stale)) => StatsError::Stale { path: path.into() },
+                Some(Ok(Look::Other)) => {
+                    StatsError::Format { path: path.into(), reason: "it is no socket".into() }
+                }
+                _ => StatsError::Io { path: path.into(), source },
             }
-            std::io::ErrorKind::ConnectionRefused => StatsError::Stale { path: path.into() },
-            _ => StatsError::Io { path: path.into(), source },
         };
         let stream = UnixStream::connect(path).map_err(io)?;
         stream.set_read_timeout(Some(FETCH_PATIENCE)).map_err(io)?;
@@ -375,10 +379,6 @@ impl Snapshot {
         }
         serde_json::from_slice(text).map_err(bad)
     }
-}
-
-fn is_socket(path: &Path) -> bool {
-    std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
 }
 
 fn program() -> String {
@@ -430,6 +430,21 @@ impl QpList {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // Goal: a socket that refuses while its process is there, as one does that is about to listen, is not called stale.
+    #[test]
+    fn only_what_a_process_left_behind_is_stale() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+        let path = std::env::temp_dir().join(format!("roce-fetch-{}", std::process::id()));
+        let alive = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&alive, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        let before = Snapshot::fetch(&path);
+        drop(alive);
+        let after = Snapshot::fetch(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(before, Err(StatsError::Io { .. })), "{before:?}");
+        assert!(matches!(after, Err(StatsError::Stale { .. })), "{after:?}");
+    }
 
     #[test]
     fn a_snapshot_survives_the_way() {

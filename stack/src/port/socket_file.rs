@@ -100,13 +100,15 @@ fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
 
 /// What is at a path.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Look {
+pub(crate) enum Look {
     /// Nothing.
     Missing,
     /// A socket that a process has open.
     Alive,
     /// A socket file that its process left behind.
     Stale,
+    /// A file that is no socket's: a link is one, wherever it leads.
+    Other,
 }
 
 /// Looks without disturbing the process that owns the socket.
@@ -114,14 +116,14 @@ pub(super) enum Look {
 /// Linux looks for the socket before it compares the types. So connecting a datagram socket is refused where no process has the
 /// socket open, and fails with the wrong type where one listens, which does not notice. Connecting it to another datagram socket
 /// sends nothing either.
-pub(super) fn look(path: &Path) -> Result<Look, String> {
+pub(crate) fn look(path: &Path) -> Result<Look, String> {
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Look::Missing),
         Err(error) => return Err(format!("{} cannot be looked at: {error}", path.display())),
     };
     if !metadata.file_type().is_socket() {
-        return Err(format!("{} exists and is no socket: choose another path", path.display()));
+        return Ok(Look::Other);
     }
     let probe = UnixDatagram::unbound().map_err(|error| format!("no socket can be made: {error}"))?;
     match probe.connect(path) {
@@ -164,6 +166,7 @@ pub(crate) fn make_way(path: &Path) -> Result<Way, String> {
     let way = lock(dir)?;
     match look(path)? {
         Look::Missing => Ok(way),
+        Look::Other => Err(format!("{} exists and is no socket: choose another path", path.display())),
         Look::Alive => Err(format!(
             "another process listens on {} already: end it, take another path, or take the other role",
             path.display()
@@ -287,7 +290,8 @@ mod tests {
         assert_eq!(look(&path), Ok(Look::Stale));
         let file = dir.join("file");
         std::fs::write(&file, "").unwrap();
-        assert!(look(&file).unwrap_err().contains("is no socket"));
+        assert_eq!(look(&file), Ok(Look::Other));
+        assert!(make_way(&file).unwrap_err().contains("is no socket"));
         std::fs::remove_file(&file).unwrap();
         assert!(make_way_for_dpdk(&path).is_ok());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "the trial leaves nothing behind");
