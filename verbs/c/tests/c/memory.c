@@ -87,8 +87,18 @@ static void on_demand(void)
 	struct ibv_qp *qp = connected();
 	IS(access_it(qp, IBV_WR_RDMA_READ, (char *)PAGE, 64, nothing), IBV_WC_REM_ACCESS_ERR);
 	destroyed(qp);
+	/* Nothing is fetched ahead of an access, whichever way it is asked for. */
+	struct ibv_sge part = { .addr = PAGE, .length = PAGE, .lkey = nothing->lkey };
+	const enum ibv_advise_mr_advice advice[] = {
+		IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT,
+	};
+	for (int i = 0; i < 3; i++) {
+		REFUSED(ibv_advise_mr(pd, advice[i], 0, &part, 1), EOPNOTSUPP);
+		REFUSED(ibv_advise_mr(pd, advice[i], IBV_ADVISE_MR_FLAG_FLUSH, &part, 1), EOPNOTSUPP);
+	}
 	OK(ibv_dereg_mr(nothing));
-	IS(ibv_reg_mr(pd, NULL, SIZE_MAX, all | IBV_ACCESS_ON_DEMAND) == NULL, 1);
+	NO_OBJECT(ibv_reg_mr(pd, NULL, SIZE_MAX, all | IBV_ACCESS_ON_DEMAND), EFAULT);
+	NO_OBJECT(ibv_reg_mr_iova(pd, NULL, SIZE_MAX, 0, all | IBV_ACCESS_ON_DEMAND), EFAULT);
 }
 
 /* What is gathered from a null region are zeros, what is scattered to it is gone, and nobody else gets at it. */
