@@ -980,3 +980,31 @@ fn a_device_connects_to_itself() {
     assert_eq!((e.errno(), inner(&e).as_str()), (ENOTCONN, "NotConnected"));
     assert!(matches!(server.set_option(CmOption::Tos(1)), Err(e) if e.errno() == 22));
 }
+
+// Goal: a peer whose link ends with our port (a guest behind vhost) has answered the DREQ by then: the end waits for the answer,
+// and not for ever. Ten times, for a thread may not run for longer than that.
+#[test]
+fn the_last_identifier_waits_for_the_answer_of_its_peer() {
+    let waited = || {
+        let w = World::new();
+        let (ca, cb) = (w.a.channel(), w.b.channel());
+        let _listener = w.b.listen(&cb, PORT);
+        let (client, _server) = w.connect(&ca, &cb, b(false));
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|s| {
+            let peer = s.spawn(|| {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                let waits = !ended.load(Ordering::Acquire);
+                while !ended.load(Ordering::Acquire) {
+                    w.b.pump();
+                }
+                waits
+            });
+            drop((client, ca));
+            ended.store(true, Ordering::Release);
+            peer.join().unwrap()
+        })
+    };
+    let waits = (0..10).filter(|_| waited()).count();
+    assert!(waits > 5, "{waits} of 10");
+}

@@ -125,6 +125,11 @@ impl Machine {
         self.half_open
     }
 
+    /// Whether a DREQ was sent that the peer has not answered.
+    pub fn awaits_drep(&self) -> bool {
+        self.conns.values().any(|conn| conn.state == State::DreqSent)
+    }
+
     /// SIDR exchanges, those too whose answer is kept for a repeated request.
     pub fn sidr_exchanges(&self) -> usize {
         self.sidrs.len()

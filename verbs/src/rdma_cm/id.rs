@@ -32,8 +32,8 @@ const HOP_LIMIT: u8 = 64;
 /// return in every [`Drive`](crate::Drive).
 ///
 /// Dropping it ends its connection, and destroys its queue pair unless the program holds another reference to that. It does
-/// not wait, except that dropping the last identifier or channel of a device lets its last messages leave, for at most 100
-/// ms.
+/// not wait, except that dropping the last identifier or channel of a device lets its last messages leave, and the peers of
+/// connections answer, for at most 200 ms each.
 #[derive(Debug)]
 #[doc(alias = "rdma_cm_id")]
 pub struct CmId {

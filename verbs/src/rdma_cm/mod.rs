@@ -100,7 +100,8 @@
 //!
 //! Connection management has no thread. It runs after the turns of the shards, on the thread that made the turn
 //! ([`Drive`](crate::Drive)), and takes no lock that a data path takes. It owns the device's queue pair 1, starts with the
-//! first identifier and ends with the last one, and with the last channel that it was used with; its last messages leave first, for at most 100 ms.
+//! first identifier and ends with the last one, and with the last channel that it was used with; its last messages leave first,
+//! and the peers of connections that it ends answer, for at most 200 ms each.
 
 mod channel;
 mod cm_event;
