@@ -153,6 +153,21 @@ fn what_no_device_left_behind_stays() {
     assert!(other.exists());
 }
 
+// Goal: the socket of a memif link, in the same directory by default, is no mistake of the user's.
+#[test]
+fn the_socket_of_a_memif_link_is_passed_over() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    let bench = Bench::new(Link::Unix);
+    let dir = bench.path("run");
+    std::fs::create_dir(&dir).unwrap();
+    let memif = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&memif, &SocketAddrUnix::new(dir.join("memif.sock")).unwrap()).unwrap();
+    listen(&memif, 1).unwrap();
+    let _stack = Stack::at(&dir);
+    let out = run(STAT, &["--once", "--interval", "10ms", text(&dir)]).good();
+    assert_eq!(out.stderr, "");
+}
+
 #[test]
 fn mistakes_are_explained() {
     let bench = Bench::new(Link::Unix);

@@ -4,11 +4,14 @@ use super::SLICE;
 use crate::error::{AppError, Result};
 use crate::out::note;
 use crate::stop;
+use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 use verbs::port::socket_file;
 use verbs::stats::{self, Snapshot, StatsError};
+
+const EPROTOTYPE: i32 = Errno::PROTOTYPE.raw_os_error();
 
 /// The stacks that answered.
 #[derive(Clone, Debug, Default)]
@@ -121,6 +124,8 @@ fn one(path: &Path, found: &mut Found, tidy: bool) {
         }
         // It ended between the reading of the directory and the connection.
         Err(StatsError::Io { source, .. }) if tidy && source.kind() == std::io::ErrorKind::NotFound => {}
+        // A memif link's: these are of another type, and in the same directory.
+        Err(StatsError::Io { source, .. }) if tidy && source.raw_os_error() == Some(EPROTOTYPE) => {}
         Err(error) => found.notes.push(error.to_string()),
     }
 }
