@@ -69,6 +69,9 @@ statuses! {
     ControllerBusy          1 0x81 false;
     /// Connect: a parameter is wrong; the result says which.
     ConnectInvalid          1 0x82 true;
+    /// Connect of an I/O queue: its controller is none that there is. It may have ended meanwhile, with a connection that failed: a
+    /// host that begins anew finds one. A Linux host gives its disk up after a Connect with DNR.
+    ControllerUnknown       1 0x82 false;
     /// Connect: this host may not use this subsystem.
     InvalidHost             1 0x84 true;
     /// The disk did not take the data.
@@ -90,7 +93,7 @@ impl Status {
         let (sct, sc, _) = self.row();
         sct << 8 | sc
     }
-    /// The status with this [`code`](Self::code).
+    /// The status with this [`code`](Self::code); the first of two that differ in DNR alone.
     pub fn of_code(code: u16) -> Option<Self> {
         Self::ALL.iter().copied().find(|status| status.code() == code)
     }

@@ -366,7 +366,8 @@ impl Target {
         let belongs = |a: &&Arc<Association>| {
             a.cntlid == data.cntlid.get() && a.live.as_ref().is_some_and(|its| Arc::ptr_eq(its, live))
         };
-        let association = state.associations.iter().find(belongs).ok_or(ConnectField::ControllerId)?;
+        let gone = Fault { status: Status::ControllerUnknown, ..Fault::from(ConnectField::ControllerId) };
+        let association = state.associations.iter().find(belongs).ok_or(gone)?;
         if association.host != host {
             return Err(ConnectField::Host.into());
         }

@@ -447,9 +447,11 @@ fn a_discovery_controller_serves_no_more_than_discovery() {
     let cntlid = queue.cntlid().unwrap();
     let mut io = p.connection(1, 32);
     let connect = p.connect_sqe(1, 31, 0);
-    for subsystem in [SUBSYSTEM, Nqn::DISCOVERY] {
+    for (subsystem, status) in
+        [(SUBSYSTEM, Status::ControllerUnknown), (Nqn::DISCOVERY, Status::ConnectInvalid)]
+    {
         let data = crate::common::connect_data(cntlid, subsystem);
-        p.expect(&mut io, &connect, data.as_bytes(), Status::ConnectInvalid);
+        p.expect(&mut io, &connect, data.as_bytes(), status);
     }
     drop(queue);
     assert_eq!(p.target.controllers(), (0, 0));

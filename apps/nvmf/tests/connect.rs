@@ -95,7 +95,8 @@ fn n05_connect_says_which_parameter_is_wrong() {
         assert_eq!(connect(&mut p, qid, same_sqe, subsystem), (bad, 0x10100));
         assert_eq!(connect(&mut p, qid, same_sqe, |d| d.subsystem = [0xff; 256]), (bad, 0x10100));
         assert_eq!(connect(&mut p, qid, same_sqe, |d| d.host = [0; 256]), (bad, 0x10200));
-        assert_eq!(connect(&mut p, qid, same_sqe, |d| d.cntlid = U16::new(77)), (bad, 0x10010));
+        let unknown = if qid == 0 { bad } else { Status::ControllerUnknown };
+        assert_eq!(connect(&mut p, qid, same_sqe, |d| d.cntlid = U16::new(77)), (unknown, 0x10010));
         assert_eq!(connect(&mut p, qid, |c| c.qid = U16::new(9), same_data), (bad, 42));
         assert_eq!(connect(&mut p, qid, |c| c.sqsize = U16::ZERO, same_data), (bad, 44));
         assert_eq!(connect(&mut p, qid, |c| c.sqsize = U16::new(32), same_data), (bad, 44));
@@ -109,8 +110,10 @@ fn n05_connect_says_which_parameter_is_wrong() {
     assert_eq!(connect(&mut p, 1, same_sqe, other), (bad, 0x10200));
     assert_eq!(connect(&mut p, 1, same_sqe, |d| d.host_id[3] ^= 1), (bad, 0x10000));
     assert_eq!(connect(&mut p, 1, same_sqe, same_data), (Status::Success, 1));
+    // The controller may end while its host connects: the host may try again, with an admin queue.
     drop(admin);
-    assert_eq!(connect(&mut p, 1, same_sqe, same_data), (bad, 0x10010));
+    assert_eq!(connect(&mut p, 1, same_sqe, same_data), (Status::ControllerUnknown, 0x10010));
+    assert!(!Status::ControllerUnknown.do_not_retry());
 }
 
 #[test]

@@ -53,7 +53,8 @@ const EXPECTED: &[&str] = &[
     "Success", "InvalidOpcode", "InvalidField", "InternalError", "AbortRequested", "InvalidNamespace",
     "CommandSequenceError", "SglLengthInvalid", "SglTypeInvalid", "SglOffsetInvalid", "WriteProtected", "LbaOutOfRange",
     "CapacityExceeded", "NamespaceNotReady", "EventLimitExceeded", "InvalidLogPage", "FeatureNotSaveable",
-    "FeatureNotChangeable", "ConnectFormat", "ConnectInvalid", "WriteFault", "UnrecoveredReadError", "CompareFailure",
+    "FeatureNotChangeable", "ConnectFormat", "ConnectInvalid", "ControllerUnknown", "WriteFault", "UnrecoveredReadError",
+    "CompareFailure",
     "end the host sent a capsule", "end the host sent more commands", "end the host's keep alive timeout",
     "end the host did not send", "end the controller was reset, shut",
 ];

@@ -336,6 +336,10 @@ impl Run<'_, '_> {
                         }
                     }
                 }
+                // That of the admin queue failed at the target, and the host does not know it yet.
+                Err(HostError::Status { status, .. }) if status == Status::ControllerUnknown.field() >> 1 => {
+                    self.gone("a controller that ended before its host had connected")?;
+                }
                 Err(HostError::Status { status, .. }) => {
                     return Err(format!("connecting fails with status {status:#x}"));
                 }
