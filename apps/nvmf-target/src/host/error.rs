@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
+use nvmf::status::Status;
 use nvmf::wire::cm::RejectData;
+use nvmf::wire::fabrics::ConnectField;
 use verbs::rdma_cm::{CmEvent, CmEventType, Refusal};
 use verbs::{PostError, VerbsError, WcStatus};
 use zerocopy::FromBytes;
@@ -35,7 +37,7 @@ pub enum HostError {
     #[error("the connection ended: {0}")]
     Connection(WcStatus),
     /// A command failed.
-    #[error("the command failed: {}", in_words(status & 0x7FF))]
+    #[error("the command failed: {}{}", in_words(status & 0x7FF), hint(status & 0x7FF, *result))]
     Status {
         /// The status field, without the phase bit.
         status: u16,
@@ -58,8 +60,27 @@ pub enum HostError {
 
 /// A status by its name, if this project's target sends it, and its number.
 pub(crate) fn in_words(code: u16) -> String {
-    nvmf::status::Status::of_code(code)
-        .map_or_else(|| format!("status {code:#05x}"), |status| status.to_string())
+    Status::of_code(code).map_or_else(|| format!("status {code:#05x}"), |status| status.to_string())
+}
+
+/// What a refused Connect means.
+fn hint(code: u16, result: u64) -> &'static str {
+    if code == Status::InvalidHost.code() {
+        return ": the subsystem does not allow this host";
+    }
+    if code != Status::ConnectInvalid.code() {
+        return "";
+    }
+    let is = |field: ConnectField| result == field as u64;
+    if is(ConnectField::Subsystem) {
+        ": the target has no subsystem of this name at this address; discover lists those it has"
+    } else if is(ConnectField::ControllerId) {
+        ": the controller has ended"
+    } else if is(ConnectField::QueueSize) {
+        ": the target's queues are not that long"
+    } else {
+        ": the target does not take a parameter of Connect"
+    }
 }
 
 impl HostError {
@@ -86,5 +107,23 @@ impl HostError {
             Self::Status { status, .. } => Some(status & 0x7FF),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Goal: a wrong name of a subsystem, the usual mistake, is told from others.
+    #[test]
+    fn a_refused_connect_is_explained() {
+        let of =
+            |status: Status, result| HostError::Status { status: status.field() >> 1, result }.to_string();
+        let named = of(Status::ConnectInvalid, ConnectField::Subsystem as u64);
+        assert!(named.contains("0x182") && named.contains("no subsystem of this name"), "{named}");
+        assert!(of(Status::ConnectInvalid, ConnectField::Host as u64).contains("a parameter of Connect"));
+        assert!(of(Status::ControllerUnknown, ConnectField::ControllerId as u64).contains("has ended"));
+        assert!(of(Status::InvalidHost, 0).contains("does not allow this host"));
+        assert_eq!(of(Status::WriteFault, 0), "the command failed: WriteFault (0x280)");
     }
 }
