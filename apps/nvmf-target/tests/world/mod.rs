@@ -588,7 +588,7 @@ impl Run<'_, '_> {
                 let at = lane.mr.iova() + (cid as usize * LENGTH * BLOCK) as u64;
                 let sgl = Sgl::keyed(at, (LENGTH * BLOCK) as u32, lane.mr.rkey(), false);
                 let sqe = Io::new(1, next as u64, LENGTH as u32).read(sgl);
-                if lane.queue.submit(&sqe, Data::Elsewhere).is_ok() {
+                if let Ok(Some(_)) = lane.queue.submit(&sqe, Data::Elsewhere) {
                     lane.sent[cid as usize] = Some(Sent { kind: Kind::Read, range, version: 0 });
                 }
             }
