@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn no_two_statuses_are_one_on_the_wire() {
         for (i, a) in Status::ALL.iter().enumerate() {
-            assert!(Status::ALL[..i].iter().all(|b| a.code() != b.code()), "{a}");
+            assert!(Status::ALL[..i].iter().all(|b| a.field() != b.field()), "{a}");
         }
     }
 }
