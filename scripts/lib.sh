@@ -50,6 +50,9 @@ spin() {
     done
 }
 
+# is_locked FILE: whether a process holds a lock on a part of it.
+is_locked() { [ -e "$1" ] && grep -q ":$(stat -c %i "$1") " /proc/locks; }
+
 need_rust() {
     # shellcheck source=/dev/null
     command -v cargo >/dev/null || [ ! -f "$HOME/.cargo/env" ] || . "$HOME/.cargo/env"

@@ -89,10 +89,7 @@ free_port() {
 }
 
 # opened: whether a process has opened the device in this row's runtime directory: it holds a lock on its number there.
-opened() {
-    local file=$row/run/roce/claims
-    [ -e "$file" ] && grep -q ":$(stat -c %i "$file") " /proc/locks
-}
+opened() { is_locked "$row/run/roce/claims"; }
 
 # listens PORT: whether someone listens on a TCP port, where the server runs.
 listens() {

@@ -11,8 +11,6 @@ use std::time::Duration;
 use verbs::port::socket_file;
 use verbs::stats::{self, Snapshot, StatsError};
 
-const EPROTOTYPE: i32 = Errno::PROTOTYPE.raw_os_error();
-
 /// The stacks that answered.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
@@ -125,7 +123,8 @@ fn one(path: &Path, found: &mut Found, tidy: bool) {
         // It ended between the reading of the directory and the connection.
         Err(StatsError::Io { source, .. }) if tidy && source.kind() == std::io::ErrorKind::NotFound => {}
         // A memif link's: these are of another type, and in the same directory.
-        Err(StatsError::Io { source, .. }) if tidy && source.raw_os_error() == Some(EPROTOTYPE) => {}
+        Err(StatsError::Io { source, .. })
+            if tidy && Errno::from_io_error(&source) == Some(Errno::PROTOTYPE) => {}
         Err(error) => found.notes.push(error.to_string()),
     }
 }
