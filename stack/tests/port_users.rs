@@ -2,12 +2,17 @@
 //! another user's threads.
 
 use process::{PATIENCE, Ticker, become_user, echo, exchange, open};
+use rustix::net::sockopt::set_socket_linger;
+use sim::memif_peer::{Peer, init};
 use stack::port::{RxBurst, TxBurst};
 use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 mod process;
 
@@ -149,4 +154,69 @@ fn a_guest_of_another_user_does_not_reach_a_vhost_port() {
     let spec = format!("vhost:{path},client=1").parse::<stack::port::PortSpec>().unwrap();
     let error = spec.open(&stack::port::PortOptions::default()).err().unwrap().to_string();
     assert!(error.contains("was made by user 65534"), "{error}");
+}
+
+#[test]
+fn frames_do_not_go_to_a_socket_of_another_user() {
+    let Some(dir) = Dir::new("stranger") else { return };
+    for (n, (option, welcome)) in OPTIONS.into_iter().enumerate() {
+        let (a, b, link) =
+            (dir.path(&format!("a{n}")), dir.path(&format!("b{n}")), dir.path(&format!("l{n}")));
+        // The other user is there first, or has a link that leads to a socket of ours.
+        let theirs = std::thread::scope(|scope| {
+            let bind = || {
+                become_user(NOBODY);
+                std::os::unix::fs::symlink(&a, &link).unwrap();
+                UnixDatagram::bind(&b).unwrap()
+            };
+            scope.spawn(bind).join().unwrap()
+        });
+        theirs.set_nonblocking(true).unwrap();
+        for peer in [&b, &link] {
+            let port = open(&format!("unix:{a},peer={peer}{option}"), 1);
+            let mut queue = port.take_queue(0).unwrap();
+            assert_eq!(port.link_up(), welcome && peer == &b, "{peer}{option}");
+            let mut burst = TxBurst::new();
+            burst.push(queue.alloc().unwrap());
+            assert!(burst[0].fill(b"secret"));
+            assert_eq!(queue.tx_burst(&mut burst), 1);
+            let refused = u64::from(!welcome);
+            assert_eq!((port.stats().refused, port.stats().tx_dropped), (refused, refused), "{peer}{option}");
+        }
+        assert_eq!(theirs.recv(&mut [0; 16]).is_ok(), welcome, "{option}");
+    }
+}
+
+#[test]
+fn what_another_user_sends_along_blocks_no_caller() {
+    // Goal: the last close(2) of a TCP socket that lingers waits until its data are sent. The other user sends the last descriptor
+    // of one whose data never are, to a port that refuses it because of its user, and to one that does because of its message.
+    let Some(dir) = Dir::new("linger") else { return };
+    for (n, option) in ["", ",peer-uid=any"].into_iter().enumerate() {
+        let path = dir.path(&format!("server{n}"));
+        let port = open(&format!("memif:{path},role=server{option}"), 1);
+        open_to_all(Path::new(&path));
+        // Nobody reads there: the data stay.
+        let deaf = TcpListener::bind("127.0.0.1:0").unwrap();
+        let lingering = TcpStream::connect(deaf.local_addr().unwrap()).unwrap();
+        lingering.set_nonblocking(true).unwrap();
+        while (&lingering).write(&[0; 65536]).is_ok() {}
+        set_socket_linger(&lingering, Some(Duration::from_secs(3600))).unwrap();
+        let _peer = std::thread::scope(|scope| {
+            let connect = || {
+                become_user(NOBODY);
+                let peer = Peer::new(Path::new(&path));
+                peer.send(&init(), &[lingering.as_fd()]);
+                peer
+            };
+            scope.spawn(connect).join().unwrap()
+        });
+        drop(lingering);
+        let mut clock = Ticker::new();
+        let start = Instant::now();
+        while port.stats().refused == 0 {
+            assert!(start.elapsed() < PATIENCE, "nobody is refused");
+            clock.maintain(&*port);
+        }
+    }
 }

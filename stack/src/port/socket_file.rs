@@ -201,20 +201,25 @@ fn lock(dir: &Path) -> Result<Way, String> {
     }
 }
 
-/// Looks whether the socket at `path`, if there is one, was made by one of these peers.
+/// Who made the socket at `path`, and the link that leads to it, if one does.
+///
+/// # Errors
+/// Those of stat(2): there is none.
+pub(super) fn makers(path: &Path) -> std::io::Result<[u32; 2]> {
+    Ok([std::fs::symlink_metadata(path)?.uid(), std::fs::metadata(path)?.uid()])
+}
+
+/// Looks whether the socket at `path`, if there is one, was made by one of these peers. One that is not there yet is waited for.
 ///
 /// # Errors
 /// A sentence: another user made it.
 #[cfg(feature = "dpdk")]
 pub(super) fn belongs_to(path: &Path, peers: &Peers) -> Result<(), String> {
-    match std::fs::metadata(path) {
-        Ok(file) if !peers.has(file.uid()) => Err(format!(
-            "the socket {} was made by user {}: see the option peer-uid",
-            path.display(),
-            file.uid()
-        )),
-        // One that is not there yet is waited for.
-        _ => Ok(()),
+    match makers(path).ok().and_then(|makers| makers.into_iter().find(|user| !peers.has(*user))) {
+        Some(user) => {
+            Err(format!("the socket {} was made by user {user}: see the option peer-uid", path.display()))
+        }
+        None => Ok(()),
     }
 }
 

@@ -83,6 +83,25 @@ struct Shared {
     counters: Vec<Counters>,
 }
 
+/// Whose socket is at the path of the peer.
+#[derive(PartialEq, Eq)]
+enum There {
+    Nobody,
+    Peer,
+    /// Another user was there first.
+    Stranger,
+}
+
+impl Shared {
+    fn there(&self) -> There {
+        match socket_file::makers(&self.peer) {
+            Err(_) => There::Nobody,
+            Ok(makers) if makers.into_iter().all(|user| self.peers.has(user)) => There::Peer,
+            Ok(_) => There::Stranger,
+        }
+    }
+}
+
 struct UnixPort {
     info: PortInfo,
     taken: Taken,
@@ -100,7 +119,8 @@ impl Port for UnixPort {
     }
 
     fn link_up(&self) -> bool {
-        matches!(socket_file::look(&self.shared.peer), Ok(socket_file::Look::Alive))
+        self.shared.there() == There::Peer
+            && matches!(socket_file::look(&self.shared.peer), Ok(socket_file::Look::Alive))
     }
 
     fn stats(&self) -> PortStats {
@@ -165,6 +185,15 @@ impl PortQueue for UnixQueue {
 
     fn tx_burst(&mut self, frames: &mut TxBurst) -> usize {
         let counters = &self.shared.counters[self.index];
+        let there = if frames.is_empty() { There::Nobody } else { self.shared.there() };
+        if there != There::Peer {
+            let dropped = frames.drain(..).len();
+            counters.tx_dropped.add(dropped as u64);
+            if there == There::Stranger {
+                self.shared.refused.fetch_add(dropped as u64, Ordering::Relaxed);
+            }
+            return dropped;
+        }
         let mut taken = 0;
         for frame in &*frames {
             if frame.len() > self.shared.max_frame {

@@ -1,6 +1,6 @@
 //! The life of a memif's link: peers connect, agree or are refused, and leave.
 //!
-//! No thread is dedicated to this, and nothing here blocks: threads that call [`Port::maintain`](crate::port::Port::maintain),
+//! No thread is dedicated to this, and nothing here blocks (what could is left to another thread: [`theirs`]): threads that call [`Port::maintain`](crate::port::Port::maintain),
 //! and queues that have no link, take a few steps. Each call takes a bounded number of messages from a bounded number of peers. A
 //! queue in the middle of a burst keeps the connection that it uses ([`Connection`]) until it checks for the next one.
 
@@ -11,6 +11,8 @@ use super::ring::Ring;
 use super::shm::Region;
 use super::slots::Buffers;
 use super::socket::{Came, Listener, Socket};
+use super::theirs::{self, Theirs};
+use super::wake;
 use crate::port::peers::Peers;
 use crate::port::socket_file::SocketFile;
 use crate::sync::eventfd::EventFd;
@@ -25,7 +27,7 @@ use std::time::Instant;
 
 /// Time until the next attempt of a client where no server listened, or one refused.
 const RETRY: Duration = Duration::from_millis(50);
-/// Time until a client gives up a silent server: the socket may be one that no process serves any more.
+/// Time until the other end of a handshake is given up when it is silent: the socket may be one that no process serves any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most clients in a handshake at the same time; another one replaces the oldest.
 const GREETED: usize = 4;
@@ -201,7 +203,7 @@ impl Channel {
     /// with unread data resets it, and the peer would not receive the reason.
     fn part(self, why: &str) {
         for _ in 0..MESSAGES {
-            if matches!(self.socket.receive(), Came::Nothing | Came::End) {
+            if matches!(self.socket.receive(), Came::Nothing | Came::End | Came::TooMany) {
                 break;
             }
         }
@@ -239,7 +241,9 @@ pub enum End {
 /// A client that is not connected yet.
 pub struct Greeted {
     channel: Channel,
-    handshake: Server<OwnedFd>,
+    handshake: Server<Theirs>,
+    /// When it last sent something.
+    since: Instant,
 }
 
 /// A server that we are not connected to yet.
@@ -280,12 +284,17 @@ impl Memory {
 }
 
 /// Turns a client's offer into a connection, or refuses it.
-fn accept(offer: Offer<OwnedFd>, number: u64) -> Result<Connection, String> {
+fn accept(offer: Offer<Theirs>, number: u64) -> Result<Connection, String> {
     let region = region::take(offer.region.as_fd(), offer.size)?;
-    let places = |rings: Vec<RingOffer<OwnedFd>>| {
-        let place = |RingOffer { offset, log2, event }| match Ring::new(&region, offset, log2)?.is_marked() {
-            true => Ok(Place { offset, log2, event: Arc::new(event) }),
-            false => Err(format!("there is no ring at {offset}: its cookie is another one")),
+    let places = |rings: Vec<RingOffer<Theirs>>| {
+        let place = |RingOffer { offset, log2, event }: RingOffer<Theirs>| {
+            if !Ring::new(&region, offset, log2)?.is_marked() {
+                return Err(format!("there is no ring at {offset}: its cookie is another one"));
+            }
+            let event = event.checked(wake::is_event).map(Arc::new).ok_or_else(|| {
+                format!("the event of the ring at {offset} is no eventfd, or /proc/self/fd cannot be read")
+            })?;
+            Ok(Place { offset, log2, event })
         };
         rings.into_iter().map(place).collect::<Result<Vec<_>, String>>()
     };
@@ -314,7 +323,7 @@ impl Who {
 
     /// Whether this port accepts the peer's user.
     fn admit(&self, socket: &Socket) -> Result<(), String> {
-        let uid = socket.peer_uid().map_err(|error| format!("the peer's user is unknown: {error}"))?;
+        let uid = socket.peer_uid();
         match self.peers.has(uid) {
             true => Ok(()),
             false => Err(format!("processes of user {uid} are not welcome: see the option peer-uid")),
@@ -348,7 +357,7 @@ impl Link {
     fn serve(&mut self, state: &State, now: Instant) {
         self.look_after_peer(state, now);
         match self.end {
-            End::Server { .. } => self.serve_clients(state),
+            End::Server { .. } => self.serve_clients(state, now),
             End::Client { .. } if self.up.is_none() => self.look_for_server(state, now),
             End::Client { .. } => {}
         }
@@ -392,10 +401,13 @@ impl Link {
         tracing::info!("{}: the link is up", self.who.name);
     }
 
-    fn serve_clients(&mut self, state: &State) {
+    fn serve_clients(&mut self, state: &State, now: Instant) {
         let End::Server { listener, greeted, .. } = &mut self.end else { return };
         let mut refused = Vec::new();
         for _ in 0..GREETED {
+            if theirs::is_full() {
+                break;
+            }
             let Some(socket) = listener.accept() else { break };
             let mut channel = Channel::new(socket);
             if let Err(why) = self.who.admit(&channel.socket) {
@@ -409,13 +421,13 @@ impl Link {
             }
             let handshake = Server::new(&self.who.terms);
             if channel.send(handshake.hello()) {
-                greeted.push_back(Greeted { channel, handshake });
+                greeted.push_back(Greeted { channel, handshake, since: now });
             }
         }
         let mut waiting = core::mem::take(greeted);
         let mut stay = VecDeque::new();
         for mut client in waiting.drain(..) {
-            match client.serve(self.up.is_some()) {
+            match client.serve(self.up.is_some(), now) {
                 Ok(None) => stay.push_back(client),
                 Ok(Some(offer)) => match accept(offer, self.last_number + 1) {
                     Ok(connection) => {
@@ -447,6 +459,9 @@ impl Link {
                 return;
             }
             *try_at = Some(now + RETRY);
+            if theirs::is_full() {
+                return;
+            }
             let Ok(socket) = Socket::connect(path) else { return };
             let handshake = Client::new(&self.who.terms);
             *found =
@@ -504,7 +519,7 @@ impl Greeted {
     ///
     /// # Errors
     /// Why the client is refused; `None` where it has left.
-    fn serve(&mut self, taken: bool) -> Result<Option<Offer<OwnedFd>>, Option<String>> {
+    fn serve(&mut self, taken: bool, now: Instant) -> Result<Option<Offer<Theirs>>, Option<String>> {
         for _ in 0..MESSAGES {
             if !self.channel.flush() {
                 return Err(None);
@@ -513,13 +528,20 @@ impl Greeted {
                 Came::Nothing => break,
                 Came::End => return Err(None),
                 Came::TooMany => return Err(Some(TOO_MANY.into())),
-                Came::Message(bytes, fds) => match self.handshake.handle(&bytes, fds, taken).map_err(Some)? {
-                    ServerStep::Answer(answer) => self.channel.outbox.push_back((answer, None)),
-                    ServerStep::Connect(offer) => return Ok(Some(offer)),
-                },
+                Came::Message(bytes, fds) => {
+                    self.since = now;
+                    match self.handshake.handle(&bytes, fds, taken).map_err(Some)? {
+                        ServerStep::Answer(answer) => self.channel.outbox.push_back((answer, None)),
+                        ServerStep::Connect(offer) => return Ok(Some(offer)),
+                    }
+                }
             }
         }
-        if self.channel.flush() { Ok(None) } else { Err(None) }
+        match now.saturating_duration_since(self.since) {
+            silence if silence > PATIENCE => Err(Some("the client does not go on".into())),
+            _ if self.channel.flush() => Ok(None),
+            _ => Err(None),
+        }
     }
 }
 
@@ -574,5 +596,38 @@ impl Found {
         }
         self.memory = Some(memory);
         if self.channel.flush() { Ok(()) } else { Err(None) }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::port::socket_file;
+
+    #[test]
+    fn a_client_that_says_nothing_is_given_up() {
+        let path = std::env::temp_dir().join(format!("roce-memif-silent-{}.sock", std::process::id()));
+        let _way = socket_file::make_way(&path).unwrap();
+        let listener = Listener::new(&path).unwrap();
+        listener.listen().unwrap();
+        let end = End::Server { listener, _file: SocketFile::new(&path).unwrap(), greeted: VecDeque::new() };
+        let terms = Terms { queues: 1, log2: 4, id: 0, secret: Default::default() };
+        let state = State::new("test".into(), terms, Peers::default(), end);
+        let silent = Socket::connect(&path).unwrap();
+        let serve = |now| {
+            state.link.lock().unwrap().serve(&state, now);
+            (matches!(state.wait(), Wait::Peer(_)), state.refused.load(Ordering::Relaxed))
+        };
+        let start = Instant::now();
+        assert_eq!(serve(start), (false, 0));
+        assert_eq!(serve(start + PATIENCE), (false, 0), "the handshake is under way");
+        assert_eq!(
+            serve(start + PATIENCE + RETRY),
+            (true, 1),
+            "it is over, and the next client is waited for"
+        );
+        assert!(matches!(silent.receive(), Came::Message(..)), "the greeting");
+        assert!(matches!(silent.receive(), Came::Message(..)), "the reason");
+        assert!(matches!(silent.receive(), Came::End));
     }
 }

@@ -26,6 +26,7 @@ mod rx;
 mod shm;
 mod slots;
 mod socket;
+mod theirs;
 mod tx;
 mod wake;
 

@@ -5,7 +5,7 @@ use super::port::Shared;
 use super::rx::Rx;
 use super::slots::Impossible;
 use super::tx::Tx;
-use super::wake::{self, Waker};
+use super::wake::Waker;
 use crate::crc::copy_function;
 use crate::port::stock::Stock;
 use crate::port::{Armed, Build, Frame, PortQueue, RxBurst, TxBurst};
@@ -51,8 +51,8 @@ struct Ends {
     tx: Tx,
     /// Wakes the peer.
     event: Arc<OwnedFd>,
-    /// The peer wakes us with this, if it is an eventfd.
-    our_event: Option<Arc<OwnedFd>>,
+    /// The peer wakes us with this.
+    our_event: Arc<OwnedFd>,
 }
 
 impl Ends {
@@ -63,7 +63,7 @@ impl Ends {
             rx: Rx::new(rx, rx_buffers, copy_function(), max_frame),
             tx: Tx::new(tx, tx_buffers, max_frame),
             event,
-            our_event: Some(our_event).filter(wake::is_event),
+            our_event,
         })
     }
 }
@@ -191,7 +191,7 @@ impl MemifQueue {
             }
         }
         let (Some(waker), Some(ends)) = (&mut self.waker, &self.ends) else { return };
-        // Fails only where the descriptor is no eventfd: then its owner polls, or waits for ever.
+        // Fails only where the descriptor is no eventfd, which was checked when the peer connected.
         let _ = waker.wake(ends.event.as_fd());
     }
 }
@@ -290,10 +290,9 @@ impl PortQueue for MemifQueue {
         self.look_again = self.look_again.min(1);
         self.look_again();
         let Some(ends) = &mut self.ends else { return self.arm_for_link() };
-        match &ends.our_event {
-            None => Armed::Unable,
-            Some(_) if !ends.rx.arm() => Armed::Pending,
-            Some(event) => Armed::Event(Arc::clone(event)),
+        match ends.rx.arm() {
+            true => Armed::Event(Arc::clone(&ends.our_event)),
+            false => Armed::Pending,
         }
     }
 

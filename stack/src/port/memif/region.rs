@@ -90,8 +90,9 @@ pub fn take(fd: BorrowedFd<'_>, size: u64) -> Result<Arc<Region>, String> {
     // Only files of memfd_create(2) can be sealed against shrinking. Those of huge pages are refused: where none is left,
     // the first access ends the process.
     let seals = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
-    let in_memory = rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type == TMPFS_MAGIC);
-    if !seals.contains(SealFlags::SHRINK) || !in_memory {
+    // In this order: the daemon of a FUSE file system answers fstatfs(2), when it likes, but its files have no seals.
+    let in_memory = || rustix::fs::fstatfs(fd).is_ok_and(|of| of.f_type == TMPFS_MAGIC);
+    if !seals.contains(SealFlags::SHRINK) || !in_memory() {
         return Err("the region could shrink: use a memfd of small pages with F_SEAL_SHRINK".into());
     }
     // Sealed, it is never less than now.

@@ -1,6 +1,7 @@
 //! The control socket: messages with descriptors; no call blocks.
 
 use super::message::MESSAGE;
+use super::theirs::Theirs;
 use crate::sync::unforked::Unforked;
 use core::mem::MaybeUninit;
 use rustix::io::Errno;
@@ -15,8 +16,11 @@ use std::sync::Arc;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 8;
-/// Descriptors of one message that there is room for, at least; the kernel closes the rest.
+/// Most descriptors that are taken with a message.
 const DESCRIPTORS: usize = 4;
+/// Most that a message can bring (`SCM_MAX_FD` of Linux). There is room for all of them: the kernel would close the rest at once,
+/// on our thread. It does so still where this process has no descriptor left.
+const DESCRIPTORS_SENT: usize = 253;
 
 fn socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -67,7 +71,9 @@ impl Listener {
 pub struct Socket {
     /// Dropped first.
     _unforked: Unforked,
-    fd: OwnedFd,
+    fd: Theirs,
+    /// The user that the peer's process runs as.
+    uid: u32,
 }
 
 /// The result of a receive.
@@ -78,14 +84,15 @@ pub enum Came {
     /// The peer is gone.
     End,
     /// A message, of any length, and its descriptors.
-    Message(Vec<u8>, Vec<OwnedFd>),
+    Message(Vec<u8>, Vec<Theirs>),
     /// A message with more descriptors than the protocol has, or than this process has room for.
     TooMany,
 }
 
 impl Socket {
     fn new(fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self { _unforked: Unforked::new(&fd)?, fd })
+        let uid = sockopt::socket_peercred(&fd)?.uid.as_raw();
+        Ok(Self { _unforked: Unforked::new(&fd)?, fd: Theirs::new(fd, uid), uid })
     }
 
     /// Connects to a server.
@@ -99,11 +106,8 @@ impl Socket {
     }
 
     /// The user that the peer's process runs as.
-    ///
-    /// # Errors
-    /// Those of getsockopt(2).
-    pub fn peer_uid(&self) -> io::Result<u32> {
-        Ok(sockopt::socket_peercred(&self.fd)?.uid.as_raw())
+    pub fn peer_uid(&self) -> u32 {
+        self.uid
     }
 
     /// Sends a message, with a descriptor; `false`: there is no room for it yet.
@@ -127,21 +131,20 @@ impl Socket {
 
     /// Takes the next message.
     pub fn receive(&self) -> Came {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_SENT))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         // One byte more than a message, so that one that is too long shows.
         let mut bytes = vec![0; MESSAGE + 1];
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let got = rustix::net::recvmsg(&self.fd, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
-        // Descriptors that are not taken here are closed.
         let mut fds = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
-                fds.extend(rights);
+                fds.extend(rights.map(|fd| Theirs::new(fd, self.uid)));
             }
         }
         match got {
-            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Came::TooMany,
+            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > DESCRIPTORS => Came::TooMany,
             Ok(got) if got.bytes == 0 => Came::End,
             Ok(got) => {
                 bytes.truncate(got.bytes);
@@ -184,7 +187,7 @@ mod tests {
     #[test]
     fn messages_pass_with_their_descriptors() {
         let (client, server) = pair("messages");
-        assert_eq!(server.peer_uid().unwrap(), rustix::process::geteuid().as_raw());
+        assert_eq!(server.peer_uid(), rustix::process::geteuid().as_raw());
         assert!(matches!(server.receive(), Came::Nothing));
         let (mut read, write) = std::io::pipe().unwrap();
         assert!(client.send(&[7; MESSAGE], Some(write.as_fd())).unwrap());

@@ -129,7 +129,7 @@ impl Tx {
 
     /// Puts a frame in the next slot, or slots. The lines that are written are in the cache of the receiver's core and come one
     /// after the other; memcpy, which stores the two ends of what is short and lets them overlap, would fetch some of them twice.
-    /// Behind a short frame are up to 15 bytes of the buffer that it came in.
+    /// Behind a short frame are up to 15 zeros: what its buffer held before is not for the peer.
     #[inline(always)]
     fn send(&mut self, frame: &mut Frame, free: u16) -> Sent {
         let len = frame.len();
@@ -142,11 +142,15 @@ impl Tx {
         let desc = self.ring.slot(self.next);
         let room = self.buffers.room(desc) as usize;
         let whole = len.next_multiple_of(BLOCK);
-        let blocks = len <= SHORT && whole <= room && whole <= frame.capacity();
+        let blocks = len <= SHORT && whole <= room && len + BLOCK <= frame.capacity();
         let n = if blocks { whole } else { len };
         let part = if n <= room { self.buffers.part(&self.ring, self.next, desc, n as u32) } else { None };
         match part {
-            Some(part) if blocks => part.write_blocks(&frame.buffer_mut()[..whole]),
+            Some(part) if blocks => {
+                let buffer = frame.buffer_mut();
+                buffer[len..len + BLOCK].fill(0);
+                part.write_blocks(&buffer[..whole]);
+            }
             Some(part) => part.write(frame.data()),
             None => return self.send_in_pieces(frame.data(), free),
         }

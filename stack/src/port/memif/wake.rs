@@ -9,7 +9,6 @@
 use rustix::fs::MemfdFlags;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 /// A request, `struct iocb` of `<linux/aio_abi.h>`.
 #[repr(C)]
@@ -44,7 +43,7 @@ const REQUESTS: usize = 4;
 
 /// Whether it is an eventfd(2). No other descriptor of a peer is waited for: the wait itself could depend on a process that
 /// serves it (FUSE).
-pub fn is_event(fd: &Arc<OwnedFd>) -> bool {
+pub fn is_event(fd: &OwnedFd) -> bool {
     rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), [])
         .is_ok_and(|name| name.as_bytes() == b"anon_inode:[eventfd]")
 }
