@@ -99,7 +99,9 @@ impl Peer {
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        // A fuzzer's timer interrupts the call now and then.
+        let address = SocketAddrUnix::new(path).unwrap();
+        rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address)).unwrap();
         let event = || rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let peer = Self { socket, memory, events: [event(), event()] };
         for ring in [TO_SERVER, TO_CLIENT] {

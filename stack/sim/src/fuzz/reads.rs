@@ -74,6 +74,10 @@ pub fn read_rings(data: &[u8]) {
         }
         let sent = match input.u8() % 8 {
             0 | 1 => {
+                // The next request's place is that of the one eight before: its bytes are checked first, if it is done.
+                if open.len() as u64 >= PLACES {
+                    completions(&mut rig, &mut open, &first);
+                }
                 let posted = post(&mut rig, &mut input, next_id);
                 next_id += u64::from(posted.is_some());
                 open.extend(posted);
@@ -142,7 +146,7 @@ fn completions(rig: &mut Rig, open: &mut VecDeque<Posted>, first: &BTreeMap<u64,
                 assert!(!posted.signalled, "{id} completes before {posted:?}");
                 continue;
             }
-            // A place is used again by the request after the next eight; the queue holds no more than eight.
+            // The queue holds no more than eight: what has this place next is not posted before.
             if let (WcStatus::Success, Some(len)) = (status, posted.read) {
                 let psn = first.get(&id).copied().expect("a READ that succeeded was asked for");
                 let bytes = rig.node.mr(rig.buf).read((id % PLACES) as usize * PLACE, len);
