@@ -2,7 +2,7 @@
 //! A ring as the memif protocol lays it out: two counters and descriptors of slots, in shared memory.
 //!
 //! The end that fills slots moves the head in a ring from client to server, the tail in one from server to client; counters wrap
-//! at 2^16. A field is read once, into a value that the other process cannot change any more.
+//! at 2^16. A field is loaded into a value that the other process cannot change any more, and that value is checked.
 //!
 //! The pointers here are sound because [`Ring::new`] checks that all of the ring is within its region, and the number of a slot
 //! is masked to the ring's size where it becomes an address.
@@ -249,8 +249,9 @@ impl Ring {
     /// As [`part`](Self::part), to build a frame in.
     #[inline(always)]
     pub fn buffer(&mut self, offset: u32, len: u32) -> Option<&mut [u8]> {
-        // SAFETY: the ring is borrowed for as long. Each ring has buffers of its own; a peer that gives two rings the same one
-        // spoils its own frames: nothing is decided by what is in them. No other reference into the region is ever made.
+        // SAFETY: valid for so many bytes, and the ring is borrowed for as long. Where the peer keeps to the protocol each ring has
+        // buffers of its own, and no other reference leads there. A peer that describes them otherwise has two shards write to one
+        // place, as it may itself at any moment: frames to itself are spoiled, and nothing is decided by what is read there.
         self.part(offset, len).map(|part| unsafe { part.into_buffer() })
     }
 }

@@ -1,8 +1,9 @@
 #![allow(unsafe_code)]
 //! Memory that another process has mapped, too: mappings of it, and copies between it and our own.
 //!
-//! The other process may write any of it at any moment. So none of it is ever lent as a reference to be read, and no access is
-//! one that the compiler may repeat or split: words are atomics (`ring`), bytes are copied by the functions of
+//! The other process may write any of it at any moment. So nothing is decided by what a reference into it
+//! leads to: one is lent only to build a frame in ([`Part::into_buffer`]). All else is read and written by accesses that the
+//! compiler may neither repeat nor split: words are atomics (`ring`), bytes are copied by the functions of
 //! [`racy`](crate::racy) and of [`crc`](crate::crc). A copy is some mix of what was there meanwhile, and decisions are made on
 //! the copy.
 //! A mapping never shrinks under us, which would end the process by SIGBUS: `region` maps only memory that is sealed against
