@@ -184,8 +184,8 @@ impl Shard {
         }
     }
 
-    /// A completion queue overran, here or elsewhere: its lanes take no more, and the queue pairs that use it end in
-    /// ERR. Once a queue, so it may take a look at every queue pair. What was pushed before is published.
+    /// A completion queue overran, here or on another shard: its lanes take no more, and the queue pairs that use it enter
+    /// ERR. What was pushed before is published. A completion queue overruns once, so this may visit every queue pair.
     #[cold]
     fn end_overrun(&mut self) {
         let mut overran = Vec::new();

@@ -1,10 +1,10 @@
 //! Receiving: a frame becomes a packet, the packet finds its queue pair and its machine, its bytes find memory.
 //!
-//! A packet is verified (lengths, state, addresses, ICRC, sequence, key, bounds) before a byte of it is placed.
+//! A packet is verified (lengths, state, ICRC, addresses, VLAN and P_Key, sequence, key, bounds) before a byte of it is placed.
 //! Whatever is dropped is counted under its name.
 //!
-//! What every packet goes through is inlined into one function, in which a layout and a packet are a few registers.
-//! Functions that are not inlined get copies of them: a reference would make them whole, in memory, for every packet.
+//! What every packet goes through is inlined into one function, in which the compiler keeps [`Layout`] and [`Packet`] in registers.
+//! Functions on this path that are not inlined take them by value: a reference would make the compiler store them for every packet.
 
 mod burst;
 mod requests;
