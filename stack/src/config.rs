@@ -1,4 +1,5 @@
-//! Every limit of the stack, with the assertions between them.
+//! Limits of the stack that programs see or that modules share, with the assertions between them. A constant that one module alone
+//! uses may stand there.
 
 use core::time::Duration;
 
